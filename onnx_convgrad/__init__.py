@@ -1,0 +1,66 @@
+"""Gradients of ONNX models as ONNX models: symbolic backward graphs out of plain `ai.onnx` operators.
+
+Everything is imported on first use, so that `python -m onnx_convgrad --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from onnx_convgrad.api import augment, explain, grad, vjp
+    from onnx_convgrad.errors import (
+        ArgumentError,
+        ConvGradError,
+        DifferentiationError,
+        ExecutionError,
+        LoweringError,
+        ModelError,
+        RuleContractError,
+    )
+    from onnx_convgrad.report import Report
+
+__version__ = "0.1.0"
+
+_HOME = {
+    **dict.fromkeys(("augment", "explain", "grad", "vjp"), "api"),
+    **dict.fromkeys(
+        (
+            "ArgumentError",
+            "ConvGradError",
+            "DifferentiationError",
+            "ExecutionError",
+            "LoweringError",
+            "ModelError",
+            "RuleContractError",
+        ),
+        "errors",
+    ),
+    "Report": "report",
+}
+
+__all__ = [
+    "ArgumentError",
+    "ConvGradError",
+    "DifferentiationError",
+    "ExecutionError",
+    "LoweringError",
+    "ModelError",
+    "Report",
+    "RuleContractError",
+    "augment",
+    "explain",
+    "grad",
+    "vjp",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(f"onnx_convgrad.{_HOME[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

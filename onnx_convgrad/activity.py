@@ -1,0 +1,127 @@
+"""Which nodes a gradient must pass through, and which operands of a node carry it.
+
+A node is active when it is reachable forward from a differentiated value and backward from a target, along operands that
+its rule differentiates and that are floating. Everything else costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnx_convgrad.registry import Call, Rule, lookup, stem
+
+__all__ = ["Activity", "captured_values", "floating", "rule_of"]
+
+_FLOATS = frozenset(
+    (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.BFLOAT16, ir.DataType.COMPLEX64)
+)
+
+
+def floating(value: ir.Value) -> bool:
+    """Whether the value is a floating tensor; an unknown dtype counts as one."""
+    return value.dtype is None or value.dtype in _FLOATS
+
+
+def rule_of(node: ir.Node) -> Rule | None:
+    return lookup(node.domain, node.op_type)
+
+
+def captured_values(node: ir.Node) -> Iterator[ir.Value]:
+    """Values of enclosing graphs that the subgraphs of `node` read."""
+    for attr in node.attributes.values():
+        if attr.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
+            continue
+        for graph in [attr.as_graph()] if attr.type == ir.AttributeType.GRAPH else attr.as_graphs():
+            inner = {id(n) for n in graph.all_nodes()}
+            own = {id(v) for g in (graph, *graph.subgraphs()) for v in (*g.inputs, *g.initializers.values())}
+            for n in graph.all_nodes():
+                for v in n.inputs:
+                    if v is not None and id(v) not in own and id(v.producer()) not in inner:
+                        yield v
+
+
+def carriers(node: ir.Node, rule: Rule | None) -> Iterator[tuple[str, ir.Value]]:
+    """Operands of `node` through which a derivative flows, by name. Without a rule: every floating one."""
+    if rule is None or rule.kind == "not_differentiable":
+        for i, value in enumerate(node.inputs):
+            if value is not None and floating(value):
+                yield f"inputs.{i}", value
+        for value in captured_values(node):
+            if floating(value):
+                yield "captured", value
+        return
+    if rule.kind == "zero":
+        return
+    for name, value in zip(Call(node).names[0], node.inputs, strict=False):
+        if value is not None and stem(name) in rule.wrt and floating(value):
+            yield name, value
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """The active nodes in topological order, and the set of values that vary with the sources."""
+
+    nodes: tuple[ir.Node, ...]
+    varied: frozenset[ir.Value]
+
+    @classmethod
+    def between(
+        cls, sources: Collection[ir.Value], targets: Iterable[ir.Value], order: dict[ir.Node, int]
+    ) -> Activity:
+        """Activity from `sources` to `targets`; `order` gives each node's position."""
+        stop = set(sources)
+        ancestors: set[ir.Node] = set()
+        stack = [v for v in targets if floating(v)]
+        seen: set[ir.Value] = set(stack)
+        while stack:
+            value = stack.pop()
+            node = value.producer()
+            if node is None or node in ancestors or node not in order:
+                continue
+            ancestors.add(node)
+            for _, operand in carriers(node, rule_of(node)):
+                if operand not in seen:
+                    seen.add(operand)
+                    stack.append(operand)
+        varied = set(stop)
+        active: list[ir.Node] = []
+        for node in sorted(ancestors, key=order.__getitem__):
+            if any(operand in varied for _, operand in carriers(node, rule_of(node))):
+                active.append(node)
+                varied.update(v for v in node.outputs if floating(v))
+        return cls(tuple(active), frozenset(varied))
+
+    def path(self, start: ir.Value, blocked: ir.Node) -> tuple[str, ...]:
+        """Names of the values from a target `start` down to `blocked` and on to a source, for error messages."""
+        down = _walk_back(start, lambda v: v.producer() is blocked, self.varied)
+        if not down:
+            return ()
+        rest: list[str] = []
+        for _, operand in carriers(blocked, None):
+            if operand in self.varied:
+                rest = _walk_back(operand, lambda v: v.producer() is None, self.varied) or [operand.name or "?"]
+                break
+        return (*down, *rest)
+
+
+def _walk_back(start: ir.Value, done: Callable[[ir.Value], bool], varied: frozenset[ir.Value]) -> list[str]:
+    """Breadth-first from a value to its ancestors inside `varied`; the names along the shortest route."""
+    parent: dict[ir.Value, ir.Value | None] = {start: None}
+    queue = [start]
+    for value in queue:
+        if done(value):
+            names: list[str] = []
+            step: ir.Value | None = value
+            while step is not None:
+                names.append(step.name or "?")
+                step = parent[step]
+            return names[::-1]
+        node = value.producer()
+        for _, operand in carriers(node, rule_of(node)) if node is not None else ():
+            if operand in varied and operand not in parent:
+                parent[operand] = value
+                queue.append(operand)
+    return []

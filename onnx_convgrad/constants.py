@@ -1,0 +1,154 @@
+"""What is known while the graph is built: constants, and sizes computed from them.
+
+Nodes are never replaced: a value is looked up, so forward results keep every bit. Only small tensors are folded, which
+is enough for shape arithmetic, also the kind that computes scales in floating point.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+__all__ = ["constant_of", "is_constant"]
+
+_LIMIT = 4096
+_DEPTH = 40
+_CACHE = "onnx_convgrad.constant"
+
+
+def is_constant(value: ir.Value | None) -> bool:
+    """Whether the value is an initializer or the output of a Constant node that no graph input can override."""
+    if value is None or value.is_graph_input():
+        return False
+    return value.is_initializer() or value.const_value is not None
+
+
+def constant_of(value: ir.Value | None, depth: int = _DEPTH) -> np.ndarray | None:
+    """The value as an array, or `None` when it depends on run-time data (or is a large computed tensor)."""
+    if value is None or value.is_graph_input():
+        return None
+    if value.const_value is not None:
+        return value.const_value.numpy()
+    if _CACHE in value.meta:
+        cached: np.ndarray | None = value.meta[_CACHE]
+        return cached
+    result = _fold(value, depth)
+    value.meta[_CACHE] = result
+    return result
+
+
+def _fold(value: ir.Value, depth: int) -> np.ndarray | None:
+    node = value.producer()
+    if node is None or node.domain not in ("", "ai.onnx") or depth == 0:
+        return None
+    if node.op_type == "Constant":
+        return _constant_node(node)
+    if node.op_type in ("Shape", "Size"):
+        return _fold_shape(node)
+    fold = _FOLDS.get(node.op_type)
+    if fold is None:
+        return None
+    inputs = [None if v is None else constant_of(v, depth - 1) for v in node.inputs]
+    if any(v is not None and x is None for v, x in zip(node.inputs, inputs, strict=True)):
+        return None
+    if any(x is not None and (x.size > _LIMIT or x.dtype.kind not in "iubf") for x in inputs):
+        return None
+    try:
+        return np.asarray(fold(node, *inputs))
+    except (ValueError, IndexError, TypeError, ZeroDivisionError):
+        return None
+
+
+def _constant_node(node: ir.Node) -> np.ndarray | None:
+    for name, convert in (("value", lambda a: a.as_tensor().numpy()), ("value_int", lambda a: np.int64(a.as_int())),
+                          ("value_ints", lambda a: np.asarray(a.as_ints(), np.int64)),
+                          ("value_float", lambda a: np.float32(a.as_float())),
+                          ("value_floats", lambda a: np.asarray(a.as_floats(), np.float32))):  # fmt: skip
+        if name in node.attributes:
+            return np.asarray(convert(node.attributes[name]))
+    return None
+
+
+def _fold_shape(node: ir.Node) -> np.ndarray | None:
+    source = node.inputs[0]
+    if source is None or source.shape is None:
+        return None
+    dims = list(source.shape)
+    if node.op_type == "Shape":
+        dims = dims[_attr(node, "start", 0) : _attr(node, "end", len(dims))]
+    if not all(isinstance(d, int) for d in dims):
+        return None
+    sizes = [int(d) for d in dims if isinstance(d, int)]
+    return np.asarray(math.prod(sizes) if node.op_type == "Size" else sizes, np.int64)
+
+
+def _attr(node: ir.Node, name: str, default: int) -> int:
+    return node.attributes[name].as_int() if name in node.attributes else default
+
+
+def _axes(axes: np.ndarray | None) -> tuple[int, ...] | None:
+    return None if axes is None else tuple(int(a) for a in axes.reshape(-1))
+
+
+def _slice(_: ir.Node, data: Any, starts: Any, ends: Any, axes: Any = None, steps: Any = None) -> Any:
+    axes = range(len(starts)) if axes is None else axes
+    steps = [1] * len(starts) if steps is None else steps
+    index: list[slice] = [slice(None)] * data.ndim
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        stop: int | None = int(end)
+        if step < 0 and stop is not None and stop < -data.shape[axis]:
+            stop = None
+        index[axis] = slice(int(start), stop, int(step))
+    return data[tuple(index)]
+
+
+def _unsqueeze(_: ir.Node, data: Any, axes: Any) -> Any:
+    return np.expand_dims(data, _axes(axes) or ())
+
+
+def _divide(_: ir.Node, a: Any, b: Any) -> Any:
+    return (np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))).astype(a.dtype)
+
+
+def _fill(node: ir.Node, shape: Any) -> Any:
+    fill = node.attributes["value"].as_tensor().numpy().reshape(-1)[0] if "value" in node.attributes else np.float32(0)
+    return np.full(tuple(shape), fill) if np.asarray(fill).dtype.kind in "iub" and math.prod(shape) <= _LIMIT else None
+
+
+_FOLDS: dict[str, Callable[..., Any]] = {
+    "Identity": lambda _, x: x,
+    "Gather": lambda n, x, i: np.take(x, i, axis=_attr(n, "axis", 0)),
+    "Concat": lambda n, *xs: np.concatenate(xs, axis=_attr(n, "axis", 0)),
+    "Unsqueeze": _unsqueeze,
+    "Squeeze": lambda _, x, axes=None: np.squeeze(x, _axes(axes)),
+    "Slice": _slice,
+    "Reshape": lambda _, x, s: x.reshape(tuple(s)),
+    "Cast": lambda n, x: x.astype(ir.DataType(_attr(n, "to", 7)).numpy()),
+    "Add": lambda _, a, b: a + b,
+    "Sub": lambda _, a, b: a - b,
+    "Mul": lambda _, a, b: a * b,
+    "Div": _divide,
+    "Mod": lambda n, a, b: np.fmod(a, b) if _attr(n, "fmod", 0) else np.mod(a, b),
+    "Neg": lambda _, a: -a,
+    "Min": lambda _, *xs: np.minimum.reduce(xs),
+    "Max": lambda _, *xs: np.maximum.reduce(xs),
+    "Equal": lambda _, a, b: a == b,
+    "Greater": lambda _, a, b: a > b,
+    "Less": lambda _, a, b: a < b,
+    "Floor": lambda _, x: np.floor(x),
+    "Ceil": lambda _, x: np.ceil(x),
+    "Not": lambda _, a: ~a,
+    "And": lambda _, a, b: a & b,
+    "Or": lambda _, a, b: a | b,
+    "Where": lambda _, c, a, b: np.where(c, a, b),
+    "ReduceProd": lambda n, x, axes=None: np.prod(x, axis=_axes(axes), keepdims=bool(_attr(n, "keepdims", 1))),
+    "ReduceSum": lambda n, x, axes=None: np.sum(x, axis=_axes(axes), keepdims=bool(_attr(n, "keepdims", 1))),
+    "Range": lambda _, a, b, c: np.arange(a, b, c),
+    "Expand": lambda _, x, s: np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(s))),
+    "Tile": lambda _, x, r: np.tile(x, r),
+    "ConstantOfShape": _fill,
+}

@@ -1,0 +1,106 @@
+"""Every error that the package raises on purpose, in one tree.
+
+::
+
+    ConvGradError
+    ├── ArgumentError            an argument is wrong (unknown value, bad option)       exit status 2
+    ├── ModelError               the model cannot be used (unreadable, unknown rank)    exit status 2
+    ├── DifferentiationError     some nodes cannot be differentiated: all are listed    exit status 3
+    ├── LoweringError            no implementation of a gradient operator applies       exit status 3
+    ├── RuleContractError        a rule broke its contract: for the rule's author       exit status 3
+    └── ExecutionError           ONNX Runtime is missing or refused the model           exit status 2
+
+`UnsupportedCase` and `UnknownShape` are raised inside rules; the walk turns them into one `DifferentiationError`
+that names the node, so that a model's problems are reported together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = [
+    "ArgumentError",
+    "ConvGradError",
+    "DifferentiationError",
+    "ExecutionError",
+    "LoweringError",
+    "ModelError",
+    "Problem",
+    "RuleContractError",
+    "UnknownShape",
+    "UnsupportedCase",
+]
+
+
+class ConvGradError(Exception):
+    """Base of every error of this package; `hint` says what to do about it."""
+
+    exit_status = 2
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        self.message = message
+        self.hint = hint
+        super().__init__(f"{message} {hint}".strip())
+
+
+class ArgumentError(ConvGradError, ValueError):
+    """An argument does not fit the model or the contract."""
+
+
+class ModelError(ConvGradError):
+    """The model cannot be read, is invalid, or lacks something that every transformation needs."""
+
+
+class LoweringError(ConvGradError):
+    """No lowering of an abstract gradient operator applies; the message gives each candidate's reason."""
+
+    exit_status = 3
+
+
+class RuleContractError(ConvGradError):
+    """A rule returned something that its declaration does not allow. Addressed to the author of the rule."""
+
+    exit_status = 3
+
+
+class ExecutionError(ConvGradError):
+    """ONNX Runtime is not installed, lacks the wanted provider, or refused the model."""
+
+
+class UnsupportedCase(ConvGradError):  # noqa: N818 - a signal from a rule to the walk
+    """A rule exists but not for this combination of attributes. `reason` completes "because ..."."""
+
+    exit_status = 3
+
+
+class UnknownShape(UnsupportedCase):
+    """A rule needs a rank or a dimension that shape inference could not find."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One node through which a wanted gradient cannot pass."""
+
+    node: str
+    op_type: str
+    opset: int
+    reason: str
+    path: tuple[str, ...]
+    hint: str
+
+    def __str__(self) -> str:
+        route = " <- ".join(self.path) if len(self.path) <= 7 else " <- ".join((*self.path[:3], "...", *self.path[-3:]))
+        return f"{self.node} ({self.op_type}, opset {self.opset}): {self.reason} Path: {route}. {self.hint}".strip()
+
+
+class DifferentiationError(ConvGradError):
+    """Gradients were asked for that cannot be built. `problems` holds every blocking node, not just the first."""
+
+    exit_status = 3
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        count = len(self.problems)
+        head = f"{count} node{'s' * (count != 1)} cannot be differentiated:"
+        super().__init__("\n".join([head, *(f"  - {problem}" for problem in self.problems)]))

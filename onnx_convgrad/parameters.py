@@ -1,0 +1,107 @@
+"""Which values `wrt` and `of` mean: parameters, inputs, names, globs."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnx_convgrad.activity import floating, rule_of
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.registry import Call, check_names, stem
+
+__all__ = ["named_values", "parameters", "resolve_of", "resolve_wrt"]
+
+_RESHAPING = frozenset({"Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Cast", "Flatten"})
+"""Between a stored weight and the slot that makes it a parameter there may be a change of layout."""
+
+
+def named_values(graph: ir.Graph) -> dict[str, ir.Value]:
+    """Every value of the main graph by name, in order of appearance."""
+    everything = (*graph.inputs, *graph.initializers.values(), *(v for node in graph for v in node.outputs))
+    return {v.name: v for v in everything if v.name}
+
+
+def parameters(graph: ir.Graph) -> list[ir.Value]:
+    """Trainable initializers, in the order of their first use.
+
+    An initializer is trainable when it is floating and reaches, at most through a change of layout, an operand that a
+    rule declares as a parameter. Running statistics are in no such operand. Scalars that are added or multiplied in are
+    left out: nothing tells a trained one from a constant.
+    """
+    found: dict[ir.Value, None] = {}
+    for node in graph:
+        rule = rule_of(node)
+        if rule is None or not rule.parameters:
+            continue
+        for name, value in zip(Call(node).names[0], node.inputs, strict=False):
+            if value is None or stem(name) not in rule.parameters:
+                continue
+            source = _stored(value)
+            if source is not None and _trainable(source, rule.kind != "elementwise" or name == "slope"):
+                found[source] = None
+    return list(found)
+
+
+def _stored(value: ir.Value) -> ir.Value | None:
+    while not value.is_initializer():
+        node = value.producer()
+        if node is None or node.op_type not in _RESHAPING or node.inputs[0] is None:
+            return None
+        value = node.inputs[0]
+    return value
+
+
+def _trainable(value: ir.Value, dedicated: bool) -> bool:
+    if not floating(value) or value.shape is None:
+        return False
+    size = 1
+    for d in value.shape:
+        size *= d if isinstance(d, int) else 1
+    return size > 1 or (dedicated and len(value.shape) > 0)
+
+
+
+
+def resolve_wrt(graph: ir.Graph, wrt: str | Sequence[str]) -> list[ir.Value]:
+    """The values that `wrt` names; raises `ArgumentError` for unknown or non-floating ones."""
+    inputs = [v for v in graph.inputs if floating(v)]
+    if wrt == "parameters":
+        return _some(parameters(graph), "The model has no trainable parameters.", "Use wrt='inputs' or name a value.")
+    if wrt == "inputs":
+        return _some(inputs, "The model has no floating input.", "Name a value in wrt.")
+    if wrt == "all":
+        return _some(list(dict.fromkeys([*inputs, *parameters(graph)])), "There is nothing to differentiate.", "")
+    names = [wrt] if isinstance(wrt, str) else list(wrt)
+    return _some(_by_name(graph, names, "wrt"), "wrt is empty.", "Use 'parameters', 'inputs', 'all' or names.")
+
+
+def resolve_of(graph: ir.Graph, of: str | Sequence[str] | None) -> list[ir.Value]:
+    """The values that `of` names; every floating output by default."""
+    if of is None:
+        return _some([v for v in dict.fromkeys(graph.outputs) if floating(v)], "The model has no floating output.", "")
+    return _some(_by_name(graph, [of] if isinstance(of, str) else list(of), "of"), "of is empty.", "")
+
+
+def _some(values: list[ir.Value], message: str, hint: str) -> list[ir.Value]:
+    if not values:
+        raise ArgumentError(message, hint=hint)
+    return values
+
+
+def _by_name(graph: ir.Graph, names: Sequence[str], argument: str) -> list[ir.Value]:
+    values = named_values(graph)
+    found: dict[ir.Value, None] = {}
+    for name in names:
+        if name in values:
+            if not floating(values[name]):
+                dtype = values[name].dtype
+                raise ArgumentError(f"{argument} names {name!r}, which is {dtype.name if dtype else '?'}, not floating.")
+            found[values[name]] = None
+            continue
+        matches = [v for n, v in values.items() if fnmatch.fnmatchcase(n, name) and floating(v)]
+        if not matches:
+            check_names([name], list(values), f"value in {argument}:")
+        found.update(dict.fromkeys(matches))
+    return list(found)

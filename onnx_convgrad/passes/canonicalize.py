@@ -1,0 +1,144 @@
+"""Bring any model into the one form that the rules see, without changing what it computes.
+
+Local functions inlined, ai.onnx at opset 21, constants as initializers, initializers no longer inputs, dimension names
+made honest, and shapes inferred as far as they can be known.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes import common
+from onnx_shape_inference import infer_symbolic_shapes
+
+from onnx_convgrad.errors import ArgumentError, ModelError
+from onnx_convgrad.passes.upgrade import upgrade
+from onnx_convgrad.registry import check_names
+
+__all__ = ["canonicalize"]
+
+logger = logging.getLogger(__name__)
+
+InputShapes = Mapping[str, Sequence[int | str | None]]
+
+_NO_NAME = frozenset({"", "?", "None", "none", "unk", "-1", "dynamic", "Unknown", "unknown"})
+"""Dimension names that exporters give to every unknown size: equal names say nothing there."""
+
+
+def canonicalize(model: ir.Model, input_shapes: InputShapes | None = None) -> ir.Model:
+    """Rewrite `model` in place (callers pass a clone) to canonical form and return it.
+
+    Raises:
+        ModelError: The model is not a usable ONNX model, or its opset has no equivalent at 21.
+        ArgumentError: `input_shapes` names an unknown input or contradicts a rank.
+    """
+    if model.functions:
+        common.InlinePass()(model)
+    common.RemoveInitializersFromInputsPass()(model)
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    _name_values(model.graph)
+    if input_shapes:
+        _override_shapes(model.graph, input_shapes)
+    _clean_dimensions(model.graph)
+    before = model.opset_imports.get("", 0)
+    _infer(model)
+    try:
+        upgrade(model)
+    except ValueError as problem:
+        raise ModelError(str(problem)) from problem
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    if before != model.opset_imports.get("", 0):
+        _infer(model)
+    return model
+
+
+def _name_values(graph: ir.Graph) -> None:
+    """Nodes without names get one, so that messages and node names can refer to them."""
+    for index, node in enumerate(graph):
+        if not node.name:
+            node.name = f"{node.op_type}_{index}"
+
+
+def _override_shapes(graph: ir.Graph, shapes: InputShapes) -> None:
+    inputs = {v.name: v for v in graph.inputs if v.name}
+    check_names(list(shapes), list(inputs), "input")
+    for name, dims in shapes.items():
+        value = inputs[name]
+        if value.shape is not None and len(value.shape) != len(dims):
+            raise ArgumentError(f"Input {name!r} has rank {len(value.shape)}, but {len(dims)} sizes were given.")
+        value.shape = ir.Shape([d if isinstance(d, (int, str)) else None for d in dims])
+    for node in graph:  # declared shapes of what follows may belong to other input sizes
+        if node.domain in ("", "ai.onnx"):
+            for value in node.outputs:
+                value.shape = None
+
+
+def _clean_dimensions(graph: ir.Graph) -> None:
+    """Make `?` and the like anonymous, and negative sizes unknown; distinct unknowns stay distinct."""
+    for value in _values(graph):
+        if value.shape is None:
+            continue
+        dims = [_clean(d) for d in value.shape]
+        if any(new is not old for new, old in zip(dims, value.shape, strict=True)):
+            value.shape = ir.Shape(dims)
+
+
+def _clean(dim: int | ir.SymbolicDim) -> int | ir.SymbolicDim | None:
+    if isinstance(dim, int):
+        return None if dim < 0 else dim
+    name = dim.value
+    if name is None:
+        return dim
+    parsable = all(c.isalnum() or c in "_. +-*/()," for c in name)
+    return dim if parsable and name not in _NO_NAME else None
+
+
+def _values(graph: ir.Graph) -> Iterator[ir.Value]:
+    yield from graph.inputs
+    for node in graph.all_nodes():
+        yield from node.outputs
+    for sub in graph.subgraphs():
+        yield from sub.inputs
+
+
+def _infer(model: ir.Model) -> None:
+    """Symbolic shape inference, then ONNX's own for what it could not find."""
+    level = logging.getLogger("onnx_shape_inference").level
+    logging.getLogger("onnx_shape_inference").setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            infer_symbolic_shapes(model, policy="refine", warn_on_missing=False)
+    except Exception as problem:  # noqa: BLE001 - an inference bug must not refuse a model; partial results stay
+        logger.info("Symbolic shape inference stopped: %s", problem)
+        _infer_with_onnx(model)
+    else:
+        if any(v.dtype is None or v.shape is None for node in model.graph for v in node.outputs):
+            _infer_with_onnx(model)
+    finally:
+        logging.getLogger("onnx_shape_inference").setLevel(level)
+
+
+def _infer_with_onnx(model: ir.Model) -> None:
+    """Take dtypes and shapes that only ONNX's inference knows (types through If bodies, for one)."""
+    from onnx_convgrad.passes.verify import skeleton
+
+    try:
+        inferred = onnx.shape_inference.infer_shapes(skeleton(model), data_prop=True)
+    except Exception as problem:  # noqa: BLE001 - as above
+        logger.info("onnx.shape_inference stopped: %s", problem)
+        return
+    known = {info.name: info.type.tensor_type for info in (*inferred.graph.value_info, *inferred.graph.output)}
+    for node in model.graph:
+        for value in node.outputs:
+            info = known.get(value.name or "")
+            if info is None:
+                continue
+            if value.dtype is None and info.elem_type:
+                value.dtype = ir.DataType(info.elem_type)
+            if value.shape is None and info.HasField("shape"):
+                value.shape = ir.Shape([d.dim_value if d.HasField("dim_value") else None for d in info.shape.dim])

@@ -1,0 +1,50 @@
+"""Training mode: batch statistics in BatchNormalization, random masks in Dropout."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+__all__ = ["set_training"]
+
+
+def set_training(graph: ir.Graph) -> list[tuple[str, ir.Value]]:
+    """Switch every BatchNormalization and Dropout of `graph` to training mode, in place.
+
+    Returns:
+        For each running statistic that is stored as an initializer, its name and the value with its update, in the
+        order of the nodes (mean, then variance). ONNX's convention: next = momentum * old + (1 - momentum) * batch.
+    """
+    updates: list[tuple[str, ir.Value]] = []
+    for node in list(graph):
+        if node.domain not in ("", "ai.onnx"):
+            continue
+        if node.op_type == "BatchNormalization":
+            updates += _batch_statistics(node)
+        elif node.op_type == "Dropout":
+            _drop(graph, node)
+    return updates
+
+
+def _batch_statistics(node: ir.Node) -> list[tuple[str, ir.Value]]:
+    node.attributes["training_mode"] = ir.AttrInt64("training_mode", 1)
+    if len(node.outputs) < 3:
+        node.resize_outputs(3)
+    updates = []
+    for operand, output in zip(node.inputs[3:5], node.outputs[1:3], strict=True):
+        if operand is None:
+            continue
+        output.dtype, output.shape = operand.dtype, operand.shape  # type: ignore[assignment]
+        if operand.is_initializer():
+            updates.append((operand.name or "", output))
+    return updates
+
+
+def _drop(graph: ir.Graph, node: ir.Node) -> None:
+    name = f"{node.outputs[0].name}_training_mode"
+    flag = ir.Value(name=name, shape=ir.Shape(()), type=ir.TensorType(ir.DataType.BOOL))
+    flag.const_value = ir.Tensor(np.asarray(True), name=name)
+    graph.register_initializer(flag)
+    while len(node.inputs) < 3:
+        node.resize_inputs(3)
+    node.replace_input_with(2, flag)

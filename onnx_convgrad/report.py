@@ -1,0 +1,58 @@
+"""What `explain` answers: the lowering of every convolution gradient, with the reasons against the others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from onnx_convgrad.lowering import Choice
+
+__all__ = ["Report"]
+
+
+@dataclass(frozen=True)
+class Report:
+    """The lowering decisions for one model and target. `rows` for programs, `str()` for people."""
+
+    choices: tuple[Choice, ...]
+    gradients: Mapping[str, str]
+    target: str
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """One mapping per gradient operator: node, operator, spec, chosen, forced, candidates."""
+        return [
+            {
+                "node": choice.node,
+                "operator": choice.op_type,
+                "spec": str(choice.spec),
+                "chosen": choice.chosen,
+                "forced": choice.forced,
+                "candidates": [
+                    {"name": c.name, "seconds": c.seconds, "rejected": c.reason} for c in choice.candidates
+                ],
+            }
+            for choice in self.choices
+        ]
+
+    def to_json(self) -> str:
+        """The report as JSON text."""
+        return json.dumps({"target": self.target, "gradients": dict(self.gradients), "rows": self.rows}, indent=2)
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.choices)} convolution gradients for target {self.target}"]
+        spec = None
+        for choice in self.choices:
+            heading = (choice.node, str(choice.spec))
+            if heading != spec:
+                lines.append(f"\n{choice.node}: {choice.spec}")
+                spec = heading
+            lines.append(f"  {choice.op_type} -> {choice.chosen}{' (forced)' if choice.forced else ''}")
+            for c in choice.candidates:
+                if c.reason:
+                    lines.append(f"      {c.name}: not used, {c.reason}")
+                else:
+                    lines.append(f"      {c.name}: predicted {1e3 * (c.seconds or 0):.3f} ms")
+        return "\n".join(lines)

@@ -1,0 +1,217 @@
+"""Reverse mode: one walk over the active nodes, last to first.
+
+The walk owns what every rule would otherwise repeat: accumulation, summing over broadcast axes, checking each cotangent
+against its primal, and recursion into operators that are differentiated through an equivalent subgraph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from functools import partial
+from typing import Any
+
+import onnx_ir as ir
+
+from onnx_convgrad import functions
+from onnx_convgrad.activity import Activity, carriers, rule_of
+from onnx_convgrad.emit import Emitter, dims_equal, known
+from onnx_convgrad.errors import DifferentiationError, Problem, RuleContractError, UnsupportedCase
+from onnx_convgrad.registry import Call, Rule, stem
+
+__all__ = ["backward", "unbroadcast"]
+
+
+def backward(
+    e: Emitter, cotangents: Mapping[ir.Value, ir.Value], sources: Collection[ir.Value]
+) -> dict[ir.Value, ir.Value]:
+    """Emit the cotangents of `sources`, given those of some targets.
+
+    Args:
+        e: Emitter positioned after every node that computes the targets.
+        cotangents: Target value -> its cotangent, of the same shape and dtype.
+        sources: Values to differentiate with respect to; any values of the graph.
+
+    Returns:
+        Source -> cotangent. A source that no target depends on is absent: its derivative is zero.
+
+    Raises:
+        DifferentiationError: Listing every node that a wanted derivative must pass through and cannot.
+    """
+    walk = _Walk(e, Activity.between(sources, cotangents, e.order), tuple(cotangents))
+    result = walk.run(cotangents, sources)
+    if walk.problems:
+        raise DifferentiationError(walk.problems)
+    return result
+
+
+class _Walk:
+    def __init__(self, e: Emitter, activity: Activity, targets: tuple[ir.Value, ...]) -> None:
+        self.e = e
+        self.activity = activity
+        self.targets = targets
+        self.problems: list[Problem] = []
+
+    def run(
+        self, cotangents: Mapping[ir.Value, ir.Value], sources: Collection[ir.Value]
+    ) -> dict[ir.Value, ir.Value]:
+        pending: dict[ir.Value, list[ir.Value]] = {v: [g] for v, g in cotangents.items()}
+        for node in reversed(self.activity.nodes):
+            given = {v: self._total(pending, v) for v in node.outputs if v in pending}
+            rule = rule_of(node)
+            if self._blocked(node, rule):
+                continue
+            if not given:
+                continue
+            previous, self.e.origin = self.e.origin, self.e.origin or node.name or node.op_type
+            try:
+                for operand, contribution in self._node(node, rule, given):
+                    pending.setdefault(operand, []).append(contribution)
+            except UnsupportedCase as case:
+                self._report(node, case.message, case.hint)
+            except DifferentiationError as inner:
+                self.problems.extend(inner.problems)
+            finally:
+                self.e.origin = previous
+        return {v: self._total(pending, v) for v in sources if v in pending}
+
+    def _total(self, pending: dict[ir.Value, list[ir.Value]], value: ir.Value) -> ir.Value:
+        terms = pending[value]
+        if len(terms) > 1:
+            pending[value] = terms = [self.e.sum(terms)]
+        return terms[0]
+
+    # -- one node ------------------------------------------------------------------------------------------------------
+
+    def _node(self, node: ir.Node, rule: Rule | None, given: dict[ir.Value, ir.Value]) -> list[tuple[ir.Value, ir.Value]]:
+        call = Call(node)
+        if rule is None or rule.kind == "expansion":
+            return self._through_equivalent(call, rule, given)
+        assert rule.function is not None
+        if rule.kind == "elementwise":
+            returned = rule.function(self.e, call)
+        else:
+            g = {name: given.get(v) for name, v in zip(call.names[1], node.outputs, strict=True)}
+            returned = rule.function(self.e, call, g)
+        contributions = []
+        for name, operand in carriers(node, rule):
+            if operand not in self.activity.varied:
+                continue
+            value = self._take(call, rule, returned, name)
+            if value is None:
+                continue
+            if rule.kind == "elementwise":
+                value = self.e.mul(given[call.y], value)
+            contributions.append((operand, self._fit(call, rule, value, operand)))
+        return contributions
+
+    def _take(self, call: Call, rule: Rule, returned: Any, name: str) -> Any:
+        """Call the thunk for operand `name`; a variadic operand may have one thunk factory under its stem."""
+        if name in returned:
+            return returned[name]()
+        if stem(name) in returned and "." in name:
+            return returned[stem(name)](int(name.rsplit(".", 1)[1]))
+        raise RuleContractError(
+            f"The rule of {rule.name} declares {name} in wrt but returned only {sorted(returned)}.",
+            hint=f"Fix the rule in {rule.module}.",
+        )
+
+    def _fit(self, call: Call, rule: Rule, value: ir.Value, operand: ir.Value) -> ir.Value:
+        """Sum over broadcast axes where the rule may have broadcast, and check the cotangent against its primal."""
+        if not isinstance(value, ir.Value):
+            raise RuleContractError(f"The rule of {rule.name} returned {value!r} for {operand.name!r}, not a value.")
+        if value.dtype is not None and operand.dtype is not None and value.dtype != operand.dtype:
+            raise RuleContractError(
+                f"The rule of {rule.name} returned {value.dtype.name} for {operand.name!r}, which is {operand.dtype.name}.",
+                hint=f"Fix the rule in {rule.module}.",
+            )
+        if rule.kind in ("elementwise", "multilinear"):
+            value = unbroadcast(self.e, value, operand, call.y if rule.kind == "elementwise" else None)
+        if _conflict(value, operand):
+            raise RuleContractError(
+                f"The rule of {rule.name} returned shape {value.shape} for {operand.name!r}, which is {operand.shape}.",
+                hint=f"Fix the rule in {rule.module}.",
+            )
+        return self.e.typed(value, operand) if value is not operand and value.producer() is not None else value
+
+    def _through_equivalent(
+        self, call: Call, rule: Rule | None, given: dict[ir.Value, ir.Value]
+    ) -> list[tuple[ir.Value, ir.Value]]:
+        """Differentiate through a subgraph that computes the same results."""
+        expand = partial(rule.function, self.e) if rule is not None and rule.function else partial(functions.inline, self.e)
+        results = expand(call)
+        results = [results] if isinstance(results, ir.Value) else list(results)
+        seeds = {r: given[v] for r, v in zip(results, call.node.outputs, strict=False) if v in given and r is not None}
+        sources = [v for _, v in carriers(call.node, rule) if v in self.activity.varied]
+        return list(backward(self.e, seeds, dict.fromkeys(sources)).items())
+
+    # -- problems ------------------------------------------------------------------------------------------------------
+
+    def _blocked(self, node: ir.Node, rule: Rule | None) -> bool:
+        if rule is not None and rule.kind == "not_differentiable":
+            self._report(node, rule.reason, "Take `of` before it or `wrt` after it.")
+            return True
+        if rule is None and not functions.has_body(node):
+            self._report(
+                node,
+                "no rule covers this operator.",
+                "Take `of` before it or `wrt` after it, or add a rule (entry-point group onnx_convgrad.rules).",
+            )
+            return True
+        return False
+
+    def _report(self, node: ir.Node, reason: str, hint: str) -> None:
+        path: tuple[str, ...] = ()
+        for target in self.targets:
+            path = self.activity.path(target, node)
+            if path:
+                break
+        name = node.name or f"<unnamed, output {node.outputs[0].name!r}>"
+        version = self.e.graph.opset_imports.get(node.domain, 0)
+        operator = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+        self.problems.append(Problem(name, operator, version, reason, path, hint))
+
+
+def _conflict(a: ir.Value, b: ir.Value) -> bool:
+    if a.shape is None or b.shape is None:
+        return False
+    if len(a.shape) != len(b.shape):
+        return True
+    return any(isinstance(p, int) and isinstance(q, int) and p != q for p, q in zip(a.shape, b.shape, strict=True))
+
+
+def unbroadcast(e: Emitter, value: ir.Value, operand: ir.Value, result: ir.Value | None = None) -> ir.Value:
+    """Sum `value` over the axes on which `operand` was broadcast, to the shape of `operand`.
+
+    `result` is the output of the operator, whose shape `value` may have when its own is unknown. Axes that are undecided
+    while building (a symbolic size that may be 1) are settled at run time.
+    """
+    shape = value.shape if value.shape is not None else (result.shape if result is not None else None)
+    if shape is None or operand.shape is None:
+        return _unbroadcast_at_run_time(e, value, operand)
+    extra = len(shape) - len(operand.shape)
+    if extra < 0:  # the local derivative of a unary operator may be a constant of lower rank
+        return e.expand(value, operand)
+    axes = list(range(extra))
+    for i, size in enumerate(operand.shape):
+        outer = shape[i + extra]
+        if dims_equal(size, outer) or (known(outer) == 1):
+            continue
+        if known(size) == 1:
+            axes.append(i + extra)
+        elif known(size) is None:
+            return _unbroadcast_at_run_time(e, value, operand)
+    if not axes:
+        return value
+    if len(axes) == extra:
+        return e.reduce_sum(value, axes, keepdims=False)
+    return e.reshape_like(e.reduce_sum(value, axes), operand)
+
+
+def _unbroadcast_at_run_time(e: Emitter, value: ir.Value, operand: ir.Value) -> ir.Value:
+    """The same with axes computed by the graph: where the operand's padded shape is 1 and the value's is not."""
+    have, want = e.op("Shape", value), e.op("Shape", operand)
+    missing = e.op("Sub", e.op("Shape", have), e.op("Shape", want))
+    padded = e.op("Concat", e.op("Expand", e.ints([1]), missing), want, axis=0)
+    axes = e.op("Squeeze", e.op("NonZero", e.op("Not", e.op("Equal", padded, have))), e.ints([0]))
+    total = e.op("ReduceSum", value, axes, keepdims=1, noop_with_empty_axes=1)
+    return e.typed(e.op("Reshape", total, want, allowzero=1), operand)

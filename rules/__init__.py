@@ -1,0 +1,35 @@
+"""The rule table, one module per operator family. Each is readable on its own; `load` imports them all.
+
+Imported as `onnx_convgrad.rules`. A rule module imports nothing of the engine but `registry`, `emit` and `geometry`.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+if __name__ != "onnx_convgrad.rules":
+    raise ImportError(f"import this package as onnx_convgrad.rules, not as {__name__}")
+
+MODULES = (
+    "elementwise",
+    "activations",
+    "linalg",
+    "conv",
+    "conv_lowerings",
+    "pool",
+    "norm",
+    "softmax",
+    "reduce",
+    "shape",
+    "index",
+    "resize",
+    "zeros",
+)
+
+
+def load() -> None:
+    """Import every rule module; called once by the registry."""
+    for name in MODULES:
+        import os
+        if not os.path.exists(os.path.join(os.path.dirname(__file__), name + ".py")): continue
+        importlib.import_module(f"onnx_convgrad.rules.{name}")

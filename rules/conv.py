@@ -1,0 +1,342 @@
+"""Conv, ConvTranspose and the two abstract operators that are Conv's derivatives.
+
+    T(x, w, g) = <g, conv(x, w)>  is linear in each of x, w, g.
+
+Its three partial derivatives are conv(x, w), ConvInputGrad(g, w) and ConvWeightGrad(x, g), and the cotangents of each are
+the other two. So these rules close under any order of differentiation:
+
+    Conv(x, w)              dx = ConvInputGrad(g, w)     dw = ConvWeightGrad(x, g)
+    ConvInputGrad(dy, w)    ddy = Conv(g, w)             dw = ConvWeightGrad(g, dy)
+    ConvWeightGrad(x, dy)   dx = ConvInputGrad(dy, g)    ddy = Conv(x, g)
+
+ConvTranspose(x, w) is ConvInputGrad read from the other side: its operand x plays dy, its result plays x.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from onnx_convgrad.emit import DOMAIN, Dim, Emitter, known
+from onnx_convgrad.geometry import ConvSpec, same_padding
+from onnx_convgrad.lowering import spec_builder
+from onnx_convgrad.registry import Call, Cotangents, multilinear, require, vjp
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Attributes of one convolution, with padding explicit (and possibly negative)."""
+
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    begin: tuple[int, ...]
+    end: tuple[int, ...]
+    group: int
+
+    @property
+    def rank(self) -> int:
+        return len(self.strides)
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        return {
+            "strides": self.strides,
+            "dilations": self.dilations,
+            "pads": (*self.begin, *self.end),
+            "group": self.group,
+        }
+
+    def padded(self, begin: tuple[int, ...], end: tuple[int, ...]) -> Window:
+        return Window(self.strides, self.dilations, begin, end, self.group)
+
+
+def window(n: Call, rank: int) -> Window:
+    """The attributes of a convolution node with `rank` spatial axes; `auto_pad` is resolved by the caller."""
+    pads = n.ints("pads") or (0,) * (2 * rank)
+    require(len(pads) == 2 * rank, f"pads has {len(pads)} entries for {rank} spatial axes.")
+    return Window(
+        n.ints("strides") or (1,) * rank,
+        n.ints("dilations") or (1,) * rank,
+        tuple(pads[:rank]),
+        tuple(pads[rank:]),
+        n.int("group", 1),
+    )
+
+
+def kernel_of(n: Call, w: ir.Value, rank: int) -> tuple[int | None, ...]:
+    """Kernel sizes, from the weight's shape or else from the attribute."""
+    declared = n.ints("kernel_shape") or (None,) * rank
+    if w.shape is None:
+        return declared
+    return tuple(known(d) or k for d, k in zip(list(w.shape)[2:], declared, strict=True))
+
+
+def spatial_rank(e: Emitter, n: Call, x: ir.Value, w: ir.Value) -> int:
+    """Number of spatial axes, from whichever of the operands or attributes tells it."""
+    for name in ("kernel_shape", "strides", "dilations"):
+        values = n.ints(name)
+        if values:
+            return len(values)
+    return e.rank(w if w.shape is not None else x, "the gradient of a convolution") - 2
+
+
+# -- emission ----------------------------------------------------------------------------------------------------------
+
+
+def input_grad(e: Emitter, dy: ir.Value, w: ir.Value, like: ir.Value, win: Window) -> ir.Value:
+    """The abstract gradient for the data operand, of the shape of `like`."""
+    return e.op("ConvInputGrad", dy, w, like, domain=DOMAIN, **win.attributes)
+
+
+def weight_grad(e: Emitter, x: ir.Value, dy: ir.Value, like: ir.Value, win: Window) -> ir.Value:
+    """The abstract gradient for the weight operand, of the shape of `like`."""
+    return e.op("ConvWeightGrad", x, dy, like, domain=DOMAIN, **win.attributes)
+
+
+def conv(e: Emitter, x: ir.Value, w: ir.Value, like: ir.Value | None, win: Window) -> ir.Value:
+    """A forward convolution; negative padding, illegal in Conv, becomes a Slice."""
+    x, win = trim(e, x, win)
+    y = e.op("Conv", x, w, **win.attributes)
+    return y if like is None else e.typed(y, like)
+
+
+def trim(e: Emitter, x: ir.Value, win: Window) -> tuple[ir.Value, Window]:
+    """Cut the rows that negative padding removes; the window that is left has none."""
+    if min((*win.begin, *win.end), default=0) >= 0:
+        return x, win
+    axes = range(2, 2 + win.rank)
+    starts = [max(-b, 0) for b in win.begin]
+    ends: list[Dim] = []
+    for axis, pad in zip(axes, win.end, strict=True):
+        size = e.dim(x, axis)
+        ends.append(e.size_sub(size, -pad) if pad < 0 else size)
+    x = e.slice(x, starts, ends, list(axes))
+    return x, win.padded(tuple(max(b, 0) for b in win.begin), tuple(max(p, 0) for p in win.end))
+
+
+def bias_grad(e: Emitter, g: ir.Value, rank: int) -> ir.Value:
+    """b[c] is added to every y[n, c, p]: db[c] = sum over n and p of g[n, c, p]."""
+    return e.reduce_sum(g, [0, *range(2, 2 + rank)], keepdims=False)
+
+
+# -- Conv --------------------------------------------------------------------------------------------------------------
+
+
+@vjp("Conv", wrt=("X", "W", "B"), parameters=("W", "B"))
+def conv_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y[n, o, p] = b[o] + sum over c, t of x[n, c, s p + d t - pad] w[o, c, t]."""
+    x, w, gy = n["X"], n["W"], g["Y"]
+    rank = spatial_rank(e, n, x, w)
+    win = window(n, rank)
+    begin = resolve_padding(n, win, x, kernel_of(n, w, rank))
+    if begin is None:  # padding depends on a size known only at run time: pad explicitly, then nothing is padded
+        xp, low = _pad_same_at_run_time(e, n, win, x, kernel_of(n, w, rank))
+        flat = win.padded((0,) * rank, (0,) * rank)
+        return {
+            "X": lambda: _unpad(e, input_grad(e, gy, w, xp, flat), low, x),
+            "W": lambda: weight_grad(e, xp, gy, w, flat),
+            "B": lambda: bias_grad(e, gy, rank),
+        }
+    return {
+        "X": lambda: input_grad(e, gy, w, x, begin),
+        "W": lambda: weight_grad(e, x, gy, w, begin),
+        "B": lambda: bias_grad(e, gy, rank),
+    }
+
+
+def resolve_padding(n: Call, win: Window, x: ir.Value, kernel: tuple[int | None, ...]) -> Window | None:
+    """The window with `auto_pad` made explicit, or `None` when that needs a size known only at run time."""
+    mode = n.string("auto_pad", "NOTSET")
+    if mode in ("NOTSET", ""):
+        return win
+    if mode == "VALID":
+        return win.padded((0,) * win.rank, (0,) * win.rank)
+    begin, end = [], []
+    for axis in range(win.rank):
+        k = kernel[axis]
+        size = None if x.shape is None else known(x.shape[2 + axis])
+        if win.strides[axis] == 1:
+            size = 1  # with unit stride the padding is span - 1 for any size
+        if k is None or size is None:
+            return None
+        span = win.dilations[axis] * (k - 1) + 1
+        low, high = same_padding(size, span, win.strides[axis], upper=mode == "SAME_UPPER")
+        begin.append(low)
+        end.append(high)
+    return win.padded(tuple(begin), tuple(end))
+
+
+def _pad_same_at_run_time(
+    e: Emitter, n: Call, win: Window, x: ir.Value, kernel: tuple[int | None, ...]
+) -> tuple[ir.Value, list[Dim]]:
+    """Pad x as `auto_pad=SAME_*` does, with sizes read from x: total = max((ceil(x/s) - 1) s + span - x, 0)."""
+    upper = n.string("auto_pad", "") == "SAME_UPPER"
+    low: list[Dim] = []
+    high: list[Dim] = []
+    for axis in range(win.rank):
+        k, s = kernel[axis], win.strides[axis]
+        size = e.dim(x, 2 + axis)
+        tap: Dim = k if k is not None else e.dim(n["W"], 2 + axis)
+        span = e.size_add(e.size_mul(e.size_sub(tap, 1), win.dilations[axis]), 1)
+        windows = e.size_div(e.size_add(size, s - 1), s)
+        total = e.size_max(e.size_sub(e.size_add(e.size_mul(e.size_sub(windows, 1), s), span), size), 0)
+        half = e.size_div(total, 2)
+        rest = e.size_sub(total, half)
+        low.append(half if upper else rest)
+        high.append(rest if upper else half)
+    return e.pad(x, low, high, list(range(2, 2 + win.rank))), low
+
+
+def _unpad(e: Emitter, gx: ir.Value, low: list[Dim], x: ir.Value) -> ir.Value:
+    axes = list(range(2, 2 + len(low)))
+    return e.typed(e.slice(gx, low, [e.size_add(b, e.dim(x, a)) for a, b in zip(axes, low, strict=True)], axes), x)
+
+
+# -- the abstract operators --------------------------------------------------------------------------------------------
+
+
+@multilinear(f"{DOMAIN}::ConvInputGrad", wrt=("dY", "W"))
+def conv_input_grad(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """<g, ConvInputGrad(dy, w)> = <dy, conv(g, w)>."""
+    dy, w, gx = n["dY"], n["W"], g["dX"]
+    win = window(n, len(n.ints("strides") or ()))
+    return {"dY": lambda: conv(e, gx, w, dy, win), "W": lambda: weight_grad(e, gx, dy, w, win)}
+
+
+@multilinear(f"{DOMAIN}::ConvWeightGrad", wrt=("X", "dY"))
+def conv_weight_grad(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """<g, ConvWeightGrad(x, dy)> = <dy, conv(x, g)>."""
+    x, dy, gw = n["X"], n["dY"], g["dW"]
+    win = window(n, len(n.ints("strides") or ()))
+    return {"X": lambda: input_grad(e, dy, gw, x, win), "dY": lambda: conv(e, x, gw, dy, win)}
+
+
+# -- ConvTranspose -----------------------------------------------------------------------------------------------------
+
+
+@vjp("ConvTranspose", wrt=("X", "W", "B"), parameters=("W", "B"))
+def conv_transpose_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y is the data gradient of a Conv whose output is x: dx = conv(g, w), dw = ConvWeightGrad(g, x)."""
+    x, w, gy = n["X"], n["W"], g["Y"]
+    rank = spatial_rank(e, n, x, w)
+    big, win = _as_conv(e, n, x, w, gy, window(n, rank), kernel_of(n, w, rank))
+    return {
+        "X": lambda: conv(e, big, w, x, win),
+        "W": lambda: weight_grad(e, big, x, w, win),
+        "B": lambda: bias_grad(e, gy, rank),
+    }
+
+
+def _as_conv(
+    e: Emitter, n: Call, x: ir.Value, w: ir.Value, gy: ir.Value, win: Window, kernel: tuple[int | None, ...]
+) -> tuple[ir.Value, Window]:
+    """The cotangent and the window under which a Conv maps y's size to x's.
+
+    Rows that `output_padding` adds at the end are seen by no window; whole strides of them must be cut, or the Conv would
+    give more rows than x has: end' = end - op + op mod s (section ConvTranspose of the operator specification).
+    """
+    rank = win.rank
+    extra = n.ints("output_padding") or (0,) * rank
+    wanted = n.ints("output_shape")
+    mode = n.string("auto_pad", "NOTSET")
+    if wanted is None and mode in ("NOTSET", "", "VALID"):
+        flat = (0,) * rank
+        begin, end = (flat, flat) if mode == "VALID" else (win.begin, win.end)
+        return gy, win.padded(begin, _covering(end, extra, win.strides))
+    begin_: list[int] = []
+    end_: list[int] = []
+    for axis in range(rank):
+        k, s = kernel[axis], win.strides[axis]
+        size = None if x.shape is None else known(x.shape[2 + axis])
+        if wanted is None:
+            size = 1  # total padding of SAME_* is span + op - s, whatever the size
+        if k is None or size is None:
+            return _cut_at_run_time(e, n, x, w, gy, win)
+        natural = s * (size - 1) + extra[axis] + win.dilations[axis] * (k - 1) + 1
+        target = size * s if wanted is None else wanted[len(wanted) - rank + axis]
+        total = max(natural - target, 0)
+        low = total // 2 if mode == "SAME_UPPER" else total - total // 2
+        grown = max(target - natural, 0) if wanted is not None else 0
+        begin_.append(low)
+        end_.append(_covering((total - low,), (extra[axis] + grown,), (s,))[0])
+    return gy, win.padded(tuple(begin_), tuple(end_))
+
+
+def _covering(end: tuple[int, ...], extra: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(e - o + o % s for e, o, s in zip(end, extra, strides, strict=True))
+
+
+def _cut_at_run_time(
+    e: Emitter, n: Call, x: ir.Value, w: ir.Value, gy: ir.Value, win: Window
+) -> tuple[ir.Value, Window]:
+    """`output_shape` with sizes known only at run time: pad or cut the cotangent to what an unpadded Conv expects."""
+    upper = n.string("auto_pad", "NOTSET") == "SAME_UPPER"
+    extra = n.ints("output_padding") or (0,) * win.rank
+    low: list[Dim] = []
+    high: list[Dim] = []
+    for axis in range(win.rank):
+        s = win.strides[axis]
+        span = e.size_add(e.size_mul(e.size_sub(e.dim(w, 2 + axis), 1), win.dilations[axis]), 1)
+        full = e.size_add(e.size_mul(e.size_sub(e.dim(x, 2 + axis), 1), s), span)
+        have = e.dim(gy, 2 + axis)
+        total = e.size_max(e.size_sub(e.size_add(full, extra[axis]), have), 0)
+        half = e.size_div(total, 2)
+        begin = half if upper else e.size_sub(total, half)
+        low.append(begin)
+        high.append(e.size_sub(e.size_sub(full, have), begin))
+    flat = (0,) * win.rank
+    return e.pad(gy, low, high, list(range(2, 2 + win.rank))), win.padded(flat, flat)
+
+
+# -- specifications for lowering ---------------------------------------------------------------------------------------
+
+
+def _spec(n: Call, x: ir.Value, w: ir.Value, y: ir.Value) -> ConvSpec:
+    declared = n.ints("strides") or (list(w.shape)[2:] if w.shape is not None else ())
+    rank = len(declared)
+    win = window(n, rank)
+
+    def sizes(value: ir.Value) -> list[int | None]:
+        return [None] * (rank + 2) if value.shape is None else [known(d) for d in value.shape]
+
+    xs, ws, ys = sizes(x), sizes(w), sizes(y)
+    channels = xs[1] if xs[1] is not None else (None if ws[1] is None else ws[1] * win.group)
+    kernel = kernel_of(n, w, rank)
+    out = []
+    for axis in range(rank):
+        size, k = xs[2 + axis], kernel[axis]
+        if ys[2 + axis] is None and size is not None and k is not None:
+            span = win.dilations[axis] * (k - 1) + 1
+            out.append((size + win.begin[axis] + win.end[axis] - span) // win.strides[axis] + 1)
+        else:
+            out.append(ys[2 + axis])
+    return ConvSpec(
+        xs[0] if xs[0] is not None else ys[0],
+        channels,
+        ws[0] if ws[0] is not None else ys[1],
+        tuple(xs[2:]),
+        kernel,
+        tuple(out),
+        win.strides,
+        win.dilations,
+        win.begin,
+        win.end,
+        win.group,
+    )
+
+
+@spec_builder("ConvInputGrad")
+def _input_grad_spec(n: Call) -> ConvSpec:
+    return _spec(n, n["X_like"], n["W"], n["dY"])
+
+
+@spec_builder("ConvWeightGrad")
+def _weight_grad_spec(n: Call) -> ConvSpec:
+    return _spec(n, n["X"], n["W_like"], n["dY"])
+
+
+@spec_builder("Conv")
+def _conv_spec(n: Call) -> ConvSpec:
+    return _spec(n, n["X"], n["W"], n.y)
