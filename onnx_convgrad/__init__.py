@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onnx_convgrad.api import augment, explain, grad, vjp
+    from onnx_convgrad.api import augment, explain, grad, hvp, jvp, vjp
     from onnx_convgrad.errors import (
         ArgumentError,
         ConvGradError,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    **dict.fromkeys(("augment", "explain", "grad", "vjp"), "api"),
+    **dict.fromkeys(("augment", "explain", "grad", "hvp", "jvp", "vjp"), "api"),
     **dict.fromkeys(
         (
             "ArgumentError",
@@ -52,6 +52,8 @@ __all__ = [
     "augment",
     "explain",
     "grad",
+    "hvp",
+    "jvp",
     "vjp",
 ]
 

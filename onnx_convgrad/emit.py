@@ -98,16 +98,17 @@ class Emitter:
         pure = op_type not in _IMPURE
         if pure and key in self._memo:
             return self._memo[key]
-        attrs = ir.convenience.convert_attributes(attributes)
+        attrs = [_attribute(name, value) for name, value in attributes.items()]
         node = ir.Node(domain, op_type, operands, attrs, num_outputs=outputs)
-        self._place(node)
+        self.place(node)
         self._infer(node)
         results = tuple(node.outputs)
         if pure:
             self._memo[key] = results
         return results
 
-    def _place(self, node: ir.Node) -> None:
+    def place(self, node: ir.Node) -> None:
+        """Put a node of the caller's making where this emitter writes."""
         if self.origin:
             node.metadata_props["onnx_convgrad.origin"] = self.origin
         if self.anchor is None:
@@ -176,7 +177,6 @@ class Emitter:
             value = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(dtype))
             value.const_value = ir.Tensor(array, dtype=dtype, name=name)
             self.graph.register_initializer(value)
-            value.metadata_props["onnx_convgrad.constant"] = "1"
             self._constants[key] = value
         return self._constants[key]
 
@@ -365,11 +365,10 @@ class Emitter:
             return value
         dynamic = [i for i, d in enumerate(dims) if not isinstance(d, int)]
         if len(dynamic) == 1 and all(isinstance(d, int) and d > 0 for i, d in enumerate(dims) if i not in dynamic):
-            target = self.ints(d if isinstance(d, int) else -1 for d in dims)
-        else:
-            target = self.vector(dims)
-        result = self.op("Reshape", value, target, allowzero=1 if 0 in dims else None)
-        return result
+            return self.op("Reshape", value, self.ints(d if isinstance(d, int) else -1 for d in dims))
+        # a size that turns out to be 0 at run time means 0, not "as in the input"; -1 and allowzero exclude each other
+        literal = -1 not in dims and (0 in dims or bool(dynamic))
+        return self.op("Reshape", value, self.vector(dims), allowzero=1 if literal else None)
 
     def reshape_like(self, value: ir.Value, like: ir.Value) -> ir.Value:
         """Reshape to the shape of another value."""
@@ -408,6 +407,8 @@ class Emitter:
 
     def full_like(self, value: ir.Value, number: float) -> ir.Value:
         """A tensor of `value`'s shape and dtype filled with `number`."""
+        if value.shape is not None and not value.shape:
+            return self.scalar(number, value)
         return self.typed(self.op("Expand", self.scalar(number, value), self.shape(value)), value)
 
     def zeros_like(self, value: ir.Value) -> ir.Value:
@@ -461,6 +462,15 @@ class Emitter:
 
     def matmul(self, a: ir.Value, b: ir.Value) -> ir.Value:
         return self.op("MatMul", a, b)
+
+
+def _attribute(name: str, value: Any) -> ir.Attr:
+    """The common kinds directly: onnx_ir's general conversion costs more than the rest of emitting a node."""
+    if isinstance(value, int):
+        return ir.AttrInt64(name, int(value))
+    if isinstance(value, (list, tuple)) and all(type(v) is int for v in value):
+        return ir.AttrInt64s(name, value)
+    return ir.convenience.convert_attribute(name, value)
 
 
 def _freeze(value: Any) -> Any:

@@ -146,13 +146,12 @@ def lower(graph: ir.Graph, target: Target, choosing: Choosing = "auto") -> list[
         LoweringError: No candidate applies to a node, or the forced one does not; with each reason.
     """
     check_choice(choosing)
-    choices: list[Choice] = []
     todo = [node for node in graph if _needs_lowering(node, target)]
     if not todo:
-        return choices
+        return []
     e = Emitter(graph, target=target)
-    for node in todo:
-        choices.append(_lower_node(e, node, target, choosing))
+    choices = [_lower_node(e, node, target, choosing) for node in todo]
+    graph.remove(todo, safe=True)
     return choices
 
 
@@ -191,11 +190,11 @@ def _lower_node(e: Emitter, node: ir.Node, target: Target, choosing: Choosing) -
 def _replace(e: Emitter, node: ir.Node, result: ir.Value) -> None:
     old = node.outputs[0]
     e.typed(result, old)
-    if old.is_graph_output():
+    is_output = old.is_graph_output()
+    if is_output:
         name = old.name
         old.name = None
         if result.producer() is None or result.is_graph_output():
             result = e.op("Identity", result)
         result.name = name
-    old.replace_all_uses_with(result, replace_graph_outputs=True)
-    e.graph.remove(node, safe=True)
+    old.replace_all_uses_with(result, replace_graph_outputs=is_output)

@@ -13,7 +13,7 @@ from onnx_convgrad.registry import Call, check_names, stem
 
 __all__ = ["named_values", "parameters", "resolve_of", "resolve_wrt"]
 
-_RESHAPING = frozenset({"Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Cast", "Flatten"})
+_RESHAPING = frozenset({"Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Cast", "Flatten", "Expand", "Tile"})
 """Between a stored weight and the slot that makes it a parameter there may be a change of layout."""
 
 

@@ -50,7 +50,7 @@ __all__ = [
 
 Kind = Literal["zero", "not_differentiable", "linear", "elementwise", "multilinear", "vjp", "expansion"]
 
-Thunk: TypeAlias = Callable[[], Any]
+Thunk: TypeAlias = Callable[..., Any]
 Cotangents: TypeAlias = Mapping[str, Thunk]
 """Operand name -> thunk. For a variadic operand the name is `name.i`."""
 
@@ -73,6 +73,7 @@ class Rule:
     parameters: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     jvp: Callable[..., Any] | None = None
+    broadcasts: bool = False
     reason: str = ""
     note: str = ""
     module: str = ""
@@ -174,7 +175,10 @@ def not_differentiable(*op_types: str, reason: str) -> None:
 
 
 def linear(*op_types: str, wrt: Sequence[str], parameters: Sequence[str] = (), **fields: Any) -> Any:
-    """Declare a rule for operators jointly linear in the operands `wrt`: forward mode applies the operator itself."""
+    """Declare a rule for operators jointly linear in the operands `wrt`: forward mode applies the operator itself.
+
+    With `broadcasts=True` the operands broadcast and the walk sums over those axes.
+    """
     return _declare("linear", op_types, wrt=tuple(wrt), parameters=tuple(parameters), **fields)
 
 

@@ -6,8 +6,8 @@ against its primal, and recursion into operators that are differentiated through
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from functools import partial
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import onnx_ir as ir
@@ -18,7 +18,7 @@ from onnx_convgrad.emit import Emitter, dims_equal, known
 from onnx_convgrad.errors import DifferentiationError, Problem, RuleContractError, UnsupportedCase
 from onnx_convgrad.registry import Call, Rule, stem
 
-__all__ = ["backward", "unbroadcast"]
+__all__ = ["Walk", "backward", "unbroadcast"]
 
 
 def backward(
@@ -37,14 +37,16 @@ def backward(
     Raises:
         DifferentiationError: Listing every node that a wanted derivative must pass through and cannot.
     """
-    walk = _Walk(e, Activity.between(sources, cotangents, e.order), tuple(cotangents))
+    walk = Walk(e, Activity.between(sources, cotangents, e.order), tuple(cotangents))
     result = walk.run(cotangents, sources)
     if walk.problems:
         raise DifferentiationError(walk.problems)
     return result
 
 
-class _Walk:
+class Walk:
+    """The state that both directions share: what is active, and what could not be differentiated."""
+
     def __init__(self, e: Emitter, activity: Activity, targets: tuple[ir.Value, ...]) -> None:
         self.e = e
         self.activity = activity
@@ -58,20 +60,13 @@ class _Walk:
         for node in reversed(self.activity.nodes):
             given = {v: self._total(pending, v) for v in node.outputs if v in pending}
             rule = rule_of(node)
-            if self._blocked(node, rule):
+            if self.blocked(node, rule):
                 continue
             if not given:
                 continue
-            previous, self.e.origin = self.e.origin, self.e.origin or node.name or node.op_type
-            try:
-                for operand, contribution in self._node(node, rule, given):
+            with self.at(node):
+                for operand, contribution in self.node(node, rule, given):
                     pending.setdefault(operand, []).append(contribution)
-            except UnsupportedCase as case:
-                self._report(node, case.message, case.hint)
-            except DifferentiationError as inner:
-                self.problems.extend(inner.problems)
-            finally:
-                self.e.origin = previous
         return {v: self._total(pending, v) for v in sources if v in pending}
 
     def _total(self, pending: dict[ir.Value, list[ir.Value]], value: ir.Value) -> ir.Value:
@@ -80,9 +75,22 @@ class _Walk:
             pending[value] = terms = [self.e.sum(terms)]
         return terms[0]
 
+    @contextmanager
+    def at(self, node: ir.Node) -> Iterator[None]:
+        """What is emitted inside carries the name of `node`; what `node` refuses becomes a problem."""
+        previous, self.e.origin = self.e.origin, self.e.origin or node.name or node.op_type
+        try:
+            yield
+        except UnsupportedCase as case:
+            self._report(node, case.message, case.hint)
+        except DifferentiationError as inner:
+            self.problems.extend(inner.problems)
+        finally:
+            self.e.origin = previous
+
     # -- one node ------------------------------------------------------------------------------------------------------
 
-    def _node(self, node: ir.Node, rule: Rule | None, given: dict[ir.Value, ir.Value]) -> list[tuple[ir.Value, ir.Value]]:
+    def node(self, node: ir.Node, rule: Rule | None, given: dict[ir.Value, ir.Value]) -> list[tuple[ir.Value, ir.Value]]:
         call = Call(node)
         if rule is None or rule.kind == "expansion":
             return self._through_equivalent(call, rule, given)
@@ -96,7 +104,7 @@ class _Walk:
         for name, operand in carriers(node, rule):
             if operand not in self.activity.varied:
                 continue
-            value = self._take(call, rule, returned, name)
+            value = self.take(call, rule, returned, name)
             if value is None:
                 continue
             if rule.kind == "elementwise":
@@ -104,7 +112,7 @@ class _Walk:
             contributions.append((operand, self._fit(call, rule, value, operand)))
         return contributions
 
-    def _take(self, call: Call, rule: Rule, returned: Any, name: str) -> Any:
+    def take(self, call: Call, rule: Rule, returned: Any, name: str) -> Any:
         """Call the thunk for operand `name`; a variadic operand may have one thunk factory under its stem."""
         if name in returned:
             return returned[name]()
@@ -124,8 +132,15 @@ class _Walk:
                 f"The rule of {rule.name} returned {value.dtype.name} for {operand.name!r}, which is {operand.dtype.name}.",
                 hint=f"Fix the rule in {rule.module}.",
             )
-        if rule.kind in ("elementwise", "multilinear"):
-            value = unbroadcast(self.e, value, operand, call.y if rule.kind == "elementwise" else None)
+        aligned = rule.kind == "elementwise" or rule.broadcasts
+        if aligned or rule.kind == "multilinear":
+            value = unbroadcast(
+                self.e,
+                value,
+                operand,
+                call.y if aligned else None,
+                [v for v in call.inputs if v is not None] if aligned else (),
+            )
         if _conflict(value, operand):
             raise RuleContractError(
                 f"The rule of {rule.name} returned shape {value.shape} for {operand.name!r}, which is {operand.shape}.",
@@ -137,16 +152,19 @@ class _Walk:
         self, call: Call, rule: Rule | None, given: dict[ir.Value, ir.Value]
     ) -> list[tuple[ir.Value, ir.Value]]:
         """Differentiate through a subgraph that computes the same results."""
-        expand = partial(rule.function, self.e) if rule is not None and rule.function else partial(functions.inline, self.e)
-        results = expand(call)
-        results = [results] if isinstance(results, ir.Value) else list(results)
+        results = self.equivalent(call, rule)
         seeds = {r: given[v] for r, v in zip(results, call.node.outputs, strict=False) if v in given and r is not None}
         sources = [v for _, v in carriers(call.node, rule) if v in self.activity.varied]
         return list(backward(self.e, seeds, dict.fromkeys(sources)).items())
 
+    def equivalent(self, call: Call, rule: Rule | None) -> list[ir.Value | None]:
+        """Emit a subgraph that computes the same results: the rule's expansion, or the operator's function body."""
+        results = rule.function(self.e, call) if rule is not None and rule.function else functions.inline(self.e, call)
+        return [results] if isinstance(results, ir.Value) else list(results)
+
     # -- problems ------------------------------------------------------------------------------------------------------
 
-    def _blocked(self, node: ir.Node, rule: Rule | None) -> bool:
+    def blocked(self, node: ir.Node, rule: Rule | None) -> bool:
         if rule is not None and rule.kind == "not_differentiable":
             self._report(node, rule.reason, "Take `of` before it or `wrt` after it.")
             return True
@@ -179,11 +197,18 @@ def _conflict(a: ir.Value, b: ir.Value) -> bool:
     return any(isinstance(p, int) and isinstance(q, int) and p != q for p, q in zip(a.shape, b.shape, strict=True))
 
 
-def unbroadcast(e: Emitter, value: ir.Value, operand: ir.Value, result: ir.Value | None = None) -> ir.Value:
+def unbroadcast(
+    e: Emitter,
+    value: ir.Value,
+    operand: ir.Value,
+    result: ir.Value | None = None,
+    others: Sequence[ir.Value] = (),
+) -> ir.Value:
     """Sum `value` over the axes on which `operand` was broadcast, to the shape of `operand`.
 
     `result` is the output of the operator, whose shape `value` may have when its own is unknown. Axes that are undecided
-    while building (a symbolic size that may be 1) are settled at run time.
+    while building (a symbolic size that may be 1) are settled at run time. `others` are operands aligned with this one;
+    inference takes two different symbols for equal, so a symbol is believed only if no operand has another one there.
     """
     shape = value.shape if value.shape is not None else (result.shape if result is not None else None)
     if shape is None or operand.shape is None:
@@ -194,7 +219,8 @@ def unbroadcast(e: Emitter, value: ir.Value, operand: ir.Value, result: ir.Value
     axes = list(range(extra))
     for i, size in enumerate(operand.shape):
         outer = shape[i + extra]
-        if dims_equal(size, outer) or (known(outer) == 1):
+        undisputed = known(size) is not None or all(_agrees(v, size, len(operand.shape) - i) for v in others)
+        if (dims_equal(size, outer) and undisputed) or known(outer) == 1:
             continue
         if known(size) == 1:
             axes.append(i + extra)
@@ -205,6 +231,16 @@ def unbroadcast(e: Emitter, value: ir.Value, operand: ir.Value, result: ir.Value
     if len(axes) == extra:
         return e.reduce_sum(value, axes, keepdims=False)
     return e.reshape_like(e.reduce_sum(value, axes), operand)
+
+
+def _agrees(other: ir.Value, size: Any, from_end: int) -> bool:
+    """Whether `other` certainly has this size, or size 1, at an axis counted from the end."""
+    if other.shape is None:
+        return False
+    if from_end > len(other.shape):
+        return True
+    own = other.shape[-from_end]
+    return known(own) == 1 or dims_equal(own, size)
 
 
 def _unbroadcast_at_run_time(e: Emitter, value: ir.Value, operand: ir.Value) -> ir.Value:

@@ -49,8 +49,16 @@ def is_pointwise(q: Query) -> str | None:
     return None if q.spec.pointwise else "the kernel is not 1x1 with unit stride and no padding"
 
 
-def batch_not_empty(q: Query) -> str | None:
-    return "a convolution over an empty batch is undefined" if q.spec.batch == 0 else None
+def not_empty(q: Query) -> str | None:
+    return "a size is zero, so the gradient is" if _empty(q.spec) else None
+
+
+def is_empty(q: Query) -> str | None:
+    return None if _empty(q.spec) else "no size is known to be zero"
+
+
+def _empty(spec: ConvSpec) -> bool:
+    return 0 in (spec.batch, spec.channels, spec.features, *spec.x, *spec.y)
 
 
 def static_batch(q: Query) -> str | None:
@@ -175,10 +183,22 @@ def _per_group(e: Emitter, dy: ir.Value, spec: ConvSpec) -> ir.Value:
     return e.reshape(dy, [n, spec.groups, e.size_div(o, spec.groups), e.size_mul(*y)])
 
 
+@lowering("ConvInputGrad", "zeros", requires=[is_empty], cost=lambda _: Cost(0, 0, 1))
+def input_zeros(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:  # noqa: ARG001 - the signature of every lowering
+    """An empty batch: the gradient is empty or zero, and some kernels refuse it."""
+    return e.zeros_like(n["X_like"])
+
+
+@lowering("ConvWeightGrad", "zeros", requires=[is_empty], cost=lambda _: Cost(0, 0, 1))
+def weight_zeros(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:  # noqa: ARG001 - the signature of every lowering
+    """An empty batch: the gradient is zero, and some kernels refuse it."""
+    return e.zeros_like(n["W_like"])
+
+
 # -- ConvInputGrad -----------------------------------------------------------------------------------------------------
 
 
-@lowering("ConvInputGrad", "conv_transpose", requires=[conv_kernel], cost=_cost_transpose)
+@lowering("ConvInputGrad", "conv_transpose", requires=[not_empty, conv_kernel], cost=_cost_transpose)
 def conv_transpose(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """One ConvTranspose; `output_padding` gives the rows that no window reaches."""
     dy, w, like = n["dY"], n["W"], n["X_like"]
@@ -221,7 +241,7 @@ def _fit(e: Emitter, full: ir.Value, like: ir.Value, skip: Sequence[int], spec: 
 @lowering(
     "ConvInputGrad",
     "flipped_conv",
-    requires=[conv_kernel, unit_stride, static_kernel, static_groups],
+    requires=[not_empty, conv_kernel, unit_stride, static_kernel, static_groups],
     cost=_cost_flipped,
 )
 def flipped_conv(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
@@ -252,7 +272,7 @@ def flipped_conv(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     return conv(e, dy, w, None, Window((1,) * rank, spec.dilations, begin, end, g))
 
 
-@lowering("ConvInputGrad", "col2im_gemm", requires=[static_kernel], cost=_cost_im2col)
+@lowering("ConvInputGrad", "col2im_gemm", requires=[not_empty, static_kernel], cost=_cost_im2col)
 def col2im_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """One MatMul to columns, each tap spread by the stride and added in place; runs for every dtype."""
     dy, w, like = n["dY"], n["W"], n["X_like"]
@@ -289,7 +309,7 @@ def _place(
 # -- ConvWeightGrad ----------------------------------------------------------------------------------------------------
 
 
-@lowering("ConvWeightGrad", "pointwise", requires=[is_pointwise], cost=_cost_pointwise)
+@lowering("ConvWeightGrad", "pointwise", requires=[not_empty, is_pointwise], cost=_cost_pointwise)
 def pointwise(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """1x1: one MatMul per sample and group over the rows, and a sum over the batch."""
     x, dy, like = n["X"], n["dY"], n["W_like"]
@@ -307,7 +327,7 @@ def _contract(e: Emitter, dy: ir.Value, columns: ir.Value, like: ir.Value) -> ir
 @lowering(
     "ConvWeightGrad",
     "conv_swap",
-    requires=[conv_kernel, static_batch, batch_not_empty],
+    requires=[not_empty, conv_kernel, static_batch],
     cost=_cost_swap,
 )
 def conv_swap(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
@@ -336,7 +356,7 @@ def conv_swap(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
 @lowering(
     "ConvWeightGrad",
     "im2col_conv",
-    requires=[conv_kernel, static_kernel, known_channels],
+    requires=[not_empty, conv_kernel, static_kernel, known_channels],
     cost=_cost_im2col_conv,
 )
 def im2col_conv(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
@@ -357,7 +377,7 @@ def im2col_conv(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     return _contract(e, _per_group(e, dy, spec), columns, like)
 
 
-@lowering("ConvWeightGrad", "im2col_gemm", requires=[static_kernel], cost=_cost_im2col)
+@lowering("ConvWeightGrad", "im2col_gemm", requires=[not_empty, static_kernel], cost=_cost_im2col)
 def im2col_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """im2col by one strided Slice per tap, then one MatMul per sample and group; runs for every dtype."""
     x, dy, like = n["X"], n["dY"], n["W_like"]
@@ -368,7 +388,7 @@ def im2col_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
 # -- Conv and ConvTranspose themselves, where the provider lacks the dtype ---------------------------------------------
 
 
-@lowering("Conv", "im2col_gemm", requires=[static_kernel], cost=_cost_im2col)
+@lowering("Conv", "im2col_gemm", requires=[not_empty, static_kernel], cost=_cost_im2col)
 def conv_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """The forward convolution as slices and one MatMul, for dtypes without a convolution kernel (float64 on the CPU)."""
     x, w, bias = n["X"], n["W"], n.get("B")

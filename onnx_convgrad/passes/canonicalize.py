@@ -11,12 +11,14 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 
 import onnx
+import onnx.version_converter
 import onnx_ir as ir
 from onnx_ir.passes import common
 from onnx_shape_inference import infer_symbolic_shapes
 
 from onnx_convgrad.errors import ArgumentError, ModelError
-from onnx_convgrad.passes.upgrade import upgrade
+from onnx_convgrad.passes import shape_rules
+from onnx_convgrad.passes.upgrade import OLDEST_OPSET, upgrade
 from onnx_convgrad.registry import check_names
 
 __all__ = ["canonicalize"]
@@ -30,12 +32,13 @@ _NO_NAME = frozenset({"", "?", "None", "none", "unk", "-1", "dynamic", "Unknown"
 
 
 def canonicalize(model: ir.Model, input_shapes: InputShapes | None = None) -> ir.Model:
-    """Rewrite `model` in place (callers pass a clone) to canonical form and return it.
+    """Bring `model` to canonical form and return it. Callers pass a clone: it is rewritten in place where possible.
 
     Raises:
         ModelError: The model is not a usable ONNX model, or its opset has no equivalent at 21.
         ArgumentError: `input_shapes` names an unknown input or contradicts a rank.
     """
+    model = _lift_ancient(model)
     if model.functions:
         common.InlinePass()(model)
     common.RemoveInitializersFromInputsPass()(model)
@@ -45,7 +48,10 @@ def canonicalize(model: ir.Model, input_shapes: InputShapes | None = None) -> ir
         _override_shapes(model.graph, input_shapes)
     _clean_dimensions(model.graph)
     before = model.opset_imports.get("", 0)
+    declared = _forget_shapes(model.graph)
     _infer(model)
+    if not input_shapes and _recall_shapes(declared):
+        _infer(model)
     try:
         upgrade(model)
     except ValueError as problem:
@@ -54,6 +60,19 @@ def canonicalize(model: ir.Model, input_shapes: InputShapes | None = None) -> ir
     if before != model.opset_imports.get("", 0):
         _infer(model)
     return model
+
+
+def _lift_ancient(model: ir.Model) -> ir.Model:
+    """Opsets before 7 (2017) go through ONNX's own version converter first."""
+    version = model.opset_imports.get("", OLDEST_OPSET)
+    if version >= OLDEST_OPSET:
+        return model
+    try:
+        return ir.from_proto(onnx.version_converter.convert_version(ir.to_proto(model), OLDEST_OPSET + 1))
+    except Exception as problem:
+        raise ModelError(
+            f"The model has opset {version}, and ONNX's version converter cannot bring it to {OLDEST_OPSET + 1}: {problem}."
+        ) from problem
 
 
 def _name_values(graph: ir.Graph) -> None:
@@ -71,10 +90,27 @@ def _override_shapes(graph: ir.Graph, shapes: InputShapes) -> None:
         if value.shape is not None and len(value.shape) != len(dims):
             raise ArgumentError(f"Input {name!r} has rank {len(value.shape)}, but {len(dims)} sizes were given.")
         value.shape = ir.Shape([d if isinstance(d, (int, str)) else None for d in dims])
-    for node in graph:  # declared shapes of what follows may belong to other input sizes
-        if node.domain in ("", "ai.onnx"):
-            for value in node.outputs:
+
+
+def _forget_shapes(graph: ir.Graph) -> dict[ir.Value, ir.Shape]:
+    """Drop declared shapes of what inference can find: exporters write some that the runtime does not produce."""
+    declared = {}
+    for node in graph:
+        if node.domain not in ("", "ai.onnx"):
+            continue
+        for value in node.outputs:
+            if value.shape is not None:
+                declared[value] = value.shape
                 value.shape = None
+    return declared
+
+
+def _recall_shapes(declared: Mapping[ir.Value, ir.Shape]) -> bool:
+    """Take a declared shape back where inference found none. Whether there was one."""
+    missing = {value: shape for value, shape in declared.items() if value.shape is None}
+    for value, shape in missing.items():
+        value.shape = shape
+    return bool(missing)
 
 
 def _clean_dimensions(graph: ir.Graph) -> None:
@@ -107,6 +143,7 @@ def _values(graph: ir.Graph) -> Iterator[ir.Value]:
 
 def _infer(model: ir.Model) -> None:
     """Symbolic shape inference, then ONNX's own for what it could not find."""
+    shape_rules.install()
     level = logging.getLogger("onnx_shape_inference").level
     logging.getLogger("onnx_shape_inference").setLevel(logging.ERROR)
     try:

@@ -1,0 +1,25 @@
+"""The rule of one operator of a private domain, as a package of its own.
+
+Installing the package is all: `onnx_convgrad` finds it by its entry point in the group `onnx_convgrad.rules`.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnx_convgrad.emit import Emitter
+from onnx_convgrad.registry import Call, Cotangents, declare_signature, elementwise
+
+declare_signature("my.domain::Swish2", inputs=["X"], outputs=["Y"])
+
+
+@elementwise("my.domain::Swish2", wrt=["X"])
+def swish2(e: Emitter, n: Call) -> Cotangents:
+    """y = x s with s = sigmoid(beta x): dy/dx = s + beta x s (1 - s) = s + beta y (1 - s)."""
+    beta = n.float("beta", 2.0)
+
+    def slope() -> ir.Value:
+        s = e.op("Sigmoid", e.mul(n["X"], beta))
+        return e.add(s, e.mul(e.mul(n.y, beta), e.sub(1, s)))
+
+    return {"X": slope}

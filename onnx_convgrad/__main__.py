@@ -1,0 +1,8 @@
+"""`python -m onnx_convgrad`."""
+
+from __future__ import annotations
+
+from onnx_convgrad.cli import main
+
+if __name__ == "__main__":
+    main()

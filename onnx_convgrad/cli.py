@@ -1,0 +1,256 @@
+"""The commands. Everything but typer is imported inside them, so that `--help` answers at once.
+
+Exit status: 0 done; 1 a check failed; 2 bad arguments or an unusable model; 3 something cannot be differentiated.
+"""
+
+# ruff: noqa: D301, FBT002, T201 - click wants a backspace before examples; flags are booleans; commands print
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="onnx-convgrad",
+    help="Gradients of ONNX models as ONNX models, out of plain ai.onnx operators.",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)]
+Wrt = Annotated[
+    list[str],
+    typer.Option("--wrt", help="parameters, inputs, all, or names and globs of values; repeat or separate by commas."),
+]
+Of = Annotated[list[str], typer.Option("--of", help="Values to differentiate. [default: every floating output]")]
+Training = Annotated[bool, typer.Option("--training", help="BatchNormalization and Dropout in training mode.")]
+Target = Annotated[str, typer.Option("--target", help="cpu, cuda, web or portable.")]
+Lowering = Annotated[
+    list[str],
+    typer.Option("--lowering", metavar="OP=NAME", help="Force a lowering for an operator or node; see `explain`."),
+]
+Shapes = Annotated[
+    list[str],
+    typer.Option("--input-shape", metavar="NAME:1,3,H,W", help="Shape of an input: numbers, symbols or ?. Repeatable."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Fold nothing.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print errors and warnings only.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from onnx_convgrad import __version__
+
+        print(f"onnx-convgrad {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options of the program itself."""
+
+
+@app.command()
+def augment(
+    model: Model,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="File to write. [default: <stem>.grad.onnx beside the model]")
+    ] = None,
+    wrt: Wrt = [],  # noqa: B006 - typer's way of saying "repeatable"
+    of: Of = [],  # noqa: B006
+    seed: Annotated[
+        str | None, typer.Option("--seed", help="ones: seed every target with ones, without seed inputs.")
+    ] = None,
+    training: Training = False,
+    trainable_inputs: Annotated[
+        bool, typer.Option("--trainable-inputs", help="Make the differentiated weights graph inputs too.")
+    ] = False,
+    target: Target = "cpu",
+    lowering: Lowering = [],  # noqa: B006
+    input_shape: Shapes = [],  # noqa: B006
+    check: Annotated[bool, typer.Option("--check", help="Verify the gradients numerically afterwards.")] = False,
+    verbose: Verbose = False,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Write the model with its gradients as further outputs.
+
+    \b
+    Example:
+      onnx-convgrad augment model.onnx
+      onnx-convgrad augment model.onnx -o saliency.onnx --wrt inputs --seed ones
+    """
+    with _guarded():
+        from onnx_convgrad import commands
+        from onnx_convgrad.tables import Output
+
+        arguments = _arguments(wrt, of, training, target, lowering, input_shape)
+        status = commands.augment(
+            model,
+            output,
+            {**arguments, "seed": seed, "trainable_inputs": trainable_inputs},
+            Output(quiet=quiet, json=json),
+            check=check,
+            every=verbose,
+            json=json,
+        )
+    raise typer.Exit(status)
+
+
+@app.command()
+def explain(
+    model: Model,
+    wrt: Wrt = [],  # noqa: B006
+    of: Of = [],  # noqa: B006
+    training: Training = False,
+    target: Target = "cpu",
+    lowering: Lowering = [],  # noqa: B006
+    input_shape: Shapes = [],  # noqa: B006
+    json: Json = False,
+) -> None:
+    """Show how each convolution gradient would be computed.
+
+    \b
+    Example:
+      onnx-convgrad explain model.onnx --target cuda --input-shape image:8,3,224,224
+    """
+    with _guarded():
+        from onnx_convgrad import commands
+        from onnx_convgrad.tables import Output
+
+        commands.explain(
+            model, _arguments(wrt, of, training, target, lowering, input_shape), Output(json=json), json=json
+        )
+
+
+@app.command()
+def check(
+    model: Model,
+    wrt: Annotated[list[str], typer.Option("--wrt", help="As for augment. [default: all]")] = [],  # noqa: B006
+    of: Of = [],  # noqa: B006
+    training: Training = False,
+    target: Target = "cpu",
+    lowering: Lowering = [],  # noqa: B006
+    input_shape: Shapes = [],  # noqa: B006
+    seed_value: Annotated[int, typer.Option("--seed-value", help="Of the random inputs and directions.")] = 0,
+    samples: Annotated[int, typer.Option("--samples", min=1, help="Random directions per value.")] = 1,
+    verbose: Verbose = False,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Compare gradients with numeric ones and PyTorch's.
+
+    \b
+    Example:
+      onnx-convgrad check model.onnx --input-shape image:2,3,64,64
+    """
+    with _guarded():
+        from onnx_convgrad import commands
+        from onnx_convgrad.tables import Output
+
+        arguments = _arguments(wrt or ["all"], of, training, target, lowering, input_shape)
+        status = commands.check(
+            model,
+            {**arguments, "seed": seed_value, "samples": samples},
+            Output(quiet=quiet, json=json),
+            every=verbose,
+            json=json,
+        )
+    raise typer.Exit(status)
+
+
+@app.command()
+def rules(
+    operator: Annotated[
+        str | None, typer.Argument(metavar="[OP]", help="Show one operator.", show_default=False)
+    ] = None,
+    json: Json = False,
+) -> None:
+    """List the operators that can be differentiated.
+
+    \b
+    Example:
+      onnx-convgrad rules Conv
+    """
+    with _guarded():
+        from onnx_convgrad import rule_listing
+        from onnx_convgrad.tables import Output
+
+        rule_listing.rules(operator, Output(json=json), json=json)
+
+
+def _arguments(
+    wrt: Sequence[str],
+    of: Sequence[str],
+    training: bool,
+    target: str,
+    lowering: Sequence[str],
+    input_shape: Sequence[str],
+) -> dict[str, Any]:
+    from onnx_convgrad import options
+
+    return {
+        "wrt": options.names(wrt, "parameters"),
+        "of": options.of_names(of),
+        "training": training,
+        "target": target,
+        "lowering": options.chosen_lowering(lowering),
+        "input_shapes": options.input_shapes(input_shape),
+    }
+
+
+@contextlib.contextmanager
+def _guarded() -> Iterator[None]:
+    """Turn the package's errors into a paragraph on stderr and an exit status."""
+    from onnx_convgrad.errors import ConvGradError
+    from onnx_convgrad.tables import recorded_warnings
+
+    try:
+        with recorded_warnings():
+            yield
+        sys.stdout.flush()
+    except ConvGradError as problem:
+        print(f"Error: {problem}", file=sys.stderr)
+        raise typer.Exit(problem.exit_status) from None
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(0) from None
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The script `onnx-convgrad`."""
+    try:
+        status = app(args=arguments, prog_name="onnx-convgrad", standalone_mode=False)
+    except KeyboardInterrupt:
+        status = 130
+    except Exception as problem:
+        explained = getattr(problem, "format_message", None)  # of a usage error, whichever click raised it
+        if explained is None:
+            raise
+        print(_usage_error(explained(), getattr(problem, "ctx", None)), file=sys.stderr)
+        status = getattr(problem, "exit_code", 2)
+    sys.exit(status or 0)
+
+
+def _usage_error(message: str, context: Any) -> str:
+    """One line; the help itself when there was no command at all."""
+    if message.startswith("Usage:"):
+        return message
+    where = f" See `{context.command_path} --help`." if context is not None else ""
+    return f"Error: {message.rstrip('.')}.{where}"

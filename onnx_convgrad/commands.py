@@ -1,0 +1,199 @@
+"""What `augment`, `explain` and `check` do, once their options are understood."""
+
+# ruff: noqa: T201 - commands print
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from json import dumps
+from pathlib import Path
+from typing import Any
+
+from onnx_convgrad import files
+from onnx_convgrad.check import CheckReport, Row, verify_numerically
+from onnx_convgrad.check import check as check_gradients
+from onnx_convgrad.lowering import Choice, lowerings
+from onnx_convgrad.pipeline import SEEDS_KEY, build, load
+from onnx_convgrad.registry import check_names
+from onnx_convgrad.report import Report
+from onnx_convgrad.summary import Figures, comparison, gradient_rows, gradient_table, parameter_count
+from onnx_convgrad.tables import Output, Table, ms_text, shape_text
+
+__all__ = ["augment", "check", "explain"]
+
+Arguments = Mapping[str, Any]
+
+_FOLD = 20
+"""Most rows of a check that are shown without being asked for."""
+
+
+# -- augment -----------------------------------------------------------------------------------------------------------
+
+
+def augment(
+    model: Path, output: Path | None, arguments: Arguments, out: Output, *, check: bool, every: bool, json: bool
+) -> int:
+    """Build, write, tell; the exit status."""
+    destination = output or files.default_output(model)
+    source = load(model)
+    files.check_destination(destination, model)
+    with out.stages() as stage:
+        start = time.perf_counter()
+        built = build(source, **arguments, progress=stage)
+        seconds = time.perf_counter() - start
+        _require_used(arguments["lowering"], built.choices)
+        trainable = parameter_count(built.primal)
+        before = Figures.of(source, model, trainable)
+        stage("writing")
+        data = files.write(built.model, destination)
+        report = None
+        if check:
+            report = verify_numerically(built, of=arguments["of"], progress=stage)
+    after = Figures.of(load(destination), destination, trainable)
+    gradients = gradient_rows(built.model, built.gradients)
+    status = 0 if report is None or report.passed else 1
+    if json:
+        result = {
+            "model": str(model),
+            "output": str(destination),
+            "external_data": str(data) if data else None,
+            "before": asdict(before),
+            "after": asdict(after),
+            "seconds": round(seconds, 4),
+            "gradients": gradients,
+            "check": report.to_dict() if report else None,
+        }
+        print(dumps(result, indent=2))
+        return status
+    out.line(f"{model} -> {destination}")
+    if data:
+        out.line(f"The weights are in {data}.")
+    out.line()
+    out.table(comparison(before, after, seconds, every=every))
+    _seeds_line(built.model.metadata_props[SEEDS_KEY], out)
+    table, more = gradient_table(gradients, every=every)
+    out.table(table)
+    if more:
+        out.line(more)
+    if report:
+        out.line()
+        _print_check(report, out, every=every)
+    return status
+
+
+def _require_used(lowering: str | Mapping[str, str], choices: Sequence[Choice]) -> None:
+    """Refuse a forced lowering for an operator or a node that does not exist."""
+    if isinstance(lowering, str):
+        return
+    nodes = {c.node for c in choices} | {f"{c.op_type}:{c.node}" for c in choices}
+    check_names(list(lowering), sorted({*lowerings(), *nodes}), "operator or node in --lowering:")
+
+
+def _seeds_line(seeds: str, out: Output) -> None:
+    from json import loads
+
+    taken: dict[str, str] = loads(seeds)
+    if taken:
+        listed = ", ".join(f"{name} (of {target})" for target, name in taken.items())
+        out.line(f"\nFeed the cotangents: {listed}\n")
+    else:
+        out.line("\nNo cotangent is to be fed.\n")
+
+
+# -- explain -----------------------------------------------------------------------------------------------------------
+
+
+def explain(model: Path, arguments: Arguments, out: Output, *, json: bool) -> None:
+    """Per convolution its geometry, then one line per candidate lowering."""
+    with out.stages() as stage:
+        built = build(model, **arguments, progress=stage)
+        _require_used(arguments["lowering"], built.choices)
+    report = Report(built.choices, built.gradients, arguments["target"])
+    if json:
+        print(report.to_json())
+        return
+    groups: dict[tuple[str, str], list[Choice]] = {}
+    for choice in report.choices:
+        groups.setdefault((choice.node, str(choice.spec)), []).append(choice)
+    for (node, spec), choices in reversed(groups.items()):  # the walk goes backwards
+        rows = [row for choice in choices for row in _candidate_rows(choice)]
+        out.table(Table(["gradient", "lowering", "predicted", ""], rows, frozenset({2}), title=f"{node}: {spec}"))
+    used = Counter(f"{choice.op_type} by {choice.chosen}" for choice in report.choices)
+    listed = "; ".join(f"{count} {what}" for what, count in used.most_common())
+    out.line(f"{len(groups)} convolutions, target {report.target}: {listed or 'no convolution gradient is needed'}")
+
+
+def _candidate_rows(choice: Choice) -> list[list[str]]:
+    """The chosen lowering first, then the others from fast to slow, then the rejected ones with their reasons."""
+
+    def order(name: str, seconds: float | None) -> tuple[bool, bool, float]:
+        return name != choice.chosen, seconds is None, seconds or 0.0
+
+    rows: list[list[str]] = []
+    for c in sorted(choice.candidates, key=lambda c: order(c.name, c.seconds)):
+        note = (
+            ("forced" if choice.forced else "chosen")
+            if c.name == choice.chosen
+            else f"not used: {c.reason}"
+            if c.reason
+            else ""
+        )
+        rows.append([choice.op_type if not rows else "", c.name, "" if c.seconds is None else ms_text(c.seconds), note])
+    return rows
+
+
+# -- check -------------------------------------------------------------------------------------------------------------
+
+
+def check(model: Path, arguments: Arguments, out: Output, *, every: bool, json: bool) -> int:
+    """Compare, tell; the exit status."""
+    with out.stages() as stage:
+        report = check_gradients(model, **arguments, progress=stage)
+    if json:
+        print(dumps({"model": str(model), **report.to_dict()}, indent=2))
+    else:
+        _print_check(report, out, every=every)
+    return 0 if report.passed else 1
+
+
+def _print_check(report: CheckReport, out: Output, *, every: bool) -> None:
+    shapes = ", ".join(f"{name} {shape_text(shape)}" for name, shape in report.inputs.items())
+    out.line(f"Random inputs: {shapes or 'none'} (seed {report.seed})")
+    compared = any(row.torch is not None for row in report.rows)
+    count = len(report.rows)
+    shown = list(report.rows) if every or count <= _FOLD + 2 else _notable(report)
+    rows = [
+        [
+            row.value,
+            shape_text(row.shape),
+            f"{row.norm:.3g}",
+            _error(row.numeric),
+            *([_error(row.torch)] if compared else []),
+            f"{max(row.numeric_limit, row.torch_limit if compared else 0):.0e}",
+            "ok" if row.ok else "FAIL",
+        ]
+        for row in shown
+    ]
+    failed = sum(not row.ok for row in report.rows)
+    columns = ["value", "shape", "|grad|", "numeric", *(["PyTorch"] if compared else []), "limit", ""]
+    out.table(Table(columns, rows, frozenset(range(2, len(columns) - 1))))
+    if len(shown) < count:
+        out.line(f"... and {count - len(shown)} more that agree (-v shows all)")
+    out.line(f"Numeric: relative error against directional derivatives of the model in {report.precision}.")
+    out.line(f"PyTorch: {report.pytorch}.")
+    out.line(f"{count - failed} of {count} gradients agree." + (f" {failed} FAIL." if failed else ""))
+
+
+def _notable(report: CheckReport) -> list[Row]:
+    """Every failure, and the largest errors among the rest, in the order of the report."""
+    by_error = sorted(report.rows, key=lambda row: (row.ok, -max(row.numeric or 0, row.torch or 0)))
+    failures = sum(not row.ok for row in report.rows)
+    kept = {row.value for row in by_error[: max(failures, _FOLD)]}
+    return [row for row in report.rows if row.value in kept]
+
+
+def _error(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1e}"

@@ -1,0 +1,103 @@
+"""Random inputs that a model accepts: declared sizes where there are any, small ones found by trial elsewhere."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_convgrad.errors import ExecutionError, ModelError
+
+__all__ = ["draw", "working_feed"]
+
+_SPATIAL = (16, 32, 64, 8, 28, 96, 128, 224, 256, 299, 320, 416, 512, 640)
+_BATCH = (2, 1)
+_CHANNELS = (3, 1, 2, 4)
+
+Feed = dict[str, np.ndarray]
+Runner = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
+
+_HINT = "Give sizes that it accepts with --input-shape NAME:1,3,224,224."
+
+
+def working_feed(inputs: Sequence[ir.Value], run: Runner, seed: int = 0) -> tuple[Feed, Mapping[str, np.ndarray]]:
+    """Inputs on which `run` gives finite, non-empty floating results, and those results.
+
+    A free first axis is a batch of 2 (else 1), a free second axis of an image its channels, other free axes are tried
+    from small sizes up. Equal symbols get equal sizes. Values are standard normal, else uniform in [0.1, 1].
+
+    Raises:
+        ModelError: No trial succeeded, or a rank is unknown.
+    """
+    for value in inputs:
+        if value.shape is None:
+            raise ModelError(f"The rank of input {value.name!r} is unknown.", hint=_HINT)
+    last: Exception | None = None
+    for sizes in _trials(inputs):
+        for positive in (False, True):
+            feed = draw(inputs, sizes, seed, positive=positive)
+            try:
+                results = run(feed)
+            except Exception as problem:  # noqa: BLE001 - the runtime raises many kinds; each means: not these sizes
+                last = problem
+                break
+            floats = [v for v in results.values() if v.dtype.kind == "f"]
+            if all(v.size and np.isfinite(v).all() for v in floats):
+                return feed, results
+            last = ExecutionError("its results are empty or not finite")
+    reason = str(last).strip().splitlines()[0] if last else "it has no floating results"
+    raise ModelError(f"The model runs on none of the inputs tried; the last answer was: {reason}", hint=_HINT)
+
+
+def _key(value: ir.Value, axis: int) -> str:
+    """What tells free sizes apart: the symbol, or the place of a nameless one."""
+    assert value.shape is not None
+    dim = value.shape[axis]
+    name = None if isinstance(dim, int) else dim.value
+    return name or f"{value.name}[{axis}]"
+
+
+def _roles(inputs: Sequence[ir.Value]) -> dict[str, str]:
+    roles: dict[str, str] = {}
+    for value in inputs:
+        shape = value.shape or ir.Shape(())
+        for axis, dim in enumerate(shape):
+            if isinstance(dim, int):
+                continue
+            image = len(shape) >= 4 and not any(d in (1, 3) for d in list(shape)[2:])
+            role = "batch" if axis == 0 else "channels" if axis == 1 and image else "size"
+            roles.setdefault(_key(value, axis), role)
+    return roles
+
+
+def _trials(inputs: Sequence[ir.Value]) -> Iterator[dict[str, int]]:
+    """Assignments of sizes to the free dimensions, likely ones first."""
+    roles = _roles(inputs)
+    used = set(roles.values())
+    options = [
+        _SPATIAL if "size" in used else (0,),
+        _CHANNELS if "channels" in used else (0,),
+        _BATCH if "batch" in used else (0,),
+    ]
+    for size, channels, batch in itertools.product(*options):
+        chosen = {"batch": batch, "channels": channels, "size": size}
+        yield {key: chosen[role] for key, role in roles.items()}
+
+
+def draw(inputs: Sequence[ir.Value], sizes: Mapping[str, int], seed: int, *, positive: bool = False) -> Feed:
+    """Random values for `inputs`, with `sizes` for their free dimensions; the same for the same seed."""
+    generator = np.random.default_rng(seed)
+    feed: Feed = {}
+    for value in inputs:
+        shape = [d if isinstance(d, int) else sizes[_key(value, axis)] for axis, d in enumerate(value.shape or ())]
+        dtype = (value.dtype or ir.DataType.FLOAT).numpy()
+        if dtype.kind in "biu":
+            array = generator.integers(0, 2, shape).astype(dtype)
+        elif dtype.kind in "OUS":
+            raise ModelError(f"Input {value.name!r} holds text; the check draws numbers only.")
+        else:
+            array = (generator.uniform(0.1, 1, shape) if positive else generator.standard_normal(shape)).astype(dtype)
+        feed[value.name or ""] = array
+    return feed

@@ -1,0 +1,86 @@
+"""Writing a model: all of it or nothing, never over its own source, big weights beside it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import onnx_ir as ir
+
+from onnx_convgrad.errors import ArgumentError, ModelError
+
+__all__ = ["check_destination", "default_output", "stored_bytes", "write"]
+
+_PROTO_LIMIT = 2**31 - 2**24
+"""Protobuf stops at 2 GB; some of it is left for the nodes."""
+
+
+def default_output(model: Path) -> Path:
+    """`<stem>.grad.onnx` beside the model."""
+    return model.with_name(f"{model.stem}.grad.onnx")
+
+
+def check_destination(output: Path, model: Path) -> None:
+    """Refuse, before any work, an output that is the model, one of its data files or not writable."""
+    if output.exists() and model.exists() and output.samefile(model):
+        raise ArgumentError(f"The output {str(output)!r} is the model itself.", hint="Choose another name with -o.")
+    if output.is_dir():
+        raise ArgumentError(f"The output {str(output)!r} is a folder.", hint="Give the name of a file with -o.")
+    if not output.parent.is_dir():
+        raise ArgumentError(f"There is no folder {str(output.parent)!r} to write to.")
+    if not os.access(output.parent, os.W_OK):
+        raise ArgumentError(f"The folder {str(output.parent)!r} is not writable.", hint="Choose another place with -o.")
+
+
+def _external(model: ir.Model) -> list[ir.ExternalTensor]:
+    tensors = (v.const_value for g in model.graphs() for v in g.initializers.values())
+    return [t for t in tensors if isinstance(t, ir.ExternalTensor)]
+
+
+def _in_memory_bytes(model: ir.Model) -> int:
+    tensors = (v.const_value for g in model.graphs() for v in g.initializers.values())
+    return sum(t.nbytes for t in tensors if t is not None and not isinstance(t, ir.ExternalTensor))
+
+
+def stored_bytes(model: ir.Model, path: Path) -> int:
+    """Size of the file and of the data files that its weights are in."""
+    files = {Path(t.path).resolve() for t in _external(model)}
+    return path.stat().st_size + sum(f.stat().st_size for f in files if f.exists())
+
+
+def write(model: ir.Model, output: Path, limit: int = _PROTO_LIMIT) -> Path | None:
+    """Write `model` to `output`, replacing a file there only once everything is written.
+
+    External weights stay where they are when they lie in the folder of `output`, and go to `<output>.data` when they do
+    not, or when those in memory exceed what one file can hold (`limit` bytes).
+
+    Returns:
+        The data file that was written, if any.
+
+    Raises:
+        ArgumentError: The data file is one that the weights are read from.
+        ModelError: The file cannot be written.
+    """
+    external = _external(model)
+    folder = output.parent.resolve()
+    elsewhere = any(Path(t.base_dir or ".").resolve() != folder for t in external)
+    data = output.with_name(f"{output.name}.data") if elsewhere or _in_memory_bytes(model) > limit else None
+    if data is not None and any(Path(t.path).resolve() == data.resolve() for t in external):
+        raise ArgumentError(f"The weights are read from {str(data)!r}, which would be overwritten.", hint="Use -o.")
+    if any(Path(t.path).resolve() == output.resolve() for t in external):
+        raise ArgumentError(
+            f"The output {str(output)!r} holds the model's weights.", hint="Choose another name with -o."
+        )
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=folder) as work:
+            draft = Path(work) / output.name
+            ir.save(model, draft, format="protobuf", external_data=data.name if data else None)
+            if data is not None and (Path(work) / data.name).exists():
+                (Path(work) / data.name).replace(data)
+            else:
+                data = None
+            draft.replace(output)
+    except OSError as problem:
+        raise ModelError(f"{str(output)!r} could not be written: {problem.strerror or problem}.") from problem
+    return data

@@ -1,0 +1,123 @@
+"""A model run piece by piece: ONNX Runtime where it has a float64 kernel, NumPy or ONNX's reference elsewhere.
+
+The first run goes node by node and finds out who can run what; afterwards neighbours that the runtime can run share a
+session.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from onnx_convgrad.errors import ExecutionError
+from onnx_convgrad.nodewise_ops import KERNELS, Unavailable
+from onnx_convgrad.runtime import session
+
+__all__ = ["NodeWise"]
+
+Arrays = dict[str, np.ndarray]
+Piece = Callable[[Arrays], None]
+
+
+class NodeWise:
+    """Runs a proto as an `InferenceSession` would: `run(names, feed)`."""
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        self.nodes = list(proto.graph.node)
+        if any(a.type in (a.GRAPH, a.GRAPHS) for n in self.nodes for a in n.attribute):
+            raise ExecutionError("Nested graphs cannot be evaluated in float64.")
+        self.opsets = proto.opset_import
+        self.weights = {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer}
+        self.keep = {o.name for o in proto.graph.output}
+        self.pieces: list[Piece] = []
+
+    def run(self, names: Sequence[str], feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """The outputs `names` for the inputs `feed`."""
+        values: Arrays = {**self.weights, **feed}
+        if not self.pieces:
+            self._explore(values)
+        else:
+            for piece in self.pieces:
+                piece(values)
+        return [np.asarray(values[name]) for name in names]
+
+    def _explore(self, values: Arrays) -> None:
+        """Run node by node, then group what the runtime can run."""
+        group: list[onnx.NodeProto] = []
+        dtypes: dict[str, np.dtype[Any]] = {k: np.asarray(v).dtype for k, v in values.items()}
+        pieces: list[tuple[list[onnx.NodeProto], Piece | None]] = []
+        for node in self.nodes:
+            piece = self._piece([node], dtypes)
+            in_runtime = piece is not None
+            piece = piece or _kernel(node, self.opsets)
+            piece(values)
+            dtypes.update({o: np.asarray(values[o]).dtype for o in node.output if o})
+            if in_runtime:
+                group.append(node)
+                continue
+            pieces += [(group, None), ([node], piece)]
+            group = []
+        pieces.append((group, None))
+        for nodes, ready in pieces:
+            built = ready or (self._piece(nodes, dtypes) if nodes else None)
+            if built is not None:
+                self.pieces.append(built)
+
+    def _piece(self, nodes: Sequence[onnx.NodeProto], dtypes: Mapping[str, np.dtype[Any]]) -> Piece | None:
+        """A session of these nodes, or `None` when the runtime refuses them."""
+        if len(nodes) == 1 and nodes[0].op_type in KERNELS:
+            return None
+        made = {o for n in nodes for o in n.output if o}
+        taken = list(dict.fromkeys(i for n in nodes for i in n.input if i and i not in made))
+        inside = {id(n) for n in nodes}
+        later = {i for n in self.nodes if id(n) not in inside for i in n.input} | self.keep
+        given = [o for n in nodes for o in n.output if o and (o in later or len(nodes) == 1)]
+        infos = [helper.make_tensor_value_info(i, helper.np_dtype_to_tensor_dtype(dtypes[i]), None) for i in taken]
+        outputs = [helper.make_empty_tensor_value_info(o) for o in given]
+        graph = helper.make_graph(list(nodes), "piece", infos, outputs)
+        model = helper.make_model(graph, opset_imports=list(self.opsets), ir_version=10)
+        try:
+            live = session(model, optimize=False)
+        except ExecutionError:
+            return None
+
+        def piece(values: Arrays) -> None:
+            values.update(zip(given, live.run(given, {i: values[i] for i in taken}), strict=True))
+
+        return piece
+
+
+def _kernel(node: onnx.NodeProto, opsets: Any) -> Piece:
+    """One node by NumPy, else by ONNX's reference evaluator."""
+    from onnx.reference import ReferenceEvaluator
+
+    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    inputs = [helper.make_empty_tensor_value_info(i) for i in dict.fromkeys(node.input) if i]
+    outputs = [helper.make_empty_tensor_value_info(o) for o in node.output if o]
+    graph = helper.make_graph([node], "node", inputs, outputs)
+    reference: list[Any] = []
+
+    def piece(values: Arrays) -> None:
+        operands = [values[i] if i else None for i in node.input]
+        try:
+            results = KERNELS[node.op_type](attributes, *operands) if node.op_type in KERNELS else None
+        except Unavailable:
+            results = None
+        if results is None:
+            if not reference:
+                reference.append(
+                    ReferenceEvaluator(helper.make_model(graph, opset_imports=list(opsets), ir_version=10))
+                )
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found = reference[0].run(None, {i: values[i] for i in node.input if i})
+            values.update(zip((o for o in node.output if o), found, strict=False))
+        else:
+            values[node.output[0]] = results
+
+    return piece

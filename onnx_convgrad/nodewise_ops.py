@@ -1,0 +1,171 @@
+"""float64 kernels in NumPy for operators that ONNX Runtime has only in float32 and ONNX's reference runs slowly.
+
+Or imprecisely: both compute Erf in float32, and so what is made of it, and GroupNormalization's statistics.
+"""
+
+# ruff: noqa: ARG001 - all kernels share one signature
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto, helper
+
+from onnx_convgrad.runtime import session
+
+__all__ = ["KERNELS", "Unavailable"]
+
+Attributes = Mapping[str, Any]
+
+
+class Unavailable(Exception):  # noqa: N818 - a signal to use the reference
+    """This case is left to ONNX's reference evaluator."""
+
+
+def _taps(x: np.ndarray, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> Any:
+    """For each place in the window, what it sees: strided views of the padded `x`."""
+    counts = [
+        (size - (k - 1) * d - 1) // s + 1 for size, k, s, d in zip(x.shape[2:], kernel, strides, dilations, strict=True)
+    ]
+    for place in itertools.product(*map(range, kernel)):
+        yield x[_seen(place, dilations, counts, strides)]
+
+
+def _seen(place: Sequence[int], dilations: Sequence[int], counts: Sequence[int], strides: Sequence[int]) -> Any:
+    """Index of what one place of the window meets, over all window positions."""
+    axes = zip(place, dilations, counts, strides, strict=True)
+    return (..., *(slice(p * d, p * d + (c - 1) * s + 1, s) for p, d, c, s in axes))
+
+
+def _pool_pads(a: Attributes, size: Sequence[int]) -> tuple[list[int], list[int], list[int], list[int], list[int]]:
+    """Strides, dilations, begin pads, end pads, and how far `ceil_mode` reaches beyond those."""
+    if a.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
+        raise Unavailable
+    kernel = a["kernel_shape"]
+    rank = len(kernel)
+    strides, dilations = list(a.get("strides", [1] * rank)), list(a.get("dilations", [1] * rank))
+    pads = list(a.get("pads", [0] * 2 * rank)) if a.get("auto_pad", b"NOTSET") == b"NOTSET" else [0] * 2 * rank
+    beyond = []
+    for i in range(rank):
+        room = size[i] + pads[i] + pads[rank + i] - (kernel[i] - 1) * dilations[i] - 1
+        count = (math.ceil(room / strides[i]) if a.get("ceil_mode") else room // strides[i]) + 1
+        if a.get("ceil_mode") and (count - 1) * strides[i] >= size[i] + pads[i]:
+            count -= 1
+        beyond.append(max((count - 1) * strides[i] - room, 0))
+    return strides, dilations, pads[:rank], pads[rank:], beyond
+
+
+def _average_pool(a: Attributes, x: np.ndarray) -> np.ndarray:
+    strides, dilations, begin, end, beyond = _pool_pads(a, x.shape[2:])
+    around = [(0, 0), (0, 0), *zip(begin, end, strict=True)]
+    after = [(0, 0), (0, 0), *((0, b) for b in beyond)]
+    inside = np.pad(np.ones((1, 1, *x.shape[2:])), around, constant_values=float(bool(a.get("count_include_pad"))))
+    window = (a["kernel_shape"], strides, dilations)
+    share = sum(_taps(np.pad(inside, after), *window))
+    result: np.ndarray = sum(_taps(np.pad(np.pad(x, around), after), *window)) / share
+    return result
+
+
+def _conv_transpose(a: Attributes, x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None) -> np.ndarray:
+    """Each input element adds its kernel to the output; then both ends are cut."""
+    rank, g = x.ndim - 2, a.get("group", 1)
+    if "output_shape" in a or a.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
+        raise Unavailable
+    strides, dilations = a.get("strides", [1] * rank), a.get("dilations", [1] * rank)
+    pads, extra = a.get("pads") or [0] * 2 * rank, a.get("output_padding", [0] * rank)
+    kernel, sizes = w.shape[2:], x.shape[2:]
+    full = [(n - 1) * s + (k - 1) * d + 1 for n, s, k, d in zip(sizes, strides, kernel, dilations, strict=True)]
+    y = np.zeros((x.shape[0], g, w.shape[1], *(f + e for f, e in zip(full, extra, strict=True))))
+    xs = x.reshape(x.shape[0], g, x.shape[1] // g, -1)
+    ws = w.reshape(g, x.shape[1] // g, w.shape[1], *kernel)
+    for place in itertools.product(*map(range, kernel)):
+        tap: Any = (..., *place)
+        part = np.einsum("gcm,ngcp->ngmp", ws[tap], xs, optimize=True)
+        y[_seen(place, dilations, sizes, strides)] += part.reshape(*part.shape[:3], *sizes)
+    y = y.reshape(x.shape[0], g * w.shape[1], *y.shape[3:])
+    cut: Any = (..., *(slice(pads[i], y.shape[2 + i] - pads[rank + i]) for i in range(rank)))
+    y = np.asarray(y[cut])
+    return y if b is None else y + b.reshape(1, -1, *[1] * rank)
+
+
+def _erf(a: Attributes, x: np.ndarray) -> np.ndarray:
+    return np.vectorize(math.erf, otypes=[np.float64])(x)
+
+
+def _gelu(a: Attributes, x: np.ndarray) -> np.ndarray:
+    if a.get("approximate", b"none") == b"tanh":
+        inner: np.ndarray = np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
+    else:
+        inner = _erf(a, x / math.sqrt(2))
+    return x * (1 + inner) / 2
+
+
+def _shrink(a: Attributes, x: np.ndarray) -> np.ndarray:
+    threshold, bias = a.get("lambd", 0.5), a.get("bias", 0.0)
+    return np.where(x < -threshold, x + bias, np.where(x > threshold, x - bias, 0.0))
+
+
+def _group_norm(a: Attributes, x: np.ndarray, scale: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    groups = x.reshape(x.shape[0], a["num_groups"], -1)
+    mean, var = groups.mean(-1, keepdims=True), groups.var(-1, keepdims=True)
+    normal = ((groups - mean) / np.sqrt(var + a.get("epsilon", 1e-5))).reshape(x.shape)
+    shape = (1, -1, *[1] * (x.ndim - 2))
+    return normal * scale.reshape(shape) + bias.reshape(shape)
+
+
+def _global_average_pool(a: Attributes, x: np.ndarray) -> np.ndarray:
+    result: np.ndarray = x.mean(axis=tuple(range(2, x.ndim)), keepdims=True)
+    return result
+
+
+def _resize(a: Attributes, x: np.ndarray, roi: Any = None, scales: Any = None, sizes: Any = None) -> np.ndarray:
+    """Every mode is linear and separable: one matrix per axis, taken from the runtime's float32 kernel."""
+    if (
+        a.get("keep_aspect_ratio_policy", b"stretch") != b"stretch"
+        or a.get("coordinate_transformation_mode") == b"tf_crop_and_resize"
+    ):
+        raise Unavailable
+    axes = [axis % x.ndim for axis in a.get("axes", range(x.ndim))]
+    by_size = sizes is not None and len(sizes)
+    for i, axis in enumerate(axes):
+        if (by_size and sizes[i] == x.shape[axis]) or (not by_size and scales[i] == 1):
+            continue
+        matrix = _matrix(a, x.shape[axis], None if by_size else float(scales[i]), int(sizes[i]) if by_size else None)
+        x = np.moveaxis(np.moveaxis(x, axis, -1) @ matrix, -1, axis)
+    return x
+
+
+def _matrix(a: Attributes, length: int, scale: float | None, size: int | None) -> np.ndarray:
+    """Rows are the responses to a unit impulse at each place of the axis."""
+    kept = {k: v for k, v in a.items() if k != "axes"}
+    infos = [helper.make_tensor_value_info("x", TensorProto.FLOAT, None)]
+    name, feed = (
+        ("scales", np.array([1, 1, 1, scale], np.float32))
+        if size is None
+        else ("sizes", np.array([1, 1, length, size]))
+    )
+    infos.append(helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(feed.dtype), None))
+    inputs = ["x", "", "scales"] if size is None else ["x", "", "", "sizes"]
+    node = helper.make_node("Resize", inputs, ["y"], **kept)
+    graph = helper.make_graph([node], "resize", infos, [helper.make_empty_tensor_value_info("y")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    image = np.eye(length, dtype=np.float32)[None, None]
+    result: np.ndarray = session(model, optimize=False).run(None, {"x": image, name: feed})[0][0, 0]
+    return result.astype(np.float64)
+
+
+KERNELS: dict[str, Callable[..., np.ndarray]] = {
+    "AveragePool": _average_pool,
+    "ConvTranspose": _conv_transpose,
+    "Erf": _erf,
+    "Gelu": _gelu,
+    "GlobalAveragePool": _global_average_pool,
+    "GroupNormalization": _group_norm,
+    "Resize": _resize,
+    "Shrink": _shrink,
+}
+"""Operator -> its first result, given attributes and operands."""

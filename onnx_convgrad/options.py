@@ -1,0 +1,67 @@
+"""Command-line text to the arguments of the transformations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from onnx_convgrad.errors import ArgumentError
+
+__all__ = ["chosen_lowering", "input_shapes", "names", "of_names"]
+
+_GROUPS = ("parameters", "inputs", "all")
+
+
+def names(values: Sequence[str], default: str) -> str | list[str]:
+    """`--wrt`: a group, or names and globs, repeated or separated by commas."""
+    found = [name for value in values for name in map(str.strip, value.split(",")) if name]
+    if not found:
+        return default
+    if len(found) == 1 and found[0] in _GROUPS:
+        return found[0]
+    mixed = [name for name in found if name in _GROUPS]
+    if mixed:
+        raise ArgumentError(
+            f"--wrt {mixed[0]} is a group and cannot be combined with names.", hint="Use 'all', or name every value."
+        )
+    return found
+
+
+def of_names(values: Sequence[str]) -> list[str] | None:
+    """`--of`: names and globs; nothing means every floating output."""
+    return [name for value in values for name in map(str.strip, value.split(",")) if name] or None
+
+
+def chosen_lowering(values: Sequence[str]) -> str | dict[str, str]:
+    """`--lowering`: `auto`, or OP=NAME repeated."""
+    chosen = {}
+    for value in values:
+        key, equals, name = value.rpartition("=")
+        if not equals and value == "auto":
+            continue
+        if not key.strip() or not name.strip():
+            raise ArgumentError(
+                f"--lowering {value!r} is neither 'auto' nor OP=NAME.", hint="For example: ConvWeightGrad=im2col_gemm."
+            )
+        chosen[key.strip()] = name.strip()
+    return chosen or "auto"
+
+
+def input_shapes(values: Sequence[str]) -> dict[str, list[int | str | None]] | None:
+    """`--input-shape NAME:1,3,224,224`; a size may be a symbol, and `?` leaves it free."""
+    shapes: dict[str, list[int | str | None]] = {}
+    for value in values:
+        name, colon, sizes = value.rpartition(":")
+        if not colon or not name:
+            raise ArgumentError(f"--input-shape {value!r} is not of the form NAME:1,3,224,224.")
+        shapes[name] = [_size(size.strip(), value) for size in sizes.split(",")] if sizes.strip() else []
+    return shapes or None
+
+
+def _size(text: str, option: str) -> int | str | None:
+    if text == "?":
+        return None
+    if text.isdecimal():
+        return int(text)
+    if text.isidentifier():
+        return text
+    raise ArgumentError(f"--input-shape {option!r}: {text!r} is neither a size, a name nor '?'.")

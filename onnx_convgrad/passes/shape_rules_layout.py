@@ -1,0 +1,93 @@
+"""Corrections to shape inference of layout operators, where it guesses what only run time tells.
+
+Squeeze without axes removes every axis of size one, also those whose size is not known yet. Split, when its sizes are
+computed, need not be even. Expand does not tell the rank of a result if its data is of unknown rank, nor does Compress
+with an axis. Slice with bounds beyond the end takes less than their distance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx_ir as ir
+from onnx_shape_inference import ShapeInferenceContext, registry
+
+from onnx_convgrad.constants import constant_of
+
+__all__ = ["install"]
+
+Infer = Callable[[ShapeInferenceContext, ir.Node], None]
+
+
+def install() -> None:
+    """Put the corrections into the registry of onnx-shape-inference."""
+    for op_type, since, correct in _CORRECTIONS:
+        original = registry.get("", op_type, version=since)
+        assert original is not None, op_type
+        registry.register("", op_type, since_version=since)(_after(original, correct))
+
+
+def _after(original: Infer, correct: Infer) -> Infer:
+    def infer(context: ShapeInferenceContext, node: ir.Node) -> None:
+        original(context, node)
+        correct(context, node)
+
+    return infer
+
+
+def _input(node: ir.Node, index: int) -> ir.Value | None:
+    return node.inputs[index] if index < len(node.inputs) else None
+
+
+def _squeeze(_: ShapeInferenceContext, node: ir.Node) -> None:
+    x, axes, y = node.inputs[0], _input(node, 1), node.outputs[0]
+    if x is None or x.shape is None or "axes" in node.attributes:
+        return
+    if axes is None:
+        if not all(isinstance(d, int) for d in x.shape):
+            y.shape = None
+        return
+    values = constant_of(axes)
+    if values is None:
+        y.shape = None
+        return
+    gone = {int(a) % len(x.shape) for a in values.reshape(-1)}
+    y.shape = ir.Shape([d for i, d in enumerate(x.shape) if i not in gone])
+
+
+def _split(context: ShapeInferenceContext, node: ir.Node) -> None:
+    split, x = _input(node, 1), node.inputs[0]
+    if split is None or x is None or x.shape is None:
+        return
+    sizes = constant_of(split)
+    axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
+    for i, y in enumerate(node.outputs):
+        dims = list(x.shape)
+        dims[axis] = context.new_symbolic_dim() if sizes is None else int(sizes.reshape(-1)[i])
+        y.shape = ir.Shape(dims)
+
+
+def _needs_rank(_: ShapeInferenceContext, node: ir.Node) -> None:
+    x = node.inputs[0]
+    if x is not None and x.shape is None and (node.op_type != "Compress" or "axis" in node.attributes):
+        node.outputs[0].shape = None
+
+
+def _slice(context: ShapeInferenceContext, node: ir.Node) -> None:
+    """A size from constant bounds on an axis of unknown size; one row is taken from any axis but an empty one."""
+    x, y = node.inputs[0], node.outputs[0]
+    if x is None or x.shape is None or y.shape is None:
+        return
+    pairs = zip(x.shape, y.shape, strict=True)
+    guessed = [isinstance(new, int) and new > 1 and not isinstance(old, int) for old, new in pairs]
+    if any(guessed):
+        y.shape = ir.Shape([context.new_symbolic_dim() if g else d for g, d in zip(guessed, y.shape, strict=True)])
+
+
+_CORRECTIONS: tuple[tuple[str, int, Infer], ...] = (
+    ("Squeeze", 1, _squeeze),
+    ("Split", 2, _split),
+    ("Expand", 8, _needs_rank),
+    ("Compress", 9, _needs_rank),
+    ("Slice", 10, _slice),
+)

@@ -1,0 +1,221 @@
+"""The stages behind every transformation: read, canonicalize, differentiate, simplify, lower, verify."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from onnx_convgrad.cost import target_named
+from onnx_convgrad.emit import DOMAIN, Emitter, known
+from onnx_convgrad.errors import ArgumentError, ModelError
+from onnx_convgrad.forward import forward
+from onnx_convgrad.lowering import Choice, Choosing, check_choice, lower
+from onnx_convgrad.parameters import resolve_of, resolve_wrt
+from onnx_convgrad.passes.canonicalize import InputShapes, canonicalize
+from onnx_convgrad.passes.training import set_training
+from onnx_convgrad.passes.verify import verify
+from onnx_convgrad.reverse import backward
+
+__all__ = ["GRADIENTS_KEY", "SEEDS_KEY", "AnyModel", "Built", "Mode", "Names", "build", "load"]
+
+AnyModel = str | os.PathLike[str] | onnx.ModelProto | ir.Model
+Names = str | Sequence[str]
+Progress = Callable[[str], None]
+Mode = Literal["augment", "vjp", "grad", "jvp", "hvp"]
+
+GRADIENTS_KEY = "onnx_convgrad.gradients"
+"""`metadata_props` key: JSON object, differentiated value -> graph output with its derivative."""
+
+SEEDS_KEY = "onnx_convgrad.seeds"
+"""`metadata_props` key: JSON object, value -> graph input with its cotangent or tangent (absent when seeded with ones)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A transformed model with what was decided on the way."""
+
+    model: ir.Model
+    primal: ir.Model
+    gradients: dict[str, str]
+    choices: tuple[Choice, ...]
+
+
+def load(model: AnyModel) -> ir.Model:
+    """The model as a private onnx_ir model; external weights stay on disk.
+
+    Raises:
+        ModelError: The file cannot be read or is not an ONNX model.
+    """
+    if isinstance(model, ir.Model):
+        return model.clone()
+    if isinstance(model, onnx.ModelProto):
+        return ir.from_proto(model)
+    path = Path(model)
+    try:
+        return ir.load(path)
+    except FileNotFoundError:
+        raise ModelError(f"There is no file {str(path)!r}.") from None
+    except IsADirectoryError:
+        raise ModelError(f"{str(path)!r} is a folder, not a model.") from None
+    except Exception as problem:
+        raise ModelError(f"{str(path)!r} is not a readable ONNX model ({problem}).") from problem
+
+
+def build(
+    model: AnyModel,
+    *,
+    mode: Mode = "augment",
+    wrt: Names = "parameters",
+    of: Names | None = None,
+    seed: str | None = None,
+    training: bool = False,
+    trainable_inputs: bool = False,
+    target: str = "cpu",
+    lowering: Choosing = "auto",
+    input_shapes: InputShapes | None = None,
+    progress: Progress = lambda _: None,
+) -> Built:
+    """Run all stages; `progress` is told the name of each. Arguments and errors as for `onnx_convgrad.augment`."""
+    if seed not in (None, "ones"):
+        raise ArgumentError(f"seed must be None or 'ones', not {seed!r}.")
+    machine = target_named(target)
+    check_choice(lowering)
+    progress("reading")
+    m = load(model)
+    progress("canonicalizing")
+    m = canonicalize(m, input_shapes)
+    running = set_training(m.graph) if training else []
+    primal = m.clone()
+    graph = m.graph
+    sources, targets = resolve_wrt(graph, wrt), resolve_of(graph, of)
+    if mode in ("grad", "hvp"):
+        _require_scalar(targets, mode)
+    progress("differentiating")
+    job = _Job(m, Emitter(graph, opsets=graph.opset_imports, target=machine))
+    results = job.derivatives(mode, sources, targets, seed)
+    if mode in ("vjp", "grad", "hvp"):
+        del graph.outputs[:]
+    else:
+        graph.outputs.extend(job.claim(v, f"{name}_next") for name, v in running if not v.is_graph_output())
+    graph.outputs.extend(results.values())
+    if trainable_inputs:
+        graph.inputs.extend(v for v in sources if v.is_initializer() and not v.is_graph_input())
+    common.RemoveUnusedNodesPass()(m)
+    progress("lowering")
+    choices = lower(graph, machine, lowering)
+    progress("verifying")
+    outputs = list(graph.outputs)[len(graph.outputs) - len(results) :]
+    found = {value.name or "": result.name or "" for value, result in zip(results, outputs, strict=True)}
+    _finish(m, found)
+    verify(m, primal)
+    return Built(m, primal, found, tuple(choices))
+
+
+def _require_scalar(targets: list[ir.Value], mode: Mode) -> None:
+    for y in targets:
+        if y.shape is not None and any(known(d) not in (1, None) for d in y.shape):
+            raise ArgumentError(
+                f"{mode} needs a scalar, but {y.name!r} has shape {y.shape}.",
+                hint="Use vjp, or reduce it to one element.",
+            )
+
+
+class _Job:
+    """Seeds, derivatives and the names of the new graph inputs and outputs; clashes get `_1`, `_2`."""
+
+    def __init__(self, m: ir.Model, e: Emitter) -> None:
+        self.m, self.e = m, e
+        self.used = {v.name for v in (*m.graph.inputs, *m.graph.initializers.values())}
+        self.used.update(v.name for node in m.graph.all_nodes() for v in node.outputs)
+        self.seeds: dict[str, str] = {}
+
+    def derivatives(
+        self, mode: Mode, sources: list[ir.Value], targets: list[ir.Value], seed: str | None
+    ) -> dict[ir.Value, ir.Value]:
+        """The value that each derivative belongs to -> its graph output: sources in reverse mode, targets in forward."""
+        if mode == "jvp":
+            tangents = {x: self._input(x, "tangent") for x in sources}
+            results = self._outputs(targets, forward(self.e, tangents, targets), "tangent")
+        else:
+            ones = seed == "ones" or mode in ("grad", "hvp")
+            cotangents = {y: self._seed(y, ones=ones) for y in targets}
+            gradients = backward(self.e, cotangents, dict.fromkeys(sources))
+            if mode == "hvp":
+                tangents = {x: self._input(x, "tangent") for x in sources}
+                pushed = forward(self.e, tangents, list(dict.fromkeys(gradients.values())))
+                gradients = {x: pushed[g] for x, g in gradients.items() if g in pushed}
+            results = self._outputs(sources, gradients, "grad_tangent" if mode == "hvp" else "grad")
+        self.m.metadata_props[SEEDS_KEY] = json.dumps(self.seeds)
+        return results
+
+    def claim(self, value: ir.Value, name: str) -> ir.Value:
+        """Give `value` the name, or the next free one after it."""
+        candidate, count = name, 0
+        while candidate in self.used:
+            count += 1
+            candidate = f"{name}_{count}"
+        self.used.add(candidate)
+        value.name = candidate
+        return value
+
+    def _input(self, like: ir.Value, suffix: str) -> ir.Value:
+        value = ir.Value(shape=like.shape, type=ir.TensorType(like.dtype or ir.DataType.FLOAT))
+        self.e.graph.inputs.append(self.claim(value, f"{like.name}_{suffix}"))
+        self.seeds[like.name or ""] = value.name or ""
+        return value
+
+    def _seed(self, y: ir.Value, *, ones: bool) -> ir.Value:
+        """The cotangent of a target: a graph input, or ones."""
+        single = y.shape is not None and all(known(d) == 1 for d in y.shape)
+        return self.e.full_like(y, 1) if ones or single else self._input(y, "grad")
+
+    def _outputs(
+        self, values: list[ir.Value], reached: Mapping[ir.Value, ir.Value], suffix: str
+    ) -> dict[ir.Value, ir.Value]:
+        """One output per value, named `<name>_<suffix>`; zeros, and a warning, where nothing reaches it."""
+        missing = [repr(v.name) for v in values if v not in reached]
+        if missing:
+            listed = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+            what = "of wrt reaches" if suffix == "tangent" else "of `of` depends on"
+            warnings.warn(f"The derivative is zero: no member {what} {listed}.", UserWarning, stacklevel=5)
+        emitted = set(self.e.emitted)
+        taken: set[ir.Value] = set()
+        outputs: dict[ir.Value, ir.Value] = {}
+        for value in values:
+            result = reached[value] if value in reached else self.e.zeros_like(value)
+            if result.producer() not in emitted or result in taken:
+                result = self._identity(result, value)  # two outputs may hold the same value
+            taken.add(result)
+            outputs[value] = self.claim(result, f"{value.name}_{suffix}")
+        return outputs
+
+    def _identity(self, value: ir.Value, like: ir.Value) -> ir.Value:
+        node = ir.Node("", "Identity", [value], num_outputs=1)
+        self.e.place(node)
+        return self.e.typed(node.outputs[0], like)
+
+
+def _finish(m: ir.Model, gradients: dict[str, str]) -> None:
+    """Remove what is unused, name the new nodes after their forward nodes, write the map."""
+    common.RemoveUnusedNodesPass()(m)
+    m.opset_imports.pop(DOMAIN, None)
+    counts: dict[str, int] = {}
+    taken = {node.name for node in m.graph}  # the model may be differentiated already
+    for node in m.graph:
+        origin = node.metadata_props.pop("onnx_convgrad.origin", None)
+        if origin is not None:
+            counts[origin] = counts.get(origin, 0) + 1
+            while f"{origin}/grad_{counts[origin]}" in taken:
+                counts[origin] += 1
+            node.name = f"{origin}/grad_{counts[origin]}"
+    m.metadata_props[GRADIENTS_KEY] = json.dumps(gradients)
+    m.producer_name = "onnx_convgrad"

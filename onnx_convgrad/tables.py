@@ -1,0 +1,119 @@
+"""What the commands print: tables on a terminal, aligned plain text in a pipe, stages and warnings on stderr."""
+
+# ruff: noqa: T201 - printing is what this module is for
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+__all__ = ["Output", "Table", "bytes_text", "ms_text", "recorded_warnings", "shape_text"]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of text under headings; columns in `right` are aligned to the right (numbers)."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    right: frozenset[int] = field(default_factory=frozenset)
+    title: str = ""
+
+    def plain(self) -> str:
+        """Two spaces between columns, no boxes, no wrapping."""
+        lines = [list(self.columns), *map(list, self.rows)]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(self.columns))]
+        text = [
+            "  ".join(
+                cell.rjust(width) if i in self.right else cell.ljust(width)
+                for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in lines
+        ]
+        return "\n".join([self.title, *text] if self.title else text)
+
+
+class Output:
+    """Where a command's results go; `quiet` silences all but errors, `json` leaves stdout to the JSON text."""
+
+    def __init__(self, *, quiet: bool = False, json: bool = False) -> None:
+        self.silent = quiet or json
+        self.progress_on = not quiet and sys.stderr.isatty()
+
+    def line(self, text: str = "") -> None:
+        if not self.silent:
+            print(text)
+
+    def table(self, table: Table) -> None:
+        if self.silent:
+            return
+        if not sys.stdout.isatty():
+            print(table.plain(), end="\n\n" if table.title else "\n")
+            return
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table as Grid
+        from rich.text import Text
+
+        title = Text(table.title, style="bold") if table.title else None
+        grid = Grid(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+        for i, column in enumerate(table.columns):
+            grid.add_column(column, justify="right" if i in table.right else "left", overflow="fold")
+        for row in table.rows:
+            grid.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
+        Console().print(grid)
+
+    @contextlib.contextmanager
+    def stages(self) -> Iterator[Callable[[str], None]]:
+        """A spinner with the name of the stage, on a terminal only."""
+        if not self.progress_on:
+            yield lambda _: None
+            return
+        from rich.console import Console
+        from rich.markup import escape
+
+        with Console(stderr=True).status("starting") as status:
+            yield lambda stage: status.update(escape(stage))
+
+
+_STYLES = {"ok": "green", "FAIL": "bold red", "chosen": "green"}
+
+
+@contextlib.contextmanager
+def recorded_warnings() -> Iterator[list[str]]:
+    """Collect warnings; each is printed on stderr as one line when the block ends."""
+    texts: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        warnings.simplefilter("always", UserWarning)
+        try:
+            yield texts
+        finally:
+            kept = (w for w in caught if issubclass(w.category, (UserWarning, RuntimeWarning)))
+            texts.extend(" ".join(str(w.message).split()) for w in kept)
+            for text in texts:
+                print(f"Warning: {text}", file=sys.stderr)
+
+
+def shape_text(shape: Sequence[object] | None) -> str:
+    """`N x 3 x 224 x 224`; `?` for an unknown rank, `scalar` for rank 0."""
+    if shape is None:
+        return "?"
+    return "x".join("?" if d is None else str(d) for d in shape) or "scalar"
+
+
+def bytes_text(count: int) -> str:
+    """A file size as people write it."""
+    size, units = float(count), ["B", "kB", "MB", "GB", "TB"]
+    while size >= 1000 and len(units) > 1:
+        size /= 1000
+        units.pop(0)
+    return f"{size:.0f} {units[0]}" if units[0] == "B" else f"{size:.1f} {units[0]}"
+
+
+def ms_text(seconds: float) -> str:
+    """Predicted milliseconds, three significant digits."""
+    return f"{1e3 * seconds:.3g} ms"

@@ -1,0 +1,302 @@
+"""Operators of the canonical opset in PyTorch: an independent reading of the specification, for checking only.
+
+`OPERATORS` maps an operator to `f(n, *inputs)`, where `n` gives attributes and absent inputs are `None`. A case that is
+not covered raises `NotRebuilt` with what it is.
+"""
+
+# ruff: noqa: ARG001, ARG005, N812 - all operators share one signature; F is PyTorch's custom
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from onnx_convgrad.registry import Call
+from onnx_convgrad.torch_layout import DTYPES, LAYOUT, NotRebuilt
+
+__all__ = ["OPERATORS", "NotRebuilt"]
+
+_CONV = (F.conv1d, F.conv2d, F.conv3d)
+_CONV_TRANSPOSE = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+_MAX_POOL = (F.max_pool1d, F.max_pool2d, F.max_pool3d)
+_AVERAGE_POOL = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)
+
+
+def _of_rank(functions: Sequence[Any], rank: int, n: Call) -> Any:
+    if not 1 <= rank <= 3:
+        raise NotRebuilt(f"{n.node.op_type} in {rank} dimensions")
+    return functions[rank - 1]
+
+
+# -- windows -----------------------------------------------------------------------------------------------------------
+
+
+def _pads(n: Call, size: Sequence[int], kernel: Sequence[int]) -> tuple[list[int], list[int], list[int], list[int]]:
+    """Strides, dilations, begin and end pads of a window, with `auto_pad` resolved."""
+    rank = len(kernel)
+    strides, dilations = list(n.ints("strides") or [1] * rank), list(n.ints("dilations") or [1] * rank)
+    auto = n.string("auto_pad", "NOTSET")
+    if auto in ("NOTSET", "VALID"):
+        pads = list(n.ints("pads") or ()) if auto == "NOTSET" else []
+        pads = pads or [0] * (2 * rank)
+        return strides, dilations, pads[:rank], pads[rank:]
+    begin, end = [], []
+    for length, k, s, d in zip(size, kernel, strides, dilations, strict=True):
+        total = max((math.ceil(length / s) - 1) * s + (k - 1) * d + 1 - length, 0)
+        small = total // 2
+        begin.append(total - small if auto == "SAME_LOWER" else small)
+        end.append(total - begin[-1])
+    return strides, dilations, begin, end
+
+
+def _padded(x: Tensor, begin: Sequence[int], end: Sequence[int], value: float = 0.0) -> Tensor:
+    flat = [p for b, e in zip(reversed(begin), reversed(end), strict=True) for p in (b, e)]
+    return F.pad(x, flat, value=value) if any(flat) else x
+
+
+def _conv(n: Call, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+    strides, dilations, begin, end = _pads(n, x.shape[2:], w.shape[2:])
+    function = _of_rank(_CONV, x.dim() - 2, n)
+    result: Tensor = function(_padded(x, begin, end), w, b, strides, 0, dilations, n.int("group", 1))
+    return result
+
+
+def _conv_transpose(n: Call, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+    """The full transposed convolution, then cut at both ends; `output_padding` and `output_shape` only move the cut."""
+    rank = x.dim() - 2
+    strides, dilations = list(n.ints("strides") or [1] * rank), list(n.ints("dilations") or [1] * rank)
+    extra = list(n.ints("output_padding") or [0] * rank)
+    full: Tensor = _of_rank(_CONV_TRANSPOSE, rank, n)(x, w, None, strides, 0, 0, n.int("group", 1), dilations)
+    wanted, auto = n.ints("output_shape"), n.string("auto_pad", "NOTSET")
+    if wanted is None and auto.startswith("SAME"):
+        wanted = tuple(size * s for size, s in zip(x.shape[2:], strides, strict=True))
+    pads = list(n.ints("pads") or [0] * (2 * rank))
+    for i in range(rank):
+        size = full.shape[2 + i] + extra[i]
+        begin, end = pads[i], pads[rank + i]
+        if wanted is not None:
+            total = max(size - wanted[i], 0)
+            begin = total // 2 if auto == "SAME_UPPER" else total - total // 2
+            end = size - wanted[i] - begin
+        tail = extra[i] - end
+        full = _padded(full, [0] * i + [-begin] + [0] * (rank - i - 1), [0] * i + [tail] + [0] * (rank - i - 1))
+    return full if b is None else full + b.reshape(1, -1, *[1] * rank)
+
+
+def _ceil_extension(
+    n: Call, size: Sequence[int], kernel: Sequence[int]
+) -> tuple[list[int], list[int], list[int], list[int], list[int]]:
+    """As `_pads`, and how far `ceil_mode` lets the last window reach beyond the end pad."""
+    strides, dilations, begin, end = _pads(n, size, kernel)
+    beyond = []
+    for length, k, s, d, b, e in zip(size, kernel, strides, dilations, begin, end, strict=True):
+        room = length + b + e - (k - 1) * d - 1
+        count = (math.ceil(room / s) if n.int("ceil_mode", 0) else room // s) + 1
+        if n.int("ceil_mode", 0) and (count - 1) * s >= length + b:
+            count -= 1
+        beyond.append(max((count - 1) * s - room, 0))
+    return strides, dilations, begin, end, beyond
+
+
+def _max_pool(n: Call, x: Tensor) -> Tensor:
+    if len(n.node.outputs) > 1 and n.node.outputs[1].name:
+        raise NotRebuilt("MaxPool with indices")
+    kernel = n.ints("kernel_shape") or ()
+    strides, dilations, begin, end, beyond = _ceil_extension(n, x.shape[2:], kernel)
+    wide = _padded(x, begin, [e + more for e, more in zip(end, beyond, strict=True)], -math.inf)
+    result: Tensor = _of_rank(_MAX_POOL, len(kernel), n)(wide, kernel, strides, 0, dilations)
+    return result
+
+
+def _average_pool(n: Call, x: Tensor) -> Tensor:
+    kernel = n.ints("kernel_shape") or ()
+    strides, dilations, begin, end, beyond = _ceil_extension(n, x.shape[2:], kernel)
+    if any(d != 1 for d in dilations):
+        raise NotRebuilt("AveragePool with dilations")
+    pool = _of_rank(_AVERAGE_POOL, len(kernel), n)
+    inner = torch.ones_like(x[:1, :1])
+    counted = _padded(inner, begin, end, 1.0 if n.int("count_include_pad", 0) else 0.0)
+    none = [0] * len(kernel)
+    share = pool(_padded(counted, none, beyond), kernel, strides)
+    result: Tensor = pool(_padded(_padded(x, begin, end), none, beyond), kernel, strides) / share
+    return result
+
+
+def _spatial(x: Tensor) -> list[int]:
+    return list(range(2, x.dim()))
+
+
+# -- normalization -----------------------------------------------------------------------------------------------------
+
+
+def _batch_norm(n: Call, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor) -> Any:
+    shape = (1, -1, *[1] * (x.dim() - 2))
+    epsilon = n.float("epsilon", 1e-5)
+    if not n.int("training_mode", 0):
+        normal = (x - mean.reshape(shape)) / torch.sqrt(var.reshape(shape) + epsilon)
+        return normal * scale.reshape(shape) + bias.reshape(shape)
+    axes, keep = [0, *_spatial(x)], n.float("momentum", 0.9)
+    m, v = x.mean(axes), x.var(axes, unbiased=False)
+    normal = (x - m.reshape(shape)) / torch.sqrt(v.reshape(shape) + epsilon)
+    return (
+        normal * scale.reshape(shape) + bias.reshape(shape),
+        keep * mean + (1 - keep) * m,
+        keep * var + (1 - keep) * v,
+    )
+
+
+def _layer_norm(n: Call, x: Tensor, scale: Tensor, bias: Tensor | None = None) -> Any:
+    axis = n.int("axis", -1) % x.dim()
+    axes = list(range(axis, x.dim()))
+    mean, var = x.mean(axes, keepdim=True), x.var(axes, unbiased=False, keepdim=True)
+    inverse = 1 / torch.sqrt(var + n.float("epsilon", 1e-5))
+    y = (x - mean) * inverse * scale
+    return (y if bias is None else y + bias), mean, inverse
+
+
+def _group_norm(n: Call, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+    return F.group_norm(x, n.int("num_groups", 1), scale, bias, n.float("epsilon", 1e-5))
+
+
+def _instance_norm(n: Call, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+    shape = (1, -1, *[1] * (x.dim() - 2))
+    mean, var = x.mean(_spatial(x), keepdim=True), x.var(_spatial(x), unbiased=False, keepdim=True)
+    normal = (x - mean) / torch.sqrt(var + n.float("epsilon", 1e-5))
+    return normal * scale.reshape(shape) + bias.reshape(shape)
+
+
+def _lrn(n: Call, x: Tensor) -> Tensor:
+    size = n.int("size", 1)
+    before = (size - 1) // 2
+    squares = F.pad((x * x).transpose(1, -1), (before, size - 1 - before)).unfold(-1, size, 1).sum(-1).transpose(1, -1)
+    return x / (n.float("bias", 1.0) + n.float("alpha", 1e-4) / size * squares) ** n.float("beta", 0.75)
+
+
+def _lp_norm(n: Call, x: Tensor) -> Tensor:
+    length: Tensor = torch.linalg.vector_norm(x, n.int("p", 2), n.int("axis", -1), keepdim=True)
+    return x / length
+
+
+# -- elementwise -------------------------------------------------------------------------------------------------------
+
+
+def _clip(n: Call, x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
+    x = x if low is None else torch.maximum(x, low.to(x.dtype))
+    return x if high is None else torch.minimum(x, high.to(x.dtype))
+
+
+def _div(n: Call, a: Tensor, b: Tensor) -> Tensor:
+    return a / b if a.is_floating_point() else torch.div(a, b, rounding_mode="trunc")
+
+
+def _cast(n: Call, x: Tensor) -> Tensor:
+    to = n.int("to", 1)
+    if to in (1, 10, 11, 16):
+        return x if x.is_floating_point() else x.to(torch.get_default_dtype())
+    if to not in DTYPES:
+        raise NotRebuilt(f"Cast to type {to}")
+    return x.to(DTYPES[to])
+
+
+def _prelu(n: Call, x: Tensor, slope: Tensor) -> Tensor:
+    return torch.where(x < 0, x * slope, x)
+
+
+def _dropout(n: Call, x: Tensor, ratio: Tensor | None = None, training: Tensor | None = None) -> Any:
+    if training is not None and bool(training) and (ratio is None or float(ratio) > 0):
+        raise NotRebuilt("Dropout in training mode")
+    return x, torch.ones_like(x, dtype=torch.bool)
+
+
+def _fold(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    def run(n: Call, *xs: Tensor) -> Tensor:
+        total = xs[0]
+        for x in xs[1:]:
+            total = function(total, x)
+        return total
+
+    return run
+
+
+def _gemm(n: Call, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
+    a = a.T if n.int("transA", 0) else a
+    b = b.T if n.int("transB", 0) else b
+    y = n.float("alpha", 1.0) * (a @ b)
+    return y if c is None else y + n.float("beta", 1.0) * c
+
+
+def _unary(function: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    return lambda n, x: function(x)
+
+
+def _binary(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    return lambda n, a, b: function(a, b)
+
+
+_UNARY: dict[str, Callable[[Tensor], Tensor]] = {
+    **{name: getattr(torch, name.lower()) for name in "Relu Sigmoid Tanh Exp Log Sqrt Abs Neg Reciprocal Erf".split()},
+    **{name: getattr(torch, name.lower()) for name in "Floor Ceil Round Sign Sin Cos Tan Asin Acos Atan".split()},
+    **{name: getattr(torch, name.lower()) for name in "Sinh Cosh Asinh Acosh Atanh".split()},
+    "Not": torch.logical_not,
+    "Identity": lambda x: x,
+    "Softplus": lambda x: torch.logaddexp(x, torch.zeros_like(x)),
+    "Softsign": F.softsign,
+    "Mish": lambda x: x * torch.tanh(torch.logaddexp(x, torch.zeros_like(x))),
+    "HardSwish": lambda x: x * torch.clamp(x / 6 + 0.5, 0, 1),
+    "GlobalAveragePool": lambda x: x.mean(_spatial(x), keepdim=True),
+    "GlobalMaxPool": lambda x: x.amax(_spatial(x), keepdim=True),
+}
+
+_BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "Add": torch.add, "Sub": torch.sub, "Mul": torch.mul, "MatMul": torch.matmul, "Pow": torch.pow,
+    "Equal": torch.eq, "Greater": torch.gt, "Less": torch.lt, "GreaterOrEqual": torch.ge, "LessOrEqual": torch.le,
+    "And": torch.logical_and, "Or": torch.logical_or, "Xor": torch.logical_xor,
+}  # fmt: skip
+
+OPERATORS: dict[str, Callable[..., Any]] = {
+    **{name: _unary(function) for name, function in _UNARY.items()},
+    **{name: _binary(function) for name, function in _BINARY.items()},
+    **LAYOUT,
+    "Div": _div,
+    "Mod": lambda n, a, b: torch.fmod(a, b) if n.int("fmod", 0) else torch.remainder(a, b),
+    "Min": _fold(torch.minimum),
+    "Max": _fold(torch.maximum),
+    "Sum": _fold(torch.add),
+    "Mean": lambda n, *xs: _fold(torch.add)(n, *xs) / len(xs),
+    "Where": lambda n, c, a, b: torch.where(c, a, b),
+    "Clip": _clip,
+    "Cast": _cast,
+    "CastLike": lambda n, x, like: x if x.is_floating_point() and like.is_floating_point() else x.to(like.dtype),
+    "PRelu": _prelu,
+    "Dropout": _dropout,
+    "LeakyRelu": lambda n, x: torch.where(x < 0, n.float("alpha", 0.01) * x, x),
+    "Elu": lambda n, x: torch.where(x < 0, n.float("alpha", 1.0) * torch.expm1(x.clamp(max=0)), x),
+    "Celu": lambda n, x: F.celu(x, n.float("alpha", 1.0)),
+    "Selu": lambda n, x: (
+        n.float("gamma", 1.0507009873554805)
+        * torch.where(x < 0, n.float("alpha", 1.6732632423543772) * torch.expm1(x.clamp(max=0)), x)
+    ),
+    "HardSigmoid": lambda n, x: torch.clamp(n.float("alpha", 0.2) * x + n.float("beta", 0.5), 0, 1),
+    "ThresholdedRelu": lambda n, x: torch.where(x > n.float("alpha", 1.0), x, torch.zeros_like(x)),
+    "Gelu": lambda n, x: F.gelu(x, approximate=n.string("approximate", "none")),
+    "Gemm": _gemm,
+    "Einsum": lambda n, *xs: torch.einsum(n.string("equation", ""), *xs),
+    "Conv": _conv,
+    "ConvTranspose": _conv_transpose,
+    "MaxPool": _max_pool,
+    "AveragePool": _average_pool,
+    "BatchNormalization": _batch_norm,
+    "InstanceNormalization": _instance_norm,
+    "LayerNormalization": _layer_norm,
+    "GroupNormalization": _group_norm,
+    "LRN": _lrn,
+    "LpNormalization": _lp_norm,
+    "Softmax": lambda n, x: torch.softmax(x, n.int("axis", -1)),
+    "LogSoftmax": lambda n, x: torch.log_softmax(x, n.int("axis", -1)),
+}
+"""Operator -> its meaning in PyTorch."""

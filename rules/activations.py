@@ -1,0 +1,185 @@
+"""Activations: the local derivative of each, in the form that takes the fewest passes over memory.
+
+At a kink the derivative is PyTorch's: zero for Relu, the slope of the left branch for LeakyRelu and PRelu. A 0/1 mask
+is a comparison and a Cast: faster on the CPU provider than Where or Sign, and every execution provider has it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+
+from onnx_convgrad.emit import Emitter, Operand
+from onnx_convgrad.registry import Call, Cotangents, elementwise
+
+# -- rectifiers --------------------------------------------------------------------------------------------------------
+
+
+def _positive(e: Emitter, value: ir.Value) -> ir.Value:
+    return e.compare("Greater", value, 0)
+
+
+@elementwise("Relu")
+def relu(e: Emitter, n: Call) -> Cotangents:
+    """dy/dx = [y > 0], read from y: the next layer keeps it in memory anyway, x it does not."""
+    return {"X": lambda: e.mask(_positive(e, n.y), n.y)}
+
+
+@elementwise("LeakyRelu")
+def leaky_relu(e: Emitter, n: Call) -> Cotangents:
+    """dy/dx = 1 for x > 0, else alpha."""
+    alpha = n.float("alpha", 0.01)
+
+    def slope() -> ir.Value:
+        x = n["X"]
+        if 0 <= alpha <= 1:  # a third faster than Where on the CPU provider
+            mask = e.mask(_positive(e, x), x)
+            return e.typed(e.op("Clip", mask, e.scalar(alpha, x), e.scalar(1, x)), x)
+        return e.where(_positive(e, x), e.scalar(1, x), alpha)
+
+    return {"X": slope}
+
+
+@elementwise("PRelu", wrt=("X", "slope"), parameters=("slope",))
+def p_relu(e: Emitter, n: Call) -> Cotangents:
+    """dy/dx = 1 for x > 0, else slope; dy/dslope = min(x, 0)."""
+    x = n["X"]
+    return {"X": lambda: e.where(_positive(e, x), 1, n["slope"]), "slope": lambda: e.op("Min", x, 0.0)}
+
+
+@elementwise("ThresholdedRelu")
+def thresholded_relu(e: Emitter, n: Call) -> Cotangents:
+    """y = x for x > alpha, else 0: dy/dx = [x > alpha]."""
+    x = n["X"]
+    return {"X": lambda: e.mask(e.compare("Greater", x, n.float("alpha", 1.0)), x)}
+
+
+@elementwise("Shrink", wrt=("input",))
+def shrink(e: Emitter, n: Call) -> Cotangents:
+    """y = x -+ bias outside [-lambd, lambd], else 0: dy/dx = [x > lambd or x < -lambd]."""
+    x, lambd = n["input"], n.float("lambd", 0.5)
+
+    def outside() -> ir.Value:
+        return e.op("Or", e.compare("Greater", x, lambd), e.compare("Less", x, -lambd))
+
+    return {"input": lambda: e.mask(outside(), x)}
+
+
+# -- exponential units -------------------------------------------------------------------------------------------------
+
+
+@elementwise("Elu")
+def elu(e: Emitter, n: Call) -> Cotangents:
+    """y = x for x > 0, else alpha (exp x - 1): dy/dx = 1 for x > 0, else y + alpha."""
+    alpha = n.float("alpha", 1.0)
+
+    def slope() -> ir.Value:
+        if alpha == 1:
+            return e.add(e.op("Min", n.y, 0.0), 1)
+        return e.where(_positive(e, n["X"]), 1, e.add(n.y, alpha))
+
+    return {"X": slope}
+
+
+@elementwise("Celu")
+def celu(e: Emitter, n: Call) -> Cotangents:
+    """y = x for x > 0, else alpha (exp(x / alpha) - 1): dy/dx = min(y, 0) / alpha + 1."""
+    return {"X": lambda: e.add(e.mul(e.op("Min", n.y, 0.0), 1 / n.float("alpha", 1.0)), 1)}
+
+
+@elementwise("Selu")
+def selu(e: Emitter, n: Call) -> Cotangents:
+    """y = gamma x for x > 0, else gamma alpha (exp x - 1): dy/dx = gamma for x > 0, else y + gamma alpha."""
+    alpha, gamma = n.float("alpha", 1.67326319217681884765625), n.float("gamma", 1.05070102214813232421875)
+    return {"X": lambda: e.where(_positive(e, n["X"]), gamma, e.add(n.y, gamma * alpha))}
+
+
+# -- sigmoids ----------------------------------------------------------------------------------------------------------
+
+
+@elementwise("Sigmoid")
+def sigmoid(e: Emitter, n: Call) -> Cotangents:
+    """dy/dx = y (1 - y)."""
+    return {"X": lambda: e.mul(n.y, e.sub(1, n.y))}
+
+
+@elementwise("HardSigmoid")
+def hard_sigmoid(e: Emitter, n: Call) -> Cotangents:
+    """y = clip(alpha x + beta, 0, 1): dy/dx = alpha [0 < y < 1]."""
+
+    def slope() -> ir.Value:
+        inside = e.op("And", _positive(e, n.y), e.compare("Less", n.y, 1))
+        return e.mul(e.mask(inside, n.y), n.float("alpha", 0.2))
+
+    return {"X": slope}
+
+
+@elementwise("HardSwish")
+def hard_swish(e: Emitter, n: Call) -> Cotangents:
+    """y = x h(x) with h = clip(x / 6 + 1/2, 0, 1): dy/dx = h(x) + [|x| <= 3] x / 6."""
+    x = n["X"]
+
+    def slope() -> ir.Value:
+        inside = e.mask(e.compare("LessOrEqual", e.op("Abs", x), 3), x)
+        gate = e.typed(e.op("HardSigmoid", x, alpha=1 / 6, beta=0.5), x)
+        return e.add(gate, e.mul(inside, e.mul(x, 1 / 6)))
+
+    return {"X": slope}
+
+
+@elementwise("Softplus")
+def softplus(e: Emitter, n: Call) -> Cotangents:
+    """y = log(1 + exp x): dy/dx = sigmoid x."""
+    return {"X": lambda: e.op("Sigmoid", n["X"])}
+
+
+@elementwise("Softsign", wrt=("input",))
+def softsign(e: Emitter, n: Call) -> Cotangents:
+    """y = x / (1 + |x|): dy/dx = 1 / (1 + |x|)^2 = (1 - |y|)^2."""
+    return {"input": lambda: e.square(e.sub(1, e.op("Abs", n.y)))}
+
+
+# -- smooth gates ------------------------------------------------------------------------------------------------------
+
+
+@elementwise("Gelu")
+def gelu(e: Emitter, n: Call) -> Cotangents:
+    """y = x P(x), P the normal distribution function or its approximation by tanh: dy/dx = P + x P'."""
+    tanh_form = n.string("approximate", "none") == "tanh"
+    return {"X": lambda: _gelu_tanh(e, n["X"]) if tanh_form else _gelu_erf(e, n["X"])}
+
+
+def _gelu_erf(e: Emitter, x: ir.Value) -> ir.Value:
+    """(1 + erf u) / 2 + u exp(-u^2) / sqrt(pi), u = x / sqrt 2."""
+    u = e.mul(x, math.sqrt(0.5))
+    bell = e.typed(e.op("Exp", e.mul(u, e.neg(u))), x)
+    slope = e.mul(e.mul(u, 2 / math.sqrt(math.pi)), bell)
+    return e.mul(e.add(e.add(e.op("Erf", u), slope), 1), 0.5)
+
+
+def _gelu_tanh(e: Emitter, x: ir.Value) -> ir.Value:
+    """s + s (1 - s) x v' with s = sigmoid v = (1 + tanh(v / 2)) / 2, v = a x + b x^3, x v' = 3 v - 2 a x."""
+    a = 2 * math.sqrt(2 / math.pi)
+    v = e.mul(x, e.add(e.mul(e.square(x), 0.044715 * a), a))
+    s = e.op("Sigmoid", v)
+    inner = e.sub(e.mul(v, 3), e.mul(x, 2 * a))
+    return e.mul(s, e.add(e.mul(e.sub(1, s), inner), 1))
+
+
+@elementwise("Mish")
+def mish(e: Emitter, n: Call) -> Cotangents:
+    """y = x tanh(softplus x): dy/dx = s / d (1 + q + 4 x q^2 / d) with s = sigmoid x, q = 1 - s, d = 1 + q^2.
+
+    exp(softplus x) = 1 / q, so tanh(softplus x) = (1 - q^2) / (1 + q^2). Softplus is twenty times slower than Sigmoid.
+    """
+    x = n["X"]
+
+    def slope() -> Operand:
+        s = e.op("Sigmoid", x)
+        q = e.sub(1, s)
+        q2 = e.square(q)
+        whole = e.add(q2, 1)
+        return e.mul(e.div(s, whole), e.add(e.add(q, 1), e.mul(e.mul(x, 4), e.div(q2, whole))))
+
+    return {"X": slope}

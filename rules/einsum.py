@@ -1,0 +1,212 @@
+"""Einsum: any number of operands, any equation.
+
+    y[out] = sum over the other indices of the product of x_i[term_i]
+
+The cotangent of one operand swaps its term with the output's:
+
+    dx_i[term_i] = sum over the other indices of g[out] times the product of x_j[term_j], j != i
+
+Three things do not fit into one Einsum and are added around it. An index of term_i that occurs nowhere else was summed
+away: the cotangent is constant along it (Expand). An index repeated within term_i took a diagonal: the cotangent is
+zero off it (Where). An axis of size one that met a longer one was broadcast: the walk sums over it, or, where the longer
+one is x_i's own, it is expanded. An ellipsis is spelled out in fresh indices wherever the ranks are known.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from onnx_convgrad.emit import Dim, Emitter, dims_equal, known
+from onnx_convgrad.registry import Call, Cotangents, multilinear
+
+_ELLIPSIS = "..."
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """A tensor with the index of each of its axes."""
+
+    term: tuple[str, ...]
+    value: ir.Value
+
+    def sizes(self, index: str) -> list[Any]:
+        """The dimensions under an index, as far as the shape is known."""
+        if self.value.shape is None or _ELLIPSIS in self.term:
+            return [None] if index in self.term else []
+        return [d for label, d in zip(self.term, self.value.shape, strict=True) if label == index]
+
+
+@multilinear("Einsum", wrt=("Inputs",), parameters=("Inputs",))
+def einsum_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y[out] = x_0[term_0] x_1[term_1] ...: dx_i[term_i] = g[out] times the x_j[term_j] with j != i."""
+    operands = [v for v in n.inputs if v is not None]
+    terms, out = _spelled_out(n.string("equation", ""), operands)
+    factors = [Factor(term, v) for term, v in zip(terms, operands, strict=True)]
+    cotangent = Factor(out, g["Output"])
+    return {"Inputs": lambda i: _cotangent(e, factors[i], [cotangent, *factors[:i], *factors[i + 1 :]])}
+
+
+# -- equations ---------------------------------------------------------------------------------------------------------
+
+
+def _tokens(term: str) -> tuple[str, ...]:
+    head, dots, tail = term.partition(_ELLIPSIS)
+    return (*head, *([dots] if dots else []), *tail)
+
+
+def _parse(equation: str) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
+    """The operands' terms and the output's; an implicit output has the indices that occur once, in order."""
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    terms = [_tokens(term) for term in left.split(",")]
+    if arrow:
+        return terms, _tokens(right)
+    letters = [c for c in left if c not in ".,"]
+    once = sorted(c for c in set(letters) if letters.count(c) == 1)
+    return terms, (*([_ELLIPSIS] if _ELLIPSIS in left else []), *once)
+
+
+def _spelled_out(equation: str, operands: Sequence[ir.Value]) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
+    """The equation with letters in place of each ellipsis, if the ranks say how many; aligned at the right."""
+    terms, out = _parse(equation)
+    dotted = [(t, v) for t, v in zip(terms, operands, strict=True) if _ELLIPSIS in t]
+    if not dotted or any(v.shape is None for _, v in dotted):
+        return terms, out
+    fresh = [c for c in string.ascii_letters if c not in equation]
+    most = max(len(v.shape) - len(t) + 1 for t, v in dotted if v.shape is not None)
+
+    def spell(term: tuple[str, ...], count: int) -> tuple[str, ...]:
+        if _ELLIPSIS not in term:
+            return term
+        at = term.index(_ELLIPSIS)
+        return (*term[:at], *fresh[most - count : most], *term[at + 1 :])
+
+    counts = [0 if v.shape is None else len(v.shape) - len(t) + 1 for t, v in zip(terms, operands, strict=True)]
+    return [spell(t, count) for t, count in zip(terms, counts, strict=True)], spell(out, most)
+
+
+# -- one cotangent -----------------------------------------------------------------------------------------------------
+
+
+def _cotangent(e: Emitter, operand: Factor, others: Sequence[Factor]) -> ir.Value:
+    term = operand.term
+    if _ELLIPSIS in term and term[0] != _ELLIPSIS:
+        e.rank(operand.value, "the gradient of an Einsum with an ellipsis after an index")
+    indices = tuple(dict.fromkeys(term))
+    found = [index for index in indices if any(index in f.term for f in others)]
+    if _ELLIPSIS in indices and _ELLIPSIS not in found:
+        e.rank(operand.value, "the gradient of an Einsum that sums over an ellipsis")
+    if any(_ELLIPSIS in f.term for f in others) and _ELLIPSIS not in found:
+        found.insert(0, _ELLIPSIS)  # ONNX Runtime wants it in the output; the walk sums over it
+    value = _contract(e, others, tuple(found))
+    value = e.unsqueeze(value, [p - len(indices) for p, index in enumerate(indices) if index not in found])
+    if any(_must_expand(operand, index, others) for index in indices):
+        value = e.op("Expand", value, _sizes(e, operand, indices))
+    return value if len(indices) == len(term) else _diagonal(e, value, operand, indices)
+
+
+def _must_expand(operand: Factor, index: str, others: Sequence[Factor]) -> bool:
+    """Whether the product of the others may be shorter along this index than the operand is."""
+    if index == _ELLIPSIS:
+        return False  # it is in the output, which is as long as the longest
+    sizes = [d for f in others for d in f.sizes(index)]
+    own = operand.sizes(index)
+    if not sizes:
+        return True
+    if any(d is not None and known(d) == 1 for d in own):
+        return False
+    return not any(dims_equal(a, b) for a in sizes for b in own if a is not None and b is not None)
+
+
+def _sizes(e: Emitter, operand: Factor, indices: tuple[str, ...]) -> ir.Value:
+    if len(indices) == len(operand.term):
+        return e.shape(operand.value)
+    parts: list[Dim] = []
+    for index in indices:
+        if index == _ELLIPSIS:
+            parts.append(e.op("Shape", operand.value, start=0, end=1 - len(operand.term)))
+        else:
+            parts.append(e.dim(operand.value, operand.term.index(index) - len(operand.term)))
+    return e.vector(parts)
+
+
+def _diagonal(e: Emitter, value: ir.Value, operand: Factor, indices: tuple[str, ...]) -> ir.Value:
+    """Spread over the repeated axes: the value where their positions agree, zero elsewhere."""
+    term, rank = operand.term, len(operand.term)
+    first = [p for p, index in enumerate(term) if term.index(index) == p]
+    assert len(first) == len(indices)
+    value = e.unsqueeze(value, [p - rank for p in range(rank) if p not in first])
+    for p, index in enumerate(term):
+        q = term.index(index)
+        if q != p:
+            positions = _positions(e, e.dim(operand.value, p - rank))
+            here, there = (e.unsqueeze(positions, list(range(1, rank - axis))) for axis in (p, q))
+            value = e.where(e.compare("Equal", here, there), value, 0)
+    return value
+
+
+def _positions(e: Emitter, size: Dim) -> ir.Value:
+    if isinstance(size, int):
+        return e.ints(range(size))
+    zero, one = e.const(0), e.const(1)
+    return e.op("Range", zero, e.squeeze(size, [0]), one)
+
+
+def _contract(e: Emitter, factors: Sequence[Factor], out: tuple[str, ...]) -> ir.Value:
+    """The product of the factors, summed over every index that is not in `out`."""
+    scalars = [f for f in factors if not f.term]
+    tensors = [f for f in factors if f.term]
+    if len(tensors) == 1 and len(set(tensors[0].term)) == len(tensors[0].term):
+        value = _rearrange(e, tensors[0], out)
+    elif tensors:
+        tensors = [_without_ones(e, f, tensors) for f in tensors]
+        equation = f"{','.join(''.join(f.term) for f in tensors)}->{''.join(out)}"
+        value = e.op("Einsum", *(f.value for f in tensors), equation=equation)
+        if _ELLIPSIS not in out:
+            value.shape = ir.Shape([_longest([d for f in tensors for d in f.sizes(index)]) for index in out])
+    else:
+        value, scalars = scalars[0].value, scalars[1:]
+    for scalar in scalars:
+        value = e.mul(value, scalar.value)
+    return value
+
+
+def _without_ones(e: Emitter, factor: Factor, factors: Sequence[Factor]) -> Factor:
+    """Drop axes of size one under an index that is longer elsewhere: shape inference takes them at their word."""
+    if factor.value.shape is None or _ELLIPSIS in factor.term:
+        return factor
+    sizes = {index: _longest([d for f in factors for d in f.sizes(index)]) for index in factor.term}
+    spare = [
+        axis
+        for axis, (index, d) in enumerate(zip(factor.term, factor.value.shape, strict=True))
+        if known(d) == 1 and (known(sizes[index]) or 0) > 1
+    ]
+    term = tuple(index for axis, index in enumerate(factor.term) if axis not in spare)
+    return Factor(term, e.squeeze(factor.value, spare))
+
+
+def _rearrange(e: Emitter, factor: Factor, out: tuple[str, ...]) -> ir.Value:
+    """Sum and transpose a single tensor."""
+    if factor.term == out:
+        return factor.value
+    if _ELLIPSIS in factor.term:
+        return e.op("Einsum", factor.value, equation=f"{''.join(factor.term)}->{''.join(out)}")
+    kept = [index for index in factor.term if index in out]
+    summed = [axis for axis, index in enumerate(factor.term) if index not in out]
+    value = e.reduce_sum(factor.value, summed, keepdims=False)
+    return e.transpose(value, [kept.index(index) for index in out])
+
+
+def _longest(sizes: Sequence[Any]) -> Any:
+    """The size that sizes broadcast to; unknown unless certain."""
+    for d in sizes:
+        if d is not None and (known(d) or 0) > 1:
+            return d
+    if sizes and all(d is not None and dims_equal(d, sizes[0]) for d in sizes):
+        return sizes[0]
+    rest = [d for d in sizes if d is None or known(d) != 1]
+    return rest[0] if len(rest) == 1 else None

@@ -1,0 +1,135 @@
+"""GridSample, interpolation at positions that are themselves data, and AffineGrid, which makes such positions.
+
+    y[n, c, p] = sum over taps t of w_t(grid[n, p]) x[n, c, i_t(grid[n, p])]
+
+with one weight per tap, a product over the axes. Re-expressed so with one gather: the walk then gives both gradients,
+the scatter for X and the product rule over the weights for the grid, and those of any order.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_convgrad.emit import Dim, Emitter, known
+from onnx_convgrad.registry import Call, Cotangents, expansion, linear
+
+_CUBIC = -0.75
+
+Tap = tuple[ir.Value, ir.Value | None]
+"""Indices on one axis, int64 [N, 1, P], and their weights (`None`: 1)."""
+
+
+@expansion("GridSample", wrt=("X", "grid"))
+def grid_sample(e: Emitter, n: Call) -> ir.Value:
+    """y[n, c, p] = sum over t of w_t(grid[n, p]) x[n, c, i_t(grid[n, p])]."""
+    x, grid = n["X"], n["grid"]
+    cubic = n.string("mode", "linear") in ("cubic", "bicubic")  # only for images
+    rank = 2 if cubic else e.rank(x if x.shape is not None else grid) - 2
+    sizes = [e.dim(x, 2 + axis) for axis in range(rank)]
+    points = [e.dim(grid, 1 + axis) for axis in range(rank)]
+    count = e.size_mul(*points)
+    batch, channels = e.dim(x, 0), e.dim(x, 1)
+    taps = []
+    for axis in range(rank):  # the last coordinate of the grid belongs to the first spatial axis
+        column = e.op("Gather", grid, e.const(np.int64(rank - 1 - axis)), axis=rank + 1)
+        taps.append(_taps(e, n, e.reshape(column, [batch, 1, count]), sizes[axis]))
+    places, weights = [], []
+    for combination in itertools.product(*taps):
+        place, weight = combination[0]
+        for (index, factor), size in zip(combination[1:], sizes[1:], strict=True):
+            place = e.op("Add", e.op("Mul", place, e.vector([size])), index)
+            weight = factor if weight is None else weight if factor is None else e.mul(weight, factor)
+        places.append(place)
+        weights.append(weight)
+    flat = e.reshape(x, [batch, channels, e.size_mul(*sizes)])
+    every = e.op("Expand", e.concat(places, 2), e.vector([batch, channels, e.size_mul(count, len(places))]))
+    values = e.op("GatherElements", flat, every, axis=2)
+    kept = [w for w in weights if w is not None]
+    if kept:
+        values = e.mul(values, e.concat(kept, 2))
+    if len(places) > 1:
+        values = e.reduce_sum(e.reshape(values, [batch, channels, len(places), count]), [2], keepdims=False)
+    return e.typed(e.reshape(values, [batch, channels, *points]), n.y)
+
+
+def _taps(e: Emitter, n: Call, coordinate: ir.Value, size: Dim) -> list[Tap]:
+    """Which elements of one axis each point reads, and how much of them."""
+    at = _denormalize(e, n, coordinate, size)
+    mode = {"bilinear": "linear", "bicubic": "cubic"}.get(name := n.string("mode", "linear"), name)
+    if mode == "nearest":
+        return [_padded(e, n, e.cast(e.op("Round", at), ir.DataType.INT64), None, coordinate, size)]
+    base = e.op("Floor", at)
+    part = e.sub(at, base)
+    first = e.cast(base, ir.DataType.INT64)
+    if mode == "linear":
+        weights = {0: e.sub(1, part), 1: part}
+    else:
+        rest = e.sub(1, part)
+        weights = {-1: _far(e, e.add(part, 1)), 0: _near(e, part), 1: _near(e, rest), 2: _far(e, e.add(rest, 1))}
+    places = {k: e.op("Add", first, e.ints([k])) if k else first for k in weights}
+    return [_padded(e, n, places[k], weight, coordinate, size) for k, weight in weights.items()]
+
+
+def _denormalize(e: Emitter, n: Call, coordinate: ir.Value, size: Dim) -> ir.Value:
+    """[-1, 1] onto [0, L - 1] with `align_corners`, else onto [-1/2, L - 1/2]."""
+    length = e.size_as(size, coordinate)
+    shifted = e.add(coordinate, 1)
+    if n.int("align_corners", 0):
+        return e.mul(e.div(shifted, 2), e.sub(length, 1))
+    return e.div(e.sub(e.mul(shifted, length), 1), 2)
+
+
+def _near(e: Emitter, t: ir.Value) -> ir.Value:
+    """Cubic convolution (Keys 1981) for a distance t <= 1: ((a + 2) t - (a + 3)) t^2 + 1."""
+    return e.add(e.mul(e.mul(e.sub(e.mul(t, _CUBIC + 2), _CUBIC + 3), t), t), 1)
+
+
+def _far(e: Emitter, t: ir.Value) -> ir.Value:
+    """The same for 1 <= t <= 2: ((a t - 5 a) t + 8 a) t - 4 a."""
+    inner = e.mul(e.sub(e.mul(t, _CUBIC), 5 * _CUBIC), t)
+    return e.sub(e.mul(e.add(inner, 8 * _CUBIC), t), 4 * _CUBIC)
+
+
+def _padded(e: Emitter, n: Call, index: ir.Value, weight: ir.Value | None, like: ir.Value, size: Dim) -> Tap:
+    """Bring an index into the axis as `padding_mode` says; outside, zero padding takes the weight away."""
+    mode = n.string("padding_mode", "zeros")
+    zero, length, last = e.ints([0]), e.vector([size]), e.vector([e.size_sub(size, 1)])
+    if mode == "reflection":
+        aligned = n.int("align_corners", 0)
+        top = e.vector([e.size_mul(2, e.size_sub(size, 1)) if aligned else e.size_sub(e.size_mul(2, size), 1)])
+        period = e.op("Max", top if aligned else e.op("Add", top, e.ints([1])), e.ints([1]))
+        folded = e.op("Mod", index, period)
+        return e.op("Min", folded, e.op("Sub", top, folded)), weight
+    inside = e.op("Max", e.op("Min", index, last), zero)
+    if mode == "zeros":
+        valid = e.op("And", e.compare("GreaterOrEqual", index, zero), e.compare("Less", index, length))
+        mask = e.mask(valid, like)
+        weight = mask if weight is None else e.mul(weight, mask)
+    return inside, weight
+
+
+@linear("AffineGrid", wrt=("theta",))
+def affine_grid_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y[n, p, k] = sum over j of theta[n, k, j] b[p, j]: dtheta[n, k, j] = sum over p of g[n, p, k] b[p, j].
+
+    b[p] = (x, y, 1), where (x, y) is what the operator itself makes of the identity.
+    """
+
+    def theta_grad() -> ir.Value:
+        theta, gy, size = n["theta"], g["grid"], n["size"]
+        rank = known(theta.shape[1]) if theta.shape is not None else None
+        rank = rank or e.rank(gy) - 2
+        one = e.const(np.eye(rank, rank + 1)[None], theta.dtype)
+        inner = e.op("Slice", size, e.ints([1]), e.ints([rank + 2]), e.ints([0]))
+        single = e.op("Concat", e.ints([1]), inner, axis=0)
+        places = e.op("AffineGrid", one, single, align_corners=n.int("align_corners", 0))
+        positions = e.op("Reshape", places, e.ints([-1, rank]))
+        homogeneous = e.op("Pad", positions, e.ints([0, 0, 0, 1]), e.scalar(1, theta))
+        rows = e.op("Reshape", gy, e.vector([e.dim(theta, 0), -1, rank]), allowzero=None)
+        return e.typed(e.matmul(e.op("Transpose", rows, perm=[0, 2, 1]), homogeneous), theta)
+
+    return {"theta": theta_grad}

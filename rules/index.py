@@ -1,0 +1,241 @@
+"""Gather, Scatter and other operators that pick elements by index.
+
+    y[j] = x[p(j)]    dx[i] = sum of g[j] over all j with p(j) = i
+
+Indices that are constants mostly take one row or a run of rows, and then nothing needs to be scattered: see `ungather`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_convgrad.emit import Dim, Emitter, known, static_dims
+from onnx_convgrad.registry import Call, Cotangents, linear, require, vjp
+from onnx_convgrad.rules.movement import (
+    adjoint_by_positions,
+    extent,
+    flatten,
+    positions,
+    scatter,
+    scatter_add,
+)
+
+# -- Gather ------------------------------------------------------------------------------------------------------------
+
+
+@linear("Gather", wrt=("data",), parameters=("data",))
+def gather_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y[a, j, b] = x[a, i[j], b]: dx[a, k, b] = sum over j with i[j] = k of g[a, j, b]."""
+    return {"data": lambda: ungather(e, n["data"], n["indices"], g["output"], n.int("axis", 0))}
+
+
+def ungather(e: Emitter, x: ir.Value, indices: ir.Value, gy: ir.Value, axis: int, *, unique: bool = False) -> ir.Value:
+    """The cotangent of `x` under `Gather(x, indices, axis)`. `unique`: no index repeats."""
+    size = e.dim(x, axis)
+    rank = None if indices.shape is None else len(indices.shape)
+    chosen = _normalized(e.constant_of(indices), size)
+    if rank == 0:
+        gy = e.unsqueeze(gy, [axis])
+    if chosen is not None and rank in (0, 1):
+        result = _unpick(e, gy, chosen.reshape(-1), size, axis)
+        if result is not None:
+            return result
+    if rank == 0 or (rank == 1 and indices.shape is not None and known(indices.shape[0]) == 1):
+        return _place_row(e, gy, indices, size, axis)
+    if 0 in (static_dims(gy) or ()):
+        return e.zeros_like(x)
+    block = _blocks(e, x, indices, gy, axis)
+    if chosen is not None:
+        result = _unpick(e, block, chosen.reshape(-1), size, 1)
+        if result is not None:
+            return e.reshape_like(result, x)
+    row = e.op("Reshape", e.cast(indices, ir.DataType.INT64), e.ints([1, -1, 1]))
+    where = e.op("Expand", row, e.shape(block))
+    like = e.op("Expand", e.scalar(0, gy), e.vector(_block_sizes(e, x, axis)))
+    return e.reshape_like(scatter(e, like, where, block, 1, "none" if unique else "add"), x)
+
+
+def _normalized(indices: np.ndarray | None, size: Dim) -> np.ndarray | None:
+    """Constant indices counted from the start; those that count from an end not known yet are left as they are."""
+    if indices is None or indices.size == 0:
+        return None
+    return np.where(indices < 0, indices + size, indices) if isinstance(size, int) else indices
+
+
+def _unpick(e: Emitter, gy: ir.Value, chosen: np.ndarray, size: Dim, axis: int) -> ir.Value | None:
+    """Constant indices: a run of rows is padded, distinct rows are gathered back (the others from a row of zeros)."""
+    first, count = int(chosen[0]), len(chosen)
+    if (np.diff(chosen) == 1).all() and (first >= 0 or int(chosen[-1]) < 0):
+        begin = e.size_add(size, first) if first < 0 else first
+        end = e.size_sub(size, first + count) if first >= 0 else -first - count
+        return e.pad(gy, [begin], [end], [axis])
+    if not isinstance(size, int) or len(set(chosen.tolist())) < count:
+        return None
+    inverse = np.full(size, count, np.int64)
+    inverse[chosen] = np.arange(count)
+    source = gy if count == size else e.pad(gy, [0], [1], [axis])
+    return e.op("Gather", source, e.const(inverse), axis=axis)
+
+
+def _place_row(e: Emitter, gy: ir.Value, index: ir.Value, size: Dim, axis: int) -> ir.Value:
+    """One row, chosen at run time."""
+    row = e.op("Reshape", e.cast(index, ir.DataType.INT64), e.ints([1]))
+    begin = e.where(e.compare("Less", row, 0), e.size_add(row, size), row)
+    return e.pad(gy, [begin], [e.size_sub(e.size_sub(size, 1), begin)], [axis])
+
+
+def _block_sizes(e: Emitter, x: ir.Value, axis: int) -> tuple[Dim, Dim, Dim]:
+    """Sizes of x seen as [before, axis, after]."""
+    before = extent(e, x, 0, axis) if axis else 1
+    return before, e.dim(x, axis), extent(e, x, axis + 1) if axis != -1 else 1
+
+
+def _blocks(e: Emitter, x: ir.Value, indices: ir.Value, gy: ir.Value, axis: int) -> ir.Value:
+    """The cotangent as [before, indices, after]."""
+    before, _, after = _block_sizes(e, x, axis)
+    return e.op("Reshape", gy, e.vector([before, extent(e, indices, 0), after]), allowzero=1)
+
+
+@linear("GatherElements", wrt=("data",))
+def gather_elements_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y[a, j, b] = x[a, i[a, j, b], b]: dx[a, k, b] = sum over j with i[a, j, b] = k of g[a, j, b]."""
+    return {"data": lambda: scatter_add(e, n["data"], n["indices"], g["output"], n.int("axis", 0))}
+
+
+@linear("GatherND", wrt=("data",))
+def gather_nd_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y[a, j, b] = x[a, i[a, j], b] with a tuple of indices i[a, j]: dx is the sum of g at the positions taken."""
+
+    def cotangent() -> ir.Value:
+        move = n.attributes()
+        return adjoint_by_positions(e, lambda v: e.op("GatherND", v, n["indices"], **move), n["data"], g["output"])
+
+    return {"data": cotangent}
+
+
+@linear("Compress", wrt=("input",))
+def compress_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y takes the rows of x, or without an axis the elements, whose condition holds: dx puts g back there."""
+    x, keep = n["input"], e.constant_of(n["condition"])
+
+    def cotangent() -> ir.Value:
+        kept = e.ints(np.flatnonzero(keep)) if keep is not None else None
+        indices = kept or e.squeeze(e.op("NonZero", n["condition"]), [0])
+        if "axis" not in n.attributes():
+            return e.reshape_like(ungather(e, flatten(e, x), indices, g["output"], 0, unique=True), x)
+        return ungather(e, x, indices, g["output"], n.int("axis", 0), unique=True)
+
+    return {"input": cotangent}
+
+
+@vjp("TopK", wrt=("X",))
+def top_k_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """values[j] = x[i[j]], i the operator's own indices: dx[i[j]] = g[j]. No index repeats."""
+    return {"X": lambda: scatter(e, e.zeros_like(n["X"]), n.out("Indices"), g["Values"], n.int("axis", -1))}
+
+
+@linear("OneHot", wrt=("values",))
+def one_hot_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y = off (1 - h) + on h with the 0/1 mask h: d off = sum of (1 - h) g, d on = sum of h g."""
+
+    def cotangent() -> ir.Value:
+        def sum_over(off: float, on: float) -> ir.Value:
+            levels = e.const(np.asarray([off, on]), n["values"].dtype or ir.DataType.FLOAT)
+            mask = e.op("OneHot", n["indices"], n["depth"], levels, axis=n.int("axis", -1))
+            total = e.op("ReduceSum", e.mul(g["output"], e.typed(mask, g["output"])), keepdims=0)
+            return e.op("Reshape", total, e.ints([1]))
+
+        return e.concat([sum_over(1, 0), sum_over(0, 1)], 0)
+
+    return {"values": cotangent}
+
+
+# -- Scatter -----------------------------------------------------------------------------------------------------------
+
+
+@vjp("ScatterElements", wrt=("data", "updates"))
+def scatter_elements_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y = data, but reduced with updates[a, j, b] at y[a, i[a, j, b], b]: see `_unscatter`."""
+    indices, axis = n["indices"], n.int("axis", 0)
+    return _unscatter(
+        e,
+        n,
+        g["output"],
+        lambda v: e.typed(e.op("GatherElements", v, indices, axis=axis), n["updates"]),
+        lambda data, updates, reduction: scatter(e, data, indices, updates, axis, reduction),
+    )
+
+
+@vjp("ScatterND", wrt=("data", "updates"))
+def scatter_nd_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y = data, but reduced with updates[j, b] at y[i[j], b]: see `_unscatter`."""
+    x, indices = n["data"], n["indices"]
+
+    def reduce(data: ir.Value, updates: ir.Value, reduction: str) -> ir.Value:
+        if reduction == "none":
+            return e.typed(e.op("ScatterND", data, indices, updates), x)
+        where = flatten(e, e.op("GatherND", positions(e, x), indices))
+        return e.reshape_like(scatter(e, flatten(e, data), where, flatten(e, updates), 0, reduction), x)
+
+    return _unscatter(e, n, g["output"], lambda v: e.typed(e.op("GatherND", v, indices), n["updates"]), reduce)
+
+
+def _unscatter(
+    e: Emitter,
+    n: Call,
+    gy: ir.Value,
+    gather: Callable[[ir.Value], ir.Value],
+    reduce: Callable[[ir.Value, ir.Value, str], ir.Value],
+) -> Cotangents:
+    """Cotangents of `data` and `updates`, given how this operator gathers at and scatters to its indices.
+
+    none: data passes where nothing is written. add: both pass. mul: the product of all other factors.
+    max, min: shared equally among those that reach the extremum, as in PyTorch.
+    """
+    data, updates, reduction = n["data"], n["updates"], n.string("reduction", "none")
+    require(reduction in ("none", "add", "mul", "min", "max"), f"its reduction {reduction!r} is unknown.")
+    if reduction == "none":
+        return {"data": lambda: reduce(gy, e.zeros_like(updates), "none"), "updates": lambda: gather(gy)}
+    if reduction == "add":
+        return {"data": lambda: gy, "updates": lambda: gather(gy)}
+    if reduction == "mul":
+        return _unscatter_product(e, data, updates, gy, gather, reduce)
+
+    at_data, at_updates = e.compare("Equal", data, n.y), e.compare("Equal", updates, gather(n.y))
+
+    def share() -> ir.Value:
+        ties = reduce(e.mask(at_data, data), e.mask(at_updates, data), "add")
+        return e.div(gy, ties)
+
+    return {
+        "data": lambda: e.where(at_data, share(), 0),
+        "updates": lambda: e.where(at_updates, gather(share()), 0),
+    }
+
+
+def _unscatter_product(
+    e: Emitter,
+    data: ir.Value,
+    updates: ir.Value,
+    gy: ir.Value,
+    gather: Callable[[ir.Value], ir.Value],
+    reduce: Callable[[ir.Value, ir.Value, str], ir.Value],
+) -> Cotangents:
+    """The product of the other factors: the whole divided by one's own; zeros are counted apart, so none divides."""
+    void = {v: e.compare("Equal", v, 0) for v in (data, updates)}
+    factor = {v: e.where(void[v], 1, v) for v in (data, updates)}
+    product = reduce(factor[data], factor[updates], "mul")
+    voids = reduce(e.mask(void[data], data), e.mask(void[updates], data), "add")
+
+    def others(v: ir.Value, product_: ir.Value, voids_: ir.Value) -> ir.Value:
+        alone = e.compare("Equal", voids_, e.mask(void[v], v))
+        return e.where(alone, e.div(product_, factor[v]), 0)
+
+    return {
+        "data": lambda: e.mul(gy, others(data, product, voids)),
+        "updates": lambda: e.mul(gather(gy), others(updates, gather(product), gather(voids))),
+    }

@@ -1,0 +1,226 @@
+"""Matrix products, determinants, and the scale of a quantized tensor.
+
+    MatMul            y[.., m, n] = sum over k of a[.., m, k] b[.., k, n]
+    Gemm              y = alpha A' B' + beta C
+    Det               y = det x
+    DequantizeLinear  y = (x - zero_point) scale
+
+A batched operand meets a matrix in one large product wherever that saves a reduction: the weight of a dense layer
+gets its cotangent from a single Gemm over all leading axes. Where the ranks are unknown, the graph brings operands to at
+least two axes, and an Einsum with an ellipsis does the rest.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_convgrad.emit import Dim, Emitter, known
+from onnx_convgrad.registry import Call, Cotangents, multilinear, vjp
+from onnx_convgrad.reverse import unbroadcast
+
+# -- MatMul ------------------------------------------------------------------------------------------------------------
+
+
+@multilinear("MatMul", wrt=("A", "B"), parameters=("A", "B"))
+def matmul_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """[m,k][k,n]->[m,n]: dA = [m,n][k,n]->[m,k], dB = [m,k][m,n]->[k,n], for each member of the batch."""
+    a, b, gy = n["A"], n["B"], g["Y"]
+    return {"A": lambda: _matmul_left(e, a, b, gy), "B": lambda: _matmul_right(e, a, b, gy)}
+
+
+def _rank(value: ir.Value) -> int | None:
+    return None if value.shape is None else len(value.shape)
+
+
+def _matmul_left(e: Emitter, a: ir.Value, b: ir.Value, gy: ir.Value) -> ir.Value:
+    ra, rb = _rank(a), _rank(b)
+    if rb == 1:  # y[.., m] = a[.., m, k] b[k]; with a vector a, y is a scalar and this is y b all the same
+        return e.mul(e.unsqueeze(gy, [-1]), b)
+    if ra == 1 and rb is not None:  # y[.., n] = a[k] b[.., k, n]
+        return e.matmul(b, gy) if rb == 2 else e.squeeze(e.matmul(b, e.unsqueeze(gy, [-1])), [-1])
+    if ra == 2 and rb == 2:
+        return e.op("Gemm", gy, b, transB=1)
+    if rb == 2 or (ra is not None and rb is not None):
+        return e.matmul(gy, e.transpose(b, [1, 0]) if rb == 2 else e.swap_last(b))
+    _, matrices, cotangent, _ = _matrices(e, a, b, gy)
+    return e.op("Einsum", cotangent, matrices, equation="...mn,...kn->...mk")
+
+
+def _matmul_right(e: Emitter, a: ir.Value, b: ir.Value, gy: ir.Value) -> ir.Value:
+    ra, rb = _rank(a), _rank(b)
+    if ra == 1 and rb == 1:
+        return e.mul(a, gy)
+    if rb == 1:
+        return e.matmul(e.reshape(gy, [-1]), _rows(e, a, e.dim(b, 0)))
+    if ra == 1 and rb is not None:
+        return e.mul(e.unsqueeze(a, [1]), e.unsqueeze(gy, [-2]))
+    if rb == 2:  # every leading axis of a and y is summed over: one product
+        return e.op("Gemm", _rows(e, a, e.dim(b, 0)), _rows(e, gy, e.dim(b, 1)), transA=1)
+    if ra is not None and rb is not None:
+        return e.matmul(e.swap_last(a), gy)
+    matrices, _, cotangent, batch = _matrices(e, a, b, gy)
+    result = e.op("Einsum", matrices, cotangent, equation="...mk,...mn->...kn")
+    own = e.op("Slice", e.op("Shape", b), e.ints([-2]), e.ints([2**31 - 1]), e.ints([0]))
+    return e.op("Reshape", result, e.concat([batch, own], 0), allowzero=1)
+
+
+def _rows(e: Emitter, value: ir.Value, width: Dim) -> ir.Value:
+    """All axes but the last as one."""
+    rank = _rank(value)
+    if rank == 2:
+        return value
+    return e.reshape(value, [_batch(e, value, 1), width])
+
+
+def _batch(e: Emitter, value: ir.Value, last: int) -> Dim:
+    """Number of entries over all axes but the `last` ones. Not -1: it would be ambiguous in an empty tensor."""
+    rank = _rank(value)
+    if rank is not None:
+        return e.size_mul(*(e.dim(value, axis) for axis in range(rank - last)))
+    return e.op("ReduceProd", e.op("Shape", value, end=-last), keepdims=1)
+
+
+def _matrices(e: Emitter, a: ir.Value, b: ir.Value, gy: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value, ir.Value]:
+    """Operands and cotangent as matrices with equally many batch axes, whatever the ranks turn out to be; the batch.
+
+    ONNX Runtime wants an ellipsis to stand for as many axes in every operand.
+    """
+    one, two = e.ints([1]), e.ints([2])
+    shape_a, shape_b = e.op("Shape", a), e.op("Shape", b)
+    rank_a, rank_b = e.op("Shape", shape_a), e.op("Shape", shape_b)
+    rank = e.op("Max", rank_a, rank_b, two)
+
+    def ones(count: ir.Value) -> ir.Value:
+        return e.op("Expand", one, count)
+
+    column = e.op("Sub", e.op("Max", rank_b, two), rank_b)  # one when b is a vector: it stands as a column
+    begin_b = ones(e.op("Sub", e.op("Sub", rank, rank_b), column))
+    left = e.op("Reshape", a, e.concat([ones(e.op("Sub", rank, rank_a)), shape_a], 0), allowzero=1)
+    right = e.op("Reshape", b, e.concat([begin_b, shape_b, ones(column)], 0), allowzero=1)
+    batch = e.op("Slice", e.op("Shape", gy), e.ints([0]), e.op("Sub", rank, two))
+    m, n = e.op("Shape", left, start=-2, end=-1), e.op("Shape", right, start=-1)
+    return left, right, e.op("Reshape", gy, e.concat([batch, m, n], 0), allowzero=1), batch
+
+
+# -- Gemm --------------------------------------------------------------------------------------------------------------
+
+
+@vjp("Gemm", wrt=("A", "B", "C"), parameters=("A", "B", "C"))
+def gemm_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y = alpha A' B' + beta C: dA' = alpha g B'^T, dB' = alpha A'^T g, dC = beta g, summed where C was broadcast."""
+    a, b, c, gy = n["A"], n["B"], n.get("C"), g["Y"]
+    ta, tb = n.int("transA", 0), n.int("transB", 0)
+    alpha, beta = n.float("alpha", 1.0), n.float("beta", 1.0)
+
+    def product(left: ir.Value, right: ir.Value, trans_left: int, trans_right: int) -> ir.Value:
+        scaled = alpha if alpha != 1 else None
+        return e.op("Gemm", left, right, alpha=scaled, transA=trans_left or None, transB=trans_right or None)
+
+    def bias() -> ir.Value:
+        assert c is not None
+        return e.zeros_like(c) if beta == 0 else e.mul(unbroadcast(e, gy, c, n.y), beta)
+
+    return {
+        "A": lambda: product(b, gy, tb, 1) if ta else product(gy, b, 0, 1 - tb),
+        "B": lambda: product(gy, a, 1, ta) if tb else product(a, gy, 1 - ta, 0),
+        "C": bias,
+    }
+
+
+# -- Det ---------------------------------------------------------------------------------------------------------------
+
+
+@vjp("Det", wrt=("X",))
+def det_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """dX[i, j] = g C[i, j] with the cofactors C[i, j] = (-1)^(i+j) det(X without row i and column j).
+
+    Unlike det(X) inverse(X)^T this holds for singular matrices as well, and needs no operator that ONNX lacks.
+    """
+    x, gy = n["X"], g["Y"]
+    size = e.dim(x, -1)
+
+    def cotangent() -> ir.Value:
+        weight = e.unsqueeze(gy, [-2, -1])
+        if isinstance(size, int) and size == 1:
+            return weight
+        others, sign = _minors(e, size, x)
+        rows = e.op("Gather", e.reshape(x, [_batch(e, x, 2), size, size]), others, axis=1)
+        both = e.op("Gather", rows, others, axis=3)
+        minors = e.op("Det", e.transpose(both, [0, 1, 3, 2, 4]))
+        return e.mul(e.reshape_like(e.mul(minors, sign), x), weight)
+
+    return {"X": cotangent}
+
+
+def _minors(e: Emitter, size: Dim, like: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """For each i the indices other than i, and the signs (-1)^(i+j)."""
+    if isinstance(size, int):
+        every = np.arange(size)
+        rest = np.arange(max(size - 1, 0))
+        signs = 1 - 2 * ((every[:, None] + every) % 2)
+        return e.const(rest + (rest >= every[:, None])), e.const(signs, like.dtype or ir.DataType.FLOAT)
+    whole = _range(e, size)
+    part = _range(e, e.size_sub(size, 1))
+    column = e.unsqueeze(whole, [1])
+    skipped = e.cast(e.compare("GreaterOrEqual", part, column), ir.DataType.INT64)
+    odd = e.op("Mod", e.op("Add", whole, column), e.ints([2]))
+    sign = e.op("Sub", e.ints([1]), e.op("Mul", odd, e.ints([2])))
+    return e.op("Add", part, skipped), e.cast(sign, like.dtype or ir.DataType.FLOAT)
+
+
+def _range(e: Emitter, size: Dim) -> ir.Value:
+    if isinstance(size, int):
+        return e.ints(range(size))
+    zero, one = e.const(np.int64(0)), e.const(np.int64(1))
+    return e.op("Range", zero, e.squeeze(size, [0]), one)
+
+
+# -- DequantizeLinear --------------------------------------------------------------------------------------------------
+
+
+@multilinear("DequantizeLinear", wrt=("x_scale",))
+def dequantize_linear_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y[p] = (x[p] - z[c(p)]) s[c(p)]: ds[c] = sum over p with c(p) = c of g[p] (x[p] - z[c])."""
+    x, scale, gy = n["x"], n["x_scale"], g["y"]
+    axis, block = n.int("axis", 1), n.int("block_size", 0)
+
+    def cotangent() -> ir.Value:
+        unit = e.op(
+            "DequantizeLinear", x, e.full_like(scale, 1), n.get("x_zero_point"), axis=axis, block_size=block or None
+        )
+        local = e.mul(gy, e.typed(unit, gy))
+        if block:
+            return _sum_blocks(e, local, scale if scale.shape is not None else x, scale, axis, block)
+        if scale.shape is not None and all(known(d) == 1 for d in scale.shape):
+            return e.reshape_like(e.op("ReduceSum", local, keepdims=0), scale)
+        if _rank(x) == 0:
+            return local
+        return e.op("ReduceSum", local, other_axes(e, x, axis), keepdims=0, noop_with_empty_axes=1)
+
+    return {"x_scale": cotangent}
+
+
+def other_axes(e: Emitter, value: ir.Value, axis: int) -> ir.Value:
+    """Every axis of `value` but one, as a vector: a constant, or computed by the graph when the rank is unknown."""
+    rank = _rank(value)
+    if rank is not None:
+        return e.ints(i for i in range(rank) if i != axis % rank)
+    rank_ = e.op("Shape", e.op("Shape", value))
+    every = _range(e, rank_)
+    here = e.ints([axis]) if axis >= 0 else e.op("Add", rank_, e.ints([axis]))
+    return e.op("Compress", every, e.op("Not", e.compare("Equal", every, here)), axis=0)
+
+
+def _sum_blocks(e: Emitter, local: ir.Value, ranked: ir.Value, scale: ir.Value, axis: int, block: int) -> ir.Value:
+    """Sums over runs of `block` entries along `axis`; the last run may be shorter."""
+    rank = e.rank(ranked, "the gradient of its scale per block")
+    here = axis % rank
+    count = e.dim(scale, here)
+    lacking = e.size_sub(e.size_mul(count, block), e.dim(local, here))
+    whole = e.pad(local, [0], [lacking], [here])
+    dims = [e.dim(scale if i == here else local, i) for i in range(rank)]
+    split = e.reshape(whole, [*dims[: here + 1], block, *dims[here + 1 :]])
+    return e.reduce_sum(split, [here + 1], keepdims=False)

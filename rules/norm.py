@@ -1,0 +1,306 @@
+"""Normalizations with a scale and a bias: batch, instance, layer and group.
+
+Each subtracts a mean m and multiplies by r = (v + eps)^(-1/2), with the mean and variance of a group of entries:
+
+    xhat = (x - m) r        y = scale xhat + B
+
+If h = scale g is the cotangent of xhat, and the statistics move with x,
+
+    dx = r (h - mean(h) - xhat mean(h xhat))
+
+Statistics are recomputed from x, centred before squaring: neither a large mean nor the node's own one-pass variance may
+cost digits. float16 is widened to float32 for all sums. Where the rank is unknown the graph computes the axes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from onnx_convgrad.emit import Dim, Emitter, known
+from onnx_convgrad.registry import Call, Cotangents, vjp
+from onnx_convgrad.reverse import unbroadcast
+from onnx_convgrad.rules.linalg import other_axes
+
+_NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+# -- pieces ------------------------------------------------------------------------------------------------------------
+
+
+def wide(e: Emitter, value: ir.Value) -> ir.Value:
+    """The value in a type that sums can be taken in."""
+    return e.cast(value, ir.DataType.FLOAT) if value.dtype in _NARROW else value
+
+
+def narrow(e: Emitter, value: ir.Value, like: ir.Value) -> ir.Value:
+    """The value in `like`'s type."""
+    return value if like.dtype is None else e.cast(value, like.dtype)
+
+
+def axes_from(e: Emitter, value: ir.Value, axis: int) -> ir.Value:
+    """The axes from `axis` to the last, as a vector: constant if `axis` is negative or the rank known."""
+    if axis < 0:
+        return e.ints(range(axis, 0))
+    if value.shape is not None:
+        return e.ints(range(axis, len(value.shape)))
+    rank = e.squeeze(e.op("Shape", e.op("Shape", value)), [0])
+    return e.op("Range", e.const(axis), rank, e.const(1))
+
+
+def size_from(e: Emitter, value: ir.Value, axis: int) -> Dim:
+    """The product of the sizes from `axis` to the last."""
+    if value.shape is not None:
+        rank = len(value.shape)
+        return e.size_mul(*(e.dim(value, i) for i in range(axis % rank if axis < 0 else axis, rank)))
+    return e.op("ReduceProd", e.op("Shape", value, start=axis), keepdims=1)
+
+
+def reduce(e: Emitter, op_type: str, value: ir.Value, axes: ir.Value, *, keepdims: bool = True) -> ir.Value:
+    """A Reduce operator over axes that may be computed by the graph."""
+    return e.op(op_type, value, axes, keepdims=int(keepdims), noop_with_empty_axes=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """Axis 1 of `x` against all others; the only axis of a vector is one channel's."""
+
+    e: Emitter
+    x: ir.Value
+
+    @property
+    def rank(self) -> int | None:
+        return None if self.x.shape is None else len(self.x.shape)
+
+    @property
+    def axes(self) -> ir.Value:
+        return self.e.ints([0]) if self.rank == 1 else other_axes(self.e, self.x, 1)
+
+    def spread(self, value: ir.Value) -> ir.Value:
+        """A value per channel, to be broadcast against x."""
+        if self.rank is not None:
+            return self.e.unsqueeze(value, range(1, self.rank - 1))
+        at = self.e.op("Range", self.e.const(0), self._rank_at_run_time(), self.e.const(1))
+        here = self.e.compare("Equal", at, self.e.const(1))
+        return self.e.op("Reshape", value, self.e.op("Where", here, self.e.ints([-1]), self.e.ints([1])))
+
+    def _rank_at_run_time(self) -> ir.Value:
+        return self.e.squeeze(self.e.op("Shape", self.e.op("Shape", self.x)), [0])
+
+    def sum(self, value: ir.Value) -> ir.Value:
+        """The sum over everything but the channels, one entry per channel."""
+        flat = self.rank is not None and self.rank != 1
+        total = reduce(self.e, "ReduceSum", value, self.axes, keepdims=not flat)
+        return total if flat else self.flat(total)
+
+    def flat(self, value: ir.Value) -> ir.Value:
+        """A value with the channels among axes of size one, as a vector."""
+        return self.e.reshape(value, [-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Normalized:
+    """x normalized over `axes` (kept, of size one, in the statistics), with what its cotangent needs."""
+
+    e: Emitter
+    centred: ir.Value
+    inverse: ir.Value
+    axes: ir.Value
+
+    @classmethod
+    def of(cls, e: Emitter, x: ir.Value, axes: ir.Value, epsilon: float) -> Normalized:
+        centred = e.sub(x, reduce(e, "ReduceMean", x, axes))
+        return cls(e, centred, inverse_deviation(e, reduce(e, "ReduceMean", e.square(centred), axes), epsilon), axes)
+
+    @property
+    def value(self) -> ir.Value:
+        return self.e.mul(self.centred, self.inverse)
+
+    def mean(self, value: ir.Value) -> ir.Value:
+        return reduce(self.e, "ReduceMean", value, self.axes)
+
+    def pull(self, h: ir.Value) -> ir.Value:
+        """dx = r (h - mean(h) - xhat mean(h xhat)), h being the cotangent of xhat."""
+        e, xhat = self.e, self.value
+        turned = e.sub(h, self.mean(h))  # centred first: then the rounding of m costs mean(h xhat) nothing
+        return e.mul(e.sub(turned, e.mul(xhat, self.mean(e.mul(turned, xhat)))), self.inverse)
+
+
+def inverse_deviation(e: Emitter, variance: ir.Value, epsilon: float) -> ir.Value:
+    """(v + eps)^(-1/2)."""
+    return e.op("Reciprocal", e.op("Sqrt", e.add(variance, epsilon)))
+
+
+# -- BatchNormalization ------------------------------------------------------------------------------------------------
+
+
+@vjp("BatchNormalization", wrt=("X", "scale", "B", "input_mean", "input_var"), parameters=("scale", "B"))
+def batch_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y[n, c, p] = scale[c] (x[n, c, p] - mean[c]) r[c] + B[c]: linear in x, as the statistics are given.
+
+    dmean[c] = -scale[c] r[c] sum of g, dvar[c] = -scale[c] r[c]^3 / 2 times the sum of g (x - mean).
+    """
+    if n.int("training_mode", 0):
+        return _batch_normalization_training(e, n, g)
+    x, scale, bias, mean, var, gy = n["X"], n["scale"], n["B"], n["input_mean"], n["input_var"], g["Y"]
+    channels = Channels(e, x)
+    inverse = inverse_deviation(e, wide(e, var), n.float("epsilon", 1e-5))
+
+    def factor() -> ir.Value:
+        return e.mul(narrow(e, wide(e, scale), inverse), inverse)
+
+    def total() -> ir.Value:
+        return narrow(e, channels.sum(wide(e, gy)), inverse)
+
+    def moment() -> ir.Value:  # centred: sum(g x) - mean sum(g) would cancel where the mean is large
+        centred = e.sub(wide(e, x), channels.spread(narrow(e, wide(e, mean), wide(e, x))))
+        return narrow(e, channels.sum(e.mul(wide(e, gy), centred)), inverse)
+
+    return {
+        "X": lambda: e.mul(gy, channels.spread(narrow(e, factor(), x))),
+        "scale": lambda: narrow(e, e.mul(moment(), inverse), scale),
+        "B": lambda: narrow(e, total(), bias),
+        "input_mean": lambda: narrow(e, e.neg(e.mul(total(), factor())), mean),
+        "input_var": lambda: narrow(e, e.mul(e.mul(moment(), factor()), e.mul(e.square(inverse), -0.5)), var),
+    }
+
+
+def _batch_normalization_training(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """Mean and variance (of M entries per channel) are those of the batch, and blended into the running ones.
+
+    running = momentum input + (1 - momentum) batch. With a = scale r, h = g - mean(g) and z = x - mean,
+    dx = a h + z k + c,    k = -a r^2 mean(h z) + 2 (1 - momentum) / M drunning_var,
+                           c = (1 - momentum) / M drunning_mean.
+    Centring g first costs no pass more than subtracting at the end, and keeps the rounding of a large mean out of
+    mean(h z).
+    """
+    x, scale, bias = n["X"], n["scale"], n["B"]
+    momentum = n.float("momentum", 0.9)
+    channels = Channels(e, x)
+    data = wide(e, x)
+    normalized = Normalized.of(e, data, channels.axes, n.float("epsilon", 1e-5))
+    centred, inverse = normalized.centred, normalized.inverse
+    gy = None if g["Y"] is None else wide(e, g["Y"])
+    turned = None if gy is None else e.sub(gy, normalized.mean(gy))
+
+    def from_running(name: str, weight: float) -> ir.Value:
+        share = e.div(e.scalar(weight * (1 - momentum), data), _count(e, data, scale))
+        return e.mul(channels.spread(narrow(e, wide(e, g[name]), data)), share)
+
+    def data_cotangent() -> ir.Value:
+        terms: list[ir.Value] = []
+        slope: list[ir.Value] = []
+        if turned is not None:
+            a = e.mul(channels.spread(narrow(e, wide(e, scale), data)), inverse)
+            moment = normalized.mean(e.mul(turned, centred))
+            terms.append(e.mul(turned, a))
+            slope.append(e.neg(e.mul(e.mul(a, e.square(inverse)), moment)))
+        if g.get("running_var") is not None:
+            slope.append(from_running("running_var", 2.0))
+        if slope:
+            terms.append(e.mul(centred, e.sum(slope)))
+        if g.get("running_mean") is not None:
+            shift = from_running("running_mean", 1.0)
+            terms.append(shift if terms else e.expand(shift, data))
+        return narrow(e, e.sum(terms), x)
+
+    def scale_cotangent() -> ir.Value | None:
+        if turned is None:
+            return None
+        return narrow(e, e.mul(channels.sum(e.mul(turned, centred)), channels.flat(inverse)), scale)
+
+    def running(name: str, like: ir.Value) -> ir.Value | None:
+        return None if g.get(name) is None else e.mul(narrow(e, g[name], like), momentum)
+
+    return {
+        "X": data_cotangent,
+        "scale": scale_cotangent,
+        "B": lambda: None if gy is None else narrow(e, channels.sum(gy), bias),
+        "input_mean": lambda: running("running_mean", n["input_mean"]),
+        "input_var": lambda: running("running_var", n["input_var"]),
+    }
+
+
+def _count(e: Emitter, x: ir.Value, scale: ir.Value) -> ir.Value:
+    """Number of entries per channel."""
+    sizes = None if x.shape is None else [known(d) for d in x.shape]
+    if sizes is not None and None not in sizes:
+        return e.scalar(math.prod(d for i, d in enumerate(sizes) if d is not None and (i != 1 or len(sizes) == 1)), x)
+    dtype = x.dtype or ir.DataType.FLOAT
+    return e.div(e.cast(e.op("Size", x), dtype), e.cast(e.op("Size", scale), dtype))
+
+
+# -- InstanceNormalization, GroupNormalization -------------------------------------------------------------------------
+
+
+@vjp("InstanceNormalization", wrt=("input", "scale", "B"), parameters=("scale", "B"))
+def instance_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y[n, c, p] = scale[c] xhat[n, c, p] + B[c], normalized over the positions p of each sample and channel."""
+    x, scale, bias, gy = n["input"], n["scale"], n["B"], wide(e, g["output"])
+    channels = Channels(e, x)
+    normalized = Normalized.of(e, wide(e, x), axes_from(e, x, 2), n.float("epsilon", 1e-5))
+    return {
+        "input": lambda: narrow(e, normalized.pull(e.mul(gy, channels.spread(wide(e, scale)))), x),
+        "scale": lambda: narrow(e, channels.sum(e.mul(gy, normalized.value)), scale),
+        "B": lambda: narrow(e, channels.sum(gy), bias),
+    }
+
+
+@vjp("GroupNormalization", wrt=("X", "scale", "bias"), parameters=("scale", "bias"))
+def group_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y[n, c, p] = scale[c] xhat[n, c, p] + bias[c], normalized over each sample's groups of channels."""
+    x, scale, bias, gy = n["X"], n["scale"], n["bias"], wide(e, g["Y"])
+    groups = n.int("num_groups", 1)
+    channels = Channels(e, x)
+    dims = [e.dim(x, 0), groups, e.size_div(size_from(e, x, 1), groups)]
+    data = wide(e, x)
+    normalized = Normalized.of(e, e.reshape(data, dims), e.ints([2]), n.float("epsilon", 1e-5))
+
+    def data_cotangent() -> ir.Value:
+        h = e.mul(gy, channels.spread(wide(e, scale)))
+        return narrow(e, e.reshape_like(normalized.pull(e.reshape(h, dims)), data), x)
+
+    return {
+        "X": data_cotangent,
+        "scale": lambda: narrow(e, channels.sum(e.mul(gy, e.reshape_like(normalized.value, data))), scale),
+        "bias": lambda: narrow(e, channels.sum(gy), bias),
+    }
+
+
+# -- LayerNormalization ------------------------------------------------------------------------------------------------
+
+
+@vjp("LayerNormalization", wrt=("X", "Scale", "B"), parameters=("Scale", "B"))
+def layer_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y = Scale xhat + B, normalized over the last axes. The results Mean and InvStdDev may carry cotangents too:
+
+    dx += (dMean - dInvStdDev r^2 xhat) / M, with M entries normalized together.
+    """
+    x, scale, bias = n["X"], n["Scale"], n.get("B")
+    axis = n.int("axis", -1)
+    data = wide(e, x)
+    normalized = Normalized.of(e, data, axes_from(e, x, axis), n.float("epsilon", 1e-5))
+    gy = None if g["Y"] is None else wide(e, g["Y"])
+
+    def data_cotangent() -> ir.Value:
+        terms = [] if gy is None else [normalized.pull(e.mul(gy, wide(e, scale)))]
+        count = e.size_as(size_from(e, x, axis), data)
+        if g.get("Mean") is not None:
+            share = e.div(narrow(e, g["Mean"], data), count)
+            terms.append(share if terms else e.expand(share, data))
+        if g.get("InvStdDev") is not None:
+            weight = e.mul(narrow(e, g["InvStdDev"], data), e.square(normalized.inverse))
+            terms.append(e.mul(normalized.value, e.neg(e.div(weight, count))))
+        return narrow(e, e.sum(terms), x)
+
+    def summed(value: ir.Value, operand: ir.Value | None) -> ir.Value:
+        assert operand is not None
+        return narrow(e, unbroadcast(e, value, wide(e, operand), data), operand)
+
+    return {
+        "X": data_cotangent,
+        "Scale": lambda: None if gy is None else summed(e.mul(gy, normalized.value), scale),
+        "B": lambda: None if gy is None else summed(gy, bias),
+    }

@@ -1,0 +1,103 @@
+"""Normalizations without parameters: LpNormalization, MeanVarianceNormalization and LRN.
+
+    LpNormalization            y = x / |x|_p along one axis
+    MeanVarianceNormalization  y = (x - mean) / (deviation + 1e-9)
+    LRN                        y[c] = x[c] s[c]^-beta, s[c] = bias + alpha / size times the sum of x^2 near c
+
+A vector of zeros has no direction, and a constant one no deviation: both count as not moving.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_convgrad.emit import Dim, Emitter
+from onnx_convgrad.registry import Call, Cotangents, require, vjp
+from onnx_convgrad.rules.norm import narrow, size_from, wide
+
+_MVN_EPSILON = 1e-9
+"""Added to the deviation by the operator's specification."""
+
+
+@vjp("LpNormalization", wrt=("input",))
+def lp_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y = x / s with s = |x|_p: dx = (g - ds/dx sum(g y)) / s, where ds/dx is y for p = 2 and sign(x) for p = 1."""
+    x, y, gy = n["input"], n.y, g["output"]
+    axis, p = n.int("axis", -1), n.int("p", 2)
+    require(p in (1, 2), f"p is {p}; the operator is defined for 1 and 2.")
+
+    def cotangent() -> ir.Value:
+        norm = e.reduce("ReduceL1" if p == 1 else "ReduceL2", x, [axis])
+        there = e.compare("Greater", norm, 0)
+        inverse = e.where(there, e.op("Reciprocal", e.where(there, norm, 1)), 0)
+        along = e.reduce_sum(e.mul(gy, y), [axis])
+        return e.mul(e.sub(gy, e.mul(y if p == 2 else e.op("Sign", x), along)), inverse)
+
+    return {"input": cotangent}
+
+
+@vjp("MeanVarianceNormalization", wrt=("X",))
+def mean_variance_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y = (x - m) / d with d = s + eps: dx = (g - mean(g)) / d - (x - m) mean(g (x - m)) / (d^2 s)."""
+    x, gy = wide(e, n["X"]), wide(e, g["Y"])
+    axes = n.ints("axes") or (0, 2, 3)
+
+    def mean(value: ir.Value) -> ir.Value:
+        return e.reduce("ReduceMean", value, axes)
+
+    def cotangent() -> ir.Value:
+        centred = e.sub(x, mean(x))
+        variance = mean(e.square(centred))
+        moves = e.compare("Greater", variance, 0)
+        deviation = e.op("Sqrt", e.where(moves, variance, 1))
+        inverse = e.op("Reciprocal", e.add(e.where(moves, deviation, 0), _MVN_EPSILON))
+        slope = e.div(e.mul(mean(e.mul(gy, centred)), inverse), deviation)
+        return narrow(e, e.mul(e.sub(e.sub(gy, mean(gy)), e.mul(centred, slope)), inverse), n["X"])
+
+    return {"X": cotangent}
+
+
+@vjp("LRN", wrt=("X",))
+def lrn_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """dx[i] = g[i] s[i]^-beta - 2 alpha beta / size x[i] times the sum of g[c] y[c] / s[c] over c whose window has i.
+
+    Both sums over channels are products with a band matrix: one node, for any number of channels.
+    """
+    x, gy = wide(e, n["X"]), wide(e, g["Y"])
+    size = n.int("size", 1)
+    alpha, beta, bias = n.float("alpha", 1e-4), n.float("beta", 0.75), n.float("bias", 1.0)
+    channels = e.dim(x, 1)
+
+    def cotangent() -> ir.Value:
+        below, above = (size - 1) // 2, size // 2
+        dims = [e.dim(x, 0), channels, size_from(e, x, 2)]
+        flat, h, y = (e.reshape(v, dims) for v in (x, gy, wide(e, n.y)))
+        near = _band(e, channels, below, above, x)
+        nearby = e.matmul(near, e.square(flat))
+        s = e.add(e.mul(nearby, alpha / size), bias)
+        back = e.matmul(_band(e, channels, above, below, x), e.div(e.mul(h, y), s))
+        direct = e.mul(h, e.op("Pow", s, e.scalar(-beta, x)))
+        through = e.mul(e.mul(flat, back), 2 * alpha * beta / size)
+        return narrow(e, e.reshape_like(e.sub(direct, through), x), n["X"])
+
+    return {"X": cotangent}
+
+
+def _band(e: Emitter, size: Dim, below: int, above: int, like: ir.Value) -> ir.Value:
+    """1 where -below <= column - row <= above, else 0."""
+    dtype = like.dtype or ir.DataType.FLOAT
+    if isinstance(size, int):
+        at = np.arange(size)
+        ahead = at - at[:, None]
+        return e.const((ahead >= -below) & (ahead <= above), dtype)
+    row = e.op("Range", e.const(0), e.squeeze(size, [0]), e.const(1))
+    distance = e.op("Sub", row, e.unsqueeze(row, [1]))
+    inside = e.op(
+        "And",
+        e.compare("GreaterOrEqual", distance, e.const(-below)),
+        e.compare("LessOrEqual", distance, e.const(above)),
+    )
+    return e.cast(inside, dtype)

@@ -1,0 +1,276 @@
+"""Pooling as a sum over windows, AveragePool and LpPool, and the geometry that MaxPool shares with them.
+
+    AveragePool  y[n, c, p] = sum over t of x[n, c, s p + d t - pad] / count[p]
+    LpPool       y[n, c, p] = (sum over t of |x[n, c, s p + d t - pad]|^q)^(1/q)
+
+Both need the adjoint of a sum over windows, which is the data gradient of a convolution with a kernel of ones.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_convgrad.emit import Dim, Emitter, known
+from onnx_convgrad.registry import Call, Cotangents, linear, vjp
+from onnx_convgrad.rules.conv import Window, input_grad
+
+# -- geometry ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Windows of one pooling node. `pads` is `None` where `auto_pad` needs a size known only at run time."""
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    sizes: tuple[int | None, ...]
+    pads: tuple[tuple[int, int], ...] | None
+    auto_pad: str
+    ceil: bool
+
+    @classmethod
+    def of(cls, n: Call, x: ir.Value) -> Pool:
+        kernel = n.ints("kernel_shape") or ()
+        rank = len(kernel)
+        strides = n.ints("strides") or (1,) * rank
+        sizes = tuple(None if x.shape is None else known(x.shape[2 + axis]) for axis in range(rank))
+        mode = n.string("auto_pad", "NOTSET")
+        dilations = n.ints("dilations") or (1,) * rank
+        pads = _explicit(n, kernel, strides, sizes)
+        return cls(kernel, strides, dilations, sizes, pads, mode, bool(n.int("ceil_mode", 0)))
+
+    @property
+    def rank(self) -> int:
+        return len(self.kernel)
+
+    def span(self, axis: int) -> int:
+        return self.dilations[axis] * (self.kernel[axis] - 1) + 1
+
+    def windows(self, axis: int) -> int | None:
+        """Number of windows on an axis, as ONNX Runtime counts them, or `None` when the size is unknown.
+
+        A kernel that does not fit still gives a window when less than a stride is missing (the quotient is truncated),
+        and in ceil mode a window that would start in the end padding is dropped.
+        """
+        size, s = self.sizes[axis], self.strides[axis]
+        if size is None or self.pads is None:
+            return None
+        low, high = self.pads[axis]
+        room = size + low + high - self.span(axis)
+        if not self.ceil:
+            return int(room / s) + 1
+        count = -(-room // s) + 1
+        return count - 1 if (count - 1) * s >= size + low else count
+
+    @property
+    def tiles(self) -> bool:
+        """Whether the windows tile the input from its beginning, without gaps: every element is in at most one."""
+        plain = self.kernel == self.strides and set(self.dilations) == {1} and not self.ceil
+        return plain and self.pads == ((0, 0),) * self.rank
+
+
+def _explicit(
+    n: Call, kernel: tuple[int, ...], strides: tuple[int, ...], sizes: tuple[int | None, ...]
+) -> tuple[tuple[int, int], ...] | None:
+    """Begin and end padding of every axis, or `None` where `auto_pad` needs a size known only at run time."""
+    rank, mode = len(kernel), n.string("auto_pad", "NOTSET")
+    if mode in ("NOTSET", "", "VALID"):
+        pads = (n.ints("pads") if mode != "VALID" else None) or (0,) * (2 * rank)
+        return tuple(zip(pads[:rank], pads[rank:], strict=True))
+    found = []
+    for size, k, s in zip(sizes, kernel, strides, strict=True):
+        if size is None and s != 1:
+            return None
+        found.append(_same(1 if s == 1 or size is None else size, k, s, upper=mode == "SAME_UPPER"))
+    return tuple(found)
+
+
+def _same(size: int, kernel: int, stride: int, *, upper: bool) -> tuple[int, int]:
+    """`auto_pad=SAME_*` as ONNX Runtime resolves it for pools: dilation is left out, the total may be negative.
+
+    With unit stride it is kernel - 1 for any size.
+    """
+    total = (-(-size // stride) - 1) * stride + kernel - size
+    low = int(total / 2) if upper else int((total + 1) / 2)
+    return low, total - low
+
+
+def _same_at_run_time(e: Emitter, pool: Pool, size: Dim, axis: int) -> tuple[Dim, Dim]:
+    """The same with a size read from x. Integer division truncates in ONNX as it does in `_same`."""
+    s = pool.strides[axis]
+    windows = e.size_div(e.size_add(size, s - 1), s)
+    total = e.size_sub(e.size_add(e.size_mul(e.size_sub(windows, 1), s), pool.kernel[axis]), size)
+    low = e.size_div(total if pool.auto_pad == "SAME_UPPER" else e.size_add(total, 1), 2)
+    return low, e.size_sub(total, low)
+
+
+def _padding(e: Emitter, pool: Pool, size: Dim, axis: int) -> tuple[Dim, Dim]:
+    return pool.pads[axis] if pool.pads is not None else _same_at_run_time(e, pool, size, axis)
+
+
+def valid_taps(pool: Pool, axis: int, *, end_counts: bool) -> np.ndarray:
+    """How many taps of each window of an axis of known size are inside x; padding counts too with `end_counts`."""
+    assert pool.pads is not None
+    size, (low, high) = pool.sizes[axis] or 0, pool.pads[axis]
+    at = np.arange(pool.windows(axis) or 0)[:, None] * pool.strides[axis] - low
+    at = at + np.arange(pool.kernel[axis]) * pool.dilations[axis]
+    counted = (at < size + high) if end_counts else (at >= 0) & (at < size)
+    return np.asarray(counted.sum(1))
+
+
+# -- the adjoint of a sum over windows ---------------------------------------------------------------------------------
+
+
+def window_sum_grad(e: Emitter, pool: Pool, gy: ir.Value, x: ir.Value, weight: float = 1.0) -> ir.Value:
+    """gx[n, c, q] = weight * sum over the windows p that hold q of gy[n, c, p], of the shape of x.
+
+    Channels are folded into the batch, so that one kernel of ones serves them all and none need be known.
+    """
+    if pool.tiles:
+        return _tile(e, pool, e.mul(gy, weight), x)
+    rank = pool.rank
+    flat = [e.size_mul(e.dim(x, 0), e.dim(x, 1)), 1]
+    outer = [e.dim(gy, 2 + axis) for axis in range(rank)]
+    ones = e.const(np.full((1, 1, *pool.kernel), weight), x.dtype or ir.DataType.FLOAT)
+    rows = e.reshape(gy, [*flat, *outer])
+    counts = [pool.windows(axis) for axis in range(rank)]
+    if pool.pads is not None and (not pool.ceil or None not in counts):
+        end = tuple(_end(pool, axis) for axis in range(rank))
+        win = Window(pool.strides, pool.dilations, tuple(low for low, _ in pool.pads), end, 1)
+        like = e.reshape(x, [*flat, *(e.dim(x, 2 + axis) for axis in range(rank))])
+        return e.reshape_like(input_grad(e, rows, ones, like, win), x)
+    # padding, or which windows exist, is known only at run time: spread onto exactly the rows that the windows cover
+    covered = [
+        e.size_add(e.size_mul(e.size_sub(o, 1), pool.strides[axis]), pool.span(axis)) for axis, o in enumerate(outer)
+    ]
+    like = e.op("Expand", e.scalar(0, x), e.vector([*flat, *covered]))
+    win = Window(pool.strides, pool.dilations, (0,) * rank, (0,) * rank, 1)
+    full = input_grad(e, rows, ones, like, win)
+    begin, end_ = [], []
+    for axis in range(rank):
+        size = e.dim(x, 2 + axis)
+        low = _padding(e, pool, size, axis)[0]
+        begin.append(e.size_sub(0, low))
+        end_.append(e.size_sub(e.size_add(size, low), covered[axis]))
+    return e.reshape_like(e.pad(full, begin, end_, list(range(2, 2 + rank))), x)
+
+
+def _end(pool: Pool, axis: int) -> int:
+    """End padding under which a convolution has as many windows as the pool: they differ where it rounds up."""
+    assert pool.pads is not None
+    low, high = pool.pads[axis]
+    size, count, s = pool.sizes[axis], pool.windows(axis), pool.strides[axis]
+    if size is None or count is None:
+        return high
+    exact = (count - 1) * s + pool.span(axis) - size - low
+    return high if exact <= high < exact + s else exact
+
+
+def _tile(e: Emitter, pool: Pool, gy: ir.Value, x: ir.Value) -> ir.Value:
+    """Windows that tile the input: repeat every row of gy, and fill what no window reaches with zeros."""
+    rank = pool.rank
+    batch, channels = e.dim(x, 0), e.dim(x, 1)
+    outer = [e.dim(gy, 2 + axis) for axis in range(rank)]
+    merged = [e.size_mul(o, k) for o, k in zip(outer, pool.kernel, strict=True)]
+    if gy.dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16):  # many times faster than Expand, but not for every dtype
+        scales = e.const(np.asarray([1, 1, *pool.kernel], np.float32))
+        how = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+        grown = e.op("Resize", gy, None, scales, **how)
+    else:
+        split: list[Dim] = [batch, channels]
+        repeated: list[Dim] = [batch, channels]
+        for o, k in zip(outer, pool.kernel, strict=True):
+            split += [o, 1]
+            repeated += [o, k]
+        grown = e.reshape(e.op("Expand", e.reshape(gy, split), e.vector(repeated)), [batch, channels, *merged])
+    if set(pool.strides) != {1}:
+        missing = [e.size_sub(e.dim(x, 2 + axis), m) for axis, m in enumerate(merged)]
+        grown = e.pad(grown, [0] * rank, missing, list(range(2, 2 + rank)))
+    return e.typed(grown, x)
+
+
+# -- AveragePool, LpPool -----------------------------------------------------------------------------------------------
+
+
+@linear("AveragePool", wrt=("X",))
+def average_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y[p] = sum over t of x[s p + d t - pad] / count[p]: dx[q] = sum over windows p that hold q of g[p] / count[p]."""
+
+    def x_grad() -> ir.Value:
+        x, gy = n["X"], g["Y"]
+        pool = Pool.of(n, x)
+        counts = [_counts(e, pool, n, x, axis) for axis in range(pool.rank)]
+        weight = 1 / math.prod(c for c in counts if isinstance(c, int))
+        return window_sum_grad(e, pool, _divide(e, gy, counts), x, weight)
+
+    return {"X": x_grad}
+
+
+def _counts(e: Emitter, pool: Pool, n: Call, x: ir.Value, axis: int) -> int | np.ndarray | ir.Value:
+    """The divisor along one axis: one number for all windows, or a vector. Taps beyond the padding do not count."""
+    padded = bool(n.int("count_include_pad", 0))
+    if pool.windows(axis) is not None:
+        taps = np.maximum(valid_taps(pool, axis, end_counts=padded), 1)
+        return int(taps[0]) if taps.size and (taps == taps[0]).all() else taps
+    if not pool.ceil and pool.pads is not None and (padded or pool.pads[axis] == (0, 0)):
+        return pool.kernel[axis]
+    size = e.dim(x, 2 + axis)
+    low, high = _padding(e, pool, size, axis)
+    zero, one = e.const(np.int64(0)), e.const(np.int64(1))
+    last = e.op("Squeeze", e.vector([e.dim(n.y, 2 + axis)]), e.ints([0]))
+    start = e.op("Mul", e.op("Range", zero, last, one), e.ints([pool.strides[axis]]))
+    start = e.op("Unsqueeze", e.op("Sub", start, e.vector([low])), e.ints([1]))
+    at = e.op("Add", start, e.const(np.arange(pool.kernel[axis], dtype=np.int64) * pool.dilations[axis]))
+    inside = e.compare("Less", at, e.vector([e.size_add(size, high) if padded else size]))
+    if not padded:
+        inside = e.op("And", inside, e.compare("GreaterOrEqual", at, e.ints([0])))
+    count = e.op("ReduceSum", e.cast(inside, x.dtype or ir.DataType.FLOAT), e.ints([1]), keepdims=0)
+    return e.op("Max", count, e.scalar(1, x))
+
+
+def _divide(e: Emitter, gy: ir.Value, counts: list[int | np.ndarray | ir.Value]) -> ir.Value:
+    """gy divided by those counts that vary along their axis: one multiplication when they are all constants."""
+    rank = len(counts)
+    static = np.ones((1,) * rank)
+    for axis, count in enumerate(counts):
+        after = [1 + i for i in range(rank - 1 - axis)]
+        if isinstance(count, np.ndarray):
+            static = static / count.reshape([-1, *(1 for _ in after)])
+        elif isinstance(count, ir.Value):
+            gy = e.typed(e.div(gy, e.unsqueeze(count, after)), gy)
+    return e.typed(e.mul(gy, e.const(static, gy.dtype)), gy) if static.size > 1 else gy
+
+
+@vjp("LpPool", wrt=("X",))
+def lp_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y = (sum |x|^q)^(1/q): dx = sign(x) |x|^(q-1) sum over the windows of g y^(1-q), and 0 where y = 0."""
+
+    def x_grad() -> ir.Value:
+        x = n["X"]
+        q = n.int("p", 2)
+        spread = window_sum_grad(e, Pool.of(n, x), norm_quotient(e, g["Y"], n.out("Y"), q), x)
+        return e.mul(spread, signed_power(e, x, q - 1))
+
+    return {"X": x_grad}
+
+
+def norm_quotient(e: Emitter, gy: ir.Value, y: ir.Value, q: int) -> ir.Value:
+    """g y^(1-q), and 0 where the norm y is 0, as in PyTorch."""
+    if q == 1:
+        return gy
+    positive = e.compare("Greater", y, 0)
+    safe = e.where(positive, y, 1)
+    return e.where(positive, e.div(gy, safe if q == 2 else e.op("Pow", safe, e.scalar(q - 1, y))), 0)
+
+
+def signed_power(e: Emitter, x: ir.Value, q: int) -> ir.Value:
+    """sign(x) |x|^q."""
+    if q == 1:
+        return x
+    return e.op("Sign", x) if q == 0 else e.mul(e.op("Sign", x), e.op("Pow", e.op("Abs", x), e.scalar(q, x)))

@@ -1,0 +1,124 @@
+"""MaxPool and MaxUnpool.
+
+y[n, c, p] = x.flat[i[n, c, p]]      the node's own Indices say which element won
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_convgrad.emit import Dim, Emitter
+from onnx_convgrad.registry import Call, Cotangents, linear, vjp
+from onnx_convgrad.rules.pool import Pool, valid_taps
+
+
+@vjp("MaxPool", wrt=("X",))
+def max_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y[p] = x.flat[i[p]]: dx.flat[j] = sum over the p with i[p] = j of g[p]. Ties go where i points."""
+
+    def x_grad() -> ir.Value:
+        x, gy = n["X"], g["Y"]
+        pool = Pool.of(n, x)
+        winners = _indices(e, n)
+        if _may_be_empty(pool):
+            lowest = np.finfo((x.dtype or ir.DataType.FLOAT).numpy()).min
+            found = e.compare("Greater", n.out("Y"), e.scalar(lowest, x))
+            winners, gy = e.op("Where", found, winners, e.const(np.int64(0))), e.where(found, gy, 0)
+        if _unpools(e, pool, x):  # half the time of a scatter
+            result = e.op("MaxUnpool", gy, winners, e.shape(x), kernel_shape=pool.kernel, strides=pool.strides)
+            return e.typed(result, x)
+        return scatter_flat(e, gy, winners, x)
+
+    return {"X": x_grad}
+
+
+def _unpools(e: Emitter, pool: Pool, x: ir.Value) -> bool:
+    """Whether MaxUnpool can scatter: no element is shared, and none left over, where its indices are ambiguous."""
+    whole = all(size is not None and size % k == 0 for size, k in zip(pool.sizes, pool.kernel, strict=True))
+    return pool.tiles and whole and x.dtype == ir.DataType.FLOAT and "MaxUnpool" not in e.target.missing
+
+
+def _indices(e: Emitter, n: Call) -> ir.Value:
+    """Row-major positions of the maxima in x as a flat tensor; the node is made to produce them if it does not."""
+    node = n.node
+    if n.int("storage_order", 0) == 1:
+        attributes = {**n.attributes(), "storage_order": 0}
+        return e.ops("MaxPool", n["X"], outputs=2, **attributes)[1]
+    if len(node.outputs) < 2:
+        node.resize_outputs(2)
+    indices = node.outputs[1]
+    if not indices.name:  # an unnamed optional result would be removed as unused
+        indices.name = _unused_name(e.graph, f"{n.y.name}_indices")
+    indices.dtype = ir.DataType.INT64
+    if indices.shape is None and n.y.shape is not None:
+        indices.shape = n.y.shape
+    return indices
+
+
+def _unused_name(graph: ir.Graph, name: str) -> str:
+    made = (v for node in graph for v in node.outputs)
+    taken = {v.name for v in (*graph.inputs, *graph.initializers.values(), *made)}
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _may_be_empty(pool: Pool) -> bool:
+    """Whether some window may see nothing but padding; its index is then meaningless. It takes dilation."""
+    for axis in range(pool.rank):
+        if pool.dilations[axis] == 1 or pool.pads is None:
+            continue
+        low, high = pool.pads[axis]
+        if low == 0 and high == 0 and not pool.ceil:
+            continue
+        if pool.sizes[axis] is None or 0 in valid_taps(pool, axis, end_counts=False):
+            return True
+    return pool.pads is None and set(pool.dilations) != {1}
+
+
+def scatter_flat(e: Emitter, updates: ir.Value, indices: ir.Value, like: ir.Value) -> ir.Value:
+    """A tensor of the shape of `like`, zero but for the sums of `updates` at flat positions `indices`."""
+    wide = e.cast(updates, ir.DataType.FLOAT) if updates.dtype == ir.DataType.FLOAT16 else updates
+    zeros = e.op("Expand", e.scalar(0, wide), e.vector([_size(e, like)]))
+    minus = e.ints([-1])
+    if "ScatterElements" in e.target.missing:
+        column, row = e.op("Reshape", indices, e.ints([-1, 1])), e.op("Reshape", wide, minus)
+        flat = e.op("ScatterND", zeros, column, row, reduction="add")
+    else:
+        where, row = e.op("Reshape", indices, minus), e.op("Reshape", wide, minus)
+        flat = e.op("ScatterElements", zeros, where, row, axis=0, reduction="add")
+    if wide is not updates:
+        flat = e.cast(flat, ir.DataType.FLOAT16)
+    return e.reshape_like(flat, like)
+
+
+def _size(e: Emitter, value: ir.Value) -> Dim:
+    if value.shape is not None:
+        return e.size_mul(*e.dims(value))
+    return e.op("Reshape", e.op("Size", value), e.ints([1]))
+
+
+@linear("MaxUnpool", wrt=("X",))
+def max_unpool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y.flat[i[p]] = x[p]: dx[p] = g.flat[i[p]]; where indices repeat, the last one was written and takes it all."""
+
+    def x_grad() -> ir.Value:
+        x, indices = n["X"], n["I"]
+        minus = e.ints([-1])
+        gx = e.op("Gather", e.op("Reshape", g["output"], minus), indices, axis=0)
+        kernel = n.ints("kernel_shape") or ()
+        strides = n.ints("strides") or (1,) * len(kernel)
+        if all(k <= s for k, s in zip(kernel, strides, strict=True)):  # indices of disjoint windows never repeat
+            return e.typed(gx, x)
+        where = e.op("Reshape", indices, minus)
+        count = e.op("Size", indices)
+        order = e.op("Range", e.const(np.int64(0)), count, e.const(np.int64(1)))
+        size = e.op("Reshape", e.op("Size", g["output"]), e.ints([1]))
+        owner = e.op("ScatterElements", e.op("Expand", e.const(np.int64(0)), size), where, order, axis=0)
+        kept = e.compare("Equal", e.op("Gather", owner, where, axis=0), order)
+        return e.where(e.op("Reshape", kept, e.shape(indices), allowzero=1), e.typed(gx, x), 0)
+
+    return {"X": x_grad}

@@ -1,0 +1,145 @@
+"""Reductions. All take axes as an operand, which may be known only at run time, empty, or absent.
+
+A reduced value is put back under the data by `_spread`: axes that were dropped return with size one, and broadcasting
+does the rest. This needs neither the rank nor the axes while building.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import onnx_ir as ir
+
+from onnx_convgrad.emit import Emitter, Operand, static_dims
+from onnx_convgrad.registry import Call, Cotangents, linear, vjp
+
+
+def _spread(e: Emitter, n: Call, value: ir.Value) -> ir.Value:
+    """A value of the result's shape, made to broadcast against the data."""
+    axes = n.get("axes")
+    if n.int("keepdims", 1) or axes is None:  # with all axes reduced, a scalar broadcasts as it is
+        return value
+    return e.op("Unsqueeze", value, axes)  # with no axes this changes nothing, which is right for both meanings of none
+
+
+def _again(e: Emitter, n: Call, op_type: str, value: ir.Value) -> ir.Value:
+    """Another reduction over the same axes, which are kept with size one."""
+    noop = n.int("noop_with_empty_axes", 0)
+    return e.op(op_type, value, n.get("axes"), keepdims=1, noop_with_empty_axes=noop or None)
+
+
+def _kept(e: Emitter, n: Call) -> ir.Value:
+    """The result with its reduced axes."""
+    return _spread(e, n, n.y)
+
+
+# -- sums and means ----------------------------------------------------------------------------------------------------
+
+
+@linear("ReduceSum", wrt=("data",))
+def reduce_sum_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y[j] = sum over i of x[i, j]: dx[i, j] = g[j]."""
+    return {"data": lambda: e.expand(_spread(e, n, g["reduced"]), n["data"])}
+
+
+@linear("ReduceMean", wrt=("data",))
+def reduce_mean_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y[j] = (sum over i of x[i, j]) / k: dx[i, j] = g[j] / k."""
+    return {"data": lambda: e.expand(_spread(e, n, e.mul(g["reduced"], _inverse_count(e, n))), n["data"])}
+
+
+def _inverse_count(e: Emitter, n: Call) -> Operand:
+    """1 / k, k the number of elements behind each result. As floats at run time: an empty tensor has none."""
+    size, count = _size(n["data"]), _size(n.y)
+    if size is not None and count is not None:
+        return count / max(size, 1)
+    sizes = (e.cast(e.op("Size", v), ir.DataType.FLOAT) for v in (n.y, n["data"]))
+    return e.cast(e.div(*sizes), n["data"].dtype or ir.DataType.FLOAT)
+
+
+def _size(value: ir.Value) -> int | None:
+    dims = static_dims(value)
+    return None if dims is None or None in dims else math.prod(d for d in dims if d is not None)
+
+
+@vjp("ReduceSumSquare", wrt=("data",))
+def reduce_sum_square_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y = sum of x^2: dx = 2 x g."""
+    return {"data": lambda: e.mul(n["data"], _spread(e, n, e.mul(g["reduced"], 2)))}
+
+
+# -- norms and logarithms ----------------------------------------------------------------------------------------------
+
+
+@vjp("ReduceL1", wrt=("data",))
+def reduce_l1_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y = sum of |x|: dx = sign(x) g."""
+    return {"data": lambda: e.mul(e.op("Sign", n["data"]), _spread(e, n, g["reduced"]))}
+
+
+@vjp("ReduceL2", wrt=("data",))
+def reduce_l2_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y = sqrt(sum of x^2): dx = x g / y, zero where y = 0."""
+
+    def cotangent() -> ir.Value:
+        safe = e.where(e.compare("Equal", n.y, 0), 1, n.y)
+        return e.mul(n["data"], _spread(e, n, e.div(g["reduced"], safe)))
+
+    return {"data": cotangent}
+
+
+@vjp("ReduceLogSum", wrt=("data",))
+def reduce_log_sum_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y = log(sum of x): dx = g / exp y."""
+    return {"data": lambda: e.expand(_spread(e, n, e.div(g["reduced"], e.op("Exp", n.y))), n["data"])}
+
+
+@vjp("ReduceLogSumExp", wrt=("data",))
+def reduce_log_sum_exp_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y = log(sum of exp x): dx = exp(x - y) g."""
+
+    def cotangent() -> ir.Value:
+        return e.mul(e.op("Exp", e.sub(n["data"], _kept(e, n))), _spread(e, n, g["reduced"]))
+
+    return {"data": cotangent}
+
+
+# -- extrema and products ----------------------------------------------------------------------------------------------
+
+
+@vjp("ReduceMax", "ReduceMin", wrt=("data",))
+def reduce_extremum_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y = max over i of x[i]: dx[i] = [x[i] = y] g / #{j: x[j] = y}: equal elements share."""
+    x = n["data"]
+
+    def cotangent() -> ir.Value:
+        reached = e.mask(e.compare("Equal", x, _kept(e, n)), x)
+        return e.mul(reached, e.div(_spread(e, n, g["reduced"]), _again(e, n, "ReduceSum", reached)))
+
+    return {"data": cotangent}
+
+
+@vjp("ReduceProd", wrt=("data",))
+def reduce_prod_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y = product over i of x[i]: dx[i] = g product over j != i of x[j]."""
+    return {"data": lambda: e.mul(_product_of_others(e, n), _spread(e, n, g["reduced"]))}
+
+
+def _product_of_others(e: Emitter, n: Call) -> ir.Value:
+    """(P / x'[i]) q[i]: P the product of all x', which is x with 1 for 0; q[i] the product of the other zeros.
+
+    q is 1 without another zero. With exactly one, x[k], it is x[k], written as the sum of the other zeros: its value is
+    0 but its derivative is not, which second derivatives need. With more it vanishes and so do its first derivatives.
+    """
+    x = n["data"]
+    at_zero = e.compare("Equal", x, 0)
+    zero = e.mask(at_zero, x)
+    filled = e.where(at_zero, 1, x)
+    zeros = e.mul(zero, x)
+    other_count = e.sub(_again(e, n, "ReduceSum", zero), zero)
+    other_zero = e.sub(_again(e, n, "ReduceSum", zeros), zeros)
+    none = e.mask(e.compare("Equal", other_count, 0), x)
+    one = e.mask(e.compare("Equal", other_count, 1), x)
+    rest = e.div(_again(e, n, "ReduceProd", filled), filled)
+    return e.mul(rest, e.add(none, e.mul(one, other_zero)))

@@ -1,0 +1,68 @@
+"""Sequences of tensors, as far as exporters use them for `chunk` and `split`.
+
+A sequence has no cotangent of its own kind. That of one that SplitToSequence makes is represented by a tensor of the
+shape of what was split: the cotangents of its parts are then added up as those of any other value.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+
+from onnx_convgrad.emit import Dim, Emitter
+from onnx_convgrad.registry import Call, Cotangents, linear, require
+
+
+@linear("SplitToSequence", wrt=("input",))
+def split_to_sequence_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """The parts' cotangents come in place, see `sequence_at_vjp`: dx = g."""
+    return {"input": lambda: g["output_sequence"]}
+
+
+@linear("SequenceAt", wrt=("input_sequence",))
+def sequence_at_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y[i] = x[b + i], x the tensor that was split, b the sum of the sizes before: dx[b + i] = g[i], zero elsewhere."""
+    source = n["input_sequence"].producer()
+    require(
+        source is not None and source.op_type == "SplitToSequence",
+        "its sequence is not one that SplitToSequence made in the same graph.",
+        hint="Export the model with Split in place of sequences.",
+    )
+    assert source is not None
+    split = Call(source)
+    x, axis = split["input"], split.int("axis", 0)
+
+    def cotangent() -> ir.Value:
+        gy = g["tensor"]
+        if split.get("split") is None and not split.int("keepdims", 1):
+            gy = e.unsqueeze(gy, [axis])
+        begin = _begin(e, split, n["position"], e.dim(x, axis))
+        end = e.size_sub(e.size_sub(e.dim(x, axis), begin), e.dim(gy, axis))
+        return e.typed(e.pad(gy, [begin], [end], [axis]), x)
+
+    return {"input_sequence": cotangent}
+
+
+def _begin(e: Emitter, split: Call, position: ir.Value, size: Dim) -> Dim:
+    """Where a part begins. Negative positions count from the last part."""
+    sizes, at = split.get("split"), _number(e, position)
+    if sizes is None or (sizes.shape is not None and len(sizes.shape) == 0):
+        chunk = 1 if sizes is None else _number(e, sizes)
+        if not isinstance(at, int) or at < 0:
+            parts = e.size_div(e.size_sub(e.size_add(size, chunk), 1), chunk)
+            back = e.size_add(parts, at)
+            at = back if isinstance(at, int) else e.where(e.compare("Less", at, 0), back, at)
+        return e.size_mul(at, chunk)
+    require(sizes.shape is not None, "it is unknown whether the sequence was split into equal parts.")
+    known_sizes = e.constant_of(sizes)
+    if known_sizes is not None and isinstance(at, int):
+        return int(known_sizes[:at].sum())
+    before = e.op("Slice", e.cast(sizes, ir.DataType.INT64), e.ints([0]), e.vector([at]), e.ints([0]))
+    return e.op("ReduceSum", before, keepdims=1)
+
+
+def _number(e: Emitter, value: ir.Value) -> Dim:
+    """A rank-0 operand as a size."""
+    array = e.constant_of(value)
+    return int(array) if array is not None else e.op("Reshape", e.cast(value, ir.DataType.INT64), e.ints([1]))

@@ -1,0 +1,248 @@
+"""Operators that change the shape, the order or the number of copies of elements, but index by none.
+
+All are linear; most are permutations of elements, whose adjoint is their inverse.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_convgrad.emit import Dim, Emitter, known
+from onnx_convgrad.errors import UnsupportedCase
+from onnx_convgrad.registry import Call, Cotangents, linear, require
+from onnx_convgrad.rules.movement import arange
+
+_END = 2**63 - 1
+
+
+# -- the same elements in the same order -------------------------------------------------------------------------------
+
+
+@linear("Identity", wrt=("input",))
+def identity_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y[i] = x[i]: dx[i] = g[i]."""
+    return {"input": lambda: g["output"]}
+
+
+@linear("Reshape", wrt=("data",))
+def reshape_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y[k] = x[k] in row-major order: dx[k] = g[k]."""
+    return {"data": lambda: e.reshape_like(g["reshaped"], n["data"])}
+
+
+@linear("Flatten", wrt=("input",))
+def flatten_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y[k] = x[k] in row-major order: dx[k] = g[k]."""
+    return {"input": lambda: e.reshape_like(g["output"], n["input"])}
+
+
+@linear("Squeeze", wrt=("data",))
+def squeeze_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y[i] = x[i, 0]: dx[i, 0] = g[i]."""
+    axes = n.get("axes")
+    if axes is None:
+        return {"data": lambda: e.reshape_like(g["squeezed"], n["data"])}
+    return {"data": lambda: e.op("Unsqueeze", g["squeezed"], axes)}
+
+
+@linear("Unsqueeze", wrt=("data",))
+def unsqueeze_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y[i, 0] = x[i]: dx[i] = g[i, 0]."""
+    return {"data": lambda: e.op("Squeeze", g["expanded"], n["axes"])}
+
+
+# -- permutations ------------------------------------------------------------------------------------------------------
+
+
+@linear("Transpose", wrt=("data",))
+def transpose_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y[i_perm] = x[i]: dx is g with the inverse permutation of axes."""
+    perm = n.ints("perm")
+    inverse = None if perm is None else [int(i) for i in np.argsort(perm)]  # the default, reversal, is its own inverse
+    return {"data": lambda: e.op("Transpose", g["transposed"], perm=inverse)}
+
+
+@linear("DepthToSpace", wrt=("input",))
+def depth_to_space_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y[n, c, h b + i, w b + j] = x[n, (i b + j) C + c, h, w] (DCR) or x[n, (c b + i) b + j, h, w] (CRD)."""
+    b, x = n.int("blocksize", 1), n["input"]
+    if n.string("mode", "DCR") == "DCR":
+        return {"input": lambda: e.op("SpaceToDepth", g["output"], blocksize=b)}
+
+    def cotangent() -> ir.Value:
+        batch, _, height, width = (e.dim(x, axis) for axis in range(4))
+        blocks = e.reshape(g["output"], [batch, e.dim(g["output"], 1), height, b, width, b])
+        return e.reshape_like(e.transpose(blocks, [0, 1, 3, 5, 2, 4]), x)
+
+    return {"input": cotangent}
+
+
+@linear("SpaceToDepth", wrt=("input",))
+def space_to_depth_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y[n, (i b + j) C + c, h, w] = x[n, c, h b + i, w b + j]: a permutation, undone by DepthToSpace."""
+    return {"input": lambda: e.op("DepthToSpace", g["output"], blocksize=n.int("blocksize", 1), mode="DCR")}
+
+
+@linear("ReverseSequence", wrt=("input",))
+def reverse_sequence_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y[t, b] = x[len[b] - 1 - t, b] for t < len[b], else x[t, b]: its own inverse."""
+    return {"input": lambda: e.op("ReverseSequence", g["Y"], n["sequence_lens"], **n.attributes())}
+
+
+@linear("Trilu", wrt=("input",))
+def trilu_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y = m x with a fixed 0/1 mask m: dx = m g."""
+    return {"input": lambda: e.op("Trilu", g["output"], n.get("k"), **n.attributes())}
+
+
+# -- joining and splitting ---------------------------------------------------------------------------------------------
+
+
+@linear("Concat", wrt=("inputs",), parameters=("inputs",))
+def concat_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y[o_k + i] = x_k[i], o_k the sum of the sizes before: dx_k[i] = g[o_k + i]."""
+    gy, axis = g["concat_result"], n.int("axis", 0)
+
+    def size(value: ir.Value | None) -> Dim:
+        assert value is not None, "operands of Concat are not optional"
+        return e.dim(value, axis)
+
+    def total(values: tuple[ir.Value | None, ...]) -> Dim:
+        result: Dim = 0
+        for value in values:
+            result = e.size_add(result, size(value))
+        return result
+
+    def part(k: int) -> ir.Value:
+        start = total(n.inputs[:k])
+        if isinstance(start, int):
+            last = k == len(n.inputs) - 1
+            return e.slice(gy, [start], [_END if last else e.size_add(start, size(n.inputs[k]))], [axis])
+        tail, after = total(n.inputs[k:]), total(n.inputs[k + 1 :])
+        if isinstance(tail, int) and isinstance(after, int) and tail:  # counted from the end no size is computed
+            return e.slice(gy, [-tail], [-after if after else _END], [axis])
+        return e.slice(gy, [start], [e.size_add(start, size(n.inputs[k]))], [axis])
+
+    return {"inputs": part}
+
+
+@linear("Split", wrt=("input",))
+def split_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y_k[i] = x[o_k + i]: dx[o_k + i] = g_k[i], zero where no cotangent comes."""
+    axis, results = n.int("axis", 0), n.node.outputs
+    given = [g[name] for name in n.names[1]]
+
+    def cotangent() -> ir.Value:
+        present = [k for k, gk in enumerate(given) if gk is not None]
+        if len(present) > 1:
+            parts = [e.zeros_like(y) if gk is None else gk for gk, y in zip(given, results, strict=True)]
+            return e.concat(parts, axis)
+        (k,) = present
+        begin: Dim = 0
+        end: Dim = 0
+        for i, y in enumerate(results):
+            if i < k:
+                begin = e.size_add(begin, e.dim(y, axis))
+            elif i > k:
+                end = e.size_add(end, e.dim(y, axis))
+        return e.pad(given[k], [begin], [end], [axis])
+
+    return {"input": cotangent}
+
+
+# -- copies ------------------------------------------------------------------------------------------------------------
+
+
+@linear("Expand", wrt=("input",), broadcasts=True)
+def expand_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y[j, i] = x[i]: dx[i] = sum over j of g[j, i], which the walk does as for any broadcast operand."""
+    return {"input": lambda: g["output"]}
+
+
+@linear("Tile", wrt=("input",))
+def tile_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y[r, i] = x[i] on each axis, (r, i) merged: dx[i] = sum over r of g[r, i]."""
+    x, gy = n["input"], g["output"]
+    repeats = e.constant_of(n["repeats"])
+
+    def cotangent() -> ir.Value:
+        if repeats is None:
+            return _untile_at_run_time(e, gy, n["repeats"], x)
+        split: list[Dim] = []
+        copies: list[int] = []
+        for axis, times in enumerate(int(r) for r in repeats):
+            if times != 1:
+                copies.append(len(split))
+                split.append(times)
+            split.append(e.dim(x, axis))
+        return e.reduce_sum(e.reshape(gy, split), copies, keepdims=False) if copies else gy
+
+    return {"input": cotangent}
+
+
+def _untile_at_run_time(e: Emitter, gy: ir.Value, repeats: ir.Value, x: ir.Value) -> ir.Value:
+    """The same with the shape r_0, n_0, r_1, n_1, ... computed by the graph: sum over its even axes."""
+    pairs = e.op("Concat", e.unsqueeze(repeats, [1]), e.unsqueeze(e.shape(x), [1]), axis=1)
+    copies = e.op("Reshape", gy, e.op("Reshape", pairs, e.ints([-1])), allowzero=1)
+    axes = e.op("Range", e.const(np.int64(0)), e.op("Size", pairs), e.const(np.int64(2)))
+    return e.op("ReduceSum", copies, axes, keepdims=0, noop_with_empty_axes=1)
+
+
+# -- Col2Im ------------------------------------------------------------------------------------------------------------
+
+
+@linear("Col2Im", wrt=("input",))
+def col2im_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y[n, c, p] = sum over t, l with s l + d t - pad = p of x[n, c t, l]: dx[n, c t, l] = g[n, c, s l + d t - pad]."""
+    return {"input": lambda: e.reshape_like(_im2col(e, n, g["output"]), n["input"])}
+
+
+def _im2col(e: Emitter, n: Call, image: ir.Value) -> ir.Value:
+    """The windows of an image as [n, c, t..., l...]: one Gather per axis splits it into taps t and window starts l."""
+    rank = _spatial_rank(e, n, image)
+    strides, dilations = n.ints("strides") or (1,) * rank, n.ints("dilations") or (1,) * rank
+    pads = n.ints("pads") or (0,) * (2 * rank)
+    require(len(pads) == 2 * rank, f"pads has {len(pads)} entries for {rank} spatial axes.")
+    windows = e.pad(image, pads[:rank], pads[rank:], list(range(2, 2 + rank)))
+    for i in range(rank):
+        size = e.size_add(e.dim(image, 2 + i), pads[i] + pads[rank + i])
+        taps = _entry(e, n["block_shape"], i)
+        span = e.size_add(e.size_mul(e.size_sub(taps, 1), dilations[i]), 1)
+        count = e.size_add(e.size_div(e.size_sub(size, span), strides[i]), 1)
+        tap, start = arange(e, taps, dilations[i]), arange(e, count, strides[i])
+        windows = e.op("Gather", windows, _table(e, tap, start), axis=2 + 2 * i)
+    return e.transpose(windows, [0, 1, *range(2, 2 + 2 * rank, 2), *range(3, 3 + 2 * rank, 2)])
+
+
+def _spatial_rank(e: Emitter, n: Call, image: ir.Value) -> int:
+    """Number of spatial axes, from whatever tells it."""
+    for name in ("strides", "dilations", "pads"):
+        values = n.ints(name)
+        if values:
+            return len(values) // (2 if name == "pads" else 1)
+    for vector in (n["block_shape"], n["image_shape"]):
+        count = known(vector.shape[0]) if vector.shape is not None and len(vector.shape) == 1 else None
+        if count is not None:
+            return count
+    if image.shape is None:
+        raise UnsupportedCase(
+            "the number of its spatial axes is unknown.",
+            hint="Give the shapes of the inputs with --input-shape NAME:1,27,64.",
+        )
+    return len(image.shape) - 2
+
+
+def _entry(e: Emitter, vector: ir.Value, i: int) -> Dim:
+    values = e.constant_of(vector)
+    return int(values[i]) if values is not None else e.op("Slice", vector, e.ints([i]), e.ints([i + 1]), e.ints([0]))
+
+
+def _table(e: Emitter, rows: ir.Value, columns: ir.Value) -> ir.Value:
+    """rows[i] + columns[j], as a constant where both are."""
+    a, b = e.constant_of(rows), e.constant_of(columns)
+    if a is not None and b is not None:
+        return e.const(a[:, None] + b)
+    return e.op("Add", e.unsqueeze(rows, [1]), columns)

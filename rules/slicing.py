@@ -1,0 +1,257 @@
+"""Slice, Pad and CenterCropPad: to cut and to pad with zeros are adjoint to each other.
+
+Amounts may be constants or computed by the graph, axes counted from either end, steps of any size and sign. Where even
+the axes or the steps are known only at run time, the cotangent is scattered to the positions that the operator took.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from onnx_convgrad.emit import Dim, Emitter, known
+from onnx_convgrad.registry import Call, Cotangents, linear
+from onnx_convgrad.rules.movement import adjoint_by_positions
+
+_END = 2**63 - 1
+_BEGIN = -(2**63) + 1
+_LAST = (-1, 2**31 - 1, 2**63 - 1)
+_FAR_BELOW = -(2**31)
+
+
+def _numbers(e: Emitter, value: ir.Value | None) -> list[int] | None:
+    """A constant vector as Python numbers."""
+    array = e.constant_of(value)
+    return None if array is None else [int(v) for v in array.reshape(-1)]
+
+
+def _count(e: Emitter, value: ir.Value) -> int | None:
+    """Number of entries of a vector, if known while building."""
+    if value.shape is not None and len(value.shape) == 1:
+        return known(value.shape[0])
+    numbers = _numbers(e, value)
+    return None if numbers is None else len(numbers)
+
+
+# -- Slice -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """What a Slice takes of one axis: the elements `start, start + step, ...`, or all of them in reverse."""
+
+    axis: int
+    start: Dim
+    step: int
+    reversal: bool
+
+
+@linear("Slice", wrt=("data",))
+def slice_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y[j] = x[b + s j]: dx[b + s j] = g[j], zero elsewhere."""
+    x, gy = n["data"], g["output"]
+
+    def cotangent() -> ir.Value:
+        cuts = _cuts(e, n)
+        strided = any(abs(cut.step) > 1 for cut in cuts or ())
+        if cuts is None or (strided and x.shape is None and gy.shape is None):
+            return adjoint_by_positions(e, lambda v: e.op("Slice", v, *n.inputs[1:]), x, gy, unique=True)
+        return _unslice(e, x, gy, cuts)
+
+    return {"data": cotangent}
+
+
+def _cuts(e: Emitter, n: Call) -> list[_Cut] | None:
+    """The cuts of a Slice, if its axes and steps are known."""
+    count = _count(e, n["starts"])
+    axes = _numbers(e, n["axes"]) if n.get("axes") is not None else [*range(count)] if count is not None else None
+    if axes is None:
+        return None
+    steps = _numbers(e, n["steps"]) if n.get("steps") is not None else [1] * len(axes)
+    if steps is None:
+        return None
+    starts = _starts(e, n["starts"], len(axes))
+    ends = _numbers(e, n["ends"]) or [0] * len(axes)
+    return [
+        _Cut(axis, start, step, reversal=step == -1 and end <= _FAR_BELOW and isinstance(start, int) and start in _LAST)
+        for axis, start, end, step in zip(axes, starts, ends, steps, strict=True)
+    ]
+
+
+def _starts(e: Emitter, starts: ir.Value, count: int) -> list[Dim]:
+    numbers = _numbers(e, starts)
+    if numbers is not None:
+        return list(numbers)
+    wide = e.cast(starts, ir.DataType.INT64)
+    return [e.op("Slice", wide, e.ints([i]), e.ints([i + 1]), e.ints([0])) for i in range(count)]
+
+
+def _unslice(e: Emitter, x: ir.Value, gy: ir.Value, cuts: list[_Cut]) -> ir.Value:
+    """Turn axes that ran backwards, put s - 1 zeros behind every element, then pad to the size of x."""
+    partial = [cut for cut in cuts if not cut.reversal]
+    counts = [e.dim(gy, cut.axis) for cut in partial]
+    for cut in cuts:
+        if cut.step < 0:
+            gy = e.slice(gy, [-1], [_BEGIN], [cut.axis], [-1])
+    gy = _dilate(e, x, gy, {cut.axis: abs(cut.step) for cut in partial if abs(cut.step) > 1})
+    begin: list[Dim] = []
+    end: list[Dim] = []
+    for cut, count in zip(partial, counts, strict=True):
+        size = e.dim(x, cut.axis)
+        first = _first(e, cut.start, size, backwards=cut.step < 0)
+        if cut.step < 0:  # the lowest element taken
+            first = e.size_sub(first, e.size_mul(e.size_sub(count, 1), -cut.step))
+        begin.append(first)
+        end.append(e.size_sub(size, e.size_add(first, e.size_mul(count, abs(cut.step)))))
+    return e.pad(gy, begin, end, [cut.axis for cut in partial]) if partial else gy
+
+
+def _first(e: Emitter, start: Dim, size: Dim, *, backwards: bool) -> Dim:
+    """The element at which a slice begins: negative numbers count from the end, and the ends are limits."""
+    top = e.size_sub(size, 1) if backwards else size
+    if isinstance(start, int):
+        if start < 0:
+            return e.size_max(e.size_add(size, start), 0)
+        # Beyond the end nothing is taken, and a negative pad trims what a begin beyond the end is too much.
+        return e.size_min(start, top) if backwards or isinstance(size, int) else start
+    absolute = e.where(e.compare("Less", start, 0), e.size_add(start, size), start)
+    return e.size_max(e.size_min(absolute, top), 0)
+
+
+def _dilate(e: Emitter, x: ir.Value, gy: ir.Value, steps: dict[int, int]) -> ir.Value:
+    """Put zeros behind every element of some axes: [m] -> [m, 1] -> [m, s] -> [m s]."""
+    if not steps:
+        return gy
+    rank = len(gy.shape) if gy.shape is not None else e.rank(x)
+    factors = {axis % rank: step for axis, step in steps.items()}
+    sizes = [e.dim(gy, axis) for axis in range(rank)]
+    apart: list[Dim] = []
+    behind: list[int] = []
+    for axis, size in enumerate(sizes):
+        apart.append(size)
+        if axis in factors:
+            behind.append(len(apart))
+            apart.append(1)
+    spread = e.pad(e.reshape(gy, apart), [0] * len(behind), [s - 1 for _, s in sorted(factors.items())], behind)
+    return e.reshape(spread, [e.size_mul(size, factors.get(axis, 1)) for axis, size in enumerate(sizes)])
+
+
+# -- Pad ---------------------------------------------------------------------------------------------------------------
+
+
+@linear("Pad", wrt=("data", "constant_value"))
+def pad_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y[j] = x[p(j)], or the constant c outside: dx[i] = sum of g[j] over p(j) = i, dc = sum of g outside."""
+    x, gy = n["data"], g["output"]
+    if n.string("mode", "constant") == "constant":
+        return {"data": lambda: _unpad(e, n, gy), "constant_value": lambda: _outside(e, n, gy)}
+    return {"data": lambda: _fold(e, n, x, gy), "constant_value": lambda: e.zeros_like(n["constant_value"])}
+
+
+def _amounts(e: Emitter, n: Call) -> list[tuple[int, int, int]] | None:
+    """(axis, begin, end) of every padded axis, if all are constants."""
+    pads, axes = _numbers(e, n["pads"]), _numbers(e, n.get("axes"))
+    if pads is None or (axes is None and n.get("axes") is not None):
+        return None
+    half = len(pads) // 2
+    amounts = zip(axes or range(half), pads[:half], pads[half:], strict=True)
+    return [(axis, begin, end) for axis, begin, end in amounts if begin or end]
+
+
+def _unpad(e: Emitter, n: Call, gy: ir.Value) -> ir.Value:
+    """What lies over the data: a Slice, or a Pad with the opposite amounts where rows were cut or are not known yet."""
+    amounts = _amounts(e, n)
+    if amounts is None:
+        return e.op("Pad", gy, e.op("Neg", n["pads"]), None, n.get("axes"))
+    axes = [axis for axis, _, _ in amounts]
+    if any(min(begin, end) < 0 for _, begin, end in amounts):
+        return e.pad(gy, [-begin for _, begin, _ in amounts], [-end for _, _, end in amounts], axes)
+    return e.slice(gy, [begin for _, begin, _ in amounts], [-end if end else _END for _, _, end in amounts], axes)
+
+
+def _outside(e: Emitter, n: Call, gy: ir.Value) -> ir.Value:
+    """The sum over a mask, not the total less the inside: no cancellation."""
+    frame = e.op("Pad", e.zeros_like(n["data"]), n["pads"], e.scalar(1, gy), n.get("axes"))
+    return e.reshape_like(e.op("ReduceSum", e.mul(gy, e.typed(frame, gy)), keepdims=0), n["constant_value"])
+
+
+def _fold(e: Emitter, n: Call, x: ir.Value, gy: ir.Value) -> ir.Value:
+    """Add the border back to where it was copied from, one axis after the other."""
+    mode, amounts = n.string("mode", "constant"), _amounts(e, n)
+    if amounts is None or not all(_foldable(mode, x, *amount) for amount in amounts):
+        move = n.attributes()
+        return adjoint_by_positions(e, lambda v: e.op("Pad", v, n["pads"], None, n.get("axes"), **move), x, gy)
+    for axis, begin, end in amounts:
+        gy = _FOLDS[mode](e, gy, axis, begin, end, e.dim(x, axis))
+    return gy
+
+
+def _foldable(mode: str, x: ir.Value, axis: int, begin: int, end: int) -> bool:
+    """Whether the border is one copy of rows: rows that are cut, or a wrap around several times, are not."""
+    if mode not in _FOLDS or min(begin, end) < 0:
+        return False
+    size = None if x.shape is None else known(x.shape[axis])
+    return mode != "wrap" or (size is not None and size >= max(begin, end))
+
+
+def _pieces(
+    e: Emitter, gy: ir.Value, axis: int, begin: int, end: int
+) -> tuple[ir.Value | None, ir.Value, ir.Value | None]:
+    """The rows before, over and after the data."""
+    left = e.slice(gy, [0], [begin], [axis]) if begin else None
+    right = e.slice(gy, [-end], [_END], [axis]) if end else None
+    return left, e.slice(gy, [begin], [-end if end else _END], [axis]), right
+
+
+def _fold_reflect(e: Emitter, gy: ir.Value, axis: int, begin: int, end: int, size: Dim) -> ir.Value:
+    """y[b - 1 - t] = x[1 + t] and y[b + n + t] = x[n - 2 - t]."""
+    terms = [e.slice(gy, [begin], [-end if end else _END], [axis])]
+    if begin:
+        left = e.slice(gy, [begin - 1], [_BEGIN], [axis], [-1])
+        terms.append(e.pad(left, [1], [e.size_sub(size, 1 + begin)], [axis]))
+    if end:
+        right = e.slice(gy, [-1], [-1 - end], [axis], [-1])
+        terms.append(e.pad(right, [e.size_sub(size, 1 + end)], [1], [axis]))
+    return e.sum(terms)
+
+
+def _fold_edge(e: Emitter, gy: ir.Value, axis: int, begin: int, end: int, size: Dim) -> ir.Value:
+    """y[t] = x[0] for t < b and y[b + n + t] = x[n - 1]."""
+    left, middle, right = _pieces(e, gy, axis, begin, end)
+    terms = [middle]
+    if left is not None:
+        terms.append(e.pad(e.reduce_sum(left, [axis]), [0], [e.size_sub(size, 1)], [axis]))
+    if right is not None:
+        terms.append(e.pad(e.reduce_sum(right, [axis]), [e.size_sub(size, 1)], [0], [axis]))
+    return e.sum(terms)
+
+
+def _fold_wrap(e: Emitter, gy: ir.Value, axis: int, begin: int, end: int, size: Dim) -> ir.Value:
+    """y[t] = x[n - b + t] for t < b and y[b + n + t] = x[t]."""
+    left, middle, right = _pieces(e, gy, axis, begin, end)
+    terms = [middle]
+    if left is not None:
+        terms.append(e.pad(left, [e.size_sub(size, begin)], [0], [axis]))
+    if right is not None:
+        terms.append(e.pad(right, [0], [e.size_sub(size, end)], [axis]))
+    return e.sum(terms)
+
+
+_FOLDS = {"reflect": _fold_reflect, "edge": _fold_edge, "wrap": _fold_wrap}
+
+
+# -- CenterCropPad -----------------------------------------------------------------------------------------------------
+
+
+@linear("CenterCropPad", wrt=("input_data",))
+def center_crop_pad_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """Cropping n to m and padding m to n both leave floor(|n - m| / 2) rows in front: each is the other's adjoint."""
+    x, axes = n["input_data"], n.ints("axes")
+
+    def cotangent() -> ir.Value:
+        shape = e.shape(x) if axes is None else e.vector([e.dim(x, axis) for axis in axes])
+        return e.op("CenterCropPad", g["output_data"], shape, axes=axes)
+
+    return {"input_data": cotangent}

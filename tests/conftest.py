@@ -1,0 +1,45 @@
+"""What every test shares: reproducible hypothesis runs, one thread per library, paths, and the skip of GPU tests."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# The networks here are far too small to gain from threads, and the workers of pytest-xdist compete for the cores.
+# Read when a library is loaded, so set before any test module is.
+for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")
+
+# The same examples on every run: a pull request never fails for another one's bug. `explore` looks for new ones.
+settings.register_profile("default", deadline=None, derandomize=True, database=None)
+settings.register_profile("explore", deadline=None, max_examples=2000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The repository."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def digits_cnn(root: Path) -> Path:
+    """The small CNN that the README's first command augments."""
+    return root / "examples" / "models" / "digits_cnn.onnx"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what is marked `gpu` where ONNX Runtime has no CUDA provider."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked:
+        return
+    import onnxruntime
+
+    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="ONNX Runtime has no CUDA provider here"))

@@ -1,0 +1,157 @@
+"""The numeric check: it passes right gradients, catches wrong ones, and says how precise it was."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from onnx_convgrad.check import CheckReport, check, verify_numerically
+from onnx_convgrad.errors import ModelError
+from onnx_convgrad.pipeline import build
+
+
+def model(text: str, **weights: tuple[int, ...]) -> onnx.ModelProto:
+    """A model in ONNX's text form with normally distributed weights."""
+    proto: onnx.ModelProto = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {text}')
+    generator = np.random.default_rng(0)
+    for name, shape in weights.items():
+        values = 0.4 * generator.standard_normal(shape).astype(np.float32)
+        proto.graph.initializer.append(numpy_helper.from_array(values, name))
+    return proto
+
+
+MIXED = """g (float[N, C, H, W] x) => (float[A, B, D, E] y) {
+    a = Conv <pads = [1, 1, 1, 1], strides = [2, 2]> (x, w1, b1)
+    h = HardSwish (a)
+    p = AveragePool <kernel_shape = [3, 3], pads = [1, 1, 1, 1], ceil_mode = 1, strides = [2, 2]> (h)
+    t = ConvTranspose <strides = [2, 2], pads = [1, 1, 1, 1], output_padding = [1, 1], group = 2> (p, w2)
+    l = LeakyRelu <alpha = 0.2> (t)
+    m = MaxPool <kernel_shape = [2, 2]> (l)
+    y = Elu (m)
+}"""
+MIXED_WEIGHTS = {"w1": (4, 3, 3, 3), "b1": (4,), "w2": (4, 2, 3, 3)}
+
+
+def test_operators_without_a_float64_kernel_are_still_compared_in_float64() -> None:
+    report = check(model(MIXED, **MIXED_WEIGHTS), samples=2)
+    assert report.passed
+    assert report.precision == "float64"
+    assert report.pytorch == "compared with float64 autograd"
+    assert {row.value for row in report.rows} == {"x", "w1", "b1", "w2"}
+    assert max(row.numeric or 0 for row in report.rows) < 1e-5
+    assert report.inputs["x"][:2] == (2, 3)
+
+
+def test_the_same_seed_gives_the_same_report() -> None:
+    proto = model(MIXED, **MIXED_WEIGHTS)
+    assert check(proto, seed=3) == check(proto, seed=3)
+    assert check(proto, seed=3).rows[0].norm != check(proto, seed=4).rows[0].norm
+
+
+@pytest.mark.parametrize("factor", [-1.0, 1.01, 0.0])
+def test_a_wrong_gradient_fails(factor: float) -> None:
+    built = build(model(MIXED, **MIXED_WEIGHTS), wrt="parameters")
+    wrong = next(v for v in built.model.graph.outputs if v.name == "w2_grad")
+    producer = wrong.producer()
+    assert producer is not None
+    import onnx_ir as ir
+
+    scale = ir.Value(name="wrong_factor", shape=ir.Shape(()), type=ir.TensorType(ir.DataType.FLOAT))
+    scale.const_value = ir.Tensor(np.float32(factor), name="wrong_factor")
+    built.model.graph.register_initializer(scale)
+    node = ir.Node("", "Mul", [wrong, scale], num_outputs=1)
+    wrong.name = "right"
+    wrong.replace_all_uses_with(node.outputs[0], replace_graph_outputs=True)
+    node.replace_input_with(0, wrong)
+    node.outputs[0].name = "w2_grad"
+    built.model.graph.append(node)
+    report = verify_numerically(built, samples=3)
+    assert {row.value for row in report.rows if not row.ok} == {"w2"}
+    failed = next(row for row in report.rows if row.value == "w2")
+    assert (failed.torch or 0) > failed.torch_limit
+    assert not report.passed
+
+
+def test_intermediate_values_can_be_moved() -> None:
+    report = check(model(MIXED, **MIXED_WEIGHTS), wrt=["a", "t", "x"], of="l")
+    assert report.passed
+    assert [row.value for row in report.rows] == ["a", "t", "x"]
+
+
+def test_resize_and_normalization() -> None:
+    text = """g (float[N, 2, H, W] x) => (float[N, 2, P, Q] y) {
+        n = InstanceNormalization (x, s, b)
+        r = Resize <mode = "linear"> (n, , scales)
+        y = Mul (r, r)
+    }"""
+    proto = model(text, s=(2,), b=(2,))
+    proto.graph.initializer.append(numpy_helper.from_array(np.array([1, 1, 2, 1.5], np.float32), "scales"))
+    report = check(proto, input_shapes={"x": ["N", 2, 6, 8]})
+    assert report.passed
+    assert report.precision == "float64"
+    assert report.inputs == {"x": (2, 2, 6, 8)}
+
+
+def test_what_pytorch_lacks_is_said() -> None:
+    text = 'g (float[2, 3] x) => (float[2, 3] y) { y = Einsum <equation = "ij,ij->ij"> (x, x) }'
+    assert check(model(text), wrt="inputs").pytorch == "compared with float64 autograd"
+    text = "g (float[3, 3] x) => (float[3, 3] y) { y = Trilu (x) }"
+    report = check(model(text), wrt="inputs")
+    assert report.passed
+    assert report.pytorch == "not rebuilt (operator Trilu)"
+    assert all(row.torch is None for row in report.rows)
+
+
+def test_training_mode_with_batch_statistics() -> None:
+    text = """g (float[N, 3, 8, 8] x) => (float[N, 3, 8, 8] y) {
+        y = BatchNormalization (x, s, b, mean, var)
+    }"""
+    proto = model(text, s=(3,), b=(3,), mean=(3,))
+    proto.graph.initializer.append(numpy_helper.from_array(np.ones(3, np.float32), "var"))
+    assert check(proto, training=True).passed
+    assert check(proto).passed
+
+
+def test_random_models_are_refused() -> None:
+    text = "g (float[N, 3] x) => (float[N, 3] y) { y = Dropout (x) }"
+    with pytest.raises(ModelError, match=r"draws random numbers.*without --training"):
+        check(model(text), wrt="inputs", training=True)
+    assert check(model(text), wrt="inputs").passed
+
+
+def test_a_model_that_runs_on_no_tried_size_is_refused_with_the_remedy() -> None:
+    text = """g (float[1, 2, H, W] x) => (float[P, Q] y) { y = Reshape (x, shape) }"""
+    proto = model(text)
+    proto.graph.initializer.append(numpy_helper.from_array(np.array([7, 11]), "shape"))
+    with pytest.raises(ModelError, match="--input-shape"):
+        check(proto, wrt="inputs")
+
+
+def test_sizes_are_found_by_trial() -> None:
+    proto = model("g (float[N, 3, H, W] x) => (float[P, Q] y) { f = Flatten (x) y = Gemm (f, w) }", w=(3 * 28 * 28, 4))
+    assert check(proto).inputs == {"x": (2, 3, 28, 28)}
+
+
+def test_report_as_data() -> None:
+    report = check(model("g (float[2, 3] x) => (float[2, 3] y) { y = Tanh (x) }"), wrt="inputs")
+    data = report.to_dict()
+    assert data["passed"] is True
+    assert data["rows"][0]["shape"] == [2, 3]
+    worse = replace(report, rows=(replace(report.rows[0], ok=False),))
+    assert isinstance(worse, CheckReport)
+    assert not worse.passed
+
+
+def test_operators_that_both_evaluators_blur_stay_precise() -> None:
+    text = """g (float[N, 4, 5] x) => (float[N, 4, 5] y) {
+        e = Erf (x)
+        n = GroupNormalization <num_groups = 2> (e, s, b)
+        y = Gelu (n)
+    }"""
+    report = check(model(text, s=(4,), b=(4,)), samples=3)
+    assert report.passed
+    assert max(row.numeric or 0 for row in report.rows) < 1e-5

@@ -1,0 +1,482 @@
+"""The commands: exit status, where text goes, how it looks in a pipe, and what each error says."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from typer.testing import CliRunner, Result
+
+from onnx_convgrad import files, options
+from onnx_convgrad.cli import app
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.tables import Table, bytes_text, shape_text
+
+BOXES = "─│┌┐└┘━┃╭╮╰╯\x1b"
+
+
+def convs() -> onnx.ModelProto:
+    """Two convolutions over a batch of images of any size."""
+    proto: onnx.ModelProto = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 17]>
+        g (float[N, 3, H, W] image) => (float[N, 4, P, Q] y) {
+            a = Conv <pads = [1, 1, 1, 1]> (image, w1, b1)
+            r = Relu (a)
+            y = Conv <strides = [2, 2]> (r, w2)
+        }""")
+    generator = np.random.default_rng(0)
+    for name, shape in {"w1": (4, 3, 3, 3), "b1": (4,), "w2": (4, 4, 3, 3)}.items():
+        proto.graph.initializer.append(numpy_helper.from_array(generator.standard_normal(shape).astype("f"), name))
+    return proto
+
+
+def lstm() -> onnx.ModelProto:
+    """Two LSTMs in a row, which no rule covers."""
+    node = [
+        helper.make_node("LSTM", ["x", "w", "r"], ["s", "", ""], name="first", hidden_size=2),
+        helper.make_node("Squeeze", ["s", "one"], ["t"], name="drop"),
+        helper.make_node("LSTM", ["t", "w", "r"], ["y", "", ""], name="second", hidden_size=2),
+    ]
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        node,
+        "g",
+        [info("x", TensorProto.FLOAT, [5, 1, 2])],
+        [info("y", TensorProto.FLOAT, [5, 1, 1, 2])],
+        [
+            numpy_helper.from_array(np.ones((1, 8, 2), np.float32), "w"),
+            numpy_helper.from_array(np.ones((1, 8, 2), np.float32), "r"),
+            numpy_helper.from_array(np.array([1]), "one"),
+        ],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "convs.onnx"
+    onnx.save(convs(), path)
+    return path
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def process(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "onnx_convgrad", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "40"})
+
+
+# -- the program -------------------------------------------------------------------------------------------------------
+
+
+def test_help_answers_at_once() -> None:
+    process("--help")  # compiles what is not compiled yet
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        result = process("--help")
+        times.append(time.perf_counter() - start)
+        assert result.returncode == 0
+    assert all(command in result.stdout for command in ("augment", "explain", "check", "rules"))
+    assert min(times) < 0.5
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = "import sys, onnx_convgrad.cli; print({'onnx', 'onnx_ir', 'numpy', 'rich'} & set(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("command", ["augment", "explain", "check", "rules"])
+def test_every_command_shows_an_example(command: str) -> None:
+    result = invoke(command, "--help")
+    assert result.exit_code == 0
+    assert "Example:" in result.stdout
+    assert f"onnx-convgrad {command}" in result.stdout
+
+
+def test_version() -> None:
+    import onnx_convgrad
+
+    assert invoke("--version").stdout == f"onnx-convgrad {onnx_convgrad.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["frobnicate"], "No such command 'frobnicate'"),
+        (["augment"], "Missing argument 'MODEL'"),
+        (["augment", "m.onnx", "--sead", "ones"], "No such option: --sead"),
+        (["check", "m.onnx", "--samples", "0"], "--samples"),
+    ],
+)
+def test_usage_errors_are_one_line(arguments: list[str], message: str) -> None:
+    result = process(*arguments)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert "--help" in result.stderr
+    assert not result.stdout
+
+
+def test_no_command_shows_the_help() -> None:
+    result = process()
+    assert result.returncode == 2
+    assert "Usage:" in result.stderr
+    assert "Error" not in result.stderr
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    command = f"{sys.executable} -m onnx_convgrad rules | head -1; exit ${{PIPESTATUS[0]}}"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert "Traceback" not in result.stderr
+    assert result.returncode == 0
+
+
+# -- augment -----------------------------------------------------------------------------------------------------------
+
+
+def test_augment_writes_beside_the_model_and_prints_plain_text(model: Path) -> None:
+    original = model.read_bytes()
+    result = process("augment", model)
+    assert result.returncode == 0, result.stderr
+    written = onnx.load(model.with_name("convs.grad.onnx"))
+    assert [o.name for o in written.graph.output] == ["y", "w1_grad", "b1_grad", "w2_grad"]
+    assert not any(c in result.stdout for c in BOXES)
+    assert result.stderr == ""
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines)) > 40  # nothing is wrapped to the width of a terminal
+    table = {line.split("  ")[0].strip(): line.split()[-2:] for line in lines if line.split()}
+    assert table["inputs"] == ["1", "2"]
+    assert table["outputs"] == ["1", "4"]
+    assert table["nodes"] == ["3", f"{len(written.graph.node)}"]
+    assert table["parameters"] == ["256", "256"]
+    assert table["w2"] == ["4x4x3x3", "float32"]
+    assert "Feed the cotangents: y_grad (of y)" in result.stdout
+    assert model.read_bytes() == original
+    assert sorted(p.name for p in model.parent.iterdir()) == ["convs.grad.onnx", "convs.onnx"]
+
+
+def test_augment_with_options(model: Path) -> None:
+    out = model.with_name("other.onnx")
+    arguments = [
+        "--wrt",
+        "image,w1",
+        "--of",
+        "a",
+        "--seed",
+        "ones",
+        "--trainable-inputs",
+        "--input-shape",
+        "image:B,3,8,8",
+    ]
+    result = invoke("augment", model, "-o", out, *arguments)
+    assert result.exit_code == 0, result.stderr
+    written = onnx.load(out)
+    assert [i.name for i in written.graph.input] == ["image", "w1"]
+    assert [o.name for o in written.graph.output] == ["y", "image_grad", "w1_grad"]
+    image = written.graph.input[0].type.tensor_type.shape.dim
+    assert [d.dim_param or d.dim_value for d in image] == ["B", 3, 8, 8]
+    assert "No cotangent is to be fed." in result.stdout
+
+
+def test_augment_json(model: Path) -> None:
+    result = process("augment", model, "--json", "--check")
+    data = json.loads(result.stdout)
+    assert data["output"].endswith("convs.grad.onnx")
+    assert data["before"]["nodes"] == 3
+    assert data["after"]["operators"]["Conv"] >= 2
+    assert data["gradients"][0] == {"value": "w1", "output": "w1_grad", "dtype": "float32", "shape": [4, 3, 3, 3]}
+    assert data["check"]["passed"] is True
+
+
+def test_augment_quiet_says_nothing(model: Path) -> None:
+    result = process("augment", model, "-q")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+def test_zero_gradients_are_one_line_of_warning(model: Path) -> None:
+    result = process("augment", model, "--wrt", "w1", "--wrt", "w2", "--of", "a", "-q")
+    assert result.returncode == 0
+    assert result.stderr.startswith("Warning: ")
+    assert "'w2'" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_long_lists_are_folded(tmp_path: Path) -> None:
+    chain = "\n".join(f"v{i + 1} = Mul (v{i}, s{i})" for i in range(14))
+    proto = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 17]> g (float[2, 3] v0) => (float[2, 3] v14) {{ {chain} }}'
+    )
+    proto.graph.initializer.extend(numpy_helper.from_array(np.ones(3, np.float32), f"s{i}") for i in range(14))
+    path = tmp_path / "chain.onnx"
+    onnx.save(proto, path)
+    folded, every = invoke("augment", path), invoke("augment", path, "-v")
+    assert "... and 6 more (-v shows all)" in folded.stdout
+    assert "s13_grad" not in folded.stdout
+    assert "s13_grad" in every.stdout
+
+
+# -- weights in files of their own -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def external(tmp_path: Path) -> Path:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    path = folder / "big.onnx"
+    onnx.save(convs(), path, save_as_external_data=True, location="big.weights", size_threshold=0)
+    return path
+
+
+def test_external_weights_stay_where_they_are(external: Path) -> None:
+    before = (external.parent / "big.weights").stat()
+    result = invoke("augment", external, "--wrt", "all")
+    assert result.exit_code == 0, result.stderr
+    after = (external.parent / "big.weights").stat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+    assert sorted(p.name for p in external.parent.iterdir()) == ["big.grad.onnx", "big.onnx", "big.weights"]
+    written = onnx.load(external.parent / "big.grad.onnx", load_external_data=False)
+    weights = {t.name: t for t in written.graph.initializer}
+    assert weights["w1"].data_location == TensorProto.EXTERNAL
+    assert {e.key: e.value for e in weights["w1"].external_data}["location"] == "big.weights"
+
+
+def test_external_weights_go_along_to_another_folder(external: Path, tmp_path: Path) -> None:
+    out = tmp_path / "moved.onnx"
+    result = invoke("augment", external, "-o", out)
+    assert result.exit_code == 0, result.stderr
+    assert f"The weights are in {out}.data." in result.stdout
+    here, there = onnx.load(out), onnx.load(external)
+    arrays = {t.name: numpy_helper.to_array(t) for t in here.graph.initializer}
+    for tensor in there.graph.initializer:
+        np.testing.assert_array_equal(arrays[tensor.name], numpy_helper.to_array(tensor))
+
+
+def test_weights_beyond_the_limit_go_to_a_file(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.onnx"
+    assert files.write(ir.load(model), out, limit=100) == tmp_path / "out.onnx.data"
+    onnx.checker.check_model(out)
+    assert files.write(ir.load(model), out) is None
+
+
+def test_an_output_over_the_weights_is_refused(external: Path) -> None:
+    weights = (external.parent / "big.weights").read_bytes()
+    result = invoke("augment", external, "-o", external.parent / "big.weights")
+    assert result.exit_code == 2
+    assert "holds the model's weights" in result.stderr
+    assert (external.parent / "big.weights").read_bytes() == weights
+
+
+def test_a_failure_while_writing_leaves_the_old_file(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out.onnx"
+    out.write_bytes(b"old")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ir, "save", full)
+    result = invoke("augment", model, "-o", out)
+    assert result.exit_code == 2
+    assert "could not be written: No space left on device." in result.stderr
+    assert out.read_bytes() == b"old"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["convs.onnx", "out.onnx"]
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+def bad(model: Path) -> list[tuple[list[object], str]]:
+    broken = model.with_name("broken.onnx")
+    broken.write_text("this is not protobuf \x01\x02")
+    return [
+        (["augment", model.with_name("none.onnx")], "There is no file"),
+        (["augment", model.parent], "is a folder"),
+        (["augment", broken], "is not a readable ONNX model"),
+        (["augment", model, "--wrt", "w11"], "Did you mean 'w1'"),
+        (["augment", model, "--wrt", "inputs,w1"], "is a group"),
+        (["augment", model, "--of", "z"], "Unknown value in of"),
+        (["augment", model, "--target", "tpu"], "Targets: cpu, cuda, web, portable."),
+        (["augment", model, "--seed", "twos"], "seed must be"),
+        (["augment", model, "-o", model], "is the model itself"),
+        (["augment", model, "-o", model.parent], "is a folder"),
+        (["augment", model, "-o", model.parent / "no" / "x.onnx"], "There is no folder"),
+        (["augment", model, "--input-shape", "image=1,3"], "NAME:1,3,224,224"),
+        (["augment", model, "--input-shape", "image:1,3,-2,2"], "neither a size"),
+        (["augment", model, "--input-shape", "image:1,3"], "has rank 4, but 2 sizes"),
+        (["augment", model, "--input-shape", "imag:1,3,8,8"], "Did you mean 'image'"),
+        (["augment", model, "--lowering", "fast"], "neither 'auto' nor OP=NAME"),
+        (["augment", model, "--lowering", "ConvWeightGrad=im2colgemm"], "Did you mean 'im2col_gemm'"),
+        (["augment", model, "--lowering", "ConvWieghtGrad=im2col_gemm"], "Did you mean 'ConvWeightGrad'"),
+        (["explain", model, "--wrt", "w11"], "Did you mean 'w1'"),
+        (["check", model.with_name("none.onnx")], "There is no file"),
+        (["rules", "Cnov"], "Did you mean 'Conv'"),
+    ]
+
+
+def test_bad_arguments_are_one_paragraph(model: Path) -> None:
+    for arguments, message in bad(model):
+        result = invoke(*arguments)
+        assert result.exit_code == 2, (arguments, result.output)
+        assert message in result.stderr, (arguments, result.stderr)
+        assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+        assert result.stderr.startswith("Error: ")
+        assert not result.stdout
+    assert not model.with_name("convs.grad.onnx").exists()
+
+
+@pytest.mark.parametrize("command", ["augment", "explain", "check"])
+def test_what_cannot_be_differentiated_is_all_listed(tmp_path: Path, command: str) -> None:
+    path = tmp_path / "lstm.onnx"
+    onnx.save(lstm(), path)
+    result = process(command, path, "--wrt", "x")
+    assert result.returncode == 3
+    assert result.stderr.startswith("Error: 2 nodes cannot be differentiated:\n")
+    assert "first (LSTM" in result.stderr
+    assert "second (LSTM" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not result.stdout
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["lstm.onnx"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only for root")
+def test_a_read_only_folder_is_refused(model: Path) -> None:
+    model.parent.chmod(0o500)
+    try:
+        result = invoke("augment", model)
+    finally:
+        model.parent.chmod(0o700)
+    assert result.exit_code == 2
+    assert "is not writable" in result.stderr
+
+
+def test_a_read_only_folder_is_refused_before_any_work(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(ArgumentError, match="is not writable"):
+        files.check_destination(files.default_output(model), model)
+
+
+# -- explain, check, rules ---------------------------------------------------------------------------------------------
+
+
+def test_explain_names_what_was_chosen_and_why_not_the_others(model: Path) -> None:
+    result = process("explain", model, "--wrt", "all", "--input-shape", "image:2,3,9,9")
+    assert result.returncode == 0, result.stderr
+    assert "Conv 2x3x9x9 * 4x3x3x3 -> 2x4x9x9" in result.stdout
+    assert result.stdout.index("4x3x3x3") < result.stdout.index("4x4x3x3")  # in the order of the model
+    assert "flipped_conv" in result.stdout
+    assert "not used: strides [2, 2] are not 1" in result.stdout
+    assert result.stdout.count("chosen") == 4
+    assert not any(c in result.stdout for c in BOXES)
+
+
+def test_explain_json_and_forced(model: Path) -> None:
+    result = invoke("explain", model, "--json", "--lowering", "ConvWeightGrad=im2col_gemm")
+    rows = json.loads(result.stdout)["rows"]
+    assert {r["chosen"] for r in rows if r["operator"] == "ConvWeightGrad"} == {"im2col_gemm"}
+    assert all(r["forced"] for r in rows if r["operator"] == "ConvWeightGrad")
+
+
+def test_check_passes(model: Path) -> None:
+    result = process("check", model, "--samples", "2")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "4 of 4 gradients agree." in result.stdout
+    assert "in float64" in result.stdout
+    assert not any(c in result.stdout for c in BOXES)
+
+
+def test_check_json(model: Path) -> None:
+    data = json.loads(invoke("check", model, "--json", "--seed-value", "5").stdout)
+    assert data["passed"] is True
+    assert data["seed"] == 5
+    assert [row["value"] for row in data["rows"]] == ["image", "w1", "b1", "w2"]
+
+
+def test_a_failed_check_has_status_1(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from onnx_convgrad import check
+
+    right = check._run
+    monkeypatch.setattr(check, "_run", lambda *a: {k: -v for k, v in right(*a).items()})
+    result = invoke("check", model)
+    assert result.exit_code == 1
+    assert "FAIL" in result.stdout
+    assert "0 of 4 gradients agree. 4 FAIL." in result.stdout
+    assert invoke("augment", model, "--check", "-q").exit_code == 1
+
+
+def test_rules() -> None:
+    result = invoke("rules")
+    assert result.exit_code == 0
+    assert "of the 191 operators of ai.onnx 21 have a rule." in result.stdout
+    assert "convgrad::" not in result.stdout
+    data = json.loads(invoke("rules", "--json").stdout)
+    assert data["total"] == 191
+    assert data["covered"] + len(data["missing"]) + len(data["through_function_body"]) == 191
+    one = invoke("rules", "Conv")
+    assert "im2col_gemm" in one.stdout
+    assert "X, W, B" in one.stdout
+    assert set(json.loads(invoke("rules", "Conv", "--json").stdout)["lowerings"]) >= {"ConvInputGrad", "ConvWeightGrad"}
+
+
+# -- on a terminal -----------------------------------------------------------------------------------------------------
+
+
+def test_tables_are_drawn_on_a_terminal(model: Path) -> None:
+    primary, secondary = pty.openpty()
+    command = [sys.executable, "-m", "onnx_convgrad", "augment", str(model)]
+    environment = {**os.environ, "COLUMNS": "100", "TERM": "xterm"}
+    running = subprocess.Popen(command, stdout=secondary, stderr=subprocess.PIPE, env=environment)
+    os.close(secondary)
+    text = b""
+    while True:
+        try:
+            chunk = os.read(primary, 4096)
+        except OSError:  # how Linux says that the other end is closed
+            break
+        if not chunk:
+            break
+        text += chunk
+    os.close(primary)
+    assert running.wait() == 0
+    assert running.stderr is not None
+    assert running.stderr.read() == b""  # the spinner is for terminals only
+    running.stderr.close()
+    assert "───" in text.decode()
+
+
+# -- pieces ------------------------------------------------------------------------------------------------------------
+
+
+def test_options_are_understood() -> None:
+    assert options.names([], "parameters") == "parameters"
+    assert options.names(["a,b", "c"], "parameters") == ["a", "b", "c"]
+    assert options.input_shapes(["x:1,3,H,?", "scope:0:2"]) == {"x": [1, 3, "H", None], "scope:0": [2]}
+    assert options.input_shapes(["s:"]) == {"s": []}
+    assert options.chosen_lowering(["auto"]) == "auto"
+    assert options.chosen_lowering(["/a/Conv=x", "Op=y"]) == {"/a/Conv": "x", "Op": "y"}
+
+
+def test_text() -> None:
+    assert [bytes_text(n) for n in (0, 999, 1000, 86_000, 2_500_000_000)] == [
+        "0 B",
+        "999 B",
+        "1.0 kB",
+        "86.0 kB",
+        "2.5 GB",
+    ]
+    assert [shape_text(s) for s in (None, [], [1, "N", None])] == ["?", "scalar", "1xNx?"]
+    table = Table(["a", "n"], [["x", "1"], ["longer", "100"]], frozenset({1}))
+    assert table.plain() == "a         n\nx         1\nlonger  100"

@@ -1,0 +1,235 @@
+"""Convolution gradients over random geometry, against float64 autograd of PyTorch, with every lowering forced."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+import onnx_convgrad as og
+from onnx_convgrad.geometry import ConvSpec, same_padding
+from onnx_convgrad.lowering import lowerings
+from onnx_convgrad.runtime import run
+
+SETTINGS = settings(deadline=None, max_examples=60, derandomize=True, suppress_health_check=list(HealthCheck))
+
+CONV = {1: torch.nn.functional.conv1d, 2: torch.nn.functional.conv2d, 3: torch.nn.functional.conv3d}
+TRANSPOSED = {
+    1: torch.nn.functional.conv_transpose1d,
+    2: torch.nn.functional.conv_transpose2d,
+    3: torch.nn.functional.conv_transpose3d,
+}
+
+
+@st.composite
+def geometry(draw: st.DrawFn, *, transposed: bool = False) -> dict:
+    rank = draw(st.integers(1, 3))
+    most = {1: 9, 2: 7, 3: 5}[rank]
+
+    def each(low: int, high: int) -> list[int]:
+        return draw(st.lists(st.integers(low, high), min_size=rank, max_size=rank))
+
+    groups = draw(st.integers(1, 3))
+    g = {
+        "rank": rank,
+        "groups": groups,
+        "channels": groups * draw(st.integers(1, 2)),
+        "features": groups * draw(st.integers(1, 2)),
+        "batch": draw(st.integers(0, 2)),
+        "size": each(1, most),
+        "kernel": each(1, {1: 5, 2: 3, 3: 3}[rank]),
+        "strides": each(1, 3),
+        "dilations": each(1, 2),
+        "begin": each(0, 3),
+        "end": each(0, 3),
+    }
+    if transposed:
+        g["extra"] = [draw(st.integers(0, s - 1)) for s in g["strides"]]  # ONNX Runtime refuses a whole stride
+    return g
+
+
+def _spans(g: dict) -> list[int]:
+    return [d * (k - 1) + 1 for k, d in zip(g["kernel"], g["dilations"], strict=True)]
+
+
+def _fits(g: dict) -> bool:
+    return all(x + b + e >= s for x, b, e, s in zip(g["size"], g["begin"], g["end"], _spans(g), strict=True))
+
+
+def _model(op: str, arrays: dict[str, np.ndarray], shapes: str, **attributes: object) -> onnx.ModelProto:
+    node = helper.make_node(op, list(arrays), ["y"], name="conv", **attributes)
+    inputs = []
+    for name, array in arrays.items():
+        dims: list | None = list(array.shape)
+        if shapes == "symbolic" and name == "x":
+            dims = [f"d{i}" if i != 1 else d for i, d in enumerate(array.shape)]
+        if shapes == "absent" and name == "x":
+            dims = None
+        inputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, dims))
+    graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def _oracle(op: str, arrays: dict[str, np.ndarray], g: dict, seed: np.ndarray) -> dict[str, np.ndarray]:
+    t = {k: torch.tensor(v, dtype=torch.float64, requires_grad=True) for k, v in arrays.items()}
+    if op == "Conv":
+        pads = [p for b, e in reversed(list(zip(g["begin"], g["end"], strict=True))) for p in (b, e)]
+        x = torch.nn.functional.pad(t["x"], pads)
+        y = CONV[g["rank"]](x, t["w"], t["b"], g["strides"], 0, g["dilations"], g["groups"])
+    else:
+        y = TRANSPOSED[g["rank"]](t["x"], t["w"], None, g["strides"], 0, 0, g["groups"], g["dilations"])
+        pads = [p for b, e, o in reversed(list(zip(g["begin"], g["end"], g["extra"], strict=True))) for p in (-b, o - e)]
+        y = torch.nn.functional.pad(y, pads) + t["b"].reshape(1, -1, *[1] * g["rank"])
+    y.backward(torch.tensor(seed, dtype=torch.float64))
+    return {k: v.grad.numpy() for k, v in t.items()}
+
+
+def _error(got: np.ndarray, want: np.ndarray) -> float:
+    return float(np.linalg.norm(got - want) / max(np.linalg.norm(want), 1e-6))
+
+
+def _arrays(g: dict, *, transposed: bool) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    c, o, n = g["channels"], g["features"], g["groups"]
+    w = (c, o // n, *g["kernel"]) if transposed else (o, c // n, *g["kernel"])
+    shapes = {"x": (g["batch"], c, *g["size"]), "w": w, "b": (o,)}
+    return {k: rng.standard_normal(s).astype(np.float32) for k, s in shapes.items()}
+
+
+def _check(op: str, g: dict, arrays: dict[str, np.ndarray], choices: list, **attributes: object) -> None:
+    plain = _model(op, arrays, "static", **attributes)
+    y = run(plain, arrays)["y"]
+    seed = np.random.default_rng(1).standard_normal(y.shape).astype(np.float32)
+    want = _oracle(op, arrays, g, seed)
+    for shapes in ("static", "symbolic", "absent"):
+        for choice in choices if shapes == "static" else ["auto"]:
+            model = _model(op, arrays, shapes, **attributes)
+            try:
+                augmented = og.augment(model, wrt=["x", "w", "b"], lowering=choice)
+            except og.LoweringError as refusal:
+                assert choice != "auto", refusal
+                continue
+            feed = {**arrays, "y_grad": seed} if y.size != 1 or shapes != "static" else dict(arrays)
+            if "y_grad" not in {i.name for i in augmented.graph.input}:
+                want = _oracle(op, arrays, g, np.ones_like(seed))
+                feed.pop("y_grad", None)
+            got = run(augmented, feed)
+            if g["batch"] and "y_grad" in feed:
+                want = _oracle(op, arrays, g, seed)
+            for name in arrays:
+                result = got[f"{name}_grad"]
+                assert result.shape == arrays[name].shape
+                assert _error(result, want[name]) < 1e-5, (name, shapes, choice)
+
+
+FORCED: list = ["auto"]
+for _op in ("ConvInputGrad", "ConvWeightGrad"):
+    FORCED += [{_op: name} for name in lowerings()[_op]]
+
+
+@SETTINGS
+@given(geometry().filter(_fits))
+def test_conv(g: dict) -> None:
+    arrays = _arrays(g, transposed=False)
+    pads = [*g["begin"], *g["end"]]
+    _check(
+        "Conv", g, arrays, FORCED, strides=g["strides"], dilations=g["dilations"], pads=pads, group=g["groups"]
+    )
+
+
+def _transposed_fits(g: dict) -> bool:
+    sizes = [
+        s * (x - 1) + o + span - b - e
+        for s, x, o, span, b, e in zip(g["strides"], g["size"], g["extra"], _spans(g), g["begin"], g["end"], strict=True)
+    ]
+    return min(sizes) > 0
+
+
+@SETTINGS
+@given(geometry(transposed=True).filter(_transposed_fits))
+def test_conv_transpose(g: dict) -> None:
+    arrays = _arrays(g, transposed=True)
+    _check(
+        "ConvTranspose",
+        g,
+        arrays,
+        ["auto", *({"ConvWeightGrad": name} for name in lowerings()["ConvWeightGrad"])],
+        strides=g["strides"],
+        dilations=g["dilations"],
+        pads=[*g["begin"], *g["end"]],
+        group=g["groups"],
+        output_padding=g["extra"],
+    )
+
+
+@SETTINGS
+@given(geometry().filter(_fits))
+def test_spec_against_brute_force(g: dict) -> None:
+    for axis, span in enumerate(_spans(g)):
+        padded = g["size"][axis] + g["begin"][axis] + g["end"][axis]
+        starts = [p for p in range(0, padded, g["strides"][axis]) if p + span <= padded]
+        reached = starts[-1] + span
+        spec = ConvSpec(
+            1, 1, 1, (g["size"][axis],), (g["kernel"][axis],), (len(starts),), (g["strides"][axis],),
+            (g["dilations"][axis],), (g["begin"][axis],), (g["end"][axis],),
+        )  # fmt: skip
+        assert spec.leftover == (padded - reached if g["strides"][axis] > 1 else 0,)
+        assert spec.span == (span,)
+
+
+@given(st.integers(1, 40), st.integers(1, 7), st.integers(1, 5), st.booleans())
+def test_same_padding_gives_ceil_many_outputs(x: int, span: int, stride: int, upper: bool) -> None:
+    low, high = same_padding(x, span, stride, upper=upper)
+    assert low >= 0
+    assert abs(low - high) <= 1
+    assert (x + low + high - span) // stride + 1 == math.ceil(x / stride)
+
+
+@pytest.mark.parametrize("mode", ["SAME_UPPER", "SAME_LOWER", "VALID"])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("size", [7, 8, 9])
+def test_auto_pad(mode: str, stride: int, size: int) -> None:
+    g = {"rank": 2, "groups": 1, "channels": 2, "features": 3, "batch": 2, "size": [size, size + 1], "kernel": [3, 4]}
+    g |= {"strides": [stride, stride], "dilations": [1, 1]}
+    pairs = [(0, 0) if mode == "VALID" else same_padding(x, k, stride, upper=mode == "SAME_UPPER")
+             for x, k in zip(g["size"], g["kernel"], strict=True)]  # fmt: skip
+    g |= {"begin": [p[0] for p in pairs], "end": [p[1] for p in pairs]}
+    _check("Conv", g, _arrays(g, transposed=False), ["auto"], strides=g["strides"], auto_pad=mode)
+
+
+@pytest.mark.parametrize("mode", ["NOTSET", "SAME_UPPER", "SAME_LOWER"])
+@pytest.mark.parametrize("grow", [-1, 0, 1])
+@pytest.mark.parametrize("shapes", ["static", "symbolic", "absent"])
+def test_conv_transpose_output_shape(mode: str, grow: int, shapes: str) -> None:
+    """The oracle is the linear map itself: <y(x), seed> = <x, dx>, with y from the runtime."""
+    rng = np.random.default_rng(0)
+    arrays = {"x": rng.standard_normal((1, 2, 5)).astype(np.float32), "w": rng.standard_normal((2, 3, 4)).astype(np.float32)}
+    for attributes in ({"output_shape": [12 + grow]}, {} if mode != "NOTSET" else {"output_shape": [11]}):
+        model = _model("ConvTranspose", arrays, shapes, strides=[2], auto_pad=mode, **attributes)
+        y = run(model, arrays)["y"]
+        augmented = og.augment(model, wrt=["x", "w"])
+        seed = rng.standard_normal(y.shape).astype(np.float32)
+        got = run(augmented, {**arrays, "y_grad": seed})
+        for name, array in arrays.items():
+            assert got[f"{name}_grad"].shape == array.shape
+            assert np.vdot(got[f"{name}_grad"], array) == pytest.approx(float(np.vdot(y, seed)), rel=1e-4)
+            moved = array + rng.standard_normal(array.shape).astype(np.float32)
+            change = run(model, {**arrays, name: moved})["y"] - y
+            assert np.vdot(got[f"{name}_grad"], moved - array) == pytest.approx(float(np.vdot(change, seed)), rel=1e-3)
+
+
+def test_backward_is_a_handful_of_nodes() -> None:
+    arrays = {"x": np.zeros((2, 16, 8, 8), np.float32), "w": np.zeros((16, 16, 3, 3), np.float32), "b": np.zeros(16, np.float32)}
+    model = _model("Conv", arrays, "static", pads=[1, 1, 1, 1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        augmented = og.augment(model, wrt=["x", "w", "b"])
+    assert len(augmented.graph.node) - 1 <= 10
+    assert {n.domain for n in augmented.graph.node} == {""}

@@ -1,0 +1,80 @@
+"""Every example runs, stays short, and rules of installed packages are found."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+PLUGIN = ROOT / "examples" / "plugin"
+SLOW = {"make_digits_cnn.py"}
+"""Trains a network and rewrites a committed file."""
+
+
+def run(*command: object, path: tuple[Path, ...] = (), folder: Path | None = None) -> str:
+    given = os.environ.get("PYTHONPATH")
+    search = os.pathsep.join([*map(str, path), str(ROOT), *([given] if given else [])])
+    environment = {**os.environ, "PYTHONPATH": search}
+    done = subprocess.run(
+        [sys.executable, *map(str, command)], capture_output=True, text=True, check=False, env=environment, cwd=folder
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("example", [e for e in EXAMPLES if e.name not in SLOW], ids=lambda e: e.stem)
+def test_example_runs(example: Path, tmp_path: Path) -> None:
+    assert run(example, folder=tmp_path).strip()
+
+
+@pytest.mark.parametrize("example", [*EXAMPLES, *PLUGIN.glob("*.py")], ids=lambda e: e.stem)
+def test_example_is_short_and_says_what_it_does(example: Path) -> None:
+    text = example.read_text()
+    assert len(text.splitlines()) < 60
+    assert text.startswith('"""')
+    compile(text, str(example), "exec")
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A folder as pip leaves it after installing the plugin."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    shutil.copy(PLUGIN / "swish2_rules.py", folder)
+    info = folder / "swish2_rules-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: swish2-rules\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[onnx_convgrad.rules]\nswish2 = swish2_rules\n")
+    return folder
+
+
+def test_rules_of_an_installed_package_are_found(installed: Path) -> None:
+    text = run("-m", "onnx_convgrad", "rules", "my.domain::Swish2", path=(installed,))
+    assert "elementwise" in text
+    assert "swish2_rules" in text
+
+
+def test_the_example_works_with_the_package_installed_too(installed: Path) -> None:
+    assert "1 of my.domain" in run(ROOT / "examples" / "custom_operator.py", path=(installed,))
+
+
+def test_a_broken_package_is_a_warning(installed: Path) -> None:
+    (installed / "swish2_rules.py").write_text("raise RuntimeError('no such thing')\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), str(ROOT)])}
+    command = [sys.executable, "-m", "onnx_convgrad", "rules", "Conv"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0
+    assert done.stderr == "Warning: The rules of swish2_rules could not be loaded: no such thing\n"
+
+
+def test_the_plugin_declares_its_entry_point() -> None:
+    import tomllib
+
+    project = tomllib.loads((PLUGIN / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"]["onnx_convgrad.rules"] == {"swish2": "swish2_rules"}

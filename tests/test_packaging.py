@@ -1,0 +1,212 @@
+"""What is shipped, what it says of itself, and what it imports."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from email import message_from_string
+from email.message import Message
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from onnx_convgrad import rules
+
+SLOW_TO_IMPORT = ("numpy", "onnx", "onnx_ir", "onnx_shape_inference", "onnxruntime", "onnxscript", "sympy", "torch")
+LICENCE = "onnx_convgrad-0.1.0.dist-info/licenses/LICENSE"
+
+
+def _python(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, timeout=300)
+
+
+def _modules(root: Path) -> set[str]:
+    """Every module of the tree by the path that it has in a wheel."""
+    package = {p.relative_to(root).as_posix() for p in (root / "onnx_convgrad").rglob("*.py")}
+    shipped = {f"onnx_convgrad/{p.relative_to(root).as_posix()}" for p in (root / "rules").rglob("*.py")}
+    return package | shipped
+
+
+# -- the wheel ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["tree", "sdist"])
+def wheel(request: pytest.FixtureRequest, root: Path, tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """The wheel, built from the tree or through the source distribution, with the tools that are installed."""
+    folder = tmp_path_factory.mktemp(request.param)
+    source = folder / "source"
+    # A copy: a build leaves folders behind, and picks up modules from those that it finds.
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(root / name, source)
+    for name in ("onnx_convgrad", "rules", "tests"):
+        shutil.copytree(root / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    options = ["--wheel"] if request.param == "tree" else []
+    done = _python("-m", "build", "--no-isolation", *options, "--outdir", folder / "dist", source)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = (folder / "dist").glob("*.whl")
+    return zipfile.ZipFile(path)
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: zipfile.ZipFile) -> Message:
+    return message_from_string(wheel.read("onnx_convgrad-0.1.0.dist-info/METADATA").decode())
+
+
+def test_wheel_holds_every_module_once(wheel: zipfile.ZipFile, root: Path) -> None:
+    names = wheel.namelist()
+    assert len(names) == len(set(names))
+    shipped = {n for n in names if ".dist-info/" not in n}
+    assert shipped == _modules(root) | {"onnx_convgrad/py.typed"}
+
+
+def test_wheel_holds_the_licence(wheel: zipfile.ZipFile, root: Path) -> None:
+    assert wheel.read(LICENCE) == (root / "LICENSE").read_bytes()
+
+
+def test_wheel_imports_by_itself(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    wheel.extractall(tmp_path)
+    program = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import onnx_convgrad.rules.conv as conv, onnx_convgrad.registry as registry\n"
+        "assert any(rule.op_type == 'Conv' for rule in registry.rules())\n"
+        "print(conv.__file__)"
+    )
+    done = _python("-I", "-c", program, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()) == tmp_path / "onnx_convgrad" / "rules" / "conv.py"
+
+
+def test_metadata(metadata: Message) -> None:
+    assert metadata["Name"] == "onnx-convgrad"
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["Requires-Python"] == ">=3.11"
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert set(metadata.get_all("Provides-Extra", [])) == {"cpu", "cuda", "test"}
+
+
+def test_the_runtime_is_an_extra(metadata: Message) -> None:
+    required = [Requirement(r) for r in metadata.get_all("Requires-Dist", [])]
+    always = {r.name for r in required if r.marker is None}
+    assert always == {"numpy", "onnx", "onnx-ir", "onnx-shape-inference", "onnxscript", "rich", "typer"}
+    for extra, runtime, options in (("cpu", "onnxruntime", set()), ("cuda", "onnxruntime-gpu", {"cuda", "cudnn"})):
+        (found,) = (r for r in required if r.marker is not None and r.marker.evaluate({"extra": extra}))
+        assert (found.name, found.extras) == (runtime, options)
+
+
+def test_command_is_installed(wheel: zipfile.ZipFile) -> None:
+    entry_points = wheel.read("onnx_convgrad-0.1.0.dist-info/entry_points.txt").decode()
+    assert "[console_scripts]\nonnx-convgrad = onnx_convgrad.cli:main\n" in entry_points
+
+
+# -- the tree ----------------------------------------------------------------------------------------------------------
+
+
+def test_list_of_packages_is_complete(root: Path) -> None:
+    config = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]
+    folders = {module.rpartition("/")[0].replace("/", ".") for module in _modules(root)}
+    assert sorted(config["packages"]) == sorted(folders), "bring [tool.setuptools] packages up to date"
+
+
+def test_rules_is_a_relative_link(root: Path) -> None:
+    link = root / "onnx_convgrad" / "rules"
+    assert link.is_symlink()
+    assert link.readlink() == Path("../rules")
+
+
+def test_every_rule_module_is_listed(root: Path) -> None:
+    files = {path.stem for path in (root / "rules").glob("*.py")} - {"__init__"}
+    assert len(rules.MODULES) == len(set(rules.MODULES))
+    assert set(rules.MODULES) == files, "bring MODULES in rules/__init__.py up to date"
+
+
+def test_rules_refuse_another_name(root: Path) -> None:
+    done = _python("-c", "import rules", cwd=root)
+    assert done.returncode != 0
+    assert "import this package as onnx_convgrad.rules, not as rules" in done.stderr
+
+
+def test_versions_agree(metadata: Message, root: Path) -> None:
+    import onnx_convgrad
+
+    assert metadata["Version"] == onnx_convgrad.__version__
+    assert f"## [{onnx_convgrad.__version__}]" in (root / "CHANGELOG.md").read_text()
+
+
+def test_ci_runs_the_commands_of_the_readme(root: Path) -> None:
+    commands = [
+        line.split("=", 1)[1].strip("'")
+        for line in (root / ".ci" / "run").read_text().splitlines()
+        if line.startswith("readme_")
+    ]
+    assert len(commands) == 2
+    readme = (root / "README.md").read_text().splitlines()
+    for command in commands:
+        assert command in readme, f"README.md should have the line: {command}"
+
+
+# -- imports -----------------------------------------------------------------------------------------------------------
+
+
+def _run_main(*arguments: str, without: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """The command line in a process of its own, which prints the modules it loaded as JSON on the last line."""
+    program = (
+        "import json, runpy, sys\n"
+        f"sys.modules.update(dict.fromkeys({without!r}))\n"
+        f"sys.argv[1:] = {list(arguments)!r}\n"
+        "try:\n"
+        "    runpy.run_module('onnx_convgrad', run_name='__main__', alter_sys=True)\n"
+        "finally:\n"
+        "    print(json.dumps(sorted(name for name, module in sys.modules.items() if module)))"
+    )
+    return _python("-c", program)
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("augment", "--help")], ids=" ".join)
+def test_help_imports_nothing_slow(arguments: tuple[str, ...]) -> None:
+    done = _run_main(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert "augment" in done.stdout
+    loaded = json.loads(done.stdout.splitlines()[-1])
+    assert "onnx_convgrad.cli" in loaded
+    assert [name for name in SLOW_TO_IMPORT if name in loaded] == []
+
+
+def test_importing_the_package_imports_nothing_slow() -> None:
+    done = _python("-c", "import json, sys, onnx_convgrad; print(json.dumps(sorted(sys.modules)))")
+    assert done.returncode == 0, done.stderr
+    assert [name for name in SLOW_TO_IMPORT if name in json.loads(done.stdout)] == []
+
+
+def test_every_public_name_resolves() -> None:
+    import onnx_convgrad
+
+    assert [name for name in onnx_convgrad.__all__ if getattr(onnx_convgrad, name, None) is None] == []
+
+
+def test_without_a_runtime_the_error_says_what_to_install(digits_cnn: Path) -> None:
+    done = _run_main("check", str(digits_cnn), without=("onnxruntime",))
+    assert done.returncode == 2
+    # The terminal library breaks lines, and would take [cpu] for markup.
+    said = " ".join(done.stderr.split())
+    assert "onnx-convgrad[cpu]" in said
+    assert "onnx-convgrad[cuda]" in said
+    assert "Traceback" not in said
+
+
+def test_gradients_can_be_built_without_a_runtime(digits_cnn: Path, tmp_path: Path) -> None:
+    """Only running a model needs ONNX Runtime: a build machine may do without."""
+    program = (
+        "import sys; sys.modules['onnxruntime'] = None\n"
+        "import onnx, onnx_convgrad\n"
+        f"onnx.save(onnx_convgrad.augment({str(digits_cnn)!r}), {str(tmp_path / 'grad.onnx')!r})"
+    )
+    done = _python("-c", program)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "grad.onnx").exists()

@@ -1,0 +1,111 @@
+"""Activations: every attribute, both branches, all dtypes that the runtime has, and PyTorch's choices at kinks."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from onnx_convgrad import api
+from onnx_convgrad.runtime import run
+from onnx_convgrad.testing import Case, check, rand
+
+X = rand(3, 5, low=-5, high=5)
+HALF = {"dtype": np.float16}
+PLAIN = (
+    "Relu LeakyRelu Elu Celu Selu Sigmoid HardSigmoid HardSwish Tanh Softplus Softsign Gelu Mish ThresholdedRelu Shrink"
+).split()
+
+# The step where only a float32 evaluation is at hand: of erf by the reference evaluator, of Shrink by the runtime.
+COARSE = {"Gelu": {"step": 3e-3}, "Shrink": {"step": 3e-3}}
+
+CASES = [
+    *(Case(op, [X], **COARSE.get(op, {})) for op in PLAIN),
+    # Celu has no float16 kernel
+    *(Case(op, [X], **HALF, **COARSE.get(op, {})) for op in PLAIN if op != "Celu"),
+    *(Case(op, [X], dtype=np.float64, **COARSE.get(op, {})) for op in ("Relu", "Sigmoid", "Tanh", "Shrink")),
+    *(Case(op, [rand()], name="scalar", **COARSE.get(op, {})) for op in ("Relu", "Gelu")),
+    *(Case(op, [rand(0, 3)], name="empty") for op in ("Relu", "HardSwish")),
+    *(Case("LeakyRelu", [X], {"alpha": a}) for a in (0.0, 0.3, 1.0, 1.5, -0.5)),
+    *(Case("Elu", [X], {"alpha": a}) for a in (0.3, 2.0, -1.0)),
+    *(Case("Celu", [X], {"alpha": a}) for a in (0.3, 2.0)),
+    Case("Selu", [X], {"alpha": 1.2, "gamma": 0.7}),
+    *(Case("HardSigmoid", [X], {"alpha": a, "beta": b}) for a, b in ((0.3, 0.4), (-0.1, 0.6))),
+    *(Case("ThresholdedRelu", [X], {"alpha": a}) for a in (0.5, -1.0)),
+    *(
+        Case("Shrink", [X], {"bias": b, "lambd": a}, **COARSE["Shrink"])
+        for a, b in ((1.5, 0.0), (1.0, 0.7), (0.0, 0.1))
+    ),
+    *(Case("Gelu", [X], {"approximate": a}, **COARSE["Gelu"]) for a in ("none", "tanh")),
+    Case("Gelu", [X], {"approximate": "tanh"}, **HALF),
+    Case("PRelu", [X, rand(5)]),
+    Case("PRelu", [X, rand(3, 1)]),
+    Case("PRelu", [X, rand(1)]),
+    Case("PRelu", [X, rand()], name="scalar"),
+    Case("PRelu", [rand(2, 3, 4), rand(3, 1)], **HALF),
+    Case("PRelu", [X, rand(5, low=0.1, high=0.5)], wrt=[0], constants=[1], name="constant slope"),
+    Case("Relu", [X], opset=6),
+    Case("LeakyRelu", [X], {"alpha": 0.3}, opset=6),
+    Case("PRelu", [X, rand(5)], opset=7),
+    Case("Swish", [X], {"alpha": 1.5}, opset=24, dynamic=False),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_rule(case: Case) -> None:
+    check(case)
+
+
+def slope(op: str, points: list[float], **attributes: object) -> np.ndarray:
+    """The derivative of an operator at given points."""
+    node = onnx.helper.make_node(op, ["x"], ["y"], **attributes)
+    infos = [onnx.helper.make_tensor_value_info(v, onnx.TensorProto.FLOAT, [len(points)]) for v in "xy"]
+    graph = onnx.helper.make_graph([node], "g", infos[:1], infos[1:])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
+    return run(api.augment(model, wrt=["x"], seed="ones"), {"x": np.asarray(points, np.float32)})["x_grad"]
+
+
+KINKS = {
+    "Relu": ({}, "relu", {}, [0.0]),
+    "LeakyRelu": ({"alpha": 0.3}, "leaky_relu", {"negative_slope": 0.3}, [0.0]),
+    "Elu": ({"alpha": 1.0}, "elu", {}, [0.0]),
+    "Selu": ({}, "selu", {}, [0.0]),
+    "Celu": ({"alpha": 2.0}, "celu", {"alpha": 2.0}, [0.0]),
+    "HardSigmoid": ({"alpha": 1 / 6, "beta": 0.5}, "hardsigmoid", {}, [-3.0, 3.0]),
+    "Shrink": ({"lambd": 0.5, "bias": 0.0}, "hardshrink", {}, [-0.5, 0.5]),
+    "Softsign": ({}, "softsign", {}, [0.0]),
+}
+
+
+@pytest.mark.parametrize("op", KINKS)
+def test_pytorch_convention_at_kinks(op: str) -> None:
+    torch = pytest.importorskip("torch")
+    attributes, function, options, points = KINKS[op]
+    x = torch.tensor(points, requires_grad=True)
+    getattr(torch.nn.functional, function)(x, **options).sum().backward()
+    np.testing.assert_allclose(slope(op, points, **attributes), x.grad.numpy(), rtol=1e-5, atol=1e-6)
+
+
+SMOOTH = {
+    "Sigmoid": ({}, "sigmoid", {}),
+    "Tanh": ({}, "tanh", {}),
+    "Softplus": ({}, "softplus", {}),
+    "Gelu": ({}, "gelu", {}),
+    "Gelu tanh": ({"approximate": "tanh"}, "gelu", {"approximate": "tanh"}),
+    "Mish": ({}, "mish", {}),
+    "HardSwish": ({}, "hardswish", {}),
+    "Elu": ({}, "elu", {}),
+}
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_far_from_zero(name: str) -> None:
+    """No overflow, and agreement with float64 where exponentials saturate."""
+    torch = pytest.importorskip("torch")
+    attributes, function, options = SMOOTH[name]
+    points = [-1e4, -200.0, -90.0, -20.0, -10.0, 10.0, 20.0, 90.0, 200.0, 1e4]
+    x = torch.tensor(points, dtype=torch.float64, requires_grad=True)
+    getattr(torch.nn.functional, function)(x, **options).sum().backward()
+    np.testing.assert_allclose(
+        slope(name.removesuffix(" tanh"), points, **attributes), x.grad.numpy(), rtol=1e-5, atol=1e-6
+    )

@@ -1,0 +1,98 @@
+"""The Global pools, RoiAlign and MaxRoiPool."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from onnx_convgrad import api
+from onnx_convgrad.errors import DifferentiationError
+from onnx_convgrad.runtime import run
+from onnx_convgrad.testing import Case, check, make_model, rand
+
+ROIS = np.array([[0.3, 0.5, 4.2, 3.1], [1, 1, 5.5, 6.2], [-2, -1, 3, 9], [2, 2, 1, 1]], np.float32)
+IMAGES = np.array([0, 1, 1, 0])
+
+CASES = [
+    Case("GlobalAveragePool", [rand(2, 3, 6, 5)]),
+    Case("GlobalAveragePool", [rand(2, 3, 6)]),
+    Case("GlobalAveragePool", [rand(2, 3, 2, 3, 4)]),
+    Case("GlobalAveragePool", [rand(0, 3, 6, 5)], order=1),
+    Case("GlobalAveragePool", [rand(2, 3, 6, 5)], dtype=np.float16),
+    Case("GlobalMaxPool", [rand(2, 3, 6, 5)]),
+    Case("GlobalMaxPool", [rand(0, 3, 6, 5)], order=1),
+    *(
+        Case(
+            "RoiAlign",
+            [rand(2, 3, 6, 7), ROIS, IMAGES],
+            {
+                "output_height": 2,
+                "output_width": 3,
+                "sampling_ratio": s,
+                "spatial_scale": 0.9,
+                "coordinate_transformation_mode": c,
+            },
+            wrt=[0],
+            constants=k,
+        )
+        for s in (0, 2)
+        for c in ("half_pixel", "output_half_pixel")
+        for k in ([1], [])
+    ),
+    Case(
+        "RoiAlign", [rand(2, 3, 6, 7), ROIS[:0], IMAGES[:0]], {"output_height": 2}, wrt=[0], order=1, name="no regions"
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_rule(case: Case) -> None:
+    check(case)
+
+
+def gradient(case: Case, seed: np.ndarray) -> np.ndarray:
+    model = api.augment(make_model(case, case.arrays), wrt=["x0"], of=["y0"])
+    return np.asarray(run(model, {"x0": case.arrays[0], "y0_grad": seed})["x0_grad"])
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 6), (2, 3, 4, 5), (2, 3, 2, 3, 2)])
+def test_global_maximum_is_the_first_as_in_pytorch(shape: tuple[int, ...]) -> None:
+    generator = np.random.default_rng(2)
+    x = generator.integers(0, 3, shape).astype(np.float32)
+    seed = generator.uniform(-1, 1, (2, 3, *(1 for _ in shape[2:]))).astype(np.float32)
+    t = torch.tensor(x, requires_grad=True)
+    pool = {3: torch.nn.AdaptiveMaxPool1d, 4: torch.nn.AdaptiveMaxPool2d, 5: torch.nn.AdaptiveMaxPool3d}[len(shape)]
+    pool(1)(t).backward(torch.tensor(seed))
+    assert t.grad is not None
+    np.testing.assert_array_equal(gradient(Case("GlobalMaxPool", [x]), seed), t.grad.numpy())
+
+
+@pytest.mark.parametrize("p", [1, 2, 3])
+@pytest.mark.parametrize("shape", [(2, 3, 6), (2, 3, 4, 5)])
+def test_global_lp_pool_against_pytorch(shape: tuple[int, ...], p: int) -> None:
+    case = Case("GlobalLpPool", [rand(*shape)], {"p": p})
+    seed = np.random.default_rng(2).uniform(-1, 1, (2, 3, *(1 for _ in shape[2:]))).astype(np.float32)
+    x = case.arrays[0].copy()
+    x[0, 0] = 0  # the norm has no derivative here: 0, as in PyTorch
+    t = torch.tensor(x, dtype=torch.float64, requires_grad=True)
+    torch.linalg.vector_norm(t, p, dim=tuple(range(2, len(shape))), keepdim=True).backward(
+        torch.tensor(seed.astype(float))
+    )
+    assert t.grad is not None
+    np.testing.assert_allclose(gradient(Case("GlobalLpPool", [x], {"p": p}), seed), t.grad, rtol=1e-4, atol=1e-6)
+
+
+REFUSED = [
+    (Case("RoiAlign", [rand(1, 1, 4, 4), ROIS, IMAGES * 0], {"mode": "max"}, wrt=[0]), "only mode='avg'"),
+    (
+        Case("MaxRoiPool", [rand(1, 1, 4, 4), rand(1, 5)], {"pooled_shape": [2, 2]}, wrt=[0]),
+        "does not tell which elements",
+    ),
+]
+
+
+@pytest.mark.parametrize(("case", "message"), REFUSED, ids=lambda v: v if isinstance(v, str) else str(v))
+def test_refused(case: Case, message: str) -> None:
+    with pytest.raises(DifferentiationError, match=message):
+        api.augment(make_model(case, case.arrays), wrt=["x0"], of=["y0"])

@@ -1,0 +1,222 @@
+"""Resize: every mode, against the operator itself by its adjoint, with sizes and scales known only at run time."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from onnx_convgrad import api
+from onnx_convgrad.errors import DifferentiationError
+from onnx_convgrad.runtime import run, session
+from onnx_convgrad.testing import Case, check, rand
+
+CROP, POLICY = "tf_crop_and_resize", "keep_aspect_ratio_policy"
+COORDINATES = [
+    *"half_pixel pytorch_half_pixel align_corners asymmetric tf_half_pixel_for_nn half_pixel_symmetric".split(),
+    CROP,
+]
+FILTERS: list[dict[str, Any]] = [
+    *({"mode": "nearest", "nearest_mode": m} for m in ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")),
+    *({"mode": "linear", "antialias": a} for a in (0, 1)),
+    *({"mode": "cubic", "antialias": a, "exclude_outside": o, "cubic_coeff_a": -0.5} for a in (0, 1) for o in (0, 1)),
+]
+
+
+def scales(*values: float) -> np.ndarray:
+    return np.array(values, np.float32)
+
+
+def resize(
+    x: tuple[int, ...], to: np.ndarray, attributes: dict[str, Any], roi: np.ndarray | None = None, **options: Any
+) -> Case:
+    floating = to.dtype == np.float32
+    inputs = [rand(*x), roi, to] if floating else [rand(*x), roi, None, to]
+    constants = [*([1] if roi is not None else []), *([2] if floating else [])]
+    return Case("Resize", inputs, attributes, wrt=[0], **{"constants": constants, **options})
+
+
+CASES = [
+    resize((1, 2, 3, 4), np.array([1, 2, 6, 7]), {"mode": "linear"}),
+    resize((1, 2, 3, 4), np.array([1, 2, 6, 7]), {"mode": "cubic", "cubic_coeff_a": -0.5}),
+    resize((1, 2, 7, 5), np.array([1, 2, 3, 4]), {"mode": "linear", "antialias": 1}),
+    resize((1, 2, 10, 10), scales(1, 1, 0.7, 1.3), {"mode": "linear"}, name="7, not 6 rows: float32 product"),
+    resize((1, 2, 3, 4), scales(1, 1, 2.5, 0.5), {"mode": "nearest"}),
+    resize((1, 2, 3, 4), scales(1, 1, 2, 2), {"mode": "nearest", "coordinate_transformation_mode": "asymmetric"}),
+    *(
+        resize((2, 2, 3, 4), scales(1, 1, 2, 3), {"coordinate_transformation_mode": c, "nearest_mode": m})
+        for c, m in (
+            ("asymmetric", "floor"),
+            ("half_pixel", "round_prefer_floor"),
+            ("half_pixel", "round_prefer_ceil"),
+            ("half_pixel", "floor"),
+            ("tf_half_pixel_for_nn", "floor"),
+            ("align_corners", "floor"),
+        )
+    ),
+    resize((2, 3, 4), scales(2, 3, 1), {"mode": "nearest", "nearest_mode": "round_prefer_ceil"}, name="leading axes"),
+    resize((3, 4), scales(2, 1.5), {"mode": "linear"}),
+    resize((1, 1, 4, 3), scales(1, 1, 1.2, 1.3), {"mode": "linear"}, name="copied, as no size changes"),
+    resize((1, 1, 4, 3), scales(1, 1, 1.2, 2.3), {"mode": "linear"}, name="one size changes"),
+    resize((5,), scales(2), {"mode": "nearest"}),
+    resize((5,), np.array([8]), {"mode": "nearest"}),
+    resize((2, 3, 4, 2), scales(1, 2, 2, 1), {"mode": "linear"}, name="channels last"),
+    resize((1, 2, 2, 3, 4), scales(1, 1, 2, 1, 1.5), {"mode": "linear"}),
+    resize((1, 2, 3, 4), scales(2, 1.5), {"mode": "linear", "axes": [2, 3]}),
+    resize((1, 2, 3, 4), scales(1.5, 2), {"mode": "linear", "axes": [-1, -2]}, dynamic=False),
+    resize((1, 2, 3, 4), np.array([5, 6]), {"mode": "linear", "axes": [3, 2]}),
+    resize((1, 2, 3, 4), np.array([7, 8]), {"mode": "linear", "axes": [2, 3], POLICY: "not_larger"}),
+    resize((1, 2, 3, 4), np.array([7, 7]), {"mode": "cubic", "axes": [2, 3], POLICY: "not_smaller"}),
+    resize((3, 4), np.array([7, 8]), {"mode": "nearest", "keep_aspect_ratio_policy": "not_smaller"}),
+    resize((1, 2, 4, 5), np.array([3, 4]), {"mode": "linear", "axes": [2, 3], "coordinate_transformation_mode": CROP,
+           "extrapolation_value": 3.0}, roi=scales(0.1, -0.2, 0.9, 0.8)),
+    resize((1, 2, 3, 4), scales(1, 1, 2, 2), {"mode": "nearest"}, dtype=np.float16),
+    resize((1, 2, 3, 4), scales(1, 1, 2, 1.5), {"mode": "linear"}, dtype=np.float16),
+    resize((0, 2, 3, 4), scales(1, 1, 2, 1.5), {"mode": "linear"}, order=1),
+    resize((0, 2, 3, 4), scales(1, 1, 2, 2), {"mode": "nearest"}, order=1),
+    resize((1, 2, 3, 4), scales(1, 1, 2, 1.5), {"mode": "linear"}, opset=11, roi=np.zeros(0, np.float32)),
+    Case("Resize", [rand(1, 2, 3, 4), scales(1, 1, 2, 2)], {"mode": "linear"}, wrt=[0], constants=[1], opset=10),
+    Case("Upsample", [rand(1, 2, 3, 4), scales(1, 1, 2, 2)], {"mode": "nearest"}, wrt=[0], constants=[1], opset=9),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_rule(case: Case) -> None:
+    check(case)
+
+
+def dynamic_model(rank: int, attributes: dict[str, Any], kind: str) -> onnx.ModelProto:
+    """One Resize whose input shape, sizes or scales, and region are all inputs."""
+    count = len(attributes.get("axes", range(rank)))
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [f"d{i}" for i in range(rank)])]
+    names = ["x", "", "", ""]
+    if attributes.get("coordinate_transformation_mode") == CROP:
+        names[1] = "roi"
+        inputs.append(helper.make_tensor_value_info("roi", TensorProto.FLOAT, [2 * count]))
+    names[2 if kind == "scales" else 3] = "to"
+    inputs.append(
+        helper.make_tensor_value_info("to", TensorProto.FLOAT if kind == "scales" else TensorProto.INT64, [count])
+    )
+    node = helper.make_node("Resize", names[:3] if kind == "scales" else names, ["y"], **attributes)
+    graph = helper.make_graph([node], "resize", inputs, [helper.make_empty_tensor_value_info("y")])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def adjoint_error(
+    forward: Any, backward: Any, feed: dict[str, np.ndarray], generator: np.random.Generator
+) -> float | None:
+    """|<A x, g> - <x, A' g>| relative to its size; `None` if there is no output."""
+    y = forward.run(["y"], feed)[0]
+    if y.size == 0:
+        return None
+    offset = forward.run(["y"], {**feed, "x": np.zeros_like(feed["x"])})[0]  # the extrapolation value
+    g = generator.standard_normal(y.shape).astype(np.float32)
+    gx = backward.run(["x_grad"], {**feed, "y_grad": g})[0]
+    left = np.vdot((y - offset).astype(np.float64), g)
+    right = np.vdot(feed["x"].astype(np.float64), gx)
+    return float(abs(left - right) / (np.linalg.norm(gx) * np.linalg.norm(feed["x"]) / np.sqrt(gx.size) + 1e-3))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["scales", "sizes"])
+@pytest.mark.parametrize("coordinates", COORDINATES)
+def test_adjoint_of_every_mode_at_run_time_sizes(coordinates: str, kind: str) -> None:
+    """A wrong row of the interpolation matrix (a nearest element one off) shows as an error of order one."""
+    generator = np.random.default_rng(len(coordinates))
+    crop = coordinates == CROP
+    for attributes in FILTERS:
+        everything = {**attributes, "coordinate_transformation_mode": coordinates}
+        if crop:
+            everything["extrapolation_value"] = 5.0
+        model = dynamic_model(4, everything, kind)
+        forward, backward = session(model), session(api.augment(model, wrt=["x"], of=["y"]))
+        for _ in range(8):
+            shape = (2, 2, *(int(s) for s in generator.integers(1, 12, 2)))
+            feed = {"x": generator.standard_normal(shape).astype(np.float32)}
+            if kind == "scales":
+                feed["to"] = scales(1, 1, *generator.choice([0.5, 0.7, 1, 1.5, 2, 2.3, 3, 1 / 3 + 0.7], 2))
+            else:
+                feed["to"] = np.array([2, 2, *generator.integers(1, 15, 2)])
+            if crop:
+                low, high = generator.uniform(-0.2, 0.4, 2), generator.uniform(0.5, 1.2, 2)
+                feed["roi"] = scales(0, 0, *low, 1, 1, *high)
+            error = adjoint_error(forward, backward, feed, generator)
+            assert error is None or error < 1e-4, (everything, feed["x"].shape, feed["to"], error)
+
+
+@pytest.mark.parametrize(
+    ("policy", "mode", "rank"), list(itertools.product(["not_larger", "not_smaller"], ["nearest", "linear"], [2, 3]))
+)
+def test_aspect_ratio_with_run_time_sizes(policy: str, mode: str, rank: int) -> None:
+    generator = np.random.default_rng(rank)
+    model = dynamic_model(rank, {"mode": mode, "keep_aspect_ratio_policy": policy}, "sizes")
+    forward, backward = session(model), session(api.augment(model, wrt=["x"], of=["y"]))
+    for _ in range(10):
+        x = generator.standard_normal(generator.integers(1, 8, rank)).astype(np.float32)
+        error = adjoint_error(forward, backward, {"x": x, "to": generator.integers(1, 12, rank)}, generator)
+        assert error is None or error < 1e-4
+
+
+@pytest.mark.parametrize("slices", [False, True])
+def test_sizes_copied_from_the_shape_leave_batch_and_channels_alone(slices: bool) -> None:
+    """As exporters write it: sizes = Concat(Shape(x)[:2], ...) resizes two axes: two matrices, not four."""
+    count = helper.make_tensor("t", TensorProto.INT64, [1], [0])
+    nodes = [helper.make_node("Shape", ["x"], ["head"], start=0, end=2)]
+    if slices:
+        zero = helper.make_node("Constant", [], ["zero"], value=count)
+        two = helper.make_node("Constant", [], ["two"], value=helper.make_tensor("t", TensorProto.INT64, [1], [2]))
+        nodes = [
+            zero,
+            two,
+            helper.make_node("Shape", ["x"], ["all"]),
+            helper.make_node("Slice", ["all", "zero", "two", "zero"], ["head"]),
+        ]
+    nodes.append(helper.make_node("Concat", ["head", "hw"], ["sizes"], axis=0))
+    nodes.append(helper.make_node("Resize", ["x", "", "", "sizes"], ["y"], mode="nearest"))
+    inputs = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", "c", "h", "w"]),
+        helper.make_tensor_value_info("hw", TensorProto.INT64, [2]),
+    ]
+    graph = helper.make_graph(nodes, "g", inputs, [helper.make_empty_tensor_value_info("y")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    result = api.augment(model, wrt=["x"], of=["y"])
+    assert [n.op_type for n in result.graph.node].count("MatMul") == 2
+    x = np.random.default_rng(0).standard_normal((2, 3, 4, 5)).astype(np.float32)
+    hw = np.array([7, 3])
+    seed = np.ones((2, 3, 7, 3), np.float32)
+    got = run(result, {"x": x, "hw": hw, "y_grad": seed})
+    np.testing.assert_allclose(np.vdot(got["x_grad"], x), got["y"].sum(), rtol=1e-4)
+
+
+def test_empty_batch_at_run_time() -> None:
+    """ONNX Runtime's MatMul does not broadcast a matrix on the left to an empty batch."""
+    for attributes in ({"mode": "linear"}, {"mode": "nearest"}):
+        model = api.augment(dynamic_model(4, attributes, "sizes"), wrt=["x"], of=["y"])
+        feed = {
+            "x": np.ones((0, 2, 3, 4), np.float32),
+            "to": np.array([0, 2, 5, 6]),
+            "y_grad": np.ones((0, 2, 5, 6), np.float32),
+        }
+        assert run(model, feed)["x_grad"].shape == (0, 2, 3, 4)
+
+
+def test_repeated_elements_need_no_matrix() -> None:
+    case = resize((1, 2, 3, 4), scales(1, 1, 2, 2), {"mode": "nearest"})
+    from onnx_convgrad.testing import make_model
+
+    result = api.augment(make_model(case, case.arrays), wrt=["x0"], of=["y0"])
+    assert {n.op_type for n in result.graph.node} == {"Resize", "AveragePool", "Mul"}
+
+
+def test_rank_is_needed_when_nothing_tells_the_axes() -> None:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, None)
+    to = helper.make_tensor_value_info("to", TensorProto.INT64, None)
+    node = helper.make_node("Resize", ["x", "", "", "to"], ["y"], mode="linear")
+    graph = helper.make_graph([node], "g", [x, to], [helper.make_empty_tensor_value_info("y")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    with pytest.raises(DifferentiationError, match="rank of 'x' is unknown"):
+        api.augment(model, wrt=["x"], of=["y"])

@@ -1,0 +1,99 @@
+"""SequenceAt of SplitToSequence against the same parts taken with Slice."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import onnx_convgrad as og
+from onnx_convgrad.runtime import run
+
+X = np.random.default_rng(3).normal(size=(2, 7)).astype(np.float32)
+END = 2**63 - 1
+
+
+def model(
+    split: np.ndarray | None, positions: list[int], attributes: dict[str, int], *, shapes: str, fed: bool
+) -> onnx.ModelProto:
+    """`y0 = x.split(...)[p0] ** 2`, `y1 = x.split(...)[p1] ** 2`, ..."""
+    dims = {"static": X.shape, "symbolic": ("a", "b"), "absent": None}[shapes]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, dims)]
+    initializers, nodes, names = [], [], ["x"]
+    operands = {} if split is None else {"split": split}
+    operands |= {f"p{i}": np.asarray(p) for i, p in enumerate(positions)}
+    for name, array in operands.items():
+        if fed:
+            inputs.append(helper.make_tensor_value_info(name, TensorProto.INT64, array.shape))
+        else:
+            initializers.append(numpy_helper.from_array(array, name))
+    if split is not None:
+        names.append("split")
+    nodes.append(helper.make_node("SplitToSequence", names, ["parts"], name="split_node", **attributes))
+    for i in range(len(positions)):
+        nodes.append(helper.make_node("SequenceAt", ["parts", f"p{i}"], [f"part{i}"], name=f"at{i}"))
+        nodes.append(helper.make_node("Mul", [f"part{i}", f"part{i}"], [f"y{i}"]))
+    outputs = [helper.make_empty_tensor_value_info(f"y{i}") for i in range(len(positions))]
+    graph = helper.make_graph(nodes, "sequence", inputs, outputs, initializers)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def expected(bounds: list[slice], axis: int, seeds: list[np.ndarray]) -> np.ndarray:
+    """d sum(seed part^2) / dx = 2 part seed, in place."""
+    gradient = np.zeros_like(X)
+    for bound, seed in zip(bounds, seeds, strict=True):
+        index = (slice(None),) * axis + (bound,)
+        gradient[index] += 2 * X[index] * seed.reshape(X[index].shape)
+    return gradient
+
+
+CASES = [
+    (np.asarray(3), [0, 2], {"axis": 1}, [slice(0, 3), slice(6, 7)]),
+    (np.asarray(3), [-1, -2], {"axis": 1}, [slice(6, 7), slice(3, 6)]),
+    (np.asarray([1, 4, 2]), [1, 1], {"axis": -1}, [slice(1, 5), slice(1, 5)]),
+    (np.asarray([1, 4, 2]), [-1, 0], {"axis": 1}, [slice(5, 7), slice(0, 1)]),
+    (None, [3, -1], {"axis": 1}, [slice(3, 4), slice(6, 7)]),
+    (None, [3, -1], {"axis": 1, "keepdims": 0}, [slice(3, 4), slice(6, 7)]),
+    (None, [1], {}, [slice(1, 2)]),
+]
+
+
+@pytest.mark.parametrize(
+    ("case", "shapes", "fed"),
+    list(itertools.product(range(len(CASES)), ("static", "symbolic", "absent"), (False, True))),
+)
+def test_parts(case: int, shapes: str, fed: bool) -> None:
+    split, positions, attributes, bounds = CASES[case]
+    primal = model(split, positions, attributes, shapes=shapes, fed=fed)
+    feed = {"x": X}
+    if fed:
+        feed |= {f"p{i}": np.asarray(p) for i, p in enumerate(positions)}
+        feed |= {} if split is None else {"split": split}
+    results = run(primal, feed)
+    seeds = {f"{n}_grad": np.random.default_rng(1).normal(size=y.shape).astype(y.dtype) for n, y in results.items()}
+    augmented = og.augment(primal, wrt=["x"], of=list(results))
+    got = run(augmented, {**feed, **seeds})
+    for name, value in results.items():
+        np.testing.assert_array_equal(got[name], value)
+    want = expected(bounds, attributes.get("axis", 0) % 2, list(seeds.values()))
+    np.testing.assert_allclose(got["x_grad"], want, rtol=1e-6, atol=1e-6)
+
+
+def test_another_sequence_is_refused() -> None:
+    nodes = [
+        helper.make_node("SequenceConstruct", ["x", "x"], ["parts"]),
+        helper.make_node("SequenceAt", ["parts", "p"], ["y"], name="at"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2])],
+        [numpy_helper.from_array(np.asarray(0), "p")],
+    )
+    primal = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    with pytest.raises(og.DifferentiationError, match="not one that SplitToSequence made"):
+        og.augment(primal, wrt=["x"], of=["y"])

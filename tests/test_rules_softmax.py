@@ -1,0 +1,73 @@
+"""Softmax, LogSoftmax, Hardmax and the two cross-entropy losses, which have no rule but a function body."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import onnx
+import pytest
+
+from onnx_convgrad import api
+from onnx_convgrad.runtime import run
+from onnx_convgrad.testing import Case, check, rand
+
+X = rand(4, 5)
+LABELS = np.asarray([1, 0, 4, 2])
+IMAGE_LABELS = np.asarray([[[0, 1], [2, 1]], [[1, 1], [0, 2]]])
+REDUCTIONS = ("mean", "sum", "none")
+
+CASES = [
+    *(Case(op, [rand(2, 3, 4)], {"axis": axis}) for op in ("Softmax", "LogSoftmax") for axis in (0, 1, -1)),
+    *(Case(op, [X], dtype=dtype) for op in ("Softmax", "LogSoftmax") for dtype in (np.float16, np.float64)),
+    *(Case(op, [rand(0, 3)], name="empty") for op in ("Softmax", "LogSoftmax")),
+    *(Case(op, [rand(2, 3, 4)], {"axis": 1}, opset=11) for op in ("Softmax", "LogSoftmax")),
+    Case("Hardmax", [X], step=1e-7),
+]
+
+LOSSES = [
+    *(
+        Case(op, [X, LABELS, weights], {"reduction": reduction, **ignore}, outputs=1, wrt=[0])
+        for op, reduction, weights, ignore in itertools.product(
+            ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"),
+            REDUCTIONS,
+            (None, np.asarray([0.5, 1, 2, 0.7, 1.5], np.float32)),
+            ({}, {"ignore_index": 0}),
+        )
+    ),
+    *(
+        Case("SoftmaxCrossEntropyLoss", [X, LABELS], {"reduction": reduction}, outputs=2, name="and log_prob")
+        for reduction in REDUCTIONS
+    ),
+    *(Case(op, [rand(2, 3, 2, 2), IMAGE_LABELS]) for op in ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")),
+    Case("SoftmaxCrossEntropyLoss", [X, LABELS.astype(np.int32)], feed_integers=True),
+    Case("SoftmaxCrossEntropyLoss", [X, np.asarray([1, -100, 4, -100])], {"ignore_index": -100}),
+    Case("SoftmaxCrossEntropyLoss", [X, LABELS, rand(5, low=0.5, high=2)], name="weights varied"),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_rule(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize("case", LOSSES, ids=str)
+def test_loss(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])
+def test_large_and_masked_scores(op: str) -> None:
+    """No overflow, and no not-a-number from positions that -inf keeps out, as in masked attention."""
+    torch = pytest.importorskip("torch")
+    points = np.asarray([[1e4, -1e4, 0], [100, 99, -np.inf]])
+    seed = np.asarray([[1, 2, 3], [1, -1, 0.5]])
+    x = torch.tensor(points, requires_grad=True)
+    y = torch.nn.functional.softmax(x, -1) if op == "Softmax" else torch.nn.functional.log_softmax(x, -1)
+    y.backward(torch.tensor(seed))
+    model = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 21]> g (float[2,3] x) => (float[2,3] y) {{ y = {op} (x) }}'
+    )
+    feed = {"x": points.astype(np.float32), "y_grad": seed.astype(np.float32)}
+    got = run(api.augment(model, wrt=["x"]), feed)["x_grad"]
+    np.testing.assert_allclose(got, x.grad.numpy(), rtol=1e-5, atol=1e-6)
