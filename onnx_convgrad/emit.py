@@ -446,10 +446,32 @@ class Emitter:
         if all(_is(d, 0) for d in (*begin, *end)):
             return value
         constant = self.scalar(fill, value) if fill else None
-        result = self.op("Pad", value, self.vector([*begin, *end]), constant, self.ints(axes))
+        if value.shape is None:
+            amounts, where = [*begin, *end], self.ints(axes)
+        else:  # all axes: ONNX Runtime moves a Transpose through a Pad as if it had no `axes` operand
+            rank = len(value.shape)
+            amounts, where = [0] * (2 * rank), None
+            for axis, low, high in zip(axes, begin, end, strict=True):
+                amounts[axis % rank], amounts[rank + axis % rank] = low, high
+        result = self.op("Pad", value, self.vector(amounts), constant, where)
         if value.dtype is not None:
             result.dtype = value.dtype
         return result
+
+    def all_pads(self, value: ir.Value, pads: ir.Value, axes: ir.Value | None) -> ir.Value:
+        """The amounts of a Pad for every axis of `value`, from those of some `axes`.
+
+        No Pad is emitted with the operand `axes`: ONNX Runtime's transpose optimizer moves a Transpose through it as if
+        the amounts were for all axes, and the session fails.
+        """
+        if axes is None:
+            return pads
+        rank = self.ints([len(value.shape)]) if value.shape is not None else self.op("Shape", self.op("Shape", value))
+        axes = self.cast(axes, ir.DataType.INT64)
+        axes = self.op("Where", self.op("Less", axes, self.ints([0])), self.op("Add", axes, rank), axes)
+        slots = self.op("Concat", axes, self.op("Add", axes, rank), axis=0)
+        nothing = self.op("Expand", self.ints([0]), self.op("Add", rank, rank))
+        return self.op("ScatterElements", nothing, slots, pads, axis=0)
 
     # -- reductions and products ---------------------------------------------------------------------------------------
 

@@ -93,7 +93,7 @@ def _conv_transpose(a: Attributes, x: np.ndarray, w: np.ndarray, b: np.ndarray |
 
 
 def _erf(a: Attributes, x: np.ndarray) -> np.ndarray:
-    return np.vectorize(math.erf, otypes=[np.float64])(x)
+    return np.asarray(np.vectorize(math.erf, otypes=[np.float64])(x))
 
 
 def _gelu(a: Attributes, x: np.ndarray) -> np.ndarray:
@@ -101,7 +101,7 @@ def _gelu(a: Attributes, x: np.ndarray) -> np.ndarray:
         inner: np.ndarray = np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
     else:
         inner = _erf(a, x / math.sqrt(2))
-    return x * (1 + inner) / 2
+    return np.asarray(x * (1 + inner) / 2)
 
 
 def _shrink(a: Attributes, x: np.ndarray) -> np.ndarray:
@@ -114,7 +114,7 @@ def _group_norm(a: Attributes, x: np.ndarray, scale: np.ndarray, bias: np.ndarra
     mean, var = groups.mean(-1, keepdims=True), groups.var(-1, keepdims=True)
     normal = ((groups - mean) / np.sqrt(var + a.get("epsilon", 1e-5))).reshape(x.shape)
     shape = (1, -1, *[1] * (x.ndim - 2))
-    return normal * scale.reshape(shape) + bias.reshape(shape)
+    return np.asarray(normal * scale.reshape(shape) + bias.reshape(shape))
 
 
 def _global_average_pool(a: Attributes, x: np.ndarray) -> np.ndarray:

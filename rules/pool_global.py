@@ -63,7 +63,7 @@ def global_lp_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 # -- RoiAlign ----------------------------------------------------------------------------------------------------------
 
 
-@linear("RoiAlign", wrt=("X",), note="rois get no gradient, as in PyTorch")
+@vjp("RoiAlign", wrt=("X",), note="rois get no gradient, as in PyTorch")
 def roi_align_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[r, c, p, q] = sum over h, w of A[r, p, h] x[b_r, c, h, w] B[r, q, w], with A, B averaging bilinear samples:
 

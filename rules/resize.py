@@ -1,4 +1,4 @@
-"""Resize: linear in X and separable, y = A_1 x_1 A_2 x_2 ..., one interpolation matrix per resized axis.
+"""Resize: linear in X (but for a constant) and separable, y = A_1 x_1 A_2 x_2 ..., one interpolation matrix per resized axis.
 
     y[.., p, ..] = sum over q of A[p, q] x[.., q, ..]      dx[.., q, ..] = sum over p of A[p, q] g[.., p, ..]
 
@@ -18,7 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.emit import Dim, Emitter, dims_equal, known
-from onnx_convgrad.registry import Call, Cotangents, linear, require
+from onnx_convgrad.registry import Call, Cotangents, require, vjp
 
 _FILTER = ("mode", "nearest_mode", "coordinate_transformation_mode", "cubic_coeff_a", "exclude_outside", "antialias")
 _CROP = "tf_crop_and_resize"
@@ -83,7 +83,7 @@ def _rank(e: Emitter, n: Call, given: ir.Value) -> int | None:
     return e.rank(n["X"])
 
 
-@linear("Resize", wrt=("X",))
+@vjp("Resize", wrt=("X",))  # not linear: the extrapolation value is added
 def resize_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[.., p, ..] = sum over q of A[p, q] x[.., q, ..] on each axis: dx[q] = sum over p of A[p, q] g[p]."""
 

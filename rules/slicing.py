@@ -164,7 +164,7 @@ def _unpad(e: Emitter, n: Call, gy: ir.Value) -> ir.Value:
     """What lies over the data: a Slice, or a Pad with the opposite amounts where rows were cut or are not known yet."""
     amounts = _amounts(e, n)
     if amounts is None:
-        return e.op("Pad", gy, e.op("Neg", n["pads"]), None, n.get("axes"))
+        return e.op("Pad", gy, e.all_pads(gy, e.op("Neg", n["pads"]), n.get("axes")))
     axes = [axis for axis, _, _ in amounts]
     if any(min(begin, end) < 0 for _, begin, end in amounts):
         return e.pad(gy, [-begin for _, begin, _ in amounts], [-end for _, _, end in amounts], axes)
@@ -173,7 +173,8 @@ def _unpad(e: Emitter, n: Call, gy: ir.Value) -> ir.Value:
 
 def _outside(e: Emitter, n: Call, gy: ir.Value) -> ir.Value:
     """The sum over a mask, not the total less the inside: no cancellation."""
-    frame = e.op("Pad", e.zeros_like(n["data"]), n["pads"], e.scalar(1, gy), n.get("axes"))
+    pads = e.all_pads(n["data"], n["pads"], n.get("axes"))
+    frame = e.op("Pad", e.zeros_like(n["data"]), pads, e.scalar(1, gy))
     return e.reshape_like(e.op("ReduceSum", e.mul(gy, e.typed(frame, gy)), keepdims=0), n["constant_value"])
 
 
@@ -182,7 +183,8 @@ def _fold(e: Emitter, n: Call, x: ir.Value, gy: ir.Value) -> ir.Value:
     mode, amounts = n.string("mode", "constant"), _amounts(e, n)
     if amounts is None or not all(_foldable(mode, x, *amount) for amount in amounts):
         move = n.attributes()
-        return adjoint_by_positions(e, lambda v: e.op("Pad", v, n["pads"], None, n.get("axes"), **move), x, gy)
+        pads = e.all_pads(x, n["pads"], n.get("axes"))
+        return adjoint_by_positions(e, lambda v: e.op("Pad", v, pads, **move), x, gy)
     for axis, begin, end in amounts:
         gy = _FOLDS[mode](e, gy, axis, begin, end, e.dim(x, axis))
     return gy

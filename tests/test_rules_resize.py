@@ -204,6 +204,17 @@ def test_empty_batch_at_run_time() -> None:
         assert run(model, feed)["x_grad"].shape == (0, 2, 3, 4)
 
 
+def test_tangent_leaves_the_extrapolation_value_out() -> None:
+    attributes = {"mode": "linear", "coordinate_transformation_mode": CROP, "extrapolation_value": 5.0}
+    model = dynamic_model(4, attributes, "sizes")
+    generator = np.random.default_rng(0)
+    x, v = generator.standard_normal((2, 1, 2, 4, 5)).astype(np.float32)
+    feed = {"x": x, "to": np.array([1, 2, 6, 7]), "roi": scales(0, 0, -0.3, 0.2, 1, 1, 0.9, 1.4)}
+    got = run(api.jvp(model, wrt=["x"], of=["y"]), {**feed, "x_tangent": v})["y_tangent"]
+    difference = run(model, {**feed, "x": x + v})["y"] - run(model, feed)["y"]
+    np.testing.assert_allclose(got, difference, atol=1e-5)
+
+
 def test_repeated_elements_need_no_matrix() -> None:
     case = resize((1, 2, 3, 4), scales(1, 1, 2, 2), {"mode": "nearest"})
     from onnx_convgrad.testing import make_model
