@@ -1,6 +1,6 @@
 """Trains the digits network further with ONNX Runtime alone: gradients from one graph, SGD in five lines of numpy.
 
-    python examples/fine_tune_by_hand.py
+python examples/fine_tune_by_hand.py
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ MODEL = Path(__file__).parent / "models" / "digits_cnn.onnx"
 STEPS, BATCH, RATE = 60, 64, 0.05
 
 
-def softmax(logits: np.ndarray) -> np.ndarray:
-    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return exponentials / exponentials.sum(axis=1, keepdims=True)
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
 
 def main() -> None:
@@ -38,10 +38,12 @@ def main() -> None:
         pick = rng.choice(len(images), BATCH, replace=False)
         feed = {"image": images[pick], **weights}
         (logits,) = live.run(["logits"], {**feed, "logits_grad": blank})
-        probability, target = softmax(logits), np.eye(10, dtype=np.float32)[labels[pick]]
-        loss = -np.log(probability[target == 1]).mean()
-        seed = (probability - target) / BATCH  # the derivative of the cross entropy
-        for name, gradient in zip(gradients, live.run(list(gradients.values()), {**feed, "logits_grad": seed}), strict=True):
+        log_probability, target = log_softmax(logits), np.eye(10, dtype=np.float32)[labels[pick]]
+        loss = -log_probability[target == 1].mean()
+        seed = (np.exp(log_probability) - target) / BATCH  # the derivative of the cross entropy
+        for name, gradient in zip(
+            gradients, live.run(list(gradients.values()), {**feed, "logits_grad": seed}), strict=True
+        ):
             weights[name] = weights[name] - RATE * gradient
         if step % 10 == 0 or step == STEPS - 1:
             print(f"step {step:3d}  loss {loss:.4f}")

@@ -1,6 +1,6 @@
 """Which pixels make the digits network say what it says? The gradient of one logit, drawn in characters.
 
-    python examples/saliency.py
+python examples/saliency.py
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ def floating(value: ir.Value) -> bool:
 
 
 def rule_of(node: ir.Node) -> Rule | None:
+    """The rule of the node's operator, if any."""
     return lookup(node.domain, node.op_type)
 
 
@@ -68,9 +69,7 @@ class Activity:
     varied: frozenset[ir.Value]
 
     @classmethod
-    def between(
-        cls, sources: Collection[ir.Value], targets: Iterable[ir.Value], order: dict[ir.Node, int]
-    ) -> Activity:
+    def between(cls, sources: Collection[ir.Value], targets: Iterable[ir.Value], order: dict[ir.Node, int]) -> Activity:
         """Activity from `sources` to `targets`; `order` gives each node's position."""
         stop = set(sources)
         ancestors: set[ir.Node] = set()

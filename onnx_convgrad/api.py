@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import onnx
 import onnx_ir as ir
@@ -203,11 +203,10 @@ def explain(
 
     Nothing is changed or written. Raises what `augment` raises.
     """
-    built = build(
-        model, wrt=wrt, of=of, target=target, lowering=lowering, training=training, input_shapes=input_shapes
-    )
+    built = build(model, wrt=wrt, of=of, target=target, lowering=lowering, training=training, input_shapes=input_shapes)
     return Report(built.choices, built.gradients, target)
 
 
-def _like(result: ir.Model, given: AnyModel) -> ir.Model | onnx.ModelProto:  # type: ignore[misc]
-    return result if isinstance(given, ir.Model) else ir.to_proto(result)
+def _like(result: ir.Model, given: M) -> M | onnx.ModelProto:
+    """The result in the kind of the given model; a path gives a proto."""
+    return cast(M, result) if isinstance(given, ir.Model) else ir.to_proto(result)

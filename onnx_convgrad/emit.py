@@ -34,10 +34,11 @@ Dim: TypeAlias = int | ir.Value
 Operand: TypeAlias = ir.Value | float | int | None
 
 _ELEMENTWISE = frozenset(
-    "Add Sub Mul Div Pow Neg Abs Exp Log Sqrt Reciprocal Relu Sigmoid Tanh Erf Sin Cos Softplus Sign Floor Min Max Sum".split()
+    "Abs Add Cos Div Erf Exp Floor Log Max Min Mul Neg Pow Reciprocal Relu Sigmoid Sign Sin Sqrt Sub Sum Tanh".split()
 )
-_COMPARISONS = frozenset("Greater GreaterOrEqual Less LessOrEqual Equal".split())
-_IMPURE = frozenset("RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial Dropout".split())
+_IMPURE = frozenset(
+    "RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial Dropout".split()
+)
 
 
 def known(dim: Any) -> int | None:
@@ -94,7 +95,13 @@ class Emitter:
         while operands and operands[-1] is None:
             operands.pop()
         attributes = {k: v for k, v in attributes.items() if v is not None}
-        key = (domain, op_type, outputs, tuple(map(id, operands)), tuple(sorted((k, _freeze(v)) for k, v in attributes.items())))
+        key = (
+            domain,
+            op_type,
+            outputs,
+            tuple(map(id, operands)),
+            tuple(sorted((k, _freeze(v)) for k, v in attributes.items())),
+        )
         pure = op_type not in _IMPURE
         if pure and key in self._memo:
             return self._memo[key]
@@ -135,7 +142,12 @@ class Emitter:
             infer(self._context, node)
         except Exception as problem:  # noqa: BLE001 - a missing shape is never fatal here; say so and go on
             logger.debug("shape inference of %s failed: %s", node.op_type, problem)
-        if node.op_type in _ELEMENTWISE and first is not None and node.outputs[0].dtype is None and first.dtype is not None:
+        if (
+            node.op_type in _ELEMENTWISE
+            and first is not None
+            and node.outputs[0].dtype is None
+            and first.dtype is not None
+        ):
             node.outputs[0].dtype = first.dtype
 
     @staticmethod
@@ -520,4 +532,6 @@ def _same(a: ir.Shape, b: ir.Shape) -> bool:
 
 def _symbols(graph: ir.Graph) -> set[str]:
     values = [*graph.inputs, *(v for node in graph for v in node.outputs)]
-    return {d.value for v in values if v.shape is not None for d in v.shape if isinstance(d, ir.SymbolicDim) and d.value}
+    return {
+        d.value for v in values if v.shape is not None for d in v.shape if isinstance(d, ir.SymbolicDim) and d.value
+    }

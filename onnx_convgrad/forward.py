@@ -43,9 +43,8 @@ def forward(
         if walk.blocked(node, rule):
             continue
         with walk.at(node):
-            for output, tangent in _push(e, walk, Call(node), rule, known):
-                if output not in tangents:
-                    known[output] = tangent
+            pushed = dict(_push(e, walk, Call(node), rule, known))
+            known.update((y, t) for y, t in pushed.items() if y not in tangents)
     if walk.problems:
         raise DifferentiationError(walk.problems)
     return {v: known[v] for v in targets if v in known}
@@ -99,7 +98,7 @@ def _elementwise(
     returned = rule.function(e, n)
     terms = []
     for name, value in moving:
-        local = walk.take(n, rule, returned, name)
+        local = walk.take(rule, returned, name)
         if local is not None:
             terms.append(e.mul(known[value], local))
     if not terms:

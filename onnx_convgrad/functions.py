@@ -5,6 +5,8 @@ The forward node stays as it is; the body is emitted beside it, and what the gra
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import onnx
 import onnx_ir as ir
 
@@ -15,7 +17,7 @@ from onnx_convgrad.registry import Call
 __all__ = ["has_body", "inline"]
 
 
-def _schema(node: ir.Node) -> onnx.defs.OpSchema | None:
+def _schema(node: ir.Node) -> Any:  # the stubs of onnx lack what concerns function bodies
     if node.domain not in ("", "ai.onnx"):
         return None
     try:
@@ -30,9 +32,9 @@ def has_body(node: ir.Node) -> bool:
     return schema is not None and bool(schema.has_function or schema.has_context_dependent_function)
 
 
-def _body(node: ir.Node, schema: onnx.defs.OpSchema) -> onnx.FunctionProto:
+def _body(node: ir.Node, schema: Any) -> onnx.FunctionProto:
     if schema.has_function:
-        return schema.function_body
+        return cast(onnx.FunctionProto, schema.function_body)
     types = []
     for value in node.inputs:
         if value is None:
@@ -71,7 +73,7 @@ def inline(e: Emitter, call: Call) -> list[ir.Value | None]:
                 if attr.ref_attr_name in node.attributes:
                     attributes[attr.name] = node.attributes[attr.ref_attr_name].value
                 elif attr.ref_attr_name in defaults:
-                    attributes[attr.name] = ir.from_proto(defaults[attr.ref_attr_name]).value
+                    attributes[attr.name] = ir.serde.deserialize_attribute(defaults[attr.ref_attr_name]).value
             else:
                 attributes[attr.name] = ir.from_proto(attr).value
         inputs = [values[name] for name in step.input]

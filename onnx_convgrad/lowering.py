@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import onnx_ir as ir
 
@@ -16,7 +15,7 @@ from onnx_convgrad.cost import Cost, Target
 from onnx_convgrad.emit import DOMAIN, Emitter
 from onnx_convgrad.errors import LoweringError
 from onnx_convgrad.geometry import ConvSpec
-from onnx_convgrad.registry import Call, check_names, load_rules
+from onnx_convgrad.registry import Call, Decorator, F, check_names, load_rules
 
 __all__ = ["Candidate", "Choice", "Lowering", "Query", "candidates", "lower", "lowering", "lowerings", "spec_builder"]
 
@@ -75,10 +74,10 @@ _SPECS: dict[str, Callable[[Call], ConvSpec]] = {}
 
 def lowering(
     op_type: str, name: str, *, requires: Sequence[Requirement] = (), cost: Callable[[Query], Cost]
-) -> Callable[[Any], Any]:
+) -> Decorator:
     """Declare a lowering of an operator: `emit(e, call, spec) -> value`."""
 
-    def decorate(function: Callable[[Emitter, Call, ConvSpec], ir.Value]) -> Any:
+    def decorate(function: F) -> F:
         summary = (function.__doc__ or "").strip().split("\n")[0]
         entry = Lowering(op_type, name, function, tuple(requires), cost, summary)
         _LOWERINGS.setdefault(op_type, {})[name] = entry
@@ -87,10 +86,10 @@ def lowering(
     return decorate
 
 
-def spec_builder(*op_types: str) -> Callable[[Any], Any]:
+def spec_builder(*op_types: str) -> Decorator:
     """Declare how the `ConvSpec` of these operators is read off a node."""
 
-    def decorate(function: Callable[[Call], ConvSpec]) -> Any:
+    def decorate(function: F) -> F:
         _SPECS.update(dict.fromkeys(op_types, function))
         return function
 
@@ -147,6 +146,10 @@ def lower(graph: ir.Graph, target: Target, choosing: Choosing = "auto") -> list[
     """
     check_choice(choosing)
     todo = [node for node in graph if _needs_lowering(node, target)]
+    if not isinstance(choosing, str):
+        nodes = {node.metadata_props.get("onnx_convgrad.origin", node.name) or "" for node in graph}
+        qualified = {f"{op}:{name}" for op in _LOWERINGS for name in nodes}
+        check_names(list(choosing), [*_LOWERINGS, *sorted(nodes), *sorted(qualified)], "operator or node in lowering:")
     if not todo:
         return []
     e = Emitter(graph, target=target)

@@ -13,7 +13,9 @@ from onnx_convgrad.registry import Call, check_names, stem
 
 __all__ = ["named_values", "parameters", "resolve_of", "resolve_wrt"]
 
-_RESHAPING = frozenset({"Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Cast", "Flatten", "Expand", "Tile"})
+_RESHAPING = frozenset(
+    {"Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Cast", "Flatten", "Expand", "Tile"}
+)
 """Between a stored weight and the slot that makes it a parameter there may be a change of layout."""
 
 
@@ -62,8 +64,6 @@ def _trainable(value: ir.Value, dedicated: bool) -> bool:
     return size > 1 or (dedicated and len(value.shape) > 0)
 
 
-
-
 def resolve_wrt(graph: ir.Graph, wrt: str | Sequence[str]) -> list[ir.Value]:
     """The values that `wrt` names; raises `ArgumentError` for unknown or non-floating ones."""
     inputs = [v for v in graph.inputs if floating(v)]
@@ -97,7 +97,9 @@ def _by_name(graph: ir.Graph, names: Sequence[str], argument: str) -> list[ir.Va
         if name in values:
             if not floating(values[name]):
                 dtype = values[name].dtype
-                raise ArgumentError(f"{argument} names {name!r}, which is {dtype.name if dtype else '?'}, not floating.")
+                raise ArgumentError(
+                    f"{argument} names {name!r}, which is {dtype.name if dtype else '?'}, not floating."
+                )
             found[values[name]] = None
             continue
         matches = [v for n, v in values.items() if fnmatch.fnmatchcase(n, name) and floating(v)]

@@ -23,12 +23,12 @@ import importlib.metadata
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any, Literal, TypeAlias
+from functools import cache
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import onnx_ir as ir
 
-from onnx_convgrad.emit import DOMAIN, Emitter
+from onnx_convgrad.emit import DOMAIN
 from onnx_convgrad.errors import ArgumentError, RuleContractError, UnsupportedCase
 
 __all__ = [
@@ -48,7 +48,18 @@ __all__ = [
     "zero",
 ]
 
+Int: TypeAlias = int  # `Call.int` hides the type inside the class
+
 Kind = Literal["zero", "not_differentiable", "linear", "elementwise", "multilinear", "vjp", "expansion"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Decorator(Protocol):
+    """A decorator that returns the function as it is."""
+
+    def __call__(self, function: F, /) -> F: ...
+
 
 Thunk: TypeAlias = Callable[..., Any]
 Cotangents: TypeAlias = Mapping[str, Thunk]
@@ -133,7 +144,7 @@ class Call:
         attr = self.node.attributes.get(name)
         return default if attr is None else attr.as_string()
 
-    def ints(self, name: str) -> tuple[int, ...] | None:
+    def ints(self, name: str) -> tuple[Int, ...] | None:
         attr = self.node.attributes.get(name)
         return None if attr is None else tuple(attr.as_ints())
 
@@ -145,8 +156,8 @@ class Call:
 _RULES: dict[tuple[str, str], Rule] = {}
 
 
-def _declare(kind: Kind, op_types: Sequence[str], **fields: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+def _declare(kind: Kind, op_types: Sequence[str], **fields: Any) -> Decorator:
+    def decorate(function: F) -> F:
         for op in op_types:
             _add(op, kind, function, fields)
         return function
@@ -174,7 +185,7 @@ def not_differentiable(*op_types: str, reason: str) -> None:
         _add(op, "not_differentiable", None, {"reason": reason})
 
 
-def linear(*op_types: str, wrt: Sequence[str], parameters: Sequence[str] = (), **fields: Any) -> Any:
+def linear(*op_types: str, wrt: Sequence[str], parameters: Sequence[str] = (), **fields: Any) -> Decorator:
     """Declare a rule for operators jointly linear in the operands `wrt`: forward mode applies the operator itself.
 
     With `broadcasts=True` the operands broadcast and the walk sums over those axes.
@@ -182,27 +193,29 @@ def linear(*op_types: str, wrt: Sequence[str], parameters: Sequence[str] = (), *
     return _declare("linear", op_types, wrt=tuple(wrt), parameters=tuple(parameters), **fields)
 
 
-def elementwise(*op_types: str, wrt: Sequence[str] = ("X",), parameters: Sequence[str] = (), **fields: Any) -> Any:
+def elementwise(
+    *op_types: str, wrt: Sequence[str] = ("X",), parameters: Sequence[str] = (), **fields: Any
+) -> Decorator:
     """Declare local derivatives of a broadcasting operator: `rule(e, n) -> {operand: thunk}`."""
     return _declare("elementwise", op_types, wrt=tuple(wrt), parameters=tuple(parameters), **fields)
 
 
-def multilinear(*op_types: str, wrt: Sequence[str], parameters: Sequence[str] = (), **fields: Any) -> Any:
+def multilinear(*op_types: str, wrt: Sequence[str], parameters: Sequence[str] = (), **fields: Any) -> Decorator:
     """Declare a rule for operators linear in each operand of `wrt`: forward mode sums over them."""
     return _declare("multilinear", op_types, wrt=tuple(wrt), parameters=tuple(parameters), **fields)
 
 
-def vjp(*op_types: str, wrt: Sequence[str], parameters: Sequence[str] = (), **fields: Any) -> Any:
+def vjp(*op_types: str, wrt: Sequence[str], parameters: Sequence[str] = (), **fields: Any) -> Decorator:
     """Declare a general reverse rule. `needs` names optional results that the node must be made to produce."""
     return _declare("vjp", op_types, wrt=tuple(wrt), parameters=tuple(parameters), **fields)
 
 
-def expansion(*op_types: str, wrt: Sequence[str], parameters: Sequence[str] = (), **fields: Any) -> Any:
+def expansion(*op_types: str, wrt: Sequence[str], parameters: Sequence[str] = (), **fields: Any) -> Decorator:
     """Declare `rule(e, n) -> results` that computes the same results with operators that have rules."""
     return _declare("expansion", op_types, wrt=tuple(wrt), parameters=tuple(parameters), **fields)
 
 
-@lru_cache(maxsize=None)
+@cache
 def signature(domain: str, op_type: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Names of an operator's operands and results; a variadic one ends in `...`."""
     import onnx
@@ -283,5 +296,7 @@ def check_names(names: Sequence[str], options: Sequence[str], what: str) -> None
     for name in names:
         if name not in options:
             near = difflib.get_close_matches(name, options, n=3)
-            hint = f"Did you mean {', '.join(map(repr, near))}?" if near else f"There are: {', '.join(options) or 'none'}."
+            hint = (
+                f"Did you mean {', '.join(map(repr, near))}?" if near else f"There are: {', '.join(options) or 'none'}."
+            )
             raise ArgumentError(f"Unknown {what} {name!r}.", hint=hint)

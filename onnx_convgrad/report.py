@@ -30,9 +30,7 @@ class Report:
                 "spec": str(choice.spec),
                 "chosen": choice.chosen,
                 "forced": choice.forced,
-                "candidates": [
-                    {"name": c.name, "seconds": c.seconds, "rejected": c.reason} for c in choice.candidates
-                ],
+                "candidates": [{"name": c.name, "seconds": c.seconds, "rejected": c.reason} for c in choice.candidates],
             }
             for choice in self.choices
         ]

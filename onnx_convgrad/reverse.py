@@ -53,9 +53,7 @@ class Walk:
         self.targets = targets
         self.problems: list[Problem] = []
 
-    def run(
-        self, cotangents: Mapping[ir.Value, ir.Value], sources: Collection[ir.Value]
-    ) -> dict[ir.Value, ir.Value]:
+    def run(self, cotangents: Mapping[ir.Value, ir.Value], sources: Collection[ir.Value]) -> dict[ir.Value, ir.Value]:
         pending: dict[ir.Value, list[ir.Value]] = {v: [g] for v, g in cotangents.items()}
         for node in reversed(self.activity.nodes):
             given = {v: self._total(pending, v) for v in node.outputs if v in pending}
@@ -90,7 +88,9 @@ class Walk:
 
     # -- one node ------------------------------------------------------------------------------------------------------
 
-    def node(self, node: ir.Node, rule: Rule | None, given: dict[ir.Value, ir.Value]) -> list[tuple[ir.Value, ir.Value]]:
+    def node(
+        self, node: ir.Node, rule: Rule | None, given: dict[ir.Value, ir.Value]
+    ) -> list[tuple[ir.Value, ir.Value]]:
         call = Call(node)
         if rule is None or rule.kind == "expansion":
             return self._through_equivalent(call, rule, given)
@@ -104,7 +104,7 @@ class Walk:
         for name, operand in carriers(node, rule):
             if operand not in self.activity.varied:
                 continue
-            value = self.take(call, rule, returned, name)
+            value = self.take(rule, returned, name)
             if value is None:
                 continue
             if rule.kind == "elementwise":
@@ -112,7 +112,7 @@ class Walk:
             contributions.append((operand, self._fit(call, rule, value, operand)))
         return contributions
 
-    def take(self, call: Call, rule: Rule, returned: Any, name: str) -> Any:
+    def take(self, rule: Rule, returned: Any, name: str) -> Any:
         """Call the thunk for operand `name`; a variadic operand may have one thunk factory under its stem."""
         if name in returned:
             return returned[name]()

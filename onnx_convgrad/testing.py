@@ -25,7 +25,9 @@ from onnx_convgrad.runtime import run, session
 __all__ = ["Case", "Random", "check", "make_model", "rand"]
 
 _FLOATS = (np.float16, np.float32, np.float64)
-_MULTILINEAR = frozenset({"Conv", "ConvTranspose", "AveragePool", "GlobalAveragePool", "Resize", "MatMul", "Gemm", "Einsum"})
+_MULTILINEAR = frozenset(
+    {"Conv", "ConvTranspose", "AveragePool", "GlobalAveragePool", "Resize", "MatMul", "Gemm", "Einsum", "Mean"}
+)
 _NARROW_INSIDE = ("GroupNormalization", "MeanVarianceNormalization")
 
 
@@ -131,7 +133,11 @@ def make_model(case: Case, arrays: Sequence[np.ndarray | None], *, shapes: str =
         dims: Sequence[Any] | None = array.shape
         if shapes == "symbolic":
             dims = [f"d{i}_{axis}" for axis in range(array.ndim)]
-        inputs.append(helper.make_tensor_value_info(f"x{i}", helper.np_dtype_to_tensor_dtype(array.dtype), dims if shapes != "absent" else None))
+        inputs.append(
+            helper.make_tensor_value_info(
+                f"x{i}", helper.np_dtype_to_tensor_dtype(array.dtype), dims if shapes != "absent" else None
+            )
+        )
     while names and not names[-1]:
         names.pop()
     results = _result_names(case)
@@ -147,7 +153,9 @@ def to_double(model: onnx.ModelProto) -> onnx.ModelProto:
 
     Operators that keep float32 inside, by specification or for want of a kernel, are replaced by their function bodies.
     """
-    inlined = inliner.inline_selected_functions(model, [("", op) for op in _NARROW_INSIDE], inline_schema_functions=True)
+    inlined = inliner.inline_selected_functions(
+        model, [("", op) for op in _NARROW_INSIDE], inline_schema_functions=True
+    )
     return _to_type(inlined, TensorProto.DOUBLE)
 
 
@@ -187,7 +195,8 @@ class Evaluator:
 
     def __init__(self, model: onnx.ModelProto, case: Case) -> None:
         self.names = [o.name for o in model.graph.output]
-        self.step, self.dtype = case.step, np.float64
+        self.step: float = case.step
+        self.dtype: type = np.float64
         try:
             self._run: Any = session(to_double(model), optimize=False)
         except ExecutionError:
@@ -212,9 +221,12 @@ def check(case: Case) -> None:
     arrays = case.arrays
     wrt = [i for i, a in enumerate(arrays) if _is_float(a)] if case.wrt is None else list(case.wrt)
     model = make_model(case, arrays)
-    feed = {i.name: arrays[int(i.name[1:])] for i in model.graph.input}
+    present = {f"x{i}": a for i, a in enumerate(arrays) if a is not None}
+    feed = {i.name: present[i.name] for i in model.graph.input}
     primal, exact = _primal(model, feed)
-    of = [n for j, n in enumerate(_result_names(case)) if n and _is_float(primal[n]) and (case.of is None or j in case.of)]
+    of = [
+        n for j, n in enumerate(_result_names(case)) if n and _is_float(primal[n]) and (case.of is None or j in case.of)
+    ]
     generator = np.random.default_rng(len(str(case)))
     seeds = {n: generator.uniform(-1, 1, primal[n].shape).astype(primal[n].dtype) for n in of}
     augmented = _augment(model, wrt, of)
@@ -226,9 +238,10 @@ def check(case: Case) -> None:
             np.testing.assert_allclose(result[name], value, rtol=1e-5, atol=1e-5)
     gradients = {i: result[f"x{i}_grad"] for i in wrt}
     for i, gradient in gradients.items():
-        assert gradient.shape == arrays[i].shape, f"gradient of x{i} has shape {gradient.shape}, not {arrays[i].shape}"
-        assert gradient.dtype == arrays[i].dtype, f"gradient of x{i} is {gradient.dtype}, not {arrays[i].dtype}"
+        assert gradient.shape == present[f"x{i}"].shape, f"gradient of x{i} has shape {gradient.shape}"
+        assert gradient.dtype == present[f"x{i}"].dtype, f"gradient of x{i} is {gradient.dtype}"
     _check_numeric(case, feed, seeds, gradients, arrays)
+    _check_adjoint(case, model, feed, seeds, gradients, of)
     _close(run(augmented, _fed(augmented, feed, seeds)), result, gradients, case, "runtime optimizations")
     for subset in itertools.combinations(wrt, 1) if len(wrt) > 1 else ():
         part = _augment(model, subset, of)
@@ -307,7 +320,9 @@ def _check_numeric(
             def value(step: float, i: int = i, direction: np.ndarray = direction) -> float:
                 moved = arrays[i].astype(np.float64) + step * direction  # type: ignore[union-attr]
                 results = evaluate({**feed, f"x{i}": moved})
-                return float(sum(np.vdot(results[n].astype(np.float64), s.astype(np.float64)) for n, s in seeds.items()))
+                return float(
+                    sum(np.vdot(results[n].astype(np.float64), s.astype(np.float64)) for n, s in seeds.items())
+                )
 
             numeric = (value(evaluate.step) - value(-evaluate.step)) / (2 * evaluate.step)
             exact = float(np.vdot(gradient.astype(np.float64), direction))
@@ -315,6 +330,28 @@ def _check_numeric(
             assert abs(numeric - exact) <= _tolerance(case) * scale, (
                 f"gradient of x{i} along a random direction is {exact:.6g}, numerically {numeric:.6g}"
             )
+
+
+def _check_adjoint(
+    case: Case,
+    model: onnx.ModelProto,
+    feed: Mapping[str, np.ndarray],
+    seeds: Mapping[str, np.ndarray],
+    gradients: Mapping[int, np.ndarray],
+    of: Sequence[str],
+) -> None:
+    """<J v, u> = <v, J' u>: forward and reverse mode are two walks, and must agree."""
+    generator = np.random.default_rng(5)
+    tangents = {i: generator.uniform(-1, 1, g.shape).astype(g.dtype) for i, g in gradients.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        pushed = api.jvp(model, wrt=[f"x{i}" for i in gradients], of=list(of))
+    result = run(pushed, {**feed, **{f"x{i}_tangent": t for i, t in tangents.items()}}, optimize=False)
+    left = [np.multiply(result[f"{n}_tangent"], seeds[n], dtype=np.float64) for n in of]
+    right = [np.multiply(tangents[i], g, dtype=np.float64) for i, g in gradients.items()]
+    scale = max(float(np.sqrt(sum(np.sum(t**2) for t in (*left, *right)))), 1e-3)
+    error = abs(sum(float(t.sum()) for t in left) - sum(float(t.sum()) for t in right)) / scale
+    assert error <= _tolerance(case), f"forward and reverse mode disagree by {error:.1e}"
 
 
 def _check_second_order(

@@ -38,6 +38,4 @@ MODULES = (
 def load() -> None:
     """Import every rule module; called once by the registry."""
     for name in MODULES:
-        import os
-        if not os.path.exists(os.path.join(os.path.dirname(__file__), name + ".py")): continue
         importlib.import_module(f"onnx_convgrad.rules.{name}")

@@ -79,6 +79,9 @@ def spatial_rank(e: Emitter, n: Call, x: ir.Value, w: ir.Value) -> int:
         values = n.ints(name)
         if values:
             return len(values)
+    pads = n.ints("pads")
+    if pads:
+        return len(pads) // 2
     return e.rank(w if w.shape is not None else x, "the gradient of a convolution") - 2
 
 
@@ -293,10 +296,10 @@ def _cut_at_run_time(
 # -- specifications for lowering ---------------------------------------------------------------------------------------
 
 
-def _spec(n: Call, x: ir.Value, w: ir.Value, y: ir.Value) -> ConvSpec:
+def _spec(n: Call, x: ir.Value, w: ir.Value, y: ir.Value, win: Window | None = None) -> ConvSpec:
     declared = n.ints("strides") or (list(w.shape)[2:] if w.shape is not None else ())
     rank = len(declared)
-    win = window(n, rank)
+    win = win or window(n, rank)
 
     def sizes(value: ir.Value) -> list[int | None]:
         return [None] * (rank + 2) if value.shape is None else [known(d) for d in value.shape]
@@ -304,7 +307,7 @@ def _spec(n: Call, x: ir.Value, w: ir.Value, y: ir.Value) -> ConvSpec:
     xs, ws, ys = sizes(x), sizes(w), sizes(y)
     channels = xs[1] if xs[1] is not None else (None if ws[1] is None else ws[1] * win.group)
     kernel = kernel_of(n, w, rank)
-    out = []
+    out: list[int | None] = []
     for axis in range(rank):
         size, k = xs[2 + axis], kernel[axis]
         if ys[2 + axis] is None and size is not None and k is not None:
@@ -340,3 +343,33 @@ def _weight_grad_spec(n: Call) -> ConvSpec:
 @spec_builder("Conv")
 def _conv_spec(n: Call) -> ConvSpec:
     return _spec(n, n["X"], n["W"], n.y)
+
+
+@spec_builder("ConvTranspose")
+def _conv_transpose_spec(n: Call) -> ConvSpec:
+    """The Conv that maps the result's size to the operand's."""
+    x, w = n["X"], n["W"]
+    rank = len(n.y.shape or w.shape or ()) - 2
+    win = window(n, rank)
+    end = _covering(win.end, n.ints("output_padding") or (0,) * rank, win.strides)
+    if n.string("auto_pad", "NOTSET") not in ("NOTSET", "") or n.ints("output_shape"):
+        win, end = _static_transposed(n, x, n.y, win, kernel_of(n, w, rank))
+    return _spec(n, n.y, w, x, win.padded(win.begin, end))
+
+
+def _static_transposed(
+    n: Call, x: ir.Value, y: ir.Value, win: Window, kernel: tuple[int | None, ...]
+) -> tuple[Window, tuple[int, ...]]:
+    """Explicit padding of `auto_pad` or `output_shape`, from static sizes."""
+    begin, end = [], []
+    for axis, (k, s, d) in enumerate(zip(kernel, win.strides, win.dilations, strict=True)):
+        sizes = [None if v.shape is None else known(v.shape[2 + axis]) for v in (x, y)]
+        if k is None or sizes[0] is None or sizes[1] is None:
+            raise ValueError("auto_pad and output_shape need static sizes here")
+        excess = s * (sizes[0] - 1) + (n.ints("output_padding") or (0,) * win.rank)[axis] + d * (k - 1) + 1 - sizes[1]
+        total = max(excess, 0)
+        low = total // 2 if n.string("auto_pad", "") == "SAME_UPPER" else total - total // 2
+        rows = sizes[1] + low - (s * (sizes[0] - 1) + d * (k - 1) + 1)
+        begin.append(low)
+        end.append(-rows + rows % s)
+    return win.padded(tuple(begin), tuple(end)), tuple(end)

@@ -184,13 +184,13 @@ def _per_group(e: Emitter, dy: ir.Value, spec: ConvSpec) -> ir.Value:
 
 
 @lowering("ConvInputGrad", "zeros", requires=[is_empty], cost=lambda _: Cost(0, 0, 1))
-def input_zeros(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:  # noqa: ARG001 - the signature of every lowering
+def input_zeros(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """An empty batch: the gradient is empty or zero, and some kernels refuse it."""
     return e.zeros_like(n["X_like"])
 
 
 @lowering("ConvWeightGrad", "zeros", requires=[is_empty], cost=lambda _: Cost(0, 0, 1))
-def weight_zeros(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:  # noqa: ARG001 - the signature of every lowering
+def weight_zeros(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """An empty batch: the gradient is zero, and some kernels refuse it."""
     return e.zeros_like(n["W_like"])
 
@@ -231,9 +231,7 @@ def _fit(e: Emitter, full: ir.Value, like: ir.Value, skip: Sequence[int], spec: 
     starts = [max(s, 0) for s in skip]
     if any(before) or spec.negative_padding:
         have = [e.dim(full, a) for a in axes]
-        after = [
-            e.size_max(e.size_sub(e.size_add(w, s), h), 0) for w, s, h in zip(want, starts, have, strict=True)
-        ]
+        after = [e.size_max(e.size_sub(e.size_add(w, s), h), 0) for w, s, h in zip(want, starts, have, strict=True)]
         full = e.pad(full, before, after, axes)
     return e.slice(full, starts, [e.size_add(s, w) for s, w in zip(starts, want, strict=True)], axes)
 
@@ -275,9 +273,13 @@ def flipped_conv(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
 @lowering("ConvInputGrad", "col2im_gemm", requires=[not_empty, static_kernel], cost=_cost_im2col)
 def col2im_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """One MatMul to columns, each tap spread by the stride and added in place; runs for every dtype."""
-    dy, w, like = n["dY"], n["W"], n["X_like"]
+    return _scatter(e, n["dY"], n["W"], _x_dims(e, n["X_like"], spec)[1:], spec)
+
+
+def _scatter(e: Emitter, dy: ir.Value, w: ir.Value, size: list[Dim], spec: ConvSpec) -> ir.Value:
+    """The data gradient of channels and spatial sizes `size` by MatMul and shifted sums."""
+    channels, *x = size
     batch, o, *y = _y_dims(e, dy, spec)
-    channels, *x = _x_dims(e, like, spec)[1:]
     per, inner, taps = e.size_div(o, spec.groups), e.size_div(channels, spec.groups), spec.taps or 1
     matrix = e.transpose(e.reshape(w, [spec.groups, per, e.size_mul(inner, taps)]), [0, 2, 1])
     columns = e.reshape(e.matmul(matrix, _per_group(e, dy, spec)), [batch, channels, taps, *y])
@@ -395,9 +397,7 @@ def conv_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     axes = _axes(spec)
     sizes = _x_dims(e, x, spec)
     y: list[Dim] = [
-        size
-        if size is not None
-        else e.size_add(e.size_div(e.size_sub(e.size_add(sizes[a], b + t), span or 1), s), 1)
+        size if size is not None else e.size_add(e.size_div(e.size_sub(e.size_add(sizes[a], b + t), span or 1), s), 1)
         for size, a, b, t, span, s in zip(spec.y, axes, spec.begin, spec.end, spec.span, spec.strides, strict=True)
     ]
     features: Dim = spec.features if spec.features is not None else e.dim(w, 0)
@@ -405,4 +405,19 @@ def conv_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     inner = e.size_mul(e.size_div(sizes[1], spec.groups), spec.taps or 1)
     matrix = e.reshape(w, [spec.groups, e.size_div(features, spec.groups), inner])
     result = e.reshape(e.matmul(matrix, columns), [sizes[0], features, *y])
+    return result if bias is None else e.add(result, e.unsqueeze(bias, [1 + i for i in range(spec.rank)]))
+
+
+@lowering("ConvTranspose", "col2im_gemm", requires=[not_empty, static_kernel], cost=_cost_im2col)
+def conv_transpose_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+    """The forward transposed convolution as one MatMul and shifted sums, for dtypes without a kernel."""
+    x, w, bias = n["X"], n["W"], n.get("B")
+    extra = n.ints("output_padding") or (0,) * spec.rank
+    size: list[Dim] = [e.size_mul(e.dim(w, 1), spec.groups)]
+    for axis in range(spec.rank):
+        span, s = spec.span[axis] or 1, spec.strides[axis]
+        offset = span - s + extra[axis] - spec.begin[axis] - spec.end[axis]
+        have = spec.x[axis]
+        size.append(have if have is not None else e.size_add(e.size_mul(e.dim(x, 2 + axis), s), offset))
+    result = _scatter(e, x, w, size, spec)
     return result if bias is None else e.add(result, e.unsqueeze(bias, [1 + i for i in range(spec.rank)]))

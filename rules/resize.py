@@ -1,4 +1,4 @@
-"""Resize: linear in X (but for a constant) and separable, y = A_1 x_1 A_2 x_2 ..., one interpolation matrix per resized axis.
+"""Resize: separable and, but for a constant, linear in X: y = A_1 x_1 A_2 x_2 ..., one matrix per resized axis.
 
     y[.., p, ..] = sum over q of A[p, q] x[.., q, ..]      dx[.., q, ..] = sum over p of A[p, q] g[.., p, ..]
 

@@ -6,7 +6,6 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-
 import pytest
 import torch
 from families import FAMILIES, Family, export, float32_gradients, keeps_mode, match_parameters, reference_gradients
@@ -86,7 +85,9 @@ def test_one_file_serves_every_size(name: str) -> None:
     proto = export(module, x, dynamo=False, training=False, fold=False, dynamic_batch=True, dynamic_spatial=True)
     augmented = og.augment(proto, wrt="all")
     for batch, grow in ((1, 0), (3, 16)):
-        bigger = torch.randn(batch, x.shape[1], *(s + grow for s in x.shape[2:]), generator=torch.Generator().manual_seed(1))
+        bigger = torch.randn(
+            batch, x.shape[1], *(s + grow for s in x.shape[2:]), generator=torch.Generator().manual_seed(1)
+        )
         with torch.no_grad():
             shape = module(bigger).shape
         seed = np.random.default_rng(0).standard_normal(tuple(shape)).astype(np.float32)
@@ -113,5 +114,3 @@ def test_training_option_equals_a_training_export() -> None:
         _assert_close(result[f"{initializer}_grad"], want[parameter], single[parameter], parameter)
     statistics = [n for n in result if n.endswith("_next")]
     assert len(statistics) == 2 * sum(isinstance(m, torch.nn.BatchNorm2d) for m in module.modules())
-
-

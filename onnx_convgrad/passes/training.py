@@ -43,7 +43,7 @@ def _batch_statistics(node: ir.Node) -> list[tuple[str, ir.Value]]:
 def _drop(graph: ir.Graph, node: ir.Node) -> None:
     name = f"{node.outputs[0].name}_training_mode"
     flag = ir.Value(name=name, shape=ir.Shape(()), type=ir.TensorType(ir.DataType.BOOL))
-    flag.const_value = ir.Tensor(np.asarray(True), name=name)
+    flag.const_value = ir.Tensor(np.ones((), np.bool_), name=name)
     graph.register_initializer(flag)
     while len(node.inputs) < 3:
         node.resize_inputs(3)

@@ -1,0 +1,90 @@
+"""Properties of the rule table as a whole."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+import pytest
+from test_conv_geometry import FORCED
+
+from onnx_convgrad import emit
+from onnx_convgrad.functions import has_body
+from onnx_convgrad.lowering import lowerings
+from onnx_convgrad.registry import lookup, rules, signature
+from onnx_convgrad.testing import Case
+
+ROOT = Path(__file__).parent.parent
+SOURCES = [*(ROOT / "rules").glob("*.py"), Path(emit.__file__)]
+TESTS = list((ROOT / "tests").glob("test_*.py"))
+
+
+def _calls(path: Path) -> Iterator[ast.Call]:
+    yield from (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
+
+
+def _emitted() -> dict[str, str]:
+    """Operators that any rule, lowering or helper emits, with the file."""
+    found = {}
+    for path in SOURCES:
+        for call in _calls(path):
+            name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+            if name in ("op", "ops", "reduce", "compare") and call.args:
+                operator = call.args[0]
+                if isinstance(operator, ast.Constant) and isinstance(operator.value, str):
+                    found[operator.value] = path.name
+    return found
+
+
+def _tested() -> set[str]:
+    """Names that some test mentions as a string: the operators of its cases and nodes among them."""
+    found = set()
+    for path in TESTS:
+        for value in vars(importlib.import_module(path.stem)).values():
+            if isinstance(value, (list, tuple)):
+                found.update(case.op for case in value if isinstance(case, Case))
+        found.update(
+            node.value
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier()
+        )
+    return found
+
+
+def test_rules_name_operators_and_operands_of_the_standard() -> None:
+    known = {schema.name for schema in onnx.defs.get_all_schemas()}
+    for rule in rules():
+        if rule.domain:
+            continue
+        assert rule.op_type in known, f"{rule.op_type} is no ai.onnx operator"
+        operands = {name.removesuffix("...") for name in signature("", rule.op_type)[0]}
+        assert set(rule.wrt) <= operands, f"{rule.op_type} has no operand {set(rule.wrt) - operands}"
+        assert set(rule.parameters) <= set(rule.wrt), f"{rule.op_type}: parameters must be differentiable"
+
+
+@pytest.mark.parametrize(("operator", "file"), sorted(_emitted().items()))
+def test_what_rules_emit_has_rules(operator: str, file: str) -> None:
+    domains = ("convgrad",) if operator.startswith("Conv") and operator.endswith("Grad") else ("",)
+    if any(lookup(domain, operator) for domain in domains):
+        return
+    node = emit.ir.Node("", operator, [])
+    assert has_body(node), f"{file} emits {operator}, which nothing differentiates"
+
+
+def test_every_differentiable_rule_is_tested() -> None:
+    tested = _tested()
+    missing = [
+        rule.name
+        for rule in rules()
+        if rule.kind not in ("zero", "not_differentiable") and not rule.domain and rule.op_type not in tested
+    ]
+    assert not missing
+
+
+def test_every_lowering_is_forced_over_random_geometry() -> None:
+    forced = {(op, name) for choice in FORCED if isinstance(choice, dict) for op, name in choice.items()}
+    wanted = {(op, name) for op, table in lowerings().items() if op.endswith("Grad") for name in table}
+    assert wanted <= forced
