@@ -31,6 +31,7 @@ MODULES = (
     "slicing",
     "resize",
     "grid_sample",
+    "movement",
     "zeros",
 )
 

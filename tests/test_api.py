@@ -1,0 +1,286 @@
+"""The public contract: what goes in, what comes out, names, seeds, kinds of model, refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+import onnx_convgrad as og
+from onnx_convgrad.runtime import run
+
+RNG = np.random.default_rng(0)
+WEIGHT = RNG.standard_normal((3, 2, 3, 3)).astype(np.float32)
+BIAS = RNG.standard_normal(3).astype(np.float32)
+
+
+def small(
+    *, opset: int = 17, ir_version: int = 8, weights: str = "initializer", unnamed: bool = False
+) -> onnx.ModelProto:
+    """conv -> relu -> mean over everything ("loss"), with the activation and the loss as outputs."""
+    tensors = {"conv.weight": WEIGHT, "conv.bias": BIAS}
+    nodes = [helper.make_node("Constant", [], [k], value=numpy_helper.from_array(v, k)) for k, v in tensors.items()]
+    nodes = nodes if weights == "constant" else []
+    nodes += [
+        helper.make_node("Conv", ["x", "conv.weight", "conv.bias"], ["h"], name="" if unnamed else "conv"),
+        helper.make_node("Relu", ["h"], ["a"], name="" if unnamed else "relu"),
+        helper.make_node("ReduceMean", ["a"], ["loss"], keepdims=0, name="" if unnamed else "mean"),
+    ]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 2, 6, 6])]
+    stored = [] if weights == "constant" else [numpy_helper.from_array(v, k) for k, v in tensors.items()]
+    if weights == "input":
+        inputs += [helper.make_tensor_value_info(k, TensorProto.FLOAT, v.shape) for k, v in tensors.items()]
+    outputs = [helper.make_tensor_value_info("a", TensorProto.FLOAT, ["N", 3, 4, 4])]
+    outputs += [helper.make_tensor_value_info("loss", TensorProto.FLOAT, [])]
+    graph = helper.make_graph(nodes, "small", inputs, outputs, stored)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version)
+
+
+X = RNG.standard_normal((2, 2, 6, 6)).astype(np.float32)
+
+
+def oracle(of: str = "loss") -> dict[str, np.ndarray]:
+    t = {k: torch.tensor(v, dtype=torch.float64, requires_grad=True) for k, v in (("x", X), ("w", WEIGHT), ("b", BIAS))}
+    h = torch.nn.functional.conv2d(t["x"], t["w"], t["b"])
+    h.retain_grad()
+    values = {"loss": torch.relu(h).mean(), "sum": torch.relu(h).sum()}
+    values[of].backward()
+    return {
+        "x": t["x"].grad.numpy(),
+        "conv.weight": t["w"].grad.numpy(),
+        "conv.bias": t["b"].grad.numpy(),
+        "h": h.grad.numpy(),
+    }
+
+
+def gradient_map(model: onnx.ModelProto) -> dict[str, str]:
+    found: dict[str, str] = json.loads({p.key: p.value for p in model.metadata_props}["onnx_convgrad.gradients"])
+    return found
+
+
+def outputs(model: onnx.ModelProto) -> list[str]:
+    return [o.name for o in model.graph.output]
+
+
+def inputs(model: onnx.ModelProto) -> list[str]:
+    return [i.name for i in model.graph.input]
+
+
+def close(got: np.ndarray, want: np.ndarray) -> None:
+    assert got.shape == want.shape
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_outputs_then_gradients_and_a_map() -> None:
+    model = og.augment(small(), wrt="all", of="loss")
+    assert outputs(model) == ["a", "loss", "x_grad", "conv.weight_grad", "conv.bias_grad"]
+    assert inputs(model) == ["x"]
+    assert gradient_map(model) == {n: f"{n}_grad" for n in ("x", "conv.weight", "conv.bias")}
+    result = run(model, {"x": X})
+    for name in ("x", "conv.weight", "conv.bias"):
+        close(result[f"{name}_grad"], oracle()[name])
+
+
+@pytest.mark.parametrize("weights", ["initializer", "constant", "input"])
+@pytest.mark.parametrize("opset", [9, 11, 13, 17, 21, 22])
+def test_weights_in_every_form_and_opset(weights: str, opset: int) -> None:
+    version = 3 if weights == "input" and opset == 9 else 10
+    model = og.augment(small(opset=opset, ir_version=version, weights=weights), wrt="parameters", of="loss")
+    result = run(model, {"x": X})
+    for name in ("conv.weight", "conv.bias"):
+        close(result[f"{name}_grad"], oracle()[name])
+
+
+def test_unnamed_nodes() -> None:
+    close(run(og.augment(small(unnamed=True), wrt="inputs", of="loss"), {"x": X})["x_grad"], oracle()["x"])
+
+
+def test_vjp_gives_gradients_alone() -> None:
+    model = og.vjp(small(), wrt=["x"], of="loss")
+    assert outputs(model) == ["x_grad"]
+    close(run(model, {"x": X})["x_grad"], oracle()["x"])
+
+
+def test_grad_needs_a_scalar() -> None:
+    close(run(og.grad(small(), wrt="inputs", of="loss"), {"x": X})["x_grad"], oracle()["x"])
+    with pytest.raises(og.ArgumentError, match="grad needs a scalar, but 'a' has shape"):
+        og.grad(small(), wrt="inputs", of="a")
+
+
+def test_intermediate_values_and_globs() -> None:
+    model = og.augment(small(), wrt=["h", "conv.*"], of=["loss"])
+    result = run(model, {"x": X})
+    assert set(gradient_map(model)) == {"h", "conv.weight", "conv.bias"}
+    close(result["h_grad"], oracle()["h"])
+    inner = og.vjp(small(), wrt="inputs", of="h", seed="ones")
+    assert run(inner, {"x": X})["x_grad"].shape == X.shape
+
+
+def test_every_floating_output_is_seeded_by_default() -> None:
+    model = og.augment(small(), wrt="inputs")
+    assert inputs(model) == ["x", "a_grad"]  # the loss has one element and is seeded with 1
+    result = run(model, {"x": X, "a_grad": np.ones((2, 3, 4, 4), np.float32)})
+    close(result["x_grad"], oracle()["x"] + oracle("sum")["x"])
+    ones = og.augment(small(), wrt="inputs", seed="ones")
+    close(run(ones, {"x": X})["x_grad"], result["x_grad"])
+
+
+def test_trainable_inputs_have_defaults() -> None:
+    model = og.augment(small(), wrt="parameters", of="loss", trainable_inputs=True)
+    assert inputs(model) == ["x", "conv.weight", "conv.bias"]
+    close(run(model, {"x": X})["conv.weight_grad"], oracle()["conv.weight"])
+    doubled = run(model, {"x": X, "conv.bias": BIAS + 100})
+    np.testing.assert_allclose(doubled["conv.bias_grad"], np.full(3, 1 / 3), rtol=1e-5)  # every ReLU is open
+
+
+def test_clashing_names_get_numbers() -> None:
+    model = small()
+    model.graph.node[1].output[0] = "x_grad"
+    model.graph.node[2].input[0] = "x_grad"
+    model.graph.output[0].name = "x_grad"
+    augmented = og.augment(model, wrt="inputs", of="loss")
+    assert gradient_map(augmented) == {"x": "x_grad_1"}
+    close(run(augmented, {"x": X})["x_grad_1"], oracle()["x"])
+
+
+def test_an_unreached_member_gets_zeros_and_a_warning() -> None:
+    model = small()
+    model.graph.input.append(helper.make_tensor_value_info("unused", TensorProto.FLOAT, ["N", 5]))
+    with pytest.warns(UserWarning, match="derivative is zero: no member of `of` depends on 'unused'"):
+        augmented = og.augment(model, wrt="inputs", of="loss")
+    result = run(augmented, {"x": X, "unused": np.ones((2, 5), np.float32)})
+    np.testing.assert_array_equal(result["unused_grad"], np.zeros((2, 5)))
+
+
+def test_a_target_is_its_own_gradient() -> None:
+    model = og.vjp(small(), wrt=["a"], of="a")
+    seed = RNG.standard_normal((2, 3, 4, 4)).astype(np.float32)
+    result = run(model, {name: seed if name.startswith("a_grad") else X for name in inputs(model)})
+    np.testing.assert_array_equal(result[gradient_map(model)["a"]], seed)
+
+
+def test_kinds_of_model_and_no_mutation(tmp_path: Path) -> None:
+    proto = small()
+    before = proto.SerializeToString()
+    assert isinstance(og.augment(proto, wrt="inputs"), onnx.ModelProto)
+    assert proto.SerializeToString() == before
+    path = tmp_path / "small.onnx"
+    onnx.save(proto, path)
+    assert isinstance(og.augment(path, wrt="inputs"), onnx.ModelProto)
+    assert isinstance(og.augment(str(path), wrt="inputs"), onnx.ModelProto)
+    model = ir.from_proto(proto)
+    text = ir.to_proto(model).SerializeToString()
+    assert isinstance(og.augment(model, wrt="inputs"), ir.Model)
+    assert ir.to_proto(model).SerializeToString() == text
+
+
+def test_only_plain_operators_and_a_valid_model() -> None:
+    model = og.augment(small(), wrt="all")
+    assert {n.domain for n in model.graph.node} == {""}
+    assert [(o.domain, o.version) for o in model.opset_import] == [("", 21)]
+    onnx.checker.check_model(model, full_check=True)
+
+
+def test_forward_mode_and_hessian_vector_products() -> None:
+    t = RNG.standard_normal(X.shape).astype(np.float32)
+    pushed = run(og.jvp(small(), wrt="inputs", of="loss"), {"x": X, "x_tangent": t})
+    assert float(pushed["loss_tangent"]) == pytest.approx(float(np.vdot(oracle()["x"], t)), rel=1e-4)
+    model = helper.make_model(
+        helper.make_graph(
+            [
+                helper.make_node("Conv", ["x", "w"], ["h"]),
+                helper.make_node("Tanh", ["h"], ["a"]),
+                helper.make_node("ReduceSum", ["a"], ["loss"], keepdims=0),
+            ],
+            "g",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, X.shape)],
+            [helper.make_tensor_value_info("loss", TensorProto.FLOAT, [])],
+            [numpy_helper.from_array(WEIGHT, "w")],
+        ),
+        opset_imports=[helper.make_opsetid("", 21)],
+        ir_version=10,
+    )
+    x = torch.tensor(X, dtype=torch.float64)
+    v = torch.tensor(t, dtype=torch.float64)
+
+    def loss(a: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(torch.nn.functional.conv2d(a, torch.tensor(WEIGHT, dtype=torch.float64))).sum()
+
+    want = torch.autograd.functional.hvp(loss, x, v)[1].numpy()
+    got = run(og.hvp(model, wrt="inputs", of="loss"), {"x": X, "x_tangent": t})["x_grad_tangent"]
+    assert np.linalg.norm(got - want) < 1e-4 * np.linalg.norm(want)
+    twice = og.vjp(og.vjp(model, wrt="inputs", of="loss"), wrt=["x"], of="x_grad")
+    got = run(twice, {"x": X, "x_grad_grad": t})
+    assert np.linalg.norm(got[gradient_map(twice)["x"]] - want) < 1e-4 * np.linalg.norm(want)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"wrt": ["conv.wieght"]}, r"Unknown value in wrt: 'conv.wieght'. Did you mean 'conv.weight'"),
+        ({"of": "los"}, r"Unknown value in of: 'los'. Did you mean 'loss'"),
+        ({"seed": "zeros"}, "seed must be None or 'ones', not 'zeros'"),
+        ({"target": "tpu"}, "Unknown target 'tpu'. Targets: cpu, cuda, web, portable"),
+        ({"lowering": "fast"}, "Unknown lowering 'fast'"),
+        ({"per_sample": True}, "per_sample=True is not available yet"),
+        ({"input_shapes": {"y": [1]}}, "Unknown input 'y'"),
+        ({"input_shapes": {"x": [1, 2]}}, "Input 'x' has rank 4, but 2 sizes were given"),
+    ],
+    ids=str,
+)
+def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(og.ArgumentError, match=message):
+        og.augment(small(), **arguments)
+
+
+def test_bad_models(tmp_path: Path) -> None:
+    with pytest.raises(og.ModelError, match="There is no file"):
+        og.augment(tmp_path / "none.onnx")
+    with pytest.raises(og.ModelError, match="is a folder"):
+        og.augment(tmp_path)
+    (tmp_path / "text.onnx").write_text("not a model")
+    with pytest.raises(og.ModelError, match="not a readable ONNX model"):
+        og.augment(tmp_path / "text.onnx")
+
+
+def recurrent() -> onnx.ModelProto:
+    """Two branches through LSTMs and one that bypasses them."""
+    w = [
+        numpy_helper.from_array(RNG.standard_normal(s).astype(np.float32), n)
+        for n, s in (("W", (1, 16, 3)), ("R", (1, 16, 4)))
+    ]
+    nodes = [
+        helper.make_node("Relu", ["x"], ["r"], name="relu"),
+        helper.make_node("LSTM", ["r", "W", "R"], ["l1"], hidden_size=4, name="first"),
+        helper.make_node("LSTM", ["r", "W", "R"], ["l2"], hidden_size=4, name="second"),
+        helper.make_node("Add", ["l1", "l2"], ["y"], name="add"),
+        helper.make_node("Tanh", ["r"], ["z"], name="tanh"),
+    ]
+    infos = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [5, 1, 3])]
+    results = [helper.make_empty_tensor_value_info("y"), helper.make_empty_tensor_value_info("z")]
+    graph = helper.make_graph(nodes, "g", infos, results, w)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_all_blocking_nodes_are_reported_with_their_paths() -> None:
+    with pytest.raises(og.DifferentiationError) as caught:
+        og.augment(recurrent(), wrt="inputs")
+    assert {p.node for p in caught.value.problems} == {"first", "second"}
+    problem = next(p for p in caught.value.problems if p.node == "first")
+    assert problem.path == ("y", "l1", "r", "x")
+    assert (problem.op_type, problem.opset) == ("LSTM", 21)
+    assert "Take `of` before it" in problem.hint
+    assert str(caught.value).startswith("2 nodes cannot be differentiated:")
+
+
+def test_an_operator_without_a_rule_is_refused_only_on_the_way() -> None:
+    x = RNG.standard_normal((5, 1, 3)).astype(np.float32)
+    result = run(og.augment(recurrent(), wrt="inputs", of="z", seed="ones"), {"x": x})
+    close(result["x_grad"], np.where(x > 0, 1 - np.tanh(np.maximum(x, 0)) ** 2, 0))
