@@ -297,8 +297,7 @@ def _cut_at_run_time(
 
 
 def _spec(n: Call, x: ir.Value, w: ir.Value, y: ir.Value, win: Window | None = None) -> ConvSpec:
-    declared = n.ints("strides") or (list(w.shape)[2:] if w.shape is not None else ())
-    rank = len(declared)
+    rank = win.rank if win else len(n.ints("strides") or ())
     win = win or window(n, rank)
 
     def sizes(value: ir.Value) -> list[int | None]:
@@ -342,7 +341,12 @@ def _weight_grad_spec(n: Call) -> ConvSpec:
 
 @spec_builder("Conv")
 def _conv_spec(n: Call) -> ConvSpec:
-    return _spec(n, n["X"], n["W"], n.y)
+    x, w = n["X"], n["W"]
+    rank = len(n.ints("strides") or n.ints("kernel_shape") or list(w.shape or ())[2:])
+    win = resolve_padding(n, window(n, rank), x, kernel_of(n, w, rank))
+    if win is None:
+        raise ValueError("auto_pad with strides needs static sizes here")
+    return _spec(n, x, w, n.y, win)
 
 
 @spec_builder("ConvTranspose")
