@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from onnx_convgrad import files
-from onnx_convgrad.check import CheckReport, Row, verify_numerically
-from onnx_convgrad.check import check as check_gradients
+from onnx_convgrad.checking.check import CheckReport, Row, verify_numerically
+from onnx_convgrad.checking.check import check as check_gradients
 from onnx_convgrad.lowering import Choice, lowerings
 from onnx_convgrad.pipeline import SEEDS_KEY, build, load
 from onnx_convgrad.registry import check_names

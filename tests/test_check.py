@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from onnx_convgrad.check import CheckReport, check, verify_numerically
+from onnx_convgrad.checking.check import CheckReport, check, verify_numerically
 from onnx_convgrad.errors import ModelError
 from onnx_convgrad.pipeline import build
 

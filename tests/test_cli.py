@@ -406,7 +406,7 @@ def test_check_json(model: Path) -> None:
 
 
 def test_a_failed_check_has_status_1(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from onnx_convgrad import check
+    from onnx_convgrad.checking import check
 
     right = check._run
     monkeypatch.setattr(check, "_run", lambda *a: {k: -v for k, v in right(*a).items()})

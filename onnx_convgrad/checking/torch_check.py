@@ -42,7 +42,7 @@ def torch_gradients(
     """
     import torch
 
-    from onnx_convgrad.torch_ops import NotRebuilt
+    from onnx_convgrad.checking.torch_ops import NotRebuilt
 
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64 if double else torch.float32)
@@ -77,7 +77,7 @@ def _tensor(array: np.ndarray, leaf: bool) -> Any:
 
 def _forward(model: ir.Model, feed: Mapping[str, np.ndarray], wrt: set[str]) -> dict[str, Any]:
     """Every value of the main graph by name."""
-    from onnx_convgrad.torch_ops import OPERATORS, NotRebuilt
+    from onnx_convgrad.checking.torch_ops import OPERATORS, NotRebuilt
 
     graph = model.graph
     missing = sorted({n.op_type for n in graph if n.domain not in ("", "ai.onnx") or n.op_type not in OPERATORS})

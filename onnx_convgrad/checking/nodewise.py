@@ -14,8 +14,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from onnx_convgrad.checking.nodewise_ops import KERNELS, Unavailable
 from onnx_convgrad.errors import ExecutionError
-from onnx_convgrad.nodewise_ops import KERNELS, Unavailable
 from onnx_convgrad.runtime import session
 
 __all__ = ["NodeWise"]
