@@ -82,8 +82,6 @@ class Rule:
     function: Callable[..., Any] | None
     wrt: tuple[str, ...] = ()
     parameters: tuple[str, ...] = ()
-    needs: tuple[str, ...] = ()
-    jvp: Callable[..., Any] | None = None
     broadcasts: bool = False
     reason: str = ""
     note: str = ""
@@ -206,7 +204,7 @@ def multilinear(*op_types: str, wrt: Sequence[str], parameters: Sequence[str] = 
 
 
 def vjp(*op_types: str, wrt: Sequence[str], parameters: Sequence[str] = (), **fields: Any) -> Decorator:
-    """Declare a general reverse rule. `needs` names optional results that the node must be made to produce."""
+    """Declare a general reverse rule."""
     return _declare("vjp", op_types, wrt=tuple(wrt), parameters=tuple(parameters), **fields)
 
 
