@@ -62,10 +62,10 @@ def _empty(spec: ConvSpec) -> bool:
 
 
 def static_batch(q: Query) -> str | None:
-    """The batch becomes a channel count here, and no convolution takes zero channels: only the last resort risks it."""
+    """The batch becomes a channel count here, and may be empty: padding it costs a copy, so only the last resort does."""
     if q.spec.batch is not None or q.spec.taps is None:
         return None
-    return "the batch size is not known, and an empty batch would fail"
+    return "the batch size is not known and may be zero"
 
 
 def known_channels(q: Query) -> str | None:
@@ -337,6 +337,10 @@ def conv_swap(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     x, dy, like = n["X"], n["dY"], n["W_like"]
     batch, channels = _x_dims(e, x, spec)[:2]
     x, win = trim(e, x, _window(spec))
+    if (
+        spec.batch is None
+    ):  # a sample of zeros adds nothing, and ONNX Runtime never returns from a Conv over no channels
+        x, dy, batch = e.pad(x, [0], [1], [0]), e.pad(dy, [0], [1], [0]), e.size_add(batch, 1)
     g = spec.groups
     spatial = list(range(2, 2 + spec.rank))
     if g == 1:

@@ -43,6 +43,16 @@ CASES = [
         order=1,
         name="empty batch",
     ),
+    Case(
+        "Conv", [rand(0, 2, 5, 5), rand(3, 2, 3, 3), rand(3)], {"pads": [1, 1, 1, 1]}, order=1, name="empty batch, fed"
+    ),
+    Case(
+        "Conv",
+        [rand(2, 4, 7, 6), rand(6, 2, 3, 3)],
+        {"group": 2, "auto_pad": "SAME_UPPER"},
+        dtype=np.float64,
+        constants=(1,),
+    ),
     Case("ConvTranspose", [rand(2, 4, 5), rand(4, 3, 3), rand(3)], {"strides": [2], "pads": [1, 0]}),
     Case(
         "ConvTranspose",
