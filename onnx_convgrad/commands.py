@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from json import dumps
 from pathlib import Path
@@ -15,9 +15,8 @@ from typing import Any
 from onnx_convgrad import files
 from onnx_convgrad.checking.check import CheckReport, Row, verify_numerically
 from onnx_convgrad.checking.check import check as check_gradients
-from onnx_convgrad.lowering import Choice, lowerings
+from onnx_convgrad.lowering import Choice
 from onnx_convgrad.pipeline import SEEDS_KEY, build, load
-from onnx_convgrad.registry import check_names
 from onnx_convgrad.report import Report
 from onnx_convgrad.summary import Figures, comparison, gradient_rows, gradient_table, parameter_count
 from onnx_convgrad.tables import Output, Table, ms_text, shape_text
@@ -44,7 +43,6 @@ def augment(
         start = time.perf_counter()
         built = build(source, **arguments, progress=stage)
         seconds = time.perf_counter() - start
-        _require_used(arguments["lowering"], built.choices)
         trainable = parameter_count(built.primal)
         before = Figures.of(source, model, trainable)
         stage("writing")
@@ -84,14 +82,6 @@ def augment(
     return status
 
 
-def _require_used(lowering: str | Mapping[str, str], choices: Sequence[Choice]) -> None:
-    """Refuse a forced lowering for an operator or a node that does not exist."""
-    if isinstance(lowering, str):
-        return
-    nodes = {c.node for c in choices} | {f"{c.op_type}:{c.node}" for c in choices}
-    check_names(list(lowering), sorted({*lowerings(), *nodes}), "operator or node in --lowering:")
-
-
 def _seeds_line(seeds: str, out: Output) -> None:
     from json import loads
 
@@ -110,7 +100,6 @@ def explain(model: Path, arguments: Arguments, out: Output, *, json: bool) -> No
     """Per convolution its geometry, then one line per candidate lowering."""
     with out.stages() as stage:
         built = build(model, **arguments, progress=stage)
-        _require_used(arguments["lowering"], built.choices)
     report = Report(built.choices, built.gradients, arguments["target"])
     if json:
         print(report.to_json())

@@ -147,9 +147,9 @@ def lower(graph: ir.Graph, target: Target, choosing: Choosing = "auto") -> list[
     check_choice(choosing)
     todo = [node for node in graph if _needs_lowering(node, target)]
     if not isinstance(choosing, str):
-        nodes = {node.metadata_props.get("onnx_convgrad.origin", node.name) or "" for node in graph}
-        qualified = {f"{op}:{name}" for op in _LOWERINGS for name in nodes}
-        check_names(list(choosing), [*_LOWERINGS, *sorted(nodes), *sorted(qualified)], "operator or node in lowering:")
+        nodes = {node: _origin(node) for node in todo}
+        qualified = {f"{node.op_type}:{origin}" for node, origin in nodes.items()}
+        check_names(list(choosing), sorted({*_LOWERINGS, *nodes.values(), *qualified}), "operator or node in lowering:")
     if not todo:
         return []
     e = Emitter(graph, target=target)
@@ -158,9 +158,14 @@ def lower(graph: ir.Graph, target: Target, choosing: Choosing = "auto") -> list[
     return choices
 
 
+def _origin(node: ir.Node) -> str:
+    """The name of the forward node that an abstract node belongs to."""
+    return node.metadata_props.get("onnx_convgrad.origin", node.name or "")
+
+
 def _lower_node(e: Emitter, node: ir.Node, target: Target, choosing: Choosing) -> Choice:
     call = Call(node)
-    origin = node.metadata_props.get("onnx_convgrad.origin", node.name or "")
+    origin = _origin(node)
     try:
         spec = _SPECS[node.op_type](call)
     except ValueError as problem:
