@@ -14,7 +14,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from onnx_convgrad.cost import target_named
+from onnx_convgrad.cost import Target, target_named
 from onnx_convgrad.emit import DOMAIN, Emitter, known
 from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.forward import forward
@@ -25,7 +25,7 @@ from onnx_convgrad.passes.training import set_training
 from onnx_convgrad.passes.verify import verify
 from onnx_convgrad.reverse import backward
 
-__all__ = ["GRADIENTS_KEY", "SEEDS_KEY", "AnyModel", "Built", "Mode", "Names", "build", "load"]
+__all__ = ["GRADIENTS_KEY", "SEEDS_KEY", "AnyModel", "Built", "Job", "Mode", "Names", "build", "complete", "load"]
 
 AnyModel = str | os.PathLike[str] | onnx.ModelProto | ir.Model
 Names = str | Sequence[str]
@@ -100,7 +100,7 @@ def build(
     if mode in ("grad", "hvp"):
         _require_scalar(targets, mode)
     progress("differentiating")
-    job = _Job(m, Emitter(graph, opsets=graph.opset_imports, target=machine))
+    job = Job(m, Emitter(graph, opsets=graph.opset_imports, target=machine))
     results = job.derivatives(mode, sources, targets, seed)
     if mode in ("vjp", "grad", "hvp"):
         del graph.outputs[:]
@@ -109,15 +109,24 @@ def build(
     graph.outputs.extend(results.values())
     if trainable_inputs:
         graph.inputs.extend(v for v in sources if v.is_initializer() and not v.is_graph_input())
-    common.RemoveUnusedNodesPass()(m)
-    progress("lowering")
-    choices = lower(graph, machine, lowering)
-    progress("verifying")
+    choices = complete(m, primal, machine, lowering, progress)
     outputs = list(graph.outputs)[len(graph.outputs) - len(results) :]
     found = {value.name or "": result.name or "" for value, result in zip(results, outputs, strict=True)}
-    _finish(m, found)
-    verify(m, primal)
+    m.metadata_props[GRADIENTS_KEY] = json.dumps(found)
     return Built(m, primal, found, tuple(choices))
+
+
+def complete(
+    m: ir.Model, primal: ir.Model, machine: Target, lowering: Choosing, progress: Progress = lambda _: None
+) -> list[Choice]:
+    """The stages after differentiation, in place: remove what is unused, lower, name the nodes, verify."""
+    common.RemoveUnusedNodesPass()(m)
+    progress("lowering")
+    choices = lower(m.graph, machine, lowering)
+    progress("verifying")
+    _finish(m)
+    verify(m, primal)
+    return choices
 
 
 def _require_scalar(targets: list[ir.Value], mode: Mode) -> None:
@@ -129,7 +138,7 @@ def _require_scalar(targets: list[ir.Value], mode: Mode) -> None:
             )
 
 
-class _Job:
+class Job:
     """Seeds, derivatives and the names of the new graph inputs and outputs; clashes get `_1`, `_2`."""
 
     def __init__(self, m: ir.Model, e: Emitter) -> None:
@@ -204,8 +213,8 @@ class _Job:
         return self.e.typed(node.outputs[0], like)
 
 
-def _finish(m: ir.Model, gradients: dict[str, str]) -> None:
-    """Remove what is unused, name the new nodes after their forward nodes, write the map."""
+def _finish(m: ir.Model) -> None:
+    """Remove what is unused, and name the new nodes after their forward nodes."""
     common.RemoveUnusedNodesPass()(m)
     m.opset_imports.pop(DOMAIN, None)
     counts: dict[str, int] = {}
@@ -217,5 +226,4 @@ def _finish(m: ir.Model, gradients: dict[str, str]) -> None:
             while f"{origin}/grad_{counts[origin]}" in taken:
                 counts[origin] += 1
             node.name = f"{origin}/grad_{counts[origin]}"
-    m.metadata_props[GRADIENTS_KEY] = json.dumps(gradients)
     m.producer_name = "onnx_convgrad"
