@@ -1,7 +1,7 @@
-"""Targets and the cost model: what each execution provider can run, and about how long it takes.
+"""Targets: what each execution provider can run, and how fast it is.
 
-Predicted seconds are `flops / rate + bytes / bandwidth + nodes * overhead`. The constants are defaults for a common
-machine of each kind; only their ratios matter for a choice.
+The speeds are defaults for a common machine of each kind. `onnx_convgrad.calibration` measures those of this machine;
+`onnx_convgrad.node_cost` turns them into the predicted time of a node.
 """
 
 from __future__ import annotations
@@ -12,56 +12,62 @@ import onnx_ir as ir
 
 from onnx_convgrad.errors import ArgumentError
 
-__all__ = ["TARGETS", "Cost", "Target", "target_named"]
+__all__ = ["TARGETS", "Rates", "Target", "target_named"]
 
 _ALL = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE})
+_NO_DOUBLE = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16})
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
-    """Work of one lowering: floating-point operations, bytes moved, nodes, and how well its kernel uses the machine."""
+class Rates:
+    """Speeds of one machine and provider, for float32.
 
-    flops: float
-    bytes: float
-    nodes: int
-    efficiency: float = 1.0
+    Attributes:
+        gemm: Floating-point operations per second of a large matrix product.
+        small: Rows that a matrix product spends on packing its operands: it runs at `gemm * m / (m + small)`.
+        cached: Bytes per second of an elementwise pass whose operands stay in the cache.
+        memory: The same when they do not.
+        cache: Bytes of that cache.
+        node: Seconds that starting one kernel takes.
+        item: Seconds per element where elements are moved one at a time (strided slices, short rows).
+        run: Seconds per contiguous run, where runs are copied one by one.
+        tap: Seconds per multiplication of a depthwise convolution.
+    """
+
+    gemm: float = 2.0e11
+    small: float = 20.0
+    cached: float = 1.1e11
+    memory: float = 3.2e10
+    cache: float = 3.2e7
+    node: float = 3e-6
+    item: float = 1e-9
+    run: float = 1e-8
+    tap: float = 1.2e-10
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What an execution provider runs, and its speed (flop/s, byte/s, seconds per node)."""
+    """What an execution provider runs, and its speed."""
 
     name: str
     conv_dtypes: frozenset[ir.DataType]
     asymmetric_pads: bool = True
     missing: frozenset[str] = field(default_factory=frozenset)
-    flops_per_second: float = 2.5e11
-    bytes_per_second: float = 1.5e10
-    node_seconds: float = 5e-6
-
-    def seconds(self, cost: Cost) -> float:
-        """Predicted run time in seconds."""
-        return (
-            cost.flops / (self.flops_per_second * cost.efficiency)
-            + cost.bytes / self.bytes_per_second
-            + cost.nodes * self.node_seconds
-        )
+    rates: Rates = field(default_factory=Rates)
 
 
-_NO_DOUBLE = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16})
 _CUDA_MISSING = frozenset({"Col2Im", "MaxUnpool", "Mean", "Celu", "Mish"})
 _WEB_MISSING = frozenset(
     {"ScatterElements", "Col2Im", "OneHot", "PRelu", "Softplus", "Sign", "TopK", "Mean", "Sum", "Dropout"}
 )
+_GPU = Rates(
+    gemm=3e13, small=64, cached=4e12, memory=2e12, cache=4e7, node=8e-6, item=2e-12, run=1e-12, tap=5e-13
+)  # of a data-centre card, by its data sheet
 
 TARGETS = {
     "cpu": Target("cpu", _NO_DOUBLE),
-    "cuda": Target(
-        "cuda", _ALL, asymmetric_pads=False, missing=_CUDA_MISSING, flops_per_second=3e13, bytes_per_second=2e12
-    ),
-    "web": Target(
-        "web", _NO_DOUBLE, asymmetric_pads=False, missing=_WEB_MISSING, flops_per_second=5e10, bytes_per_second=5e9
-    ),
+    "cuda": Target("cuda", _ALL, asymmetric_pads=False, missing=_CUDA_MISSING, rates=_GPU),
+    "web": Target("web", _NO_DOUBLE, asymmetric_pads=False, missing=_WEB_MISSING, rates=Rates(gemm=5e10, node=2e-5)),
     "portable": Target("portable", _NO_DOUBLE, asymmetric_pads=False, missing=_CUDA_MISSING | _WEB_MISSING),
 }
 

@@ -20,6 +20,9 @@ __all__ = ["ConvSpec", "same_padding"]
 
 Size = int | None
 
+HINT_BATCH, HINT_CHANNELS, HINT_SIZE, HINT_KERNEL = 8, 64, 28, 3
+"""What an unknown size is taken for where a number is needed, as in the cost model."""
+
 
 def same_padding(x: int, span: int, stride: int, *, upper: bool) -> tuple[int, int]:
     """Begin and end padding of `auto_pad=SAME_*` on one axis: as many outputs as `ceil(x / stride)`."""
@@ -116,6 +119,56 @@ class ConvSpec:
     def taps(self) -> int | None:
         """Number of kernel positions."""
         return None if None in self.kernel else math.prod(k for k in self.kernel if k is not None)
+
+    @property
+    def x_shape(self) -> tuple[Size, ...]:
+        """`[batch, channels, *x]`."""
+        return (self.batch, self.channels, *self.x)
+
+    @property
+    def w_shape(self) -> tuple[Size, ...]:
+        """`[features, channels / groups, *kernel]`."""
+        return (self.features, None if self.channels is None else self.channels // self.groups, *self.kernel)
+
+    @property
+    def y_shape(self) -> tuple[Size, ...]:
+        """`[batch, features, *y]`."""
+        return (self.batch, self.features, *self.y)
+
+    @property
+    def b_shape(self) -> tuple[Size, ...]:
+        """`[features]`."""
+        return (self.features,)
+
+    @property
+    def c_shape(self) -> tuple[Size, ...]:
+        """`[channels]`: the bias of the transposed convolution."""
+        return (self.channels,)
+
+    def hinted(self) -> ConvSpec:
+        """The same convolution with every unknown size at a typical one, for the cost model."""
+        if None not in (*self.x_shape, *self.w_shape, *self.y_shape):
+            return self
+        channels = self.channels if self.channels is not None else -(-HINT_CHANNELS // self.groups) * self.groups
+        features = self.features if self.features is not None else -(-HINT_CHANNELS // self.groups) * self.groups
+        kernel = tuple(HINT_KERNEL if k is None else k for k in self.kernel)
+        x, y = [], []
+        for axis in range(self.rank):
+            span = self.dilations[axis] * (kernel[axis] - 1) + 1
+            size, out, padding = self.x[axis], self.y[axis], self.begin[axis] + self.end[axis]
+            if size is None:
+                size = (
+                    max(HINT_SIZE, span - padding)
+                    if out is None
+                    else max((out - 1) * self.strides[axis] + span - padding, 0)
+                )
+            x.append(size)
+            y.append((size + padding - span) // self.strides[axis] + 1)
+        batch = HINT_BATCH if self.batch is None else self.batch
+        return ConvSpec(
+            batch, channels, features, tuple(x), kernel, tuple(y),
+            self.strides, self.dilations, self.begin, self.end, self.groups,
+        )  # fmt: skip
 
     @property
     def depthwise(self) -> bool:

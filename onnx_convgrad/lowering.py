@@ -1,32 +1,71 @@
 """Lowering: each abstract gradient operator becomes the cheapest sequence of plain operators that applies.
 
-A lowering is a function with a cost and named requirements; a requirement answers with the reason when it does not hold.
-Choosing happens here, never in a rule: by the cost model of the target, or as the caller forces it.
+A lowering is a function with named requirements; a requirement answers with the reason when it does not hold. Choosing
+happens here, never in a rule: every lowering that applies is sketched and priced for the target, the cheapest is taken
+that stays within the workspace budget; or the caller forces one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self
 
 import onnx_ir as ir
 
-from onnx_convgrad.cost import Cost, Target
+from onnx_convgrad.constants import is_constant
+from onnx_convgrad.cost import Target
 from onnx_convgrad.emit import DOMAIN, Emitter
 from onnx_convgrad.errors import LoweringError
-from onnx_convgrad.geometry import ConvSpec
 from onnx_convgrad.registry import Call, Decorator, F, check_names, load_rules
+from onnx_convgrad.sketch import Sketch, sketch
 
-__all__ = ["Candidate", "Choice", "Lowering", "Query", "candidates", "lower", "lowering", "lowerings", "spec_builder"]
+__all__ = [
+    "Candidate",
+    "Choice",
+    "Choosing",
+    "Lowering",
+    "Policy",
+    "Query",
+    "Spec",
+    "candidates",
+    "check_choice",
+    "lower",
+    "lowering",
+    "lowerings",
+    "spec_builder",
+]
 
 Choosing = str | Mapping[str, str]
 
 
+class Spec(Protocol):
+    """What an operator's lowerings need to know about one node: frozen, hashable, printed as one line."""
+
+    def hinted(self) -> Self:
+        """The same with every unknown size at a typical one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How to choose: the caller's word, and what is allowed.
+
+    Attributes:
+        choosing: `"auto"`, `"exact"` (without lowerings that round more than a direct sum) or a mapping.
+        max_workspace: Bytes that a lowering may hold besides its operands and result, or `None`.
+        training: Whether the forward convolutions, whose weights change from step to step, are lowered too.
+    """
+
+    choosing: Choosing = "auto"
+    max_workspace: int | None = None
+    training: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What a requirement or a cost looks at."""
+    """What a requirement looks at."""
 
-    spec: ConvSpec
+    spec: Any
     dtype: ir.DataType
     target: Target
 
@@ -41,19 +80,20 @@ class Lowering:
 
     op_type: str
     name: str
-    emit: Callable[[Emitter, Call, ConvSpec], ir.Value]
+    emit: Callable[[Emitter, Call, Any], ir.Value]
     requires: tuple[Requirement, ...]
-    cost: Callable[[Query], Cost]
+    exact: bool
     summary: str
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A lowering considered for one node: its predicted seconds, or the reason for rejecting it."""
+    """A lowering considered for one node: its predicted seconds and workspace in bytes, or the reason against it."""
 
     name: str
     seconds: float | None
     reason: str | None
+    workspace: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,35 +102,48 @@ class Choice:
 
     node: str
     op_type: str
-    spec: ConvSpec
+    spec: Any
     chosen: str
     forced: bool
     candidates: tuple[Candidate, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """How the spec of an operator is read off a node, and which of its shapes each operand has."""
+
+    build: Callable[[Call], Any]
+    operands: tuple[str, ...]
+
+
 _LOWERINGS: dict[str, dict[str, Lowering]] = {}
-_SPECS: dict[str, Callable[[Call], ConvSpec]] = {}
+_SPECS: dict[str, _Reader] = {}
+_SKETCHES: dict[Any, Sketch] = {}
 
 
-def lowering(
-    op_type: str, name: str, *, requires: Sequence[Requirement] = (), cost: Callable[[Query], Cost]
-) -> Decorator:
-    """Declare a lowering of an operator: `emit(e, call, spec) -> value`."""
+def lowering(op_type: str, name: str, *, requires: Sequence[Requirement] = (), exact: bool = True) -> Decorator:
+    """Declare a lowering of an operator: `emit(e, call, spec) -> value`.
+
+    `exact=False` says that it rounds more than a direct sum does: `lowering="exact"` leaves it out.
+    """
 
     def decorate(function: F) -> F:
         summary = (function.__doc__ or "").strip().split("\n")[0]
-        entry = Lowering(op_type, name, function, tuple(requires), cost, summary)
+        entry = Lowering(op_type, name, function, tuple(requires), exact, summary)
         _LOWERINGS.setdefault(op_type, {})[name] = entry
         return function
 
     return decorate
 
 
-def spec_builder(*op_types: str) -> Decorator:
-    """Declare how the `ConvSpec` of these operators is read off a node."""
+def spec_builder(op_type: str, operands: Sequence[str]) -> Decorator:
+    """Declare how the spec of an operator is read off a node.
+
+    `operands` names, per operand of the operator, the property of the spec that holds its shape.
+    """
 
     def decorate(function: F) -> F:
-        _SPECS.update(dict.fromkeys(op_types, function))
+        _SPECS[op_type] = _Reader(function, tuple(operands))
         return function
 
     return decorate
@@ -102,22 +155,46 @@ def lowerings() -> dict[str, dict[str, Lowering]]:
     return _LOWERINGS
 
 
-def candidates(op_type: str, query: Query) -> list[Candidate]:
-    """Every lowering of `op_type` with its predicted cost or its reason against."""
-    found = []
-    for entry in lowerings()[op_type].values():
-        reason = next((r for r in (requirement(query) for requirement in entry.requires) if r), None)
-        found.append(Candidate(entry.name, None if reason else query.target.seconds(entry.cost(query)), reason))
-    return found
+def candidates(node: ir.Node, query: Query, policy: Policy) -> list[Candidate]:
+    """Every lowering of the node's operator with its predicted cost or the reason against it."""
+    return [_candidate(entry, node, query, policy) for entry in lowerings()[node.op_type].values()]
 
 
-def _needs_lowering(node: ir.Node, target: Target) -> bool:
+def _candidate(entry: Lowering, node: ir.Node, query: Query, policy: Policy) -> Candidate:
+    reason = next((r for r in (requirement(query) for requirement in entry.requires) if r), None)
+    if reason is None and not entry.exact and policy.choosing == "exact":
+        reason = "it rounds more than a direct sum"
+    if reason is None and not entry.exact and query.dtype != ir.DataType.FLOAT:
+        reason = f"it rounds too much for {query.dtype.name}"
+    if reason is not None:
+        return Candidate(entry.name, None, reason)
+    found = _sketched(entry, node, query)
+    if policy.max_workspace is not None and found.workspace > policy.max_workspace:
+        reason = f"it holds {found.workspace} bytes besides its operands, more than max_workspace"
+        return Candidate(entry.name, None, reason, found.workspace)
+    return Candidate(entry.name, found.seconds, None, found.workspace)
+
+
+def _sketched(entry: Lowering, node: ir.Node, query: Query) -> Sketch:
+    """The price of a lowering; the same geometry is sketched once."""
+    spec = query.spec.hinted()
+    present = tuple(v is not None for v in node.inputs)
+    key = (entry.op_type, entry.name, spec, query.dtype, query.target, present)
+    if key not in _SKETCHES:
+        shapes = {i: getattr(spec, name) for i, name in enumerate(_SPECS[node.op_type].operands)}
+        _SKETCHES[key] = sketch(node, shapes, query.target, lambda e, copy: entry.emit(e, Call(copy), spec))
+    return _SKETCHES[key]
+
+
+def _needs_lowering(node: ir.Node, target: Target, policy: Policy) -> bool:
     if node.domain == DOMAIN:
         return True
     if node.domain not in ("", "ai.onnx") or node.op_type not in _LOWERINGS or node.inputs[0] is None:
         return False
     dtype = node.inputs[0].dtype
-    return dtype is not None and dtype not in target.conv_dtypes
+    if dtype is not None and dtype not in target.conv_dtypes:
+        return True
+    return policy.training and node.op_type == "Conv" and not is_constant(node.inputs[1])
 
 
 def _forced(choosing: Choosing, node: ir.Node, origin: str) -> str | None:
@@ -131,21 +208,23 @@ def check_choice(choosing: Choosing) -> None:
     """Raise `ArgumentError` for unknown operators' lowerings in the caller's mapping."""
     table = lowerings()
     if isinstance(choosing, str):
-        check_names([choosing], ["auto"], "lowering")
+        check_names([choosing], ["auto", "exact"], "lowering")
         return
     for key, name in choosing.items():
         options = table.get(key) or {n: entry for ops in table.values() for n, entry in ops.items()}
         check_names([name], sorted(options), f"lowering for {key}:")
 
 
-def lower(graph: ir.Graph, target: Target, choosing: Choosing = "auto") -> list[Choice]:
+def lower(graph: ir.Graph, target: Target, policy: Policy | None = None) -> list[Choice]:
     """Replace every abstract operator of `graph` (and operators that the target lacks for a dtype) in place.
 
     Raises:
         LoweringError: No candidate applies to a node, or the forced one does not; with each reason.
     """
+    policy = policy or Policy()
+    choosing = policy.choosing
     check_choice(choosing)
-    todo = [node for node in graph if _needs_lowering(node, target)]
+    todo = [node for node in graph if _needs_lowering(node, target, policy)]
     if not isinstance(choosing, str):
         nodes = {node: _origin(node) for node in todo}
         qualified = {f"{node.op_type}:{origin}" for node, origin in nodes.items()}
@@ -153,7 +232,7 @@ def lower(graph: ir.Graph, target: Target, choosing: Choosing = "auto") -> list[
     if not todo:
         return []
     e = Emitter(graph, target=target)
-    choices = [_lower_node(e, node, target, choosing) for node in todo]
+    choices = [_lower_node(e, node, target, policy) for node in todo]
     graph.remove(todo, safe=True)
     return choices
 
@@ -163,18 +242,19 @@ def _origin(node: ir.Node) -> str:
     return node.metadata_props.get("onnx_convgrad.origin", node.name or "")
 
 
-def _lower_node(e: Emitter, node: ir.Node, target: Target, choosing: Choosing) -> Choice:
+def _lower_node(e: Emitter, node: ir.Node, target: Target, policy: Policy) -> Choice:
     call = Call(node)
     origin = _origin(node)
     try:
-        spec = _SPECS[node.op_type](call)
+        spec = _SPECS[node.op_type].build(call)
     except ValueError as problem:
         raise LoweringError(f"{node.op_type} of node {origin!r} has an impossible geometry: {problem}.") from problem
     dtype = (node.inputs[0].dtype if node.inputs[0] is not None else None) or ir.DataType.FLOAT
-    found = candidates(node.op_type, Query(spec, dtype, target))
-    wanted = _forced(choosing, node, origin)
+    query = Query(spec, dtype, target)
+    wanted = _forced(policy.choosing, node, origin)
     if wanted is not None and wanted not in lowerings()[node.op_type]:
         wanted = None  # a choice for the node's other gradient operator
+    found = candidates(node, query, policy if wanted is None else replace(policy, max_workspace=None))
     by_name = {c.name: c for c in found}
     usable = [c for c in found if c.seconds is not None]
     if wanted is not None:

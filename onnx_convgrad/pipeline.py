@@ -18,7 +18,7 @@ from onnx_convgrad.cost import Target, target_named
 from onnx_convgrad.emit import DOMAIN, Emitter, known
 from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.forward import forward
-from onnx_convgrad.lowering import Choice, Choosing, check_choice, lower
+from onnx_convgrad.lowering import Choice, Choosing, Policy, check_choice, lower
 from onnx_convgrad.parameters import resolve_of, resolve_wrt
 from onnx_convgrad.passes.canonicalize import InputShapes, canonicalize
 from onnx_convgrad.passes.training import set_training
@@ -109,7 +109,7 @@ def build(
     graph.outputs.extend(results.values())
     if trainable_inputs:
         graph.inputs.extend(v for v in sources if v.is_initializer() and not v.is_graph_input())
-    choices = complete(m, primal, machine, lowering, progress)
+    choices = complete(m, primal, machine, Policy(lowering, training=training), progress)
     outputs = list(graph.outputs)[len(graph.outputs) - len(results) :]
     found = {value.name or "": result.name or "" for value, result in zip(results, outputs, strict=True)}
     m.metadata_props[GRADIENTS_KEY] = json.dumps(found)
@@ -117,12 +117,12 @@ def build(
 
 
 def complete(
-    m: ir.Model, primal: ir.Model, machine: Target, lowering: Choosing, progress: Progress = lambda _: None
+    m: ir.Model, primal: ir.Model, machine: Target, policy: Policy, progress: Progress = lambda _: None
 ) -> list[Choice]:
     """The stages after differentiation, in place: remove what is unused, lower, name the nodes, verify."""
     common.RemoveUnusedNodesPass()(m)
     progress("lowering")
-    choices = lower(m.graph, machine, lowering)
+    choices = lower(m.graph, machine, policy)
     progress("verifying")
     _finish(m)
     verify(m, primal)

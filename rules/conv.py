@@ -329,17 +329,17 @@ def _spec(n: Call, x: ir.Value, w: ir.Value, y: ir.Value, win: Window | None = N
     )
 
 
-@spec_builder("ConvInputGrad")
+@spec_builder("ConvInputGrad", ("y_shape", "w_shape", "x_shape"))
 def _input_grad_spec(n: Call) -> ConvSpec:
     return _spec(n, n["X_like"], n["W"], n["dY"])
 
 
-@spec_builder("ConvWeightGrad")
+@spec_builder("ConvWeightGrad", ("x_shape", "y_shape", "w_shape"))
 def _weight_grad_spec(n: Call) -> ConvSpec:
     return _spec(n, n["X"], n["W_like"], n["dY"])
 
 
-@spec_builder("Conv")
+@spec_builder("Conv", ("x_shape", "w_shape", "b_shape"))
 def _conv_spec(n: Call) -> ConvSpec:
     x, w = n["X"], n["W"]
     rank = len(n.ints("strides") or n.ints("kernel_shape") or list(w.shape or ())[2:])
@@ -349,7 +349,7 @@ def _conv_spec(n: Call) -> ConvSpec:
     return _spec(n, x, w, n.y, win)
 
 
-@spec_builder("ConvTranspose")
+@spec_builder("ConvTranspose", ("y_shape", "w_shape", "c_shape"))
 def _conv_transpose_spec(n: Call) -> ConvSpec:
     """The Conv that maps the result's size to the operand's."""
     x, w = n["X"], n["W"]

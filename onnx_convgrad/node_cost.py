@@ -1,0 +1,198 @@
+"""The predicted time of one node: a roofline of multiplications and passes over memory, and a constant.
+
+    seconds = node + max(flops / rate(shape), bytes / bandwidth(bytes) + runs * run + items * item)
+
+Which of the terms an operator has, and how its kernel's shape enters, is written down once per operator here; the speeds
+are those of `Rates`. Sizes must be static: a `sketch` has only such values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import onnx_ir as ir
+
+from onnx_convgrad.constants import constant_of
+from onnx_convgrad.cost import Rates
+
+__all__ = ["node_seconds", "value_bytes"]
+
+Shape = tuple[int, ...]
+_FREE = frozenset(("Reshape", "Squeeze", "Unsqueeze", "Identity", "Flatten", "Shape", "Size", "Constant"))
+
+
+def shape_of(value: ir.Value | None) -> Shape:
+    """The sizes of a value of a sketch; an unknown one counts as 1."""
+    if value is None or value.shape is None:
+        return ()
+    return tuple(d if isinstance(d, int) else 1 for d in value.shape)
+
+
+def value_bytes(value: ir.Value | None) -> int:
+    """Memory of a value."""
+    if value is None:
+        return 0
+    return math.prod(shape_of(value)) * max(1, round((value.dtype or ir.DataType.FLOAT).itemsize))
+
+
+def _traffic(node: ir.Node, rates: Rates, *, times: float = 1.0) -> float:
+    """Seconds of reading every operand and writing every result once."""
+    count = times * sum(value_bytes(v) for v in (*node.inputs, *node.outputs))
+    # between half the cache and twice the cache, some of the operands are still there
+    share = min(1.0, max(0.0, (math.log2(max(count, 1.0) / rates.cache) + 1) / 2))
+    return count * ((1 - share) / rates.cached + share / rates.memory)
+
+
+def _ints(node: ir.Node, name: str, default: Sequence[int]) -> list[int]:
+    attr = node.attributes.get(name)
+    return list(default) if attr is None else list(attr.as_ints())
+
+
+def _gemm(rates: Rates, m: int, n: int, k: int, batch: int) -> float:
+    """Few rows cannot pay for the packing of the other operand, few columns or terms not for the kernel's edges."""
+    slow = 1 + rates.small / max(m, 1) + 8 / max(n, 1) + 8 / max(k, 1)
+    return 2.0 * m * n * k * batch * slow / rates.gemm
+
+
+def _matmul(node: ir.Node, rates: Rates) -> float:
+    a, b = shape_of(node.inputs[0]), shape_of(node.inputs[1])
+    if len(a) < 2 or len(b) < 2:
+        return _traffic(node, rates)
+    out = shape_of(node.outputs[0])
+    m, k, n = a[-2], a[-1], b[-1]
+    if node.op_type == "Gemm":
+        m, k = (a[1], a[0]) if node.attributes.get("transA") else (a[0], a[1])
+        n = b[0] if node.attributes.get("transB") else b[1]
+    return max(_gemm(rates, m, n, k, math.prod(out[:-2])), _traffic(node, rates))
+
+
+def _conv(node: ir.Node, rates: Rates) -> float:
+    """Patches are gathered into a small buffer and multiplied at once; a depthwise one has a kernel of its own."""
+    x, w, y = (shape_of(v) for v in (node.inputs[0], node.inputs[1], node.outputs[0]))
+    attr = node.attributes.get("group")
+    groups = attr.as_int() if attr else 1
+    unit = set(_ints(node, "strides", [1])) == {1}
+    taps, inner, points = math.prod(w[2:]), w[1], math.prod(y[2:])
+    macs = float(math.prod(y) * inner * taps)
+    if inner == 1 and groups > 1 and w[0] == groups:
+        seconds = macs * rates.tap * (1.0 if unit else 2.5) * (1 + 100 / max(points, 1))
+    else:
+        rows, k = w[0] // groups, inner * taps
+        slow = 1 + 0.4 * rates.small / max(rows, 1) + 1.25 * rates.small / max(points, 1) + 14 / max(k, 1)
+        patches = 0.0 if taps == 1 and unit else float(y[0] * points * x[1] * taps)
+        seconds = 2 * macs * slow / rates.gemm + patches * 4 / rates.cached
+    return max(seconds, _traffic(node, rates))
+
+
+def _conv_transpose(node: ir.Node, rates: Rates) -> float:
+    """One matrix product to patches, which are then added in place."""
+    x, w = shape_of(node.inputs[0]), shape_of(node.inputs[1])
+    attr = node.attributes.get("group")
+    groups = attr.as_int() if attr else 1
+    points, taps = math.prod(x[2:]), math.prod(w[2:])
+    patches = float(x[0] * groups * w[1] * taps * points)
+    product = _gemm(rates, w[1] * taps, points, w[0] // groups, x[0] * groups)
+    return max(product + patches * 0.3 * rates.item, _traffic(node, rates))
+
+
+def _transpose(node: ir.Node, rates: Rates) -> float:
+    """Whole runs are copied when the last axis stays; a matrix transposition moves single elements."""
+    shape = shape_of(node.inputs[0])
+    perm = _ints(node, "perm", range(len(shape))[::-1])
+    moved = [p for p in perm if shape[p] != 1]
+    if moved == sorted(moved):
+        return _traffic(node, rates)
+    kept = [a for a in range(len(shape)) if shape[a] != 1]
+    run, at = 1, len(moved) - 1
+    while at >= 0 and moved[at] == kept[at]:
+        run *= shape[kept[at]]
+        at -= 1
+    size = float(math.prod(shape))
+    if run > 1:
+        return max(_traffic(node, rates), size / run * 0.5 * rates.run)
+    lead = 0
+    while moved[lead] == kept[lead]:
+        lead += 1
+    matrices = math.prod(shape[a] for a in kept[:lead])
+    return max(_traffic(node, rates, times=1.5), size * 0.4 * rates.item + matrices * 50 * rates.run * (lead > 0))
+
+
+def _slice(node: ir.Node, rates: Rates) -> float:
+    shape, out = shape_of(node.inputs[0]), shape_of(node.outputs[0])
+    steps = constant_of(node.inputs[4]) if len(node.inputs) > 4 else None
+    strided = steps is not None and any(abs(int(s)) != 1 for s in steps)
+    moved = 4.0 * math.prod(out) * 2
+    share = moved / max(1, value_bytes(node.inputs[0]) + value_bytes(node.outputs[0]))
+    if strided:
+        return max(_traffic(node, rates), math.prod(out) * rates.item)
+    run = 1
+    for axis in reversed(range(len(out))):
+        run *= out[axis]
+        if out[axis] != shape[axis]:
+            break
+    return _traffic(node, rates) * min(1.0, share) + math.prod(out) / max(run, 1) * 0.4 * rates.run
+
+
+def _rows(node: ir.Node, rates: Rates) -> float:
+    """Pad and Concat copy rows."""
+    out = shape_of(node.outputs[0])
+    if node.op_type == "Concat":
+        attr = node.attributes.get("axis")
+        axis = (attr.as_int() if attr else 0) % max(1, len(out))
+        rows = math.prod(out[:axis]) * len(node.inputs)
+        return _traffic(node, rates) + rows * 0.2 * rates.run
+    return max(_traffic(node, rates), math.prod(out[:-1]) * 1.2 * rates.run)
+
+
+def _reduce(node: ir.Node, rates: Rates) -> float:
+    """Sums along rows stream; sums across them add whole rows, one at a time."""
+    shape = shape_of(node.inputs[0])
+    axes = constant_of(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] is not None else None
+    if axes is not None and len(shape) - 1 not in {int(a) % max(1, len(shape)) for a in axes.reshape(-1)}:
+        return max(_traffic(node, rates), 0.55 * rates.item * math.prod(shape))
+    return _traffic(node, rates)
+
+
+def _items(factor: float) -> Callable[[ir.Node, Rates], float]:
+    def seconds(node: ir.Node, rates: Rates) -> float:
+        size = max(math.prod(shape_of(node.outputs[0])), math.prod(shape_of(node.inputs[0])))
+        return max(_traffic(node, rates), factor * rates.item * size)
+
+    return seconds
+
+
+_MODELS: dict[str, Callable[[ir.Node, Rates], float]] = {
+    "MatMul": _matmul,
+    "Gemm": _matmul,
+    "Conv": _conv,
+    "ConvTranspose": _conv_transpose,
+    "Transpose": _transpose,
+    "Slice": _slice,
+    "Pad": _rows,
+    "Concat": _rows,
+    "ReduceSum": _reduce,
+    "ReduceMean": _reduce,
+    "SpaceToDepth": _items(0.6),
+    "DepthToSpace": _items(2.0),
+    "Where": _items(0.5),
+    "Gather": _items(0.5),
+    "GatherElements": _items(2.0),
+    "ScatterElements": _items(8.0),
+    "ScatterND": _items(8.0),
+    "MaxUnpool": _items(2.0),
+    "Col2Im": _items(4.0),
+    "Einsum": _items(4.0),
+    "Expand": _items(0.3),
+    "Tile": _items(0.3),
+}
+
+
+def node_seconds(node: ir.Node, rates: Rates) -> float:
+    """Predicted seconds of one node with static sizes. What is computed from constants alone costs nothing."""
+    if node.op_type in _FREE or all(v is None or v.const_value is not None for v in node.inputs):
+        return 0.0
+    if node.outputs[0].dtype == ir.DataType.INT64 and math.prod(shape_of(node.outputs[0])) <= 64:
+        return rates.node / 3  # arithmetic on sizes
+    model = _MODELS.get(node.op_type)
+    return rates.node + (model(node, rates) if model else _traffic(node, rates))

@@ -1,0 +1,100 @@
+"""Trial emission: a lowering is written into an empty graph with static sizes, to see what it would take.
+
+So no lowering states its cost: time is the sum over the nodes that it emits, and workspace is the largest sum of the
+values that are alive at once between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnx_convgrad.cost import Target
+from onnx_convgrad.emit import CANONICAL_OPSET, Emitter
+from onnx_convgrad.node_cost import node_seconds, value_bytes
+
+__all__ = ["Sketch", "sketch"]
+
+_VIEWS = frozenset(("Reshape", "Squeeze", "Unsqueeze", "Identity", "Flatten"))
+
+
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """Predicted seconds, bytes alive at once besides operands and result, and the number of nodes."""
+
+    seconds: float
+    workspace: int
+    nodes: int
+
+
+def sketch(
+    node: ir.Node,
+    shapes: Mapping[int, tuple[int, ...]],
+    target: Target,
+    emit: Callable[[Emitter, ir.Node], ir.Value],
+) -> Sketch:
+    """Emit a lowering of `node` with the operand shapes `shapes` (by position) and price what comes out."""
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": CANONICAL_OPSET}, name="sketch")
+    operands: list[ir.Value | None] = []
+    for position, value in enumerate(node.inputs):
+        if value is None:
+            operands.append(None)
+            continue
+        kind = ir.TensorType(value.dtype or ir.DataType.FLOAT)
+        operand = ir.Value(name=f"operand_{position}", shape=ir.Shape(shapes[position]), type=kind)
+        graph.inputs.append(operand)
+        operands.append(operand)
+    copy = ir.Node(node.domain, node.op_type, operands, list(node.attributes.values()), num_outputs=len(node.outputs))
+    e = Emitter(graph, target=target)
+    result = emit(e, copy)
+    live = _reaching(result)
+    emitted = [n for n in e.emitted if n in live]
+    priced = [n for n in emitted if not _fused(n)]
+    seconds = sum(node_seconds(n, target.rates) for n in priced)
+    return Sketch(seconds, _workspace(emitted, result), len(priced))
+
+
+def _reaching(result: ir.Value) -> set[ir.Node]:
+    """The nodes that the result depends on: the rest will be removed."""
+    found: set[ir.Node] = set()
+    todo = [result.producer()]
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            todo += [v.producer() for v in node.inputs if v is not None]
+    return found
+
+
+def _fused(node: ir.Node) -> bool:
+    """A Transpose of the last two axes that only feeds matrix products: the runtime folds it into them."""
+    if node.op_type != "Transpose":
+        return False
+    perm = list(node.attributes["perm"].as_ints())
+    n = len(perm)
+    swaps = n >= 2 and perm == [*range(n - 2), n - 1, n - 2]
+    uses = [use.node for use in node.outputs[0].uses()]
+    return swaps and bool(uses) and all(use.op_type == "MatMul" for use in uses)
+
+
+def _workspace(nodes: list[ir.Node], result: ir.Value) -> int:
+    """The peak of the bytes held between the nodes. A view holds what it looks at."""
+    owner: dict[ir.Value, ir.Value] = {}
+    last: dict[ir.Value, int] = {}
+    for at, node in enumerate(nodes):
+        for value in node.outputs:
+            source = node.inputs[0] if node.op_type in _VIEWS or _fused(node) else None
+            owner[value] = owner.get(source, value) if source is not None else value
+        for operand in node.inputs:
+            if operand is not None and operand in owner:
+                last[owner[operand]] = at
+    held = peak = 0
+    kept = owner.get(result)
+    for at, node in enumerate(nodes):
+        held += sum(value_bytes(v) for v in node.outputs if owner[v] is v and v is not kept)
+        peak = max(peak, held)
+        ended = {owner[v] for v in node.inputs if v is not None and v in owner}
+        held -= sum(value_bytes(v) for v in ended if last[v] == at and v is not kept)
+    return peak

@@ -1,0 +1,1 @@
+"""Ways of computing the weight gradient of depthwise convolutions."""

@@ -1,0 +1,107 @@
+"""Ways of computing the gradient for a convolution's data operand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnx_convgrad.emit import Dim, Emitter
+from onnx_convgrad.geometry import ConvSpec
+from onnx_convgrad.lowering import lowering
+from onnx_convgrad.registry import Call
+from onnx_convgrad.rules.conv import Window, conv
+from onnx_convgrad.rules.conv_shared import (
+    conv_kernel,
+    is_empty,
+    not_empty,
+    scatter,
+    spatial_axes,
+    static_groups,
+    static_kernel,
+    unit_stride,
+    x_dims,
+)
+
+
+@lowering("ConvInputGrad", "zeros", requires=[is_empty])
+def input_zeros(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+    """An empty batch: the gradient is empty or zero, and some kernels refuse it."""
+    return e.zeros_like(n["X_like"])
+
+
+@lowering("ConvInputGrad", "conv_transpose", requires=[not_empty, conv_kernel])
+def conv_transpose(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+    """One ConvTranspose; `output_padding` gives the rows that no window reaches."""
+    dy, w, like = n["dY"], n["W"], n["X_like"]
+    begin, end = tuple(max(b, 0) for b in spec.begin), tuple(max(b, 0) for b in spec.end)
+    even = e.target.asymmetric_pads or begin == end
+    low = begin if even else (0,) * spec.rank
+    high = end if even else (0,) * spec.rank
+    exact = even and not spec.negative_padding and None not in spec.leftover
+    extra = tuple(r or 0 for r in spec.leftover) if exact else tuple(s - 1 for s in spec.strides)
+    full = e.op(
+        "ConvTranspose",
+        dy,
+        w,
+        strides=spec.strides,
+        dilations=spec.dilations,
+        group=spec.groups,
+        pads=(*low, *high),
+        output_padding=extra if any(extra) else None,
+    )
+    if exact:
+        return full
+    return _fit(e, full, like, [b - lo for b, lo in zip(spec.begin, low, strict=True)], spec)
+
+
+def _fit(e: Emitter, full: ir.Value, like: ir.Value, skip: Sequence[int], spec: ConvSpec) -> ir.Value:
+    """Cut `full` to the rows of `like`, starting at row `skip` (negative: rows of zeros that no window reaches)."""
+    axes = spatial_axes(spec)
+    want = x_dims(e, like, spec)[2:]
+    before = [max(-s, 0) for s in skip]
+    starts = [max(s, 0) for s in skip]
+    if any(before) or spec.negative_padding:
+        have = [e.dim(full, a) for a in axes]
+        after = [e.size_max(e.size_sub(e.size_add(w, s), h), 0) for w, s, h in zip(want, starts, have, strict=True)]
+        full = e.pad(full, before, after, axes)
+    return e.slice(full, starts, [e.size_add(s, w) for s, w in zip(starts, want, strict=True)], axes)
+
+
+@lowering(
+    "ConvInputGrad",
+    "flipped_conv",
+    requires=[not_empty, conv_kernel, unit_stride, static_kernel, static_groups],
+)
+def flipped_conv(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+    """A Conv with the kernel turned around and its two channel axes exchanged; unit stride only."""
+    dy, w = n["dY"], n["W"]
+    rank, g = spec.rank, spec.groups
+    axes = [a for a, k in zip(spatial_axes(spec), spec.kernel, strict=True) if k != 1]
+    lowest = -(2**31)
+    if axes:
+        w = e.op(
+            "Slice", w, e.ints([-1] * len(axes)), e.ints([lowest] * len(axes)), e.ints(axes), e.ints([-1] * len(axes))
+        )
+    kernel = [k or 0 for k in spec.kernel]
+    if g == 1:
+        w = e.transpose(w, [1, 0, *range(2, 2 + rank)])
+    elif spec.features != g:
+        per = (spec.features or g) // g
+        inner: Dim = spec.channels // g if spec.channels is not None else e.dim(n["W"], 1)
+        w = e.reshape(w, [g, per, inner, *kernel])
+        w = e.transpose(w, [0, 2, 1, *range(3, 3 + rank)])
+        w = e.reshape(w, [e.size_mul(inner, g), per, *kernel])
+    elif spec.channels != g:  # one feature per group: [g, Cg, *k] already lists the channels in order
+        inner = spec.channels // g if spec.channels is not None else e.dim(n["W"], 1)
+        w = e.reshape(w, [e.size_mul(inner, g), 1, *kernel])
+    spans = [s or 0 for s in spec.span]
+    begin = tuple(s - 1 - b for s, b in zip(spans, spec.begin, strict=True))
+    end = tuple(s - 1 - b for s, b in zip(spans, spec.end, strict=True))
+    return conv(e, dy, w, None, Window((1,) * rank, spec.dilations, begin, end, g))
+
+
+@lowering("ConvInputGrad", "col2im_gemm", requires=[not_empty, static_kernel])
+def col2im_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+    """One MatMul to columns, each tap spread by the stride and added in place; runs for every dtype."""
+    return scatter(e, n["dY"], n["W"], x_dims(e, n["X_like"], spec)[1:], spec)

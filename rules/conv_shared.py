@@ -1,0 +1,158 @@
+"""What the lowerings of the convolution gradients share: requirements, patches as matrices, shifted sums.
+
+A requirement answers `None` when it holds, else the reason against the lowering.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnx_convgrad.emit import Dim, Emitter
+from onnx_convgrad.geometry import ConvSpec
+from onnx_convgrad.lowering import Query
+from onnx_convgrad.rules.conv import Window
+
+# -- requirements ------------------------------------------------------------------------------------------------------
+
+
+def conv_kernel(q: Query) -> str | None:
+    if q.dtype not in q.target.conv_dtypes:
+        return f"the {q.target.name} provider has no convolution for {q.dtype.name}"
+    return None
+
+
+def unit_stride(q: Query) -> str | None:
+    return None if q.spec.unit_stride else f"strides {list(q.spec.strides)} are not 1"
+
+
+def static_kernel(q: Query) -> str | None:
+    return None if q.spec.taps is not None else "the kernel size is not known while building"
+
+
+def static_groups(q: Query) -> str | None:
+    return None if q.spec.groups == 1 or q.spec.features is not None else "the number of features is not known"
+
+
+def is_pointwise(q: Query) -> str | None:
+    return None if q.spec.pointwise else "the kernel is not 1x1 with unit stride and no padding"
+
+
+def not_empty(q: Query) -> str | None:
+    return "a size is zero, so the gradient is" if empty(q.spec) else None
+
+
+def is_empty(q: Query) -> str | None:
+    return None if empty(q.spec) else "no size is known to be zero"
+
+
+def empty(spec: ConvSpec) -> bool:
+    return 0 in (spec.batch, spec.channels, spec.features, *spec.x, *spec.y)
+
+
+def static_batch(q: Query) -> str | None:
+    """The batch becomes a channel count here, and may be empty: padding it costs a copy, so only the last resort does."""
+    if q.spec.batch is not None or q.spec.taps is None:
+        return None
+    return "the batch size is not known and may be zero"
+
+
+def known_channels(q: Query) -> str | None:
+    return None if q.spec.channels is not None else "the number of channels is not known"
+
+
+# -- shared pieces -----------------------------------------------------------------------------------------------------
+
+
+def window(spec: ConvSpec) -> Window:
+    return Window(spec.strides, spec.dilations, spec.begin, spec.end, spec.groups)
+
+
+def spatial_axes(spec: ConvSpec) -> list[int]:
+    return list(range(2, 2 + spec.rank))
+
+
+def dims(e: Emitter, value: ir.Value, sizes: Sequence[int | None]) -> list[Dim]:
+    """Sizes of a value: those known to the spec, else read at run time."""
+    return [size if size is not None else e.dim(value, axis) for axis, size in enumerate(sizes)]
+
+
+def x_dims(e: Emitter, x: ir.Value, spec: ConvSpec) -> list[Dim]:
+    return dims(e, x, (spec.batch, spec.channels, *spec.x))
+
+
+def y_dims(e: Emitter, dy: ir.Value, spec: ConvSpec) -> list[Dim]:
+    return dims(e, dy, (spec.batch, spec.features, *spec.y))
+
+
+def tap_offsets(spec: ConvSpec) -> list[tuple[int, ...]]:
+    """Offsets of every kernel position in the padded input, in row-major order."""
+    steps = [[t * d for t in range(k or 0)] for k, d in zip(spec.kernel, spec.dilations, strict=True)]
+    return list(itertools.product(*steps))
+
+
+def gather(e: Emitter, x: ir.Value, y: list[Dim], spec: ConvSpec) -> ir.Value:
+    """im2col by slices: [N, C, K, *y], one strided view of the padded input per tap."""
+    x = e.pad(x, spec.begin, spec.end, spatial_axes(spec))
+    views = []
+    for tap in tap_offsets(spec):
+        ends = [
+            e.size_add(e.size_mul(e.size_sub(size, 1), s), t + 1)
+            for size, s, t in zip(y, spec.strides, tap, strict=True)
+        ]
+        views.append(e.unsqueeze(e.slice(x, tap, ends, spatial_axes(spec), spec.strides), [2]))
+    return e.concat(views, axis=2)
+
+
+def im2col(e: Emitter, x: ir.Value, y: list[Dim], spec: ConvSpec) -> ir.Value:
+    """Patches as matrices, [N, g, Cg*K, P]."""
+    n, c = x_dims(e, x, spec)[:2]
+    points = e.size_mul(*y)
+    rows = e.size_mul(e.size_div(c, spec.groups), spec.taps or 1)
+    return e.reshape(gather(e, x, y, spec), [n, spec.groups, rows, points])
+
+
+def per_group(e: Emitter, dy: ir.Value, spec: ConvSpec) -> ir.Value:
+    """The output gradient as matrices, [N, g, Og, P]."""
+    n, o, *y = y_dims(e, dy, spec)
+    return e.reshape(dy, [n, spec.groups, e.size_div(o, spec.groups), e.size_mul(*y)])
+
+
+def scatter(e: Emitter, dy: ir.Value, w: ir.Value, size: list[Dim], spec: ConvSpec) -> ir.Value:
+    """The data gradient of channels and spatial sizes `size` by MatMul and shifted sums."""
+    channels, *x = size
+    batch, o, *y = y_dims(e, dy, spec)
+    per, inner, taps = e.size_div(o, spec.groups), e.size_div(channels, spec.groups), spec.taps or 1
+    matrix = e.transpose(e.reshape(w, [spec.groups, per, e.size_mul(inner, taps)]), [0, 2, 1])
+    columns = e.reshape(e.matmul(matrix, per_group(e, dy, spec)), [batch, channels, taps, *y])
+    total: ir.Value | None = None
+    for index, tap in enumerate(tap_offsets(spec)):
+        part = e.squeeze(e.slice(columns, [index], [index + 1], [2]), [2]) if taps > 1 else e.squeeze(columns, [2])
+        part = place(e, part, [batch, channels], y, x, tap, spec)
+        total = part if total is None else e.add(total, part)
+    assert total is not None
+    return total
+
+
+def place(
+    e: Emitter, part: ir.Value, lead: list[Dim], y: list[Dim], x: list[Dim], tap: tuple[int, ...], spec: ConvSpec
+) -> ir.Value:
+    """Row p of the tap goes to row s p + t - begin of x: spread by the stride, then pad or trim."""
+    if not spec.unit_stride:
+        part = e.unsqueeze(part, [3 + 2 * i for i in range(spec.rank)])
+        part = e.pad(part, [0] * spec.rank, [s - 1 for s in spec.strides], [3 + 2 * i for i in range(spec.rank)])
+        part = e.reshape(part, [*lead, *(e.size_mul(size, s) for size, s in zip(y, spec.strides, strict=True))])
+    before = [t - b for t, b in zip(tap, spec.begin, strict=True)]
+    after = [
+        e.size_sub(e.size_sub(want, e.size_mul(size, s)), b)
+        for want, size, s, b in zip(x, y, spec.strides, before, strict=True)
+    ]
+    return e.pad(part, before, after, spatial_axes(spec))
+
+
+def contract(e: Emitter, dy: ir.Value, columns: ir.Value, like: ir.Value) -> ir.Value:
+    """sum over n of dy[n, g] columns[n, g]^T, shaped as the weight."""
+    product = e.matmul(dy, e.op("Transpose", columns, perm=[0, 1, 3, 2]))
+    return e.reshape_like(e.reduce_sum(product, [0], keepdims=False), like)
