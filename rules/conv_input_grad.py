@@ -12,6 +12,7 @@ from onnx_convgrad.lowering import lowering
 from onnx_convgrad.registry import Call
 from onnx_convgrad.rules.conv import Window, conv
 from onnx_convgrad.rules.conv_shared import (
+    batch_broadcasts,
     conv_kernel,
     is_empty,
     not_empty,
@@ -101,7 +102,7 @@ def flipped_conv(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     return conv(e, dy, w, None, Window((1,) * rank, spec.dilations, begin, end, g))
 
 
-@lowering("ConvInputGrad", "col2im_gemm", requires=[not_empty, static_kernel])
+@lowering("ConvInputGrad", "col2im_gemm", requires=[not_empty, static_kernel, batch_broadcasts])
 def col2im_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """One MatMul to columns, each tap spread by the stride and added in place; runs for every dtype."""
     return scatter(e, n["dY"], n["W"], x_dims(e, n["X_like"], spec)[1:], spec)

@@ -59,6 +59,13 @@ def static_batch(q: Query) -> str | None:
     return "the batch size is not known and may be zero"
 
 
+def batch_broadcasts(q: Query) -> str | None:
+    """ONNX Runtime refuses to broadcast a matrix against an empty batch; a dtype without convolutions has no choice."""
+    if q.spec.batch is not None or q.dtype not in q.target.conv_dtypes:
+        return None
+    return "the batch size is not known and may be zero"
+
+
 def known_channels(q: Query) -> str | None:
     return None if q.spec.channels is not None else "the number of channels is not known"
 
