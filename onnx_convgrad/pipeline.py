@@ -25,7 +25,7 @@ from onnx_convgrad.passes.training import set_training
 from onnx_convgrad.passes.verify import verify
 from onnx_convgrad.reverse import backward
 
-__all__ = ["GRADIENTS_KEY", "SEEDS_KEY", "AnyModel", "Built", "Job", "Mode", "Names", "build", "complete", "load"]
+__all__ = ["GRADIENTS_KEY", "SEEDS_KEY", "AnyModel", "Built", "Mode", "Names", "Namespace", "build", "complete", "load"]
 
 AnyModel = str | os.PathLike[str] | onnx.ModelProto | ir.Model
 Names = str | Sequence[str]
@@ -100,7 +100,7 @@ def build(
     if mode in ("grad", "hvp"):
         _require_scalar(targets, mode)
     progress("differentiating")
-    job = Job(m, Emitter(graph, opsets=graph.opset_imports, target=machine))
+    job = _Job(m, Emitter(graph, opsets=graph.opset_imports, target=machine))
     results = job.derivatives(mode, sources, targets, seed)
     if mode in ("vjp", "grad", "hvp"):
         del graph.outputs[:]
@@ -138,13 +138,29 @@ def _require_scalar(targets: list[ir.Value], mode: Mode) -> None:
             )
 
 
-class Job:
-    """Seeds, derivatives and the names of the new graph inputs and outputs; clashes get `_1`, `_2`."""
+class Namespace:
+    """The names of values that a graph uses; clashes get `_1`, `_2`."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self.used = {v.name for v in (*graph.inputs, *graph.initializers.values())}
+        self.used.update(v.name for node in graph.all_nodes() for v in node.outputs)
+
+    def claim(self, name: str) -> str:
+        """The name, or the next free one after it; it is taken from now on."""
+        candidate, count = name, 0
+        while candidate in self.used:
+            count += 1
+            candidate = f"{name}_{count}"
+        self.used.add(candidate)
+        return candidate
+
+
+class _Job:
+    """Seeds, derivatives, and the new graph inputs and outputs under names that are free."""
 
     def __init__(self, m: ir.Model, e: Emitter) -> None:
         self.m, self.e = m, e
-        self.used = {v.name for v in (*m.graph.inputs, *m.graph.initializers.values())}
-        self.used.update(v.name for node in m.graph.all_nodes() for v in node.outputs)
+        self.names = Namespace(m.graph)
         self.seeds: dict[str, str] = {}
 
     def derivatives(
@@ -168,12 +184,7 @@ class Job:
 
     def claim(self, value: ir.Value, name: str) -> ir.Value:
         """Give `value` the name, or the next free one after it."""
-        candidate, count = name, 0
-        while candidate in self.used:
-            count += 1
-            candidate = f"{name}_{count}"
-        self.used.add(candidate)
-        value.name = candidate
+        value.name = self.names.claim(name)
         return value
 
     def _input(self, like: ir.Value, suffix: str) -> ir.Value:
