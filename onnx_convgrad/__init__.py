@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from onnx_convgrad import losses, optim
     from onnx_convgrad.api import augment, explain, grad, hvp, jvp, vjp
     from onnx_convgrad.errors import (
         ArgumentError,
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
         RuleContractError,
     )
     from onnx_convgrad.report import Report
+    from onnx_convgrad.training.program import TrainingProgram, build_training
 
 __version__ = "0.1.0"
 
@@ -38,7 +40,10 @@ _HOME = {
         "errors",
     ),
     "Report": "report",
+    **dict.fromkeys(("TrainingProgram", "build_training"), "training.program"),
 }
+
+_MODULES = ("losses", "optim")
 
 __all__ = [
     "ArgumentError",
@@ -49,11 +54,15 @@ __all__ = [
     "ModelError",
     "Report",
     "RuleContractError",
+    "TrainingProgram",
     "augment",
+    "build_training",
     "explain",
     "grad",
     "hvp",
     "jvp",
+    "losses",
+    "optim",
     "vjp",
 ]
 
@@ -61,6 +70,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(importlib.import_module(f"onnx_convgrad.{_HOME[name]}"), name)
+    if name in _MODULES:
+        return importlib.import_module(f"onnx_convgrad.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -1,0 +1,13 @@
+"""Losses of a training program: `onnx_convgrad.build_training(model, loss=onnx_convgrad.losses.CrossEntropy(), ...)`.
+
+Names, options and values are those of PyTorch. A loss can be called with an `Emitter`, an output and a target, so that a
+loss of one's own can be put together from these.
+"""
+
+from __future__ import annotations
+
+from onnx_convgrad.training.cross_entropy import NLL, CrossEntropy
+from onnx_convgrad.training.losses import L1, MSE, BCEWithLogits, Huber, Loss
+from onnx_convgrad.training.terms import Custom, Term
+
+__all__ = ["L1", "MSE", "NLL", "BCEWithLogits", "CrossEntropy", "Custom", "Huber", "Loss", "Term"]

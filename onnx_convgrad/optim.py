@@ -1,0 +1,21 @@
+"""Optimizers and learning-rate schedules of a training program, equal to PyTorch's."""
+
+from __future__ import annotations
+
+from onnx_convgrad.training.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
+from onnx_convgrad.training.schedules import Constant, Cosine, OneCycle, Schedule, Step, Warmup
+
+__all__ = [
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Constant",
+    "Cosine",
+    "OneCycle",
+    "Optimizer",
+    "RMSprop",
+    "Schedule",
+    "Step",
+    "Warmup",
+]

@@ -1,0 +1,1 @@
+"""Training programs: losses, optimizers, and the graphs that put them together."""

@@ -1,0 +1,110 @@
+"""A graph of a training program while it is put together: new inputs with defaults, outputs, names of new nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_convgrad.cost import Target
+from onnx_convgrad.emit import CANONICAL_OPSET, Emitter
+from onnx_convgrad.lowering import Policy
+from onnx_convgrad.parameters import named_values
+from onnx_convgrad.pipeline import Namespace, complete
+from onnx_convgrad.training.manifest import MANIFEST_KEY, Manifest, Port
+
+__all__ = ["Draft", "empty"]
+
+
+def empty(name: str) -> ir.Model:
+    """A model without nodes."""
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": CANONICAL_OPSET}, name=name)
+    return ir.Model(graph, ir_version=10)
+
+
+def name_nodes(nodes: Iterable[ir.Node], prefix: str) -> None:
+    """Name new nodes `<prefix>/<operator>`, with numbers from the second on."""
+    counts: dict[str, int] = {}
+    for node in nodes:
+        counts[node.op_type] = count = counts.get(node.op_type, 0) + 1
+        node.name = f"{prefix}/{node.op_type}" + (f"_{count}" if count > 1 else "")
+
+
+class Draft:
+    """Owns a private copy of a canonical model; `seal` turns it into a finished one."""
+
+    def __init__(self, base: ir.Model, target: Target) -> None:
+        self.base, self.target = base, target
+        self.m = base.clone()
+        self.graph = self.m.graph
+        self.values = named_values(self.graph)
+        self.inputs: list[ir.Value] = list(self.graph.inputs)
+        self.outputs: list[ir.Value] = []
+        self._base_names = Namespace(base.graph).used
+        self.e = Emitter(self.graph, opsets=self.graph.opset_imports, target=target)
+
+    def restart(self) -> None:
+        """Read the order of the nodes anew, after a change in their midst."""
+        self.e = Emitter(self.graph, opsets=self.graph.opset_imports, target=self.target)
+
+    # -- inputs --------------------------------------------------------------------------------------------------------
+
+    def input(self, port: Port, default: np.ndarray | ir.TensorProtocol | None = None) -> ir.Value:
+        """A new input, with the value that it takes when none is fed."""
+        shape = None if port.shape is None else ir.Shape(port.shape)
+        dtype = ir.DataType.from_numpy(np.dtype(port.dtype))
+        value = ir.Value(name=port.name, shape=shape, type=ir.TensorType(dtype))
+        if default is not None:
+            value.const_value = ir.Tensor(default, name=port.name) if isinstance(default, np.ndarray) else default
+            self.graph.register_initializer(value)
+        self.graph.inputs.append(value)  # at once: the emitter must not take a default for a constant
+        self.inputs.append(value)
+        return value
+
+    def feedable(self, name: str) -> ir.Value:
+        """An initializer of the model that becomes an input too, with the stored value as its default."""
+        value = self.values[name]
+        if value not in self.inputs:
+            self.graph.inputs.append(value)
+            self.inputs.append(value)
+        return value
+
+    # -- outputs -------------------------------------------------------------------------------------------------------
+
+    def output(self, value: ir.Value, name: str) -> ir.Value:
+        """Give out `value` under `name`; a value that has a name of its own goes through an Identity."""
+        own = value.name in self._base_names or value in self.outputs
+        if value.name != name and own:
+            value = self.copy(value)
+        value.name = name
+        self.outputs.append(value)
+        return value
+
+    def copy(self, value: ir.Value) -> ir.Value:
+        """The value again, as the result of a node."""
+        node = ir.Node("", "Identity", [value], num_outputs=1)
+        self.e.place(node)
+        return self.e.typed(node.outputs[0], value)
+
+    # -- nodes ---------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def named(self, prefix: str) -> Iterator[None]:
+        """Nodes emitted inside are named `<prefix>/<operator>`, with numbers."""
+        start = len(self.e.emitted)
+        yield
+        name_nodes(self.e.emitted[start:], prefix)
+
+    def seal(self, policy: Policy, manifest: Manifest) -> ir.Model:
+        """Lower, verify and return the model."""
+        graph = self.graph
+        del graph.outputs[:]
+        graph.outputs.extend(self.outputs)
+        del graph.inputs[:]
+        order = {name: i for i, name in reversed(list(enumerate(manifest.inputs())))}
+        graph.inputs.extend(sorted(self.inputs, key=lambda v: order[v.name or ""]))
+        complete(self.m, self.base, self.target, policy)
+        self.m.metadata_props[MANIFEST_KEY] = manifest.to_json()
+        return self.m

@@ -1,0 +1,209 @@
+"""The graphs of a training program, each built on a copy of the canonical model."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_convgrad.emit import Emitter
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.reverse import backward
+from onnx_convgrad.training import modes
+from onnx_convgrad.training.draft import Draft, empty
+from onnx_convgrad.training.losses import reduce
+from onnx_convgrad.training.manifest import Manifest, Port, State
+from onnx_convgrad.training.optim import Clock, Moving, clip
+from onnx_convgrad.training.plan import Plan, manifest
+
+__all__ = ["PARTS", "Builder", "Part"]
+
+Part = Literal["step", "gradients", "update", "evaluate"]
+
+PARTS: tuple[Part, ...] = ("step", "gradients", "update", "evaluate")
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """What the forward pass gives: the loss, its terms, the next running statistics by name."""
+
+    loss: ir.Value
+    terms: tuple[ir.Value, ...]
+    statistics: dict[str, ir.Value]
+
+
+@dataclass(frozen=True, slots=True)
+class Differentiated:
+    """A draft with the forward and the backward pass; gradients by parameter."""
+
+    draft: Draft
+    forward: Forward
+    gradients: dict[str, ir.Value]
+
+
+class Builder:
+    """Builds the parts of a plan on demand. Parameters that the loss does not depend on are left out, with a warning."""
+
+    def __init__(self, plan: Plan, options: dict[str, Any]) -> None:
+        self.plan = plan
+        self.manifest: Manifest = manifest(plan, options)
+        first = self._differentiate()
+        missing = [repr(name) for name in plan.parameters if name not in first.gradients]
+        if len(missing) == len(plan.parameters):
+            raise ArgumentError("The loss does not depend on any of the parameters.")
+        if missing:
+            listed = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+            warnings.warn(f"Not trained, since the loss does not depend on it: {listed}.", UserWarning, stacklevel=4)
+            self.plan = replace(plan, parameters=tuple(n for n in plan.parameters if n in first.gradients))
+            self.manifest = manifest(self.plan, options)
+        self._first: Differentiated | None = first
+
+    def build(self, part: Part) -> ir.Model:
+        """One graph of the program."""
+        draft: Draft = getattr(self, f"_{part}")()
+        return draft.seal(self.plan.policy, self.manifest)
+
+    # -- parts ---------------------------------------------------------------------------------------------------------
+
+    def _step(self) -> Draft:
+        done = self._first or self._differentiate()
+        self._first = None  # a draft is sealed once
+        draft = done.draft
+        moving = {entry.name for entry in self.manifest.moving()}
+        draft.inputs = [v for v in draft.inputs if not v.is_initializer() or v.name in moving]
+        rate = draft.input(self.manifest.learning_rate, self._rate())
+        state = {s.name: self._stored(draft, s) for s in self.manifest.state if s.kind == "optimizer"}
+        parameters = {p.name: draft.values[p.name] for p in self.manifest.parameters}
+        moved = self._move(draft, parameters, done.gradients, state, rate)
+        self._give_forward(draft, done.forward)
+        self._give_next(draft, {**moved, **done.forward.statistics})
+        return draft
+
+    def _gradients(self) -> Draft:
+        done = self._differentiate()
+        self._give_forward(done.draft, done.forward)
+        for p in self.manifest.parameters:
+            done.draft.output(done.gradients[p.name], p.gradient)
+        self._give_next(done.draft, done.forward.statistics)
+        return done.draft
+
+    def _evaluate(self) -> Draft:
+        draft = Draft(self.plan.base, self.plan.machine)
+        self._give_forward(draft, self._forward(draft, training=False))
+        return draft
+
+    def _update(self) -> Draft:
+        draft = Draft(empty("update"), self.plan.machine)
+        rate = draft.input(self.manifest.learning_rate, self._rate())
+        stored = self.plan.base.graph.initializers
+        parameters, gradients = {}, {}
+        for p in self.manifest.parameters:
+            tensor = stored[p.name].const_value
+            parameters[p.name] = draft.input(Port(p.name, p.dtype, p.shape), tensor)
+        for p in self.manifest.parameters:
+            gradients[p.name] = draft.input(Port(p.gradient, p.dtype, p.shape))
+        state = {s.name: self._stored(draft, s) for s in self.manifest.state if s.kind == "optimizer"}
+        self._give_next(draft, self._move(draft, parameters, gradients, state, rate))
+        return draft
+
+    # -- pieces --------------------------------------------------------------------------------------------------------
+
+    def _differentiate(self) -> Differentiated:
+        draft = Draft(self.plan.base, self.plan.machine)
+        forward = self._forward(draft, training=True)
+        sources = {name: draft.values[name] for name in self.plan.parameters}
+        found = backward(draft.e, {forward.loss: draft.e.full_like(forward.loss, 1)}, dict.fromkeys(sources.values()))
+        return Differentiated(draft, forward, {name: found[v] for name, v in sources.items() if v in found})
+
+    def _forward(self, draft: Draft, *, training: bool) -> Forward:
+        """The model in training or inference mode, and the loss."""
+        plan = self.plan
+        targets = {port.name: draft.input(port) for port in self.manifest.targets}
+        for name in (*plan.parameters, *plan.statistics()):
+            draft.feedable(name)
+        statistics: dict[str, ir.Value] = {}
+        if training:
+            frozen = plan.frozen
+            statistics = modes.training_mode(draft.graph, lambda n: n.name in frozen, unbiased=plan.unbiased)
+        else:
+            modes.inference_mode(draft.graph)
+        draft.restart()
+        e = draft.e
+        by_name = dict(zip(dict.fromkeys(t.target for t in plan.terms if t.has_target), targets.values(), strict=True))
+        values = []
+        with draft.named("loss"):
+            for term in plan.terms:
+                y = draft.values[term.output or ""]
+                operands = (by_name[term.target],) if term.has_target else ()
+                values.append(y if term.loss is None else term.loss(e, y, *operands))
+            total = _total(e, values, [t.weight for t in plan.terms])
+        return Forward(total, tuple(values), statistics)
+
+    def _move(
+        self,
+        draft: Draft,
+        parameters: Mapping[str, ir.Value],
+        gradients: Mapping[str, ir.Value],
+        state: Mapping[str, ir.Value],
+        rate: ir.Value,
+    ) -> dict[str, ir.Value]:
+        """Emit the optimizer; the next value of every parameter and of its state, by name."""
+        e, optimizer = draft.e, self.plan.optimizer
+        slots: dict[str, dict[str, str]] = {}
+        counter = ""
+        for s in self.manifest.state:
+            if s.kind == "optimizer" and s.of is not None:
+                slots.setdefault(s.of, {})[s.slot or ""] = s.name
+            elif s.slot == "step":
+                counter = s.name
+        following: dict[str, ir.Value] = {}
+        with draft.named("step"):
+            clipped = clip(e, gradients, optimizer)
+            following[counter] = e.add(state[counter], 1)
+        clock = Clock(e, state[counter], rate)
+        for name, parameter in parameters.items():
+            rule, share = optimizer.of(name)
+            own = {slot: state[key] for slot, key in slots.get(name, {}).items()}
+            with draft.named(f"{name}/{type(rule).__name__}"):
+                moved, next_state = rule.step(Moving(e, parameter, clipped[name], own, clock, share))
+            following[name] = moved
+            following.update({slots[name][slot]: value for slot, value in next_state.items()})
+        return following
+
+    def _give_forward(self, draft: Draft, forward: Forward) -> None:
+        m = self.manifest
+        draft.output(forward.loss, m.loss)
+        for name, value in zip(m.terms, forward.terms, strict=False):
+            draft.output(value, name)
+        results = {v.name: draft.graph.outputs[i] for i, v in enumerate(self.plan.base.graph.outputs)}
+        for name in m.outputs:
+            draft.output(results[name], name)
+
+    def _give_next(self, draft: Draft, following: Mapping[str, ir.Value]) -> None:
+        """The next values, in the order of the manifest."""
+        for entry in self.manifest.moving():
+            if entry.name in following:
+                draft.output(following[entry.name], entry.next)
+
+    def _stored(self, draft: Draft, s: State) -> ir.Value:
+        """The input of a state, with the value that it begins with."""
+        start = 0.0 if s.of is None else self.plan.optimizer.of(s.of)[0].state()[s.slot or ""]
+        shape = tuple(d for d in s.shape or () if isinstance(d, int))
+        return draft.input(Port(s.name, s.dtype, s.shape), np.full(shape, start, s.dtype))
+
+    def _rate(self) -> np.ndarray:
+        return np.asarray(self.manifest.optimizer["lr"], np.float32)
+
+
+def _total(e: Emitter, values: list[ir.Value], weights: list[float]) -> ir.Value:
+    """The weighted sum of the terms; several are summed over their entries first."""
+    if len(values) == 1:
+        return e.mul(values[0], weights[0])
+    scalars = [reduce(e, v, "sum") for v in values]
+    return e.sum(
+        [e.mul(e.cast(v, scalars[0].dtype or ir.DataType.FLOAT), w) for v, w in zip(scalars, weights, strict=True)]
+    )

@@ -1,0 +1,133 @@
+"""Training programs: the graphs with which any ONNX Runtime trains a model.
+
+`step` is the whole of one training step in one graph. `gradients` and `update` are its two halves, for accumulation over
+several batches or over several machines, and `evaluate` is the forward pass in inference mode with the loss.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cached_property
+
+import onnx
+import onnx_ir as ir
+
+from onnx_convgrad.cost import target_named
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.lowering import Choosing, Policy, check_choice
+from onnx_convgrad.passes.canonicalize import InputShapes, canonicalize
+from onnx_convgrad.pipeline import AnyModel, Names, load
+from onnx_convgrad.registry import check_names
+from onnx_convgrad.training.manifest import Manifest
+from onnx_convgrad.training.optim import Optimizer
+from onnx_convgrad.training.parts import PARTS, Builder, Part
+from onnx_convgrad.training.plan import Plan, frozen_nodes, output_names, parameter_names
+from onnx_convgrad.training.terms import LossLike, resolve
+
+__all__ = ["TrainingProgram", "build_training"]
+
+
+class TrainingProgram:
+    """The graphs of a training program, and the manifest that says what their inputs and outputs are.
+
+    Every parameter, every state and the learning rate has the stored value as its default, so that `step` runs with data
+    and target alone. Feed each `next` output to the input it belongs to in the following step.
+    """
+
+    def __init__(self, manifest: Manifest, source: Callable[[Part], ir.Model]) -> None:
+        self.manifest = manifest
+        self._source = source
+        self._models: dict[Part, ir.Model] = {}
+
+    def model(self, part: Part) -> ir.Model:
+        """A graph as an onnx_ir model, built when first asked for; weights are shared with the other graphs."""
+        check_names([part], PARTS, "part")
+        if part not in self._models:
+            self._models[part] = self._source(part)
+        return self._models[part]
+
+    @cached_property
+    def step(self) -> onnx.ModelProto:
+        """data, targets, learning_rate, parameters, state -> loss, outputs, next parameters, next state."""
+        return ir.to_proto(self.model("step"))
+
+    @cached_property
+    def gradients(self) -> onnx.ModelProto:
+        """data, targets, parameters, statistics -> loss, outputs, gradients, next statistics."""
+        return ir.to_proto(self.model("gradients"))
+
+    @cached_property
+    def update(self) -> onnx.ModelProto:
+        """learning_rate, parameters, gradients, optimizer state -> next parameters, next optimizer state."""
+        return ir.to_proto(self.model("update"))
+
+    @cached_property
+    def evaluate(self) -> onnx.ModelProto:
+        """data, targets, parameters, statistics -> loss, outputs, in inference mode."""
+        return ir.to_proto(self.model("evaluate"))
+
+    def __repr__(self) -> str:
+        m = self.manifest
+        count = sum(math.prod(d for d in p.shape or () if isinstance(d, int)) for p in m.parameters)
+        name = m.optimizer.get("name")
+        return f"<TrainingProgram: {len(m.parameters)} parameters of {count:,} numbers, {name}, loss {m.loss!r}>"
+
+
+def build_training(
+    model: AnyModel,
+    *,
+    loss: LossLike,
+    optimizer: Optimizer,
+    wrt: Names = "parameters",
+    freeze: Names = (),
+    outputs: Names | None = None,
+    freeze_statistics: bool | Names = False,
+    unbiased_variance: bool = True,
+    target: str = "cpu",
+    lowering: Choosing = "auto",
+    input_shapes: InputShapes | None = None,
+) -> TrainingProgram:
+    """Turn an inference model into a training program.
+
+    Args:
+        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        loss: A name (`"mse"`, `"l1"`, `"huber"`, `"cross_entropy"`, `"nll"`, `"bce_with_logits"`), a member of
+            `onnx_convgrad.losses`, the name of a scalar that the model computes itself, a function
+            `(emitter, output, target) -> value`; or several, as `{output: loss or (weight, loss)}`.
+        optimizer: A member of `onnx_convgrad.optim`.
+        wrt: The parameters to train: `"parameters"`, or names and globs of initializers.
+        freeze: Names and globs of parameters to leave as they are.
+        outputs: Names and globs of the model's outputs that the graphs give out; all by default.
+        freeze_statistics: Keep BatchNormalization in inference mode: all, or those that have the name, or a statistic or
+            parameter of the name; globs match too.
+        unbiased_variance: Running variances average variances over n - 1 entries, as in PyTorch, instead of n.
+        target: `"cpu"`, `"cuda"`, `"web"` or `"portable"`.
+        lowering: `"auto"`, or a mapping from gradient operator (or node name) to the name of a lowering.
+        input_shapes: Shapes that replace those declared by the graph's inputs.
+
+    Raises:
+        ArgumentError: An unknown name or option.
+        ModelError: The model cannot be read or brought to opset 21.
+        DifferentiationError: Some nodes cannot be differentiated; all are listed.
+        LoweringError: No lowering applies to a convolution, or the forced one does not.
+    """
+    machine = target_named(target)
+    check_choice(lowering)
+    if not isinstance(optimizer, Optimizer):
+        raise ArgumentError(f"optimizer must be a member of onnx_convgrad.optim, not {optimizer!r}.")
+    base = canonicalize(load(model), input_shapes)
+    given = output_names(base.graph, outputs)
+    plan = Plan(
+        base=base,
+        machine=machine,
+        policy=Policy(lowering, training=True),
+        terms=resolve(base.graph, loss, None if outputs is None else given),
+        optimizer=optimizer,
+        parameters=parameter_names(base.graph, wrt, freeze),
+        outputs=given,
+        frozen=frozen_nodes(base.graph, freeze_statistics),
+        unbiased=unbiased_variance,
+    )
+    builder = Builder(plan, {"target": target, "unbiased_variance": unbiased_variance})
+    return TrainingProgram(builder.manifest, builder.build)

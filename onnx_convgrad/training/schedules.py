@@ -1,0 +1,151 @@
+"""Learning-rate schedules: step number -> learning rate, evaluated outside the graph.
+
+A schedule is a frozen value that can be called with the number of optimizer steps done so far. The program takes the
+result as its input `learning_rate`, so that one graph serves every schedule. The formulas are those of
+`torch.optim.lr_scheduler`, in closed form.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+from onnx_convgrad.errors import ArgumentError
+
+__all__ = ["Constant", "Cosine", "OneCycle", "Schedule", "Step", "Warmup"]
+
+
+class Schedule(ABC):
+    """A learning rate that depends on the step."""
+
+    @abstractmethod
+    def __call__(self, step: int) -> float:
+        """The learning rate of the step after `step` finished ones; `step` counts from 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constant(Schedule):
+    """The same learning rate throughout."""
+
+    lr: float
+
+    def __post_init__(self) -> None:
+        positive(self.lr, "lr")
+
+    def __call__(self, step: int) -> float:  # noqa: ARG002 - the signature of every schedule
+        return self.lr
+
+
+@dataclass(frozen=True, slots=True)
+class Step(Schedule):
+    """`lr gamma^floor(step / step_size)`; with `milestones`, `gamma` to the number of milestones reached."""
+
+    lr: float
+    step_size: int = 0
+    gamma: float = 0.1
+    milestones: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        positive(self.lr, "lr")
+        if bool(self.step_size) == bool(self.milestones) or self.step_size < 0:
+            raise ArgumentError("A Step schedule takes either step_size (at least 1) or milestones.")
+        object.__setattr__(self, "milestones", tuple(sorted(self.milestones)))
+
+    def __call__(self, step: int) -> float:
+        drops = step // self.step_size if self.step_size else sum(step >= m for m in self.milestones)
+        return float(self.lr * self.gamma**drops)
+
+
+@dataclass(frozen=True, slots=True)
+class Cosine(Schedule):
+    """Half a cosine from `lr` down to `minimum` in `steps` steps, and `minimum` from there on."""
+
+    lr: float
+    steps: int
+    minimum: float = 0.0
+
+    def __post_init__(self) -> None:
+        positive(self.lr, "lr")
+        whole(self.steps, "steps")
+
+    def __call__(self, step: int) -> float:
+        share = min(step, self.steps) / self.steps
+        return self.minimum + (self.lr - self.minimum) * (1 + math.cos(math.pi * share)) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Warmup(Schedule):
+    """Linear warm-up: `start` times the schedule's first rate, growing to all of it in `steps` steps; then the schedule.
+
+    The schedule that follows begins where the warm-up ends, so a `Cosine` of n steps takes n steps more.
+    """
+
+    schedule: Schedule | float
+    steps: int
+    start: float = 0.0
+
+    def __post_init__(self) -> None:
+        whole(self.steps, "steps")
+        if not 0 <= self.start <= 1:
+            raise ArgumentError(f"start must be between 0 and 1, not {self.start!r}.")
+        object.__setattr__(self, "schedule", as_schedule(self.schedule))
+
+    def __call__(self, step: int) -> float:
+        schedule = as_schedule(self.schedule)
+        if step >= self.steps:
+            return schedule(step - self.steps)
+        return schedule(0) * (self.start + (1 - self.start) * step / self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class OneCycle(Schedule):
+    """Up from `lr / div` to `lr` in the first `rise` of all steps, then down to `lr / (div * final_div)`.
+
+    Smith and Topin, "Super-convergence" (2019), in PyTorch's two-phase form; momentum is not cycled.
+    """
+
+    lr: float
+    steps: int
+    rise: float = 0.3
+    div: float = 25.0
+    final_div: float = 1e4
+    anneal: Literal["cos", "linear"] = "cos"
+
+    def __post_init__(self) -> None:
+        positive(self.lr, "lr")
+        whole(self.steps, "steps")
+        if not 0 < self.rise < 1:
+            raise ArgumentError(f"rise must be between 0 and 1, not {self.rise!r}.")
+        if self.anneal not in ("cos", "linear"):
+            raise ArgumentError(f"anneal must be 'cos' or 'linear', not {self.anneal!r}.")
+
+    def __call__(self, step: int) -> float:
+        first, last = self.lr / self.div, self.lr / self.div / self.final_div
+        top = self.rise * self.steps - 1
+        if step <= top:
+            return self._blend(first, self.lr, step / top if top > 0 else 1.0)
+        return self._blend(self.lr, last, min(1.0, (step - top) / max(self.steps - 1 - top, 1.0)))
+
+    def _blend(self, start: float, end: float, share: float) -> float:
+        if self.anneal == "linear":
+            return start + (end - start) * share
+        return end + (start - end) * (1 + math.cos(math.pi * share)) / 2
+
+
+def as_schedule(lr: Schedule | float) -> Schedule:
+    """A number as a constant schedule."""
+    return lr if isinstance(lr, Schedule) else Constant(lr)
+
+
+def positive(number: float, name: str) -> None:
+    """Refuse what is not a finite number of at least 0."""
+    if not 0 <= number < math.inf:
+        raise ArgumentError(f"{name} must be at least 0, not {number!r}.")
+
+
+def whole(number: int, name: str) -> None:
+    """Refuse a count below 1."""
+    if number < 1:
+        raise ArgumentError(f"{name} must be at least 1, not {number!r}.")
