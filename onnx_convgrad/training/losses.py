@@ -71,11 +71,12 @@ def wide(e: Emitter, value: ir.Value) -> ir.Value:
 
 def reduce(e: Emitter, value: ir.Value, reduction: Reduction, count: ir.Value | None = None) -> ir.Value:
     """The value reduced over all its axes; a mean divides by `count` where that is given."""
-    if reduction == "none" or (value.shape is not None and not value.shape):
+    scalar = value.shape is not None and not value.shape
+    if reduction == "none" or (scalar and count is None):
         return value
     if reduction == "mean" and count is None:
         return e.op("ReduceMean", value, keepdims=0)
-    total = e.op("ReduceSum", value, keepdims=0)
+    total = value if scalar else e.op("ReduceSum", value, keepdims=0)
     return total if reduction == "sum" or count is None else e.div(total, count)
 
 
