@@ -341,8 +341,8 @@ class Adagrad(Optimizer):
         return _descend(p, p.parameter, e.mul(e.div(g, e.add(e.op("Sqrt", total), self.eps)), rate)), {"sum": total}
 
 
-def clip(e: Emitter, gradients: Mapping[str, ir.Value], optimizer: Optimizer) -> dict[str, ir.Value]:
-    """The gradients, clipped as the optimizer says; norms are taken in float32."""
+def prepared(e: Emitter, gradients: Mapping[str, ir.Value], optimizer: Optimizer) -> dict[str, ir.Value]:
+    """The gradients as the update rules take them: clipped, norms being taken in float32, and towards the optimum."""
     clipped = dict(gradients)
     if optimizer.clip_value is not None:
         limit = optimizer.clip_value
@@ -351,7 +351,7 @@ def clip(e: Emitter, gradients: Mapping[str, ir.Value], optimizer: Optimizer) ->
         norm = joint_norm(e, list(clipped.values()))
         factor = e.op("Min", e.div(e.scalar(optimizer.clip_norm, norm), e.add(norm, 1e-6)), e.scalar(1, norm))
         clipped = {k: e.mul(g, e.cast(factor, g.dtype or ir.DataType.FLOAT)) for k, g in clipped.items()}
-    return clipped
+    return {k: e.neg(g) if optimizer.of(k)[0].maximize else g for k, g in clipped.items()}
 
 
 def joint_norm(e: Emitter, values: list[ir.Value]) -> ir.Value:

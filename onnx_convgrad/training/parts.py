@@ -17,7 +17,7 @@ from onnx_convgrad.training import modes
 from onnx_convgrad.training.draft import Draft, empty
 from onnx_convgrad.training.losses import reduce
 from onnx_convgrad.training.manifest import Manifest, Port, State
-from onnx_convgrad.training.optim import Clock, Moving, clip
+from onnx_convgrad.training.optim import Clock, Moving, prepared
 from onnx_convgrad.training.plan import Plan, manifest
 
 __all__ = ["PARTS", "Builder", "Part"]
@@ -162,7 +162,7 @@ class Builder:
                 counter = s.name
         following: dict[str, ir.Value] = {}
         with draft.named("step"):
-            clipped = clip(e, gradients, optimizer)
+            clipped = prepared(e, gradients, optimizer)
             following[counter] = e.add(state[counter], 1)
         clock = Clock(e, state[counter], rate)
         for name, parameter in parameters.items():

@@ -21,7 +21,7 @@ from onnx_convgrad.training.modes import batch_normalizations
 from onnx_convgrad.training.optim import Optimizer
 from onnx_convgrad.training.terms import Term
 
-__all__ = ["Plan", "frozen_nodes", "manifest", "output_names", "parameter_names"]
+__all__ = ["Plan", "check_groups", "frozen_nodes", "manifest", "output_names", "parameter_names"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +70,11 @@ def parameter_names(graph: ir.Graph, wrt: Names, freeze: Names) -> tuple[str, ..
     if not names:
         raise ArgumentError("Every parameter is frozen: there is nothing to train.")
     return names
+
+
+def check_groups(optimizer: Optimizer, parameters: Sequence[str]) -> None:
+    """Refuse a group without parameters."""
+    _matching(tuple(optimizer.groups), parameters, "parameter in groups:")
 
 
 def output_names(graph: ir.Graph, outputs: Names | None) -> tuple[str, ...]:

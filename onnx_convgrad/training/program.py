@@ -22,7 +22,7 @@ from onnx_convgrad.registry import check_names
 from onnx_convgrad.training.manifest import Manifest
 from onnx_convgrad.training.optim import Optimizer
 from onnx_convgrad.training.parts import PARTS, Builder, Part
-from onnx_convgrad.training.plan import Plan, frozen_nodes, output_names, parameter_names
+from onnx_convgrad.training.plan import Plan, check_groups, frozen_nodes, output_names, parameter_names
 from onnx_convgrad.training.terms import LossLike, resolve
 
 __all__ = ["TrainingProgram", "build_training"]
@@ -117,6 +117,8 @@ def build_training(
     if not isinstance(optimizer, Optimizer):
         raise ArgumentError(f"optimizer must be a member of onnx_convgrad.optim, not {optimizer!r}.")
     base = canonicalize(load(model), input_shapes)
+    parameters = parameter_names(base.graph, wrt, freeze)
+    check_groups(optimizer, parameters)
     given = output_names(base.graph, outputs)
     plan = Plan(
         base=base,
@@ -124,7 +126,7 @@ def build_training(
         policy=Policy(lowering, training=True),
         terms=resolve(base.graph, loss, None if outputs is None else given),
         optimizer=optimizer,
-        parameters=parameter_names(base.graph, wrt, freeze),
+        parameters=parameters,
         outputs=given,
         frozen=frozen_nodes(base.graph, freeze_statistics),
         unbiased=unbiased_variance,

@@ -1,0 +1,300 @@
+"""Optimizers, clipping, groups and schedules against those of PyTorch, step for step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+import onnx_convgrad as og
+from onnx_convgrad import optim
+from onnx_convgrad.runtime import session
+
+SHAPES = {"layer1.weight": (3, 4), "layer1.bias": (4,), "layer2.weight": (4, 2), "layer2.bias": (2,)}
+STEPS = 100
+
+
+@cache
+def start() -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(0)
+    return {name: generator.standard_normal(shape).astype(np.float32) for name, shape in SHAPES.items()}
+
+
+def network(dtype: type = np.float32) -> onnx.ModelProto:
+    """Two layers, with stored parameters."""
+    stored = [numpy_helper.from_array(v.astype(dtype), k) for k, v in start().items()]
+    nodes = [
+        helper.make_node("Gemm", ["x", "layer1.weight", "layer1.bias"], ["h"], name="layer1"),
+        helper.make_node("Tanh", ["h"], ["a"], name="tanh"),
+        helper.make_node("Gemm", ["a", "layer2.weight", "layer2.bias"], ["y"], name="layer2"),
+    ]
+    element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    x, y = (helper.make_tensor_value_info(name, element, ["N", size]) for name, size in (("x", 3), ("y", 2)))
+    graph = helper.make_graph(nodes, "network", [x], [y], stored)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def gradients(step: int) -> dict[str, np.ndarray]:
+    """The gradients of one step, of very different sizes."""
+    generator = np.random.default_rng(1000 + step)
+    return {name: (0.1 * generator.standard_normal(shape)).astype(np.float32) for name, shape in SHAPES.items()}
+
+
+def ours(optimizer: optim.Optimizer, rates: list[float] | None = None) -> list[dict[str, np.ndarray]]:
+    """The parameters after each step of the program's `update`."""
+    program = og.build_training(network(), loss="mse", optimizer=optimizer)
+    m = program.manifest
+    live = session(program.update)
+    names = [o.name for o in live.get_outputs()]
+    following = [(entry.name, entry.next) for entry in m.moving()]
+    feeds: dict[str, np.ndarray] = {}
+    trace = []
+    for step in range(STEPS):
+        given = gradients(step)
+        feeds |= {p.gradient: given[p.name] for p in m.parameters}
+        if rates is not None:
+            feeds[m.learning_rate.name] = np.asarray(rates[step], np.float32)
+        results = dict(zip(names, live.run(names, feeds), strict=True))
+        feeds |= {name: results[after] for name, after in following}
+        trace.append({p.name: results[p.next] for p in m.parameters})
+    return trace
+
+
+def theirs(
+    make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer],
+    options: Callable[[str], dict[str, Any]] = lambda _: {},
+    clip: Callable[[list[torch.Tensor]], Any] = lambda _: None,
+    schedule: Callable[[torch.optim.Optimizer], Any] | None = None,
+) -> list[dict[str, np.ndarray]]:
+    parameters = {name: torch.tensor(v, dtype=torch.float64, requires_grad=True) for name, v in start().items()}
+    optimizer = make([{"params": [p], **options(name)} for name, p in parameters.items()])
+    scheduler = schedule(optimizer) if schedule else None
+    trace = []
+    for step in range(STEPS):
+        for name, gradient in gradients(step).items():
+            parameters[name].grad = torch.tensor(gradient, dtype=torch.float64)
+        clip(list(parameters.values()))
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+        trace.append({name: p.detach().numpy().copy() for name, p in parameters.items()})
+    return trace
+
+
+def close(got: list[dict[str, np.ndarray]], want: list[dict[str, np.ndarray]]) -> None:
+    assert len(got) == len(want) == STEPS
+    for step, (a, b) in enumerate(zip(got, want, strict=True)):
+        for name in SHAPES:
+            error = np.linalg.norm(a[name] - b[name]) / np.linalg.norm(b[name])
+            assert error <= 1e-5, f"step {step}: {name} is off by {error:.1e}"
+    assert any(not np.allclose(got[-1][name], start()[name]) for name in SHAPES), "nothing moved"
+
+
+RULES = [
+    ("SGD", {"lr": 0.1}),
+    ("SGD", {"lr": 0.1, "momentum": 0.9}),
+    ("SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}),
+    ("SGD", {"lr": 0.1, "momentum": 0.9, "dampening": 0.3}),
+    ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
+    ("SGD", {"lr": 0.1, "weight_decay": 0.1}),
+    ("SGD", {"lr": 0.1, "maximize": True, "momentum": 0.5, "weight_decay": 0.01}),
+    ("Adam", {}),
+    ("Adam", {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-3}),
+    ("Adam", {"lr": 0.01, "weight_decay": 0.1}),
+    ("Adam", {"lr": 0.01, "amsgrad": True}),
+    ("Adam", {"lr": 0.01, "betas": (0.0, 0.9)}),
+    ("Adam", {"lr": 0.01, "maximize": True, "weight_decay": 0.1}),
+    ("AdamW", {}),
+    ("AdamW", {"lr": 0.01, "weight_decay": 0.1, "amsgrad": True}),
+    ("AdamW", {"lr": 0.01, "weight_decay": 0}),
+    ("RMSprop", {}),
+    ("RMSprop", {"momentum": 0.9, "alpha": 0.9}),
+    ("RMSprop", {"centered": True, "weight_decay": 0.01}),
+    ("RMSprop", {"centered": True, "momentum": 0.5, "eps": 1e-4}),
+    ("Adagrad", {}),
+    ("Adagrad", {"lr": 0.1, "lr_decay": 0.1, "weight_decay": 0.01}),
+    ("Adagrad", {"initial_accumulator_value": 0.5, "eps": 1e-3}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), RULES, ids=str)
+def test_a_hundred_steps(name: str, options: dict[str, Any]) -> None:
+    close(ours(getattr(optim, name)(**options)), theirs(lambda groups: getattr(torch.optim, name)(groups, **options)))
+
+
+def test_options_by_group() -> None:
+    """Later globs win; a rate of one's own keeps its ratio to the common one."""
+    optimizer = optim.SGD(
+        lr=0.1,
+        momentum=0.9,
+        weight_decay=0.01,
+        groups={
+            "*.bias": {"weight_decay": 0.0, "momentum": 0.0},
+            "layer2.*": {"lr": 0.02},
+            "layer2.bias": {"lr": 0.03},
+        },
+    )
+
+    def options(name: str) -> dict[str, Any]:
+        own: dict[str, Any] = {"weight_decay": 0.0, "momentum": 0.0} if name.endswith("bias") else {}
+        return own | {"layer2.weight": {"lr": 0.02}, "layer2.bias": {"lr": 0.03}}.get(name, {})
+
+    def make(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(groups, lr=0.1, momentum=0.9, weight_decay=0.01)
+
+    close(ours(optimizer), theirs(make, options))
+    halving = [0.1 * 0.5 ** (i // 10) for i in range(STEPS)]
+    want = theirs(make, options, schedule=lambda o: torch.optim.lr_scheduler.StepLR(o, 10, 0.5))
+    close(ours(optimizer, halving), want)
+
+
+@pytest.mark.parametrize("limit", [0.05, 0.5, 100.0])
+def test_clipping_by_norm(limit: float) -> None:
+    want = theirs(
+        lambda groups: torch.optim.Adam(groups, lr=0.01, eps=1e-2),
+        clip=lambda parameters: torch.nn.utils.clip_grad_norm_(parameters, limit),
+    )
+    close(ours(optim.Adam(lr=0.01, eps=1e-2, clip_norm=limit)), want)
+
+
+def test_clipping_by_value() -> None:
+    want = theirs(
+        lambda groups: torch.optim.SGD(groups, lr=0.1),
+        clip=lambda parameters: torch.nn.utils.clip_grad_value_(parameters, 0.05),
+    )
+    close(ours(optim.SGD(lr=0.1, clip_value=0.05)), want)
+
+
+def test_both_kinds_of_clipping() -> None:
+    def clip(parameters: list[torch.Tensor]) -> None:
+        torch.nn.utils.clip_grad_value_(parameters, 0.05)
+        torch.nn.utils.clip_grad_norm_(parameters, 0.1)
+
+    want = theirs(lambda groups: torch.optim.SGD(groups, lr=0.1), clip=clip)
+    close(ours(optim.SGD(lr=0.1, clip_value=0.05, clip_norm=0.1)), want)
+
+
+def test_state_is_that_of_pytorch() -> None:
+    """Names and contents of the state, so that it can be exchanged."""
+    program = og.build_training(network(), loss="mse", optimizer=optim.Adam(amsgrad=True))
+    slots = {s.slot for s in program.manifest.state if s.of == "layer1.weight"}
+    parameter = torch.tensor(start()["layer1.weight"], requires_grad=True)
+    optimizer = torch.optim.Adam([parameter], amsgrad=True)
+    parameter.grad = torch.tensor(gradients(0)["layer1.weight"])
+    optimizer.step()
+    (state,) = optimizer.state.values()
+    assert slots == set(state) - {"step"}
+    live = session(program.update)
+    by_name = {p.gradient: gradients(0)[p.name] for p in program.manifest.parameters}
+    for s in program.manifest.state:
+        if s.of == "layer1.weight":
+            (got,) = live.run([s.next], by_name)
+            np.testing.assert_allclose(got, state[s.slot].numpy(), rtol=1e-6)
+        elif s.slot == "step":
+            assert live.run([s.next], by_name)[0] == 1
+
+
+def test_float64_parameters() -> None:
+    program = og.build_training(network(np.float64), loss="mse", optimizer=optim.AdamW(lr=0.01))
+    given = {p.gradient: gradients(0)[p.name].astype(np.float64) for p in program.manifest.parameters}
+    live = session(program.update)
+    (got,) = live.run(["layer1.weight_next"], given)
+    parameter = torch.tensor(start()["layer1.weight"], dtype=torch.float64, requires_grad=True)
+    parameter.grad = torch.tensor(gradients(0)["layer1.weight"], dtype=torch.float64)
+    torch.optim.AdamW([parameter], lr=float(np.float32(0.01))).step()
+    np.testing.assert_allclose(got, parameter.detach().numpy(), rtol=1e-9)
+
+
+# -- schedules ---------------------------------------------------------------------------------------------------------
+
+
+def rates(make: Callable[[torch.optim.Optimizer], Any], lr: float, steps: int) -> list[float]:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=lr)
+    scheduler = make(optimizer)
+    found = []
+    for _ in range(steps):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return found
+
+
+LR = torch.optim.lr_scheduler
+
+SCHEDULES: list[tuple[optim.Schedule, Callable[[torch.optim.Optimizer], Any], int]] = [
+    (optim.Constant(0.1), lambda o: LR.ConstantLR(o, 1.0, 10), 20),
+    (optim.Step(0.1, 7, 0.5), lambda o: LR.StepLR(o, 7, 0.5), 40),
+    (optim.Step(0.1, milestones=(10, 15)), lambda o: LR.MultiStepLR(o, [10, 15]), 40),
+    (optim.Cosine(0.1, 30), lambda o: LR.CosineAnnealingLR(o, 30), 31),
+    (optim.Cosine(0.1, 30, minimum=0.01), lambda o: LR.CosineAnnealingLR(o, 30, 0.01), 31),
+    (optim.Warmup(0.1, 10, start=0.1), lambda o: LR.LinearLR(o, 0.1, 1.0, 10), 20),
+    (
+        optim.Warmup(optim.Cosine(0.1, 20), 5, start=0.2),
+        lambda o: LR.SequentialLR(o, [LR.LinearLR(o, 0.2, 1.0, 5), LR.CosineAnnealingLR(o, 20)], [5]),
+        25,
+    ),
+    (optim.OneCycle(0.1, 50), lambda o: LR.OneCycleLR(o, 0.1, total_steps=50), 50),
+    (
+        optim.OneCycle(0.1, 20, rise=0.2, div=10, final_div=100, anneal="linear"),
+        lambda o: LR.OneCycleLR(
+            o, 0.1, total_steps=20, pct_start=0.2, div_factor=10, final_div_factor=100, anneal_strategy="linear"
+        ),
+        20,
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "make", "steps"), SCHEDULES, ids=lambda v: str(v) if isinstance(v, optim.Schedule) else ""
+)
+@pytest.mark.filterwarnings(
+    "ignore::UserWarning"
+)  # PyTorch's SequentialLR calls a method of its own that it deprecates
+def test_schedule(schedule: optim.Schedule, make: Callable[[torch.optim.Optimizer], Any], steps: int) -> None:
+    want = rates(make, 0.1, steps)
+    np.testing.assert_allclose([schedule(i) for i in range(steps)], want, rtol=1e-9, atol=1e-12)
+
+
+def test_a_schedule_gives_the_first_rate() -> None:
+    program = og.build_training(network(), loss="mse", optimizer=optim.SGD(lr=optim.Warmup(0.2, 10, start=0.5)))
+    (stored,) = [t for t in program.step.graph.initializer if t.name == "learning_rate"]
+    assert stored.data_type == TensorProto.FLOAT
+    assert numpy_helper.to_array(stored) == np.float32(0.1)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: optim.SGD(lr=-1), "lr must be at least 0, not -1"),
+        (lambda: optim.SGD(lr=float("nan")), "lr must be at least 0, not nan"),
+        (lambda: optim.SGD(nesterov=True), "nesterov needs a momentum above 0 and no dampening"),
+        (lambda: optim.SGD(momentum=0.9, dampening=0.1, nesterov=True), "nesterov needs a momentum"),
+        (lambda: optim.Adam(betas=(0.9, 1.0)), r"betas\[1\] must be at least 0 and below 1, not 1.0"),
+        (lambda: optim.Adam(clip_norm=0), "clip_norm must be above 0, not 0"),
+        (lambda: optim.Adam(groups={"*": {"momentum": 1}}), r"Unknown option of group '\*': 'momentum'"),
+        (lambda: optim.Adam(groups={"*": {"eps": -1}}), "eps must be at least 0, not -1"),
+        (lambda: optim.Adam(groups={"*": {"lr": optim.Constant(1)}}), "The lr of group '.*' is a schedule"),
+        (lambda: optim.Step(0.1), "takes either step_size"),
+        (lambda: optim.Cosine(0.1, 0), "steps must be at least 1, not 0"),
+        (lambda: optim.OneCycle(0.1, 10, rise=1.0), "rise must be between 0 and 1"),
+        (lambda: optim.OneCycle(0.1, 10, anneal="sine"), "anneal must be 'cos' or 'linear'"),
+        (lambda: optim.Warmup(0.1, 10, start=2), "start must be between 0 and 1"),
+        (
+            lambda: og.build_training(network(), loss="mse", optimizer=optim.SGD(groups={"layer3*": {"lr": 1}})),
+            "Unknown parameter in groups: 'layer3",
+        ),
+        (
+            lambda: og.build_training(network(), loss="mse", optimizer=optim.SGD(lr=0, groups={"*": {"lr": 1}})),
+            "A group has a learning rate of its own",
+        ),
+    ],
+)
+def test_bad_options(build: Callable[[], Any], message: str) -> None:
+    with pytest.raises(og.ArgumentError, match=message):
+        build()
