@@ -1,0 +1,205 @@
+"""Table (a): the gradients of single convolutions, against PyTorch's `convolution_backward`.
+
+    python -m benchmarks.layers                    # all shapes: dX, dW and both at once
+    python -m benchmarks.layers study 1-D          # these groups only
+    python -m benchmarks.layers --all              # every lowering of each gradient: does the cost model choose well?
+    python -m benchmarks.layers --from a.json b.json    # print what --json wrote before
+
+Both sides get the same arrays and threads, and take turns; medians. ms; a ratio above 1 means that we are faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.shapes import LAYERS, Case
+from benchmarks.tables import geometric_mean, ms, save, saved, table
+from onnx_convgrad.api import explain
+from onnx_convgrad.bench.layer import GRADIENTS
+from onnx_convgrad.bench.timing import Turns, default_threads, interleave, lap, machine, machine_text
+from onnx_convgrad.bench.torch_side import TorchSide
+from onnx_convgrad.registry import load_rules
+
+Row = dict[str, Any]
+
+KINDS = {"dX": ("x",), "dW": ("w",), "dX+dW": ("x", "w")}
+FLOOR = 0.4
+"""No shape should be behind by more."""
+
+TOLERANCE = 1.25
+"""A choice is good when it takes at most this times the best."""
+
+
+def against_torch(case: Case, torch: TorchSide, repeats: int) -> Row:
+    """Seconds of both sides for each kind of gradient, and how far their results are apart."""
+    row: Row = {"group": case.group, "layer": str(case.layer), "classes": case.classes, "kinds": {}}
+    for kind, wrt in KINDS.items():
+        ours = case.layer.ours(wrt, torch.threads)
+        seconds = interleave({"torch": torch.side(case.layer, wrt), "ours": Turns(ours)}, repeats=repeats)
+        pairs = zip(ours.outputs().values(), torch.results(), strict=True)
+        error = max(float(np.linalg.norm(a - b) / np.linalg.norm(b)) for a, b in pairs)
+        row["kinds"][kind] = {**seconds, "error": error}
+    return row
+
+
+def every_lowering(case: Case, threads: int, repeats: int) -> list[Row]:
+    """Predicted and measured seconds of every lowering of each gradient operator.
+
+    All are timed roughly; those within twice the fastest, and the chosen one, then once more in turns.
+    """
+    rows = []
+    for choice in explain(case.layer.model(), wrt=["x", "w"]).choices:
+        if choice.op_type not in GRADIENTS:
+            continue
+        operand = GRADIENTS[choice.op_type][0]
+        wrt = {"x": "w", "w": "x"}[operand] if case.layer.transposed else operand
+        predicted = {c.name: c.seconds for c in choice.candidates if c.seconds is not None}
+        runs = {name: case.layer.ours([wrt], threads, {choice.op_type: name}) for name in predicted}
+        for run in runs.values():
+            run()
+        measured = {name: min(lap(run) for _ in range(2)) for name, run in runs.items()}
+        near = {n: runs[n] for n in runs if n == choice.chosen or measured[n] < 2 * min(measured.values())}
+        measured |= interleave({name: Turns(run) for name, run in near.items()}, repeats=repeats)
+        rows.append(
+            {
+                "group": case.group,
+                "layer": str(case.layer),
+                "operator": choice.op_type,
+                "chosen": choice.chosen,
+                "predicted": predicted,
+                "measured": measured,
+            }
+        )
+    return rows
+
+
+# -- what is printed ----------------------------------------------------------------------------------------------------
+
+
+def ratio(row: Row, kind: str) -> float:
+    pair = row["kinds"][kind]
+    return pair["torch"] / pair["ours"]
+
+
+def print_against(rows: Sequence[Row]) -> None:
+    """The table, the means by class of layer, and the shapes that are too far behind."""
+    columns = ["layer (x * w)"]
+    for kind in KINDS:
+        columns += [f"{kind} PyTorch", "ours", "ratio"]
+    for group in dict.fromkeys(row["group"] for row in rows):
+        body = []
+        for row in rows:
+            if row["group"] == group:
+                cells = [row["layer"]]
+                for kind in KINDS:
+                    pair = row["kinds"][kind]
+                    cells += [ms(pair["torch"]), ms(pair["ours"]), f"{ratio(row, kind):.2f}"]
+                body.append(cells)
+        print(f"\n**{group}** (ms)\n\n{table(columns, body)}")
+    print("\nGeometric means of PyTorch's time over ours:\n")
+    classes = ["all", *dict.fromkeys(name for row in rows for name in row["classes"])]
+    body = []
+    for name in classes:
+        members = [row for row in rows if name in ("all", *row["classes"])]
+        means = [f"{geometric_mean(ratio(row, kind) for row in members):.2f}" for kind in KINDS]
+        worst = [f"{min(ratio(row, kind) for row in members):.2f}" for kind in KINDS]
+        body.append([name, str(len(members)), *(cell for pair in zip(means, worst, strict=True) for cell in pair)])
+    print(table(["layers", "number", *(cell for kind in KINDS for cell in (kind, "least"))], body))
+    behind = [(ratio(row, kind), kind, row["layer"]) for row in rows for kind in KINDS if ratio(row, kind) < FLOOR]
+    print(f"\nBelow {FLOOR}: {len(behind)}" + "".join(f"\n- {r:.2f} {kind} {name}" for r, kind, name in sorted(behind)))
+    worst_error = max(row["kinds"][kind]["error"] for row in rows for kind in KINDS)
+    print(f"\nLargest relative difference between the two sides' gradients: {worst_error:.1e}")
+
+
+def loss(row: Row) -> float:
+    """Time of the chosen lowering over that of the fastest."""
+    return row["measured"][row["chosen"]] / min(row["measured"].values())
+
+
+def print_lowerings(rows: Sequence[Row]) -> None:
+    """Per gradient operator: chosen and best, each predicted and measured, the others by measured time; then the verdict."""
+    for operator in GRADIENTS:
+        body = []
+        for row in rows:
+            if row["operator"] != operator:
+                continue
+            measured, predicted = row["measured"], row["predicted"]
+            order = sorted(measured, key=lambda name: measured[name])
+            shown = [f"{name} {ms(measured[name])} ({ms(predicted[name])})" for name in order]
+            body.append([row["layer"], row["chosen"], f"{loss(row):.2f}", "; ".join(shown)])
+        if body:
+            columns = ["layer (x * w)", "chosen", "of best", "measured ms (predicted), fast to slow"]
+            print(f"\n**{operator}**\n\n{table(columns, body)}")
+    for operator in (*GRADIENTS, "both"):
+        some = [row for row in rows if operator in (row["operator"], "both")]
+        if some:
+            good = sum(loss(row) <= TOLERANCE for row in some)
+            print(
+                f"\n{operator}: chosen within {TOLERANCE} of the best for {good} of {len(some)} ({good / len(some):.0%}); "
+                f"geometric mean {geometric_mean(map(loss, some)):.2f}, worst {max(map(loss, some)):.2f}."
+            )
+
+
+# -- the program --------------------------------------------------------------------------------------------------------
+
+
+def chosen_cases(groups: Sequence[str], part: str | None, *, quick: bool) -> list[Case]:
+    known = list(dict.fromkeys(case.group for case in LAYERS))
+    unknown = [group for group in groups if group not in known]
+    if unknown:
+        raise SystemExit(f"No group {unknown[0]!r}; there are: {', '.join(known)}.")
+    cases = [case for case in LAYERS if case.group in (groups or known)]
+    if quick:
+        first = {case.group: case for case in reversed(cases)}
+        cases = [case for case in cases if first[case.group] is case]
+    if part:
+        index, count = map(int, part.split("/"))
+        cases = cases[index - 1 :: count]
+    return cases
+
+
+def measured(cases: Iterable[Case], arguments: argparse.Namespace) -> list[Row]:
+    rows: list[Row] = []
+    with TorchSide(arguments.threads) as torch:
+        for case in cases:
+            print(f"  {case.layer}", file=sys.stderr, flush=True)
+            if arguments.all:
+                rows += every_lowering(case, arguments.threads, arguments.repeat)
+            else:
+                rows.append(against_torch(case, torch, arguments.repeat))
+    return rows
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.layers", description=__doc__.splitlines()[0])
+    parser.add_argument("groups", nargs="*", help="of shapes; all by default")
+    parser.add_argument("--all", action="store_true", help="time every lowering instead")
+    parser.add_argument("--quick", action="store_true", help="one shape of each group, three repeats")
+    parser.add_argument("--part", metavar="I/N", help="every N-th shape, from the I-th on")
+    parser.add_argument("--threads", type=int, default=default_threads())
+    parser.add_argument("--repeat", type=int, default=7)
+    parser.add_argument("--json", type=Path, help="also write the measurements to a file")
+    parser.add_argument("--from", dest="saved", nargs="+", type=Path, help="print such files instead of measuring")
+    arguments = parser.parse_args(words)
+    kind = "lowerings" if arguments.all else "layers"
+    if arguments.saved:
+        facts, rows = saved(arguments.saved, kind)
+    else:
+        if arguments.quick:
+            arguments.repeat = 3
+        load_rules()
+        facts = machine(arguments.threads)
+        rows = measured(chosen_cases(arguments.groups, arguments.part, quick=arguments.quick), arguments)
+        save(arguments.json, kind, facts, rows)
+    print(machine_text(facts))
+    (print_lowerings if arguments.all else print_against)(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The `bench` command: what a model's gradients cost here, convolution by convolution."""

@@ -1,0 +1,107 @@
+"""One convolution with static sizes, to be timed on its own: by our gradients, and by PyTorch's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from onnx_convgrad.bench.timing import Bound
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.geometry import ConvSpec
+
+__all__ = ["GRADIENTS", "ConvLayer"]
+
+Sizes = tuple[int, ...]
+
+GRADIENTS = {"ConvInputGrad": ("x",), "ConvWeightGrad": ("w",)}
+"""Gradient operator -> the operand whose gradient it is."""
+
+
+@dataclass(frozen=True)
+class ConvLayer:
+    """`y = conv(x, w)` without bias, or its transpose; `x` and `w` are shapes, the rest has one entry per spatial axis."""
+
+    x: Sizes
+    w: Sizes
+    strides: Sizes
+    dilations: Sizes
+    begin: Sizes
+    end: Sizes
+    groups: int = 1
+    transposed: bool = False
+
+    @classmethod
+    def of(cls, spec: ConvSpec) -> ConvLayer:
+        """The convolution of a spec; raises `ArgumentError` where a size is unknown or a pad is negative."""
+        x, w = (spec.batch, spec.channels, *spec.x), (spec.features, spec.channels, *spec.kernel)
+        if None in x or None in w:
+            raise ArgumentError("a size is not known", hint="Give the shapes of the inputs.")
+        if spec.negative_padding:
+            raise ArgumentError("ONNX has no convolution with negative padding")
+        sizes = tuple(n or 0 for n in w)
+        weight = (sizes[0], sizes[1] // spec.groups, *sizes[2:])
+        return cls(tuple(n or 0 for n in x), weight, spec.strides, spec.dilations, spec.begin, spec.end, spec.groups)
+
+    @property
+    def features(self) -> int:
+        return self.w[1] * self.groups if self.transposed else self.w[0]
+
+    @cached_property
+    def y(self) -> Sizes:
+        """Shape of the result."""
+        axes = zip(self.x[2:], self.w[2:], self.strides, self.dilations, self.begin, self.end, strict=True)
+        if self.transposed:
+            sizes = ((n - 1) * s - b - e + d * (k - 1) + 1 for n, k, s, d, b, e in axes)
+        else:
+            sizes = ((n + b + e - d * (k - 1) - 1) // s + 1 for n, k, s, d, b, e in axes)
+        return (self.x[0], self.features, *sizes)
+
+    def __str__(self) -> str:
+        def compact(sizes: Sizes) -> str:
+            return str(sizes[0]) if len(set(sizes)) == 1 else ",".join(map(str, sizes))
+
+        pads = self.begin if self.begin == self.end else (*self.begin, *self.end)
+        details = (("s", self.strides, "1"), ("p", pads, "0"), ("d", self.dilations, "1"), ("g", (self.groups,), "1"))
+        parts = [letter + compact(sizes) for letter, sizes, usual in details if compact(sizes) != usual]
+        return " ".join(
+            ["x".join(map(str, self.x)), "T" if self.transposed else "*", "x".join(map(str, self.w)), *parts]
+        )
+
+    def model(self) -> onnx.ModelProto:
+        """`x, w -> y`: the weight is an input, as it is in training."""
+        attributes: dict[str, Any] = {
+            "kernel_shape": self.w[2:],
+            "strides": self.strides,
+            "dilations": self.dilations,
+            "pads": (*self.begin, *self.end),
+            "group": self.groups,
+        }
+        node = helper.make_node("ConvTranspose" if self.transposed else "Conv", ["x", "w"], ["y"], "conv", **attributes)
+        shapes = {"x": self.x, "w": self.w, "y": self.y}
+        x, w, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items())
+        graph = helper.make_graph([node], "layer", [x, w], [y])
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+    @cached_property
+    def feed(self) -> dict[str, np.ndarray]:
+        """Noise for x, w and the cotangent of y."""
+        rng = np.random.default_rng(0)
+        shapes = {"x": self.x, "w": self.w, "y_grad": self.y}
+        return {name: rng.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()}
+
+    def ours(self, wrt: Sequence[str], threads: int, lowering: str | Mapping[str, str] = "auto") -> Bound:
+        """The gradients with respect to `wrt` (of `x` and `w`), ready to run; errors as for `onnx_convgrad.vjp`."""
+        from onnx_convgrad.api import vjp
+
+        gradients = vjp(self.model(), wrt=list(wrt), lowering=lowering)
+        return Bound(gradients.SerializeToString(), self.feed, threads)
+
+    def forward(self, threads: int) -> Bound:
+        """The convolution itself, as ONNX Runtime runs it."""
+        return Bound(self.model().SerializeToString(), self.feed, threads)

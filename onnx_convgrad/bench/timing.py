@@ -1,0 +1,166 @@
+"""Timing that compares: the sides of a comparison take turns in one process, and medians are taken.
+
+A machine may be slower one minute than the next, so ratios mean something only between what ran interleaved.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnx_convgrad.errors import ExecutionError
+from onnx_convgrad.runtime import import_runtime
+
+__all__ = ["Bound", "Run", "Side", "Turns", "default_threads", "interleave", "lap", "machine", "machine_text"]
+
+Run = Callable[[], object]
+
+Side = Callable[[], float]
+"""One turn of a side: the seconds of one call of what it runs."""
+
+_PAUSE = 0.05
+"""Seconds before a turn: an idle worker thread of ONNX Runtime spins for 40 ms after a run, and takes a core."""
+
+_SHORTEST = 1e-2
+"""Calls are repeated until they take this long together, or else the scheduler decides what is measured."""
+
+_TRIES, _DISTURBED = 4, 0.1
+"""A turn is tried again when threads waited for a core for more than this part of it."""
+
+_PRESSURE = Path("/proc/pressure/cpu")
+
+
+def default_threads() -> int:
+    """As many as there are cores for this process."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def lap(run: Run, calls: int = 1) -> float:
+    """Seconds per call."""
+    start = time.perf_counter()
+    for _ in range(calls):
+        run()
+    return (time.perf_counter() - start) / calls
+
+
+class Turns:
+    """A side that runs in this process.
+
+    A turn is some calls that are not counted, which bring threads and caches back, then as many that are. It is repeated
+    where other processes got in the way.
+    """
+
+    def __init__(self, run: Run) -> None:
+        run()
+        self.run = run
+        self.calls = max(1, round(_SHORTEST / max(lap(run), 1e-6)))
+
+    def __call__(self) -> float:
+        found = []
+        for _ in range(_TRIES):
+            time.sleep(_PAUSE)
+            lap(self.run, self.calls)
+            before = _stalled()
+            seconds = lap(self.run, self.calls)
+            waited = (_stalled() - before) / (seconds * self.calls)
+            found.append((waited, seconds))
+            if waited < _DISTURBED:
+                break
+        return min(found)[1]
+
+
+def _stalled() -> float:
+    """Seconds in which some thread of the machine was ready to run and had no core; 0 where the system does not tell."""
+    try:
+        return int(_PRESSURE.read_text().splitlines()[0].rpartition("=")[2]) / 1e6
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def interleave(sides: Mapping[str, Side], *, repeats: int = 7) -> dict[str, float]:
+    """Median seconds of one call of each side, measured in turns."""
+    laps: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(repeats):
+        for name, side in sides.items():
+            laps[name].append(side())
+    return {name: statistics.median(times) for name, times in laps.items()}
+
+
+class Bound:
+    """A model on inputs that are bound once, called without arguments; the runtime reuses its memory from call to call."""
+
+    def __init__(self, model: bytes | str, feed: Mapping[str, np.ndarray], threads: int) -> None:
+        """Load a model, from its bytes or its path; raises `ExecutionError` when the runtime is missing or refuses it."""
+        ort = import_runtime()
+        options = ort.SessionOptions()
+        options.intra_op_num_threads, options.log_severity_level = threads, 4
+        try:
+            self.session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        except Exception as problem:
+            raise ExecutionError(f"ONNX Runtime refused the model: {problem}") from problem
+        self.binding = self.session.io_binding()
+        for value in self.session.get_inputs():
+            self.binding.bind_ortvalue_input(value.name, ort.OrtValue.ortvalue_from_numpy(feed[value.name]))
+        for value in self.session.get_outputs():
+            self.binding.bind_output(value.name, "cpu")
+
+    def __call__(self) -> None:
+        self.session.run_with_iobinding(self.binding)
+
+    def outputs(self) -> dict[str, np.ndarray]:
+        """The results of the last call."""
+        names = [value.name for value in self.session.get_outputs()]
+        return dict(zip(names, self.binding.copy_outputs_to_cpu(), strict=True))
+
+
+# -- where it was measured ----------------------------------------------------------------------------------------------
+
+
+def machine(threads: int) -> dict[str, Any]:
+    """Processor, cores, threads and versions."""
+    versions = {}
+    for package in ("onnx-convgrad", "onnxruntime", "torch", "onnx", "numpy"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return {
+        "processor": _processor(),
+        "cores": default_threads(),
+        "threads": threads,
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "versions": versions,
+    }
+
+
+def machine_text(facts: Mapping[str, Any]) -> str:
+    """The machine in one sentence."""
+    versions = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
+    cores, threads = (
+        f"{n} {what}{'s' * (n != 1)}" for n, what in ((facts["cores"], "core"), (facts["threads"], "thread"))
+    )
+    return f"{facts['processor']}, {cores}, {threads}; {facts['system']}; Python {facts['python']}, {versions}."
+
+
+def _processor() -> str:
+    """Model and widest vector unit, for kernels are chosen by it."""
+    info = Path("/proc/cpuinfo")
+    if not info.exists():
+        return platform.processor() or platform.machine()
+    pairs = (line.partition(":") for line in info.read_text().splitlines())
+    found = {key.strip(): value.strip() for key, _, value in pairs}
+    flags = found.get("flags", "").split()
+    width = next((text for flag, text in _VECTORS.items() if flag in flags), "")
+    return " ".join(part for part in (found.get("model name", platform.machine()), width) if part)
+
+
+_VECTORS = {"avx512f": "AVX-512", "avx2": "AVX2", "avx": "AVX"}

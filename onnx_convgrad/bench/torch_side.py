@@ -1,0 +1,122 @@
+"""PyTorch's convolutions, timed in a process of their own.
+
+In one process with ONNX Runtime its allocator meets a heap that another has cut up, and its times jump by a factor of
+two. The process is `python -m onnx_convgrad.bench.torch_side`; it takes and gives one line of JSON at a time.
+"""
+
+# ruff: noqa: T201 - the answers
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from onnx_convgrad.bench.layer import ConvLayer
+from onnx_convgrad.bench.timing import Side, Turns
+from onnx_convgrad.errors import ExecutionError
+
+__all__ = ["TorchSide", "torch_installed"]
+
+_KEPT_BY_MALLOC = 31 * 2**20
+"""Bytes. Once a block of almost 32 MB has been freed, glibc keeps smaller ones for reuse: so in any process that trains."""
+
+
+def torch_installed() -> bool:
+    """Whether there is a PyTorch to compare with."""
+    return find_spec("torch") is not None
+
+
+class TorchSide:
+    """The other process, as a context. It holds one layer at a time, the one asked for last."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+
+    def __enter__(self) -> Self:
+        command = [sys.executable, "-m", __spec__.name, str(self.threads)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.process.communicate()
+
+    def side(self, layer: ConvLayer, wrt: Sequence[str]) -> Side:
+        """`convolution_backward` for the gradients of `wrt` (of `x` and `w`); the convolution itself if there are none."""
+        self._ask("prepare", layer=asdict(layer), wrt=list(wrt))
+        return lambda: float(self._ask("turn"))
+
+    def results(self) -> list[np.ndarray]:
+        """What the present layer's call computes."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "results.npz"
+            self._ask("results", path=str(path))
+            with np.load(path) as arrays:
+                return [arrays[name] for name in arrays.files]
+
+    def _ask(self, what: str, **arguments: Any) -> Any:
+        if self.process.stdin is None or self.process.stdout is None:
+            raise ExecutionError("PyTorch's process has no pipes.")
+        try:
+            print(json.dumps({"do": what, **arguments}), file=self.process.stdin, flush=True)
+            answer = self.process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        if not answer:
+            raise ExecutionError("PyTorch's process has ended unexpectedly.", hint="Leave it out with --no-torch.")
+        return json.loads(answer)
+
+
+# -- in the other process -----------------------------------------------------------------------------------------------
+
+
+def _call(layer: ConvLayer, wrt: Sequence[str]) -> Callable[[], Any]:
+    """PyTorch pads both ends alike: what is more at one end is added to x beforehand, as a user would."""
+    import torch
+
+    x, w, gy = (torch.from_numpy(layer.feed[name]) for name in ("x", "w", "y_grad"))
+    padding = layer.begin
+    if layer.begin != layer.end:
+        padding = tuple(map(min, layer.begin, layer.end))
+        extra = [(b - p, e - p) for b, e, p in zip(layer.begin, layer.end, padding, strict=True)]
+        x = torch.nn.functional.pad(x, [n for pair in reversed(extra) for n in pair])
+    geometry = (layer.strides, padding, layer.dilations, layer.transposed, [0] * len(padding), layer.groups)
+    if not wrt:
+        return lambda: torch.ops.aten.convolution(x, w, None, *geometry)
+    mask = ["x" in wrt, "w" in wrt, False]
+    return lambda: torch.ops.aten.convolution_backward(gy, x, w, None, *geometry, mask)
+
+
+def _serve(threads: int) -> None:
+    import torch
+
+    torch.set_num_threads(threads)
+    torch.zeros(_KEPT_BY_MALLOC // 4)
+    turns: Turns | None = None
+    for line in sys.stdin:
+        request = json.loads(line)
+        answer: Any = True
+        if request["do"] == "prepare":
+            fields: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in request["layer"].items()}
+            layer = ConvLayer(**fields)
+            turns = Turns(_call(layer, request["wrt"]))
+        elif turns is not None and request["do"] == "turn":
+            answer = turns()
+        elif turns is not None:
+            found: Any = turns.run()
+            found = found if isinstance(found, tuple) else (found,)
+            np.savez(request["path"], *(tensor.numpy() for tensor in found if tensor is not None))
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]))
