@@ -32,8 +32,11 @@ _PAUSE = 0.05
 _SHORTEST = 1e-2
 """Calls are repeated until they take this long together, or else the scheduler decides what is measured."""
 
-_TRIES, _DISTURBED = 4, 0.1
+_DISTURBED = 0.1
 """A turn is tried again when threads waited for a core for more than this part of it."""
+
+_TRIES, _PATIENCE = 12, 0.25
+"""How often, and the seconds between two tries."""
 
 _PRESSURE = Path("/proc/pressure/cpu")
 
@@ -54,26 +57,29 @@ def lap(run: Run, calls: int = 1) -> float:
 class Turns:
     """A side that runs in this process.
 
-    A turn is some calls that are not counted, which bring threads and caches back, then as many that are. It is repeated
-    where other processes got in the way.
+    A turn is some calls that are not counted, which bring threads and caches back, then as many that are. Where other
+    processes got in the way it is tried again for some seconds, and the least disturbed try counts; once that was in vain
+    (as it must be with more threads than cores), each turn is taken as it comes.
     """
 
     def __init__(self, run: Run) -> None:
         run()
         self.run = run
         self.calls = max(1, round(_SHORTEST / max(lap(run), 1e-6)))
+        self.tries = _TRIES
 
     def __call__(self) -> float:
         found = []
-        for _ in range(_TRIES):
-            time.sleep(_PAUSE)
+        for attempt in range(self.tries):
+            time.sleep(_PATIENCE if attempt else _PAUSE)
             lap(self.run, self.calls)
             before = _stalled()
             seconds = lap(self.run, self.calls)
             waited = (_stalled() - before) / (seconds * self.calls)
             found.append((waited, seconds))
             if waited < _DISTURBED:
-                break
+                return seconds
+        self.tries = 1
         return min(found)[1]
 
 
