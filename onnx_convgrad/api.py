@@ -29,6 +29,7 @@ def augment(
     trainable_inputs: bool = False,
     target: str = "cpu",
     lowering: Choosing = "auto",
+    max_workspace: int | None = None,
     input_shapes: InputShapes | None = None,
 ) -> M | onnx.ModelProto:
     """Add to a model the gradients of `of` with respect to `wrt`: one graph, outputs first, then gradients.
@@ -44,7 +45,11 @@ def augment(
         per_sample: Not available yet.
         trainable_inputs: Make the `wrt` initializers graph inputs too, with the stored values as defaults.
         target: `"cpu"`, `"cuda"`, `"web"` or `"portable"`.
-        lowering: `"auto"`, or a mapping from gradient operator (or node name) to the name of a lowering.
+        lowering: `"auto"` (the fastest predicted for the target), `"exact"` (the same without those that round more
+            than a direct sum, such as Winograd's), or a mapping from gradient operator (or node name) to the name of a
+            lowering.
+        max_workspace: Bytes that the lowering of one convolution gradient may hold besides its operands and result.
+            Larger batches are cut into chunks; what exceeds it even so is not used.
         input_shapes: Shapes that replace those declared by the graph's inputs.
 
     Returns:
@@ -68,6 +73,7 @@ def augment(
         trainable_inputs=trainable_inputs,
         target=target,
         lowering=lowering,
+        max_workspace=max_workspace,
         input_shapes=input_shapes,
     )
     return _like(built.model, model)
@@ -83,6 +89,7 @@ def vjp(
     trainable_inputs: bool = False,
     target: str = "cpu",
     lowering: Choosing = "auto",
+    max_workspace: int | None = None,
     input_shapes: InputShapes | None = None,
 ) -> M | onnx.ModelProto:
     """The gradients alone: `augment` without the original outputs, and without what only those need.
@@ -98,6 +105,7 @@ def vjp(
         trainable_inputs=trainable_inputs,
         target=target,
         lowering=lowering,
+        max_workspace=max_workspace,
         input_shapes=input_shapes,
         mode="vjp",
     )
@@ -113,6 +121,7 @@ def grad(
     trainable_inputs: bool = False,
     target: str = "cpu",
     lowering: Choosing = "auto",
+    max_workspace: int | None = None,
     input_shapes: InputShapes | None = None,
 ) -> M | onnx.ModelProto:
     """The gradient of one scalar value; there is no seed input.
@@ -127,6 +136,7 @@ def grad(
         trainable_inputs=trainable_inputs,
         target=target,
         lowering=lowering,
+        max_workspace=max_workspace,
         input_shapes=input_shapes,
         mode="grad",
     )
@@ -141,6 +151,7 @@ def jvp(
     training: bool = False,
     target: str = "cpu",
     lowering: Choosing = "auto",
+    max_workspace: int | None = None,
     input_shapes: InputShapes | None = None,
 ) -> M | onnx.ModelProto:
     """Forward mode: the outputs, and the derivative of each member of `of` along given directions of `wrt`.
@@ -156,6 +167,7 @@ def jvp(
         training=training,
         target=target,
         lowering=lowering,
+        max_workspace=max_workspace,
         input_shapes=input_shapes,
     )
     return _like(built.model, model)
@@ -169,6 +181,7 @@ def hvp(
     training: bool = False,
     target: str = "cpu",
     lowering: Choosing = "auto",
+    max_workspace: int | None = None,
     input_shapes: InputShapes | None = None,
 ) -> M | onnx.ModelProto:
     """The Hessian of one scalar value times a vector: forward mode over reverse mode.
@@ -184,6 +197,7 @@ def hvp(
         training=training,
         target=target,
         lowering=lowering,
+        max_workspace=max_workspace,
         input_shapes=input_shapes,
     )
     return _like(built.model, model)
@@ -196,6 +210,7 @@ def explain(
     of: Names | None = None,
     target: str = "cpu",
     lowering: Choosing = "auto",
+    max_workspace: int | None = None,
     training: bool = False,
     input_shapes: InputShapes | None = None,
 ) -> Report:
@@ -203,7 +218,16 @@ def explain(
 
     Nothing is changed or written. Raises what `augment` raises.
     """
-    built = build(model, wrt=wrt, of=of, target=target, lowering=lowering, training=training, input_shapes=input_shapes)
+    built = build(
+        model,
+        wrt=wrt,
+        of=of,
+        target=target,
+        lowering=lowering,
+        max_workspace=max_workspace,
+        training=training,
+        input_shapes=input_shapes,
+    )
     return Report(built.choices, built.gradients, target)
 
 

@@ -38,7 +38,13 @@ Training = Annotated[bool, typer.Option("--training", help="BatchNormalization a
 Target = Annotated[str, typer.Option("--target", help="cpu, cuda, web or portable.")]
 Lowering = Annotated[
     list[str],
-    typer.Option("--lowering", metavar="OP=NAME", help="Force a lowering for an operator or node; see `explain`."),
+    typer.Option("--lowering", metavar="OP=NAME", help="Force a lowering (see `explain`), or `exact`."),
+]
+Workspace = Annotated[
+    str | None,
+    typer.Option(
+        "--max-workspace", metavar="SIZE", help="Most that one lowering may hold, such as 256MB; see `explain`."
+    ),
 ]
 Shapes = Annotated[
     list[str],
@@ -83,6 +89,7 @@ def augment(
     ] = False,
     target: Target = "cpu",
     lowering: Lowering = [],  # noqa: B006
+    max_workspace: Workspace = None,
     input_shape: Shapes = [],  # noqa: B006
     check: Annotated[bool, typer.Option("--check", help="Verify the gradients numerically afterwards.")] = False,
     verbose: Verbose = False,
@@ -100,7 +107,7 @@ def augment(
         from onnx_convgrad import commands
         from onnx_convgrad.tables import Output
 
-        arguments = _arguments(wrt, of, training, target, lowering, input_shape)
+        arguments = _arguments(wrt, of, training, target, lowering, input_shape, max_workspace)
         status = commands.augment(
             model,
             output,
@@ -121,6 +128,7 @@ def explain(
     training: Training = False,
     target: Target = "cpu",
     lowering: Lowering = [],  # noqa: B006
+    max_workspace: Workspace = None,
     input_shape: Shapes = [],  # noqa: B006
     json: Json = False,
 ) -> None:
@@ -135,7 +143,10 @@ def explain(
         from onnx_convgrad.tables import Output
 
         commands.explain(
-            model, _arguments(wrt, of, training, target, lowering, input_shape), Output(json=json), json=json
+            model,
+            _arguments(wrt, of, training, target, lowering, input_shape, max_workspace),
+            Output(json=json),
+            json=json,
         )
 
 
@@ -202,6 +213,7 @@ def _arguments(
     target: str,
     lowering: Sequence[str],
     input_shape: Sequence[str],
+    max_workspace: str | None = None,
 ) -> dict[str, Any]:
     from onnx_convgrad import options
 
@@ -212,6 +224,7 @@ def _arguments(
         "target": target,
         "lowering": options.chosen_lowering(lowering),
         "input_shapes": options.input_shapes(input_shape),
+        **({} if max_workspace is None else {"max_workspace": options.size_in_bytes(max_workspace)}),
     }
 
 

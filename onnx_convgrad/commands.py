@@ -130,7 +130,7 @@ def _candidate_rows(choice: Choice) -> list[list[str]]:
             if c.reason
             else ""
         )
-        rows.append([choice.op_type if not rows else "", c.name, "" if c.seconds is None else ms_text(c.seconds), note])
+        rows.append([choice.op_type if not rows else "", str(c), "" if c.seconds is None else ms_text(c.seconds), note])
     return rows
 
 

@@ -13,7 +13,7 @@ gradients of transposed convolutions need. Terms are those of the ONNX operator 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 __all__ = ["ConvSpec", "same_padding"]
@@ -144,6 +144,10 @@ class ConvSpec:
     def c_shape(self) -> tuple[Size, ...]:
         """`[channels]`: the bias of the transposed convolution."""
         return (self.channels,)
+
+    def with_batch(self, batch: int) -> ConvSpec:
+        """The same convolution of another number of samples."""
+        return replace(self, batch=batch)
 
     def hinted(self) -> ConvSpec:
         """The same convolution with every unknown size at a typical one, for the cost model."""

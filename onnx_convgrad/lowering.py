@@ -7,16 +7,17 @@ that stays within the workspace budget; or the caller forces one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 import onnx_ir as ir
 
+from onnx_convgrad.chunks import counts, emit_in_chunks
 from onnx_convgrad.constants import is_constant
 from onnx_convgrad.cost import Target
 from onnx_convgrad.emit import DOMAIN, Emitter
-from onnx_convgrad.errors import LoweringError
+from onnx_convgrad.errors import ArgumentError, LoweringError
 from onnx_convgrad.registry import Call, Decorator, F, check_names, load_rules
 from onnx_convgrad.sketch import Sketch, sketch
 
@@ -30,6 +31,7 @@ __all__ = [
     "Spec",
     "candidates",
     "check_choice",
+    "check_workspace",
     "lower",
     "lowering",
     "lowerings",
@@ -88,12 +90,19 @@ class Lowering:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A lowering considered for one node: its predicted seconds and workspace in bytes, or the reason against it."""
+    """A lowering considered for one node: its predicted seconds and workspace in bytes, or the reason against it.
+
+    `chunks` is the number of parts that the batch is cut into.
+    """
 
     name: str
     seconds: float | None
     reason: str | None
     workspace: int = 0
+    chunks: int = 1
+
+    def __str__(self) -> str:
+        return self.name if self.chunks == 1 else f"{self.name} in {self.chunks} chunks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,22 +177,48 @@ def _candidate(entry: Lowering, node: ir.Node, query: Query, policy: Policy) -> 
         reason = f"it rounds too much for {query.dtype.name}"
     if reason is not None:
         return Candidate(entry.name, None, reason)
-    found = _sketched(entry, node, query)
-    if policy.max_workspace is not None and found.workspace > policy.max_workspace:
-        reason = f"it holds {found.workspace} bytes besides its operands, more than max_workspace"
-        return Candidate(entry.name, None, reason, found.workspace)
-    return Candidate(entry.name, found.seconds, None, found.workspace)
+    ways = dict(_ways(entry, node, query, policy.max_workspace))
+    chunks, way = min(ways.items(), key=lambda item: item[1].seconds)
+    if policy.max_workspace is not None:
+        within = {n: way for n, way in ways.items() if way.workspace <= policy.max_workspace}
+        if not within:
+            least = min(way.workspace for way in ways.values())
+            reason = f"it holds {least} bytes besides its operands, more than max_workspace"
+            return Candidate(entry.name, None, reason, least)
+        chunks, way = min(within.items(), key=lambda item: item[1].seconds)
+    return Candidate(entry.name, way.seconds, None, way.workspace, chunks)
 
 
-def _sketched(entry: Lowering, node: ir.Node, query: Query) -> Sketch:
+def _ways(entry: Lowering, node: ir.Node, query: Query, budget: int | None) -> Iterator[tuple[int, Sketch]]:
+    """The lowering of the whole batch, in chunks that the cache holds, and in chunks that the budget allows."""
+    whole = _sketched(entry, node, query, 1)
+    yield 1, whole
+    for chunks in counts(entry.op_type, query.spec, whole.workspace, query.target.rates.cache / 2):
+        yield chunks, _sketched(entry, node, query, chunks)
+        break
+    if budget is not None:
+        for chunks in counts(entry.op_type, query.spec, whole.workspace, budget):
+            way = _sketched(entry, node, query, chunks)
+            yield chunks, way
+            if way.workspace <= budget:
+                break
+
+
+def _sketched(entry: Lowering, node: ir.Node, query: Query, chunks: int) -> Sketch:
     """The price of a lowering; the same geometry is sketched once."""
     spec = query.spec.hinted()
     present = tuple(v is not None for v in node.inputs)
-    key = (entry.op_type, entry.name, spec, query.dtype, query.target, present)
+    key = (entry.op_type, entry.name, spec, query.dtype, query.target, present, chunks)
     if key not in _SKETCHES:
         shapes = {i: getattr(spec, name) for i, name in enumerate(_SPECS[node.op_type].operands)}
-        _SKETCHES[key] = sketch(node, shapes, query.target, lambda e, copy: entry.emit(e, Call(copy), spec))
+        _SKETCHES[key] = sketch(node, shapes, query.target, lambda e, copy: _emit(e, entry, copy, spec, chunks))
     return _SKETCHES[key]
+
+
+def _emit(e: Emitter, entry: Lowering, node: ir.Node, spec: Any, chunks: int) -> ir.Value:
+    if chunks == 1:
+        return entry.emit(e, Call(node), spec)
+    return emit_in_chunks(e, node, spec, chunks, entry.emit)
 
 
 def _needs_lowering(node: ir.Node, target: Target, policy: Policy) -> bool:
@@ -213,6 +248,12 @@ def check_choice(choosing: Choosing) -> None:
     for key, name in choosing.items():
         options = table.get(key) or {n: entry for ops in table.values() for n, entry in ops.items()}
         check_names([name], sorted(options), f"lowering for {key}:")
+
+
+def check_workspace(limit: int | None) -> None:
+    """Raise `ArgumentError` for a budget that is no positive number of bytes."""
+    if limit is not None and (not isinstance(limit, int) or limit < 1):
+        raise ArgumentError(f"max_workspace must be a positive number of bytes, not {limit!r}.")
 
 
 def lower(graph: ir.Graph, target: Target, policy: Policy | None = None) -> list[Choice]:
@@ -254,25 +295,26 @@ def _lower_node(e: Emitter, node: ir.Node, target: Target, policy: Policy) -> Ch
     wanted = _forced(policy.choosing, node, origin)
     if wanted is not None and wanted not in lowerings()[node.op_type]:
         wanted = None  # a choice for the node's other gradient operator
-    found = candidates(node, query, policy if wanted is None else replace(policy, max_workspace=None))
-    by_name = {c.name: c for c in found}
+    found = candidates(node, query, policy)
     usable = [c for c in found if c.seconds is not None]
     if wanted is not None:
-        if by_name[wanted].reason:
+        chosen = next(c for c in found if c.name == wanted)
+        if chosen.reason:
             raise LoweringError(
-                f"Lowering {wanted!r} was asked for {node.op_type} of node {origin!r}, but {by_name[wanted].reason}.",
+                f"Lowering {wanted!r} was asked for {node.op_type} of node {origin!r}, but {chosen.reason}.",
                 hint=f"Usable here: {', '.join(c.name for c in usable) or 'none'}.",
             )
-        chosen = wanted
     elif usable:
-        chosen = min(usable, key=lambda c: c.seconds or 0.0).name
+        chosen = min(usable, key=lambda c: c.seconds or 0.0)
     else:
         reasons = "; ".join(f"{c.name}: {c.reason}" for c in found)
-        raise LoweringError(f"No lowering of {node.op_type} applies to node {origin!r} ({spec}): {reasons}.")
+        least = min((c.workspace for c in found if c.workspace), default=0)
+        hint = f"The smallest max_workspace that suffices is {least}." if least else ""
+        raise LoweringError(f"No lowering of {node.op_type} applies to node {origin!r} ({spec}): {reasons}.", hint=hint)
     e.anchor, e.origin = node, origin
-    result = lowerings()[node.op_type][chosen].emit(e, call, spec)
+    result = _emit(e, lowerings()[node.op_type][chosen.name], node, spec, chosen.chunks)
     _replace(e, node, result)
-    return Choice(origin, node.op_type, spec, chosen, wanted is not None, tuple(found))
+    return Choice(origin, node.op_type, spec, chosen.name, wanted is not None, tuple(found))
 
 
 def _replace(e: Emitter, node: ir.Node, result: ir.Value) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from onnx_convgrad.errors import ArgumentError
 
-__all__ = ["chosen_lowering", "input_shapes", "names", "of_names"]
+__all__ = ["chosen_lowering", "input_shapes", "names", "of_names", "size_in_bytes"]
 
 _GROUPS = ("parameters", "inputs", "all")
 
@@ -32,18 +32,37 @@ def of_names(values: Sequence[str]) -> list[str] | None:
 
 
 def chosen_lowering(values: Sequence[str]) -> str | dict[str, str]:
-    """`--lowering`: `auto`, or OP=NAME repeated."""
+    """`--lowering`: `auto`, `exact`, or OP=NAME repeated."""
     chosen = {}
+    if list(values) == ["exact"]:
+        return "exact"
     for value in values:
         key, equals, name = value.rpartition("=")
         if not equals and value == "auto":
             continue
         if not key.strip() or not name.strip():
             raise ArgumentError(
-                f"--lowering {value!r} is neither 'auto' nor OP=NAME.", hint="For example: ConvWeightGrad=im2col_gemm."
+                f"--lowering {value!r} is neither 'auto' nor OP=NAME, nor 'exact'.",
+                hint="For example: ConvWeightGrad=im2col_gemm.",
             )
         chosen[key.strip()] = name.strip()
     return chosen or "auto"
+
+
+_UNITS = {"": 1, "B": 1, "K": 10**3, "KB": 10**3, "M": 10**6, "MB": 10**6, "G": 10**9, "GB": 10**9}
+
+
+def size_in_bytes(text: str | None) -> int | None:
+    """`--max-workspace`: a number of bytes, or with a unit: `64MB`, `1.5GB`."""
+    if text is None:
+        return None
+    digits = text.strip().rstrip("BbKkMmGg")
+    unit = text.strip()[len(digits) :].upper()
+    try:
+        count = int(float(digits) * _UNITS[unit])
+    except (ValueError, KeyError, OverflowError):
+        raise ArgumentError(f"--max-workspace {text!r} is not a size.", hint="For example: 256MB.") from None
+    return count
 
 
 def input_shapes(values: Sequence[str]) -> dict[str, list[int | str | None]] | None:

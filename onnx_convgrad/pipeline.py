@@ -18,7 +18,7 @@ from onnx_convgrad.cost import Target, target_named
 from onnx_convgrad.emit import DOMAIN, Emitter, known
 from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.forward import forward
-from onnx_convgrad.lowering import Choice, Choosing, Policy, check_choice, lower
+from onnx_convgrad.lowering import Choice, Choosing, Policy, check_choice, check_workspace, lower
 from onnx_convgrad.parameters import resolve_of, resolve_wrt
 from onnx_convgrad.passes.canonicalize import InputShapes, canonicalize
 from onnx_convgrad.passes.training import set_training
@@ -81,6 +81,7 @@ def build(
     trainable_inputs: bool = False,
     target: str = "cpu",
     lowering: Choosing = "auto",
+    max_workspace: int | None = None,
     input_shapes: InputShapes | None = None,
     progress: Progress = lambda _: None,
 ) -> Built:
@@ -89,6 +90,7 @@ def build(
         raise ArgumentError(f"seed must be None or 'ones', not {seed!r}.")
     machine = target_named(target)
     check_choice(lowering)
+    check_workspace(max_workspace)
     progress("reading")
     m = load(model)
     progress("canonicalizing")
@@ -109,7 +111,7 @@ def build(
     graph.outputs.extend(results.values())
     if trainable_inputs:
         graph.inputs.extend(v for v in sources if v.is_initializer() and not v.is_graph_input())
-    choices = complete(m, primal, machine, Policy(lowering, training=training), progress)
+    choices = complete(m, primal, machine, Policy(lowering, max_workspace, training), progress)
     outputs = list(graph.outputs)[len(graph.outputs) - len(results) :]
     found = {value.name or "": result.name or "" for value, result in zip(results, outputs, strict=True)}
     m.metadata_props[GRADIENTS_KEY] = json.dumps(found)

@@ -30,7 +30,16 @@ class Report:
                 "spec": str(choice.spec),
                 "chosen": choice.chosen,
                 "forced": choice.forced,
-                "candidates": [{"name": c.name, "seconds": c.seconds, "rejected": c.reason} for c in choice.candidates],
+                "candidates": [
+                    {
+                        "name": c.name,
+                        "seconds": c.seconds,
+                        "workspace": c.workspace,
+                        "chunks": c.chunks,
+                        "rejected": c.reason,
+                    }
+                    for c in choice.candidates
+                ],
             }
             for choice in self.choices
         ]
@@ -52,5 +61,6 @@ class Report:
                 if c.reason:
                     lines.append(f"      {c.name}: not used, {c.reason}")
                 else:
-                    lines.append(f"      {c.name}: predicted {1e3 * (c.seconds or 0):.3f} ms")
+                    held = f", {c.workspace / 1e6:.1f} MB held" if c.workspace else ""
+                    lines.append(f"      {c}: predicted {1e3 * (c.seconds or 0):.3f} ms{held}")
         return "\n".join(lines)

@@ -319,6 +319,7 @@ def bad(model: Path) -> list[tuple[list[object], str]]:
         (["augment", model, "--input-shape", "image:1,3"], "has rank 4, but 2 sizes"),
         (["augment", model, "--input-shape", "imag:1,3,8,8"], "Did you mean 'image'"),
         (["augment", model, "--lowering", "fast"], "neither 'auto' nor OP=NAME"),
+        (["explain", model, "--max-workspace", "lots"], "is not a size"),
         (["augment", model, "--lowering", "ConvWeightGrad=im2colgemm"], "Did you mean 'im2col_gemm'"),
         (["augment", model, "--lowering", "ConvWieghtGrad=im2col_gemm"], "Did you mean 'ConvWeightGrad'"),
         (["explain", model, "--wrt", "w11"], "Did you mean 'w1'"),
