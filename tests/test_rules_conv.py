@@ -147,19 +147,21 @@ def test_lowering_for_an_unknown_node_is_refused() -> None:
 
 @pytest.mark.parametrize("op_type", ["ConvInputGrad", "ConvWeightGrad"])
 def test_forced_lowering_is_used_and_reported(op_type: str) -> None:
-    model = _conv((2, 4, 8, 8), (6, 4, 1, 1))
-    usable = set()
+    model = _conv((2, 4, 8, 8), (6, 4, 3, 3))
+
+    def row(lowering: str | dict[str, str]) -> dict:
+        rows = og.explain(model, wrt="inputs", lowering=lowering).rows
+        return next(r for r in rows if r["operator"] == op_type)
+
+    usable = {c["name"] for c in row("auto")["candidates"] if not c["rejected"]}
+    assert len(usable) >= 3
     for name in lowerings()[op_type]:
-        if name == "zeros":
+        if name not in usable:
+            with pytest.raises(og.LoweringError, match=f"Lowering '{name}' was asked for"):
+                row({op_type: name})
             continue
-        row = next(
-            r for r in og.explain(model, wrt="inputs", lowering={op_type: name}).rows if r["operator"] == op_type
-        )
-        assert (row["chosen"], row["forced"]) == (name, True)
-        by_node = og.explain(model, wrt="inputs", lowering={"conv": name}).rows
-        assert name in {r["chosen"] for r in by_node}
-        usable.add(name)
-    assert len(usable) >= 2
+        assert (row({op_type: name})["chosen"], row({op_type: name})["forced"]) == (name, True)
+        assert row({"conv": name})["chosen"] == name
 
 
 def test_lowerings_have_summaries_and_cases() -> None:
