@@ -10,9 +10,9 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
+import onnx
 import torch
 from torch import Tensor, nn
 
@@ -355,10 +355,10 @@ NETWORKS = {
 }
 
 
-def export(module: nn.Module, x: Tensor, path: Path | None = None, *, dynamic_batch: bool = False) -> bytes:
-    """The module as ONNX in training mode, where batch normalization stays a node of its own (the older exporter).
+def export(module: nn.Module, x: Tensor, *, dynamic_batch: bool = False) -> onnx.ModelProto:
+    """The module as ONNX, `x -> y`, in its present mode.
 
-    Returns the file's bytes, and writes them to `path` if there is one. The input is `x`, the output `y`.
+    The older exporter keeps batch normalization a node of its own in training mode; the newer one does not.
     """
     training = module.training
     mode = torch.onnx.TrainingMode.TRAINING if training else torch.onnx.TrainingMode.EVAL
@@ -377,6 +377,4 @@ def export(module: nn.Module, x: Tensor, path: Path | None = None, *, dynamic_ba
             training=mode,
             do_constant_folding=not training,
         )
-    if path:
-        path.write_bytes(buffer.getvalue())
-    return buffer.getvalue()
+    return onnx.load_from_string(buffer.getvalue())

@@ -19,7 +19,7 @@ import numpy as np
 from onnx_convgrad.errors import ExecutionError
 from onnx_convgrad.runtime import import_runtime
 
-__all__ = ["Bound", "Run", "Side", "Turns", "default_threads", "interleave", "lap", "machine", "machine_text"]
+__all__ = ["Bound", "Run", "Side", "Turns", "calm", "default_threads", "interleave", "lap", "machine", "machine_text"]
 
 Run = Callable[[], object]
 
@@ -35,8 +35,8 @@ _SHORTEST = 1e-2
 _DISTURBED = 0.1
 """A turn is tried again when threads waited for a core for more than this part of it."""
 
-_TRIES, _PATIENCE = 12, 0.25
-"""How often, and the seconds between two tries."""
+_PATIENCE = 0.25
+"""Seconds between two tries."""
 
 _PRESSURE = Path("/proc/pressure/cpu")
 
@@ -57,30 +57,41 @@ def lap(run: Run, calls: int = 1) -> float:
 class Turns:
     """A side that runs in this process.
 
-    A turn is some calls that are not counted, which bring threads and caches back, then as many that are. Where other
-    processes got in the way it is tried again for some seconds, and the least disturbed try counts; once that was in vain
-    (as it must be with more threads than cores), each turn is taken as it comes.
+    A turn is some calls that are not counted, which bring threads and caches back, then as many that are.
     """
 
     def __init__(self, run: Run) -> None:
         run()
         self.run = run
         self.calls = max(1, round(_SHORTEST / max(lap(run), 1e-6)))
-        self.tries = _TRIES
+        self.tries = 12
 
     def __call__(self) -> float:
-        found = []
-        for attempt in range(self.tries):
-            time.sleep(_PATIENCE if attempt else _PAUSE)
-            lap(self.run, self.calls)
-            before = _stalled()
-            seconds = lap(self.run, self.calls)
-            waited = (_stalled() - before) / (seconds * self.calls)
-            found.append((waited, seconds))
-            if waited < _DISTURBED:
-                return seconds
-        self.tries = 1
-        return min(found)[1]
+        def turn() -> float:
+            return lap(self.run, self.calls)
+
+        seconds, was_calm = calm(turn, before=turn, tries=self.tries)
+        if not was_calm:
+            self.tries = 1  # as with more threads than cores: take each turn as it comes
+        return seconds
+
+
+def calm(measure: Side, before: Run = lambda: None, *, tries: int) -> tuple[float, bool]:
+    """What `measure` says when no other process gets in its way, and whether that came about.
+
+    Each try begins with a pause and with `before`. The least disturbed one counts when none was calm.
+    """
+    found = []
+    for attempt in range(tries):
+        time.sleep(_PATIENCE if attempt else _PAUSE)
+        before()
+        stalled, start = _stalled(), time.perf_counter()
+        result = measure()
+        waited = (_stalled() - stalled) / (time.perf_counter() - start)
+        if waited < _DISTURBED:
+            return result, True
+        found.append((waited, result))
+    return min(found)[1], False
 
 
 def _stalled() -> float:

@@ -1,0 +1,42 @@
+"""Virtual environments of the peers that cannot share ours, made on first use and kept in the user's cache folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+from importlib.metadata import version
+from pathlib import Path
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "onnx_convgrad" / "benchmarks"
+
+# onnxruntime-training imports PyTorch: let it be the version that we have.
+TORCH = version("torch").split("+")[0]
+PACKAGES = {
+    "ort-training": [
+        "onnxruntime-training-cpu==1.19.2",
+        "onnx==1.16.2",
+        "numpy<2",
+        f"torch=={TORCH}",
+    ],
+    "onnx-ad": ["onnx-ad==0.3.0"],
+}
+
+
+def environment(name: str) -> Path | None:
+    """The Python of an environment; None, and a line that says why, where it cannot be made."""
+    folder = CACHE / name
+    python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    done = folder / "complete"
+    if done.exists():
+        return python
+    print(f"Making an environment for {', '.join(PACKAGES[name])} in {folder}", file=sys.stderr)
+    venv.create(folder, with_pip=True, clear=True)
+    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *PACKAGES[name]]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        print(f"{name} is left out: {(result.stderr.strip() or 'pip failed').splitlines()[-1]}", file=sys.stderr)
+        return None
+    done.touch()
+    return python

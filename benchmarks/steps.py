@@ -1,0 +1,247 @@
+"""Table (b): whole training steps (forward, cross-entropy, backward, SGD update) and their peak memory.
+
+    python -m benchmarks.steps                     # all networks
+    python -m benchmarks.steps resnet18 unet       # these
+    python -m benchmarks.steps --compile           # torch.compile too: minutes of compiling per network
+
+Each side is a process of its own that holds the same network, data and learning rate; they take turns, one step at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+import onnx_convgrad as og
+from benchmarks.environments import environment
+from benchmarks.networks import NETWORKS, export
+from benchmarks.tables import geometric_mean, save, saved, table
+from onnx_convgrad.bench.timing import calm, default_threads, machine, machine_text
+
+Row = dict[str, Any]
+
+ROOT = Path(__file__).parent.parent
+RATE = 1e-3
+
+SIDES = {"eager": "PyTorch", "compile": "torch.compile", "ort": "ORT training 1.19.2", "ours": "ours"}
+
+
+def prepare(name: str, folder: Path, batch: int, size: int, *, ort: Path | None, lowering: str) -> Row:
+    """Write what the sides read; what building took, and why a side is left out."""
+    network = NETWORKS[name]
+    module = network.module()
+    x, target = network.data(batch, size)
+    np.save(folder / "x.npy", x.numpy())
+    np.save(folder / "target.npy", target.numpy())
+    proto = export(module, x)
+    onnx.save(proto, folder / "model.onnx")
+    start = time.perf_counter()
+    program = og.build_training(
+        proto, loss={"y": "cross_entropy"}, optimizer=og.optim.SGD(lr=RATE), outputs=[], lowering=lowering
+    )
+    step = program.step
+    seconds = time.perf_counter() - start
+    (folder / "step.onnx").write_bytes(step.SerializeToString())
+    m = program.manifest
+    moving = m.moving()
+    stored = {t.name: numpy_helper.to_array(t) for t in step.graph.initializer}
+    np.savez(folder / "start.npz", **{v.name: stored[v.name] for v in moving})
+    plan = {
+        "network": name,
+        "learning_rate": RATE,
+        "parameters": [n for n, _ in module.named_parameters()],
+        "data": m.data[0].name,
+        "target": m.targets[0].name,
+        "rate": m.learning_rate.name,
+        "loss": m.loss,
+        "next": {v.name: v.next for v in moving},
+    }
+    (folder / "plan.json").write_text(json.dumps(plan))
+    facts: Row = {"network": name, "title": network.title, "x": list(x.shape), "missing": {}}
+    facts |= {"build": seconds, "nodes": len(step.graph.node)}
+    if ort:
+        command = [str(ort), "-m", "benchmarks.sides.ort_training", "prepare", str(folder)]
+        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        if result.returncode:
+            facts["missing"]["ort"] = why(result.stderr)
+    return facts
+
+
+def why(errors: str) -> str:
+    """The last line of a failure that says something."""
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    return next((line for line in reversed(lines) if "rror" in line), lines[-1] if lines else "no reason given")[:300]
+
+
+class Side:
+    """One process; it has taken its first step when it is made."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self.errors = TemporaryDirectory()
+        self.log = Path(self.errors.name) / "errors"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+            )
+        self.answers: list[Row] = []
+        self.read()
+
+    def read(self) -> None:
+        assert self.process.stdout
+        for line in self.process.stdout:
+            if line.startswith("{"):  # libraries print too
+                self.answers.append(json.loads(line))
+                return
+        raise RuntimeError(why(self.log.read_text()))
+
+    def step(self) -> float:
+        assert self.process.stdin
+        print(file=self.process.stdin, flush=True)
+        self.read()
+        return self.answers[-1]["seconds"]
+
+    def close(self) -> None:
+        self.process.communicate()
+        self.errors.cleanup()
+
+
+def commands(wanted: Sequence[str], folder: Path, threads: int, ort: Path | None) -> dict[str, list[str]]:
+    """The command of every side."""
+    arguments = [str(folder), str(threads)]
+    python = [sys.executable, "-m"]
+    found = {
+        "eager": [*python, "benchmarks.sides.eager", *arguments],
+        "compile": [*python, "benchmarks.sides.eager", *arguments, "compile"],
+        "ours": [*python, "benchmarks.sides.ours", *arguments],
+    }
+    if ort:
+        found["ort"] = [str(ort), "-m", "benchmarks.sides.ort_training", *arguments]
+    return {name: found[name] for name in SIDES if name in wanted and name in found}
+
+
+def measure(facts: Row, sides: Mapping[str, list[str]], repeats: int) -> Row:
+    """Median seconds of a step of each side, its peak memory, and its loss after the same number of steps."""
+    running: dict[str, Side] = {}
+    try:
+        for name, command in sides.items():
+            if name not in facts["missing"]:
+                try:
+                    running[name] = Side(command)
+                except RuntimeError as problem:
+                    facts["missing"][name] = str(problem)
+        for side in running.values():
+            side.step()  # the second is still slower than the rest
+        laps: dict[str, list[float]] = {name: [] for name in running}
+        for _ in range(repeats):
+            for name, side in running.items():
+                laps[name].append(calm(side.step, tries=3)[0])
+    finally:
+        for side in running.values():
+            side.close()
+    facts["seconds"] = {name: statistics.median(times) for name, times in laps.items()}
+    facts["peak"] = {name: side.answers[-1]["peak"] for name, side in running.items()}
+    facts["losses"] = {name: [a["loss"] for a in side.answers] for name, side in running.items()}
+    return facts
+
+
+# -- what is printed ----------------------------------------------------------------------------------------------------
+
+
+def print_steps(rows: Sequence[Row]) -> None:
+    names = [name for name in SIDES if any(name in row["seconds"] for row in rows)]
+    others = [name for name in names if name != "ours"]
+    columns = ["network", "input", *(f"{SIDES[n]} ms" for n in names), *(f"{SIDES[n]} / ours" for n in others)]
+    columns += [f"{SIDES[n]} MB" for n in names]
+    body = []
+    for row in rows:
+        times, peaks = row["seconds"], row["peak"]
+        cells = [row["title"], "x".join(map(str, row["x"]))]
+        cells += [f"{1e3 * times[n]:.0f}" if n in times else "-" for n in names]
+        cells += [f"{times[n] / times['ours']:.2f}" if n in times and "ours" in times else "-" for n in others]
+        cells += [f"{peaks[n] / 1e6:.0f}" if n in peaks else "-" for n in names]
+        body.append(cells)
+    print(f"\n{table(columns, body)}\n")
+    both = [row for row in rows if "ours" in row["seconds"]]
+    for n in others:
+        times = [row["seconds"][n] / row["seconds"]["ours"] for row in both if n in row["seconds"]]
+        peaks = [row["peak"]["ours"] / row["peak"][n] for row in both if n in row["peak"]]
+        print(
+            f"{SIDES[n]}'s time over ours: geometric mean {geometric_mean(times):.2f}, least {min(times):.2f}. "
+            f"Our peak memory over its: geometric mean {geometric_mean(peaks):.2f}, most {max(peaks):.2f}."
+        )
+    built = "; ".join(f"{row['title']} {row['build']:.1f} s, {row['nodes']:,} nodes" for row in rows)
+    print(f"Building the step: {built}.")
+    apart = [
+        abs(a - b)
+        for row in both
+        for v in row["losses"].values()
+        for a, b in zip(v, row["losses"]["ours"], strict=False)
+    ]
+    print(f"Losses after the same number of steps: at most {max(apart, default=0):.1e} apart between the sides.")
+    for row in rows:
+        for n, reason in row["missing"].items():
+            print(f"{row['title']}: {SIDES[n]} could not run it: {reason}")
+
+
+# -- the program --------------------------------------------------------------------------------------------------------
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.steps", description=__doc__.splitlines()[0])
+    parser.add_argument("networks", nargs="*", help=f"of {', '.join(NETWORKS)}; all by default")
+    parser.add_argument("--compile", action="store_true", help="time torch.compile too")
+    parser.add_argument("--without", nargs="+", default=[], choices=list(SIDES), help="sides to leave out")
+    parser.add_argument("--quick", action="store_true", help="small batches, three repeats")
+    parser.add_argument("--batch", type=int, default=0)
+    parser.add_argument("--lowering", default="auto")
+    parser.add_argument("--threads", type=int, default=default_threads())
+    parser.add_argument("--repeat", type=int, default=7)
+    parser.add_argument("--json", type=Path, help="also write the measurements to a file")
+    parser.add_argument("--from", dest="saved", nargs="+", type=Path, help="print such files instead of measuring")
+    arguments = parser.parse_args(words)
+    unknown = [name for name in arguments.networks if name not in NETWORKS]
+    if unknown:
+        parser.error(f"there is no network {unknown[0]!r}")
+    if arguments.saved:
+        facts, rows = saved(arguments.saved, "steps")
+    else:
+        facts, rows = machine(arguments.threads), measured(arguments)
+        save(arguments.json, "steps", facts, rows)
+    print(machine_text(facts))
+    print_steps(rows)
+
+
+def measured(arguments: argparse.Namespace) -> list[Row]:
+    wanted = [name for name in SIDES if name not in arguments.without]
+    if not arguments.compile:
+        wanted.remove("compile")
+    elif not any(map(shutil.which, ("g++", "clang++", "c++"))):
+        print("torch.compile is left out: it needs a C++ compiler.", file=sys.stderr)
+        wanted.remove("compile")
+    ort = environment("ort-training") if "ort" in wanted else None
+    rows = []
+    for name in arguments.networks or NETWORKS:
+        print(f"  {name}", file=sys.stderr, flush=True)
+        batch = arguments.batch or (2 if arguments.quick else 0)
+        with TemporaryDirectory() as folder:
+            facts = prepare(name, Path(folder), batch, 0, ort=ort, lowering=arguments.lowering)
+            sides = commands(wanted, Path(folder), arguments.threads, ort)
+            rows.append(measure(facts, sides, 3 if arguments.quick else arguments.repeat))
+    return rows
+
+
+if __name__ == "__main__":
+    main()
