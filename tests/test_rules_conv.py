@@ -161,7 +161,7 @@ def test_forced_lowering_is_used_and_reported(op_type: str) -> None:
                 row({op_type: name})
             continue
         assert (row({op_type: name})["chosen"], row({op_type: name})["forced"]) == (name, True)
-        assert row({"conv": name})["chosen"] == name
+        assert row({f"{op_type}:conv": name})["chosen"] == name
 
 
 def test_lowerings_have_summaries_and_cases() -> None:
