@@ -9,6 +9,7 @@ import io
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -86,14 +87,9 @@ def residual_stages(
     return nn.Sequential(*layers)
 
 
-def resnet18(classes: int = 1000) -> nn.Module:
+def resnet(block: Callable[[int, int, int, int], nn.Module], counts: Sequence[int], expansion: int) -> nn.Module:
     stem = [conv_norm(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1)]
-    return nn.Sequential(*stem, residual_stages(basic_block, [2, 2, 2, 2], 1, 2), head(512, classes))
-
-
-def resnet50(classes: int = 1000) -> nn.Module:
-    stem = [conv_norm(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1)]
-    return nn.Sequential(*stem, residual_stages(bottleneck, [3, 4, 6, 3], 4, 2), head(2048, classes))
+    return nn.Sequential(*stem, residual_stages(block, counts, expansion, 2), head(512 * expansion, 1000))
 
 
 def resnet18_3d(classes: int = 400) -> nn.Module:
@@ -342,8 +338,8 @@ class Network:
 
 IMAGE = (3, 224, 224)
 NETWORKS = {
-    "resnet18": Network("ResNet-18", resnet18, 16, IMAGE),
-    "resnet50": Network("ResNet-50", resnet50, 8, IMAGE),
+    "resnet18": Network("ResNet-18", partial(resnet, basic_block, [2, 2, 2, 2], 1), 16, IMAGE),
+    "resnet50": Network("ResNet-50", partial(resnet, bottleneck, [3, 4, 6, 3], 4), 8, IMAGE),
     "mobilenet_v2": Network("MobileNetV2", mobilenet_v2, 16, IMAGE),
     "mobilenet_v3": Network("MobileNetV3-Large", mobilenet_v3, 16, IMAGE),
     "efficientnet_b0": Network("EfficientNet-B0", efficientnet_b0, 8, IMAGE),
@@ -353,6 +349,15 @@ NETWORKS = {
     "resnet18_3d": Network("3-D ResNet-18", resnet18_3d, 4, (3, 8, 64, 64), 400),
     "ecg_resnet": Network("1-D ResNet (ECG)", ecg_resnet, 16, (12, 4096), 6),
 }
+DEEPER = {
+    "resnet34": Network("ResNet-34", partial(resnet, basic_block, [3, 4, 6, 3], 1), 8, IMAGE),
+    "resnet101": Network("ResNet-101", partial(resnet, bottleneck, [3, 4, 23, 3], 4), 8, IMAGE),
+}
+"""For scaling alone."""
+
+
+def network(name: str) -> Network:
+    return NETWORKS.get(name) or DEEPER[name]
 
 
 def export(module: nn.Module, x: Tensor, *, dynamic_batch: bool = False) -> onnx.ModelProto:

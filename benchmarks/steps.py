@@ -27,7 +27,7 @@ from onnx import numpy_helper
 
 import onnx_convgrad as og
 from benchmarks.environments import environment
-from benchmarks.networks import NETWORKS, export
+from benchmarks.networks import NETWORKS, export, network
 from benchmarks.tables import geometric_mean, save, saved, table
 from onnx_convgrad.bench.timing import calm, default_threads, machine, machine_text
 
@@ -41,9 +41,9 @@ SIDES = {"eager": "PyTorch", "compile": "torch.compile", "ort": "ORT training 1.
 
 def prepare(name: str, folder: Path, batch: int, size: int, *, ort: Path | None, lowering: str) -> Row:
     """Write what the sides read; what building took, and why a side is left out."""
-    network = NETWORKS[name]
-    module = network.module()
-    x, target = network.data(batch, size)
+    net = network(name)
+    module = net.module()
+    x, target = net.data(batch, size)
     np.save(folder / "x.npy", x.numpy())
     np.save(folder / "target.npy", target.numpy())
     proto = export(module, x)
@@ -70,7 +70,7 @@ def prepare(name: str, folder: Path, batch: int, size: int, *, ort: Path | None,
         "next": {v.name: v.next for v in moving},
     }
     (folder / "plan.json").write_text(json.dumps(plan))
-    facts: Row = {"network": name, "title": network.title, "x": list(x.shape), "missing": {}}
+    facts: Row = {"network": name, "title": net.title, "x": list(x.shape), "missing": {}}
     facts |= {"build": seconds, "nodes": len(step.graph.node)}
     if ort:
         command = [str(ort), "-m", "benchmarks.sides.ort_training", "prepare", str(folder)]

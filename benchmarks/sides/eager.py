@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from benchmarks.networks import NETWORKS
+from benchmarks.networks import network
 from benchmarks.sides.serve import serve
 
 
 def main(folder: Path, threads: int, *, compiled: bool) -> None:
     torch.set_num_threads(threads)
     plan = json.loads((folder / "plan.json").read_text())
-    module = NETWORKS[plan["network"]].module()
+    module = network(plan["network"]).module()
     x, target = (torch.from_numpy(np.load(folder / f"{name}.npy")) for name in ("x", "target"))
     optimizer = torch.optim.SGD(module.parameters(), lr=plan["learning_rate"])
     forward = torch.compile(module) if compiled else module

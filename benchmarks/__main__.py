@@ -1,0 +1,40 @@
+"""All tables of the README in one run: `python -m benchmarks [--quick] [--threads N] [--json FOLDER]`.
+
+Each is also a program: `python -m benchmarks.layers`, `.steps`, `.build` and `.scaling`. Half an hour; `--quick` takes some
+minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from benchmarks import build, layers, scaling, steps
+from onnx_convgrad.bench.timing import default_threads
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a few shapes, small batches, three repeats")
+    parser.add_argument("--threads", type=int, default=default_threads())
+    parser.add_argument("--json", type=Path, metavar="FOLDER", help="also write the measurements there")
+    arguments = parser.parse_args()
+    if arguments.json:
+        arguments.json.mkdir(parents=True, exist_ok=True)
+    quick = ["--quick"] if arguments.quick else []
+    threads = ["--threads", str(arguments.threads)]
+    for title, program, words in (
+        ("Layers", layers, threads),
+        ("Choice of lowerings", layers, [*threads, "--all"]),
+        ("Training steps", steps, threads),
+        ("Building", build, []),
+        ("Scaling", scaling, threads),
+    ):
+        name = title.lower().replace(" ", "_")
+        saving = ["--json", str(arguments.json / f"{name}.json")] if arguments.json else []
+        print(f"\n## {title}\n", flush=True)
+        program.main([*words, *quick, *saving])
+
+
+if __name__ == "__main__":
+    main()

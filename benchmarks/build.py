@@ -1,0 +1,168 @@
+"""Table (c): how long differentiating takes, and how many nodes come out, against onnx-ad 0.3.0.
+
+    python -m benchmarks.build
+
+onnx-ad differentiates graph inputs of models in inference mode and with static shapes, so that is what is compared; our
+gradients of all parameters, in training mode too, are beside it. Seconds after imports, median of three.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+import onnx_convgrad as og
+from benchmarks.environments import environment
+from benchmarks.networks import NETWORKS, export
+from benchmarks.steps import ROOT, why
+from benchmarks.tables import save, saved, table
+from onnx_convgrad.bench.timing import default_threads, machine, machine_text
+from onnx_convgrad.registry import load_rules
+
+Row = dict[str, Any]
+
+
+def one_conv() -> onnx.ModelProto:
+    return chain(1, only_conv=True)
+
+
+def chain(blocks: int, *, only_conv: bool = False) -> onnx.ModelProto:
+    """Residual blocks of five nodes: Conv, Relu, Conv, Add, Relu; or the first Conv alone."""
+    weight = np.random.default_rng(0).standard_normal((4, 4, 3, 3)).astype(np.float32)
+    nodes, weights, top = [], [], "x"
+    for i in range(blocks):
+        weights += [numpy_helper.from_array(weight, f"w{i}a"), numpy_helper.from_array(weight, f"w{i}b")]
+        nodes += [
+            helper.make_node("Conv", [top, f"w{i}a"], [f"a{i}"], pads=[1, 1, 1, 1]),
+            helper.make_node("Relu", [f"a{i}"], [f"b{i}"]),
+            helper.make_node("Conv", [f"b{i}", f"w{i}b"], [f"c{i}"], pads=[1, 1, 1, 1]),
+            helper.make_node("Add", [f"c{i}", top], [f"d{i}"]),
+            helper.make_node("Relu", [f"d{i}"], [f"e{i}"]),
+        ]
+        top = f"e{i}"
+    if only_conv:
+        nodes, weights, top = nodes[:1], weights[:1], "a0"
+    shape = [2, 4, 16, 16]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)]
+    outputs = [helper.make_tensor_value_info(top, TensorProto.FLOAT, shape)]
+    graph = helper.make_graph(nodes, "chain", inputs, outputs, weights)
+    return onnx.shape_inference.infer_shapes(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    )
+
+
+def exported(name: str, *, training: bool = False) -> onnx.ModelProto:
+    network = NETWORKS[name]
+    return export(network.module().train(training), network.data(2)[0])
+
+
+Maker = Callable[[], onnx.ModelProto]
+MODELS: dict[str, tuple[Maker, Maker | None]] = {
+    "one Conv": (one_conv, None),
+    **{
+        NETWORKS[name].title: (
+            lambda name=name: exported(name),
+            lambda name=name: exported(name, training=True),
+        )
+        for name in ("resnet18", "resnet50", "mobilenet_v2", "convnext_tiny")
+    },
+    "chain of 1,000 nodes": (lambda: chain(200), None),
+    "chain of 10,000 nodes": (lambda: chain(2000), None),
+}
+LONG = "chain of 10,000 nodes"
+
+
+def measure(model: onnx.ModelProto, runs: int, **arguments: Any) -> Row:
+    """Median seconds of `augment`, and the nodes that come out."""
+    laps, nodes = [], 0
+    for _ in range(runs):
+        start = time.perf_counter()
+        nodes = len(og.augment(model, **arguments).graph.node)
+        laps.append(time.perf_counter() - start)
+    return {"seconds": statistics.median(laps), "nodes": nodes}
+
+
+def theirs(python: Path, model: onnx.ModelProto, runs: int) -> Row:
+    """The same of onnx-ad; the reason where it refuses."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        onnx.save(model, path)
+        command = [str(python), "-m", "benchmarks.sides.onnx_ad", str(path), str(runs)]
+        try:
+            result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+        except subprocess.TimeoutExpired:
+            return {"reason": "not done after five minutes"}
+    return {"reason": why(result.stderr)} if result.returncode else json.loads(result.stdout)
+
+
+def measured(names: Sequence[str], runs: int) -> list[Row]:
+    load_rules()
+    measure(one_conv(), 1, wrt="inputs")
+    peer = environment("onnx-ad")
+    rows = []
+    for name in names:
+        print(f"  {name}", file=sys.stderr, flush=True)
+        inference, training = MODELS[name]
+        model = inference()
+        row = {"model": name, "nodes": len(model.graph.node)}
+        row["onnx-ad"] = theirs(peer, model, runs) if peer else {"reason": "no environment"}
+        row["inputs"] = measure(model, runs, wrt="inputs")
+        row["parameters"] = measure(model, runs, wrt="parameters")
+        if training:
+            row["training"] = measure(training(), runs, wrt="parameters", training=True)
+        rows.append(row)
+    return rows
+
+
+def print_build(rows: Sequence[Row]) -> None:
+    columns = ["model", "nodes"]
+    titles = {
+        "onnx-ad": "onnx-ad, inputs",
+        "inputs": "ours, inputs",
+        "parameters": "parameters",
+        "training": "training",
+    }
+    columns += [cell for title in titles.values() for cell in (f"{title} s", "nodes")]
+    body = []
+    for row in rows:
+        cells = [row["model"], f"{row['nodes']:,}"]
+        for kind in titles:
+            found = row.get(kind, {})
+            cells += [f"{found['seconds']:.3f}", f"{found['nodes']:,}"] if "seconds" in found else ["-", "-"]
+        body.append(cells)
+    print(f"\n{table(columns, body)}\n")
+    for row in rows:
+        if "reason" in row["onnx-ad"]:
+            print(f"onnx-ad on {row['model']}: {row['onnx-ad']['reason']}")
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.build", description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="once each, without the longest")
+    parser.add_argument("--json", type=Path, help="also write the measurements to a file")
+    parser.add_argument("--from", dest="saved", nargs="+", type=Path, help="print such files instead of measuring")
+    arguments = parser.parse_args(words)
+    if arguments.saved:
+        facts, rows = saved(arguments.saved, "build")
+    else:
+        names = [name for name in MODELS if not (arguments.quick and name == LONG)]
+        facts, rows = machine(default_threads()), measured(names, 1 if arguments.quick else 3)
+        save(arguments.json, "build", facts, rows)
+    print(machine_text(facts))
+    print_build(rows)
+
+
+if __name__ == "__main__":
+    main()
