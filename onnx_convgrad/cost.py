@@ -36,13 +36,13 @@ class Rates:
 
     gemm: float = 2.0e11
     small: float = 20.0
-    cached: float = 1.1e11
-    memory: float = 3.2e10
-    cache: float = 3.2e7
-    node: float = 3e-6
+    cached: float = 1.3e11
+    memory: float = 3.5e10
+    cache: float = 4e7
+    node: float = 1.5e-6
     item: float = 1e-9
     run: float = 1e-8
-    tap: float = 1.2e-10
+    tap: float = 1e-10
 
 
 @dataclass(frozen=True, slots=True)

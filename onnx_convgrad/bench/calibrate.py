@@ -1,0 +1,94 @@
+"""Measuring the speeds that the cost model uses, each by one small model made of the kind of node that it is about.
+
+The formulas are those of `onnx_convgrad.node_cost`, solved for the rate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from onnx_convgrad.bench.timing import Bound, Turns, interleave
+from onnx_convgrad.cost import Rates
+
+__all__ = ["Probe", "calibrate"]
+
+Shape = tuple[int, ...]
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One node (or a chain of equal ones) to be timed: operand shapes, constant operands, attributes."""
+
+    op_type: str
+    shapes: tuple[Shape, ...]
+    constants: tuple[Sequence[int], ...] = ()
+    attributes: tuple[tuple[str, Any], ...] = ()
+    length: int = 1
+
+    def model(self) -> onnx.ModelProto:
+        inputs = [helper.make_tensor_value_info(f"x{i}", TensorProto.FLOAT, s) for i, s in enumerate(self.shapes)]
+        constants = [numpy_helper.from_array(np.asarray(c, np.int64), f"c{i}") for i, c in enumerate(self.constants)]
+        names = [*(v.name for v in inputs), *(c.name for c in constants)]
+        nodes = []
+        for i in range(self.length):
+            nodes.append(helper.make_node(self.op_type, names, [f"y{i}"], **dict(self.attributes)))
+            names[0] = f"y{i}"
+        output = helper.make_tensor_value_info(f"y{self.length - 1}", TensorProto.FLOAT, None)
+        graph = helper.make_graph(nodes, "probe", inputs, [output], constants)
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+    def seconds(self, threads: int, repeats: int) -> float:
+        """Median time of one node."""
+        rng = np.random.default_rng(0)
+        feed = {f"x{i}": rng.standard_normal(s).astype(np.float32) for i, s in enumerate(self.shapes)}
+        side = Turns(Bound(self.model().SerializeToString(), feed, threads))
+        return interleave({"probe": side}, repeats=repeats)["probe"] / self.length
+
+
+def _add(count: int, length: int = 1) -> Probe:
+    return Probe("Add", ((count,), (count,)), length=length)
+
+
+def calibrate(threads: int, *, repeats: int = 5, progress: Progress = lambda _: None) -> Rates:
+    """Measure the rates of the CPU provider with so many threads; takes some seconds.
+
+    Raises:
+        ExecutionError: ONNX Runtime is missing.
+    """
+
+    def timed(what: str, probe: Probe) -> float:
+        progress(what)
+        return probe.seconds(threads, repeats)
+
+    node = timed("one kernel", _add(8, 200))
+    m, n, k = 1024, 1024, 1024
+    product = timed("matrix products", Probe("MatMul", ((m, k), (k, n))))
+    gemm = 2.0 * m * n * k * (1 + 8 / n + 8 / k) / product  # `small` is corrected for below
+    rows, columns, batch = 16, 256, 64
+    narrow = timed("narrow matrix products", Probe("MatMul", ((batch, rows, k), (batch, k, columns))))
+    ideal = 2.0 * batch * rows * columns * k / gemm
+    small = max(1.0, rows * (narrow / ideal - 1 - 8 / columns - 8 / k))
+    gemm *= 1 + small / m
+    sizes = [2**p for p in range(17, 25)]
+    speeds = {3 * 4 * size: 12 * size / timed("passes over memory", _add(size)) for size in sizes}
+    cached, memory = max(speeds.values()), speeds[3 * 4 * sizes[-1]]
+    middle = math.sqrt(cached * memory)
+    cache = next((float(b) for b, speed in speeds.items() if speed < middle and b > sizes[0] * 12), 12.0 * sizes[-1])
+    grid = (4, 64, 56, 56)
+    strided = Probe("Slice", (grid,), ([0, 0], [56, 56], [2, 3], [2, 2]))
+    item = timed("single elements", strided) / (4 * 64 * 28 * 28)
+    padded = Probe("Pad", ((4, 512, 7, 7),), ([0, 0, 1, 1, 0, 0, 1, 1],))
+    run = timed("short rows", padded) / (4 * 512 * 9) / 1.2
+    attributes = (("group", 64), ("pads", [1, 1, 1, 1]))
+    depthwise = Probe("Conv", ((4, 64, 56, 56), (64, 1, 3, 3)), attributes=attributes)
+    tap = timed("depthwise convolutions", depthwise) / (4 * 64 * 56 * 56 * 9) / (1 + 100 / 56**2)
+    found = Rates(gemm, small, cached, memory, cache, node, item, run, tap)
+    return Rates(**{name: float(f"{value:.4g}") for name, value in asdict(found).items()})

@@ -1,0 +1,110 @@
+"""The speeds of this machine, as `bench --calibrate` measured them, kept in the user's cache folder.
+
+One JSON file, `rates.json`, holds an entry per ONNX Runtime version, provider, number of threads and processor. The
+environment variable `ONNX_CONVGRAD_CACHE` names another folder; an empty value turns the store off.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, fields, replace
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from onnx_convgrad.cost import Rates, Target
+
+__all__ = ["Store", "calibrated", "cores", "key", "processor"]
+
+_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+_VECTORS = {"avx512f": "AVX-512", "avx2": "AVX2", "avx": "AVX"}
+_FILE = "rates.json"
+
+
+def cores() -> int:
+    """Processor cores of this process: what ONNX Runtime uses when nobody says how many threads."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@cache
+def processor() -> str:
+    """Model of the processor and its widest vector unit, for kernels are chosen by it."""
+    info = Path("/proc/cpuinfo")
+    if not info.exists():
+        return platform.processor() or platform.machine()
+    pairs = (line.partition(":") for line in info.read_text().splitlines())
+    found = {name.strip(): value.strip() for name, _, value in pairs}
+    width = next((text for flag, text in _VECTORS.items() if flag in found.get("flags", "").split()), "")
+    return " ".join(part for part in (found.get("model name", platform.machine()), width) if part)
+
+
+def key(target: str, threads: int | None = None) -> str:
+    """What speeds depend on: runtime, provider, threads, processor."""
+    return f"onnxruntime {_runtime()}; {_PROVIDERS[target]}; {threads or cores()} threads; {processor()}"
+
+
+@cache
+def _runtime() -> str:
+    """The installed version, without the second that importing it takes."""
+    for package in ("onnxruntime", "onnxruntime-gpu"):
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            continue
+    return "none"
+
+
+class Store:
+    """The file of measured speeds. A damaged one counts as empty, with a warning."""
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
+        """Use `folder`, else the environment's, else the user's cache folder."""
+        if folder is None:
+            folder = os.environ.get("ONNX_CONVGRAD_CACHE")
+        if folder is None:
+            from platformdirs import user_cache_dir
+
+            folder = user_cache_dir("onnx_convgrad", appauthor=False)
+        self.path = Path(folder) / _FILE if str(folder) else None
+
+    def read(self) -> dict[str, dict[str, float]]:
+        """Every entry: key -> rate -> number."""
+        if self.path is None or not self.path.is_file():
+            return {}
+        try:
+            found = json.loads(self.path.read_text())
+            return {name: {rate: float(value) for rate, value in rates.items()} for name, rates in found.items()}
+        except (ValueError, AttributeError, TypeError, OSError) as problem:
+            warnings.warn(f"{self.path} is not readable and is left out: {problem}.", UserWarning, stacklevel=3)
+            return {}
+
+    def write(self, name: str, rates: Rates) -> Path:
+        """Add or replace an entry; the file is replaced as a whole, so that no reader sees half of it.
+
+        Raises:
+            OSError: The folder cannot be written, or the store is turned off.
+        """
+        if self.path is None:
+            raise OSError("the store is turned off by an empty ONNX_CONVGRAD_CACHE")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        entries: dict[str, Any] = {**self.read(), name: asdict(rates)}
+        temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_text(json.dumps(entries, indent=2))
+        temporary.replace(self.path)
+        return self.path
+
+
+def calibrated(target: Target, store: Store | None = None) -> Target:
+    """The target with the speeds measured on this machine, if there are any; else as it is."""
+    if target.name not in _PROVIDERS:
+        return target
+    found: Mapping[str, float] | None = (store or Store()).read().get(key(target.name))
+    names = {f.name for f in fields(Rates)}
+    if found is None or set(found) != names or min(found.values()) <= 0:
+        return target
+    return replace(target, rates=Rates(**found))
