@@ -1,0 +1,226 @@
+"""Winograd lowerings of Conv and its gradients against float64 PyTorch: geometry, accuracy, and what they refuse."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+import onnx_convgrad as og
+from onnx_convgrad.rules.conv_winograd import MOST, SIZES, matrices, tiled
+from onnx_convgrad.runtime import run
+
+SETTINGS = settings(deadline=None, max_examples=100, derandomize=True, suppress_health_check=list(HealthCheck))
+CONV = {1: torch.nn.functional.conv1d, 2: torch.nn.functional.conv2d, 3: torch.nn.functional.conv3d}
+OPERATORS = ("Conv", "ConvInputGrad", "ConvWeightGrad")
+
+Arrays = dict[str, np.ndarray]
+
+
+def _model(
+    arrays: Arrays, batch: str | None = None, dtype: int = TensorProto.FLOAT, **attributes: object
+) -> onnx.ModelProto:
+    inputs = []
+    for name, array in arrays.items():
+        dims: list = list(array.shape)
+        if batch and name == "x":
+            dims[0] = batch
+        inputs.append(helper.make_tensor_value_info(name, dtype, dims))
+    node = helper.make_node("Conv", list(arrays), ["y"], name="conv", **attributes)
+    graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("y", dtype, None)])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def _arrays(shape: tuple[int, ...], weight: tuple[int, ...], *, bias: bool = True) -> Arrays:
+    rng = np.random.default_rng(0)
+    shapes = {"x": shape, "w": weight} | ({"b": weight[:1]} if bias else {})
+    return {k: rng.standard_normal(s).astype(np.float32) for k, s in shapes.items()}
+
+
+def _oracle(arrays: Arrays, seed: np.ndarray | None, begin: list[int], end: list[int]) -> Arrays:
+    """The output, and with a seed the gradients, in float64."""
+    t = {k: torch.tensor(v, dtype=torch.float64, requires_grad=True) for k, v in arrays.items()}
+    pads = [p for pair in reversed(list(zip(begin, end, strict=True))) for p in pair]
+    y = CONV[len(begin)](torch.nn.functional.pad(t["x"], pads), t["w"], t.get("b"))
+    found = {"y": y.detach().numpy()}
+    if seed is not None:
+        y.backward(torch.tensor(seed, dtype=torch.float64))
+        found |= {f"{k}_grad": v.grad.numpy() for k, v in t.items()}
+    return found
+
+
+def _lowered(model: onnx.ModelProto, most: int) -> tuple[onnx.ModelProto, set[str]]:
+    """The model with every operator that applies lowered to tiles of at most `most`, and which operators those are."""
+    used = {}
+    for op in OPERATORS:
+        try:
+            og.augment(model, wrt=["x", "w"], training=True, lowering={op: f"winograd_{most}"})
+        except og.LoweringError:
+            continue
+        used[op] = f"winograd_{most}"
+    return og.augment(model, wrt=list(_inputs(model)), training=True, lowering=used or "auto"), set(used)
+
+
+def _inputs(model: onnx.ModelProto) -> list[str]:
+    return [i.name for i in model.graph.input]
+
+
+def _error(got: np.ndarray, want: np.ndarray) -> float:
+    assert got.shape == want.shape
+    return float(np.linalg.norm(got - want) / max(np.linalg.norm(want), 1e-6))
+
+
+@st.composite
+def geometry(draw: st.DrawFn) -> dict:
+    rank = draw(st.integers(1, 3))
+    most, taps = {1: (20, 7), 2: (11, 5), 3: (6, 3)}[rank]
+
+    def each(low: int, high: int) -> list[int]:
+        return draw(st.lists(st.integers(low, high), min_size=rank, max_size=rank))
+
+    return {
+        "shape": (draw(st.integers(1, 2)), draw(st.integers(1, 5)), *each(1, most)),
+        "weight": (draw(st.integers(1, 5)), 0, *each(1, taps)),
+        "begin": each(0, 3),
+        "end": each(0, 3),
+        "bias": draw(st.booleans()),
+    }
+
+
+def _fits(g: dict) -> bool:
+    rows = zip(g["shape"][2:], g["weight"][2:], g["begin"], g["end"], strict=True)
+    return max(g["weight"][2:]) > 1 and all(x + b + e >= k for x, k, b, e in rows)
+
+
+@SETTINGS
+@given(geometry().filter(_fits), st.sampled_from(SIZES))
+def test_random_geometry(g: dict, most: int) -> None:
+    weight = (g["weight"][0], g["shape"][1], *g["weight"][2:])
+    arrays = _arrays(g["shape"], weight, bias=g["bias"])
+    pads = [*g["begin"], *g["end"]]
+    y = _oracle(arrays, None, g["begin"], g["end"])["y"]
+    seed = np.random.default_rng(1).standard_normal(y.shape).astype(np.float32)
+    if y.size == 1:  # a single element needs no seed: it is 1
+        seed = np.ones(y.shape, np.float32)
+    want = _oracle(arrays, seed, g["begin"], g["end"])
+    model, used = _lowered(_model(arrays, pads=pads), most)
+    got = run(model, {**arrays, "y_grad": seed} if y.size > 1 else arrays)
+    for name, value in want.items():
+        assert _error(got[name], value) < 1e-4, (name, used)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "taps"), [(m, k) for m in range(1, MOST + 1) for k in range(1, MOST + 1) if m + k - 1 <= MOST]
+)
+def test_matrices_correlate(outputs: int, taps: int) -> None:
+    a, g, b = matrices(outputs, taps)
+    rng = np.random.default_rng(0)
+    w, x = rng.standard_normal(taps), rng.standard_normal(outputs + taps - 1)
+    np.testing.assert_allclose(a @ ((g @ w) * (b @ x)), np.correlate(x, w, "valid"), rtol=1e-11, atol=1e-11)
+
+
+@given(st.integers(1, 300), st.integers(1, MOST - 1), st.sampled_from(SIZES))
+def test_tiles_cover_the_axis_and_no_tile_is_superfluous(size: int, taps: int, most: int) -> None:
+    axis = tiled(size, taps, most)
+    assert axis.outputs >= size > axis.outputs - axis.tile
+    assert axis.window <= MOST
+    assert axis.tile <= most
+
+
+@pytest.mark.parametrize("positive", [False, True], ids=["normal", "relu"])
+@pytest.mark.parametrize(("most", "bound"), [(2, 3e-6), (4, 1e-5), (6, 3e-5)])
+@pytest.mark.parametrize(
+    ("shape", "features", "kernel"),
+    [((4, 32, 28, 28), 48, (3, 3)), ((2, 16, 21, 15), 16, (5, 5)), ((2, 16, 12, 13, 14), 8, (3, 3, 3))],
+    ids=["3x3", "5x5", "3x3x3"],
+)
+def test_accuracy(
+    shape: tuple[int, ...], features: int, kernel: tuple[int, ...], most: int, bound: float, positive: bool
+) -> None:
+    arrays = _arrays(shape, (features, shape[1], *kernel))
+    if positive:
+        arrays["x"] = np.maximum(arrays["x"], 0)
+    pads = [k // 2 for k in kernel]
+    seed = np.random.default_rng(1).standard_normal((shape[0], features, *shape[2:])).astype(np.float32)
+    want = _oracle(arrays, seed, pads, pads)
+    model, used = _lowered(_model(arrays, pads=[*pads, *pads]), most)
+    assert used == set(OPERATORS) or most == 6  # six outputs and five taps need too many points
+    got = run(model, {**arrays, "y_grad": seed})
+    for name, value in want.items():
+        assert _error(got[name], value) < bound, name
+
+
+def test_a_trimmed_operand() -> None:
+    """The gradients of a ConvTranspose padded by more than its kernel are those of a convolution with negative pads."""
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal(s).astype(np.float32) for s in ((2, 3, 12, 11), (3, 4, 3, 3)))
+    values = [helper.make_tensor_value_info(k, TensorProto.FLOAT, v.shape) for k, v in (("x", x), ("w", w))]
+    node = helper.make_node("ConvTranspose", ["x", "w"], ["y"], name="conv", pads=[4, 0, 3, 5])
+    graph = helper.make_graph([node], "g", values, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    tx, tw = (torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (x, w))
+    y = torch.nn.functional.conv_transpose2d(tx, tw)[:, :, 4:-3, :-5]
+    seed = rng.standard_normal(tuple(y.shape)).astype(np.float32)
+    y.backward(torch.tensor(seed, dtype=torch.float64))
+    for most in SIZES:
+        augmented = og.augment(model, wrt=["x", "w"], lowering={"ConvWeightGrad": f"winograd_{most}"})
+        got = run(augmented, {"x": x, "w": w, "y_grad": seed})
+        for name, t in (("x", tx), ("w", tw)):
+            assert _error(got[f"{name}_grad"], t.grad.numpy()) < 1e-4
+
+
+def test_a_batch_of_unknown_size_is_refused() -> None:
+    model = _model(_arrays((2, 4, 12, 12), (4, 4, 3, 3)), "n", pads=[1, 1, 1, 1])
+    for op in OPERATORS:
+        with pytest.raises(og.LoweringError, match="the batch size is not known and may be zero"):
+            og.augment(model, wrt=["x", "w"], training=True, lowering={op: "winograd_4"})
+
+
+def test_forward_and_weight_gradient_share_the_tiles_of_x() -> None:
+    arrays = _arrays((2, 3, 12, 12), (4, 3, 3, 3), bias=False)
+    model = _model(arrays, pads=[1, 1, 1, 1])
+    counts = []
+    for choices in (
+        {"Conv": "winograd_4", "ConvWeightGrad": "im2col_gemm"},
+        {"Conv": "conv", "ConvWeightGrad": "winograd_4"},
+        {"Conv": "winograd_4", "ConvWeightGrad": "winograd_4"},
+    ):
+        augmented = og.augment(model, wrt=["w"], training=True, lowering=choices)
+        counts.append(sum(n.op_type == "Conv" for n in augmented.graph.node))
+    assert counts == [2, 1 + 4, 4]  # x on two axes; the Conv itself, and x and dY on two axes; those again
+
+
+@pytest.mark.parametrize(
+    ("weight", "attributes", "reason"),
+    [
+        ((4, 4, 3, 3), {"strides": [2, 1]}, r"strides \[2, 1\] are not 1"),
+        ((4, 4, 3, 3), {"dilations": [1, 2]}, r"dilations \[1, 2\] are not 1"),
+        ((4, 2, 3, 3), {"group": 2}, "the convolution has 2 groups"),
+        ((4, 4, 1, 1), {}, "a kernel of one tap leaves nothing to save"),
+        ((4, 4, 9, 3), {"pads": [4, 1, 4, 1]}, "a kernel of 9 rows needs more than 8 points"),
+        ((4, 4, 7, 7), {"pads": [3, 3, 3, 3]}, "smaller tiles do the same"),
+    ],
+)
+def test_refusals(weight: tuple[int, ...], attributes: dict, reason: str) -> None:
+    model = _model(_arrays((2, 4, 12, 12), weight, bias=False), **attributes)
+    for op in OPERATORS:
+        with pytest.raises(og.LoweringError, match=reason):
+            og.augment(model, wrt=["x", "w"], training=True, lowering={op: "winograd_4"})
+
+
+def test_a_half_precision_convolution_is_refused() -> None:
+    model = _model(_arrays((2, 4, 12, 12), (4, 4, 3, 3), bias=False), dtype=TensorProto.FLOAT16)
+    with pytest.raises(og.LoweringError, match="rounds too much for FLOAT16"):
+        og.augment(model, wrt=["x", "w"], lowering={"ConvWeightGrad": "winograd_2"})
+
+
+def test_exact_leaves_winograd_out() -> None:
+    model = _model(_arrays((16, 128, 28, 28), (128, 128, 3, 3), bias=False), pads=[1, 1, 1, 1])
+    for choosing, any_winograd in (("auto", True), ("exact", False)):
+        rows = og.explain(model, wrt=["x", "w"], lowering=choosing).rows
+        chosen = [row["chosen"] for row in rows if row["operator"] in OPERATORS]
+        assert any(name.startswith("winograd") for name in chosen) == any_winograd, choosing
