@@ -129,7 +129,13 @@ def _check(op: str, g: dict, arrays: dict[str, np.ndarray], choices: list, **att
             for name, array in arrays.items():
                 result = got[f"{name}_grad"]
                 assert result.shape == array.shape
-                assert _error(result, want[name]) < 1e-5, (name, shapes, choice)
+                assert _error(result, want[name]) < _bound(choice), (name, shapes, choice)
+
+
+def _bound(choice: str | dict[str, str]) -> float:
+    """Lowerings that are not exact round more than a direct sum does."""
+    forced = {} if isinstance(choice, str) else choice
+    return 1e-5 if all(lowerings()[op][name].exact for op, name in forced.items()) else 1e-4
 
 
 FORCED: list = ["auto"]
