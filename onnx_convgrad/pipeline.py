@@ -20,6 +20,7 @@ from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.forward import forward
 from onnx_convgrad.lowering import Choice, Choosing, Policy, check_choice, check_workspace, lower
 from onnx_convgrad.parameters import resolve_of, resolve_wrt
+from onnx_convgrad.passes.batch_statistics import share_statistics
 from onnx_convgrad.passes.canonicalize import InputShapes, canonicalize
 from onnx_convgrad.passes.training import set_training
 from onnx_convgrad.passes.verify import verify
@@ -95,10 +96,12 @@ def build(
     m = load(model)
     progress("canonicalizing")
     m = canonicalize(m, input_shapes)
-    running = set_training(m.graph) if training else []
-    primal = m.clone()
     graph = m.graph
     sources, targets = resolve_wrt(graph, wrt), resolve_of(graph, of)
+    running = set_training(graph) if training else []
+    moved = share_statistics(graph, {*sources, *targets, *(() if training else graph.outputs)})
+    updated = [(name, moved.get(v, v)) for name, v in running]
+    primal = m.clone()
     if mode in ("grad", "hvp"):
         _require_scalar(targets, mode)
     progress("differentiating")
@@ -107,7 +110,7 @@ def build(
     if mode in ("vjp", "grad", "hvp"):
         del graph.outputs[:]
     else:
-        graph.outputs.extend(job.claim(v, f"{name}_next") for name, v in running if not v.is_graph_output())
+        graph.outputs.extend(job.claim(v, f"{name}_next") for name, v in updated if not v.is_graph_output())
     graph.outputs.extend(results.values())
     if trainable_inputs:
         graph.inputs.extend(v for v in sources if v.is_initializer() and not v.is_graph_input())

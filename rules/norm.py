@@ -18,6 +18,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.emit import Dim, Emitter, known
@@ -95,6 +96,17 @@ class Channels:
         total = reduce(self.e, "ReduceSum", value, self.axes, keepdims=not flat)
         return total if flat else self.flat(total)
 
+    def affine(self, value: ir.Value, slope: ir.Value, shift: ir.Value) -> ir.Value:
+        """slope[c] value + shift[c], in one pass: an inference-mode BatchNormalization of mean 0 and variance 1."""
+        if self.rank is None or self.rank < 2:
+            return self.e.add(self.e.mul(value, self.spread(slope)), self.spread(shift))
+        size = self.e.dim(slope, 0)
+        plain = [
+            self.e.full_like(slope, v) if isinstance(size, ir.Value) else self.e.const(np.full(size, v), slope.dtype)
+            for v in (0, 1)
+        ]
+        return self.e.typed(self.e.op("BatchNormalization", value, slope, shift, *plain, epsilon=0.0), value)
+
     def flat(self, value: ir.Value) -> ir.Value:
         """A value with the channels among axes of size one, as a vector."""
         return self.e.reshape(value, [-1])
@@ -170,57 +182,67 @@ def batch_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangent
 def _batch_normalization_training(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """Mean and variance (of M entries per channel) are those of the batch, and blended into the running ones.
 
-    running = momentum input + (1 - momentum) batch. With a = scale r, h = g - mean(g) and z = x - mean,
-    dx = a h + z k + c,    k = -a r^2 mean(h z) + 2 (1 - momentum) / M drunning_var,
-                           c = (1 - momentum) / M drunning_mean.
-    Centring g first costs no pass more than subtracting at the end, and keeps the rounding of a large mean out of
-    mean(h z).
+    running = momentum input + (1 - momentum) batch. With a = scale r and z = x - mean,
+    dx = a (g - mean(g) - z r^2 mean(g z)) + z k + c,    k = 2 (1 - momentum) / M drunning_var,
+                                                         c = (1 - momentum) / M drunning_mean.
+    Passes over memory: z, its sum, that of g and of their product, one affine map of z, a sum and a product.
     """
     x, scale, bias = n["X"], n["scale"], n["B"]
     momentum = n.float("momentum", 0.9)
     channels = Channels(e, x)
     data = wide(e, x)
-    normalized = Normalized.of(e, data, channels.axes, n.float("epsilon", 1e-5))
-    centred, inverse = normalized.centred, normalized.inverse
+    centred, inverse = _batch_statistics(e, n, channels, data)
     gy = None if g["Y"] is None else wide(e, g["Y"])
-    turned = None if gy is None else e.sub(gy, normalized.mean(gy))
+    count = _count(e, data, scale)
+
+    def moment() -> ir.Value:  # the rounding of a large mean leaves z a sum, with which mean(g) has no business
+        assert gy is not None
+        rest = e.mul(e.div(channels.sum(gy), count), channels.sum(centred))
+        return e.sub(channels.sum(e.mul(gy, centred)), rest)
 
     def from_running(name: str, weight: float) -> ir.Value:
-        share = e.div(e.scalar(weight * (1 - momentum), data), _count(e, data, scale))
+        share = e.div(e.scalar(weight * (1 - momentum), data), count)
         return e.mul(channels.spread(narrow(e, wide(e, g[name]), data)), share)
 
+    def through_y() -> ir.Value:
+        assert gy is not None
+        factor = e.mul(narrow(e, wide(e, scale), data), inverse)
+        slope = e.neg(e.mul(e.square(inverse), e.div(moment(), count)))
+        moved = channels.affine(centred, slope, e.neg(e.div(channels.sum(gy), count)))
+        return e.mul(e.add(gy, moved), channels.spread(factor))
+
     def data_cotangent() -> ir.Value:
-        terms: list[ir.Value] = []
-        slope: list[ir.Value] = []
-        if turned is not None:
-            a = e.mul(channels.spread(narrow(e, wide(e, scale), data)), inverse)
-            moment = normalized.mean(e.mul(turned, centred))
-            terms.append(e.mul(turned, a))
-            slope.append(e.neg(e.mul(e.mul(a, e.square(inverse)), moment)))
+        terms = [] if gy is None else [through_y()]
         if g.get("running_var") is not None:
-            slope.append(from_running("running_var", 2.0))
-        if slope:
-            terms.append(e.mul(centred, e.sum(slope)))
+            terms.append(e.mul(centred, from_running("running_var", 2.0)))
         if g.get("running_mean") is not None:
             shift = from_running("running_mean", 1.0)
             terms.append(shift if terms else e.expand(shift, data))
         return narrow(e, e.sum(terms), x)
 
-    def scale_cotangent() -> ir.Value | None:
-        if turned is None:
-            return None
-        return narrow(e, e.mul(channels.sum(e.mul(turned, centred)), channels.flat(inverse)), scale)
-
     def running(name: str, like: ir.Value) -> ir.Value | None:
-        return None if g.get(name) is None else e.mul(narrow(e, g[name], like), momentum)
+        return None if g.get(name) is None or momentum == 0 else e.mul(narrow(e, g[name], like), momentum)
 
     return {
         "X": data_cotangent,
-        "scale": scale_cotangent,
+        "scale": lambda: None if gy is None else narrow(e, e.mul(moment(), inverse), scale),
         "B": lambda: None if gy is None else narrow(e, channels.sum(gy), bias),
         "input_mean": lambda: running("running_mean", n["input_mean"]),
         "input_var": lambda: running("running_var", n["input_var"]),
     }
+
+
+def _batch_statistics(e: Emitter, n: Call, channels: Channels, data: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """x minus its mean, and the inverse deviation of each channel.
+
+    With momentum 0 the node's own results are the statistics of the batch. Blended ones would cost digits to separate.
+    """
+    epsilon = n.float("epsilon", 1e-5)
+    if n.float("momentum", 0.9) == 0 and len(n.node.outputs) == 3 and all(v.name != "" for v in n.node.outputs):
+        mean, var = (narrow(e, wide(e, n.out(name)), data) for name in ("running_mean", "running_var"))
+        return e.sub(data, channels.spread(mean)), inverse_deviation(e, var, epsilon)
+    normalized = Normalized.of(e, data, channels.axes, epsilon)
+    return normalized.centred, channels.flat(normalized.inverse)
 
 
 def _count(e: Emitter, x: ir.Value, scale: ir.Value) -> ir.Value:

@@ -10,7 +10,7 @@ from onnx.reference import ReferenceEvaluator
 
 import onnx_convgrad as og
 from onnx_convgrad.errors import DifferentiationError
-from onnx_convgrad.runtime import run
+from onnx_convgrad.runtime import run, session
 from onnx_convgrad.testing import Case, check, rand
 
 
@@ -170,6 +170,48 @@ def test_batch_normalization_with_a_large_mean(training: bool) -> None:
     for name, leaf in leaves.items():
         want = leaf.grad.numpy()
         assert np.linalg.norm(got[f"{name}_grad"] - want) <= 1e-5 * np.linalg.norm(want), name
+
+
+def _normalized_twice() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """Two nodes with the same stored statistics, of different data."""
+    stored = {k: np.full(3, v, np.float32) for k, v in {"scale": 2, "B": 1, "mean": 5, "var": 4}.items()}
+    nodes = [
+        helper.make_node("BatchNormalization", ["x", *stored], ["z"], momentum=0.75),
+        helper.make_node("Mul", ["z", "z"], ["s"]),
+        helper.make_node("BatchNormalization", ["s", *stored], ["y"], momentum=0.75),
+    ]
+    model = _model(nodes[0], {"x": (4, 3, 5, 5)}, stored)
+    del model.graph.node[:], model.graph.output[:]
+    model.graph.node.extend(nodes)
+    model.graph.output.append(helper.make_empty_tensor_value_info("y"))
+    return model, stored
+
+
+def test_batch_statistics_are_computed_once_and_blended_apart() -> None:
+    """The gradient takes the statistics of the batch from the node itself; the stored ones survive the run."""
+    torch = pytest.importorskip("torch")
+    model, stored = _normalized_twice()
+    augmented = og.augment(model, wrt=["x", "scale", "B"], training=True)
+    assert not [n for n in augmented.graph.node if n.op_type == "ReduceMean"]
+    generator = np.random.default_rng(0)
+    x = generator.normal(3, 2, (4, 3, 5, 5)).astype(np.float32)
+    g = generator.normal(size=x.shape).astype(np.float32)
+    stepper = session(augmented)
+    names = [o.name for o in augmented.graph.output]
+    for _ in range(2):  # ONNX Runtime must not have written over what the second run reads
+        got = dict(zip(names, stepper.run(None, {"x": x, "y_grad": g}), strict=True))
+        leaves = {k: torch.tensor(v, dtype=torch.float64, requires_grad=True)
+                  for k, v in {"x": x, "scale": stored["scale"], "B": stored["B"]}.items()}  # fmt: skip
+        z = torch.nn.functional.batch_norm(leaves["x"], None, None, leaves["scale"], leaves["B"], True, 0.1, 1e-5)
+        s = z.square()
+        y = torch.nn.functional.batch_norm(s, None, None, leaves["scale"], leaves["B"], True, 0.1, 1e-5)
+        y.backward(torch.tensor(g, dtype=torch.float64))
+        np.testing.assert_allclose(got["y"], y.detach().numpy(), rtol=1e-4, atol=1e-5)
+        for name, leaf in leaves.items():
+            np.testing.assert_allclose(got[f"{name}_grad"], leaf.grad.numpy(), rtol=1e-4, atol=1e-4)
+        for suffix, batch in (("", x.astype(np.float64)), ("_1", s.detach().numpy())):
+            np.testing.assert_allclose(got[f"mean_next{suffix}"], 0.75 * 5 + 0.25 * batch.mean((0, 2, 3)), rtol=1e-5)
+            np.testing.assert_allclose(got[f"var_next{suffix}"], 0.75 * 4 + 0.25 * batch.var((0, 2, 3)), rtol=1e-5)
 
 
 def test_frozen_batch_normalization_is_one_product() -> None:

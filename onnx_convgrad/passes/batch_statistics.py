@@ -1,0 +1,103 @@
+"""Statistics of training-mode BatchNormalization, computed once for the forward pass and the gradient.
+
+The node gives running statistics, blends of what was stored and the batch. With momentum 0 they are those of the batch,
+which is what the gradient needs; the blends are then two operations on a number per channel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import onnx_ir as ir
+
+from onnx_convgrad.emit import Emitter
+
+__all__ = ["share_statistics"]
+
+_WIDE = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+
+
+def share_statistics(graph: ir.Graph, keep: Collection[ir.Value] = ()) -> dict[ir.Value, ir.Value]:
+    """Make every training-mode BatchNormalization of `graph` give the statistics of its batch, in place.
+
+    Args:
+        graph: A canonical graph.
+        keep: Values that must stay what they are: nodes that give one of them as a running statistic are left alone.
+
+    Returns:
+        Running statistic -> the value that has taken its name and its uses.
+    """
+    e = Emitter(graph, opsets=graph.opset_imports)
+    names = {v.name for v in (*graph.inputs, *graph.initializers.values(), *(v for n in graph for v in n.outputs))}
+    moved: dict[ir.Value, ir.Value] = {}
+    nodes = list(graph)
+    for node, following in zip(nodes, [*nodes[1:], None], strict=True):
+        if _blends(node) and not any(v in keep for v in node.outputs[1:]):
+            stored = node.inputs[3:5]
+            e.anchor = node
+            _give_own_operands(e, node)
+            e.anchor = following
+            moved.update(_unblend(e, node, stored, names))
+    return moved
+
+
+def _blends(node: ir.Node) -> bool:
+    """Whether the node computes both running statistics, in a type that keeps the digits of the batch's."""
+    if node.op_type != "BatchNormalization" or node.domain not in ("", "ai.onnx") or len(node.outputs) != 3:
+        return False
+    mode, stored = node.attributes.get("training_mode"), node.inputs[3:5]
+    if mode is None or mode.as_int() != 1 or any(v is None or v.dtype not in _WIDE for v in stored):
+        return False
+    return _momentum(node) != 0
+
+
+def _momentum(node: ir.Node) -> float:
+    attribute = node.attributes.get("momentum")
+    return 0.9 if attribute is None else attribute.as_float()
+
+
+def _give_own_operands(e: Emitter, node: ir.Node) -> None:
+    """Statistics of no account: ONNX Runtime writes the results over these operands, stored ones and all.
+
+    A number of x makes them the node's own: nothing computes them beforehand, or once for two nodes.
+    """
+    x, start = node.inputs[0], len(e.emitted)
+    assert x is not None
+    rank = 0 if x.shape is None else len(x.shape)
+    first = e.op("Slice", x, e.ints([0] * rank), e.ints([1] * rank)) if rank else x
+    number = e.op("ReduceSum", first, keepdims=0)
+    for at in (3, 4):
+        stored = node.inputs[at]
+        assert stored is not None
+        assert stored.dtype is not None
+        node.replace_input_with(at, e.typed(e.mul(stored, e.cast(number, stored.dtype)), stored))
+    _name(e, start, f"{node.name}/operand")
+
+
+def _name(e: Emitter, start: int, stem: str) -> None:
+    for count, made in enumerate(e.emitted[start:], 1):
+        made.name = f"{stem}_{count}"
+
+
+def _unblend(
+    e: Emitter, node: ir.Node, before: Sequence[ir.Value | None], names: set[str | None]
+) -> dict[ir.Value, ir.Value]:
+    momentum, start = _momentum(node), len(e.emitted)
+    node.attributes["momentum"] = ir.AttrFloat32("momentum", 0.0)
+    moved = {}
+    for batch, stored, which in zip(node.outputs[1:], before, ("mean", "var"), strict=True):
+        assert stored is not None
+        share = e.mul(e.typed(batch, stored), 1 - momentum)
+        running = e.typed(e.add(e.mul(stored, momentum), share), stored)
+        batch.replace_all_uses_with(running, replace_graph_outputs=True)
+        product = share.producer()
+        assert product is not None
+        product.replace_input_with(0, batch)
+        own = f"{node.outputs[0].name}_batch_{which}"
+        while own in names:
+            own += "_"
+        names.add(own)
+        batch.name, running.name = own, batch.name or running.name
+        moved[batch] = running
+    _name(e, start, f"{node.name}/running")
+    return moved
