@@ -10,9 +10,9 @@ import onnx_ir as ir
 
 from onnx_convgrad.errors import ArgumentError, ModelError
 
-__all__ = ["check_destination", "default_output", "stored_bytes", "write"]
+__all__ = ["PROTO_LIMIT", "check_destination", "default_output", "stored_bytes", "write"]
 
-_PROTO_LIMIT = 2**31 - 2**24
+PROTO_LIMIT = 2**31 - 2**24
 """Protobuf stops at 2 GB; some of it is left for the nodes."""
 
 
@@ -49,7 +49,7 @@ def stored_bytes(model: ir.Model, path: Path) -> int:
     return path.stat().st_size + sum(f.stat().st_size for f in files if f.exists())
 
 
-def write(model: ir.Model, output: Path, limit: int = _PROTO_LIMIT) -> Path | None:
+def write(model: ir.Model, output: Path, limit: int = PROTO_LIMIT) -> Path | None:
     """Write `model` to `output`, replacing a file there only once everything is written.
 
     External weights stay where they are when they lie in the folder of `output`, and go to `<output>.data` when they do

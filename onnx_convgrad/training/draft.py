@@ -15,7 +15,7 @@ from onnx_convgrad.parameters import named_values
 from onnx_convgrad.pipeline import Namespace, complete
 from onnx_convgrad.training.manifest import MANIFEST_KEY, Manifest, Port
 
-__all__ = ["Draft", "empty"]
+__all__ = ["Draft", "NodeNames", "empty"]
 
 
 def empty(name: str) -> ir.Model:
@@ -24,12 +24,22 @@ def empty(name: str) -> ir.Model:
     return ir.Model(graph, ir_version=10)
 
 
-def name_nodes(nodes: Iterable[ir.Node], prefix: str) -> None:
-    """Name new nodes `<prefix>/<operator>`, with numbers from the second on."""
-    counts: dict[str, int] = {}
-    for node in nodes:
-        counts[node.op_type] = count = counts.get(node.op_type, 0) + 1
-        node.name = f"{prefix}/{node.op_type}" + (f"_{count}" if count > 1 else "")
+class NodeNames:
+    """Names for new nodes; ONNX Runtime refuses a graph where two nodes share one."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self.taken = {node.name for node in graph}
+
+    def give(self, nodes: Iterable[ir.Node], prefix: str) -> None:
+        """Name new nodes `<prefix>/<operator>`, with numbers from the second on."""
+        counts: dict[str, int] = {}
+        for node in nodes:
+            stem = name = f"{prefix}/{node.op_type}"
+            while name in self.taken:
+                counts[stem] = counts.get(stem, 1) + 1
+                name = f"{stem}_{counts[stem]}"
+            self.taken.add(name)
+            node.name = name
 
 
 class Draft:
@@ -42,12 +52,14 @@ class Draft:
         self.values = named_values(self.graph)
         self.inputs: list[ir.Value] = list(self.graph.inputs)
         self.outputs: list[ir.Value] = []
+        self.node_names = NodeNames(self.graph)
         self._base_names = Namespace(base.graph).used
         self.e = Emitter(self.graph, opsets=self.graph.opset_imports, target=target)
 
     def restart(self) -> None:
         """Read the order of the nodes anew, after a change in their midst."""
         self.e = Emitter(self.graph, opsets=self.graph.opset_imports, target=self.target)
+        self.values = named_values(self.graph)
 
     # -- inputs --------------------------------------------------------------------------------------------------------
 
@@ -95,7 +107,7 @@ class Draft:
         """Nodes emitted inside are named `<prefix>/<operator>`, with numbers."""
         start = len(self.e.emitted)
         yield
-        name_nodes(self.e.emitted[start:], prefix)
+        self.node_names.give(self.e.emitted[start:], prefix)
 
     def seal(self, policy: Policy, manifest: Manifest) -> ir.Model:
         """Lower, verify and return the model."""

@@ -131,7 +131,7 @@ class Manifest:
             if found.pop("format") != FORMAT:
                 raise ModelError("The manifest is of something else.")
             version = found.pop("version")
-        except (ValueError, KeyError, AttributeError) as problem:
+        except (ValueError, KeyError, AttributeError, TypeError) as problem:
             raise ModelError(f"This is no manifest of a training program ({problem}).") from problem
         if version != VERSION:
             raise ModelError(f"The manifest has version {version}; this release reads version {VERSION}.")

@@ -17,6 +17,7 @@ from onnx_convgrad.training import modes
 from onnx_convgrad.training.draft import Draft, empty
 from onnx_convgrad.training.losses import reduce
 from onnx_convgrad.training.manifest import Manifest, Port, State
+from onnx_convgrad.training.masks import first_state
 from onnx_convgrad.training.optim import Clock, Moving, prepared
 from onnx_convgrad.training.plan import Plan, manifest
 
@@ -29,11 +30,11 @@ PARTS: tuple[Part, ...] = ("step", "gradients", "update", "evaluate")
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """What the forward pass gives: the loss, its terms, the next running statistics by name."""
+    """What the forward pass gives: the loss, its terms, the next value of the state that it moves, by name."""
 
     loss: ir.Value
     terms: tuple[ir.Value, ...]
-    statistics: dict[str, ir.Value]
+    following: dict[str, ir.Value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class Builder:
 
     def __init__(self, plan: Plan, options: dict[str, Any]) -> None:
         self.plan = plan
+        self._tensors: dict[str, ir.TensorProtocol] = {}
         self.manifest: Manifest = manifest(plan, options)
         first = self._differentiate()
         missing = [repr(name) for name in plan.parameters if name not in first.gradients]
@@ -80,7 +82,7 @@ class Builder:
         parameters = {p.name: draft.values[p.name] for p in self.manifest.parameters}
         moved = self._move(draft, parameters, done.gradients, state, rate)
         self._give_forward(draft, done.forward)
-        self._give_next(draft, {**moved, **done.forward.statistics})
+        self._give_next(draft, {**moved, **done.forward.following})
         return draft
 
     def _gradients(self) -> Draft:
@@ -88,7 +90,7 @@ class Builder:
         self._give_forward(done.draft, done.forward)
         for p in self.manifest.parameters:
             done.draft.output(done.gradients[p.name], p.gradient)
-        self._give_next(done.draft, done.forward.statistics)
+        self._give_next(done.draft, done.forward.following)
         return done.draft
 
     def _evaluate(self) -> Draft:
@@ -125,10 +127,9 @@ class Builder:
         targets = {port.name: draft.input(port) for port in self.manifest.targets}
         for name in (*plan.parameters, *plan.statistics()):
             draft.feedable(name)
-        statistics: dict[str, ir.Value] = {}
+        following: dict[str, ir.Value] = {}
         if training:
-            frozen = plan.frozen
-            statistics = modes.training_mode(draft.graph, lambda n: n.name in frozen, unbiased=plan.unbiased)
+            following = self._train_mode(draft)
         else:
             modes.inference_mode(draft.graph)
         draft.restart()
@@ -141,7 +142,20 @@ class Builder:
                 operands = (by_name[term.target],) if term.has_target else ()
                 values.append(y if term.loss is None else term.loss(e, y, *operands))
             total = _total(e, values, [t.weight for t in plan.terms])
-        return Forward(total, tuple(values), statistics)
+        return Forward(total, tuple(values), following)
+
+    def _train_mode(self, draft: Draft) -> dict[str, ir.Value]:
+        """The next value of every state that the forward pass moves."""
+        plan, state = self.plan, None
+        seeds = [s for s in self.manifest.state if s.kind == "random"]
+        for s in seeds:
+            state = draft.input(Port(s.name, s.dtype, s.shape), np.asarray(first_state(plan.seed), s.dtype))
+        following = modes.training_mode(draft, lambda n: n.name in plan.frozen, unbiased=plan.unbiased, state=state)
+        if state is not None:
+            draft.restart()
+            with draft.named("masks"):
+                following[seeds[0].name] = draft.e.add(state, 1)
+        return following
 
     def _move(
         self,
@@ -191,9 +205,11 @@ class Builder:
 
     def _stored(self, draft: Draft, s: State) -> ir.Value:
         """The input of a state, with the value that it begins with."""
-        start = 0.0 if s.of is None else self.plan.optimizer.of(s.of)[0].state()[s.slot or ""]
-        shape = tuple(d for d in s.shape or () if isinstance(d, int))
-        return draft.input(Port(s.name, s.dtype, s.shape), np.full(shape, start, s.dtype))
+        if s.name not in self._tensors:
+            start = 0.0 if s.of is None else self.plan.optimizer.of(s.of)[0].state()[s.slot or ""]
+            shape = tuple(d for d in s.shape or () if isinstance(d, int))
+            self._tensors[s.name] = ir.Tensor(np.full(shape, start, s.dtype), name=s.name)
+        return draft.input(Port(s.name, s.dtype, s.shape), self._tensors[s.name])
 
     def _rate(self) -> np.ndarray:
         return np.asarray(self.manifest.optimizer["lr"], np.float32)

@@ -17,7 +17,7 @@ from onnx_convgrad.parameters import named_values, resolve_wrt
 from onnx_convgrad.pipeline import Names, Namespace
 from onnx_convgrad.registry import check_names
 from onnx_convgrad.training.manifest import Manifest, Parameter, Port, State
-from onnx_convgrad.training.modes import batch_normalizations
+from onnx_convgrad.training.modes import batch_normalizations, dropouts
 from onnx_convgrad.training.optim import Optimizer
 from onnx_convgrad.training.terms import Term
 
@@ -34,6 +34,7 @@ class Plan:
         outputs: Names of the outputs that the graphs give out.
         frozen: Names of the BatchNormalization nodes that keep to their stored statistics.
         unbiased: Whether running variances are unbiased.
+        seed: What the masks of Dropout depend on.
     """
 
     base: ir.Model
@@ -45,6 +46,7 @@ class Plan:
     outputs: tuple[str, ...]
     frozen: frozenset[str]
     unbiased: bool
+    seed: int = 0
 
     def statistics(self) -> tuple[str, ...]:
         """Names of the running statistics that are updated."""
@@ -134,6 +136,8 @@ def manifest(plan: Plan, options: dict[str, Any]) -> Manifest:
     for name in plan.statistics():
         port = Port.of(values[name])
         state.append(State(name, port.dtype, port.shape, names.claim(f"{name}_next"), "statistic"))
+    if dropouts(graph):
+        state.append(State(names.claim("random_state"), "int32", (), names.claim("random_state_next"), "random"))
     return Manifest(
         data=tuple(Port.of(v) for v in graph.inputs),
         targets=tuple(targets.values()),

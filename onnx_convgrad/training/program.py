@@ -7,8 +7,10 @@ several batches or over several machines, and `evaluate` is the forward pass in 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from functools import cached_property
+from pathlib import Path
 
 import onnx
 import onnx_ir as ir
@@ -23,7 +25,9 @@ from onnx_convgrad.training.manifest import Manifest
 from onnx_convgrad.training.optim import Optimizer
 from onnx_convgrad.training.parts import PARTS, Builder, Part
 from onnx_convgrad.training.plan import Plan, check_groups, frozen_nodes, output_names, parameter_names
+from onnx_convgrad.training.storage import read_manifest, read_part, write_program
 from onnx_convgrad.training.terms import LossLike, resolve
+from onnx_convgrad.training.untie import untie
 
 __all__ = ["TrainingProgram", "build_training"]
 
@@ -67,6 +71,30 @@ class TrainingProgram:
         """data, targets, parameters, statistics -> loss, outputs, in inference mode."""
         return ir.to_proto(self.model("evaluate"))
 
+    def save(self, folder: str | os.PathLike[str], *, shared_weights: bool = False) -> None:
+        """Write `step.onnx`, `gradients.onnx`, `update.onnx`, `evaluate.onnx` and `manifest.json`, all or nothing.
+
+        Args:
+            folder: Where to; a program that is there already is replaced.
+            shared_weights: Write the weights once, to `weights.bin`, instead of into each file; always so above 2 GB.
+
+        Raises:
+            ArgumentError: The folder holds something else.
+            ModelError: It cannot be written.
+        """
+        models: dict[str, ir.Model] = {part: self.model(part) for part in PARTS}
+        write_program(Path(folder), self.manifest, models, shared=shared_weights)
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> TrainingProgram:
+        """The program that `save` wrote; its graphs are read when first asked for.
+
+        Raises:
+            ModelError: The folder holds no program, or one of a later version.
+        """
+        path = Path(folder)
+        return cls(read_manifest(path), lambda part: read_part(path, part))
+
     def __repr__(self) -> str:
         m = self.manifest
         count = sum(math.prod(d for d in p.shape or () if isinstance(d, int)) for p in m.parameters)
@@ -84,6 +112,7 @@ def build_training(
     outputs: Names | None = None,
     freeze_statistics: bool | Names = False,
     unbiased_variance: bool = True,
+    seed: int = 0,
     target: str = "cpu",
     lowering: Choosing = "auto",
     input_shapes: InputShapes | None = None,
@@ -102,6 +131,7 @@ def build_training(
         freeze_statistics: Keep BatchNormalization in inference mode: all, or those that have the name, or a statistic or
             parameter of the name; globs match too.
         unbiased_variance: Running variances average variances over n - 1 entries, as in PyTorch, instead of n.
+        seed: What the masks of Dropout depend on, besides the step.
         target: `"cpu"`, `"cuda"`, `"web"` or `"portable"`.
         lowering: `"auto"`, or a mapping from gradient operator (or node name) to the name of a lowering.
         input_shapes: Shapes that replace those declared by the graph's inputs.
@@ -117,6 +147,7 @@ def build_training(
     if not isinstance(optimizer, Optimizer):
         raise ArgumentError(f"optimizer must be a member of onnx_convgrad.optim, not {optimizer!r}.")
     base = canonicalize(load(model), input_shapes)
+    untie(base.graph)
     parameters = parameter_names(base.graph, wrt, freeze)
     check_groups(optimizer, parameters)
     given = output_names(base.graph, outputs)
@@ -130,6 +161,7 @@ def build_training(
         outputs=given,
         frozen=frozen_nodes(base.graph, freeze_statistics),
         unbiased=unbiased_variance,
+        seed=seed,
     )
-    builder = Builder(plan, {"target": target, "unbiased_variance": unbiased_variance})
+    builder = Builder(plan, {"target": target, "unbiased_variance": unbiased_variance, "seed": seed})
     return TrainingProgram(builder.manifest, builder.build)

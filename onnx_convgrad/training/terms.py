@@ -90,9 +90,8 @@ class Term:
         return self.loss is not None and getattr(self.loss, "has_target", True)
 
 
-LossLike: TypeAlias = (
-    str | Loss | Callable[..., ir.Value] | Term | Mapping[str, Any] | Sequence[Any]
-)  # one loss, or several: {output: loss or (weight, loss)} or a list of terms
+LossLike: TypeAlias = str | Loss | Callable[..., ir.Value] | Term | Mapping[str, Any] | Sequence[Any]
+"""One loss, or several: `{output: loss, or (weight, loss), or the weight of a scalar output}`, or a list of terms."""
 
 
 def resolve(graph: ir.Graph, loss: LossLike, outputs: Sequence[str] | None = None) -> tuple[Term, ...]:
@@ -127,12 +126,15 @@ def _term(graph: ir.Graph, entry: Any, output: str | None) -> Term:
         return Term(entry.loss, entry.output or output, entry.weight * weight, entry.target)
     if isinstance(entry, str):
         values = named_values(graph)
-        if output is None and entry in values and (entry not in LOSSES or values[entry].is_graph_output()):
+        own = entry in values and (entry not in LOSSES or values[entry].is_graph_output())
+        if own and output in (None, entry):
             return Term(None, entry, weight)
         if entry not in LOSSES:
             known_values = [v.name or "" for v in graph.outputs if floating(v)]
             check_names([entry], [*LOSSES, *(known_values if output is None else [])], "loss")
         return Term(LOSSES[entry](), output, weight)
+    if isinstance(entry, (int, float)) and output is not None:
+        return Term(None, output, float(entry))
     if isinstance(entry, Loss):
         return Term(entry, output, weight)
     if isinstance(entry, type) and issubclass(entry, Loss):

@@ -1,0 +1,93 @@
+"""A training program as a folder: four ONNX files and `manifest.json`, written all or nothing.
+
+Each file holds its own weights, so that one of them is enough where only that one is needed. With `shared=True`, or where
+the weights are too big for one file, they are written once, to `weights.bin`, which all files refer to.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnx_ir as ir
+
+from onnx_convgrad.errors import ArgumentError, ModelError
+from onnx_convgrad.files import PROTO_LIMIT
+from onnx_convgrad.pipeline import load
+from onnx_convgrad.training.manifest import Manifest
+
+__all__ = ["read_manifest", "read_part", "write_program"]
+
+_MANIFEST = "manifest.json"
+_WEIGHTS = "weights.bin"
+_SMALL = 1024
+
+
+def write_program(
+    folder: Path, manifest: Manifest, models: Mapping[str, ir.Model], *, shared: bool, limit: int = PROTO_LIMIT
+) -> None:
+    """Write a program; a program that is there already is replaced when everything is written.
+
+    Raises:
+        ArgumentError: The folder holds something else.
+        ModelError: It cannot be written.
+    """
+    if folder.exists() and not _replaceable(folder):
+        raise ArgumentError(f"{str(folder)!r} exists and is not a training program.", hint="Give another folder.")
+    clones = {name: model.clone() for name, model in models.items()}
+    shared = shared or any(_bytes(m) > limit for m in clones.values())
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.absolute().parent) as work:
+            draft = Path(work) / "program"
+            draft.mkdir()
+            if shared:
+                _share(clones, draft)
+            for name, model in clones.items():
+                if not shared:
+                    ir.external_data.load_to_model(model)
+                ir.save(model, draft / f"{name}.onnx", format="protobuf")
+            (draft / _MANIFEST).write_text(manifest.to_json())
+            if folder.exists():
+                folder.replace(Path(work) / "old")
+            draft.replace(folder)
+    except OSError as problem:
+        raise ModelError(f"{str(folder)!r} could not be written: {problem.strerror or problem}.") from problem
+
+
+def _replaceable(folder: Path) -> bool:
+    return folder.is_dir() and ((folder / _MANIFEST).exists() or not any(folder.iterdir()))
+
+
+def _bytes(model: ir.Model) -> int:
+    return sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
+
+
+def _share(models: Mapping[str, ir.Model], folder: Path) -> None:
+    """Move what is not small into one file; tensors are shared where they are one object."""
+    values = [v for m in models.values() for v in m.graph.initializers.values()]
+    tensors = {id(v.const_value): v.const_value for v in values if v.const_value is not None}
+    big = {key: t for key, t in tensors.items() if t.nbytes > _SMALL}
+    moved = ir.external_data.convert_tensors_to_external(list(big.values()), folder, _WEIGHTS)
+    by_id = dict(zip(big, moved, strict=True))
+    for value in values:
+        value.const_value = by_id.get(id(value.const_value), value.const_value)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a program.
+
+    Raises:
+        ModelError: The folder is not a program that this release reads.
+    """
+    try:
+        return Manifest.from_json((folder / _MANIFEST).read_bytes())
+    except FileNotFoundError:
+        raise ModelError(f"{str(folder)!r} is not a training program: there is no {_MANIFEST}.") from None
+    except OSError as problem:
+        raise ModelError(f"{str(folder)!r} could not be read: {problem.strerror or problem}.") from problem
+
+
+def read_part(folder: Path, part: str) -> ir.Model:
+    """One graph of a program."""
+    return load(folder / f"{part}.onnx")
