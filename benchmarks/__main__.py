@@ -10,13 +10,13 @@ import argparse
 from pathlib import Path
 
 from benchmarks import build, layers, scaling, steps
-from onnx_convgrad.bench.timing import default_threads
+from onnx_convgrad.calibration import cores
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a few shapes, small batches, three repeats")
-    parser.add_argument("--threads", type=int, default=default_threads())
+    parser.add_argument("--threads", type=int, default=cores())
     parser.add_argument("--json", type=Path, metavar="FOLDER", help="also write the measurements there")
     arguments = parser.parse_args()
     if arguments.json:

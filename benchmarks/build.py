@@ -28,7 +28,8 @@ from benchmarks.environments import environment
 from benchmarks.networks import NETWORKS, export
 from benchmarks.steps import ROOT, why
 from benchmarks.tables import save, saved, table
-from onnx_convgrad.bench.timing import default_threads, machine, machine_text
+from onnx_convgrad.bench.timing import machine, machine_text
+from onnx_convgrad.calibration import cores
 from onnx_convgrad.registry import load_rules
 
 Row = dict[str, Any]
@@ -158,7 +159,7 @@ def main(words: Sequence[str] | None = None) -> None:
         facts, rows = saved(arguments.saved, "build")
     else:
         names = [name for name in MODELS if not (arguments.quick and name == LONG)]
-        facts, rows = machine(default_threads()), measured(names, 1 if arguments.quick else 3)
+        facts, rows = machine(cores()), measured(names, 1 if arguments.quick else 3)
         save(arguments.json, "build", facts, rows)
     print(machine_text(facts))
     print_build(rows)

@@ -21,9 +21,11 @@ import numpy as np
 from benchmarks.shapes import LAYERS, Case
 from benchmarks.tables import geometric_mean, ms, save, saved, table
 from onnx_convgrad.api import explain
-from onnx_convgrad.bench.layer import GRADIENTS
-from onnx_convgrad.bench.timing import Turns, default_threads, interleave, lap, machine, machine_text
+from onnx_convgrad.bench.choice import predicted, time_lowerings
+from onnx_convgrad.bench.layer import OPERATORS
+from onnx_convgrad.bench.timing import Turns, interleave, machine, machine_text
 from onnx_convgrad.bench.torch_side import TorchSide
+from onnx_convgrad.calibration import cores
 from onnx_convgrad.registry import load_rules
 
 Row = dict[str, Any]
@@ -49,33 +51,13 @@ def against_torch(case: Case, torch: TorchSide, repeats: int) -> Row:
 
 
 def every_lowering(case: Case, threads: int, repeats: int) -> list[Row]:
-    """Predicted and measured seconds of every lowering of each gradient operator.
-
-    All are timed roughly; those within twice the fastest, and the chosen one, then once more in turns.
-    """
+    """Predicted and measured seconds of every lowering of each gradient operator."""
     rows = []
     for choice in explain(case.layer.model(), wrt=["x", "w"]).choices:
-        if choice.op_type not in GRADIENTS:
-            continue
-        operand = GRADIENTS[choice.op_type][0]
-        wrt = {"x": "w", "w": "x"}[operand] if case.layer.transposed else operand
-        predicted = {c.name: c.seconds for c in choice.candidates if c.seconds is not None}
-        runs = {name: case.layer.ours([wrt], threads, {choice.op_type: name}) for name in predicted}
-        for run in runs.values():
-            run()
-        measured = {name: min(lap(run) for _ in range(2)) for name, run in runs.items()}
-        near = {n: runs[n] for n in runs if n == choice.chosen or measured[n] < 2 * min(measured.values())}
-        measured |= interleave({name: Turns(run) for name, run in near.items()}, repeats=repeats)
-        rows.append(
-            {
-                "group": case.group,
-                "layer": str(case.layer),
-                "operator": choice.op_type,
-                "chosen": choice.chosen,
-                "predicted": predicted,
-                "measured": measured,
-            }
-        )
+        if OPERATORS.get(choice.op_type):
+            row = {"group": case.group, "layer": str(case.layer), "operator": choice.op_type, "chosen": choice.chosen}
+            measured = time_lowerings(choice, case.layer, threads, repeats)
+            rows.append({**row, "predicted": predicted(choice), "measured": measured})
     return rows
 
 
@@ -124,7 +106,7 @@ def loss(row: Row) -> float:
 
 def print_lowerings(rows: Sequence[Row]) -> None:
     """Per gradient operator: chosen and best, each predicted and measured, the others by measured time; then the verdict."""
-    for operator in GRADIENTS:
+    for operator in OPERATORS:
         body = []
         for row in rows:
             if row["operator"] != operator:
@@ -136,7 +118,7 @@ def print_lowerings(rows: Sequence[Row]) -> None:
         if body:
             columns = ["layer (x * w)", "chosen", "of best", "measured ms (predicted), fast to slow"]
             print(f"\n**{operator}**\n\n{table(columns, body)}")
-    for operator in (*GRADIENTS, "both"):
+    for operator in (*OPERATORS, "both"):
         some = [row for row in rows if operator in (row["operator"], "both")]
         if some:
             good = sum(loss(row) <= TOLERANCE for row in some)
@@ -182,7 +164,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--all", action="store_true", help="time every lowering instead")
     parser.add_argument("--quick", action="store_true", help="one shape of each group, three repeats")
     parser.add_argument("--part", metavar="I/N", help="every N-th shape, from the I-th on")
-    parser.add_argument("--threads", type=int, default=default_threads())
+    parser.add_argument("--threads", type=int, default=cores())
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--json", type=Path, help="also write the measurements to a file")
     parser.add_argument("--from", dest="saved", nargs="+", type=Path, help="print such files instead of measuring")

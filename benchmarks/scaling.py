@@ -15,7 +15,8 @@ from typing import Any
 
 from benchmarks.steps import commands, measure, prepare
 from benchmarks.tables import save, saved, table
-from onnx_convgrad.bench.timing import default_threads, machine, machine_text
+from onnx_convgrad.bench.timing import machine, machine_text
+from onnx_convgrad.calibration import cores
 
 Row = dict[str, Any]
 
@@ -67,7 +68,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling", description=__doc__.splitlines()[0])
     parser.add_argument("axes", nargs="*", help=f"of {', '.join(AXES)}; all by default")
     parser.add_argument("--quick", action="store_true", help="the smaller ones, three repeats")
-    parser.add_argument("--threads", type=int, default=default_threads())
+    parser.add_argument("--threads", type=int, default=cores())
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--json", type=Path, help="also write the measurements to a file")
     parser.add_argument("--from", dest="saved", nargs="+", type=Path, help="print such files instead of measuring")

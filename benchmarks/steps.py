@@ -29,7 +29,8 @@ import onnx_convgrad as og
 from benchmarks.environments import environment
 from benchmarks.networks import NETWORKS, export, network
 from benchmarks.tables import geometric_mean, save, saved, table
-from onnx_convgrad.bench.timing import calm, default_threads, machine, machine_text
+from onnx_convgrad.bench.timing import calm, machine, machine_text
+from onnx_convgrad.calibration import cores
 
 Row = dict[str, Any]
 
@@ -207,7 +208,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="small batches, three repeats")
     parser.add_argument("--batch", type=int, default=0)
     parser.add_argument("--lowering", default="auto")
-    parser.add_argument("--threads", type=int, default=default_threads())
+    parser.add_argument("--threads", type=int, default=cores())
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--json", type=Path, help="also write the measurements to a file")
     parser.add_argument("--from", dest="saved", nargs="+", type=Path, help="print such files instead of measuring")

@@ -9,18 +9,19 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from onnx import TensorProto, helper
 
 from onnx_convgrad.bench.timing import Bound
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.geometry import ConvSpec
 
-__all__ = ["GRADIENTS", "ConvLayer"]
+__all__ = ["OPERATORS", "ConvLayer"]
 
 Sizes = tuple[int, ...]
 
-GRADIENTS = {"ConvInputGrad": ("x",), "ConvWeightGrad": ("w",)}
-"""Gradient operator -> the operand whose gradient it is."""
+OPERATORS = {"Conv": (), "ConvInputGrad": ("x",), "ConvWeightGrad": ("w",)}
+"""Operator with lowerings -> the operand whose gradient it computes, if it is one."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,11 @@ class ConvLayer:
         gradients = vjp(self.model(), wrt=list(wrt), lowering=lowering)
         return Bound(gradients.SerializeToString(), self.feed, threads)
 
-    def forward(self, threads: int) -> Bound:
-        """The convolution itself, as ONNX Runtime runs it."""
-        return Bound(self.model().SerializeToString(), self.feed, threads)
+    def forward(self, threads: int, lowering: str = "conv") -> Bound:
+        """The convolution itself, as a training graph would compute it by `lowering`."""
+        from onnx_convgrad.cost import target_named
+        from onnx_convgrad.lowering import Policy, lower
+
+        model = ir.from_proto(self.model())
+        lower(model.graph, target_named("cpu"), Policy({"Conv": lowering}, training=True))
+        return Bound(ir.to_proto(model).SerializeToString(), self.feed, threads)

@@ -5,7 +5,6 @@ A machine may be slower one minute than the next, so ratios mean something only 
 
 from __future__ import annotations
 
-import os
 import platform
 import statistics
 import time
@@ -16,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from onnx_convgrad.calibration import cores, processor
 from onnx_convgrad.errors import ExecutionError
 from onnx_convgrad.runtime import import_runtime
 
-__all__ = ["Bound", "Run", "Side", "Turns", "calm", "default_threads", "interleave", "lap", "machine", "machine_text"]
+__all__ = ["Bound", "Run", "Side", "Turns", "calm", "interleave", "lap", "machine", "machine_text"]
 
 Run = Callable[[], object]
 
@@ -39,11 +39,6 @@ _PATIENCE = 0.25
 """Seconds between two tries."""
 
 _PRESSURE = Path("/proc/pressure/cpu")
-
-
-def default_threads() -> int:
-    """As many as there are cores for this process."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def lap(run: Run, calls: int = 1) -> float:
@@ -150,8 +145,8 @@ def machine(threads: int) -> dict[str, Any]:
         except PackageNotFoundError:
             continue
     return {
-        "processor": _processor(),
-        "cores": default_threads(),
+        "processor": processor(),
+        "cores": cores(),
         "threads": threads,
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
@@ -162,22 +157,7 @@ def machine(threads: int) -> dict[str, Any]:
 def machine_text(facts: Mapping[str, Any]) -> str:
     """The machine in one sentence."""
     versions = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
-    cores, threads = (
+    having, using = (
         f"{n} {what}{'s' * (n != 1)}" for n, what in ((facts["cores"], "core"), (facts["threads"], "thread"))
     )
-    return f"{facts['processor']}, {cores}, {threads}; {facts['system']}; Python {facts['python']}, {versions}."
-
-
-def _processor() -> str:
-    """Model and widest vector unit, for kernels are chosen by it."""
-    info = Path("/proc/cpuinfo")
-    if not info.exists():
-        return platform.processor() or platform.machine()
-    pairs = (line.partition(":") for line in info.read_text().splitlines())
-    found = {key.strip(): value.strip() for key, _, value in pairs}
-    flags = found.get("flags", "").split()
-    width = next((text for flag, text in _VECTORS.items() if flag in flags), "")
-    return " ".join(part for part in (found.get("model name", platform.machine()), width) if part)
-
-
-_VECTORS = {"avx512f": "AVX-512", "avx2": "AVX2", "avx": "AVX"}
+    return f"{facts['processor']}, {having}, {using}; {facts['system']}; Python {facts['python']}, {versions}."
