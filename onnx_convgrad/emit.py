@@ -336,6 +336,8 @@ class Emitter:
     def _binary(self, op_type: str, a: Operand, b: Operand) -> ir.Value:
         reference = a if isinstance(a, ir.Value) else b
         assert isinstance(reference, ir.Value), "at least one operand is a tensor"
+        if isinstance(a, ir.Value) and isinstance(b, ir.Value):
+            a, b = _narrowed(a, b), _narrowed(b, a)
         return self.op(
             op_type,
             a if isinstance(a, ir.Value) or a is None else self.scalar(a, reference),
@@ -513,6 +515,17 @@ def _freeze(value: Any) -> Any:
     if isinstance(value, (int, float, str, bytes)):
         return (type(value).__name__, value)
     return id(value)
+
+
+def _narrowed(value: ir.Value, other: ir.Value) -> ir.Value:
+    """What an Expand has filled up to the shape of `other`: the operator broadcasts it by itself, without a copy."""
+    node = value.producer()
+    if node is None or node.op_type != "Expand" or node.domain or value.shape is None or other.shape is None:
+        return value
+    source, fellow = node.inputs[0], other.producer()
+    if source is None or not _same(value.shape, other.shape) or (fellow is not None and fellow.op_type == "Expand"):
+        return value
+    return source
 
 
 def _is(operand: Operand | Dim, number: float) -> bool:

@@ -248,8 +248,12 @@ def _share_of_extremum(e: Emitter, n: Call, i: int) -> Operand:
 
 @elementwise("Clip", wrt=("input", "min", "max"))
 def clip(e: Emitter, n: Call) -> Cotangents:
-    """dy/dx = [y = x], which holds at the bounds too; each bound gets what it cuts off."""
+    """dy/dx = [y = x], which holds at the bounds too; each bound gets what it cuts off.
+
+    Between 0 and 6 it is PyTorch's ReLU6, whose derivative is 0 at both bounds: y alone tells it, and x need not be kept.
+    """
     x, low, high = n["input"], n.get("min"), n.get("max")
+    bounds = [array for array in (e.constant_of(low), e.constant_of(high)) if array is not None and array.size == 1]
 
     def lower() -> ir.Value:
         below = e.compare("Less", x, low)
@@ -259,8 +263,15 @@ def clip(e: Emitter, n: Call) -> Cotangents:
         above = e.compare("Greater", x, high)
         return e.mask(above if low is None else e.op("Or", above, e.compare("Less", high, low)), x)
 
+    def inside() -> Operand:
+        if low is None and high is None:
+            return 1
+        if [float(bound.item()) for bound in bounds] == [0, 6]:
+            return e.mask(e.op("And", e.compare("Greater", n.y, 0), e.compare("Less", n.y, 6)), x)
+        return e.mask(e.compare("Equal", x, n.y), x)
+
     return {
-        "input": lambda: 1 if low is None and high is None else e.mask(e.compare("Equal", x, n.y), x),
+        "input": inside,
         "min": lower,
         "max": upper,
     }
