@@ -197,6 +197,5 @@ def inference_mode(graph: ir.Graph) -> None:
             continue
         if node.op_type == "BatchNormalization":
             _use_stored(node)
-        elif node.op_type == "Dropout" and len(node.inputs) > 2:
-            node.replace_input_with(2, None)
-            node.resize_inputs(2)
+        elif node.op_type == "Dropout":
+            node.resize_inputs(1)  # the share is of no account, and ONNX Runtime refuses one of 1
