@@ -187,6 +187,51 @@ def check(
 
 
 @app.command()
+def bench(
+    model: Model,
+    wrt: Wrt = [],  # noqa: B006
+    of: Of = [],  # noqa: B006
+    training: Training = False,
+    lowering: Lowering = [],  # noqa: B006
+    max_workspace: Workspace = None,
+    input_shape: Shapes = [],  # noqa: B006
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, help="Of every side. [default: the cores]", show_default=False)
+    ] = None,
+    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Turns of which the median is taken.")] = 5,
+    torch: Annotated[bool, typer.Option("--torch/--no-torch", help="Compare with PyTorch where installed.")] = True,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="Also draw it: a .png, .svg or .pdf file.", show_default=False)
+    ] = None,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show every lowering.")] = False,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Time a model, its gradients and each convolution on the CPU.
+
+    \b
+    Example:
+      onnx-convgrad bench model.onnx --input-shape image:8,3,224,224 --plot model.png
+    """
+    with _guarded():
+        from onnx_convgrad.bench import command
+        from onnx_convgrad.calibration import cores
+        from onnx_convgrad.tables import Output
+
+        command.command(
+            model,
+            _arguments(wrt, of, training, "cpu", lowering, input_shape, max_workspace),
+            Output(quiet=quiet, json=json),
+            threads=threads or cores(),
+            repeats=repeat,
+            torch=torch,
+            picture=plot,
+            every=verbose,
+            json=json,
+        )
+
+
+@app.command()
 def rules(
     operator: Annotated[
         str | None, typer.Argument(metavar="[OP]", help="Show one operator.", show_default=False)

@@ -22,11 +22,13 @@ Runner = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
 _HINT = "Give sizes that it accepts with --input-shape NAME:1,3,224,224."
 
 
-def working_feed(inputs: Sequence[ir.Value], run: Runner, seed: int = 0) -> tuple[Feed, Mapping[str, np.ndarray]]:
+def working_feed(
+    inputs: Sequence[ir.Value], run: Runner, seed: int = 0, spatial: Sequence[int] = _SPATIAL
+) -> tuple[Feed, Mapping[str, np.ndarray]]:
     """Inputs on which `run` gives finite, non-empty floating results, and those results.
 
-    A free first axis is a batch of 2 (else 1), a free second axis of an image its channels, other free axes are tried
-    from small sizes up. Equal symbols get equal sizes. Values are standard normal, else uniform in [0.1, 1].
+    A free first axis is a batch of 2 (else 1), a free second axis of an image its channels, other free axes are given
+    the sizes `spatial` in turn. Equal symbols get equal sizes. Values are standard normal, else uniform in [0.1, 1].
 
     Raises:
         ModelError: No trial succeeded, or a rank is unknown.
@@ -35,7 +37,7 @@ def working_feed(inputs: Sequence[ir.Value], run: Runner, seed: int = 0) -> tupl
         if value.shape is None:
             raise ModelError(f"The rank of input {value.name!r} is unknown.", hint=_HINT)
     last: Exception | None = None
-    for sizes in _trials(inputs):
+    for sizes in _trials(inputs, spatial):
         for positive in (False, True):
             feed = draw(inputs, sizes, seed, positive=positive)
             try:
@@ -72,12 +74,12 @@ def _roles(inputs: Sequence[ir.Value]) -> dict[str, str]:
     return roles
 
 
-def _trials(inputs: Sequence[ir.Value]) -> Iterator[dict[str, int]]:
+def _trials(inputs: Sequence[ir.Value], spatial: Sequence[int]) -> Iterator[dict[str, int]]:
     """Assignments of sizes to the free dimensions, likely ones first."""
     roles = _roles(inputs)
     used = set(roles.values())
     options = [
-        _SPATIAL if "size" in used else (0,),
+        spatial if "size" in used else (0,),
         _CHANNELS if "channels" in used else (0,),
         _BATCH if "batch" in used else (0,),
     ]

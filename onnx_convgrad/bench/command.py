@@ -1,0 +1,139 @@
+"""What the command `bench` prints and draws."""
+
+# ruff: noqa: T201 - commands print
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from json import dumps
+from pathlib import Path
+from typing import Any
+
+from onnx_convgrad.bench.measure import BenchReport, ConvTimes, bench
+from onnx_convgrad.bench.plot import check_plot, plot
+from onnx_convgrad.bench.timing import machine_text
+from onnx_convgrad.bench.torch_side import torch_installed
+from onnx_convgrad.tables import Output, Table, ms_text, shape_text
+
+__all__ = ["command"]
+
+
+def command(
+    model: Path,
+    arguments: Mapping[str, Any],
+    out: Output,
+    *,
+    threads: int,
+    repeats: int,
+    torch: bool,
+    picture: Path | None,
+    every: bool,
+    json: bool,
+) -> None:
+    """Measure, tell, draw.
+
+    Raises:
+        ArgumentError: The picture cannot be written.
+        ConvGradError: What `bench` raises.
+    """
+    if picture:
+        check_plot(picture)
+    with out.stages() as stage:
+        compared = torch and torch_installed()
+        report = bench(model, threads=threads, repeats=repeats, torch=compared, progress=stage, **arguments)
+    if picture:
+        plot(report, picture, model.name)
+    if json:
+        print(dumps({"model": str(model), "plot": str(picture) if picture else None, **report.to_dict()}, indent=2))
+        return
+    _print(report, out, every=every)
+    if torch and not compared:
+        out.line("PyTorch is not installed, so there is nothing to compare with.")
+    if picture:
+        out.line(f"\nThe plot is in {picture}.")
+
+
+def _print(report: BenchReport, out: Output, *, every: bool) -> None:
+    shapes = ", ".join(f"{name} {shape_text(shape)}" for name, shape in report.inputs.items())
+    out.line(f"{machine_text(report.machine)}\nInputs: {shapes or 'none'}\n")
+    parts = {"forward": report.forward, "backward": report.backward, "both": report.augmented}
+    rows = [[name, ms_text(t), f"{t / report.forward:.2f}"] for name, t in parts.items()]
+    out.table(Table(["pass", "time", "of forward"], rows, frozenset({1, 2})))
+    out.line()
+    if not report.convolutions:
+        out.line("No convolution gradient is needed.")
+        return
+    for times in report.convolutions if every else ():
+        out.table(_lowerings(times))
+    out.table(_convolutions(report))
+    for times in report.convolutions:
+        if times.skipped:
+            out.line(f"{times.operator} of {', '.join(times.nodes)} was not timed: {times.skipped}.")
+    out.line()
+    for line in _verdict(report):
+        out.line(line)
+
+
+def _named(times: ConvTimes) -> str:
+    more = len(times.nodes) - 1
+    return times.nodes[0] + (f" and {more} more" if more else "")
+
+
+def _convolutions(report: BenchReport) -> Table:
+    """One row per operator and geometry: what was chosen, and what would have been better."""
+    columns = [
+        "convolution",
+        "computes",
+        "chosen",
+        "predicted",
+        "measured",
+        *(["PyTorch", "ratio"] if report.torch else []),
+    ]
+    rows = []
+    for times in report.convolutions:
+        row = [_named(times), _WHAT[times.operator], times.chosen, ms_text(times.predicted.get(times.chosen, math.nan))]
+        row.append(_ms(times.seconds))
+        if report.torch:
+            ratio = f"{times.torch / times.seconds:.2f}" if times.torch and times.seconds else "-"
+            row += [_ms(times.torch), ratio]
+        better = times.fastest if times.seconds and times.measured[times.fastest] < times.seconds / 1.05 else ""
+        row.append(f"{better} takes {_ms(times.measured[better])}" if better else "")
+        rows.append(row)
+    return Table([*columns, ""], rows, frozenset(range(3, len(columns))), title="Convolutions")
+
+
+_WHAT = {"Conv": "output", "ConvInputGrad": "data gradient", "ConvWeightGrad": "weight gradient"}
+
+
+def _lowerings(times: ConvTimes) -> Table:
+    """Every lowering of one operator, from fast to slow."""
+    order = sorted(times.predicted, key=lambda name: times.measured.get(name, math.inf))
+    mark = {times.chosen: "chosen"}
+    rows = [[n, ms_text(times.predicted[n]), _ms(times.measured.get(n)), mark.get(n, "")] for n in order]
+    if times.torch:
+        rows.append(["PyTorch", "", _ms(times.torch), ""])
+    title = f"{_named(times)}, {_WHAT[times.operator]}: {times.geometry}"
+    return Table(["lowering", "predicted", "measured", ""], rows, frozenset({1, 2}), title=title)
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else ms_text(seconds)
+
+
+def _verdict(report: BenchReport) -> Iterator[str]:
+    """How good the choices are, and how they compare with PyTorch."""
+    timed = [times for times in report.convolutions if times.seconds]
+    if not timed:
+        return
+    good = sum((times.seconds or 0) <= 1.25 * times.measured[times.fastest] for times in timed)
+    yield f"The chosen lowering is within 1.25 of the fastest for {good} of {len(timed)} distinct convolutions."
+    compared = [times for times in timed if times.torch]
+    if compared:
+        mean = math.exp(sum(math.log((t.torch or 1) / (t.seconds or 1)) for t in compared) / len(compared))
+        ours = sum((t.seconds or 0) * len(t.nodes) for t in compared)
+        theirs = sum((t.torch or 0) * len(t.nodes) for t in compared)
+        yield (
+            f"PyTorch's time over ours: geometric mean {mean:.2f}; over all nodes {ms_text(theirs)} to {ms_text(ours)}, "
+            f"which is {theirs / ours:.2f}."
+        )

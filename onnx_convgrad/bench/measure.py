@@ -1,0 +1,186 @@
+"""What a model's gradients cost on this machine: as a whole, and convolution by convolution."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_convgrad.bench.choice import predicted, time_lowerings
+from onnx_convgrad.bench.layer import OPERATORS, ConvLayer
+from onnx_convgrad.bench.timing import Bound, Side, Turns, interleave, machine
+from onnx_convgrad.bench.torch_side import TorchSide
+from onnx_convgrad.checking.feeds import Feed, draw, working_feed
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.lowering import Choice
+from onnx_convgrad.pipeline import SEEDS_KEY, AnyModel, Built, build
+from onnx_convgrad.runtime import run
+
+__all__ = ["BenchReport", "ConvTimes", "bench"]
+
+Progress = Callable[[str], None]
+
+_TORCH = "PyTorch"
+
+_SPATIAL = {3: (1024, 256, 64), 4: (224, 64, 32), 5: (32, 16)}
+"""Sizes tried for free spatial axes, by the rank of the input: those that people run, unlike those of a check."""
+
+
+@dataclass(frozen=True)
+class ConvTimes:
+    """One operator of a convolution, for all nodes of the same geometry: seconds by lowering, predicted and measured.
+
+    `skipped` says why nothing was measured, where nothing was.
+    """
+
+    nodes: tuple[str, ...]
+    operator: str
+    geometry: str
+    chosen: str
+    predicted: Mapping[str, float]
+    measured: Mapping[str, float]
+    torch: float | None = None
+    skipped: str = ""
+
+    @property
+    def seconds(self) -> float | None:
+        """Of the chosen lowering."""
+        return self.measured.get(self.chosen)
+
+    @property
+    def fastest(self) -> str:
+        """The lowering that was fastest, or the chosen one where nothing was measured."""
+        return min(self.measured, key=lambda name: self.measured[name], default=self.chosen)
+
+
+@dataclass(frozen=True)
+class BenchReport:
+    """Seconds of the model (`forward`), of the model with its gradients (`augmented`), and of each convolution."""
+
+    inputs: Mapping[str, tuple[int, ...]]
+    machine: Mapping[str, Any]
+    forward: float
+    augmented: float
+    convolutions: tuple[ConvTimes, ...]
+    torch: bool
+
+    @property
+    def backward(self) -> float:
+        """What the gradients add; a little less than they take, where the runtime no longer fuses the model's nodes."""
+        return self.augmented - self.forward
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as JSON-ready data; times in seconds."""
+        return {
+            "inputs": {name: list(shape) for name, shape in self.inputs.items()},
+            "machine": dict(self.machine),
+            "forward": self.forward,
+            "augmented": self.augmented,
+            "backward": self.backward,
+            "convolutions": [{**asdict(c), "seconds": c.seconds, "fastest": c.fastest} for c in self.convolutions],
+        }
+
+
+def bench(
+    model: AnyModel,
+    *,
+    threads: int,
+    repeats: int = 5,
+    torch: bool = True,
+    progress: Progress = lambda _: None,
+    **arguments: Any,
+) -> BenchReport:
+    """Measure a model on ONNX Runtime's CPU provider.
+
+    Args:
+        model: As for `augment`. Free sizes of its inputs are found by trial.
+        threads: Of ONNX Runtime and of PyTorch.
+        repeats: Turns of which the median is taken.
+        torch: Whether to time PyTorch's convolutions too, which must then be installed.
+        progress: Told what is going on.
+        arguments: Of `augment`.
+
+    Raises:
+        ModelError: No inputs were found on which the model runs.
+        ConvGradError: What `augment` raises.
+    """
+    progress("finding inputs")
+    feed = _feed(build(model, **arguments))
+    shapes = {name: array.shape for name, array in feed.items()}
+    built = build(model, **{**arguments, "input_shapes": {name: list(shape) for name, shape in shapes.items()}})
+    progress("timing the model")
+    forward, augmented = _whole(built, feed, threads, repeats)
+    found = []
+    groups = _grouped(built)
+    with ExitStack() as stack:
+        side = stack.enter_context(TorchSide(threads)) if torch and groups else None
+        for index, nodes in enumerate(groups, 1):
+            progress(f"timing convolution {index} of {len(groups)}: {nodes[0].op_type} of {nodes[0].node}")
+            found.append(_times(nodes, built, side, threads, repeats))
+    return BenchReport(shapes, machine(threads), forward, augmented, tuple(found), torch)
+
+
+def _feed(built: Built) -> Feed:
+    primal = ir.to_proto(built.primal)
+    rank = max((len(v.shape) for v in built.primal.graph.inputs if v.shape is not None), default=4)
+    sizes = _SPATIAL.get(rank, _SPATIAL[4])
+    return working_feed(list(built.primal.graph.inputs), lambda feed: run(primal, feed), spatial=sizes)[0]
+
+
+def _whole(built: Built, feed: Feed, threads: int, repeats: int) -> tuple[float, float]:
+    """Seconds of the model as it came, and with its gradients."""
+    seeds = [v for v in built.model.graph.inputs if v.name not in feed and not v.is_initializer()]
+    results = run(ir.to_proto(built.primal), feed)
+    targets = {seed: y for y, seed in json.loads(built.model.metadata_props[SEEDS_KEY]).items()}
+    rng = np.random.default_rng(1)
+    whole = {**feed}
+    for value in seeds:
+        name = value.name or ""
+        like = results.get(targets.get(name, ""))
+        if like is not None:
+            whole[name] = rng.standard_normal(like.shape).astype(like.dtype)
+        else:
+            whole |= draw([value], {}, 1)
+    sides: dict[str, Side] = {
+        "forward": Turns(Bound(ir.to_proto(built.primal).SerializeToString(), feed, threads)),
+        "augmented": Turns(Bound(ir.to_proto(built.model).SerializeToString(), whole, threads)),
+    }
+    seconds = interleave(sides, repeats=repeats)
+    return seconds["forward"], seconds["augmented"]
+
+
+def _grouped(built: Built) -> list[list[Choice]]:
+    """Choices of the same operator and geometry, in the order of the model."""
+    groups: dict[tuple[str, str], list[Choice]] = {}
+    order = {node.name: i for i, node in enumerate(built.primal.graph)}
+    for choice in sorted(built.choices, key=lambda c: order.get(c.node, len(order))):
+        if choice.op_type in OPERATORS:
+            groups.setdefault((str(choice.spec), choice.op_type), []).append(choice)
+    return list(groups.values())
+
+
+def _times(nodes: list[Choice], built: Built, torch: TorchSide | None, threads: int, repeats: int) -> ConvTimes:
+    choice = nodes[0]
+    facts: dict[str, Any] = {
+        "nodes": tuple(c.node for c in nodes),
+        "operator": choice.op_type,
+        "geometry": str(choice.spec),
+        "chosen": choice.chosen,
+        "predicted": predicted(choice),
+    }
+    dtype = next((n.inputs[0].dtype for n in built.primal.graph if n.name == choice.node and n.inputs[0]), None)
+    if dtype not in (ir.DataType.FLOAT, None):
+        return ConvTimes(**facts, measured={}, skipped=f"it is in {dtype.name.lower()}, and only float32 is timed")
+    try:
+        layer = ConvLayer.of(choice.spec)
+    except ArgumentError as problem:
+        return ConvTimes(**facts, measured={}, skipped=str(problem))
+    facts["geometry"] = str(layer)
+    others = {_TORCH: torch.side(layer, OPERATORS[choice.op_type])} if torch else {}
+    measured = time_lowerings(choice, layer, threads, repeats, others)
+    return ConvTimes(**facts, torch=measured.pop(_TORCH, None), measured=measured)
