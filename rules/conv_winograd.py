@@ -58,12 +58,14 @@ SIZES = (2, 4, 6)
 class Axis:
     """One spatial axis cut into tiles: `count` tiles of `tile` outputs each, of a kernel with `taps` taps.
 
-    An axis with one tap is left whole: its tiles are its rows.
+    With dilation d the rows r, r + d, r + 2 d, .. are an axis of their own for each of the d phases r: there are `count`
+    tiles of each phase. An axis with one tap is left whole: its tiles are its rows.
     """
 
     tile: int
     taps: int
     count: int
+    dilation: int = 1
 
     @property
     def window(self) -> int:
@@ -72,16 +74,17 @@ class Axis:
 
     @property
     def outputs(self) -> int:
-        """Rows of all tiles; the last tile may reach past the end."""
-        return self.tile * self.count
+        """Rows of all tiles; the last tiles may reach past the end."""
+        return self.tile * self.count * self.dilation
 
 
-def tiled(size: int, taps: int, most: int) -> Axis:
+def tiled(size: int, taps: int, dilation: int, most: int) -> Axis:
     """The axis in as few equal tiles as a tile size of at most `most` allows."""
     if taps == 1:
         return Axis(1, 1, size)
-    count = -(-size // min(most, MOST + 1 - taps))
-    return Axis(-(-size // count), taps, count)
+    rows = -(-size // dilation)
+    count = -(-rows // min(most, MOST + 1 - taps))
+    return Axis(-(-rows // count), taps, count, dilation)
 
 
 @cache
@@ -104,10 +107,6 @@ def dense(q: Query) -> str | None:
     return None if q.spec.groups == 1 else f"the convolution has {q.spec.groups} groups"
 
 
-def unit_dilation(q: Query) -> str | None:
-    return None if set(q.spec.dilations) == {1} else f"dilations {list(q.spec.dilations)} are not 1"
-
-
 def static_sizes(q: Query) -> str | None:
     return None if q.spec.static else "a spatial size is not known while building"
 
@@ -128,16 +127,16 @@ def own_tile(most: int, of: str) -> Requirement:
     """Whether tiles of at most `most` rows differ from those of the next smaller size."""
 
     def requirement(q: Query) -> str | None:
-        sizes = getattr(q.spec, of)
         smaller = max((s for s in SIZES if s < most), default=1)
-        small, large = (_axes(sizes, q.spec.kernel, m) for m in (smaller, most))
+        small, large = (_axes(q.spec, getattr(q.spec, of), m) for m in (smaller, most))
         return "smaller tiles do the same" if small == large else None
 
     return requirement
 
 
-def _axes(sizes: Sequence[int | None], kernel: Sequence[int | None], most: int) -> list[Axis]:
-    return [tiled(size or 1, taps or 1, most) for size, taps in zip(sizes, kernel, strict=True)]
+def _axes(spec: ConvSpec, sizes: Sequence[int | None], most: int) -> list[Axis]:
+    rows = zip(sizes, spec.kernel, spec.dilations, strict=True)
+    return [tiled(size or 1, taps or 1, dilation, most) for size, taps, dilation in rows]
 
 
 REQUIRES = [
@@ -145,7 +144,6 @@ REQUIRES = [
     conv_kernel,
     unit_stride,
     dense,
-    unit_dilation,
     static_sizes,
     static_batch,
     small_kernel,
@@ -160,32 +158,32 @@ def to_points(
 ) -> ir.Value:
     """Cut [N, C, *size] into tiles and multiply each axis by its matrix [points, rows]: [points, tiles N, C].
 
-    Tile i of an axis begins at row `i tile - begin`; rows outside are zeros.
+    Tile i of phase r begins at row `dilation tile i + r - begin`; rows outside are zeros.
     """
     n, c, *spatial = size
-    rank = len(axes)
-    v = e.transpose(v, [*range(2, 2 + rank), 0, 1])
+    v = e.transpose(v, [*range(2, 2 + len(axes)), 0, 1])
     points, tiles = 1, 1
     for i, (axis, kernel, start) in enumerate(zip(axes, kernels, begin, strict=True)):
-        rows = spatial[i]
+        rows, phases = spatial[i], axis.dilation
         assert isinstance(rows, int), "static_sizes requires it"
-        stop = (axis.count - 1) * axis.tile + kernel.shape[1] - start  # the last tile's end, in rows of v
+        need = ((axis.count - 1) * axis.tile + kernel.shape[1]) * phases
         v = e.reshape(v, [points, 1, tiles, rows, e.size_mul(*spatial[i + 1 :], n, c)])
-        v = e.slice(v, [max(-start, 0)], [min(stop, rows)], [3])
-        low, high = max(start, 0), max(stop - rows, 0)
-        if low != high and not e.target.asymmetric_pads:
-            v, low, high = e.pad(v, [low], [high], [3]), 0, 0
+        v = e.slice(v, [max(-start, 0)], [min(need - start, rows)], [3])
+        low, high = max(start, 0), max(need - start - rows, 0)
+        whole = kernel.size == 1 or (low != high and not e.target.asymmetric_pads)
+        pads = (low, high) if whole else (low % phases, high % phases)
+        v = e.pad(v, [pads[0]], [pads[1]], [3])
         if kernel.size > 1:
+            rows = (need - low - high + sum(pads)) // phases
+            v = e.reshape(v, [points, 1, tiles, rows, e.size_mul(phases, *spatial[i + 1 :], n, c)])
             v = e.op(  # over three axes: ONNX Runtime would rearrange the channels of a Conv over two
                 "Conv",
                 v,
                 e.const(kernel.reshape(-1, 1, 1, kernel.shape[1], 1), v.dtype),
                 strides=[1, axis.tile, 1],
-                pads=[0, low, 0, 0, high, 0],
+                pads=[0, (low - pads[0]) // phases, 0, 0, (high - pads[1]) // phases, 0],
             )
-        elif low or high:
-            v = e.pad(v, [low], [high], [3])
-        points, tiles = points * kernel.shape[0], tiles * axis.count
+        points, tiles = points * kernel.shape[0], tiles * axis.count * phases
     return e.reshape(v, [points, e.size_mul(tiles, n), c])
 
 
@@ -193,7 +191,7 @@ def from_points(e: Emitter, v: ir.Value, size: list[Dim], axes: list[Axis], kern
     """Multiply each axis of [points, tiles N, C] by its matrix [tile, points] and put the tiles together: [N, C, *size]."""
     n, c, *spatial = size
     rank = len(axes)
-    counts = [axis.count for axis in axes]
+    counts = [number for axis in axes for number in (axis.count, axis.dilation)]
     behind: Dim = e.size_mul(*counts, n, c)
     points = math.prod(kernel.shape[1] for kernel in kernels)
     for kernel in reversed(kernels):  # the last axis first, so that the last product is one of plain matrices
@@ -203,7 +201,8 @@ def from_points(e: Emitter, v: ir.Value, size: list[Dim], axes: list[Axis], kern
             v = e.matmul(e.const(kernel, v.dtype), e.reshape(v, [*lead, kernel.shape[1], behind]))
         behind = e.size_mul(behind, kernel.shape[0])
     v = e.reshape(v, [*(axis.tile for axis in axes), *counts, e.size_mul(n, c)])
-    v = e.transpose(v, [i for axis in range(rank) for i in (rank + axis, axis)] + [2 * rank])
+    order = [i for k in range(rank) for i in (rank + 2 * k, k, rank + 2 * k + 1)]  # tile, row of it, phase
+    v = e.transpose(v, [*order, 3 * rank])
     v = e.reshape(v, [*(axis.outputs for axis in axes), n, c])
     v = e.slice(v, [0] * rank, spatial, range(rank))
     return e.transpose(v, [rank, rank + 1, *range(rank)])
@@ -224,7 +223,7 @@ def forward(e: Emitter, n: Call, spec: ConvSpec, most: int) -> ir.Value:
     x, w, bias = n["X"], n["W"], n.get("B")
     batch, channels, *rows = x_dims(e, x, spec)
     features: Dim = spec.features if spec.features is not None else e.dim(w, 0)
-    axes = _axes(spec.y, spec.kernel, most)
+    axes = _axes(spec, spec.y, most)
     a, g, b = zip(*(matrices(axis.tile, axis.taps) for axis in axes), strict=True)
     tiles = to_points(e, x, [batch, channels, *rows], axes, list(b), spec.begin)
     weight = weight_to_points(e, w, [features, channels], list(g))
@@ -238,9 +237,9 @@ def input_grad(e: Emitter, n: Call, spec: ConvSpec, most: int) -> ir.Value:
     dy, w = n["dY"], n["W"]
     batch, features, *rows = y_dims(e, dy, spec)
     channels, *size = x_dims(e, n["X_like"], spec)[1:]
-    axes = _axes(spec.x, spec.kernel, most)
+    axes = _axes(spec, spec.x, most)
     a, g, b = zip(*(matrices(axis.tile, axis.taps) for axis in axes), strict=True)
-    begin = [axis.taps - 1 - low for axis, low in zip(axes, spec.begin, strict=True)]
+    begin = [axis.dilation * (axis.taps - 1) - low for axis, low in zip(axes, spec.begin, strict=True)]
     tiles = to_points(e, dy, [batch, features, *rows], axes, list(b), begin)
     weight = weight_to_points(e, w, [features, channels], [m[:, ::-1] for m in g])
     return from_points(e, e.matmul(tiles, weight), [batch, channels, *size], axes, list(a))
@@ -250,7 +249,7 @@ def weight_grad(e: Emitter, n: Call, spec: ConvSpec, most: int) -> ir.Value:
     """F(k, m): each tile of dY is a kernel of m taps, the weight's gradient has k outputs; summed over the tiles."""
     x, dy = n["X"], n["dY"]
     x_size, y_size = x_dims(e, x, spec), y_dims(e, dy, spec)
-    axes = _axes(spec.y, spec.kernel, most)
+    axes = _axes(spec, spec.y, most)
     a, g, b = zip(*(matrices(axis.taps, axis.tile) for axis in axes), strict=True)
     x_tiles = to_points(e, x, x_size, axes, list(b), spec.begin)
     y_tiles = to_points(e, dy, y_size, axes, list(g), [0] * spec.rank)

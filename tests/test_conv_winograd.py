@@ -41,11 +41,13 @@ def _arrays(shape: tuple[int, ...], weight: tuple[int, ...], *, bias: bool = Tru
     return {k: rng.standard_normal(s).astype(np.float32) for k, s in shapes.items()}
 
 
-def _oracle(arrays: Arrays, seed: np.ndarray | None, begin: list[int], end: list[int]) -> Arrays:
+def _oracle(
+    arrays: Arrays, seed: np.ndarray | None, begin: list[int], end: list[int], dilations: list[int] | int = 1
+) -> Arrays:
     """The output, and with a seed the gradients, in float64."""
     t = {k: torch.tensor(v, dtype=torch.float64, requires_grad=True) for k, v in arrays.items()}
     pads = [p for pair in reversed(list(zip(begin, end, strict=True))) for p in pair]
-    y = CONV[len(begin)](torch.nn.functional.pad(t["x"], pads), t["w"], t.get("b"))
+    y = CONV[len(begin)](torch.nn.functional.pad(t["x"], pads), t["w"], t.get("b"), 1, 0, dilations)
     found = {"y": y.detach().numpy()}
     if seed is not None:
         y.backward(torch.tensor(seed, dtype=torch.float64))
@@ -85,6 +87,7 @@ def geometry(draw: st.DrawFn) -> dict:
     return {
         "shape": (draw(st.integers(1, 2)), draw(st.integers(1, 5)), *each(1, most)),
         "weight": (draw(st.integers(1, 5)), 0, *each(1, taps)),
+        "dilations": each(1, 3),
         "begin": each(0, 3),
         "end": each(0, 3),
         "bias": draw(st.booleans()),
@@ -92,8 +95,8 @@ def geometry(draw: st.DrawFn) -> dict:
 
 
 def _fits(g: dict) -> bool:
-    rows = zip(g["shape"][2:], g["weight"][2:], g["begin"], g["end"], strict=True)
-    return max(g["weight"][2:]) > 1 and all(x + b + e >= k for x, k, b, e in rows)
+    rows = zip(g["shape"][2:], g["weight"][2:], g["dilations"], g["begin"], g["end"], strict=True)
+    return max(g["weight"][2:]) > 1 and all(x + b + e > d * (k - 1) for x, k, d, b, e in rows)
 
 
 @SETTINGS
@@ -102,12 +105,12 @@ def test_random_geometry(g: dict, most: int) -> None:
     weight = (g["weight"][0], g["shape"][1], *g["weight"][2:])
     arrays = _arrays(g["shape"], weight, bias=g["bias"])
     pads = [*g["begin"], *g["end"]]
-    y = _oracle(arrays, None, g["begin"], g["end"])["y"]
+    y = _oracle(arrays, None, g["begin"], g["end"], g["dilations"])["y"]
     seed = np.random.default_rng(1).standard_normal(y.shape).astype(np.float32)
     if y.size == 1:  # a single element needs no seed: it is 1
         seed = np.ones(y.shape, np.float32)
-    want = _oracle(arrays, seed, g["begin"], g["end"])
-    model, used = _lowered(_model(arrays, pads=pads), most)
+    want = _oracle(arrays, seed, g["begin"], g["end"], g["dilations"])
+    model, used = _lowered(_model(arrays, pads=pads, dilations=g["dilations"]), most)
     got = run(model, {**arrays, "y_grad": seed} if y.size > 1 else arrays)
     for name, value in want.items():
         assert _error(got[name], value) < 1e-4, (name, used)
@@ -123,10 +126,10 @@ def test_matrices_correlate(outputs: int, taps: int) -> None:
     np.testing.assert_allclose(a @ ((g @ w) * (b @ x)), np.correlate(x, w, "valid"), rtol=1e-11, atol=1e-11)
 
 
-@given(st.integers(1, 300), st.integers(1, MOST - 1), st.sampled_from(SIZES))
-def test_tiles_cover_the_axis_and_no_tile_is_superfluous(size: int, taps: int, most: int) -> None:
-    axis = tiled(size, taps, most)
-    assert axis.outputs >= size > axis.outputs - axis.tile
+@given(st.integers(1, 300), st.integers(1, MOST - 1), st.integers(1, 5), st.sampled_from(SIZES))
+def test_tiles_cover_the_axis_and_no_tile_is_superfluous(size: int, taps: int, dilation: int, most: int) -> None:
+    axis = tiled(size, taps, dilation, most)
+    assert axis.outputs >= size > axis.outputs - axis.tile * axis.dilation
     assert axis.window <= MOST
     assert axis.tile <= most
 
@@ -152,6 +155,36 @@ def test_accuracy(
     got = run(model, {**arrays, "y_grad": seed})
     for name, value in want.items():
         assert _error(got[name], value) < bound, name
+
+
+@pytest.mark.parametrize("most", SIZES[:2])
+@pytest.mark.parametrize(("dilation", "pad"), [(2, 2), (2, 1), (3, 3), (4, 0)])
+def test_dilation_cuts_each_phase_into_tiles(dilation: int, pad: int, most: int) -> None:
+    arrays = _arrays((2, 3, 17, 20), (4, 3, 3, 3))
+    pads, dilations = [pad, pad], [dilation, dilation]
+    y = _oracle(arrays, None, pads, pads, dilations)["y"]
+    seed = np.random.default_rng(1).standard_normal(y.shape).astype(np.float32)
+    want = _oracle(arrays, seed, pads, pads, dilations)
+    model, used = _lowered(_model(arrays, pads=[*pads, *pads], dilations=dilations), most)
+    assert used == set(OPERATORS)
+    got = run(model, {**arrays, "y_grad": seed})
+    for name, value in want.items():
+        assert _error(got[name], value) < 1e-5, name
+
+
+@pytest.mark.parametrize("target", ["cuda", "web", "portable"])
+def test_targets_without_asymmetric_padding(target: str) -> None:
+    arrays = _arrays((2, 3, 14, 14), (4, 3, 3, 3), bias=False)
+    seed = np.random.default_rng(1).standard_normal((2, 4, 14, 14)).astype(np.float32)
+    want = _oracle(arrays, seed, [1, 1], [1, 1])
+    choices = {"ConvInputGrad": "winograd_4", "ConvWeightGrad": "winograd_4"}
+    model = og.augment(_model(arrays, pads=[1, 1, 1, 1]), wrt=["x", "w"], lowering=choices, target=target)
+    for node in model.graph.node:
+        pads = next((list(a.ints) for a in node.attribute if a.name == "pads"), [])
+        assert pads[: len(pads) // 2] == pads[len(pads) // 2 :]
+    got = run(model, {**arrays, "y_grad": seed})
+    for name, value in want.items():
+        assert _error(got[name], value) < 1e-5, name
 
 
 def test_a_trimmed_operand() -> None:
@@ -198,7 +231,6 @@ def test_forward_and_weight_gradient_share_the_tiles_of_x() -> None:
     ("weight", "attributes", "reason"),
     [
         ((4, 4, 3, 3), {"strides": [2, 1]}, r"strides \[2, 1\] are not 1"),
-        ((4, 4, 3, 3), {"dilations": [1, 2]}, r"dilations \[1, 2\] are not 1"),
         ((4, 2, 3, 3), {"group": 2}, "the convolution has 2 groups"),
         ((4, 4, 1, 1), {}, "a kernel of one tap leaves nothing to save"),
         ((4, 4, 9, 3), {"pads": [4, 1, 4, 1]}, "a kernel of 9 rows needs more than 8 points"),
