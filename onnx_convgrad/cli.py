@@ -35,6 +35,9 @@ Wrt = Annotated[
 ]
 Of = Annotated[list[str], typer.Option("--of", help="Values to differentiate. [default: every floating output]")]
 Training = Annotated[bool, typer.Option("--training", help="BatchNormalization and Dropout in training mode.")]
+TrainableInputs = Annotated[
+    bool, typer.Option("--trainable-inputs", help="Make the differentiated weights graph inputs too.")
+]
 Target = Annotated[str, typer.Option("--target", help="cpu, cuda, web or portable.")]
 Lowering = Annotated[
     list[str],
@@ -84,9 +87,7 @@ def augment(
         str | None, typer.Option("--seed", help="ones: seed every target with ones, without seed inputs.")
     ] = None,
     training: Training = False,
-    trainable_inputs: Annotated[
-        bool, typer.Option("--trainable-inputs", help="Make the differentiated weights graph inputs too.")
-    ] = False,
+    trainable_inputs: TrainableInputs = False,
     target: Target = "cpu",
     lowering: Lowering = [],  # noqa: B006
     max_workspace: Workspace = None,
@@ -192,6 +193,7 @@ def bench(
     wrt: Wrt = [],  # noqa: B006
     of: Of = [],  # noqa: B006
     training: Training = False,
+    trainable_inputs: TrainableInputs = False,
     lowering: Lowering = [],  # noqa: B006
     max_workspace: Workspace = None,
     input_shape: Shapes = [],  # noqa: B006
@@ -218,9 +220,10 @@ def bench(
         from onnx_convgrad.calibration import cores
         from onnx_convgrad.tables import Output
 
+        arguments = _arguments(wrt, of, training, "cpu", lowering, input_shape, max_workspace)
         command.command(
             model,
-            _arguments(wrt, of, training, "cpu", lowering, input_shape, max_workspace),
+            {**arguments, "trainable_inputs": trainable_inputs},
             Output(quiet=quiet, json=json),
             threads=threads or cores(),
             repeats=repeat,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from onnx_convgrad.bench.layer import OPERATORS, ConvLayer
-from onnx_convgrad.bench.timing import Bound, Side, Turns, interleave, lap
+from onnx_convgrad.bench.timing import Bound, Side, Turns, calm, interleave, lap
 from onnx_convgrad.lowering import Choice
 
 __all__ = ["predicted", "time_lowerings"]
@@ -27,9 +28,7 @@ def time_lowerings(
     All are timed roughly first; the fast ones, the chosen one and the others then in turns.
     """
     runs = {name: _run(choice.op_type, layer, name, threads) for name in predicted(choice)}
-    for run in runs.values():
-        run()
-    found = {name: min(lap(run), lap(run)) for name, run in runs.items()}
+    found = {name: calm(partial(lap, run), before=run, tries=3)[0] for name, run in runs.items()}
     bound = _NEAR * min(found.values())
     careful: dict[str, Side] = {
         name: Turns(run) for name, run in runs.items() if name == choice.chosen or found[name] < bound

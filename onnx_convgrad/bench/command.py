@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 from json import dumps
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from onnx_convgrad.bench.measure import BenchReport, ConvTimes, bench
@@ -70,7 +71,6 @@ def _print(report: BenchReport, out: Output, *, every: bool) -> None:
     for times in report.convolutions:
         if times.skipped:
             out.line(f"{times.operator} of {', '.join(times.nodes)} was not timed: {times.skipped}.")
-    out.line()
     for line in _verdict(report):
         out.line(line)
 
@@ -128,12 +128,10 @@ def _verdict(report: BenchReport) -> Iterator[str]:
         return
     good = sum((times.seconds or 0) <= 1.25 * times.measured[times.fastest] for times in timed)
     yield f"The chosen lowering is within 1.25 of the fastest for {good} of {len(timed)} distinct convolutions."
-    compared = [times for times in timed if times.torch]
-    if compared:
-        mean = math.exp(sum(math.log((t.torch or 1) / (t.seconds or 1)) for t in compared) / len(compared))
-        ours = sum((t.seconds or 0) * len(t.nodes) for t in compared)
-        theirs = sum((t.torch or 0) * len(t.nodes) for t in compared)
+    if report.totals:
+        ratios = [times.torch / times.seconds for times in timed if times.torch and times.seconds]
+        ours, theirs = report.totals
         yield (
-            f"PyTorch's time over ours: geometric mean {mean:.2f}; over all nodes {ms_text(theirs)} to {ms_text(ours)}, "
-            f"which is {theirs / ours:.2f}."
+            f"PyTorch's time over ours: geometric mean {geometric_mean(ratios):.2f}; over all nodes {ms_text(theirs)} to "
+            f"{ms_text(ours)}, which is {theirs / ours:.2f}."
         )

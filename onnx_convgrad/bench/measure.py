@@ -74,6 +74,12 @@ class BenchReport:
         """What the gradients add; a little less than they take, where the runtime no longer fuses the model's nodes."""
         return self.augmented - self.forward
 
+    @property
+    def totals(self) -> tuple[float, float] | None:
+        """Our seconds and PyTorch's of all nodes whose convolution was timed on both sides; `None` where none was."""
+        both = [(c.seconds * len(c.nodes), c.torch * len(c.nodes)) for c in self.convolutions if c.seconds and c.torch]
+        return (sum(ours for ours, _ in both), sum(torch for _, torch in both)) if both else None
+
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON-ready data; times in seconds."""
         return {

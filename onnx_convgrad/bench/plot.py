@@ -75,9 +75,12 @@ def _headline(figure: Any, report: BenchReport, title: str) -> None:
     width, height = figure.get_size_inches()
     shapes = ", ".join(f"{name} {shape_text(shape)}" for name, shape in report.inputs.items())
     passes = f"forward {ms_text(report.forward)}, backward {ms_text(report.backward)}"
+    if report.totals:
+        ours, theirs = map(ms_text, report.totals)
+        passes += f"; convolutions {ours}, in PyTorch {theirs}"
     lines = (
         (0.36, title, {"size": 15, "weight": "bold", "color": _INK}),
-        (0.66, f"{passes}  ({shapes})", {"size": 10.5, "color": _INK}),
+        (0.66, f"{shapes}:  {passes}", {"size": 10.5, "color": _INK}),
         (0.9, machine_text(report.machine), {"size": 7, "color": _FAINT}),
     )
     for down, text, style in lines:

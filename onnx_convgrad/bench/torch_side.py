@@ -80,20 +80,24 @@ class TorchSide:
 
 
 def _call(layer: ConvLayer, wrt: Sequence[str]) -> Callable[[], Any]:
-    """PyTorch pads both ends alike: what is more at one end is added to x beforehand, as a user would."""
+    """PyTorch pads both ends alike: what is more at one end is added to x beforehand, and cut from its gradient."""
     import torch
 
     x, w, gy = (torch.from_numpy(layer.feed[name]) for name in ("x", "w", "y_grad"))
-    padding = layer.begin
-    if layer.begin != layer.end:
-        padding = tuple(map(min, layer.begin, layer.end))
-        extra = [(b - p, e - p) for b, e, p in zip(layer.begin, layer.end, padding, strict=True)]
-        x = torch.nn.functional.pad(x, [n for pair in reversed(extra) for n in pair])
+    padding = tuple(map(min, layer.begin, layer.end))
+    extra = [(b - p, e - p) for b, e, p in zip(layer.begin, layer.end, padding, strict=True)]
+    inner = (..., *(slice(b, b + n) for (b, _), n in zip(extra, layer.x[2:], strict=True)))
+    x = torch.nn.functional.pad(x, [n for pair in reversed(extra) for n in pair])
     geometry = (layer.strides, padding, layer.dilations, layer.transposed, [0] * len(padding), layer.groups)
     if not wrt:
-        return lambda: torch.ops.aten.convolution(x, w, None, *geometry)
+        return lambda: (torch.ops.aten.convolution(x, w, None, *geometry),)
     mask = ["x" in wrt, "w" in wrt, False]
-    return lambda: torch.ops.aten.convolution_backward(gy, x, w, None, *geometry, mask)
+
+    def backward() -> tuple[Any, ...]:
+        dx, dw, _ = torch.ops.aten.convolution_backward(gy, x, w, None, *geometry, mask)
+        return dx if dx is None else dx[inner], dw
+
+    return backward
 
 
 def _serve(threads: int) -> None:
@@ -113,7 +117,6 @@ def _serve(threads: int) -> None:
             answer = turns()
         elif turns is not None:
             found: Any = turns.run()
-            found = found if isinstance(found, tuple) else (found,)
             np.savez(request["path"], *(tensor.numpy() for tensor in found if tensor is not None))
         print(json.dumps(answer), flush=True)
 

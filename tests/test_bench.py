@@ -1,0 +1,316 @@
+"""`bench`: that turns are taken, that what is timed is the right thing, and what the command prints, writes and refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from typer.testing import CliRunner, Result
+
+import onnx_convgrad as og
+from onnx_convgrad.bench import plot, timing, torch_side
+from onnx_convgrad.bench.choice import predicted, time_lowerings
+from onnx_convgrad.bench.layer import ConvLayer
+from onnx_convgrad.bench.measure import bench
+from onnx_convgrad.bench.timing import Bound, calm, interleave
+from onnx_convgrad.bench.torch_side import TorchSide
+from onnx_convgrad.cli import app
+from onnx_convgrad.errors import ArgumentError, ExecutionError
+from onnx_convgrad.geometry import ConvSpec
+
+
+@pytest.fixture(autouse=True)
+def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test looks at a time, so none need be exact."""
+    for name, value in {"_PAUSE": 0.0, "_PATIENCE": 0.0, "_SHORTEST": 1e-5}.items():
+        monkeypatch.setattr(timing, name, value)
+
+
+# -- timing ------------------------------------------------------------------------------------------------------------
+
+
+def test_sides_take_turns_and_medians_are_taken() -> None:
+    order: list[str] = []
+    times = {"a": iter([1.0, 9.0, 2.0]), "b": iter([5.0, 4.0, 6.0])}
+
+    def side(name: str) -> timing.Side:
+        def turn() -> float:
+            order.append(name)
+            return next(times[name])
+
+        return turn
+
+    assert interleave({"a": side("a"), "b": side("b")}, repeats=3) == {"a": 2.0, "b": 5.0}
+    assert order == ["a", "b"] * 3
+
+
+def test_a_disturbed_turn_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    results, clock = iter([7.0, 5.0, 3.0]), [0.0]
+    waits = iter([0.0, 0.9, 1.0, 1.9, 2.0, 2.01])  # before and after each try
+    monkeypatch.setattr(timing, "_stalled", lambda: next(waits))
+    monkeypatch.setattr(timing.time, "sleep", lambda _: None)
+
+    def now() -> float:
+        clock[0] += 1
+        return clock[0]
+
+    monkeypatch.setattr(timing.time, "perf_counter", now)
+    assert calm(lambda: next(results), tries=5) == (3.0, True)
+
+
+def test_the_least_disturbed_turn_counts_when_none_is_calm(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = iter([7.0, 5.0])
+    waits = iter([0.0, 50.0, 50.0, 60.0])
+    monkeypatch.setattr(timing, "_stalled", lambda: next(waits))
+    ticks = iter(range(10))
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: float(next(ticks)))
+    assert calm(lambda: next(results), tries=2) == (5.0, False)
+
+
+def test_bound_runs_and_refuses() -> None:
+    layer = ConvLayer((1, 2, 5), (3, 2, 3), (1,), (1,), (1,), (1,))
+    run = Bound(layer.model().SerializeToString(), layer.feed, 1)
+    run()
+    x, w = (torch.from_numpy(layer.feed[name]) for name in "xw")
+    np.testing.assert_allclose(run.outputs()["y"], torch.conv1d(x, w, padding=1).numpy(), rtol=1e-5, atol=1e-6)
+    broken = layer.model()
+    broken.graph.node[0].op_type = "Konv"
+    with pytest.raises(ExecutionError, match="refused the model"):
+        Bound(broken.SerializeToString(), layer.feed, 1)
+
+
+# -- layers ------------------------------------------------------------------------------------------------------------
+
+LAYERS = [
+    ConvLayer((2, 4, 9), (6, 2, 3), (2,), (1,), (1,), (1,), 2),
+    ConvLayer((2, 3, 8, 7), (5, 3, 3, 2), (1, 2), (2, 1), (2, 0), (1, 1)),
+    ConvLayer((1, 4, 5, 6, 5), (4, 1, 3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1), (1, 1, 1), 4),
+    ConvLayer((2, 4, 5, 5), (4, 3, 2, 2), (2, 2), (1, 1), (0, 0), (0, 0), 1, transposed=True),
+]
+
+
+@pytest.fixture(scope="module")
+def side() -> Iterator[TorchSide]:
+    with TorchSide(1) as process:
+        yield process
+
+
+@pytest.mark.parametrize("wrt", [["x"], ["w"], ["x", "w"]], ids="+".join)
+@pytest.mark.parametrize("layer", LAYERS, ids=str)
+def test_both_sides_compute_the_same(layer: ConvLayer, wrt: list[str], side: TorchSide) -> None:
+    ours = layer.ours(wrt, 1)
+    ours()
+    assert side.side(layer, wrt)() > 0
+    for got, want in zip(ours.outputs().values(), side.results(), strict=True):
+        assert got.shape == want.shape
+        assert np.linalg.norm(got - want) <= 1e-5 * np.linalg.norm(want)
+
+
+@pytest.mark.parametrize("layer", [layer for layer in LAYERS if not layer.transposed], ids=str)
+def test_forward_by_any_lowering_is_the_convolution(layer: ConvLayer, side: TorchSide) -> None:
+    run = Bound(layer.model().SerializeToString(), layer.feed, 1)
+    run()
+    side.side(layer, [])
+    np.testing.assert_allclose(run.outputs()["y"], side.results()[0], rtol=1e-4, atol=1e-4)
+    for lowering in ("conv", "im2col_gemm"):
+        lowered = layer.forward(1, lowering)
+        lowered()
+        np.testing.assert_allclose(lowered.outputs()["y"], run.outputs()["y"], rtol=1e-4, atol=1e-4)
+
+
+def test_a_process_that_ended_is_reported() -> None:
+    with TorchSide(1) as process:
+        process.process.kill()
+        with pytest.raises(ExecutionError, match="PyTorch's process has ended"):
+            process.side(LAYERS[0], ["x"])
+
+
+def test_layer_of_a_spec() -> None:
+    spec = ConvSpec(2, 4, 6, (9,), (3,), (5,), (2,), (1,), (1,), (1,), 2)
+    assert ConvLayer.of(spec) == LAYERS[0]
+    assert str(LAYERS[0]) == "2x4x9 * 6x2x3 s2 p1 g2"
+    assert LAYERS[0].y == (2, 6, 5)
+    with pytest.raises(ArgumentError, match="size is not known"):
+        ConvLayer.of(ConvSpec(None, 4, 6, (9,), (3,), (5,), (2,), (1,), (1,), (1,), 2))
+    with pytest.raises(ArgumentError, match="negative padding"):
+        ConvLayer.of(ConvSpec(2, 4, 6, (9,), (3,), (6,), (1,), (1,), (-1,), (0,), 2))
+
+
+def test_every_lowering_that_applies_is_timed() -> None:
+    layer = LAYERS[1]
+    for choice in og.explain(layer.model(), wrt=["x", "w"]).choices:
+        found = time_lowerings(choice, layer, 1, 1, {"other": lambda: 3.0})
+        assert set(found) == {*predicted(choice), "other"}
+        assert found.pop("other") == 3.0
+        assert min(found.values()) > 0
+
+
+# -- reports -----------------------------------------------------------------------------------------------------------
+
+
+def net(dtype: int = TensorProto.FLOAT) -> onnx.ModelProto:
+    """Two convolutions of one geometry and a third of another, over images of any size."""
+    rng = np.random.default_rng(0)
+    element = helper.tensor_dtype_to_np_dtype(dtype)
+    weights = {"w1": (4, 4, 3, 3), "w2": (4, 4, 3, 3), "w3": (2, 4, 1, 1)}
+    nodes = [
+        helper.make_node("Conv", ["x", "w1"], ["a"], "first", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["a"], ["b"], "act"),
+        helper.make_node("Conv", ["b", "w2"], ["c"], "second", pads=[1, 1, 1, 1]),
+        helper.make_node("Conv", ["c", "w3"], ["y"], "third", strides=[2, 2]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info("x", dtype, ["N", 4, "H", "W"])],
+        [helper.make_tensor_value_info("y", dtype, ["N", 2, "P", "Q"])],
+        [numpy_helper.from_array(rng.standard_normal(s).astype(element), n) for n, s in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+SMALL = {"input_shapes": {"x": [1, 4, 8, 8]}}
+
+
+def test_report_groups_nodes_of_one_geometry() -> None:
+    report = bench(net(), threads=1, repeats=1, torch=False, wrt="all", **SMALL)
+    assert {(t.operator, t.nodes) for t in report.convolutions} == {
+        ("ConvInputGrad", ("first", "second")),
+        ("ConvWeightGrad", ("first", "second")),
+        ("ConvInputGrad", ("third",)),
+        ("ConvWeightGrad", ("third",)),
+    }
+    assert [t.nodes[0] for t in report.convolutions] == ["first", "first", "third", "third"]
+    for times in report.convolutions:
+        assert times.chosen in times.measured
+        assert set(times.measured) == set(times.predicted)
+        assert times.seconds is not None
+        assert times.measured[times.fastest] <= times.seconds
+        assert times.torch is None
+    assert report.totals is None
+    assert report.inputs == {"x": (1, 4, 8, 8)}
+    assert report.backward == report.augmented - report.forward
+    assert json.loads(json.dumps(report.to_dict()))["convolutions"][0]["nodes"] == ["first", "second"]
+
+
+def test_training_graphs_have_forward_convolutions_too() -> None:
+    report = bench(net(), threads=1, repeats=1, torch=False, training=True, trainable_inputs=True, **SMALL)
+    forward = [t for t in report.convolutions if t.operator == "Conv"]
+    assert [t.nodes for t in forward] == [("first", "second"), ("third",)]
+    assert all("conv" in t.measured for t in forward)
+
+
+def test_free_sizes_are_chosen() -> None:
+    report = bench(net(), threads=1, repeats=1, torch=False, wrt=["w3"])
+    assert report.inputs == {"x": (2, 4, 224, 224)}
+
+
+def test_half_precision_is_not_timed_by_layer() -> None:
+    report = bench(net(TensorProto.FLOAT16), threads=1, repeats=1, torch=False, **SMALL)
+    assert {t.skipped for t in report.convolutions} == {"it is in float16, and only float32 is timed"}
+    assert report.forward > 0
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "net.onnx"
+    onnx.save(net(), path)
+    return path
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["bench", *map(str, arguments), "--repeat", "1", "--threads", "1"])
+
+
+SHAPE = ("--input-shape", "x:1,4,8,8")
+
+
+def test_command_with_pytorch(model: Path) -> None:
+    result = invoke(model, *SHAPE)
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert "Inputs: x 1x4x8x8" in lines
+    assert any(line.split() == "convolution computes chosen predicted measured PyTorch ratio".split() for line in lines)
+    assert any(line.startswith("first and 1 more") and "weight gradient" in line for line in lines)
+    assert "of 4 distinct convolutions" in result.output
+    assert "PyTorch's time over ours: geometric mean" in result.output
+
+
+def test_command_without_pytorch(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = invoke(model, *SHAPE, "--no-torch", "-v")
+    assert result.exit_code == 0, result.output
+    assert "PyTorch" not in result.output
+    assert "first and 1 more, weight gradient: 1x4x8x8 * 4x4x3x3 p1" in result.output
+    monkeypatch.setattr("onnx_convgrad.bench.command.torch_installed", lambda: False)
+    assert "PyTorch is not installed, so there is nothing to compare with." in invoke(model, *SHAPE).output
+
+
+def test_command_as_json_with_a_plot(model: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "net.png"
+    result = invoke(model, *SHAPE, "--no-torch", "--json", "--plot", picture)
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    assert found["plot"] == str(picture)
+    assert {"inputs", "machine", "forward", "backward", "augmented", "convolutions"} <= set(found)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_plot_says_what_was_chosen_and_measured(model: Path, tmp_path: Path) -> None:
+    report = bench(model, threads=1, repeats=1, **SMALL)
+    plot.plot(report, tmp_path / "net.svg", "net.onnx")
+    drawn = (tmp_path / "net.svg").read_text()
+    for text in ("net.onnx", "Data gradient", "Weight gradient", *(t.chosen for t in report.convolutions)):
+        assert f"<!-- {text} -->" in drawn
+
+
+def test_a_model_without_convolutions(tmp_path: Path) -> None:
+    text = '<ir_version: 10, opset_import: ["": 17]> g (float[2,3] x) => (float[2,3] y) { y = Tanh(x) }'
+    path = tmp_path / "tanh.onnx"
+    onnx.save(onnx.parser.parse_model(text), path)
+    result = invoke(path, "--wrt", "inputs", "--plot", tmp_path / "tanh.png")
+    assert result.exit_code == 0, result.output
+    assert "No convolution gradient is needed." in result.output
+    assert (tmp_path / "tanh.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("plot_as", "message"),
+    [("net.gif", "cannot be written as 'net.gif'. Use .png, .svg, .pdf."), ("none/net.png", "There is no folder")],
+)
+def test_plots_that_cannot_be_written_are_refused_first(
+    model: Path, tmp_path: Path, plot_as: str, message: str
+) -> None:
+    result = invoke(model, "--plot", tmp_path / plot_as)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_missing_matplotlib_is_explained(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plot, "find_spec", lambda _: None)
+    result = invoke(model, "--plot", tmp_path / "net.png")
+    assert result.exit_code == 2
+    assert "Install it with `pip install onnx-convgrad[plot]`." in result.output
+
+
+def test_other_refusals(tmp_path: Path) -> None:
+    assert invoke(tmp_path / "none.onnx").exit_code == 2
+    text = """<ir_version: 10, opset_import: ["": 17]>
+        g (float[2,1,4] x, float[1,8,4] w, float[1,8,2] r) => (float[2,1,1,2] y) { y = LSTM <hidden_size = 2> (x, w, r) }"""
+    path = tmp_path / "lstm.onnx"
+    onnx.save(onnx.parser.parse_model(text), path)
+    result = invoke(path, "--wrt", "inputs")
+    assert result.exit_code == 3
+    assert "LSTM" in result.output
+
+
+def test_pytorch_is_found_when_it_is_there() -> None:
+    assert torch_side.torch_installed()
