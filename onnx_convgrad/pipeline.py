@@ -22,6 +22,7 @@ from onnx_convgrad.lowering import Choice, Choosing, Policy, check_choice, check
 from onnx_convgrad.parameters import resolve_of, resolve_wrt
 from onnx_convgrad.passes.batch_statistics import share_statistics
 from onnx_convgrad.passes.canonicalize import InputShapes, canonicalize
+from onnx_convgrad.passes.covariance import normalize_by_covariance
 from onnx_convgrad.passes.training import set_training
 from onnx_convgrad.passes.verify import verify
 from onnx_convgrad.reverse import backward
@@ -102,6 +103,8 @@ def build(
     moved = share_statistics(graph, {*sources, *targets, *(() if training else graph.outputs)})
     updated = [(name, moved.get(v, v)) for name, v in running]
     primal = m.clone()
+    if training and lowering != "exact":
+        normalize_by_covariance(graph, machine, {*sources, *targets})
     if mode in ("grad", "hvp"):
         _require_scalar(targets, mode)
     progress("differentiating")

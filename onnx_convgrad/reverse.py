@@ -107,8 +107,10 @@ class Walk:
             value = self.take(rule, returned, name)
             if value is None:
                 continue
-            if rule.kind == "elementwise":
+            if rule.kind == "elementwise" and isinstance(value, ir.Value):
                 value = self.e.mul(given[call.y], value)
+            elif rule.kind == "elementwise":  # summed first: a number is cheaper to multiply what is left
+                value = self.e.mul(self._fit(call, rule, given[call.y], operand), value)
             contributions.append((operand, self._fit(call, rule, value, operand)))
         return contributions
 

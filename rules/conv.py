@@ -210,9 +210,12 @@ def conv_input_grad(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 @multilinear(f"{DOMAIN}::ConvWeightGrad", wrt=("X", "dY"))
 def conv_weight_grad(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """<g, ConvWeightGrad(x, dy)> = <dy, conv(x, g)>."""
+    """<g, ConvWeightGrad(x, dy)> = <dy, conv(x, g)>. Of a matrix z z', pointwise, both halves are one product."""
     x, dy, gw = n["X"], n["dY"], g["dW"]
     win = window(n, len(n.ints("strides") or ()))
+    if x is dy and set(kernel_of(n, n["W_like"], win.rank)) == {1} and win.group == 1:
+        both = e.add(gw, e.transpose(gw, [1, 0, *range(2, 2 + win.rank)]))
+        return {"X": lambda: conv(e, x, both, x, win), "dY": lambda: None}
     return {"X": lambda: input_grad(e, dy, gw, x, win), "dY": lambda: conv(e, x, gw, dy, win)}
 
 
