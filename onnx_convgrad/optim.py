@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from onnx_convgrad.training.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
+from onnx_convgrad.training.scaling import LossScale
 from onnx_convgrad.training.schedules import Constant, Cosine, OneCycle, Schedule, Step, Warmup
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "AdamW",
     "Constant",
     "Cosine",
+    "LossScale",
     "OneCycle",
     "Optimizer",
     "RMSprop",

@@ -29,6 +29,11 @@ class NodeNames:
 
     def __init__(self, graph: ir.Graph) -> None:
         self.taken = {node.name for node in graph}
+        self._values = Namespace(graph)
+
+    def value(self, like: ir.Value) -> str:
+        """A free name for a value that gives its own away."""
+        return self._values.claim(f"{like.name}_inner")
 
     def give(self, nodes: Iterable[ir.Node], prefix: str) -> None:
         """Name new nodes `<prefix>/<operator>`, with numbers from the second on."""
@@ -64,7 +69,10 @@ class Draft:
     # -- inputs --------------------------------------------------------------------------------------------------------
 
     def input(self, port: Port, default: np.ndarray | ir.TensorProtocol | None = None) -> ir.Value:
-        """A new input, with the value that it takes when none is fed."""
+        """A new input, with the value that it takes when none is fed; the same again if it is there already."""
+        found = next((v for v in self.inputs if v.name == port.name), None)
+        if found is not None:
+            return found
         shape = None if port.shape is None else ir.Shape(port.shape)
         dtype = ir.DataType.from_numpy(np.dtype(port.dtype))
         value = ir.Value(name=port.name, shape=shape, type=ir.TensorType(dtype))

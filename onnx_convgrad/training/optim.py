@@ -348,17 +348,16 @@ def prepared(e: Emitter, gradients: Mapping[str, ir.Value], optimizer: Optimizer
         limit = optimizer.clip_value
         clipped = {k: e.op("Clip", g, e.scalar(-limit, g), e.scalar(limit, g)) for k, g in clipped.items()}
     if optimizer.clip_norm is not None:
-        norm = joint_norm(e, list(clipped.values()))
+        norm = e.op("Sqrt", joint_square(e, list(clipped.values())))
         factor = e.op("Min", e.div(e.scalar(optimizer.clip_norm, norm), e.add(norm, 1e-6)), e.scalar(1, norm))
         clipped = {k: e.mul(g, e.cast(factor, g.dtype or ir.DataType.FLOAT)) for k, g in clipped.items()}
     return {k: e.neg(g) if optimizer.of(k)[0].maximize else g for k, g in clipped.items()}
 
 
-def joint_norm(e: Emitter, values: list[ir.Value]) -> ir.Value:
-    """The L2 norm of all entries of all values, a float32 scalar (float64 if a value is)."""
+def joint_square(e: Emitter, values: list[ir.Value]) -> ir.Value:
+    """The sum of the squares of all entries of all values, a float32 scalar (float64 if a value is)."""
     wide = ir.DataType.DOUBLE if any(v.dtype == ir.DataType.DOUBLE for v in values) else ir.DataType.FLOAT
-    squares = [e.op("ReduceSumSquare", e.cast(v, wide), keepdims=0) for v in values]
-    return e.op("Sqrt", e.sum(squares))
+    return e.sum([e.op("ReduceSumSquare", e.cast(v, wide), keepdims=0) for v in values])
 
 
 def optimizer_named(name: str) -> type[Optimizer]:

@@ -18,8 +18,9 @@ from onnx_convgrad.training.draft import Draft, empty
 from onnx_convgrad.training.losses import reduce
 from onnx_convgrad.training.manifest import Manifest, Port, State
 from onnx_convgrad.training.masks import first_state
-from onnx_convgrad.training.optim import Clock, Moving, prepared
 from onnx_convgrad.training.plan import Plan, manifest
+from onnx_convgrad.training.precision import to_half
+from onnx_convgrad.training.update import update
 
 __all__ = ["PARTS", "Builder", "Part"]
 
@@ -77,10 +78,8 @@ class Builder:
         draft = done.draft
         moving = {entry.name for entry in self.manifest.moving()}
         draft.inputs = [v for v in draft.inputs if not v.is_initializer() or v.name in moving]
-        rate = draft.input(self.manifest.learning_rate, self._rate())
-        state = {s.name: self._stored(draft, s) for s in self.manifest.state if s.kind == "optimizer"}
         parameters = {p.name: draft.values[p.name] for p in self.manifest.parameters}
-        moved = self._move(draft, parameters, done.gradients, state, rate)
+        moved = self._move(draft, parameters, done.gradients)
         self._give_forward(draft, done.forward)
         self._give_next(draft, {**moved, **done.forward.following})
         return draft
@@ -100,7 +99,6 @@ class Builder:
 
     def _update(self) -> Draft:
         draft = Draft(empty("update"), self.plan.machine)
-        rate = draft.input(self.manifest.learning_rate, self._rate())
         stored = self.plan.base.graph.initializers
         parameters, gradients = {}, {}
         for p in self.manifest.parameters:
@@ -108,8 +106,7 @@ class Builder:
             parameters[p.name] = draft.input(Port(p.name, p.dtype, p.shape), tensor)
         for p in self.manifest.parameters:
             gradients[p.name] = draft.input(Port(p.gradient, p.dtype, p.shape))
-        state = {s.name: self._stored(draft, s) for s in self.manifest.state if s.kind == "optimizer"}
-        self._give_next(draft, self._move(draft, parameters, gradients, state, rate))
+        self._give_next(draft, self._move(draft, parameters, gradients))
         return draft
 
     # -- pieces --------------------------------------------------------------------------------------------------------
@@ -118,8 +115,28 @@ class Builder:
         draft = Draft(self.plan.base, self.plan.machine)
         forward = self._forward(draft, training=True)
         sources = {name: draft.values[name] for name in self.plan.parameters}
-        found = backward(draft.e, {forward.loss: draft.e.full_like(forward.loss, 1)}, dict.fromkeys(sources.values()))
-        return Differentiated(draft, forward, {name: found[v] for name, v in sources.items() if v in found})
+        e, scale = draft.e, None
+        with draft.named("seed"):
+            seed = e.full_like(forward.loss, 1)
+            for s in self.manifest.state:
+                if s.slot == "loss_scale":
+                    scale = self._stored(draft, s)
+                    seed = e.typed(e.mul(seed, e.cast(scale, seed.dtype or ir.DataType.FLOAT)), seed)
+        found = backward(e, {forward.loss: seed}, dict.fromkeys(sources.values()))
+        gradients = {name: found[v] for name, v in sources.items() if v in found}
+        if scale is not None:
+            with draft.named("loss_scale"):
+                inverse = e.op("Reciprocal", scale)
+                gradients = {k: e.mul(g, e.cast(inverse, g.dtype or ir.DataType.FLOAT)) for k, g in gradients.items()}
+        return Differentiated(draft, forward, gradients)
+
+    def _move(
+        self, draft: Draft, parameters: Mapping[str, ir.Value], gradients: Mapping[str, ir.Value]
+    ) -> dict[str, ir.Value]:
+        """The next value of every parameter and of the optimizer's state."""
+        rate = draft.input(self.manifest.learning_rate, np.asarray(self.manifest.optimizer["lr"], np.float32))
+        state = {s.name: self._stored(draft, s) for s in self.manifest.state if s.kind == "optimizer"}
+        return update(draft, self.plan, self.manifest, parameters, gradients, state, rate)
 
     def _forward(self, draft: Draft, *, training: bool) -> Forward:
         """The model in training or inference mode, and the loss."""
@@ -127,6 +144,8 @@ class Builder:
         targets = {port.name: draft.input(port) for port in self.manifest.targets}
         for name in (*plan.parameters, *plan.statistics()):
             draft.feedable(name)
+        if plan.scale is not None and training:
+            to_half(draft)
         following: dict[str, ir.Value] = {}
         if training:
             following = self._train_mode(draft)
@@ -157,37 +176,6 @@ class Builder:
                 following[seeds[0].name] = draft.e.add(state, 1)
         return following
 
-    def _move(
-        self,
-        draft: Draft,
-        parameters: Mapping[str, ir.Value],
-        gradients: Mapping[str, ir.Value],
-        state: Mapping[str, ir.Value],
-        rate: ir.Value,
-    ) -> dict[str, ir.Value]:
-        """Emit the optimizer; the next value of every parameter and of its state, by name."""
-        e, optimizer = draft.e, self.plan.optimizer
-        slots: dict[str, dict[str, str]] = {}
-        counter = ""
-        for s in self.manifest.state:
-            if s.kind == "optimizer" and s.of is not None:
-                slots.setdefault(s.of, {})[s.slot or ""] = s.name
-            elif s.slot == "step":
-                counter = s.name
-        following: dict[str, ir.Value] = {}
-        with draft.named("step"):
-            clipped = prepared(e, gradients, optimizer)
-            following[counter] = e.add(state[counter], 1)
-        clock = Clock(e, state[counter], rate)
-        for name, parameter in parameters.items():
-            rule, share = optimizer.of(name)
-            own = {slot: state[key] for slot, key in slots.get(name, {}).items()}
-            with draft.named(f"{name}/{type(rule).__name__}"):
-                moved, next_state = rule.step(Moving(e, parameter, clipped[name], own, clock, share))
-            following[name] = moved
-            following.update({slots[name][slot]: value for slot, value in next_state.items()})
-        return following
-
     def _give_forward(self, draft: Draft, forward: Forward) -> None:
         m = self.manifest
         draft.output(forward.loss, m.loss)
@@ -207,12 +195,11 @@ class Builder:
         """The input of a state, with the value that it begins with."""
         if s.name not in self._tensors:
             start = 0.0 if s.of is None else self.plan.optimizer.of(s.of)[0].state()[s.slot or ""]
+            if s.slot == "loss_scale" and self.plan.scale is not None:
+                start = self.plan.scale.initial
             shape = tuple(d for d in s.shape or () if isinstance(d, int))
             self._tensors[s.name] = ir.Tensor(np.full(shape, start, s.dtype), name=s.name)
         return draft.input(Port(s.name, s.dtype, s.shape), self._tensors[s.name])
-
-    def _rate(self) -> np.ndarray:
-        return np.asarray(self.manifest.optimizer["lr"], np.float32)
 
 
 def _total(e: Emitter, values: list[ir.Value], weights: list[float]) -> ir.Value:

@@ -19,6 +19,7 @@ from onnx_convgrad.registry import check_names
 from onnx_convgrad.training.manifest import Manifest, Parameter, Port, State
 from onnx_convgrad.training.modes import batch_normalizations, dropouts
 from onnx_convgrad.training.optim import Optimizer
+from onnx_convgrad.training.scaling import LossScale
 from onnx_convgrad.training.terms import Term
 
 __all__ = ["Plan", "check_groups", "frozen_nodes", "manifest", "output_names", "parameter_names"]
@@ -35,6 +36,7 @@ class Plan:
         frozen: Names of the BatchNormalization nodes that keep to their stored statistics.
         unbiased: Whether running variances are unbiased.
         seed: What the masks of Dropout depend on.
+        scale: The loss scale of mixed precision; `None` for float32.
     """
 
     base: ir.Model
@@ -46,7 +48,8 @@ class Plan:
     outputs: tuple[str, ...]
     frozen: frozenset[str]
     unbiased: bool
-    seed: int = 0
+    seed: int
+    scale: LossScale | None
 
     def statistics(self) -> tuple[str, ...]:
         """Names of the running statistics that are updated."""
@@ -133,6 +136,10 @@ def manifest(plan: Plan, options: dict[str, Any]) -> Manifest:
         for slot in plan.optimizer.of(name)[0].state():
             own = names.claim(f"{name}_{slot}")
             state.append(State(own, port.dtype, port.shape, names.claim(f"{own}_next"), "optimizer", name, slot))
+    if plan.scale is not None:
+        for slot, kind in (("loss_scale", "float32"), ("good_steps", "int32")):
+            own = names.claim(slot)
+            state.append(State(own, kind, (), names.claim(f"{own}_next"), "optimizer", None, slot))
     for name in plan.statistics():
         port = Port.of(values[name])
         state.append(State(name, port.dtype, port.shape, names.claim(f"{name}_next"), "statistic"))

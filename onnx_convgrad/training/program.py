@@ -25,6 +25,7 @@ from onnx_convgrad.training.manifest import Manifest
 from onnx_convgrad.training.optim import Optimizer
 from onnx_convgrad.training.parts import PARTS, Builder, Part
 from onnx_convgrad.training.plan import Plan, check_groups, frozen_nodes, output_names, parameter_names
+from onnx_convgrad.training.scaling import LossScale
 from onnx_convgrad.training.storage import read_manifest, read_part, write_program
 from onnx_convgrad.training.terms import LossLike, resolve
 from onnx_convgrad.training.untie import untie
@@ -113,6 +114,8 @@ def build_training(
     freeze_statistics: bool | Names = False,
     unbiased_variance: bool = True,
     seed: int = 0,
+    precision: str = "float32",
+    loss_scale: LossScale | None = None,
     target: str = "cpu",
     lowering: Choosing = "auto",
     input_shapes: InputShapes | None = None,
@@ -132,6 +135,9 @@ def build_training(
             parameter of the name; globs match too.
         unbiased_variance: Running variances average variances over n - 1 entries, as in PyTorch, instead of n.
         seed: What the masks of Dropout depend on, besides the step.
+        precision: `"float32"`: as the model says. `"float16"`: convolutions and matrix products in float16, with float32
+            parameters and dynamic loss scaling.
+        loss_scale: How the loss is scaled with float16; a member of `onnx_convgrad.optim`.
         target: `"cpu"`, `"cuda"`, `"web"` or `"portable"`.
         lowering: `"auto"`, or a mapping from gradient operator (or node name) to the name of a lowering.
         input_shapes: Shapes that replace those declared by the graph's inputs.
@@ -162,6 +168,15 @@ def build_training(
         frozen=frozen_nodes(base.graph, freeze_statistics),
         unbiased=unbiased_variance,
         seed=seed,
+        scale=_scale(precision, loss_scale),
     )
-    builder = Builder(plan, {"target": target, "unbiased_variance": unbiased_variance, "seed": seed})
+    options = {"target": target, "unbiased_variance": unbiased_variance, "seed": seed, "precision": precision}
+    builder = Builder(plan, options | ({"loss_scale": plan.scale.options()} if plan.scale else {}))
     return TrainingProgram(builder.manifest, builder.build)
+
+
+def _scale(precision: str, given: LossScale | None) -> LossScale | None:
+    check_names([precision], ["float32", "float16"], "precision")
+    if precision == "float32" and given is not None:
+        raise ArgumentError("loss_scale is for precision='float16'.")
+    return (given or LossScale()) if precision == "float16" else None
