@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnx_convgrad.constants import constant_of
 from onnx_convgrad.cost import Rates
 
-__all__ = ["node_seconds", "value_bytes"]
+__all__ = ["folds", "node_seconds", "value_bytes"]
 
 Shape = tuple[int, ...]
 _FREE = frozenset(("Reshape", "Squeeze", "Unsqueeze", "Identity", "Flatten", "Shape", "Size", "Constant"))
@@ -64,7 +64,23 @@ def _matmul(node: ir.Node, rates: Rates) -> float:
     if node.op_type == "Gemm":
         m, k = (a[1], a[0]) if node.attributes.get("transA") else (a[0], a[1])
         n = b[0] if node.attributes.get("transB") else b[1]
-    return max(_gemm(rates, m, n, k, math.prod(out[:-2])), _traffic(node, rates))
+    packed = 0.5 * rates.item * math.prod(a) if folds(node.inputs[0]) else 0.0
+    return max(_gemm(rates, m, n, k, math.prod(out[:-2])) + packed, _traffic(node, rates))
+
+
+def folds(value: ir.Value | None) -> bool:
+    """Whether a value is the Transpose of the last two axes of another and only feeds matrix products.
+
+    The runtime folds it into them: for nothing on the right, by packing one element at a time on the left.
+    """
+    node = None if value is None else value.producer()
+    if node is None or node.op_type != "Transpose":
+        return False
+    perm = list(node.attributes["perm"].as_ints())
+    n = len(perm)
+    uses = [use.node for use in node.outputs[0].uses()]
+    swaps = n >= 2 and perm == [*range(n - 2), n - 1, n - 2]
+    return swaps and bool(uses) and all(use.op_type == "MatMul" for use in uses)
 
 
 def _conv(node: ir.Node, rates: Rates) -> float:

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.cost import Target
 from onnx_convgrad.emit import CANONICAL_OPSET, Emitter
-from onnx_convgrad.node_cost import node_seconds, value_bytes
+from onnx_convgrad.node_cost import folds, node_seconds, value_bytes
 
 __all__ = ["Sketch", "sketch"]
 
@@ -69,14 +69,7 @@ def _reaching(result: ir.Value) -> set[ir.Node]:
 
 
 def _fused(node: ir.Node) -> bool:
-    """A Transpose of the last two axes that only feeds matrix products: the runtime folds it into them."""
-    if node.op_type != "Transpose":
-        return False
-    perm = list(node.attributes["perm"].as_ints())
-    n = len(perm)
-    swaps = n >= 2 and perm == [*range(n - 2), n - 1, n - 2]
-    uses = [use.node for use in node.outputs[0].uses()]
-    return swaps and bool(uses) and all(use.op_type == "MatMul" for use in uses)
+    return folds(node.outputs[0])
 
 
 def _workspace(nodes: list[ir.Node], result: ir.Value) -> int:
