@@ -82,9 +82,10 @@ def prepare(name: str, folder: Path, batch: int, size: int, *, ort: Path | None,
 
 
 def why(errors: str) -> str:
-    """The last line of a failure that says something."""
+    """The last line of a failure that says something; its end, for the beginning is mostly places in the sources."""
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
-    return next((line for line in reversed(lines) if "rror" in line), lines[-1] if lines else "no reason given")[:300]
+    text = next((line for line in reversed(lines) if "rror" in line), lines[-1] if lines else "no reason given")
+    return text if len(text) <= 200 else f"... {text[-200:]}"
 
 
 class Side:
@@ -185,13 +186,10 @@ def print_steps(rows: Sequence[Row]) -> None:
         )
     built = "; ".join(f"{row['title']} {row['build']:.1f} s, {row['nodes']:,} nodes" for row in rows)
     print(f"Building the step: {built}.")
-    apart = [
-        abs(a - b)
-        for row in both
-        for v in row["losses"].values()
-        for a, b in zip(v, row["losses"]["ours"], strict=False)
-    ]
-    print(f"Losses after the same number of steps: at most {max(apart, default=0):.1e} apart between the sides.")
+    for count, steps in ((1, "the first step"), (3, "the third")):
+        pairs = [(v, row["losses"]["ours"]) for row in both for v in row["losses"].values()]
+        apart = max((abs(a[count - 1] / b[count - 1] - 1) for a, b in pairs if min(len(a), len(b)) >= count), default=0)
+        print(f"Losses of the sides in {steps}: at most {apart:.1e} of their value apart.")
     for row in rows:
         for n, reason in row["missing"].items():
             print(f"{row['title']}: {SIDES[n]} could not run it: {reason}")
