@@ -11,7 +11,7 @@ import onnx
 import pytest
 import torch
 import torch.nn.functional as F
-from families import export
+from families import FAMILIES, export, match_parameters
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 from training_nets import Course, Feeds, arrays, batch, build, exported, net, off
@@ -108,6 +108,38 @@ def test_dropout_and_batch_norm_as_in_pytorch() -> None:
     for name, value in (*module.named_parameters(), *module.named_buffers()):
         if "num_batches" not in name:
             assert off(course.state[name], value) < 1e-4, name
+
+
+@pytest.mark.parametrize("name", ["resnet_basic", "mobilenet_v3", "unet", "transformer", "audio1d"])
+def test_architectures_as_in_pytorch(name: str) -> None:
+    """Twenty steps of whole networks: losses within 1e-4, parameters within 1e-4 (PyTorch's own float32 keeps 1e-6)."""
+    family = next(f for f in FAMILIES if f.name == name)
+    module = family.build()
+    for part in module.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0
+    example = family.example()
+    model = export(copy.deepcopy(module).eval(), example, dynamo=False, training=False, fold=False)
+    course = Course(build(model, optimizer=optim.SGD(lr=0.01, momentum=0.9)))
+    module = module.double().train()
+    optimizer = torch.optim.SGD(module.parameters(), 0.01, 0.9)
+    for step in range(20):
+        generator = torch.Generator().manual_seed(step)
+        x = torch.randn(example.shape, generator=generator)
+        logits = module(x.double())
+        target = torch.randint(0, logits.shape[1], (logits.shape[0], *logits.shape[2:]), generator=generator)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(logits, target)
+        loss.backward()
+        optimizer.step()
+        got = course({"x": x.numpy(), "target": target.numpy()})["loss"]
+        assert float(got) == pytest.approx(loss.item(), rel=1e-4), step
+    matched = match_parameters(model, family.build())
+    assert len(matched) == len(list(module.parameters()))
+    parameters = dict(module.named_parameters())
+    for stored, (parameter, transform) in matched.items():
+        want = parameters[parameter].detach()
+        assert off(course.state[stored], want.T if transform == "transpose" else want) < 1e-4, parameter
 
 
 def test_a_folded_model_is_trainable() -> None:
