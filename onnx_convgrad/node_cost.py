@@ -91,14 +91,27 @@ def _conv(node: ir.Node, rates: Rates) -> float:
     unit = set(_ints(node, "strides", [1])) == {1}
     taps, inner, points = math.prod(w[2:]), w[1], math.prod(y[2:])
     macs = float(math.prod(y) * inner * taps)
-    if inner == 1 and groups > 1 and w[0] == groups:
+    padded = any(_ints(node, "pads", [0])) or set(_ints(node, "dilations", [1])) != {1}
+    if inner == 1 and groups > 1 and len(w) == 4 and w[3] == x[3] and taps > 1 and unit and not padded:
+        seconds = _windows(rates, x[0] * groups, w[0] // groups, points, taps)
+    elif inner == 1 and groups > 1 and w[0] == groups:
         seconds = macs * rates.tap * (1.0 if unit else 2.5) * (1 + 100 / max(points, 1))
     else:
         rows, k = w[0] // groups, inner * taps
         slow = 1 + 0.4 * rates.small / max(rows, 1) + 1.25 * rates.small / max(points, 1) + 14 / max(k, 1)
         patches = 0.0 if taps == 1 and unit else float(y[0] * points * x[1] * taps)
-        seconds = 2 * macs * slow / rates.gemm + patches * 4 / rates.cached
+        runs = patches / y[-1] if y[-1] < 8 else 0.0  # gathering short rows is not hidden behind the product
+        seconds = 2 * macs * slow / rates.gemm + patches * 4 / rates.cached + 0.35 * runs * rates.run
     return max(seconds, _traffic(node, rates))
+
+
+def _windows(rates: Rates, groups: int, rows: int, windows: int, k: int) -> float:
+    """A kernel as wide as its input: per group, dot products with windows of it, read four at a time where they lie."""
+    calls = groups * 5.5 * rates.run
+    if rows == 1:
+        passes = windows // 4 + windows % 4 // 2 + windows % 2
+        return calls + 2.8 * groups * k * 4 * passes / rates.gemm
+    return calls + groups * k * (0.3 * windows * rates.item + 2 * rows * max(windows, 16) / rates.gemm)
 
 
 def _conv_transpose(node: ir.Node, rates: Rates) -> float:
