@@ -154,14 +154,21 @@ REQUIRES = [
 
 
 def to_points(
-    e: Emitter, v: ir.Value, size: list[Dim], axes: list[Axis], kernels: list[np.ndarray], begin: Sequence[int]
+    e: Emitter,
+    v: ir.Value,
+    size: list[Dim],
+    axes: list[Axis],
+    kernels: list[np.ndarray],
+    begin: Sequence[int],
+    perm: Sequence[int] | None = None,
 ) -> ir.Value:
     """Cut [N, C, *size] into tiles and multiply each axis by its matrix [points, rows]: [points, tiles N, C].
 
-    Tile i of phase r begins at row `dilation tile i + r - begin`; rows outside are zeros.
+    Tile i of phase r begins at row `dilation tile i + r - begin`; rows outside are zeros. `perm` puts the spatial axes
+    first, if `v` has another shape.
     """
     n, c, *spatial = size
-    v = e.transpose(v, [*range(2, 2 + len(axes)), 0, 1])
+    v = e.transpose(v, perm or [*range(2, 2 + len(axes)), 0, 1])
     points, tiles = 1, 1
     for i, (axis, kernel, start) in enumerate(zip(axes, kernels, begin, strict=True)):
         rows, phases = spatial[i], axis.dilation
@@ -251,7 +258,9 @@ def weight_grad(e: Emitter, n: Call, spec: ConvSpec, most: int) -> ir.Value:
     x_size, y_size = x_dims(e, x, spec), y_dims(e, dy, spec)
     axes = _axes(spec, spec.y, most)
     a, g, b = zip(*(matrices(axis.taps, axis.tile) for axis in axes), strict=True)
-    x_tiles = to_points(e, x, x_size, axes, list(b), spec.begin)
+    # Unlike the tiles of the forward pass to the runtime, which would else keep those, larger than x, until now.
+    flat = e.reshape(x, [*x_size[:2], e.size_mul(*x_size[2:]), 1])
+    x_tiles = to_points(e, flat, x_size, axes, list(b), spec.begin, [2, 3, 0, 1])
     y_tiles = to_points(e, dy, y_size, axes, list(g), [0] * spec.rank)
     product = e.matmul(e.swap_last(y_tiles), x_tiles)
     kernel = reduce(np.kron, a)
