@@ -98,7 +98,7 @@ def _convolutions(report: BenchReport) -> Table:
             ratio = f"{times.torch / times.seconds:.2f}" if times.torch and times.seconds else "-"
             row += [_ms(times.torch), ratio]
         better = times.fastest if times.seconds and times.measured[times.fastest] < times.seconds / 1.05 else ""
-        row.append(f"{better} takes {_ms(times.measured[better])}" if better else "")
+        row.append(f"{better}: {_ms(times.measured[better])}" if better else "")
         rows.append(row)
     return Table([*columns, ""], rows, frozenset(range(3, len(columns))), title="Convolutions")
 
