@@ -49,6 +49,14 @@ Workspace = Annotated[
         "--max-workspace", metavar="SIZE", help="Most that one lowering may hold, such as 256MB; see `explain`."
     ),
 ]
+Recompute = Annotated[
+    list[str],
+    typer.Option(
+        "--recompute",
+        metavar="NAME",
+        help="auto, or names and globs of forward values to compute again rather than keep; repeat or use commas.",
+    ),
+]
 Shapes = Annotated[
     list[str],
     typer.Option("--input-shape", metavar="NAME:1,3,H,W", help="Shape of an input: numbers, symbols or ?. Repeatable."),
@@ -91,6 +99,7 @@ def augment(
     target: Target = "cpu",
     lowering: Lowering = [],  # noqa: B006
     max_workspace: Workspace = None,
+    recompute: Recompute = [],  # noqa: B006
     input_shape: Shapes = [],  # noqa: B006
     check: Annotated[bool, typer.Option("--check", help="Verify the gradients numerically afterwards.")] = False,
     verbose: Verbose = False,
@@ -108,7 +117,7 @@ def augment(
         from onnx_convgrad import commands
         from onnx_convgrad.tables import Output
 
-        arguments = _arguments(wrt, of, training, target, lowering, input_shape, max_workspace)
+        arguments = _arguments(wrt, of, training, target, lowering, input_shape, max_workspace, recompute)
         status = commands.augment(
             model,
             output,
@@ -130,6 +139,7 @@ def explain(
     target: Target = "cpu",
     lowering: Lowering = [],  # noqa: B006
     max_workspace: Workspace = None,
+    recompute: Recompute = [],  # noqa: B006
     input_shape: Shapes = [],  # noqa: B006
     json: Json = False,
 ) -> None:
@@ -145,7 +155,7 @@ def explain(
 
         commands.explain(
             model,
-            _arguments(wrt, of, training, target, lowering, input_shape, max_workspace),
+            _arguments(wrt, of, training, target, lowering, input_shape, max_workspace, recompute),
             Output(json=json),
             json=json,
         )
@@ -262,6 +272,7 @@ def _arguments(
     lowering: Sequence[str],
     input_shape: Sequence[str],
     max_workspace: str | None = None,
+    recompute: Sequence[str] = (),
 ) -> dict[str, Any]:
     from onnx_convgrad import options
 
@@ -273,6 +284,7 @@ def _arguments(
         "lowering": options.chosen_lowering(lowering),
         "input_shapes": options.input_shapes(input_shape),
         **({} if max_workspace is None else {"max_workspace": options.size_in_bytes(max_workspace)}),
+        **({"recompute": options.recomputed(recompute)} if recompute else {}),
     }
 
 

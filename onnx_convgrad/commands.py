@@ -100,7 +100,7 @@ def explain(model: Path, arguments: Arguments, out: Output, *, json: bool) -> No
     """Per convolution its geometry, then one line per candidate lowering."""
     with out.stages() as stage:
         built = build(model, **arguments, progress=stage)
-    report = Report(built.choices, built.gradients, arguments["target"])
+    report = Report(built.choices, built.gradients, arguments["target"], built.recomputation)
     if json:
         print(report.to_json())
         return
@@ -113,6 +113,8 @@ def explain(model: Path, arguments: Arguments, out: Output, *, json: bool) -> No
     used = Counter(f"{choice.op_type} by {choice.chosen}" for choice in report.choices)
     listed = "; ".join(f"{count} {what}" for what, count in used.most_common())
     out.line(f"{len(groups)} convolutions, target {report.target}: {listed or 'no convolution gradient is needed'}")
+    if report.recomputation is not None:
+        out.line(str(report.recomputation))
 
 
 def _candidate_rows(choice: Choice) -> list[list[str]]:

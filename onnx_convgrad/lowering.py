@@ -314,12 +314,14 @@ def _lower_node(e: Emitter, node: ir.Node, target: Target, policy: Policy) -> Ch
         hint = f"The smallest max_workspace that suffices is {least}." if least else ""
         raise LoweringError(f"No lowering of {node.op_type} applies to node {origin!r} ({spec}): {reasons}.", hint=hint)
     e.anchor, e.origin = node, origin
+    before = len(e.emitted)
     result = _emit(e, lowerings()[node.op_type][chosen.name], node, spec, chosen.chunks)
-    _replace(e, node, result)
+    _replace(e, node, result, new=result.producer() in e.emitted[before:])
     return Choice(origin, node.op_type, spec, chosen.name, wanted is not None, tuple(found))
 
 
-def _replace(e: Emitter, node: ir.Node, result: ir.Value) -> None:
+def _replace(e: Emitter, node: ir.Node, result: ir.Value, *, new: bool) -> None:
+    """Put `result` in the place of the node's output, under the same name."""
     old = node.outputs[0]
     e.typed(result, old)
     is_output = old.is_graph_output()
@@ -329,4 +331,6 @@ def _replace(e: Emitter, node: ir.Node, result: ir.Value) -> None:
         if result.producer() is None or result.is_graph_output():
             result = e.op("Identity", result)
         result.name = name
+    elif new:
+        result.name, old.name = old.name, None
     old.replace_all_uses_with(result, replace_graph_outputs=is_output)

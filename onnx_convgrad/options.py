@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from onnx_convgrad.errors import ArgumentError
 
-__all__ = ["chosen_lowering", "input_shapes", "names", "of_names", "size_in_bytes"]
+__all__ = ["chosen_lowering", "input_shapes", "names", "of_names", "recomputed", "size_in_bytes"]
 
 _GROUPS = ("parameters", "inputs", "all")
 
@@ -29,6 +29,16 @@ def names(values: Sequence[str], default: str) -> str | list[str]:
 def of_names(values: Sequence[str]) -> list[str] | None:
     """`--of`: names and globs; nothing means every floating output."""
     return [name for value in values for name in map(str.strip, value.split(",")) if name] or None
+
+
+def recomputed(values: Sequence[str]) -> str | list[str]:
+    """`--recompute`: `auto`, or names and globs, repeated or separated by commas."""
+    found = of_names(values) or []
+    if "auto" not in found:
+        return found
+    if len(found) > 1:
+        raise ArgumentError("--recompute auto chooses by itself and cannot be combined with names.")
+    return "auto"
 
 
 def chosen_lowering(values: Sequence[str]) -> str | dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -23,6 +23,7 @@ from onnx_convgrad.parameters import resolve_of, resolve_wrt
 from onnx_convgrad.passes.batch_statistics import share_statistics
 from onnx_convgrad.passes.canonicalize import InputShapes, canonicalize
 from onnx_convgrad.passes.covariance import normalize_by_covariance
+from onnx_convgrad.passes.recompute import Recomputation, mark_boundary, recompute_values
 from onnx_convgrad.passes.training import set_training
 from onnx_convgrad.passes.verify import verify
 from onnx_convgrad.reverse import backward
@@ -49,6 +50,7 @@ class Built:
     primal: ir.Model
     gradients: dict[str, str]
     choices: tuple[Choice, ...]
+    recomputation: Recomputation | None = None
 
 
 def load(model: AnyModel) -> ir.Model:
@@ -84,6 +86,7 @@ def build(
     target: str = "cpu",
     lowering: Choosing = "auto",
     max_workspace: int | None = None,
+    recompute: Names | None = None,
     input_shapes: InputShapes | None = None,
     progress: Progress = lambda _: None,
 ) -> Built:
@@ -108,6 +111,7 @@ def build(
     if mode in ("grad", "hvp"):
         _require_scalar(targets, mode)
     progress("differentiating")
+    before = list(graph)
     job = _Job(m, Emitter(graph, opsets=graph.opset_imports, target=machine))
     results = job.derivatives(mode, sources, targets, seed)
     if mode in ("vjp", "grad", "hvp"):
@@ -117,24 +121,40 @@ def build(
     graph.outputs.extend(results.values())
     if trainable_inputs:
         graph.inputs.extend(v for v in sources if v.is_initializer() and not v.is_graph_input())
-    choices = complete(m, primal, machine, Policy(lowering, max_workspace, training), progress)
+    policy = Policy(lowering, max_workspace, training)
+    choices, recomputation = complete(m, primal, machine, policy, progress, recompute=recompute, forward=before)
     outputs = list(graph.outputs)[len(graph.outputs) - len(results) :]
     found = {value.name or "": result.name or "" for value, result in zip(results, outputs, strict=True)}
     m.metadata_props[GRADIENTS_KEY] = json.dumps(found)
-    return Built(m, primal, found, tuple(choices))
+    return Built(m, primal, found, tuple(choices), recomputation)
 
 
 def complete(
-    m: ir.Model, primal: ir.Model, machine: Target, policy: Policy, progress: Progress = lambda _: None
-) -> list[Choice]:
-    """The stages after differentiation, in place: remove what is unused, lower, name the nodes, verify."""
+    m: ir.Model,
+    primal: ir.Model,
+    machine: Target,
+    policy: Policy,
+    progress: Progress = lambda _: None,
+    *,
+    recompute: Names | None = None,
+    forward: Collection[ir.Node] = (),
+) -> tuple[list[Choice], Recomputation | None]:
+    """The stages after differentiation, in place: remove what is unused, lower, recompute, name the nodes, verify.
+
+    `forward` holds the nodes that were there before differentiation; only `recompute` needs them.
+    """
     common.RemoveUnusedNodesPass()(m)
     progress("lowering")
+    mark = mark_boundary(m.graph, forward) if recompute is not None else None
     choices = lower(m.graph, machine, policy)
+    done = None
+    if mark is not None and recompute is not None:
+        progress("recomputing")
+        done = recompute_values(m.graph, mark, recompute, machine)
     progress("verifying")
     _finish(m)
     verify(m, primal)
-    return choices
+    return choices, done
 
 
 def _require_scalar(targets: list[ir.Value], mode: Mode) -> None:

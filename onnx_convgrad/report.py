@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onnx_convgrad.lowering import Choice
+from onnx_convgrad.passes.recompute import Recomputation
 
 __all__ = ["Report"]
 
@@ -19,6 +20,7 @@ class Report:
     choices: tuple[Choice, ...]
     gradients: Mapping[str, str]
     target: str
+    recomputation: Recomputation | None = None
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -46,10 +48,15 @@ class Report:
 
     def to_json(self) -> str:
         """The report as JSON text."""
-        return json.dumps({"target": self.target, "gradients": dict(self.gradients), "rows": self.rows}, indent=2)
+        content = {"target": self.target, "gradients": dict(self.gradients), "rows": self.rows}
+        if self.recomputation is not None:
+            content["recomputation"] = self.recomputation.to_dict()
+        return json.dumps(content, indent=2)
 
     def __str__(self) -> str:
         lines = [f"{len(self.choices)} convolution gradients for target {self.target}"]
+        if self.recomputation is not None:
+            lines.append(str(self.recomputation))
         spec = None
         for choice in self.choices:
             heading = (choice.node, str(choice.spec))
