@@ -17,7 +17,7 @@ from torch import nn
 from training_nets import Course, Feeds, arrays, batch, build, exported, net, off
 
 from onnx_convgrad import optim
-from onnx_convgrad.runtime import run
+from onnx_convgrad.runtime import run, session
 
 # -- the same course as PyTorch ----------------------------------------------------------------------------------------
 
@@ -142,6 +142,29 @@ def test_architectures_as_in_pytorch(name: str) -> None:
         assert off(course.state[stored], want.T if transform == "transpose" else want) < 1e-4, parameter
 
 
+def test_one_program_serves_every_size() -> None:
+    family = next(f for f in FAMILIES if f.name == "unet")
+    module, x = family.build(), family.example()
+    model = export(
+        copy.deepcopy(module).eval(),
+        x,
+        dynamo=False,
+        training=False,
+        fold=False,
+        dynamic_batch=True,
+        dynamic_spatial=True,
+    )
+    program = build(model)
+    module = module.double().train()
+    for count, grow in ((1, 0), (3, 16)):
+        generator = torch.Generator().manual_seed(count)
+        larger = torch.randn((count, x.shape[1], *(s + grow for s in x.shape[2:])), generator=generator)
+        logits = copy.deepcopy(module)(larger.double())
+        target = torch.randint(0, logits.shape[1], (count, *logits.shape[2:]), generator=generator)
+        got = run(program.step, {"x": larger.numpy(), "target": target.numpy()})
+        assert float(got["loss"]) == pytest.approx(F.cross_entropy(logits, target).item(), rel=1e-5)
+
+
 def test_a_folded_model_is_trainable() -> None:
     """The newer exporter folds BatchNorm into the convolutions; what is left is trained as it is."""
     module = copy.deepcopy(net()).eval()
@@ -183,6 +206,24 @@ def test_statistics_frozen_by_name(glob: str) -> None:
     loss = F.cross_entropy(module(batch(0)["x"].double()), batch(0)["target"])
     assert float(got["loss"]) == pytest.approx(loss.item(), rel=1e-5)
     assert off(got["bn2.running_var_next"], module.bn2.running_var) < 1e-6
+
+
+@pytest.mark.parametrize("part", ["step", "gradients"])
+def test_a_run_leaves_what_it_is_given_as_it_is(part: str) -> None:
+    """ONNX Runtime's BatchNormalization writes its running statistics over its operands when they are not outputs."""
+    program = build(exported(training=True))
+    model = getattr(program, part)
+    live = session(model)
+    names = [o.name for o in live.get_outputs()]
+    first, second = (live.run(names, arrays(0)) for _ in range(2))
+    for name, a, b in zip(names, first, second, strict=True):
+        np.testing.assert_array_equal(a, b, err_msg=name)
+    stored = {i.name: numpy_helper.to_array(i) for i in model.graph.initializer}
+    inputs = {i.name for i in model.graph.input}
+    fed = {entry.name: stored[entry.name].copy() for entry in program.manifest.moving() if entry.name in inputs}
+    live.run(names, {**arrays(0), **fed})
+    for name, value in fed.items():
+        np.testing.assert_array_equal(value, stored[name], err_msg=name)
 
 
 def test_biased_variance_by_option() -> None:

@@ -15,6 +15,8 @@ from training_nets import arrays, build, net
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run, session
 from onnx_convgrad.training.manifest import FORMAT, Manifest
+from onnx_convgrad.training.parts import PARTS
+from onnx_convgrad.training.storage import write_program
 
 PLAIN = """
 import json, sys
@@ -84,6 +86,26 @@ def test_shared_weights_are_written_once(tmp_path: Path) -> None:
     big = sum(p.numel() * 4 for p in net().parameters() if p.numel() * 4 > 1024)
     assert big * 2 <= weights < 2.5 * big  # the weights and their momentum
     assert sizes[0] - sizes[1] > 3 * big
+
+
+def test_weights_too_big_for_one_file_are_shared(tmp_path: Path) -> None:
+    program = build()
+    models = {part: program.model(part) for part in PARTS}
+    write_program(tmp_path / "program", program.manifest, models, shared=False, limit=4000)
+    assert (tmp_path / "program" / "weights.bin").exists()
+    live = session(str(tmp_path / "program" / "step.onnx"))
+    (loss,) = live.run(["loss"], arrays(0))
+    np.testing.assert_array_equal(loss, run(program.step, arrays(0))["loss"])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_loaded_program_may_be_saved_over_itself(tmp_path: Path, shared: bool) -> None:
+    program = build()
+    program.save(tmp_path / "program", shared_weights=shared)
+    og.TrainingProgram.load(tmp_path / "program").save(tmp_path / "program", shared_weights=not shared)
+    live = session(str(tmp_path / "program" / "step.onnx"))
+    (loss,) = live.run(["loss"], arrays(0))
+    np.testing.assert_array_equal(loss, run(program.step, arrays(0))["loss"])
 
 
 def test_the_manifest_is_in_the_graphs() -> None:
