@@ -8,7 +8,16 @@ from onnx_convgrad.emit import Dim, Emitter
 from onnx_convgrad.geometry import ConvSpec
 from onnx_convgrad.lowering import lowering
 from onnx_convgrad.registry import Call
-from onnx_convgrad.rules.conv_shared import conv_kernel, im2col, not_empty, scatter, spatial_axes, static_kernel, x_dims
+from onnx_convgrad.rules.conv_shared import (
+    batch_broadcasts,
+    conv_kernel,
+    im2col,
+    not_empty,
+    scatter,
+    spatial_axes,
+    static_kernel,
+    x_dims,
+)
 
 
 @lowering("Conv", "conv", requires=[not_empty, conv_kernel])
@@ -17,7 +26,7 @@ def conv_itself(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     return e.op("Conv", *n.inputs, **n.attributes())
 
 
-@lowering("Conv", "im2col_gemm", requires=[not_empty, static_kernel])
+@lowering("Conv", "im2col_gemm", requires=[not_empty, static_kernel, batch_broadcasts])
 def conv_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """The forward convolution as slices and one MatMul, for dtypes without a convolution kernel (float64 on the CPU)."""
     x, w, bias = n["X"], n["W"], n.get("B")

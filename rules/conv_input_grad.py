@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnx_convgrad.emit import Dim, Emitter
+from onnx_convgrad.emit import Emitter
 from onnx_convgrad.geometry import ConvSpec
 from onnx_convgrad.lowering import lowering
 from onnx_convgrad.registry import Call
-from onnx_convgrad.rules.conv import Window, conv
+from onnx_convgrad.rules.conv import Window
+from onnx_convgrad.rules.conv_kernels import back_padding, plain_conv, turned
 from onnx_convgrad.rules.conv_shared import (
     batch_broadcasts,
     conv_kernel,
@@ -76,30 +77,8 @@ def _fit(e: Emitter, full: ir.Value, like: ir.Value, skip: Sequence[int], spec: 
 )
 def flipped_conv(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """A Conv with the kernel turned around and its two channel axes exchanged; unit stride only."""
-    dy, w = n["dY"], n["W"]
-    rank, g = spec.rank, spec.groups
-    axes = [a for a, k in zip(spatial_axes(spec), spec.kernel, strict=True) if k != 1]
-    lowest = -(2**31)
-    if axes:
-        w = e.op(
-            "Slice", w, e.ints([-1] * len(axes)), e.ints([lowest] * len(axes)), e.ints(axes), e.ints([-1] * len(axes))
-        )
-    kernel = [k or 0 for k in spec.kernel]
-    if g == 1:
-        w = e.transpose(w, [1, 0, *range(2, 2 + rank)])
-    elif spec.features != g:
-        per = (spec.features or g) // g
-        inner: Dim = spec.channels // g if spec.channels is not None else e.dim(n["W"], 1)
-        w = e.reshape(w, [g, per, inner, *kernel])
-        w = e.transpose(w, [0, 2, 1, *range(3, 3 + rank)])
-        w = e.reshape(w, [e.size_mul(inner, g), per, *kernel])
-    elif spec.channels != g:  # one feature per group: [g, Cg, *k] already lists the channels in order
-        inner = spec.channels // g if spec.channels is not None else e.dim(n["W"], 1)
-        w = e.reshape(w, [e.size_mul(inner, g), 1, *kernel])
-    spans = [s or 0 for s in spec.span]
-    begin = tuple(s - 1 - b for s, b in zip(spans, spec.begin, strict=True))
-    end = tuple(s - 1 - b for s, b in zip(spans, spec.end, strict=True))
-    return conv(e, dy, w, None, Window((1,) * rank, spec.dilations, begin, end, g))
+    win = Window((1,) * spec.rank, spec.dilations, *back_padding(spec), spec.groups)
+    return plain_conv(e, n["dY"], turned(e, n["W"], spec), win)
 
 
 @lowering("ConvInputGrad", "col2im_gemm", requires=[not_empty, static_kernel, batch_broadcasts])

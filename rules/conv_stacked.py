@@ -1,0 +1,103 @@
+"""Convolutions of all samples at once: the batch becomes a spatial axis, or part of the columns of one matrix.
+
+A runtime that convolves sample by sample works on short rows where the images are small and the channels many. Such
+images are cheap to move, so exchanging batch and channels first makes one large convolution or product of them:
+
+    x [N, C, *x]  ->  [1, C, N, *x]      a Conv with a kernel of one tap along the samples
+    x [N, C, P]   ->  [C, N P]           a MatMul
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnx_convgrad.emit import Dim, Emitter
+from onnx_convgrad.geometry import ConvSpec
+from onnx_convgrad.lowering import Query, lowering
+from onnx_convgrad.registry import Call
+from onnx_convgrad.rules.conv import Window
+from onnx_convgrad.rules.conv_kernels import back_padding, plain_conv, turned
+from onnx_convgrad.rules.conv_shared import (
+    conv_kernel,
+    not_empty,
+    spatial_axes,
+    static_batch,
+    static_groups,
+    static_kernel,
+    unit_stride,
+    window,
+    x_dims,
+)
+
+# -- requirements ------------------------------------------------------------------------------------------------------
+
+
+def free_axis(q: Query) -> str | None:
+    return None if q.spec.rank < 3 else "the runtime convolves over three axes at most"
+
+
+def several_samples(q: Query) -> str | None:
+    return "there is only one sample" if q.spec.batch == 1 else None
+
+
+def several_taps(q: Query) -> str | None:
+    return "the kernel is 1x1" if q.spec.taps == 1 else None
+
+
+def unpadded_point(q: Query) -> str | None:
+    return None if q.spec.taps == 1 and not any(q.spec.pads) else "the kernel is not 1x1 without padding"
+
+
+# -- the batch as a spatial axis ---------------------------------------------------------------------------------------
+
+
+def stacked(e: Emitter, x: ir.Value, w: ir.Value, win: Window, bias: ir.Value | None = None) -> ir.Value:
+    """The convolution of x, with the samples along an additional axis."""
+    swap = [1, 0, *range(2, 2 + win.rank)]
+    x, w = e.unsqueeze(e.transpose(x, swap), [0]), e.unsqueeze(w, [2])
+    flat = Window((1, *win.strides), (1, *win.dilations), (0, *win.begin), (0, *win.end), win.group)
+    return e.transpose(e.squeeze(plain_conv(e, x, w, flat, bias), [0]), swap)
+
+
+STACKED = [not_empty, conv_kernel, free_axis, static_batch, several_samples, static_kernel, several_taps]
+
+
+@lowering("Conv", "stacked_conv", requires=STACKED)
+def stacked_forward(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+    """One Conv over samples and space, for small images with many channels."""
+    return stacked(e, n["X"], n["W"], window(spec), n.get("B"))
+
+
+@lowering("ConvInputGrad", "stacked_conv", requires=[*STACKED, unit_stride, static_groups])
+def stacked_input_grad(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+    """`flipped_conv` over samples and space, for small images with many channels."""
+    win = Window((1,) * spec.rank, spec.dilations, *back_padding(spec), spec.groups)
+    return stacked(e, n["dY"], turned(e, n["W"], spec), win)
+
+
+# -- the batch as columns ----------------------------------------------------------------------------------------------
+
+
+def columns_of(e: Emitter, v: ir.Value, batch: Dim, channels: Dim, points: Dim, groups: int) -> ir.Value:
+    """[N, C, P] as one matrix per group, [C, N P] or [g, C/g, N P]."""
+    v = e.transpose(e.reshape(v, [batch, channels, points]), [1, 0, 2])
+    lead: list[Dim] = [channels] if groups == 1 else [groups, e.size_div(channels, groups)]
+    return e.reshape(v, [*lead, e.size_mul(batch, points)])
+
+
+@lowering("Conv", "folded_gemm", requires=[not_empty, static_batch, several_samples, static_kernel, unpadded_point])
+def folded_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+    """1x1: one MatMul for the whole batch."""
+    x, w, bias = n["X"], n["W"], n.get("B")
+    batch, channels, *size = x_dims(e, x, spec)
+    x = e.slice(x, [0] * spec.rank, size, spatial_axes(spec), spec.strides)
+    y = [e.size_div(e.size_add(d, s - 1), s) for d, s in zip(size, spec.strides, strict=True)]
+    features: Dim = spec.features if spec.features is not None else e.dim(w, 0)
+    inner = e.size_div(channels, spec.groups)
+    lead: list[Dim] = [features] if spec.groups == 1 else [spec.groups, e.size_div(features, spec.groups)]
+    points = e.size_mul(*y)
+    product = e.matmul(e.reshape(w, [*lead, inner]), columns_of(e, x, batch, channels, points, spec.groups))
+    result = e.transpose(e.reshape(product, [features, batch, points]), [1, 0, 2])
+    if bias is not None:
+        result = e.add(result, e.unsqueeze(bias, [1]))
+    return e.reshape(result, [batch, features, *y])

@@ -1,0 +1,214 @@
+"""Lowerings of the data gradient and of the forward convolution: forced over random geometry, and what each is for."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+from hypothesis import given
+from test_conv_geometry import CONV, SETTINGS, _arrays, _error, _fits, _model, geometry
+
+import onnx_convgrad as og
+from onnx_convgrad.cost import target_named
+from onnx_convgrad.errors import LoweringError
+from onnx_convgrad.lowering import Policy, lower, lowerings
+from onnx_convgrad.runtime import run
+
+FORWARD = [name for name in lowerings()["Conv"] if name != "conv"]
+
+
+def _convolved(arrays: dict[str, np.ndarray], g: dict) -> np.ndarray:
+    t = {k: torch.tensor(v, dtype=torch.float64) for k, v in arrays.items()}
+    pads = [p for b, e in reversed(list(zip(g["begin"], g["end"], strict=True))) for p in (b, e)]
+    x = torch.nn.functional.pad(t["x"], pads)
+    return CONV[g["rank"]](x, t["w"], t.get("b"), g["strides"], 0, g["dilations"], g["groups"]).numpy()
+
+
+def _attributes(g: dict) -> dict:
+    return {
+        "strides": g["strides"],
+        "dilations": g["dilations"],
+        "pads": [*g["begin"], *g["end"]],
+        "group": g["groups"],
+    }
+
+
+def _lowered(model: onnx.ModelProto, name: str, target: str = "cpu") -> onnx.ModelProto:
+    graph = ir.from_proto(model)
+    graph.graph.opset_imports[""] = 21
+    lower(graph.graph, target_named(target), Policy({"Conv": name}, training=True))
+    return ir.to_proto(graph)
+
+
+@SETTINGS
+@given(geometry().filter(_fits))
+def test_forward_lowerings(g: dict) -> None:
+    full = _arrays(g, transposed=False)
+    for arrays in (full, {k: full[k] for k in ("x", "w")}):
+        want = _convolved(arrays, g)
+        for shapes in ("static", "symbolic"):
+            model = _model("Conv", arrays, shapes, **_attributes(g))
+            for name in FORWARD:
+                try:
+                    lowered = _lowered(model, name)
+                except LoweringError:
+                    continue
+                got = run(lowered, arrays)["y"]
+                bound = 1e-5 if lowerings()["Conv"][name].exact else 1e-4
+                assert got.shape == want.shape
+                assert _error(got, want) < bound, (name, shapes)
+
+
+def case(
+    x: tuple[int, ...],
+    features: int,
+    kernel: tuple[int, ...],
+    *,
+    strides: int = 1,
+    dilations: int = 1,
+    begin: int = 0,
+    end: int | None = None,
+    groups: int = 1,
+) -> dict:
+    """A geometry by its sizes, with the same stride, dilation and padding on every axis."""
+    rank = len(kernel)
+    each = {"strides": strides, "dilations": dilations, "begin": begin, "end": begin if end is None else end}
+    sizes = {"rank": rank, "batch": x[0], "channels": x[1], "size": [*x[2:]], "kernel": [*kernel]}
+    return sizes | {"features": features, "groups": groups} | {k: [v] * rank for k, v in each.items()}
+
+
+CASES = [
+    ("phases", case((2, 3, 9, 8), 4, (3, 3), strides=2, begin=1)),
+    ("phases", case((2, 4, 11, 10), 6, (5, 4), strides=3, begin=2, end=0, groups=2)),
+    ("phases", case((2, 3, 17), 4, (7,), strides=2, dilations=3, begin=4, end=1)),
+    ("phases", case((1, 2, 5, 6, 7), 3, (2, 3, 2), strides=2, begin=1)),
+    ("phases", case((1, 2, 3), 2, (9,), strides=2, begin=8, end=8)),
+    ("stacked_conv", case((3, 4, 6, 5), 6, (3, 2), begin=2, end=0, groups=2)),
+    ("stacked_conv", case((2, 3, 7), 4, (3,), dilations=2, begin=5)),
+    ("stacked_conv", case((3, 4, 7, 7), 5, (3, 3), begin=1)),
+    ("folded_gemm", case((3, 4, 5, 6), 6, (1, 1), groups=2)),
+    ("folded_gemm", case((2, 5, 7), 3, (1,))),
+    ("folded_gemm", case((2, 5, 3, 2, 4), 3, (1, 1, 1))),
+    ("pointwise", case((3, 4, 5, 6), 6, (1, 1), groups=2)),
+    ("pointwise", case((1, 5, 7), 3, (1,))),
+    ("pointwise", case((2, 5, 3, 2, 4), 3, (1, 1, 1))),
+    ("col2im", case((2, 4, 9, 8), 6, (3, 2), strides=2, dilations=2, begin=2, end=1, groups=2)),
+    ("col2im", case((2, 3, 9), 4, (3,), strides=3, begin=1)),
+    ("col2im", case((2, 3, 4, 5, 6), 4, (2, 1, 3), strides=2, begin=1, end=0)),
+    ("folded_col2im", case((2, 4, 9, 8), 6, (1, 1), strides=2, groups=2)),
+    ("folded_col2im", case((3, 2, 7, 7), 3, (3, 3), begin=1)),
+    ("folded_col2im", case((2, 3, 4, 5, 6), 4, (2, 1, 3), strides=2, begin=1, end=0)),
+    ("tiled_conv", case((2, 3, 19, 6), 3, (3, 5), begin=1, end=2, groups=3)),
+    ("tiled_conv", case((2, 2, 13, 11), 4, (5, 3), strides=2, begin=2, groups=2)),
+    ("tiled_conv", case((1, 2, 5, 6, 7), 2, (3, 3, 2), strides=2, begin=1, groups=2)),
+    ("tiled_conv", case((1, 2, 23), 2, (4,), dilations=2, begin=5, end=0, groups=2)),
+    ("toeplitz", case((3, 4, 7, 7), 4, (3, 3), begin=1, groups=4)),
+    ("toeplitz", case((2, 3, 9, 5), 3, (5, 2), strides=2, dilations=2, begin=3, end=1, groups=3)),
+    ("toeplitz", case((2, 2, 4, 3, 5), 2, (2, 3, 3), begin=1, groups=2)),
+]
+
+
+FORWARD_CASES = [
+    ("stacked_conv", case((3, 4, 6, 5), 6, (3, 2), strides=2, begin=2, end=0, groups=2)),
+    ("stacked_conv", case((2, 3, 9), 4, (3,), dilations=2, begin=5)),
+    ("stacked_conv", case((3, 4, 7, 7), 5, (3, 3), begin=1)),
+    ("folded_gemm", case((3, 4, 5, 6), 6, (1, 1), strides=2, groups=2)),
+    ("folded_gemm", case((2, 5, 7), 3, (1,))),
+    ("folded_gemm", case((2, 5, 3, 2, 4), 3, (1, 1, 1), strides=3)),
+    ("tiled_conv", case((2, 3, 19, 6), 3, (3, 5), begin=1, end=2, groups=3)),
+    ("tiled_conv", case((2, 2, 23, 11), 4, (5, 3), strides=2, begin=2, groups=2)),
+    ("tiled_conv", case((1, 2, 6, 6, 7), 2, (3, 3, 2), dilations=2, begin=2, groups=2)),
+    ("toeplitz", case((3, 4, 7, 7), 4, (3, 3), begin=1, groups=4)),
+    ("toeplitz", case((2, 3, 9, 5), 3, (5, 2), strides=2, dilations=2, begin=3, end=1, groups=3)),
+    ("toeplitz", case((2, 2, 4, 3, 5), 2, (2, 3, 3), begin=1, groups=2)),
+]
+
+
+@pytest.mark.parametrize(("name", "g"), FORWARD_CASES, ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize("bias", [True, False])
+def test_forward(name: str, g: dict, bias: bool) -> None:
+    assert _fits(g)
+    arrays = _arrays(g, transposed=False)
+    if not bias:
+        del arrays["b"]
+    got = run(_lowered(_model("Conv", arrays, "static", **_attributes(g)), name), arrays)["y"]
+    assert _error(got, _convolved(arrays, g)) < 1e-5
+
+
+@pytest.mark.parametrize(("name", "g"), CASES, ids=lambda v: v if isinstance(v, str) else "")
+def test_input_grad(name: str, g: dict) -> None:
+    assert _fits(g)
+    arrays = _arrays(g, transposed=False)
+    model = _model("Conv", arrays, "static", **_attributes(g))
+    seed = np.random.default_rng(1).standard_normal(_convolved(arrays, g).shape).astype(np.float32)
+    got = run(og.augment(model, wrt=["x"], lowering={"ConvInputGrad": name}), {**arrays, "y_grad": seed})["x_grad"]
+    x = torch.tensor(arrays["x"], dtype=torch.float64, requires_grad=True)
+    pads = [p for b, e in reversed(list(zip(g["begin"], g["end"], strict=True))) for p in (b, e)]
+    padded = torch.nn.functional.pad(x, pads)
+    w = torch.tensor(arrays["w"], dtype=torch.float64)
+    y = CONV[g["rank"]](padded, w, None, g["strides"], 0, g["dilations"], g["groups"])
+    y.backward(torch.tensor(seed, dtype=torch.float64))
+    assert _error(got, x.grad.numpy()) < 1e-5
+
+
+@pytest.mark.parametrize("shapes", ["symbolic", "absent"])
+@pytest.mark.parametrize("size", [8, 9])
+def test_phases_of_unknown_sizes(shapes: str, size: int) -> None:
+    """How many rows no window reaches is known only at run time."""
+    g = case((2, 3, size, size + 1), 4, (3, 3), strides=2, begin=1)
+    arrays = _arrays(g, transposed=False)
+    seed = np.random.default_rng(1).standard_normal(_convolved(arrays, g).shape).astype(np.float32)
+    feed = {**arrays, "y_grad": seed}
+    results = [
+        run(
+            og.augment(_model("Conv", arrays, shapes, **_attributes(g)), wrt=["x"], lowering={"ConvInputGrad": name}),
+            feed,
+        )["x_grad"]
+        for name in ("phases", "conv_transpose")
+    ]
+    assert results[0].shape == arrays["x"].shape
+    assert _error(*results) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "g", "reason"),
+    [
+        ("phases", case((1, 2, 8, 8), 2, (3, 3), begin=1), "every stride is 1"),
+        ("phases", case((1, 2, 8, 8), 2, (1, 1), strides=2), "some rows belong to no window"),
+        ("phases", case((1, 2, 20, 20), 2, (5, 5), strides=5), "there are 25 phases"),
+        ("stacked_conv", case((1, 2, 8, 8), 2, (3, 3)), "there is only one sample"),
+        ("stacked_conv", case((2, 2, 4, 4, 4), 2, (3, 3, 3)), "three axes at most"),
+        ("stacked_conv", case((2, 2, 4, 4), 2, (1, 1)), "the kernel is 1x1"),
+        ("pointwise", case((2, 2, 8, 8), 2, (3, 3)), "the kernel is not 1x1"),
+        ("col2im", case((2, 2, 8), 2, (3,), dilations=2), "dilations over two axes only"),
+        ("col2im", case((2, 2, 8, 8), 2, (1, 1)), "leaves nothing to add up"),
+        ("tiled_conv", case((2, 2, 8, 8), 2, (3, 3)), "one channel per group"),
+        ("tiled_conv", case((2, 2, 1, 8), 2, (1, 3), groups=2), "one row"),
+        ("toeplitz", case((2, 2, 32, 32), 2, (3, 3), begin=1, groups=2), "too many points"),
+        ("toeplitz", case((2, 2, 8, 8), 4, (3, 3), groups=2), "several features"),
+    ],
+)
+def test_reasons(name: str, g: dict, reason: str) -> None:
+    model = _model("Conv", _arrays(g, transposed=False), "static", **_attributes(g))
+    with pytest.raises(LoweringError, match=reason):
+        og.augment(model, wrt=["x"], lowering={"ConvInputGrad": name})
+
+
+@pytest.mark.parametrize("name", ["flipped_conv", "phases", "stacked_conv", "tiled_conv"])
+def test_uneven_padding_is_made_explicit_where_the_provider_wants_it(name: str) -> None:
+    strides = 2 if name == "phases" else 1
+    g = case((2, 2, 9, 9), 2, (3, 3), strides=strides, begin=2, end=0, groups=2)
+    arrays = _arrays(g, transposed=False)
+    model = _model("Conv", arrays, "static", **_attributes(g))
+    augmented = og.augment(model, wrt=["x"], lowering={"ConvInputGrad": name}, target="cuda")
+    added = [n for n in augmented.graph.node if n.op_type == "Conv"][1:]
+    assert added
+    for node in added:
+        pads = next(list(a.ints) for a in node.attribute if a.name == "pads")
+        assert pads[: len(pads) // 2] == pads[len(pads) // 2 :]
+    seed = np.random.default_rng(1).standard_normal(_convolved(arrays, g).shape).astype(np.float32)
+    plain = og.augment(model, wrt=["x"], lowering={"ConvInputGrad": "conv_transpose"})
+    results = [run(m, {**arrays, "y_grad": seed})["x_grad"] for m in (augmented, plain)]
+    assert _error(*results) < 1e-5
