@@ -24,6 +24,7 @@ MODULES = (
     "conv_phases",
     "conv_tiled",
     "conv_weight_grad",
+    "conv_weight_shift",
     "conv_depthwise",
     "conv_winograd",
     "conv_forward",

@@ -1,31 +1,120 @@
-"""Ways of computing the gradient for a convolution's weight."""
+"""Ways of computing the gradient for a convolution's weight.
+
+    dw[o, c, t] = sum over n and p of dy[n, o, p] x[n, c, s p + d t - b]
+
+is a matrix product of dy with the patches of x. The lowerings here gather all patches, or need none; those of
+`conv_weight_shift` gather some axes of them, or move dy instead.
+"""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.emit import Dim, Emitter
 from onnx_convgrad.geometry import ConvSpec
-from onnx_convgrad.lowering import lowering
+from onnx_convgrad.lowering import Query, lowering
 from onnx_convgrad.registry import Call
 from onnx_convgrad.rules.conv import Window, conv, trim
 from onnx_convgrad.rules.conv_shared import (
-    contract,
     conv_kernel,
     dims,
-    im2col,
+    gather,
     is_empty,
-    is_pointwise,
     known_channels,
     not_empty,
-    per_group,
+    spatial_axes,
     static_batch,
     static_kernel,
     window,
     x_dims,
     y_dims,
 )
+
+# -- requirements ------------------------------------------------------------------------------------------------------
+
+
+def one_tap(q: Query) -> str | None:
+    return None if q.spec.taps == 1 else "the kernel is not 1x1, or of a size that is not known while building"
+
+
+def no_padding(q: Query) -> str | None:
+    return "the input is padded" if any(q.spec.pads) else None
+
+
+def several_samples(q: Query) -> str | None:
+    if q.spec.batch is None:  # ONNX Runtime leaves a batched product over no points unset
+        return "the batch size is not known and may be zero"
+    return "there is one sample, whose points are one matrix already" if q.spec.batch == 1 else None
+
+
+# -- shared pieces -----------------------------------------------------------------------------------------------------
+
+
+def contract(
+    e: Emitter, dy: ir.Value, columns: ir.Value, batch: Dim, groups: int, sizes: tuple[Dim, Dim, Dim]
+) -> ir.Value:
+    """sum over samples n of dy[n, g] columns[n, g]^T: [g * O, R], for `sizes` O, R, P per group.
+
+    The operands list [n, g, O, P] and [n, g, R, P] in any shape. A matrix product on a CPU packs its second operand and
+    reads the first in place, so the narrow one goes second, unless it is wide enough to pay for that: then the
+    transposition of the result is saved.
+    """
+    features, rows, points = sizes
+    dy = e.reshape(dy, [batch, groups, features, points])
+    columns = e.reshape(columns, [batch, groups, rows, points])
+    if isinstance(features, int) and isinstance(rows, int) and features < min(rows, 256):
+        product = e.matmul(columns, e.transpose(dy, [0, 1, 3, 2]))
+        total = e.transpose(batch_sum(e, product, [batch, groups, rows, features]), [0, 2, 1])
+    else:
+        product = e.matmul(dy, e.transpose(columns, [0, 1, 3, 2]))
+        total = batch_sum(e, product, [batch, groups, features, rows])
+    return e.reshape(total, [e.size_mul(features, groups), rows])
+
+
+def batch_sum(e: Emitter, value: ir.Value, shape: Sequence[Dim]) -> ir.Value:
+    """The sum over the first axis of a value of this shape.
+
+    A product with a row of ones: ONNX Runtime's ReduceSum takes five times as long across rows.
+    """
+    batch, *rest = shape
+    if batch == 1:
+        return e.reshape(value, rest)
+    ones = e.op("Expand", e.scalar(1, value), e.vector([1, batch]))
+    return e.reshape(e.matmul(ones, e.reshape(value, [batch, e.size_mul(*rest)])), rest)
+
+
+def sizes_of(e: Emitter, n: Call, spec: ConvSpec) -> tuple[Dim, Dim, Dim, list[Dim]]:
+    """Batch, channels and features per group, and the sizes of the output."""
+    batch, channels = x_dims(e, n["X"], spec)[:2]
+    _, features, *y = y_dims(e, n["dY"], spec)
+    return batch, e.size_div(channels, spec.groups), e.size_div(features, spec.groups), y
+
+
+def one_hot_conv(e: Emitter, x: ir.Value, kernel: Sequence[int | None], win: Window, channels: int) -> ir.Value:
+    """Patches [N, C * K, *y] by the runtime's own convolution, a depthwise one with one-hot kernels.
+
+    It gathers with every stride, padding and size, so nothing here depends on a spatial size.
+    """
+    x, win = trim(e, x, win)
+    sizes = [k or 1 for k in kernel]
+    taps = math.prod(sizes)
+    one_hot = e.const(np.eye(taps).reshape(taps, 1, *sizes), x.dtype or ir.DataType.FLOAT)
+    kernels = e.op("Tile", one_hot, e.ints([channels, *[1] * (len(sizes) + 1)])) if channels > 1 else one_hot
+    return conv(e, x, kernels, None, Window(win.strides, win.dilations, win.begin, win.end, channels))
+
+
+def _from_patches(e: Emitter, n: Call, patches: ir.Value, spec: ConvSpec) -> ir.Value:
+    """The gradient from all patches of x, listed as [N, C, K, *y]."""
+    batch, channels, features, y = sizes_of(e, n, spec)
+    sizes = features, e.size_mul(channels, spec.taps or 1), e.size_mul(*y)
+    return e.reshape_like(contract(e, n["dY"], patches, batch, spec.groups, sizes), n["W_like"])
+
+
+# -- lowerings ---------------------------------------------------------------------------------------------------------
 
 
 @lowering("ConvWeightGrad", "zeros", requires=[is_empty])
@@ -34,13 +123,33 @@ def weight_zeros(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     return e.zeros_like(n["W_like"])
 
 
-@lowering("ConvWeightGrad", "pointwise", requires=[not_empty, is_pointwise])
+def _visited(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+    """The points of x that a kernel of one tap visits."""
+    if spec.unit_stride:
+        return n["X"]
+    y = y_dims(e, n["dY"], spec)[2:]
+    ends = [e.size_add(e.size_mul(e.size_sub(size, 1), s), 1) for size, s in zip(y, spec.strides, strict=True)]
+    return e.slice(n["X"], [0] * spec.rank, ends, spatial_axes(spec), spec.strides)
+
+
+@lowering("ConvWeightGrad", "pointwise", requires=[not_empty, one_tap, no_padding])
 def pointwise(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
-    """1x1: one MatMul per sample and group over the rows, and a sum over the batch."""
-    x, dy, like = n["X"], n["dY"], n["W_like"]
-    batch, c, *size = x_dims(e, x, spec)
-    columns = e.reshape(x, [batch, spec.groups, e.size_div(c, spec.groups), e.size_mul(*size)])
-    return contract(e, per_group(e, dy, spec), columns, like)
+    """1x1: one MatMul per sample and group over the points, and a sum over the batch."""
+    return _from_patches(e, n, _visited(e, n, spec), spec)
+
+
+@lowering("ConvWeightGrad", "pointwise_gemm", requires=[not_empty, one_tap, no_padding, several_samples])
+def pointwise_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+    """1x1: one MatMul per group over the points of all samples, laid side by side; for samples with few."""
+    batch, channels, features, y = sizes_of(e, n, spec)
+    points = e.size_mul(*y)
+
+    def merged(value: ir.Value, count: Dim) -> ir.Value:
+        return e.transpose(e.reshape(value, [batch, e.size_mul(count, spec.groups), points]), [1, 0, 2])
+
+    columns, dy = merged(_visited(e, n, spec), channels), merged(n["dY"], features)
+    total = contract(e, dy, columns, 1, spec.groups, (features, channels, e.size_mul(batch, points)))
+    return e.reshape_like(total, n["W_like"])
 
 
 @lowering(
@@ -81,26 +190,11 @@ def conv_swap(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     requires=[not_empty, conv_kernel, static_kernel, known_channels],
 )
 def im2col_conv(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
-    """im2col as one depthwise Conv with one-hot kernels, then one MatMul per sample and group.
-
-    The runtime's own convolution gathers the patches, with every stride, padding and size, so that nothing here depends
-    on a spatial size.
-    """
-    x, dy, like = n["X"], n["dY"], n["W_like"]
-    taps, channels = spec.taps or 1, spec.channels or 1
-    x, win = trim(e, x, window(spec))
-    one_hot = e.const(np.eye(taps).reshape(taps, 1, *(k or 1 for k in spec.kernel)), x.dtype or ir.DataType.FLOAT)
-    kernels = e.op("Tile", one_hot, e.ints([channels, *[1] * (spec.rank + 1)])) if channels > 1 else one_hot
-    patches = conv(e, x, kernels, None, Window(win.strides, win.dilations, win.begin, win.end, channels))
-    batch, _, *y = y_dims(e, dy, spec)
-    rows = channels // spec.groups * taps
-    columns = e.reshape(patches, [batch, spec.groups, rows, e.size_mul(*y)])
-    return contract(e, per_group(e, dy, spec), columns, like)
+    """im2col as one depthwise Conv with one-hot kernels, then one MatMul per sample and group."""
+    return _from_patches(e, n, one_hot_conv(e, n["X"], spec.kernel, window(spec), spec.channels or 1), spec)
 
 
 @lowering("ConvWeightGrad", "im2col_gemm", requires=[not_empty, static_kernel])
 def im2col_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """im2col by one strided Slice per tap, then one MatMul per sample and group; runs for every dtype."""
-    x, dy, like = n["X"], n["dY"], n["W_like"]
-    y = y_dims(e, dy, spec)[2:]
-    return contract(e, per_group(e, dy, spec), im2col(e, x, y, spec), like)
+    return _from_patches(e, n, gather(e, n["X"], y_dims(e, n["dY"], spec)[2:], spec), spec)

@@ -1,0 +1,222 @@
+"""Weight gradients that gather only some axes of the patches, or none.
+
+    dw[o, c, t] = sum over n and p of dy[n, o, p] x[n, c, s p + d t - b]
+
+depends on how far x and dy are moved against each other, so a tap along one axis may as well move dy. Moving whole rows
+along the first spatial axis copies long runs, and three moved dy and three gathered columns cost fewer copies than the
+nine patches of a 3x3 kernel. With few points, one product per tap skips what lies outside x.
+"""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+
+from onnx_convgrad.emit import Dim, Emitter
+from onnx_convgrad.geometry import ConvSpec
+from onnx_convgrad.lowering import Query, lowering
+from onnx_convgrad.registry import Call
+from onnx_convgrad.rules.conv import Window
+from onnx_convgrad.rules.conv_shared import (
+    conv_kernel,
+    known_channels,
+    not_empty,
+    spatial_axes,
+    static_kernel,
+    tap_offsets,
+)
+from onnx_convgrad.rules.conv_weight_grad import contract, one_hot_conv, sizes_of
+
+_MOST_TAPS = 64
+
+# -- requirements ------------------------------------------------------------------------------------------------------
+
+
+def several_rows(q: Query) -> str | None:
+    return "the kernel has one row along the first axis" if q.spec.kernel[0] == 1 else None
+
+
+def unit_row_stride(q: Query) -> str | None:
+    return None if q.spec.strides[0] == 1 else f"the stride along the first axis is {q.spec.strides[0]}, not 1"
+
+
+def several_axes(q: Query) -> str | None:
+    return None if q.spec.rank > 1 else "there is one spatial axis"
+
+
+def static_rows(q: Query) -> str | None:
+    if None in (q.spec.x[0], q.spec.y[0]):
+        return "the number of rows along the first axis is not known while building"
+    return None
+
+
+def static_sizes(q: Query) -> str | None:
+    return None if q.spec.static else "a spatial size is not known while building"
+
+
+def one_group(q: Query) -> str | None:
+    return None if q.spec.groups == 1 else f"there are {q.spec.groups} groups"
+
+
+def few_taps(q: Query) -> str | None:
+    taps = q.spec.taps
+    return None if taps is None or taps <= _MOST_TAPS else f"the kernel has {taps} taps, each a product of its own"
+
+
+def tiles_its_input(q: Query) -> str | None:
+    spec = q.spec
+    dense = all(d == 1 or k == 1 for d, k in zip(spec.dilations, spec.kernel, strict=True))
+    return None if dense and spec.kernel == spec.strides else "the windows overlap or leave gaps"
+
+
+# -- rows and the axes within them -------------------------------------------------------------------------------------
+
+
+def _gathered(e: Emitter, x: ir.Value, spec: ConvSpec, begin: int, end: int) -> ir.Value:
+    """Patches along all axes but the first, which is padded by `begin` and `end`: [N, C * K, rows, *y]."""
+    inner = Window(
+        (1, *spec.strides[1:]),
+        (1, *spec.dilations[1:]),
+        (begin, *spec.begin[1:]),
+        (end, *spec.end[1:]),
+        spec.groups,
+    )
+    if (
+        all(k == 1 for k in spec.kernel[1:])
+        and set(inner.strides) == {1}
+        and not any((*inner.begin[1:], *inner.end[1:]))
+    ):
+        return e.pad(x, [begin], [end], [2])
+    return one_hot_conv(e, x, (1, *spec.kernel[1:]), inner, spec.channels or 1)
+
+
+def _inner_taps(spec: ConvSpec) -> int:
+    return math.prod(k or 1 for k in spec.kernel[1:])
+
+
+@lowering(
+    "ConvWeightGrad",
+    "im2col_rows",
+    requires=[not_empty, conv_kernel, static_kernel, known_channels, several_axes, several_rows],
+)
+def im2col_rows(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+    """im2col in two steps: a one-hot Conv for all axes but the first, then whole rows by Slice; for large kernels."""
+    batch, channels, features, y = sizes_of(e, n, spec)
+    taps, (step, dilation), first = _inner_taps(spec), (spec.strides[0], spec.dilations[0]), spec.kernel[0] or 1
+    columns = _gathered(e, n["X"], spec, spec.begin[0], spec.end[0])
+    reach = e.size_mul(e.size_sub(y[0], 1), step)
+    views = [e.slice(columns, [t * dilation], [e.size_add(reach, t * dilation + 1)], [2], [step]) for t in range(first)]
+    points = e.size_mul(*y)
+    total = e.size_mul(channels, spec.groups)
+    patches = e.concat([e.reshape(v, [batch, total, 1, e.size_mul(points, taps)]) for v in views], axis=2)
+    sizes = features, e.size_mul(channels, taps * first), points
+    return e.reshape_like(contract(e, n["dY"], patches, batch, spec.groups, sizes), n["W_like"])
+
+
+@lowering(
+    "ConvWeightGrad",
+    "row_shift",
+    requires=[not_empty, conv_kernel, static_kernel, known_channels, static_rows, several_rows, unit_row_stride],
+)
+def row_shift(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+    """Patches along all axes but the first; for that, dy moves by whole rows, with one MatMul per move."""
+    batch, channels, features, y = sizes_of(e, n, spec)
+    taps, have, want = _inner_taps(spec), spec.y[0] or 0, spec.x[0] or 0
+    columns = _gathered(e, n["X"], spec, 0, 0)
+    width = e.size_mul(*y[1:])
+    sizes = features, e.size_mul(channels, taps), e.size_mul(want, width)
+    rows = e.reshape(n["dY"], [batch, e.size_mul(features, spec.groups), e.size_mul(have, width)])
+    parts = []
+    for t in range(spec.kernel[0] or 1):
+        low = t * spec.dilations[0] - spec.begin[0]  # row p of dy meets row p + low of x
+        high = want - have - low
+        if low >= want or high >= want:
+            parts.append(_nothing(e, n, [e.size_mul(features, spec.groups), channels, 1, taps]))
+            continue
+        moved = e.pad(rows, [e.size_mul(width, low)], [e.size_mul(width, high)], [2])
+        part = contract(e, moved, columns, batch, spec.groups, sizes)
+        parts.append(e.reshape(part, [e.size_mul(features, spec.groups), channels, 1, taps]))
+    return e.reshape_like(e.concat(parts, axis=2), n["W_like"])
+
+
+def _nothing(e: Emitter, n: Call, shape: list[Dim]) -> ir.Value:
+    """The gradient of a tap that never meets x."""
+    return e.op("Expand", e.scalar(0, n["X"]), e.vector(shape))
+
+
+@lowering(
+    "ConvWeightGrad",
+    "split_shift",
+    requires=[not_empty, conv_kernel, static_kernel, known_channels, several_rows, unit_row_stride],
+)
+def split_shift(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+    """Patches along all axes but the first; for that, all moves of dy side by side, in one MatMul; for small groups."""
+    batch, channels, features, y = sizes_of(e, n, spec)
+    taps, first, dilation = _inner_taps(spec), spec.kernel[0] or 1, spec.dilations[0]
+    columns = _gathered(e, n["X"], spec, spec.begin[0], spec.end[0])
+    width = e.size_mul(*y[1:])
+    outputs = e.size_mul(features, spec.groups)
+    # Each move shifts dy by d rows within k d - d rows of zeros; listed one after the other, the gaps are k d rows each.
+    gap = _nothing(e, n, [batch, outputs, e.size_mul(width, first * dilation)])
+    rows = e.reshape(n["dY"], [batch, outputs, e.size_mul(*y)])
+    moves = e.concat([rows, *[gap, rows] * (first - 1)], axis=2)
+    points = e.size_mul(e.size_add(y[0], (first - 1) * dilation), width)
+    sizes = e.size_mul(features, first), e.size_mul(channels, taps), points
+    total = e.reshape(contract(e, moves, columns, batch, spec.groups, sizes), [outputs, first, channels, taps])
+    return e.reshape_like(e.transpose(total, [0, 2, 1, 3]), n["W_like"])
+
+
+# -- tap by tap --------------------------------------------------------------------------------------------------------
+
+
+@lowering("ConvWeightGrad", "taps", requires=[not_empty, static_sizes, one_group, few_taps])
+def taps(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+    """One MatMul per tap over the points of all samples where the tap is inside x; for many channels, few points.
+
+    With channels last in x, what a tap visits is a run of whole points.
+    """
+    batch, channels, features, _ = sizes_of(e, n, spec)
+    axes = spatial_axes(spec)
+    x = e.transpose(n["X"], [*axes, 0, 1])
+    dy = e.transpose(n["dY"], [1, *axes, 0])
+    parts = []
+    for tap in tap_offsets(spec):
+        first, last, start = _inside(spec, tap)
+        count = [b - a for a, b in zip(first, last, strict=True)]
+        if min(count) <= 0:
+            parts.append(_nothing(e, n, [1, features, channels]))
+            continue
+        ends = [a + (size - 1) * s + 1 for a, size, s in zip(start, count, spec.strides, strict=True)]
+        points = e.size_mul(batch, *count)
+        seen = e.reshape(e.slice(x, start, ends, list(range(spec.rank)), spec.strides), [points, channels])
+        used = e.reshape(e.slice(dy, first, last, [1 + i for i in range(spec.rank)]), [features, points])
+        parts.append(e.unsqueeze(e.matmul(used, seen), [0]))
+    return e.reshape_like(e.transpose(e.concat(parts, axis=0), [1, 2, 0]), n["W_like"])
+
+
+def _inside(spec: ConvSpec, tap: tuple[int, ...]) -> tuple[list[int], list[int], list[int]]:
+    """Where a tap falls inside x: the range of rows of dy on each axis, and the first row of x."""
+    first, last, start = [], [], []
+    for x, y, s, begin, t in zip(spec.x, spec.y, spec.strides, spec.begin, tap, strict=True):
+        low = max(0, -((t - begin) // s))
+        first.append(low)
+        last.append(min(y or 0, ((x or 0) - 1 - (t - begin)) // s + 1))
+        start.append(low * s + t - begin)
+    return first, last, start
+
+
+@lowering("ConvWeightGrad", "patches", requires=[not_empty, static_kernel, one_group, tiles_its_input])
+def patches(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+    """Windows that tile x: the patches are a transposition, and one MatMul over all of them is left."""
+    batch, channels, features, y = sizes_of(e, n, spec)
+    axes, rank = spatial_axes(spec), spec.rank
+    kernel = [k or 1 for k in spec.kernel]
+    x = e.pad(n["X"], spec.begin, spec.end, axes)
+    x = e.slice(x, [0] * rank, [e.size_mul(size, k) for size, k in zip(y, kernel, strict=True)], axes)
+    x = e.reshape(x, [batch, channels, *(d for pair in zip(y, kernel, strict=True) for d in pair)])
+    x = e.transpose(x, [0, *(2 + 2 * i for i in range(rank)), 1, *(3 + 2 * i for i in range(rank))])
+    points = e.size_mul(*y)
+    x = e.reshape(x, [e.size_mul(batch, points), e.size_mul(channels, math.prod(kernel))])
+    dy = e.transpose(e.reshape(n["dY"], [batch, features, points]), [1, 0, 2])
+    return e.reshape_like(e.matmul(e.reshape(dy, [features, e.size_mul(batch, points)]), x), n["W_like"])
