@@ -199,7 +199,7 @@ def check(
 
 @app.command()
 def bench(
-    model: Model,
+    model: Annotated[Path | None, typer.Argument(metavar="[MODEL]", help="An ONNX file.", show_default=False)] = None,
     wrt: Wrt = [],  # noqa: B006
     of: Of = [],  # noqa: B006
     training: Training = False,
@@ -215,6 +215,9 @@ def bench(
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Also draw it: a .png, .svg or .pdf file.", show_default=False)
     ] = None,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="First measure this machine's speeds, by which lowerings are chosen.")
+    ] = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show every lowering.")] = False,
     quiet: Quiet = False,
     json: Json = False,
@@ -224,12 +227,18 @@ def bench(
     \b
     Example:
       onnx-convgrad bench model.onnx --input-shape image:8,3,224,224 --plot model.png
+      onnx-convgrad bench --calibrate
     """
     with _guarded():
         from onnx_convgrad.bench import command
         from onnx_convgrad.calibration import cores
         from onnx_convgrad.tables import Output
 
+        if calibrate:
+            command.calibration(Output(quiet=quiet, json=json), threads=threads or cores(), json=json and not model)
+        if model is None:
+            command.need_model(calibrate=calibrate)
+            return
         arguments = _arguments(wrt, of, training, "cpu", lowering, input_shape, max_workspace)
         command.command(
             model,

@@ -314,3 +314,21 @@ def test_other_refusals(tmp_path: Path) -> None:
 
 def test_pytorch_is_found_when_it_is_there() -> None:
     assert torch_side.torch_installed()
+
+
+# -- calibration -------------------------------------------------------------------------------------------------------
+
+
+def test_calibrate_stores_what_it_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONNX_CONVGRAD_CACHE", str(tmp_path))
+    result = CliRunner().invoke(app, ["bench", "--calibrate", "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["path"] == str(tmp_path / "rates.json")
+    assert json.loads((tmp_path / "rates.json").read_text()) == {found["key"]: found["rates"]}
+
+
+def test_bench_of_nothing_is_refused() -> None:
+    result = CliRunner().invoke(app, ["bench"])
+    assert result.exit_code == 2
+    assert "Name a file, or give --calibrate" in result.stderr

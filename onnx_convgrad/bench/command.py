@@ -6,18 +6,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from json import dumps
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
+from onnx_convgrad.bench.calibrate import calibrate
 from onnx_convgrad.bench.measure import BenchReport, ConvTimes, bench
 from onnx_convgrad.bench.plot import check_plot, plot
 from onnx_convgrad.bench.timing import machine_text
 from onnx_convgrad.bench.torch_side import torch_installed
+from onnx_convgrad.calibration import Store, key
+from onnx_convgrad.cost import TARGETS
+from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.tables import Output, Table, ms_text, shape_text
 
-__all__ = ["command"]
+__all__ = ["calibration", "command", "need_model"]
 
 
 def command(
@@ -53,6 +58,56 @@ def command(
         out.line("PyTorch is not installed, so there is nothing to compare with.")
     if picture:
         out.line(f"\nThe plot is in {picture}.")
+
+
+def need_model(*, calibrate: bool) -> None:
+    """Refuse a call that asks for nothing."""
+    if not calibrate:
+        raise ArgumentError(
+            "There is no model to time.", hint="Name a file, or give --calibrate to measure this machine."
+        )
+
+
+_RATES = {
+    "gemm": ("large matrix products", 1e-9, "GFLOP/s"),
+    "small": ("rows lost to packing in a product", 1.0, "rows"),
+    "cached": ("passes within the cache", 1e-9, "GB/s"),
+    "memory": ("passes over memory", 1e-9, "GB/s"),
+    "cache": ("cache", 1e-6, "MB"),
+    "node": ("starting a kernel", 1e6, "us"),
+    "item": ("moving one element", 1e9, "ns"),
+    "run": ("copying one short row", 1e9, "ns"),
+    "tap": ("one product of a depthwise convolution", 1e9, "ns"),
+}
+
+
+def calibration(out: Output, *, threads: int, json: bool) -> None:
+    """Measure the speeds of the CPU, store them, tell.
+
+    Raises:
+        ArgumentError: The cache folder cannot be written.
+    """
+    with out.stages() as stage:
+        rates = calibrate(threads, progress=stage)
+    name = key("cpu", threads)
+    try:
+        path = Store().write(name, rates)
+    except OSError as problem:
+        raise ArgumentError(
+            f"The measured speeds cannot be stored: {problem}.", hint="Name a folder in ONNX_CONVGRAD_CACHE."
+        ) from None
+    found = asdict(rates)
+    if json:
+        print(dumps({"key": name, "path": str(path), "rates": found}, indent=2))
+        return
+    default = asdict(TARGETS["cpu"].rates)
+    rows = [
+        [what, f"{found[rate] * scale:.3g}", f"{default[rate] * scale:.3g}", unit]
+        for rate, (what, scale, unit) in _RATES.items()
+    ]
+    out.line(f"{name}\n")
+    out.table(Table(["speed of", "measured", "default", ""], rows, frozenset({1, 2})))
+    out.line(f"\nStored in {path}; lowering='auto' uses it from now on.")
 
 
 def _print(report: BenchReport, out: Output, *, every: bool) -> None:

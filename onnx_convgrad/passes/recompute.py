@@ -120,6 +120,7 @@ def recompute_values(graph: ir.Graph, mark: ir.Node, names: str | Sequence[str],
         total,
     )
     _Writer(graph, model, target).write(groups)
+    graph.sort()  # lowerings share values, which may now depend on nodes behind them
     return result
 
 
