@@ -238,6 +238,7 @@ def test_conv_transpose_output_shape(mode: str, grow: int, shapes: str) -> None:
 
 
 def test_backward_is_a_handful_of_nodes() -> None:
+    """The walk adds nothing to what the lowerings emit; the fastest of those may take some nodes more."""
     arrays = {
         "x": np.zeros((2, 16, 8, 8), np.float32),
         "w": np.zeros((16, 16, 3, 3), np.float32),
@@ -246,6 +247,7 @@ def test_backward_is_a_handful_of_nodes() -> None:
     model = _model("Conv", arrays, "static", pads=[1, 1, 1, 1])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        augmented = og.augment(model, wrt=["x", "w", "b"])
-    assert len(augmented.graph.node) - 1 <= 10
+        plain = {"ConvInputGrad": "conv_transpose", "ConvWeightGrad": "conv_swap"}
+        augmented = og.augment(model, wrt=["x", "w", "b"], lowering=plain)
+    assert len(augmented.graph.node) - 1 <= 6
     assert {n.domain for n in augmented.graph.node} == {""}
