@@ -157,9 +157,3 @@ def place(
         for want, size, s, b in zip(x, y, spec.strides, before, strict=True)
     ]
     return e.pad(part, before, after, spatial_axes(spec))
-
-
-def contract(e: Emitter, dy: ir.Value, columns: ir.Value, like: ir.Value) -> ir.Value:
-    """sum over n of dy[n, g] columns[n, g]^T, shaped as the weight."""
-    product = e.matmul(dy, e.op("Transpose", columns, perm=[0, 1, 3, 2]))
-    return e.reshape_like(e.reduce_sum(product, [0], keepdims=False), like)
