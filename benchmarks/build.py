@@ -8,7 +8,6 @@ gradients of all parameters, in training mode too, are beside it. Seconds after 
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -26,13 +25,10 @@ from onnx import TensorProto, helper, numpy_helper
 import onnx_convgrad as og
 from benchmarks.environments import environment
 from benchmarks.networks import NETWORKS, export
+from benchmarks.program import Row, carry_out, parser
 from benchmarks.steps import ROOT, why
-from benchmarks.tables import save, saved, table
-from onnx_convgrad.bench.timing import machine, machine_text
-from onnx_convgrad.calibration import cores
+from benchmarks.tables import table
 from onnx_convgrad.registry import load_rules
-
-Row = dict[str, Any]
 
 
 def one_conv() -> onnx.ModelProto:
@@ -150,19 +146,10 @@ def print_build(rows: Sequence[Row]) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.build", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="once each, without the longest")
-    parser.add_argument("--json", type=Path, help="also write the measurements to a file")
-    parser.add_argument("--from", dest="saved", nargs="+", type=Path, help="print such files instead of measuring")
-    arguments = parser.parse_args(words)
-    if arguments.saved:
-        facts, rows = saved(arguments.saved, "build")
-    else:
-        names = [name for name in MODELS if not (arguments.quick and name == LONG)]
-        facts, rows = machine(cores()), measured(names, 1 if arguments.quick else 3)
-        save(arguments.json, "build", facts, rows)
-    print(machine_text(facts))
-    print_build(rows)
+    options = parser("build", __doc__, "once each, without the longest")
+    arguments = options.parse_args(words)
+    names = [name for name in MODELS if not (arguments.quick and name == LONG)]
+    carry_out(arguments, "build", lambda: measured(names, 1 if arguments.quick else 3), print_build)
 
 
 if __name__ == "__main__":

@@ -13,22 +13,18 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from benchmarks.program import Row, carry_out, parser, timing_options
 from benchmarks.shapes import LAYERS, Case
-from benchmarks.tables import geometric_mean, ms, save, saved, table
+from benchmarks.tables import geometric_mean, ms, table
 from onnx_convgrad.api import explain
 from onnx_convgrad.bench.choice import predicted, time_lowerings
 from onnx_convgrad.bench.layer import OPERATORS
-from onnx_convgrad.bench.timing import Turns, interleave, machine, machine_text
+from onnx_convgrad.bench.timing import Turns, interleave
 from onnx_convgrad.bench.torch_side import TorchSide
-from onnx_convgrad.calibration import cores
 from onnx_convgrad.registry import load_rules
-
-Row = dict[str, Any]
 
 KINDS = {"dX": ("x",), "dW": ("w",), "dX+dW": ("x", "w")}
 FLOOR = 0.4
@@ -159,28 +155,19 @@ def measured(cases: Iterable[Case], arguments: argparse.Namespace) -> list[Row]:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.layers", description=__doc__.splitlines()[0])
-    parser.add_argument("groups", nargs="*", help="of shapes; all by default")
-    parser.add_argument("--all", action="store_true", help="time every lowering instead")
-    parser.add_argument("--quick", action="store_true", help="one shape of each group, three repeats")
-    parser.add_argument("--part", metavar="I/N", help="every N-th shape, from the I-th on")
-    parser.add_argument("--threads", type=int, default=cores())
-    parser.add_argument("--repeat", type=int, default=7)
-    parser.add_argument("--json", type=Path, help="also write the measurements to a file")
-    parser.add_argument("--from", dest="saved", nargs="+", type=Path, help="print such files instead of measuring")
-    arguments = parser.parse_args(words)
-    kind = "lowerings" if arguments.all else "layers"
-    if arguments.saved:
-        facts, rows = saved(arguments.saved, kind)
-    else:
-        if arguments.quick:
-            arguments.repeat = 3
+    options = parser("layers", __doc__, "one shape of each group, three repeats")
+    options.add_argument("groups", nargs="*", help="of shapes; all by default")
+    options.add_argument("--all", action="store_true", help="time every lowering instead")
+    options.add_argument("--part", metavar="I/N", help="every N-th shape, from the I-th on")
+    timing_options(options)
+    arguments = options.parse_args(words)
+
+    def measure() -> list[Row]:
         load_rules()
-        facts = machine(arguments.threads)
-        rows = measured(chosen_cases(arguments.groups, arguments.part, quick=arguments.quick), arguments)
-        save(arguments.json, kind, facts, rows)
-    print(machine_text(facts))
-    (print_lowerings if arguments.all else print_against)(rows)
+        return measured(chosen_cases(arguments.groups, arguments.part, quick=arguments.quick), arguments)
+
+    kind, show = ("lowerings", print_lowerings) if arguments.all else ("layers", print_against)
+    carry_out(arguments, kind, measure, show)
 
 
 if __name__ == "__main__":

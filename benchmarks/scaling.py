@@ -6,19 +6,14 @@ python -m benchmarks.scaling batch threads     # these
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
+from benchmarks.program import Row, carry_out, known, parser, timing_options
 from benchmarks.steps import commands, measure, prepare
-from benchmarks.tables import save, saved, table
-from onnx_convgrad.bench.timing import machine, machine_text
-from onnx_convgrad.calibration import cores
-
-Row = dict[str, Any]
+from benchmarks.tables import table
 
 SIDES = ("eager", "ours")
 AXES = ("batch", "image size", "depth", "threads")
@@ -65,26 +60,16 @@ def print_scaling(rows: Sequence[Row]) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling", description=__doc__.splitlines()[0])
-    parser.add_argument("axes", nargs="*", help=f"of {', '.join(AXES)}; all by default")
-    parser.add_argument("--quick", action="store_true", help="the smaller ones, three repeats")
-    parser.add_argument("--threads", type=int, default=cores())
-    parser.add_argument("--repeat", type=int, default=7)
-    parser.add_argument("--json", type=Path, help="also write the measurements to a file")
-    parser.add_argument("--from", dest="saved", nargs="+", type=Path, help="print such files instead of measuring")
-    arguments = parser.parse_args(words)
-    unknown = [axis for axis in arguments.axes if axis not in AXES]
-    if unknown:
-        parser.error(f"{unknown[0]!r} is none of {', '.join(AXES)}")
-    if arguments.saved:
-        facts, rows = saved(arguments.saved, "scaling")
-    else:
-        repeats = 3 if arguments.quick else arguments.repeat
-        facts = machine(arguments.threads)
-        rows = measured(arguments.axes or AXES, arguments.threads, repeats, quick=arguments.quick)
-        save(arguments.json, "scaling", facts, rows)
-    print(machine_text(facts))
-    print_scaling(rows)
+    options = parser("scaling", __doc__, "the smaller ones, three repeats")
+    options.add_argument("axes", nargs="*", help=f"of {', '.join(AXES)}; all by default")
+    timing_options(options)
+    arguments = options.parse_args(words)
+    known(options, arguments.axes, list(AXES))
+
+    def measure() -> list[Row]:
+        return measured(arguments.axes or AXES, arguments.threads, arguments.repeat, quick=arguments.quick)
+
+    carry_out(arguments, "scaling", measure, print_scaling)
 
 
 if __name__ == "__main__":

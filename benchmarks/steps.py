@@ -19,7 +19,6 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import onnx
@@ -28,11 +27,9 @@ from onnx import numpy_helper
 import onnx_convgrad as og
 from benchmarks.environments import environment
 from benchmarks.networks import NETWORKS, export, network
-from benchmarks.tables import geometric_mean, save, saved, table
-from onnx_convgrad.bench.timing import calm, machine, machine_text
-from onnx_convgrad.calibration import cores
-
-Row = dict[str, Any]
+from benchmarks.program import Row, carry_out, known, parser, timing_options
+from benchmarks.tables import geometric_mean, table
+from onnx_convgrad.bench.timing import calm
 
 ROOT = Path(__file__).parent.parent
 RATE = 1e-3
@@ -199,28 +196,16 @@ def print_steps(rows: Sequence[Row]) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.steps", description=__doc__.splitlines()[0])
-    parser.add_argument("networks", nargs="*", help=f"of {', '.join(NETWORKS)}; all by default")
-    parser.add_argument("--compile", action="store_true", help="time torch.compile too")
-    parser.add_argument("--without", nargs="+", default=[], choices=list(SIDES), help="sides to leave out")
-    parser.add_argument("--quick", action="store_true", help="small batches, three repeats")
-    parser.add_argument("--batch", type=int, default=0)
-    parser.add_argument("--lowering", default="auto")
-    parser.add_argument("--threads", type=int, default=cores())
-    parser.add_argument("--repeat", type=int, default=7)
-    parser.add_argument("--json", type=Path, help="also write the measurements to a file")
-    parser.add_argument("--from", dest="saved", nargs="+", type=Path, help="print such files instead of measuring")
-    arguments = parser.parse_args(words)
-    unknown = [name for name in arguments.networks if name not in NETWORKS]
-    if unknown:
-        parser.error(f"there is no network {unknown[0]!r}")
-    if arguments.saved:
-        facts, rows = saved(arguments.saved, "steps")
-    else:
-        facts, rows = machine(arguments.threads), measured(arguments)
-        save(arguments.json, "steps", facts, rows)
-    print(machine_text(facts))
-    print_steps(rows)
+    options = parser("steps", __doc__, "small batches, three repeats")
+    options.add_argument("networks", nargs="*", help=f"of {', '.join(NETWORKS)}; all by default")
+    options.add_argument("--compile", action="store_true", help="time torch.compile too")
+    options.add_argument("--without", nargs="+", default=[], choices=list(SIDES), help="sides to leave out")
+    options.add_argument("--batch", type=int, default=0)
+    options.add_argument("--lowering", default="auto")
+    timing_options(options)
+    arguments = options.parse_args(words)
+    known(options, arguments.networks, list(NETWORKS))
+    carry_out(arguments, "steps", lambda: measured(arguments), print_steps)
 
 
 def measured(arguments: argparse.Namespace) -> list[Row]:
@@ -238,7 +223,7 @@ def measured(arguments: argparse.Namespace) -> list[Row]:
         with TemporaryDirectory() as folder:
             facts = prepare(name, Path(folder), batch, 0, ort=ort, lowering=arguments.lowering)
             sides = commands(wanted, Path(folder), arguments.threads, ort)
-            rows.append(measure(facts, sides, 3 if arguments.quick else arguments.repeat))
+            rows.append(measure(facts, sides, arguments.repeat))
     return rows
 
 

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from onnx_convgrad.cost import Rates, Target
+from onnx_convgrad.runtime import PROVIDERS
 
 __all__ = ["Store", "calibrated", "cores", "key", "processor"]
 
-_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 _VECTORS = {"avx512f": "AVX-512", "avx2": "AVX2", "avx": "AVX"}
 _FILE = "rates.json"
 
@@ -45,7 +45,7 @@ def processor() -> str:
 
 def key(target: str, threads: int | None = None) -> str:
     """What speeds depend on: runtime, provider, threads, processor."""
-    return f"onnxruntime {_runtime()}; {_PROVIDERS[target]}; {threads or cores()} threads; {processor()}"
+    return f"onnxruntime {_runtime()}; {PROVIDERS[target]}; {threads or cores()} threads; {processor()}"
 
 
 @cache
@@ -101,7 +101,7 @@ class Store:
 
 def calibrated(target: Target, store: Store | None = None) -> Target:
     """The target with the speeds measured on this machine, if there are any; else as it is."""
-    if target.name not in _PROVIDERS:
+    if target.name not in PROVIDERS:
         return target
     found: Mapping[str, float] | None = (store or Store()).read().get(key(target.name))
     names = {f.name for f in fields(Rates)}

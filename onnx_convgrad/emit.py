@@ -19,7 +19,7 @@ from onnx_convgrad.constants import constant_of
 from onnx_convgrad.cost import TARGETS, Target
 from onnx_convgrad.errors import UnknownShape
 
-__all__ = ["DOMAIN", "Dim", "Emitter", "Operand", "dims_equal", "known", "static_dims"]
+__all__ = ["DOMAIN", "RANDOM", "VIEWS", "Dim", "Emitter", "Operand", "dims_equal", "known", "static_dims"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,9 +36,13 @@ Operand: TypeAlias = ir.Value | float | int | None
 _ELEMENTWISE = frozenset(
     "Abs Add Cos Div Erf Exp Floor Log Max Min Mul Neg Pow Reciprocal Relu Sigmoid Sign Sin Sqrt Sub Sum Tanh".split()
 )
-_IMPURE = frozenset(
+RANDOM = frozenset(
     "RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial Dropout".split()
 )
+"""Operators of which two equal nodes may give two results."""
+
+VIEWS = frozenset(("Reshape", "Squeeze", "Unsqueeze", "Identity", "Flatten"))
+"""Operators whose result shares the memory of their first operand."""
 
 
 def known(dim: Any) -> int | None:
@@ -102,7 +106,7 @@ class Emitter:
             tuple(map(id, operands)),
             tuple(sorted((k, _freeze(v)) for k, v in attributes.items())),
         )
-        pure = op_type not in _IMPURE
+        pure = op_type not in RANDOM
         if pure and key in self._memo:
             return self._memo[key]
         attrs = [_attribute(name, value) for name, value in attributes.items()]

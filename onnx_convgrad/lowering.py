@@ -13,7 +13,6 @@ from typing import Any, Protocol, Self
 
 import onnx_ir as ir
 
-from onnx_convgrad.calibration import calibrated
 from onnx_convgrad.chunks import counts, emit_in_chunks
 from onnx_convgrad.constants import is_constant
 from onnx_convgrad.cost import Target
@@ -273,7 +272,6 @@ def lower(graph: ir.Graph, target: Target, policy: Policy | None = None) -> list
         check_names(list(choosing), sorted({*_LOWERINGS, *nodes.values(), *qualified}), "operator or node in lowering:")
     if not todo:
         return []
-    target = calibrated(target)
     e = Emitter(graph, target=target)
     choices = [_lower_node(e, node, target, policy) for node in todo]
     graph.remove(todo, safe=True)

@@ -15,11 +15,12 @@ import onnx_ir as ir
 
 from onnx_convgrad.constants import constant_of
 from onnx_convgrad.cost import Rates
+from onnx_convgrad.emit import VIEWS
 
 __all__ = ["folds", "node_seconds", "value_bytes"]
 
 Shape = tuple[int, ...]
-_FREE = frozenset(("Reshape", "Squeeze", "Unsqueeze", "Identity", "Flatten", "Shape", "Size", "Constant"))
+_FREE = VIEWS | {"Shape", "Size", "Constant"}
 
 
 def shape_of(value: ir.Value | None) -> Shape:

@@ -14,11 +14,13 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from onnx_convgrad.calibration import calibrated
 from onnx_convgrad.cost import Target, target_named
 from onnx_convgrad.emit import DOMAIN, Emitter, known
 from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.forward import forward
 from onnx_convgrad.lowering import Choice, Choosing, Policy, check_choice, check_workspace, lower
+from onnx_convgrad.namespace import Namespace
 from onnx_convgrad.parameters import resolve_of, resolve_wrt
 from onnx_convgrad.passes.batch_statistics import share_statistics
 from onnx_convgrad.passes.canonicalize import InputShapes, canonicalize
@@ -28,7 +30,7 @@ from onnx_convgrad.passes.training import set_training
 from onnx_convgrad.passes.verify import verify
 from onnx_convgrad.reverse import backward
 
-__all__ = ["GRADIENTS_KEY", "SEEDS_KEY", "AnyModel", "Built", "Mode", "Names", "Namespace", "build", "complete", "load"]
+__all__ = ["GRADIENTS_KEY", "SEEDS_KEY", "AnyModel", "Built", "Mode", "Names", "build", "complete", "load"]
 
 AnyModel = str | os.PathLike[str] | onnx.ModelProto | ir.Model
 Names = str | Sequence[str]
@@ -93,7 +95,7 @@ def build(
     """Run all stages; `progress` is told the name of each. Arguments and errors as for `onnx_convgrad.augment`."""
     if seed not in (None, "ones"):
         raise ArgumentError(f"seed must be None or 'ones', not {seed!r}.")
-    machine = target_named(target)
+    machine = calibrated(target_named(target))
     check_choice(lowering)
     check_workspace(max_workspace)
     progress("reading")
@@ -166,29 +168,12 @@ def _require_scalar(targets: list[ir.Value], mode: Mode) -> None:
             )
 
 
-class Namespace:
-    """The names of values that a graph uses; clashes get `_1`, `_2`."""
-
-    def __init__(self, graph: ir.Graph) -> None:
-        self.used = {v.name for v in (*graph.inputs, *graph.initializers.values())}
-        self.used.update(v.name for node in graph.all_nodes() for v in node.outputs)
-
-    def claim(self, name: str) -> str:
-        """The name, or the next free one after it; it is taken from now on."""
-        candidate, count = name, 0
-        while candidate in self.used:
-            count += 1
-            candidate = f"{name}_{count}"
-        self.used.add(candidate)
-        return candidate
-
-
 class _Job:
     """Seeds, derivatives, and the new graph inputs and outputs under names that are free."""
 
     def __init__(self, m: ir.Model, e: Emitter) -> None:
         self.m, self.e = m, e
-        self.names = Namespace(m.graph)
+        self.names = Namespace.of_values(m.graph)
         self.seeds: dict[str, str] = {}
 
     def derivatives(

@@ -14,23 +14,19 @@ import onnx_ir as ir
 
 from onnx_convgrad.constants import is_constant
 from onnx_convgrad.cost import Rates
-from onnx_convgrad.emit import known
+from onnx_convgrad.emit import RANDOM, VIEWS, known
 from onnx_convgrad.geometry import HINT_BATCH, HINT_CHANNELS, HINT_SIZE
 from onnx_convgrad.node_cost import node_seconds, value_bytes
 
 __all__ = ["Group", "Retained", "is_random"]
 
-_VIEWS = frozenset(("Reshape", "Squeeze", "Unsqueeze", "Identity", "Flatten"))
-_RANDOM = frozenset(
-    "RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial Dropout".split()
-)
 _SMALL = 8192
 """Bytes below which a value is kept rather than computed again: sizes, statistics."""
 
 
 def is_random(node: ir.Node) -> bool:
     """Whether running the node again may give another result."""
-    return node.op_type in _RANDOM or node.domain not in ("", "ai.onnx")
+    return node.op_type in RANDOM or node.domain not in ("", "ai.onnx")
 
 
 @dataclass(slots=True)
@@ -78,7 +74,7 @@ class Retained:
         """The value whose memory this one is."""
         if value not in self._owner:
             node = value.producer()
-            view = node is not None and node.op_type in _VIEWS and node.inputs[0] is not None
+            view = node is not None and node.op_type in VIEWS and node.inputs[0] is not None
             self._owner[value] = self.owner(node.inputs[0]) if view else value  # type: ignore[union-attr, arg-type]
         return self._owner[value]
 

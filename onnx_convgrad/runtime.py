@@ -11,9 +11,9 @@ import onnx_ir as ir
 
 from onnx_convgrad.errors import ExecutionError
 
-__all__ = ["import_runtime", "run", "session"]
+__all__ = ["PROVIDERS", "import_runtime", "run", "session"]
 
-_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 
 def import_runtime() -> Any:
@@ -42,7 +42,7 @@ def session(
         ExecutionError: The runtime or the provider is missing, or the model is refused.
     """
     ort = import_runtime()
-    wanted = [_PROVIDERS.get(p, p) if isinstance(p, str) else p for p in providers or ["cpu"]]
+    wanted = [PROVIDERS.get(p, p) if isinstance(p, str) else p for p in providers or ["cpu"]]
     for provider in wanted:
         name = provider if isinstance(provider, str) else provider[0]
         if name not in ort.get_available_providers():

@@ -12,12 +12,10 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnx_convgrad.cost import Target
-from onnx_convgrad.emit import CANONICAL_OPSET, Emitter
+from onnx_convgrad.emit import CANONICAL_OPSET, VIEWS, Emitter
 from onnx_convgrad.node_cost import folds, node_seconds, value_bytes
 
 __all__ = ["Sketch", "sketch"]
-
-_VIEWS = frozenset(("Reshape", "Squeeze", "Unsqueeze", "Identity", "Flatten"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +76,7 @@ def _workspace(nodes: list[ir.Node], result: ir.Value) -> int:
     last: dict[ir.Value, int] = {}
     for at, node in enumerate(nodes):
         for value in node.outputs:
-            source = node.inputs[0] if node.op_type in _VIEWS or _fused(node) else None
+            source = node.inputs[0] if node.op_type in VIEWS or _fused(node) else None
             owner[value] = owner.get(source, value) if source is not None else value
         for operand in node.inputs:
             if operand is not None and operand in owner:

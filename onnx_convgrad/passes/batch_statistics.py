@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 import onnx_ir as ir
 
 from onnx_convgrad.emit import Emitter
+from onnx_convgrad.namespace import Namespace
 
 __all__ = ["share_statistics"]
 
@@ -28,7 +29,7 @@ def share_statistics(graph: ir.Graph, keep: Collection[ir.Value] = ()) -> dict[i
         Running statistic -> the value that has taken its name and its uses.
     """
     e = Emitter(graph, opsets=graph.opset_imports)
-    names = {v.name for v in (*graph.inputs, *graph.initializers.values(), *(v for n in graph for v in n.outputs))}
+    names = Namespace.of_values(graph)
     moved: dict[ir.Value, ir.Value] = {}
     nodes = list(graph)
     for node, following in zip(nodes, [*nodes[1:], None], strict=True):
@@ -80,7 +81,7 @@ def _name(e: Emitter, start: int, stem: str) -> None:
 
 
 def _unblend(
-    e: Emitter, node: ir.Node, before: Sequence[ir.Value | None], names: set[str | None]
+    e: Emitter, node: ir.Node, before: Sequence[ir.Value | None], names: Namespace
 ) -> dict[ir.Value, ir.Value]:
     momentum, start = _momentum(node), len(e.emitted)
     node.attributes["momentum"] = ir.AttrFloat32("momentum", 0.0)
@@ -93,10 +94,7 @@ def _unblend(
         product = share.producer()
         assert product is not None
         product.replace_input_with(0, batch)
-        own = f"{node.outputs[0].name}_batch_{which}"
-        while own in names:
-            own += "_"
-        names.add(own)
+        own = names.claim(f"{node.outputs[0].name}_batch_{which}")
         batch.name, running.name = own, batch.name or running.name
         moved[batch] = running
     _name(e, start, f"{node.name}/running")

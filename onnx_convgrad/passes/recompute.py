@@ -21,11 +21,11 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad.calibration import calibrated
 from onnx_convgrad.constants import is_constant
 from onnx_convgrad.cost import Target
 from onnx_convgrad.emit import Emitter
 from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.namespace import Namespace
 from onnx_convgrad.registry import check_names
 from onnx_convgrad.retained import Group, Retained
 
@@ -101,7 +101,7 @@ def recompute_values(graph: ir.Graph, mark: ir.Node, names: str | Sequence[str],
     """
     boundary = next(i for i, node in enumerate(graph) if node is mark)
     graph.remove(mark)
-    model = Retained(graph, boundary, calibrated(target).rates)
+    model = Retained(graph, boundary, target.rates)
     total = sum(model.seconds(node) for node in model.nodes)
     if names == "auto":
         groups = _chosen(model, total)
@@ -234,7 +234,7 @@ class _Writer:
     def __init__(self, graph: ir.Graph, model: Retained, target: Target) -> None:
         self.graph, self.model = graph, model
         self.e = Emitter(graph, opsets=graph.opset_imports, target=target)
-        self.names = {node.name for node in model.nodes}
+        self.names = Namespace.of_nodes(graph)
         self.forward_only = model.forward_only()
 
     def write(self, groups: Sequence[Group]) -> None:
@@ -299,7 +299,7 @@ class _Writer:
             copy = ir.Node(
                 node.domain, node.op_type, inputs, list(node.attributes.values()), num_outputs=len(node.outputs)
             )
-            copy.name = self._name(f"{node.name}/recomputed")
+            copy.name = self.names.claim(f"{node.name}/recomputed")
             self.graph.insert_before(self.e.anchor, copy)  # type: ignore[arg-type] # set by `write`
             for old, new in zip(node.outputs, copy.outputs, strict=True):
                 new.shape, new.type = old.shape, old.type
@@ -323,11 +323,3 @@ class _Writer:
         """The value, but not before `zero` is known."""
         e = self.e
         return e.typed(e.op("Reshape", value, e.op("Add", e.shape(value), zero)), value)
-
-    def _name(self, name: str) -> str:
-        count, candidate = 0, name
-        while candidate in self.names:
-            count += 1
-            candidate = f"{name}_{count}"
-        self.names.add(candidate)
-        return candidate

@@ -9,6 +9,8 @@ from typing import TypeAlias
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.namespace import Namespace
+
 __all__ = ["AttributeValue", "Rewriter", "Scope", "Unsupported"]
 
 AttributeValue: TypeAlias = int | float | str | Sequence[int] | Sequence[float] | ir.Attr
@@ -22,17 +24,8 @@ class Unsupported(Exception):  # noqa: N818 - a signal from an adapter to the wa
 class Scope:
     """State shared by all rewrites of one model: value names must be unique across nested graphs, too."""
 
-    names: set[str] = field(default_factory=set)
+    names: Namespace
     constants: dict[tuple[object, ...], ir.Value] = field(default_factory=dict)
-
-    def unique(self, stem: str) -> str:
-        """A value name that no graph of the model uses."""
-        name, count = stem, 0
-        while name in self.names:
-            count += 1
-            name = f"{stem}_{count}"
-        self.names.add(name)
-        return name
 
 
 class Rewriter:
@@ -124,7 +117,7 @@ class Rewriter:
         key = (id(self.graph), hint, str(array.dtype), array.shape, array.tobytes())
         if key in self._scope.constants:
             return self._scope.constants[key]
-        name = self._scope.unique(name or hint)
+        name = self._scope.names.claim(name or hint)
         tensor = ir.tensor(array, name=name)
         if self._in_function:
             made = ir.Node("", "Constant", (), [ir.AttrTensor("value", tensor)], name=name)
@@ -175,7 +168,7 @@ class Rewriter:
         dtype: ir.DataType | None = None,
     ) -> ir.Value:
         """Insert a node with one output before the node. `op_type` has its canonical form already."""
-        name = self._scope.unique(f"{self.node.outputs[0].name or 'value'}_{op_type}")
+        name = self._scope.names.claim(f"{self.node.outputs[0].name or 'value'}_{op_type}")
         node = ir.Node("", op_type, _trimmed(inputs), _attributes(attributes), name=name)
         value = self._insert(node, name)
         if dtype is not None:
@@ -210,7 +203,7 @@ class Rewriter:
         """Let `new` take the place, the name and the declared type of `old`."""
         old.replace_all_uses_with(new, replace_graph_outputs=True)
         name = old.name
-        old.name = self._scope.unique(f"{name}_old")
+        old.name = self._scope.names.claim(f"{name}_old")
         new.name = name
         if old.type is not None:
             new.type = old.type

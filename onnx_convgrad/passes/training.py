@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-__all__ = ["set_training"]
+from onnx_convgrad.namespace import Namespace
+
+__all__ = ["drop", "set_training"]
 
 
 def set_training(graph: ir.Graph) -> list[tuple[str, ir.Value]]:
@@ -16,13 +18,14 @@ def set_training(graph: ir.Graph) -> list[tuple[str, ir.Value]]:
         order of the nodes (mean, then variance). ONNX's convention: next = momentum * old + (1 - momentum) * batch.
     """
     updates: list[tuple[str, ir.Value]] = []
+    names = Namespace.of_values(graph)
     for node in list(graph):
         if node.domain not in ("", "ai.onnx"):
             continue
         if node.op_type == "BatchNormalization":
             updates += _batch_statistics(node)
         elif node.op_type == "Dropout":
-            _drop(graph, node)
+            drop(graph, node, names)
     return updates
 
 
@@ -40,8 +43,9 @@ def _batch_statistics(node: ir.Node) -> list[tuple[str, ir.Value]]:
     return updates
 
 
-def _drop(graph: ir.Graph, node: ir.Node) -> None:
-    name = f"{node.outputs[0].name}_training_mode"
+def drop(graph: ir.Graph, node: ir.Node, names: Namespace) -> None:
+    """Switch a Dropout to training mode."""
+    name = names.claim(f"{node.outputs[0].name}_training_mode")
     flag = ir.Value(name=name, shape=ir.Shape(()), type=ir.TensorType(ir.DataType.BOOL))
     flag.const_value = ir.Tensor(np.ones((), np.bool_), name=name)
     graph.register_initializer(flag)

@@ -13,6 +13,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from onnx_convgrad.namespace import Namespace
 from onnx_convgrad.passes.adapters import ADAPTERS, Step
 from onnx_convgrad.passes.rewriter import Rewriter, Scope, Unsupported
 
@@ -55,7 +56,7 @@ class _Walk:
 
     def __init__(self, model: ir.Model) -> None:
         self._functions = model.functions
-        self._scope = Scope(set(_value_names(model)))
+        self._scope = Scope(Namespace(_value_names(model)))
         self.problems: list[str] = []
 
     def visit(self, nodes: Iterable[ir.Node], version: int, *, in_function: bool) -> None:
@@ -106,7 +107,7 @@ class _Walk:
             _bind_attributes(inner, node)
             own = [v for nested in _subgraphs(inner) for v in (*nested.inputs, *nested.initializers.values())]
             for value in (*inner.outputs, *own):
-                value.name = self._scope.unique(f"{stem}_{value.name}")
+                value.name = self._scope.names.claim(f"{stem}_{value.name}")
             inner.name = inner.outputs[0].name
             inner.metadata_props.update(node.metadata_props)
         results = list(function.outputs)

@@ -11,8 +11,9 @@ import onnx_ir as ir
 from onnx_convgrad.cost import Target
 from onnx_convgrad.emit import CANONICAL_OPSET, Emitter
 from onnx_convgrad.lowering import Policy
+from onnx_convgrad.namespace import Namespace
 from onnx_convgrad.parameters import named_values
-from onnx_convgrad.pipeline import Namespace, complete
+from onnx_convgrad.pipeline import complete
 from onnx_convgrad.training.manifest import MANIFEST_KEY, Manifest, Port
 
 __all__ = ["Draft", "NodeNames", "empty"]
@@ -29,7 +30,7 @@ class NodeNames:
 
     def __init__(self, graph: ir.Graph) -> None:
         self.taken = {node.name for node in graph}
-        self._values = Namespace(graph)
+        self._values = Namespace.of_values(graph)
 
     def value(self, like: ir.Value) -> str:
         """A free name for a value that gives its own away."""
@@ -58,7 +59,7 @@ class Draft:
         self.inputs: list[ir.Value] = list(self.graph.inputs)
         self.outputs: list[ir.Value] = []
         self.node_names = NodeNames(self.graph)
-        self._base_names = Namespace(base.graph).used
+        self._base_names = Namespace.of_values(base.graph).used
         self.e = Emitter(self.graph, opsets=self.graph.opset_imports, target=target)
 
     def restart(self) -> None:

@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.constants import constant_of
 from onnx_convgrad.emit import Emitter, known
-from onnx_convgrad.pipeline import Namespace
+from onnx_convgrad.namespace import Namespace
+from onnx_convgrad.passes.training import drop
 from onnx_convgrad.training.draft import Draft
 from onnx_convgrad.training.masks import Masks
 
@@ -54,7 +54,7 @@ def training_mode(
         Name of each running statistic that is stored in the graph -> the value with its update.
     """
     graph = draft.graph
-    e, names = Emitter(graph, opsets=graph.opset_imports), Namespace(graph)
+    e, names = Emitter(graph, opsets=graph.opset_imports), Namespace.of_values(graph)
     latest: dict[str, ir.Value] = {}
     counts: dict[tuple[Any, ...], ir.Value] = {}
     nodes = list(graph)
@@ -83,7 +83,7 @@ def training_mode(
             _replace_dropout(e, node, keep, shares[node])
             draft.node_names.give(e.emitted[start:], node.name or "dropout")
         elif node.op_type == "Dropout":
-            _drop(graph, node, names)
+            drop(graph, node, names)
     graph.remove(shares, safe=True)
     return latest
 
@@ -178,16 +178,6 @@ def _use_stored(node: ir.Node) -> None:
         if stored is not None and (output.uses() or output.is_graph_output()):
             output.replace_all_uses_with(stored, replace_graph_outputs=True)
     node.resize_outputs(1)
-
-
-def _drop(graph: ir.Graph, node: ir.Node, names: Namespace) -> None:
-    name = names.claim(f"{node.outputs[0].name}_training_mode")
-    flag = ir.Value(name=name, shape=ir.Shape(()), type=ir.TensorType(ir.DataType.BOOL))
-    flag.const_value = ir.Tensor(np.ones((), np.bool_), name=name)
-    graph.register_initializer(flag)
-    while len(node.inputs) < 3:
-        node.resize_inputs(3)
-    node.replace_input_with(2, flag)
 
 
 def inference_mode(graph: ir.Graph) -> None:

@@ -13,8 +13,9 @@ import onnx_ir as ir
 from onnx_convgrad.cost import Target
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.lowering import Policy
+from onnx_convgrad.namespace import Namespace
 from onnx_convgrad.parameters import named_values, resolve_wrt
-from onnx_convgrad.pipeline import Names, Namespace
+from onnx_convgrad.pipeline import Names
 from onnx_convgrad.registry import check_names
 from onnx_convgrad.training.manifest import Manifest, Parameter, Port, State
 from onnx_convgrad.training.modes import batch_normalizations, dropouts
@@ -118,7 +119,7 @@ def _matching(globs: Names, names: Sequence[str], what: str) -> set[str]:
 
 def manifest(plan: Plan, options: dict[str, Any]) -> Manifest:
     """The names of all inputs and outputs, the same in every graph of the program."""
-    graph, names = plan.base.graph, Namespace(plan.base.graph)
+    graph, names = plan.base.graph, Namespace.of_values(plan.base.graph)
     values = named_values(graph)
     rate = np.float32(plan.optimizer.schedule(0))
     targets = {}

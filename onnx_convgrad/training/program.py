@@ -15,6 +15,7 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
+from onnx_convgrad.calibration import calibrated
 from onnx_convgrad.cost import target_named
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.lowering import Choosing, Policy, check_choice
@@ -148,7 +149,7 @@ def build_training(
         DifferentiationError: Some nodes cannot be differentiated; all are listed.
         LoweringError: No lowering applies to a convolution, or the forced one does not.
     """
-    machine = target_named(target)
+    machine = calibrated(target_named(target))
     check_choice(lowering)
     if not isinstance(optimizer, Optimizer):
         raise ArgumentError(f"optimizer must be a member of onnx_convgrad.optim, not {optimizer!r}.")

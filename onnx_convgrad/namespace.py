@@ -1,0 +1,37 @@
+"""Free names: a clash gets `_1`, `_2`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Self
+
+import onnx_ir as ir
+
+__all__ = ["Namespace"]
+
+
+class Namespace:
+    """The names that are taken, of values or of nodes; ONNX Runtime refuses a graph where two share one."""
+
+    def __init__(self, used: Iterable[str | None] = ()) -> None:
+        self.used = set(used)
+
+    @classmethod
+    def of_values(cls, graph: ir.Graph) -> Self:
+        """The names of a graph's values, those of nested graphs among them."""
+        made = (v.name for node in graph.all_nodes() for v in node.outputs)
+        return cls((*(v.name for v in (*graph.inputs, *graph.initializers.values())), *made))
+
+    @classmethod
+    def of_nodes(cls, graph: ir.Graph) -> Self:
+        """The names of a graph's nodes."""
+        return cls(node.name for node in graph)
+
+    def claim(self, name: str) -> str:
+        """The name, or the next free one after it; it is taken from now on."""
+        candidate, count = name, 0
+        while candidate in self.used:
+            count += 1
+            candidate = f"{name}_{count}"
+        self.used.add(candidate)
+        return candidate
