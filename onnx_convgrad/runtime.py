@@ -1,8 +1,9 @@
-"""ONNX Runtime sessions: which package to install, which provider to ask for."""
+"""ONNX Runtime sessions: which package to install, which provider to ask for, values that stay on its device."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,12 @@ import onnx
 import onnx_ir as ir
 
 from onnx_convgrad.errors import ExecutionError
+from onnx_convgrad.providers import Providers, check_available, resolve_providers
+from onnx_convgrad.session_options import Options, SessionOptions, session_options
 
-__all__ = ["PROVIDERS", "import_runtime", "run", "session"]
+__all__ = ["Options", "Providers", "SessionOptions", "import_runtime", "run", "session"]
 
-PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+_RECORD = "session.record_ep_graph_assignment_info"
 
 
 def import_runtime() -> Any:
@@ -29,38 +32,55 @@ def import_runtime() -> Any:
 
 
 def session(
-    model: onnx.ModelProto | ir.Model | str, *, providers: Sequence[Any] | None = None, optimize: bool = True
+    model: onnx.ModelProto | ir.Model | bytes | str | os.PathLike[str],
+    *,
+    providers: Providers | None = None,
+    options: Options | None = None,
+    optimize: bool = True,
+    record_placement: bool = False,
 ) -> Any:
-    """An `onnxruntime.InferenceSession` for a model or a path.
+    """An `onnxruntime.InferenceSession` for a model, its bytes, or a path.
 
     Args:
-        model: A proto, an onnx_ir model (both up to 2 GB) or a path.
-        providers: ONNX Runtime's own form, or `"cpu"` and `"cuda"`; the CPU by default.
+        model: A proto or an onnx_ir model (both up to 2 GB), serialized bytes, or a path.
+        providers: `"cpu"`, `"cuda"`, `"cuda:1"`, ONNX Runtime's own names or `(name, options)` pairs, or a sequence of
+            these, best first; the CPU by default.
+        options: `SessionOptions`, or a mapping with some of its attributes.
         optimize: Whether the runtime may rewrite the graph.
+        record_placement: Keep, for `placement.placement`, which provider each node went to.
 
     Raises:
-        ExecutionError: The runtime or the provider is missing, or the model is refused.
+        ArgumentError: An unknown provider or option.
+        ExecutionError: The runtime or a provider is missing (with what it lacks), or the model is refused.
     """
     ort = import_runtime()
-    wanted = [PROVIDERS.get(p, p) if isinstance(p, str) else p for p in providers or ["cpu"]]
-    for provider in wanted:
-        name = provider if isinstance(provider, str) else provider[0]
-        if name not in ort.get_available_providers():
-            raise ExecutionError(
-                f"ONNX Runtime has no {name} here; it has {', '.join(ort.get_available_providers())}.",
-                hint="Install `onnx-convgrad[cuda]` for CUDA." if "CUDA" in name else "",
-            )
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    if not optimize:
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    if isinstance(model, ir.Model):
-        model = ir.to_proto(model)
-    source = model if isinstance(model, str) else model.SerializeToString()
+    chosen = SessionOptions.of(options)
+    wanted = resolve_providers(providers, chosen)
+    names = [name for name, _ in wanted]
+    check_available(ort, names)
+    said = session_options(ort, chosen, optimize=optimize)
+    if record_placement:
+        said.add_session_config_entry(_RECORD, "1")
     try:
-        return ort.InferenceSession(source, options, providers=wanted)
+        live = ort.InferenceSession(_source(model), said, providers=wanted)
     except Exception as problem:
         raise ExecutionError(f"ONNX Runtime refused the model: {problem}") from problem
+    lost = [name for name in names if name not in live.get_providers()]
+    if lost:
+        raise ExecutionError(
+            f"ONNX Runtime could not start {', '.join(lost)} and fell back to {', '.join(live.get_providers())}.",
+            hint="Its log on stderr says why.",
+        )
+    return live
+
+
+def _source(model: onnx.ModelProto | ir.Model | bytes | str | os.PathLike[str]) -> bytes | str:
+    if isinstance(model, ir.Model):
+        model = ir.to_proto(model)
+    if isinstance(model, onnx.ModelProto):
+        data: bytes = model.SerializeToString()
+        return data
+    return model if isinstance(model, bytes) else os.fspath(model)
 
 
 def run(model: Any, feed: Mapping[str, np.ndarray], **options: Any) -> dict[str, np.ndarray]:

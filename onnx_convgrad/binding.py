@@ -1,0 +1,83 @@
+"""Values that stay where the session computes: parameters, state and activations never travel to the host and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.providers import CUDA
+from onnx_convgrad.runtime import import_runtime
+
+__all__ = ["Binding", "device_of"]
+
+
+def device_of(live: Any) -> tuple[str, int]:
+    """Kind and number of the device that a session computes on: `("cuda", 0)` or `("cpu", 0)`."""
+    if live.get_providers()[0] != CUDA:
+        return "cpu", 0
+    return "cuda", int(live.get_provider_options()[CUDA].get("device_id", "0"))
+
+
+class Binding:
+    """Operands and results of a session, bound once and run many times.
+
+    Operands are numpy arrays, copied to a GPU when they are bound (on the CPU they are read in place), or `OrtValue`s, used
+    where they lie. Results are allocated by the runtime on the device, or written into an `OrtValue` that is given for
+    them. A training loop holds two bindings of one session, in which the next parameters of the one are the parameters of
+    the other.
+    """
+
+    def __init__(self, live: Any) -> None:
+        self.session = live
+        self.device = device_of(live)
+        self._io = live.io_binding()
+        self._inputs = {value.name for value in live.get_inputs()}
+        self._outputs = [value.name for value in live.get_outputs()]
+        self._held: dict[str, Any] = {}  # the runtime does not keep an operand's memory alive
+        self._into: dict[str, Any] = {}
+
+    def put(self, array: np.ndarray) -> Any:
+        """A copy of `array` on the session's device, as an `OrtValue` that results may be written into."""
+        return self._wrapped(np.array(array))
+
+    def _wrapped(self, array: np.ndarray) -> Any:
+        """On the CPU an `OrtValue` is a view of the array."""
+        return import_runtime().OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), *self.device)
+
+    def bind(self, inputs: Mapping[str, Any]) -> None:
+        """Bind operands by name, arrays or `OrtValue`s; those bound before and not named here stay.
+
+        Raises:
+            ArgumentError: The session has no operand of a name.
+        """
+        for name, value in inputs.items():
+            if name not in self._inputs:
+                raise ArgumentError(f"The model has no input {name!r}.", hint=f"It has {', '.join(self._inputs)}.")
+            held = self._wrapped(value) if isinstance(value, np.ndarray) else value
+            self._io.bind_ortvalue_input(name, held)
+            self._held[name] = held
+
+    def bind_results(self, into: Mapping[str, Any] | None = None, *, host: Iterable[str] = ()) -> None:
+        """Say where results go: into given `OrtValue`s, to the host (a loss that is read at once), else to the device."""
+        self._into = dict(into or {})
+        kind, number = self.device
+        on_host = set(host)
+        self._io.clear_binding_outputs()
+        for name in self._outputs:
+            if name in self._into:
+                self._io.bind_ortvalue_output(name, self._into[name])
+            elif name in on_host:
+                self._io.bind_output(name, "cpu")
+            else:
+                self._io.bind_output(name, kind, number)
+
+    def run(self) -> None:
+        """Run the session on what is bound."""
+        self.session.run_with_iobinding(self._io)
+
+    def results(self) -> dict[str, Any]:
+        """The `OrtValue`s of the last run by name; `.numpy()` copies one to the host."""
+        return dict(zip(self._outputs, self._io.get_outputs(), strict=True))

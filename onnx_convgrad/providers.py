@@ -1,0 +1,171 @@
+"""Execution providers: their short names, their options, and what is missing when CUDA cannot run.
+
+ONNX Runtime answers a provider that it cannot load with a line on stderr and a session on the CPU. Here that is an error
+which says what is missing and what installs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import io
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from onnx_convgrad.errors import ArgumentError, ExecutionError
+from onnx_convgrad.session_options import SessionOptions, cuda_options
+
+__all__ = ["CPU", "CUDA", "PROVIDERS", "Providers", "check_available", "missing_libraries", "resolve_providers"]
+
+Provider = str | tuple[str, Mapping[str, Any]]
+Providers = Provider | Sequence[Provider]
+"""`"cpu"`, `"cuda"`, `"cuda:1"`, ONNX Runtime's own names, pairs `(name, options)`, or a sequence of these."""
+
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+PROVIDERS = {"cpu": CPU, "cuda": CUDA}
+
+_EXTRA = "`pip install onnx-convgrad[cuda]`"
+_PACKAGES = {
+    "libcudart": "nvidia-cuda-runtime",
+    "libcublasLt": "nvidia-cublas",
+    "libcublas": "nvidia-cublas",
+    "libcurand": "nvidia-curand",
+    "libcudnn": "nvidia-cudnn-cu{major}",
+    "libcuda": "the NVIDIA driver",
+}
+_DRIVER = "libcuda.so.1"
+
+
+def resolve_providers(
+    given: Providers | None, options: SessionOptions | None = None
+) -> list[tuple[str, dict[str, str]]]:
+    """ONNX Runtime's `(name, options)` pairs; what the caller says about a provider wins over `options`.
+
+    Raises:
+        ArgumentError: A member is neither a name nor a pair of a name and options.
+    """
+    if given is None:
+        given = "cpu"
+    members = [given] if isinstance(given, str) or _is_pair(given) else list(given)
+    found: dict[str, dict[str, str]] = {}
+    for member in members:
+        name, own = _split(member)
+        base = cuda_options(options or SessionOptions()) if name == CUDA else {}
+        found[name] = {**base, **own}
+    if not found:
+        raise ArgumentError("providers is empty.", hint='Name at least one, for example providers=["cpu"].')
+    return list(found.items())
+
+
+def _is_pair(given: Any) -> bool:
+    return isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Mapping)
+
+
+def _split(member: Any) -> tuple[str, dict[str, str]]:
+    name, own = member if _is_pair(member) else (member, {})
+    if not isinstance(name, str):
+        raise ArgumentError(
+            f"A provider is a name or a pair (name, options), not {member!r}.",
+            hint='For example providers=["cuda"] or providers=[("cuda", {"device_id": 1})].',
+        )
+    short, _, device = name.partition(":")
+    if device:
+        if short.lower() != "cuda" or not device.isdecimal():
+            raise ArgumentError(f"Unknown provider {name!r}.", hint='A device is given as "cuda:1".')
+        own = {"device_id": device, **own}
+    known = PROVIDERS.get(short.lower(), short)
+    if not known.endswith("ExecutionProvider"):
+        raise ArgumentError(f"Unknown provider {name!r}.", hint=f"{', '.join(PROVIDERS)}, or ONNX Runtime's own names.")
+    return known, {key: _text(value) for key, value in own.items()}
+
+
+def _text(value: Any) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+# -- what is there -----------------------------------------------------------------------------------------------------
+
+
+def check_available(ort: Any, wanted: Sequence[str]) -> None:
+    """Raise `ExecutionError` when a provider cannot run here, before ONNX Runtime falls back to the CPU in silence."""
+    available = ort.get_available_providers()
+    for name in wanted:
+        if name not in available:
+            hint = ""
+            if name == CUDA:
+                hint = f"Uninstall onnxruntime, then {_EXTRA}: the two packages share a folder." if _cpu_only() else ""
+            raise ExecutionError(
+                f"ONNX Runtime {ort.__version__} has no {name} here; it has {', '.join(available)}.", hint=hint
+            )
+    if CUDA in wanted:
+        _check_cuda(ort)
+
+
+def _cpu_only() -> bool:
+    from importlib.metadata import PackageNotFoundError, version
+
+    with contextlib.suppress(PackageNotFoundError):
+        return bool(version("onnxruntime"))
+    return False
+
+
+def _check_cuda(ort: Any) -> None:
+    _preload(ort)
+    major = _cuda_major(ort)
+    missing = missing_libraries(major)
+    if missing:
+        listed = "; ".join(f"{name} ({_source(name, major)})" for name in missing)
+        hint = f"{_EXTRA} installs them."
+        if _DRIVER in missing:
+            hint = f"Install the NVIDIA driver{'' if len(missing) == 1 else f'; {_EXTRA} installs the rest'}."
+        raise ExecutionError(f"ONNX Runtime's CUDA provider cannot be loaded: missing {listed}.", hint=hint)
+    count = _devices()
+    if count == 0:
+        raise ExecutionError(
+            "The CUDA libraries are here, but the NVIDIA driver shows no GPU.",
+            hint='See `nvidia-smi` and CUDA_VISIBLE_DEVICES, or use providers=["cpu"].',
+        )
+
+
+def _preload(ort: Any) -> None:
+    """Load CUDA's libraries from their Python packages; what it prints about missing ones is said better below."""
+    if hasattr(ort, "preload_dlls"):
+        with contextlib.redirect_stdout(io.StringIO()):
+            ort.preload_dlls()
+
+
+def _cuda_major(ort: Any) -> int:
+    text = str(getattr(ort, "cuda_version", "") or "13").partition(".")[0]
+    return int(text) if text.isdecimal() else 13
+
+
+def missing_libraries(major: int) -> list[str]:
+    """The shared libraries of CUDA `major` that ONNX Runtime needs and that cannot be loaded; only Linux is examined."""
+    if sys.platform != "linux":
+        return []
+    needed = [f"libcudart.so.{major}", f"libcublasLt.so.{major}", f"libcublas.so.{major}", "libcurand.so.10"]
+    return [name for name in (*needed, "libcudnn.so.9", _DRIVER) if not _loads(name)]
+
+
+def _loads(name: str) -> bool:
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        return False
+    return True
+
+
+def _source(library: str, major: int) -> str:
+    return _PACKAGES[library.partition(".")[0]].format(major=major)
+
+
+def _devices() -> int | None:
+    """GPUs that the driver shows; `None` where it cannot be asked."""
+    if sys.platform != "linux":
+        return None
+    driver = ctypes.CDLL(_DRIVER)
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) != 0:
+        return 0
+    return count.value if driver.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0

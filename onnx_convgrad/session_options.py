@@ -1,0 +1,118 @@
+"""What a session may do: precision, determinism, algorithms, threads, memory; a switch per PyTorch flag that people know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from onnx_convgrad.errors import ArgumentError
+
+__all__ = ["Options", "SessionOptions", "cuda_options", "session_options"]
+
+_SEARCHES = ("default", "heuristic", "exhaustive")
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOptions:
+    """Options of one session. The defaults suit training; what only concerns CUDA is ignored elsewhere.
+
+    Attributes:
+        deterministic: Only kernels that give the same bits in every run, where the provider has them:
+            `torch.use_deterministic_algorithms(True)`. Kernels that add by atomic operations (`ScatterElements`) stay as
+            they are: build the model with `deterministic=True` too.
+        tf32: Let float32 products run in TensorFloat-32 on tensor cores (CUDA): both
+            `torch.backends.cuda.matmul.allow_tf32` and `torch.backends.cudnn.allow_tf32`. Off, float16 convolutions do
+            without tensor cores too.
+        algorithm_search: How cuDNN picks the algorithm of a convolution (CUDA): `"heuristic"` by its quick estimates,
+            `"exhaustive"` by its thorough ones, `"default"` without any, which can be very slow. Nothing is timed: there
+            is no counterpart of `torch.backends.cudnn.benchmark = True` in builds for cuDNN 9.
+        max_workspace: Let convolutions use as much workspace as their algorithm wants (CUDA); without it they get 32 MB.
+        memory_limit: Bytes of GPU memory that the session may hold (CUDA): `torch.cuda.set_per_process_memory_fraction`.
+        prefer_nhwc: Run convolutions with channels last (CUDA): `memory_format=torch.channels_last`.
+        cuda_graph: Capture the first run and replay it (CUDA): `torch.cuda.CUDAGraph`. All shapes fixed, inputs and
+            outputs bound, nothing on the CPU.
+        conv1d_pad_to_nc1d: 1-D convolutions as [N, C, 1, D] instead of [N, C, D, 1] (CUDA).
+        threads: Threads of the CPU provider: `torch.set_num_threads`. `None` takes one per core.
+        spinning: Let idle CPU workers spin between runs, some 40 ms, which answers the next run sooner and takes the
+            processor from everything else: `OMP_WAIT_POLICY`.
+        memory_pattern: Allocate the memory of a run as one block, planned from the first run with the same shapes. Over
+            repeated runs that can hold twice the memory.
+    """
+
+    deterministic: bool = False
+    tf32: bool = True
+    algorithm_search: str = "heuristic"
+    max_workspace: bool = True
+    memory_limit: int | None = None
+    prefer_nhwc: bool = False
+    cuda_graph: bool = False
+    conv1d_pad_to_nc1d: bool = False
+    threads: int | None = None
+    spinning: bool = True
+    memory_pattern: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise `ArgumentError` for a value that no session could take."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type == "bool" and not isinstance(value, bool):
+                raise ArgumentError(f"Session option {field.name} must be True or False, not {value!r}.")
+        if self.algorithm_search not in _SEARCHES:
+            raise ArgumentError(
+                f"Unknown algorithm_search {self.algorithm_search!r}.", hint=f"One of {', '.join(_SEARCHES)}."
+            )
+        for name in ("threads", "memory_limit"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ArgumentError(f"Session option {name} must be a positive number, not {value!r}.")
+
+    @classmethod
+    def of(cls, given: Options | None) -> SessionOptions:
+        """Options from a mapping, or as they are; raises `ArgumentError` naming an unknown key."""
+        if isinstance(given, SessionOptions):
+            return given
+        from onnx_convgrad.registry import check_names
+
+        named = dict(given or {})
+        check_names(list(named), [f.name for f in fields(cls)], "session option")
+        return replace(cls(), **named)
+
+
+Options = SessionOptions | Mapping[str, Any]
+"""`SessionOptions`, or a mapping with some of its attributes."""
+
+
+def session_options(ort: Any, options: SessionOptions, *, optimize: bool) -> Any:
+    """The `onnxruntime.SessionOptions` that say this."""
+    said = ort.SessionOptions()
+    said.log_severity_level = 4
+    said.use_deterministic_compute = options.deterministic
+    said.enable_mem_pattern = options.memory_pattern
+    if options.threads is not None:
+        said.intra_op_num_threads = options.threads
+    if not options.spinning:
+        said.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        said.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    if not optimize:
+        said.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return said
+
+
+def cuda_options(options: SessionOptions) -> dict[str, str]:
+    """The same for the CUDA provider, under its own names."""
+    said = {
+        "use_tf32": _flag(options.tf32),
+        "cudnn_conv_algo_search": options.algorithm_search.upper(),
+        "cudnn_conv_use_max_workspace": _flag(options.max_workspace),
+        "cudnn_conv1d_pad_to_nc1d": _flag(options.conv1d_pad_to_nc1d),
+        "prefer_nhwc": _flag(options.prefer_nhwc),
+        "enable_cuda_graph": _flag(options.cuda_graph),
+    }
+    if options.memory_limit is not None:
+        said["gpu_mem_limit"] = str(options.memory_limit)
+    return said
+
+
+def _flag(value: bool) -> str:
+    return "1" if value else "0"
