@@ -21,9 +21,9 @@ def default_output(model: Path) -> Path:
     return model.with_name(f"{model.stem}.grad.onnx")
 
 
-def check_destination(output: Path, model: Path) -> None:
+def check_destination(output: Path, model: Path | None = None) -> None:
     """Refuse, before any work, an output that is the model, one of its data files or not writable."""
-    if output.exists() and model.exists() and output.samefile(model):
+    if model is not None and output.exists() and model.exists() and output.samefile(model):
         raise ArgumentError(f"The output {str(output)!r} is the model itself.", hint="Choose another name with -o.")
     if output.is_dir():
         raise ArgumentError(f"The output {str(output)!r} is a folder.", hint="Give the name of a file with -o.")

@@ -54,7 +54,7 @@ def test_save_and_load(tmp_path: Path, shared: bool) -> None:
     program = build()
     folder = tmp_path / "program"
     program.save(folder, shared_weights=shared)
-    files = {"step.onnx", "gradients.onnx", "update.onnx", "evaluate.onnx", "manifest.json"}
+    files = {"step.onnx", "gradients.onnx", "update.onnx", "evaluate.onnx", "inference.onnx", "manifest.json"}
     assert {p.name for p in folder.iterdir()} == files | ({"weights.bin"} if shared else set())
     loaded = og.TrainingProgram.load(folder)
     assert loaded.manifest == json_cycle(program)

@@ -105,6 +105,10 @@ class Manifest:
         """What changes from step to step: parameters, then state."""
         return (*self.parameters, *self.state)
 
+    def stored(self) -> tuple[Parameter | State, ...]:
+        """What a trained model is made of: parameters and running statistics."""
+        return (*self.parameters, *(s for s in self.state if s.kind == "statistic"))
+
     def inputs(self) -> list[str]:
         """Names of the inputs of all graphs, in their order."""
         first = [port.name for port in (*self.data, *self.targets, self.learning_rate)]

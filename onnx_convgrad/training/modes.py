@@ -173,7 +173,7 @@ def _count_ratio(e: Emitter, x: ir.Value, like: ir.Value) -> ir.Value:
 
 def _use_stored(node: ir.Node) -> None:
     """Inference mode; results other than the first become the stored statistics."""
-    node.attributes["training_mode"] = ir.AttrInt64("training_mode", 0)
+    node.attributes.pop("training_mode", None)  # before opset 14 there is none, and the number of results decides
     for output, stored in zip(node.outputs[1:], node.inputs[3:5], strict=False):
         if stored is not None and (output.uses() or output.is_graph_output()):
             output.replace_all_uses_with(stored, replace_graph_outputs=True)

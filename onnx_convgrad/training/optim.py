@@ -134,10 +134,11 @@ class Optimizer(ABC):
         return as_schedule(self.lr)
 
     def options(self) -> dict[str, Any]:
-        """Name and options, as JSON values; of a schedule, only its first rate."""
+        """Name and options, as JSON values."""
         plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "lr"}
         plain["groups"] = {glob: dict(options) for glob, options in self.groups.items()}
-        return {"name": type(self).__name__, "lr": self.schedule(0), **plain}
+        rate = {"lr": self.schedule(0), "schedule": self.schedule.options()}
+        return {"name": type(self).__name__, **rate, **plain}
 
     def of(self, parameter: str) -> tuple[Optimizer, float]:
         """The optimizer of one parameter, and its share of the learning rate."""

@@ -15,8 +15,9 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.reverse import backward
 from onnx_convgrad.training import modes
 from onnx_convgrad.training.draft import Draft, empty
+from onnx_convgrad.training.inference import inference_model
 from onnx_convgrad.training.losses import reduce
-from onnx_convgrad.training.manifest import Manifest, Port, State
+from onnx_convgrad.training.manifest import MANIFEST_KEY, Manifest, Port, State
 from onnx_convgrad.training.masks import first_state
 from onnx_convgrad.training.plan import Plan, manifest
 from onnx_convgrad.training.precision import to_half
@@ -24,9 +25,9 @@ from onnx_convgrad.training.update import update
 
 __all__ = ["PARTS", "Builder", "Part"]
 
-Part = Literal["step", "gradients", "update", "evaluate"]
+Part = Literal["step", "gradients", "update", "evaluate", "inference"]
 
-PARTS: tuple[Part, ...] = ("step", "gradients", "update", "evaluate")
+PARTS: tuple[Part, ...] = ("step", "gradients", "update", "evaluate", "inference")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,10 @@ class Builder:
 
     def build(self, part: Part) -> ir.Model:
         """One graph of the program."""
+        if part == "inference":
+            m = inference_model(self.plan.given, self.plan.base, [e.name for e in self.manifest.stored()])
+            m.metadata_props[MANIFEST_KEY] = self.manifest.to_json()
+            return m
         draft: Draft = getattr(self, f"_{part}")()
         return draft.seal(self.plan.policy, self.manifest)
 

@@ -31,6 +31,7 @@ class Plan:
     """What was asked for.
 
     Attributes:
+        given: The model as it came in.
         base: The canonical model, which no graph is built in.
         parameters: Names of the initializers to train.
         outputs: Names of the outputs that the graphs give out.
@@ -40,6 +41,7 @@ class Plan:
         scale: The loss scale of mixed precision; `None` for float32.
     """
 
+    given: ir.Model
     base: ir.Model
     machine: Target
     policy: Policy

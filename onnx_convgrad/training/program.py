@@ -1,7 +1,8 @@
 """Training programs: the graphs with which any ONNX Runtime trains a model.
 
 `step` is the whole of one training step in one graph. `gradients` and `update` are its two halves, for accumulation over
-several batches or over several machines, and `evaluate` is the forward pass in inference mode with the loss.
+several batches or over several machines, `evaluate` is the forward pass in inference mode with the loss, and `inference`
+the model itself, as it came in.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from onnx_convgrad.training.optim import Optimizer
 from onnx_convgrad.training.parts import PARTS, Builder, Part
 from onnx_convgrad.training.plan import Plan, check_groups, frozen_nodes, output_names, parameter_names
 from onnx_convgrad.training.scaling import LossScale
+from onnx_convgrad.training.schedules import Schedule, schedule_from
 from onnx_convgrad.training.storage import read_manifest, read_part, write_program
 from onnx_convgrad.training.terms import LossLike, resolve
 from onnx_convgrad.training.untie import untie
@@ -41,8 +43,12 @@ class TrainingProgram:
     and target alone. Feed each `next` output to the input it belongs to in the following step.
     """
 
-    def __init__(self, manifest: Manifest, source: Callable[[Part], ir.Model]) -> None:
+    def __init__(
+        self, manifest: Manifest, source: Callable[[Part], ir.Model], schedule: Schedule | None = None
+    ) -> None:
         self.manifest = manifest
+        self.schedule = schedule or schedule_from(manifest.optimizer["schedule"])
+        """Number of steps done -> learning rate; `None` in a loaded program whose schedule is a class of one's own."""
         self._source = source
         self._models: dict[Part, ir.Model] = {}
 
@@ -73,8 +79,15 @@ class TrainingProgram:
         """data, targets, parameters, statistics -> loss, outputs, in inference mode."""
         return ir.to_proto(self.model("evaluate"))
 
+    @cached_property
+    def inference(self) -> onnx.ModelProto:
+        """The model as it came in, in inference mode."""
+        return ir.to_proto(self.model("inference"))
+
     def save(self, folder: str | os.PathLike[str], *, shared_weights: bool = False) -> None:
-        """Write `step.onnx`, `gradients.onnx`, `update.onnx`, `evaluate.onnx` and `manifest.json`, all or nothing.
+        """Write `step.onnx`, `gradients.onnx`, `update.onnx`, `evaluate.onnx`, `inference.onnx` and `manifest.json`.
+
+        All or nothing.
 
         Args:
             folder: Where to; a program that is there already is replaced.
@@ -153,12 +166,14 @@ def build_training(
     check_choice(lowering)
     if not isinstance(optimizer, Optimizer):
         raise ArgumentError(f"optimizer must be a member of onnx_convgrad.optim, not {optimizer!r}.")
-    base = canonicalize(load(model), input_shapes)
+    given_model = load(model)
+    base = canonicalize(given_model.clone(), input_shapes)
     untie(base.graph)
     parameters = parameter_names(base.graph, wrt, freeze)
     check_groups(optimizer, parameters)
     given = output_names(base.graph, outputs)
     plan = Plan(
+        given=given_model,
         base=base,
         machine=machine,
         policy=Policy(lowering, training=True),
@@ -173,7 +188,7 @@ def build_training(
     )
     options = {"target": target, "unbiased_variance": unbiased_variance, "seed": seed, "precision": precision}
     builder = Builder(plan, options | ({"loss_scale": plan.scale.options()} if plan.scale else {}))
-    return TrainingProgram(builder.manifest, builder.build)
+    return TrainingProgram(builder.manifest, builder.build, optimizer.schedule)
 
 
 def _scale(precision: str, given: LossScale | None) -> LossScale | None:

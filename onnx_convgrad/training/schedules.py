@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from onnx_convgrad.errors import ArgumentError
 
@@ -23,6 +24,14 @@ class Schedule(ABC):
     @abstractmethod
     def __call__(self, step: int) -> float:
         """The learning rate of the step after `step` finished ones; `step` counts from 0."""
+
+    def options(self) -> dict[str, Any]:
+        """Name and options as JSON values, from which `schedule_from` makes the schedule again."""
+        if type(self) not in _BY_NAME.values():
+            return {"name": type(self).__name__}
+        own = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        plain = {k: v.options() if isinstance(v, Schedule) else v for k, v in own.items()}
+        return {"name": type(self).__name__, **{k: list(v) if isinstance(v, tuple) else v for k, v in plain.items()}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +141,21 @@ class OneCycle(Schedule):
         if self.anneal == "linear":
             return start + (end - start) * share
         return end + (start - end) * (1 + math.cos(math.pi * share)) / 2
+
+
+_BY_NAME: dict[str, type[Schedule]] = {c.__name__: c for c in (Constant, Step, Cosine, Warmup, OneCycle)}
+
+
+def schedule_from(options: Mapping[str, Any]) -> Schedule | None:
+    """The schedule that has these `options`; `None` for one that is not of this module."""
+    own = dict(options)
+    kind = _BY_NAME.get(own.pop("name"))
+    if kind is None:
+        return None
+    inner = {k: schedule_from(v) if isinstance(v, Mapping) else v for k, v in own.items()}
+    if None in inner.values():
+        return None
+    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in inner.items()})
 
 
 def as_schedule(lr: Schedule | float) -> Schedule:

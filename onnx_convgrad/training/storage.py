@@ -1,4 +1,4 @@
-"""A training program as a folder: four ONNX files and `manifest.json`, written all or nothing.
+"""A training program as a folder: five ONNX files and `manifest.json`, written all or nothing.
 
 Each file holds its own weights, so that one of them is enough where only that one is needed. With `shared=True`, or where
 the weights are too big for one file, they are written once, to `weights.bin`, which all files refer to.
