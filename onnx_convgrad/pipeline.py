@@ -25,6 +25,7 @@ from onnx_convgrad.parameters import resolve_of, resolve_wrt
 from onnx_convgrad.passes.batch_statistics import share_statistics
 from onnx_convgrad.passes.canonicalize import InputShapes, canonicalize
 from onnx_convgrad.passes.covariance import normalize_by_covariance
+from onnx_convgrad.passes.gelu import fuse_gelu
 from onnx_convgrad.passes.recompute import Recomputation, mark_boundary, recompute_values
 from onnx_convgrad.passes.training import set_training
 from onnx_convgrad.passes.verify import verify
@@ -109,6 +110,7 @@ def build(
     updated = [(name, moved.get(v, v)) for name, v in running]
     primal = m.clone()
     if training and lowering != "exact":
+        fuse_gelu(graph, {*sources, *targets})
         normalize_by_covariance(graph, machine, {*sources, *targets})
     if mode in ("grad", "hvp"):
         _require_scalar(targets, mode)

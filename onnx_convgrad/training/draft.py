@@ -13,7 +13,7 @@ from onnx_convgrad.emit import CANONICAL_OPSET, Emitter
 from onnx_convgrad.lowering import Policy
 from onnx_convgrad.namespace import Namespace
 from onnx_convgrad.parameters import named_values
-from onnx_convgrad.pipeline import complete
+from onnx_convgrad.pipeline import Names, complete
 from onnx_convgrad.training.manifest import MANIFEST_KEY, Manifest, Port
 
 __all__ = ["Draft", "NodeNames", "empty"]
@@ -60,6 +60,7 @@ class Draft:
         self.outputs: list[ir.Value] = []
         self.node_names = NodeNames(self.graph)
         self._base_names = Namespace.of_values(base.graph).used
+        self.forward: list[ir.Node] = []
         self.e = Emitter(self.graph, opsets=self.graph.opset_imports, target=target)
 
     def restart(self) -> None:
@@ -118,7 +119,7 @@ class Draft:
         yield
         self.node_names.give(self.e.emitted[start:], prefix)
 
-    def seal(self, policy: Policy, manifest: Manifest) -> ir.Model:
+    def seal(self, policy: Policy, manifest: Manifest, recompute: Names | None = None) -> ir.Model:
         """Lower, verify and return the model."""
         graph = self.graph
         del graph.outputs[:]
@@ -126,6 +127,7 @@ class Draft:
         del graph.inputs[:]
         order = {name: i for i, name in reversed(list(enumerate(manifest.inputs())))}
         graph.inputs.extend(sorted(self.inputs, key=lambda v: order[v.name or ""]))
-        complete(self.m, self.base, self.target, policy)
+        again = recompute if self.forward else None
+        complete(self.m, self.base, self.target, policy, recompute=again, forward=self.forward)
         self.m.metadata_props[MANIFEST_KEY] = manifest.to_json()
         return self.m

@@ -12,6 +12,8 @@ import onnx_ir as ir
 
 from onnx_convgrad.emit import Emitter
 from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.passes.covariance import normalize_by_covariance
+from onnx_convgrad.passes.gelu import fuse_gelu
 from onnx_convgrad.reverse import backward
 from onnx_convgrad.training import modes
 from onnx_convgrad.training.draft import Draft, empty
@@ -73,7 +75,7 @@ class Builder:
             m.metadata_props[MANIFEST_KEY] = self.manifest.to_json()
             return m
         draft: Draft = getattr(self, f"_{part}")()
-        return draft.seal(self.plan.policy, self.manifest)
+        return draft.seal(self.plan.policy, self.manifest, self.plan.recompute)
 
     # -- parts ---------------------------------------------------------------------------------------------------------
 
@@ -127,6 +129,7 @@ class Builder:
                 if s.slot == "loss_scale":
                     scale = self._stored(draft, s)
                     seed = e.typed(e.mul(seed, e.cast(scale, seed.dtype or ir.DataType.FLOAT)), seed)
+        draft.forward = list(draft.graph)
         found = backward(e, {forward.loss: seed}, dict.fromkeys(sources.values()))
         gradients = {name: found[v] for name, v in sources.items() if v in found}
         if scale is not None:
@@ -154,6 +157,10 @@ class Builder:
         following: dict[str, ir.Value] = {}
         if training:
             following = self._train_mode(draft)
+            if plan.policy.choosing != "exact":
+                keep = {*draft.graph.outputs, *following.values(), *(draft.values[t.output or ""] for t in plan.terms)}
+                fuse_gelu(draft.graph, keep)
+                normalize_by_covariance(draft.graph, plan.machine, keep)
         else:
             modes.inference_mode(draft.graph)
         draft.restart()

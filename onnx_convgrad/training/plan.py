@@ -39,6 +39,7 @@ class Plan:
         unbiased: Whether running variances are unbiased.
         seed: What the masks of Dropout depend on.
         scale: The loss scale of mixed precision; `None` for float32.
+        recompute: Forward values that are computed again for the gradients.
     """
 
     given: ir.Model
@@ -53,6 +54,7 @@ class Plan:
     unbiased: bool
     seed: int
     scale: LossScale | None
+    recompute: Names | None = None
 
     def statistics(self) -> tuple[str, ...]:
         """Names of the running statistics that are updated."""

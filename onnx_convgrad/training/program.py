@@ -19,7 +19,7 @@ import onnx_ir as ir
 from onnx_convgrad.calibration import calibrated
 from onnx_convgrad.cost import target_named
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.lowering import Choosing, Policy, check_choice
+from onnx_convgrad.lowering import Choosing, Policy, check_choice, check_workspace
 from onnx_convgrad.passes.canonicalize import InputShapes, canonicalize
 from onnx_convgrad.pipeline import AnyModel, Names, load
 from onnx_convgrad.registry import check_names
@@ -132,6 +132,8 @@ def build_training(
     loss_scale: LossScale | None = None,
     target: str = "cpu",
     lowering: Choosing = "auto",
+    max_workspace: int | None = None,
+    recompute: Names | None = None,
     input_shapes: InputShapes | None = None,
 ) -> TrainingProgram:
     """Turn an inference model into a training program.
@@ -153,7 +155,9 @@ def build_training(
             parameters and dynamic loss scaling.
         loss_scale: How the loss is scaled with float16; a member of `onnx_convgrad.optim`.
         target: `"cpu"`, `"cuda"`, `"web"` or `"portable"`.
-        lowering: `"auto"`, or a mapping from gradient operator (or node name) to the name of a lowering.
+        lowering: `"auto"`, `"exact"`, or a mapping from gradient operator (or node name) to the name of a lowering.
+        max_workspace: Bytes that the lowering of one convolution or its gradient may hold besides operands and result.
+        recompute: Forward values to compute again rather than keep, as for `augment`: names, globs or `"auto"`.
         input_shapes: Shapes that replace those declared by the graph's inputs.
 
     Raises:
@@ -164,6 +168,7 @@ def build_training(
     """
     machine = calibrated(target_named(target))
     check_choice(lowering)
+    check_workspace(max_workspace)
     if not isinstance(optimizer, Optimizer):
         raise ArgumentError(f"optimizer must be a member of onnx_convgrad.optim, not {optimizer!r}.")
     given_model = load(model)
@@ -176,7 +181,7 @@ def build_training(
         given=given_model,
         base=base,
         machine=machine,
-        policy=Policy(lowering, training=True),
+        policy=Policy(lowering, max_workspace, training=True),
         terms=resolve(base.graph, loss, None if outputs is None else given),
         optimizer=optimizer,
         parameters=parameters,
@@ -185,6 +190,7 @@ def build_training(
         unbiased=unbiased_variance,
         seed=seed,
         scale=_scale(precision, loss_scale),
+        recompute=recompute,
     )
     options = {"target": target, "unbiased_variance": unbiased_variance, "seed": seed, "precision": precision}
     builder = Builder(plan, options | ({"loss_scale": plan.scale.options()} if plan.scale else {}))
