@@ -193,11 +193,15 @@ def hvp(
     lowering: Choosing = "auto",
     max_workspace: int | None = None,
     input_shapes: InputShapes | None = None,
+    composition: str = "forward_over_reverse",
 ) -> M | onnx.ModelProto:
-    """The Hessian of one scalar value times a vector: forward mode over reverse mode.
+    """The Hessian of one scalar value times a vector.
 
     Each member `x` of `wrt` gets a graph input `x_tangent` and an output `x_grad_tangent` of its shape and dtype.
-    Arguments, result and errors as for `augment`.
+    `composition` says how: `"forward_over_reverse"` (the gradient, pushed forward along the tangents),
+    `"reverse_over_reverse"` (the gradient of the product of gradient and tangents) or `"reverse_over_forward"` (the
+    gradient of the derivative along the tangents). All are equal but for rounding; the first is the cheapest as a rule.
+    Other arguments, result and errors as for `augment`.
     """
     built = build(
         model,
@@ -209,6 +213,7 @@ def hvp(
         lowering=lowering,
         max_workspace=max_workspace,
         input_shapes=input_shapes,
+        composition=composition,
     )
     return _like(built.model, model)
 

@@ -29,6 +29,7 @@ from onnx_convgrad.passes.gelu import fuse_gelu
 from onnx_convgrad.passes.recompute import Recomputation, mark_boundary, recompute_values
 from onnx_convgrad.passes.training import set_training
 from onnx_convgrad.passes.verify import verify
+from onnx_convgrad.registry import check_names
 from onnx_convgrad.reverse import backward
 
 __all__ = ["GRADIENTS_KEY", "SEEDS_KEY", "AnyModel", "Built", "Mode", "Names", "build", "complete", "load"]
@@ -37,6 +38,9 @@ AnyModel = str | os.PathLike[str] | onnx.ModelProto | ir.Model
 Names = str | Sequence[str]
 Progress = Callable[[str], None]
 Mode = Literal["augment", "vjp", "grad", "jvp", "hvp"]
+COMPOSITIONS = ("forward_over_reverse", "reverse_over_reverse", "reverse_over_forward")
+"""The ways of writing H v, the first being the default: the derivative of the gradient along v, the gradient of
+<gradient, v>, and the gradient of the derivative along v."""
 
 GRADIENTS_KEY = "onnx_convgrad.gradients"
 """`metadata_props` key: JSON object, differentiated value -> graph output with its derivative."""
@@ -91,11 +95,13 @@ def build(
     max_workspace: int | None = None,
     recompute: Names | None = None,
     input_shapes: InputShapes | None = None,
+    composition: str = COMPOSITIONS[0],
     progress: Progress = lambda _: None,
 ) -> Built:
     """Run all stages; `progress` is told the name of each. Arguments and errors as for `onnx_convgrad.augment`."""
     if seed not in (None, "ones"):
         raise ArgumentError(f"seed must be None or 'ones', not {seed!r}.")
+    check_names([composition], COMPOSITIONS, "composition")
     machine = calibrated(target_named(target))
     check_choice(lowering)
     check_workspace(max_workspace)
@@ -117,7 +123,8 @@ def build(
     progress("differentiating")
     before = list(graph)
     job = _Job(m, Emitter(graph, opsets=graph.opset_imports, target=machine))
-    results = job.derivatives(mode, sources, targets, seed)
+    results = job.second(composition, sources, targets) if mode == "hvp" else job.first(mode, sources, targets, seed)
+    m.metadata_props[SEEDS_KEY] = json.dumps(job.seeds)
     if mode in ("vjp", "grad", "hvp"):
         del graph.outputs[:]
     else:
@@ -178,24 +185,36 @@ class _Job:
         self.names = Namespace.of_values(m.graph)
         self.seeds: dict[str, str] = {}
 
-    def derivatives(
+    def first(
         self, mode: Mode, sources: list[ir.Value], targets: list[ir.Value], seed: str | None
     ) -> dict[ir.Value, ir.Value]:
         """The value that each derivative belongs to -> its graph output: sources in reverse mode, targets in forward."""
         if mode == "jvp":
             tangents = {x: self._input(x, "tangent") for x in sources}
-            results = self._outputs(targets, forward(self.e, tangents, targets), "tangent")
+            return self._outputs(targets, forward(self.e, tangents, targets), "tangent")
+        ones = seed == "ones" or mode == "grad"
+        cotangents = {y: self._seed(y, ones=ones) for y in targets}
+        return self._outputs(sources, backward(self.e, cotangents, dict.fromkeys(sources)), "grad")
+
+    def second(self, composition: str, sources: list[ir.Value], targets: list[ir.Value]) -> dict[ir.Value, ir.Value]:
+        """Source -> graph output with the second derivative of the scalar targets along the tangents of all sources."""
+        wanted = dict.fromkeys(sources)
+        if composition == "reverse_over_forward":
+            tangents = {x: self._input(x, "tangent") for x in sources}
+            slopes = forward(self.e, tangents, targets)
+            found = backward(self.e, {t: self.e.full_like(t, 1) for t in slopes.values()}, wanted)
+            return self._outputs(sources, found, "grad_tangent")
+        gradients = backward(self.e, {y: self.e.full_like(y, 1) for y in targets}, wanted)
+        tangents = {x: self._input(x, "tangent") for x in sources}
+        if composition == "reverse_over_reverse":  # H is symmetric: v may come from the left
+            cotangents: dict[ir.Value, ir.Value] = {}
+            for x, g in gradients.items():
+                cotangents[g] = self.e.add(cotangents[g], tangents[x]) if g in cotangents else tangents[x]
+            found = backward(self.e, cotangents, wanted)
         else:
-            ones = seed == "ones" or mode in ("grad", "hvp")
-            cotangents = {y: self._seed(y, ones=ones) for y in targets}
-            gradients = backward(self.e, cotangents, dict.fromkeys(sources))
-            if mode == "hvp":
-                tangents = {x: self._input(x, "tangent") for x in sources}
-                pushed = forward(self.e, tangents, list(dict.fromkeys(gradients.values())))
-                gradients = {x: pushed[g] for x, g in gradients.items() if g in pushed}
-            results = self._outputs(sources, gradients, "grad_tangent" if mode == "hvp" else "grad")
-        self.m.metadata_props[SEEDS_KEY] = json.dumps(self.seeds)
-        return results
+            pushed = forward(self.e, tangents, list(dict.fromkeys(gradients.values())))
+            found = {x: pushed[g] for x, g in gradients.items() if g in pushed}
+        return self._outputs(sources, found, "grad_tangent")
 
     def claim(self, value: ir.Value, name: str) -> ir.Value:
         """Give `value` the name, or the next free one after it."""
