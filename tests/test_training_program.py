@@ -223,3 +223,22 @@ def test_nothing_is_warned_of_in_an_ordinary_case() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         build()
+
+
+def test_values_are_recomputed_for_the_same_steps() -> None:
+    """`recompute` copies forward nodes into the backward part of `step` and `gradients`; every bit stays."""
+    plain, again = (Course(build(exported(), recompute=r)) for r in (None, ["*elu*"]))
+    for part in ("step", "gradients"):
+        copies = [n.name for n in again.program.model(part).graph if "/recomputed" in (n.name or "")]
+        assert copies
+    for step in range(3):
+        assert float(plain(arrays(step))["loss"]) == float(again(arrays(step))["loss"])
+    for name, value in plain.state.items():
+        np.testing.assert_array_equal(value, again.state[name])
+
+
+def test_a_budget_of_workspace_holds_for_training() -> None:
+    with pytest.raises(og.LoweringError, match="max_workspace"):
+        build(exported(), max_workspace=1).step  # noqa: B018 - built when asked for
+    with pytest.raises(og.ArgumentError, match="positive number of bytes, not 0"):
+        build(exported(), max_workspace=0)
