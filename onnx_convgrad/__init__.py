@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onnx_convgrad import losses, optim
+    from onnx_convgrad import data, losses, optim
     from onnx_convgrad.api import augment, explain, grad, hvp, jvp, vjp
     from onnx_convgrad.errors import (
         ArgumentError,
@@ -43,7 +43,7 @@ _HOME = {
     **dict.fromkeys(("TrainingProgram", "build_training"), "training.program"),
 }
 
-_MODULES = ("losses", "optim")
+_MODULES = ("data", "losses", "optim")
 
 __all__ = [
     "ArgumentError",
@@ -57,6 +57,7 @@ __all__ = [
     "TrainingProgram",
     "augment",
     "build_training",
+    "data",
     "explain",
     "grad",
     "hvp",
