@@ -16,7 +16,7 @@ from onnx_ir.passes import common
 
 from onnx_convgrad.calibration import calibrated
 from onnx_convgrad.cost import Target, target_named
-from onnx_convgrad.emit import DOMAIN, Emitter, known
+from onnx_convgrad.emit import Emitter, known
 from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.forward import forward
 from onnx_convgrad.lowering import Choice, Choosing, Policy, check_choice, check_workspace, lower
@@ -261,7 +261,9 @@ class _Job:
 def _finish(m: ir.Model) -> None:
     """Remove what is unused, and name the new nodes after their forward nodes."""
     common.RemoveUnusedNodesPass()(m)
-    m.opset_imports.pop(DOMAIN, None)
+    used = {"", *(node.domain for node in m.graph.all_nodes())}
+    for domain in [domain for domain in m.opset_imports if domain not in used]:
+        del m.opset_imports[domain]
     counts: dict[str, int] = {}
     taken = {node.name for node in m.graph}  # the model may be differentiated already
     for node in m.graph:

@@ -41,14 +41,13 @@ def relu(e: Emitter, n: Call) -> Cotangents:
 
 @elementwise("LeakyRelu")
 def leaky_relu(e: Emitter, n: Call) -> Cotangents:
-    """dy/dx = 1 for x > 0, else alpha."""
+    """dy/dx = 1 for x > 0, else alpha. Unless alpha is negative y > 0 says the same, and x need not be kept."""
     alpha = n.float("alpha", 0.01)
 
     def slope() -> ir.Value:
-        x = n["X"]
         if 0 <= alpha <= 1:
-            return e.typed(e.op("Max", step(e, x), e.scalar(alpha, x)), x)
-        return e.where(_positive(e, x), e.scalar(1, x), alpha)
+            return e.typed(e.op("Max", step(e, n.y), e.scalar(alpha, n.y)), n.y)
+        return e.where(_positive(e, n.y if alpha > 0 else n["X"]), e.scalar(1, n.y), alpha)
 
     return {"X": slope}
 

@@ -179,3 +179,12 @@ def test_options_on_the_command_line() -> None:
     assert options.recomputed(["r1,r2", "out*"]) == ["r1", "r2", "out*"]
     with pytest.raises(og.ArgumentError, match="cannot be combined"):
         options.recomputed(["auto,r1"])
+
+
+def test_nothing_worth_recomputing_changes_nothing() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> g (float[3] x) => (float[3] y) { y = Neg(x) }'
+    )
+    x = np.arange(3, dtype=np.float32)
+    got = run(og.augment(model, wrt="inputs", recompute="auto"), {"x": x, "y_grad": x})
+    np.testing.assert_array_equal(got["x_grad"], -x)

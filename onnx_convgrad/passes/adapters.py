@@ -14,9 +14,10 @@ import onnx_ir as ir
 
 from onnx_convgrad.passes import adapters_above_21 as above
 from onnx_convgrad.passes import adapters_experimental as experimental
+from onnx_convgrad.passes import adapters_fused as fused
 from onnx_convgrad.passes.rewriter import Rewriter, Unsupported
 
-__all__ = ["ADAPTERS", "Adapter", "Step"]
+__all__ = ["ADAPTERS", "FUSED", "Adapter", "Step"]
 
 Adapter: TypeAlias = Callable[[ir.Node, int, Rewriter], None]
 
@@ -300,3 +301,17 @@ ADAPTERS: dict[str, tuple[Step, ...]] = {
     "SpaceToDepth": (Step(28, above.space_to_depth),),
 }
 """Operator -> its changes, oldest first."""
+
+FUSED: dict[tuple[str, str], Callable[[ir.Node, Rewriter], None]] = {
+    ("com.microsoft", "FusedConv"): fused.activated_conv,
+    ("com.microsoft", "FusedGemm"): fused.activated_gemm,
+    ("com.microsoft", "FusedMatMul"): fused.activated_matmul,
+    ("com.microsoft", "FusedMatMulActivation"): fused.activated_matmul,
+    ("com.microsoft", "TransposeMatMul"): fused.activated_matmul,
+    ("com.microsoft", "Gelu"): fused.bias_gelu,
+    ("com.microsoft", "BiasGelu"): fused.bias_gelu,
+    ("com.microsoft", "FastGelu"): fused.bias_gelu,
+    ("com.microsoft", "QuickGelu"): fused.quick_gelu,
+    ("com.microsoft", "SkipLayerNormalization"): fused.skip_layer_norm,
+}
+"""Operators that ONNX Runtime fuses, by domain and name, and what takes them apart."""

@@ -30,6 +30,9 @@ InputShapes = Mapping[str, Sequence[int | str | None]]
 _NO_NAME = frozenset({"", "?", "None", "none", "unk", "-1", "dynamic", "Unknown", "unknown"})
 """Dimension names that exporters give to every unknown size: equal names say nothing there."""
 
+_BLOCKED = frozenset({"com.microsoft.nchwc", "com.ms.internal.nhwc"})
+"""Domains of ONNX Runtime's own layouts, which optimization level "all" writes."""
+
 
 def canonicalize(model: ir.Model, input_shapes: InputShapes | None = None) -> ir.Model:
     """Bring `model` to canonical form and return it. Callers pass a clone: it is rewritten in place where possible.
@@ -38,6 +41,7 @@ def canonicalize(model: ir.Model, input_shapes: InputShapes | None = None) -> ir
         ModelError: The model is not a usable ONNX model, or its opset has no equivalent at 21.
         ArgumentError: `input_shapes` names an unknown input or contradicts a rank.
     """
+    _refuse_blocked_layout(model)
     model = _lift_ancient(model)
     if model.functions:
         common.InlinePass()(model)
@@ -48,6 +52,7 @@ def canonicalize(model: ir.Model, input_shapes: InputShapes | None = None) -> ir
         _override_shapes(model.graph, input_shapes)
     _clean_dimensions(model.graph)
     before = model.opset_imports.get("", 0)
+    whole = all(node.domain == "" for node in model.graph.all_nodes())
     declared = _forget_shapes(model.graph)
     _infer(model)
     if not input_shapes and _recall_shapes(declared):
@@ -57,9 +62,24 @@ def canonicalize(model: ir.Model, input_shapes: InputShapes | None = None) -> ir
     except ValueError as problem:
         raise ModelError(str(problem)) from problem
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-    if before != model.opset_imports.get("", 0):
+    if not whole:  # what was guessed of operators that are now taken apart, and of what follows them, is forgotten
+        _forget_shapes(model.graph)
+    if before != model.opset_imports.get("", 0) or not whole:
         _infer(model)
     return model
+
+
+def _refuse_blocked_layout(model: ir.Model) -> None:
+    """ONNX Runtime rearranges weights for one machine's registers; nothing tells the original order from the file."""
+    blocked = [node for node in model.graph.all_nodes() if node.domain in _BLOCKED]
+    if blocked:
+        first = blocked[0]
+        raise ModelError(
+            f"{len(blocked)} nodes are in a layout that ONNX Runtime made for one machine,"
+            f" the first {first.name or first.outputs[0].name!r} ({first.domain}::{first.op_type}).",
+            hint="Give the model from before this optimization, or one optimized with"
+            " graph_optimization_level=ORT_ENABLE_EXTENDED at most.",
+        )
 
 
 def _lift_ancient(model: ir.Model) -> ir.Model:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import fnmatch
 import heapq
+import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -239,8 +240,8 @@ class _Writer:
 
     def write(self, groups: Sequence[Group]) -> None:
         since, zero = self.model.boundary, None
-        ends = [*[group.start for group in groups[1:]], len(self.model.nodes)]
-        for group, end in zip(groups, ends, strict=True):
+        for group, following in itertools.zip_longest(groups, groups[1:]):
+            end = len(self.model.nodes) if following is None else following.start
             self.e.anchor = self.model.nodes[group.start]
             self.e.origin = self.e.anchor.metadata_props.get("onnx_convgrad.origin", "")
             zero = self._zero(self._needed(since, group.start, first=zero is None)) or zero

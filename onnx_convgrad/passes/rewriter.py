@@ -181,8 +181,8 @@ class Rewriter:
         inputs: Sequence[ir.Value | None],
         attributes: Mapping[str, AttributeValue] | None = None,
     ) -> None:
-        """Turn the node into another one with the same outputs."""
-        self.node.op_type = op_type
+        """Turn the node into another one of ai.onnx with the same outputs."""
+        self.node.domain, self.node.op_type = "", op_type
         self.set_inputs(*inputs)
         self.node.attributes.clear()
         for attribute in _attributes(attributes):

@@ -14,7 +14,7 @@ import onnx
 import onnx_ir as ir
 
 from onnx_convgrad.namespace import Namespace
-from onnx_convgrad.passes.adapters import ADAPTERS, Step
+from onnx_convgrad.passes.adapters import ADAPTERS, FUSED, Step
 from onnx_convgrad.passes.rewriter import Rewriter, Scope, Unsupported
 
 __all__ = ["CANONICAL_OPSET", "NEWEST_OPSET", "OLDEST_OPSET", "upgrade"]
@@ -30,8 +30,8 @@ _IR_VERSION = 10
 def upgrade(model: ir.Model) -> None:
     """Rewrite `model` in place to opset 21 without changing the values that it computes.
 
-    Covers nested graphs and model-local functions. Graph outputs keep their names. The model is neither serialised nor
-    copied, and of its weights only the `scales` and `sizes` of old Resize nodes are read.
+    Covers nested graphs, model-local functions and what ONNX Runtime fused. Graph outputs keep their names. The model is
+    neither serialised nor copied, and of its weights only the `scales` and `sizes` of old Resize nodes are read.
 
     Raises:
         ValueError: The opset is outside 7..28, or some nodes have no equivalent at 21; the message lists all of them.
@@ -65,11 +65,15 @@ class _Walk:
         for node in list(nodes):
             for graph in _subgraphs(node):
                 self.visit(graph, version, in_function=in_function)
-            if node.domain != "" or node.op_identifier() in self._functions:
+            fused = FUSED.get((node.domain, node.op_type))
+            if (node.domain != "" and fused is None) or node.op_identifier() in self._functions:
                 continue
             own, op_type = node.version or version, node.op_type
             try:
-                self._rewrite(node, own, in_function=in_function)
+                if fused is not None:
+                    fused(node, Rewriter(node, self._scope, in_function=in_function))
+                else:
+                    self._rewrite(node, own, in_function=in_function)
             except Unsupported as problem:
                 name = node.name or f"the producer of {', '.join(str(o.name) for o in node.outputs)}"
                 self.problems.append(f"{name} ({op_type}, opset {own}): {problem}.")
