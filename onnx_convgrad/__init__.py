@@ -9,10 +9,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onnx_convgrad import data, losses, optim
+    from onnx_convgrad import callbacks, data, losses, metrics, optim
     from onnx_convgrad.api import augment, explain, grad, hvp, jvp, vjp
     from onnx_convgrad.errors import (
         ArgumentError,
+        CheckpointError,
         ConvGradError,
         DifferentiationError,
         ExecutionError,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     )
     from onnx_convgrad.report import Report
     from onnx_convgrad.training.program import TrainingProgram, build_training
+    from onnx_convgrad.training.trainer import Trainer
 
 __version__ = "0.1.0"
 
@@ -30,6 +32,7 @@ _HOME = {
     **dict.fromkeys(
         (
             "ArgumentError",
+            "CheckpointError",
             "ConvGradError",
             "DifferentiationError",
             "ExecutionError",
@@ -41,12 +44,14 @@ _HOME = {
     ),
     "Report": "report",
     **dict.fromkeys(("TrainingProgram", "build_training"), "training.program"),
+    "Trainer": "training.trainer",
 }
 
-_MODULES = ("data", "losses", "optim")
+_MODULES = ("callbacks", "data", "losses", "metrics", "optim")
 
 __all__ = [
     "ArgumentError",
+    "CheckpointError",
     "ConvGradError",
     "DifferentiationError",
     "ExecutionError",
@@ -54,15 +59,18 @@ __all__ = [
     "ModelError",
     "Report",
     "RuleContractError",
+    "Trainer",
     "TrainingProgram",
     "augment",
     "build_training",
+    "callbacks",
     "data",
     "explain",
     "grad",
     "hvp",
     "jvp",
     "losses",
+    "metrics",
     "optim",
     "vjp",
 ]

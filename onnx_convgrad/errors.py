@@ -8,7 +8,8 @@
     ├── DifferentiationError     some nodes cannot be differentiated: all are listed    exit status 3
     ├── LoweringError            no implementation of a gradient operator applies       exit status 3
     ├── RuleContractError        a rule broke its contract: for the rule's author       exit status 3
-    └── ExecutionError           ONNX Runtime is missing or refused the model           exit status 2
+    ├── ExecutionError           ONNX Runtime is missing or refused the model           exit status 2
+    └── CheckpointError          a checkpoint is damaged, foreign or cannot be written  exit status 2
 
 `UnsupportedCase` and `UnknownShape` are raised inside rules; the walk turns them into one `DifferentiationError`
 that names the node, so that a model's problems are reported together.
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 
 __all__ = [
     "ArgumentError",
+    "CheckpointError",
     "ConvGradError",
     "DifferentiationError",
     "ExecutionError",
@@ -66,6 +68,10 @@ class RuleContractError(ConvGradError):
 
 class ExecutionError(ConvGradError):
     """ONNX Runtime is not installed, lacks the wanted provider, or refused the model."""
+
+
+class CheckpointError(ConvGradError):
+    """A checkpoint is damaged, of another program, or cannot be written."""
 
 
 class UnsupportedCase(ConvGradError):  # noqa: N818 - a signal from a rule to the walk

@@ -12,6 +12,8 @@ pass (moments, lags, pairs, agreement of masks from different states and nodes);
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx_ir as ir
 
@@ -27,8 +29,8 @@ _ROUNDS = 3
 _INT = ir.DataType.INT32
 
 
-def first_state(seed: int) -> int:
-    """The state that a seed stands for; those of neighbouring seeds are far apart, since each step adds one."""
+def first_state(seed: int | Sequence[int]) -> int:
+    """The state that seeds stand for; those of neighbouring seeds are far apart, since each step adds one."""
     return int(np.random.SeedSequence(seed).generate_state(1)[0]) >> 1
 
 

@@ -182,7 +182,7 @@ def build_training(
         base=base,
         machine=machine,
         policy=Policy(lowering, max_workspace, training=True),
-        terms=resolve(base.graph, loss, None if outputs is None else given),
+        terms=resolve(base.graph, loss, given if outputs else None),
         optimizer=optimizer,
         parameters=parameters,
         outputs=given,

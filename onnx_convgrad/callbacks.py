@@ -1,0 +1,7 @@
+"""Callbacks of a training run: `trainer.fit(data, callbacks=[onnx_convgrad.callbacks.Checkpoints("run")])`."""
+
+from __future__ import annotations
+
+from onnx_convgrad.training.callbacks import Callback, Checkpoints, EarlyStopping, Log, TensorBoard
+
+__all__ = ["Callback", "Checkpoints", "EarlyStopping", "Log", "TensorBoard"]

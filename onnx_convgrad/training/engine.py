@@ -1,0 +1,139 @@
+"""A training program on a device: its sessions, made when first used, and its values, which go from run to run there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from onnx_convgrad.binding import device_of
+from onnx_convgrad.runtime import import_runtime
+from onnx_convgrad.training.buffers import BoundGraph, Buffers
+from onnx_convgrad.training.masks import first_state
+from onnx_convgrad.training.parts import Part
+from onnx_convgrad.training.program import TrainingProgram
+from onnx_convgrad.training.sessions import Accumulation, blank, defaults, fed_session
+from onnx_convgrad.training.shares import shares
+
+__all__ = ["Arrays", "Engine", "Results"]
+
+Arrays = Mapping[str, np.ndarray]
+
+Results = dict[str, Any]
+"""Output of a graph -> array, or number."""
+
+Run = Literal["step", "accumulate", "update", "evaluate"]
+
+
+class Engine:
+    """Runs the graphs of a program on values that stay on the device of the sessions' first provider.
+
+    Args:
+        program: The program.
+        seed: Other than 0: what the random state begins with, together with the program's own seed.
+        options: Those of `runtime.session`.
+    """
+
+    def __init__(self, program: TrainingProgram, seed: int, options: Mapping[str, Any]) -> None:
+        self.program, self.seed, self.options = program, seed, dict(options)
+        m = self.manifest = program.manifest
+        self.losses = (m.loss, *m.terms)
+        self._next = {entry.next: entry.name for entry in m.moving()}
+        self._fed = {entry.name for entry in m.moving()} | {m.learning_rate.name}
+        self._graphs: dict[Run, BoundGraph] = {}
+        self._buffers: Buffers | None = None
+
+    # -- runs ----------------------------------------------------------------------------------------------------------
+
+    def step(self, batch: Arrays, rate: float, wanted: Sequence[str]) -> Results:
+        """One update from one batch; returns the outputs `wanted`."""
+        graph = self._graph("step")
+        return graph({**_values(batch), self.manifest.learning_rate.name: _value(np.float32(rate))}, wanted)
+
+    def step_over(self, batches: Sequence[Arrays], rate: float, wanted: Sequence[str]) -> Results:
+        """One update from several batches. One without any target that counts is left out."""
+        factors = shares(self.manifest, batches)
+        counted = [(b, f) for b, f in zip(batches, factors, strict=True) if f] or [(batches[0], 1.0)]
+        graph, sums = self._graph("accumulate"), self._accumulation
+        found = []
+        for i, (batch, factor) in enumerate(counted):
+            own = {sums.weight: _value(np.float32(factor)), sums.first: _value(np.bool_(i == 0))}
+            found.append(graph({**_values(batch), **own}, wanted))
+        self._graph("update")({self.manifest.learning_rate.name: _value(np.float32(rate))}, ())
+        return {name: self._joined(name, [r[name] for r in found], [f for _, f in counted]) for name in wanted}
+
+    def evaluate(self, batch: Arrays, wanted: Sequence[str]) -> Results:
+        """The outputs `wanted` in inference mode."""
+        return self._graph("evaluate")(_values(batch), wanted)
+
+    def _joined(self, name: str, results: list[Any], factors: list[float]) -> Any:
+        """A loss averaged, anything else one batch after the other."""
+        if name in self.losses and not np.ndim(results[0]):
+            return type(results[0])(sum(f * float(r) for f, r in zip(factors, results, strict=True)))
+        return np.concatenate([np.atleast_1d(r) for r in results])
+
+    # -- values --------------------------------------------------------------------------------------------------------
+
+    def read(self, names: Iterable[str]) -> dict[str, np.ndarray]:
+        """Copies of values."""
+        return self._ready().read(names)
+
+    def write(self, values: Arrays) -> None:
+        """Replace values by others of their shape and dtype."""
+        self._ready().write(values)
+
+    # -- pieces --------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _accumulation(self) -> Accumulation:
+        return Accumulation(self.program.model("gradients"), self.manifest)
+
+    def _ready(self) -> Buffers:
+        """The buffers; the graphs that store their first values are those that run first."""
+        if self._buffers is None:
+            self._graph("step")
+        assert self._buffers is not None
+        return self._buffers
+
+    def _graph(self, part: Run) -> BoundGraph:
+        if part not in self._graphs:
+            self._graphs[part] = self._bound(part)
+        return self._graphs[part]
+
+    def _bound(self, part: Run) -> BoundGraph:
+        if part == "evaluate":
+            self._ready()
+        model = self._accumulation.model if part == "accumulate" else self.program.model(part)
+        live = fed_session(model, self._fed, **self.options)
+        if self._buffers is None:
+            self._buffers = Buffers(device_of(live))
+            self._fill(self._buffers, ("step",) if part == "step" else ("gradients", "update"))
+        reads, writes = {name: name for name in self._fed if name in self._buffers}, dict(self._next)
+        if part in ("accumulate", "update"):
+            zeros = blank(self.manifest.parameters)
+            self._buffers.add({k: v for k, v in zeros.items() if k not in self._buffers}, "gradient")
+            reads |= {name: name for name in zeros} | self._accumulation.reads
+            writes |= self._accumulation.writes
+        return BoundGraph(live, self._buffers, reads, writes)
+
+    def _fill(self, buffers: Buffers, parts: Sequence[Part]) -> None:
+        """Add the values that the program begins with. What `update` moves is a group, and what the rest do."""
+        start: dict[str, np.ndarray] = {}
+        for part in parts:
+            start |= defaults(self.program.model(part), self._next.values())
+        kinds = {s.name: s.kind for s in self.manifest.state}
+        for name in start:
+            if kinds.get(name) == "random" and self.seed:
+                start[name] = np.asarray(first_state((self.manifest.options["seed"], self.seed)), start[name].dtype)
+        buffers.add({k: v for k, v in start.items() if kinds.get(k, "optimizer") == "optimizer"}, "update")
+        buffers.add({k: v for k, v in start.items() if kinds.get(k) in ("statistic", "random")}, "forward")
+
+
+def _value(array: Any) -> Any:
+    return import_runtime().OrtValue.ortvalue_from_numpy(np.asarray(array))
+
+
+def _values(batch: Arrays) -> dict[str, Any]:
+    return {name: _value(array) for name, array in batch.items()}

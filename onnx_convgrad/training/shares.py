@@ -1,0 +1,77 @@
+"""How much each of several batches counts in a mean over all of them.
+
+A loss that is a mean is the mean over the union of batches only if each batch counts by what its own mean was divided by:
+the samples, the entries, or the class weights of the targets that are not ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.training.manifest import Manifest
+
+__all__ = ["samples", "shares", "weight"]
+
+Arrays = Mapping[str, np.ndarray]
+
+_CLASSES = ("CrossEntropy", "NLL")
+_ENTRIES = ("MSE", "L1", "Huber", "BCEWithLogits")
+
+
+def samples(manifest: Manifest, batch: Arrays) -> int:
+    """Size of the first axis of the first input."""
+    first = batch[manifest.data[0].name]
+    return len(first) if first.ndim else 1
+
+
+def weight(manifest: Manifest, batch: Arrays) -> float:
+    """What the loss of a batch counts in an average over batches: 1 for a sum."""
+    count = _count(manifest, manifest.losses[0], batch)
+    return 1.0 if count is None else count
+
+
+def shares(manifest: Manifest, batches: Sequence[Arrays]) -> list[float]:
+    """Factor of each batch's loss and gradients, with which they add up to those of all batches together.
+
+    Raises:
+        ArgumentError: The terms of the loss would need different factors.
+    """
+    found: dict[str, np.ndarray] = {}
+    for term in manifest.losses:
+        counts = [_count(manifest, term, batch) for batch in batches]
+        known = np.array([np.nan if c is None else c for c in counts])
+        total = known.sum()
+        name = f"{term['loss'] or 'loss'} of {term['output']}"
+        found[name] = np.ones(len(batches)) if np.isnan(total) else known / total if total else known * 0 + 1
+    (first, reference), *others = found.items()
+    for name, own in others:
+        if not np.allclose(own, reference, rtol=1e-6, atol=0):
+            raise ArgumentError(
+                f"Batches cannot be accumulated: {first} would weigh them {_listed(reference)}, {name} {_listed(own)}.",
+                hint="Use batches of equal size, and the same reduction in all terms.",
+            )
+    return [float(share) for share in reference]
+
+
+def _count(manifest: Manifest, term: Mapping[str, Any], batch: Arrays) -> float | None:
+    """What the mean of a term is divided by, up to a factor that is the same for all batches; `None` for a sum."""
+    options = term["options"]
+    if options.get("reduction", "mean") != "mean":
+        return None
+    target = batch.get(term["target"] or "")
+    if target is None or term["loss"] not in (*_CLASSES, *_ENTRIES):
+        return float(samples(manifest, batch))
+    if term["loss"] in _ENTRIES or options.get("probabilities"):
+        return float(target.size)
+    ignored = options.get("ignore_index", -100)
+    counted = target.reshape(-1) if ignored is None else target[target != ignored]
+    weights = options.get("weight")
+    return float(counted.size if weights is None else np.asarray(weights, np.float64)[counted].sum())
+
+
+def _listed(numbers: np.ndarray) -> str:
+    return ", ".join(f"{n:.3g}" for n in numbers)
