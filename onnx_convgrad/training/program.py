@@ -84,7 +84,9 @@ class TrainingProgram:
         """The model as it came in, in inference mode."""
         return ir.to_proto(self.model("inference"))
 
-    def save(self, folder: str | os.PathLike[str], *, shared_weights: bool = False) -> None:
+    def save(
+        self, folder: str | os.PathLike[str], *, shared_weights: bool = False, defaults: bool | None = None
+    ) -> None:
         """Write `step.onnx`, `gradients.onnx`, `update.onnx`, `evaluate.onnx`, `inference.onnx` and `manifest.json`.
 
         All or nothing.
@@ -92,13 +94,18 @@ class TrainingProgram:
         Args:
             folder: Where to; a program that is there already is replaced.
             shared_weights: Write the weights once, to `weights.bin`, instead of into each file; always so above 2 GB.
+            defaults: Whether parameters, state and learning rate have defaults. JavaScript cannot feed inputs that do:
+                without, the values to start from are the outputs of one more file, `initial.onnx`. By default they have,
+                except with `target="web"`.
 
         Raises:
             ArgumentError: The folder holds something else.
             ModelError: It cannot be written.
         """
         models: dict[str, ir.Model] = {part: self.model(part) for part in PARTS}
-        write_program(Path(folder), self.manifest, models, shared=shared_weights)
+        if defaults is None:
+            defaults = self.manifest.options.get("target") != "web"
+        write_program(Path(folder), self.manifest, models, shared=shared_weights, defaults=defaults)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> TrainingProgram:

@@ -2,6 +2,10 @@
 
 Each file holds its own weights, so that one of them is enough where only that one is needed. With `shared=True`, or where
 the weights are too big for one file, they are written once, to `weights.bin`, which all files refer to.
+
+ONNX Runtime's packages for JavaScript feed no input that has a default: the one for Node leaves the value away without a
+word, the one for browsers refuses it. With `defaults=False` the inputs have none, and the values to start from are the
+outputs of one more file, `initial.onnx`, which takes no inputs.
 """
 
 from __future__ import annotations
@@ -21,11 +25,18 @@ __all__ = ["read_manifest", "read_part", "write_program"]
 
 _MANIFEST = "manifest.json"
 _WEIGHTS = "weights.bin"
+_INITIAL = "initial"
 _SMALL = 1024
 
 
 def write_program(
-    folder: Path, manifest: Manifest, models: Mapping[str, ir.Model], *, shared: bool, limit: int = PROTO_LIMIT
+    folder: Path,
+    manifest: Manifest,
+    models: Mapping[str, ir.Model],
+    *,
+    shared: bool,
+    defaults: bool = True,
+    limit: int = PROTO_LIMIT,
 ) -> None:
     """Write a program; a program that is there already is replaced when everything is written.
 
@@ -37,6 +48,8 @@ def write_program(
         raise ArgumentError(f"{str(folder)!r} exists and is not a training program.", hint="Give another folder.")
     clones = {name: model.clone() for name, model in models.items()}
     shared = shared or any(_bytes(m) > limit for m in clones.values())
+    if not defaults:
+        clones[_INITIAL] = _take_defaults(clones)
     try:
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.absolute().parent) as work:
             draft = Path(work) / "program"
@@ -61,6 +74,21 @@ def _replaceable(folder: Path) -> bool:
 
 def _bytes(model: ir.Model) -> int:
     return sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
+
+
+def _take_defaults(models: Mapping[str, ir.Model]) -> ir.Model:
+    """Leave the inputs of all models without defaults; a model whose outputs are the values that they had."""
+    first: dict[str, ir.Value] = {}
+    for model in models.values():
+        for value in [v for v in model.graph.inputs if v.is_initializer()]:
+            name, tensor = value.name or "", value.const_value
+            first.setdefault(name, ir.Value(name=name, type=value.type, shape=value.shape, const_value=tensor))
+            del model.graph.initializers[name]
+            value.const_value = None
+    step = models["step"]
+    graph = ir.Graph([], list(first.values()), nodes=[], initializers=list(first.values()), name=_INITIAL)
+    graph.opset_imports.update(step.graph.opset_imports)
+    return ir.Model(graph, ir_version=step.ir_version)
 
 
 def _share(models: Mapping[str, ir.Model], folder: Path) -> None:
@@ -89,5 +117,11 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def read_part(folder: Path, part: str) -> ir.Model:
-    """One graph of a program."""
-    return load(folder / f"{part}.onnx")
+    """One graph of a program, with defaults."""
+    model = load(folder / f"{part}.onnx")
+    if (initial := folder / f"{_INITIAL}.onnx").exists():
+        first = load(initial).graph.initializers
+        for value in [v for v in model.graph.inputs if v.name in first]:
+            value.const_value = first[value.name].const_value
+            model.graph.register_initializer(value)
+    return model

@@ -1,0 +1,126 @@
+"""A saved step trains in JavaScript as in Python: `onnxruntime-node`, and `onnxruntime-web`'s WebAssembly.
+
+The packages are taken from `NODE_PATH`, or from a cache that npm fills once.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnx
+import platformdirs
+import pytest
+from onnx import numpy_helper
+from sklearn.datasets import load_digits
+
+import onnx_convgrad as og
+from onnx_convgrad.runtime import run, session
+
+VERSION = "1.30.0"
+STEPS, BATCH = 12, 32
+
+
+@cache
+def packages(name: str) -> Path:
+    """A `node_modules` folder with the package; skips the test where there is none to be had."""
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if node is None:
+        pytest.skip("Node.js is not installed.")
+    for folder in map(Path, filter(None, os.environ.get("NODE_PATH", "").split(os.pathsep))):
+        if (folder / name / "package.json").exists():
+            return folder
+    cached = Path(platformdirs.user_cache_dir("onnx_convgrad")) / f"{name}-{VERSION}"
+    found = cached / "node_modules"
+    if not (cached / "complete").exists():
+        if npm is None:
+            pytest.skip(f"{name} is not in NODE_PATH, and npm is not installed.")
+        cached.mkdir(parents=True, exist_ok=True)
+        options = ["--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(cached)]
+        try:
+            subprocess.run(
+                [npm, "install", *options, f"{name}@{VERSION}"], capture_output=True, check=True, timeout=100
+            )
+        except (subprocess.SubprocessError, OSError) as problem:
+            pytest.skip(f"npm could not install {name}: {problem}")
+        (cached / "complete").touch()
+    return found
+
+
+def digits() -> dict[str, np.ndarray]:
+    found = load_digits()
+    return {"image": (found.images[:, None] / 16).astype(np.float32), "target": found.target.astype(np.int64)}
+
+
+def course_in_python(program: og.TrainingProgram, data: dict[str, np.ndarray]) -> list[float]:
+    live = session(program.step)
+    names = [o.name for o in live.get_outputs()]
+    values: dict[str, np.ndarray] = {}
+    losses = []
+    for step in range(STEPS):
+        batch = {name: array[step * BATCH : (step + 1) * BATCH] for name, array in data.items()}
+        results = dict(zip(names, live.run(names, {**batch, **values}), strict=True))
+        values = {entry.name: results[entry.next] for entry in program.manifest.moving()}
+        losses.append(float(results[program.manifest.loss]))
+    return losses
+
+
+def started_anew(model: str) -> onnx.ModelProto:
+    """The network with much to learn: weights as before any training."""
+    proto, generator = onnx.load(model), np.random.default_rng(0)
+    for tensor in proto.graph.initializer:
+        if len(tensor.dims) > 1:
+            scale = np.sqrt(2 / np.prod(tensor.dims[1:]))
+            drawn = (scale * generator.standard_normal(tensor.dims)).astype(np.float32)
+            tensor.CopyFrom(numpy_helper.from_array(drawn, tensor.name))
+    return proto
+
+
+@pytest.mark.parametrize(
+    ("package", "target"), [("onnxruntime-node", "cpu"), ("onnxruntime-web", "web")], ids=["node", "web"]
+)
+def test_the_step_trains_in_javascript(package: str, target: str, root: Path, digits_cnn: Path, tmp_path: Path) -> None:
+    modules = packages(package)
+    optimizer = og.optim.SGD(lr=0.05, momentum=0.9)
+    program = og.build_training(started_anew(str(digits_cnn)), loss="cross_entropy", optimizer=optimizer, target=target)
+    program.save(tmp_path / "program", defaults=False)
+    data = digits()
+    for name, array in data.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    (tmp_path / "node_modules").symlink_to(modules)  # modules are looked for beside the script
+    script = shutil.copy(root / "examples" / "train_in_node.mjs", tmp_path)
+    done = subprocess.run(
+        ["node", str(script), str(tmp_path / "program"), str(tmp_path), str(BATCH), str(STEPS), package],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    got, want = [float(line) for line in done.stdout.split()], course_in_python(program, data)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    assert got[-1] < 0.3 * got[0]
+
+
+def test_inputs_without_defaults(digits_cnn: Path, tmp_path: Path) -> None:
+    """The values to start from are in a file of their own; loaded, the program is what it was."""
+    program = og.build_training(str(digits_cnn), loss="cross_entropy", optimizer=og.optim.Adam(), target="web")
+    program.save(tmp_path / "program")
+    first = run(str(tmp_path / "program" / "initial.onnx"), {})
+    manifest = program.manifest
+    assert set(first) == {manifest.learning_rate.name, *(entry.name for entry in manifest.moving())}
+    batch = {name: array[:4] for name, array in digits().items()}
+    live = session(str(tmp_path / "program" / "step.onnx"))
+    assert {i.name for i in live.get_inputs()} == {*batch, *first}
+    names = [o.name for o in live.get_outputs()]
+    want = run(program.step, batch)
+    loaded = og.TrainingProgram.load(tmp_path / "program")
+    loaded.save(tmp_path / "program", defaults=True)
+    assert not (tmp_path / "program" / "initial.onnx").exists()
+    for got in (dict(zip(names, live.run(names, {**batch, **first}), strict=True)), run(loaded.step, batch)):
+        for name, value in want.items():
+            np.testing.assert_array_equal(got[name], value, err_msg=name)
