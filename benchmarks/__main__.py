@@ -1,7 +1,7 @@
 """All tables of the README in one run: `python -m benchmarks [--quick] [--threads N] [--json FOLDER]`.
 
-Each is also a program: `python -m benchmarks.layers`, `.steps`, `.build` and `.scaling`. Half an hour; `--quick` takes some
-minutes.
+Each is also a program: `python -m benchmarks.layers`, `.steps`, `.build`, `.scaling` and `.trainer`. Half an hour;
+`--quick` takes some minutes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks import build, layers, scaling, steps
+from benchmarks import build, layers, scaling, steps, trainer
 from onnx_convgrad.calibration import cores
 
 
@@ -29,6 +29,7 @@ def main() -> None:
         ("Training steps", steps, threads),
         ("Building", build, []),
         ("Scaling", scaling, threads),
+        ("Trainer", trainer, threads),
     ):
         name = title.lower().replace(" ", "_")
         saving = ["--json", str(arguments.json / f"{name}.json")] if arguments.json else []

@@ -126,10 +126,10 @@ class Run:
         for name, callback in self._named.items():
             if name in trainer.progress.callbacks:
                 callback.restore(trainer.progress.callbacks[name])
-        trainer.on_save = self._note
-        self.shown.begin(self)
         for callback in self.callbacks:
             callback.on_begin(self)
+        trainer.on_save = self._note
+        self.shown.begin(self)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -37,8 +37,9 @@ class Progress:
     def count(self, name: str, value: float, weight: float) -> None:
         """Add to an average over the epoch."""
         entry = self.sums.setdefault(name, [0.0, 0.0])
-        entry[0] += value * weight
-        entry[1] += weight
+        if weight:  # the mean over no targets is NaN
+            entry[0] += value * weight
+            entry[1] += weight
 
     def averages(self) -> dict[str, float]:
         """The averages so far."""

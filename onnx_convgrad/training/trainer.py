@@ -217,8 +217,9 @@ class Trainer:
         return (*self.engine.losses, *outputs)
 
     def _named(self, results: Results) -> Results:
-        """The loss under `"loss"`, however it is called in the graph."""
-        return {"loss": results.pop(self.manifest.loss), **results}
+        """The loss under `"loss"`, however it is called in the graph; an output of that name gives way."""
+        loss = results.pop(self.manifest.loss)
+        return {"loss": loss, **{name: value for name, value in results.items() if name != "loss"}}
 
 
 def _schedule(

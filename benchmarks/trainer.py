@@ -1,0 +1,140 @@
+"""Table (e): what the trainer takes beyond the session's run, per step: time in a call less the time inside the runtime.
+
+python -m benchmarks.trainer                   # a tiny network and ResNet-18
+python -m benchmarks.trainer tiny --threads 1
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from torch import nn
+
+import onnx_convgrad as og
+from benchmarks.networks import NETWORKS, export, network
+from benchmarks.program import Row, carry_out, known, parser, timing_options
+from benchmarks.tables import table
+
+WAYS = {"step": "step()", "fit": "fit()", "bar": "fit() with a bar"}
+
+
+def tiny() -> tuple[nn.Module, Any, Any]:
+    """Some microseconds of arithmetic: what remains is overhead."""
+    import torch
+
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 10)
+    ).train()
+    return module, torch.randn(8, 1, 8, 8), torch.randint(10, (8,))
+
+
+class InRuntime:
+    """Counts the seconds inside `InferenceSession.run_with_iobinding`."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        kept = onnxruntime.InferenceSession.run_with_iobinding
+
+        def timed(*arguments: Any) -> None:
+            start = time.perf_counter()
+            kept(*arguments)
+            self.seconds += time.perf_counter() - start
+
+        onnxruntime.InferenceSession.run_with_iobinding = timed
+        try:
+            yield
+        finally:
+            onnxruntime.InferenceSession.run_with_iobinding = kept
+
+
+def beyond(call: Callable[[], object], steps: int, inside: InRuntime) -> tuple[float, float]:
+    """Seconds per step outside the runtime, and inside."""
+    before, start = inside.seconds, time.perf_counter()
+    call()
+    whole, own = time.perf_counter() - start, inside.seconds - before
+    return (whole - own) / steps, own / steps
+
+
+def measured(name: str, batch: int, threads: int, repeats: int) -> Row:
+    print(f"  {name}", file=sys.stderr, flush=True)
+    if name == "tiny":
+        module, x, target = tiny()
+        title, steps = "tiny", 200
+    else:
+        net = network(name)
+        module, (x, target) = net.module(), net.data(batch)
+        title, steps = net.title, 2
+    program = og.build_training(
+        export(module, x), loss={"y": "cross_entropy"}, optimizer=og.optim.SGD(lr=1e-3, momentum=0.9), outputs=[]
+    )
+    feed = {"x": x.numpy(), "target": target.numpy().astype(np.int64)}
+    trainer = og.Trainer(program, options={"threads": threads})
+
+    def step() -> None:
+        for _ in range(steps):
+            trainer.step(feed)
+
+    def fit(progress: str) -> None:
+        with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stderr(nowhere):
+            trainer.fit([feed] * steps, epochs=trainer.progress.epoch + 1, progress=progress)
+
+    calls = {"step": step, "fit": lambda: fit("text"), "bar": lambda: fit("bar")}
+    found: dict[str, list[tuple[float, float]]] = {way: [] for way in calls}
+    inside = InRuntime()
+    with inside.counted():
+        trainer.step(feed)
+        for _ in range(repeats):
+            for way, call in calls.items():
+                found[way].append(beyond(call, steps, inside))
+    moving = len(program.manifest.moving())
+    return {
+        "title": title,
+        "x": list(x.shape),
+        "moving": moving,
+        "run": statistics.median(run for pairs in found.values() for _, run in pairs),
+        "beyond": {way: statistics.median(extra for extra, _ in pairs) for way, pairs in found.items()},
+    }
+
+
+def print_trainer(rows: Sequence[Row]) -> None:
+    columns = ["network", "input", "values", "run ms"]
+    columns += [cell for way in WAYS.values() for cell in (f"{way} + us", "of the run")]
+    body = []
+    for row in rows:
+        cells = [row["title"], "x".join(map(str, row["x"])), str(row["moving"]), f"{1e3 * row['run']:.3f}"]
+        for way in WAYS:
+            cells += [f"{1e6 * row['beyond'][way]:.0f}", f"{row['beyond'][way] / row['run']:.2%}"]
+        body.append(cells)
+    print(f"\n{table(columns, body)}")
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    options = parser("trainer", __doc__, "three repeats")
+    options.add_argument("networks", nargs="*", help=f"of tiny, {', '.join(NETWORKS)}; tiny and resnet18 by default")
+    options.add_argument("--batch", type=int, default=4)
+    timing_options(options)
+    arguments = options.parse_args(words)
+    known(options, arguments.networks, ["tiny", *NETWORKS])
+    names = arguments.networks or ["tiny", "resnet18"]
+
+    def measure() -> list[Row]:
+        return [measured(name, arguments.batch, arguments.threads, arguments.repeat) for name in names]
+
+    carry_out(arguments, "trainer", measure, print_trainer)
+
+
+if __name__ == "__main__":
+    main()
