@@ -1,20 +1,22 @@
 """The commands. Everything but typer is imported inside them, so that `--help` answers at once.
 
-Exit status: 0 done; 1 a check failed; 2 bad arguments or an unusable model; 3 something cannot be differentiated.
+Exit status: 0 done; 1 a check failed; 2 bad arguments or an unusable model; 3 something cannot be differentiated;
+130, 143 training was interrupted by SIGINT, SIGTERM and everything is saved.
 """
 
 # ruff: noqa: D301, FBT002, T201 - click wants a backspace before examples; flags are booleans; commands print
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from onnx_convgrad.guard import guarded
+from onnx_convgrad.training.cli import train
 
 __all__ = ["app", "main"]
 
@@ -113,7 +115,7 @@ def augment(
       onnx-convgrad augment model.onnx
       onnx-convgrad augment model.onnx -o saliency.onnx --wrt inputs --seed ones
     """
-    with _guarded():
+    with guarded():
         from onnx_convgrad import commands
         from onnx_convgrad.tables import Output
 
@@ -149,7 +151,7 @@ def explain(
     Example:
       onnx-convgrad explain model.onnx --target cuda --input-shape image:8,3,224,224
     """
-    with _guarded():
+    with guarded():
         from onnx_convgrad import commands
         from onnx_convgrad.tables import Output
 
@@ -182,7 +184,7 @@ def check(
     Example:
       onnx-convgrad check model.onnx --input-shape image:2,3,64,64
     """
-    with _guarded():
+    with guarded():
         from onnx_convgrad import commands
         from onnx_convgrad.tables import Output
 
@@ -229,7 +231,7 @@ def bench(
       onnx-convgrad bench model.onnx --input-shape image:8,3,224,224 --plot model.png
       onnx-convgrad bench --calibrate
     """
-    with _guarded():
+    with guarded():
         from onnx_convgrad.bench import command
         from onnx_convgrad.calibration import cores
         from onnx_convgrad.tables import Output
@@ -253,6 +255,9 @@ def bench(
         )
 
 
+app.command()(train)
+
+
 @app.command()
 def rules(
     operator: Annotated[
@@ -266,7 +271,7 @@ def rules(
     Example:
       onnx-convgrad rules Conv
     """
-    with _guarded():
+    with guarded():
         from onnx_convgrad import rule_listing
         from onnx_convgrad.tables import Output
 
@@ -295,24 +300,6 @@ def _arguments(
         **({} if max_workspace is None else {"max_workspace": options.size_in_bytes(max_workspace)}),
         **({"recompute": options.recomputed(recompute)} if recompute else {}),
     }
-
-
-@contextlib.contextmanager
-def _guarded() -> Iterator[None]:
-    """Turn the package's errors into a paragraph on stderr and an exit status."""
-    from onnx_convgrad.errors import ConvGradError
-    from onnx_convgrad.tables import recorded_warnings
-
-    try:
-        with recorded_warnings():
-            yield
-        sys.stdout.flush()
-    except ConvGradError as problem:
-        print(f"Error: {problem}", file=sys.stderr)
-        raise typer.Exit(problem.exit_status) from None
-    except BrokenPipeError:  # the reader of a pipe has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(0) from None
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

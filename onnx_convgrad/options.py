@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from onnx_convgrad.errors import ArgumentError
 
-__all__ = ["chosen_lowering", "input_shapes", "names", "of_names", "recomputed", "size_in_bytes"]
+__all__ = ["chosen_lowering", "input_shapes", "names", "numbers", "of_names", "recomputed", "size_in_bytes"]
 
 _GROUPS = ("parameters", "inputs", "all")
 
@@ -29,6 +29,14 @@ def names(values: Sequence[str], default: str) -> str | list[str]:
 def of_names(values: Sequence[str]) -> list[str] | None:
     """`--of`: names and globs; nothing means every floating output."""
     return [name for value in values for name in map(str.strip, value.split(",")) if name] or None
+
+
+def numbers(option: str, text: str | None) -> list[float] | None:
+    """Numbers separated by commas."""
+    try:
+        return None if text is None else [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ArgumentError(f"{option} {text!r} is not a list of numbers.", hint="For example: 0.5,0.5,0.5.") from None
 
 
 def recomputed(values: Sequence[str]) -> str | list[str]:

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner, Result
 
 import onnx_convgrad as og
+from onnx_convgrad import figures
 from onnx_convgrad.bench import plot, timing, torch_side
 from onnx_convgrad.bench.choice import predicted, time_lowerings
 from onnx_convgrad.bench.layer import ConvLayer
@@ -295,7 +296,7 @@ def test_plots_that_cannot_be_written_are_refused_first(
 
 
 def test_missing_matplotlib_is_explained(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plot, "find_spec", lambda _: None)
+    monkeypatch.setattr(figures, "find_spec", lambda _: None)
     result = invoke(model, "--plot", tmp_path / "net.png")
     assert result.exit_code == 2
     assert "Install it with `pip install onnx-convgrad[plot]`." in result.output

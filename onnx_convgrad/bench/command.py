@@ -14,12 +14,13 @@ from typing import Any
 
 from onnx_convgrad.bench.calibrate import calibrate
 from onnx_convgrad.bench.measure import BenchReport, ConvTimes, bench
-from onnx_convgrad.bench.plot import check_plot, plot
+from onnx_convgrad.bench.plot import plot
 from onnx_convgrad.bench.timing import machine_text
 from onnx_convgrad.bench.torch_side import torch_installed
 from onnx_convgrad.calibration import Store, key
 from onnx_convgrad.cost import TARGETS
 from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.figures import check_plot
 from onnx_convgrad.tables import Output, Table, ms_text, shape_text
 
 __all__ = ["calibration", "command", "need_model"]

@@ -3,39 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from onnx_convgrad.bench.measure import BenchReport, ConvTimes
 from onnx_convgrad.bench.timing import machine_text
-from onnx_convgrad.errors import ArgumentError, ExecutionError
+from onnx_convgrad.figures import CONTRAST, FAINT, INK, OURS, plain_axis
 from onnx_convgrad.tables import ms_text, shape_text
 
-__all__ = ["check_plot", "plot"]
+__all__ = ["plot"]
 
-_SUFFIXES = (".png", ".svg", ".pdf")
 _TITLES = {"Conv": "Output", "ConvInputGrad": "Data gradient", "ConvWeightGrad": "Weight gradient"}
-_INK, _FAINT, _GRID = "#1f2933", "#7b8794", "#e4e7eb"
-_OURS, _OTHERS, _TORCH, _BAND = "#0b6e99", "#aab7c4", "#e4572e", "#f5f7fa"
+_OTHERS, _BAND = "#aab7c4", "#f5f7fa"
 
 _LEFT, _PANEL, _TOP, _BOTTOM, _ROW = 3.2, 5.0, 1.45, 0.85, 0.3
 """Inches: labels, one panel, headline, legend, one convolution."""
-
-
-def check_plot(path: Path) -> None:
-    """Refuse, before any work, a picture that could not be drawn or written.
-
-    Raises:
-        ArgumentError: The suffix is not that of a picture, or there is no such folder.
-        ExecutionError: matplotlib is not installed.
-    """
-    if path.suffix.lower() not in _SUFFIXES:
-        raise ArgumentError(f"A plot cannot be written as {path.name!r}.", hint=f"Use {', '.join(_SUFFIXES)}.")
-    if not path.parent.is_dir():
-        raise ArgumentError(f"There is no folder {str(path.parent)!r} to write to.")
-    if find_spec("matplotlib") is None:
-        raise ExecutionError("A plot needs matplotlib.", hint="Install it with `pip install onnx-convgrad[plot]`.")
 
 
 def plot(report: BenchReport, path: Path, title: str) -> None:
@@ -57,7 +39,7 @@ def plot(report: BenchReport, path: Path, title: str) -> None:
         _legend(figure, compared=any(t.torch for t in report.convolutions))
     else:
         axes[0].set_axis_off()
-        axes[0].text(0.5, 0.5, "no convolution gradient is needed", color=_FAINT, ha="center")
+        axes[0].text(0.5, 0.5, "no convolution gradient is needed", color=FAINT, ha="center")
     figure.savefig(path)
 
 
@@ -79,9 +61,9 @@ def _headline(figure: Any, report: BenchReport, title: str) -> None:
         ours, theirs = map(ms_text, report.totals)
         passes += f"; convolutions {ours}, in PyTorch {theirs}"
     lines = (
-        (0.36, title, {"size": 15, "weight": "bold", "color": _INK}),
-        (0.66, f"{shapes}:  {passes}", {"size": 10.5, "color": _INK}),
-        (0.9, machine_text(report.machine), {"size": 7, "color": _FAINT}),
+        (0.36, title, {"size": 15, "weight": "bold", "color": INK}),
+        (0.66, f"{shapes}:  {passes}", {"size": 10.5, "color": INK}),
+        (0.9, machine_text(report.machine), {"size": 7, "color": FAINT}),
     )
     for down, text, style in lines:
         figure.text(0.2 / width, 1 - down / height, text, **style)
@@ -89,7 +71,7 @@ def _headline(figure: Any, report: BenchReport, title: str) -> None:
 
 def _panel(axis: Any, rows: dict[str, dict[str, ConvTimes]], operator: str) -> None:
     """One operator: a row per convolution, milliseconds to the right on a logarithmic scale."""
-    axis.set_title(_TITLES[operator], loc="left", size=10.5, weight="bold", color=_INK, pad=8)
+    axis.set_title(_TITLES[operator], loc="left", size=10.5, weight="bold", color=INK, pad=8)
     labels = []
     longest = shortest = 1.0
     for y, (geometry, found) in enumerate(rows.items()):
@@ -105,15 +87,12 @@ def _panel(axis: Any, rows: dict[str, dict[str, ConvTimes]], operator: str) -> N
     axis.set_xscale("log")
     axis.set_xlim(shortest / 1.5, longest * (longest / shortest) ** 0.45)
     axis.set_ylim(len(rows) - 0.5, -0.5)
-    axis.set_yticks(range(len(rows)), labels, size=8, color=_INK, family="monospace")
+    axis.set_yticks(range(len(rows)), labels, size=8, color=INK, family="monospace")
     axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axis.tick_params(axis="x", labelsize=8, colors=_FAINT, which="both", length=0)
+    axis.tick_params(axis="x", labelsize=8, colors=FAINT, which="both", length=0)
     axis.tick_params(axis="y", length=0)
-    axis.set_xlabel("ms", size=8, color=_FAINT, loc="left")
-    axis.grid(axis="x", color=_GRID, lw=0.8)
-    axis.set_axisbelow(True)
-    for side in axis.spines.values():
-        side.set_visible(False)
+    axis.set_xlabel("ms", size=8, color=FAINT, loc="left")
+    plain_axis(axis, "x")
 
 
 def _dots(axis: Any, y: int, times: ConvTimes) -> None:
@@ -121,17 +100,17 @@ def _dots(axis: Any, y: int, times: ConvTimes) -> None:
     others = [1e3 * t for name, t in times.measured.items() if name != times.chosen]
     chosen = 1e3 * times.measured[times.chosen]
     axis.plot(others, [y] * len(others), "o", ms=4.5, color=_OTHERS, mec="white", mew=0.5, zorder=2)
-    axis.plot([chosen], [y], "o", ms=8, color=_OURS, mec="white", mew=0.8, zorder=4)
+    axis.plot([chosen], [y], "o", ms=8, color=OURS, mec="white", mew=0.8, zorder=4)
     place = axis.get_yaxis_transform()
     name_at = 0.985
     if times.torch:
-        axis.plot([1e3 * times.torch], [y], "|", ms=13, mew=2.4, color=_TORCH, zorder=3)
+        axis.plot([1e3 * times.torch], [y], "|", ms=13, mew=2.4, color=CONTRAST, zorder=3)
         ratio = 1e3 * times.torch / chosen
-        color = _OURS if ratio >= 1 else _TORCH
+        color = OURS if ratio >= 1 else CONTRAST
         style = {"ha": "right", "va": "center", "size": 8, "weight": "bold", "color": color}
         axis.text(0.985, y, f"{ratio:.2f}", transform=place, **style)
         name_at = 0.905
-    axis.text(name_at, y, times.chosen, transform=place, ha="right", va="center", size=7.5, color=_FAINT)
+    axis.text(name_at, y, times.chosen, transform=place, ha="right", va="center", size=7.5, color=FAINT)
 
 
 def _legend(figure: Any, *, compared: bool) -> None:
@@ -140,9 +119,9 @@ def _legend(figure: Any, *, compared: bool) -> None:
     def mark(shape: str, size: float, color: str, label: str) -> Line2D:
         return Line2D([], [], ls="", marker=shape, ms=size, color=color, mew=2.4 if shape == "|" else 0, label=label)
 
-    marks = [mark("o", 8, _OURS, "the lowering that was chosen"), mark("o", 4.5, _OTHERS, "the others")]
+    marks = [mark("o", 8, OURS, "the lowering that was chosen"), mark("o", 4.5, _OTHERS, "the others")]
     if compared:
-        marks.append(mark("|", 13, _TORCH, "PyTorch; in figures, its time over ours"))
+        marks.append(mark("|", 13, CONTRAST, "PyTorch; in figures, its time over ours"))
     width = figure.get_figwidth()
     place = {"loc": "lower left", "bbox_to_anchor": (_LEFT / width - 0.01, 0.0)}
-    figure.legend(handles=marks, ncol=3, frameon=False, fontsize=8.5, labelcolor=_INK, handletextpad=0.2, **place)
+    figure.legend(handles=marks, ncol=3, frameon=False, fontsize=8.5, labelcolor=INK, handletextpad=0.2, **place)

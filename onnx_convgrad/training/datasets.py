@@ -27,6 +27,9 @@ class Dataset(ABC):
     slow = False
     """Whether reading takes long enough for a thread to do it ahead."""
 
+    classes: tuple[str, ...] = ()
+    """Names of the classes that labels are the numbers of, where they are known."""
+
     @abstractmethod
     def __len__(self) -> int: ...
 
@@ -106,7 +109,7 @@ class Part(Dataset):
 
     def __init__(self, whole: Dataset, rows: np.ndarray) -> None:
         self.whole, self.rows = whole, rows
-        self.slow = whole.slow
+        self.slow, self.classes = whole.slow, whole.classes
 
     def __len__(self) -> int:
         return len(self.rows)

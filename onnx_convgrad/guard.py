@@ -1,0 +1,32 @@
+"""What every command runs inside of: the package's errors as a paragraph on stderr and an exit status."""
+
+# ruff: noqa: T201 - commands print
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+
+import typer
+
+__all__ = ["guarded"]
+
+
+@contextlib.contextmanager
+def guarded() -> Iterator[None]:
+    """Turn the package's errors into a paragraph on stderr and an exit status."""
+    from onnx_convgrad.errors import ConvGradError
+    from onnx_convgrad.tables import recorded_warnings
+
+    try:
+        with recorded_warnings():
+            yield
+        sys.stdout.flush()
+    except ConvGradError as problem:
+        print(f"Error: {problem}", file=sys.stderr)
+        raise typer.Exit(problem.exit_status) from None
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(0) from None
