@@ -227,6 +227,7 @@ def test_a_wrong_file_is_refused(text: str, message: str, tmp_path: Path) -> Non
         (["--metric", "recall"], "Unknown metric 'recall'."),
         (["--plot", "loss.bmp"], "A plot cannot be written as 'loss.bmp'"),
         (["--loss", "logits=a*mse"], "'a' is no number. Write OUTPUT=0.5*NAME."),
+        (["--providers", "cdua"], "Unknown provider 'cdua'. cpu, cuda, or"),
         (["--mean", "0.5,x"], "--mean '0.5,x' is not a list of numbers."),
         (["--validation", "1.5"], "A share of 1.5 of 640 samples leaves one part empty."),
     ],
@@ -269,6 +270,19 @@ def test_a_folder_of_images(course: Path, tmp_path: Path) -> None:
     Image.new("L", (8, 8)).save(tmp_path / "digits" / "other" / "0.png")
     result = invoke(course / "model.onnx", "--data", tmp_path / "digits", *options, "--out", tmp_path / "more")
     assert result.exit_code == 2 and "The data have 11 classes; the output 'logits' has 10." in result.stderr
+
+
+def test_arrays_of_several_files(course: Path, tmp_path: Path) -> None:
+    data = np.load(course / "train.npz")
+    np.save(tmp_path / "pictures.npy", data["image"])
+    np.save(tmp_path / "y.npy", data["target"])
+    named = ["--data", f"image={tmp_path / 'pictures.npy'}", "--data", tmp_path / "y.npy"]
+    result = invoke(course / "model.onnx", *named, *BASIC, "--epochs", 1, "--out", tmp_path / "run", "--json")
+    whole = train(course, tmp_path / "whole", "--epochs", 1, "--json")
+    losses = [json.loads(r.stdout)["history"][0]["loss"] for r in (result, whole)]
+    assert losses[0] == losses[1]
+    doubled = invoke(course / "model.onnx", *named, "--data", tmp_path / "y.npy", *BASIC, "--out", tmp_path / "more")
+    assert doubled.exit_code == 2 and "There is more than one array 'y'. Give each a name: NAME=PATH." in doubled.stderr
 
 
 def test_a_loss_that_is_no_number_ends_the_run(course: Path, tmp_path: Path) -> None:

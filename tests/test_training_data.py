@@ -117,6 +117,8 @@ def test_what_cannot_be_matched_is_refused() -> None:
     data = {"a": np.zeros((4, 1, 8, 8)), "b": np.zeros(4), "c": np.zeros(4)}
     with pytest.raises(ArgumentError, match=r"takes 'image', 'target'; of the arrays 'a', 'b', 'c' none is clearly"):
         Loader(Arrays(data), IMAGES)
+    with pytest.raises(ArgumentError, match=r"no array for 'target': the program takes .*, the data have 'image'\."):
+        Loader(Arrays({"image": np.zeros((4, 1, 8, 8))}), IMAGES)
     with pytest.raises(ArgumentError, match=r"no array 'd' for the input 'image'\. There are 'a'"):
         Loader(Arrays(data), IMAGES, names={"image": "d"})
     with pytest.raises(ArgumentError, match=r"no input 'picture' to take an array\. It takes 'image', 'target'"):
@@ -193,6 +195,8 @@ def test_unusable_files_are_refused(tmp_path: Path) -> None:
     for name in ("cut.npz", "cut.npy"):
         with pytest.raises(ArgumentError, match=f"{name}' could not be read as arrays"):
             read_arrays(tmp_path / name)
+    with pytest.raises(ArgumentError, match=r"objects\.npz' holds several arrays, not one"):
+        Arrays({"x": tmp_path / "objects.npz"})
     (tmp_path / "table.csv").touch()
     with pytest.raises(ArgumentError, match=r"table\.csv' is not data that can be read"):
         read_arrays(tmp_path / "table.csv")

@@ -12,8 +12,8 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.pipeline import load
 from onnx_convgrad.registry import check_names
 from onnx_convgrad.training.config import Config, option, share_of
-from onnx_convgrad.training.data import BATCH_SIZE, Loader, as_dataset
-from onnx_convgrad.training.datasets import Arrays, Dataset
+from onnx_convgrad.training.data import BATCH_SIZE, Loader
+from onnx_convgrad.training.datasets import Arrays, Dataset, read_arrays
 from onnx_convgrad.training.images import ImageFolder, is_image_folder
 from onnx_convgrad.training.losses import Loss
 from onnx_convgrad.training.manifest import Manifest
@@ -140,16 +140,18 @@ def datasets(config: Config) -> tuple[Dataset, Dataset | None]:
 
 
 def _dataset(config: Config, entries: tuple[str, ...], classes: tuple[str, ...] | None = None) -> Dataset:
-    """One path, or several as `NAME=PATH` or with the names of the files."""
-    if len(entries) == 1 and "=" not in entries[0]:
-        path = Path(entries[0])
-        if is_image_folder(path):
-            return _images(config, path, classes)
-        found = as_dataset(path)
-        assert found is not None
-        return found
-    named = [(name or Path(path).stem, path) for name, _, path in (entry.rpartition("=") for entry in entries)]
-    return Arrays(dict(named))
+    """A folder of images, or the arrays of all files; `NAME=PATH` names the array of an `.npy` file."""
+    if len(entries) == 1 and is_image_folder(Path(entries[0])):
+        return _images(config, Path(entries[0]), classes)
+    arrays: dict[str, Any] = {}
+    for entry in entries:
+        name, _, path = entry.rpartition("=")
+        more: dict[str, Any] = {name: path} if name else dict(read_arrays(path).arrays)
+        doubled = [key for key in more if key in arrays]
+        if doubled:
+            raise ArgumentError(f"There is more than one array {doubled[0]!r}.", hint="Give each a name: NAME=PATH.")
+        arrays |= more
+    return Arrays(arrays)
 
 
 def _images(config: Config, path: Path, classes: tuple[str, ...] | None) -> ImageFolder:

@@ -16,6 +16,8 @@ from typing import Any
 
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.figures import check_plot
+from onnx_convgrad.providers import check_available, resolve_providers
+from onnx_convgrad.runtime import import_runtime
 from onnx_convgrad.tables import Output, Table
 from onnx_convgrad.training import assembly, checkpoint
 from onnx_convgrad.training.callbacks import Callback, Checkpoints, EarlyStopping, Log, TensorBoard
@@ -61,6 +63,8 @@ def command(given: Mapping[str, Any], config_file: Path | None, resume: Path | N
         folder = _new_folder(config)
     if config.plot:
         check_plot(Path(config.plot))
+    providers = list(config.providers) or None
+    check_available(import_runtime(), [name for name, _ in resolve_providers(providers)])
     with out.stages() as stage:
         stage("reading the data")
         train, held = assembly.datasets(config)
@@ -71,7 +75,8 @@ def command(given: Mapping[str, Any], config_file: Path | None, resume: Path | N
         loaders = assembly.loaders(config, program.manifest, train, held)
         assembly.check_classes(program, train)
         counted = resolve_metrics(assembly.metrics(config, program.manifest), program.manifest)
-        folder.mkdir(parents=True, exist_ok=True)  # from here on there is something to resume
+        callbacks = _callbacks(config, folder)
+        _checkpoints(folder).mkdir(parents=True, exist_ok=True)  # from here on there is something to resume
         write_config(config, folder / _CONFIG)
         if train.classes:
             (folder / _CLASSES).write_text(dumps(train.classes))
@@ -80,7 +85,7 @@ def command(given: Mapping[str, Any], config_file: Path | None, resume: Path | N
         program = TrainingProgram.load(folder / _PROGRAM)  # in a resumed run too
         stage("starting ONNX Runtime")
         options = {"threads": config.threads} if config.threads else None
-        trainer = Trainer(program, list(config.providers) or None, config.seed, schedule=rate, options=options)
+        trainer = Trainer(program, providers, config.seed, schedule=rate, options=options)
         if resume is not None and checkpoint.numbered(_checkpoints(folder)):
             trainer.restore(_checkpoints(folder))
     interruption = Interruption()
@@ -90,7 +95,7 @@ def command(given: Mapping[str, Any], config_file: Path | None, resume: Path | N
             epochs=config.epochs,
             validation=loaders[1],
             metrics=counted,
-            callbacks=[*_callbacks(config, folder), _Diverged(), interruption],
+            callbacks=[*callbacks, _Diverged(), interruption],
             accumulate=config.accumulate,
             progress="none" if out.silent else "auto",
         )
@@ -130,9 +135,7 @@ def _program(config: Config, rate: Schedule, path: Path, stage: Callable[[str], 
 
 
 def _checkpoints(folder: Path) -> Path:
-    path = folder / _CHECKPOINTS
-    path.mkdir(parents=True, exist_ok=True)
-    return path
+    return folder / _CHECKPOINTS
 
 
 def _resume(folder: Path) -> str:

@@ -156,9 +156,11 @@ def _opened(value: Any) -> np.ndarray:
         return as_array(value)
     path = Path(value)
     try:
-        array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+        array: Any = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as problem:
         raise _unreadable(path, problem) from problem
+    if not isinstance(array, np.ndarray):
+        raise ArgumentError(f"{str(path)!r} holds several arrays, not one.", hint="Give it without a name.")
     return array
 
 

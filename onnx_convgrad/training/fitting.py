@@ -61,12 +61,17 @@ class Fitting:
         spare = [name for name in arrays if name not in found.values()]
         if len(missing) == len(spare):
             return found | dict(zip(missing, spare, strict=True))
+        if missing and not spare:
+            raise ArgumentError(
+                f"There is no array for {_listed(missing)}: the program takes {_listed(self.ports)}, "
+                f"the data have {_listed(arrays)}."
+            )
         if missing:
             raise ArgumentError(
                 f"The program takes {_listed(self.ports)}; of the arrays {_listed(arrays)} none is clearly "
                 f"{_listed(missing)}.",
                 hint="Give the arrays the names of the inputs, or 'x' and 'y', or say which is which: "
-                f"{missing[0]}={(spare or ['NAME'])[0]}.",
+                f"{missing[0]}={spare[0]}.",
             )
         return found
 
