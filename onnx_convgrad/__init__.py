@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onnx_convgrad import callbacks, data, losses, metrics, optim
+    from onnx_convgrad import callbacks, data, functional, losses, metrics, optim
     from onnx_convgrad.api import augment, explain, grad, hvp, jvp, vjp
     from onnx_convgrad.errors import (
         ArgumentError,
@@ -47,7 +47,7 @@ _HOME = {
     "Trainer": "training.trainer",
 }
 
-_MODULES = ("callbacks", "data", "losses", "metrics", "optim")
+_MODULES = ("callbacks", "data", "functional", "losses", "metrics", "optim")
 
 __all__ = [
     "ArgumentError",
@@ -66,6 +66,7 @@ __all__ = [
     "callbacks",
     "data",
     "explain",
+    "functional",
     "grad",
     "hvp",
     "jvp",

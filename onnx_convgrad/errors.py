@@ -67,7 +67,14 @@ class RuleContractError(ConvGradError):
 
 
 class ExecutionError(ConvGradError):
-    """ONNX Runtime is not installed, lacks the wanted provider, or refused the model."""
+    """ONNX Runtime is not installed, lacks the wanted provider, or refused the model.
+
+    `snippet` may hold a program that repeats the failure with numpy and ONNX Runtime alone.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", snippet: str = "") -> None:
+        self.snippet = snippet
+        super().__init__(message, hint=hint)
 
 
 class CheckpointError(ConvGradError):

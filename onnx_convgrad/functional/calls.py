@@ -1,0 +1,252 @@
+"""From arguments to arrays: a form of a call is checked and compiled once, then only run.
+
+The table here goes by the arguments as they were given, so that a repeated call costs one look-up; the one of sessions goes
+by what they mean, so that `padding=1` and `padding=(1, 1)` share a session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.functional.geometry import Geometry, settle
+from onnx_convgrad.functional.graph import Kind, Task
+from onnx_convgrad.functional.sessions import Array, Compiled, Resolved, compiled
+from onnx_convgrad.providers import resolve_providers
+
+__all__ = ["DTYPES", "Function", "Window"]
+
+DTYPES = ("float16", "float32", "float64", "complex64", "complex128")
+
+PLANS = 1024
+"""How many forms of a call are kept."""
+
+Window = tuple[Any, Any, Any, Any, Any, Any]
+"""stride, padding, dilation, transposed, output_padding and groups, as the caller gave them."""
+
+Sizes = tuple[int, ...]
+Signature = tuple[tuple[Sizes, np.dtype] | None, ...]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Function:
+    """A public function.
+
+    Attributes:
+        kind: What its model computes.
+        arrays: Its arrays in order: the name, and whose shape it has.
+        results: What each result belongs to; `output`, `input`, `weight` or `bias`.
+        per_sample: Whether every sample has gradients of its own.
+        rank: Number of spatial axes, if it is for one.
+    """
+
+    kind: Kind
+    arrays: Mapping[str, str]
+    results: tuple[str, ...]
+    per_sample: bool = False
+    rank: int | None = None
+
+    def __call__(
+        self,
+        arrays: Sequence[Any],
+        window: Window,
+        *,
+        sizes: tuple[Any, Any, Any] = (None, None, None),
+        mask: Sequence[bool] = (True,),
+        providers: Any = None,
+    ) -> tuple[Any, ...]:
+        """The results, `None` where `mask` says so. `sizes` are those of input, weight and bias that no array tells."""
+        given = [a if a is None or type(a) is np.ndarray else np.asarray(a) for a in arrays]
+        signature = tuple([None if a is None else (a.shape, a.dtype) for a in given])
+        options = [_hashable(value) for value in (*sizes, *window, mask, providers)]
+        return _plan(self, signature, *options).run(given)
+
+
+def _hashable(value: Any) -> Any:
+    """The value with lists as tuples; what it means is decided where it is read."""
+    kind = type(value)
+    if value is None or kind is int or kind is bool or kind is str:
+        return value
+    if kind is np.ndarray:
+        return tuple(value.tolist())
+    if kind is dict:
+        return _Options((key, _hashable(value[key])) for key in sorted(value))
+    return tuple([_hashable(v) for v in value]) if isinstance(value, (list, tuple)) else value
+
+
+class _Options(tuple[tuple[str, Any], ...]):
+    """The options of a provider, which can be hashed."""
+
+    __slots__ = ()
+
+
+def _resolved(providers: Any) -> Resolved:
+    """The providers from what `_hashable` made of them."""
+    if isinstance(providers, tuple):
+        members = [_thawed(member) for member in providers]
+        providers = tuple(members) if len(members) == 2 and isinstance(members[1], dict) else members
+    return tuple((name, tuple(sorted(own.items()))) for name, own in resolve_providers(providers))
+
+
+def _thawed(member: Any) -> Any:
+    if isinstance(member, _Options):
+        return dict(member)
+    return tuple(map(_thawed, member)) if isinstance(member, tuple) else member
+
+
+# -- plans -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """How an array goes in: its name and position, the dtype and shape to view it with where they differ."""
+
+    name: str
+    position: int
+    dtype: np.dtype | None
+    shape: Sizes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a result comes out: its position among the outputs (`None`: it is zero), its shape and dtype."""
+
+    position: int | None
+    shape: Sizes
+    dtype: np.dtype
+
+    def take(self, outputs: Sequence[Array]) -> Array:
+        if self.position is None:
+            return np.zeros(self.shape, self.dtype)
+        found = outputs[self.position]
+        if found.dtype != self.dtype:  # real and imaginary parts
+            found = found.view(self.dtype)
+        return found if found.shape == self.shape else found.reshape(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A call that waits only for its arrays."""
+
+    session: Compiled | None
+    feeds: tuple[Feed, ...]
+    results: tuple[Result | None, ...]
+
+    def run(self, arrays: Sequence[Array | None]) -> tuple[Array | None, ...]:
+        outputs: list[Array] = []
+        if self.session is not None:
+            feeds = {}
+            for feed in self.feeds:
+                array = arrays[feed.position]
+                assert array is not None, "the model reads what is there"
+                if feed.dtype is not None:
+                    array = np.ascontiguousarray(array).view(feed.dtype)
+                feeds[feed.name] = array if feed.shape is None else array.reshape(feed.shape)
+            outputs = self.session.run(feeds)
+        return tuple([None if result is None else result.take(outputs) for result in self.results])
+
+
+@lru_cache(maxsize=PLANS, typed=True)
+def _plan(
+    function: Function,
+    signature: Signature,
+    input_size: Any,
+    weight_size: Any,
+    bias_size: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: Any,
+    output_padding: Any,
+    groups: Any,
+    mask: Any,
+    providers: Any,
+) -> Plan:
+    arrays = {name: found for name, found in zip(function.arrays, signature, strict=True) if found is not None}
+    dtype = _common_dtype({name: kind for name, (_, kind) in arrays.items()})
+    shapes = {name: shape for name, (shape, _) in arrays.items()}
+    g, batched = settle(
+        shapes.get("input", input_size),
+        shapes.get("weight", weight_size),
+        stride,
+        padding,
+        dilation,
+        bool(transposed),
+        output_padding,
+        groups,
+        function.rank,
+    )
+    if bias_size is not None:
+        shapes["bias"] = bias_size if isinstance(bias_size, tuple) else (bias_size,)
+    _check_shapes(function, g, shapes, batched=batched)
+    wanted = _wanted(function, mask)
+    given = tuple(name.removesuffix("_direction") for name in function.arrays if name in arrays and name not in _ALWAYS)
+    task = Task(function.kind, given, wanted)
+    live = compiled(g.per_sample() if function.per_sample else g, dtype, task, _resolved(providers))
+    where = () if live is None else live.outputs
+    results = []
+    for name in function.results:
+        position = where.index(f"result_{name}") if f"result_{name}" in where else None
+        shape = _result_shape(function, g, name, batched=batched)
+        results.append(Result(position, shape, dtype) if name in wanted else None)
+    feeds = []
+    for name, (shape, kind) in ({} if live is None else live.inputs).items():
+        view, same = None if kind == dtype else kind, shape == shapes[name]
+        feeds.append(Feed(name, list(function.arrays).index(name), view, None if same else shape))
+    return Plan(live, tuple(feeds), tuple(results))
+
+
+_ALWAYS = ("input", "weight", "grad_output")
+"""Operands that no function can go without."""
+
+
+def _wanted(function: Function, mask: Any) -> tuple[str, ...]:
+    if not isinstance(mask, tuple) or len(mask) != len(function.results):
+        count = f"{len(mask)} entries" if isinstance(mask, tuple) else repr(mask)
+        raise ArgumentError(f"output_mask needs {len(function.results)} entries, one per result, but has {count}.")
+    return tuple(name for name, is_wanted in zip(function.results, mask, strict=True) if is_wanted)
+
+
+def _result_shape(function: Function, g: Geometry, name: str, *, batched: bool) -> Sizes:
+    shape = g.shape(name)
+    if function.per_sample:
+        return (g.input[0], *shape) if batched else shape
+    return shape if batched or name in ("weight", "bias") else shape[1:]
+
+
+# -- checks ------------------------------------------------------------------------------------------------------------
+
+
+def _common_dtype(dtypes: Mapping[str, np.dtype]) -> np.dtype:
+    first, dtype = next(iter(dtypes.items()))
+    for name, other in dtypes.items():
+        if other != dtype:
+            raise ArgumentError(f"{first.capitalize()} type ({dtype}) and {name} type ({other}) should be the same.")
+    if dtype.name not in DTYPES or not dtype.isnative:
+        raise ArgumentError(
+            f"{first.capitalize()} type ({dtype}) is not supported.", hint=f"There are {', '.join(DTYPES)}."
+        )
+    return dtype
+
+
+def _check_shapes(function: Function, g: Geometry, shapes: Mapping[str, Sizes], *, batched: bool) -> None:
+    """Each array has the shape that follows from those of the input and the weight."""
+    for name, shape in shapes.items():
+        of = function.arrays.get(name, name)
+        wanted = g.shape(of) if batched or of in ("weight", "bias") else g.shape(of)[1:]
+        if shape == wanted:
+            continue
+        if name == "bias":
+            raise ArgumentError(
+                f"Given weight of size {list(g.weight)}, expected bias to be 1-dimensional with {g.features} elements,"
+                f" but got bias of size {list(shape)} instead."
+            )
+        raise ArgumentError(
+            f"Expected {name} to have the size of the {of}, {list(wanted)}, but got {list(shape)} instead.",
+            hint=f"The input is of size {list(g.input)}, the weight of size {list(g.weight)}.",
+        )

@@ -1,0 +1,163 @@
+"""Convolutions of any rank with the arguments of ATen: forward, backward, double backward, forward mode.
+
+What these functions share:
+
+- Arrays are numpy arrays of one dtype: float16, float32, float64, complex64 or complex128. Results have it too.
+- `input` is `[N, C, *]` or, for one sample, `[C, *]`, with one to three spatial axes; `weight` is `[O, C / groups, *]`, or
+  `[C, O / groups, *]` if `transposed`; the output, and `grad_output`, is `[N, O, *]` or `[O, *]`.
+- `stride`, `padding`, `dilation`, `output_padding`: a number, or one per axis. `padding` may be `"valid"`, and `"same"`
+  where there is no stride and no transposition.
+- Gradients of complex arrays are PyTorch's: dL/d(re) + i dL/d(im).
+- `providers`: `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default.
+- Raises `ArgumentError` where PyTorch refuses the arguments, and `ExecutionError` when ONNX Runtime or a provider is missing
+  or fails; the error's `snippet` is then a program that repeats the call with numpy and ONNX Runtime alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from numpy.typing import ArrayLike
+
+from onnx_convgrad.functional.calls import Function
+from onnx_convgrad.functional.sessions import Array
+
+__all__ = ["convolution", "convolution_backward", "convolution_double_backward", "convolution_jvp"]
+
+Numbers = int | Sequence[int]
+Padding = int | Sequence[int] | str
+Mask = Sequence[bool]
+
+_CONVOLUTION = Function("convolution", {"input": "input", "weight": "weight", "bias": "bias"}, ("output",))
+_OPERANDS = {"input": "input", "weight": "weight", "grad_output": "output"}
+_BACKWARD = Function("convolution_backward", _OPERANDS, ("input", "weight", "bias"))
+_DIRECTIONS = {"input_direction": "input", "weight_direction": "weight", "bias_direction": "bias"}
+_DOUBLE = Function("convolution_double_backward", {**_OPERANDS, **_DIRECTIONS}, ("output", "input", "weight"))
+_JVP = Function("convolution_jvp", {"input": "input", "weight": "weight", **_DIRECTIONS}, ("output",))
+
+
+def convolution(
+    input: ArrayLike,  # noqa: A002 - the names are PyTorch's
+    weight: ArrayLike,
+    bias: ArrayLike | None = None,
+    stride: Numbers = 1,
+    padding: Padding = 0,
+    dilation: Numbers = 1,
+    transposed: bool = False,  # noqa: FBT002
+    output_padding: Numbers = 0,
+    groups: int = 1,
+    *,
+    providers: Any = None,
+) -> Array:
+    """The convolution, or the transposed one: `torch.convolution`.
+
+    >>> import numpy as np
+    >>> convolution(np.ones((1, 1, 3, 3)), np.ones((1, 1, 2, 2)))
+    array([[[[4., 4.],
+             [4., 4.]]]])
+    """
+    window = (stride, padding, dilation, transposed, output_padding, groups)
+    (output,) = _CONVOLUTION((input, weight, bias), window, providers=providers)
+    return output  # type: ignore[no-any-return]
+
+
+def convolution_backward(
+    grad_output: ArrayLike,
+    input: ArrayLike,  # noqa: A002
+    weight: ArrayLike,
+    bias_sizes: Sequence[int] | None = None,
+    stride: Numbers = 1,
+    padding: Padding = 0,
+    dilation: Numbers = 1,
+    transposed: bool = False,  # noqa: FBT002
+    output_padding: Numbers = 0,
+    groups: int = 1,
+    output_mask: Mask = (True, True, True),
+    *,
+    providers: Any = None,
+) -> tuple[Array | None, Array | None, Array | None]:
+    """The gradients for input, weight and bias: `torch.ops.aten.convolution_backward`.
+
+    What `output_mask` leaves out is not computed, and `None`. `bias_sizes`, `[O]`, is only checked.
+
+    >>> import numpy as np
+    >>> x, w = np.ones((1, 1, 3)), np.ones((2, 1, 2))
+    >>> dx, dw, db = convolution_backward(np.ones((1, 2, 2)), x, w, output_mask=(True, False, True))
+    >>> dx, dw, db
+    (array([[[2., 4., 2.]]]), None, array([2., 2.]))
+    """
+    window = (stride, padding, dilation, transposed, output_padding, groups)
+    sizes = (None, None, bias_sizes)
+    return _BACKWARD((input, weight, grad_output), window, sizes=sizes, mask=output_mask, providers=providers)
+
+
+def convolution_double_backward(
+    ggI: ArrayLike | None,  # noqa: N803 - the names are ATen's
+    ggW: ArrayLike | None,  # noqa: N803
+    ggb: ArrayLike | None,
+    gO: ArrayLike,  # noqa: N803
+    weight: ArrayLike,
+    input: ArrayLike,  # noqa: A002
+    stride: Numbers = 1,
+    padding: Padding = 0,
+    dilation: Numbers = 1,
+    transposed: bool = False,  # noqa: FBT002
+    output_padding: Numbers = 0,
+    groups: int = 1,
+    output_mask: Mask = (True, True, True),
+    *,
+    providers: Any = None,
+) -> tuple[Array | None, Array | None, Array | None]:
+    """The backward pass of `convolution_backward`: `torch.ops.aten._convolution_double_backward`.
+
+    Args:
+        ggI: Cotangent of the gradient for the input, of the input's shape; `None`, as for the next two, is zero.
+        ggW: Cotangent of the gradient for the weight.
+        ggb: Cotangent of the gradient for the bias.
+        gO: The `grad_output` of the backward pass.
+        weight: As above.
+        input: As above.
+        stride: As above, like the rest.
+        padding: See there.
+        dilation: See there.
+        transposed: See there.
+        output_padding: See there.
+        groups: See there.
+        output_mask: Which results are wanted.
+        providers: See there.
+
+    Returns:
+        The gradients for gO, input and weight; those that nothing reaches are zeros.
+    """
+    window = (stride, padding, dilation, transposed, output_padding, groups)
+    arrays = (input, weight, gO, ggI, ggW, ggb)
+    return _DOUBLE(arrays, window, mask=output_mask, providers=providers)
+
+
+def convolution_jvp(
+    input: ArrayLike,  # noqa: A002
+    weight: ArrayLike,
+    input_tangent: ArrayLike | None = None,
+    weight_tangent: ArrayLike | None = None,
+    bias_tangent: ArrayLike | None = None,
+    stride: Numbers = 1,
+    padding: Padding = 0,
+    dilation: Numbers = 1,
+    transposed: bool = False,  # noqa: FBT002
+    output_padding: Numbers = 0,
+    groups: int = 1,
+    *,
+    providers: Any = None,
+) -> Array:
+    """Forward mode: the derivative of the output along tangents of input, weight and bias; `None` is zero.
+
+    >>> import numpy as np
+    >>> x, w = np.ones((1, 1, 3)), np.ones((1, 1, 2))
+    >>> convolution_jvp(x, w, input_tangent=x, weight_tangent=w)
+    array([[[4., 4.]]])
+    """
+    window = (stride, padding, dilation, transposed, output_padding, groups)
+    arrays = (input, weight, input_tangent, weight_tangent, bias_tangent)
+    (output,) = _JVP(arrays, window, providers=providers)
+    return output  # type: ignore[no-any-return]

@@ -1,0 +1,225 @@
+"""The model behind one call: a convolution, the derivative that is asked for by the engine's own rules, lowered.
+
+A complex convolution is three real ones (Gauss), on real and imaginary parts as separate values:
+
+    t1 = conv(a, c)   t2 = conv(b, d)   t3 = conv(a + b, c + d)      (a + ib) * (c + id) = (t1 - t2) + i (t3 - t1 - t2)
+
+and its derivatives follow from the same rules: those of a real function of two real arguments each, which is what PyTorch
+takes for the gradient of complex tensors. They take three convolutions again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnx_convgrad.cost import target_named
+from onnx_convgrad.emit import CANONICAL_OPSET, Emitter
+from onnx_convgrad.forward import forward
+from onnx_convgrad.functional.geometry import Geometry
+from onnx_convgrad.lowering import Policy
+from onnx_convgrad.pipeline import complete
+from onnx_convgrad.reverse import backward
+
+__all__ = ["Kind", "Task", "build"]
+
+Kind = Literal["convolution", "convolution_backward", "convolution_double_backward", "convolution_jvp"]
+Parts = tuple[ir.Value, ...]
+"""A value, or the real and the imaginary part of a complex one."""
+
+_PARTS: dict[str, np.dtype] = {"complex64": np.dtype(np.float32), "complex128": np.dtype(np.float64)}
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a model computes.
+
+    Attributes:
+        kind: The function.
+        given: Which of the operands that the function may go without are there: `bias`, or the cotangents (of `input`,
+            `weight` and `bias` gradients) or tangents named after what they belong to.
+        wanted: Names of the results, of `output`, `input`, `weight` and `bias`.
+    """
+
+    kind: Kind
+    given: tuple[str, ...]
+    wanted: tuple[str, ...]
+
+
+def build(g: Geometry, dtype: np.dtype, task: Task, target: str) -> onnx.ModelProto | None:
+    """The model, or `None` when every result is zero.
+
+    Its inputs are `input`, `weight`, `bias`, `grad_output` and, per member `x` of `task.given`, `x_direction`: those that
+    the results depend on. Its outputs are those of `task.wanted` that are not zero whatever the operands. A complex array
+    is a real one with an axis of two at the end.
+    """
+    draft = _Draft(g, dtype, target)
+    primal = draft.model.clone()
+    results = _DERIVATIVES[task.kind](draft, task)
+    for name in task.wanted:
+        if any(part is not None for part in results.get(name, ())):
+            draft.output(name, results[name])
+    graph = draft.model.graph
+    if not graph.outputs:
+        return None
+    complete(draft.model, primal, draft.e.target, Policy())
+    used = [v for v in graph.inputs if v.uses() or v.is_graph_output()]
+    del graph.inputs[:]
+    graph.inputs.extend(used)
+    return ir.to_proto(draft.model)
+
+
+class _Draft:
+    """A graph that is being written: operands in parts on demand, the convolution, results put together."""
+
+    def __init__(self, g: Geometry, dtype: np.dtype, target: str) -> None:
+        graph = ir.Graph([], [], nodes=[], opset_imports={"": CANONICAL_OPSET}, name="convolution")
+        self.model = ir.Model(graph, ir_version=10)
+        self.g = g
+        self.complex = dtype.name in _PARTS
+        self.outer = ir.DataType.from_numpy(_PARTS.get(dtype.name, dtype))
+        # The CPU has no arithmetic in half precision: casting once, at the borders, also rounds once.
+        half_by_casts = self.outer == ir.DataType.FLOAT16 and target != "cuda"
+        self.inner = ir.DataType.FLOAT if half_by_casts else self.outer
+        self.e = Emitter(graph, target=target_named(target))
+        self.operands: dict[str, Parts] = {}
+
+    def operand(self, of: str, name: str = "") -> Parts:
+        """The graph input `name` with the shape of `of` (`input`, `weight`, `bias` or `output`)."""
+        name, e = name or of, self.e
+        if name in self.operands:
+            return self.operands[name]
+        shape = self.g.shape(of)
+        whole = (*shape, 2) if self.complex else shape
+        value = ir.Value(name=name, shape=ir.Shape(whole), type=ir.TensorType(self.outer))
+        e.graph.inputs.append(value)
+        if self.complex:
+            first = e.transpose(value, [len(shape), *range(len(shape))])
+            parts = tuple(e.squeeze(e.slice(first, [i], [i + 1], [0]), [0]) for i in range(2))
+        elif self.inner != self.outer:
+            parts = (e.cast(value, self.inner),)
+        else:
+            parts = (value,)
+        self.operands[name] = parts
+        return parts
+
+    def output(self, name: str, parts: Sequence[ir.Value | None]) -> None:
+        """Put the parts of a result together as the graph output `grad_<name>` or `output`."""
+        e, shape = self.e, ir.Shape(self.g.shape(name))
+        present = [part for part in parts if part is not None]
+        values = [part if part is not None else e.zeros_like(present[0]) for part in parts]
+        if self.complex:
+            joined = e.concat([e.unsqueeze(part, [0]) for part in values], axis=0)
+            value = e.transpose(joined, [*range(1, len(shape) + 1), 0])
+        else:
+            value = e.cast(values[0], self.outer)
+        if value.producer() is None or value.is_graph_output():
+            value = e.op("Identity", value)
+        value.name = f"result_{name}"
+        value.dtype, value.shape = self.outer, ir.Shape([*shape, 2]) if self.complex else shape
+        e.graph.outputs.append(value)
+
+    def convolution(self, *, bias: bool) -> Parts:
+        """The convolution of `input` and `weight`, with `bias` if there is one."""
+        if self.complex or self.g.empty:
+            y = self._zeros() if self.g.empty else self._gauss(self.operand("input"), self.operand("weight"))
+            if not bias:
+                return y
+            lifted = [self.e.unsqueeze(b, [0, *range(2, 2 + self.g.rank)]) for b in self.operand("bias")]
+            return tuple(self.e.add(part, b) for part, b in zip(y, lifted, strict=True))
+        x, w = self.operand("input")[0], self.operand("weight")[0]
+        return (self._real(x, w, self.operand("bias")[0] if bias else None),)
+
+    def _gauss(self, x: Parts, w: Parts) -> Parts:
+        e, (a, b), (c, d) = self.e, x, w
+        one, two, three = self._real(a, c), self._real(b, d), self._real(e.add(a, b), e.add(c, d))
+        return e.sub(one, two), e.sub(e.sub(three, one), two)
+
+    def _real(self, x: ir.Value, w: ir.Value, bias: ir.Value | None = None) -> ir.Value:
+        g, e = self.g, self.e
+        window: dict[str, Any] = {
+            "kernel_shape": g.weight[2:],
+            "strides": g.strides,
+            "dilations": g.dilations,
+            "group": g.groups,
+        }
+        if not g.transposed:
+            y = e.op("Conv", x, w, bias, pads=(*g.begin, *g.end), **window)
+            return self._typed(y, g.output)
+        # Output padding takes back padding at the end; what is more than that adds rows of zeros. ONNX Runtime's own
+        # attribute fails from a whole stride on.
+        end = tuple(max(b - extra, 0) for b, extra in zip(g.end, g.output_padding, strict=True))
+        rows = tuple(max(extra - b, 0) for b, extra in zip(g.end, g.output_padding, strict=True))
+        y = e.op("ConvTranspose", x, w, pads=(*g.begin, *end), **window)
+        short = [size - more for size, more in zip(g.output[2:], rows, strict=True)]
+        y = self._typed(y, (*g.output[:2], *short))
+        y = e.pad(y, [0] * g.rank, rows, list(range(2, 2 + g.rank)))
+        return y if bias is None else e.add(y, e.unsqueeze(bias, [0, *range(2, 2 + g.rank)]))
+
+    def _typed(self, y: ir.Value, shape: Sequence[int]) -> ir.Value:
+        y.dtype, y.shape = self.inner, ir.Shape(shape)
+        return y
+
+    def _zeros(self) -> Parts:
+        """What a convolution over nothing gives, each part a value of its own."""
+        zeros = self.e.op("Expand", self.e.const(0.0, self.inner), self.e.ints(self.g.output))
+        nodes = [ir.Node("", "Identity", [zeros], num_outputs=1) for _ in range(1 + self.complex)]
+        for node in nodes:
+            self.e.place(node)
+        return tuple(self.e.typed(node.outputs[0], zeros) for node in nodes)
+
+
+# -- one function per kind ---------------------------------------------------------------------------------------------
+
+Results = Mapping[str, Sequence[ir.Value | None]]
+
+
+def _output(draft: _Draft, task: Task) -> Results:
+    return {"output": draft.convolution(bias="bias" in task.given)}
+
+
+def _gradients(draft: _Draft, names: Sequence[str]) -> dict[str, list[ir.Value | None]]:
+    """The gradients for `names`, as functions of `grad_output`."""
+    y = draft.convolution(bias="bias" in names)
+    seeds = dict(zip(y, draft.operand("output", "grad_output"), strict=True))
+    sources = {name: draft.operand(name) for name in names}
+    found = backward(draft.e, seeds, [part for parts in sources.values() for part in parts])
+    return {name: [found.get(part) for part in parts] for name, parts in sources.items()}
+
+
+def _double(draft: _Draft, task: Task) -> Results:
+    """The gradients are functions of grad_output, input and weight: their own gradients, along the given cotangents."""
+    gradients = _gradients(draft, task.given)
+    seeds = {
+        part: along
+        for name in task.given
+        for part, along in zip(gradients[name], draft.operand(name, f"{name}_direction"), strict=True)
+        if part is not None
+    }
+    sources = {name: draft.operand(name, "grad_output" if name == "output" else "") for name in task.wanted}
+    found = backward(draft.e, seeds, [part for parts in sources.values() for part in parts])
+    return {name: [found.get(part) for part in parts] for name, parts in sources.items()}
+
+
+def _tangent(draft: _Draft, task: Task) -> Results:
+    y = draft.convolution(bias="bias" in task.given)
+    tangents = {
+        part: along
+        for name in task.given
+        for part, along in zip(draft.operand(name), draft.operand(name, f"{name}_direction"), strict=True)
+    }
+    found = forward(draft.e, tangents, y)
+    return {"output": [found.get(part) for part in y]}
+
+
+_DERIVATIVES = {
+    "convolution": _output,
+    "convolution_backward": lambda draft, task: _gradients(draft, task.wanted),
+    "convolution_double_backward": _double,
+    "convolution_jvp": _tangent,
+}

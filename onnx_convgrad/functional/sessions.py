@@ -1,0 +1,97 @@
+"""The compiled models: built once per geometry, dtype, task and provider, kept in a bounded table, run by any thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import onnx
+
+from onnx_convgrad.errors import ConvGradError, ExecutionError
+from onnx_convgrad.functional.geometry import Geometry
+from onnx_convgrad.functional.graph import Task, build
+from onnx_convgrad.functional.reproduce import reproduction
+from onnx_convgrad.providers import CUDA
+from onnx_convgrad.runtime import session
+
+__all__ = ["Array", "Compiled", "Resolved", "compiled"]
+
+Array = np.ndarray[Any, Any]
+
+Resolved = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
+"""Execution providers with their options, as pairs."""
+
+SESSIONS = 256
+"""How many are kept; the one that was used least recently leaves first."""
+
+_building = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A session with what it reads (shape and dtype of each input) and gives (names of the outputs)."""
+
+    live: Any
+    model: bytes
+    inputs: Mapping[str, tuple[tuple[int, ...], np.dtype]]
+    outputs: tuple[str, ...]
+    title: str
+
+    def run(self, feeds: dict[str, Array]) -> list[Array]:
+        """The outputs; an error carries a program that repeats it."""
+        try:
+            return self.live.run(self.outputs, feeds)  # type: ignore[no-any-return]
+        except Exception as problem:
+            raise _failure(self.title, problem, self.model, self.inputs, self.live.get_providers()) from problem
+
+
+def compiled(g: Geometry, dtype: np.dtype, task: Task, providers: Resolved) -> Compiled | None:
+    """The session for a task, or `None` when all its results are zero. Threads that miss it together build it once.
+
+    Raises:
+        ExecutionError: The provider is missing; or the model could not be built or was refused, with the program that
+            repeats it in `snippet`.
+    """
+    with _building:
+        return _compiled(g, dtype, task, providers)
+
+
+@lru_cache(maxsize=SESSIONS)
+def _compiled(g: Geometry, dtype: np.dtype, task: Task, providers: Resolved) -> Compiled | None:
+    title = f"{task.kind} giving {', '.join(task.wanted)} for {dtype.name}, {g}"
+    wanted = [(name, dict(options)) for name, options in providers]
+    try:
+        model = build(g, dtype, task, "cuda" if providers[0][0] == CUDA else "cpu")
+    except ConvGradError as problem:
+        raise ExecutionError(f"No model could be built for {title}: {problem}", hint="Please report it.") from problem
+    if model is None:
+        return None
+    inputs = {value.name: _kind(value.type.tensor_type) for value in model.graph.input}
+    outputs = tuple(value.name for value in model.graph.output)
+    raw = model.SerializeToString()
+    try:
+        live = session(model, providers=wanted)
+    except ExecutionError as problem:
+        if problem.__cause__ is None:  # the runtime or the provider is not there: nothing has failed
+            raise
+        raise _failure(title, problem.__cause__, raw, inputs, wanted) from problem
+    return Compiled(live, raw, inputs, outputs, title)
+
+
+def _kind(tensor: onnx.TypeProto.Tensor) -> tuple[tuple[int, ...], np.dtype]:
+    return tuple(d.dim_value for d in tensor.shape.dim), onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+
+
+def _failure(
+    title: str, problem: BaseException, model: bytes, inputs: Mapping[str, Any], providers: list[Any]
+) -> ExecutionError:
+    program = reproduction(title, model, inputs, providers)
+    return ExecutionError(
+        f"ONNX Runtime failed at {title}: {problem}\n"
+        f"The following program repeats it with numpy and onnxruntime alone. Please report it.\n\n{program}",
+        snippet=program,
+    )

@@ -1,0 +1,245 @@
+"""`onnx_convgrad.functional`: agreement with PyTorch's functions of the same names, masks, empty arrays, messages."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import onnx_convgrad.functional as F
+from onnx_convgrad import ArgumentError
+from onnx_convgrad.functional import sessions
+
+RNG = np.random.default_rng(0)
+CONV = {1: torch.nn.functional.conv1d, 2: torch.nn.functional.conv2d, 3: torch.nn.functional.conv3d}
+TRANSPOSED = {
+    1: torch.nn.functional.conv_transpose1d,
+    2: torch.nn.functional.conv_transpose2d,
+    3: torch.nn.functional.conv_transpose3d,
+}
+
+
+def rand(*shape: int, dtype: str = "float64") -> np.ndarray:
+    parts = RNG.standard_normal(shape), RNG.standard_normal(shape)
+    return (parts[0] + 1j * parts[1] if dtype.startswith("complex") else parts[0]).astype(dtype)
+
+
+def tensor(array: np.ndarray) -> torch.Tensor:
+    return torch.tensor(array, requires_grad=True)
+
+
+# -- against PyTorch ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_torch_nn_grad(rank: int) -> None:
+    x, w = rand(2, 4, *[7] * rank), rand(6, 2, *[3] * rank)
+    options: dict[str, Any] = {"stride": 2, "padding": 1, "dilation": 1, "groups": 2}
+    y = CONV[rank](tensor(x), tensor(w), **options)
+    g = rand(*y.shape)
+    for suffix, first, second in (("input", x.shape, w), ("weight", x, w.shape)):
+        name = f"conv{rank}d_{suffix}"
+        theirs = [a if isinstance(a, tuple) else torch.tensor(a) for a in (first, second, g)]
+        expected = getattr(torch.nn.grad, name)(*theirs, **options).numpy()
+        np.testing.assert_allclose(getattr(F, name)(first, second, g, **options), expected, atol=1e-12)
+        mine, original = (inspect.signature(getattr(m, name)).parameters for m in (F, torch.nn.grad))
+        assert [*mine][:-1] == [*original]
+        assert [p.default for p in mine.values()][:-1] == [p.default for p in original.values()]
+
+
+@pytest.mark.parametrize("mask", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 1)], ids=str)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_aten_backward(transposed: bool, mask: tuple[bool, ...]) -> None:
+    x, w = rand(3, 4, 6, 5), rand(4, 3, 2, 3) if transposed else rand(6, 2, 2, 3)
+    numbers = ([2, 1], [1, 0], [1, 2], transposed, [1, 1] if transposed else [0, 0], 2)
+    y = torch.convolution(torch.tensor(x), torch.tensor(w), None, *numbers)
+    g = rand(*y.shape)
+    theirs = [torch.tensor(a) for a in (g, x, w)]
+    expected = torch.ops.aten.convolution_backward(*theirs, [6], *numbers, list(map(bool, mask)))
+    found = F.convolution_backward(g, x, w, [6], *numbers, mask)
+    for value, reference, wanted in zip(found, expected, mask, strict=True):
+        if wanted:
+            np.testing.assert_allclose(value, reference.numpy(), atol=1e-12)
+        else:
+            assert value is None
+
+
+@pytest.mark.parametrize("given", range(8))
+@pytest.mark.parametrize("transposed", [False, True])
+def test_aten_double_backward(transposed: bool, given: int) -> None:
+    """Every subset of cotangents, every result; what ATen leaves undefined is zero."""
+    x, w = rand(2, 4, 6), rand(4, 3, 3) if transposed else rand(6, 2, 3)
+    numbers = ([2], [1], [1], transposed, [1] if transposed else [0], 2)
+    y = torch.convolution(torch.tensor(x), torch.tensor(w), None, *numbers)
+    g = rand(*y.shape)
+    ggs = [a if given >> i & 1 else None for i, a in enumerate((rand(*x.shape), rand(*w.shape), rand(6)))]
+    theirs = [None if a is None else torch.tensor(a) for a in (*ggs, g, w, x)]
+    expected = torch.ops.aten._convolution_double_backward(*theirs, *numbers, [True] * 3)
+    found = F.convolution_double_backward(*ggs, g, w, x, *numbers)
+    for value, reference, of in zip(found, expected, (g, x, w), strict=True):
+        np.testing.assert_allclose(value, np.zeros(of.shape) if reference is None else reference.numpy(), atol=1e-12)
+    assert F.convolution_double_backward(*ggs, g, w, x, *numbers, (0, 0, 0)) == (None, None, None)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex128"])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_per_sample(transposed: bool, rank: int, dtype: str) -> None:
+    """Each sample's gradients are those of a batch of it alone; one without a batch axis has them directly."""
+    x = rand(3, 4, *[6] * rank, dtype=dtype)
+    w = rand(*((4, 3) if transposed else (6, 2)), *[3] * rank, dtype=dtype)
+    extra = {"output_padding": 1} if transposed else {}
+    options: dict[str, Any] = {"stride": 2, "padding": 1, "groups": 2, **extra}
+    operator = (TRANSPOSED if transposed else CONV)[rank]
+    name = f"conv{'_transpose' * transposed}{rank}d_per_sample_grad"
+    b = tensor(rand(6, dtype=dtype))
+    y = operator(torch.tensor(x), torch.tensor(w), b, **options)
+    g = rand(*y.shape, dtype=dtype)
+    dw, db = getattr(F, name)(x, w, g, **options)
+    assert (dw.dtype, dw.shape, db.shape) == (dtype, (3, *w.shape), (3, 6))
+    weight = tensor(w)
+    for i in range(3):
+        y = operator(torch.tensor(x[i : i + 1]), weight, b, **options)
+        for found, reference in zip(
+            (dw[i], db[i]), torch.autograd.grad(y, (weight, b), torch.tensor(g[i : i + 1])), strict=True
+        ):
+            np.testing.assert_allclose(found, reference.numpy(), atol=1e-4 if dtype == "float32" else 1e-11)
+    alone, nothing = getattr(F, name)(x[0], w, g[0], **options, bias=False)
+    np.testing.assert_allclose(alone, dw[0], atol=1e-5)
+    assert nothing is None
+
+
+# -- what is computed --------------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_asked_for_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    import onnx
+
+    models: list[onnx.ModelProto] = []
+    original = sessions.session
+    monkeypatch.setattr(sessions, "session", lambda m, **options: models.append(m) or original(m, **options))
+    x, w, g = rand(2, 3, 11, dtype="float32"), rand(4, 3, 3, dtype="float32"), rand(2, 4, 9, dtype="float32")
+    F.convolution_backward(g, x, w, output_mask=(False, False, True))
+    F.convolution_backward(g, x, w, output_mask=(True, False, False))
+    bias, data = models
+    assert [v.name for v in bias.graph.input] == ["grad_output"]
+    assert {node.op_type for node in bias.graph.node} == {"ReduceSum"}
+    assert sorted(v.name for v in data.graph.input) == ["grad_output", "weight"]
+    assert F.convolution_backward(g, x, w, output_mask=(False, False, False)) == (None, None, None)
+    assert len(models) == 2
+
+
+# -- empty arrays ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+@pytest.mark.parametrize(("x", "w"), [((0, 2, 5), (3, 2, 3)), ((2, 0, 5), (3, 0, 3)), ((0, 5), (3, 0, 3))], ids=str)
+def test_empty(x: tuple[int, ...], w: tuple[int, ...], dtype: str) -> None:
+    """Zero batch and zero channels: no product, so all that is left comes from the bias."""
+    a, b, bias = rand(*x, dtype=dtype), rand(*w, dtype=dtype), rand(3, dtype=dtype)
+    y = F.convolution(a, b, bias)
+    assert y.shape == (*x[:-2], 3, 3)
+    np.testing.assert_array_equal(y, np.broadcast_to(bias[:, None], y.shape))
+    g = rand(*y.shape, dtype=dtype)
+    dx, dw, db = F.convolution_backward(g, a, b, [3])
+    axes = tuple(i for i in range(g.ndim) if i != g.ndim - 2)
+    np.testing.assert_allclose(db, g.sum(axis=axes), rtol=1e-5, atol=1e-5)
+    assert (dx.shape, dw.shape) == (x, w)
+    assert not dw.any()
+    second, dx, dw = F.convolution_double_backward(a, b, bias, g, b, a)
+    np.testing.assert_array_equal(second, y)
+    assert (dx.shape, dw.shape, dw.any()) == (x, w, False)
+    np.testing.assert_array_equal(F.convolution_jvp(a, b, a, b, bias), y)
+    per_weight, per_bias = F.conv1d_per_sample_grad(a, b, g)
+    assert (per_weight.shape, per_bias.shape) == ((*x[:-2], *w), (*x[:-2], 3))
+
+
+# -- arguments ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_lists_and_layouts(dtype: str) -> None:
+    """Nested lists, strided views and broadcast arrays are arrays too."""
+    x, w = rand(2, 8, 3, dtype=dtype), rand(4, 3, 3, dtype=dtype)
+    y = F.convolution(np.ascontiguousarray(x.transpose(0, 2, 1)), w)
+    np.testing.assert_array_equal(F.convolution(x.transpose(0, 2, 1), w), y)
+    ones = np.ones((), dtype)
+    np.testing.assert_array_equal(
+        F.convolution_backward(np.broadcast_to(ones, y.shape), x.transpose(0, 2, 1), w)[2],
+        np.full(4, y.shape[0] * y.shape[2]),
+    )
+    if dtype == "float32":
+        assert F.convolution([[[1.0, 2.0]]], [[[1.0]]]).dtype == np.float64
+
+
+REFUSED = [
+    ({"stride": 0}, "non-positive stride is not supported, but got stride=[0, 0]: 0 is less than 1."),
+    ({"stride": (1, 2, 3)}, "stride to be a single integer value or a list of 2 values .* which has 3"),
+    ({"stride": 1.5}, "stride must be an integer or a sequence of integers, not 1.5"),
+    ({"padding": (0, -2)}, "negative padding is not supported, but got padding=[0, -2]: -2 is less than 0"),
+    ({"padding": "full"}, "Invalid padding string: 'full', should be one of 'valid', 'same'"),
+    ({"padding": "same", "stride": 2}, "padding='same' is not supported for strided convolutions: stride=[2, 2]"),
+    ({"padding": "same", "transposed": True, "weight": (4, 3, 3, 3)}, "'same' is not supported for transposed"),
+    ({"dilation": 0}, "dilation should be greater than zero, but got dilation=[0, 0]: 0 is less than 1"),
+    ({"dilation": 4}, "padded input size per channel: (7 x 7). Kernel size: (9 x 9). Kernel size can't be greater"),
+    (
+        {"groups": 3, "weight": (7, 2, 3, 3)},
+        "expected weight to be divisible by 3 at dimension 0, .* size [7, 2, 3, 3]",
+    ),
+    ({"groups": 2}, "expected input [2, 4, 7, 7] to have 8 channels, but got 4 channels instead"),
+    ({"input": (2, 5, 7, 7)}, "expected input [2, 5, 7, 7] to have 4 channels, but got 5 channels instead"),
+    ({"input": (7, 7)}, "Expected 4-dimensional input for 4-dimensional weight [6, 4, 3, 3], but got 2-dimensional"),
+    ({"weight": (6, 4)}, "weight should have at least three dimensions, but got weight of size [6, 4]"),
+    ({"weight": (6, 4, 0, 3)}, "kernel size should be greater than zero, but got weight of size [6, 4, 0, 3]"),
+    ({"output_padding": 1}, "got output_padding=[1, 1] with transposed=False"),
+    (
+        {"transposed": True, "weight": (4, 3, 3, 3), "output_padding": 2, "stride": 2},
+        "must be smaller than either stride or dilation, but got output_padding=2 with stride=2 and dilation=1",
+    ),
+    (
+        {"transposed": True, "weight": (4, 3, 3, 3), "padding": 5},
+        "input size per channel: (7 x 7). Calculated output size per channel: (-1 x -1). Output size is too small",
+    ),
+    ({"bias": (5,)}, "expected bias to be 1-dimensional with 6 elements, but got bias of size [5] instead"),
+]
+
+
+@pytest.mark.parametrize(("changed", "message"), REFUSED, ids=lambda v: "" if isinstance(v, str) else str(v))
+def test_refused_arguments(changed: dict[str, Any], message: str) -> None:
+    """PyTorch refuses each of these too; the message has both numbers."""
+    sizes = {"input": (2, 4, 7, 7), "weight": (6, 4, 3, 3), "bias": None, **changed}
+    arrays = {name: None if (size := sizes.pop(name)) is None else rand(*size) for name in ("input", "weight", "bias")}
+    pattern = message.translate({ord(c): f"\\{c}" for c in "()[]"})
+    with pytest.raises(ArgumentError, match=pattern):
+        F.convolution(**arrays, **sizes)
+    keys = "stride padding dilation transposed output_padding groups".split()
+    defaults = dict(zip(keys, (1, 0, 1, False, 0, 1), strict=True))
+    given = {k: [v] if isinstance(v, int) and k not in ("transposed", "groups") else v for k, v in sizes.items()}
+    theirs = [None if a is None else torch.tensor(a) for a in arrays.values()]
+    with pytest.raises((RuntimeError, TypeError, ValueError)):
+        torch.convolution(*theirs, *{**defaults, **{k: [0] for k in keys[4:5]}, **given}.values())
+
+
+def test_refused_shapes() -> None:
+    x, w, g = rand(2, 3, 7), rand(4, 3, 3), rand(2, 4, 5)
+    with pytest.raises(
+        ArgumentError, match=r"grad_output to have the size of the output, \[2, 4, 5\], but got \[2, 4, 4\]"
+    ):
+        F.conv1d_weight(x, w.shape, g[..., :4])
+    with pytest.raises(ArgumentError, match=r"Expected 4-dimensional weight, but got 3-dimensional weight"):
+        F.conv2d_input(x.shape, w, g)
+    with pytest.raises(ArgumentError, match="input_size must not be negative"):
+        F.conv1d_input((2, 3, -7), w, g)
+    with pytest.raises(
+        ArgumentError, match=r"Input type \(float64\) and grad_output type \(float32\) should be the same"
+    ):
+        F.convolution_backward(g.astype("float32"), x, w)
+    with pytest.raises(ArgumentError, match=r"Input type \(int64\) is not supported. There are float16, float32"):
+        F.convolution(x.astype(int), w.astype(int))
+    with pytest.raises(ArgumentError, match=r"output_mask needs 3 entries, one per result, but has 2 entries"):
+        F.convolution_backward(g, x, w, output_mask=(True, False))
+    with pytest.raises(ArgumentError, match=r"expected bias to be 1-dimensional with 4 elements, .* size \[3\]"):
+        F.convolution_backward(g, x, w, [3])
