@@ -69,8 +69,18 @@ class Activity:
     varied: frozenset[ir.Value]
 
     @classmethod
-    def between(cls, sources: Collection[ir.Value], targets: Iterable[ir.Value], order: dict[ir.Node, int]) -> Activity:
-        """Activity from `sources` to `targets`; `order` gives each node's position."""
+    def between(
+        cls,
+        sources: Collection[ir.Value],
+        targets: Iterable[ir.Value],
+        order: dict[ir.Node, int],
+        *,
+        partial: bool = False,
+    ) -> Activity:
+        """Activity from `sources` to `targets`; `order` gives each node's position.
+
+        `partial` takes the sources for independent: what one of them owes to another is left out.
+        """
         stop = set(sources)
         ancestors: set[ir.Node] = set()
         stack = [v for v in targets if floating(v)]
@@ -78,7 +88,7 @@ class Activity:
         while stack:
             value = stack.pop()
             node = value.producer()
-            if node is None or node in ancestors or node not in order:
+            if node is None or node in ancestors or node not in order or (partial and value in stop):
                 continue
             ancestors.add(node)
             for _, operand in carriers(node, rule_of(node)):

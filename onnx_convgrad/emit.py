@@ -70,9 +70,15 @@ class Emitter:
     """
 
     def __init__(
-        self, graph: ir.Graph, *, opsets: Mapping[str, int] | None = None, target: Target | None = None
+        self,
+        graph: ir.Graph,
+        *,
+        opsets: Mapping[str, int] | None = None,
+        target: Target | None = None,
+        joint: bool = False,
     ) -> None:
         self.graph = graph
+        self.joint = joint
         self.target = target or TARGETS["cpu"]
         self.anchor: ir.Node | None = None
         self.origin: str = ""

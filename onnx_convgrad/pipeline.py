@@ -122,7 +122,7 @@ def build(
         _require_scalar(targets, mode)
     progress("differentiating")
     before = list(graph)
-    job = _Job(m, Emitter(graph, opsets=graph.opset_imports, target=machine))
+    job = _Job(m, Emitter(graph, opsets=graph.opset_imports, target=machine, joint=lowering != "exact"))
     results = job.second(composition, sources, targets) if mode == "hvp" else job.first(mode, sources, targets, seed)
     m.metadata_props[SEEDS_KEY] = json.dumps(job.seeds)
     if mode in ("vjp", "grad", "hvp"):

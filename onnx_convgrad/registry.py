@@ -34,10 +34,13 @@ from onnx_convgrad.errors import ArgumentError, RuleContractError, UnsupportedCa
 __all__ = [
     "Call",
     "Cotangents",
+    "Joint",
     "Kind",
     "Rule",
     "elementwise",
     "expansion",
+    "joint",
+    "joint_of",
     "linear",
     "load_rules",
     "lookup",
@@ -211,6 +214,38 @@ def vjp(*op_types: str, wrt: Sequence[str], parameters: Sequence[str] = (), **fi
 def expansion(*op_types: str, wrt: Sequence[str], parameters: Sequence[str] = (), **fields: Any) -> Decorator:
     """Declare `rule(e, n) -> results` that computes the same results with operators that have rules."""
     return _declare("expansion", op_types, wrt=tuple(wrt), parameters=tuple(parameters), **fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """How an operator and the producer of one of its operands are differentiated as one."""
+
+    operand: str
+    producer: str
+    function: Callable[..., Any]
+
+
+_JOINT: dict[tuple[str, str], Joint] = {}
+
+
+def joint(op_type: str, *, operand: str, producer: str) -> Decorator:
+    """Declare `rule(e, n, inner, varied) -> result`: what `n` and `inner`, the producer of its operand, compute together.
+
+    Reverse mode then passes through both at once, if nothing else reads the value between, which is not needed any more.
+    `varied` holds the values that a derivative flows to; for cases that gain nothing the rule returns `None`.
+    """
+
+    def decorate(function: F) -> F:
+        _JOINT["", op_type] = Joint(operand, producer, function)
+        return function
+
+    return decorate
+
+
+def joint_of(domain: str, op_type: str) -> Joint | None:
+    """The joint rule of an operator, if any."""
+    load_rules()
+    return _JOINT.get((domain, op_type))
 
 
 @cache

@@ -16,13 +16,17 @@ from onnx_convgrad import functions
 from onnx_convgrad.activity import Activity, carriers, rule_of
 from onnx_convgrad.emit import Emitter, dims_equal, known
 from onnx_convgrad.errors import DifferentiationError, Problem, RuleContractError, UnsupportedCase
-from onnx_convgrad.registry import Call, Rule, stem
+from onnx_convgrad.registry import Call, Rule, joint_of, stem
 
 __all__ = ["Walk", "backward", "unbroadcast"]
 
 
 def backward(
-    e: Emitter, cotangents: Mapping[ir.Value, ir.Value], sources: Collection[ir.Value]
+    e: Emitter,
+    cotangents: Mapping[ir.Value, ir.Value],
+    sources: Collection[ir.Value],
+    *,
+    partial: bool = False,
 ) -> dict[ir.Value, ir.Value]:
     """Emit the cotangents of `sources`, given those of some targets.
 
@@ -30,6 +34,7 @@ def backward(
         e: Emitter positioned after every node that computes the targets.
         cotangents: Target value -> its cotangent, of the same shape and dtype.
         sources: Values to differentiate with respect to; any values of the graph.
+        partial: Take the sources for independent of each other, as the operands of one node are to its rule.
 
     Returns:
         Source -> cotangent. A source that no target depends on is absent: its derivative is zero.
@@ -37,7 +42,7 @@ def backward(
     Raises:
         DifferentiationError: Listing every node that a wanted derivative must pass through and cannot.
     """
-    walk = Walk(e, Activity.between(sources, cotangents, e.order), tuple(cotangents))
+    walk = Walk(e, Activity.between(sources, cotangents, e.order, partial=partial), tuple(cotangents))
     result = walk.run(cotangents, sources)
     if walk.problems:
         raise DifferentiationError(walk.problems)
@@ -62,8 +67,10 @@ class Walk:
                 continue
             if not given:
                 continue
-            with self.at(node):
-                for operand, contribution in self.node(node, rule, given):
+            inner = self._inner(node, (*cotangents, *sources))
+            with self.at(inner or node):
+                contributions = None if inner is None else self._jointly(node, inner, given)
+                for operand, contribution in self.node(node, rule, given) if contributions is None else contributions:
                     pending.setdefault(operand, []).append(contribution)
         return {v: self._total(pending, v) for v in sources if v in pending}
 
@@ -114,6 +121,31 @@ class Walk:
             contributions.append((operand, self._fit(call, rule, value, operand)))
         return contributions
 
+    def _inner(self, node: ir.Node, fixed: Collection[ir.Value]) -> ir.Node | None:
+        """The producer of an operand with which `node` may be differentiated as one: nothing else reads what it makes."""
+        joint = joint_of(node.domain, node.op_type) if self.e.joint else None
+        between = None if joint is None else Call(node).get(joint.operand)
+        if joint is None or between is None or between not in self.activity.varied or between in fixed:
+            return None
+        inner = between.producer()
+        if inner is None or inner.op_identifier() != ("", joint.producer, "") or between.is_graph_output():
+            return None
+        return inner if len(between.uses()) == 1 else None
+
+    def _jointly(
+        self, node: ir.Node, inner: ir.Node, given: Mapping[ir.Value, ir.Value]
+    ) -> list[tuple[ir.Value, ir.Value]] | None:
+        """Differentiate through what `node` and `inner` compute together; `None` where that gains nothing."""
+        joint = joint_of(node.domain, node.op_type)
+        assert joint is not None
+        result = joint.function(self.e, Call(node), Call(inner), self.activity.varied)
+        if result is None:
+            return None
+        sources = [v for n in (node, inner) for _, v in carriers(n, rule_of(n)) if v in self.activity.varied]
+        between = Call(node)[joint.operand]
+        wanted = dict.fromkeys(v for v in sources if v is not between)
+        return list(backward(self.e, {result: given[node.outputs[0]]}, wanted, partial=True).items())
+
     def take(self, rule: Rule, returned: Any, name: str) -> Any:
         """Call the thunk for operand `name`; a variadic operand may have one thunk factory under its stem."""
         if name in returned:
@@ -157,7 +189,7 @@ class Walk:
         results = self.equivalent(call, rule)
         seeds = {r: given[v] for r, v in zip(results, call.node.outputs, strict=False) if v in given and r is not None}
         sources = [v for _, v in carriers(call.node, rule) if v in self.activity.varied]
-        return list(backward(self.e, seeds, dict.fromkeys(sources)).items())
+        return list(backward(self.e, seeds, dict.fromkeys(sources), partial=True).items())
 
     def equivalent(self, call: Call, rule: Rule | None) -> list[ir.Value | None]:
         """Emit a subgraph that computes the same results: the rule's expansion, or the operator's function body."""

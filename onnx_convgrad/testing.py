@@ -50,7 +50,7 @@ class Case:
     """One use of an operator.
 
     Args:
-        op: Operator, or `"domain::Op"`.
+        op: Operator, or `"domain::Op"`; with `body`, what the case is called, as `"local::Name"`.
         inputs: Operands by position: `rand(...)` for random ones, arrays (integers and booleans become initializers,
             floating arrays graph inputs), `None` for absent ones.
         attributes: Attributes of the node.
@@ -66,6 +66,8 @@ class Case:
         tolerance: Relative L2 error allowed against the float64 numeric derivative.
         step: Step of the central difference in float64.
         name: For the test id when op and attributes do not tell cases apart.
+        body: Several operators in place of one, for rules that need others around them: the lines of an ONNX function in
+            textual form, whose operands are `x0`, `x1`, ... and whose results are `y0`, `y1`, ...
     """
 
     op: str
@@ -83,6 +85,7 @@ class Case:
     tolerance: float = 2e-4
     step: float = 1e-5
     name: str = ""
+    body: str = ""
 
     def __str__(self) -> str:
         shapes = ",".join("x".join(map(str, np.shape(_template(i)))) if i is not None else "-" for i in self.inputs)
@@ -145,7 +148,16 @@ def make_model(case: Case, arrays: Sequence[np.ndarray | None], *, shapes: str =
     outputs = [helper.make_empty_tensor_value_info(r) for r in results if r]
     graph = helper.make_graph([node], "case", inputs, outputs, initializers)
     opsets = [helper.make_opsetid("", case.opset)] + ([helper.make_opsetid(domain, 1)] if domain else [])
-    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    functions = [_function(case, names)] if case.body else []
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10, functions=functions)
+
+
+def _function(case: Case, operands: Sequence[str]) -> onnx.FunctionProto:
+    domain, _, name = case.op.rpartition("::")
+    header = f'<domain: "{domain}", opset_import: ["": {case.opset}]>'
+    return onnx.parser.parse_function(
+        f"{header} {name} ({', '.join(operands)}) => ({', '.join(_result_names(case))}) {{ {case.body} }}"
+    )
 
 
 def to_double(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -190,7 +202,8 @@ class Evaluator:
     """A model evaluated as precisely as can be, with the step that suits a central difference of it.
 
     In float64 by ONNX Runtime; where that lacks a kernel, operators that are linear in each operand run in float32 with
-    a step of 1, which is exact for them, and the others in float64 by ONNX's reference evaluator.
+    a step of 1, which is exact for them, and the others in float64 by ONNX's reference evaluator, or, if that lacks the
+    operator, in float32: then the case has to say a larger step.
     """
 
     def __init__(self, model: onnx.ModelProto, case: Case) -> None:
@@ -205,8 +218,13 @@ class Evaluator:
                 self._run = session(to_float(model), optimize=False)
             else:
                 from onnx.reference import ReferenceEvaluator
+                from onnx.reference.op_run import RuntimeImplementationError
 
-                self._run = ReferenceEvaluator(to_double(model))
+                try:
+                    self._run = ReferenceEvaluator(to_double(model))
+                except RuntimeImplementationError:
+                    self.dtype = np.float32
+                    self._run = session(to_float(model), optimize=False)
 
     def __call__(self, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         cast = {k: np.asarray(v, self.dtype) if v.dtype in _FLOATS else v for k, v in feed.items()}

@@ -33,6 +33,7 @@ MODULES = (
     "pool_global",
     "norm",
     "norm_plain",
+    "norm_folded",
     "dropout",
     "softmax",
     "reduce",

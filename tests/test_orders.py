@@ -182,3 +182,22 @@ def test_gradient_penalty_against_pytorch(example: ModuleType, at: str) -> None:
     assert float(got["loss"]) == pytest.approx(loss.item(), rel=1e-5)
     for name, w in zip(weights, want, strict=True):
         close(got[f"{name}_grad"], w, 1e-5)
+
+
+def test_an_operand_that_depends_on_another_is_not_counted_twice() -> None:
+    """A spatial transformer: the grid of an expanded GridSample comes from the image that it samples."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> g (float[2,1,4,4] x, float[2,4,4,2] k) => (float[2,1,4,4] y)'
+        " <int64[4] shape = {2, 4, 4, 1}>"
+        "{ m = Reshape(x, shape) t = Tanh(m) grid = Mul(t, k) y = GridSample(x, grid) }"
+    )
+    generator = np.random.default_rng(0)
+    feed = {"x": generator.standard_normal((2, 1, 4, 4)), "k": generator.uniform(-1, 1, (2, 4, 4, 2))}
+    feed = {name: a.astype(np.float32) for name, a in feed.items()}
+    x, k = doubles(feed)
+    y = F.grid_sample(x, torch.tanh(x.reshape(2, 4, 4, 1)) * k, align_corners=False)
+    seed = random_like([y], 1)[0]
+    want = torch.autograd.grad(y, [x, k], torch.tensor(seed, dtype=torch.float64))
+    got = run(og.augment(model, wrt="inputs"), feed | {"y_grad": seed})
+    for name, w in zip(feed, want, strict=True):
+        close(got[f"{name}_grad"], w, 1e-5)

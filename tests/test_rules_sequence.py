@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
+from onnx_convgrad.testing import Case, check, rand
 
 X = np.random.default_rng(3).normal(size=(2, 7)).astype(np.float32)
 END = 2**63 - 1
@@ -48,6 +49,25 @@ def expected(bounds: list[slice], axis: int, seeds: list[np.ndarray]) -> np.ndar
         index = (slice(None),) * axis + (bound,)
         gradient[index] += 2 * X[index] * seed.reshape(X[index].shape)
     return gradient
+
+
+def _parts(split: object, axis: int, *positions: int) -> Case:
+    at = "".join(
+        f" i{j} = Constant<value = int64 {{{p}}}>() y{j} = SequenceAt(s, i{j})" for j, p in enumerate(positions)
+    )
+    operands = [rand(3, 7)] if split is None else [rand(3, 7), np.asarray(split)]
+    given = "x0" if split is None else "x0, x1"
+    body = f"s = SplitToSequence<axis = {axis}>({given}){at}"
+    return Case("local::Parts", operands, outputs=len(positions), body=body, name=f"{split} of {axis} at {positions}")
+
+
+CHECKED = [_parts(3, 1, 0, -1), _parts([1, 4, 2], 1, 1, 1), _parts(None, 0, 2)]
+"""For forward mode and second order too."""
+
+
+@pytest.mark.parametrize("case", CHECKED, ids=str)
+def test_rule(case: Case) -> None:
+    check(case)
 
 
 CASES = [

@@ -1,0 +1,51 @@
+"""A convolution and the frozen BatchNormalization after it, differentiated as one convolution.
+
+With mean and variance given, and a = scale (var + eps)^(-1/2) per channel,
+
+    scale (conv(x, w) + b - mean) (var + eps)^(-1/2) + B = conv(x, a w) + a (b - mean) + B
+
+so no cotangent needs the value between: that of the scale comes from the folded weight's. The forward nodes stay as they
+are, and ONNX Runtime can fold them as it does without gradients. Sums of products are not centred on the mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+import onnx_ir as ir
+
+from onnx_convgrad.emit import Emitter, static_dims
+from onnx_convgrad.registry import Call, joint
+from onnx_convgrad.rules.norm import inverse_deviation
+
+
+@joint("BatchNormalization", operand="X", producer="Conv")
+def folded_conv(e: Emitter, n: Call, inner: Call, varied: Collection[ir.Value]) -> ir.Value | None:
+    """conv(x, a w) + a (b - mean) + B."""
+    w, scale, var = inner["W"], n["scale"], n["input_var"]
+    of_weight_only = w not in varied and (scale in varied or var in varied)
+    if n.int("training_mode", 0) or of_weight_only or not _worthwhile(w, n.y):
+        return None
+    a = e.mul(scale, inverse_deviation(e, var, n.float("epsilon", 1e-5)))
+    rank = e.rank(w, "the gradient of a convolution")
+    bias, mean = inner.get("B"), n["input_mean"]
+    shift = e.neg(mean) if bias is None else e.sub(bias, mean)
+    folded = e.op(
+        "Conv",
+        inner["X"],
+        e.mul(w, e.unsqueeze(a, range(1, rank))),
+        e.add(e.mul(shift, a), n["B"]),
+        **inner.attributes(),
+    )
+    return e.typed(folded, n.y)
+
+
+def _worthwhile(w: ir.Value, y: ir.Value) -> bool:
+    """A pass over the weight for one over the result; not in float16, which would round the folded weight."""
+    weight, result = static_dims(w), static_dims(y)
+    if w.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE) or w.shape is None:
+        return False
+    if weight is None or result is None or None in weight or None in result:
+        return True
+    return math.prod(d or 0 for d in weight) <= math.prod(d or 0 for d in result)
