@@ -12,11 +12,11 @@ import numpy as np
 
 from onnx_convgrad.runtime import import_runtime
 
-__all__ = ["BoundGraph", "Buffers"]
+__all__ = ["BoundGraph", "Buffers", "Device"]
 
 
 Device = tuple[str, int]
-"""Kind and number, as `binding.device_of` gives them."""
+"""Kind and number: `("cuda", 0)` or `("cpu", 0)`."""
 
 
 def empty(like: np.ndarray, device: Device = ("cpu", 0)) -> Any:

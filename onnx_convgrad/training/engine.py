@@ -8,11 +8,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from onnx_convgrad.binding import device_of
+from onnx_convgrad.providers import CUDA, check_available, resolve_providers
 from onnx_convgrad.runtime import import_runtime
-from onnx_convgrad.training.buffers import BoundGraph, Buffers
+from onnx_convgrad.training.buffers import BoundGraph, Buffers, Device
 from onnx_convgrad.training.masks import first_state
-from onnx_convgrad.training.parts import Part
 from onnx_convgrad.training.program import TrainingProgram
 from onnx_convgrad.training.sessions import Accumulation, blank, defaults, fed_session
 from onnx_convgrad.training.shares import shares
@@ -42,8 +41,8 @@ class Engine:
         self.losses = (m.loss, *m.terms)
         self._next = {entry.next: entry.name for entry in m.moving()}
         self._fed = {entry.name for entry in m.moving()} | {m.learning_rate.name}
+        self._device = _device(self.options)
         self._graphs: dict[Run, BoundGraph] = {}
-        self._buffers: Buffers | None = None
 
     # -- runs ----------------------------------------------------------------------------------------------------------
 
@@ -64,6 +63,11 @@ class Engine:
         self._graph("update")({self.manifest.learning_rate.name: _value(np.float32(rate))}, ())
         return {name: self._joined(name, [r[name] for r in found], [f for _, f in counted]) for name in wanted}
 
+    def prepare(self, *parts: Run) -> None:
+        """Make the sessions of some graphs now rather than in their first run."""
+        for part in parts:
+            self._graph(part)
+
     def evaluate(self, batch: Arrays, wanted: Sequence[str]) -> Results:
         """The outputs `wanted` in inference mode."""
         return self._graph("evaluate")(_values(batch), wanted)
@@ -78,11 +82,11 @@ class Engine:
 
     def read(self, names: Iterable[str]) -> dict[str, np.ndarray]:
         """Copies of values."""
-        return self._ready().read(names)
+        return self._buffers.read(names)
 
     def write(self, values: Arrays) -> None:
         """Replace values by others of their shape and dtype."""
-        self._ready().write(values)
+        self._buffers.write(values)
 
     # -- pieces --------------------------------------------------------------------------------------------------------
 
@@ -90,45 +94,41 @@ class Engine:
     def _accumulation(self) -> Accumulation:
         return Accumulation(self.program.model("gradients"), self.manifest)
 
-    def _ready(self) -> Buffers:
-        """The buffers; the graphs that store their first values are those that run first."""
-        if self._buffers is None:
-            self._graph("step")
-        assert self._buffers is not None
-        return self._buffers
-
     def _graph(self, part: Run) -> BoundGraph:
         if part not in self._graphs:
             self._graphs[part] = self._bound(part)
         return self._graphs[part]
 
     def _bound(self, part: Run) -> BoundGraph:
-        if part == "evaluate":
-            self._ready()
         model = self._accumulation.model if part == "accumulate" else self.program.model(part)
-        live = fed_session(model, self._fed, **self.options)
-        if self._buffers is None:
-            self._buffers = Buffers(device_of(live))
-            self._fill(self._buffers, ("step",) if part == "step" else ("gradients", "update"))
         reads, writes = {name: name for name in self._fed if name in self._buffers}, dict(self._next)
         if part in ("accumulate", "update"):
             zeros = blank(self.manifest.parameters)
             self._buffers.add({k: v for k, v in zeros.items() if k not in self._buffers}, "gradient")
             reads |= {name: name for name in zeros} | self._accumulation.reads
             writes |= self._accumulation.writes
-        return BoundGraph(live, self._buffers, reads, writes)
+        return BoundGraph(fed_session(model, self._fed, **self.options), self._buffers, reads, writes)
 
-    def _fill(self, buffers: Buffers, parts: Sequence[Part]) -> None:
-        """Add the values that the program begins with. What `update` moves is a group, and what the rest do."""
-        start: dict[str, np.ndarray] = {}
-        for part in parts:
-            start |= defaults(self.program.model(part), self._next.values())
+    @cached_property
+    def _buffers(self) -> Buffers:
+        """The values that the program begins with. What `update` moves is a group, and what the rest move."""
+        start = defaults(self.program.model("step"), self._next.values())
         kinds = {s.name: s.kind for s in self.manifest.state}
         for name in start:
             if kinds.get(name) == "random" and self.seed:
                 start[name] = np.asarray(first_state((self.manifest.options["seed"], self.seed)), start[name].dtype)
+        buffers = Buffers(self._device)
         buffers.add({k: v for k, v in start.items() if kinds.get(k, "optimizer") == "optimizer"}, "update")
         buffers.add({k: v for k, v in start.items() if kinds.get(k) in ("statistic", "random")}, "forward")
+        return buffers
+
+
+def _device(options: Mapping[str, Any]) -> Device:
+    """The device of the first provider; raises `ExecutionError` where it cannot run."""
+    wanted = resolve_providers(options["providers"])
+    check_available(import_runtime(), [name for name, _ in wanted])
+    name, own = wanted[0]
+    return ("cuda", int(own.get("device_id", "0"))) if name == CUDA else ("cpu", 0)
 
 
 def _value(array: Any) -> Any:

@@ -71,6 +71,7 @@ def fit(
     source = as_batches(data, m, batch_size=batch_size, shuffle=shuffle, seed=trainer.seed)
     held_out = None if validation is None else as_batches(validation, m, batch_size=batch_size, shuffle=False)
     counted = resolve_metrics(metrics, m)
+    trainer.engine.prepare(*(("step",) if accumulate == 1 else ("accumulate", "update")))
     run = Run(trainer, epochs, source, tuple(callbacks), display(progress))
     with run:
         while trainer.progress.epoch < epochs and not run.stopped:
