@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,15 @@ PLUGIN = ROOT / "examples" / "plugin"
 SLOW = {"make_digits_cnn.py"}
 """Trains a network and rewrites a committed file."""
 
+RESULTS: dict[str, tuple[str, float, list[str]]] = {
+    "train_digits": (r"test accuracy ([\d.]+)%", 97, ["digits.onnx"]),
+    "fine_tune_last_block": (r"Accuracy after: +([\d.]+)%", 93, ["digits_on_their_side.onnx"]),
+    "segment_unet": (r"IoU of \w+ +([\d.]+)", 0.7, []),
+    "federated": (r"round 12  accuracy ([\d.]+)%", 95, []),
+    "explain_pictures": (r"misled (\d) of 4", 2, ["explained.png"]),
+}
+"""What is printed, how much it must be, and the files that are left."""
+
 
 def run(*command: object, path: tuple[Path, ...] = (), folder: Path | None = None) -> str:
     given = os.environ.get("PYTHONPATH")
@@ -28,9 +38,21 @@ def run(*command: object, path: tuple[Path, ...] = (), folder: Path | None = Non
     return done.stdout
 
 
-@pytest.mark.parametrize("example", [e for e in EXAMPLES if e.name not in SLOW], ids=lambda e: e.stem)
+@pytest.mark.parametrize(
+    "example", [e for e in EXAMPLES if e.name not in SLOW and e.stem not in RESULTS], ids=lambda e: e.stem
+)
 def test_example_runs(example: Path, tmp_path: Path) -> None:
     assert run(example, folder=tmp_path).strip()
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_example_gets_as_far_as_it_says(name: str, tmp_path: Path) -> None:
+    pattern, least, files = RESULTS[name]
+    text = run(ROOT / "examples" / f"{name}.py", folder=tmp_path)
+    found = [float(number) for number in re.findall(pattern, text)]
+    assert found, text
+    assert min(found) >= least, text
+    assert sorted(f.name for f in tmp_path.iterdir()) == files
 
 
 @pytest.mark.parametrize("example", [*EXAMPLES, *PLUGIN.glob("*.py")], ids=lambda e: e.stem)

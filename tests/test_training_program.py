@@ -94,6 +94,7 @@ def test_parameters_by_name_and_glob() -> None:
         "fc.bias",
         "conv3.bias",
     }
+    assert {p.name for p in build(wrt="bn1.*").manifest.parameters} == {"bn1.weight", "bn1.bias"}
     program = build(freeze=["conv*", "bn1.bias"])
     assert {p.name for p in program.manifest.parameters} == {
         "bn1.weight",

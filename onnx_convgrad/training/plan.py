@@ -70,8 +70,10 @@ class Plan:
 
 
 def parameter_names(graph: ir.Graph, wrt: Names, freeze: Names) -> tuple[str, ...]:
-    """Names of the initializers to train."""
-    found = resolve_wrt(graph, wrt)
+    """Names of the initializers to train. Running statistics are none, though a glob may match them (`bn1.*`)."""
+    listed = {wrt} if isinstance(wrt, str) else set(wrt)
+    statistics = {v.name for n in batch_normalizations(graph) for v in n.inputs[3:5] if v is not None} - listed
+    found = [v for v in resolve_wrt(graph, wrt) if v.name not in statistics]
     for value in found:
         if not value.is_initializer():
             raise ArgumentError(f"wrt names {value.name!r}, which is not stored in the model and cannot be trained.")

@@ -122,6 +122,6 @@ def read_part(folder: Path, part: str) -> ir.Model:
     if (initial := folder / f"{_INITIAL}.onnx").exists():
         first = load(initial).graph.initializers
         for value in [v for v in model.graph.inputs if v.name in first]:
-            value.const_value = first[value.name].const_value
+            value.const_value = first[value.name or ""].const_value
             model.graph.register_initializer(value)
     return model
