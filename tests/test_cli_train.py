@@ -286,8 +286,10 @@ def test_arrays_of_several_files(course: Path, tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_no_number_ends_the_run(course: Path, tmp_path: Path) -> None:
-    result = train(course, tmp_path / "run", "--optimizer", "sgd", "--lr", 1e30)
-    assert result.exit_code == 1 and "the loss is not a number" in result.stderr
+    picture = tmp_path / "loss.png"
+    result = train(course, tmp_path / "run", "--optimizer", "sgd", "--lr", 1e30, "--plot", picture, "--json")
+    assert result.exit_code == 1 and picture.is_file()
+    assert [row["loss"] for row in json.loads(result.stdout)["history"]] == [None]
     assert "Warning: The loss is not a number. Try a lower --lr" in result.stderr
     assert len((tmp_path / "run" / "history.csv").read_text().splitlines()) == 2
 

@@ -198,7 +198,7 @@ def _finish(
         "trained": None,
         "best": None,
         "plot": config.plot if rows else None,
-        "history": list(rows),
+        "history": [{k: v if math.isfinite(v) else None for k, v in row.items()} for row in rows],
     }
     diverged = bool(rows) and not math.isfinite(rows[-1]["loss"])
     if rows:

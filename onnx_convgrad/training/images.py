@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from onnx_convgrad.calibration import cores
 from onnx_convgrad.errors import ArgumentError, ExecutionError
 from onnx_convgrad.training.datasets import Dataset, Rows
 from onnx_convgrad.training.manifest import Manifest, Port
@@ -47,6 +49,7 @@ class ImageFolder(Dataset):
         mean: Subtracted from each channel, after scaling to [0, 1].
         std: Divides each channel then.
         classes: Names of the classes in their order, where that of another folder must be kept.
+        workers: Threads that read pictures; by default one for each core.
     """
 
     slow = True
@@ -60,6 +63,7 @@ class ImageFolder(Dataset):
         mean: Sequence[float] | float = 0.0,
         std: Sequence[float] | float = 1.0,
         classes: Sequence[str] | None = None,
+        workers: int | None = None,
     ) -> None:
         if find_spec("PIL") is None:
             raise ExecutionError("Folders of images need Pillow.", hint="Install `onnx-convgrad[train]`.")
@@ -74,7 +78,7 @@ class ImageFolder(Dataset):
             raise ArgumentError(f"{str(folder)!r} has the class {unknown[0]!r}, which is not among {self.classes}.")
         self.files = [(file, self.classes.index(name)) for name, files in found.items() for file in files]
         self.size = (size, size) if isinstance(size, int) else size
-        self.resize = resize
+        self.resize, self.workers = resize, workers or cores()
         self.mean, self.std = np.asarray(mean, np.float32), np.asarray(std, np.float32)
         if not (self.std > 0).all():
             raise ArgumentError(f"std must be above 0, not {std!r}.")
@@ -112,7 +116,9 @@ class ImageFolder(Dataset):
 
     def take(self, rows: Rows) -> dict[str, np.ndarray]:
         chosen = self.files[rows] if isinstance(rows, slice) else [self.files[i] for i in rows]
-        images = np.stack([self._read(path) for path, _ in chosen])
+        paths = [path for path, _ in chosen]
+        with ThreadPoolExecutor(self.workers) as pool:  # Pillow decodes and resizes without holding the interpreter
+            images = np.stack(list(pool.map(self._read, paths)))
         return {IMAGE: images, LABEL: np.array([number for _, number in chosen], np.int64)}
 
     def describe(self) -> dict[str, Any]:
