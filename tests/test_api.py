@@ -284,3 +284,13 @@ def test_an_operator_without_a_rule_is_refused_only_on_the_way() -> None:
     x = RNG.standard_normal((5, 1, 3)).astype(np.float32)
     result = run(og.augment(recurrent(), wrt="inputs", of="z", seed="ones"), {"x": x})
     close(result["x_grad"], np.where(x > 0, 1 - np.tanh(np.maximum(x, 0)) ** 2, 0))
+
+
+def test_a_value_that_nothing_defines_is_named() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float[2] y) { y = Add(x, k) }'
+    )
+    with pytest.raises(
+        og.ModelError, match=r"Node 'y' \(Add\) reads 'k', which is neither an input, nor an initializer"
+    ):
+        og.augment(model, wrt="inputs")

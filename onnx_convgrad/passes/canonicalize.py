@@ -45,6 +45,7 @@ def canonicalize(model: ir.Model, input_shapes: InputShapes | None = None) -> ir
     model = _lift_ancient(model)
     if model.functions:
         common.InlinePass()(model)
+    _refuse_undefined_values(model.graph)
     common.RemoveInitializersFromInputsPass()(model)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     _name_values(model.graph)
@@ -80,6 +81,19 @@ def _refuse_blocked_layout(model: ir.Model) -> None:
             hint="Give the model from before this optimization, or one optimized with"
             " graph_optimization_level=ORT_ENABLE_EXTENDED at most.",
         )
+
+
+def _refuse_undefined_values(graph: ir.Graph) -> None:
+    """A node of the main graph that reads what nothing makes: the runtime refuses it too, in other words."""
+    given = {*graph.inputs, *graph.initializers.values()}
+    for node in graph:
+        for value in node.inputs:
+            if value is not None and value.producer() is None and value not in given:
+                raise ModelError(
+                    f"Node {node.name or node.outputs[0].name!r} ({node.op_type}) reads {value.name!r}, which is neither an"
+                    " input, nor an initializer, nor the result of a node.",
+                    hint="Make it one of them: onnx.checker.check_model tells what else the model lacks.",
+                )
 
 
 def _lift_ancient(model: ir.Model) -> ir.Model:
