@@ -40,6 +40,12 @@ __all__ = [
 
 Choosing = str | Mapping[str, str]
 
+_MOST_NODES = 256
+"""That a node may become when cutting it into chunks is only for speed."""
+
+_GAIN = 0.85
+"""Chunks must promise to be this much faster."""
+
 
 class Spec(Protocol):
     """What an operator's lowerings need to know about one node: frozen, hashable, printed as one line."""
@@ -193,9 +199,13 @@ def _ways(entry: Lowering, node: ir.Node, query: Query, budget: int | None) -> I
     """The lowering of the whole batch, in chunks that the cache holds, and in chunks that the budget allows."""
     whole = _sketched(entry, node, query, 1)
     yield 1, whole
-    for chunks in counts(entry.op_type, query.spec, whole.workspace, query.target.rates.cache / 2):
-        yield chunks, _sketched(entry, node, query, chunks)
-        break
+    wanted = next(counts(entry.op_type, query.spec, whole.workspace, query.target.rates.cache / 8), 1)
+    most = min(wanted, _MOST_NODES // max(whole.nodes, 1))
+    chunks = max((n for n in range(2, most + 1) if query.spec.batch % n == 0), default=1)
+    if chunks > 1:
+        cut = _sketched(entry, node, query, chunks)
+        if cut.seconds < _GAIN * whole.seconds:
+            yield chunks, cut
     if budget is not None:
         for chunks in counts(entry.op_type, query.spec, whole.workspace, budget):
             way = _sketched(entry, node, query, chunks)

@@ -40,8 +40,8 @@ def value_bytes(value: ir.Value | None) -> int:
 def _traffic(node: ir.Node, rates: Rates, *, times: float = 1.0) -> float:
     """Seconds of reading every operand and writing every result once."""
     count = times * sum(value_bytes(v) for v in (*node.inputs, *node.outputs))
-    # between half the cache and twice the cache, some of the operands are still there
-    share = min(1.0, max(0.0, (math.log2(max(count, 1.0) / rates.cache) + 1) / 2))
+    # other arrays want a place in the cache too: from an eighth of it on, some of the operands are not there any more
+    share = min(1.0, max(0.0, math.log2(max(8 * count, 1.0) / rates.cache) / 4))
     return count * ((1 - share) / rates.cached + share / rates.memory)
 
 
@@ -66,7 +66,8 @@ def _matmul(node: ir.Node, rates: Rates) -> float:
         m, k = (a[1], a[0]) if node.attributes.get("transA") else (a[0], a[1])
         n = b[0] if node.attributes.get("transB") else b[1]
     packed = 0.5 * rates.item * math.prod(a) if folds(node.inputs[0]) else 0.0
-    return max(_gemm(rates, m, n, k, math.prod(out[:-2])) + packed, _traffic(node, rates))
+    batch = math.prod(out[:-2])
+    return max(_gemm(rates, m, n, k, batch) + packed, _traffic(node, rates)) + 15 * rates.run * (batch - 1)
 
 
 def folds(value: ir.Value | None) -> bool:
@@ -84,25 +85,47 @@ def folds(value: ir.Value | None) -> bool:
     return swaps and bool(uses) and all(use.op_type == "MatMul" for use in uses)
 
 
+_SHORT = 16
+"""Elements that the start of a row costs, where rows are gathered to patches or added from them."""
+
+
+def _short_rows(row: int) -> float:
+    return 1 + _SHORT / max(row, 1)
+
+
+def _constant(value: ir.Value | None) -> bool:
+    """Whether a value is a constant or the repetition of one; the runtime lays such kernels out when it loads a model."""
+    if value is None or value.const_value is not None:
+        return value is not None
+    node = value.producer()
+    return node is not None and node.op_type == "Tile" and _constant(node.inputs[0])
+
+
 def _conv(node: ir.Node, rates: Rates) -> float:
-    """Patches are gathered into a small buffer and multiplied at once; a depthwise one has a kernel of its own."""
+    """Patches are gathered into a small buffer and multiplied at once, per sample and group."""
     x, w, y = (shape_of(v) for v in (node.inputs[0], node.inputs[1], node.outputs[0]))
     attr = node.attributes.get("group")
     groups = attr.as_int() if attr else 1
     unit = set(_ints(node, "strides", [1])) == {1}
     taps, inner, points = math.prod(w[2:]), w[1], math.prod(y[2:])
     macs = float(math.prod(y) * inner * taps)
+    patches = 0.0 if taps == 1 and unit else float(y[0] * points * x[1] * taps)
     padded = any(_ints(node, "pads", [0])) or set(_ints(node, "dilations", [1])) != {1}
     if inner == 1 and groups > 1 and len(w) == 4 and w[3] == x[3] and taps > 1 and unit and not padded:
         seconds = _windows(rates, x[0] * groups, w[0] // groups, points, taps)
+    elif inner == 1 and groups > 1 and _constant(node.inputs[1]):
+        seconds = 0.45 * math.prod(y) * rates.item + x[0] * groups * 8 * rates.run
     elif inner == 1 and groups > 1 and w[0] == groups:
-        seconds = macs * rates.tap * (1.0 if unit else 2.5) * (1 + 100 / max(points, 1))
+        seconds = macs * rates.tap * (1.0 if unit else 2.0) * _short_rows(y[-1])
+    elif inner == 1 and groups > 1:
+        images = x[0] * groups * 30 * rates.run
+        runs = patches / y[-1] if y[-1] < 7 else 0.0
+        seconds = 1.9 * macs / rates.gemm + 0.17 * patches * rates.item + 0.35 * runs * rates.run + images
     else:
         rows, k = w[0] // groups, inner * taps
         slow = 1 + 0.4 * rates.small / max(rows, 1) + 1.25 * rates.small / max(points, 1) + 14 / max(k, 1)
-        patches = 0.0 if taps == 1 and unit else float(y[0] * points * x[1] * taps)
         runs = patches / y[-1] if y[-1] < 8 else 0.0  # gathering short rows is not hidden behind the product
-        seconds = 2 * macs * slow / rates.gemm + patches * 4 / rates.cached + 0.35 * runs * rates.run
+        seconds = 2 * macs * slow / rates.gemm + 0.1 * patches * rates.item + 0.35 * runs * rates.run
     return max(seconds, _traffic(node, rates))
 
 
@@ -116,14 +139,17 @@ def _windows(rates: Rates, groups: int, rows: int, windows: int, k: int) -> floa
 
 
 def _conv_transpose(node: ir.Node, rates: Rates) -> float:
-    """One matrix product to patches, which are then added in place."""
-    x, w = shape_of(node.inputs[0]), shape_of(node.inputs[1])
+    """One matrix product to patches, which are then added in place; the weights are transposed for every sample."""
+    x, w, y = (shape_of(v) for v in (node.inputs[0], node.inputs[1], node.outputs[0]))
     attr = node.attributes.get("group")
     groups = attr.as_int() if attr else 1
     points, taps = math.prod(x[2:]), math.prod(w[2:])
     patches = float(x[0] * groups * w[1] * taps * points)
+    unit = set(_ints(node, "strides", [1])) == {1}
+    adding = patches * rates.item * (0.15 * _short_rows(y[-1]) if unit else 0.5) if taps > 1 else 0.0
     product = _gemm(rates, w[1] * taps, points, w[0] // groups, x[0] * groups)
-    return max(product + patches * 0.3 * rates.item, _traffic(node, rates))
+    packed = 0.25 * rates.item * x[0] * math.prod(w) + x[0] * groups * 15 * rates.run
+    return max(product + packed + adding, _traffic(node, rates))
 
 
 def _transpose(node: ir.Node, rates: Rates) -> float:
@@ -140,7 +166,7 @@ def _transpose(node: ir.Node, rates: Rates) -> float:
         at -= 1
     size = float(math.prod(shape))
     if run > 1:
-        return max(_traffic(node, rates), size / run * 0.5 * rates.run)
+        return max(_traffic(node, rates), size / run * 0.9 * rates.run)
     lead = 0
     while moved[lead] == kept[lead]:
         lead += 1
@@ -211,7 +237,7 @@ _MODELS: dict[str, Callable[[ir.Node, Rates], float]] = {
     "ScatterElements": _items(8.0),
     "ScatterND": _items(8.0),
     "MaxUnpool": _items(2.0),
-    "Col2Im": _items(4.0),
+    "Col2Im": _items(0.55),
     "Einsum": _items(4.0),
     "Expand": _items(0.3),
     "Tile": _items(0.3),

@@ -23,6 +23,7 @@ MODULES = (
     "conv_stacked",
     "conv_phases",
     "conv_tiled",
+    "conv_bands",
     "conv_weight_grad",
     "conv_weight_shift",
     "conv_depthwise",

@@ -21,7 +21,7 @@ from onnx_convgrad.emit import Dim, Emitter
 from onnx_convgrad.geometry import ConvSpec
 from onnx_convgrad.lowering import Query, lowering
 from onnx_convgrad.registry import Call
-from onnx_convgrad.rules.conv_shared import conv_kernel, not_empty, unit_stride
+from onnx_convgrad.rules.conv_shared import conv_kernel, extend, not_empty, unit_stride
 
 
 def depthwise(q: Query) -> str | None:
@@ -82,27 +82,6 @@ def _pitches(sizes: Sequence[int]) -> list[int]:
     return [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
 
 
-def _extend(e: Emitter, v: ir.Value, shape: Sequence[Dim], axis: int, before: int, after: int) -> ir.Value:
-    """`v`, reshaped to `shape`, with zeros around one axis; a negative amount trims.
-
-    By a Concat where it can be, which copies on every thread; Pad copies on one.
-    """
-    v = e.reshape(v, shape)
-    static = [d for d in shape if isinstance(d, int)]
-    if len(static) < len(shape):
-        return e.pad(v, [before], [after], [axis])
-
-    def zeros(count: int) -> list[ir.Value]:
-        block = e.ints([*static[:axis], count, *static[axis + 1 :]])
-        return [e.op("Expand", e.scalar(0, v), block)] if count else []
-
-    if min(before, after) <= -static[axis]:
-        return zeros(static[axis] + before + after)[0]
-    if min(before, after) < 0:
-        return e.pad(v, [before], [after], [axis])
-    return e.concat([*zeros(before), v, *zeros(after)], axis)
-
-
 @dataclass(frozen=True, slots=True)
 class _Slide:
     """A kernel of `height` rows of `step` elements, which slides by a row over data of `windows - 1` rows more."""
@@ -137,7 +116,7 @@ def masked_windows(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     x = _on_grid(e, n["X"], [lead, rows.x, *(a.x for a in inner)], grid)
     dy = _on_grid(e, n["dY"], [lead, rows.y, *(a.y for a in inner)], grid)
     height = -(-rows.x // rows.dilation)
-    x = _extend(e, x, [lead, rows.x * pitch], 1, 0, (height * rows.dilation - rows.x) * pitch)
+    x = extend(e, x, [lead, rows.x * pitch], 1, 0, (height * rows.dilation - rows.x) * pitch)
     windows = _four(rows.kernel)
     total = (height + windows - 1) * rows.dilation * pitch
     found = []
@@ -146,7 +125,7 @@ def masked_windows(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
         shifted = _unwrapped(e, e.reshape(dy, [lead, rows.y * pitch]), rows.y, inner, grid, shifts)
         # the last kernel row comes first, since it is dy that moves
         front = rows.shift(rows.kernel - 1) * pitch + sum(map(math.prod, zip(shifts, _pitches(grid), strict=True)))
-        shifted = _extend(e, shifted, [lead, rows.y * pitch], 1, front, total - front - rows.y * pitch)
+        shifted = extend(e, shifted, [lead, rows.y * pitch], 1, front, total - front - rows.y * pitch)
         found.append(_slide(e, shifted, x, lead, lead, _Slide(height, rows.dilation * pitch, windows)))
     taps = e.reshape(e.concat(found, 3), [spec.batch or 0, spec.groups, windows, len(found)])
     taps = e.reduce_sum(taps, [0], keepdims=False)
@@ -157,7 +136,7 @@ def masked_windows(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
 def _on_grid(e: Emitter, v: ir.Value, shape: list[int], grid: Sequence[int]) -> ir.Value:
     """Zeros at the end of every axis from the third on, up to the sizes of the grid."""
     for axis, size in reversed(list(enumerate(grid, 2))):
-        v = _extend(e, v, shape, axis, 0, size - shape[axis])
+        v = extend(e, v, shape, axis, 0, size - shape[axis])
         shape = [*shape[:axis], size, *shape[axis + 1 :]]
     return v
 
@@ -222,7 +201,7 @@ def _thinned(e: Emitter, x: ir.Value, rows: _Axis, spans: Sequence[_Span], high:
     """
     batch, channels = spec.batch or 0, spec.groups
     if not spans:
-        return _extend(e, x, [batch * channels, rows.x], 1, rows.begin, high - rows.x - rows.begin)
+        return extend(e, x, [batch * channels, rows.x], 1, rows.begin, high - rows.x - rows.begin)
     picks = [*[_Span(0, 1, 1, 0, 1)] * (2 - len(spans)), _Span(-rows.begin, 1, high, 0, rows.x), *spans]
     first = [max(p.start, 0) for p in picks]
     low = [max(-p.start, 0) for p in picks]
@@ -249,13 +228,13 @@ def _placed(
         shape = [*shape[:axis], shape[axis] * rest]
         after = (span.count - span.offset) * rest - shape[axis]
         tail = (rows.stride - 1) * math.prod(s.count for s in spans) if axis == 2 else 0
-        dy = _extend(e, dy, shape, axis, span.offset * rest, after + tail)
+        dy = extend(e, dy, shape, axis, span.offset * rest, after + tail)
         shape = [*shape[:axis], span.count * rest]
     if not spans:
-        dy = _extend(e, dy, [lead, rows.y, 1], 2, 0, rows.stride - 1)
+        dy = extend(e, dy, [lead, rows.y, 1], 2, 0, rows.stride - 1)
     pitch = math.prod(s.count for s in spans)
     have = rows.y * rows.stride * pitch
-    return _extend(e, dy, [lead, have], 1, 0, high * pitch - have)
+    return extend(e, dy, [lead, have], 1, 0, high * pitch - have)
 
 
 # -- any batch: the samples innermost ----------------------------------------------------------------------------------
@@ -276,20 +255,20 @@ def batch_windows(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     x = _samples_last(e, x, batch, channels * math.prod(a.x for a in axes))
     shape: list[Dim] = [channels, *(a.x for a in axes), batch]
     for axis, (a, size) in reversed(list(enumerate(zip(inner, grid, strict=True), 2))):
-        x = _extend(e, x, shape, axis, 0, size - a.x)
+        x = extend(e, x, shape, axis, 0, size - a.x)
         shape[axis] = size
     dy = _samples_last(e, dy, batch, features * math.prod(a.y for a in axes))
     shape = [features, *(a.y for a in axes), batch]
     for axis, (a, size) in reversed(list(enumerate(zip(axes, [rows.y * rows.stride, *grid], strict=True), 1))):
-        dy = _extend(e, dy, [*shape[: axis + 1], 1, *shape[axis + 1 :]], axis + 1, 0, a.stride - 1)
+        dy = extend(e, dy, [*shape[: axis + 1], 1, *shape[axis + 1 :]], axis + 1, 0, a.stride - 1)
         shape[axis] = a.y * a.stride
-        dy = _extend(e, dy, shape, axis, 0, size - a.y * a.stride)
+        dy = extend(e, dy, shape, axis, 0, size - a.y * a.stride)
         shape[axis] = size
     height = rows.y * rows.stride * pitches[0]
     windows = _four(1 + sum((a.kernel - 1) * a.dilation * p for a, p in zip(axes, pitches, strict=True)))
     front = sum(a.begin * p for a, p in zip(axes, pitches, strict=True))
     have = rows.x * pitches[0]
-    x = _extend(e, x, [channels, have, batch], 1, front, height + windows - 1 - front - have)
+    x = extend(e, x, [channels, have, batch], 1, front, height + windows - 1 - front - have)
     lags = _slide(e, x, dy, channels, features, _Slide(height, batch, windows))
     at = [sum(t * a.dilation * p for t, a, p in zip(tap, axes, pitches, strict=True)) for tap in _taps(axes)]
     return e.reshape_like(e.op("Gather", e.reshape(lags, [features, windows]), e.ints(at), axis=1), n["W_like"])

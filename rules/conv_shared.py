@@ -94,6 +94,27 @@ def y_dims(e: Emitter, dy: ir.Value, spec: ConvSpec) -> list[Dim]:
     return dims(e, dy, (spec.batch, spec.features, *spec.y))
 
 
+def extend(e: Emitter, v: ir.Value, shape: Sequence[Dim], axis: int, before: int, after: int) -> ir.Value:
+    """`v`, reshaped to `shape`, with zeros around one axis; a negative amount trims.
+
+    By a Concat where it can be, which copies on every thread; Pad copies on one.
+    """
+    v = e.reshape(v, shape)
+    static = [d for d in shape if isinstance(d, int)]
+    if len(static) < len(shape):
+        return e.pad(v, [before], [after], [axis])
+
+    def zeros(count: int) -> list[ir.Value]:
+        block = e.ints([*static[:axis], count, *static[axis + 1 :]])
+        return [e.op("Expand", e.scalar(0, v), block)] if count else []
+
+    if min(before, after) <= -static[axis]:
+        return zeros(static[axis] + before + after)[0]
+    if min(before, after) < 0:
+        return e.pad(v, [before], [after], [axis])
+    return e.concat([*zeros(before), v, *zeros(after)], axis)
+
+
 def tap_offsets(spec: ConvSpec) -> list[tuple[int, ...]]:
     """Offsets of every kernel position in the padded input, in row-major order."""
     steps = [[t * d for t in range(k or 0)] for k, d in zip(spec.kernel, spec.dilations, strict=True)]

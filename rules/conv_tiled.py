@@ -7,8 +7,7 @@ them; and the product has several rows:
     forward     y[R u + r]  = sum over t of x[s R u + s r + d t - b] w[t]       a kernel of s (R - 1) + span rows
     dX          dx[T u + a] = sum over t of dy[(T u + a + b - d t) / s] w[t]    over the t that divide; T = s R
 
-Tiles are bands of rows, and for dX the phases of the stride on the other axes. On images of few points one matrix per
-channel holds the whole map (a Toeplitz matrix for unit stride), applied to all samples at once.
+Tiles are bands of rows, and for dX the phases of the stride on the other axes.
 """
 
 from __future__ import annotations
@@ -33,8 +32,6 @@ _MOST_ROWS = 8
 _MOST_COPIES = 64
 _MOST_ENTRIES = 2_000_000
 """Of a constant that makes the kernels, which is kept in the model."""
-_MOST_PAIRS = 10_000
-"""Of a point read and a point written, for one matrix per channel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,15 +116,6 @@ def worth_tiling(backward: bool) -> Requirement:
     return requirement
 
 
-def few_points(q: Query) -> str | None:
-    if not q.spec.static:
-        return None
-    pairs = math.prod(d or 1 for d in (*q.spec.x, *q.spec.y))
-    if pairs > _MOST_PAIRS or pairs * (q.spec.taps or 1) > _MOST_ENTRIES:
-        return "the images have too many points"
-    return None
-
-
 TILED = [not_empty, conv_kernel, depthwise, static_space]
 
 # -- tiles -------------------------------------------------------------------------------------------------------------
@@ -186,49 +174,3 @@ def tiled_input_grad(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """Depthwise: a Conv that makes bands of rows, or the phases of the stride, as channels."""
     size = x_dims(e, n["X_like"], spec)
     return tiled_conv(e, n["dY"], n["W"], spec, backward_axes(spec), size, backward=True)
-
-
-# -- one matrix per channel --------------------------------------------------------------------------------------------
-
-
-def incidence(spec: ConvSpec) -> np.ndarray:
-    """Which point of x each point of y reads with each tap: [taps, x, y]."""
-    axes = []
-    for axis in range(spec.rank):
-        k, x, y = spec.kernel[axis] or 1, spec.x[axis] or 1, spec.y[axis] or 1
-        read = spec.strides[axis] * np.arange(y) + spec.dilations[axis] * np.arange(k)[:, None] - spec.begin[axis]
-        axes.append((read[:, None, :] == np.arange(x)[:, None]).astype(float))
-    return combined(axes).reshape(spec.taps or 1, math.prod(d or 1 for d in spec.x), -1)
-
-
-def one_per_group(q: Query) -> str | None:
-    return None if q.spec.features == q.spec.groups else "a group has several features"
-
-
-def by_matrices(e: Emitter, v: ir.Value, w: ir.Value, spec: ConvSpec, pairs: np.ndarray, size: list[Dim]) -> ir.Value:
-    """v [N, C, p] by one matrix per channel, made of the taps by `pairs` [taps, p, q]: [N, C, *size]."""
-    taps, points, results = pairs.shape
-    channels = spec.groups
-    made = e.matmul(e.reshape(w, [channels, taps]), e.const(pairs.reshape(taps, -1), w.dtype))
-    rows = e.transpose(e.reshape(v, [size[0], channels, points]), [1, 0, 2])
-    product = e.matmul(rows, e.reshape(made, [channels, points, results]))
-    return e.reshape(e.transpose(product, [1, 0, 2]), size)
-
-
-TOEPLITZ = [not_empty, depthwise, one_per_group, static_space, few_points]
-
-
-@lowering("Conv", "toeplitz", requires=TOEPLITZ)
-def toeplitz_forward(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
-    """Depthwise on small images: one matrix per channel for all samples."""
-    x, bias = n["X"], n.get("B")
-    size: list[Dim] = [x_dims(e, x, spec)[0], spec.groups, *(d or 0 for d in spec.y)]
-    result = by_matrices(e, x, n["W"], spec, incidence(spec), size)
-    return result if bias is None else e.add(result, e.unsqueeze(bias, [1 + i for i in range(spec.rank)]))
-
-
-@lowering("ConvInputGrad", "toeplitz", requires=TOEPLITZ)
-def toeplitz_input_grad(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
-    """Depthwise on small images: one matrix per channel for all samples."""
-    pairs = incidence(spec).transpose(0, 2, 1)
-    return by_matrices(e, n["dY"], n["W"], spec, pairs, x_dims(e, n["X_like"], spec))

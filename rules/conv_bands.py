@@ -1,0 +1,178 @@
+"""Depthwise convolutions as one batch of matrix products: bands of rows by windows of rows.
+
+A band of rows written depends on a window of rows read, by the same linear map all over the image and for all samples.
+Written out as a matrix (Toeplitz along the rows for unit stride) it is mostly zeros, but a processor that multiplies
+matrices at its full speed does that sooner than it gathers patches for products with a single row:
+
+    y[c, (n, u), (r, q)] = sum over w of windows[c, (n, u), w] matrix[c, w, (r, q)]
+
+for band u and row r of it, and position q within the row. A window is a few pieces of consecutive rows, each copied at
+once: bands of several rows copy fewer and longer pieces, and multiply more zeros. One band is the whole image.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_convgrad.emit import Dim, Emitter
+from onnx_convgrad.geometry import ConvSpec
+from onnx_convgrad.lowering import Query, Requirement, lowering
+from onnx_convgrad.registry import Call
+from onnx_convgrad.rules.conv_kernels import combined, depthwise, static_space
+from onnx_convgrad.rules.conv_shared import extend, not_empty, spatial_axes, x_dims, y_dims
+
+_MOST_ENTRIES = 2_000_000
+"""Of the constant that makes the matrices, which is kept in the model."""
+
+_PIECE = 500
+"""Multiplications in the time of copying a piece."""
+
+_ENTRY = 35
+"""The same for making and packing one entry of a matrix."""
+
+_LANES = 16
+"""Columns that are multiplied at once."""
+
+# -- which point of one axis meets which -------------------------------------------------------------------------------
+
+
+def met(spec: ConvSpec, axis: int) -> np.ndarray:
+    """Which row of x each row of y reads with each tap: [taps, x, y]."""
+    k, x, y = spec.kernel[axis] or 1, spec.x[axis] or 1, spec.y[axis] or 1
+    read = spec.strides[axis] * np.arange(y) + spec.dilations[axis] * np.arange(k)[:, None] - spec.begin[axis]
+    return np.asarray(read[:, None, :] == np.arange(x)[:, None], float)
+
+
+@dataclass(frozen=True, slots=True)
+class Bands:
+    """The first axis in `count` bands of rows, each from `pieces` pieces of `step` rows; the next starts a piece later.
+
+    `map` [taps, rows read, rows written] is that of the first band, whose window begins with row `-front`.
+    """
+
+    map: np.ndarray
+    count: int
+    pieces: int
+    step: int
+    front: int
+
+
+def bands(spec: ConvSpec, unit: int, *, backward: bool) -> Bands | None:
+    """Bands of `unit` rows of y, or of the rows of x that belong to them; `None` if all windows reach only padding."""
+    k, s, d, begin = spec.kernel[0] or 1, spec.strides[0], spec.dilations[0], spec.begin[0]
+    x, y = spec.x[0] or 1, spec.y[0] or 1
+    written, step, have, want = (s * unit, unit, y, x) if backward else (unit, s * unit, x, y)
+    rows, taps = np.arange(written)[:, None], d * np.arange(k)
+    reads = (rows + begin - taps) // s if backward else s * rows + taps - begin
+    count = -(-want // written)
+    used = (reads < have) & (reads + (count - 1) * step >= 0)
+    if backward:
+        used &= (rows + begin - taps) % s == 0
+    if not used.any():
+        return None
+    low, high = int(reads[used].min()), int(reads[used].max())
+    pieces = -(-(high - low + 1) // step) if count > 1 else 1
+    step = step if count > 1 else high - low + 1
+    entries = np.zeros((k, pieces * step, written))
+    for r, t in np.argwhere(used):
+        entries[t, reads[r, t] - low, r] = 1
+    return Bands(entries, count, pieces, step, -low)
+
+
+def _choices(spec: ConvSpec, *, backward: bool) -> Iterator[tuple[float, Bands]]:
+    """Every height of band with an estimate of its time per channel, as a number of multiplications."""
+    want = (spec.x if backward else spec.y)[0] or 1
+    read, written = (math.prod(d or 1 for d in v[1:]) for v in ((spec.y, spec.x) if backward else (spec.x, spec.y)))
+    height = spec.strides[0] if backward else 1
+    samples = spec.batch or 1
+    for unit in range(1, -(-want // height) + 1):
+        found = bands(spec, unit, backward=backward)
+        if found is None:
+            return
+        window, columns = found.map.shape[1] * read, found.map.shape[2] * written
+        if window * columns * (spec.taps or 1) <= _MOST_ENTRIES:
+            copies = found.pieces if found.count > 1 else 0
+            each = found.count * (copies * _PIECE + window * -(-columns // _LANES) * _LANES)
+            yield samples * each + window * columns * _ENTRY, found
+        elif found.count == 1:
+            return
+
+
+def best(spec: ConvSpec, *, backward: bool) -> Bands | None:
+    """The bands that should take the least time, if any has matrices of a size that can be kept."""
+    return min(_choices(spec, backward=backward), key=lambda pair: pair[0], default=(0.0, None))[1]
+
+
+# -- requirements ------------------------------------------------------------------------------------------------------
+
+
+def one_per_group(q: Query) -> str | None:
+    return None if q.spec.features == q.spec.groups else "a group has several features"
+
+
+def small_matrices(backward: bool) -> Requirement:
+    def requirement(q: Query) -> str | None:
+        if not q.spec.static or best(q.spec, backward=backward):
+            return None
+        return "the rows are too long, or the windows reach nothing but padding"
+
+    return requirement
+
+
+BANDS = [not_empty, depthwise, one_per_group, static_space]
+
+# -- emission ----------------------------------------------------------------------------------------------------------
+
+
+def windows(e: Emitter, v: ir.Value, size: list[Dim], cut: Bands) -> ir.Value:
+    """[N, C, *size] as windows of rows: [C, N * bands, rows * inner size]."""
+    (batch, channels, *space), inner = size, e.size_mul(*size[3:])
+    v = e.transpose(e.reshape(v, [batch, channels, e.size_mul(*space)]), [1, 0, 2])
+    rows = (cut.count + cut.pieces - 1) * cut.step
+    have = space[0]
+    assert isinstance(have, int), "static_space requires it"
+    images = e.size_mul(batch, channels)
+    v = extend(e, v, [images, e.size_mul(have, inner)], 1, cut.front * inner, (rows - have - cut.front) * inner)
+    if cut.pieces > 1:
+        v = e.reshape(v, [images, cut.count + cut.pieces - 1, e.size_mul(cut.step, inner)])
+        at = np.arange(cut.count)[:, None] + np.arange(cut.pieces)
+        v = e.op("Gather", v, e.ints(at.reshape(-1).tolist()), axis=1)
+    return e.reshape(v, [channels, e.size_mul(batch, cut.count), e.size_mul(cut.pieces * cut.step, inner)])
+
+
+def by_bands(
+    e: Emitter, v: ir.Value, w: ir.Value, spec: ConvSpec, have: list[Dim], want: list[Dim], *, backward: bool
+) -> ir.Value:
+    """The convolution of v [N, C, *have], or the gradient for its data: [N, C, *want]."""
+    cut = best(spec, backward=backward)
+    assert cut is not None, "small_matrices requires it"
+    inner = [met(spec, axis).transpose(0, 2, 1) if backward else met(spec, axis) for axis in range(1, spec.rank)]
+    maps = combined([cut.map, *inner]).reshape(spec.taps or 1, -1)
+    window, columns = (math.prod(m.shape[part] for m in (cut.map, *inner)) for part in (1, 2))
+    channels, rows = spec.groups, cut.map.shape[2]
+    matrices = e.matmul(e.reshape(w, [channels, spec.taps or 1]), e.const(maps, w.dtype))
+    product = e.matmul(windows(e, v, have, cut), e.reshape(matrices, [channels, window, columns]))
+    result = e.reshape(product, [channels, want[0], cut.count * rows, *want[3:]])
+    result = e.slice(result, [0], [want[2]], [2])
+    return e.transpose(result, [1, 0, *spatial_axes(spec)])
+
+
+@lowering("Conv", "bands", requires=[*BANDS, small_matrices(backward=False)])
+def bands_forward(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+    """Depthwise: bands of rows, one matrix per channel for the bands of all samples; for small images."""
+    x, bias = n["X"], n.get("B")
+    have = x_dims(e, x, spec)
+    result = by_bands(e, x, n["W"], spec, have, [have[0], spec.groups, *(d or 0 for d in spec.y)], backward=False)
+    return result if bias is None else e.add(result, e.unsqueeze(bias, [1 + i for i in range(spec.rank)]))
+
+
+@lowering("ConvInputGrad", "bands", requires=[*BANDS, small_matrices(backward=True)])
+def bands_input_grad(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+    """Depthwise: bands of rows, one matrix per channel for the bands of all samples; for small images."""
+    dy = n["dY"]
+    return by_bands(e, dy, n["W"], spec, y_dims(e, dy, spec), x_dims(e, n["X_like"], spec), backward=True)
