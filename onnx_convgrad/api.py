@@ -7,7 +7,6 @@ from typing import TypeVar, cast
 import onnx
 import onnx_ir as ir
 
-from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.lowering import Choosing
 from onnx_convgrad.passes.canonicalize import InputShapes
 from onnx_convgrad.pipeline import GRADIENTS_KEY, SEEDS_KEY, AnyModel, Names, build, load
@@ -25,7 +24,7 @@ def augment(
     of: Names | None = None,
     seed: str | None = None,
     training: bool = False,
-    per_sample: bool = False,
+    per_sample: bool | str = False,
     trainable_inputs: bool = False,
     target: str = "cpu",
     lowering: Choosing = "auto",
@@ -43,7 +42,11 @@ def augment(
             one-element target is seeded with 1); `"ones"` seeds every target with ones.
         training: Run BatchNormalization and Dropout in training mode; updated running statistics become outputs
             `<name>_next`.
-        per_sample: Not available yet.
+        per_sample: `True` gives parameters (whatever holds no samples) one gradient per sample: outputs `x_grad` of shape
+            `[N, *shape]`, N being the first axis of the data inputs, which sum to the ordinary gradient over that axis.
+            `"squared_norm"` gives the squared Euclidean norm of each of them instead: outputs `x_grad_squared_norm` of shape
+            `[N]` (float32, or float64 for float64), computed without the gradients where that is predicted to be cheaper.
+            A target may be a sum or a mean over the samples. What mixes samples otherwise is refused.
         trainable_inputs: Make the `wrt` initializers graph inputs too, with the stored values as defaults.
         target: `"cpu"`, `"cuda"`, `"web"` or `"portable"`.
         lowering: `"auto"` (the fastest predicted for the target), `"exact"` (the same without those that round more
@@ -67,14 +70,13 @@ def augment(
         DifferentiationError: Some nodes cannot be differentiated; all are listed.
         LoweringError: No lowering applies to a convolution, or the forced one does not.
     """
-    if per_sample:
-        raise ArgumentError("per_sample=True is not available yet.", hint="Loop over samples with a batch of one.")
     built = build(
         model,
         wrt=wrt,
         of=of,
         seed=seed,
         training=training,
+        per_sample=per_sample,
         trainable_inputs=trainable_inputs,
         target=target,
         lowering=lowering,
@@ -92,6 +94,7 @@ def vjp(
     of: Names | None = None,
     seed: str | None = None,
     training: bool = False,
+    per_sample: bool | str = False,
     trainable_inputs: bool = False,
     target: str = "cpu",
     lowering: Choosing = "auto",
@@ -109,6 +112,7 @@ def vjp(
         of=of,
         seed=seed,
         training=training,
+        per_sample=per_sample,
         trainable_inputs=trainable_inputs,
         target=target,
         lowering=lowering,
@@ -228,6 +232,7 @@ def explain(
     max_workspace: int | None = None,
     recompute: Names | None = None,
     training: bool = False,
+    per_sample: bool | str = False,
     input_shapes: InputShapes | None = None,
 ) -> Report:
     """What `augment` would do: per convolution gradient its geometry, the lowering chosen, and the others' reasons.
@@ -243,6 +248,7 @@ def explain(
         max_workspace=max_workspace,
         recompute=recompute,
         training=training,
+        per_sample=per_sample,
         input_shapes=input_shapes,
     )
     return Report(built.choices, built.gradients, target, built.recomputation)

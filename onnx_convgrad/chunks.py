@@ -31,6 +31,8 @@ class _Cut:
 _CUTS = {
     "ConvInputGrad": _Cut((0, 2), added=False),
     "ConvWeightGrad": _Cut((0, 1), added=True),
+    "ConvPerSampleGrad": _Cut((0, 1), added=False),
+    "ConvGradSquaredNorm": _Cut((0, 1), added=False),
     "Conv": _Cut((0,), added=False),
 }
 

@@ -63,6 +63,12 @@ Shapes = Annotated[
     list[str],
     typer.Option("--input-shape", metavar="NAME:1,3,H,W", help="Shape of an input: numbers, symbols or ?. Repeatable."),
 ]
+PerSample = Annotated[
+    bool, typer.Option("--per-sample", help="One gradient per sample for each parameter: a leading batch axis.")
+]
+SquaredNorm = Annotated[
+    bool, typer.Option("--squared-norm", help="Of each sample's gradient only the squared norm; implies --per-sample.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Fold nothing.")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print errors and warnings only.")]
@@ -97,6 +103,8 @@ def augment(
         str | None, typer.Option("--seed", help="ones: seed every target with ones, without seed inputs.")
     ] = None,
     training: Training = False,
+    per_sample: PerSample = False,
+    squared_norm: SquaredNorm = False,
     trainable_inputs: TrainableInputs = False,
     target: Target = "cpu",
     lowering: Lowering = [],  # noqa: B006
@@ -123,7 +131,12 @@ def augment(
         status = commands.augment(
             model,
             output,
-            {**arguments, "seed": seed, "trainable_inputs": trainable_inputs},
+            {
+                **arguments,
+                "seed": seed,
+                "trainable_inputs": trainable_inputs,
+                "per_sample": "squared_norm" if squared_norm else per_sample,
+            },
             Output(quiet=quiet, json=json),
             check=check,
             every=verbose,
@@ -138,6 +151,8 @@ def explain(
     wrt: Wrt = [],  # noqa: B006
     of: Of = [],  # noqa: B006
     training: Training = False,
+    per_sample: PerSample = False,
+    squared_norm: SquaredNorm = False,
     target: Target = "cpu",
     lowering: Lowering = [],  # noqa: B006
     max_workspace: Workspace = None,
@@ -155,9 +170,10 @@ def explain(
         from onnx_convgrad import commands
         from onnx_convgrad.tables import Output
 
+        arguments = _arguments(wrt, of, training, target, lowering, input_shape, max_workspace, recompute)
         commands.explain(
             model,
-            _arguments(wrt, of, training, target, lowering, input_shape, max_workspace, recompute),
+            {**arguments, "per_sample": "squared_norm" if squared_norm else per_sample},
             Output(json=json),
             json=json,
         )

@@ -15,6 +15,7 @@ from typing import Any
 from onnx_convgrad import files
 from onnx_convgrad.checking.check import CheckReport, Row, verify_numerically
 from onnx_convgrad.checking.check import check as check_gradients
+from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.lowering import Choice
 from onnx_convgrad.pipeline import SEEDS_KEY, build, load
 from onnx_convgrad.report import Report
@@ -36,6 +37,8 @@ def augment(
     model: Path, output: Path | None, arguments: Arguments, out: Output, *, check: bool, every: bool, json: bool
 ) -> int:
     """Build, write, tell; the exit status."""
+    if check and arguments.get("per_sample"):
+        raise ArgumentError("--check knows ordinary gradients only.", hint="Leave out --per-sample and --squared-norm.")
     destination = output or files.default_output(model)
     source = load(model)
     files.check_destination(destination, model)

@@ -118,7 +118,7 @@ class Emitter:
         attrs = [_attribute(name, value) for name, value in attributes.items()]
         node = ir.Node(domain, op_type, operands, attrs, num_outputs=outputs)
         self.place(node)
-        self._infer(node)
+        self.infer(node)
         results = tuple(node.outputs)
         if pure:
             self._memo[key] = results
@@ -135,7 +135,7 @@ class Emitter:
         self.order[node] = len(self.order)
         self.emitted.append(node)
 
-    def _infer(self, node: ir.Node) -> None:
+    def infer(self, node: ir.Node) -> None:
         """Dtype and shape of the outputs: a shortcut for the common case, else onnx-shape-inference."""
         first = next((v for v in node.inputs if v is not None), None)
         if node.op_type in _ELEMENTWISE and first is not None and not node.domain and self._same_shape(node, first):

@@ -35,6 +35,7 @@ __all__ = [
     "lower",
     "lowering",
     "lowerings",
+    "lowerings_of",
     "spec_builder",
 ]
 
@@ -168,6 +169,11 @@ def lowerings() -> dict[str, dict[str, Lowering]]:
     """All lowerings: operator -> name -> lowering."""
     load_rules()
     return _LOWERINGS
+
+
+def lowerings_of(op_type: str) -> Mapping[str, Lowering]:
+    """The lowerings of one operator that are declared so far: for modules that derive others from them."""
+    return _LOWERINGS[op_type]
 
 
 def candidates(node: ir.Node, query: Query, policy: Policy) -> list[Candidate]:

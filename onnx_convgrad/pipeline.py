@@ -29,6 +29,7 @@ from onnx_convgrad.passes.gelu import fuse_gelu
 from onnx_convgrad.passes.recompute import Recomputation, mark_boundary, recompute_values
 from onnx_convgrad.passes.training import set_training
 from onnx_convgrad.passes.verify import verify
+from onnx_convgrad.per_sample.walk import backward_per_sample, data_inputs
 from onnx_convgrad.registry import check_names
 from onnx_convgrad.reverse import backward
 
@@ -89,6 +90,7 @@ def build(
     of: Names | None = None,
     seed: str | None = None,
     training: bool = False,
+    per_sample: bool | str = False,
     trainable_inputs: bool = False,
     target: str = "cpu",
     lowering: Choosing = "auto",
@@ -102,6 +104,8 @@ def build(
     if seed not in (None, "ones"):
         raise ArgumentError(f"seed must be None or 'ones', not {seed!r}.")
     check_names([composition], COMPOSITIONS, "composition")
+    if per_sample not in (False, True, "squared_norm"):
+        raise ArgumentError(f"per_sample must be False, True or 'squared_norm', not {per_sample!r}.")
     machine = calibrated(target_named(target))
     check_choice(lowering)
     check_workspace(max_workspace)
@@ -112,7 +116,8 @@ def build(
     graph = m.graph
     sources, targets = resolve_wrt(graph, wrt), resolve_of(graph, of)
     running = set_training(graph) if training else []
-    moved = share_statistics(graph, {*sources, *targets, *(() if training else graph.outputs)})
+    kept = {*sources, *targets, *(() if training else graph.outputs)}
+    moved = {} if per_sample else share_statistics(graph, kept)  # there, the statistics of a batch are refused
     updated = [(name, moved.get(v, v)) for name, v in running]
     primal = m.clone()
     if training and lowering != "exact":
@@ -123,7 +128,12 @@ def build(
     progress("differentiating")
     before = list(graph)
     job = _Job(m, Emitter(graph, opsets=graph.opset_imports, target=machine, joint=lowering != "exact"))
-    results = job.second(composition, sources, targets) if mode == "hvp" else job.first(mode, sources, targets, seed)
+    if mode == "hvp":
+        results = job.second(composition, sources, targets)
+    elif per_sample:
+        results = job.apart(sources, targets, seed, norms=per_sample == "squared_norm")
+    else:
+        results = job.first(mode, sources, targets, seed)
     m.metadata_props[SEEDS_KEY] = json.dumps(job.seeds)
     if mode in ("vjp", "grad", "hvp"):
         del graph.outputs[:]
@@ -196,6 +206,17 @@ class _Job:
         cotangents = {y: self._seed(y, ones=ones) for y in targets}
         return self._outputs(sources, backward(self.e, cotangents, dict.fromkeys(sources)), "grad")
 
+    def apart(
+        self, sources: list[ir.Value], targets: list[ir.Value], seed: str | None, *, norms: bool
+    ) -> dict[ir.Value, ir.Value]:
+        """Source -> graph output with the gradient of each sample, or its squared norm."""
+        data = data_inputs(self.e.graph, sources)
+        cotangents = {y: self._seed(y, ones=seed == "ones") for y in targets}
+        found = backward_per_sample(self.e, cotangents, dict.fromkeys(sources), data)
+        if norms:
+            return self._outputs(sources, found.squared_norms(), "grad_squared_norm", found.zero_norms)
+        return self._outputs(sources, found.gradients, "grad", found.zeros)
+
     def second(self, composition: str, sources: list[ir.Value], targets: list[ir.Value]) -> dict[ir.Value, ir.Value]:
         """Source -> graph output with the second derivative of the scalar targets along the tangents of all sources."""
         wanted = dict.fromkeys(sources)
@@ -233,7 +254,11 @@ class _Job:
         return self.e.full_like(y, 1) if ones or single else self._input(y, "grad")
 
     def _outputs(
-        self, values: list[ir.Value], reached: Mapping[ir.Value, ir.Value], suffix: str
+        self,
+        values: list[ir.Value],
+        reached: Mapping[ir.Value, ir.Value],
+        suffix: str,
+        zeros: Callable[[ir.Value], ir.Value] | None = None,
     ) -> dict[ir.Value, ir.Value]:
         """One output per value, named `<name>_<suffix>`; zeros, and a warning, where nothing reaches it."""
         missing = [repr(v.name) for v in values if v not in reached]
@@ -245,9 +270,9 @@ class _Job:
         taken: set[ir.Value] = set()
         outputs: dict[ir.Value, ir.Value] = {}
         for value in values:
-            result = reached[value] if value in reached else self.e.zeros_like(value)
+            result = reached[value] if value in reached else (zeros or self.e.zeros_like)(value)
             if result.producer() not in emitted or result in taken:
-                result = self._identity(result, value)  # two outputs may hold the same value
+                result = self._identity(result, result if zeros else value)  # two outputs may hold the same value
             taken.add(result)
             outputs[value] = self.claim(result, f"{value.name}_{suffix}")
         return outputs

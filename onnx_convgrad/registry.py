@@ -46,6 +46,7 @@ __all__ = [
     "lookup",
     "multilinear",
     "not_differentiable",
+    "per_sample",
     "rules",
     "vjp",
     "zero",
@@ -71,6 +72,9 @@ Cotangents: TypeAlias = Mapping[str, Thunk]
 SIGNATURES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     f"{DOMAIN}::ConvInputGrad": (("dY", "W", "X_like"), ("dX",)),
     f"{DOMAIN}::ConvWeightGrad": (("X", "dY", "W_like"), ("dW",)),
+    f"{DOMAIN}::ConvPerSampleGrad": (("X", "dY", "W_like"), ("dW",)),
+    f"{DOMAIN}::ConvGradSquaredNorm": (("X", "dY", "W_like"), ("norm",)),
+    f"{DOMAIN}::ProductSquaredNorm": (("A", "B"), ("norm",)),
 }
 """Operand and result names of operators that have no ONNX schema."""
 
@@ -246,6 +250,32 @@ def joint_of(domain: str, op_type: str) -> Joint | None:
     """The joint rule of an operator, if any."""
     load_rules()
     return _JOINT.get((domain, op_type))
+
+
+_PER_SAMPLE: dict[tuple[str, str], Callable[..., Cotangents]] = {}
+
+
+def per_sample(*op_types: str) -> Decorator:
+    """Declare how the gradients for an operator's parameters are kept apart by sample.
+
+    `rule(e, n, g, batch)` returns, like an ordinary rule, thunks by operand: each gives `[N, *shape]` in row-major order.
+    `batch` tells where a value holds the samples. Only operands that depend on no sample are asked for; elementwise
+    operators need no such rule.
+    """
+
+    def decorate(function: F) -> F:
+        for op in op_types:
+            domain, _, op_type = op.rpartition("::")
+            _PER_SAMPLE[domain, op_type] = function
+        return function
+
+    return decorate
+
+
+def per_sample_rule(domain: str, op_type: str) -> Callable[..., Cotangents] | None:
+    """The rule declared with `per_sample`, if any."""
+    load_rules()
+    return _PER_SAMPLE.get(("" if domain == "ai.onnx" else domain, op_type))
 
 
 @cache

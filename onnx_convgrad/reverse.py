@@ -109,16 +109,10 @@ class Walk:
             returned = rule.function(self.e, call, g)
         contributions = []
         for name, operand in carriers(node, rule):
-            if operand not in self.activity.varied:
-                continue
-            value = self.take(rule, returned, name)
-            if value is None:
-                continue
-            if rule.kind == "elementwise" and isinstance(value, ir.Value):
-                value = self.e.mul(given[call.y], value)
-            elif rule.kind == "elementwise":  # summed first: a number is cheaper to multiply what is left
-                value = self.e.mul(self._fit(call, rule, given[call.y], operand), value)
-            contributions.append((operand, self._fit(call, rule, value, operand)))
+            if operand in self.activity.varied:
+                value = self.contribution(call, rule, returned, name, operand, given)
+                if value is not None:
+                    contributions.append((operand, value))
         return contributions
 
     def _inner(self, node: ir.Node, fixed: Collection[ir.Value]) -> ir.Node | None:
@@ -145,6 +139,19 @@ class Walk:
         between = Call(node)[joint.operand]
         wanted = dict.fromkeys(v for v in sources if v is not between)
         return list(backward(self.e, {result: given[node.outputs[0]]}, wanted, partial=True).items())
+
+    def contribution(
+        self, call: Call, rule: Rule, returned: Any, name: str, operand: ir.Value, given: Mapping[ir.Value, ir.Value]
+    ) -> ir.Value | None:
+        """The cotangent of one operand, from what the rule `returned`; `None` for zero."""
+        value = self.take(rule, returned, name)
+        if value is None:
+            return None
+        if rule.kind == "elementwise" and isinstance(value, ir.Value):
+            value = self.e.mul(given[call.y], value)
+        elif rule.kind == "elementwise":  # summed first: a number is cheaper to multiply what is left
+            value = self.e.mul(self._fit(call, rule, given[call.y], operand), value)
+        return self._fit(call, rule, value, operand)
 
     def take(self, rule: Rule, returned: Any, name: str) -> Any:
         """Call the thunk for operand `name`; a variadic operand may have one thunk factory under its stem."""

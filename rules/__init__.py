@@ -27,6 +27,7 @@ MODULES = (
     "conv_weight_grad",
     "conv_weight_shift",
     "conv_depthwise",
+    "conv_per_sample",
     "conv_winograd",
     "conv_forward",
     "pool",
@@ -45,6 +46,7 @@ MODULES = (
     "resize",
     "grid_sample",
     "movement",
+    "per_sample",
     "zeros",
 )
 

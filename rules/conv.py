@@ -131,22 +131,29 @@ def bias_grad(e: Emitter, g: ir.Value, rank: int) -> ir.Value:
 def conv_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[n, o, p] = b[o] + sum over c, t of x[n, c, s p + d t - pad] w[o, c, t]."""
     x, w, gy = n["X"], n["W"], g["Y"]
+    seen, win, low = padded_data(e, n)
+
+    def data() -> ir.Value:
+        gx = input_grad(e, gy, w, seen, win)
+        return gx if low is None else _unpad(e, gx, low, x)
+
+    return {
+        "X": data,
+        "W": lambda: weight_grad(e, seen, gy, w, win),
+        "B": lambda: bias_grad(e, gy, win.rank),
+    }
+
+
+def padded_data(e: Emitter, n: Call) -> tuple[ir.Value, Window, list[Dim] | None]:
+    """The data of a Conv and its window; where padding depends on run-time sizes, x is padded, and by how much."""
+    x, w = n["X"], n["W"]
     rank = spatial_rank(e, n, x, w)
     win = window(n, rank)
-    begin = resolve_padding(n, win, x, kernel_of(n, w, rank))
-    if begin is None:  # padding depends on a size known only at run time: pad explicitly, then nothing is padded
-        xp, low = _pad_same_at_run_time(e, n, win, x, kernel_of(n, w, rank))
-        flat = win.padded((0,) * rank, (0,) * rank)
-        return {
-            "X": lambda: _unpad(e, input_grad(e, gy, w, xp, flat), low, x),
-            "W": lambda: weight_grad(e, xp, gy, w, flat),
-            "B": lambda: bias_grad(e, gy, rank),
-        }
-    return {
-        "X": lambda: input_grad(e, gy, w, x, begin),
-        "W": lambda: weight_grad(e, x, gy, w, begin),
-        "B": lambda: bias_grad(e, gy, rank),
-    }
+    explicit = resolve_padding(n, win, x, kernel_of(n, w, rank))
+    if explicit is not None:
+        return x, explicit, None
+    padded, low = _pad_same_at_run_time(e, n, win, x, kernel_of(n, w, rank))
+    return padded, win.padded((0,) * rank, (0,) * rank), low
 
 
 def resolve_padding(n: Call, win: Window, x: ir.Value, kernel: tuple[int | None, ...]) -> Window | None:
@@ -226,24 +233,23 @@ def conv_weight_grad(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 def conv_transpose_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y is the data gradient of a Conv whose output is x: dx = conv(g, w), dw = ConvWeightGrad(g, x)."""
     x, w, gy = n["X"], n["W"], g["Y"]
-    rank = spatial_rank(e, n, x, w)
-    big, win = _as_conv(e, n, x, w, gy, window(n, rank), kernel_of(n, w, rank))
+    big, win = as_conv(e, n, gy)
     return {
         "X": lambda: conv(e, big, w, x, win),
         "W": lambda: weight_grad(e, big, x, w, win),
-        "B": lambda: bias_grad(e, gy, rank),
+        "B": lambda: bias_grad(e, gy, win.rank),
     }
 
 
-def _as_conv(
-    e: Emitter, n: Call, x: ir.Value, w: ir.Value, gy: ir.Value, win: Window, kernel: tuple[int | None, ...]
-) -> tuple[ir.Value, Window]:
-    """The cotangent and the window under which a Conv maps y's size to x's.
+def as_conv(e: Emitter, n: Call, gy: ir.Value) -> tuple[ir.Value, Window]:
+    """The cotangent of a ConvTranspose and the window under which a Conv maps y's size to x's.
 
     Rows that `output_padding` adds at the end are seen by no window; whole strides of them must be cut, or the Conv would
     give more rows than x has: end' = end - op + op mod s (section ConvTranspose of the operator specification).
     """
-    rank = win.rank
+    x, w = n["X"], n["W"]
+    rank = spatial_rank(e, n, x, w)
+    win, kernel = window(n, rank), kernel_of(n, w, rank)
     extra = n.ints("output_padding") or (0,) * rank
     wanted = n.ints("output_shape")
     mode = n.string("auto_pad", "NOTSET")
@@ -337,8 +343,10 @@ def _input_grad_spec(n: Call) -> ConvSpec:
     return _spec(n, n["X_like"], n["W"], n["dY"])
 
 
+@spec_builder("ConvGradSquaredNorm", ("x_shape", "y_shape", "w_shape"))
+@spec_builder("ConvPerSampleGrad", ("x_shape", "y_shape", "w_shape"))
 @spec_builder("ConvWeightGrad", ("x_shape", "y_shape", "w_shape"))
-def _weight_grad_spec(n: Call) -> ConvSpec:
+def grad_spec(n: Call) -> ConvSpec:
     return _spec(n, n["X"], n["W_like"], n["dY"])
 
 

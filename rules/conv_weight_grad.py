@@ -54,10 +54,28 @@ def several_samples(q: Query) -> str | None:
 # -- shared pieces -----------------------------------------------------------------------------------------------------
 
 
+def keeps_samples(n: Call) -> bool:
+    """Whether the gradient of each sample is wanted, not their sum: one product serves both."""
+    return n.node.op_type != "ConvWeightGrad"
+
+
+def leading(n: Call, batch: Dim) -> list[Dim]:
+    """The axes in front of those of the weight."""
+    return [batch] if keeps_samples(n) else []
+
+
+def shaped(e: Emitter, n: Call, value: ir.Value) -> ir.Value:
+    """A gradient in the shape of the weight, behind that of the samples if they are kept apart."""
+    like = n["W_like"]
+    if not keeps_samples(n):
+        return e.reshape_like(value, like)
+    return e.reshape(value, [e.dim(n["X"], 0), *e.dims(like)])
+
+
 def contract(
-    e: Emitter, dy: ir.Value, columns: ir.Value, batch: Dim, groups: int, sizes: tuple[Dim, Dim, Dim]
+    e: Emitter, n: Call, dy: ir.Value, columns: ir.Value, batch: Dim, groups: int, sizes: tuple[Dim, Dim, Dim]
 ) -> ir.Value:
-    """sum over samples n of dy[n, g] columns[n, g]^T: [g * O, R], for `sizes` O, R, P per group.
+    """sum over samples n of dy[n, g] columns[n, g]^T: [g * O, R], for `sizes` O, R, P per group; or that of each sample.
 
     The operands list [n, g, O, P] and [n, g, R, P] in any shape. A matrix product on a CPU packs its second operand and
     reads the first in place, so the narrow one goes second, unless it is wide enough to pay for that: then the
@@ -68,9 +86,13 @@ def contract(
     columns = e.reshape(columns, [batch, groups, rows, points])
     if isinstance(features, int) and isinstance(rows, int) and features < min(rows, 256):
         product = e.matmul(columns, e.transpose(dy, [0, 1, 3, 2]))
+        if keeps_samples(n):
+            return e.transpose(product, [0, 1, 3, 2])
         total = e.transpose(batch_sum(e, product, [batch, groups, rows, features]), [0, 2, 1])
     else:
         product = e.matmul(dy, e.transpose(columns, [0, 1, 3, 2]))
+        if keeps_samples(n):
+            return product
         total = batch_sum(e, product, [batch, groups, features, rows])
     return e.reshape(total, [e.size_mul(features, groups), rows])
 
@@ -111,7 +133,7 @@ def _from_patches(e: Emitter, n: Call, patches: ir.Value, spec: ConvSpec) -> ir.
     """The gradient from all patches of x, listed as [N, C, K, *y]."""
     batch, channels, features, y = sizes_of(e, n, spec)
     sizes = features, e.size_mul(channels, spec.taps or 1), e.size_mul(*y)
-    return e.reshape_like(contract(e, n["dY"], patches, batch, spec.groups, sizes), n["W_like"])
+    return shaped(e, n, contract(e, n, n["dY"], patches, batch, spec.groups, sizes))
 
 
 # -- lowerings ---------------------------------------------------------------------------------------------------------
@@ -132,6 +154,7 @@ def _visited(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     return e.slice(n["X"], [0] * spec.rank, ends, spatial_axes(spec), spec.strides)
 
 
+@lowering("ConvPerSampleGrad", "pointwise", requires=[not_empty, one_tap, no_padding])
 @lowering("ConvWeightGrad", "pointwise", requires=[not_empty, one_tap, no_padding])
 def pointwise(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """1x1: one MatMul per sample and group over the points, and a sum over the batch."""
@@ -148,7 +171,7 @@ def pointwise_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
         return e.transpose(e.reshape(value, [batch, e.size_mul(count, spec.groups), points]), [1, 0, 2])
 
     columns, dy = merged(_visited(e, n, spec), channels), merged(n["dY"], features)
-    total = contract(e, dy, columns, 1, spec.groups, (features, channels, e.size_mul(batch, points)))
+    total = contract(e, n, dy, columns, 1, spec.groups, (features, channels, e.size_mul(batch, points)))
     return e.reshape_like(total, n["W_like"])
 
 
@@ -184,16 +207,14 @@ def conv_swap(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     return e.transpose(full, [1, 0, *spatial])
 
 
-@lowering(
-    "ConvWeightGrad",
-    "im2col_conv",
-    requires=[not_empty, conv_kernel, static_kernel, known_channels],
-)
+@lowering("ConvPerSampleGrad", "im2col_conv", requires=[not_empty, conv_kernel, static_kernel, known_channels])
+@lowering("ConvWeightGrad", "im2col_conv", requires=[not_empty, conv_kernel, static_kernel, known_channels])
 def im2col_conv(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """im2col as one depthwise Conv with one-hot kernels, then one MatMul per sample and group."""
     return _from_patches(e, n, one_hot_conv(e, n["X"], spec.kernel, window(spec), spec.channels or 1), spec)
 
 
+@lowering("ConvPerSampleGrad", "im2col_gemm", requires=[not_empty, static_kernel])
 @lowering("ConvWeightGrad", "im2col_gemm", requires=[not_empty, static_kernel])
 def im2col_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """im2col by one strided Slice per tap, then one MatMul per sample and group; runs for every dtype."""

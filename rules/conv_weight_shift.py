@@ -26,7 +26,7 @@ from onnx_convgrad.rules.conv_shared import (
     static_kernel,
     tap_offsets,
 )
-from onnx_convgrad.rules.conv_weight_grad import contract, one_hot_conv, sizes_of
+from onnx_convgrad.rules.conv_weight_grad import contract, leading, one_hot_conv, shaped, sizes_of
 
 _MOST_TAPS = 64
 
@@ -96,6 +96,11 @@ def _inner_taps(spec: ConvSpec) -> int:
 
 
 @lowering(
+    "ConvPerSampleGrad",
+    "im2col_rows",
+    requires=[not_empty, conv_kernel, static_kernel, known_channels, several_axes, several_rows],
+)
+@lowering(
     "ConvWeightGrad",
     "im2col_rows",
     requires=[not_empty, conv_kernel, static_kernel, known_channels, several_axes, several_rows],
@@ -111,9 +116,14 @@ def im2col_rows(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     total = e.size_mul(channels, spec.groups)
     patches = e.concat([e.reshape(v, [batch, total, 1, e.size_mul(points, taps)]) for v in views], axis=2)
     sizes = features, e.size_mul(channels, taps * first), points
-    return e.reshape_like(contract(e, n["dY"], patches, batch, spec.groups, sizes), n["W_like"])
+    return shaped(e, n, contract(e, n, n["dY"], patches, batch, spec.groups, sizes))
 
 
+@lowering(
+    "ConvPerSampleGrad",
+    "row_shift",
+    requires=[not_empty, conv_kernel, static_kernel, known_channels, static_rows, several_rows, unit_row_stride],
+)
 @lowering(
     "ConvWeightGrad",
     "row_shift",
@@ -127,17 +137,18 @@ def row_shift(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     width = e.size_mul(*y[1:])
     sizes = features, e.size_mul(channels, taps), e.size_mul(want, width)
     rows = e.reshape(n["dY"], [batch, e.size_mul(features, spec.groups), e.size_mul(have, width)])
+    lead = leading(n, batch)
+    shape = [*lead, e.size_mul(features, spec.groups), channels, 1, taps]
     parts = []
     for t in range(spec.kernel[0] or 1):
         low = t * spec.dilations[0] - spec.begin[0]  # row p of dy meets row p + low of x
         high = want - have - low
         if low >= want or high >= want:
-            parts.append(_nothing(e, n, [e.size_mul(features, spec.groups), channels, 1, taps]))
+            parts.append(_nothing(e, n, shape))
             continue
         moved = e.pad(rows, [e.size_mul(width, low)], [e.size_mul(width, high)], [2])
-        part = contract(e, moved, columns, batch, spec.groups, sizes)
-        parts.append(e.reshape(part, [e.size_mul(features, spec.groups), channels, 1, taps]))
-    return e.reshape_like(e.concat(parts, axis=2), n["W_like"])
+        parts.append(e.reshape(contract(e, n, moved, columns, batch, spec.groups, sizes), shape))
+    return shaped(e, n, e.concat(parts, axis=len(lead) + 2))
 
 
 def _nothing(e: Emitter, n: Call, shape: list[Dim]) -> ir.Value:
@@ -145,6 +156,11 @@ def _nothing(e: Emitter, n: Call, shape: list[Dim]) -> ir.Value:
     return e.op("Expand", e.scalar(0, n["X"]), e.vector(shape))
 
 
+@lowering(
+    "ConvPerSampleGrad",
+    "split_shift",
+    requires=[not_empty, conv_kernel, static_kernel, known_channels, several_rows, unit_row_stride],
+)
 @lowering(
     "ConvWeightGrad",
     "split_shift",
@@ -163,8 +179,11 @@ def split_shift(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     moves = e.concat([rows, *[gap, rows] * (first - 1)], axis=2)
     points = e.size_mul(e.size_add(y[0], (first - 1) * dilation), width)
     sizes = e.size_mul(features, first), e.size_mul(channels, taps), points
-    total = e.reshape(contract(e, moves, columns, batch, spec.groups, sizes), [outputs, first, channels, taps])
-    return e.reshape_like(e.transpose(total, [0, 2, 1, 3]), n["W_like"])
+    total = contract(e, n, moves, columns, batch, spec.groups, sizes)
+    lead = leading(n, batch)
+    at = len(lead)
+    total = e.reshape(total, [*lead, outputs, first, channels, taps])
+    return shaped(e, n, e.transpose(total, [*range(at), at, at + 2, at + 1, at + 3]))
 
 
 # -- tap by tap --------------------------------------------------------------------------------------------------------

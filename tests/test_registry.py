@@ -11,6 +11,7 @@ from pathlib import Path
 import onnx
 import pytest
 from test_conv_geometry import FORCED
+from test_per_sample_conv import FORCED as FORCED_PER_SAMPLE
 
 from onnx_convgrad import emit
 from onnx_convgrad.functions import has_body
@@ -94,6 +95,11 @@ def test_every_operand_of_every_rule_is_checked_in_both_modes_and_to_second_orde
 
 
 def test_every_lowering_is_forced_over_random_geometry() -> None:
-    forced = {(op, name) for choice in FORCED if isinstance(choice, dict) for op, name in choice.items()}
+    forced = {
+        (op, name)
+        for choice in [*FORCED, *FORCED_PER_SAMPLE]
+        if isinstance(choice, dict)
+        for op, name in choice.items()
+    }
     wanted = {(op, name) for op, table in lowerings().items() if op.endswith("Grad") for name in table}
     assert wanted <= forced

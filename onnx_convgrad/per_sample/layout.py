@@ -1,0 +1,120 @@
+"""Where the samples of a batch lie in a value, and where they are after a change of shape.
+
+Along one axis there are `before * N * after` rows: `before` copies of the whole batch, each sample with `after` rows of its
+own. An image batch has one row per sample; a batch whose patches were laid side by side has several.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import onnx_ir as ir
+
+__all__ = ["ONE", "Label", "Product", "Samples", "State", "product", "reshaped"]
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A product of sizes: a number times named symbols (sorted, repeated for a power)."""
+
+    number: int = 1
+    symbols: tuple[str, ...] = ()
+
+    def times(self, other: Product) -> Product:
+        return Product(self.number * other.number, tuple(sorted(self.symbols + other.symbols)))
+
+    def over(self, other: Product) -> Product | None:
+        """The quotient, or `None` when it is not certain to be a whole number."""
+        rest, taken = Counter(self.symbols), Counter(other.symbols)
+        if other.number == 0 or self.number % other.number or taken - rest:
+            return None
+        return Product(self.number // other.number, tuple(sorted((rest - taken).elements())))
+
+    @property
+    def known(self) -> int | None:
+        return None if self.symbols else self.number
+
+
+ONE = Product()
+
+
+def product(dims: Iterable[object]) -> Product | None:
+    """The product of dimensions; `None` when one of them has neither a number nor a name."""
+    number, symbols = 1, []
+    for d in dims:
+        if isinstance(d, int):
+            number *= d
+        elif isinstance(d, ir.SymbolicDim) and d.value is not None and d.value.isdecimal():
+            number *= int(d.value)  # inference writes what it has worked out as an expression
+        elif isinstance(d, ir.SymbolicDim) and d.value is not None:
+            symbols.append(d.value)
+        else:
+            return None
+    return Product(number, tuple(sorted(symbols)))
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """The axis of a value that holds the samples, as `before * N * after` rows."""
+
+    axis: int
+    before: Product = ONE
+    after: Product = ONE
+
+    def at(self, axis: int) -> Samples:
+        """The same rows on another axis."""
+        return Samples(axis, self.before, self.after)
+
+    @property
+    def plain(self) -> bool:
+        """One row per sample."""
+        return self.before == ONE == self.after
+
+
+class State(Enum):
+    """What a value may be besides one that holds samples, or one that depends on none (`None`)."""
+
+    TOTAL = "a sum over the samples"
+    UNKNOWN = "computed by an operator that was refused"
+
+
+Label = Samples | State | None
+
+
+def reshaped(samples: Samples, source: Sequence[object], target: Sequence[object]) -> Samples | None:
+    """Where the samples are after a Reshape in row-major order; `None` if that is not certain.
+
+    The elements are listed as [outer, N, inner]. An axis of the target holds the samples if the axes before it divide
+    `outer` and those after it divide `inner`; of several the one with the fewest rows is it.
+    """
+    outer, inner = product(source[: samples.axis]), product(source[samples.axis + 1 :])
+    found: list[Samples] = []
+    for axis in range(len(target)):
+        first, last = product(target[:axis]), product(target[axis + 1 :])
+        if outer is None or inner is None or first is None or last is None:
+            continue
+        before, after = samples.before.times(outer).over(first), samples.after.times(inner).over(last)
+        if before is not None and after is not None:
+            found.append(Samples(axis, before, after))
+    if found:
+        return min(found, key=lambda s: (len(s.before.symbols + s.after.symbols), s.before.number * s.after.number))
+    upto = samples.axis + 1  # sizes behind the samples that nobody knows may change among themselves
+    return samples if len(target) >= upto and all(map(_same, source[:upto], target[:upto])) else None
+
+
+def _same(a: object, b: object) -> bool:
+    if isinstance(a, int) or isinstance(b, int):
+        return a == b
+    return (
+        isinstance(a, ir.SymbolicDim) and isinstance(b, ir.SymbolicDim) and a.value is not None and a.value == b.value
+    )
+
+
+def rows(samples: Samples, count: object) -> int | None:
+    """How many rows the axis has, if that is known."""
+    sizes = samples.before.known, samples.after.known, count
+    return math.prod(s for s in sizes if isinstance(s, int)) if all(isinstance(s, int) for s in sizes) else None

@@ -1,0 +1,214 @@
+"""Which axis of every value holds the samples: one walk over the forward nodes.
+
+A batch can be differentiated sample by sample only if no operator on the way mixes samples. So this is also where mixing is
+found, and where an operator is refused about which nothing is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from onnx_convgrad import functions
+from onnx_convgrad.activity import Activity, captured_values, carriers, rule_of
+from onnx_convgrad.emit import Dim, Emitter, known
+from onnx_convgrad.errors import Problem, UnsupportedCase
+from onnx_convgrad.per_sample.layout import Label, Samples, State, rows
+from onnx_convgrad.per_sample.sizes import complete
+from onnx_convgrad.registry import Call, Decorator, F, Rule
+
+__all__ = ["Handler", "Tracker", "ancestors", "handler", "mixes"]
+
+Handler = Callable[["Tracker", Call, Sequence[Label]], Any]
+"""`handler(tracker, call, labels of the operands)`: the label of every result, or one for all of them."""
+
+_HANDLERS: dict[str, Handler] = {}
+
+
+def handler(*op_types: str) -> Decorator:
+    """Declare how operators of ai.onnx move the samples. Elementwise rules need no handler."""
+
+    def decorate(function: F) -> F:
+        _HANDLERS.update(dict.fromkeys(op_types, function))
+        return function
+
+    return decorate
+
+
+def mixes(reason: str) -> UnsupportedCase:
+    """The refusal of an operator whose result for one sample depends on others."""
+    return UnsupportedCase(
+        f"it mixes samples: {reason}.", hint="Gradients per sample need a network that treats every sample on its own."
+    )
+
+
+def ancestors(targets: Iterable[ir.Value], among: Collection[ir.Node]) -> list[ir.Node]:
+    """Every node of `among` that the targets depend on, along any operand."""
+    found: set[ir.Node] = set()
+    stack = list(targets)
+    while stack:
+        node = stack.pop().producer()
+        if node is not None and node in among and node not in found:
+            found.add(node)
+            stack += [v for v in node.inputs if v is not None]
+            stack += captured_values(node)
+    return list(found)
+
+
+class Tracker:
+    """The labels found so far; what was refused is in `problems`.
+
+    Args:
+        e: Writes the bodies of operators that are followed through an equivalent subgraph.
+        data: Graph inputs whose first axis is the batch.
+        varied: Values that vary with what is differentiated: only their broadcasting matters.
+    """
+
+    def __init__(self, e: Emitter, data: Sequence[ir.Value], varied: Iterable[ir.Value]) -> None:
+        self.e = e
+        self.count: Dim = e.dim(data[0], 0)
+        self.size = None if data[0].shape is None else data[0].shape[0]
+        self.labels: dict[ir.Value, Label] = dict.fromkeys(data, Samples(0))
+        self.varied = set(varied)
+        self.problems: list[Problem] = []
+        self._done: set[ir.Node] = set()
+
+    def __getitem__(self, value: ir.Value | None) -> Label:
+        return None if value is None else self.labels.get(value)
+
+    def samples(self, value: ir.Value) -> Samples:
+        """The label of a value that is known to hold samples."""
+        label = self[value]
+        assert isinstance(label, Samples), f"{value.name} holds no samples"
+        return label
+
+    def follow(self, targets: Iterable[ir.Value]) -> None:
+        """Label everything that the targets depend on."""
+        for node in sorted(ancestors(targets, self.e.order), key=self.e.order.__getitem__):
+            if node in self._done:
+                continue
+            self._done.add(node)
+            given: list[Label] = [self[v] for v in node.inputs]
+            outer = [self[v] for v in captured_values(node)]
+            if State.UNKNOWN in (*given, *outer):
+                self._assign(node, State.UNKNOWN)
+            elif any(label is not None for label in (*given, *outer)):
+                complete(self.e, node)
+                try:
+                    self._assign(node, self._labels(node, given))
+                except UnsupportedCase as case:
+                    self._assign(node, State.UNKNOWN)
+                    self._report(node, case)
+
+    def _labels(self, node: ir.Node, given: Sequence[Label]) -> Any:
+        rule, call = rule_of(node), Call(node)
+        if State.TOTAL in given:
+            return _of_total(call, rule, given)
+        if node.domain in ("", "ai.onnx") and node.op_type in _HANDLERS:
+            return _HANDLERS[node.op_type](self, call, given)
+        if rule is not None and rule.kind == "elementwise":
+            return self.aligned(call, given)
+        if rule is not None and rule.kind == "expansion":
+            return self._through(node, rule)
+        if rule is None and functions.has_body(node):
+            return self._through(node, None)
+        raise UnsupportedCase(
+            "whether it keeps the samples of a batch apart is not known.",
+            hint="Loop over the samples with the ordinary gradient and a batch of one.",
+        )
+
+    def _through(self, node: ir.Node, rule: Rule | None) -> list[Label]:
+        """The labels of an equivalent subgraph."""
+        call = Call(node)
+        results = rule.function(self.e, call) if rule is not None and rule.function else functions.inline(self.e, call)
+        found = [results] if isinstance(results, ir.Value) else list(results)
+        present = [v for v in found if v is not None]
+        sources = [v for _, v in carriers(node, rule) if v in self.varied]
+        self.varied |= Activity.between(sources, present, self.e.order, partial=True).varied
+        self.follow(present)
+        return [self[v] for v in found]
+
+    # -- what the handlers use -----------------------------------------------------------------------------------------
+
+    def rank(self, value: ir.Value) -> int:
+        return self.e.rank(value, "to follow the samples through it")
+
+    def aligned(self, n: Call, given: Sequence[Label]) -> Samples:
+        """The label of a result of broadcast operands.
+
+        Axes are counted from the end. Every operand that holds samples must do so at the same place; one that holds none
+        must be constant along it, or be no function of what is differentiated.
+        """
+        operands = [(v, label) for v, label in zip(n.inputs, given, strict=True) if v is not None]
+        places = {label.at(label.axis - self.rank(v)) for v, label in operands if isinstance(label, Samples)}
+        if len(places) > 1:
+            raise mixes("its operands hold the samples on different axes")
+        (place,) = places
+        for value, label in operands:
+            if label is None and value in self.varied:
+                self.constant_along(value, place)
+        return place.at(max(self.rank(v) for v, _ in operands) + place.axis)
+
+    def constant_along(self, value: ir.Value, place: Samples) -> None:
+        """Check that a value without samples is broadcast along an axis (counted from the end), or make it a copy each."""
+        if value.shape is None or -place.axis > len(value.shape) or known(value.shape[place.axis]) == 1:
+            self.rank(value)
+            return
+        node = value.producer()
+        source = None if node is None or node.op_type != "Expand" else node.inputs[0]
+        own = None if source is None or self[source] is not None else source.shape
+        if own is not None and (-place.axis > len(own) or known(own[place.axis]) == 1):
+            self.labels[value] = place.at(len(value.shape) + place.axis)
+            return
+        raise UnsupportedCase(
+            f"its operand {value.name!r} of shape {value.shape} has rows of its own along the axis of the samples."
+        )
+
+    # -- results -------------------------------------------------------------------------------------------------------
+
+    def _assign(self, node: ir.Node, labels: Any) -> None:
+        several = labels if isinstance(labels, (list, tuple)) else [labels] * len(node.outputs)
+        for value, label in zip(node.outputs, several, strict=False):
+            if isinstance(label, Samples):
+                self._check(value, label)
+            if label is not None:
+                self.labels[value] = label
+
+    def _check(self, value: ir.Value, label: Samples) -> None:
+        """Sizes must agree with what was derived: they are two accounts of one thing."""
+        if value.shape is None:
+            return
+        size, count = known(value.shape[label.axis]), self.count if isinstance(self.count, int) else None
+        expected = rows(label, count)
+        if (size is not None and count is None) or (None not in (size, expected) and size != expected):
+            batch = "a size only known at run time" if count is None else f"{count} samples"
+            raise UnsupportedCase(
+                f"axis {label.axis} of its result {value.name!r} has {size} rows, which does not fit a batch of {batch}.",
+                hint="Export the model with a dynamic batch, or give --input-shape with the batch that it was made for.",
+            )
+
+    def _report(self, node: ir.Node, case: UnsupportedCase) -> None:
+        version = self.e.graph.opset_imports.get(node.domain, 0)
+        operator = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+        name = node.name or f"<unnamed, output {node.outputs[0].name!r}>"
+        route = (node.outputs[0].name or "?", *(v.name or "?" for v in node.inputs[:1] if v is not None))
+        self.problems.append(Problem(name, operator, version, case.message, route, case.hint))
+
+
+_ADDED = frozenset({"Add", "Sub", "Neg", "Sum", "Mean"})
+
+
+def _of_total(n: Call, rule: Rule | None, given: Sequence[Label]) -> State | None:
+    """What may follow a sum over samples: only what is linear in it, or parts of the samples meet each other."""
+    if n.node.op_type in ("Shape", "Size"):
+        return None
+    totals = [i for i, label in enumerate(given) if label is State.TOTAL]
+    others = [label for label in given if label is not None and label is not State.TOTAL]
+    op = n.node.op_type
+    scaled = op in ("Mul", "MatMul", "Gemm") or (op == "Div" and totals == [0])
+    fits = (rule is not None and rule.kind == "linear") or op in _ADDED or (scaled and len(totals) == 1)
+    if others or not fits:
+        raise mixes("an operand is already a sum over the samples, and the result is not linear in it alone")
+    return State.TOTAL

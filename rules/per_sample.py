@@ -1,0 +1,163 @@
+"""Gradients for weights of matrix products, tables and normalizations, one for each sample of the batch.
+
+What an ordinary rule sums over the batch is not summed. With the samples on the first axis,
+
+    MatMul, Gemm   dB[n, k, j] = sum over the rows p of sample n of A[n, p, k] g[n, p, j]
+    Gather         dT[n, v] = sum over the positions p of sample n whose index is v of g[n, p]
+    normalization  dscale[n, c] = sum over the positions p of g[n, c, p] xhat[n, c, p], dB[n, c] = sum over p of g[n, c, p]
+
+`batch` moves the samples of a value to the first axis (`first`) and sums over all others but some (`sum`, `fit`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+
+from onnx_convgrad.emit import Dim, Emitter
+from onnx_convgrad.per_sample.batch import Batch
+from onnx_convgrad.registry import Call, Cotangents, per_sample, require
+from onnx_convgrad.rules.movement import scatter
+from onnx_convgrad.rules.norm import Channels, Normalized, axes_from, inverse_deviation, narrow, size_from, wide
+
+# -- products ----------------------------------------------------------------------------------------------------------
+
+
+def _rows(e: Emitter, value: ir.Value, count: Dim, width: Dim) -> ir.Value:
+    """Samples on the first axis, and one matrix for each: [N, P, width]."""
+    return e.reshape(value, [count, e.size_mul(1, *e.dims(value)[1:-1]), width])
+
+
+@per_sample("MatMul")
+def matmul_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> Cotangents:
+    """A matrix on the right takes one product per sample, over all its rows; other weights sum over leading axes."""
+    a, b, gy = n["A"], n["B"], g["Y"]
+    at, rank = batch.of(n.y), len(e.dims(n.y))
+
+    def right() -> ir.Value:
+        x = batch.first(a, batch.of(a))
+        if len(e.dims(b)) <= 2:
+            width = e.dim(b, 1) if len(e.dims(b)) == 2 else 1
+            dy = batch.first(gy if len(e.dims(b)) == 2 else e.unsqueeze(gy, [-1]), at)
+            rows = _rows(e, x, batch.count, e.dim(b, 0))
+            return e.matmul(e.swap_last(rows), _rows(e, dy, batch.count, width))
+        leading(a, b)
+        return batch.fit(e.matmul(e.swap_last(x), batch.first(gy, at)), batch.leading, b)
+
+    def left() -> ir.Value:
+        x, dy = batch.first(b, batch.of(b)), batch.first(gy, at)
+        if len(e.dims(a)) == len(e.dims(b)) == 2 and batch.of(b).plain:  # each column is a sample
+            return e.matmul(e.unsqueeze(dy, [-1]), e.unsqueeze(x, [1]))
+        leading(b, a)
+        return batch.fit(e.matmul(dy, e.swap_last(x)), batch.leading, a)
+
+    def leading(data: ir.Value, weight: ir.Value) -> None:
+        require(
+            len(e.dims(data)) == rank and at.axis < rank - len(e.dims(weight)) and len(e.dims(weight)) > 1,
+            f"a weight of shape {weight.shape} has no known form per sample where the samples are on axis {at.axis}.",
+        )
+
+    return {"A": left, "B": right}
+
+
+@per_sample("Gemm")
+def gemm_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> Cotangents:
+    """y[n] = alpha A[n] B' + beta C: each sample is a row, or some rows."""
+    a, b, c, gy = n["A"], n["B"], n.get("C"), g["Y"]
+    at, alpha, beta = batch.of(n.y), n.float("alpha", 1.0), n.float("beta", 1.0)
+
+    def weight() -> ir.Value:
+        own = batch.of(a)
+        require(own.plain or not n.int("transA", 0), "A is transposed and a sample has several columns.")
+        x, dy = batch.first(a, own), batch.first(gy, at)
+        x = _rows(e, x, batch.count, e.dim(b, 1 if n.int("transB", 0) else 0))
+        dy = e.mul(_rows(e, dy, batch.count, e.dim(gy, 1)), alpha)
+        return e.matmul(e.swap_last(dy), x) if n.int("transB", 0) else e.matmul(e.swap_last(x), dy)
+
+    def bias() -> ir.Value:
+        assert c is not None
+        return e.mul(batch.fit(gy, at, c), beta)
+
+    return {"B": weight, "C": bias}
+
+
+@per_sample("Gather")
+def gather_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> Cotangents:
+    """Rows of a table, such as an embedding: each sample adds up what its own indices picked."""
+    table, indices, gy = n["data"], n["indices"], g["output"]
+
+    def cotangent() -> ir.Value:
+        require(n.int("axis", 0) % len(e.dims(table)) == 0, "it picks along another axis than the first.")
+        count, size, width = batch.count, e.dim(table, 0), e.size_mul(1, *e.dims(table)[1:])
+        picked = batch.first(e.cast(indices, ir.DataType.INT64), batch.of(indices))
+        chosen = e.reshape(picked, [count, e.size_mul(1, *e.dims(picked)[1:]), 1])
+        dy = e.reshape(batch.first(gy, batch.of(n.y)), [count, e.dim(chosen, 1), width])
+        rows = e.op("Expand", e.scalar(0, gy), e.vector([count, size, width]))
+        return scatter(e, rows, e.op("Expand", chosen, e.shape(dy)), dy, 1, "add")
+
+    return {"data": cotangent}
+
+
+# -- normalizations ----------------------------------------------------------------------------------------------------
+
+
+@per_sample("BatchNormalization")
+def batch_normalization_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> Cotangents:
+    """y[n, c, p] = scale[c] (x[n, c, p] - mean[c]) r[c] + B[c] with given statistics, which are operands like others."""
+    x, at, gy = n["X"], batch.of(n.y), wide(e, g["Y"])
+    channels = Channels(e, x)
+    inverse = narrow(e, inverse_deviation(e, wide(e, n["input_var"]), n.float("epsilon", 1e-5)), gy)
+
+    def total() -> ir.Value:
+        return batch.sum(gy, at, [1])
+
+    def moment() -> ir.Value:
+        centred = e.sub(wide(e, x), channels.spread(narrow(e, wide(e, n["input_mean"]), gy)))
+        return batch.sum(e.mul(gy, centred), at, [1])
+
+    def factor() -> ir.Value:
+        return e.mul(narrow(e, wide(e, n["scale"]), gy), inverse)
+
+    return {
+        "scale": lambda: narrow(e, e.mul(moment(), inverse), n["scale"]),
+        "B": lambda: narrow(e, total(), n["B"]),
+        "input_mean": lambda: narrow(e, e.mul(total(), e.neg(factor())), n["input_mean"]),
+        "input_var": lambda: narrow(
+            e, e.mul(moment(), e.mul(factor(), e.mul(e.square(inverse), -0.5))), n["input_var"]
+        ),
+    }
+
+
+@per_sample("InstanceNormalization", "GroupNormalization")
+def channel_normalization_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> Cotangents:
+    """y[n, c, p] = scale[c] xhat[n, c, p] + B[c], normalized within each sample."""
+    x = wide(e, n.node.inputs[0])  # type: ignore[arg-type] # never absent
+    gy, at, epsilon = wide(e, g[n.names[1][0]]), batch.of(n.y), n.float("epsilon", 1e-5)
+    bias = n.names[0][2]
+
+    def scale() -> ir.Value:
+        if n.node.op_type == "InstanceNormalization":
+            value = Normalized.of(e, x, axes_from(e, x, 2), epsilon).value
+        else:
+            groups = n.int("num_groups", 1)
+            grouped = e.reshape(x, [e.dim(x, 0), groups, e.size_div(size_from(e, x, 1), groups)])
+            value = e.reshape_like(Normalized.of(e, grouped, e.ints([2]), epsilon).value, x)
+        return narrow(e, batch.sum(e.mul(gy, value), at, [1]), n["scale"])
+
+    return {"scale": scale, bias: lambda: narrow(e, batch.sum(gy, at, [1]), n[bias])}
+
+
+@per_sample("LayerNormalization")
+def layer_normalization_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> Cotangents:
+    """y = Scale xhat + B, normalized over the last axes."""
+    x, at = wide(e, n["X"]), batch.of(n.y)
+    if g["Y"] is None:
+        return {}
+    gy = wide(e, g["Y"])
+
+    def scale() -> ir.Value:
+        normalized = Normalized.of(e, x, axes_from(e, x, n.int("axis", -1)), n.float("epsilon", 1e-5))
+        return narrow(e, batch.fit(e.mul(gy, normalized.value), at, n["Scale"]), n["Scale"])
+
+    return {"Scale": scale, "B": lambda: narrow(e, batch.fit(gy, at, n["B"]), n["B"])}

@@ -1,0 +1,322 @@
+"""Gradients of each sample against `torch.func.vmap(torch.func.grad)`: networks, operators, and what is refused."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from families import FAMILIES, export, match_parameters
+from onnx import numpy_helper, parser
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+import onnx_convgrad as og
+from onnx_convgrad.runtime import run
+
+Arrays = dict[str, np.ndarray]
+
+
+def wanted(module: nn.Module, x: Tensor, seed: Tensor) -> dict[str, Tensor]:
+    """PyTorch's gradient of `sum(seed[n] * module(x[n]))` for each sample n, in float64."""
+    module = module.double()
+
+    def score(parameters: dict[str, Tensor], xs: Tensor, seeds: Tensor) -> Tensor:
+        return (functional_call(module, parameters, (xs[None],))[0] * seeds).sum()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # vmap tells where it is slow
+        return vmap(grad(score), (None, 0, 0))(dict(module.named_parameters()), x.double(), seed.double())
+
+
+def compare(module: nn.Module, x: Tensor, *, dynamo: bool = False, dynamic: bool = True, least: int = 1) -> None:
+    """Gradients, their sum, and their squared norms."""
+    module.eval()
+    proto = export(module, x, dynamo=dynamo, training=False, dynamic_batch=dynamic, fold=dynamo)
+    pairs = match_parameters(proto, module)
+    assert len(pairs) >= least
+    with torch.no_grad():
+        seed = torch.randn(module(x).shape, generator=torch.Generator().manual_seed(1))
+    feed = {"x": x.numpy(), "y_grad": seed.numpy()}
+    each = run(og.augment(proto, wrt=list(pairs), per_sample=True), feed)
+    total = run(og.augment(proto, wrt=list(pairs)), feed)
+    norms = run(og.augment(proto, wrt=list(pairs), per_sample="squared_norm"), feed)
+    oracle = {name: g.detach() for name, g in wanted(module, x, seed).items()}
+    top = max(float(g.norm()) for g in oracle.values())
+    for name, (torch_name, transform) in pairs.items():
+        want = oracle[torch_name].numpy()
+        want = want.swapaxes(1, 2) if transform == "transpose" else want
+        close(each[f"{name}_grad"], want, 1e-5 * top, name)
+        close(each[f"{name}_grad"].sum(0), total[f"{name}_grad"], 1e-5 * top, name)
+        squares = (want.reshape(len(want), -1) ** 2).sum(1)
+        close(norms[f"{name}_grad_squared_norm"], squares, 1e-6 * top**2, name)
+
+
+def close(got: np.ndarray, want: np.ndarray, floor: float, name: str, bound: float = 2e-5) -> None:
+    assert got.shape == want.shape, name
+    assert np.linalg.norm(got - want) <= bound * max(float(np.linalg.norm(want)), floor), name
+
+
+def spread(module: nn.Module) -> nn.Module:
+    """No two tensors of a module equal, none at a neutral value."""
+    torch.manual_seed(0)
+    for t in (*module.parameters(), *module.buffers()):
+        if t.is_floating_point():
+            t.data = t.data + 0.2 + 0.2 * torch.rand_like(t)
+    return module
+
+
+# -- networks ----------------------------------------------------------------------------------------------------------
+
+SOME = ("resnet_basic", "convnext", "unet", "audio1d", "transformer")
+
+
+@pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "static"])
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f.name in SOME], ids=lambda f: f.name)
+def test_families(family: Any, dynamic: bool) -> None:
+    compare(family.build(), family.example(), dynamic=dynamic, least=15)
+
+
+class Embedded(nn.Module):
+    """A class token that is expanded to the batch, an embedding table, attention and a scale of each channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 16, 4, 4)
+        self.token = nn.Parameter(torch.randn(1, 1, 16))
+        self.position = nn.Parameter(torch.randn(1, 5, 16))
+        self.block = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, dropout=0.0, activation="gelu")
+        self.scale = nn.Parameter(torch.randn(16))
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1) + self.position
+        return self.head((self.block(x) * self.scale)[:, 0])
+
+
+class Factored(nn.Module):
+    """A low-rank change of a weight, a matrix per head, and a table looked up by what the data says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base, self.down, self.up = (nn.Parameter(torch.randn(s)) for s in ((6, 6), (2, 6), (6, 2)))
+        self.heads = nn.Parameter(torch.randn(2, 3, 4))
+        self.table = nn.Parameter(torch.randn(5, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = nn.functional.linear(x, self.base + self.up @ self.down)
+        y = y.reshape(y.shape[0], y.shape[1], 2, 3).transpose(1, 2) @ self.heads
+        return y + nn.functional.embedding((x[:, :, 0].abs() * 2).clamp(0, 4).long(), self.table).unsqueeze(1)
+
+
+@pytest.mark.parametrize(
+    ("build", "shape"),
+    [
+        (Embedded, (3, 3, 8, 8)),
+        (Factored, (3, 5, 6)),
+        (
+            lambda: nn.Sequential(
+                nn.Conv3d(2, 4, 3, padding=1, bias=False),
+                nn.InstanceNorm3d(4, affine=True),
+                nn.SiLU(),
+                nn.ConvTranspose3d(4, 6, 2, 2, groups=2),
+                nn.ReLU(),
+                nn.Conv3d(6, 6, 3, groups=6),
+                nn.Flatten(),
+                nn.Linear(6 * 8 * 8 * 6, 3),
+            ),
+            (3, 2, 5, 5, 4),
+        ),
+        (
+            lambda: nn.Sequential(
+                nn.Conv2d(3, 6, 3, padding=1, bias=False),
+                nn.GroupNorm(2, 6),
+                nn.PReLU(6),
+                nn.Conv2d(6, 8, 3, 2, groups=2),
+                nn.BatchNorm2d(8),
+                nn.Flatten(2),
+                nn.Linear(16, 6),
+                nn.LayerNorm((8, 6)),
+            ),
+            (4, 3, 9, 9),
+        ),
+        (
+            lambda: nn.Sequential(
+                nn.Conv1d(2, 4, 5, padding=4, dilation=2),
+                nn.BatchNorm1d(4),
+                nn.ELU(),
+                nn.ConvTranspose1d(4, 6, 3, 2, 1, output_padding=1),
+            ),
+            (5, 2, 13),
+        ),
+    ],
+    ids=["embedded", "factored", "three axes", "norms", "one axis"],
+)
+@pytest.mark.parametrize("dynamo", [False, True], ids=["torchscript", "dynamo"])
+def test_networks(build: Callable[[], nn.Module], shape: tuple[int, ...], dynamo: bool) -> None:
+    compare(spread(build()), torch.randn(shape, generator=torch.Generator().manual_seed(0)), dynamo=dynamo)
+
+
+# -- models written by hand --------------------------------------------------------------------------------------------
+
+
+def model(text: str, **weights: Any) -> onnx.ModelProto:
+    """A model from ONNX's text form, with weights beside those that it has."""
+    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> {text}')
+    for name, value in weights.items():
+        array = np.asarray(value)
+        array = array if array.dtype == np.int64 else array.astype(np.float32)
+        proto.graph.initializer.append(numpy_helper.from_array(array, name))
+    onnx.checker.check_model(proto)
+    return proto
+
+
+def looped(proto: onnx.ModelProto, feed: Arrays, **arguments: Any) -> Arrays:
+    """The ordinary gradient of every sample alone, stacked."""
+    single = og.augment(proto, **arguments)
+    count = len(next(iter(feed.values())))
+    rows = [run(single, {name: v[i : i + 1] for name, v in feed.items()}) for i in range(count)]
+    return {name: np.stack([row[name] for row in rows]) for name in rows[0] if name.endswith("_grad")}
+
+
+def random(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+PRODUCTS = {
+    "transposed rows": ("y = Gemm <alpha = 0.5, beta = 2.0, transB = 1> (x, w, b)", "N, 4", (4, 4), (4,)),
+    "a number as bias": ("y = Gemm (x, w, b)", "N, 4", (4, 3), (1,)),
+    "higher rank": ("z = MatMul (x, w)  y = Add (z, b)", "N, 2, 5, 4", (4, 3), (3,)),
+    "a matrix per head": ("z = MatMul (x, w)  y = Mul (z, b)", "N, 2, 5, 4", (2, 4, 3), (2, 1, 3)),
+    "a vector": ("z = MatMul (x, w)  y = Sub (z, b)", "N, 5, 4", (4,), (5,)),
+    "on the left": ("z = MatMul (w, x)  y = Add (b, z)", "N, 5, 4", (3, 5), (3, 1)),
+    "a divisor": ("z = MatMul (x, w)  y = Div (z, b)", "N, 4", (4, 3), (3,)),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("batch", ["N", "3"], ids=["symbolic", "static"])
+def test_products(name: str, batch: str) -> None:
+    body, shape, w, b = PRODUCTS[name]
+    weights = {"w": random(*w), "b": np.abs(random(*b)) + 1}
+    dims = shape.replace("N", batch)
+    proto = model(f"g (float[{dims}] x) => (float[] y) {{ {body} }}".replace("[] y", " y"), **weights)
+    x = random(3, *(int(d) for d in shape.split(", ")[1:]))
+    each = run(og.augment(proto, per_sample=True, seed="ones"), {"x": x})
+    norms = run(og.vjp(proto, wrt="parameters", per_sample="squared_norm", seed="ones"), {"x": x})
+    dynamic = model(f"g (float[{shape}] x) => (float y) {{ {body} }}", **weights)
+    want = looped(dynamic, {"x": x}, seed="ones")
+    for key, value in want.items():
+        close(each[key], value, 0, key)
+        close(norms[f"{key}_squared_norm"], (value.reshape(3, -1) ** 2).sum(1), 0, key)
+
+
+def test_a_mean_over_the_samples_is_a_target() -> None:
+    """Its gradient is shared out: what each sample adds to it."""
+    body = "z = MatMul (x, w)  s = Softplus (z)  mean = ReduceMean <keepdims = 0> (s)  y = Mul (mean, two)"
+    proto = model(f"g (float[N, 4] x) => (float y) {{ {body} }}", w=random(4, 3), two=2.0)
+    feed = {"x": random(5, 4)}
+    each = run(og.augment(proto, per_sample=True), feed)["w_grad"]
+    alone = looped(proto, feed)["w_grad"]
+    close(each, alone / 5, 0, "w")
+    close(each.sum(0), run(og.augment(proto), feed)["w_grad"], 0, "w")
+
+
+def test_inputs_keep_their_shape_and_unreached_parameters_get_zeros() -> None:
+    proto = model("g (float[N, 4] x) => (float[N, 3] y, float[N, 4] u) { y = MatMul (x, w)  u = Mul (x, v) }",
+                  w=random(4, 3), v=random(4))  # fmt: skip
+    feed = {"x": random(2, 4), "y_grad": random(2, 3)}
+    with pytest.warns(UserWarning, match="derivative is zero"):
+        each = run(og.augment(proto, wrt=["x", "w", "v"], of="y", per_sample=True), feed)
+    assert each["x_grad"].shape == (2, 4)
+    assert each["v_grad"].shape == (2, 4) and not each["v_grad"].any()
+    with pytest.warns(UserWarning, match="derivative is zero"):
+        norms = run(og.augment(proto, wrt=["x", "w", "v"], of="y", per_sample="squared_norm"), feed)
+    close(norms["x_grad_squared_norm"], (each["x_grad"] ** 2).sum(1), 0, "x")
+    assert norms["v_grad_squared_norm"].shape == (2,) and not norms["v_grad_squared_norm"].any()
+
+
+def test_a_weight_used_twice_adds_up_before_the_norm() -> None:
+    proto = model(
+        "g (float[N, 4] x) => (float[N, 4] y) { z = MatMul (x, w)  r = Tanh (z)  y = MatMul (r, w) }", w=random(4, 4)
+    )
+    feed = {"x": random(3, 4)}
+    want = looped(proto, feed, seed="ones")["w_grad"]
+    close(run(og.augment(proto, per_sample=True, seed="ones"), feed)["w_grad"], want, 0, "w")
+    norms = run(og.augment(proto, per_sample="squared_norm", seed="ones"), feed)["w_grad_squared_norm"]
+    close(norms, (want.reshape(3, -1) ** 2).sum(1), 0, "w")
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+REFUSED: dict[str, tuple[str, str, Mapping[str, Any]]] = {
+    "batch normalization in training": (
+        "z = Mul (x, w)  y, m, v = BatchNormalization <training_mode = 1> (z, one, one, one, one)",
+        r"BatchNormalization.*training mode it normalizes with the mean and variance of the whole batch",
+        {"w": random(4), "one": np.ones(4)},
+    ),
+    "a softmax over the batch": ("z = Mul (x, w)  y = Softmax <axis = 0> (z)", "normalizes along axis 0", {"w": random(4)}),
+    "samples times samples": (
+        "z = Mul (x, w)  t = Transpose (z)  y = MatMul (z, t)", "samples with one another", {"w": random(4)},
+    ),
+    "a maximum over the batch": ("z = Mul (x, w)  y = ReduceMax (z, first)", "reduces axis 0", {"w": random(4)}),
+    "the data's own mean": (
+        "m = ReduceMean (x, first)  c = Sub (x, m)  y = Mul (c, w)", "different axes|sum over the samples", {"w": random(4)},
+    ),
+    "a weight after the mean": (
+        "m = ReduceMean (x, first)  y = Mul (m, w)", "meets what is summed over the samples", {"w": random(4)},
+    ),
+    "no way known": ('z = Einsum <equation = "nk,kj->nj"> (x, w)  y = Relu (z)', "form per sample", {"w": random(4, 4)}),
+    "a changed weight": (
+        "s = ReduceSum <keepdims = 0> (w)  v = Div (w, s)  y = Mul (x, v)", "changes a parameter before", {"w": random(4)},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    body, reason, weights = REFUSED[name]
+    proto = model(f"g (float[N, 4] x) => (float y) {{ {body} }}", first=np.array([0]), **weights)
+    for node in proto.graph.node:
+        node.name = f"my_{node.op_type}"
+    with pytest.raises(og.DifferentiationError, match=reason) as caught:
+        og.augment(proto, wrt="w", per_sample=True)
+    assert "my_" in str(caught.value)
+
+
+def test_a_batch_norm_that_training_mode_turns_on_is_refused() -> None:
+    proto = model("g (float[N, 4] x) => (float[N, 4] y) { y = BatchNormalization (x, w, b, m, v) }",
+                  w=random(4), b=random(4), m=random(4), v=np.abs(random(4)))  # fmt: skip
+    og.augment(proto, per_sample=True)
+    with pytest.raises(og.DifferentiationError, match="mixes samples"):
+        og.augment(proto, per_sample=True, training=True)
+
+
+def test_arguments() -> None:
+    proto = model("g (float[N, 4] x) => (float[N, 4] y) { y = Mul (x, w) }", w=random(4))
+    with pytest.raises(og.ArgumentError, match="per_sample must be False, True or 'squared_norm', not 'norm'"):
+        og.augment(proto, per_sample="norm")
+    alone = model("g () => (float[4] y) { y = Mul (w, w) }", w=random(4))
+    with pytest.raises(og.ArgumentError, match="needs an input with a batch axis"):
+        og.augment(alone, per_sample=True)
+
+
+def test_command_line(tmp_path: Any) -> None:
+    from typer.testing import CliRunner
+
+    from onnx_convgrad.cli import app
+
+    proto = model("g (float[N, 4] x) => (float[N, 3] y) { y = MatMul (x, w) }", w=random(4, 3))
+    onnx.save(proto, tmp_path / "m.onnx")
+    for flag, name, shape in (("--per-sample", "w_grad", (2, 4, 3)), ("--squared-norm", "w_grad_squared_norm", (2,))):
+        done = CliRunner().invoke(
+            app, ["augment", str(tmp_path / "m.onnx"), "-o", str(tmp_path / "o.onnx"), flag, "-q"]
+        )
+        assert done.exit_code == 0, done.output
+        got = run(onnx.load(tmp_path / "o.onnx"), {"x": random(2, 4), "y_grad": random(2, 3)})
+        assert got[name].shape == shape
