@@ -49,7 +49,7 @@ def write_program(
     clones = {name: model.clone() for name, model in models.items()}
     shared = shared or any(_bytes(m) > limit for m in clones.values())
     if not defaults:
-        clones[_INITIAL] = _take_defaults(clones)
+        clones[_INITIAL] = _take_defaults({name: m for name, m in clones.items() if name != "inference"})
     try:
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.absolute().parent) as work:
             draft = Path(work) / "program"
