@@ -16,8 +16,10 @@ import numpy as np
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.functional.geometry import Geometry, settle
 from onnx_convgrad.functional.graph import Kind, Task
-from onnx_convgrad.functional.sessions import Array, Compiled, Resolved, compiled
-from onnx_convgrad.providers import resolve_providers
+from onnx_convgrad.functional.keys import frozen, resolved, thawed
+from onnx_convgrad.functional.sessions import Array, Compiled, compiled
+from onnx_convgrad.providers import Providers
+from onnx_convgrad.session_options import Options, SessionOptions
 
 __all__ = ["DTYPES", "Function", "Window"]
 
@@ -58,45 +60,14 @@ class Function:
         *,
         sizes: tuple[Any, Any, Any] = (None, None, None),
         mask: Sequence[bool] = (True,),
-        providers: Any = None,
+        providers: Providers | None = None,
+        options: Options | None = None,
     ) -> tuple[Any, ...]:
         """The results, `None` where `mask` says so. `sizes` are those of input, weight and bias that no array tells."""
         given = [a if a is None or type(a) is np.ndarray else np.asarray(a) for a in arrays]
         signature = tuple([None if a is None else (a.shape, a.dtype) for a in given])
-        options = [_hashable(value) for value in (*sizes, *window, mask, providers)]
-        return _plan(self, signature, *options).run(given)
-
-
-def _hashable(value: Any) -> Any:
-    """The value with lists as tuples; what it means is decided where it is read."""
-    kind = type(value)
-    if value is None or kind is int or kind is bool or kind is str:
-        return value
-    if kind is np.ndarray:
-        return tuple(value.tolist())
-    if kind is dict:
-        return _Options((key, _hashable(value[key])) for key in sorted(value))
-    return tuple([_hashable(v) for v in value]) if isinstance(value, (list, tuple)) else value
-
-
-class _Options(tuple[tuple[str, Any], ...]):
-    """The options of a provider, which can be hashed."""
-
-    __slots__ = ()
-
-
-def _resolved(providers: Any) -> Resolved:
-    """The providers from what `_hashable` made of them."""
-    if isinstance(providers, tuple):
-        members = [_thawed(member) for member in providers]
-        providers = tuple(members) if len(members) == 2 and isinstance(members[1], dict) else members
-    return tuple((name, tuple(sorted(own.items()))) for name, own in resolve_providers(providers))
-
-
-def _thawed(member: Any) -> Any:
-    if isinstance(member, _Options):
-        return dict(member)
-    return tuple(map(_thawed, member)) if isinstance(member, tuple) else member
+        rest = [frozen(value) for value in (*sizes, *window, mask, providers, options)]
+        return _plan(self, signature, *rest).run(given)
 
 
 # -- plans -------------------------------------------------------------------------------------------------------------
@@ -166,6 +137,7 @@ def _plan(
     groups: Any,
     mask: Any,
     providers: Any,
+    options: Any,
 ) -> Plan:
     arrays = {name: found for name, found in zip(function.arrays, signature, strict=True) if found is not None}
     dtype = _common_dtype({name: kind for name, (_, kind) in arrays.items()})
@@ -187,7 +159,8 @@ def _plan(
     wanted = _wanted(function, mask)
     given = tuple(name.removesuffix("_direction") for name in function.arrays if name in arrays and name not in _ALWAYS)
     task = Task(function.kind, given, wanted)
-    live = compiled(g.per_sample() if function.per_sample else g, dtype, task, _resolved(providers))
+    chosen = SessionOptions.of(thawed(options))
+    live = compiled(g.per_sample() if function.per_sample else g, dtype, task, resolved(providers, chosen), chosen)
     where = () if live is None else live.outputs
     results = []
     for name in function.results:

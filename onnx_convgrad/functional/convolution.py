@@ -8,7 +8,8 @@ What these functions share:
 - `stride`, `padding`, `dilation`, `output_padding`: a number, or one per axis. `padding` may be `"valid"`, and `"same"`
   where there is no stride and no transposition.
 - Gradients of complex arrays are PyTorch's: dL/d(re) + i dL/d(im).
-- `providers`: `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default.
+- `providers`: `"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default. `options`: those of the
+  session, for example `{"tf32": False}`.
 - Raises `ArgumentError` where PyTorch refuses the arguments, and `ExecutionError` when ONNX Runtime or a provider is missing
   or fails; the error's `snippet` is then a program that repeats the call with numpy and ONNX Runtime alone.
 """
@@ -16,12 +17,13 @@ What these functions share:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from numpy.typing import ArrayLike
 
 from onnx_convgrad.functional.calls import Function
 from onnx_convgrad.functional.sessions import Array
+from onnx_convgrad.providers import Providers
+from onnx_convgrad.session_options import Options
 
 __all__ = ["convolution", "convolution_backward", "convolution_double_backward", "convolution_jvp"]
 
@@ -48,7 +50,8 @@ def convolution(
     output_padding: Numbers = 0,
     groups: int = 1,
     *,
-    providers: Any = None,
+    providers: Providers | None = None,
+    options: Options | None = None,
 ) -> Array:
     """The convolution, or the transposed one: `torch.convolution`.
 
@@ -58,7 +61,7 @@ def convolution(
              [4., 4.]]]])
     """
     window = (stride, padding, dilation, transposed, output_padding, groups)
-    (output,) = _CONVOLUTION((input, weight, bias), window, providers=providers)
+    (output,) = _CONVOLUTION((input, weight, bias), window, providers=providers, options=options)
     return output  # type: ignore[no-any-return]
 
 
@@ -75,7 +78,8 @@ def convolution_backward(
     groups: int = 1,
     output_mask: Mask = (True, True, True),
     *,
-    providers: Any = None,
+    providers: Providers | None = None,
+    options: Options | None = None,
 ) -> tuple[Array | None, Array | None, Array | None]:
     """The gradients for input, weight and bias: `torch.ops.aten.convolution_backward`.
 
@@ -89,7 +93,9 @@ def convolution_backward(
     """
     window = (stride, padding, dilation, transposed, output_padding, groups)
     sizes = (None, None, bias_sizes)
-    return _BACKWARD((input, weight, grad_output), window, sizes=sizes, mask=output_mask, providers=providers)
+    return _BACKWARD(
+        (input, weight, grad_output), window, sizes=sizes, mask=output_mask, providers=providers, options=options
+    )
 
 
 def convolution_double_backward(
@@ -107,7 +113,8 @@ def convolution_double_backward(
     groups: int = 1,
     output_mask: Mask = (True, True, True),
     *,
-    providers: Any = None,
+    providers: Providers | None = None,
+    options: Options | None = None,
 ) -> tuple[Array | None, Array | None, Array | None]:
     """The backward pass of `convolution_backward`: `torch.ops.aten._convolution_double_backward`.
 
@@ -126,13 +133,14 @@ def convolution_double_backward(
         groups: See there.
         output_mask: Which results are wanted.
         providers: See there.
+        options: See there.
 
     Returns:
         The gradients for gO, input and weight; those that nothing reaches are zeros.
     """
     window = (stride, padding, dilation, transposed, output_padding, groups)
     arrays = (input, weight, gO, ggI, ggW, ggb)
-    return _DOUBLE(arrays, window, mask=output_mask, providers=providers)
+    return _DOUBLE(arrays, window, mask=output_mask, providers=providers, options=options)
 
 
 def convolution_jvp(
@@ -148,7 +156,8 @@ def convolution_jvp(
     output_padding: Numbers = 0,
     groups: int = 1,
     *,
-    providers: Any = None,
+    providers: Providers | None = None,
+    options: Options | None = None,
 ) -> Array:
     """Forward mode: the derivative of the output along tangents of input, weight and bias; `None` is zero.
 
@@ -159,5 +168,5 @@ def convolution_jvp(
     """
     window = (stride, padding, dilation, transposed, output_padding, groups)
     arrays = (input, weight, input_tangent, weight_tangent, bias_tangent)
-    (output,) = _JVP(arrays, window, providers=providers)
+    (output,) = _JVP(arrays, window, providers=providers, options=options)
     return output  # type: ignore[no-any-return]

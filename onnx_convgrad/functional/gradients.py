@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from numpy.typing import ArrayLike
 
 from onnx_convgrad.functional.calls import Function
 from onnx_convgrad.functional.sessions import Array
+from onnx_convgrad.providers import Providers
+from onnx_convgrad.session_options import Options
 
 __all__ = [
     "conv1d_input",
@@ -86,12 +88,13 @@ def _input_gradient(
     dilation: Numbers = 1,
     groups: int = 1,
     *,
-    providers: Any = None,
+    providers: Providers | None = None,
+    options: Options | None = None,
 ) -> Array:
     """The gradient of conv{0}d for its input, of shape `input_size`: `torch.nn.grad.conv{0}d_input`."""
     window = (stride, padding, dilation, False, 0, groups)
     sizes = (input_size, None, None)
-    (found,) = _INPUT[rank]((weight, grad_output), window, sizes=sizes, providers=providers)
+    (found,) = _INPUT[rank]((weight, grad_output), window, sizes=sizes, providers=providers, options=options)
     return found  # type: ignore[no-any-return]
 
 
@@ -105,12 +108,13 @@ def _weight_gradient(
     dilation: Numbers = 1,
     groups: int = 1,
     *,
-    providers: Any = None,
+    providers: Providers | None = None,
+    options: Options | None = None,
 ) -> Array:
     """The gradient of conv{0}d for its weight, of shape `weight_size`: `torch.nn.grad.conv{0}d_weight`."""
     window = (stride, padding, dilation, False, 0, groups)
     sizes = (None, weight_size, None)
-    (found,) = _WEIGHT[rank]((input, grad_output), window, sizes=sizes, providers=providers)
+    (found,) = _WEIGHT[rank]((input, grad_output), window, sizes=sizes, providers=providers, options=options)
     return found  # type: ignore[no-any-return]
 
 
@@ -125,7 +129,8 @@ def _per_sample_gradient(
     groups: int = 1,
     bias: bool = True,  # noqa: FBT002
     *,
-    providers: Any = None,
+    providers: Providers | None = None,
+    options: Options | None = None,
 ) -> tuple[Array, Array | None]:
     """The gradients of conv{0}d for weight and bias of each sample by itself, `[N, *weight]` and `[N, O]`.
 
@@ -133,7 +138,9 @@ def _per_sample_gradient(
     they have none either. The weight counts only by its shape.
     """
     window = (stride, padding, dilation, False, 0, groups)
-    return _PER_SAMPLE[rank]((input, weight, grad_output), window, mask=(True, bool(bias)), providers=providers)
+    return _PER_SAMPLE[rank](
+        (input, weight, grad_output), window, mask=(True, bool(bias)), providers=providers, options=options
+    )
 
 
 def _transposed_input_gradient(
@@ -147,12 +154,13 @@ def _transposed_input_gradient(
     groups: int = 1,
     output_padding: Numbers = 0,
     *,
-    providers: Any = None,
+    providers: Providers | None = None,
+    options: Options | None = None,
 ) -> Array:
     """The gradient of conv_transpose{0}d for its input, of shape `input_size`."""
     window = (stride, padding, dilation, True, output_padding, groups)
     sizes = (input_size, None, None)
-    (found,) = _INPUT[rank]((weight, grad_output), window, sizes=sizes, providers=providers)
+    (found,) = _INPUT[rank]((weight, grad_output), window, sizes=sizes, providers=providers, options=options)
     return found  # type: ignore[no-any-return]
 
 
@@ -167,12 +175,13 @@ def _transposed_weight_gradient(
     groups: int = 1,
     output_padding: Numbers = 0,
     *,
-    providers: Any = None,
+    providers: Providers | None = None,
+    options: Options | None = None,
 ) -> Array:
     """The gradient of conv_transpose{0}d for its weight, of shape `weight_size`."""
     window = (stride, padding, dilation, True, output_padding, groups)
     sizes = (None, weight_size, None)
-    (found,) = _WEIGHT[rank]((input, grad_output), window, sizes=sizes, providers=providers)
+    (found,) = _WEIGHT[rank]((input, grad_output), window, sizes=sizes, providers=providers, options=options)
     return found  # type: ignore[no-any-return]
 
 
@@ -188,11 +197,14 @@ def _transposed_per_sample_gradient(
     bias: bool = True,  # noqa: FBT002
     output_padding: Numbers = 0,
     *,
-    providers: Any = None,
+    providers: Providers | None = None,
+    options: Options | None = None,
 ) -> tuple[Array, Array | None]:
     """The gradients of conv_transpose{0}d for weight and bias of each sample: see `conv{0}d_per_sample_grad`."""
     window = (stride, padding, dilation, True, output_padding, groups)
-    return _PER_SAMPLE[rank]((input, weight, grad_output), window, mask=(True, bool(bias)), providers=providers)
+    return _PER_SAMPLE[rank](
+        (input, weight, grad_output), window, mask=(True, bool(bias)), providers=providers, options=options
+    )
 
 
 conv1d_input, conv2d_input, conv3d_input = _by_rank("conv{}d_input", _input_gradient)

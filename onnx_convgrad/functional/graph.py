@@ -59,7 +59,6 @@ def build(g: Geometry, dtype: np.dtype, task: Task, target: str) -> onnx.ModelPr
     is a real one with an axis of two at the end.
     """
     draft = _Draft(g, dtype, target)
-    primal = draft.model.clone()
     results = _DERIVATIVES[task.kind](draft, task)
     for name in task.wanted:
         if any(part is not None for part in results.get(name, ())):
@@ -67,26 +66,30 @@ def build(g: Geometry, dtype: np.dtype, task: Task, target: str) -> onnx.ModelPr
     graph = draft.model.graph
     if not graph.outputs:
         return None
-    complete(draft.model, primal, draft.e.target, Policy())
+    complete(draft.model, _model(), draft.e.target, Policy())
     used = [v for v in graph.inputs if v.uses() or v.is_graph_output()]
     del graph.inputs[:]
     graph.inputs.extend(used)
     return ir.to_proto(draft.model)
 
 
+def _model() -> ir.Model:
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": CANONICAL_OPSET}, name="convolution")
+    return ir.Model(graph, ir_version=10)
+
+
 class _Draft:
     """A graph that is being written: operands in parts on demand, the convolution, results put together."""
 
     def __init__(self, g: Geometry, dtype: np.dtype, target: str) -> None:
-        graph = ir.Graph([], [], nodes=[], opset_imports={"": CANONICAL_OPSET}, name="convolution")
-        self.model = ir.Model(graph, ir_version=10)
+        self.model = _model()
         self.g = g
         self.complex = dtype.name in _PARTS
         self.outer = ir.DataType.from_numpy(_PARTS.get(dtype.name, dtype))
         # The CPU has no arithmetic in half precision: casting once, at the borders, also rounds once.
         half_by_casts = self.outer == ir.DataType.FLOAT16 and target != "cuda"
         self.inner = ir.DataType.FLOAT if half_by_casts else self.outer
-        self.e = Emitter(graph, target=target_named(target))
+        self.e = Emitter(self.model.graph, target=target_named(target))
         self.operands: dict[str, Parts] = {}
 
     def operand(self, of: str, name: str = "") -> Parts:

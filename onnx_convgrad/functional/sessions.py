@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -14,19 +14,21 @@ import onnx
 from onnx_convgrad.errors import ConvGradError, ExecutionError
 from onnx_convgrad.functional.geometry import Geometry
 from onnx_convgrad.functional.graph import Task, build
+from onnx_convgrad.functional.keys import Resolved
 from onnx_convgrad.functional.reproduce import reproduction
 from onnx_convgrad.providers import CUDA
 from onnx_convgrad.runtime import session
+from onnx_convgrad.session_options import SessionOptions
 
-__all__ = ["Array", "Compiled", "Resolved", "compiled"]
+__all__ = ["Array", "Compiled", "compiled"]
 
 Array = np.ndarray[Any, Any]
 
-Resolved = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
-"""Execution providers with their options, as pairs."""
-
 SESSIONS = 256
 """How many are kept; the one that was used least recently leaves first."""
+
+_SMALL = 500_000
+"""Multiplications below which a second thread costs more than it does; each session has its own."""
 
 _building = threading.Lock()
 
@@ -49,7 +51,7 @@ class Compiled:
             raise _failure(self.title, problem, self.model, self.inputs, self.live.get_providers()) from problem
 
 
-def compiled(g: Geometry, dtype: np.dtype, task: Task, providers: Resolved) -> Compiled | None:
+def compiled(g: Geometry, dtype: np.dtype, task: Task, providers: Resolved, options: SessionOptions) -> Compiled | None:
     """The session for a task, or `None` when all its results are zero. Threads that miss it together build it once.
 
     Raises:
@@ -57,24 +59,28 @@ def compiled(g: Geometry, dtype: np.dtype, task: Task, providers: Resolved) -> C
             repeats it in `snippet`.
     """
     with _building:
-        return _compiled(g, dtype, task, providers)
+        return _compiled(g, dtype, task, providers, options)
 
 
 @lru_cache(maxsize=SESSIONS)
-def _compiled(g: Geometry, dtype: np.dtype, task: Task, providers: Resolved) -> Compiled | None:
+def _compiled(
+    g: Geometry, dtype: np.dtype, task: Task, providers: Resolved, options: SessionOptions
+) -> Compiled | None:
     title = f"{task.kind} giving {', '.join(task.wanted)} for {dtype.name}, {g}"
-    wanted = [(name, dict(options)) for name, options in providers]
+    wanted = [(name, dict(own)) for name, own in providers]
     try:
         model = build(g, dtype, task, "cuda" if providers[0][0] == CUDA else "cpu")
     except ConvGradError as problem:
         raise ExecutionError(f"No model could be built for {title}: {problem}", hint="Please report it.") from problem
     if model is None:
         return None
+    if options.threads is None and g.multiplications < _SMALL:
+        options = replace(options, threads=1)
     inputs = {value.name: _kind(value.type.tensor_type) for value in model.graph.input}
     outputs = tuple(value.name for value in model.graph.output)
     raw = model.SerializeToString()
     try:
-        live = session(model, providers=wanted)
+        live = session(raw, providers=wanted, options=options)
     except ExecutionError as problem:
         if problem.__cause__ is None:  # the runtime or the provider is not there: nothing has failed
             raise

@@ -1,0 +1,46 @@
+"""Arguments as keys of a table: what the caller gave, hashable, and back again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from onnx_convgrad.providers import resolve_providers
+from onnx_convgrad.session_options import SessionOptions
+
+__all__ = ["Resolved", "frozen", "resolved", "thawed"]
+
+Resolved = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
+"""Execution providers with their options, as pairs."""
+
+
+class _Pairs(tuple[tuple[str, Any], ...]):
+    """A mapping, hashable."""
+
+    __slots__ = ()
+
+
+def frozen(value: Any) -> Any:
+    """The value with lists as tuples; what it means is decided where it is read."""
+    kind = type(value)
+    if value is None or kind is int or kind is bool or kind is str:
+        return value
+    if kind is np.ndarray:
+        return tuple(value.tolist())
+    if isinstance(value, Mapping):
+        return _Pairs((key, frozen(value[key])) for key in sorted(value))
+    return tuple([frozen(v) for v in value]) if isinstance(value, (list, tuple)) else value
+
+
+def thawed(value: Any) -> Any:
+    """The value with mappings in it again."""
+    if isinstance(value, _Pairs):
+        return dict(value)
+    return tuple(map(thawed, value)) if isinstance(value, tuple) else value
+
+
+def resolved(providers: Any, options: SessionOptions) -> Resolved:
+    """The providers, from what `frozen` made of them."""
+    return tuple((name, tuple(sorted(own.items()))) for name, own in resolve_providers(thawed(providers), options))

@@ -1,0 +1,179 @@
+"""How `onnx_convgrad.functional` keeps, shares and reports what it compiles."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import onnx_convgrad.functional as F
+from onnx_convgrad import ArgumentError, ConvGradError, ExecutionError
+from onnx_convgrad.functional import calls, sessions
+
+X = np.random.default_rng(0).standard_normal((2, 3, 8)).astype(np.float32)
+W = np.random.default_rng(1).standard_normal((4, 3, 3)).astype(np.float32)
+G = np.random.default_rng(2).standard_normal((2, 4, 8)).astype(np.float32)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
+    """The models compiled meanwhile, from empty tables."""
+    models: list[bytes] = []
+    original = sessions.session
+
+    def counted(model: bytes, **arguments: Any) -> Any:
+        models.append(model)
+        return original(model, **arguments)
+
+    monkeypatch.setattr(sessions, "session", counted)
+    calls._plan.cache_clear()
+    sessions._compiled.cache_clear()
+    yield models
+    calls._plan.cache_clear()
+    sessions._compiled.cache_clear()
+
+
+def test_what_means_the_same_is_compiled_once(made: list[bytes]) -> None:
+    """Numbers, tuples, lists and "same"; another batch axis; another array of that shape."""
+    first = F.conv1d_weight(X, W.shape, G, padding=1)
+    for padding in (1, (1,), [1], np.array([1]), "same", np.int64(1)):
+        np.testing.assert_array_equal(F.conv1d_weight(X, list(W.shape), G, padding=padding), first)
+    np.testing.assert_array_equal(F.conv1d_weight(2 * X, W.shape, G, 1, 1), 2 * first)
+    assert len(made) == 1
+    F.conv1d_weight(X[0], W.shape, G[0], padding=1)
+    np.testing.assert_array_equal(
+        F.conv1d_weight(X[:1], W.shape, G[:1], padding=1), F.conv1d_weight(X[0], W.shape, G[0], padding=1)
+    )
+    assert len(made) == 2
+
+
+def test_what_differs_is_compiled_apart(made: list[bytes]) -> None:
+    """Dtype, mask, geometry, provider options and session options."""
+    F.convolution_backward(G, X, W, None, 1, 1)
+    F.convolution_backward(G, X, W, None, 1, 1, output_mask=(True, True, False))
+    F.convolution_backward(G.astype(float), X.astype(float), W.astype(float), None, 1, 1)
+    F.convolution_backward(G[..., :4], X, W, None, 2, 1)
+    F.convolution_backward(G, X, W, None, 1, 1, providers=[("cpu", {"arena_extend_strategy": "kSameAsRequested"})])
+    F.convolution_backward(G, X, W, None, 1, 1, options={"threads": 2})
+    assert len(made) == len(set(made)) + 2 == 6  # options are not in the model
+    F.convolution_backward(G, X, W, None, 1, 1, providers="cpu")
+    F.convolution_backward(G, X, W, None, 1, 1, providers=["CPUExecutionProvider"], options={})
+    assert len(made) == 6
+
+
+def test_threads_that_miss_together_compile_once(made: list[bytes]) -> None:
+    barrier, results = threading.Barrier(4), []
+
+    def call() -> None:
+        barrier.wait()
+        results.append(F.conv1d_input(X.shape, W, G, padding=1))
+
+    workers = [threading.Thread(target=call) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert len(made) == 1
+    assert len(results) == 4
+    for found in results:
+        np.testing.assert_array_equal(found, results[0])
+
+
+def test_the_tables_are_bounded() -> None:
+    assert sessions._compiled.cache_info().maxsize == sessions.SESSIONS
+    assert calls._plan.cache_info().maxsize == calls.PLANS
+
+
+def test_refused_arguments_leave_nothing_behind(made: list[bytes]) -> None:
+    for _ in range(2):
+        with pytest.raises(ArgumentError, match="negative padding"):
+            F.conv1d_weight(X, W.shape, G, padding=-1)
+    assert made == []
+    assert calls._plan.cache_info().currsize == 0
+
+
+def test_results_are_the_callers_own(made: list[bytes]) -> None:
+    """Writing into a result changes no later one, nor the arguments."""
+    before = X.copy(), W.copy(), G.copy()
+    first = F.convolution_backward(G, X, W, None, 1, 1)
+    kept = [value.copy() for value in first]
+    for value in first:
+        value[...] = 0
+    for value, expected in zip(F.convolution_backward(G, X, W, None, 1, 1), kept, strict=True):
+        np.testing.assert_array_equal(value, expected)
+    for array, expected in zip((X, W, G), before, strict=True):
+        np.testing.assert_array_equal(array, expected)
+
+
+# -- failures ----------------------------------------------------------------------------------------------------------
+
+
+def _repeated(snippet: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    """The snippet in a process of its own that has no onnx_convgrad, onnx or torch."""
+    program = tmp_path / "snippet.py"
+    program.write_text(f"import sys\nsys.modules.update(dict.fromkeys(['onnx_convgrad', 'onnx', 'torch']))\n{snippet}")
+    command = [sys.executable, str(program)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+
+
+def test_a_failing_run_says_how_to_repeat_it(
+    made: list[bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Broken:
+        def __init__(self, live: Any) -> None:
+            self.get_providers = live.get_providers
+
+        def run(self, *_: Any) -> None:
+            raise RuntimeError("out of luck")
+
+    original = sessions.session
+    monkeypatch.setattr(sessions, "session", lambda *a, **k: Broken(original(*a, **k)))
+    with pytest.raises(ExecutionError, match="out of luck") as caught:
+        F.convolution_backward(G.astype("complex64"), X.astype("complex64"), W.astype("complex64"), None, 1, 1)
+    assert caught.value.snippet.strip() in str(caught.value)
+    assert "convolution_backward giving input, weight, bias for complex64" in caught.value.snippet
+    done = _repeated(caught.value.snippet, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "result_input float32 (2, 3, 8, 2)",
+        "result_weight float32 (4, 3, 3, 2)",
+        "result_bias float32 (4, 2)",
+    ]
+
+
+def test_a_refused_model_is_refused_by_the_snippet_too(
+    made: list[bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A model for CUDA has a convolution in float64, for which the CPU provider has no kernel."""
+    original = sessions.build
+    monkeypatch.setattr(sessions, "build", lambda g, dtype, task, _: original(g, dtype, task, "cuda"))
+    with pytest.raises(ExecutionError, match="NOT_IMPLEMENTED") as caught:
+        F.convolution(X.astype(float), W.astype(float))
+    done = _repeated(caught.value.snippet, tmp_path)
+    assert done.returncode != 0
+    assert "NOT_IMPLEMENTED" in done.stderr
+
+
+def test_a_model_that_cannot_be_built_is_an_error_of_ours(made: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise ConvGradError("no way")
+
+    monkeypatch.setattr(sessions, "build", fails)
+    with pytest.raises(ExecutionError, match=r"No model could be built for convolution giving output .* no way"):
+        F.convolution(X, W)
+
+
+def test_a_missing_provider_is_no_internal_failure(made: list[bytes]) -> None:
+    with pytest.raises(ConvGradError) as caught:
+        F.convolution(X, W, providers=["TensorrtExecutionProvider"])
+    assert not getattr(caught.value, "snippet", "")
+    with pytest.raises(ArgumentError, match="Unknown provider 'gpu'"):
+        F.convolution(X, W, providers="gpu")
+    with pytest.raises(ArgumentError, match="Unknown session option 'tf23'"):
+        F.convolution(X, W, options={"tf23": True})
