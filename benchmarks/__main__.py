@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks import build, layers, scaling, steps, trainer
+from benchmarks import build, functional, layers, scaling, steps, trainer
 from onnx_convgrad.calibration import cores
 
 
@@ -29,6 +29,7 @@ def main() -> None:
         ("Training steps", steps, threads),
         ("Building", build, []),
         ("Scaling", scaling, threads),
+        ("Functional", functional, threads),
         ("Trainer", trainer, threads),
     ):
         name = title.lower().replace(" ", "_")
