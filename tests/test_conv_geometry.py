@@ -44,15 +44,15 @@ def _axis(rank: int, *, transposed: bool) -> st.SearchStrategy[Axis]:
     steps = st.integers(1, 4)
     extras = st.integers(0, 3) if transposed else st.just(0)
     axes = st.tuples(sizes, kernels, steps, steps, pads, pads, extras)
-    return axes.filter(_transposed_fits if transposed else _fits)
+    return axes.filter(_transposed_axis_fits if transposed else _axis_fits)
 
 
-def _fits(axis: Axis) -> bool:
+def _axis_fits(axis: Axis) -> bool:
     size, kernel, _, dilation, begin, end, _ = axis
     return size + begin + end >= dilation * (kernel - 1) + 1
 
 
-def _transposed_fits(axis: Axis) -> bool:
+def _transposed_axis_fits(axis: Axis) -> bool:
     size, kernel, stride, dilation, begin, end, extra = axis
     # ONNX Runtime refuses an output padding of a whole stride
     return extra < stride and stride * (size - 1) + extra + dilation * (kernel - 1) + 1 > begin + end
@@ -72,6 +72,10 @@ def geometry(draw: st.DrawFn, *, transposed: bool = False) -> dict:
         "batch": draw(st.integers(0, 2)),
         **{name: list(values) for name, values in zip(names, zip(*axes, strict=True), strict=True)},
     }
+
+
+def _fits(g: dict) -> bool:
+    return all(x + b + e >= s for x, b, e, s in zip(g["size"], g["begin"], g["end"], _spans(g), strict=True))
 
 
 def _spans(g: dict) -> list[int]:
