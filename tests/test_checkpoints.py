@@ -262,3 +262,11 @@ def test_killed_at_twenty_random_moments(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     killed, finished = map(int, done.stdout.split())
     assert killed >= 20 and finished >= 1
+
+
+def test_a_missing_package_is_noticed_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
+    trainer = og.Trainer(program())
+    with pytest.raises(og.ExecutionError, match=r"safetensors.*is not installed"):
+        fit(trainer, callbacks.Checkpoints(tmp_path / "run"))
+    assert trainer.progress.steps == 0

@@ -88,7 +88,7 @@ def test_metadata(metadata: Message) -> None:
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["Description-Content-Type"] == "text/markdown"
-    assert set(metadata.get_all("Provides-Extra", [])) == {"cpu", "cuda", "plot", "test", "train"}
+    assert set(metadata.get_all("Provides-Extra", [])) == {"cpu", "cuda", "examples", "plot", "test", "train"}
 
 
 def test_the_runtime_is_an_extra(metadata: Message) -> None:

@@ -102,6 +102,7 @@ class Checkpoints(Callback):
 
     def on_begin(self, run: Run) -> None:
         """Raises `ArgumentError` when the folder holds checkpoints of a run that got further than this one."""
+        checkpoint.library()  # rather now than when the first epoch is done
         self.folder.mkdir(parents=True, exist_ok=True)
         steps = run.trainer.progress.steps
         for ahead, path in reversed(checkpoint.numbered(self.folder)):

@@ -45,7 +45,8 @@ class Checkpoint:
     info: Mapping[str, Any]
 
 
-def _safetensors() -> Any:
+def library() -> Any:
+    """The `safetensors` package; raises `ExecutionError` when it is not installed."""
     try:
         import safetensors.numpy
     except ImportError:
@@ -66,18 +67,18 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
         CheckpointError: It cannot be written.
         ExecutionError: safetensors is not installed.
     """
-    library = _safetensors()
+    safetensors = library()
     text = json.dumps({"version": VERSION, **checkpoint.info})
     arrays = {name: np.asarray(array, order="C") for name, array in checkpoint.tensors.items()}
     header = {FORMAT: text, _DIGEST: _digest(text, arrays)}
     draft = path.with_name(f".{path.name}.part")  # always the same name: what a killed run left is overwritten
     try:
-        library.numpy.save_file(arrays, draft, header)
+        safetensors.numpy.save_file(arrays, draft, header)
         with draft.open("rb+") as file:
             os.fsync(file.fileno())
         draft.replace(path)
         _flush_folder(path.absolute().parent)
-    except (OSError, library.SafetensorError) as problem:
+    except (OSError, safetensors.SafetensorError) as problem:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
         raise CheckpointError(f"The checkpoint {str(path)!r} could not be written: {problem}.") from problem
@@ -90,14 +91,14 @@ def read(path: Path) -> Checkpoint:
         CheckpointError: There is none, or it is damaged, of something else, or of a later version.
         ExecutionError: safetensors is not installed.
     """
-    library = _safetensors()
+    safetensors = library()
     if not path.is_file():
         raise CheckpointError(f"There is no checkpoint {str(path)!r}.")
     try:
-        with library.safe_open(path, "numpy") as file:
+        with safetensors.safe_open(path, "numpy") as file:
             header = file.metadata() or {}
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
-    except (OSError, library.SafetensorError) as problem:
+    except (OSError, safetensors.SafetensorError) as problem:
         raise CheckpointError(
             f"{str(path)!r} is truncated, damaged or no safetensors file ({str(problem).rstrip('.')})."
         ) from problem
