@@ -47,11 +47,20 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What an execution provider runs, and its speed."""
+    """What an execution provider runs, and its speed.
+
+    Attributes:
+        conv_dtypes: Types of its convolutions.
+        asymmetric_pads: Whether they take different padding at the two ends.
+        batch_statistics: Whether it has BatchNormalization in training mode.
+        missing: Operators that it lacks.
+        rates: How fast it is.
+    """
 
     name: str
     conv_dtypes: frozenset[ir.DataType]
     asymmetric_pads: bool = True
+    batch_statistics: bool = True
     missing: frozenset[str] = field(default_factory=frozenset)
     rates: Rates = field(default_factory=Rates)
 
@@ -64,11 +73,14 @@ _GPU = Rates(
     gemm=3e13, small=64, cached=4e12, memory=2e12, cache=4e7, node=8e-6, item=2e-12, run=1e-12, tap=5e-13
 )  # of a data-centre card, by its data sheet
 
+_PLAIN = (False, False)
+"""Neither uneven padding nor batch statistics."""
+
 TARGETS = {
     "cpu": Target("cpu", _NO_DOUBLE),
-    "cuda": Target("cuda", _ALL, asymmetric_pads=False, missing=_CUDA_MISSING, rates=_GPU),
-    "web": Target("web", _NO_DOUBLE, asymmetric_pads=False, missing=_WEB_MISSING, rates=Rates(gemm=5e10, node=2e-5)),
-    "portable": Target("portable", _NO_DOUBLE, asymmetric_pads=False, missing=_CUDA_MISSING | _WEB_MISSING),
+    "cuda": Target("cuda", _ALL, *_PLAIN, _CUDA_MISSING, _GPU),
+    "web": Target("web", _NO_DOUBLE, *_PLAIN, _WEB_MISSING, Rates(gemm=5e10, node=2e-5)),
+    "portable": Target("portable", _NO_DOUBLE, *_PLAIN, _CUDA_MISSING | _WEB_MISSING),
 }
 
 

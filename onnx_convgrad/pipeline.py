@@ -26,6 +26,7 @@ from onnx_convgrad.passes.batch_statistics import share_statistics
 from onnx_convgrad.passes.canonicalize import InputShapes, canonicalize
 from onnx_convgrad.passes.covariance import normalize_by_covariance
 from onnx_convgrad.passes.gelu import fuse_gelu
+from onnx_convgrad.passes.provider_forms import fit_provider
 from onnx_convgrad.passes.recompute import Recomputation, mark_boundary, recompute_values
 from onnx_convgrad.passes.training import set_training
 from onnx_convgrad.passes.verify import verify
@@ -172,6 +173,7 @@ def complete(
     if mark is not None and recompute is not None:
         progress("recomputing")
         done = recompute_values(m.graph, mark, recompute, machine)
+    fit_provider(m.graph, machine)
     progress("verifying")
     _finish(m)
     verify(m, primal)

@@ -60,7 +60,8 @@ def _momentum(node: ir.Node) -> float:
 def _give_own_operands(e: Emitter, node: ir.Node) -> None:
     """Statistics of no account: ONNX Runtime writes the results over these operands, stored ones and all.
 
-    A number of x makes them the node's own: nothing computes them beforehand, or once for two nodes.
+    A number of x makes them the node's own: nothing computes them beforehand, or once for two nodes. Nor once for both:
+    equal statistics would share their memory, and the mean would be read where the variance was written.
     """
     x, start = node.inputs[0], len(e.emitted)
     assert x is not None
@@ -71,7 +72,8 @@ def _give_own_operands(e: Emitter, node: ir.Node) -> None:
         stored = node.inputs[at]
         assert stored is not None
         assert stored.dtype is not None
-        node.replace_input_with(at, e.typed(e.mul(stored, e.cast(number, stored.dtype)), stored))
+        own = e.mul(stored, e.cast(number, stored.dtype))
+        node.replace_input_with(at, e.typed(own if at == 3 else e.neg(own), stored))
     _name(e, start, f"{node.name}/operand")
 
 

@@ -1,0 +1,159 @@
+"""What ONNX Runtime's CUDA provider runs on the GPU at opset 21, and which nodes of a model are therefore left to the CPU.
+
+The table was read off the provider itself: onnxruntime-gpu 1.31.1 was asked, for a model of one node per operator and
+type, which provider it gives the node to (`get_provider_graph_assignment_info`). It agrees with the section on CUDA of
+`docs/OperatorKernels.md` in the sources of ONNX Runtime, wherever that lists kernels at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import onnx
+
+__all__ = ["LAST_OPSET", "Lack", "lacks", "types_of"]
+
+LAST_OPSET = 21
+"""Newest opset for which all of the table holds: the kernels of MaxPool, Dropout, Elu and others end here."""
+
+_FLOATS = "float float16 double"
+_NARROW = "float float16 bfloat16 double"
+_NUMBERS = "float float16 bfloat16 double int64 int32 uint8 int8"
+_ALL = f"{_NUMBERS} bool"
+
+_KERNELS = {
+    _ALL: "Cast Concat ConstantOfShape Expand Flatten Gather GatherElements Identity Reshape ScatterElements ScatterND "
+    "Shape Size Slice Split Squeeze Transpose Trilu Unsqueeze",
+    _NUMBERS: "Abs Add Div Mul Sign Sub",
+    f"{_NARROW} int64 int32": "Max Min Mod Pow ReduceSum Tile",
+    f"{_NARROW} int64 int32 int8": "Neg",
+    f"{_NARROW} int64 int32 uint8 bool": "Where",
+    f"{_NARROW} int64 bool": "GatherND",
+    f"{_NARROW} int32": "ReduceMean",
+    f"{_NARROW} bool": "Dropout",
+    _NARROW: "Erf Exp Gelu Gemm IsInf IsNaN LayerNormalization MatMul Relu Sigmoid Softmax Sqrt Sum Tanh",
+    _FLOATS: "ArgMax ArgMin AveragePool BatchNormalization Ceil Conv ConvTranspose Cos DeformConv DepthToSpace Einsum Elu "
+    "Floor GlobalAveragePool GlobalMaxPool HardSigmoid HardSwish InstanceNormalization LRN LSTM LeakyRelu Log LogSoftmax "
+    "PRelu RNN RandomNormal RandomNormalLike RandomUniform RandomUniformLike Reciprocal ReduceLogSum ReduceLogSumExp "
+    "ReduceSumSquare Round Selu Sin Softplus Softsign SpaceToDepth ThresholdedRelu",
+    f"{_FLOATS} int64 int32 bool": "Equal Greater GreaterOrEqual Less LessOrEqual",
+    f"{_FLOATS} int64 int32 uint8 int8 bool": "Compress ReverseSequence",
+    f"{_FLOATS} int64 int32 uint8 int8": "ReduceMax ReduceMin Shrink TopK",
+    f"{_FLOATS} int64 int32": "CumSum",
+    f"{_FLOATS} int64 uint8 int8": "Clip MaxPool",
+    f"{_FLOATS} int64": "RoiAlign",
+    f"{_FLOATS} int32 uint8": "Resize",
+    f"{_FLOATS} int32": "ReduceL1 ReduceL2 ReduceProd",
+    f"{_FLOATS} bool": "Pad",
+    "float double int64 int32": "EyeLike Range",
+    "float float16 int64 int32 uint8 bool": "NonZero",
+    "float float16 int64": "OneHot",
+    "float float16": "LpNormalization QuantizeLinear",
+    "float": "GridSample",
+    "uint8 int8": "DequantizeLinear",
+    "bool": "And Not Or Xor",
+}
+
+_INLINED = frozenset(
+    "Bernoulli CastLike GroupNormalization Mish NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss".split()
+)
+"""Replaced by other operators, which it runs."""
+
+_BODIES = frozenset("If Loop Scan".split())
+
+_TYPED_BY_OUTPUT = frozenset(
+    "Constant ConstantOfShape EyeLike RandomNormal RandomNormalLike RandomUniform RandomUniformLike Range".split()
+)
+
+_TYPES = {op: frozenset(types.split()) for types, ops in _KERNELS.items() for op in ops.split()}
+
+_NAMES = {
+    getattr(onnx.TensorProto, name.upper()): name
+    for name in (*_ALL.split(), "string", "uint16", "uint32", "uint64", "int16")
+}
+
+
+def types_of(op_type: str) -> frozenset[str]:
+    """Element types for which the provider has a kernel of an `ai.onnx` operator; none when it lacks the operator."""
+    return _TYPES.get(op_type, frozenset())
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """A node that the provider leaves to the CPU, or refuses; `arithmetic` says that it computes sizes or indices."""
+
+    node: str
+    op_type: str
+    reason: str
+    arithmetic: bool
+
+    def __str__(self) -> str:
+        return f"{self.node or 'unnamed'} ({self.op_type}): {self.reason}"
+
+
+def lacks(model: onnx.ModelProto) -> list[Lack]:
+    """The nodes of a model that CUDA does not run on the GPU, in order, each with the reason.
+
+    Nodes whose only results are integers or booleans are marked as `arithmetic`: of shapes, they belong on the CPU, where
+    ONNX Runtime puts them even if there is a kernel. Element types come from the declared and inferred values; an unknown
+    one counts as supported.
+    """
+    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
+    types = _element_types(model.graph)
+    found = [Lack("", "opset", f"the model has opset {opset}", arithmetic=False)] if opset > LAST_OPSET else []
+    for node in model.graph.node:
+        reason = _reason(node, types)
+        if reason is not None:
+            results = {types.get(name, 0) for name in node.output if name}
+            integers = {onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx.TensorProto.BOOL}
+            found.append(Lack(node.name, node.op_type, reason, results <= integers))
+    return found
+
+
+def _element_types(graph: onnx.GraphProto) -> dict[str, int]:
+    declared: Iterable[onnx.ValueInfoProto] = (*graph.input, *graph.value_info, *graph.output)
+    types = {v.name: v.type.tensor_type.elem_type for v in declared}
+    types.update({t.name: t.data_type for t in graph.initializer})
+    return types
+
+
+def _reason(node: onnx.NodeProto, types: dict[str, int]) -> str | None:
+    """Why the provider does not run a node, or `None`."""
+    if node.domain not in ("", "ai.onnx"):
+        return f"domain {node.domain} is not ai.onnx"
+    if node.op_type in _BODIES or node.op_type in _INLINED or node.op_type == "Constant":
+        return None
+    kernels = types_of(node.op_type)
+    if not kernels:
+        return "CUDA has no such operator"
+    dtype = _NAMES.get(types.get(_typed(node), 0))
+    if dtype is not None and dtype not in kernels:
+        return f"CUDA has no kernel for {dtype}"
+    return _form(node, types)
+
+
+def _typed(node: onnx.NodeProto) -> str:
+    """The value whose type chooses the kernel."""
+    at = {"Where": 1, "OneHot": 2}.get(node.op_type, 0)
+    name: str = node.output[0] if node.op_type in _TYPED_BY_OUTPUT else node.input[at]
+    return name
+
+
+def _form(node: onnx.NodeProto, types: dict[str, int]) -> str | None:
+    """Forms of nodes with kernels that CUDA refuses all the same."""
+    attributes = {a.name: a for a in node.attribute}
+    pads = list(attributes["pads"].ints) if "pads" in attributes else []
+    half = len(pads) // 2
+    if node.op_type in ("Conv", "ConvTranspose") and pads[:half] != pads[half:]:
+        return f"padding {pads} differs between begin and end"
+    if node.op_type == "BatchNormalization":
+        if "training_mode" in attributes and attributes["training_mode"].i:
+            return "CUDA has no training mode"
+        if len({types[name] for name in node.input if name in types}) > 1:
+            return "its statistics are of another type than its data"
+    if node.op_type == "MaxPool" and len(node.output) > 1 and any(pads[:half]):
+        dilations = attributes["dilations"].ints if "dilations" in attributes else []
+        if any(d != 1 for d in dilations):
+            return "indices are wrong with dilation and padding at the beginning"
+    return None

@@ -1,0 +1,149 @@
+"""Forward nodes that a provider refuses, brought into a form that it runs.
+
+A graph that is differentiated keeps the nodes of the model, and these are written for any provider. CUDA's kernels (see
+`onnx_convgrad.cuda_kernels`) lack three of their forms: BatchNormalization in training mode, BatchNormalization whose
+statistics are of another type than its data, and uneven padding in Conv and ConvTranspose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnx_convgrad.cost import Target
+from onnx_convgrad.emit import Emitter
+
+__all__ = ["fit_provider"]
+
+
+def fit_provider(graph: ir.Graph, target: Target) -> None:
+    """Rewrite, in place, the nodes of `graph` whose form the target lacks; values and names stay.
+
+    Shapes that are not known leave a node as it is.
+    """
+    e = Emitter(graph, opsets=graph.opset_imports, target=target)
+    for node in list(graph):
+        if node.domain not in ("", "ai.onnx"):
+            continue
+        e.anchor, start = node, len(e.emitted)
+        e.origin = node.metadata_props.get("onnx_convgrad.origin", "")
+        if node.op_type == "BatchNormalization" and not target.batch_statistics:
+            _batch_normalization(e, node)
+        elif node.op_type == "Conv" and not target.asymmetric_pads:
+            _conv(e, node)
+        elif node.op_type == "ConvTranspose" and not target.asymmetric_pads:
+            _conv_transpose(e, node)
+        if not e.origin:  # nodes of gradients are named last
+            for count, made in enumerate(e.emitted[start:], 1):
+                made.name = f"{node.name}/{target.name}_{count}"
+
+
+# -- BatchNormalization ------------------------------------------------------------------------------------------------
+
+
+def _batch_normalization(e: Emitter, node: ir.Node) -> None:
+    """With given statistics it is one affine map of x, which every provider has as a kernel."""
+    x, scale, bias, *stored = node.inputs[:5]
+    mode = node.attributes.get("training_mode")
+    training = mode is not None and mode.as_int() == 1
+    if x is None or scale is None or bias is None or x.shape is None or any(v is None for v in stored):
+        return
+    mean, variance = (v for v in stored if v is not None)
+    if training:
+        mean, variance = _statistics(e, node, x, mean, variance)
+    elif len({v.dtype for v in (x, scale, bias, mean, variance)}) == 1:
+        return
+    if any(v.dtype != x.dtype for v in (scale, bias, mean, variance)):
+        scale, bias, mean, variance = _in_type_of(e, node, x, scale, bias, mean, variance)
+    node.attributes.pop("training_mode", None)
+    node.attributes.pop("momentum", None)
+    node.resize_outputs(1)
+    for index, operand in enumerate((scale, bias, mean, variance), 1):
+        node.replace_input_with(index, operand)
+
+
+def _statistics(
+    e: Emitter, node: ir.Node, x: ir.Value, old_mean: ir.Value, old_variance: ir.Value
+) -> tuple[ir.Value, ir.Value]:
+    """Mean and variance of the batch, centred before squaring; the running ones take the place of the node's."""
+    assert x.shape is not None
+    rank = len(x.shape)
+    axes = [0, *range(2, rank)] if rank > 1 else [0]
+    data = e.cast(x, ir.DataType.FLOAT) if x.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) else x
+    mean = e.reduce("ReduceMean", data, axes, keepdims=False)
+    centred = e.sub(data, e.unsqueeze(mean, range(1, rank - 1)))
+    total = e.reduce("ReduceSumSquare", centred, axes, keepdims=False)
+    count = e.size_mul(*(e.dim(x, axis) for axis in axes))
+    variance = e.mul(total, 1 / max(count, 1)) if isinstance(count, int) else e.div(total, e.size_as(count, total))
+    momentum = node.attributes.get("momentum")
+    kept = 0.9 if momentum is None else momentum.as_float()
+    for output, batch, old in zip(node.outputs[1:], (mean, variance), (old_mean, old_variance), strict=False):
+        if not output.uses() and not output.is_graph_output():
+            continue
+        fresh = batch if old.dtype is None else e.cast(batch, old.dtype)
+        running = fresh if kept == 0 else e.add(e.mul(old, kept), e.mul(fresh, 1 - kept))
+        if output.is_graph_output() and (running is batch or running.is_graph_output()):
+            running = e.op("Identity", running)
+        output.replace_all_uses_with(e.typed(running, output), replace_graph_outputs=True)
+        if running.is_graph_output():
+            running.name, output.name = output.name, None
+    return mean, variance
+
+
+def _in_type_of(
+    e: Emitter,
+    node: ir.Node,
+    x: ir.Value,
+    scale: ir.Value,
+    bias: ir.Value,
+    mean: ir.Value,
+    variance: ir.Value,
+) -> list[ir.Value]:
+    """Operands in x's type: a narrow one does not hold every variance, so the factor is made in float32."""
+    assert x.dtype is not None
+    wide = ir.DataType.FLOAT
+    epsilon = node.attributes.get("epsilon")
+    shifted = e.add(e.cast(variance, wide), 1e-5 if epsilon is None else epsilon.as_float())
+    factor = e.div(e.cast(scale, wide), e.op("Sqrt", shifted))
+    node.attributes["epsilon"] = ir.AttrFloat32("epsilon", 0.0)
+    return [e.cast(v, x.dtype) for v in (factor, bias, mean, e.full_like(factor, 1))]
+
+
+# -- padding -----------------------------------------------------------------------------------------------------------
+
+
+def _uneven(node: ir.Node) -> list[int] | None:
+    """The padding of a convolution, if begin and end differ."""
+    pads = node.attributes.get("pads")
+    amounts = [] if pads is None else list(pads.as_ints())
+    half = len(amounts) // 2
+    return amounts if amounts[:half] != amounts[half:] else None
+
+
+def _conv(e: Emitter, node: ir.Node) -> None:
+    pads, x = _uneven(node), node.inputs[0]
+    if pads is None or x is None:
+        return
+    half = len(pads) // 2
+    node.replace_input_with(0, e.pad(x, pads[:half], pads[half:], range(2, 2 + half)))
+    node.attributes["pads"] = ir.AttrInt64s("pads", [0] * len(pads))
+
+
+def _conv_transpose(e: Emitter, node: ir.Node) -> None:
+    """Padding of a transposed convolution is what its result loses: cut it off afterwards."""
+    pads, old = _uneven(node), node.outputs[0]
+    if pads is None or "output_shape" in node.attributes or old.shape is None:
+        return
+    half = len(pads) // 2
+    operands = [*node.inputs]
+    attributes = {name: a.value for name, a in node.attributes.items() if name not in ("pads", "auto_pad")}
+    even = [min(pair) for pair in zip(pads[:half], pads[half:], strict=True)]
+    full = e.op("ConvTranspose", *operands, pads=(*even, *even), **attributes)
+    axes: Sequence[int] = range(2, 2 + half)
+    begin = [low - kept for low, kept in zip(pads[:half], even, strict=True)]
+    ends = [e.size_add(low, e.dim(old, axis)) for low, axis in zip(begin, axes, strict=True)]
+    new = e.typed(e.slice(full, begin, ends, axes), old)
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    new.name, old.name = old.name, None
+    e.graph.remove(node, safe=True)
