@@ -158,6 +158,16 @@ def explain(
     max_workspace: Workspace = None,
     recompute: Recompute = [],  # noqa: B006
     input_shape: Shapes = [],  # noqa: B006
+    placement: Annotated[
+        bool,
+        typer.Option("--placement", help="Also show which provider runs each node, and what fell back to the CPU."),
+    ] = False,
+    providers: Annotated[
+        list[str],
+        typer.Option(
+            "--providers", metavar="NAME", help="Ask ONNX Runtime about these: cuda, cpu. Implies --placement."
+        ),
+    ] = [],  # noqa: B006
     json: Json = False,
 ) -> None:
     """Show how each convolution gradient would be computed.
@@ -165,9 +175,10 @@ def explain(
     \b
     Example:
       onnx-convgrad explain model.onnx --target cuda --input-shape image:8,3,224,224
+      onnx-convgrad explain model.onnx --target cuda --placement
     """
     with guarded():
-        from onnx_convgrad import commands
+        from onnx_convgrad import commands, options
         from onnx_convgrad.tables import Output
 
         arguments = _arguments(wrt, of, training, target, lowering, input_shape, max_workspace, recompute)
@@ -176,6 +187,8 @@ def explain(
             {**arguments, "per_sample": "squared_norm" if squared_norm else per_sample},
             Output(json=json),
             json=json,
+            placed=placement,
+            providers=options.of_names(providers) or (),
         )
 
 

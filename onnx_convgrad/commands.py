@@ -6,18 +6,21 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from json import dumps
+from json import dumps, loads
 from pathlib import Path
 from typing import Any
+
+import onnx_ir as ir
 
 from onnx_convgrad import files
 from onnx_convgrad.checking.check import CheckReport, Row, verify_numerically
 from onnx_convgrad.checking.check import check as check_gradients
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.lowering import Choice
-from onnx_convgrad.pipeline import SEEDS_KEY, build, load
+from onnx_convgrad.pipeline import SEEDS_KEY, Built, build, load
+from onnx_convgrad.placement import Placement, placement, predicted_placement
 from onnx_convgrad.report import Report
 from onnx_convgrad.summary import Figures, comparison, gradient_rows, gradient_table, parameter_count
 from onnx_convgrad.tables import Output, Table, ms_text, shape_text
@@ -86,8 +89,6 @@ def augment(
 
 
 def _seeds_line(seeds: str, out: Output) -> None:
-    from json import loads
-
     taken: dict[str, str] = loads(seeds)
     if taken:
         listed = ", ".join(f"{name} (of {target})" for target, name in taken.items())
@@ -99,13 +100,23 @@ def _seeds_line(seeds: str, out: Output) -> None:
 # -- explain -----------------------------------------------------------------------------------------------------------
 
 
-def explain(model: Path, arguments: Arguments, out: Output, *, json: bool) -> None:
-    """Per convolution its geometry, then one line per candidate lowering."""
+def explain(
+    model: Path,
+    arguments: Arguments,
+    out: Output,
+    *,
+    json: bool,
+    placed: bool = False,
+    providers: Sequence[str] = (),
+) -> None:
+    """Per convolution its geometry, then one line per candidate lowering; where the nodes run, if `placed`."""
     with out.stages() as stage:
         built = build(model, **arguments, progress=stage)
+        found = _placement(built, arguments["target"], providers, stage) if placed or providers else None
     report = Report(built.choices, built.gradients, arguments["target"], built.recomputation)
     if json:
-        print(report.to_json())
+        content = loads(report.to_json())
+        print(dumps(content | ({"placement": found.to_dict()} if found else {}), indent=2))
         return
     groups: dict[tuple[str, str], list[Choice]] = {}
     for choice in report.choices:
@@ -118,6 +129,17 @@ def explain(model: Path, arguments: Arguments, out: Output, *, json: bool) -> No
     out.line(f"{len(groups)} convolutions, target {report.target}: {listed or 'no convolution gradient is needed'}")
     if report.recomputation is not None:
         out.line(str(report.recomputation))
+    for table in found.tables if found else []:
+        out.table(table)
+
+
+def _placement(built: Built, target: str, providers: Sequence[str], stage: Callable[[str], None]) -> Placement:
+    """By a session where the providers are named or the target is the CPU; else by the table of CUDA's kernels."""
+    stage("placing")
+    proto = ir.to_proto(built.model)
+    if not providers and target == "cuda":
+        return predicted_placement(proto)
+    return placement(proto, providers=list(providers) or None)
 
 
 def _candidate_rows(choice: Choice) -> list[list[str]]:

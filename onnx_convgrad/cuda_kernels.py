@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import onnx
 
-__all__ = ["LAST_OPSET", "Lack", "lacks", "types_of"]
+__all__ = ["LAST_OPSET", "Lack", "lacks", "size_arithmetic", "types_of"]
 
 LAST_OPSET = 21
 """Newest opset for which all of the table holds: the kernels of MaxPool, Dropout, Elu and others end here."""
@@ -81,7 +81,7 @@ def types_of(op_type: str) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """A node that the provider leaves to the CPU, or refuses; `arithmetic` says that it computes sizes or indices."""
+    """A node that the provider leaves to the CPU, or refuses; `arithmetic` says that it computes sizes."""
 
     node: str
     op_type: str
@@ -95,20 +95,31 @@ class Lack:
 def lacks(model: onnx.ModelProto) -> list[Lack]:
     """The nodes of a model that CUDA does not run on the GPU, in order, each with the reason.
 
-    Nodes whose only results are integers or booleans are marked as `arithmetic`: of shapes, they belong on the CPU, where
-    ONNX Runtime puts them even if there is a kernel. Element types come from the declared and inferred values; an unknown
-    one counts as supported.
+    What is computed from sizes alone is marked as `arithmetic`: it belongs on the CPU, where ONNX Runtime puts it even if
+    there is a kernel. Element types come from the declared and inferred values; an unknown one counts as supported.
     """
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
     types = _element_types(model.graph)
     found = [Lack("", "opset", f"the model has opset {opset}", arithmetic=False)] if opset > LAST_OPSET else []
+    sizes = size_arithmetic(model.graph)
     for node in model.graph.node:
         reason = _reason(node, types)
         if reason is not None:
-            results = {types.get(name, 0) for name in node.output if name}
-            integers = {onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx.TensorProto.BOOL}
-            found.append(Lack(node.name, node.op_type, reason, results <= integers))
+            found.append(Lack(node.name, node.op_type, reason, set(node.output) <= sizes))
     return found
+
+
+def size_arithmetic(graph: onnx.GraphProto) -> set[str]:
+    """The values that are computed from sizes and constants alone, in a graph whose nodes are sorted."""
+    given = {v.name for v in graph.input}
+    constants = {t.name for t in graph.initializer} - given | {""}
+    sizes: set[str] = set()
+    for node in graph.node:
+        if node.op_type == "Constant":
+            constants.update(node.output)
+        elif node.op_type in ("Shape", "Size") or (node.input and set(node.input) <= sizes | constants):
+            sizes.update(node.output)
+    return sizes
 
 
 def _element_types(graph: onnx.GraphProto) -> dict[str, int]:

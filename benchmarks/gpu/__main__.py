@@ -1,0 +1,77 @@
+"""What a GPU gives, in one table and under eight minutes: `python -m benchmarks.gpu`.
+
+    python -m benchmarks.gpu                            # needs onnx-convgrad[cuda] and PyTorch for CUDA
+    python -m benchmarks.gpu --provider cpu --quick     # the same code on small sizes, without a GPU
+
+Errors are relative to float64 on the CPU for gradients, and to PyTorch on the same device for layers and steps; pairs are
+PyTorch / ours. Exit status: 0 done; 1 an error is above its limit, or a measurement failed; 2 there is no such provider.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.gpu.rows import Clock, Row, show
+from onnx_convgrad.bench.timing import machine, machine_text
+from onnx_convgrad.calibration import cores
+from onnx_convgrad.errors import ConvGradError
+from onnx_convgrad.providers import PROVIDERS, check_available
+from onnx_convgrad.runtime import import_runtime
+
+PARTS = ("speed", "correctness")
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of the table: {', '.join(PARTS)}")
+    parser.add_argument("--provider", choices=list(PROVIDERS), default="cuda")
+    parser.add_argument("--quick", action="store_true", help="small sizes, few of each kind")
+    parser.add_argument("--minutes", type=float, default=7.5, help="after which nothing new is begun")
+    parser.add_argument("--json", type=Path, help="also write the rows to a file")
+    arguments = parser.parse_args(words)
+    unknown = [part for part in arguments.parts if part not in PARTS]
+    if unknown:
+        parser.error(f"{unknown[0]!r} is none of {', '.join(PARTS)}")
+    try:
+        check_available(import_runtime(), [PROVIDERS[arguments.provider]])
+    except ConvGradError as problem:
+        print(f"Nothing is measured: {problem}", file=sys.stderr)
+        return 2
+    rows = measured(arguments.provider, arguments.parts or PARTS, Clock(arguments.minutes), quick=arguments.quick)
+    facts = machine(cores())
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"machine": facts, "rows": [asdict(row) for row in rows]}, indent=1))
+    print(machine_text(facts))
+    print(f"Provider: {arguments.provider}{_card(arguments.provider)}\n")
+    print(show(rows))
+    failed = sum(row.failed for row in rows)
+    print(f"\n{len(rows)} rows, {failed} failed.")
+    return 1 if failed else 0
+
+
+def measured(provider: str, parts: Sequence[str], clock: Clock, *, quick: bool) -> list[Row]:
+    """The rows of the parts; each is named on stderr as it begins."""
+    from benchmarks.gpu import correctness, speed
+
+    rows: list[Row] = []
+    for part, module in (("speed", speed), ("correctness", correctness)):
+        if part in parts:
+            for row in module.rows(provider, [provider], clock, quick=quick):
+                print(f"{row.what} {row.precision}", file=sys.stderr, flush=True)
+                rows.append(row)
+    return rows
+
+
+def _card(provider: str) -> str:
+    import torch
+
+    return f", {torch.cuda.get_device_name()}" if provider == "cuda" and torch.cuda.is_available() else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""Gradients on the provider beside float64 autograd on the CPU: every lowering, and every model family of the tests."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import onnx_convgrad as og
+from benchmarks.gpu.rows import Clock, Row
+from onnx_convgrad.bench.layer import ConvLayer
+from onnx_convgrad.lowering import lowerings
+from onnx_convgrad.runtime import Providers, run
+
+TESTS = Path(__file__).parents[2] / "tests"
+LIMIT = 1e-4
+EXACT = {"tf32": False}
+
+LAYERS = [
+    ConvLayer((4, 8, 14, 14), (8, 8, 3, 3), (1, 1), (1, 1), (1, 1), (1, 1)),
+    ConvLayer((2, 6, 15, 13), (8, 6, 3, 3), (2, 2), (1, 1), (0, 1), (1, 0)),
+    ConvLayer((2, 8, 17, 17), (8, 8, 3, 3), (1, 1), (2, 2), (2, 2), (2, 2)),
+    ConvLayer((2, 8, 12, 12), (12, 4, 3, 3), (1, 1), (1, 1), (1, 1), (1, 1), 2),
+    ConvLayer((2, 16, 14, 14), (16, 1, 3, 3), (1, 1), (1, 1), (1, 1), (1, 1), 16),
+    ConvLayer((2, 16, 14, 14), (16, 1, 3, 3), (2, 2), (1, 1), (1, 1), (1, 1), 16),
+    ConvLayer((3, 16, 9, 9), (8, 16, 1, 1), (1, 1), (1, 1), (0, 0), (0, 0)),
+    ConvLayer((3, 6, 40), (8, 6, 5), (2,), (1,), (2,), (2,)),
+    ConvLayer((1, 4, 6, 7, 8), (4, 4, 3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1), (1, 1, 1)),
+]
+
+
+def relative(got: np.ndarray, want: np.ndarray) -> float:
+    """L2 distance, relative to what is wanted."""
+    return float(np.linalg.norm(got.astype(np.float64) - want) / max(np.linalg.norm(want), 1e-30))
+
+
+def wanted(layer: ConvLayer) -> dict[str, np.ndarray]:
+    """Gradients of x and w by PyTorch in float64."""
+    x, w, gy = (torch.from_numpy(layer.feed[name]).double() for name in ("x", "w", "y_grad"))
+    pads = [n for pair in reversed(list(zip(layer.begin, layer.end, strict=True))) for n in pair]
+    x.requires_grad_(True)
+    w.requires_grad_(True)
+    padded = torch.nn.functional.pad(x, pads)
+    geometry = (layer.strides, [0] * len(layer.strides), layer.dilations, False, [0] * len(layer.strides), layer.groups)
+    y = torch.ops.aten.convolution(padded, w, None, *geometry)
+    return {name: g.numpy() for name, g in zip("xw", torch.autograd.grad(y, (x, w), gy), strict=True)}
+
+
+def check_lowering(operator: str, name: str, layers: Sequence[ConvLayer], target: str, providers: Providers) -> Row:
+    """The worst error of one lowering over the layers that it applies to."""
+    operand = {"ConvInputGrad": "x", "ConvWeightGrad": "w"}[operator]
+    errors = []
+    for layer in layers:
+        try:
+            model = og.vjp(layer.model(), wrt=[operand], target=target, lowering={operator: name})
+        except og.LoweringError:
+            continue
+        feed = {v.name: layer.feed[v.name] for v in model.graph.input}
+        got = run(model, feed, providers=providers, options=EXACT)[f"{operand}_grad"]
+        errors.append(relative(got, wanted(layer)[operand]))
+    applies = f"{len(errors)} of {len(layers)} layers"
+    return Row(what=f"{operator} by {name}", error=max(errors, default=None), limit=LIMIT, note=applies)
+
+
+def check_family(name: str, target: str, providers: Providers) -> Row:
+    """The worst gradient of a network in training mode; float32 in PyTorch says what the problem allows."""
+    import families
+
+    family = next(f for f in families.FAMILIES if f.name == name)
+    module, x = family.build().train(), family.example()
+    proto = families.export(module, x, dynamo=False, training=True)
+    with torch.no_grad():
+        shape = tuple(family.build().train()(x).shape)
+    seed = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    want = families.reference_gradients(module, x, seed)
+    single = families.float32_gradients(module, x, seed)
+    model = og.augment(proto, wrt="all", target=target)
+    got = run(model, {"x": x.numpy(), "y_grad": seed}, providers=providers, options=EXACT)
+    pairs = {"x": ("x", "none"), **families.match_parameters(proto, module)}
+    worst, limit = 0.0, 1e-3
+    for value, (parameter, transform) in pairs.items():
+        if parameter in family.null_in_training:
+            continue
+        found = got[f"{value}_grad"]
+        error = relative(found.T if transform == "transpose" else found, want[parameter])
+        if error >= worst:
+            worst, limit = error, max(1e-3, 5 * relative(single[parameter], want[parameter]))
+    return Row(what=f"{name}, gradients", error=worst, limit=limit, note=f"{len(pairs)} values")
+
+
+def rows(target: str, providers: Providers, clock: Clock, *, quick: bool) -> Iterator[Row]:
+    """Lowerings, then families."""
+    layers = LAYERS[1:6:2] if quick else LAYERS
+    for operator in ("ConvInputGrad", "ConvWeightGrad"):
+        for name in lowerings()[operator]:
+            yield clock.row(
+                f"{operator} by {name}",
+                "float32",
+                lambda o=operator, n=name: check_lowering(o, n, layers, target, providers),
+            )
+    if str(TESTS) not in sys.path:
+        sys.path.insert(0, str(TESTS))  # the families are the tests' own
+    from families import FAMILIES
+
+    for family in FAMILIES[:2] if quick else FAMILIES:
+        yield clock.row(
+            f"{family.name}, gradients", "float32", lambda n=family.name: check_family(n, target, providers)
+        )

@@ -1,0 +1,69 @@
+"""A row of the GPU table, and the clock that keeps the whole of it under its time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.tables import ms, table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What was checked or measured; a pair is PyTorch's number and ours, and `None` was not measured."""
+
+    what: str
+    precision: str = "float32"
+    error: float | None = None
+    limit: float | None = None
+    seconds: tuple[float | None, float | None] = (None, None)
+    memory: tuple[int | None, int | None] = (None, None)
+    launches: tuple[int | None, int | None] = (None, None)
+    note: str = ""
+
+    @property
+    def failed(self) -> bool:
+        return self.error is not None and self.limit is not None and not self.error <= self.limit
+
+
+@dataclass
+class Clock:
+    """Ends the measurements when the time is up: what is left then gets a row that says so."""
+
+    minutes: float
+    start: float = field(default_factory=time.monotonic)
+
+    @property
+    def up(self) -> bool:
+        return time.monotonic() - self.start > 60 * self.minutes
+
+    def row(self, what: str, precision: str, measure: Callable[[], Row]) -> Row:
+        """The row, or why there is none: one failure must not cost the rest of the table."""
+        if self.up:
+            return Row(what=what, precision=precision, note=f"left out: {self.minutes:g} minutes are over")
+        try:
+            return measure()
+        except Exception as problem:  # noqa: BLE001 - the table shows it, and so does the exit status
+            text = " ".join(str(problem).split())
+            return Row(what=what, precision=precision, error=float("nan"), limit=0.0, note=f"failed: {text[:160]}")
+
+
+def show(rows: Sequence[Row]) -> str:
+    """The one table."""
+    columns = ["", "type", "error", "PyTorch ms", "ours ms", "ratio", "MB", "kernels", "note"]
+    return table(columns, [_cells(row) for row in rows])
+
+
+def _cells(row: Row) -> list[str]:
+    theirs, ours = row.seconds
+    error = "-" if row.error is None else f"{row.error:.1e}{' FAIL' if row.failed else ''}"
+    ratio = f"{ours / theirs:.2f}" if ours and theirs else "-"
+    memory = _pair(*(None if n is None else round(n / 1e6) for n in row.memory))
+    return [row.what, row.precision, error, ms(theirs), ms(ours), ratio, memory, _pair(*row.launches), row.note]
+
+
+def _pair(theirs: int | None, ours: int | None) -> str:
+    if theirs is None and ours is None:
+        return "-"
+    return f"{'-' if theirs is None else theirs} / {'-' if ours is None else ours}"

@@ -1,0 +1,233 @@
+"""Layers and whole training steps beside PyTorch on the same device: time, memory, kernels started."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from torch.nn.functional import cross_entropy
+
+import onnx_convgrad as og
+from benchmarks.gpu.correctness import relative
+from benchmarks.gpu.rows import Clock, Row
+from benchmarks.networks import export, network
+from onnx_convgrad.bench.layer import ConvLayer
+from onnx_convgrad.binding import Binding
+from onnx_convgrad.runtime import Providers, session
+from onnx_convgrad.training.sessions import defaults, fed_session
+
+RATE = 1e-3
+OPTIONS = {"tf32": True}
+TYPES = {"float32": (onnx.TensorProto.FLOAT, np.float32), "float16": (onnx.TensorProto.FLOAT16, np.float16)}
+LIMITS = {"float32": 5e-3, "float16": 1e-2}
+"""TensorFloat-32 has the digits of float16."""
+
+STEPS = {"resnet50": (64, 224), "mobilenet_v2": (64, 224), "unet": (16, 128)}
+QUICK_STEPS = {"mobilenet_v2": (1, 32)}
+
+
+def _layer(x: tuple[int, ...], w: tuple[int, ...], stride: int = 1, groups: int = 1) -> ConvLayer:
+    pad = (w[2] // 2,) * 2
+    return ConvLayer(x, w, (stride,) * 2, (1, 1), pad, pad, groups)
+
+
+LAYERS = [
+    _layer((64, 3, 224, 224), (64, 3, 7, 7), 2),
+    _layer((64, 64, 56, 56), (64, 64, 3, 3)),
+    _layer((64, 256, 56, 56), (128, 256, 1, 1)),
+    _layer((64, 128, 56, 56), (128, 128, 3, 3), 2),
+    _layer((64, 256, 14, 14), (256, 256, 3, 3)),
+    _layer((64, 512, 7, 7), (512, 512, 3, 3)),
+    _layer((64, 96, 112, 112), (96, 1, 3, 3), 2, 96),
+    _layer((64, 384, 14, 14), (384, 1, 3, 3), 1, 384),
+]
+QUICK_LAYERS = [_layer((2, 8, 12, 12), (8, 8, 3, 3))]
+
+
+class Device:
+    """PyTorch's side of the device; `None` for its name where PyTorch cannot use it."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.torch: str | None = kind if kind == "cpu" or torch.cuda.is_available() else None
+        self.gpu = kind == "cuda" and self.torch is not None
+
+    def wait(self) -> None:
+        if self.gpu:
+            torch.cuda.synchronize()
+
+    def time(self, call: Callable[[], Any], repeats: int) -> float:
+        """Median seconds of a call, after three that do not count."""
+        laps = []
+        for turn in range(3 + repeats):
+            self.wait()
+            start = time.perf_counter()
+            call()
+            self.wait()
+            if turn >= 3:
+                laps.append(time.perf_counter() - start)
+        return statistics.median(laps)
+
+    def launches(self, call: Callable[[], Any]) -> int | None:
+        """Kernels that one call starts, whoever starts them; `None` without a GPU."""
+        if not self.gpu:
+            return None
+        from torch.profiler import ProfilerActivity, profile
+
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            call()
+            self.wait()
+        return sum(e.count for e in seen.key_averages() if "LaunchKernel" in e.key or e.key == "cudaGraphLaunch")
+
+    def free(self) -> int | None:
+        """Bytes of the GPU that nobody holds, once PyTorch has given back what it does not use."""
+        gc.collect()
+        if not self.gpu:
+            return None
+        torch.cuda.empty_cache()
+        return int(torch.cuda.mem_get_info()[0])
+
+
+# -- layers ------------------------------------------------------------------------------------------------------------
+
+
+def layer_row(layer: ConvLayer, precision: str, device: Device, providers: Providers, repeats: int) -> Row:
+    """Both gradients of a convolution."""
+    element, dtype = TYPES[precision]
+    model = layer.model()
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.elem_type = element
+    feed = {name: array.astype(dtype) for name, array in layer.feed.items()}
+    binding = Binding(session(og.vjp(model, wrt="inputs", target=device.kind), providers=providers, options=OPTIONS))
+    binding.bind({v.name: feed[v.name] for v in binding.session.get_inputs()})
+    binding.bind_results()
+    ours = device.time(binding.run, repeats)
+    theirs, error = None, None
+    if device.torch:
+        x, w, gy = (torch.from_numpy(feed[name]).to(device.torch) for name in ("x", "w", "y_grad"))
+        geometry = (layer.strides, layer.begin, layer.dilations, False, [0] * len(layer.begin), layer.groups)
+        backward = torch.ops.aten.convolution_backward
+
+        def call() -> Any:
+            return backward(gy, x, w, None, *geometry, [True, True, False])
+
+        theirs = device.time(call, repeats)
+        found = {name: value.numpy() for name, value in binding.results().items()}
+        pairs = zip(("x_grad", "w_grad"), call(), strict=False)
+        error = max(relative(found[name], g.cpu().double().numpy()) for name, g in pairs if g is not None)
+    return Row(what=f"{layer}", precision=precision, error=error, limit=LIMITS[precision], seconds=(theirs, ours))
+
+
+# -- steps -------------------------------------------------------------------------------------------------------------
+
+
+class OurStep:
+    """A training program whose values stay on the device, in two sets that take turns."""
+
+    def __init__(self, program: og.TrainingProgram, data: Mapping[str, np.ndarray], providers: Providers) -> None:
+        model, moving = program.model("step"), program.manifest.moving()
+        live = fed_session(model, [v.name for v in moving], providers=providers, options=OPTIONS)
+        self.loss = program.manifest.loss
+        self.halves = (Binding(live), Binding(live))
+        start = defaults(model, [v.name for v in moving])
+        sets = [{name: self.halves[0].put(array) for name, array in start.items()} for _ in self.halves]
+        held = {name: self.halves[0].put(array) for name, array in data.items()}
+        for half, own, other in zip(self.halves, sets, sets[::-1], strict=True):
+            half.bind({**own, **held})
+            half.bind_results({v.next: other[v.name] for v in moving}, host=[self.loss])
+        self.count = 0
+
+    def __call__(self) -> float:
+        half = self.halves[self.count % 2]
+        self.count += 1
+        half.run()
+        return float(half.results()[self.loss].numpy())
+
+
+def torch_step(module: torch.nn.Module, x: Any, target: Any, precision: str, device: str) -> Callable[[], float]:
+    """PyTorch's training step: SGD, and mixed precision with a scaled loss for float16."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
+    half = precision == "float16"
+    scaler = torch.amp.GradScaler(device, enabled=half)
+
+    def step() -> float:
+        optimizer.zero_grad()
+        context: AbstractContextManager[Any] = torch.autocast(device, torch.float16) if half else nullcontext()
+        with context:
+            loss = cross_entropy(module(x), target)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.item()
+
+    return step
+
+
+def step_row(
+    name: str, batch: int, size: int, precision: str, device: Device, providers: Providers, repeats: int
+) -> Row:
+    """A whole training step; the error is that of the first loss."""
+    net = network(name)
+    x, target = net.data(batch, size)
+    module = net.module()
+    proto = export(module, x)
+    program = og.build_training(
+        proto,
+        loss={"y": "cross_entropy"},
+        optimizer=og.optim.SGD(lr=RATE),
+        outputs=[],
+        target=device.kind,
+        precision=precision,
+    )
+    theirs = first = held = launched = None
+    if device.torch:
+        before = device.free()
+        step = torch_step(module.to(device.torch), x.to(device.torch), target.to(device.torch), precision, device.torch)
+        first = step()
+        theirs, launched = device.time(step, repeats), device.launches(step)
+        held = torch.cuda.max_memory_allocated() if device.gpu else None
+        del step
+        module.cpu()
+    before = device.free()
+    m = program.manifest
+    ours = OurStep(program, {m.data[0].name: x.numpy(), m.targets[0].name: target.numpy()}, providers)
+    loss = ours()
+    seconds, started = device.time(ours, repeats), device.launches(ours)
+    after = device.free()
+    return Row(
+        what=f"{net.title}, batch {batch}",
+        precision=precision,
+        error=None if first is None else abs(loss - first) / abs(first),
+        limit=LIMITS[precision],
+        seconds=(theirs, seconds),
+        memory=(held, None if before is None or after is None else before - after),
+        launches=(launched, started),
+    )
+
+
+def rows(target: str, providers: Providers, clock: Clock, *, quick: bool) -> Iterator[Row]:
+    """Steps first: if the time runs out, it does among the layers."""
+    device = Device(target)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    repeats = 3 if quick else 10
+    for name, (batch, size) in (QUICK_STEPS if quick else STEPS).items():
+        for precision in TYPES:
+            yield clock.row(
+                f"{name}, batch {batch}",
+                precision,
+                lambda n=name, b=batch, s=size, p=precision: step_row(n, b, s, p, device, providers, repeats),
+            )
+    for layer in QUICK_LAYERS if quick else LAYERS:
+        for precision in TYPES:
+            yield clock.row(
+                str(layer),
+                precision,
+                lambda la=layer, p=precision: layer_row(la, p, device, providers, repeats),
+            )
