@@ -37,12 +37,16 @@ def digits_cnn(root: Path) -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what is marked `gpu` where ONNX Runtime has no CUDA provider."""
+    """Skip what is marked `gpu` where ONNX Runtime's CUDA provider cannot run, with what it lacks."""
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return
-    import onnxruntime
+    from onnx_convgrad.errors import ExecutionError
+    from onnx_convgrad.providers import CUDA, check_available
+    from onnx_convgrad.runtime import import_runtime
 
-    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+    try:
+        check_available(import_runtime(), [CUDA])
+    except ExecutionError as problem:
         for item in marked:
-            item.add_marker(pytest.mark.skip(reason="ONNX Runtime has no CUDA provider here"))
+            item.add_marker(pytest.mark.skip(reason=problem.message))
