@@ -223,7 +223,10 @@ def test_a_wrong_file_is_refused(text: str, message: str, tmp_path: Path) -> Non
         (["--schedule", "cosin"], "Unknown schedule 'cosin'. Did you mean 'cosine'"),
         (["--freeze", "conv9*"], "Unknown initializer in freeze: 'conv9*'"),
         (["--data", "none.npz"], "none.npz'"),
-        (["--map", "image=target"], "The array 'target' has shape (64,); the input 'image' takes (N, 1, 8, 8)."),
+        (
+            ["--map", "image=target"],
+            "The array 'target' has shape (64,) in a batch; the input 'image' takes (N, 1, 8, 8).",
+        ),
         (["--metric", "recall"], "Unknown metric 'recall'."),
         (["--plot", "loss.bmp"], "A plot cannot be written as 'loss.bmp'"),
         (["--loss", "logits=a*mse"], "'a' is no number. Write OUTPUT=0.5*NAME."),

@@ -144,10 +144,10 @@ def test_what_is_right_already_is_not_copied() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"image": np.zeros((10, 8, 8))}, r"'image' has shape \(10, 8, 8\); .* takes \(N, 1, 8, 8\)\. Insert an axis"),
-        ({"image": np.zeros((10, 8, 8, 1))}, r"\(10, 8, 8, 1\); .* \(N, 1, 8, 8\)\. Transpose it with \(0, 3, 1, 2\)\."),
-        ({"image": np.zeros((10, 1, 9, 8))}, r"\(10, 1, 9, 8\); .* \(N, 1, 8, 8\)\.$"),
-        ({"target": np.zeros((10, 1))}, r"'target' has shape \(10, 1\); .* takes \(N,\)\. Remove the axis 1"),
+        ({"image": np.zeros((10, 8, 8))}, r"'image' has shape \(10, 8, 8\) in a batch; .* \(N, 1, 8, 8\)\. Insert an axis"),
+        ({"image": np.zeros((10, 8, 8, 1))}, r"\(10, 8, 8, 1\) .* \(N, 1, 8, 8\)\. Transpose it with \(0, 3, 1, 2\)\."),
+        ({"image": np.zeros((10, 1, 9, 8))}, r"\(10, 1, 9, 8\) .* \(N, 1, 8, 8\)\.$"),
+        ({"target": np.zeros((10, 1))}, r"'target' has shape \(10, 1\) .* takes \(N,\)\. Remove the axis 1"),
         ({"target": np.full(10, 0.5)}, r"'target' holds float64 numbers that int64, .* cannot hold, such as 0\.5"),
         ({"target": np.full(10, np.nan)}, "such as nan"),
         ({"target": np.array(["cat"] * 10)}, "'target' holds <U3; the input 'target' takes int64 numbers"),
@@ -230,6 +230,8 @@ def test_batches_may_be_mappings_nested_tuples_or_made_by_a_function() -> None:
     assert [b["target"].tolist() for b in made.epoch_iterator(3)] == [[3, 4], [3, 4]]
     with pytest.raises(ArgumentError, match=r"A batch has 3 arrays; the program takes 2: 'image', 'target'"):
         next(iter(as_batches([(x, x, y)], IMAGES).epoch_iterator(0)))
+    with pytest.raises(ArgumentError, match=r"The array number 2 has shape \(1,\) in a batch; .* takes \(N, 3\)"):
+        next(iter(as_batches([((left, np.zeros(1)), y)], TWO).epoch_iterator(0)))
     with pytest.raises(ArgumentError, match=r"3\.5 holds no data"):
         as_batches(3.5, IMAGES)
 

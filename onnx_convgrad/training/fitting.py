@@ -85,15 +85,17 @@ class Fitting:
             keys = tuple(map(str, batch))
             if self._matched is None or self._matched[0] != keys:
                 self._matched = keys, self.match(keys)
-            chosen = {port: (name, batch[name]) for port, name in self._matched[1].items()}
+            chosen = {port: (f"array {name!r}", batch[name]) for port, name in self._matched[1].items()}
         else:
             values = list(_flat(batch))
             if len(values) != len(self.ports):
                 raise ArgumentError(
                     f"A batch has {len(values)} arrays; the program takes {len(self.ports)}: {_listed(self.ports)}."
                 )
-            chosen = {port: (f"number {i}", v) for i, (port, v) in enumerate(zip(self.ports, values, strict=True))}
-        return {port: fit(as_array(value), self.ports[port], name) for port, (name, value) in chosen.items()}
+            chosen = {
+                port: (f"array number {i}", v) for i, (port, v) in enumerate(zip(self.ports, values, strict=True), 1)
+            }
+        return {port: fit(as_array(value), self.ports[port], said) for port, (said, value) in chosen.items()}
 
     def batch_size(self) -> int | None:
         """Number of samples that the program takes at a time, where that is fixed."""
@@ -110,7 +112,7 @@ def as_array(value: Any) -> np.ndarray:
     return value if isinstance(value, np.memmap) else np.asarray(value)
 
 
-def fit(array: np.ndarray, port: Port, name: str) -> np.ndarray:
+def fit(array: np.ndarray, port: Port, said: str) -> np.ndarray:
     """The array in the dtype of an input, contiguous; no copy where it is so already.
 
     Raises:
@@ -118,12 +120,12 @@ def fit(array: np.ndarray, port: Port, name: str) -> np.ndarray:
     """
     if port.shape is not None and not fits(array.shape, port.shape):
         raise ArgumentError(
-            f"The array {name!r} has shape {_shape(array.shape)}; the input {port.name!r} takes {_shape(port.shape)}.",
+            f"The {said} has shape {_shape(array.shape)} in a batch; the input {port.name!r} takes {_shape(port.shape)}.",
             hint=_remedy(array.shape, port.shape),
         )
     wanted = np.dtype(port.dtype)
     if array.dtype != wanted:
-        array = _cast(array, wanted, port, name)
+        array = _cast(array, wanted, port, said)
     return np.ascontiguousarray(array) if array.ndim else array
 
 
@@ -134,14 +136,14 @@ def fits(shape: Sequence[int], wanted: Sequence[int | str | None]) -> bool:
     )
 
 
-def _cast(array: np.ndarray, wanted: np.dtype[Any], port: Port, name: str) -> np.ndarray:
+def _cast(array: np.ndarray, wanted: np.dtype[Any], port: Port, said: str) -> np.ndarray:
     if array.dtype.kind not in "biuf":
-        raise ArgumentError(f"The array {name!r} holds {array.dtype}; the input {port.name!r} takes {wanted} numbers.")
+        raise ArgumentError(f"The {said} holds {array.dtype}; the input {port.name!r} takes {wanted} numbers.")
     with np.errstate(invalid="ignore"):  # told below
         cast = array.astype(wanted)
     if wanted.kind in "biu" and not np.array_equal(cast, array):
         raise ArgumentError(
-            f"The array {name!r} holds {array.dtype} numbers that {wanted}, which the input {port.name!r} takes, "
+            f"The {said} holds {array.dtype} numbers that {wanted}, which the input {port.name!r} takes, "
             f"cannot hold, such as {array[cast != array].flat[0]!s}."
         )
     return cast
