@@ -36,7 +36,7 @@ class Rates:
 
     gemm: float = 2.0e11
     small: float = 20.0
-    cached: float = 1.3e11
+    cached: float = 8e10
     memory: float = 3.5e10
     cache: float = 4e7
     node: float = 1.5e-6

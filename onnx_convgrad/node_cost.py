@@ -197,7 +197,7 @@ def _rows(node: ir.Node, rates: Rates) -> float:
         attr = node.attributes.get("axis")
         axis = (attr.as_int() if attr else 0) % max(1, len(out))
         rows = math.prod(out[:axis]) * len(node.inputs)
-        return _traffic(node, rates) + rows * 0.2 * rates.run
+        return _traffic(node, rates) + rows * 0.05 * rates.run
     return max(_traffic(node, rates), math.prod(out[:-1]) * 1.2 * rates.run)
 
 
