@@ -1,4 +1,4 @@
-"""Table (e): what a call of `onnx_convgrad.functional` costs beyond running the session, and beside PyTorch.
+"""Table (f): what a call of `onnx_convgrad.functional` costs beyond running the session, and beside PyTorch.
 
     python -m benchmarks.functional
 

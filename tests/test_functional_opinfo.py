@@ -34,11 +34,13 @@ def _info(name: str) -> Any:
 
 
 def _samples(name: str, dtype: torch.dtype) -> Iterator[tuple[torch.Tensor, torch.Tensor, Any, dict[str, Any]]]:
+    """Every sample in float32; in other dtypes not its twin without a batch axis, which the same models serve."""
     torch.manual_seed(0)
     count = 0
     for sample in _info(name).sample_inputs("cpu", dtype):
-        count += 1
-        yield sample.input, *sample.args, sample.kwargs
+        if dtype is torch.float32 or sample.input.ndim == sample.args[0].ndim:
+            count += 1
+            yield sample.input, *sample.args, sample.kwargs
     assert count
 
 
