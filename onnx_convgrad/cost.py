@@ -55,6 +55,7 @@ class Target:
         batch_statistics: Whether it has BatchNormalization in training mode.
         missing: Operators that it lacks.
         rates: How fast it is.
+        narrow_products: Whether products of float32 run with the digits of float16 unless told otherwise (TensorFloat-32).
     """
 
     name: str
@@ -63,6 +64,7 @@ class Target:
     batch_statistics: bool = True
     missing: frozenset[str] = field(default_factory=frozenset)
     rates: Rates = field(default_factory=Rates)
+    narrow_products: bool = False
 
 
 _CUDA_MISSING = frozenset({"Col2Im", "MaxUnpool", "Mean", "Celu", "Mish"})
@@ -70,15 +72,15 @@ _WEB_MISSING = frozenset(
     {"ScatterElements", "Col2Im", "OneHot", "PRelu", "Softplus", "Sign", "TopK", "Mean", "Sum", "Dropout"}
 )
 _GPU = Rates(
-    gemm=3e13, small=64, cached=4e12, memory=2e12, cache=4e7, node=8e-6, item=2e-12, run=1e-12, tap=5e-13
-)  # of a data-centre card, by its data sheet
+    gemm=8e13, small=128, cached=4e12, memory=1.5e12, cache=4e7, node=6e-6, item=2e-12, run=1e-12, tap=5e-13
+)  # of a data-centre card with tensor cores in TensorFloat-32, by its data sheet and half its peak
 
 _PLAIN = (False, False)
 """Neither uneven padding nor batch statistics."""
 
 TARGETS = {
     "cpu": Target("cpu", _NO_DOUBLE),
-    "cuda": Target("cuda", _ALL, *_PLAIN, _CUDA_MISSING, _GPU),
+    "cuda": Target("cuda", _ALL, *_PLAIN, _CUDA_MISSING, _GPU, narrow_products=True),
     "web": Target("web", _NO_DOUBLE, *_PLAIN, _WEB_MISSING, Rates(gemm=5e10, node=2e-5)),
     "portable": Target("portable", _NO_DOUBLE, *_PLAIN, _CUDA_MISSING | _WEB_MISSING),
 }

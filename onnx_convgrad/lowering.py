@@ -187,6 +187,8 @@ def _candidate(entry: Lowering, node: ir.Node, query: Query, policy: Policy) -> 
         reason = "it rounds more than a direct sum"
     if reason is None and not entry.exact and query.dtype != ir.DataType.FLOAT:
         reason = f"it rounds too much for {query.dtype.name}"
+    if reason is None and not entry.exact and query.target.narrow_products and not _asked_for(entry, policy.choosing):
+        reason = "it rounds too much for TensorFloat-32, in which float32 is multiplied unless told otherwise"
     if reason is not None:
         return Candidate(entry.name, None, reason)
     ways = dict(_ways(entry, node, query, policy.max_workspace))
@@ -199,6 +201,10 @@ def _candidate(entry: Lowering, node: ir.Node, query: Query, policy: Policy) -> 
             return Candidate(entry.name, None, reason, least)
         chunks, way = min(within.items(), key=lambda item: item[1].seconds)
     return Candidate(entry.name, way.seconds, None, way.workspace, chunks)
+
+
+def _asked_for(entry: Lowering, choosing: Choosing) -> bool:
+    return not isinstance(choosing, str) and entry.name in choosing.values()
 
 
 def _ways(entry: Lowering, node: ir.Node, query: Query, budget: int | None) -> Iterator[tuple[int, Sketch]]:

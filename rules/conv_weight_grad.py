@@ -34,6 +34,9 @@ from onnx_convgrad.rules.conv_shared import (
     y_dims,
 )
 
+_LARGEST_WINDOW = 64
+"""Points of a kernel that a GPU's convolutions still take well."""
+
 # -- requirements ------------------------------------------------------------------------------------------------------
 
 
@@ -175,10 +178,18 @@ def pointwise_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     return e.reshape_like(total, n["W_like"])
 
 
+def window_of_usual_size(q: Query) -> str | None:
+    """cuDNN's kernels are made for windows of a few rows; a product of matrices does the same at full speed."""
+    y, kernel = q.spec.y, q.spec.taps
+    if q.target.name != "cuda" or kernel is None or (None not in y and math.prod(y) <= _LARGEST_WINDOW):
+        return None
+    return f"the {q.target.name} provider has no fast convolution with a kernel as large as the output gradient"
+
+
 @lowering(
     "ConvWeightGrad",
     "conv_swap",
-    requires=[not_empty, conv_kernel, static_batch],
+    requires=[not_empty, conv_kernel, static_batch, window_of_usual_size],
 )
 def conv_swap(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """Batch and channels trade places, so do stride and dilation; then narrow (PyTorch's double backward)."""

@@ -15,6 +15,8 @@ from families import FAMILIES, Family, export
 from onnx import parser
 
 import onnx_convgrad as og
+from benchmarks.gpu import speed as gpu
+from onnx_convgrad.bench.layer import ConvLayer
 from onnx_convgrad.cuda_kernels import LAST_OPSET, lacks, types_of
 from onnx_convgrad.errors import ConvGradError, ExecutionError
 from onnx_convgrad.lowering import lowerings
@@ -136,6 +138,29 @@ def test_every_lowering_that_applies_runs_on_cuda(geometry: str) -> None:
             _close(run(built, feed), want, name)
             used += 1
     assert used >= 6
+
+
+@pytest.mark.parametrize("layer", gpu.LAYERS, ids=str)
+def test_large_layers_are_products_not_convolutions_with_huge_kernels(layer: ConvLayer) -> None:
+    report = og.explain(layer.model(), wrt="inputs", target="cuda")
+    chosen = {row["operator"]: row["chosen"] for row in report.rows}
+    assert chosen["ConvWeightGrad"] in PRODUCTS, chosen
+    assert "winograd" not in chosen["ConvInputGrad"]  # which TensorFloat-32 does not bear
+    reasons = {c["name"]: c["rejected"] or "" for row in report.rows for c in row["candidates"]}
+    if np.prod(layer.y[2:]) > 64:
+        assert "a kernel as large as the output gradient" in reasons["conv_swap"]
+
+
+PRODUCTS = {
+    "im2col_conv",
+    "im2col_gemm",
+    "im2col_rows",
+    "pointwise",
+    "pointwise_gemm",
+    "row_shift",
+    "split_shift",
+    "taps",
+}
 
 
 # -- forms of forward nodes --------------------------------------------------------------------------------------------
