@@ -22,7 +22,7 @@ from onnx_convgrad.training.losses import reduce
 from onnx_convgrad.training.manifest import MANIFEST_KEY, Manifest, Port, State
 from onnx_convgrad.training.masks import first_state
 from onnx_convgrad.training.plan import Plan, manifest
-from onnx_convgrad.training.precision import to_half
+from onnx_convgrad.training.precision import NARROW, to_narrow
 from onnx_convgrad.training.update import update
 
 __all__ = ["PARTS", "Builder", "Part"]
@@ -152,8 +152,8 @@ class Builder:
         targets = {port.name: draft.input(port) for port in self.manifest.targets}
         for name in (*plan.parameters, *plan.statistics()):
             draft.feedable(name)
-        if plan.scale is not None and training:
-            to_half(draft)
+        if plan.precision in NARROW and training:
+            to_narrow(draft, NARROW[plan.precision])
         following: dict[str, ir.Value] = {}
         if training:
             following = self._train_mode(draft)

@@ -38,7 +38,8 @@ class Plan:
         frozen: Names of the BatchNormalization nodes that keep to their stored statistics.
         unbiased: Whether running variances are unbiased.
         seed: What the masks of Dropout depend on.
-        scale: The loss scale of mixed precision; `None` for float32.
+        precision: `"float32"`, or a key of `precision.NARROW`.
+        scale: The loss scale; `None` where the type needs none.
         recompute: Forward values that are computed again for the gradients.
     """
 
@@ -53,6 +54,7 @@ class Plan:
     frozen: frozenset[str]
     unbiased: bool
     seed: int
+    precision: str
     scale: LossScale | None
     recompute: Names | None = None
 

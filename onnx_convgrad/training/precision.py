@@ -1,13 +1,15 @@
-"""Mixed precision: float16 where products dominate, float32 where sums and small differences do, by three lists.
+"""Mixed precision: a narrow type where products dominate, float32 where sums and small differences do, by three lists.
 
-Operators of the first list compute in float16; their float32 operands, the parameters among them, pass through a Cast,
-whose gradient is a Cast back, so that parameters, their gradients and the optimizer stay in float32. Operators of the
-second list follow their operands. All others compute in float32. Micikevicius et al., "Mixed Precision Training" (2018).
+Operators of the first list compute in float16 or bfloat16; their float32 operands, the parameters among them, pass
+through a Cast, whose gradient is a Cast back, so that parameters, their gradients and the optimizer stay in float32.
+Operators of the second list follow their operands. All others compute in float32. Micikevicius et al., "Mixed Precision
+Training" (2018).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -19,22 +21,44 @@ from onnx_convgrad.emit import CANONICAL_OPSET, Emitter
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.training.draft import Draft
 
-__all__ = ["to_half"]
+__all__ = ["NARROW", "Narrow", "to_narrow"]
 
-_HALF = frozenset("Conv ConvTranspose Gemm MatMul Einsum".split())
 
-_FOLLOW = frozenset(
-    "Abs Add AveragePool BatchNormalization Clip Concat DepthToSpace Div Dropout Elu Expand Flatten Gather Gelu "
-    "GlobalAveragePool GlobalMaxPool HardSigmoid HardSwish Identity LeakyRelu Max MaxPool Min Mish Mul Neg PRelu Pad Relu "
-    "Reshape Resize Selu Sigmoid Slice Softsign SpaceToDepth Split Squeeze Sub Sum Tanh Tile Transpose Unsqueeze "
-    "Where".split()
+@dataclass(frozen=True, slots=True)
+class Narrow:
+    """A narrow type: the operators that compute in it, those that follow their operands, and its largest number."""
+
+    dtype: ir.DataType
+    products: frozenset[str]
+    follow: frozenset[str]
+    largest: float
+
+
+_MOVES = frozenset(
+    "Add Concat Expand Flatten Identity Mul Neg Reshape Split Squeeze Sub Sum Transpose Unsqueeze".split()
 )
 
-_FLOAT, _FLOAT16 = ir.DataType.FLOAT, ir.DataType.FLOAT16
-_LARGEST = float(np.finfo(np.float16).max)
+NARROW = {
+    "float16": Narrow(
+        ir.DataType.FLOAT16,
+        frozenset("Conv ConvTranspose Gemm MatMul Einsum".split()),
+        _MOVES
+        | frozenset(
+            "Abs AveragePool BatchNormalization Clip DepthToSpace Div Dropout Elu Gather Gelu GlobalAveragePool "
+            "GlobalMaxPool HardSigmoid HardSwish LeakyRelu Max MaxPool Min Mish PRelu Pad Relu Resize Selu Sigmoid Slice "
+            "Softsign SpaceToDepth Tanh Tile Where".split()
+        ),
+        float(np.finfo(np.float16).max),
+    ),
+    # Up to opset 21 CUDA has no convolution, pool, comparison or Pad (the gradient of Slice) in bfloat16.
+    "bfloat16": Narrow(ir.DataType.BFLOAT16, frozenset(("Gemm", "MatMul")), _MOVES, 3.38e38),
+}
+"""Precision of a training program -> its lists."""
+
+_FLOAT = ir.DataType.FLOAT
 
 
-def to_half(draft: Draft) -> None:
+def to_narrow(draft: Draft, narrow: Narrow) -> None:
     """Rewrite the model of a draft in place; what the graph takes and gives out keeps its dtype.
 
     Raises:
@@ -47,7 +71,7 @@ def to_half(draft: Draft) -> None:
         if any(captured_values(node)):
             raise ArgumentError(f"Node {node.name!r} ({node.op_type}) has a graph of its own: train it in float32.")
         e.anchor = node
-        _convert(e, node)
+        _convert(e, node, narrow)
     e.anchor = None
     for i, (value, dtype) in enumerate(given):
         if value.dtype != dtype:
@@ -56,47 +80,48 @@ def to_half(draft: Draft) -> None:
     draft.node_names.give(e.emitted, "precision")
 
 
-def _convert(e: Emitter, node: ir.Node) -> None:
+def _convert(e: Emitter, node: ir.Node, narrow: Narrow) -> None:
     """Cast the operands of one node to the type that it is to compute in."""
-    typed = list(_typed_inputs(node))
-    half = node.domain in ("", "ai.onnx") and bool(typed) and _computes_in_half(node, [node.inputs[i] for i in typed])
+    typed = list(_typed_inputs(node, narrow))
+    operands = [node.inputs[i] for i in typed]
+    half = node.domain in ("", "ai.onnx") and bool(typed) and _computes_narrow(node, operands, narrow)
     for i, value in enumerate(node.inputs):
-        if value is None or value.dtype not in (_FLOAT, _FLOAT16):
+        if value is None or value.dtype not in (_FLOAT, narrow.dtype):
             continue
-        wanted = _FLOAT16 if half and i in typed else _FLOAT
+        wanted = narrow.dtype if half and i in typed else _FLOAT
         if value.dtype != wanted:
-            node.replace_input_with(i, _stored(e, value) if _constant(value) else e.cast(value, wanted))
+            node.replace_input_with(i, _stored(e, value, wanted) if _constant(value) else e.cast(value, wanted))
     if half:
         for i in _typed_outputs(node):
             if node.outputs[i].dtype == _FLOAT:
-                node.outputs[i].type = ir.TensorType(_FLOAT16)  # types are shared with the copies of the model
+                node.outputs[i].type = ir.TensorType(narrow.dtype)  # types are shared with the copies of the model
 
 
-def _computes_in_half(node: ir.Node, operands: list[ir.Value | None]) -> bool:
-    floating = [v for v in operands if v is not None and v.dtype in (_FLOAT, _FLOAT16)]
-    if not all(_fits(v) for v in floating):
+def _computes_narrow(node: ir.Node, operands: list[ir.Value | None], narrow: Narrow) -> bool:
+    floating = [v for v in operands if v is not None and v.dtype in (_FLOAT, narrow.dtype)]
+    if not all(_fits(v, narrow) for v in floating):
         return False
-    if node.op_type in _HALF:
+    if node.op_type in narrow.products:
         return True
     voting = [v for v in floating if not v.is_initializer()]
-    return node.op_type in _FOLLOW and bool(voting) and all(v.dtype == _FLOAT16 for v in voting)
+    return node.op_type in narrow.follow and bool(voting) and all(v.dtype == narrow.dtype for v in voting)
 
 
 def _constant(value: ir.Value) -> bool:
     return value.is_initializer() and not value.is_graph_input()
 
 
-def _fits(value: ir.Value) -> bool:
-    """Whether float16 can hold the numbers, as far as they are known."""
-    if not _constant(value) or value.const_value is None or value.dtype == _FLOAT16:
+def _fits(value: ir.Value, narrow: Narrow) -> bool:
+    """Whether the narrow type can hold the numbers, as far as they are known."""
+    if not _constant(value) or value.const_value is None or value.dtype == narrow.dtype:
         return True
     numbers = value.const_value.numpy()
-    return bool((np.abs(numbers[np.isfinite(numbers)]) <= _LARGEST).all())
+    return bool((np.abs(numbers[np.isfinite(numbers)]) <= narrow.largest).all())
 
 
-def _stored(e: Emitter, value: ir.Value) -> ir.Value:
+def _stored(e: Emitter, value: ir.Value, dtype: ir.DataType) -> ir.Value:
     assert value.const_value is not None
-    return e.const(value.const_value.numpy().astype(np.float16))
+    return e.const(value.const_value.numpy().astype(dtype.numpy()))
 
 
 @cache
@@ -104,9 +129,9 @@ def _schema(op_type: str) -> onnx.defs.OpSchema:
     return onnx.defs.get_schema(op_type, CANONICAL_OPSET)
 
 
-def _typed_inputs(node: ir.Node) -> Iterator[int]:
+def _typed_inputs(node: ir.Node, narrow: Narrow) -> Iterator[int]:
     """Positions of the operands that have the type of the first result."""
-    if node.op_type not in _HALF | _FOLLOW or node.domain not in ("", "ai.onnx"):
+    if node.op_type not in narrow.products | narrow.follow or node.domain not in ("", "ai.onnx"):
         return
     schema = _schema(node.op_type)
     for i in range(len(node.inputs)):

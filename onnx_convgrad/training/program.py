@@ -27,6 +27,7 @@ from onnx_convgrad.training.manifest import Manifest
 from onnx_convgrad.training.optim import Optimizer
 from onnx_convgrad.training.parts import PARTS, Builder, Part
 from onnx_convgrad.training.plan import Plan, check_groups, frozen_nodes, output_names, parameter_names
+from onnx_convgrad.training.precision import NARROW
 from onnx_convgrad.training.scaling import LossScale
 from onnx_convgrad.training.schedules import Schedule, schedule_from
 from onnx_convgrad.training.storage import read_manifest, read_part, write_program
@@ -159,7 +160,8 @@ def build_training(
         unbiased_variance: Running variances average variances over n - 1 entries, as in PyTorch, instead of n.
         seed: What the masks of Dropout depend on, besides the step.
         precision: `"float32"`: as the model says. `"float16"`: convolutions and matrix products in float16, with float32
-            parameters and dynamic loss scaling.
+            parameters and dynamic loss scaling. `"bfloat16"` (CUDA): matrix products and what moves their operands in
+            bfloat16, with float32 parameters; convolutions stay in float32, for CUDA has no others up to opset 21.
         loss_scale: How the loss is scaled with float16; a member of `onnx_convgrad.optim`.
         target: `"cpu"`, `"cuda"`, `"web"` or `"portable"`.
         lowering: `"auto"`, `"exact"`, or a mapping from gradient operator (or node name) to the name of a lowering.
@@ -196,7 +198,8 @@ def build_training(
         frozen=frozen_nodes(base.graph, freeze_statistics),
         unbiased=unbiased_variance,
         seed=seed,
-        scale=_scale(precision, loss_scale),
+        precision=precision,
+        scale=_scale(precision, loss_scale, target),
         recompute=recompute,
     )
     options = {"target": target, "unbiased_variance": unbiased_variance, "seed": seed, "precision": precision}
@@ -204,8 +207,13 @@ def build_training(
     return TrainingProgram(builder.manifest, builder.build, optimizer.schedule)
 
 
-def _scale(precision: str, given: LossScale | None) -> LossScale | None:
-    check_names([precision], ["float32", "float16"], "precision")
-    if precision == "float32" and given is not None:
+def _scale(precision: str, given: LossScale | None, target: str) -> LossScale | None:
+    check_names([precision], ["float32", *NARROW], "precision")
+    if precision == "bfloat16" and target != "cuda":
+        raise ArgumentError(
+            "precision='bfloat16' is for target='cuda': ONNX Runtime's CPU provider multiplies no bfloat16.",
+            hint="Use 'float16', which runs everywhere.",
+        )
+    if precision != "float16" and given is not None:
         raise ArgumentError("loss_scale is for precision='float16'.")
     return (given or LossScale()) if precision == "float16" else None
