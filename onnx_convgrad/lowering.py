@@ -72,11 +72,16 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What a requirement looks at."""
+    """What a requirement looks at.
+
+    Attributes:
+        training: Whether the graph trains, on a batch that is never empty.
+    """
 
     spec: Any
     dtype: ir.DataType
     target: Target
+    training: bool = False
 
 
 Requirement = Callable[[Query], str | None]
@@ -313,7 +318,7 @@ def _lower_node(e: Emitter, node: ir.Node, target: Target, policy: Policy) -> Ch
     except ValueError as problem:
         raise LoweringError(f"{node.op_type} of node {origin!r} has an impossible geometry: {problem}.") from problem
     dtype = (node.inputs[0].dtype if node.inputs[0] is not None else None) or ir.DataType.FLOAT
-    query = Query(spec, dtype, target)
+    query = Query(spec, dtype, target, policy.training)
     wanted = _forced(policy.choosing, node, origin)
     if wanted is not None and wanted not in lowerings()[node.op_type]:
         wanted = None  # a choice for the node's other gradient operator

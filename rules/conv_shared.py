@@ -54,16 +54,19 @@ def empty(spec: ConvSpec) -> bool:
 
 def static_batch(q: Query) -> str | None:
     """The batch becomes a channel count here, and may be empty: padding it costs a copy, so only the last resort does."""
-    if q.spec.batch is not None or q.spec.taps is None:
+    return None if q.spec.taps is None else maybe_empty(q)
+
+
+def maybe_empty(q: Query) -> str | None:
+    """The reason against what an empty batch breaks, where the batch may be empty."""
+    if q.spec.batch is not None or q.training:
         return None
     return "the batch size is not known and may be zero"
 
 
 def batch_broadcasts(q: Query) -> str | None:
     """ONNX Runtime refuses to broadcast a matrix against an empty batch; a dtype without convolutions has no choice."""
-    if q.spec.batch is not None or q.dtype not in q.target.conv_dtypes:
-        return None
-    return "the batch size is not known and may be zero"
+    return maybe_empty(q) if q.dtype in q.target.conv_dtypes else None
 
 
 def known_channels(q: Query) -> str | None:

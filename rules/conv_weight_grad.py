@@ -25,6 +25,7 @@ from onnx_convgrad.rules.conv_shared import (
     gather,
     is_empty,
     known_channels,
+    maybe_empty,
     not_empty,
     spatial_axes,
     static_batch,
@@ -49,9 +50,9 @@ def no_padding(q: Query) -> str | None:
 
 
 def several_samples(q: Query) -> str | None:
-    if q.spec.batch is None:  # ONNX Runtime leaves a batched product over no points unset
-        return "the batch size is not known and may be zero"
-    return "there is one sample, whose points are one matrix already" if q.spec.batch == 1 else None
+    if q.spec.batch == 1:
+        return "there is one sample, whose points are one matrix already"
+    return maybe_empty(q)  # ONNX Runtime leaves a batched product over no points unset
 
 
 # -- shared pieces -----------------------------------------------------------------------------------------------------

@@ -82,6 +82,26 @@ def _spans(g: dict) -> list[int]:
     return [d * (k - 1) + 1 for k, d in zip(g["kernel"], g["dilations"], strict=True)]
 
 
+def _training_check(g: dict, arrays: dict[str, np.ndarray], choices: list, **attributes: object) -> None:
+    """In training a batch of unknown size has samples, which lets more lowerings in."""
+    model = _model("Conv", arrays, "batch", **attributes)
+    y = run(model, arrays)["y"]
+    seed = np.random.default_rng(1).standard_normal(y.shape).astype(np.float32)
+    want = _oracle("Conv", arrays, g, seed)
+    for choice in choices:
+        try:
+            augmented = og.augment(model, wrt=["x", "w", "b"], lowering=choice, training=True)
+        except og.LoweringError:
+            assert choice != "auto"
+            continue
+        got = run(augmented, {**arrays, "y_grad": seed})
+        assert got["y"].shape == y.shape
+        assert _error(got["y"], y) < 1e-4
+        for name, array in arrays.items():
+            assert got[f"{name}_grad"].shape == array.shape
+            assert _error(got[f"{name}_grad"], want[name]) < _bound(choice), (name, choice)
+
+
 def _model(op: str, arrays: dict[str, np.ndarray], shapes: str, **attributes: object) -> onnx.ModelProto:
     node = helper.make_node(op, list(arrays), ["y"], name="conv", **attributes)
     inputs = []
@@ -89,6 +109,8 @@ def _model(op: str, arrays: dict[str, np.ndarray], shapes: str, **attributes: ob
         dims: list | None = list(array.shape)
         if shapes == "symbolic" and name == "x":
             dims = [f"d{i}" if i != 1 else d for i, d in enumerate(array.shape)]
+        if shapes == "batch" and name == "x":
+            dims = ["n", *array.shape[1:]]
         if shapes == "absent" and name == "x":
             dims = None
         inputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, dims))
@@ -168,6 +190,15 @@ def test_conv(g: dict) -> None:
     arrays = _arrays(g, transposed=False)
     pads = [*g["begin"], *g["end"]]
     _check("Conv", g, arrays, FORCED, strides=g["strides"], dilations=g["dilations"], pads=pads, group=g["groups"])
+
+
+@settings(SETTINGS, max_examples=20 if QUICK else SETTINGS.max_examples)
+@given(geometry().filter(lambda g: g["batch"]))
+def test_conv_with_an_unknown_batch_in_training(g: dict) -> None:
+    arrays = _arrays(g, transposed=False)
+    choices = [*FORCED, *({"Conv": name} for name in lowerings()["Conv"])]
+    pads = [*g["begin"], *g["end"]]
+    _training_check(g, arrays, choices, strides=g["strides"], dilations=g["dilations"], pads=pads, group=g["groups"])
 
 
 @SETTINGS
