@@ -5,7 +5,7 @@ A graph reads the one and writes the other, so nothing is copied and an interrup
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -100,8 +100,8 @@ class BoundGraph:
         self._scalars = {k: empty(np.zeros((), t)) for k, t in scalars.items() if k not in self.writes}
         self._bindings: dict[tuple[Any, ...], Any] = {}
 
-    def __call__(self, feeds: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, np.ndarray]:
-        """Run once on OrtValues, swap what was written, and return some results."""
+    def __call__(self, feeds: Mapping[str, Any], wanted: Sequence[str], keep: Collection[str] = ()) -> dict[str, Any]:
+        """Run once on OrtValues, swap what was written but for the groups to `keep`, and return some results."""
         others = [name for name in wanted if name not in self._scalars]
         binding = self._binding(tuple(wanted))
         for name, value in feeds.items():
@@ -109,7 +109,7 @@ class BoundGraph:
         for name in others:
             binding.bind_output(name, "cpu")  # memory of its own, or it would be that of the last run
         self.live.run_with_iobinding(binding)
-        self.buffers.swap(self.groups)
+        self.buffers.swap(group for group in self.groups if group not in keep)
         results = {name: self._scalars[name].numpy()[()] for name in wanted if name in self._scalars}
         if others:
             values = binding.get_outputs()[: len(others)]

@@ -52,16 +52,15 @@ class Engine:
         return graph({**_values(batch), self.manifest.learning_rate.name: _value(np.float32(rate))}, wanted)
 
     def step_over(self, batches: Sequence[Arrays], rate: float, wanted: Sequence[str]) -> Results:
-        """One update from several batches. One without any target that counts is left out."""
-        factors = shares(self.manifest, batches)
-        counted = [(b, f) for b, f in zip(batches, factors, strict=True) if f] or [(batches[0], 1.0)]
+        """One update from several batches; of one without any target that counts, only the forward pass has effect."""
         graph, sums = self._graph("accumulate"), self._accumulation
-        found = []
-        for i, (batch, factor) in enumerate(counted):
-            own = {sums.weight: _value(np.float32(factor)), sums.first: _value(np.bool_(i == 0))}
-            found.append(graph({**_values(batch), **own}, wanted))
+        factors, found, first = shares(self.manifest, batches), [], True
+        for batch, factor in zip(batches, factors, strict=True):
+            own = {sums.weight: _value(np.float32(factor)), sums.first: _value(np.bool_(first))}
+            found.append(graph({**_values(batch), **own}, wanted, keep=() if factor else ("gradient",)))
+            first = first and not factor
         self._graph("update")({self.manifest.learning_rate.name: _value(np.float32(rate))}, ())
-        return {name: self._joined(name, [r[name] for r in found], [f for _, f in counted]) for name in wanted}
+        return {name: self._joined(name, [r[name] for r in found], factors) for name in wanted}
 
     def prepare(self, *parts: Run) -> None:
         """Make the sessions of some graphs now rather than in their first run."""
@@ -75,7 +74,7 @@ class Engine:
     def _joined(self, name: str, results: list[Any], factors: list[float]) -> Any:
         """A loss averaged, anything else one batch after the other."""
         if name in self.losses and not np.ndim(results[0]):
-            return type(results[0])(sum(f * float(r) for f, r in zip(factors, results, strict=True)))
+            return type(results[0])(sum(f * float(r) for f, r in zip(factors, results, strict=True) if f))
         return np.concatenate([np.atleast_1d(r) for r in results])
 
     # -- values --------------------------------------------------------------------------------------------------------

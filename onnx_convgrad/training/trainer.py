@@ -208,6 +208,11 @@ class Trainer:
         values = self.engine.read(entry.name for entry in self.manifest.stored())
         export(self.program.model("inference"), values, path)
 
+    def __repr__(self) -> str:
+        p = self.progress
+        loss = f", loss {p.history[-1]['loss']:.4f}" if p.history else ""
+        return f"<Trainer: {p.steps} steps, {p.epoch} epochs done{loss}; {self.program!r}>"
+
     # -- pieces --------------------------------------------------------------------------------------------------------
 
     def _wanted(self, outputs: Sequence[str] | None) -> tuple[str, ...]:
