@@ -27,6 +27,7 @@ def augment(
     per_sample: bool | str = False,
     trainable_inputs: bool = False,
     target: str = "cpu",
+    deterministic: bool = False,
     lowering: Choosing = "auto",
     max_workspace: int | None = None,
     recompute: Names | None = None,
@@ -49,6 +50,9 @@ def augment(
             A target may be a sum or a mean over the samples. What mixes samples otherwise is refused.
         trainable_inputs: Make the `wrt` initializers graph inputs too, with the stored values as defaults.
         target: `"cpu"`, `"cuda"`, `"web"` or `"portable"`.
+        deterministic: Build no sum whose order differs from run to run on a GPU: gradients of max-pools are added up window
+            by window. Sums at indices that only a run knows stay, and are named in a warning. On the CPU all sums are
+            ordered. Sessions have an option of the same name.
         lowering: `"auto"` (the fastest predicted for the target), `"exact"` (the same without those that round more
             than a direct sum, such as Winograd's), or a mapping from gradient operator (or node name) to the name of a
             lowering.
@@ -79,6 +83,7 @@ def augment(
         per_sample=per_sample,
         trainable_inputs=trainable_inputs,
         target=target,
+        deterministic=deterministic,
         lowering=lowering,
         max_workspace=max_workspace,
         recompute=recompute,
@@ -97,6 +102,7 @@ def vjp(
     per_sample: bool | str = False,
     trainable_inputs: bool = False,
     target: str = "cpu",
+    deterministic: bool = False,
     lowering: Choosing = "auto",
     max_workspace: int | None = None,
     recompute: Names | None = None,
@@ -115,6 +121,7 @@ def vjp(
         per_sample=per_sample,
         trainable_inputs=trainable_inputs,
         target=target,
+        deterministic=deterministic,
         lowering=lowering,
         max_workspace=max_workspace,
         recompute=recompute,
@@ -132,6 +139,7 @@ def grad(
     training: bool = False,
     trainable_inputs: bool = False,
     target: str = "cpu",
+    deterministic: bool = False,
     lowering: Choosing = "auto",
     max_workspace: int | None = None,
     recompute: Names | None = None,
@@ -148,6 +156,7 @@ def grad(
         training=training,
         trainable_inputs=trainable_inputs,
         target=target,
+        deterministic=deterministic,
         lowering=lowering,
         max_workspace=max_workspace,
         recompute=recompute,

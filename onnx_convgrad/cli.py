@@ -107,6 +107,9 @@ def augment(
     squared_norm: SquaredNorm = False,
     trainable_inputs: TrainableInputs = False,
     target: Target = "cpu",
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="No sum whose order differs from run to run on a GPU.")
+    ] = False,
     lowering: Lowering = [],  # noqa: B006
     max_workspace: Workspace = None,
     recompute: Recompute = [],  # noqa: B006
@@ -135,6 +138,7 @@ def augment(
                 **arguments,
                 "seed": seed,
                 "trainable_inputs": trainable_inputs,
+                "deterministic": deterministic,
                 "per_sample": "squared_norm" if squared_norm else per_sample,
             },
             Output(quiet=quiet, json=json),

@@ -6,7 +6,7 @@ The speeds are defaults for a common machine of each kind. `onnx_convgrad.calibr
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
@@ -55,6 +55,8 @@ class Target:
         batch_statistics: Whether it has BatchNormalization in training mode.
         missing: Operators that it lacks.
         rates: How fast it is.
+        ordered_sums: Whether sums must be taken in the same order in every run. On a GPU, kernels that scatter sums
+            (ScatterElements and ScatterND with `reduction="add"`) take them as they come.
         narrow_products: Whether products of float32 run with the digits of float16 unless told otherwise (TensorFloat-32).
     """
 
@@ -65,6 +67,7 @@ class Target:
     missing: frozenset[str] = field(default_factory=frozenset)
     rates: Rates = field(default_factory=Rates)
     narrow_products: bool = False
+    ordered_sums: bool = False
 
 
 _CUDA_MISSING = frozenset({"Col2Im", "MaxUnpool", "Mean", "Celu", "Mish"})
@@ -86,8 +89,8 @@ TARGETS = {
 }
 
 
-def target_named(name: str) -> Target:
-    """The target called `name`; raises `ArgumentError` for an unknown one."""
+def target_named(name: str, *, deterministic: bool = False) -> Target:
+    """The target called `name`; raises `ArgumentError` for an unknown one. Sums on the CPU are ordered anyway."""
     if name not in TARGETS:
         raise ArgumentError(f"Unknown target {name!r}.", hint=f"Targets: {', '.join(TARGETS)}.")
-    return TARGETS[name]
+    return replace(TARGETS[name], ordered_sums=True) if deterministic and name != "cpu" else TARGETS[name]

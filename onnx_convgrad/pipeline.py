@@ -94,6 +94,7 @@ def build(
     per_sample: bool | str = False,
     trainable_inputs: bool = False,
     target: str = "cpu",
+    deterministic: bool = False,
     lowering: Choosing = "auto",
     max_workspace: int | None = None,
     recompute: Names | None = None,
@@ -107,7 +108,7 @@ def build(
     check_names([composition], COMPOSITIONS, "composition")
     if per_sample not in (False, True, "squared_norm"):
         raise ArgumentError(f"per_sample must be False, True or 'squared_norm', not {per_sample!r}.")
-    machine = calibrated(target_named(target))
+    machine = calibrated(target_named(target, deterministic=deterministic))
     check_choice(lowering)
     check_workspace(max_workspace)
     progress("reading")
@@ -176,8 +177,27 @@ def complete(
     fit_provider(m.graph, machine)
     progress("verifying")
     _finish(m)
+    if machine.ordered_sums:
+        _name_unordered(m.graph, machine.name)
     verify(m, primal)
     return choices, done
+
+
+def _name_unordered(graph: ir.Graph, target: str) -> None:
+    """Warn of the sums that are still taken in no fixed order: those at indices which only a run knows."""
+    found = []
+    for node in graph:
+        reduction = node.attributes.get("reduction")
+        if (
+            node.op_type in ("ScatterElements", "ScatterND")
+            and reduction is not None
+            and reduction.as_string() == "add"
+        ):
+            found.append(node.name or "unnamed")
+    if found:
+        listed = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+        text = f"On {target} these nodes still add at repeated indices in no fixed order: {listed}."
+        warnings.warn(text, UserWarning, stacklevel=4)
 
 
 def _require_scalar(targets: list[ir.Value], mode: Mode) -> None:

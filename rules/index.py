@@ -102,8 +102,11 @@ def _blocks(e: Emitter, x: ir.Value, indices: ir.Value, gy: ir.Value, axis: int)
 
 @linear("GatherElements", wrt=("data",))
 def gather_elements_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y[a, j, b] = x[a, i[a, j, b], b]: dx[a, k, b] = sum over j with i[a, j, b] = k of g[a, j, b]."""
-    return {"data": lambda: scatter_add(e, n["data"], n["indices"], g["output"], n.int("axis", 0))}
+    """y[a, j, b] = x[a, i[a, j, b], b]: dx[a, k, b] = sum over j with i[a, j, b] = k of g[a, j, b]; of one j, no sum."""
+    x, indices, axis = n["data"], n["indices"], n.int("axis", 0)
+    if indices.shape is not None and known(indices.shape[axis]) == 1:
+        return {"data": lambda: scatter(e, e.zeros_like(x), indices, g["output"], axis)}
+    return {"data": lambda: scatter_add(e, x, indices, g["output"], axis)}
 
 
 @linear("GatherND", wrt=("data",))

@@ -5,6 +5,7 @@ y[n, c, p] = x.flat[i[n, c, p]]      the node's own Indices say which element wo
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ def max_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
         x, gy = n["X"], g["Y"]
         pool = Pool.of(n, x)
         winners = _indices(e, n)
+        if e.target.ordered_sums and not _may_be_empty(pool):
+            return _in_order(e, pool, gy, winners, x)
         if _may_be_empty(pool):
             lowest = np.finfo((x.dtype or ir.DataType.FLOAT).numpy()).min
             found = e.compare("Greater", n.out("Y"), e.scalar(lowest, x))
@@ -39,6 +42,24 @@ def _unpools(e: Emitter, pool: Pool, x: ir.Value) -> bool:
     """Whether MaxUnpool can scatter: no element is shared, and none left over, where its indices are ambiguous."""
     whole = all(size is not None and size % k == 0 for size, k in zip(pool.sizes, pool.kernel, strict=True))
     return pool.tiles and whole and x.dtype == ir.DataType.FLOAT and "MaxUnpool" not in e.target.missing
+
+
+def _in_order(e: Emitter, pool: Pool, gy: ir.Value, winners: ir.Value, x: ir.Value) -> ir.Value:
+    """Windows that share elements are scattered apart from each other, and the results added in order.
+
+    Every m-th window, with m strides no shorter than a window, shares none: no index repeats, and nothing is added.
+    """
+    axes = range(2, 2 + pool.rank)
+    counts = [-(-pool.span(axis) // pool.strides[axis]) for axis in range(pool.rank)]
+    sizes = [e.dim(gy, axis) for axis in axes]
+    zeros = e.op("Expand", e.scalar(0, gy), e.vector([_size(e, x)]))
+    parts = []
+    for first in itertools.product(*map(range, counts)):
+        if any(isinstance(size, int) and start >= size for start, size in zip(first, sizes, strict=True)):
+            continue
+        some, where = (e.slice(v, first, sizes, axes, counts) for v in (gy, winners))
+        parts.append(e.reshape_like(_scatter(e, zeros, where, some), x))
+    return e.typed(e.sum(parts), x)
 
 
 def _indices(e: Emitter, n: Call) -> ir.Value:
@@ -83,16 +104,20 @@ def scatter_flat(e: Emitter, updates: ir.Value, indices: ir.Value, like: ir.Valu
     """A tensor of the shape of `like`, zero but for the sums of `updates` at flat positions `indices`."""
     wide = e.cast(updates, ir.DataType.FLOAT) if updates.dtype == ir.DataType.FLOAT16 else updates
     zeros = e.op("Expand", e.scalar(0, wide), e.vector([_size(e, like)]))
-    minus = e.ints([-1])
-    if "ScatterElements" in e.target.missing:
-        column, row = e.op("Reshape", indices, e.ints([-1, 1])), e.op("Reshape", wide, minus)
-        flat = e.op("ScatterND", zeros, column, row, reduction="add")
-    else:
-        where, row = e.op("Reshape", indices, minus), e.op("Reshape", wide, minus)
-        flat = e.op("ScatterElements", zeros, where, row, axis=0, reduction="add")
+    flat = _scatter(e, zeros, indices, wide, "add")
     if wide is not updates:
         flat = e.cast(flat, ir.DataType.FLOAT16)
     return e.reshape_like(flat, like)
+
+
+def _scatter(
+    e: Emitter, data: ir.Value, indices: ir.Value, updates: ir.Value, reduction: str | None = None
+) -> ir.Value:
+    """A vector with `updates` written, or added, at `indices`; both may have any shape."""
+    row = e.op("Reshape", updates, e.ints([-1]))
+    if "ScatterElements" in e.target.missing:
+        return e.op("ScatterND", data, e.op("Reshape", indices, e.ints([-1, 1])), row, reduction=reduction)
+    return e.op("ScatterElements", data, e.op("Reshape", indices, e.ints([-1])), row, axis=0, reduction=reduction)
 
 
 def _size(e: Emitter, value: ir.Value) -> Dim:

@@ -139,6 +139,7 @@ def build_training(
     precision: str = "float32",
     loss_scale: LossScale | None = None,
     target: str = "cpu",
+    deterministic: bool = False,
     lowering: Choosing = "auto",
     max_workspace: int | None = None,
     recompute: Names | None = None,
@@ -164,6 +165,7 @@ def build_training(
             bfloat16, with float32 parameters; convolutions stay in float32, for CUDA has no others up to opset 21.
         loss_scale: How the loss is scaled with float16; a member of `onnx_convgrad.optim`.
         target: `"cpu"`, `"cuda"`, `"web"` or `"portable"`.
+        deterministic: Build no sum whose order differs from run to run on a GPU; see `augment`.
         lowering: `"auto"`, `"exact"`, or a mapping from gradient operator (or node name) to the name of a lowering.
         max_workspace: Bytes that the lowering of one convolution or its gradient may hold besides operands and result.
         recompute: Forward values to compute again rather than keep, as for `augment`: names, globs or `"auto"`.
@@ -175,7 +177,7 @@ def build_training(
         DifferentiationError: Some nodes cannot be differentiated; all are listed.
         LoweringError: No lowering applies to a convolution, or the forced one does not.
     """
-    machine = calibrated(target_named(target))
+    machine = calibrated(target_named(target, deterministic=deterministic))
     check_choice(lowering)
     check_workspace(max_workspace)
     if not isinstance(optimizer, Optimizer):
