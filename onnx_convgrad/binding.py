@@ -45,7 +45,7 @@ class Binding:
 
     def _wrapped(self, array: np.ndarray) -> Any:
         """On the CPU an `OrtValue` is a view of the array."""
-        return import_runtime().OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), *self.device)
+        return import_runtime().OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"), *self.device)
 
     def bind(self, inputs: Mapping[str, Any]) -> None:
         """Bind operands by name, arrays or `OrtValue`s; those bound before and not named here stay.

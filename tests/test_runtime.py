@@ -227,6 +227,7 @@ def test_results_of_one_run_feed_the_next() -> None:
     np.testing.assert_array_equal(first.numpy(), [4, 6])
     assert losses == [1, 3, 6, 10]
     assert not start.any()
+    assert there.put(np.array(3, np.float32)).shape() == []  # a learning rate stays a scalar
 
 
 def test_binding_an_unknown_input() -> None:
