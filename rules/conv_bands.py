@@ -8,6 +8,9 @@ matrices at its full speed does that sooner than it gathers patches for products
 
 for band u and row r of it, and position q within the row. A window is a few pieces of consecutive rows, each copied at
 once: bands of several rows copy fewer and longer pieces, and multiply more zeros. One band is the whole image.
+
+The weight's gradient is the same form read from another side: the products of windows and bands, summed over n and u, of
+which each tap takes those of the points that it connects.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from onnx_convgrad.emit import Dim, Emitter
 from onnx_convgrad.geometry import ConvSpec
 from onnx_convgrad.lowering import Query, Requirement, lowering
 from onnx_convgrad.registry import Call
+from onnx_convgrad.rules.conv_depthwise import fixed_batch
 from onnx_convgrad.rules.conv_kernels import combined, depthwise, static_space
 from onnx_convgrad.rules.conv_shared import extend, not_empty, spatial_axes, x_dims, y_dims
 
@@ -129,6 +133,14 @@ BANDS = [not_empty, depthwise, one_per_group, static_space]
 # -- emission ----------------------------------------------------------------------------------------------------------
 
 
+def whole_map(cut: Bands, spec: ConvSpec, *, backward: bool) -> np.ndarray:
+    """Which point of a window each point of its band meets with each tap: [taps, window, band]."""
+    inner = [met(spec, axis) for axis in range(1, spec.rank)]
+    maps = [cut.map, *(m.transpose(0, 2, 1) if backward else m for m in inner)]
+    size = [math.prod(m.shape[part] for m in maps) for part in range(3)]
+    return combined(maps).reshape(size)
+
+
 def windows(e: Emitter, v: ir.Value, size: list[Dim], cut: Bands) -> ir.Value:
     """[N, C, *size] as windows of rows: [C, N * bands, rows * inner size]."""
     (batch, channels, *space), inner = size, e.size_mul(*size[3:])
@@ -151,11 +163,10 @@ def by_bands(
     """The convolution of v [N, C, *have], or the gradient for its data: [N, C, *want]."""
     cut = best(spec, backward=backward)
     assert cut is not None, "small_matrices requires it"
-    inner = [met(spec, axis).transpose(0, 2, 1) if backward else met(spec, axis) for axis in range(1, spec.rank)]
-    maps = combined([cut.map, *inner]).reshape(spec.taps or 1, -1)
-    window, columns = (math.prod(m.shape[part] for m in (cut.map, *inner)) for part in (1, 2))
+    maps = whole_map(cut, spec, backward=backward)
+    window, columns = maps.shape[1:]
     channels, rows = spec.groups, cut.map.shape[2]
-    matrices = e.matmul(e.reshape(w, [channels, spec.taps or 1]), e.const(maps, w.dtype))
+    matrices = e.matmul(e.reshape(w, [channels, spec.taps or 1]), e.const(maps.reshape(len(maps), -1), w.dtype))
     product = e.matmul(windows(e, v, have, cut), e.reshape(matrices, [channels, window, columns]))
     result = e.reshape(product, [channels, want[0], cut.count * rows, *want[3:]])
     result = e.slice(result, [0], [want[2]], [2])
@@ -176,3 +187,21 @@ def bands_input_grad(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """Depthwise: bands of rows, one matrix per channel for the bands of all samples; for small images."""
     dy = n["dY"]
     return by_bands(e, dy, n["W"], spec, y_dims(e, dy, spec), x_dims(e, n["X_like"], spec), backward=True)
+
+
+@lowering("ConvWeightGrad", "bands", requires=[*BANDS, fixed_batch, small_matrices(backward=False)])
+def bands_weight_grad(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+    """Depthwise: products of all points of a band and of its window, of which each tap takes its own; for strides."""
+    x, dy = n["X"], n["dY"]
+    cut = best(spec, backward=False)
+    assert cut is not None, "small_matrices requires it"
+    maps = whole_map(cut, spec, backward=False)
+    taps, window, band = maps.shape
+    batch, channels, *size = y_dims(e, dy, spec)
+    points = math.prod(d or 1 for d in spec.y)
+    dy = e.transpose(e.reshape(dy, [batch, channels, e.size_mul(*size)]), [1, 0, 2])
+    dy = extend(e, dy, [e.size_mul(batch, channels), points], 1, 0, cut.count * band - points)
+    dy = e.reshape(dy, [channels, e.size_mul(batch, cut.count), band])
+    products = e.matmul(e.swap_last(dy), windows(e, x, x_dims(e, x, spec), cut))
+    takes = e.const(maps.transpose(2, 1, 0).reshape(-1, taps), x.dtype)
+    return e.reshape_like(e.matmul(e.reshape(products, [channels, band * window]), takes), n["W_like"])

@@ -107,6 +107,8 @@ CASES = [
     ("bands", case((3, 4, 7, 7), 4, (3, 3), begin=1, groups=4)),
     ("bands", case((2, 3, 9, 5), 3, (5, 2), strides=2, dilations=2, begin=3, end=1, groups=3)),
     ("bands", case((2, 2, 4, 3, 5), 2, (2, 3, 3), begin=1, groups=2)),
+    ("bands", case((2, 2, 61), 2, (9,), begin=4, groups=2)),
+    ("bands", case((2, 3, 28, 12), 3, (5, 5), strides=2, begin=2, groups=3)),
 ]
 
 
@@ -123,6 +125,8 @@ FORWARD_CASES = [
     ("bands", case((3, 4, 7, 7), 4, (3, 3), begin=1, groups=4)),
     ("bands", case((2, 3, 9, 5), 3, (5, 2), strides=2, dilations=2, begin=3, end=1, groups=3)),
     ("bands", case((2, 2, 4, 3, 5), 2, (2, 3, 3), begin=1, groups=2)),
+    ("bands", case((2, 2, 61), 2, (9,), begin=4, groups=2)),
+    ("bands", case((2, 3, 28, 12), 3, (5, 5), strides=2, begin=2, groups=3)),
 ]
 
 
