@@ -157,6 +157,30 @@ def test_empty(x: tuple[int, ...], w: tuple[int, ...], dtype: str) -> None:
     assert (per_weight.shape, per_bias.shape) == ((*x[:-2], *w), (*x[:-2], 3))
 
 
+def test_pytorch_outputs_without_channels() -> None:
+    """PyTorch gives the output of an input without channels none either; its gradients come back zero."""
+    x, w = rand(2, 0, 5), rand(3, 0, 3)
+    theirs = [torch.tensor(a, requires_grad=True) for a in (x, w)]
+    y = torch.nn.functional.conv1d(*theirs)
+    assert y.shape == (2, 0, 3)
+    expected = torch.autograd.grad(y, theirs, torch.ones_like(y))
+    for found, reference in zip(F.convolution_backward(np.ones(y.shape), x, w), expected, strict=False):
+        np.testing.assert_array_equal(found, reference.numpy())
+    second, _, _ = F.convolution_double_backward(x, w, None, np.ones(y.shape), w, x)
+    assert second.shape == y.shape
+
+
+def test_padding_that_cuts_every_product_away() -> None:
+    """Only the rows that output padding adds are left; ONNX Runtime has no such ConvTranspose."""
+    x, w, bias = rand(2, 3, 1), rand(3, 1, 1), rand(3)
+    options: dict[str, Any] = {"stride": 3, "padding": 1, "output_padding": 2, "groups": 3}
+    y = torch.nn.functional.conv_transpose1d(*map(torch.tensor, (x, w, bias)), **options).numpy()
+    np.testing.assert_array_equal(F.convolution(x, w, bias, transposed=True, **options), y)
+    dx, dw, db = F.convolution_backward(y, x, w, transposed=True, **options)
+    assert not dx.any() and not dw.any()
+    np.testing.assert_allclose(db, y.sum(axis=(0, 2)))
+
+
 # -- arguments ---------------------------------------------------------------------------------------------------------
 
 
@@ -194,6 +218,7 @@ REFUSED = [
     ({"input": (7, 7)}, "Expected 4-dimensional input for 4-dimensional weight [6, 4, 3, 3], but got 2-dimensional"),
     ({"weight": (6, 4)}, "weight should have at least three dimensions, but got weight of size [6, 4]"),
     ({"weight": (6, 4, 0, 3)}, "kernel size should be greater than zero, but got weight of size [6, 4, 0, 3]"),
+    ({"input": (2, 4, 0, 7), "padding": 2}, "Only zero batch or zero channel inputs .* input shape: [2, 4, 0, 7]"),
     ({"output_padding": 1}, "got output_padding=[1, 1] with transposed=False"),
     (
         {"transposed": True, "weight": (4, 3, 3, 3), "output_padding": 2, "stride": 2},

@@ -160,12 +160,17 @@ def _plan(
     given = tuple(name.removesuffix("_direction") for name in function.arrays if name in arrays and name not in _ALWAYS)
     task = Task(function.kind, given, wanted)
     chosen = SessionOptions.of(thawed(options))
-    live = compiled(g.per_sample() if function.per_sample else g, dtype, task, resolved(providers, chosen), chosen)
+    folded = g.per_sample() if function.per_sample else g
+    output = _shape_of(g, "output", batched=batched)
+    hollow = shapes.get("grad_output", output) != output
+    live = None if hollow else compiled(folded, dtype, task, resolved(providers, chosen), chosen)
     where = () if live is None else live.outputs
     results = []
     for name in function.results:
         position = where.index(f"result_{name}") if f"result_{name}" in where else None
-        shape = _result_shape(function, g, name, batched=batched)
+        shape = shapes["grad_output"] if hollow and name == "output" else _shape_of(g, name, batched=batched)
+        if function.per_sample and batched:
+            shape = (g.input[0], *shape)
         results.append(Result(position, shape, dtype) if name in wanted else None)
     feeds = []
     for name, (shape, kind) in ({} if live is None else live.inputs).items():
@@ -185,10 +190,8 @@ def _wanted(function: Function, mask: Any) -> tuple[str, ...]:
     return tuple(name for name, is_wanted in zip(function.results, mask, strict=True) if is_wanted)
 
 
-def _result_shape(function: Function, g: Geometry, name: str, *, batched: bool) -> Sizes:
+def _shape_of(g: Geometry, name: str, *, batched: bool) -> Sizes:
     shape = g.shape(name)
-    if function.per_sample:
-        return (g.input[0], *shape) if batched else shape
     return shape if batched or name in ("weight", "bias") else shape[1:]
 
 
@@ -207,12 +210,17 @@ def _common_dtype(dtypes: Mapping[str, np.dtype]) -> np.dtype:
     return dtype
 
 
+def _hollow(g: Geometry, output: Sizes) -> Sizes:
+    """The shape that PyTorch gives the output of an input without channels: it has none either."""
+    return output if g.input[1] else (*output[: -g.rank - 1], 0, *output[-g.rank :])
+
+
 def _check_shapes(function: Function, g: Geometry, shapes: Mapping[str, Sizes], *, batched: bool) -> None:
     """Each array has the shape that follows from those of the input and the weight."""
     for name, shape in shapes.items():
         of = function.arrays.get(name, name)
-        wanted = g.shape(of) if batched or of in ("weight", "bias") else g.shape(of)[1:]
-        if shape == wanted:
+        wanted = _shape_of(g, of, batched=batched)
+        if shape == wanted or (of == "output" and shape == _hollow(g, wanted)):
             continue
         if name == "bias":
             raise ArgumentError(

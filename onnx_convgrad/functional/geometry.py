@@ -70,8 +70,11 @@ class Geometry:
 
     @property
     def empty(self) -> bool:
-        """Whether no product of an input and a weight reaches an output."""
-        return 0 in (*self.input, *self.weight, *self.output)
+        """Whether no product of an input and a weight reaches an output: a size is zero, or padding cuts all away."""
+        if 0 in (*self.input, *self.weight, *self.output):
+            return True
+        axes = zip(self.input[2:], self.strides, self.spans, self.begin, strict=True)
+        return self.transposed and any((x - 1) * s + span <= begin for x, s, span, begin in axes)
 
     @property
     def multiplications(self) -> int:
@@ -235,6 +238,11 @@ def _check_sizes(g: Geometry) -> None:
     def sizes(values: Iterable[int]) -> str:
         return f"({' x '.join(map(str, values))})"
 
+    if 0 in g.input[2:] and g.input[0] and g.input[1]:
+        raise ArgumentError(
+            f"Only zero batch or zero channel inputs are supported, but got input shape: {list(g.input)}.",
+            hint="Its spatial sizes must be at least 1.",
+        )
     if 0 in g.weight[2:]:
         raise ArgumentError(f"kernel size should be greater than zero, but got weight of size {list(g.weight)}.")
     if not g.transposed:
