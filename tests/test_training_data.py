@@ -230,6 +230,8 @@ def test_batches_may_be_mappings_nested_tuples_or_made_by_a_function() -> None:
     assert [b["target"].tolist() for b in made.epoch_iterator(3)] == [[3, 4], [3, 4]]
     with pytest.raises(ArgumentError, match=r"A batch has 3 arrays; the program takes 2: 'image', 'target'"):
         next(iter(as_batches([(x, x, y)], IMAGES).epoch_iterator(0)))
+    with pytest.raises(ArgumentError, match=r"A batch has 2 samples for the input 'image' and 1 for 'target'"):
+        next(iter(as_batches([(x, y[:1])], IMAGES).epoch_iterator(0)))
     with pytest.raises(ArgumentError, match=r"The array number 2 has shape \(1,\) in a batch; .* takes \(N, 3\)"):
         next(iter(as_batches([((left, np.zeros(1)), y)], TWO).epoch_iterator(0)))
     with pytest.raises(ArgumentError, match=r"3\.5 holds no data"):

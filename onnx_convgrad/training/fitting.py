@@ -95,7 +95,21 @@ class Fitting:
             chosen = {
                 port: (f"array number {i}", v) for i, (port, v) in enumerate(zip(self.ports, values, strict=True), 1)
             }
-        return {port: fit(as_array(value), self.ports[port], said) for port, (said, value) in chosen.items()}
+        found = {port: fit(as_array(value), self.ports[port], said) for port, (said, value) in chosen.items()}
+        self._check_counts(found)
+        return found
+
+    def _check_counts(self, batch: Batch) -> None:
+        """Refuse different numbers of samples, where the program says that they are the same."""
+        seen: dict[str, str] = {}
+        for port, array in batch.items():
+            shape = self.ports[port].shape
+            if shape and isinstance(shape[0], str):
+                first = seen.setdefault(shape[0], port)
+                if len(batch[first]) != len(array):
+                    raise ArgumentError(
+                        f"A batch has {len(batch[first])} samples for the input {first!r} and {len(array)} for {port!r}."
+                    )
 
     def batch_size(self) -> int | None:
         """Number of samples that the program takes at a time, where that is fixed."""
