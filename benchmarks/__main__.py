@@ -1,7 +1,7 @@
 """All tables of the README in one run: `python -m benchmarks [--quick] [--threads N] [--json FOLDER]`.
 
-Each is also a program: `python -m benchmarks.layers`, `.steps`, `.build`, `.scaling` and `.trainer`. Half an hour;
-`--quick` takes some minutes.
+Each is also a program: `python -m benchmarks.layers`, `.steps`, `.build`, `.scaling`, `.per_sample` and `.trainer`.
+Half an hour; `--quick` takes some minutes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks import build, functional, layers, scaling, steps, trainer
+from benchmarks import build, functional, layers, per_sample, scaling, steps, trainer
 from onnx_convgrad.calibration import cores
 
 
@@ -29,6 +29,7 @@ def main() -> None:
         ("Training steps", steps, threads),
         ("Building", build, []),
         ("Scaling", scaling, threads),
+        ("Gradients of each sample", per_sample, threads),
         ("Functional", functional, threads),
         ("Trainer", trainer, threads),
     ):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 import onnx_convgrad as og
+from onnx_convgrad.lowering import lowerings
 from onnx_convgrad.runtime import run
 
 Arrays = dict[str, np.ndarray]
@@ -209,6 +210,14 @@ def test_products(name: str, batch: str) -> None:
     x = random(3, *(int(d) for d in shape.split(", ")[1:]))
     each = run(og.augment(proto, per_sample=True, seed="ones"), {"x": x})
     norms = run(og.vjp(proto, wrt="parameters", per_sample="squared_norm", seed="ones"), {"x": x})
+    for way in lowerings()["ProductSquaredNorm"]:
+        choice = {"lowering": {"ProductSquaredNorm": way}, "per_sample": "squared_norm", "seed": "ones"}
+        try:
+            forced = run(og.vjp(proto, wrt="parameters", **choice), {"x": x})
+        except og.LoweringError:
+            assert way == "rank_one"  # a sample has several rows
+            continue
+        close(forced["w_grad_squared_norm"], norms["w_grad_squared_norm"], 0, way)
     dynamic = model(f"g (float[{shape}] x) => (float y) {{ {body} }}", **weights)
     want = looped(dynamic, {"x": x}, seed="ones")
     for key, value in want.items():

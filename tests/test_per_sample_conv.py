@@ -19,7 +19,6 @@ SETTINGS = settings(max_examples=8, suppress_health_check=list(HealthCheck))
 
 FORCED = ["auto", *({"ConvPerSampleGrad": name} for name in lowerings()["ConvPerSampleGrad"])]
 FORCED_NORMS = ["auto", *({"ConvGradSquaredNorm": name} for name in lowerings()["ConvGradSquaredNorm"])]
-PRODUCT_NORMS = [{"ProductSquaredNorm": name} for name in lowerings()["ProductSquaredNorm"]]
 
 
 def _check(op: str, g: dict, **attributes: object) -> None:
