@@ -1,8 +1,8 @@
 """What ONNX Runtime's CUDA provider runs on the GPU at opset 21, and which nodes of a model are therefore left to the CPU.
 
 The table was read off the provider itself: onnxruntime-gpu 1.31.1 was asked, for a model of one node per operator and
-type, which provider it gives the node to (`get_provider_graph_assignment_info`). It agrees with the section on CUDA of
-`docs/OperatorKernels.md` in the sources of ONNX Runtime, wherever that lists kernels at all.
+type, which provider it gives the node to (`get_provider_graph_assignment_info`). That says where a node is placed, not that
+its kernel ran. `docs/OperatorKernels.md` in the sources of ONNX Runtime lists the kernels of its development branch.
 """
 
 from __future__ import annotations
