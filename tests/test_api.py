@@ -229,7 +229,6 @@ def test_forward_mode_and_hessian_vector_products() -> None:
         ({"seed": "zeros"}, "seed must be None or 'ones', not 'zeros'"),
         ({"target": "tpu"}, "Unknown target 'tpu'. Targets: cpu, cuda, web, portable"),
         ({"lowering": "fast"}, "Unknown lowering 'fast'"),
-        ({"per_sample": True}, "per_sample=True is not available yet"),
         ({"input_shapes": {"y": [1]}}, "Unknown input 'y'"),
         ({"input_shapes": {"x": [1, 2]}}, "Input 'x' has rank 4, but 2 sizes were given"),
     ],
