@@ -216,7 +216,8 @@ def step_row(
 def rows(target: str, providers: Providers, clock: Clock, *, quick: bool) -> Iterator[Row]:
     """Steps first: if the time runs out, it does among the layers."""
     device = Device(target)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    if torch.cuda.is_available():
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     repeats = 1 if quick else 10
     for name, (batch, size) in (QUICK_STEPS if quick else STEPS).items():
         for precision in TYPES:
