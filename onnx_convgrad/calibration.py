@@ -43,9 +43,21 @@ def processor() -> str:
     return " ".join(part for part in (found.get("model name", platform.machine()), width) if part)
 
 
+@cache
+def accelerator(folder: Path = Path("/proc/driver/nvidia/gpus")) -> str:
+    """Model of the first GPU, as NVIDIA's driver tells it on Linux."""
+    for info in sorted(folder.glob("*/information")):
+        for line in info.read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "Model":
+                return value.strip()
+    return "GPU"
+
+
 def key(target: str, threads: int | None = None) -> str:
-    """What speeds depend on: runtime, provider, threads, processor."""
-    return f"onnxruntime {_runtime()}; {PROVIDERS[target]}; {threads or cores()} threads; {processor()}"
+    """What speeds depend on: runtime, provider, and the processor with its threads or the GPU."""
+    where = accelerator() if target == "cuda" else f"{threads or cores()} threads; {processor()}"
+    return f"onnxruntime {_runtime()}; {PROVIDERS[target]}; {where}"
 
 
 @cache

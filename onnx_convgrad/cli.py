@@ -253,6 +253,9 @@ def bench(
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="First measure this machine's speeds, by which lowerings are chosen.")
     ] = False,
+    provider: Annotated[
+        str, typer.Option("--provider", help="Whose speeds --calibrate measures: cpu or cuda.")
+    ] = "cpu",
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show every lowering.")] = False,
     quiet: Quiet = False,
     json: Json = False,
@@ -263,6 +266,7 @@ def bench(
     Example:
       onnx-convgrad bench model.onnx --input-shape image:8,3,224,224 --plot model.png
       onnx-convgrad bench --calibrate
+      onnx-convgrad bench --calibrate --provider cuda
     """
     with guarded():
         from onnx_convgrad.bench import command
@@ -270,7 +274,8 @@ def bench(
         from onnx_convgrad.tables import Output
 
         if calibrate:
-            command.calibration(Output(quiet=quiet, json=json), threads=threads or cores(), json=json and not model)
+            told = Output(quiet=quiet, json=json)
+            command.calibration(told, provider=provider, threads=threads or cores(), json=json and not model)
         if model is None:
             command.need_model(calibrate=calibrate)
             return

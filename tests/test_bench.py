@@ -329,6 +329,15 @@ def test_calibrate_stores_what_it_measured(tmp_path: Path, monkeypatch: pytest.M
     assert json.loads((tmp_path / "rates.json").read_text()) == {found["key"]: found["rates"]}
 
 
+def test_calibrate_of_another_provider() -> None:
+    result = CliRunner().invoke(app, ["bench", "--calibrate", "--provider", "cuda"])
+    assert result.exit_code != 0
+    assert "CUDAExecutionProvider" in result.stderr
+    result = CliRunner().invoke(app, ["bench", "--calibrate", "--provider", "cud"])
+    assert result.exit_code == 2
+    assert "cuda" in result.stderr
+
+
 def test_bench_of_nothing_is_refused() -> None:
     result = CliRunner().invoke(app, ["bench"])
     assert result.exit_code == 2

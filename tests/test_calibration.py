@@ -50,6 +50,15 @@ def test_an_entry_of_another_version_is_left_out(tmp_path: Path) -> None:
     assert calibrated(TARGETS["cpu"], store) == TARGETS["cpu"]
 
 
+def test_a_gpu_is_known_by_its_model(tmp_path: Path) -> None:
+    assert calibration.accelerator(tmp_path) == "GPU"
+    (tmp_path / "0000:01:00.0").mkdir()
+    (tmp_path / "0000:01:00.0" / "information").write_text("Model: \t\t NVIDIA H200\nIRQ:   16\n")
+    calibration.accelerator.cache_clear()
+    assert calibration.accelerator(tmp_path) == "NVIDIA H200"
+    assert calibration.key("cuda").startswith("onnxruntime ")
+
+
 def test_an_empty_variable_turns_the_store_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert Store().path is None
     with pytest.raises(OSError, match="turned off"):

@@ -45,11 +45,11 @@ class Probe:
         graph = helper.make_graph(nodes, "probe", inputs, [output], constants)
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
-    def seconds(self, threads: int, repeats: int) -> float:
+    def seconds(self, provider: str, threads: int, repeats: int) -> float:
         """Median time of one node."""
         rng = np.random.default_rng(0)
         feed = {f"x{i}": rng.standard_normal(s).astype(np.float32) for i, s in enumerate(self.shapes)}
-        side = Turns(Bound(self.model().SerializeToString(), feed, threads))
+        side = Turns(Bound(self.model().SerializeToString(), feed, threads, provider))
         return interleave({"probe": side}, repeats=repeats)["probe"] / self.length
 
 
@@ -57,19 +57,22 @@ def _add(count: int, length: int = 1) -> Probe:
     return Probe("Add", ((count,), (count,)), length=length)
 
 
-def calibrate(threads: int, *, repeats: int = 5, progress: Progress = lambda _: None) -> Rates:
-    """Measure the rates of the CPU provider with so many threads; takes some seconds.
+def calibrate(threads: int, *, provider: str = "cpu", repeats: int = 5, progress: Progress = lambda _: None) -> Rates:
+    """Measure the rates of a provider, `"cpu"` with so many threads or `"cuda"`; takes some seconds.
 
     Raises:
-        ExecutionError: ONNX Runtime is missing.
+        ExecutionError: ONNX Runtime or the provider is missing.
     """
+    node = 0.0
 
     def timed(what: str, probe: Probe) -> float:
         progress(what)
-        return probe.seconds(threads, repeats)
+        return max(probe.seconds(provider, threads, repeats) - node, 1e-9)
 
     node = timed("one kernel", _add(8, 200))
-    m, n, k = 1024, 1024, 1024
+    large = provider == "cuda"  # which small probes would leave idle
+    m = n = k = 4096 if large else 1024
+    images = 64 if large else 4
     product = timed("matrix products", Probe("MatMul", ((m, k), (k, n))))
     gemm = 2.0 * m * n * k * (1 + 8 / n + 8 / k) / product  # `small` is corrected for below
     rows, columns, batch = 16, 256, 64
@@ -82,13 +85,13 @@ def calibrate(threads: int, *, repeats: int = 5, progress: Progress = lambda _: 
     cached, memory = max(speeds.values()), speeds[3 * 4 * sizes[-1]]
     middle = math.sqrt(cached * memory)
     cache = next((float(b) for b, speed in speeds.items() if speed < middle and b > sizes[0] * 12), 12.0 * sizes[-1])
-    grid = (4, 64, 56, 56)
+    grid = (images, 64, 56, 56)
     strided = Probe("Slice", (grid,), ([0, 0], [56, 56], [2, 3], [2, 2]))
-    item = timed("single elements", strided) / (4 * 64 * 28 * 28)
-    padded = Probe("Pad", ((4, 512, 7, 7),), ([0, 0, 1, 1, 0, 0, 1, 1],))
-    run = timed("short rows", padded) / (4 * 512 * 9) / 1.2
+    item = timed("single elements", strided) / (images * 64 * 28 * 28)
+    padded = Probe("Pad", ((images, 512, 7, 7),), ([0, 0, 1, 1, 0, 0, 1, 1],))
+    run = timed("short rows", padded) / (images * 512 * 9) / 1.2
     attributes = (("group", 64), ("pads", [1, 1, 1, 1]))
-    depthwise = Probe("Conv", ((4, 64, 56, 56), (64, 1, 3, 3)), attributes=attributes)
-    tap = timed("depthwise convolutions", depthwise) / (4 * 64 * 56 * 56 * 9) / (1 + 100 / 56**2)
+    depthwise = Probe("Conv", (grid, (64, 1, 3, 3)), attributes=attributes)
+    tap = timed("depthwise convolutions", depthwise) / (images * 64 * 56 * 56 * 9) / (1 + 100 / 56**2)
     found = Rates(gemm, small, cached, memory, cache, node, item, run, tap)
     return Rates(**{name: float(f"{value:.4g}") for name, value in asdict(found).items()})

@@ -21,6 +21,8 @@ from onnx_convgrad.calibration import Store, key
 from onnx_convgrad.cost import TARGETS
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.figures import check_plot
+from onnx_convgrad.providers import PROVIDERS
+from onnx_convgrad.registry import check_names
 from onnx_convgrad.tables import Output, Table, ms_text, shape_text
 
 __all__ = ["calibration", "command", "need_model"]
@@ -82,15 +84,17 @@ _RATES = {
 }
 
 
-def calibration(out: Output, *, threads: int, json: bool) -> None:
-    """Measure the speeds of the CPU, store them, tell.
+def calibration(out: Output, *, provider: str, threads: int, json: bool) -> None:
+    """Measure the speeds of a provider, `"cpu"` or `"cuda"`, store them, tell.
 
     Raises:
-        ArgumentError: The cache folder cannot be written.
+        ArgumentError: Another provider, or a cache folder that cannot be written.
+        ExecutionError: The provider cannot run here.
     """
+    check_names([provider], list(PROVIDERS), "provider")
     with out.stages() as stage:
-        rates = calibrate(threads, progress=stage)
-    name = key("cpu", threads)
+        rates = calibrate(threads, provider=provider, progress=stage)
+    name = key(provider, threads)
     try:
         path = Store().write(name, rates)
     except OSError as problem:
@@ -101,7 +105,7 @@ def calibration(out: Output, *, threads: int, json: bool) -> None:
     if json:
         print(dumps({"key": name, "path": str(path), "rates": found}, indent=2))
         return
-    default = asdict(TARGETS["cpu"].rates)
+    default = asdict(TARGETS[provider].rates)
     rows = [
         [what, f"{found[rate] * scale:.3g}", f"{default[rate] * scale:.3g}", unit]
         for rate, (what, scale, unit) in _RATES.items()

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from onnx_convgrad.binding import Binding
 from onnx_convgrad.calibration import cores, processor
-from onnx_convgrad.errors import ExecutionError
-from onnx_convgrad.runtime import import_runtime
+from onnx_convgrad.runtime import Providers, session
 
 __all__ = ["Bound", "Run", "Side", "Turns", "calm", "interleave", "lap", "machine", "machine_text"]
 
@@ -109,28 +109,21 @@ def interleave(sides: Mapping[str, Side], *, repeats: int = 7) -> dict[str, floa
 class Bound:
     """A model on inputs that are bound once, called without arguments; the runtime reuses its memory from call to call."""
 
-    def __init__(self, model: bytes | str, feed: Mapping[str, np.ndarray], threads: int) -> None:
+    def __init__(
+        self, model: bytes | str, feed: Mapping[str, np.ndarray], threads: int, providers: Providers = "cpu"
+    ) -> None:
         """Load a model, from its bytes or its path; raises `ExecutionError` when the runtime is missing or refuses it."""
-        ort = import_runtime()
-        options = ort.SessionOptions()
-        options.intra_op_num_threads, options.log_severity_level = threads, 4
-        try:
-            self.session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        except Exception as problem:
-            raise ExecutionError(f"ONNX Runtime refused the model: {problem}") from problem
-        self.binding = self.session.io_binding()
-        for value in self.session.get_inputs():
-            self.binding.bind_ortvalue_input(value.name, ort.OrtValue.ortvalue_from_numpy(feed[value.name]))
-        for value in self.session.get_outputs():
-            self.binding.bind_output(value.name, "cpu")
+        self.session = session(model, providers=providers, options={"threads": threads, "memory_pattern": True})
+        self.binding = Binding(self.session)
+        self.binding.bind({value.name: feed[value.name] for value in self.session.get_inputs()})
+        self.binding.bind_results()
 
     def __call__(self) -> None:
-        self.session.run_with_iobinding(self.binding)
+        self.binding.run()
 
     def outputs(self) -> dict[str, np.ndarray]:
         """The results of the last call."""
-        names = [value.name for value in self.session.get_outputs()]
-        return dict(zip(names, self.binding.copy_outputs_to_cpu(), strict=True))
+        return {name: value.numpy() for name, value in self.binding.results().items()}
 
 
 # -- where it was measured ----------------------------------------------------------------------------------------------
