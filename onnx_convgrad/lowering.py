@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.chunks import counts, emit_in_chunks
 from onnx_convgrad.constants import is_constant
-from onnx_convgrad.cost import Target
+from onnx_convgrad.cost import Rates, Target
 from onnx_convgrad.emit import DOMAIN, Emitter
 from onnx_convgrad.errors import ArgumentError, LoweringError
 from onnx_convgrad.registry import Call, Decorator, F, check_names, load_rules
@@ -310,6 +310,15 @@ def _origin(node: ir.Node) -> str:
     return node.metadata_props.get("onnx_convgrad.origin", node.name or "")
 
 
+def _holding(candidate: Candidate, rates: Rates) -> float:
+    """What memory costs besides the time to fill it: half a pass over what the cache does not hold.
+
+    The runtime keeps the largest workspace of a graph from run to run, so a form that holds little wins where it is about
+    as fast.
+    """
+    return max(0.0, candidate.workspace - rates.cache) / rates.memory / 2
+
+
 def _lower_node(e: Emitter, node: ir.Node, target: Target, policy: Policy) -> Choice:
     call = Call(node)
     origin = _origin(node)
@@ -332,7 +341,7 @@ def _lower_node(e: Emitter, node: ir.Node, target: Target, policy: Policy) -> Ch
                 hint=f"Usable here: {', '.join(c.name for c in usable) or 'none'}.",
             )
     elif usable:
-        chosen = min(usable, key=lambda c: c.seconds or 0.0)
+        chosen = min(usable, key=lambda c: (c.seconds or 0.0) + _holding(c, target.rates))
     else:
         reasons = "; ".join(f"{c.name}: {c.reason}" for c in found)
         least = min((c.workspace for c in found if c.workspace), default=0)

@@ -75,3 +75,18 @@ def test_sizes_on_the_command_line(text: str | None, count: int | None) -> None:
 def test_bad_sizes_on_the_command_line(text: str) -> None:
     with pytest.raises(og.ArgumentError, match="is not a size"):
         options.size_in_bytes(text)
+
+
+def test_of_two_that_are_as_fast_the_one_that_holds_less_is_taken() -> None:
+    """A long 1-D convolution: patches by slices and by a one-hot convolution take about as long."""
+    node = helper.make_node("Conv", ["x", "w"], ["y"], name="conv", pads=[8, 8])
+    shapes = {"x": [16, 64, 4096], "w": [128, 64, 17], "y": [16, 128, 4096]}
+    values = {n: helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in shapes.items()}
+    graph = helper.make_graph([node], "g", [values["x"], values["w"]], [values["y"]])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    (row,) = [r for r in og.explain(model, wrt=["w"]).rows if r["operator"] == "ConvWeightGrad"]
+    found = {c["name"]: c for c in row["candidates"] if c["seconds"] is not None}
+    chosen = found[row["chosen"]]
+    close = [c for c in found.values() if c["seconds"] < 1.02 * chosen["seconds"]]
+    assert len(close) > 1
+    assert chosen["workspace"] == min(c["workspace"] for c in close)
