@@ -32,7 +32,13 @@ __all__ = [
     "RuleContractError",
     "UnknownShape",
     "UnsupportedCase",
+    "first_few",
 ]
+
+
+def first_few(names: Sequence[str]) -> str:
+    """The first five names, and how many more there are."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 class ConvGradError(Exception):

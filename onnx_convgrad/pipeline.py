@@ -17,18 +17,16 @@ from onnx_ir.passes import common
 from onnx_convgrad.calibration import calibrated
 from onnx_convgrad.cost import Target, target_named
 from onnx_convgrad.emit import Emitter, known
-from onnx_convgrad.errors import ArgumentError, ModelError
+from onnx_convgrad.errors import ArgumentError, ModelError, first_few
 from onnx_convgrad.forward import forward
 from onnx_convgrad.lowering import Choice, Choosing, Policy, check_choice, check_workspace, lower
 from onnx_convgrad.namespace import Namespace
 from onnx_convgrad.parameters import resolve_of, resolve_wrt
 from onnx_convgrad.passes.batch_statistics import share_statistics
 from onnx_convgrad.passes.canonicalize import InputShapes, canonicalize
-from onnx_convgrad.passes.covariance import normalize_by_covariance
-from onnx_convgrad.passes.gelu import fuse_gelu
 from onnx_convgrad.passes.provider_forms import fit_provider
 from onnx_convgrad.passes.recompute import Recomputation, mark_boundary, recompute_values
-from onnx_convgrad.passes.training import set_training
+from onnx_convgrad.passes.training import rewrite_for_training, set_training
 from onnx_convgrad.passes.verify import verify
 from onnx_convgrad.per_sample.walk import backward_per_sample, data_inputs
 from onnx_convgrad.registry import check_names
@@ -123,8 +121,7 @@ def build(
     updated = [(name, moved.get(v, v)) for name, v in running]
     primal = m.clone()
     if training and lowering != "exact":
-        fuse_gelu(graph, {*sources, *targets})
-        normalize_by_covariance(graph, machine, {*sources, *targets})
+        rewrite_for_training(graph, machine, {*sources, *targets})
     if mode in ("grad", "hvp"):
         _require_scalar(targets, mode)
     progress("differentiating")
@@ -195,8 +192,7 @@ def _name_unordered(graph: ir.Graph, target: str) -> None:
         ):
             found.append(node.name or "unnamed")
     if found:
-        listed = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
-        text = f"On {target} these nodes still add at repeated indices in no fixed order: {listed}."
+        text = f"On {target} these nodes still add at repeated indices in no fixed order: {first_few(found)}."
         warnings.warn(text, UserWarning, stacklevel=4)
 
 
@@ -285,9 +281,8 @@ class _Job:
         """One output per value, named `<name>_<suffix>`; zeros, and a warning, where nothing reaches it."""
         missing = [repr(v.name) for v in values if v not in reached]
         if missing:
-            listed = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
             what = "of wrt reaches" if suffix == "tangent" else "of `of` depends on"
-            warnings.warn(f"The derivative is zero: no member {what} {listed}.", UserWarning, stacklevel=5)
+            warnings.warn(f"The derivative is zero: no member {what} {first_few(missing)}.", UserWarning, stacklevel=5)
         emitted = set(self.e.emitted)
         taken: set[ir.Value] = set()
         outputs: dict[ir.Value, ir.Value] = {}

@@ -26,9 +26,8 @@ from onnx_convgrad.emit import Dim, Emitter
 from onnx_convgrad.geometry import ConvSpec
 from onnx_convgrad.lowering import Query, Requirement, lowering
 from onnx_convgrad.registry import Call
-from onnx_convgrad.rules.conv_depthwise import fixed_batch
 from onnx_convgrad.rules.conv_kernels import combined, depthwise, static_space
-from onnx_convgrad.rules.conv_shared import extend, not_empty, spatial_axes, x_dims, y_dims
+from onnx_convgrad.rules.conv_shared import extend, known_batch, not_empty, spatial_axes, x_dims, y_dims
 
 _MOST_ENTRIES = 2_000_000
 """Of the constant that makes the matrices, which is kept in the model."""
@@ -189,7 +188,7 @@ def bands_input_grad(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     return by_bands(e, dy, n["W"], spec, y_dims(e, dy, spec), x_dims(e, n["X_like"], spec), backward=True)
 
 
-@lowering("ConvWeightGrad", "bands", requires=[*BANDS, fixed_batch, small_matrices(backward=False)])
+@lowering("ConvWeightGrad", "bands", requires=[*BANDS, known_batch, small_matrices(backward=False)])
 def bands_weight_grad(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """Depthwise: products of all points of a band and of its window, of which each tap takes its own; for strides."""
     x, dy = n["X"], n["dY"]

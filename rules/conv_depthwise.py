@@ -21,7 +21,7 @@ from onnx_convgrad.emit import Dim, Emitter
 from onnx_convgrad.geometry import ConvSpec
 from onnx_convgrad.lowering import Query, lowering
 from onnx_convgrad.registry import Call
-from onnx_convgrad.rules.conv_shared import conv_kernel, extend, not_empty, unit_stride
+from onnx_convgrad.rules.conv_shared import conv_kernel, extend, known_batch, not_empty, static_sizes, unit_stride
 
 
 def depthwise(q: Query) -> str | None:
@@ -34,14 +34,6 @@ def one_feature(q: Query) -> str | None:
 
 def known_features(q: Query) -> str | None:
     return None if q.spec.features is not None else "the number of features is not known"
-
-
-def static_sizes(q: Query) -> str | None:
-    return None if q.spec.static else "a spatial size is not known while building"
-
-
-def fixed_batch(q: Query) -> str | None:
-    return None if q.spec.batch is not None else "the batch size is not known while building"
 
 
 def overlapping_windows(q: Query) -> str | None:
@@ -106,7 +98,7 @@ def _slide(e: Emitter, data: ir.Value, kernel: ir.Value, groups: int, features: 
 # -- unit stride: x as it lies in memory -------------------------------------------------------------------------------
 
 
-@lowering("ConvWeightGrad", "masked_windows", requires=[*_STATIC, one_feature, unit_stride, fixed_batch])
+@lowering("ConvWeightGrad", "masked_windows", requires=[*_STATIC, one_feature, unit_stride, known_batch])
 def masked_windows(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """Depthwise: one Conv per kernel column, with x as kernel and dy shifted, less what the shift would wrap around."""
     rows, *inner = _axes(spec)
@@ -156,7 +148,7 @@ def _unwrapped(
 # -- any stride: one copy of x per residue of the stride ---------------------------------------------------------------
 
 
-@lowering("ConvWeightGrad", "placed_windows", requires=[*_STATIC, fixed_batch])
+@lowering("ConvWeightGrad", "placed_windows", requires=[*_STATIC, known_batch])
 def placed_windows(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """Depthwise: one Conv per kernel column, over x padded and thinned by the stride, dy placed for the column."""
     rows, *inner = _axes(spec)

@@ -27,7 +27,15 @@ from onnx_convgrad.lowering import Query, Requirement, lowering, lowerings_of, s
 from onnx_convgrad.per_sample.batch import Batch
 from onnx_convgrad.registry import Call, Cotangents, expansion, per_sample, require
 from onnx_convgrad.rules.conv import Window, as_conv, grad_spec, padded_data, window
-from onnx_convgrad.rules.conv_shared import conv_kernel, gather, is_empty, known_channels, not_empty, static_kernel
+from onnx_convgrad.rules.conv_shared import (
+    conv_kernel,
+    gather,
+    is_empty,
+    known_batch,
+    known_channels,
+    not_empty,
+    static_kernel,
+)
 from onnx_convgrad.rules.conv_shared import window as spec_window
 from onnx_convgrad.rules.conv_weight_grad import im2col_gemm, one_hot_conv, sizes_of
 
@@ -132,10 +140,6 @@ def _as_groups(spec: ConvSpec) -> ConvSpec:
     return replace(spec, batch=1, channels=channels, features=features, groups=spec.groups * count)
 
 
-def known_batch(q: Query) -> str | None:
-    return None if q.spec.batch is not None else "the batch size is not known while building"
-
-
 def _as_groups_too(requirement: Requirement) -> Requirement:
     return lambda q: known_batch(q) or not_empty(q) or requirement(replace(q, spec=_as_groups(q.spec)))
 
@@ -166,8 +170,6 @@ def sample_zeros(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
 
 
 _declare_grouped("grouped_conv", "conv_swap")
-for _name in [name for name in lowerings_of("ConvWeightGrad") if "depthwise" in name]:
-    _declare_grouped(f"grouped_{_name}", _name)
 
 # -- squared norms -----------------------------------------------------------------------------------------------------
 
@@ -189,20 +191,21 @@ for _name in list(lowerings_of("ConvPerSampleGrad")):
 @lowering("ConvGradSquaredNorm", "gram", requires=[not_empty, conv_kernel, static_kernel, known_channels])
 def gram(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """Gram matrices of the patches and of dy over the points, multiplied and summed; for few points."""
-    batch, channels, features, y = sizes_of(e, n, spec)
-    points, rows = e.size_mul(*y), e.size_mul(channels, spec.taps or 1)
     seen = n["X"] if spec.pointwise else one_hot_conv(e, n["X"], spec.kernel, spec_window(spec), spec.channels or 1)
-    patches = e.reshape(seen, [batch, spec.groups, rows, points])
-    dy = e.reshape(n["dY"], [batch, spec.groups, features, points])
-    return _of_grams(e, e.matmul(e.swap_last(patches), patches), e.matmul(e.swap_last(dy), dy))
+    return _by_patches(e, n, seen, spec)
 
 
 @lowering("ConvGradSquaredNorm", "gram_gemm", requires=[not_empty, static_kernel])
 def gram_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """The same with patches by one strided Slice per tap; runs for every dtype."""
+    return _by_patches(e, n, gather(e, n["X"], sizes_of(e, n, spec)[3], spec), spec)
+
+
+def _by_patches(e: Emitter, n: Call, seen: ir.Value, spec: ConvSpec) -> ir.Value:
+    """The norms from all patches of x, listed as [N, C, K, *y]."""
     batch, channels, features, y = sizes_of(e, n, spec)
     points, rows = e.size_mul(*y), e.size_mul(channels, spec.taps or 1)
-    patches = e.reshape(gather(e, n["X"], y, spec), [batch, spec.groups, rows, points])
+    patches = e.reshape(seen, [batch, spec.groups, rows, points])
     dy = e.reshape(n["dY"], [batch, spec.groups, features, points])
     return _of_grams(e, e.matmul(e.swap_last(patches), patches), e.matmul(e.swap_last(dy), dy))
 

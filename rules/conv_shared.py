@@ -69,6 +69,14 @@ def batch_broadcasts(q: Query) -> str | None:
     return maybe_empty(q) if q.dtype in q.target.conv_dtypes else None
 
 
+def known_batch(q: Query) -> str | None:
+    return None if q.spec.batch is not None else "the batch size is not known while building"
+
+
+def static_sizes(q: Query) -> str | None:
+    return None if q.spec.static else "a spatial size is not known while building"
+
+
 def known_channels(q: Query) -> str | None:
     return None if q.spec.channels is not None else "the number of channels is not known"
 

@@ -16,8 +16,8 @@ import onnx_ir as ir
 
 from onnx_convgrad.emit import Dim, Emitter
 from onnx_convgrad.geometry import ConvSpec
-from onnx_convgrad.lowering import Query, lowering
-from onnx_convgrad.registry import Call
+from onnx_convgrad.lowering import Query, Requirement, lowering
+from onnx_convgrad.registry import Call, Decorator, F
 from onnx_convgrad.rules.conv import Window, conv, trim
 from onnx_convgrad.rules.conv_shared import (
     conv_kernel,
@@ -53,6 +53,20 @@ def several_samples(q: Query) -> str | None:
     if q.spec.batch == 1:
         return "there is one sample, whose points are one matrix already"
     return maybe_empty(q)  # ONNX Runtime leaves a batched product over no points unset
+
+
+# -- both of the sum and of each sample --------------------------------------------------------------------------------
+
+
+def of_samples(name: str, *, requires: Sequence[Requirement]) -> Decorator:
+    """Declare a lowering that multiplies matrices sample by sample: for their sum, and for each by itself."""
+
+    def decorate(function: F) -> F:
+        for op_type in ("ConvWeightGrad", "ConvPerSampleGrad"):
+            lowering(op_type, name, requires=requires)(function)
+        return function
+
+    return decorate
 
 
 # -- shared pieces -----------------------------------------------------------------------------------------------------
@@ -158,8 +172,7 @@ def _visited(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     return e.slice(n["X"], [0] * spec.rank, ends, spatial_axes(spec), spec.strides)
 
 
-@lowering("ConvPerSampleGrad", "pointwise", requires=[not_empty, one_tap, no_padding])
-@lowering("ConvWeightGrad", "pointwise", requires=[not_empty, one_tap, no_padding])
+@of_samples("pointwise", requires=[not_empty, one_tap, no_padding])
 def pointwise(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """1x1: one MatMul per sample and group over the points, and a sum over the batch."""
     return _from_patches(e, n, _visited(e, n, spec), spec)
@@ -219,15 +232,13 @@ def conv_swap(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     return e.transpose(full, [1, 0, *spatial])
 
 
-@lowering("ConvPerSampleGrad", "im2col_conv", requires=[not_empty, conv_kernel, static_kernel, known_channels])
-@lowering("ConvWeightGrad", "im2col_conv", requires=[not_empty, conv_kernel, static_kernel, known_channels])
+@of_samples("im2col_conv", requires=[not_empty, conv_kernel, static_kernel, known_channels])
 def im2col_conv(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """im2col as one depthwise Conv with one-hot kernels, then one MatMul per sample and group."""
     return _from_patches(e, n, one_hot_conv(e, n["X"], spec.kernel, window(spec), spec.channels or 1), spec)
 
 
-@lowering("ConvPerSampleGrad", "im2col_gemm", requires=[not_empty, static_kernel])
-@lowering("ConvWeightGrad", "im2col_gemm", requires=[not_empty, static_kernel])
+@of_samples("im2col_gemm", requires=[not_empty, static_kernel])
 def im2col_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """im2col by one strided Slice per tap, then one MatMul per sample and group; runs for every dtype."""
     return _from_patches(e, n, gather(e, n["X"], y_dims(e, n["dY"], spec)[2:], spec), spec)

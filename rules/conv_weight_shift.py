@@ -24,9 +24,10 @@ from onnx_convgrad.rules.conv_shared import (
     not_empty,
     spatial_axes,
     static_kernel,
+    static_sizes,
     tap_offsets,
 )
-from onnx_convgrad.rules.conv_weight_grad import contract, leading, one_hot_conv, shaped, sizes_of
+from onnx_convgrad.rules.conv_weight_grad import contract, leading, of_samples, one_hot_conv, shaped, sizes_of
 
 _MOST_TAPS = 64
 
@@ -49,10 +50,6 @@ def static_rows(q: Query) -> str | None:
     if None in (q.spec.x[0], q.spec.y[0]):
         return "the number of rows along the first axis is not known while building"
     return None
-
-
-def static_sizes(q: Query) -> str | None:
-    return None if q.spec.static else "a spatial size is not known while building"
 
 
 def one_group(q: Query) -> str | None:
@@ -95,13 +92,7 @@ def _inner_taps(spec: ConvSpec) -> int:
     return math.prod(k or 1 for k in spec.kernel[1:])
 
 
-@lowering(
-    "ConvPerSampleGrad",
-    "im2col_rows",
-    requires=[not_empty, conv_kernel, static_kernel, known_channels, several_axes, several_rows],
-)
-@lowering(
-    "ConvWeightGrad",
+@of_samples(
     "im2col_rows",
     requires=[not_empty, conv_kernel, static_kernel, known_channels, several_axes, several_rows],
 )
@@ -119,13 +110,7 @@ def im2col_rows(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     return shaped(e, n, contract(e, n, n["dY"], patches, batch, spec.groups, sizes))
 
 
-@lowering(
-    "ConvPerSampleGrad",
-    "row_shift",
-    requires=[not_empty, conv_kernel, static_kernel, known_channels, static_rows, several_rows, unit_row_stride],
-)
-@lowering(
-    "ConvWeightGrad",
+@of_samples(
     "row_shift",
     requires=[not_empty, conv_kernel, static_kernel, known_channels, static_rows, several_rows, unit_row_stride],
 )
@@ -156,13 +141,7 @@ def _nothing(e: Emitter, n: Call, shape: list[Dim]) -> ir.Value:
     return e.op("Expand", e.scalar(0, n["X"]), e.vector(shape))
 
 
-@lowering(
-    "ConvPerSampleGrad",
-    "split_shift",
-    requires=[not_empty, conv_kernel, static_kernel, known_channels, several_rows, unit_row_stride],
-)
-@lowering(
-    "ConvWeightGrad",
+@of_samples(
     "split_shift",
     requires=[not_empty, conv_kernel, static_kernel, known_channels, several_rows, unit_row_stride],
 )

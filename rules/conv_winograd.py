@@ -32,7 +32,15 @@ from onnx_convgrad.emit import Dim, Emitter
 from onnx_convgrad.geometry import ConvSpec
 from onnx_convgrad.lowering import Query, Requirement, lowering
 from onnx_convgrad.registry import Call
-from onnx_convgrad.rules.conv_shared import conv_kernel, not_empty, static_batch, unit_stride, x_dims, y_dims
+from onnx_convgrad.rules.conv_shared import (
+    conv_kernel,
+    not_empty,
+    static_batch,
+    static_sizes,
+    unit_stride,
+    x_dims,
+    y_dims,
+)
 
 POINTS = {
     1: (0.0,),
@@ -105,10 +113,6 @@ def matrices(outputs: int, taps: int) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
 def dense(q: Query) -> str | None:
     return None if q.spec.groups == 1 else f"the convolution has {q.spec.groups} groups"
-
-
-def static_sizes(q: Query) -> str | None:
-    return None if q.spec.static else "a spatial size is not known while building"
 
 
 def small_kernel(q: Query) -> str | None:

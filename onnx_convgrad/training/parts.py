@@ -11,9 +11,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.emit import Emitter
-from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.passes.covariance import normalize_by_covariance
-from onnx_convgrad.passes.gelu import fuse_gelu
+from onnx_convgrad.errors import ArgumentError, first_few
+from onnx_convgrad.passes.training import rewrite_for_training
 from onnx_convgrad.reverse import backward
 from onnx_convgrad.training import modes
 from onnx_convgrad.training.draft import Draft, empty
@@ -62,8 +61,8 @@ class Builder:
         if len(missing) == len(plan.parameters):
             raise ArgumentError("The loss does not depend on any of the parameters.")
         if missing:
-            listed = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
-            warnings.warn(f"Not trained, since the loss does not depend on it: {listed}.", UserWarning, stacklevel=4)
+            text = f"Not trained, since the loss does not depend on it: {first_few(missing)}."
+            warnings.warn(text, UserWarning, stacklevel=4)
             self.plan = replace(plan, parameters=tuple(n for n in plan.parameters if n in first.gradients))
             self.manifest = manifest(self.plan, options)
         self._first: Differentiated | None = first
@@ -159,8 +158,7 @@ class Builder:
             following = self._train_mode(draft)
             if plan.policy.choosing != "exact":
                 keep = {*draft.graph.outputs, *following.values(), *(draft.values[t.output or ""] for t in plan.terms)}
-                fuse_gelu(draft.graph, keep)
-                normalize_by_covariance(draft.graph, plan.machine, keep)
+                rewrite_for_training(draft.graph, plan.machine, keep)
         else:
             modes.inference_mode(draft.graph)
         draft.restart()
