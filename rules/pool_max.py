@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.emit import Dim, Emitter
+from onnx_convgrad.namespace import Namespace
 from onnx_convgrad.registry import Call, Cotangents, linear, vjp
 from onnx_convgrad.rules.pool import Pool, valid_taps
 
@@ -72,19 +73,11 @@ def _indices(e: Emitter, n: Call) -> ir.Value:
         node.resize_outputs(2)
     indices = node.outputs[1]
     if not indices.name:  # an unnamed optional result would be removed as unused
-        indices.name = _unused_name(e.graph, f"{n.y.name}_indices")
+        indices.name = Namespace.of_values(e.graph).claim(f"{n.y.name}_indices")
     indices.dtype = ir.DataType.INT64
     if indices.shape is None and n.y.shape is not None:
         indices.shape = n.y.shape
     return indices
-
-
-def _unused_name(graph: ir.Graph, name: str) -> str:
-    made = (v for node in graph for v in node.outputs)
-    taken = {v.name for v in (*graph.inputs, *graph.initializers.values(), *made)}
-    while name in taken:
-        name += "_"
-    return name
 
 
 def _may_be_empty(pool: Pool) -> bool:
