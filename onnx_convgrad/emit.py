@@ -66,7 +66,7 @@ class Emitter:
     """Adds operators to `graph`, at its end or before the node `anchor`.
 
     `op` is the general form; the named helpers fold trivial cases (adding 0, a Transpose that moves nothing) and take
-    Python numbers where ONNX wants constant tensors.
+    Python numbers where ONNX wants constant tensors. `samples` says that a batch of unknown size is never empty.
     """
 
     def __init__(
@@ -76,9 +76,11 @@ class Emitter:
         opsets: Mapping[str, int] | None = None,
         target: Target | None = None,
         joint: bool = False,
+        samples: bool = False,
     ) -> None:
         self.graph = graph
         self.joint = joint
+        self.samples = samples
         self.target = target or TARGETS["cpu"]
         self.anchor: ir.Node | None = None
         self.origin: str = ""

@@ -299,7 +299,7 @@ def lower(graph: ir.Graph, target: Target, policy: Policy | None = None) -> list
         check_names(list(choosing), sorted({*_LOWERINGS, *nodes.values(), *qualified}), "operator or node in lowering:")
     if not todo:
         return []
-    e = Emitter(graph, target=target)
+    e = Emitter(graph, target=target, samples=policy.training)
     choices = [_lower_node(e, node, target, policy) for node in todo]
     graph.remove(todo, safe=True)
     return choices

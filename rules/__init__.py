@@ -16,6 +16,7 @@ MODULES = (
     "linalg",
     "einsum",
     "conv",
+    "conv_batch",
     "conv_shared",
     "conv_kernels",
     "conv_input_grad",

@@ -23,11 +23,12 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.emit import Dim, Emitter
-from onnx_convgrad.geometry import ConvSpec
+from onnx_convgrad.geometry import HINT_BATCH, ConvSpec
 from onnx_convgrad.lowering import Query, Requirement, lowering
 from onnx_convgrad.registry import Call
+from onnx_convgrad.rules.conv_batch import settled
 from onnx_convgrad.rules.conv_kernels import combined, depthwise, static_space
-from onnx_convgrad.rules.conv_shared import extend, known_batch, not_empty, spatial_axes, x_dims, y_dims
+from onnx_convgrad.rules.conv_shared import extend, not_empty, spatial_axes, x_dims, y_dims
 
 _MOST_ENTRIES = 2_000_000
 """Of the constant that makes the matrices, which is kept in the model."""
@@ -92,7 +93,7 @@ def _choices(spec: ConvSpec, *, backward: bool) -> Iterator[tuple[float, Bands]]
     want = (spec.x if backward else spec.y)[0] or 1
     read, written = (math.prod(d or 1 for d in v[1:]) for v in ((spec.y, spec.x) if backward else (spec.x, spec.y)))
     height = spec.strides[0] if backward else 1
-    samples = spec.batch or 1
+    samples = HINT_BATCH if spec.batch is None else spec.batch
     for unit in range(1, -(-want // height) + 1):
         found = bands(spec, unit, backward=backward)
         if found is None:
@@ -188,7 +189,7 @@ def bands_input_grad(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     return by_bands(e, dy, n["W"], spec, y_dims(e, dy, spec), x_dims(e, n["X_like"], spec), backward=True)
 
 
-@lowering("ConvWeightGrad", "bands", requires=[*BANDS, known_batch, small_matrices(backward=False)])
+@lowering("ConvWeightGrad", "bands", requires=[*BANDS, small_matrices(backward=False)])
 def bands_weight_grad(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """Depthwise: products of all points of a band and of its window, of which each tap takes its own; for strides."""
     x, dy = n["X"], n["dY"]
@@ -203,4 +204,5 @@ def bands_weight_grad(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     dy = e.reshape(dy, [channels, e.size_mul(batch, cut.count), band])
     products = e.matmul(e.swap_last(dy), windows(e, x, x_dims(e, x, spec), cut))
     takes = e.const(maps.transpose(2, 1, 0).reshape(-1, taps), x.dtype)
-    return e.reshape_like(e.matmul(e.reshape(products, [channels, band * window]), takes), n["W_like"])
+    total = e.matmul(e.reshape(products, [channels, band * window]), takes)
+    return e.reshape_like(settled(e, total, batch), n["W_like"])

@@ -21,6 +21,7 @@ from onnx_convgrad.emit import Dim, Emitter
 from onnx_convgrad.geometry import ConvSpec
 from onnx_convgrad.lowering import Query, lowering
 from onnx_convgrad.registry import Call
+from onnx_convgrad.rules.conv_batch import filled, with_samples
 from onnx_convgrad.rules.conv_shared import conv_kernel, extend, known_batch, not_empty, static_sizes, unit_stride
 
 
@@ -240,8 +241,8 @@ def batch_windows(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     channels, features = spec.groups, spec.features or 0
     rows, *inner = axes
     x, dy = n["X"], n["dY"]
-    if spec.batch is None:  # a sample of zeros adds nothing, and a Conv refuses a kernel without elements
-        x, dy, batch = e.pad(x, [0], [1], [0]), e.pad(dy, [0], [1], [0]), e.size_add(batch, 1)
+    x, dy = (with_samples(e, v, [batch, *e.dims(v)[1:]]) for v in (x, dy))
+    batch = filled(e, batch)
     grid = [max(a.x, a.y * a.stride, a.x + a.begin, (a.y - 1) * a.stride + 1 + a.shift(a.kernel - 1)) for a in inner]
     pitches = _pitches([0, *grid])
     x = _samples_last(e, x, batch, channels * math.prod(a.x for a in axes))

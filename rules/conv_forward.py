@@ -8,8 +8,8 @@ from onnx_convgrad.emit import Dim, Emitter
 from onnx_convgrad.geometry import ConvSpec
 from onnx_convgrad.lowering import lowering
 from onnx_convgrad.registry import Call
+from onnx_convgrad.rules.conv_batch import product_of_samples
 from onnx_convgrad.rules.conv_shared import (
-    batch_broadcasts,
     conv_kernel,
     im2col,
     not_empty,
@@ -26,7 +26,7 @@ def conv_itself(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     return e.op("Conv", *n.inputs, **n.attributes())
 
 
-@lowering("Conv", "im2col_gemm", requires=[not_empty, static_kernel, batch_broadcasts])
+@lowering("Conv", "im2col_gemm", requires=[not_empty, static_kernel])
 def conv_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """The forward convolution as slices and one MatMul, for dtypes without a convolution kernel (float64 on the CPU)."""
     x, w, bias = n["X"], n["W"], n.get("B")
@@ -40,7 +40,8 @@ def conv_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     columns = im2col(e, x, y, spec)
     inner = e.size_mul(e.size_div(sizes[1], spec.groups), spec.taps or 1)
     matrix = e.reshape(w, [spec.groups, e.size_div(features, spec.groups), inner])
-    result = e.reshape(e.matmul(matrix, columns), [sizes[0], features, *y])
+    rows = [sizes[0], e.size_div(features, spec.groups), inner, e.size_mul(*y)]
+    result = e.reshape(product_of_samples(e, matrix, columns, rows, spec.groups), [sizes[0], features, *y])
     return result if bias is None else e.add(result, e.unsqueeze(bias, [1 + i for i in range(spec.rank)]))
 
 

@@ -14,11 +14,10 @@ from onnx_convgrad.emit import Dim, Emitter
 from onnx_convgrad.geometry import ConvSpec
 from onnx_convgrad.lowering import Query, lowering
 from onnx_convgrad.registry import Call
+from onnx_convgrad.rules.conv_batch import product_of_samples
 from onnx_convgrad.rules.conv_shared import (
-    batch_broadcasts,
     is_pointwise,
     not_empty,
-    static_batch,
     static_kernel,
     x_dims,
     y_dims,
@@ -63,10 +62,9 @@ def columns(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     dy, g = n["dY"], spec.groups
     batch, features, *y = y_dims(e, dy, spec)
     channels = x_dims(e, n["X_like"], spec)[1]
-    rows: list[Dim] = [features] if g == 1 else [g, e.size_div(features, g)]
-    points = e.size_mul(*y)
-    product = e.matmul(tap_rows(e, n["W"], channels, features, spec), e.reshape(dy, [batch, *rows, points]))
-    return e.reshape(product, [batch, e.size_mul(channels, spec.taps or 1), points])
+    rows = e.size_mul(e.size_div(channels, g), spec.taps or 1)
+    sizes = [batch, rows, e.size_div(features, g), e.size_mul(*y)]
+    return product_of_samples(e, tap_rows(e, n["W"], channels, features, spec), dy, sizes, g)
 
 
 def folded_columns(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
@@ -93,13 +91,13 @@ def add_up(e: Emitter, product: ir.Value, n: Call, spec: ConvSpec) -> ir.Value:
 # -- the lowerings -----------------------------------------------------------------------------------------------------
 
 
-@lowering("ConvInputGrad", "pointwise", requires=[not_empty, is_pointwise, batch_broadcasts])
+@lowering("ConvInputGrad", "pointwise", requires=[not_empty, is_pointwise])
 def pointwise(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """1x1: one MatMul per sample and group."""
     return e.reshape(columns(e, n, spec), x_dims(e, n["X_like"], spec))
 
 
-FOLDED = [not_empty, static_batch, several_samples]
+FOLDED = [not_empty, several_samples]
 
 
 @lowering("ConvInputGrad", "folded_gemm", requires=[*FOLDED, is_pointwise])
@@ -111,7 +109,7 @@ def folded_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
 COL2IM = [not_empty, has_col2im, static_kernel, col2im_geometry]
 
 
-@lowering("ConvInputGrad", "col2im", requires=[*COL2IM, batch_broadcasts])
+@lowering("ConvInputGrad", "col2im", requires=COL2IM)
 def col2im(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """One MatMul per sample to columns, and Col2Im."""
     return add_up(e, columns(e, n, spec), n, spec)

@@ -13,7 +13,6 @@ from onnx_convgrad.registry import Call
 from onnx_convgrad.rules.conv import Window
 from onnx_convgrad.rules.conv_kernels import back_padding, plain_conv, turned
 from onnx_convgrad.rules.conv_shared import (
-    batch_broadcasts,
     conv_kernel,
     is_empty,
     not_empty,
@@ -81,7 +80,7 @@ def flipped_conv(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     return plain_conv(e, n["dY"], turned(e, n["W"], spec), win)
 
 
-@lowering("ConvInputGrad", "col2im_gemm", requires=[not_empty, static_kernel, batch_broadcasts])
+@lowering("ConvInputGrad", "col2im_gemm", requires=[not_empty, static_kernel])
 def col2im_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """One MatMul to columns, each tap spread by the stride and added in place; runs for every dtype."""
     return scatter(e, n["dY"], n["W"], x_dims(e, n["X_like"], spec)[1:], spec)

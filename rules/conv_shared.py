@@ -14,6 +14,7 @@ from onnx_convgrad.emit import Dim, Emitter
 from onnx_convgrad.geometry import ConvSpec
 from onnx_convgrad.lowering import Query
 from onnx_convgrad.rules.conv import Window
+from onnx_convgrad.rules.conv_batch import product_of_samples
 
 # -- requirements ------------------------------------------------------------------------------------------------------
 
@@ -50,23 +51,6 @@ def is_empty(q: Query) -> str | None:
 
 def empty(spec: ConvSpec) -> bool:
     return 0 in (spec.batch, spec.channels, spec.features, *spec.x, *spec.y)
-
-
-def static_batch(q: Query) -> str | None:
-    """The batch becomes a channel count here, and may be empty: padding it costs a copy, so only the last resort does."""
-    return None if q.spec.taps is None else maybe_empty(q)
-
-
-def maybe_empty(q: Query) -> str | None:
-    """The reason against what an empty batch breaks, where the batch may be empty."""
-    if q.spec.batch is not None or q.training:
-        return None
-    return "the batch size is not known and may be zero"
-
-
-def batch_broadcasts(q: Query) -> str | None:
-    """ONNX Runtime refuses to broadcast a matrix against an empty batch; a dtype without convolutions has no choice."""
-    return maybe_empty(q) if q.dtype in q.target.conv_dtypes else None
 
 
 def known_batch(q: Query) -> str | None:
@@ -111,16 +95,14 @@ def extend(e: Emitter, v: ir.Value, shape: Sequence[Dim], axis: int, before: int
     By a Concat where it can be, which copies on every thread; Pad copies on one.
     """
     v = e.reshape(v, shape)
-    static = [d for d in shape if isinstance(d, int)]
-    if len(static) < len(shape):
-        return e.pad(v, [before], [after], [axis])
+    size = shape[axis]
 
     def zeros(count: int) -> list[ir.Value]:
-        block = e.ints([*static[:axis], count, *static[axis + 1 :]])
+        block = e.vector([*shape[:axis], count, *shape[axis + 1 :]])
         return [e.op("Expand", e.scalar(0, v), block)] if count else []
 
-    if min(before, after) <= -static[axis]:
-        return zeros(static[axis] + before + after)[0]
+    if isinstance(size, int) and min(before, after) <= -size:
+        return zeros(size + before + after)[0]
     if min(before, after) < 0:
         return e.pad(v, [before], [after], [axis])
     return e.concat([*zeros(before), v, *zeros(after)], axis)
@@ -153,19 +135,14 @@ def im2col(e: Emitter, x: ir.Value, y: list[Dim], spec: ConvSpec) -> ir.Value:
     return e.reshape(gather(e, x, y, spec), [n, spec.groups, rows, points])
 
 
-def per_group(e: Emitter, dy: ir.Value, spec: ConvSpec) -> ir.Value:
-    """The output gradient as matrices, [N, g, Og, P]."""
-    n, o, *y = y_dims(e, dy, spec)
-    return e.reshape(dy, [n, spec.groups, e.size_div(o, spec.groups), e.size_mul(*y)])
-
-
 def scatter(e: Emitter, dy: ir.Value, w: ir.Value, size: list[Dim], spec: ConvSpec) -> ir.Value:
     """The data gradient of channels and spatial sizes `size` by MatMul and shifted sums."""
     channels, *x = size
     batch, o, *y = y_dims(e, dy, spec)
     per, inner, taps = e.size_div(o, spec.groups), e.size_div(channels, spec.groups), spec.taps or 1
     matrix = e.transpose(e.reshape(w, [spec.groups, per, e.size_mul(inner, taps)]), [0, 2, 1])
-    columns = e.reshape(e.matmul(matrix, per_group(e, dy, spec)), [batch, channels, taps, *y])
+    sizes = [batch, e.size_mul(inner, taps), per, e.size_mul(*y)]
+    columns = e.reshape(product_of_samples(e, matrix, dy, sizes, spec.groups), [batch, channels, taps, *y])
     total: ir.Value | None = None
     for index, tap in enumerate(tap_offsets(spec)):
         part = e.squeeze(e.slice(columns, [index], [index + 1], [2]), [2]) if taps > 1 else e.squeeze(columns, [2])

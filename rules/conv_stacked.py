@@ -16,17 +16,18 @@ from onnx_convgrad.geometry import ConvSpec
 from onnx_convgrad.lowering import Query, lowering
 from onnx_convgrad.registry import Call
 from onnx_convgrad.rules.conv import Window
+from onnx_convgrad.rules.conv_batch import cut_samples, with_samples
 from onnx_convgrad.rules.conv_kernels import back_padding, plain_conv, turned
 from onnx_convgrad.rules.conv_shared import (
     conv_kernel,
     not_empty,
     spatial_axes,
-    static_batch,
     static_groups,
     static_kernel,
     unit_stride,
     window,
     x_dims,
+    y_dims,
 )
 
 # -- requirements ------------------------------------------------------------------------------------------------------
@@ -51,28 +52,33 @@ def unpadded_point(q: Query) -> str | None:
 # -- the batch as a spatial axis ---------------------------------------------------------------------------------------
 
 
-def stacked(e: Emitter, x: ir.Value, w: ir.Value, win: Window, bias: ir.Value | None = None) -> ir.Value:
-    """The convolution of x, with the samples along an additional axis."""
+def stacked(
+    e: Emitter, x: ir.Value, size: list[Dim], w: ir.Value, win: Window, bias: ir.Value | None = None
+) -> ir.Value:
+    """The convolution of x [*size], with the samples along an additional axis."""
     swap = [1, 0, *range(2, 2 + win.rank)]
-    x, w = e.unsqueeze(e.transpose(x, swap), [0]), e.unsqueeze(w, [2])
+    x, w = e.unsqueeze(e.transpose(with_samples(e, x, size), swap), [0]), e.unsqueeze(w, [2])
     flat = Window((1, *win.strides), (1, *win.dilations), (0, *win.begin), (0, *win.end), win.group)
-    return e.transpose(e.squeeze(plain_conv(e, x, w, flat, bias), [0]), swap)
+    result = e.squeeze(plain_conv(e, x, w, flat, bias), [0])
+    return e.transpose(cut_samples(e, result, size[0], 1), swap)
 
 
-STACKED = [not_empty, conv_kernel, free_axis, static_batch, several_samples, static_kernel, several_taps]
+STACKED = [not_empty, conv_kernel, free_axis, several_samples, static_kernel, several_taps]
 
 
 @lowering("Conv", "stacked_conv", requires=STACKED)
 def stacked_forward(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """One Conv over samples and space, for small images with many channels."""
-    return stacked(e, n["X"], n["W"], window(spec), n.get("B"))
+    x = n["X"]
+    return stacked(e, x, x_dims(e, x, spec), n["W"], window(spec), n.get("B"))
 
 
 @lowering("ConvInputGrad", "stacked_conv", requires=[*STACKED, unit_stride, static_groups])
 def stacked_input_grad(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """`flipped_conv` over samples and space, for small images with many channels."""
     win = Window((1,) * spec.rank, spec.dilations, *back_padding(spec), spec.groups)
-    return stacked(e, n["dY"], turned(e, n["W"], spec), win)
+    dy = n["dY"]
+    return stacked(e, dy, y_dims(e, dy, spec), turned(e, n["W"], spec), win)
 
 
 # -- the batch as columns ----------------------------------------------------------------------------------------------
@@ -85,7 +91,7 @@ def columns_of(e: Emitter, v: ir.Value, batch: Dim, channels: Dim, points: Dim, 
     return e.reshape(v, [*lead, e.size_mul(batch, points)])
 
 
-@lowering("Conv", "folded_gemm", requires=[not_empty, static_batch, several_samples, static_kernel, unpadded_point])
+@lowering("Conv", "folded_gemm", requires=[not_empty, several_samples, static_kernel, unpadded_point])
 def folded_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """1x1: one MatMul for the whole batch."""
     x, w, bias = n["X"], n["W"], n.get("B")

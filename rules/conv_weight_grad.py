@@ -19,16 +19,15 @@ from onnx_convgrad.geometry import ConvSpec
 from onnx_convgrad.lowering import Query, Requirement, lowering
 from onnx_convgrad.registry import Call, Decorator, F
 from onnx_convgrad.rules.conv import Window, conv, trim
+from onnx_convgrad.rules.conv_batch import filled, settled, with_samples
 from onnx_convgrad.rules.conv_shared import (
     conv_kernel,
     dims,
     gather,
     is_empty,
     known_channels,
-    maybe_empty,
     not_empty,
     spatial_axes,
-    static_batch,
     static_kernel,
     window,
     x_dims,
@@ -50,9 +49,7 @@ def no_padding(q: Query) -> str | None:
 
 
 def several_samples(q: Query) -> str | None:
-    if q.spec.batch == 1:
-        return "there is one sample, whose points are one matrix already"
-    return maybe_empty(q)  # ONNX Runtime leaves a batched product over no points unset
+    return "there is one sample, whose points are one matrix already" if q.spec.batch == 1 else None
 
 
 # -- both of the sum and of each sample --------------------------------------------------------------------------------
@@ -189,6 +186,8 @@ def pointwise_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
 
     columns, dy = merged(_visited(e, n, spec), channels), merged(n["dY"], features)
     total = contract(e, n, dy, columns, 1, spec.groups, (features, channels, e.size_mul(batch, points)))
+    if spec.groups > 1:
+        total = settled(e, total, batch)
     return e.reshape_like(total, n["W_like"])
 
 
@@ -203,23 +202,22 @@ def window_of_usual_size(q: Query) -> str | None:
 @lowering(
     "ConvWeightGrad",
     "conv_swap",
-    requires=[not_empty, conv_kernel, static_batch, window_of_usual_size],
+    requires=[not_empty, conv_kernel, window_of_usual_size],
 )
 def conv_swap(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """Batch and channels trade places, so do stride and dilation; then narrow (PyTorch's double backward)."""
     x, dy, like = n["X"], n["dY"], n["W_like"]
-    batch, channels = x_dims(e, x, spec)[:2]
+    batch, channels, *size = x_dims(e, x, spec)
+    x = with_samples(e, x, [batch, channels, *size])  # ONNX Runtime never returns from a Conv over no channels
+    dy = with_samples(e, dy, [batch, *y_dims(e, dy, spec)[1:]])
+    batch = filled(e, batch)
     x, win = trim(e, x, window(spec))
-    if (
-        spec.batch is None
-    ):  # a sample of zeros adds nothing, and ONNX Runtime never returns from a Conv over no channels
-        x, dy, batch = e.pad(x, [0], [1], [0]), e.pad(dy, [0], [1], [0]), e.size_add(batch, 1)
     g = spec.groups
     spatial = list(range(2, 2 + spec.rank))
     if g == 1:
         x = e.transpose(x, [1, 0, *spatial])
     else:
-        size: list[Dim] = [e.dim(x, a) for a in spatial]
+        size = [e.dim(x, a) for a in spatial]
         inner = e.size_div(channels, g)
         x = e.reshape(x, [batch, g, inner, *size])
         x = e.transpose(x, [2, 1, 0, *(a + 1 for a in spatial)])

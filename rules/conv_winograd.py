@@ -32,10 +32,10 @@ from onnx_convgrad.emit import Dim, Emitter
 from onnx_convgrad.geometry import ConvSpec
 from onnx_convgrad.lowering import Query, Requirement, lowering
 from onnx_convgrad.registry import Call
+from onnx_convgrad.rules.conv_batch import filled, may_be_empty, with_samples
 from onnx_convgrad.rules.conv_shared import (
     conv_kernel,
     not_empty,
-    static_batch,
     static_sizes,
     unit_stride,
     x_dims,
@@ -149,7 +149,6 @@ REQUIRES = [
     unit_stride,
     dense,
     static_sizes,
-    static_batch,
     small_kernel,
     rows_remain,
 ]
@@ -200,8 +199,8 @@ def to_points(
 
 def from_points(e: Emitter, v: ir.Value, size: list[Dim], axes: list[Axis], kernels: list[np.ndarray]) -> ir.Value:
     """Multiply each axis of [points, tiles N, C] by its matrix [tile, points] and put the tiles together: [N, C, *size]."""
-    n, c, *spatial = size
-    rank = len(axes)
+    samples, c, *spatial = size
+    n, rank = filled(e, samples), len(axes)
     counts = [number for axis in axes for number in (axis.count, axis.dilation)]
     behind: Dim = e.size_mul(*counts, n, c)
     points = math.prod(kernel.shape[1] for kernel in kernels)
@@ -215,7 +214,8 @@ def from_points(e: Emitter, v: ir.Value, size: list[Dim], axes: list[Axis], kern
     order = [i for k in range(rank) for i in (rank + 2 * k, k, rank + 2 * k + 1)]  # tile, row of it, phase
     v = e.transpose(v, [*order, 3 * rank])
     v = e.reshape(v, [*(axis.outputs for axis in axes), n, c])
-    v = e.slice(v, [0] * rank, spatial, range(rank))
+    kept = [*spatial, samples] if may_be_empty(e, samples) else spatial  # in one Slice
+    v = e.slice(v, [0] * len(kept), kept, range(len(kept)))
     return e.transpose(v, [rank, rank + 1, *range(rank)])
 
 
@@ -236,7 +236,8 @@ def forward(e: Emitter, n: Call, spec: ConvSpec, most: int) -> ir.Value:
     features: Dim = spec.features if spec.features is not None else e.dim(w, 0)
     axes = _axes(spec, spec.y, most)
     a, g, b = zip(*(matrices(axis.tile, axis.taps) for axis in axes), strict=True)
-    tiles = to_points(e, x, [batch, channels, *rows], axes, list(b), spec.begin)
+    x = with_samples(e, x, [batch, channels, *rows])
+    tiles = to_points(e, x, [filled(e, batch), channels, *rows], axes, list(b), spec.begin)
     weight = weight_to_points(e, w, [features, channels], list(g))
     y = e.matmul(tiles, e.swap_last(weight))
     result = from_points(e, y, [batch, features, *(size or 0 for size in spec.y)], axes, list(a))
@@ -251,7 +252,8 @@ def input_grad(e: Emitter, n: Call, spec: ConvSpec, most: int) -> ir.Value:
     axes = _axes(spec, spec.x, most)
     a, g, b = zip(*(matrices(axis.tile, axis.taps) for axis in axes), strict=True)
     begin = [axis.dilation * (axis.taps - 1) - low for axis, low in zip(axes, spec.begin, strict=True)]
-    tiles = to_points(e, dy, [batch, features, *rows], axes, list(b), begin)
+    dy = with_samples(e, dy, [batch, features, *rows])
+    tiles = to_points(e, dy, [filled(e, batch), features, *rows], axes, list(b), begin)
     weight = weight_to_points(e, w, [features, channels], [m[:, ::-1] for m in g])
     return from_points(e, e.matmul(tiles, weight), [batch, channels, *size], axes, list(a))
 
@@ -260,6 +262,8 @@ def weight_grad(e: Emitter, n: Call, spec: ConvSpec, most: int) -> ir.Value:
     """F(k, m): each tile of dY is a kernel of m taps, the weight's gradient has k outputs; summed over the tiles."""
     x, dy = n["X"], n["dY"]
     x_size, y_size = x_dims(e, x, spec), y_dims(e, dy, spec)
+    x, dy = with_samples(e, x, x_size), with_samples(e, dy, y_size)
+    x_size[0] = y_size[0] = filled(e, x_size[0])
     axes = _axes(spec, spec.y, most)
     a, g, b = zip(*(matrices(axis.taps, axis.tile) for axis in axes), strict=True)
     # Unlike the tiles of the forward pass to the runtime, which would else keep those, larger than x, until now.

@@ -82,15 +82,16 @@ def _spans(g: dict) -> list[int]:
     return [d * (k - 1) + 1 for k, d in zip(g["kernel"], g["dilations"], strict=True)]
 
 
-def _training_check(g: dict, arrays: dict[str, np.ndarray], choices: list, **attributes: object) -> None:
-    """In training a batch of unknown size has samples, which lets more lowerings in."""
+def _unknown_batch_check(
+    g: dict, arrays: dict[str, np.ndarray], choices: list, *, training: bool, **attributes: object
+) -> None:
     model = _model("Conv", arrays, "batch", **attributes)
     y = run(model, arrays)["y"]
     seed = np.random.default_rng(1).standard_normal(y.shape).astype(np.float32)
     want = _oracle("Conv", arrays, g, seed)
     for choice in choices:
         try:
-            augmented = og.augment(model, wrt=["x", "w", "b"], lowering=choice, training=True)
+            augmented = og.augment(model, wrt=["x", "w", "b"], lowering=choice, training=training)
         except og.LoweringError:
             assert choice != "auto"
             continue
@@ -204,7 +205,16 @@ def test_conv_with_an_unknown_batch_in_training(g: dict) -> None:
     arrays = _arrays(g, transposed=False)
     choices = [*FORCED, *({"Conv": name} for name in lowerings()["Conv"])]
     pads = [*g["begin"], *g["end"]]
-    _training_check(g, arrays, choices, strides=g["strides"], dilations=g["dilations"], pads=pads, group=g["groups"])
+    attributes = {"strides": g["strides"], "dilations": g["dilations"], "pads": pads, "group": g["groups"]}
+    _unknown_batch_check(g, arrays, choices, training=True, **attributes)
+
+
+@settings(SETTINGS, max_examples=30 if QUICK else SETTINGS.max_examples)
+@given(geometry())
+def test_conv_with_an_unknown_batch_that_may_be_empty(g: dict) -> None:
+    pads = [*g["begin"], *g["end"]]
+    attributes = {"strides": g["strides"], "dilations": g["dilations"], "pads": pads, "group": g["groups"]}
+    _unknown_batch_check(g, _arrays(g, transposed=False), FORCED, training=False, **attributes)
 
 
 @SETTINGS

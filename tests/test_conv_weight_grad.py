@@ -166,9 +166,3 @@ def test_negative_padding(name: str) -> None:
 def test_refusals(name: str, layer: Layer, reason: str) -> None:
     with pytest.raises(og.LoweringError, match=reason):
         og.vjp(_model(layer), wrt="w", lowering={"ConvWeightGrad": name})
-
-
-def test_a_batch_that_may_be_empty_is_never_merged() -> None:
-    """ONNX Runtime leaves the result of a batched product over no points unset."""
-    with pytest.raises(og.LoweringError, match="the batch size is not known"):
-        og.vjp(_model(POINTS, batch="N"), wrt="w", lowering={"ConvWeightGrad": "pointwise_gemm"})
