@@ -67,7 +67,7 @@ def _matmul(node: ir.Node, rates: Rates) -> float:
         n = b[0] if node.attributes.get("transB") else b[1]
     packed = 0.5 * rates.item * math.prod(a) if folds(node.inputs[0]) else 0.0
     batch = math.prod(out[:-2])
-    return max(_gemm(rates, m, n, k, batch) + packed, _traffic(node, rates)) + 15 * rates.run * (batch - 1)
+    return max(_gemm(rates, m, n, k, batch) + packed, _traffic(node, rates)) + 9 * rates.run * (batch - 1)
 
 
 def folds(value: ir.Value | None) -> bool:
@@ -174,14 +174,22 @@ def _transpose(node: ir.Node, rates: Rates) -> float:
     return max(_traffic(node, rates, times=1.5), size * 0.4 * rates.item + matrices * 50 * rates.run * (lead > 0))
 
 
+def _thins_rows(node: ir.Node, rank: int) -> bool:
+    """Whether a Slice leaves out elements of the rows that it takes, so that they are moved one at a time."""
+    axes, steps = (constant_of(v) for v in (*node.inputs[3:5], *[None] * (5 - len(node.inputs))))
+    if steps is None:
+        return False
+    where = range(len(steps)) if axes is None else axes
+    return any(int(a) % rank == rank - 1 and abs(int(s)) != 1 for a, s in zip(where, steps, strict=True))
+
+
 def _slice(node: ir.Node, rates: Rates) -> float:
     shape, out = shape_of(node.inputs[0]), shape_of(node.outputs[0])
-    steps = constant_of(node.inputs[4]) if len(node.inputs) > 4 else None
-    strided = steps is not None and any(abs(int(s)) != 1 for s in steps)
     moved = 4.0 * math.prod(out) * 2
     share = moved / max(1, value_bytes(node.inputs[0]) + value_bytes(node.outputs[0]))
-    if strided:
-        return max(_traffic(node, rates), math.prod(out) * rates.item)
+    if _thins_rows(node, len(shape)):
+        rows = math.prod(out[:-1])
+        return max(_traffic(node, rates), math.prod(out) * rates.item + rows * 0.5 * rates.run)
     run = 1
     for axis in reversed(range(len(out))):
         run *= out[axis]
@@ -199,6 +207,14 @@ def _rows(node: ir.Node, rates: Rates) -> float:
         rows = math.prod(out[:axis]) * len(node.inputs)
         return _traffic(node, rates) + rows * 0.05 * rates.run
     return max(_traffic(node, rates), math.prod(out[:-1]) * 1.2 * rates.run)
+
+
+def _gather(node: ir.Node, rates: Rates) -> float:
+    """Whole rows are copied, one call each."""
+    out, axis = shape_of(node.outputs[0]), node.attributes.get("axis")
+    at = (axis.as_int() if axis else 0) % max(1, len(shape_of(node.inputs[0])))
+    row = math.prod(shape_of(node.inputs[0])[at + 1 :])
+    return _traffic(node, rates) + math.prod(out) / max(row, 1) * 0.4 * rates.run
 
 
 def _reduce(node: ir.Node, rates: Rates) -> float:
@@ -229,10 +245,11 @@ _MODELS: dict[str, Callable[[ir.Node, Rates], float]] = {
     "Concat": _rows,
     "ReduceSum": _reduce,
     "ReduceMean": _reduce,
+    "ReduceSumSquare": _items(0.4),
     "SpaceToDepth": _items(0.6),
     "DepthToSpace": _items(2.0),
     "Where": _items(0.5),
-    "Gather": _items(0.5),
+    "Gather": _gather,
     "GatherElements": _items(2.0),
     "ScatterElements": _items(8.0),
     "ScatterND": _items(8.0),

@@ -26,6 +26,7 @@ from onnx_convgrad.geometry import HINT_BATCH, HINT_CHANNELS, HINT_SIZE, ConvSpe
 from onnx_convgrad.lowering import Query, Requirement, lowering, lowerings_of, spec_builder
 from onnx_convgrad.per_sample.batch import Batch
 from onnx_convgrad.registry import Call, Cotangents, expansion, per_sample, require
+from onnx_convgrad.rules import conv_bands, conv_depthwise  # noqa: F401 - some of their forms are declared here too
 from onnx_convgrad.rules.conv import Window, as_conv, grad_spec, padded_data, window
 from onnx_convgrad.rules.conv_shared import (
     conv_kernel,
@@ -37,7 +38,7 @@ from onnx_convgrad.rules.conv_shared import (
     static_kernel,
 )
 from onnx_convgrad.rules.conv_shared import window as spec_window
-from onnx_convgrad.rules.conv_weight_grad import im2col_gemm, one_hot_conv, sizes_of
+from onnx_convgrad.rules.conv_weight_grad import im2col_gemm, one_hot_conv, sizes_of, squares
 
 # -- rules -------------------------------------------------------------------------------------------------------------
 
@@ -110,14 +111,6 @@ def product_squared_norm(e: Emitter, n: Call) -> ir.Value:
     return squares(e, e.matmul(n["A"], n["B"]))
 
 
-def squares(e: Emitter, value: ir.Value) -> ir.Value:
-    """The sum of the squares of each sample, in at least single precision."""
-    if value.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
-        value = e.cast(value, ir.DataType.FLOAT)
-    flat = e.reshape(value, [e.dim(value, 0), e.size_mul(1, *e.dims(value)[1:])])
-    return e.reduce("ReduceSumSquare", flat, [1], keepdims=False)
-
-
 # -- the samples as groups ---------------------------------------------------------------------------------------------
 
 
@@ -144,7 +137,9 @@ def _as_groups_too(requirement: Requirement) -> Requirement:
     return lambda q: known_batch(q) or not_empty(q) or requirement(replace(q, spec=_as_groups(q.spec)))
 
 
-def _declare_grouped(name: str, source: str) -> None:
+def _declare_grouped(source: str) -> None:
+    """Declare a form of the weight gradient for the samples as groups, and for the squares of what it gives."""
+    name = "grouped_conv" if source == "conv_swap" else f"grouped_{source}"
     entry = lowerings_of("ConvWeightGrad")[source]
 
     def grouped(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
@@ -158,9 +153,18 @@ def _declare_grouped(name: str, source: str) -> None:
             stand_in.replace_input_with(position, None)
         return e.reshape(total, [count, *e.dims(n["W_like"])])
 
+    def squared(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+        return squares(e, grouped(e, n, spec))
+
     grouped.__doc__ = f"The samples as groups of one convolution, then `{source}`: {entry.summary}"
+    squared.__doc__ = f"The gradients by `{name}`, squared and summed."
     requires = [_as_groups_too(r) for r in entry.requires]
     lowering("ConvPerSampleGrad", name, requires=requires, exact=entry.exact)(grouped)
+    lowering("ConvGradSquaredNorm", f"{name}_squares", requires=requires, exact=entry.exact)(squared)
+
+
+for _source in ("conv_swap", "masked_windows", "placed_windows", "batch_windows", "bands"):
+    _declare_grouped(_source)
 
 
 @lowering("ConvPerSampleGrad", "zeros", requires=[is_empty])
@@ -169,23 +173,13 @@ def sample_zeros(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     return e.op("Expand", e.scalar(0, n["X"]), e.vector([e.dim(n["X"], 0), *e.dims(n["W_like"])]))
 
 
-_declare_grouped("grouped_conv", "conv_swap")
+@lowering("ConvGradSquaredNorm", "zeros", requires=[is_empty])
+def norm_zeros(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+    """An empty batch or image: so are the norms."""
+    return e.op("Expand", e.scalar(0, None), e.vector([e.dim(n["X"], 0)]))
+
 
 # -- squared norms -----------------------------------------------------------------------------------------------------
-
-
-def _declare_squares(name: str) -> None:
-    entry = lowerings_of("ConvPerSampleGrad")[name]
-
-    def squared(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
-        return squares(e, entry.emit(e, n, spec))
-
-    squared.__doc__ = f"The gradients by `{name}`, squared and summed."
-    lowering("ConvGradSquaredNorm", f"{name}_squares", requires=entry.requires, exact=entry.exact)(squared)
-
-
-for _name in list(lowerings_of("ConvPerSampleGrad")):
-    _declare_squares(_name)
 
 
 @lowering("ConvGradSquaredNorm", "gram", requires=[not_empty, conv_kernel, static_kernel, known_channels])

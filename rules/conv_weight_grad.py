@@ -52,15 +52,20 @@ def several_samples(q: Query) -> str | None:
     return "there is one sample, whose points are one matrix already" if q.spec.batch == 1 else None
 
 
-# -- both of the sum and of each sample --------------------------------------------------------------------------------
+# -- of the sum, of each sample, and the norm of each -------------------------------------------------------------------
 
 
 def of_samples(name: str, *, requires: Sequence[Requirement]) -> Decorator:
-    """Declare a lowering that multiplies matrices sample by sample: for their sum, and for each by itself."""
+    """Declare a lowering that multiplies sample by sample: for their sum, for each by itself, and for its squared norm."""
 
     def decorate(function: F) -> F:
+        def squared(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+            return function(e, n, spec)  # type: ignore[no-any-return] # `shaped` squares
+
+        squared.__doc__ = f"The gradients by `{name}`, squared and summed."
         for op_type in ("ConvWeightGrad", "ConvPerSampleGrad"):
             lowering(op_type, name, requires=requires)(function)
+        lowering("ConvGradSquaredNorm", f"{name}_squares", requires=requires)(squared)
         return function
 
     return decorate
@@ -74,17 +79,36 @@ def keeps_samples(n: Call) -> bool:
     return n.node.op_type != "ConvWeightGrad"
 
 
+def only_norms(n: Call) -> bool:
+    """Whether only the norm of each sample's gradient is wanted: the order of its entries does not matter."""
+    return n.node.op_type == "ConvGradSquaredNorm"
+
+
 def leading(n: Call, batch: Dim) -> list[Dim]:
     """The axes in front of those of the weight."""
     return [batch] if keeps_samples(n) else []
 
 
-def shaped(e: Emitter, n: Call, value: ir.Value) -> ir.Value:
-    """A gradient in the shape of the weight, behind that of the samples if they are kept apart."""
+def shaped(e: Emitter, n: Call, value: ir.Value, order: Sequence[int] | None = None) -> ir.Value:
+    """A gradient in the shape of the weight, behind that of the samples if they are kept apart; or its squared norms.
+
+    `order` puts its axes in order.
+    """
     like = n["W_like"]
+    if only_norms(n):
+        return squares(e, value)
+    value = value if order is None else e.transpose(value, order)
     if not keeps_samples(n):
         return e.reshape_like(value, like)
     return e.reshape(value, [e.dim(n["X"], 0), *e.dims(like)])
+
+
+def squares(e: Emitter, value: ir.Value) -> ir.Value:
+    """The sum of the squares of each sample, in at least single precision: ReduceSumSquare takes three times as long."""
+    if value.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
+        value = e.cast(value, ir.DataType.FLOAT)
+    flat = e.reshape(value, [e.dim(value, 0), e.size_mul(1, *e.dims(value)[1:])])
+    return e.reduce_sum(e.square(flat), [1], keepdims=False)
 
 
 def contract(
@@ -102,7 +126,7 @@ def contract(
     if isinstance(features, int) and isinstance(rows, int) and features < min(rows, 256):
         product = e.matmul(columns, e.transpose(dy, [0, 1, 3, 2]))
         if keeps_samples(n):
-            return e.transpose(product, [0, 1, 3, 2])
+            return product if only_norms(n) else e.transpose(product, [0, 1, 3, 2])
         total = e.transpose(batch_sum(e, product, [batch, groups, rows, features]), [0, 2, 1])
     else:
         product = e.matmul(dy, e.transpose(columns, [0, 1, 3, 2]))

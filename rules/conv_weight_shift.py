@@ -27,7 +27,16 @@ from onnx_convgrad.rules.conv_shared import (
     static_sizes,
     tap_offsets,
 )
-from onnx_convgrad.rules.conv_weight_grad import contract, leading, of_samples, one_hot_conv, shaped, sizes_of
+from onnx_convgrad.rules.conv_weight_grad import (
+    contract,
+    leading,
+    of_samples,
+    one_hot_conv,
+    only_norms,
+    shaped,
+    sizes_of,
+    squares,
+)
 
 _MOST_TAPS = 64
 
@@ -133,6 +142,8 @@ def row_shift(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
             continue
         moved = e.pad(rows, [e.size_mul(width, low)], [e.size_mul(width, high)], [2])
         parts.append(e.reshape(contract(e, n, moved, columns, batch, spec.groups, sizes), shape))
+    if only_norms(n):
+        return e.sum([squares(e, part) for part in parts])
     return shaped(e, n, e.concat(parts, axis=len(lead) + 2))
 
 
@@ -162,7 +173,7 @@ def split_shift(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     lead = leading(n, batch)
     at = len(lead)
     total = e.reshape(total, [*lead, outputs, first, channels, taps])
-    return shaped(e, n, e.transpose(total, [*range(at), at, at + 2, at + 1, at + 3]))
+    return shaped(e, n, total, [*range(at), at, at + 2, at + 1, at + 3])
 
 
 # -- tap by tap --------------------------------------------------------------------------------------------------------

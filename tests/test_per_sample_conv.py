@@ -21,6 +21,12 @@ FORCED = ["auto", *({"ConvPerSampleGrad": name} for name in lowerings()["ConvPer
 FORCED_NORMS = ["auto", *({"ConvGradSquaredNorm": name} for name in lowerings()["ConvGradSquaredNorm"])]
 
 
+def test_norms_know_every_form() -> None:
+    """Norms are never dearer than gradients: whatever gives these may be squared."""
+    forms = {name if name == "zeros" else f"{name}_squares" for name in lowerings()["ConvPerSampleGrad"]}
+    assert forms < set(lowerings()["ConvGradSquaredNorm"])
+
+
 def _check(op: str, g: dict, **attributes: object) -> None:
     arrays = _arrays(g, transposed=op == "ConvTranspose")
     y = run(_model(op, arrays, "static", **attributes), arrays)["y"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnx_convgrad.emit import DOMAIN, Emitter, dims_equal
-from onnx_convgrad.rules.conv_per_sample import squares
+from onnx_convgrad.rules.conv_weight_grad import squares
 
 __all__ = ["squared_norm"]
 
