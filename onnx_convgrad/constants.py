@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-__all__ = ["constant_of", "is_constant"]
+__all__ = ["constant_of", "forget_constants", "is_constant"]
 
 _LIMIT = 4096
 _DEPTH = 40
@@ -41,6 +41,13 @@ def constant_of(value: ir.Value | None, depth: int = _DEPTH) -> np.ndarray | Non
     return result
 
 
+def forget_constants(graph: ir.Graph) -> None:
+    """Look every value up anew: more shapes are known than when it was asked for."""
+    for node in graph:
+        for value in node.outputs:
+            value.meta.pop(_CACHE, None)
+
+
 def _fold(value: ir.Value, depth: int) -> np.ndarray | None:
     node = value.producer()
     if node is None or node.domain not in ("", "ai.onnx") or depth == 0:
@@ -50,8 +57,14 @@ def _fold(value: ir.Value, depth: int) -> np.ndarray | None:
     if node.op_type in ("Shape", "Size"):
         return _fold_shape(node)
     fold = _FOLDS.get(node.op_type)
-    if fold is None:
+    if fold is None or "axes" in node.attributes:  # an operand since opset 13, or 18
         return None
+    if node.op_type in ("Gather", "Slice") and (picked := _picked(node, fold, depth)) is not None:
+        return picked
+    return _applied(node, fold, depth)
+
+
+def _applied(node: ir.Node, fold: Callable[..., Any], depth: int) -> np.ndarray | None:
     inputs = [None if v is None else constant_of(v, depth - 1) for v in node.inputs]
     if any(v is not None and x is None for v, x in zip(node.inputs, inputs, strict=True)):
         return None
@@ -86,6 +99,24 @@ def _fold_shape(node: ir.Node) -> np.ndarray | None:
     return np.asarray(math.prod(sizes) if node.op_type == "Size" else sizes, np.int64)
 
 
+def _picked(node: ir.Node, fold: Callable[..., Any], depth: int) -> np.ndarray | None:
+    """Sizes picked from a shape of which others are unknown."""
+    source = node.inputs[0]
+    producer = None if source is None else source.producer()
+    if producer is None or producer.op_identifier() not in (("", "Shape", ""), ("ai.onnx", "Shape", "")):
+        return None
+    of, where = producer.inputs[0], [constant_of(v, depth - 1) for v in node.inputs[1:]]
+    if of is None or of.shape is None or any(array is None for array in where):
+        return None
+    dims = [d if isinstance(d, int) else None for d in of.shape]
+    dims = dims[_attr(producer, "start", 0) : _attr(producer, "end", len(dims))]
+    try:
+        picked = np.asarray(fold(node, np.asarray(dims, object), *where))
+    except (ValueError, IndexError, TypeError):
+        return None
+    return None if None in picked.reshape(-1) else picked.astype(np.int64)
+
+
 def _attr(node: ir.Node, name: str, default: int) -> int:
     return node.attributes[name].as_int() if name in node.attributes else default
 
@@ -104,6 +135,12 @@ def _slice(_: ir.Node, data: Any, starts: Any, ends: Any, axes: Any = None, step
             stop = None
         index[axis] = slice(int(start), stop, int(step))
     return data[tuple(index)]
+
+
+def _reshape(node: ir.Node, data: Any, shape: Any) -> Any:
+    if not _attr(node, "allowzero", 0):
+        shape = [data.shape[i] if size == 0 else size for i, size in enumerate(shape)]
+    return data.reshape(tuple(shape))
 
 
 def _unsqueeze(_: ir.Node, data: Any, axes: Any) -> Any:
@@ -126,7 +163,8 @@ _FOLDS: dict[str, Callable[..., Any]] = {
     "Unsqueeze": _unsqueeze,
     "Squeeze": lambda _, x, axes=None: np.squeeze(x, _axes(axes)),
     "Slice": _slice,
-    "Reshape": lambda _, x, s: x.reshape(tuple(s)),
+    "Reshape": _reshape,
+    "Transpose": lambda n, x: np.transpose(x, n.attributes["perm"].as_ints() if "perm" in n.attributes else None),
     "Cast": lambda n, x: x.astype(ir.DataType(_attr(n, "to", 7)).numpy()),
     "Add": lambda _, a, b: a + b,
     "Sub": lambda _, a, b: a - b,

@@ -162,3 +162,13 @@ def test_where_it_applies() -> None:
 )
 def test_where_it_pays_by_cost(shape: tuple[int, ...], features: int, applies: bool) -> None:
     assert (_normalizations(_model(shape, _stored(shape[1], features, 2))) == 0) == applies
+
+
+def test_whatever_else_uses_the_convolution() -> None:
+    """A network behind it, thousands of nodes deep, is another use."""
+    model = _model((4, 3, 5), _stored(3, 20, 1))
+    for i in range(2000):
+        model.graph.node.append(helper.make_node("Neg", ["u" if i == 0 else f"t{i}"], [f"t{i + 1}"]))
+    model.graph.output.append(helper.make_empty_tensor_value_info("t2000"))
+    built = og.augment(model, wrt=["w"], of="y", training=True)
+    assert any(node.op_type == "Conv" and "u" in node.output for node in built.graph.node)

@@ -1,7 +1,7 @@
 """Bring any model into the one form that the rules see, without changing what it computes.
 
 Local functions inlined, ai.onnx at opset 21, constants as initializers, initializers no longer inputs, dimension names
-made honest, and shapes inferred as far as they can be known.
+made honest, shapes inferred as far as they can be known, and sizes computed from them folded.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from onnx_shape_inference import infer_symbolic_shapes
 
 from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.passes import shape_rules
+from onnx_convgrad.passes.fold_sizes import fold_sizes
 from onnx_convgrad.passes.upgrade import OLDEST_OPSET, upgrade
 from onnx_convgrad.registry import check_names
 
@@ -55,6 +56,7 @@ def canonicalize(model: ir.Model, input_shapes: InputShapes | None = None) -> ir
     before = model.opset_imports.get("", 0)
     whole = all(node.domain == "" for node in model.graph.all_nodes())
     declared = _forget_shapes(model.graph)
+    fold_sizes(model.graph)
     _infer(model)
     if not input_shapes and _recall_shapes(declared):
         _infer(model)
@@ -67,6 +69,7 @@ def canonicalize(model: ir.Model, input_shapes: InputShapes | None = None) -> ir
         _forget_shapes(model.graph)
     if before != model.opset_imports.get("", 0) or not whole:
         _infer(model)
+    fold_sizes(model.graph)
     return model
 
 

@@ -27,6 +27,9 @@ __all__ = ["normalize_by_covariance"]
 _PASSES = 12
 """Over W u, that normalizing it takes, forward and backward."""
 
+_SIDE = 16
+"""More nodes than the operands of a BatchNormalization take: what else uses its input."""
+
 
 def normalize_by_covariance(graph: ir.Graph, target: Target, keep: Collection[ir.Value] = ()) -> None:
     """Rewrite those BatchNormalization nodes of `graph`, in place, for which it pays.
@@ -62,9 +65,16 @@ def _convolution(node: ir.Node, keep: Collection[ir.Value]) -> ir.Node | None:
 
 
 def _only_for(value: ir.Value, node: ir.Node) -> bool:
-    """Whether whatever is computed from `value` ends at `node`."""
-    users = {use.node for use in value.uses()} - {node}
-    return not value.is_graph_output() and all(_only_for(v, node) for user in users for v in user.outputs)
+    """Whether whatever is computed from `value` ends at `node`, after the few nodes that make its operands."""
+    seen, open_ = {node}, [value]
+    while open_:
+        value = open_.pop()
+        users = {use.node for use in value.uses()} - seen
+        seen |= users
+        if value.is_graph_output() or len(seen) > _SIDE:
+            return False
+        open_ += [v for user in users for v in user.outputs]
+    return True
 
 
 def _of_batch(node: ir.Node) -> bool:
