@@ -65,9 +65,13 @@ def _matmul(node: ir.Node, rates: Rates) -> float:
     if node.op_type == "Gemm":
         m, k = (a[1], a[0]) if node.attributes.get("transA") else (a[0], a[1])
         n = b[0] if node.attributes.get("transB") else b[1]
-    packed = 0.5 * rates.item * math.prod(a) if folds(node.inputs[0]) else 0.0
+    packed = (0.5 if k > _FEW else 0.1) * rates.item * math.prod(a) if folds(node.inputs[0]) else 0.0
     batch = math.prod(out[:-2])
     return max(_gemm(rates, m, n, k, batch) + packed, _traffic(node, rates)) + 9 * rates.run * (batch - 1)
+
+
+_FEW = 128
+"""Rows of a matrix that stay in the nearest cache while its columns are packed."""
 
 
 def folds(value: ir.Value | None) -> bool:
@@ -119,13 +123,16 @@ def _conv(node: ir.Node, rates: Rates) -> float:
         seconds = macs * rates.tap * (1.0 if unit else 2.0) * _short_rows(y[-1])
     elif inner == 1 and groups > 1:
         images = x[0] * groups * 30 * rates.run
-        runs = patches / y[-1] if y[-1] < 7 else 0.0
-        seconds = 1.9 * macs / rates.gemm + 0.17 * patches * rates.item + 0.35 * runs * rates.run + images
+        serial = w[0] // groups > points
+        runs = patches / y[-1] * (0.8 if serial else 0.35 if y[-1] < 7 else 0.0)
+        gathered = (0.34 if serial else 0.17) * patches * rates.item
+        seconds = 1.9 * macs / rates.gemm + gathered + runs * rates.run + images
     else:
         rows, k = w[0] // groups, inner * taps
         slow = 1 + 0.4 * rates.small / max(rows, 1) + 1.25 * rates.small / max(points, 1) + 14 / max(k, 1)
-        runs = patches / y[-1] if y[-1] < 8 else 0.0  # gathering short rows is not hidden behind the product
-        seconds = 2 * macs * slow / rates.gemm + 0.1 * patches * rates.item + 0.35 * runs * rates.run
+        # gathering short rows is not hidden behind the product; with more features than points one thread does it
+        runs = patches / y[-1] * (0.35 if rows > points else 0.12) if y[-1] < 8 else 0.0
+        seconds = 2 * macs * slow / rates.gemm + 0.1 * patches * rates.item + runs * rates.run
     return max(seconds, _traffic(node, rates))
 
 
@@ -152,6 +159,10 @@ def _conv_transpose(node: ir.Node, rates: Rates) -> float:
     return max(product + packed + adding, _traffic(node, rates))
 
 
+_STREAMS = 64
+"""Columns that are written side by side at full speed."""
+
+
 def _transpose(node: ir.Node, rates: Rates) -> float:
     """Whole runs are copied when the last axis stays; a matrix transposition moves single elements."""
     shape = shape_of(node.inputs[0])
@@ -171,7 +182,9 @@ def _transpose(node: ir.Node, rates: Rates) -> float:
     while moved[lead] == kept[lead]:
         lead += 1
     matrices = math.prod(shape[a] for a in kept[:lead])
-    return max(_traffic(node, rates, times=1.5), size * 0.4 * rates.item + matrices * 50 * rates.run * (lead > 0))
+    # every column is written as a stream of its own
+    each = 0.15 if math.prod(shape[a] for a in kept[kept.index(moved[lead]) :]) <= _STREAMS else 0.4
+    return max(_traffic(node, rates, times=1.5), size * each * rates.item + matrices * 50 * rates.run * (lead > 0))
 
 
 def _thins_rows(node: ir.Node, rank: int) -> bool:

@@ -28,6 +28,7 @@ MODULES = (
     "conv_weight_shift",
     "conv_depthwise",
     "conv_bands",
+    "conv_interleaved",
     "conv_per_sample",
     "conv_winograd",
     "conv_forward",

@@ -1,0 +1,181 @@
+"""Convolutions along rows that hold the channels, or the samples, of every point side by side.
+
+A runtime gathers patches by short copies, one per row of the result. Where a row of the result is short, it is longer when
+every point of an image holds `m` numbers: the last axis [.., size] becomes [.., size m], dilation, padding and stride along
+it are `m` times as large, and one copy takes all `m` of a point, or of neighbouring ones::
+
+    weight gradient    dw[o, t, c] = sum over p of dy[o, p] x[s p + d t - b, c]     m channels of a group
+    Conv and dX        y[o, p, n]  = sum over c, t of w[o, c, t] x[c, p + d t - b, n]   m samples
+
+In the weight gradient (with stride and dilation swapped, as ever) the taps of a row and their channels are one run: what
+a stride skips is skipped between the runs, so that a strided layer costs no more than another one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_convgrad.emit import Dim, Emitter
+from onnx_convgrad.geometry import ConvSpec
+from onnx_convgrad.lowering import Query, lowering
+from onnx_convgrad.registry import Call
+from onnx_convgrad.rules.conv import Window
+from onnx_convgrad.rules.conv_kernels import back_padding, plain_conv, static_space, turned
+from onnx_convgrad.rules.conv_shared import (
+    conv_kernel,
+    known_batch,
+    known_channels,
+    maybe_empty,
+    not_empty,
+    unit_stride,
+    window,
+    x_dims,
+    y_dims,
+)
+from onnx_convgrad.rules.conv_stacked import several_samples, several_taps
+from onnx_convgrad.rules.conv_weight_grad import batch_sum, keeps_samples, shaped, sizes_of
+
+# -- requirements ------------------------------------------------------------------------------------------------------
+
+
+def several_channels(q: Query) -> str | None:
+    return "a group has one channel" if q.spec.channels == q.spec.groups else None
+
+
+def rows_left(q: Query) -> str | None:
+    """Negative padding is cut off before zeros are added, and something must be left in between."""
+    spec = q.spec
+    if not spec.static:
+        return None  # another requirement says so
+    ends = (end - (rest or 0) for end, rest in zip(spec.end, spec.leftover, strict=True))
+    rows = (x + min(low, 0) + min(high, 0) for x, low, high in zip(spec.x, spec.begin, ends, strict=True))
+    return None if min(rows) > 0 else "negative padding removes every row"
+
+
+def rows_left_backward(q: Query) -> str | None:
+    if not q.spec.static:
+        return None
+    pads = zip(q.spec.y, *back_padding(q.spec), strict=True)
+    rows = (y + min(low, 0) + min(high, 0) for y, low, high in pads)
+    return None if min(rows) > 0 else "the padding leaves no row of the output gradient"
+
+
+def last_unit_stride(q: Query) -> str | None:
+    step = q.spec.strides[-1]
+    return None if step == 1 else f"the stride along the last axis is {step}, not 1"
+
+
+# -- shared pieces -----------------------------------------------------------------------------------------------------
+
+
+def swapped(e: Emitter, v: ir.Value, rows: int) -> ir.Value:
+    """[.., rows, columns] -> [.., columns, rows]. As a product with the identity it runs on every thread; Transpose runs on one."""
+    turned_ = e.swap_last(v)
+    return turned_ if rows == 1 else e.matmul(turned_, e.const(np.eye(rows), v.dtype))
+
+
+def wide(values: Sequence[int], count: int) -> tuple[int, ...]:
+    """Amounts along each axis, those along the last one `count` times as large."""
+    return (*values[:-1], values[-1] * count)
+
+
+def rows_of(size: Sequence[Dim], count: int) -> list[Dim]:
+    """Sizes of an image of which every point holds `count` numbers."""
+    last = size[-1]
+    assert isinstance(last, int), "static_space requires it"
+    return [*size[:-1], last * count]
+
+
+# -- the channels of a group -------------------------------------------------------------------------------------------
+
+
+def _channel_rows(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+    x, dy, g = n["X"], n["dY"], spec.groups
+    batch, _, per, y = sizes_of(e, n, spec)
+    inner, features = (spec.channels or g) // g, e.size_mul(per, g)
+    size = x_dims(e, x, spec)[2:]
+    pixels = e.reshape(x, [batch, g, inner, e.size_mul(*size)])
+    if isinstance(batch, int):  # each sample is a group of its own
+        pixels, dy, groups = swapped(e, pixels, inner), e.reshape(dy, [e.size_mul(batch, features), 1, *y]), batch * g
+    else:
+        pixels, groups = e.transpose(pixels, [1, 0, 3, 2]), g
+        dy = e.transpose(dy, [1, 0, *range(2, 2 + spec.rank)])
+    first, *lines = [*(k or 1 for k in spec.kernel[:-1]), spec.span[-1] or 1]
+    more = _more(first, math.prod(lines) * inner, per) if lines else 0
+    end = [high - (rest or 0) for high, rest in zip(spec.end, spec.leftover, strict=True)]
+    end[0] += more * spec.dilations[0]
+    steps = (*spec.dilations[:-1], 1)
+    win = Window(steps, wide(spec.strides, inner), wide(spec.begin, inner), wide(end, inner), groups)
+    rows = e.reshape(pixels, [1, e.size_mul(batch, g), *rows_of(size, inner)])
+    lead: list[Dim] = [batch] if isinstance(batch, int) else [1]
+    taps = e.reshape(plain_conv(e, rows, dy, win), [*lead, features, first + more, *lines, inner])
+    taps = e.slice(taps, [0], [first], [2])
+    taps = e.slice(taps, [0], [spec.span[-1] or 1], [1 + spec.rank], [spec.dilations[-1]])
+    shape = [features, spec.taps or 1, inner]
+    if keeps_samples(n):
+        return shaped(e, n, swapped(e, e.reshape(taps, [batch, *shape]), spec.taps or 1))
+    return e.reshape_like(swapped(e, batch_sum(e, taps, [*lead, *shape]), spec.taps or 1), n["W_like"])
+
+
+def _more(first: int, row: int, features: Dim) -> int:
+    """Further lags along the first axis, so that there are as many as features, if it takes few.
+
+    ONNX Runtime gathers patches on one thread where a convolution has more features than points (`MlasConvPrepare`).
+    """
+    need = -(-features // row) if isinstance(features, int) else first
+    return need - first if first < need <= 2 * first else 0
+
+
+_CHANNELS = [not_empty, conv_kernel, static_space, known_channels, several_channels, several_taps, rows_left]
+
+
+@lowering("ConvWeightGrad", "channel_rows", requires=[*_CHANNELS, maybe_empty])
+def channel_rows(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+    """`conv_swap` with the channels of a group inside the rows: for small groups, strides and few channels."""
+    return _channel_rows(e, n, spec)
+
+
+@lowering("ConvPerSampleGrad", "channel_rows", requires=[*_CHANNELS, known_batch])
+def channel_rows_of_samples(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+    """The same before the sum over the samples, each of which is a group of its own."""
+    return _channel_rows(e, n, spec)
+
+
+# -- the samples -------------------------------------------------------------------------------------------------------
+
+
+def _sample_rows(
+    e: Emitter, v: ir.Value, w: ir.Value, win: Window, have: list[Dim], want: list[Dim], bias: ir.Value | None = None
+) -> ir.Value:
+    """The convolution of v [N, C, *have] to [N, O, *want], with the samples inside the rows."""
+    batch = have[0]
+    assert isinstance(batch, int), "known_batch requires it"
+    v = swapped(e, e.reshape(v, [batch, e.size_mul(*have[1:])]), batch)
+    v = e.reshape(v, [1, have[1], *rows_of(have[2:], batch)])
+    flat = Window(win.strides, wide(win.dilations, batch), wide(win.begin, batch), wide(win.end, batch), win.group)
+    result = e.reshape(plain_conv(e, v, w, flat, bias), [e.size_mul(*want[1:]), batch])
+    return e.reshape(e.transpose(result, [1, 0]), want)
+
+
+_SAMPLES = [not_empty, conv_kernel, known_batch, several_samples, static_space, several_taps]
+
+
+@lowering("Conv", "sample_rows", requires=[*_SAMPLES, last_unit_stride])
+def sample_rows_forward(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+    """A Conv with the samples inside the rows: for small images with small groups."""
+    have = x_dims(e, n["X"], spec)
+    features: Dim = spec.features if spec.features is not None else e.dim(n["W"], 0)
+    want = [have[0], features, *(size or 0 for size in spec.y)]
+    return _sample_rows(e, n["X"], n["W"], window(spec), have, want, n.get("B"))
+
+
+@lowering("ConvInputGrad", "sample_rows", requires=[*_SAMPLES, unit_stride, rows_left_backward])
+def sample_rows_input_grad(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+    """`flipped_conv` with the samples inside the rows: for small images with small groups."""
+    dy, like = n["dY"], n["X_like"]
+    win = Window((1,) * spec.rank, spec.dilations, *back_padding(spec), spec.groups)
+    return _sample_rows(e, dy, turned(e, n["W"], spec), win, y_dims(e, dy, spec), x_dims(e, like, spec))
