@@ -24,12 +24,12 @@ from onnx_convgrad.geometry import ConvSpec
 from onnx_convgrad.lowering import Query, lowering
 from onnx_convgrad.registry import Call
 from onnx_convgrad.rules.conv import Window
+from onnx_convgrad.rules.conv_batch import filled, with_samples
 from onnx_convgrad.rules.conv_kernels import back_padding, plain_conv, static_space, turned
 from onnx_convgrad.rules.conv_shared import (
     conv_kernel,
     known_batch,
     known_channels,
-    maybe_empty,
     not_empty,
     unit_stride,
     window,
@@ -37,7 +37,7 @@ from onnx_convgrad.rules.conv_shared import (
     y_dims,
 )
 from onnx_convgrad.rules.conv_stacked import several_samples, several_taps
-from onnx_convgrad.rules.conv_weight_grad import batch_sum, keeps_samples, shaped, sizes_of
+from onnx_convgrad.rules.conv_weight_grad import batch_sum, sizes_of
 
 # -- requirements ------------------------------------------------------------------------------------------------------
 
@@ -73,9 +73,9 @@ def last_unit_stride(q: Query) -> str | None:
 
 
 def swapped(e: Emitter, v: ir.Value, rows: int) -> ir.Value:
-    """[.., rows, columns] -> [.., columns, rows]. As a product with the identity it runs on every thread; Transpose runs on one."""
-    turned_ = e.swap_last(v)
-    return turned_ if rows == 1 else e.matmul(turned_, e.const(np.eye(rows), v.dtype))
+    """[.., rows, columns] -> [.., columns, rows]: as a product with the identity, since Transpose runs on one thread."""
+    columns = e.swap_last(v)
+    return columns if rows == 1 else e.matmul(columns, e.const(np.eye(rows), v.dtype))
 
 
 def wide(values: Sequence[int], count: int) -> tuple[int, ...]:
@@ -93,17 +93,27 @@ def rows_of(size: Sequence[Dim], count: int) -> list[Dim]:
 # -- the channels of a group -------------------------------------------------------------------------------------------
 
 
-def _channel_rows(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+@lowering(
+    "ConvWeightGrad",
+    "channel_rows",
+    requires=[not_empty, conv_kernel, static_space, known_channels, several_channels, several_taps, rows_left],
+)
+def channel_rows(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+    """`conv_swap` with the channels of a group inside the rows: for small groups, strides and few channels."""
     x, dy, g = n["X"], n["dY"], spec.groups
     batch, _, per, y = sizes_of(e, n, spec)
     inner, features = (spec.channels or g) // g, e.size_mul(per, g)
     size = x_dims(e, x, spec)[2:]
+    x = with_samples(e, x, [batch, inner * g, *size])  # ONNX Runtime never returns from a Conv over no channels
+    dy = with_samples(e, dy, [batch, features, *y])
+    batch = filled(e, batch)
     pixels = e.reshape(x, [batch, g, inner, e.size_mul(*size)])
+    groups, lead = g, 1
     if isinstance(batch, int):  # each sample is a group of its own
-        pixels, dy, groups = swapped(e, pixels, inner), e.reshape(dy, [e.size_mul(batch, features), 1, *y]), batch * g
+        groups, lead = batch * g, batch
+        pixels, dy = swapped(e, pixels, inner), e.reshape(dy, [e.size_mul(batch, features), 1, *y])
     else:
-        pixels, groups = e.transpose(pixels, [1, 0, 3, 2]), g
-        dy = e.transpose(dy, [1, 0, *range(2, 2 + spec.rank)])
+        pixels, dy = e.transpose(pixels, [1, 0, 3, 2]), e.transpose(dy, [1, 0, *range(2, 2 + spec.rank)])
     first, *lines = [*(k or 1 for k in spec.kernel[:-1]), spec.span[-1] or 1]
     more = _more(first, math.prod(lines) * inner, per) if lines else 0
     end = [high - (rest or 0) for high, rest in zip(spec.end, spec.leftover, strict=True)]
@@ -111,14 +121,11 @@ def _channel_rows(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     steps = (*spec.dilations[:-1], 1)
     win = Window(steps, wide(spec.strides, inner), wide(spec.begin, inner), wide(end, inner), groups)
     rows = e.reshape(pixels, [1, e.size_mul(batch, g), *rows_of(size, inner)])
-    lead: list[Dim] = [batch] if isinstance(batch, int) else [1]
-    taps = e.reshape(plain_conv(e, rows, dy, win), [*lead, features, first + more, *lines, inner])
+    taps = e.reshape(plain_conv(e, rows, dy, win), [lead, features, first + more, *lines, inner])
     taps = e.slice(taps, [0], [first], [2])
     taps = e.slice(taps, [0], [spec.span[-1] or 1], [1 + spec.rank], [spec.dilations[-1]])
-    shape = [features, spec.taps or 1, inner]
-    if keeps_samples(n):
-        return shaped(e, n, swapped(e, e.reshape(taps, [batch, *shape]), spec.taps or 1))
-    return e.reshape_like(swapped(e, batch_sum(e, taps, [*lead, *shape]), spec.taps or 1), n["W_like"])
+    count = spec.taps or 1
+    return e.reshape_like(swapped(e, batch_sum(e, taps, [lead, features, count, inner]), count), n["W_like"])
 
 
 def _more(first: int, row: int, features: Dim) -> int:
@@ -128,21 +135,6 @@ def _more(first: int, row: int, features: Dim) -> int:
     """
     need = -(-features // row) if isinstance(features, int) else first
     return need - first if first < need <= 2 * first else 0
-
-
-_CHANNELS = [not_empty, conv_kernel, static_space, known_channels, several_channels, several_taps, rows_left]
-
-
-@lowering("ConvWeightGrad", "channel_rows", requires=[*_CHANNELS, maybe_empty])
-def channel_rows(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
-    """`conv_swap` with the channels of a group inside the rows: for small groups, strides and few channels."""
-    return _channel_rows(e, n, spec)
-
-
-@lowering("ConvPerSampleGrad", "channel_rows", requires=[*_CHANNELS, known_batch])
-def channel_rows_of_samples(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
-    """The same before the sum over the samples, each of which is a group of its own."""
-    return _channel_rows(e, n, spec)
 
 
 # -- the samples -------------------------------------------------------------------------------------------------------

@@ -163,7 +163,7 @@ def _declare_grouped(source: str) -> None:
     lowering("ConvGradSquaredNorm", f"{name}_squares", requires=requires, exact=entry.exact)(squared)
 
 
-for _source in ("conv_swap", "masked_windows", "placed_windows", "batch_windows", "bands"):
+for _source in ("conv_swap", "masked_windows", "placed_windows", "batch_windows", "bands", "channel_rows"):
     _declare_grouped(_source)
 
 

@@ -24,8 +24,8 @@ GEOMETRIES = {
     "three axes": (2, 3, 1, (4, 5, 3), (2, 2, 2), 1, 1, 1),
     "dilated": (4, 6, 2, (9,), (3,), 1, 2, 2),
 }
-KNOWN_BATCH = {"masked_windows", "placed_windows"}
-"""The samples are groups of one Conv, whose number is an attribute."""
+KNOWN_BATCH = {"masked_windows": "ConvWeightGrad", "placed_windows": "ConvWeightGrad", "sample_rows": "ConvInputGrad"}
+"""The samples are groups of one Conv, or lie inside its rows: their number is an attribute."""
 
 CHOICES = [(op, name) for op in ("ConvInputGrad", "ConvWeightGrad") for name in lowerings()[op] if name != "zeros"]
 
@@ -99,7 +99,7 @@ def test_every_lowering(op: str, lowering: str) -> None:
 @pytest.mark.parametrize("lowering", sorted(KNOWN_BATCH))
 def test_what_needs_a_known_batch_says_so(lowering: str) -> None:
     with pytest.raises(og.LoweringError, match="the batch size is not known while building"):
-        og.vjp(_model("depthwise"), wrt=["w"], lowering={"ConvWeightGrad": lowering})
+        og.vjp(_model("depthwise"), wrt=["x", "w"], lowering={KNOWN_BATCH[lowering]: lowering})
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float16])
