@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from onnx_convgrad import callbacks, data, functional, losses, metrics, optim
-    from onnx_convgrad.api import augment, explain, grad, hvp, jvp, vjp
+    from onnx_convgrad.api import augment, explain, grad, hvp, jvp, lower_gradient_ops, vjp
     from onnx_convgrad.errors import (
         ArgumentError,
         CheckpointError,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    **dict.fromkeys(("augment", "explain", "grad", "hvp", "jvp", "vjp"), "api"),
+    **dict.fromkeys(("augment", "explain", "grad", "hvp", "jvp", "lower_gradient_ops", "vjp"), "api"),
     **dict.fromkeys(
         (
             "ArgumentError",
@@ -71,6 +71,7 @@ __all__ = [
     "hvp",
     "jvp",
     "losses",
+    "lower_gradient_ops",
     "metrics",
     "optim",
     "vjp",

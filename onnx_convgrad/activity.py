@@ -76,12 +76,14 @@ class Activity:
         order: dict[ir.Node, int],
         *,
         partial: bool = False,
+        held: Collection[ir.Value] = (),
     ) -> Activity:
         """Activity from `sources` to `targets`; `order` gives each node's position.
 
-        `partial` takes the sources for independent: what one of them owes to another is left out.
+        `partial` takes the sources for independent: what one of them owes to another is left out, and the values `held`
+        are constants.
         """
-        stop = set(sources)
+        stop = {*sources, *held}
         ancestors: set[ir.Node] = set()
         stack = [v for v in targets if floating(v)]
         seen: set[ir.Value] = set(stack)
@@ -95,12 +97,12 @@ class Activity:
                 if operand not in seen:
                     seen.add(operand)
                     stack.append(operand)
-        varied = set(stop)
+        varied = set(sources)
         active: list[ir.Node] = []
         for node in sorted(ancestors, key=order.__getitem__):
             if any(operand in varied for _, operand in carriers(node, rule_of(node))):
                 active.append(node)
-                varied.update(v for v in node.outputs if floating(v))
+                varied.update(v for v in node.outputs if floating(v) and v not in held)
         return cls(tuple(active), frozenset(varied))
 
     def path(self, start: ir.Value, blocked: ir.Node) -> tuple[str, ...]:

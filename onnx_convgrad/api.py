@@ -12,7 +12,19 @@ from onnx_convgrad.passes.canonicalize import InputShapes
 from onnx_convgrad.pipeline import GRADIENTS_KEY, SEEDS_KEY, AnyModel, Names, build, load
 from onnx_convgrad.report import Report
 
-__all__ = ["GRADIENTS_KEY", "SEEDS_KEY", "augment", "build", "explain", "grad", "hvp", "jvp", "load", "vjp"]
+__all__ = [
+    "GRADIENTS_KEY",
+    "SEEDS_KEY",
+    "augment",
+    "build",
+    "explain",
+    "grad",
+    "hvp",
+    "jvp",
+    "load",
+    "lower_gradient_ops",
+    "vjp",
+]
 
 M = TypeVar("M", bound=AnyModel)
 
@@ -261,6 +273,63 @@ def explain(
         input_shapes=input_shapes,
     )
     return Report(built.choices, built.gradients, target, built.recomputation)
+
+
+def lower_gradient_ops(
+    model: M,
+    *,
+    target: str = "cpu",
+    deterministic: bool = False,
+    lowering: Choosing = "auto",
+    max_workspace: int | None = None,
+    input_shapes: InputShapes | None = None,
+) -> M | onnx.ModelProto:
+    """Write the operators Gradient, Adam, Adagrad and Momentum (`ai.onnx.preview.training`) with plain ones.
+
+    ONNX Runtime has no kernels for them; the result runs anywhere. Graph inputs, outputs and weights stay as they are.
+
+    A Gradient gives `dy/dx` for each `x` of its attribute `xs`, of x's shape and dtype, y being seeded with ones. The
+    members of `xs` and `zs` are independent variables: no derivative passes through one of them to another, and their
+    values are the node's inputs. Where these are the named tensors, the forward part is shared; where they are others, the
+    nodes between are computed once more from those. A Gradient of a Gradient's result is a derivative of higher order. What
+    y does not depend on gets zeros, and a warning. Nodes such as Dropout and BatchNormalization are taken as they say.
+
+    Optimizers take R and T of one element and keep the dtype of each tensor (float32 or float64). Other transformations
+    take models with optimizers as they are, but a Gradient has to be lowered before.
+
+    Args:
+        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        target: As for `augment`, like all that follow: they say how gradients are computed.
+        deterministic: See `augment`.
+        lowering: See `augment`.
+        max_workspace: See `augment`.
+        input_shapes: See `augment`.
+
+    Returns:
+        The model (a `ModelProto` for a path) at opset 21. `metadata_props["onnx_convgrad.gradients"]` tells for each `x`
+        which graph output is its gradient: the first one, if there are several.
+
+    Raises:
+        ArgumentError: An unknown option.
+        ModelError: The model cannot be read or brought to opset 21; a Gradient names a tensor that its graph lacks; an
+            optimizer lacks an operand or an attribute.
+        DifferentiationError: Some nodes between `xs` and `y` cannot be differentiated, or a Gradient stands in the body of
+            an If, Loop or Scan; all are listed.
+        LoweringError: No lowering applies to a convolution, or the forced one does not.
+
+    The operators are specified in ONNX's `docs/Operators.md`, domain ai.onnx.preview.training, version 1.
+    """
+    from onnx_convgrad.gradient_ops import lower_training_operators
+
+    done = lower_training_operators(
+        model,
+        target=target,
+        deterministic=deterministic,
+        lowering=lowering,
+        max_workspace=max_workspace,
+        input_shapes=input_shapes,
+    )
+    return _like(done.model, model)
 
 
 def _like(result: ir.Model, given: M) -> M | onnx.ModelProto:

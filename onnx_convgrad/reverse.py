@@ -18,7 +18,10 @@ from onnx_convgrad.emit import Emitter, dims_equal, known
 from onnx_convgrad.errors import DifferentiationError, Problem, RuleContractError, UnsupportedCase
 from onnx_convgrad.registry import Call, Rule, joint_of, stem
 
-__all__ = ["Walk", "backward", "unbroadcast"]
+__all__ = ["DETOUR", "Walk", "backward", "shapes_differ", "unbroadcast"]
+
+DETOUR = "Take `of` before it or `wrt` after it"
+"""What a caller can do about a node that cannot be differentiated."""
 
 
 def backward(
@@ -27,6 +30,7 @@ def backward(
     sources: Collection[ir.Value],
     *,
     partial: bool = False,
+    held: Collection[ir.Value] = (),
 ) -> dict[ir.Value, ir.Value]:
     """Emit the cotangents of `sources`, given those of some targets.
 
@@ -35,6 +39,7 @@ def backward(
         cotangents: Target value -> its cotangent, of the same shape and dtype.
         sources: Values to differentiate with respect to; any values of the graph.
         partial: Take the sources for independent of each other, as the operands of one node are to its rule.
+        held: With `partial`, values that are constants too.
 
     Returns:
         Source -> cotangent. A source that no target depends on is absent: its derivative is zero.
@@ -42,8 +47,9 @@ def backward(
     Raises:
         DifferentiationError: Listing every node that a wanted derivative must pass through and cannot.
     """
-    walk = Walk(e, Activity.between(sources, cotangents, e.order, partial=partial), tuple(cotangents))
-    result = walk.run(cotangents, sources)
+    activity = Activity.between(sources, cotangents, e.order, partial=partial, held=held)
+    walk = Walk(e, activity, tuple(cotangents))
+    result = walk.run(cotangents, sources, {*sources, *held} if partial else ())
     if walk.problems:
         raise DifferentiationError(walk.problems)
     return result
@@ -58,16 +64,22 @@ class Walk:
         self.targets = targets
         self.problems: list[Problem] = []
 
-    def run(self, cotangents: Mapping[ir.Value, ir.Value], sources: Collection[ir.Value]) -> dict[ir.Value, ir.Value]:
+    def run(
+        self,
+        cotangents: Mapping[ir.Value, ir.Value],
+        sources: Collection[ir.Value],
+        leaves: Collection[ir.Value] = (),
+    ) -> dict[ir.Value, ir.Value]:
+        """The cotangents of `sources`; none passes from one of the `leaves` to the node that makes it."""
         pending: dict[ir.Value, list[ir.Value]] = {v: [g] for v, g in cotangents.items()}
         for node in reversed(self.activity.nodes):
-            given = {v: self._total(pending, v) for v in node.outputs if v in pending}
+            given = {v: self._total(pending, v) for v in node.outputs if v in pending and v not in leaves}
             rule = rule_of(node)
             if self.blocked(node, rule):
                 continue
             if not given:
                 continue
-            inner = self._inner(node, (*cotangents, *sources))
+            inner = self._inner(node, (*cotangents, *sources, *leaves))
             with self.at(inner or node):
                 contributions = None if inner is None else self._jointly(node, inner, given)
                 for operand, contribution in self.node(node, rule, given) if contributions is None else contributions:
@@ -182,7 +194,7 @@ class Walk:
                 call.y if aligned else None,
                 [v for v in call.inputs if v is not None] if aligned else (),
             )
-        if _conflict(value, operand):
+        if shapes_differ(value, operand):
             raise RuleContractError(
                 f"The rule of {rule.name} returned shape {value.shape} for {operand.name!r}, which is {operand.shape}.",
                 hint=f"Fix the rule in {rule.module}.",
@@ -207,13 +219,13 @@ class Walk:
 
     def blocked(self, node: ir.Node, rule: Rule | None) -> bool:
         if rule is not None and rule.kind == "not_differentiable":
-            self._report(node, rule.reason, "Take `of` before it or `wrt` after it.")
+            self._report(node, rule.reason, f"{DETOUR}.")
             return True
         if rule is None and not functions.has_body(node):
             self._report(
                 node,
                 "no rule covers this operator.",
-                "Take `of` before it or `wrt` after it, or add a rule (entry-point group onnx_convgrad.rules).",
+                f"{DETOUR}, or add a rule (entry-point group onnx_convgrad.rules).",
             )
             return True
         return False
@@ -230,7 +242,8 @@ class Walk:
         self.problems.append(Problem(name, operator, version, reason, path, hint))
 
 
-def _conflict(a: ir.Value, b: ir.Value) -> bool:
+def shapes_differ(a: ir.Value, b: ir.Value) -> bool:
+    """Whether the values certainly have different shapes."""
     if a.shape is None or b.shape is None:
         return False
     if len(a.shape) != len(b.shape):

@@ -15,6 +15,8 @@ import onnx_ir as ir
 from onnx_convgrad.passes import adapters_above_21 as above
 from onnx_convgrad.passes import adapters_experimental as experimental
 from onnx_convgrad.passes import adapters_fused as fused
+from onnx_convgrad.passes import adapters_training as training
+from onnx_convgrad.passes.gradient_edges import TRAINING_DOMAIN
 from onnx_convgrad.passes.rewriter import Rewriter, Unsupported
 
 __all__ = ["ADAPTERS", "FUSED", "Adapter", "Step"]
@@ -313,5 +315,8 @@ FUSED: dict[tuple[str, str], Callable[[ir.Node, Rewriter], None]] = {
     ("com.microsoft", "FastGelu"): fused.bias_gelu,
     ("com.microsoft", "QuickGelu"): fused.quick_gelu,
     ("com.microsoft", "SkipLayerNormalization"): fused.skip_layer_norm,
+    (TRAINING_DOMAIN, "Adagrad"): training.adagrad,
+    (TRAINING_DOMAIN, "Adam"): training.adam,
+    (TRAINING_DOMAIN, "Momentum"): training.momentum,
 }
-"""Operators that ONNX Runtime fuses, by domain and name, and what takes them apart."""
+"""Operators of other domains, by domain and name, and what takes them apart: what ONNX Runtime fuses, and optimizers."""

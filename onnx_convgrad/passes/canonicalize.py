@@ -19,6 +19,7 @@ from onnx_shape_inference import infer_symbolic_shapes
 from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.passes import shape_rules
 from onnx_convgrad.passes.fold_sizes import fold_sizes
+from onnx_convgrad.passes.gradient_edges import GRADIENT, TRAINING_DOMAIN, label
 from onnx_convgrad.passes.upgrade import OLDEST_OPSET, upgrade
 from onnx_convgrad.registry import check_names
 
@@ -46,6 +47,7 @@ def canonicalize(model: ir.Model, input_shapes: InputShapes | None = None) -> ir
     model = _lift_ancient(model)
     if model.functions:
         common.InlinePass()(model)
+    _refuse_unbound_gradients(model.graph)
     _refuse_undefined_values(model.graph)
     common.RemoveInitializersFromInputsPass()(model)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
@@ -69,6 +71,8 @@ def canonicalize(model: ir.Model, input_shapes: InputShapes | None = None) -> ir
         _forget_shapes(model.graph)
     if before != model.opset_imports.get("", 0) or not whole:
         _infer(model)
+    if not whole and not input_shapes and _recall_shapes(declared):
+        _infer(model)
     fold_sizes(model.graph)
     return model
 
@@ -83,6 +87,16 @@ def _refuse_blocked_layout(model: ir.Model) -> None:
             f" the first {first.name or first.outputs[0].name!r} ({first.domain}::{first.op_type}).",
             hint="Give the model from before this optimization, or one optimized with"
             " graph_optimization_level=ORT_ENABLE_EXTENDED at most.",
+        )
+
+
+def _refuse_unbound_gradients(graph: ir.Graph) -> None:
+    """The operator Gradient refers to tensors by names, which nothing here keeps."""
+    found = [n for n in graph.all_nodes() if (n.domain, n.op_type) == (TRAINING_DOMAIN, GRADIENT)]
+    if found:
+        raise ModelError(
+            f"{len(found)} of the model's nodes, the first {label(found[0])}, are Gradient of {TRAINING_DOMAIN}.",
+            hint="Apply onnx_convgrad.lower_gradient_ops to the model first, or `onnx-convgrad lower`.",
         )
 
 

@@ -2,7 +2,8 @@
 
 Pools: padding of `auto_pad=SAME_*` ignores dilation, a kernel that does not fit may still give a window, and in ceil
 mode a window that would start in the end padding is dropped. Resize: sizes are products in float32, and under
-`keep_aspect_ratio_policy` they are rounded and depend on all axes.
+`keep_aspect_ratio_policy` they are rounded and depend on all axes. And what the operators of training give, which are not of
+ai.onnx.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext, registry
 
 from onnx_convgrad.constants import constant_of
-from onnx_convgrad.emit import known
+from onnx_convgrad.emit import DOMAIN, known
 from onnx_convgrad.passes import shape_rules_layout
+from onnx_convgrad.passes.gradient_edges import GRADIENT, TRAINING_DOMAIN
 from onnx_convgrad.registry import Call
 
 __all__ = ["install"]
@@ -40,6 +42,30 @@ def install() -> None:
         original = registry.get("", op_type, version=since)
         assert original is not None, op_type
         registry.register("", op_type, since_version=since)(_corrected(original, correct))
+    registry.register(DOMAIN, GRADIENT, since_version=1)(_gradient)
+    for op_type in ("Adagrad", "Adam", "Momentum"):
+        registry.register(TRAINING_DOMAIN, op_type, since_version=1)(_optimizer)
+
+
+def _gradient(_: ShapeInferenceContext, node: ir.Node) -> None:
+    """The derivative by a variable is like its value."""
+    for value, like in zip(node.outputs, node.inputs, strict=False):
+        _like(value, like)
+
+
+def _optimizer(_: ShapeInferenceContext, node: ir.Node) -> None:
+    """New tensors, then new states, where the operands have R, T, tensors, gradients, states."""
+    count = (len(node.inputs) - 2) // (3 if node.op_type != "Adam" else 4)
+    states = 2 + 2 * count
+    for value, like in zip(node.outputs, (*node.inputs[2 : 2 + count], *node.inputs[states:]), strict=False):
+        _like(value, like)
+
+
+def _like(value: ir.Value, like: ir.Value | None) -> None:
+    if like is not None and value.dtype is None and like.dtype is not None:
+        value.dtype = like.dtype
+    if like is not None and value.shape is None:
+        value.shape = like.shape
 
 
 def _corrected(original: Infer, correct: Correct) -> Infer:
