@@ -20,6 +20,7 @@ from onnx_convgrad.emit import DOMAIN, Emitter
 from onnx_convgrad.errors import ArgumentError, LoweringError
 from onnx_convgrad.registry import Call, Decorator, F, check_names, load_rules
 from onnx_convgrad.sketch import Sketch, sketch
+from onnx_convgrad.typical import TypicalSizes
 
 __all__ = [
     "Candidate",
@@ -75,10 +76,12 @@ class Query:
     """What a requirement looks at.
 
     Attributes:
+        typical: `spec` with every unknown size at a typical one.
         training: Whether the graph trains, on a batch that is never empty.
     """
 
     spec: Any
+    typical: Any
     dtype: ir.DataType
     target: Target
     training: bool = False
@@ -233,7 +236,7 @@ def _ways(entry: Lowering, node: ir.Node, query: Query, budget: int | None) -> I
 
 def _sketched(entry: Lowering, node: ir.Node, query: Query, chunks: int) -> Sketch:
     """The price of a lowering; the same geometry is sketched once."""
-    spec = query.spec.hinted()
+    spec = query.typical
     present = tuple(v is not None for v in node.inputs)
     key = (entry.op_type, entry.name, spec, query.dtype, query.target, present, chunks)
     if key not in _SKETCHES:
@@ -300,7 +303,8 @@ def lower(graph: ir.Graph, target: Target, policy: Policy | None = None) -> list
     if not todo:
         return []
     e = Emitter(graph, target=target, samples=policy.training)
-    choices = [_lower_node(e, node, target, policy) for node in todo]
+    sizes = TypicalSizes(graph)
+    choices = [_lower_node(e, node, policy, sizes) for node in todo]
     graph.remove(todo, safe=True)
     return choices
 
@@ -319,15 +323,14 @@ def _holding(candidate: Candidate, rates: Rates) -> float:
     return max(0.0, candidate.workspace - rates.cache) / rates.memory / 2
 
 
-def _lower_node(e: Emitter, node: ir.Node, target: Target, policy: Policy) -> Choice:
-    call = Call(node)
-    origin = _origin(node)
+def _lower_node(e: Emitter, node: ir.Node, policy: Policy, sizes: TypicalSizes) -> Choice:
+    origin, target = _origin(node), e.target
     try:
-        spec = _SPECS[node.op_type].build(call)
+        spec = _SPECS[node.op_type].build(Call(node))
     except ValueError as problem:
         raise LoweringError(f"{node.op_type} of node {origin!r} has an impossible geometry: {problem}.") from problem
     dtype = (node.inputs[0].dtype if node.inputs[0] is not None else None) or ir.DataType.FLOAT
-    query = Query(spec, dtype, target, policy.training)
+    query = Query(spec, _typical(node, spec, sizes), dtype, target, policy.training)
     wanted = _forced(policy.choosing, node, origin)
     if wanted is not None and wanted not in lowerings()[node.op_type]:
         wanted = None  # a choice for the node's other gradient operator
@@ -352,6 +355,14 @@ def _lower_node(e: Emitter, node: ir.Node, target: Target, policy: Policy) -> Ch
     result = _emit(e, lowerings()[node.op_type][chosen.name], node, spec, chosen.chunks)
     _replace(e, node, result, new=result.producer() in e.emitted[before:])
     return Choice(origin, node.op_type, spec, chosen.name, wanted is not None, tuple(found))
+
+
+def _typical(node: ir.Node, spec: Any, sizes: TypicalSizes) -> Any:
+    """The spec with every unknown size at a typical one, which the cost model looks at."""
+    try:
+        return _SPECS[node.op_type].build(Call(sizes.node(node))).hinted()
+    except ValueError:  # the typical input does not fit: it may be too small, or not divisible
+        return spec.hinted()
 
 
 def _replace(e: Emitter, node: ir.Node, result: ir.Value, *, new: bool) -> None:
