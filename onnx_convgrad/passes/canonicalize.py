@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 
 import onnx
 import onnx.version_converter
@@ -180,8 +181,17 @@ def _clean(dim: int | ir.SymbolicDim) -> int | ir.SymbolicDim | None:
     name = dim.value
     if name is None:
         return dim
-    parsable = all(c.isalnum() or c in "_. +-*/()," for c in name)
-    return dim if parsable and name not in _NO_NAME else None
+    return dim if name not in _NO_NAME and _parsable(name) else None
+
+
+@cache
+def _parsable(name: str) -> bool:
+    """Whether shape inference can read the name of a dimension, as an expression of symbols."""
+    try:
+        ir.SymbolicDim(name).free_symbols()
+    except ValueError:
+        return False
+    return True
 
 
 def _values(graph: ir.Graph) -> Iterator[ir.Value]:
