@@ -50,9 +50,9 @@ def _ints(node: ir.Node, name: str, default: Sequence[int]) -> list[int]:
     return list(default) if attr is None else list(attr.as_ints())
 
 
-def _gemm(rates: Rates, m: int, n: int, k: int, batch: int) -> float:
+def _gemm(rates: Rates, m: int, n: int, k: int, batch: int, *, packed: bool = False) -> float:
     """Few rows cannot pay for the packing of the other operand, few columns or terms not for the kernel's edges."""
-    slow = 1 + rates.small / max(m, 1) + 8 / max(n, 1) + 8 / max(k, 1)
+    slow = 1 + (0.0 if packed else rates.small / max(m, 1)) + 8 / max(n, 1) + 8 / max(k, 1)
     return 2.0 * m * n * k * batch * slow / rates.gemm
 
 
@@ -65,9 +65,12 @@ def _matmul(node: ir.Node, rates: Rates) -> float:
     if node.op_type == "Gemm":
         m, k = (a[1], a[0]) if node.attributes.get("transA") else (a[0], a[1])
         n = b[0] if node.attributes.get("transB") else b[1]
-    packed = (0.5 if k > _FEW else 0.1) * rates.item * math.prod(a) if folds(node.inputs[0]) else 0.0
+    turning = (0.5 if k > _FEW else 0.1) * rates.item * math.prod(a) if folds(node.inputs[0]) else 0.0
+    right = node.inputs[1]
+    packed = right is not None and right.const_value is not None  # when the model is loaded
     batch = math.prod(out[:-2])
-    return max(_gemm(rates, m, n, k, batch) + packed, _traffic(node, rates)) + 9 * rates.run * (batch - 1)
+    product = _gemm(rates, m, n, k, batch, packed=packed) + turning
+    return max(product, _traffic(node, rates)) + (3 if packed else 9) * rates.run * (batch - 1)
 
 
 _FEW = 128
@@ -142,7 +145,7 @@ def _windows(rates: Rates, groups: int, rows: int, windows: int, k: int) -> floa
     if rows == 1:
         passes = windows // 4 + windows % 4 // 2 + windows % 2
         return calls + 2.8 * groups * k * 4 * passes / rates.gemm
-    return calls + groups * k * (0.3 * windows * rates.item + 2 * rows * max(windows, 16) / rates.gemm)
+    return calls + groups * k * max(windows, 16) * (0.05 * rates.item + 2 * rows / rates.gemm)
 
 
 def _conv_transpose(node: ir.Node, rates: Rates) -> float:

@@ -29,6 +29,7 @@ MODULES = (
     "conv_depthwise",
     "conv_bands",
     "conv_interleaved",
+    "conv_sliding",
     "conv_per_sample",
     "conv_winograd",
     "conv_forward",

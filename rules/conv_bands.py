@@ -36,7 +36,7 @@ _MOST_ENTRIES = 2_000_000
 _PIECE = 500
 """Multiplications in the time of copying a piece."""
 
-_ENTRY = 35
+ENTRY = 35
 """The same for making and packing one entry of a matrix."""
 
 _LANES = 16
@@ -88,28 +88,48 @@ def bands(spec: ConvSpec, unit: int, *, backward: bool) -> Bands | None:
     return Bands(entries, count, pieces, step, -low)
 
 
-def _choices(spec: ConvSpec, *, backward: bool) -> Iterator[tuple[float, Bands]]:
-    """Every height of band with an estimate of its time per channel, as a number of multiplications."""
+def heights(spec: ConvSpec, *, backward: bool) -> Iterator[tuple[Bands, int, int]]:
+    """Every height of band whose matrices can be kept, with the points of a window and those of a band."""
     want = (spec.x if backward else spec.y)[0] or 1
     read, written = (math.prod(d or 1 for d in v[1:]) for v in ((spec.y, spec.x) if backward else (spec.x, spec.y)))
     height = spec.strides[0] if backward else 1
-    samples = HINT_BATCH if spec.batch is None else spec.batch
     for unit in range(1, -(-want // height) + 1):
         found = bands(spec, unit, backward=backward)
         if found is None:
             return
         window, columns = found.map.shape[1] * read, found.map.shape[2] * written
         if window * columns * (spec.taps or 1) <= _MOST_ENTRIES:
-            copies = found.pieces if found.count > 1 else 0
-            each = found.count * (copies * _PIECE + window * -(-columns // _LANES) * _LANES)
-            yield samples * each + window * columns * _ENTRY, found
+            yield found, window, columns
         elif found.count == 1:
             return
+
+
+def lanes(columns: int) -> int:
+    """Columns of a matrix product as they are multiplied."""
+    return -(-columns // _LANES) * _LANES
+
+
+def samples_of(spec: ConvSpec) -> int:
+    return HINT_BATCH if spec.batch is None else spec.batch
+
+
+def _choices(spec: ConvSpec, *, backward: bool) -> Iterator[tuple[float, Bands]]:
+    """Every height of band with an estimate of its time per channel, as a number of multiplications."""
+    for found, window, columns in heights(spec, backward=backward):
+        copies = found.pieces if found.count > 1 else 0
+        each = found.count * (copies * _PIECE + window * lanes(columns))
+        yield samples_of(spec) * each + window * columns * ENTRY, found
 
 
 def best(spec: ConvSpec, *, backward: bool) -> Bands | None:
     """The bands that should take the least time, if any has matrices of a size that can be kept."""
     return min(_choices(spec, backward=backward), key=lambda pair: pair[0], default=(0.0, None))[1]
+
+
+def cheaper(spec: ConvSpec) -> tuple[bool, Bands] | None:
+    """For the weight's gradient: windows of x and bands of dy, or the other way round (`True`), whichever is less."""
+    found = [(cost, way, cut) for way in (False, True) for cost, cut in _choices(spec, backward=way)]
+    return min(found, key=lambda choice: choice[0])[1:] if found else None
 
 
 # -- requirements ------------------------------------------------------------------------------------------------------
@@ -119,13 +139,18 @@ def one_per_group(q: Query) -> str | None:
     return None if q.spec.features == q.spec.groups else "a group has several features"
 
 
+_TOO_LONG = "the rows are too long, or the windows reach nothing but padding"
+
+
 def small_matrices(backward: bool) -> Requirement:
     def requirement(q: Query) -> str | None:
-        if not q.spec.static or best(q.spec, backward=backward):
-            return None
-        return "the rows are too long, or the windows reach nothing but padding"
+        return None if not q.spec.static or best(q.spec, backward=backward) else _TOO_LONG
 
     return requirement
+
+
+def small_products(q: Query) -> str | None:
+    return None if not q.spec.static or cheaper(q.spec) else _TOO_LONG
 
 
 BANDS = [not_empty, depthwise, one_per_group, static_space]
@@ -141,15 +166,24 @@ def whole_map(cut: Bands, spec: ConvSpec, *, backward: bool) -> np.ndarray:
     return combined(maps).reshape(size)
 
 
+def inside(e: Emitter, v: ir.Value, batch: Dim, channels: Dim, points: Dim) -> ir.Value:
+    """[N, C, points] -> [C, N, points]."""
+    return e.transpose(e.reshape(v, [batch, channels, points]), [1, 0, 2])
+
+
+def padded_rows(e: Emitter, v: ir.Value, images: Dim, have: Dim, inner: Dim, cut: Bands) -> ir.Value:
+    """Images of `have` rows with the rows of zeros that the windows reach: [images, rows * inner]."""
+    assert isinstance(have, int), "static_space requires it"
+    assert isinstance(inner, int), "static_space requires it"
+    rows = (cut.count + cut.pieces - 1) * cut.step
+    return extend(e, v, [images, have * inner], 1, cut.front * inner, (rows - have - cut.front) * inner)
+
+
 def windows(e: Emitter, v: ir.Value, size: list[Dim], cut: Bands) -> ir.Value:
     """[N, C, *size] as windows of rows: [C, N * bands, rows * inner size]."""
     (batch, channels, *space), inner = size, e.size_mul(*size[3:])
-    v = e.transpose(e.reshape(v, [batch, channels, e.size_mul(*space)]), [1, 0, 2])
-    rows = (cut.count + cut.pieces - 1) * cut.step
-    have = space[0]
-    assert isinstance(have, int), "static_space requires it"
     images = e.size_mul(batch, channels)
-    v = extend(e, v, [images, e.size_mul(have, inner)], 1, cut.front * inner, (rows - have - cut.front) * inner)
+    v = padded_rows(e, inside(e, v, batch, channels, e.size_mul(*space)), images, space[0], inner, cut)
     if cut.pieces > 1:
         v = e.reshape(v, [images, cut.count + cut.pieces - 1, e.size_mul(cut.step, inner)])
         at = np.arange(cut.count)[:, None] + np.arange(cut.pieces)
@@ -189,20 +223,31 @@ def bands_input_grad(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     return by_bands(e, dy, n["W"], spec, y_dims(e, dy, spec), x_dims(e, n["X_like"], spec), backward=True)
 
 
-@lowering("ConvWeightGrad", "bands", requires=[*BANDS, small_matrices(backward=False)])
+@lowering("ConvWeightGrad", "bands", requires=[*BANDS, small_products])
 def bands_weight_grad(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """Depthwise: products of all points of a band and of its window, of which each tap takes its own; for strides."""
     x, dy = n["X"], n["dY"]
-    cut = best(spec, backward=False)
-    assert cut is not None, "small_matrices requires it"
-    maps = whole_map(cut, spec, backward=False)
-    taps, window, band = maps.shape
-    batch, channels, *size = y_dims(e, dy, spec)
-    points = math.prod(d or 1 for d in spec.y)
-    dy = e.transpose(e.reshape(dy, [batch, channels, e.size_mul(*size)]), [1, 0, 2])
-    dy = extend(e, dy, [e.size_mul(batch, channels), points], 1, 0, cut.count * band - points)
-    dy = e.reshape(dy, [channels, e.size_mul(batch, cut.count), band])
-    products = e.matmul(e.swap_last(dy), windows(e, x, x_dims(e, x, spec), cut))
-    takes = e.const(maps.transpose(2, 1, 0).reshape(-1, taps), x.dtype)
-    total = e.matmul(e.reshape(products, [channels, band * window]), takes)
-    return e.reshape_like(settled(e, total, batch), n["W_like"])
+    found = cheaper(spec)
+    assert found is not None, "small_products requires it"
+    backward, cut = found
+    maps = whole_map(cut, spec, backward=backward)
+    taps = len(maps)
+    sizes = {"x": x_dims(e, x, spec), "dy": y_dims(e, dy, spec)}
+    if backward:
+        rows, columns = windows(e, dy, sizes["dy"], cut), whole_bands(e, x, sizes["x"], cut)
+    else:
+        rows, columns = whole_bands(e, dy, sizes["dy"], cut), windows(e, x, sizes["x"], cut)
+    products = e.matmul(e.swap_last(rows), columns)
+    takes = maps.transpose(1, 2, 0) if backward else maps.transpose(2, 1, 0)
+    total = e.matmul(e.reshape(products, [spec.groups, takes[..., 0].size]), e.const(takes.reshape(-1, taps), x.dtype))
+    return e.reshape_like(settled(e, total, sizes["x"][0]), n["W_like"])
+
+
+def whole_bands(e: Emitter, v: ir.Value, size: list[Dim], cut: Bands) -> ir.Value:
+    """[N, C, *size] as bands of rows: [C, N * bands, rows * inner size]."""
+    (batch, channels, *space), inner = size, e.size_mul(*size[3:])
+    whole = Bands(cut.map, cut.count, 1, cut.map.shape[2], 0)
+    v = padded_rows(
+        e, inside(e, v, batch, channels, e.size_mul(*space)), e.size_mul(batch, channels), space[0], inner, whole
+    )
+    return e.reshape(v, [channels, e.size_mul(batch, cut.count), e.size_mul(cut.map.shape[2], inner)])

@@ -153,10 +153,10 @@ def tiled_conv(
         parts = list(e.ops("Split", flat, outputs=others, axis=1, num_outputs=others))
         result = interleave(e, parts, e.size_mul(images, tile[0]), count, [1, *tile[1:]])
         count = [count[0], *(e.size_mul(c, t) for c, t in zip(count[1:], tile[1:], strict=True))]
-    if tile[0] > 1 and count[0] != 1:
-        result = e.reshape(result, [images, tile[0], count[0], e.size_mul(*count[1:])])
-        result = e.transpose(result, [0, 2, 1, 3])
-    result = e.reshape(result, [*size[:2], e.size_mul(count[0], tile[0]), *count[1:]])
+    result = e.reshape(result, [*size[:2], e.size_mul(tile[0], count[0]), *count[1:]])
+    if tile[0] > 1 and count[0] != 1:  # from rows of all bands to bands of rows, which no view of another shape follows
+        order = np.arange(tile[0] * tilings[0].count).reshape(tile[0], -1).T.reshape(-1)
+        result = e.op("Gather", result, e.ints(order[: size[2]].tolist()), axis=2)
     return e.slice(result, [0] * spec.rank, size[2:], spatial_axes(spec))
 
 

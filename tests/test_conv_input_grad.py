@@ -110,6 +110,12 @@ CASES = [
     ("bands", case((2, 2, 4, 3, 5), 2, (2, 3, 3), begin=1, groups=2)),
     ("bands", case((2, 2, 61), 2, (9,), begin=4, groups=2)),
     ("bands", case((2, 3, 28, 12), 3, (5, 5), strides=2, begin=2, groups=3)),
+    ("sliding_bands", case((3, 4, 14, 9), 4, (5, 5), begin=2, groups=4)),
+    ("sliding_bands", case((2, 3, 9, 5), 3, (5, 2), strides=2, dilations=2, begin=3, end=1, groups=3)),
+    ("sliding_bands", case((2, 2, 61), 2, (9,), begin=4, groups=2)),
+    ("folded_sliding_bands", case((3, 4, 7, 7), 4, (3, 3), begin=1, groups=4)),
+    ("folded_sliding_bands", case((2, 3, 28, 12), 3, (5, 5), strides=2, begin=2, groups=3)),
+    ("folded_sliding_bands", case((2, 2, 4, 3, 5), 2, (2, 3, 3), begin=3, end=0, groups=2)),
 ]
 
 
@@ -128,6 +134,12 @@ FORWARD_CASES = [
     ("bands", case((2, 2, 4, 3, 5), 2, (2, 3, 3), begin=1, groups=2)),
     ("bands", case((2, 2, 61), 2, (9,), begin=4, groups=2)),
     ("bands", case((2, 3, 28, 12), 3, (5, 5), strides=2, begin=2, groups=3)),
+    ("sliding_bands", case((3, 4, 14, 9), 4, (5, 5), begin=2, groups=4)),
+    ("sliding_bands", case((2, 3, 9, 5), 3, (5, 2), strides=2, dilations=2, begin=3, end=1, groups=3)),
+    ("sliding_bands", case((2, 2, 61), 2, (9,), begin=4, groups=2)),
+    ("folded_sliding_bands", case((3, 4, 7, 7), 4, (3, 3), begin=1, groups=4)),
+    ("folded_sliding_bands", case((2, 3, 28, 12), 3, (5, 5), strides=2, begin=2, groups=3)),
+    ("folded_sliding_bands", case((2, 2, 4, 3, 5), 2, (2, 3, 3), begin=3, end=0, groups=2)),
 ]
 
 
@@ -191,6 +203,7 @@ def test_phases_of_unknown_sizes(shapes: str, size: int) -> None:
         ("tiled_conv", case((2, 2, 1, 8), 2, (1, 3), groups=2), "one row"),
         ("bands", case((2, 2, 4, 300), 2, (3, 3), begin=1, groups=2), "rows are too long"),
         ("bands", case((2, 2, 8, 8), 4, (3, 3), groups=2), "several features"),
+        ("sliding_bands", case((2, 2, 1, 8), 2, (1, 3), begin=0, groups=2), "one band"),
     ],
 )
 def test_reasons(name: str, g: dict, reason: str) -> None:
