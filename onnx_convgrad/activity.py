@@ -59,6 +59,10 @@ def carriers(node: ir.Node, rule: Rule | None) -> Iterator[tuple[str, ir.Value]]
     for name, value in zip(Call(node).names[0], node.inputs, strict=False):
         if value is not None and stem(name) in rule.wrt and floating(value):
             yield name, value
+    if rule.kind == "expansion":
+        for value in dict.fromkeys(captured_values(node)):
+            if floating(value):
+                yield "captured", value
 
 
 @dataclass(frozen=True, slots=True)

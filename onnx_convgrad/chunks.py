@@ -1,21 +1,25 @@
 """Cutting the batch of a convolution gradient into chunks, so that what a lowering holds stays small.
 
-Data results are laid side by side, weight results are added. It serves a workspace budget, and it is also faster where
-the patches of a whole batch do not fit the cache and those of a few samples do.
+A lowering becomes the body of a Scan over equal parts of the batch. Scan hands out its operands slice by slice and writes
+its results in place, so nothing is copied to cut or to join; weight results are added up from part to part. What a
+lowering computes from the weights alone stays in front of the loop. It serves a workspace budget, and it is faster where
+what the lowering of a whole batch makes does not fit the cache and that of a few samples does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad.emit import Emitter
+from onnx_convgrad.activity import captured_values
+from onnx_convgrad.emit import Dim, Emitter
 from onnx_convgrad.registry import Call
 
-__all__ = ["counts", "emit_in_chunks"]
+__all__ = ["counts", "emit_in_chunks", "reaching"]
 
 Emit = Callable[[Emitter, Call, Any], ir.Value]
 
@@ -46,25 +50,102 @@ def counts(op_type: str, spec: Any, workspace: int, limit: float) -> Iterator[in
 
 
 def emit_in_chunks(e: Emitter, node: ir.Node, spec: Any, chunks: int, emit: Emit) -> ir.Value:
-    """Emit a lowering of `node` once for each of `chunks` equal parts of the batch, and join the results."""
+    """Emit a lowering of `node` as the body of a Scan over `chunks` equal parts of the batch."""
     cut = _CUTS[node.op_type]
     part = spec.with_batch(spec.batch // chunks)
-    results: list[ir.Value] = []
-    for i in range(chunks):
-        operands = list(node.inputs)
-        for position in cut.operands:
-            whole = operands[position]
-            assert whole is not None, "the batch operands are never absent"
-            operands[position] = e.slice(whole, [i * part.batch], [(i + 1) * part.batch], [0])
-        # a node for the lowering to read; it is in no graph
-        stand_in = ir.Node(node.domain, node.op_type, operands, list(node.attributes.values()), num_outputs=1)
-        e.typed(stand_in.outputs[0], node.outputs[0])
-        if not cut.added:
-            stand_in.outputs[0].shape = None
-        result = emit(e, Call(stand_in), part)
-        if cut.added and results:  # at once, so that only one partial sum is ever held
-            result = e.add(results.pop(), result)
-        results.append(result)
-        for position in range(len(operands)):
-            stand_in.replace_input_with(position, None)
-    return e.concat(results, 0)
+    operands = list(node.inputs)
+    slices: dict[ir.Value, ir.Value] = {}
+    for position in cut.operands:
+        whole = operands[position]
+        assert whole is not None, "the batch operands are never absent"
+        operands[position] = own = _slice(e, whole, part.batch, position)
+        slices[own] = whole
+    # a node for the lowering to read; it is in no graph
+    stand_in = ir.Node(node.domain, node.op_type, operands, list(node.attributes.values()), num_outputs=1)
+    e.typed(stand_in.outputs[0], node.outputs[0])
+    if not cut.added:
+        stand_in.outputs[0].shape = None
+    start = len(e.emitted)
+    result = emit(e, Call(stand_in), part)
+    state: ir.Value | None = None
+    if cut.added:
+        state = ir.Value(name=f"sum_{len(e.order)}", shape=result.shape, type=ir.TensorType(result.dtype or _FLOAT))
+        result = e.op("Add", state, result)
+    for position in range(len(operands)):
+        stand_in.replace_input_with(position, None)
+    slices = {own: whole for own, whole in slices.items() if own.uses()}
+    inner = [*([state] if state else []), *slices]
+    body = ir.Graph(inner, [result], nodes=_taken(e, start, inner, result), name="chunk")
+    scanned = [e.reshape(whole, [chunks, part.batch, *_rest(e, whole)]) for whole in slices.values()]
+    if state is not None:
+        like = node.inputs[2]
+        assert like is not None, "the shape of a weight gradient is that of an operand"
+        return e.typed(_scan(e, body, [e.zeros_like(like), *scanned], len(scanned)), node.outputs[0])
+    joined = _scan(e, body, scanned, len(scanned))
+    if result.shape is None:
+        size = e.op("Concat", e.ints([spec.batch]), e.op("Shape", joined, start=2), axis=0)
+        return e.typed(e.op("Reshape", joined, size), node.outputs[0])
+    joined.shape = ir.Shape([chunks, *result.shape])
+    rest = [e.dim(joined, 2 + axis) for axis in range(len(result.shape) - 1)]
+    return e.typed(e.reshape(joined, [spec.batch, *rest]), node.outputs[0])
+
+
+_FLOAT = ir.DataType.FLOAT
+
+
+def _slice(e: Emitter, whole: ir.Value, batch: int, position: int) -> ir.Value:
+    """What the body sees of an operand."""
+    shape = None if whole.shape is None else ir.Shape([batch, *whole.shape[1:]])
+    name = f"slice_{len(e.order)}_{position}"
+    return ir.Value(name=name, shape=shape, type=ir.TensorType(whole.dtype or _FLOAT))
+
+
+def _rest(e: Emitter, whole: ir.Value) -> list[Dim]:
+    return [e.dim(whole, axis) for axis in range(1, e.rank(whole))]
+
+
+def _taken(e: Emitter, start: int, inner: Collection[ir.Value], result: ir.Value) -> Sequence[ir.Node]:
+    """Remove from the graph what was emitted since `start` and depends on values of the body; those that count."""
+    depending = set(inner)
+    moved = []
+    for node in e.emitted[start:]:
+        if any(v in depending for v in node.inputs):
+            moved.append(node)
+            depending.update(node.outputs)
+    gone = set(moved)
+    e.emitted[start:] = [node for node in e.emitted[start:] if node not in gone]
+    e.graph.remove(moved)
+    kept = reaching(result)
+    body = [node for node in moved if node in kept]
+    names = itertools.count()
+    for node in body:
+        node.metadata_props.pop("onnx_convgrad.origin", None)
+        node.name = f"chunk_{len(e.order)}_{next(names)}"
+        for value in node.outputs:  # a graph around it names its own values without looking here
+            value.name = f"chunk_{len(e.order)}_{next(names)}"
+    for node in moved:
+        if node not in kept:
+            for index in range(len(node.inputs)):
+                node.replace_input_with(index, None)
+    return body
+
+
+def _scan(e: Emitter, body: ir.Graph, operands: Sequence[ir.Value], scanned: int) -> ir.Value:
+    attributes = [ir.AttrGraph("body", body), ir.AttrInt64("num_scan_inputs", scanned)]
+    node = ir.Node("", "Scan", operands, attributes, num_outputs=1)
+    e.place(node)
+    result = node.outputs[0]
+    result.dtype = body.outputs[0].dtype or _FLOAT
+    return result
+
+
+def reaching(result: ir.Value) -> set[ir.Node]:
+    """The nodes that a value depends on: the rest of what was emitted with it will be removed."""
+    found: set[ir.Node] = set()
+    todo = [result.producer()]
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            todo += [v.producer() for v in (*node.inputs, *captured_values(node)) if v is not None]
+    return found

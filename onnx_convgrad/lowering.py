@@ -42,11 +42,14 @@ __all__ = [
 
 Choosing = str | Mapping[str, str]
 
-_MOST_NODES = 256
-"""That a node may become when cutting it into chunks is only for speed."""
+_GAIN = 0.9
+"""Chunks must promise to take at most this part of the time."""
 
-_GAIN = 0.85
-"""Chunks must promise to be this much faster."""
+_WORTH = 1.5
+"""A form this much slower than the fastest as a whole is not tried in chunks."""
+
+_SHARES = (4, 8, 16)
+"""Chunks are tried of which this part of the cache holds the workspace."""
 
 
 class Spec(Protocol):
@@ -186,10 +189,19 @@ def lowerings_of(op_type: str) -> Mapping[str, Lowering]:
 
 def candidates(node: ir.Node, query: Query, policy: Policy) -> list[Candidate]:
     """Every lowering of the node's operator with its predicted cost or the reason against it."""
-    return [_candidate(entry, node, query, policy) for entry in lowerings()[node.op_type].values()]
+    entries = lowerings()[node.op_type].values()
+    reasons = {entry.name: _refusal(entry, query, policy) for entry in entries}
+    whole = {entry.name: _sketched(entry, node, query, 1) for entry in entries if not reasons[entry.name]}
+    least = min((way.seconds for way in whole.values()), default=0.0)
+    return [
+        Candidate(entry.name, None, reason)
+        if (reason := reasons[entry.name]) is not None
+        else _candidate(entry, node, query, policy, near=whole[entry.name].seconds <= _WORTH * least)
+        for entry in entries
+    ]
 
 
-def _candidate(entry: Lowering, node: ir.Node, query: Query, policy: Policy) -> Candidate:
+def _refusal(entry: Lowering, query: Query, policy: Policy) -> str | None:
     reason = next((r for r in (requirement(query) for requirement in entry.requires) if r), None)
     if reason is None and not entry.exact and policy.choosing == "exact":
         reason = "it rounds more than a direct sum"
@@ -197,17 +209,22 @@ def _candidate(entry: Lowering, node: ir.Node, query: Query, policy: Policy) -> 
         reason = f"it rounds too much for {query.dtype.name}"
     if reason is None and not entry.exact and query.target.narrow_products and not _asked_for(entry, policy.choosing):
         reason = "it rounds too much for TensorFloat-32, in which float32 is multiplied unless told otherwise"
-    if reason is not None:
-        return Candidate(entry.name, None, reason)
-    ways = dict(_ways(entry, node, query, policy.max_workspace))
-    chunks, way = min(ways.items(), key=lambda item: item[1].seconds)
-    if policy.max_workspace is not None:
-        within = {n: way for n, way in ways.items() if way.workspace <= policy.max_workspace}
+    return reason
+
+
+def _candidate(entry: Lowering, node: ir.Node, query: Query, policy: Policy, *, near: bool) -> Candidate:
+    """The lowering in as many chunks as are best; `near` says whether chunks are worth a try."""
+    ways = dict(_ways(entry, node, query, policy.max_workspace, near=near))
+    budget = policy.max_workspace
+    if budget is not None:
+        within = {n: way for n, way in ways.items() if way.workspace <= budget}
         if not within:
             least = min(way.workspace for way in ways.values())
             reason = f"it holds {least} bytes besides its operands, more than max_workspace"
             return Candidate(entry.name, None, reason, least)
-        chunks, way = min(within.items(), key=lambda item: item[1].seconds)
+        ways = within
+    rates = query.target.rates
+    chunks, way = min(ways.items(), key=lambda item: item[1].seconds + _holding(item[1].workspace, rates))
     return Candidate(entry.name, way.seconds, None, way.workspace, chunks)
 
 
@@ -215,17 +232,19 @@ def _asked_for(entry: Lowering, choosing: Choosing) -> bool:
     return not isinstance(choosing, str) and entry.name in choosing.values()
 
 
-def _ways(entry: Lowering, node: ir.Node, query: Query, budget: int | None) -> Iterator[tuple[int, Sketch]]:
+def _ways(
+    entry: Lowering, node: ir.Node, query: Query, budget: int | None, *, near: bool
+) -> Iterator[tuple[int, Sketch]]:
     """The lowering of the whole batch, in chunks that the cache holds, and in chunks that the budget allows."""
     whole = _sketched(entry, node, query, 1)
     yield 1, whole
-    wanted = next(counts(entry.op_type, query.spec, whole.workspace, query.target.rates.cache / 8), 1)
-    most = min(wanted, _MOST_NODES // max(whole.nodes, 1))
-    chunks = max((n for n in range(2, most + 1) if query.spec.batch % n == 0), default=1)
-    if chunks > 1:
-        cut = _sketched(entry, node, query, chunks)
-        if cut.seconds < _GAIN * whole.seconds:
-            yield chunks, cut
+    if near and query.target.loops:
+        limits = [query.target.rates.cache / share for share in _SHARES]
+        tried = {next(counts(entry.op_type, query.spec, whole.workspace, limit), 1) for limit in limits} - {1}
+        for chunks in sorted(tried):
+            cut = _sketched(entry, node, query, chunks)
+            if cut.seconds < _GAIN * whole.seconds:
+                yield chunks, cut
     if budget is not None:
         for chunks in counts(entry.op_type, query.spec, whole.workspace, budget):
             way = _sketched(entry, node, query, chunks)
@@ -314,13 +333,13 @@ def _origin(node: ir.Node) -> str:
     return node.metadata_props.get("onnx_convgrad.origin", node.name or "")
 
 
-def _holding(candidate: Candidate, rates: Rates) -> float:
+def _holding(workspace: int, rates: Rates) -> float:
     """What memory costs besides the time to fill it: half a pass over what the cache does not hold.
 
     The runtime keeps the largest workspace of a graph from run to run, so a form that holds little wins where it is about
     as fast.
     """
-    return max(0.0, candidate.workspace - rates.cache) / rates.memory / 2
+    return max(0.0, workspace - rates.cache) / rates.memory / 2
 
 
 def _lower_node(e: Emitter, node: ir.Node, policy: Policy, sizes: TypicalSizes) -> Choice:
@@ -344,7 +363,7 @@ def _lower_node(e: Emitter, node: ir.Node, policy: Policy, sizes: TypicalSizes) 
                 hint=f"Usable here: {', '.join(c.name for c in usable) or 'none'}.",
             )
     elif usable:
-        chosen = min(usable, key=lambda c: (c.seconds or 0.0) + _holding(c, target.rates))
+        chosen = min(usable, key=lambda c: (c.seconds or 0.0) + _holding(c.workspace, target.rates))
     else:
         reasons = "; ".join(f"{c.name}: {c.reason}" for c in found)
         least = min((c.workspace for c in found if c.workspace), default=0)

@@ -17,7 +17,7 @@ from onnx_convgrad.constants import constant_of
 from onnx_convgrad.cost import Rates
 from onnx_convgrad.emit import VIEWS
 
-__all__ = ["folds", "node_seconds", "value_bytes"]
+__all__ = ["body_of", "folds", "node_seconds", "value_bytes"]
 
 Shape = tuple[int, ...]
 _FREE = VIEWS | {"Shape", "Size", "Constant"}
@@ -37,12 +37,34 @@ def value_bytes(value: ir.Value | None) -> int:
     return math.prod(shape_of(value)) * max(1, round((value.dtype or ir.DataType.FLOAT).itemsize))
 
 
+def _missing(rates: Rates, count: float, spread: float = 4.0) -> float:
+    """The part of so many bytes that comes from memory.
+
+    Other arrays want a place in the cache too: from an eighth of it on, some of the operands are not there any more, and
+    none when there are 2 ** `spread` times as many.
+    """
+    return min(1.0, max(0.0, math.log2(max(8 * count, 1.0) / rates.cache) / spread))
+
+
+def _bytes(node: ir.Node) -> int:
+    return sum(value_bytes(v) for v in (*node.inputs, *node.outputs))
+
+
 def _traffic(node: ir.Node, rates: Rates, *, times: float = 1.0) -> float:
     """Seconds of reading every operand and writing every result once."""
-    count = times * sum(value_bytes(v) for v in (*node.inputs, *node.outputs))
-    # other arrays want a place in the cache too: from an eighth of it on, some of the operands are not there any more
-    share = min(1.0, max(0.0, math.log2(max(8 * count, 1.0) / rates.cache) / 4))
+    count = times * _bytes(node)
+    share = _missing(rates, count)
     return count * ((1 - share) / rates.cached + share / rates.memory)
+
+
+def _late(node: ir.Node, rates: Rates) -> float:
+    """The part of a product's operands and result that comes from memory: it reads and writes one part after the other."""
+    return _missing(rates, 0.6 * _bytes(node), spread=1.0)
+
+
+def _waiting(node: ir.Node, rates: Rates) -> float:
+    """Seconds for which a product waits for memory."""
+    return _late(node, rates) * _bytes(node) / rates.memory
 
 
 def _ints(node: ir.Node, name: str, default: Sequence[int]) -> list[int]:
@@ -52,7 +74,7 @@ def _ints(node: ir.Node, name: str, default: Sequence[int]) -> list[int]:
 
 def _gemm(rates: Rates, m: int, n: int, k: int, batch: int, *, packed: bool = False) -> float:
     """Few rows cannot pay for the packing of the other operand, few columns or terms not for the kernel's edges."""
-    slow = 1 + (0.0 if packed else rates.small / max(m, 1)) + 8 / max(n, 1) + 8 / max(k, 1)
+    slow = 1 + (0.0 if packed else 0.2 * rates.small / max(m, 1)) + 2 / max(n, 1) + 2 / max(k, 1)
     return 2.0 * m * n * k * batch * slow / rates.gemm
 
 
@@ -65,16 +87,13 @@ def _matmul(node: ir.Node, rates: Rates) -> float:
     if node.op_type == "Gemm":
         m, k = (a[1], a[0]) if node.attributes.get("transA") else (a[0], a[1])
         n = b[0] if node.attributes.get("transB") else b[1]
-    turning = (0.5 if k > _FEW else 0.1) * rates.item * math.prod(a) if folds(node.inputs[0]) else 0.0
     right = node.inputs[1]
     packed = right is not None and right.const_value is not None  # when the model is loaded
     batch = math.prod(out[:-2])
-    product = _gemm(rates, m, n, k, batch, packed=packed) + turning
-    return max(product, _traffic(node, rates)) + (3 if packed else 9) * rates.run * (batch - 1)
-
-
-_FEW = 128
-"""Rows of a matrix that stay in the nearest cache while its columns are packed."""
+    slowly = 0.15 + 0.7 * _late(node, rates) * (1 - rates.memory / rates.cached)
+    turning = slowly * rates.item * m * k * batch if folds(node.inputs[0]) else 0.0
+    seconds = _gemm(rates, m, n, k, batch, packed=packed) + turning + _waiting(node, rates)
+    return max(seconds, _traffic(node, rates)) + (3 if packed else 9) * rates.run * (batch - 1)
 
 
 def folds(value: ir.Value | None) -> bool:
@@ -89,7 +108,7 @@ def folds(value: ir.Value | None) -> bool:
     n = len(perm)
     uses = [use.node for use in node.outputs[0].uses()]
     swaps = n >= 2 and perm == [*range(n - 2), n - 1, n - 2]
-    return swaps and bool(uses) and all(use.op_type == "MatMul" for use in uses)
+    return swaps and bool(uses) and all(use.op_type == "MatMul" and use.graph is node.graph for use in uses)
 
 
 _SHORT = 16
@@ -132,10 +151,11 @@ def _conv(node: ir.Node, rates: Rates) -> float:
         seconds = 1.9 * macs / rates.gemm + gathered + runs * rates.run + images
     else:
         rows, k = w[0] // groups, inner * taps
-        slow = 1 + 0.4 * rates.small / max(rows, 1) + 1.25 * rates.small / max(points, 1) + 14 / max(k, 1)
+        slow = 1 + 0.4 * rates.small / max(rows, 1) + 1.25 * rates.small / max(points, 1) + 2 / max(k, 1)
         # gathering short rows is not hidden behind the product; with more features than points one thread does it
         runs = patches / y[-1] * (0.35 if rows > points else 0.12) if y[-1] < 8 else 0.0
-        seconds = 2 * macs * slow / rates.gemm + 0.1 * patches * rates.item + runs * rates.run
+        seconds = 2 * macs * slow / rates.gemm + 0.06 * patches * rates.item + runs * rates.run
+        seconds += _waiting(node, rates)
     return max(seconds, _traffic(node, rates))
 
 
@@ -157,7 +177,8 @@ def _conv_transpose(node: ir.Node, rates: Rates) -> float:
     patches = float(x[0] * groups * w[1] * taps * points)
     unit = set(_ints(node, "strides", [1])) == {1}
     adding = patches * rates.item * (0.15 * _short_rows(y[-1]) if unit else 0.5) if taps > 1 else 0.0
-    product = _gemm(rates, w[1] * taps, points, w[0] // groups, x[0] * groups)
+    slow = 1 + rates.small / max(w[1] * taps, 1) + 8 / max(points, 1) + 8 / max(w[0] // groups, 1)
+    product = 2.0 * x[0] * w[0] * w[1] * taps * points * slow / rates.gemm
     packed = 0.25 * rates.item * x[0] * math.prod(w) + x[0] * groups * 15 * rates.run
     return max(product + packed + adding, _traffic(node, rates))
 
@@ -277,11 +298,26 @@ _MODELS: dict[str, Callable[[ir.Node, Rates], float]] = {
 }
 
 
+def body_of(node: ir.Node) -> ir.Graph | None:
+    """The body of a Scan."""
+    return node.attributes["body"].as_graph() if node.op_type == "Scan" and not node.domain else None
+
+
+def _loop(node: ir.Node, body: ir.Graph, rates: Rates) -> float:
+    """The body for every slice of the last operand, and what entering it takes."""
+    trips = shape_of(node.inputs[-1])[0]
+    inside = sum(node_seconds(n, rates) for n in body if not folds(n.outputs[0]))
+    return trips * (inside + 60 * rates.node)
+
+
 def node_seconds(node: ir.Node, rates: Rates) -> float:
     """Predicted seconds of one node with static sizes. What is computed from constants alone costs nothing."""
     if node.op_type in _FREE or all(v is None or v.const_value is not None for v in node.inputs):
         return 0.0
     if node.outputs[0].dtype == ir.DataType.INT64 and math.prod(shape_of(node.outputs[0])) <= 64:
         return rates.node / 3  # arithmetic on sizes
+    body = body_of(node)
+    if body is not None:
+        return rates.node + _loop(node, body, rates)
     model = _MODELS.get(node.op_type)
     return rates.node + (model(node, rates) if model else _traffic(node, rates))

@@ -11,20 +11,21 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onnx_convgrad.activity import captured_values
+from onnx_convgrad.chunks import reaching
 from onnx_convgrad.cost import Target
 from onnx_convgrad.emit import CANONICAL_OPSET, VIEWS, Emitter
-from onnx_convgrad.node_cost import folds, node_seconds, value_bytes
+from onnx_convgrad.node_cost import body_of, folds, node_seconds, value_bytes
 
 __all__ = ["Sketch", "sketch"]
 
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """Predicted seconds, bytes alive at once besides operands and result, and the number of nodes."""
+    """Predicted seconds, and bytes alive at once besides operands and result."""
 
     seconds: float
     workspace: int
-    nodes: int
 
 
 def sketch(
@@ -47,23 +48,11 @@ def sketch(
     copy = ir.Node(node.domain, node.op_type, operands, list(node.attributes.values()), num_outputs=len(node.outputs))
     e = Emitter(graph, target=target)
     result = emit(e, copy)
-    live = _reaching(result)
+    live = reaching(result)
     emitted = [n for n in e.emitted if n in live]
     priced = [n for n in emitted if not _fused(n)]
     seconds = sum(node_seconds(n, target.rates) for n in priced)
-    return Sketch(seconds, _workspace(emitted, result), len(priced))
-
-
-def _reaching(result: ir.Value) -> set[ir.Node]:
-    """The nodes that the result depends on: the rest will be removed."""
-    found: set[ir.Node] = set()
-    todo = [result.producer()]
-    while todo:
-        node = todo.pop()
-        if node is not None and node not in found:
-            found.add(node)
-            todo += [v.producer() for v in node.inputs if v is not None]
-    return found
+    return Sketch(seconds, _workspace(emitted, result))
 
 
 def _fused(node: ir.Node) -> bool:
@@ -77,15 +66,21 @@ def _workspace(nodes: list[ir.Node], result: ir.Value) -> int:
     for at, node in enumerate(nodes):
         for value in node.outputs:
             source = node.inputs[0] if node.op_type in VIEWS or _fused(node) else None
-            owner[value] = owner.get(source, value) if source is not None else value
-        for operand in node.inputs:
+            owner[value] = owner.get(source, source) if source is not None else value
+        for operand in (*node.inputs, *captured_values(node)):
             if operand is not None and operand in owner:
                 last[owner[operand]] = at
     held = peak = 0
     kept = owner.get(result)
     for at, node in enumerate(nodes):
         held += sum(value_bytes(v) for v in node.outputs if owner[v] is v and v is not kept)
-        peak = max(peak, held)
-        ended = {owner[v] for v in node.inputs if v is not None and v in owner}
+        peak = max(peak, held + _inside(node))
+        ended = {owner[v] for v in (*node.inputs, *captured_values(node)) if v is not None and v in owner}
         held -= sum(value_bytes(v) for v in ended if last[v] == at and v is not kept)
     return peak
+
+
+def _inside(node: ir.Node) -> int:
+    """What the body of a loop holds; its result is a part of the loop's."""
+    body = body_of(node)
+    return 0 if body is None else _workspace(list(body), body.outputs[0])

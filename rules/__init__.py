@@ -45,6 +45,7 @@ MODULES = (
     "shape",
     "index",
     "sequence",
+    "control",
     "slicing",
     "resize",
     "grid_sample",

@@ -210,13 +210,33 @@ def from_points(e: Emitter, v: ir.Value, size: list[Dim], axes: list[Axis], kern
             lead = [points] if points > 1 else []
             v = e.matmul(e.const(kernel, v.dtype), e.reshape(v, [*lead, kernel.shape[1], behind]))
         behind = e.size_mul(behind, kernel.shape[0])
-    v = e.reshape(v, [*(axis.tile for axis in axes), *counts, e.size_mul(n, c)])
-    order = [i for k in range(rank) for i in (rank + 2 * k, k, rank + 2 * k + 1)]  # tile, row of it, phase
-    v = e.transpose(v, [*order, 3 * rank])
-    v = e.reshape(v, [*(axis.outputs for axis in axes), n, c])
-    kept = [*spatial, samples] if may_be_empty(e, samples) else spatial  # in one Slice
-    v = e.slice(v, [0] * len(kept), kept, range(len(kept)))
+    rows = math.prod(axis.tile for axis in axes) * math.prod(counts)
+    v = e.op("Gather", e.reshape(v, [rows, e.size_mul(n, c)]), _places(e, axes, spatial), axis=0)
+    v = e.reshape(v, [*spatial, n, c])
+    if may_be_empty(e, samples):
+        v = e.slice(v, [0], [samples], [rank])
     return e.transpose(v, [rank, rank + 1, *range(rank)])
+
+
+def _places(e: Emitter, axes: list[Axis], spatial: Sequence[Dim]) -> ir.Value:
+    """Where [*tile, *(count, dilation)] holds each point of the image: the sum of one part per axis, in row-major order.
+
+    One Gather puts the tiles together, crops what reaches past the end and runs on all threads, as no Transpose does.
+    """
+    total: ir.Value | None = None
+    behind = math.prod(axis.count * axis.dilation for axis in axes)
+    tiles = math.prod(axis.tile for axis in axes) * behind
+    for i, (axis, size) in enumerate(zip(axes, spatial, strict=True)):
+        assert isinstance(size, int), "static_sizes requires it"
+        tiles //= axis.tile
+        behind //= axis.count * axis.dilation
+        tile, place = np.divmod(np.arange(size), axis.tile * axis.dilation)
+        row, phase = np.divmod(place, axis.dilation)
+        part = row * tiles + (tile * axis.dilation + phase) * behind
+        index = e.const(part.reshape(-1, *(1,) * (len(axes) - 1 - i)), ir.DataType.INT32)
+        total = index if total is None else e.add(total, index)
+    assert total is not None
+    return e.reshape(total, [math.prod(spatial)])
 
 
 def weight_to_points(e: Emitter, w: ir.Value, size: list[Dim], kernels: list[np.ndarray]) -> ir.Value:

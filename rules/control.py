@@ -1,0 +1,53 @@
+"""Loops: a Scan whose number of turns is known is differentiated as what it repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnx_convgrad.emit import Emitter
+from onnx_convgrad.registry import Call, expansion, require
+
+_MOST_TURNS = 256
+
+
+@expansion("Scan", wrt=("initial_state_and_scan_inputs",))
+def scan(e: Emitter, n: Call) -> list[ir.Value | None]:
+    """s[t + 1], z[t] = body(s[t], x[t]): the body is written down for every slice x[t], from s[0] to s[T]."""
+    body = n.node.attributes["body"].as_graph()
+    for name in ("scan_input_axes", "scan_input_directions", "scan_output_axes", "scan_output_directions"):
+        require(not any(n.ints(name) or ()), f"its {name} are not all 0.")
+    operands = [v for v in n.inputs if v is not None]
+    scanned = operands[len(operands) - n.int("num_scan_inputs", 0) :]
+    state = operands[: len(operands) - len(scanned)]
+    turns = e.dim(scanned[0], 0)
+    require(isinstance(turns, int), "the number of its turns is not known while building.")
+    assert isinstance(turns, int)
+    require(turns <= _MOST_TURNS, f"it takes {turns} turns, more than the {_MOST_TURNS} that are written down.")
+    require(turns > 0, "it takes no turn.")
+    made: list[list[ir.Value]] = [[] for _ in body.outputs[len(state) :]]
+    for turn in range(turns):
+        slices = [e.squeeze(e.slice(v, [turn], [turn + 1], [0]), [0]) for v in scanned]
+        results = _turn(e, body, [*state, *slices])
+        state = results[: len(state)]
+        for parts, part in zip(made, results[len(state) :], strict=True):
+            parts.append(e.unsqueeze(part, [0]))
+    return [*state, *(e.concat(parts, 0) for parts in made)]
+
+
+def _turn(e: Emitter, body: ir.Graph, operands: Sequence[ir.Value]) -> list[ir.Value]:
+    """One turn of the loop; what the body reads of the graph around it stays as it is."""
+    values = dict(zip(body.inputs, operands, strict=True))
+    for constant in body.initializers.values():
+        require(constant.const_value is not None, "its body has an initializer without a value.")
+        assert constant.const_value is not None
+        values[constant] = e.const(constant.const_value.numpy(), constant.dtype)
+    for node in body:
+        call = Call(node)
+        kinds = {attr.type for attr in node.attributes.values()}
+        require(not kinds & {ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS}, f"its body holds {node.op_type}.")
+        inputs = [None if v is None else values.get(v, v) for v in node.inputs]
+        results = e.ops(node.op_type, *inputs, outputs=len(node.outputs), domain=node.domain, **call.attributes())
+        values.update(zip(node.outputs, results, strict=True))
+    return [values.get(v, v) for v in body.outputs]
