@@ -64,7 +64,7 @@ def _late(node: ir.Node, rates: Rates) -> float:
 
 def _waiting(node: ir.Node, rates: Rates) -> float:
     """Seconds for which a product waits for memory."""
-    return _late(node, rates) * _bytes(node) / rates.memory
+    return 1.6 * _late(node, rates) * _bytes(node) * (1 / rates.memory - 1 / rates.cached)
 
 
 def _ints(node: ir.Node, name: str, default: Sequence[int]) -> list[int]:

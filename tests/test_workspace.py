@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import onnx
 import pytest
@@ -9,7 +11,7 @@ import torch
 from onnx import TensorProto, helper
 
 import onnx_convgrad as og
-from onnx_convgrad import options
+from onnx_convgrad import cost, options, pipeline
 from onnx_convgrad.runtime import run
 
 
@@ -50,7 +52,7 @@ def test_chunks_give_the_same_gradient_within_the_budget(op_type: str, name: str
 
 def _candidate(report: og.Report, op_type: str, name: str) -> dict:
     row = next(r for r in report.rows if r["operator"] == op_type)
-    return next(c for c in row["candidates"] if c["name"] == name)
+    return _named(row, name)
 
 
 def test_a_budget_that_nothing_fits_names_the_smallest_that_suffices() -> None:
@@ -77,16 +79,73 @@ def test_bad_sizes_on_the_command_line(text: str) -> None:
         options.size_in_bytes(text)
 
 
-def test_of_two_that_are_as_fast_the_one_that_holds_less_is_taken() -> None:
-    """A long 1-D convolution: patches by slices and by a one-hot convolution take about as long."""
-    node = helper.make_node("Conv", ["x", "w"], ["y"], name="conv", pads=[8, 8])
-    shapes = {"x": [16, 64, 4096], "w": [128, 64, 17], "y": [16, 128, 4096]}
-    values = {n: helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in shapes.items()}
-    graph = helper.make_graph([node], "g", [values["x"], values["w"]], [values["y"]])
+def _explained(x: list[int], w: list[int], wrt: str, **attributes: object) -> dict:
+    node = helper.make_node("Conv", ["x", "w"], ["y"], name="conv", **attributes)
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in (("x", x), ("w", w))]
+    graph = helper.make_graph([node], "g", inputs, [helper.make_empty_tensor_value_info("y")])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    (row,) = [r for r in og.explain(model, wrt=["w"]).rows if r["operator"] == "ConvWeightGrad"]
-    found = {c["name"]: c for c in row["candidates"] if c["seconds"] is not None}
-    chosen = found[row["chosen"]]
-    close = [c for c in found.values() if c["seconds"] < 1.02 * chosen["seconds"]]
-    assert len(close) > 1
-    assert chosen["workspace"] == min(c["workspace"] for c in close)
+    return og.explain(model, wrt=[wrt]).rows[-1]
+
+
+def test_of_two_that_are_about_as_fast_the_one_that_holds_less_is_taken() -> None:
+    """The first convolution of VGG: patches cost more memory by slices than by a one-hot convolution."""
+    row = _explained([8, 3, 224, 224], [64, 3, 3, 3], "w", pads=[1, 1, 1, 1])
+    found = [c for c in row["candidates"] if c["seconds"] is not None]
+    chosen, fastest = _named(row, row["chosen"]), min(found, key=lambda c: c["seconds"])
+    assert chosen["workspace"] < fastest["workspace"]
+    assert fastest["seconds"] < chosen["seconds"] < 1.1 * fastest["seconds"]
+
+
+@pytest.mark.parametrize(("wrt", "operator"), [("x", "ConvInputGrad"), ("w", "ConvWeightGrad")])
+def test_the_batch_is_cut_where_the_cache_holds_a_part_of_it(
+    wrt: str, operator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not where it holds all, or where memory is as fast as the cache."""
+
+    def chunks(**changes: float) -> int:
+        target = cost.TARGETS["cpu"]
+        changed = dataclasses.replace(target, rates=dataclasses.replace(target.rates, **changes))
+        monkeypatch.setattr(pipeline, "calibrated", lambda _: changed)
+        row = _explained([16, 64, 56, 56], [64, 64, 3, 3], wrt, pads=[1, 1, 1, 1])
+        assert row["operator"] == operator
+        return _named(row, "winograd_4")["chunks"]
+
+    default = cost.TARGETS["cpu"].rates
+    assert chunks() > 1
+    assert chunks(cache=1e10) == 1
+    assert chunks(memory=default.cached, cached=default.cached) == 1
+    assert chunks(node=1e-4) == 1  # for every part takes some time to begin
+    assert 1 < chunks(cache=2 * default.cache) <= chunks()
+
+
+def _named(row: dict, name: str) -> dict:
+    return next(c for c in row["candidates"] if c["name"] == name)
+
+
+@pytest.mark.parametrize("shapes", ["static", "dynamic size"])
+@pytest.mark.parametrize("lowering", ["im2col_gemm", "split_shift", "winograd_4"])
+def test_parts_of_a_batch_become_one_loop(lowering: str, shapes: str) -> None:
+    """What a lowering makes of the weights alone is made once, in front of it; a graph around the loop stays valid."""
+    size: list[int | str] = [9, 8] if shapes == "static" or lowering == "winograd_4" else ["h", 8]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [6, 4, *size])
+    w = helper.make_tensor_value_info("w", TensorProto.FLOAT, [5, 4, 3, 3])
+    node = helper.make_node("Conv", ["x", "w"], ["y"], name="conv", pads=[1, 1, 1, 1])
+    graph = helper.make_graph([node], "g", [x, w], [helper.make_empty_tensor_value_info("y")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    forced = {"ConvWeightGrad": lowering, "ConvInputGrad": "winograd_4" if lowering == "winograd_4" else "col2im_gemm"}
+    rows = og.explain(model, wrt=["x", "w"], lowering=forced).rows
+    budget = max(_named(r, forced[r["operator"]])["workspace"] for r in rows if r["operator"] in forced) // 2
+    augmented = og.augment(model, wrt=["x", "w"], lowering=forced, max_workspace=budget)
+    loops = [n for n in augmented.graph.node if n.op_type == "Scan"]
+    assert loops
+    rng = np.random.default_rng(0)
+    arrays = {k: rng.standard_normal(s).astype(np.float32) for k, s in (("x", (6, 4, 9, 8)), ("w", (5, 4, 3, 3)))}
+    seed = rng.standard_normal((6, 5, 9, 8)).astype(np.float32)
+    tx, tw = (torch.from_numpy(v).double().requires_grad_() for v in arrays.values())
+    torch.nn.functional.conv2d(tx, tw, padding=1).backward(torch.from_numpy(seed).double())
+    whole = og.augment(model, wrt=["x", "w"], lowering=forced)
+    assert "Scan" not in {n.op_type for n in whole.graph.node}
+    for got in (run(m, {**arrays, "y_grad": seed}) for m in (augmented, whole)):
+        for name, want in (("x_grad", tx.grad), ("w_grad", tw.grad)):
+            assert want is not None
+            assert np.linalg.norm(got[name] - want.numpy()) < 1e-5 * np.linalg.norm(want.numpy())

@@ -1,0 +1,64 @@
+"""Scan: derivatives through loops whose number of turns is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, parser
+
+import onnx_convgrad as og
+from onnx_convgrad.runtime import run
+from onnx_convgrad.testing import Case, check, rand
+
+
+def _body(text: str) -> onnx.GraphProto:
+    return parser.parse_graph(text)
+
+
+RECURRENT = _body("""body (float[2] s, float[2,3] x) => (float[2] s1, float[2,3] z)
+<int64[1] last = {1}>
+{ a = Tanh (s) total = ReduceSum <keepdims = 0> (x, last) s1 = Add (a, total) b = Tanh (x) z = Mul (b, b) }""")
+PLAIN = _body("body (float[3] x, float[3] w) => (float[3] z) { z = Mul (x, w) }")
+
+CASES = [
+    Case("Scan", [rand(2), rand(4, 2, 3)], {"body": RECURRENT, "num_scan_inputs": 1}, outputs=2, dynamic=False),
+    Case("Scan", [rand(3, 3), rand(3, 3)], {"body": PLAIN, "num_scan_inputs": 2}, dynamic=False, name="stateless"),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_rule(case: Case) -> None:
+    check(case)
+
+
+def _model(turns: int | str, **attributes: object) -> onnx.ModelProto:
+    """`z[t] = x[t] w`, w a value of the graph around the loop."""
+    body = _body("body (float[3] x) => (float[3] z) { z = Mul (x, w) }")
+    node = helper.make_node("Scan", ["x"], ["z"], name="loop", body=body, num_scan_inputs=1, **attributes)
+    shapes = {"x": [turns, 3], "w": [3]}
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("z", TensorProto.FLOAT, [turns, 3])])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def test_what_the_body_reads_of_the_graph_around_it_has_a_gradient() -> None:
+    rng = np.random.default_rng(0)
+    x, w, seed = (rng.standard_normal(s).astype(np.float32) for s in ((4, 3), (3,), (4, 3)))
+    got = run(og.augment(_model(4), wrt=["x", "w"]), {"x": x, "w": w, "z_grad": seed})
+    np.testing.assert_allclose(got["z"], x * w, rtol=1e-6)
+    np.testing.assert_allclose(got["x_grad"], seed * w, rtol=1e-6)
+    np.testing.assert_allclose(got["w_grad"], (seed * x).sum(0), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("turns", "attributes", "reason"),
+    [
+        ("n", {}, "the number of its turns is not known while building"),
+        (300, {}, "it takes 300 turns, more than the 256 that are written down"),
+        (4, {"scan_input_directions": [1]}, "its scan_input_directions are not all 0"),
+    ],
+)
+def test_refusals(turns: int | str, attributes: dict, reason: str) -> None:
+    with pytest.raises(og.DifferentiationError, match=reason):
+        og.augment(_model(turns, **attributes), wrt=["x"])
