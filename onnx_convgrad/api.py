@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import onnx
 import onnx_ir as ir
 
+from onnx_convgrad.known_sizes import gain_of_sizes
 from onnx_convgrad.lowering import Choosing
 from onnx_convgrad.passes.canonicalize import InputShapes
 from onnx_convgrad.pipeline import GRADIENTS_KEY, SEEDS_KEY, AnyModel, Names, build, load
@@ -258,21 +259,23 @@ def explain(
 ) -> Report:
     """What `augment` would do: per convolution gradient its geometry, the lowering chosen, and the others' reasons.
 
-    Nothing is changed or written. Raises what `augment` raises.
+    Where sizes of the inputs are not known, the report says what giving them would gain. Nothing is changed or written.
+    Raises what `augment` raises.
     """
-    built = build(
-        model,
-        wrt=wrt,
-        of=of,
-        target=target,
-        lowering=lowering,
-        max_workspace=max_workspace,
-        recompute=recompute,
-        training=training,
-        per_sample=per_sample,
-        input_shapes=input_shapes,
-    )
-    return Report(built.choices, built.gradients, target, built.recomputation)
+    arguments: dict[str, Any] = {
+        "wrt": wrt,
+        "of": of,
+        "target": target,
+        "lowering": lowering,
+        "max_workspace": max_workspace,
+        "recompute": recompute,
+        "training": training,
+        "per_sample": per_sample,
+        "input_shapes": input_shapes,
+    }
+    built = build(model, **arguments)
+    gain = gain_of_sizes(model, built, arguments)
+    return Report(built.choices, built.gradients, target, built.recomputation, gain)
 
 
 def lower_gradient_ops(

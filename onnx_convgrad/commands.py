@@ -18,6 +18,7 @@ from onnx_convgrad import files
 from onnx_convgrad.checking.check import CheckReport, Row, verify_numerically
 from onnx_convgrad.checking.check import check as check_gradients
 from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.known_sizes import gain_of_sizes
 from onnx_convgrad.lowering import Choice
 from onnx_convgrad.pipeline import SEEDS_KEY, Built, build, load
 from onnx_convgrad.placement import Placement, placement, predicted_placement
@@ -113,7 +114,9 @@ def explain(
     with out.stages() as stage:
         built = build(model, **arguments, progress=stage)
         found = _placement(built, arguments["target"], providers, stage) if placed or providers else None
-    report = Report(built.choices, built.gradients, arguments["target"], built.recomputation)
+        stage("comparing")
+        gain = gain_of_sizes(model, built, arguments)
+    report = Report(built.choices, built.gradients, arguments["target"], built.recomputation, gain)
     if json:
         content = loads(report.to_json())
         print(dumps(content | ({"placement": found.to_dict()} if found else {}), indent=2))
@@ -129,6 +132,8 @@ def explain(
     out.line(f"{len(groups)} convolutions, target {report.target}: {listed or 'no convolution gradient is needed'}")
     if report.recomputation is not None:
         out.line(str(report.recomputation))
+    if report.gain is not None:
+        out.line(str(report.gain))
     for table in found.tables if found else []:
         out.table(table)
 

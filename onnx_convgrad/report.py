@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from onnx_convgrad.known_sizes import Gain
 from onnx_convgrad.lowering import Choice
 from onnx_convgrad.passes.recompute import Recomputation
 
@@ -21,6 +22,7 @@ class Report:
     gradients: Mapping[str, str]
     target: str
     recomputation: Recomputation | None = None
+    gain: Gain | None = None
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -51,12 +53,16 @@ class Report:
         content = {"target": self.target, "gradients": dict(self.gradients), "rows": self.rows}
         if self.recomputation is not None:
             content["recomputation"] = self.recomputation.to_dict()
+        if self.gain is not None:
+            content["with_known_sizes"] = self.gain.to_dict()
         return json.dumps(content, indent=2)
 
     def __str__(self) -> str:
         lines = [f"{len(self.choices)} convolution gradients for target {self.target}"]
         if self.recomputation is not None:
             lines.append(str(self.recomputation))
+        if self.gain is not None:
+            lines.append(str(self.gain))
         spec = None
         for choice in self.choices:
             heading = (choice.node, str(choice.spec))

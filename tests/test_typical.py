@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import onnx
 import pytest
 from onnx import TensorProto, helper
@@ -9,6 +11,7 @@ from onnx import TensorProto, helper
 import onnx_convgrad as og
 from onnx_convgrad.passes.canonicalize import canonicalize
 from onnx_convgrad.pipeline import load
+from onnx_convgrad.report import Report
 from onnx_convgrad.typical import TypicalSizes
 
 
@@ -51,3 +54,36 @@ def test_layers_are_priced_at_their_sizes() -> None:
     assert len(both) > 8
     for key in both:
         assert found[key] == pytest.approx(known[key], rel=0.3), key  # the first chunks of a known batch may be faster
+
+
+def _dense(batch: object, size: object) -> onnx.ModelProto:
+    node = helper.make_node("Conv", ["x", "w"], ["y"], name="conv", pads=[1, 1, 1, 1])
+    shapes = {"x": [batch, 64, size, size], "w": [64, 64, 3, 3]}
+    inputs = [helper.make_tensor_value_info(k, TensorProto.FLOAT, dims) for k, dims in shapes.items()]
+    graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_explain_says_what_known_sizes_would_gain() -> None:
+    report = og.explain(_dense("n", "s"), wrt="all")
+    gain = report.gain
+    assert gain is not None
+    assert gain.shapes == {"x": (8, 64, 224, 224)}
+    assert gain.gradients == 2
+    known = og.explain(_dense(8, 224), wrt="all")
+    assert known.gain is None
+    assert gain.seconds_known == pytest.approx(_predicted(known))
+    assert gain.seconds == pytest.approx(_predicted(report))
+    saved = round(100 * (1 - _predicted(known) / _predicted(report)))
+    assert str(gain) == (
+        f"Sizes of the inputs are unknown: if given, as with --input-shape x:8,64,224,224, {gain.faster} of 2 gradients"
+        f" take faster forms; {saved} % less time is predicted."
+    )
+    assert str(gain) in str(report)
+    assert json.loads(report.to_json())["with_known_sizes"]["faster"] == gain.faster
+    assert og.explain(_dense("n", "s"), wrt="all", input_shapes={"x": [8, 64, 224, 224]}).gain is None
+
+
+def _predicted(report: Report) -> float:
+    rows = report.rows
+    return sum(next(c["seconds"] for c in row["candidates"] if c["name"] == row["chosen"]) for row in rows)
