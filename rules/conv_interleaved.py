@@ -38,12 +38,20 @@ from onnx_convgrad.rules.conv_shared import (
 )
 from onnx_convgrad.rules.conv_stacked import several_samples, several_taps
 from onnx_convgrad.rules.conv_weight_grad import batch_sum, sizes_of
+from onnx_convgrad.rules.conv_weight_shift import one_group
+
+_FEW_ROWS = 32
+"""As many a product with the identity moves sooner than one thread."""
 
 # -- requirements ------------------------------------------------------------------------------------------------------
 
 
 def several_channels(q: Query) -> str | None:
-    return "a group has one channel" if q.spec.channels == q.spec.groups else None
+    """One channel that several features see makes rows of its own taps, which may be many."""
+    spec = q.spec
+    if spec.channels != spec.groups or (spec.groups == 1 and spec.features is not None and spec.features > 1):
+        return None
+    return "a group has one channel"
 
 
 def rows_left(q: Query) -> str | None:
@@ -73,9 +81,9 @@ def last_unit_stride(q: Query) -> str | None:
 
 
 def swapped(e: Emitter, v: ir.Value, rows: int) -> ir.Value:
-    """[.., rows, columns] -> [.., columns, rows]: as a product with the identity, since Transpose runs on one thread."""
+    """[.., rows, columns] -> [.., columns, rows]: few by a product with the identity, since Transpose runs on one thread."""
     columns = e.swap_last(v)
-    return columns if rows == 1 else e.matmul(columns, e.const(np.eye(rows), v.dtype))
+    return columns if rows == 1 or rows > _FEW_ROWS else e.matmul(columns, e.const(np.eye(rows), v.dtype))
 
 
 def wide(values: Sequence[int], count: int) -> tuple[int, ...]:
@@ -93,13 +101,23 @@ def rows_of(size: Sequence[Dim], count: int) -> list[Dim]:
 # -- the channels of a group -------------------------------------------------------------------------------------------
 
 
-@lowering(
-    "ConvWeightGrad",
-    "channel_rows",
-    requires=[not_empty, conv_kernel, static_space, known_channels, several_channels, several_taps, rows_left],
-)
+CHANNELS = [not_empty, conv_kernel, static_space, known_channels, several_channels, several_taps, rows_left]
+
+
+@lowering("ConvWeightGrad", "channel_rows", requires=CHANNELS)
 def channel_rows(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """`conv_swap` with the channels of a group inside the rows: for small groups, strides and few channels."""
+    return _channel_rows(e, n, spec, apart=True)
+
+
+@lowering("ConvWeightGrad", "folded_channel_rows", requires=[known_batch, *CHANNELS, one_group, several_samples])
+def folded_channel_rows(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+    """The same with the sum over the samples in the product; for small images with many channels."""
+    return _channel_rows(e, n, spec, apart=False)
+
+
+def _channel_rows(e: Emitter, n: Call, spec: ConvSpec, *, apart: bool) -> ir.Value:
+    """The samples are groups of their own if they are kept `apart` and their number is known, else channels."""
     x, dy, g = n["X"], n["dY"], spec.groups
     batch, _, per, y = sizes_of(e, n, spec)
     inner, features = (spec.channels or g) // g, e.size_mul(per, g)
@@ -109,11 +127,12 @@ def channel_rows(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     batch = filled(e, batch)
     pixels = e.reshape(x, [batch, g, inner, e.size_mul(*size)])
     groups, lead = g, 1
-    if isinstance(batch, int):  # each sample is a group of its own
+    if apart and isinstance(batch, int):
         groups, lead = batch * g, batch
         pixels, dy = swapped(e, pixels, inner), e.reshape(dy, [e.size_mul(batch, features), 1, *y])
     else:
-        pixels, dy = e.transpose(pixels, [1, 0, 3, 2]), e.transpose(dy, [1, 0, *range(2, 2 + spec.rank)])
+        pixels = swapped(e, pixels, inner) if g == 1 else e.transpose(pixels, [1, 0, 3, 2])
+        dy = e.transpose(dy, [1, 0, *range(2, 2 + spec.rank)])
     first, *lines = [*(k or 1 for k in spec.kernel[:-1]), spec.span[-1] or 1]
     more = _more(first, math.prod(lines) * inner, per) if lines else 0
     end = [high - (rest or 0) for high, rest in zip(spec.end, spec.leftover, strict=True)]

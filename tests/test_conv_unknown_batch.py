@@ -24,7 +24,12 @@ GEOMETRIES = {
     "three axes": (2, 3, 1, (4, 5, 3), (2, 2, 2), 1, 1, 1),
     "dilated": (4, 6, 2, (9,), (3,), 1, 2, 2),
 }
-KNOWN_BATCH = {"masked_windows": "ConvWeightGrad", "placed_windows": "ConvWeightGrad", "sample_rows": "ConvInputGrad"}
+KNOWN_BATCH = {
+    "masked_windows": "ConvWeightGrad",
+    "placed_windows": "ConvWeightGrad",
+    "folded_channel_rows": "ConvWeightGrad",
+    "sample_rows": "ConvInputGrad",
+}
 """The samples are groups of one Conv, or lie inside its rows: their number is an attribute."""
 
 CHOICES = [(op, name) for op in ("ConvInputGrad", "ConvWeightGrad") for name in lowerings()[op] if name != "zeros"]
