@@ -13,11 +13,15 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-__all__ = ["constant_of", "forget_constants", "is_constant"]
+__all__ = ["constant_of", "forget_constants", "is_constant", "is_folded", "mark_constant"]
 
 _LIMIT = 4096
+_RANDOM = frozenset(
+    {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
+)
 _DEPTH = 40
 _CACHE = "onnx_convgrad.constant"
+_MARK = "onnx_convgrad.marked_constant"
 
 
 def is_constant(value: ir.Value | None) -> bool:
@@ -25,6 +29,21 @@ def is_constant(value: ir.Value | None) -> bool:
     if value is None or value.is_graph_input():
         return False
     return value.is_initializer() or value.const_value is not None
+
+
+def mark_constant(value: ir.Value) -> None:
+    """Say that a value without entries stands for a constant."""
+    value.meta[_MARK] = True
+
+
+def is_folded(value: ir.Value | None, depth: int = _DEPTH) -> bool:
+    """Whether a runtime knows the value when it has loaded the model: a constant, or computed from constants alone."""
+    if value is None or is_constant(value) or _MARK in value.meta:
+        return True
+    node = value.producer()
+    if node is None or depth == 0:
+        return False
+    return all(is_folded(v, depth - 1) for v in node.inputs) and node.op_type not in _RANDOM
 
 
 def constant_of(value: ir.Value | None, depth: int = _DEPTH) -> np.ndarray | None:

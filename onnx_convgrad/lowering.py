@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self
 import onnx_ir as ir
 
 from onnx_convgrad.chunks import counts, emit_in_chunks
-from onnx_convgrad.constants import is_constant
+from onnx_convgrad.constants import is_constant, is_folded
 from onnx_convgrad.cost import Rates, Target
 from onnx_convgrad.emit import DOMAIN, Emitter
 from onnx_convgrad.errors import ArgumentError, LoweringError
@@ -257,10 +257,14 @@ def _sketched(entry: Lowering, node: ir.Node, query: Query, chunks: int) -> Sket
     """The price of a lowering; the same geometry is sketched once."""
     spec = query.typical
     present = tuple(v is not None for v in node.inputs)
-    key = (entry.op_type, entry.name, spec, query.dtype, query.target, present, chunks)
+    known = query.target.lays_out_constants
+    constant = tuple(i for i, v in enumerate(node.inputs) if known and v is not None and is_folded(v))
+    key = (entry.op_type, entry.name, spec, query.dtype, query.target, present, constant, chunks)
     if key not in _SKETCHES:
         shapes = {i: getattr(spec, name) for i, name in enumerate(_SPECS[node.op_type].operands)}
-        _SKETCHES[key] = sketch(node, shapes, query.target, lambda e, copy: _emit(e, entry, copy, spec, chunks))
+        _SKETCHES[key] = sketch(
+            node, shapes, query.target, lambda e, copy: _emit(e, entry, copy, spec, chunks), constant
+        )
     return _SKETCHES[key]
 
 

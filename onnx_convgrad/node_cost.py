@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
-from onnx_convgrad.constants import constant_of
+from onnx_convgrad.constants import constant_of, is_folded
 from onnx_convgrad.cost import Rates
 from onnx_convgrad.emit import VIEWS
 
@@ -119,16 +119,36 @@ def _short_rows(row: int) -> float:
     return 1 + _SHORT / max(row, 1)
 
 
-def _constant(value: ir.Value | None) -> bool:
-    """Whether a value is a constant or the repetition of one; the runtime lays such kernels out when it loads a model."""
-    if value is None or value.const_value is not None:
-        return value is not None
-    node = value.producer()
-    return node is not None and node.op_type == "Tile" and _constant(node.inputs[0])
+def _blocked(node: ir.Node) -> bool:
+    """Whether ONNX Runtime runs a Conv of a constant kernel with its channels in blocks: in two spatial dimensions."""
+    x, w = node.inputs[:2]
+    if x is None or x.dtype not in (None, ir.DataType.FLOAT) or len(shape_of(w)) != 4 or not is_folded(w):
+        return False
+    features, inner = shape_of(w)[:2]
+    attr = node.attributes.get("group")
+    groups = attr.as_int() if attr else 1
+    if groups == 1:
+        return inner < _BLOCK or inner % 4 == 0
+    alone = inner == 1 and features == groups
+    return features % _BLOCK == 0 and (alone or (inner % _BLOCK == 0 and features // groups % _BLOCK == 0))
+
+
+def _blocked_conv(node: ir.Node, rates: Rates) -> float:
+    """No patches; both operands are brought into blocks of channels and back."""
+    w, y = shape_of(node.inputs[1]), shape_of(node.outputs[0])
+    flops = 2.0 * y[0] * -(-y[1] // _BLOCK) * _BLOCK * math.prod(y[2:]) * math.prod(w[1:])
+    alone = w[1] == 1 and w[0] > 1
+    return max(flops / rates.gemm * (1.8 if alone else 0.95), _traffic(node, rates, times=3))
+
+
+_BLOCK = 16
+"""Channels that lie side by side."""
 
 
 def _conv(node: ir.Node, rates: Rates) -> float:
     """Patches are gathered into a small buffer and multiplied at once, per sample and group."""
+    if _blocked(node):
+        return _blocked_conv(node, rates)
     x, w, y = (shape_of(v) for v in (node.inputs[0], node.inputs[1], node.outputs[0]))
     attr = node.attributes.get("group")
     groups = attr.as_int() if attr else 1
@@ -139,8 +159,9 @@ def _conv(node: ir.Node, rates: Rates) -> float:
     padded = any(_ints(node, "pads", [0])) or set(_ints(node, "dilations", [1])) != {1}
     if inner == 1 and groups > 1 and len(w) == 4 and w[3] == x[3] and taps > 1 and unit and not padded:
         seconds = _windows(rates, x[0] * groups, w[0] // groups, points, taps)
-    elif inner == 1 and groups > 1 and _constant(node.inputs[1]):
-        seconds = 0.45 * math.prod(y) * rates.item + x[0] * groups * 8 * rates.run
+    elif inner == 1 and groups > 1 and is_folded(node.inputs[1]):
+        product = 1.9 * macs / rates.gemm + 0.17 * patches * rates.item
+        seconds = max(0.45 * math.prod(y) * rates.item, product) + x[0] * groups * 8 * rates.run
     elif inner == 1 and groups > 1 and w[0] == groups:
         seconds = macs * rates.tap * (1.0 if unit else 2.0) * _short_rows(y[-1])
     elif inner == 1 and groups > 1:
@@ -179,7 +200,8 @@ def _conv_transpose(node: ir.Node, rates: Rates) -> float:
     adding = patches * rates.item * (0.15 * _short_rows(y[-1]) if unit else 0.5) if taps > 1 else 0.0
     slow = 1 + rates.small / max(w[1] * taps, 1) + 8 / max(points, 1) + 8 / max(w[0] // groups, 1)
     product = 2.0 * x[0] * w[0] * w[1] * taps * points * slow / rates.gemm
-    packed = 0.25 * rates.item * x[0] * math.prod(w) + x[0] * groups * 15 * rates.run
+    packed = 0.0 if is_folded(node.inputs[1]) else 0.25 * rates.item * x[0] * math.prod(w)
+    packed += x[0] * groups * 15 * rates.run
     return max(product + packed + adding, _traffic(node, rates))
 
 
@@ -312,7 +334,7 @@ def _loop(node: ir.Node, body: ir.Graph, rates: Rates) -> float:
 
 def node_seconds(node: ir.Node, rates: Rates) -> float:
     """Predicted seconds of one node with static sizes. What is computed from constants alone costs nothing."""
-    if node.op_type in _FREE or all(v is None or v.const_value is not None for v in node.inputs):
+    if node.op_type in _FREE or all(map(is_folded, node.inputs)):
         return 0.0
     if node.outputs[0].dtype == ir.DataType.INT64 and math.prod(shape_of(node.outputs[0])) <= 64:
         return rates.node / 3  # arithmetic on sizes

@@ -6,13 +6,14 @@ values that are alive at once between them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from onnx_convgrad.activity import captured_values
 from onnx_convgrad.chunks import reaching
+from onnx_convgrad.constants import mark_constant
 from onnx_convgrad.cost import Target
 from onnx_convgrad.emit import CANONICAL_OPSET, VIEWS, Emitter
 from onnx_convgrad.node_cost import body_of, folds, node_seconds, value_bytes
@@ -33,8 +34,12 @@ def sketch(
     shapes: Mapping[int, tuple[int, ...]],
     target: Target,
     emit: Callable[[Emitter, ir.Node], ir.Value],
+    constant: Collection[int] = (),
 ) -> Sketch:
-    """Emit a lowering of `node` with the operand shapes `shapes` (by position) and price what comes out."""
+    """Emit a lowering of `node` with the operand shapes `shapes` (by position) and price what comes out.
+
+    `constant` are the positions of operands that are known when the model is loaded, as is what is computed from them.
+    """
     graph = ir.Graph([], [], nodes=[], opset_imports={"": CANONICAL_OPSET}, name="sketch")
     operands: list[ir.Value | None] = []
     for position, value in enumerate(node.inputs):
@@ -43,7 +48,10 @@ def sketch(
             continue
         kind = ir.TensorType(value.dtype or ir.DataType.FLOAT)
         operand = ir.Value(name=f"operand_{position}", shape=ir.Shape(shapes[position]), type=kind)
-        graph.inputs.append(operand)
+        if position in constant:
+            mark_constant(operand)
+        else:
+            graph.inputs.append(operand)
         operands.append(operand)
     copy = ir.Node(node.domain, node.op_type, operands, list(node.attributes.values()), num_outputs=len(node.outputs))
     e = Emitter(graph, target=target)

@@ -228,3 +228,20 @@ def test_uneven_padding_is_made_explicit_where_the_provider_wants_it(name: str) 
     plain = og.augment(model, wrt=["x"], lowering={"ConvInputGrad": "conv_transpose"})
     results = [run(m, {**arrays, "y_grad": seed})["x_grad"] for m in (augmented, plain)]
     assert _error(*results) < 1e-5
+
+
+def test_constant_kernels_are_laid_out_when_the_model_is_loaded() -> None:
+    """Of a kernel that no input can change, the turned one is a constant too: nothing of it is priced in a run."""
+    g = case((8, 96, 56, 56), 96, (7, 7), begin=3, end=3, groups=96)
+    shapes = {"x": (8, 96, 56, 56), "w": (96, 1, 7, 7), "b": (96,)}
+    arrays = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    model = _model("Conv", arrays, "static", **_attributes(g))
+    fixed = onnx.ModelProto()
+    fixed.CopyFrom(model)
+    fixed.graph.initializer.append(onnx.numpy_helper.from_array(arrays["w"], "w"))
+    del fixed.graph.input[1]
+    choices = [og.explain(m, wrt=["x"]).choices[0] for m in (model, fixed)]
+    assert choices[0].chosen != "flipped_conv"
+    assert choices[1].chosen == "flipped_conv"
+    seconds = [next(c.seconds for c in choice.candidates if c.name == "flipped_conv") for choice in choices]
+    assert seconds[0] > 2 * seconds[1]
