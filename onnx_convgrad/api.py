@@ -297,6 +297,11 @@ def lower_gradient_ops(
     nodes between are computed once more from those. A Gradient of a Gradient's result is a derivative of higher order. What
     y does not depend on gets zeros, and a warning. Nodes such as Dropout and BatchNormalization are taken as they say.
 
+    A model with an algorithm in its `training_info` becomes one step of it, as the specification combines the two graphs:
+    the algorithm's inputs and outputs follow the model's, what it updates can be fed, too, and
+    `metadata_props["onnx_convgrad.updates"]` tells which output is the next value of each. An initialization is left
+    out, with a warning.
+
     Optimizers take R and T of one element and keep the dtype of each tensor (float32 or float64). Other transformations
     take models with optimizers as they are, but a Gradient has to be lowered before.
 

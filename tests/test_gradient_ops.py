@@ -366,3 +366,21 @@ def test_bodies_are_refused(name: str) -> None:
     with pytest.raises(og.DifferentiationError, match=path) as caught:
         og.lower_gradient_ops(model(body, "bool b, float[4] w", "float[] dw", tail=tail))
     assert "into the main graph" in str(caught.value)
+
+
+def test_other_sizes_than_the_declared_ones() -> None:
+    """Sizes that the model computes are not fixed to those of the tensor that another one takes the place of."""
+    body = """
+        c = Conv(x, w)
+        s = Shape<start=0, end=2>(c)
+        e = Constant<value_ints=[-1]>()
+        t = Concat<axis=0>(s, e)
+        r = Reshape(c, t)
+        y = Softmax<axis=2>(r)
+        z = Mul(y, r)
+        dc = T.Gradient<xs=["c"], y="z">(c1)
+    """
+    done = lowered(model(body, "float[2,3,6] x, float[4,3,3] w, float[1,5,7] c1", "float[] z, float[] dc"))
+    feed = drawn(x=(2, 3, 6), w=(4, 3, 3), c1=(1, 5, 7))
+    c1 = wide(feed)["c1"]
+    close(run(done, feed)["dc"], torch.autograd.grad((c1.softmax(2) * c1).sum(), c1)[0])

@@ -37,8 +37,11 @@ _BLOCKED = frozenset({"com.microsoft.nchwc", "com.ms.internal.nhwc"})
 """Domains of ONNX Runtime's own layouts, which optimization level "all" writes."""
 
 
-def canonicalize(model: ir.Model, input_shapes: InputShapes | None = None) -> ir.Model:
+def canonicalize(model: ir.Model, input_shapes: InputShapes | None = None, *, fold: bool = True) -> ir.Model:
     """Bring `model` to canonical form and return it. Callers pass a clone: it is rewritten in place where possible.
+
+    With `fold`, integers that follow from constants and static sizes become constants. Parts of a graph that are to be
+    computed for other sizes, too, need them as they are.
 
     Raises:
         ModelError: The model is not a usable ONNX model, or its opset has no equivalent at 21.
@@ -59,7 +62,8 @@ def canonicalize(model: ir.Model, input_shapes: InputShapes | None = None) -> ir
     before = model.opset_imports.get("", 0)
     whole = all(node.domain == "" for node in model.graph.all_nodes())
     declared = _forget_shapes(model.graph)
-    fold_sizes(model.graph)
+    if fold:
+        fold_sizes(model.graph)
     _infer(model)
     if not input_shapes and _recall_shapes(declared):
         _infer(model)
@@ -74,7 +78,8 @@ def canonicalize(model: ir.Model, input_shapes: InputShapes | None = None) -> ir
         _infer(model)
     if not whole and not input_shapes and _recall_shapes(declared):
         _infer(model)
-    fold_sizes(model.graph)
+    if fold:
+        fold_sizes(model.graph)
     return model
 
 

@@ -51,10 +51,13 @@ def label(node: ir.Node) -> str:
     return repr(node.name) if node.name else f"that makes {', '.join(repr(v.name) for v in node.outputs if v.name)}"
 
 
-def bind_gradients(model: ir.Model) -> None:
+def bind_gradients(model: ir.Model) -> bool:
     """Turn the names in the Gradient nodes of `model` and of its functions into operands, in place.
 
     Nodes in the bodies of other nodes are left as they are.
+
+    Returns:
+        Whether one of them takes a gradient at values other than those of the tensors that it names.
 
     Raises:
         ModelError: A name that no tensor of the graph has or that occurs twice, a wrong number of operands, or a `y` that is
@@ -65,6 +68,8 @@ def bind_gradients(model: ir.Model) -> None:
         found += _bind(function.graph, veiled=True)
     if found:
         model.opset_imports[DOMAIN] = 1
+    calls = map(GradientCall.of, found)
+    return any(given is not named for call in calls for given, named in zip(call.given, call.named, strict=True))
 
 
 def lift_veils(graph: ir.Graph) -> None:
@@ -76,11 +81,11 @@ def lift_veils(graph: ir.Graph) -> None:
             graph.remove(node, safe=True)
 
 
-def _bind(graph: ir.Graph, *, veiled: bool = False) -> int:
-    """Bind the nodes of one graph; how many there are."""
+def _bind(graph: ir.Graph, *, veiled: bool = False) -> list[ir.Node]:
+    """Bind the nodes of one graph, and return them."""
     nodes = [node for node in graph if (node.domain, node.op_type) == (TRAINING_DOMAIN, GRADIENT)]
     if not nodes:
-        return 0
+        return []
     values = [*graph.inputs, *graph.initializers.values(), *(v for node in graph for v in node.outputs)]
     tensors = {v.name: v for v in values if v.name}
     names = {node: _Names.of(node, tensors) for node in nodes}
@@ -100,7 +105,7 @@ def _bind(graph: ir.Graph, *, veiled: bool = False) -> int:
             node.replace_input_with(index, value)
     if late:
         _sort(graph, nodes)
-    return len(nodes)
+    return nodes
 
 
 @dataclass(frozen=True, slots=True)
