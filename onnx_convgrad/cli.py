@@ -197,6 +197,43 @@ def explain(
 
 
 @app.command()
+def lower(
+    model: Model,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="File to write. [default: <stem>.lowered.onnx beside the model]"),
+    ] = None,
+    target: Target = "cpu",
+    lowering: Lowering = [],  # noqa: B006
+    max_workspace: Workspace = None,
+    input_shape: Shapes = [],  # noqa: B006
+    verbose: Verbose = False,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Write ONNX's training operators with plain ones.
+
+    These are Gradient, Adam, Adagrad and Momentum, which ONNX Runtime cannot run. A training algorithm that the file
+    carries beside the graph (training_info) is combined with it into one step.
+
+    \b
+    Example:
+      onnx-convgrad lower step.onnx
+    """
+    with guarded():
+        from onnx_convgrad import lower_command, options
+        from onnx_convgrad.tables import Output
+
+        arguments = {
+            "target": target,
+            "lowering": options.chosen_lowering(lowering),
+            "max_workspace": options.size_in_bytes(max_workspace),
+            "input_shapes": options.input_shapes(input_shape),
+        }
+        lower_command.lower(model, output, arguments, Output(quiet=quiet, json=json), every=verbose, json=json)
+
+
+@app.command()
 def check(
     model: Model,
     wrt: Annotated[list[str], typer.Option("--wrt", help="As for augment. [default: all]")] = [],  # noqa: B006

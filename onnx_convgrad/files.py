@@ -16,9 +16,9 @@ PROTO_LIMIT = 2**31 - 2**24
 """Protobuf stops at 2 GB; some of it is left for the nodes."""
 
 
-def default_output(model: Path) -> Path:
-    """`<stem>.grad.onnx` beside the model."""
-    return model.with_name(f"{model.stem}.grad.onnx")
+def default_output(model: Path, kind: str = "grad") -> Path:
+    """`<stem>.grad.onnx` beside the model, or of another kind."""
+    return model.with_name(f"{model.stem}.{kind}.onnx")
 
 
 def check_destination(output: Path, model: Path | None = None) -> None:

@@ -14,6 +14,7 @@ from preview_training import DOMAIN, close, drawn, model
 from torch.nn import functional as F
 
 import onnx_convgrad as og
+from onnx_convgrad.cli import main
 from onnx_convgrad.runtime import run
 
 STEP = f"""
@@ -95,3 +96,37 @@ def test_what_no_graph_can_hold() -> None:
         wrong.training_info[0].update_binding[0].key, wrong.training_info[0].update_binding[0].value = key, value
         with pytest.raises(og.ModelError, match=message):
             og.lower_gradient_ops(wrong)
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def status(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(["lower", *arguments])
+    return int(caught.value.code or 0)
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(trainable(), path)
+    assert status(str(path)) == 0
+    text = capsys.readouterr().out
+    assert "Lowered: 1 Gradient, 1 Momentum." in text and "w_next is the next w" in text
+    assert "loss         w   gw  Gradient_4" in text
+    assert status(str(path), "-o", str(tmp_path / "s.onnx"), "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["operators"] == {"Gradient": 1, "Momentum": 1} and told["updates"]["v"] == "v_next"
+    assert told["gradients"] == [{"node": "Gradient_4", "y": "loss", "x": "w", "output": "gw"}]
+    assert (tmp_path / "m.lowered.onnx").read_bytes() == (tmp_path / "s.onnx").read_bytes()
+
+
+def test_exit_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """3 for what cannot be differentiated, 2 for an invalid model; nothing is written."""
+    path = tmp_path / "m.onnx"
+    for body, code in (("y = local.Mystery(w)", 3), ("z = Identity(w)", 2)):
+        given = model(f'{body} dw = {DOMAIN}.Gradient<xs=["w"], y="y">(w)', "float[3] w", "float[3] dw")
+        onnx.save(given, path)
+        assert status(str(path)) == code
+        assert "Gradient node" in capsys.readouterr().err
+        assert not (tmp_path / "m.lowered.onnx").exists()

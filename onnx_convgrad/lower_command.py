@@ -1,0 +1,84 @@
+"""What `lower` does, once its options are understood."""
+
+# ruff: noqa: T201 - commands print
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from json import dumps, loads
+from pathlib import Path
+from typing import Any
+
+from onnx_convgrad import files
+from onnx_convgrad.gradient_ops import Lowered, lower_training_operators
+from onnx_convgrad.pipeline import load
+from onnx_convgrad.summary import Figures, comparison
+from onnx_convgrad.tables import Output, Table
+from onnx_convgrad.training_info import UPDATES_KEY
+
+__all__ = ["lower"]
+
+_FOLD = 10
+"""Most gradients that are shown without being asked for."""
+
+_TRAINABLE = "parameters"
+"""The figure that is left out: what is trained is the model's affair, and may be fed."""
+
+
+def lower(
+    model: Path, output: Path | None, arguments: Mapping[str, Any], out: Output, *, every: bool, json: bool
+) -> None:
+    """Lower, write, tell."""
+    destination = output or files.default_output(model, "lowered")
+    source = load(model)
+    files.check_destination(destination, model)
+    with out.stages() as stage:
+        start = time.perf_counter()
+        done = lower_training_operators(model, **arguments, progress=stage)
+        seconds = time.perf_counter() - start
+        stage("writing")
+        data = files.write(done.model, destination)
+    before, after = Figures.of(source, model, 0), Figures.of(load(destination), destination, 0)
+    updates: dict[str, str] = loads(done.model.metadata_props.get(UPDATES_KEY, "{}"))
+    if json:
+        result = {
+            "model": str(model),
+            "output": str(destination),
+            "external_data": str(data) if data else None,
+            "before": _figures(before),
+            "after": _figures(after),
+            "seconds": round(seconds, 4),
+            "operators": done.operators,
+            "gradients": [asdict(d) for d in done.derivatives],
+            "updates": updates,
+        }
+        print(dumps(result, indent=2))
+        return
+    out.line(f"{model} -> {destination}")
+    if data:
+        out.line(f"The weights are in {data}.")
+    out.line()
+    table = comparison(before, after, seconds, every=every)
+    out.table(replace(table, rows=[row for row in table.rows if row[0] != _TRAINABLE]))
+    _print(done, updates, out, every=every)
+
+
+def _figures(figures: Figures) -> dict[str, Any]:
+    return {k: v for k, v in asdict(figures).items() if k != _TRAINABLE}
+
+
+def _print(done: Lowered, updates: Mapping[str, str], out: Output, *, every: bool) -> None:
+    listed = ", ".join(f"{count} {op}" for op, count in sorted(done.operators.items()))
+    out.line(f"\nLowered: {listed or 'nothing, the model has no such operators'}.")
+    if updates:
+        moved = ", ".join(f"{value} is the next {key}" for key, value in updates.items())
+        out.line(f"The training algorithm is part of the graph now: {moved}.")
+    rows = [[d.y, d.x, d.output, d.node] for d in done.derivatives]
+    shown = rows if every or len(rows) <= _FOLD else rows[:_FOLD]
+    if shown:
+        out.line()
+        out.table(Table(["gradient of", "by", "is", "node"], shown))
+    if len(shown) < len(rows):
+        out.line(f"... and {len(rows) - len(shown)} more (-v shows all)")
