@@ -173,9 +173,10 @@ def _conv(node: ir.Node, rates: Rates) -> float:
     else:
         rows, k = w[0] // groups, inner * taps
         slow = 1 + 0.4 * rates.small / max(rows, 1) + 1.25 * rates.small / max(points, 1) + 2 / max(k, 1)
-        # gathering short rows is not hidden behind the product; with more features than points one thread does it
-        runs = patches / y[-1] * (0.35 if rows > points else 0.12) if y[-1] < 8 else 0.0
-        seconds = 2 * macs * slow / rates.gemm + 0.06 * patches * rates.item + runs * rates.run
+        # with more features than points one thread gathers; single points are picked where the last stride is not 1
+        runs = patches / y[-1] * (0.35 if rows > points else 0.14)
+        each = 0.06 if _ints(node, "strides", [1])[-1] == 1 else 0.18
+        seconds = 2 * macs * slow / rates.gemm + each * patches * rates.item + runs * rates.run
         seconds += _waiting(node, rates)
     return max(seconds, _traffic(node, rates))
 

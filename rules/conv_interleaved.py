@@ -13,6 +13,7 @@ a stride skips is skipped between the runs, so that a strided layer costs no mor
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -25,7 +26,8 @@ from onnx_convgrad.lowering import Query, lowering
 from onnx_convgrad.registry import Call
 from onnx_convgrad.rules.conv import Window
 from onnx_convgrad.rules.conv_batch import filled, with_samples
-from onnx_convgrad.rules.conv_kernels import back_padding, plain_conv, static_space, turned
+from onnx_convgrad.rules.conv_kernels import back_padding, plain_conv, remade, static_space, strided, turned
+from onnx_convgrad.rules.conv_phases import extra, few_phases, full_phases, interleave, phase_taps, phases
 from onnx_convgrad.rules.conv_shared import (
     conv_kernel,
     known_batch,
@@ -159,17 +161,27 @@ def _more(first: int, row: int, features: Dim) -> int:
 # -- the samples -------------------------------------------------------------------------------------------------------
 
 
+def _to_rows(e: Emitter, v: ir.Value, size: list[Dim]) -> tuple[ir.Value, int]:
+    """[N, C, *size] as one image [1, C, .., N times the last size], and N."""
+    batch = size[0]
+    assert isinstance(batch, int), "known_batch requires it"
+    v = swapped(e, e.reshape(v, [batch, e.size_mul(*size[1:])]), batch)
+    return e.reshape(v, [1, size[1], *rows_of(size[2:], batch)]), batch
+
+
+def _from_rows(e: Emitter, v: ir.Value, size: list[Dim]) -> ir.Value:
+    """[N, C, *size] from such an image."""
+    v = e.transpose(e.reshape(v, [e.size_mul(*size[1:]), size[0]]), [1, 0])
+    return e.reshape(v, size)
+
+
 def _sample_rows(
     e: Emitter, v: ir.Value, w: ir.Value, win: Window, have: list[Dim], want: list[Dim], bias: ir.Value | None = None
 ) -> ir.Value:
     """The convolution of v [N, C, *have] to [N, O, *want], with the samples inside the rows."""
-    batch = have[0]
-    assert isinstance(batch, int), "known_batch requires it"
-    v = swapped(e, e.reshape(v, [batch, e.size_mul(*have[1:])]), batch)
-    v = e.reshape(v, [1, have[1], *rows_of(have[2:], batch)])
+    rows, batch = _to_rows(e, v, have)
     flat = Window(win.strides, wide(win.dilations, batch), wide(win.begin, batch), wide(win.end, batch), win.group)
-    result = e.reshape(plain_conv(e, v, w, flat, bias), [e.size_mul(*want[1:]), batch])
-    return e.reshape(e.transpose(result, [1, 0]), want)
+    return _from_rows(e, plain_conv(e, rows, w, flat, bias), want)
 
 
 _SAMPLES = [not_empty, conv_kernel, known_batch, several_samples, static_space, several_taps]
@@ -190,3 +202,24 @@ def sample_rows_input_grad(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     dy, like = n["dY"], n["X_like"]
     win = Window((1,) * spec.rank, spec.dilations, *back_padding(spec), spec.groups)
     return _sample_rows(e, dy, turned(e, n["W"], spec), win, y_dims(e, dy, spec), x_dims(e, like, spec))
+
+
+@lowering("ConvInputGrad", "sample_phases", requires=[*_SAMPLES, strided, few_phases, full_phases])
+def sample_phases(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+    """`phases` with the samples inside the rows, so that those of all samples are put side by side at once."""
+    dy, ones = n["dY"], (1,) * spec.rank
+    size = x_dims(e, n["X_like"], spec)
+    rows, batch = _to_rows(e, dy, y_dims(e, dy, spec))
+    more = [extra(spec, axis) for axis in range(spec.rank)]
+    have = [(y or 0) + m for y, m in zip(spec.y, more, strict=True)]
+    parts = []
+    for chosen in itertools.product(*(phases(spec, axis) for axis in range(spec.rank))):
+        phase = [p for p in chosen if p is not None]
+        w = remade(e, n["W"], spec, phase_taps(phase, spec), [len(p.taps) for p in phase], exchange=True)
+        begin, end = [-p.offset for p in phase], [m + p.last for m, p in zip(more, phase, strict=True)]
+        dilations = wide([p.dilation for p in phase], batch)
+        parts.append(plain_conv(e, rows, w, Window(ones, dilations, wide(begin, batch), wide(end, batch), spec.groups)))
+    whole = interleave(e, parts, size[1], [*have, batch], [*spec.strides, 1])
+    full = [d * s for d, s in zip(have, spec.strides, strict=True)]
+    whole = e.slice(e.reshape(whole, [size[1], *full, batch]), [0] * spec.rank, size[2:], range(1, 1 + spec.rank))
+    return _from_rows(e, whole, size)

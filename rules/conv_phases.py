@@ -137,7 +137,7 @@ def phases_conv(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     for chosen in itertools.product(*(phases(spec, axis) for axis in range(spec.rank))):
         phase = [p for p in chosen if p is not None]
         kernel = [len(p.taps) for p in phase]
-        w = remade(e, n["W"], spec, _taps(phase, spec), kernel, exchange=True)
+        w = remade(e, n["W"], spec, phase_taps(phase, spec), kernel, exchange=True)
         begin = tuple(-p.offset for p in phase)
         end = tuple(m + p.last for m, p in zip(more, phase, strict=True))
         win = Window((1,) * spec.rank, tuple(p.dilation for p in phase), begin, end, spec.groups)
@@ -148,7 +148,7 @@ def phases_conv(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     return e.slice(whole, [0] * spec.rank, x, spatial_axes(spec))
 
 
-def _taps(phase: Sequence[Phase], spec: ConvSpec) -> np.ndarray:
+def phase_taps(phase: Sequence[Phase], spec: ConvSpec) -> np.ndarray:
     """The map from all taps to those of a phase: [taps, 1, taps']."""
     kernel = [k or 1 for k in spec.kernel]
     picked = [np.ravel_multi_index(t, kernel) for t in itertools.product(*(p.taps for p in phase))]

@@ -29,6 +29,7 @@ KNOWN_BATCH = {
     "placed_windows": "ConvWeightGrad",
     "folded_channel_rows": "ConvWeightGrad",
     "sample_rows": "ConvInputGrad",
+    "sample_phases": "ConvInputGrad",
 }
 """The samples are groups of one Conv, or lie inside its rows: their number is an attribute."""
 
