@@ -18,8 +18,9 @@ import onnx_ir as ir
 from onnx_convgrad.activity import captured_values
 from onnx_convgrad.emit import Dim, Emitter
 from onnx_convgrad.registry import Call
+from onnx_convgrad.samples import cut_samples, filled, with_samples
 
-__all__ = ["counts", "emit_in_chunks", "reaching"]
+__all__ = ["EACH", "counts", "emit_in_chunks", "reaching"]
 
 Emit = Callable[[Emitter, Call, Any], ir.Value]
 
@@ -41,18 +42,34 @@ _CUTS = {
 }
 
 
+EACH = 0
+"""In place of a number of chunks: one for each sample, however many there are."""
+
+
 def counts(op_type: str, spec: Any, workspace: int, limit: float) -> Iterator[int]:
-    """Numbers of equal chunks that could bring the workspace below `limit` bytes, from the fewest."""
-    batch = getattr(spec, "batch", None)
-    if op_type in _CUTS and batch is not None and workspace > limit:
+    """Numbers of equal chunks that could bring the workspace below `limit` bytes, from the fewest.
+
+    A batch of unknown size can only be cut into its samples.
+    """
+    if op_type not in _CUTS or workspace <= limit:
+        return
+    batch = spec.batch
+    if batch is None:
+        yield EACH
+    else:
         least = -(-workspace // max(int(limit), 1))
         yield from (n for n in range(min(least, batch), batch + 1) if n > 1 and batch % n == 0)
 
 
 def emit_in_chunks(e: Emitter, node: ir.Node, spec: Any, chunks: int, emit: Emit) -> ir.Value:
-    """Emit a lowering of `node` as the body of a Scan over `chunks` equal parts of the batch."""
+    """Emit a lowering of `node` as the body of a Scan over `chunks` equal parts of the batch, or over its samples."""
     cut = _CUTS[node.op_type]
-    part = spec.with_batch(spec.batch // chunks)
+    first = node.inputs[cut.operands[0]]
+    assert first is not None, "the batch operands are never absent"
+    batch: Dim = e.dim(first, 0) if spec.batch is None else spec.batch
+    samples = filled(e, batch)  # a Scan refuses to run not even once
+    count: Dim = chunks or samples
+    part = spec.with_batch(1 if chunks == EACH else spec.batch // chunks)
     operands = list(node.inputs)
     slices: dict[ir.Value, ir.Value] = {}
     for position in cut.operands:
@@ -76,18 +93,20 @@ def emit_in_chunks(e: Emitter, node: ir.Node, spec: Any, chunks: int, emit: Emit
     slices = {own: whole for own, whole in slices.items() if own.uses()}
     inner = [*([state] if state else []), *slices]
     body = ir.Graph(inner, [result], nodes=_taken(e, start, inner, result), name="chunk")
-    scanned = [e.reshape(whole, [chunks, part.batch, *_rest(e, whole)]) for whole in slices.values()]
+    scanned = [_parts(e, whole, batch, [count, part.batch]) for whole in slices.values()]
     if state is not None:
         like = node.inputs[2]
         assert like is not None, "the shape of a weight gradient is that of an operand"
         return e.typed(_scan(e, body, [e.zeros_like(like), *scanned], len(scanned)), node.outputs[0])
     joined = _scan(e, body, scanned, len(scanned))
     if result.shape is None:
-        size = e.op("Concat", e.ints([spec.batch]), e.op("Shape", joined, start=2), axis=0)
-        return e.typed(e.op("Reshape", joined, size), node.outputs[0])
-    joined.shape = ir.Shape([chunks, *result.shape])
-    rest = [e.dim(joined, 2 + axis) for axis in range(len(result.shape) - 1)]
-    return e.typed(e.reshape(joined, [spec.batch, *rest]), node.outputs[0])
+        size = e.op("Concat", e.vector([samples]), e.op("Shape", joined, start=2), axis=0)
+        joined = e.op("Reshape", joined, size)
+    else:
+        joined.shape = ir.Shape([count if isinstance(count, int) else None, *result.shape])
+        rest = [e.dim(joined, 2 + axis) for axis in range(len(result.shape) - 1)]
+        joined = e.reshape(joined, [samples, *rest])
+    return e.typed(cut_samples(e, joined, batch), node.outputs[0])
 
 
 _FLOAT = ir.DataType.FLOAT
@@ -100,8 +119,9 @@ def _slice(e: Emitter, whole: ir.Value, batch: int, position: int) -> ir.Value:
     return ir.Value(name=name, shape=shape, type=ir.TensorType(whole.dtype or _FLOAT))
 
 
-def _rest(e: Emitter, whole: ir.Value) -> list[Dim]:
-    return [e.dim(whole, axis) for axis in range(1, e.rank(whole))]
+def _parts(e: Emitter, whole: ir.Value, batch: Dim, lead: list[Dim]) -> ir.Value:
+    rest = [e.dim(whole, axis) for axis in range(1, e.rank(whole))]
+    return e.reshape(with_samples(e, whole, [batch, *rest]), [*lead, *rest])
 
 
 def _taken(e: Emitter, start: int, inner: Collection[ir.Value], result: ir.Value) -> Sequence[ir.Node]:

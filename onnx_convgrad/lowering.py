@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self
 
 import onnx_ir as ir
 
-from onnx_convgrad.chunks import counts, emit_in_chunks
+from onnx_convgrad.chunks import EACH, counts, emit_in_chunks
 from onnx_convgrad.constants import is_constant, is_folded
 from onnx_convgrad.cost import Rates, Target
 from onnx_convgrad.emit import DOMAIN, Emitter
@@ -110,7 +110,7 @@ class Lowering:
 class Candidate:
     """A lowering considered for one node: its predicted seconds and workspace in bytes, or the reason against it.
 
-    `chunks` is the number of parts that the batch is cut into.
+    `chunks` is the number of parts that the batch is cut into, or 0 for one part per sample.
     """
 
     name: str
@@ -120,7 +120,9 @@ class Candidate:
     chunks: int = 1
 
     def __str__(self) -> str:
-        return self.name if self.chunks == 1 else f"{self.name} in {self.chunks} chunks"
+        if self.chunks == 1:
+            return self.name
+        return f"{self.name} sample by sample" if self.chunks == EACH else f"{self.name} in {self.chunks} chunks"
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,6 @@ from onnx_convgrad.geometry import ConvSpec
 from onnx_convgrad.lowering import Query, lowering
 from onnx_convgrad.registry import Call
 from onnx_convgrad.rules.conv import Window
-from onnx_convgrad.rules.conv_batch import filled, with_samples
 from onnx_convgrad.rules.conv_kernels import back_padding, plain_conv, remade, static_space, strided, turned
 from onnx_convgrad.rules.conv_phases import extra, few_phases, full_phases, interleave, phase_taps, phases
 from onnx_convgrad.rules.conv_shared import (
@@ -41,6 +40,7 @@ from onnx_convgrad.rules.conv_shared import (
 from onnx_convgrad.rules.conv_stacked import several_samples, several_taps
 from onnx_convgrad.rules.conv_weight_grad import batch_sum, sizes_of
 from onnx_convgrad.rules.conv_weight_shift import one_group
+from onnx_convgrad.samples import filled, with_samples
 
 _FEW_ROWS = 32
 """As many a product with the identity moves sooner than one thread."""

@@ -32,9 +32,9 @@ from onnx_convgrad.rules.conv_bands import (
     samples_of,
     whole_map,
 )
-from onnx_convgrad.rules.conv_batch import cut_samples, filled, with_samples
 from onnx_convgrad.rules.conv_depthwise import overlapping_windows
 from onnx_convgrad.rules.conv_shared import conv_kernel, extend, spatial_axes, x_dims, y_dims
+from onnx_convgrad.samples import cut_samples, filled, with_samples
 
 _PACK = 10
 """Multiplications in the time of packing an element of a window."""

@@ -16,7 +16,6 @@ from onnx_convgrad.geometry import ConvSpec
 from onnx_convgrad.lowering import Query, lowering
 from onnx_convgrad.registry import Call
 from onnx_convgrad.rules.conv import Window
-from onnx_convgrad.rules.conv_batch import cut_samples, with_samples
 from onnx_convgrad.rules.conv_kernels import back_padding, plain_conv, turned
 from onnx_convgrad.rules.conv_shared import (
     conv_kernel,
@@ -29,6 +28,7 @@ from onnx_convgrad.rules.conv_shared import (
     x_dims,
     y_dims,
 )
+from onnx_convgrad.samples import cut_samples, with_samples
 
 # -- requirements ------------------------------------------------------------------------------------------------------
 

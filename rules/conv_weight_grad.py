@@ -19,7 +19,7 @@ from onnx_convgrad.geometry import ConvSpec
 from onnx_convgrad.lowering import Query, Requirement, lowering
 from onnx_convgrad.registry import Call, Decorator, F
 from onnx_convgrad.rules.conv import Window, conv, trim
-from onnx_convgrad.rules.conv_batch import filled, settled, with_samples
+from onnx_convgrad.rules.conv_batch import settled
 from onnx_convgrad.rules.conv_shared import (
     conv_kernel,
     dims,
@@ -33,6 +33,7 @@ from onnx_convgrad.rules.conv_shared import (
     x_dims,
     y_dims,
 )
+from onnx_convgrad.samples import filled, with_samples
 
 _LARGEST_WINDOW = 64
 """Points of a kernel that a GPU's convolutions still take well."""

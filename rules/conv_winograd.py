@@ -32,7 +32,6 @@ from onnx_convgrad.emit import Dim, Emitter
 from onnx_convgrad.geometry import ConvSpec
 from onnx_convgrad.lowering import Query, Requirement, lowering
 from onnx_convgrad.registry import Call
-from onnx_convgrad.rules.conv_batch import filled, may_be_empty, with_samples
 from onnx_convgrad.rules.conv_shared import (
     conv_kernel,
     not_empty,
@@ -41,6 +40,7 @@ from onnx_convgrad.rules.conv_shared import (
     x_dims,
     y_dims,
 )
+from onnx_convgrad.samples import filled, may_be_empty, with_samples
 
 POINTS = {
     1: (0.0,),

@@ -126,6 +126,33 @@ def test_other_dtypes(name: str, dtype: type) -> None:
             assert np.linalg.norm(found - expected) <= bound * np.linalg.norm(expected)
 
 
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(
+    ("op", "lowering"),
+    [
+        ("ConvWeightGrad", "im2col_gemm"),
+        ("ConvWeightGrad", "winograd_2"),
+        ("ConvInputGrad", "col2im_gemm"),
+        ("ConvInputGrad", "winograd_2"),
+    ],
+)
+def test_sample_by_sample(op: str, lowering: str, training: bool) -> None:
+    """The parts of a batch of unknown size are its samples."""
+    model, wrt = _model("dense"), ["w" if op == "ConvWeightGrad" else "x"]
+    row = og.explain(model, wrt=wrt, lowering={op: lowering}).rows[0]
+    whole = next(c for c in row["candidates"] if c["name"] == lowering)
+    budget = whole["workspace"] // 2
+    report = og.explain(model, wrt=wrt, lowering={op: lowering}, max_workspace=budget)
+    assert f"{lowering} sample by sample: predicted" in str(report)
+    augmented = og.augment(model, wrt=wrt, lowering={op: lowering}, max_workspace=budget, training=training)
+    assert "Scan" in {n.op_type for n in augmented.graph.node}
+    live = session(augmented)
+    name = f"{wrt[0]}_grad"
+    for batch in (3, 1) if training else (3, 0, 1):
+        feed, want = _gradients("dense", batch)
+        assert _close(live.run([name], feed)[0], want[name]), batch
+
+
 @pytest.mark.parametrize(("op", "lowering"), CHOICES)
 def test_differentiated_again(op: str, lowering: str) -> None:
     """Both gradients are linear in the cotangent, so their derivatives for it are convolutions with what they meet."""
