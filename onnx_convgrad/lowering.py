@@ -42,7 +42,7 @@ __all__ = [
 
 Choosing = str | Mapping[str, str]
 
-_GAIN = 0.9
+_GAIN = 0.93
 """Chunks must promise to take at most this part of the time."""
 
 _WORTH = 1.5

@@ -229,9 +229,18 @@ def _transpose(node: ir.Node, rates: Rates) -> float:
     while moved[lead] == kept[lead]:
         lead += 1
     matrices = math.prod(shape[a] for a in kept[:lead])
-    # every column is written as a stream of its own
-    each = 0.15 if math.prod(shape[a] for a in kept[kept.index(moved[lead]) :]) <= _STREAMS else 0.4
+    columns = math.prod(shape[a] for a in kept[kept.index(moved[lead]) :])  # each is written as a stream of its own
+    rows = size / matrices / columns
+    each = 0.15 if columns <= _STREAMS else 0.5 if columns * 4 % _PAGE == 0 and rows > _STREAMS else 0.3
+    each *= 2 if rows > _TALL else 1
     return max(_traffic(node, rates, times=1.5), size * each * rates.item + matrices * 50 * rates.run * (lead > 0))
+
+
+_PAGE = 4096
+"""Bytes from row to row at which the elements of a column want the same few lines of the nearest cache."""
+
+_TALL = 8192
+"""Rows whose lines do not stay in the second cache until the next column is read."""
 
 
 def _thins_rows(node: ir.Node, rank: int) -> bool:

@@ -73,18 +73,19 @@ def calibrate(threads: int, *, provider: str = "cpu", repeats: int = 5, progress
     large = provider == "cuda"  # which small probes would leave idle
     m = n = k = 4096 if large else 1024
     images = 64 if large else 4
-    product = timed("matrix products", Probe("MatMul", ((m, k), (k, n))))
-    gemm = 2.0 * m * n * k * (1 + 8 / n + 8 / k) / product  # `small` is corrected for below
-    rows, columns, batch = 16, 256, 64
-    narrow = timed("narrow matrix products", Probe("MatMul", ((batch, rows, k), (batch, k, columns))))
-    ideal = 2.0 * batch * rows * columns * k / gemm
-    small = max(1.0, rows * (narrow / ideal - 1 - 8 / columns - 8 / k))
-    gemm *= 1 + small / m
     sizes = [2**p for p in range(17, 25)]
     speeds = {3 * 4 * size: 12 * size / timed("passes over memory", _add(size)) for size in sizes}
     cached, memory = max(speeds.values()), speeds[3 * 4 * sizes[-1]]
     middle = math.sqrt(cached * memory)
     cache = next((float(b) for b, speed in speeds.items() if speed < middle and b > sizes[0] * 12), 12.0 * sizes[-1])
+    product = timed("matrix products", Probe("MatMul", ((m, k), (k, n))))
+    gemm = 2.0 * m * n * k * (1 + 2 / n + 2 / k) / product  # `small` is corrected for below
+    rows, columns, batch = 16, 256, 64
+    narrow = timed("narrow matrix products", Probe("MatMul", ((batch, rows, k), (batch, k, columns))))
+    ideal = 2.0 * batch * rows * columns * k / gemm
+    waiting = 1.6 * 4 * batch * (rows * k + k * columns + rows * columns) * max(0.0, 1 / memory - 1 / cached)
+    small = max(1.0, 5 * rows * ((narrow - waiting) / ideal - 1 - 2 / columns - 2 / k))
+    gemm *= 1 + 0.2 * small / m
     grid = (images, 64, 56, 56)
     strided = Probe("Slice", (grid,), ([0, 0], [56, 56], [2, 3], [2, 2]))
     item = timed("single elements", strided) / (images * 64 * 28 * 28)
