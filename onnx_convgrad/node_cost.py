@@ -72,9 +72,14 @@ def _ints(node: ir.Node, name: str, default: Sequence[int]) -> list[int]:
     return list(default) if attr is None else list(attr.as_ints())
 
 
-def _gemm(rates: Rates, m: int, n: int, k: int, batch: int, *, packed: bool = False) -> float:
-    """Few rows cannot pay for the packing of the other operand, few columns or terms not for the kernel's edges."""
-    slow = 1 + (0.0 if packed else 0.2 * rates.small / max(m, 1)) + 2 / max(n, 1) + 2 / max(k, 1)
+_LANES = 16
+"""Columns that a product computes at once."""
+
+
+def _gemm(rates: Rates, m: int, n: int, k: int, batch: int, packing: float) -> float:
+    """Few rows cannot pay for the `packing` of the other operand, few columns or terms not for the kernel's edges."""
+    edge = -n % _LANES / max(n, 1) / 2 + 2 / max(n, 1)
+    slow = 1 + packing * rates.small / max(m, 1) + edge + 2 / max(k, 1)
     return 2.0 * m * n * k * batch * slow / rates.gemm
 
 
@@ -92,7 +97,9 @@ def _matmul(node: ir.Node, rates: Rates) -> float:
     batch = math.prod(out[:-2])
     slowly = 0.15 + 0.7 * _late(node, rates) * (1 - rates.memory / rates.cached)
     turning = slowly * rates.item * m * k * batch if folds(node.inputs[0]) else 0.0
-    seconds = _gemm(rates, m, n, k, batch, packed=packed) + turning + _waiting(node, rates)
+    shared = math.prod(a[:-2]) < math.prod(b[:-2])  # weights times the images of many samples
+    packing = 0.0 if packed else 1.0 if shared else 0.2
+    seconds = _gemm(rates, m, n, k, batch, packing) + turning + _waiting(node, rates)
     return max(seconds, _traffic(node, rates)) + (3 if packed else 9) * rates.run * (batch - 1)
 
 
@@ -203,7 +210,7 @@ def _conv_transpose(node: ir.Node, rates: Rates) -> float:
     product = 2.0 * x[0] * w[0] * w[1] * taps * points * slow / rates.gemm
     packed = 0.0 if is_folded(node.inputs[1]) else 0.25 * rates.item * x[0] * math.prod(w)
     packed += x[0] * groups * 15 * rates.run
-    return max(product + packed + adding, _traffic(node, rates))
+    return max(product + packed + adding + _waiting(node, rates), _traffic(node, rates))
 
 
 _STREAMS = 64

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 import torch
 from onnx import TensorProto, helper
 
 import onnx_convgrad as og
-from onnx_convgrad import cost, options, pipeline
+from onnx_convgrad import cost, lowering, options, pipeline
 from onnx_convgrad.runtime import run
+from onnx_convgrad.sketch import Sketch
 
 
 def _model(batch: int, group: int = 1) -> onnx.ModelProto:
@@ -123,16 +126,16 @@ def _named(row: dict, name: str) -> dict:
 
 
 @pytest.mark.parametrize("shapes", ["static", "dynamic size"])
-@pytest.mark.parametrize("lowering", ["im2col_gemm", "split_shift", "winograd_4"])
-def test_parts_of_a_batch_become_one_loop(lowering: str, shapes: str) -> None:
+@pytest.mark.parametrize("name", ["im2col_gemm", "split_shift", "winograd_4"])
+def test_parts_of_a_batch_become_one_loop(name: str, shapes: str) -> None:
     """What a lowering makes of the weights alone is made once, in front of it; a graph around the loop stays valid."""
-    size: list[int | str] = [9, 8] if shapes == "static" or lowering == "winograd_4" else ["h", 8]
+    size: list[int | str] = [9, 8] if shapes == "static" or name == "winograd_4" else ["h", 8]
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [6, 4, *size])
     w = helper.make_tensor_value_info("w", TensorProto.FLOAT, [5, 4, 3, 3])
     node = helper.make_node("Conv", ["x", "w"], ["y"], name="conv", pads=[1, 1, 1, 1])
     graph = helper.make_graph([node], "g", [x, w], [helper.make_empty_tensor_value_info("y")])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    forced = {"ConvWeightGrad": lowering, "ConvInputGrad": "winograd_4" if lowering == "winograd_4" else "col2im_gemm"}
+    forced = {"ConvWeightGrad": name, "ConvInputGrad": "winograd_4" if name == "winograd_4" else "col2im_gemm"}
     rows = og.explain(model, wrt=["x", "w"], lowering=forced).rows
     budget = max(_named(r, forced[r["operator"]])["workspace"] for r in rows if r["operator"] in forced) // 2
     augmented = og.augment(model, wrt=["x", "w"], lowering=forced, max_workspace=budget)
@@ -146,6 +149,42 @@ def test_parts_of_a_batch_become_one_loop(lowering: str, shapes: str) -> None:
     whole = og.augment(model, wrt=["x", "w"], lowering=forced)
     assert "Scan" not in {n.op_type for n in whole.graph.node}
     for got in (run(m, {**arrays, "y_grad": seed}) for m in (augmented, whole)):
-        for name, want in (("x_grad", tx.grad), ("w_grad", tw.grad)):
+        for result, want in (("x_grad", tx.grad), ("w_grad", tw.grad)):
             assert want is not None
-            assert np.linalg.norm(got[name] - want.numpy()) < 1e-5 * np.linalg.norm(want.numpy())
+            assert np.linalg.norm(got[result] - want.numpy()) < 1e-5 * np.linalg.norm(want.numpy())
+
+
+@pytest.mark.parametrize("kernel", [(6, 4, 3, 3), (8, 1, 3, 3), (5, 4, 1, 1)], ids=["dense", "depthwise", "pointwise"])
+def test_every_lowering_gives_the_same_in_chunks(kernel: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    def ways(
+        entry: lowering.Lowering, node: ir.Node, query: lowering.Query, _: int | None, *, near: bool
+    ) -> Iterator[tuple[int, Sketch]]:
+        yield 3, lowering._sketched(entry, node, query, 3)
+
+    monkeypatch.setattr(lowering, "_ways", ways)
+    group, pad = 4 // kernel[1], kernel[2] // 2
+    node = helper.make_node("Conv", ["x", "w"], ["y"], name="conv", pads=[pad] * 4, group=group)
+    shapes = {"x": (6, 4, 9, 8), "w": kernel, "y": (6, kernel[0], 9, 8)}
+    values = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()}
+    graph = helper.make_graph([node], "g", [values["x"], values["w"]], [values["y"]])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    rng = np.random.default_rng(0)
+    x, w, seed = (rng.standard_normal(shape).astype(np.float32) for shape in shapes.values())
+    tx, tw = (torch.from_numpy(v).double().requires_grad_() for v in (x, w))
+    ty = torch.nn.functional.conv2d(tx, tw, padding=pad, groups=group)
+    ty.backward(torch.from_numpy(seed).double())
+    used = 0
+    for operator, (name, want) in {
+        "Conv": ("y", ty.detach()),
+        "ConvInputGrad": ("x_grad", tx.grad),
+        "ConvWeightGrad": ("w_grad", tw.grad),
+    }.items():
+        for choice in lowering.lowerings()[operator]:
+            try:
+                built = og.augment(model, wrt=["x", "w"], training=True, lowering={operator: choice})
+            except og.LoweringError:
+                continue
+            got = run(built, {"x": x, "w": w, "y_grad": seed})[name]
+            assert np.linalg.norm(got - want.numpy()) < 3e-5 * np.linalg.norm(want.numpy()), (operator, choice)
+            used += any(n.op_type == "Scan" for n in built.graph.node)
+    assert used >= 15
