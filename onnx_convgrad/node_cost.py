@@ -172,10 +172,10 @@ def _conv(node: ir.Node, rates: Rates) -> float:
     elif inner == 1 and groups > 1 and w[0] == groups:
         seconds = macs * rates.tap * (1.0 if unit else 2.0) * _short_rows(y[-1])
     elif inner == 1 and groups > 1:
-        images = x[0] * groups * 30 * rates.run
+        images = x[0] * groups * 15 * rates.run
         serial = w[0] // groups > points
         runs = patches / y[-1] * (0.8 if serial else 0.35 if y[-1] < 7 else 0.2 if y[-1] < 16 else 0.0)
-        gathered = (0.34 if serial else 0.17) * patches * rates.item
+        gathered = (0.18 if serial else 0.09) * _short_rows(y[-1]) * patches * rates.item
         seconds = 1.9 * macs / rates.gemm + gathered + runs * rates.run + images
     else:
         rows, k = w[0] // groups, inner * taps

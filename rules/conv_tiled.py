@@ -24,11 +24,16 @@ from onnx_convgrad.geometry import ConvSpec
 from onnx_convgrad.lowering import Query, Requirement, lowering
 from onnx_convgrad.registry import Call
 from onnx_convgrad.rules.conv import Window
+from onnx_convgrad.rules.conv_interleaved import last_unit_stride, rows_of, swapped, wide
 from onnx_convgrad.rules.conv_kernels import combined, depthwise, plain_conv, remade, static_space
 from onnx_convgrad.rules.conv_phases import interleave
-from onnx_convgrad.rules.conv_shared import conv_kernel, not_empty, spatial_axes, x_dims
+from onnx_convgrad.rules.conv_shared import conv_kernel, known_batch, not_empty, spatial_axes, x_dims, y_dims
+from onnx_convgrad.rules.conv_stacked import several_samples
 
 _MOST_ROWS = 8
+_MOST_LONG_ROWS = 14
+"""Of a band. Where rows hold the samples, a band of all rows saves the order of the rows to be changed."""
+
 _MOST_COPIES = 64
 _MOST_ENTRIES = 2_000_000
 """Of a constant that makes the kernels, which is kept in the model."""
@@ -68,28 +73,28 @@ def tiling(reads: np.ndarray, used: np.ndarray, size: tuple[int, int], stride: i
     return Tiling(positions, count, stride, dilation, -low, high + (count - 1) * stride + 1 - have)
 
 
-def band(size: int) -> int:
+def band(size: int, most: int) -> int:
     """Rows of a band: as many as there may be, in bands of equal size."""
-    return -(-size // -(-size // _MOST_ROWS))
+    return -(-size // -(-size // most))
 
 
-def forward_axes(spec: ConvSpec) -> list[Tiling | None]:
+def forward_axes(spec: ConvSpec, most: int = _MOST_ROWS) -> list[Tiling | None]:
     """Bands of rows on the first axis; single rows on the others."""
     found = []
     for axis in range(spec.rank):
         k, s, d, x, y = spec.kernel[axis] or 1, spec.strides[axis], spec.dilations[axis], spec.x[axis], spec.y[axis]
-        rows = band(y or 1) if axis == 0 else 1
+        rows = band(y or 1, most) if axis == 0 else 1
         reads = s * np.arange(rows)[:, None] + d * np.arange(k) - spec.begin[axis]
         found.append(tiling(reads, np.ones_like(reads, bool), (x or 1, y or 1), s * rows, d if rows == 1 else 1))
     return found
 
 
-def backward_axes(spec: ConvSpec) -> list[Tiling | None]:
+def backward_axes(spec: ConvSpec, most: int = _MOST_ROWS) -> list[Tiling | None]:
     """The phases of the stride on every axis, and bands of rows on the first where its stride is 1."""
     found = []
     for axis in range(spec.rank):
         k, s, d, x, y = spec.kernel[axis] or 1, spec.strides[axis], spec.dilations[axis], spec.x[axis], spec.y[axis]
-        rows = band(x or 1) if axis == 0 and s == 1 else 1
+        rows = band(x or 1, most) if axis == 0 and s == 1 else 1
         shift = np.arange(s * rows)[:, None] + spec.begin[axis] - d * np.arange(k)
         found.append(tiling(shift // s, shift % s == 0, (y or 1, x or 1), rows, d if s * rows == 1 else 1))
     return found
@@ -98,11 +103,11 @@ def backward_axes(spec: ConvSpec) -> list[Tiling | None]:
 # -- requirements ------------------------------------------------------------------------------------------------------
 
 
-def worth_tiling(backward: bool) -> Requirement:
+def worth_tiling(backward: bool, most: int = _MOST_ROWS) -> Requirement:
     def requirement(q: Query) -> str | None:
         if not q.spec.static:
             return None  # another requirement says so
-        axes = backward_axes(q.spec) if backward else forward_axes(q.spec)
+        axes = backward_axes(q.spec, most) if backward else forward_axes(q.spec, most)
         maps = [t.map for t in axes if t]
         if len(maps) < len(axes):
             return "the windows reach nothing but padding"
@@ -130,23 +135,22 @@ def tiled_conv(
     size: list[Dim],
     *,
     backward: bool,
+    inside: int = 1,
 ) -> ir.Value:
-    """One Conv to tiles, and the tiles put together: [N, C, *size]."""
+    """One Conv to tiles, and the tiles put together: [N, C, *size].
+
+    Every point holds `inside` numbers, which are convolved alike: the last axes of v and of `size` are so much longer.
+    """
     tilings = [t for t in axes if t is not None]
     tile = [t.tile for t in tilings]
     copies = math.prod(tile)
     kernel = [t.map.shape[2] for t in tilings]
     kernels = remade(e, w, spec, combined([t.map for t in tilings]), kernel, exchange=backward, copies=copies)
-    win = Window(
-        tuple(t.stride for t in tilings),
-        tuple(t.dilation for t in tilings),
-        tuple(t.begin for t in tilings),
-        tuple(t.end for t in tilings),
-        spec.groups,
-    )
+    dilations, begin, end = (wide([getattr(t, name) for t in tilings], inside) for name in ("dilation", "begin", "end"))
+    win = Window(tuple(t.stride for t in tilings), dilations, begin, end, spec.groups)
     result = plain_conv(e, v, kernels, win)
     images = e.size_mul(*size[:2])
-    count: list[Dim] = [t.count for t in tilings]
+    count: list[Dim] = list(wide([t.count for t in tilings], inside))
     others = copies // tile[0]
     if others > 1:  # phases of the other axes: neighbours in a row come from different channels
         flat = e.reshape(result, [e.size_mul(images, tile[0]), others, e.size_mul(*count)])
@@ -160,13 +164,41 @@ def tiled_conv(
     return e.slice(result, [0] * spec.rank, size[2:], spatial_axes(spec))
 
 
+def tiled_rows(
+    e: Emitter,
+    v: ir.Value,
+    w: ir.Value,
+    spec: ConvSpec,
+    have: list[Dim],
+    want: list[Dim],
+    *,
+    backward: bool,
+) -> ir.Value:
+    """The same for v [N, C, *have], with the samples inside the rows: [N, C, *want]."""
+    batch = have[0]
+    assert isinstance(batch, int), "known_batch requires it"
+    v = swapped(e, e.reshape(v, [batch, e.size_mul(*have[1:])]), batch)
+    v = e.reshape(v, [1, have[1], *rows_of(have[2:], batch)])
+    axes = backward_axes(spec, _MOST_LONG_ROWS) if backward else forward_axes(spec, _MOST_LONG_ROWS)
+    size = [1, want[1], *rows_of(want[2:], batch)]
+    result = tiled_conv(e, v, w, spec, axes, size, backward=backward, inside=batch)
+    result = e.reshape(result, [e.size_mul(*want[1:]), batch])
+    return e.reshape(e.transpose(result, [1, 0]), want)
+
+
+def with_bias(e: Emitter, result: ir.Value, bias: ir.Value | None, spec: ConvSpec) -> ir.Value:
+    return result if bias is None else e.add(result, e.unsqueeze(bias, [1 + i for i in range(spec.rank)]))
+
+
+def y_size(e: Emitter, x: ir.Value, spec: ConvSpec) -> list[Dim]:
+    return [x_dims(e, x, spec)[0], spec.features or 1, *(d or 0 for d in spec.y)]
+
+
 @lowering("Conv", "tiled_conv", requires=[*TILED, worth_tiling(backward=False)])
 def tiled_forward(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """Depthwise: a Conv that makes bands of rows as channels."""
-    x, bias = n["X"], n.get("B")
-    size: list[Dim] = [x_dims(e, x, spec)[0], spec.features or 1, *(d or 0 for d in spec.y)]
-    result = tiled_conv(e, x, n["W"], spec, forward_axes(spec), size, backward=False)
-    return result if bias is None else e.add(result, e.unsqueeze(bias, [1 + i for i in range(spec.rank)]))
+    result = tiled_conv(e, n["X"], n["W"], spec, forward_axes(spec), y_size(e, n["X"], spec), backward=False)
+    return with_bias(e, result, n.get("B"), spec)
 
 
 @lowering("ConvInputGrad", "tiled_conv", requires=[*TILED, worth_tiling(backward=True)])
@@ -174,3 +206,25 @@ def tiled_input_grad(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """Depthwise: a Conv that makes bands of rows, or the phases of the stride, as channels."""
     size = x_dims(e, n["X_like"], spec)
     return tiled_conv(e, n["dY"], n["W"], spec, backward_axes(spec), size, backward=True)
+
+
+def bands_apart(q: Query) -> str | None:
+    return "the rows are the only axis" if q.spec.rank == 1 else None
+
+
+ROWS = [*TILED, known_batch, several_samples, bands_apart, last_unit_stride]
+
+
+@lowering("Conv", "tiled_sample_rows", requires=[*ROWS, worth_tiling(backward=False, most=_MOST_LONG_ROWS)])
+def tiled_rows_forward(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+    """Depthwise: `tiled_conv` with the samples inside the rows, which makes them long; for large kernels."""
+    x = n["X"]
+    result = tiled_rows(e, x, n["W"], spec, x_dims(e, x, spec), y_size(e, x, spec), backward=False)
+    return with_bias(e, result, n.get("B"), spec)
+
+
+@lowering("ConvInputGrad", "tiled_sample_rows", requires=[*ROWS, worth_tiling(backward=True, most=_MOST_LONG_ROWS)])
+def tiled_rows_input_grad(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+    """Depthwise: `tiled_conv` with the samples inside the rows, which makes them long; for large kernels."""
+    dy, want = n["dY"], x_dims(e, n["X_like"], spec)
+    return tiled_rows(e, dy, n["W"], spec, y_dims(e, dy, spec), want, backward=True)

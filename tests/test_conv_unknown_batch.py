@@ -30,6 +30,7 @@ KNOWN_BATCH = {
     "folded_channel_rows": "ConvWeightGrad",
     "sample_rows": "ConvInputGrad",
     "sample_phases": "ConvInputGrad",
+    "tiled_sample_rows": "ConvInputGrad",
 }
 """The samples are groups of one Conv, or lie inside its rows: their number is an attribute."""
 
