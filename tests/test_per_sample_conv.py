@@ -81,14 +81,14 @@ def test_conv_transpose(g: dict, batch: int) -> None:
 
 @pytest.mark.parametrize(("stride", "features"), [(1, 3), (2, 3), (1, 6)])
 def test_depthwise(stride: int, features: int) -> None:
-    """Every form for the samples as groups applies, but for those that are for unit stride or one feature per channel."""
+    """The forms of depthwise weight gradients apply to the samples as groups."""
     sizes = {"rank": 2, "batch": 2, "channels": 3, "features": features, "groups": 3, "size": [7, 8], "kernel": [3, 2]}
     g = {**sizes, "strides": [stride] * 2, "dilations": [1, 2], "begin": [1, 0], "end": [1, 2], "extra": [0, 0]}
     attributes = {"strides": g["strides"], "dilations": g["dilations"], "pads": [1, 0, 1, 2], "group": 3}
     _check("Conv", g, **attributes)
-    chosen = {name for name in lowerings()["ConvPerSampleGrad"] if name.startswith("grouped_")}
-    chosen -= {"grouped_masked_windows"} if stride > 1 or features > 3 else set()
-    chosen -= {"grouped_bands"} if features > 3 else set()
+    chosen = {"grouped_conv", "grouped_placed_windows", "grouped_batch_windows"}
+    if features == g["groups"]:
+        chosen |= {"grouped_bands"} | ({"grouped_masked_windows"} if stride == 1 else set())
     model = _model("Conv", _arrays(g, transposed=False), "static", **attributes)
     for name in chosen:
         og.augment(model, wrt=["w"], per_sample=True, lowering={"ConvPerSampleGrad": name})
