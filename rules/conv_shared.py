@@ -114,17 +114,31 @@ def tap_offsets(spec: ConvSpec) -> list[tuple[int, ...]]:
     return list(itertools.product(*steps))
 
 
+_MOST_VIEWS = 16
+"""Of x as a whole; every node takes its time to build."""
+
+
 def gather(e: Emitter, x: ir.Value, y: list[Dim], spec: ConvSpec) -> ir.Value:
-    """im2col by slices: [N, C, K, *y], one strided view of the padded input per tap."""
+    """im2col by slices: [N, C, K, *y], one strided view of the padded input per tap, or per tap of each axis in turn."""
+    batch, channels = x_dims(e, x, spec)[:2]
     x = e.pad(x, spec.begin, spec.end, spatial_axes(spec))
-    views = []
-    for tap in tap_offsets(spec):
-        ends = [
-            e.size_add(e.size_mul(e.size_sub(size, 1), s), t + 1)
-            for size, s, t in zip(y, spec.strides, tap, strict=True)
+    if (spec.taps or 1) <= _MOST_VIEWS:
+        return e.concat([e.unsqueeze(_view(e, x, y, spec, tap), [2]) for tap in tap_offsets(spec)], axis=2)
+    for axis, (kernel, dilation) in enumerate(zip(spec.kernel, spec.dilations, strict=True)):
+        stride, reach = spec.strides[axis], e.size_mul(e.size_sub(y[axis], 1), spec.strides[axis])
+        views = [
+            e.slice(x, [t * dilation], [e.size_add(reach, t * dilation + 1)], [2 + 2 * axis], [stride])
+            for t in range(kernel or 1)
         ]
-        views.append(e.unsqueeze(e.slice(x, tap, ends, spatial_axes(spec), spec.strides), [2]))
-    return e.concat(views, axis=2)
+        x = e.concat([e.unsqueeze(view, [2 + axis]) for view in views], axis=2 + axis)
+    return e.reshape(x, [batch, channels, spec.taps or 1, *y])
+
+
+def _view(e: Emitter, x: ir.Value, y: list[Dim], spec: ConvSpec, tap: tuple[int, ...]) -> ir.Value:
+    """What one tap visits of the padded input: [N, C, *y]."""
+    axes = zip(y, spec.strides, tap, strict=True)
+    ends = [e.size_add(e.size_mul(e.size_sub(size, 1), s), t + 1) for size, s, t in axes]
+    return e.slice(x, tap, ends, spatial_axes(spec), spec.strides)
 
 
 def im2col(e: Emitter, x: ir.Value, y: list[Dim], spec: ConvSpec) -> ir.Value:
