@@ -18,6 +18,7 @@ from onnx_shape_inference import ShapeInferenceContext, registry
 from onnx_convgrad.constants import constant_of
 from onnx_convgrad.cost import TARGETS, Target
 from onnx_convgrad.errors import UnknownShape
+from onnx_convgrad.namespace import Namespace
 
 __all__ = ["DOMAIN", "RANDOM", "VIEWS", "Dim", "Emitter", "Operand", "dims_equal", "known", "static_dims"]
 
@@ -88,6 +89,7 @@ class Emitter:
         self.order: dict[ir.Node, int] = {node: i for i, node in enumerate(graph)}
         self._memo: dict[Any, tuple[ir.Value, ...]] = {}
         self._constants: dict[Any, ir.Value] = {}
+        self._reserved: set[str | None] | None = None  # looked up with the first constant
         self._context = ShapeInferenceContext({"": CANONICAL_OPSET, **(opsets or {})}, policy="skip")
         self._context.reserve_symbol_names(_symbols(graph))
         registry.collect()
@@ -196,7 +198,9 @@ class Emitter:
         key = (dtype, array.shape, array.tobytes())
         if key not in self._constants:
             name = f"const_{len(self._constants)}"
-            while name in self.graph.initializers:
+            if self._reserved is None:
+                self._reserved = Namespace.of_values(self.graph).used
+            while name in self.graph.initializers or name in self._reserved:
                 name += "_"
             value = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(dtype))
             value.const_value = ir.Tensor(array, dtype=dtype, name=name)

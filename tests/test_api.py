@@ -150,6 +150,18 @@ def test_clashing_names_get_numbers() -> None:
     close(run(augmented, {"x": X})["x_grad_1"], oracle()["x"])
 
 
+def test_names_that_constants_would_take_are_left_alone() -> None:
+    body = "val_2 = Mul(const_0, val_1) const_1 = Sin(val_2) y = Mul(const_1, val_2)"
+    given = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 17]> g (float[3] const_0, float[3] val_1) => (float[3] y) {{ {body} }}'
+    )
+    feed = {"const_0": np.full(3, 2, np.float32), "val_1": np.arange(3, dtype=np.float32)}
+    got = run(og.augment(given, wrt="inputs", seed="ones"), feed)
+    a, b = (torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in feed.values())
+    for name, want in zip(feed, torch.autograd.grad(((a * b).sin() * a * b).sum(), [a, b]), strict=True):
+        np.testing.assert_allclose(got[f"{name}_grad"], want.numpy(), rtol=1e-5, atol=1e-6)
+
+
 def test_an_unreached_member_gets_zeros_and_a_warning() -> None:
     model = small()
     model.graph.input.append(helper.make_tensor_value_info("unused", TensorProto.FLOAT, ["N", 5]))
