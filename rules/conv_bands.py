@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import onnx_ir as ir
@@ -54,54 +55,72 @@ def met(spec: ConvSpec, axis: int) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Bands:
-    """The first axis in `count` bands of rows, each from `pieces` pieces of `step` rows; the next starts a piece later.
+    """The first axis in `count` bands of `rows` rows, each from `pieces` pieces of `step` rows, one further for the next.
 
-    `map` [taps, rows read, rows written] is that of the first band, whose window begins with row `-front`.
+    The window of the first band begins with row `-front`.
     """
 
-    map: np.ndarray
+    rows: int
     count: int
     pieces: int
     step: int
     front: int
 
 
+def _reads(spec: ConvSpec, rows: int, *, backward: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Which row each of the first rows written reads with each tap, and whether it does: [rows, taps]."""
+    s, begin = spec.strides[0], spec.begin[0]
+    at, taps = np.arange(rows)[:, None], spec.dilations[0] * np.arange(spec.kernel[0] or 1)
+    if backward:
+        return (at + begin - taps) // s, (at + begin - taps) % s == 0
+    return s * at + taps - begin, np.ones((rows, taps.size), bool)
+
+
 def bands(spec: ConvSpec, unit: int, *, backward: bool) -> Bands | None:
     """Bands of `unit` rows of y, or of the rows of x that belong to them; `None` if all windows reach only padding."""
-    k, s, d, begin = spec.kernel[0] or 1, spec.strides[0], spec.dilations[0], spec.begin[0]
-    x, y = spec.x[0] or 1, spec.y[0] or 1
-    written, step, have, want = (s * unit, unit, y, x) if backward else (unit, s * unit, x, y)
-    rows, taps = np.arange(written)[:, None], d * np.arange(k)
-    reads = (rows + begin - taps) // s if backward else s * rows + taps - begin
-    count = -(-want // written)
-    used = (reads < have) & (reads + (count - 1) * step >= 0)
-    if backward:
-        used &= (rows + begin - taps) % s == 0
+    s, x, y = spec.strides[0], spec.x[0] or 1, spec.y[0] or 1
+    rows, step, have, want = (s * unit, unit, y, x) if backward else (unit, s * unit, x, y)
+    count = -(-want // rows)
+    reads, used = _reads(spec, rows, backward=backward)
+    used &= (reads < have) & (reads + (count - 1) * step >= 0)
     if not used.any():
         return None
     low, high = int(reads[used].min()), int(reads[used].max())
     pieces = -(-(high - low + 1) // step) if count > 1 else 1
-    step = step if count > 1 else high - low + 1
-    entries = np.zeros((k, pieces * step, written))
-    for r, t in np.argwhere(used):
-        entries[t, reads[r, t] - low, r] = 1
-    return Bands(entries, count, pieces, step, -low)
+    return Bands(rows, count, pieces, step if count > 1 else high - low + 1, -low)
 
 
-def heights(spec: ConvSpec, *, backward: bool) -> Iterator[tuple[Bands, int, int]]:
-    """Every height of band whose matrices can be kept, with the points of a window and those of a band."""
+def first_map(cut: Bands, spec: ConvSpec, *, backward: bool) -> np.ndarray:
+    """Which row of its window each row of the first band reads with each tap: [taps, rows read, rows written]."""
+    reads, used = _reads(spec, cut.rows, backward=backward)
+    have = (spec.y if backward else spec.x)[0] or 1
+    used &= (reads < have) & (reads + (cut.count - 1) * cut.step >= 0)
+    entries = np.zeros((used.shape[1], cut.pieces * cut.step, cut.rows))
+    rows, taps = np.nonzero(used)
+    entries[taps, reads[rows, taps] + cut.front, rows] = 1
+    return entries
+
+
+@cache
+def heights(spec: ConvSpec, *, backward: bool) -> tuple[tuple[Bands, int, int], ...]:
+    """Heights of band whose matrices can be kept, with the points of a window and those of a band."""
     want = (spec.x if backward else spec.y)[0] or 1
     read, written = (math.prod(d or 1 for d in v[1:]) for v in ((spec.y, spec.x) if backward else (spec.x, spec.y)))
-    height = spec.strides[0] if backward else 1
-    for unit in range(1, -(-want // height) + 1):
-        found = bands(spec, unit, backward=backward)
-        if found is None:
-            return
-        window, columns = found.map.shape[1] * read, found.map.shape[2] * written
+    last = -(-want // (spec.strides[0] if backward else 1))
+    found: list[tuple[Bands, int, int]] = []
+    larger = False
+    for unit in range(1, last + 1):
+        if larger and unit < last:
+            continue  # higher bands only have larger matrices, but for the whole image, which reads no padding
+        cut = bands(spec, unit, backward=backward)
+        if cut is None:
+            break
+        window, columns = cut.pieces * cut.step * read, cut.rows * written
         if window * columns * (spec.taps or 1) <= _MOST_ENTRIES:
-            yield found, window, columns
-        elif found.count == 1:
-            return
+            found.append((cut, window, columns))
+        else:
+            larger = True
+    return tuple(found)
 
 
 def lanes(columns: int) -> int:
@@ -161,7 +180,7 @@ BANDS = [not_empty, depthwise, one_per_group, static_space]
 def whole_map(cut: Bands, spec: ConvSpec, *, backward: bool) -> np.ndarray:
     """Which point of a window each point of its band meets with each tap: [taps, window, band]."""
     inner = [met(spec, axis) for axis in range(1, spec.rank)]
-    maps = [cut.map, *(m.transpose(0, 2, 1) if backward else m for m in inner)]
+    maps = [first_map(cut, spec, backward=backward), *(m.transpose(0, 2, 1) if backward else m for m in inner)]
     size = [math.prod(m.shape[part] for m in maps) for part in range(3)]
     return combined(maps).reshape(size)
 
@@ -199,7 +218,7 @@ def by_bands(
     assert cut is not None, "small_matrices requires it"
     maps = whole_map(cut, spec, backward=backward)
     window, columns = maps.shape[1:]
-    channels, rows = spec.groups, cut.map.shape[2]
+    channels, rows = spec.groups, cut.rows
     matrices = e.matmul(e.reshape(w, [channels, spec.taps or 1]), e.const(maps.reshape(len(maps), -1), w.dtype))
     product = e.matmul(windows(e, v, have, cut), e.reshape(matrices, [channels, window, columns]))
     result = e.reshape(product, [channels, want[0], cut.count * rows, *want[3:]])
@@ -246,8 +265,8 @@ def bands_weight_grad(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
 def whole_bands(e: Emitter, v: ir.Value, size: list[Dim], cut: Bands) -> ir.Value:
     """[N, C, *size] as bands of rows: [C, N * bands, rows * inner size]."""
     (batch, channels, *space), inner = size, e.size_mul(*size[3:])
-    whole = Bands(cut.map, cut.count, 1, cut.map.shape[2], 0)
+    whole = Bands(cut.rows, cut.count, 1, cut.rows, 0)
     v = padded_rows(
         e, inside(e, v, batch, channels, e.size_mul(*space)), e.size_mul(batch, channels), space[0], inner, whole
     )
-    return e.reshape(v, [channels, e.size_mul(batch, cut.count), e.size_mul(cut.map.shape[2], inner)])
+    return e.reshape(v, [channels, e.size_mul(batch, cut.count), e.size_mul(cut.rows, inner)])

@@ -98,7 +98,7 @@ def sliding(
     assert cut is not None, "several_bands requires it"
     maps = whole_map(cut, spec, backward=backward)
     taps, window, columns = maps.shape
-    channels, rows, wide = spec.groups, cut.map.shape[2], window // cut.pieces
+    channels, rows, wide = spec.groups, cut.rows, window // cut.pieces
     made = e.matmul(e.reshape(w, [channels, taps]), e.const(maps.transpose(0, 2, 1).reshape(taps, -1), w.dtype))
     kernels = e.reshape(made, [channels * columns, 1, cut.pieces, wide])
     v, samples = with_samples(e, v, have), filled(e, have[0])
