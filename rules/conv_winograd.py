@@ -14,8 +14,8 @@ one of the points p = (p1, .., pd) is one matrix product, with the tiles of all 
 
 Time goes into the passes over memory, so the layout decides: spatial axes first, samples and channels last. Then cutting
 into tiles moves long runs, B and G on one axis are a strided Conv with a constant kernel (which pads, cuts and
-multiplies in one pass), A is a MatMul, one Gather puts the tiles together, and the Transposes that remain are of a kind that
-two groups of axes, and moving long runs.
+multiplies in one pass), A is a MatMul, one Gather puts the tiles together, and the Transposes that remain exchange two
+groups of axes, which runtimes do fast.
 """
 
 from __future__ import annotations
