@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, reduce
 
 import numpy as np
@@ -32,10 +32,11 @@ from onnx_convgrad.emit import Dim, Emitter
 from onnx_convgrad.geometry import ConvSpec
 from onnx_convgrad.lowering import Query, Requirement, lowering
 from onnx_convgrad.registry import Call
+from onnx_convgrad.rules.conv_kernels import back_padding
 from onnx_convgrad.rules.conv_shared import (
     conv_kernel,
     not_empty,
-    static_sizes,
+    static_kernel,
     unit_stride,
     x_dims,
     y_dims,
@@ -67,12 +68,13 @@ class Axis:
     """One spatial axis cut into tiles: `count` tiles of `tile` outputs each, of a kernel with `taps` taps.
 
     With dilation d the rows r, r + d, r + 2 d, .. are an axis of their own for each of the d phases r: there are `count`
-    tiles of each phase. An axis with one tap is left whole: its tiles are its rows.
+    tiles of each phase. An axis with one tap is left whole: its tiles are its rows. The number of tiles is not known while
+    building (`None` until it is emitted) if that of the rows is not.
     """
 
     tile: int
     taps: int
-    count: int
+    count: Dim | None
     dilation: int = 1
 
     @property
@@ -80,18 +82,16 @@ class Axis:
         """Rows that the outputs of one tile depend on, and the number of points."""
         return self.tile + self.taps - 1
 
-    @property
-    def outputs(self) -> int:
-        """Rows of all tiles; the last tiles may reach past the end."""
-        return self.tile * self.count * self.dilation
 
-
-def tiled(size: int, taps: int, dilation: int, most: int) -> Axis:
-    """The axis in as few equal tiles as a tile size of at most `most` allows."""
+def tiled(size: int | None, taps: int, dilation: int, most: int) -> Axis:
+    """The axis in as few equal tiles as a tile size of at most `most` allows; in the largest if its size is not known."""
     if taps == 1:
         return Axis(1, 1, size)
+    largest = min(most, MOST + 1 - taps)
+    if size is None:
+        return Axis(largest, taps, None, dilation)
     rows = -(-size // dilation)
-    count = -(-rows // min(most, MOST + 1 - taps))
+    count = -(-rows // largest)
     return Axis(-(-rows // count), taps, count, dilation)
 
 
@@ -124,7 +124,18 @@ def small_kernel(q: Query) -> str | None:
 
 def rows_remain(q: Query) -> str | None:
     pads = zip(q.spec.x, q.spec.begin, q.spec.end, strict=True)
-    return None if all(x + min(low, high) > 0 for x, low, high in pads) else "negative padding removes every row"
+    left = all(x is None or x + min(low, high) > 0 for x, low, high in pads)
+    return None if left else "negative padding removes every row"
+
+
+def usual_padding(q: Query) -> str | None:
+    """Where the number of rows is not known, padding must be an attribute of the Conv that cuts tiles."""
+    for x, y, k, d, *pads in zip(
+        q.spec.x, q.spec.y, q.spec.kernel, q.spec.dilations, q.spec.begin, q.spec.end, strict=True
+    ):
+        if None in (x, y) and ((d != 1 and k != 1) or min(pads) < 0 or max(pads) >= k):
+            return "a spatial size is not known while building, and the kernel is dilated or unusually padded"
+    return None
 
 
 def own_tile(most: int, of: str) -> Requirement:
@@ -140,7 +151,15 @@ def own_tile(most: int, of: str) -> Requirement:
 
 def _axes(spec: ConvSpec, sizes: Sequence[int | None], most: int) -> list[Axis]:
     rows = zip(sizes, spec.kernel, spec.dilations, strict=True)
-    return [tiled(size or 1, taps or 1, dilation, most) for size, taps, dilation in rows]
+    return [tiled(size, taps or 1, dilation, most) for size, taps, dilation in rows]
+
+
+def _counted(e: Emitter, axes: list[Axis], sizes: Sequence[Dim]) -> list[Axis]:
+    """The axes with the number of their tiles."""
+    return [
+        axis if axis.count is not None else replace(axis, count=e.size_div(e.size_add(size, axis.tile - 1), axis.tile))
+        for axis, size in zip(axes, sizes, strict=True)
+    ]
 
 
 REQUIRES = [
@@ -148,9 +167,10 @@ REQUIRES = [
     conv_kernel,
     unit_stride,
     dense,
-    static_sizes,
+    static_kernel,
     small_kernel,
     rows_remain,
+    usual_padding,
 ]
 
 # -- tiles -------------------------------------------------------------------------------------------------------------
@@ -162,38 +182,46 @@ def to_points(
     size: list[Dim],
     axes: list[Axis],
     kernels: list[np.ndarray],
-    begin: Sequence[int],
+    pads: Sequence[tuple[int, int]],
     perm: Sequence[int] | None = None,
 ) -> ir.Value:
     """Cut [N, C, *size] into tiles and multiply each axis by its matrix [points, rows]: [points, tiles N, C].
 
-    Tile i of phase r begins at row `dilation tile i + r - begin`; rows outside are zeros. `perm` puts the spatial axes
-    first, if `v` has another shape.
+    `pads` are the rows of zeros around each axis: tile i of phase r begins at row `dilation tile i + r - begin`. `perm`
+    puts the spatial axes first, if `v` has another shape.
     """
     n, c, *spatial = size
+    tiles: Dim
     v = e.transpose(v, perm or [*range(2, 2 + len(axes)), 0, 1])
     points, tiles = 1, 1
-    for i, (axis, kernel, start) in enumerate(zip(axes, kernels, begin, strict=True)):
-        rows, phases = spatial[i], axis.dilation
-        assert isinstance(rows, int), "static_sizes requires it"
-        need = ((axis.count - 1) * axis.tile + kernel.shape[1]) * phases
+    for i, (axis, kernel, (start, end)) in enumerate(zip(axes, kernels, pads, strict=True)):
+        rows, count, phases = spatial[i], axis.count, axis.dilation
+        assert count is not None, "the tiles are counted"
         v = e.reshape(v, [points, 1, tiles, rows, e.size_mul(*spatial[i + 1 :], n, c)])
-        v = e.slice(v, [max(-start, 0)], [min(need - start, rows)], [3])
-        low, high = max(start, 0), max(need - start - rows, 0)
-        whole = kernel.size == 1 or (low != high and not e.target.asymmetric_pads)
-        pads = (low, high) if whole else (low % phases, high % phases)
-        v = e.pad(v, [pads[0]], [pads[1]], [3])
+        if isinstance(rows, int) and isinstance(count, int):
+            need = ((count - 1) * axis.tile + kernel.shape[1]) * phases
+            v = e.slice(v, [max(-start, 0)], [min(need - start, rows)], [3])
+            low, high = max(start, 0), max(need - start - rows, 0)
+            rows = need - low - high
+        else:  # the last tile may reach past the end by less than a tile, and a Conv leaves out what makes no whole one
+            low, high = start, end + axis.tile - 1
+        if kernel.size == 1 or (low != high and not e.target.asymmetric_pads):
+            v = e.pad(v, [low], [high], [3])
+            rows, low, high = e.size_add(rows, low + high), 0, 0
+        elif phases > 1:
+            v = e.pad(v, [low % phases], [high % phases], [3])
+            rows = e.size_add(rows, low % phases + high % phases)
         if kernel.size > 1:
-            rows = (need - low - high + sum(pads)) // phases
+            rows = e.size_div(rows, phases)
             v = e.reshape(v, [points, 1, tiles, rows, e.size_mul(phases, *spatial[i + 1 :], n, c)])
             v = e.op(  # over three axes: ONNX Runtime would rearrange the channels of a Conv over two
                 "Conv",
                 v,
                 e.const(kernel.reshape(-1, 1, 1, kernel.shape[1], 1), v.dtype),
                 strides=[1, axis.tile, 1],
-                pads=[0, (low - pads[0]) // phases, 0, 0, (high - pads[1]) // phases, 0],
+                pads=[0, low // phases, 0, 0, high // phases, 0],
             )
-        points, tiles = points * kernel.shape[0], tiles * axis.count * phases
+        points, tiles = points * kernel.shape[0], e.size_mul(tiles, count, phases)
     return e.reshape(v, [points, e.size_mul(tiles, n), c])
 
 
@@ -201,7 +229,7 @@ def from_points(e: Emitter, v: ir.Value, size: list[Dim], axes: list[Axis], kern
     """Multiply each axis of [points, tiles N, C] by its matrix [tile, points] and put the tiles together: [N, C, *size]."""
     samples, c, *spatial = size
     n, rank = filled(e, samples), len(axes)
-    counts = [number for axis in axes for number in (axis.count, axis.dilation)]
+    counts = [number for axis in axes for number in (axis.count or 0, axis.dilation)]
     behind: Dim = e.size_mul(*counts, n, c)
     points = math.prod(kernel.shape[1] for kernel in kernels)
     for kernel in reversed(kernels):  # the last axis first, so that the last product is one of plain matrices
@@ -210,7 +238,7 @@ def from_points(e: Emitter, v: ir.Value, size: list[Dim], axes: list[Axis], kern
             lead = [points] if points > 1 else []
             v = e.matmul(e.const(kernel, v.dtype), e.reshape(v, [*lead, kernel.shape[1], behind]))
         behind = e.size_mul(behind, kernel.shape[0])
-    rows = math.prod(axis.tile for axis in axes) * math.prod(counts)
+    rows = e.size_mul(*(axis.tile for axis in axes), *counts)
     v = e.op("Gather", e.reshape(v, [rows, e.size_mul(n, c)]), _places(e, axes, spatial), axis=0)
     v = e.reshape(v, [*spatial, n, c])
     if may_be_empty(e, samples):
@@ -224,19 +252,32 @@ def _places(e: Emitter, axes: list[Axis], spatial: Sequence[Dim]) -> ir.Value:
     One Gather puts the tiles together, crops what reaches past the end and runs on all threads, as no Transpose does.
     """
     total: ir.Value | None = None
-    behind = math.prod(axis.count * axis.dilation for axis in axes)
-    tiles = math.prod(axis.tile for axis in axes) * behind
+    counts = [e.size_mul(axis.count or 0, axis.dilation) for axis in axes]
+    static = all(isinstance(size, int) for size in (*counts, *spatial))
     for i, (axis, size) in enumerate(zip(axes, spatial, strict=True)):
-        assert isinstance(size, int), "static_sizes requires it"
-        tiles //= axis.tile
-        behind //= axis.count * axis.dilation
-        tile, place = np.divmod(np.arange(size), axis.tile * axis.dilation)
-        row, phase = np.divmod(place, axis.dilation)
-        part = row * tiles + (tile * axis.dilation + phase) * behind
-        index = e.const(part.reshape(-1, *(1,) * (len(axes) - 1 - i)), ir.DataType.INT32)
+        behind = e.size_mul(1, *counts[i + 1 :])
+        tiles = e.size_mul(*(a.tile for a in axes[i + 1 :]), *counts)
+        inner = [1] * (len(axes) - 1 - i)
+        if static and isinstance(size, int):
+            tile, place = np.divmod(np.arange(size), axis.tile * axis.dilation)
+            row, phase = np.divmod(place, axis.dilation)
+            part = row * tiles + (tile * axis.dilation + phase) * behind
+            index = e.const(part.reshape(-1, *inner), ir.DataType.INT32)
+        else:
+            index = e.reshape(_place(e, axis, size, tiles, behind), [size, *inner])
         total = index if total is None else e.add(total, index)
     assert total is not None
-    return e.reshape(total, [math.prod(spatial)])
+    return e.reshape(total, [e.size_mul(*spatial)])
+
+
+def _place(e: Emitter, axis: Axis, size: Dim, tiles: Dim, behind: Dim) -> ir.Value:
+    """The part of one axis, by arithmetic of the graph: row `r` of tile `t` is at `r tiles + t behind`. Undilated."""
+    one = e.const(np.asarray(1), ir.DataType.INT64)
+    last = e.squeeze(e.vector([size]), [0])
+    at = e.op("Range", e.const(np.asarray(0), ir.DataType.INT64), last, one)
+    tile = e.op("Div", at, e.ints([axis.tile]))
+    row = e.op("Sub", at, e.op("Mul", tile, e.ints([axis.tile])))
+    return e.op("Add", e.op("Mul", row, e.vector([tiles])), e.op("Mul", tile, e.vector([behind])))
 
 
 def weight_to_points(e: Emitter, w: ir.Value, size: list[Dim], kernels: list[np.ndarray]) -> ir.Value:
@@ -254,13 +295,18 @@ def forward(e: Emitter, n: Call, spec: ConvSpec, most: int) -> ir.Value:
     x, w, bias = n["X"], n["W"], n.get("B")
     batch, channels, *rows = x_dims(e, x, spec)
     features: Dim = spec.features if spec.features is not None else e.dim(w, 0)
-    axes = _axes(spec, spec.y, most)
+    pads = list(zip(spec.begin, spec.end, strict=True))
+    y: list[Dim] = [
+        size if size is not None else e.size_add(have, low + high + 1 - (taps or 1))
+        for size, have, taps, (low, high) in zip(spec.y, rows, spec.kernel, pads, strict=True)
+    ]
+    axes = _counted(e, _axes(spec, spec.y, most), y)
     a, g, b = zip(*(matrices(axis.tile, axis.taps) for axis in axes), strict=True)
     x = with_samples(e, x, [batch, channels, *rows])
-    tiles = to_points(e, x, [filled(e, batch), channels, *rows], axes, list(b), spec.begin)
+    tiles = to_points(e, x, [filled(e, batch), channels, *rows], axes, list(b), pads)
     weight = weight_to_points(e, w, [features, channels], list(g))
-    y = e.matmul(tiles, e.swap_last(weight))
-    result = from_points(e, y, [batch, features, *(size or 0 for size in spec.y)], axes, list(a))
+    product = e.matmul(tiles, e.swap_last(weight))
+    result = from_points(e, product, [batch, features, *y], axes, list(a))
     return result if bias is None else e.add(result, e.unsqueeze(bias, [1 + i for i in range(spec.rank)]))
 
 
@@ -269,11 +315,11 @@ def input_grad(e: Emitter, n: Call, spec: ConvSpec, most: int) -> ir.Value:
     dy, w = n["dY"], n["W"]
     batch, features, *rows = y_dims(e, dy, spec)
     channels, *size = x_dims(e, n["X_like"], spec)[1:]
-    axes = _axes(spec, spec.x, most)
+    axes = _counted(e, _axes(spec, spec.x, most), size)
     a, g, b = zip(*(matrices(axis.tile, axis.taps) for axis in axes), strict=True)
-    begin = [axis.dilation * (axis.taps - 1) - low for axis, low in zip(axes, spec.begin, strict=True)]
+    pads = list(zip(*back_padding(spec), strict=True))
     dy = with_samples(e, dy, [batch, features, *rows])
-    tiles = to_points(e, dy, [filled(e, batch), features, *rows], axes, list(b), begin)
+    tiles = to_points(e, dy, [filled(e, batch), features, *rows], axes, list(b), pads)
     weight = weight_to_points(e, w, [features, channels], [m[:, ::-1] for m in g])
     return from_points(e, e.matmul(tiles, weight), [batch, channels, *size], axes, list(a))
 
@@ -284,12 +330,13 @@ def weight_grad(e: Emitter, n: Call, spec: ConvSpec, most: int) -> ir.Value:
     x_size, y_size = x_dims(e, x, spec), y_dims(e, dy, spec)
     x, dy = with_samples(e, x, x_size), with_samples(e, dy, y_size)
     x_size[0] = y_size[0] = filled(e, x_size[0])
-    axes = _axes(spec, spec.y, most)
+    axes = _counted(e, _axes(spec, spec.y, most), y_size[2:])
     a, g, b = zip(*(matrices(axis.taps, axis.tile) for axis in axes), strict=True)
     # Unlike the tiles of the forward pass to the runtime, which would else keep those, larger than x, until now.
     flat = e.reshape(x, [*x_size[:2], e.size_mul(*x_size[2:]), 1])
-    x_tiles = to_points(e, flat, x_size, axes, list(b), spec.begin, [2, 3, 0, 1])
-    y_tiles = to_points(e, dy, y_size, axes, list(g), [0] * spec.rank)
+    pads = list(zip(spec.begin, spec.end, strict=True))
+    x_tiles = to_points(e, flat, x_size, axes, list(b), pads, [2, 3, 0, 1])
+    y_tiles = to_points(e, dy, y_size, axes, list(g), [(0, 0)] * spec.rank)
     product = e.matmul(e.swap_last(y_tiles), x_tiles)
     kernel = reduce(np.kron, a)
     size = e.size_mul(y_size[1], x_size[1])

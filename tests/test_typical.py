@@ -56,8 +56,8 @@ def test_layers_are_priced_at_their_sizes() -> None:
         assert found[key] == pytest.approx(known[key], rel=0.3), key  # the first chunks of a known batch may be faster
 
 
-def _dense(batch: object, size: object) -> onnx.ModelProto:
-    node = helper.make_node("Conv", ["x", "w"], ["y"], name="conv", pads=[1, 1, 1, 1])
+def _dilated(batch: object, size: object) -> onnx.ModelProto:
+    node = helper.make_node("Conv", ["x", "w"], ["y"], name="conv", pads=[2, 2, 2, 2], dilations=[2, 2])
     shapes = {"x": [batch, 64, size, size], "w": [64, 64, 3, 3]}
     inputs = [helper.make_tensor_value_info(k, TensorProto.FLOAT, dims) for k, dims in shapes.items()]
     graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
@@ -65,12 +65,12 @@ def _dense(batch: object, size: object) -> onnx.ModelProto:
 
 
 def test_explain_says_what_known_sizes_would_gain() -> None:
-    report = og.explain(_dense("n", "s"), wrt="all")
+    report = og.explain(_dilated("n", "s"), wrt="all")
     gain = report.gain
     assert gain is not None
     assert gain.shapes == {"x": (8, 64, 224, 224)}
     assert gain.gradients == 2
-    known = og.explain(_dense(8, 224), wrt="all")
+    known = og.explain(_dilated(8, 224), wrt="all")
     assert known.gain is None
     assert gain.seconds_known == pytest.approx(_predicted(known))
     assert gain.seconds == pytest.approx(_predicted(report))
@@ -81,7 +81,7 @@ def test_explain_says_what_known_sizes_would_gain() -> None:
     )
     assert str(gain) in str(report)
     assert json.loads(report.to_json())["with_known_sizes"]["faster"] == gain.faster
-    assert og.explain(_dense("n", "s"), wrt="all", input_shapes={"x": [8, 64, 224, 224]}).gain is None
+    assert og.explain(_dilated("n", "s"), wrt="all", input_shapes={"x": [8, 64, 224, 224]}).gain is None
 
 
 def _predicted(report: Report) -> float:
