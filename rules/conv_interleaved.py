@@ -56,6 +56,11 @@ def several_channels(q: Query) -> str | None:
     return "a group has one channel"
 
 
+def copied_rows(q: Query) -> str | None:
+    """cuDNN has no kernels for dilations as large as a number of channels, and copies no rows that could be longer."""
+    return f"the {q.target.name} provider copies no rows to patches" if q.target.name == "cuda" else None
+
+
 def rows_left(q: Query) -> str | None:
     """Negative padding is cut off before zeros are added, and something must be left in between."""
     spec = q.spec
@@ -103,7 +108,16 @@ def rows_of(size: Sequence[Dim], count: int) -> list[Dim]:
 # -- the channels of a group -------------------------------------------------------------------------------------------
 
 
-CHANNELS = [not_empty, conv_kernel, static_space, known_channels, several_channels, several_taps, rows_left]
+CHANNELS = [
+    not_empty,
+    conv_kernel,
+    copied_rows,
+    static_space,
+    known_channels,
+    several_channels,
+    several_taps,
+    rows_left,
+]
 
 
 @lowering("ConvWeightGrad", "channel_rows", requires=CHANNELS)
