@@ -17,7 +17,7 @@ from onnx_convgrad.constants import constant_of, is_folded
 from onnx_convgrad.cost import Rates
 from onnx_convgrad.emit import VIEWS
 
-__all__ = ["body_of", "folds", "node_seconds", "value_bytes"]
+__all__ = ["body_of", "folds", "leading_axes", "node_seconds", "value_bytes"]
 
 Shape = tuple[int, ...]
 _FREE = VIEWS | {"Shape", "Size", "Constant"}
@@ -294,12 +294,24 @@ def _gather(node: ir.Node, rates: Rates) -> float:
 
 
 def _reduce(node: ir.Node, rates: Rates) -> float:
-    """Sums along rows stream; sums across them add whole rows, one at a time."""
+    """Sums along rows stream; sums across them add whole rows, one at a time, or become a product (`fast_forms`)."""
     shape = shape_of(node.inputs[0])
     axes = constant_of(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] is not None else None
+    if node.op_type == "ReduceSum" and leading_axes(node):
+        return _traffic(node, rates)
     if axes is not None and len(shape) - 1 not in {int(a) % max(1, len(shape)) for a in axes.reshape(-1)}:
         return max(_traffic(node, rates), 0.55 * rates.item * math.prod(shape))
     return _traffic(node, rates)
+
+
+def leading_axes(node: ir.Node) -> int:
+    """How many axes, from the first on, a reduction sums away; 0 if it sums others too, or all of them."""
+    x, axes = node.inputs[0], constant_of(node.inputs[1]) if len(node.inputs) > 1 else None
+    if x is None or x.shape is None or axes is None:
+        return 0
+    rank = len(x.shape)
+    summed = sorted(int(a) % rank for a in axes.reshape(-1)) if rank else []
+    return len(summed) if summed == list(range(len(summed))) and len(summed) < rank else 0
 
 
 def _items(factor: float) -> Callable[[ir.Node, Rates], float]:

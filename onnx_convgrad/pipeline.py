@@ -24,6 +24,7 @@ from onnx_convgrad.namespace import Namespace
 from onnx_convgrad.parameters import resolve_of, resolve_wrt
 from onnx_convgrad.passes.batch_statistics import share_statistics
 from onnx_convgrad.passes.canonicalize import InputShapes, canonicalize
+from onnx_convgrad.passes.fast_forms import use_fast_forms
 from onnx_convgrad.passes.provider_forms import fit_provider
 from onnx_convgrad.passes.recompute import Recomputation, mark_boundary, recompute_values
 from onnx_convgrad.passes.training import rewrite_for_training, set_training
@@ -172,6 +173,8 @@ def complete(
         progress("recomputing")
         done = recompute_values(m.graph, mark, recompute, machine)
     fit_provider(m.graph, machine)
+    if machine.name == "cpu":
+        use_fast_forms(m.graph, Emitter(m.graph, opsets=m.opset_imports, target=machine), training=policy.training)
     progress("verifying")
     _finish(m)
     if machine.ordered_sums:

@@ -16,6 +16,7 @@ from onnx_convgrad import functions
 from onnx_convgrad.activity import Activity, carriers, rule_of
 from onnx_convgrad.emit import Emitter, dims_equal, known
 from onnx_convgrad.errors import DifferentiationError, Problem, RuleContractError, UnsupportedCase
+from onnx_convgrad.joined import joined
 from onnx_convgrad.registry import Call, Rule, joint_of, stem
 
 __all__ = ["DETOUR", "Walk", "backward", "shapes_differ", "unbroadcast"]
@@ -89,7 +90,7 @@ class Walk:
     def _total(self, pending: dict[ir.Value, list[ir.Value]], value: ir.Value) -> ir.Value:
         terms = pending[value]
         if len(terms) > 1:
-            pending[value] = terms = [self.e.sum(terms)]
+            pending[value] = terms = [self.e.sum(joined(self.e, terms))]
         return terms[0]
 
     @contextmanager

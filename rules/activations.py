@@ -55,8 +55,15 @@ def leaky_relu(e: Emitter, n: Call) -> Cotangents:
 @elementwise("PRelu", wrt=("X", "slope"), parameters=("slope",))
 def p_relu(e: Emitter, n: Call) -> Cotangents:
     """dy/dx = 1 for x > 0, else slope; dy/dslope = min(x, 0)."""
-    x = n["X"]
-    return {"X": lambda: e.where(_positive(e, x), 1, n["slope"]), "slope": lambda: e.op("Min", x, 0.0)}
+    x, slope = n["X"], n["slope"]
+
+    def local() -> ir.Value:
+        if x.dtype != ir.DataType.FLOAT:
+            return e.where(_positive(e, x), 1, slope)
+        other = e.typed(e.op("HardSigmoid", x, alpha=-_STEEP, beta=1.0), x)  # [x <= 0]
+        return e.add(step(e, x), e.mul(other, slope))
+
+    return {"X": local, "slope": lambda: e.op("Min", x, 0.0)}
 
 
 @elementwise("ThresholdedRelu")

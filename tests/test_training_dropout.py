@@ -162,7 +162,9 @@ def test_shares(ratio: float) -> None:
     got = run(program.gradients, {"x": x, "target": target})
     kept = got["y"] != 0
     assert abs(1 - kept.mean() - ratio) < 0.04
-    np.testing.assert_array_equal(got["mask"] if 0 < ratio < 1 else kept, kept)
+    np.testing.assert_array_equal(got["mask"] if ratio < 1 else kept, kept)
+    drawn = [node for node in program.step.graph.node if node.op_type == "GreaterOrEqual"]
+    assert bool(drawn) == bool([s for s in program.manifest.state if s.kind == "random"]) == (ratio > 0)
     np.testing.assert_allclose(got["y"], kept / (1 - ratio) if ratio < 1 else np.zeros_like(x), rtol=1e-6)
     np.testing.assert_allclose(got["w_grad"], (2 * got["y"] * got["y"]).sum(0) / x.size, rtol=1e-5)
     assert (run(program.evaluate, {"x": x, "target": target})["y"] == 1).all()

@@ -7,12 +7,13 @@ from collections.abc import Collection
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.constants import constant_of
 from onnx_convgrad.cost import Target
 from onnx_convgrad.namespace import Namespace
 from onnx_convgrad.passes.covariance import normalize_by_covariance
 from onnx_convgrad.passes.gelu import fuse_gelu
 
-__all__ = ["drop", "rewrite_for_training", "set_training"]
+__all__ = ["drop", "dropped_share", "rewrite_for_training", "set_training"]
 
 
 def set_training(graph: ir.Graph) -> list[tuple[str, ir.Value]]:
@@ -60,8 +61,20 @@ def _batch_statistics(node: ir.Node) -> list[tuple[str, ir.Value]]:
     return updates
 
 
+def dropped_share(node: ir.Node) -> float | None:
+    """What a Dropout drops in training, if known while building; by default one half."""
+    ratio = node.inputs[1] if len(node.inputs) > 1 else None
+    if ratio is None:
+        return 0.5
+    value = constant_of(ratio)
+    return None if value is None else float(value.reshape(-1)[0])
+
+
 def drop(graph: ir.Graph, node: ir.Node, names: Namespace) -> None:
-    """Switch a Dropout to training mode."""
+    """Switch a Dropout to training mode. One that drops nothing needs no mask, and is switched to inference."""
+    if dropped_share(node) == 0:
+        node.resize_inputs(1)
+        return
     name = names.claim(f"{node.outputs[0].name}_training_mode")
     flag = ir.Value(name=name, shape=ir.Shape(()), type=ir.TensorType(ir.DataType.BOOL))
     flag.const_value = ir.Tensor(np.ones((), np.bool_), name=name)

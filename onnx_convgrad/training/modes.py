@@ -8,10 +8,9 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad.constants import constant_of
 from onnx_convgrad.emit import Emitter, known
 from onnx_convgrad.namespace import Namespace
-from onnx_convgrad.passes.training import drop
+from onnx_convgrad.passes.training import drop, dropped_share
 from onnx_convgrad.training.draft import Draft
 from onnx_convgrad.training.masks import Masks
 
@@ -24,15 +23,10 @@ def batch_normalizations(graph: ir.Graph) -> Iterator[ir.Node]:
 
 
 def dropouts(graph: ir.Graph) -> list[tuple[ir.Node, float]]:
-    """The Dropout nodes of the main graph that drop a share known while building, and that share."""
-    found = []
-    for node in graph:
-        if node.op_type == "Dropout" and node.domain in ("", "ai.onnx"):
-            ratio = node.inputs[1] if len(node.inputs) > 1 else None
-            known_ratio = constant_of(ratio)
-            if ratio is None or known_ratio is not None:
-                found.append((node, 0.5 if known_ratio is None else float(known_ratio.reshape(-1)[0])))
-    return found
+    """The Dropout nodes of the main graph that drop a share known while building, and that share; none that drop nothing."""
+    nodes = [node for node in graph if node.op_type == "Dropout" and node.domain in ("", "ai.onnx")]
+    shares = [(node, dropped_share(node)) for node in nodes]
+    return [(node, share) for node, share in shares if share]
 
 
 def training_mode(

@@ -1,0 +1,75 @@
+"""Sums of padded terms: pieces that lie side by side are one Concat.
+
+The parts of a tensor that is cut up (the halves of a channel split, queries, keys and values, the two ends of a roll)
+each send back a cotangent that is zero elsewhere. To pad them all and add them takes three passes over the whole tensor per
+part; to put them next to each other takes one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnx_convgrad.constants import constant_of
+from onnx_convgrad.emit import Emitter, known
+
+__all__ = ["joined"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A term that is zero but for `value`, at `begin` of `axis`, with `after` zeros behind it."""
+
+    term: ir.Value
+    value: ir.Value
+    axis: int
+    begin: int
+    size: int
+    after: int
+
+    @property
+    def end(self) -> int:
+        return self.begin + self.size
+
+
+def joined(e: Emitter, terms: Sequence[ir.Value]) -> list[ir.Value]:
+    """Terms with the same sum, of which no two are pieces that touch along an axis."""
+    pieces = [piece for piece in map(_piece, terms) if piece is not None]
+    taken = {id(piece.term) for piece in pieces}
+    others = [term for term in terms if id(term) not in taken]
+    return others + [run[0].term if len(run) == 1 else _side_by_side(e, run) for run in _runs(pieces)]
+
+
+def _piece(term: ir.Value) -> _Piece | None:
+    node = term.producer()
+    if node is None or node.op_type != "Pad" or node.domain or len(node.inputs) != 2 or node.attributes or term.uses():
+        return None
+    value, pads = node.inputs[0], constant_of(node.inputs[1])
+    if value is None or pads is None or value.shape is None or len(pads) != 2 * len(value.shape):
+        return None
+    rank = len(value.shape)
+    axes = [axis for axis in range(rank) if pads[axis] or pads[rank + axis]]
+    size = known(value.shape[axes[0]]) if len(axes) == 1 else None
+    if size is None or min(pads) < 0:
+        return None
+    return _Piece(term, value, axes[0], int(pads[axes[0]]), size, int(pads[rank + axes[0]]))
+
+
+def _runs(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
+    """Pieces that touch, in order; one that overlaps another starts a run of its own."""
+    runs: list[list[_Piece]] = []
+    for piece in sorted(pieces, key=lambda p: (p.axis, p.begin)):
+        before = next((run for run in runs if run[-1].axis == piece.axis and run[-1].end == piece.begin), None)
+        if before is None:
+            runs.append([piece])
+        else:
+            before.append(piece)
+    return runs
+
+
+def _side_by_side(e: Emitter, run: Sequence[_Piece]) -> ir.Value:
+    axis = run[0].axis
+    whole = e.concat([piece.value for piece in run], axis)
+    return e.typed(e.pad(whole, [run[0].begin], [run[-1].after], [axis]), run[0].term)

@@ -1,0 +1,162 @@
+"""Forms that the CPU provider is faster at: sums of rows, PRelu, pieces of a tensor put side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+import torch
+
+import onnx_convgrad as og
+from onnx_convgrad.runtime import run
+
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _model(body: str, shape: str, *initializers: np.ndarray) -> onnx.ModelProto:
+    """`body` computes y from x and the arrays a, b."""
+    text = f'<ir_version: 10, opset_import: ["" : 21]> g (float[{shape}] x) => (y) {{ {body} }}'
+    model = onnx.parser.parse_model(text)
+    model.graph.output[0].CopyFrom(onnx.helper.make_empty_tensor_value_info("y"))
+    for name, array in zip("ab", initializers, strict=False):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    return model
+
+
+def _random(*shape: int) -> np.ndarray:
+    return np.random.default_rng(len(shape)).normal(size=shape).astype(np.float32)
+
+
+def _ops(model: onnx.ModelProto) -> list[str]:
+    return [node.op_type for node in model.graph.node]
+
+
+def _gradient(function: Function, x: np.ndarray) -> np.ndarray:
+    leaf = torch.tensor(x, dtype=torch.float64, requires_grad=True)
+    function(leaf).sum().backward()
+    assert leaf.grad is not None
+    return leaf.grad.numpy()
+
+
+# -- sums of rows ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "bias", "product"),
+    [
+        ((3, 16, 12), (12,), True),
+        ((20, 3, 8), (3, 8), True),
+        ((20, 3, 8), (1, 3, 8), True),
+        ((3, 16, 12), (16, 1), False),
+    ],
+    ids=str,
+)
+def test_bias_gradients(shape: tuple[int, ...], bias: tuple[int, ...], product: bool) -> None:
+    """Sums over the first axes are products with ones; others stay reductions."""
+    x, b = _random(*shape), _random(*bias)
+    model = _model("h = Add(x, a) y = Mul(h, h)", ", ".join(map(str, shape)), b)
+    gradient = og.augment(model, wrt=["a"], seed="ones")
+    assert ("MatMul" in _ops(gradient)) == product
+    assert ("ReduceSum" in _ops(gradient)) != product
+    want = _gradient(lambda leaf: (torch.tensor(x) + leaf).square(), b)
+    np.testing.assert_allclose(run(gradient, {"x": x})["a_grad"], want, rtol=1e-5, atol=1e-5)
+
+
+def test_sums_of_the_model_are_its_own() -> None:
+    model = _model("axes = Constant<value_ints = [0]>() s = ReduceSum(x, axes) y = Mul(s, s)", "40, 8")
+    assert _ops(og.augment(model, wrt=["x"], seed="ones")).count("ReduceSum") == 1
+
+
+def test_columns_of_unknown_number() -> None:
+    model = _model("h = Add(x, a) y = Mul(h, h)", "n, 16, 12", _random(12))
+    gradient = og.augment(model, wrt=["a"], seed="ones")
+    x = _random(3, 16, 12)
+    want = _gradient(lambda leaf: (torch.tensor(x) + leaf).square(), _random(12))
+    np.testing.assert_allclose(run(gradient, {"x": x})["a_grad"], want, rtol=1e-5, atol=1e-5)
+
+
+# -- PRelu -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slope", [(5, 1, 1), (1,), (4, 4)], ids=str)
+def test_prelu_in_training(slope: tuple[int, ...]) -> None:
+    x, a = _random(2, 5, 4, 4), _random(*slope)
+    x[0, 0, 0, 0], a.flat[0] = 0.0, 1.5
+    model = _model("h = PRelu(x, a) y = Mul(h, h)", "2, 5, 4, 4", a)
+    trained = og.augment(model, wrt=["x", "a"], seed="ones", training=True)
+    assert "PRelu" not in _ops(trained)
+    assert _ops(trained).count("Min") == 1
+    assert "PRelu" in _ops(og.augment(model, wrt=["x", "a"], seed="ones"))
+    got = run(trained, {"x": x})
+    np.testing.assert_array_equal(got["y"], run(model, {"x": x})["y"])
+
+    def function(leaf: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        return torch.where(leaf > 0, leaf, leaf * factor).square()
+
+    fixed_x, fixed_a = torch.tensor(x, dtype=torch.float64), torch.tensor(a, dtype=torch.float64)
+    np.testing.assert_allclose(got["x_grad"], _gradient(lambda v: function(v, fixed_a), x), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(got["a_grad"], _gradient(lambda v: function(fixed_x, v), a), rtol=1e-5, atol=1e-6)
+
+
+# -- pieces ------------------------------------------------------------------------------------------------------------
+
+SLICED = """
+    zero = Constant<value_ints = [0]>() two = Constant<value_ints = [2]>() four = Constant<value_ints = [4]>()
+    six = Constant<value_ints = [6]>() one = Constant<value_ints = [1]>()
+"""
+PIECES: dict[str, tuple[str, Function, list[str]]] = {
+    "halves": (
+        SLICED + "p = Slice(x, zero, two, one) q = Slice(x, two, six, one) s = Mul(p, p) t = Tanh(q)"
+        " y = Concat<axis = 1>(t, s)",
+        lambda x: torch.cat([x[:, 2:].tanh(), x[:, :2].square()], 1),
+        ["Concat"],
+    ),
+    "a gap": (
+        SLICED + "p = Slice(x, zero, two, one) q = Slice(x, four, six, one) s = Mul(p, p) t = Mul(q, q) y = Mul(s, t)",
+        lambda x: x[:, :2].square() * x[:, 4:].square(),
+        ["Pad", "Pad"],
+    ),
+    "an overlap": (
+        SLICED + "p = Slice(x, zero, four, one) q = Slice(x, two, six, one) s = Mul(p, p) y = Mul(s, q)",
+        lambda x: x[:, :4].square() * x[:, 2:],
+        ["Pad", "Pad"],
+    ),
+    "touching, with an end left and another use": (
+        SLICED + "p = Slice(x, zero, two, one) q = Slice(x, two, four, one) s = Mul(p, q) u = Tanh(x)"
+        " y = Concat<axis = 1>(s, u)",
+        lambda x: torch.cat([x[:, :2] * x[:, 2:4], x.tanh()], 1),
+        ["Concat", "Pad"],
+    ),
+    "unbound": (
+        (
+            "i = Constant<value_int = 0>() j = Constant<value_int = 1>() k = Constant<value_int = 2>() "
+            "q = Gather<axis = 0>(x, i) r = Gather<axis = 0>(x, j) v = Gather<axis = 0>(x, k)"
+            " m = Mul(q, r) y = Mul(m, v)"
+        ),
+        lambda x: x[0] * x[1] * x[2],
+        ["Concat"],
+    ),
+    "rolled on two axes": (
+        SLICED + "p = Slice(x, two, six, one) q = Slice(x, zero, two, one) s = Concat<axis = 1>(p, q)"
+        " axis = Constant<value_ints = [2]>() eight = Constant<value_ints = [8]>()"
+        " u = Slice(s, six, eight, axis) v = Slice(s, zero, six, axis) w = Concat<axis = 2>(u, v)"
+        " wx = Mul(w, x) y = Tanh(wx)",
+        lambda x: (x.roll((-2, 2), (1, 2)) * x).tanh(),
+        ["Concat", "Concat"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PIECES)
+def test_pieces(name: str) -> None:
+    """Cotangents of pieces that touch are put together, and those that do not are padded."""
+    body, function, expected = PIECES[name]
+    x = _random(3, 6, 8)
+    model = _model(body, "3, 6, 8")
+    gradient = og.augment(model, wrt=["x"], seed="ones")
+    added = [op for op in ("Concat", "Pad") for _ in range(_ops(gradient).count(op) - _ops(model).count(op))]
+    assert added == expected
+    np.testing.assert_allclose(run(gradient, {"x": x})["x_grad"], _gradient(function, x), rtol=1e-5, atol=1e-6)
