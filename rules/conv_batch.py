@@ -31,8 +31,7 @@ def product_of_samples(e: Emitter, matrix: ir.Value, v: ir.Value, shape: Sequenc
     if may_be_empty(e, batch) and v.dtype in e.target.conv_dtypes:
         kernels = e.reshape(matrix, [e.size_mul(rows, groups), inner, 1])
         return e.op("Conv", e.reshape(v, [batch, e.size_mul(inner, groups), points]), kernels, group=groups)
-    count = filled(e, batch)
-    v = with_samples(e, v, [batch, *e.dims(v)[1:]])
-    v = e.reshape(v, [count, *([groups] if groups > 1 else []), inner, points])
-    product = e.reshape(e.matmul(matrix, v), [count, e.size_mul(rows, groups), points])
+    size: list[Dim] = [batch, *([groups] if groups > 1 else []), inner, points]
+    v = with_samples(e, e.reshape(v, size), size)
+    product = e.reshape(e.matmul(matrix, v), [filled(e, batch), e.size_mul(rows, groups), points])
     return cut_samples(e, product, batch)

@@ -190,5 +190,5 @@ def test_every_target_builds(target: str) -> None:
 def test_frozen_weight_costs_no_gradient() -> None:
     model = og.vjp(_conv((1, 2, 8, 8), (3, 2, 3, 3), stored=True), wrt="inputs")
     assert [o.name for o in model.graph.output] == ["x_grad"]
-    assert len(model.graph.node) <= 3
-    assert "Conv" not in [n.op_type for n in model.graph.node][1:]
+    assert [n.op_type for n in model.graph.node if n.op_type.startswith("Conv")] in (["Conv"], ["ConvTranspose"])
+    assert not [n.name for n in model.graph.node if "x" in n.input]

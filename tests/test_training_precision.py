@@ -124,8 +124,13 @@ def test_split_form() -> None:
             np.testing.assert_allclose(value, whole[name], rtol=1e-6, atol=1e-7, err_msg=name)
     assert "loss_scale" in {i.name for i in program.gradients.graph.input}
     reference = run(build().gradients, arrays(0))
+    largest = max(np.linalg.norm(reference[p.gradient]) for p in program.manifest.parameters)
     for p in program.manifest.parameters:
-        assert off(first[p.gradient], reference[p.gradient]) < 2e-2, p.name
+        got, want = first[p.gradient], reference[p.gradient]
+        if p.name == "conv2.bias":  # which the batch normalization after it takes away again: rounding is left
+            assert max(np.linalg.norm(got), np.linalg.norm(want)) < 1e-6 * largest
+        else:
+            assert off(got, want) < 2e-2, p.name
 
 
 def test_outputs_keep_names_and_types() -> None:
