@@ -32,12 +32,13 @@ from onnx_convgrad.rules.conv_shared import (
     known_batch,
     known_channels,
     not_empty,
+    several_taps,
     unit_stride,
     window,
     x_dims,
     y_dims,
 )
-from onnx_convgrad.rules.conv_stacked import several_samples, several_taps
+from onnx_convgrad.rules.conv_stacked import several_samples
 from onnx_convgrad.rules.conv_weight_grad import batch_sum, sizes_of
 from onnx_convgrad.rules.conv_weight_shift import one_group
 from onnx_convgrad.samples import filled, with_samples

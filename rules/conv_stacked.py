@@ -20,6 +20,7 @@ from onnx_convgrad.rules.conv_kernels import back_padding, plain_conv, turned
 from onnx_convgrad.rules.conv_shared import (
     conv_kernel,
     not_empty,
+    several_taps,
     spatial_axes,
     static_groups,
     static_kernel,
@@ -39,10 +40,6 @@ def free_axis(q: Query) -> str | None:
 
 def several_samples(q: Query) -> str | None:
     return "there is only one sample" if q.spec.batch == 1 else None
-
-
-def several_taps(q: Query) -> str | None:
-    return "the kernel is 1x1" if q.spec.taps == 1 else None
 
 
 def unpadded_point(q: Query) -> str | None:

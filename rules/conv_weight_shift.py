@@ -22,6 +22,7 @@ from onnx_convgrad.rules.conv_shared import (
     conv_kernel,
     known_channels,
     not_empty,
+    several_taps,
     spatial_axes,
     static_kernel,
     static_sizes,
@@ -215,7 +216,7 @@ def _inside(spec: ConvSpec, tap: tuple[int, ...]) -> tuple[list[int], list[int],
     return first, last, start
 
 
-@lowering("ConvWeightGrad", "patches", requires=[not_empty, static_kernel, one_group, tiles_its_input])
+@lowering("ConvWeightGrad", "patches", requires=[not_empty, static_kernel, several_taps, one_group, tiles_its_input])
 def patches(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """Windows that tile x: the patches are a transposition, and one MatMul over all of them is left."""
     batch, channels, features, y = sizes_of(e, n, spec)

@@ -59,7 +59,11 @@ CASES = {
     "split_shift": [SAME, GROUPED, DILATED, STRIDED, OUTSIDE, SIGNAL, VOLUME, WIDE, ONE],
     "taps": [SAME, DILATED, STRIDED, BOTH_STRIDED, OUTSIDE, TILES, VOLUME, ONE],
     "bands": [CHANNELS, BEYOND, ROWS],
-    "patches": [TILES, Layer((2, 3, 8), (4, 3, 4), (4,), (0, 0), (1,)), POINTS],
+    "patches": [
+        TILES,
+        Layer((2, 3, 8), (4, 3, 4), (4,), (0, 0), (1,)),
+        Layer((2, 3, 4, 6, 2), (4, 3, 2, 3, 2), (2, 3, 2), (0,) * 6, (1,) * 3),
+    ],
 }
 GROUPLESS = {"taps", "patches"}
 FIXED_BATCH = {"pointwise_gemm", "bands"}
