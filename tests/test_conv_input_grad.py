@@ -80,6 +80,23 @@ def case(
     return sizes | {"features": features, "groups": groups} | {k: [v] * rank for k, v in each.items()}
 
 
+DEPTHWISE = [
+    ("bands", case((3, 4, 7, 7), 4, (3, 3), begin=1, groups=4)),
+    ("bands", case((2, 3, 9, 5), 3, (5, 2), strides=2, dilations=2, begin=3, end=1, groups=3)),
+    ("bands", case((2, 2, 4, 3, 5), 2, (2, 3, 3), begin=1, groups=2)),
+    ("bands", case((2, 2, 61), 2, (9,), begin=4, groups=2)),
+    ("bands", case((2, 3, 28, 12), 3, (5, 5), strides=2, begin=2, groups=3)),
+    ("tiled_sample_rows", case((2, 3, 19, 6), 3, (3, 5), begin=1, end=2, groups=3)),
+    ("tiled_sample_rows", case((3, 2, 7, 11), 2, (5, 3), dilations=2, begin=4, groups=2)),
+    ("tiled_sample_rows", case((2, 2, 5, 6, 7), 2, (3, 3, 2), begin=1, end=0, groups=2)),
+    ("sliding_bands", case((3, 4, 14, 9), 4, (5, 5), begin=2, groups=4)),
+    ("sliding_bands", case((2, 3, 9, 5), 3, (5, 2), strides=2, dilations=2, begin=3, end=1, groups=3)),
+    ("sliding_bands", case((2, 2, 61), 2, (9,), begin=4, groups=2)),
+    ("folded_sliding_bands", case((3, 4, 7, 7), 4, (3, 3), begin=1, groups=4)),
+    ("folded_sliding_bands", case((2, 3, 28, 12), 3, (5, 5), strides=2, begin=2, groups=3)),
+    ("folded_sliding_bands", case((2, 2, 4, 3, 5), 2, (2, 3, 3), begin=3, end=0, groups=2)),
+]
+
 CASES = [
     ("phases", case((2, 3, 9, 8), 4, (3, 3), strides=2, begin=1)),
     ("phases", case((2, 4, 11, 10), 6, (5, 4), strides=3, begin=2, end=0, groups=2)),
@@ -105,20 +122,7 @@ CASES = [
     ("tiled_conv", case((2, 2, 13, 11), 4, (5, 3), strides=2, begin=2, groups=2)),
     ("tiled_conv", case((1, 2, 5, 6, 7), 2, (3, 3, 2), strides=2, begin=1, groups=2)),
     ("tiled_conv", case((1, 2, 23), 2, (4,), dilations=2, begin=5, end=0, groups=2)),
-    ("bands", case((3, 4, 7, 7), 4, (3, 3), begin=1, groups=4)),
-    ("bands", case((2, 3, 9, 5), 3, (5, 2), strides=2, dilations=2, begin=3, end=1, groups=3)),
-    ("bands", case((2, 2, 4, 3, 5), 2, (2, 3, 3), begin=1, groups=2)),
-    ("bands", case((2, 2, 61), 2, (9,), begin=4, groups=2)),
-    ("bands", case((2, 3, 28, 12), 3, (5, 5), strides=2, begin=2, groups=3)),
-    ("tiled_sample_rows", case((2, 3, 19, 6), 3, (3, 5), begin=1, end=2, groups=3)),
-    ("tiled_sample_rows", case((3, 2, 7, 11), 2, (5, 3), dilations=2, begin=4, groups=2)),
-    ("tiled_sample_rows", case((2, 2, 5, 6, 7), 2, (3, 3, 2), begin=1, end=0, groups=2)),
-    ("sliding_bands", case((3, 4, 14, 9), 4, (5, 5), begin=2, groups=4)),
-    ("sliding_bands", case((2, 3, 9, 5), 3, (5, 2), strides=2, dilations=2, begin=3, end=1, groups=3)),
-    ("sliding_bands", case((2, 2, 61), 2, (9,), begin=4, groups=2)),
-    ("folded_sliding_bands", case((3, 4, 7, 7), 4, (3, 3), begin=1, groups=4)),
-    ("folded_sliding_bands", case((2, 3, 28, 12), 3, (5, 5), strides=2, begin=2, groups=3)),
-    ("folded_sliding_bands", case((2, 2, 4, 3, 5), 2, (2, 3, 3), begin=3, end=0, groups=2)),
+    *DEPTHWISE,
 ]
 
 
@@ -132,20 +136,7 @@ FORWARD_CASES = [
     ("tiled_conv", case((2, 3, 19, 6), 3, (3, 5), begin=1, end=2, groups=3)),
     ("tiled_conv", case((2, 2, 23, 11), 4, (5, 3), strides=2, begin=2, groups=2)),
     ("tiled_conv", case((1, 2, 6, 6, 7), 2, (3, 3, 2), dilations=2, begin=2, groups=2)),
-    ("bands", case((3, 4, 7, 7), 4, (3, 3), begin=1, groups=4)),
-    ("bands", case((2, 3, 9, 5), 3, (5, 2), strides=2, dilations=2, begin=3, end=1, groups=3)),
-    ("bands", case((2, 2, 4, 3, 5), 2, (2, 3, 3), begin=1, groups=2)),
-    ("bands", case((2, 2, 61), 2, (9,), begin=4, groups=2)),
-    ("bands", case((2, 3, 28, 12), 3, (5, 5), strides=2, begin=2, groups=3)),
-    ("tiled_sample_rows", case((2, 3, 19, 6), 3, (3, 5), begin=1, end=2, groups=3)),
-    ("tiled_sample_rows", case((3, 2, 7, 11), 2, (5, 3), dilations=2, begin=4, groups=2)),
-    ("tiled_sample_rows", case((2, 2, 5, 6, 7), 2, (3, 3, 2), begin=1, end=0, groups=2)),
-    ("sliding_bands", case((3, 4, 14, 9), 4, (5, 5), begin=2, groups=4)),
-    ("sliding_bands", case((2, 3, 9, 5), 3, (5, 2), strides=2, dilations=2, begin=3, end=1, groups=3)),
-    ("sliding_bands", case((2, 2, 61), 2, (9,), begin=4, groups=2)),
-    ("folded_sliding_bands", case((3, 4, 7, 7), 4, (3, 3), begin=1, groups=4)),
-    ("folded_sliding_bands", case((2, 3, 28, 12), 3, (5, 5), strides=2, begin=2, groups=3)),
-    ("folded_sliding_bands", case((2, 2, 4, 3, 5), 2, (2, 3, 3), begin=3, end=0, groups=2)),
+    *DEPTHWISE,
 ]
 
 
