@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from functools import partial
 
@@ -14,6 +15,9 @@ __all__ = ["predicted", "time_lowerings"]
 _NEAR = 2.0
 """What is within this factor of the fastest is timed again, more carefully."""
 
+_ROOM = 0.3
+"""A lowering may hold this part of the machine's memory: the runtime keeps as much again while arenas grow."""
+
 
 def predicted(choice: Choice) -> dict[str, float]:
     """Seconds predicted of every lowering that applies."""
@@ -23,17 +27,29 @@ def predicted(choice: Choice) -> dict[str, float]:
 def time_lowerings(
     choice: Choice, layer: ConvLayer, threads: int, repeats: int, others: Mapping[str, Side] | None = None
 ) -> dict[str, float]:
-    """Measured seconds of every lowering that applies to a convolution, and of `others`.
+    """Measured seconds of every lowering that applies to a convolution and that memory has room for, and of `others`.
 
-    All are timed roughly first; the fast ones, the chosen one and the others then in turns.
+    All are timed roughly first, one after the other; the fast ones, the chosen one and the others then in turns.
     """
-    runs = {name: _run(choice.op_type, layer, name, threads) for name in predicted(choice)}
-    found = {name: calm(partial(lap, run), before=run, tries=3)[0] for name, run in runs.items()}
+    found = {}
+    for candidate in choice.candidates:
+        fits = candidate.name == choice.chosen or candidate.workspace < _ROOM * _memory()
+        if candidate.seconds is not None and fits:
+            run = _run(choice.op_type, layer, candidate.name, threads)
+            found[candidate.name] = calm(partial(lap, run), before=run, tries=3)[0]
+            del run  # a session keeps what it ever held
     bound = _NEAR * min(found.values())
-    careful: dict[str, Side] = {
-        name: Turns(run) for name, run in runs.items() if name == choice.chosen or found[name] < bound
-    }
+    near = [name for name, seconds in found.items() if name == choice.chosen or seconds < bound]
+    careful: dict[str, Side] = {name: Turns(_run(choice.op_type, layer, name, threads)) for name in near}
     return found | interleave({**careful, **(others or {})}, repeats=repeats)
+
+
+def _memory() -> float:
+    """Bytes of the machine's memory; where the system does not say (Windows), as if there were no end of it."""
+    names = getattr(os, "sysconf_names", {})
+    if not {"SC_PAGE_SIZE", "SC_PHYS_PAGES"} <= set(names):
+        return float("inf")
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def _run(op_type: str, layer: ConvLayer, lowering: str, threads: int) -> Bound:
