@@ -7,8 +7,8 @@ from typing import Any, TypeVar, cast
 import onnx
 import onnx_ir as ir
 
+from onnx_convgrad.candidates import Choosing
 from onnx_convgrad.known_sizes import gain_of_sizes
-from onnx_convgrad.lowering import Choosing
 from onnx_convgrad.passes.canonicalize import InputShapes
 from onnx_convgrad.pipeline import GRADIENTS_KEY, SEEDS_KEY, AnyModel, Names, build, load
 from onnx_convgrad.report import Report

@@ -7,7 +7,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from json import dumps, loads
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,11 @@ from onnx_convgrad.checking.check import CheckReport, Row, verify_numerically
 from onnx_convgrad.checking.check import check as check_gradients
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.known_sizes import gain_of_sizes
-from onnx_convgrad.lowering import Choice
+from onnx_convgrad.lower import Choice
 from onnx_convgrad.pipeline import SEEDS_KEY, Built, build, load
 from onnx_convgrad.placement import Placement, placement, predicted_placement
 from onnx_convgrad.report import Report
-from onnx_convgrad.summary import Figures, comparison, gradient_rows, gradient_table, parameter_count
+from onnx_convgrad.summary import Figures, Rewritten, gradient_rows, gradient_table, parameter_count
 from onnx_convgrad.tables import Output, Table, ms_text, shape_text
 
 __all__ = ["augment", "check", "explain"]
@@ -58,26 +57,14 @@ def augment(
         if check:
             report = verify_numerically(built, of=arguments["of"], progress=stage)
     after = Figures.of(load(destination), destination, trainable)
+    done = Rewritten(model, destination, data, before, after, seconds)
     gradients = gradient_rows(built.model, built.gradients)
     status = 0 if report is None or report.passed else 1
     if json:
-        result = {
-            "model": str(model),
-            "output": str(destination),
-            "external_data": str(data) if data else None,
-            "before": asdict(before),
-            "after": asdict(after),
-            "seconds": round(seconds, 4),
-            "gradients": gradients,
-            "check": report.to_dict() if report else None,
-        }
-        print(dumps(result, indent=2))
+        checked = report.to_dict() if report else None
+        print(dumps({**done.to_dict(), "gradients": gradients, "check": checked}, indent=2))
         return status
-    out.line(f"{model} -> {destination}")
-    if data:
-        out.line(f"The weights are in {data}.")
-    out.line()
-    out.table(comparison(before, after, seconds, every=every))
+    done.show(out, every=every)
     _seeds_line(built.model.metadata_props[SEEDS_KEY], out)
     table, more = gradient_table(gradients, every=every)
     out.table(table)

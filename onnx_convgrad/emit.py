@@ -2,324 +2,40 @@
 
 An `Emitter` appends to (or inserts into) an onnx_ir graph. Every new value gets its dtype and, where it can be known, its
 shape; equal pure nodes are emitted once; operations on sizes fold while the graph is built, so that a static model gets
-constants and a dynamic one gets run-time shape arithmetic from the same rule.
+constants and a dynamic one gets run-time shape arithmetic from the same rule. It is written in three layers: nodes and
+constants (`onnx_convgrad.writer`), sizes (`onnx_convgrad.sizes`), and here the operators that rules are made of.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
 
-import numpy as np
 import onnx_ir as ir
-from onnx_shape_inference import ShapeInferenceContext, registry
 
-from onnx_convgrad.constants import constant_of
-from onnx_convgrad.cost import TARGETS, Target
-from onnx_convgrad.errors import UnknownShape
-from onnx_convgrad.namespace import Namespace
+from onnx_convgrad.dims import dims_equal, known, same_shape, static_dims
+from onnx_convgrad.sizes import Dim, SizeWriter
+from onnx_convgrad.writer import CANONICAL_OPSET, DOMAIN, RANDOM, VIEWS, Operand
 
-__all__ = ["DOMAIN", "RANDOM", "VIEWS", "Dim", "Emitter", "Operand", "dims_equal", "known", "static_dims"]
-
-logger = logging.getLogger(__name__)
-
-DOMAIN = "convgrad"
-"""Private domain of the abstract gradient operators; nothing of it is left after lowering."""
-
-CANONICAL_OPSET = 21
-
-Dim: TypeAlias = int | ir.Value
-"""A size: an `int` when known while building, else a one-element int64 vector computed by the graph."""
-
-Operand: TypeAlias = ir.Value | float | int | None
-
-_ELEMENTWISE = frozenset(
-    "Abs Add Cos Div Erf Exp Floor Log Max Min Mul Neg Pow Reciprocal Relu Sigmoid Sign Sin Sqrt Sub Sum Tanh".split()
-)
-RANDOM = frozenset(
-    "RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial Dropout".split()
-)
-"""Operators of which two equal nodes may give two results."""
-
-VIEWS = frozenset(("Reshape", "Squeeze", "Unsqueeze", "Identity", "Flatten"))
-"""Operators whose result shares the memory of their first operand."""
+__all__ = [
+    "CANONICAL_OPSET",
+    "DOMAIN",
+    "RANDOM",
+    "VIEWS",
+    "Dim",
+    "Emitter",
+    "Operand",
+    "dims_equal",
+    "known",
+    "static_dims",
+]
 
 
-def known(dim: Any) -> int | None:
-    """The dimension as an `int`, or `None` when it is symbolic."""
-    return dim if isinstance(dim, int) else None
-
-
-def dims_equal(a: Any, b: Any) -> bool:
-    """Whether two dimensions are certainly equal: the same number, or the same named symbol."""
-    if isinstance(a, int) or isinstance(b, int):
-        return a == b if isinstance(a, int) and isinstance(b, int) else False
-    return a.value is not None and a.value == b.value
-
-
-def static_dims(value: ir.Value) -> list[int | None] | None:
-    """The dimensions of a value with `None` for unknown ones, or `None` when even the rank is unknown."""
-    return None if value.shape is None else [known(d) for d in value.shape]
-
-
-class Emitter:
+class Emitter(SizeWriter):
     """Adds operators to `graph`, at its end or before the node `anchor`.
 
     `op` is the general form; the named helpers fold trivial cases (adding 0, a Transpose that moves nothing) and take
     Python numbers where ONNX wants constant tensors. `samples` says that a batch of unknown size is never empty.
     """
-
-    def __init__(
-        self,
-        graph: ir.Graph,
-        *,
-        opsets: Mapping[str, int] | None = None,
-        target: Target | None = None,
-        joint: bool = False,
-        samples: bool = False,
-    ) -> None:
-        self.graph = graph
-        self.joint = joint
-        self.samples = samples
-        self.target = target or TARGETS["cpu"]
-        self.anchor: ir.Node | None = None
-        self.origin: str = ""
-        self.emitted: list[ir.Node] = []
-        self.order: dict[ir.Node, int] = {node: i for i, node in enumerate(graph)}
-        self._memo: dict[Any, tuple[ir.Value, ...]] = {}
-        self._constants: dict[Any, ir.Value] = {}
-        self._reserved: set[str | None] | None = None  # looked up with the first constant
-        self._context = ShapeInferenceContext({"": CANONICAL_OPSET, **(opsets or {})}, policy="skip")
-        self._context.reserve_symbol_names(_symbols(graph))
-        registry.collect()
-
-    # -- nodes ---------------------------------------------------------------------------------------------------------
-
-    def op(self, op_type: str, *inputs: Operand, domain: str = "", **attributes: Any) -> ir.Value:
-        """Emit a node with one output. Numbers among `inputs` become constants of the first tensor input's dtype."""
-        return self.ops(op_type, *inputs, outputs=1, domain=domain, **attributes)[0]
-
-    def ops(
-        self, op_type: str, *inputs: Operand, outputs: int, domain: str = "", **attributes: Any
-    ) -> tuple[ir.Value, ...]:
-        """Emit a node with several outputs; an attribute that is `None` is left out."""
-        reference = next((v for v in inputs if isinstance(v, ir.Value)), None)
-        operands = [v if v is None or isinstance(v, ir.Value) else self.scalar(v, reference) for v in inputs]
-        while operands and operands[-1] is None:
-            operands.pop()
-        attributes = {k: v for k, v in attributes.items() if v is not None}
-        key = (
-            domain,
-            op_type,
-            outputs,
-            tuple(map(id, operands)),
-            tuple(sorted((k, _freeze(v)) for k, v in attributes.items())),
-        )
-        pure = op_type not in RANDOM
-        if pure and key in self._memo:
-            return self._memo[key]
-        attrs = [_attribute(name, value) for name, value in attributes.items()]
-        node = ir.Node(domain, op_type, operands, attrs, num_outputs=outputs)
-        self.place(node)
-        self.infer(node)
-        results = tuple(node.outputs)
-        if pure:
-            self._memo[key] = results
-        return results
-
-    def place(self, node: ir.Node) -> None:
-        """Put a node of the caller's making where this emitter writes."""
-        if self.origin:
-            node.metadata_props["onnx_convgrad.origin"] = self.origin
-        if self.anchor is None:
-            self.graph.append(node)
-        else:
-            self.graph.insert_before(self.anchor, node)
-        self.order[node] = len(self.order)
-        self.emitted.append(node)
-
-    def infer(self, node: ir.Node) -> None:
-        """Dtype and shape of the outputs: a shortcut for the common case, else onnx-shape-inference."""
-        first = next((v for v in node.inputs if v is not None), None)
-        if node.op_type in _ELEMENTWISE and first is not None and not node.domain and self._same_shape(node, first):
-            node.outputs[0].dtype = first.dtype  # type: ignore[assignment]
-            node.outputs[0].shape = first.shape
-            return
-        if node.domain == DOMAIN:
-            self.typed(node.outputs[0], node.inputs[-1])  # type: ignore[arg-type] # they name a value of their shape last
-            return
-        infer = registry.get(node.domain, node.op_type, version=CANONICAL_OPSET)
-        if infer is None:
-            return
-        try:
-            infer(self._context, node)
-        except Exception as problem:  # noqa: BLE001 - a missing shape is never fatal here; say so and go on
-            logger.debug("shape inference of %s failed: %s", node.op_type, problem)
-        if (
-            node.op_type in _ELEMENTWISE
-            and first is not None
-            and node.outputs[0].dtype is None
-            and first.dtype is not None
-        ):
-            node.outputs[0].dtype = first.dtype
-
-    @staticmethod
-    def _same_shape(node: ir.Node, first: ir.Value) -> bool:
-        if first.shape is None or first.dtype is None:
-            return False
-        for other in node.inputs:
-            if other is None or other is first:
-                continue
-            if other.shape is None:
-                return False
-            scalar = not other.shape
-            equal = len(other.shape) == len(first.shape) and all(map(dims_equal, other.shape, first.shape))
-            if not (scalar or equal):
-                return False
-        return True
-
-    def typed(self, value: ir.Value, like: ir.Value) -> ir.Value:
-        """State that `value` has the dtype and shape of `like`, which the rule knows and inference may not."""
-        if like.dtype is not None:
-            value.dtype = like.dtype
-        if like.shape is not None:
-            value.shape = like.shape
-        return value
-
-    # -- constants -----------------------------------------------------------------------------------------------------
-
-    def const(self, array: Any, dtype: ir.DataType | None = None) -> ir.Value:
-        """A constant tensor (an initializer, shared when equal). `dtype` defaults to the array's own."""
-        array = np.asarray(array)
-        if dtype is None:
-            dtype = ir.DataType.from_numpy(array.dtype)
-        array = np.ascontiguousarray(array, dtype=dtype.numpy()).reshape(array.shape)
-        key = (dtype, array.shape, array.tobytes())
-        if key not in self._constants:
-            name = f"const_{len(self._constants)}"
-            if self._reserved is None:
-                self._reserved = Namespace.of_values(self.graph).used
-            while name in self.graph.initializers or name in self._reserved:
-                name += "_"
-            value = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(dtype))
-            value.const_value = ir.Tensor(array, dtype=dtype, name=name)
-            self.graph.register_initializer(value)
-            self._constants[key] = value
-        return self._constants[key]
-
-    def scalar(self, number: float, like: ir.Value | None) -> ir.Value:
-        """A rank-0 constant of `like`'s dtype (float32 when that is unknown)."""
-        dtype = (like.dtype if like is not None else None) or ir.DataType.FLOAT
-        return self.const(np.asarray(number), dtype)
-
-    def ints(self, values: Iterable[int]) -> ir.Value:
-        """An int64 vector constant."""
-        return self.const(np.asarray(list(values), np.int64))
-
-    def constant_of(self, value: ir.Value | None) -> np.ndarray | None:
-        """The value as an array if it is known while building (a constant, or folded from shapes), else `None`."""
-        return constant_of(value)
-
-    # -- sizes ---------------------------------------------------------------------------------------------------------
-
-    def rank(self, value: ir.Value, why: str = "its gradient") -> int:
-        """The rank of `value`; raises `UnknownShape` when inference could not find it."""
-        if value.shape is None:
-            raise UnknownShape(
-                f"the rank of {value.name!r} is unknown and {why} needs it.",
-                hint="Give the shapes of the inputs with --input-shape NAME:1,3,224,224.",
-            )
-        return len(value.shape)
-
-    def shape(self, value: ir.Value) -> ir.Value:
-        """The shape as an int64 vector: a constant when static, else a `Shape` node."""
-        dims = static_dims(value)
-        if dims is not None and None not in dims:
-            return self.ints(d for d in dims if d is not None)
-        return self.op("Shape", value)
-
-    def dim(self, value: ir.Value, axis: int) -> Dim:
-        """One dimension: an `int` when static, else `Shape(start, end)`."""
-        if value.shape is not None:
-            size = known(value.shape[axis])
-            if size is not None:
-                return size
-        end = axis + 1
-        return self.op("Shape", value, start=axis, end=end if end != 0 else None)
-
-    def dims(self, value: ir.Value) -> list[Dim]:
-        """All dimensions; the rank must be known."""
-        return [self.dim(value, axis) for axis in range(self.rank(value))]
-
-    def vector(self, dims: Sequence[Dim]) -> ir.Value:
-        """An int64 vector from sizes: one constant, or a Concat whose static runs are constants."""
-        if all(isinstance(d, int) for d in dims):
-            return self.ints(d for d in dims if isinstance(d, int))
-        parts: list[ir.Value] = []
-        run: list[int] = []
-        for d in dims:
-            if isinstance(d, int):
-                run.append(d)
-                continue
-            if run:
-                parts.append(self.ints(run))
-                run = []
-            parts.append(d)
-        if run:
-            parts.append(self.ints(run))
-        return parts[0] if len(parts) == 1 else self.op("Concat", *parts, axis=0)
-
-    def size_add(self, a: Dim, b: Dim) -> Dim:
-        if isinstance(a, int) and isinstance(b, int):
-            return a + b
-        if a == 0 and isinstance(a, int):
-            return b
-        if b == 0 and isinstance(b, int):
-            return a
-        return self.op("Add", self._size(a), self._size(b))
-
-    def size_sub(self, a: Dim, b: Dim) -> Dim:
-        if isinstance(a, int) and isinstance(b, int):
-            return a - b
-        return a if isinstance(b, int) and b == 0 else self.op("Sub", self._size(a), self._size(b))
-
-    def size_mul(self, *factors: Dim) -> Dim:
-        """Product of sizes, constants folded."""
-        static = 1
-        dynamic: list[ir.Value] = []
-        for f in factors:
-            if isinstance(f, int):
-                static *= f
-            else:
-                dynamic.append(f)
-        if not dynamic or static == 0:
-            return static
-        result = dynamic[0]
-        for f in dynamic[1:]:
-            result = self.op("Mul", result, f)
-        return result if static == 1 else self.op("Mul", result, self.ints([static]))
-
-    def size_div(self, a: Dim, b: Dim) -> Dim:
-        """Quotient of non-negative sizes, rounded down."""
-        if isinstance(a, int) and isinstance(b, int):
-            return a // b
-        return a if isinstance(b, int) and b == 1 else self.op("Div", self._size(a), self._size(b))
-
-    def size_max(self, a: Dim, b: Dim) -> Dim:
-        return max(a, b) if isinstance(a, int) and isinstance(b, int) else self.op("Max", self._size(a), self._size(b))
-
-    def size_min(self, a: Dim, b: Dim) -> Dim:
-        return min(a, b) if isinstance(a, int) and isinstance(b, int) else self.op("Min", self._size(a), self._size(b))
-
-    def _size(self, d: Dim) -> ir.Value:
-        return self.ints([d]) if isinstance(d, int) else d
-
-    def size_as(self, d: Dim, like: ir.Value) -> ir.Value:
-        """A size as a rank-0 floating tensor of `like`'s dtype, for means and counts."""
-        if isinstance(d, int):
-            return self.scalar(d, like)
-        return self.op("Squeeze", self.cast(d, like.dtype or ir.DataType.FLOAT), self.ints([0]))
 
     # -- arithmetic ----------------------------------------------------------------------------------------------------
 
@@ -402,7 +118,7 @@ class Emitter:
 
     def reshape_like(self, value: ir.Value, like: ir.Value) -> ir.Value:
         """Reshape to the shape of another value."""
-        if value.shape is not None and like.shape is not None and _same(value.shape, like.shape):
+        if value.shape is not None and like.shape is not None and same_shape(value.shape, like.shape):
             return value
         if like.shape is not None:
             return self.typed(self.reshape(value, self.dims(like)), like)
@@ -427,7 +143,7 @@ class Emitter:
 
     def expand(self, value: ir.Value, like: ir.Value) -> ir.Value:
         """Broadcast to the shape of `like`."""
-        if value.shape is not None and like.shape is not None and _same(value.shape, like.shape):
+        if value.shape is not None and like.shape is not None and same_shape(value.shape, like.shape):
             return value
         shape = self.shape(like)
         result = self.op("Expand", value, shape)
@@ -516,30 +232,17 @@ class Emitter:
         return self.op("MatMul", a, b)
 
 
-def _attribute(name: str, value: Any) -> ir.Attr:
-    """The common kinds directly: onnx_ir's general conversion costs more than the rest of emitting a node."""
-    if isinstance(value, int):
-        return ir.AttrInt64(name, int(value))
-    if isinstance(value, (list, tuple)) and all(type(v) is int for v in value):
-        return ir.AttrInt64s(name, value)
-    return ir.convenience.convert_attribute(name, value)
-
-
-def _freeze(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return tuple(map(_freeze, value))
-    if isinstance(value, (int, float, str, bytes)):
-        return (type(value).__name__, value)
-    return id(value)
-
-
 def _narrowed(value: ir.Value, other: ir.Value) -> ir.Value:
     """What an Expand has filled up to the shape of `other`: the operator broadcasts it by itself, without a copy."""
     node = value.producer()
     if node is None or node.op_type != "Expand" or node.domain or value.shape is None or other.shape is None:
         return value
     source, fellow = node.inputs[0], other.producer()
-    if source is None or not _same(value.shape, other.shape) or (fellow is not None and fellow.op_type == "Expand"):
+    if (
+        source is None
+        or not same_shape(value.shape, other.shape)
+        or (fellow is not None and fellow.op_type == "Expand")
+    ):
         return value
     return source
 
@@ -553,14 +256,3 @@ def _first(a: Operand, b: Operand, *, neutral: float) -> ir.Value | None:
     if isinstance(a, ir.Value) and _is(b, neutral):
         return a
     return b if isinstance(b, ir.Value) and _is(a, neutral) else None
-
-
-def _same(a: ir.Shape, b: ir.Shape) -> bool:
-    return len(a) == len(b) and all(map(dims_equal, a, b))
-
-
-def _symbols(graph: ir.Graph) -> set[str]:
-    values = [*graph.inputs, *(v for node in graph for v in node.outputs)]
-    return {
-        d.value for v in values if v.shape is not None for d in v.shape if isinstance(d, ir.SymbolicDim) and d.value
-    }

@@ -14,11 +14,12 @@ import onnx_ir as ir
 
 from onnx_convgrad.activity import floating
 from onnx_convgrad.calibration import calibrated
+from onnx_convgrad.candidates import Choosing, Policy
 from onnx_convgrad.cost import target_named
 from onnx_convgrad.emit import DOMAIN, Emitter
 from onnx_convgrad.errors import DifferentiationError, Problem
 from onnx_convgrad.gradient_nodes import Derivative, Expansion
-from onnx_convgrad.lowering import Choice, Choosing, Policy, check_choice, check_workspace
+from onnx_convgrad.lower import Choice, check_choice, check_workspace
 from onnx_convgrad.passes.canonicalize import InputShapes, canonicalize
 from onnx_convgrad.passes.gradient_edges import (
     GRADIENT,

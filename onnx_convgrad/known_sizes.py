@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.emit import known
 from onnx_convgrad.errors import ConvGradError
-from onnx_convgrad.lowering import Choice
+from onnx_convgrad.lower import Choice
 from onnx_convgrad.pipeline import AnyModel, Built, build
 from onnx_convgrad.typical import TypicalSizes
 

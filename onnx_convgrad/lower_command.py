@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from json import dumps, loads
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from onnx_convgrad import files
 from onnx_convgrad.gradient_ops import Lowered, lower_training_operators
 from onnx_convgrad.pipeline import load
-from onnx_convgrad.summary import Figures, comparison
+from onnx_convgrad.summary import Figures, Rewritten
 from onnx_convgrad.tables import Output, Table
 from onnx_convgrad.training_info import UPDATES_KEY
 
@@ -41,32 +41,15 @@ def lower(
         stage("writing")
         data = files.write(done.model, destination)
     before, after = Figures.of(source, model, 0), Figures.of(load(destination), destination, 0)
+    told = Rewritten(model, destination, data, before, after, seconds, without=(_TRAINABLE,))
     updates: dict[str, str] = loads(done.model.metadata_props.get(UPDATES_KEY, "{}"))
     if json:
-        result = {
-            "model": str(model),
-            "output": str(destination),
-            "external_data": str(data) if data else None,
-            "before": _figures(before),
-            "after": _figures(after),
-            "seconds": round(seconds, 4),
-            "operators": done.operators,
-            "gradients": [asdict(d) for d in done.derivatives],
-            "updates": updates,
-        }
-        print(dumps(result, indent=2))
+        derivatives = [asdict(d) for d in done.derivatives]
+        rest = {"operators": done.operators, "gradients": derivatives, "updates": updates}
+        print(dumps({**told.to_dict(), **rest}, indent=2))
         return
-    out.line(f"{model} -> {destination}")
-    if data:
-        out.line(f"The weights are in {data}.")
-    out.line()
-    table = comparison(before, after, seconds, every=every)
-    out.table(replace(table, rows=[row for row in table.rows if row[0] != _TRAINABLE]))
+    told.show(out, every=every)
     _print(done, updates, out, every=every)
-
-
-def _figures(figures: Figures) -> dict[str, Any]:
-    return {k: v for k, v in asdict(figures).items() if k != _TRAINABLE}
 
 
 def _print(done: Lowered, updates: Mapping[str, str], out: Output, *, every: bool) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onnx_convgrad.known_sizes import Gain
-from onnx_convgrad.lowering import Choice
+from onnx_convgrad.lower import Choice
 from onnx_convgrad.passes.recompute import Recomputation
 
 __all__ = ["Report"]

@@ -1,10 +1,10 @@
-"""The figures that `augment` prints before and after, and the list of gradients."""
+"""What `augment` and `lower` print of the model before and after, and the list of gradients."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,9 @@ import onnx_ir as ir
 
 from onnx_convgrad.files import stored_bytes
 from onnx_convgrad.parameters import named_values, parameters
-from onnx_convgrad.tables import Table, bytes_text, shape_text
+from onnx_convgrad.tables import Output, Table, bytes_text, shape_text
 
-__all__ = ["Figures", "comparison", "gradient_rows", "gradient_table", "parameter_count"]
+__all__ = ["Figures", "Rewritten", "gradient_rows", "gradient_table", "parameter_count"]
 
 _TOP = 8
 _FOLD = 8
@@ -61,24 +61,65 @@ def described(value: ir.Value) -> dict[str, Any]:
     return {"name": value.name, "dtype": str(value.dtype.numpy()) if value.dtype else None, "shape": shape}
 
 
-def comparison(before: Figures, after: Figures, seconds: float, *, every: bool = False) -> Table:
-    """The before/after table; without `every`, the rarer operators are summed up."""
-    rows = [
-        ["inputs", str(len(before.inputs)), str(len(after.inputs))],
-        ["outputs", str(len(before.outputs)), str(len(after.outputs))],
-        ["nodes", f"{before.nodes:,}", f"{after.nodes:,}"],
-    ]
-    names = sorted({*before.operators, *after.operators}, key=lambda op: (-after.operators.get(op, 0), op))
-    top, rest = (names, []) if every or len(names) <= _TOP + 2 else (names[:_TOP], names[_TOP:])
-    rows.extend([f"  {op}", _count(before.operators, [op]), _count(after.operators, [op])] for op in top)
-    if rest:
-        rows.append([f"  {len(rest)} other operators", _count(before.operators, rest), _count(after.operators, rest)])
-    rows += [
-        ["parameters", f"{before.parameters:,}", f"{after.parameters:,}"],
-        ["size", bytes_text(before.bytes), bytes_text(after.bytes)],
-        ["seconds", "", f"{seconds:.2f}"],
-    ]
-    return Table(["", "before", "after"], rows, frozenset({1, 2}))
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """A model that a command has rewritten to a file, which took so many seconds.
+
+    Attributes:
+        data: The file that the weights were written to, if any.
+        without: Figures that say nothing of this command.
+    """
+
+    model: Path
+    output: Path
+    data: Path | None
+    before: Figures
+    after: Figures
+    seconds: float
+    without: Collection[str] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields, ready for JSON."""
+        before, after = (
+            {name: figure for name, figure in asdict(figures).items() if name not in self.without}
+            for figures in (self.before, self.after)
+        )
+        return {
+            "model": str(self.model),
+            "output": str(self.output),
+            "external_data": str(self.data) if self.data else None,
+            "before": before,
+            "after": after,
+            "seconds": round(self.seconds, 4),
+        }
+
+    def show(self, out: Output, *, every: bool) -> None:
+        """Print where it went and the figures; without `every`, the rarer operators are summed up."""
+        out.line(f"{self.model} -> {self.output}")
+        if self.data:
+            out.line(f"The weights are in {self.data}.")
+        out.line()
+        out.table(self._comparison(every=every))
+
+    def _comparison(self, *, every: bool) -> Table:
+        before, after = self.before, self.after
+        rows = [
+            ["inputs", str(len(before.inputs)), str(len(after.inputs))],
+            ["outputs", str(len(before.outputs)), str(len(after.outputs))],
+            ["nodes", f"{before.nodes:,}", f"{after.nodes:,}"],
+        ]
+        names = sorted({*before.operators, *after.operators}, key=lambda op: (-after.operators.get(op, 0), op))
+        top, rest = (names, []) if every or len(names) <= _TOP + 2 else (names[:_TOP], names[_TOP:])
+        rows.extend([f"  {op}", _count(before.operators, [op]), _count(after.operators, [op])] for op in top)
+        if rest:
+            other = f"  {len(rest)} other operators"
+            rows.append([other, _count(before.operators, rest), _count(after.operators, rest)])
+        rows += [
+            ["parameters", f"{before.parameters:,}", f"{after.parameters:,}"],
+            ["size", bytes_text(before.bytes), bytes_text(after.bytes)],
+            ["seconds", "", f"{self.seconds:.2f}"],
+        ]
+        return Table(["", "before", "after"], [row for row in rows if row[0] not in self.without], frozenset({1, 2}))
 
 
 def _count(operators: Mapping[str, int], names: list[str]) -> str:

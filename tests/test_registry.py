@@ -13,14 +13,14 @@ import pytest
 from test_conv_geometry import FORCED
 from test_per_sample_conv import FORCED as FORCED_PER_SAMPLE
 
-from onnx_convgrad import emit
+from onnx_convgrad import emit, sizes, writer
 from onnx_convgrad.functions import has_body
 from onnx_convgrad.lowering import lowerings
 from onnx_convgrad.registry import lookup, rules, signature
 from onnx_convgrad.testing import Case
 
 ROOT = Path(__file__).parent.parent
-SOURCES = [*(ROOT / "rules").glob("*.py"), Path(emit.__file__)]
+SOURCES = [*(ROOT / "rules").glob("*.py"), *(Path(str(module.__file__)) for module in (emit, sizes, writer))]
 TESTS = list((ROOT / "tests").glob("test_*.py"))
 
 

@@ -13,7 +13,7 @@ import torch
 from onnx import TensorProto, helper
 
 import onnx_convgrad as og
-from onnx_convgrad import cost, lowering, options, pipeline
+from onnx_convgrad import candidates, cost, lowering, options, pipeline
 from onnx_convgrad.runtime import run
 from onnx_convgrad.sketch import Sketch
 
@@ -159,9 +159,9 @@ def test_every_lowering_gives_the_same_in_chunks(kernel: tuple[int, ...], monkey
     def ways(
         entry: lowering.Lowering, node: ir.Node, query: lowering.Query, _: int | None, *, near: bool
     ) -> Iterator[tuple[int, Sketch]]:
-        yield 3, lowering._sketched(entry, node, query, 3)
+        yield 3, candidates._sketched(entry, node, query, 3)
 
-    monkeypatch.setattr(lowering, "_ways", ways)
+    monkeypatch.setattr(candidates, "_ways", ways)
     group, pad = 4 // kernel[1], kernel[2] // 2
     node = helper.make_node("Conv", ["x", "w"], ["y"], name="conv", pads=[pad] * 4, group=group)
     shapes = {"x": (6, 4, 9, 8), "w": kernel, "y": (6, kernel[0], 9, 8)}

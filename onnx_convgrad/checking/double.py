@@ -19,7 +19,7 @@ from onnx_convgrad.checking.nodewise_ops import KERNELS
 from onnx_convgrad.cost import target_named
 from onnx_convgrad.emit import DOMAIN
 from onnx_convgrad.errors import ConvGradError
-from onnx_convgrad.lowering import lower
+from onnx_convgrad.lower import lower
 from onnx_convgrad.parameters import named_values
 from onnx_convgrad.runtime import session
 

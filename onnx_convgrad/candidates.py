@@ -1,0 +1,168 @@
+"""Candidates: every lowering that applies to a node, with its predicted time and workspace.
+
+A lowering is sketched and priced for the target, as a whole and in chunks of the batch; one that does not apply has its
+reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from onnx_convgrad.chunks import EACH, counts, emit_in_chunks
+from onnx_convgrad.constants import is_folded
+from onnx_convgrad.cost import Rates
+from onnx_convgrad.emit import Emitter
+from onnx_convgrad.lowering import Lowering, Query, lowerings, reader_of
+from onnx_convgrad.registry import Call
+from onnx_convgrad.sketch import Sketch, sketch
+
+__all__ = ["Candidate", "Choosing", "Policy", "candidates", "emit_lowering", "holding"]
+
+Choosing = str | Mapping[str, str]
+
+_GAIN = 0.93
+"""Chunks must promise to take at most this part of the time."""
+
+_WORTH = 1.5
+"""A form this much slower than the fastest as a whole is not tried in chunks."""
+
+_SHARES = (4, 8, 16)
+"""Chunks are tried of which this part of the cache holds the workspace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How to choose: the caller's word, and what is allowed.
+
+    Attributes:
+        choosing: `"auto"`, `"exact"` (without lowerings that round more than a direct sum) or a mapping.
+        max_workspace: Bytes that a lowering may hold besides its operands and result, or `None`.
+        training: Whether the forward convolutions, whose weights change from step to step, are lowered too.
+    """
+
+    choosing: Choosing = "auto"
+    max_workspace: int | None = None
+    training: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A lowering considered for one node: its predicted seconds and workspace in bytes, or the reason against it.
+
+    `chunks` is the number of parts that the batch is cut into, or 0 for one part per sample.
+    """
+
+    name: str
+    seconds: float | None
+    reason: str | None
+    workspace: int = 0
+    chunks: int = 1
+
+    def __str__(self) -> str:
+        if self.chunks == 1:
+            return self.name
+        return f"{self.name} sample by sample" if self.chunks == EACH else f"{self.name} in {self.chunks} chunks"
+
+
+_SKETCHES: dict[Any, Sketch] = {}
+
+
+def candidates(node: ir.Node, query: Query, policy: Policy) -> list[Candidate]:
+    """Every lowering of the node's operator with its predicted cost or the reason against it."""
+    entries = lowerings()[node.op_type].values()
+    reasons = {entry.name: _refusal(entry, query, policy) for entry in entries}
+    whole = {entry.name: _sketched(entry, node, query, 1) for entry in entries if not reasons[entry.name]}
+    least = min((way.seconds for way in whole.values()), default=0.0)
+    return [
+        Candidate(entry.name, None, reason)
+        if (reason := reasons[entry.name]) is not None
+        else _candidate(entry, node, query, policy, near=whole[entry.name].seconds <= _WORTH * least)
+        for entry in entries
+    ]
+
+
+def _refusal(entry: Lowering, query: Query, policy: Policy) -> str | None:
+    reason = next((r for r in (requirement(query) for requirement in entry.requires) if r), None)
+    if reason is None and not entry.exact and policy.choosing == "exact":
+        reason = "it rounds more than a direct sum"
+    if reason is None and not entry.exact and query.dtype != ir.DataType.FLOAT:
+        reason = f"it rounds too much for {query.dtype.name}"
+    if reason is None and not entry.exact and query.target.narrow_products and not _asked_for(entry, policy.choosing):
+        reason = "it rounds too much for TensorFloat-32, in which float32 is multiplied unless told otherwise"
+    return reason
+
+
+def _candidate(entry: Lowering, node: ir.Node, query: Query, policy: Policy, *, near: bool) -> Candidate:
+    """The lowering in as many chunks as are best; `near` says whether chunks are worth a try."""
+    ways = dict(_ways(entry, node, query, policy.max_workspace, near=near))
+    budget = policy.max_workspace
+    if budget is not None:
+        within = {n: way for n, way in ways.items() if way.workspace <= budget}
+        if not within:
+            least = min(way.workspace for way in ways.values())
+            reason = f"it holds {least} bytes besides its operands, more than max_workspace"
+            return Candidate(entry.name, None, reason, least)
+        ways = within
+    rates = query.target.rates
+    chunks, way = min(ways.items(), key=lambda item: item[1].seconds + holding(item[1].workspace, rates))
+    return Candidate(entry.name, way.seconds, None, way.workspace, chunks)
+
+
+def _asked_for(entry: Lowering, choosing: Choosing) -> bool:
+    return not isinstance(choosing, str) and entry.name in choosing.values()
+
+
+def _ways(
+    entry: Lowering, node: ir.Node, query: Query, budget: int | None, *, near: bool
+) -> Iterator[tuple[int, Sketch]]:
+    """The lowering of the whole batch, in chunks that the cache holds, and in chunks that the budget allows."""
+    whole = _sketched(entry, node, query, 1)
+    yield 1, whole
+    if near and query.target.loops:
+        limits = [query.target.rates.cache / share for share in _SHARES]
+        tried = {next(counts(entry.op_type, query.spec, whole.workspace, limit), 1) for limit in limits} - {1}
+        for chunks in sorted(tried):
+            cut = _sketched(entry, node, query, chunks)
+            if cut.seconds < _GAIN * whole.seconds:
+                yield chunks, cut
+    if budget is not None:
+        for chunks in counts(entry.op_type, query.spec, whole.workspace, budget):
+            way = _sketched(entry, node, query, chunks)
+            yield chunks, way
+            if way.workspace <= budget:
+                break
+
+
+def _sketched(entry: Lowering, node: ir.Node, query: Query, chunks: int) -> Sketch:
+    """The price of a lowering; the same geometry is sketched once."""
+    spec = query.typical
+    present = tuple(v is not None for v in node.inputs)
+    known = query.target.lays_out_constants
+    constant = tuple(i for i, v in enumerate(node.inputs) if known and v is not None and is_folded(v))
+    key = (entry.op_type, entry.name, spec, query.dtype, query.target, present, constant, chunks)
+    if key not in _SKETCHES:
+        shapes = {i: getattr(spec, name) for i, name in enumerate(reader_of(node.op_type).operands)}
+        _SKETCHES[key] = sketch(
+            node, shapes, query.target, lambda e, copy: emit_lowering(e, entry, copy, spec, chunks), constant
+        )
+    return _SKETCHES[key]
+
+
+def emit_lowering(e: Emitter, entry: Lowering, node: ir.Node, spec: Any, chunks: int) -> ir.Value:
+    """Emit a lowering of `node`, in so many chunks of the batch."""
+    if chunks == 1:
+        return entry.emit(e, Call(node), spec)
+    return emit_in_chunks(e, node, spec, chunks, entry.emit)
+
+
+def holding(workspace: int, rates: Rates) -> float:
+    """What memory costs besides the time to fill it: half a pass over what the cache does not hold.
+
+    The runtime keeps the largest workspace of a graph from run to run, so a form that holds little wins where it is about
+    as fast.
+    """
+    return max(0.0, workspace - rates.cache) / rates.memory / 2

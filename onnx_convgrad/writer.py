@@ -1,0 +1,213 @@
+"""Nodes and constants: the part of an `Emitter` that touches the graph.
+
+Every new value gets its dtype and, where it can be known, its shape; equal pure nodes are emitted once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+from onnx_shape_inference import ShapeInferenceContext, registry
+
+from onnx_convgrad.constants import constant_of
+from onnx_convgrad.cost import TARGETS, Target
+from onnx_convgrad.dims import dims_equal, symbols
+from onnx_convgrad.namespace import Namespace
+
+__all__ = ["CANONICAL_OPSET", "DOMAIN", "RANDOM", "VIEWS", "NodeWriter", "Operand"]
+
+logger = logging.getLogger(__name__)
+
+DOMAIN = "convgrad"
+"""Private domain of the abstract gradient operators; nothing of it is left after lowering."""
+
+CANONICAL_OPSET = 21
+
+Operand: TypeAlias = ir.Value | float | int | None
+
+_ELEMENTWISE = frozenset(
+    "Abs Add Cos Div Erf Exp Floor Log Max Min Mul Neg Pow Reciprocal Relu Sigmoid Sign Sin Sqrt Sub Sum Tanh".split()
+)
+RANDOM = frozenset(
+    "RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial Dropout".split()
+)
+"""Operators of which two equal nodes may give two results."""
+
+VIEWS = frozenset(("Reshape", "Squeeze", "Unsqueeze", "Identity", "Flatten"))
+"""Operators whose result shares the memory of their first operand."""
+
+
+class NodeWriter:
+    """Adds nodes and constants to `graph`, at its end or before the node `anchor`."""
+
+    def __init__(
+        self,
+        graph: ir.Graph,
+        *,
+        opsets: Mapping[str, int] | None = None,
+        target: Target | None = None,
+        joint: bool = False,
+        samples: bool = False,
+    ) -> None:
+        self.graph = graph
+        self.joint = joint
+        self.samples = samples
+        self.target = target or TARGETS["cpu"]
+        self.anchor: ir.Node | None = None
+        self.origin: str = ""
+        self.emitted: list[ir.Node] = []
+        self.order: dict[ir.Node, int] = {node: i for i, node in enumerate(graph)}
+        self._memo: dict[Any, tuple[ir.Value, ...]] = {}
+        self._constants: dict[Any, ir.Value] = {}
+        self._reserved: set[str | None] | None = None  # looked up with the first constant
+        self._context = ShapeInferenceContext({"": CANONICAL_OPSET, **(opsets or {})}, policy="skip")
+        self._context.reserve_symbol_names(symbols(graph))
+        registry.collect()
+
+    # -- nodes ---------------------------------------------------------------------------------------------------------
+
+    def op(self, op_type: str, *inputs: Operand, domain: str = "", **attributes: Any) -> ir.Value:
+        """Emit a node with one output. Numbers among `inputs` become constants of the first tensor input's dtype."""
+        return self.ops(op_type, *inputs, outputs=1, domain=domain, **attributes)[0]
+
+    def ops(
+        self, op_type: str, *inputs: Operand, outputs: int, domain: str = "", **attributes: Any
+    ) -> tuple[ir.Value, ...]:
+        """Emit a node with several outputs; an attribute that is `None` is left out."""
+        reference = next((v for v in inputs if isinstance(v, ir.Value)), None)
+        operands = [v if v is None or isinstance(v, ir.Value) else self.scalar(v, reference) for v in inputs]
+        while operands and operands[-1] is None:
+            operands.pop()
+        attributes = {k: v for k, v in attributes.items() if v is not None}
+        key = (
+            domain,
+            op_type,
+            outputs,
+            tuple(map(id, operands)),
+            tuple(sorted((k, _freeze(v)) for k, v in attributes.items())),
+        )
+        pure = op_type not in RANDOM
+        if pure and key in self._memo:
+            return self._memo[key]
+        attrs = [_attribute(name, value) for name, value in attributes.items()]
+        node = ir.Node(domain, op_type, operands, attrs, num_outputs=outputs)
+        self.place(node)
+        self.infer(node)
+        results = tuple(node.outputs)
+        if pure:
+            self._memo[key] = results
+        return results
+
+    def place(self, node: ir.Node) -> None:
+        """Put a node of the caller's making where this emitter writes."""
+        if self.origin:
+            node.metadata_props["onnx_convgrad.origin"] = self.origin
+        if self.anchor is None:
+            self.graph.append(node)
+        else:
+            self.graph.insert_before(self.anchor, node)
+        self.order[node] = len(self.order)
+        self.emitted.append(node)
+
+    def infer(self, node: ir.Node) -> None:
+        """Dtype and shape of the outputs: a shortcut for the common case, else onnx-shape-inference."""
+        first = next((v for v in node.inputs if v is not None), None)
+        if node.op_type in _ELEMENTWISE and first is not None and not node.domain and self._same_shape(node, first):
+            node.outputs[0].dtype = first.dtype  # type: ignore[assignment]
+            node.outputs[0].shape = first.shape
+            return
+        if node.domain == DOMAIN:
+            self.typed(node.outputs[0], node.inputs[-1])  # type: ignore[arg-type] # they name a value of their shape last
+            return
+        infer = registry.get(node.domain, node.op_type, version=CANONICAL_OPSET)
+        if infer is None:
+            return
+        try:
+            infer(self._context, node)
+        except Exception as problem:  # noqa: BLE001 - a missing shape is never fatal here; say so and go on
+            logger.debug("shape inference of %s failed: %s", node.op_type, problem)
+        if (
+            node.op_type in _ELEMENTWISE
+            and first is not None
+            and node.outputs[0].dtype is None
+            and first.dtype is not None
+        ):
+            node.outputs[0].dtype = first.dtype
+
+    @staticmethod
+    def _same_shape(node: ir.Node, first: ir.Value) -> bool:
+        if first.shape is None or first.dtype is None:
+            return False
+        for other in node.inputs:
+            if other is None or other is first:
+                continue
+            if other.shape is None:
+                return False
+            scalar = not other.shape
+            equal = len(other.shape) == len(first.shape) and all(map(dims_equal, other.shape, first.shape))
+            if not (scalar or equal):
+                return False
+        return True
+
+    def typed(self, value: ir.Value, like: ir.Value) -> ir.Value:
+        """State that `value` has the dtype and shape of `like`, which the rule knows and inference may not."""
+        if like.dtype is not None:
+            value.dtype = like.dtype
+        if like.shape is not None:
+            value.shape = like.shape
+        return value
+
+    # -- constants -----------------------------------------------------------------------------------------------------
+
+    def const(self, array: Any, dtype: ir.DataType | None = None) -> ir.Value:
+        """A constant tensor (an initializer, shared when equal). `dtype` defaults to the array's own."""
+        array = np.asarray(array)
+        if dtype is None:
+            dtype = ir.DataType.from_numpy(array.dtype)
+        array = np.ascontiguousarray(array, dtype=dtype.numpy()).reshape(array.shape)
+        key = (dtype, array.shape, array.tobytes())
+        if key not in self._constants:
+            name = f"const_{len(self._constants)}"
+            if self._reserved is None:
+                self._reserved = Namespace.of_values(self.graph).used
+            while name in self.graph.initializers or name in self._reserved:
+                name += "_"
+            value = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(dtype))
+            value.const_value = ir.Tensor(array, dtype=dtype, name=name)
+            self.graph.register_initializer(value)
+            self._constants[key] = value
+        return self._constants[key]
+
+    def scalar(self, number: float, like: ir.Value | None) -> ir.Value:
+        """A rank-0 constant of `like`'s dtype (float32 when that is unknown)."""
+        dtype = (like.dtype if like is not None else None) or ir.DataType.FLOAT
+        return self.const(np.asarray(number), dtype)
+
+    def ints(self, values: Iterable[int]) -> ir.Value:
+        """An int64 vector constant."""
+        return self.const(np.asarray(list(values), np.int64))
+
+    def constant_of(self, value: ir.Value | None) -> np.ndarray | None:
+        """The value as an array if it is known while building (a constant, or folded from shapes), else `None`."""
+        return constant_of(value)
+
+
+def _attribute(name: str, value: Any) -> ir.Attr:
+    """The common kinds directly: onnx_ir's general conversion costs more than the rest of emitting a node."""
+    if isinstance(value, int):
+        return ir.AttrInt64(name, int(value))
+    if isinstance(value, (list, tuple)) and all(type(v) is int for v in value):
+        return ir.AttrInt64s(name, value)
+    return ir.convenience.convert_attribute(name, value)
+
+
+def _freeze(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_freeze, value))
+    if isinstance(value, (int, float, str, bytes)):
+        return (type(value).__name__, value)
+    return id(value)
