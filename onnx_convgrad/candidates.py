@@ -6,14 +6,13 @@ reason.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
 
 from onnx_convgrad.chunks import EACH, counts, emit_in_chunks
-from onnx_convgrad.constants import is_folded
 from onnx_convgrad.cost import Rates
 from onnx_convgrad.emit import Emitter
 from onnx_convgrad.lowering import Lowering, Query, lowerings, reader_of
@@ -69,11 +68,23 @@ class Candidate:
 
 
 _SKETCHES: dict[Any, Sketch] = {}
+_FOUND: dict[Any, tuple[Candidate, ...]] = {}
 
 
-def candidates(node: ir.Node, query: Query, policy: Policy) -> list[Candidate]:
-    """Every lowering of the node's operator with its predicted cost or the reason against it."""
-    entries = lowerings()[node.op_type].values()
+def candidates(node: ir.Node, query: Query, policy: Policy) -> tuple[Candidate, ...]:
+    """Every lowering of the node's operator with its predicted cost or the reason against it.
+
+    A network repeats its layers: what `query` and `policy` say is all that counts, so equal ones are answered once.
+    """
+    entries = lowerings()[node.op_type]
+    choosing = policy.choosing if isinstance(policy.choosing, str) else frozenset(policy.choosing.values())
+    key = (node.op_type, query, choosing, policy.max_workspace, len(entries))
+    if key not in _FOUND:
+        _FOUND[key] = tuple(_candidates(entries.values(), node, query, policy))
+    return _FOUND[key]
+
+
+def _candidates(entries: Collection[Lowering], node: ir.Node, query: Query, policy: Policy) -> list[Candidate]:
     reasons = {entry.name: _refusal(entry, query, policy) for entry in entries}
     whole = {entry.name: _sketched(entry, node, query, 1) for entry in entries if not reasons[entry.name]}
     least = min((way.seconds for way in whole.values()), default=0.0)
@@ -140,14 +151,11 @@ def _ways(
 def _sketched(entry: Lowering, node: ir.Node, query: Query, chunks: int) -> Sketch:
     """The price of a lowering; the same geometry is sketched once."""
     spec = query.typical
-    present = tuple(v is not None for v in node.inputs)
-    known = query.target.lays_out_constants
-    constant = tuple(i for i, v in enumerate(node.inputs) if known and v is not None and is_folded(v))
-    key = (entry.op_type, entry.name, spec, query.dtype, query.target, present, constant, chunks)
+    key = (entry.op_type, entry.name, spec, query.dtype, query.target, query.present, query.constant, chunks)
     if key not in _SKETCHES:
         shapes = {i: getattr(spec, name) for i, name in enumerate(reader_of(node.op_type).operands)}
         _SKETCHES[key] = sketch(
-            node, shapes, query.target, lambda e, copy: emit_lowering(e, entry, copy, spec, chunks), constant
+            node, shapes, query.target, lambda e, copy: emit_lowering(e, entry, copy, spec, chunks), query.constant
         )
     return _SKETCHES[key]
 

@@ -7,13 +7,13 @@ is enough for shape arithmetic, also the kind that computes scales in floating p
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-__all__ = ["constant_of", "forget_constants", "is_constant", "is_folded", "mark_constant"]
+__all__ = ["Folding", "constant_of", "forget_constants", "is_constant", "is_folded", "mark_constant", "mark_folded"]
 
 _LIMIT = 4096
 _RANDOM = frozenset(
@@ -36,14 +36,43 @@ def mark_constant(value: ir.Value) -> None:
     value.meta[_MARK] = True
 
 
-def is_folded(value: ir.Value | None, depth: int = _DEPTH) -> bool:
-    """Whether a runtime knows the value when it has loaded the model: a constant, or computed from constants alone."""
-    if value is None or is_constant(value) or _MARK in value.meta:
-        return True
-    node = value.producer()
-    if node is None or depth == 0:
-        return False
-    return all(is_folded(v, depth - 1) for v in node.inputs) and node.op_type not in _RANDOM
+def mark_folded(nodes: Iterable[ir.Node]) -> None:
+    """Mark what nodes, given in topological order, compute from constants and marked values alone."""
+    for node in nodes:
+        if node.op_type not in _RANDOM and all(map(is_folded, node.inputs)):
+            for value in node.outputs:
+                mark_constant(value)
+
+
+def is_folded(value: ir.Value | None) -> bool:
+    """Whether the value is a constant, or marked as one; see `Folding` for the values of a graph without marks."""
+    return value is None or is_constant(value) or _MARK in value.meta
+
+
+class Folding:
+    """Which values a runtime knows when it has loaded the model: constants, and what is computed from constants alone.
+
+    An answer is remembered: ask anew where graph inputs or constants have changed since.
+    """
+
+    def __init__(self) -> None:
+        self._answers: dict[ir.Value, bool] = {}
+
+    def __call__(self, value: ir.Value) -> bool:
+        if is_folded(value):
+            return True
+        todo = [value]
+        while todo:  # no recursion: the way to a graph input may be long
+            node = todo[-1].producer()
+            operands = [] if node is None else [v for v in node.inputs if v is not None and not is_folded(v)]
+            answers = [self._answers.get(v) for v in operands]
+            if node is None or node.op_type in _RANDOM or False in answers:
+                self._answers[todo.pop()] = False
+            elif None in answers:
+                todo.append(operands[answers.index(None)])
+            else:
+                self._answers[todo.pop()] = True
+        return self._answers[value]
 
 
 def constant_of(value: ir.Value | None, depth: int = _DEPTH) -> np.ndarray | None:

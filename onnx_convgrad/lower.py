@@ -11,7 +11,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_convgrad.candidates import Candidate, Choosing, Policy, candidates, emit_lowering, holding
-from onnx_convgrad.constants import is_constant
+from onnx_convgrad.constants import Folding, is_constant
 from onnx_convgrad.cost import Target
 from onnx_convgrad.emit import DOMAIN, Emitter
 from onnx_convgrad.errors import ArgumentError, LoweringError
@@ -71,7 +71,8 @@ def lower(graph: ir.Graph, target: Target, policy: Policy | None = None) -> list
         return []
     e = Emitter(graph, target=target, samples=policy.training)
     sizes = TypicalSizes(graph)
-    choices = [_lower_node(e, node, policy, sizes) for node in todo]
+    folded = Folding()
+    choices = [_lower_node(e, node, policy, sizes, folded) for node in todo]
     graph.remove(todo, safe=True)
     return choices
 
@@ -99,14 +100,16 @@ def _forced(choosing: Choosing, node: ir.Node, origin: str) -> str | None:
     return choosing.get(origin) or choosing.get(f"{node.op_type}:{origin}") or choosing.get(node.op_type)
 
 
-def _lower_node(e: Emitter, node: ir.Node, policy: Policy, sizes: TypicalSizes) -> Choice:
+def _lower_node(e: Emitter, node: ir.Node, policy: Policy, sizes: TypicalSizes, folded: Folding) -> Choice:
     origin, target = _origin(node), e.target
     try:
         spec = reader_of(node.op_type).build(Call(node))
     except ValueError as problem:
         raise LoweringError(f"{node.op_type} of node {origin!r} has an impossible geometry: {problem}.") from problem
     dtype = (node.inputs[0].dtype if node.inputs[0] is not None else None) or ir.DataType.FLOAT
-    query = Query(spec, _typical(node, spec, sizes), dtype, target, policy.training)
+    present = tuple(v is not None for v in node.inputs)
+    constant = tuple(i for i, v in enumerate(node.inputs) if target.lays_out_constants and v is not None and folded(v))
+    query = Query(spec, _typical(node, spec, sizes), dtype, target, policy.training, present, constant)
     wanted = _forced(policy.choosing, node, origin)
     if wanted is not None and wanted not in lowerings()[node.op_type]:
         wanted = None  # a choice for the node's other gradient operator
@@ -130,15 +133,18 @@ def _lower_node(e: Emitter, node: ir.Node, policy: Policy, sizes: TypicalSizes) 
     before = len(e.emitted)
     result = emit_lowering(e, lowerings()[node.op_type][chosen.name], node, spec, chosen.chunks)
     _replace(e, node, result, new=result.producer() in e.emitted[before:])
-    return Choice(origin, node.op_type, spec, chosen.name, wanted is not None, tuple(found))
+    return Choice(origin, node.op_type, spec, chosen.name, wanted is not None, found)
 
 
 def _typical(node: ir.Node, spec: Any, sizes: TypicalSizes) -> Any:
     """The spec with every unknown size at a typical one, which the cost model looks at."""
+    hinted = spec.hinted()
+    if hinted == spec:
+        return spec
     try:
         return reader_of(node.op_type).build(Call(sizes.node(node))).hinted()
     except ValueError:  # the typical input does not fit: it may be too small, or not divisible
-        return spec.hinted()
+        return hinted
 
 
 def _replace(e: Emitter, node: ir.Node, result: ir.Value, *, new: bool) -> None:

@@ -44,6 +44,8 @@ class Query:
     Attributes:
         typical: `spec` with every unknown size at a typical one.
         training: Whether the graph trains, on a batch that is never empty.
+        present: Which operands there are, by position.
+        constant: Positions of the operands that are known when the model is loaded, for targets that make use of it.
     """
 
     spec: Any
@@ -51,6 +53,8 @@ class Query:
     dtype: ir.DataType
     target: Target
     training: bool = False
+    present: tuple[bool, ...] = ()
+    constant: tuple[int, ...] = ()
 
 
 Requirement = Callable[[Query], str | None]

@@ -27,7 +27,7 @@ def shape_of(value: ir.Value | None) -> Shape:
     """The sizes of a value of a sketch; an unknown one counts as 1."""
     if value is None or value.shape is None:
         return ()
-    return tuple(d if isinstance(d, int) else 1 for d in value.shape)
+    return tuple([d if isinstance(d, int) else 1 for d in value.shape.dims])
 
 
 def value_bytes(value: ir.Value | None) -> int:

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.activity import captured_values
 from onnx_convgrad.chunks import reaching
-from onnx_convgrad.constants import mark_constant
+from onnx_convgrad.constants import mark_constant, mark_folded
 from onnx_convgrad.cost import Target
 from onnx_convgrad.emit import CANONICAL_OPSET, VIEWS, Emitter
 from onnx_convgrad.node_cost import body_of, folds, node_seconds, value_bytes
@@ -56,6 +56,7 @@ def sketch(
     copy = ir.Node(node.domain, node.op_type, operands, list(node.attributes.values()), num_outputs=len(node.outputs))
     e = Emitter(graph, target=target)
     result = emit(e, copy)
+    mark_folded(e.emitted)
     live = reaching(result)
     emitted = [n for n in e.emitted if n in live]
     priced = [n for n in emitted if not _fused(n)]

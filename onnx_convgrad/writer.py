@@ -6,7 +6,8 @@ Every new value gets its dtype and, where it can be known, its shape; equal pure
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -63,6 +64,7 @@ class NodeWriter:
         self.order: dict[ir.Node, int] = {node: i for i, node in enumerate(graph)}
         self._memo: dict[Any, tuple[ir.Value, ...]] = {}
         self._constants: dict[Any, ir.Value] = {}
+        self._vectors: dict[tuple[int, ...], ir.Value] = {}
         self._reserved: set[str | None] | None = None  # looked up with the first constant
         self._context = ShapeInferenceContext({"": CANONICAL_OPSET, **(opsets or {})}, policy="skip")
         self._context.reserve_symbol_names(symbols(graph))
@@ -114,11 +116,17 @@ class NodeWriter:
         self.emitted.append(node)
 
     def infer(self, node: ir.Node) -> None:
-        """Dtype and shape of the outputs: a shortcut for the common case, else onnx-shape-inference."""
+        """Dtype and shape of the outputs: shortcuts for the common cases, else onnx-shape-inference."""
         first = next((v for v in node.inputs if v is not None), None)
         if node.op_type in _ELEMENTWISE and first is not None and not node.domain and self._same_shape(node, first):
             node.outputs[0].dtype = first.dtype  # type: ignore[assignment]
             node.outputs[0].shape = first.shape
+            return
+        plain = _PLAIN.get(node.op_type) if not node.domain else None
+        shape = None if plain is None or first is None or first.dtype is None else plain(node)
+        if shape is not None:
+            node.outputs[0].dtype = first.dtype  # type: ignore[union-attr, assignment]
+            node.outputs[0].shape = ir.Shape(shape)
             return
         if node.domain == DOMAIN:
             self.typed(node.outputs[0], node.inputs[-1])  # type: ignore[arg-type] # they name a value of their shape last
@@ -189,7 +197,10 @@ class NodeWriter:
 
     def ints(self, values: Iterable[int]) -> ir.Value:
         """An int64 vector constant."""
-        return self.const(np.asarray(list(values), np.int64))
+        key = tuple(values)
+        if key not in self._vectors:
+            self._vectors[key] = self.const(np.asarray(key, np.int64))
+        return self._vectors[key]
 
     def constant_of(self, value: ir.Value | None) -> np.ndarray | None:
         """The value as an array if it is known while building (a constant, or folded from shapes), else `None`."""
@@ -200,14 +211,82 @@ def _attribute(name: str, value: Any) -> ir.Attr:
     """The common kinds directly: onnx_ir's general conversion costs more than the rest of emitting a node."""
     if isinstance(value, int):
         return ir.AttrInt64(name, int(value))
-    if isinstance(value, (list, tuple)) and all(type(v) is int for v in value):
+    if isinstance(value, (list, tuple)) and set(map(type, value)) <= {int}:
         return ir.AttrInt64s(name, value)
     return ir.convenience.convert_attribute(name, value)
 
 
 def _freeze(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
-        return tuple(map(_freeze, value))
+        return (int, *value) if set(map(type, value)) == {int} else tuple(map(_freeze, value))
     if isinstance(value, (int, float, str, bytes)):
         return (type(value).__name__, value)
     return id(value)
+
+
+# -- shapes of common operators between static sizes, for which the general inference takes ten times longer -----------
+
+
+def _sizes(value: ir.Value | None) -> list[int] | None:
+    if value is None or value.shape is None:
+        return None
+    sizes = [d for d in value.shape if isinstance(d, int)]
+    return sizes if len(sizes) == len(value.shape) else None
+
+
+def _reshaped(node: ir.Node) -> list[int] | None:
+    sizes, wanted = _sizes(node.inputs[0]), _integers(node.inputs[1])
+    if sizes is None or wanted is None:
+        return None
+    count, others = math.prod(sizes), math.prod(d for d in wanted if d != -1)
+    if min(wanted, default=1) > 0:
+        return wanted if others == count else None
+    alone = wanted.count(-1) == 1 and others > 0 and count % others == 0
+    return [count // others if d == -1 else d for d in wanted] if alone else None
+
+
+def _transposed(node: ir.Node) -> list[int] | None:
+    sizes, perm = _sizes(node.inputs[0]), node.attributes.get("perm")
+    return None if sizes is None or perm is None else [sizes[axis] for axis in perm.as_ints()]
+
+
+def _multiplied(node: ir.Node) -> list[int] | None:
+    a, b = map(_sizes, node.inputs)
+    if a is None or b is None or min(len(a), len(b)) < 2 or a[-1] != b[-2]:
+        return None
+    batch = a[:-2] if len(a) >= len(b) else b[:-2]
+    fits = all(side[:-2] in ([], batch) for side in (a, b))
+    return [*batch, a[-2], b[-1]] if fits else None
+
+
+def _integers(value: ir.Value | None) -> list[int] | None:
+    if value is None or value.const_value is None:
+        return None
+    found: list[int] = value.const_value.numpy().tolist()
+    return found
+
+
+def _sliced(node: ir.Node) -> list[int] | None:
+    sizes, vectors = _sizes(node.inputs[0]), [_integers(v) for v in node.inputs[1:]]
+    if sizes is None or len(vectors) < 3 or None in vectors:
+        return None
+    starts, ends, axes, *steps = (v for v in vectors if v is not None)
+    for start, end, axis, step in zip(starts, ends, axes, steps[0] if steps else [1] * len(axes), strict=True):
+        sizes[axis] = len(range(sizes[axis])[start:end:step])
+    return sizes
+
+
+def _padded(node: ir.Node) -> list[int] | None:
+    sizes, amounts = _sizes(node.inputs[0]), _integers(node.inputs[1])
+    if sizes is None or amounts is None or len(node.inputs) > 3:  # with axes
+        return None
+    return [size + begin + end for size, begin, end in zip(sizes, amounts, amounts[len(sizes) :], strict=False)]
+
+
+_PLAIN: Mapping[str, Callable[[ir.Node], list[int] | None]] = {
+    "Reshape": _reshaped,
+    "Transpose": _transposed,
+    "MatMul": _multiplied,
+    "Slice": _sliced,
+    "Pad": _padded,
+}

@@ -162,6 +162,7 @@ def test_every_lowering_gives_the_same_in_chunks(kernel: tuple[int, ...], monkey
         yield 3, candidates._sketched(entry, node, query, 3)
 
     monkeypatch.setattr(candidates, "_ways", ways)
+    monkeypatch.setattr(candidates, "_FOUND", {})
     group, pad = 4 // kernel[1], kernel[2] // 2
     node = helper.make_node("Conv", ["x", "w"], ["y"], name="conv", pads=[pad] * 4, group=group)
     shapes = {"x": (6, 4, 9, 8), "w": kernel, "y": (6, kernel[0], 9, 8)}
