@@ -99,9 +99,6 @@ class Emitter(SizeWriter):
         """A bool tensor as 0/1 in `like`'s dtype."""
         return self.cast(condition, like.dtype or ir.DataType.FLOAT)
 
-    def cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
-        return value if value.dtype == dtype else self.op("Cast", value, to=int(dtype))
-
     # -- layout --------------------------------------------------------------------------------------------------------
 
     def reshape(self, value: ir.Value, dims: Sequence[Dim]) -> ir.Value:

@@ -21,7 +21,6 @@ from onnx_convgrad.emit import Emitter, known
 from onnx_convgrad.errors import ArgumentError, ModelError, first_few
 from onnx_convgrad.forward import forward
 from onnx_convgrad.lower import Choice, check_choice, check_workspace, lower
-from onnx_convgrad.namespace import Namespace
 from onnx_convgrad.parameters import resolve_of, resolve_wrt
 from onnx_convgrad.passes.batch_statistics import share_statistics
 from onnx_convgrad.passes.canonicalize import InputShapes, canonicalize
@@ -214,7 +213,6 @@ class _Job:
 
     def __init__(self, m: ir.Model, e: Emitter) -> None:
         self.m, self.e = m, e
-        self.names = Namespace.of_values(m.graph)
         self.seeds: dict[str, str] = {}
 
     def first(
@@ -261,7 +259,7 @@ class _Job:
 
     def claim(self, value: ir.Value, name: str) -> ir.Value:
         """Give `value` the name, or the next free one after it."""
-        value.name = self.names.claim(name)
+        value.name = self.e.names.claim(name)
         return value
 
     def _input(self, like: ir.Value, suffix: str) -> ir.Value:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -65,10 +66,14 @@ class NodeWriter:
         self._memo: dict[Any, tuple[ir.Value, ...]] = {}
         self._constants: dict[Any, ir.Value] = {}
         self._vectors: dict[tuple[int, ...], ir.Value] = {}
-        self._reserved: set[str | None] | None = None  # looked up with the first constant
         self._context = ShapeInferenceContext({"": CANONICAL_OPSET, **(opsets or {})}, policy="skip")
         self._context.reserve_symbol_names(symbols(graph))
         registry.collect()
+
+    @cached_property
+    def names(self) -> Namespace:
+        """The names that the graph's values had when this was first asked for, and those given since."""
+        return Namespace.of_values(self.graph)
 
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
@@ -169,6 +174,9 @@ class NodeWriter:
             value.shape = like.shape
         return value
 
+    def cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+        return value if value.dtype == dtype else self.op("Cast", value, to=int(dtype))
+
     # -- constants -----------------------------------------------------------------------------------------------------
 
     def const(self, array: Any, dtype: ir.DataType | None = None) -> ir.Value:
@@ -180,10 +188,9 @@ class NodeWriter:
         key = (dtype, array.shape, array.tobytes())
         if key not in self._constants:
             name = f"const_{len(self._constants)}"
-            if self._reserved is None:
-                self._reserved = Namespace.of_values(self.graph).used
-            while name in self.graph.initializers or name in self._reserved:
+            while name in self.graph.initializers or name in self.names.used:
                 name += "_"
+            self.names.used.add(name)
             value = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(dtype))
             value.const_value = ir.Tensor(array, dtype=dtype, name=name)
             self.graph.register_initializer(value)

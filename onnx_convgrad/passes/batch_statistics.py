@@ -11,7 +11,6 @@ from collections.abc import Collection, Sequence
 import onnx_ir as ir
 
 from onnx_convgrad.emit import Emitter
-from onnx_convgrad.namespace import Namespace
 
 __all__ = ["share_statistics"]
 
@@ -29,7 +28,6 @@ def share_statistics(graph: ir.Graph, keep: Collection[ir.Value] = ()) -> dict[i
         Running statistic -> the value that has taken its name and its uses.
     """
     e = Emitter(graph, opsets=graph.opset_imports)
-    names = Namespace.of_values(graph)
     moved: dict[ir.Value, ir.Value] = {}
     nodes = list(graph)
     for node, following in zip(nodes, [*nodes[1:], None], strict=True):
@@ -38,7 +36,7 @@ def share_statistics(graph: ir.Graph, keep: Collection[ir.Value] = ()) -> dict[i
             e.anchor = node
             _give_own_operands(e, node)
             e.anchor = following
-            moved.update(_unblend(e, node, stored, names))
+            moved.update(_unblend(e, node, stored))
     return moved
 
 
@@ -82,9 +80,7 @@ def _name(e: Emitter, start: int, stem: str) -> None:
         made.name = f"{stem}_{count}"
 
 
-def _unblend(
-    e: Emitter, node: ir.Node, before: Sequence[ir.Value | None], names: Namespace
-) -> dict[ir.Value, ir.Value]:
+def _unblend(e: Emitter, node: ir.Node, before: Sequence[ir.Value | None]) -> dict[ir.Value, ir.Value]:
     momentum, start = _momentum(node), len(e.emitted)
     node.attributes["momentum"] = ir.AttrFloat32("momentum", 0.0)
     moved = {}
@@ -96,7 +92,7 @@ def _unblend(
         product = share.producer()
         assert product is not None
         product.replace_input_with(0, batch)
-        own = names.claim(f"{node.outputs[0].name}_batch_{which}")
+        own = e.names.claim(f"{node.outputs[0].name}_batch_{which}")
         batch.name, running.name = own, batch.name or running.name
         moved[batch] = running
     _name(e, start, f"{node.name}/running")

@@ -9,7 +9,6 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_convgrad.emit import Emitter, known
-from onnx_convgrad.namespace import Namespace
 from onnx_convgrad.passes.training import drop, dropped_share
 from onnx_convgrad.training.draft import Draft
 from onnx_convgrad.training.masks import Masks
@@ -48,7 +47,7 @@ def training_mode(
         Name of each running statistic that is stored in the graph -> the value with its update.
     """
     graph = draft.graph
-    e, names = Emitter(graph, opsets=graph.opset_imports), Namespace.of_values(graph)
+    e = Emitter(graph, opsets=graph.opset_imports)
     latest: dict[str, ir.Value] = {}
     counts: dict[tuple[Any, ...], ir.Value] = {}
     nodes = list(graph)
@@ -68,7 +67,7 @@ def training_mode(
                 _use_stored(node)
             else:
                 start = len(e.emitted)
-                _use_batch(e, node, latest, names, counts if unbiased else None)
+                _use_batch(e, node, latest, counts if unbiased else None)
                 draft.node_names.give(e.emitted[start:], f"{node.name}/statistics")
         elif node in shares and masks is not None:
             e.anchor = node
@@ -77,7 +76,7 @@ def training_mode(
             _replace_dropout(e, node, keep, shares[node])
             draft.node_names.give(e.emitted[start:], node.name or "dropout")
         elif node.op_type == "Dropout":
-            drop(graph, node, names)
+            drop(graph, node, e.names)
     graph.remove(shares, safe=True)
     return latest
 
@@ -98,9 +97,7 @@ def _replace_dropout(e: Emitter, node: ir.Node, keep: ir.Value, share: float) ->
         old.name, new.name = None, old.name
 
 
-def _use_batch(
-    e: Emitter, node: ir.Node, latest: dict[str, ir.Value], names: Namespace, counts: dict[Any, ir.Value] | None
-) -> None:
+def _use_batch(e: Emitter, node: ir.Node, latest: dict[str, ir.Value], counts: dict[Any, ir.Value] | None) -> None:
     """Batch statistics, blended with the stored ones outside the node; `counts`: what is computed of equal shapes.
 
     With momentum 0 the node's results are the statistics of the batch, which its gradient needs too. ONNX Runtime writes
@@ -117,7 +114,7 @@ def _use_batch(
     before = [None if v is None else latest.get(v.name or "", v) for v in stored]
     for i, value in enumerate(before):
         output = node.outputs[1 + i]
-        output.name = output.name or names.claim(f"{node.outputs[0].name}_{('mean', 'var')[i]}")
+        output.name = output.name or e.names.claim(f"{node.outputs[0].name}_{('mean', 'var')[i]}")
         if value is not None:
             output.dtype, output.shape = value.dtype, value.shape  # type: ignore[assignment]
             node.replace_input_with(3 + i, _unshared(e, value))

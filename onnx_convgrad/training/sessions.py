@@ -12,7 +12,6 @@ import onnx_ir as ir
 
 from onnx_convgrad.emit import Emitter
 from onnx_convgrad.files import PROTO_LIMIT, write
-from onnx_convgrad.namespace import Namespace
 from onnx_convgrad.runtime import session
 from onnx_convgrad.training.draft import NodeNames
 from onnx_convgrad.training.manifest import Manifest, Parameter
@@ -58,8 +57,8 @@ class Accumulation:
     def __init__(self, gradients: ir.Model, manifest: Manifest) -> None:
         self.model = gradients.clone()
         graph = self.model.graph
-        names, node_names = Namespace.of_values(graph), NodeNames(graph)
-        e = Emitter(graph, opsets=graph.opset_imports)
+        e, node_names = Emitter(graph, opsets=graph.opset_imports), NodeNames(graph)
+        names = e.names
         self.weight, self.first = names.claim("weight"), names.claim("first")
         weight = _input(graph, self.weight, ir.DataType.FLOAT, ())
         first = _input(graph, self.first, ir.DataType.BOOL, ())
