@@ -127,8 +127,9 @@ class NodeWriter:
             node.outputs[0].dtype = first.dtype  # type: ignore[assignment]
             node.outputs[0].shape = first.shape
             return
-        plain = _PLAIN.get(node.op_type) if not node.domain else None
-        shape = None if plain is None or first is None or first.dtype is None else plain(node)
+        shape = None
+        if not node.domain and node.op_type in _PLAIN and first is not None and _is_data(first):
+            shape = _PLAIN[node.op_type](node)
         if shape is not None:
             node.outputs[0].dtype = first.dtype  # type: ignore[union-attr, assignment]
             node.outputs[0].shape = ir.Shape(shape)
@@ -232,6 +233,11 @@ def _freeze(value: Any) -> Any:
 
 
 # -- shapes of common operators between static sizes, for which the general inference takes ten times longer -----------
+
+
+def _is_data(value: ir.Value) -> bool:
+    """Whether the value is no size: those carry notes for the general inference."""
+    return value.dtype is not None and value.dtype.is_floating_point()
 
 
 def _sizes(value: ir.Value | None) -> list[int] | None:
