@@ -7,243 +7,34 @@ in float64, all subsets of operands, static, symbolic and absent shapes, runtime
 from __future__ import annotations
 
 import itertools
+import json
 import warnings
-import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, inliner, numpy_helper
 
 from onnx_convgrad import api
-from onnx_convgrad.emit import CANONICAL_OPSET
+from onnx_convgrad.checking.case import FLOATS, Case, Random, is_float, make_model, rand, result_names
+from onnx_convgrad.checking.evaluator import Evaluator, to_float
 from onnx_convgrad.errors import ExecutionError
-from onnx_convgrad.runtime import run, session
+from onnx_convgrad.runtime import run
 
 __all__ = ["Case", "Random", "check", "make_model", "rand"]
-
-_FLOATS = (np.float16, np.float32, np.float64)
-_MULTILINEAR = frozenset(
-    {"Conv", "ConvTranspose", "AveragePool", "GlobalAveragePool", "Resize", "MatMul", "Gemm", "Einsum", "Mean"}
-)
-_NARROW_INSIDE = ("GroupNormalization", "MeanVarianceNormalization")
-
-
-@dataclass(frozen=True)
-class Random:
-    """A floating operand to be drawn: uniform in [low, high], the same for the same case."""
-
-    shape: tuple[int, ...]
-    low: float = -2.0
-    high: float = 2.0
-
-
-def rand(*shape: int, low: float = -2.0, high: float = 2.0) -> Random:
-    """A random operand of the given shape."""
-    return Random(shape, low, high)
-
-
-@dataclass(frozen=True)
-class Case:
-    """One use of an operator.
-
-    Args:
-        op: Operator, or `"domain::Op"`; with `body`, what the case is called, as `"local::Name"`.
-        inputs: Operands by position: `rand(...)` for random ones, arrays (integers and booleans become initializers,
-            floating arrays graph inputs), `None` for absent ones.
-        attributes: Attributes of the node.
-        outputs: Number of results, or their names with `""` for absent ones.
-        wrt: Positions of the operands to differentiate; every floating one by default.
-        of: Positions of the results to differentiate; every floating one by default.
-        constants: Positions of floating operands that are to be initializers.
-        feed_integers: Integer operands become graph inputs, so that the rule cannot read their values.
-        opset: ai.onnx version of the model.
-        dtype: Floating type of random operands.
-        order: 2 checks the gradient of the gradient too.
-        dynamic: Whether to check with symbolic and with absent shapes.
-        tolerance: Relative L2 error allowed against the float64 numeric derivative.
-        step: Step of the central difference in float64.
-        name: For the test id when op and attributes do not tell cases apart.
-        body: Several operators in place of one, for rules that need others around them: the lines of an ONNX function in
-            textual form, whose operands are `x0`, `x1`, ... and whose results are `y0`, `y1`, ...
-    """
-
-    op: str
-    inputs: Sequence[Any]
-    attributes: Mapping[str, Any] = field(default_factory=dict)
-    outputs: int | Sequence[str] = 1
-    wrt: Sequence[int] | None = None
-    of: Sequence[int] | None = None
-    constants: Sequence[int] = ()
-    feed_integers: bool = False
-    opset: int = CANONICAL_OPSET
-    dtype: type = np.float32
-    order: int = 2
-    dynamic: bool = True
-    tolerance: float = 2e-4
-    step: float = 1e-5
-    name: str = ""
-    body: str = ""
-
-    def __str__(self) -> str:
-        shapes = ",".join("x".join(map(str, np.shape(_template(i)))) if i is not None else "-" for i in self.inputs)
-        extra = ",".join(f"{k}={v}" for k, v in self.attributes.items() if not isinstance(v, onnx.GraphProto))
-        label = " ".join(filter(None, (self.op, self.name, shapes, extra, np.dtype(self.dtype).name)))
-        return label.replace("\n", "") if self.dtype is not np.float32 else label.rsplit(" ", 1)[0]
-
-    @property
-    def arrays(self) -> list[np.ndarray | None]:
-        """The operands drawn."""
-        generator = np.random.default_rng(zlib.crc32(str(self).encode()))
-        drawn: list[np.ndarray | None] = []
-        for operand in self.inputs:
-            if isinstance(operand, Random):
-                drawn.append(generator.uniform(operand.low, operand.high, operand.shape).astype(self.dtype))
-            else:
-                drawn.append(None if operand is None else np.asarray(operand))
-        return drawn
-
-
-def _template(operand: Any) -> Any:
-    return np.empty(operand.shape) if isinstance(operand, Random) else operand
-
-
-def _is_float(array: np.ndarray | None) -> bool:
-    return array is not None and array.dtype in _FLOATS
-
-
-def _result_names(case: Case) -> list[str]:
-    if isinstance(case.outputs, int):
-        return [f"y{i}" for i in range(case.outputs)]
-    return list(case.outputs)
-
-
-def make_model(case: Case, arrays: Sequence[np.ndarray | None], *, shapes: str = "static") -> onnx.ModelProto:
-    """The case as a model of one node. `shapes`: `"static"`, `"symbolic"` or `"absent"`."""
-    domain, _, op_type = case.op.rpartition("::")
-    inputs, initializers, names = [], [], []
-    for i, array in enumerate(arrays):
-        if array is None:
-            names.append("")
-            continue
-        names.append(f"x{i}")
-        constant = i in case.constants or (not _is_float(array) and not case.feed_integers)
-        if constant:
-            initializers.append(numpy_helper.from_array(array, f"x{i}"))
-            continue
-        dims: Sequence[Any] | None = array.shape
-        if shapes == "symbolic":
-            dims = [f"d{i}_{axis}" for axis in range(array.ndim)]
-        inputs.append(
-            helper.make_tensor_value_info(
-                f"x{i}", helper.np_dtype_to_tensor_dtype(array.dtype), dims if shapes != "absent" else None
-            )
-        )
-    while names and not names[-1]:
-        names.pop()
-    results = _result_names(case)
-    node = helper.make_node(op_type, names, results, name="node", domain=domain, **case.attributes)
-    outputs = [helper.make_empty_tensor_value_info(r) for r in results if r]
-    graph = helper.make_graph([node], "case", inputs, outputs, initializers)
-    opsets = [helper.make_opsetid("", case.opset)] + ([helper.make_opsetid(domain, 1)] if domain else [])
-    functions = [_function(case, names)] if case.body else []
-    return helper.make_model(graph, opset_imports=opsets, ir_version=10, functions=functions)
-
-
-def _function(case: Case, operands: Sequence[str]) -> onnx.FunctionProto:
-    domain, _, name = case.op.rpartition("::")
-    header = f'<domain: "{domain}", opset_import: ["": {case.opset}]>'
-    return onnx.parser.parse_function(
-        f"{header} {name} ({', '.join(operands)}) => ({', '.join(_result_names(case))}) {{ {case.body} }}"
-    )
-
-
-def to_double(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of the model that computes in float64: every floating tensor, input and Cast is widened.
-
-    Operators that keep float32 inside, by specification or for want of a kernel, are replaced by their function bodies.
-    """
-    inlined = inliner.inline_selected_functions(
-        model, [("", op) for op in _NARROW_INSIDE], inline_schema_functions=True
-    )
-    return _to_type(inlined, TensorProto.DOUBLE)
-
-
-def to_float(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of the model that computes in float32."""
-    return _to_type(model, TensorProto.FLOAT)
-
-
-def _to_type(model: onnx.ModelProto, wanted: int) -> onnx.ModelProto:
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    narrow = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE} - {wanted}
-    dtype = helper.tensor_dtype_to_np_dtype(wanted)
-    for info in (*result.graph.input, *result.graph.output):
-        if info.type.tensor_type.elem_type in narrow:
-            info.type.tensor_type.elem_type = wanted
-    del result.graph.value_info[:]
-    for i, tensor in enumerate(result.graph.initializer):
-        if tensor.data_type in narrow:
-            wide = numpy_helper.to_array(tensor).astype(dtype)
-            result.graph.initializer[i].CopyFrom(numpy_helper.from_array(wide, tensor.name))
-    for node in result.graph.node:
-        for attribute in node.attribute:
-            if node.op_type == "Cast" and attribute.name == "to" and attribute.i in narrow:
-                attribute.i = wanted
-            if attribute.name == "value" and attribute.t.data_type in narrow:
-                attribute.t.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(attribute.t).astype(dtype)))
-    return result
-
-
-class Evaluator:
-    """A model evaluated as precisely as can be, with the step that suits a central difference of it.
-
-    In float64 by ONNX Runtime; where that lacks a kernel, operators that are linear in each operand run in float32 with
-    a step of 1, which is exact for them, and the others in float64 by ONNX's reference evaluator, or, if that lacks the
-    operator, in float32: then the case has to say a larger step.
-    """
-
-    def __init__(self, model: onnx.ModelProto, case: Case) -> None:
-        self.names = [o.name for o in model.graph.output]
-        self.step: float = case.step
-        self.dtype: type = np.float64
-        try:
-            self._run: Any = session(to_double(model), optimize=False)
-        except ExecutionError:
-            if case.op in _MULTILINEAR:
-                self.step, self.dtype = 1.0, np.float32
-                self._run = session(to_float(model), optimize=False)
-            else:
-                from onnx.reference import ReferenceEvaluator
-                from onnx.reference.op_run import RuntimeImplementationError
-
-                try:
-                    self._run = ReferenceEvaluator(to_double(model))
-                except RuntimeImplementationError:
-                    self.dtype = np.float32
-                    self._run = session(to_float(model), optimize=False)
-
-    def __call__(self, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        cast = {k: np.asarray(v, self.dtype) if v.dtype in _FLOATS else v for k, v in feed.items()}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            results = self._run.run(self.names, cast)
-        return {k: np.asarray(v).astype(np.float64) for k, v in zip(self.names, results, strict=True)}
 
 
 def check(case: Case) -> None:
     """Assert everything that a rule promises for this case."""
     arrays = case.arrays
-    wrt = [i for i, a in enumerate(arrays) if _is_float(a)] if case.wrt is None else list(case.wrt)
+    wrt = [i for i, a in enumerate(arrays) if is_float(a)] if case.wrt is None else list(case.wrt)
     model = make_model(case, arrays)
     present = {f"x{i}": a for i, a in enumerate(arrays) if a is not None}
     feed = {i.name: present[i.name] for i in model.graph.input}
     primal, exact = _primal(model, feed)
     of = [
-        n for j, n in enumerate(_result_names(case)) if n and _is_float(primal[n]) and (case.of is None or j in case.of)
+        n for j, n in enumerate(result_names(case)) if n and is_float(primal[n]) and (case.of is None or j in case.of)
     ]
     generator = np.random.default_rng(len(str(case)))
     seeds = {n: generator.uniform(-1, 1, primal[n].shape).astype(primal[n].dtype) for n in of}
@@ -278,7 +69,7 @@ def _primal(model: onnx.ModelProto, feed: Mapping[str, np.ndarray]) -> tuple[dic
     try:
         return run(model, feed, optimize=False), True
     except ExecutionError:
-        narrow = {k: v.astype(np.float32) if v.dtype in _FLOATS else v for k, v in feed.items()}
+        narrow = {k: v.astype(np.float32) if v.dtype in FLOATS else v for k, v in feed.items()}
         results = run(to_float(model), narrow, optimize=False)
         return {k: v.astype(np.float64) if v.dtype == np.float32 else v for k, v in results.items()}, False
 
@@ -327,7 +118,7 @@ def _check_numeric(
     """<gradient, v> against the central difference of <y, seed> along random directions v, per operand."""
     loose = make_model(replace(case, constants=()), arrays)  # every floating operand can be moved
     evaluate = Evaluator(loose, case)
-    feed = {**feed, **{f"x{i}": a for i, a in enumerate(arrays) if a is not None and _is_float(a)}}
+    feed = {**feed, **{f"x{i}": a for i, a in enumerate(arrays) if a is not None and is_float(a)}}
     generator = np.random.default_rng(7)
     for i, gradient in gradients.items():
         array = arrays[i]
@@ -379,7 +170,7 @@ def _check_second_order(
     constants = {t.name for t in augmented.graph.initializer}
     firsts = [f"x{i}_grad" for i in wrt]
     generator = np.random.default_rng(11)
-    variables = [n for n, v in feed.items() if v.dtype in _FLOATS and n not in constants]
+    variables = [n for n, v in feed.items() if v.dtype in FLOATS and n not in constants]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         second = api.vjp(augmented, wrt=variables, of=firsts)
@@ -410,8 +201,6 @@ def _check_second_order(
 
 
 def _gradient_map(model: onnx.ModelProto) -> dict[str, str]:
-    import json
-
     props = {p.key: p.value for p in model.metadata_props}
     result: dict[str, str] = json.loads(props[api.GRADIENTS_KEY])
     return result
