@@ -5,6 +5,7 @@ The cheapest of the candidates is taken that stays within the workspace budget; 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +13,11 @@ import onnx_ir as ir
 
 from onnx_convgrad.candidates import Candidate, Choosing, Policy, candidates, emit_lowering, holding
 from onnx_convgrad.constants import Folding, is_constant
-from onnx_convgrad.cost import Target
+from onnx_convgrad.cost import Rates, Target
 from onnx_convgrad.emit import DOMAIN, Emitter
 from onnx_convgrad.errors import ArgumentError, LoweringError
 from onnx_convgrad.lowering import Query, lowerings, reader_of
+from onnx_convgrad.outputs import OutputPlaces
 from onnx_convgrad.registry import Call, check_names
 from onnx_convgrad.typical import TypicalSizes
 
@@ -69,10 +71,14 @@ def lower(graph: ir.Graph, target: Target, policy: Policy | None = None) -> list
         )
     if not todo:
         return []
-    e = Emitter(graph, target=target, samples=policy.training)
-    sizes = TypicalSizes(graph)
-    folded = Folding()
-    choices = [_lower_node(e, node, policy, sizes, folded) for node in todo]
+    stage = _Stage(
+        Emitter(graph, target=target, samples=policy.training),
+        policy,
+        TypicalSizes(graph),
+        Folding(),
+        OutputPlaces(graph),
+    )
+    choices = [stage.lower(node) for node in todo]
     graph.remove(todo, safe=True)
     return choices
 
@@ -100,64 +106,84 @@ def _forced(choosing: Choosing, node: ir.Node, origin: str) -> str | None:
     return choosing.get(origin) or choosing.get(f"{node.op_type}:{origin}") or choosing.get(node.op_type)
 
 
-def _lower_node(e: Emitter, node: ir.Node, policy: Policy, sizes: TypicalSizes, folded: Folding) -> Choice:
-    origin, target = _origin(node), e.target
-    try:
-        spec = reader_of(node.op_type).build(Call(node))
-    except ValueError as problem:
-        raise LoweringError(f"{node.op_type} of node {origin!r} has an impossible geometry: {problem}.") from problem
-    dtype = (node.inputs[0].dtype if node.inputs[0] is not None else None) or ir.DataType.FLOAT
-    present = tuple(v is not None for v in node.inputs)
-    constant = tuple(i for i, v in enumerate(node.inputs) if target.lays_out_constants and v is not None and folded(v))
-    query = Query(spec, _typical(node, spec, sizes), dtype, target, policy.training, present, constant)
-    wanted = _forced(policy.choosing, node, origin)
-    if wanted is not None and wanted not in lowerings()[node.op_type]:
-        wanted = None  # a choice for the node's other gradient operator
-    found = candidates(node, query, policy)
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """One graph being lowered: where to write, how to choose, and what is looked up once for all its nodes."""
+
+    e: Emitter
+    policy: Policy
+    sizes: TypicalSizes
+    folded: Folding
+    outputs: OutputPlaces
+
+    def lower(self, node: ir.Node) -> Choice:
+        """Put the cheapest of a node's lowerings in its place."""
+        e, origin = self.e, _origin(node)
+        try:
+            spec = reader_of(node.op_type).build(Call(node))
+        except ValueError as problem:
+            message = f"{node.op_type} of node {origin!r} has an impossible geometry: {problem}."
+            raise LoweringError(message) from problem
+        found = candidates(node, self._query(node, spec), self.policy)
+        wanted = _forced(self.policy.choosing, node, origin)
+        if wanted is not None and wanted not in lowerings()[node.op_type]:
+            wanted = None  # a choice for the node's other gradient operator
+        chosen = _chosen(node.op_type, origin, spec, found, wanted, e.target.rates)
+        e.anchor, e.origin = node, origin
+        before = len(e.emitted)
+        result = emit_lowering(e, lowerings()[node.op_type][chosen.name], node, spec, chosen.chunks)
+        self._replace(node, result, new=result.producer() in e.emitted[before:])
+        return Choice(origin, node.op_type, spec, chosen.name, wanted is not None, found)
+
+    def _query(self, node: ir.Node, spec: Any) -> Query:
+        target = self.e.target
+        dtype = (node.inputs[0].dtype if node.inputs[0] is not None else None) or ir.DataType.FLOAT
+        present = tuple(v is not None for v in node.inputs)
+        known = [i for i, v in enumerate(node.inputs) if v is not None and self.folded(v)]
+        constant = tuple(known) if target.lays_out_constants else ()
+        return Query(spec, self._typical(node, spec), dtype, target, self.policy.training, present, constant)
+
+    def _typical(self, node: ir.Node, spec: Any) -> Any:
+        """The spec with every unknown size at a typical one, which the cost model looks at."""
+        hinted = spec.hinted()
+        if hinted == spec:
+            return spec
+        try:
+            return reader_of(node.op_type).build(Call(self.sizes.node(node))).hinted()
+        except ValueError:  # the typical input does not fit: it may be too small, or not divisible
+            return hinted
+
+    def _replace(self, node: ir.Node, result: ir.Value, *, new: bool) -> None:
+        """Put `result` in the place of the node's output, under the same name."""
+        old = node.outputs[0]
+        self.e.typed(result, old)
+        if old.is_graph_output():
+            name = old.name
+            old.name = None
+            if result.producer() is None or result.is_graph_output():
+                result = self.e.op("Identity", result)
+            result.name = name
+        elif new:
+            result.name, old.name = old.name, None
+        self.outputs.replace(old, result)
+
+
+def _chosen(
+    op_type: str, origin: str, spec: Any, found: Sequence[Candidate], wanted: str | None, rates: Rates
+) -> Candidate:
+    """The candidate that is wanted, else the cheapest."""
     usable = [c for c in found if c.seconds is not None]
     if wanted is not None:
         chosen = next(c for c in found if c.name == wanted)
         if chosen.reason:
             raise LoweringError(
-                f"Lowering {wanted!r} was asked for {node.op_type} of node {origin!r}, but {chosen.reason}.",
+                f"Lowering {wanted!r} was asked for {op_type} of node {origin!r}, but {chosen.reason}.",
                 hint=f"Usable here: {', '.join(c.name for c in usable) or 'none'}.",
             )
-    elif usable:
-        chosen = min(usable, key=lambda c: (c.seconds or 0.0) + holding(c.workspace, target.rates))
-    else:
-        reasons = "; ".join(f"{c.name}: {c.reason}" for c in found)
-        least = min((c.workspace for c in found if c.workspace), default=0)
-        hint = f"The smallest max_workspace that suffices is {least}." if least else ""
-        raise LoweringError(f"No lowering of {node.op_type} applies to node {origin!r} ({spec}): {reasons}.", hint=hint)
-    e.anchor, e.origin = node, origin
-    before = len(e.emitted)
-    result = emit_lowering(e, lowerings()[node.op_type][chosen.name], node, spec, chosen.chunks)
-    _replace(e, node, result, new=result.producer() in e.emitted[before:])
-    return Choice(origin, node.op_type, spec, chosen.name, wanted is not None, found)
-
-
-def _typical(node: ir.Node, spec: Any, sizes: TypicalSizes) -> Any:
-    """The spec with every unknown size at a typical one, which the cost model looks at."""
-    hinted = spec.hinted()
-    if hinted == spec:
-        return spec
-    try:
-        return reader_of(node.op_type).build(Call(sizes.node(node))).hinted()
-    except ValueError:  # the typical input does not fit: it may be too small, or not divisible
-        return hinted
-
-
-def _replace(e: Emitter, node: ir.Node, result: ir.Value, *, new: bool) -> None:
-    """Put `result` in the place of the node's output, under the same name."""
-    old = node.outputs[0]
-    e.typed(result, old)
-    is_output = old.is_graph_output()
-    if is_output:
-        name = old.name
-        old.name = None
-        if result.producer() is None or result.is_graph_output():
-            result = e.op("Identity", result)
-        result.name = name
-    elif new:
-        result.name, old.name = old.name, None
-    old.replace_all_uses_with(result, replace_graph_outputs=is_output)
+        return chosen
+    if usable:
+        return min(usable, key=lambda c: (c.seconds or 0.0) + holding(c.workspace, rates))
+    reasons = "; ".join(f"{c.name}: {c.reason}" for c in found)
+    least = min((c.workspace for c in found if c.workspace), default=0)
+    hint = f"The smallest max_workspace that suffices is {least}." if least else ""
+    raise LoweringError(f"No lowering of {op_type} applies to node {origin!r} ({spec}): {reasons}.", hint=hint)

@@ -73,6 +73,7 @@ class Walk:
     ) -> dict[ir.Value, ir.Value]:
         """The cotangents of `sources`; none passes from one of the `leaves` to the node that makes it."""
         pending: dict[ir.Value, list[ir.Value]] = {v: [g] for v, g in cotangents.items()}
+        fixed = {*cotangents, *sources, *leaves}
         for node in reversed(self.activity.nodes):
             given = {v: self._total(pending, v) for v in node.outputs if v in pending and v not in leaves}
             rule = rule_of(node)
@@ -80,7 +81,7 @@ class Walk:
                 continue
             if not given:
                 continue
-            inner = self._inner(node, (*cotangents, *sources, *leaves))
+            inner = self._inner(node, fixed)
             with self.at(inner or node):
                 contributions = None if inner is None else self._jointly(node, inner, given)
                 for operand, contribution in self.node(node, rule, given) if contributions is None else contributions:

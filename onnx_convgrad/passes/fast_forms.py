@@ -16,6 +16,7 @@ import onnx_ir as ir
 from onnx_convgrad.constants import constant_of
 from onnx_convgrad.emit import Emitter, known
 from onnx_convgrad.node_cost import leading_axes
+from onnx_convgrad.outputs import OutputPlaces
 
 __all__ = ["use_fast_forms"]
 
@@ -33,6 +34,7 @@ def use_fast_forms(graph: ir.Graph, e: Emitter, *, training: bool) -> None:
         e: Writes to it.
         training: Whether forward nodes may be rewritten too.
     """
+    outputs, done = OutputPlaces(graph), []
     for node in list(graph):
         origin = node.metadata_props.get("onnx_convgrad.origin", "")
         if node.domain or not (origin or training) or node.outputs[0].dtype != ir.DataType.FLOAT:
@@ -42,18 +44,19 @@ def use_fast_forms(graph: ir.Graph, e: Emitter, *, training: bool) -> None:
         new = None if form is None else form(e, node)
         if new is None:
             continue
-        _replace(e, graph, node, new)
+        _replace(e, node, new, outputs)
+        done.append(node)
         if not origin:  # nodes of gradients are named last
             for count, made in enumerate(e.emitted[start:], 1):
                 made.name = f"{node.name}/fast_{count}"
+    graph.remove(done, safe=True)
 
 
-def _replace(e: Emitter, graph: ir.Graph, node: ir.Node, new: ir.Value) -> None:
+def _replace(e: Emitter, node: ir.Node, new: ir.Value, outputs: OutputPlaces) -> None:
     old = node.outputs[0]
     e.typed(new, old)
-    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    outputs.replace(old, new)
     new.name, old.name = old.name, None
-    graph.remove(node, safe=True)
 
 
 def _sum_of_rows(e: Emitter, node: ir.Node) -> ir.Value | None:
