@@ -24,4 +24,5 @@ class OutputPlaces:
         for place in self._places.pop(old, ()):
             self._outputs[place] = new
             self._places.setdefault(new, []).append(place)
-        old.replace_all_uses_with(new)
+        # onnx_ir still takes for an output what `del graph.outputs[:]` has taken away
+        old.replace_all_uses_with(new, replace_graph_outputs=old.is_graph_output())
