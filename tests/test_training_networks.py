@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from families import BasicBlock, Classifier, ConvNormAct, ResNet, export
+from families import export
+from nets_classifiers import BasicBlock, Classifier, ConvNormAct, ResNet
 from torch import Tensor, nn
 from training_nets import Course, build
 
