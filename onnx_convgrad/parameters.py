@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnx_convgrad.activity import floating, rule_of
+from onnx_convgrad.constants import constant_of
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.registry import Call, check_names, stem
 
@@ -30,12 +31,13 @@ def parameters(graph: ir.Graph) -> list[ir.Value]:
 
     An initializer is trainable when it is floating and reaches, at most through a change of layout, an operand that a
     rule declares as a parameter. Running statistics are in no such operand. Scalars that are added or multiplied in are
-    left out: nothing tells a trained one from a constant.
+    left out: nothing tells a trained one from a constant. So are the ones and zeros of a group normalization that is
+    written as an instance normalization between two Reshapes: its own scale and bias come behind them.
     """
     found: dict[ir.Value, None] = {}
     for node in graph:
         rule = rule_of(node)
-        if rule is None or not rule.parameters:
+        if rule is None or not rule.parameters or _normalizes_groups(node):
             continue
         for name, value in zip(Call(node).names[0], node.inputs, strict=False):
             if value is None or stem(name) not in rule.parameters:
@@ -44,6 +46,18 @@ def parameters(graph: ir.Graph) -> list[ir.Value]:
             if source is not None and _trainable(source, rule.kind != "elementwise" or name == "slope"):
                 found[source] = None
     return list(found)
+
+
+def _normalizes_groups(node: ir.Node) -> bool:
+    """Whether a node is an InstanceNormalization of groups of channels, with a scale of ones and a bias of zeros."""
+    if node.op_type != "InstanceNormalization" or node.domain:
+        return False
+    x, scale, bias = node.inputs
+    before, after = None if x is None else x.producer(), {use.node.op_type for use in node.outputs[0].uses()}
+    if before is None or before.op_type != "Reshape" or after != {"Reshape"}:
+        return False
+    ones, zeros = constant_of(scale), constant_of(bias)
+    return ones is not None and zeros is not None and bool((ones == 1).all()) and not zeros.any()
 
 
 def _stored(value: ir.Value) -> ir.Value | None:

@@ -132,6 +132,23 @@ def test_every_floating_output_is_seeded_by_default() -> None:
     close(run(ones, {"x": X})["x_grad"], result["x_grad"])
 
 
+@pytest.mark.parametrize(
+    ("scale", "found"), [(1.0, ["w_grad", "b_grad"]), (2.0, ["one_grad", "zero_grad", "w_grad", "b_grad"])], ids=str
+)
+def test_group_normalization_as_exporters_write_it(scale: float, found: list[str]) -> None:
+    """The ones and zeros of the normalization of groups are no parameters; its scale and bias are."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> g (float[4,6,5,5] x) => (float[4,6,5,5] y) {'
+        " groups = Constant<value_ints = [0, 2, -1]>() shape = Constant<value_ints = [4, 6, 5, 5]>()"
+        " r = Reshape(x, groups) n = InstanceNormalization(r, one, zero) h = Reshape(n, shape)"
+        " m = Mul(h, w) y = Add(m, b) }"
+    )
+    arrays = {"one": np.full(2, scale), "zero": np.zeros(2), "w": np.ones((6, 1, 1)), "b": np.ones((6, 1, 1))}
+    model.graph.initializer.extend(numpy_helper.from_array(a.astype(np.float32), name) for name, a in arrays.items())
+    gradients = og.augment(model, seed="ones")
+    assert [o.name for o in gradients.graph.output][1:] == found
+
+
 def test_trainable_inputs_have_defaults() -> None:
     model = og.augment(small(), wrt="parameters", of="loss", trainable_inputs=True)
     assert inputs(model) == ["x", "conv.weight", "conv.bias"]

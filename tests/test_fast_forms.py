@@ -78,6 +78,30 @@ def test_columns_of_unknown_number() -> None:
     np.testing.assert_allclose(run(gradient, {"x": x})["a_grad"], want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("shape", "scale", "product"),
+    [
+        ((3, 4, 32, 64), (4, 1, 1), True),
+        ((3, 4, 32, 64), (1, 4, 1, 1), True),
+        ((3, 4, 32, 64), (3, 4, 1, 1), True),
+        ((3, 4, 32, 64), (3, 1, 1, 1), False),  # too few rows
+        ((3, 4, 8, 8), (4, 1, 1), False),  # too short ones
+        ((3, 4, 32, 64), (32, 1), False),
+    ],
+    ids=str,
+)
+def test_sums_of_products(shape: tuple[int, ...], scale: tuple[int, ...], product: bool) -> None:
+    """Gradients of what scales whole rows are scalar products; the products of the elements are never written."""
+    x, s = _random(*shape), _random(*scale)
+    model = _model("h = Tanh(x) y = Mul(h, a)", ", ".join(map(str, shape)), s)
+    gradient = og.augment(model, wrt=["a"])
+    assert (_ops(gradient).count("Mul") == 1) == product
+    assert ("Transpose" in _ops(gradient)) == product
+    seed = _random(*shape)[::-1].copy()
+    want = _gradient(lambda leaf: torch.tensor(x, dtype=torch.float64).tanh() * leaf * torch.tensor(seed), s)
+    np.testing.assert_allclose(run(gradient, {"x": x, "y_grad": seed})["a_grad"], want, rtol=1e-4, atol=1e-3)
+
+
 # -- PRelu -------------------------------------------------------------------------------------------------------------
 
 

@@ -33,6 +33,8 @@ WINDOWS: list[dict[str, Any]] = [
     {"kernel_shape": [1, 1], "strides": [2, 2]},
 ]
 
+WHOLE = [(2, 3, 4, 6), (1, 2, 2, 44), (0, 3, 4, 6)]
+
 MAX = [
     *(Case("MaxPool", [rand(2, 3, 6, 5)], w) for w in WINDOWS),
     Case("MaxPool", [rand(2, 3, 7)], {"kernel_shape": [3], "strides": [2], "pads": [1, 0]}),
@@ -44,6 +46,7 @@ MAX = [
     Case("MaxPool", [rand(2, 3, 6, 5)], {"kernel_shape": [2, 3]}, outputs=2),
     Case("MaxPool", [rand(2, 3, 6, 5)], {"kernel_shape": [2, 2], "strides": [2, 2]}, dtype=np.float64),
     Case("MaxPool", [rand(2, 3, 6, 5)], {"kernel_shape": [3, 3], "strides": [2, 2]}, dtype=np.float64),
+    *(Case("MaxPool", [rand(*shape)], {"kernel_shape": [2, 2], "strides": [2, 2]}) for shape in WHOLE),
     Case("MaxPool", [rand(0, 3, 6, 5)], {"kernel_shape": [2, 2], "strides": [2, 2]}),
     Case("MaxPool", [rand(0, 3, 6, 5)], {"kernel_shape": [3, 3]}),
     Case("MaxPool", [rand(2, 3, 6, 5)], {"kernel_shape": [2, 2]}, opset=8),
@@ -107,11 +110,14 @@ def gradient(case: Case, seed: np.ndarray, target: str = "cpu") -> np.ndarray:
     "window", [{"kernel_shape": [2, 2], "strides": [2, 2]}, {"kernel_shape": [3, 3], "strides": [2, 2]}]
 )
 @pytest.mark.parametrize("target", ["cpu", "cuda", "web", "portable"])
+@pytest.mark.parametrize("size", [(7, 6), (8, 6)], ids=str)
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_ties_go_to_the_first_element_as_in_pytorch(window: dict[str, Any], target: str, dtype: type) -> None:
+def test_ties_go_to_the_first_element_as_in_pytorch(
+    window: dict[str, Any], target: str, size: tuple[int, int], dtype: type
+) -> None:
     """Half of the elements are zero, as after a Relu; on every target, and in half precision too."""
     generator = np.random.default_rng(3)
-    x = np.maximum(generator.integers(-3, 3, (2, 3, 7, 6)), 0).astype(dtype)
+    x = np.maximum(generator.integers(-3, 3, (2, 3, *size)), 0).astype(dtype)
     reference = torch.tensor(x.astype(np.float64), requires_grad=True)
     y = F.max_pool2d(reference, window["kernel_shape"], window["strides"])
     seed = generator.integers(-4, 5, tuple(y.shape)).astype(dtype)

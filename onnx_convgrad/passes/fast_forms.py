@@ -1,6 +1,7 @@
 """Nodes for which ONNX Runtime's CPU provider has a slow kernel, in a form with a fast one.
 
     ReduceSum over the first axes, as bias gradients are      a product with a row of ones: 2 to 25 times faster
+    ReduceSum of a product over the last axes                 a batch of scalar products: the product is never written
     PRelu, an element at a time                               max(x, 0) + slope min(x, 0), no rounding: 5 to 20 times
 
 Only nodes that differentiation added are rewritten, and the model's own where it is in training mode.
@@ -14,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.constants import constant_of
-from onnx_convgrad.emit import Emitter, known
+from onnx_convgrad.emit import Emitter, known, static_dims
 from onnx_convgrad.node_cost import leading_axes
 from onnx_convgrad.outputs import OutputPlaces
 
@@ -24,6 +25,12 @@ _ROWS = range(8, 1 << 22)
 """Fewer rows are summed in no time; the ones of more would take memory."""
 
 _COLUMNS = 4
+
+_ROW = 2048
+"""Terms of a scalar product that are worth a call."""
+
+_CALLS = 8
+"""Scalar products that keep all threads busy."""
 
 
 def use_fast_forms(graph: ir.Graph, e: Emitter, *, training: bool) -> None:
@@ -57,6 +64,45 @@ def _replace(e: Emitter, node: ir.Node, new: ir.Value, outputs: OutputPlaces) ->
     e.typed(new, old)
     outputs.replace(old, new)
     new.name, old.name = old.name, None
+
+
+def _sum(e: Emitter, node: ir.Node) -> ir.Value | None:
+    return _sum_of_products(e, node) or _sum_of_rows(e, node)
+
+
+def _sum_of_products(e: Emitter, node: ir.Node) -> ir.Value | None:
+    """Sums or means of a * b over rows, [r, p] -> [r], as [r, 1, p] [r, p, 1]; those over the first axes follow.
+
+    Product and sum write and read p numbers that nobody wants. Short rows are not worth a call each.
+    """
+    product = node.inputs[0].producer() if node.inputs[0] is not None else None
+    if product is None or product.op_type != "Mul" or product.domain or len(product.outputs[0].uses()) != 1:
+        return None
+    a, b = product.inputs
+    axes = constant_of(node.inputs[1]) if len(node.inputs) > 1 else None
+    if a is None or b is None or axes is None or product.outputs[0].is_graph_output():
+        return None
+    sizes = static_dims(a)
+    if sizes is None or sizes != static_dims(b) or None in sizes:
+        return None
+    dims = [d or 0 for d in sizes]
+    summed = {int(axis) % len(dims) for axis in axes.reshape(-1)}
+    kept = [axis for axis in range(len(dims)) if axis not in summed]
+    if not kept or kept[-1] == len(dims) - 1 or kept != list(range(kept[0], kept[-1] + 1)):
+        return None
+    lead, rows = math.prod(dims[: kept[0]]), math.prod(dims[axis] for axis in kept)
+    row = math.prod(dims[kept[-1] + 1 :])
+    if row < _ROW or lead * rows < _CALLS:
+        return None
+    left, right = (e.reshape(v, [lead * rows, 1, row]) for v in (a, b))
+    total = e.matmul(left, e.transpose(right, [0, 2, 1]))
+    if lead > 1:
+        total = e.matmul(e.const(np.ones((1, lead), np.float32)), e.reshape(total, [lead, rows]))
+    if node.op_type == "ReduceMean":
+        total = e.mul(total, 1 / (lead * row))
+    flag = node.attributes.get("keepdims")
+    keep = flag is None or bool(flag.as_int())
+    return e.op("Reshape", total, e.ints(1 if i in summed else d for i, d in enumerate(dims) if keep or i in kept))
 
 
 def _sum_of_rows(e: Emitter, node: ir.Node) -> ir.Value | None:
@@ -98,4 +144,4 @@ def _is_zero(value: ir.Value | None) -> bool:
     return number is not None and number.shape == () and float(number) == 0
 
 
-_FORMS = {"ReduceSum": _sum_of_rows, "PRelu": _rectified}
+_FORMS = {"ReduceSum": _sum, "ReduceMean": _sum_of_products, "PRelu": _rectified}
