@@ -88,7 +88,7 @@ def measured(name: str, batch: int, threads: int, repeats: int) -> Row:
             trainer.step(feed)
 
     def fit(progress: str) -> None:
-        with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stderr(nowhere):
+        with Path(os.devnull).open("w", encoding="utf-8") as nowhere, contextlib.redirect_stderr(nowhere):
             trainer.fit([feed] * steps, epochs=trainer.progress.epoch + 1, progress=progress)
 
     calls = {"step": step, "fit": lambda: fit("text"), "bar": lambda: fit("bar")}

@@ -37,7 +37,7 @@ def processor() -> str:
     info = Path("/proc/cpuinfo")
     if not info.exists():
         return platform.processor() or platform.machine()
-    pairs = (line.partition(":") for line in info.read_text().splitlines())
+    pairs = (line.partition(":") for line in info.read_text(encoding="utf-8").splitlines())
     found = {name.strip(): value.strip() for name, _, value in pairs}
     width = next((text for flag, text in _VECTORS.items() if flag in found.get("flags", "").split()), "")
     return " ".join(part for part in (found.get("model name", platform.machine()), width) if part)
@@ -47,7 +47,7 @@ def processor() -> str:
 def accelerator(folder: Path = Path("/proc/driver/nvidia/gpus")) -> str:
     """Model of the first GPU, as NVIDIA's driver tells it on Linux."""
     for info in sorted(folder.glob("*/information")):
-        for line in info.read_text().splitlines():
+        for line in info.read_text(encoding="utf-8").splitlines():
             name, _, value = line.partition(":")
             if name.strip() == "Model":
                 return value.strip()
@@ -89,7 +89,7 @@ class Store:
         if self.path is None or not self.path.is_file():
             return {}
         try:
-            found = json.loads(self.path.read_text())
+            found = json.loads(self.path.read_text(encoding="utf-8"))
             return {name: {rate: float(value) for rate, value in rates.items()} for name, rates in found.items()}
         except (ValueError, AttributeError, TypeError, OSError) as problem:
             warnings.warn(f"{self.path} is not readable and is left out: {problem}.", UserWarning, stacklevel=3)
@@ -106,7 +106,7 @@ class Store:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         entries: dict[str, Any] = {**self.read(), name: asdict(rates)}
         temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(entries, indent=2))
+        temporary.write_text(json.dumps(entries, indent=2), encoding="utf-8")
         temporary.replace(self.path)
         return self.path
 

@@ -8,6 +8,7 @@ Exit status: 0 done; 1 a check failed; 2 bad arguments or an unusable model; 3 s
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -379,6 +380,9 @@ def _arguments(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The script `onnx-convgrad`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names of values that the terminal's encoding lacks are escaped
+            stream.reconfigure(errors="backslashreplace")
     try:
         status = app(args=arguments, prog_name="onnx-convgrad", standalone_mode=False)
     except KeyboardInterrupt:

@@ -17,8 +17,10 @@ that names the node, so that a model's problems are reported together.
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 __all__ = [
     "ArgumentError",
@@ -50,6 +52,10 @@ class ConvGradError(Exception):
         self.message = message
         self.hint = hint
         super().__init__(f"{message} {hint}".strip())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Made again without `__init__`, whose parameters differ, so that errors pass from process to process."""
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class ArgumentError(ConvGradError, ValueError):

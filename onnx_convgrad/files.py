@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.errors import ArgumentError, ModelError
 
-__all__ = ["PROTO_LIMIT", "check_destination", "default_output", "stored_bytes", "write"]
+__all__ = ["PROTO_LIMIT", "check_destination", "check_weights", "default_output", "embed", "stored_bytes", "write"]
 
 PROTO_LIMIT = 2**31 - 2**24
 """Protobuf stops at 2 GB; some of it is left for the nodes."""
@@ -41,6 +41,25 @@ def _external(model: ir.Model) -> list[ir.ExternalTensor]:
 def _in_memory_bytes(model: ir.Model) -> int:
     tensors = (v.const_value for g in model.graphs() for v in g.initializers.values())
     return sum(t.nbytes for t in tensors if t is not None and not isinstance(t, ir.ExternalTensor))
+
+
+def check_weights(model: ir.Model) -> None:
+    """Refuse a model that was read without a file that its weights are in."""
+    for tensor in _external(model):
+        if not Path(tensor.path).exists():
+            raise ModelError(f"The weight {tensor.name!r} is in the file {str(tensor.path)!r}, which is not there.")
+
+
+def embed(model: ir.Model, limit: int = PROTO_LIMIT) -> ir.Model:
+    """A copy with the external weights in memory where one proto of at most `limit` bytes can hold them; else the model.
+
+    A proto does not know the folder that its external weights are relative to, so it could not be run from elsewhere.
+    """
+    external = _external(model)
+    size = _in_memory_bytes(model) + sum(t.nbytes for t in external)
+    if not external or size > limit or not all(Path(t.path).exists() for t in external):
+        return model
+    return ir.external_data.load_to_model(model.clone())
 
 
 def stored_bytes(model: ir.Model, path: Path) -> int:

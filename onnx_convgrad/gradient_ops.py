@@ -30,6 +30,7 @@ from onnx_convgrad.passes.gradient_edges import (
 )
 from onnx_convgrad.pipeline import GRADIENTS_KEY, AnyModel, complete
 from onnx_convgrad.training_info import load_with_algorithm
+from onnx_convgrad.validity import judged
 
 __all__ = ["Lowered", "lower_training_operators"]
 
@@ -45,6 +46,7 @@ class Lowered:
     choices: tuple[Choice, ...]
 
 
+@judged
 def lower_training_operators(
     model: AnyModel,
     *,

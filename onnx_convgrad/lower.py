@@ -5,7 +5,7 @@ The cheapest of the candidates is taken that stays within the workspace budget; 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,10 @@ def check_choice(choosing: Choosing) -> None:
     if isinstance(choosing, str):
         check_names([choosing], ["auto", "exact"], "lowering")
         return
+    if not isinstance(choosing, Mapping):
+        raise ArgumentError(
+            f"lowering must be 'auto', 'exact' or a mapping from operators or nodes to lowerings, not {choosing!r}."
+        )
     for key, name in choosing.items():
         options = table.get(key) or {n: entry for ops in table.values() for n, entry in ops.items()}
         check_names([name], sorted(options), f"lowering for {key}:")

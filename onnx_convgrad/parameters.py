@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnx_convgrad.activity import floating, rule_of
 from onnx_convgrad.constants import constant_of
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.registry import Call, check_names, stem
+from onnx_convgrad.registry import Call, as_names, check_names, stem
 
 __all__ = ["named_values", "parameters", "resolve_of", "resolve_wrt"]
 
@@ -87,15 +87,16 @@ def resolve_wrt(graph: ir.Graph, wrt: str | Sequence[str]) -> list[ir.Value]:
         return _some(inputs, "The model has no floating input.", "Name a value in wrt.")
     if wrt == "all":
         return _some(list(dict.fromkeys([*inputs, *parameters(graph)])), "There is nothing to differentiate.", "")
-    names = [wrt] if isinstance(wrt, str) else list(wrt)
-    return _some(_by_name(graph, names, "wrt"), "wrt is empty.", "Use 'parameters', 'inputs', 'all' or names.")
+    return _some(
+        _by_name(graph, as_names(wrt, "wrt"), "wrt"), "wrt is empty.", "Use 'parameters', 'inputs', 'all' or names."
+    )
 
 
 def resolve_of(graph: ir.Graph, of: str | Sequence[str] | None) -> list[ir.Value]:
     """The values that `of` names; every floating output by default."""
     if of is None:
         return _some([v for v in dict.fromkeys(graph.outputs) if floating(v)], "The model has no floating output.", "")
-    return _some(_by_name(graph, [of] if isinstance(of, str) else list(of), "of"), "of is empty.", "")
+    return _some(_by_name(graph, as_names(of, "of"), "of"), "of is empty.", "")
 
 
 def _some(values: list[ir.Value], message: str, hint: str) -> list[ir.Value]:

@@ -19,6 +19,7 @@ from onnx_convgrad.candidates import Choosing, Policy
 from onnx_convgrad.cost import Target, target_named
 from onnx_convgrad.emit import Emitter, known
 from onnx_convgrad.errors import ArgumentError, ModelError, first_few
+from onnx_convgrad.files import check_weights
 from onnx_convgrad.forward import forward
 from onnx_convgrad.lower import Choice, check_choice, check_workspace, lower
 from onnx_convgrad.parameters import resolve_of, resolve_wrt
@@ -32,6 +33,7 @@ from onnx_convgrad.passes.verify import verify
 from onnx_convgrad.per_sample.walk import backward_per_sample, data_inputs
 from onnx_convgrad.registry import check_names
 from onnx_convgrad.reverse import backward
+from onnx_convgrad.validity import judged, root_cause
 
 __all__ = ["GRADIENTS_KEY", "SEEDS_KEY", "AnyModel", "Built", "Mode", "Names", "build", "complete", "load"]
 
@@ -65,23 +67,32 @@ def load(model: AnyModel) -> ir.Model:
     """The model as a private onnx_ir model; external weights stay on disk.
 
     Raises:
+        ArgumentError: It is none of the three.
         ModelError: The file cannot be read or is not an ONNX model.
     """
     if isinstance(model, ir.Model):
         return model.clone()
     if isinstance(model, onnx.ModelProto):
         return ir.from_proto(model)
+    if not isinstance(model, (str, os.PathLike)):
+        raise ArgumentError(
+            f"A model is a path, an onnx.ModelProto or an onnx_ir.Model, not {type(model).__name__}.",
+            hint="Serialized bytes become one by onnx.load_from_string." if isinstance(model, bytes) else "",
+        )
     path = Path(model)
     try:
-        return ir.load(path)
+        found = ir.load(path)
     except FileNotFoundError:
         raise ModelError(f"There is no file {str(path)!r}.") from None
     except IsADirectoryError:
         raise ModelError(f"{str(path)!r} is a folder, not a model.") from None
     except Exception as problem:
-        raise ModelError(f"{str(path)!r} is not a readable ONNX model ({problem}).") from problem
+        raise ModelError(f"{str(path)!r} is not a readable ONNX model ({root_cause(problem)}).") from problem
+    check_weights(found)
+    return found
 
 
+@judged
 def build(
     model: AnyModel,
     *,

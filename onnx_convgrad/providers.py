@@ -10,7 +10,7 @@ import contextlib
 import ctypes
 import io
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from onnx_convgrad.errors import ArgumentError, ExecutionError
@@ -47,7 +47,8 @@ def resolve_providers(
     """
     if given is None:
         given = "cpu"
-    members = [given] if isinstance(given, str) or _is_pair(given) else list(given)
+    single = isinstance(given, str) or _is_pair(given) or not isinstance(given, Iterable)
+    members = [given] if single else list(given)
     found: dict[str, dict[str, str]] = {}
     for member in members:
         name, own = _split(member)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
@@ -350,6 +350,17 @@ def require(condition: bool, reason: str, hint: str = "") -> None:
     """Refuse a case inside a rule: the walk reports it with the node."""
     if not condition:
         raise UnsupportedCase(reason, hint=hint)
+
+
+def as_names(given: object, what: str) -> list[str]:
+    """One name, or several, as a list; raises `ArgumentError` for anything else."""
+    if isinstance(given, str):
+        return [given]
+    names: list[Any] = list(given) if isinstance(given, Iterable) else [given]
+    for name in names:
+        if not isinstance(name, str):
+            raise ArgumentError(f"{what} takes a name or several, not {given!r}.")
+    return names
 
 
 def check_names(names: Sequence[str], options: Sequence[str], what: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -260,6 +261,11 @@ def test_forward_mode_and_hessian_vector_products() -> None:
         ({"lowering": "fast"}, "Unknown lowering 'fast'"),
         ({"input_shapes": {"y": [1]}}, "Unknown input 'y'"),
         ({"input_shapes": {"x": [1, 2]}}, "Input 'x' has rank 4, but 2 sizes were given"),
+        ({"input_shapes": {"x": "NCHW"}}, "input 'x' must be a list of sizes, symbols and None, not 'NCHW'"),
+        ({"input_shapes": [1, 2, 8, 8]}, "input_shapes must map names of inputs to their sizes"),
+        ({"lowering": 3}, "lowering must be 'auto', 'exact' or a mapping"),
+        ({"wrt": None}, "wrt takes a name or several, not None"),
+        ({"of": [3]}, r"of takes a name or several, not \[3\]"),
     ],
     ids=str,
 )
@@ -276,6 +282,16 @@ def test_bad_models(tmp_path: Path) -> None:
     (tmp_path / "text.onnx").write_text("not a model")
     with pytest.raises(og.ModelError, match="not a readable ONNX model"):
         og.augment(tmp_path / "text.onnx")
+    (tmp_path / "empty.onnx").touch()
+    with pytest.raises(og.ModelError, match="The model is empty"):
+        og.augment(tmp_path / "empty.onnx")
+    with pytest.raises(og.ArgumentError, match=r"A model is a path, .* not bytes. Serialized bytes become one by"):
+        og.augment(small().SerializeToString())
+
+
+def test_sizes_may_be_numpy_integers() -> None:
+    result = og.augment(small(), input_shapes={"x": np.array([5, 2, 6, 6])})
+    assert result.graph.input[0].type.tensor_type.shape.dim[0].dim_value == 5
 
 
 def recurrent() -> onnx.ModelProto:
@@ -306,6 +322,8 @@ def test_all_blocking_nodes_are_reported_with_their_paths() -> None:
     assert (problem.op_type, problem.opset) == ("LSTM", 21)
     assert "Take `of` before it" in problem.hint
     assert str(caught.value).startswith("2 nodes cannot be differentiated:")
+    sent = pickle.loads(pickle.dumps(caught.value))  # as between processes
+    assert (str(sent), sent.problems) == (str(caught.value), caught.value.problems)
 
 
 def test_an_operator_without_a_rule_is_refused_only_on_the_way() -> None:

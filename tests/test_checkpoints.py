@@ -94,7 +94,7 @@ def spoil(path: Path, kind: str) -> None:
     elif kind == "steps":
         path.write_bytes(content.replace(rb"\"steps\": 2", rb"\"steps\": 3"))
     elif kind == "text":
-        path.write_text("not a checkpoint at all")
+        path.write_text("not a checkpoint at all", encoding="utf-8")
     elif kind == "other":
         safetensors.numpy.save_file({"a": np.zeros(3)}, path)
     elif kind == "later":

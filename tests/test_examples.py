@@ -57,7 +57,7 @@ def test_example_gets_as_far_as_it_says(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("example", [*EXAMPLES, *PLUGIN.glob("*.py")], ids=lambda e: e.stem)
 def test_example_is_short_and_says_what_it_does(example: Path) -> None:
-    text = example.read_text()
+    text = example.read_text(encoding="utf-8")
     assert len(text.splitlines()) < 60
     assert text.startswith('"""')
     compile(text, str(example), "exec")

@@ -256,6 +256,10 @@ def test_refused_shapes() -> None:
         F.conv1d_weight(x, w.shape, g[..., :4])
     with pytest.raises(ArgumentError, match=r"Expected 4-dimensional weight, but got 3-dimensional weight"):
         F.conv2d_input(x.shape, w, g)
+    with pytest.raises(ArgumentError, match="grad_output must be an array, not None"):
+        F.convolution_backward(None, x, w)
+    with pytest.raises(ArgumentError, match="A provider is a name or a pair"):
+        F.conv1d_weight(x, w.shape, g, providers=3)
     with pytest.raises(ArgumentError, match="input_size must not be negative"):
         F.conv1d_input((2, 3, -7), w, g)
     with pytest.raises(

@@ -42,7 +42,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
 def test_what_means_the_same_is_compiled_once(made: list[bytes]) -> None:
     """Numbers, tuples, lists and "same"; another batch axis; another array of that shape."""
     first = F.conv1d_weight(X, W.shape, G, padding=1)
-    for padding in (1, (1,), [1], np.array([1]), "same", np.int64(1)):
+    for padding in (1, (1,), [1], np.array([1]), np.array(1), "same", np.int64(1)):
         np.testing.assert_array_equal(F.conv1d_weight(X, list(W.shape), G, padding=padding), first)
     np.testing.assert_array_equal(F.conv1d_weight(2 * X, W.shape, G, 1, 1), 2 * first)
     assert len(made) == 1
@@ -51,6 +51,14 @@ def test_what_means_the_same_is_compiled_once(made: list[bytes]) -> None:
         F.conv1d_weight(X[:1], W.shape, G[:1], padding=1), F.conv1d_weight(X[0], W.shape, G[0], padding=1)
     )
     assert len(made) == 2
+
+
+def test_arrays_of_the_other_byte_order(made: list[bytes]) -> None:
+    swapped = [a.astype(a.dtype.newbyteorder()) for a in (X, G)]
+    np.testing.assert_array_equal(
+        F.conv1d_weight(swapped[0], W.shape, swapped[1], 1, 1), F.conv1d_weight(X, W.shape, G, 1, 1)
+    )
+    assert len(made) == 1
 
 
 def test_what_differs_is_compiled_apart(made: list[bytes]) -> None:

@@ -275,6 +275,8 @@ def test_a_schedule_gives_the_first_rate() -> None:
         (lambda: optim.SGD(lr=float("nan")), "lr must be at least 0, not nan"),
         (lambda: optim.SGD(nesterov=True), "nesterov needs a momentum above 0 and no dampening"),
         (lambda: optim.SGD(momentum=0.9, dampening=0.1, nesterov=True), "nesterov needs a momentum"),
+        (lambda: optim.SGD(lr="fast"), "lr must be a number, not 'fast'"),
+        (lambda: optim.Adam(betas=0.9), "betas must be two numbers, not 0.9"),
         (lambda: optim.Adam(betas=(0.9, 1.0)), r"betas\[1\] must be at least 0 and below 1, not 1.0"),
         (lambda: optim.Adam(clip_norm=0), "clip_norm must be above 0, not 0"),
         (lambda: optim.Adam(groups={"*": {"momentum": 1}}), r"Unknown option of group '\*': 'momentum'"),

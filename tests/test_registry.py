@@ -25,7 +25,7 @@ TESTS = list((ROOT / "tests").glob("test_*.py"))
 
 
 def _calls(path: Path) -> Iterator[ast.Call]:
-    yield from (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
+    yield from (node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call))
 
 
 def _emitted() -> dict[str, str]:

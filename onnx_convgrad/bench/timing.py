@@ -92,7 +92,7 @@ def calm(measure: Side, before: Run = lambda: None, *, tries: int) -> tuple[floa
 def _stalled() -> float:
     """Seconds in which some thread of the machine was ready to run and had no core; 0 where the system does not tell."""
     try:
-        return int(_PRESSURE.read_text().splitlines()[0].rpartition("=")[2]) / 1e6
+        return int(_PRESSURE.read_text(encoding="utf-8").splitlines()[0].rpartition("=")[2]) / 1e6
     except (OSError, ValueError, IndexError):
         return 0.0
 

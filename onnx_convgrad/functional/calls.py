@@ -64,10 +64,15 @@ class Function:
         options: Options | None = None,
     ) -> tuple[Any, ...]:
         """The results, `None` where `mask` says so. `sizes` are those of input, weight and bias that no array tells."""
-        given = [a if a is None or type(a) is np.ndarray else np.asarray(a) for a in arrays]
+        given = [a if a is None or (type(a) is np.ndarray and a.dtype.isnative) else _array(a) for a in arrays]
         signature = tuple([None if a is None else (a.shape, a.dtype) for a in given])
         rest = [frozen(value) for value in (*sizes, *window, mask, providers, options)]
         return _plan(self, signature, *rest).run(given)
+
+
+def _array(given: Any) -> Array:
+    array = np.asarray(given)
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 # -- plans -------------------------------------------------------------------------------------------------------------
@@ -140,6 +145,9 @@ def _plan(
     options: Any,
 ) -> Plan:
     arrays = {name: found for name, found in zip(function.arrays, signature, strict=True) if found is not None}
+    for name in _ALWAYS:
+        if name in function.arrays and name not in arrays:
+            raise ArgumentError(f"{name} must be an array, not None.")
     dtype = _common_dtype({name: kind for name, (_, kind) in arrays.items()})
     shapes = {name: shape for name, (shape, _) in arrays.items()}
     g, batched = settle(
@@ -203,7 +211,7 @@ def _common_dtype(dtypes: Mapping[str, np.dtype]) -> np.dtype:
     for name, other in dtypes.items():
         if other != dtype:
             raise ArgumentError(f"{first.capitalize()} type ({dtype}) and {name} type ({other}) should be the same.")
-    if dtype.name not in DTYPES or not dtype.isnative:
+    if dtype.name not in DTYPES:
         raise ArgumentError(
             f"{first.capitalize()} type ({dtype}) is not supported.", hint=f"There are {', '.join(DTYPES)}."
         )

@@ -28,7 +28,7 @@ def frozen(value: Any) -> Any:
     if value is None or kind is int or kind is bool or kind is str:
         return value
     if kind is np.ndarray:
-        return tuple(value.tolist())
+        return frozen(value.tolist())
     if isinstance(value, Mapping):
         return _Pairs((key, frozen(value[key])) for key in sorted(value))
     return tuple([frozen(v) for v in value]) if isinstance(value, (list, tuple)) else value

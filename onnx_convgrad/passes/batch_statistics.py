@@ -6,6 +6,7 @@ which is what the gradient needs; the blends are then two operations on a number
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
@@ -29,9 +30,8 @@ def share_statistics(graph: ir.Graph, keep: Collection[ir.Value] = ()) -> dict[i
     """
     e = Emitter(graph, opsets=graph.opset_imports)
     moved: dict[ir.Value, ir.Value] = {}
-    nodes = list(graph)
-    for node, following in zip(nodes, [*nodes[1:], None], strict=True):
-        if _blends(node) and not any(v in keep for v in node.outputs[1:]):
+    for node, following in itertools.pairwise([*graph, None]):
+        if node is not None and _blends(node) and not any(v in keep for v in node.outputs[1:]):
             stored = node.inputs[3:5]
             e.anchor = node
             _give_own_operands(e, node)

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from operator import index
+from typing import SupportsIndex
 
 import onnx
+import onnx.inliner
 import onnx.version_converter
 import onnx_ir as ir
 from onnx_ir.passes import common
@@ -47,12 +50,14 @@ def canonicalize(model: ir.Model, input_shapes: InputShapes | None = None, *, fo
         ModelError: The model is not a usable ONNX model, or its opset has no equivalent at 21.
         ArgumentError: `input_shapes` names an unknown input or contradicts a rank.
     """
+    _refuse_nothing(model.graph)
     _refuse_blocked_layout(model)
     model = _lift_ancient(model)
-    if model.functions:
-        common.InlinePass()(model)
+    model = _inline(model)
     _refuse_unbound_gradients(model.graph)
     _refuse_undefined_values(model.graph)
+    _sort(model.graph)
+    model.graph.name = model.graph.name or "main_graph"  # ONNX demands one, the runtime does not
     common.RemoveInitializersFromInputsPass()(model)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     _name_values(model.graph)
@@ -83,6 +88,12 @@ def canonicalize(model: ir.Model, input_shapes: InputShapes | None = None, *, fo
     return model
 
 
+def _refuse_nothing(graph: ir.Graph) -> None:
+    """An empty or truncated file is a valid protobuf message, without a graph."""
+    if not (graph.inputs or graph.outputs or len(graph)):
+        raise ModelError("The model is empty: it has no node, no input and no output. The file may be cut off.")
+
+
 def _refuse_blocked_layout(model: ir.Model) -> None:
     """ONNX Runtime rearranges weights for one machine's registers; nothing tells the original order from the file."""
     blocked = [node for node in model.graph.all_nodes() if node.domain in _BLOCKED]
@@ -106,9 +117,26 @@ def _refuse_unbound_gradients(graph: ir.Graph) -> None:
         )
 
 
+def _sort(graph: ir.Graph) -> None:
+    """ONNX Runtime takes nodes in any order, and so must this."""
+    made: set[ir.Node | None] = {None}
+    for node in graph:
+        if any(v is not None and v.producer() not in made for v in node.inputs):
+            try:
+                graph.sort()
+            except ValueError as problem:
+                name = node.name or node.outputs[0].name
+                raise ModelError(f"Node {name!r} ({node.op_type}) reads what depends on its own result.") from problem
+            return
+        made.add(node)
+
+
 def _refuse_undefined_values(graph: ir.Graph) -> None:
     """A node of the main graph that reads what nothing makes: the runtime refuses it too, in other words."""
     given = {*graph.inputs, *graph.initializers.values()}
+    for output in graph.outputs:
+        if output.producer() is None and output not in given:
+            raise ModelError(f"The output {output.name!r} is neither an input, nor an initializer, nor made by a node.")
     for node in graph:
         for value in node.inputs:
             if value is not None and value.producer() is None and value not in given:
@@ -132,21 +160,37 @@ def _lift_ancient(model: ir.Model) -> ir.Model:
         ) from problem
 
 
+def _inline(model: ir.Model) -> ir.Model:
+    """Without functions; those of another opset than the model's are converted to it by ONNX's own inliner."""
+    if not model.functions:
+        return model
+    try:
+        common.InlinePass()(model)
+    except ValueError:
+        return ir.from_proto(onnx.inliner.inline_local_functions(ir.to_proto(model), convert_version=True))
+    return model
+
+
 def _name_values(graph: ir.Graph) -> None:
     """Nodes without names get one, so that messages and node names can refer to them."""
-    for index, node in enumerate(graph):
+    for number, node in enumerate(graph):
         if not node.name:
-            node.name = f"{node.op_type}_{index}"
+            node.name = f"{node.op_type}_{number}"
 
 
 def _override_shapes(graph: ir.Graph, shapes: InputShapes) -> None:
     inputs = {v.name: v for v in graph.inputs if v.name}
+    if not isinstance(shapes, Mapping):
+        raise ArgumentError(f"input_shapes must map names of inputs to their sizes, not {shapes!r}.")
     check_names(list(shapes), list(inputs), "input")
     for name, dims in shapes.items():
         value = inputs[name]
+        known = (SupportsIndex, str, type(None))
+        if isinstance(dims, str) or not isinstance(dims, Iterable) or not all(isinstance(d, known) for d in dims):
+            raise ArgumentError(f"The shape of input {name!r} must be a list of sizes, symbols and None, not {dims!r}.")
         if value.shape is not None and len(value.shape) != len(dims):
             raise ArgumentError(f"Input {name!r} has rank {len(value.shape)}, but {len(dims)} sizes were given.")
-        value.shape = ir.Shape([d if isinstance(d, (int, str)) else None for d in dims])
+        value.shape = ir.Shape([index(d) if isinstance(d, SupportsIndex) else d for d in dims])
 
 
 def _forget_shapes(graph: ir.Graph) -> dict[ir.Value, ir.Shape]:

@@ -27,7 +27,7 @@ from onnx_convgrad.cost import Target
 from onnx_convgrad.emit import Emitter
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.namespace import Namespace
-from onnx_convgrad.registry import check_names
+from onnx_convgrad.registry import as_names, check_names
 from onnx_convgrad.retained import Group, Retained
 
 __all__ = ["Recomputation", "mark_boundary", "recompute_values"]
@@ -104,10 +104,7 @@ def recompute_values(graph: ir.Graph, mark: ir.Node, names: str | Sequence[str],
     graph.remove(mark)
     model = Retained(graph, boundary, target.rates)
     total = sum(model.seconds(node) for node in model.nodes)
-    if names == "auto":
-        groups = _chosen(model, total)
-    else:
-        groups = model.groups(_named(model, [names] if isinstance(names, str) else names))
+    groups = _chosen(model, total) if names == "auto" else model.groups(_named(model, as_names(names, "recompute")))
     before = sum(model.kept.values())
     again = {owner for group in groups for owner in group.dropped}
     extra = {model.owner(v) for group in groups for v in group.checkpoints} & model.families.keys() - model.kept.keys()

@@ -18,22 +18,27 @@ _SMALL = 1024
 
 
 def skeleton(model: ir.Model) -> onnx.ModelProto:
-    """The model as a proto whose large weights are inputs instead, so that checking never copies or reads them."""
+    """The model as a proto whose large and external weights are inputs, so that checking never copies or reads them."""
     graph = model.graph
     large = {
         name: value
         for name, value in graph.initializers.items()
-        if value.const_value is not None and value.const_value.size > _SMALL and not value.is_graph_input()
+        if value.const_value is not None and _apart(value.const_value)
     }
-    for name, value in large.items():
+    added = [value for value in large.values() if not value.is_graph_input()]
+    for name in large:
         del graph.initializers[name]
-        graph.inputs.append(value)
+    graph.inputs.extend(added)
     try:
         return ir.to_proto(model)
     finally:
-        del graph.inputs[len(graph.inputs) - len(large) :]
+        del graph.inputs[len(graph.inputs) - len(added) :]
         for name, value in large.items():
             graph.initializers[name] = value
+
+
+def _apart(tensor: ir.TensorProtocol) -> bool:
+    return tensor.size > _SMALL or isinstance(tensor, ir.ExternalTensor)
 
 
 def _complaint(model: ir.Model) -> str | None:

@@ -193,7 +193,7 @@ class Log(Callback):
     def on_epoch(self, run: Run, row: Row) -> None:  # noqa: ARG002
         self.path.parent.mkdir(parents=True, exist_ok=True)
         draft = self.path.with_name(f".{self.path.name}.part")
-        draft.write_text(self._text(run.trainer.progress.history), newline="")
+        draft.write_text(self._text(run.trainer.progress.history), encoding="utf-8", newline="")
         draft.replace(self.path)
 
     def _text(self, rows: list[dict[str, Any]]) -> str:

@@ -79,7 +79,7 @@ def command(given: Mapping[str, Any], config_file: Path | None, resume: Path | N
         _checkpoints(folder).mkdir(parents=True, exist_ok=True)  # from here on there is something to resume
         write_config(config, folder / _CONFIG)
         if train.classes:
-            (folder / _CLASSES).write_text(dumps(train.classes))
+            (folder / _CLASSES).write_text(dumps(train.classes), encoding="utf-8")
         if not (folder / _PROGRAM).exists():
             program.save(folder / _PROGRAM, shared_weights=True)
         program = TrainingProgram.load(folder / _PROGRAM)  # in a resumed run too

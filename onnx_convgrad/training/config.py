@@ -173,7 +173,7 @@ def read_config(path: Path) -> dict[str, Any]:
         ArgumentError: It cannot be read, has an unknown key, or a value of the wrong kind.
     """
     try:
-        found = tomllib.loads(path.read_text())
+        found = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ArgumentError(f"There is no file {str(path)!r}.") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
@@ -222,7 +222,7 @@ def write_config(config: Config, path: Path) -> None:
     for key, table in tables.items():
         lines += ["", f"[{key}]", *(f"{_quoted(name)} = {_toml(value)}" for name, value in table.items())]
     draft = path.with_name(f".{path.name}.part")
-    draft.write_text("\n".join(lines) + "\n")
+    draft.write_text("\n".join(lines) + "\n", encoding="utf-8")
     draft.replace(path)
 
 

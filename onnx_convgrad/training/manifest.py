@@ -121,7 +121,8 @@ class Manifest:
 
     def to_json(self) -> str:
         """The manifest as JSON text."""
-        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=1)
+        plain = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        return json.dumps(plain, indent=1, default=lambda option: option.tolist())  # of numpy or PyTorch
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:

@@ -7,7 +7,7 @@ learning rate. Everything that depends on t alone is computed once per graph, in
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -239,6 +239,8 @@ class Adam(Optimizer):
 
     def check(self) -> None:
         super().check()
+        if not isinstance(self.betas, Sequence) or len(self.betas) != 2:
+            raise ArgumentError(f"betas must be two numbers, not {self.betas!r}.")
         for i, beta in enumerate(self.betas):
             _share(beta, f"betas[{i}]")
         positive(self.eps, "eps")

@@ -16,7 +16,7 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.namespace import Namespace
 from onnx_convgrad.parameters import named_values, resolve_wrt
 from onnx_convgrad.pipeline import Names
-from onnx_convgrad.registry import check_names
+from onnx_convgrad.registry import as_names, check_names
 from onnx_convgrad.training.manifest import Manifest, Parameter, Port, State
 from onnx_convgrad.training.modes import batch_normalizations, dropouts
 from onnx_convgrad.training.optim import Optimizer
@@ -117,7 +117,7 @@ def frozen_nodes(graph: ir.Graph, freeze: bool | Names) -> frozenset[str]:
 def _matching(globs: Names, names: Sequence[str], what: str) -> set[str]:
     """The names that match; raises `ArgumentError` for a glob that none does."""
     found: set[str] = set()
-    for glob in [globs] if isinstance(globs, str) else globs:
+    for glob in as_names(globs, what.rstrip(":")):
         matched = {name for name in names if fnmatchcase(name, glob)}
         if not matched:
             check_names([glob], names, what)

@@ -20,6 +20,7 @@ from onnx_convgrad.calibration import calibrated
 from onnx_convgrad.candidates import Choosing, Policy
 from onnx_convgrad.cost import target_named
 from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.files import embed
 from onnx_convgrad.lower import check_choice, check_workspace
 from onnx_convgrad.passes.canonicalize import InputShapes, canonicalize
 from onnx_convgrad.pipeline import AnyModel, Names, load
@@ -34,6 +35,7 @@ from onnx_convgrad.training.schedules import Schedule, schedule_from
 from onnx_convgrad.training.storage import read_manifest, read_part, write_program
 from onnx_convgrad.training.terms import LossLike, resolve
 from onnx_convgrad.training.untie import untie
+from onnx_convgrad.validity import judged
 
 __all__ = ["TrainingProgram", "build_training"]
 
@@ -64,27 +66,30 @@ class TrainingProgram:
     @cached_property
     def step(self) -> onnx.ModelProto:
         """data, targets, learning_rate, parameters, state -> loss, outputs, next parameters, next state."""
-        return ir.to_proto(self.model("step"))
+        return self._proto("step")
 
     @cached_property
     def gradients(self) -> onnx.ModelProto:
         """data, targets, parameters, statistics -> loss, outputs, gradients, next statistics."""
-        return ir.to_proto(self.model("gradients"))
+        return self._proto("gradients")
 
     @cached_property
     def update(self) -> onnx.ModelProto:
         """learning_rate, parameters, gradients, optimizer state -> next parameters, next optimizer state."""
-        return ir.to_proto(self.model("update"))
+        return self._proto("update")
 
     @cached_property
     def evaluate(self) -> onnx.ModelProto:
         """data, targets, parameters, statistics -> loss, outputs, in inference mode."""
-        return ir.to_proto(self.model("evaluate"))
+        return self._proto("evaluate")
 
     @cached_property
     def inference(self) -> onnx.ModelProto:
         """The model as it came in, in inference mode."""
-        return ir.to_proto(self.model("inference"))
+        return self._proto("inference")
+
+    def _proto(self, part: Part) -> onnx.ModelProto:
+        return ir.to_proto(embed(self.model(part)))
 
     def save(
         self, folder: str | os.PathLike[str], *, shared_weights: bool = False, defaults: bool | None = None
@@ -126,6 +131,7 @@ class TrainingProgram:
         return f"<TrainingProgram: {len(m.parameters)} parameters of {count:,} numbers, {name}, loss {m.loss!r}>"
 
 
+@judged
 def build_training(
     model: AnyModel,
     *,

@@ -11,6 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from numbers import Real
 from typing import Any, Literal
 
 from onnx_convgrad.errors import ArgumentError
@@ -163,8 +164,10 @@ def as_schedule(lr: Schedule | float) -> Schedule:
     return lr if isinstance(lr, Schedule) else Constant(lr)
 
 
-def positive(number: float, name: str) -> None:
+def positive(number: Any, name: str) -> None:
     """Refuse what is not a finite number of at least 0."""
+    if not isinstance(number, Real):
+        raise ArgumentError(f"{name} must be a number, not {number!r}.")
     if not 0 <= number < math.inf:
         raise ArgumentError(f"{name} must be at least 0, not {number!r}.")
 

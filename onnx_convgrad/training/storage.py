@@ -60,7 +60,7 @@ def write_program(
                 if not shared:
                     ir.external_data.load_to_model(model)
                 ir.save(model, draft / f"{name}.onnx", format="protobuf")
-            (draft / _MANIFEST).write_text(manifest.to_json())
+            (draft / _MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
             if folder.exists():
                 folder.replace(Path(work) / "old")
             draft.replace(folder)

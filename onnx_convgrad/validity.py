@@ -1,0 +1,56 @@
+"""Errors that nobody foresaw are nearly always those of a model that ONNX does not allow: then it is what is blamed."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import onnx
+import onnx_ir as ir
+
+from onnx_convgrad.errors import ConvGradError, ModelError
+
+__all__ = ["judged", "root_cause"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def judged(function: F) -> F:
+    """A function of a model that raises `ModelError` where it would fail for what ONNX's checker objects to.
+
+    The checker runs after a failure only, so that models which it refuses for trifles are taken as they are.
+    """
+
+    @functools.wraps(function)
+    def checked(model: Any, **kwargs: Any) -> Any:
+        try:
+            return function(model, **kwargs)
+        except ConvGradError:
+            raise
+        except Exception as problem:
+            complaint = _complaint(model)
+            if complaint is None:
+                raise
+            raise ModelError(f"The model is not valid: {complaint}") from problem
+
+    return cast(F, checked)
+
+
+def root_cause(problem: BaseException) -> str:
+    """What the first of a chain of errors says."""
+    while problem.__cause__ is not None:
+        problem = problem.__cause__
+    return f"{problem}".strip() or type(problem).__name__
+
+
+def _complaint(model: Any) -> str | None:
+    given = os.fspath(model) if isinstance(model, (str, os.PathLike)) else model
+    try:
+        onnx.checker.check_model(ir.to_proto(given) if isinstance(given, ir.Model) else given, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as problem:
+        return " ".join(str(problem).split())
+    except Exception:  # noqa: BLE001 - what the checker cannot look at, it does not object to
+        return None
+    return None

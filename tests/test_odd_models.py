@@ -1,0 +1,92 @@
+"""Models that ONNX Runtime runs although they are odd, and models that are wrong: by what message they are refused."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import onnx_convgrad as og
+from onnx_convgrad.cli import main
+from onnx_convgrad.runtime import run
+
+X = np.random.default_rng(0).standard_normal((2, 3)).astype(np.float32)
+HEAD = '<ir_version: 8, opset_import: ["": 17, "local": 1]> g (float[2,3] x) => (float[2,3] y) '
+
+
+def parsed(body: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model(HEAD + body)
+
+
+def gradient(model: onnx.ModelProto | Path) -> np.ndarray:
+    result = og.augment(model, wrt="inputs", seed="ones")
+    onnx.checker.check_model(result, full_check=True)
+    return run(result, {"x": X})["x_grad"]
+
+
+def test_nodes_in_any_order_and_a_graph_without_a_name() -> None:
+    model = parsed("{ h = Tanh(x) y = Mul(h, x) }")
+    nodes = list(model.graph.node)
+    del model.graph.node[:]
+    model.graph.node.extend(reversed(nodes))
+    model.graph.name = ""
+    np.testing.assert_allclose(gradient(model), np.tanh(X) + X * (1 - np.tanh(X) ** 2), rtol=1e-5)
+
+
+def test_a_graph_without_nodes() -> None:
+    model = parsed("{ }")
+    model.graph.output[0].name = "x"
+    np.testing.assert_array_equal(gradient(model), np.ones_like(X))
+
+
+def test_a_function_of_an_older_opset() -> None:
+    """Its ReduceSum has the axes as an attribute, the model's has not."""
+    model = parsed(
+        """{ y = local.F (x) }
+        <domain: "local", opset_import: ["": 12]> F (a) => (b) { s = ReduceSum <axes = [1]> (a) b = Mul (s, a) }"""
+    )
+    np.testing.assert_allclose(gradient(model), 2 * X.sum(1, keepdims=True) + 0 * X, rtol=1e-5)
+
+
+def test_a_path_gives_a_model_that_stands_alone(tmp_path: Path) -> None:
+    """PyTorch's exporter writes the weights of every model beside it."""
+    model = parsed("{ y = Mul (x, w) }")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32([1, 2, 3]), "w"))
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.onnx.data", size_threshold=0)
+    np.testing.assert_array_equal(gradient(tmp_path / "m.onnx"), np.float32([[1, 2, 3]] * 2))
+    program = og.build_training(tmp_path / "m.onnx", loss="mse", optimizer=og.optim.SGD(lr=np.float32(0.5)))
+    assert np.isfinite(run(program.step, {"x": X, "target": X})["loss"])
+    program.save(tmp_path / "program")
+    (tmp_path / "m.onnx.data").unlink()
+    with pytest.raises(og.ModelError, match=r"The weight 'w' is in the file '.*m.onnx.data', which is not there"):
+        og.augment(tmp_path / "m.onnx")
+    assert og.TrainingProgram.load(tmp_path / "program").manifest.optimizer["lr"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("{ a = Add (x, b) b = Relu (a) y = Relu (b) }", r"Node 'a' \(Add\) reads what depends on its own result"),
+        ("{ z = Relu (x) }", "The output 'y' is neither an input, nor an initializer, nor made by a node"),
+        ("{ y = Relu (x) y = Exp (x) }", "The model is not valid: Graph must be in single static assignment"),
+        ("{ c = Unsqueeze (x, x) y = Conv <strides = [0]> (c, c) }", "The model is not valid"),
+    ],
+)
+def test_wrong_models(body: str, message: str) -> None:
+    with pytest.raises(og.ModelError, match=message):
+        og.augment(parsed(body), wrt="inputs")
+
+
+def test_a_name_that_the_terminal_cannot_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Windows, a pipe has the encoding of the system's language."""
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="cp1252", write_through=True))
+    onnx.save(parsed("{ y = Tanh (x) }"), tmp_path / "字.onnx")
+    with pytest.raises(SystemExit) as ended:
+        main(["augment", str(tmp_path / "字.onnx"), "--wrt", "inputs"])
+    assert ended.value.code == 0
+    assert rb"\u5b57.grad.onnx" in written.getvalue()
