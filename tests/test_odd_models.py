@@ -90,3 +90,27 @@ def test_a_name_that_the_terminal_cannot_print(tmp_path: Path, monkeypatch: pyte
         main(["augment", str(tmp_path / "字.onnx"), "--wrt", "inputs"])
     assert ended.value.code == 0
     assert rb"\u5b57.grad.onnx" in written.getvalue()
+
+
+def test_branches_of_known_condition() -> None:
+    """As a squeeze is written: two branches use one name, the second If is inside the first, the third is decided by x."""
+    model = parsed(
+        """<int64 two = {2}, bool no = {0}> {
+        s = Shape (x)  i = Constant <value = int64 {0}> ()  d = Gather (s, i)  c = Equal (d, two)
+        a = If (c) <
+            then_branch = t () => (float[2,3] p) {
+                k = Constant <value = float[3] {1, 2, 3}> ()
+                p = If (no) <then_branch = tt () => (float[2,3] q) {q = Neg (x)},
+                             else_branch = te () => (float[2,3] r) {r = Mul (x, k)}>
+            },
+            else_branch = e () => (float[2,3] p) {p = Neg (x)}>
+        y = If (no) <then_branch = u () => (float[2,3] v) {v = Neg (a)},
+                     else_branch = w () => (float[2,3] p) {k = Constant <value = float {2}> () p = Mul (k, a)}>
+        m = ReduceMax <keepdims = 0> (x)  h = Cast <to = 9> (m)
+        z = If (h) <then_branch = l () => (float[2,3] o) {o = Neg (x)}, else_branch = n () => (float[2,3] o) {o = Exp (x)}>
+        }"""
+    )
+    np.testing.assert_array_equal(gradient(model), np.float32([[2, 4, 6]] * 2))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("z", 1, [2, 3]))
+    with pytest.raises(og.DifferentiationError, match=r"\(If, opset 21\): no rule covers this operator"):
+        og.augment(model, wrt="inputs")

@@ -22,6 +22,7 @@ from onnx_shape_inference import infer_symbolic_shapes
 
 from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.passes import shape_rules
+from onnx_convgrad.passes.branches import take_known_branches
 from onnx_convgrad.passes.fold_sizes import fold_sizes
 from onnx_convgrad.passes.gradient_edges import GRADIENT, TRAINING_DOMAIN, label
 from onnx_convgrad.passes.upgrade import OLDEST_OPSET, upgrade
@@ -68,6 +69,8 @@ def canonicalize(model: ir.Model, input_shapes: InputShapes | None = None, *, fo
     whole = all(node.domain == "" for node in model.graph.all_nodes())
     declared = _forget_shapes(model.graph)
     if fold:
+        fold_sizes(model.graph)
+    while take_known_branches(model.graph) and fold:
         fold_sizes(model.graph)
     _infer(model)
     if not input_shapes and _recall_shapes(declared):

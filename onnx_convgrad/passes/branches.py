@@ -1,0 +1,55 @@
+"""An If whose condition is known is the branch that is taken.
+
+PyTorch's exporter writes an If wherever a squeeze or a check depends on a size, and other exporters where a mode was a
+variable; once sizes are static the condition is a constant.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnx_convgrad.constants import constant_of
+from onnx_convgrad.namespace import Namespace
+
+__all__ = ["take_known_branches"]
+
+
+def take_known_branches(graph: ir.Graph) -> bool:
+    """Put the branch in place of every If of known condition; those that this brings to light too.
+
+    Returns:
+        Whether there was one.
+    """
+    found = False
+    while (node := next(filter(_known, graph), None)) is not None:
+        _take(graph, node)
+        found = True
+    return found
+
+
+def _known(node: ir.Node) -> bool:
+    return node.op_type == "If" and node.domain in ("", "ai.onnx") and constant_of(node.inputs[0]) is not None
+
+
+def _take(graph: ir.Graph, node: ir.Node) -> None:
+    condition = constant_of(node.inputs[0])
+    assert condition is not None, "only an If of known condition is taken apart"
+    body = node.attributes["then_branch" if condition.all() else "else_branch"].as_graph()
+    results, nodes, stored = list(body.outputs), list(body), list(body.initializers.values())
+    del body.outputs[:]
+    body.initializers.clear()
+    for inner in nodes:
+        body.remove(inner)
+    names = Namespace.of_values(graph)
+    for value in (*stored, *(v for inner in nodes for v in inner.outputs)):
+        value.name = names.claim(value.name) if value.name else None  # several branches may use one name
+    for value in stored:
+        graph.register_initializer(value)
+    for inner in nodes:
+        graph.insert_before(node, inner)
+    for old, new in zip(node.outputs, results, strict=True):
+        name, old.name = old.name, None
+        same = ir.node("Identity", [new], outputs=[ir.Value(name=name, type=old.type, shape=old.shape)])
+        graph.insert_before(node, same)
+        old.replace_all_uses_with(same.outputs[0], replace_graph_outputs=True)
+    graph.remove(node, safe=True)
