@@ -30,6 +30,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.emit import DOMAIN
 from onnx_convgrad.errors import ArgumentError, RuleContractError, UnsupportedCase
+from onnx_convgrad.once import once
 
 __all__ = [
     "Call",
@@ -317,15 +318,9 @@ def declare_signature(op: str, inputs: Sequence[str], outputs: Sequence[str]) ->
     signature.cache_clear()
 
 
-_loaded = False
-
-
+@once
 def load_rules() -> None:
     """Import the built-in rules and those of installed packages (entry-point group `onnx_convgrad.rules`), once."""
-    global _loaded  # noqa: PLW0603 - a one-way latch
-    if _loaded:
-        return
-    _loaded = True
     importlib.import_module("onnx_convgrad.rules").load()
     for entry in importlib.metadata.entry_points(group="onnx_convgrad.rules"):
         try:

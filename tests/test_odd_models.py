@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import sys
 from pathlib import Path
 
@@ -114,3 +115,17 @@ def test_branches_of_known_condition() -> None:
     model.graph.output.append(onnx.helper.make_tensor_value_info("z", 1, [2, 3]))
     with pytest.raises(og.DifferentiationError, match=r"\(If, opset 21\): no rule covers this operator"):
         og.augment(model, wrt="inputs")
+
+
+def test_many_threads_begin_at_once() -> None:
+    """None sees the rules while another is importing them."""
+    code = """if True:
+        import threading, onnx.parser, onnx_convgrad as og
+        head = '<ir_version: 8, opset_import: ["": 17]> g (float[2,3] x) => (float[2,3] y)'
+        model = onnx.parser.parse_model(head + '{ h = Softmax (x) y = Mul (h, x) }')
+        done = []
+        threads = [threading.Thread(target=lambda: done.append(og.augment(model, wrt="inputs"))) for _ in range(4)]
+        [t.start() for t in threads], [t.join() for t in threads]
+        assert len({m.SerializeToString() for m in done}) == 1 and len(done) == 4
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -17,6 +17,7 @@ from onnx_shape_inference import ShapeInferenceContext, registry
 
 from onnx_convgrad.constants import constant_of
 from onnx_convgrad.emit import DOMAIN, known
+from onnx_convgrad.once import once
 from onnx_convgrad.passes import shape_rules_layout
 from onnx_convgrad.passes.gradient_edges import GRADIENT, TRAINING_DOMAIN
 from onnx_convgrad.registry import Call
@@ -27,15 +28,10 @@ Infer = Callable[[ShapeInferenceContext, ir.Node], None]
 Size = int | ir.SymbolicDim
 Correct = Callable[[ShapeInferenceContext, ir.Node, list[Size]], Sequence[Size]]
 
-_installed = False
 
-
+@once
 def install() -> None:
     """Put the corrections into the registry of onnx-shape-inference, once."""
-    global _installed  # noqa: PLW0603 - a one-way latch
-    if _installed:
-        return
-    _installed = True
     registry.collect()
     shape_rules_layout.install()
     for op_type, since, correct in _CORRECTIONS:
