@@ -73,7 +73,10 @@ def load(model: AnyModel) -> ir.Model:
     if isinstance(model, ir.Model):
         return model.clone()
     if isinstance(model, onnx.ModelProto):
-        return ir.from_proto(model)
+        try:
+            return ir.from_proto(model)
+        except ir.serde.SerdeError as problem:
+            raise ModelError(f"The model cannot be read: {root_cause(problem)}.", hint=_remedy(problem)) from problem
     if not isinstance(model, (str, os.PathLike)):
         raise ArgumentError(
             f"A model is a path, an onnx.ModelProto or an onnx_ir.Model, not {type(model).__name__}.",
@@ -87,9 +90,17 @@ def load(model: AnyModel) -> ir.Model:
     except IsADirectoryError:
         raise ModelError(f"{str(path)!r} is a folder, not a model.") from None
     except Exception as problem:
-        raise ModelError(f"{str(path)!r} is not a readable ONNX model ({root_cause(problem)}).") from problem
+        cause = root_cause(problem)
+        raise ModelError(f"{str(path)!r} is not a readable ONNX model ({cause}).", hint=_remedy(problem)) from problem
     check_weights(found)
     return found
+
+
+def _remedy(problem: Exception) -> str:
+    maps = "Map types" in root_cause(problem)
+    return (
+        "Leave ZipMap out: convert with options={'zipmap': False}, so that probabilities are a tensor." if maps else ""
+    )
 
 
 @judged

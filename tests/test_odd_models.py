@@ -73,7 +73,7 @@ def test_a_path_gives_a_model_that_stands_alone(tmp_path: Path) -> None:
     [
         ("{ a = Add (x, b) b = Relu (a) y = Relu (b) }", r"Node 'a' \(Add\) reads what depends on its own result"),
         ("{ z = Relu (x) }", "The output 'y' is neither an input, nor an initializer, nor made by a node"),
-        ("{ y = Relu (x) y = Exp (x) }", "The model is not valid: Graph must be in single static assignment"),
+        ("{ y = Relu (x) y = Exp (x) }", "Output 'y' is redeclared in the current graph scope"),
         ("{ c = Unsqueeze (x, x) y = Conv <strides = [0]> (c, c) }", "The model is not valid"),
     ],
 )
@@ -114,6 +114,16 @@ def test_branches_of_known_condition() -> None:
     np.testing.assert_array_equal(gradient(model), np.float32([[2, 4, 6]] * 2))
     model.graph.output.append(onnx.helper.make_tensor_value_info("z", 1, [2, 3]))
     with pytest.raises(og.DifferentiationError, match=r"\(If, opset 21\): no rule covers this operator"):
+        og.augment(model, wrt="inputs")
+
+
+def test_maps_are_refused_with_the_remedy() -> None:
+    """As scikit-learn's converter writes probabilities unless told otherwise."""
+    model = parsed("{ y = Tanh (x) p = ai.onnx.ml.ZipMap <classlabels_int64s = [0, 1, 2]> (y) }")
+    tensor = onnx.helper.make_tensor_type_proto(1, None)
+    kind = onnx.helper.make_sequence_type_proto(onnx.helper.make_map_type_proto(7, tensor))
+    model.graph.output.append(onnx.helper.make_value_info("p", kind))
+    with pytest.raises(og.ModelError, match=r"Map types are not supported.*options=\{'zipmap': False\}"):
         og.augment(model, wrt="inputs")
 
 

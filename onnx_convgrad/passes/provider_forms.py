@@ -16,6 +16,8 @@ from onnx_convgrad.emit import Emitter
 
 __all__ = ["fit_provider"]
 
+_END = 2**63 - 1
+
 
 def fit_provider(graph: ir.Graph, target: Target) -> None:
     """Rewrite, in place, the nodes of `graph` whose form the target lacks; values and names stay.
@@ -142,7 +144,10 @@ def _conv_transpose(e: Emitter, node: ir.Node) -> None:
     full = e.op("ConvTranspose", *operands, pads=(*even, *even), **attributes)
     axes: Sequence[int] = range(2, 2 + half)
     begin = [low - kept for low, kept in zip(pads[:half], even, strict=True)]
-    ends = [e.size_add(low, e.dim(old, axis)) for low, axis in zip(begin, axes, strict=True)]
+    lost = [high - kept for high, kept in zip(pads[half:], even, strict=True)]
+    ends = [
+        -rows if rows else _END for rows in lost
+    ]  # from behind: the size of `old` is not to be asked for, it goes away
     new = e.typed(e.slice(full, begin, ends, axes), old)
     old.replace_all_uses_with(new, replace_graph_outputs=True)
     new.name, old.name = old.name, None
