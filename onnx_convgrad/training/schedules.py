@@ -11,8 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from numbers import Real
-from typing import Any, Literal
+from typing import Any, Literal, SupportsFloat
 
 from onnx_convgrad.errors import ArgumentError
 
@@ -166,9 +165,9 @@ def as_schedule(lr: Schedule | float) -> Schedule:
 
 def positive(number: Any, name: str) -> None:
     """Refuse what is not a finite number of at least 0."""
-    if not isinstance(number, Real):
+    if not isinstance(number, SupportsFloat):
         raise ArgumentError(f"{name} must be a number, not {number!r}.")
-    if not 0 <= number < math.inf:
+    if not 0 <= float(number) < math.inf:
         raise ArgumentError(f"{name} must be at least 0, not {number!r}.")
 
 
