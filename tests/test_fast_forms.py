@@ -102,6 +102,19 @@ def test_sums_of_products(shape: tuple[int, ...], scale: tuple[int, ...], produc
     np.testing.assert_allclose(run(gradient, {"x": x, "y_grad": seed})["a_grad"], want, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize(("rows", "copied"), [(2048, True), (8, False)], ids=str)
+def test_copies_to_outputs(rows: int, copied: bool) -> None:
+    """A large gradient that only changes its shape at the end is copied by all threads, bit by bit."""
+    model = _model("shape = Constant<value_ints = [-1, 8]>() h = Reshape(x, shape) y = Mul(h, a)", f"{rows}, 4, 8")
+    model.graph.input.append(onnx.helper.make_tensor_value_info("a", onnx.TensorProto.FLOAT, [4 * rows, 8]))
+    gradient = og.vjp(model, wrt=["x"])
+    assert ("LeakyRelu" in _ops(gradient)) == copied
+    seed, a = _random(4 * rows, 8), _random(4 * rows, 8)
+    seed.flat[:4] = -0.0, np.nan, np.inf, -np.inf
+    got = run(gradient, {"x": _random(rows, 4, 8), "a": a, "y_grad": seed})["x_grad"]
+    assert got.tobytes() == (seed * a).tobytes()
+
+
 # -- PRelu -------------------------------------------------------------------------------------------------------------
 
 
