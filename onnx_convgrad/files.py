@@ -18,6 +18,8 @@ PROTO_LIMIT = 2**31 - 2**24
 
 def default_output(model: Path, kind: str = "grad") -> Path:
     """`<stem>.grad.onnx` beside the model, or of another kind."""
+    if not model.name:  # "." and "/"
+        raise ModelError(f"{str(model)!r} is a folder, not a model.")
     return model.with_name(f"{model.stem}.{kind}.onnx")
 
 

@@ -305,6 +305,7 @@ def bad(model: Path) -> list[tuple[list[object], str]]:
     return [
         (["augment", model.with_name("none.onnx")], "There is no file"),
         (["augment", model.parent], "is a folder"),
+        (["augment", "."], "is a folder"),
         (["augment", broken], "is not a readable ONNX model"),
         (["augment", model, "--wrt", "w11"], "Did you mean 'w1'"),
         (["augment", model, "--wrt", "inputs,w1"], "is a group"),
