@@ -73,7 +73,7 @@ class Expansion:
             if missing:
                 reason = f"{call.y_name!r} does not depend on {first_few(missing)}"
                 text = f"Gradient node {label(call.node)} gives zeros: {reason}."
-                warnings.warn(text, UserWarning, stacklevel=5)
+                warnings.warn(text, UserWarning, stacklevel=6)
         emitted = set(self.e.emitted)
         self.e.origin = call.node.name or ""
         for i, out in wanted.items():

@@ -218,7 +218,7 @@ def _name_unordered(graph: ir.Graph, target: str) -> None:
             found.append(node.name or "unnamed")
     if found:
         text = f"On {target} these nodes still add at repeated indices in no fixed order: {first_few(found)}."
-        warnings.warn(text, UserWarning, stacklevel=4)
+        warnings.warn(text, UserWarning, stacklevel=5)
 
 
 def _require_scalar(targets: list[ir.Value], mode: Mode) -> None:
@@ -306,7 +306,7 @@ class _Job:
         missing = [repr(v.name) for v in values if v not in reached]
         if missing:
             what = "of wrt reaches" if suffix == "tangent" else "of `of` depends on"
-            warnings.warn(f"The derivative is zero: no member {what} {first_few(missing)}.", UserWarning, stacklevel=5)
+            warnings.warn(f"The derivative is zero: no member {what} {first_few(missing)}.", UserWarning, stacklevel=6)
         emitted = set(self.e.emitted)
         taken: set[ir.Value] = set()
         outputs: dict[ir.Value, ir.Value] = {}

@@ -61,7 +61,7 @@ def _combined(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, str]]:
         names = [repr(binding.key) for binding in info.initialization_binding]
         what = f", which would set {first_few(names)}," if names else ""
         text = f"The initialization of the model's training_info{what} is left out: the stored values are the start."
-        warnings.warn(text, UserWarning, stacklevel=5)
+        warnings.warn(text, UserWarning, stacklevel=6)
     result = onnx.ModelProto()
     result.CopyFrom(proto)
     del result.training_info[:]

@@ -183,8 +183,9 @@ def test_names_that_constants_would_take_are_left_alone() -> None:
 def test_an_unreached_member_gets_zeros_and_a_warning() -> None:
     model = small()
     model.graph.input.append(helper.make_tensor_value_info("unused", TensorProto.FLOAT, ["N", 5]))
-    with pytest.warns(UserWarning, match="derivative is zero: no member of `of` depends on 'unused'"):
+    with pytest.warns(UserWarning, match="derivative is zero: no member of `of` depends on 'unused'") as caught:
         augmented = og.augment(model, wrt="inputs", of="loss")
+    assert caught[0].filename == __file__
     result = run(augmented, {"x": X, "unused": np.ones((2, 5), np.float32)})
     np.testing.assert_array_equal(result["unused_grad"], np.zeros((2, 5)))
 
