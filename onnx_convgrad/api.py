@@ -274,7 +274,7 @@ def explain(
         "per_sample": per_sample,
         "input_shapes": input_shapes,
     }
-    built = build(model, **arguments)
+    built = build(model, **arguments, compare=True)
     gain = gain_of_sizes(model, built, arguments)
     return Report(built.choices, built.gradients, target, built.recomputation, gain)
 

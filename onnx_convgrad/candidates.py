@@ -19,7 +19,7 @@ from onnx_convgrad.lowering import Lowering, Query, lowerings, reader_of
 from onnx_convgrad.registry import Call
 from onnx_convgrad.sketch import Sketch, sketch
 
-__all__ = ["Candidate", "Choosing", "Policy", "candidates", "emit_lowering", "holding"]
+__all__ = ["Candidate", "Choosing", "Policy", "candidates", "emit_lowering", "forced_candidates", "holding"]
 
 Choosing = str | Mapping[str, str]
 
@@ -41,11 +41,13 @@ class Policy:
         choosing: `"auto"`, `"exact"` (without lowerings that round more than a direct sum) or a mapping.
         max_workspace: Bytes that a lowering may hold besides its operands and result, or `None`.
         training: Whether the forward convolutions, whose weights change from step to step, are lowered too.
+        compare: Whether all lowerings are priced where one is forced, too: for reports.
     """
 
     choosing: Choosing = "auto"
     max_workspace: int | None = None
     training: bool = False
+    compare: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,14 @@ def _candidates(entries: Collection[Lowering], node: ir.Node, query: Query, poli
     ]
 
 
+def forced_candidates(node: ir.Node, query: Query, policy: Policy, name: str) -> tuple[Candidate, ...]:
+    """The lowering `name` alone, where the prices of others say nothing about it."""
+    entry = lowerings()[node.op_type][name]
+    if policy.compare or _refusal(entry, query, policy) or _cuts(entry, query, _sketched(entry, node, query, 1)):
+        return candidates(node, query, policy)
+    return (_candidate(entry, node, query, policy, near=False),)
+
+
 def _refusal(entry: Lowering, query: Query, policy: Policy) -> str | None:
     reason = next((r for r in (requirement(query) for requirement in entry.requires) if r), None)
     if reason is None and not entry.exact and policy.choosing == "exact":
@@ -133,10 +143,8 @@ def _ways(
     """The lowering of the whole batch, in chunks that the cache holds, and in chunks that the budget allows."""
     whole = _sketched(entry, node, query, 1)
     yield 1, whole
-    if near and query.target.loops:
-        limits = [query.target.rates.cache / share for share in _SHARES]
-        tried = {next(counts(entry.op_type, query.spec, whole.workspace, limit), 1) for limit in limits} - {1}
-        for chunks in sorted(tried):
+    if near:
+        for chunks in _cuts(entry, query, whole):
             cut = _sketched(entry, node, query, chunks)
             if cut.seconds < _GAIN * whole.seconds:
                 yield chunks, cut
@@ -146,6 +154,14 @@ def _ways(
             yield chunks, way
             if way.workspace <= budget:
                 break
+
+
+def _cuts(entry: Lowering, query: Query, whole: Sketch) -> list[int]:
+    """The numbers of chunks that the cache may hold one of, where loops cost little."""
+    if not query.target.loops:
+        return []
+    limits = [query.target.rates.cache / share for share in _SHARES]
+    return sorted({next(counts(entry.op_type, query.spec, whole.workspace, limit), 1) for limit in limits} - {1})
 
 
 def _sketched(entry: Lowering, node: ir.Node, query: Query, chunks: int) -> Sketch:

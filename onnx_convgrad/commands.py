@@ -99,7 +99,7 @@ def explain(
 ) -> None:
     """Per convolution its geometry, then one line per candidate lowering; where the nodes run, if `placed`."""
     with out.stages() as stage:
-        built = build(model, **arguments, progress=stage)
+        built = build(model, **arguments, compare=True, progress=stage)
         found = _placement(built, arguments["target"], providers, stage) if placed or providers else None
         stage("comparing")
         gain = gain_of_sizes(model, built, arguments)

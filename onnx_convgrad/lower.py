@@ -11,7 +11,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad.candidates import Candidate, Choosing, Policy, candidates, emit_lowering, holding
+from onnx_convgrad.candidates import Candidate, Choosing, Policy, candidates, emit_lowering, forced_candidates, holding
 from onnx_convgrad.constants import Folding, is_constant
 from onnx_convgrad.cost import Rates, Target
 from onnx_convgrad.emit import DOMAIN, Emitter
@@ -26,7 +26,7 @@ __all__ = ["Choice", "check_choice", "check_workspace", "lower"]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The decision for one abstract node."""
+    """The decision for one abstract node; of forced ones, `candidates` may hold what was forced alone."""
 
     node: str
     op_type: str
@@ -128,10 +128,14 @@ class _Stage:
         except ValueError as problem:
             message = f"{node.op_type} of node {origin!r} has an impossible geometry: {problem}."
             raise LoweringError(message) from problem
-        found = candidates(node, self._query(node, spec), self.policy)
         wanted = _forced(self.policy.choosing, node, origin)
         if wanted is not None and wanted not in lowerings()[node.op_type]:
             wanted = None  # a choice for the node's other gradient operator
+        query = self._query(node, spec)
+        if wanted is None:
+            found = candidates(node, query, self.policy)
+        else:
+            found = forced_candidates(node, query, self.policy, wanted)
         chosen = _chosen(node.op_type, origin, spec, found, wanted, e.target.rates)
         e.anchor, e.origin = node, origin
         before = len(e.emitted)

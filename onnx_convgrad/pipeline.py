@@ -121,9 +121,13 @@ def build(
     recompute: Names | None = None,
     input_shapes: InputShapes | None = None,
     composition: str = COMPOSITIONS[0],
+    compare: bool = False,
     progress: Progress = lambda _: None,
 ) -> Built:
-    """Run all stages; `progress` is told the name of each. Arguments and errors as for `onnx_convgrad.augment`."""
+    """Run all stages; `progress` is told the name of each. Arguments and errors as for `onnx_convgrad.augment`.
+
+    `compare` is for reports: every lowering is priced, where one is forced too.
+    """
     if seed not in (None, "ones"):
         raise ArgumentError(f"seed must be None or 'ones', not {seed!r}.")
     check_names([composition], COMPOSITIONS, "composition")
@@ -164,7 +168,7 @@ def build(
     graph.outputs.extend(results.values())
     if trainable_inputs:
         graph.inputs.extend(v for v in sources if v.is_initializer() and not v.is_graph_input())
-    policy = Policy(lowering, max_workspace, training)
+    policy = Policy(lowering, max_workspace, training, compare)
     choices, recomputation = complete(m, primal, machine, policy, progress, recompute=recompute, forward=before)
     outputs = list(graph.outputs)[len(graph.outputs) - len(results) :]
     found = {value.name or "": result.name or "" for value, result in zip(results, outputs, strict=True)}

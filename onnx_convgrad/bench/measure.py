@@ -118,7 +118,8 @@ def bench(
     progress("finding inputs")
     feed = _feed(build(model, **arguments))
     shapes = {name: array.shape for name, array in feed.items()}
-    built = build(model, **{**arguments, "input_shapes": {name: list(shape) for name, shape in shapes.items()}})
+    sizes = {name: list(shape) for name, shape in shapes.items()}
+    built = build(model, **{**arguments, "input_shapes": sizes, "compare": True})
     progress("timing the model")
     forward, augmented = _whole(built, feed, threads, repeats)
     found = []
