@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,15 @@ os.environ["ONNX_CONVGRAD_CACHE"] = ""
 settings.register_profile("default", deadline=None, derandomize=True, database=None)
 settings.register_profile("explore", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A folder for networks that are exported once; the workers of pytest-xdist inherit its name."""
+    if not hasattr(config, "workerinput"):
+        folder = tempfile.TemporaryDirectory(prefix="onnx_convgrad-")
+        os.environ["ONNX_CONVGRAD_TEST_EXPORTS"] = folder.name
+        config.add_cleanup(folder.cleanup)
+
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -12,10 +12,12 @@ import contextlib
 import copy
 import io
 import logging
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,9 @@ from nets_classifiers import (
 from nets_others import AudioNet, ConvNeXt, ConvTransformer, DeepLab, FusedAttention, ResNet3d, SelfAttention, UNet
 from onnx import numpy_helper
 from torch import Tensor, nn
+
+EXPORTS = "ONNX_CONVGRAD_TEST_EXPORTS"
+"""The variable with the folder of exported networks, which lasts for a test run."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +155,64 @@ def _quiet() -> Iterator[None]:
         logging.disable(disabled)
 
 
+def exported(
+    family: Family, *, dynamo: bool, training: bool, dynamic_batch: bool = False, fold: bool = True
+) -> onnx.ModelProto:
+    """The family's network and example through `export`, once for all the processes of a test run."""
+    folder = Path(os.environ[EXPORTS])
+    options = {"dynamo": dynamo, "training": training, "dynamic_batch": dynamic_batch}
+
+    def place(*, fold: bool) -> Path:
+        words = [word for word, chosen in {**options, "fold": fold}.items() if chosen]
+        return folder / "-".join([family.name, *words, "model.onnx"])
+
+    if not place(fold=fold).exists():
+        module, example = family.build().train(training), family.example()
+        if dynamo:
+            program = _dynamo(module, example, dynamic_batch=dynamic_batch)
+            _store(program.model_proto, place(fold=False))
+            with _quiet():
+                program.optimize()  # the exporter's own last step
+            _store(program.model_proto, place(fold=True))
+        else:
+            _store(export(module, example, fold=fold, **options), place(fold=fold))
+    return onnx.load(place(fold=fold))
+
+
+def _store(proto: onnx.ModelProto, path: Path) -> None:
+    draft = path.with_suffix(f".{os.getpid()}")
+    draft.write_bytes(proto.SerializeToString())
+    draft.replace(path)
+
+
+def _dynamo(
+    module: nn.Module, example: Tensor, *, dynamic_batch: bool, dynamic_spatial: bool = False, opset: int = 18
+) -> torch.onnx.ONNXProgram:
+    axes = _axes(example, dynamic_batch=dynamic_batch, dynamic_spatial=dynamic_spatial)
+    with _quiet():
+        program = torch.onnx.export(
+            copy.deepcopy(module),
+            (example,),
+            input_names=["x"],
+            output_names=["y"],
+            opset_version=opset,
+            dynamic_shapes=(axes,) if axes else None,
+            dynamo=True,
+            optimize=False,
+            verbose=False,
+        )
+    assert program is not None
+    return program
+
+
+def _axes(example: Tensor, *, dynamic_batch: bool, dynamic_spatial: bool) -> dict[int, str]:
+    axes: dict[int, str] = {0: "N"} if dynamic_batch else {}
+    if dynamic_spatial:
+        letters = {3: "L", 4: "HW", 5: "DHW"}[example.dim()]
+        axes.update(zip(range(2, example.dim()), letters, strict=True))
+    return axes
+
+
 def export(
     module: nn.Module,
     example: Tensor,
@@ -167,24 +230,12 @@ def export(
     exports of the TorchScript exporter are never folded.  See ``keeps_mode`` for training exports of the other one.
     """
     module = copy.deepcopy(module).train(training)
-    axes: dict[int, str] = {0: "N"} if dynamic_batch else {}
-    if dynamic_spatial:
-        letters = {3: "L", 4: "HW", 5: "DHW"}[example.dim()]
-        axes.update(zip(range(2, example.dim()), letters, strict=True))
+    axes = _axes(example, dynamic_batch=dynamic_batch, dynamic_spatial=dynamic_spatial)
     if dynamo:
-        with _quiet():
-            program = torch.onnx.export(
-                module,
-                (example,),
-                input_names=["x"],
-                output_names=["y"],
-                opset_version=opset,
-                dynamic_shapes=(axes,) if axes else None,
-                dynamo=True,
-                optimize=fold,
-                verbose=False,
-            )
-        assert program is not None
+        program = _dynamo(module, example, dynamic_batch=dynamic_batch, dynamic_spatial=dynamic_spatial, opset=opset)
+        if fold:
+            with _quiet():
+                program.optimize()  # the exporter's own last step
         return onnx.load_from_string(program.model_proto.SerializeToString())
     mode = torch.onnx.TrainingMode.TRAINING if training else torch.onnx.TrainingMode.EVAL
     if not training and not fold:

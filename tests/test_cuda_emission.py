@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from families import FAMILIES, Family, export
+from families import FAMILIES, Family, exported
 from onnx import parser
 
 import onnx_convgrad as og
@@ -86,7 +86,7 @@ def test_rules_emit_what_cuda_runs(module: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_networks_run_on_cuda_as_a_whole(family: Family) -> None:
-    proto = export(family.build().train(), family.example(), dynamo=False, training=True)
+    proto = exported(family, dynamo=False, training=True)
     built = _built(proto, "cuda", wrt="all", training=True)
     assert _forbidden(built) == []
     assert {o.version for o in built.opset_import if o.domain == ""} == {LAST_OPSET}
@@ -97,7 +97,7 @@ def test_networks_run_on_cuda_as_a_whole(family: Family) -> None:
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 @pytest.mark.parametrize("family", FAMILIES[::3], ids=lambda family: family.name)
 def test_training_programs_run_on_cuda_as_a_whole(family: Family, precision: str) -> None:
-    proto = export(family.build().train(), family.example(), dynamo=False, training=True)
+    proto = exported(family, dynamo=False, training=True)
     program = og.build_training(
         proto, loss="mse", optimizer=og.optim.AdamW(1e-3, clip_norm=1.0), target="cuda", precision=precision
     )

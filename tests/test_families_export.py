@@ -10,7 +10,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 import torch
-from families import FAMILIES, Family, export, float32_gradients, keeps_mode, match_parameters, reference_gradients
+from families import FAMILIES, Family, exported, float32_gradients, keeps_mode, match_parameters, reference_gradients
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def test_forward(family: Family, dynamo: bool, training: bool) -> None:
     module, x = family.build(), family.example()
     if not keeps_mode(module, dynamo=dynamo, training=training):
         pytest.skip("this exporter has no training-mode batch normalisation")
-    proto = export(module, x, dynamo=dynamo, training=training)
+    proto = exported(family, dynamo=dynamo, training=training)
     onnx.checker.check_model(proto, full_check=True)
     np.testing.assert_allclose(_run(proto, x), _forward(module, x, training), rtol=1e-4, atol=1e-4)
 
@@ -51,7 +51,7 @@ def test_forward(family: Family, dynamo: bool, training: bool) -> None:
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_unfolded_keeps_every_parameter(family: Family, dynamo: bool) -> None:
     module, x = family.build(), family.example()
-    proto = export(module, x, dynamo=dynamo, training=False, fold=False)
+    proto = exported(family, dynamo=dynamo, training=False, fold=False)
     matched = match_parameters(proto, module)
     assert sorted(name for name, _ in matched.values()) == sorted(name for name, _ in module.named_parameters())
     if dynamo and any(isinstance(m, torch.nn.Conv3d) and m.bias is None for m in module.modules()):
@@ -63,7 +63,7 @@ def test_unfolded_keeps_every_parameter(family: Family, dynamo: bool) -> None:
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_dynamic_batch(family: Family, training: bool) -> None:
     module, x = family.build(), family.example()
-    proto = export(module, x, dynamo=False, training=training, dynamic_batch=True)
+    proto = exported(family, dynamo=False, training=training, dynamic_batch=True)
     assert proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "N"
     wider = torch.cat([x, family.example(seed=1)])[:3]
     np.testing.assert_allclose(_run(proto, wider), _forward(module, wider, training), rtol=1e-4, atol=1e-4)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from families import FAMILIES, export
+from families import FAMILIES, exported
 from training_nets import arrays, build
 
 import onnx_convgrad as og
@@ -42,7 +42,7 @@ def test_networks_equal_float64(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_no_node_of_a_network_falls_back_to_the_cpu(name: str) -> None:
     family = next(f for f in FAMILIES if f.name == name)
-    proto = export(family.build().train(), family.example(), dynamo=False, training=True)
+    proto = exported(family, dynamo=False, training=True)
     found = placement(og.augment(proto, wrt="all", target="cuda", training=True), providers="cuda")
     assert found.fallen == ()
     program = og.build_training(proto, loss="mse", optimizer=og.optim.AdamW(1e-3), target="cuda")

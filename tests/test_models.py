@@ -8,7 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from families import FAMILIES, Family, export, float32_gradients, keeps_mode, match_parameters, reference_gradients
+from families import (
+    FAMILIES,
+    Family,
+    export,
+    exported,
+    float32_gradients,
+    keeps_mode,
+    match_parameters,
+    reference_gradients,
+)
 
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
@@ -57,7 +66,7 @@ def _assert_close(got: np.ndarray, want: np.ndarray, float32: np.ndarray, name: 
 def test_gradients_equal_autograd(name: str, options: dict[str, bool]) -> None:
     family: Family = BY_NAME[name]
     module, x, seed, want, single = _references(name, options["training"])
-    proto = export(module, x, **options)
+    proto = exported(family, **options)
     assert keeps_mode(module, dynamo=options["dynamo"], training=options["training"])
     augmented = og.augment(proto, wrt="all")
     result = run(augmented, {"x": x.numpy(), "y_grad": seed})
@@ -104,7 +113,7 @@ def test_training_option_equals_a_training_export() -> None:
     family = BY_NAME["resnet_basic"]
     module = family.build().train()
     x = family.example()
-    proto = export(module, x, dynamo=False, training=False, fold=False)
+    proto = exported(family, dynamo=False, training=False, fold=False)
     augmented = og.augment(proto, wrt="all", training=True)
     seed = np.random.default_rng(0).standard_normal(run(proto, {"x": x.numpy()})["y"].shape)
     result = run(augmented, {"x": x.numpy(), "y_grad": seed.astype(np.float32)})

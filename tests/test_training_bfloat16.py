@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from families import FAMILIES, export
+from families import FAMILIES, exported
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from training_nets import build
@@ -17,7 +17,7 @@ from onnx_convgrad.cuda_kernels import lacks
 @pytest.mark.parametrize("name", ["transformer", "convnext", "resnet_basic"])
 def test_cuda_has_every_kernel(name: str) -> None:
     family = next(f for f in FAMILIES if f.name == name)
-    proto = export(family.build().train(), family.example(), dynamo=False, training=True)
+    proto = exported(family, dynamo=False, training=True)
     program = build(proto, loss="mse", target="cuda", precision="bfloat16")
     step = onnx.shape_inference.infer_shapes(program.step)
     assert [str(lack) for lack in lacks(step) if not lack.arithmetic] == []
