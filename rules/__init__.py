@@ -31,6 +31,7 @@ MODULES = (
     "conv_interleaved",
     "conv_sliding",
     "conv_per_sample",
+    "winograd_axes",
     "conv_winograd",
     "conv_forward",
     "pool",

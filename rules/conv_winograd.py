@@ -1,12 +1,13 @@
 """Winograd forms of the convolution and its gradients: fewer multiplications for small dense kernels.
 
 One axis, F(m, k): m outputs of a correlation with k taps come from t = m + k - 1 inputs by t multiplications instead of
-m k (Winograd 1980; Lavin and Gray, arXiv:1509.09308; the matrices are Toom and Cook's, below)::
+m k (Winograd 1980; Lavin and Gray, arXiv:1509.09308; the matrices are Toom and Cook's)::
 
     y = A ((G w) * (B x))       y[m], w[k], x[t];  A[m, t], G[t, k], B[t, t];  * is elementwise
 
-Several axes nest: A, G and B act on each, and the number of multiplications is the product. Summed over channels, every
-one of the points p = (p1, .., pd) is one matrix product, with the tiles of all samples as its rows::
+With a stride, each of its phases is such a correlation (`winograd_axes`). Several axes nest: A, G and B act on each, and
+the number of multiplications is the product. Summed over channels, every one of the points p = (p1, .., pd) is one matrix
+product, with the tiles of all samples as its rows::
 
     Conv            Y[p, tile, o] = X[p, tile, c] W[p, o, c]^T      x tiles by B, w by G, y by A
     ConvInputGrad   X[p, tile, c] = Y[p, tile, o] W[p, o, c]        the same convolution with w turned around
@@ -22,8 +23,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, reduce
+from dataclasses import replace
+from functools import reduce
 
 import numpy as np
 import onnx_ir as ir
@@ -37,76 +38,25 @@ from onnx_convgrad.rules.conv_shared import (
     conv_kernel,
     not_empty,
     static_kernel,
-    unit_stride,
     x_dims,
     y_dims,
 )
+from onnx_convgrad.rules.winograd_axes import (
+    MOST,
+    Axis,
+    data_matrices,
+    forward_matrices,
+    rows_read,
+    tiled,
+    weight_matrices,
+)
 from onnx_convgrad.samples import filled, may_be_empty, with_samples
-
-POINTS = {
-    1: (0.0,),
-    2: (1.0, -1.0),
-    3: (0.0, 1.0, -1.0),
-    4: (0.0, 1.25, -1.25, -0.5),
-    5: (0.0, 0.75, -0.75, 1.5, -1.5),
-    6: (0.0, 1.0, -1.0, 2.0, -2.0, 0.5),
-    7: (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5),
-}
-"""The finite points of evaluation, by their number; chosen for small rounding errors. One more lies at infinity."""
-
-MOST = max(POINTS) + 1
-"""The longest window: with more points float32 loses too many digits."""
 
 SIZES = (2, 4, 6)
 """The lowerings: tiles of at most this many outputs on an axis."""
 
-# -- one axis ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """One spatial axis cut into tiles: `count` tiles of `tile` outputs each, of a kernel with `taps` taps.
-
-    With dilation d the rows r, r + d, r + 2 d, .. are an axis of their own for each of the d phases r: there are `count`
-    tiles of each phase. An axis with one tap is left whole: its tiles are its rows. The number of tiles is not known while
-    building (`None` until it is emitted) if that of the rows is not.
-    """
-
-    tile: int
-    taps: int
-    count: Dim | None
-    dilation: int = 1
-
-    @property
-    def window(self) -> int:
-        """Rows that the outputs of one tile depend on, and the number of points."""
-        return self.tile + self.taps - 1
-
-
-def tiled(size: int | None, taps: int, dilation: int, most: int) -> Axis:
-    """The axis in as few equal tiles as a tile size of at most `most` allows; in the largest if its size is not known."""
-    if taps == 1:
-        return Axis(1, 1, size)
-    largest = min(most, MOST + 1 - taps)
-    if size is None:
-        return Axis(largest, taps, None, dilation)
-    rows = -(-size // dilation)
-    count = -(-rows // largest)
-    return Axis(-(-rows // count), taps, count, dilation)
-
-
-@cache
-def matrices(outputs: int, taps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A, G and B of F(outputs, taps): evaluation at the points, and interpolation through them, transposed."""
-    points = np.array(POINTS.get(outputs + taps - 2, ()))
-    others = [np.delete(points, i) for i in range(len(points))]
-    scale = np.array([np.prod(p - rest) for p, rest in zip(points, others, strict=True)]).reshape(-1, 1)
-    a = np.vander(points, outputs, increasing=True)
-    g = np.vander(points, taps, increasing=True) / scale
-    b = [[*np.atleast_1d(np.poly(rest))[::-1], 0.0] for rest in others]
-    last = np.atleast_1d(np.poly(points))[::-1]
-    return np.vstack([a, np.eye(outputs)[-1]]).T, np.vstack([g, np.eye(taps)[-1]]), np.array([*b, last])
-
+Cut = Callable[[ConvSpec, int], list[Axis]]
+"""The axes of a convolution in tiles of at most so many outputs."""
 
 # -- requirements ------------------------------------------------------------------------------------------------------
 
@@ -116,42 +66,60 @@ def dense(q: Query) -> str | None:
 
 
 def small_kernel(q: Query) -> str | None:
-    longest = max(q.spec.kernel)
+    longest = max(-(-(k or 1) // s) for k, s in zip(q.spec.kernel, q.spec.strides, strict=True))
     if longest == 1:
-        return "a kernel of one tap leaves nothing to save"
+        return f"{'a kernel' if q.spec.unit_stride else 'a phase'} of one tap leaves nothing to save"
     return None if longest < MOST else f"a kernel of {longest} rows needs more than {MOST} points"
 
 
+def strides_of_taps(q: Query) -> str | None:
+    for axis, (k, s, d) in enumerate(zip(q.spec.kernel, q.spec.strides, q.spec.dilations, strict=True)):
+        if s > 1 and (k is None or k < s or d > 1):
+            return f"along axis {axis} the stride is {s}, with {f'dilation {d}' if d > 1 else f'a kernel of {k}'}"
+    return None
+
+
 def rows_remain(q: Query) -> str | None:
-    pads = zip(q.spec.x, q.spec.begin, q.spec.end, strict=True)
-    left = all(x is None or x + min(low, high) > 0 for x, low, high in pads)
-    return None if left else "negative padding removes every row"
+    ends = (high - (rest or 0) for high, rest in zip(q.spec.end, q.spec.leftover, strict=True))
+    left = all(x is None or x + min(low, high) > 0 for x, low, high in zip(q.spec.x, q.spec.begin, ends, strict=True))
+    return None if left else "the windows reach nothing but padding"
 
 
 def usual_padding(q: Query) -> str | None:
     """Where the number of rows is not known, padding must be an attribute of the Conv that cuts tiles."""
-    for x, y, k, d, *pads in zip(
-        q.spec.x, q.spec.y, q.spec.kernel, q.spec.dilations, q.spec.begin, q.spec.end, strict=True
+    spec = q.spec
+    for x, y, k, d, s, *pads in zip(
+        spec.x, spec.y, spec.kernel, spec.dilations, spec.strides, spec.begin, spec.end, strict=True
     ):
-        if None in (x, y) and ((d != 1 and k != 1) or min(pads) < 0 or max(pads) >= k):
-            return "a spatial size is not known while building, and the kernel is dilated or unusually padded"
+        if None in (x, y) and ((max(d, s) != 1 and k != 1) or min(pads) < 0 or max(pads) >= k):
+            return "a spatial size is not known while building, and the kernel is dilated, strided or unusually padded"
     return None
 
 
-def own_tile(most: int, of: str) -> Requirement:
+def own_tile(most: int, cut: Cut) -> Requirement:
     """Whether tiles of at most `most` rows differ from those of the next smaller size."""
 
     def requirement(q: Query) -> str | None:
         smaller = max((s for s in SIZES if s < most), default=1)
-        small, large = (_axes(q.spec, getattr(q.spec, of), m) for m in (smaller, most))
+        small, large = (cut(q.spec, m) for m in (smaller, most))
         return "smaller tiles do the same" if small == large else None
 
     return requirement
 
 
 def _axes(spec: ConvSpec, sizes: Sequence[int | None], most: int) -> list[Axis]:
-    rows = zip(sizes, spec.kernel, spec.dilations, strict=True)
-    return [tiled(size, taps or 1, dilation, most) for size, taps, dilation in rows]
+    rows = zip(sizes, spec.kernel, spec.dilations, spec.strides, strict=True)
+    return [tiled(size, taps or 1, dilation, most, stride) for size, taps, dilation, stride in rows]
+
+
+def _x_axes(spec: ConvSpec, most: int) -> list[Axis]:
+    """The axes of the data in tiles of whole strides."""
+    rows = zip(spec.x, spec.strides, strict=True)
+    return _axes(spec, [None if x is None else -(-x // s) for x, s in rows], most)
+
+
+def _y_axes(spec: ConvSpec, most: int) -> list[Axis]:
+    return _axes(spec, spec.y, most)
 
 
 def _counted(e: Emitter, axes: list[Axis], sizes: Sequence[Dim]) -> list[Axis]:
@@ -165,7 +133,7 @@ def _counted(e: Emitter, axes: list[Axis], sizes: Sequence[Dim]) -> list[Axis]:
 REQUIRES = [
     not_empty,
     conv_kernel,
-    unit_stride,
+    strides_of_taps,
     dense,
     static_kernel,
     small_kernel,
@@ -183,23 +151,24 @@ def to_points(
     axes: list[Axis],
     kernels: list[np.ndarray],
     pads: Sequence[tuple[int, int]],
+    steps: Sequence[int],
     perm: Sequence[int] | None = None,
 ) -> ir.Value:
     """Cut [N, C, *size] into tiles and multiply each axis by its matrix [points, rows]: [points, tiles N, C].
 
-    `pads` are the rows of zeros around each axis: tile i of phase r begins at row `dilation tile i + r - begin`. `perm`
+    `pads` are the rows of zeros around each axis: tile i of phase r begins at row `dilation step i + r - begin`. `perm`
     puts the spatial axes first, if `v` has another shape.
     """
     n, c, *spatial = size
     tiles: Dim
     v = e.transpose(v, perm or [*range(2, 2 + len(axes)), 0, 1])
     points, tiles = 1, 1
-    for i, (axis, kernel, (start, end)) in enumerate(zip(axes, kernels, pads, strict=True)):
+    for i, (axis, kernel, (start, end), step) in enumerate(zip(axes, kernels, pads, steps, strict=True)):
         rows, count, phases = spatial[i], axis.count, axis.dilation
         assert count is not None, "the tiles are counted"
         v = e.reshape(v, [points, 1, tiles, rows, e.size_mul(*spatial[i + 1 :], n, c)])
         if isinstance(rows, int) and isinstance(count, int):
-            need = ((count - 1) * axis.tile + kernel.shape[1]) * phases
+            need = ((count - 1) * step + kernel.shape[1]) * phases
             v = e.slice(v, [max(-start, 0)], [min(need - start, rows)], [3])
             low, high = max(start, 0), max(need - start - rows, 0)
             rows = need - low - high
@@ -218,7 +187,7 @@ def to_points(
                 "Conv",
                 v,
                 e.const(kernel.reshape(-1, 1, 1, kernel.shape[1], 1), v.dtype),
-                strides=[1, axis.tile, 1],
+                strides=[1, step, 1],
                 pads=[0, low // phases, 0, 0, high // phases, 0],
             )
         points, tiles = points * kernel.shape[0], e.size_mul(tiles, count, phases)
@@ -226,7 +195,7 @@ def to_points(
 
 
 def from_points(e: Emitter, v: ir.Value, size: list[Dim], axes: list[Axis], kernels: list[np.ndarray]) -> ir.Value:
-    """Multiply each axis of [points, tiles N, C] by its matrix [tile, points] and put the tiles together: [N, C, *size]."""
+    """Multiply each axis of [points, tiles N, C] by its matrix [rows, points] and put the tiles together: [N, C, *size]."""
     samples, c, *spatial = size
     n, rank = filled(e, samples), len(axes)
     counts = [number for axis in axes for number in (axis.count or 0, axis.dilation)]
@@ -238,28 +207,29 @@ def from_points(e: Emitter, v: ir.Value, size: list[Dim], axes: list[Axis], kern
             lead = [points] if points > 1 else []
             v = e.matmul(e.const(kernel, v.dtype), e.reshape(v, [*lead, kernel.shape[1], behind]))
         behind = e.size_mul(behind, kernel.shape[0])
-    rows = e.size_mul(*(axis.tile for axis in axes), *counts)
-    v = e.op("Gather", e.reshape(v, [rows, e.size_mul(n, c)]), _places(e, axes, spatial), axis=0)
+    heights = [kernel.shape[0] for kernel in kernels]
+    places = _places(e, axes, heights, spatial)
+    v = e.op("Gather", e.reshape(v, [e.size_mul(*heights, *counts), e.size_mul(n, c)]), places, axis=0)
     v = e.reshape(v, [*spatial, n, c])
     if may_be_empty(e, samples):
         v = e.slice(v, [0], [samples], [rank])
     return e.transpose(v, [rank, rank + 1, *range(rank)])
 
 
-def _places(e: Emitter, axes: list[Axis], spatial: Sequence[Dim]) -> ir.Value:
-    """Where [*tile, *(count, dilation)] holds each point of the image: the sum of one part per axis, in row-major order.
+def _places(e: Emitter, axes: list[Axis], heights: Sequence[int], spatial: Sequence[Dim]) -> ir.Value:
+    """Where [*heights, *(count, dilation)] holds each point of the image: a sum of one part per axis, in row-major order.
 
     One Gather puts the tiles together, crops what reaches past the end and runs on all threads, as no Transpose does.
     """
     total: ir.Value | None = None
     counts = [e.size_mul(axis.count or 0, axis.dilation) for axis in axes]
     static = all(isinstance(size, int) for size in (*counts, *spatial))
-    for i, (axis, size) in enumerate(zip(axes, spatial, strict=True)):
+    for i, (axis, height, size) in enumerate(zip(axes, heights, spatial, strict=True)):
         behind = e.size_mul(1, *counts[i + 1 :])
-        tiles = e.size_mul(*(a.tile for a in axes[i + 1 :]), *counts)
+        tiles = e.size_mul(*heights[i + 1 :], *counts)
         inner = [1] * (len(axes) - 1 - i)
         if static and isinstance(size, int):
-            tile, place = np.divmod(np.arange(size), axis.tile * axis.dilation)
+            tile, place = np.divmod(np.arange(size), height * axis.dilation)
             row, phase = np.divmod(place, axis.dilation)
             part = row * tiles + (tile * axis.dilation + phase) * behind
             index = e.const(part.reshape(-1, *inner), ir.DataType.INT32)
@@ -271,7 +241,7 @@ def _places(e: Emitter, axes: list[Axis], spatial: Sequence[Dim]) -> ir.Value:
 
 
 def _place(e: Emitter, axis: Axis, size: Dim, tiles: Dim, behind: Dim) -> ir.Value:
-    """The part of one axis, by arithmetic of the graph: row `r` of tile `t` is at `r tiles + t behind`. Undilated."""
+    """The part of one axis, by arithmetic of the graph: row `r` of tile `t` is at `r tiles + t behind`; steps of 1."""
     one = e.const(np.asarray(1), ir.DataType.INT64)
     last = e.squeeze(e.vector([size]), [0])
     at = e.op("Range", e.const(np.asarray(0), ir.DataType.INT64), last, one)
@@ -300,10 +270,11 @@ def forward(e: Emitter, n: Call, spec: ConvSpec, most: int) -> ir.Value:
         size if size is not None else e.size_add(have, low + high + 1 - (taps or 1))
         for size, have, taps, (low, high) in zip(spec.y, rows, spec.kernel, pads, strict=True)
     ]
-    axes = _counted(e, _axes(spec, spec.y, most), y)
-    a, g, b = zip(*(matrices(axis.tile, axis.taps) for axis in axes), strict=True)
+    axes = _counted(e, _y_axes(spec, most), y)
+    a, g, b = zip(*map(forward_matrices, axes), strict=True)
     x = with_samples(e, x, [batch, channels, *rows])
-    tiles = to_points(e, x, [filled(e, batch), channels, *rows], axes, list(b), pads)
+    steps = [axis.step for axis in axes]
+    tiles = to_points(e, x, [filled(e, batch), channels, *rows], axes, list(b), pads, steps)
     weight = weight_to_points(e, w, [features, channels], list(g))
     product = e.matmul(tiles, e.swap_last(weight))
     result = from_points(e, product, [batch, features, *y], axes, list(a))
@@ -311,16 +282,18 @@ def forward(e: Emitter, n: Call, spec: ConvSpec, most: int) -> ir.Value:
 
 
 def input_grad(e: Emitter, n: Call, spec: ConvSpec, most: int) -> ir.Value:
-    """The convolution of dY with the kernel turned around, which is G with its columns in reverse."""
+    """The convolution of dY with the kernel turned around; with strides, one for each phase of the rows of dX."""
     dy, w = n["dY"], n["W"]
     batch, features, *rows = y_dims(e, dy, spec)
     channels, *size = x_dims(e, n["X_like"], spec)[1:]
-    axes = _counted(e, _axes(spec, spec.x, most), size)
-    a, g, b = zip(*(matrices(axis.tile, axis.taps) for axis in axes), strict=True)
-    pads = list(zip(*back_padding(spec), strict=True))
+    axes = _counted(e, _x_axes(spec, most), size)
+    a, g, b = zip(*map(data_matrices, axes, spec.begin), strict=True)
+    starts = [min(start for *_, start in rows_read(*pair)) for pair in zip(axes, spec.begin, strict=True)]
+    pads = [(-start, end) for start, end in zip(starts, back_padding(spec)[1], strict=True)]
     dy = with_samples(e, dy, [batch, features, *rows])
-    tiles = to_points(e, dy, [filled(e, batch), features, *rows], axes, list(b), pads)
-    weight = weight_to_points(e, w, [features, channels], [m[:, ::-1] for m in g])
+    steps = [axis.tile for axis in axes]
+    tiles = to_points(e, dy, [filled(e, batch), features, *rows], axes, list(b), pads, steps)
+    weight = weight_to_points(e, w, [features, channels], list(g))
     return from_points(e, e.matmul(tiles, weight), [batch, channels, *size], axes, list(a))
 
 
@@ -330,13 +303,13 @@ def weight_grad(e: Emitter, n: Call, spec: ConvSpec, most: int) -> ir.Value:
     x_size, y_size = x_dims(e, x, spec), y_dims(e, dy, spec)
     x, dy = with_samples(e, x, x_size), with_samples(e, dy, y_size)
     x_size[0] = y_size[0] = filled(e, x_size[0])
-    axes = _counted(e, _axes(spec, spec.y, most), y_size[2:])
-    a, g, b = zip(*(matrices(axis.taps, axis.tile) for axis in axes), strict=True)
+    axes = _counted(e, _y_axes(spec, most), y_size[2:])
+    a, g, b = zip(*map(weight_matrices, axes), strict=True)
     # Unlike the tiles of the forward pass to the runtime, which would else keep those, larger than x, until now.
     flat = e.reshape(x, [*x_size[:2], e.size_mul(*x_size[2:]), 1])
     pads = list(zip(spec.begin, spec.end, strict=True))
-    x_tiles = to_points(e, flat, x_size, axes, list(b), pads, [2, 3, 0, 1])
-    y_tiles = to_points(e, dy, y_size, axes, list(g), [(0, 0)] * spec.rank)
+    x_tiles = to_points(e, flat, x_size, axes, list(b), pads, [axis.step for axis in axes], [2, 3, 0, 1])
+    y_tiles = to_points(e, dy, y_size, axes, list(g), [(0, 0)] * spec.rank, [axis.tile for axis in axes])
     product = e.matmul(e.swap_last(y_tiles), x_tiles)
     kernel = reduce(np.kron, a)
     size = e.size_mul(y_size[1], x_size[1])
@@ -344,17 +317,17 @@ def weight_grad(e: Emitter, n: Call, spec: ConvSpec, most: int) -> ir.Value:
     return e.reshape_like(e.swap_last(taps), n["W_like"])
 
 
-def _declare(op_type: str, emit: Callable[[Emitter, Call, ConvSpec, int], ir.Value], of: str) -> None:
-    """One lowering per size of tile; `of` names the sizes of the spec that are cut into tiles."""
+def _declare(op_type: str, emit: Callable[[Emitter, Call, ConvSpec, int], ir.Value], cut: Cut) -> None:
+    """One lowering per size of tile; `cut` gives the axes in tiles."""
     for most in SIZES:
 
         def lower(e: Emitter, n: Call, spec: ConvSpec, most: int = most) -> ir.Value:
             return emit(e, n, spec, most)
 
         lower.__doc__ = f"Winograd's minimal filtering with tiles of at most {most} outputs on each axis."
-        lowering(op_type, f"winograd_{most}", requires=[*REQUIRES, own_tile(most, of)], exact=False)(lower)
+        lowering(op_type, f"winograd_{most}", requires=[*REQUIRES, own_tile(most, cut)], exact=False)(lower)
 
 
-_declare("Conv", forward, "y")
-_declare("ConvInputGrad", input_grad, "x")
-_declare("ConvWeightGrad", weight_grad, "y")
+_declare("Conv", forward, _y_axes)
+_declare("ConvInputGrad", input_grad, _x_axes)
+_declare("ConvWeightGrad", weight_grad, _y_axes)

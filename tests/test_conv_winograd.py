@@ -14,12 +14,16 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 import onnx_convgrad as og
-from onnx_convgrad.rules.conv_winograd import MOST, SIZES, matrices, tiled
+from onnx_convgrad.rules.conv_winograd import SIZES
+from onnx_convgrad.rules.winograd_axes import MOST, matrices, tiled
 from onnx_convgrad.runtime import run
 
 SETTINGS = settings(deadline=None, max_examples=100, derandomize=True, suppress_health_check=list(HealthCheck))
 CONV = {1: torch.nn.functional.conv1d, 2: torch.nn.functional.conv2d, 3: torch.nn.functional.conv3d}
 OPERATORS = ("Conv", "ConvInputGrad", "ConvWeightGrad")
+
+STEPS = [(1, 1), (1, 2), (1, 3), (2, 1), (3, 1)]
+"""Stride and dilation of an axis: with both there are no tiles."""
 
 Arrays = dict[str, np.ndarray]
 
@@ -45,12 +49,17 @@ def _arrays(shape: tuple[int, ...], weight: tuple[int, ...], *, bias: bool = Tru
 
 
 def _oracle(
-    arrays: Arrays, seed: np.ndarray | None, begin: list[int], end: list[int], dilations: list[int] | int = 1
+    arrays: Arrays,
+    seed: np.ndarray | None,
+    begin: list[int],
+    end: list[int],
+    dilations: list[int] | int = 1,
+    strides: list[int] | int = 1,
 ) -> Arrays:
     """The output, and with a seed the gradients, in float64."""
     t = {k: torch.tensor(v, dtype=torch.float64, requires_grad=True) for k, v in arrays.items()}
     pads = [p for pair in reversed(list(zip(begin, end, strict=True))) for p in pair]
-    y = CONV[len(begin)](torch.nn.functional.pad(t["x"], pads), t["w"], t.get("b"), 1, 0, dilations)
+    y = CONV[len(begin)](torch.nn.functional.pad(t["x"], pads), t["w"], t.get("b"), strides, 0, dilations)
     found = {"y": y.detach().numpy()}
     if seed is not None:
         y.backward(torch.tensor(seed, dtype=torch.float64))
@@ -87,10 +96,12 @@ def geometry(draw: st.DrawFn) -> dict:
     def each(low: int, high: int) -> list[int]:
         return draw(st.lists(st.integers(low, high), min_size=rank, max_size=rank))
 
+    steps = draw(st.lists(st.sampled_from(STEPS), min_size=rank, max_size=rank))
     return {
         "shape": (draw(st.integers(1, 2)), draw(st.integers(1, 5)), *each(1, most)),
         "weight": (draw(st.integers(1, 5)), 0, *each(1, taps)),
-        "dilations": each(1, 3),
+        "strides": [s for s, _ in steps],
+        "dilations": [d for _, d in steps],
         "begin": each(0, 3),
         "end": each(0, 3),
         "bias": draw(st.booleans()),
@@ -108,12 +119,12 @@ def test_random_geometry(g: dict, most: int) -> None:
     weight = (g["weight"][0], g["shape"][1], *g["weight"][2:])
     arrays = _arrays(g["shape"], weight, bias=g["bias"])
     pads = [*g["begin"], *g["end"]]
-    y = _oracle(arrays, None, g["begin"], g["end"], g["dilations"])["y"]
+    y = _oracle(arrays, None, g["begin"], g["end"], g["dilations"], g["strides"])["y"]
     seed = np.random.default_rng(1).standard_normal(y.shape).astype(np.float32)
     if y.size == 1:  # a single element needs no seed: it is 1
         seed = np.ones(y.shape, np.float32)
-    want = _oracle(arrays, seed, g["begin"], g["end"], g["dilations"])
-    model, used = _lowered(_model(arrays, pads=pads, dilations=g["dilations"]), most)
+    want = _oracle(arrays, seed, g["begin"], g["end"], g["dilations"], g["strides"])
+    model, used = _lowered(_model(arrays, pads=pads, dilations=g["dilations"], strides=g["strides"]), most)
     got = run(model, {**arrays, "y_grad": seed} if y.size > 1 else arrays)
     for name, value in want.items():
         assert _error(got[name], value) < 1e-4, (name, used)
@@ -129,12 +140,16 @@ def test_matrices_correlate(outputs: int, taps: int) -> None:
     np.testing.assert_allclose(a @ ((g @ w) * (b @ x)), np.correlate(x, w, "valid"), rtol=1e-11, atol=1e-11)
 
 
-@given(st.integers(1, 300), st.integers(1, MOST - 1), st.integers(1, 5), st.sampled_from(SIZES))
-def test_tiles_cover_the_axis_and_no_tile_is_superfluous(size: int, taps: int, dilation: int, most: int) -> None:
-    axis = tiled(size, taps, dilation, most)
+@given(st.integers(1, 300), st.integers(1, MOST - 1), st.sampled_from(STEPS), st.sampled_from(SIZES))
+def test_tiles_cover_the_axis_and_no_tile_is_superfluous(
+    size: int, taps: int, step: tuple[int, int], most: int
+) -> None:
+    stride, dilation = step
+    axis = tiled(size, taps, dilation, most, stride)
     outputs = axis.tile * axis.count * axis.dilation
     assert outputs >= size > outputs - axis.tile * axis.dilation
-    assert axis.window <= MOST
+    assert sum(axis.phases) == taps
+    assert axis.tile + max(axis.phases) - 1 <= MOST
     assert axis.tile <= most
 
 
@@ -170,6 +185,31 @@ def test_dilation_cuts_each_phase_into_tiles(dilation: int, pad: int, most: int)
     seed = np.random.default_rng(1).standard_normal(y.shape).astype(np.float32)
     want = _oracle(arrays, seed, pads, pads, dilations)
     model, used = _lowered(_model(arrays, pads=[*pads, *pads], dilations=dilations), most)
+    assert used == set(OPERATORS)
+    got = run(model, {**arrays, "y_grad": seed})
+    for name, value in want.items():
+        assert _error(got[name], value) < 1e-5, name
+
+
+@pytest.mark.parametrize("most", SIZES[:2])
+@pytest.mark.parametrize(
+    ("size", "kernel", "strides", "begin", "end"),
+    [
+        ((41,), (17,), [4], [8], [5]),
+        ((38,), (9,), [3], [0], [2]),
+        ((17, 20), (4, 4), [2, 2], [1, 2], [1, 0]),
+        ((13, 18), (3, 5), [2, 1], [0, 2], [1, 2]),
+        ((9, 8, 7), (4, 3, 3), [2, 2, 1], [1, 0, 1], [2, 2, 1]),
+    ],
+)
+def test_each_phase_of_a_stride_is_cut_into_tiles(
+    size: tuple[int, ...], kernel: tuple[int, ...], strides: list[int], begin: list[int], end: list[int], most: int
+) -> None:
+    arrays = _arrays((2, 3, *size), (4, 3, *kernel))
+    y = _oracle(arrays, None, begin, end, strides=strides)["y"]
+    seed = np.random.default_rng(1).standard_normal(y.shape).astype(np.float32)
+    want = _oracle(arrays, seed, begin, end, strides=strides)
+    model, used = _lowered(_model(arrays, pads=[*begin, *end], strides=strides), most)
     assert used == set(OPERATORS)
     got = run(model, {**arrays, "y_grad": seed})
     for name, value in want.items():
@@ -235,7 +275,9 @@ def test_tiles_of_the_forward_pass_are_not_kept_for_the_gradient(tmp_path: Path)
 @pytest.mark.parametrize(
     ("weight", "attributes", "reason"),
     [
-        ((4, 4, 3, 3), {"strides": [2, 1]}, r"strides \[2, 1\] are not 1"),
+        ((4, 4, 3, 1), {"strides": [1, 2]}, "along axis 1 the stride is 2, with a kernel of 1"),
+        ((4, 4, 3, 3), {"strides": [2, 2], "dilations": [2, 2]}, "along axis 0 the stride is 2, with dilation 2"),
+        ((4, 4, 2, 2), {"strides": [2, 2]}, "a phase of one tap leaves nothing to save"),
         ((4, 2, 3, 3), {"group": 2}, "the convolution has 2 groups"),
         ((4, 4, 1, 1), {}, "a kernel of one tap leaves nothing to save"),
         ((4, 4, 9, 3), {"pads": [4, 1, 4, 1]}, "a kernel of 9 rows needs more than 8 points"),

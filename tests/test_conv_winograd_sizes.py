@@ -90,13 +90,19 @@ def test_even_padding_only(target: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "attributes", [{"pads": [1, 1, 1, 3]}, {"pads": [1, -1, 1, 1]}, {"pads": [2, 2, 2, 2], "dilations": [2, 2]}]
+    "attributes",
+    [
+        {"pads": [1, 1, 1, 3]},
+        {"pads": [1, -1, 1, 1]},
+        {"pads": [2, 2, 2, 2], "dilations": [2, 2]},
+        {"pads": [1, 1, 1, 1], "strides": [2, 1]},
+    ],
 )
 def test_refusals(attributes: dict) -> None:
     model = _model("same", ["h", "w"])
     del model.graph.node[0].attribute[:]
     model.graph.node[0].attribute.extend(helper.make_attribute(k, v) for k, v in attributes.items())
     with pytest.raises(
-        og.LoweringError, match="a spatial size is not known while building, and the kernel is dilated or"
+        og.LoweringError, match="a spatial size is not known while building, and the kernel is dilated, strided or"
     ):
         og.augment(model, wrt=["w"], lowering={"ConvWeightGrad": "winograd_4"})
