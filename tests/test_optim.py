@@ -300,3 +300,33 @@ def test_a_schedule_gives_the_first_rate() -> None:
 def test_bad_options(build: Callable[[], Any], message: str) -> None:
     with pytest.raises(og.ArgumentError, match=message):
         build()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "nodes"),
+    [
+        (optim.SGD(lr=0.1), ["Sub"]),
+        (optim.SGD(lr=0.1, maximize=True), ["Sub"]),
+        (optim.SGD(lr=0.1, groups={"layer1.*": {"lr": 0.3}, "layer2.bias": {"weight_decay": 0.5}}), None),
+        (optim.SGD(lr=0.1, clip_norm=0.1), ["Mul", "Sub"]),
+        (optim.SGD(lr=0.1, groups={"layer1.*": {"momentum": 0.5}}), ["Mul", "Sub"]),
+    ],
+    ids=["plain", "up", "groups", "clipped", "momentum"],
+)
+def test_a_step_is_its_two_halves_in_fewer_passes(optimizer: optim.Optimizer, nodes: list[str] | None) -> None:
+    """Where every update is linear in the gradient, the loss is differentiated times the learning rate."""
+    program = og.build_training(network(), loss="mse", optimizer=optimizer)
+    m = program.manifest
+    generator = np.random.default_rng(0)
+    data = {m.data[0].name: generator.standard_normal((5, 3)), m.targets[0].name: generator.standard_normal((5, 2))}
+    feeds = {name: v.astype(np.float32) for name, v in data.items()}
+    rate = {m.learning_rate.name: np.asarray(0.7, np.float32)}
+    following = [p.next for p in m.parameters]
+    gradients = session(program.gradients).run([p.gradient for p in m.parameters], feeds)
+    given = {p.gradient: g for p, g in zip(m.parameters, gradients, strict=True)}
+    halves = session(program.update).run(following, {**rate, **given})
+    whole = session(program.step).run(following, {**feeds, **rate})
+    for got, want, p in zip(whole, halves, m.parameters, strict=True):
+        assert np.abs(got - want).max() <= 2e-6 * np.abs(want - start()[p.name]).max() + 2e-7, p.name
+    if nodes is not None:
+        assert [n.op_type for n in program.step.graph.node if n.name.startswith("layer2.bias/SGD")] == nodes

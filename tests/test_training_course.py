@@ -36,6 +36,7 @@ def torch_course(module: nn.Module, optimizer: torch.optim.Optimizer, steps: int
 
 OPTIMIZERS: list[tuple[optim.Optimizer, Callable[..., torch.optim.Optimizer]]] = [
     (optim.SGD(lr=0.05, momentum=0.9, weight_decay=1e-3), lambda p: torch.optim.SGD(p, 0.05, 0.9, weight_decay=1e-3)),
+    (optim.SGD(lr=0.05, weight_decay=1e-2), lambda p: torch.optim.SGD(p, 0.05, weight_decay=1e-2)),
     (optim.AdamW(lr=1e-3, eps=1e-4), lambda p: torch.optim.AdamW(p, 1e-3, eps=1e-4)),
 ]
 

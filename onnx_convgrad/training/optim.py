@@ -66,6 +66,8 @@ class Moving:
     clock: Clock
     scale: float = 1.0
     """The group's share of the learning rate."""
+    rated: bool = False
+    """Whether the gradient is multiplied by the learning rate (not by the share) already."""
 
     def own(self, scalar: ir.Value) -> ir.Value:
         """A scalar of the clock in the parameter's dtype."""
@@ -154,6 +156,10 @@ class Optimizer(ABC):
             share = float(chosen["lr"]) / base
         return replace(self, **chosen, groups={}), share
 
+    def is_linear(self) -> bool:
+        """Whether every parameter moves by its gradient times the learning rate, which the loss may then be scaled by."""
+        return False
+
     @abstractmethod
     def state(self) -> dict[str, float]:
         """Slots that this rule keeps per parameter -> the number that each begins with."""
@@ -208,10 +214,17 @@ class SGD(Optimizer):
         if self.nesterov and (self.momentum == 0 or self.dampening != 0):
             raise ArgumentError("nesterov needs a momentum above 0 and no dampening.")
 
+    def is_linear(self) -> bool:
+        momenta = [self.momentum, *(options.get("momentum", 0) for options in self.groups.values())]
+        clipped = self.clip_value is not None or self.clip_norm is not None
+        return not any(momenta) and not clipped and type(self).step is SGD.step
+
     def state(self) -> dict[str, float]:
         return {"momentum_buffer": 0.0} if self.momentum else {}
 
     def step(self, p: Moving) -> Step:
+        if p.rated:
+            return self._rated(p), {}
         e, d = p.e, _decayed(p, self.weight_decay)
         if not self.momentum:
             return _descend(p, p.parameter, e.mul(d, p.rate)), {}
@@ -222,6 +235,13 @@ class SGD(Optimizer):
         buffer = e.add(e.mul(p.state["momentum_buffer"], self.momentum), fresh)
         move = e.add(d, e.mul(buffer, self.momentum)) if self.nesterov else buffer
         return _descend(p, p.parameter, e.mul(move, p.rate)), {"momentum_buffer": buffer}
+
+    def _rated(self, p: Moving) -> ir.Value:
+        """p <- (1 - eta weight_decay) p - eta g, a pass less where eta g is given."""
+        e, parameter = p.e, p.parameter
+        if self.weight_decay:
+            parameter = e.mul(parameter, p.own(e.sub(1, e.mul(p.eta, self.weight_decay))))
+        return _descend(p, parameter, e.mul(p.gradient, p.scale))
 
 
 @dataclass(frozen=True)

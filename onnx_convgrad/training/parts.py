@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.emit import Emitter
 from onnx_convgrad.errors import ArgumentError, first_few
+from onnx_convgrad.parameters import named_values
 from onnx_convgrad.passes.training import rewrite_for_training
 from onnx_convgrad.reverse import backward
 from onnx_convgrad.training import modes
@@ -47,6 +48,8 @@ class Differentiated:
     draft: Draft
     forward: Forward
     gradients: dict[str, ir.Value]
+    rated: bool = False
+    """Whether the gradients are multiplied by the learning rate."""
 
 
 class Builder:
@@ -56,7 +59,7 @@ class Builder:
         self.plan = plan
         self._tensors: dict[str, ir.TensorProtocol] = {}
         self.manifest: Manifest = manifest(plan, options)
-        first = self._differentiate()
+        first = self._differentiate(rated=self._rated)
         missing = [repr(name) for name in plan.parameters if name not in first.gradients]
         if len(missing) == len(plan.parameters):
             raise ArgumentError("The loss does not depend on any of the parameters.")
@@ -79,13 +82,13 @@ class Builder:
     # -- parts ---------------------------------------------------------------------------------------------------------
 
     def _step(self) -> Draft:
-        done = self._first or self._differentiate()
+        done = self._first or self._differentiate(rated=self._rated)
         self._first = None  # a draft is sealed once
         draft = done.draft
-        moving = {entry.name for entry in self.manifest.moving()}
+        moving = {self.manifest.learning_rate.name, *(entry.name for entry in self.manifest.moving())}
         draft.inputs = [v for v in draft.inputs if not v.is_initializer() or v.name in moving]
         parameters = {p.name: draft.values[p.name] for p in self.manifest.parameters}
-        moved = self._move(draft, parameters, done.gradients)
+        moved = self._move(draft, parameters, done.gradients, rated=done.rated)
         self._give_forward(draft, done.forward)
         self._give_next(draft, {**moved, **done.forward.following})
         return draft
@@ -117,13 +120,28 @@ class Builder:
 
     # -- pieces --------------------------------------------------------------------------------------------------------
 
-    def _differentiate(self) -> Differentiated:
+    @property
+    def _rated(self) -> bool:
+        """Whether a step differentiates the loss times the learning rate, which saves a pass over all parameters.
+
+        Not where a value is of float16, in which a small gradient would become zero.
+        """
+        values = named_values(self.plan.base.graph).values()
+        half = self.plan.precision == "float16" or any(v.dtype == ir.DataType.FLOAT16 for v in values)
+        return self.plan.optimizer.is_linear() and not half
+
+    def _rate(self, draft: Draft) -> ir.Value:
+        return draft.input(self.manifest.learning_rate, np.asarray(self.manifest.optimizer["lr"], np.float32))
+
+    def _differentiate(self, *, rated: bool = False) -> Differentiated:
         draft = Draft(self.plan.base, self.plan.machine)
         forward = self._forward(draft, training=True)
         sources = {name: draft.values[name] for name in self.plan.parameters}
         e, scale = draft.e, None
         with draft.named("seed"):
             seed = e.full_like(forward.loss, 1)
+            if rated:
+                seed = e.typed(e.mul(seed, e.cast(self._rate(draft), seed.dtype or ir.DataType.FLOAT)), seed)
             for s in self.manifest.state:
                 if s.slot == "loss_scale":
                     scale = self._stored(draft, s)
@@ -135,15 +153,19 @@ class Builder:
             with draft.named("loss_scale"):
                 inverse = e.op("Reciprocal", scale)
                 gradients = {k: e.mul(g, e.cast(inverse, g.dtype or ir.DataType.FLOAT)) for k, g in gradients.items()}
-        return Differentiated(draft, forward, gradients)
+        return Differentiated(draft, forward, gradients, rated)
 
     def _move(
-        self, draft: Draft, parameters: Mapping[str, ir.Value], gradients: Mapping[str, ir.Value]
+        self,
+        draft: Draft,
+        parameters: Mapping[str, ir.Value],
+        gradients: Mapping[str, ir.Value],
+        *,
+        rated: bool = False,
     ) -> dict[str, ir.Value]:
         """The next value of every parameter and of the optimizer's state."""
-        rate = draft.input(self.manifest.learning_rate, np.asarray(self.manifest.optimizer["lr"], np.float32))
         state = {s.name: self._stored(draft, s) for s in self.manifest.state if s.kind == "optimizer"}
-        return update(draft, self.plan, self.manifest, parameters, gradients, state, rate)
+        return update(draft, self.plan, self.manifest, parameters, gradients, state, self._rate(draft), rated=rated)
 
     def _forward(self, draft: Draft, *, training: bool) -> Forward:
         """The model in training or inference mode, and the loss."""

@@ -23,6 +23,8 @@ def update(
     gradients: Mapping[str, ir.Value],
     state: Mapping[str, ir.Value],
     rate: ir.Value,
+    *,
+    rated: bool = False,
 ) -> dict[str, ir.Value]:
     """Emit one update.
 
@@ -34,6 +36,7 @@ def update(
         gradients: Parameter -> its gradient.
         state: State of the optimizer -> its value.
         rate: The learning rate.
+        rated: Whether the gradients are multiplied by it already, which an optimizer must be linear for.
 
     Returns:
         Parameter or state -> its next value.
@@ -53,7 +56,7 @@ def update(
         rule, share = plan.optimizer.of(name)
         own = {slot: state[key] for slot, key in slots.get(name, {}).items()}
         with draft.named(f"{name}/{type(rule).__name__}"):
-            following[name], moved = rule.step(Moving(e, parameter, ready[name], own, clock, share))
+            following[name], moved = rule.step(Moving(e, parameter, ready[name], own, clock, share, rated))
         following.update({slots[name][slot]: value for slot, value in moved.items()})
     if plan.scale is not None:
         with draft.named("loss_scale"):
