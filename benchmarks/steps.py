@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -52,10 +52,10 @@ def prepare(name: str, folder: Path, batch: int, size: int, *, ort: Path | None,
     )
     step = program.step
     seconds = time.perf_counter() - start
-    (folder / "step.onnx").write_bytes(step.SerializeToString())
     m = program.manifest
     moving = m.moving()
     stored = {t.name: numpy_helper.to_array(t) for t in step.graph.initializer}
+    (folder / "step.onnx").write_bytes(without(step, {v.name for v in moving}).SerializeToString())
     np.savez(folder / "start.npz", **{v.name: stored[v.name] for v in moving})
     plan = {
         "network": name,
@@ -76,6 +76,16 @@ def prepare(name: str, folder: Path, batch: int, size: int, *, ort: Path | None,
         if result.returncode:
             facts["missing"]["ort"] = why(result.stderr)
     return facts
+
+
+def without(step: onnx.ModelProto, fed: Collection[str]) -> onnx.ModelProto:
+    """The step without the defaults of what is fed, as `Trainer` runs it: a session would hold a copy of them."""
+    kept = [t for t in step.graph.initializer if t.name not in fed]
+    bare = onnx.ModelProto()
+    bare.CopyFrom(step)
+    del bare.graph.initializer[:]
+    bare.graph.initializer.extend(kept)
+    return bare
 
 
 def why(errors: str) -> str:
