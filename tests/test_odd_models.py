@@ -139,3 +139,20 @@ def test_many_threads_begin_at_once() -> None:
         assert len({m.SerializeToString() for m in done}) == 1 and len(done) == 4
     """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_sequences_of_known_members() -> None:
+    """`stack`, `cat` and an index of a list, as PyTorch's exporter writes them."""
+    model = parsed(
+        """<int64 first = {0}, int64 last = {-1}> {
+        h = Tanh (x)  s = SequenceConstruct (x, h)  a = ConcatFromSequence <axis = 1, new_axis = 1> (s)
+        n = SequenceEmpty ()  n1 = SequenceInsert (n, x)  n2 = SequenceInsert (n1, h, first)  n3 = SequenceInsert (n2, a)
+        c = SequenceErase (n3)  b = ConcatFromSequence <axis = -1> (c)  y = SequenceAt (c, last)
+        q = ReduceSumSquare <keepdims = 0> (a)  r = ReduceSumSquare <keepdims = 0> (b)  z = Add (q, r)
+        }"""
+    )
+    model.graph.output.append(onnx.helper.make_tensor_value_info("z", 1, []))
+    want = 1 + 4 * X + 4 * np.tanh(X) * (1 - np.tanh(X) ** 2)
+    np.testing.assert_allclose(gradient(model), want, rtol=1e-5)
+    result = run(og.augment(model, wrt="inputs", seed="ones"), {"x": X})
+    np.testing.assert_array_equal(result["y"], X)

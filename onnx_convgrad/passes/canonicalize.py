@@ -25,6 +25,7 @@ from onnx_convgrad.passes import shape_rules
 from onnx_convgrad.passes.branches import take_known_branches
 from onnx_convgrad.passes.fold_sizes import fold_sizes
 from onnx_convgrad.passes.gradient_edges import GRADIENT, TRAINING_DOMAIN, label
+from onnx_convgrad.passes.known_sequences import use_members
 from onnx_convgrad.passes.upgrade import OLDEST_OPSET, upgrade
 from onnx_convgrad.registry import check_names
 
@@ -82,7 +83,7 @@ def canonicalize(model: ir.Model, input_shapes: InputShapes | None = None, *, fo
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     if not whole:  # what was guessed of operators that are now taken apart, and of what follows them, is forgotten
         _forget_shapes(model.graph)
-    if before != model.opset_imports.get("", 0) or not whole:
+    if use_members(model.graph) or before != model.opset_imports.get("", 0) or not whole:
         _infer(model)
     if not whole and not input_shapes and _recall_shapes(declared):
         _infer(model)

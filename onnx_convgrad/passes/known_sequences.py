@@ -1,0 +1,99 @@
+"""Sequences whose members are known: what is taken from them is the member itself.
+
+PyTorch's exporter writes `stack` and `cat` of a list as SequenceConstruct, or SequenceEmpty and SequenceInsert, before a
+ConcatFromSequence. Sequences have no gradients of their own kind; their members, which are tensors, have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import onnx_ir as ir
+
+from onnx_convgrad.constants import constant_of
+from onnx_convgrad.emit import Emitter
+
+__all__ = ["use_members"]
+
+Members = dict[ir.Value, list[ir.Value]]
+
+
+def use_members(graph: ir.Graph) -> bool:
+    """Put members in place of SequenceAt and a Concat in place of ConcatFromSequence, at opset 13 or later.
+
+    Returns:
+        Whether there was one.
+    """
+    e = Emitter(graph, opsets=graph.opset_imports)
+    known: Members = {}
+    found = False
+    for node in list(graph):
+        if node.domain not in ("", "ai.onnx"):
+            continue
+        members = _made(node, known)
+        if members is not None:
+            known[node.outputs[0]] = members
+        elif node.op_type in _TAKEN and node.inputs[0] in known:
+            e.anchor = node
+            found |= _replace(e, node, _TAKEN[node.op_type](e, node, known))
+    return found
+
+
+def _made(node: ir.Node, known: Mapping[ir.Value, list[ir.Value]]) -> list[ir.Value] | None:
+    """The members of the sequence that the node makes, if they are known."""
+    if node.op_type == "SequenceConstruct":
+        return [v for v in node.inputs if v is not None]
+    if node.op_type == "SequenceEmpty":
+        return []
+    source = known.get(node.inputs[0]) if node.inputs and node.inputs[0] is not None else None
+    if source is None or node.op_type not in ("Identity", "SequenceInsert", "SequenceErase"):
+        return None
+    if node.op_type == "Identity":
+        return source
+    inserts = node.op_type == "SequenceInsert"
+    place = len(source) if inserts else len(source) - 1
+    where = node.inputs[1 + inserts] if len(node.inputs) > 1 + inserts else None
+    if where is not None:
+        position = constant_of(where)
+        if position is None:
+            return None
+        place = int(position.item()) + (len(source) if position.item() < 0 else 0)
+    member = node.inputs[1] if inserts else None
+    return [*source[:place], *([member] if member is not None else []), *source[place + (not inserts) :]]
+
+
+def _at(_: Emitter, node: ir.Node, known: Members) -> ir.Value | None:
+    assert node.inputs[0] is not None, "the sequence is known"
+    members, position = known[node.inputs[0]], constant_of(node.inputs[1])
+    if position is None or not -len(members) <= position.item() < len(members):
+        return None
+    return members[int(position.item())]
+
+
+def _concat(e: Emitter, node: ir.Node, known: Members) -> ir.Value | None:
+    assert node.inputs[0] is not None, "the sequence is known"
+    members, axis = known[node.inputs[0]], node.attributes["axis"].as_int()
+    adds = node.attributes.get("new_axis")
+    if not members:
+        return None
+    parts = [e.unsqueeze(v, [axis]) for v in members] if adds is not None and adds.as_int() else members
+    return e.op("Concat", *parts, axis=axis)
+
+
+_TAKEN: dict[str, Callable[[Emitter, ir.Node, Members], ir.Value | None]] = {
+    "ConcatFromSequence": _concat,
+    "SequenceAt": _at,
+}
+
+
+def _replace(e: Emitter, node: ir.Node, new: ir.Value | None) -> bool:
+    if new is None:
+        return False
+    old = node.outputs[0]
+    if old.is_graph_output() and (new.is_graph_output() or new.is_graph_input() or new.is_initializer()):
+        new = e.op("Identity", new)
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    if new.is_graph_output():
+        new.name, old.name = old.name, None
+    e.graph.remove(node, safe=True)
+    return True
