@@ -115,6 +115,37 @@ def test_copies_to_outputs(rows: int, copied: bool) -> None:
     assert got.tobytes() == (seed * a).tobytes()
 
 
+# -- gates -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "function", "added"),
+    [
+        ("s = Sigmoid(x) y = Mul(x, s)", torch.nn.functional.silu, ["Sub", "Mul", "Add", "Mul"]),
+        ("s = Sigmoid(x) y = Mul(s, x)", torch.nn.functional.silu, ["Sub", "Mul", "Add", "Mul"]),
+        ("s = Tanh(x) y = Mul(x, s)", lambda x: x * x.tanh(), ["Mul", "Sub", "Mul", "Add", "Mul"]),
+    ],
+    ids=["logistic", "the other way round", "another"],
+)
+def test_gates(body: str, function: Function, added: list[str]) -> None:
+    x, seed = _random(4, 6), _random(6, 4).reshape(4, 6)
+    x.flat[:4] = 0, 30, -30, -4
+    model = _model(body, "4, 6")
+    gradient = og.augment(model, wrt=["x"], training=True)
+    assert _ops(gradient)[2:] == added
+    want = _gradient(lambda leaf: function(leaf) * torch.tensor(seed), x)
+    np.testing.assert_allclose(run(gradient, {"x": x, "y_grad": seed})["x_grad"], want, rtol=1e-5, atol=1e-6)
+
+
+def test_a_gate_whose_parts_are_read_elsewhere() -> None:
+    """What s sends back is wanted itself, so it stays."""
+    model = _model("s = Sigmoid(x) y = Mul(x, s)", "4, 6")
+    x = _random(4, 6)
+    got = run(og.augment(model, wrt=["x", "s"], seed="ones", training=True), {"x": x})
+    np.testing.assert_array_equal(got["s_grad"], x)
+    np.testing.assert_allclose(got["x_grad"], _gradient(torch.nn.functional.silu, x), rtol=1e-5, atol=1e-6)
+
+
 # -- PRelu -------------------------------------------------------------------------------------------------------------
 
 
