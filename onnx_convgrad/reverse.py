@@ -224,11 +224,10 @@ class Walk:
             self._report(node, rule.reason, f"{DETOUR}.")
             return True
         if rule is None and not functions.has_body(node):
-            self._report(
-                node,
-                "no rule covers this operator.",
-                f"{DETOUR}, or add a rule (entry-point group onnx_convgrad.rules).",
-            )
+            hint = f"{DETOUR}, or add a rule (entry-point group onnx_convgrad.rules)."
+            if node.op_type == "If" and node.domain == "":
+                hint = f"Static sizes of the inputs may decide its condition, as with --input-shape x:8,3,64,64. {hint}"
+            self._report(node, "no rule covers this operator.", hint)
             return True
         return False
 
