@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.emit import Emitter, Operand
 from onnx_convgrad.registry import Call, Cotangents, elementwise, linear, require, vjp
+from onnx_convgrad.rules.activations import step
 
 # -- arithmetic --------------------------------------------------------------------------------------------------------
 
@@ -267,7 +268,7 @@ def clip(e: Emitter, n: Call) -> Cotangents:
         if low is None and high is None:
             return 1
         if [float(bound.item()) for bound in bounds] == [0, 6]:
-            return e.mask(e.op("And", e.compare("Greater", n.y, 0), e.compare("Less", n.y, 6)), x)
+            return step(e, e.mul(n.y, e.sub(6, n.y)))
         return e.mask(e.compare("Equal", x, n.y), x)
 
     return {

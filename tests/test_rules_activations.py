@@ -88,6 +88,20 @@ def test_pytorch_convention_at_kinks(op: str) -> None:
     np.testing.assert_allclose(slope(op, points, **attributes), x.grad.numpy(), rtol=1e-5, atol=1e-6)
 
 
+def test_relu6_next_to_its_bounds() -> None:
+    """The derivative is 1 at the nearest numbers inside, and 0 at the bounds."""
+    torch = pytest.importorskip("torch")
+    inside = [float(np.nextafter(np.float32(6), np.float32(0))), 1e-30, 3.0]
+    x = torch.tensor([0.0, 6.0, -1.0, 7.0, *inside], requires_grad=True)
+    torch.nn.functional.relu6(x).sum().backward()
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> g (float[7] x) => (float[7] y)'
+        " <float low = {0.0}, float high = {6.0}> { y = Clip(x, low, high) }"
+    )
+    got = run(api.augment(model, wrt=["x"], seed="ones"), {"x": x.detach().numpy()})["x_grad"]
+    np.testing.assert_array_equal(got, x.grad.numpy())
+
+
 SMOOTH = {
     "Sigmoid": ({}, "sigmoid", {}),
     "Tanh": ({}, "tanh", {}),
