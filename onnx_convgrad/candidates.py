@@ -7,12 +7,12 @@ reason.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad.chunks import EACH, counts, emit_in_chunks
+from onnx_convgrad.chunks import EACH, counts, emit_in_chunks, part_of
 from onnx_convgrad.cost import Rates
 from onnx_convgrad.emit import Emitter
 from onnx_convgrad.lowering import Lowering, Query, lowerings, reader_of
@@ -149,7 +149,7 @@ def _ways(
             if cut.seconds < _GAIN * whole.seconds:
                 yield chunks, cut
     if budget is not None:
-        for chunks in counts(entry.op_type, query.spec, whole.workspace, budget):
+        for chunks in _counts(entry, query, whole.workspace, budget):
             way = _sketched(entry, node, query, chunks)
             yield chunks, way
             if way.workspace <= budget:
@@ -161,7 +161,24 @@ def _cuts(entry: Lowering, query: Query, whole: Sketch) -> list[int]:
     if not query.target.loops:
         return []
     limits = [query.target.rates.cache / share for share in _SHARES]
-    return sorted({next(counts(entry.op_type, query.spec, whole.workspace, limit), 1) for limit in limits} - {1})
+    return sorted({n for limit in limits for n in _fewest(entry, query, whole.workspace, limit)})
+
+
+def _counts(entry: Lowering, query: Query, workspace: int, limit: float) -> Iterator[int]:
+    """Numbers of chunks that the lowering can work on, from the fewest that could come below the limit."""
+    for chunks in counts(entry.op_type, query.spec, workspace, limit):
+        part = replace(query, spec=part_of(query.spec, chunks), typical=part_of(query.typical, chunks))
+        if not any(requirement(part) for requirement in entry.requires):
+            yield chunks
+
+
+def _fewest(entry: Lowering, query: Query, workspace: int, limit: float) -> Iterator[int]:
+    """The fewest chunks that could come below the limit, and single samples where it takes parts of them."""
+    enough = -(-workspace // max(int(limit), 1))
+    for chunks in _counts(entry, query, workspace, limit):
+        yield chunks
+        if chunks >= enough:
+            break
 
 
 def _sketched(entry: Lowering, node: ir.Node, query: Query, chunks: int) -> Sketch:

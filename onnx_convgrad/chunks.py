@@ -4,15 +4,19 @@ A lowering becomes the body of a Scan over equal parts of the batch. Scan hands 
 its results in place, so nothing is copied to cut or to join; weight results are added up from part to part. What a
 lowering computes from the weights alone stays in front of the loop. It serves a workspace budget, and it is faster where
 what the lowering of a whole batch makes does not fit the cache and that of a few samples does.
+
+Where even one sample is too much, the weight gradient is that of bands of its rows, added up: the body takes the rows of
+the output, and those of the input that their windows reach, out of the whole arrays.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.activity import captured_values
@@ -20,7 +24,7 @@ from onnx_convgrad.emit import Dim, Emitter
 from onnx_convgrad.registry import Call
 from onnx_convgrad.samples import cut_samples, filled, with_samples
 
-__all__ = ["EACH", "counts", "emit_in_chunks", "reaching"]
+__all__ = ["EACH", "counts", "emit_in_chunks", "part_of", "reaching"]
 
 Emit = Callable[[Emitter, Call, Any], ir.Value]
 
@@ -31,6 +35,15 @@ class _Cut:
 
     operands: tuple[int, ...]
     added: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Bands:
+    """Rows of the input and of the output's gradient, and what they depend on: the body's operand -> those of all turns."""
+
+    x: ir.Value
+    dy: ir.Value
+    handed: dict[ir.Value, ir.Value]
 
 
 _CUTS = {
@@ -46,19 +59,44 @@ EACH = 0
 """In place of a number of chunks: one for each sample, however many there are."""
 
 
+_ROWS = 4
+"""Rows of output that a band has at least."""
+
+
 def counts(op_type: str, spec: Any, workspace: int, limit: float) -> Iterator[int]:
     """Numbers of equal chunks that could bring the workspace below `limit` bytes, from the fewest.
 
-    A batch of unknown size can only be cut into its samples.
+    A batch of unknown size can only be cut into its samples. More chunks than samples are bands of their rows.
     """
     if op_type not in _CUTS or workspace <= limit:
         return
     batch = spec.batch
     if batch is None:
         yield EACH
-    else:
-        least = -(-workspace // max(int(limit), 1))
-        yield from (n for n in range(min(least, batch), batch + 1) if n > 1 and batch % n == 0)
+        return
+    least = -(-workspace // max(int(limit), 1))
+    yield from (n for n in range(min(least, batch), batch + 1) if n > 1 and batch % n == 0)
+    if op_type == "ConvWeightGrad" and least > batch > 0 and spec.rank > 1 and spec.static:
+        rows = spec.y[0]
+        yield from (batch * n for n in range(-(-least // batch), rows // _ROWS + 1) if rows % n == 0)
+
+
+def part_of(spec: Any, chunks: int) -> Any:
+    """The geometry of one of so many chunks."""
+    if chunks in (1, EACH):
+        return spec.with_batch(1) if chunks == EACH else spec
+    if chunks <= spec.batch:
+        return spec.with_batch(spec.batch // chunks)
+    rows = spec.y[0] * spec.batch // chunks
+    reach = (rows - 1) * spec.strides[0] + spec.span[0]
+    return replace(
+        spec,
+        batch=1,
+        x=(reach, *spec.x[1:]),
+        y=(rows, *spec.y[1:]),
+        begin=(0, *spec.begin[1:]),
+        end=(0, *spec.end[1:]),
+    )
 
 
 def emit_in_chunks(e: Emitter, node: ir.Node, spec: Any, chunks: int, emit: Emit) -> ir.Value:
@@ -69,20 +107,27 @@ def emit_in_chunks(e: Emitter, node: ir.Node, spec: Any, chunks: int, emit: Emit
     batch: Dim = e.dim(first, 0) if spec.batch is None else spec.batch
     samples = filled(e, batch)  # a Scan refuses to run not even once
     count: Dim = chunks or samples
-    part = spec.with_batch(1 if chunks == EACH else spec.batch // chunks)
+    part = part_of(spec, chunks)
+    start = len(e.emitted)
     operands = list(node.inputs)
     slices: dict[ir.Value, ir.Value] = {}
-    for position in cut.operands:
-        whole = operands[position]
-        assert whole is not None, "the batch operands are never absent"
-        operands[position] = own = _slice(e, whole, part.batch, position)
-        slices[own] = whole
+    if spec.batch is not None and chunks > spec.batch:
+        x, dy = operands[:2]
+        assert x is not None, "the batch operands are never absent"
+        assert dy is not None, "the batch operands are never absent"
+        bands = _bands(e, x, dy, spec, part, chunks)
+        operands[:2], slices = [bands.x, bands.dy], bands.handed
+    else:
+        for position in cut.operands:
+            whole = operands[position]
+            assert whole is not None, "the batch operands are never absent"
+            operands[position] = own = _slice(e, whole, part.batch, position)
+            slices[own] = _parts(e, whole, batch, [count, part.batch])
     # a node for the lowering to read; it is in no graph
     stand_in = ir.Node(node.domain, node.op_type, operands, list(node.attributes.values()), num_outputs=1)
     e.typed(stand_in.outputs[0], node.outputs[0])
     if not cut.added:
         stand_in.outputs[0].shape = None
-    start = len(e.emitted)
     result = emit(e, Call(stand_in), part)
     state: ir.Value | None = None
     if cut.added:
@@ -90,10 +135,10 @@ def emit_in_chunks(e: Emitter, node: ir.Node, spec: Any, chunks: int, emit: Emit
         result = e.op("Add", state, result)
     for position in range(len(operands)):
         stand_in.replace_input_with(position, None)
-    slices = {own: whole for own, whole in slices.items() if own.uses()}
+    slices = {own: parts for own, parts in slices.items() if own.uses()}
     inner = [*([state] if state else []), *slices]
     body = ir.Graph(inner, [result], nodes=_taken(e, start, inner, result), name="chunk")
-    scanned = [_parts(e, whole, batch, [count, part.batch]) for whole in slices.values()]
+    scanned = list(slices.values())
     if state is not None:
         like = node.inputs[2]
         assert like is not None, "the shape of a weight gradient is that of an operand"
@@ -122,6 +167,42 @@ def _slice(e: Emitter, whole: ir.Value, batch: int, position: int) -> ir.Value:
 def _parts(e: Emitter, whole: ir.Value, batch: Dim, lead: list[Dim]) -> ir.Value:
     rest = [e.dim(whole, axis) for axis in range(1, e.rank(whole))]
     return e.reshape(with_samples(e, whole, [batch, *rest]), [*lead, *rest])
+
+
+def _bands(e: Emitter, x: ir.Value, dy: ir.Value, spec: Any, part: Any, chunks: int) -> _Bands:
+    """What the body sees of the input and of the output's gradient, and the constants that the loop hands out for it.
+
+    Rows are gathered as wholes, channel by channel. Those of the padding are other rows, set to zero.
+    """
+    bands = chunks // spec.batch
+    tops = np.arange(bands)[:, None] * part.y[0]
+    reached = tops * spec.strides[0] - spec.begin[0] + np.arange(part.x[0])
+    inside = (reached >= 0) & (reached < spec.x[0])
+    handed: dict[ir.Value, ir.Value] = {}
+
+    def turn(table: np.ndarray, dtype: ir.DataType, name: str) -> ir.Value:
+        """One turn's slice of a table `[bands, ...]` or `[chunks, ...]`."""
+        repeated = np.tile(table, (chunks // len(table), *[1] * (table.ndim - 1)))
+        value = ir.Value(name=f"{name}_{len(e.order)}", shape=ir.Shape(table.shape[1:]), type=ir.TensorType(dtype))
+        handed[value] = e.const(repeated)
+        return value
+
+    def rows(whole: ir.Value, numbers: np.ndarray, name: str) -> ir.Value:
+        """`[1, C, rows, ...]`: for each of a turn's row numbers that row of each channel."""
+        channels, height, *rest = e.dims(whole)[1:]
+        assert isinstance(channels, int), "bands are of known sizes"
+        assert isinstance(height, int), "bands are of known sizes"
+        samples = np.arange(spec.batch)[:, None, None] * channels * height
+        at = turn((samples + numbers).reshape(chunks, -1), ir.DataType.INT64, name)
+        each = e.add(e.const(np.arange(channels)[:, None] * height), at)
+        flat = e.reshape(whole, [spec.batch * channels * height, *rest])
+        return e.unsqueeze(e.op("Gather", flat, each, axis=0), [0])
+
+    band = rows(x, reached.clip(0, spec.x[0] - 1), "rows")
+    if not inside.all():
+        mask = turn(inside.reshape(bands, -1, *[1] * (spec.rank - 1)), ir.DataType.BOOL, "inside")
+        band = e.where(mask, band, 0)
+    return _Bands(band, rows(dy, tops + np.arange(part.y[0]), "rows_y"), handed)
 
 
 def _taken(e: Emitter, start: int, inner: Collection[ir.Value], result: ir.Value) -> Sequence[ir.Node]:

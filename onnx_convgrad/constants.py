@@ -19,6 +19,9 @@ _LIMIT = 4096
 _RANDOM = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
 )
+_NEVER_FOLDED = _RANDOM | {"If", "Loop", "Scan"}
+"""ONNX Runtime folds nothing that has a body, which may read more than the operands."""
+
 _DEPTH = 40
 _CACHE = "onnx_convgrad.constant"
 _MARK = "onnx_convgrad.marked_constant"
@@ -39,7 +42,7 @@ def mark_constant(value: ir.Value) -> None:
 def mark_folded(nodes: Iterable[ir.Node]) -> None:
     """Mark what nodes, given in topological order, compute from constants and marked values alone."""
     for node in nodes:
-        if node.op_type not in _RANDOM and all(map(is_folded, node.inputs)):
+        if node.op_type not in _NEVER_FOLDED and all(map(is_folded, node.inputs)):
             for value in node.outputs:
                 mark_constant(value)
 
@@ -66,7 +69,7 @@ class Folding:
             node = todo[-1].producer()
             operands = [] if node is None else [v for v in node.inputs if v is not None and not is_folded(v)]
             answers = [self._answers.get(v) for v in operands]
-            if node is None or node.op_type in _RANDOM or False in answers:
+            if node is None or node.op_type in _NEVER_FOLDED or False in answers:
                 self._answers[todo.pop()] = False
             elif None in answers:
                 todo.append(operands[answers.index(None)])

@@ -261,8 +261,6 @@ def _thins_rows(node: ir.Node, rank: int) -> bool:
 
 def _slice(node: ir.Node, rates: Rates) -> float:
     shape, out = shape_of(node.inputs[0]), shape_of(node.outputs[0])
-    moved = 4.0 * math.prod(out) * 2
-    share = moved / max(1, value_bytes(node.inputs[0]) + value_bytes(node.outputs[0]))
     if _thins_rows(node, len(shape)):
         rows = math.prod(out[:-1])
         return max(_traffic(node, rates), math.prod(out) * rates.item + rows * 0.5 * rates.run)
@@ -271,7 +269,7 @@ def _slice(node: ir.Node, rates: Rates) -> float:
         run *= out[axis]
         if out[axis] != shape[axis]:
             break
-    return _traffic(node, rates) * min(1.0, share) + math.prod(out) / max(run, 1) * 0.4 * rates.run
+    return _picked(node, rates) + math.prod(out) / max(run, 1) * 0.4 * rates.run
 
 
 def _rows(node: ir.Node, rates: Rates) -> float:
@@ -290,7 +288,13 @@ def _gather(node: ir.Node, rates: Rates) -> float:
     out, axis = shape_of(node.outputs[0]), node.attributes.get("axis")
     at = (axis.as_int() if axis else 0) % max(1, len(shape_of(node.inputs[0])))
     row = math.prod(shape_of(node.inputs[0])[at + 1 :])
-    return _traffic(node, rates) + math.prod(out) / max(row, 1) * 0.4 * rates.run
+    return _picked(node, rates) + math.prod(out) / max(row, 1) * 0.4 * rates.run
+
+
+def _picked(node: ir.Node, rates: Rates) -> float:
+    """Seconds of reading as much of the first operand as is written."""
+    moved, whole = 2 * value_bytes(node.outputs[0]), value_bytes(node.inputs[0]) + value_bytes(node.outputs[0])
+    return _traffic(node, rates) * min(1.0, moved / max(1, whole))
 
 
 def _reduce(node: ir.Node, rates: Rates) -> float:
@@ -366,12 +370,12 @@ def _loop(node: ir.Node, body: ir.Graph, rates: Rates) -> float:
 
 def node_seconds(node: ir.Node, rates: Rates) -> float:
     """Predicted seconds of one node with static sizes. What is computed from constants alone costs nothing."""
+    body = body_of(node)
+    if body is not None:
+        return rates.node + _loop(node, body, rates)
     if node.op_type in _FREE or all(map(is_folded, node.inputs)):
         return 0.0
     if node.outputs[0].dtype == ir.DataType.INT64 and math.prod(shape_of(node.outputs[0])) <= 64:
         return rates.node / 3  # arithmetic on sizes
-    body = body_of(node)
-    if body is not None:
-        return rates.node + _loop(node, body, rates)
     model = _MODELS.get(node.op_type)
     return rates.node + (model(node, rates) if model else _traffic(node, rates))

@@ -53,6 +53,59 @@ def test_chunks_give_the_same_gradient_within_the_budget(op_type: str, name: str
         assert np.linalg.norm(result - want.numpy()) < 1e-5 * np.linalg.norm(want.numpy())
 
 
+_TALL = ((2, 4, 64, 8), (1, 0, 1, 0), (1, 1))
+_STRIDED = ((1, 3, 95, 9), (0, 1, 2, 1), (2, 1))
+_DEEP = ((2, 2, 32, 5, 6), (1, 1, 1, 1, 1, 1), (1, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "x_shape", "pads", "strides"),
+    [
+        *(
+            (name, *case)
+            for case in (_TALL, _DEEP)
+            for name in ("im2col_gemm", "row_shift", "split_shift", "winograd_4")
+        ),
+        ("im2col_gemm", *_STRIDED),
+    ],
+)
+def test_bands_of_rows_give_the_same_gradient(
+    name: str, x_shape: tuple[int, ...], pads: tuple[int, ...], strides: tuple[int, ...]
+) -> None:
+    """Where a single sample holds more than the budget; also the gradient of the weight gradient with respect to x."""
+    rank, batch = len(x_shape) - 2, x_shape[0]
+    w_shape = (6, x_shape[1], *[3] * rank)
+    node = helper.make_node("Conv", ["x", "w"], ["y"], name="conv", pads=list(pads), strides=list(strides))
+    inputs = [helper.make_tensor_value_info(v, TensorProto.FLOAT, s) for v, s in (("x", x_shape), ("w", w_shape))]
+    graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    forced = {"ConvWeightGrad": name}
+    whole = _candidate(og.explain(model, wrt=["w"], lowering=forced), "ConvWeightGrad", name)
+    budget = int(whole["workspace"] / (1.6 * batch))
+    cut = _candidate(og.explain(model, wrt=["w"], lowering=forced, max_workspace=budget), "ConvWeightGrad", name)
+    assert cut["chunks"] > batch
+    assert cut["workspace"] <= budget
+    augmented = og.augment(model, wrt=["w"], lowering=forced, max_workspace=budget)
+    assert "Scan" in {n.op_type for n in augmented.graph.node}
+
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal(s).astype(np.float32) for s in (x_shape, w_shape))
+    tx, tw = (torch.from_numpy(v).double().requires_grad_() for v in (x, w))
+    both = [amount for axis in reversed(range(rank)) for amount in (pads[axis], pads[rank + axis])]
+    conv = {2: torch.nn.functional.conv2d, 3: torch.nn.functional.conv3d}[rank]
+    ty = conv(torch.nn.functional.pad(tx, both), tw, stride=strides)
+    seed = rng.standard_normal(tuple(ty.shape)).astype(np.float32)
+    (want,) = torch.autograd.grad(ty, tw, torch.from_numpy(seed).double(), create_graph=True)
+    got = run(augmented, {"x": x, "w": w, "y_grad": seed})["w_grad"]
+    tolerance = 1e-4 if name.startswith("winograd") else 1e-5
+    assert np.linalg.norm(got - want.detach().numpy()) < tolerance * torch.linalg.norm(want)
+
+    (second,) = torch.autograd.grad(want.sum(), tx)
+    twice = og.augment(augmented, wrt=["x"], of="w_grad", seed="ones")
+    found = run(twice, {"x": x, "w": w, "y_grad": seed})
+    assert np.linalg.norm(found["x_grad"] - second.numpy()) < tolerance * torch.linalg.norm(second)
+
+
 def _candidate(report: og.Report, op_type: str, name: str) -> dict:
     row = next(r for r in report.rows if r["operator"] == op_type)
     return _named(row, name)
