@@ -56,6 +56,7 @@ def window(n: Call, rank: int) -> Window:
     """The attributes of a convolution node with `rank` spatial axes; `auto_pad` is resolved by the caller."""
     pads = n.ints("pads") or (0,) * (2 * rank)
     require(len(pads) == 2 * rank, f"pads has {len(pads)} entries for {rank} spatial axes.")
+    require(n.int("group", 1) > 0, f"group is {n.int('group', 1)}.")
     return Window(
         n.ints("strides") or (1,) * rank,
         n.ints("dilations") or (1,) * rank,

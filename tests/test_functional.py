@@ -272,3 +272,16 @@ def test_refused_shapes() -> None:
         F.convolution_backward(g, x, w, output_mask=(True, False))
     with pytest.raises(ArgumentError, match=r"expected bias to be 1-dimensional with 4 elements, .* size \[3\]"):
         F.convolution_backward(g, x, w, [3])
+
+
+def test_bias_sizes_as_in_graphs_of_aten() -> None:
+    """`[0]` stands for no bias; what the mask leaves out is not looked at."""
+    x, w, g = rand(2, 3, 7), rand(4, 3, 3), rand(2, 4, 5)
+    for sizes, mask in (([0], (True, True, False)), ([3], (True, True, False)), ([0], (True, True, True))):
+        args = (sizes, [1], [0], [1], False, [0], 1, mask)
+        got = F.convolution_backward(g, x, w, *args)
+        want = torch.ops.aten.convolution_backward(*map(torch.tensor, (g, x, w)), *args)
+        assert [a is None for a in got] == [a is None for a in want]
+        for ours, theirs in zip(got, want, strict=True):
+            if ours is not None:
+                np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-5, atol=1e-5)

@@ -161,7 +161,7 @@ def _plan(
         groups,
         function.rank,
     )
-    if bias_size is not None:
+    if bias_size not in {None, (0,)} and "bias" in _wanted(function, mask):  # ATen's graphs say [0] where there is none
         shapes["bias"] = bias_size if isinstance(bias_size, tuple) else (bias_size,)
     _check_shapes(function, g, shapes, batched=batched)
     wanted = _wanted(function, mask)

@@ -83,7 +83,8 @@ def convolution_backward(
 ) -> tuple[Array | None, Array | None, Array | None]:
     """The gradients for input, weight and bias: `torch.ops.aten.convolution_backward`.
 
-    What `output_mask` leaves out is not computed, and `None`. `bias_sizes`, `[O]`, is only checked.
+    What `output_mask` leaves out is not computed, and `None`. `bias_sizes`, `[O]`, is only checked; `[0]`, which
+    ATen's graphs have for a convolution without bias, says nothing.
 
     >>> import numpy as np
     >>> x, w = np.ones((1, 1, 3)), np.ones((2, 1, 2))
