@@ -184,12 +184,24 @@ def _fewest(entry: Lowering, query: Query, workspace: int, limit: float) -> Iter
 def _sketched(entry: Lowering, node: ir.Node, query: Query, chunks: int) -> Sketch:
     """The price of a lowering; the same geometry is sketched once."""
     spec = query.typical
-    key = (entry.op_type, entry.name, spec, query.dtype, query.target, query.present, query.constant, chunks)
+    key = (
+        entry.op_type,
+        entry.name,
+        spec,
+        query.dtype,
+        query.target,
+        query.present,
+        query.constant,
+        query.ends,
+        chunks,
+    )
     if key not in _SKETCHES:
         shapes = {i: getattr(spec, name) for i, name in enumerate(reader_of(node.op_type).operands)}
-        _SKETCHES[key] = sketch(
-            node, shapes, query.target, lambda e, copy: emit_lowering(e, entry, copy, spec, chunks), query.constant
-        )
+
+        def emit(e: Emitter, copy: ir.Node) -> ir.Value:
+            return emit_lowering(e, entry, copy, spec, chunks)
+
+        _SKETCHES[key] = sketch(node, shapes, query.target, emit, query.constant, ends=query.ends)
     return _SKETCHES[key]
 
 

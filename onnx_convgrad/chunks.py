@@ -20,6 +20,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.activity import captured_values
+from onnx_convgrad.dims import static_dims
 from onnx_convgrad.emit import Dim, Emitter
 from onnx_convgrad.registry import Call
 from onnx_convgrad.samples import cut_samples, filled, with_samples
@@ -133,6 +134,9 @@ def emit_in_chunks(e: Emitter, node: ir.Node, spec: Any, chunks: int, emit: Emit
     if cut.added:
         state = ir.Value(name=f"sum_{len(e.order)}", shape=result.shape, type=ir.TensorType(result.dtype or _FLOAT))
         result = e.op("Add", state, result)
+    size = result.shape
+    if not cut.added and size is not None and all(isinstance(d, int) for d in size[1:]):
+        result = _made(e, result, set(e.emitted[start:]))
     for position in range(len(operands)):
         stand_in.replace_input_with(position, None)
     slices = {own: parts for own, parts in slices.items() if own.uses()}
@@ -144,17 +148,50 @@ def emit_in_chunks(e: Emitter, node: ir.Node, spec: Any, chunks: int, emit: Emit
         assert like is not None, "the shape of a weight gradient is that of an operand"
         return e.typed(_scan(e, body, [e.zeros_like(like), *scanned], len(scanned)), node.outputs[0])
     joined = _scan(e, body, scanned, len(scanned))
-    if result.shape is None:
-        size = e.op("Concat", e.vector([samples]), e.op("Shape", joined, start=2), axis=0)
-        joined = e.op("Reshape", joined, size)
-    else:
-        joined.shape = ir.Shape([count if isinstance(count, int) else None, *result.shape])
-        rest = [e.dim(joined, 2 + axis) for axis in range(len(result.shape) - 1)]
-        joined = e.reshape(joined, [samples, *rest])
+    joined = _whole(e, joined, result, size, [count, samples, part.batch])
     return e.typed(cut_samples(e, joined, batch), node.outputs[0])
 
 
 _FLOAT = ir.DataType.FLOAT
+
+
+def _made(e: Emitter, result: ir.Value, body: Collection[ir.Node]) -> ir.Value:
+    """What a result is a view of: a view at the end of a loop's body, or of a graph, is a copy on one thread.
+
+    Rows gathered for a single sample get no axis for it, so that the loop puts the result together as it is wanted.
+    """
+    node = result.producer()
+    while node is not None and node in body and node.op_type == "Reshape":
+        viewed = node.inputs[0]
+        if viewed is None or viewed.producer() not in body or viewed.shape is None:
+            break
+        result, node = viewed, viewed.producer()
+    if node is None or node not in body or node.op_type != "Gather" or result.shape is None or result.shape[0] != 1:
+        return result
+    data, index = node.inputs
+    axis, size = node.attributes["axis"].as_int(), None if data is None else static_dims(data)
+    if data is None or size is None or axis == 0:
+        return result
+    rest = [d for d in size[1:] if d is not None]
+    if len(rest) < len(size) - 1:
+        return result
+    return e.op("Gather", e.reshape(data, rest), index, axis=axis - 1)
+
+
+def _whole(e: Emitter, joined: ir.Value, part: ir.Value, size: ir.Shape | None, counts: Sequence[Dim]) -> ir.Value:
+    """What a loop puts together from results `part`, which stand for values of shape `size`, as one with all samples.
+
+    `counts` are those of the parts, of all samples, and of the samples of a part.
+    """
+    count, samples, each = counts
+    if size is None or part.shape is None:
+        return e.op("Reshape", joined, e.op("Concat", e.vector([samples]), e.op("Shape", joined, start=2), axis=0))
+    lead = count if isinstance(count, int) else None
+    joined.shape = ir.Shape([lead, *part.shape])
+    if isinstance(count, int) and isinstance(each, int) and list(joined.shape) == [count * each, *size[1:]]:
+        return joined
+    rest = [d if isinstance(d, int) else e.dim(joined, 2 + axis) for axis, d in enumerate(size[1:])]
+    return e.reshape(joined, [samples, *rest])
 
 
 def _slice(e: Emitter, whole: ir.Value, batch: int, position: int) -> ir.Value:

@@ -149,7 +149,8 @@ class _Stage:
         present = tuple(v is not None for v in node.inputs)
         known = [i for i, v in enumerate(node.inputs) if v is not None and self.folded(v)]
         constant = tuple(known) if target.lays_out_constants else ()
-        return Query(spec, self._typical(node, spec), dtype, target, self.policy.training, present, constant)
+        ends = node.outputs[0].is_graph_output()
+        return Query(spec, self._typical(node, spec), dtype, target, self.policy.training, present, constant, ends)
 
     def _typical(self, node: ir.Node, spec: Any) -> Any:
         """The spec with every unknown size at a typical one, which the cost model looks at."""

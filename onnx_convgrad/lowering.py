@@ -46,6 +46,7 @@ class Query:
         training: Whether the graph trains, on a batch that is never empty.
         present: Which operands there are, by position.
         constant: Positions of the operands that are known when the model is loaded, for targets that make use of it.
+        ends: Whether the result is an output of the graph.
     """
 
     spec: Any
@@ -55,6 +56,7 @@ class Query:
     training: bool = False
     present: tuple[bool, ...] = ()
     constant: tuple[int, ...] = ()
+    ends: bool = False
 
 
 Requirement = Callable[[Query], str | None]

@@ -278,8 +278,9 @@ def _rows(node: ir.Node, rates: Rates) -> float:
     if node.op_type == "Concat":
         attr = node.attributes.get("axis")
         axis = (attr.as_int() if attr else 0) % max(1, len(out))
-        rows = math.prod(out[:axis]) * len(node.inputs)
-        return _traffic(node, rates) + rows * 0.05 * rates.run
+        pieces = math.prod(out[:axis]) * len(node.inputs)
+        single = math.prod(out[axis:]) == len(node.inputs)  # a loop of its own
+        return _traffic(node, rates) + pieces * (0.015 if single else 0.1) * rates.run
     return max(_traffic(node, rates), math.prod(out[:-1]) * 1.2 * rates.run)
 
 

@@ -35,10 +35,13 @@ def sketch(
     target: Target,
     emit: Callable[[Emitter, ir.Node], ir.Value],
     constant: Collection[int] = (),
+    *,
+    ends: bool = False,
 ) -> Sketch:
     """Emit a lowering of `node` with the operand shapes `shapes` (by position) and price what comes out.
 
     `constant` are the positions of operands that are known when the model is loaded, as is what is computed from them.
+    A result that `ends` its graph is copied if it is a view of another value.
     """
     graph = ir.Graph([], [], nodes=[], opset_imports={"": CANONICAL_OPSET}, name="sketch")
     operands: list[ir.Value | None] = []
@@ -61,6 +64,9 @@ def sketch(
     emitted = [n for n in e.emitted if n in live]
     priced = [n for n in emitted if not _fused(n)]
     seconds = sum(node_seconds(n, target.rates) for n in priced)
+    last = result.producer()
+    if ends and last is not None and last.op_type in VIEWS:
+        seconds += 2 * value_bytes(result) / target.rates.memory
     return Sketch(seconds, _workspace(emitted, result))
 
 

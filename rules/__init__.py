@@ -24,6 +24,7 @@ MODULES = (
     "conv_stacked",
     "conv_phases",
     "conv_tiled",
+    "conv_row_phases",
     "conv_weight_grad",
     "conv_weight_shift",
     "conv_depthwise",

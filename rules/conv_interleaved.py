@@ -40,7 +40,7 @@ from onnx_convgrad.rules.conv_shared import (
 )
 from onnx_convgrad.rules.conv_stacked import several_samples
 from onnx_convgrad.rules.conv_weight_grad import batch_sum, sizes_of
-from onnx_convgrad.rules.conv_weight_shift import one_group
+from onnx_convgrad.rules.conv_weight_shift import moves, one_group, several_axes, several_rows, unit_row_stride
 from onnx_convgrad.samples import filled, with_samples
 
 _FEW_ROWS = 32
@@ -127,31 +127,45 @@ def channel_rows(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     return _channel_rows(e, n, spec, apart=True)
 
 
+@lowering("ConvWeightGrad", "moved_channel_rows", requires=[*CHANNELS, several_axes, several_rows, unit_row_stride])
+def moved_channel_rows(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+    """The same with dY moved by each tap of the first axis, all moves as features: fewer patches; for small groups."""
+    return _channel_rows(e, n, spec, apart=True, moved=True)
+
+
 @lowering("ConvWeightGrad", "folded_channel_rows", requires=[known_batch, *CHANNELS, one_group, several_samples])
 def folded_channel_rows(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """The same with the sum over the samples in the product; for small images with many channels."""
     return _channel_rows(e, n, spec, apart=False)
 
 
-def _channel_rows(e: Emitter, n: Call, spec: ConvSpec, *, apart: bool) -> ir.Value:
-    """The samples are groups of their own if they are kept `apart` and their number is known, else channels."""
+def _channel_rows(e: Emitter, n: Call, spec: ConvSpec, *, apart: bool, moved: bool = False) -> ir.Value:
+    """The samples are groups of their own if they are kept `apart` and their number is known, else channels.
+
+    `moved` makes the taps of the first axis features of dY, each moved by its rows.
+    """
     x, dy, g = n["X"], n["dY"], spec.groups
     batch, _, per, y = sizes_of(e, n, spec)
     inner, features = (spec.channels or g) // g, e.size_mul(per, g)
     size = x_dims(e, x, spec)[2:]
     x = with_samples(e, x, [batch, inner * g, *size])  # ONNX Runtime never returns from a Conv over no channels
-    dy = with_samples(e, dy, [batch, features, *y])
+    first, *lines = [*(k or 1 for k in spec.kernel[:-1]), spec.span[-1] or 1]
+    copies = first if moved else 1
+    if moved:
+        dy = moves(e, n, [batch, features, *y], spec)
+        y = [e.size_add(y[0], (first - 1) * spec.dilations[0]), *y[1:]]
+    listed: list[Dim] = [batch, e.size_mul(features, copies), *y]
+    dy = with_samples(e, e.reshape(dy, listed), listed)
     batch = filled(e, batch)
     pixels = e.reshape(x, [batch, g, inner, e.size_mul(*size)])
     groups, lead = g, 1
     if apart and isinstance(batch, int):
         groups, lead = batch * g, batch
-        pixels, dy = swapped(e, pixels, inner), e.reshape(dy, [e.size_mul(batch, features), 1, *y])
+        pixels, dy = swapped(e, pixels, inner), e.reshape(dy, [e.size_mul(batch, features, copies), 1, *y])
     else:
         pixels = swapped(e, pixels, inner) if g == 1 else e.transpose(pixels, [1, 0, 3, 2])
         dy = e.transpose(dy, [1, 0, *range(2, 2 + spec.rank)])
-    first, *lines = [*(k or 1 for k in spec.kernel[:-1]), spec.span[-1] or 1]
-    more = _more(first, math.prod(lines) * inner, per) if lines else 0
+    more = _more(first, math.prod(lines) * inner, per) if lines and not moved else 0
     end = [high - (rest or 0) for high, rest in zip(spec.end, spec.leftover, strict=True)]
     end[0] += more * spec.dilations[0]
     steps = (*spec.dilations[:-1], 1)
@@ -184,10 +198,10 @@ def _to_rows(e: Emitter, v: ir.Value, size: list[Dim]) -> tuple[ir.Value, int]:
     return e.reshape(v, [1, size[1], *rows_of(size[2:], batch)]), batch
 
 
-def _from_rows(e: Emitter, v: ir.Value, size: list[Dim]) -> ir.Value:
+def from_rows(e: Emitter, v: ir.Value, size: list[Dim]) -> ir.Value:
     """[N, C, *size] from such an image."""
-    v = e.transpose(e.reshape(v, [e.size_mul(*size[1:]), size[0]]), [1, 0])
-    return e.reshape(v, size)
+    last = len(size) - 1
+    return e.transpose(e.reshape(v, [*size[1:], size[0]]), [last, *range(last)])
 
 
 def _sample_rows(
@@ -196,7 +210,7 @@ def _sample_rows(
     """The convolution of v [N, C, *have] to [N, O, *want], with the samples inside the rows."""
     rows, batch = _to_rows(e, v, have)
     flat = Window(win.strides, wide(win.dilations, batch), wide(win.begin, batch), wide(win.end, batch), win.group)
-    return _from_rows(e, plain_conv(e, rows, w, flat, bias), want)
+    return from_rows(e, plain_conv(e, rows, w, flat, bias), want)
 
 
 _SAMPLES = [not_empty, conv_kernel, known_batch, several_samples, static_space, several_taps]
@@ -237,4 +251,4 @@ def sample_phases(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     whole = interleave(e, parts, size[1], [*have, batch], [*spec.strides, 1])
     full = [d * s for d, s in zip(have, spec.strides, strict=True)]
     whole = e.slice(e.reshape(whole, [size[1], *full, batch]), [0] * spec.rank, size[2:], range(1, 1 + spec.rank))
-    return _from_rows(e, whole, size)
+    return from_rows(e, whole, size)

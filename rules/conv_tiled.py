@@ -24,7 +24,7 @@ from onnx_convgrad.geometry import ConvSpec
 from onnx_convgrad.lowering import Query, Requirement, lowering
 from onnx_convgrad.registry import Call
 from onnx_convgrad.rules.conv import Window
-from onnx_convgrad.rules.conv_interleaved import last_unit_stride, rows_of, swapped, wide
+from onnx_convgrad.rules.conv_interleaved import from_rows, last_unit_stride, rows_of, swapped, wide
 from onnx_convgrad.rules.conv_kernels import combined, depthwise, plain_conv, remade, static_space
 from onnx_convgrad.rules.conv_phases import interleave
 from onnx_convgrad.rules.conv_shared import conv_kernel, known_batch, not_empty, spatial_axes, x_dims, y_dims
@@ -182,8 +182,7 @@ def tiled_rows(
     axes = backward_axes(spec, _MOST_LONG_ROWS) if backward else forward_axes(spec, _MOST_LONG_ROWS)
     size = [1, want[1], *rows_of(want[2:], batch)]
     result = tiled_conv(e, v, w, spec, axes, size, backward=backward, inside=batch)
-    result = e.reshape(result, [e.size_mul(*want[1:]), batch])
-    return e.reshape(e.transpose(result, [1, 0]), want)
+    return from_rows(e, result, want)
 
 
 def with_bias(e: Emitter, result: ir.Value, bias: ir.Value | None, spec: ConvSpec) -> ir.Value:

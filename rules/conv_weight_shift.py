@@ -153,6 +153,17 @@ def _nothing(e: Emitter, n: Call, shape: list[Dim]) -> ir.Value:
     return e.op("Expand", e.scalar(0, n["X"]), e.vector(shape))
 
 
+def moves(e: Emitter, n: Call, size: list[Dim], spec: ConvSpec) -> ir.Value:
+    """dY [N, O, *size] moved by each tap of the first axis: [N, O, k rows of dY and of zeros, width], k moves in a row.
+
+    Each move shifts dy by d rows within k d - d rows of zeros; listed one after the other, the gaps are k d rows each.
+    """
+    first, width = spec.kernel[0] or 1, e.size_mul(1, *size[3:])
+    gap = _nothing(e, n, [*size[:2], e.size_mul(width, first * spec.dilations[0])])
+    rows = e.reshape(n["dY"], [*size[:2], e.size_mul(size[2], width)])
+    return e.concat([rows, *[gap, rows] * (first - 1)], axis=2)
+
+
 @of_samples(
     "split_shift",
     requires=[not_empty, conv_kernel, static_kernel, known_channels, several_rows, unit_row_stride],
@@ -162,15 +173,11 @@ def split_shift(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     batch, channels, features, y = sizes_of(e, n, spec)
     taps, first, dilation = _inner_taps(spec), spec.kernel[0] or 1, spec.dilations[0]
     columns = _gathered(e, n["X"], spec, spec.begin[0], spec.end[0])
-    width = e.size_mul(*y[1:])
     outputs = e.size_mul(features, spec.groups)
-    # Each move shifts dy by d rows within k d - d rows of zeros; listed one after the other, the gaps are k d rows each.
-    gap = _nothing(e, n, [batch, outputs, e.size_mul(width, first * dilation)])
-    rows = e.reshape(n["dY"], [batch, outputs, e.size_mul(*y)])
-    moves = e.concat([rows, *[gap, rows] * (first - 1)], axis=2)
-    points = e.size_mul(e.size_add(y[0], (first - 1) * dilation), width)
+    moved = moves(e, n, [batch, outputs, *y], spec)
+    points = e.size_mul(e.size_add(y[0], (first - 1) * dilation), *y[1:])
     sizes = e.size_mul(features, first), e.size_mul(channels, taps), points
-    total = contract(e, n, moves, columns, batch, spec.groups, sizes)
+    total = contract(e, n, moved, columns, batch, spec.groups, sizes)
     lead = leading(n, batch)
     at = len(lead)
     total = e.reshape(total, [*lead, outputs, first, channels, taps])

@@ -17,6 +17,8 @@ Time goes into the passes over memory, so the layout decides: spatial axes first
 into tiles moves long runs, B and G on one axis are a strided Conv with a constant kernel (which pads, cuts and
 multiplies in one pass), A is a MatMul, one Gather puts the tiles together, and the Transposes that remain exchange two
 groups of axes, which runtimes do fast.
+
+The points of a group are products of their own, which are worth it from some channels per group on.
 """
 
 from __future__ import annotations
@@ -52,6 +54,9 @@ from onnx_convgrad.rules.winograd_axes import (
 )
 from onnx_convgrad.samples import filled, may_be_empty, with_samples
 
+_LEAST = 8
+"""Channels and features of a group, unless there is only one group."""
+
 SIZES = (2, 4, 6)
 """The lowerings: tiles of at most this many outputs on an axis."""
 
@@ -61,8 +66,15 @@ Cut = Callable[[ConvSpec, int], list[Axis]]
 # -- requirements ------------------------------------------------------------------------------------------------------
 
 
-def dense(q: Query) -> str | None:
-    return None if q.spec.groups == 1 else f"the convolution has {q.spec.groups} groups"
+def wide_groups(q: Query) -> str | None:
+    """Products with fewer rows or columns take longer than what the points save."""
+    spec = q.spec
+    if spec.groups == 1:
+        return None
+    if spec.channels is None or spec.features is None:
+        return "the number of channels is not known"
+    least = min(spec.channels, spec.features) // spec.groups
+    return None if least >= _LEAST else f"a group has {least} channels or features, fewer than {_LEAST}"
 
 
 def small_kernel(q: Query) -> str | None:
@@ -134,7 +146,7 @@ REQUIRES = [
     not_empty,
     conv_kernel,
     strides_of_taps,
-    dense,
+    wide_groups,
     static_kernel,
     small_kernel,
     rows_remain,
@@ -152,9 +164,10 @@ def to_points(
     kernels: list[np.ndarray],
     pads: Sequence[tuple[int, int]],
     steps: Sequence[int],
+    groups: int,
     perm: Sequence[int] | None = None,
 ) -> ir.Value:
-    """Cut [N, C, *size] into tiles and multiply each axis by its matrix [points, rows]: [points, tiles N, C].
+    """Cut [N, C, *size] into tiles, multiply each axis by its matrix [points, rows]: [groups points, tiles N, C / groups].
 
     `pads` are the rows of zeros around each axis: tile i of phase r begins at row `dilation step i + r - begin`. `perm`
     puts the spatial axes first, if `v` has another shape.
@@ -162,7 +175,10 @@ def to_points(
     n, c, *spatial = size
     tiles: Dim
     v = e.transpose(v, perm or [*range(2, 2 + len(axes)), 0, 1])
-    points, tiles = 1, 1
+    if groups > 1:  # a second pass: ONNX Runtime moves single elements slowly unless it exchanges two axes
+        c = e.size_div(c, groups)
+        v = e.transpose(e.reshape(v, [e.size_mul(*spatial), n, groups, c]), [2, 0, 1, 3])
+    points, tiles = groups, 1
     for i, (axis, kernel, (start, end), step) in enumerate(zip(axes, kernels, pads, steps, strict=True)):
         rows, count, phases = spatial[i], axis.count, axis.dilation
         assert count is not None, "the tiles are counted"
@@ -194,23 +210,29 @@ def to_points(
     return e.reshape(v, [points, e.size_mul(tiles, n), c])
 
 
-def from_points(e: Emitter, v: ir.Value, size: list[Dim], axes: list[Axis], kernels: list[np.ndarray]) -> ir.Value:
-    """Multiply each axis of [points, tiles N, C] by its matrix [rows, points] and put the tiles together: [N, C, *size]."""
-    samples, c, *spatial = size
+def from_points(
+    e: Emitter, v: ir.Value, size: list[Dim], axes: list[Axis], kernels: list[np.ndarray], groups: int
+) -> ir.Value:
+    """Multiply each axis of such points by its matrix [rows, points] and put the tiles together: [N, C, *size]."""
+    samples, channels, *spatial = size
+    c, lead = e.size_div(channels, groups), [groups] if groups > 1 else []
     n, rank = filled(e, samples), len(axes)
     counts = [number for axis in axes for number in (axis.count or 0, axis.dilation)]
     behind: Dim = e.size_mul(*counts, n, c)
-    points = math.prod(kernel.shape[1] for kernel in kernels)
+    points = groups * math.prod(kernel.shape[1] for kernel in kernels)
     for kernel in reversed(kernels):  # the last axis first, so that the last product is one of plain matrices
         points //= kernel.shape[1]
         if kernel.size > 1:
-            lead = [points] if points > 1 else []
-            v = e.matmul(e.const(kernel, v.dtype), e.reshape(v, [*lead, kernel.shape[1], behind]))
+            v = e.reshape(v, [*([points] if points > 1 else []), kernel.shape[1], behind])
+            v = e.matmul(e.const(kernel, v.dtype), v)
         behind = e.size_mul(behind, kernel.shape[0])
     heights = [kernel.shape[0] for kernel in kernels]
     places = _places(e, axes, heights, spatial)
-    v = e.op("Gather", e.reshape(v, [e.size_mul(*heights, *counts), e.size_mul(n, c)]), places, axis=0)
-    v = e.reshape(v, [*spatial, n, c])
+    v = e.reshape(v, [*lead, e.size_mul(*heights, *counts), e.size_mul(n, c)])
+    v = e.op("Gather", v, places, axis=len(lead))
+    if lead:
+        v = e.transpose(e.reshape(v, [groups, e.size_mul(*spatial), n, c]), [1, 2, 0, 3])
+    v = e.reshape(v, [*spatial, n, channels])
     if may_be_empty(e, samples):
         v = e.slice(v, [0], [samples], [rank])
     return e.transpose(v, [rank, rank + 1, *range(rank)])
@@ -250,11 +272,15 @@ def _place(e: Emitter, axis: Axis, size: Dim, tiles: Dim, behind: Dim) -> ir.Val
     return e.op("Add", e.op("Mul", row, e.vector([tiles])), e.op("Mul", tile, e.vector([behind])))
 
 
-def weight_to_points(e: Emitter, w: ir.Value, size: list[Dim], kernels: list[np.ndarray]) -> ir.Value:
-    """w [O, C, *k] by a matrix [points, k] on each axis: [points, O, C]."""
+def weight_to_points(e: Emitter, w: ir.Value, size: list[Dim], kernels: list[np.ndarray], groups: int) -> ir.Value:
+    """w [O, C / g, *k] by a matrix [points, k] on each axis: [g points, O / g, C / g]."""
     kernel = reduce(np.kron, kernels)
-    rows = e.reshape(w, [e.size_mul(*size), kernel.shape[1]])
-    return e.reshape(e.matmul(e.const(kernel, w.dtype), e.swap_last(rows)), [kernel.shape[0], *size])
+    points, (features, channels) = kernel.shape[0], (e.size_div(d, groups) for d in size)
+    rows = e.reshape(w, [e.size_mul(size[0], channels), kernel.shape[1]])
+    w = e.matmul(e.const(kernel, w.dtype), e.swap_last(rows))
+    if groups > 1:
+        w = e.transpose(e.reshape(w, [points, groups, e.size_mul(features, channels)]), [1, 0, 2])
+    return e.reshape(w, [groups * points, features, channels])
 
 
 # -- the lowerings -----------------------------------------------------------------------------------------------------
@@ -274,10 +300,10 @@ def forward(e: Emitter, n: Call, spec: ConvSpec, most: int) -> ir.Value:
     a, g, b = zip(*map(forward_matrices, axes), strict=True)
     x = with_samples(e, x, [batch, channels, *rows])
     steps = [axis.step for axis in axes]
-    tiles = to_points(e, x, [filled(e, batch), channels, *rows], axes, list(b), pads, steps)
-    weight = weight_to_points(e, w, [features, channels], list(g))
+    tiles = to_points(e, x, [filled(e, batch), channels, *rows], axes, list(b), pads, steps, spec.groups)
+    weight = weight_to_points(e, w, [features, channels], list(g), spec.groups)
     product = e.matmul(tiles, e.swap_last(weight))
-    result = from_points(e, product, [batch, features, *y], axes, list(a))
+    result = from_points(e, product, [batch, features, *y], axes, list(a), spec.groups)
     return result if bias is None else e.add(result, e.unsqueeze(bias, [1 + i for i in range(spec.rank)]))
 
 
@@ -292,9 +318,9 @@ def input_grad(e: Emitter, n: Call, spec: ConvSpec, most: int) -> ir.Value:
     pads = [(-start, end) for start, end in zip(starts, back_padding(spec)[1], strict=True)]
     dy = with_samples(e, dy, [batch, features, *rows])
     steps = [axis.tile for axis in axes]
-    tiles = to_points(e, dy, [filled(e, batch), features, *rows], axes, list(b), pads, steps)
-    weight = weight_to_points(e, w, [features, channels], list(g))
-    return from_points(e, e.matmul(tiles, weight), [batch, channels, *size], axes, list(a))
+    tiles = to_points(e, dy, [filled(e, batch), features, *rows], axes, list(b), pads, steps, spec.groups)
+    weight = weight_to_points(e, w, [features, channels], list(g), spec.groups)
+    return from_points(e, e.matmul(tiles, weight), [batch, channels, *size], axes, list(a), spec.groups)
 
 
 def weight_grad(e: Emitter, n: Call, spec: ConvSpec, most: int) -> ir.Value:
@@ -308,12 +334,14 @@ def weight_grad(e: Emitter, n: Call, spec: ConvSpec, most: int) -> ir.Value:
     # Unlike the tiles of the forward pass to the runtime, which would else keep those, larger than x, until now.
     flat = e.reshape(x, [*x_size[:2], e.size_mul(*x_size[2:]), 1])
     pads = list(zip(spec.begin, spec.end, strict=True))
-    x_tiles = to_points(e, flat, x_size, axes, list(b), pads, [axis.step for axis in axes], [2, 3, 0, 1])
-    y_tiles = to_points(e, dy, y_size, axes, list(g), [(0, 0)] * spec.rank, [axis.tile for axis in axes])
+    x_tiles = to_points(e, flat, x_size, axes, list(b), pads, [axis.step for axis in axes], spec.groups, [2, 3, 0, 1])
+    steps = [axis.tile for axis in axes]
+    y_tiles = to_points(e, dy, y_size, axes, list(g), [(0, 0)] * spec.rank, steps, spec.groups)
     product = e.matmul(e.swap_last(y_tiles), x_tiles)
     kernel = reduce(np.kron, a)
-    size = e.size_mul(y_size[1], x_size[1])
-    taps = e.matmul(e.const(kernel, x.dtype), e.reshape(product, [kernel.shape[1], size]))
+    size = e.size_mul(*(e.size_div(channels, spec.groups) for channels in (y_size[1], x_size[1])))
+    lead = [spec.groups] if spec.groups > 1 else []
+    taps = e.matmul(e.const(kernel, x.dtype), e.reshape(product, [*lead, kernel.shape[1], size]))
     return e.reshape_like(e.swap_last(taps), n["W_like"])
 
 

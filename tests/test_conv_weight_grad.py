@@ -57,6 +57,7 @@ CASES = {
     "im2col_rows": [SAME, GROUPED, DILATED, BOTH_STRIDED, OUTSIDE, VOLUME, WIDE, ONE],
     "row_shift": [SAME, GROUPED, DILATED, STRIDED, OUTSIDE, SIGNAL, VOLUME, WIDE, ONE],
     "split_shift": [SAME, GROUPED, DILATED, STRIDED, OUTSIDE, SIGNAL, VOLUME, WIDE, ONE],
+    "moved_channel_rows": [SAME, GROUPED, DILATED, STRIDED, VOLUME, WIDE, ONE],
     "taps": [SAME, DILATED, STRIDED, BOTH_STRIDED, OUTSIDE, TILES, VOLUME, ONE],
     "bands": [CHANNELS, BEYOND, ROWS],
     "patches": [
@@ -134,7 +135,9 @@ def test_float64(name: str) -> None:
     assert _error(got, want) < 1e-12
 
 
-@pytest.mark.parametrize("name", ["im2col_conv", "im2col_gemm", "im2col_rows", "row_shift", "split_shift", "taps"])
+@pytest.mark.parametrize(
+    "name", ["im2col_conv", "im2col_gemm", "im2col_rows", "row_shift", "split_shift", "moved_channel_rows", "taps"]
+)
 def test_negative_padding(name: str) -> None:
     """The weight gradient of a ConvTranspose padded by more than its kernel is that of a convolution with negative pads."""
     rng = np.random.default_rng(0)
@@ -162,6 +165,8 @@ def test_negative_padding(name: str) -> None:
         ("im2col_rows", Layer((1, 2, 3, 5), (2, 2, 1, 3)), "the kernel has one row"),
         ("row_shift", BOTH_STRIDED, "the stride along the first axis is 2"),
         ("split_shift", BOTH_STRIDED, "the stride along the first axis is 2"),
+        ("moved_channel_rows", BOTH_STRIDED, "the stride along the first axis is 2"),
+        ("moved_channel_rows", SIGNAL, "there is one spatial axis"),
         ("taps", GROUPED, "there are 3 groups"),
         ("taps", Layer((1, 1, 9, 9), (1, 1, 9, 8)), "the kernel has 72 taps"),
         ("patches", SAME, "the windows overlap or leave gaps"),

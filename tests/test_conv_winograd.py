@@ -55,11 +55,12 @@ def _oracle(
     end: list[int],
     dilations: list[int] | int = 1,
     strides: list[int] | int = 1,
+    groups: int = 1,
 ) -> Arrays:
     """The output, and with a seed the gradients, in float64."""
     t = {k: torch.tensor(v, dtype=torch.float64, requires_grad=True) for k, v in arrays.items()}
     pads = [p for pair in reversed(list(zip(begin, end, strict=True))) for p in pair]
-    y = CONV[len(begin)](torch.nn.functional.pad(t["x"], pads), t["w"], t.get("b"), strides, 0, dilations)
+    y = CONV[len(begin)](torch.nn.functional.pad(t["x"], pads), t["w"], t.get("b"), strides, 0, dilations, groups)
     found = {"y": y.detach().numpy()}
     if seed is not None:
         y.backward(torch.tensor(seed, dtype=torch.float64))
@@ -126,6 +127,39 @@ def test_random_geometry(g: dict, most: int) -> None:
     want = _oracle(arrays, seed, g["begin"], g["end"], g["dilations"], g["strides"])
     model, used = _lowered(_model(arrays, pads=pads, dilations=g["dilations"], strides=g["strides"]), most)
     got = run(model, {**arrays, "y_grad": seed} if y.size > 1 else arrays)
+    for name, value in want.items():
+        assert _error(got[name], value) < 1e-4, (name, used)
+
+
+@pytest.mark.parametrize("most", SIZES)
+@pytest.mark.parametrize("batch", [None, "n"])
+@pytest.mark.parametrize(
+    ("shape", "weight", "groups", "dilations", "stride"),
+    [
+        ((2, 24, 9, 7), (16, 12, 3, 3), 2, [1, 1], 1),
+        ((3, 16, 11, 8), (24, 8, 3, 2), 2, [2, 1], 1),
+        ((2, 24, 13), (24, 8, 5), 3, [1], 1),
+        ((2, 16, 9, 8), (16, 8, 3, 3), 2, [1, 1], 2),
+    ],
+)
+def test_wide_groups(
+    shape: tuple[int, ...],
+    weight: tuple[int, ...],
+    groups: int,
+    dilations: list[int],
+    stride: int,
+    batch: str | None,
+    most: int,
+) -> None:
+    arrays, pads = _arrays(shape, weight), [1] * (len(shape) - 2)
+    y = _oracle(arrays, None, pads, pads, dilations, stride, groups)["y"]
+    seed = np.random.default_rng(1).standard_normal(y.shape).astype(np.float32)
+    want = _oracle(arrays, seed, pads, pads, dilations, stride, groups)
+    strides = [stride] * len(pads)
+    model = _model(arrays, batch, pads=pads * 2, dilations=dilations, strides=strides, group=groups)
+    lowered, used = _lowered(model, most)
+    assert used == set(OPERATORS) or most > 2
+    got = run(lowered, {**arrays, "y_grad": seed})
     for name, value in want.items():
         assert _error(got[name], value) < 1e-4, (name, used)
 
@@ -278,7 +312,7 @@ def test_tiles_of_the_forward_pass_are_not_kept_for_the_gradient(tmp_path: Path)
         ((4, 4, 3, 1), {"strides": [1, 2]}, "along axis 1 the stride is 2, with a kernel of 1"),
         ((4, 4, 3, 3), {"strides": [2, 2], "dilations": [2, 2]}, "along axis 0 the stride is 2, with dilation 2"),
         ((4, 4, 2, 2), {"strides": [2, 2]}, "a phase of one tap leaves nothing to save"),
-        ((4, 2, 3, 3), {"group": 2}, "the convolution has 2 groups"),
+        ((4, 2, 3, 3), {"group": 2}, "a group has 2 channels or features, fewer than 8"),
         ((4, 4, 1, 1), {}, "a kernel of one tap leaves nothing to save"),
         ((4, 4, 9, 3), {"pads": [4, 1, 4, 1]}, "a kernel of 9 rows needs more than 8 points"),
         ((4, 4, 7, 7), {"pads": [3, 3, 3, 3]}, "smaller tiles do the same"),

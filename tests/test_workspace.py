@@ -207,25 +207,31 @@ def test_parts_of_a_batch_become_one_loop(name: str, shapes: str) -> None:
             assert np.linalg.norm(got[result] - want.numpy()) < 1e-5 * np.linalg.norm(want.numpy())
 
 
-@pytest.mark.parametrize("kernel", [(6, 4, 3, 3), (8, 1, 3, 3), (5, 4, 1, 1)], ids=["dense", "depthwise", "pointwise"])
-def test_every_lowering_gives_the_same_in_chunks(kernel: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kernel", "stride", "chunks"),
+    [((6, 4, 3, 3), 1, 3), ((8, 1, 3, 3), 1, 3), ((5, 4, 1, 1), 1, 3), ((6, 2, 3, 3), 2, 6)],
+    ids=["dense", "depthwise", "pointwise", "strided groups, sample by sample"],
+)
+def test_every_lowering_gives_the_same_in_chunks(
+    kernel: tuple[int, ...], stride: int, chunks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def ways(
         entry: lowering.Lowering, node: ir.Node, query: lowering.Query, _: int | None, *, near: bool
     ) -> Iterator[tuple[int, Sketch]]:
-        yield 3, candidates._sketched(entry, node, query, 3)
+        yield chunks, candidates._sketched(entry, node, query, chunks)
 
     monkeypatch.setattr(candidates, "_ways", ways)
     monkeypatch.setattr(candidates, "_FOUND", {})
     group, pad = 4 // kernel[1], kernel[2] // 2
-    node = helper.make_node("Conv", ["x", "w"], ["y"], name="conv", pads=[pad] * 4, group=group)
-    shapes = {"x": (6, 4, 9, 8), "w": kernel, "y": (6, kernel[0], 9, 8)}
+    node = helper.make_node("Conv", ["x", "w"], ["y"], name="conv", pads=[pad] * 4, group=group, strides=[stride] * 2)
+    shapes = {"x": (6, 4, 9, 8), "w": kernel, "y": (6, kernel[0], -(-9 // stride), 8 // stride)}
     values = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()}
     graph = helper.make_graph([node], "g", [values["x"], values["w"]], [values["y"]])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     rng = np.random.default_rng(0)
     x, w, seed = (rng.standard_normal(shape).astype(np.float32) for shape in shapes.values())
     tx, tw = (torch.from_numpy(v).double().requires_grad_() for v in (x, w))
-    ty = torch.nn.functional.conv2d(tx, tw, padding=pad, groups=group)
+    ty = torch.nn.functional.conv2d(tx, tw, None, stride, pad, 1, group)
     ty.backward(torch.from_numpy(seed).double())
     used = 0
     for operator, (name, want) in {
