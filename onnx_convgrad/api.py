@@ -8,7 +8,7 @@ import onnx
 import onnx_ir as ir
 
 from onnx_convgrad.candidates import Choosing
-from onnx_convgrad.files import embed
+from onnx_convgrad.files import whole_proto
 from onnx_convgrad.known_sizes import gain_of_sizes
 from onnx_convgrad.passes.canonicalize import InputShapes
 from onnx_convgrad.pipeline import GRADIENTS_KEY, SEEDS_KEY, AnyModel, Names, build, load
@@ -343,4 +343,4 @@ def lower_gradient_ops(
 
 def _like(result: ir.Model, given: M) -> M | onnx.ModelProto:
     """The result in the kind of the given model; a path gives a proto that stands alone, if it can hold the weights."""
-    return cast(M, result) if isinstance(given, ir.Model) else ir.to_proto(embed(result))
+    return cast(M, result) if isinstance(given, ir.Model) else whole_proto(result)

@@ -11,8 +11,6 @@ from json import dumps, loads
 from pathlib import Path
 from typing import Any
 
-import onnx_ir as ir
-
 from onnx_convgrad import files
 from onnx_convgrad.checking.check import CheckReport, Row, verify_numerically
 from onnx_convgrad.checking.check import check as check_gradients
@@ -128,7 +126,7 @@ def explain(
 def _placement(built: Built, target: str, providers: Sequence[str], stage: Callable[[str], None]) -> Placement:
     """By a session where the providers are named or the target is the CPU; else by the table of CUDA's kernels."""
     stage("placing")
-    proto = ir.to_proto(built.model)
+    proto = files.whole_proto(built.model)
     if not providers and target == "cuda":
         return predicted_placement(proto)
     return placement(proto, providers=list(providers) or None)

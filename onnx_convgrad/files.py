@@ -6,11 +6,20 @@ import os
 import tempfile
 from pathlib import Path
 
+import onnx
 import onnx_ir as ir
 
 from onnx_convgrad.errors import ArgumentError, ModelError
 
-__all__ = ["PROTO_LIMIT", "check_destination", "check_weights", "default_output", "embed", "stored_bytes", "write"]
+__all__ = [
+    "PROTO_LIMIT",
+    "check_destination",
+    "check_weights",
+    "default_output",
+    "stored_bytes",
+    "whole_proto",
+    "write",
+]
 
 PROTO_LIMIT = 2**31 - 2**24
 """Protobuf stops at 2 GB; some of it is left for the nodes."""
@@ -52,16 +61,16 @@ def check_weights(model: ir.Model) -> None:
             raise ModelError(f"The weight {tensor.name!r} is in the file {str(tensor.path)!r}, which is not there.")
 
 
-def embed(model: ir.Model, limit: int = PROTO_LIMIT) -> ir.Model:
-    """A copy with the external weights in memory where one proto of at most `limit` bytes can hold them; else the model.
+def whole_proto(model: ir.Model, limit: int = PROTO_LIMIT) -> onnx.ModelProto:
+    """The model as a proto that holds its external weights too, if `limit` bytes are enough.
 
     A proto does not know the folder that its external weights are relative to, so it could not be run from elsewhere.
     """
     external = _external(model)
     size = _in_memory_bytes(model) + sum(t.nbytes for t in external)
     if not external or size > limit or not all(Path(t.path).exists() for t in external):
-        return model
-    return ir.external_data.load_to_model(model.clone())
+        return ir.to_proto(model)
+    return ir.to_proto(ir.external_data.load_to_model(model.clone()))
 
 
 def stored_bytes(model: ir.Model, path: Path) -> int:

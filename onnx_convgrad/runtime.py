@@ -11,6 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from onnx_convgrad.errors import ExecutionError
+from onnx_convgrad.files import whole_proto
 from onnx_convgrad.providers import Providers, check_available, resolve_providers
 from onnx_convgrad.session_options import Options, SessionOptions, session_options
 
@@ -76,7 +77,7 @@ def session(
 
 def _source(model: onnx.ModelProto | ir.Model | bytes | str | os.PathLike[str]) -> bytes | str:
     if isinstance(model, ir.Model):
-        model = ir.to_proto(model)
+        model = whole_proto(model)
     if isinstance(model, onnx.ModelProto):
         data: bytes = model.SerializeToString()
         return data

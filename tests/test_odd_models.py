@@ -61,7 +61,13 @@ def test_a_path_gives_a_model_that_stands_alone(tmp_path: Path) -> None:
     np.testing.assert_array_equal(gradient(tmp_path / "m.onnx"), np.float32([[1, 2, 3]] * 2))
     program = og.build_training(tmp_path / "m.onnx", loss="mse", optimizer=og.optim.SGD(lr=np.float32(0.5)))
     assert np.isfinite(run(program.step, {"x": X, "target": X})["loss"])
-    program.save(tmp_path / "program")
+    for shared in (False, True):
+        program.save(tmp_path / "program", shared_weights=shared)
+        trainer = og.Trainer(tmp_path / "program")
+        assert np.isfinite(trainer.step({"x": X, "target": X})["loss"])
+    with pytest.raises(SystemExit) as ended:
+        main(["augment", str(tmp_path / "m.onnx"), "--check", "-q"])
+    assert ended.value.code == 0
     (tmp_path / "m.onnx.data").unlink()
     with pytest.raises(og.ModelError, match=r"The weight 'w' is in the file '.*m.onnx.data', which is not there"):
         og.augment(tmp_path / "m.onnx")

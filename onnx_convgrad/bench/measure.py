@@ -17,6 +17,7 @@ from onnx_convgrad.bench.timing import Bound, Side, Turns, interleave, machine
 from onnx_convgrad.bench.torch_side import TorchSide
 from onnx_convgrad.checking.feeds import Feed, draw, working_feed
 from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.files import whole_proto
 from onnx_convgrad.lower import Choice
 from onnx_convgrad.pipeline import SEEDS_KEY, AnyModel, Built, build
 from onnx_convgrad.runtime import run
@@ -133,7 +134,7 @@ def bench(
 
 
 def _feed(built: Built) -> Feed:
-    primal = ir.to_proto(built.primal)
+    primal = whole_proto(built.primal)
     rank = max((len(v.shape) for v in built.primal.graph.inputs if v.shape is not None), default=4)
     sizes = _SPATIAL.get(rank, _SPATIAL[4])
     return working_feed(list(built.primal.graph.inputs), lambda feed: run(primal, feed), spatial=sizes)[0]
@@ -142,7 +143,7 @@ def _feed(built: Built) -> Feed:
 def _whole(built: Built, feed: Feed, threads: int, repeats: int) -> tuple[float, float]:
     """Seconds of the model as it came, and with its gradients."""
     seeds = [v for v in built.model.graph.inputs if v.name not in feed and not v.is_initializer()]
-    results = run(ir.to_proto(built.primal), feed)
+    results = run(whole_proto(built.primal), feed)
     targets = {seed: y for y, seed in json.loads(built.model.metadata_props[SEEDS_KEY]).items()}
     rng = np.random.default_rng(1)
     whole = {**feed}
@@ -154,8 +155,8 @@ def _whole(built: Built, feed: Feed, threads: int, repeats: int) -> tuple[float,
         else:
             whole |= draw([value], {}, 1)
     sides: dict[str, Side] = {
-        "forward": Turns(Bound(ir.to_proto(built.primal).SerializeToString(), feed, threads)),
-        "augmented": Turns(Bound(ir.to_proto(built.model).SerializeToString(), whole, threads)),
+        "forward": Turns(Bound(whole_proto(built.primal).SerializeToString(), feed, threads)),
+        "augmented": Turns(Bound(whole_proto(built.model).SerializeToString(), whole, threads)),
     }
     seconds = interleave(sides, repeats=repeats)
     return seconds["forward"], seconds["augmented"]

@@ -19,6 +19,7 @@ from onnx_convgrad.checking.nodewise_ops import KERNELS
 from onnx_convgrad.cost import target_named
 from onnx_convgrad.emit import DOMAIN
 from onnx_convgrad.errors import ConvGradError
+from onnx_convgrad.files import whole_proto
 from onnx_convgrad.lower import lower
 from onnx_convgrad.parameters import named_values
 from onnx_convgrad.runtime import session
@@ -87,7 +88,7 @@ def _prepared(model: ir.Model, targets: Sequence[str], moved: Sequence[str], *, 
     for node in graph.all_nodes():  # declared shapes are no part of the function
         for value in node.outputs:
             value.shape = None
-    return ir.to_proto(m)
+    return whole_proto(m)
 
 
 def _free(graph: ir.Graph, value: ir.Value) -> None:

@@ -20,7 +20,7 @@ from onnx_convgrad.calibration import calibrated
 from onnx_convgrad.candidates import Choosing, Policy
 from onnx_convgrad.cost import target_named
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.files import embed
+from onnx_convgrad.files import whole_proto
 from onnx_convgrad.lower import check_choice, check_workspace
 from onnx_convgrad.passes.canonicalize import InputShapes, canonicalize
 from onnx_convgrad.pipeline import AnyModel, Names, load
@@ -89,7 +89,7 @@ class TrainingProgram:
         return self._proto("inference")
 
     def _proto(self, part: Part) -> onnx.ModelProto:
-        return ir.to_proto(embed(self.model(part)))
+        return whole_proto(self.model(part))
 
     def save(
         self, folder: str | os.PathLike[str], *, shared_weights: bool = False, defaults: bool | None = None

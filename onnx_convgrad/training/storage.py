@@ -97,7 +97,9 @@ def _share(models: Mapping[str, ir.Model], folder: Path) -> None:
     tensors = {id(v.const_value): v.const_value for v in values if v.const_value is not None}
     big = {key: t for key, t in tensors.items() if t.nbytes > _SMALL}
     moved = ir.external_data.convert_tensors_to_external(list(big.values()), folder, _WEIGHTS)
-    by_id = dict(zip(big, moved, strict=True))
+    small = {key: t for key, t in tensors.items() if key not in big and isinstance(t, ir.ExternalTensor)}
+    near = {key: ir.Tensor(t.numpy().copy(), dtype=t.dtype, name=t.name) for key, t in small.items()}
+    by_id = {**near, **dict(zip(big, moved, strict=True))}  # nothing stays in the files of the model
     for value in values:
         value.const_value = by_id.get(id(value.const_value), value.const_value)
 
