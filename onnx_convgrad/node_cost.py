@@ -172,11 +172,11 @@ def _conv(node: ir.Node, rates: Rates) -> float:
     elif inner == 1 and groups > 1 and w[0] == groups:
         seconds = macs * rates.tap * (1.0 if unit else 2.0) * _short_rows(y[-1])
     elif inner == 1 and groups > 1:
-        images = x[0] * groups * 15 * rates.run
+        images = x[0] * groups * 8 * rates.run
         serial = w[0] // groups > points
-        runs = patches / y[-1] * (0.8 if serial else 0.35 if y[-1] < 7 else 0.2 if y[-1] < 16 else 0.0)
+        runs = patches / y[-1] * (0.8 if serial else 0.35 if y[-1] < 7 else 0.12 if y[-1] < 16 else 0.0)
         gathered = (0.18 if serial else 0.09) * _short_rows(y[-1]) * patches * rates.item
-        seconds = 1.9 * macs / rates.gemm + gathered + runs * rates.run + images
+        seconds = 1.9 * macs / rates.gemm + gathered + runs * rates.run + images + _waiting(node, rates)
     else:
         rows, k = w[0] // groups, inner * taps
         slow = 1 + 0.4 * rates.small / max(rows, 1) + 1.25 * rates.small / max(points, 1) + 2 / max(k, 1)
