@@ -95,7 +95,7 @@ def _matmul(node: ir.Node, rates: Rates) -> float:
     right = node.inputs[1]
     packed = right is not None and right.const_value is not None  # when the model is loaded
     batch = math.prod(out[:-2])
-    slowly = 0.15 + 0.7 * _late(node, rates) * (1 - rates.memory / rates.cached)
+    slowly = 0.03 + 0.2 * _late(node, rates) * (1 - rates.memory / rates.cached)
     turning = slowly * rates.item * m * k * batch if folds(node.inputs[0]) else 0.0
     shared = math.prod(a[:-2]) < math.prod(b[:-2])  # weights times the images of many samples
     packing = 0.0 if packed else 1.0 if shared else 0.2
@@ -194,7 +194,8 @@ def _windows(rates: Rates, groups: int, rows: int, windows: int, k: int) -> floa
     if rows == 1:
         passes = windows // 4 + windows % 4 // 2 + windows % 2
         return calls + 2.8 * groups * k * 4 * passes / rates.gemm
-    return calls + groups * k * max(windows, 16) * (0.05 * rates.item + 2 * rows / rates.gemm)
+    packed = (windows + -(-windows // _LANES) * _LANES) / 2  # part of the last ones is as much work as all of them
+    return calls + groups * k * packed * (0.05 * rates.item + 2 * rows / rates.gemm)
 
 
 def _conv_transpose(node: ir.Node, rates: Rates) -> float:
@@ -238,7 +239,9 @@ def _transpose(node: ir.Node, rates: Rates) -> float:
     matrices = math.prod(shape[a] for a in kept[:lead])
     columns = math.prod(shape[a] for a in kept[kept.index(moved[lead]) :])  # each is written as a stream of its own
     rows = size / matrices / columns
-    each = 0.15 if columns <= _STREAMS else 0.5 if columns * 4 % _PAGE == 0 and rows > _STREAMS else 0.3
+    if columns <= _STREAMS:
+        return max(_traffic(node, rates), size * 0.13 * rates.item + matrices * 50 * rates.run * (lead > 0))
+    each = 0.5 if columns * 4 % _PAGE == 0 and rows > _STREAMS else 0.3
     each *= 2 if rows > _TALL else 1
     return max(_traffic(node, rates, times=1.5), size * each * rates.item + matrices * 50 * rates.run * (lead > 0))
 

@@ -43,8 +43,11 @@ from onnx_convgrad.rules.conv_weight_grad import batch_sum, sizes_of
 from onnx_convgrad.rules.conv_weight_shift import moves, one_group, several_axes, several_rows, unit_row_stride
 from onnx_convgrad.samples import filled, with_samples
 
-_FEW_ROWS = 32
-"""As many a product with the identity moves sooner than one thread."""
+_FEW_ROWS = 16
+"""Of a matrix: as many a product with the identity moves sooner than one thread."""
+
+_FEW_OF_EACH = 32
+"""The same for the rows of each of many matrices."""
 
 # -- requirements ------------------------------------------------------------------------------------------------------
 
@@ -91,7 +94,8 @@ def last_unit_stride(q: Query) -> str | None:
 def swapped(e: Emitter, v: ir.Value, rows: int) -> ir.Value:
     """[.., rows, columns] -> [.., columns, rows]: few by a product with the identity, since Transpose runs on one thread."""
     columns = e.swap_last(v)
-    return columns if rows == 1 or rows > _FEW_ROWS else e.matmul(columns, e.const(np.eye(rows), v.dtype))
+    few = _FEW_ROWS if e.rank(v) == 2 else _FEW_OF_EACH
+    return columns if rows == 1 or rows > few else e.matmul(columns, e.const(np.eye(rows), v.dtype))
 
 
 def wide(values: Sequence[int], count: int) -> tuple[int, ...]:

@@ -42,6 +42,9 @@ _PACK = 10
 _TURN = 45
 """The same for putting a result in its place."""
 
+_CUT = 20
+"""The same for a result that is copied because others behind it are not wanted."""
+
 _START = 5000
 """The same for starting one product."""
 
@@ -50,10 +53,11 @@ def _choices(spec: ConvSpec, *, backward: bool, folded: bool) -> Iterator[tuple[
     """Every height of several bands with an estimate of its time per channel, as a number of multiplications."""
     for cut, window, columns in heights(spec, backward=backward):
         if cut.count > 1:
-            have = (spec.y if backward else spec.x)[0] or 1
-            many = samples_of(spec)
-            products, count = (1, many * _pitch(cut, have)) if folded else (many, cut.count)
-            each = _START + lanes(count) * window * (columns + _PACK) + count * columns * (_TURN + lanes(columns))
+            have, want = ((v[0] or 1) for v in ((spec.y, spec.x) if backward else (spec.x, spec.y)))
+            many, pitch = samples_of(spec), _pitch(cut, have) if folded else cut.count
+            products, count = (1, many * pitch) if folded else (many, pitch)
+            turning = _TURN + lanes(columns) + (_CUT if pitch * cut.rows > want else 0)
+            each = _START + lanes(count) * window * (columns + _PACK) + count * columns * turning
             yield products * each + window * columns * ENTRY, cut
 
 

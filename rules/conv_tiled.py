@@ -7,14 +7,16 @@ them; and the product has several rows:
     forward     y[R u + r]  = sum over t of x[s R u + s r + d t - b] w[t]       a kernel of s (R - 1) + span rows
     dX          dx[T u + a] = sum over t of dy[(T u + a + b - d t) / s] w[t]    over the t that divide; T = s R
 
-Tiles are bands of rows, and for dX the phases of the stride on the other axes.
+Tiles are bands of rows, and for dX the phases of the stride on the other axes. Higher bands gather each value for more
+outputs and multiply more zeros: the height is that which should take the least time.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import onnx_ir as ir
@@ -24,15 +26,27 @@ from onnx_convgrad.geometry import ConvSpec
 from onnx_convgrad.lowering import Query, Requirement, lowering
 from onnx_convgrad.registry import Call
 from onnx_convgrad.rules.conv import Window
+from onnx_convgrad.rules.conv_bands import ENTRY, samples_of
 from onnx_convgrad.rules.conv_interleaved import from_rows, last_unit_stride, rows_of, swapped, wide
 from onnx_convgrad.rules.conv_kernels import combined, depthwise, plain_conv, remade, static_space
 from onnx_convgrad.rules.conv_phases import interleave
 from onnx_convgrad.rules.conv_shared import conv_kernel, known_batch, not_empty, spatial_axes, x_dims, y_dims
 from onnx_convgrad.rules.conv_stacked import several_samples
 
-_MOST_ROWS = 8
-_MOST_LONG_ROWS = 14
-"""Of a band. Where rows hold the samples, a band of all rows saves the order of the rows to be changed."""
+_MOST_ROWS = 28
+"""Of a band; of more, the zeros cost too much."""
+
+_MOST_PICKED = 8
+"""Of a band of the only axis, along which outputs are picked one at a time."""
+
+_GATHER = 11
+"""Multiplications in the time of gathering a value."""
+
+_RUN = 200
+"""The same for starting a run of values that lie side by side."""
+
+_ORDER = 12
+"""The same for putting an output in its place, where bands do not follow each other in memory."""
 
 _MOST_COPIES = 64
 _MOST_ENTRIES = 2_000_000
@@ -73,41 +87,73 @@ def tiling(reads: np.ndarray, used: np.ndarray, size: tuple[int, int], stride: i
     return Tiling(positions, count, stride, dilation, -low, high + (count - 1) * stride + 1 - have)
 
 
-def band(size: int, most: int) -> int:
-    """Rows of a band: as many as there may be, in bands of equal size."""
-    return -(-size // -(-size // most))
+@cache
+def forward_axes(spec: ConvSpec, inside: int = 1) -> list[Tiling | None]:
+    """Bands of rows on the first axis; single rows on the others. Every point holds `inside` numbers."""
 
-
-def forward_axes(spec: ConvSpec, most: int = _MOST_ROWS) -> list[Tiling | None]:
-    """Bands of rows on the first axis; single rows on the others."""
-    found = []
-    for axis in range(spec.rank):
+    def axis_tiling(axis: int, rows: int) -> Tiling | None:
         k, s, d, x, y = spec.kernel[axis] or 1, spec.strides[axis], spec.dilations[axis], spec.x[axis], spec.y[axis]
-        rows = band(y or 1, most) if axis == 0 else 1
         reads = s * np.arange(rows)[:, None] + d * np.arange(k) - spec.begin[axis]
-        found.append(tiling(reads, np.ones_like(reads, bool), (x or 1, y or 1), s * rows, d if rows == 1 else 1))
-    return found
+        return tiling(reads, np.ones_like(reads, bool), (x or 1, y or 1), s * rows, d if rows == 1 else 1)
+
+    others = [axis_tiling(axis, 1) for axis in range(1, spec.rank)]
+    return [_first_axis(axis_tiling, spec.y[0] or 1, others, inside, samples_of(spec)), *others]
 
 
-def backward_axes(spec: ConvSpec, most: int = _MOST_ROWS) -> list[Tiling | None]:
+@cache
+def backward_axes(spec: ConvSpec, inside: int = 1) -> list[Tiling | None]:
     """The phases of the stride on every axis, and bands of rows on the first where its stride is 1."""
-    found = []
-    for axis in range(spec.rank):
+
+    def axis_tiling(axis: int, rows: int) -> Tiling | None:
         k, s, d, x, y = spec.kernel[axis] or 1, spec.strides[axis], spec.dilations[axis], spec.x[axis], spec.y[axis]
-        rows = band(x or 1, most) if axis == 0 and s == 1 else 1
         shift = np.arange(s * rows)[:, None] + spec.begin[axis] - d * np.arange(k)
-        found.append(tiling(shift // s, shift % s == 0, (y or 1, x or 1), rows, d if s * rows == 1 else 1))
-    return found
+        return tiling(shift // s, shift % s == 0, (y or 1, x or 1), rows, d if s * rows == 1 else 1)
+
+    others = [axis_tiling(axis, 1) for axis in range(1, spec.rank)]
+    if spec.strides[0] > 1:
+        return [axis_tiling(0, 1), *others]
+    return [_first_axis(axis_tiling, spec.x[0] or 1, others, inside, samples_of(spec)), *others]
+
+
+def _first_axis(
+    axis_tiling: Callable[[int, int], Tiling | None],
+    size: int,
+    others: Sequence[Tiling | None],
+    inside: int,
+    samples: int,
+) -> Tiling | None:
+    """The bands of `size` rows that should take the least time per channel, as a number of multiplications."""
+    rest = [t for t in others if t is not None]
+    if len(rest) < len(others):
+        return None
+    if not rest:
+        return axis_tiling(0, -(-size // -(-size // _MOST_PICKED)))
+    copies, taps = math.prod(t.tile for t in rest), math.prod(t.map.shape[2] for t in rest)
+    run, columns = rest[-1].count * inside, math.prod(t.count for t in rest) * inside
+    found = []
+    for rows in range(min(2, size), min(size, _MOST_ROWS) + 1):
+        bands = axis_tiling(0, rows)
+        if bands is None:
+            return None
+        alone = rows * copies > bands.count * columns  # one thread gathers for more rows of a product than columns
+        window = bands.map.shape[2] * taps
+        each = bands.count * window * (rows * copies + _GATHER + _RUN / run)
+        each += size * copies * _ORDER if bands.count > 1 else 0
+        found.append((alone, samples / inside * columns * each + rows * copies * window * ENTRY, rows))
+    return axis_tiling(0, min(found)[2])
 
 
 # -- requirements ------------------------------------------------------------------------------------------------------
 
 
-def worth_tiling(backward: bool, most: int = _MOST_ROWS) -> Requirement:
+def worth_tiling(*, backward: bool, long: bool = False) -> Requirement:
+    """Whether there are tiles of several outputs, where rows are `long` with the samples inside them."""
+
     def requirement(q: Query) -> str | None:
         if not q.spec.static:
             return None  # another requirement says so
-        axes = backward_axes(q.spec, most) if backward else forward_axes(q.spec, most)
+        inside = (q.spec.batch or 1) if long else 1
+        axes = backward_axes(q.spec, inside) if backward else forward_axes(q.spec, inside)
         maps = [t.map for t in axes if t]
         if len(maps) < len(axes):
             return "the windows reach nothing but padding"
@@ -179,7 +225,7 @@ def tiled_rows(
     assert isinstance(batch, int), "known_batch requires it"
     v = swapped(e, e.reshape(v, [batch, e.size_mul(*have[1:])]), batch)
     v = e.reshape(v, [1, have[1], *rows_of(have[2:], batch)])
-    axes = backward_axes(spec, _MOST_LONG_ROWS) if backward else forward_axes(spec, _MOST_LONG_ROWS)
+    axes = backward_axes(spec, batch) if backward else forward_axes(spec, batch)
     size = [1, want[1], *rows_of(want[2:], batch)]
     result = tiled_conv(e, v, w, spec, axes, size, backward=backward, inside=batch)
     return from_rows(e, result, want)
@@ -214,7 +260,7 @@ def bands_apart(q: Query) -> str | None:
 ROWS = [*TILED, known_batch, several_samples, bands_apart, last_unit_stride]
 
 
-@lowering("Conv", "tiled_sample_rows", requires=[*ROWS, worth_tiling(backward=False, most=_MOST_LONG_ROWS)])
+@lowering("Conv", "tiled_sample_rows", requires=[*ROWS, worth_tiling(backward=False, long=True)])
 def tiled_rows_forward(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """Depthwise: `tiled_conv` with the samples inside the rows, which makes them long; for large kernels."""
     x = n["X"]
@@ -222,7 +268,7 @@ def tiled_rows_forward(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     return with_bias(e, result, n.get("B"), spec)
 
 
-@lowering("ConvInputGrad", "tiled_sample_rows", requires=[*ROWS, worth_tiling(backward=True, most=_MOST_LONG_ROWS)])
+@lowering("ConvInputGrad", "tiled_sample_rows", requires=[*ROWS, worth_tiling(backward=True, long=True)])
 def tiled_rows_input_grad(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """Depthwise: `tiled_conv` with the samples inside the rows, which makes them long; for large kernels."""
     dy, want = n["dY"], x_dims(e, n["X_like"], spec)
