@@ -4,6 +4,7 @@
     ReduceSum of a product over the last axes                 a batch of scalar products: the product is never written
     Reshape into a graph output, a copy by one thread         a pass by all threads: half the time
     g s + (g x) s', where y = x s(x) is gated              g (s + x s'), and g (s + y (1 - s)) for the logistic gate
+    w - a b into a graph output, an update                    one Gemm: a gradient as large as its weight is never held
     PRelu, an element at a time                               max(x, 0) + slope min(x, 0), no rounding: 5 to 20 times
 
 Only nodes that differentiation added are rewritten, and the model's own where it is in training mode.
@@ -12,6 +13,7 @@ Only nodes that differentiation added are rewritten, and the model's own where i
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -184,6 +186,25 @@ def _logistic(e: Emitter, x: ir.Value, s: ir.Value, slope: ir.Value) -> ir.Value
     return None if y is None else e.mul(y, rest)
 
 
+def _update(e: Emitter, node: ir.Node) -> ir.Value | None:
+    """w - a b as -a b + w: the product is added to what the next weights hold already."""
+    weights, product = node.inputs
+    gemm = None if product is None else product.producer()
+    if weights is None or product is None or gemm is None or gemm.op_type != "Gemm" or gemm.domain:
+        return None
+    single = len(product.uses()) == 1 and not product.is_graph_output()
+    sizes = static_dims(weights)
+    if not single or not node.outputs[0].is_graph_output() or sizes is None or sizes != static_dims(product):
+        return None
+    bias = gemm.inputs[2] if len(gemm.inputs) > 2 else None
+    if None in sizes or bias is not None:
+        return None
+    given = gemm.attributes
+    flags: dict[str, Any] = {name: given[name].as_int() for name in ("transA", "transB") if name in given}
+    alpha = given["alpha"].as_float() if "alpha" in given else 1.0
+    return e.op("Gemm", *gemm.inputs[:2], weights, alpha=-alpha, **flags)
+
+
 def _rectified(e: Emitter, node: ir.Node) -> ir.Value | None:
     x, slope = node.inputs
     if x is None or slope is None or x.shape is None or slope.shape is None or len(slope.shape) > len(x.shape):
@@ -208,4 +229,11 @@ def _is(value: ir.Value | None, wanted: float) -> bool:
     return number is not None and number.shape == () and float(number) == wanted
 
 
-_FORMS = {"Add": _gated, "ReduceSum": _sum, "ReduceMean": _sum_of_products, "Reshape": _copy, "PRelu": _rectified}
+_FORMS = {
+    "Add": _gated,
+    "PRelu": _rectified,
+    "ReduceMean": _sum_of_products,
+    "ReduceSum": _sum,
+    "Reshape": _copy,
+    "Sub": _update,
+}
