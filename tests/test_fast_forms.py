@@ -115,6 +115,20 @@ def test_copies_to_outputs(rows: int, copied: bool) -> None:
     assert got.tobytes() == (seed * a).tobytes()
 
 
+def test_means_of_products() -> None:
+    """The variance and the moment of a normalization; no factor is next to a product, into which it would be moved."""
+    x, seed = _random(4, 2, 64, 64), _random(4, 2, 64, 64)[::-1].copy()
+    model = _model(
+        "y = InstanceNormalization(x, a, b)", "4, 2, 64, 64", np.ones(2, np.float32), np.zeros(2, np.float32)
+    )
+    gradient = og.vjp(model, wrt=["x"])
+    products = [node.output[0] for node in gradient.graph.node if node.op_type == "MatMul"]
+    assert len(products) == 2
+    assert {n.op_type for n in gradient.graph.node if set(n.input) & set(products)} == {"Reshape"}
+    want = _gradient(lambda leaf: torch.nn.functional.instance_norm(leaf) * torch.tensor(seed), x)
+    np.testing.assert_allclose(run(gradient, {"x": x, "y_grad": seed})["x_grad"], want, rtol=1e-4, atol=1e-5)
+
+
 # -- gates -------------------------------------------------------------------------------------------------------------
 
 
