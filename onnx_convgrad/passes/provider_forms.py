@@ -145,9 +145,8 @@ def _conv_transpose(e: Emitter, node: ir.Node) -> None:
     axes: Sequence[int] = range(2, 2 + half)
     begin = [low - kept for low, kept in zip(pads[:half], even, strict=True)]
     lost = [high - kept for high, kept in zip(pads[half:], even, strict=True)]
-    ends = [
-        -rows if rows else _END for rows in lost
-    ]  # from behind: the size of `old` is not to be asked for, it goes away
+    # from behind: the size of `old` is not to be asked for, it goes away
+    ends = [-rows if rows else _END for rows in lost]
     new = e.typed(e.slice(full, begin, ends, axes), old)
     old.replace_all_uses_with(new, replace_graph_outputs=True)
     new.name, old.name = old.name, None
