@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         ModelError,
         RuleContractError,
     )
-    from onnx_convgrad.report import Report
+    from onnx_convgrad.lowering.report import Report
     from onnx_convgrad.training.program import TrainingProgram, build_training
     from onnx_convgrad.training.trainer import Trainer
 

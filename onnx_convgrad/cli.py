@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from onnx_convgrad.guard import guarded
+from onnx_convgrad.commands.guard import guarded
 from onnx_convgrad.training.cli import train
 
 __all__ = ["app", "main"]
@@ -128,11 +128,11 @@ def augment(
       onnx-convgrad augment model.onnx -o saliency.onnx --wrt inputs --seed ones
     """
     with guarded():
-        from onnx_convgrad import commands
-        from onnx_convgrad.tables import Output
+        from onnx_convgrad.commands import augment
+        from onnx_convgrad.commands.tables import Output
 
         arguments = _arguments(wrt, of, training, target, lowering, input_shape, max_workspace, recompute)
-        status = commands.augment(
+        status = augment.run(
             model,
             output,
             {
@@ -183,11 +183,11 @@ def explain(
       onnx-convgrad explain model.onnx --target cuda --placement
     """
     with guarded():
-        from onnx_convgrad import commands, options
-        from onnx_convgrad.tables import Output
+        from onnx_convgrad.commands import explain, options
+        from onnx_convgrad.commands.tables import Output
 
         arguments = _arguments(wrt, of, training, target, lowering, input_shape, max_workspace, recompute)
-        commands.explain(
+        explain.run(
             model,
             {**arguments, "per_sample": "squared_norm" if squared_norm else per_sample},
             Output(json=json),
@@ -222,8 +222,8 @@ def lower(
       onnx-convgrad lower step.onnx
     """
     with guarded():
-        from onnx_convgrad import lower_command, options
-        from onnx_convgrad.tables import Output
+        from onnx_convgrad.commands import lower, options
+        from onnx_convgrad.commands.tables import Output
 
         arguments = {
             "target": target,
@@ -231,7 +231,7 @@ def lower(
             "max_workspace": options.size_in_bytes(max_workspace),
             "input_shapes": options.input_shapes(input_shape),
         }
-        lower_command.lower(model, output, arguments, Output(quiet=quiet, json=json), every=verbose, json=json)
+        lower.run(model, output, arguments, Output(quiet=quiet, json=json), every=verbose, json=json)
 
 
 @app.command()
@@ -256,11 +256,11 @@ def check(
       onnx-convgrad check model.onnx --input-shape image:2,3,64,64
     """
     with guarded():
-        from onnx_convgrad import commands
-        from onnx_convgrad.tables import Output
+        from onnx_convgrad.commands import check
+        from onnx_convgrad.commands.tables import Output
 
         arguments = _arguments(wrt or ["all"], of, training, target, lowering, input_shape)
-        status = commands.check(
+        status = check.run(
             model,
             {**arguments, "seed": seed_value, "samples": samples},
             Output(quiet=quiet, json=json),
@@ -308,8 +308,8 @@ def bench(
     """
     with guarded():
         from onnx_convgrad.bench import command
-        from onnx_convgrad.calibration import cores
-        from onnx_convgrad.tables import Output
+        from onnx_convgrad.commands.tables import Output
+        from onnx_convgrad.lowering.calibration import cores
 
         if calibrate:
             told = Output(quiet=quiet, json=json)
@@ -348,10 +348,10 @@ def rules(
       onnx-convgrad rules Conv
     """
     with guarded():
-        from onnx_convgrad import rule_listing
-        from onnx_convgrad.tables import Output
+        from onnx_convgrad.commands import rules
+        from onnx_convgrad.commands.tables import Output
 
-        rule_listing.rules(operator, Output(json=json), json=json)
+        rules.run(operator, Output(json=json), json=json)
 
 
 def _arguments(
@@ -364,7 +364,7 @@ def _arguments(
     max_workspace: str | None = None,
     recompute: Sequence[str] = (),
 ) -> dict[str, Any]:
-    from onnx_convgrad import options
+    from onnx_convgrad.commands import options
 
     return {
         "wrt": options.names(wrt, "parameters"),

@@ -1,7 +1,7 @@
 """Targets: what each execution provider can run, and how fast it is.
 
-The speeds are defaults for a common machine of each kind. `onnx_convgrad.calibration` measures those of this machine;
-`onnx_convgrad.node_cost` turns them into the predicted time of a node.
+The speeds are defaults for a common machine of each kind. `onnx_convgrad.lowering.calibration` measures those of this
+machine; `onnx_convgrad.lowering.node_cost` turns them into the predicted time of a node.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 An `Emitter` appends to (or inserts into) an onnx_ir graph. Every new value gets its dtype and, where it can be known, its
 shape; equal pure nodes are emitted once; operations on sizes fold while the graph is built, so that a static model gets
 constants and a dynamic one gets run-time shape arithmetic from the same rule. It is written in three layers: nodes and
-constants (`onnx_convgrad.writer`), sizes (`onnx_convgrad.sizes`), and here the operators that rules are made of.
+constants (`onnx_convgrad.graph.writer`), sizes (`onnx_convgrad.graph.sizes`), and here the operators that rules are made of.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnx_convgrad.dims import dims_equal, known, same_shape, static_dims
-from onnx_convgrad.sizes import Dim, SizeWriter
-from onnx_convgrad.writer import CANONICAL_OPSET, DOMAIN, RANDOM, VIEWS, Operand
+from onnx_convgrad.graph.dims import dims_equal, known, same_shape, static_dims
+from onnx_convgrad.graph.sizes import Dim, SizeWriter
+from onnx_convgrad.graph.writer import CANONICAL_OPSET, DOMAIN, RANDOM, VIEWS, Operand
 
 __all__ = [
     "CANONICAL_OPSET",

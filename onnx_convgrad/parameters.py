@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnx_convgrad.activity import floating, rule_of
-from onnx_convgrad.constants import constant_of
 from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.graph.constants import constant_of
 from onnx_convgrad.registry import Call, as_names, check_names, stem
 
 __all__ = ["named_values", "parameters", "resolve_of", "resolve_wrt"]

@@ -14,14 +14,14 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from onnx_convgrad.calibration import calibrated
-from onnx_convgrad.candidates import Choosing, Policy
 from onnx_convgrad.cost import Target, target_named
 from onnx_convgrad.emit import Emitter, known
 from onnx_convgrad.errors import ArgumentError, ModelError, first_few
 from onnx_convgrad.files import check_weights
 from onnx_convgrad.forward import forward
-from onnx_convgrad.lower import Choice, check_choice, check_workspace, lower
+from onnx_convgrad.lowering.calibration import calibrated
+from onnx_convgrad.lowering.candidates import Choosing, Policy
+from onnx_convgrad.lowering.lower import Choice, check_choice, check_workspace, lower
 from onnx_convgrad.parameters import resolve_of, resolve_wrt
 from onnx_convgrad.passes.batch_statistics import share_statistics
 from onnx_convgrad.passes.canonicalize import InputShapes, canonicalize

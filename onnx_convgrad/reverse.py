@@ -16,7 +16,7 @@ from onnx_convgrad import functions
 from onnx_convgrad.activity import Activity, carriers, rule_of
 from onnx_convgrad.emit import Emitter, dims_equal, known
 from onnx_convgrad.errors import DifferentiationError, Problem, RuleContractError, UnsupportedCase
-from onnx_convgrad.joined import joined
+from onnx_convgrad.graph.joined import joined
 from onnx_convgrad.registry import Call, Rule, joint_of, stem
 
 __all__ = ["DETOUR", "Walk", "backward", "shapes_differ", "unbroadcast"]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnx_convgrad.emit import Dim, Emitter
-from onnx_convgrad.samples import cut_samples, filled, may_be_empty, with_samples
+from onnx_convgrad.graph.samples import cut_samples, filled, may_be_empty, with_samples
 
 __all__ = ["product_of_samples", "settled"]
 

@@ -19,10 +19,10 @@ import onnx_ir as ir
 
 from onnx_convgrad.emit import Dim, Emitter
 from onnx_convgrad.geometry import ConvSpec
+from onnx_convgrad.graph.samples import filled, with_samples
 from onnx_convgrad.lowering import Query, lowering
 from onnx_convgrad.registry import Call
 from onnx_convgrad.rules.conv_shared import conv_kernel, extend, known_batch, not_empty, static_sizes, unit_stride
-from onnx_convgrad.samples import filled, with_samples
 
 
 def depthwise(q: Query) -> str | None:

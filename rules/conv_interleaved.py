@@ -22,6 +22,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.emit import Dim, Emitter
 from onnx_convgrad.geometry import ConvSpec
+from onnx_convgrad.graph.samples import filled, with_samples
 from onnx_convgrad.lowering import Query, lowering
 from onnx_convgrad.registry import Call
 from onnx_convgrad.rules.conv import Window
@@ -41,7 +42,6 @@ from onnx_convgrad.rules.conv_shared import (
 from onnx_convgrad.rules.conv_stacked import several_samples
 from onnx_convgrad.rules.conv_weight_grad import batch_sum, sizes_of
 from onnx_convgrad.rules.conv_weight_shift import moves, one_group, several_axes, several_rows, unit_row_stride
-from onnx_convgrad.samples import filled, with_samples
 
 _FEW_ROWS = 16
 """Of a matrix: as many a product with the identity moves sooner than one thread."""

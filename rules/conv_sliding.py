@@ -19,6 +19,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.emit import Dim, Emitter
 from onnx_convgrad.geometry import ConvSpec
+from onnx_convgrad.graph.samples import cut_samples, filled, with_samples
 from onnx_convgrad.lowering import Query, Requirement, lowering
 from onnx_convgrad.registry import Call
 from onnx_convgrad.rules.conv_bands import (
@@ -34,7 +35,6 @@ from onnx_convgrad.rules.conv_bands import (
 )
 from onnx_convgrad.rules.conv_depthwise import overlapping_windows
 from onnx_convgrad.rules.conv_shared import conv_kernel, extend, spatial_axes, x_dims, y_dims
-from onnx_convgrad.samples import cut_samples, filled, with_samples
 
 _PACK = 10
 """Multiplications in the time of packing an element of a window."""

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.emit import Dim, Emitter
 from onnx_convgrad.geometry import ConvSpec
+from onnx_convgrad.graph.samples import cut_samples, with_samples
 from onnx_convgrad.lowering import Query, lowering
 from onnx_convgrad.registry import Call
 from onnx_convgrad.rules.conv import Window
@@ -29,7 +30,6 @@ from onnx_convgrad.rules.conv_shared import (
     x_dims,
     y_dims,
 )
-from onnx_convgrad.samples import cut_samples, with_samples
 
 # -- requirements ------------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.emit import Dim, Emitter
 from onnx_convgrad.geometry import ConvSpec
+from onnx_convgrad.graph.samples import filled, with_samples
 from onnx_convgrad.lowering import Query, Requirement, lowering
 from onnx_convgrad.registry import Call, Decorator, F
 from onnx_convgrad.rules.conv import Window, conv, trim
@@ -33,7 +34,6 @@ from onnx_convgrad.rules.conv_shared import (
     x_dims,
     y_dims,
 )
-from onnx_convgrad.samples import filled, with_samples
 
 _LARGEST_WINDOW = 64
 """Points of a kernel that a GPU's convolutions still take well."""

@@ -33,6 +33,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.emit import Dim, Emitter
 from onnx_convgrad.geometry import ConvSpec
+from onnx_convgrad.graph.samples import filled, may_be_empty, with_samples
 from onnx_convgrad.lowering import Query, Requirement, lowering
 from onnx_convgrad.registry import Call
 from onnx_convgrad.rules.conv_kernels import back_padding
@@ -52,7 +53,6 @@ from onnx_convgrad.rules.winograd_axes import (
     tiled,
     weight_matrices,
 )
-from onnx_convgrad.samples import filled, may_be_empty, with_samples
 
 _LEAST = 8
 """Channels and features of a group, unless there is only one group."""

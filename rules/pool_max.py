@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.emit import Dim, Emitter, static_dims
-from onnx_convgrad.namespace import Namespace
+from onnx_convgrad.graph.namespace import Namespace
 from onnx_convgrad.registry import Call, Cotangents, linear, vjp
 from onnx_convgrad.rules.pool import Pool, valid_taps
 

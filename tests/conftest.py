@@ -52,8 +52,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not marked:
         return
     from onnx_convgrad.errors import ExecutionError
-    from onnx_convgrad.providers import CUDA, check_available
     from onnx_convgrad.runtime import import_runtime
+    from onnx_convgrad.runtime.providers import CUDA, check_available
 
     try:
         check_available(import_runtime(), [CUDA])

@@ -14,7 +14,6 @@ from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner, Result
 
 import onnx_convgrad as og
-from onnx_convgrad import figures
 from onnx_convgrad.bench import plot, timing, torch_side
 from onnx_convgrad.bench.choice import predicted, time_lowerings
 from onnx_convgrad.bench.layer import ConvLayer
@@ -22,6 +21,7 @@ from onnx_convgrad.bench.measure import bench
 from onnx_convgrad.bench.timing import Bound, calm, interleave
 from onnx_convgrad.bench.torch_side import TorchSide
 from onnx_convgrad.cli import app
+from onnx_convgrad.commands import figures
 from onnx_convgrad.errors import ArgumentError, ExecutionError
 from onnx_convgrad.geometry import ConvSpec
 

@@ -17,10 +17,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner, Result
 
-from onnx_convgrad import files, options
+from onnx_convgrad import files
 from onnx_convgrad.cli import app
+from onnx_convgrad.commands import options
+from onnx_convgrad.commands.tables import Table, bytes_text, shape_text
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.tables import Table, bytes_text, shape_text
 
 BOXES = "─│┌┐└┘━┃╭╮╰╯\x1b"
 

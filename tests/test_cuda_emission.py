@@ -17,10 +17,10 @@ from onnx import parser
 import onnx_convgrad as og
 from benchmarks.gpu import speed as gpu
 from onnx_convgrad.bench.layer import ConvLayer
-from onnx_convgrad.cuda_kernels import LAST_OPSET, lacks, types_of
 from onnx_convgrad.errors import ConvGradError, ExecutionError
 from onnx_convgrad.lowering import lowerings
 from onnx_convgrad.runtime import run
+from onnx_convgrad.runtime.cuda_kernels import LAST_OPSET, lacks, types_of
 from onnx_convgrad.testing import Case, make_model
 
 MODULES = sorted(path.stem for path in Path(__file__).parent.glob("test_rules_*.py"))
@@ -253,7 +253,7 @@ def test_the_table_names_operators_of_the_standard() -> None:
     assert types_of("Conv") == {"float", "float16", "double"}
     assert types_of("MatMul") > types_of("Conv")
     assert not types_of("Col2Im")
-    from onnx_convgrad import cuda_kernels
+    from onnx_convgrad.runtime import cuda_kernels
 
     assert set(cuda_kernels._TYPES) <= known
 

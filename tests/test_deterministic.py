@@ -11,8 +11,8 @@ from onnx import parser
 from training_nets import build, exported
 
 import onnx_convgrad as og
-from onnx_convgrad.cuda_kernels import lacks
 from onnx_convgrad.runtime import run
+from onnx_convgrad.runtime.cuda_kernels import lacks
 
 POOLS = {
     "overlap": ("2,3,9,11", "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]"),

@@ -15,10 +15,10 @@ from training_nets import arrays, build
 
 import onnx_convgrad as og
 from benchmarks.gpu.correctness import LAYERS, check_family, check_lowering
-from onnx_convgrad.binding import Binding, device_of
+from onnx_convgrad.commands.placement import placement
 from onnx_convgrad.lowering import lowerings
-from onnx_convgrad.placement import placement
 from onnx_convgrad.runtime import run, session
+from onnx_convgrad.runtime.binding import Binding, device_of
 
 pytestmark = pytest.mark.gpu
 

@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.rows import Clock, Row, show
-from onnx_convgrad.providers import CUDA
 from onnx_convgrad.runtime import import_runtime
+from onnx_convgrad.runtime.providers import CUDA
 
 
 def test_every_part_runs_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

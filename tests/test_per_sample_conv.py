@@ -11,8 +11,8 @@ from test_conv_geometry import _arrays, _error, _model, _oracle, geometry
 
 import onnx_convgrad as og
 from onnx_convgrad.emit import DOMAIN, Emitter
-from onnx_convgrad.lower import lower
 from onnx_convgrad.lowering import lowerings
+from onnx_convgrad.lowering.lower import lower
 from onnx_convgrad.reverse import backward
 from onnx_convgrad.runtime import run
 

@@ -12,8 +12,8 @@ from onnx import parser
 
 import onnx_convgrad as og
 from onnx_convgrad.cli import main
-from onnx_convgrad.placement import Fallen, _placed, placement, predicted_placement
-from onnx_convgrad.providers import CPU, CUDA
+from onnx_convgrad.commands.placement import Fallen, _placed, placement, predicted_placement
+from onnx_convgrad.runtime.providers import CPU, CUDA
 
 MODEL = parser.parse_model(
     '<ir_version: 10, opset_import: ["" : 21]> g (float[N,3,5] x) => (float[N,a] y)'
@@ -69,7 +69,7 @@ def test_the_table_of_kernels_predicts_it() -> None:
 
 
 def test_a_newer_runtime_is_asked_for_where_one_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    from onnx_convgrad import placement as module
+    from onnx_convgrad.commands import placement as module
 
     monkeypatch.setattr(module, "session", lambda *_, **__: object())
     with pytest.raises(og.ExecutionError, match=r"Install 1\.24 or later"):

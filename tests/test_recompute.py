@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import onnx_convgrad as og
-from onnx_convgrad import options
+from onnx_convgrad.commands import options
 from onnx_convgrad.runtime import run
 
 CHANNELS, BLOCKS = 8, 5

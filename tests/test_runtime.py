@@ -10,12 +10,12 @@ import onnx
 import pytest
 from onnx import parser
 
-from onnx_convgrad import providers as providers_module
-from onnx_convgrad.binding import Binding
 from onnx_convgrad.errors import ArgumentError, ExecutionError
-from onnx_convgrad.providers import CPU, CUDA, check_available, missing_libraries, resolve_providers
 from onnx_convgrad.runtime import SessionOptions, import_runtime, run, session
-from onnx_convgrad.session_options import cuda_options, session_options
+from onnx_convgrad.runtime import providers as providers_module
+from onnx_convgrad.runtime.binding import Binding
+from onnx_convgrad.runtime.providers import CPU, CUDA, check_available, missing_libraries, resolve_providers
+from onnx_convgrad.runtime.session_options import cuda_options, session_options
 
 MODEL = parser.parse_model(
     '<ir_version: 10, opset_import: ["" : 21]> g (float[N, 3] x) => (float[N, 3] y) { y = Relu (x) }'

@@ -11,7 +11,7 @@ from onnx.reference import ReferenceEvaluator
 from training_nets import build
 
 import onnx_convgrad as og
-from onnx_convgrad.cuda_kernels import lacks
+from onnx_convgrad.runtime.cuda_kernels import lacks
 
 
 @pytest.mark.parametrize("name", ["transformer", "convnext", "resnet_basic"])

@@ -13,9 +13,11 @@ import torch
 from onnx import TensorProto, helper
 
 import onnx_convgrad as og
-from onnx_convgrad import candidates, cost, lowering, options, pipeline
+from onnx_convgrad import cost, lowering, pipeline
+from onnx_convgrad.commands import options
+from onnx_convgrad.lowering import candidates
+from onnx_convgrad.lowering.sketch import Sketch
 from onnx_convgrad.runtime import run
-from onnx_convgrad.sketch import Sketch
 
 
 def _model(batch: int, group: int = 1) -> onnx.ModelProto:

@@ -19,8 +19,8 @@ from benchmarks.gpu.correctness import relative
 from benchmarks.gpu.rows import Clock, Row
 from benchmarks.networks import export, network
 from onnx_convgrad.bench.layer import ConvLayer
-from onnx_convgrad.binding import Binding
 from onnx_convgrad.runtime import Providers, session
+from onnx_convgrad.runtime.binding import Binding
 from onnx_convgrad.training.sessions import defaults, fed_session
 
 RATE = 1e-3

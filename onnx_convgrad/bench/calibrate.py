@@ -1,6 +1,6 @@
 """Measuring the speeds that the cost model uses, each by one small model made of the kind of node that it is about.
 
-The formulas are those of `onnx_convgrad.node_cost`, solved for the rate.
+The formulas are those of `onnx_convgrad.lowering.node_cost`, solved for the rate.
 """
 
 from __future__ import annotations

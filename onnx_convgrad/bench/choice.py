@@ -8,7 +8,7 @@ from functools import partial
 
 from onnx_convgrad.bench.layer import OPERATORS, ConvLayer
 from onnx_convgrad.bench.timing import Bound, Side, Turns, calm, interleave, lap
-from onnx_convgrad.lower import Choice
+from onnx_convgrad.lowering.lower import Choice
 
 __all__ = ["predicted", "time_lowerings"]
 

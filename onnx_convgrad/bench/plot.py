@@ -8,8 +8,8 @@ from typing import Any
 
 from onnx_convgrad.bench.measure import BenchReport, ConvTimes
 from onnx_convgrad.bench.timing import machine_text
-from onnx_convgrad.figures import CONTRAST, FAINT, INK, OURS, plain_axis
-from onnx_convgrad.tables import ms_text, shape_text
+from onnx_convgrad.commands.figures import CONTRAST, FAINT, INK, OURS, plain_axis
+from onnx_convgrad.commands.tables import ms_text, shape_text
 
 __all__ = ["plot"]
 

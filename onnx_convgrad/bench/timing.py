@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from onnx_convgrad.binding import Binding
-from onnx_convgrad.calibration import cores, processor
+from onnx_convgrad.lowering.calibration import cores, processor
 from onnx_convgrad.runtime import Providers, session
+from onnx_convgrad.runtime.binding import Binding
 
 __all__ = ["Bound", "Run", "Side", "Turns", "calm", "interleave", "lap", "machine", "machine_text"]
 

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.candidates import Choosing
 from onnx_convgrad.checking.double import Primal, narrow_primal, primal_function
 from onnx_convgrad.checking.feeds import working_feed
 from onnx_convgrad.checking.torch_check import available, torch_gradients
 from onnx_convgrad.errors import ExecutionError, ModelError
+from onnx_convgrad.lowering.candidates import Choosing
 from onnx_convgrad.parameters import named_values, resolve_of
 from onnx_convgrad.passes.canonicalize import InputShapes
 from onnx_convgrad.pipeline import SEEDS_KEY, AnyModel, Built, Names, build

@@ -18,8 +18,8 @@ from onnx_convgrad.functional.geometry import Geometry, settle
 from onnx_convgrad.functional.graph import Kind, Task
 from onnx_convgrad.functional.keys import frozen, resolved, thawed
 from onnx_convgrad.functional.sessions import Array, Compiled, compiled
-from onnx_convgrad.providers import Providers
-from onnx_convgrad.session_options import Options, SessionOptions
+from onnx_convgrad.runtime.providers import Providers
+from onnx_convgrad.runtime.session_options import Options, SessionOptions
 
 __all__ = ["DTYPES", "Function", "Window"]
 

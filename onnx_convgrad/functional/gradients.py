@@ -13,8 +13,8 @@ from numpy.typing import ArrayLike
 
 from onnx_convgrad.functional.calls import Function
 from onnx_convgrad.functional.sessions import Array
-from onnx_convgrad.providers import Providers
-from onnx_convgrad.session_options import Options
+from onnx_convgrad.runtime.providers import Providers
+from onnx_convgrad.runtime.session_options import Options
 
 __all__ = [
     "conv1d_input",

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from onnx_convgrad.providers import resolve_providers
-from onnx_convgrad.session_options import SessionOptions
+from onnx_convgrad.runtime.providers import resolve_providers
+from onnx_convgrad.runtime.session_options import SessionOptions
 
 __all__ = ["Resolved", "frozen", "resolved", "thawed"]
 

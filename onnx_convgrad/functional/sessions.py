@@ -16,9 +16,9 @@ from onnx_convgrad.functional.geometry import Geometry
 from onnx_convgrad.functional.graph import Task, build
 from onnx_convgrad.functional.keys import Resolved
 from onnx_convgrad.functional.reproduce import reproduction
-from onnx_convgrad.providers import CUDA
 from onnx_convgrad.runtime import session
-from onnx_convgrad.session_options import SessionOptions
+from onnx_convgrad.runtime.providers import CUDA
+from onnx_convgrad.runtime.session_options import SessionOptions
 
 __all__ = ["Array", "Compiled", "compiled"]
 

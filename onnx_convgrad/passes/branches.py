@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_convgrad.constants import constant_of
-from onnx_convgrad.namespace import Namespace
+from onnx_convgrad.graph.constants import constant_of
+from onnx_convgrad.graph.namespace import Namespace
 
 __all__ = ["take_known_branches"]
 

@@ -13,8 +13,8 @@ import logging
 import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext, registry
 
-from onnx_convgrad.constants import constant_of, forget_constants
 from onnx_convgrad.emit import RANDOM, known, static_dims
+from onnx_convgrad.graph.constants import constant_of, forget_constants
 from onnx_convgrad.passes import shape_rules
 
 __all__ = ["fold_sizes"]

@@ -15,7 +15,7 @@ from collections.abc import Collection
 
 import onnx_ir as ir
 
-from onnx_convgrad.constants import constant_of
+from onnx_convgrad.graph.constants import constant_of
 
 __all__ = ["fuse_gelu"]
 

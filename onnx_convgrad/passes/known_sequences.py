@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
 
-from onnx_convgrad.constants import constant_of
 from onnx_convgrad.emit import Emitter
+from onnx_convgrad.graph.constants import constant_of
 
 __all__ = ["use_members"]
 

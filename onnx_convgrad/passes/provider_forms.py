@@ -1,8 +1,8 @@
 """Forward nodes that a provider refuses, brought into a form that it runs.
 
 A graph that is differentiated keeps the nodes of the model, and these are written for any provider. CUDA's kernels (see
-`onnx_convgrad.cuda_kernels`) lack three of their forms: BatchNormalization in training mode, BatchNormalization whose
-statistics are of another type than its data, and uneven padding in Conv and ConvTranspose.
+`onnx_convgrad.runtime.cuda_kernels`) lack three of their forms: BatchNormalization in training mode, BatchNormalization
+whose statistics are of another type than its data, and uneven padding in Conv and ConvTranspose.
 """
 
 from __future__ import annotations

@@ -22,13 +22,13 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad.constants import is_constant
 from onnx_convgrad.cost import Target
 from onnx_convgrad.emit import Emitter
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.namespace import Namespace
+from onnx_convgrad.graph.constants import is_constant
+from onnx_convgrad.graph.namespace import Namespace
+from onnx_convgrad.passes.retained import Group, Retained
 from onnx_convgrad.registry import as_names, check_names
-from onnx_convgrad.retained import Group, Retained
 
 __all__ = ["Recomputation", "mark_boundary", "recompute_values"]
 

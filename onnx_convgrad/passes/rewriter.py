@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.namespace import Namespace
+from onnx_convgrad.graph.namespace import Namespace
 
 __all__ = ["AttributeValue", "Rewriter", "Scope", "Unsupported"]
 

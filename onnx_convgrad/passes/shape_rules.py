@@ -15,8 +15,8 @@ import numpy as np
 import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext, registry
 
-from onnx_convgrad.constants import constant_of
 from onnx_convgrad.emit import DOMAIN, known
+from onnx_convgrad.graph.constants import constant_of
 from onnx_convgrad.once import once
 from onnx_convgrad.passes import shape_rules_layout
 from onnx_convgrad.passes.gradient_edges import GRADIENT, TRAINING_DOMAIN

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext, registry
 
-from onnx_convgrad.constants import constant_of
+from onnx_convgrad.graph.constants import constant_of
 
 __all__ = ["install"]
 

@@ -7,9 +7,9 @@ from collections.abc import Collection
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.constants import constant_of
 from onnx_convgrad.cost import Target
-from onnx_convgrad.namespace import Namespace
+from onnx_convgrad.graph.constants import constant_of
+from onnx_convgrad.graph.namespace import Namespace
 from onnx_convgrad.passes.covariance import normalize_by_covariance
 from onnx_convgrad.passes.gelu import fuse_gelu
 

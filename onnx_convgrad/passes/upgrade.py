@@ -13,7 +13,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from onnx_convgrad.namespace import Namespace
+from onnx_convgrad.graph.namespace import Namespace
 from onnx_convgrad.passes.adapters import ADAPTERS, FUSED, Step
 from onnx_convgrad.passes.rewriter import Rewriter, Scope, Unsupported
 

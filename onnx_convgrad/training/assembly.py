@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from onnx_convgrad import options
+from onnx_convgrad.commands import options
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.pipeline import load
 from onnx_convgrad.registry import check_names

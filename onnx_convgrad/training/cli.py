@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from onnx_convgrad.guard import guarded
+from onnx_convgrad.commands.guard import guarded
 
 __all__ = ["train"]
 
@@ -143,8 +143,8 @@ def train(
     """
     given = {k: v for k, v in locals().items() if k not in ("resume", "config", "quiet", "json")}
     with guarded():
-        from onnx_convgrad import options
-        from onnx_convgrad.tables import Output
+        from onnx_convgrad.commands import options
+        from onnx_convgrad.commands.tables import Output
         from onnx_convgrad.training import command
 
         given["providers"] = options.of_names(providers or [])

@@ -14,11 +14,11 @@ from json import dumps
 from pathlib import Path
 from typing import Any
 
+from onnx_convgrad.commands.figures import check_plot
+from onnx_convgrad.commands.tables import Output, Table
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.figures import check_plot
-from onnx_convgrad.providers import check_available, resolve_providers
 from onnx_convgrad.runtime import import_runtime
-from onnx_convgrad.tables import Output, Table
+from onnx_convgrad.runtime.providers import check_available, resolve_providers
 from onnx_convgrad.training import assembly, checkpoint
 from onnx_convgrad.training.callbacks import Callback, Checkpoints, EarlyStopping, Log, TensorBoard
 from onnx_convgrad.training.config import Config, absolute, read_config, write_config

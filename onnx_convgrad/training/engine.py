@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from onnx_convgrad.providers import CUDA, check_available, resolve_providers
 from onnx_convgrad.runtime import import_runtime
+from onnx_convgrad.runtime.providers import CUDA, check_available, resolve_providers
 from onnx_convgrad.training.buffers import BoundGraph, Buffers, Device
 from onnx_convgrad.training.masks import first_state
 from onnx_convgrad.training.program import TrainingProgram

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from onnx_convgrad.calibration import cores
 from onnx_convgrad.errors import ArgumentError, ExecutionError
+from onnx_convgrad.lowering.calibration import cores
 from onnx_convgrad.training.datasets import Dataset, Rows
 from onnx_convgrad.training.manifest import Manifest, Port
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from onnx_convgrad.figures import CONTRAST, FAINT, INK, OURS, plain_axis
+from onnx_convgrad.commands.figures import CONTRAST, FAINT, INK, OURS, plain_axis
 from onnx_convgrad.training.display import number
 
 __all__ = ["plot"]

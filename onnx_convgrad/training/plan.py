@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.candidates import Policy
 from onnx_convgrad.cost import Target
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.namespace import Namespace
+from onnx_convgrad.graph.namespace import Namespace
+from onnx_convgrad.lowering.candidates import Policy
 from onnx_convgrad.parameters import named_values, resolve_wrt
 from onnx_convgrad.pipeline import Names
 from onnx_convgrad.registry import as_names, check_names

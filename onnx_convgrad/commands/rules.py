@@ -9,17 +9,17 @@ from typing import Any
 
 import onnx
 
+from onnx_convgrad.commands.tables import Output, Table
 from onnx_convgrad.emit import CANONICAL_OPSET
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.lowering import lowerings
 from onnx_convgrad.registry import Rule, check_names
 from onnx_convgrad.registry import rules as all_rules
-from onnx_convgrad.tables import Output, Table
 
-__all__ = ["rules"]
+__all__ = ["run"]
 
 
-def rules(operator: str | None, out: Output, *, json: bool) -> None:
+def run(operator: str | None, out: Output, *, json: bool) -> None:
     """The rule table, or one operator of it."""
     table = [rule for rule in all_rules() if rule.domain != "convgrad"]
     if operator is not None:

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from onnx_convgrad import files
+from onnx_convgrad.commands.summary import Figures, Rewritten
+from onnx_convgrad.commands.tables import Output, Table
 from onnx_convgrad.gradient_ops import Lowered, lower_training_operators
+from onnx_convgrad.gradient_ops.training_info import UPDATES_KEY
 from onnx_convgrad.pipeline import load
-from onnx_convgrad.summary import Figures, Rewritten
-from onnx_convgrad.tables import Output, Table
-from onnx_convgrad.training_info import UPDATES_KEY
 
-__all__ = ["lower"]
+__all__ = ["run"]
 
 _FOLD = 10
 """Most gradients that are shown without being asked for."""
@@ -27,7 +27,7 @@ _TRAINABLE = "parameters"
 """The figure that is left out: what is trained is the model's affair, and may be fed."""
 
 
-def lower(
+def run(
     model: Path, output: Path | None, arguments: Mapping[str, Any], out: Output, *, every: bool, json: bool
 ) -> None:
     """Lower, write, tell."""

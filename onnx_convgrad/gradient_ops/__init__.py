@@ -13,13 +13,14 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnx_convgrad.activity import floating
-from onnx_convgrad.calibration import calibrated
-from onnx_convgrad.candidates import Choosing, Policy
 from onnx_convgrad.cost import target_named
 from onnx_convgrad.emit import DOMAIN, Emitter
 from onnx_convgrad.errors import DifferentiationError, Problem
-from onnx_convgrad.gradient_nodes import Derivative, Expansion
-from onnx_convgrad.lower import Choice, check_choice, check_workspace
+from onnx_convgrad.gradient_ops.nodes import Derivative, Expansion
+from onnx_convgrad.gradient_ops.training_info import load_with_algorithm
+from onnx_convgrad.lowering.calibration import calibrated
+from onnx_convgrad.lowering.candidates import Choosing, Policy
+from onnx_convgrad.lowering.lower import Choice, check_choice, check_workspace
 from onnx_convgrad.passes.canonicalize import InputShapes, canonicalize
 from onnx_convgrad.passes.gradient_edges import (
     GRADIENT,
@@ -29,7 +30,6 @@ from onnx_convgrad.passes.gradient_edges import (
     lift_veils,
 )
 from onnx_convgrad.pipeline import GRADIENTS_KEY, AnyModel, complete
-from onnx_convgrad.training_info import load_with_algorithm
 from onnx_convgrad.validity import judged
 
 __all__ = ["Lowered", "lower_training_operators"]

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from onnx_convgrad.errors import ArgumentError, ExecutionError
-from onnx_convgrad.session_options import SessionOptions, cuda_options
+from onnx_convgrad.runtime.session_options import SessionOptions, cuda_options
 
 __all__ = ["CPU", "CUDA", "PROVIDERS", "Providers", "check_available", "missing_libraries", "resolve_providers"]
 

@@ -1,7 +1,7 @@
 """Lowerings: ways of computing an abstract gradient operator with plain ones.
 
 A lowering is a function with named requirements; a requirement answers with the reason when it does not hold. Choosing
-is never a rule's: `onnx_convgrad.candidates` prices every lowering that applies, `onnx_convgrad.lower` takes the cheapest.
+is never a rule's: `candidates` prices every lowering that applies, and `lower` takes the cheapest.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ __all__ = ["guarded"]
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
     """Turn the package's errors into a paragraph on stderr and an exit status."""
+    from onnx_convgrad.commands.tables import recorded_warnings
     from onnx_convgrad.errors import ConvGradError
-    from onnx_convgrad.tables import recorded_warnings
 
     try:
         with recorded_warnings():

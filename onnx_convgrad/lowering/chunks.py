@@ -20,10 +20,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.activity import captured_values
-from onnx_convgrad.dims import static_dims
 from onnx_convgrad.emit import Dim, Emitter
+from onnx_convgrad.graph.dims import static_dims
+from onnx_convgrad.graph.samples import cut_samples, filled, with_samples
 from onnx_convgrad.registry import Call
-from onnx_convgrad.samples import cut_samples, filled, with_samples
 
 __all__ = ["EACH", "counts", "emit_in_chunks", "part_of", "reaching"]
 

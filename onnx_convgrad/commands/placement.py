@@ -9,11 +9,11 @@ from typing import Any
 
 import onnx
 
-from onnx_convgrad.cuda_kernels import lacks, size_arithmetic
+from onnx_convgrad.commands.tables import Table
 from onnx_convgrad.errors import ExecutionError
-from onnx_convgrad.providers import CPU, CUDA, PROVIDERS, Providers, resolve_providers
 from onnx_convgrad.runtime import Options, import_runtime, session
-from onnx_convgrad.tables import Table
+from onnx_convgrad.runtime.cuda_kernels import lacks, size_arithmetic
+from onnx_convgrad.runtime.providers import CPU, CUDA, PROVIDERS, Providers, resolve_providers
 
 __all__ = ["Fallen", "Placement", "placement", "predicted_placement"]
 

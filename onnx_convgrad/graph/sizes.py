@@ -10,9 +10,9 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from onnx_convgrad.dims import known, static_dims
 from onnx_convgrad.errors import UnknownShape
-from onnx_convgrad.writer import NodeWriter
+from onnx_convgrad.graph.dims import known, static_dims
+from onnx_convgrad.graph.writer import NodeWriter
 
 __all__ = ["Dim", "SizeWriter"]
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from onnx_convgrad.cost import Rates, Target
-from onnx_convgrad.providers import PROVIDERS
+from onnx_convgrad.runtime.providers import PROVIDERS
 
 __all__ = ["Store", "calibrated", "cores", "key", "processor"]
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnx_convgrad.constants import constant_of
 from onnx_convgrad.emit import Emitter, known
+from onnx_convgrad.graph.constants import constant_of
 
 __all__ = ["joined"]
 

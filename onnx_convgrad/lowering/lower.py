@@ -11,15 +11,23 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad.candidates import Candidate, Choosing, Policy, candidates, emit_lowering, forced_candidates, holding
-from onnx_convgrad.constants import Folding, is_constant
 from onnx_convgrad.cost import Rates, Target
 from onnx_convgrad.emit import DOMAIN, Emitter
 from onnx_convgrad.errors import ArgumentError, LoweringError
+from onnx_convgrad.graph.constants import Folding, is_constant
+from onnx_convgrad.graph.outputs import OutputPlaces
 from onnx_convgrad.lowering import Query, lowerings, reader_of
-from onnx_convgrad.outputs import OutputPlaces
+from onnx_convgrad.lowering.candidates import (
+    Candidate,
+    Choosing,
+    Policy,
+    candidates,
+    emit_lowering,
+    forced_candidates,
+    holding,
+)
+from onnx_convgrad.lowering.typical import TypicalSizes
 from onnx_convgrad.registry import Call, check_names
-from onnx_convgrad.typical import TypicalSizes
 
 __all__ = ["Choice", "check_choice", "check_workspace", "lower"]
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
-from onnx_convgrad.constants import constant_of, is_folded
 from onnx_convgrad.cost import Rates
 from onnx_convgrad.emit import VIEWS
+from onnx_convgrad.graph.constants import constant_of, is_folded
 
 __all__ = ["body_of", "folds", "leading_axes", "node_seconds", "value_bytes"]
 

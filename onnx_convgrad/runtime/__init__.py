@@ -12,8 +12,8 @@ import onnx_ir as ir
 
 from onnx_convgrad.errors import ExecutionError
 from onnx_convgrad.files import whole_proto
-from onnx_convgrad.providers import Providers, check_available, resolve_providers
-from onnx_convgrad.session_options import Options, SessionOptions, session_options
+from onnx_convgrad.runtime.providers import Providers, check_available, resolve_providers
+from onnx_convgrad.runtime.session_options import Options, SessionOptions, session_options
 
 __all__ = ["Options", "Providers", "SessionOptions", "import_runtime", "run", "session"]
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from onnx_convgrad.known_sizes import Gain
-from onnx_convgrad.lower import Choice
+from onnx_convgrad.lowering.known_sizes import Gain
+from onnx_convgrad.lowering.lower import Choice
 from onnx_convgrad.passes.recompute import Recomputation
 
 __all__ = ["Report"]

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.providers import CUDA
 from onnx_convgrad.runtime import import_runtime
+from onnx_convgrad.runtime.providers import CUDA
 
 __all__ = ["Binding", "device_of"]
 

@@ -1,0 +1,71 @@
+"""What `check` does, once its options are understood, and how its report is shown."""
+
+# ruff: noqa: T201 - commands print
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from json import dumps
+from pathlib import Path
+from typing import Any
+
+from onnx_convgrad.checking.check import CheckReport, Row
+from onnx_convgrad.checking.check import check as check_gradients
+from onnx_convgrad.commands.tables import Output, Table, shape_text
+
+__all__ = ["run", "show"]
+
+_FOLD = 20
+"""Most rows that are shown without being asked for."""
+
+
+def run(model: Path, arguments: Mapping[str, Any], out: Output, *, every: bool, json: bool) -> int:
+    """Compare, tell; the exit status."""
+    with out.stages() as stage:
+        report = check_gradients(model, **arguments, progress=stage)
+    if json:
+        print(dumps({"model": str(model), **report.to_dict()}, indent=2))
+    else:
+        show(report, out, every=every)
+    return 0 if report.passed else 1
+
+
+def show(report: CheckReport, out: Output, *, every: bool) -> None:
+    """The errors per value: every failure, and the largest of the rest unless `every`."""
+    shapes = ", ".join(f"{name} {shape_text(shape)}" for name, shape in report.inputs.items())
+    out.line(f"Random inputs: {shapes or 'none'} (seed {report.seed})")
+    compared = any(row.torch is not None for row in report.rows)
+    count = len(report.rows)
+    shown = list(report.rows) if every or count <= _FOLD + 2 else _notable(report)
+    rows = [
+        [
+            row.value,
+            shape_text(row.shape),
+            f"{row.norm:.3g}",
+            _error(row.numeric),
+            *([_error(row.torch)] if compared else []),
+            f"{max(row.numeric_limit, row.torch_limit if compared else 0):.0e}",
+            "ok" if row.ok else "FAIL",
+        ]
+        for row in shown
+    ]
+    failed = sum(not row.ok for row in report.rows)
+    columns = ["value", "shape", "|grad|", "numeric", *(["PyTorch"] if compared else []), "limit", ""]
+    out.table(Table(columns, rows, frozenset(range(2, len(columns) - 1))))
+    if len(shown) < count:
+        out.line(f"... and {count - len(shown)} more that agree (-v shows all)")
+    out.line(f"Numeric: relative error against directional derivatives of the model in {report.precision}.")
+    out.line(f"PyTorch: {report.pytorch}.")
+    out.line(f"{count - failed} of {count} gradients agree." + (f" {failed} FAIL." if failed else ""))
+
+
+def _notable(report: CheckReport) -> list[Row]:
+    """Every failure, and the largest errors among the rest, in the order of the report."""
+    by_error = sorted(report.rows, key=lambda row: (row.ok, -max(row.numeric or 0, row.torch or 0)))
+    failures = sum(not row.ok for row in report.rows)
+    kept = {row.value for row in by_error[: max(failures, _FOLD)]}
+    return [row for row in report.rows if row.value in kept]
+
+
+def _error(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1e}"
