@@ -26,7 +26,7 @@ from onnx_convgrad.geometry import HINT_BATCH, HINT_CHANNELS, HINT_SIZE, ConvSpe
 from onnx_convgrad.lowering import Query, Requirement, lowering, lowerings_of, spec_builder
 from onnx_convgrad.per_sample.batch import Batch
 from onnx_convgrad.registry import Call, Cotangents, expansion, per_sample, require
-from onnx_convgrad.rules import conv_bands, conv_depthwise  # noqa: F401 - some of their forms are declared here too
+from onnx_convgrad.rules import conv_bands, conv_depthwise, conv_interleaved  # noqa: F401 - their forms serve here too
 from onnx_convgrad.rules.conv import Window, as_conv, grad_spec, padded_data, window
 from onnx_convgrad.rules.conv_shared import (
     conv_kernel,
