@@ -145,13 +145,19 @@ def _explained(x: list[int], w: list[int], wrt: str, **attributes: object) -> di
     return og.explain(model, wrt=[wrt]).rows[-1]
 
 
-def test_of_two_that_are_about_as_fast_the_one_that_holds_less_is_taken() -> None:
-    """The first convolution of VGG: patches cost more memory by slices than by a one-hot convolution."""
-    row = _explained([8, 3, 224, 224], [64, 3, 3, 3], "w", pads=[1, 1, 1, 1])
-    found = [c for c in row["candidates"] if c["seconds"] is not None]
-    chosen, fastest = _named(row, row["chosen"]), min(found, key=lambda c: c["seconds"])
-    assert chosen["workspace"] < fastest["workspace"]
-    assert fastest["seconds"] < chosen["seconds"] < 1.1 * fastest["seconds"]
+@pytest.mark.parametrize(("seconds", "chosen"), [(0.0105, "im2col_conv"), (0.0130, "im2col_gemm")])
+def test_of_two_that_are_about_as_fast_the_one_that_holds_less_is_taken(
+    seconds: float, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory costs half a pass over it, which a form that is much faster is worth."""
+    prices = {"im2col_gemm": Sketch(0.0100, 200_000_000), "im2col_conv": Sketch(seconds, 20_000_000)}
+
+    def ways(entry: lowering.Lowering, *_: object, **__: object) -> Iterator[tuple[int, Sketch]]:
+        yield 1, prices.get(entry.name, Sketch(1.0, 0))
+
+    monkeypatch.setattr(candidates, "_ways", ways)
+    monkeypatch.setattr(candidates, "_FOUND", {})
+    assert _explained([8, 3, 224, 224], [64, 3, 3, 3], "w", pads=[1, 1, 1, 1])["chosen"] == chosen
 
 
 @pytest.mark.parametrize(("wrt", "operator"), [("x", "ConvInputGrad"), ("w", "ConvWeightGrad")])

@@ -283,7 +283,8 @@ def _rows(node: ir.Node, rates: Rates) -> float:
         axis = (attr.as_int() if attr else 0) % max(1, len(out))
         pieces = math.prod(out[:axis]) * len(node.inputs)
         single = math.prod(out[axis:]) == len(node.inputs)  # a loop of its own
-        return _traffic(node, rates) + pieces * (0.015 if single else 0.1) * rates.run
+        waiting = 0.0 if single else _waiting(node, rates)
+        return _traffic(node, rates) + waiting + pieces * (0.015 if single else 0.1) * rates.run
     return max(_traffic(node, rates), math.prod(out[:-1]) * 1.2 * rates.run)
 
 
