@@ -246,6 +246,20 @@ def test_conv_transpose(g: dict) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["conv", "stacked_conv", "winograd_2", "im2col_gemm"])
+def test_the_convolution_in_a_gradient_is_lowered(name: str) -> None:
+    """The data's gradient of a ConvTranspose is a Conv; one of the model's own stays as it is."""
+    g = {"rank": 2, "groups": 1, "channels": 2, "features": 3, "batch": 2, "size": [5, 6], "kernel": [4, 4]}
+    g |= {"strides": [2, 2], "dilations": [1, 1], "begin": [1, 1], "end": [1, 1], "extra": [0, 0]}
+    arrays, attributes = _arrays(g, transposed=True), {"strides": [2, 2], "pads": [1, 1, 1, 1]}
+    choice = {"Conv": name}
+    model = _model("ConvTranspose", arrays, "static", **attributes)
+    assert ("Conv", name) in {(c.op_type, c.chosen) for c in og.explain(model, wrt=["x"], lowering=choice).choices}
+    _check("ConvTranspose", g, arrays, [choice], **attributes)
+    own = _model("Conv", _arrays(g, transposed=False), "static", **attributes)
+    assert "Conv" not in {c.op_type for c in og.explain(own, wrt=["x", "w"]).choices}
+
+
 @SETTINGS
 @given(geometry())
 def test_spec_against_brute_force(g: dict) -> None:

@@ -40,7 +40,8 @@ class Policy:
     Attributes:
         choosing: `"auto"`, `"exact"` (without lowerings that round more than a direct sum) or a mapping.
         max_workspace: Bytes that a lowering may hold besides its operands and result, or `None`.
-        training: Whether the forward convolutions, whose weights change from step to step, are lowered too.
+        training: Whether the forward convolutions, whose weights change from step to step, are lowered too, not only those
+            of derivatives.
         compare: Whether all lowerings are priced where one is forced, too: for reports.
     """
 

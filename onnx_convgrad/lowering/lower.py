@@ -66,7 +66,7 @@ def check_workspace(limit: int | None) -> None:
 
 
 def lower(graph: ir.Graph, target: Target, policy: Policy | None = None) -> list[Choice]:
-    """Replace every abstract operator of `graph` (and operators that the target lacks for a dtype) in place.
+    """Replace the abstract operators and convolutions of derivatives in `graph`, and what the target lacks for a dtype.
 
     Raises:
         LoweringError: No candidate applies to a node, or the forced one does not; with each reason.
@@ -108,7 +108,15 @@ def _needs_lowering(node: ir.Node, target: Target, policy: Policy) -> bool:
     dtype = node.inputs[0].dtype
     if dtype is not None and dtype not in target.conv_dtypes:
         return True
-    return policy.training and node.op_type == "Conv" and not is_constant(node.inputs[1])
+    if node.op_type != "Conv" or is_constant(node.inputs[1]):
+        return False
+    return policy.training or _of_a_gradient(node)
+
+
+def _of_a_gradient(node: ir.Node) -> bool:
+    """Whether a convolution is part of a derivative, as that of ConvTranspose is one, with something to compute."""
+    empty = any(v is not None and v.shape is not None and 0 in v.shape for v in (*node.inputs, *node.outputs))
+    return "onnx_convgrad.origin" in node.metadata_props and not empty and "auto_pad" not in node.attributes
 
 
 def _forced(choosing: Choosing, node: ir.Node, origin: str) -> str | None:
@@ -145,6 +153,8 @@ class _Stage:
         else:
             found = forced_candidates(node, query, self.policy, wanted)
         chosen = _chosen(node.op_type, origin, spec, found, wanted, e.target.rates)
+        if wanted is None and not self.policy.training:
+            chosen = _worthwhile(chosen, found)
         e.anchor, e.origin = node, origin
         before = len(e.emitted)
         result = emit_lowering(e, lowerings()[node.op_type][chosen.name], node, spec, chosen.chunks)
@@ -183,6 +193,16 @@ class _Stage:
         elif new:
             result.name, old.name = old.name, None
         self.outputs.replace(old, result)
+
+
+_WORTH = 0.8
+"""A convolution of a derivative becomes several nodes where they promise to take at most this part of its time."""
+
+
+def _worthwhile(chosen: Candidate, found: Sequence[Candidate]) -> Candidate:
+    """What is chosen, or the runtime's own operator where that is about as fast, and one node."""
+    itself = next((c for c in found if c.name == "conv" and c.seconds is not None), chosen)
+    return chosen if (chosen.seconds or 0.0) <= _WORTH * (itself.seconds or 0.0) else itself
 
 
 def _chosen(
