@@ -195,7 +195,7 @@ class _Stage:
         self.outputs.replace(old, result)
 
 
-_WORTH = 0.8
+_WORTH = 0.75
 """A convolution of a derivative becomes several nodes where they promise to take at most this part of its time."""
 
 

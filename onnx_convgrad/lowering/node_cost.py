@@ -8,6 +8,7 @@ are those of `Rates`. Sizes must be static: a `sketch` has only such values.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -57,6 +58,11 @@ def _traffic(node: ir.Node, rates: Rates, *, times: float = 1.0) -> float:
     return count * ((1 - share) / rates.cached + share / rates.memory)
 
 
+def _alone(node: ir.Node, rates: Rates) -> float:
+    """The same by one thread: the speeds of `Rates` are those of all."""
+    return 2 * _traffic(node, rates)
+
+
 def _late(node: ir.Node, rates: Rates) -> float:
     """The part of a product's operands and result that comes from memory: it reads and writes one part after the other."""
     return _missing(rates, 0.6 * _bytes(node), spread=1.0)
@@ -78,7 +84,10 @@ _LANES = 16
 
 def _gemm(rates: Rates, m: int, n: int, k: int, batch: int, packing: float) -> float:
     """Few rows cannot pay for the `packing` of the other operand, few columns or terms not for the kernel's edges."""
-    edge = -n % _LANES / max(n, 1) / 2 + 2 / max(n, 1)
+    idle = -n % _LANES / max(n, 1)
+    narrow = 1 < n < _LANES  # all lanes are packed and multiplied
+    edge = idle * (1.0 if narrow else 0.5) + 2 / max(n, 1)
+    packing *= 1 + idle if narrow else 1
     slow = 1 + packing * rates.small / max(m, 1) + edge + 2 / max(k, 1)
     return 2.0 * m * n * k * batch * slow / rates.gemm
 
@@ -95,7 +104,7 @@ def _matmul(node: ir.Node, rates: Rates) -> float:
     right = node.inputs[1]
     packed = right is not None and right.const_value is not None  # when the model is loaded
     batch = math.prod(out[:-2])
-    slowly = 0.03 + 0.2 * _late(node, rates) * (1 - rates.memory / rates.cached)
+    slowly = 0.12 + 0.2 * _late(node, rates) * (1 - rates.memory / rates.cached)
     turning = slowly * rates.item * m * k * batch if folds(node.inputs[0]) else 0.0
     shared = math.prod(a[:-2]) < math.prod(b[:-2])  # weights times the images of many samples
     packing = 0.0 if packed else 1.0 if shared else 0.2
@@ -168,7 +177,8 @@ def _conv(node: ir.Node, rates: Rates) -> float:
         seconds = _windows(rates, x[0] * groups, w[0] // groups, points, taps)
     elif inner == 1 and groups > 1 and is_folded(node.inputs[1]):
         product = 1.9 * macs / rates.gemm + 0.17 * patches * rates.item
-        seconds = max(0.45 * math.prod(y) * rates.item, product) + x[0] * groups * 8 * rates.run
+        each = 0.3 if _ints(node, "strides", [1])[-1] == 1 else 0.52
+        seconds = max(each * math.prod(y) * rates.item, product) + x[0] * groups * 8 * rates.run
     elif inner == 1 and groups > 1 and w[0] == groups:
         seconds = macs * rates.tap * (1.0 if unit else 2.0) * _short_rows(y[-1])
     elif inner == 1 and groups > 1:
@@ -194,7 +204,8 @@ def _windows(rates: Rates, groups: int, rows: int, windows: int, k: int) -> floa
     if rows == 1:
         passes = windows // 4 + windows % 4 // 2 + windows % 2
         return calls + 2.8 * groups * k * 4 * passes / rates.gemm
-    packed = (windows + -(-windows // _LANES) * _LANES) / 2  # part of the last ones is as much work as all of them
+    lanes = -(-windows // _LANES) * _LANES  # part of the last ones is nearly as much work as all of them
+    packed = lanes if windows < _LANES else (windows + lanes) / 2
     return calls + groups * k * packed * (0.05 * rates.item + 2 * rows / rates.gemm)
 
 
@@ -219,7 +230,7 @@ _STREAMS = 64
 
 
 def _transpose(node: ir.Node, rates: Rates) -> float:
-    """Whole runs are copied when the last axis stays; a matrix transposition moves single elements."""
+    """Whole runs are copied when the last axis stays; a matrix transposition moves single elements. All by one thread."""
     shape = shape_of(node.inputs[0])
     perm = _ints(node, "perm", range(len(shape))[::-1])
     moved = [p for p in perm if shape[p] != 1]
@@ -232,22 +243,37 @@ def _transpose(node: ir.Node, rates: Rates) -> float:
         at -= 1
     size = float(math.prod(shape))
     if run > 1:
-        return max(_traffic(node, rates), size / run * 0.9 * rates.run)
+        return _alone(node, rates) + size / run * 0.65 * rates.run
+    if not _swaps_two(moved):
+        return _alone(node, rates) + size * 3 * rates.item
     lead = 0
     while moved[lead] == kept[lead]:
         lead += 1
     matrices = math.prod(shape[a] for a in kept[:lead])
     columns = math.prod(shape[a] for a in kept[kept.index(moved[lead]) :])  # each is written as a stream of its own
     rows = size / matrices / columns
+    entering = matrices * 50 * rates.run * (lead > 0)
+    late = 2 * _missing(rates, _bytes(node)) * _bytes(node) / rates.memory
     if columns <= _STREAMS:
-        return max(_traffic(node, rates), size * 0.13 * rates.item + matrices * 50 * rates.run * (lead > 0))
-    each = 0.5 if columns * 4 % _PAGE == 0 and rows > _STREAMS else 0.3
+        return max(_traffic(node, rates), size * 0.13 * rates.item + late) + entering
+    each = 0.5 if columns * 4 % _PAGE == 0 and rows >= _WAYS else 0.3
     each *= 2 if rows > _TALL else 1
-    return max(_traffic(node, rates, times=1.5), size * each * rates.item + matrices * 50 * rates.run * (lead > 0))
+    return max(_traffic(node, rates), size * each * rates.item + late) + entering
+
+
+def _swaps_two(moved: Sequence[int]) -> bool:
+    """Whether a permutation only makes two neighbouring parts of the axes change places, which has a loop of its own."""
+    places = [sorted(moved).index(axis) for axis in moved]
+    off = [i for i, place in enumerate(places) if i != place]
+    inner = places[off[0] : off[-1] + 1]
+    return sum(b != a + 1 for a, b in itertools.pairwise(inner)) == 1
 
 
 _PAGE = 4096
 """Bytes from row to row at which the elements of a column want the same few lines of the nearest cache."""
+
+_WAYS = 32
+"""Rows from which on these lines do not stay there until the next column is read."""
 
 _TALL = 8192
 """Rows whose lines do not stay in the second cache until the next column is read."""
@@ -272,7 +298,7 @@ def _slice(node: ir.Node, rates: Rates) -> float:
         run *= out[axis]
         if out[axis] != shape[axis]:
             break
-    return _picked(node, rates) + math.prod(out) / max(run, 1) * 0.4 * rates.run
+    return 2 * _picked(node, rates) + math.prod(out) / max(run, 1) * 0.4 * rates.run  # by one thread
 
 
 def _rows(node: ir.Node, rates: Rates) -> float:
@@ -283,9 +309,9 @@ def _rows(node: ir.Node, rates: Rates) -> float:
         axis = (attr.as_int() if attr else 0) % max(1, len(out))
         pieces = math.prod(out[:axis]) * len(node.inputs)
         single = math.prod(out[axis:]) == len(node.inputs)  # a loop of its own
-        waiting = 0.0 if single else _waiting(node, rates)
+        waiting = 0.0 if single else 0.5 * _waiting(node, rates)
         return _traffic(node, rates) + waiting + pieces * (0.015 if single else 0.1) * rates.run
-    return max(_traffic(node, rates), math.prod(out[:-1]) * 1.2 * rates.run)
+    return max(_alone(node, rates), math.prod(out[:-1]) * 1.2 * rates.run)
 
 
 def _gather(node: ir.Node, rates: Rates) -> float:
@@ -331,6 +357,12 @@ def _items(factor: float) -> Callable[[ir.Node, Rates], float]:
     return seconds
 
 
+def _col2im(node: ir.Node, rates: Rates) -> float:
+    """Whole rows are added in two dimensions and where they are not spread."""
+    rows = len(shape_of(node.outputs[0])) == 4 and set(_ints(node, "strides", [1])) == {1}
+    return _items(0.22 if rows else 0.55)(node, rates)
+
+
 _MODELS: dict[str, Callable[[ir.Node, Rates], float]] = {
     "MatMul": _matmul,
     "Gemm": _matmul,
@@ -351,7 +383,7 @@ _MODELS: dict[str, Callable[[ir.Node, Rates], float]] = {
     "ScatterElements": _items(8.0),
     "ScatterND": _items(8.0),
     "MaxUnpool": _items(2.0),
-    "Col2Im": _items(0.55),
+    "Col2Im": _col2im,
     "Einsum": _items(4.0),
     "Expand": _items(0.3),
     "Tile": _items(0.3),
