@@ -6,7 +6,7 @@ values to be moved become inputs. Where the runtime still lacks a float64 kernel
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from onnx_convgrad.lowering.lower import lower
 from onnx_convgrad.parameters import named_values
 from onnx_convgrad.runtime import session
 
-__all__ = ["Primal", "narrow_primal", "primal_function"]
+__all__ = ["Primal", "narrow_primal", "primal_function", "widened"]
 
 NARROW = frozenset((ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16))
 _TYPE_ATTRIBUTES = {"Cast": "to", "RandomNormal": "dtype", "RandomUniform": "dtype", "EyeLike": "dtype"}
@@ -72,7 +72,21 @@ def primal_function(model: ir.Model, targets: Sequence[str], moved: Sequence[str
     return Primal(_prepared(model, targets, moved, double=double), double=double)
 
 
-def _prepared(model: ir.Model, targets: Sequence[str], moved: Sequence[str], *, double: bool) -> onnx.ModelProto:
+def widened(
+    model: ir.Model, targets: Sequence[str], change: Callable[[ir.Graph], None] = lambda _: None
+) -> onnx.ModelProto:
+    """The model in float64 with `targets` as its outputs; `change` may rewrite its graph."""
+    return _prepared(model, targets, (), double=True, change=change)
+
+
+def _prepared(
+    model: ir.Model,
+    targets: Sequence[str],
+    moved: Sequence[str],
+    *,
+    double: bool,
+    change: Callable[[ir.Graph], None] = lambda _: None,
+) -> onnx.ModelProto:
     m = model.clone()
     graph = m.graph
     values = named_values(graph)
@@ -85,6 +99,7 @@ def _prepared(model: ir.Model, targets: Sequence[str], moved: Sequence[str], *, 
         _widen(graph)
     lower(graph, target_named("cpu"))
     m.opset_imports.pop(DOMAIN, None)
+    change(graph)
     for node in graph.all_nodes():  # declared shapes are no part of the function
         for value in node.outputs:
             value.shape = None
@@ -137,7 +152,7 @@ def _widen(graph: ir.Graph) -> None:
 
 def _widen_value(value: ir.Value) -> None:
     if value.dtype in NARROW:
-        value.dtype = ir.DataType.DOUBLE
+        value.type = ir.TensorType(ir.DataType.DOUBLE)  # a clone shares the type with what it was cloned from
         if value.const_value is not None:
             value.const_value = ir.Tensor(value.const_value.numpy().astype(np.float64), name=value.name)
 

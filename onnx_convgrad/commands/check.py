@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from json import dumps
 from pathlib import Path
@@ -17,6 +18,13 @@ __all__ = ["run", "show"]
 
 _FOLD = 20
 """Most rows that are shown without being asked for."""
+
+_VERDICTS = {
+    "rounding": "in float64 the same graph agrees, and float32 cannot be more precise on these inputs (values cancel or"
+    " saturate).",
+    "undetermined": "the derivative is smaller than what the rounding of the model's own results in float64 lets tell;"
+    " other inputs (--seed-value) or targets (--of, such as logits before a softmax) may.",
+}
 
 
 def run(model: Path, arguments: Mapping[str, Any], out: Output, *, every: bool, json: bool) -> int:
@@ -45,24 +53,29 @@ def show(report: CheckReport, out: Output, *, every: bool) -> None:
             _error(row.numeric),
             *([_error(row.torch)] if compared else []),
             f"{max(row.numeric_limit, row.torch_limit if compared else 0):.0e}",
-            "ok" if row.ok else "FAIL",
+            row.verdict,
         ]
         for row in shown
     ]
-    failed = sum(not row.ok for row in report.rows)
     columns = ["value", "shape", "|grad|", "numeric", *(["PyTorch"] if compared else []), "limit", ""]
     out.table(Table(columns, rows, frozenset(range(2, len(columns) - 1))))
     if len(shown) < count:
         out.line(f"... and {count - len(shown)} more that agree (-v shows all)")
     out.line(f"Numeric: relative error against directional derivatives of the model in {report.precision}.")
     out.line(f"PyTorch: {report.pytorch}.")
-    out.line(f"{count - failed} of {count} gradients agree." + (f" {failed} FAIL." if failed else ""))
+    told = Counter(row.verdict for row in report.rows)
+    for verdict, meaning in _VERDICTS.items():
+        if told[verdict]:
+            out.line(f"{verdict}: {meaning}")
+    notes = f", {told['rounding']} of them in float64 alone" if told["rounding"] else ""
+    rest = "".join(f" {told[v]} {v}." for v in ("undetermined", "FAIL") if told[v])
+    out.line(f"{told['ok'] + told['rounding']} of {count} gradients agree{notes}.{rest}")
 
 
 def _notable(report: CheckReport) -> list[Row]:
-    """Every failure, and the largest errors among the rest, in the order of the report."""
-    by_error = sorted(report.rows, key=lambda row: (row.ok, -max(row.numeric or 0, row.torch or 0)))
-    failures = sum(not row.ok for row in report.rows)
+    """Every failure and doubt, and the largest errors among the rest, in the order of the report."""
+    by_error = sorted(report.rows, key=lambda row: (row.ok, row.verdict == "ok", -max(row.numeric or 0, row.torch or 0)))
+    failures = sum(row.verdict != "ok" for row in report.rows)
     kept = {row.value for row in by_error[: max(failures, _FOLD)]}
     return [row for row in report.rows if row.value in kept]
 

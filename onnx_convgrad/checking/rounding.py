@@ -1,0 +1,86 @@
+"""What float32 can tell of a gradient: the same gradient graph in float64, also with the rounding of float32 imitated.
+
+Where values cancel or saturate (a softmax that is sure), a right gradient in float32 may be off by more than any fixed
+limit. Then the graph itself is judged in float64, and how far float32 may be off is found by Monte Carlo arithmetic: every
+operand and result is off by a random amount as large as rounding, and what the runs differ by is what float32 leaves open
+(Parker, "Monte Carlo Arithmetic", UCLA CSD-970002, 1997).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_convgrad.checking.double import Primal, widened
+from onnx_convgrad.pipeline import Built
+
+__all__ = ["InDouble"]
+
+_UNIT = 2.0**-24
+_RUNS = 4
+_MARGIN = 10.0
+_ROUNDING = frozenset(
+    """Add AveragePool BatchNormalization Conv ConvTranspose Cos Div Einsum Erf Exp Gelu Gemm GlobalAveragePool
+    GroupNormalization HardSigmoid HardSwish InstanceNormalization LayerNormalization Log LogSoftmax MatMul Mean Mul Pow
+    Reciprocal ReduceL2 ReduceLogSumExp ReduceMean ReduceProd ReduceSum ReduceSumSquare Resize ScatterElements ScatterND Sigmoid
+    Sin Softmax Softplus Sqrt Sub Sum Tan Tanh""".split()
+)
+"""Operators whose results are rounded; others pass values on, and masks of Relu and MaxPool compare these exactly."""
+
+Arrays = Mapping[str, np.ndarray]
+
+
+class InDouble:
+    """The gradients of one augmented model in float64, at one set of inputs and cotangents."""
+
+    def __init__(self, built: Built, feed: Arrays) -> None:
+        self.feed = feed
+        self._names = dict(built.gradients)
+        outputs = list(built.gradients.values())
+        self._exact = self._named(Primal(widened(built.model, outputs), double=True)(feed))
+        self._jittered = Primal(widened(built.model, outputs, _jitter), double=True)
+        self._spreads: dict[str, float] | None = None
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """The gradient of value `name`."""
+        return self._exact[name]
+
+    def resolution(self, name: str) -> float:
+        """How far (in the Euclidean norm) a float32 gradient of value `name` may be off by rounding alone."""
+        if self._spreads is None:
+            runs = [self._named(self._jittered(self.feed)) for _ in range(_RUNS)]
+            self._spreads = {
+                k: float(np.sqrt(np.mean([np.sum((run[k] - g) ** 2) for run in runs]))) for k, g in self._exact.items()
+            }
+        return _MARGIN * self._spreads[name]
+
+    def _named(self, results: Arrays) -> dict[str, np.ndarray]:
+        return {value: results[output] for value, output in self._names.items()}
+
+
+def _jitter(graph: ir.Graph) -> None:
+    """Multiply what is fed, stored or rounded by 1 + u, with u uniform in +-2^-24; the same sequence in every session."""
+    places: list[tuple[ir.Value, ir.Node | None]] = [
+        (v, None) for v in (*graph.inputs, *graph.initializers.values()) if v.shape is None or len(v.shape)
+    ]
+    places += [(v, node) for node in graph if node.op_type in _ROUNDING for v in node.outputs]
+    for seed, (value, producer) in enumerate(places):
+        if value.dtype != ir.DataType.DOUBLE or not (value.uses() or value.is_graph_output()):
+            continue
+        bounds = {"low": 1 - _UNIT, "high": 1 + _UNIT, "seed": float(seed)}
+        factor = ir.node("RandomUniformLike", [value], attributes=bounds, name=f"jitter_{seed}")
+        moved = ir.node("Mul", [value, factor.outputs[0]], name=f"jittered_{seed}")
+        factor.outputs[0].dtype = moved.outputs[0].dtype = ir.DataType.DOUBLE
+        name = value.name
+        value.replace_all_uses_with(moved.outputs[0], replace_graph_outputs=producer is not None)
+        for node in (factor, moved):
+            node.replace_input_with(0, value)
+        if producer is None:
+            for node in (moved, factor):
+                graph.insert_before(graph[0], node)
+        else:
+            graph.insert_after(producer, [factor, moved])
+            if moved.outputs[0].is_graph_output():
+                value.name, moved.outputs[0].name = f"{name}__exact", name
