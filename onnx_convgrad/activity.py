@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.registry import Call, Rule, lookup, stem
 
-__all__ = ["Activity", "captured_values", "floating", "rule_of"]
+__all__ = ["Activity", "captured_values", "floating", "jumps_between", "rule_of"]
 
 _FLOATS = frozenset(
     (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.BFLOAT16, ir.DataType.COMPLEX64)
@@ -120,6 +120,27 @@ class Activity:
                 rest = _walk_back(operand, lambda v: v.producer() is None, self.varied) or [operand.name or "?"]
                 break
         return (*down, *rest)
+
+
+_OF_SHAPE = frozenset(("ConstantOfShape", "EyeLike", "Shape", "Size"))
+
+
+def jumps_between(source: ir.Value, targets: Iterable[ir.Value], order: dict[ir.Node, int]) -> list[ir.Node]:
+    """Nodes of zero derivative (roundings, comparisons) through which alone a `source` reaches one of the `targets`."""
+    ahead: set[ir.Node] = set()
+    stack = [v.producer() for v in targets]
+    while stack:
+        node = stack.pop()
+        if node is not None and node in order and node not in ahead:
+            ahead.add(node)
+            stack.extend(v.producer() for v in node.inputs if v is not None)
+    smooth, jumps = {source}, []
+    for node in sorted(ahead, key=order.__getitem__):
+        if any(operand in smooth for _, operand in carriers(node, rule_of(node))):
+            smooth.update(v for v in node.outputs if floating(v))
+        elif any(v in smooth for v in node.inputs) and node.op_type not in _OF_SHAPE:
+            jumps.append(node)
+    return jumps
 
 
 def _walk_back(start: ir.Value, done: Callable[[ir.Value], bool], varied: frozenset[ir.Value]) -> list[str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Sequence
 
 import onnx_ir as ir
 
 from onnx_convgrad.activity import floating, rule_of
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.graph.constants import constant_of
+from onnx_convgrad.graph.constants import WAS_NODE, constant_of
 from onnx_convgrad.registry import Call, as_names, check_names, stem
 
 __all__ = ["named_values", "parameters", "resolve_of", "resolve_wrt"]
@@ -18,6 +19,10 @@ _RESHAPING = frozenset(
     {"Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Cast", "Flatten", "Expand", "Tile"}
 )
 """Between a stored weight and the slot that makes it a parameter there may be a change of layout."""
+
+_NORMALIZATIONS = frozenset(
+    {"BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization"}
+)
 
 
 def named_values(graph: ir.Graph) -> dict[str, ir.Value]:
@@ -31,10 +36,12 @@ def parameters(graph: ir.Graph) -> list[ir.Value]:
 
     An initializer is trainable when it is floating and reaches, at most through a change of layout, an operand that a
     rule declares as a parameter. Running statistics are in no such operand. Scalars that are added or multiplied in are
-    left out: nothing tells a trained one from a constant. So are the ones and zeros of a group normalization that is
-    written as an instance normalization between two Reshapes: its own scale and bias come behind them.
+    left out: nothing tells a trained one from a constant. So are the ones and zeros that an exporter gives to a
+    normalization without scale and bias, or to a group normalization that is written as an instance normalization between
+    two Reshapes: its own scale and bias come behind them.
     """
     found: dict[ir.Value, None] = {}
+    stored = any(_trainable(v, dedicated=True) and not v.meta.get(WAS_NODE) for v in graph.initializers.values())
     for node in graph:
         rule = rule_of(node)
         if rule is None or not rule.parameters or _normalizes_groups(node):
@@ -43,6 +50,8 @@ def parameters(graph: ir.Graph) -> list[ir.Value]:
             if value is None or stem(name) not in rule.parameters:
                 continue
             source = _stored(value)
+            if source is not None and node.op_type in _NORMALIZATIONS and _filler(source, stored=stored):
+                continue
             if source is not None and _trainable(source, rule.kind != "elementwise" or name == "slope"):
                 found[source] = None
     return list(found)
@@ -58,6 +67,17 @@ def _normalizes_groups(node: ir.Node) -> bool:
         return False
     ones, zeros = constant_of(scale), constant_of(bias)
     return ones is not None and zeros is not None and bool((ones == 1).all()) and not zeros.any()
+
+
+def _filler(value: ir.Value, *, stored: bool) -> bool:
+    """Whether ones or zeros stand where a normalization has no parameter, as PyTorch's exporters write it.
+
+    The older one makes them Constant nodes, among weights that are `stored` as initializers; the newer one folds them, and
+    numbers what it folds. A parameter that still has its first value bears the name of the module.
+    """
+    unnamed = (stored and value.meta.get(WAS_NODE)) or re.fullmatch(r"val_\d+", value.name or "")
+    numbers = constant_of(value) if unnamed else None
+    return numbers is not None and bool((numbers == 1).all() or (numbers == 0).all())
 
 
 def _stored(value: ir.Value) -> ir.Value | None:

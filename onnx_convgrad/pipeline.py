@@ -14,9 +14,10 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from onnx_convgrad.activity import jumps_between
 from onnx_convgrad.cost import Target, target_named
 from onnx_convgrad.emit import Emitter, known
-from onnx_convgrad.errors import ArgumentError, ModelError, first_few
+from onnx_convgrad.errors import ArgumentError, ConvGradError, ModelError, first_few
 from onnx_convgrad.files import check_weights
 from onnx_convgrad.forward import forward
 from onnx_convgrad.lowering.calibration import calibrated
@@ -33,6 +34,7 @@ from onnx_convgrad.passes.verify import verify
 from onnx_convgrad.per_sample.walk import backward_per_sample, data_inputs
 from onnx_convgrad.registry import check_names
 from onnx_convgrad.reverse import backward
+from onnx_convgrad.sparse import without_sparse
 from onnx_convgrad.validity import judged, root_cause
 
 __all__ = ["GRADIENTS_KEY", "SEEDS_KEY", "AnyModel", "Built", "Mode", "Names", "build", "complete", "load"]
@@ -74,7 +76,7 @@ def load(model: AnyModel) -> ir.Model:
         return model.clone()
     if isinstance(model, onnx.ModelProto):
         try:
-            return ir.from_proto(model)
+            return ir.from_proto(without_sparse(model))
         except ir.serde.SerdeError as problem:
             raise ModelError(f"The model cannot be read: {root_cause(problem)}.", hint=_remedy(problem)) from problem
     if not isinstance(model, (str, os.PathLike)):
@@ -84,7 +86,10 @@ def load(model: AnyModel) -> ir.Model:
         )
     path = Path(model)
     try:
-        found = ir.load(path)
+        found = ir.from_proto(without_sparse(onnx.load(path, load_external_data=False)))
+        ir.external_data.set_base_dir(found.graph, path.parent)
+    except ConvGradError:
+        raise
     except FileNotFoundError:
         raise ModelError(f"There is no file {str(path)!r}.") from None
     except IsADirectoryError:
@@ -153,7 +158,8 @@ def build(
         _require_scalar(targets, mode)
     progress("differentiating")
     before = list(graph)
-    job = _Job(m, Emitter(graph, opsets=graph.opset_imports, target=machine, joint=lowering != "exact"))
+    e = Emitter(graph, opsets=graph.opset_imports, target=machine, joint=lowering != "exact")
+    job = _Job(m, e, sources, targets)
     if mode == "hvp":
         results = job.second(composition, sources, targets)
     elif per_sample:
@@ -237,8 +243,8 @@ def _require_scalar(targets: list[ir.Value], mode: Mode) -> None:
 class _Job:
     """Seeds, derivatives, and the new graph inputs and outputs under names that are free."""
 
-    def __init__(self, m: ir.Model, e: Emitter) -> None:
-        self.m, self.e = m, e
+    def __init__(self, m: ir.Model, e: Emitter, sources: list[ir.Value], targets: list[ir.Value]) -> None:
+        self.m, self.e, self.sources, self.targets = m, e, sources, targets
         self.seeds: dict[str, str] = {}
 
     def first(
@@ -307,10 +313,12 @@ class _Job:
         zeros: Callable[[ir.Value], ir.Value] | None = None,
     ) -> dict[ir.Value, ir.Value]:
         """One output per value, named `<name>_<suffix>`; zeros, and a warning, where nothing reaches it."""
-        missing = [repr(v.name) for v in values if v not in reached]
+        missing = [v for v in values if v not in reached]
         if missing:
             what = "of wrt reaches" if suffix == "tangent" else "of `of` depends on"
-            warnings.warn(f"The derivative is zero: no member {what} {first_few(missing)}.", UserWarning, stacklevel=6)
+            names = first_few([repr(v.name) for v in missing])
+            text = f"The derivative is zero: no member {what} {names}{self._steps(missing)}."
+            warnings.warn(text, UserWarning, stacklevel=6)
         emitted = set(self.e.emitted)
         taken: set[ir.Value] = set()
         outputs: dict[ir.Value, ir.Value] = {}
@@ -321,6 +329,18 @@ class _Job:
             taken.add(result)
             outputs[value] = self.claim(result, f"{value.name}_{suffix}")
         return outputs
+
+    def _steps(self, missing: list[ir.Value]) -> str:
+        """Where the way from or to values that get zeros is a step: rounding is what quantized models have."""
+        forward = all(v in self.targets for v in missing)
+        sources, targets = (self.sources, missing) if forward else (missing, self.targets)
+        steps = [n for source in sources for n in jumps_between(source, targets, self.e.order)]
+        found = dict.fromkeys(f"{n.name or n.outputs[0].name!r} ({n.op_type})" for n in steps)
+        if not found:
+            return ""
+        quantized = any(n.op_type.startswith(("Quantize", "DynamicQuantize")) for n in steps)
+        remedy = "; differentiate the model from before its quantization" if quantized else ""
+        return f" but through steps, which are flat almost everywhere: {first_few(list(found))}{remedy}"
 
     def _identity(self, value: ir.Value, like: ir.Value) -> ir.Value:
         node = ir.Node("", "Identity", [value], num_outputs=1)

@@ -24,6 +24,18 @@ __all__ = ["DETOUR", "Walk", "backward", "shapes_differ", "unbroadcast"]
 DETOUR = "Take `of` before it or `wrt` after it"
 """What a caller can do about a node that cannot be differentiated."""
 
+_CONTROL = {
+    "If": (
+        "its condition is known only when the model runs, and gradients that branch are not built.",
+        "Make its condition a constant; static sizes of the inputs may decide it, as with --input-shape x:8,3,64,64. Or:",
+    ),
+    "Loop": (
+        "loops are not differentiated.",
+        "Unroll it when the model is exported (a Scan of a known number of turns is differentiated). Or:",
+    ),
+}
+"""Control flow without a rule: the reason, and the remedy."""
+
 
 def backward(
     e: Emitter,
@@ -97,7 +109,8 @@ class Walk:
     @contextmanager
     def at(self, node: ir.Node) -> Iterator[None]:
         """What is emitted inside carries the name of `node`; what `node` refuses becomes a problem."""
-        previous, self.e.origin = self.e.origin, self.e.origin or node.name or node.op_type
+        own = node.metadata_props.get("onnx_convgrad.origin") or node.name or node.op_type
+        previous, self.e.origin = self.e.origin, self.e.origin or own
         try:
             yield
         except UnsupportedCase as case:
@@ -224,10 +237,12 @@ class Walk:
             self._report(node, rule.reason, f"{DETOUR}.")
             return True
         if rule is None and not functions.has_body(node):
+            reason = "no rule covers this operator."
             hint = f"{DETOUR}, or add a rule (entry-point group onnx_convgrad.rules)."
-            if node.op_type == "If" and node.domain == "":
-                hint = f"Static sizes of the inputs may decide its condition, as with --input-shape x:8,3,64,64. {hint}"
-            self._report(node, "no rule covers this operator.", hint)
+            if node.domain == "" and node.op_type in _CONTROL:
+                reason, remedy = _CONTROL[node.op_type]
+                hint = f"{remedy} {DETOUR[0].lower()}{DETOUR[1:]}."
+            self._report(node, reason, hint)
             return True
         return False
 

@@ -20,6 +20,9 @@ from onnx_convgrad.registry import Call, Cotangents, elementwise
 _STEEP = 2.0**124
 """Slope of a step. Only numbers within 2^-124 of zero, which hold no digits of anything, are not on either side of it."""
 
+_LARGEST_POWER = 88.0
+"""Of e, in float32."""
+
 
 def _positive(e: Emitter, value: ir.Value) -> ir.Value:
     return e.compare("Greater", value, 0)
@@ -122,14 +125,16 @@ def sigmoid(e: Emitter, n: Call) -> Cotangents:
 
     ONNX Runtime's float32 Sigmoid is exact only absolutely: at x = -12 it is off by 0.6%, below -18 it is 0. Where the
     result is a gate (only multiplied) that vanishes beside the other terms. An output that saturates has nothing else, so
-    there the logistic function is computed from exp(-x), which is exact relatively.
+    there the logistic function is computed from exp(-x), which is exact relatively; its power is bounded, since the second
+    derivative multiplies exp(-x) by 0 where it is infinite.
     """
 
     def slope() -> ir.Value:
         gate = bool(n.y.uses()) and all(use.node.op_type == "Mul" for use in n.y.uses())
         y = n.y
         if n["X"].dtype == ir.DataType.FLOAT and (n.y.is_graph_output() or not gate):
-            y = e.op("Reciprocal", e.add(e.op("Exp", e.neg(n["X"])), 1))
+            power = e.op("Min", e.neg(n["X"]), e.scalar(_LARGEST_POWER, n.y))
+            y = e.op("Reciprocal", e.add(e.op("Exp", power), 1))
         return e.mul(y, e.sub(1, y))
 
     return {"X": slope}
@@ -149,13 +154,12 @@ def hard_sigmoid(e: Emitter, n: Call) -> Cotangents:
 
 @elementwise("HardSwish")
 def hard_swish(e: Emitter, n: Call) -> Cotangents:
-    """y = x h(x) with h = clip(x / 6 + 1/2, 0, 1): dy/dx = h(x) + [|x| <= 3] x / 6."""
+    """y = x h(x) with h = clip(x / 6 + 1/2, 0, 1): dy/dx = h(x) + [|x| < 3] x / 6."""
     x = n["X"]
 
     def slope() -> ir.Value:
         size = e.op("Abs", x)
-        single = x.dtype == ir.DataType.FLOAT
-        inside = step(e, size, 3 + 2**-22, up=False) if single else e.mask(e.compare("LessOrEqual", size, 3), x)
+        inside = step(e, size, 3, up=False)
         gate = e.typed(e.op("HardSigmoid", x, alpha=1 / 6, beta=0.5), x)
         return e.add(gate, e.mul(inside, e.mul(x, 1 / 6)))
 

@@ -190,6 +190,18 @@ def test_an_unreached_member_gets_zeros_and_a_warning() -> None:
     np.testing.assert_array_equal(result["unused_grad"], np.zeros((2, 5)))
 
 
+def test_a_zero_that_steps_cause_names_them() -> None:
+    quantized = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> g (float[2,3] x, float[2,3] z) => (float[2,3] y)'
+        " <float s = {0.1}, int8 o = {0}> { q = QuantizeLinear (x, s, o) d = DequantizeLinear (q, s, o) y = Add (d, z) }"
+    )
+    reason = r"on 'x' but through steps.*: 'QuantizeLinear_0' \(QuantizeLinear\); .* before its quantization"
+    with pytest.warns(UserWarning, match=reason):
+        og.augment(quantized, wrt="inputs")
+    with pytest.warns(UserWarning, match=r"no member of wrt reaches 'd' but .*'QuantizeLinear_0'"):
+        og.jvp(quantized, wrt="x", of="d")
+
+
 def test_a_target_is_its_own_gradient() -> None:
     model = og.vjp(small(), wrt=["a"], of="a")
     seed = RNG.standard_normal((2, 3, 4, 4)).astype(np.float32)

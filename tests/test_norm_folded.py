@@ -6,12 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 import torch
 from onnx import numpy_helper
 from test_fused import LEVELS, activated, optimized
 
 import onnx_convgrad as og
+from onnx_convgrad.passes.canonicalize import canonicalize
+from onnx_convgrad.pipeline import COMPOSITIONS, build
 from onnx_convgrad.runtime import run
 from onnx_convgrad.testing import Case, Random, check, rand
 
@@ -112,3 +115,15 @@ def test_a_large_mean_costs_few_digits(mean: float, bound: float) -> None:
     for name in ("w", "s", "b"):
         want = operands[name].grad.numpy()
         assert np.linalg.norm(got[f"{name}_grad"] - want) <= bound * np.linalg.norm(want)
+
+
+def test_second_order_bears_the_names_of_the_model() -> None:
+    """What the first walk wrote for a node is that node's in reports, forced lowerings and errors of the second, too."""
+    model = network()
+    model.graph.node.append(onnx.helper.make_node("ReduceMean", ["y"], ["l"], keepdims=0))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("l", onnx.TensorProto.FLOAT, []))
+    made = {node.name for node in canonicalize(ir.from_proto(model)).graph}
+    for composition in COMPOSITIONS:
+        choices = build(model, mode="hvp", of="l", wrt="w", composition=composition).choices
+        assert {choice.node for choice in choices} <= made
+        assert choices

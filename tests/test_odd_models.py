@@ -80,7 +80,7 @@ def test_a_path_gives_a_model_that_stands_alone(tmp_path: Path) -> None:
         ("{ a = Add (x, b) b = Relu (a) y = Relu (b) }", r"Node 'a' \(Add\) reads what depends on its own result"),
         ("{ z = Relu (x) }", "The output 'y' is neither an input, nor an initializer, nor made by a node"),
         ("{ y = Relu (x) y = Exp (x) }", "Output 'y' is redeclared in the current graph scope"),
-        ("{ c = Unsqueeze (x, x) y = Conv <strides = [0]> (c, c) }", "The model is not valid"),
+        ("{ y = Einsum <equation = 'ab'> (x, x) }".replace("'", '"'), "The model is not valid"),
     ],
 )
 def test_wrong_models(body: str, message: str) -> None:
@@ -119,7 +119,9 @@ def test_branches_of_known_condition() -> None:
     )
     np.testing.assert_array_equal(gradient(model), np.float32([[2, 4, 6]] * 2))
     model.graph.output.append(onnx.helper.make_tensor_value_info("z", 1, [2, 3]))
-    with pytest.raises(og.DifferentiationError, match=r"\(If, opset 21\): no rule .*sizes of the inputs may decide"):
+    with pytest.raises(
+        og.DifferentiationError, match=r"\(If, opset 21\): its condition .*sizes of the inputs may decide"
+    ):
         og.augment(model, wrt="inputs")
 
 

@@ -24,8 +24,8 @@ _MARGIN = 10.0
 _ROUNDING = frozenset(
     """Add AveragePool BatchNormalization Conv ConvTranspose Cos Div Einsum Erf Exp Gelu Gemm GlobalAveragePool
     GroupNormalization HardSigmoid HardSwish InstanceNormalization LayerNormalization Log LogSoftmax MatMul Mean Mul Pow
-    Reciprocal ReduceL2 ReduceLogSumExp ReduceMean ReduceProd ReduceSum ReduceSumSquare Resize ScatterElements ScatterND Sigmoid
-    Sin Softmax Softplus Sqrt Sub Sum Tan Tanh""".split()
+    Reciprocal ReduceL2 ReduceLogSumExp ReduceMean ReduceProd ReduceSum ReduceSumSquare Resize ScatterElements ScatterND
+    Sigmoid Sin Softmax Softplus Sqrt Sub Sum Tan Tanh""".split()
 )
 """Operators whose results are rounded; others pass values on, and masks of Relu and MaxPool compare these exactly."""
 

@@ -13,7 +13,19 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-__all__ = ["Folding", "constant_of", "forget_constants", "is_constant", "is_folded", "mark_constant", "mark_folded"]
+__all__ = [
+    "WAS_NODE",
+    "Folding",
+    "constant_of",
+    "forget_constants",
+    "is_constant",
+    "is_folded",
+    "mark_constant",
+    "mark_folded",
+]
+
+WAS_NODE = "onnx_convgrad.was_node"
+"""`meta` key of an initializer: whether the model had it as a Constant node."""
 
 _LIMIT = 4096
 _RANDOM = frozenset(

@@ -20,12 +20,14 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 from onnx_shape_inference import infer_symbolic_shapes
 
+from onnx_convgrad.graph.constants import WAS_NODE
 from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.passes import shape_rules
 from onnx_convgrad.passes.branches import take_known_branches
 from onnx_convgrad.passes.fold_sizes import fold_sizes
 from onnx_convgrad.passes.gradient_edges import GRADIENT, TRAINING_DOMAIN, label
 from onnx_convgrad.passes.known_sequences import use_members
+from onnx_convgrad.passes.node_forms import refuse_malformed_nodes
 from onnx_convgrad.passes.upgrade import OLDEST_OPSET, upgrade
 from onnx_convgrad.registry import check_names
 
@@ -54,6 +56,7 @@ def canonicalize(model: ir.Model, input_shapes: InputShapes | None = None, *, fo
     """
     _refuse_nothing(model.graph)
     _refuse_blocked_layout(model)
+    refuse_malformed_nodes(model)
     model = _lift_ancient(model)
     model = _inline(model)
     _refuse_unbound_gradients(model.graph)
@@ -61,7 +64,10 @@ def canonicalize(model: ir.Model, input_shapes: InputShapes | None = None, *, fo
     _sort(model.graph)
     model.graph.name = model.graph.name or "main_graph"  # ONNX demands one, the runtime does not
     common.RemoveInitializersFromInputsPass()(model)
+    constants = {v.name for node in model.graph if node.op_type == "Constant" for v in node.outputs}
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    for value in model.graph.initializers.values():
+        value.meta[WAS_NODE] = value.name in constants
     _name_values(model.graph)
     if input_shapes:
         _override_shapes(model.graph, input_shapes)
