@@ -124,6 +124,6 @@ def test_second_order_bears_the_names_of_the_model() -> None:
     model.graph.output.append(onnx.helper.make_tensor_value_info("l", onnx.TensorProto.FLOAT, []))
     made = {node.name for node in canonicalize(ir.from_proto(model)).graph}
     for composition in COMPOSITIONS:
-        choices = build(model, mode="hvp", of="l", wrt="w", composition=composition).choices
+        choices = build(model, mode="hvp", of="l", wrt=["w", "s"], composition=composition).choices
         assert {choice.node for choice in choices} <= made
         assert choices

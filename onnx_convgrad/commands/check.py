@@ -74,7 +74,9 @@ def show(report: CheckReport, out: Output, *, every: bool) -> None:
 
 def _notable(report: CheckReport) -> list[Row]:
     """Every failure and doubt, and the largest errors among the rest, in the order of the report."""
-    by_error = sorted(report.rows, key=lambda row: (row.ok, row.verdict == "ok", -max(row.numeric or 0, row.torch or 0)))
+    by_error = sorted(
+        report.rows, key=lambda row: (row.ok, row.verdict == "ok", -max(row.numeric or 0, row.torch or 0))
+    )
     failures = sum(row.verdict != "ok" for row in report.rows)
     kept = {row.value for row in by_error[: max(failures, _FOLD)]}
     return [row for row in report.rows if row.value in kept]

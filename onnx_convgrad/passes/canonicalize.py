@@ -20,8 +20,8 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 from onnx_shape_inference import infer_symbolic_shapes
 
-from onnx_convgrad.graph.constants import WAS_NODE
 from onnx_convgrad.errors import ArgumentError, ModelError
+from onnx_convgrad.graph.constants import WAS_NODE
 from onnx_convgrad.passes import shape_rules
 from onnx_convgrad.passes.branches import take_known_branches
 from onnx_convgrad.passes.fold_sizes import fold_sizes
