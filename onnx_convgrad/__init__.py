@@ -42,7 +42,7 @@ _HOME = {
         ),
         "errors",
     ),
-    "Report": "report",
+    "Report": "lowering.report",
     **dict.fromkeys(("TrainingProgram", "build_training"), "training.program"),
     "Trainer": "training.trainer",
 }
