@@ -163,7 +163,8 @@ def _declare_grouped(source: str) -> None:
     lowering("ConvGradSquaredNorm", f"{name}_squares", requires=requires, exact=entry.exact)(squared)
 
 
-for _source in ("conv_swap", "masked_windows", "placed_windows", "batch_windows", "bands", "channel_rows"):
+_SOURCES = "conv_swap masked_windows placed_windows batch_windows bands channel_rows moved_channel_rows".split()
+for _source in _SOURCES:
     _declare_grouped(_source)
 
 

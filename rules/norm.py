@@ -133,11 +133,22 @@ class Normalized:
     def mean(self, value: ir.Value) -> ir.Value:
         return reduce(self.e, "ReduceMean", value, self.axes)
 
-    def pull(self, h: ir.Value) -> ir.Value:
-        """dx = r (h - mean(h) - xhat mean(h xhat)), h being the cotangent of xhat."""
-        e, xhat = self.e, self.value
-        turned = e.sub(h, self.mean(h))  # centred first: then the rounding of m costs mean(h xhat) nothing
-        return e.mul(e.sub(turned, e.mul(xhat, self.mean(e.mul(turned, xhat)))), self.inverse)
+    def moment(self, h: ir.Value) -> ir.Value:
+        """mean(h (x - m)), with h centred first: then the rounding of m costs nothing."""
+        return self.mean(self.e.mul(self._turned(h), self.centred))
+
+    def pull(self, h: ir.Value, scale: ir.Value | None = None) -> ir.Value:
+        """dx = scale r (h - mean(h) - (x - m) r^2 mean(h (x - m))): xhat itself would be another pass.
+
+        `scale h` is the cotangent of xhat; `scale`, one number for what is normalized together, is 1 without it.
+        """
+        e = self.e
+        slope = e.mul(self.moment(h), e.square(self.inverse))
+        factor = self.inverse if scale is None else e.mul(self.inverse, scale)
+        return e.mul(e.sub(self._turned(h), e.mul(self.centred, slope)), factor)
+
+    def _turned(self, h: ir.Value) -> ir.Value:
+        return self.e.sub(h, self.mean(h))
 
 
 def inverse_deviation(e: Emitter, variance: ir.Value, epsilon: float) -> ir.Value:
@@ -262,10 +273,16 @@ def instance_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotang
     """y[n, c, p] = scale[c] xhat[n, c, p] + B[c], normalized over the positions p of each sample and channel."""
     x, scale, bias, gy = n["input"], n["scale"], n["B"], wide(e, g["output"])
     channels = Channels(e, x)
-    normalized = Normalized.of(e, wide(e, x), axes_from(e, x, 2), n.float("epsilon", 1e-5))
+    data = wide(e, x)
+    normalized = Normalized.of(e, data, axes_from(e, x, 2), n.float("epsilon", 1e-5))
+
+    def scale_cotangent() -> ir.Value:
+        each = e.mul(normalized.moment(gy), normalized.inverse)  # the mean of gy xhat
+        return e.mul(channels.sum(each), e.size_as(size_from(e, x, 2), data))
+
     return {
-        "input": lambda: narrow(e, normalized.pull(e.mul(gy, channels.spread(wide(e, scale)))), x),
-        "scale": lambda: narrow(e, channels.sum(e.mul(gy, normalized.value)), scale),
+        "input": lambda: narrow(e, normalized.pull(gy, channels.spread(wide(e, scale))), x),
+        "scale": lambda: narrow(e, scale_cotangent(), scale),
         "B": lambda: narrow(e, channels.sum(gy), bias),
     }
 

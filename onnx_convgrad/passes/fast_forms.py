@@ -30,7 +30,7 @@ _ROWS = range(8, 1 << 22)
 
 _COLUMNS = 4
 
-_ROW = 2048
+_ROW = 768
 """Terms of a scalar product that are worth a call."""
 
 _LARGE = 1 << 16
