@@ -182,11 +182,11 @@ def _conv(node: ir.Node, rates: Rates) -> float:
     elif inner == 1 and groups > 1 and w[0] == groups:
         seconds = macs * rates.tap * (1.0 if unit else 2.0) * _short_rows(y[-1])
     elif inner == 1 and groups > 1:
-        images = x[0] * groups * 8 * rates.run
+        images = x[0] * groups * 14 * rates.run
         serial = w[0] // groups > points
         runs = patches / y[-1] * (0.8 if serial else 0.35 if y[-1] < 7 else 0.12 if y[-1] < 16 else 0.0)
         gathered = (0.18 if serial else 0.09) * _short_rows(y[-1]) * patches * rates.item
-        seconds = 1.9 * macs / rates.gemm + gathered + runs * rates.run + images + _waiting(node, rates)
+        seconds = 1.9 * macs / rates.gemm + gathered + runs * rates.run + images + 0.5 * _waiting(node, rates)
     else:
         rows, k = w[0] // groups, inner * taps
         slow = 1 + 0.4 * rates.small / max(rows, 1) + 1.25 * rates.small / max(points, 1) + 2 / max(k, 1)
@@ -243,7 +243,8 @@ def _transpose(node: ir.Node, rates: Rates) -> float:
         at -= 1
     size = float(math.prod(shape))
     if run > 1:
-        return _alone(node, rates) + size / run * 0.65 * rates.run
+        far = _missing(rates, _bytes(node), spread=1.0) if run >= _LINE else 0.0  # lines are not read ahead
+        return _alone(node, rates) + size / run * (0.65 + 2.5 * far) * rates.run
     if not _swaps_two(moved):
         return _alone(node, rates) + size * 3 * rates.item
     lead = 0
@@ -268,6 +269,9 @@ def _swaps_two(moved: Sequence[int]) -> bool:
     inner = places[off[0] : off[-1] + 1]
     return sum(b != a + 1 for a, b in itertools.pairwise(inner)) == 1
 
+
+_LINE = 16
+"""Elements of a line of the cache."""
 
 _PAGE = 4096
 """Bytes from row to row at which the elements of a column want the same few lines of the nearest cache."""
@@ -310,7 +314,7 @@ def _rows(node: ir.Node, rates: Rates) -> float:
         pieces = math.prod(out[:axis]) * len(node.inputs)
         single = math.prod(out[axis:]) == len(node.inputs)  # a loop of its own
         waiting = 0.0 if single else 0.5 * _waiting(node, rates)
-        return _traffic(node, rates) + waiting + pieces * (0.015 if single else 0.1) * rates.run
+        return _traffic(node, rates) + waiting + pieces * (0.012 if single else 0.1) * rates.run
     return max(_alone(node, rates), math.prod(out[:-1]) * 1.2 * rates.run)
 
 
