@@ -32,6 +32,7 @@ class Rates:
         item: Seconds per element where elements are moved one at a time (strided slices, short rows).
         run: Seconds per contiguous run, where runs are copied one by one.
         tap: Seconds per multiplication of a depthwise convolution.
+        alone: How many times as long a pass takes where the runtime gives it one thread.
     """
 
     gemm: float = 2.0e11
@@ -43,6 +44,7 @@ class Rates:
     item: float = 1e-9
     run: float = 1e-8
     tap: float = 1e-10
+    alone: float = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ _WEB_MISSING = frozenset(
     {"ScatterElements", "Col2Im", "OneHot", "PRelu", "Softplus", "Sign", "TopK", "Mean", "Sum", "Dropout"}
 )
 _GPU = Rates(
-    gemm=8e13, small=128, cached=4e12, memory=1.5e12, cache=4e7, node=6e-6, item=2e-12, run=1e-12, tap=5e-13
+    gemm=8e13, small=128, cached=4e12, memory=1.5e12, cache=4e7, node=6e-6, item=2e-12, run=1e-12, tap=5e-13, alone=1
 )  # of a data-centre card with tensor cores in TensorFloat-32, by its data sheet and half its peak
 
 _PLAIN = (False, False)

@@ -1,6 +1,6 @@
 """Measuring the speeds that the cost model uses, each by one small model made of the kind of node that it is about.
 
-The formulas are those of `onnx_convgrad.lowering.node_cost`, solved for the rate.
+The formulas are those of `product_cost` and `movement_cost` in `onnx_convgrad.lowering`, solved for the rate.
 """
 
 from __future__ import annotations
@@ -80,11 +80,11 @@ def calibrate(threads: int, *, provider: str = "cpu", repeats: int = 5, progress
     cache = next((float(b) for b, speed in speeds.items() if speed < middle and b > sizes[0] * 12), 12.0 * sizes[-1])
     product = timed("matrix products", Probe("MatMul", ((m, k), (k, n))))
     gemm = 2.0 * m * n * k * (1 + 2 / n + 2 / k) / product  # `small` is corrected for below
-    rows, columns, batch = 16, 256, 64
-    narrow = timed("narrow matrix products", Probe("MatMul", ((batch, rows, k), (batch, k, columns))))
-    ideal = 2.0 * batch * rows * columns * k / gemm
-    waiting = 1.6 * 4 * batch * (rows * k + k * columns + rows * columns) * max(0.0, 1 / memory - 1 / cached)
-    small = max(1.0, 5 * rows * ((narrow - waiting) / ideal - 1 - 2 / columns - 2 / k))
+    few, columns, batch = 16, 256, 64
+    narrow = timed("narrow matrix products", Probe("MatMul", ((batch, few, k), (batch, k, columns))))
+    ideal = 2.0 * batch * few * columns * k / gemm
+    waiting = 1.6 * 4 * batch * (few * k + k * columns + few * columns) * max(0.0, 1 / memory - 1 / cached)
+    small = max(1.0, 5 * few * ((narrow - waiting) / ideal - 1 - 2 / columns - 2 / k))
     gemm *= 1 + 0.2 * small / m
     grid = (images, 64, 56, 56)
     strided = Probe("Slice", (grid,), ([0, 0], [56, 56], [2, 3], [2, 2]))
@@ -94,5 +94,8 @@ def calibrate(threads: int, *, provider: str = "cpu", repeats: int = 5, progress
     attributes = (("group", 64), ("pads", [1, 1, 1, 1]))
     depthwise = Probe("Conv", (grid, (64, 1, 3, 3)), attributes=attributes)
     tap = timed("depthwise convolutions", depthwise) / (images * 64 * 56 * 56 * 9) / (1 + 100 / 56**2)
-    found = Rates(gemm, small, cached, memory, cache, node, item, run, tap)
+    rows = (4 * images, 192, 196)
+    moved = timed("passes by one thread", Probe("Transpose", (rows,), attributes=(("perm", [1, 0, 2]),)))
+    alone = max(1.0, moved * (memory if large else cached) / (8 * math.prod(rows)))
+    found = Rates(gemm, small, cached, memory, cache, node, item, run, tap, alone)
     return Rates(**{name: float(f"{value:.4g}") for name, value in asdict(found).items()})

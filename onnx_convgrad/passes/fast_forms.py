@@ -21,7 +21,7 @@ import onnx_ir as ir
 from onnx_convgrad.emit import Emitter, known, static_dims
 from onnx_convgrad.graph.constants import constant_of
 from onnx_convgrad.graph.outputs import OutputPlaces
-from onnx_convgrad.lowering.node_cost import leading_axes
+from onnx_convgrad.lowering.movement_cost import leading_axes
 
 __all__ = ["use_fast_forms"]
 
