@@ -16,9 +16,9 @@ from onnx_convgrad.registry import Call, as_names, check_names, stem
 __all__ = ["named_values", "parameters", "resolve_of", "resolve_wrt"]
 
 _RESHAPING = frozenset(
-    {"Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Cast", "Flatten", "Expand", "Tile"}
+    {"Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Cast", "Flatten", "Expand", "Tile", "Slice", "Split"}
 )
-"""Between a stored weight and the slot that makes it a parameter there may be a change of layout."""
+"""Between a stored weight and the slot that makes it a parameter there may be a change of layout; a Concat of such too."""
 
 _NORMALIZATIONS = frozenset(
     {"BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization"}
@@ -34,11 +34,11 @@ def named_values(graph: ir.Graph) -> dict[str, ir.Value]:
 def parameters(graph: ir.Graph) -> list[ir.Value]:
     """Trainable initializers, in the order of their first use.
 
-    An initializer is trainable when it is floating and reaches, at most through a change of layout, an operand that a
-    rule declares as a parameter. Running statistics are in no such operand. Scalars that are added or multiplied in are
-    left out: nothing tells a trained one from a constant. So are the ones and zeros that an exporter gives to a
-    normalization without scale and bias, or to a group normalization that is written as an instance normalization between
-    two Reshapes: its own scale and bias come behind them.
+    An initializer is trainable when it is floating and reaches, at most through a change of layout or as one of several
+    pieces, an operand that a rule declares as a parameter. Running statistics are in no such operand. Scalars that are
+    added or multiplied in are left out: nothing tells a trained one from a constant. So are the ones and zeros that an
+    exporter gives to a normalization without scale and bias, or to a group normalization that is written as an instance
+    normalization between two Reshapes: its own scale and bias come behind them.
     """
     found: dict[ir.Value, None] = {}
     stored = any(_trainable(v, dedicated=True) and not v.meta.get(WAS_NODE) for v in graph.initializers.values())
@@ -49,11 +49,11 @@ def parameters(graph: ir.Graph) -> list[ir.Value]:
         for name, value in zip(Call(node).names[0], node.inputs, strict=False):
             if value is None or stem(name) not in rule.parameters:
                 continue
-            source = _stored(value)
-            if source is not None and node.op_type in _NORMALIZATIONS and _filler(source, stored=stored):
-                continue
-            if source is not None and _trainable(source, rule.kind != "elementwise" or name == "slope"):
-                found[source] = None
+            dedicated = rule.kind != "elementwise" or name == "slope"
+            for source in _stored(value):
+                filler = node.op_type in _NORMALIZATIONS and _filler(source, stored=stored)
+                if not filler and _trainable(source, dedicated):
+                    found[source] = None
     return list(found)
 
 
@@ -80,13 +80,15 @@ def _filler(value: ir.Value, *, stored: bool) -> bool:
     return numbers is not None and bool((numbers == 1).all() or (numbers == 0).all())
 
 
-def _stored(value: ir.Value) -> ir.Value | None:
-    while not value.is_initializer():
-        node = value.producer()
-        if node is None or node.op_type not in _RESHAPING or node.inputs[0] is None:
-            return None
-        value = node.inputs[0]
-    return value
+def _stored(value: ir.Value) -> list[ir.Value]:
+    """The initializers that a value consists of; none if it depends on anything else."""
+    if value.is_initializer():
+        return [value]
+    node = value.producer()
+    if node is None or node.op_type not in _RESHAPING | {"Concat"}:
+        return []
+    pieces = [[] if v is None else _stored(v) for v in node.inputs[: None if node.op_type == "Concat" else 1]]
+    return [source for piece in pieces for source in piece] if all(pieces) else []
 
 
 def _trainable(value: ir.Value, dedicated: bool) -> bool:

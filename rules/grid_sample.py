@@ -9,6 +9,7 @@ the scatter for X and the product rule over the weights for the grid, and those 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,17 @@ def grid_sample(e: Emitter, n: Call) -> ir.Value:
     taps = []
     for axis in range(rank):  # the last coordinate of the grid belongs to the first spatial axis
         column = e.op("Gather", grid, e.const(np.int64(rank - 1 - axis)), axis=rank + 1)
-        taps.append(_taps(e, n, e.reshape(column, [batch, 1, count]), sizes[axis]))
+        at = _denormalize(e, n, e.reshape(column, [batch, 1, count]), sizes[axis])
+        taps.append(taps_at(e, n, at, sizes[axis]))
+    values = interpolated(e, e.reshape(x, [batch, channels, e.size_mul(*sizes)]), sizes, taps, count)
+    return e.typed(e.reshape(values, [batch, channels, *points]), n.y)
+
+
+def interpolated(
+    e: Emitter, flat: ir.Value, sizes: Sequence[Dim], taps: Sequence[Sequence[Tap]], count: Dim
+) -> ir.Value:
+    """What `count` points read of images [N, C, prod(sizes)]: `[N, C, count]`. `taps`: those of each axis."""
+    batch, channels = e.dim(flat, 0), e.dim(flat, 1)
     places, weights = [], []
     for combination in itertools.product(*taps):
         place, weight = combination[0]
@@ -45,7 +56,6 @@ def grid_sample(e: Emitter, n: Call) -> ir.Value:
             weight = factor if weight is None else weight if factor is None else e.mul(weight, factor)
         places.append(place)
         weights.append(weight)
-    flat = e.reshape(x, [batch, channels, e.size_mul(*sizes)])
     every = e.op("Expand", e.concat(places, 2), e.vector([batch, channels, e.size_mul(count, len(places))]))
     values = e.op("GatherElements", flat, every, axis=2)
     kept = [w for w in weights if w is not None]
@@ -53,15 +63,14 @@ def grid_sample(e: Emitter, n: Call) -> ir.Value:
         values = e.mul(values, e.concat(kept, 2))
     if len(places) > 1:
         values = e.reduce_sum(e.reshape(values, [batch, channels, len(places), count]), [2], keepdims=False)
-    return e.typed(e.reshape(values, [batch, channels, *points]), n.y)
+    return values
 
 
-def _taps(e: Emitter, n: Call, coordinate: ir.Value, size: Dim) -> list[Tap]:
-    """Which elements of one axis each point reads, and how much of them."""
-    at = _denormalize(e, n, coordinate, size)
+def taps_at(e: Emitter, n: Call, at: ir.Value, size: Dim) -> list[Tap]:
+    """Which elements of one axis, of that size, each point reads, and how much of them; `at` counts elements."""
     mode = {"bilinear": "linear", "bicubic": "cubic"}.get(name := n.string("mode", "linear"), name)
     if mode == "nearest":
-        return [_padded(e, n, e.cast(e.op("Round", at), ir.DataType.INT64), None, coordinate, size)]
+        return [_padded(e, n, e.cast(e.op("Round", at), ir.DataType.INT64), None, at, size)]
     base = e.op("Floor", at)
     part = e.sub(at, base)
     first = e.cast(base, ir.DataType.INT64)
@@ -71,7 +80,7 @@ def _taps(e: Emitter, n: Call, coordinate: ir.Value, size: Dim) -> list[Tap]:
         rest = e.sub(1, part)
         weights = {-1: _far(e, e.add(part, 1)), 0: _near(e, part), 1: _near(e, rest), 2: _far(e, e.add(rest, 1))}
     places = {k: e.op("Add", first, e.ints([k])) if k else first for k in weights}
-    return [_padded(e, n, places[k], weight, coordinate, size) for k, weight in weights.items()]
+    return [_padded(e, n, places[k], weight, at, size) for k, weight in weights.items()]
 
 
 def _denormalize(e: Emitter, n: Call, coordinate: ir.Value, size: Dim) -> ir.Value:

@@ -314,13 +314,13 @@ def test_missing_matplotlib_is_explained(model: Path, tmp_path: Path, monkeypatc
 
 def test_other_refusals(tmp_path: Path) -> None:
     assert invoke(tmp_path / "none.onnx").exit_code == 2
-    text = """<ir_version: 10, opset_import: ["": 17]>
-        g (float[2,1,4] x, float[1,8,4] w, float[1,8,2] r) => (float[2,1,1,2] y) { y = LSTM <hidden_size = 2> (x, w, r) }"""
-    path = tmp_path / "lstm.onnx"
+    text = """<ir_version: 10, opset_import: ["": 20]>
+        g (float[1,8,1] x) => (float[1,8,2] y) { y = DFT (x) }"""
+    path = tmp_path / "spectrum.onnx"
     onnx.save(onnx.parser.parse_model(text), path)
     result = invoke(path, "--wrt", "inputs")
     assert result.exit_code == 3
-    assert "LSTM" in result.output
+    assert "DFT" in result.output
 
 
 def test_pytorch_is_found_when_it_is_there() -> None:

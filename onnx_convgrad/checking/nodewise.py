@@ -118,6 +118,7 @@ def _kernel(node: onnx.NodeProto, opsets: Any) -> Piece:
                 found = reference[0].run(None, {i: values[i] for i in node.input if i})
             values.update(zip((o for o in node.output if o), found, strict=False))
         else:
-            values[node.output[0]] = results
+            made = results if isinstance(results, tuple) else (results,)
+            values.update((o, v) for o, v in zip(node.output, made, strict=False) if o)
 
     return piece

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper
 
+from onnx_convgrad.checking.nodewise_recurrent import gru, lstm, rnn
 from onnx_convgrad.runtime import session
 
 __all__ = ["KERNELS", "Unavailable"]
@@ -158,14 +159,17 @@ def _matrix(a: Attributes, length: int, scale: float | None, size: int | None) -
     return result.astype(np.float64)
 
 
-KERNELS: dict[str, Callable[..., np.ndarray]] = {
+KERNELS: dict[str, Callable[..., np.ndarray | tuple[np.ndarray, ...]]] = {
     "AveragePool": _average_pool,
     "ConvTranspose": _conv_transpose,
     "Erf": _erf,
     "Gelu": _gelu,
+    "GRU": gru,
     "GlobalAveragePool": _global_average_pool,
     "GroupNormalization": _group_norm,
+    "LSTM": lstm,
+    "RNN": rnn,
     "Resize": _resize,
     "Shrink": _shrink,
 }
-"""Operator -> its first result, given attributes and operands."""
+"""Operator -> its first result, or all of them, given attributes and operands."""

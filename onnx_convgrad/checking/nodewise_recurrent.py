@@ -1,0 +1,133 @@
+"""RNN, GRU and LSTM in NumPy, turn by turn and sample by sample, as the specification has them.
+
+ONNX Runtime has no float64 kernels of them, and ONNX's reference evaluator leaves out their attributes and
+`sequence_lens`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+__all__ = ["gru", "lstm", "rnn"]
+
+Attributes = Mapping[str, Any]
+Array = np.ndarray
+
+
+def rnn(a: Attributes, x: Array, w: Array, r: Array, *rest: Array | None) -> tuple[Array, ...]:
+    """Y and Y_h."""
+    b, lengths, h0 = (*rest, *[None] * 3)[:3]
+    size = r.shape[2]
+
+    def cell(d: int, functions: Sequence[Any], row: Array, h: Array, c: Array) -> tuple[Array, Array]:
+        wb, rb = _bias(b, d, size, x.dtype)
+        return functions[0](w[d] @ row + r[d] @ h + wb + rb), c
+
+    return _run(a, ["Tanh"], cell, x, size, lengths, h0, None)[:2]
+
+
+def gru(a: Attributes, x: Array, w: Array, r: Array, *rest: Array | None) -> tuple[Array, ...]:
+    """Y and Y_h."""
+    b, lengths, h0 = (*rest, *[None] * 3)[:3]
+    size = r.shape[2]
+
+    def cell(d: int, functions: Sequence[Any], row: Array, h: Array, c: Array) -> tuple[Array, Array]:
+        f, g = functions
+        wb, rb = _bias(b, d, 3 * size, x.dtype)
+        wz, wr, wh = np.split(w[d] @ row + wb, 3)
+        (rz, rr, rh), (bz, br, bh) = np.split(r[d], 3), np.split(rb, 3)
+        z, reset = f(wz + rz @ h + bz), f(wr + rr @ h + br)
+        inner = reset * (rh @ h + bh) if a.get("linear_before_reset") else rh @ (reset * h) + bh
+        return (1 - z) * g(wh + inner) + z * h, c
+
+    return _run(a, ["Sigmoid", "Tanh"], cell, x, size, lengths, h0, None)[:2]
+
+
+def lstm(a: Attributes, x: Array, w: Array, r: Array, *rest: Array | None) -> tuple[Array, ...]:
+    """Y, Y_h and Y_c."""
+    b, lengths, h0, c0, p = (*rest, *[None] * 5)[:5]
+    size = r.shape[2]
+
+    def cell(d: int, functions: Sequence[Any], row: Array, h: Array, c: Array) -> tuple[Array, Array]:
+        f, g, last = functions
+        wb, rb = _bias(b, d, 4 * size, x.dtype)
+        i, o, forget, new = np.split(w[d] @ row + r[d] @ h + wb + rb, 4)
+        pi, po, pf = np.zeros((3, size)) if p is None else np.split(p[d], 3)
+        i = f(i + pi * c)
+        forget = 1 - i if a.get("input_forget") else f(forget + pf * c)
+        c = forget * c + i * g(new)
+        return f(o + po * c) * last(c), c
+
+    return _run(a, ["Sigmoid", "Tanh", "Tanh"], cell, x, size, lengths, h0, c0)
+
+
+def _run(
+    a: Attributes,
+    default: list[str],
+    cell: Callable[..., tuple[Array, Array]],
+    x: Array,
+    size: int,
+    lengths: Array | None,
+    h0: Array | None,
+    c0: Array | None,
+) -> tuple[Array, Array, Array]:
+    turns, batch = x.shape[:2]
+    way = a.get("direction", b"forward").decode()
+    ways = ["forward", "reverse"] if way == "bidirectional" else [way]
+    functions = _functions(a, default * len(ways))
+    y = np.zeros((turns, len(ways), batch, size), x.dtype)
+    finals = [np.zeros((len(ways), batch, size), x.dtype) if v is None else v.copy() for v in (h0, c0)]
+    for d, n in np.ndindex(len(ways), batch):
+        order = range(turns if lengths is None else int(lengths[n]))
+        chosen = functions[d * len(default) : (d + 1) * len(default)]
+        for t in order if ways[d] == "forward" else reversed(order):
+            h, c = cell(d, chosen, x[t, n], finals[0][d, n], finals[1][d, n])
+            y[t, d, n] = h
+            finals[0][d, n], finals[1][d, n] = h, c
+    return y, finals[0], finals[1]
+
+
+def _bias(b: Array | None, d: int, size: int, dtype: Any) -> tuple[Array, Array]:
+    return (np.zeros(size, dtype), np.zeros(size, dtype)) if b is None else (b[d, :size], b[d, size:])
+
+
+_FUNCTIONS: dict[str, Callable[[Array, float, float], Array]] = {
+    "relu": lambda v, *_: np.maximum(v, 0),
+    "tanh": lambda v, *_: np.tanh(v),
+    "sigmoid": lambda v, *_: 1 / (1 + np.exp(-v)),
+    "softsign": lambda v, *_: v / (1 + np.abs(v)),
+    "softplus": lambda v, *_: np.logaddexp(v, 0),
+    "affine": lambda v, alpha, beta: alpha * v + beta,
+    "scaledtanh": lambda v, alpha, beta: alpha * np.tanh(beta * v),
+    "hardsigmoid": lambda v, alpha, beta: np.clip(alpha * v + beta, 0, 1),
+    "leakyrelu": lambda v, alpha, _: np.where(v < 0, alpha * v, v),
+    "thresholdedrelu": lambda v, alpha, _: np.where(v > alpha, v, 0),
+    "elu": lambda v, alpha, _: np.where(v < 0, alpha * np.expm1(v), v),
+}
+_ALPHA = {"affine": 1.0, "scaledtanh": 1.0, "hardsigmoid": 0.2, "leakyrelu": 0.01, "thresholdedrelu": 1.0, "elu": 1.0}
+_BETA = {"affine": 0.0, "scaledtanh": 1.0, "hardsigmoid": 0.5}
+
+
+def _functions(a: Attributes, default: Sequence[str]) -> list[Callable[[Array], Array]]:
+    names = [n.decode().lower() for n in a.get("activations", [n.encode() for n in default])]
+    alphas, betas, clip = (
+        list(a.get("activation_alpha", ())),
+        list(a.get("activation_beta", ())),
+        a.get("clip") or np.inf,
+    )
+    made = []
+    for i, name in enumerate(names):
+        alpha = (alphas.pop(0) if alphas else _ALPHA[name]) if name in _ALPHA else 0.0
+        beta = (betas.pop(0) if betas else _BETA[name]) if name in _BETA else 0.0
+        limit = np.inf if len(default) % 3 == 0 and i % 3 == 2 else clip  # not of the cell on its way out
+        made.append(_clipped(_FUNCTIONS[name], alpha, beta, limit))
+    return made
+
+
+def _clipped(
+    f: Callable[[Array, float, float], Array], alpha: float, beta: float, limit: float
+) -> Callable[[Array], Array]:
+    return lambda v: f(np.clip(v, -limit, limit), alpha, beta)

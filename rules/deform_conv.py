@@ -1,0 +1,72 @@
+"""Deformable convolution (Dai et al. 2017, arXiv:1703.06211; with a mask Zhu et al. 2018, arXiv:1811.11168).
+
+    y[n, o, p] = sum over c, k of w[o, c, k] m[n, k, p] x[n, c, s p + d k - b + offset[n, k, p]]
+
+with x interpolated linearly between its pixels, and zero outside. Re-expressed as that: what all taps of all windows read,
+by the gather of GridSample, and one product of matrices.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_convgrad.emit import Dim, Emitter
+from onnx_convgrad.registry import Call, expansion, require
+from onnx_convgrad.rules.grid_sample import interpolated, taps_at
+
+
+@expansion("DeformConv", wrt=("X", "W", "offset", "B", "mask"), parameters=("W", "B"))
+def deform_conv(e: Emitter, n: Call) -> ir.Value:
+    """Columns of interpolated pixels, times the weight."""
+    x, w, offset = n["X"], n["W"], n["offset"]
+    kernel = _kernel(e, n)
+    rank = len(kernel)
+    taps, groups, shares = math.prod(kernel), n.int("group", 1), n.int("offset_group", 1)
+    batch, channels, filters = e.dim(x, 0), e.dim(x, 1), e.dim(w, 0)
+    sizes, points = ([e.dim(v, 2 + axis) for axis in range(rank)] for v in (x, offset))
+    count = e.size_mul(*points)
+    images = e.size_mul(batch, shares)
+    moved = e.reshape(offset, [images, taps, rank, *points])
+    read = []
+    for axis in range(rank):
+        shift = e.op("Gather", moved, e.const(np.int64(axis)), axis=2)
+        at = e.reshape(e.add(shift, _window(e, n, axis, kernel, points, offset)), [images, 1, e.size_mul(taps, count)])
+        read.append(taps_at(e, n, at, sizes[axis]))
+    flat = e.reshape(x, [images, e.size_div(channels, shares), e.size_mul(*sizes)])
+    columns = interpolated(e, flat, sizes, read, e.size_mul(taps, count))
+    mask = n.get("mask")
+    if mask is not None:
+        columns = e.mul(columns, e.reshape(mask, [images, 1, e.size_mul(taps, count)]))
+    columns = e.reshape(columns, [batch, groups, e.size_mul(e.size_div(channels, groups), taps), count])
+    weight = e.reshape(w, [1, groups, e.size_div(filters, groups), e.size_mul(e.dim(w, 1), taps)])
+    y = e.reshape(e.matmul(weight, columns), [batch, filters, *points])
+    bias = n.get("B")
+    if bias is not None:
+        y = e.add(y, e.unsqueeze(bias, list(range(1, 1 + rank))))
+    return e.typed(y, n.y)
+
+
+def _kernel(e: Emitter, n: Call) -> list[int]:
+    given = n.ints("kernel_shape")
+    sizes = given if given is not None else [e.dim(n["W"], axis) for axis in range(2, e.rank(n["W"]))]
+    kernel = [size for size in sizes if isinstance(size, int)]
+    require(len(kernel) == len(sizes), "the shape of its kernel is not known while building.")
+    return kernel
+
+
+def _window(e: Emitter, n: Call, axis: int, kernel: list[int], points: list[Dim], like: ir.Value) -> ir.Value:
+    """Where the taps of a plain convolution lie on one axis: `[taps, *points]`, or axes of 1."""
+    rank = len(kernel)
+    stride, dilation = ((n.ints(name) or (1,) * rank)[axis] for name in ("strides", "dilations"))
+    begin = (n.ints("pads") or (0,) * 2 * rank)[axis]
+    steps = np.indices(kernel)[axis].reshape(-1, *[1] * rank) * dilation - begin
+    size = points[axis]
+    if isinstance(size, int):
+        starts = (np.arange(size) * stride).reshape([-1 if a == axis else 1 for a in range(rank)])
+        return e.const(steps + starts, like.dtype)
+    order = e.op("Range", e.const(np.int64(0)), e.op("Squeeze", e.vector([size])), e.const(np.int64(1)))
+    ramp = e.reshape(e.cast(order, like.dtype or ir.DataType.FLOAT), [-1 if a == axis else 1 for a in range(rank)])
+    return e.add(e.mul(ramp, stride), e.const(steps, like.dtype))

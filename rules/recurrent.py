@@ -1,0 +1,292 @@
+"""RNN, GRU and LSTM: the turns of the recurrence written down, with ONNX's names for the gates.
+
+    RNN   h[t] = f(x[t] W' + h[t-1] R' + b)
+    GRU   z, r = f(...);  c = g(x[t] W' + (r h[t-1]) R' + b);  h[t] = (1 - z) c + z h[t-1]
+    LSTM  i, o, f = f(...);  c[t] = f c[t-1] + i g(...);  h[t] = o h(c[t])
+
+The products with x are one MatMul for all turns. The operator itself stays in the forward part, with its fused kernel; what
+stands here is only what its gradient passes through. A turn beyond a sample's `sequence_lens` keeps the state
+and gives zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnx_convgrad.emit import Emitter
+from onnx_convgrad.registry import Call, expansion, require
+
+MOST_TURNS = 256
+
+Function = Callable[[Emitter, ir.Value], ir.Value]
+Cell = Callable[["_Direction", ir.Value, "State"], "State"]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What one turn leaves to the next; `None` is zero."""
+
+    h: ir.Value | None
+    c: ir.Value | None = None
+
+
+# -- operators ---------------------------------------------------------------------------------------------------------
+
+
+@expansion("RNN", wrt=("X", "W", "R", "B", "initial_h"), parameters=("W", "R", "B"))
+def rnn(e: Emitter, n: Call) -> list[ir.Value | None]:
+    """One gate."""
+    return _written_down(e, n, 1, ("Tanh",), _rnn_cell)
+
+
+@expansion("GRU", wrt=("X", "W", "R", "B", "initial_h"), parameters=("W", "R", "B"))
+def gru(e: Emitter, n: Call) -> list[ir.Value | None]:
+    """Gates z, r, h; `linear_before_reset` applies r after the product."""
+    return _written_down(e, n, 3, ("Sigmoid", "Tanh"), _gru_cell)
+
+
+@expansion("LSTM", wrt=("X", "W", "R", "B", "initial_h", "initial_c", "P"), parameters=("W", "R", "B", "P"))
+def lstm(e: Emitter, n: Call) -> list[ir.Value | None]:
+    """Gates i, o, f, c; peepholes P for i, o, f."""
+    return _written_down(e, n, 4, ("Sigmoid", "Tanh", "Tanh"), _lstm_cell)
+
+
+# -- one turn ----------------------------------------------------------------------------------------------------------
+
+
+def _rnn_cell(d: _Direction, x: ir.Value, state: State) -> State:
+    (f,) = d.functions
+    return State(f(d.e, d.clipped(d.plus(x, state.h))))
+
+
+def _gru_cell(d: _Direction, x: ir.Value, state: State) -> State:
+    e, (f, g), h = d.e, d.functions, state.h
+    xzr, xc = e.ops("Split", x, e.ints([2 * d.hidden, d.hidden]), outputs=2, axis=-1)
+    z, r = d.split(f(e, d.clipped(d.plus(xzr, h, 0, 2))), 2)
+    if d.linear_before_reset:
+        inner = d.inner(h)
+        total = xc if inner is None else e.add(xc, e.mul(r, inner))
+    else:
+        total = d.plus(xc, None if h is None else e.mul(r, h), 2, 3)
+    new = e.mul(e.sub(1, z), g(e, d.clipped(total)))
+    return State(new if h is None else e.add(new, e.mul(z, h)))
+
+
+def _lstm_cell(d: _Direction, x: ir.Value, state: State) -> State:
+    e, (f, g, h), c = d.e, d.functions, state.c
+    i, o, keep, new = d.split(d.plus(x, state.h), 4)
+    new = g(e, d.clipped(new))
+    i = f(e, d.clipped(d.peep(i, c, 0)))
+    keep = e.sub(1, i) if d.input_forget else f(e, d.clipped(d.peep(keep, c, 2)))
+    cell = e.mul(i, new) if c is None else e.add(e.mul(keep, c), e.mul(i, new))
+    return State(e.mul(f(e, d.clipped(d.peep(o, cell, 1))), h(e, cell)), cell)
+
+
+# -- one direction -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Direction:
+    """The weights of one direction, and what the cells do with them."""
+
+    e: Emitter
+    hidden: int
+    w: ir.Value  # [gates * hidden, input]
+    r: ir.Value  # [gates * hidden, hidden]
+    wb: ir.Value | None
+    rb: ir.Value | None
+    p: ir.Value | None
+    functions: Sequence[Function]
+    clip: float
+    linear_before_reset: bool
+    input_forget: bool
+
+    def products(self, x: ir.Value) -> ir.Value:
+        """`x W' + b` of all turns. The bias of R goes with it, but for that of a product that a gate multiplies."""
+        e = self.e
+        total = e.matmul(x, e.swap_last(self.w))
+        bias = self.wb
+        if bias is not None and self.rb is not None:
+            extra = self.rb
+            if self.linear_before_reset:
+                extra = e.pad(e.slice(extra, [0], [2 * self.hidden], [0]), [0], [self.hidden], [0])
+            bias = e.add(bias, extra)
+        return total if bias is None else e.add(total, bias)
+
+    def plus(self, x: ir.Value, h: ir.Value | None, first: int = 0, last: int | None = None) -> ir.Value:
+        """`x + h R'` for the gates `first` to `last`."""
+        return x if h is None else self.e.add(x, self._product(h, first, last))
+
+    def inner(self, h: ir.Value | None) -> ir.Value | None:
+        """The product that GRU's reset gate multiplies: `h R' + b` of the last gate."""
+        e = self.e
+        bias = None if self.rb is None else e.slice(self.rb, [2 * self.hidden], [3 * self.hidden], [0])
+        if h is None:
+            return bias
+        product = self._product(h, 2, 3)
+        return product if bias is None else e.add(product, bias)
+
+    def _product(self, h: ir.Value, first: int, last: int | None) -> ir.Value:
+        r = self.r if last is None else self.e.slice(self.r, [first * self.hidden], [last * self.hidden], [0])
+        return self.e.matmul(h, self.e.swap_last(r))
+
+    def split(self, value: ir.Value, parts: int) -> list[ir.Value]:
+        return list(self.e.ops("Split", value, outputs=parts, axis=-1, num_outputs=parts))
+
+    def peep(self, gate: ir.Value, cell: ir.Value | None, which: int) -> ir.Value:
+        if self.p is None or cell is None:
+            return gate
+        weight = self.e.slice(self.p, [which * self.hidden], [(which + 1) * self.hidden], [0])
+        return self.e.add(gate, self.e.mul(weight, cell))
+
+    def clipped(self, value: ir.Value) -> ir.Value:
+        if not self.clip:
+            return value
+        return self.e.op("Clip", value, self.e.scalar(-self.clip, value), self.e.scalar(self.clip, value))
+
+
+def _written_down(e: Emitter, n: Call, gates: int, default: Sequence[str], cell: Cell) -> list[ir.Value | None]:
+    """All turns of all directions; the results in the operator's order."""
+    require(
+        n.int("layout", 0) == 0, "its layout is 1, which ONNX Runtime does not run.", hint="Export it with layout 0."
+    )
+    turns = e.dim(n["X"], 0)
+    require(
+        isinstance(turns, int),
+        "the length of its sequence is not known while building.",
+        hint="Give it, as in --input-shape x:26,1,64 or input_shapes={'x': [26, 1, 64]}.",
+    )
+    assert isinstance(turns, int)
+    require(0 < turns <= MOST_TURNS, f"its sequence has {turns} turns; 1 to {MOST_TURNS} are written down.")
+    hidden = e.dim(n["R"], 2)
+    require(isinstance(hidden, int), "the shape of its weights is not known.")
+    assert isinstance(hidden, int)
+    way = n.string("direction", "forward")
+    ways = ["forward", "reverse"] if way == "bidirectional" else [way]
+    functions = _functions(n, [*default] * len(ways))
+    lengths = n.get("sequence_lens")
+    histories, finals = [], []
+    for d, reverse in enumerate(w == "reverse" for w in ways):
+        bias = _of_direction(e, n.get("B"), d)
+        direction = _Direction(
+            e,
+            hidden,
+            _at(e, n["W"], d),
+            _at(e, n["R"], d),
+            None if bias is None else e.slice(bias, [0], [gates * hidden], [0]),
+            None if bias is None else e.slice(bias, [gates * hidden], [2 * gates * hidden], [0]),
+            _of_direction(e, n.get("P"), d),
+            functions[d * len(default) : (d + 1) * len(default)],
+            n.float("clip", 0.0),
+            bool(n.int("linear_before_reset", 0)),
+            bool(n.int("input_forget", 0)),
+        )
+        start = State(_of_direction(e, n.get("initial_h"), d), _of_direction(e, n.get("initial_c"), d))
+        history, final = _turns(direction, cell, n["X"], start, lengths, turns, reverse=reverse)
+        histories.append(e.unsqueeze(history, [1]))
+        finals.append(final)
+    last = [e.concat([e.unsqueeze(s.h, [0]) for s in finals if s.h is not None], 0)]
+    if cell is _lstm_cell:
+        last.append(e.concat([e.unsqueeze(s.c, [0]) for s in finals if s.c is not None], 0))
+    return [e.concat(histories, 1), *last]
+
+
+def _turns(
+    d: _Direction,
+    cell: Cell,
+    x: ir.Value,
+    state: State,
+    lengths: ir.Value | None,
+    turns: int,
+    *,
+    reverse: bool,
+) -> tuple[ir.Value, State]:
+    """The states h of all turns `[turns, batch, hidden]`, in the order of x, and the last one."""
+    e = d.e
+    turned = reverse and lengths is not None  # every sample has its own end, and begins there
+    products = d.products(_reversed(e, x, lengths) if turned and lengths is not None else x)
+    parts = e.ops("Split", products, outputs=turns, axis=0, num_outputs=turns) if turns > 1 else [products]
+    history: list[ir.Value] = []
+    for t in range(turns - 1, -1, -1) if reverse and not turned else range(turns):
+        new = cell(d, e.squeeze(parts[t], [0]), state)
+        assert new.h is not None
+        shown = new.h
+        if lengths is not None:
+            alive = e.unsqueeze(e.compare("Greater", lengths, t), [1])
+            shown = e.where(alive, new.h, 0)
+            new = State(_kept(e, alive, new.h, state.h), _kept(e, alive, new.c, state.c))
+        state = new
+        history.append(e.unsqueeze(shown, [0]))
+    if reverse and not turned:
+        history.reverse()
+    result = e.concat(history, 0)
+    return (_reversed(e, result, lengths) if turned and lengths is not None else result), state
+
+
+def _kept(e: Emitter, alive: ir.Value, new: ir.Value | None, old: ir.Value | None) -> ir.Value | None:
+    return None if new is None else e.where(alive, new, 0 if old is None else old)
+
+
+def _reversed(e: Emitter, value: ir.Value, lengths: ir.Value) -> ir.Value:
+    """The first turns of each sample in reverse order, as many as it has."""
+    whole = e.op("Max", e.cast(lengths, ir.DataType.INT64), e.ints([1]))
+    return e.op("ReverseSequence", value, whole, time_axis=0, batch_axis=1)
+
+
+def _of_direction(e: Emitter, value: ir.Value | None, d: int) -> ir.Value | None:
+    return None if value is None else _at(e, value, d)
+
+
+def _at(e: Emitter, value: ir.Value, d: int) -> ir.Value:
+    return e.squeeze(e.slice(value, [d], [d + 1], [0]), [0])
+
+
+# -- activations -------------------------------------------------------------------------------------------------------
+
+_ONE, _NONE = 1.0, 0.0
+_DEFAULTS: dict[str, tuple[float, ...]] = {
+    "affine": (_ONE, _NONE),
+    "scaledtanh": (_ONE, _ONE),
+    "hardsigmoid": (0.2, 0.5),
+    "leakyrelu": (0.01,),
+    "thresholdedrelu": (_ONE,),
+    "elu": (_ONE,),
+}
+"""alpha, and beta where there is one, as ONNX Runtime takes them where they are not given."""
+
+_PLAIN = {op.lower(): op for op in ("Relu", "Tanh", "Sigmoid", "Softsign", "Softplus")}
+_WITH_ALPHA = {op.lower(): op for op in ("LeakyRelu", "ThresholdedRelu", "Elu", "HardSigmoid")}
+
+
+def _functions(n: Call, default: Sequence[str]) -> list[Function]:
+    given = n.node.attributes.get("activations")
+    names = [str(name) for name in given.as_strings()] if given is not None else [*default]
+    require(len(names) == len(default), f"it has {len(names)} activations, and needs {len(default)}.")
+    alphas, betas = _floats(n, "activation_alpha"), _floats(n, "activation_beta")
+    made = []
+    for name in names:
+        defaults = _DEFAULTS.get(name.lower(), ())
+        alpha = (alphas.pop(0) if alphas else defaults[0]) if defaults else 0.0
+        beta = (betas.pop(0) if betas else defaults[1]) if len(defaults) > 1 else 0.0
+        made.append(_function(name, alpha, beta))
+    return made
+
+
+def _floats(n: Call, name: str) -> list[float]:
+    attribute = n.node.attributes.get(name)
+    return [] if attribute is None else [float(x) for x in attribute.as_floats()]
+
+
+def _function(name: str, alpha: float, beta: float) -> Function:
+    key = name.lower()
+    if key in _PLAIN:
+        return lambda e, x: e.op(_PLAIN[key], x)
+    if key == "affine":
+        return lambda e, x: e.add(e.mul(alpha, x), beta)
+    if key == "scaledtanh":
+        return lambda e, x: e.mul(alpha, e.op("Tanh", e.mul(beta, x)))
+    require(key in _WITH_ALPHA, f"its activation {name!r} is not one of ONNX's.")
+    return lambda e, x: e.op(_WITH_ALPHA[key], x, alpha=alpha, beta=beta if key == "hardsigmoid" else None)
