@@ -26,6 +26,7 @@ from onnx_convgrad.lowering.candidates import (
     forced_candidates,
     holding,
 )
+from onnx_convgrad.lowering.transposed import DataGradient, as_data_gradient
 from onnx_convgrad.lowering.typical import TypicalSizes
 from onnx_convgrad.registry import Call, check_names
 
@@ -74,6 +75,8 @@ def lower(graph: ir.Graph, target: Target, policy: Policy | None = None) -> list
     policy = policy or Policy()
     choosing = policy.choosing
     check_choice(choosing)
+    e, outputs = Emitter(graph, target=target, samples=policy.training), OutputPlaces(graph)
+    turned = _turn(graph, e, outputs) if policy.training and isinstance(choosing, str) else []
     todo = [node for node in graph if _needs_lowering(node, target, policy)]
     if not isinstance(choosing, str):
         nodes = {node: _origin(node) for node in todo}
@@ -83,16 +86,25 @@ def lower(graph: ir.Graph, target: Target, policy: Policy | None = None) -> list
         )
     if not todo:
         return []
-    stage = _Stage(
-        Emitter(graph, target=target, samples=policy.training),
-        policy,
-        TypicalSizes(graph),
-        Folding(),
-        OutputPlaces(graph),
-    )
+    stage = _Stage(e, policy, TypicalSizes(graph), Folding(), outputs)
     choices = [stage.lower(node) for node in todo]
     graph.remove(todo, safe=True)
+    for gradient in turned:
+        gradient.settle()
     return choices
+
+
+def _turn(graph: ir.Graph, e: Emitter, outputs: OutputPlaces) -> list[DataGradient]:
+    """Put data gradients in the place of the transposed convolutions of a step, which are lowered as such."""
+    turned = []
+    for node in [node for node in graph if node.op_type == "ConvTranspose"]:
+        e.anchor, e.origin = node, _origin(node)
+        gradient = as_data_gradient(e, node)
+        if gradient is not None:
+            _replace(e, outputs, node, gradient.result, new=True)
+            graph.remove(node, safe=True)
+            turned.append(gradient)
+    return turned
 
 
 def _origin(node: ir.Node) -> str:
@@ -158,7 +170,7 @@ class _Stage:
         e.anchor, e.origin = node, origin
         before = len(e.emitted)
         result = emit_lowering(e, lowerings()[node.op_type][chosen.name], node, spec, chosen.chunks)
-        self._replace(node, result, new=result.producer() in e.emitted[before:])
+        _replace(e, self.outputs, node, result, new=result.producer() in e.emitted[before:])
         return Choice(origin, node.op_type, spec, chosen.name, wanted is not None, found)
 
     def _query(self, node: ir.Node, spec: Any) -> Query:
@@ -180,19 +192,20 @@ class _Stage:
         except ValueError:  # the typical input does not fit: it may be too small, or not divisible
             return hinted
 
-    def _replace(self, node: ir.Node, result: ir.Value, *, new: bool) -> None:
-        """Put `result` in the place of the node's output, under the same name."""
-        old = node.outputs[0]
-        self.e.typed(result, old)
-        if old.is_graph_output():
-            name = old.name
-            old.name = None
-            if result.producer() is None or result.is_graph_output():
-                result = self.e.op("Identity", result)
-            result.name = name
-        elif new:
-            result.name, old.name = old.name, None
-        self.outputs.replace(old, result)
+
+def _replace(e: Emitter, outputs: OutputPlaces, node: ir.Node, result: ir.Value, *, new: bool) -> None:
+    """Put `result` in the place of the node's output, under the same name."""
+    old = node.outputs[0]
+    e.typed(result, old)
+    if old.is_graph_output():
+        name = old.name
+        old.name = None
+        if result.producer() is None or result.is_graph_output():
+            result = e.op("Identity", result)
+        result.name = name
+    elif new:
+        result.name, old.name = old.name, None
+    outputs.replace(old, result)
 
 
 _WORTH = 0.75

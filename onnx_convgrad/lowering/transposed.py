@@ -1,0 +1,60 @@
+"""Transposed convolutions of a training step as what they are: data gradients, which have many lowerings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnx_convgrad.emit import DOMAIN, Emitter
+from onnx_convgrad.graph.constants import is_constant
+from onnx_convgrad.lowering import reader_of
+from onnx_convgrad.registry import Call
+
+__all__ = ["DataGradient", "as_data_gradient"]
+
+
+@dataclass(frozen=True, slots=True)
+class DataGradient:
+    """`result` computes what a ConvTranspose of `x` does; `like` has its shape and no contents, until it is settled."""
+
+    x: ir.Value
+    like: ir.Value
+    result: ir.Value
+
+    def settle(self) -> None:
+        """Read from `x` the one size of `like` that may be unknown, the batch."""
+        for use in tuple(self.like.uses()):
+            use.node.replace_input_with(use.idx, self.x)
+
+
+def as_data_gradient(e: Emitter, node: ir.Node) -> DataGradient | None:
+    """The data gradient of the convolution that maps the result's size to the operand's, and the bias added.
+
+    `None` where the weight is constant, so that the runtime prepares it, or where a size is unknown but the batch, or 0.
+    """
+    n = Call(node)
+    if node.domain not in ("", "ai.onnx") or node.op_type != "ConvTranspose" or is_constant(n["W"]):
+        return None
+    x, y, bias = n["X"], n.y, n.get("B")
+    try:
+        spec = reader_of("ConvTranspose").build(n)
+    except ValueError:
+        return None
+    sizes = (spec.channels, spec.features, *spec.x, *spec.kernel, *spec.y)
+    if x.dtype not in e.target.conv_dtypes or y.shape is None or None in sizes or 0 in (*sizes, spec.batch):
+        return None
+    like = ir.Value(shape=y.shape, type=y.type)
+    result = e.op(
+        "ConvInputGrad",
+        *(x, n["W"], like),
+        domain=DOMAIN,
+        strides=spec.strides,
+        dilations=spec.dilations,
+        pads=spec.pads,
+        group=spec.groups,
+    )
+    result = e.typed(result, y)
+    if bias is not None:
+        result = e.add(result, e.unsqueeze(bias, [1 + axis for axis in range(spec.rank)]))
+    return DataGradient(x, like, result)
