@@ -183,6 +183,53 @@ def test_prelu_in_training(slope: tuple[int, ...]) -> None:
     np.testing.assert_allclose(got["a_grad"], _gradient(lambda v: function(fixed_x, v), a), rtol=1e-5, atol=1e-6)
 
 
+# -- Softplus and Mish -------------------------------------------------------------------------------------------------
+
+MISH = "p = Softplus(x) t = Tanh(p) y = Mul(x, t)"
+
+
+@pytest.mark.parametrize(
+    ("body", "function"),
+    [
+        ("y = Softplus(x)", torch.nn.functional.softplus),
+        (MISH, torch.nn.functional.mish),
+        ("y = Mish(x)", torch.nn.functional.mish),
+        (
+            "p = Softplus(x) t = Tanh(p) y = Mul(p, t)",
+            lambda x: torch.nn.functional.softplus(x) * torch.nn.functional.softplus(x).tanh(),
+        ),
+    ],
+    ids=["Softplus", "its parts", "Mish", "both"],
+)
+def test_softplus_in_training(body: str, function: Function) -> None:
+    x = np.concatenate([np.array([-120, -30, -1e-3, 0, 1e-3, 30, 120], np.float32), 4 * _random(500)]).astype(
+        np.float32
+    )
+    model = _model(body, "507")
+    trained = og.augment(model, wrt=["x"], seed="ones", training=True)
+    assert not {"Softplus", "Mish"} & set(_ops(trained))
+    assert {"Softplus", "Mish"} & set(_ops(og.augment(model, wrt=["x"], seed="ones")))
+    got = run(trained, {"x": x})
+    np.testing.assert_allclose(got["y"], run(model, {"x": x})["y"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(got["x_grad"], _gradient(function, x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])
+@pytest.mark.parametrize(
+    ("shape", "axis", "own"), [("3, 5, 4, 2", 1, False), ("3, n, 1", -2, True), ("3, n", 0, False)]
+)
+def test_softmax_in_training(op: str, shape: str, axis: int, own: bool) -> None:
+    """Over rows the runtime's own is faster."""
+    model = _model(f"s = {op} <axis = {axis}> (x) y = Mul(s, s)", shape)
+    trained = og.augment(model, wrt=["x"], seed="ones", training=True)
+    assert (op in _ops(trained)) == own
+    x = 40 * _random(*(int(size) if size.isdigit() else 7 for size in shape.split(", ")))
+    function = torch.softmax if op == "Softmax" else torch.log_softmax
+    got = run(trained, {"x": x})
+    np.testing.assert_allclose(got["y"], run(model, {"x": x})["y"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(got["x_grad"], _gradient(lambda v: function(v, axis).square(), x), rtol=1e-4, atol=1e-5)
+
+
 # -- pieces ------------------------------------------------------------------------------------------------------------
 
 SLICED = """

@@ -5,7 +5,7 @@ The cheapest of the candidates is taken that stays within the workspace budget; 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,7 +86,8 @@ def lower(graph: ir.Graph, target: Target, policy: Policy | None = None) -> list
         )
     if not todo:
         return []
-    stage = _Stage(e, policy, TypicalSizes(graph), Folding(), outputs)
+    nodes_turned = {gradient.node for gradient in turned}
+    stage = _Stage(e, policy, TypicalSizes(graph), Folding(), outputs, nodes_turned)
     choices = [stage.lower(node) for node in todo]
     graph.remove(todo, safe=True)
     for gradient in turned:
@@ -147,6 +148,8 @@ class _Stage:
     sizes: TypicalSizes
     folded: Folding
     outputs: OutputPlaces
+    turned: Collection[ir.Node]
+    """Data gradients in the place of transposed convolutions."""
 
     def lower(self, node: ir.Node) -> Choice:
         """Put the cheapest of a node's lowerings in its place."""
@@ -165,7 +168,7 @@ class _Stage:
         else:
             found = forced_candidates(node, query, self.policy, wanted)
         chosen = _chosen(node.op_type, origin, spec, found, wanted, e.target.rates)
-        if wanted is None and not self.policy.training:
+        if wanted is None and (not self.policy.training or node in self.turned):
             chosen = _worthwhile(chosen, found)
         e.anchor, e.origin = node, origin
         before = len(e.emitted)
@@ -209,12 +212,13 @@ def _replace(e: Emitter, outputs: OutputPlaces, node: ir.Node, result: ir.Value,
 
 
 _WORTH = 0.75
-"""A convolution of a derivative becomes several nodes where they promise to take at most this part of its time."""
+"""A convolution becomes several nodes where they promise to take at most this part of its time."""
 
 
 def _worthwhile(chosen: Candidate, found: Sequence[Candidate]) -> Candidate:
     """What is chosen, or the runtime's own operator where that is about as fast, and one node."""
-    itself = next((c for c in found if c.name == "conv" and c.seconds is not None), chosen)
+    own = ("conv", "conv_transpose")
+    itself = next((c for c in found if c.name in own and c.seconds is not None), chosen)
     return chosen if (chosen.seconds or 0.0) <= _WORTH * (itself.seconds or 0.0) else itself
 
 

@@ -16,8 +16,9 @@ __all__ = ["DataGradient", "as_data_gradient"]
 
 @dataclass(frozen=True, slots=True)
 class DataGradient:
-    """`result` computes what a ConvTranspose of `x` does; `like` has its shape and no contents, until it is settled."""
+    """`result` of the abstract `node` is that of a ConvTranspose of `x`; `like` has its shape alone, until it is settled."""
 
+    node: ir.Node
     x: ir.Value
     like: ir.Value
     result: ir.Value
@@ -54,7 +55,7 @@ def as_data_gradient(e: Emitter, node: ir.Node) -> DataGradient | None:
         pads=spec.pads,
         group=spec.groups,
     )
-    result = e.typed(result, y)
+    node, result = e.emitted[-1], e.typed(result, y)
     if bias is not None:
         result = e.add(result, e.unsqueeze(bias, [1 + axis for axis in range(spec.rank)]))
-    return DataGradient(x, like, result)
+    return DataGradient(node, x, like, result)

@@ -1,0 +1,83 @@
+"""Activations for which ONNX Runtime's CPU provider has a slow kernel, as passes that it is fast at.
+
+Softplus, an element at a time            max(x, 0) - log s(|x|), s the logistic function: 3 times faster
+tanh(softplus x), as in Mish              n / (2 - n), n = s (2 - s): 7 times
+Softmax and LogSoftmax, not of rows       their definition: 15 times; the runtime turns the whole tensor, twice
+
+They round as the runtime's own do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import onnx_ir as ir
+
+from onnx_convgrad.emit import Emitter
+from onnx_convgrad.registry import Call
+
+__all__ = ["ACTIVATIONS"]
+
+
+def _softplus(e: Emitter, node: ir.Node) -> ir.Value | None:
+    """log(1 + exp x) = max(x, 0) + log(1 + exp(-|x|)), which rounds as the runtime's own does."""
+    x, y = node.inputs[0], node.outputs[0]
+    if x is None or (y.uses() and not y.is_graph_output() and all(use.node.op_type == "Tanh" for use in y.uses())):
+        return None
+    return e.sub(e.op("Relu", x), e.op("Log", e.op("Sigmoid", e.op("Abs", x))))
+
+
+def _tanh(e: Emitter, node: ir.Node) -> ir.Value | None:
+    """With u = 1 + exp x, s = (u - 1) / u: tanh(log u) = (u^2 - 1) / (u^2 + 1) = n / (2 - n), as 1 / u^2 = 1 - n."""
+    inner = None if node.inputs[0] is None else node.inputs[0].producer()
+    if inner is None or inner.op_type != "Softplus" or inner.domain or inner.inputs[0] is None:
+        return None
+    return _gate_of_mish(e, inner.inputs[0])
+
+
+def _mish(e: Emitter, node: ir.Node) -> ir.Value | None:
+    x = node.inputs[0]
+    return None if x is None else e.mul(x, _gate_of_mish(e, x))
+
+
+def _gate_of_mish(e: Emitter, x: ir.Value) -> ir.Value:
+    s = e.op("Sigmoid", x)
+    n = e.mul(s, e.sub(2.0, s))
+    return e.div(n, e.sub(2.0, n))
+
+
+def _softmax(e: Emitter, node: ir.Node) -> ir.Value | None:
+    """exp(x - m) / sum exp(x - m), m the maximum; where the axis is the last, the runtime's own is faster."""
+    shifted = _shifted(e, node)
+    if shifted is None:
+        return None
+    power = e.op("Exp", shifted)
+    return e.div(power, e.reduce_sum(power, [_axis(node)]))
+
+
+def _log_softmax(e: Emitter, node: ir.Node) -> ir.Value | None:
+    shifted = _shifted(e, node)
+    if shifted is None:
+        return None
+    return e.sub(shifted, e.op("Log", e.reduce_sum(e.op("Exp", shifted), [_axis(node)])))
+
+
+def _axis(node: ir.Node) -> int:
+    return Call(node).int("axis", -1)
+
+
+def _shifted(e: Emitter, node: ir.Node) -> ir.Value | None:
+    """x - m, or `None` for rows, where only axes of one element follow."""
+    x, axis = node.inputs[0], _axis(node)
+    if x is None or x.shape is None or all(size == 1 for size in x.shape[axis % len(x.shape) + 1 :]):
+        return None
+    return e.sub(x, e.reduce("ReduceMax", x, [axis]))
+
+
+ACTIVATIONS: Mapping[str, Callable[[Emitter, ir.Node], ir.Value | None]] = {
+    "LogSoftmax": _log_softmax,
+    "Mish": _mish,
+    "Softmax": _softmax,
+    "Softplus": _softplus,
+    "Tanh": _tanh,
+}
