@@ -146,7 +146,8 @@ def test_augment_writes_beside_the_model_and_prints_plain_text(model: Path) -> N
     table = {line.split("  ")[0].strip(): line.split()[-2:] for line in lines if line.split()}
     assert table["inputs"] == ["1", "2"]
     assert table["outputs"] == ["1", "4"]
-    assert table["nodes"] == ["3", f"{len(written.graph.node)}"]
+    inside = sum(len(a.g.node) for node in written.graph.node for a in node.attribute)
+    assert table["nodes"] == ["3", f"{len(written.graph.node) + inside}"]
     assert table["parameters"] == ["256", "256"]
     assert table["w2"] == ["4x4x3x3", "float32"]
     assert "Feed the cotangents: y_grad (of y)" in result.stdout

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from onnx import TensorProto, helper
 
 from onnx_convgrad import api
-from onnx_convgrad.runtime import run
+from onnx_convgrad.checking.check import check as check_gradients
+from onnx_convgrad.runtime import run, session
 from onnx_convgrad.testing import Case, check, make_model, rand
 
 WINDOWS: list[dict[str, Any]] = [
@@ -223,3 +224,22 @@ def test_two_pools_and_a_pool_whose_name_is_taken() -> None:
     (F.max_pool1d(t, 2, 1) * F.max_pool1d(F.pad(t, (0, 1), value=-100), 3, 1)).sum().backward()
     assert t.grad is not None
     np.testing.assert_array_equal(got, t.grad.numpy())
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        "MaxPool <kernel_shape = [1, 1], strides = [1, 3], ceil_mode = 1>",
+        "MaxPool <kernel_shape = [2, 2], strides = [2, 3], pads = [0, 0, 1, 1], ceil_mode = 1>",
+        "AveragePool <kernel_shape = [2, 1], strides = [3, 3], ceil_mode = 1>",
+        'MaxPool <kernel_shape = [2, 2], dilations = [2, 2], auto_pad = "SAME_UPPER">',
+    ],
+)
+@pytest.mark.parametrize("batch", ["3", "N"])
+def test_sizes_that_inference_counts_otherwise(pool: str, batch: str) -> None:
+    """ONNX's inference, which the runtime asks when it loads a model, has one window more here than the runtime makes."""
+    text = f"g (float[{batch}, 2, 6, 8] x) => (float[A, B, C, D] y) {{ p = {pool} (x) s = Sigmoid (p) y = Mul (p, s) }}"
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {text}')
+    assert check_gradients(model, input_shapes={"x": [3, 2, 6, 8]}).passed
+    twice = api.augment(api.augment(model, wrt="inputs"), wrt="x", of="x_grad")
+    assert session(twice).get_outputs()[-1].name == "x_grad_1"

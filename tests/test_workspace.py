@@ -160,6 +160,16 @@ def test_of_two_that_are_about_as_fast_the_one_that_holds_less_is_taken(
     assert _explained([8, 3, 224, 224], [64, 3, 3, 3], "w", pads=[1, 1, 1, 1])["chosen"] == chosen
 
 
+@pytest.mark.parametrize(("seconds", "chosen"), [(101.5e-6, "conv_swap"), (105e-6, "im2col_gemm")])
+def test_of_two_that_are_about_as_fast_the_shorter_is_taken(
+    seconds: float, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prices = {"im2col_gemm": Sketch(100e-6, 0, nodes=12), "conv_swap": Sketch(seconds, 0, nodes=4)}
+    monkeypatch.setattr(candidates, "_ways", lambda entry, *_, **__: [(1, prices.get(entry.name, Sketch(1.0, 0)))])
+    monkeypatch.setattr(candidates, "_FOUND", {})
+    assert _explained([1, 3, 8, 8], [4, 3, 3, 3], "w")["chosen"] == chosen
+
+
 @pytest.mark.parametrize(("wrt", "operator"), [("x", "ConvInputGrad"), ("w", "ConvWeightGrad")])
 def test_the_batch_is_cut_where_the_cache_holds_a_part_of_it(
     wrt: str, operator: str, monkeypatch: pytest.MonkeyPatch

@@ -48,7 +48,7 @@ class Row:
     """One gradient: its norm, its relative errors (`None` where there was nothing to compare with), the verdict.
 
     `rounding` is the numeric error of the same graph in float64, where float32 fails for rounding alone. `undetermined`
-    says that the numeric derivative itself is not precise enough to tell.
+    says that the numeric derivative itself is not precise enough to tell, for rounding or kinks, and PyTorch was not asked.
     """
 
     value: str
@@ -186,7 +186,7 @@ def _run(built: Built, feed: Arrays) -> dict[str, np.ndarray]:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The relative error along one direction, and how much of it the rounding of L itself may account for."""
+    """The relative error along one direction, and how much of it the rounding of L itself, or kinks, may account for."""
 
     direction: np.ndarray
     error: float
@@ -265,11 +265,12 @@ class _Comparison:
         finite = bool(np.isfinite(self.gradients[name]).all())
         within = finite and (torch is None or torch <= limit)
         ok, rounding, undetermined = within and numeric <= numeric_limit, None, False
-        if within and not ok and self.function.double:
-            worst = self._without_rounding(name, max(found, key=lambda f: f.error), numeric_limit)
+        if within and not ok:
+            worst = max(found, key=lambda f: f.error)
+            worst = self._without_rounding(name, worst, numeric_limit) if self.function.double else worst
             ok = worst.error - worst.noise <= numeric_limit
-            undetermined = ok and worst.error > numeric_limit
-            rounding = worst.error if ok and not undetermined else None
+            undetermined = ok and worst.error > numeric_limit and torch is None
+            rounding = worst.error if ok and worst.error <= numeric_limit else None
         shape, norm = self.gradients[name].shape, self.norms[name]
         return Row(name, output, shape, norm, numeric, numeric_limit, torch, limit, ok, rounding, undetermined)
 
@@ -288,14 +289,22 @@ class _Comparison:
         if not self.function.double:
             steps = [size * s for s in (1e-1, 3e-2, 1e-2, 3e-3, 1e-3)]
             error = abs(_agreed([self._slope(key, point, direction, s) for s in steps]) - exact) / scale
-            return _Found(direction, error, 0.0)
-        errors = []
+            bend = self._bend(key, point, direction, steps[-1]) / scale if error > limit else 0.0
+            return _Found(direction, error, bend)
+        tried = []
         for step in (1e-5, 3e-7, 1e-8):  # a kink in between spoils a step; a smaller one passes fewer of them
-            errors.append(abs(self._slope(key, point, direction, size * step) - exact) / scale)
-            if errors[-1] <= limit:
-                return _Found(direction, errors[-1], 0.0)
+            error = abs(self._slope(key, point, direction, size * step) - exact) / scale
+            if error <= limit:
+                return _Found(direction, error, 0.0)
+            tried.append((error, self._bend(key, point, direction, size * step) / scale))
         noise = self._noise(key, point, direction, size) / (size * 1e-5) / scale
-        return _Found(direction, errors[0] if noise > limit else min(errors), noise if noise > limit else 0.0)
+        error, bend = tried[0] if noise > limit else min(tried)
+        return _Found(direction, error, max(noise if noise > limit else 0.0, bend))
+
+    def _bend(self, key: str, point: np.ndarray, direction: np.ndarray, step: float) -> float:
+        """Half of what the slopes before and behind the point differ by: next to nothing without a kink or jump between."""
+        before, at, behind = (self._loss(key, point + k * step * direction) for k in (-1, 0, 1))
+        return abs((behind - at) - (at - before)) / step / 2
 
     def _noise(self, key: str, point: np.ndarray, direction: np.ndarray, size: float) -> float:
         """How much rounding moves L: what steps of a rounding or two change, and at least what its terms are rounded by."""

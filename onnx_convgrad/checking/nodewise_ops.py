@@ -1,6 +1,7 @@
 """float64 kernels in NumPy for operators that ONNX Runtime has only in float32 and ONNX's reference runs slowly.
 
-Or imprecisely: both compute Erf in float32, and so what is made of it, and GroupNormalization's statistics.
+Or wrongly (LRN, GlobalMaxPool but for two spatial axes), or imprecisely: both compute Erf in float32, and so what is made
+of it, and GroupNormalization's statistics.
 """
 
 # ruff: noqa: ARG001 - all kernels share one signature
@@ -53,7 +54,7 @@ def _pool_pads(a: Attributes, size: Sequence[int]) -> tuple[list[int], list[int]
     beyond = []
     for i in range(rank):
         room = size[i] + pads[i] + pads[rank + i] - (kernel[i] - 1) * dilations[i] - 1
-        count = (math.ceil(room / strides[i]) if a.get("ceil_mode") else room // strides[i]) + 1
+        count = (math.ceil(room / strides[i]) if a.get("ceil_mode") else int(room / strides[i])) + 1  # as the runtime
         if a.get("ceil_mode") and (count - 1) * strides[i] >= size[i] + pads[i]:
             count -= 1
         beyond.append(max((count - 1) * strides[i] - room, 0))
@@ -118,8 +119,22 @@ def _group_norm(a: Attributes, x: np.ndarray, scale: np.ndarray, bias: np.ndarra
     return np.asarray(normal * scale.reshape(shape) + bias.reshape(shape))
 
 
+def _lrn(a: Attributes, x: np.ndarray) -> np.ndarray:
+    """Each channel over its neighbours; ONNX's reference sums those of the first few channels only."""
+    below = (a["size"] - 1) // 2
+    around = np.pad(x**2, [(0, 0), (below, a["size"] - 1 - below), *[(0, 0)] * (x.ndim - 2)])
+    total: np.ndarray = sum(around[:, i : i + x.shape[1]] for i in range(a["size"]))  # type: ignore[assignment]
+    base = a.get("bias", 1.0) + a.get("alpha", 1e-4) / a["size"] * total
+    return np.asarray(x / base ** a.get("beta", 0.75))
+
+
 def _global_average_pool(a: Attributes, x: np.ndarray) -> np.ndarray:
     result: np.ndarray = x.mean(axis=tuple(range(2, x.ndim)), keepdims=True)
+    return result
+
+
+def _global_max_pool(a: Attributes, x: np.ndarray) -> np.ndarray:
+    result: np.ndarray = x.max(axis=tuple(range(2, x.ndim)), keepdims=True)
     return result
 
 
@@ -166,7 +181,9 @@ KERNELS: dict[str, Callable[..., np.ndarray | tuple[np.ndarray, ...]]] = {
     "Gelu": _gelu,
     "GRU": gru,
     "GlobalAveragePool": _global_average_pool,
+    "GlobalMaxPool": _global_max_pool,
     "GroupNormalization": _group_norm,
+    "LRN": _lrn,
     "LSTM": lstm,
     "RNN": rnn,
     "Resize": _resize,

@@ -93,6 +93,10 @@ def _ceil_extension(
 ) -> tuple[list[int], list[int], list[int], list[int], list[int]]:
     """As `_pads`, and how far `ceil_mode` lets the last window reach beyond the end pad."""
     strides, dilations, begin, end = _pads(n, size, kernel)
+    if n.string("auto_pad", "NOTSET").startswith("SAME") and any(d != 1 for d in dilations):
+        raise NotRebuilt(
+            f"{n.node.op_type} with auto_pad and dilations"
+        )  # whose padding the runtime finds without them
     beyond = []
     for length, k, s, d, b, e in zip(size, kernel, strides, dilations, begin, end, strict=True):
         room = length + b + e - (k - 1) * d - 1

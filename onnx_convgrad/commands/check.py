@@ -22,8 +22,8 @@ _FOLD = 20
 _VERDICTS = {
     "rounding": "in float64 the same graph agrees, and float32 cannot be more precise on these inputs (values cancel or"
     " saturate).",
-    "undetermined": "the derivative is smaller than what the rounding of the model's own results in float64 lets tell;"
-    " other inputs (--seed-value) or targets (--of, such as logits before a softmax) may.",
+    "undetermined": "the numeric derivative cannot tell: the model's results in float64 round by more, or kinks lie between"
+    " its points. Other inputs (--seed-value) or targets (--of, such as logits before a softmax) may.",
 }
 
 

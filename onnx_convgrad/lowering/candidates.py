@@ -53,7 +53,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A lowering considered for one node: its predicted seconds and workspace in bytes, or the reason against it.
+    """A lowering considered for one node: its predicted seconds, workspace in bytes and nodes, or the reason against it.
 
     `chunks` is the number of parts that the batch is cut into, or 0 for one part per sample.
     """
@@ -63,6 +63,7 @@ class Candidate:
     reason: str | None
     workspace: int = 0
     chunks: int = 1
+    nodes: int = 0
 
     def __str__(self) -> str:
         if self.chunks == 1:
@@ -131,7 +132,7 @@ def _candidate(entry: Lowering, node: ir.Node, query: Query, policy: Policy, *, 
         ways = within
     rates = query.target.rates
     chunks, way = min(ways.items(), key=lambda item: item[1].seconds + holding(item[1].workspace, rates))
-    return Candidate(entry.name, way.seconds, None, way.workspace, chunks)
+    return Candidate(entry.name, way.seconds, None, way.workspace, chunks, way.nodes)
 
 
 def _asked_for(entry: Lowering, choosing: Choosing) -> bool:

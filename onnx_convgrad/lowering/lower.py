@@ -222,10 +222,14 @@ def _worthwhile(chosen: Candidate, found: Sequence[Candidate]) -> Candidate:
     return chosen if (chosen.seconds or 0.0) <= _WORTH * (itself.seconds or 0.0) else itself
 
 
+_TIE, _TIE_SHARE = 2e-6, 0.02
+"""Lowerings whose prices differ by less seconds, or by a smaller share, are as good: the one of fewest nodes is taken."""
+
+
 def _chosen(
     op_type: str, origin: str, spec: Any, found: Sequence[Candidate], wanted: str | None, rates: Rates
 ) -> Candidate:
-    """The candidate that is wanted, else the cheapest."""
+    """The candidate that is wanted, else the one of fewest nodes among those that are about as cheap as the cheapest."""
     usable = [c for c in found if c.seconds is not None]
     if wanted is not None:
         chosen = next(c for c in found if c.name == wanted)
@@ -236,7 +240,10 @@ def _chosen(
             )
         return chosen
     if usable:
-        return min(usable, key=lambda c: (c.seconds or 0.0) + holding(c.workspace, rates))
+        costs = {c: (c.seconds or 0.0) + holding(c.workspace, rates) for c in usable}
+        least = min(costs.values())
+        about = [c for c, cost in costs.items() if cost <= least + max(_TIE, _TIE_SHARE * least)]
+        return min(about, key=lambda c: (c.nodes, costs[c]))
     reasons = "; ".join(f"{c.name}: {c.reason}" for c in found)
     least = min((c.workspace for c in found if c.workspace), default=0)
     hint = f"The smallest max_workspace that suffices is {least}." if least else ""

@@ -6,7 +6,7 @@ values that are alive at once between them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -25,10 +25,11 @@ __all__ = ["Sketch", "sketch"]
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """Predicted seconds, and bytes alive at once besides operands and result."""
+    """Predicted seconds, bytes alive at once besides operands and result, and the number of nodes, with those of a loop."""
 
     seconds: float
     workspace: int
+    nodes: int = 0
 
 
 def sketch(
@@ -69,7 +70,11 @@ def sketch(
     last = result.producer()
     if ends and last is not None and last.op_type in VIEWS:
         seconds += 2 * value_bytes(result) / target.rates.memory
-    return Sketch(seconds, _workspace(emitted, result))
+    return Sketch(seconds, _workspace(emitted, result), _count(emitted))
+
+
+def _count(nodes: Iterable[ir.Node]) -> int:
+    return sum(1 + _count(body_of(node) or ()) for node in nodes)
 
 
 def _fused(node: ir.Node) -> bool:

@@ -28,6 +28,7 @@ from onnx_convgrad.passes.fold_sizes import fold_sizes
 from onnx_convgrad.passes.gradient_edges import GRADIENT, TRAINING_DOMAIN, label
 from onnx_convgrad.passes.known_sequences import use_members
 from onnx_convgrad.passes.node_forms import refuse_malformed_nodes
+from onnx_convgrad.passes.plain_pools import use_plain_pools
 from onnx_convgrad.passes.upgrade import OLDEST_OPSET, upgrade
 from onnx_convgrad.registry import check_names
 
@@ -95,6 +96,7 @@ def canonicalize(model: ir.Model, input_shapes: InputShapes | None = None, *, fo
         _infer(model)
     if fold:
         fold_sizes(model.graph)
+        use_plain_pools(model.graph)
     return model
 
 
