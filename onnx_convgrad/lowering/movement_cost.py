@@ -33,7 +33,7 @@ def transpose(node: ir.Node, rates: Rates) -> float:
     size = float(math.prod(shape))
     if run > 1:
         far = missing(rates, moved_bytes(node), spread=1.0) if run >= _LINE else 0.0  # lines are not read ahead
-        return alone(node, rates) + size / run * (0.65 + 2.5 * far) * rates.run
+        return max(alone(node, rates), size / run * (0.65 + 2.5 * far) * rates.run)
     if not _swaps_two(moved):
         return alone(node, rates) + size * 3 * rates.item
     lead = 0
@@ -92,7 +92,7 @@ def slice_(node: ir.Node, rates: Rates) -> float:
         run *= out[axis]
         if out[axis] != shape[axis]:
             break
-    return rates.alone * _picked(node, rates) + math.prod(out) / max(run, 1) * 0.4 * rates.run
+    return _picked(node, alone(node, rates)) + math.prod(out) / max(run, 1) * 0.4 * rates.run
 
 
 def concat(node: ir.Node, rates: Rates) -> float:
@@ -115,13 +115,13 @@ def gather(node: ir.Node, rates: Rates) -> float:
     out, axis = shape_of(node.outputs[0]), node.attributes.get("axis")
     at = (axis.as_int() if axis else 0) % max(1, len(shape_of(node.inputs[0])))
     row = math.prod(shape_of(node.inputs[0])[at + 1 :])
-    return _picked(node, rates) + math.prod(out) / max(row, 1) * 0.4 * rates.run
+    return _picked(node, traffic(node, rates)) + math.prod(out) / max(row, 1) * 0.4 * rates.run
 
 
-def _picked(node: ir.Node, rates: Rates) -> float:
-    """Seconds of reading as much of the first operand as is written."""
+def _picked(node: ir.Node, whole_pass: float) -> float:
+    """The part of a pass that reads as much of the first operand as is written."""
     moved, whole = 2 * value_bytes(node.outputs[0]), value_bytes(node.inputs[0]) + value_bytes(node.outputs[0])
-    return traffic(node, rates) * min(1.0, moved / max(1, whole))
+    return whole_pass * min(1.0, moved / max(1, whole))
 
 
 def reduce(node: ir.Node, rates: Rates) -> float:

@@ -50,8 +50,8 @@ def traffic(node: ir.Node, rates: Rates, *, times: float = 1.0) -> float:
 
 
 def alone(node: ir.Node, rates: Rates) -> float:
-    """The same by one thread."""
-    return rates.alone * traffic(node, rates)
+    """The same by one thread, which does not wait longer for memory than all of them."""
+    return max(traffic(node, rates), rates.alone * moved_bytes(node) / rates.cached)
 
 
 def late(node: ir.Node, rates: Rates) -> float:

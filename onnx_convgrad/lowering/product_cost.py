@@ -117,7 +117,7 @@ def conv(node: ir.Node, rates: Rates) -> float:
     elif inner == 1 and groups > 1 and w[0] == groups:
         seconds = macs * rates.tap * (1.0 if unit else 2.0) * _short_rows(y[-1])
     elif inner == 1 and groups > 1:
-        images = x[0] * groups * 14 * rates.run
+        images = x[0] * groups * 10 * rates.run
         serial = w[0] // groups > points
         runs = patches / y[-1] * (0.8 if serial else 0.35 if y[-1] < 7 else 0.12 if y[-1] < 16 else 0.0)
         gathered = (0.18 if serial else 0.09) * _short_rows(y[-1]) * patches * rates.item
