@@ -30,7 +30,7 @@ from onnx_convgrad.passes.fast_forms import use_fast_forms
 from onnx_convgrad.passes.provider_forms import fit_provider
 from onnx_convgrad.passes.recompute import Recomputation, mark_boundary, recompute_values
 from onnx_convgrad.passes.training import rewrite_for_training, set_training
-from onnx_convgrad.passes.verify import verify
+from onnx_convgrad.passes.verify import verify, verify_shapes
 from onnx_convgrad.per_sample.walk import backward_per_sample, data_inputs
 from onnx_convgrad.registry import check_names
 from onnx_convgrad.reverse import backward
@@ -145,6 +145,8 @@ def build(
     m = load(model)
     progress("canonicalizing")
     m = canonicalize(m, input_shapes)
+    if input_shapes:
+        verify_shapes(m, lambda: canonicalize(load(model)))
     graph = m.graph
     sources, targets = resolve_wrt(graph, wrt), resolve_of(graph, of)
     running = set_training(graph) if training else []
@@ -168,7 +170,7 @@ def build(
         results = job.first(mode, sources, targets, seed)
     m.metadata_props[SEEDS_KEY] = json.dumps(job.seeds)
     if mode in ("vjp", "grad", "hvp"):
-        del graph.outputs[:]
+        graph.outputs.clear()
     else:
         graph.outputs.extend(job.claim(v, f"{name}_next") for name, v in updated if not v.is_graph_output())
     graph.outputs.extend(results.values())

@@ -90,7 +90,7 @@ def _prepared(
     m = model.clone()
     graph = m.graph
     values = named_values(graph)
-    del graph.outputs[:]
+    graph.outputs.clear()
     graph.outputs.extend(values[name] for name in targets)
     for name in moved:
         _free(graph, values[name])

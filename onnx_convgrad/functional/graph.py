@@ -68,7 +68,7 @@ def build(g: Geometry, dtype: np.dtype, task: Task, target: str) -> onnx.ModelPr
         return None
     complete(draft.model, _model(), draft.e.target, Policy())
     used = [v for v in graph.inputs if v.uses() or v.is_graph_output()]
-    del graph.inputs[:]
+    graph.inputs.clear()
     graph.inputs.extend(used)
     return ir.to_proto(draft.model)
 

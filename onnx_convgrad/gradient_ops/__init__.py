@@ -102,7 +102,7 @@ class _Interface:
             return
         now = {**m.graph.initializers, **{v.name or "": v for v in m.graph.inputs}}
         inputs = [now.get(v.name or "", v) for v in self.inputs]
-        del m.graph.inputs[:]
+        m.graph.inputs.clear()
         m.graph.inputs.extend(inputs)
         for old, tensor in self.stored.items():
             value = now.get(old.name or "", old)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from operator import index
+from typing import Any, SupportsIndex
 
 import onnx_ir as ir
 
@@ -56,13 +57,15 @@ def check_choice(choosing: Choosing) -> None:
             f"lowering must be 'auto', 'exact' or a mapping from operators or nodes to lowerings, not {choosing!r}."
         )
     for key, name in choosing.items():
+        if not isinstance(name, str):
+            raise ArgumentError(f"The lowering for {key} must be a name, not {name!r}.")
         options = table.get(key) or {n: entry for ops in table.values() for n, entry in ops.items()}
         check_names([name], sorted(options), f"lowering for {key}:")
 
 
 def check_workspace(limit: int | None) -> None:
     """Raise `ArgumentError` for a budget that is no positive number of bytes."""
-    if limit is not None and (not isinstance(limit, int) or limit < 1):
+    if limit is not None and (not isinstance(limit, SupportsIndex) or index(limit) < 1):
         raise ArgumentError(f"max_workspace must be a positive number of bytes, not {limit!r}.")
 
 

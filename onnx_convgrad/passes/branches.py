@@ -36,7 +36,7 @@ def _take(graph: ir.Graph, node: ir.Node) -> None:
     assert condition is not None, "only an If of known condition is taken apart"
     body = node.attributes["then_branch" if condition.all() else "else_branch"].as_graph()
     results, nodes, stored = list(body.outputs), list(body), list(body.initializers.values())
-    del body.outputs[:]
+    body.outputs.clear()
     body.initializers.clear()
     for inner in nodes:
         body.remove(inner)

@@ -9,12 +9,13 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from onnx_convgrad.errors import ModelError, first_few
+from onnx_convgrad.errors import ModelError
 
 __all__ = ["refuse_malformed_nodes"]
 
 _AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 _CONVOLUTIONS = frozenset(("Conv", "ConvTranspose"))
+_SHOWN = 5
 _WINDOWED = _CONVOLUTIONS | {"MaxPool", "AveragePool", "LpPool"}
 
 
@@ -32,10 +33,9 @@ def refuse_malformed_nodes(model: ir.Model) -> None:
         name = node.name or next((v.name for v in node.outputs if v.name), "unnamed")
         problems += [f"{name!r} ({node.op_type}, opset {version}): {reason}" for reason in _objections(node, version)]
     if problems:
-        shown = first_few([f"\n  - {problem}" for problem in problems])
-        raise ModelError(
-            f"{len(problems)} node{'s are' if len(problems) > 1 else ' is'} not valid, as ONNX Runtime will say too:{shown}"
-        )
+        head = f"{len(problems)} node{'s are' if len(problems) > 1 else ' is'} not valid, as ONNX Runtime will say too:"
+        more = [f"and {len(problems) - _SHOWN} more."] if len(problems) > _SHOWN else []
+        raise ModelError("\n".join([head, *(f"  - {problem}" for problem in problems[:_SHOWN]), *more]))
 
 
 def _objections(node: ir.Node, version: int) -> Iterator[str]:

@@ -122,9 +122,9 @@ class Draft:
     def seal(self, policy: Policy, manifest: Manifest, recompute: Names | None = None) -> ir.Model:
         """Lower, verify and return the model."""
         graph = self.graph
-        del graph.outputs[:]
+        graph.outputs.clear()
         graph.outputs.extend(self.outputs)
-        del graph.inputs[:]
+        graph.inputs.clear()
         order = {name: i for i, name in reversed(list(enumerate(manifest.inputs())))}
         graph.inputs.extend(sorted(self.inputs, key=lambda v: order[v.name or ""]))
         again = recompute if self.forward else None

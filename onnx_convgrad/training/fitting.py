@@ -105,6 +105,8 @@ class Fitting:
         for port, array in batch.items():
             shape = self.ports[port].shape
             if shape and isinstance(shape[0], str):
+                if not len(array):
+                    raise ArgumentError(f"A batch has no samples for the input {port!r}.")
                 first = seen.setdefault(shape[0], port)
                 if len(batch[first]) != len(array):
                     raise ArgumentError(
