@@ -358,6 +358,10 @@ def as_names(given: object, what: str) -> list[str]:
     return names
 
 
+_SHOWN = 80
+"""Most names that an error lists: a network has thousands."""
+
+
 def check_names(names: Sequence[str], options: Sequence[str], what: str) -> None:
     """Raise `ArgumentError` with near matches for unknown names."""
     import difflib
@@ -365,7 +369,7 @@ def check_names(names: Sequence[str], options: Sequence[str], what: str) -> None
     for name in names:
         if name not in options:
             near = difflib.get_close_matches(name, options, n=3)
-            hint = (
-                f"Did you mean {', '.join(map(repr, near))}?" if near else f"There are: {', '.join(options) or 'none'}."
-            )
+            shown, rest = ", ".join(options[:_SHOWN]) or "none", len(options) - _SHOWN
+            listed = f"There are: {shown}{f' and {rest} more' if rest > 0 else ''}."
+            hint = f"Did you mean {', '.join(map(repr, near))}?" if near else listed
             raise ArgumentError(f"Unknown {what} {name!r}.", hint=hint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -211,3 +212,10 @@ def test_the_oracles_themselves_are_right(body: str) -> None:
         text = text.replace("[A, B, C, D]", "[A, B, C]")
     (row,) = check(model(text)).rows
     assert row.verdict == "ok", row
+
+
+def test_a_gradient_that_is_not_finite_fails_and_is_told() -> None:
+    """The root of a rectified value: infinity times zero, in PyTorch too."""
+    report = check(model("g (float[2, 3] x) => (float[2, 3] y) { r = Relu (x) y = Sqrt (r) }"))
+    assert not report.passed
+    assert json.loads(json.dumps(report.to_dict(), allow_nan=False))["rows"][0]["norm"] is None

@@ -86,8 +86,9 @@ class CheckReport:
         return all(row.ok for row in self.rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON-ready data."""
+        """The report as JSON-ready data; JSON has no infinity and no NaN, which become null."""
         rows = [{**asdict(row), "shape": list(row.shape), "verdict": row.verdict} for row in self.rows]
+        rows = [{k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in row.items()} for row in rows]
         inputs = {name: list(shape) for name, shape in self.inputs.items()}
         head = {"passed": self.passed, "precision": self.precision, "pytorch": self.pytorch, "seed": self.seed}
         return {**head, "inputs": inputs, "rows": rows}

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from json import dumps
@@ -13,6 +14,7 @@ from typing import Any
 from onnx_convgrad.checking.check import CheckReport, Row
 from onnx_convgrad.checking.check import check as check_gradients
 from onnx_convgrad.commands.tables import Output, Table, shape_text
+from onnx_convgrad.errors import first_few
 
 __all__ = ["run", "show"]
 
@@ -67,6 +69,9 @@ def show(report: CheckReport, out: Output, *, every: bool) -> None:
     for verdict, meaning in _VERDICTS.items():
         if told[verdict]:
             out.line(f"{verdict}: {meaning}")
+    infinite = [row.value for row in report.rows if not math.isfinite(row.norm)]
+    if infinite:
+        out.line(f"FAIL: not finite on these inputs (a kink such as that of a root at 0?): {first_few(infinite)}")
     notes = f", {told['rounding']} of them in float64 alone" if told["rounding"] else ""
     rest = "".join(f" {told[v]} {v}." for v in ("undetermined", "FAIL") if told[v])
     out.line(f"{told['ok'] + told['rounding']} of {count} gradients agree{notes}.{rest}")
