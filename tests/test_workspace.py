@@ -145,6 +145,20 @@ def _explained(x: list[int], w: list[int], wrt: str, **attributes: object) -> di
     return og.explain(model, wrt=[wrt]).rows[-1]
 
 
+def test_a_data_gradient_is_the_cheapest_form_though_one_node_is_nearly_as_cheap(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only a convolution that the model or a derivative has as a node stays one unless much is gained."""
+    prices = {"conv_transpose": Sketch(0.0100, 0), "flipped_conv": Sketch(0.0085, 0)}
+
+    def ways(entry: lowering.Lowering, *_: object, **__: object) -> Iterator[tuple[int, Sketch]]:
+        yield 1, prices.get(entry.name, Sketch(1.0, 0))
+
+    monkeypatch.setattr(candidates, "_ways", ways)
+    monkeypatch.setattr(candidates, "_FOUND", {})
+    assert _explained([8, 3, 28, 28], [8, 3, 3, 3], "x", pads=[1, 1, 1, 1])["chosen"] == "flipped_conv"
+
+
 @pytest.mark.parametrize(("seconds", "chosen"), [(0.0105, "im2col_conv"), (0.0130, "im2col_gemm")])
 def test_of_two_that_are_about_as_fast_the_one_that_holds_less_is_taken(
     seconds: float, chosen: str, monkeypatch: pytest.MonkeyPatch

@@ -171,7 +171,8 @@ class _Stage:
         else:
             found = forced_candidates(node, query, self.policy, wanted)
         chosen = _chosen(node.op_type, origin, spec, found, wanted, e.target.rates)
-        if wanted is None and (not self.policy.training or node in self.turned):
+        plain = node in self.turned or (node.op_type == "Conv" and not self.policy.training)  # one node as it stands
+        if wanted is None and plain:
             chosen = _worthwhile(chosen, found)
         e.anchor, e.origin = node, origin
         before = len(e.emitted)
