@@ -27,6 +27,7 @@ from onnx_convgrad.parameters import resolve_of, resolve_wrt
 from onnx_convgrad.passes.batch_statistics import share_statistics
 from onnx_convgrad.passes.canonicalize import InputShapes, canonicalize
 from onnx_convgrad.passes.fast_forms import use_fast_forms
+from onnx_convgrad.passes.pooled_slopes import move_slopes_behind_pools
 from onnx_convgrad.passes.provider_forms import fit_provider
 from onnx_convgrad.passes.recompute import Recomputation, mark_boundary, recompute_values
 from onnx_convgrad.passes.training import rewrite_for_training, set_training
@@ -198,6 +199,7 @@ def complete(
 
     `forward` holds the nodes that were there before differentiation; only `recompute` needs them.
     """
+    move_slopes_behind_pools(m.graph, Emitter(m.graph, opsets=m.opset_imports, target=machine))
     common.RemoveUnusedNodesPass()(m)
     progress("lowering")
     mark = mark_boundary(m.graph, forward) if recompute is not None else None
