@@ -121,7 +121,7 @@ def conv(node: ir.Node, rates: Rates) -> float:
         serial = w[0] // groups > points
         runs = patches / y[-1] * (0.8 if serial else 0.35 if y[-1] < 7 else 0.12 if y[-1] < 16 else 0.0)
         gathered = (0.18 if serial else 0.09) * _short_rows(y[-1]) * patches * rates.item
-        seconds = 1.9 * macs / rates.gemm + gathered + runs * rates.run + images + 0.5 * waiting(node, rates)
+        seconds = 1.9 * macs / rates.gemm + gathered + runs * rates.run + images + 0.85 * waiting(node, rates)
     else:
         rows, k = w[0] // groups, inner * taps
         slow = 1 + 0.4 * rates.small / max(rows, 1) + 1.25 * rates.small / max(points, 1) + 2 / max(k, 1)
