@@ -55,10 +55,19 @@ def _in_memory_bytes(model: ir.Model) -> int:
 
 
 def check_weights(model: ir.Model) -> None:
-    """Refuse a model that was read without a file that its weights are in."""
+    """Refuse a model that was read without a file that its weights are in, or with one that is too short."""
+    sizes: dict[str, int] = {}
     for tensor in _external(model):
-        if not Path(tensor.path).exists():
-            raise ModelError(f"The weight {tensor.name!r} is in the file {str(tensor.path)!r}, which is not there.")
+        path = os.fspath(tensor.path)
+        if not Path(path).exists():
+            raise ModelError(f"The weight {tensor.name!r} is in the file {path!r}, which is not there.")
+        size = sizes.setdefault(path, Path(path).stat().st_size)
+        end = (tensor.offset or 0) + (tensor.length or tensor.nbytes)
+        if end > size:
+            raise ModelError(
+                f"The weight {tensor.name!r} is in the file {path!r} up to byte {end}, but that has {size} bytes.",
+                hint="It may be cut off, or belong to another model.",
+            )
 
 
 def whole_proto(model: ir.Model, limit: int = PROTO_LIMIT) -> onnx.ModelProto:

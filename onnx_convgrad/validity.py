@@ -14,6 +14,8 @@ from onnx_convgrad.errors import ConvGradError, ModelError
 
 __all__ = ["judged", "root_cause"]
 
+_UNDECLARED = "Field 'shape' of 'type' is required"
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -50,7 +52,20 @@ def _complaint(model: Any) -> str | None:
     try:
         onnx.checker.check_model(ir.to_proto(given) if isinstance(given, ir.Model) else given, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as problem:
-        return " ".join(str(problem).split())
+        said = " ".join(str(problem).split())
+        return said if _UNDECLARED not in said else _complaint_of_inference(given)
     except Exception:  # noqa: BLE001 - what the checker cannot look at, it does not object to
         return None
+    return None
+
+
+def _complaint_of_inference(model: Any) -> str | None:
+    """What is wrong besides that an output has no declared shape, which no runtime asks for."""
+    if not isinstance(model, (str, onnx.ModelProto)):
+        model = ir.to_proto(model)
+    try:
+        proto = onnx.load(model, load_external_data=False) if isinstance(model, str) else model
+        onnx.shape_inference.infer_shapes(proto, strict_mode=True)
+    except onnx.shape_inference.InferenceError as problem:
+        return " ".join(str(problem).split())
     return None

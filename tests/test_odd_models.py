@@ -68,6 +68,9 @@ def test_a_path_gives_a_model_that_stands_alone(tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["augment", str(tmp_path / "m.onnx"), "--check", "-q"])
     assert ended.value.code == 0
+    (tmp_path / "m.onnx.data").write_bytes(b"cut")
+    with pytest.raises(og.ModelError, match=r"'w' is in the file '.*m.onnx.data' up to byte \d+, but that has 3 bytes"):
+        og.augment(tmp_path / "m.onnx")
     (tmp_path / "m.onnx.data").unlink()
     with pytest.raises(og.ModelError, match=r"The weight 'w' is in the file '.*m.onnx.data', which is not there"):
         og.augment(tmp_path / "m.onnx")
@@ -182,3 +185,23 @@ def test_shapes_that_the_model_does_not_take(shape: list[int], message: str) -> 
     og.augment(model, input_shapes={"x": [3, 1, 4, 4]})
     with pytest.raises(og.ArgumentError, match=message):
         og.augment(model, input_shapes={"x": shape})
+
+
+def test_nodes_of_one_name_are_told_apart() -> None:
+    """The runtime refuses two nodes of one name, and a lowering is chosen by name."""
+    model = parsed("{ a = Tanh (x) b = Tanh (a) y = Exp (b) }")
+    for node in model.graph.node:
+        node.name = "same"
+    made = og.augment(model, wrt="inputs", seed="ones")
+    assert len({node.name for node in made.graph.node}) == len(made.graph.node)
+    assert run(made, {"x": X})["x_grad"].shape == X.shape
+
+
+def test_a_missing_shape_of_an_output_does_not_hide_what_is_wrong() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> g (float[2, 3] x) => (float[] y) <float[1, 1, 1] w = {2}>'
+        " { y = Conv (x, w) }"
+    )
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    with pytest.raises(og.ModelError, match="Input tensor must have at least 3 dimensions"):
+        og.augment(model, wrt="inputs")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from operator import index
@@ -184,10 +185,17 @@ def _inline(model: ir.Model) -> ir.Model:
 
 
 def _name_values(graph: ir.Graph) -> None:
-    """Nodes without names get one, so that messages and node names can refer to them."""
+    """Nodes without names get one, so that messages and node names can refer to them; a name's second node, another."""
+    given = Counter(node.name for node in graph)
+    taken = set(given)
     for number, node in enumerate(graph):
         if not node.name:
             node.name = f"{node.op_type}_{number}"
+        elif given[node.name] > 1:  # the runtime refuses two of one name
+            given[node.name] -= 1
+            while node.name in taken:
+                node.name = f"{node.name}_{number}"
+            taken.add(node.name)
 
 
 def _override_shapes(graph: ir.Graph, shapes: InputShapes) -> None:
