@@ -10,7 +10,6 @@ the difference is below what float64 resolves of L, the comparison is called und
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,6 +20,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.checking.double import Primal, narrow_primal, primal_function
 from onnx_convgrad.checking.feeds import working_feed
+from onnx_convgrad.checking.numeric import Derivative, Found, wide
 from onnx_convgrad.checking.rounding import InDouble
 from onnx_convgrad.checking.torch_check import available, torch_gradients
 from onnx_convgrad.errors import ExecutionError, ModelError
@@ -185,15 +185,6 @@ def _run(built: Built, feed: Arrays) -> dict[str, np.ndarray]:
     return dict(zip(built.gradients, found, strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """The relative error along one direction, and how much of it the rounding of L itself, or kinks, may account for."""
-
-    direction: np.ndarray
-    error: float
-    noise: float
-
-
 class _Comparison:
     """One set of inputs and seeds, and what each gradient is compared with."""
 
@@ -211,11 +202,12 @@ class _Comparison:
         self.built, self.feed, self.fed, self.seeds, self.gradients = built, feed, fed, seeds, gradients
         self.generator, self.samples, self.progress = generator, samples, progress
         self.points = self._points()
-        self.norms = {k: float(np.linalg.norm(_wide(g))) for k, g in gradients.items()}
+        self.norms = {k: float(np.linalg.norm(wide(g))) for k, g in gradients.items()}
         self.floor = max(_FLOOR * max(self.norms.values(), default=0.0), 1e-12)
         values = named_values(built.primal.graph)
         self.limits = {k: _LIMITS.get(values[k].dtype or ir.DataType.FLOAT, _LIMIT) for k in gradients}
         self.function = self._function()
+        self.derivative = Derivative(self.function, feed, self.points, seeds)
         self._double: tuple[InDouble | None] | None = None
 
     def _points(self) -> dict[str, np.ndarray]:
@@ -261,74 +253,30 @@ class _Comparison:
         numeric_limit = limit if self.function.double else max(limit, _FLOAT32_LIMIT)
         if torch is not None and torch <= limit:  # what is left of a numeric error is kinks that the step crosses
             numeric_limit = max(numeric_limit, _KINKS)
-        found = [self._numeric(name, self.gradients[name], numeric_limit) for _ in range(self.samples)]
+        gradient = self.gradients[name]
+        directions = [self.generator.standard_normal(gradient.shape) for _ in range(self.samples)]
+        found = [self._compared(name, gradient, direction, numeric_limit) for direction in directions]
         numeric = max(f.error for f in found)
-        finite = bool(np.isfinite(self.gradients[name]).all())
-        within = finite and (torch is None or torch <= limit)
+        within = bool(np.isfinite(gradient).all()) and (torch is None or torch <= limit)
         ok, rounding, undetermined = within and numeric <= numeric_limit, None, False
         if within and not ok:
-            worst = max(found, key=lambda f: f.error)
-            worst = self._without_rounding(name, worst, numeric_limit) if self.function.double else worst
+            worst = max(self._without_rounding(name, found, numeric_limit), key=lambda f: f.error - f.noise)
             ok = worst.error - worst.noise <= numeric_limit
             undetermined = ok and worst.error > numeric_limit and torch is None
             rounding = worst.error if ok and worst.error <= numeric_limit else None
         shape, norm = self.gradients[name].shape, self.norms[name]
         return Row(name, output, shape, norm, numeric, numeric_limit, torch, limit, ok, rounding, undetermined)
 
-    # -- numeric -------------------------------------------------------------------------------------------------------
+    def _compared(self, name: str, gradient: np.ndarray, direction: np.ndarray, limit: float) -> Found:
+        scale = max(float(np.linalg.norm(wide(gradient))), self.floor)
+        return self.derivative.compared(name, gradient, direction, scale, limit)
 
-    def _numeric(self, name: str, gradient: np.ndarray, limit: float, direction: np.ndarray | None = None) -> _Found:
-        """Error of the directional derivative relative to |gradient|, for one direction, a random one by default."""
-        gradient = _wide(gradient)
-        key = name if name in self.points else f"{name}__shift"
-        point = _wide(self.points[key])
-        if direction is None:
-            direction = self.generator.standard_normal(gradient.shape)
-        exact = float(np.vdot(gradient, direction))
-        scale = max(float(np.linalg.norm(gradient)), self.floor)
-        size = max(float(np.sqrt(np.mean(point**2))) if point.size else 0.0, 1e-2)
-        if not self.function.double:
-            steps = [size * s for s in (1e-1, 3e-2, 1e-2, 3e-3, 1e-3)]
-            error = abs(_agreed([self._slope(key, point, direction, s) for s in steps]) - exact) / scale
-            bend = self._bend(key, point, direction, steps[-1]) / scale if error > limit else 0.0
-            return _Found(direction, error, bend)
-        tried = []
-        for step in (1e-5, 3e-7, 1e-8):  # a kink in between spoils a step; a smaller one passes fewer of them
-            error = abs(self._slope(key, point, direction, size * step) - exact) / scale
-            if error <= limit:
-                return _Found(direction, error, 0.0)
-            tried.append((error, self._bend(key, point, direction, size * step) / scale))
-        noise = self._noise(key, point, direction, size) / (size * 1e-5) / scale
-        error, bend = tried[0] if noise > limit else min(tried)
-        return _Found(direction, error, max(noise if noise > limit else 0.0, bend))
-
-    def _bend(self, key: str, point: np.ndarray, direction: np.ndarray, step: float) -> float:
-        """Half of what the slopes before and behind the point differ by: next to nothing without a kink or jump between."""
-        before, at, behind = (self._loss(key, point + k * step * direction) for k in (-1, 0, 1))
-        return abs((behind - at) - (at - before)) / step / 2
-
-    def _noise(self, key: str, point: np.ndarray, direction: np.ndarray, size: float) -> float:
-        """How much rounding moves L: what steps of a rounding or two change, and at least what its terms are rounded by."""
-        around = [self._loss(key, point + k * size * 4e-16 * direction) for k in range(-3, 4)]
-        results = self.function({**self.feed, **self.points})
-        terms = sum(float(np.abs(_wide(results[t]) * _wide(s)).sum()) for t, s in self.seeds.items())
-        return max(max(around) - min(around), float(np.finfo(np.float64).eps) * terms)
-
-    def _slope(self, key: str, point: np.ndarray, direction: np.ndarray, step: float) -> float:
-        return (self._loss(key, point + step * direction) - self._loss(key, point - step * direction)) / (2 * step)
-
-    def _loss(self, key: str, moved: np.ndarray) -> float:
-        dtype = np.float64 if self.function.double else self.points[key].dtype
-        results = self.function({**self.feed, **self.points, key: moved.astype(dtype)})
-        return float(sum(np.vdot(_wide(results[t]), _wide(s)) for t, s in self.seeds.items()))
-
-    def _without_rounding(self, name: str, found: _Found, limit: float) -> _Found:
+    def _without_rounding(self, name: str, found: Sequence[Found], limit: float) -> Sequence[Found]:
         """The same for the graph in float64, if rounding explains how far float32 is from that."""
-        double = self._in_double()
-        if double is None:
+        double = self._in_double() if self.function.double else None
+        if double is None or np.linalg.norm(wide(self.gradients[name]) - double[name]) > double.resolution(name):
             return found
-        off = float(np.linalg.norm(_wide(self.gradients[name]) - double[name]))
-        return self._numeric(name, double[name], limit, found.direction) if off <= double.resolution(name) else found
+        return [self._compared(name, double[name], f.direction, limit) for f in found]
 
     def _in_double(self) -> InDouble | None:
         if self._double is None:
@@ -363,14 +311,4 @@ class _Comparison:
         if got.shape != want.shape:
             return float("inf")
         scale = max(float(np.linalg.norm(want)), self.floor)
-        return float(np.linalg.norm(_wide(got) - _wide(want))) / scale
-
-
-def _wide(array: np.ndarray) -> np.ndarray:
-    return np.asarray(array).astype(np.float64)
-
-
-def _agreed(slopes: Sequence[float]) -> float:
-    """The mean of the two neighbouring steps that agree best."""
-    a, b = min(itertools.pairwise(slopes), key=lambda pair: abs(pair[0] - pair[1]))
-    return (a + b) / 2
+        return float(np.linalg.norm(wide(got) - wide(want))) / scale
