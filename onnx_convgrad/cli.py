@@ -16,6 +16,25 @@ from typing import Annotated, Any
 
 import typer
 
+from onnx_convgrad.bench.cli import bench
+from onnx_convgrad.commands.arguments import (
+    Json,
+    Lowering,
+    Model,
+    Of,
+    PerSample,
+    Quiet,
+    Recompute,
+    Shapes,
+    SquaredNorm,
+    Target,
+    TrainableInputs,
+    Training,
+    Verbose,
+    Workspace,
+    Wrt,
+    arguments,
+)
 from onnx_convgrad.commands.guard import guarded
 from onnx_convgrad.training.cli import train
 
@@ -30,49 +49,6 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-Model = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)]
-Wrt = Annotated[
-    list[str],
-    typer.Option("--wrt", help="parameters, inputs, all, or names and globs of values; repeat or separate by commas."),
-]
-Of = Annotated[list[str], typer.Option("--of", help="Values to differentiate. [default: every floating output]")]
-Training = Annotated[bool, typer.Option("--training", help="BatchNormalization and Dropout in training mode.")]
-TrainableInputs = Annotated[
-    bool, typer.Option("--trainable-inputs", help="Make the differentiated weights graph inputs too.")
-]
-Target = Annotated[str, typer.Option("--target", help="cpu, cuda, web or portable.")]
-Lowering = Annotated[
-    list[str],
-    typer.Option("--lowering", metavar="OP=NAME", help="Force a lowering (see `explain`), or `exact`."),
-]
-Workspace = Annotated[
-    str | None,
-    typer.Option(
-        "--max-workspace", metavar="SIZE", help="Most that one lowering may hold, such as 256MB; see `explain`."
-    ),
-]
-Recompute = Annotated[
-    list[str],
-    typer.Option(
-        "--recompute",
-        metavar="NAME",
-        help="auto, or names and globs of forward values to compute again rather than keep; repeat or use commas.",
-    ),
-]
-Shapes = Annotated[
-    list[str],
-    typer.Option("--input-shape", metavar="NAME:1,3,H,W", help="Shape of an input: numbers, symbols or ?. Repeatable."),
-]
-PerSample = Annotated[
-    bool, typer.Option("--per-sample", help="One gradient per sample for each parameter: a leading batch axis.")
-]
-SquaredNorm = Annotated[
-    bool, typer.Option("--squared-norm", help="Of each sample's gradient only the squared norm; implies --per-sample.")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
-Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Fold nothing.")]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print errors and warnings only.")]
 
 
 def _version(wanted: bool) -> None:
@@ -131,12 +107,12 @@ def augment(
         from onnx_convgrad.commands import augment
         from onnx_convgrad.commands.tables import Output
 
-        arguments = _arguments(wrt, of, training, target, lowering, input_shape, max_workspace, recompute)
+        given = arguments(wrt, of, training, target, lowering, input_shape, max_workspace, recompute)
         status = augment.run(
             model,
             output,
             {
-                **arguments,
+                **given,
                 "seed": seed,
                 "trainable_inputs": trainable_inputs,
                 "deterministic": deterministic,
@@ -186,10 +162,10 @@ def explain(
         from onnx_convgrad.commands import explain, options
         from onnx_convgrad.commands.tables import Output
 
-        arguments = _arguments(wrt, of, training, target, lowering, input_shape, max_workspace, recompute)
+        given = arguments(wrt, of, training, target, lowering, input_shape, max_workspace, recompute)
         explain.run(
             model,
-            {**arguments, "per_sample": "squared_norm" if squared_norm else per_sample},
+            {**given, "per_sample": "squared_norm" if squared_norm else per_sample},
             Output(json=json),
             json=json,
             placed=placement,
@@ -225,13 +201,13 @@ def lower(
         from onnx_convgrad.commands import lower, options
         from onnx_convgrad.commands.tables import Output
 
-        arguments = {
+        given = {
             "target": target,
             "lowering": options.chosen_lowering(lowering),
             "max_workspace": options.size_in_bytes(max_workspace),
             "input_shapes": options.input_shapes(input_shape),
         }
-        lower.run(model, output, arguments, Output(quiet=quiet, json=json), every=verbose, json=json)
+        lower.run(model, output, given, Output(quiet=quiet, json=json), every=verbose, json=json)
 
 
 @app.command()
@@ -259,10 +235,10 @@ def check(
         from onnx_convgrad.commands import check
         from onnx_convgrad.commands.tables import Output
 
-        arguments = _arguments(wrt or ["all"], of, training, target, lowering, input_shape)
+        given = arguments(wrt or ["all"], of, training, target, lowering, input_shape)
         status = check.run(
             model,
-            {**arguments, "seed": seed_value, "samples": samples},
+            {**given, "seed": seed_value, "samples": samples},
             Output(quiet=quiet, json=json),
             every=verbose,
             json=json,
@@ -270,67 +246,7 @@ def check(
     raise typer.Exit(status)
 
 
-@app.command()
-def bench(
-    model: Annotated[Path | None, typer.Argument(metavar="[MODEL]", help="An ONNX file.", show_default=False)] = None,
-    wrt: Wrt = [],  # noqa: B006
-    of: Of = [],  # noqa: B006
-    training: Training = False,
-    trainable_inputs: TrainableInputs = False,
-    lowering: Lowering = [],  # noqa: B006
-    max_workspace: Workspace = None,
-    input_shape: Shapes = [],  # noqa: B006
-    threads: Annotated[
-        int | None, typer.Option("--threads", min=1, help="Of every side. [default: the cores]", show_default=False)
-    ] = None,
-    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Turns of which the median is taken.")] = 5,
-    torch: Annotated[bool, typer.Option("--torch/--no-torch", help="Compare with PyTorch where installed.")] = True,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", help="Also draw it: a .png, .svg or .pdf file.", show_default=False)
-    ] = None,
-    calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="First measure this machine's speeds, by which lowerings are chosen.")
-    ] = False,
-    provider: Annotated[
-        str, typer.Option("--provider", help="Whose speeds --calibrate measures: cpu or cuda.")
-    ] = "cpu",
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show every lowering.")] = False,
-    quiet: Quiet = False,
-    json: Json = False,
-) -> None:
-    """Time a model, its gradients and each convolution on the CPU.
-
-    \b
-    Example:
-      onnx-convgrad bench model.onnx --input-shape image:8,3,224,224 --plot model.png
-      onnx-convgrad bench --calibrate
-      onnx-convgrad bench --calibrate --provider cuda
-    """
-    with guarded():
-        from onnx_convgrad.bench import command
-        from onnx_convgrad.commands.tables import Output
-        from onnx_convgrad.lowering.calibration import cores
-
-        if calibrate:
-            told = Output(quiet=quiet, json=json)
-            command.calibration(told, provider=provider, threads=threads or cores(), json=json and not model)
-        if model is None:
-            command.need_model(calibrate=calibrate)
-            return
-        arguments = _arguments(wrt, of, training, "cpu", lowering, input_shape, max_workspace)
-        command.command(
-            model,
-            {**arguments, "trainable_inputs": trainable_inputs},
-            Output(quiet=quiet, json=json),
-            threads=threads or cores(),
-            repeats=repeat,
-            torch=torch,
-            picture=plot,
-            every=verbose,
-            json=json,
-        )
-
-
+app.command()(bench)
 app.command()(train)
 
 
@@ -352,30 +268,6 @@ def rules(
         from onnx_convgrad.commands.tables import Output
 
         rules.run(operator, Output(json=json), json=json)
-
-
-def _arguments(
-    wrt: Sequence[str],
-    of: Sequence[str],
-    training: bool,
-    target: str,
-    lowering: Sequence[str],
-    input_shape: Sequence[str],
-    max_workspace: str | None = None,
-    recompute: Sequence[str] = (),
-) -> dict[str, Any]:
-    from onnx_convgrad.commands import options
-
-    return {
-        "wrt": options.names(wrt, "parameters"),
-        "of": options.of_names(of),
-        "training": training,
-        "target": target,
-        "lowering": options.chosen_lowering(lowering),
-        "input_shapes": options.input_shapes(input_shape),
-        **({} if max_workspace is None else {"max_workspace": options.size_in_bytes(max_workspace)}),
-        **({"recompute": options.recomputed(recompute)} if recompute else {}),
-    }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
