@@ -10,6 +10,10 @@ from onnx_convgrad.emit import Emitter
 from onnx_convgrad.registry import Call, expansion, require
 
 _MOST_TURNS = 256
+_SIZES = (
+    "Give the sizes of all inputs, those of cotangents too, as with --input-shape x:8,3,64,64; a loop over the samples that"
+    " an earlier derivative brought is not there if that is built with the sizes."
+)
 
 
 @expansion("Scan", wrt=("initial_state_and_scan_inputs",))
@@ -22,7 +26,7 @@ def scan(e: Emitter, n: Call) -> list[ir.Value | None]:
     scanned = operands[len(operands) - n.int("num_scan_inputs", 0) :]
     state = operands[: len(operands) - len(scanned)]
     turns = e.dim(scanned[0], 0)
-    require(isinstance(turns, int), "the number of its turns is not known while building.")
+    require(isinstance(turns, int), "the number of its turns is not known while building.", _SIZES)
     assert isinstance(turns, int)
     require(turns <= _MOST_TURNS, f"it takes {turns} turns, more than the {_MOST_TURNS} that are written down.")
     require(turns > 0, "it takes no turn.")
