@@ -91,12 +91,6 @@ def add_up(e: Emitter, product: ir.Value, n: Call, spec: ConvSpec) -> ir.Value:
 # -- the lowerings -----------------------------------------------------------------------------------------------------
 
 
-@lowering("ConvInputGrad", "pointwise", requires=[not_empty, is_pointwise])
-def pointwise(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
-    """1x1: one MatMul per sample and group."""
-    return e.reshape(columns(e, n, spec), x_dims(e, n["X_like"], spec))
-
-
 FOLDED = [not_empty, several_samples]
 
 

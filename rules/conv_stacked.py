@@ -17,18 +17,15 @@ from onnx_convgrad.graph.samples import cut_samples, with_samples
 from onnx_convgrad.lowering import Query, lowering
 from onnx_convgrad.registry import Call
 from onnx_convgrad.rules.conv import Window
-from onnx_convgrad.rules.conv_kernels import back_padding, plain_conv, turned
+from onnx_convgrad.rules.conv_kernels import plain_conv
 from onnx_convgrad.rules.conv_shared import (
     conv_kernel,
     not_empty,
     several_taps,
     spatial_axes,
-    static_groups,
     static_kernel,
-    unit_stride,
     window,
     x_dims,
-    y_dims,
 )
 
 # -- requirements ------------------------------------------------------------------------------------------------------
@@ -49,33 +46,18 @@ def unpadded_point(q: Query) -> str | None:
 # -- the batch as a spatial axis ---------------------------------------------------------------------------------------
 
 
-def stacked(
-    e: Emitter, x: ir.Value, size: list[Dim], w: ir.Value, win: Window, bias: ir.Value | None = None
-) -> ir.Value:
-    """The convolution of x [*size], with the samples along an additional axis."""
-    swap = [1, 0, *range(2, 2 + win.rank)]
-    x, w = e.unsqueeze(e.transpose(with_samples(e, x, size), swap), [0]), e.unsqueeze(w, [2])
-    flat = Window((1, *win.strides), (1, *win.dilations), (0, *win.begin), (0, *win.end), win.group)
-    result = e.squeeze(plain_conv(e, x, w, flat, bias), [0])
-    return e.transpose(cut_samples(e, result, size[0], 1), swap)
-
-
-STACKED = [not_empty, conv_kernel, free_axis, several_samples, static_kernel, several_taps]
-
-
-@lowering("Conv", "stacked_conv", requires=STACKED)
-def stacked_forward(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+@lowering(
+    "Conv",
+    "stacked_conv",
+    requires=[not_empty, conv_kernel, free_axis, several_samples, static_kernel, several_taps],
+)
+def stacked_conv(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """One Conv over samples and space, for small images with many channels."""
-    x = n["X"]
-    return stacked(e, x, x_dims(e, x, spec), n["W"], window(spec), n.get("B"))
-
-
-@lowering("ConvInputGrad", "stacked_conv", requires=[*STACKED, unit_stride, static_groups])
-def stacked_input_grad(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
-    """`flipped_conv` over samples and space, for small images with many channels."""
-    win = Window((1,) * spec.rank, spec.dilations, *back_padding(spec), spec.groups)
-    dy = n["dY"]
-    return stacked(e, dy, y_dims(e, dy, spec), turned(e, n["W"], spec), win)
+    size, win, swap = x_dims(e, n["X"], spec), window(spec), [1, 0, *spatial_axes(spec)]
+    x = e.unsqueeze(e.transpose(with_samples(e, n["X"], size), swap), [0])
+    flat = Window((1, *win.strides), (1, *win.dilations), (0, *win.begin), (0, *win.end), win.group)
+    result = e.squeeze(plain_conv(e, x, e.unsqueeze(n["W"], [2]), flat, n.get("B")), [0])
+    return e.transpose(cut_samples(e, result, size[0], 1), swap)
 
 
 # -- the batch as columns ----------------------------------------------------------------------------------------------

@@ -103,24 +103,6 @@ def _inner_taps(spec: ConvSpec) -> int:
 
 
 @of_samples(
-    "im2col_rows",
-    requires=[not_empty, conv_kernel, static_kernel, known_channels, several_axes, several_rows],
-)
-def im2col_rows(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
-    """im2col in two steps: a one-hot Conv for all axes but the first, then whole rows by Slice; for large kernels."""
-    batch, channels, features, y = sizes_of(e, n, spec)
-    taps, (step, dilation), first = _inner_taps(spec), (spec.strides[0], spec.dilations[0]), spec.kernel[0] or 1
-    columns = _gathered(e, n["X"], spec, spec.begin[0], spec.end[0])
-    reach = e.size_mul(e.size_sub(y[0], 1), step)
-    views = [e.slice(columns, [t * dilation], [e.size_add(reach, t * dilation + 1)], [2], [step]) for t in range(first)]
-    points = e.size_mul(*y)
-    total = e.size_mul(channels, spec.groups)
-    patches = e.concat([e.reshape(v, [batch, total, 1, e.size_mul(points, taps)]) for v in views], axis=2)
-    sizes = features, e.size_mul(channels, taps * first), points
-    return shaped(e, n, contract(e, n, n["dY"], patches, batch, spec.groups, sizes))
-
-
-@of_samples(
     "row_shift",
     requires=[not_empty, conv_kernel, static_kernel, known_channels, static_rows, several_rows, unit_row_stride],
 )

@@ -108,15 +108,9 @@ CASES = [
     ("row_phases", case((2, 4, 11, 10), 6, (5, 4), strides=3, begin=2, end=0, groups=2)),
     ("row_phases", case((2, 3, 9, 8), 4, (3, 3), strides=2, begin=1)),
     ("row_phases", case((2, 6, 5, 6, 7), 4, (2, 3, 2), strides=2, begin=1, groups=2)),
-    ("stacked_conv", case((3, 4, 6, 5), 6, (3, 2), begin=2, end=0, groups=2)),
-    ("stacked_conv", case((2, 3, 7), 4, (3,), dilations=2, begin=5)),
-    ("stacked_conv", case((3, 4, 7, 7), 5, (3, 3), begin=1)),
     ("folded_gemm", case((3, 4, 5, 6), 6, (1, 1), groups=2)),
     ("folded_gemm", case((2, 5, 7), 3, (1,))),
     ("folded_gemm", case((2, 5, 3, 2, 4), 3, (1, 1, 1))),
-    ("pointwise", case((3, 4, 5, 6), 6, (1, 1), groups=2)),
-    ("pointwise", case((1, 5, 7), 3, (1,))),
-    ("pointwise", case((2, 5, 3, 2, 4), 3, (1, 1, 1))),
     ("col2im", case((2, 4, 9, 8), 6, (3, 2), strides=2, dilations=2, begin=2, end=1, groups=2)),
     ("col2im", case((2, 3, 9), 4, (3,), strides=3, begin=1)),
     ("col2im", case((2, 3, 4, 5, 6), 4, (2, 1, 3), strides=2, begin=1, end=0)),
@@ -196,10 +190,8 @@ def test_phases_of_unknown_sizes(shapes: str, size: int) -> None:
         ("phases", case((1, 2, 8, 8), 2, (1, 1), strides=2), "some rows belong to no window"),
         ("phases", case((1, 2, 20, 20), 2, (5, 5), strides=5), "there are 25 phases"),
         ("row_phases", case((1, 2, 20), 2, (5,), strides=2), "every stride but that along the last axis is 1"),
-        ("stacked_conv", case((1, 2, 8, 8), 2, (3, 3)), "there is only one sample"),
-        ("stacked_conv", case((2, 2, 4, 4, 4), 2, (3, 3, 3)), "three axes at most"),
-        ("stacked_conv", case((2, 2, 4, 4), 2, (1, 1)), "the kernel is 1x1"),
-        ("pointwise", case((2, 2, 8, 8), 2, (3, 3)), "the kernel is not 1x1"),
+        ("folded_gemm", case((2, 2, 8, 8), 2, (3, 3)), "the kernel is not 1x1"),
+        ("folded_gemm", case((1, 2, 8, 8), 2, (1, 1)), "there is only one sample"),
         ("col2im", case((2, 2, 8), 2, (3,), dilations=2), "dilations over two axes only"),
         ("col2im", case((2, 2, 8, 8), 2, (1, 1)), "leaves nothing to add up"),
         ("tiled_conv", case((2, 2, 8, 8), 2, (3, 3)), "one channel per group"),
@@ -221,7 +213,20 @@ def test_reasons(name: str, g: dict, reason: str) -> None:
         og.augment(model, wrt=["x"], lowering={"ConvInputGrad": name})
 
 
-@pytest.mark.parametrize("name", ["flipped_conv", "phases", "row_phases", "stacked_conv", "tiled_conv"])
+@pytest.mark.parametrize(
+    ("g", "reason"),
+    [
+        (case((1, 2, 8, 8), 2, (3, 3)), "there is only one sample"),
+        (case((2, 2, 4, 4, 4), 2, (3, 3, 3)), "three axes at most"),
+        (case((2, 2, 4, 4), 2, (1, 1)), "the kernel is 1x1"),
+    ],
+)
+def test_reasons_against_stacked_samples(g: dict, reason: str) -> None:
+    with pytest.raises(LoweringError, match=reason):
+        _lowered(_model("Conv", _arrays(g, transposed=False), "static", **_attributes(g)), "stacked_conv")
+
+
+@pytest.mark.parametrize("name", ["flipped_conv", "phases", "row_phases", "tiled_conv"])
 def test_uneven_padding_is_made_explicit_where_the_provider_wants_it(name: str) -> None:
     strides = 2 if name.endswith("phases") else 1
     g = case((2, 2, 9, 9), 2, (3, 3), strides=strides, begin=2, end=0, groups=2)

@@ -155,7 +155,6 @@ PRODUCTS = {
     "bands",
     "im2col_conv",
     "im2col_gemm",
-    "im2col_rows",
     "pointwise",
     "pointwise_gemm",
     "row_shift",
