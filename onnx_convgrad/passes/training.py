@@ -12,6 +12,7 @@ from onnx_convgrad.graph.constants import constant_of
 from onnx_convgrad.graph.namespace import Namespace
 from onnx_convgrad.passes.covariance import normalize_by_covariance
 from onnx_convgrad.passes.gelu import fuse_gelu
+from onnx_convgrad.passes.padded import pad_inside
 
 __all__ = ["drop", "dropped_share", "rewrite_for_training", "set_training"]
 
@@ -44,6 +45,7 @@ def rewrite_for_training(graph: ir.Graph, target: Target, keep: Collection[ir.Va
         keep: Values that must stay what they are.
     """
     fuse_gelu(graph, keep)
+    pad_inside(graph, keep, asymmetric=target.asymmetric_pads)
     normalize_by_covariance(graph, target, keep)
 
 
