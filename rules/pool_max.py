@@ -67,14 +67,23 @@ def _winners_by_corners(e: Emitter, x: ir.Value, y: ir.Value) -> ir.Value:
 
     upper, corner, left = is_best(1, 2), is_best(1, 1), is_best(2, 1)
     left = e.op("Or", corner, e.op("And", left, e.op("Not", upper)))
-    before = e.add(e.mask(left, x), e.mul(e.mask(upper, x), width))
-    before = e.cast(e.reshape(before, planes), ir.DataType.INT64)
+    before = e.reshape(e.add(e.mask(left, x), e.mul(e.mask(upper, x), width)), planes)
     rows, columns = np.arange(1, height, 2), np.arange(1, width, 2)  # of d, the last of its window
     last = e.const((rows[:, None] * width + columns).reshape(-1))
     count = e.squeeze(e.vector([e.size_mul(planes[0], plane)]), [0])
     first = e.op("Range", e.const(np.int64(0)), count, e.const(np.int64(height * width)))
-    indices = e.op("Sub", e.op("Add", e.unsqueeze(first, [1]), last), before)
+    ends = e.op("Add", e.unsqueeze(first, [1]), last)
+    sizes = static_dims(x) or [None]
+    exact = None not in sizes and math.prod(size or 0 for size in sizes) <= _EXACT
+    if exact:  # whole numbers are subtracted on one thread
+        indices = e.cast(e.sub(e.cast(ends, ir.DataType.FLOAT), before), ir.DataType.INT64)
+    else:
+        indices = e.op("Sub", ends, e.cast(before, ir.DataType.INT64))
     return e.reshape(indices, e.dims(y))
+
+
+_EXACT = 1 << 24
+"""Whole numbers up to here are float32 too."""
 
 
 def _unpools(e: Emitter, pool: Pool, x: ir.Value) -> bool:
