@@ -22,6 +22,7 @@ from onnx_convgrad.files import check_weights
 from onnx_convgrad.forward import forward
 from onnx_convgrad.lowering.calibration import calibrated
 from onnx_convgrad.lowering.candidates import Choosing, Policy
+from onnx_convgrad.lowering.loops import take_loops_back, tell_loops
 from onnx_convgrad.lowering.lower import Choice, check_choice, check_workspace, lower
 from onnx_convgrad.parameters import resolve_of, resolve_wrt
 from onnx_convgrad.passes.batch_statistics import share_statistics
@@ -146,6 +147,7 @@ def build(
     m = load(model)
     progress("canonicalizing")
     m = canonicalize(m, input_shapes)
+    take_loops_back(m)
     if input_shapes:
         verify_shapes(m, lambda: canonicalize(load(model)))
     graph = m.graph
@@ -367,4 +369,5 @@ def _finish(m: ir.Model) -> None:
             while f"{origin}/grad_{counts[origin]}" in taken:
                 counts[origin] += 1
             node.name = f"{origin}/grad_{counts[origin]}"
+    tell_loops(m)
     m.producer_name = "onnx_convgrad"

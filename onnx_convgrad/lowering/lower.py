@@ -27,6 +27,7 @@ from onnx_convgrad.lowering.candidates import (
     forced_candidates,
     holding,
 )
+from onnx_convgrad.lowering.loops import note_loop
 from onnx_convgrad.lowering.transposed import DataGradient, as_data_gradient
 from onnx_convgrad.lowering.typical import TypicalSizes
 from onnx_convgrad.registry import Call, check_names
@@ -177,7 +178,9 @@ class _Stage:
         e.anchor, e.origin = node, origin
         before = len(e.emitted)
         result = emit_lowering(e, lowerings()[node.op_type][chosen.name], node, spec, chosen.chunks)
-        _replace(e, self.outputs, node, result, new=result.producer() in e.emitted[before:])
+        whole = _replace(e, self.outputs, node, result, new=result.producer() in e.emitted[before:])
+        if chosen.chunks != 1:
+            note_loop(e.graph, node, whole)
         return Choice(origin, node.op_type, spec, chosen.name, wanted is not None, found)
 
     def _query(self, node: ir.Node, spec: Any) -> Query:
@@ -200,8 +203,8 @@ class _Stage:
             return hinted
 
 
-def _replace(e: Emitter, outputs: OutputPlaces, node: ir.Node, result: ir.Value, *, new: bool) -> None:
-    """Put `result` in the place of the node's output, under the same name."""
+def _replace(e: Emitter, outputs: OutputPlaces, node: ir.Node, result: ir.Value, *, new: bool) -> ir.Value:
+    """Put `result` in the place of the node's output, under the same name; the value that has it."""
     old = node.outputs[0]
     e.typed(result, old)
     if old.is_graph_output():
@@ -213,6 +216,7 @@ def _replace(e: Emitter, outputs: OutputPlaces, node: ir.Node, result: ir.Value,
     elif new:
         result.name, old.name = old.name, None
     outputs.replace(old, result)
+    return result
 
 
 _WORTH = 0.75

@@ -1,0 +1,68 @@
+"""Loops over samples that a lowering has made, told in the model's metadata, and taken back when it is differentiated again.
+
+A Scan of unknown length has no derivative here, and one of known length is differentiated turn by turn. What it computes
+has both at once: so the abstract operator is put in its place, and lowered anew together with its derivatives.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from onnx_convgrad.emit import Emitter
+from onnx_convgrad.registry import Call
+
+__all__ = ["LOOPS_KEY", "note_loop", "take_loops_back", "tell_loops"]
+
+LOOPS_KEY = "onnx_convgrad.loops"
+"""Metadata: the result of each loop by name, and the operator, operands and attributes that compute it."""
+
+
+def note_loop(graph: ir.Graph, node: ir.Node, result: ir.Value) -> None:
+    """Remember that `result` is what the abstract `node` computes."""
+    noted = graph.meta.setdefault(LOOPS_KEY, [])
+    noted.append((result, node.op_type, node.domain, tuple(node.inputs), Call(node).attributes()))
+
+
+def tell_loops(model: ir.Model) -> None:
+    """Write what was noted into the metadata, once all values have their names; what has gone meanwhile is left out."""
+    graph = model.graph
+    model.metadata_props.pop(LOOPS_KEY, None)
+    told = {}
+    present = {*graph.inputs, *graph.initializers.values(), *(v for node in graph for v in node.outputs)}
+    for result, op_type, domain, operands, attributes in graph.meta.pop(LOOPS_KEY, []):
+        if all(v is None or (v in present and v.name) for v in (result, *operands)):
+            names = ["" if v is None else v.name for v in operands]
+            told[result.name] = {"op_type": op_type, "domain": domain, "inputs": names, "attributes": attributes}
+    if told:
+        model.metadata_props[LOOPS_KEY] = json.dumps(told)
+
+
+def take_loops_back(model: ir.Model) -> None:
+    """Put the abstract operators in the place of the loops that the metadata tells of, where their operands are there."""
+    told: Mapping[str, Mapping[str, Any]] = json.loads(model.metadata_props.pop(LOOPS_KEY, "{}"))
+    if not told:
+        return
+    graph = model.graph
+    values = {v.name: v for v in (*graph.inputs, *graph.initializers.values()) if v.name}
+    values |= {v.name: v for node in graph for v in node.outputs if v.name}
+    e = Emitter(graph, opsets=model.opset_imports)
+    for name, made in told.items():
+        result = values.get(name)
+        operands = [values.get(operand) if operand else None for operand in made["inputs"]]
+        if result is None or (producer := result.producer()) is None:
+            continue
+        if any(operand and value is None for operand, value in zip(made["inputs"], operands, strict=True)):
+            continue
+        e.anchor, e.origin = producer, producer.name or ""
+        whole = e.op(made["op_type"], *operands, domain=made["domain"], **made["attributes"])
+        whole.shape, whole.type = result.shape, result.type
+        result.name = None
+        whole.name = name
+        result.replace_all_uses_with(whole, replace_graph_outputs=True)
+        values[name] = whole
+    common.RemoveUnusedNodesPass()(model)
