@@ -15,7 +15,7 @@ from onnx_convgrad.activity import Activity, carriers, rule_of
 from onnx_convgrad.emit import Emitter
 from onnx_convgrad.errors import DifferentiationError
 from onnx_convgrad.registry import Call, Rule
-from onnx_convgrad.reverse import Walk, backward
+from onnx_convgrad.reverse import Walk, backward, sloped
 
 __all__ = ["forward"]
 
@@ -100,7 +100,8 @@ def _elementwise(
     for name, value in moving:
         local = walk.take(rule, returned, name)
         if local is not None:
-            terms.append(e.mul(known[value], local))
+            moved = known[value]
+            terms.append(sloped(e, moved, local) if isinstance(local, ir.Value) else e.mul(moved, local))
     if not terms:
         return []
     return [(n.y, e.typed(e.expand(e.sum(terms), n.y), n.y))]

@@ -175,7 +175,7 @@ class Walk:
         if value is None:
             return None
         if rule.kind == "elementwise" and isinstance(value, ir.Value):
-            value = self.e.mul(given[call.y], value)
+            value = sloped(self.e, given[call.y], value)
         elif rule.kind == "elementwise":  # summed first: a number is cheaper to multiply what is left
             value = self.e.mul(self._fit(call, rule, given[call.y], operand), value)
         return self._fit(call, rule, value, operand)
@@ -256,6 +256,11 @@ class Walk:
         version = self.e.graph.opset_imports.get(node.domain, 0)
         operator = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
         self.problems.append(Problem(name, operator, version, reason, path, hint))
+
+
+def sloped(e: Emitter, value: ir.Value, slope: ir.Value) -> ir.Value:
+    """The product with a local derivative; one of truth values selects, so that infinity times zero is zero."""
+    return e.where(slope, value, 0) if slope.dtype == ir.DataType.BOOL else e.mul(value, slope)
 
 
 def shapes_differ(a: ir.Value, b: ir.Value) -> bool:

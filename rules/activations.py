@@ -39,7 +39,32 @@ def step(e: Emitter, value: ir.Value, at: float = 0.0, *, up: bool = True) -> ir
 @elementwise("Relu")
 def relu(e: Emitter, n: Call) -> Cotangents:
     """dy/dx = [y > 0], read from y: the next layer keeps it in memory anyway, x it does not."""
-    return {"X": lambda: step(e, n.y)}
+    return {"X": lambda: _positive(e, n.y) if _meets_a_pole(e, n.y) else step(e, n.y)}
+
+
+_POLES = frozenset({"Sqrt", "Pow", "Log", "Reciprocal", "Div", "ReduceL2"})
+_SCALING = frozenset({"Abs", "Cast", "Div", "Identity", "Mul", "Neg", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+
+
+def _meets_a_pole(e: Emitter, value: ir.Value) -> bool:
+    """Whether the model takes a root or the like of the value as it is, or scaled: at zero its cotangent is infinite."""
+    todo = [value]
+    while todo:
+        for use in todo.pop().uses():
+            node = use.node
+            if "onnx_convgrad.origin" in node.metadata_props:  # part of a derivative
+                continue
+            if node.op_type in _POLES and not _is_tame(e, node, use.idx):
+                return True
+            if node.op_type in _SCALING:
+                todo.extend(node.outputs)
+    return False
+
+
+def _is_tame(e: Emitter, node: ir.Node, operand: int) -> bool:
+    """Whether a quotient has the value above the line, or a power is a constant of at least one."""
+    exponent = e.constant_of(node.inputs[1]) if node.op_type == "Pow" and node.inputs[1] is not None else None
+    return (node.op_type == "Div" and operand == 0) or (exponent is not None and bool((exponent >= 1).all()))
 
 
 @elementwise("LeakyRelu")

@@ -132,3 +132,23 @@ def test_far_from_zero(name: str) -> None:
     np.testing.assert_allclose(slope(op, points, **attributes), first.detach().numpy(), rtol=1e-5, atol=1e-6)
     curvature = np.nan_to_num(second.numpy())  # PyTorch's own of Mish is NaN at 1e4, where it is 0
     np.testing.assert_allclose(slope(op, points, order=2, **attributes), curvature, rtol=1e-5, atol=2e-6)
+
+
+POLES = {
+    "root": ("y = Sqrt (r)", lambda _, r: r.sqrt()),
+    "power": ("half = Constant <value_float = 0.5> () t = Abs (r) y = Pow (t, half)", lambda _, r: r.abs().pow(0.5)),
+    "quotient": ("y = Div (x, r)", lambda x, r: x / r),
+}
+
+
+@pytest.mark.parametrize("name", POLES)
+def test_relu_passes_nothing_on_where_its_cotangent_is_infinite(name: str) -> None:
+    """A product with zero would be NaN. PyTorch's LPPool2d counts on it."""
+    torch = pytest.importorskip("torch")
+    body, function = POLES[name]
+    text = f"""<ir_version: 10, opset_import: ["": 21]> g (float[3] x) => (float[3] y) {{ r = Relu (x) {body} }}"""
+    model, x = onnx.parser.parse_model(text), torch.tensor([-4.0, 4.0, -1.0], requires_grad=True)
+    function(x, torch.relu(x)).sum().backward()
+    got = run(api.vjp(model, wrt=["x"], seed="ones"), {"x": x.detach().numpy()})["x_grad"]
+    np.testing.assert_allclose(got, x.grad.numpy(), rtol=1e-6)
+    assert not np.isnan(got).any()

@@ -22,7 +22,7 @@ from onnx_convgrad.per_sample.layout import Samples, State
 from onnx_convgrad.per_sample.norms import squared_norm
 from onnx_convgrad.per_sample.tracking import Tracker
 from onnx_convgrad.registry import Call, Rule, per_sample_rule
-from onnx_convgrad.reverse import Walk
+from onnx_convgrad.reverse import Walk, sloped
 
 __all__ = ["Apart", "backward_per_sample", "data_inputs"]
 
@@ -173,7 +173,7 @@ class _Walk(Walk):
         if rule.kind != "elementwise":
             return self.batch.fit(value, samples, operand)
         if isinstance(value, ir.Value):
-            return self.batch.fit(self.e.mul(g, value), samples, operand)
+            return self.batch.fit(sloped(self.e, g, value), samples, operand)
         return self.e.mul(self.batch.fit(g, samples, operand), value)
 
     def _without_samples(
