@@ -76,11 +76,11 @@ def bottleneck(cin: int, width: int, stride: int, dims: int = 2) -> nn.Module:
 
 
 def residual_stages(
-    block: Callable[[int, int, int, int], nn.Module], counts: Sequence[int], expansion: int, dims: int
+    block: Callable[[int, int, int, int], nn.Module], counts: Sequence[int], expansion: int, dims: int, first: int = 64
 ) -> nn.Sequential:
-    layers, cin = [], 64
+    layers, cin = [], first
     for stage, count in enumerate(counts):
-        width = 64 << stage
+        width = first << stage
         for index in range(count):
             layers.append(block(cin, width, 2 if stage and not index else 1, dims))
             cin = expansion * width
@@ -90,6 +90,11 @@ def residual_stages(
 def resnet(block: Callable[[int, int, int, int], nn.Module], counts: Sequence[int], expansion: int) -> nn.Module:
     stem = [conv_norm(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1)]
     return nn.Sequential(*stem, residual_stages(block, counts, expansion, 2), head(512 * expansion, 1000))
+
+
+def resnet20() -> nn.Module:
+    """For images of 32x32 (section 4.2)."""
+    return nn.Sequential(conv_norm(3, 16, 3), residual_stages(basic_block, [3, 3, 3], 1, 2, 16), head(64, 10))
 
 
 def resnet18_3d(classes: int = 400) -> nn.Module:
@@ -311,6 +316,19 @@ class UNet(nn.Module):
 # -- the table ----------------------------------------------------------------------------------------------------------
 
 
+# -- for handwritten digits ----------------------------------------------------------------------------------------------
+
+
+def mnist_cnn() -> nn.Module:
+    """Two convolutions and two linear layers."""
+    layers: list[nn.Module] = [nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+    layers += [nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(64 * 7 * 7, 128), nn.ReLU(), nn.Linear(128, 10))
+
+
+# -- all of them ---------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Network:
     """A network with the batch that it is measured at; `per_pixel` tells that every pixel has a class."""
@@ -348,6 +366,8 @@ NETWORKS = {
     "unet": Network("U-Net", UNet, 4, (3, 128, 128), 21, per_pixel=True),
     "resnet18_3d": Network("3-D ResNet-18", resnet18_3d, 4, (3, 8, 64, 64), 400),
     "ecg_resnet": Network("1-D ResNet (ECG)", ecg_resnet, 16, (12, 4096), 6),
+    "resnet20": Network("ResNet-20", resnet20, 64, (3, 32, 32), 10),
+    "mnist_cnn": Network("MNIST CNN", mnist_cnn, 64, (1, 28, 28), 10),
 }
 DEEPER = {
     "resnet34": Network("ResNet-34", partial(resnet, basic_block, [3, 4, 6, 3], 1), 8, IMAGE),
