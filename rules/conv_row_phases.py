@@ -34,7 +34,7 @@ def strided_rows(q: Query) -> str | None:
 
 
 def _rows(spec: ConvSpec) -> list[Tiling]:
-    """All axes but the last: tiles of one row per phase."""
+    """All axes but the last: tiles of one row per phase, and on a first axis whose stride is 1, bands of rows."""
     found = backward_axes(spec, 1)[:-1]
     assert None not in found, "full_phases requires it"
     return [t for t in found if t]
@@ -63,7 +63,7 @@ def _order(spec: ConvSpec, rows: list[Tiling]) -> np.ndarray:
     ],
 )
 def row_phases(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
-    """One Conv of unit stride per phase of the last axis, for all phases of the others, and a Gather of rows."""
+    """One Conv per phase of the last axis, for all phases of the others, and a Gather of rows."""
     dy, rows, last = n["dY"], _rows(spec), spec.rank - 1
     batch, channels, *x = x_dims(e, n["X_like"], spec)
     copies, more, taps = math.prod(t.tile for t in rows), extra(spec, last), spec.kernel[last] or 1
@@ -76,7 +76,8 @@ def row_phases(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
         w = remade(e, n["W"], spec, map_, kernel, exchange=True, copies=copies)
         dilations = (*(t.dilation for t in rows), p.dilation)
         begin, end = (*(t.begin for t in rows), -p.offset), (*(t.end for t in rows), more + p.last)
-        parts.append(plain_conv(e, dy, w, Window((1,) * spec.rank, dilations, begin, end, spec.groups)))
+        strides = (*(t.stride for t in rows), 1)
+        parts.append(plain_conv(e, dy, w, Window(strides, dilations, begin, end, spec.groups)))
     points = copies * math.prod(t.count for t in rows)
     whole = interleave(e, parts, e.size_mul(batch, channels, points), [width], [stride])
     whole = e.reshape(whole, [batch, channels, points, width * stride])

@@ -69,17 +69,18 @@ def case(
     features: int,
     kernel: tuple[int, ...],
     *,
-    strides: int = 1,
+    strides: int | list[int] = 1,
     dilations: int = 1,
     begin: int = 0,
     end: int | None = None,
     groups: int = 1,
 ) -> dict:
-    """A geometry by its sizes, with the same stride, dilation and padding on every axis."""
+    """A geometry by its sizes, with the same stride, dilation and padding on every axis, unless it is a list."""
     rank = len(kernel)
     each = {"strides": strides, "dilations": dilations, "begin": begin, "end": begin if end is None else end}
     sizes = {"rank": rank, "batch": x[0], "channels": x[1], "size": [*x[2:]], "kernel": [*kernel]}
-    return sizes | {"features": features, "groups": groups} | {k: [v] * rank for k, v in each.items()}
+    lists = {k: v if isinstance(v, list) else [v] * rank for k, v in each.items()}
+    return sizes | {"features": features, "groups": groups} | lists
 
 
 DEPTHWISE = [
@@ -108,6 +109,7 @@ CASES = [
     ("row_phases", case((2, 4, 11, 10), 6, (5, 4), strides=3, begin=2, end=0, groups=2)),
     ("row_phases", case((2, 3, 9, 8), 4, (3, 3), strides=2, begin=1)),
     ("row_phases", case((2, 6, 5, 6, 7), 4, (2, 3, 2), strides=2, begin=1, groups=2)),
+    ("row_phases", case((1, 2, 9, 7, 4), 3, (3, 4, 3), strides=[1, 2, 1], begin=1)),
     ("folded_gemm", case((3, 4, 5, 6), 6, (1, 1), groups=2)),
     ("folded_gemm", case((2, 5, 7), 3, (1,))),
     ("folded_gemm", case((2, 5, 3, 2, 4), 3, (1, 1, 1))),
