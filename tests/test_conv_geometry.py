@@ -139,10 +139,9 @@ def _oracle(op: str, arrays: dict[str, np.ndarray], g: dict, seed: np.ndarray) -
         y = CONV[g["rank"]](x, t["w"], t["b"], g["strides"], 0, g["dilations"], g["groups"])
     else:
         y = TRANSPOSED[g["rank"]](t["x"], t["w"], None, g["strides"], 0, 0, g["groups"], g["dilations"])
-        pads = [
-            p for b, e, o in reversed(list(zip(g["begin"], g["end"], g["extra"], strict=True))) for p in (-b, o - e)
-        ]
-        y = torch.nn.functional.pad(y, pads) + t["b"].reshape(1, -1, *[1] * g["rank"])
+        extra = [p for o in reversed(g["extra"]) for p in (0, o)]  # first, so that what is cut off is there
+        pads = [-p for b, e in reversed(list(zip(g["begin"], g["end"], strict=True))) for p in (b, e)]
+        y = torch.nn.functional.pad(torch.nn.functional.pad(y, extra), pads) + t["b"].reshape(1, -1, *[1] * g["rank"])
     y.backward(torch.tensor(seed, dtype=torch.float64))
     return {k: v.grad.numpy() for k, v in t.items()}
 
