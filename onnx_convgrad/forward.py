@@ -100,8 +100,7 @@ def _elementwise(
     for name, value in moving:
         local = walk.take(rule, returned, name)
         if local is not None:
-            moved = known[value]
-            terms.append(sloped(e, moved, local) if isinstance(local, ir.Value) else e.mul(moved, local))
+            terms.append(sloped(e, known[value], local))
     if not terms:
         return []
     return [(n.y, e.typed(e.expand(e.sum(terms), n.y), n.y))]

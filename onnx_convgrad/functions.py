@@ -18,7 +18,7 @@ __all__ = ["has_body", "inline"]
 
 
 def _schema(node: ir.Node) -> Any:  # the stubs of onnx lack what concerns function bodies
-    if node.domain not in ("", "ai.onnx"):
+    if node.domain:
         return None
     try:
         return onnx.defs.get_schema(node.op_type, CANONICAL_OPSET)

@@ -20,6 +20,7 @@ from onnx_convgrad.emit import Emitter, known
 from onnx_convgrad.errors import ArgumentError, ConvGradError, ModelError, first_few
 from onnx_convgrad.files import check_weights
 from onnx_convgrad.forward import forward
+from onnx_convgrad.graph.nodes import ORIGIN
 from onnx_convgrad.lowering.calibration import calibrated
 from onnx_convgrad.lowering.candidates import Choosing, Policy
 from onnx_convgrad.lowering.loops import take_loops_back, tell_loops
@@ -363,7 +364,7 @@ def _finish(m: ir.Model) -> None:
     counts: dict[str, int] = {}
     taken = {node.name for node in m.graph}  # the model may be differentiated already
     for node in m.graph:
-        origin = node.metadata_props.pop("onnx_convgrad.origin", None)
+        origin = node.metadata_props.pop(ORIGIN, None)
         if origin is not None:
             counts[origin] = counts.get(origin, 0) + 1
             while f"{origin}/grad_{counts[origin]}" in taken:

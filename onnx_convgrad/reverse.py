@@ -17,9 +17,10 @@ from onnx_convgrad.activity import Activity, carriers, rule_of
 from onnx_convgrad.emit import Emitter, dims_equal, known
 from onnx_convgrad.errors import DifferentiationError, Problem, RuleContractError, UnsupportedCase
 from onnx_convgrad.graph.joined import joined
+from onnx_convgrad.graph.nodes import is_op, origin_of, sole_producer
 from onnx_convgrad.registry import Call, Rule, joint_of, stem
 
-__all__ = ["DETOUR", "Walk", "backward", "shapes_differ", "unbroadcast"]
+__all__ = ["DETOUR", "Walk", "backward", "shapes_differ", "sloped", "unbroadcast"]
 
 DETOUR = "Take `of` before it or `wrt` after it"
 """What a caller can do about a node that cannot be differentiated."""
@@ -109,7 +110,7 @@ class Walk:
     @contextmanager
     def at(self, node: ir.Node) -> Iterator[None]:
         """What is emitted inside carries the name of `node`; what `node` refuses becomes a problem."""
-        own = node.metadata_props.get("onnx_convgrad.origin") or node.name or node.op_type
+        own = origin_of(node) or node.name or node.op_type
         previous, self.e.origin = self.e.origin, self.e.origin or own
         try:
             yield
@@ -148,10 +149,8 @@ class Walk:
         between = None if joint is None else Call(node).get(joint.operand)
         if joint is None or between is None or between not in self.activity.varied or between in fixed:
             return None
-        inner = between.producer()
-        if inner is None or inner.op_identifier() != ("", joint.producer, "") or between.is_graph_output():
-            return None
-        return inner if len(between.uses()) == 1 else None
+        inner = sole_producer(between)
+        return inner if is_op(inner, joint.producer) else None
 
     def _jointly(
         self, node: ir.Node, inner: ir.Node, given: Mapping[ir.Value, ir.Value]
@@ -258,9 +257,11 @@ class Walk:
         self.problems.append(Problem(name, operator, version, reason, path, hint))
 
 
-def sloped(e: Emitter, value: ir.Value, slope: ir.Value) -> ir.Value:
+def sloped(e: Emitter, value: ir.Value, slope: ir.Value | float) -> ir.Value:
     """The product with a local derivative; one of truth values selects, so that infinity times zero is zero."""
-    return e.where(slope, value, 0) if slope.dtype == ir.DataType.BOOL else e.mul(value, slope)
+    if isinstance(slope, ir.Value) and slope.dtype == ir.DataType.BOOL:
+        return e.where(slope, value, 0)
+    return e.mul(value, slope)
 
 
 def shapes_differ(a: ir.Value, b: ir.Value) -> bool:

@@ -12,6 +12,7 @@ import math
 import onnx_ir as ir
 
 from onnx_convgrad.emit import Emitter, Operand
+from onnx_convgrad.graph.nodes import origin_of
 from onnx_convgrad.registry import Call, Cotangents, elementwise
 
 # -- rectifiers --------------------------------------------------------------------------------------------------------
@@ -52,7 +53,7 @@ def _meets_a_pole(e: Emitter, value: ir.Value) -> bool:
     while todo:
         for use in todo.pop().uses():
             node = use.node
-            if "onnx_convgrad.origin" in node.metadata_props:  # part of a derivative
+            if origin_of(node):  # part of a derivative
                 continue
             if node.op_type in _POLES and not _is_tame(e, node, use.idx):
                 return True

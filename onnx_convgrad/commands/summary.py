@@ -34,10 +34,7 @@ class Figures:
     @classmethod
     def of(cls, model: ir.Model, path: Path, trainable: int) -> Figures:
         """Figures of a model that is stored at `path`; `trainable` as counted by `parameter_count`."""
-        counts = Counter(
-            f"{n.domain}::{n.op_type}" if n.domain not in ("", "ai.onnx") else n.op_type
-            for n in model.graph.all_nodes()
-        )
+        counts = Counter(f"{n.domain}::{n.op_type}" if n.domain else n.op_type for n in model.graph.all_nodes())
         graph = model.graph
         weights = set(graph.initializers)
         return cls(

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.graph.nodes import is_op
+
 __all__ = [
     "WAS_NODE",
     "Folding",
@@ -113,7 +115,7 @@ def forget_constants(graph: ir.Graph) -> None:
 
 def _fold(value: ir.Value, depth: int) -> np.ndarray | None:
     node = value.producer()
-    if node is None or node.domain not in ("", "ai.onnx") or depth == 0:
+    if node is None or node.domain or depth == 0:
         return None
     if node.op_type == "Constant":
         return _constant_node(node)
@@ -166,7 +168,7 @@ def _picked(node: ir.Node, fold: Callable[..., Any], depth: int) -> np.ndarray |
     """Sizes picked from a shape of which others are unknown."""
     source = node.inputs[0]
     producer = None if source is None else source.producer()
-    if producer is None or producer.op_identifier() not in (("", "Shape", ""), ("ai.onnx", "Shape", "")):
+    if not is_op(producer, "Shape"):
         return None
     of, where = producer.inputs[0], [constant_of(v, depth - 1) for v in node.inputs[1:]]
     if of is None or of.shape is None or any(array is None for array in where):

@@ -19,6 +19,7 @@ from onnx_convgrad.cost import TARGETS, Target
 from onnx_convgrad.graph.constants import constant_of
 from onnx_convgrad.graph.dims import dims_equal, symbols
 from onnx_convgrad.graph.namespace import Namespace
+from onnx_convgrad.graph.nodes import ORIGIN
 
 __all__ = ["CANONICAL_OPSET", "DOMAIN", "RANDOM", "VIEWS", "NodeWriter", "Operand"]
 
@@ -112,7 +113,7 @@ class NodeWriter:
     def place(self, node: ir.Node) -> None:
         """Put a node of the caller's making where this emitter writes."""
         if self.origin:
-            node.metadata_props["onnx_convgrad.origin"] = self.origin
+            node.metadata_props[ORIGIN] = self.origin
         if self.anchor is None:
             self.graph.append(node)
         else:

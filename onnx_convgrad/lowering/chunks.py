@@ -22,6 +22,7 @@ import onnx_ir as ir
 from onnx_convgrad.activity import captured_values
 from onnx_convgrad.emit import Dim, Emitter
 from onnx_convgrad.graph.dims import static_dims
+from onnx_convgrad.graph.nodes import ORIGIN
 from onnx_convgrad.graph.samples import cut_samples, filled, with_samples
 from onnx_convgrad.registry import Call
 
@@ -258,7 +259,7 @@ def _taken(e: Emitter, start: int, inner: Collection[ir.Value], result: ir.Value
     body = [node for node in moved if node in kept]
     names = itertools.count()
     for node in body:
-        node.metadata_props.pop("onnx_convgrad.origin", None)
+        node.metadata_props.pop(ORIGIN, None)
         node.name = f"chunk_{len(e.order)}_{next(names)}"
         for value in node.outputs:  # a graph around it names its own values without looking here
             value.name = f"chunk_{len(e.order)}_{next(names)}"

@@ -16,6 +16,7 @@ from onnx_convgrad.cost import Rates, Target
 from onnx_convgrad.emit import DOMAIN, Emitter
 from onnx_convgrad.errors import ArgumentError, LoweringError
 from onnx_convgrad.graph.constants import Folding, is_constant
+from onnx_convgrad.graph.nodes import origin_of
 from onnx_convgrad.graph.outputs import OutputPlaces
 from onnx_convgrad.lowering import Query, lowerings, reader_of
 from onnx_convgrad.lowering.candidates import (
@@ -114,13 +115,13 @@ def _turn(graph: ir.Graph, e: Emitter, outputs: OutputPlaces) -> list[DataGradie
 
 def _origin(node: ir.Node) -> str:
     """The name of the forward node that an abstract node belongs to."""
-    return node.metadata_props.get("onnx_convgrad.origin", node.name or "")
+    return origin_of(node) or node.name or ""
 
 
 def _needs_lowering(node: ir.Node, target: Target, policy: Policy) -> bool:
     if node.domain == DOMAIN:
         return True
-    if node.domain not in ("", "ai.onnx") or node.op_type not in lowerings() or node.inputs[0] is None:
+    if node.domain or node.op_type not in lowerings() or node.inputs[0] is None:
         return False
     dtype = node.inputs[0].dtype
     if dtype is not None and dtype not in target.conv_dtypes:
@@ -133,7 +134,7 @@ def _needs_lowering(node: ir.Node, target: Target, policy: Policy) -> bool:
 def _of_a_gradient(node: ir.Node) -> bool:
     """Whether a convolution is part of a derivative, as that of ConvTranspose is one, with something to compute."""
     empty = any(v is not None and v.shape is not None and 0 in v.shape for v in (*node.inputs, *node.outputs))
-    return "onnx_convgrad.origin" in node.metadata_props and not empty and "auto_pad" not in node.attributes
+    return bool(origin_of(node)) and not empty and "auto_pad" not in node.attributes
 
 
 def _forced(choosing: Choosing, node: ir.Node, origin: str) -> str | None:

@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.emit import DOMAIN, Emitter
 from onnx_convgrad.graph.constants import is_constant
+from onnx_convgrad.graph.nodes import is_op
 from onnx_convgrad.lowering import reader_of
 from onnx_convgrad.registry import Call
 
@@ -35,7 +36,7 @@ def as_data_gradient(e: Emitter, node: ir.Node) -> DataGradient | None:
     `None` where the weight is constant, so that the runtime prepares it, or where a size is unknown but the batch, or 0.
     """
     n = Call(node)
-    if node.domain not in ("", "ai.onnx") or node.op_type != "ConvTranspose" or is_constant(n["W"]):
+    if not is_op(node, "ConvTranspose") or is_constant(n["W"]):
         return None
     x, y, bias = n["X"], n.y, n.get("B")
     try:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 import onnx_ir as ir
 
 from onnx_convgrad.emit import Emitter
+from onnx_convgrad.graph.nodes import is_op
 
 __all__ = ["share_statistics"]
 
@@ -42,7 +43,7 @@ def share_statistics(graph: ir.Graph, keep: Collection[ir.Value] = ()) -> dict[i
 
 def _blends(node: ir.Node) -> bool:
     """Whether the node computes both running statistics, in a type that keeps the digits of the batch's."""
-    if node.op_type != "BatchNormalization" or node.domain not in ("", "ai.onnx") or len(node.outputs) != 3:
+    if not is_op(node, "BatchNormalization") or len(node.outputs) != 3:
         return False
     mode, stored = node.attributes.get("training_mode"), node.inputs[3:5]
     if mode is None or mode.as_int() != 1 or any(v is None or v.dtype not in _WIDE for v in stored):

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.graph.constants import constant_of
 from onnx_convgrad.graph.namespace import Namespace
+from onnx_convgrad.graph.nodes import is_op
 
 __all__ = ["take_known_branches"]
 
@@ -28,7 +29,7 @@ def take_known_branches(graph: ir.Graph) -> bool:
 
 
 def _known(node: ir.Node) -> bool:
-    return node.op_type == "If" and node.domain in ("", "ai.onnx") and constant_of(node.inputs[0]) is not None
+    return is_op(node, "If") and constant_of(node.inputs[0]) is not None
 
 
 def _take(graph: ir.Graph, node: ir.Node) -> None:

@@ -217,7 +217,7 @@ def _forget_shapes(graph: ir.Graph) -> dict[ir.Value, ir.Shape]:
     """Drop declared shapes of what inference can find: exporters write some that the runtime does not produce."""
     declared = {}
     for node in graph:
-        if node.domain not in ("", "ai.onnx"):
+        if node.domain:
             continue
         for value in node.outputs:
             if value.shape is not None:

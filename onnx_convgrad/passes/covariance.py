@@ -21,6 +21,7 @@ import onnx_ir as ir
 from onnx_convgrad.cost import Rates, Target
 from onnx_convgrad.emit import DOMAIN, Dim, Emitter, known
 from onnx_convgrad.geometry import HINT_BATCH, HINT_SIZE
+from onnx_convgrad.graph.nodes import is_op
 
 __all__ = ["normalize_by_covariance"]
 
@@ -50,13 +51,13 @@ def normalize_by_covariance(graph: ir.Graph, target: Target, keep: Collection[ir
 
 def _convolution(node: ir.Node, keep: Collection[ir.Value]) -> ir.Node | None:
     """The pointwise convolution that `node` normalizes, if nothing else sees its result or the blended statistics."""
-    if node.op_type != "BatchNormalization" or node.domain not in ("", "ai.onnx") or not _of_batch(node):
+    if not is_op(node, "BatchNormalization") or not _of_batch(node):
         return None
     if any(v in keep or v.is_graph_output() for v in node.outputs[1:]):
         return None
     x = node.inputs[0]
     conv = x.producer() if x is not None else None
-    if x is None or conv is None or conv.op_type != "Conv" or conv.domain not in ("", "ai.onnx"):
+    if x is None or not is_op(conv, "Conv"):
         return None
     alone = x not in keep and _only_for(x, node)
     operands = [*conv.inputs, *node.inputs[1:3]]

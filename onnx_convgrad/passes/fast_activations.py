@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 import onnx_ir as ir
 
 from onnx_convgrad.emit import Emitter
+from onnx_convgrad.graph.nodes import is_op
 from onnx_convgrad.registry import Call
 
 __all__ = ["ACTIVATIONS"]
@@ -30,7 +31,7 @@ def _softplus(e: Emitter, node: ir.Node) -> ir.Value | None:
 def _tanh(e: Emitter, node: ir.Node) -> ir.Value | None:
     """With u = 1 + exp x, s = (u - 1) / u: tanh(log u) = (u^2 - 1) / (u^2 + 1) = n / (2 - n), as 1 / u^2 = 1 - n."""
     inner = None if node.inputs[0] is None else node.inputs[0].producer()
-    if inner is None or inner.op_type != "Softplus" or inner.domain or inner.inputs[0] is None:
+    if not is_op(inner, "Softplus") or inner.inputs[0] is None:
         return None
     return _gate_of_mish(e, inner.inputs[0])
 

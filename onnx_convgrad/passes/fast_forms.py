@@ -14,16 +14,17 @@ Only nodes that differentiation added are rewritten, and the model's own where i
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.emit import Emitter, known, static_dims
 from onnx_convgrad.graph.constants import constant_of
+from onnx_convgrad.graph.nodes import is_op, origin_of, sole_producer
 from onnx_convgrad.graph.outputs import OutputPlaces
 from onnx_convgrad.lowering.movement_cost import leading_axes
 from onnx_convgrad.passes.fast_activations import ACTIVATIONS
+from onnx_convgrad.registry import Call
 
 __all__ = ["use_fast_forms"]
 
@@ -52,7 +53,7 @@ def use_fast_forms(graph: ir.Graph, e: Emitter, *, training: bool) -> None:
     """
     outputs, done = OutputPlaces(graph), []
     for node in list(graph):
-        origin = node.metadata_props.get("onnx_convgrad.origin", "")
+        origin = origin_of(node)
         if node.domain or not (origin or training) or node.outputs[0].dtype != ir.DataType.FLOAT:
             continue
         form = _FORMS.get(node.op_type)
@@ -84,12 +85,9 @@ def _sum_of_products(e: Emitter, node: ir.Node) -> ir.Value | None:
 
     Product and sum write and read p numbers that nobody wants. Short rows are not worth a call each.
     """
-    product = node.inputs[0].producer() if node.inputs[0] is not None else None
-    if product is None or product.op_type != "Mul" or product.domain or len(product.outputs[0].uses()) != 1:
-        return None
-    a, b = product.inputs
+    a, b = _product(node.inputs[0])
     axes = constant_of(node.inputs[1]) if len(node.inputs) > 1 else None
-    if a is None or b is None or axes is None or product.outputs[0].is_graph_output():
+    if a is None or b is None or axes is None:
         return None
     sizes = static_dims(a)
     if sizes is None or sizes != static_dims(b) or None in sizes:
@@ -107,8 +105,7 @@ def _sum_of_products(e: Emitter, node: ir.Node) -> ir.Value | None:
     total = e.matmul(left, e.transpose(right, [0, 2, 1]))
     if lead > 1:
         total = e.matmul(e.const(np.ones((1, lead), np.float32)), e.reshape(total, [lead, rows]))
-    flag = node.attributes.get("keepdims")
-    keep = flag is None or bool(flag.as_int())
+    keep = bool(Call(node).int("keepdims", 1))
     result = e.op("Reshape", total, e.ints(1 if i in summed else d for i, d in enumerate(dims) if keep or i in kept))
     # not before: the runtime moves a factor into the product, which is then many times slower
     return e.mul(result, 1 / (lead * row)) if node.op_type == "ReduceMean" else result
@@ -125,8 +122,7 @@ def _sum_of_rows(e: Emitter, node: ir.Node) -> ir.Value | None:
     if rows not in _ROWS or columns < _COLUMNS:
         return None
     total = e.matmul(e.const(np.ones((1, rows), np.float32)), e.reshape(x, [rows, columns]))
-    kept = node.attributes.get("keepdims")
-    lead = [1] * count if kept is None or kept.as_int() else []
+    lead = [1] * count if Call(node).int("keepdims", 1) else []
     return e.op("Reshape", total, e.ints([*lead, *(d or 0 for d in sizes[count:])]))
 
 
@@ -138,12 +134,7 @@ def _copy(e: Emitter, node: ir.Node) -> ir.Value | None:
         return None
     if math.prod(d or 1 for d in sizes) < _LARGE:
         return None
-    return e.op("LeakyRelu", e.op("Reshape", *node.inputs, allowzero=_allowzero(node)), alpha=1.0)
-
-
-def _allowzero(node: ir.Node) -> int | None:
-    attribute = node.attributes.get("allowzero")
-    return None if attribute is None else attribute.as_int()
+    return e.op("LeakyRelu", e.op("Reshape", *node.inputs, allowzero=Call(node).int("allowzero", 0) or None), alpha=1.0)
 
 
 def _gated(e: Emitter, node: ir.Node) -> ir.Value | None:
@@ -166,10 +157,8 @@ def _gated(e: Emitter, node: ir.Node) -> ir.Value | None:
 
 def _product(value: ir.Value | None) -> tuple[ir.Value | None, ir.Value | None]:
     """The factors of a product that nothing else reads."""
-    node = None if value is None else value.producer()
-    if value is None or node is None or node.op_type != "Mul" or node.domain or len(value.uses()) != 1:
-        return None, None
-    return (None, None) if value.is_graph_output() else (node.inputs[0], node.inputs[1])
+    node = sole_producer(value)
+    return (node.inputs[0], node.inputs[1]) if is_op(node, "Mul") else (None, None)
 
 
 def _pairs(value: ir.Value | None) -> list[tuple[ir.Value, ir.Value]]:
@@ -181,7 +170,7 @@ def _logistic(e: Emitter, x: ir.Value, s: ir.Value, slope: ir.Value) -> ir.Value
     """y (1 - s), if `slope` is s (1 - s) and y = x s is computed before."""
     rest = next((b for a, b in _pairs(slope) if a is s), None)
     node = None if rest is None else rest.producer()
-    if rest is None or node is None or node.op_type != "Sub" or node.inputs[1] is not s or not _is(node.inputs[0], 1):
+    if rest is None or not is_op(node, "Sub") or node.inputs[1] is not s or not _is(node.inputs[0], 1):
         return None
     outputs = (use.node.outputs[0] for use in s.uses() if use.node.op_type == "Mul" and set(use.node.inputs) == {x, s})
     y = next(outputs, None)
@@ -191,20 +180,18 @@ def _logistic(e: Emitter, x: ir.Value, s: ir.Value, slope: ir.Value) -> ir.Value
 def _update(e: Emitter, node: ir.Node) -> ir.Value | None:
     """w - a b as -a b + w: the product is added to what the next weights hold already."""
     weights, product = node.inputs
-    gemm = None if product is None else product.producer()
-    if weights is None or product is None or gemm is None or gemm.op_type != "Gemm" or gemm.domain:
+    gemm = sole_producer(product)
+    if weights is None or product is None or not is_op(gemm, "Gemm") or not node.outputs[0].is_graph_output():
         return None
-    single = len(product.uses()) == 1 and not product.is_graph_output()
     sizes = static_dims(weights)
-    if not single or not node.outputs[0].is_graph_output() or sizes is None or sizes != static_dims(product):
+    if sizes is None or sizes != static_dims(product):
         return None
     bias = gemm.inputs[2] if len(gemm.inputs) > 2 else None
     if None in sizes or bias is not None:
         return None
-    given = gemm.attributes
-    flags: dict[str, Any] = {name: given[name].as_int() for name in ("transA", "transB") if name in given}
-    alpha = given["alpha"].as_float() if "alpha" in given else 1.0
-    return e.op("Gemm", *gemm.inputs[:2], weights, alpha=-alpha, **flags)
+    given = Call(gemm)
+    attributes = {**given.attributes(), "alpha": -given.float("alpha", 1.0), "beta": None}  # it was for no bias
+    return e.op("Gemm", *gemm.inputs[:2], weights, **attributes)
 
 
 def _rectified(e: Emitter, node: ir.Node) -> ir.Value | None:

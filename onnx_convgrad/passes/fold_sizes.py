@@ -39,7 +39,7 @@ def fold_sizes(graph: ir.Graph) -> bool:
     context = ShapeInferenceContext(opsets, policy="skip")
     found = False
     for node in list(graph):
-        if node.domain not in ("", "ai.onnx"):
+        if node.domain:
             continue
         _infer(context, node, opsets.get("", 0))
         if _foldable(node):

@@ -16,6 +16,7 @@ from collections.abc import Collection
 import onnx_ir as ir
 
 from onnx_convgrad.graph.constants import constant_of
+from onnx_convgrad.graph.nodes import is_op, sole_producer
 
 __all__ = ["fuse_gelu"]
 
@@ -26,7 +27,7 @@ _CLOSE = 1e-4
 def fuse_gelu(graph: ir.Graph, keep: Collection[ir.Value] = ()) -> None:
     """Replace every written-out GELU of `graph`, in place; what is inside it must not be in `keep` or an output."""
     for node in list(graph):
-        if _plain(node, "Mul"):
+        if is_op(node, "Mul"):
             found = _Product(node, keep).gelu()
             if found is not None:
                 _become_gelu(node, *found)
@@ -39,10 +40,6 @@ def _become_gelu(node: ir.Node, x: ir.Value, approximate: str) -> None:
     node.attributes["approximate"] = ir.AttrString("approximate", approximate)
     node.resize_inputs(1)
     node.replace_input_with(0, x)
-
-
-def _plain(node: ir.Node | None, op_type: str) -> bool:
-    return node is not None and node.op_type == op_type and node.domain in ("", "ai.onnx")
 
 
 def _number(value: ir.Value | None) -> float | None:
@@ -64,9 +61,9 @@ class _Product:
             return None
         for x, shifted in (self.factors, self.factors[::-1]):
             gate = self._minus_one(shifted)
-            if gate is not None and _plain(gate, "Erf") and self._is_scaled(gate.inputs[0], x, math.sqrt(0.5)):
+            if is_op(gate, "Erf") and self._is_scaled(gate.inputs[0], x, math.sqrt(0.5)):
                 return x, "none"
-            if gate is not None and _plain(gate, "Tanh") and self._is_cubic(gate.inputs[0], x):
+            if is_op(gate, "Tanh") and self._is_cubic(gate.inputs[0], x):
                 return x, "tanh"
         return None
 
@@ -79,11 +76,11 @@ class _Product:
             inner = self._inside(value)
             if number is not None:
                 scale *= number if node.op_type == "Mul" or at == 0 else 1 / number
-            elif inner is not None and (_plain(inner, "Mul") or (_plain(inner, "Div") and _number(inner.inputs[1]))):
+            elif is_op(inner, "Mul") or (is_op(inner, "Div") and _number(inner.inputs[1])):
                 more, times = self._factors(inner)
                 factors += more
                 scale *= times
-            elif inner is not None and _plain(inner, "Pow") and _number(inner.inputs[1]) == 3:
+            elif is_op(inner, "Pow") and _number(inner.inputs[1]) == 3:
                 factors += [v for v in inner.inputs[:1] if v is not None] * 3
             elif value is not None:
                 factors.append(value)
@@ -91,14 +88,12 @@ class _Product:
 
     def _inside(self, value: ir.Value | None) -> ir.Node | None:
         """The node behind a value that nothing else sees."""
-        if value is None or value in self.keep or value.is_graph_output() or len(value.uses()) != 1:
-            return None
-        return value.producer()
+        return None if value in self.keep else sole_producer(value)
 
     def _minus_one(self, value: ir.Value) -> ir.Node | None:
         """The node of e, of a value 1 + e."""
         node = self._inside(value)
-        if node is None or not _plain(node, "Add"):
+        if not is_op(node, "Add"):
             return None
         for number, other in (node.inputs, node.inputs[::-1]):
             if _number(number) == 1:
@@ -107,7 +102,7 @@ class _Product:
 
     def _is_scaled(self, value: ir.Value | None, x: ir.Value, by: float) -> bool:
         node = self._inside(value)
-        if node is None or not (_plain(node, "Mul") or _plain(node, "Div")):
+        if not is_op(node, "Mul", "Div"):
             return False
         factors, scale = self._factors(node)
         return factors == [x] and math.isclose(scale, by, rel_tol=_CLOSE)
@@ -115,15 +110,15 @@ class _Product:
     def _is_cubic(self, value: ir.Value | None, x: ir.Value) -> bool:
         """Whether the value is sqrt(2 / pi) (x + 0.044715 x^3)."""
         node = self._inside(value)
-        if node is None or not _plain(node, "Mul"):
+        if not is_op(node, "Mul"):
             return False
         factors, scale = self._factors(node)
         total = self._inside(factors[0]) if len(factors) == 1 else None
-        if total is None or not _plain(total, "Add") or not math.isclose(scale, math.sqrt(2 / math.pi), rel_tol=_CLOSE):
+        if not is_op(total, "Add") or not math.isclose(scale, math.sqrt(2 / math.pi), rel_tol=_CLOSE):
             return False
         for first, second in (total.inputs, total.inputs[::-1]):
             cube = self._inside(second)
-            if first is x and cube is not None and _plain(cube, "Mul"):
+            if first is x and is_op(cube, "Mul"):
                 factors, scale = self._factors(cube)
                 return factors == [x] * 3 and math.isclose(scale, 0.044715, rel_tol=_CLOSE)
         return False

@@ -28,7 +28,7 @@ def use_members(graph: ir.Graph) -> bool:
     known: Members = {}
     found = False
     for node in list(graph):
-        if node.domain not in ("", "ai.onnx"):
+        if node.domain:
             continue
         members = _made(node, known)
         if members is not None:

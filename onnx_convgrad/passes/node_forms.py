@@ -28,7 +28,7 @@ def refuse_malformed_nodes(model: ir.Model) -> None:
     version = model.opset_imports.get("", model.opset_imports.get("ai.onnx", 0))
     problems = []
     for node in model.graph.all_nodes():
-        if node.domain not in ("", "ai.onnx"):
+        if node.domain:
             continue
         name = node.name or next((v.name for v in node.outputs if v.name), "unnamed")
         problems += [f"{name!r} ({node.op_type}, opset {version}): {reason}" for reason in _objections(node, version)]

@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 import onnx_ir as ir
 
 from onnx_convgrad.graph.constants import constant_of
+from onnx_convgrad.graph.nodes import is_op, sole_producer
 from onnx_convgrad.registry import Call
 
 __all__ = ["pad_inside"]
@@ -25,12 +26,8 @@ def pad_inside(graph: ir.Graph, keep: Collection[ir.Value] = (), *, asymmetric: 
         asymmetric: Whether what runs the graph has convolutions with different padding at the two ends.
     """
     for node in list(graph):
-        if _plain(node, "Conv") and Call(node).string("auto_pad", "NOTSET") in ("", "NOTSET"):
+        if is_op(node, "Conv") and Call(node).string("auto_pad", "NOTSET") in ("", "NOTSET"):
             _pad_inside(graph, node, keep, asymmetric)
-
-
-def _plain(node: ir.Node | None, op_type: str) -> bool:
-    return node is not None and node.op_type == op_type and node.domain in ("", "ai.onnx")
 
 
 def _pad_inside(graph: ir.Graph, conv: ir.Node, keep: Collection[ir.Value], asymmetric: bool) -> None:
@@ -64,10 +61,8 @@ def _pad_inside(graph: ir.Graph, conv: ir.Node, keep: Collection[ir.Value], asym
 
 def _made_by(value: ir.Value | None, op_type: str, keep: Collection[ir.Value]) -> ir.Node | None:
     """The node that makes a value for one reader alone, if it is of that type."""
-    node = None if value is None else value.producer()
-    if value is None or node is None or not _plain(node, op_type) or value in keep:
-        return None
-    return node if len(value.uses()) == 1 and not value.is_graph_output() else None
+    node = None if value in keep else sole_producer(value)
+    return node if is_op(node, op_type) else None
 
 
 def _zeros(pad: ir.Node) -> Sequence[tuple[int, int]] | None:

@@ -17,13 +17,12 @@ import onnx_ir as ir
 
 from onnx_convgrad.emit import Emitter
 from onnx_convgrad.graph.constants import constant_of
+from onnx_convgrad.graph.nodes import is_op, origin_of, sole_producer
 from onnx_convgrad.graph.outputs import OutputPlaces
 
 __all__ = ["move_slopes_behind_pools"]
 
 _OF_ELEMENTS = frozenset({"Add", "Cast", "Greater", "HardSigmoid", "Less", "Max", "Min", "Mul", "Neg", "Sub"})
-
-_ORIGIN = "onnx_convgrad.origin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ def move_slopes_behind_pools(graph: ir.Graph, e: Emitter) -> None:
     """
     outputs, late = OutputPlaces(graph), False
     for node in list(graph):
-        if node.op_type == "Mul" and not node.domain and _ORIGIN in node.metadata_props:
+        if is_op(node, "Mul") and origin_of(node):
             for scattered, slope in (node.inputs, node.inputs[::-1]):
                 if scattered is not None and slope is not None and _moved(e, scattered, slope):
                     old = node.outputs[0]
@@ -69,9 +68,9 @@ def _moved(e: Emitter, value: ir.Value, slope: ir.Value) -> bool:
     if found is None or cotangent is None:
         return False
     for x in _arguments(slope):
-        pool = _pool(x, found.node.metadata_props.get(_ORIGIN, ""))
+        pool = _pool(x, origin_of(found.node))
         if pool is not None and all(v is x for v in _arguments(slope)):
-            e.anchor, e.origin = found.reader, found.node.metadata_props[_ORIGIN]
+            e.anchor, e.origin = found.reader, origin_of(found.node)
             there = _again(e, slope, {x: pool.outputs[0]})
             found.reader.replace_input_with(found.position, e.mul(cotangent, there))
             return True
@@ -80,21 +79,15 @@ def _moved(e: Emitter, value: ir.Value, slope: ir.Value) -> bool:
 
 def _scattered(value: ir.Value) -> _Scattered | None:
     """How `value` was scattered, if nothing else reads it, nor what lies between."""
-    node = _sole(value)
-    while node is not None and node.op_type == "Reshape":
-        node = _sole(node.inputs[0])
-    if node is None or node.op_type == "MaxUnpool":
-        return None if node is None else _Scattered(node, node, 0)
-    if node.op_type not in ("ScatterElements", "ScatterND"):
+    node = sole_producer(value)
+    while is_op(node, "Reshape"):
+        node = sole_producer(node.inputs[0])
+    if is_op(node, "MaxUnpool"):
+        return _Scattered(node, node, 0)
+    if not is_op(node, "ScatterElements", "ScatterND"):
         return None
-    row = _sole(node.inputs[2])
-    return _Scattered(node, row, 0) if row is not None and row.op_type == "Reshape" else None
-
-
-def _sole(value: ir.Value | None) -> ir.Node | None:
-    """The node of ai.onnx that computes a value which one other reads."""
-    node = None if value is None or value.is_graph_output() or len(value.uses()) != 1 else value.producer()
-    return None if node is None or node.domain else node
+    row = sole_producer(node.inputs[2])
+    return _Scattered(node, row, 0) if is_op(row, "Reshape") else None
 
 
 def _arguments(value: ir.Value) -> Iterator[ir.Value]:
@@ -102,7 +95,7 @@ def _arguments(value: ir.Value) -> Iterator[ir.Value]:
     number, node = constant_of(value), value.producer()
     if number is not None and number.size == 1:
         return
-    if node is None or node.domain or node.op_type not in _OF_ELEMENTS or _ORIGIN not in node.metadata_props:
+    if not is_op(node, *_OF_ELEMENTS) or not origin_of(node):
         yield value
         return
     for operand in node.inputs:
@@ -124,6 +117,6 @@ def _again(e: Emitter, value: ir.Value, known: dict[ir.Value, ir.Value]) -> ir.V
 
 def _pool(x: ir.Value, name: str) -> ir.Node | None:
     """The only MaxPool of the model's own that has this name and takes `x`."""
-    pools = {use.node for use in x.uses() if use.node.op_type == "MaxPool" and _ORIGIN not in use.node.metadata_props}
-    named = [node for node in pools if name and node.name == name and not node.domain]
+    pools = {use.node for use in x.uses() if is_op(use.node, "MaxPool") and not origin_of(use.node)}
+    named = [node for node in pools if name and node.name == name]
     return named[0] if len(named) == 1 else None

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.cost import Target
 from onnx_convgrad.emit import Emitter
+from onnx_convgrad.graph.nodes import origin_of
 
 __all__ = ["fit_provider"]
 
@@ -26,10 +27,10 @@ def fit_provider(graph: ir.Graph, target: Target) -> None:
     """
     e = Emitter(graph, opsets=graph.opset_imports, target=target)
     for node in list(graph):
-        if node.domain not in ("", "ai.onnx"):
+        if node.domain:
             continue
         e.anchor, start = node, len(e.emitted)
-        e.origin = node.metadata_props.get("onnx_convgrad.origin", "")
+        e.origin = origin_of(node)
         if node.op_type == "BatchNormalization" and not target.batch_statistics:
             _batch_normalization(e, node)
         elif node.op_type == "Conv" and not target.asymmetric_pads:

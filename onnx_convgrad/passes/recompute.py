@@ -27,6 +27,7 @@ from onnx_convgrad.emit import Emitter
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.graph.constants import is_constant
 from onnx_convgrad.graph.namespace import Namespace
+from onnx_convgrad.graph.nodes import origin_of
 from onnx_convgrad.passes.retained import Group, Retained
 from onnx_convgrad.registry import as_names, check_names
 
@@ -240,7 +241,7 @@ class _Writer:
         for group, following in itertools.zip_longest(groups, groups[1:]):
             end = len(self.model.nodes) if following is None else following.start
             self.e.anchor = self.model.nodes[group.start]
-            self.e.origin = self.e.anchor.metadata_props.get("onnx_convgrad.origin", "")
+            self.e.origin = origin_of(self.e.anchor)
             zero = self._zero(self._needed(since, group.start, first=zero is None)) or zero
             if zero is not None:
                 self._copy(group, zero)

@@ -27,7 +27,7 @@ def set_training(graph: ir.Graph) -> list[tuple[str, ir.Value]]:
     updates: list[tuple[str, ir.Value]] = []
     names = Namespace.of_values(graph)
     for node in list(graph):
-        if node.domain not in ("", "ai.onnx"):
+        if node.domain:
             continue
         if node.op_type == "BatchNormalization":
             updates += _batch_statistics(node)

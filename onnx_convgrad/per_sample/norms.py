@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnx_convgrad.emit import DOMAIN, Emitter, dims_equal
+from onnx_convgrad.graph.nodes import origin_of
 from onnx_convgrad.rules.conv_weight_grad import squares
 
 __all__ = ["squared_norm"]
@@ -72,4 +73,4 @@ def _paired(node: ir.Node) -> bool:
 
 def _origin(value: ir.Value) -> str:
     node = value.producer()
-    return "" if node is None else node.metadata_props.get("onnx_convgrad.origin", "")
+    return "" if node is None else origin_of(node)

@@ -7,6 +7,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_convgrad.emit import Emitter
+from onnx_convgrad.graph.nodes import is_op
 
 __all__ = ["complete"]
 
@@ -18,7 +19,7 @@ def complete(e: Emitter, node: ir.Node) -> None:
     """Give the results of `node` the shapes that can be told now, if they have none."""
     if all(v.shape is not None for v in node.outputs):
         return
-    if node.op_type != "Reshape" or node.domain not in ("", "ai.onnx"):
+    if not is_op(node, "Reshape"):
         e.infer(node)
         return
     x, y = node.inputs[0], node.outputs[0]
@@ -41,7 +42,7 @@ def _entries(e: Emitter, value: ir.Value | None, steps: int) -> list[Any] | None
     if constant is not None:
         return [int(d) for d in constant.reshape(-1)]
     node = None if value is None else value.producer()
-    source = None if node is None or node.domain not in ("", "ai.onnx") or not node.inputs else node.inputs[0]
+    source = None if node is None or node.domain or not node.inputs else node.inputs[0]
     if node is None or source is None or steps == 0 or (node.op_type == "Shape" and source.shape is None):
         return None
     if node.op_type == "Shape" and source.shape is not None:

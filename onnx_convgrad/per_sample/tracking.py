@@ -106,7 +106,7 @@ class Tracker:
         rule, call = rule_of(node), Call(node)
         if State.TOTAL in given:
             return _of_total(call, rule, given)
-        if node.domain in ("", "ai.onnx") and node.op_type in _HANDLERS:
+        if not node.domain and node.op_type in _HANDLERS:
             return _HANDLERS[node.op_type](self, call, given)
         if rule is not None and rule.kind == "elementwise":
             return self.aligned(call, given)

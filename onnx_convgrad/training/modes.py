@@ -9,6 +9,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_convgrad.emit import Emitter, known
+from onnx_convgrad.graph.nodes import is_op
 from onnx_convgrad.passes.training import drop, dropped_share
 from onnx_convgrad.training.draft import Draft
 from onnx_convgrad.training.masks import Masks
@@ -18,12 +19,12 @@ __all__ = ["batch_normalizations", "dropouts", "inference_mode", "training_mode"
 
 def batch_normalizations(graph: ir.Graph) -> Iterator[ir.Node]:
     """The BatchNormalization nodes of the main graph."""
-    return (n for n in graph if n.op_type == "BatchNormalization" and n.domain in ("", "ai.onnx"))
+    return (n for n in graph if is_op(n, "BatchNormalization"))
 
 
 def dropouts(graph: ir.Graph) -> list[tuple[ir.Node, float]]:
     """The Dropout nodes of the main graph that drop a share known while building, and that share; none that drop nothing."""
-    nodes = [node for node in graph if node.op_type == "Dropout" and node.domain in ("", "ai.onnx")]
+    nodes = [node for node in graph if is_op(node, "Dropout")]
     shares = [(node, dropped_share(node)) for node in nodes]
     return [(node, share) for node, share in shares if share]
 
@@ -59,7 +60,7 @@ def training_mode(
         masks = Masks(e, state, len(shares))
         draft.node_names.give(e.emitted, "masks")
     for node, following in zip(nodes, [*nodes[1:], None], strict=True):
-        if node.domain not in ("", "ai.onnx"):
+        if node.domain:
             continue
         if node.op_type == "BatchNormalization":
             e.anchor = following
@@ -174,7 +175,7 @@ def _use_stored(node: ir.Node) -> None:
 def inference_mode(graph: ir.Graph) -> None:
     """Stored statistics in every BatchNormalization, and no Dropout."""
     for node in list(graph):
-        if node.domain not in ("", "ai.onnx"):
+        if node.domain:
             continue
         if node.op_type == "BatchNormalization":
             _use_stored(node)

@@ -84,7 +84,7 @@ def _convert(e: Emitter, node: ir.Node, narrow: Narrow) -> None:
     """Cast the operands of one node to the type that it is to compute in."""
     typed = list(_typed_inputs(node, narrow))
     operands = [node.inputs[i] for i in typed]
-    half = node.domain in ("", "ai.onnx") and bool(typed) and _computes_narrow(node, operands, narrow)
+    half = not node.domain and bool(typed) and _computes_narrow(node, operands, narrow)
     for i, value in enumerate(node.inputs):
         if value is None or value.dtype not in (_FLOAT, narrow.dtype):
             continue
@@ -131,7 +131,7 @@ def _schema(op_type: str) -> onnx.defs.OpSchema:
 
 def _typed_inputs(node: ir.Node, narrow: Narrow) -> Iterator[int]:
     """Positions of the operands that have the type of the first result."""
-    if node.op_type not in narrow.products | narrow.follow or node.domain not in ("", "ai.onnx"):
+    if node.op_type not in narrow.products | narrow.follow or node.domain:
         return
     schema = _schema(node.op_type)
     for i in range(len(node.inputs)):

@@ -10,6 +10,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.graph.nodes import is_op
+
 __all__ = ["untie"]
 
 _LARGE = 1 << 22
@@ -22,7 +24,7 @@ def untie(graph: ir.Graph) -> list[str]:
     """
     done = []
     for node in list(graph):
-        if node.op_type != "Identity" or node.domain not in ("", "ai.onnx"):
+        if not is_op(node, "Identity"):
             continue
         source, copy = node.inputs[0], node.outputs[0]
         if source is None or not source.is_initializer() or source.is_graph_input() or copy.is_graph_output():
