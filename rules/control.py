@@ -10,6 +10,8 @@ from onnx_convgrad.emit import Emitter
 from onnx_convgrad.registry import Call, expansion, require
 
 _MOST_TURNS = 256
+"""Each is written down: a graph of more is too large to load."""
+
 _SIZES = (
     "Give the sizes of all inputs, those of cotangents too, as with --input-shape x:8,3,64,64; a loop over the samples that"
     " an earlier derivative brought is not there if that is built with the sizes."
@@ -25,11 +27,7 @@ def scan(e: Emitter, n: Call) -> list[ir.Value | None]:
     operands = [v for v in n.inputs if v is not None]
     scanned = operands[len(operands) - n.int("num_scan_inputs", 0) :]
     state = operands[: len(operands) - len(scanned)]
-    turns = e.dim(scanned[0], 0)
-    require(isinstance(turns, int), "the number of its turns is not known while building.", _SIZES)
-    assert isinstance(turns, int)
-    require(turns <= _MOST_TURNS, f"it takes {turns} turns, more than the {_MOST_TURNS} that are written down.")
-    require(turns > 0, "it takes no turn.")
+    turns = known_turns(e, scanned[0], "the number of its turns", _SIZES)
     made: list[list[ir.Value]] = [[] for _ in body.outputs[len(state) :]]
     for turn in range(turns):
         slices = [e.squeeze(e.slice(v, [turn], [turn + 1], [0]), [0]) for v in scanned]
@@ -38,6 +36,15 @@ def scan(e: Emitter, n: Call) -> list[ir.Value | None]:
         for parts, part in zip(made, results[len(state) :], strict=True):
             parts.append(e.unsqueeze(part, [0]))
     return [*state, *(e.concat(parts, 0) for parts in made)]
+
+
+def known_turns(e: Emitter, sequence: ir.Value, what: str, hint: str) -> int:
+    """How many turns over the first axis of `sequence` are to be written down; refused where `what` is not known."""
+    turns = e.dim(sequence, 0)
+    require(isinstance(turns, int), f"{what} is not known while building.", hint)
+    assert isinstance(turns, int)
+    require(0 < turns <= _MOST_TURNS, f"it takes {turns} turns; 1 to {_MOST_TURNS} are written down.")
+    return turns
 
 
 def _turn(e: Emitter, body: ir.Graph, operands: Sequence[ir.Value]) -> list[ir.Value]:

@@ -5,21 +5,23 @@
     LSTM  i, o, f = f(...);  c[t] = f c[t-1] + i g(...);  h[t] = o h(c[t])
 
 The products with x are one MatMul for all turns. The operator itself stays in the forward part, with its fused kernel; what
-stands here is only what its gradient passes through. A turn beyond a sample's `sequence_lens` keeps the state
-and gives zeros.
+stands here is only what its gradient passes through. A turn beyond a sample's `sequence_lens` keeps the state and gives
+zeros.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import onnx_ir as ir
 
 from onnx_convgrad.emit import Emitter
 from onnx_convgrad.registry import Call, expansion, require
+from onnx_convgrad.rules.control import known_turns
 
-MOST_TURNS = 256
+_LENGTH = "Give it, as in --input-shape x:26,1,64 or input_shapes={'x': [26, 1, 64]}."
 
 Function = Callable[[Emitter, ir.Value], ir.Value]
 Cell = Callable[["_Direction", ir.Value, "State"], "State"]
@@ -104,6 +106,28 @@ class _Direction:
     linear_before_reset: bool
     input_forget: bool
 
+    @classmethod
+    def of(cls, e: Emitter, n: Call, d: int, gates: int, functions: Sequence[Function]) -> Self:
+        """Direction `d` of the node."""
+        hidden = e.dim(n["R"], 2)
+        require(isinstance(hidden, int), "the shape of its weights is not known.")
+        assert isinstance(hidden, int)
+        w, r, bias = _at(e, n["W"], d), _at(e, n["R"], d), _of_direction(e, n.get("B"), d)
+        size = gates * hidden
+        return cls(
+            e,
+            hidden,
+            w,
+            r,
+            None if bias is None else e.slice(bias, [0], [size], [0]),
+            None if bias is None else e.slice(bias, [size], [2 * size], [0]),
+            _of_direction(e, n.get("P"), d),
+            functions,
+            n.float("clip", 0.0),
+            bool(n.int("linear_before_reset", 0)),
+            bool(n.int("input_forget", 0)),
+        )
+
     def products(self, x: ir.Value) -> ir.Value:
         """`x W' + b` of all turns. The bias of R goes with it, but for that of a product that a gate multiplies."""
         e = self.e
@@ -153,44 +177,19 @@ def _written_down(e: Emitter, n: Call, gates: int, default: Sequence[str], cell:
     require(
         n.int("layout", 0) == 0, "its layout is 1, which ONNX Runtime does not run.", hint="Export it with layout 0."
     )
-    turns = e.dim(n["X"], 0)
-    require(
-        isinstance(turns, int),
-        "the length of its sequence is not known while building.",
-        hint="Give it, as in --input-shape x:26,1,64 or input_shapes={'x': [26, 1, 64]}.",
-    )
-    assert isinstance(turns, int)
-    require(0 < turns <= MOST_TURNS, f"its sequence has {turns} turns; 1 to {MOST_TURNS} are written down.")
-    hidden = e.dim(n["R"], 2)
-    require(isinstance(hidden, int), "the shape of its weights is not known.")
-    assert isinstance(hidden, int)
+    turns = known_turns(e, n["X"], "the length of its sequence", _LENGTH)
     way = n.string("direction", "forward")
     ways = ["forward", "reverse"] if way == "bidirectional" else [way]
     functions = _functions(n, [*default] * len(ways))
     lengths = n.get("sequence_lens")
     histories, finals = [], []
     for d, reverse in enumerate(w == "reverse" for w in ways):
-        bias = _of_direction(e, n.get("B"), d)
-        direction = _Direction(
-            e,
-            hidden,
-            _at(e, n["W"], d),
-            _at(e, n["R"], d),
-            None if bias is None else e.slice(bias, [0], [gates * hidden], [0]),
-            None if bias is None else e.slice(bias, [gates * hidden], [2 * gates * hidden], [0]),
-            _of_direction(e, n.get("P"), d),
-            functions[d * len(default) : (d + 1) * len(default)],
-            n.float("clip", 0.0),
-            bool(n.int("linear_before_reset", 0)),
-            bool(n.int("input_forget", 0)),
-        )
+        direction = _Direction.of(e, n, d, gates, functions[d * len(default) : (d + 1) * len(default)])
         start = State(_of_direction(e, n.get("initial_h"), d), _of_direction(e, n.get("initial_c"), d))
         history, final = _turns(direction, cell, n["X"], start, lengths, turns, reverse=reverse)
         histories.append(e.unsqueeze(history, [1]))
         finals.append(final)
-    last = [e.concat([e.unsqueeze(s.h, [0]) for s in finals if s.h is not None], 0)]
-    if cell is _lstm_cell:
-        last.append(e.concat([e.unsqueeze(s.c, [0]) for s in finals if s.c is not None], 0))
+    last = [_stacked(e, [s.h for s in finals]), _stacked(e, [s.c for s in finals])]
     return [e.concat(histories, 1), *last]
 
 
@@ -206,11 +205,12 @@ def _turns(
 ) -> tuple[ir.Value, State]:
     """The states h of all turns `[turns, batch, hidden]`, in the order of x, and the last one."""
     e = d.e
-    turned = reverse and lengths is not None  # every sample has its own end, and begins there
-    products = d.products(_reversed(e, x, lengths) if turned and lengths is not None else x)
+    ends = lengths if reverse else None  # every sample has its own, and begins there
+    backwards = reverse and ends is None
+    products = d.products(x if ends is None else _reversed(e, x, ends))
     parts = e.ops("Split", products, outputs=turns, axis=0, num_outputs=turns) if turns > 1 else [products]
     history: list[ir.Value] = []
-    for t in range(turns - 1, -1, -1) if reverse and not turned else range(turns):
+    for t in reversed(range(turns)) if backwards else range(turns):
         new = cell(d, e.squeeze(parts[t], [0]), state)
         assert new.h is not None
         shown = new.h
@@ -220,10 +220,16 @@ def _turns(
             new = State(_kept(e, alive, new.h, state.h), _kept(e, alive, new.c, state.c))
         state = new
         history.append(e.unsqueeze(shown, [0]))
-    if reverse and not turned:
+    if backwards:
         history.reverse()
     result = e.concat(history, 0)
-    return (_reversed(e, result, lengths) if turned and lengths is not None else result), state
+    return (result if ends is None else _reversed(e, result, ends)), state
+
+
+def _stacked(e: Emitter, states: Sequence[ir.Value | None]) -> ir.Value | None:
+    """One state per direction, `[directions, batch, hidden]`; `None` of a cell that has no such state."""
+    present = [e.unsqueeze(v, [0]) for v in states if v is not None]
+    return e.concat(present, 0) if present else None
 
 
 def _kept(e: Emitter, alive: ir.Value, new: ir.Value | None, old: ir.Value | None) -> ir.Value | None:
@@ -246,14 +252,13 @@ def _at(e: Emitter, value: ir.Value, d: int) -> ir.Value:
 
 # -- activations -------------------------------------------------------------------------------------------------------
 
-_ONE, _NONE = 1.0, 0.0
 _DEFAULTS: dict[str, tuple[float, ...]] = {
-    "affine": (_ONE, _NONE),
-    "scaledtanh": (_ONE, _ONE),
+    "affine": (1.0, 0.0),
+    "scaledtanh": (1.0, 1.0),
     "hardsigmoid": (0.2, 0.5),
     "leakyrelu": (0.01,),
-    "thresholdedrelu": (_ONE,),
-    "elu": (_ONE,),
+    "thresholdedrelu": (1.0,),
+    "elu": (1.0,),
 }
 """alpha, and beta where there is one, as ONNX Runtime takes them where they are not given."""
 

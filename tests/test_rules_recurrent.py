@@ -125,7 +125,7 @@ def _model(turns: int | str, **attributes: Any) -> onnx.ModelProto:
     ("turns", "attributes", "reason"),
     [
         ("n", {}, "the length of its sequence is not known while building"),
-        (300, {}, "its sequence has 300 turns; 1 to 256 are written down"),
+        (300, {}, "it takes 300 turns; 1 to 256 are written down"),
         (4, {"layout": 1}, "its layout is 1"),
         (4, {"activations": ["Sigmoid", "Tanh"]}, "it has 2 activations, and needs 3"),
         (4, {"activations": ["Sigmoid", "Swish", "Tanh"]}, "its activation 'Swish' is not one of ONNX's"),
