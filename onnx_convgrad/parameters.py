@@ -11,9 +11,10 @@ import onnx_ir as ir
 from onnx_convgrad.activity import floating, rule_of
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.graph.constants import WAS_NODE, constant_of
+from onnx_convgrad.graph.namespace import named_values
 from onnx_convgrad.registry import Call, as_names, check_names, stem
 
-__all__ = ["named_values", "parameters", "resolve_of", "resolve_wrt"]
+__all__ = ["parameters", "resolve_of", "resolve_wrt"]
 
 _RESHAPING = frozenset(
     {"Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Cast", "Flatten", "Expand", "Tile", "Slice", "Split"}
@@ -23,12 +24,6 @@ _RESHAPING = frozenset(
 _NORMALIZATIONS = frozenset(
     {"BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization"}
 )
-
-
-def named_values(graph: ir.Graph) -> dict[str, ir.Value]:
-    """Every value of the main graph by name, in order of appearance."""
-    everything = (*graph.inputs, *graph.initializers.values(), *(v for node in graph for v in node.outputs))
-    return {v.name: v for v in everything if v.name}
 
 
 def parameters(graph: ir.Graph) -> list[ir.Value]:

@@ -20,8 +20,8 @@ from onnx_convgrad.cost import target_named
 from onnx_convgrad.emit import DOMAIN
 from onnx_convgrad.errors import ConvGradError
 from onnx_convgrad.files import whole_proto
+from onnx_convgrad.graph.namespace import named_values
 from onnx_convgrad.lowering.lower import lower
-from onnx_convgrad.parameters import named_values
 from onnx_convgrad.runtime import session
 
 __all__ = ["Primal", "narrow_primal", "primal_function", "widened"]

@@ -12,7 +12,8 @@ import onnx_ir as ir
 
 from onnx_convgrad.commands.tables import Output, Table, bytes_text, shape_text
 from onnx_convgrad.files import stored_bytes
-from onnx_convgrad.parameters import named_values, parameters
+from onnx_convgrad.graph.namespace import named_values
+from onnx_convgrad.parameters import parameters
 
 __all__ = ["Figures", "Rewritten", "gradient_rows", "gradient_table", "parameter_count"]
 

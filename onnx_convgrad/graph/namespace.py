@@ -1,4 +1,4 @@
-"""Free names: a clash gets `_1`, `_2`."""
+"""The names of a graph: the values that have them, and free ones, where a clash gets `_1`, `_2`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from typing import Self
 
 import onnx_ir as ir
 
-__all__ = ["Namespace"]
+__all__ = ["Namespace", "named_values"]
+
+
+def named_values(graph: ir.Graph) -> dict[str, ir.Value]:
+    """Every value of the main graph by name, in order of appearance."""
+    everything = (*graph.inputs, *graph.initializers.values(), *(v for node in graph for v in node.outputs))
+    return {v.name: v for v in everything if v.name}
 
 
 class Namespace:

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from onnx_convgrad.emit import Emitter
+from onnx_convgrad.graph.namespace import named_values
 from onnx_convgrad.registry import Call
 
 __all__ = ["LOOPS_KEY", "note_loop", "take_loops_back", "tell_loops"]
@@ -33,11 +34,11 @@ def tell_loops(model: ir.Model) -> None:
     graph = model.graph
     model.metadata_props.pop(LOOPS_KEY, None)
     told = {}
-    present = {*graph.inputs, *graph.initializers.values(), *(v for node in graph for v in node.outputs)}
+    names: dict[ir.Value | None, str] = {None: "", **{v: name for name, v in named_values(graph).items()}}
     for result, op_type, domain, operands, attributes in graph.meta.pop(LOOPS_KEY, []):
-        if all(v is None or (v in present and v.name) for v in (result, *operands)):
-            names = ["" if v is None else v.name for v in operands]
-            told[result.name] = {"op_type": op_type, "domain": domain, "inputs": names, "attributes": attributes}
+        if names.keys() >= {result, *operands}:
+            inputs = [names[v] for v in operands]
+            told[names[result]] = {"op_type": op_type, "domain": domain, "inputs": inputs, "attributes": attributes}
     if told:
         model.metadata_props[LOOPS_KEY] = json.dumps(told)
 
@@ -48,16 +49,14 @@ def take_loops_back(model: ir.Model) -> None:
     if not told:
         return
     graph = model.graph
-    values = {v.name: v for v in (*graph.inputs, *graph.initializers.values()) if v.name}
-    values |= {v.name: v for node in graph for v in node.outputs if v.name}
+    values: dict[str, ir.Value | None] = {"": None, **named_values(graph)}
     e = Emitter(graph, opsets=model.opset_imports)
     for name, made in told.items():
         result = values.get(name)
-        operands = [values.get(operand) if operand else None for operand in made["inputs"]]
-        if result is None or (producer := result.producer()) is None:
+        producer = None if result is None else result.producer()
+        if result is None or producer is None or not values.keys() >= set(made["inputs"]):
             continue
-        if any(operand and value is None for operand, value in zip(made["inputs"], operands, strict=True)):
-            continue
+        operands = [values[operand] for operand in made["inputs"]]
         e.anchor, e.origin = producer, producer.name or ""
         whole = e.op(made["op_type"], *operands, domain=made["domain"], **made["attributes"])
         whole.shape, whole.type = result.shape, result.type
@@ -65,4 +64,4 @@ def take_loops_back(model: ir.Model) -> None:
         whole.name = name
         result.replace_all_uses_with(whole, replace_graph_outputs=True)
         values[name] = whole
-    common.RemoveUnusedNodesPass()(model)
+    common.RemoveUnusedNodesPass()(model)  # the loops: what reads their operands would count as a use of those

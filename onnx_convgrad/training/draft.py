@@ -10,9 +10,8 @@ import onnx_ir as ir
 
 from onnx_convgrad.cost import Target
 from onnx_convgrad.emit import CANONICAL_OPSET, Emitter
-from onnx_convgrad.graph.namespace import Namespace
+from onnx_convgrad.graph.namespace import Namespace, named_values
 from onnx_convgrad.lowering.candidates import Policy
-from onnx_convgrad.parameters import named_values
 from onnx_convgrad.pipeline import Names, complete
 from onnx_convgrad.training.manifest import MANIFEST_KEY, Manifest, Port
 

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.emit import Emitter
 from onnx_convgrad.errors import ArgumentError, first_few
-from onnx_convgrad.parameters import named_values
+from onnx_convgrad.graph.namespace import named_values
 from onnx_convgrad.passes.training import rewrite_for_training
 from onnx_convgrad.reverse import backward
 from onnx_convgrad.training import modes
