@@ -20,7 +20,7 @@ from onnx_convgrad.emit import Emitter, known
 from onnx_convgrad.errors import ArgumentError, ConvGradError, ModelError, first_few
 from onnx_convgrad.files import check_weights
 from onnx_convgrad.forward import forward
-from onnx_convgrad.graph.nodes import ORIGIN
+from onnx_convgrad.graph.nodes import ORIGIN, is_op
 from onnx_convgrad.lowering.calibration import calibrated
 from onnx_convgrad.lowering.candidates import Choosing, Policy
 from onnx_convgrad.lowering.loops import take_loops_back, tell_loops
@@ -35,7 +35,7 @@ from onnx_convgrad.passes.recompute import Recomputation, mark_boundary, recompu
 from onnx_convgrad.passes.training import rewrite_for_training, set_training
 from onnx_convgrad.passes.verify import verify, verify_shapes
 from onnx_convgrad.per_sample.walk import backward_per_sample, data_inputs
-from onnx_convgrad.registry import check_names
+from onnx_convgrad.registry import Call, check_names
 from onnx_convgrad.reverse import backward
 from onnx_convgrad.sparse import without_sparse
 from onnx_convgrad.validity import judged, root_cause
@@ -224,15 +224,8 @@ def complete(
 
 def _name_unordered(graph: ir.Graph, target: str) -> None:
     """Warn of the sums that are still taken in no fixed order: those at indices which only a run knows."""
-    found = []
-    for node in graph:
-        reduction = node.attributes.get("reduction")
-        if (
-            node.op_type in ("ScatterElements", "ScatterND")
-            and reduction is not None
-            and reduction.as_string() == "add"
-        ):
-            found.append(node.name or "unnamed")
+    scatters = (node for node in graph if is_op(node, "ScatterElements", "ScatterND"))
+    found = [node.name or "unnamed" for node in scatters if Call(node).string("reduction", "none") == "add"]
     if found:
         text = f"On {target} these nodes still add at repeated indices in no fixed order: {first_few(found)}."
         warnings.warn(text, UserWarning, stacklevel=5)

@@ -10,7 +10,8 @@ import onnx_ir as ir
 
 from onnx_convgrad.cost import Rates
 from onnx_convgrad.graph.constants import constant_of
-from onnx_convgrad.lowering.pass_cost import alone, ints, missing, moved_bytes, shape_of, traffic, value_bytes, waiting
+from onnx_convgrad.lowering.pass_cost import alone, missing, moved_bytes, shape_of, traffic, value_bytes, waiting
+from onnx_convgrad.registry import Call
 
 __all__ = ["col2im", "concat", "gather", "items", "leading_axes", "pad", "reduce", "slice_", "transpose"]
 
@@ -21,7 +22,7 @@ _STREAMS = 64
 def transpose(node: ir.Node, rates: Rates) -> float:
     """Whole runs are copied when the last axis stays; a matrix transposition moves single elements. All by one thread."""
     shape = shape_of(node.inputs[0])
-    perm = ints(node, "perm", range(len(shape))[::-1])
+    perm = Call(node).ints("perm") or range(len(shape))[::-1]
     moved = [p for p in perm if shape[p] != 1]
     if moved == sorted(moved):
         return traffic(node, rates)
@@ -97,8 +98,8 @@ def slice_(node: ir.Node, rates: Rates) -> float:
 
 def concat(node: ir.Node, rates: Rates) -> float:
     """Rows are copied side by side."""
-    out, attr = shape_of(node.outputs[0]), node.attributes.get("axis")
-    axis = (attr.as_int() if attr else 0) % max(1, len(out))
+    out = shape_of(node.outputs[0])
+    axis = Call(node).int("axis", 0) % max(1, len(out))
     pieces = math.prod(out[:axis]) * len(node.inputs)
     if math.prod(out[axis:]) == len(node.inputs):  # single elements have a loop of their own
         return traffic(node, rates) + pieces * 0.012 * rates.run
@@ -112,9 +113,8 @@ def pad(node: ir.Node, rates: Rates) -> float:
 
 def gather(node: ir.Node, rates: Rates) -> float:
     """Whole rows are copied, one call each."""
-    out, axis = shape_of(node.outputs[0]), node.attributes.get("axis")
-    at = (axis.as_int() if axis else 0) % max(1, len(shape_of(node.inputs[0])))
-    row = math.prod(shape_of(node.inputs[0])[at + 1 :])
+    data, out = shape_of(node.inputs[0]), shape_of(node.outputs[0])
+    row = math.prod(data[Call(node).int("axis", 0) % max(1, len(data)) + 1 :])
     return _picked(node, traffic(node, rates)) + math.prod(out) / max(row, 1) * 0.4 * rates.run
 
 
@@ -157,5 +157,5 @@ def items(factor: float) -> Callable[[ir.Node, Rates], float]:
 
 def col2im(node: ir.Node, rates: Rates) -> float:
     """Whole rows are added in two dimensions and where they are not spread."""
-    rows = len(shape_of(node.outputs[0])) == 4 and set(ints(node, "strides", [1])) == {1}
+    rows = len(shape_of(node.outputs[0])) == 4 and set(Call(node).ints("strides") or (1,)) == {1}
     return items(0.22 if rows else 0.55)(node, rates)

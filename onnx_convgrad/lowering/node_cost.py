@@ -16,6 +16,7 @@ import onnx_ir as ir
 from onnx_convgrad.cost import Rates
 from onnx_convgrad.emit import VIEWS
 from onnx_convgrad.graph.constants import is_folded
+from onnx_convgrad.graph.nodes import is_op
 from onnx_convgrad.lowering.movement_cost import col2im, concat, gather, items, pad, reduce, slice_, transpose
 from onnx_convgrad.lowering.pass_cost import shape_of, traffic
 from onnx_convgrad.lowering.product_cost import conv, conv_transpose, folds, matmul
@@ -53,7 +54,7 @@ _MODELS: dict[str, Callable[[ir.Node, Rates], float]] = {
 
 def body_of(node: ir.Node) -> ir.Graph | None:
     """The body of a Scan."""
-    return node.attributes["body"].as_graph() if node.op_type == "Scan" and not node.domain else None
+    return node.attributes["body"].as_graph() if is_op(node, "Scan") else None
 
 
 def _loop(node: ir.Node, body: ir.Graph, rates: Rates) -> float:

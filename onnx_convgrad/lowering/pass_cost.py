@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import onnx_ir as ir
 
 from onnx_convgrad.cost import Rates
 
-__all__ = ["Shape", "alone", "ints", "late", "missing", "moved_bytes", "shape_of", "traffic", "value_bytes", "waiting"]
+__all__ = ["Shape", "alone", "late", "missing", "moved_bytes", "shape_of", "traffic", "value_bytes", "waiting"]
 
 Shape = tuple[int, ...]
 
@@ -62,9 +61,3 @@ def late(node: ir.Node, rates: Rates) -> float:
 def waiting(node: ir.Node, rates: Rates) -> float:
     """Seconds for which a product waits for memory."""
     return 1.6 * late(node, rates) * moved_bytes(node) * (1 / rates.memory - 1 / rates.cached)
-
-
-def ints(node: ir.Node, name: str, default: Sequence[int]) -> list[int]:
-    """An attribute of a node."""
-    attr = node.attributes.get(name)
-    return list(default) if attr is None else list(attr.as_ints())

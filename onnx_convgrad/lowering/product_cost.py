@@ -8,7 +8,9 @@ import onnx_ir as ir
 
 from onnx_convgrad.cost import Rates
 from onnx_convgrad.graph.constants import is_folded
-from onnx_convgrad.lowering.pass_cost import ints, late, shape_of, traffic, waiting
+from onnx_convgrad.graph.nodes import is_op
+from onnx_convgrad.lowering.pass_cost import late, shape_of, traffic, waiting
+from onnx_convgrad.registry import Call
 
 __all__ = ["conv", "conv_transpose", "folds", "matmul"]
 
@@ -34,8 +36,9 @@ def matmul(node: ir.Node, rates: Rates) -> float:
     out = shape_of(node.outputs[0])
     m, k, n = a[-2], a[-1], b[-1]
     if node.op_type == "Gemm":
-        m, k = (a[1], a[0]) if node.attributes.get("transA") else (a[0], a[1])
-        n = b[0] if node.attributes.get("transB") else b[1]
+        call = Call(node)
+        m, k = (a[1], a[0]) if call.int("transA", 0) else (a[0], a[1])
+        n = b[0] if call.int("transB", 0) else b[1]
     right = node.inputs[1]
     packed = right is not None and right.const_value is not None  # when the model is loaded
     batch = math.prod(out[:-2])
@@ -53,7 +56,7 @@ def folds(value: ir.Value | None) -> bool:
     The runtime folds it into them: for nothing on the right, by packing one element at a time on the left.
     """
     node = None if value is None else value.producer()
-    if node is None or node.op_type != "Transpose":
+    if not is_op(node, "Transpose"):
         return False
     perm = list(node.attributes["perm"].as_ints())
     n = len(perm)
@@ -76,8 +79,7 @@ def _blocked(node: ir.Node) -> bool:
     if x is None or x.dtype not in (None, ir.DataType.FLOAT) or len(shape_of(w)) != 4 or not is_folded(w):
         return False
     features, inner = shape_of(w)[:2]
-    attr = node.attributes.get("group")
-    groups = attr.as_int() if attr else 1
+    groups = Call(node).int("group", 1)
     if groups == 1:
         return inner < _BLOCK or inner % 4 == 0
     single = inner == 1 and features == groups
@@ -101,18 +103,18 @@ def conv(node: ir.Node, rates: Rates) -> float:
     if _blocked(node):
         return _blocked_conv(node, rates)
     x, w, y = (shape_of(v) for v in (node.inputs[0], node.inputs[1], node.outputs[0]))
-    attr = node.attributes.get("group")
-    groups = attr.as_int() if attr else 1
-    unit = set(ints(node, "strides", [1])) == {1}
+    n = Call(node)
+    groups, strides = n.int("group", 1), n.ints("strides") or (1,)
+    unit = set(strides) == {1}
     taps, inner, points = math.prod(w[2:]), w[1], math.prod(y[2:])
     macs = float(math.prod(y) * inner * taps)
     patches = 0.0 if taps == 1 and unit else float(y[0] * points * x[1] * taps)
-    padded = any(ints(node, "pads", [0])) or set(ints(node, "dilations", [1])) != {1}
+    padded = any(n.ints("pads") or ()) or set(n.ints("dilations") or (1,)) != {1}
     if inner == 1 and groups > 1 and len(w) == 4 and w[3] == x[3] and taps > 1 and unit and not padded:
         seconds = _windows(rates, x[0] * groups, w[0] // groups, points, taps)
     elif inner == 1 and groups > 1 and is_folded(node.inputs[1]):
         product = 1.9 * macs / rates.gemm + 0.17 * patches * rates.item
-        each = 0.3 if ints(node, "strides", [1])[-1] == 1 else 0.52
+        each = 0.3 if strides[-1] == 1 else 0.52
         seconds = max(each * math.prod(y) * rates.item, product) + x[0] * groups * 8 * rates.run
     elif inner == 1 and groups > 1 and w[0] == groups:
         seconds = macs * rates.tap * (1.0 if unit else 2.0) * _short_rows(y[-1])
@@ -127,7 +129,7 @@ def conv(node: ir.Node, rates: Rates) -> float:
         slow = 1 + 0.4 * rates.small / max(rows, 1) + 1.25 * rates.small / max(points, 1) + 2 / max(k, 1)
         # with more features than points one thread gathers; single points are picked where the last stride is not 1
         runs = patches / y[-1] * (0.35 if rows > points else 0.14)
-        each = 0.06 if ints(node, "strides", [1])[-1] == 1 else 0.18
+        each = 0.06 if strides[-1] == 1 else 0.18
         seconds = 2 * macs * slow / rates.gemm + each * patches * rates.item + runs * rates.run
         seconds += waiting(node, rates)
     return max(seconds, traffic(node, rates))
@@ -147,11 +149,10 @@ def _windows(rates: Rates, groups: int, rows: int, windows: int, k: int) -> floa
 def conv_transpose(node: ir.Node, rates: Rates) -> float:
     """One matrix product to patches, which are then added in place; the weights are transposed for every sample."""
     x, w, y = (shape_of(v) for v in (node.inputs[0], node.inputs[1], node.outputs[0]))
-    attr = node.attributes.get("group")
-    groups = attr.as_int() if attr else 1
+    n = Call(node)
+    groups, unit = n.int("group", 1), set(n.ints("strides") or (1,)) == {1}
     points, taps = math.prod(x[2:]), math.prod(w[2:])
     patches = float(x[0] * groups * w[1] * taps * points)
-    unit = set(ints(node, "strides", [1])) == {1}
     adding = patches * rates.item * (0.15 * _short_rows(y[-1]) if unit else 0.5) if taps > 1 else 0.0
     slow = 1 + rates.small / max(w[1] * taps, 1) + 8 / max(points, 1) + 8 / max(w[0] // groups, 1)
     product = 2.0 * x[0] * w[0] * w[1] * taps * points * slow / rates.gemm

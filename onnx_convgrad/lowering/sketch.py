@@ -65,7 +65,7 @@ def sketch(
     mark_folded(e.emitted)
     live = reaching(result)
     emitted = [n for n in e.emitted if n in live]
-    priced = [n for n in emitted if not _fused(n)]
+    priced = [n for n in emitted if not folds(n.outputs[0])]
     seconds = sum(node_seconds(n, target.rates) for n in priced)
     last = result.producer()
     if ends and last is not None and last.op_type in VIEWS:
@@ -77,17 +77,13 @@ def _count(nodes: Iterable[ir.Node]) -> int:
     return sum(1 + _count(body_of(node) or ()) for node in nodes)
 
 
-def _fused(node: ir.Node) -> bool:
-    return folds(node.outputs[0])
-
-
 def _workspace(nodes: list[ir.Node], result: ir.Value) -> int:
     """The peak of the bytes held between the nodes. A view holds what it looks at."""
     owner: dict[ir.Value, ir.Value] = {}
     last: dict[ir.Value, int] = {}
     for at, node in enumerate(nodes):
         for value in node.outputs:
-            source = node.inputs[0] if node.op_type in VIEWS or _fused(node) else None
+            source = node.inputs[0] if node.op_type in VIEWS or folds(value) else None
             owner[value] = owner.get(source, source) if source is not None else value
         for operand in (*node.inputs, *captured_values(node)):
             if operand is not None and operand in owner:

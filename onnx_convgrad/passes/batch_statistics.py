@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.emit import Emitter
 from onnx_convgrad.graph.nodes import is_op
+from onnx_convgrad.registry import Call
 
 __all__ = ["share_statistics"]
 
@@ -45,15 +46,10 @@ def _blends(node: ir.Node) -> bool:
     """Whether the node computes both running statistics, in a type that keeps the digits of the batch's."""
     if not is_op(node, "BatchNormalization") or len(node.outputs) != 3:
         return False
-    mode, stored = node.attributes.get("training_mode"), node.inputs[3:5]
-    if mode is None or mode.as_int() != 1 or any(v is None or v.dtype not in _WIDE for v in stored):
+    n = Call(node)
+    if not n.int("training_mode", 0) or any(v is None or v.dtype not in _WIDE for v in node.inputs[3:5]):
         return False
-    return _momentum(node) != 0
-
-
-def _momentum(node: ir.Node) -> float:
-    attribute = node.attributes.get("momentum")
-    return 0.9 if attribute is None else attribute.as_float()
+    return n.float("momentum", 0.9) != 0
 
 
 def _give_own_operands(e: Emitter, node: ir.Node) -> None:
@@ -82,7 +78,7 @@ def _name(e: Emitter, start: int, stem: str) -> None:
 
 
 def _unblend(e: Emitter, node: ir.Node, before: Sequence[ir.Value | None]) -> dict[ir.Value, ir.Value]:
-    momentum, start = _momentum(node), len(e.emitted)
+    momentum, start = Call(node).float("momentum", 0.9), len(e.emitted)
     node.attributes["momentum"] = ir.AttrFloat32("momentum", 0.0)
     moved = {}
     for batch, stored, which in zip(node.outputs[1:], before, ("mean", "var"), strict=True):

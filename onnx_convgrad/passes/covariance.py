@@ -22,6 +22,7 @@ from onnx_convgrad.cost import Rates, Target
 from onnx_convgrad.emit import DOMAIN, Dim, Emitter, known
 from onnx_convgrad.geometry import HINT_BATCH, HINT_SIZE
 from onnx_convgrad.graph.nodes import is_op
+from onnx_convgrad.registry import Call
 
 __all__ = ["normalize_by_covariance"]
 
@@ -80,10 +81,10 @@ def _only_for(value: ir.Value, node: ir.Node) -> bool:
 
 def _of_batch(node: ir.Node) -> bool:
     """Whether the node normalizes with the statistics of the batch, and gives those or none."""
-    mode, momentum = node.attributes.get("training_mode"), node.attributes.get("momentum")
-    if mode is None or mode.as_int() != 1:
+    n = Call(node)
+    if not n.int("training_mode", 0):
         return False
-    return (momentum is not None and momentum.as_float() == 0) or not any(v.uses() for v in node.outputs[1:])
+    return n.float("momentum", 0.9) == 0 or not any(v.uses() for v in node.outputs[1:])
 
 
 def _pointwise(conv: ir.Node) -> bool:
@@ -96,10 +97,8 @@ def _pointwise(conv: ir.Node) -> bool:
     sizes = [known(d) for d in w.shape]
     if None in sizes or any(d != 1 for d in sizes[2:]) or known(u.shape[1]) != sizes[1]:
         return False
-    group, strides, pads = (conv.attributes.get(name) for name in ("group", "strides", "pads"))
-    if group is not None and group.as_int() != 1:
-        return False
-    return (strides is None or set(strides.as_ints()) == {1}) and (pads is None or set(pads.as_ints()) == {0})
+    n = Call(conv)
+    return n.int("group", 1) == 1 and set(n.ints("strides") or ()) <= {1} and set(n.ints("pads") or ()) <= {0}
 
 
 def _pays(conv: ir.Node, rates: Rates) -> bool:
@@ -130,7 +129,6 @@ def _rewrite(e: Emitter, node: ir.Node, conv: ir.Node) -> None:
     assert w is not None
     assert scale is not None
     assert u.shape is not None
-    epsilon = node.attributes.get("epsilon")
     start, e.anchor = len(e.emitted), node
     rank = len(u.shape)
     features, channels = (e.dim(w, axis) for axis in (0, 1))
@@ -141,7 +139,7 @@ def _rewrite(e: Emitter, node: ir.Node, conv: ir.Node) -> None:
     covariance = _covariance(e, centred, channels)
     product = e.mul(e.matmul(matrix, covariance), matrix)
     variance = e.op("Relu", e.reduce_sum(product, [1], keepdims=False))
-    deviation = e.op("Sqrt", e.add(variance, 1e-5 if epsilon is None else epsilon.as_float()))
+    deviation = e.op("Sqrt", e.add(variance, Call(node).float("epsilon", 1e-5)))
     scaled = e.mul(w, e.unsqueeze(e.div(scale, deviation), list(range(1, rank))))
     if len(node.outputs) == 3:
         means = e.reshape(e.matmul(matrix, e.reshape(mean, [channels, 1])), [features])

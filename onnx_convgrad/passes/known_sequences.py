@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.emit import Emitter
 from onnx_convgrad.graph.constants import constant_of
+from onnx_convgrad.registry import Call
 
 __all__ = ["use_members"]
 
@@ -72,11 +73,11 @@ def _at(_: Emitter, node: ir.Node, known: Members) -> ir.Value | None:
 
 def _concat(e: Emitter, node: ir.Node, known: Members) -> ir.Value | None:
     assert node.inputs[0] is not None, "the sequence is known"
-    members, axis = known[node.inputs[0]], node.attributes["axis"].as_int()
-    adds = node.attributes.get("new_axis")
+    n, members = Call(node), known[node.inputs[0]]
+    axis = n.int("axis", 0)
     if not members:
         return None
-    parts = [e.unsqueeze(v, [axis]) for v in members] if adds is not None and adds.as_int() else members
+    parts = [e.unsqueeze(v, [axis]) for v in members] if n.int("new_axis", 0) else members
     return e.op("Concat", *parts, axis=axis)
 
 

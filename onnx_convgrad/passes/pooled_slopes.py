@@ -19,6 +19,7 @@ from onnx_convgrad.emit import Emitter
 from onnx_convgrad.graph.constants import constant_of
 from onnx_convgrad.graph.nodes import is_op, origin_of, sole_producer
 from onnx_convgrad.graph.outputs import OutputPlaces
+from onnx_convgrad.registry import Call
 
 __all__ = ["move_slopes_behind_pools"]
 
@@ -108,7 +109,7 @@ def _again(e: Emitter, value: ir.Value, known: dict[ir.Value, ir.Value]) -> ir.V
     node = value.producer()
     if value not in known and constant_of(value) is None and node is not None:
         operands = [None if v is None else _again(e, v, known) for v in node.inputs]
-        copy = e.op(node.op_type, *operands, **{a.name: a.value for a in node.attributes.values()})
+        copy = e.op(node.op_type, *operands, **Call(node).attributes())
         like = next(v for v in operands if v is not None and constant_of(v) is None)
         copy.shape, copy.type = like.shape, value.type
         known[value] = copy

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from onnx_convgrad.cost import Target
 from onnx_convgrad.emit import Emitter
 from onnx_convgrad.graph.nodes import origin_of
+from onnx_convgrad.registry import Call
 
 __all__ = ["fit_provider"]
 
@@ -48,12 +49,10 @@ def fit_provider(graph: ir.Graph, target: Target) -> None:
 def _batch_normalization(e: Emitter, node: ir.Node) -> None:
     """With given statistics it is one affine map of x, which every provider has as a kernel."""
     x, scale, bias, *stored = node.inputs[:5]
-    mode = node.attributes.get("training_mode")
-    training = mode is not None and mode.as_int() == 1
     if x is None or scale is None or bias is None or x.shape is None or any(v is None for v in stored):
         return
     mean, variance = (v for v in stored if v is not None)
-    if training:
+    if Call(node).int("training_mode", 0):
         mean, variance = _statistics(e, node, x, mean, variance)
     elif len({v.dtype for v in (x, scale, bias, mean, variance)}) == 1:
         return
@@ -79,8 +78,7 @@ def _statistics(
     total = e.reduce("ReduceSumSquare", centred, axes, keepdims=False)
     count = e.size_mul(*(e.dim(x, axis) for axis in axes))
     variance = e.mul(total, 1 / max(count, 1)) if isinstance(count, int) else e.div(total, e.size_as(count, total))
-    momentum = node.attributes.get("momentum")
-    kept = 0.9 if momentum is None else momentum.as_float()
+    kept = Call(node).float("momentum", 0.9)
     for output, batch, old in zip(node.outputs[1:], (mean, variance), (old_mean, old_variance), strict=False):
         if not output.uses() and not output.is_graph_output():
             continue
@@ -106,8 +104,7 @@ def _in_type_of(
     """Operands in x's type: a narrow one does not hold every variance, so the factor is made in float32."""
     assert x.dtype is not None
     wide = ir.DataType.FLOAT
-    epsilon = node.attributes.get("epsilon")
-    shifted = e.add(e.cast(variance, wide), 1e-5 if epsilon is None else epsilon.as_float())
+    shifted = e.add(e.cast(variance, wide), Call(node).float("epsilon", 1e-5))
     factor = e.div(e.cast(scale, wide), e.op("Sqrt", shifted))
     node.attributes["epsilon"] = ir.AttrFloat32("epsilon", 0.0)
     return [e.cast(v, x.dtype) for v in (factor, bias, mean, e.full_like(factor, 1))]
@@ -118,8 +115,7 @@ def _in_type_of(
 
 def _uneven(node: ir.Node) -> list[int] | None:
     """The padding of a convolution, if begin and end differ."""
-    pads = node.attributes.get("pads")
-    amounts = [] if pads is None else list(pads.as_ints())
+    amounts = list(Call(node).ints("pads") or ())
     half = len(amounts) // 2
     return amounts if amounts[:half] != amounts[half:] else None
 
@@ -139,10 +135,9 @@ def _conv_transpose(e: Emitter, node: ir.Node) -> None:
     if pads is None or "output_shape" in node.attributes or old.shape is None:
         return
     half = len(pads) // 2
-    operands = [*node.inputs]
-    attributes = {name: a.value for name, a in node.attributes.items() if name not in ("pads", "auto_pad")}
     even = [min(pair) for pair in zip(pads[:half], pads[half:], strict=True)]
-    full = e.op("ConvTranspose", *operands, pads=(*even, *even), **attributes)
+    attributes = {**Call(node).attributes(), "pads": (*even, *even), "auto_pad": None}
+    full = e.op("ConvTranspose", *node.inputs, **attributes)
     axes: Sequence[int] = range(2, 2 + half)
     begin = [low - kept for low, kept in zip(pads[:half], even, strict=True)]
     lost = [high - kept for high, kept in zip(pads[half:], even, strict=True)]

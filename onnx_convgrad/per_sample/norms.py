@@ -5,7 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnx_convgrad.emit import DOMAIN, Emitter, dims_equal
-from onnx_convgrad.graph.nodes import origin_of
+from onnx_convgrad.graph.nodes import is_op, origin_of
+from onnx_convgrad.registry import Call
 from onnx_convgrad.rules.conv_weight_grad import squares
 
 __all__ = ["squared_norm"]
@@ -26,9 +27,8 @@ def _norm(e: Emitter, gradient: ir.Value) -> ir.Value:
     inner = _inside(gradient)
     node = inner.producer()
     if node is not None and node.domain == DOMAIN and node.op_type == "ConvPerSampleGrad":
-        attributes = {name: a.value for name, a in node.attributes.items()}
-        return _per_sample(e.op("ConvGradSquaredNorm", *node.inputs, domain=DOMAIN, **attributes), inner)
-    if node is not None and not node.domain and node.op_type == "MatMul" and _paired(node):
+        return _per_sample(e.op("ConvGradSquaredNorm", *node.inputs, domain=DOMAIN, **Call(node).attributes()), inner)
+    if is_op(node, "MatMul") and _paired(node):
         return _per_sample(e.op("ProductSquaredNorm", *node.inputs, domain=DOMAIN), inner)
     return squares(e, gradient)
 
@@ -43,7 +43,7 @@ def _inside(gradient: ir.Value) -> ir.Value:
     """The value behind changes of layout that keep the samples on the first axis: they do not change the norm."""
     while True:
         node = gradient.producer()
-        source = None if node is None or node.domain or node.op_type not in _LAYOUT else node.inputs[0]
+        source = node.inputs[0] if is_op(node, *_LAYOUT) else None
         if node is None or source is None or not _same_first(source, gradient):
             return gradient
         if node.op_type == "Transpose" and node.attributes["perm"].as_ints()[0] != 0:

@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.emit import Emitter
 from onnx_convgrad.graph.nodes import is_op
+from onnx_convgrad.registry import Call
 
 __all__ = ["complete"]
 
@@ -26,8 +27,7 @@ def complete(e: Emitter, node: ir.Node) -> None:
     asked = _entries(e, node.inputs[1], _LIMIT)
     if x is None or asked is None:
         return
-    literal = node.attributes.get("allowzero")
-    copied = literal is None or literal.as_int() == 0
+    copied = not Call(node).int("allowzero", 0)
     if copied and 0 in asked and x.shape is None:
         return
     own = list(x.shape or ())

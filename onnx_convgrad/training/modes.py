@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnx_convgrad.emit import Emitter, known
 from onnx_convgrad.graph.nodes import is_op
 from onnx_convgrad.passes.training import drop, dropped_share
+from onnx_convgrad.registry import Call
 from onnx_convgrad.training.draft import Draft
 from onnx_convgrad.training.masks import Masks
 
@@ -104,8 +105,7 @@ def _use_batch(e: Emitter, node: ir.Node, latest: dict[str, ir.Value], counts: d
     With momentum 0 the node's results are the statistics of the batch, which its gradient needs too. ONNX Runtime writes
     them over its operands unless they are graph outputs: those are therefore copies that nothing else reads.
     """
-    attribute = node.attributes.get("momentum")
-    momentum = 0.9 if attribute is None else attribute.as_float()
+    momentum = Call(node).float("momentum", 0.9)
     node.attributes["training_mode"] = ir.AttrInt64("training_mode", 1)
     node.attributes["momentum"] = ir.AttrFloat32("momentum", 0.0)
     if len(node.outputs) < 3:
