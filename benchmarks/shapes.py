@@ -146,7 +146,7 @@ LAYERS = [
     square("depthwise", 8, 64, 56, 128, 3, 1, None, 1, 64),
     # Dilated: DeepLab.
     square("dilated", 4, 256, 28, 256, 3, 1, None, 2),
-    square("dilated", 4, 512, 28, 256, 3, 1, None, 12),
+    *(square("dilated", 4, 512, 28, 256, 3, 1, None, rate) for rate in (12, 24, 36)),
     square("dilated", 2, 64, 65, 64, 3, 1, None, 4),
     square("dilated", 4, 256, 33, 256, 3, 1, None, 2, 256),
     # Patches: stems of vision transformers, and what goes down in ConvNeXt.

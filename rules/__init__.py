@@ -22,6 +22,7 @@ MODULES = (
     "conv_input_grad",
     "conv_input_gemm",
     "conv_stacked",
+    "conv_boxes",
     "conv_phases",
     "conv_tiled",
     "conv_row_phases",

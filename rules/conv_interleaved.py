@@ -33,6 +33,7 @@ from onnx_convgrad.rules.conv_shared import (
     known_batch,
     known_channels,
     not_empty,
+    one_group,
     several_taps,
     unit_stride,
     window,
@@ -41,7 +42,7 @@ from onnx_convgrad.rules.conv_shared import (
 )
 from onnx_convgrad.rules.conv_stacked import several_samples
 from onnx_convgrad.rules.conv_weight_grad import batch_sum, sizes_of
-from onnx_convgrad.rules.conv_weight_shift import moves, one_group, several_axes, several_rows, unit_row_stride
+from onnx_convgrad.rules.conv_weight_shift import moves, several_axes, several_rows, unit_row_stride
 
 _FEW_ROWS = 16
 """Of a matrix: as many a product with the identity moves sooner than one thread."""

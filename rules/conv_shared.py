@@ -41,6 +41,10 @@ def is_pointwise(q: Query) -> str | None:
     return None if q.spec.pointwise else "the kernel is not 1x1 with unit stride and no padding"
 
 
+def one_group(q: Query) -> str | None:
+    return None if q.spec.groups == 1 else f"there are {q.spec.groups} groups"
+
+
 def several_taps(q: Query) -> str | None:
     return "the kernel is 1x1" if q.spec.taps == 1 else None
 

@@ -9,6 +9,7 @@ nine patches of a 3x3 kernel. With few points, one product per tap skips what li
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import onnx_ir as ir
@@ -18,15 +19,16 @@ from onnx_convgrad.geometry import ConvSpec
 from onnx_convgrad.lowering import Query, lowering
 from onnx_convgrad.registry import Call
 from onnx_convgrad.rules.conv import Window
+from onnx_convgrad.rules.conv_boxes import forward_axes
 from onnx_convgrad.rules.conv_shared import (
     conv_kernel,
     known_channels,
     not_empty,
+    one_group,
     several_taps,
     spatial_axes,
     static_kernel,
     static_sizes,
-    tap_offsets,
 )
 from onnx_convgrad.rules.conv_weight_grad import (
     contract,
@@ -60,10 +62,6 @@ def static_rows(q: Query) -> str | None:
     if None in (q.spec.x[0], q.spec.y[0]):
         return "the number of rows along the first axis is not known while building"
     return None
-
-
-def one_group(q: Query) -> str | None:
-    return None if q.spec.groups == 1 else f"there are {q.spec.groups} groups"
 
 
 def few_taps(q: Query) -> str | None:
@@ -176,33 +174,23 @@ def taps(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     With channels last in x, what a tap visits is a run of whole points.
     """
     batch, channels, features, _ = sizes_of(e, n, spec)
-    axes = spatial_axes(spec)
+    axes, each = spatial_axes(spec), forward_axes(spec)
     x = e.transpose(n["X"], [*axes, 0, 1])
     dy = e.transpose(n["dY"], [1, *axes, 0])
     parts = []
-    for tap in tap_offsets(spec):
-        first, last, start = _inside(spec, tap)
-        count = [b - a for a, b in zip(first, last, strict=True)]
-        if min(count) <= 0:
+    for tap in itertools.product(*(range(axis.kernel) for axis in each)):
+        reached = [axis.reached(t) for axis, t in zip(each, tap, strict=True)]
+        if not all(reached):
             parts.append(_nothing(e, n, [1, features, channels]))
             continue
-        ends = [a + (size - 1) * s + 1 for a, size, s in zip(start, count, spec.strides, strict=True)]
-        points = e.size_mul(batch, *count)
-        seen = e.reshape(e.slice(x, start, ends, list(range(spec.rank)), spec.strides), [points, channels])
-        used = e.reshape(e.slice(dy, first, last, [1 + i for i in range(spec.rank)]), [features, points])
+        reads = [axis.read(outputs, t) for axis, outputs, t in zip(each, reached, tap, strict=True)]
+        starts, ends = zip(*reads, strict=True)
+        points = e.size_mul(batch, *(len(outputs) for outputs in reached))
+        seen = e.reshape(e.slice(x, starts, ends, list(range(spec.rank)), spec.strides), [points, channels])
+        dy_at = [r.start for r in reached], [r.stop for r in reached], [1 + i for i in range(spec.rank)]
+        used = e.reshape(e.slice(dy, *dy_at), [features, points])
         parts.append(e.unsqueeze(e.matmul(used, seen), [0]))
     return e.reshape_like(e.transpose(e.concat(parts, axis=0), [1, 2, 0]), n["W_like"])
-
-
-def _inside(spec: ConvSpec, tap: tuple[int, ...]) -> tuple[list[int], list[int], list[int]]:
-    """Where a tap falls inside x: the range of rows of dy on each axis, and the first row of x."""
-    first, last, start = [], [], []
-    for x, y, s, begin, t in zip(spec.x, spec.y, spec.strides, spec.begin, tap, strict=True):
-        low = max(0, -((t - begin) // s))
-        first.append(low)
-        last.append(min(y or 0, ((x or 0) - 1 - (t - begin)) // s + 1))
-        start.append(low * s + t - begin)
-    return first, last, start
 
 
 @lowering("ConvWeightGrad", "patches", requires=[not_empty, static_kernel, several_taps, one_group, tiles_its_input])

@@ -100,6 +100,13 @@ DEPTHWISE = [
     ("folded_sliding_bands", case((2, 2, 4, 3, 5), 2, (2, 3, 3), begin=3, end=0, groups=2)),
 ]
 
+BOXES = [
+    ("boxes", case((3, 4, 7, 6), 5, (3, 3), dilations=6, begin=6)),
+    ("boxes", case((2, 3, 5, 4), 4, (3, 5), dilations=7, begin=20, end=14)),
+    ("boxes", case((2, 3, 40), 4, (4,), dilations=15, begin=45, end=0)),
+    ("boxes", case((2, 3, 3, 1, 2), 2, (3, 3, 3), dilations=2, begin=2)),
+]
+
 CASES = [
     ("phases", case((2, 3, 9, 8), 4, (3, 3), strides=2, begin=1)),
     ("phases", case((2, 4, 11, 10), 6, (5, 4), strides=3, begin=2, end=0, groups=2)),
@@ -123,11 +130,13 @@ CASES = [
     ("tiled_conv", case((2, 2, 13, 11), 4, (5, 3), strides=2, begin=2, groups=2)),
     ("tiled_conv", case((1, 2, 5, 6, 7), 2, (3, 3, 2), strides=2, begin=1, groups=2)),
     ("tiled_conv", case((1, 2, 23), 2, (4,), dilations=2, begin=5, end=0, groups=2)),
+    *BOXES,
     *DEPTHWISE,
 ]
 
 
 FORWARD_CASES = [
+    ("boxes", case((2, 3, 9, 10), 4, (3, 3), strides=[2, 3], dilations=8, begin=8)),
     ("stacked_conv", case((3, 4, 6, 5), 6, (3, 2), strides=2, begin=2, end=0, groups=2)),
     ("stacked_conv", case((2, 3, 9), 4, (3,), dilations=2, begin=5)),
     ("stacked_conv", case((3, 4, 7, 7), 5, (3, 3), begin=1)),
@@ -137,6 +146,7 @@ FORWARD_CASES = [
     ("tiled_conv", case((2, 3, 31, 6), 3, (3, 5), begin=1, end=2, groups=3)),
     ("tiled_conv", case((2, 2, 23, 11), 4, (5, 3), strides=2, begin=2, groups=2)),
     ("tiled_conv", case((1, 2, 6, 6, 7), 2, (3, 3, 2), dilations=2, begin=2, groups=2)),
+    *BOXES,
     *DEPTHWISE,
 ]
 
@@ -192,6 +202,7 @@ def test_phases_of_unknown_sizes(shapes: str, size: int) -> None:
         ("phases", case((1, 2, 8, 8), 2, (1, 1), strides=2), "some rows belong to no window"),
         ("phases", case((1, 2, 20, 20), 2, (5, 5), strides=5), "there are 25 phases"),
         ("row_phases", case((1, 2, 20), 2, (5,), strides=2), "every stride but that along the last axis is 1"),
+        ("boxes", case((2, 2, 8, 8), 2, (3, 3), dilations=3, begin=3), "only 44% of what the taps read is padding"),
         ("folded_gemm", case((2, 2, 8, 8), 2, (3, 3)), "the kernel is not 1x1"),
         ("folded_gemm", case((1, 2, 8, 8), 2, (1, 1)), "there is only one sample"),
         ("col2im", case((2, 2, 8), 2, (3,), dilations=2), "dilations over two axes only"),

@@ -23,6 +23,7 @@ GEOMETRIES = {
     "strided depthwise": (4, 4, 4, (9, 8), (3, 3), 2, 1, 1),
     "three axes": (2, 3, 1, (4, 5, 3), (2, 2, 2), 1, 1, 1),
     "dilated": (4, 6, 2, (9,), (3,), 1, 2, 2),
+    "atrous": (4, 6, 1, (5, 4), (3, 3), 1, 4, 4),
 }
 KNOWN_BATCH = {
     "masked_windows": "ConvWeightGrad",
