@@ -1,0 +1,171 @@
+"""What the commands read and write: weights in files of their own, outputs, and what each error says."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from command_line import convs, invoke, process, stored
+from onnx import TensorProto, numpy_helper
+
+from onnx_convgrad import files
+from onnx_convgrad.errors import ArgumentError
+
+
+def spectra() -> onnx.ModelProto:
+    """Two Fourier transforms in a row, which no rule covers."""
+    text = """<ir_version: 10, opset_import: ["": 20]>
+        g (float[1,8,1] x) => (float[1,8,2] y) { [first] s = DFT (x) [second] y = DFT (s) }"""
+    return onnx.parser.parse_model(text)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return stored(tmp_path)
+
+
+# -- weights in files of their own -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def external(tmp_path: Path) -> Path:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    path = folder / "big.onnx"
+    onnx.save(convs(), path, save_as_external_data=True, location="big.weights", size_threshold=0)
+    return path
+
+
+def test_external_weights_stay_where_they_are(external: Path) -> None:
+    before = (external.parent / "big.weights").stat()
+    result = invoke("augment", external, "--wrt", "all")
+    assert result.exit_code == 0, result.stderr
+    after = (external.parent / "big.weights").stat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+    assert sorted(p.name for p in external.parent.iterdir()) == ["big.grad.onnx", "big.onnx", "big.weights"]
+    written = onnx.load(external.parent / "big.grad.onnx", load_external_data=False)
+    weights = {t.name: t for t in written.graph.initializer}
+    assert weights["w1"].data_location == TensorProto.EXTERNAL
+    assert {e.key: e.value for e in weights["w1"].external_data}["location"] == "big.weights"
+
+
+def test_external_weights_go_along_to_another_folder(external: Path, tmp_path: Path) -> None:
+    out = tmp_path / "moved.onnx"
+    result = invoke("augment", external, "-o", out)
+    assert result.exit_code == 0, result.stderr
+    assert f"The weights are in {out}.data." in result.stdout
+    here, there = onnx.load(out), onnx.load(external)
+    arrays = {t.name: numpy_helper.to_array(t) for t in here.graph.initializer}
+    for tensor in there.graph.initializer:
+        np.testing.assert_array_equal(arrays[tensor.name], numpy_helper.to_array(tensor))
+
+
+def test_weights_beyond_the_limit_go_to_a_file(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.onnx"
+    assert files.write(ir.load(model), out, limit=100) == tmp_path / "out.onnx.data"
+    onnx.checker.check_model(out)
+    assert files.write(ir.load(model), out) is None
+
+
+def test_an_output_over_the_weights_is_refused(external: Path) -> None:
+    weights = (external.parent / "big.weights").read_bytes()
+    result = invoke("augment", external, "-o", external.parent / "big.weights")
+    assert result.exit_code == 2
+    assert "holds the model's weights" in result.stderr
+    assert (external.parent / "big.weights").read_bytes() == weights
+
+
+def test_a_failure_while_writing_leaves_the_old_file(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out.onnx"
+    out.write_bytes(b"old")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ir, "save", full)
+    result = invoke("augment", model, "-o", out)
+    assert result.exit_code == 2
+    assert "could not be written: No space left on device." in result.stderr
+    assert out.read_bytes() == b"old"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["convs.onnx", "out.onnx"]
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+def bad(model: Path) -> list[tuple[list[object], str]]:
+    broken = model.with_name("broken.onnx")
+    broken.write_text("this is not protobuf \x01\x02")
+    return [
+        (["augment", model.with_name("none.onnx")], "There is no file"),
+        (["augment", model.parent], "is a folder"),
+        (["augment", "."], "is a folder"),
+        (["augment", broken], "is not a readable ONNX model"),
+        (["augment", model, "--wrt", "w11"], "Did you mean 'w1'"),
+        (["augment", model, "--wrt", "inputs,w1"], "is a group"),
+        (["augment", model, "--of", "z"], "Unknown value in of"),
+        (["augment", model, "--target", "tpu"], "Targets: cpu, cuda, web, portable."),
+        (["augment", model, "--seed", "twos"], "seed must be"),
+        (["augment", model, "-o", model], "is the model itself"),
+        (["augment", model, "-o", model.parent], "is a folder"),
+        (["augment", model, "-o", model.parent / "no" / "x.onnx"], "There is no folder"),
+        (["augment", model, "--input-shape", "image=1,3"], "NAME:1,3,224,224"),
+        (["augment", model, "--input-shape", "image:1,3,-2,2"], "neither a size"),
+        (["augment", model, "--input-shape", "image:1,3"], "has rank 4, but 2 sizes"),
+        (["augment", model, "--input-shape", "imag:1,3,8,8"], "Did you mean 'image'"),
+        (["augment", model, "--lowering", "fast"], "neither 'auto' nor OP=NAME"),
+        (["explain", model, "--max-workspace", "lots"], "is not a size"),
+        (["augment", model, "--lowering", "ConvWeightGrad=im2colgemm"], "Did you mean 'im2col_gemm'"),
+        (["augment", model, "--lowering", "ConvWieghtGrad=im2col_gemm"], "Did you mean 'ConvWeightGrad'"),
+        (["explain", model, "--wrt", "w11"], "Did you mean 'w1'"),
+        (["check", model.with_name("none.onnx")], "There is no file"),
+        (["rules", "Cnov"], "Did you mean 'Conv'"),
+    ]
+
+
+def test_bad_arguments_are_one_paragraph(model: Path) -> None:
+    for arguments, message in bad(model):
+        result = invoke(*arguments)
+        assert result.exit_code == 2, (arguments, result.output)
+        assert message in result.stderr, (arguments, result.stderr)
+        assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+        assert result.stderr.startswith("Error: ")
+        assert not result.stdout
+    assert not model.with_name("convs.grad.onnx").exists()
+
+
+@pytest.mark.parametrize("command", ["augment", "explain", "check"])
+def test_what_cannot_be_differentiated_is_all_listed(tmp_path: Path, command: str) -> None:
+    path = tmp_path / "spectra.onnx"
+    onnx.save(spectra(), path)
+    result = process(command, path, "--wrt", "x")
+    assert result.returncode == 3
+    assert result.stderr.startswith("Error: 2 nodes cannot be differentiated:\n")
+    assert "first (DFT" in result.stderr
+    assert "second (DFT" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not result.stdout
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["spectra.onnx"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only for root")
+def test_a_read_only_folder_is_refused(model: Path) -> None:
+    model.parent.chmod(0o500)
+    try:
+        result = invoke("augment", model)
+    finally:
+        model.parent.chmod(0o700)
+    assert result.exit_code == 2
+    assert "is not writable" in result.stderr
+
+
+def test_a_read_only_folder_is_refused_before_any_work(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(ArgumentError, match="is not writable"):
+        files.check_destination(files.default_output(model), model)
