@@ -32,12 +32,12 @@ from onnx_convgrad.passes.fast_forms import use_fast_forms
 from onnx_convgrad.passes.pooled_slopes import move_slopes_behind_pools
 from onnx_convgrad.passes.provider_forms import fit_provider
 from onnx_convgrad.passes.recompute import Recomputation, mark_boundary, recompute_values
+from onnx_convgrad.passes.sparse import without_sparse
 from onnx_convgrad.passes.training import rewrite_for_training, set_training
 from onnx_convgrad.passes.verify import verify, verify_shapes
 from onnx_convgrad.per_sample.walk import backward_per_sample, data_inputs
 from onnx_convgrad.registry import Call, check_names
 from onnx_convgrad.reverse import backward
-from onnx_convgrad.sparse import without_sparse
 from onnx_convgrad.validity import judged, root_cause
 
 __all__ = ["GRADIENTS_KEY", "SEEDS_KEY", "AnyModel", "Built", "Mode", "Names", "build", "complete", "load"]
