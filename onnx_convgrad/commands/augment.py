@@ -4,21 +4,27 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
+from dataclasses import replace
 from json import dumps, loads
 from pathlib import Path
 from typing import Any
 
-from onnx_convgrad import files
+import onnx_ir as ir
+
 from onnx_convgrad.checking.check import verify_numerically
 from onnx_convgrad.commands.check import show as show_check
-from onnx_convgrad.commands.summary import Figures, Rewritten, gradient_rows, gradient_table, parameter_count
-from onnx_convgrad.commands.tables import Output
+from onnx_convgrad.commands.rewrite import described, rewrite
+from onnx_convgrad.commands.tables import Output, Table, shape_text
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.pipeline import SEEDS_KEY, build, load
+from onnx_convgrad.graph.namespace import named_values
+from onnx_convgrad.parameters import parameters
+from onnx_convgrad.pipeline import SEEDS_KEY, Built, Progress, build
 
 __all__ = ["run"]
+
+_FOLD = 8
+"""Most gradients that are shown without being asked for."""
 
 
 def run(
@@ -27,23 +33,17 @@ def run(
     """Build, write, tell; the exit status."""
     if check and arguments.get("per_sample"):
         raise ArgumentError("--check knows ordinary gradients only.", hint="Leave out --per-sample and --squared-norm.")
-    destination = output or files.default_output(model)
-    source = load(model)
-    files.check_destination(destination, model)
-    with out.stages() as stage:
-        start = time.perf_counter()
-        built = build(source, **arguments, progress=stage)
-        seconds = time.perf_counter() - start
-        trainable = parameter_count(built.primal)
-        before = Figures.of(source, model, trainable)
-        stage("writing")
-        data = files.write(built.model, destination)
-        report = None
-        if check:
+
+    def change(source: ir.Model, progress: Progress) -> Built:
+        return build(source, **arguments, progress=progress)
+
+    built, done = rewrite(model, output, out, change)
+    done = replace(done, parameters=_parameter_count(built.primal))
+    report = None
+    if check:
+        with out.stages() as stage:
             report = verify_numerically(built, of=arguments["of"], progress=stage)
-    after = Figures.of(load(destination), destination, trainable)
-    done = Rewritten(model, destination, data, before, after, seconds)
-    gradients = gradient_rows(built.model, built.gradients)
+    gradients = _gradient_rows(built.model, built.gradients)
     status = 0 if report is None or report.passed else 1
     if json:
         checked = report.to_dict() if report else None
@@ -51,7 +51,7 @@ def run(
         return status
     done.show(out, every=every)
     _seeds_line(built.model.metadata_props[SEEDS_KEY], out)
-    table, more = gradient_table(gradients, every=every)
+    table, more = _gradient_table(gradients, every=every)
     out.table(table)
     if more:
         out.line(more)
@@ -68,3 +68,26 @@ def _seeds_line(seeds: str, out: Output) -> None:
         out.line(f"\nFeed the cotangents: {listed}\n")
     else:
         out.line("\nNo cotangent is to be fed.\n")
+
+
+def _parameter_count(primal: ir.Model) -> int:
+    """Number of trainable values in a canonical model."""
+    return sum(v.const_value.size for v in parameters(primal.graph) if v.const_value is not None)
+
+
+def _gradient_rows(model: ir.Model, gradients: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Per gradient: the value, the output that holds it, its dtype and shape."""
+    values = named_values(model.graph)
+    return [{"value": name, "output": output, **_typed(values[output])} for name, output in gradients.items()]
+
+
+def _typed(value: ir.Value) -> dict[str, Any]:
+    return {k: v for k, v in described(value).items() if k != "name"}
+
+
+def _gradient_table(rows: list[dict[str, Any]], *, every: bool = False) -> tuple[Table, str]:
+    """The gradients, folded when there are many, and the line that says how many more there are."""
+    shown = rows if every or len(rows) <= _FOLD + 2 else rows[:_FOLD]
+    cells = [[row["value"], row["output"], shape_text(row["shape"]), row["dtype"] or "?"] for row in shown]
+    more = f"... and {len(rows) - len(shown)} more (-v shows all)" if len(shown) < len(rows) else ""
+    return Table(["gradient of", "output", "shape", "dtype"], cells), more

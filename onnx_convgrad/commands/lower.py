@@ -4,44 +4,35 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from json import dumps, loads
 from pathlib import Path
 from typing import Any
 
-from onnx_convgrad import files
-from onnx_convgrad.commands.summary import Figures, Rewritten
+import onnx_ir as ir
+
+from onnx_convgrad.commands.rewrite import rewrite
 from onnx_convgrad.commands.tables import Output, Table
 from onnx_convgrad.gradient_ops import Lowered, lower_training_operators
 from onnx_convgrad.gradient_ops.training_info import UPDATES_KEY
-from onnx_convgrad.pipeline import load
+from onnx_convgrad.pipeline import Progress
 
 __all__ = ["run"]
 
 _FOLD = 10
 """Most gradients that are shown without being asked for."""
 
-_TRAINABLE = "parameters"
-"""The figure that is left out: what is trained is the model's affair, and may be fed."""
-
 
 def run(
     model: Path, output: Path | None, arguments: Mapping[str, Any], out: Output, *, every: bool, json: bool
 ) -> None:
     """Lower, write, tell."""
-    destination = output or files.default_output(model, "lowered")
-    source = load(model)
-    files.check_destination(destination, model)
-    with out.stages() as stage:
-        start = time.perf_counter()
-        done = lower_training_operators(model, **arguments, progress=stage)
-        seconds = time.perf_counter() - start
-        stage("writing")
-        data = files.write(done.model, destination)
-    before, after = Figures.of(source, model, 0), Figures.of(load(destination), destination, 0)
-    told = Rewritten(model, destination, data, before, after, seconds, without=(_TRAINABLE,))
+
+    def change(_: ir.Model, progress: Progress) -> Lowered:
+        return lower_training_operators(model, **arguments, progress=progress)  # an ir.Model has no training algorithm
+
+    done, told = rewrite(model, output, out, change, "lowered")
     updates: dict[str, str] = loads(done.model.metadata_props.get(UPDATES_KEY, "{}"))
     if json:
         derivatives = [asdict(d) for d in done.derivatives]

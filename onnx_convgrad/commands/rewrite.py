@@ -1,40 +1,66 @@
-"""What `augment` and `lower` print of the model before and after, and the list of gradients."""
+"""A model file that a command rewrites: read, changed, written, and told of before and after."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import onnx_ir as ir
 
-from onnx_convgrad.commands.tables import Output, Table, bytes_text, shape_text
-from onnx_convgrad.files import stored_bytes
-from onnx_convgrad.graph.namespace import named_values
-from onnx_convgrad.parameters import parameters
+from onnx_convgrad import files
+from onnx_convgrad.commands.tables import Output, Table, bytes_text
+from onnx_convgrad.pipeline import Progress, load
 
-__all__ = ["Figures", "Rewritten", "gradient_rows", "gradient_table", "parameter_count"]
+__all__ = ["Rewritten", "described", "rewrite"]
 
 _TOP = 8
-_FOLD = 8
+"""Operators that are listed one by one without being asked for."""
+
+
+class _Holder(Protocol):
+    """What a change gives: a model, and more."""
+
+    @property
+    def model(self) -> ir.Model: ...
+
+
+Changed = TypeVar("Changed", bound=_Holder)
+
+
+def rewrite(
+    model: Path, output: Path | None, out: Output, change: Callable[[ir.Model, Progress], Changed], kind: str = "grad"
+) -> tuple[Changed, Rewritten]:
+    """What `change` makes of a model, written to `output`, by default `<stem>.<kind>.onnx`; and the figures of both."""
+    destination = output or files.default_output(model, kind)
+    source = load(model)
+    files.check_destination(destination, model)
+    with out.stages() as stage:
+        start = time.perf_counter()
+        made = change(source, stage)
+        seconds = time.perf_counter() - start
+        stage("writing")
+        data = files.write(made.model, destination)
+    before, after = _Figures.of(source, model), _Figures.of(load(destination), destination)
+    return made, Rewritten(model, destination, data, before, after, seconds)
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class _Figures:
     """What one model file holds."""
 
     inputs: list[dict[str, Any]]
     outputs: list[dict[str, Any]]
     nodes: int
     operators: dict[str, int]
-    parameters: int
     bytes: int
 
     @classmethod
-    def of(cls, model: ir.Model, path: Path, trainable: int) -> Figures:
-        """Figures of a model that is stored at `path`; `trainable` as counted by `parameter_count`."""
+    def of(cls, model: ir.Model, path: Path) -> _Figures:
+        """Figures of a model that is stored at `path`."""
         counts = Counter(f"{n.domain}::{n.op_type}" if n.domain else n.op_type for n in model.graph.all_nodes())
         graph = model.graph
         weights = set(graph.initializers)
@@ -43,14 +69,8 @@ class Figures:
             [described(v) for v in graph.outputs],
             sum(counts.values()),
             dict(counts.most_common()),
-            trainable,
-            stored_bytes(model, path),
+            files.stored_bytes(model, path),
         )
-
-
-def parameter_count(primal: ir.Model) -> int:
-    """Number of trainable values in a canonical model."""
-    return sum(v.const_value.size for v in parameters(primal.graph) if v.const_value is not None)
 
 
 def described(value: ir.Value) -> dict[str, Any]:
@@ -65,29 +85,26 @@ class Rewritten:
 
     Attributes:
         data: The file that the weights were written to, if any.
-        without: Figures that say nothing of this command.
+        parameters: How many numbers are trainable, before and after; `None` where that is the model's affair.
     """
 
     model: Path
     output: Path
     data: Path | None
-    before: Figures
-    after: Figures
+    before: _Figures
+    after: _Figures
     seconds: float
-    without: Collection[str] = ()
+    parameters: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The fields, ready for JSON."""
-        before, after = (
-            {name: figure for name, figure in asdict(figures).items() if name not in self.without}
-            for figures in (self.before, self.after)
-        )
+        trained = {} if self.parameters is None else {"parameters": self.parameters}
         return {
             "model": str(self.model),
             "output": str(self.output),
             "external_data": str(self.data) if self.data else None,
-            "before": before,
-            "after": after,
+            "before": asdict(self.before) | trained,
+            "after": asdict(self.after) | trained,
             "seconds": round(self.seconds, 4),
         }
 
@@ -112,31 +129,14 @@ class Rewritten:
         if rest:
             other = f"  {len(rest)} other operators"
             rows.append([other, _count(before.operators, rest), _count(after.operators, rest)])
+        if self.parameters is not None:
+            rows.append(["parameters", *[f"{self.parameters:,}"] * 2])
         rows += [
-            ["parameters", f"{before.parameters:,}", f"{after.parameters:,}"],
             ["size", bytes_text(before.bytes), bytes_text(after.bytes)],
             ["seconds", "", f"{self.seconds:.2f}"],
         ]
-        return Table(["", "before", "after"], [row for row in rows if row[0] not in self.without], frozenset({1, 2}))
+        return Table(["", "before", "after"], rows, frozenset({1, 2}))
 
 
 def _count(operators: Mapping[str, int], names: list[str]) -> str:
     return f"{sum(operators.get(name, 0) for name in names):,}"
-
-
-def gradient_rows(model: ir.Model, gradients: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Per gradient: the value, the output that holds it, its dtype and shape."""
-    values = named_values(model.graph)
-    return [{"value": name, "output": output, **_typed(values[output])} for name, output in gradients.items()]
-
-
-def _typed(value: ir.Value) -> dict[str, Any]:
-    return {k: v for k, v in described(value).items() if k != "name"}
-
-
-def gradient_table(rows: list[dict[str, Any]], *, every: bool = False) -> tuple[Table, str]:
-    """The gradients, folded when there are many, and the line that says how many more there are."""
-    shown = rows if every or len(rows) <= _FOLD + 2 else rows[:_FOLD]
-    cells = [[row["value"], row["output"], shape_text(row["shape"]), row["dtype"] or "?"] for row in shown]
-    more = f"... and {len(rows) - len(shown)} more (-v shows all)" if len(shown) < len(rows) else ""
-    return Table(["gradient of", "output", "shape", "dtype"], cells), more
