@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.emit import Dim, Emitter, known, static_dims
+from onnx_convgrad.graph.windows import windows
 from onnx_convgrad.registry import Call, Cotangents, linear, require, vjp
 from onnx_convgrad.rules.movement import (
     adjoint_by_positions,
@@ -50,7 +51,9 @@ def ungather(e: Emitter, x: ir.Value, indices: ir.Value, gy: ir.Value, axis: int
         return e.zeros_like(x)
     block = _blocks(e, x, indices, gy, axis)
     if chosen is not None:
-        result = _unpick(e, block, chosen.reshape(-1), size, 1)
+        result = _add_windows(e, block, chosen, x, axis)
+        if result is None:
+            result = _unpick(e, block, chosen.reshape(-1), size, 1)
         if result is not None:
             return e.reshape_like(result, x)
     row = e.op("Reshape", e.cast(indices, ir.DataType.INT64), e.ints([1, -1, 1]))
@@ -79,6 +82,30 @@ def _unpick(e: Emitter, gy: ir.Value, chosen: np.ndarray, size: Dim, axis: int) 
     inverse[chosen] = np.arange(count)
     source = gy if count == size else e.pad(gy, [0], [1], [axis])
     return e.op("Gather", source, e.const(inverse), axis=axis)
+
+
+def _add_windows(e: Emitter, gy: ir.Value, chosen: np.ndarray, x: ir.Value, axis: int) -> ir.Value | None:
+    """Constant indices first + tap i + step j, as an unfolded image has: Col2Im adds whole rows, many times faster."""
+    table = windows(chosen)
+    if table is None or gy.dtype != ir.DataType.FLOAT or "Col2Im" in e.target.missing:
+        return None
+    before, size, after = _block_sizes(e, x, axis)
+    if not isinstance(after, int):  # there may be none, and Col2Im takes no windows without elements
+        return None
+    taps, starts = chosen.shape
+    span = (taps - 1) * table.tap + (starts - 1) * table.step + 1
+    last = after == 1  # the windows lie along the image's rows
+    columns = e.op("Reshape", gy, e.vector([before, taps, starts * after]), allowzero=1)
+    image = e.op(
+        "Col2Im",
+        columns,
+        e.vector([1, span] if last else [span, after]),
+        e.ints([1, taps] if last else [taps, 1]),
+        strides=[1, table.step] if last else [table.step, 1],
+        dilations=[1, table.tap] if last else [table.tap, 1],
+    )
+    rows = e.op("Reshape", image, e.vector([before, span, after]), allowzero=1)
+    return e.pad(rows, [table.first], [e.size_sub(size, table.first + span)], [1])
 
 
 def _place_row(e: Emitter, gy: ir.Value, index: ir.Value, size: Dim, axis: int) -> ir.Value:

@@ -6,6 +6,7 @@
     g s + (g x) s', where y = x s(x) is gated              g (s + x s'), and g (s + y (1 - s)) for the logistic gate
     w - a b into a graph output, an update                    one Gemm: a gradient as large as its weight is never held
     PRelu, an element at a time                               max(x, 0) + slope min(x, 0), no rounding: 5 to 20 times
+    Gather of windows of the last axis, as unfolding does     see `fast_windows`
     Softplus, Mish, Softmax over any axis but the last        see `fast_activations`
 
 Only nodes that differentiation added are rewritten, and the model's own where it is in training mode.
@@ -24,6 +25,7 @@ from onnx_convgrad.graph.nodes import is_op, origin_of, sole_producer
 from onnx_convgrad.graph.outputs import OutputPlaces
 from onnx_convgrad.lowering.movement_cost import leading_axes
 from onnx_convgrad.passes.fast_activations import ACTIVATIONS
+from onnx_convgrad.passes.fast_windows import WINDOWS
 from onnx_convgrad.registry import Call
 
 __all__ = ["use_fast_forms"]
@@ -220,6 +222,7 @@ def _is(value: ir.Value | None, wanted: float) -> bool:
 
 _FORMS = {
     **ACTIVATIONS,
+    **WINDOWS,
     "Add": _gated,
     "PRelu": _rectified,
     "ReduceMean": _sum_of_products,
