@@ -245,31 +245,34 @@ def _places(e: Emitter, axes: list[Axis], heights: Sequence[int], spatial: Seque
     """
     total: ir.Value | None = None
     counts = [e.size_mul(axis.count or 0, axis.dilation) for axis in axes]
-    static = all(isinstance(size, int) for size in (*counts, *spatial))
     for i, (axis, height, size) in enumerate(zip(axes, heights, spatial, strict=True)):
         behind = e.size_mul(1, *counts[i + 1 :])
         tiles = e.size_mul(*heights[i + 1 :], *counts)
-        inner = [1] * (len(axes) - 1 - i)
-        if static and isinstance(size, int):
-            tile, place = np.divmod(np.arange(size), height * axis.dilation)
-            row, phase = np.divmod(place, axis.dilation)
-            part = row * tiles + (tile * axis.dilation + phase) * behind
-            index = e.const(part.reshape(-1, *inner), ir.DataType.INT32)
-        else:
-            index = e.reshape(_place(e, axis, size, tiles, behind), [size, *inner])
-        total = index if total is None else e.add(total, index)
+        part = e.reshape(_place(e, axis, height, size, tiles, behind), [size, *[1] * (len(axes) - 1 - i)])
+        total = part if total is None else e.add(total, part)
     assert total is not None
     return e.reshape(total, [e.size_mul(*spatial)])
 
 
-def _place(e: Emitter, axis: Axis, size: Dim, tiles: Dim, behind: Dim) -> ir.Value:
-    """The part of one axis, by arithmetic of the graph: row `r` of tile `t` is at `r tiles + t behind`; steps of 1."""
-    one = e.const(np.asarray(1), ir.DataType.INT64)
-    last = e.squeeze(e.vector([size]), [0])
-    at = e.op("Range", e.const(np.asarray(0), ir.DataType.INT64), last, one)
-    tile = e.op("Div", at, e.ints([axis.tile]))
-    row = e.op("Sub", at, e.op("Mul", tile, e.ints([axis.tile])))
-    return e.op("Add", e.op("Mul", row, e.vector([tiles])), e.op("Mul", tile, e.vector([behind])))
+def _place(e: Emitter, axis: Axis, height: int, size: Dim, tiles: Dim, behind: Dim) -> ir.Value:
+    """The part of one axis: row `r` of tile `t` is at `r tiles + t behind`, the phases of a dilation being tiles.
+
+    An axis of unknown size has steps of 1; it makes `tiles` unknown for all axes.
+    """
+    if isinstance(size, int):
+        tile, place = np.divmod(np.arange(size), height * axis.dilation)
+        row, phase = np.divmod(place, axis.dilation)
+        tile = tile * axis.dilation + phase
+        if isinstance(tiles, int) and isinstance(behind, int):
+            return e.const(row * tiles + tile * behind, ir.DataType.INT32)
+        rows, number = (e.const(a, ir.DataType.INT64) for a in (row, tile))
+    else:
+        one = e.const(np.asarray(1), ir.DataType.INT64)
+        last = e.squeeze(e.vector([size]), [0])
+        at = e.op("Range", e.const(np.asarray(0), ir.DataType.INT64), last, one)
+        number = e.op("Div", at, e.ints([height]))
+        rows = e.op("Sub", at, e.op("Mul", number, e.ints([height])))
+    return e.op("Add", e.op("Mul", rows, e.vector([tiles])), e.op("Mul", number, e.vector([behind])))
 
 
 def weight_to_points(e: Emitter, w: ir.Value, size: list[Dim], kernels: list[np.ndarray], groups: int) -> ir.Value:

@@ -23,23 +23,24 @@ GEOMETRIES = {
 }
 
 
-def _model(name: str, sizes: list) -> onnx.ModelProto:
+def _model(name: str, sizes: list, **steps: tuple[int, ...]) -> onnx.ModelProto:
     kernel, begin, end = GEOMETRIES[name]
-    node = helper.make_node("Conv", ["x", "w", "b"], ["y"], name="conv", pads=[*begin, *end])
+    attributes = {f"{key}s": list(values) for key, values in steps.items()}
+    node = helper.make_node("Conv", ["x", "w", "b"], ["y"], name="conv", pads=[*begin, *end], **attributes)
     shapes = {"x": ["n", 3, *sizes], "w": [4, 3, *kernel], "b": [4]}
     inputs = [helper.make_tensor_value_info(k, TensorProto.FLOAT, dims) for k, dims in shapes.items()]
     graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def _check(backward: onnx.ModelProto, name: str, batch: int, size: tuple[int, ...]) -> None:
+def _check(backward: onnx.ModelProto, name: str, batch: int, size: tuple[int, ...], **steps: tuple[int, ...]) -> None:
     kernel, begin, end = GEOMETRIES[name]
     rng = np.random.default_rng(0)
     shapes = {"x": (batch, 3, *size), "w": (4, 3, *kernel), "b": (4,)}
     tensors = {k: torch.tensor(rng.standard_normal(s), requires_grad=True) for k, s in shapes.items()}
     pads = [p for pair in reversed(list(zip(begin, end, strict=True))) for p in pair]
     conv = getattr(torch.nn.functional, f"conv{len(size)}d")
-    y = conv(torch.nn.functional.pad(tensors["x"], pads), tensors["w"], tensors["b"])
+    y = conv(torch.nn.functional.pad(tensors["x"], pads), tensors["w"], tensors["b"], **steps)
     seed = torch.tensor(rng.standard_normal(tuple(y.shape)))
     y.backward(seed)
     feed = {k: t.detach().numpy().astype(np.float32) for k, t in {**tensors, "y_grad": seed}.items()}
@@ -73,10 +74,13 @@ def test_every_size(name: str, most: int) -> None:
     assert used or most > 2
 
 
-def test_one_unknown_axis() -> None:
-    for sizes in (["h", 5], [7, "w"]):
-        options = {"ConvInputGrad": "winograd_4", "ConvWeightGrad": "winograd_4"}
-        _check(og.augment(_model("same", sizes), wrt=["x", "w"], lowering=options), "same", 2, (7, 5))
+@pytest.mark.parametrize("key", ["", "stride", "dilation"])
+@pytest.mark.parametrize("sizes", [["h", 5], [7, "w"]], ids=str)
+def test_one_unknown_axis(sizes: list, key: str) -> None:
+    """The other axis may have any step."""
+    steps = {key: tuple(1 if isinstance(size, str) else 2 for size in sizes)} if key else {}
+    options = {"ConvInputGrad": "winograd_4", "ConvWeightGrad": "winograd_4"}
+    _check(og.augment(_model("same", sizes, **steps), wrt=["x", "w"], lowering=options), "same", 2, (7, 5), **steps)
 
 
 @pytest.mark.parametrize("target", ["cuda", "web"])

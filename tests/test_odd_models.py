@@ -53,6 +53,32 @@ def test_a_function_of_an_older_opset() -> None:
     np.testing.assert_allclose(gradient(model), 2 * X.sum(1, keepdims=True) + 0 * X, rtol=1e-5)
 
 
+@pytest.mark.parametrize("per_sample", [False, True], ids=["", "per sample"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "y = Conv(x, w)",
+        "y = ConvTranspose<strides=[2,2]>(x, w)",
+        "t = Transpose<perm=[0,1,3,2]>(x) y = Conv(t, w)",
+        "p = AveragePool<kernel_shape=[2,1]>(x) y = Conv(p, w)",
+    ],
+)
+def test_operators_tell_the_rank_of_data_without_a_shape(body: str, per_sample: bool) -> None:
+    generator = np.random.default_rng(0)
+    feed = {"x": generator.standard_normal((2, 3, 4, 5)), "w": generator.standard_normal((3, 3, 2, 2))}
+    feed = {name: a.astype(np.float32) for name, a in feed.items()}
+    head = '<ir_version: 8, opset_import: ["": 17]> g (float[%s] x, float[3,3,2,2] w) => (float[] y) { %s }'
+    wrt = ["w"] if per_sample else ["x", "w"]
+    known, unknown = (
+        og.augment(onnx.parser.parse_model(head % (sizes, body)), wrt=wrt, per_sample=per_sample, seed="ones")
+        for sizes in ("2,3,4,5", "")
+    )
+    assert len(unknown.graph.input[0].type.tensor_type.shape.dim) == 4
+    want, got = run(known, feed), run(unknown, feed)
+    for name in want:
+        np.testing.assert_allclose(got[name], want[name], rtol=1e-4, atol=1e-4)
+
+
 def test_a_path_gives_a_model_that_stands_alone(tmp_path: Path) -> None:
     """PyTorch's exporter writes the weights of every model beside it."""
     model = parsed("{ y = Mul (x, w) }")

@@ -30,6 +30,7 @@ from onnx_convgrad.passes.gradient_edges import GRADIENT, TRAINING_DOMAIN, label
 from onnx_convgrad.passes.known_sequences import use_members
 from onnx_convgrad.passes.node_forms import refuse_malformed_nodes
 from onnx_convgrad.passes.plain_pools import use_plain_pools
+from onnx_convgrad.passes.told_ranks import tell_ranks
 from onnx_convgrad.passes.upgrade import OLDEST_OPSET, upgrade
 from onnx_convgrad.registry import check_names
 
@@ -94,6 +95,8 @@ def canonicalize(model: ir.Model, input_shapes: InputShapes | None = None, *, fo
     if use_members(model.graph) or before != model.opset_imports.get("", 0) or not whole:
         _infer(model)
     if not whole and not input_shapes and _recall_shapes(declared):
+        _infer(model)
+    while tell_ranks(model.graph):
         _infer(model)
     if fold:
         fold_sizes(model.graph)
