@@ -6,6 +6,8 @@ session.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -47,26 +49,20 @@ class NodeWise:
         return [np.asarray(values[name]) for name in names]
 
     def _explore(self, values: Arrays) -> None:
-        """Run node by node, then group what the runtime can run."""
-        group: list[onnx.NodeProto] = []
+        """Run node by node, then let neighbours that the runtime can run share a session."""
         dtypes: dict[str, np.dtype[Any]] = {k: np.asarray(v).dtype for k, v in values.items()}
-        pieces: list[tuple[list[onnx.NodeProto], Piece | None]] = []
+        kernels: list[Piece | None] = []  # `None` for the runtime, whose sessions of single nodes are not kept
         for node in self.nodes:
-            piece = self._piece([node], dtypes)
-            in_runtime = piece is not None
-            piece = piece or _kernel(node, self.opsets)
+            alone = self._piece([node], dtypes)
+            piece = alone or _kernel(node, self.opsets)
             piece(values)
+            kernels.append(None if alone else piece)
             dtypes.update({o: np.asarray(values[o]).dtype for o in node.output if o})
-            if in_runtime:
-                group.append(node)
-                continue
-            pieces += [(group, None), ([node], piece)]
-            group = []
-        pieces.append((group, None))
-        for nodes, ready in pieces:
-            built = ready or (self._piece(nodes, dtypes) if nodes else None)
-            if built is not None:
-                self.pieces.append(built)
+        found = zip(self.nodes, kernels, strict=True)
+        for in_runtime, neighbours in itertools.groupby(found, key=lambda pair: pair[1] is None):
+            nodes, others = zip(*neighbours, strict=True)
+            pieces = [self._piece(nodes, dtypes)] if in_runtime else others
+            self.pieces += [piece for piece in pieces if piece is not None]
 
     def _piece(self, nodes: Sequence[onnx.NodeProto], dtypes: Mapping[str, np.dtype[Any]]) -> Piece | None:
         """A session of these nodes, or `None` when the runtime refuses them."""
@@ -97,28 +93,28 @@ def _kernel(node: onnx.NodeProto, opsets: Any) -> Piece:
     from onnx.reference import ReferenceEvaluator
 
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    inputs = [helper.make_empty_tensor_value_info(i) for i in dict.fromkeys(node.input) if i]
-    outputs = [helper.make_empty_tensor_value_info(o) for o in node.output if o]
-    graph = helper.make_graph([node], "node", inputs, outputs)
-    reference: list[Any] = []
+
+    @functools.cache
+    def reference() -> Any:
+        inputs = [helper.make_empty_tensor_value_info(i) for i in dict.fromkeys(node.input) if i]
+        outputs = [helper.make_empty_tensor_value_info(o) for o in node.output if o]
+        graph = helper.make_graph([node], "node", inputs, outputs)
+        return ReferenceEvaluator(helper.make_model(graph, opset_imports=list(opsets), ir_version=10))
+
+    def by_numpy(values: Arrays) -> None:
+        if node.op_type not in KERNELS:
+            raise Unavailable
+        results = KERNELS[node.op_type](attributes, *(values[i] if i else None for i in node.input))
+        made = results if isinstance(results, tuple) else (results,)
+        values.update((o, v) for o, v in zip(node.output, made, strict=False) if o)
 
     def piece(values: Arrays) -> None:
-        operands = [values[i] if i else None for i in node.input]
         try:
-            results = KERNELS[node.op_type](attributes, *operands) if node.op_type in KERNELS else None
+            by_numpy(values)
         except Unavailable:
-            results = None
-        if results is None:
-            if not reference:
-                reference.append(
-                    ReferenceEvaluator(helper.make_model(graph, opset_imports=list(opsets), ir_version=10))
-                )
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                found = reference[0].run(None, {i: values[i] for i in node.input if i})
+                found = reference().run(None, {i: values[i] for i in node.input if i})
             values.update(zip((o for o in node.output if o), found, strict=False))
-        else:
-            made = results if isinstance(results, tuple) else (results,)
-            values.update((o, v) for o, v in zip(node.output, made, strict=False) if o)
 
     return piece

@@ -113,11 +113,8 @@ _BETA = {"affine": 0.0, "scaledtanh": 1.0, "hardsigmoid": 0.5}
 
 def _functions(a: Attributes, default: Sequence[str]) -> list[Callable[[Array], Array]]:
     names = [n.decode().lower() for n in a.get("activations", [n.encode() for n in default])]
-    alphas, betas, clip = (
-        list(a.get("activation_alpha", ())),
-        list(a.get("activation_beta", ())),
-        a.get("clip") or np.inf,
-    )
+    alphas, betas = (list(a.get(name, ())) for name in ("activation_alpha", "activation_beta"))
+    clip = a.get("clip") or np.inf
     made = []
     for i, name in enumerate(names):
         alpha = (alphas.pop(0) if alphas else _ALPHA[name]) if name in _ALPHA else 0.0

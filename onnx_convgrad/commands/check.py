@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from json import dumps
 from pathlib import Path
 from typing import Any
@@ -41,12 +41,21 @@ def run(model: Path, arguments: Mapping[str, Any], out: Output, *, every: bool, 
 
 
 def show(report: CheckReport, out: Output, *, every: bool) -> None:
-    """The errors per value: every failure, and the largest of the rest unless `every`."""
+    """The errors per value: every failure, and the largest of the rest unless `every`; then what the verdicts mean."""
     shapes = ", ".join(f"{name} {shape_text(shape)}" for name, shape in report.inputs.items())
     out.line(f"Random inputs: {shapes or 'none'} (seed {report.seed})")
-    compared = any(row.torch is not None for row in report.rows)
     count = len(report.rows)
-    shown = list(report.rows) if every or count <= _FOLD + 2 else _notable(report)
+    shown = report.rows if every or count <= _FOLD + 2 else _notable(report)
+    out.table(_table(shown, compared=any(row.torch is not None for row in report.rows)))
+    if len(shown) < count:
+        out.line(f"... and {count - len(shown)} more that agree (-v shows all)")
+    out.line(f"Numeric: relative error against directional derivatives of the model in {report.precision}.")
+    out.line(f"PyTorch: {report.pytorch}.")
+    _show_verdicts(report, out)
+
+
+def _table(shown: Sequence[Row], *, compared: bool) -> Table:
+    """One line per gradient; with a column for PyTorch if it was `compared`."""
     rows = [
         [
             row.value,
@@ -60,11 +69,11 @@ def show(report: CheckReport, out: Output, *, every: bool) -> None:
         for row in shown
     ]
     columns = ["value", "shape", "|grad|", "numeric", *(["PyTorch"] if compared else []), "limit", ""]
-    out.table(Table(columns, rows, frozenset(range(2, len(columns) - 1))))
-    if len(shown) < count:
-        out.line(f"... and {count - len(shown)} more that agree (-v shows all)")
-    out.line(f"Numeric: relative error against directional derivatives of the model in {report.precision}.")
-    out.line(f"PyTorch: {report.pytorch}.")
+    return Table(columns, rows, frozenset(range(2, len(columns) - 1)))
+
+
+def _show_verdicts(report: CheckReport, out: Output) -> None:
+    """What each doubt means, which gradients are not finite, and how many agree."""
     told = Counter(row.verdict for row in report.rows)
     for verdict, meaning in _VERDICTS.items():
         if told[verdict]:
@@ -74,7 +83,7 @@ def show(report: CheckReport, out: Output, *, every: bool) -> None:
         out.line(f"FAIL: not finite on these inputs (a kink such as that of a root at 0?): {first_few(infinite)}")
     notes = f", {told['rounding']} of them in float64 alone" if told["rounding"] else ""
     rest = "".join(f" {told[v]} {v}." for v in ("undetermined", "FAIL") if told[v])
-    out.line(f"{told['ok'] + told['rounding']} of {count} gradients agree{notes}.{rest}")
+    out.line(f"{told['ok'] + told['rounding']} of {len(report.rows)} gradients agree{notes}.{rest}")
 
 
 def _notable(report: CheckReport) -> list[Row]:

@@ -17,8 +17,6 @@ __all__ = ["Geometry", "settle"]
 
 Sizes = tuple[int, ...]
 
-_WORDS = {1: "one", 2: "two", 3: "three"}
-
 
 @dataclass(frozen=True)
 class Geometry:
