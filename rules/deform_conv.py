@@ -23,30 +23,34 @@ def deform_conv(e: Emitter, n: Call) -> ir.Value:
     """Columns of interpolated pixels, times the weight."""
     x, w, offset = n["X"], n["W"], n["offset"]
     kernel = _kernel(e, n)
-    rank = len(kernel)
-    taps, groups, shares = math.prod(kernel), n.int("group", 1), n.int("offset_group", 1)
+    taps, groups = math.prod(kernel), n.int("group", 1)
     batch, channels, filters = e.dim(x, 0), e.dim(x, 1), e.dim(w, 0)
-    sizes, points = ([e.dim(v, 2 + axis) for axis in range(rank)] for v in (x, offset))
-    count = e.size_mul(*points)
-    images = e.size_mul(batch, shares)
-    moved = e.reshape(offset, [images, taps, rank, *points])
-    read = []
-    for axis in range(rank):
-        shift = e.op("Gather", moved, e.const(np.int64(axis)), axis=2)
-        at = e.reshape(e.add(shift, _window(e, n, axis, kernel, points, offset)), [images, 1, e.size_mul(taps, count)])
-        read.append(taps_at(e, n, at, sizes[axis]))
-    flat = e.reshape(x, [images, e.size_div(channels, shares), e.size_mul(*sizes)])
-    columns = interpolated(e, flat, sizes, read, e.size_mul(taps, count))
-    mask = n.get("mask")
-    if mask is not None:
-        columns = e.mul(columns, e.reshape(mask, [images, 1, e.size_mul(taps, count)]))
-    columns = e.reshape(columns, [batch, groups, e.size_mul(e.size_div(channels, groups), taps), count])
+    points = [e.dim(offset, 2 + axis) for axis in range(len(kernel))]
+    columns = [batch, groups, e.size_mul(e.size_div(channels, groups), taps), e.size_mul(*points)]
+    pixels = e.reshape(_pixels(e, n, kernel, points), columns)
     weight = e.reshape(w, [1, groups, e.size_div(filters, groups), e.size_mul(e.dim(w, 1), taps)])
-    y = e.reshape(e.matmul(weight, columns), [batch, filters, *points])
+    y = e.reshape(e.matmul(weight, pixels), [batch, filters, *points])
     bias = n.get("B")
     if bias is not None:
-        y = e.add(y, e.unsqueeze(bias, list(range(1, 1 + rank))))
+        y = e.add(y, e.unsqueeze(bias, list(range(1, 1 + len(kernel)))))
     return e.typed(y, n.y)
+
+
+def _pixels(e: Emitter, n: Call, kernel: list[int], points: list[Dim]) -> ir.Value:
+    """m x of all taps of all windows: `[batch * offset groups, channels / offset groups, taps * points]`."""
+    x, offset, mask = n["X"], n["offset"], n.get("mask")
+    rank, taps, shares = len(kernel), math.prod(kernel), n.int("offset_group", 1)
+    sizes = [e.dim(x, 2 + axis) for axis in range(rank)]
+    images, reads = e.size_mul(e.dim(x, 0), shares), e.size_mul(taps, *points)
+    moved = e.reshape(offset, [images, taps, rank, *points])
+    places = []
+    for axis in range(rank):
+        shift = e.op("Gather", moved, e.const(np.int64(axis)), axis=2)
+        at = e.reshape(e.add(shift, _window(e, n, axis, kernel, points, offset)), [images, 1, reads])
+        places.append(taps_at(e, n, at, sizes[axis]))
+    flat = e.reshape(x, [images, e.size_div(e.dim(x, 1), shares), e.size_mul(*sizes)])
+    found = interpolated(e, flat, sizes, places, reads)
+    return found if mask is None else e.mul(found, e.reshape(mask, [images, 1, reads]))
 
 
 def _kernel(e: Emitter, n: Call) -> list[int]:

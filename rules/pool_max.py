@@ -56,22 +56,22 @@ def _winners_by_corners(e: Emitter, x: ir.Value, y: ir.Value) -> ir.Value:
     In a window of rows a, b and c, d the first row wins if max(a, b) = y, and its first column if a = y; in the second
     row, where a < y, the first column wins if max(a, c) = y.
     """
-    plane = e.size_mul(e.dim(x, 2), e.dim(x, 3))
     height, width = (e.dim(x, axis) for axis in (2, 3))
-    assert isinstance(height, int)
-    assert isinstance(width, int)
-    planes = [e.size_mul(e.dim(x, 0), e.dim(x, 1)), height * width // 4]
+    assert isinstance(height, int), "the sizes of the pool are known"
+    assert isinstance(width, int), "the sizes of the pool are known"
+    plane = height * width
+    planes = [e.size_mul(e.dim(x, 0), e.dim(x, 1)), plane // 4]
 
     def is_best(*kernel: int) -> ir.Value:
         return e.compare("Equal", e.op("MaxPool", x, kernel_shape=kernel, strides=(2, 2)), y)
 
     upper, corner, left = is_best(1, 2), is_best(1, 1), is_best(2, 1)
-    left = e.op("Or", corner, e.op("And", left, e.op("Not", upper)))
-    before = e.reshape(e.add(e.mask(left, x), e.mul(e.mask(upper, x), width)), planes)
+    first_column = e.op("Or", corner, e.op("And", left, e.op("Not", upper)))
+    before = e.reshape(e.add(e.mask(first_column, x), e.mul(e.mask(upper, x), width)), planes)
     rows, columns = np.arange(1, height, 2), np.arange(1, width, 2)  # of d, the last of its window
     last = e.const((rows[:, None] * width + columns).reshape(-1))
     count = e.squeeze(e.vector([e.size_mul(planes[0], plane)]), [0])
-    first = e.op("Range", e.const(np.int64(0)), count, e.const(np.int64(height * width)))
+    first = e.op("Range", e.const(np.int64(0)), count, e.const(np.int64(plane)))
     ends = e.op("Add", e.unsqueeze(first, [1]), last)
     sizes = static_dims(x) or [None]
     exact = None not in sizes and math.prod(size or 0 for size in sizes) <= _EXACT

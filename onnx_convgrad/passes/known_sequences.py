@@ -6,7 +6,7 @@ ConcatFromSequence. Sequences have no gradients of their own kind; their members
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import onnx_ir as ir
 
@@ -40,35 +40,38 @@ def use_members(graph: ir.Graph) -> bool:
     return found
 
 
-def _made(node: ir.Node, known: Mapping[ir.Value, list[ir.Value]]) -> list[ir.Value] | None:
+def _made(node: ir.Node, known: Members) -> list[ir.Value] | None:
     """The members of the sequence that the node makes, if they are known."""
     if node.op_type == "SequenceConstruct":
         return [v for v in node.inputs if v is not None]
     if node.op_type == "SequenceEmpty":
         return []
     source = known.get(node.inputs[0]) if node.inputs and node.inputs[0] is not None else None
-    if source is None or node.op_type not in ("Identity", "SequenceInsert", "SequenceErase"):
-        return None
-    if node.op_type == "Identity":
+    if source is None or node.op_type == "Identity":
         return source
-    inserts = node.op_type == "SequenceInsert"
-    place = len(source) if inserts else len(source) - 1
-    where = node.inputs[1 + inserts] if len(node.inputs) > 1 + inserts else None
-    if where is not None:
-        position = constant_of(where)
-        if position is None:
-            return None
-        place = int(position.item()) + (len(source) if position.item() < 0 else 0)
-    member = node.inputs[1] if inserts else None
-    return [*source[:place], *([member] if member is not None else []), *source[place + (not inserts) :]]
+    if node.op_type == "SequenceInsert":
+        at, n = _position(node, len(source), default=len(source)), Call(node)
+        return None if at is None else [*source[:at], n["tensor"], *source[at:]]
+    if node.op_type == "SequenceErase":
+        at = _position(node, len(source), default=len(source) - 1)
+        return None if at is None else [*source[:at], *source[at + 1 :]]
+    return None
+
+
+def _position(node: ir.Node, count: int, default: int) -> int | None:
+    """Where among `count` members the operand `position` points, a negative one from the end; `None` if not known."""
+    where = Call(node).get("position")
+    if where is None:
+        return default
+    position = constant_of(where)
+    return None if position is None else int(position.item()) + (count if position.item() < 0 else 0)
 
 
 def _at(_: Emitter, node: ir.Node, known: Members) -> ir.Value | None:
     assert node.inputs[0] is not None, "the sequence is known"
-    members, position = known[node.inputs[0]], constant_of(node.inputs[1])
-    if position is None or not -len(members) <= position.item() < len(members):
-        return None
-    return members[int(position.item())]
+    members = known[node.inputs[0]]
+    at = _position(node, len(members), default=0)
+    return members[at] if at is not None and 0 <= at < len(members) else None
 
 
 def _concat(e: Emitter, node: ir.Node, known: Members) -> ir.Value | None:
