@@ -7,12 +7,12 @@ from typing import Any, TypeVar, cast
 import onnx
 import onnx_ir as ir
 
-from onnx_convgrad.files import whole_proto
+from onnx_convgrad.files import AnyModel, load, whole_proto
 from onnx_convgrad.lowering.candidates import Choosing
 from onnx_convgrad.lowering.known_sizes import gain_of_sizes
 from onnx_convgrad.lowering.report import Report
 from onnx_convgrad.passes.canonicalize import InputShapes
-from onnx_convgrad.pipeline import GRADIENTS_KEY, SEEDS_KEY, AnyModel, Names, build, load
+from onnx_convgrad.pipeline import GRADIENTS_KEY, SEEDS_KEY, Names, build
 
 __all__ = [
     "GRADIENTS_KEY",

@@ -1,4 +1,4 @@
-"""Writing a model: all of it or nothing, never over its own source, big weights beside it."""
+"""Model files: read with their weights left on disk; written all or nothing, never over their own source."""
 
 from __future__ import annotations
 
@@ -9,20 +9,90 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from onnx_convgrad.errors import ArgumentError, ModelError
+from onnx_convgrad.errors import ArgumentError, ConvGradError, ModelError
+from onnx_convgrad.passes.sparse import without_sparse
+from onnx_convgrad.validity import root_cause
 
 __all__ = [
     "PROTO_LIMIT",
+    "AnyModel",
     "check_destination",
-    "check_weights",
     "default_output",
+    "load",
     "stored_bytes",
     "whole_proto",
     "write",
 ]
 
+AnyModel = str | os.PathLike[str] | onnx.ModelProto | ir.Model
+
 PROTO_LIMIT = 2**31 - 2**24
 """Protobuf stops at 2 GB; some of it is left for the nodes."""
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def load(model: AnyModel) -> ir.Model:
+    """The model as a private onnx_ir model; external weights stay on disk.
+
+    Raises:
+        ArgumentError: It is none of the three.
+        ModelError: The file cannot be read or is not an ONNX model.
+    """
+    if isinstance(model, ir.Model):
+        return model.clone()
+    if isinstance(model, onnx.ModelProto):
+        try:
+            return ir.from_proto(without_sparse(model))
+        except ir.serde.SerdeError as problem:
+            raise ModelError(f"The model cannot be read: {root_cause(problem)}.", hint=_remedy(problem)) from problem
+    if not isinstance(model, (str, os.PathLike)):
+        raise ArgumentError(
+            f"A model is a path, an onnx.ModelProto or an onnx_ir.Model, not {type(model).__name__}.",
+            hint="Serialized bytes become one by onnx.load_from_string." if isinstance(model, bytes) else "",
+        )
+    path = Path(model)
+    try:
+        found = ir.from_proto(without_sparse(onnx.load(path, load_external_data=False)))
+        ir.external_data.set_base_dir(found.graph, path.parent)
+    except ConvGradError:
+        raise
+    except FileNotFoundError:
+        raise ModelError(f"There is no file {str(path)!r}.") from None
+    except IsADirectoryError:
+        raise ModelError(f"{str(path)!r} is a folder, not a model.") from None
+    except Exception as problem:
+        cause = root_cause(problem)
+        raise ModelError(f"{str(path)!r} is not a readable ONNX model ({cause}).", hint=_remedy(problem)) from problem
+    _check_weights(found)
+    return found
+
+
+def _remedy(problem: Exception) -> str:
+    maps = "Map types" in root_cause(problem)
+    return (
+        "Leave ZipMap out: convert with options={'zipmap': False}, so that probabilities are a tensor." if maps else ""
+    )
+
+
+def _check_weights(model: ir.Model) -> None:
+    """Refuse a model that was read without a file that its weights are in, or with one that is too short."""
+    sizes: dict[str, int] = {}
+    for tensor in _external(model):
+        path = os.fspath(tensor.path)
+        if not Path(path).exists():
+            raise ModelError(f"The weight {tensor.name!r} is in the file {path!r}, which is not there.")
+        size = sizes.setdefault(path, Path(path).stat().st_size)
+        end = (tensor.offset or 0) + (tensor.length or tensor.nbytes)
+        if end > size:
+            raise ModelError(
+                f"The weight {tensor.name!r} is in the file {path!r} up to byte {end}, but that has {size} bytes.",
+                hint="It may be cut off, or belong to another model.",
+            )
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
 
 
 def default_output(model: Path, kind: str = "grad") -> Path:
@@ -52,22 +122,6 @@ def _external(model: ir.Model) -> list[ir.ExternalTensor]:
 def _in_memory_bytes(model: ir.Model) -> int:
     tensors = (v.const_value for g in model.graphs() for v in g.initializers.values())
     return sum(t.nbytes for t in tensors if t is not None and not isinstance(t, ir.ExternalTensor))
-
-
-def check_weights(model: ir.Model) -> None:
-    """Refuse a model that was read without a file that its weights are in, or with one that is too short."""
-    sizes: dict[str, int] = {}
-    for tensor in _external(model):
-        path = os.fspath(tensor.path)
-        if not Path(path).exists():
-            raise ModelError(f"The weight {tensor.name!r} is in the file {path!r}, which is not there.")
-        size = sizes.setdefault(path, Path(path).stat().st_size)
-        end = (tensor.offset or 0) + (tensor.length or tensor.nbytes)
-        if end > size:
-            raise ModelError(
-                f"The weight {tensor.name!r} is in the file {path!r} up to byte {end}, but that has {size} bytes.",
-                hint="It may be cut off, or belong to another model.",
-            )
 
 
 def whole_proto(model: ir.Model, limit: int = PROTO_LIMIT) -> onnx.ModelProto:

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
 
-import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from onnx_convgrad.activity import jumps_between
 from onnx_convgrad.cost import Target, target_named
-from onnx_convgrad.emit import Emitter, known
-from onnx_convgrad.errors import ArgumentError, ConvGradError, ModelError, first_few
-from onnx_convgrad.files import check_weights
-from onnx_convgrad.forward import forward
+from onnx_convgrad.derivatives import COMPOSITIONS, Derivatives, Mode, require_scalar
+from onnx_convgrad.emit import Emitter
+from onnx_convgrad.errors import ArgumentError, first_few
+from onnx_convgrad.files import AnyModel, load
 from onnx_convgrad.graph.nodes import ORIGIN, is_op
 from onnx_convgrad.lowering.calibration import calibrated
 from onnx_convgrad.lowering.candidates import Choosing, Policy
@@ -32,23 +27,15 @@ from onnx_convgrad.passes.fast_forms import use_fast_forms
 from onnx_convgrad.passes.pooled_slopes import move_slopes_behind_pools
 from onnx_convgrad.passes.provider_forms import fit_provider
 from onnx_convgrad.passes.recompute import Recomputation, mark_boundary, recompute_values
-from onnx_convgrad.passes.sparse import without_sparse
 from onnx_convgrad.passes.training import rewrite_for_training, set_training
 from onnx_convgrad.passes.verify import verify, verify_shapes
-from onnx_convgrad.per_sample.walk import backward_per_sample, data_inputs
 from onnx_convgrad.registry import Call, check_names
-from onnx_convgrad.reverse import backward
-from onnx_convgrad.validity import judged, root_cause
+from onnx_convgrad.validity import judged
 
-__all__ = ["GRADIENTS_KEY", "SEEDS_KEY", "AnyModel", "Built", "Mode", "Names", "build", "complete", "load"]
+__all__ = ["GRADIENTS_KEY", "SEEDS_KEY", "Built", "Names", "Progress", "build", "complete"]
 
-AnyModel = str | os.PathLike[str] | onnx.ModelProto | ir.Model
 Names = str | Sequence[str]
 Progress = Callable[[str], None]
-Mode = Literal["augment", "vjp", "grad", "jvp", "hvp"]
-COMPOSITIONS = ("forward_over_reverse", "reverse_over_reverse", "reverse_over_forward")
-"""The ways of writing H v, the first being the default: the derivative of the gradient along v, the gradient of
-<gradient, v>, and the gradient of the derivative along v."""
 
 GRADIENTS_KEY = "onnx_convgrad.gradients"
 """`metadata_props` key: JSON object, differentiated value -> graph output with its derivative."""
@@ -66,49 +53,6 @@ class Built:
     gradients: dict[str, str]
     choices: tuple[Choice, ...]
     recomputation: Recomputation | None = None
-
-
-def load(model: AnyModel) -> ir.Model:
-    """The model as a private onnx_ir model; external weights stay on disk.
-
-    Raises:
-        ArgumentError: It is none of the three.
-        ModelError: The file cannot be read or is not an ONNX model.
-    """
-    if isinstance(model, ir.Model):
-        return model.clone()
-    if isinstance(model, onnx.ModelProto):
-        try:
-            return ir.from_proto(without_sparse(model))
-        except ir.serde.SerdeError as problem:
-            raise ModelError(f"The model cannot be read: {root_cause(problem)}.", hint=_remedy(problem)) from problem
-    if not isinstance(model, (str, os.PathLike)):
-        raise ArgumentError(
-            f"A model is a path, an onnx.ModelProto or an onnx_ir.Model, not {type(model).__name__}.",
-            hint="Serialized bytes become one by onnx.load_from_string." if isinstance(model, bytes) else "",
-        )
-    path = Path(model)
-    try:
-        found = ir.from_proto(without_sparse(onnx.load(path, load_external_data=False)))
-        ir.external_data.set_base_dir(found.graph, path.parent)
-    except ConvGradError:
-        raise
-    except FileNotFoundError:
-        raise ModelError(f"There is no file {str(path)!r}.") from None
-    except IsADirectoryError:
-        raise ModelError(f"{str(path)!r} is a folder, not a model.") from None
-    except Exception as problem:
-        cause = root_cause(problem)
-        raise ModelError(f"{str(path)!r} is not a readable ONNX model ({cause}).", hint=_remedy(problem)) from problem
-    check_weights(found)
-    return found
-
-
-def _remedy(problem: Exception) -> str:
-    maps = "Map types" in root_cause(problem)
-    return (
-        "Leave ZipMap out: convert with options={'zipmap': False}, so that probabilities are a tensor." if maps else ""
-    )
 
 
 @judged
@@ -161,17 +105,17 @@ def build(
     if training and lowering != "exact":
         rewrite_for_training(graph, machine, {*sources, *targets})
     if mode in ("grad", "hvp"):
-        _require_scalar(targets, mode)
+        require_scalar(targets, mode)
     progress("differentiating")
     before = list(graph)
     e = Emitter(graph, opsets=graph.opset_imports, target=machine, joint=lowering != "exact")
-    job = _Job(m, e, sources, targets)
+    job = Derivatives(e, sources, targets)
     if mode == "hvp":
-        results = job.second(composition, sources, targets)
+        results = job.second(composition)
     elif per_sample:
-        results = job.apart(sources, targets, seed, norms=per_sample == "squared_norm")
+        results = job.apart(seed, norms=per_sample == "squared_norm")
     else:
-        results = job.first(mode, sources, targets, seed)
+        results = job.first(mode, seed)
     m.metadata_props[SEEDS_KEY] = json.dumps(job.seeds)
     if mode in ("vjp", "grad", "hvp"):
         graph.outputs.clear()
@@ -229,123 +173,6 @@ def _name_unordered(graph: ir.Graph, target: str) -> None:
     if found:
         text = f"On {target} these nodes still add at repeated indices in no fixed order: {first_few(found)}."
         warnings.warn(text, UserWarning, stacklevel=5)
-
-
-def _require_scalar(targets: list[ir.Value], mode: Mode) -> None:
-    for y in targets:
-        if y.shape is not None and any(known(d) not in (1, None) for d in y.shape):
-            raise ArgumentError(
-                f"{mode} needs a scalar, but {y.name!r} has shape {y.shape}.",
-                hint="Use vjp, or reduce it to one element.",
-            )
-
-
-class _Job:
-    """Seeds, derivatives, and the new graph inputs and outputs under names that are free."""
-
-    def __init__(self, m: ir.Model, e: Emitter, sources: list[ir.Value], targets: list[ir.Value]) -> None:
-        self.m, self.e, self.sources, self.targets = m, e, sources, targets
-        self.seeds: dict[str, str] = {}
-
-    def first(
-        self, mode: Mode, sources: list[ir.Value], targets: list[ir.Value], seed: str | None
-    ) -> dict[ir.Value, ir.Value]:
-        """The value that each derivative belongs to -> its graph output: sources in reverse mode, targets in forward."""
-        if mode == "jvp":
-            tangents = {x: self._input(x, "tangent") for x in sources}
-            return self._outputs(targets, forward(self.e, tangents, targets), "tangent")
-        ones = seed == "ones" or mode == "grad"
-        cotangents = {y: self._seed(y, ones=ones) for y in targets}
-        return self._outputs(sources, backward(self.e, cotangents, dict.fromkeys(sources)), "grad")
-
-    def apart(
-        self, sources: list[ir.Value], targets: list[ir.Value], seed: str | None, *, norms: bool
-    ) -> dict[ir.Value, ir.Value]:
-        """Source -> graph output with the gradient of each sample, or its squared norm."""
-        data = data_inputs(self.e.graph, sources)
-        cotangents = {y: self._seed(y, ones=seed == "ones") for y in targets}
-        found = backward_per_sample(self.e, cotangents, dict.fromkeys(sources), data)
-        if norms:
-            return self._outputs(sources, found.squared_norms(), "grad_squared_norm", found.zero_norms)
-        return self._outputs(sources, found.gradients, "grad", found.zeros)
-
-    def second(self, composition: str, sources: list[ir.Value], targets: list[ir.Value]) -> dict[ir.Value, ir.Value]:
-        """Source -> graph output with the second derivative of the scalar targets along the tangents of all sources."""
-        wanted = dict.fromkeys(sources)
-        if composition == "reverse_over_forward":
-            tangents = {x: self._input(x, "tangent") for x in sources}
-            slopes = forward(self.e, tangents, targets)
-            found = backward(self.e, {t: self.e.full_like(t, 1) for t in slopes.values()}, wanted)
-            return self._outputs(sources, found, "grad_tangent")
-        gradients = backward(self.e, {y: self.e.full_like(y, 1) for y in targets}, wanted)
-        tangents = {x: self._input(x, "tangent") for x in sources}
-        if composition == "reverse_over_reverse":  # H is symmetric: v may come from the left
-            cotangents: dict[ir.Value, ir.Value] = {}
-            for x, g in gradients.items():
-                cotangents[g] = self.e.add(cotangents[g], tangents[x]) if g in cotangents else tangents[x]
-            found = backward(self.e, cotangents, wanted)
-        else:
-            pushed = forward(self.e, tangents, list(dict.fromkeys(gradients.values())))
-            found = {x: pushed[g] for x, g in gradients.items() if g in pushed}
-        return self._outputs(sources, found, "grad_tangent")
-
-    def claim(self, value: ir.Value, name: str) -> ir.Value:
-        """Give `value` the name, or the next free one after it."""
-        value.name = self.e.names.claim(name)
-        return value
-
-    def _input(self, like: ir.Value, suffix: str) -> ir.Value:
-        value = ir.Value(shape=like.shape, type=ir.TensorType(like.dtype or ir.DataType.FLOAT))
-        self.e.graph.inputs.append(self.claim(value, f"{like.name}_{suffix}"))
-        self.seeds[like.name or ""] = value.name or ""
-        return value
-
-    def _seed(self, y: ir.Value, *, ones: bool) -> ir.Value:
-        """The cotangent of a target: a graph input, or ones."""
-        single = y.shape is not None and all(known(d) == 1 for d in y.shape)
-        return self.e.full_like(y, 1) if ones or single else self._input(y, "grad")
-
-    def _outputs(
-        self,
-        values: list[ir.Value],
-        reached: Mapping[ir.Value, ir.Value],
-        suffix: str,
-        zeros: Callable[[ir.Value], ir.Value] | None = None,
-    ) -> dict[ir.Value, ir.Value]:
-        """One output per value, named `<name>_<suffix>`; zeros, and a warning, where nothing reaches it."""
-        missing = [v for v in values if v not in reached]
-        if missing:
-            what = "of wrt reaches" if suffix == "tangent" else "of `of` depends on"
-            names = first_few([repr(v.name) for v in missing])
-            text = f"The derivative is zero: no member {what} {names}{self._steps(missing)}."
-            warnings.warn(text, UserWarning, stacklevel=6)
-        emitted = set(self.e.emitted)
-        taken: set[ir.Value] = set()
-        outputs: dict[ir.Value, ir.Value] = {}
-        for value in values:
-            result = reached[value] if value in reached else (zeros or self.e.zeros_like)(value)
-            if result.producer() not in emitted or result in taken:
-                result = self._identity(result, result if zeros else value)  # two outputs may hold the same value
-            taken.add(result)
-            outputs[value] = self.claim(result, f"{value.name}_{suffix}")
-        return outputs
-
-    def _steps(self, missing: list[ir.Value]) -> str:
-        """Where the way from or to values that get zeros is a step: rounding is what quantized models have."""
-        forward = all(v in self.targets for v in missing)
-        sources, targets = (self.sources, missing) if forward else (missing, self.targets)
-        steps = [n for source in sources for n in jumps_between(source, targets, self.e.order)]
-        found = dict.fromkeys(f"{n.name or n.outputs[0].name!r} ({n.op_type})" for n in steps)
-        if not found:
-            return ""
-        quantized = any(n.op_type.startswith(("Quantize", "DynamicQuantize")) for n in steps)
-        remedy = "; differentiate the model from before its quantization" if quantized else ""
-        return f" but through steps, which are flat almost everywhere: {first_few(list(found))}{remedy}"
-
-    def _identity(self, value: ir.Value, like: ir.Value) -> ir.Value:
-        node = ir.Node("", "Identity", [value], num_outputs=1)
-        self.e.place(node)
-        return self.e.typed(node.outputs[0], like)
 
 
 def _finish(m: ir.Model) -> None:

@@ -13,8 +13,9 @@ from onnx import numpy_helper
 from test_fused import LEVELS, activated, optimized
 
 import onnx_convgrad as og
+from onnx_convgrad.derivatives import COMPOSITIONS
 from onnx_convgrad.passes.canonicalize import canonicalize
-from onnx_convgrad.pipeline import COMPOSITIONS, build
+from onnx_convgrad.pipeline import build
 from onnx_convgrad.runtime import run
 from onnx_convgrad.testing import Case, Random, check, rand
 

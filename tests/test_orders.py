@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional as F
 
 import onnx_convgrad as og
-from onnx_convgrad.pipeline import COMPOSITIONS
+from onnx_convgrad.derivatives import COMPOSITIONS
 from onnx_convgrad.runtime import run
 
 Arrays = dict[str, np.ndarray]

@@ -9,10 +9,10 @@ import pytest
 from onnx import TensorProto, helper
 
 import onnx_convgrad as og
+from onnx_convgrad.files import load
 from onnx_convgrad.lowering.report import Report
 from onnx_convgrad.lowering.typical import TypicalSizes
 from onnx_convgrad.passes.canonicalize import canonicalize
-from onnx_convgrad.pipeline import load
 
 
 def _model(shape: list) -> onnx.ModelProto:

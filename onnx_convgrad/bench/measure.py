@@ -17,9 +17,9 @@ from onnx_convgrad.bench.timing import Bound, Side, Turns, interleave, machine
 from onnx_convgrad.bench.torch_side import TorchSide
 from onnx_convgrad.checking.feeds import Feed, draw, working_feed
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.files import whole_proto
+from onnx_convgrad.files import AnyModel, whole_proto
 from onnx_convgrad.lowering.lower import Choice
-from onnx_convgrad.pipeline import SEEDS_KEY, AnyModel, Built, build
+from onnx_convgrad.pipeline import SEEDS_KEY, Built, build
 from onnx_convgrad.runtime import run
 
 __all__ = ["BenchReport", "ConvTimes", "bench"]

@@ -13,7 +13,8 @@ import onnx_ir as ir
 
 from onnx_convgrad import files
 from onnx_convgrad.commands.tables import Output, Table, bytes_text
-from onnx_convgrad.pipeline import Progress, load
+from onnx_convgrad.files import load
+from onnx_convgrad.pipeline import Progress
 
 __all__ = ["Rewritten", "described", "rewrite"]
 

@@ -16,6 +16,7 @@ from onnx_convgrad.activity import floating
 from onnx_convgrad.cost import target_named
 from onnx_convgrad.emit import DOMAIN, Emitter
 from onnx_convgrad.errors import DifferentiationError, Problem
+from onnx_convgrad.files import AnyModel
 from onnx_convgrad.gradient_ops.nodes import Derivative, Expansion
 from onnx_convgrad.gradient_ops.training_info import load_with_algorithm
 from onnx_convgrad.lowering.calibration import calibrated
@@ -29,7 +30,7 @@ from onnx_convgrad.passes.gradient_edges import (
     label,
     lift_veils,
 )
-from onnx_convgrad.pipeline import GRADIENTS_KEY, AnyModel, complete
+from onnx_convgrad.pipeline import GRADIENTS_KEY, complete
 from onnx_convgrad.validity import judged
 
 __all__ = ["Lowered", "lower_training_operators"]

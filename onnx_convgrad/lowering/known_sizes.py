@@ -11,9 +11,10 @@ import onnx_ir as ir
 
 from onnx_convgrad.emit import known
 from onnx_convgrad.errors import ConvGradError
+from onnx_convgrad.files import AnyModel
 from onnx_convgrad.lowering.lower import Choice
 from onnx_convgrad.lowering.typical import TypicalSizes
-from onnx_convgrad.pipeline import AnyModel, Built, build
+from onnx_convgrad.pipeline import Built, build
 
 __all__ = ["Gain", "gain_of_sizes"]
 

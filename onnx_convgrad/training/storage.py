@@ -17,8 +17,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from onnx_convgrad.errors import ArgumentError, ModelError
-from onnx_convgrad.files import PROTO_LIMIT
-from onnx_convgrad.pipeline import load
+from onnx_convgrad.files import PROTO_LIMIT, load
 from onnx_convgrad.training.manifest import Manifest
 
 __all__ = ["read_manifest", "read_part", "write_program"]
