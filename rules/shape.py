@@ -42,16 +42,24 @@ def flatten_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 @linear("Squeeze", wrt=("data",))
 def squeeze_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[i] = x[i, 0]: dx[i, 0] = g[i]."""
-    axes = n.get("axes")
-    if axes is None:
-        return {"data": lambda: e.reshape_like(g["squeezed"], n["data"])}
-    return {"data": lambda: e.op("Unsqueeze", g["squeezed"], axes)}
+    if _names_axes(e, n):
+        return {"data": lambda: e.op("Unsqueeze", g["squeezed"], n["axes"])}
+    return {"data": lambda: e.reshape_like(g["squeezed"], n["data"])}
 
 
 @linear("Unsqueeze", wrt=("data",))
 def unsqueeze_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[i, 0] = x[i]: dx[i] = g[i, 0]."""
-    return {"data": lambda: e.op("Squeeze", g["expanded"], n["axes"])}
+    if _names_axes(e, n):
+        return {"data": lambda: e.op("Squeeze", g["expanded"], n["axes"])}
+    return {"data": lambda: e.reshape_like(g["expanded"], n["data"])}
+
+
+def _names_axes(e: Emitter, n: Call) -> bool:
+    """Whether there are axes for sure: with an empty list, the runtime squeezes every axis of size one."""
+    axes = n.get("axes")
+    numbers = None if axes is None else e.constant_of(axes)
+    return numbers is not None and numbers.size > 0
 
 
 # -- permutations ------------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ CASES = [
         Case(op, [X, np.asarray([0, -1])], {"keepdims": 0}),
         Case(op, [X, np.asarray([-2])], {"keepdims": 0}, feed_integers=True, name="fed"),
         Case(op, [X, NONE], {"noop_with_empty_axes": 1}, name="no axes"),
+        Case(op, [rand(2, 1, 3, low=0.5), NONE], {"keepdims": 0, "noop_with_empty_axes": 1}, name="no axes"),
         Case(op, [X, NONE], {"keepdims": 0}, feed_integers=True, name="all axes"),
         Case(op, [X, NONE], {"keepdims": 0, "noop_with_empty_axes": 1}, feed_integers=True, name="no axes"),
         Case(op, [X], {"noop_with_empty_axes": 1, "keepdims": 0}, name="absent axes, noop"),

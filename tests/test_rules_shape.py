@@ -39,6 +39,7 @@ SHAPES = [
     fed("Unsqueeze", [rand(3, 4), ints(2, 0)]),
     Case("Transpose", [rand(2, 3, 4)]),
     Case("Transpose", [rand(2, 3, 4)], {"perm": [1, 2, 0]}),
+    Case("Transpose", [rand(4)], {"perm": [0]}),
     Case("Transpose", [rand(2, 3, 4, 5)], {"perm": [3, 0, 2, 1]}, dtype=np.float16),
     Case("DepthToSpace", [rand(2, 12, 2, 3)], {"blocksize": 2}),
     Case("DepthToSpace", [rand(2, 12, 2, 3)], {"blocksize": 2, "mode": "CRD"}),

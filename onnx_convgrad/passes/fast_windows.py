@@ -45,7 +45,7 @@ def _tap_axis(node: ir.Node) -> int | None:
     perm = list(Call(node).ints("perm") or ()) if is_op(node, "Transpose") else []
     taps = len(perm) - 2
     rest = [axis for axis in perm if axis != taps]
-    return perm.index(taps) if perm and rest == sorted(rest) and perm[-1] != taps else None
+    return perm.index(taps) if taps >= 0 and rest == sorted(rest) and perm[-1] != taps else None
 
 
 def _stack(e: Emitter, node: ir.Node, to: int) -> ir.Value | None:
