@@ -12,7 +12,8 @@ from onnx_convgrad.activity import floating, rule_of
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.graph.constants import WAS_NODE, constant_of
 from onnx_convgrad.graph.namespace import named_values
-from onnx_convgrad.registry import Call, as_names, check_names, stem
+from onnx_convgrad.names import as_names, check_names
+from onnx_convgrad.registry import Call, stem
 
 __all__ = ["parameters", "resolve_of", "resolve_wrt"]
 

@@ -20,6 +20,7 @@ from onnx_convgrad.lowering.calibration import calibrated
 from onnx_convgrad.lowering.candidates import Choosing, Policy
 from onnx_convgrad.lowering.loops import take_loops_back, tell_loops
 from onnx_convgrad.lowering.lower import Choice, check_choice, check_workspace, lower
+from onnx_convgrad.names import check_names
 from onnx_convgrad.parameters import resolve_of, resolve_wrt
 from onnx_convgrad.passes.batch_statistics import share_statistics
 from onnx_convgrad.passes.canonicalize import InputShapes, canonicalize
@@ -29,7 +30,7 @@ from onnx_convgrad.passes.provider_forms import fit_provider
 from onnx_convgrad.passes.recompute import Recomputation, mark_boundary, recompute_values
 from onnx_convgrad.passes.training import rewrite_for_training, set_training
 from onnx_convgrad.passes.verify import verify, verify_shapes
-from onnx_convgrad.registry import Call, check_names
+from onnx_convgrad.registry import Call
 from onnx_convgrad.validity import judged
 
 __all__ = ["GRADIENTS_KEY", "SEEDS_KEY", "Built", "Names", "Progress", "build", "complete"]

@@ -21,7 +21,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
@@ -29,7 +29,7 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 import onnx_ir as ir
 
 from onnx_convgrad.emit import DOMAIN
-from onnx_convgrad.errors import ArgumentError, RuleContractError, UnsupportedCase
+from onnx_convgrad.errors import RuleContractError, UnsupportedCase
 from onnx_convgrad.once import once
 
 __all__ = [
@@ -345,31 +345,3 @@ def require(condition: bool, reason: str, hint: str = "") -> None:
     """Refuse a case inside a rule: the walk reports it with the node."""
     if not condition:
         raise UnsupportedCase(reason, hint=hint)
-
-
-def as_names(given: object, what: str) -> list[str]:
-    """One name, or several, as a list; raises `ArgumentError` for anything else."""
-    if isinstance(given, str):
-        return [given]
-    names: list[Any] = list(given) if isinstance(given, Iterable) else [given]
-    for name in names:
-        if not isinstance(name, str):
-            raise ArgumentError(f"{what} takes a name or several, not {given!r}.")
-    return names
-
-
-_SHOWN = 80
-"""Most names that an error lists: a network has thousands."""
-
-
-def check_names(names: Sequence[str], options: Sequence[str], what: str) -> None:
-    """Raise `ArgumentError` with near matches for unknown names."""
-    import difflib
-
-    for name in names:
-        if name not in options:
-            near = difflib.get_close_matches(name, options, n=3)
-            shown, rest = ", ".join(options[:_SHOWN]) or "none", len(options) - _SHOWN
-            listed = f"There are: {shown}{f' and {rest} more' if rest > 0 else ''}."
-            hint = f"Did you mean {', '.join(map(repr, near))}?" if near else listed
-            raise ArgumentError(f"Unknown {what} {name!r}.", hint=hint)

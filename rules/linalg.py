@@ -18,8 +18,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.emit import Dim, Emitter, known
+from onnx_convgrad.graph.broadcasting import unbroadcast
 from onnx_convgrad.registry import Call, Cotangents, multilinear, vjp
-from onnx_convgrad.reverse import unbroadcast
 
 # -- MatMul ------------------------------------------------------------------------------------------------------------
 

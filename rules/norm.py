@@ -22,8 +22,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.emit import Dim, Emitter, known
+from onnx_convgrad.graph.broadcasting import unbroadcast
 from onnx_convgrad.registry import Call, Cotangents, vjp
-from onnx_convgrad.reverse import unbroadcast
 from onnx_convgrad.rules.linalg import other_axes
 
 _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)

@@ -22,7 +22,7 @@ from onnx_convgrad.commands.tables import Output, Table, ms_text, shape_text
 from onnx_convgrad.cost import TARGETS
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.lowering.calibration import Store, key
-from onnx_convgrad.registry import check_names
+from onnx_convgrad.names import check_names
 from onnx_convgrad.runtime.providers import PROVIDERS
 
 __all__ = ["calibration", "command", "need_model"]

@@ -13,7 +13,8 @@ from onnx_convgrad.commands.tables import Output, Table
 from onnx_convgrad.emit import CANONICAL_OPSET
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.lowering import lowerings
-from onnx_convgrad.registry import Rule, check_names
+from onnx_convgrad.names import check_names
+from onnx_convgrad.registry import Rule
 from onnx_convgrad.registry import rules as all_rules
 
 __all__ = ["run"]

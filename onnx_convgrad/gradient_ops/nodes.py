@@ -15,9 +15,10 @@ import onnx_ir as ir
 from onnx_convgrad.activity import captured_values, floating
 from onnx_convgrad.emit import DOMAIN, Emitter, dims_equal
 from onnx_convgrad.errors import DifferentiationError, ModelError, Problem, first_few
+from onnx_convgrad.graph.broadcasting import shapes_differ
 from onnx_convgrad.graph.namespace import Namespace
 from onnx_convgrad.passes.gradient_edges import GRADIENT, GradientCall, label
-from onnx_convgrad.reverse import DETOUR, backward, shapes_differ
+from onnx_convgrad.reverse import DETOUR, backward
 
 __all__ = ["Derivative", "Expansion"]
 

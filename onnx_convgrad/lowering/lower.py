@@ -31,7 +31,8 @@ from onnx_convgrad.lowering.candidates import (
 from onnx_convgrad.lowering.loops import note_loop
 from onnx_convgrad.lowering.transposed import DataGradient, as_data_gradient
 from onnx_convgrad.lowering.typical import TypicalSizes
-from onnx_convgrad.registry import Call, check_names
+from onnx_convgrad.names import check_names
+from onnx_convgrad.registry import Call
 
 __all__ = ["Choice", "check_choice", "check_workspace", "lower"]
 

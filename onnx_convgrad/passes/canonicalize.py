@@ -23,6 +23,7 @@ from onnx_shape_inference import infer_symbolic_shapes
 
 from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.graph.constants import WAS_NODE
+from onnx_convgrad.names import check_names
 from onnx_convgrad.passes import shape_rules
 from onnx_convgrad.passes.branches import take_known_branches
 from onnx_convgrad.passes.fold_sizes import fold_sizes
@@ -32,7 +33,6 @@ from onnx_convgrad.passes.node_forms import refuse_malformed_nodes
 from onnx_convgrad.passes.plain_pools import use_plain_pools
 from onnx_convgrad.passes.told_ranks import tell_ranks
 from onnx_convgrad.passes.upgrade import OLDEST_OPSET, upgrade
-from onnx_convgrad.registry import check_names
 
 __all__ = ["canonicalize"]
 

@@ -28,8 +28,8 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.graph.constants import is_constant
 from onnx_convgrad.graph.namespace import Namespace
 from onnx_convgrad.graph.nodes import origin_of
+from onnx_convgrad.names import as_names, check_names
 from onnx_convgrad.passes.retained import Group, Retained
-from onnx_convgrad.registry import as_names, check_names
 
 __all__ = ["Recomputation", "mark_boundary", "recompute_values"]
 

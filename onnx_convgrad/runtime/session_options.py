@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.names import check_names
 
 __all__ = ["Options", "SessionOptions", "cuda_options", "session_options"]
 
@@ -72,8 +73,6 @@ class SessionOptions:
         """Options from a mapping, or as they are; raises `ArgumentError` naming an unknown key."""
         if isinstance(given, SessionOptions):
             return given
-        from onnx_convgrad.registry import check_names
-
         named = dict(given or {})
         check_names(list(named), [f.name for f in fields(cls)], "session option")
         return replace(cls(), **named)

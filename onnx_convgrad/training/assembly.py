@@ -10,7 +10,7 @@ from typing import Any
 from onnx_convgrad.commands import options
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.files import load
-from onnx_convgrad.registry import check_names
+from onnx_convgrad.names import check_names
 from onnx_convgrad.training.config import Config, option, share_of
 from onnx_convgrad.training.data import BATCH_SIZE, Loader
 from onnx_convgrad.training.datasets import Arrays, Dataset, read_arrays

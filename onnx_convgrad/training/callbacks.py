@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from onnx_convgrad.errors import ArgumentError, CheckpointError
-from onnx_convgrad.registry import check_names
+from onnx_convgrad.names import check_names
 from onnx_convgrad.training import checkpoint
 
 if TYPE_CHECKING:

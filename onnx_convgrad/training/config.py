@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.registry import check_names
+from onnx_convgrad.names import check_names
 
 __all__ = ["Config", "option", "read_config", "write_config"]
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from onnx_convgrad.registry import check_names
+from onnx_convgrad.names import check_names
 
 if TYPE_CHECKING:
     from onnx_convgrad.training.fit import Run

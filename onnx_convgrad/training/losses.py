@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.emit import Emitter
 from onnx_convgrad.errors import ArgumentError, ModelError
-from onnx_convgrad.registry import check_names
+from onnx_convgrad.names import check_names
 
 __all__ = ["L1", "MSE", "BCEWithLogits", "Huber", "Loss", "Reduction", "like", "reduce", "shape_of", "wide"]
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.registry import check_names
+from onnx_convgrad.names import check_names
 from onnx_convgrad.training.manifest import Manifest
 from onnx_convgrad.training.shares import samples
 

@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.emit import Emitter
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.registry import check_names
+from onnx_convgrad.names import check_names
 from onnx_convgrad.training.schedules import Schedule, as_schedule, positive
 
 __all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Clock", "Moving", "Optimizer", "RMSprop", "optimizer_named"]

@@ -22,9 +22,9 @@ from onnx_convgrad.files import AnyModel, load, whole_proto
 from onnx_convgrad.lowering.calibration import calibrated
 from onnx_convgrad.lowering.candidates import Choosing, Policy
 from onnx_convgrad.lowering.lower import check_choice, check_workspace
+from onnx_convgrad.names import check_names
 from onnx_convgrad.passes.canonicalize import InputShapes, canonicalize
 from onnx_convgrad.pipeline import Names
-from onnx_convgrad.registry import check_names
 from onnx_convgrad.training.manifest import Manifest
 from onnx_convgrad.training.optim import Optimizer
 from onnx_convgrad.training.parts import PARTS, Builder, Part

@@ -14,7 +14,7 @@ from onnx_convgrad.activity import floating
 from onnx_convgrad.emit import Emitter, known
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.graph.namespace import named_values
-from onnx_convgrad.registry import check_names
+from onnx_convgrad.names import check_names
 from onnx_convgrad.training.cross_entropy import NLL, CrossEntropy
 from onnx_convgrad.training.losses import L1, MSE, BCEWithLogits, Huber, Loss, Spec
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.registry import check_names
+from onnx_convgrad.names import check_names
 from onnx_convgrad.runtime import Options, Providers
 from onnx_convgrad.training import flat
 from onnx_convgrad.training.engine import Engine, Results
