@@ -18,6 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.emit import Dim, Emitter, dims_equal, known
+from onnx_convgrad.graph.broadcasting import shapes_differ
 from onnx_convgrad.registry import Call, Cotangents, require, vjp
 
 _FILTER = ("mode", "nearest_mode", "coordinate_transformation_mode", "cubic_coeff_a", "exclude_outside", "antialias")
@@ -55,16 +56,12 @@ class Geometry:
         factors = e.constant_of(self.scales)
         if factors is not None and (all(f == 1 for f in factors) or any(f < 1 or f >= 2 for f in factors)):
             return self
-        if x.shape is not None and y.shape is not None and _differ(x.shape, y.shape):
+        if shapes_differ(x, y):
             return self
         equal = e.compare("Equal", e.op("Shape", x), e.op("Shape", y))
         same = e.op("ReduceMin", e.cast(equal, ir.DataType.INT64), keepdims=0)
         unchanged = e.op("Cast", same, to=int(ir.DataType.BOOL))
         return replace(self, scales=e.op("Where", unchanged, e.const(np.float32(1)), self.scales))
-
-
-def _differ(a: ir.Shape, b: ir.Shape) -> bool:
-    return any(isinstance(p, int) and isinstance(q, int) and p != q for p, q in zip(a, b, strict=True))
 
 
 def _rank(e: Emitter, n: Call, given: ir.Value) -> int | None:
@@ -175,10 +172,8 @@ def _copied(e: Emitter, sizes: ir.Value | None, x: ir.Value, axis: int, position
     if source is None:
         return False
     if source.op_type == "Shape":
-        attributes = source.attributes
-        first_axis = attributes["start"].as_int() if "start" in attributes else 0
-        last_axis = attributes["end"].as_int() if "end" in attributes else -1
-        return source.inputs[0] is x and first_axis == 0 and axis < last_axis
+        cut = Call(source)
+        return source.inputs[0] is x and cut.int("start", 0) == 0 and axis < cut.int("end", -1)
     if source.op_type != "Slice":
         return False
     data, *bounds = source.inputs
