@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from onnx_convgrad.cost import Target, target_named
 from onnx_convgrad.derivatives import COMPOSITIONS, Derivatives, Mode, require_scalar
 from onnx_convgrad.emit import Emitter
 from onnx_convgrad.errors import ArgumentError, first_few
@@ -31,6 +30,7 @@ from onnx_convgrad.passes.recompute import Recomputation, mark_boundary, recompu
 from onnx_convgrad.passes.training import rewrite_for_training, set_training
 from onnx_convgrad.passes.verify import verify, verify_shapes
 from onnx_convgrad.registry import Call
+from onnx_convgrad.targets import Target, target_named
 from onnx_convgrad.validity import judged
 
 __all__ = ["GRADIENTS_KEY", "SEEDS_KEY", "Built", "Names", "Progress", "build", "complete"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad import functions
+from onnx_convgrad import function_bodies
 from onnx_convgrad.activity import Activity, carriers, rule_of
 from onnx_convgrad.emit import Emitter
 from onnx_convgrad.errors import DifferentiationError, Problem, RuleContractError, UnsupportedCase
@@ -227,7 +227,9 @@ class Walk:
 
     def equivalent(self, call: Call, rule: Rule | None) -> list[ir.Value | None]:
         """Emit a subgraph that computes the same results: the rule's expansion, or the operator's function body."""
-        results = rule.function(self.e, call) if rule is not None and rule.function else functions.inline(self.e, call)
+        results = (
+            rule.function(self.e, call) if rule is not None and rule.function else function_bodies.inline(self.e, call)
+        )
         return [results] if isinstance(results, ir.Value) else list(results)
 
     # -- problems ------------------------------------------------------------------------------------------------------
@@ -236,7 +238,7 @@ class Walk:
         if rule is not None and rule.kind == "not_differentiable":
             self._report(node, rule.reason, f"{DETOUR}.")
             return True
-        if rule is None and not functions.has_body(node):
+        if rule is None and not function_bodies.has_body(node):
             reason = "no rule covers this operator."
             hint = f"{DETOUR}, or add a rule (entry-point group onnx_convgrad.rules)."
             if node.domain == "" and node.op_type in _CONTROL:

@@ -1,6 +1,7 @@
 """The rule table, one module per operator family. Each is readable on its own; `load` imports them all.
 
-Imported as `onnx_convgrad.rules`. A rule module imports nothing of the engine but `registry`, `emit` and `geometry`.
+Imported as `onnx_convgrad.rules`. A rule module imports nothing of the engine but `registry`,
+`emit`, `geometry`, `errors` and what is in `graph`; those with lowerings also `lowering`.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ from onnx_convgrad.geometry import HINT_BATCH, ConvSpec
 from onnx_convgrad.lowering import Query, Requirement, lowering
 from onnx_convgrad.registry import Call
 from onnx_convgrad.rules.conv_batch import settled
-from onnx_convgrad.rules.conv_kernels import combined, depthwise, static_space
-from onnx_convgrad.rules.conv_shared import extend, not_empty, spatial_axes, x_dims, y_dims
+from onnx_convgrad.rules.conv_kernels import combined, depthwise
+from onnx_convgrad.rules.conv_shared import extend, not_empty, spatial_axes, static_sizes, x_dims, y_dims
 
 _MOST_ENTRIES = 2_000_000
 """Of the constant that makes the matrices, which is kept in the model."""
@@ -172,7 +172,7 @@ def small_products(q: Query) -> str | None:
     return None if not q.spec.static or cheaper(q.spec) else _TOO_LONG
 
 
-BANDS = [not_empty, depthwise, one_per_group, static_space]
+BANDS = [not_empty, depthwise, one_per_group, static_sizes]
 
 # -- emission ----------------------------------------------------------------------------------------------------------
 
@@ -192,8 +192,8 @@ def inside(e: Emitter, v: ir.Value, batch: Dim, channels: Dim, points: Dim) -> i
 
 def padded_rows(e: Emitter, v: ir.Value, images: Dim, have: Dim, inner: Dim, cut: Bands) -> ir.Value:
     """Images of `have` rows with the rows of zeros that the windows reach: [images, rows * inner]."""
-    assert isinstance(have, int), "static_space requires it"
-    assert isinstance(inner, int), "static_space requires it"
+    assert isinstance(have, int), "static_sizes requires it"
+    assert isinstance(inner, int), "static_sizes requires it"
     rows = (cut.count + cut.pieces - 1) * cut.step
     return extend(e, v, [images, have * inner], 1, cut.front * inner, (rows - have - cut.front) * inner)
 

@@ -22,11 +22,12 @@ from onnx_convgrad.geometry import ConvSpec
 from onnx_convgrad.lowering import Query, lowering
 from onnx_convgrad.registry import Call
 from onnx_convgrad.rules.conv_batch import product_of_samples
-from onnx_convgrad.rules.conv_kernels import back_padding, static_space
+from onnx_convgrad.rules.conv_kernels import back_padding
 from onnx_convgrad.rules.conv_shared import (
     not_empty,
     one_group,
     several_taps,
+    static_sizes,
     unit_stride,
     x_dims,
     y_dims,
@@ -149,7 +150,7 @@ def _matrices(e: Emitter, w: ir.Value, spec: ConvSpec, *, turned: bool) -> dict[
     )
 
 
-_REQUIRES = [not_empty, static_space, one_group, several_taps]
+_REQUIRES = [not_empty, static_sizes, one_group, several_taps]
 
 
 @lowering("Conv", "boxes", requires=[*_REQUIRES, much_padding(forward_axes)])

@@ -26,7 +26,7 @@ from onnx_convgrad.graph.samples import filled, with_samples
 from onnx_convgrad.lowering import Query, lowering
 from onnx_convgrad.registry import Call
 from onnx_convgrad.rules.conv import Window
-from onnx_convgrad.rules.conv_kernels import back_padding, plain_conv, remade, static_space, strided, turned
+from onnx_convgrad.rules.conv_kernels import back_padding, plain_conv, remade, strided, turned
 from onnx_convgrad.rules.conv_phases import extra, few_phases, full_phases, interleave, phase_taps, phases
 from onnx_convgrad.rules.conv_shared import (
     conv_kernel,
@@ -35,6 +35,7 @@ from onnx_convgrad.rules.conv_shared import (
     not_empty,
     one_group,
     several_taps,
+    static_sizes,
     unit_stride,
     window,
     x_dims,
@@ -107,7 +108,7 @@ def wide(values: Sequence[int], count: int) -> tuple[int, ...]:
 def rows_of(size: Sequence[Dim], count: int) -> list[Dim]:
     """Sizes of an image of which every point holds `count` numbers."""
     last = size[-1]
-    assert isinstance(last, int), "static_space requires it"
+    assert isinstance(last, int), "static_sizes requires it"
     return [*size[:-1], last * count]
 
 
@@ -118,7 +119,7 @@ CHANNELS = [
     not_empty,
     conv_kernel,
     copied_rows,
-    static_space,
+    static_sizes,
     known_channels,
     several_channels,
     several_taps,
@@ -218,7 +219,7 @@ def _sample_rows(
     return from_rows(e, plain_conv(e, rows, w, flat, bias), want)
 
 
-_SAMPLES = [not_empty, conv_kernel, known_batch, several_samples, static_space, several_taps]
+_SAMPLES = [not_empty, conv_kernel, known_batch, several_samples, static_sizes, several_taps]
 
 
 @lowering("Conv", "sample_rows", requires=[*_SAMPLES, last_unit_stride])

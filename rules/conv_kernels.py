@@ -23,10 +23,6 @@ from onnx_convgrad.rules.conv_shared import spatial_axes
 # -- requirements ------------------------------------------------------------------------------------------------------
 
 
-def static_space(q: Query) -> str | None:
-    return None if q.spec.static else "a spatial size is not known while building"
-
-
 def depthwise(q: Query) -> str | None:
     if q.spec.depthwise and q.spec.features is not None:
         return None

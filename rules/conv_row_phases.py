@@ -21,9 +21,9 @@ from onnx_convgrad.geometry import ConvSpec
 from onnx_convgrad.lowering import Query, lowering
 from onnx_convgrad.registry import Call
 from onnx_convgrad.rules.conv import Window
-from onnx_convgrad.rules.conv_kernels import combined, plain_conv, remade, static_space
+from onnx_convgrad.rules.conv_kernels import combined, plain_conv, remade
 from onnx_convgrad.rules.conv_phases import extra, few_phases, full_phases, interleave, phases
-from onnx_convgrad.rules.conv_shared import conv_kernel, known_channels, not_empty, static_groups, x_dims
+from onnx_convgrad.rules.conv_shared import conv_kernel, known_channels, not_empty, static_groups, static_sizes, x_dims
 from onnx_convgrad.rules.conv_tiled import Tiling, backward_axes
 
 
@@ -54,7 +54,7 @@ def _order(spec: ConvSpec, rows: list[Tiling]) -> np.ndarray:
     requires=[
         not_empty,
         conv_kernel,
-        static_space,
+        static_sizes,
         static_groups,
         known_channels,
         strided_rows,

@@ -109,7 +109,7 @@ def sliding(
     data = (_all_samples if folded else _each_sample)(e, v, [samples, *have[1:]], cut)
     result = e.op("Conv", data, kernels, group=channels)
     if folded:
-        assert isinstance(have[2], int), "static_space requires it"
+        assert isinstance(have[2], int), "static_sizes requires it"
         pitch = _pitch(cut, have[2])
         result = _turned(e, result, [channels, columns, e.size_mul(samples, pitch)])
         result = e.reshape(result, [channels, samples, pitch * rows, *want[3:]])
@@ -139,8 +139,8 @@ def _each_sample(e: Emitter, v: ir.Value, size: list[Dim], cut: Bands) -> ir.Val
 def _all_samples(e: Emitter, v: ir.Value, size: list[Dim], cut: Bands) -> ir.Value:
     """[1, C, pieces of all samples, points of a piece]."""
     (batch, channels, have, *_), inner = size, e.size_mul(1, *size[3:])
-    assert isinstance(have, int), "static_space requires it"
-    assert isinstance(inner, int), "static_space requires it"
+    assert isinstance(have, int), "static_sizes requires it"
+    assert isinstance(inner, int), "static_sizes requires it"
     pitch, piece = _pitch(cut, have), cut.step * inner
     v = inside(e, v, batch, channels, have * inner)
     after = pitch * piece - (cut.front + have) * inner

@@ -28,9 +28,17 @@ from onnx_convgrad.registry import Call
 from onnx_convgrad.rules.conv import Window
 from onnx_convgrad.rules.conv_bands import ENTRY, samples_of
 from onnx_convgrad.rules.conv_interleaved import from_rows, last_unit_stride, rows_of, swapped, wide
-from onnx_convgrad.rules.conv_kernels import combined, depthwise, plain_conv, remade, static_space
+from onnx_convgrad.rules.conv_kernels import combined, depthwise, plain_conv, remade
 from onnx_convgrad.rules.conv_phases import interleave
-from onnx_convgrad.rules.conv_shared import conv_kernel, known_batch, not_empty, spatial_axes, x_dims, y_dims
+from onnx_convgrad.rules.conv_shared import (
+    conv_kernel,
+    known_batch,
+    not_empty,
+    spatial_axes,
+    static_sizes,
+    x_dims,
+    y_dims,
+)
 from onnx_convgrad.rules.conv_stacked import several_samples
 
 _MOST_ROWS = 28
@@ -167,7 +175,7 @@ def worth_tiling(*, backward: bool, long: bool = False) -> Requirement:
     return requirement
 
 
-TILED = [not_empty, conv_kernel, depthwise, static_space]
+TILED = [not_empty, conv_kernel, depthwise, static_sizes]
 
 # -- tiles -------------------------------------------------------------------------------------------------------------
 

@@ -10,9 +10,9 @@ from onnx import TensorProto, helper
 
 import onnx_convgrad as og
 from onnx_convgrad.bench.calibrate import calibrate
-from onnx_convgrad.cost import TARGETS, Rates
 from onnx_convgrad.lowering import calibration
 from onnx_convgrad.lowering.calibration import Store, calibrated
+from onnx_convgrad.targets import TARGETS, Rates
 
 FAST = Rates(gemm=1e15, small=1, cached=1e6, memory=1e6, cache=1e6, node=1e-9, item=1e-3, run=1e-3, tap=1e-3)
 

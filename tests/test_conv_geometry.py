@@ -86,10 +86,10 @@ def _spans(g: dict) -> list[int]:
     return [d * (k - 1) + 1 for k, d in zip(g["kernel"], g["dilations"], strict=True)]
 
 
-def _unknown_batch_check(
-    g: dict, arrays: dict[str, np.ndarray], choices: list, *, training: bool, **attributes: object
-) -> None:
-    model = _model("Conv", arrays, "batch", **attributes)
+def _unknown_sizes_check(g: dict, unknown: set[int], choices: list, *, training: bool) -> None:
+    """For sizes of x that are not told along the axes `unknown`."""
+    arrays = _arrays(g, transposed=False)
+    model = _model("Conv", arrays, unknown, **_attributes(g))
     y = run(model, arrays)["y"]
     seed = np.random.default_rng(1).standard_normal(y.shape).astype(np.float32)
     want = _oracle("Conv", arrays, g, seed)
@@ -116,17 +116,16 @@ def _together(model: onnx.ModelProto, forced: list, *, training: bool = False) -
         yield dict(filter(None, row))
 
 
-def _model(op: str, arrays: dict[str, np.ndarray], shapes: str, **attributes: object) -> onnx.ModelProto:
+def _model(op: str, arrays: dict[str, np.ndarray], shapes: str | set[int], **attributes: object) -> onnx.ModelProto:
+    """One node, with x declared in full, or for its channels alone, or not at all, or but for the axes of a set."""
+    axes = {"static": set(), "symbolic": {*range(arrays["x"].ndim)} - {1}, "absent": None}
+    unknown = axes[shapes] if isinstance(shapes, str) else shapes
     node = helper.make_node(op, list(arrays), ["y"], name="conv", **attributes)
     inputs = []
     for name, array in arrays.items():
         dims: list | None = list(array.shape)
-        if shapes == "symbolic" and name == "x":
-            dims = [f"d{i}" if i != 1 else d for i, d in enumerate(array.shape)]
-        if shapes == "batch" and name == "x":
-            dims = ["n", *array.shape[1:]]
-        if shapes == "absent" and name == "x":
-            dims = None
+        if name == "x":
+            dims = None if unknown is None else [f"d{i}" if i in unknown else d for i, d in enumerate(array.shape)]
         inputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, dims))
     graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
@@ -202,30 +201,34 @@ for _op in ("ConvInputGrad", "ConvWeightGrad"):
     FORCED += [{_op: name} for name in lowerings()[_op]]
 
 
+def _attributes(g: dict) -> dict[str, object]:
+    pads = [*g["begin"], *g["end"]]
+    return {"strides": g["strides"], "dilations": g["dilations"], "pads": pads, "group": g["groups"]}
+
+
 @SETTINGS
 @given(geometry())
 def test_conv(g: dict) -> None:
-    arrays = _arrays(g, transposed=False)
-    pads = [*g["begin"], *g["end"]]
-    _check("Conv", g, arrays, FORCED, strides=g["strides"], dilations=g["dilations"], pads=pads, group=g["groups"])
+    _check("Conv", g, _arrays(g, transposed=False), FORCED, **_attributes(g))
 
 
 @settings(SETTINGS, max_examples=20 if QUICK else SETTINGS.max_examples)
 @given(geometry().filter(lambda g: g["batch"]))
 def test_conv_with_an_unknown_batch_in_training(g: dict) -> None:
-    arrays = _arrays(g, transposed=False)
     choices = [*FORCED, *({"Conv": name} for name in lowerings()["Conv"])]
-    pads = [*g["begin"], *g["end"]]
-    attributes = {"strides": g["strides"], "dilations": g["dilations"], "pads": pads, "group": g["groups"]}
-    _unknown_batch_check(g, arrays, choices, training=True, **attributes)
+    _unknown_sizes_check(g, {0}, choices, training=True)
 
 
 @settings(SETTINGS, max_examples=30 if QUICK else SETTINGS.max_examples)
 @given(geometry())
 def test_conv_with_an_unknown_batch_that_may_be_empty(g: dict) -> None:
-    pads = [*g["begin"], *g["end"]]
-    attributes = {"strides": g["strides"], "dilations": g["dilations"], "pads": pads, "group": g["groups"]}
-    _unknown_batch_check(g, _arrays(g, transposed=False), FORCED, training=False, **attributes)
+    _unknown_sizes_check(g, {0}, FORCED, training=False)
+
+
+@settings(SETTINGS, max_examples=30 if QUICK else SETTINGS.max_examples)
+@given(geometry(), st.sets(st.sampled_from([0, 2, 3, 4]), min_size=1))
+def test_conv_with_some_unknown_sizes(g: dict, unknown: set[int]) -> None:
+    _unknown_sizes_check(g, unknown, FORCED, training=False)
 
 
 @SETTINGS
@@ -237,10 +240,7 @@ def test_conv_transpose(g: dict) -> None:
         g,
         arrays,
         [choice for choice in FORCED if "ConvWeightGrad" in choice],
-        strides=g["strides"],
-        dilations=g["dilations"],
-        pads=[*g["begin"], *g["end"]],
-        group=g["groups"],
+        **_attributes(g),
         output_padding=g["extra"],
     )
 

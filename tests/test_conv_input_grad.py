@@ -11,12 +11,12 @@ from hypothesis import given
 from test_conv_geometry import CONV, SETTINGS, _arrays, _error, _model, geometry
 
 import onnx_convgrad as og
-from onnx_convgrad.cost import target_named
 from onnx_convgrad.errors import LoweringError
 from onnx_convgrad.lowering import lowerings
 from onnx_convgrad.lowering.candidates import Policy
 from onnx_convgrad.lowering.lower import lower
 from onnx_convgrad.runtime import run
+from onnx_convgrad.targets import target_named
 
 FORWARD = [name for name in lowerings()["Conv"] if name != "conv"]
 

@@ -10,10 +10,10 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, shape_inference
 
-from onnx_convgrad.cost import target_named
 from onnx_convgrad.lowering.candidates import Policy
 from onnx_convgrad.lowering.lower import lower
 from onnx_convgrad.runtime import run
+from onnx_convgrad.targets import target_named
 
 SHAPES = {
     "k4 s2": ([4, 32, 8, 8], [32, 16, 4, 4], {"strides": [2, 2], "pads": [1, 1, 1, 1]}),

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 
 import onnx_convgrad as og
 from onnx_convgrad import losses
-from onnx_convgrad.cost import TARGETS
 from onnx_convgrad.emit import Emitter
 from onnx_convgrad.runtime import run
+from onnx_convgrad.targets import TARGETS
 from onnx_convgrad.training.draft import empty
 from onnx_convgrad.training.terms import LOSSES
 

@@ -14,7 +14,7 @@ from test_conv_geometry import FORCED
 from test_per_sample_conv import FORCED as FORCED_PER_SAMPLE
 
 from onnx_convgrad import emit
-from onnx_convgrad.functions import has_body
+from onnx_convgrad.function_bodies import has_body
 from onnx_convgrad.graph import sizes, writer
 from onnx_convgrad.lowering import lowerings
 from onnx_convgrad.registry import lookup, rules, signature

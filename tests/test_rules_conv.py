@@ -8,9 +8,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import onnx_convgrad as og
-from onnx_convgrad.cost import TARGETS
 from onnx_convgrad.lowering import lowerings
 from onnx_convgrad.runtime import run
+from onnx_convgrad.targets import TARGETS
 from onnx_convgrad.testing import Case, check, rand
 
 CASES = [

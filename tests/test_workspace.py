@@ -13,7 +13,7 @@ import torch
 from onnx import TensorProto, helper
 
 import onnx_convgrad as og
-from onnx_convgrad import cost, lowering, pipeline
+from onnx_convgrad import lowering, pipeline, targets
 from onnx_convgrad.commands import options
 from onnx_convgrad.lowering import candidates
 from onnx_convgrad.lowering.sketch import Sketch
@@ -191,14 +191,14 @@ def test_the_batch_is_cut_where_the_cache_holds_a_part_of_it(
     """And not where it holds all, or where memory is as fast as the cache."""
 
     def chunks(**changes: float) -> int:
-        target = cost.TARGETS["cpu"]
+        target = targets.TARGETS["cpu"]
         changed = dataclasses.replace(target, rates=dataclasses.replace(target.rates, **changes))
         monkeypatch.setattr(pipeline, "calibrated", lambda _: changed)
         row = _explained([16, 64, 56, 56], [64, 64, 3, 3], wrt, pads=[1, 1, 1, 1])
         assert row["operator"] == operator
         return _named(row, "winograd_4")["chunks"]
 
-    default = cost.TARGETS["cpu"].rates
+    default = targets.TARGETS["cpu"].rates
     assert chunks() > 1
     assert chunks(cache=1e10) == 1
     assert chunks(memory=default.cached, cached=default.cached) == 1

@@ -15,7 +15,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from onnx_convgrad.bench.timing import Bound, Turns, interleave
-from onnx_convgrad.cost import Rates
+from onnx_convgrad.targets import Rates
 
 __all__ = ["Probe", "calibrate"]
 

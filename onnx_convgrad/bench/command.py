@@ -19,11 +19,11 @@ from onnx_convgrad.bench.timing import machine_text
 from onnx_convgrad.bench.torch_side import torch_installed
 from onnx_convgrad.commands.figures import check_plot
 from onnx_convgrad.commands.tables import Output, Table, ms_text, shape_text
-from onnx_convgrad.cost import TARGETS
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.lowering.calibration import Store, key
 from onnx_convgrad.names import check_names
 from onnx_convgrad.runtime.providers import PROVIDERS
+from onnx_convgrad.targets import TARGETS
 
 __all__ = ["calibration", "command", "need_model"]
 

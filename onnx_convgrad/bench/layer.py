@@ -105,9 +105,9 @@ class ConvLayer:
 
     def forward(self, threads: int, lowering: str = "conv") -> Bound:
         """The convolution itself, as a training graph would compute it by `lowering`."""
-        from onnx_convgrad.cost import target_named
         from onnx_convgrad.lowering.candidates import Policy
         from onnx_convgrad.lowering.lower import lower
+        from onnx_convgrad.targets import target_named
 
         model = ir.from_proto(self.model())
         lower(model.graph, target_named("cpu"), Policy({"Conv": lowering}, training=True))

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnx_convgrad.activity import floating
-from onnx_convgrad.cost import target_named
 from onnx_convgrad.emit import DOMAIN, Emitter
 from onnx_convgrad.errors import DifferentiationError, Problem
 from onnx_convgrad.files import AnyModel
@@ -31,6 +30,7 @@ from onnx_convgrad.passes.gradient_edges import (
     lift_veils,
 )
 from onnx_convgrad.pipeline import GRADIENTS_KEY, complete
+from onnx_convgrad.targets import target_named
 from onnx_convgrad.validity import judged
 
 __all__ = ["Lowered", "lower_training_operators"]

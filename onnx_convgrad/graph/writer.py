@@ -15,11 +15,11 @@ import numpy as np
 import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext, registry
 
-from onnx_convgrad.cost import TARGETS, Target
 from onnx_convgrad.graph.constants import constant_of
 from onnx_convgrad.graph.dims import dims_equal, symbols
 from onnx_convgrad.graph.namespace import Namespace
 from onnx_convgrad.graph.nodes import ORIGIN
+from onnx_convgrad.targets import TARGETS, Target
 
 __all__ = ["CANONICAL_OPSET", "DOMAIN", "RANDOM", "VIEWS", "NodeWriter", "Operand"]
 

@@ -12,9 +12,9 @@ from typing import Any, Protocol, Self
 
 import onnx_ir as ir
 
-from onnx_convgrad.cost import Target
 from onnx_convgrad.emit import Emitter
 from onnx_convgrad.registry import Call, Decorator, F, load_rules
+from onnx_convgrad.targets import Target
 
 __all__ = [
     "Lowering",

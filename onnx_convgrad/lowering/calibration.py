@@ -17,8 +17,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from onnx_convgrad.cost import Rates, Target
 from onnx_convgrad.runtime.providers import PROVIDERS
+from onnx_convgrad.targets import Rates, Target
 
 __all__ = ["Store", "calibrated", "cores", "key", "processor"]
 

@@ -12,7 +12,6 @@ from typing import Any, SupportsIndex
 
 import onnx_ir as ir
 
-from onnx_convgrad.cost import Rates, Target
 from onnx_convgrad.emit import DOMAIN, Emitter
 from onnx_convgrad.errors import ArgumentError, LoweringError
 from onnx_convgrad.graph.constants import Folding, is_constant
@@ -33,6 +32,7 @@ from onnx_convgrad.lowering.transposed import DataGradient, as_data_gradient
 from onnx_convgrad.lowering.typical import TypicalSizes
 from onnx_convgrad.names import check_names
 from onnx_convgrad.registry import Call
+from onnx_convgrad.targets import Rates, Target
 
 __all__ = ["Choice", "check_choice", "check_workspace", "lower"]
 

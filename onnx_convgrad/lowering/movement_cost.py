@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
-from onnx_convgrad.cost import Rates
 from onnx_convgrad.graph.constants import constant_of
 from onnx_convgrad.lowering.pass_cost import alone, missing, moved_bytes, shape_of, traffic, value_bytes, waiting
 from onnx_convgrad.registry import Call
+from onnx_convgrad.targets import Rates
 
 __all__ = ["col2im", "concat", "gather", "items", "leading_axes", "pad", "reduce", "slice_", "transpose"]
 

@@ -13,13 +13,13 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from onnx_convgrad.cost import Rates
 from onnx_convgrad.emit import VIEWS
 from onnx_convgrad.graph.constants import is_folded
 from onnx_convgrad.graph.nodes import is_op
 from onnx_convgrad.lowering.movement_cost import col2im, concat, gather, items, pad, reduce, slice_, transpose
 from onnx_convgrad.lowering.pass_cost import shape_of, traffic
 from onnx_convgrad.lowering.product_cost import conv, conv_transpose, folds, matmul
+from onnx_convgrad.targets import Rates
 
 __all__ = ["body_of", "node_seconds"]
 

@@ -6,7 +6,7 @@ import math
 
 import onnx_ir as ir
 
-from onnx_convgrad.cost import Rates
+from onnx_convgrad.targets import Rates
 
 __all__ = ["Shape", "alone", "late", "missing", "moved_bytes", "shape_of", "traffic", "value_bytes", "waiting"]
 

@@ -6,11 +6,11 @@ import math
 
 import onnx_ir as ir
 
-from onnx_convgrad.cost import Rates
 from onnx_convgrad.graph.constants import is_folded
 from onnx_convgrad.graph.nodes import is_op
 from onnx_convgrad.lowering.pass_cost import late, shape_of, traffic, waiting
 from onnx_convgrad.registry import Call
+from onnx_convgrad.targets import Rates
 
 __all__ = ["conv", "conv_transpose", "folds", "matmul"]
 

@@ -18,11 +18,11 @@ from collections.abc import Collection
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.cost import Rates, Target
 from onnx_convgrad.emit import DOMAIN, Dim, Emitter, known
 from onnx_convgrad.geometry import HINT_BATCH, HINT_SIZE
 from onnx_convgrad.graph.nodes import is_op
 from onnx_convgrad.registry import Call
+from onnx_convgrad.targets import Rates, Target
 
 __all__ = ["normalize_by_covariance"]
 

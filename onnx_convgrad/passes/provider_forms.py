@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnx_convgrad.cost import Target
 from onnx_convgrad.emit import Emitter
 from onnx_convgrad.graph.nodes import origin_of
 from onnx_convgrad.registry import Call
+from onnx_convgrad.targets import Target
 
 __all__ = ["fit_provider"]
 

@@ -22,7 +22,6 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad.cost import Target
 from onnx_convgrad.emit import Emitter
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.graph.constants import is_constant
@@ -30,6 +29,7 @@ from onnx_convgrad.graph.namespace import Namespace
 from onnx_convgrad.graph.nodes import origin_of
 from onnx_convgrad.names import as_names, check_names
 from onnx_convgrad.passes.retained import Group, Retained
+from onnx_convgrad.targets import Target
 
 __all__ = ["Recomputation", "mark_boundary", "recompute_values"]
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from onnx_convgrad.cost import Rates
 from onnx_convgrad.emit import RANDOM, VIEWS, known
 from onnx_convgrad.geometry import HINT_BATCH, HINT_CHANNELS, HINT_SIZE
 from onnx_convgrad.graph.constants import is_constant
 from onnx_convgrad.lowering.node_cost import node_seconds
 from onnx_convgrad.lowering.pass_cost import value_bytes
+from onnx_convgrad.targets import Rates
 
 __all__ = ["Group", "Retained", "is_random"]
 

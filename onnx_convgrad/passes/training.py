@@ -7,12 +7,12 @@ from collections.abc import Collection
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.cost import Target
 from onnx_convgrad.graph.constants import constant_of
 from onnx_convgrad.graph.namespace import Namespace
 from onnx_convgrad.passes.covariance import normalize_by_covariance
 from onnx_convgrad.passes.gelu import fuse_gelu
 from onnx_convgrad.passes.padded import pad_inside
+from onnx_convgrad.targets import Target
 
 __all__ = ["drop", "dropped_share", "rewrite_for_training", "set_training"]
 

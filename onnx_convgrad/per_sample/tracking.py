@@ -11,7 +11,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad import functions
+from onnx_convgrad import function_bodies
 from onnx_convgrad.activity import Activity, captured_values, carriers, rule_of
 from onnx_convgrad.emit import Dim, Emitter, known
 from onnx_convgrad.errors import Problem, UnsupportedCase
@@ -112,7 +112,7 @@ class Tracker:
             return self.aligned(call, given)
         if rule is not None and rule.kind == "expansion":
             return self._through(node, rule)
-        if rule is None and functions.has_body(node):
+        if rule is None and function_bodies.has_body(node):
             return self._through(node, None)
         raise UnsupportedCase(
             "whether it keeps the samples of a batch apart is not known.",
@@ -122,7 +122,9 @@ class Tracker:
     def _through(self, node: ir.Node, rule: Rule | None) -> list[Label]:
         """The labels of an equivalent subgraph."""
         call = Call(node)
-        results = rule.function(self.e, call) if rule is not None and rule.function else functions.inline(self.e, call)
+        results = (
+            rule.function(self.e, call) if rule is not None and rule.function else function_bodies.inline(self.e, call)
+        )
         found = [results] if isinstance(results, ir.Value) else list(results)
         present = [v for v in found if v is not None]
         sources = [v for _, v in carriers(node, rule) if v in self.varied]

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.cost import Target
 from onnx_convgrad.emit import CANONICAL_OPSET, Emitter
 from onnx_convgrad.graph.namespace import Namespace, named_values
 from onnx_convgrad.lowering.candidates import Policy
 from onnx_convgrad.pipeline import Names, complete
+from onnx_convgrad.targets import Target
 from onnx_convgrad.training.manifest import MANIFEST_KEY, Manifest, Port
 
 __all__ = ["Draft", "NodeNames", "empty"]

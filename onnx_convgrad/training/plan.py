@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.cost import Target
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.graph.namespace import Namespace, named_values
 from onnx_convgrad.lowering.candidates import Policy
 from onnx_convgrad.names import as_names, check_names
 from onnx_convgrad.parameters import resolve_wrt
 from onnx_convgrad.pipeline import Names
+from onnx_convgrad.targets import Target
 from onnx_convgrad.training.manifest import Manifest, Parameter, Port, State
 from onnx_convgrad.training.modes import batch_normalizations, dropouts
 from onnx_convgrad.training.optim import Optimizer

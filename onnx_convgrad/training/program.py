@@ -16,7 +16,6 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from onnx_convgrad.cost import target_named
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.files import AnyModel, load, whole_proto
 from onnx_convgrad.lowering.calibration import calibrated
@@ -25,6 +24,7 @@ from onnx_convgrad.lowering.lower import check_choice, check_workspace
 from onnx_convgrad.names import check_names
 from onnx_convgrad.passes.canonicalize import InputShapes, canonicalize
 from onnx_convgrad.pipeline import Names
+from onnx_convgrad.targets import target_named
 from onnx_convgrad.training.manifest import Manifest
 from onnx_convgrad.training.optim import Optimizer
 from onnx_convgrad.training.parts import PARTS, Builder, Part
