@@ -110,8 +110,10 @@ def _boxes(
     matrices: dict[tuple[int, ...], ir.Value],
     axes: Sequence[Axis],
     size: list[Dim],
+    *,
+    turned: bool,
 ) -> ir.Value:
-    """The convolution of v [N, K, *have] to `size` [N, M, *want], for the matrix [M, K] of every tap."""
+    """The convolution of v [N, K, *have] to `size` [N, M, *want], for the matrix of every tap: [M, K], or [K, M] turned."""
     batch, outputs, spatial = size[0], size[1], list(range(2, 2 + len(axes)))
 
     def product(box: Sequence[tuple[range, list[int]]]) -> ir.Value:
@@ -126,7 +128,9 @@ def _boxes(
                 *(a.read(where, t) for a, (where, _), t in zip(axes, box, tap, strict=True)), strict=True
             )
             seen.append(e.slice(v, starts, ends, spatial, [a.stride for a in axes]))
-        matrix = e.concat([matrices[tap] for tap in chosen], axis=1)
+        matrix = e.concat([matrices[tap] for tap in chosen], axis=0 if turned else 1)
+        if turned:
+            matrix = e.transpose(matrix, [1, 0])
         sizes = [batch, outputs, e.size_mul(inner, len(chosen)), math.prod(points)]
         return e.reshape(product_of_samples(e, matrix, e.concat(seen, axis=1), sizes, 1), shape)
 
@@ -139,15 +143,14 @@ def _boxes(
 
 
 def _matrices(e: Emitter, w: ir.Value, spec: ConvSpec, *, turned: bool) -> dict[tuple[int, ...], ir.Value]:
-    """The matrix of every tap: [O, C], or [C, O] of the kernel turned around."""
+    """The matrix [O, C] of every tap, of the kernel turned around if asked for."""
     features: Dim = spec.features if spec.features is not None else e.dim(w, 0)
     channels: Dim = spec.channels if spec.channels is not None else e.dim(w, 1)
     count = spec.taps or 1
-    rows = e.transpose(e.reshape(w, [features, channels, count]), [2, 1, 0] if turned else [2, 0, 1])
+    rows = e.transpose(e.reshape(w, [features, channels, count]), [2, 0, 1])
     each = [e.squeeze(e.slice(rows, [t], [t + 1], [0]), [0]) for t in range(count)]
-    return dict(
-        zip(itertools.product(*(range(k or 1) for k in spec.kernel)), each[::-1] if turned else each, strict=True)
-    )
+    taps = itertools.product(*(range(k or 1) for k in spec.kernel))
+    return dict(zip(taps, each[::-1] if turned else each, strict=True))
 
 
 _REQUIRES = [not_empty, static_sizes, one_group, several_taps]
@@ -160,7 +163,7 @@ def boxes_forward(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     features: Dim = spec.features if spec.features is not None else e.dim(w, 0)
     batch, channels, *_ = x_dims(e, x, spec)
     size = [batch, features, *(axis.want for axis in axes)]
-    result = _boxes(e, x, channels, _matrices(e, w, spec, turned=False), axes, size)
+    result = _boxes(e, x, channels, _matrices(e, w, spec, turned=False), axes, size, turned=False)
     return result if bias is None else e.add(result, e.unsqueeze(bias, [i + 1 for i in range(spec.rank)]))
 
 
@@ -169,4 +172,5 @@ def boxes_input_grad(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """`flipped_conv` as one MatMul for each box of outputs, over the taps that read no padding there."""
     dy, size = n["dY"], x_dims(e, n["X_like"], spec)
     features = y_dims(e, dy, spec)[1]
-    return _boxes(e, dy, features, _matrices(e, n["W"], spec, turned=True), backward_axes(spec), size)
+    matrices = _matrices(e, n["W"], spec, turned=True)
+    return _boxes(e, dy, features, matrices, backward_axes(spec), size, turned=True)
