@@ -226,8 +226,9 @@ def test_conv_with_an_unknown_batch_that_may_be_empty(g: dict) -> None:
 
 
 @settings(SETTINGS, max_examples=30 if QUICK else SETTINGS.max_examples)
-@given(geometry(), st.sets(st.sampled_from([0, 2, 3, 4]), min_size=1))
-def test_conv_with_some_unknown_sizes(g: dict, unknown: set[int]) -> None:
+@given(geometry(), st.data())
+def test_conv_with_some_unknown_sizes(g: dict, data: st.DataObject) -> None:
+    unknown = data.draw(st.sets(st.sampled_from([0, *range(2, 2 + g["rank"])]), min_size=1), label="unknown")
     _unknown_sizes_check(g, unknown, FORCED, training=False)
 
 
