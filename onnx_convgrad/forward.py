@@ -14,6 +14,7 @@ import onnx_ir as ir
 from onnx_convgrad.activity import Activity, carriers, rule_of
 from onnx_convgrad.emit import Emitter
 from onnx_convgrad.errors import DifferentiationError
+from onnx_convgrad.function_bodies import equivalent
 from onnx_convgrad.registry import Call, Rule
 from onnx_convgrad.reverse import Walk, backward, sloped
 
@@ -58,7 +59,7 @@ def _push(
     if not moving:
         return ()
     if rule is None or rule.kind == "expansion":
-        results = walk.equivalent(n, rule)
+        results = equivalent(e, n, rule)
         inner = forward(e, {v: known[v] for _, v in moving}, [r for r in results if r is not None])
         pairs = zip(n.node.outputs, results, strict=False)
         return [(y, inner[r]) for y, r in pairs if r is not None and r in inner]

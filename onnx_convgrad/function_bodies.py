@@ -1,6 +1,6 @@
-"""Operators that the specification defines by a function body: their gradient is that of the body.
+"""Operators whose gradient is that of an equivalent subgraph: a rule's expansion, or the specification's function body.
 
-The forward node stays as it is; the body is emitted beside it, and what the gradient does not use of it is removed.
+The forward node stays as it is; the subgraph is emitted beside it, and what the gradient does not use of it is removed.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import onnx_ir as ir
 
 from onnx_convgrad.emit import CANONICAL_OPSET, Emitter
 from onnx_convgrad.errors import UnsupportedCase
-from onnx_convgrad.registry import Call
+from onnx_convgrad.registry import Call, Rule
 
-__all__ = ["has_body", "inline"]
+__all__ = ["equivalent", "has_body"]
 
 
 def _schema(node: ir.Node) -> Any:  # the stubs of onnx lack what concerns function bodies
@@ -53,7 +53,13 @@ def _body(node: ir.Node, schema: Any) -> onnx.FunctionProto:
     return function
 
 
-def inline(e: Emitter, call: Call) -> list[ir.Value | None]:
+def equivalent(e: Emitter, call: Call, rule: Rule | None) -> list[ir.Value | None]:
+    """Emit a subgraph that computes the same results: the rule's expansion, or the operator's function body."""
+    results = rule.function(e, call) if rule is not None and rule.function else _inline(e, call)
+    return [results] if isinstance(results, ir.Value) else list(results)
+
+
+def _inline(e: Emitter, call: Call) -> list[ir.Value | None]:
     """Emit the operator's function body on its operands; returns its results."""
     node = call.node
     schema = _schema(node)

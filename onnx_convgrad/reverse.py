@@ -12,10 +12,10 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad import function_bodies
 from onnx_convgrad.activity import Activity, carriers, rule_of
 from onnx_convgrad.emit import Emitter
 from onnx_convgrad.errors import DifferentiationError, Problem, RuleContractError, UnsupportedCase
+from onnx_convgrad.function_bodies import equivalent, has_body
 from onnx_convgrad.graph.broadcasting import shapes_differ, unbroadcast
 from onnx_convgrad.graph.joined import joined
 from onnx_convgrad.graph.nodes import is_op, origin_of, sole_producer
@@ -220,17 +220,10 @@ class Walk:
         self, call: Call, rule: Rule | None, given: dict[ir.Value, ir.Value]
     ) -> list[tuple[ir.Value, ir.Value]]:
         """Differentiate through a subgraph that computes the same results."""
-        results = self.equivalent(call, rule)
+        results = equivalent(self.e, call, rule)
         seeds = {r: given[v] for r, v in zip(results, call.node.outputs, strict=False) if v in given and r is not None}
         sources = [v for _, v in carriers(call.node, rule) if v in self.activity.varied]
         return list(backward(self.e, seeds, dict.fromkeys(sources), partial=True).items())
-
-    def equivalent(self, call: Call, rule: Rule | None) -> list[ir.Value | None]:
-        """Emit a subgraph that computes the same results: the rule's expansion, or the operator's function body."""
-        results = (
-            rule.function(self.e, call) if rule is not None and rule.function else function_bodies.inline(self.e, call)
-        )
-        return [results] if isinstance(results, ir.Value) else list(results)
 
     # -- problems ------------------------------------------------------------------------------------------------------
 
@@ -238,7 +231,7 @@ class Walk:
         if rule is not None and rule.kind == "not_differentiable":
             self._report(node, rule.reason, f"{DETOUR}.")
             return True
-        if rule is None and not function_bodies.has_body(node):
+        if rule is None and not has_body(node):
             reason = "no rule covers this operator."
             hint = f"{DETOUR}, or add a rule (entry-point group onnx_convgrad.rules)."
             if node.domain == "" and node.op_type in _CONTROL:

@@ -29,7 +29,7 @@ from onnx_convgrad.lowering import Query, Requirement, lowering
 from onnx_convgrad.registry import Call
 from onnx_convgrad.rules.conv_batch import settled
 from onnx_convgrad.rules.conv_kernels import combined, depthwise
-from onnx_convgrad.rules.conv_shared import extend, not_empty, spatial_axes, static_sizes, x_dims, y_dims
+from onnx_convgrad.rules.conv_shared import biased, extend, not_empty, spatial_axes, static_sizes, x_dims, y_dims
 
 _MOST_ENTRIES = 2_000_000
 """Of the constant that makes the matrices, which is kept in the model."""
@@ -232,7 +232,7 @@ def bands_forward(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     x, bias = n["X"], n.get("B")
     have = x_dims(e, x, spec)
     result = by_bands(e, x, n["W"], spec, have, [have[0], spec.groups, *(d or 0 for d in spec.y)], backward=False)
-    return result if bias is None else e.add(result, e.unsqueeze(bias, [1 + i for i in range(spec.rank)]))
+    return biased(e, result, bias, spec.rank)
 
 
 @lowering("ConvInputGrad", "bands", requires=[*BANDS, small_matrices(backward=True)])

@@ -24,6 +24,8 @@ from onnx_convgrad.registry import Call
 from onnx_convgrad.rules.conv_batch import product_of_samples
 from onnx_convgrad.rules.conv_kernels import back_padding
 from onnx_convgrad.rules.conv_shared import (
+    biased,
+    features_of,
     not_empty,
     one_group,
     several_taps,
@@ -144,7 +146,7 @@ def _boxes(
 
 def _matrices(e: Emitter, w: ir.Value, spec: ConvSpec, *, turned: bool) -> dict[tuple[int, ...], ir.Value]:
     """The matrix [O, C] of every tap, of the kernel turned around if asked for."""
-    features: Dim = spec.features if spec.features is not None else e.dim(w, 0)
+    features = features_of(e, w, spec)
     channels: Dim = spec.channels if spec.channels is not None else e.dim(w, 1)
     count = spec.taps or 1
     rows = e.transpose(e.reshape(w, [features, channels, count]), [2, 0, 1])
@@ -160,11 +162,11 @@ _REQUIRES = [not_empty, static_sizes, one_group, several_taps]
 def boxes_forward(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """One MatMul for each box of outputs, over the taps that read no padding there."""
     x, w, bias, axes = n["X"], n["W"], n.get("B"), forward_axes(spec)
-    features: Dim = spec.features if spec.features is not None else e.dim(w, 0)
+    features = features_of(e, w, spec)
     batch, channels, *_ = x_dims(e, x, spec)
     size = [batch, features, *(axis.want for axis in axes)]
     result = _boxes(e, x, channels, _matrices(e, w, spec, turned=False), axes, size, turned=False)
-    return result if bias is None else e.add(result, e.unsqueeze(bias, [i + 1 for i in range(spec.rank)]))
+    return biased(e, result, bias, spec.rank)
 
 
 @lowering("ConvInputGrad", "boxes", requires=[*_REQUIRES, unit_stride, much_padding(backward_axes)])

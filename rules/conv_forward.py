@@ -10,7 +10,9 @@ from onnx_convgrad.lowering import lowering
 from onnx_convgrad.registry import Call
 from onnx_convgrad.rules.conv_batch import product_of_samples
 from onnx_convgrad.rules.conv_shared import (
+    biased,
     conv_kernel,
+    features_of,
     im2col,
     not_empty,
     scatter,
@@ -36,13 +38,13 @@ def conv_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
         size if size is not None else e.size_add(e.size_div(e.size_sub(e.size_add(sizes[a], b + t), span or 1), s), 1)
         for size, a, b, t, span, s in zip(spec.y, axes, spec.begin, spec.end, spec.span, spec.strides, strict=True)
     ]
-    features: Dim = spec.features if spec.features is not None else e.dim(w, 0)
+    features = features_of(e, w, spec)
     columns = im2col(e, x, y, spec)
     inner = e.size_mul(e.size_div(sizes[1], spec.groups), spec.taps or 1)
     matrix = e.reshape(w, [spec.groups, e.size_div(features, spec.groups), inner])
     rows = [sizes[0], e.size_div(features, spec.groups), inner, e.size_mul(*y)]
     result = e.reshape(product_of_samples(e, matrix, columns, rows, spec.groups), [sizes[0], features, *y])
-    return result if bias is None else e.add(result, e.unsqueeze(bias, [1 + i for i in range(spec.rank)]))
+    return biased(e, result, bias, spec.rank)
 
 
 @lowering("ConvTranspose", "col2im_gemm", requires=[not_empty, static_kernel])
@@ -57,4 +59,4 @@ def conv_transpose_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
         have = spec.x[axis]
         size.append(have if have is not None else e.size_add(e.size_mul(e.dim(x, 2 + axis), s), offset))
     result = scatter(e, x, w, size, spec)
-    return result if bias is None else e.add(result, e.unsqueeze(bias, [1 + i for i in range(spec.rank)]))
+    return biased(e, result, bias, spec.rank)

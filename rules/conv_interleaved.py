@@ -30,6 +30,7 @@ from onnx_convgrad.rules.conv_kernels import back_padding, plain_conv, remade, s
 from onnx_convgrad.rules.conv_phases import extra, few_phases, full_phases, interleave, phase_taps, phases
 from onnx_convgrad.rules.conv_shared import (
     conv_kernel,
+    features_of,
     known_batch,
     known_channels,
     not_empty,
@@ -226,7 +227,7 @@ _SAMPLES = [not_empty, conv_kernel, known_batch, several_samples, static_sizes, 
 def sample_rows_forward(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """A Conv with the samples inside the rows: for small images with small groups."""
     have = x_dims(e, n["X"], spec)
-    features: Dim = spec.features if spec.features is not None else e.dim(n["W"], 0)
+    features = features_of(e, n["W"], spec)
     want = [have[0], features, *(size or 0 for size in spec.y)]
     return _sample_rows(e, n["X"], n["W"], window(spec), have, want, n.get("B"))
 

@@ -18,7 +18,7 @@ from onnx_convgrad.emit import Dim, Emitter
 from onnx_convgrad.geometry import ConvSpec
 from onnx_convgrad.lowering import Query
 from onnx_convgrad.rules.conv import Window, trim
-from onnx_convgrad.rules.conv_shared import spatial_axes
+from onnx_convgrad.rules.conv_shared import features_of, spatial_axes
 
 # -- requirements ------------------------------------------------------------------------------------------------------
 
@@ -51,7 +51,7 @@ def remade(
     With `exchange` the channel axes trade places within each group, as the data gradient needs it: [C copies, O/g, *kernel].
     """
     g, taps, size = spec.groups, spec.taps or 1, math.prod(kernel)
-    features: Dim = spec.features if spec.features is not None else e.dim(w, 0)
+    features = features_of(e, w, spec)
     inner: Dim = spec.channels // g if spec.channels is not None else e.dim(w, 1)
     per = e.size_div(features, g)
     if (taps, copies, size) != (1, 1, 1):

@@ -89,6 +89,15 @@ def dims(e: Emitter, value: ir.Value, sizes: Sequence[int | None]) -> list[Dim]:
     return [size if size is not None else e.dim(value, axis) for axis, size in enumerate(sizes)]
 
 
+def features_of(e: Emitter, w: ir.Value, spec: ConvSpec) -> Dim:
+    return spec.features if spec.features is not None else e.dim(w, 0)
+
+
+def biased(e: Emitter, y: ir.Value, bias: ir.Value | None, rank: int) -> ir.Value:
+    """y with one number added per feature, if there is a bias; `rank` axes come after the features."""
+    return y if bias is None else e.add(y, e.unsqueeze(bias, list(range(1, 1 + rank))))
+
+
 def x_dims(e: Emitter, x: ir.Value, spec: ConvSpec) -> list[Dim]:
     return dims(e, x, (spec.batch, spec.channels, *spec.x))
 

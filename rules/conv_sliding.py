@@ -34,7 +34,7 @@ from onnx_convgrad.rules.conv_bands import (
     whole_map,
 )
 from onnx_convgrad.rules.conv_depthwise import overlapping_windows
-from onnx_convgrad.rules.conv_shared import conv_kernel, extend, spatial_axes, x_dims, y_dims
+from onnx_convgrad.rules.conv_shared import biased, conv_kernel, extend, spatial_axes, x_dims, y_dims
 
 _PACK = 10
 """Multiplications in the time of packing an element of a window."""
@@ -158,7 +158,7 @@ def _forward(e: Emitter, n: Call, spec: ConvSpec, *, folded: bool) -> ir.Value:
     have = x_dims(e, x, spec)
     want: list[Dim] = [have[0], spec.groups, *(d or 0 for d in spec.y)]
     result = sliding(e, x, n["W"], spec, have, want, backward=False, folded=folded)
-    return result if bias is None else e.add(result, e.unsqueeze(bias, [1 + i for i in range(spec.rank)]))
+    return biased(e, result, bias, spec.rank)
 
 
 def _input_grad(e: Emitter, n: Call, spec: ConvSpec, *, folded: bool) -> ir.Value:

@@ -19,7 +19,9 @@ from onnx_convgrad.registry import Call
 from onnx_convgrad.rules.conv import Window
 from onnx_convgrad.rules.conv_kernels import plain_conv
 from onnx_convgrad.rules.conv_shared import (
+    biased,
     conv_kernel,
+    features_of,
     not_empty,
     several_taps,
     spatial_axes,
@@ -77,12 +79,10 @@ def folded_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     batch, channels, *size = x_dims(e, x, spec)
     x = e.slice(x, [0] * spec.rank, size, spatial_axes(spec), spec.strides)
     y = [e.size_div(e.size_add(d, s - 1), s) for d, s in zip(size, spec.strides, strict=True)]
-    features: Dim = spec.features if spec.features is not None else e.dim(w, 0)
+    features = features_of(e, w, spec)
     inner = e.size_div(channels, spec.groups)
     lead: list[Dim] = [features] if spec.groups == 1 else [spec.groups, e.size_div(features, spec.groups)]
     points = e.size_mul(*y)
     product = e.matmul(e.reshape(w, [*lead, inner]), columns_of(e, x, batch, channels, points, spec.groups))
     result = e.transpose(e.reshape(product, [features, batch, points]), [1, 0, 2])
-    if bias is not None:
-        result = e.add(result, e.unsqueeze(bias, [1]))
-    return e.reshape(result, [batch, features, *y])
+    return e.reshape(biased(e, result, bias, 1), [batch, features, *y])

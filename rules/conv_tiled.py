@@ -31,6 +31,7 @@ from onnx_convgrad.rules.conv_interleaved import from_rows, last_unit_stride, ro
 from onnx_convgrad.rules.conv_kernels import combined, depthwise, plain_conv, remade
 from onnx_convgrad.rules.conv_phases import interleave
 from onnx_convgrad.rules.conv_shared import (
+    biased,
     conv_kernel,
     known_batch,
     not_empty,
@@ -240,7 +241,7 @@ def tiled_rows(
 
 
 def with_bias(e: Emitter, result: ir.Value, bias: ir.Value | None, spec: ConvSpec) -> ir.Value:
-    return result if bias is None else e.add(result, e.unsqueeze(bias, [1 + i for i in range(spec.rank)]))
+    return biased(e, result, bias, spec.rank)
 
 
 def y_size(e: Emitter, x: ir.Value, spec: ConvSpec) -> list[Dim]:

@@ -37,13 +37,7 @@ from onnx_convgrad.graph.samples import filled, may_be_empty, with_samples
 from onnx_convgrad.lowering import Query, Requirement, lowering
 from onnx_convgrad.registry import Call
 from onnx_convgrad.rules.conv_kernels import back_padding
-from onnx_convgrad.rules.conv_shared import (
-    conv_kernel,
-    not_empty,
-    static_kernel,
-    x_dims,
-    y_dims,
-)
+from onnx_convgrad.rules.conv_shared import biased, conv_kernel, features_of, not_empty, static_kernel, x_dims, y_dims
 from onnx_convgrad.rules.winograd_axes import (
     MOST,
     Axis,
@@ -293,7 +287,7 @@ def forward(e: Emitter, n: Call, spec: ConvSpec, most: int) -> ir.Value:
     """Y = A ((G W) (B X))."""
     x, w, bias = n["X"], n["W"], n.get("B")
     batch, channels, *rows = x_dims(e, x, spec)
-    features: Dim = spec.features if spec.features is not None else e.dim(w, 0)
+    features = features_of(e, w, spec)
     pads = list(zip(spec.begin, spec.end, strict=True))
     y: list[Dim] = [
         size if size is not None else e.size_add(have, low + high + 1 - (taps or 1))
@@ -307,7 +301,7 @@ def forward(e: Emitter, n: Call, spec: ConvSpec, most: int) -> ir.Value:
     weight = weight_to_points(e, w, [features, channels], list(g), spec.groups)
     product = e.matmul(tiles, e.swap_last(weight))
     result = from_points(e, product, [batch, features, *y], axes, list(a), spec.groups)
-    return result if bias is None else e.add(result, e.unsqueeze(bias, [1 + i for i in range(spec.rank)]))
+    return biased(e, result, bias, spec.rank)
 
 
 def input_grad(e: Emitter, n: Call, spec: ConvSpec, most: int) -> ir.Value:

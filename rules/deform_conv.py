@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.emit import Dim, Emitter
 from onnx_convgrad.registry import Call, expansion, require
+from onnx_convgrad.rules.conv_shared import biased
 from onnx_convgrad.rules.grid_sample import interpolated, taps_at
 
 
@@ -30,10 +31,7 @@ def deform_conv(e: Emitter, n: Call) -> ir.Value:
     pixels = e.reshape(_pixels(e, n, kernel, points), columns)
     weight = e.reshape(w, [1, groups, e.size_div(filters, groups), e.size_mul(e.dim(w, 1), taps)])
     y = e.reshape(e.matmul(weight, pixels), [batch, filters, *points])
-    bias = n.get("B")
-    if bias is not None:
-        y = e.add(y, e.unsqueeze(bias, list(range(1, 1 + len(kernel)))))
-    return e.typed(y, n.y)
+    return e.typed(biased(e, y, n.get("B"), len(kernel)), n.y)
 
 
 def _pixels(e: Emitter, n: Call, kernel: list[int], points: list[Dim]) -> ir.Value:

@@ -51,9 +51,7 @@ def ungather(e: Emitter, x: ir.Value, indices: ir.Value, gy: ir.Value, axis: int
         return e.zeros_like(x)
     block = _blocks(e, x, indices, gy, axis)
     if chosen is not None:
-        result = _add_windows(e, block, chosen, x, axis)
-        if result is None:
-            result = _unpick(e, block, chosen.reshape(-1), size, 1)
+        result = _add_windows(e, block, chosen, x, axis) or _unpick(e, block, chosen.reshape(-1), size, 1)
         if result is not None:
             return e.reshape_like(result, x)
     row = e.op("Reshape", e.cast(indices, ir.DataType.INT64), e.ints([1, -1, 1]))

@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 import torch
 from hypothesis import given
-from test_conv_geometry import CONV, SETTINGS, _arrays, _error, _model, geometry
+from test_conv_geometry import CONV, SETTINGS, _arrays, _attributes, _error, _model, geometry
 
 import onnx_convgrad as og
 from onnx_convgrad.errors import LoweringError
@@ -26,15 +26,6 @@ def _convolved(arrays: dict[str, np.ndarray], g: dict) -> np.ndarray:
     pads = [p for b, e in reversed(list(zip(g["begin"], g["end"], strict=True))) for p in (b, e)]
     x = torch.nn.functional.pad(t["x"], pads)
     return CONV[g["rank"]](x, t["w"], t.get("b"), g["strides"], 0, g["dilations"], g["groups"]).numpy()
-
-
-def _attributes(g: dict) -> dict:
-    return {
-        "strides": g["strides"],
-        "dilations": g["dilations"],
-        "pads": [*g["begin"], *g["end"]],
-        "group": g["groups"],
-    }
 
 
 def _lowered(model: onnx.ModelProto, name: str, target: str = "cpu") -> onnx.ModelProto:

@@ -124,7 +124,7 @@ def emit_in_chunks(e: Emitter, node: ir.Node, spec: Any, chunks: int, emit: Emit
             whole = operands[position]
             assert whole is not None, "the batch operands are never absent"
             operands[position] = own = _slice(e, whole, part.batch, position)
-            slices[own] = _parts(e, whole, batch, [count, part.batch], spec)
+            slices[own] = _parts(e, whole, batch, [count, part.batch])
     # a node for the lowering to read; it is in no graph
     stand_in = ir.Node(node.domain, node.op_type, operands, list(node.attributes.values()), num_outputs=1)
     e.typed(stand_in.outputs[0], node.outputs[0])
@@ -202,9 +202,8 @@ def _slice(e: Emitter, whole: ir.Value, batch: int, position: int) -> ir.Value:
     return ir.Value(name=name, shape=shape, type=ir.TensorType(whole.dtype or _FLOAT))
 
 
-def _parts(e: Emitter, whole: ir.Value, batch: Dim, lead: list[Dim], spec: Any) -> ir.Value:
-    rank = spec.rank + 2 if whole.shape is None else len(whole.shape)  # the kernel may tell what inference could not
-    rest = [e.dim(whole, axis) for axis in range(1, rank)]
+def _parts(e: Emitter, whole: ir.Value, batch: Dim, lead: list[Dim]) -> ir.Value:
+    rest = [e.dim(whole, axis) for axis in range(1, e.rank(whole))]
     return e.reshape(with_samples(e, whole, [batch, *rest]), [*lead, *rest])
 
 

@@ -22,9 +22,11 @@ def tell_ranks(graph: ir.Graph) -> bool:
             continue
         count, rank_of = _TOLD[node.op_type]
         rank = rank_of(Call(node))
-        for value in node.inputs[:count] if rank is not None else ():
+        if rank is None:
+            continue
+        for value in node.inputs[:count]:
             if value is not None and value.shape is None:
-                value.shape = ir.Shape([None] * (rank or 0))
+                value.shape = ir.Shape([None] * rank)
                 told = True
     return told
 

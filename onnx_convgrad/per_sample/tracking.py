@@ -11,10 +11,10 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad import function_bodies
 from onnx_convgrad.activity import Activity, captured_values, carriers, rule_of
 from onnx_convgrad.emit import Dim, Emitter, known
 from onnx_convgrad.errors import Problem, UnsupportedCase
+from onnx_convgrad.function_bodies import equivalent, has_body
 from onnx_convgrad.per_sample.layout import Label, Samples, State, rows
 from onnx_convgrad.per_sample.sizes import complete
 from onnx_convgrad.registry import Call, Decorator, F, Rule
@@ -112,7 +112,7 @@ class Tracker:
             return self.aligned(call, given)
         if rule is not None and rule.kind == "expansion":
             return self._through(node, rule)
-        if rule is None and function_bodies.has_body(node):
+        if rule is None and has_body(node):
             return self._through(node, None)
         raise UnsupportedCase(
             "whether it keeps the samples of a batch apart is not known.",
@@ -122,10 +122,7 @@ class Tracker:
     def _through(self, node: ir.Node, rule: Rule | None) -> list[Label]:
         """The labels of an equivalent subgraph."""
         call = Call(node)
-        results = (
-            rule.function(self.e, call) if rule is not None and rule.function else function_bodies.inline(self.e, call)
-        )
-        found = [results] if isinstance(results, ir.Value) else list(results)
+        found = equivalent(self.e, call, rule)
         present = [v for v in found if v is not None]
         sources = [v for _, v in carriers(node, rule) if v in self.varied]
         self.varied |= Activity.between(sources, present, self.e.order, partial=True).varied

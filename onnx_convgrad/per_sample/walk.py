@@ -17,6 +17,7 @@ import onnx_ir as ir
 from onnx_convgrad.activity import Activity, carriers, rule_of
 from onnx_convgrad.emit import Emitter, known
 from onnx_convgrad.errors import ArgumentError, DifferentiationError, UnsupportedCase
+from onnx_convgrad.function_bodies import equivalent
 from onnx_convgrad.per_sample.batch import Batch
 from onnx_convgrad.per_sample.layout import Samples, State
 from onnx_convgrad.per_sample.norms import squared_norm
@@ -206,7 +207,7 @@ class _Walk(Walk):
     def _through_equivalent(
         self, call: Call, rule: Rule | None, given: dict[ir.Value, ir.Value]
     ) -> list[tuple[ir.Value, ir.Value]]:
-        results = self.equivalent(call, rule)
+        results = equivalent(self.e, call, rule)
         seeds = {r: given[v] for r, v in zip(results, call.node.outputs, strict=False) if v in given and r is not None}
         sources = dict.fromkeys(v for _, v in carriers(call.node, rule) if v in self.activity.varied)
         activity = Activity.between(sources, seeds, self.e.order, partial=True)
