@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner, Result
 
 import onnx_convgrad as og
+from onnx_convgrad.bench import command as bench_command
 from onnx_convgrad.bench import plot, timing, torch_side
 from onnx_convgrad.bench.choice import predicted, time_lowerings
 from onnx_convgrad.bench.layer import ConvLayer
@@ -24,6 +26,7 @@ from onnx_convgrad.cli import app
 from onnx_convgrad.commands import figures
 from onnx_convgrad.errors import ArgumentError, ExecutionError
 from onnx_convgrad.geometry import ConvSpec
+from onnx_convgrad.targets import Rates
 
 
 @pytest.fixture(autouse=True)
@@ -337,6 +340,14 @@ def test_calibrate_stores_what_it_measured(tmp_path: Path, monkeypatch: pytest.M
     found = json.loads(result.stdout)
     assert found["path"] == str(tmp_path / "rates.json")
     assert json.loads((tmp_path / "rates.json").read_text()) == {found["key"]: found["rates"]}
+
+
+def test_calibrate_prints_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONNX_CONVGRAD_CACHE", str(tmp_path))
+    monkeypatch.setattr(bench_command, "calibrate", lambda *_, **__: Rates(gemm=1.25e12))
+    result = CliRunner().invoke(app, ["bench", "--calibrate"])
+    assert result.exit_code == 0, result.output
+    assert re.search(r"large matrix products +1.25e\+03 +\d+ +GFLOP/s", result.output)
 
 
 def test_calibrate_of_another_provider() -> None:

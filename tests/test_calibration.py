@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 import onnx_convgrad as og
 from onnx_convgrad.bench.calibrate import calibrate
 from onnx_convgrad.lowering import calibration
-from onnx_convgrad.lowering.calibration import Store, calibrated
+from onnx_convgrad.lowering.calibration import Store, calibrated, shipped
 from onnx_convgrad.targets import TARGETS, Rates
 
 FAST = Rates(gemm=1e15, small=1, cached=1e6, memory=1e6, cache=1e6, node=1e-9, item=1e-3, run=1e-3, tap=1e-3)
@@ -25,7 +25,7 @@ def test_written_speeds_are_read_back_for_this_machine_only(tmp_path: Path) -> N
     assert calibrated(TARGETS["web"], store) == TARGETS["web"]
     other = Store(tmp_path / "other")
     other.write(calibration.key("cpu", threads=calibration.cores() + 1), FAST)
-    assert calibrated(TARGETS["cpu"], other) == TARGETS["cpu"]
+    assert calibrated(TARGETS["cpu"], other) == shipped(TARGETS["cpu"])
 
 
 def test_a_second_machine_keeps_the_first_ones_entry(tmp_path: Path) -> None:
@@ -47,7 +47,19 @@ def test_an_entry_of_another_version_is_left_out(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.write(calibration.key("cpu"), FAST)
     store.path.write_text(store.path.read_text().replace("small", "tiny"))  # type: ignore[union-attr]
-    assert calibrated(TARGETS["cpu"], store) == TARGETS["cpu"]
+    assert calibrated(TARGETS["cpu"], store) == shipped(TARGETS["cpu"])
+
+
+def test_a_known_processor_has_speeds_of_its_own_unless_the_store_is_off(tmp_path: Path) -> None:
+    zen5 = {"vendor_id": "AuthenticAMD", "cpu family": "26"}
+    cpu = TARGETS["cpu"]
+    assert shipped(cpu, zen5).rates.gemm > 2 * cpu.rates.gemm
+    assert replace(shipped(cpu, zen5), rates=cpu.rates) == cpu
+    assert shipped(TARGETS["web"], zen5) == TARGETS["web"]
+    assert shipped(cpu, {"vendor_id": "GenuineIntel", "cpu family": "6"}) == cpu
+    assert shipped(cpu, {}) == cpu
+    assert calibrated(cpu, Store(tmp_path)) == shipped(cpu)
+    assert calibrated(cpu, Store("")) == cpu
 
 
 def test_a_gpu_is_known_by_its_model(tmp_path: Path) -> None:

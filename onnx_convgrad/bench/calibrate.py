@@ -6,6 +6,7 @@ The formulas are those of `product_cost` and `movement_cost` in `onnx_convgrad.l
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -69,22 +70,24 @@ def calibrate(threads: int, *, provider: str = "cpu", repeats: int = 5, progress
         progress(what)
         return max(probe.seconds(provider, threads, repeats) - node, 1e-9)
 
-    node = timed("one kernel", _add(8, 200))
+    # one that all threads are called for, as those of models mostly are
+    node = timed("one kernel", Probe("MatMul", ((2, 8, 8), (2, 8, 8)), length=100))
     large = provider == "cuda"  # which small probes would leave idle
     m = n = k = 4096 if large else 1024
     images = 64 if large else 4
-    sizes = [2**p for p in range(17, 25)]
+    sizes = [2**p for p in range(17, 26)]
     speeds = {3 * 4 * size: 12 * size / timed("passes over memory", _add(size)) for size in sizes}
-    cached, memory = max(speeds.values()), speeds[3 * 4 * sizes[-1]]
-    middle = math.sqrt(cached * memory)
-    cache = next((float(b) for b, speed in speeds.items() if speed < middle and b > sizes[0] * 12), 12.0 * sizes[-1])
+    memory = speeds[3 * 4 * sizes[-1]]
+    cached = max(memory, statistics.median(list(speeds.values())[1:5]))  # the smallest fits the cores' own caches
+    cache = float(max((b for b, speed in speeds.items() if speed > 0.8 * cached), default=12 * sizes[0]))
     product = timed("matrix products", Probe("MatMul", ((m, k), (k, n))))
     gemm = 2.0 * m * n * k * (1 + 2 / n + 2 / k) / product  # `small` is corrected for below
-    few, columns, batch = 16, 256, 64
-    narrow = timed("narrow matrix products", Probe("MatMul", ((batch, few, k), (batch, k, columns))))
+    few, columns, batch = 16, 256, 64 if large else 8  # which the cache of a processor holds
+    narrow = timed("narrow matrix products", Probe("MatMul", ((few, k), (batch, k, columns))))
     ideal = 2.0 * batch * few * columns * k / gemm
-    waiting = 1.6 * 4 * batch * (few * k + k * columns + few * columns) * max(0.0, 1 / memory - 1 / cached)
-    small = max(1.0, 5 * few * ((narrow - waiting) / ideal - 1 - 2 / columns - 2 / k))
+    moved = 4 * (few * k + batch * (k + few) * columns)
+    waiting = 1.6 * moved * (1 / memory - 1 / cached) if large else 0.0
+    small = max(1.0, few * ((narrow - waiting) / ideal - 1 - 2 / columns - 2 / k))
     gemm *= 1 + 0.2 * small / m
     grid = (images, 64, 56, 56)
     strided = Probe("Slice", (grid,), ([0, 0], [56, 56], [2, 3], [2, 2]))
@@ -95,7 +98,7 @@ def calibrate(threads: int, *, provider: str = "cpu", repeats: int = 5, progress
     depthwise = Probe("Conv", (grid, (64, 1, 3, 3)), attributes=attributes)
     tap = timed("depthwise convolutions", depthwise) / (images * 64 * 56 * 56 * 9) / (1 + 100 / 56**2)
     rows = (4 * images, 192, 196)
-    moved = timed("passes by one thread", Probe("Transpose", (rows,), attributes=(("perm", [1, 0, 2]),)))
-    alone = max(1.0, moved * (memory if large else cached) / (8 * math.prod(rows)))
+    turned = timed("passes by one thread", Probe("Transpose", (rows,), attributes=(("perm", [1, 0, 2]),)))
+    alone = max(1.0, turned * (memory if large else cached) / (8 * math.prod(rows)))
     found = Rates(gemm, small, cached, memory, cache, node, item, run, tap, alone)
     return Rates(**{name: float(f"{value:.4g}") for name, value in asdict(found).items()})

@@ -20,7 +20,7 @@ from onnx_convgrad.bench.torch_side import torch_installed
 from onnx_convgrad.commands.figures import check_plot
 from onnx_convgrad.commands.tables import Output, Table, ms_text, shape_text
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.lowering.calibration import Store, key
+from onnx_convgrad.lowering.calibration import Store, key, shipped
 from onnx_convgrad.names import check_names
 from onnx_convgrad.runtime.providers import PROVIDERS
 from onnx_convgrad.targets import TARGETS
@@ -105,7 +105,7 @@ def calibration(out: Output, *, provider: str, threads: int, json: bool) -> None
     if json:
         print(dumps({"key": name, "path": str(path), "rates": found}, indent=2))
         return
-    default = asdict(TARGETS[provider].rates)
+    default = asdict(shipped(TARGETS[provider]).rates)
     rows = [
         [what, f"{found[rate] * scale:.3g}", f"{default[rate] * scale:.3g}", unit]
         for rate, (what, scale, unit) in _RATES.items()
