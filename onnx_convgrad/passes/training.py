@@ -11,6 +11,7 @@ from onnx_convgrad.graph.constants import constant_of
 from onnx_convgrad.graph.namespace import Namespace
 from onnx_convgrad.passes.covariance import normalize_by_covariance
 from onnx_convgrad.passes.gelu import fuse_gelu
+from onnx_convgrad.passes.group_statistics import share_group_statistics
 from onnx_convgrad.passes.padded import pad_inside
 from onnx_convgrad.targets import Target
 
@@ -47,6 +48,7 @@ def rewrite_for_training(graph: ir.Graph, target: Target, keep: Collection[ir.Va
     fuse_gelu(graph, keep)
     pad_inside(graph, keep, asymmetric=target.asymmetric_pads)
     normalize_by_covariance(graph, target, keep)
+    share_group_statistics(graph, target, keep)
 
 
 def _batch_statistics(node: ir.Node) -> list[tuple[str, ir.Value]]:
