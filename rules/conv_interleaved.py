@@ -17,7 +17,6 @@ import itertools
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.emit import Dim, Emitter
@@ -37,6 +36,7 @@ from onnx_convgrad.rules.conv_shared import (
     one_group,
     several_taps,
     static_sizes,
+    swapped,
     unit_stride,
     window,
     x_dims,
@@ -45,12 +45,6 @@ from onnx_convgrad.rules.conv_shared import (
 from onnx_convgrad.rules.conv_stacked import several_samples
 from onnx_convgrad.rules.conv_weight_grad import batch_sum, sizes_of
 from onnx_convgrad.rules.conv_weight_shift import moves, several_axes, several_rows, unit_row_stride
-
-_FEW_ROWS = 16
-"""Of a matrix: as many a product with the identity moves sooner than one thread."""
-
-_FEW_OF_EACH = 32
-"""The same for the rows of each of many matrices."""
 
 # -- requirements ------------------------------------------------------------------------------------------------------
 
@@ -92,13 +86,6 @@ def last_unit_stride(q: Query) -> str | None:
 
 
 # -- shared pieces -----------------------------------------------------------------------------------------------------
-
-
-def swapped(e: Emitter, v: ir.Value, rows: int) -> ir.Value:
-    """[.., rows, columns] -> [.., columns, rows]: few by a product with the identity, since Transpose runs on one thread."""
-    columns = e.swap_last(v)
-    few = _FEW_ROWS if e.rank(v) == 2 else _FEW_OF_EACH
-    return columns if rows == 1 or rows > few else e.matmul(columns, e.const(np.eye(rows), v.dtype))
 
 
 def wide(values: Sequence[int], count: int) -> tuple[int, ...]:

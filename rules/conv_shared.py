@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.emit import Dim, Emitter
@@ -15,6 +16,12 @@ from onnx_convgrad.geometry import ConvSpec
 from onnx_convgrad.lowering import Query
 from onnx_convgrad.rules.conv import Window
 from onnx_convgrad.rules.conv_batch import product_of_samples
+
+_FEW_ROWS = 16
+"""Of a matrix: as many a product with the identity moves sooner than one thread."""
+
+_FEW_OF_EACH = 32
+"""The same for the rows of each of many matrices."""
 
 # -- requirements ------------------------------------------------------------------------------------------------------
 
@@ -96,6 +103,18 @@ def features_of(e: Emitter, w: ir.Value, spec: ConvSpec) -> Dim:
 def biased(e: Emitter, y: ir.Value, bias: ir.Value | None, rank: int) -> ir.Value:
     """y with one number added per feature, if there is a bias; `rank` axes come after the features."""
     return y if bias is None else e.add(y, e.unsqueeze(bias, list(range(1, 1 + rank))))
+
+
+def swapped(e: Emitter, v: ir.Value, rows: int) -> ir.Value:
+    """[.., rows, columns] -> [.., columns, rows]: few by a product with the identity, since Transpose runs on one thread.
+
+    Not where products round their operands.
+    """
+    columns = e.swap_last(v)
+    few = _FEW_ROWS if e.rank(v) == 2 else _FEW_OF_EACH
+    if rows == 1 or rows > few or e.target.narrow_products:
+        return columns
+    return e.matmul(columns, e.const(np.eye(rows), v.dtype))
 
 
 def x_dims(e: Emitter, x: ir.Value, spec: ConvSpec) -> list[Dim]:

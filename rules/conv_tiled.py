@@ -27,7 +27,7 @@ from onnx_convgrad.lowering import Query, Requirement, lowering
 from onnx_convgrad.registry import Call
 from onnx_convgrad.rules.conv import Window
 from onnx_convgrad.rules.conv_bands import ENTRY, samples_of
-from onnx_convgrad.rules.conv_interleaved import from_rows, last_unit_stride, rows_of, swapped, wide
+from onnx_convgrad.rules.conv_interleaved import from_rows, last_unit_stride, rows_of, wide
 from onnx_convgrad.rules.conv_kernels import combined, depthwise, plain_conv, remade
 from onnx_convgrad.rules.conv_phases import interleave
 from onnx_convgrad.rules.conv_shared import (
@@ -37,6 +37,7 @@ from onnx_convgrad.rules.conv_shared import (
     not_empty,
     spatial_axes,
     static_sizes,
+    swapped,
     x_dims,
     y_dims,
 )

@@ -29,6 +29,7 @@ from onnx_convgrad.rules.conv_shared import (
     spatial_axes,
     static_kernel,
     static_sizes,
+    swapped,
 )
 from onnx_convgrad.rules.conv_weight_grad import (
     contract,
@@ -190,7 +191,8 @@ def taps(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
         dy_at = [r.start for r in reached], [r.stop for r in reached], [1 + i for i in range(spec.rank)]
         used = e.reshape(e.slice(dy, *dy_at), [features, points])
         parts.append(e.unsqueeze(e.matmul(used, seen), [0]))
-    return e.reshape_like(e.transpose(e.concat(parts, axis=0), [1, 2, 0]), n["W_like"])
+    rows = e.reshape(e.concat(parts, axis=0), [len(parts), e.size_mul(features, channels)])
+    return e.reshape_like(swapped(e, rows, len(parts)), n["W_like"])
 
 
 @lowering("ConvWeightGrad", "patches", requires=[not_empty, static_kernel, several_taps, one_group, tiles_its_input])

@@ -338,8 +338,8 @@ def weight_grad(e: Emitter, n: Call, spec: ConvSpec, most: int) -> ir.Value:
     kernel = reduce(np.kron, a)
     size = e.size_mul(*(e.size_div(channels, spec.groups) for channels in (y_size[1], x_size[1])))
     lead = [spec.groups] if spec.groups > 1 else []
-    taps = e.matmul(e.const(kernel, x.dtype), e.reshape(product, [*lead, kernel.shape[1], size]))
-    return e.reshape_like(e.swap_last(taps), n["W_like"])
+    points = e.swap_last(e.reshape(product, [*lead, kernel.shape[1], size]))  # turned while the product packs them
+    return e.reshape_like(e.matmul(points, e.const(kernel.T, x.dtype)), n["W_like"])
 
 
 def _declare(op_type: str, emit: Callable[[Emitter, Call, ConvSpec, int], ir.Value], cut: Cut) -> None:
