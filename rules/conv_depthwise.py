@@ -22,7 +22,15 @@ from onnx_convgrad.geometry import ConvSpec
 from onnx_convgrad.graph.samples import filled, with_samples
 from onnx_convgrad.lowering import Query, lowering
 from onnx_convgrad.registry import Call
-from onnx_convgrad.rules.conv_shared import conv_kernel, extend, known_batch, not_empty, static_sizes, unit_stride
+from onnx_convgrad.rules.conv_shared import (
+    conv_kernel,
+    extend,
+    known_batch,
+    not_empty,
+    static_sizes,
+    swapped_by_product,
+    unit_stride,
+)
 
 
 def depthwise(q: Query) -> str | None:
@@ -268,6 +276,6 @@ def batch_windows(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
 
 
 def _samples_last(e: Emitter, v: ir.Value, batch: Dim, size: int) -> ir.Value:
-    """[batch, size] -> [size, batch]. As a product with the identity it runs on every thread; Transpose runs on one."""
-    swapped = e.transpose(e.reshape(v, [batch, size]), [1, 0])
-    return swapped if not isinstance(batch, int) or batch == 1 else e.matmul(swapped, e.const(np.eye(batch), v.dtype))
+    """[batch, size] -> [size, batch]."""
+    v = e.reshape(v, [batch, size])
+    return swapped_by_product(e, v, batch) if isinstance(batch, int) else e.swap_last(v)

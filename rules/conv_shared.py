@@ -106,15 +106,15 @@ def biased(e: Emitter, y: ir.Value, bias: ir.Value | None, rank: int) -> ir.Valu
 
 
 def swapped(e: Emitter, v: ir.Value, rows: int) -> ir.Value:
-    """[.., rows, columns] -> [.., columns, rows]: few by a product with the identity, since Transpose runs on one thread.
+    """[.., rows, columns] -> [.., columns, rows]: few rows by a product, many by a Transpose, which runs on one thread."""
+    return e.swap_last(v) if rows > (_FEW_ROWS if e.rank(v) == 2 else _FEW_OF_EACH) else swapped_by_product(e, v, rows)
 
-    Not where products round their operands.
-    """
+
+def swapped_by_product(e: Emitter, v: ir.Value, rows: int) -> ir.Value:
+    """The same by a product with the identity, on all threads; not where products round their operands."""
     columns = e.swap_last(v)
-    few = _FEW_ROWS if e.rank(v) == 2 else _FEW_OF_EACH
-    if rows == 1 or rows > few or e.target.narrow_products:
-        return columns
-    return e.matmul(columns, e.const(np.eye(rows), v.dtype))
+    exact = not e.target.narrow_products
+    return e.matmul(columns, e.const(np.eye(rows), v.dtype)) if rows > 1 and exact else columns
 
 
 def x_dims(e: Emitter, x: ir.Value, spec: ConvSpec) -> list[Dim]:

@@ -241,10 +241,6 @@ def tiled_rows(
     return from_rows(e, result, want)
 
 
-def with_bias(e: Emitter, result: ir.Value, bias: ir.Value | None, spec: ConvSpec) -> ir.Value:
-    return biased(e, result, bias, spec.rank)
-
-
 def y_size(e: Emitter, x: ir.Value, spec: ConvSpec) -> list[Dim]:
     return [x_dims(e, x, spec)[0], spec.features or 1, *(d or 0 for d in spec.y)]
 
@@ -253,7 +249,7 @@ def y_size(e: Emitter, x: ir.Value, spec: ConvSpec) -> list[Dim]:
 def tiled_forward(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """Depthwise: a Conv that makes bands of rows as channels."""
     result = tiled_conv(e, n["X"], n["W"], spec, forward_axes(spec), y_size(e, n["X"], spec), backward=False)
-    return with_bias(e, result, n.get("B"), spec)
+    return biased(e, result, n.get("B"), spec.rank)
 
 
 @lowering("ConvInputGrad", "tiled_conv", requires=[*TILED, worth_tiling(backward=True)])
@@ -275,7 +271,7 @@ def tiled_rows_forward(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """Depthwise: `tiled_conv` with the samples inside the rows, which makes them long; for large kernels."""
     x = n["X"]
     result = tiled_rows(e, x, n["W"], spec, x_dims(e, x, spec), y_size(e, x, spec), backward=False)
-    return with_bias(e, result, n.get("B"), spec)
+    return biased(e, result, n.get("B"), spec.rank)
 
 
 @lowering("ConvInputGrad", "tiled_sample_rows", requires=[*ROWS, worth_tiling(backward=True, long=True)])

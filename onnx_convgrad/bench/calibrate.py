@@ -79,7 +79,7 @@ def calibrate(threads: int, *, provider: str = "cpu", repeats: int = 5, progress
     speeds = {3 * 4 * size: 12 * size / timed("passes over memory", _add(size)) for size in sizes}
     memory = speeds[3 * 4 * sizes[-1]]
     cached = max(memory, statistics.median(list(speeds.values())[1:5]))  # the smallest fits the cores' own caches
-    cache = float(max((b for b, speed in speeds.items() if speed > 0.8 * cached), default=12 * sizes[0]))
+    cache = float(max(b for b, speed in speeds.items() if speed > 0.8 * cached))
     product = timed("matrix products", Probe("MatMul", ((m, k), (k, n))))
     gemm = 2.0 * m * n * k * (1 + 2 / n + 2 / k) / product  # `small` is corrected for below
     few, columns, batch = 16, 256, 64 if large else 8  # which the cache of a processor holds

@@ -1,12 +1,13 @@
-"""What is asked of a node: which operator it is, who reads its result, and for which other node it was added."""
+"""What is asked of a node: which operator it is, who reads its result, for which other it was added; and replacing it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TypeGuard
 
 import onnx_ir as ir
 
-__all__ = ["ORIGIN", "is_op", "origin_of", "sole_producer"]
+__all__ = ["ORIGIN", "become", "is_op", "origin_of", "sole_producer"]
 
 ORIGIN = "onnx_convgrad.origin"
 """`metadata_props` key of a node that was added to a model: the name of the forward node that it was added for."""
@@ -27,3 +28,14 @@ def sole_producer(value: ir.Value | None) -> ir.Node | None:
     if value is None or value.is_graph_output() or len(value.uses()) != 1:
         return None
     return value.producer()
+
+
+def become(node: ir.Node, op_type: str, inputs: Sequence[ir.Value | None], attributes: Iterable[ir.Attr] = ()) -> None:
+    """Make another operator with one result of a node: it stays where it is, so that its result does too."""
+    node.op_type = op_type
+    node.attributes.clear()
+    node.attributes.update({a.name: a for a in attributes})
+    node.resize_outputs(1)
+    node.resize_inputs(len(inputs))
+    for index, value in enumerate(inputs):
+        node.replace_input_with(index, value)

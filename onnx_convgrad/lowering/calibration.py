@@ -33,8 +33,9 @@ def cores() -> int:
 
 
 @cache
-def _cpuinfo(path: Path = Path("/proc/cpuinfo")) -> Mapping[str, str]:
+def _cpuinfo() -> Mapping[str, str]:
     """What Linux tells of the processor; nothing elsewhere."""
+    path = Path("/proc/cpuinfo")
     if not path.exists():
         return {}
     pairs = (line.partition(":") for line in path.read_text(encoding="utf-8").splitlines())

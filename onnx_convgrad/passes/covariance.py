@@ -20,7 +20,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.emit import DOMAIN, Dim, Emitter, known
 from onnx_convgrad.geometry import HINT_BATCH, HINT_SIZE
-from onnx_convgrad.graph.nodes import is_op
+from onnx_convgrad.graph.nodes import become, is_op
 from onnx_convgrad.registry import Call
 from onnx_convgrad.targets import Rates, Target
 
@@ -147,7 +147,8 @@ def _rewrite(e: Emitter, node: ir.Node, conv: ir.Node) -> None:
             given.replace_all_uses_with(value)
     for count, made in enumerate(e.emitted[start:], 1):
         made.name = f"{node.name}/covariance_{count}"
-    _become_convolution(node, conv, [centred, scaled, bias])
+    copies = [ir.Attr(a.name, a.type, a.value) for a in conv.attributes.values()]
+    become(node, "Conv", [centred, scaled, bias], copies)
 
 
 def _covariance(e: Emitter, centred: ir.Value, channels: int) -> ir.Value:
@@ -161,14 +162,3 @@ def _covariance(e: Emitter, centred: ir.Value, channels: int) -> ir.Value:
     count = e.size_mul(*sizes)
     flat = e.reshape(total, [channels, channels])
     return e.mul(flat, 1 / max(count, 1)) if isinstance(count, int) else e.div(flat, e.size_as(count, flat))
-
-
-def _become_convolution(node: ir.Node, conv: ir.Node, operands: list[ir.Value | None]) -> None:
-    """The node stays, so that its first result does too."""
-    node.resize_outputs(1)
-    node.op_type = "Conv"
-    node.attributes.clear()
-    node.attributes.update({name: ir.Attr(a.name, a.type, a.value) for name, a in conv.attributes.items()})
-    node.resize_inputs(len(operands))
-    for index, operand in enumerate(operands):
-        node.replace_input_with(index, operand)

@@ -16,7 +16,7 @@ from collections.abc import Collection
 import onnx_ir as ir
 
 from onnx_convgrad.graph.constants import constant_of
-from onnx_convgrad.graph.nodes import is_op, sole_producer
+from onnx_convgrad.graph.nodes import become, is_op, sole_producer
 
 __all__ = ["fuse_gelu"]
 
@@ -30,16 +30,8 @@ def fuse_gelu(graph: ir.Graph, keep: Collection[ir.Value] = ()) -> None:
         if is_op(node, "Mul"):
             found = _Product(node, keep).gelu()
             if found is not None:
-                _become_gelu(node, *found)
-
-
-def _become_gelu(node: ir.Node, x: ir.Value, approximate: str) -> None:
-    """The node stays, so that its result does too."""
-    node.op_type = "Gelu"
-    node.attributes.clear()
-    node.attributes["approximate"] = ir.AttrString("approximate", approximate)
-    node.resize_inputs(1)
-    node.replace_input_with(0, x)
+                x, approximate = found
+                become(node, "Gelu", [x], [ir.AttrString("approximate", approximate)])
 
 
 def _number(value: ir.Value | None) -> float | None:

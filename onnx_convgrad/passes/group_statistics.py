@@ -22,7 +22,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.emit import Emitter, dims_equal, known, static_dims
 from onnx_convgrad.graph.constants import constant_of
-from onnx_convgrad.graph.nodes import is_op, sole_producer
+from onnx_convgrad.graph.nodes import become, is_op, sole_producer
 from onnx_convgrad.registry import Call
 from onnx_convgrad.targets import Target
 
@@ -68,20 +68,10 @@ _TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 
 def _statistics(e: Emitter, x: ir.Value, epsilon: float) -> tuple[ir.Value, ir.Value]:
     """z and r, over the axes from the third on."""
-    assert x.shape is not None
-    axes = range(2, len(x.shape))
-    centred = e.sub(x, e.reduce("ReduceMean", x, axes))
-    variance = e.reduce("ReduceMean", e.square(centred), axes)
-    return centred, e.op("Reciprocal", e.op("Sqrt", e.add(variance, epsilon)))
+    from onnx_convgrad.rules.norm import Normalized, axes_from
 
-
-def _become(node: ir.Node, op_type: str, a: ir.Value, b: ir.Value) -> None:
-    """The node stays, so that its result does too."""
-    node.op_type = op_type
-    node.attributes.clear()
-    node.resize_inputs(2)
-    node.replace_input_with(0, a)
-    node.replace_input_with(1, b)
+    normalized = Normalized.of(e, x, axes_from(e, x, 2), epsilon)
+    return normalized.centred, normalized.inverse
 
 
 def _per_channel(e: Emitter, value: ir.Value, rank: int) -> ir.Value:
@@ -94,11 +84,11 @@ def _normalize_channels(e: Emitter, node: ir.Node) -> None:
     assert x.shape is not None
     centred, inverse = _statistics(e, x, Call(node).float("epsilon", 1e-5))
     if _is(scale, 1) and _is(bias, 0):
-        _become(node, "Mul", centred, inverse)
+        become(node, "Mul", [centred, inverse])
         return
     rank = len(x.shape)
     slope = e.mul(inverse, _per_channel(e, scale, rank))
-    _become(node, "Add", e.mul(centred, slope), _per_channel(e, bias, rank))
+    become(node, "Add", [e.mul(centred, slope), _per_channel(e, bias, rank)])
 
 
 def _normalize_groups(e: Emitter, node: ir.Node) -> None:
@@ -110,7 +100,7 @@ def _normalize_groups(e: Emitter, node: ir.Node) -> None:
     within = e.size_div(e.size_mul(*dims[1:]), groups)
     centred, inverse = _statistics(e, e.reshape(x, [dims[0], groups, within]), n.float("epsilon", 1e-5))
     scaled = e.mul(e.reshape(centred, dims), _slope(e, inverse, scale, rank))
-    _become(node, "Add", scaled, _per_channel(e, bias, rank))
+    become(node, "Add", [scaled, _per_channel(e, bias, rank)])
 
 
 def _slope(e: Emitter, inverse: ir.Value, scale: ir.Value, rank: int) -> ir.Value:
@@ -168,6 +158,6 @@ def _scale(e: Emitter, node: ir.Node, found: _Scaled) -> None:
     e.anchor, whole = found.scaling, found.shaped.outputs[0]
     assert whole.shape is not None
     slope = _slope(e, inverse, e.reshape(found.factor, [-1]), len(whole.shape))
-    _become(found.scaling, "Mul", whole, slope)
+    become(found.scaling, "Mul", [whole, slope])
     assert node.graph is not None
     node.graph.remove(node, safe=True)
