@@ -70,7 +70,7 @@ def augment(
         lowering: `"auto"` (the fastest predicted for the target), `"exact"` (the same without those that round more
             than a direct sum, such as Winograd's), or a mapping from gradient operator (or node name) to the name of a
             lowering.
-        max_workspace: Bytes that the lowering of one convolution gradient may hold besides its operands and result.
+        max_workspace: Bytes that the lowering of one gradient may hold besides its operands and result.
             Larger batches are cut into chunks; what exceeds it even so is not used.
         recompute: Forward values that are not kept for the gradients but computed again for them, from the nearest
             values that are kept: names and globs, or `"auto"`, which frees most memory for at most 15 % more predicted
@@ -86,7 +86,7 @@ def augment(
         ArgumentError: An unknown name or option.
         ModelError: The model cannot be read or brought to opset 21.
         DifferentiationError: Some nodes cannot be differentiated; all are listed.
-        LoweringError: No lowering applies to a convolution, or the forced one does not.
+        LoweringError: No lowering applies to a convolution or pool, or the forced one does not.
     """
     built = build(
         model,
@@ -258,7 +258,7 @@ def explain(
     per_sample: bool | str = False,
     input_shapes: InputShapes | None = None,
 ) -> Report:
-    """What `augment` would do: per convolution gradient its geometry, the lowering chosen, and the others' reasons.
+    """What `augment` would do: per gradient of a convolution or MaxPool its geometry, the lowering chosen, why not others.
 
     Where sizes of the inputs are not known, the report says what giving them would gain. Nothing is changed or written.
     Raises what `augment` raises.
@@ -324,7 +324,7 @@ def lower_gradient_ops(
             optimizer lacks an operand or an attribute.
         DifferentiationError: Some nodes between `xs` and `y` cannot be differentiated, or a Gradient stands in the body of
             an If, Loop or Scan; all are listed.
-        LoweringError: No lowering applies to a convolution, or the forced one does not.
+        LoweringError: No lowering applies to a convolution or pool, or the forced one does not.
 
     The operators are specified in ONNX's `docs/Operators.md`, domain ai.onnx.preview.training, version 1.
     """

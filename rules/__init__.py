@@ -39,6 +39,7 @@ MODULES = (
     "conv_forward",
     "pool",
     "pool_max",
+    "pool_max_grad",
     "pool_global",
     "norm",
     "norm_plain",

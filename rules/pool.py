@@ -9,7 +9,7 @@ Both need the adjoint of a sum over windows, which is the data gradient of a con
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,21 @@ class Pool:
             return int(room / s) + 1
         count = -(-room // s) + 1
         return count - 1 if (count - 1) * s >= size + low else count
+
+    def hinted(self, size: int) -> Pool:
+        """The same with every unknown size at a typical one."""
+        sizes = tuple(size if have is None else have for have in self.sizes)
+        pads = self.pads
+        if pads is None:
+            upper = self.auto_pad == "SAME_UPPER"
+            rows = zip(sizes, self.kernel, self.strides, strict=True)
+            pads = tuple(_same(have, k, s, upper=upper) for have, k, s in rows)
+        return replace(self, sizes=sizes, pads=pads)
+
+    def __str__(self) -> str:
+        each = {"": self.kernel, " stride ": self.strides, " dilation ": self.dilations}
+        text = "".join(name + "x".join(map(str, v)) for name, v in each.items() if not name or set(v) != {1})
+        return text + ("" if not any(map(any, self.pads or ((1, 1),))) else " padded") + (" ceil" if self.ceil else "")
 
     @property
     def tiles(self) -> bool:

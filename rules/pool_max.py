@@ -1,19 +1,23 @@
-"""MaxPool and MaxUnpool.
+"""MaxPool, its gradient by the indices of the maxima, and MaxUnpool.
 
-y[n, c, p] = x.flat[i[n, c, p]]      the node's own Indices say which element won
+    MaxPool            y[p] = x.flat[i[p]]              the node's own Indices say which element won
+    MaxPoolGrad(g, x)  dx.flat[j] = sum over the p with i[p] = j of g[p]
+
+Other ways of computing the gradient are in `pool_max_grad`.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.emit import Dim, Emitter, static_dims
+from onnx_convgrad.emit import DOMAIN, Dim, Emitter
 from onnx_convgrad.graph.namespace import Namespace
+from onnx_convgrad.graph.nodes import is_op
 from onnx_convgrad.registry import Call, Cotangents, linear, vjp
 from onnx_convgrad.rules.pool import Pool, valid_taps
 
@@ -23,67 +27,29 @@ def max_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[p] = x.flat[i[p]]: dx.flat[j] = sum over the p with i[p] = j of g[p]. Ties go where i points."""
 
     def x_grad() -> ir.Value:
-        x, gy = n["X"], g["Y"]
-        pool = Pool.of(n, x)
-        by_corners = _has_corners(e, pool, x) and not n.node.outputs[1:]
-        winners = _winners_by_corners(e, x, n.out("Y")) if by_corners else _indices(e, n)
-        if e.target.ordered_sums and not _may_be_empty(pool):
-            return _in_order(e, pool, gy, winners, x)
-        if _may_be_empty(pool):
-            lowest = np.finfo((x.dtype or ir.DataType.FLOAT).numpy()).min
-            found = e.compare("Greater", n.out("Y"), e.scalar(lowest, x))
-            winners, gy = e.op("Where", found, winners, e.const(np.int64(0))), e.where(found, gy, 0)
-        if _unpools(e, pool, x):  # half the time of a scatter
-            result = e.op("MaxUnpool", gy, winners, e.shape(x), kernel_shape=pool.kernel, strides=pool.strides)
-            return e.typed(result, x)
-        return scatter_flat(e, gy, winners, x)
+        x = n["X"]
+        if n.node.outputs[1:]:  # somebody wants the indices anyway
+            return hand_back(e, Pool.of(n, x), g["Y"], winners_of(e, n), x)
+        return e.op("MaxPoolGrad", g["Y"], x, domain=DOMAIN, **_windows(n))
 
     return {"X": x_grad}
 
 
-def _has_corners(e: Emitter, pool: Pool, x: ir.Value) -> bool:
-    """Whether 2x2 windows tile the whole of x, which the cache holds: beyond it the passes cost what the indices do."""
-    if not pool.tiles or pool.kernel != (2, 2) or x.dtype != ir.DataType.FLOAT or "MaxUnpool" in e.target.missing:
-        return False
-    if any(size is None or size == 0 or size % 2 for size in pool.sizes):
-        return False
-    return 4 * math.prod(size or 1 for size in static_dims(x) or [1]) <= e.target.rates.cache
+@linear(f"{DOMAIN}::MaxPoolGrad", wrt=("dY",))
+def max_pool_grad_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """<g, MaxPoolGrad(dy, x)> = sum over p of g.flat[i[p]] dy[p]."""
+
+    def dy_grad() -> ir.Value:
+        winners = winners_of(e, n)
+        picked = e.op("Gather", e.op("Reshape", g["dX"], e.ints([-1])), winners.indices, axis=0)
+        return e.typed(picked if winners.found is None else e.where(winners.found, picked, 0), n["dY"])
+
+    return {"dY": dy_grad}
 
 
-def _winners_by_corners(e: Emitter, x: ir.Value, y: ir.Value) -> ir.Value:
-    """Indices of the maxima of 2x2 windows, from pools without indices, which are many times faster.
-
-    In a window of rows a, b and c, d the first row wins if max(a, b) = y, and its first column if a = y; in the second
-    row, where a < y, the first column wins if max(a, c) = y.
-    """
-    height, width = (e.dim(x, axis) for axis in (2, 3))
-    assert isinstance(height, int), "the sizes of the pool are known"
-    assert isinstance(width, int), "the sizes of the pool are known"
-    plane = height * width
-    planes = [e.size_mul(e.dim(x, 0), e.dim(x, 1)), plane // 4]
-
-    def is_best(*kernel: int) -> ir.Value:
-        return e.compare("Equal", e.op("MaxPool", x, kernel_shape=kernel, strides=(2, 2)), y)
-
-    upper, corner, left = is_best(1, 2), is_best(1, 1), is_best(2, 1)
-    first_column = e.op("Or", corner, e.op("And", left, e.op("Not", upper)))
-    before = e.reshape(e.add(e.mask(first_column, x), e.mul(e.mask(upper, x), width)), planes)
-    rows, columns = np.arange(1, height, 2), np.arange(1, width, 2)  # of d, the last of its window
-    last = e.const((rows[:, None] * width + columns).reshape(-1))
-    count = e.squeeze(e.vector([e.size_mul(planes[0], plane)]), [0])
-    first = e.op("Range", e.const(np.int64(0)), count, e.const(np.int64(plane)))
-    ends = e.op("Add", e.unsqueeze(first, [1]), last)
-    sizes = static_dims(x) or [None]
-    exact = None not in sizes and math.prod(size or 0 for size in sizes) <= _EXACT
-    if exact:  # whole numbers are subtracted on one thread
-        indices = e.cast(e.sub(e.cast(ends, ir.DataType.FLOAT), before), ir.DataType.INT64)
-    else:
-        indices = e.op("Sub", ends, e.cast(before, ir.DataType.INT64))
-    return e.reshape(indices, e.dims(y))
-
-
-_EXACT = 1 << 24
-"""Whole numbers up to here are float32 too."""
+def _windows(n: Call) -> dict[str, Any]:
+    """The attributes of a pool that say what its windows are."""
+    return {name: value for name, value in n.attributes().items() if name != "storage_order"}
 
 
 def _unpools(e: Emitter, pool: Pool, x: ir.Value) -> bool:
@@ -110,21 +76,57 @@ def _in_order(e: Emitter, pool: Pool, gy: ir.Value, winners: ir.Value, x: ir.Val
     return e.typed(e.sum(parts), x)
 
 
-def _indices(e: Emitter, n: Call) -> ir.Value:
-    """Row-major positions of the maxima in x as a flat tensor; the node is made to produce them if it does not."""
-    node = n.node
-    if n.int("storage_order", 0) == 1:
-        attributes = {**n.attributes(), "storage_order": 0}
-        return e.ops("MaxPool", n["X"], outputs=2, **attributes)[1]
-    if len(node.outputs) < 2:
-        node.resize_outputs(2)
-    indices = node.outputs[1]
-    if not indices.name:  # an unnamed optional result would be removed as unused
-        indices.name = Namespace.of_values(e.graph).claim(f"{n.y.name}_indices")
-    indices.dtype = ir.DataType.INT64
-    if indices.shape is None and n.y.shape is not None:
-        indices.shape = n.y.shape
-    return indices
+@dataclass(frozen=True, slots=True)
+class Winners:
+    """Row-major positions of the maxima in x as a flat tensor, and where there are any, if windows may be empty."""
+
+    indices: ir.Value
+    found: ir.Value | None
+
+
+def winners_of(e: Emitter, n: Call) -> Winners:
+    """The maxima of a pool or of its gradient: the model's own node tells them, or else another one."""
+    x, node = n["X"], own_pool(e, n)
+    if node is None:
+        y, indices = e.ops("MaxPool", x, outputs=2, **_windows(n))
+    else:
+        if len(node.outputs) < 2:
+            node.resize_outputs(2)
+        y, indices = node.outputs
+        if not indices.name:  # an unnamed optional result would be removed as unused
+            indices.name = Namespace.of_values(e.graph).claim(f"{y.name}_indices")
+        indices.dtype = ir.DataType.INT64
+        if indices.shape is None and y.shape is not None:
+            indices.shape = y.shape
+    if not _may_be_empty(Pool.of(n, x)):
+        return Winners(indices, None)
+    lowest = np.finfo((x.dtype or ir.DataType.FLOAT).numpy()).min
+    return Winners(indices, e.compare("Greater", y, e.scalar(lowest, x)))
+
+
+def maxima_of(e: Emitter, n: Call) -> ir.Value:
+    """What a pool computes of which this is the gradient."""
+    node = own_pool(e, n)
+    return e.op("MaxPool", n["X"], **_windows(n)) if node is None else node.outputs[0]
+
+
+def own_pool(e: Emitter, n: Call) -> ir.Node | None:
+    """The pool of the graph itself that has the same windows and the same operand."""
+    pools = (use.node for use in n["X"].uses() if is_op(use.node, "MaxPool") and use.node.graph is e.graph)
+    return next((node for node in pools if Call(node).attributes() == _windows(n)), None)
+
+
+def hand_back(e: Emitter, pool: Pool, gy: ir.Value, winners: Winners, x: ir.Value) -> ir.Value:
+    """Each element of `gy` at the place of the maximum that it belongs to, added up, in the shape of x."""
+    indices = winners.indices
+    if e.target.ordered_sums and winners.found is None:
+        return _in_order(e, pool, gy, indices, x)
+    if winners.found is not None:
+        indices, gy = e.op("Where", winners.found, indices, e.const(np.int64(0))), e.where(winners.found, gy, 0)
+    if _unpools(e, pool, x):  # half the time of a scatter
+        result = e.op("MaxUnpool", gy, indices, e.shape(x), kernel_shape=pool.kernel, strides=pool.strides)
+        return e.typed(result, x)
+    return scatter_flat(e, gy, indices, x)
 
 
 def _may_be_empty(pool: Pool) -> bool:

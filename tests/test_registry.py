@@ -12,6 +12,7 @@ import onnx
 import pytest
 from test_conv_geometry import FORCED
 from test_per_sample_conv import FORCED as FORCED_PER_SAMPLE
+from test_pool_max_grad import FORCED as FORCED_POOLS
 
 from onnx_convgrad import emit
 from onnx_convgrad.function_bodies import has_body
@@ -76,7 +77,7 @@ def test_rules_name_operators_and_operands_of_the_standard() -> None:
 
 @pytest.mark.parametrize(("operator", "file"), sorted(_emitted().items()))
 def test_what_rules_emit_has_rules(operator: str, file: str) -> None:
-    domains = ("convgrad",) if operator.startswith("Conv") and operator.endswith("Grad") else ("",)
+    domains = ("convgrad",) if operator.startswith(("Conv", "MaxPool")) and operator.endswith("Grad") else ("",)
     if any(lookup(domain, operator) for domain in domains):
         return
     node = emit.ir.Node("", operator, [])
@@ -84,7 +85,7 @@ def test_what_rules_emit_has_rules(operator: str, file: str) -> None:
 
 
 def test_every_operand_of_every_rule_is_checked_in_both_modes_and_to_second_order() -> None:
-    """But the abstract operators of convolution, which no file holds: `test_orders.py` differentiates those."""
+    """But the abstract operators, which no file holds: `test_orders.py` and `test_pool_max_grad.py` differentiate those."""
     checked = {operand for case in _cases() if case.order > 1 for operand in _operands(case)}
     wanted = {
         (rule.op_type, name)
@@ -98,7 +99,7 @@ def test_every_operand_of_every_rule_is_checked_in_both_modes_and_to_second_orde
 def test_every_lowering_is_forced_over_random_geometry() -> None:
     forced = {
         (op, name)
-        for choice in [*FORCED, *FORCED_PER_SAMPLE]
+        for choice in [*FORCED, *FORCED_PER_SAMPLE, *FORCED_POOLS]
         if isinstance(choice, dict)
         for op, name in choice.items()
     }

@@ -20,6 +20,10 @@ from onnx_convgrad.registry import rules as all_rules
 __all__ = ["run"]
 
 
+_FAMILIES = {"ConvTranspose": "Conv", "MatMul": "Product", "Gemm": "Product"}
+"""What the operators that compute an operator and its gradients are called, where not after it."""
+
+
 def run(operator: str | None, out: Output, *, json: bool) -> None:
     """The rule table, or one operator of it."""
     table = [rule for rule in all_rules() if rule.domain != "convgrad"]
@@ -52,9 +56,8 @@ def _one_operator(operator: str, table: list[Rule], out: Output, *, json: bool) 
             raise ArgumentError(f"No rule covers {operator}; it {body}")
         check_names([operator], list(found), "operator")
     rule = found[operator]
-    ways = {
-        op: entries for op, entries in lowerings().items() if operator == op or operator in ("Conv", "ConvTranspose")
-    }
+    family = _FAMILIES.get(operator, operator)
+    ways = {op: entries for op, entries in lowerings().items() if op.startswith(family)}
     if json:
         described = {op: {name: entry.summary for name, entry in entries.items()} for op, entries in ways.items()}
         print(dumps({**_described(rule), "lowerings": described}, indent=2))

@@ -54,6 +54,7 @@ _CUTS = {
     "ConvPerSampleGrad": _Cut((0, 1), added=False),
     "ConvGradSquaredNorm": _Cut((0, 1), added=False),
     "Conv": _Cut((0,), added=False),
+    "MaxPoolGrad": _Cut((0, 1), added=False),
 }
 
 

@@ -24,11 +24,11 @@ _LEAST = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """The predicted seconds of all convolution gradients as they are, and with sizes that are known while building.
+    """The predicted seconds of all gradients of convolutions and pools, as they are and with sizes known while building.
 
     Attributes:
         shapes: Typical shapes of the inputs whose sizes are not known.
-        gradients: Number of convolution gradients.
+        gradients: Number of these gradients.
         faster: How many of them would take another form, which is faster.
         seconds: Predicted for all of them, at these shapes, as they are.
         seconds_known: The same if the shapes are given.

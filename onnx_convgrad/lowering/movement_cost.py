@@ -13,7 +13,20 @@ from onnx_convgrad.lowering.pass_cost import alone, missing, moved_bytes, shape_
 from onnx_convgrad.registry import Call
 from onnx_convgrad.targets import Rates
 
-__all__ = ["col2im", "concat", "gather", "items", "leading_axes", "pad", "reduce", "slice_", "transpose"]
+__all__ = [
+    "col2im",
+    "concat",
+    "gather",
+    "items",
+    "leading_axes",
+    "max_pool",
+    "pad",
+    "reduce",
+    "scatter",
+    "slice_",
+    "split",
+    "transpose",
+]
 
 _STREAMS = 64
 """Columns that are written side by side at full speed."""
@@ -98,10 +111,19 @@ def slice_(node: ir.Node, rates: Rates) -> float:
 
 def concat(node: ir.Node, rates: Rates) -> float:
     """Rows are copied side by side."""
-    out = shape_of(node.outputs[0])
-    axis = Call(node).int("axis", 0) % max(1, len(out))
-    pieces = math.prod(out[:axis]) * len(node.inputs)
-    if math.prod(out[axis:]) == len(node.inputs):  # single elements have a loop of their own
+    return _in_pieces(node, node.outputs[0], len(node.inputs), rates)
+
+
+def split(node: ir.Node, rates: Rates) -> float:
+    """Rows that lie side by side are copied apart."""
+    return _in_pieces(node, node.inputs[0], len(node.outputs), rates)
+
+
+def _in_pieces(node: ir.Node, whole: ir.Value | None, parts: int, rates: Rates) -> float:
+    sizes = shape_of(whole)
+    axis = Call(node).int("axis", 0) % max(1, len(sizes))
+    pieces = math.prod(sizes[:axis]) * parts
+    if math.prod(sizes[axis:]) == parts:  # single elements have a loop of their own
         return traffic(node, rates) + pieces * 0.012 * rates.run
     return traffic(node, rates) + 0.5 * waiting(node, rates) + pieces * 0.35 * rates.run
 
@@ -151,6 +173,21 @@ def items(factor: float) -> Callable[[ir.Node, Rates], float]:
     def seconds(node: ir.Node, rates: Rates) -> float:
         size = max(math.prod(shape_of(node.outputs[0])), math.prod(shape_of(node.inputs[0])))
         return max(traffic(node, rates), factor * rates.item * size)
+
+    return seconds
+
+
+def max_pool(node: ir.Node, rates: Rates) -> float:
+    """A pass; with indices every element of every window is looked at by itself."""
+    seen = math.prod(shape_of(node.outputs[0])) * math.prod(Call(node).ints("kernel_shape") or ())
+    return traffic(node, rates) if len(node.outputs) < 2 else max(traffic(node, rates), 1.5 * rates.item * seen)
+
+
+def scatter(factor: float, updates: int) -> Callable[[ir.Node, Rates], float]:
+    """A pass, and so much of `Rates.item` per element of the operand at position `updates`."""
+
+    def seconds(node: ir.Node, rates: Rates) -> float:
+        return traffic(node, rates) + factor * rates.item * math.prod(shape_of(node.inputs[updates]))
 
     return seconds
 

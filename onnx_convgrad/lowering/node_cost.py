@@ -16,8 +16,20 @@ import onnx_ir as ir
 from onnx_convgrad.emit import VIEWS
 from onnx_convgrad.graph.constants import is_folded
 from onnx_convgrad.graph.nodes import is_op
-from onnx_convgrad.lowering.movement_cost import col2im, concat, gather, items, pad, reduce, slice_, transpose
-from onnx_convgrad.lowering.pass_cost import shape_of, traffic
+from onnx_convgrad.lowering.movement_cost import (
+    col2im,
+    concat,
+    gather,
+    items,
+    max_pool,
+    pad,
+    reduce,
+    scatter,
+    slice_,
+    split,
+    transpose,
+)
+from onnx_convgrad.lowering.pass_cost import alone, shape_of, traffic
 from onnx_convgrad.lowering.product_cost import conv, conv_transpose, folds, matmul
 from onnx_convgrad.targets import Rates
 
@@ -34,6 +46,7 @@ _MODELS: dict[str, Callable[[ir.Node, Rates], float]] = {
     "Slice": slice_,
     "Pad": pad,
     "Concat": concat,
+    "Split": split,
     "ReduceSum": reduce,
     "ReduceMean": reduce,
     "ReduceSumSquare": items(0.4),
@@ -42,9 +55,11 @@ _MODELS: dict[str, Callable[[ir.Node, Rates], float]] = {
     "Where": items(0.5),
     "Gather": gather,
     "GatherElements": items(2.0),
-    "ScatterElements": items(8.0),
-    "ScatterND": items(8.0),
-    "MaxUnpool": items(2.0),
+    "ScatterElements": scatter(2.5, 2),
+    "ScatterND": scatter(2.5, 2),
+    "MaxPool": max_pool,
+    "MaxUnpool": scatter(1.0, 0),
+    "Cast": alone,
     "Col2Im": col2im,
     "Einsum": items(4.0),
     "Expand": items(0.3),
