@@ -24,6 +24,8 @@ from onnx_convgrad.runtime import run
 
 FORCED = [{"MaxPoolGrad": name} for name in lowerings()["MaxPoolGrad"]]
 
+MOST = settings.default.max_examples
+
 Window = dict[str, Any]
 
 
@@ -95,7 +97,7 @@ def usable(built_from: onnx.ModelProto) -> list[dict[str, str]]:
     return [{choice.op_type: c.name} for c in choice.candidates if c.reason is None]
 
 
-@settings(max_examples=80 if settings.default.max_examples < 1000 else None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80 if MOST < 1000 else MOST, suppress_health_check=list(HealthCheck))
 @given(pools())
 def test_every_lowering_gives_it_to_the_first_of_the_largest(case: tuple[tuple[int, ...], Window]) -> None:
     shape, window = case
