@@ -215,11 +215,10 @@ def gelu(e: Emitter, n: Call) -> Cotangents:
 
 
 def _gelu_erf(e: Emitter, x: ir.Value) -> ir.Value:
-    """(1 + erf u) / 2 + u exp(-u^2) / sqrt(pi), u = x / sqrt 2."""
+    """(1 + erf u) / 2 + u exp(-u^2 - log(pi) / 2), u = x / sqrt 2."""
     u = e.mul(x, math.sqrt(0.5))
-    bell = e.typed(e.op("Exp", e.mul(u, e.neg(u))), x)
-    slope = e.mul(e.mul(u, 2 / math.sqrt(math.pi)), bell)
-    return e.mul(e.add(e.add(e.op("Erf", u), slope), 1), 0.5)
+    bell = e.typed(e.op("Exp", e.sub(-math.log(math.pi) / 2, e.square(u))), x)
+    return e.add(e.mul(e.add(e.op("Erf", u), 1), 0.5), e.mul(u, bell))
 
 
 def _gelu_tanh(e: Emitter, x: ir.Value) -> ir.Value:

@@ -289,3 +289,16 @@ def test_pieces(name: str) -> None:
     added = [op for op in ("Concat", "Pad") for _ in range(_ops(gradient).count(op) - _ops(model).count(op))]
     assert added == expected
     np.testing.assert_allclose(run(gradient, {"x": x})["x_grad"], _gradient(function, x), rtol=1e-5, atol=1e-6)
+
+
+# -- the normal distribution function ----------------------------------------------------------------------------------
+
+
+def test_half_of_one_and_erf_is_one_pass() -> None:
+    """As in the slope of GELU, in either order of the operands."""
+    x = np.linspace(-6, 6, 96, dtype=np.float32).reshape(4, 24)
+    model = og.augment(_model("y = Gelu(x)", "4, 24"), wrt=["x"])
+    assert "HardSigmoid" in _ops(model)
+    assert _ops(model).count("Mul") == 4
+    got = run(model, {"x": x, "y_grad": np.ones_like(x)})["x_grad"]
+    np.testing.assert_allclose(got, _gradient(torch.nn.functional.gelu, x), rtol=1e-6, atol=1e-6)

@@ -22,6 +22,7 @@ __all__ = [
     "forget_constants",
     "is_constant",
     "is_folded",
+    "is_number",
     "mark_constant",
     "mark_folded",
 ]
@@ -104,6 +105,12 @@ def constant_of(value: ir.Value | None, depth: int = _DEPTH) -> np.ndarray | Non
     result = _fold(value, depth)
     value.meta[_CACHE] = result
     return result
+
+
+def is_number(value: ir.Value | None, wanted: float) -> bool:
+    """Whether a value is a scalar that is known to be this number."""
+    number = constant_of(value)
+    return number is not None and number.shape == () and float(number) == wanted
 
 
 def forget_constants(graph: ir.Graph) -> None:

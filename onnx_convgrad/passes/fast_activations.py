@@ -3,6 +3,7 @@
 Softplus, an element at a time            max(x, 0) - log s(|x|), s the logistic function: 3 times faster
 tanh(softplus x), as in Mish              n / (2 - n), n = s (2 - s): 7 times
 Softmax and LogSoftmax, not of rows       their definition: 15 times; the runtime turns the whole tensor, twice
+(1 + erf x) / 2, as in the slope of GELU  a HardSigmoid of erf x, which is on its ramp: one pass for two
 
 They round as the runtime's own do.
 """
@@ -14,7 +15,8 @@ from collections.abc import Callable, Mapping
 import onnx_ir as ir
 
 from onnx_convgrad.emit import Emitter
-from onnx_convgrad.graph.nodes import is_op
+from onnx_convgrad.graph.constants import is_number
+from onnx_convgrad.graph.nodes import is_op, sole_producer
 from onnx_convgrad.registry import Call
 
 __all__ = ["ACTIVATIONS"]
@@ -45,6 +47,16 @@ def _gate_of_mish(e: Emitter, x: ir.Value) -> ir.Value:
     s = e.op("Sigmoid", x)
     n = e.mul(s, e.sub(2.0, s))
     return e.div(n, e.sub(2.0, n))
+
+
+def _half_of_erf(e: Emitter, node: ir.Node) -> ir.Value | None:
+    for half, total in (node.inputs, node.inputs[::-1]):
+        inner = sole_producer(total)
+        if is_number(half, 0.5) and is_op(inner, "Add"):
+            for one, erf in (inner.inputs, inner.inputs[::-1]):
+                if is_number(one, 1) and erf is not None and is_op(erf.producer(), "Erf"):
+                    return e.op("HardSigmoid", erf, alpha=0.5, beta=0.5)
+    return None
 
 
 def _softmax(e: Emitter, node: ir.Node) -> ir.Value | None:
@@ -78,6 +90,7 @@ def _shifted(e: Emitter, node: ir.Node) -> ir.Value | None:
 ACTIVATIONS: Mapping[str, Callable[[Emitter, ir.Node], ir.Value | None]] = {
     "LogSoftmax": _log_softmax,
     "Mish": _mish,
+    "Mul": _half_of_erf,
     "Softmax": _softmax,
     "Softplus": _softplus,
     "Tanh": _tanh,

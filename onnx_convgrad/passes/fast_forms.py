@@ -21,7 +21,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.emit import Emitter, known, static_dims
-from onnx_convgrad.graph.constants import constant_of
+from onnx_convgrad.graph.constants import constant_of, is_number
 from onnx_convgrad.graph.nodes import is_op, origin_of, sole_producer
 from onnx_convgrad.graph.outputs import OutputPlaces
 from onnx_convgrad.lowering.movement_cost import leading_axes
@@ -82,6 +82,10 @@ def _replace(e: Emitter, node: ir.Node, new: ir.Value, outputs: OutputPlaces) ->
 
 def _added(e: Emitter, node: ir.Node) -> ir.Value | None:
     return _gated(e, node) or written_out(e, node)
+
+
+def _multiplied(e: Emitter, node: ir.Node) -> ir.Value | None:
+    return ACTIVATIONS["Mul"](e, node) or written_out(e, node)
 
 
 def _subtracted(e: Emitter, node: ir.Node) -> ir.Value | None:
@@ -182,7 +186,7 @@ def _logistic(e: Emitter, x: ir.Value, s: ir.Value, slope: ir.Value) -> ir.Value
     """y (1 - s), if `slope` is s (1 - s) and y = x s is computed before."""
     rest = next((b for a, b in _pairs(slope) if a is s), None)
     node = None if rest is None else rest.producer()
-    if rest is None or not is_op(node, "Sub") or node.inputs[1] is not s or not _is(node.inputs[0], 1):
+    if rest is None or not is_op(node, "Sub") or node.inputs[1] is not s or not is_number(node.inputs[0], 1):
         return None
     outputs = (use.node.outputs[0] for use in s.uses() if use.node.op_type == "Mul" and set(use.node.inputs) == {x, s})
     y = next(outputs, None)
@@ -217,24 +221,18 @@ def _rectified(e: Emitter, node: ir.Node) -> ir.Value | None:
             use.node.op_type == "Min"
             and other is not lower
             and not other.is_graph_output()
-            and _is(use.node.inputs[1], 0)
+            and is_number(use.node.inputs[1], 0)
         ):
             other.replace_all_uses_with(lower)
             e.graph.remove(use.node, safe=True)
     return e.add(e.op("Relu", x), e.mul(lower, slope))
 
 
-def _is(value: ir.Value | None, wanted: float) -> bool:
-    """Whether a value is this number."""
-    number = constant_of(value)
-    return number is not None and number.shape == () and float(number) == wanted
-
-
 _FORMS = {
     **ACTIVATIONS,
     **WINDOWS,
     "Add": _added,
-    "Mul": written_out,
+    "Mul": _multiplied,
     "PRelu": _rectified,
     "ReduceMean": _sum_of_products,
     "ReduceSum": _sum,
