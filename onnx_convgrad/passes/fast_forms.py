@@ -8,6 +8,7 @@
     PRelu, an element at a time                               max(x, 0) + slope min(x, 0), no rounding: 5 to 20 times
     [N, C, h, w] op [C, 1, 1], small images                   see `fast_broadcasts`
     Gather of windows of the last axis, as unfolding does     see `fast_windows`
+    Transpose of single elements, DepthToSpace                see `fast_transposes`
     Softplus, Mish, Softmax over any axis but the last        see `fast_activations`
 
 Only nodes that differentiation added are rewritten, and the model's own where it is in training mode.
@@ -27,6 +28,7 @@ from onnx_convgrad.graph.outputs import OutputPlaces
 from onnx_convgrad.lowering.movement_cost import leading_axes
 from onnx_convgrad.passes.fast_activations import ACTIVATIONS
 from onnx_convgrad.passes.fast_broadcasts import written_out
+from onnx_convgrad.passes.fast_transposes import TRANSPOSES
 from onnx_convgrad.passes.fast_windows import WINDOWS
 from onnx_convgrad.registry import Call
 
@@ -228,8 +230,13 @@ def _rectified(e: Emitter, node: ir.Node) -> ir.Value | None:
     return e.add(e.op("Relu", x), e.mul(lower, slope))
 
 
+def _transposed(e: Emitter, node: ir.Node) -> ir.Value | None:
+    return WINDOWS["Transpose"](e, node) or TRANSPOSES["Transpose"](e, node)
+
+
 _FORMS = {
     **ACTIVATIONS,
+    **TRANSPOSES,
     **WINDOWS,
     "Add": _added,
     "Mul": _multiplied,
@@ -238,4 +245,5 @@ _FORMS = {
     "ReduceSum": _sum,
     "Reshape": _copy,
     "Sub": _subtracted,
+    "Transpose": _transposed,
 }
