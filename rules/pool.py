@@ -149,6 +149,8 @@ def window_sum_grad(e: Emitter, pool: Pool, gy: ir.Value, x: ir.Value, weight: f
     """
     if pool.tiles:
         return _tile(e, pool, e.mul(gy, weight), x)
+    if _slides(e, pool, gy):
+        return e.typed(e.mul(_means(e, pool, gy), weight * math.prod(pool.kernel)), x)
     rank = pool.rank
     flat = [e.size_mul(e.dim(x, 0), e.dim(x, 1)), 1]
     outer = [e.dim(gy, 2 + axis) for axis in range(rank)]
@@ -174,6 +176,21 @@ def window_sum_grad(e: Emitter, pool: Pool, gy: ir.Value, x: ir.Value, weight: f
         begin.append(e.size_sub(0, low))
         end_.append(e.size_sub(e.size_add(size, low), covered[axis]))
     return e.reshape_like(e.pad(full, begin, end_, list(range(2, 2 + rank))), x)
+
+
+def _slides(e: Emitter, pool: Pool, gy: ir.Value) -> bool:
+    """Whether windows begin at every row, and none reaches further into the padding than into x."""
+    if set(pool.strides) | set(pool.dilations) != {1} or pool.ceil or pool.pads is None:
+        return False
+    inside = all(0 <= pad < k for pads, k in zip(pool.pads, pool.kernel, strict=True) for pad in pads)
+    even = e.target.asymmetric_pads or all(low == high for low, high in pool.pads)
+    return inside and even and gy.dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+
+
+def _means(e: Emitter, pool: Pool, gy: ir.Value) -> ir.Value:
+    """The mean over the windows that hold each element, as many as a window has taps, zeros included: a pool as well."""
+    begin, end = ([k - 1 - pads[i] for pads, k in zip(pool.pads or (), pool.kernel, strict=True)] for i in range(2))
+    return e.op("AveragePool", gy, kernel_shape=pool.kernel, pads=[*begin, *end], count_include_pad=1)
 
 
 def _end(pool: Pool, axis: int) -> int:
