@@ -142,6 +142,15 @@ def known_sizes(q: Query) -> str | None:
     return "a spatial size is not known while building" if None in sizes else None
 
 
+def few_phases(q: Query) -> str | None:
+    widest = max(q.spec.pool.strides)
+    return None if widest <= _PHASES else f"a stride of {widest} leaves little of x to compare at once"
+
+
+_PHASES = 8
+"""Strides up to here are taken apart into their phases."""
+
+
 def rows_inside(q: Query) -> str | None:
     pool = q.spec.pool
     if all(_axis(pool, axis).taps for axis in range(pool.rank)):
@@ -190,7 +199,7 @@ def _axis(pool: Pool, axis: int) -> _Axis:
     return _Axis(size, count, pool.strides[axis], offsets)
 
 
-@lowering("MaxPoolGrad", "axes", requires=[known_sizes, some_elements, rows_inside, compared])
+@lowering("MaxPoolGrad", "axes", requires=[known_sizes, some_elements, few_phases, rows_inside, compared])
 def by_axes(e: Emitter, n: Call, spec: PoolSpec) -> ir.Value:
     """Comparisons with the maxima over one axis after the other."""
     x, pool = n["X"], spec.pool

@@ -116,10 +116,12 @@ def test_every_lowering_gives_it_to_the_first_of_the_largest(case: tuple[tuple[i
 
 RESNET = {"kernel_shape": [3, 3], "strides": [2, 2], "dilations": [1, 1], "pads": [1, 1, 1, 1]}
 VGG = {"kernel_shape": [2, 2], "strides": [2, 2], "dilations": [1, 1], "pads": [0, 0, 0, 0]}
+WHOLE = {"kernel_shape": [56, 56], "strides": [56, 56], "dilations": [1, 1], "pads": [0, 0, 0, 0]}
 
 
 @pytest.mark.parametrize(
-    ("window", "size", "chosen"), [(RESNET, 56, "axes"), (VGG, 56, "corners"), (VGG, 4, "indices")]
+    ("window", "size", "chosen"),
+    [(RESNET, 56, "axes"), (VGG, 56, "corners"), (VGG, 4, "indices"), (WHOLE, 56, "indices")],
 )
 def test_what_is_chosen(window: Window, size: int, chosen: str) -> None:
     (choice,) = build(model((4, 64 if size > 4 else 1, size, size), window), wrt=["x"]).choices
