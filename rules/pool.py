@@ -149,7 +149,7 @@ def window_sum_grad(e: Emitter, pool: Pool, gy: ir.Value, x: ir.Value, weight: f
     """
     if pool.tiles:
         return _tile(e, pool, e.mul(gy, weight), x)
-    if _slides(e, pool, gy):
+    if _slides(e, pool, x):
         return e.typed(e.mul(_means(e, pool, gy), weight * math.prod(pool.kernel)), x)
     rank = pool.rank
     flat = [e.size_mul(e.dim(x, 0), e.dim(x, 1)), 1]
@@ -178,13 +178,29 @@ def window_sum_grad(e: Emitter, pool: Pool, gy: ir.Value, x: ir.Value, weight: f
     return e.reshape_like(e.pad(full, begin, end_, list(range(2, 2 + rank))), x)
 
 
-def _slides(e: Emitter, pool: Pool, gy: ir.Value) -> bool:
-    """Whether windows begin at every row, and none reaches further into the padding than into x."""
-    if set(pool.strides) | set(pool.dilations) != {1} or pool.ceil or pool.pads is None:
+def _slides(e: Emitter, pool: Pool, x: ir.Value) -> bool:
+    """Whether windows begin at every row, none reaches further into the padding than into x, and a pool is fast."""
+    if set(pool.strides) | set(pool.dilations) != {1} or pool.ceil or pool.pads is None or x.shape is None:
         return False
     inside = all(0 <= pad < k for pads, k in zip(pool.pads, pool.kernel, strict=True) for pad in pads)
-    even = e.target.asymmetric_pads or all(low == high for low, high in pool.pads)
-    return inside and even and gy.dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+    if e.target.name == "cuda":
+        return inside and all(low == high for low, high in pool.pads)
+    known_rows = None not in pool.sizes and x.dtype == ir.DataType.FLOAT and pool.rank <= _RANKS
+    return inside and e.target.name == "cpu" and known_rows and in_blocks(e.dim(x, 0), e.dim(x, 1))
+
+
+_RANKS = 3
+"""Axes of images over which means are fast on the CPU (`fast_pools`)."""
+
+_BLOCK = 16
+"""Channels that ONNX Runtime's CPU provider works on together with AVX-512; fewer without."""
+
+
+def in_blocks(batch: Dim, channels: Dim) -> bool:
+    """Whether images of so many samples and channels come in blocks of channels, or of both, which a pool treats alike."""
+    if not isinstance(channels, int):
+        return False
+    return channels % _BLOCK == 0 or (isinstance(batch, int) and batch * channels % _BLOCK == 0)
 
 
 def _means(e: Emitter, pool: Pool, gy: ir.Value) -> ir.Value:
