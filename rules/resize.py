@@ -114,6 +114,24 @@ def resize_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     return {"X": x_grad}
 
 
+def by_matrices(e: Emitter, n: Call) -> ir.Value | None:
+    """y as products with the matrices, the last axis first; for known sizes but that of the batch, else `None`."""
+    x, y = n["X"], n.y
+    if x.shape is None or y.shape is None or n.string("coordinate_transformation_mode", "half_pixel") == _CROP:
+        return None
+    geometry, sizes, wanted = Geometry.of(e, n), e.dims(x), e.dims(y)
+    if geometry.rank is None or not all(isinstance(size, int) and size for size in (*sizes[1:], *wanted[1:])):
+        return None
+    result = x
+    for position, axis in reversed(list(enumerate(geometry.axes))):
+        if _repeats(e, n, geometry, position) != 1:
+            if axis == 0:
+                return None
+            matrix = e.transpose(_matrix(e, n, geometry, position, wanted[axis]), [1, 0])
+            result = _contract(e, result, matrix, axis, sizes, wanted[axis])
+    return result
+
+
 def _repeats(e: Emitter, n: Call, geometry: Geometry, position: int) -> int | None:
     """How often each element is simply repeated along an axis (1: the axis is kept), or `None` for a general matrix."""
     axis = geometry.axes[position]

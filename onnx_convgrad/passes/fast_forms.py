@@ -9,6 +9,7 @@
     [N, C, h, w] op [C, 1, 1], small images                   see `fast_broadcasts`
     Gather of windows of the last axis, as unfolding does     see `fast_windows`
     Transpose of single elements, DepthToSpace                see `fast_transposes`
+    Resize, cubic or linear                                   see `fast_resize`
     AveragePool, unless it is over two axes of 16 n channels  see `fast_pools`
     Softplus, Mish, Softmax over any axis but the last        see `fast_activations`
 
@@ -30,6 +31,7 @@ from onnx_convgrad.lowering.movement_cost import leading_axes
 from onnx_convgrad.passes.fast_activations import ACTIVATIONS
 from onnx_convgrad.passes.fast_broadcasts import written_out
 from onnx_convgrad.passes.fast_pools import POOLS
+from onnx_convgrad.passes.fast_resize import RESIZES
 from onnx_convgrad.passes.fast_transposes import TRANSPOSES
 from onnx_convgrad.passes.fast_windows import WINDOWS
 from onnx_convgrad.registry import Call
@@ -239,6 +241,7 @@ def _transposed(e: Emitter, node: ir.Node) -> ir.Value | None:
 _FORMS = {
     **ACTIVATIONS,
     **POOLS,
+    **RESIZES,
     **TRANSPOSES,
     **WINDOWS,
     "Add": _added,
