@@ -16,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.emit import Dim, Emitter, known
+from onnx_convgrad.graph.repeated import repeated
 from onnx_convgrad.registry import Call, Cotangents, linear, vjp
 from onnx_convgrad.rules.conv import Window, input_grad
 
@@ -223,20 +224,9 @@ def _end(pool: Pool, axis: int) -> int:
 def _tile(e: Emitter, pool: Pool, gy: ir.Value, x: ir.Value) -> ir.Value:
     """Windows that tile the input: repeat every row of gy, and fill what no window reaches with zeros."""
     rank = pool.rank
-    batch, channels = e.dim(x, 0), e.dim(x, 1)
     outer = [e.dim(gy, 2 + axis) for axis in range(rank)]
     merged = [e.size_mul(o, k) for o, k in zip(outer, pool.kernel, strict=True)]
-    if gy.dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16):  # many times faster than Expand, but not for every dtype
-        scales = e.const(np.asarray([1, 1, *pool.kernel], np.float32))
-        how = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-        grown = e.op("Resize", gy, None, scales, **how)
-    else:
-        split: list[Dim] = [batch, channels]
-        repeated: list[Dim] = [batch, channels]
-        for o, k in zip(outer, pool.kernel, strict=True):
-            split += [o, 1]
-            repeated += [o, k]
-        grown = e.reshape(e.op("Expand", e.reshape(gy, split), e.vector(repeated)), [batch, channels, *merged])
+    grown = repeated(e, gy, [1, 1, *pool.kernel])
     if set(pool.strides) != {1}:
         missing = [e.size_sub(e.dim(x, 2 + axis), m) for axis, m in enumerate(merged)]
         grown = e.pad(grown, [0] * rank, missing, list(range(2, 2 + rank)))

@@ -121,21 +121,20 @@ def _first(e: Emitter, start: Dim, size: Dim, *, backwards: bool) -> Dim:
 
 
 def _dilate(e: Emitter, x: ir.Value, gy: ir.Value, steps: dict[int, int]) -> ir.Value:
-    """Put zeros behind every element of some axes: [m] -> [m, 1] -> [m, s] -> [m s]."""
+    """Put zeros behind every element of some axes: [m] -> [m, 1] -> [m, s] -> [m s].
+
+    By a Concat: ONNX Runtime's CPU provider is 5 to 20 times slower at a Pad of single elements.
+    """
     if not steps:
         return gy
     rank = len(gy.shape) if gy.shape is not None else e.rank(x)
-    factors = {axis % rank: step for axis, step in steps.items()}
     sizes = [e.dim(gy, axis) for axis in range(rank)]
-    apart: list[Dim] = []
-    behind: list[int] = []
-    for axis, size in enumerate(sizes):
-        apart.append(size)
-        if axis in factors:
-            behind.append(len(apart))
-            apart.append(1)
-    spread = e.pad(e.reshape(gy, apart), [0] * len(behind), [s - 1 for _, s in sorted(factors.items())], behind)
-    return e.reshape(spread, [e.size_mul(size, factors.get(axis, 1)) for axis, size in enumerate(sizes)])
+    for axis, step in sorted(((axis % rank, step) for axis, step in steps.items()), reverse=True):
+        apart = [*sizes[: axis + 1], 1, *sizes[axis + 1 :]]
+        zeros = e.op("Expand", e.scalar(0, gy), e.vector(apart))
+        sizes[axis] = e.size_mul(sizes[axis], step)
+        gy = e.reshape(e.concat([e.reshape(gy, apart), *[zeros] * (step - 1)], axis + 1), sizes)
+    return gy
 
 
 # -- Pad ---------------------------------------------------------------------------------------------------------------
