@@ -105,8 +105,12 @@ def resize_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
         sizes: list[Dim] = [e.dim(g["Y"], axis) for axis in range(geometry.rank)]
         for position in reversed(general):  # the last axis needs no reshaping, and the first step costs most
             axis = geometry.axes[position]
-            matrix = _matrix(e, n, geometry, position, sizes[axis])
-            gx = _contract(e, gx, matrix, axis, sizes, e.dim(x, axis))
+            factor = _smooth_factor(e, n, geometry, position)
+            if factor is not None:
+                gx = _weigh_windows(e, gx, factor, axis, sizes)
+            else:
+                matrix = _matrix(e, n, geometry, position, sizes[axis])
+                gx = _contract(e, gx, matrix, axis, sizes, e.dim(x, axis))
         if repeats:
             gx = _sum_blocks(e, gx, repeats, sizes)
         return e.typed(gx, x)
@@ -130,6 +134,20 @@ def by_matrices(e: Emitter, n: Call) -> ir.Value | None:
             matrix = e.transpose(_matrix(e, n, geometry, position, wanted[axis]), [1, 0])
             result = _contract(e, result, matrix, axis, sizes, wanted[axis])
     return result
+
+
+def whole_factors(e: Emitter, n: Call) -> list[int] | None:
+    """How often each element is repeated along every axis, if that is all."""
+    geometry = Geometry.of(e, n)
+    if geometry.rank is None:
+        return None
+    times = [1] * geometry.rank
+    for position, axis in enumerate(geometry.axes):
+        found = _repeats(e, n, geometry, position)
+        if found is None:
+            return None
+        times[axis] = found
+    return times
 
 
 def _repeats(e: Emitter, n: Call, geometry: Geometry, position: int) -> int | None:
@@ -156,6 +174,31 @@ def _repeats(e: Emitter, n: Call, geometry: Geometry, position: int) -> int | No
     centred = ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric")
     allowed = ("round_prefer_floor", "round_prefer_ceil") if coordinates in centred else block.get(coordinates, ())
     return int(ratio) if rounding in allowed else None
+
+
+_LONG = 128
+"""Elements of an axis from which on a product with its matrix takes longer than a sum over few taps."""
+
+
+def _smooth_factor(e: Emitter, n: Call, geometry: Geometry, position: int) -> int | None:
+    """By which power of two a long axis is enlarged linearly, the weights being the same all along it.
+
+    For other factors the runtime's coordinates are rounded, and the weights with them.
+    """
+    x, axis = n["X"], geometry.axes[position]
+    size = None if x.shape is None else known(x.shape[axis])
+    centred = ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric")
+    if n.string("mode", "nearest") != "linear" or x.dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
+        return None
+    if n.string("coordinate_transformation_mode", "half_pixel") not in centred or size is None or size < _LONG:
+        return None
+    if n.int("antialias", 0) or (
+        geometry.sizes is not None and n.string("keep_aspect_ratio_policy", "stretch") != "stretch"
+    ):
+        return None
+    scales = e.constant_of(geometry.scales)
+    ratio = float(scales[position]) if scales is not None else _ratio(e, n, geometry, position)
+    return int(ratio) if ratio in (2, 4, 8, 16) else None
 
 
 def _fixed(n: Call, geometry: Geometry, axis: int, policy: str) -> bool:
@@ -301,6 +344,28 @@ def _contract(e: Emitter, g: ir.Value, matrix: ir.Value, axis: int, sizes: list[
     lead: list[Dim] = [before[0], e.size_mul(*before[1:])] if axis > 1 else list(before)
     columns = e.reshape(g, [*lead, old, e.size_mul(*after)])
     return e.reshape(e.matmul(_per_batch(e, matrix, lead), columns), sizes)
+
+
+def _weigh_windows(e: Emitter, g: ir.Value, factor: int, axis: int, sizes: list[Dim]) -> ir.Value:
+    """The same for linear interpolation by a whole factor k, as a Conv of stride k; brings `sizes` up to date.
+
+    y[k m + r] = (1 - |d|) x[m] + |d| x[m + 1 or m - 1] with d = (r + 1/2) / k - 1/2, of which the sign tells the neighbour.
+    Beyond an end is the end again; its share comes back if g goes on in reverse there.
+    """
+    before, inner, rows = e.size_mul(1, *sizes[:axis]), e.size_mul(1, *sizes[axis + 1 :]), sizes[axis]
+    assert isinstance(rows, int), "the axis is of known size"
+    v = e.reshape(g, [before, rows, inner])
+    first = e.slice(v, [factor - 1], [-rows - 1], [1], [-1])
+    last = e.slice(v, [rows - 1], [rows - factor - 1], [1], [-1])
+    offset = (np.arange(factor) + 0.5) / factor - 0.5
+    weights = np.concatenate([offset.clip(0), 1 - np.abs(offset), (-offset).clip(0)])
+    at = 2 if inner == 1 else 1  # of three axes: the runtime would rearrange the channels of two
+    long = [before, 1, 1, rows + 2 * factor, inner] if at == 1 else [before, 1, 1, 1, rows + 2 * factor]
+    kernel = [1, 1, *(3 * factor if i == at else 1 for i in range(3))]
+    strides = [factor if i == at else 1 for i in range(3)]
+    data = e.reshape(e.concat([first, v, last], 1), long)
+    sizes[axis] = rows // factor
+    return e.reshape(e.op("Conv", data, e.const(weights.reshape(kernel), g.dtype), strides=strides), sizes)
 
 
 def _per_batch(e: Emitter, matrix: ir.Value, lead: Sequence[Dim]) -> ir.Value:

@@ -302,3 +302,12 @@ def test_half_of_one_and_erf_is_one_pass() -> None:
     assert _ops(model).count("Mul") == 4
     got = run(model, {"x": x, "y_grad": np.ones_like(x)})["x_grad"]
     np.testing.assert_allclose(got, _gradient(torch.nn.functional.gelu, x), rtol=1e-6, atol=1e-6)
+
+
+def test_signs_are_steps() -> None:
+    x = _random(4, 64, 80)
+    x[0, 0, :3] = [0.0, -0.0, np.inf]
+    model = og.augment(_model("y = Abs(x)", "4, 64, 80"), wrt=["x"])
+    assert "Sign" not in _ops(model)
+    got = run(model, {"x": x, "y_grad": np.full_like(x, 2)})["x_grad"]
+    np.testing.assert_array_equal(got, 2 * np.sign(x))
