@@ -105,7 +105,7 @@ def resize_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
         sizes: list[Dim] = [e.dim(g["Y"], axis) for axis in range(geometry.rank)]
         for position in reversed(general):  # the last axis needs no reshaping, and the first step costs most
             axis = geometry.axes[position]
-            factor = _smooth_factor(e, n, geometry, position)
+            factor = _smooth_factor(e, n, geometry, position, sizes[axis])
             if factor is not None:
                 gx = _weigh_windows(e, gx, factor, axis, sizes)
             else:
@@ -180,7 +180,7 @@ _LONG = 128
 """Elements of an axis from which on a product with its matrix takes longer than a sum over few taps."""
 
 
-def _smooth_factor(e: Emitter, n: Call, geometry: Geometry, position: int) -> int | None:
+def _smooth_factor(e: Emitter, n: Call, geometry: Geometry, position: int, out: Dim) -> int | None:
     """By which power of two a long axis is enlarged linearly, the weights being the same all along it.
 
     For other factors the runtime's coordinates are rounded, and the weights with them.
@@ -198,7 +198,7 @@ def _smooth_factor(e: Emitter, n: Call, geometry: Geometry, position: int) -> in
         return None
     scales = e.constant_of(geometry.scales)
     ratio = float(scales[position]) if scales is not None else _ratio(e, n, geometry, position)
-    return int(ratio) if ratio in (2, 4, 8, 16) else None
+    return int(ratio) if ratio in (2, 4, 8, 16) and out == size * int(ratio) else None
 
 
 def _fixed(n: Call, geometry: Geometry, axis: int, policy: str) -> bool:
@@ -359,13 +359,13 @@ def _weigh_windows(e: Emitter, g: ir.Value, factor: int, axis: int, sizes: list[
     last = e.slice(v, [rows - 1], [rows - factor - 1], [1], [-1])
     offset = (np.arange(factor) + 0.5) / factor - 0.5
     weights = np.concatenate([offset.clip(0), 1 - np.abs(offset), (-offset).clip(0)])
-    at = 2 if inner == 1 else 1  # of three axes: the runtime would rearrange the channels of two
-    long = [before, 1, 1, rows + 2 * factor, inner] if at == 1 else [before, 1, 1, 1, rows + 2 * factor]
-    kernel = [1, 1, *(3 * factor if i == at else 1 for i in range(3))]
-    strides = [factor if i == at else 1 for i in range(3)]
-    data = e.reshape(e.concat([first, v, last], 1), long)
+    lead = [before, 1, *([1] if e.target.name == "cpu" else [])]  # it would rearrange the channels of two axes
+    long = [1, rows + 2 * factor] if inner == 1 else [rows + 2 * factor, inner]
+    kernel = [*[1] * (len(lead) - 1), *([1, 3 * factor] if inner == 1 else [3 * factor, 1])]
+    strides = [*[1] * (len(lead) - 2), *([1, factor] if inner == 1 else [factor, 1])]
+    data = e.reshape(e.concat([first, v, last], 1), [*lead, *long])
     sizes[axis] = rows // factor
-    return e.reshape(e.op("Conv", data, e.const(weights.reshape(kernel), g.dtype), strides=strides), sizes)
+    return e.reshape(e.op("Conv", data, e.const(weights.reshape([1, *kernel]), g.dtype), strides=strides), sizes)
 
 
 def _per_batch(e: Emitter, matrix: ir.Value, lead: Sequence[Dim]) -> ir.Value:

@@ -87,10 +87,11 @@ MODES = {3: "linear", 4: "bilinear", 5: "trilinear"}
 
 @pytest.mark.parametrize("factor", [2, 4, 8])
 @pytest.mark.parametrize("shape", [(2, 3, 130), (1, 2, 128, 5), (1, 2, 6, 131), (1, 1, 3, 129, 4)], ids=str)
-def test_long_axes_need_no_matrix(shape: tuple[int, ...], factor: int) -> None:
+@pytest.mark.parametrize("target", ["cpu", "cuda", "web"])
+def test_long_axes_need_no_matrix(shape: tuple[int, ...], factor: int, target: str) -> None:
     """Linear interpolation by powers of two, against PyTorch in float64."""
     scales = [1.0, 1.0, *[float(factor)] * (len(shape) - 2)]
-    model = og.augment(_model(shape, scales, mode="linear"), wrt=["x"], of=["y"])
+    model = og.augment(_model(shape, scales, mode="linear"), wrt=["x"], of=["y"], target=target)
     largest = max(np.prod(t.dims) for t in model.graph.initializer)
     assert largest < 128 * 128
     rng = np.random.default_rng(0)
