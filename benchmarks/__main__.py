@@ -1,7 +1,7 @@
 """All tables of the README in one run: `python -m benchmarks [--quick] [--threads N] [--json FOLDER]`.
 
-Each is also a program: `python -m benchmarks.layers`, `.steps`, `.build`, `.scaling`, `.per_sample` and `.trainer`.
-Half an hour; `--quick` takes some minutes.
+Each is also a program: `python -m benchmarks.layers`, `.operators`, `.steps`, `.build`, `.scaling`, `.per_sample`,
+`.functional` and `.trainer`. Half an hour; `--quick` takes some minutes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks import build, functional, layers, per_sample, scaling, steps, trainer
+from benchmarks import build, functional, layers, operators, per_sample, scaling, steps, trainer
 from onnx_convgrad.lowering.calibration import cores
 
 
@@ -26,6 +26,7 @@ def main() -> None:
     for title, program, words in (
         ("Layers", layers, threads),
         ("Choice of lowerings", layers, [*threads, "--all"]),
+        ("Operators", operators, threads),
         ("Training steps", steps, threads),
         ("Building", build, []),
         ("Scaling", scaling, threads),
