@@ -6,6 +6,7 @@ the axes or the steps are known only at run time, the cotangent is scattered to 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -197,46 +198,63 @@ def _foldable(mode: str, x: ir.Value, axis: int, begin: int, end: int) -> bool:
     return mode != "wrap" or (size is not None and size >= max(begin, end))
 
 
-def _pieces(
-    e: Emitter, gy: ir.Value, axis: int, begin: int, end: int
-) -> tuple[ir.Value | None, ir.Value, ir.Value | None]:
-    """The rows before, over and after the data."""
-    left = e.slice(gy, [0], [begin], [axis]) if begin else None
-    right = e.slice(gy, [-end], [_END], [axis]) if end else None
-    return left, e.slice(gy, [begin], [-end if end else _END], [axis]), right
+Patch = tuple[Dim, int, ir.Value]
+"""Rows that get something added: the first of them, how many, and what."""
 
 
 def _fold_reflect(e: Emitter, gy: ir.Value, axis: int, begin: int, end: int, size: Dim) -> ir.Value:
     """y[b - 1 - t] = x[1 + t] and y[b + n + t] = x[n - 2 - t]."""
-    terms = [e.slice(gy, [begin], [-end if end else _END], [axis])]
+    patches: list[Patch] = []
     if begin:
-        left = e.slice(gy, [begin - 1], [_BEGIN], [axis], [-1])
-        terms.append(e.pad(left, [1], [e.size_sub(size, 1 + begin)], [axis]))
+        patches.append((1, begin, e.slice(gy, [begin - 1], [_BEGIN], [axis], [-1])))
     if end:
-        right = e.slice(gy, [-1], [-1 - end], [axis], [-1])
-        terms.append(e.pad(right, [e.size_sub(size, 1 + end)], [1], [axis]))
-    return e.sum(terms)
+        patches.append((e.size_sub(size, 1 + end), end, e.slice(gy, [-1], [-1 - end], [axis], [-1])))
+    return _patched(e, gy, axis, begin, size, patches)
 
 
 def _fold_edge(e: Emitter, gy: ir.Value, axis: int, begin: int, end: int, size: Dim) -> ir.Value:
     """y[t] = x[0] for t < b and y[b + n + t] = x[n - 1]."""
-    left, middle, right = _pieces(e, gy, axis, begin, end)
-    terms = [middle]
-    if left is not None:
-        terms.append(e.pad(e.reduce_sum(left, [axis]), [0], [e.size_sub(size, 1)], [axis]))
-    if right is not None:
-        terms.append(e.pad(e.reduce_sum(right, [axis]), [e.size_sub(size, 1)], [0], [axis]))
-    return e.sum(terms)
+    patches: list[Patch] = []
+    if begin:
+        patches.append((0, 1, e.reduce_sum(e.slice(gy, [0], [begin], [axis]), [axis])))
+    if end:
+        patches.append((e.size_sub(size, 1), 1, e.reduce_sum(e.slice(gy, [-end], [_END], [axis]), [axis])))
+    return _patched(e, gy, axis, begin, size, patches)
 
 
 def _fold_wrap(e: Emitter, gy: ir.Value, axis: int, begin: int, end: int, size: Dim) -> ir.Value:
     """y[t] = x[n - b + t] for t < b and y[b + n + t] = x[t]."""
-    left, middle, right = _pieces(e, gy, axis, begin, end)
-    terms = [middle]
-    if left is not None:
-        terms.append(e.pad(left, [e.size_sub(size, begin)], [0], [axis]))
-    if right is not None:
-        terms.append(e.pad(right, [0], [e.size_sub(size, end)], [axis]))
+    patches: list[Patch] = []
+    if end:
+        patches.append((0, end, e.slice(gy, [-end], [_END], [axis])))
+    if begin:
+        patches.append((e.size_sub(size, begin), begin, e.slice(gy, [0], [begin], [axis])))
+    return _patched(e, gy, axis, begin, size, patches)
+
+
+def _patched(e: Emitter, gy: ir.Value, axis: int, begin: int, size: Dim, patches: Sequence[Patch]) -> ir.Value:
+    """The rows of gy over the data, from `begin` on, with what is added to some, side by side where all are known."""
+    parts: list[ir.Value] = []
+    at = 0
+    for row, count, value in patches:
+        if not isinstance(row, int) or row < at:
+            return _summed(e, gy, axis, begin, size, patches)
+        if row > at:
+            parts.append(e.slice(gy, [begin + at], [begin + row], [axis]))
+        parts.append(e.add(e.slice(gy, [begin + row], [begin + row + count], [axis]), value))
+        at = row + count
+    if not isinstance(size, int) or at > size:
+        return _summed(e, gy, axis, begin, size, patches)
+    if at < size:
+        parts.append(e.slice(gy, [begin + at], [begin + size], [axis]))
+    return e.concat(parts, axis)
+
+
+def _summed(e: Emitter, gy: ir.Value, axis: int, begin: int, size: Dim, patches: Sequence[Patch]) -> ir.Value:
+    """The same where rows overlap, or may: each addition among zeros."""
+    terms = [e.slice(gy, [begin], [e.size_add(size, begin)], [axis])]
+    for row, count, value in patches:
+        terms.append(e.pad(value, [row], [e.size_sub(e.size_sub(size, count), row)], [axis]))
     return e.sum(terms)
 
 
