@@ -1,4 +1,4 @@
-"""Cutting the batch of a convolution gradient into chunks, so that what a lowering holds stays small.
+"""Cutting the batch of a gradient into chunks, so that what a lowering holds stays small.
 
 A lowering becomes the body of a Scan over equal parts of the batch. Scan hands out its operands slice by slice and writes
 its results in place, so nothing is copied to cut or to join; weight results are added up from part to part. What a
