@@ -49,7 +49,7 @@ def run(
         out.table(Table(["gradient", "lowering", "predicted", ""], rows, frozenset({2}), title=f"{node}: {spec}"))
     used = Counter(f"{choice.op_type} by {choice.chosen}" for choice in report.choices)
     listed = "; ".join(f"{count} {what}" for what, count in used.most_common())
-    out.line(f"{len(groups)} convolutions and pools, target {report.target}: {listed or 'no such gradient is needed'}")
+    out.line(f"Convolutions and pools: {len(groups)}; target {report.target}: {listed or 'no such gradient is needed'}")
     if report.recomputation is not None:
         out.line(str(report.recomputation))
     if report.gain is not None:
