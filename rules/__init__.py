@@ -54,6 +54,7 @@ MODULES = (
     "recurrent",
     "slicing",
     "resize",
+    "resize_products",
     "grid_sample",
     "deform_conv",
     "movement",

@@ -311,3 +311,18 @@ def test_signs_are_steps() -> None:
     assert "Sign" not in _ops(model)
     got = run(model, {"x": x, "y_grad": np.full_like(x, 2)})["x_grad"]
     np.testing.assert_array_equal(got, 2 * np.sign(x))
+
+
+def test_outputs_of_equal_nodes_keep_their_names() -> None:
+    """Each form is written once; both names stay."""
+    x = _random(4, 8)
+    model = _model(
+        "first = Softplus(x) second = Softplus(x) s = Add(first, second) y = Mul(s, a)", "4, 8", np.float32(2)
+    )
+    for name in ("first", "second"):
+        model.graph.output.append(onnx.helper.make_empty_tensor_value_info(name))
+    made = og.augment(model, wrt=["a"], of=["y"], training=True)
+    assert "Softplus" not in _ops(made)
+    got = run(made, {"x": x, "y_grad": np.ones_like(x)})
+    for name in ("first", "second"):
+        np.testing.assert_allclose(got[name], np.logaddexp(0, x), rtol=1e-6, atol=1e-6)

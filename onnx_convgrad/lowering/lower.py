@@ -17,6 +17,7 @@ from onnx_convgrad.errors import ArgumentError, LoweringError
 from onnx_convgrad.graph.constants import Folding, is_constant
 from onnx_convgrad.graph.nodes import origin_of
 from onnx_convgrad.graph.outputs import OutputPlaces
+from onnx_convgrad.graph.replacing import put_in_place
 from onnx_convgrad.lowering import Query, lowerings, reader_of
 from onnx_convgrad.lowering.candidates import (
     Candidate,
@@ -108,7 +109,7 @@ def _turn(graph: ir.Graph, e: Emitter, outputs: OutputPlaces) -> list[DataGradie
         e.anchor, e.origin = node, _origin(node)
         gradient = as_data_gradient(e, node)
         if gradient is not None:
-            _replace(e, outputs, node, gradient.result, new=True)
+            put_in_place(e, outputs, node.outputs[0], gradient.result, new=True)
             graph.remove(node, safe=True)
             turned.append(gradient)
     return turned
@@ -180,7 +181,8 @@ class _Stage:
         e.anchor, e.origin = node, origin
         before = len(e.emitted)
         result = emit_lowering(e, lowerings()[node.op_type][chosen.name], node, spec, chosen.chunks)
-        whole = _replace(e, self.outputs, node, result, new=result.producer() in e.emitted[before:])
+        new = result.producer() in e.emitted[before:]
+        whole = put_in_place(e, self.outputs, node.outputs[0], result, new=new)
         if chosen.chunks != 1:
             note_loop(e.graph, node, whole)
         return Choice(origin, node.op_type, spec, chosen.name, wanted is not None, found)
@@ -203,22 +205,6 @@ class _Stage:
             return reader_of(node.op_type).build(Call(self.sizes.node(node))).hinted()
         except ValueError:  # the typical input does not fit: it may be too small, or not divisible
             return hinted
-
-
-def _replace(e: Emitter, outputs: OutputPlaces, node: ir.Node, result: ir.Value, *, new: bool) -> ir.Value:
-    """Put `result` in the place of the node's output, under the same name; the value that has it."""
-    old = node.outputs[0]
-    e.typed(result, old)
-    if old.is_graph_output():
-        name = old.name
-        old.name = None
-        if result.producer() is None or result.is_graph_output():
-            result = e.op("Identity", result)
-        result.name = name
-    elif new:
-        result.name, old.name = old.name, None
-    outputs.replace(old, result)
-    return result
 
 
 _WORTH = 0.75

@@ -8,12 +8,13 @@ two thirds, those of 16x16 as long as before.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
 
 from onnx_convgrad.emit import Emitter, static_dims
 
-__all__ = ["written_out"]
+__all__ = ["BROADCASTS"]
 
 _STRETCH = 64
 """Elements that pay for a call."""
@@ -25,7 +26,7 @@ _SAMPLES = 4
 """Samples that share what is written out."""
 
 
-def written_out(e: Emitter, node: ir.Node) -> ir.Value | None:
+def _written_out(e: Emitter, node: ir.Node) -> ir.Value | None:
     """`a op b` where one operand is `[C, 1, 1]` and the other `[N, C, h, w]`, of small images; every bit stays."""
     a, b = node.inputs
     if a is None or b is None:
@@ -52,3 +53,10 @@ def _one_sample(wide: list[int | None] | None, narrow: list[int | None] | None) 
     if not 1 < stretch <= _STRETCH or samples < _SAMPLES or samples * full[axis] < _CALLS:
         return None
     return full[axis:]
+
+
+BROADCASTS: Mapping[str, Callable[[Emitter, ir.Node], ir.Value | None]] = {
+    "Add": _written_out,
+    "Mul": _written_out,
+    "Sub": _written_out,
+}

@@ -19,6 +19,7 @@ Only nodes that differentiation added are rewritten, and the model's own where i
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -27,9 +28,10 @@ from onnx_convgrad.emit import Emitter, known, static_dims
 from onnx_convgrad.graph.constants import constant_of, is_number
 from onnx_convgrad.graph.nodes import is_op, origin_of, sole_producer
 from onnx_convgrad.graph.outputs import OutputPlaces
+from onnx_convgrad.graph.replacing import put_in_place
 from onnx_convgrad.lowering.movement_cost import leading_axes
 from onnx_convgrad.passes.fast_activations import ACTIVATIONS
-from onnx_convgrad.passes.fast_broadcasts import written_out
+from onnx_convgrad.passes.fast_broadcasts import BROADCASTS
 from onnx_convgrad.passes.fast_pools import POOLS
 from onnx_convgrad.passes.fast_resize import RESIZES
 from onnx_convgrad.passes.fast_transposes import TRANSPOSES
@@ -37,6 +39,9 @@ from onnx_convgrad.passes.fast_windows import WINDOWS
 from onnx_convgrad.registry import Call
 
 __all__ = ["use_fast_forms"]
+
+Form = Callable[[Emitter, ir.Node], ir.Value | None]
+"""What computes the same as a node, or `None` where that is no faster."""
 
 _ROWS = range(8, 1 << 22)
 """Fewer rows are summed in no time; the ones of more would take memory."""
@@ -66,40 +71,17 @@ def use_fast_forms(graph: ir.Graph, e: Emitter, *, training: bool) -> None:
         origin = origin_of(node)
         if node.domain or not (origin or training) or node.outputs[0].dtype != ir.DataType.FLOAT:
             continue
-        form = _FORMS.get(node.op_type)
         e.anchor, e.origin, start = node, origin, len(e.emitted)
-        new = None if form is None else form(e, node)
+        found = (form(e, node) for form in _FORMS.get(node.op_type, ()))
+        new = next((value for value in found if value is not None), None)
         if new is None:
             continue
-        _replace(e, node, new, outputs)
+        put_in_place(e, outputs, node.outputs[0], new, new=new.producer() in e.emitted[start:])
         done.append(node)
         if not origin:  # nodes of gradients are named last
             for count, made in enumerate(e.emitted[start:], 1):
                 made.name = f"{node.name}/fast_{count}"
     graph.remove(done, safe=True)
-
-
-def _replace(e: Emitter, node: ir.Node, new: ir.Value, outputs: OutputPlaces) -> None:
-    old = node.outputs[0]
-    e.typed(new, old)
-    outputs.replace(old, new)
-    new.name, old.name = old.name, None
-
-
-def _added(e: Emitter, node: ir.Node) -> ir.Value | None:
-    return _gated(e, node) or written_out(e, node)
-
-
-def _multiplied(e: Emitter, node: ir.Node) -> ir.Value | None:
-    return ACTIVATIONS["Mul"](e, node) or written_out(e, node)
-
-
-def _subtracted(e: Emitter, node: ir.Node) -> ir.Value | None:
-    return _update(e, node) or written_out(e, node)
-
-
-def _sum(e: Emitter, node: ir.Node) -> ir.Value | None:
-    return _sum_of_products(e, node) or _sum_of_rows(e, node)
 
 
 def _sum_of_products(e: Emitter, node: ir.Node) -> ir.Value | None:
@@ -234,22 +216,16 @@ def _rectified(e: Emitter, node: ir.Node) -> ir.Value | None:
     return e.add(e.op("Relu", x), e.mul(lower, slope))
 
 
-def _transposed(e: Emitter, node: ir.Node) -> ir.Value | None:
-    return WINDOWS["Transpose"](e, node) or TRANSPOSES["Transpose"](e, node)
-
-
-_FORMS = {
-    **ACTIVATIONS,
-    **POOLS,
-    **RESIZES,
-    **TRANSPOSES,
-    **WINDOWS,
-    "Add": _added,
-    "Mul": _multiplied,
+_OWN: Mapping[str, Form] = {
+    "Add": _gated,
     "PRelu": _rectified,
     "ReduceMean": _sum_of_products,
-    "ReduceSum": _sum,
+    "ReduceSum": _sum_of_products,
     "Reshape": _copy,
-    "Sub": _subtracted,
-    "Transpose": _transposed,
+    "Sub": _update,
 }
+
+_TABLES = (_OWN, WINDOWS, ACTIVATIONS, POOLS, RESIZES, TRANSPOSES, {"ReduceSum": _sum_of_rows}, BROADCASTS)
+
+_FORMS = {op: [table[op] for table in _TABLES if op in table] for table in _TABLES for op in table}
+"""Operator -> its forms; the first that applies is taken."""

@@ -18,6 +18,7 @@ from onnx_convgrad.emit import DOMAIN, Emitter
 from onnx_convgrad.graph.constants import constant_of
 from onnx_convgrad.graph.nodes import is_op, origin_of, sole_producer
 from onnx_convgrad.graph.outputs import OutputPlaces
+from onnx_convgrad.graph.replacing import put_in_place
 from onnx_convgrad.registry import Call
 
 __all__ = ["move_slopes_behind_pools"]
@@ -37,10 +38,7 @@ def move_slopes_behind_pools(graph: ir.Graph, e: Emitter) -> None:
         if is_op(node, "Mul") and origin_of(node):
             for handed, slope in (node.inputs, node.inputs[::-1]):
                 if handed is not None and slope is not None and _moved(e, handed, slope):
-                    old = node.outputs[0]
-                    e.typed(handed, old)
-                    outputs.replace(old, handed)
-                    handed.name, old.name = old.name, None
+                    put_in_place(e, outputs, node.outputs[0], handed, new=True)
                     graph.remove(node, safe=True)
                     late = True
                     break

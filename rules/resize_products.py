@@ -1,0 +1,88 @@
+"""Products with the matrices of a Resize, and what takes their place where all weights are alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_convgrad.emit import Dim, Emitter
+
+
+def contract(e: Emitter, g: ir.Value, matrix: ir.Value, axis: int, sizes: list[Dim], size: Dim) -> ir.Value:
+    """sum over p of matrix[q, p] g[.., p, ..] on one axis; `sizes`, the dimensions of g, is brought up to date."""
+    before, after = sizes[:axis], sizes[axis + 1 :]
+    old, sizes[axis] = sizes[axis], size
+    if not after and before:
+        return e.matmul(g, e.transpose(matrix, [1, 0]))
+    if len(after) == 1 and axis < 3:
+        return e.matmul(_per_batch(e, matrix, before), g)
+    lead: list[Dim] = [before[0], e.size_mul(*before[1:])] if axis > 1 else list(before)
+    columns = e.reshape(g, [*lead, old, e.size_mul(*after)])
+    return e.reshape(e.matmul(_per_batch(e, matrix, lead), columns), sizes)
+
+
+def weigh_windows(e: Emitter, g: ir.Value, factor: int, axis: int, sizes: list[Dim]) -> ir.Value:
+    """The same for linear interpolation by a whole factor k, as a Conv of stride k; brings `sizes` up to date.
+
+    y[k m + r] = (1 - |d|) x[m] + |d| x[m + 1 or m - 1] with d = (r + 1/2) / k - 1/2, of which the sign tells the neighbour.
+    Beyond an end is the end again; its share comes back if g goes on in reverse there.
+    """
+    before, inner, rows = e.size_mul(1, *sizes[:axis]), e.size_mul(1, *sizes[axis + 1 :]), sizes[axis]
+    assert isinstance(rows, int), "the axis is of known size"
+    v = e.reshape(g, [before, rows, inner])
+    first = e.slice(v, [factor - 1], [-rows - 1], [1], [-1])
+    last = e.slice(v, [rows - 1], [rows - factor - 1], [1], [-1])
+    offset = (np.arange(factor) + 0.5) / factor - 0.5
+    weights = np.concatenate([offset.clip(0), 1 - np.abs(offset), (-offset).clip(0)])
+    lead = [before, 1, *([1] if e.target.name == "cpu" else [])]  # it would rearrange the channels of two axes
+    long = [1, rows + 2 * factor] if inner == 1 else [rows + 2 * factor, inner]
+    kernel = [*[1] * (len(lead) - 1), *([1, 3 * factor] if inner == 1 else [3 * factor, 1])]
+    strides = [*[1] * (len(lead) - 2), *([1, factor] if inner == 1 else [factor, 1])]
+    data = e.reshape(e.concat([first, v, last], 1), [*lead, *long])
+    sizes[axis] = rows // factor
+    return e.reshape(e.op("Conv", data, e.const(weights.reshape([1, *kernel]), g.dtype), strides=strides), sizes)
+
+
+def _per_batch(e: Emitter, matrix: ir.Value, lead: Sequence[Dim]) -> ir.Value:
+    """The matrix, repeated along a batch that may be empty: ONNX Runtime does not broadcast 1 to 0 on the left."""
+    if not lead or (isinstance(lead[0], int) and lead[0] > 0):
+        return matrix
+    axes = list(range(len(lead)))
+    return e.op("Expand", e.unsqueeze(matrix, axes), e.vector([lead[0], *(1 for _ in axes[1:]), 1, 1]))
+
+
+def contract_unranked(e: Emitter, g: ir.Value, matrix: ir.Value, axis: int) -> ir.Value:
+    """The same where the rank is unknown: the sizes before and after the axis are products taken at run time."""
+    first = e.ints([0])
+    before, after = e.op("Shape", g, start=0, end=axis), e.op("Shape", g, start=axis + 1)
+    size = e.op("Shape", matrix, start=0, end=1)
+    outer, inner = (e.op("ReduceProd", part, first, keepdims=1) for part in (before, after))
+    flat: list[Dim] = [outer, e.dim(g, axis), inner]
+    columns = e.op("Reshape", g, e.vector(flat), allowzero=1)
+    return e.op(
+        "Reshape",
+        e.matmul(_per_batch(e, matrix, flat[:1]), columns),
+        e.op("Concat", before, size, after, axis=0),
+        allowzero=1,
+    )
+
+
+def sum_blocks(e: Emitter, g: ir.Value, repeats: dict[int, int], sizes: list[Dim]) -> ir.Value:
+    """Elements were repeated: sum over the copies, by a pool where there is one, else over split axes."""
+    rank = len(sizes)
+    if min(repeats) >= 2 and rank <= 5 and g.dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
+        kernel = [repeats.get(axis, 1) for axis in range(2, rank)]
+        means = e.op("AveragePool", g, kernel_shape=kernel, strides=kernel)
+        return e.mul(means, math.prod(kernel))
+    split: list[Dim] = []
+    copies = []
+    for axis, size in enumerate(sizes):
+        if axis not in repeats:
+            split.append(size)
+            continue
+        copies.append(len(split) + 1)
+        split += [e.size_div(size, repeats[axis]), repeats[axis]]
+    return e.reduce_sum(e.reshape(g, split), copies, keepdims=False)
