@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from functools import partial
 
 from onnx_convgrad.bench.layer import OPERATORS, ConvLayer
-from onnx_convgrad.bench.timing import Bound, Side, Turns, calm, interleave, lap
+from onnx_convgrad.bench.timing import Bound, Side, Turns, interleave
 from onnx_convgrad.lowering.lower import Choice
 
 __all__ = ["predicted", "time_lowerings"]
 
-_NEAR = 2.0
+_NEAR = 2.5
 """What is within this factor of the fastest is timed again, more carefully."""
 
 _ROOM = 0.3
@@ -35,9 +34,8 @@ def time_lowerings(
     for candidate in choice.candidates:
         fits = candidate.name == choice.chosen or candidate.workspace < _ROOM * _memory()
         if candidate.seconds is not None and fits:
-            run = _run(choice.op_type, layer, candidate.name, threads)
-            run()  # a session's memory grows in its first two runs
-            found[candidate.name] = calm(partial(lap, run), before=run, tries=3)[0]
+            run = Turns(_run(choice.op_type, layer, candidate.name, threads), tries=3)
+            found[candidate.name] = run()
             del run  # a session keeps what it ever held
     bound = _NEAR * min(found.values())
     near = [name for name, seconds in found.items() if name == choice.chosen or seconds < bound]

@@ -55,11 +55,11 @@ class Turns:
     A turn is some calls that are not counted, which bring threads and caches back, then as many that are.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, *, tries: int = 12) -> None:
         run()
         self.run = run
         self.calls = max(1, round(_SHORTEST / max(lap(run), 1e-6)))
-        self.tries = 12
+        self.tries = tries
 
     def __call__(self) -> float:
         def turn() -> float:

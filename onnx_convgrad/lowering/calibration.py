@@ -56,9 +56,9 @@ _KNOWN = {
     # Zen 5: vector units of the full 512 bits, so that products are twice as fast beside the same memory
     ("AuthenticAMD", "26"): Rates(
         gemm=5e11,
-        small=25,
-        cached=1.1e11,
-        memory=4e10,
+        small=15,
+        cached=1.5e11,
+        memory=5e10,
         cache=4e7,
         node=1.2e-6,
         item=8e-10,

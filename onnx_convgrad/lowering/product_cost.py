@@ -98,6 +98,10 @@ _BLOCK = 16
 """Channels that lie side by side."""
 
 
+_CALL = 4.5
+"""Runs that could be copied while one sample and group is begun."""
+
+
 def conv(node: ir.Node, rates: Rates) -> float:
     """Patches are gathered into a small buffer and multiplied at once, per sample and group."""
     if _blocked(node):
@@ -114,10 +118,11 @@ def conv(node: ir.Node, rates: Rates) -> float:
         seconds = _windows(rates, x[0] * groups, w[0] // groups, points, taps)
     elif inner == 1 and groups > 1 and is_folded(node.inputs[1]):
         product = 1.9 * macs / rates.gemm + 0.17 * patches * rates.item
-        each = 0.3 if strides[-1] == 1 else 0.52
-        seconds = max(each * math.prod(y) * rates.item, product) + x[0] * groups * 8 * rates.run
+        each = 0.15 if strides[-1] == 1 else 0.25
+        seconds = max(each * math.prod(y) * rates.item, product) + x[0] * groups * _CALL * rates.run
     elif inner == 1 and groups > 1 and w[0] == groups:
         seconds = macs * rates.tap * (1.0 if unit else 2.0) * _short_rows(y[-1])
+        seconds += x[0] * groups * _CALL * rates.run + traffic(node, rates)
     elif inner == 1 and groups > 1:
         images = x[0] * groups * 10 * rates.run
         serial = w[0] // groups > points
@@ -137,10 +142,10 @@ def conv(node: ir.Node, rates: Rates) -> float:
 
 def _windows(rates: Rates, groups: int, rows: int, windows: int, k: int) -> float:
     """A kernel as wide as its input: per group, dot products with windows of it, read four at a time where they lie."""
-    calls = groups * 5.5 * rates.run
     if rows == 1:
         passes = windows // 4 + windows % 4 // 2 + windows % 2
-        return calls + 2.8 * groups * k * 4 * passes / rates.gemm
+        return groups * max(_CALL * rates.run, 2 * rates.run + 0.075 * k * passes * rates.item)
+    calls = groups * 5.5 * rates.run
     lanes = -(-windows // _LANES) * _LANES  # part of the last ones is nearly as much work as all of them
     packed = lanes if windows < _LANES else (windows + lanes) / 2
     return calls + groups * k * packed * (0.05 * rates.item + 2 * rows / rates.gemm)
