@@ -36,6 +36,7 @@ MODULES = (
     "conv_per_sample",
     "winograd_axes",
     "conv_winograd",
+    "conv_winograd_rows",
     "conv_forward",
     "pool",
     "pool_max",

@@ -15,6 +15,7 @@ from onnx_convgrad.runtime import session
 # channels, features, groups, size, kernel, stride, dilation, padding
 GEOMETRIES = {
     "dense": (4, 6, 1, (7, 6), (3, 3), 1, 1, 1),
+    "tall": (4, 6, 2, (17, 5), (3, 3), 1, 1, 1),
     "strided": (4, 6, 1, (7, 6), (3, 3), 2, 1, 1),
     "1x1": (4, 6, 1, (5, 4), (1, 1), 1, 1, 0),
     "grouped 1x1": (4, 6, 2, (5, 4), (1, 1), 1, 1, 0),

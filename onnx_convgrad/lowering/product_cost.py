@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.graph.constants import is_folded
 from onnx_convgrad.graph.nodes import is_op
-from onnx_convgrad.lowering.pass_cost import late, shape_of, traffic, waiting
+from onnx_convgrad.lowering.pass_cost import late, moved_bytes, shape_of, traffic, waiting
 from onnx_convgrad.registry import Call
 from onnx_convgrad.targets import Rates
 
@@ -42,12 +42,19 @@ def matmul(node: ir.Node, rates: Rates) -> float:
     right = node.inputs[1]
     packed = right is not None and right.const_value is not None  # when the model is loaded
     batch = math.prod(out[:-2])
+    if max(m, k) <= _FEW:
+        return max(_gemm(rates, m, n, k, batch, 1.0), traffic(node, rates)) + moved_bytes(node) / rates.memory
     slowly = 0.12 + 0.2 * late(node, rates) * (1 - rates.memory / rates.cached)
     turning = slowly * rates.item * m * k * batch if folds(node.inputs[0]) else 0.0
     shared = math.prod(a[:-2]) < math.prod(b[:-2])  # weights times the images of many samples
     packing = 0.0 if packed else 1.0 if shared else 0.2
     seconds = _gemm(rates, m, n, k, batch, packing) + turning + waiting(node, rates)
     return max(seconds, traffic(node, rates)) + (3 if packed else 9) * rates.run * (batch - 1)
+
+
+_FEW = 8
+"""Rows and terms of a product that takes as long as its operands take to come. Cores that share no cache wait for what
+another one wrote as for memory, and what keeps them busy meanwhile is little."""
 
 
 def folds(value: ir.Value | None) -> bool:
@@ -136,7 +143,7 @@ def conv(node: ir.Node, rates: Rates) -> float:
         runs = patches / y[-1] * (0.35 if rows > points else 0.14)
         each = 0.06 if strides[-1] == 1 else 0.18
         seconds = 2 * macs * slow / rates.gemm + each * patches * rates.item + runs * rates.run
-        seconds += waiting(node, rates)
+        seconds += moved_bytes(node) / rates.memory if 1 < max(rows, k) <= _FEW else waiting(node, rates)
     return max(seconds, traffic(node, rates))
 
 
