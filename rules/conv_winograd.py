@@ -342,17 +342,26 @@ def weight_grad(e: Emitter, n: Call, spec: ConvSpec, most: int) -> ir.Value:
     return e.reshape_like(e.matmul(points, e.const(kernel.T, x.dtype)), n["W_like"])
 
 
-def _declare(op_type: str, emit: Callable[[Emitter, Call, ConvSpec, int], ir.Value], cut: Cut) -> None:
+def declare(
+    op_type: str,
+    name: str,
+    where: str,
+    emit: Callable[[Emitter, Call, ConvSpec, int], ir.Value],
+    cut: Cut,
+    requires: Sequence[Requirement],
+) -> None:
     """One lowering per size of tile; `cut` gives the axes in tiles."""
     for most in SIZES:
 
         def lower(e: Emitter, n: Call, spec: ConvSpec, most: int = most) -> ir.Value:
             return emit(e, n, spec, most)
 
-        lower.__doc__ = f"Winograd's minimal filtering with tiles of at most {most} outputs on each axis."
-        lowering(op_type, f"winograd_{most}", requires=[*REQUIRES, own_tile(most, cut)], exact=False)(lower)
+        lower.__doc__ = f"Winograd's minimal filtering {where}, with tiles of at most {most} outputs."
+        lowering(op_type, f"{name}_{most}", requires=[*requires, own_tile(most, cut)], exact=False)(lower)
 
 
-_declare("Conv", forward, _y_axes)
-_declare("ConvInputGrad", input_grad, _x_axes)
-_declare("ConvWeightGrad", weight_grad, _y_axes)
+_WHERE = "along every axis"
+
+declare("Conv", "winograd", _WHERE, forward, _y_axes, REQUIRES)
+declare("ConvInputGrad", "winograd", _WHERE, input_grad, _x_axes, REQUIRES)
+declare("ConvWeightGrad", "winograd", _WHERE, weight_grad, _y_axes, REQUIRES)

@@ -14,16 +14,16 @@ with `m + k - 1` points for the `m k` multiplications of m rows and k taps, and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.emit import Dim, Emitter, known
+from onnx_convgrad.emit import Dim, Emitter
 from onnx_convgrad.geometry import ConvSpec
 from onnx_convgrad.graph.samples import filled, may_be_empty, with_samples
-from onnx_convgrad.lowering import Query, Requirement, lowering
+from onnx_convgrad.lowering import Query
 from onnx_convgrad.registry import Call
 from onnx_convgrad.rules.conv import Window
 from onnx_convgrad.rules.conv_kernels import back_padding, plain_conv, turned
@@ -40,7 +40,7 @@ from onnx_convgrad.rules.conv_shared import (
     x_dims,
     y_dims,
 )
-from onnx_convgrad.rules.conv_winograd import SIZES, Cut, own_tile
+from onnx_convgrad.rules.conv_winograd import declare
 from onnx_convgrad.rules.winograd_axes import MOST, Axis, matrices, tiled
 
 # -- requirements ------------------------------------------------------------------------------------------------------
@@ -92,9 +92,17 @@ class Sizes:
 
 
 def filtered(
-    e: Emitter, x: ir.Value, w: ir.Value, batch: Dim, read: Sizes, written: Sizes, win: Window, axis: Axis
+    e: Emitter,
+    x: ir.Value,
+    w: ir.Value,
+    batch: Dim,
+    read: Sizes,
+    written: Sizes,
+    kernel: Sequence[int],
+    win: Window,
+    axis: Axis,
 ) -> ir.Value:
-    """The convolution of x [N, C, *rows] with w [O, C / g, *k], its first axis cut into tiles."""
+    """The convolution of x [N, C, *rows] with w [O, C / g, *kernel], its first axis cut into tiles."""
     a, g, b = matrices(axis.tile, axis.taps)
     points, rows = b.shape
     count = -(-written.rows[0] // axis.tile)
@@ -107,12 +115,12 @@ def filtered(
     tiles = Window((1, axis.tile, 1), (1, 1, 1), (0, begin, 0), (0, end, 0), 1)
     x = plain_conv(e, x, e.const(b.reshape(points, 1, 1, rows, 1), x.dtype), tiles)
 
-    kernel = _kernel(e, w, g, written.channels, e.size_div(read.channels, win.group))
+    w = _kernel(e, w, g, written.channels, e.size_div(read.channels, win.group), kernel[1:])
     along = Window(
         (1, *win.strides[1:]), (1, *win.dilations[1:]), (0, *win.begin[1:]), (0, *win.end[1:]), points * win.group
     )
     x = e.reshape(x, [n, e.size_mul(points, read.channels), count, *read.rows[1:]])
-    y = plain_conv(e, x, kernel, along)
+    y = plain_conv(e, x, w, along)
 
     lines = e.size_mul(written.channels, count)
     y = e.matmul(e.const(a, y.dtype), e.reshape(y, [n, points, e.size_mul(lines, written.other)]))
@@ -123,11 +131,9 @@ def filtered(
     return e.slice(y, [0], [batch], [0]) if may_be_empty(e, batch) else y
 
 
-def _kernel(e: Emitter, w: ir.Value, g: np.ndarray, features: Dim, channels: Dim) -> ir.Value:
-    """w [O, C / g, k, ..] by G [points, k] along its first axis: [points O, C / g, 1, ..]."""
-    assert w.shape is not None, "static_kernel requires it"
+def _kernel(e: Emitter, w: ir.Value, g: np.ndarray, features: Dim, channels: Dim, along: Sequence[int]) -> ir.Value:
+    """w [O, C / g, k, *along] by G [points, k] along its first axis: [points O, C / g, 1, *along]."""
     points, taps = g.shape
-    along = [known(size) or 1 for size in list(w.shape)[3:]]
     flat = e.reshape(w, [e.size_mul(features, channels), taps, math.prod(along)])
     flat = e.reshape(e.transpose(flat, [1, 0, 2]), [taps, e.size_mul(features, channels, *along)])
     return e.reshape(e.matmul(e.const(g, w.dtype), flat), [e.size_mul(points, features), channels, 1, *along])
@@ -137,7 +143,7 @@ def forward(e: Emitter, n: Call, spec: ConvSpec, most: int) -> ir.Value:
     x, w = n["X"], n["W"]
     batch, channels = x_dims(e, x, spec)[:2]
     read, written = Sizes(channels, _known(spec.x)), Sizes(features_of(e, w, spec), _known(spec.y))
-    y = filtered(e, x, w, batch, read, written, window(spec), _axis(spec.y, spec, most))
+    y = filtered(e, x, w, batch, read, written, _known(spec.kernel), window(spec), _axis(spec.y, spec, most))
     return biased(e, y, n.get("B"), spec.rank)
 
 
@@ -147,7 +153,8 @@ def input_grad(e: Emitter, n: Call, spec: ConvSpec, most: int) -> ir.Value:
     batch, features = y_dims(e, dy, spec)[:2]
     read, written = Sizes(features, _known(spec.y)), Sizes(x_dims(e, n["X_like"], spec)[1], _known(spec.x))
     back = window(spec).padded(*back_padding(spec))
-    return filtered(e, dy, turned(e, n["W"], spec), batch, read, written, back, _axis(spec.x, spec, most))
+    w = turned(e, n["W"], spec)
+    return filtered(e, dy, w, batch, read, written, _known(spec.kernel), back, _axis(spec.x, spec, most))
 
 
 def _known(sizes: Sequence[int | None]) -> list[int]:
@@ -161,19 +168,16 @@ def _axis(sizes: Sequence[int | None], spec: ConvSpec, most: int) -> Axis:
 # -- the lowerings -----------------------------------------------------------------------------------------------------
 
 
-def _declare(
-    op_type: str, emit: Callable[[Emitter, Call, ConvSpec, int], ir.Value], cut: Cut, *own: Requirement
-) -> None:
-    """One lowering per size of tile; `cut` gives the axis in tiles."""
-    for most in SIZES:
+_WHERE = "along the first axis alone"
 
-        def lower(e: Emitter, n: Call, spec: ConvSpec, most: int = most) -> ir.Value:
-            return emit(e, n, spec, most)
-
-        lower.__doc__ = f"Winograd's minimal filtering along the first axis alone, with tiles of at most {most} rows."
-        requires = [*REQUIRES, *own, own_tile(most, cut)]
-        lowering(op_type, f"winograd_rows_{most}", requires=requires, exact=False)(lower)
-
-
-_declare("Conv", forward, lambda spec, most: [_axis(spec.y, spec, most)], rows_padded)
-_declare("ConvInputGrad", input_grad, lambda spec, most: [_axis(spec.x, spec, most)], unit_stride, rows_padded_back)
+declare(
+    "Conv", "winograd_rows", _WHERE, forward, lambda spec, most: [_axis(spec.y, spec, most)], [*REQUIRES, rows_padded]
+)
+declare(
+    "ConvInputGrad",
+    "winograd_rows",
+    _WHERE,
+    input_grad,
+    lambda spec, most: [_axis(spec.x, spec, most)],
+    [*REQUIRES, unit_stride, rows_padded_back],
+)
