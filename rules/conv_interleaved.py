@@ -37,6 +37,7 @@ from onnx_convgrad.rules.conv_shared import (
     several_taps,
     static_sizes,
     swapped,
+    turned_matrix,
     unit_stride,
     window,
     x_dims,
@@ -194,8 +195,7 @@ def _to_rows(e: Emitter, v: ir.Value, size: list[Dim]) -> tuple[ir.Value, int]:
 
 def from_rows(e: Emitter, v: ir.Value, size: list[Dim]) -> ir.Value:
     """[N, C, *size] from such an image."""
-    last = len(size) - 1
-    return e.transpose(e.reshape(v, [*size[1:], size[0]]), [last, *range(last)])
+    return e.reshape(turned_matrix(e, e.reshape(v, [e.size_mul(*size[1:]), size[0]])), size)
 
 
 def _sample_rows(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 import torch
 
@@ -100,3 +102,22 @@ def test_space_to_depth(batch: int | str) -> None:
     np.testing.assert_array_equal(got["y"], (h * h * np.float32(1.5)).reshape(deep))
     g = (y_grad.reshape(h.shape) * 3 * h).transpose(0, 3, 4, 1, 5, 2).reshape(wide)
     np.testing.assert_allclose(got["x_grad"], g, rtol=1e-6)
+
+
+@pytest.mark.parametrize("lowering", ["sample_rows", "tiled_sample_rows"])
+def test_the_runtime_keeps_samples_and_channels_apart(lowering: str, tmp_path: Path) -> None:
+    """Samples come last in the rows of these; merged with a Transpose to channels last, each element would move alone."""
+    text = """<ir_version: 10, opset_import: ["": 21]>
+        g (float[4, 6, 8, 8] x, float[6, 1, 3, 3] w, float[6] b) => (float[4, 8, 8, 6] y) {
+            h = Conv <group = 6, pads = [1, 1, 1, 1]> (x, w, b)
+            y = Transpose <perm = [0, 2, 3, 1]> (h)
+        }"""
+    made = og.augment(onnx.parser.parse_model(text), wrt=["x", "w"], training=True, lowering={"Conv": lowering})
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    options.log_severity_level = 4
+    ort.InferenceSession(made.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    nodes = onnx.load(tmp_path / "optimized.onnx").graph.node
+    perms = [list(node.attribute[0].ints) for node in nodes if node.op_type == "Transpose"]
+    assert [0, 2, 3, 1] in perms
+    assert [3, 1, 2, 0] not in perms
