@@ -13,6 +13,7 @@ import onnx
 import torch
 from torch import Tensor, nn
 
+import benchmarks.other_architectures as other
 from benchmarks.architectures import (
     UNet,
     basic_block,
@@ -32,7 +33,8 @@ from benchmarks.architectures import (
 
 @dataclass(frozen=True)
 class Network:
-    """A network with the batch that it is measured at; `per_pixel` tells that every pixel has a class."""
+    """A network with the batch that it is measured at; `per_pixel` tells that every pixel has a class,
+    of an image so many times `enlarged`."""
 
     title: str
     build: Callable[[], nn.Module]
@@ -40,6 +42,7 @@ class Network:
     sample: tuple[int, ...]
     classes: int = 1000
     per_pixel: bool = False
+    enlarged: int = 1
 
     def module(self) -> nn.Module:
         """The network in training mode, with the same weights each time."""
@@ -51,7 +54,7 @@ class Network:
         sample = self.sample if not size else (self.sample[0], *[size] * (len(self.sample) - 1))
         generator = torch.Generator().manual_seed(1)
         x = torch.randn((batch or self.batch, *sample), generator=generator)
-        shape = (len(x), *(sample[1:] if self.per_pixel else ()))
+        shape = (len(x), *(self.enlarged * size for size in sample[1:] if self.per_pixel))
         return x, torch.randint(self.classes, shape, generator=generator)
 
 
@@ -70,6 +73,29 @@ NETWORKS = {
     "resnet20": Network("ResNet-20", resnet20, 64, (3, 32, 32), 10),
     "mnist_cnn": Network("MNIST CNN", mnist_cnn, 64, (1, 28, 28), 10),
 }
+OTHERS = {
+    "alexnet": Network("AlexNet", other.alexnet, 32, IMAGE),
+    "vgg11": Network("VGG-11", other.vgg11, 8, IMAGE),
+    "dqn": Network("DQN", other.dqn, 32, (4, 84, 84), 18),
+    "squeezenet": Network("SqueezeNet 1.1", other.squeezenet, 16, IMAGE),
+    "googlenet": Network("GoogLeNet", other.googlenet, 8, IMAGE),
+    "resnext50": Network("ResNeXt-50 32x4d", other.resnext50, 8, IMAGE),
+    "shufflenet": Network("ShuffleNet V2", other.shufflenet, 16, IMAGE),
+    "convmixer": Network("ConvMixer-256/8", other.convmixer, 8, IMAGE),
+    "wide_resnet": Network("WRN-16-4", other.wide_resnet, 32, (3, 32, 32), 10),
+    "deeplab": Network("DeepLab V3", other.deeplab, 2, (3, 256, 256), 21, per_pixel=True),
+    "edsr": Network("EDSR", other.edsr, 4, (3, 48, 48), 21, per_pixel=True, enlarged=2),
+    "nnunet_3d": Network("3-D nnU-Net", other.nnunet_3d, 1, (1, 48, 48, 48), 3, per_pixel=True),
+    "diffusion_unet": Network("diffusion U-Net", other.diffusion_unet, 4, (3, 64, 64), 8, per_pixel=True),
+    "autoencoder": Network("DCGAN autoencoder", other.autoencoder, 16, (3, 64, 64), 16, per_pixel=True),
+    "csp_darknet": Network("CSPDarknet", other.csp_darknet, 8, IMAGE),
+    "tcn": Network("TCN", other.tcn, 16, (8, 1024), 10),
+    "m5": Network("M5 (audio)", other.m5, 16, (1, 16000), 35),
+    "eegnet": Network("EEGNet", other.eegnet, 32, (1, 64, 512), 4),
+    "conv_vit": Network("ViT, convolutional stem", other.conv_vit, 8, IMAGE),
+}
+"""On which the lowerings were not tuned."""
+
 DEEPER = {
     "resnet34": Network("ResNet-34", partial(resnet, basic_block, [3, 4, 6, 3], 1), 8, IMAGE),
     "resnet101": Network("ResNet-101", partial(resnet, bottleneck, [3, 4, 23, 3], 4), 8, IMAGE),
@@ -78,7 +104,7 @@ DEEPER = {
 
 
 def network(name: str) -> Network:
-    return NETWORKS.get(name) or DEEPER[name]
+    return {**NETWORKS, **OTHERS, **DEEPER}[name]
 
 
 def export(module: nn.Module, x: Tensor, *, dynamic_batch: bool = False) -> onnx.ModelProto:

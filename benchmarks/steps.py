@@ -2,6 +2,7 @@
 
     python -m benchmarks.steps                     # all networks
     python -m benchmarks.steps resnet18 unet       # these
+    python -m benchmarks.steps --others            # those that the lowerings were not tuned on
     python -m benchmarks.steps --compile           # torch.compile too: minutes of compiling per network
 
 Each side is a process of its own that holds the same network, data and learning rate; they take turns, one step at a time.
@@ -26,7 +27,7 @@ from onnx import numpy_helper
 
 import onnx_convgrad as og
 from benchmarks.environments import environment
-from benchmarks.networks import NETWORKS, export, network
+from benchmarks.networks import NETWORKS, OTHERS, export, network
 from benchmarks.program import Row, carry_out, known, parser, timing_options
 from benchmarks.tables import geometric_mean, table
 from onnx_convgrad.bench.timing import calm
@@ -207,14 +208,15 @@ def print_steps(rows: Sequence[Row]) -> None:
 
 def main(words: Sequence[str] | None = None) -> None:
     options = parser("steps", __doc__, "small batches, three repeats")
-    options.add_argument("networks", nargs="*", help=f"of {', '.join(NETWORKS)}; all by default")
+    options.add_argument("networks", nargs="*", help=f"of {', '.join(NETWORKS)} (all by default), {', '.join(OTHERS)}")
+    options.add_argument("--others", action="store_true", help="the latter")
     options.add_argument("--compile", action="store_true", help="time torch.compile too")
     options.add_argument("--without", nargs="+", default=[], choices=list(SIDES), help="sides to leave out")
     options.add_argument("--batch", type=int, default=0)
     options.add_argument("--lowering", default="auto")
     timing_options(options)
     arguments = options.parse_args(words)
-    known(options, arguments.networks, list(NETWORKS))
+    known(options, arguments.networks, [*NETWORKS, *OTHERS])
     carry_out(arguments, "steps", lambda: measured(arguments), print_steps)
 
 
@@ -227,7 +229,7 @@ def measured(arguments: argparse.Namespace) -> list[Row]:
         wanted.remove("compile")
     ort = environment("ort-training") if "ort" in wanted else None
     rows = []
-    for name in arguments.networks or NETWORKS:
+    for name in arguments.networks or (OTHERS if arguments.others else NETWORKS):
         print(f"  {name}", file=sys.stderr, flush=True)
         batch = arguments.batch or (2 if arguments.quick else 0)
         with TemporaryDirectory() as folder:

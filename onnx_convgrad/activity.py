@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.registry import Call, Rule, lookup, stem
 
-__all__ = ["Activity", "captured_values", "floating", "jumps_between", "rule_of"]
+__all__ = ["Activity", "captured_values", "carriers", "floating", "jumps_between", "rule_of"]
 
 _FLOATS = frozenset(
     (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.BFLOAT16, ir.DataType.COMPLEX64)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnx_convgrad.activity import floating, rule_of
+from onnx_convgrad.activity import carriers, floating, rule_of
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.graph.constants import WAS_NODE, constant_of
 from onnx_convgrad.graph.namespace import named_values
@@ -32,15 +32,19 @@ def parameters(graph: ir.Graph) -> list[ir.Value]:
 
     An initializer is trainable when it is floating and reaches, at most through a change of layout or as one of several
     pieces, an operand that a rule declares as a parameter. Running statistics are in no such operand. Scalars that are
-    added or multiplied in are left out: nothing tells a trained one from a constant. So are the ones and zeros that an
-    exporter gives to a normalization without scale and bias, or to a group normalization that is written as an instance
+    added or multiplied in are left out: nothing tells a trained one from a constant. So are numbers that are joined, added
+    or multiplied to what no derivative passes, such as the scales of a Resize, and the ones and zeros that an exporter
+    gives to a normalization without scale and bias, or to a group normalization that is written as an instance
     normalization between two Reshapes: its own scale and bias come behind them.
     """
     found: dict[ir.Value, None] = {}
     stored = any(_trainable(v, dedicated=True) and not v.meta.get(WAS_NODE) for v in graph.initializers.values())
+    felt = _felt(graph)
     for node in graph:
         rule = rule_of(node)
         if rule is None or not rule.parameters or _normalizes_groups(node):
+            continue
+        if rule.kind in _PLAIN and felt.isdisjoint(node.outputs):
             continue
         for name, value in zip(Call(node).names[0], node.inputs, strict=False):
             if value is None or stem(name) not in rule.parameters:
@@ -51,6 +55,23 @@ def parameters(graph: ir.Graph) -> list[ir.Value]:
                 if not filler and _trainable(source, dedicated):
                     found[source] = None
     return list(found)
+
+
+_PLAIN = ("elementwise", "linear")
+"""Kinds of rules of operators that models do arithmetic with, also on sizes."""
+
+
+def _felt(graph: ir.Graph) -> set[ir.Value]:
+    """Values on which a derivative of some output may depend."""
+    stack = [v for v in graph.outputs if floating(v)]
+    seen = set(stack)
+    while stack:
+        node = stack.pop().producer()
+        for _, value in () if node is None else carriers(node, rule_of(node)):
+            if value not in seen:
+                seen.add(value)
+                stack.append(value)
+    return seen
 
 
 def _normalizes_groups(node: ir.Node) -> bool:

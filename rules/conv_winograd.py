@@ -270,7 +270,11 @@ def _place(e: Emitter, axis: Axis, height: int, size: Dim, tiles: Dim, behind: D
 
 
 def weight_to_points(e: Emitter, w: ir.Value, size: list[Dim], kernels: list[np.ndarray], groups: int) -> ir.Value:
-    """w [O, C / g, *k] by a matrix [points, k] on each axis: [g points, O / g, C / g]."""
+    """w [O, C / g, *k] by a matrix [points, k] on each axis: [g points, O / g, C / g].
+
+    To be emitted before the tiles: ONNX Runtime runs what leads to the later of a node's operands first, and this, several
+    times as large as w, would be there for all layers before the first one begins.
+    """
     kernel = reduce(np.kron, kernels)
     points, (features, channels) = kernel.shape[0], (e.size_div(d, groups) for d in size)
     rows = e.reshape(w, [e.size_mul(size[0], channels), kernel.shape[1]])
@@ -295,10 +299,10 @@ def forward(e: Emitter, n: Call, spec: ConvSpec, most: int) -> ir.Value:
     ]
     axes = _counted(e, _y_axes(spec, most), y)
     a, g, b = zip(*map(forward_matrices, axes), strict=True)
+    weight = weight_to_points(e, w, [features, channels], list(g), spec.groups)
     x = with_samples(e, x, [batch, channels, *rows])
     steps = [axis.step for axis in axes]
     tiles = to_points(e, x, [filled(e, batch), channels, *rows], axes, list(b), pads, steps, spec.groups)
-    weight = weight_to_points(e, w, [features, channels], list(g), spec.groups)
     product = e.matmul(tiles, e.swap_last(weight))
     result = from_points(e, product, [batch, features, *y], axes, list(a), spec.groups)
     return biased(e, result, bias, spec.rank)
@@ -313,10 +317,10 @@ def input_grad(e: Emitter, n: Call, spec: ConvSpec, most: int) -> ir.Value:
     a, g, b = zip(*map(data_matrices, axes, spec.begin), strict=True)
     starts = [min(start for *_, start in rows_read(*pair)) for pair in zip(axes, spec.begin, strict=True)]
     pads = [(-start, end) for start, end in zip(starts, back_padding(spec)[1], strict=True)]
+    weight = weight_to_points(e, w, [features, channels], list(g), spec.groups)
     dy = with_samples(e, dy, [batch, features, *rows])
     steps = [axis.tile for axis in axes]
     tiles = to_points(e, dy, [filled(e, batch), features, *rows], axes, list(b), pads, steps, spec.groups)
-    weight = weight_to_points(e, w, [features, channels], list(g), spec.groups)
     return from_points(e, e.matmul(tiles, weight), [batch, channels, *size], axes, list(a), spec.groups)
 
 

@@ -107,6 +107,7 @@ def filtered(
     points, rows = b.shape
     count = -(-written.rows[0] // axis.tile)
     n = filled(e, batch)
+    w = _kernel(e, w, g, written.channels, e.size_div(read.channels, win.group), kernel[1:])
     x = e.reshape(
         with_samples(e, x, [batch, read.channels, *read.rows]), [n, 1, read.channels, read.rows[0], read.other]
     )
@@ -115,7 +116,6 @@ def filtered(
     tiles = Window((1, axis.tile, 1), (1, 1, 1), (0, begin, 0), (0, end, 0), 1)
     x = plain_conv(e, x, e.const(b.reshape(points, 1, 1, rows, 1), x.dtype), tiles)
 
-    w = _kernel(e, w, g, written.channels, e.size_div(read.channels, win.group), kernel[1:])
     along = Window(
         (1, *win.strides[1:]), (1, *win.dilations[1:]), (0, *win.begin[1:]), (0, *win.end[1:]), points * win.group
     )

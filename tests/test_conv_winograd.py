@@ -306,6 +306,27 @@ def test_tiles_of_the_forward_pass_are_not_kept_for_the_gradient(tmp_path: Path)
     assert sum(n.op_type == "Conv" for n in nodes) == 2 + 4  # x on two axes; x and dY on two axes
 
 
+@pytest.mark.parametrize("lowering", ["winograd_4", "winograd_rows_4"])
+def test_kernels_are_transformed_when_they_are_needed(lowering: str, tmp_path: Path) -> None:
+    """Several times as large as the weights, they would else be there for all layers before the first one begins."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        g (float[2, 8, 12, 12] x, float[8, 8, 3, 3] v, float[8, 8, 3, 3] w) => (float loss) {
+            h = Conv <pads = [1, 1, 1, 1]> (x, v)
+            r = Relu (h)
+            y = Conv <pads = [1, 1, 1, 1]> (r, w)
+            loss = ReduceSumSquare <keepdims = 0> (y)
+        }""")
+    made = og.augment(model, wrt=["v"], training=True, lowering={"Conv": lowering, "ConvInputGrad": lowering})
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    options.log_severity_level = 4
+    ort.InferenceSession(made.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    order = list(onnx.load(tmp_path / "optimized.onnx").graph.node)
+    r = next(node.output[0] for node in order if node.op_type == "Relu")
+    tiles = min(i for i, node in enumerate(order) if r in node.input and node.op_type != "HardSigmoid")
+    assert tiles < min(i for i, node in enumerate(order) if "w" in node.input)
+
+
 @pytest.mark.parametrize(
     ("weight", "attributes", "reason"),
     [

@@ -71,3 +71,21 @@ def test_one_file_for_all_sizes(opset: int) -> None:
             result = got[f"{name}_grad"]
             assert result.shape == want.shape
             assert np.linalg.norm(result - want) < 1e-4 * max(np.linalg.norm(want), 1e-3)
+
+
+@pytest.mark.parametrize("joined", ["c = Concat <axis = 0> (ones, by)", "c = Mul (two, by4)"])
+def test_numbers_that_only_make_a_size_are_no_parameters(joined: str) -> None:
+    """PyTorch's older exporter joins the scales of a Resize out of two Constant nodes; others multiply sizes."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
+        g (float[1, 2, 4, 4] x, float[3, 2, 1, 1] w) => (float[1, 3, 8, 8] y) {{
+            h = Conv (x, w)
+            ones = Constant <value = float[2] {{1, 1}}> ()
+            by = Constant <value = float[2] {{2, 2}}> ()
+            two = Constant <value = float[4] {{2, 2, 2, 2}}> ()
+            by4 = Constant <value = float[4] {{0.5, 0.5, 1, 1}}> ()
+            {joined}
+            y = Resize <mode = "nearest"> (h, , c)
+        }}""")
+    model.graph.initializer.append(numpy_helper.from_array(KERNEL[:3, :2, :1, :1], "w"))
+    made = og.augment(model, wrt="parameters")
+    assert [v.name for v in made.graph.output] == ["y", "w_grad"]

@@ -92,10 +92,12 @@ def test_options_reach_the_runtime() -> None:
     assert said.use_deterministic_compute
     assert said.intra_op_num_threads == 2
     assert not said.enable_mem_pattern
+    assert not said.enable_mem_reuse
     assert said.get_session_config_entry("session.intra_op.allow_spinning") == "0"
     assert said.graph_optimization_level == ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    plain = session_options(ort, SessionOptions(memory_pattern=True), optimize=True)
+    plain = session_options(ort, SessionOptions(memory_pattern=True, memory_reuse=True), optimize=True)
     assert plain.enable_mem_pattern
+    assert plain.enable_mem_reuse
     assert not plain.use_deterministic_compute
 
 

@@ -28,6 +28,7 @@ def main(folder: Path, threads: int) -> None:
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = threads, 4
     options.enable_mem_pattern = False  # or it allots all memory a second time, in one piece, after the first run
+    options.enable_mem_reuse = False  # or what the forward pass is done with waits for values of the same shape
     session = ort.InferenceSession(str(folder / "step.onnx"), options, providers=["CPUExecutionProvider"])
     plan = json.loads((folder / "plan.json").read_text())
     fixed = {plan["data"]: np.load(folder / "x.npy"), plan["target"]: np.load(folder / "target.npy")}
