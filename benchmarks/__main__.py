@@ -1,7 +1,7 @@
 """All tables of the README in one run: `python -m benchmarks [--quick] [--threads N] [--json FOLDER]`.
 
 Each is also a program: `python -m benchmarks.layers`, `.operators`, `.steps`, `.build`, `.scaling`, `.per_sample`,
-`.functional` and `.trainer`. Half an hour; `--quick` takes some minutes.
+`.functional` and `.trainer`. Three quarters of an hour; `--quick` takes some minutes.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ def main() -> None:
         ("Choice of lowerings", layers, [*threads, "--all"]),
         ("Operators", operators, threads),
         ("Training steps", steps, threads),
+        ("Training steps of other networks", steps, [*threads, "--others", "--without", "ort"]),
         ("Building", build, []),
         ("Scaling", scaling, threads),
         ("Gradients of each sample", per_sample, threads),

@@ -38,7 +38,9 @@ const manifest = JSON.parse(readFileSync(join(program, "manifest.json"), "utf8")
 const names = [...manifest.data, ...manifest.targets].map((port) => port.name);
 const arrays = Object.fromEntries(names.map((name) => [name, load(join(data, `${name}.npy`))]));
 const [initial, step] = await Promise.all(
-  ["initial", "step"].map((part) => ort.InferenceSession.create(readFileSync(join(program, `${part}.onnx`)))),
+  ["initial", "step"].map((part) =>
+    ort.InferenceSession.create(readFileSync(join(program, `${part}.onnx`)), { enableMemPattern: false }),
+  ),
 );
 
 const values = await initial.run({}); // parameters, state and learning rate

@@ -1,4 +1,4 @@
-"""One number per channel against small images: written out for a sample, without a change of any bit."""
+"""One number per channel against small images, written out for a sample; one for all, of full rank. No bit changes."""
 
 from __future__ import annotations
 
@@ -40,3 +40,61 @@ def test_written_out(x: str, scale: str, nodes: int) -> None:
     (leaf * other - other).square().sum().backward()
     assert leaf.grad is not None
     np.testing.assert_allclose(got["x_grad"], leaf.grad.numpy(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("x", "number", "expected"),
+    [
+        ("4, 96, 1, 1", "", True),
+        ("4, 96, 1, 1", "[1, 1]", True),
+        ("4, 96, 1, 7", "[1]", True),
+        ("N, 96, 1, 1", "", True),
+        ("4, 96, 1, 1", "[1, 1, 1, 1]", False),
+        ("1, 1, 4, 96", "", False),
+        ("4, 96, 2, 2", "", False),
+        ("4, 9, 1, 1", "", False),
+    ],
+    ids=["scalar", "two axes", "a row", "unknown batch", "full rank", "leading axes", "no axis of 1", "few"],
+)
+def test_numbers_of_full_rank(x: str, number: str, *, expected: bool) -> None:
+    """Where the result has an axis of 1 behind a longer one."""
+    text = f"g (float[{x}] x, float{number} s) => (float[{x}] y) {{ a = Sub(s, x) b = Div(a, s) y = Mul(b, b) }}"
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {text}')
+    gradient = og.augment(model, wrt=["x"], seed="ones", training=True)
+    graph = onnx.shape_inference.infer_shapes(gradient).graph
+    used = next(node.input[0] for node in graph.node if node.op_type == "Sub" and "x" in node.input)
+    shape = next(v for v in (*graph.value_info, *graph.input) if v.name == used).type.tensor_type.shape
+    assert (used != "s") == expected
+    assert len(shape.dim) == (4 if expected else number.count("1"))
+
+    draw = np.random.default_rng(0)
+    shapes = [[int(d) for d in text.replace("N", "4").strip("[]").split(",") if d] for text in (x, number)]
+    data, factor = (np.asarray(draw.uniform(1, 2, shape), np.float32) for shape in shapes)
+    got = run(gradient, {"x": data, "s": factor})
+    np.testing.assert_array_equal(got["y"], run(model, {"x": data, "s": factor})["y"])
+    leaf, other = (torch.tensor(a, dtype=torch.float64, requires_grad=True) for a in (data, factor))
+    ((other - leaf) / other).square().sum().backward()
+    assert leaf.grad is not None
+    np.testing.assert_allclose(got["x_grad"], leaf.grad.numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_optimizers_of_1x1_weights_use_numbers_of_full_rank() -> None:
+    """A call per element would take longer than the rest of the step."""
+    text = "g (float[2, 4, 5, 5] x, float[64, 4, 1, 1] w) => (float[2, 64, 5, 5] y) { y = Conv(x, w) }"
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {text}')
+    weights = np.random.default_rng(0).standard_normal((64, 4, 1, 1)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    step = og.build_training(model, loss="mse", optimizer=og.optim.Adam(lr=1e-3)).step
+    graph = onnx.shape_inference.infer_shapes(step).graph
+    shapes = {
+        v.name: [d.dim_value for d in v.type.tensor_type.shape.dim]
+        for v in (*graph.value_info, *graph.input, *graph.output)
+    }
+    shapes |= {t.name: list(t.dims) for t in graph.initializer}
+    of_weights = [
+        [shapes[name] for name in node.input]
+        for node in graph.node
+        if node.op_type in {"Add", "Mul", "Sub", "Div"} and shapes[node.output[0]] == [64, 4, 1, 1]
+    ]
+    assert len(of_weights) >= 8
+    assert all(len(shape) == 4 for operands in of_weights for shape in operands)

@@ -1,18 +1,22 @@
-"""One number per channel against small images, in a form that ONNX Runtime's CPU provider is fast at.
+"""Operands that are broadcast, in a form that ONNX Runtime's CPU provider is fast at.
 
-Elementwise kernels take a call per stretch of one number, here as long as an image. The numbers written out for one sample,
-which is little beside a batch, make stretches as long as a sample: images of 4x4 take a quarter of the time, those of 8x8
-two thirds, those of 16x16 as long as before.
+One number per channel against small images, and one number for all against axes of 1.
+
+Elementwise kernels take a call per stretch of one number, for a channel as long as an image. Its numbers written out for
+one sample, which is little beside a batch, make stretches as long as a sample: images of 4x4 take a quarter of the time,
+those of 8x8 two thirds, those of 16x16 as long as before.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
 
 from onnx_convgrad.emit import Emitter, static_dims
+from onnx_convgrad.graph.constants import constant_of
 
 __all__ = ["BROADCASTS"]
 
@@ -55,8 +59,41 @@ def _one_sample(wide: list[int | None] | None, narrow: list[int | None] | None) 
     return full[axis:]
 
 
+_NUMBERS = 256
+"""Elements that are worth another constant, or a Reshape."""
+
+
+def _full_rank(e: Emitter, node: ir.Node) -> ir.Value | None:
+    """The same with every single number of as many axes as the result.
+
+    The runtime joins neighbouring axes into one stretch, but not across an axis of 1 if an operand has fewer axes: a scalar
+    and [N, C, 1, 1], as gates, statistics and weights of 1x1 convolutions are, take a call per element, 40 times as long.
+    """
+    sizes = static_dims(node.outputs[0])
+    if sizes is None or math.prod(d or _NUMBERS for d in sizes) < _NUMBERS:
+        return None
+    behind = itertools.dropwhile(lambda size: size == 1, sizes)
+    if 1 not in behind:
+        return None
+    operands = [_of_rank(e, value, len(sizes)) for value in node.inputs]
+    return None if operands == list(node.inputs) else e.op(node.op_type, *operands)
+
+
+def _of_rank(e: Emitter, value: ir.Value | None, rank: int) -> ir.Value | None:
+    """A single number with so many axes; anything else as it is."""
+    own = None if value is None else static_dims(value)
+    if value is None or own is None or len(own) == rank or set(own) - {1}:
+        return value
+    number, shape = constant_of(value), [1] * rank
+    return e.reshape(value, shape) if number is None else e.const(number.reshape(shape), value.dtype)
+
+
+def _broadcast(e: Emitter, node: ir.Node) -> ir.Value | None:
+    written = _written_out(e, node)
+    return _full_rank(e, node) if written is None else written
+
+
 BROADCASTS: Mapping[str, Callable[[Emitter, ir.Node], ir.Value | None]] = {
-    "Add": _written_out,
-    "Mul": _written_out,
-    "Sub": _written_out,
+    **dict.fromkeys(("Add", "Mul", "Sub"), _broadcast),
+    **dict.fromkeys(("Div", "Max", "Min", "Pow", "Where"), _full_rank),
 }
