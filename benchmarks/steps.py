@@ -1,8 +1,9 @@
-"""Table (b): whole training steps (forward, cross-entropy, backward, SGD update) and their peak memory.
+"""Table (b): whole training steps (forward, cross-entropy, backward, update) and their peak memory.
 
     python -m benchmarks.steps                     # all networks
     python -m benchmarks.steps resnet18 unet       # these
     python -m benchmarks.steps --others            # those that the lowerings were not tuned on
+    python -m benchmarks.steps --optimizer adam    # instead of plain SGD
     python -m benchmarks.steps --compile           # torch.compile too: minutes of compiling per network
 
 Each side is a process of its own that holds the same network, data and learning rate; they take turns, one step at a time.
@@ -34,11 +35,18 @@ from onnx_convgrad.bench.timing import calm
 
 ROOT = Path(__file__).parent.parent
 RATE = 1e-3
+OPTIMIZERS = {
+    "sgd": og.optim.SGD(lr=RATE),
+    "momentum": og.optim.SGD(lr=RATE, momentum=0.9),
+    "adam": og.optim.Adam(lr=RATE),
+}
 
 SIDES = {"eager": "PyTorch", "compile": "torch.compile", "ort": "ORT training 1.19.2", "ours": "ours"}
 
 
-def prepare(name: str, folder: Path, batch: int, size: int, *, ort: Path | None, lowering: str) -> Row:
+def prepare(
+    name: str, folder: Path, batch: int, size: int, *, ort: Path | None, lowering: str, optimizer: str = "sgd"
+) -> Row:
     """Write what the sides read; what building took, and why a side is left out."""
     net = network(name)
     module = net.module()
@@ -49,7 +57,7 @@ def prepare(name: str, folder: Path, batch: int, size: int, *, ort: Path | None,
     onnx.save(proto, folder / "model.onnx")
     start = time.perf_counter()
     program = og.build_training(
-        proto, loss={"y": "cross_entropy"}, optimizer=og.optim.SGD(lr=RATE), outputs=[], lowering=lowering
+        proto, loss={"y": "cross_entropy"}, optimizer=OPTIMIZERS[optimizer], outputs=[], lowering=lowering
     )
     step = program.step
     seconds = time.perf_counter() - start
@@ -60,6 +68,7 @@ def prepare(name: str, folder: Path, batch: int, size: int, *, ort: Path | None,
     np.savez(folder / "start.npz", **{v.name: stored[v.name] for v in moving})
     plan = {
         "network": name,
+        "optimizer": optimizer,
         "learning_rate": RATE,
         "parameters": [n for n, _ in module.named_parameters()],
         "data": m.data[0].name,
@@ -210,6 +219,7 @@ def main(words: Sequence[str] | None = None) -> None:
     options = parser("steps", __doc__, "small batches, three repeats")
     options.add_argument("networks", nargs="*", help=f"of {', '.join(NETWORKS)} (all by default), {', '.join(OTHERS)}")
     options.add_argument("--others", action="store_true", help="the latter")
+    options.add_argument("--optimizer", choices=list(OPTIMIZERS), default="sgd")
     options.add_argument("--compile", action="store_true", help="time torch.compile too")
     options.add_argument("--without", nargs="+", default=[], choices=list(SIDES), help="sides to leave out")
     options.add_argument("--batch", type=int, default=0)
@@ -227,13 +237,17 @@ def measured(arguments: argparse.Namespace) -> list[Row]:
     elif not any(map(shutil.which, ("g++", "clang++", "c++"))):
         print("torch.compile is left out: it needs a C++ compiler.", file=sys.stderr)
         wanted.remove("compile")
+    if "ort" in wanted and arguments.optimizer != "sgd":
+        print("ORT training is left out: its side of the comparison is for plain SGD.", file=sys.stderr)
+        wanted.remove("ort")
     ort = environment("ort-training") if "ort" in wanted else None
     rows = []
     for name in arguments.networks or (OTHERS if arguments.others else NETWORKS):
         print(f"  {name}", file=sys.stderr, flush=True)
         batch = arguments.batch or (2 if arguments.quick else 0)
         with TemporaryDirectory() as folder:
-            facts = prepare(name, Path(folder), batch, 0, ort=ort, lowering=arguments.lowering)
+            chosen = {"lowering": arguments.lowering, "optimizer": arguments.optimizer}
+            facts = prepare(name, Path(folder), batch, 0, ort=ort, **chosen)
             sides = commands(wanted, Path(folder), arguments.threads, ort)
             rows.append(measure(facts, sides, arguments.repeat))
     return rows
