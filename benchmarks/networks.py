@@ -33,8 +33,10 @@ from benchmarks.architectures import (
 
 @dataclass(frozen=True)
 class Network:
-    """A network with the batch that it is measured at; `per_pixel` tells that every pixel has a class,
-    of an image so many times `enlarged`."""
+    """A network with the batch that it is measured at.
+
+    `per_pixel` tells that every pixel has a class, in images so many times `enlarged`.
+    """
 
     title: str
     build: Callable[[], nn.Module]

@@ -35,11 +35,8 @@ from onnx_convgrad.bench.timing import calm
 
 ROOT = Path(__file__).parent.parent
 RATE = 1e-3
-OPTIMIZERS = {
-    "sgd": og.optim.SGD(lr=RATE),
-    "momentum": og.optim.SGD(lr=RATE, momentum=0.9),
-    "adam": og.optim.Adam(lr=RATE),
-}
+OPTIMIZERS = {"sgd": ("SGD", {}), "momentum": ("SGD", {"momentum": 0.9}), "adam": ("Adam", {})}
+"""Class and options, which are named alike in PyTorch and here."""
 
 SIDES = {"eager": "PyTorch", "compile": "torch.compile", "ort": "ORT training 1.19.2", "ours": "ours"}
 
@@ -55,10 +52,10 @@ def prepare(
     np.save(folder / "target.npy", target.numpy())
     proto = export(module, x)
     onnx.save(proto, folder / "model.onnx")
+    kind, given = OPTIMIZERS[optimizer]
+    ours = getattr(og.optim, kind)(lr=RATE, **given)
     start = time.perf_counter()
-    program = og.build_training(
-        proto, loss={"y": "cross_entropy"}, optimizer=OPTIMIZERS[optimizer], outputs=[], lowering=lowering
-    )
+    program = og.build_training(proto, loss={"y": "cross_entropy"}, optimizer=ours, outputs=[], lowering=lowering)
     step = program.step
     seconds = time.perf_counter() - start
     m = program.manifest
@@ -68,7 +65,7 @@ def prepare(
     np.savez(folder / "start.npz", **{v.name: stored[v.name] for v in moving})
     plan = {
         "network": name,
-        "optimizer": optimizer,
+        "optimizer": [kind, given],
         "learning_rate": RATE,
         "parameters": [n for n, _ in module.named_parameters()],
         "data": m.data[0].name,
@@ -246,8 +243,9 @@ def measured(arguments: argparse.Namespace) -> list[Row]:
         print(f"  {name}", file=sys.stderr, flush=True)
         batch = arguments.batch or (2 if arguments.quick else 0)
         with TemporaryDirectory() as folder:
-            chosen = {"lowering": arguments.lowering, "optimizer": arguments.optimizer}
-            facts = prepare(name, Path(folder), batch, 0, ort=ort, **chosen)
+            facts = prepare(
+                name, Path(folder), batch, 0, ort=ort, lowering=arguments.lowering, optimizer=arguments.optimizer
+            )
             sides = commands(wanted, Path(folder), arguments.threads, ort)
             rows.append(measure(facts, sides, arguments.repeat))
     return rows

@@ -6,14 +6,14 @@ its rule differentiates and that are floating. Everything else costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Container, Iterable, Iterator
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from onnx_convgrad.registry import Call, Rule, lookup, stem
 
-__all__ = ["Activity", "captured_values", "carriers", "floating", "jumps_between", "rule_of"]
+__all__ = ["Activity", "ancestors", "captured_values", "floating", "jumps_between", "rule_of"]
 
 _FLOATS = frozenset(
     (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.BFLOAT16, ir.DataType.COMPLEX64)
@@ -65,6 +65,24 @@ def carriers(node: ir.Node, rule: Rule | None) -> Iterator[tuple[str, ir.Value]]
                 yield "captured", value
 
 
+def ancestors(targets: Iterable[ir.Value], within: Container[ir.Node], stop: Collection[ir.Value] = ()) -> set[ir.Node]:
+    """The nodes `within` a graph on which a derivative of a floating target may depend, as far as the values `stop`."""
+    found: set[ir.Node] = set()
+    stack = [v for v in targets if floating(v)]
+    seen: set[ir.Value] = set(stack)
+    while stack:
+        value = stack.pop()
+        node = value.producer()
+        if node is None or node in found or node not in within or value in stop:
+            continue
+        found.add(node)
+        for _, operand in carriers(node, rule_of(node)):
+            if operand not in seen:
+                seen.add(operand)
+                stack.append(operand)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Activity:
     """The active nodes in topological order, and the set of values that vary with the sources."""
@@ -87,23 +105,10 @@ class Activity:
         `partial` takes the sources for independent: what one of them owes to another is left out, and the values `held`
         are constants.
         """
-        stop = {*sources, *held}
-        ancestors: set[ir.Node] = set()
-        stack = [v for v in targets if floating(v)]
-        seen: set[ir.Value] = set(stack)
-        while stack:
-            value = stack.pop()
-            node = value.producer()
-            if node is None or node in ancestors or node not in order or (partial and value in stop):
-                continue
-            ancestors.add(node)
-            for _, operand in carriers(node, rule_of(node)):
-                if operand not in seen:
-                    seen.add(operand)
-                    stack.append(operand)
+        upstream = ancestors(targets, order, stop={*sources, *held} if partial else ())
         varied = set(sources)
         active: list[ir.Node] = []
-        for node in sorted(ancestors, key=order.__getitem__):
+        for node in sorted(upstream, key=order.__getitem__):
             if any(operand in varied for _, operand in carriers(node, rule_of(node))):
                 active.append(node)
                 varied.update(v for v in node.outputs if floating(v) and v not in held)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnx_convgrad.activity import carriers, floating, rule_of
+from onnx_convgrad.activity import ancestors, floating, rule_of
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.graph.constants import WAS_NODE, constant_of
 from onnx_convgrad.graph.namespace import named_values
@@ -39,12 +39,12 @@ def parameters(graph: ir.Graph) -> list[ir.Value]:
     """
     found: dict[ir.Value, None] = {}
     stored = any(_trainable(v, dedicated=True) and not v.meta.get(WAS_NODE) for v in graph.initializers.values())
-    felt = _felt(graph)
+    felt = ancestors(graph.outputs, frozenset(graph))
     for node in graph:
         rule = rule_of(node)
         if rule is None or not rule.parameters or _normalizes_groups(node):
             continue
-        if rule.kind in _PLAIN and felt.isdisjoint(node.outputs):
+        if rule.kind in _PLAIN and node not in felt:
             continue
         for name, value in zip(Call(node).names[0], node.inputs, strict=False):
             if value is None or stem(name) not in rule.parameters:
@@ -59,19 +59,6 @@ def parameters(graph: ir.Graph) -> list[ir.Value]:
 
 _PLAIN = ("elementwise", "linear")
 """Kinds of rules of operators that models do arithmetic with, also on sizes."""
-
-
-def _felt(graph: ir.Graph) -> set[ir.Value]:
-    """Values on which a derivative of some output may depend."""
-    stack = [v for v in graph.outputs if floating(v)]
-    seen = set(stack)
-    while stack:
-        node = stack.pop().producer()
-        for _, value in () if node is None else carriers(node, rule_of(node)):
-            if value not in seen:
-                seen.add(value)
-                stack.append(value)
-    return seen
 
 
 def _normalizes_groups(node: ir.Node) -> bool:

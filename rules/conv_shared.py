@@ -19,7 +19,7 @@ from onnx_convgrad.rules.conv_batch import product_of_samples
 
 _FEW_ROWS = 48
 """Of a matrix: as many a product with the identity moves sooner than one thread, which takes ten times as long where rows
-are a power of two apart, or where the runtime has merged the Transpose with a Reshape."""
+are a power of two apart."""
 
 _FEW_OF_EACH = 32
 """The same for the rows of each of many matrices."""

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
+from optimizer import optimized
 
 import onnx_convgrad as og
 from onnx_convgrad.rules.conv_winograd import SIZES
@@ -297,12 +297,7 @@ def test_tiles_of_the_forward_pass_are_not_kept_for_the_gradient(tmp_path: Path)
     model = _model(_arrays((2, 3, 12, 12), (4, 3, 3, 3), bias=False), pads=[1, 1, 1, 1])
     choices = {"Conv": "winograd_4", "ConvWeightGrad": "winograd_4"}
     augmented = og.augment(model, wrt=["w"], training=True, lowering=choices)
-    options = ort.SessionOptions()
-    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    options.log_severity_level = 4
-    ort.InferenceSession(augmented.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    nodes = onnx.load(tmp_path / "optimized.onnx").graph.node
+    nodes = optimized(augmented, tmp_path, "extended").graph.node
     assert sum(n.op_type == "Conv" for n in nodes) == 2 + 4  # x on two axes; x and dY on two axes
 
 
@@ -317,11 +312,7 @@ def test_kernels_are_transformed_when_they_are_needed(lowering: str, tmp_path: P
             loss = ReduceSumSquare <keepdims = 0> (y)
         }""")
     made = og.augment(model, wrt=["v"], training=True, lowering={"Conv": lowering, "ConvInputGrad": lowering})
-    options = ort.SessionOptions()
-    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
-    options.log_severity_level = 4
-    ort.InferenceSession(made.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    order = list(onnx.load(tmp_path / "optimized.onnx").graph.node)
+    order = list(optimized(made, tmp_path).graph.node)
     r = next(node.output[0] for node in order if node.op_type == "Relu")
     tiles = min(i for i, node in enumerate(order) if r in node.input and node.op_type != "HardSigmoid")
     assert tiles < min(i for i, node in enumerate(order) if "w" in node.input)

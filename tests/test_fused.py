@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 import torch
 from onnx import numpy_helper
+from optimizer import LEVELS, optimized
 from torch.nn import functional as F
 
 import onnx_convgrad as og
@@ -153,21 +153,6 @@ def test_unknown_fused_activation_is_refused(node: str, message: str) -> None:
 
 # -- whole files that ONNX Runtime optimized ---------------------------------------------------------------------------
 
-LEVELS = {
-    "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
-    "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
-}
-
-
-def optimized(given: onnx.ModelProto, level: str, folder: Path) -> onnx.ModelProto:
-    options = ort.SessionOptions()
-    options.graph_optimization_level = LEVELS[level]
-    options.optimized_model_filepath = str(folder / f"{level}.onnx")
-    options.log_severity_level = 3  # that the file is for this machine only is what is tested
-    ort.InferenceSession(given.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return onnx.load(options.optimized_model_filepath)
-
-
 PAD = "pads=[1,1,1,1]"
 WEIGHTS = {"w": (8, 8, 3, 3), "v": (8, 8, 3, 3), "s": (8,), "b": (8,)}
 RESIDUAL = f"""
@@ -186,7 +171,7 @@ def residual() -> onnx.ModelProto:
 
 def test_a_file_optimized_offline_has_the_gradients_of_the_original(tmp_path: Path) -> None:
     plain = residual()
-    fused = optimized(plain, "extended", tmp_path)
+    fused = optimized(plain, tmp_path, "extended")
     assert Counter(n.op_type for n in fused.graph.node)["FusedConv"] == 4
     x = drawn({"x": (2, 8, 8, 8)})["x"]
     seed = np.random.default_rng(1).standard_normal(x.shape).astype(np.float32)
@@ -198,7 +183,7 @@ def test_a_file_optimized_offline_has_the_gradients_of_the_original(tmp_path: Pa
 
 
 def test_a_file_in_a_blocked_layout_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    blocked = optimized(residual(), "all", tmp_path)
+    blocked = optimized(residual(), tmp_path)
     if not any("nchwc" in n.domain for n in blocked.graph.node):
         pytest.skip("ONNX Runtime has no blocked layout on this machine")
     with pytest.raises(og.ModelError, match=r"layout that ONNX Runtime made for one machine.*ORT_ENABLE_EXTENDED"):
@@ -219,7 +204,7 @@ def activated(given: onnx.ModelProto) -> Counter[str]:
 def test_the_forward_convolutions_are_fused_as_without_gradients(level: str, wrt: str, tmp_path: Path) -> None:
     """Relu's slope comes from its result, so the value before it has one consumer; so have the sums of residuals."""
     plain = residual()
-    want = activated(optimized(plain, level, tmp_path))
+    want = activated(optimized(plain, tmp_path, level))
     assert want["Relu of 2"] == 1
     assert level != "all" or want["Relu of 4"] == 1  # Conv, Add and Relu in one
-    assert activated(optimized(og.augment(plain, wrt=wrt), level, tmp_path)) == want
+    assert activated(optimized(og.augment(plain, wrt=wrt), tmp_path, level)) == want

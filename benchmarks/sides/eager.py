@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,19 +13,14 @@ from torch.nn.functional import cross_entropy
 from benchmarks.networks import network
 from benchmarks.sides.serve import serve
 
-OPTIMIZERS = {
-    "sgd": torch.optim.SGD,
-    "momentum": partial(torch.optim.SGD, momentum=0.9),
-    "adam": torch.optim.Adam,
-}
-
 
 def main(folder: Path, threads: int, *, compiled: bool) -> None:
     torch.set_num_threads(threads)
     plan = json.loads((folder / "plan.json").read_text())
     module = network(plan["network"]).module()
     x, target = (torch.from_numpy(np.load(folder / f"{name}.npy")) for name in ("x", "target"))
-    optimizer = OPTIMIZERS[plan["optimizer"]](module.parameters(), lr=plan["learning_rate"])
+    kind, given = plan["optimizer"]
+    optimizer = getattr(torch.optim, kind)(module.parameters(), lr=plan["learning_rate"], **given)
     forward = torch.compile(module) if compiled else module
 
     def step() -> float:

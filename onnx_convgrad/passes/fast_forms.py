@@ -6,7 +6,8 @@
     g s + (g x) s', where y = x s(x) is gated              g (s + x s'), and g (s + y (1 - s)) for the logistic gate
     w - a b into a graph output, an update                    one Gemm: a gradient as large as its weight is never held
     PRelu, an element at a time                               max(x, 0) + slope min(x, 0), no rounding: 5 to 20 times
-    [N, C, h, w] op [C, 1, 1], small images; [N, C, 1, 1] op []   see `fast_broadcasts`
+    [N, C, h, w] op [C, 1, 1], small images                   see `fast_broadcasts`
+    [N, C, 1, 1] op a scalar                                  see `fast_broadcasts`
     Gather of windows of the last axis, as unfolding does     see `fast_windows`
     Transpose of single elements, DepthToSpace                see `fast_transposes`
     Resize, cubic or linear                                   see `fast_resize`
