@@ -76,9 +76,9 @@ def readers(model: onnx.ModelProto, value: str) -> list[str]:
 def test_the_forward_part_is_fused_as_without_gradients(level: str, tmp_path: Path) -> None:
     plain, augmented = network(), og.augment(network())
     assert readers(augmented, "h") == ["BatchNormalization"]
-    want = activated(optimized(plain, level, tmp_path))
+    want = activated(optimized(plain, tmp_path, level))
     assert want == {"Relu of 3": 1}  # with a bias, which the model has not: BatchNormalization is inside
-    assert activated(optimized(augmented, level, tmp_path)) == want
+    assert activated(optimized(augmented, tmp_path, level)) == want
 
 
 @pytest.mark.parametrize(
