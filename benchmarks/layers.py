@@ -2,6 +2,7 @@
 
     python -m benchmarks.layers                    # all shapes: dX, dW and both at once
     python -m benchmarks.layers study 1-D          # these groups only
+    python -m benchmarks.layers --random 100       # shapes that nobody chose
     python -m benchmarks.layers --all              # every lowering of each gradient: does the cost model choose well?
     python -m benchmarks.layers --from a.json b.json    # print what --json wrote before
 
@@ -17,6 +18,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from benchmarks.program import Row, carry_out, parser, timing_options
+from benchmarks.random_shapes import random_layers
 from benchmarks.shapes import LAYERS, Case
 from benchmarks.tables import geometric_mean, ms, table
 from onnx_convgrad.api import explain
@@ -127,7 +129,18 @@ def print_lowerings(rows: Sequence[Row]) -> None:
 # -- the program --------------------------------------------------------------------------------------------------------
 
 
-def chosen_cases(groups: Sequence[str], part: str | None, *, quick: bool) -> list[Case]:
+def chosen_cases(arguments: argparse.Namespace) -> list[Case]:
+    if arguments.random:
+        cases = random_layers(arguments.random, arguments.seed)
+    else:
+        cases = known_cases(arguments.groups, quick=arguments.quick)
+    if arguments.part:
+        index, count = map(int, arguments.part.split("/"))
+        cases = cases[index - 1 :: count]
+    return cases
+
+
+def known_cases(groups: Sequence[str], *, quick: bool) -> list[Case]:
     known = list(dict.fromkeys(case.group for case in LAYERS))
     unknown = [group for group in groups if group not in known]
     if unknown:
@@ -136,9 +149,6 @@ def chosen_cases(groups: Sequence[str], part: str | None, *, quick: bool) -> lis
     if quick:
         first = {case.group: case for case in reversed(cases)}
         cases = [case for case in cases if first[case.group] is case]
-    if part:
-        index, count = map(int, part.split("/"))
-        cases = cases[index - 1 :: count]
     return cases
 
 
@@ -158,13 +168,15 @@ def main(words: Sequence[str] | None = None) -> None:
     options = parser("layers", __doc__, "one shape of each group, three repeats")
     options.add_argument("groups", nargs="*", help="of shapes; all by default")
     options.add_argument("--all", action="store_true", help="time every lowering instead")
+    options.add_argument("--random", type=int, default=0, metavar="N", help="so many shapes drawn at random instead")
+    options.add_argument("--seed", type=int, default=0, help="of the drawing")
     options.add_argument("--part", metavar="I/N", help="every N-th shape, from the I-th on")
     timing_options(options)
     arguments = options.parse_args(words)
 
     def measure() -> list[Row]:
         load_rules()
-        return measured(chosen_cases(arguments.groups, arguments.part, quick=arguments.quick), arguments)
+        return measured(chosen_cases(arguments), arguments)
 
     kind, show = ("lowerings", print_lowerings) if arguments.all else ("layers", print_against)
     carry_out(arguments, kind, measure, show)

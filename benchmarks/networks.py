@@ -13,6 +13,7 @@ import onnx
 import torch
 from torch import Tensor, nn
 
+import benchmarks.further_architectures as further
 import benchmarks.other_architectures as other
 from benchmarks.architectures import (
     UNet,
@@ -95,6 +96,20 @@ OTHERS = {
     "m5": Network("M5 (audio)", other.m5, 16, (1, 16000), 35),
     "eegnet": Network("EEGNet", other.eegnet, 32, (1, 64, 512), 4),
     "conv_vit": Network("ViT, convolutional stem", other.conv_vit, 8, IMAGE),
+    "mobilenet_v1": Network("MobileNet", further.mobilenet_v1, 16, IMAGE),
+    "ghostnet": Network("GhostNet", further.ghostnet, 16, IMAGE),
+    "inception_v3": Network("Inception V3", further.inception_v3, 8, (3, 149, 149)),
+    "r2plus1d": Network("R(2+1)D", further.r2plus1d, 2, (3, 8, 56, 56), 400),
+    "regnet_x": Network("RegNetX-400MF", further.regnet_x, 8, IMAGE),
+    "efficientnet_v2": Network("EfficientNetV2", further.efficientnet_v2, 8, (3, 160, 160)),
+    "poolformer": Network("PoolFormer", further.poolformer, 4, IMAGE),
+    "convnext_v2": Network("ConvNeXt V2", further.convnext_v2, 8, IMAGE),
+    "srgan": Network("SRGAN", further.srgan, 4, (3, 48, 48), 8, per_pixel=True, enlarged=2),
+    "hrnet": Network("HRNet", further.HRNet, 4, (3, 128, 128), 19, per_pixel=True),
+    "wavenet": Network("WaveNet", further.wavenet, 4, (1, 4096), 64, per_pixel=True),
+    "tasnet": Network("Conv-TasNet", further.tasnet, 2, (1, 16000), 64, per_pixel=True),
+    "pointnet": Network("PointNet", further.pointnet, 16, (3, 1024), 40),
+    "lenet": Network("LeNet-5", further.lenet, 64, (1, 28, 28), 10),
 }
 """On which the lowerings were not tuned."""
 

@@ -114,12 +114,17 @@ def swapped(e: Emitter, v: ir.Value, rows: int) -> ir.Value:
 
 
 def turned_matrix(e: Emitter, v: ir.Value) -> ir.Value:
-    """[rows, columns] -> [columns, rows] by a Transpose that stays as it is.
+    """[rows, columns] -> [columns, rows] by a Transpose that stays as it is."""
+    return transposed_apart(e, v, [1, 0])
 
-    Of a matrix without a first axis of 1, ONNX Runtime merges it with the Reshape and Transpose that follow (to channels
-    last, say) into one Transpose of four axes, which takes up to 20 times as long as the two.
+
+def transposed_apart(e: Emitter, v: ir.Value, perm: Sequence[int]) -> ir.Value:
+    """A Transpose that ONNX Runtime does not merge with a Reshape and Transpose that follow.
+
+    Two that each copy rows or exchange two axes it would merge into one of four axes, which moves single elements and takes
+    up to 20 times as long as the two. It does not where the first has a leading axis of 1.
     """
-    return e.squeeze(e.swap_last(e.unsqueeze(v, [0])), [0])
+    return e.squeeze(e.transpose(e.unsqueeze(v, [0]), [0, *(axis + 1 for axis in perm)]), [0])
 
 
 def swapped_by_product(e: Emitter, v: ir.Value, rows: int) -> ir.Value:

@@ -37,7 +37,16 @@ from onnx_convgrad.graph.samples import filled, may_be_empty, with_samples
 from onnx_convgrad.lowering import Query, Requirement, lowering
 from onnx_convgrad.registry import Call
 from onnx_convgrad.rules.conv_kernels import back_padding
-from onnx_convgrad.rules.conv_shared import biased, conv_kernel, features_of, not_empty, static_kernel, x_dims, y_dims
+from onnx_convgrad.rules.conv_shared import (
+    biased,
+    conv_kernel,
+    features_of,
+    not_empty,
+    static_kernel,
+    transposed_apart,
+    x_dims,
+    y_dims,
+)
 from onnx_convgrad.rules.winograd_axes import (
     MOST,
     Axis,
@@ -168,10 +177,13 @@ def to_points(
     """
     n, c, *spatial = size
     tiles: Dim
-    v = e.transpose(v, perm or [*range(2, 2 + len(axes)), 0, 1])
-    if groups > 1:  # a second pass: ONNX Runtime moves single elements slowly unless it exchanges two axes
+    perm = perm or [*range(2, 2 + len(axes)), 0, 1]
+    if groups > 1:  # in two passes: ONNX Runtime moves single elements slowly unless it exchanges two axes
         c = e.size_div(c, groups)
-        v = e.transpose(e.reshape(v, [e.size_mul(*spatial), n, groups, c]), [2, 0, 1, 3])
+        v = e.reshape(transposed_apart(e, v, perm), [e.size_mul(*spatial), n, groups, c])
+        v = e.transpose(v, [2, 0, 1, 3])
+    else:
+        v = e.transpose(v, perm)
     points, tiles = groups, 1
     for i, (axis, kernel, (start, end), step) in enumerate(zip(axes, kernels, pads, steps, strict=True)):
         rows, count, phases = spatial[i], axis.count, axis.dilation
@@ -225,7 +237,7 @@ def from_points(
     v = e.reshape(v, [*lead, e.size_mul(*heights, *counts), e.size_mul(n, c)])
     v = e.op("Gather", v, places, axis=len(lead))
     if lead:
-        v = e.transpose(e.reshape(v, [groups, e.size_mul(*spatial), n, c]), [1, 2, 0, 3])
+        v = transposed_apart(e, e.reshape(v, [groups, e.size_mul(*spatial), n, c]), [1, 2, 0, 3])
     v = e.reshape(v, [*spatial, n, channels])
     if may_be_empty(e, samples):
         v = e.slice(v, [0], [samples], [rank])

@@ -62,7 +62,8 @@ def test_every_element_arrives(perm: tuple[int, ...], batch: int | str, monkeypa
 
 
 def test_a_short_axis_is_taken_apart_and_a_long_one_is_not() -> None:
-    for sizes, moved in (((64, 3, 4096), True), ((64, 32, 512), False), ((8, 3, 64), False)):
+    cases = (((64, 3, 4096), True), ((64, 8, 4096), False), ((4096, 8, 64), True), ((64, 16, 1024), False))
+    for sizes, moved in (*cases, ((4096, 16, 16), True), ((64, 32, 512), False), ((8, 3, 64), False)):
         x = np.zeros(sizes, np.float32)
         y = np.zeros((sizes[0], sizes[2], sizes[1]), np.float32)
         _, operators = _step(_model("Transpose <perm = [0, 2, 1]>", _text(sizes), _text(y.shape)), x, y)
@@ -117,3 +118,27 @@ def test_the_runtime_keeps_samples_and_channels_apart(lowering: str, tmp_path: P
     perms = [list(node.attribute[0].ints) for node in nodes if node.op_type == "Transpose"]
     assert [0, 2, 3, 1] in perms
     assert [3, 1, 2, 0] not in perms
+
+
+@pytest.mark.parametrize("name", ["winograd_2", "winograd_4"])
+@pytest.mark.parametrize("operator", ["ConvInputGrad", "ConvWeightGrad"])
+def test_the_runtime_does_not_merge_the_two_moves_of_groups(operator: str, name: str, tmp_path: Path) -> None:
+    """Samples and groups change places in two passes over rows; merged into one, each element would move alone."""
+    text = """<ir_version: 10, opset_import: ["": 21]>
+        g (float[4, 32, 40] x, float[48, 16, 3] w) => (float[4, 48, 40] y) {
+            y = Conv <group = 2, pads = [1, 1]> (x, w)
+        }"""
+    wrt = {"ConvInputGrad": "x", "ConvWeightGrad": "w"}[operator]
+    made = og.vjp(onnx.parser.parse_model(text), wrt=[wrt], lowering={operator: name})
+    nodes = optimized(made, tmp_path).graph.node
+    perms = [list(node.attribute[0].ints) for node in nodes if node.op_type == "Transpose"]
+    slow = [perm for perm in perms if perm[-1] != len(perm) - 1 and not _exchanges(perm)]
+    assert perms
+    assert not slow
+
+
+def _exchanges(perm: list[int]) -> bool:
+    """Whether two neighbouring parts of the axes change places, and nothing else."""
+    lead = next(i for i, axis in enumerate(perm) if i != axis)
+    rest = perm[lead:]
+    return sum(b != a + 1 for a, b in itertools.pairwise(rest)) == 1

@@ -21,6 +21,7 @@ __all__ = [
     "leading_axes",
     "max_pool",
     "pad",
+    "places",
     "reduce",
     "scatter",
     "slice_",
@@ -194,5 +195,20 @@ def scatter(factor: float, updates: int) -> Callable[[ir.Node, Rates], float]:
 
 def col2im(node: ir.Node, rates: Rates) -> float:
     """Whole rows are added in two dimensions and where they are not spread."""
-    rows = len(shape_of(node.outputs[0])) == 4 and set(Call(node).ints("strides") or (1,)) == {1}
-    return items(0.22 if rows else 0.55)(node, rates)
+    image, n = shape_of(node.outputs[0])[2:], Call(node)
+    if len(image) == 2:
+        return items(0.22 if set(n.ints("strides") or (1,)) == {1} else 0.55)(node, rates)
+    block = constant_of(node.inputs[2])
+    kernel = 1 if block is None else int(block.reshape(-1)[-1])
+    stride, dilation = ((n.ints(name) or (1,))[-1] for name in ("strides", "dilations"))
+    pads = n.ints("pads") or (0,) * 2 * len(image)
+    row = (image[-1] + pads[len(image) - 1] + pads[-1] - dilation * (kernel - 1) - 1) // stride + 1
+    return items(0.55 + places(len(image), shape_of(node.inputs[0])[-1], row))(node, rates)
+
+
+def places(rank: int, points: int, row: int) -> float:
+    """Of `Rates.item`, per element of patches that are added to an image, for finding where: in two dimensions nothing.
+
+    In others it is found for each tap and channel of `points` patches, and in three for every `row` of them.
+    """
+    return 0.0 if rank == 2 else (18 + 8 * rank) / max(points, 1) + (3 / max(row, 1) if rank > 2 else 0.0)

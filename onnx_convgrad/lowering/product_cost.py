@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.graph.constants import is_folded
 from onnx_convgrad.graph.nodes import is_op
+from onnx_convgrad.lowering.movement_cost import places
 from onnx_convgrad.lowering.pass_cost import late, moved_bytes, shape_of, traffic, waiting
 from onnx_convgrad.registry import Call
 from onnx_convgrad.targets import Rates
@@ -135,6 +136,7 @@ def conv(node: ir.Node, rates: Rates) -> float:
         serial = w[0] // groups > points
         runs = patches / y[-1] * (0.8 if serial else 0.35 if y[-1] < 7 else 0.12 if y[-1] < 16 else 0.0)
         gathered = (0.18 if serial else 0.09) * _short_rows(y[-1]) * patches * rates.item
+        gathered *= 1 if strides[-1] == 1 else 2
         seconds = 1.9 * macs / rates.gemm + gathered + runs * rates.run + images + 0.85 * waiting(node, rates)
     else:
         rows, k = w[0] // groups, inner * taps
@@ -165,9 +167,11 @@ def conv_transpose(node: ir.Node, rates: Rates) -> float:
     groups, unit = n.int("group", 1), set(n.ints("strides") or (1,)) == {1}
     points, taps = math.prod(x[2:]), math.prod(w[2:])
     patches = float(x[0] * groups * w[1] * taps * points)
-    adding = patches * rates.item * (0.15 * _short_rows(y[-1]) if unit else 0.5) if taps > 1 else 0.0
+    each = 0.15 * _short_rows(y[-1]) if unit and len(x) < 5 else 0.5
+    each += places(len(x) - 2, points, x[-1])
+    added = patches * rates.item * each if taps > 1 else 0.0
     slow = 1 + rates.small / max(w[1] * taps, 1) + 8 / max(points, 1) + 8 / max(w[0] // groups, 1)
     product = 2.0 * x[0] * w[0] * w[1] * taps * points * slow / rates.gemm
     packed = 0.0 if is_folded(node.inputs[1]) else 0.25 * rates.item * x[0] * math.prod(w)
     packed += x[0] * groups * 15 * rates.run
-    return max(product + packed + adding + waiting(node, rates), traffic(node, rates))
+    return max(product + packed + added + waiting(node, rates), traffic(node, rates))

@@ -24,8 +24,11 @@ __all__ = ["TRANSPOSES"]
 _SHORT = 16
 """Elements of an axis that is taken apart at most."""
 
-_ROWS = 256
-"""Rows of a matrix with as few columns that the runtime takes apart slowly."""
+_FEW = 8
+"""Rows or columns that are taken apart, or put together, side by side at full speed."""
+
+_LINES = (2, 3)
+"""Rows of a matrix that the runtime puts together slowly, however long they are."""
 
 _LARGE = 1 << 18
 """Elements of what is moved that are worth the nodes."""
@@ -63,17 +66,21 @@ def _permuted(e: Emitter, v: ir.Value, dims: Sequence[Dim], perm: Sequence[int])
         return None
     back = [int(axis) for axis in np.argsort(perm)]
     leaving, coming = _Plan.of(perm), _Plan.of(back)
-    if leaving is not None and _short(dims[-1]) and not (leaving.alone and _long(dims[leaving.at : -1])):
+    if leaving is not None and _short(dims[-1]) and not (leaving.alone and _large(dims[leaving.at :], dims[-1])):
         return e.transpose(_from_the_end(e, e.reshape(v, dims), dims, leaving.at), leaving.perm)
-    if coming is not None and _short(dims[perm[-1]]):
+    count = dims[perm[-1]]
+    whole = coming is not None and coming.alone and count not in _LINES and _large(dims[coming.at :], count)
+    if coming is not None and _short(count) and not whole:
         order = [int(axis) for axis in np.argsort(coming.perm)]
         moved = e.transpose(e.reshape(v, dims), order)
         return _to_the_end(e, moved, [dims[axis] for axis in order], coming.at)
     return None
 
 
-def _long(rows: Sequence[Dim]) -> bool:
-    return math.prod(size for size in rows if isinstance(size, int)) > _ROWS
+def _large(matrix: Sequence[Dim], short: Dim) -> bool:
+    """Whether a matrix pays for the start of the runtime's own loop, which passes over memory once instead of twice."""
+    size = math.prod(size for size in matrix if isinstance(size, int))
+    return isinstance(short, int) and size >= (2048 if short <= _FEW else 512)
 
 
 def _short(size: Dim) -> bool:
