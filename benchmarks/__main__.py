@@ -1,7 +1,7 @@
 """All tables of the README in one run: `python -m benchmarks [--quick] [--threads N] [--json FOLDER]`.
 
 Each is also a program: `python -m benchmarks.layers`, `.operators`, `.steps`, `.build`, `.scaling`, `.per_sample`,
-`.functional` and `.trainer`. Three quarters of an hour; `--quick` takes some minutes.
+`.functional` and `.trainer`. An hour; `--quick` takes some minutes.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ def main() -> None:
     threads = ["--threads", str(arguments.threads)]
     for title, program, words in (
         ("Layers", layers, threads),
+        ("Layers drawn at random", layers, [*threads, "--random", "100"]),
         ("Choice of lowerings", layers, [*threads, "--all"]),
         ("Operators", operators, threads),
         ("Training steps", steps, threads),

@@ -21,15 +21,17 @@ Activation = Callable[[], nn.Module]
 def conv_norm(
     cin: int,
     cout: int,
-    kernel: int = 1,
+    kernel: int | tuple[int, ...] = 1,
     stride: int | tuple[int, ...] = 1,
     *,
     groups: int = 1,
     act: Activation | None = nn.ReLU,
     dims: int = 2,
+    pad: int | None = None,
 ) -> nn.Sequential:
-    """Convolution without bias, batch normalization and, unless `act` is None, an activation."""
-    conv = CONV[dims](cin, cout, kernel, stride, kernel // 2, groups=groups, bias=False)
+    """Convolution without bias, batch normalization and, unless `act` is None, an activation; padded by half the kernel."""
+    half = kernel // 2 if isinstance(kernel, int) else tuple(k // 2 for k in kernel)
+    conv = CONV[dims](cin, cout, kernel, stride, half if pad is None else pad, groups=groups, bias=False)
     return nn.Sequential(conv, NORM[dims](cout), *([act()] if act else []))
 
 
@@ -92,8 +94,8 @@ def resnet20() -> nn.Module:
 
 def resnet18_3d(classes: int = 400) -> nn.Module:
     """R3D-18 of Tran et al. 2018: a 3x7x7 stem that strides in space alone, no pooling after it."""
-    stem = [nn.Conv3d(3, 64, (3, 7, 7), (1, 2, 2), (1, 3, 3), bias=False), nn.BatchNorm3d(64), nn.ReLU()]
-    return nn.Sequential(*stem, residual_stages(basic_block, [2, 2, 2, 2], 1, 3), head(512, classes, 3))
+    stem = conv_norm(3, 64, (3, 7, 7), (1, 2, 2), dims=3)
+    return nn.Sequential(stem, residual_stages(basic_block, [2, 2, 2, 2], 1, 3), head(512, classes, 3))
 
 
 def ecg_block(cin: int, cout: int, shrink: int, kernel: int) -> nn.Module:
@@ -242,11 +244,11 @@ class Permute(nn.Module):
 
 
 class Scale(nn.Module):
-    """One learned factor per channel, which comes last."""
+    """One learned factor per channel, which so many axes follow."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, behind: int = 0) -> None:
         super().__init__()
-        self.factor = nn.Parameter(torch.full((channels,), 1e-6))
+        self.factor = nn.Parameter(torch.full((channels, *[1] * behind), 1e-6))
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.factor

@@ -7,8 +7,17 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from benchmarks.architectures import Permute, Residual, conv_norm, head
-from benchmarks.other_architectures import Parallel
+from benchmarks.architectures import (
+    Permute,
+    Residual,
+    Scale,
+    SqueezeExcite,
+    channel_norm,
+    conv_norm,
+    head,
+    inverted_residual,
+)
+from benchmarks.other_architectures import Causal, Parallel
 
 # -- separable: MobileNet (Howard et al. 2017), GhostNet (Han et al. 2020) ----------------------------------------------
 
@@ -16,15 +25,9 @@ from benchmarks.other_architectures import Parallel
 def mobilenet_v1(classes: int = 1000) -> nn.Module:
     layers, cin = [conv_norm(3, 32, 3, 2)], 32
     for cout, stride in (
-        (64, 1),
-        (128, 2),
-        (128, 1),
-        (256, 2),
-        (256, 1),
-        (512, 2),
+        *((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2)),
         *[(512, 1)] * 5,
-        (1024, 2),
-        (1024, 1),
+        *((1024, 2), (1024, 1)),
     ):
         layers += [conv_norm(cin, cin, 3, stride, groups=cin), conv_norm(cin, cout)]
         cin = cout
@@ -67,34 +70,20 @@ def ghostnet(classes: int = 1000) -> nn.Module:
 # -- factors: Inception V3 (Szegedy et al. 2016), R(2+1)D (Tran et al. 2018) --------------------------------------------
 
 
-def conv_any(cin: int, cout: int, kernel: tuple[int, ...], stride: int | tuple[int, ...] = 1) -> nn.Module:
-    conv, norm = (nn.Conv2d, nn.BatchNorm2d) if len(kernel) == 2 else (nn.Conv3d, nn.BatchNorm3d)
-    return nn.Sequential(
-        conv(cin, cout, kernel, stride, tuple(k // 2 for k in kernel), bias=False), norm(cout), nn.ReLU()
-    )
-
-
 def factored(cin: int, width: int) -> nn.Module:
     """The blocks of 17x17, with kernels of 7x1 and 1x7."""
     one = conv_norm(cin, 192)
-    two = nn.Sequential(conv_norm(cin, width), conv_any(width, width, (1, 7)), conv_any(width, 192, (7, 1)))
+    two = nn.Sequential(conv_norm(cin, width), conv_norm(width, width, (1, 7)), conv_norm(width, 192, (7, 1)))
     three = [conv_norm(cin, width)]
-    three += [conv_any(width, width, (7, 1)), conv_any(width, width, (1, 7))]
-    three += [conv_any(width, width, (7, 1)), conv_any(width, 192, (1, 7))]
+    three += [conv_norm(width, width, (7, 1)), conv_norm(width, width, (1, 7))]
+    three += [conv_norm(width, width, (7, 1)), conv_norm(width, 192, (1, 7))]
     return Parallel(one, two, nn.Sequential(*three), nn.Sequential(nn.AvgPool2d(3, 1, 1), conv_norm(cin, 192)))
 
 
 def inception_v3(classes: int = 1000) -> nn.Module:
     """The stem, a block with 5x5, a reduction, and two blocks with 7x1 and 1x7."""
-    layers: list[nn.Module] = [nn.Conv2d(3, 32, 3, 2, bias=False), nn.BatchNorm2d(32), nn.ReLU()]
-    layers += [
-        nn.Conv2d(32, 32, 3, bias=False),
-        nn.BatchNorm2d(32),
-        nn.ReLU(),
-        conv_norm(32, 64, 3),
-        nn.MaxPool2d(3, 2),
-    ]
-    layers += [conv_norm(64, 80), nn.Conv2d(80, 192, 3, bias=False), nn.BatchNorm2d(192), nn.ReLU()]
+    layers: list[nn.Module] = [conv_norm(3, 32, 3, 2, pad=0), conv_norm(32, 32, 3, pad=0), conv_norm(32, 64, 3)]
+    layers += [nn.MaxPool2d(3, 2), conv_norm(64, 80), conv_norm(80, 192, 3, pad=0)]
     a = Parallel(
         conv_norm(192, 64),
         nn.Sequential(conv_norm(192, 48), conv_norm(48, 64, 5)),
@@ -109,16 +98,17 @@ def r2plus1d(classes: int = 400) -> nn.Module:
     def pair(cin: int, cout: int, stride: int = 1) -> list[nn.Module]:
         middle = cin * cout * 27 // (cin * 9 + 3 * cout)
         return [
-            conv_any(cin, middle, (1, 3, 3), (1, stride, stride)),
-            conv_any(middle, cout, (3, 1, 1), (stride, 1, 1)),
+            conv_norm(cin, middle, (1, 3, 3), (1, stride, stride), dims=3),
+            conv_norm(middle, cout, (3, 1, 1), (stride, 1, 1), dims=3),
         ]
 
-    layers: list[nn.Module] = [conv_any(3, 45, (1, 7, 7), (1, 2, 2)), conv_any(45, 64, (3, 1, 1))]
+    stem = [conv_norm(3, 45, (1, 7, 7), (1, 2, 2), dims=3), conv_norm(45, 64, (3, 1, 1), dims=3)]
+    layers: list[nn.Module] = [*stem]
     cin = 64
     for width in (64, 128, 256):
         stride = 1 if width == 64 else 2
         body = nn.Sequential(*pair(cin, width, stride), *pair(width, width))
-        short = nn.Sequential(nn.Conv3d(cin, width, 1, stride, bias=False), nn.BatchNorm3d(width))
+        short = conv_norm(cin, width, 1, stride, act=None, dims=3)
         layers += [Residual(body, short), Residual(nn.Sequential(*pair(width, width), *pair(width, width)))]
         cin = width
     return nn.Sequential(*layers, head(cin, classes, 3))
@@ -143,21 +133,6 @@ def regnet_x(classes: int = 1000) -> nn.Module:
     return nn.Sequential(*layers, head(cin, classes))
 
 
-class Gate(nn.Module):
-    def __init__(self, channels: int, squeezed: int) -> None:
-        super().__init__()
-        self.gate = nn.Sequential(
-            nn.AdaptiveAvgPool2d(1),
-            nn.Conv2d(channels, squeezed, 1),
-            nn.SiLU(),
-            nn.Conv2d(squeezed, channels, 1),
-            nn.Sigmoid(),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.gate(x)
-
-
 def efficientnet_v2(classes: int = 1000) -> nn.Module:
     """Two blocks of each stage of the small one."""
 
@@ -166,33 +141,20 @@ def efficientnet_v2(classes: int = 1000) -> nn.Module:
         return Residual(nn.Sequential(*body)) if cin == cout and stride == 1 else nn.Sequential(*body)
 
     def separable(cin: int, cout: int, times: int, stride: int) -> nn.Module:
-        inner = cin * times
-        body = [conv_norm(cin, inner, act=nn.SiLU), conv_norm(inner, inner, 3, stride, groups=inner, act=nn.SiLU)]
-        body += [Gate(inner, cin // 4), conv_norm(inner, cout, act=None)]
-        return Residual(nn.Sequential(*body)) if cin == cout and stride == 1 else nn.Sequential(*body)
+        def squeeze(channels: int) -> nn.Module:
+            return SqueezeExcite(channels, cin // 4, nn.SiLU, nn.Sigmoid)
+
+        return inverted_residual(cin, times * cin, cout, 3, stride, nn.SiLU, squeeze)
 
     layers: list[nn.Module] = [conv_norm(3, 24, 3, 2, act=nn.SiLU)]
     layers += [fused(24, 48, 4, 2), fused(48, 48, 4, 1), fused(48, 64, 4, 2), fused(64, 64, 4, 1)]
-    layers += [
-        separable(64, 128, 4, 2),
-        separable(128, 128, 4, 1),
-        separable(128, 160, 6, 1),
-        separable(160, 160, 6, 1),
-    ]
+    layers += [separable(64, 128, 4, 2), separable(128, 128, 4, 1)]
+    layers += [separable(128, 160, 6, 1), separable(160, 160, 6, 1)]
     layers += [separable(160, 256, 6, 2), separable(256, 256, 6, 1)]
     return nn.Sequential(*layers, conv_norm(256, 1280, act=nn.SiLU), head(1280, classes))
 
 
 # -- PoolFormer (Yu et al. 2022), ConvNeXt V2 (Woo et al. 2023) ---------------------------------------------------------
-
-
-class Scaled(nn.Module):
-    def __init__(self, channels: int, body: nn.Module) -> None:
-        super().__init__()
-        self.body, self.scale = body, nn.Parameter(torch.full((channels, 1, 1), 1e-1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.scale * self.body(x)
 
 
 class PoolMixer(nn.Module):
@@ -211,10 +173,9 @@ def poolformer(classes: int = 1000) -> nn.Module:
         if width != cin:
             layers.append(nn.Conv2d(cin, width, 3, 2, 1))
         for _ in range(count):
-            mlp = nn.Sequential(
-                nn.GroupNorm(1, width), nn.Conv2d(width, 4 * width, 1), nn.GELU(), nn.Conv2d(4 * width, width, 1)
-            )
-            layers += [Scaled(width, nn.Sequential(nn.GroupNorm(1, width), PoolMixer())), Scaled(width, mlp)]
+            mixer = [nn.GroupNorm(1, width), PoolMixer(), Scale(width, 2)]
+            mlp = [nn.GroupNorm(1, width), nn.Conv2d(width, 4 * width, 1), nn.GELU(), nn.Conv2d(4 * width, width, 1)]
+            layers += [Residual(nn.Sequential(*mixer)), Residual(nn.Sequential(*mlp, Scale(width, 2)))]
         cin = width
     return nn.Sequential(*layers, nn.GroupNorm(1, cin), head(cin, classes))
 
@@ -233,21 +194,21 @@ class ResponseNorm(nn.Module):
 
 def convnext_v2(classes: int = 1000) -> nn.Module:
     """The atto one."""
-    layers: list[nn.Module] = [nn.Conv2d(3, 40, 4, 4), Permute(0, 2, 3, 1), nn.LayerNorm(40), Permute(0, 3, 1, 2)]
+    layers: list[nn.Module] = [nn.Conv2d(3, 40, 4, 4), *channel_norm(40)]
     cin = 40
     for width, count in ((40, 2), (80, 2), (160, 6), (320, 2)):
         if width != cin:
-            layers += [Permute(0, 2, 3, 1), nn.LayerNorm(cin), Permute(0, 3, 1, 2), nn.Conv2d(cin, width, 2, 2)]
+            layers += [*channel_norm(cin), nn.Conv2d(cin, width, 2, 2)]
         for _ in range(count):
-            body: list[nn.Module] = [nn.Conv2d(width, width, 7, padding=3, groups=width), Permute(0, 2, 3, 1)]
-            body += [nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), ResponseNorm(4 * width)]
+            body: list[nn.Module] = [nn.Conv2d(width, width, 7, padding=3, groups=width), *channel_norm(width)[:2]]
+            body += [nn.Linear(width, 4 * width), nn.GELU(), ResponseNorm(4 * width)]
             body += [nn.Linear(4 * width, width), Permute(0, 3, 1, 2)]
             layers.append(Residual(nn.Sequential(*body)))
         cin = width
     return nn.Sequential(*layers, head(cin, classes))
 
 
-# -- images out: SRGAN's generator (Ledig et al. 2017), HRNet (Wang et al. 2020), a pyramid (Lin et al. 2017) -----------
+# -- images out: SRGAN's generator (Ledig et al. 2017), HRNet (Wang et al. 2020) -------------------------------------
 
 
 def srgan(classes: int = 8, width: int = 64, depth: int = 6) -> nn.Module:
@@ -299,12 +260,11 @@ class HRNet(nn.Module):
 class Gated(nn.Module):
     def __init__(self, width: int, dilation: int) -> None:
         super().__init__()
-        self.conv = nn.Conv1d(width, 2 * width, 2, dilation=dilation, padding=dilation)
-        self.dilation = dilation
+        self.conv = Causal(width, 2 * width, 2, dilation)
         self.out = nn.Conv1d(width, width, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        a, b = self.conv(x)[..., : -self.dilation].chunk(2, 1)
+        a, b = self.conv(x).chunk(2, 1)
         return x + self.out(torch.tanh(a) * torch.sigmoid(b))
 
 

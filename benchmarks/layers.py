@@ -130,26 +130,22 @@ def print_lowerings(rows: Sequence[Row]) -> None:
 
 
 def chosen_cases(arguments: argparse.Namespace) -> list[Case]:
-    if arguments.random:
-        cases = random_layers(arguments.random, arguments.seed)
-    else:
-        cases = known_cases(arguments.groups, quick=arguments.quick)
+    cases = random_layers(arguments.random, arguments.seed) if arguments.random else known_cases(arguments.groups)
+    if arguments.quick:
+        first = {case.group: case for case in reversed(cases)}
+        cases = [case for case in cases if first[case.group] is case]
     if arguments.part:
         index, count = map(int, arguments.part.split("/"))
         cases = cases[index - 1 :: count]
     return cases
 
 
-def known_cases(groups: Sequence[str], *, quick: bool) -> list[Case]:
+def known_cases(groups: Sequence[str]) -> list[Case]:
     known = list(dict.fromkeys(case.group for case in LAYERS))
     unknown = [group for group in groups if group not in known]
     if unknown:
         raise SystemExit(f"No group {unknown[0]!r}; there are: {', '.join(known)}.")
-    cases = [case for case in LAYERS if case.group in (groups or known)]
-    if quick:
-        first = {case.group: case for case in reversed(cases)}
-        cases = [case for case in cases if first[case.group] is case]
-    return cases
+    return [case for case in LAYERS if case.group in (groups or known)]
 
 
 def measured(cases: Iterable[Case], arguments: argparse.Namespace) -> list[Row]:
@@ -173,6 +169,8 @@ def main(words: Sequence[str] | None = None) -> None:
     options.add_argument("--part", metavar="I/N", help="every N-th shape, from the I-th on")
     timing_options(options)
     arguments = options.parse_args(words)
+    if arguments.random and arguments.groups:
+        options.error("--random draws its own shapes: leave out the groups")
 
     def measure() -> list[Row]:
         load_rules()

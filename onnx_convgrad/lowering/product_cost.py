@@ -135,8 +135,8 @@ def conv(node: ir.Node, rates: Rates) -> float:
         images = x[0] * groups * 10 * rates.run
         serial = w[0] // groups > points
         runs = patches / y[-1] * (0.8 if serial else 0.35 if y[-1] < 7 else 0.12 if y[-1] < 16 else 0.0)
-        gathered = (0.18 if serial else 0.09) * _short_rows(y[-1]) * patches * rates.item
-        gathered *= 1 if strides[-1] == 1 else 2
+        each = (0.18 if serial else 0.09) * (1 if strides[-1] == 1 else 2)
+        gathered = each * _short_rows(y[-1]) * patches * rates.item
         seconds = 1.9 * macs / rates.gemm + gathered + runs * rates.run + images + 0.85 * waiting(node, rates)
     else:
         rows, k = w[0] // groups, inner * taps

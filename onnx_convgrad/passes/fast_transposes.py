@@ -66,21 +66,23 @@ def _permuted(e: Emitter, v: ir.Value, dims: Sequence[Dim], perm: Sequence[int])
         return None
     back = [int(axis) for axis in np.argsort(perm)]
     leaving, coming = _Plan.of(perm), _Plan.of(back)
-    if leaving is not None and _short(dims[-1]) and not (leaving.alone and _large(dims[leaving.at :], dims[-1])):
+    if leaving is not None and _short(dims[-1]) and not _exchanged(leaving, dims, dims[-1]):
         return e.transpose(_from_the_end(e, e.reshape(v, dims), dims, leaving.at), leaving.perm)
     count = dims[perm[-1]]
-    whole = coming is not None and coming.alone and count not in _LINES and _large(dims[coming.at :], count)
-    if coming is not None and _short(count) and not whole:
+    if coming is not None and _short(count) and (count in _LINES or not _exchanged(coming, dims, count)):
         order = [int(axis) for axis in np.argsort(coming.perm)]
         moved = e.transpose(e.reshape(v, dims), order)
         return _to_the_end(e, moved, [dims[axis] for axis in order], coming.at)
     return None
 
 
-def _large(matrix: Sequence[Dim], short: Dim) -> bool:
-    """Whether a matrix pays for the start of the runtime's own loop, which passes over memory once instead of twice."""
-    size = math.prod(size for size in matrix if isinstance(size, int))
-    return isinstance(short, int) and size >= (2048 if short <= _FEW else 512)
+def _exchanged(plan: _Plan, dims: Sequence[Dim], count: Dim) -> bool:
+    """Whether matrices with one side of `count` are all that is turned, and each pays for the start of the runtime's loop.
+
+    That loop passes over memory once instead of twice.
+    """
+    size = math.prod(size for size in dims[plan.at :] if isinstance(size, int))
+    return plan.alone and isinstance(count, int) and size >= (2048 if count <= _FEW else 512)
 
 
 def _short(size: Dim) -> bool:
