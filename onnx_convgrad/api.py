@@ -255,12 +255,14 @@ def explain(
     max_workspace: int | None = None,
     recompute: Names | None = None,
     training: bool = False,
+    trainable_inputs: bool = False,
     per_sample: bool | str = False,
     input_shapes: InputShapes | None = None,
 ) -> Report:
     """What `augment` would do: per gradient of a convolution or MaxPool its geometry, the lowering chosen, why not others.
 
-    Where sizes of the inputs are not known, the report says what giving them would gain. Nothing is changed or written.
+    With `training` and `trainable_inputs`, as a training step has them, the convolutions themselves are in the report too.
+    Where sizes of the inputs are not known, it says what giving them would gain. Nothing is changed or written.
     Raises what `augment` raises.
     """
     arguments: dict[str, Any] = {
@@ -271,6 +273,7 @@ def explain(
         "max_workspace": max_workspace,
         "recompute": recompute,
         "training": training,
+        "trainable_inputs": trainable_inputs,
         "per_sample": per_sample,
         "input_shapes": input_shapes,
     }

@@ -132,6 +132,7 @@ def explain(
     wrt: Wrt = [],  # noqa: B006
     of: Of = [],  # noqa: B006
     training: Training = False,
+    trainable_inputs: TrainableInputs = False,
     per_sample: PerSample = False,
     squared_norm: SquaredNorm = False,
     target: Target = "cpu",
@@ -165,7 +166,11 @@ def explain(
         given = arguments(wrt, of, training, target, lowering, input_shape, max_workspace, recompute)
         explain.run(
             model,
-            {**given, "per_sample": "squared_norm" if squared_norm else per_sample},
+            {
+                **given,
+                "trainable_inputs": trainable_inputs,
+                "per_sample": "squared_norm" if squared_norm else per_sample,
+            },
             Output(json=json),
             json=json,
             placed=placement,

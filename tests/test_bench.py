@@ -19,7 +19,7 @@ from onnx_convgrad.bench import command as bench_command
 from onnx_convgrad.bench import plot, timing, torch_side
 from onnx_convgrad.bench.choice import predicted, time_lowerings
 from onnx_convgrad.bench.layer import ConvLayer
-from onnx_convgrad.bench.measure import bench
+from onnx_convgrad.bench.measure import BenchReport, ConvTimes, bench
 from onnx_convgrad.bench.timing import Bound, calm, interleave
 from onnx_convgrad.bench.torch_side import TorchSide
 from onnx_convgrad.cli import app
@@ -231,6 +231,40 @@ def test_half_precision_is_not_timed_by_layer() -> None:
     assert report.forward > 0
 
 
+def _report(*convolutions: ConvTimes) -> BenchReport:
+    return BenchReport({}, {}, 1.0, 2.0, convolutions, torch=False)
+
+
+def _times(measured: dict[str, float], *nodes: str) -> ConvTimes:
+    return ConvTimes(nodes, "ConvWeightGrad", "", "taps", dict.fromkeys(measured, 1.0), measured)
+
+
+def test_the_fastest_lowerings_are_named_for_every_node() -> None:
+    report = _report(
+        _times({"taps": 3.0, "im2col_conv": 2.0}, "a", "b"),
+        _times({"taps": 2.05, "im2col_conv": 2.0}, "about as fast"),
+        _times({}, "not timed"),
+    )
+    assert report.lowerings == {
+        "ConvWeightGrad:a": "im2col_conv",
+        "ConvWeightGrad:b": "im2col_conv",
+        "ConvWeightGrad:about as fast": "taps",
+    }
+
+
+def test_what_was_measured_serves_a_training_step_and_parts_of_the_gradients() -> None:
+    report = bench(net(), threads=1, repeats=1, torch=False, training=True, trainable_inputs=True, **SMALL)
+    found = report.lowerings
+    assert {"Conv:first", "ConvInputGrad:second", "ConvWeightGrad:third"} <= set(found)
+    whole = og.explain(net(), training=True, trainable_inputs=True, lowering=found, **SMALL).choices
+    assert {f"{c.op_type}:{c.node}": c.chosen for c in whole} == found
+    assert all(c.forced for c in whole)
+    data = og.explain(net(), wrt="inputs", lowering=found | {"ConvInputGrad:first": "col2im"}, **SMALL).choices
+    assert {c.chosen for c in data if c.node == "first"} == {"col2im"}
+    program = og.build_training(net(), loss={"y": "mse"}, optimizer=og.optim.SGD(0.1), lowering=found, **SMALL)
+    assert program.step.graph.node
+
+
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
@@ -276,6 +310,47 @@ def test_command_as_json_with_a_plot(model: Path, tmp_path: Path) -> None:
     assert found["plot"] == str(picture)
     assert {"inputs", "machine", "forward", "backward", "augmented", "convolutions"} <= set(found)
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_command_saves_the_fastest_lowerings(model: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "fast.json"
+    result = invoke(model, *SHAPE, "--no-torch", "--save-lowerings", saved)
+    assert result.exit_code == 0, result.output
+    assert f"take them with --lowering {saved}" in " ".join(result.output.split())
+    found = json.loads(saved.read_text())
+    assert {key.partition(":")[0] for key in found} == {"ConvInputGrad", "ConvWeightGrad"}
+    chosen = ["--lowering", str(saved), "--lowering", "ConvWeightGrad:first=taps"]
+    result = CliRunner().invoke(app, ["explain", str(model), *SHAPE, "--json", *chosen])
+    assert result.exit_code == 0, result.output
+    rows = {f"{c['operator']}:{c['node']}": c["chosen"] for c in json.loads(result.stdout)["rows"]}
+    assert rows == found | {"ConvWeightGrad:first": "taps"}
+
+
+def test_lowerings_that_cannot_be_saved_are_refused_first(model: Path, tmp_path: Path) -> None:
+    for name, message in {"fast.txt": "Name a .json file", "none/fast.json": "There is no folder"}.items():
+        result = invoke(model, "--save-lowerings", tmp_path / name)
+        assert result.exit_code == 2
+        assert message in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "cannot be read: No such file"),
+        ("{", "cannot be read: it is not JSON"),
+        ("[1]", "is not a map"),
+        ('{"ConvWeightGrad:first": 3}', "is not a map"),
+        ('{"ConvWeightGrad:frist": "taps"}', "Did you mean 'ConvWeightGrad:first'"),
+        ('{"ConvWeightGrad:first": "col2im"}', "Unknown lowering for ConvWeightGrad:first: 'col2im'"),
+    ],
+)
+def test_files_of_lowerings_that_cannot_be_used(model: Path, tmp_path: Path, text: str | None, message: str) -> None:
+    path = tmp_path / "fast.json"
+    if text is not None:
+        path.write_text(text)
+    result = CliRunner().invoke(app, ["explain", str(model), "--lowering", str(path)])
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
 
 
 def test_a_plot_says_what_was_chosen_and_measured(model: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, shape_inference
 
-from onnx_convgrad.lowering.candidates import Policy
+from onnx_convgrad.lowering.candidates import Choosing, Policy
 from onnx_convgrad.lowering.lower import lower
 from onnx_convgrad.runtime import run
 from onnx_convgrad.targets import target_named
@@ -46,9 +46,9 @@ def _model(x: Sequence[int | str], w: Sequence[int], attributes: dict, *, bias: 
     return shape_inference.infer_shapes(model, strict_mode=True)
 
 
-def _lowered(model: onnx.ModelProto) -> onnx.ModelProto:
+def _lowered(model: onnx.ModelProto, choosing: Choosing = "auto") -> onnx.ModelProto:
     graph = ir.from_proto(model)
-    (choice,) = lower(graph.graph, target_named("cpu"), Policy(training=True))
+    (choice,) = lower(graph.graph, target_named("cpu"), Policy(choosing, training=True))
     assert (choice.node, choice.op_type) == ("up", "ConvInputGrad")
     return ir.to_proto(graph)
 
@@ -88,3 +88,13 @@ def test_a_constant_weight_and_unknown_images_are_left_to_the_runtime() -> None:
         graph = ir.from_proto(model)
         assert lower(graph.graph, target_named("cpu"), Policy(training=True)) == []
         assert [n.op_type for n in graph.graph] == ["ConvTranspose"]
+
+
+def test_a_form_is_forced_by_operator_and_node_together() -> None:
+    """What is said of all data gradients, or of all that belongs to the node, is not meant for it."""
+    layer = _model([2, 8, 4, 4], [8, 8, 3, 3], {}, bias=False)
+    assert [n.op_type for n in _lowered(layer, {"ConvInputGrad:up": "conv_transpose"}).graph.node] == ["ConvTranspose"]
+    assert "Col2Im" in {n.op_type for n in _lowered(layer, {"ConvInputGrad:up": "col2im"}).graph.node}
+    usual = [n.op_type for n in _lowered(layer).graph.node]
+    assert [n.op_type for n in _lowered(layer, {"ConvInputGrad": "phases"}).graph.node] == usual
+    assert [n.op_type for n in _lowered(layer, {"up": "phases"}).graph.node] == usual

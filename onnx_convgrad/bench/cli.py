@@ -43,6 +43,10 @@ def bench(
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Also draw it: a .png, .svg or .pdf file.", show_default=False)
     ] = None,
+    save_lowerings: Annotated[
+        Path | None,
+        typer.Option("--save-lowerings", help="Write the fastest, as a .json file for --lowering.", show_default=False),
+    ] = None,
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="First measure this machine's speeds, by which lowerings are chosen.")
     ] = False,
@@ -58,6 +62,7 @@ def bench(
     \b
     Example:
       onnx-convgrad bench model.onnx --input-shape image:8,3,224,224 --plot model.png
+      onnx-convgrad bench model.onnx --save-lowerings fast.json
       onnx-convgrad bench --calibrate
       onnx-convgrad bench --calibrate --provider cuda
     """
@@ -81,6 +86,7 @@ def bench(
             repeats=repeat,
             torch=torch,
             picture=plot,
+            saved=save_lowerings,
             every=verbose,
             json=json,
         )

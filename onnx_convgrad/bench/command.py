@@ -37,30 +37,53 @@ def command(
     repeats: int,
     torch: bool,
     picture: Path | None,
+    saved: Path | None,
     every: bool,
     json: bool,
 ) -> None:
-    """Measure, tell, draw.
+    """Measure, tell, draw, and save the fastest lowerings.
 
     Raises:
-        ArgumentError: The picture cannot be written.
+        ArgumentError: The picture or the lowerings cannot be written.
         ConvGradError: What `bench` raises.
     """
     if picture:
         check_plot(picture)
+    if saved:
+        _check_saved(saved)
     with out.stages() as stage:
         compared = torch and torch_installed()
         report = bench(model, threads=threads, repeats=repeats, torch=compared, progress=stage, **arguments)
     if picture:
         plot(report, picture, model.name)
+    if saved:
+        _save(report.lowerings, saved)
     if json:
-        print(dumps({"model": str(model), "plot": str(picture) if picture else None, **report.to_dict()}, indent=2))
+        written = {"plot": str(picture) if picture else None, "lowerings": str(saved) if saved else None}
+        print(dumps({"model": str(model), **written, **report.to_dict()}, indent=2))
         return
     _print(report, out, every=every)
     if torch and not compared:
         out.line("PyTorch is not installed, so there is nothing to compare with.")
     if picture:
         out.line(f"\nThe plot is in {picture}.")
+    if saved:
+        out.line(f"\nThe fastest lowerings are in {saved}; take them with --lowering {saved}.")
+
+
+def _check_saved(path: Path) -> None:
+    """Refuse, before any work, a file that `--lowering` would not read or that has no folder."""
+    if path.suffix != ".json":
+        raise ArgumentError(f"Lowerings cannot be saved as {path.name!r}.", hint="Name a .json file.")
+    if not path.parent.is_dir():
+        raise ArgumentError(f"There is no folder {str(path.parent)!r} to write to.")
+
+
+def _save(lowerings: Mapping[str, str], path: Path) -> None:
+    try:
+        path.write_text(dumps(lowerings, indent=2) + "\n", encoding="utf-8")
+    except OSError as problem:
+        raise ArgumentError(f"{path} cannot be written: {problem.strerror}.", hint="Name another file.") from None
 
 
 def need_model(*, calibrate: bool) -> None:

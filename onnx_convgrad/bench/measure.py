@@ -28,6 +28,9 @@ Progress = Callable[[str], None]
 
 _TORCH = "PyTorch"
 
+_SAME = 1.05
+"""Times that differ by less count as equal."""
+
 _SPATIAL = {3: (1024, 256, 64), 4: (224, 64, 32), 5: (32, 16)}
 """Sizes tried for free spatial axes, by the rank of the input: those that people run, unlike those of a check."""
 
@@ -80,6 +83,16 @@ class BenchReport:
         """Our seconds and PyTorch's of all nodes whose convolution was timed on both sides; `None` where none was."""
         both = [(c.seconds * len(c.nodes), c.torch * len(c.nodes)) for c in self.convolutions if c.seconds and c.torch]
         return (sum(ours for ours, _ in both), sum(torch for _, torch in both)) if both else None
+
+    @property
+    def lowerings(self) -> dict[str, str]:
+        """For `lowering=`: what was fastest here, of every operator and node; what was chosen if that is about as fast."""
+        return {
+            f"{times.operator}:{node}": times.chosen if times.seconds <= _SAME * times.measured[best] else best
+            for times in self.convolutions
+            if times.seconds and (best := times.fastest)
+            for node in times.nodes
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON-ready data; times in seconds."""

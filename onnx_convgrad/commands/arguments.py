@@ -40,7 +40,11 @@ TrainableInputs = Annotated[
 Target = Annotated[str, typer.Option("--target", help="cpu, cuda, web or portable.")]
 Lowering = Annotated[
     list[str],
-    typer.Option("--lowering", metavar="OP=NAME", help="Force a lowering (see `explain`), or `exact`."),
+    typer.Option(
+        "--lowering",
+        metavar="OP=NAME",
+        help="Force a lowering (see `explain`), or `exact`, or a file from `bench --save-lowerings`.",
+    ),
 ]
 Workspace = Annotated[
     str | None,

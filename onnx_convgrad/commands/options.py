@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
 from onnx_convgrad.errors import ArgumentError
 
@@ -50,21 +52,39 @@ def recomputed(values: Sequence[str]) -> str | list[str]:
 
 
 def chosen_lowering(values: Sequence[str]) -> str | dict[str, str]:
-    """`--lowering`: `auto`, `exact`, or OP=NAME repeated."""
-    chosen = {}
+    """`--lowering`: `auto`, `exact`, or OP=NAME and files of such pairs, repeated; the last word counts."""
+    chosen: dict[str, str] = {}
     if list(values) == ["exact"]:
         return "exact"
     for value in values:
         key, equals, name = value.rpartition("=")
         if not equals and value == "auto":
             continue
+        if not equals and value.endswith(".json"):
+            chosen |= _lowerings_in(Path(value))
+            continue
         if not key.strip() or not name.strip():
             raise ArgumentError(
-                f"--lowering {value!r} is neither 'auto' nor OP=NAME, nor 'exact'.",
+                f"--lowering {value!r} is neither 'auto' nor 'exact', nor OP=NAME or a .json file.",
                 hint="For example: ConvWeightGrad=im2col_gemm.",
             )
         chosen[key.strip()] = name.strip()
     return chosen or "auto"
+
+
+def _lowerings_in(path: Path) -> dict[str, str]:
+    """What `bench --save-lowerings` wrote."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as problem:
+        reason = problem.strerror if isinstance(problem, OSError) else f"it is not JSON: {problem}"
+        raise ArgumentError(f"--lowering {str(path)!r} cannot be read: {reason}.") from None
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
+        raise ArgumentError(
+            f"--lowering {str(path)!r} is not a map from operators and nodes to lowerings.",
+            hint="`bench MODEL --save-lowerings FILE` writes one.",
+        )
+    return found
 
 
 _UNITS = {"": 1, "B": 1, "K": 10**3, "KB": 10**3, "M": 10**6, "MB": 10**6, "G": 10**9, "GB": 10**9}

@@ -63,7 +63,8 @@ def check_choice(choosing: Choosing) -> None:
     for key, name in choosing.items():
         if not isinstance(name, str):
             raise ArgumentError(f"The lowering for {key} must be a name, not {name!r}.")
-        options = table.get(key) or {n: entry for ops in table.values() for n, entry in ops.items()}
+        operator = key.partition(":")[0]
+        options = table.get(operator) or {n: entry for ops in table.values() for n, entry in ops.items()}
         check_names([name], sorted(options), f"lowering for {key}:")
 
 
@@ -83,14 +84,10 @@ def lower(graph: ir.Graph, target: Target, policy: Policy | None = None) -> list
     choosing = policy.choosing
     check_choice(choosing)
     e, outputs = Emitter(graph, target=target, samples=policy.training), OutputPlaces(graph)
-    turned = _turn(graph, e, outputs) if policy.training and isinstance(choosing, str) else []
+    turned = _turn(graph, e, outputs) if policy.training else []
     todo = [node for node in graph if _needs_lowering(node, target, policy)]
     if not isinstance(choosing, str):
-        nodes = {node: _origin(node) for node in todo}
-        qualified = {f"{node.op_type}:{origin}" for node, origin in nodes.items()}
-        check_names(
-            list(choosing), sorted({*lowerings(), *nodes.values(), *qualified}), "operator or node in lowering:"
-        )
+        _check_keys(choosing, graph, todo)
     if not todo:
         return []
     nodes_turned = {gradient.node for gradient in turned}
@@ -100,6 +97,23 @@ def lower(graph: ir.Graph, target: Target, policy: Policy | None = None) -> list
     for gradient in turned:
         gradient.settle()
     return choices
+
+
+def _check_keys(choosing: Collection[str], graph: ir.Graph, todo: Sequence[ir.Node]) -> None:
+    """Raise `ArgumentError` for what is no operator and no node of the graph, with an operator before it or without.
+
+    A node whose operator is not lowered here, since no such gradient is wanted, may be named with it all the same.
+    """
+    origins = {_origin(node) for node in todo}
+    named = origins | {node.name for node in graph}
+
+    def elsewhere(key: str) -> bool:
+        operator, colon, name = key.partition(":")
+        return bool(colon) and operator in lowerings() and name in named
+
+    options = {*lowerings(), *origins, *(f"{node.op_type}:{_origin(node)}" for node in todo)}
+    unknown = [key for key in choosing if not elsewhere(key)]
+    check_names(unknown, sorted(options), "operator or node in lowering:")
 
 
 def _turn(graph: ir.Graph, e: Emitter, outputs: OutputPlaces) -> list[DataGradient]:
@@ -139,11 +153,16 @@ def _of_a_gradient(node: ir.Node) -> bool:
     return bool(origin_of(node)) and not empty and "auto_pad" not in node.attributes
 
 
-def _forced(choosing: Choosing, node: ir.Node, origin: str) -> str | None:
-    """The caller's choice for this node: by the name of the forward node first, then by operator."""
+def _forced(choosing: Choosing, node: ir.Node, origin: str, *, turned: bool) -> str | None:
+    """The caller's choice for this node: by operator and forward node, by that node alone, or by operator.
+
+    A data gradient in the place of a transposed convolution is none to the caller, and is chosen by both alone.
+    """
     if isinstance(choosing, str):
         return None
-    return choosing.get(origin) or choosing.get(f"{node.op_type}:{origin}") or choosing.get(node.op_type)
+    keys = [f"{node.op_type}:{origin}", *([] if turned else [origin, node.op_type])]
+    names = (choosing.get(key) for key in keys)
+    return next((name for name in names if name in lowerings()[node.op_type]), None)  # a node has two gradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +185,7 @@ class _Stage:
         except ValueError as problem:
             message = f"{node.op_type} of node {origin!r} has an impossible geometry: {problem}."
             raise LoweringError(message) from problem
-        wanted = _forced(self.policy.choosing, node, origin)
-        if wanted is not None and wanted not in lowerings()[node.op_type]:
-            wanted = None  # a choice for the node's other gradient operator
+        wanted = _forced(self.policy.choosing, node, origin, turned=node in self.turned)
         query = self._query(node, spec)
         if wanted is None:
             found = candidates(node, query, self.policy)
