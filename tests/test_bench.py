@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from onnx_convgrad.cli import app
 from onnx_convgrad.commands import figures
 from onnx_convgrad.errors import ArgumentError, ExecutionError
 from onnx_convgrad.geometry import ConvSpec
+from onnx_convgrad.lowering.lower import Choice
 from onnx_convgrad.targets import Rates
 
 
@@ -146,6 +148,16 @@ def test_layer_of_a_spec() -> None:
         ConvLayer.of(ConvSpec(2, 4, 6, (9,), (3,), (6,), (1,), (1,), (-1,), (0,), 2))
 
 
+def test_constant_weights_are_part_of_the_model() -> None:
+    """What is made of them alone is then not timed: nobody makes it again from run to run."""
+    fed, kept = (replace(LAYERS[1], constant=constant) for constant in (False, True))
+    sides = [layer.ours(["x"], 1, {"ConvInputGrad": "col2im"}) for layer in (fed, kept)]
+    assert [{v.name for v in side.session.get_inputs()} for side in sides] == [{"x", "w", "y_grad"}, {"x", "y_grad"}]
+    for side in sides:
+        side()
+    np.testing.assert_array_equal(*(side.outputs()["x_grad"] for side in sides))
+
+
 def test_every_lowering_that_applies_is_timed() -> None:
     layer = LAYERS[1]
     for choice in og.explain(layer.model(), wrt=["x", "w"]).choices:
@@ -211,6 +223,24 @@ def test_report_groups_nodes_of_one_geometry() -> None:
     assert report.inputs == {"x": (1, 4, 8, 8)}
     assert report.backward == report.augmented - report.forward
     assert json.loads(json.dumps(report.to_dict()))["convolutions"][0]["nodes"] == ["first", "second"]
+
+
+def test_weights_that_nobody_feeds_are_timed_as_constants(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed = []
+
+    def time_none(choice: Choice, layer: ConvLayer, *_: object) -> dict[str, float]:
+        timed.append((choice.op_type, choice.node, layer.constant))
+        return {choice.chosen: 1.0}
+
+    monkeypatch.setattr("onnx_convgrad.bench.measure.time_lowerings", time_none)
+    report = bench(net(), threads=1, repeats=1, torch=False, wrt=["x", "w2"], trainable_inputs=True, **SMALL)
+    assert timed == [
+        ("ConvInputGrad", "first", True),
+        ("ConvInputGrad", "second", False),
+        ("ConvWeightGrad", "second", False),
+        ("ConvInputGrad", "third", True),
+    ]
+    assert {t.nodes for t in report.convolutions} == {("first",), ("second",), ("third",)}
 
 
 def test_training_graphs_have_forward_convolutions_too() -> None:

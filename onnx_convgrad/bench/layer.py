@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from onnx_convgrad.bench.timing import Bound
 from onnx_convgrad.errors import ArgumentError
@@ -26,7 +26,10 @@ OPERATORS = {"Conv": (), "ConvInputGrad": ("x",), "ConvWeightGrad": ("w",)}
 
 @dataclass(frozen=True)
 class ConvLayer:
-    """`y = conv(x, w)` without bias, or its transpose; `x` and `w` are shapes, the rest has one entry per spatial axis."""
+    """`y = conv(x, w)` without bias, or its transpose; `x` and `w` are shapes, the rest has one entry per spatial axis.
+
+    With `constant` weights, what is made of them alone is made while building or loading, as in a model that is not trained.
+    """
 
     x: Sizes
     w: Sizes
@@ -36,9 +39,10 @@ class ConvLayer:
     end: Sizes
     groups: int = 1
     transposed: bool = False
+    constant: bool = False
 
     @classmethod
-    def of(cls, spec: ConvSpec) -> ConvLayer:
+    def of(cls, spec: ConvSpec, *, constant: bool = False) -> ConvLayer:
         """The convolution of a spec; raises `ArgumentError` where a size is unknown or a pad is negative."""
         x, w = (spec.batch, spec.channels, *spec.x), (spec.features, spec.channels, *spec.kernel)
         if None in x or None in w:
@@ -47,7 +51,8 @@ class ConvLayer:
             raise ArgumentError("ONNX has no convolution with negative padding")
         sizes = tuple(n or 0 for n in w)
         weight = (sizes[0], sizes[1] // spec.groups, *sizes[2:])
-        return cls(tuple(n or 0 for n in x), weight, spec.strides, spec.dilations, spec.begin, spec.end, spec.groups)
+        shape = tuple(n or 0 for n in x)
+        return cls(shape, weight, spec.strides, spec.dilations, spec.begin, spec.end, spec.groups, constant=constant)
 
     @property
     def features(self) -> int:
@@ -75,7 +80,7 @@ class ConvLayer:
         )
 
     def model(self) -> onnx.ModelProto:
-        """`x, w -> y`: the weight is an input, as it is in training."""
+        """`x, w -> y`: the weight is an input, as it is in training, unless it is constant."""
         attributes: dict[str, Any] = {
             "kernel_shape": self.w[2:],
             "strides": self.strides,
@@ -86,7 +91,8 @@ class ConvLayer:
         node = helper.make_node("ConvTranspose" if self.transposed else "Conv", ["x", "w"], ["y"], "conv", **attributes)
         shapes = {"x": self.x, "w": self.w, "y": self.y}
         x, w, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items())
-        graph = helper.make_graph([node], "layer", [x, w], [y])
+        stored = [numpy_helper.from_array(self.feed["w"], "w")] if self.constant else []
+        graph = helper.make_graph([node], "layer", [x] if self.constant else [x, w], [y], stored)
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
     @cached_property

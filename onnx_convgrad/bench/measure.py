@@ -18,6 +18,7 @@ from onnx_convgrad.bench.torch_side import TorchSide
 from onnx_convgrad.checking.feeds import Feed, draw, working_feed
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.files import AnyModel, whole_proto
+from onnx_convgrad.graph.constants import is_constant
 from onnx_convgrad.lowering.lower import Choice
 from onnx_convgrad.pipeline import SEEDS_KEY, Built, build
 from onnx_convgrad.runtime import run
@@ -176,13 +177,26 @@ def _whole(built: Built, feed: Feed, threads: int, repeats: int) -> tuple[float,
 
 
 def _grouped(built: Built) -> list[list[Choice]]:
-    """Choices of the same operator and geometry, in the order of the model."""
-    groups: dict[tuple[str, str], list[Choice]] = {}
+    """Choices of the same operator and geometry, and with constant weights or others, in the order of the model."""
+    groups: dict[tuple[str, str, bool], list[Choice]] = {}
     order = {node.name: i for i, node in enumerate(built.primal.graph)}
     for choice in sorted(built.choices, key=lambda c: order.get(c.node, len(order))):
         if choice.op_type in OPERATORS:
-            groups.setdefault((str(choice.spec), choice.op_type), []).append(choice)
+            groups.setdefault((str(choice.spec), choice.op_type, _constant(choice, built)), []).append(choice)
     return list(groups.values())
+
+
+def _forward(choice: Choice, built: Built) -> ir.Node | None:
+    return next((node for node in built.primal.graph if node.name == choice.node), None)
+
+
+def _constant(choice: Choice, built: Built) -> bool:
+    """Whether nobody feeds the weights."""
+    node = _forward(choice, built)
+    if node is None or len(node.inputs) < 2 or not is_constant(node.inputs[1]):
+        return False
+    weight = node.inputs[1]
+    return weight is not None and weight.name not in {v.name for v in built.model.graph.inputs}
 
 
 def _times(nodes: list[Choice], built: Built, torch: TorchSide | None, threads: int, repeats: int) -> ConvTimes:
@@ -194,11 +208,12 @@ def _times(nodes: list[Choice], built: Built, torch: TorchSide | None, threads: 
         "chosen": choice.chosen,
         "predicted": predicted(choice),
     }
-    dtype = next((n.inputs[0].dtype for n in built.primal.graph if n.name == choice.node and n.inputs[0]), None)
+    forward = _forward(choice, built)
+    dtype = forward.inputs[0].dtype if forward is not None and forward.inputs and forward.inputs[0] else None
     if dtype not in (ir.DataType.FLOAT, None):
         return ConvTimes(**facts, measured={}, skipped=f"it is in {dtype.name.lower()}, and only float32 is timed")
     try:
-        layer = ConvLayer.of(choice.spec)
+        layer = ConvLayer.of(choice.spec, constant=_constant(choice, built))
     except ArgumentError as problem:
         return ConvTimes(**facts, measured={}, skipped=str(problem))
     facts["geometry"] = str(layer)
