@@ -1,4 +1,4 @@
-"""Table (e): what the trainer takes beyond the session's run, per step: time in a call less the time inside the runtime.
+"""Table (h): what the trainer takes beyond the session's run, per step: time in a call less the time inside the runtime.
 
 python -m benchmarks.trainer                   # a tiny network and ResNet-18
 python -m benchmarks.trainer tiny --threads 1

@@ -150,6 +150,10 @@ def explain(
             "--providers", metavar="NAME", help="Ask ONNX Runtime about these: cuda, cpu. Implies --placement."
         ),
     ] = [],  # noqa: B006
+    verbose: Annotated[
+        bool, typer.Option("-v", "--verbose", help="Show the lowerings that do not apply, and why.")
+    ] = False,
+    quiet: Quiet = False,
     json: Json = False,
 ) -> None:
     """Show how each convolution gradient would be computed.
@@ -171,8 +175,9 @@ def explain(
                 "trainable_inputs": trainable_inputs,
                 "per_sample": "squared_norm" if squared_norm else per_sample,
             },
-            Output(json=json),
+            Output(quiet=quiet, json=json),
             json=json,
+            every=verbose,
             placed=placement,
             providers=options.of_names(providers) or (),
         )
@@ -224,7 +229,7 @@ def check(
     target: Target = "cpu",
     lowering: Lowering = [],  # noqa: B006
     input_shape: Shapes = [],  # noqa: B006
-    seed_value: Annotated[int, typer.Option("--seed-value", help="Of the random inputs and directions.")] = 0,
+    seed_value: Annotated[int, typer.Option("--seed-value", min=0, help="Of the random inputs and directions.")] = 0,
     samples: Annotated[int, typer.Option("--samples", min=1, help="Random directions per value.")] = 1,
     verbose: Verbose = False,
     quiet: Quiet = False,
@@ -260,6 +265,7 @@ def rules(
     operator: Annotated[
         str | None, typer.Argument(metavar="[OP]", help="Show one operator.", show_default=False)
     ] = None,
+    quiet: Quiet = False,
     json: Json = False,
 ) -> None:
     """List the operators that can be differentiated.
@@ -272,7 +278,7 @@ def rules(
         from onnx_convgrad.commands import rules
         from onnx_convgrad.commands.tables import Output
 
-        rules.run(operator, Output(json=json), json=json)
+        rules.run(operator, Output(quiet=quiet, json=json), json=json)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

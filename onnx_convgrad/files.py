@@ -8,6 +8,7 @@ from pathlib import Path
 
 import onnx
 import onnx_ir as ir
+from onnx.serialization import registry as formats
 
 from onnx_convgrad.errors import ArgumentError, ConvGradError, ModelError
 from onnx_convgrad.passes.sparse import without_sparse
@@ -41,7 +42,7 @@ def load(model: AnyModel) -> ir.Model:
         ModelError: The file cannot be read or is not an ONNX model.
     """
     if isinstance(model, ir.Model):
-        return model.clone()
+        return _copied(model)
     if isinstance(model, onnx.ModelProto):
         try:
             return ir.from_proto(without_sparse(model))
@@ -67,6 +68,17 @@ def load(model: AnyModel) -> ir.Model:
         raise ModelError(f"{str(path)!r} is not a readable ONNX model ({cause}).", hint=_remedy(problem)) from problem
     _check_weights(found)
     return found
+
+
+def _copied(model: ir.Model) -> ir.Model:
+    """A copy, also of a graph whose nodes are not in order or read what nothing makes, which onnx_ir does not clone."""
+    try:
+        return model.clone()
+    except RuntimeError:
+        copy = ir.from_proto(ir.to_proto(model))
+    for folder in {t.base_dir for t in _external(model)}:
+        ir.external_data.set_base_dir(copy.graph, folder)  # all weights of a file are relative to one
+    return copy
 
 
 def _remedy(problem: Exception) -> str:
@@ -108,6 +120,13 @@ def check_destination(output: Path, model: Path | None = None) -> None:
         raise ArgumentError(f"The output {str(output)!r} is the model itself.", hint="Choose another name with -o.")
     if output.is_dir():
         raise ArgumentError(f"The output {str(output)!r} is a folder.", hint="Give the name of a file with -o.")
+    if output.exists() and not output.is_file():
+        raise ArgumentError(f"The output {str(output)!r} is no ordinary file.", hint="Give the name of a file with -o.")
+    if formats.get_format_from_file_extension(output.suffix) not in (None, "protobuf"):
+        raise ArgumentError(
+            f"The output {str(output)!r} has the name of a text file, and models are written in binary.",
+            hint="Choose a name that ends in .onnx with -o.",
+        )
     if not output.parent.is_dir():
         raise ArgumentError(f"There is no folder {str(output.parent)!r} to write to.")
     if not os.access(output.parent, os.W_OK):
@@ -143,7 +162,7 @@ def stored_bytes(model: ir.Model, path: Path) -> int:
 
 
 def write(model: ir.Model, output: Path, limit: int = PROTO_LIMIT) -> Path | None:
-    """Write `model` to `output`, replacing a file there only once everything is written.
+    """Write `model` to `output`, replacing a file there, or what a link there leads to, only once everything is written.
 
     External weights stay where they are when they lie in the folder of `output`, and go to `<output>.data` when they do
     not, or when those in memory exceed what one file can hold (`limit` bytes).
@@ -155,6 +174,8 @@ def write(model: ir.Model, output: Path, limit: int = PROTO_LIMIT) -> Path | Non
         ArgumentError: The data file is one that the weights are read from.
         ModelError: The file cannot be written.
     """
+    if output.is_symlink():
+        output = output.resolve()
     external = _external(model)
     folder = output.parent.resolve()
     elsewhere = any(Path(t.base_dir or ".").resolve() != folder for t in external)

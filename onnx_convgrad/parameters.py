@@ -12,6 +12,7 @@ from onnx_convgrad.activity import ancestors, floating, rule_of
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.graph.constants import WAS_NODE, constant_of
 from onnx_convgrad.graph.namespace import named_values
+from onnx_convgrad.graph.nodes import is_op
 from onnx_convgrad.names import as_names, check_names
 from onnx_convgrad.registry import Call, stem
 
@@ -32,7 +33,8 @@ def parameters(graph: ir.Graph) -> list[ir.Value]:
 
     An initializer is trainable when it is floating and reaches, at most through a change of layout or as one of several
     pieces, an operand that a rule declares as a parameter. Running statistics are in no such operand. Scalars that are
-    added or multiplied in are left out: nothing tells a trained one from a constant. So are numbers that are joined, added
+    added or multiplied in are left out: nothing tells a trained one from a constant, but that it is the bias of a product
+    with a weight. So are numbers that are joined, added
     or multiplied to what no derivative passes, such as the scales of a Resize, and the ones and zeros that an exporter
     gives to a normalization without scale and bias, or to a group normalization that is written as an instance
     normalization between two Reshapes: its own scale and bias come behind them.
@@ -49,7 +51,7 @@ def parameters(graph: ir.Graph) -> list[ir.Value]:
         for name, value in zip(Call(node).names[0], node.inputs, strict=False):
             if value is None or stem(name) not in rule.parameters:
                 continue
-            dedicated = rule.kind != "elementwise" or name == "slope"
+            dedicated = rule.kind != "elementwise" or name == "slope" or _biases(node, value)
             for source in _stored(value):
                 filler = node.op_type in _NORMALIZATIONS and _filler(source, stored=stored)
                 if not filler and _trainable(source, dedicated):
@@ -84,6 +86,18 @@ def _filler(value: ir.Value, *, stored: bool) -> bool:
     return numbers is not None and bool((numbers == 1).all() or (numbers == 0).all())
 
 
+def _biases(node: ir.Node, value: ir.Value) -> bool:
+    """Whether a value, as stored in the file, is added to the product with a weight of as many columns."""
+    other = next((v for v in node.inputs if v is not value), None)
+    product = None if other is None else other.producer()
+    if not (is_op(node, "Add") and is_op(product, "MatMul") and value.is_initializer()) or value.meta.get(WAS_NODE):
+        return False
+    weight = product.inputs[1]
+    if weight is None or weight.shape is None or value.shape is None or not _stored(weight):
+        return False
+    return list(value.shape) == list(weight.shape)[-1:]
+
+
 def _stored(value: ir.Value) -> list[ir.Value]:
     """The initializers that a value consists of; none if it depends on anything else."""
     if value.is_initializer():
@@ -112,7 +126,11 @@ def resolve_wrt(graph: ir.Graph, wrt: str | Sequence[str]) -> list[ir.Value]:
     if wrt == "inputs":
         return _some(inputs, "The model has no floating input.", "Name a value in wrt.")
     if wrt == "all":
-        return _some(list(dict.fromkeys([*inputs, *parameters(graph)])), "There is nothing to differentiate.", "")
+        return _some(
+            list(dict.fromkeys([*inputs, *parameters(graph)])),
+            "The model has neither floating inputs nor trainable parameters.",
+            "Name a value in wrt.",
+        )
     return _some(
         _by_name(graph, as_names(wrt, "wrt"), "wrt"), "wrt is empty.", "Use 'parameters', 'inputs', 'all' or names."
     )
@@ -121,7 +139,11 @@ def resolve_wrt(graph: ir.Graph, wrt: str | Sequence[str]) -> list[ir.Value]:
 def resolve_of(graph: ir.Graph, of: str | Sequence[str] | None) -> list[ir.Value]:
     """The values that `of` names; every floating output by default."""
     if of is None:
-        return _some([v for v in dict.fromkeys(graph.outputs) if floating(v)], "The model has no floating output.", "")
+        return _some(
+            [v for v in dict.fromkeys(graph.outputs) if floating(v)],
+            "The model has no floating output.",
+            "Name a floating value in of.",
+        )
     return _some(_by_name(graph, as_names(of, "of"), "of"), "of is empty.", "")
 
 

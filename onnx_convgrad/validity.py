@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 import onnx
 import onnx_ir as ir
 
-from onnx_convgrad.errors import ConvGradError, ModelError
+from onnx_convgrad.errors import ConvGradError, ModelError, RuleContractError
 
 __all__ = ["judged", "root_cause"]
 
@@ -29,9 +29,9 @@ def judged(function: F) -> F:
     def checked(model: Any, **kwargs: Any) -> Any:
         try:
             return function(model, **kwargs)
-        except ConvGradError:
-            raise
         except Exception as problem:
+            if isinstance(problem, ConvGradError) and not isinstance(problem, RuleContractError):
+                raise
             complaint = _complaint(model)
             if complaint is None:
                 raise

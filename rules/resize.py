@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.emit import Dim, Emitter, dims_equal, known
 from onnx_convgrad.graph.broadcasting import shapes_differ
+from onnx_convgrad.graph.constants import is_constant
 from onnx_convgrad.registry import Call, Cotangents, require, vjp
 from onnx_convgrad.rules.resize_products import contract, contract_unranked, sum_blocks, weigh_windows
 
@@ -308,8 +309,13 @@ def _identity(e: Emitter, size: Dim) -> ir.Value:
 
 
 def _place(e: Emitter, vector: ir.Value, position: int, lead: ir.Value) -> ir.Value:
-    """`lead` followed by one entry of a vector."""
-    constant, front = e.constant_of(vector), e.constant_of(lead)
+    """`lead` followed by one entry of a vector.
+
+    Scales that the graph computes stay computed: from constants ONNX infers sizes in double precision, and the runtime
+    rounds its products to float32.
+    """
+    computed = vector.dtype == ir.DataType.FLOAT and not is_constant(vector)
+    constant, front = None if computed else e.constant_of(vector), e.constant_of(lead)
     if constant is not None and front is not None:
         return e.const(np.append(front, constant[position : position + 1]).astype(constant.dtype))
     return e.op("Concat", lead, e.op("Slice", vector, e.ints([position]), e.ints([position + 1]), e.ints([0])), axis=0)

@@ -188,9 +188,19 @@ def test_explain_names_what_was_chosen_and_why_not_the_others(model: Path) -> No
     assert "Conv 2x3x9x9 * 4x3x3x3 -> 2x4x9x9" in result.stdout
     assert result.stdout.index("4x3x3x3") < result.stdout.index("4x4x3x3")  # in the order of the model
     assert "flipped_conv" in result.stdout
-    assert "not used: strides [2, 2] are not 1" in result.stdout
+    assert result.stdout.count("not used: see -v") == 4
     assert result.stdout.count("chosen") == 4
     assert not any(c in result.stdout for c in BOXES)
+    whole = process("explain", model, "--wrt", "all", "--input-shape", "image:2,3,9,9", "-v")
+    assert "not used: strides [2, 2] are not 1" in whole.stdout
+    assert "see -v" not in whole.stdout
+
+
+@pytest.mark.parametrize("command", [("explain", "MODEL"), ("rules",)])
+def test_quiet_commands_say_nothing(model: Path, command: tuple[str, ...]) -> None:
+    result = invoke(*(model if part == "MODEL" else part for part in command), "-q")
+    assert result.exit_code == 0
+    assert not result.stdout
 
 
 def test_explain_json_and_forced(model: Path) -> None:

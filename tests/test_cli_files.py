@@ -9,10 +9,12 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+import typer
 from command_line import convs, invoke, process, stored
 from onnx import TensorProto, numpy_helper
 
 from onnx_convgrad import files
+from onnx_convgrad.commands.guard import guarded
 from onnx_convgrad.errors import ArgumentError
 
 
@@ -96,12 +98,53 @@ def test_a_failure_while_writing_leaves_the_old_file(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["convs.onnx", "out.onnx"]
 
 
+def test_a_link_is_followed(model: Path, tmp_path: Path) -> None:
+    target, link = tmp_path / "target.onnx", tmp_path / "link.onnx"
+    target.write_bytes(b"old")
+    link.symlink_to(target)
+    assert invoke("augment", model, "-o", link).exit_code == 0
+    assert link.is_symlink()
+    onnx.checker.check_model(target)
+
+
+def test_what_is_no_ordinary_file_is_left_alone(model: Path, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    result = invoke("augment", model, "-o", pipe)
+    assert result.exit_code == 2
+    assert "is no ordinary file" in result.stderr
+    assert pipe.is_fifo()
+
+
+def test_nodes_in_any_order(tmp_path: Path) -> None:
+    shuffled = convs()
+    nodes = list(reversed(shuffled.graph.node))
+    del shuffled.graph.node[:]
+    shuffled.graph.node.extend(nodes)
+    path = tmp_path / "shuffled.onnx"
+    onnx.save(shuffled, path, save_as_external_data=True, location="weights", size_threshold=0)
+    for output in (tmp_path / "out.onnx", tmp_path / "elsewhere" / "out.onnx"):
+        output.parent.mkdir(exist_ok=True)
+        result = invoke("augment", path, "-o", output)
+        assert result.exit_code == 0, result.stderr
+        onnx.checker.check_model(output)
+
+
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
 def bad(model: Path) -> list[tuple[list[object], str]]:
     broken = model.with_name("broken.onnx")
     broken.write_text("this is not protobuf \x01\x02")
+    texts = {
+        "undefined": "(float[2] x) => (float[2] y) { y = Add (x, nothing) }",
+        "cyclic": "(float[2] x) => (float[2] y) { a = Add (x, b) b = Tanh (a) y = Exp (b) }",
+        "integers": "(int64[2] x) => (int64[2] y) { y = Add (x, x) }",
+    }
+    undefined, cyclic, integers = (model.with_name(f"{name}.onnx") for name in texts)
+    for name, text in texts.items():
+        odd = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g {text}')
+        onnx.save(odd, model.with_name(f"{name}.onnx"))
     return [
         (["augment", model.with_name("none.onnx")], "There is no file"),
         (["augment", model.parent], "is a folder"),
@@ -115,17 +158,24 @@ def bad(model: Path) -> list[tuple[list[object], str]]:
         (["augment", model, "-o", model], "is the model itself"),
         (["augment", model, "-o", model.parent], "is a folder"),
         (["augment", model, "-o", model.parent / "no" / "x.onnx"], "There is no folder"),
+        (["augment", model, "-o", model.with_name("x.json")], "has the name of a text file"),
+        (["augment", undefined], "reads 'nothing', which is neither an input, nor an initializer"),
+        (["augment", cyclic], "reads what depends on its own result"),
+        (["augment", integers, "--wrt", "all"], "has neither floating inputs nor trainable parameters"),
         (["augment", model, "--input-shape", "image=1,3"], "NAME:1,3,224,224"),
         (["augment", model, "--input-shape", "image:1,3,-2,2"], "neither a size"),
         (["augment", model, "--input-shape", "image:1,3"], "has rank 4, but 2 sizes"),
         (["augment", model, "--input-shape", "imag:1,3,8,8"], "Did you mean 'image'"),
-        (["augment", model, "--lowering", "fast"], "neither 'auto' nor OP=NAME"),
+        (["augment", model, "--lowering", "fast"], "neither 'auto' nor 'exact'"),
+        (["explain", model, "--lowering", "exact", "--lowering", "Conv=conv"], "cannot be combined"),
         (["explain", model, "--max-workspace", "lots"], "is not a size"),
         (["augment", model, "--lowering", "ConvWeightGrad=im2colgemm"], "Did you mean 'im2col_gemm'"),
         (["augment", model, "--lowering", "ConvWieghtGrad=im2col_gemm"], "Did you mean 'ConvWeightGrad'"),
         (["explain", model, "--wrt", "w11"], "Did you mean 'w1'"),
         (["check", model.with_name("none.onnx")], "There is no file"),
         (["rules", "Cnov"], "Did you mean 'Conv'"),
+        (["rules", "If"], "is replaced by one branch where its condition is constant"),
+        (["rules", "SequenceConstruct"], "where the members of the sequence are known"),
     ]
 
 
@@ -138,6 +188,19 @@ def test_bad_arguments_are_one_paragraph(model: Path) -> None:
         assert result.stderr.startswith("Error: ")
         assert not result.stdout
     assert not model.with_name("convs.grad.onnx").exists()
+
+
+def test_a_file_that_cannot_be_written_while_working(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as leaving, guarded():
+        raise PermissionError(13, "Permission denied", "run/history.csv")
+    assert leaving.value.exit_code == 2
+    assert capsys.readouterr().err == "Error: 'run/history.csv' cannot be used: Permission denied.\n"
+
+
+def test_a_negative_seed_is_a_usage_error(model: Path) -> None:
+    result = process("check", model, "--seed-value", "-1")
+    assert result.returncode == 2
+    assert result.stderr.startswith("Error: Invalid value for '--seed-value'")
 
 
 @pytest.mark.parametrize("command", ["augment", "explain", "check"])

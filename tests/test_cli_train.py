@@ -205,6 +205,8 @@ def test_options_survive_the_file(tmp_path: Path) -> None:
         ("shuffle = 1", "'shuffle' in train.toml must be true or false, not 1"),
         ("data = [true]", "'data' in train.toml must be text, or a list of texts, not True"),
         ("epochs = 0", "--epochs must be at least 1, not 0"),
+        ("seed = -1", "--seed must be at least 0, not -1"),
+        ("warmup = -3", "--warmup must be at least 0, not -3"),
         ("epochs = ", "could not be read as TOML"),
     ],
 )

@@ -231,3 +231,29 @@ def test_a_missing_shape_of_an_output_does_not_hide_what_is_wrong() -> None:
     model.graph.output[0].type.tensor_type.ClearField("shape")
     with pytest.raises(og.ModelError, match="Input tensor must have at least 3 dimensions"):
         og.augment(model, wrt="inputs")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("(float[2, 3] x) => (float[2, 2] y) { y = MatMul (x, x) }", "Incompatible dimensions"),
+        ("(float[2] x, double[2] z) => (float[2] y) { y = Add (x, z) }", "inconsistent type"),
+    ],
+)
+def test_an_invalid_model_is_blamed_rather_than_a_rule(text: str, message: str) -> None:
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g {text}')
+    with pytest.raises(og.ModelError, match=f"The model is not valid: .*{message}"):
+        og.augment(model, wrt="inputs")
+
+
+def test_a_bias_of_one_number_is_a_parameter() -> None:
+    """The last layer of a regression; a number that is added to anything else is a constant."""
+    text = """<ir_version: 10, opset_import: ["": 21]> g (float[N, 3] x) => (float[N, 1] y)
+        <float[3, 1] w = {1, 2, 3}, float[1] b = {0.5}, float[1] c = {2}, float d = {1}> {
+            a = MatMul (x, w)
+            p = Add (b, a)
+            q = Add (p, c)
+            y = Mul (q, d)
+        }"""
+    made = og.augment(onnx.parser.parse_model(text))
+    assert [o.name for o in made.graph.output] == ["y", "w_grad", "b_grad"]

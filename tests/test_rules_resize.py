@@ -231,3 +231,22 @@ def test_rank_is_needed_when_nothing_tells_the_axes() -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     with pytest.raises(DifferentiationError, match="rank of 'x' is unknown"):
         api.augment(model, wrt=["x"], of=["y"])
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize(("size", "wanted"), [(7, 13), (9, 13), (5, 9), (6, 9), (13, 7)])
+def test_scales_that_are_quotients_of_sizes(mode: str, size: int, wanted: int) -> None:
+    """As PyTorch's exporter wrote them; 7 times float32(13 / 7) is 13 in float32 and less in double precision."""
+    text = f"""<ir_version: 10, opset_import: ["": 18]>
+        g (float[2, 3, 4, {size}] x) => (y) <float[4] wanted = {{2, 3, 4, {wanted}}}> {{
+            shape = Shape(x)
+            sizes = Cast<to = 1>(shape)
+            scales = Div(wanted, sizes)
+            y = Resize<mode = "{mode}", coordinate_transformation_mode = "asymmetric", nearest_mode = "floor">(x, , scales)
+        }}"""
+    model = onnx.parser.parse_model(text)
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal((2, 3, 4, size)).astype(np.float32)
+    assert run(model, {"x": x})["y"].shape == (2, 3, 4, wanted)
+    forward, backward = session(model), session(api.vjp(model, wrt=["x"]))
+    assert adjoint_error(forward, backward, {"x": x}, generator) < 1e-5

@@ -50,7 +50,9 @@ def working_feed(
                 return feed, results
             last = ExecutionError("its results are empty or not finite")
     reason = str(last).strip().splitlines()[0] if last else "it has no floating results"
-    raise ModelError(f"The model runs on none of the inputs tried; the last answer was: {reason}", hint=_HINT)
+    raise ModelError(
+        f"The model runs on none of the inputs tried; the last answer was: {reason.rstrip('.')}.", hint=_HINT
+    )
 
 
 def _key(value: ir.Value, axis: int) -> str:

@@ -27,10 +27,14 @@ def run(
     out: Output,
     *,
     json: bool,
+    every: bool = False,
     placed: bool = False,
     providers: Sequence[str] = (),
 ) -> None:
-    """Per convolution its geometry, then one line per candidate lowering; where the nodes run, if `placed`."""
+    """Per convolution its geometry, then one line per lowering that applies, and those that do not if `every` is wanted.
+
+    And where the nodes run, if `placed`.
+    """
     with out.stages() as stage:
         built = build(model, **arguments, compare=True, progress=stage)
         found = _placement(built, arguments["target"], providers, stage) if placed or providers else None
@@ -45,7 +49,7 @@ def run(
     for choice in report.choices:
         groups.setdefault((choice.node, str(choice.spec)), []).append(choice)
     for (node, spec), choices in reversed(groups.items()):  # the walk goes backwards
-        rows = [row for choice in choices for row in _candidate_rows(choice)]
+        rows = [row for choice in choices for row in _candidate_rows(choice, every=every)]
         out.table(Table(["gradient", "lowering", "predicted", ""], rows, frozenset({2}), title=f"{node}: {spec}"))
     used = Counter(f"{choice.op_type} by {choice.chosen}" for choice in report.choices)
     listed = "; ".join(f"{count} {what}" for what, count in used.most_common())
@@ -67,14 +71,16 @@ def _placement(built: Built, target: str, providers: Sequence[str], stage: Calla
     return placement(proto, providers=list(providers) or None)
 
 
-def _candidate_rows(choice: Choice) -> list[list[str]]:
+def _candidate_rows(choice: Choice, *, every: bool) -> list[list[str]]:
     """The chosen lowering first, then the others from fast to slow, then the rejected ones with their reasons."""
+    shown = [c for c in choice.candidates if every or not c.reason]
+    left = len(choice.candidates) - len(shown)
 
     def order(name: str, seconds: float | None) -> tuple[bool, bool, float]:
         return name != choice.chosen, seconds is None, seconds or 0.0
 
     rows: list[list[str]] = []
-    for c in sorted(choice.candidates, key=lambda c: order(c.name, c.seconds)):
+    for c in sorted(shown, key=lambda c: order(c.name, c.seconds)):
         note = (
             ("forced" if choice.forced else "chosen")
             if c.name == choice.chosen
@@ -83,4 +89,6 @@ def _candidate_rows(choice: Choice) -> list[list[str]]:
             else ""
         )
         rows.append([choice.op_type if not rows else "", str(c), "" if c.seconds is None else ms_text(c.seconds), note])
+    if left:
+        rows.append(["", f"{left} more", "", "not used: see -v"])
     return rows

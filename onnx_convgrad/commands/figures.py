@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ def check_plot(path: Path) -> None:
         raise ArgumentError(f"A plot cannot be written as {path.name!r}.", hint=f"Use {', '.join(_SUFFIXES)}.")
     if not path.parent.is_dir():
         raise ArgumentError(f"There is no folder {str(path.parent)!r} to write to.")
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ArgumentError(f"{str(path)!r} cannot be written.", hint="Choose another place for the plot.")
     if find_spec("matplotlib") is None:
         raise ExecutionError("A plot needs matplotlib.", hint="Install it with `pip install onnx-convgrad[plot]`.")
 

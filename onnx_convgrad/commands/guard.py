@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -16,10 +17,12 @@ __all__ = ["guarded"]
 
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
-    """Turn the package's errors into a paragraph on stderr and an exit status."""
+    """Turn the package's errors, and those of files, into a paragraph on stderr and an exit status."""
     from onnx_convgrad.commands.tables import recorded_warnings
     from onnx_convgrad.errors import ConvGradError
 
+    for library in ("onnx_ir", "onnx_shape_inference"):  # they tell of what is then refused with a remedy
+        logging.getLogger(library).setLevel(logging.CRITICAL)
     try:
         with recorded_warnings():
             yield
@@ -30,3 +33,8 @@ def guarded() -> Iterator[None]:
     except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(0) from None
+    except OSError as problem:
+        if problem.filename is None:
+            raise
+        print(f"Error: {os.fspath(problem.filename)!r} cannot be used: {problem.strerror}.", file=sys.stderr)
+        raise typer.Exit(2) from None

@@ -54,7 +54,9 @@ def recomputed(values: Sequence[str]) -> str | list[str]:
 def chosen_lowering(values: Sequence[str]) -> str | dict[str, str]:
     """`--lowering`: `auto`, `exact`, or OP=NAME and files of such pairs, repeated; the last word counts."""
     chosen: dict[str, str] = {}
-    if list(values) == ["exact"]:
+    if "exact" in values:
+        if set(values) != {"exact"}:
+            raise ArgumentError("--lowering exact chooses by itself and cannot be combined with others.")
         return "exact"
     for value in values:
         key, equals, name = value.rpartition("=")

@@ -24,6 +24,17 @@ _FAMILIES = {"ConvTranspose": "Conv", "MatMul": "Product", "Gemm": "Product"}
 """What the operators that compute an operator and its gradients are called, where not after it."""
 
 
+_MEMBERS = "is taken apart where the members of the sequence are known"
+_WITHOUT_RULE = {
+    "If": "is replaced by one branch where its condition is constant",
+    "Loop": "cannot be differentiated (Scan can, where the number of its turns is known)",
+    **dict.fromkeys(
+        ["ConcatFromSequence", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert"], _MEMBERS
+    ),
+}
+"""What happens to operators that have no rule."""
+
+
 def run(operator: str | None, out: Output, *, json: bool) -> None:
     """The rule table, or one operator of it."""
     table = [rule for rule in all_rules() if rule.domain != "convgrad"]
@@ -52,8 +63,8 @@ def _one_operator(operator: str, table: list[Rule], out: Output, *, json: bool) 
     found = {rule.name: rule for rule in table}
     if operator not in found:
         if operator in _standard_operators():
-            body = "goes through its function body." if _has_body(operator) else "cannot be differentiated yet."
-            raise ArgumentError(f"No rule covers {operator}; it {body}")
+            body = "is differentiated through its function body" if _has_body(operator) else "cannot be differentiated"
+            raise ArgumentError(f"No rule covers {operator}; it {_WITHOUT_RULE.get(operator, body)}.")
         check_names([operator], list(found), "operator")
     rule = found[operator]
     family = _FAMILIES.get(operator, operator)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -143,9 +144,10 @@ def _applied(node: ir.Node, fold: Callable[..., Any], depth: int) -> np.ndarray 
     if any(x is not None and (x.size > _LIMIT or x.dtype.kind not in "iubf") for x in inputs):
         return None
     try:
-        return np.asarray(fold(node, *inputs))
+        result = fold(node, *inputs)
     except (ValueError, IndexError, TypeError, ZeroDivisionError):
         return None
+    return None if result is None else np.asarray(result)
 
 
 def _constant_node(node: ir.Node) -> np.ndarray | None:
@@ -220,12 +222,37 @@ def _unsqueeze(_: ir.Node, data: Any, axes: Any) -> Any:
 
 
 def _divide(_: ir.Node, a: Any, b: Any) -> Any:
+    """Quotients of integers are cut off towards zero."""
+    if a.dtype.kind == "f":
+        with np.errstate(all="ignore"):
+            return a / b
+    if not np.all(b):
+        raise ZeroDivisionError
     return (np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))).astype(a.dtype)
+
+
+def _reduced(total: Callable[..., Any]) -> Callable[..., Any]:
+    def fold(node: ir.Node, x: Any, axes: Any = None) -> Any:
+        every = axes is None or not axes.size
+        if every and _attr(node, "noop_with_empty_axes", 0):
+            return x
+        kept = bool(_attr(node, "keepdims", 1))
+        return total(x, axis=None if every else _axes(axes), keepdims=kept, dtype=x.dtype)
+
+    return fold
+
+
+def _range(_: ir.Node, start: Any, limit: Any, delta: Any) -> Any:
+    return np.arange(start, limit, delta, dtype=start.dtype) if abs(limit - start) <= _LIMIT * abs(delta) else None
+
+
+def _tile(_: ir.Node, x: Any, repeats: Any) -> Any:
+    return np.tile(x, repeats) if x.size * math.prod(map(int, repeats)) <= _LIMIT else None
 
 
 def _fill(node: ir.Node, shape: Any) -> Any:
     fill = node.attributes["value"].as_tensor().numpy().reshape(-1)[0] if "value" in node.attributes else np.float32(0)
-    return np.full(tuple(shape), fill) if np.asarray(fill).dtype.kind in "iub" and math.prod(shape) <= _LIMIT else None
+    return np.full(tuple(shape), fill) if math.prod(map(int, shape)) <= _LIMIT else None
 
 
 _FOLDS: dict[str, Callable[..., Any]] = {
@@ -244,8 +271,8 @@ _FOLDS: dict[str, Callable[..., Any]] = {
     "Div": _divide,
     "Mod": lambda n, a, b: np.fmod(a, b) if _attr(n, "fmod", 0) else np.mod(a, b),
     "Neg": lambda _, a: -a,
-    "Min": lambda _, *xs: np.minimum.reduce(xs),
-    "Max": lambda _, *xs: np.maximum.reduce(xs),
+    "Min": lambda _, *xs: reduce(np.minimum, xs),
+    "Max": lambda _, *xs: reduce(np.maximum, xs),
     "Equal": lambda _, a, b: a == b,
     "Greater": lambda _, a, b: a > b,
     "Less": lambda _, a, b: a < b,
@@ -255,10 +282,10 @@ _FOLDS: dict[str, Callable[..., Any]] = {
     "And": lambda _, a, b: a & b,
     "Or": lambda _, a, b: a | b,
     "Where": lambda _, c, a, b: np.where(c, a, b),
-    "ReduceProd": lambda n, x, axes=None: np.prod(x, axis=_axes(axes), keepdims=bool(_attr(n, "keepdims", 1))),
-    "ReduceSum": lambda n, x, axes=None: np.sum(x, axis=_axes(axes), keepdims=bool(_attr(n, "keepdims", 1))),
-    "Range": lambda _, a, b, c: np.arange(a, b, c),
+    "ReduceProd": _reduced(np.prod),
+    "ReduceSum": _reduced(np.sum),
+    "Range": _range,
     "Expand": lambda _, x, s: np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(s))),
-    "Tile": lambda _, x, r: np.tile(x, r),
+    "Tile": _tile,
     "ConstantOfShape": _fill,
 }

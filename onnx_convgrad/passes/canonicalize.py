@@ -278,7 +278,7 @@ def _infer(model: ir.Model) -> None:
     """Symbolic shape inference, then ONNX's own for what it could not find."""
     shape_rules.install()
     level = logging.getLogger("onnx_shape_inference").level
-    logging.getLogger("onnx_shape_inference").setLevel(logging.ERROR)
+    logging.getLogger("onnx_shape_inference").setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

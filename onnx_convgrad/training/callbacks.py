@@ -190,8 +190,16 @@ class Log(Callback):
         self.path = Path(path)
         check_names([self.path.suffix], [".csv", ".jsonl"], "kind of log")
 
+    def on_begin(self, run: Run) -> None:  # noqa: ARG002
+        """Raises `ArgumentError` when the file cannot be written: rather now than when the first epoch is done."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as problem:
+            raise ArgumentError(f"The log {str(self.path)!r} has no folder: {problem.strerror}.") from problem
+        if not os.access(self.path.parent, os.W_OK):
+            raise ArgumentError(f"The log {str(self.path)!r} cannot be written.", hint="Choose another place for it.")
+
     def on_epoch(self, run: Run, row: Row) -> None:  # noqa: ARG002
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         draft = self.path.with_name(f".{self.path.name}.part")
         draft.write_text(self._text(run.trainer.progress.history), encoding="utf-8", newline="")
         draft.replace(self.path)

@@ -188,8 +188,6 @@ def _finish(
     """Save, draw and tell; the exit status."""
     interrupted = interruption.signal is not None and trainer.progress.epoch < config.epochs
     saved = trainer.save(_checkpoints(folder)) if interrupted else None
-    if config.plot and rows:
-        plot(rows, Path(config.plot), Path(config.model or "").name, f"{', '.join(config.loss)}, {config.optimizer}")
     result = {
         "model": config.model,
         "folder": str(folder),
@@ -217,6 +215,7 @@ def _finish(
             out.line(f"{_here(folder / _BEST)} has the values of the epoch with the lowest validation loss.")
         out.line(f"Checkpoints, history and program are in {_here(folder)}.")
     if config.plot and rows:
+        plot(rows, Path(config.plot), Path(config.model or "").name, f"{', '.join(config.loss)}, {config.optimizer}")
         out.line(f"The plot is in {_here(config.plot)}.")
     if json:
         print(dumps(result, indent=2))

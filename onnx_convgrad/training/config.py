@@ -84,6 +84,9 @@ class Config:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ArgumentError(f"{option(name)} must be at least 1, not {value}.")
+        for name in ("seed", "warmup"):
+            if getattr(self, name) < 0:
+                raise ArgumentError(f"{option(name)} must be at least 0, not {getattr(self, name)}.")
 
     @classmethod
     def of(cls, given: Mapping[str, Any], where: str) -> Config:

@@ -58,6 +58,12 @@ class Dataset(ABC):
         return Part(self, np.sort(order[held:])), Part(self, np.sort(order[:held]))
 
 
+def check_seed(seed: int) -> None:
+    """Raise `ArgumentError` for a negative seed."""
+    if seed < 0:
+        raise ArgumentError(f"seed must be 0 or more, not {seed!r}.")
+
+
 def permutation(count: int, *seeds: int) -> np.ndarray:
     """An order of `count` samples that depends on the seeds alone, not on numpy's global state."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seeds))).permutation(count)

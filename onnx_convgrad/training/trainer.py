@@ -13,6 +13,7 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.names import check_names
 from onnx_convgrad.runtime import Options, Providers
 from onnx_convgrad.training import flat
+from onnx_convgrad.training.datasets import check_seed
 from onnx_convgrad.training.engine import Engine, Results
 from onnx_convgrad.training.fitting import Fitting
 from onnx_convgrad.training.inference import export
@@ -61,6 +62,7 @@ class Trainer:
         self.program = program if isinstance(program, TrainingProgram) else TrainingProgram.load(program)
         self.manifest = self.program.manifest
         self.schedule = _schedule(self.program, schedule)
+        check_seed(seed)
         self.seed = seed
         self.progress = Progress()
         self.engine = Engine(self.program, seed, {"providers": providers, "options": options})
