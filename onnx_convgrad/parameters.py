@@ -34,10 +34,10 @@ def parameters(graph: ir.Graph) -> list[ir.Value]:
     An initializer is trainable when it is floating and reaches, at most through a change of layout or as one of several
     pieces, an operand that a rule declares as a parameter. Running statistics are in no such operand. Scalars that are
     added or multiplied in are left out: nothing tells a trained one from a constant, but that it is the bias of a product
-    with a weight. So are numbers that are joined, added
-    or multiplied to what no derivative passes, such as the scales of a Resize, and the ones and zeros that an exporter
-    gives to a normalization without scale and bias, or to a group normalization that is written as an instance
-    normalization between two Reshapes: its own scale and bias come behind them.
+    with a weight. So are Constant nodes that are added or multiplied in where weights are initializers, and numbers that
+    are joined, added or multiplied to what no derivative passes, such as the scales of a Resize, and the ones and zeros
+    that an exporter gives to a normalization without scale and bias, or to a group normalization that is written as an
+    instance normalization between two Reshapes: its own scale and bias come behind them.
     """
     found: dict[ir.Value, None] = {}
     stored = any(_trainable(v, dedicated=True) and not v.meta.get(WAS_NODE) for v in graph.initializers.values())
@@ -54,7 +54,8 @@ def parameters(graph: ir.Graph) -> list[ir.Value]:
             dedicated = rule.kind != "elementwise" or name == "slope" or _biases(node, value)
             for source in _stored(value):
                 filler = node.op_type in _NORMALIZATIONS and _filler(source, stored=stored)
-                if not filler and _trainable(source, dedicated):
+                written = stored and not dedicated and source.meta.get(WAS_NODE)
+                if not filler and not written and _trainable(source, dedicated):
                     found[source] = None
     return list(found)
 

@@ -257,3 +257,45 @@ def test_a_bias_of_one_number_is_a_parameter() -> None:
         }"""
     made = og.augment(onnx.parser.parse_model(text))
     assert [o.name for o in made.graph.output] == ["y", "w_grad", "b_grad"]
+
+
+def test_constants_that_are_added_are_no_parameters_beside_stored_weights() -> None:
+    """As PyTorch's exporter writes the coordinates of a grid, or a first state; weights are initializers there."""
+    body = """{
+            grid = Constant <value = float[1, 3] {-1, 0, 1}> ()
+            a = Add (x, grid)
+            y = MatMul (a, w)
+        }"""
+    stored = f"(float[2, 3] x) => (float[2, 2] y) <float[3, 2] w = {{1, 2, 3, 4, 5, 6}}> {body}"
+    written = stored.replace(
+        "<float[3, 2] w = {1, 2, 3, 4, 5, 6}> {", "{ w = Constant <value = float[3, 2] {1, 2, 3, 4, 5, 6}> ()"
+    )
+    found = []
+    for text in (stored, written):
+        made = og.augment(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g {text}'))
+        found.append([o.name for o in made.graph.output][1:])
+    assert found == [["w_grad"], ["grid_grad", "w_grad"]]
+
+
+@pytest.mark.parametrize("rows", ["2", "n"])
+def test_a_branch_that_is_taken_declares_the_shape_of_the_other(rows: str) -> None:
+    """PyTorch's exporter writes scatter_reduce with an If on a rank, which inference finds where sizes are unknown."""
+    text = f"""<ir_version: 10, opset_import: ["": 18]> g (float[{rows}, 3] x) => (float[{rows}, 2] y)
+        <float[2, 3] w = {{1, 2, 3, 4, 5, 6}}, int64[1] columns = {{3}}, int64 none = {{0}}> {{
+            count = Shape <start = 0, end = 1> (x)
+            sizes = Concat <axis = 0> (count, columns)
+            zeros = ConstantOfShape (sizes)
+            shape = Shape (zeros)
+            rank = Size (shape)
+            scalar = Equal (rank, none)
+            sum = Add (x, zeros)
+            h = If (scalar) <
+                then_branch = one () => (float[6] a) {{ a = Squeeze (sum) }},
+                else_branch = two () => (float[6] b) {{ b = Identity (sum) }}
+            >
+            y = Gemm <transB = 1> (h, w)
+        }}"""
+    model = onnx.parser.parse_model(text)
+    result = run(og.vjp(model, wrt=["x", "w"]), {"x": X, "y_grad": np.ones((2, 2), np.float32)})
+    np.testing.assert_allclose(result["x_grad"], np.tile([5, 7, 9], (2, 1)))
+    np.testing.assert_allclose(result["w_grad"], np.tile(X.sum(0), (2, 1)), rtol=1e-5)

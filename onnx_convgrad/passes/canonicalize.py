@@ -22,7 +22,7 @@ from onnx_ir.passes import common
 from onnx_shape_inference import infer_symbolic_shapes
 
 from onnx_convgrad.errors import ArgumentError, ModelError
-from onnx_convgrad.graph.constants import WAS_NODE
+from onnx_convgrad.graph.constants import WAS_NODE, forget_constants
 from onnx_convgrad.names import check_names
 from onnx_convgrad.passes import shape_rules
 from onnx_convgrad.passes.branches import take_known_branches
@@ -80,9 +80,7 @@ def canonicalize(model: ir.Model, input_shapes: InputShapes | None = None, *, fo
     declared = _forget_shapes(model.graph)
     if fold:
         fold_sizes(model.graph)
-    while take_known_branches(model.graph) and fold:
-        fold_sizes(model.graph)
-    _infer(model)
+    _infer_through_branches(model, declared, fold=fold)
     if not input_shapes and _recall_shapes(declared):
         _infer(model)
     try:
@@ -291,6 +289,19 @@ def _infer(model: ir.Model) -> None:
             _infer_with_onnx(model)
     finally:
         logging.getLogger("onnx_shape_inference").setLevel(level)
+
+
+def _infer_through_branches(model: ir.Model, declared: dict[ir.Value, ir.Shape], *, fold: bool) -> None:
+    """Infer shapes, which decide which branch an If takes, which has shapes to infer."""
+    while take_known_branches(model.graph, declared) and fold:
+        fold_sizes(model.graph)
+    again = True
+    while again:
+        _infer(model)
+        forget_constants(model.graph)
+        again = take_known_branches(model.graph, declared)
+        if again and fold:
+            fold_sizes(model.graph)
 
 
 def _infer_with_onnx(model: ir.Model) -> None:
