@@ -184,3 +184,15 @@ def test_nothing_worth_recomputing_changes_nothing() -> None:
     x = np.arange(3, dtype=np.float32)
     got = run(og.augment(model, wrt="inputs", recompute="auto"), {"x": x, "y_grad": x})
     np.testing.assert_array_equal(got["x_grad"], -x)
+
+
+def test_sizes_of_which_nothing_is_known() -> None:
+    text = """<ir_version: 10, opset_import: ["": 18]> g (float[n, 3, h, w] x) => (float[n, 24, p, q] y)
+        <float[24, 3, 3, 3] k> { y = Conv (x, k) }"""
+    model = onnx.parser.parse_model(text)
+    k = np.random.default_rng(0).standard_normal((24, 3, 3, 3)).astype(np.float32)
+    del model.graph.initializer[:]
+    model.graph.initializer.append(numpy_helper.from_array(k, "k"))
+    feed = {**FEED, "y_grad": np.ones((2, 24, 18, 18), np.float32)}
+    plain, freed = (run(og.vjp(model, wrt="all", recompute=r), feed) for r in (None, "auto"))
+    assert equal(plain, freed)

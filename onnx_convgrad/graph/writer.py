@@ -8,10 +8,11 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext, registry
 
@@ -42,6 +43,18 @@ RANDOM = frozenset(
 
 VIEWS = frozenset(("Reshape", "Squeeze", "Unsqueeze", "Identity", "Flatten"))
 """Operators whose result shares the memory of their first operand."""
+
+
+@cache
+def _typed_alike(op_type: str) -> int | None:
+    """The first operand whose type is that of the result, by the operator's schema."""
+    try:
+        schema = onnx.defs.get_schema(op_type, CANONICAL_OPSET)
+    except onnx.defs.SchemaError:
+        return None
+    kinds = [operand.type_str for operand in schema.inputs]
+    result = schema.outputs[0].type_str if schema.outputs else None
+    return kinds.index(result) if result in kinds else None
 
 
 class NodeWriter:
@@ -145,13 +158,11 @@ class NodeWriter:
             infer(self._context, node)
         except Exception as problem:  # noqa: BLE001 - a missing shape is never fatal here; say so and go on
             logger.debug("shape inference of %s failed: %s", node.op_type, problem)
-        if (
-            node.op_type in _ELEMENTWISE
-            and first is not None
-            and node.outputs[0].dtype is None
-            and first.dtype is not None
-        ):
-            node.outputs[0].dtype = first.dtype
+        if node.outputs[0].dtype is None and not node.domain:
+            alike = _typed_alike(node.op_type)
+            operand = node.inputs[alike] if alike is not None and alike < len(node.inputs) else None
+            if operand is not None and operand.dtype is not None:
+                node.outputs[0].dtype = operand.dtype
 
     @staticmethod
     def _same_shape(node: ir.Node, first: ir.Value) -> bool:

@@ -6,6 +6,7 @@ made honest, shapes inferred as far as they can be known, and sizes computed fro
 
 from __future__ import annotations
 
+import itertools
 import logging
 import warnings
 from collections import Counter
@@ -314,6 +315,7 @@ def _infer_with_onnx(model: ir.Model) -> None:
         logger.info("onnx.shape_inference stopped: %s", problem)
         return
     known = {info.name: info.type.tensor_type for info in (*inferred.graph.value_info, *inferred.graph.output)}
+    fresh = _fresh_dimensions(model.graph)
     for node in model.graph:
         for value in node.outputs:
             info = known.get(value.name or "")
@@ -322,4 +324,11 @@ def _infer_with_onnx(model: ir.Model) -> None:
             if value.dtype is None and info.elem_type:
                 value.dtype = ir.DataType(info.elem_type)
             if value.shape is None and info.HasField("shape"):
-                value.shape = ir.Shape([d.dim_value if d.HasField("dim_value") else None for d in info.shape.dim])
+                dims = info.shape.dim
+                value.shape = ir.Shape([d.dim_value if d.HasField("dim_value") else next(fresh) for d in dims])
+
+
+def _fresh_dimensions(graph: ir.Graph) -> Iterator[str]:
+    """Names that no dimension has: symbolic inference stops at dimensions without one."""
+    taken = {d.value for v in _values(graph) if v.shape is not None for d in v.shape if isinstance(d, ir.SymbolicDim)}
+    return (name for number in itertools.count() if (name := f"_u{number}") not in taken)
