@@ -299,38 +299,3 @@ def test_a_branch_that_is_taken_declares_the_shape_of_the_other(rows: str) -> No
     result = run(og.vjp(model, wrt=["x", "w"]), {"x": X, "y_grad": np.ones((2, 2), np.float32)})
     np.testing.assert_allclose(result["x_grad"], np.tile([5, 7, 9], (2, 1)))
     np.testing.assert_allclose(result["w_grad"], np.tile(X.sum(0), (2, 1)), rtol=1e-5)
-
-
-def test_second_order_where_the_batch_is_not_known() -> None:
-    """What reads zeros of as many samples, as a convolutional LSTM begins; symbolic inference stops at its sizes."""
-    text = """<ir_version: 10, opset_import: ["": 18]> g (float[n, 3, 5, 4] x) => (float[n, 2, 5, 4] y)
-        <float[2, 4, 3, 3] w, int64[3] rest = {1, 5, 4}> {
-            count = Shape <start = 0, end = 1> (x)
-            sizes = Concat <axis = 0> (count, rest)
-            zeros = ConstantOfShape (sizes)
-            both = Concat <axis = 1> (x, zeros)
-            c = Conv <pads = [1, 1, 1, 1]> (both, w)
-            y = Tanh (c)
-        }"""
-    model = onnx.parser.parse_model(text)
-    rng = np.random.default_rng(0)
-    w = rng.standard_normal((2, 4, 3, 3)).astype(np.float32)
-    del model.graph.initializer[:]
-    model.graph.initializer.extend(
-        [onnx.numpy_helper.from_array(w, "w"), onnx.numpy_helper.from_array(np.array([1, 5, 4]), "rest")]
-    )
-    penalty = '<ir_version: 10, opset_import: ["": 21]> p (float[a, b, c, d] slope) => (float loss)'
-    penalty += "{ loss = ReduceSumSquare <keepdims = 0> (slope) }"
-    first = og.vjp(model, wrt=["x"])
-    both = onnx.compose.merge_models(first, onnx.parser.parse_model(penalty), io_map=[("x_grad", "slope")])
-    x, seed = rng.standard_normal((2, 3, 5, 4)).astype(np.float32), rng.standard_normal((2, 2, 5, 4)).astype(np.float32)
-    feed = {"x": x, "y_grad": seed}
-    got = run(og.augment(both, wrt=["w"], of="loss"), feed)
-    step = 1e-3 * rng.standard_normal(w.shape).astype(np.float32)
-    ends = []
-    for sign in (1, -1):
-        both.graph.initializer[[t.name for t in both.graph.initializer].index("w")].CopyFrom(
-            onnx.numpy_helper.from_array(w + sign * step, "w")
-        )
-        ends.append(run(both, feed)["loss"])
-    np.testing.assert_allclose((ends[0] - ends[1]) / 2, np.vdot(got["w_grad"], step), rtol=2e-2)

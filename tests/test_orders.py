@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -201,3 +202,35 @@ def test_an_operand_that_depends_on_another_is_not_counted_twice() -> None:
     got = run(og.augment(model, wrt="inputs"), feed | {"y_grad": seed})
     for name, w in zip(feed, want, strict=True):
         close(got[f"{name}_grad"], w, 1e-5)
+
+
+class Recurrent(torch.nn.Module):
+    """The first turn of a convolutional LSTM: a state of zeros, of as many samples as there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(7, 4, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.conv(torch.cat([x, x.new_zeros(x.shape[0], 4, 8, 7)], 1)))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_second_order_where_symbolic_inference_gives_up() -> None:
+    """A Concat with zeros of unknown batch; the size that ONNX infers for it has no name."""
+    torch.manual_seed(0)
+    net, buffer = Recurrent(), io.BytesIO()
+    x = torch.randn(2, 3, 8, 7, requires_grad=True)
+    names: dict[str, Any] = {"input_names": ["x"], "output_names": ["y"], "dynamic_axes": {"x": {0: "n"}}}
+    torch.onnx.export(net, (x,), buffer, dynamo=False, opset_version=18, **names)
+    first = og.vjp(onnx.load_from_string(buffer.getvalue()), wrt=["x"])
+    penalty = '<ir_version: 10, opset_import: ["": 21]> p (float[a, b, c, d] slope) => (float loss)'
+    penalty += "{ loss = ReduceSumSquare <keepdims = 0> (slope) }"
+    both = onnx.compose.merge_models(first, onnx.parser.parse_model(penalty), io_map=[("x_grad", "slope")])
+    y = net(x)
+    seed = torch.randn_like(y)
+    (slope,) = torch.autograd.grad(y, x, seed, create_graph=True)
+    want = torch.autograd.grad(slope.square().sum(), net.conv.weight)[0]
+    feed = {"x": x.detach().numpy(), "y_grad": seed.numpy()}
+    got = run(og.augment(both, wrt=["conv.weight"], of="loss"), feed)
+    close(got["conv.weight_grad"], want, 1e-4)
