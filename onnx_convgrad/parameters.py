@@ -31,6 +31,8 @@ _NORMALIZATIONS = frozenset(
 def parameters(graph: ir.Graph) -> list[ir.Value]:
     """Trainable initializers, in the order of their first use.
 
+    In a file that tells parameters from buffers and constants, as PyTorch's newer exporter writes it, no others count.
+
     An initializer is trainable when it is floating and reaches, at most through a change of layout or as one of several
     pieces, an operand that a rule declares as a parameter. Running statistics are in no such operand. Scalars that are
     added or multiplied in are left out: nothing tells a trained one from a constant, but that it is the bias of a product
@@ -42,6 +44,7 @@ def parameters(graph: ir.Graph) -> list[ir.Value]:
     found: dict[ir.Value, None] = {}
     stored = any(_trainable(v, dedicated=True) and not v.meta.get(WAS_NODE) for v in graph.initializers.values())
     felt = ancestors(graph.outputs, frozenset(graph))
+    told = any(v.metadata_props.get(_KIND) == "PARAMETER" for v in graph.initializers.values())
     for node in graph:
         rule = rule_of(node)
         if rule is None or not rule.parameters or _normalizes_groups(node):
@@ -55,13 +58,40 @@ def parameters(graph: ir.Graph) -> list[ir.Value]:
             for source in _stored(value):
                 filler = node.op_type in _NORMALIZATIONS and _filler(source, stored=stored)
                 written = stored and not dedicated and source.meta.get(WAS_NODE)
-                if not filler and not written and _trainable(source, dedicated):
+                other = told and not _told_trainable(source)
+                if not filler and not written and not other and _trainable(source, dedicated):
                     found[source] = None
     return list(found)
 
 
 _PLAIN = ("elementwise", "linear")
 """Kinds of rules of operators that models do arithmetic with, also on sizes."""
+
+
+_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+_FOLDED = "pkg.onnxscript.optimizer.folded_from"
+"""Under these keys PyTorch's newer exporter says what an initializer was, or which values one was computed from."""
+
+_MADE = re.compile(
+    r"val_\d+|(arange|empty|eye|full|lift_fresh_copy|lifted_tensor|linspace|logspace|ones|scalar_tensor|zeros)(_like)?(_default)?(_\d+)?"
+)
+"""Values that an exporter makes itself."""
+
+
+def _told_trainable(value: ir.Value) -> bool:
+    """Whether a value was a parameter, or is folded from one, where the file says what was.
+
+    What is folded bears the names of all values on the way: those of parameters have dots, unless they belong to the
+    outermost module; then a value that something else was made for is taken for a constant.
+    """
+    kind, folded = (value.metadata_props.get(key) for key in (_KIND, _FOLDED))
+    if kind is not None or folded is None:
+        return kind == "PARAMETER"
+    sources = re.findall(r"'([^']+)'", folded)
+    if any("." in name for name in sources):
+        return True
+    made = [name for name in sources if _MADE.fullmatch(name)]
+    return len(made) < len(sources) and all(name.startswith("val_") for name in made) and not _plain(value)
 
 
 def _normalizes_groups(node: ir.Node) -> bool:
@@ -83,7 +113,12 @@ def _filler(value: ir.Value, *, stored: bool) -> bool:
     numbers what it folds. A parameter that still has its first value bears the name of the module.
     """
     unnamed = (stored and value.meta.get(WAS_NODE)) or re.fullmatch(r"val_\d+", value.name or "")
-    numbers = constant_of(value) if unnamed else None
+    return bool(unnamed) and _plain(value)
+
+
+def _plain(value: ir.Value) -> bool:
+    """Whether a value is nothing but ones, or nothing but zeros."""
+    numbers = constant_of(value)
     return numbers is not None and bool((numbers == 1).all() or (numbers == 0).all())
 
 

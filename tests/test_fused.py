@@ -182,6 +182,23 @@ def test_a_file_optimized_offline_has_the_gradients_of_the_original(tmp_path: Pa
         assert relative(got[name], value) < 1e-5
 
 
+def test_shapes_that_the_runtime_added_are_renamed(tmp_path: Path) -> None:
+    """Products of rank 3 become Gemms between Reshapes; it refuses to do so again beside shapes of the same names."""
+    shapes = {"w": (4, 5), "b": (5,), "v": (5, 3), "c": (3,), "W": (1, 12, 3), "R": (1, 12, 4), "B": (1, 24)}
+    body = (
+        "p = MatMul(x, w) q = Add(p, b) t = Tanh(q) r = MatMul(t, v) s = Add(r, c) y = GRU<hidden_size=4>(s, W, R, B)"
+    )
+    plain = stored(model(body, {"x": (2, 6, 4), **shapes}), drawn(shapes))
+    fused = optimized(plain, tmp_path, "extended")
+    before = fused.SerializeToString(deterministic=True)
+    assert {"gemm_input_shape", "gemm_output_shape"} <= {t.name for t in fused.graph.initializer}
+    feed = drawn({"x": (2, 6, 4), "y_grad": (2, 1, 6, 4)})
+    want, got = (run(og.vjp(given, wrt=["x", "w"]), feed) for given in (plain, fused))
+    for name, value in want.items():
+        assert relative(got[name], value) < 1e-5
+    assert fused.SerializeToString(deterministic=True) == before
+
+
 def test_a_file_in_a_blocked_layout_is_refused_with_the_remedy(tmp_path: Path) -> None:
     blocked = optimized(residual(), tmp_path)
     if not any("nchwc" in n.domain for n in blocked.graph.node):

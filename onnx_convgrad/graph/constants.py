@@ -204,11 +204,17 @@ def _slice(_: ir.Node, data: Any, starts: Any, ends: Any, axes: Any = None, step
     steps = [1] * len(starts) if steps is None else steps
     index: list[slice] = [slice(None)] * data.ndim
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        stop: int | None = int(end)
-        if step < 0 and stop is not None and stop < -data.shape[axis]:
-            stop = None
-        index[axis] = slice(int(start), stop, int(step))
+        index[axis] = (
+            _backwards(int(start), int(end), int(step), data.shape[axis]) if step < 0 else slice(start, end, step)
+        )
     return data[tuple(index)]
+
+
+def _backwards(start: int, end: int, step: int, size: int) -> slice:
+    """Ends beyond the axis count as its ends; Python leaves out the first element instead."""
+    start, end = (at + size if at < 0 else at for at in (start, end))
+    start, end = min(max(start, 0), size - 1), min(max(end, -1), size - 1)
+    return slice(start, None if end < 0 else end, step)
 
 
 def _reshape(node: ir.Node, data: Any, shape: Any) -> Any:
@@ -243,7 +249,11 @@ def _reduced(total: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _range(_: ir.Node, start: Any, limit: Any, delta: Any) -> Any:
-    return np.arange(start, limit, delta, dtype=start.dtype) if abs(limit - start) <= _LIMIT * abs(delta) else None
+    """Each member is the sum of that before it and the step, rounded, as the runtime has it."""
+    count = math.ceil((float(limit) - float(start)) / float(delta))
+    if count > _LIMIT:
+        return None
+    return np.add.accumulate(np.array([start, *[delta] * (count - 1)][: max(count, 0)], start.dtype), dtype=start.dtype)
 
 
 def _tile(_: ir.Node, x: Any, repeats: Any) -> Any:

@@ -7,13 +7,22 @@ from typing import Self
 
 import onnx_ir as ir
 
-__all__ = ["Namespace", "named_values"]
+__all__ = ["Namespace", "named_values", "rename"]
 
 
 def named_values(graph: ir.Graph) -> dict[str, ir.Value]:
     """Every value of the main graph by name, in order of appearance."""
     everything = (*graph.inputs, *graph.initializers.values(), *(v for node in graph for v in node.outputs))
     return {v.name: v for v in everything if v.name}
+
+
+def rename(value: ir.Value, name: str | None) -> None:
+    """Give a value another name; its tensor, which may belong to the caller's model, keeps the one that it has."""
+    tensor = value.const_value
+    value.const_value = None
+    value.name = name
+    if tensor is not None:
+        value.const_value = ir.Tensor(tensor, dtype=tensor.dtype, shape=tensor.shape, name=name)  # type: ignore[arg-type]
 
 
 class Namespace:

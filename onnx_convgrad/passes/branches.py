@@ -11,7 +11,7 @@ from collections.abc import MutableMapping
 import onnx_ir as ir
 
 from onnx_convgrad.graph.constants import constant_of
-from onnx_convgrad.graph.namespace import Namespace
+from onnx_convgrad.graph.namespace import Namespace, rename
 from onnx_convgrad.graph.nodes import is_op
 
 __all__ = ["take_known_branches"]
@@ -48,7 +48,9 @@ def _take(graph: ir.Graph, node: ir.Node, declared: MutableMapping[ir.Value, ir.
         body.remove(inner)
     names = Namespace.of_values(graph)
     for value in (*stored, *(v for inner in nodes for v in inner.outputs)):
-        value.name = names.claim(value.name) if value.name else None  # several branches may use one name
+        name = names.claim(value.name) if value.name else None  # several branches may use one name
+        if name != value.name:
+            rename(value, name)
     for value in stored:
         graph.register_initializer(value)
     for inner in nodes:

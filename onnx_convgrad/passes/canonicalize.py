@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from onnx_shape_inference import infer_symbolic_shapes
 
 from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.graph.constants import WAS_NODE, forget_constants
+from onnx_convgrad.graph.namespace import Namespace, rename
 from onnx_convgrad.names import check_names
 from onnx_convgrad.passes import shape_rules
 from onnx_convgrad.passes.branches import take_known_branches
@@ -73,6 +75,7 @@ def canonicalize(model: ir.Model, input_shapes: InputShapes | None = None, *, fo
     for value in model.graph.initializers.values():
         value.meta[WAS_NODE] = value.name in constants
     _name_values(model.graph)
+    _rename_shapes_of_the_runtime(model.graph)
     if input_shapes:
         _override_shapes(model.graph, input_shapes)
     _clean_dimensions(model.graph)
@@ -198,6 +201,17 @@ def _name_values(graph: ir.Graph) -> None:
             while node.name in taken:
                 node.name = f"{node.name}_{number}"
             taken.add(node.name)
+
+
+_RUNTIME_NAMES = re.compile(r"gemm_(input|output)_shape(_token_\d+)?")
+"""What ONNX Runtime's optimizer calls shapes that it adds; it does not load a file in which it finds them and adds more."""
+
+
+def _rename_shapes_of_the_runtime(graph: ir.Graph) -> None:
+    names = Namespace.of_values(graph)
+    for name, value in list(graph.initializers.items()):
+        if _RUNTIME_NAMES.fullmatch(name) and value.dtype == ir.DataType.INT64:
+            rename(value, names.claim(f"kept_{name}"))
 
 
 def _override_shapes(graph: ir.Graph, shapes: InputShapes) -> None:
