@@ -262,9 +262,7 @@ app.command()(train)
 
 @app.command()
 def rules(
-    operator: Annotated[
-        str | None, typer.Argument(metavar="[OP]", help="Show one operator.", show_default=False)
-    ] = None,
+    operator: Annotated[str | None, typer.Argument(metavar="OP", help="Show one operator.", show_default=False)] = None,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
@@ -304,4 +302,5 @@ def _usage_error(message: str, context: Any) -> str:
     if message.startswith("Usage:"):
         return message
     where = f" See `{context.command_path} --help`." if context is not None else ""
-    return f"Error: {message.rstrip('.')}.{where}"
+    end = "" if message.endswith("?") else "."
+    return f"Error: {message.rstrip('.')}{end}{where}"

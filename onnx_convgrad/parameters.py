@@ -158,7 +158,11 @@ def resolve_wrt(graph: ir.Graph, wrt: str | Sequence[str]) -> list[ir.Value]:
     """The values that `wrt` names; raises `ArgumentError` for unknown or non-floating ones."""
     inputs = [v for v in graph.inputs if floating(v)]
     if wrt == "parameters":
-        return _some(parameters(graph), "The model has no trainable parameters.", "Use wrt='inputs' or name a value.")
+        return _some(
+            parameters(graph),
+            "The model has no trainable parameters.",
+            "Use wrt='inputs' or name a value; nothing is there to train.",
+        )
     if wrt == "inputs":
         return _some(inputs, "The model has no floating input.", "Name a value in wrt.")
     if wrt == "all":

@@ -139,9 +139,10 @@ def bad(model: Path) -> list[tuple[list[object], str]]:
     texts = {
         "undefined": "(float[2] x) => (float[2] y) { y = Add (x, nothing) }",
         "cyclic": "(float[2] x) => (float[2] y) { a = Add (x, b) b = Tanh (a) y = Exp (b) }",
+        "double": "(double[1, 1, 4] x, double[1, 1, 3] w) => (double[1, 1, 2] y) { y = Conv (x, w) }",
         "integers": "(int64[2] x) => (int64[2] y) { y = Add (x, x) }",
     }
-    undefined, cyclic, integers = (model.with_name(f"{name}.onnx") for name in texts)
+    undefined, cyclic, double, integers = (model.with_name(f"{name}.onnx") for name in texts)
     for name, text in texts.items():
         odd = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g {text}')
         onnx.save(odd, model.with_name(f"{name}.onnx"))
@@ -165,6 +166,8 @@ def bad(model: Path) -> list[tuple[list[object], str]]:
         (["augment", model, "--input-shape", "image=1,3"], "NAME:1,3,224,224"),
         (["augment", model, "--input-shape", "image:1,3,-2,2"], "neither a size"),
         (["augment", model, "--input-shape", "image:1,3"], "has rank 4, but 2 sizes"),
+        (["augment", model, *["--input-shape", "image:1,3,8,8"] * 2], "gives the shape of 'image' twice"),
+        (["bench", double, "--wrt", "inputs"], "The runtime may have it for another dtype"),
         (["augment", model, "--input-shape", "imag:1,3,8,8"], "Did you mean 'image'"),
         (["augment", model, "--lowering", "fast"], "neither 'auto' nor 'exact'"),
         (["explain", model, "--lowering", "exact", "--lowering", "Conv=conv"], "cannot be combined"),

@@ -27,7 +27,7 @@ __all__ = ["bench"]
 
 
 def bench(
-    model: Annotated[Path | None, typer.Argument(metavar="[MODEL]", help="An ONNX file.", show_default=False)] = None,
+    model: Annotated[Path | None, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)] = None,
     wrt: Wrt = [],  # noqa: B006
     of: Of = [],  # noqa: B006
     training: Training = False,

@@ -50,6 +50,8 @@ def working_feed(
                 return feed, results
             last = ExecutionError("its results are empty or not finite")
     reason = str(last).strip().splitlines()[0] if last else "it has no floating results"
+    if "NOT_IMPLEMENTED" in reason:
+        raise ModelError(f"{reason.rstrip('.')}.", hint="The runtime may have it for another dtype.")
     raise ModelError(
         f"The model runs on none of the inputs tried; the last answer was: {reason.rstrip('.')}.", hint=_HINT
     )

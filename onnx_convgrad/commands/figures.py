@@ -25,7 +25,9 @@ def check_plot(path: Path) -> None:
         ExecutionError: matplotlib is not installed.
     """
     if path.suffix.lower() not in _SUFFIXES:
-        raise ArgumentError(f"A plot cannot be written as {path.name!r}.", hint=f"Use {', '.join(_SUFFIXES)}.")
+        raise ArgumentError(
+            f"A plot cannot be written as {path.name or str(path)!r}.", hint=f"Use {', '.join(_SUFFIXES)}."
+        )
     if not path.parent.is_dir():
         raise ArgumentError(f"There is no folder {str(path.parent)!r} to write to.")
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):

@@ -112,6 +112,8 @@ def input_shapes(values: Sequence[str]) -> dict[str, list[int | str | None]] | N
         name, colon, sizes = value.rpartition(":")
         if not colon or not name:
             raise ArgumentError(f"--input-shape {value!r} is not of the form NAME:1,3,224,224.")
+        if name in shapes:
+            raise ArgumentError(f"--input-shape gives the shape of {name!r} twice.")
         shapes[name] = [_size(size.strip(), value) for size in sizes.split(",")] if sizes.strip() else []
     return shapes or None
 

@@ -19,7 +19,7 @@ def _option(*names: str, help: str, metavar: str | None = None, **more: Any) -> 
 
 
 def train(
-    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="An ONNX file.", show_default=False)] = None,
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)] = None,
     data: Annotated[
         list[str] | None,
         _option(
@@ -74,7 +74,8 @@ def train(
         bool | None, _option("--freeze-statistics", help="BatchNormalization keeps its running statistics.")
     ] = None,
     precision: Annotated[
-        str | None, _option("--precision", metavar="NAME", help="float32, or float16 for mixed. [default: float32]")
+        str | None,
+        _option("--precision", metavar="NAME", help="float32; float16, bfloat16: mixed. [default: float32]"),
     ] = None,
     seed: Annotated[int | None, _option("--seed", help="Of order, split and Dropout. [default: 0]")] = None,
     metric: Annotated[
