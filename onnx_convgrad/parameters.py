@@ -56,10 +56,8 @@ def parameters(graph: ir.Graph) -> list[ir.Value]:
                 continue
             dedicated = rule.kind != "elementwise" or name == "slope" or _biases(node, value)
             for source in _stored(value):
-                filler = node.op_type in _NORMALIZATIONS and _filler(source, stored=stored)
-                written = stored and not dedicated and source.meta.get(WAS_NODE)
-                other = told and not _told_trainable(source)
-                if not filler and not written and not other and _trainable(source, dedicated):
+                constant = _constant(source, node, dedicated=dedicated, stored=stored, told=told)
+                if not constant and _trainable(source, dedicated):
                     found[source] = None
     return list(found)
 
@@ -68,12 +66,22 @@ _PLAIN = ("elementwise", "linear")
 """Kinds of rules of operators that models do arithmetic with, also on sizes."""
 
 
+def _constant(value: ir.Value, node: ir.Node, *, dedicated: bool, stored: bool, told: bool) -> bool:
+    """Whether something tells that a value which stands where `node` has a parameter is a constant."""
+    if told and not _told_trainable(value):
+        return True
+    if node.op_type in _NORMALIZATIONS:
+        return _filler(value, stored=stored)
+    return stored and not dedicated and bool(value.meta.get(WAS_NODE))
+
+
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 _FOLDED = "pkg.onnxscript.optimizer.folded_from"
 """Under these keys PyTorch's newer exporter says what an initializer was, or which values one was computed from."""
 
 _MADE = re.compile(
-    r"val_\d+|(arange|empty|eye|full|lift_fresh_copy|lifted_tensor|linspace|logspace|ones|scalar_tensor|zeros)(_like)?(_default)?(_\d+)?"
+    r"val_\d+|(arange|empty|eye|full|lift_fresh_copy|lifted_tensor|linspace|logspace|ones|scalar_tensor|zeros)"
+    r"(_like)?(_default)?(_\d+)?"
 )
 """Values that an exporter makes itself."""
 
