@@ -90,11 +90,14 @@ def _told_trainable(value: ir.Value) -> bool:
     """Whether a value was a parameter, or is folded from one, where the file says what was.
 
     What is folded bears the names of all values on the way: those of parameters have dots, unless they belong to the
-    outermost module; then a value that something else was made for is taken for a constant.
+    outermost module; then a value that something else was made for is taken for a constant. What fusing a normalization
+    left of weights bears a name alone.
     """
     kind, folded = (value.metadata_props.get(key) for key in (_KIND, _FOLDED))
-    if kind is not None or folded is None:
+    if kind is not None:
         return kind == "PARAMETER"
+    if folded is None:
+        return not _MADE.fullmatch(value.name or "")
     sources = re.findall(r"'([^']+)'", folded)
     if any("." in name for name in sources):
         return True

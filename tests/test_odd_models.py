@@ -306,7 +306,8 @@ MADE = {
     "lifted": ("pkg.torch.export.graph_signature.InputSpec.kind", "CONSTANT_TENSOR"),
     "buffer": ("pkg.torch.export.graph_signature.InputSpec.kind", "BUFFER"),
     "ones": ("pkg.onnxscript.optimizer.folded_from", "['conv2d', 'val_3']"),
-    "unmarked": ("pkg.torch.onnx.original_node_name", "c"),
+    "val_7": ("pkg.torch.onnx.original_node_name", "c"),
+    "fused": ("pkg.torch.onnx.original_node_name", "c"),
     "folded": ("pkg.onnxscript.optimizer.folded_from", "['layer.bias', 'val_4']"),
     "outermost": ("pkg.onnxscript.optimizer.folded_from", "['b', 'val_4', 'val_5']"),
     "own": ("pkg.torch.export.graph_signature.InputSpec.kind", "PARAMETER"),
@@ -330,4 +331,4 @@ def test_what_the_exporter_says_is_a_parameter_is_one(marked: bool) -> None:
         info.metadata_props.add(key=key, value=value)
         model.graph.value_info.append(info)
     got = [o.name.removesuffix("_grad") for o in og.augment(model).graph.output[1:]]
-    assert got == (["folded", "outermost", "own"] if marked else list(MADE))
+    assert got == (["fused", "folded", "outermost", "own"] if marked else list(MADE))
