@@ -268,7 +268,8 @@ def _matrix(e: Emitter, n: Call, geometry: Geometry, position: int, out: Dim) ->
         basis = e.reshape(_identity(e, size), [1, size, 1, size])
         roi = _roi(e, n, geometry, [position], lead=3)
         if geometry.scales is not None:
-            scales = _place(e, geometry.scales, position, e.const(np.array([1, 1, 2], np.float32)))
+            lead = e.const(np.array([1, 1, 2], np.float32))
+            scales = _place(e, geometry.scales, position, lead, computed=_rounded(e, geometry.scales, position, size))
             units = e.op("Resize", basis, roi, scales, **attributes)
         else:
             assert geometry.sizes is not None
@@ -308,13 +309,19 @@ def _identity(e: Emitter, size: Dim) -> ir.Value:
     return e.cast(e.compare("Equal", e.unsqueeze(index, [1]), index), ir.DataType.FLOAT)
 
 
-def _place(e: Emitter, vector: ir.Value, position: int, lead: ir.Value) -> ir.Value:
-    """`lead` followed by one entry of a vector.
+def _rounded(e: Emitter, scales: ir.Value, position: int, size: Dim) -> bool:
+    """Whether scales that the graph computes must stay computed.
 
-    Scales that the graph computes stay computed: from constants ONNX infers sizes in double precision, and the runtime
-    rounds its products to float32.
+    From constants ONNX infers sizes in double precision, and the runtime rounds its products to float32.
     """
-    computed = vector.dtype == ir.DataType.FLOAT and not is_constant(vector)
+    constant = e.constant_of(scales)
+    if constant is None or is_constant(scales) or not isinstance(size, int):
+        return False
+    return int(np.float32(constant[position]) * np.float32(size)) != int(float(constant[position]) * size)
+
+
+def _place(e: Emitter, vector: ir.Value, position: int, lead: ir.Value, *, computed: bool = False) -> ir.Value:
+    """`lead` followed by one entry of a vector, which may be known and yet be wanted `computed`."""
     constant, front = None if computed else e.constant_of(vector), e.constant_of(lead)
     if constant is not None and front is not None:
         return e.const(np.append(front, constant[position : position + 1]).astype(constant.dtype))
