@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+import warnings
 from collections.abc import Sequence
 
 import onnx_ir as ir
@@ -98,11 +99,31 @@ def _told_trainable(value: ir.Value) -> bool:
         return kind == "PARAMETER"
     if folded is None:
         return not _MADE.fullmatch(value.name or "")
-    sources = re.findall(r"'([^']+)'", folded)
+    sources = _sources(folded)
     if any("." in name for name in sources):
         return True
     made = [name for name in sources if _MADE.fullmatch(name)]
     return len(made) < len(sources) and all(name.startswith("val_") for name in made) and not _plain(value)
+
+
+def _sources(folded: str) -> list[str]:
+    """The names in the exporter's list of what it folded."""
+    return re.findall(r"'([^']+)'", folded)
+
+
+def _warn_of_lost_ties(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:
+    """Say where a parameter acts through a folded value too, which does not follow it any more."""
+    chosen = {v.name for v in wrt if v.metadata_props.get(_KIND) == "PARAMETER"}
+    for name, value in graph.initializers.items():
+        sources = _sources(value.metadata_props.get(_FOLDED, "")) if floating(value) else []
+        tied = next((source for source in sources if source in chosen), None)
+        if tied is not None:
+            warnings.warn(
+                f"The exporter computed {name!r} from {tied!r}, and it is a value of its own now: the gradient of {tied!r}"
+                " does not pass through it. Export with optimize=False to keep them tied.",
+                UserWarning,
+                stacklevel=2,
+            )
 
 
 def _normalizes_groups(node: ir.Node) -> bool:
@@ -167,6 +188,12 @@ def _trainable(value: ir.Value, dedicated: bool) -> bool:
 
 def resolve_wrt(graph: ir.Graph, wrt: str | Sequence[str]) -> list[ir.Value]:
     """The values that `wrt` names; raises `ArgumentError` for unknown or non-floating ones."""
+    found = _resolved(graph, wrt)
+    _warn_of_lost_ties(graph, found)
+    return found
+
+
+def _resolved(graph: ir.Graph, wrt: str | Sequence[str]) -> list[ir.Value]:
     inputs = [v for v in graph.inputs if floating(v)]
     if wrt == "parameters":
         return _some(

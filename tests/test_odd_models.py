@@ -246,37 +246,6 @@ def test_an_invalid_model_is_blamed_rather_than_a_rule(text: str, message: str) 
         og.augment(model, wrt="inputs")
 
 
-def test_a_bias_of_one_number_is_a_parameter() -> None:
-    """The last layer of a regression; a number that is added to anything else is a constant."""
-    text = """<ir_version: 10, opset_import: ["": 21]> g (float[N, 3] x) => (float[N, 1] y)
-        <float[3, 1] w = {1, 2, 3}, float[1] b = {0.5}, float[1] c = {2}, float d = {1}> {
-            a = MatMul (x, w)
-            p = Add (b, a)
-            q = Add (p, c)
-            y = Mul (q, d)
-        }"""
-    made = og.augment(onnx.parser.parse_model(text))
-    assert [o.name for o in made.graph.output] == ["y", "w_grad", "b_grad"]
-
-
-def test_constants_that_are_added_are_no_parameters_beside_stored_weights() -> None:
-    """As PyTorch's exporter writes the coordinates of a grid, or a first state; weights are initializers there."""
-    body = """{
-            grid = Constant <value = float[1, 3] {-1, 0, 1}> ()
-            a = Add (x, grid)
-            y = MatMul (a, w)
-        }"""
-    stored = f"(float[2, 3] x) => (float[2, 2] y) <float[3, 2] w = {{1, 2, 3, 4, 5, 6}}> {body}"
-    written = stored.replace(
-        "<float[3, 2] w = {1, 2, 3, 4, 5, 6}> {", "{ w = Constant <value = float[3, 2] {1, 2, 3, 4, 5, 6}> ()"
-    )
-    found = []
-    for text in (stored, written):
-        made = og.augment(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g {text}'))
-        found.append([o.name for o in made.graph.output][1:])
-    assert found == [["w_grad"], ["grid_grad", "w_grad"]]
-
-
 @pytest.mark.parametrize("rows", ["2", "n"])
 def test_a_branch_that_is_taken_declares_the_shape_of_the_other(rows: str) -> None:
     """PyTorch's exporter writes scatter_reduce with an If on a rank, which inference finds where sizes are unknown."""
@@ -299,36 +268,3 @@ def test_a_branch_that_is_taken_declares_the_shape_of_the_other(rows: str) -> No
     result = run(og.vjp(model, wrt=["x", "w"]), {"x": X, "y_grad": np.ones((2, 2), np.float32)})
     np.testing.assert_allclose(result["x_grad"], np.tile([5, 7, 9], (2, 1)))
     np.testing.assert_allclose(result["w_grad"], np.tile(X.sum(0), (2, 1)), rtol=1e-5)
-
-
-MADE = {
-    "coordinates": ("pkg.onnxscript.optimizer.folded_from", "['linspace', 'val_0', 'val_1']"),
-    "lifted": ("pkg.torch.export.graph_signature.InputSpec.kind", "CONSTANT_TENSOR"),
-    "buffer": ("pkg.torch.export.graph_signature.InputSpec.kind", "BUFFER"),
-    "ones": ("pkg.onnxscript.optimizer.folded_from", "['conv2d', 'val_3']"),
-    "val_7": ("pkg.torch.onnx.original_node_name", "c"),
-    "fused": ("pkg.torch.onnx.original_node_name", "c"),
-    "folded": ("pkg.onnxscript.optimizer.folded_from", "['layer.bias', 'val_4']"),
-    "outermost": ("pkg.onnxscript.optimizer.folded_from", "['b', 'val_4', 'val_5']"),
-    "own": ("pkg.torch.export.graph_signature.InputSpec.kind", "PARAMETER"),
-}
-
-
-@pytest.mark.parametrize("marked", [True, False])
-def test_what_the_exporter_says_is_a_parameter_is_one(marked: bool) -> None:
-    """PyTorch's newer exporter tells parameters from buffers and constants, and what it folded from what."""
-    body = " ".join(
-        f"{name}_sum = Add ({before}, {name})"
-        for before, name in zip(["x", *(f"{name}_sum" for name in MADE)], MADE, strict=False)
-    )
-    stored = ", ".join(f"float[3] {name} = {{1, {1 if name == 'ones' else 2}, 1}}" for name in MADE)
-    text = f"""<ir_version: 10, opset_import: ["": 21]> g (float[2, 3] x) => (float[2, 3] y) <{stored}> {{
-        {body} y = Tanh ({list(MADE)[-1]}_sum)
-    }}"""
-    model = onnx.parser.parse_model(text)
-    for name, (key, value) in MADE.items() if marked else ():
-        info = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [3])
-        info.metadata_props.add(key=key, value=value)
-        model.graph.value_info.append(info)
-    got = [o.name.removesuffix("_grad") for o in og.augment(model).graph.output[1:]]
-    assert got == (["fused", "folded", "outermost", "own"] if marked else list(MADE))

@@ -1,0 +1,122 @@
+"""What counts as a parameter: what a file says of its initializers, and what their places in the graph tell."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from families import export
+from torch.nn import functional as F
+
+import onnx_convgrad as og
+from onnx_convgrad.runtime import run
+
+
+def test_a_bias_of_one_number_is_a_parameter() -> None:
+    """The last layer of a regression; a number that is added to anything else is a constant."""
+    text = """<ir_version: 10, opset_import: ["": 21]> g (float[N, 3] x) => (float[N, 1] y)
+        <float[3, 1] w = {1, 2, 3}, float[1] b = {0.5}, float[1] c = {2}, float d = {1}> {
+            a = MatMul (x, w)
+            p = Add (b, a)
+            q = Add (p, c)
+            y = Mul (q, d)
+        }"""
+    made = og.augment(onnx.parser.parse_model(text))
+    assert [o.name for o in made.graph.output] == ["y", "w_grad", "b_grad"]
+
+
+def test_constants_that_are_added_are_no_parameters_beside_stored_weights() -> None:
+    """As PyTorch's exporter writes the coordinates of a grid, or a first state; weights are initializers there."""
+    body = """{
+            grid = Constant <value = float[1, 3] {-1, 0, 1}> ()
+            a = Add (x, grid)
+            y = MatMul (a, w)
+        }"""
+    stored = f"(float[2, 3] x) => (float[2, 2] y) <float[3, 2] w = {{1, 2, 3, 4, 5, 6}}> {body}"
+    written = stored.replace(
+        "<float[3, 2] w = {1, 2, 3, 4, 5, 6}> {", "{ w = Constant <value = float[3, 2] {1, 2, 3, 4, 5, 6}> ()"
+    )
+    found = []
+    for text in (stored, written):
+        made = og.augment(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g {text}'))
+        found.append([o.name for o in made.graph.output][1:])
+    assert found == [["w_grad"], ["grid_grad", "w_grad"]]
+
+
+MADE = {
+    "coordinates": ("pkg.onnxscript.optimizer.folded_from", "['linspace', 'val_0', 'val_1']"),
+    "lifted": ("pkg.torch.export.graph_signature.InputSpec.kind", "CONSTANT_TENSOR"),
+    "buffer": ("pkg.torch.export.graph_signature.InputSpec.kind", "BUFFER"),
+    "ones": ("pkg.onnxscript.optimizer.folded_from", "['conv2d', 'val_3']"),
+    "val_7": ("pkg.torch.onnx.original_node_name", "c"),
+    "fused": ("pkg.torch.onnx.original_node_name", "c"),
+    "folded": ("pkg.onnxscript.optimizer.folded_from", "['layer.bias', 'val_4']"),
+    "outermost": ("pkg.onnxscript.optimizer.folded_from", "['b', 'val_4', 'val_5']"),
+    "own": ("pkg.torch.export.graph_signature.InputSpec.kind", "PARAMETER"),
+}
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_what_the_exporter_says_is_a_parameter_is_one(marked: bool) -> None:
+    """PyTorch's newer exporter tells parameters from buffers and constants, and what it folded from what."""
+    body = " ".join(
+        f"{name}_sum = Add ({before}, {name})"
+        for before, name in zip(["x", *(f"{name}_sum" for name in MADE)], MADE, strict=False)
+    )
+    stored = ", ".join(f"float[3] {name} = {{1, {1 if name == 'ones' else 2}, 1}}" for name in MADE)
+    text = f"""<ir_version: 10, opset_import: ["": 21]> g (float[2, 3] x) => (float[2, 3] y) <{stored}> {{
+        {body} y = Tanh ({list(MADE)[-1]}_sum)
+    }}"""
+    model = onnx.parser.parse_model(text)
+    for name, (key, value) in MADE.items() if marked else ():
+        info = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [3])
+        info.metadata_props.add(key=key, value=value)
+        model.graph.value_info.append(info)
+    got = [o.name.removesuffix("_grad") for o in og.augment(model).graph.output[1:]]
+    assert got == (["fused", "folded", "outermost", "own"] if marked else list(MADE))
+
+
+def test_a_parameter_that_also_acts_through_a_folded_value_is_named() -> None:
+    text = """<ir_version: 10, opset_import: ["": 21]> g (float[2, 3] x) => (float[2, 3] y)
+        <float[3, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9}, float[3, 3] t = {1, 4, 7, 2, 5, 8, 3, 6, 9}> {
+            h = MatMul (x, w)
+            y = MatMul (h, t)
+        }"""
+    model = onnx.parser.parse_model(text)
+    for name, marks in {"w": MADE["own"], "t": (MADE["folded"][0], "['w']")}.items():
+        info = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [3, 3])
+        info.metadata_props.add(key=marks[0], value=marks[1])
+        model.graph.value_info.append(info)
+    with pytest.warns(UserWarning, match="computed 't' from 'w'.*optimize=False"):
+        og.augment(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        og.augment(model, wrt="inputs")
+
+
+class Tied(torch.nn.Module):
+    """An encoder, and a decoder with the same kernels turned around."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode = torch.nn.Conv2d(3, 4, 3, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(torch.tanh(self.encode(x)), self.encode.weight.transpose(0, 1).flip(2, 3), padding=2)
+
+
+def test_a_file_that_was_not_optimized_keeps_what_is_tied() -> None:
+    torch.manual_seed(0)
+    net, x = Tied(), torch.randn(2, 3, 6, 6)
+    y = net(x)
+    seed = torch.randn_like(y)
+    (want,) = torch.autograd.grad(y, [net.encode.weight], seed)
+    folded, whole = (export(net, x, dynamo=True, training=False, fold=fold) for fold in (True, False))
+    with pytest.warns(UserWarning, match=r"from 'encode.weight', and it is a value of its own now"):
+        og.vjp(folded, wrt="parameters")
+    got = run(og.vjp(whole, wrt="parameters"), {"x": x.numpy(), "y_grad": seed.numpy()})
+    assert list(got) == ["encode.weight_grad"]
+    assert np.linalg.norm(got["encode.weight_grad"] - want.numpy()) < 1e-5 * np.linalg.norm(want.numpy())
