@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import onnx_convgrad as og
-from onnx_convgrad.graph.constants import constant_of
+from onnx_convgrad.graph.constants import _FOLDS, constant_of
 from onnx_convgrad.runtime import run
 
 I64, F32, BOOL = np.int64, np.float32, np.bool_
@@ -107,6 +107,10 @@ def _model(op_type: str, operands: list[np.ndarray], attributes: dict[str, Any])
 
 def _folded(model: onnx.ModelProto) -> np.ndarray | None:
     return constant_of(ir.from_proto(model).graph.outputs[0])
+
+
+def test_every_operator_that_is_folded_has_a_case() -> None:
+    assert {op_type for op_type, *_ in CASES} == set(_FOLDS)
 
 
 @pytest.mark.parametrize(("op_type", "operands", "attributes"), CASES)
