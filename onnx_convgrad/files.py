@@ -18,6 +18,7 @@ __all__ = [
     "PROTO_LIMIT",
     "AnyModel",
     "check_destination",
+    "check_folder",
     "default_output",
     "load",
     "stored_bytes",
@@ -127,10 +128,15 @@ def check_destination(output: Path, model: Path | None = None) -> None:
             f"The output {str(output)!r} has the name of a text file, and models are written in binary.",
             hint="Choose a name that ends in .onnx with -o.",
         )
+    check_folder(output, "Choose another place with -o.")
+
+
+def check_folder(output: Path, hint: str = "Choose another place.") -> None:
+    """Refuse, before any work, a file whose folder is not there or not writable."""
     if not output.parent.is_dir():
         raise ArgumentError(f"There is no folder {str(output.parent)!r} to write to.")
     if not os.access(output.parent, os.W_OK):
-        raise ArgumentError(f"The folder {str(output.parent)!r} is not writable.", hint="Choose another place with -o.")
+        raise ArgumentError(f"The folder {str(output.parent)!r} is not writable.", hint=hint)
 
 
 def _external(model: ir.Model) -> list[ir.ExternalTensor]:

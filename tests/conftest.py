@@ -60,3 +60,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     except ExecutionError as problem:
         for item in marked:
             item.add_marker(pytest.mark.skip(reason=problem.message))
+
+
+@pytest.fixture
+def hasty_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that look at no time, so that none need be exact."""
+    from onnx_convgrad.bench import timing
+
+    for name, value in {"_PAUSE": 0.0, "_PATIENCE": 0.0, "_SHORTEST": 1e-5}.items():
+        monkeypatch.setattr(timing, name, value)

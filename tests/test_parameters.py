@@ -59,6 +59,14 @@ MADE = {
 }
 
 
+def mark(model: onnx.ModelProto, name: str, key: str, value: str) -> None:
+    """Say something of an initializer, as the exporter does."""
+    stored = next(t for t in model.graph.initializer if t.name == name)
+    info = onnx.helper.make_tensor_value_info(name, stored.data_type, stored.dims)
+    info.metadata_props.add(key=key, value=value)
+    model.graph.value_info.append(info)
+
+
 @pytest.mark.parametrize("marked", [True, False])
 def test_what_the_exporter_says_is_a_parameter_is_one(marked: bool) -> None:
     """PyTorch's newer exporter tells parameters from buffers and constants, and what it folded from what."""
@@ -71,10 +79,8 @@ def test_what_the_exporter_says_is_a_parameter_is_one(marked: bool) -> None:
         {body} y = Tanh ({list(MADE)[-1]}_sum)
     }}"""
     model = onnx.parser.parse_model(text)
-    for name, (key, value) in MADE.items() if marked else ():
-        info = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [3])
-        info.metadata_props.add(key=key, value=value)
-        model.graph.value_info.append(info)
+    for name, said in MADE.items() if marked else ():
+        mark(model, name, *said)
     got = [o.name.removesuffix("_grad") for o in og.augment(model).graph.output[1:]]
     assert got == (["fused", "folded", "outermost", "own"] if marked else list(MADE))
 
@@ -86,10 +92,8 @@ def test_a_parameter_that_also_acts_through_a_folded_value_is_named() -> None:
             y = MatMul (h, t)
         }"""
     model = onnx.parser.parse_model(text)
-    for name, marks in {"w": MADE["own"], "t": (MADE["folded"][0], "['w']")}.items():
-        info = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [3, 3])
-        info.metadata_props.add(key=marks[0], value=marks[1])
-        model.graph.value_info.append(info)
+    mark(model, "w", *MADE["own"])
+    mark(model, "t", MADE["folded"][0], "['w']")
     with pytest.warns(UserWarning, match="computed 't' from 'w'.*optimize=False"):
         og.augment(model)
     with warnings.catch_warnings():

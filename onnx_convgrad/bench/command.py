@@ -20,6 +20,7 @@ from onnx_convgrad.bench.torch_side import torch_installed
 from onnx_convgrad.commands.figures import check_plot
 from onnx_convgrad.commands.tables import Output, Table, ms_text, shape_text
 from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.files import check_folder
 from onnx_convgrad.lowering.calibration import Store, key, shipped
 from onnx_convgrad.names import check_names
 from onnx_convgrad.runtime.providers import PROVIDERS
@@ -57,7 +58,7 @@ def command(
     if picture:
         plot(report, picture, model.name)
     if saved:
-        _save(report.lowerings, saved)
+        saved.write_text(dumps(report.lowerings, indent=2) + "\n", encoding="utf-8")
     if json:
         written = {"plot": str(picture) if picture else None, "lowerings": str(saved) if saved else None}
         print(dumps({"model": str(model), **written, **report.to_dict()}, indent=2))
@@ -75,15 +76,7 @@ def _check_saved(path: Path) -> None:
     """Refuse, before any work, a file that `--lowering` would not read or that has no folder."""
     if path.suffix != ".json":
         raise ArgumentError(f"Lowerings cannot be saved as {path.name!r}.", hint="Name a .json file.")
-    if not path.parent.is_dir():
-        raise ArgumentError(f"There is no folder {str(path.parent)!r} to write to.")
-
-
-def _save(lowerings: Mapping[str, str], path: Path) -> None:
-    try:
-        path.write_text(dumps(lowerings, indent=2) + "\n", encoding="utf-8")
-    except OSError as problem:
-        raise ArgumentError(f"{path} cannot be written: {problem.strerror}.", hint="Name another file.") from None
+    check_folder(path)
 
 
 def need_model(*, calibrate: bool) -> None:

@@ -141,9 +141,10 @@ def bench(
     groups = _grouped(built)
     with ExitStack() as stack:
         side = stack.enter_context(TorchSide(threads)) if torch and groups else None
-        for index, nodes in enumerate(groups, 1):
-            progress(f"timing convolution {index} of {len(groups)}: {nodes[0].op_type} of {nodes[0].node}")
-            found.append(_times(nodes, built, side, threads, repeats))
+        for index, group in enumerate(groups, 1):
+            first = group.choices[0]
+            progress(f"timing convolution {index} of {len(groups)}: {first.op_type} of {first.node}")
+            found.append(_times(group, side, threads, repeats))
     return BenchReport(shapes, machine(threads), forward, augmented, tuple(found), torch)
 
 
@@ -176,44 +177,45 @@ def _whole(built: Built, feed: Feed, threads: int, repeats: int) -> tuple[float,
     return seconds["forward"], seconds["augmented"]
 
 
-def _grouped(built: Built) -> list[list[Choice]]:
-    """Choices of the same operator and geometry, and with constant weights or others, in the order of the model."""
-    groups: dict[tuple[str, str, bool], list[Choice]] = {}
+@dataclass(frozen=True)
+class _Group:
+    """Choices of the same operator and geometry; of which dtype the data is, and whether nobody feeds the weights."""
+
+    choices: list[Choice]
+    dtype: ir.DataType | None
+    constant: bool
+
+
+def _grouped(built: Built) -> list[_Group]:
+    """In the order of the model."""
+    groups: dict[tuple[str, str, bool], _Group] = {}
     order = {node.name: i for i, node in enumerate(built.primal.graph)}
+    operands = {node.name: (*node.inputs, None, None)[:2] for node in built.primal.graph}
+    fed = {v.name for v in built.model.graph.inputs}
     for choice in sorted(built.choices, key=lambda c: order.get(c.node, len(order))):
         if choice.op_type in OPERATORS:
-            groups.setdefault((str(choice.spec), choice.op_type, _constant(choice, built)), []).append(choice)
+            data, weight = operands.get(choice.node, (None, None))
+            constant = weight is not None and is_constant(weight) and weight.name not in fed
+            group = _Group([], None if data is None else data.dtype, constant)
+            groups.setdefault((str(choice.spec), choice.op_type, constant), group).choices.append(choice)
     return list(groups.values())
 
 
-def _forward(choice: Choice, built: Built) -> ir.Node | None:
-    return next((node for node in built.primal.graph if node.name == choice.node), None)
-
-
-def _constant(choice: Choice, built: Built) -> bool:
-    """Whether nobody feeds the weights."""
-    node = _forward(choice, built)
-    if node is None or len(node.inputs) < 2 or not is_constant(node.inputs[1]):
-        return False
-    weight = node.inputs[1]
-    return weight is not None and weight.name not in {v.name for v in built.model.graph.inputs}
-
-
-def _times(nodes: list[Choice], built: Built, torch: TorchSide | None, threads: int, repeats: int) -> ConvTimes:
-    choice = nodes[0]
+def _times(group: _Group, torch: TorchSide | None, threads: int, repeats: int) -> ConvTimes:
+    choice = group.choices[0]
     facts: dict[str, Any] = {
-        "nodes": tuple(c.node for c in nodes),
+        "nodes": tuple(c.node for c in group.choices),
         "operator": choice.op_type,
         "geometry": str(choice.spec),
         "chosen": choice.chosen,
         "predicted": predicted(choice),
     }
-    forward = _forward(choice, built)
-    dtype = forward.inputs[0].dtype if forward is not None and forward.inputs and forward.inputs[0] else None
-    if dtype not in (ir.DataType.FLOAT, None):
-        return ConvTimes(**facts, measured={}, skipped=f"it is in {dtype.name.lower()}, and only float32 is timed")
+    if group.dtype not in (ir.DataType.FLOAT, None):
+        return ConvTimes(
+            **facts, measured={}, skipped=f"it is in {group.dtype.name.lower()}, and only float32 is timed"
+        )
     try:
-        layer = ConvLayer.of(choice.spec, constant=_constant(choice, built))
+        layer = ConvLayer.of(choice.spec, constant=group.constant)
     except ArgumentError as problem:
         return ConvTimes(**facts, measured={}, skipped=str(problem))
     facts["geometry"] = str(layer)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from onnx_convgrad.errors import ArgumentError, ExecutionError
+from onnx_convgrad.files import check_folder
 
 __all__ = ["CONTRAST", "FAINT", "GRID", "INK", "OURS", "check_plot", "plain_axis"]
 
@@ -21,16 +22,15 @@ def check_plot(path: Path) -> None:
     """Refuse, before any work, a picture that could not be drawn or written.
 
     Raises:
-        ArgumentError: The suffix is not that of a picture, or there is no such folder.
+        ArgumentError: The suffix is not that of a picture, or it cannot be written.
         ExecutionError: matplotlib is not installed.
     """
     if path.suffix.lower() not in _SUFFIXES:
         raise ArgumentError(
             f"A plot cannot be written as {path.name or str(path)!r}.", hint=f"Use {', '.join(_SUFFIXES)}."
         )
-    if not path.parent.is_dir():
-        raise ArgumentError(f"There is no folder {str(path.parent)!r} to write to.")
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+    check_folder(path)
+    if path.exists() and (path.is_dir() or not os.access(path, os.W_OK)):
         raise ArgumentError(f"{str(path)!r} cannot be written.", hint="Choose another place for the plot.")
     if find_spec("matplotlib") is None:
         raise ExecutionError("A plot needs matplotlib.", hint="Install it with `pip install onnx-convgrad[plot]`.")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from onnx_convgrad.errors import ArgumentError, CheckpointError
+from onnx_convgrad.files import check_folder
 from onnx_convgrad.names import check_names
 from onnx_convgrad.training import checkpoint
 
@@ -191,13 +192,9 @@ class Log(Callback):
         check_names([self.path.suffix], [".csv", ".jsonl"], "kind of log")
 
     def on_begin(self, run: Run) -> None:  # noqa: ARG002
-        """Raises `ArgumentError` when the file cannot be written: rather now than when the first epoch is done."""
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as problem:
-            raise ArgumentError(f"The log {str(self.path)!r} has no folder: {problem.strerror}.") from problem
-        if not os.access(self.path.parent, os.W_OK):
-            raise ArgumentError(f"The log {str(self.path)!r} cannot be written.", hint="Choose another place for it.")
+        """Raises `ArgumentError` when the folder cannot be written to: rather now than when the first epoch is done."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        check_folder(self.path)
 
     def on_epoch(self, run: Run, row: Row) -> None:  # noqa: ARG002
         draft = self.path.with_name(f".{self.path.name}.part")

@@ -58,19 +58,21 @@ class Dataset(ABC):
         return Part(self, np.sort(order[held:])), Part(self, np.sort(order[:held]))
 
 
-def check_seed(seed: int) -> None:
+def check_seed(*seeds: int) -> None:
     """Raise `ArgumentError` for a negative seed."""
-    if seed < 0:
-        raise ArgumentError(f"seed must be 0 or more, not {seed!r}.")
+    if min(seeds) < 0:
+        raise ArgumentError(f"seed must be 0 or more, not {min(seeds)!r}.")
 
 
 def permutation(count: int, *seeds: int) -> np.ndarray:
     """An order of `count` samples that depends on the seeds alone, not on numpy's global state."""
+    check_seed(*seeds)
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seeds))).permutation(count)
 
 
 def derived_seed(*seeds: int) -> int:
     """One 63-bit seed made of several."""
+    check_seed(*seeds)
     return int(np.random.SeedSequence(seeds).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
