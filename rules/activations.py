@@ -121,12 +121,7 @@ def elu(e: Emitter, n: Call) -> Cotangents:
     """y = x for x > 0, else alpha (exp x - 1): dy/dx = 1 for x > 0, else y + alpha."""
     alpha = n.float("alpha", 1.0)
 
-    def slope() -> ir.Value:
-        if alpha == 1:
-            return e.add(e.op("Min", n.y, 0.0), 1)
-        return e.where(_positive(e, n["X"]), 1, e.add(n.y, alpha))
-
-    return {"X": slope}
+    return {"X": lambda: _exponential_slope(e, n, alpha, 1.0)}
 
 
 @elementwise("Celu")
@@ -138,8 +133,21 @@ def celu(e: Emitter, n: Call) -> Cotangents:
 @elementwise("Selu")
 def selu(e: Emitter, n: Call) -> Cotangents:
     """y = gamma x for x > 0, else gamma alpha (exp x - 1): dy/dx = gamma for x > 0, else y + gamma alpha."""
-    alpha, gamma = n.float("alpha", 1.67326319217681884765625), n.float("gamma", 1.05070102214813232421875)
-    return {"X": lambda: e.where(_positive(e, n["X"]), gamma, e.add(n.y, gamma * alpha))}
+    alpha, gamma = selu_scales(n)
+    return {"X": lambda: _exponential_slope(e, n, gamma * alpha, gamma)}
+
+
+def selu_scales(n: Call) -> tuple[float, float]:
+    """alpha and gamma of a Selu."""
+    return n.float("alpha", 1.67326319217681884765625), n.float("gamma", 1.05070102214813232421875)
+
+
+def _exponential_slope(e: Emitter, n: Call, left: float, right: float) -> ir.Value:
+    """`right` for x > 0, else y + `left`: min(y, 0) + left + (right - left) [y > 0], where y has the sign of x."""
+    if left < 0 or right <= 0:
+        return e.where(_positive(e, n["X"]), right, e.add(n.y, left))
+    slope = e.add(e.op("Min", n.y, 0.0), left)
+    return slope if left == right else e.add(slope, e.mul(step(e, n.y), right - left))
 
 
 # -- sigmoids ----------------------------------------------------------------------------------------------------------

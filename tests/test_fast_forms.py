@@ -170,7 +170,8 @@ def test_prelu_in_training(slope: tuple[int, ...]) -> None:
     model = _model("h = PRelu(x, a) y = Mul(h, h)", "2, 5, 4, 4", a)
     trained = og.augment(model, wrt=["x", "a"], seed="ones", training=True)
     assert "PRelu" not in _ops(trained)
-    assert _ops(trained).count("Min") == 1
+    assert _ops(trained).count("Clip") == 1
+    assert "Min" not in _ops(trained)
     assert "PRelu" in _ops(og.augment(model, wrt=["x", "a"], seed="ones"))
     got = run(trained, {"x": x})
     np.testing.assert_array_equal(got["y"], run(model, {"x": x})["y"])
@@ -212,6 +213,57 @@ def test_softplus_in_training(body: str, function: Function) -> None:
     got = run(trained, {"x": x})
     np.testing.assert_allclose(got["y"], run(model, {"x": x})["y"], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(got["x_grad"], _gradient(function, x), rtol=1e-5, atol=1e-6)
+
+
+# -- exponential units, bounds -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "function"),
+    [
+        ("y = Elu(x)", torch.nn.functional.elu),
+        ("y = Elu <alpha = 0.5> (x)", lambda x: torch.nn.functional.elu(x, 0.5)),
+        ("y = Elu <alpha = -0.5> (x)", lambda x: torch.nn.functional.elu(x, -0.5)),
+        ("y = Selu(x)", torch.selu),
+        ("y = Celu(x)", torch.celu),
+        ("y = Celu <alpha = 2.0> (x)", lambda x: torch.celu(x, 2.0)),
+    ],
+)
+def test_exponential_units_in_training(body: str, function: Function) -> None:
+    x = 3 * _random(8, 2048)
+    x[0, :7] = [-200, -30, -1e-3, 1e-3, 30, 200, -1e-30]
+    model = _model(body, "8, 2048")
+    trained = og.augment(model, wrt=["x"], seed="ones", training=True)
+    assert not {"Elu", "Selu", "Celu", "Min"} & set(_ops(trained))
+    assert {"Elu", "Selu", "Celu"} & set(_ops(og.augment(model, wrt=["x"], seed="ones")))
+    got = run(trained, {"x": x})
+    np.testing.assert_allclose(got["y"], run(model, {"x": x})["y"], rtol=1e-6, atol=3e-7)
+    np.testing.assert_allclose(got["x_grad"], _gradient(function, x), rtol=1e-5, atol=1e-6)
+    x[0, :3] = [np.nan, np.inf, -np.inf]
+    np.testing.assert_array_equal(run(trained, {"x": x})["y"][0, :3], run(model, {"x": x})["y"][0, :3])
+
+
+@pytest.mark.parametrize("small", [False, True])
+@pytest.mark.parametrize(("op", "function"), [("Min", torch.minimum), ("Max", torch.maximum)])
+def test_bounds_in_training(
+    op: str, function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], small: bool
+) -> None:
+    """By one number, on either side: a Clip, where the result is as large as the tensor and worth it."""
+    x, bound = _random(8, 8 if small else 2048), np.full((1, 1), 0.25, np.float32)
+    x[0, 0] = np.nan
+    model = _model(f"h = {op}(a, x) y = Mul(h, x)", f"8, {x.shape[1]}", bound)
+    trained = og.augment(model, wrt=["x"], seed="ones", training=True)
+    assert (op in _ops(trained)) == small
+    assert ("Clip" in _ops(trained)) != small
+    got = run(trained, {"x": x})
+    np.testing.assert_array_equal(got["y"], run(model, {"x": x})["y"])
+    want = _gradient(lambda v: function(torch.full((1, 1), 0.25, dtype=torch.float64), v) * v, x)
+    np.testing.assert_allclose(got["x_grad"].flat[1:], want.flat[1:], rtol=1e-6, atol=1e-6)
+
+
+def test_bounds_that_lengthen_stay() -> None:
+    model = _model("s = Min(x, a) y = Mul(s, s)", "8, 2048", np.zeros((1, 1, 1), np.float32))
+    assert "Min" in _ops(og.augment(model, wrt=["x"], seed="ones", training=True))
 
 
 @pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])
@@ -288,6 +340,33 @@ def test_pieces(name: str) -> None:
     gradient = og.augment(model, wrt=["x"], seed="ones")
     added = [op for op in ("Concat", "Pad") for _ in range(_ops(gradient).count(op) - _ops(model).count(op))]
     assert added == expected
+    np.testing.assert_allclose(run(gradient, {"x": x})["x_grad"], _gradient(function, x), rtol=1e-5, atol=1e-6)
+
+
+SQUARES: dict[str, tuple[str, Function, int]] = {
+    "of rows, summed": (
+        "m = ReduceMean(x, a) z = Sub(x, m) s = Mul(z, z) v = ReduceSum(s, a) w = Sqrt(v) y = Mul(x, w)",
+        lambda x: x * (x - x.mean(1, keepdim=True)).square().sum(1, keepdim=True).sqrt(),
+        2,
+    ),
+    "a sum with itself": ("s = Add(x, x) y = Tanh(s)", lambda x: (x + x).tanh(), 0),
+    "a square of its own, and a third use": ("s = Mul(x, x) y = Mul(s, x)", lambda x: x**3, 1),
+    "two squares": (
+        "s = Mul(x, x) t = Mul(x, x) u = Tanh(t) y = Add(s, u)",
+        lambda x: x.square() + x.square().tanh(),
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SQUARES)
+def test_squares(name: str) -> None:
+    """Send back one product, whose smaller factor is doubled, rather than the same one twice."""
+    body, function, most = SQUARES[name]
+    x = _random(4, 6)
+    model = _model(body, "4, 6", np.array([1]))
+    gradient = og.augment(model, wrt=["x"], seed="ones")
+    assert _ops(gradient).count("Add") - _ops(model).count("Add") <= most
     np.testing.assert_allclose(run(gradient, {"x": x})["x_grad"], _gradient(function, x), rtol=1e-5, atol=1e-6)
 
 

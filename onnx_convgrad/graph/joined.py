@@ -1,19 +1,23 @@
-"""Sums of padded terms: pieces that lie side by side are one Concat.
+"""Sums of terms that are less work in another form.
 
 The parts of a tensor that is cut up (the halves of a channel split, queries, keys and values, the two ends of a roll)
 each send back a cotangent that is zero elsewhere. To pad them all and add them takes three passes over the whole tensor per
 part; to put them next to each other takes one.
+
+A square sends back the same product twice. Its smaller factor is doubled: g is one number per row where squares are summed.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnx_convgrad.emit import Emitter, known
+from onnx_convgrad.emit import Emitter, known, static_dims
 from onnx_convgrad.graph.constants import constant_of
+from onnx_convgrad.graph.nodes import is_op
 
 __all__ = ["joined"]
 
@@ -35,11 +39,39 @@ class _Piece:
 
 
 def joined(e: Emitter, terms: Sequence[ir.Value]) -> list[ir.Value]:
-    """Terms with the same sum, of which no two are pieces that touch along an axis."""
+    """Terms with the same sum, of which no two are the same product, or pieces that touch along an axis."""
+    terms = _doubled(e, terms)
     pieces = [piece for piece in map(_piece, terms) if piece is not None]
     taken = {id(piece.term) for piece in pieces}
     others = [term for term in terms if id(term) not in taken]
     return others + [run[0].term if len(run) == 1 else _side_by_side(e, run) for run in _runs(pieces)]
+
+
+def _doubled(e: Emitter, terms: Sequence[ir.Value]) -> list[ir.Value]:
+    """The terms, with one that is twice as large for two that are the same, or products of the same factors."""
+    found: dict[tuple[ir.Value, ...], ir.Value] = {}
+    for term in terms:
+        factors = _factors(term)
+        twin = found.pop(factors, None)
+        if twin is None:
+            found[factors] = term
+        else:
+            first, *rest = sorted(factors, key=_size)
+            doubled = e.mul(first, 2)
+            found[twin,] = e.typed(e.mul(doubled, rest[0]), twin) if rest else doubled
+    return list(found.values())
+
+
+def _factors(term: ir.Value) -> tuple[ir.Value, ...]:
+    """What a term is the product of: itself, if it is none."""
+    node = term.producer()
+    return tuple(v for v in node.inputs if v is not None) if is_op(node, "Mul") else (term,)
+
+
+def _size(value: ir.Value) -> float:
+    """How many numbers; those that are not known are many."""
+    sizes = static_dims(value)
+    return math.inf if sizes is None or None in sizes else math.prod(size or 0 for size in sizes)
 
 
 def _piece(term: ir.Value) -> _Piece | None:

@@ -12,7 +12,8 @@
     Transpose of single elements, DepthToSpace                see `fast_transposes`
     Resize, cubic or linear                                   see `fast_resize`
     AveragePool, unless it is over two axes of 16 n channels  see `fast_pools`
-    Softplus, Mish, Softmax over any axis but the last        see `fast_activations`
+    Softplus, Mish, Elu, Selu, Celu, Min and Max of a number  see `fast_activations`
+    Softmax over any axis but the last                        see `fast_activations`
 
 Only nodes that differentiation added are rewritten, and the model's own where it is in training mode.
 """
@@ -203,7 +204,7 @@ def _rectified(e: Emitter, node: ir.Node) -> ir.Value | None:
     x, slope = node.inputs
     if x is None or slope is None or x.shape is None or slope.shape is None or len(slope.shape) > len(x.shape):
         return None
-    lower = e.op("Min", x, 0.0)
+    lower = e.op("Clip", x, None, e.scalar(0, x))
     for use in list(x.uses()):  # the gradient of the slope is made of it too
         other = use.node.outputs[0]
         if (
