@@ -36,11 +36,12 @@ def parameters(graph: ir.Graph) -> list[ir.Value]:
 
     An initializer is trainable when it is floating and reaches, at most through a change of layout or as one of several
     pieces, an operand that a rule declares as a parameter. Running statistics are in no such operand. Scalars that are
-    added or multiplied in are left out: nothing tells a trained one from a constant, but that it is the bias of a product
-    with a weight. So are Constant nodes that are added or multiplied in where weights are initializers, and numbers that
-    are joined, added or multiplied to what no derivative passes, such as the scales of a Resize, and the ones and zeros
-    that an exporter gives to a normalization without scale and bias, or to a group normalization that is written as an
-    instance normalization between two Reshapes: its own scale and bias come behind them.
+    added or multiplied in are left out: nothing tells a trained one from a constant, but that the file calls it a parameter,
+    or that it is the bias of a product with a weight. So are Constant nodes that are added or multiplied in where weights
+    are initializers, and numbers that are joined, added or multiplied to what no derivative passes, such as the scales of
+    a Resize, and the ones and zeros that an exporter gives to a normalization without scale and bias, or to a group
+    normalization that is written as an instance normalization between two Reshapes: its own scale and bias come behind
+    them.
     """
     found: dict[ir.Value, None] = {}
     stored = any(_trainable(v, dedicated=True) and not v.meta.get(WAS_NODE) for v in graph.initializers.values())
@@ -180,6 +181,8 @@ def _stored(value: ir.Value) -> list[ir.Value]:
 def _trainable(value: ir.Value, dedicated: bool) -> bool:
     if not floating(value) or value.shape is None:
         return False
+    if value.metadata_props.get(_KIND) == "PARAMETER":
+        return True
     size = 1
     for d in value.shape:
         size *= d if isinstance(d, int) else 1

@@ -68,6 +68,20 @@ def mark(model: onnx.ModelProto, name: str, key: str, value: str) -> None:
 
 
 @pytest.mark.parametrize("marked", [True, False])
+def test_scalars_that_the_file_calls_parameters_are_trained(marked: bool) -> None:
+    """As a learned gain or temperature is; else nothing tells one from a constant."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>
+        g (float[2, 4] x) => (float[2, 3] y)
+        <float[4, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, float gain = {2.0}, float half = {0.5}>
+        { p = MatMul (x, w) q = Mul (p, gain) y = Mul (q, half) }""")
+    if marked:
+        for name in ("w", "gain"):
+            mark(model, name, *MADE["own"])
+    got = [o.name.removesuffix("_grad") for o in og.augment(model).graph.output[1:]]
+    assert got == (["w", "gain"] if marked else ["w"])
+
+
+@pytest.mark.parametrize("marked", [True, False])
 def test_what_the_exporter_says_is_a_parameter_is_one(marked: bool) -> None:
     """PyTorch's newer exporter tells parameters from buffers and constants, and what it folded from what."""
     body = " ".join(
