@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.activity import ancestors, floating, rule_of
 from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.exporter import FOLDED, KIND, left_out, merged, sources
 from onnx_convgrad.graph.constants import WAS_NODE, constant_of
 from onnx_convgrad.graph.namespace import named_values
 from onnx_convgrad.graph.nodes import is_op
@@ -20,7 +21,7 @@ from onnx_convgrad.registry import Call, stem
 __all__ = ["parameters", "resolve_of", "resolve_wrt"]
 
 _RESHAPING = frozenset(
-    {"Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Cast", "Flatten", "Expand", "Tile", "Slice", "Split"}
+    "Identity Transpose Reshape Squeeze Unsqueeze Cast CastLike Flatten Expand Tile Slice Split".split()
 )
 """Between a stored weight and the slot that makes it a parameter there may be a change of layout; a Concat of such too."""
 
@@ -37,16 +38,16 @@ def parameters(graph: ir.Graph) -> list[ir.Value]:
     An initializer is trainable when it is floating and reaches, at most through a change of layout or as one of several
     pieces, an operand that a rule declares as a parameter. Running statistics are in no such operand. Scalars that are
     added or multiplied in are left out: nothing tells a trained one from a constant, but that the file calls it a parameter,
-    or that it is the bias of a product with a weight. So are Constant nodes that are added or multiplied in where weights
-    are initializers, and numbers that are joined, added or multiplied to what no derivative passes, such as the scales of
-    a Resize, and the ones and zeros that an exporter gives to a normalization without scale and bias, or to a group
-    normalization that is written as an instance normalization between two Reshapes: its own scale and bias come behind
-    them.
+    or that it is the bias of a product with a weight. So are Constant nodes that are added, multiplied or joined in where
+    weights are initializers, and numbers that are joined, added or multiplied to what no derivative passes, such as the
+    scales of a Resize, and the ones and zeros that an exporter gives to a normalization without scale and bias, or to a
+    group normalization that is written as an instance normalization between two Reshapes: its own scale and bias come
+    behind them.
     """
     found: dict[ir.Value, None] = {}
     stored = any(_trainable(v, dedicated=True) and not v.meta.get(WAS_NODE) for v in graph.initializers.values())
     felt = ancestors(graph.outputs, frozenset(graph))
-    told = any(v.metadata_props.get(_KIND) == "PARAMETER" for v in graph.initializers.values())
+    told = any(v.metadata_props.get(KIND) == "PARAMETER" for v in graph.initializers.values())
     for node in graph:
         rule = rule_of(node)
         if rule is None or not rule.parameters or _normalizes_groups(node):
@@ -58,7 +59,8 @@ def parameters(graph: ir.Graph) -> list[ir.Value]:
                 continue
             dedicated = rule.kind != "elementwise" or name == "slope" or _biases(node, value)
             for source in _stored(value):
-                constant = _constant(source, node, dedicated=dedicated, stored=stored, told=told)
+                own = dedicated and node.op_type != "Concat"
+                constant = _constant(source, node, dedicated=own, stored=stored, told=told)
                 if not constant and _trainable(source, dedicated):
                     found[source] = None
     return list(found)
@@ -77,10 +79,6 @@ def _constant(value: ir.Value, node: ir.Node, *, dedicated: bool, stored: bool, 
     return stored and not dedicated and bool(value.meta.get(WAS_NODE))
 
 
-_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
-_FOLDED = "pkg.onnxscript.optimizer.folded_from"
-"""Under these keys PyTorch's newer exporter says what an initializer was, or which values one was computed from."""
-
 _MADE = re.compile(
     r"val_\d+|(arange|empty|eye|full|lift_fresh_copy|lifted_tensor|linspace|logspace|ones|scalar_tensor|zeros)"
     r"(_like)?(_default)?(_\d+)?"
@@ -95,36 +93,59 @@ def _told_trainable(value: ir.Value) -> bool:
     outermost module; then a value that something else was made for is taken for a constant. What fusing a normalization
     left of weights bears a name alone.
     """
-    kind, folded = (value.metadata_props.get(key) for key in (_KIND, _FOLDED))
+    kind, folded = (value.metadata_props.get(key) for key in (KIND, FOLDED))
     if kind is not None:
         return kind == "PARAMETER"
     if folded is None:
         return not _MADE.fullmatch(value.name or "")
-    sources = _sources(folded)
-    if any("." in name for name in sources):
+    names = sources(value)
+    if any("." in name for name in names):
         return True
-    made = [name for name in sources if _MADE.fullmatch(name)]
-    return len(made) < len(sources) and all(name.startswith("val_") for name in made) and not _plain(value)
-
-
-def _sources(folded: str) -> list[str]:
-    """The names in the exporter's list of what it folded."""
-    return re.findall(r"'([^']+)'", folded)
+    made = [name for name in names if _MADE.fullmatch(name)]
+    return len(made) < len(names) and all(name.startswith("val_") for name in made) and not _plain(value)
 
 
 def _warn_of_lost_ties(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:
     """Say where a parameter acts through a folded value too, which does not follow it any more."""
-    chosen = {v.name for v in wrt if v.metadata_props.get(_KIND) == "PARAMETER"}
+    chosen = {v.name for v in wrt if v.metadata_props.get(KIND) == "PARAMETER"}
     for name, value in graph.initializers.items():
-        sources = _sources(value.metadata_props.get(_FOLDED, "")) if floating(value) else []
-        tied = next((source for source in sources if source in chosen), None)
+        tied = next((source for source in sources(value) if source in chosen), None) if floating(value) else None
         if tied is not None:
-            warnings.warn(
+            _warn(
                 f"The exporter computed {name!r} from {tied!r}, and it is a value of its own now: the gradient of {tied!r}"
-                " does not pass through it. Export with optimize=False to keep them tied.",
-                UserWarning,
-                stacklevel=2,
+                " does not pass through it. Export with optimize=False to keep them tied."
             )
+
+
+def _warn_of_equal_parameters(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:
+    """Say which parameters the exporter stored as another one, or not at all."""
+    others: dict[str, list[str]] = {}
+    for found in merged(graph):
+        if found.parameter and found.value in wrt:
+            others.setdefault(found.value.name or "", []).append(found.name)
+    if others:
+        pairs = [f"{_listed(names)} as {name!r}" for name, names in others.items()]
+        _warn(
+            f"The exporter stored {'; '.join(pairs[:_SHOWN])}{'; ...' if len(pairs) > _SHOWN else ''}, for they were equal:"
+            " there is one gradient, the sum of theirs. Export with optimize=False to keep them apart."
+        )
+    biases = [missing.name for missing in left_out(graph)]
+    if biases:
+        _warn(
+            f"The exporter left out {_listed(biases)}, for they were zero: they have no gradient. Export with"
+            " optimize=False to keep them."
+        )
+
+
+_SHOWN = 4
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:_SHOWN])) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, UserWarning, stacklevel=2)
 
 
 def _normalizes_groups(node: ir.Node) -> bool:
@@ -181,7 +202,7 @@ def _stored(value: ir.Value) -> list[ir.Value]:
 def _trainable(value: ir.Value, dedicated: bool) -> bool:
     if not floating(value) or value.shape is None:
         return False
-    if value.metadata_props.get(_KIND) == "PARAMETER":
+    if value.metadata_props.get(KIND) == "PARAMETER":
         return True
     size = 1
     for d in value.shape:
@@ -193,6 +214,8 @@ def resolve_wrt(graph: ir.Graph, wrt: str | Sequence[str]) -> list[ir.Value]:
     """The values that `wrt` names; raises `ArgumentError` for unknown or non-floating ones."""
     found = _resolved(graph, wrt)
     _warn_of_lost_ties(graph, found)
+    if wrt in ("parameters", "all"):
+        _warn_of_equal_parameters(graph, found)
     return found
 
 

@@ -28,14 +28,11 @@ def test_a_bias_of_one_number_is_a_parameter() -> None:
     assert [o.name for o in made.graph.output] == ["y", "w_grad", "b_grad"]
 
 
-def test_constants_that_are_added_are_no_parameters_beside_stored_weights() -> None:
+@pytest.mark.parametrize("use", ["a = Add (x, grid)", "b = Concat <axis = 0> (x, grid) a = Tanh (b)"])
+def test_constants_beside_stored_weights_are_no_parameters(use: str) -> None:
     """As PyTorch's exporter writes the coordinates of a grid, or a first state; weights are initializers there."""
-    body = """{
-            grid = Constant <value = float[1, 3] {-1, 0, 1}> ()
-            a = Add (x, grid)
-            y = MatMul (a, w)
-        }"""
-    stored = f"(float[2, 3] x) => (float[2, 2] y) <float[3, 2] w = {{1, 2, 3, 4, 5, 6}}> {body}"
+    body = f"{{ grid = Constant <value = float[1, 3] {{-1, 0, 1}}> () {use} y = MatMul (a, w) }}"
+    stored = f"(float[2, 3] x) => (float[K, 2] y) <float[3, 2] w = {{1, 2, 3, 4, 5, 6}}> {body}"
     written = stored.replace(
         "<float[3, 2] w = {1, 2, 3, 4, 5, 6}> {", "{ w = Constant <value = float[3, 2] {1, 2, 3, 4, 5, 6}> ()"
     )
@@ -44,6 +41,13 @@ def test_constants_that_are_added_are_no_parameters_beside_stored_weights() -> N
         made = og.augment(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g {text}'))
         found.append([o.name for o in made.graph.output][1:])
     assert found == [["w_grad"], ["grid_grad", "w_grad"]]
+
+
+def test_what_is_cast_like_another_is_a_parameter() -> None:
+    """As PyTorch's newer exporter writes a GroupNorm that it has not folded."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]> g (float[2, 3] x) => (float[2, 3] y)
+        <float[3] gain = {1, 2, 3}> { like = CastLike (gain, x) y = Mul (x, like) }""")
+    assert [o.name for o in og.augment(model).graph.output] == ["y", "gain_grad"]
 
 
 MADE = {

@@ -2,7 +2,8 @@
 
 PyTorch's TorchScript exporter stores equal tensors once: of a network fresh from its constructor, all BatchNormalization
 scales and variances (ones) and all shifts and means (zeros) of one width become a single initializer, from which the
-others, still under their own names, are copied by Identity. To train that as it is would tie them together.
+others, still under their own names, are copied by Identity. To train that as it is would tie them together. The newer
+exporter drops the other names, and biases that are zero; its notes tell what was there (see `exporter`).
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.exporter import FOLDED, KIND, left_out, merged
+from onnx_convgrad.graph.namespace import Namespace
 from onnx_convgrad.graph.nodes import is_op
+from onnx_convgrad.registry import Call
 
-__all__ = ["untie"]
+__all__ = ["restore", "untie"]
 
 _LARGE = 1 << 22
 
@@ -39,6 +43,46 @@ def untie(graph: ir.Graph) -> list[str]:
         graph.register_initializer(own)
         done.append(name or "")
     return done
+
+
+def restore(graph: ir.Graph) -> list[str]:
+    """Store each parameter and buffer that the newer exporter merged with an equal one or left out; returns their names.
+
+    The graph is the file's own, in place: its opset and everything else stay.
+    """
+    names, done = Namespace.of_values(graph), []
+    for found in merged(graph):
+        tensor = found.value.const_value
+        if tensor is None or found.value.is_graph_input():
+            continue
+        folded = FOLDED in found.value.metadata_props
+        own = _store(graph, names.claim(found.value.name or "" if folded else found.name), tensor.numpy())
+        own.metadata_props[KIND] = "PARAMETER" if found.parameter else "BUFFER"
+        if folded:
+            own.metadata_props[FOLDED] = str([found.name])
+        for node, index in found.uses:
+            node.replace_input_with(index, own)
+        done.append(own.name or "")
+    for missing in left_out(graph):
+        weight = missing.node.inputs[1]
+        if weight is None or weight.const_value is None:
+            continue
+        sizes = list(weight.const_value.shape.numpy())
+        count = sizes[1] * Call(missing.node).int("group", 1) if missing.node.op_type == "ConvTranspose" else sizes[0]
+        zeros = np.zeros(count, weight.const_value.dtype.numpy())
+        own = _store(graph, names.claim(missing.name), zeros)
+        own.metadata_props[KIND] = "PARAMETER"
+        missing.node.resize_inputs(3)
+        missing.node.replace_input_with(2, own)
+        done.append(own.name or "")
+    return done
+
+
+def _store(graph: ir.Graph, name: str, numbers: np.ndarray) -> ir.Value:
+    tensor = ir.Tensor(numbers, name=name)
+    value = ir.Value(name=name, shape=ir.Shape(numbers.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+    graph.register_initializer(value)
+    return value
 
 
 def _filled(tensor: ir.TensorProtocol) -> bool:

@@ -1,0 +1,138 @@
+"""What PyTorch's newer exporter says of values and nodes, in their `metadata_props`, and what that tells of its file.
+
+It says which initializers were parameters, what it folded from which, and of which operation, with which parameters, a node
+was made. By default (`optimize=True`) it also stores equal tensors once and leaves out biases that are zero, as many are
+in a network fresh from its constructor, or with copied layers: trained as it is, such a file has parameters that are tied,
+or missing. The notes tell which.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnx_convgrad.graph.nodes import is_op
+
+__all__ = ["FOLDED", "KIND", "Merged", "Missing", "left_out", "merged", "sources"]
+
+KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+"""What an initializer was: `PARAMETER`, `BUFFER`, ..."""
+
+FOLDED = "pkg.onnxscript.optimizer.folded_from"
+"""Which values an initializer was computed from."""
+
+_PLACEHOLDER = "pkg.torch.onnx.original_node_name"
+_OPERATION = "pkg.torch.onnx.fx_node"
+_SCOPES = "pkg.torch.onnx.name_scopes"
+_RULE = "pkg.onnxscript.rewriter.rule_name"
+
+_ORDERED = (
+    *("BatchNormalization", "Conv", "ConvTranspose", "GRU", "InstanceNormalization", "LSTM", "LayerNormalization"),
+    *("PRelu", "RNN"),
+)
+"""Operators that take parameters, from the second operand on, in the order in which the operation takes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """A parameter or buffer for which the file has another one that was equal.
+
+    `uses` are the operands that it should be. `name` is what the module calls it, `parameter` whether it was one.
+    """
+
+    value: ir.Value
+    name: str
+    parameter: bool
+    uses: tuple[tuple[ir.Node, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """The bias of `node`, a convolution, that the exporter left out since it was zero."""
+
+    node: ir.Node
+    name: str
+
+
+def sources(value: ir.Value) -> list[str]:
+    """The names in the exporter's list of what it folded into a value."""
+    return re.findall(r"'([^']+)'", value.metadata_props.get(FOLDED, ""))
+
+
+def merged(graph: ir.Graph) -> list[Merged]:
+    """The parameters and buffers that the file stores under the name of another one."""
+    found = []
+    for value in list(graph.initializers.values()):
+        own = _own(value)
+        uses = [(use.node, use.idx) for use in value.uses()] if own else []
+        others: dict[str, list[tuple[ir.Node, int]]] = {}
+        for node, index in uses:
+            meant = _meant(node, index, own)
+            if meant is not None and meant not in own:
+                others.setdefault(meant, []).append((node, index))
+        if sum(map(len, others.values())) < len(uses):  # else nothing is known of the one that it is named for
+            for placeholder, own_uses in others.items():
+                name = _dotted(placeholder, own_uses[0][0])
+                found.append(Merged(value, name, placeholder.startswith("p_"), tuple(own_uses)))
+    return found
+
+
+def left_out(graph: ir.Graph) -> list[Missing]:
+    """The biases of convolutions that were parameters and zero."""
+    found = []
+    for node in graph:
+        if not is_op(node, "Conv", "ConvTranspose") or len(node.inputs) != 2:
+            continue
+        taken = _taken(node)
+        if "RemoveOptionalBias" in node.metadata_props.get(_RULE, "") and len(taken) == 2 and taken[1].startswith("p_"):
+            found.append(Missing(node, _dotted(taken[1], node)))
+    return found
+
+
+def _own(value: ir.Value) -> frozenset[str]:
+    """The placeholders of what a value was, or was folded from."""
+    placeholder = value.metadata_props.get(_PLACEHOLDER, "")
+    if value.metadata_props.get(KIND) and placeholder:
+        return frozenset([placeholder])
+    names = (re.sub(r"\W", "_", name).lower() for name in sources(value) if "." in name)
+    return frozenset(f"{kind}_{name}" for name in names for kind in "pb")
+
+
+def _taken(node: ir.Node) -> list[str]:
+    """The placeholders of the parameters, buffers and constants that a node's operation takes, in order."""
+    return re.findall(r"%([pbc]_\w+)", node.metadata_props.get(_OPERATION, ""))
+
+
+def _meant(node: ir.Node, index: int, own: frozenset[str]) -> str | None:
+    """The placeholder of what an operand of a node stands for; `None` where the notes do not tell."""
+    taken = _taken(node)
+    if node.op_type in _ORDERED and not node.domain and 0 < index <= len(taken):
+        return taken[index - 1]
+    if not taken or own & set(taken):
+        return next(iter(own & set(taken)), None)
+    return max(taken, key=lambda placeholder: max(_common_end(placeholder, one) for one in own))
+
+
+def _common_end(a: str, b: str) -> int:
+    """How many letters two names end in alike."""
+    pairs = zip(reversed(a), reversed(b), strict=False)
+    return next((count for count, (x, y) in enumerate(pairs) if x != y), min(len(a), len(b)))
+
+
+def _dotted(placeholder: str, node: ir.Node) -> str:
+    """The name that a module gives to what is called `placeholder`, such as p_layer_0_weight, from where `node` stands."""
+    for scope in _scopes(node):
+        start = re.sub(r"\W", "_", scope).lower() + "_" if scope else ""
+        if placeholder[2:].startswith(start):
+            leaf = placeholder[2 + len(start) :]
+            return f"{scope}.{leaf}" if scope else leaf
+    return placeholder[2:]
+
+
+def _scopes(node: ir.Node) -> Iterator[str]:
+    """The modules that a node belongs to, innermost first."""
+    scopes: Sequence[str] = re.findall(r"'([^']*)'", node.metadata_props.get(_SCOPES, ""))
+    yield from reversed(scopes[:-1])

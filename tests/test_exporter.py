@@ -1,0 +1,159 @@
+"""Files in which PyTorch's newer exporter stores equal tensors once and leaves out biases that are zero."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from families import export
+from torch import nn
+from training_nets import Course, off
+
+import onnx_convgrad as og
+from onnx_convgrad.runtime import run
+
+
+class Block(nn.Module):
+    """What is alike when it is copied: a weight, scales, slopes, and biases of zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.Linear, self.act = nn.LayerNorm(8), nn.Linear(8, 8), nn.PReLU(6)
+        self.gamma = nn.Parameter(torch.full((8,), 0.1))
+        nn.init.zeros_(self.Linear.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.gamma * self.act(self.Linear(self.norm(x)))
+
+
+class Network(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        block = Block()
+        self.stem, self.up = nn.Conv1d(4, 6, 3, padding=1), nn.ConvTranspose1d(6, 6, 2, groups=2)
+        self.blocks = nn.ModuleList([block, copy.deepcopy(block)])
+        self.first, self.second = nn.GroupNorm(2, 6), nn.GroupNorm(2, 6)
+        self.place, self.other = nn.Parameter(torch.zeros(6, 8)), nn.Parameter(torch.zeros(6, 8))
+        for conv in (self.stem, self.up):
+            assert conv.bias is not None
+            nn.init.zeros_(conv.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(self.stem(x) + self.place) + self.other
+        for block in self.blocks:
+            y = block(y)
+        return self.second(torch.tanh(self.first(self.up(y))))
+
+
+def _fresh(build: type[nn.Module], *shape: int) -> tuple[nn.Module, onnx.ModelProto, torch.Tensor]:
+    torch.manual_seed(0)
+    module, x = build().eval(), torch.randn(2, *shape)
+    return module, export(module, x, dynamo=True, training=False), x
+
+
+def _named(model: onnx.ModelProto) -> list[str]:
+    return [t.name for t in model.graph.initializer]
+
+
+def test_equal_parameters_are_trained_each_on_its_own() -> None:
+    """As PyTorch trains them; the exported file has all of them, and computes what PyTorch computes."""
+    module, model, x = _fresh(Network, 4, 8)
+    assert not {"other", "blocks.1.gamma", "blocks.1.norm.bias", "stem.bias", "up.bias"} & set(_named(model))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        program = og.build_training(model, loss="mse", optimizer=og.optim.SGD(lr=0.5))
+    parameters = dict(module.named_parameters())
+    trained = [p.name for p in program.manifest.parameters]
+    assert len(trained) == len(parameters)
+    folded = {name for name in trained if name.startswith("val_")}  # transposed or reshaped by the exporter
+    assert set(parameters) - set(trained) == {
+        *(f"blocks.{i}.{name}.weight" for i in range(2) for name in ("Linear", "act")),
+        *(f"{norm}.{kind}" for norm in ("first", "second") for kind in ("weight", "bias")),
+    }
+    assert len(folded) == 8
+    course, target = Course(program), torch.randn(2, 6, 9)
+    module.double()
+    optimizer = torch.optim.SGD(module.parameters(), 0.5)
+    for _ in range(4):
+        got = float(course({"x": x.numpy(), "target": target.numpy()})["loss"])
+        loss = nn.functional.mse_loss(module(x.double()), target.double())
+        np.testing.assert_allclose(got, loss.item(), rtol=1e-5)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    for name in set(trained) - folded:
+        assert off(course.state[name], parameters[name]) < 1e-4, name
+    fresh, _, _ = _fresh(Network, 4, 8)
+    want = fresh(x).detach().numpy()
+    np.testing.assert_allclose(run(program.inference, {"x": x.numpy()})["y"], want, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_of_a_merged_file_are_told() -> None:
+    """`augment` takes the file as it is, and says what its gradients are."""
+    _, model, _ = _fresh(Network, 4, 8)
+    with pytest.warns(UserWarning, match="The exporter") as caught:
+        og.augment(model)
+    told = [str(warning.message) for warning in caught]
+    assert any("stored 'other' as 'place'; 'blocks.1.gamma' as 'blocks.0.gamma'" in text for text in told)
+    assert any("left out 'stem.bias', 'up.bias', for they were zero" in text for text in told)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        og.augment(model, wrt="inputs")
+        torch.manual_seed(0)
+        whole = export(Network().eval(), torch.randn(2, 4, 8), dynamo=True, training=False, fold=False)
+        og.augment(whole)
+
+
+def test_statistics_that_equal_parameters_are_their_own() -> None:
+    """Before a convolution a BatchNormalization stays one, with zeros for shift and mean, ones for scale and variance."""
+
+    class Normalized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.conv, self.last = nn.BatchNorm1d(4), nn.Conv1d(4, 4, 3), nn.BatchNorm1d(4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(torch.tanh(self.conv(self.norm(x))))
+
+    module, model, x = _fresh(Normalized, 4, 8)
+    assert not {"norm.running_mean", "last.weight"} & set(_named(model))
+    course = Course(og.build_training(model, loss="mse", optimizer=og.optim.SGD(lr=0.5), unbiased_variance=True))
+    target = torch.randn(2, 4, 6)
+    module.double().train()
+    optimizer = torch.optim.SGD(module.parameters(), 0.5)
+    for _ in range(3):
+        got = float(course({"x": x.numpy(), "target": target.numpy()})["loss"])
+        loss = nn.functional.mse_loss(module(x.double()), target.double())
+        np.testing.assert_allclose(got, loss.item(), rtol=1e-5)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    for name, value in (*module.named_parameters(), *module.named_buffers()):
+        if "num_batches" not in name:
+            assert off(course.state[name], value) < 1e-5, name
+
+
+def test_what_is_tied_stays_tied() -> None:
+    """A module that is used twice, and a weight that two modules share."""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.one, self.two = nn.LayerNorm(8), nn.Conv1d(4, 4, 1), nn.Conv1d(4, 4, 1)
+            self.two.weight = self.one.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(self.two(torch.tanh(self.norm(self.one(x)))))
+
+    _, model, _ = _fresh(Tied, 4, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gradients = [o.name for o in og.augment(model).graph.output[1:]]
+        program = og.build_training(model, loss="mse", optimizer=og.optim.SGD(lr=0.5))
+    names = ["two.weight", "one.bias", "norm.weight", "norm.bias", "two.bias"]
+    assert gradients == [f"{name}_grad" for name in names]
+    assert [p.name for p in program.manifest.parameters] == names
