@@ -56,6 +56,9 @@ GATHERS = [
     *both("GatherElements", [rand(3, 4), ints([[0, -1, 2, 1], [2, 2, 0, 0]])]),
     *both("GatherElements", [rand(3, 4), ints([[0, 0, -4], [2, 3, 2]])], {"axis": -1}),
     *both("GatherElements", [rand(3, 4), ints([[0, 0, 0]])], {"axis": 1}, dtype=np.float16),
+    *both("GatherElements", [rand(3, 4), ints([[0, -1, 2, -3]])]),
+    *both("GatherElements", [rand(2, 3, 4), ints([[[0, -1, 2, 1]], [[2, 2, 0, -3]]])], {"axis": -2}),
+    *both("GatherElements", [rand(2, 3, 4), ints([[[0, 1, 2]]])], {"axis": 1}),
     *both("GatherND", [X, ints([[0, 1], [-1, 2], [0, 1]])]),
     *both("GatherND", [X, ints([[0, 1, 2], [3, -1, -1]])]),
     *both("GatherND", [X, ints([3])]),
@@ -164,3 +167,19 @@ def test_unknown_reduction_is_refused_by_name() -> None:
         gradients(
             "ScatterND", [np.ones(3, np.float32), ints([[0]]), np.ones(1, np.float32)], {"reduction": "median"}, X
         )
+
+
+@pytest.mark.parametrize(("classes", "axis", "scatters"), [(5, 1, False), (300, 1, True), (5, 3, True)])
+def test_one_of_few_is_sent_back_as_a_product(classes: int, axis: int, scatters: bool) -> None:
+    """A scatter takes long for each index; along the last axis, or a long one, it has fewer of them than a product."""
+    shape = [2, 3, 4, 6]
+    shape[axis] = classes
+    index = np.random.default_rng(0).integers(-classes, classes, [1 if i == axis else d for i, d in enumerate(shape)])
+    x = np.zeros(shape, np.float32)
+    model = make_model(Case("GatherElements", [x, index], {"axis": axis}, feed_integers=True), [x, index])
+    made = og.augment(model, wrt=[model.graph.input[0].name], seed="ones")
+    assert ("ScatterElements" in {node.op_type for node in made.graph.node}) == scatters
+    want = np.zeros_like(x)
+    np.put_along_axis(want, index, 1, axis)
+    got = run(made, dict(zip((i.name for i in model.graph.input), (x, index), strict=True)))
+    np.testing.assert_array_equal(got[made.graph.output[-1].name], want)

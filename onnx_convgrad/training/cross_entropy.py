@@ -21,6 +21,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.emit import Emitter, known
 from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.graph.picked import takes_one_of_few
 from onnx_convgrad.training.losses import Loss, Spec, like, reduce, shape_of, wide
 
 __all__ = ["NLL", "CrossEntropy"]
@@ -51,7 +52,8 @@ class LogProbabilities:
     def pick(self, index: ir.Value) -> ir.Value:
         """u at one class per sample; `index` has the class axis, of size one."""
         e = self.e
-        if self.total is None and "ScatterElements" not in e.target.missing:
+        last = self.total is None and "ScatterElements" not in e.target.missing
+        if last or takes_one_of_few(self.value, index, self.axis):
             picked = e.op("GatherElements", self.value, index, axis=self.axis)
         else:  # Where and not a product: a class of probability zero has an infinite u
             hit = e.compare("Equal", index, self.classes())
@@ -134,7 +136,7 @@ class ClassLoss(Loss):
             ignored = e.compare("Equal", index, self.ignore_index)
             inside = e.op("And", inside, e.op("Not", ignored))
             outside = e.where(ignored, e.scalar(0, u.value), float("nan"))
-        safe = e.where(inside, index, 0)
+        safe = e.op("Mul", index, e.cast(inside, ir.DataType.INT64))
         loss = e.neg(u.pick(safe))
         share = None if weights is None else e.op("Gather", weights, safe)
         if share is not None:
