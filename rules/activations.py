@@ -164,7 +164,7 @@ def sigmoid(e: Emitter, n: Call) -> Cotangents:
     """
 
     def slope() -> ir.Value:
-        gate = bool(n.y.uses()) and all(use.node.op_type == "Mul" for use in n.y.uses())
+        gate = bool(n.y.uses()) and _only_multiplied(n.y)
         y = n.y
         if n["X"].dtype == ir.DataType.FLOAT and (n.y.is_graph_output() or not gate):
             power = e.op("Min", e.neg(n["X"]), e.scalar(_LARGEST_POWER, n.y))
@@ -172,6 +172,14 @@ def sigmoid(e: Emitter, n: Call) -> Cotangents:
         return e.mul(y, e.sub(1, y))
 
     return {"X": slope}
+
+
+def _only_multiplied(value: ir.Value) -> bool:
+    """Whether a value, or each part that it is split into, is a factor wherever it is used."""
+    return all(
+        use.node.op_type == "Mul" or (use.node.op_type == "Split" and all(map(_only_multiplied, use.node.outputs)))
+        for use in value.uses()
+    )
 
 
 @elementwise("HardSigmoid")

@@ -370,6 +370,34 @@ def test_squares(name: str) -> None:
     np.testing.assert_allclose(run(gradient, {"x": x})["x_grad"], _gradient(function, x), rtol=1e-5, atol=1e-6)
 
 
+# -- a matrix that many products share ---------------------------------------------------------------------------------
+
+SHARED = "h = MatMul(x, a) s = Tanh(h) k = MatMul(s, a) t = Tanh(k) y = MatMul(t, a)"
+
+
+@pytest.mark.parametrize(
+    ("x", "weight", "shape", "products"),
+    [
+        ((3, 16), (16, 16), "3, 16", 1),
+        ((3, 64), (64, 64), "n, 64", 1),
+        ((5, 3, 16), (16, 16), "5, 3, 16", 3),
+        ((2, 3, 16), (2, 16, 16), "2, 3, 16", 1),
+        ((2, 30, 16), (2, 16, 16), "2, 30, 16", 3),
+        ((2, 3, 16), (2, 16, 16), "b, 3, 16", 2),
+    ],
+    ids=str,
+)
+def test_a_shared_matrix_gets_one_product(
+    x: tuple[int, ...], weight: tuple[int, ...], shape: str, products: int
+) -> None:
+    """Where its rows are fewer than make it worth to add up results."""
+    data, a = _random(*x), 0.2 * _random(*weight)
+    gradient = og.augment(_model(SHARED, shape, a), wrt=["a"], seed="ones")
+    assert _ops(gradient).count("Add") == products - 1
+    want = _gradient(lambda v: ((torch.tensor(data).double() @ v).tanh() @ v).tanh() @ v, a)
+    np.testing.assert_allclose(run(gradient, {"x": data})["a_grad"], want, rtol=1e-5, atol=1e-5)
+
+
 # -- the normal distribution function ----------------------------------------------------------------------------------
 
 

@@ -5,6 +5,9 @@ each send back a cotangent that is zero elsewhere. To pad them all and add them 
 part; to put them next to each other takes one.
 
 A square sends back the same product twice. Its smaller factor is doubled: g is one number per row where squares are summed.
+
+A matrix that many products share, such as the weight of a recurrent layer, gets a' g from each. With all a and all g among
+each other it is one product, and no sum over matrices as large as the weight.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnx_convgrad.emit import Emitter, known, static_dims
+from onnx_convgrad.geometry import HINT_BATCH
 from onnx_convgrad.graph.constants import constant_of
 from onnx_convgrad.graph.nodes import is_op
 
@@ -39,8 +43,8 @@ class _Piece:
 
 
 def joined(e: Emitter, terms: Sequence[ir.Value]) -> list[ir.Value]:
-    """Terms with the same sum, of which no two are the same product, or pieces that touch along an axis."""
-    terms = _doubled(e, terms)
+    """Terms with the same sum, of which no two are the same product, small ones of matrices, or pieces that touch."""
+    terms = _at_once(e, _doubled(e, terms))
     pieces = [piece for piece in map(_piece, terms) if piece is not None]
     taken = {id(piece.term) for piece in pieces}
     others = [term for term in terms if id(term) not in taken]
@@ -72,6 +76,56 @@ def _size(value: ir.Value) -> float:
     """How many numbers; those that are not known are many."""
     sizes = static_dims(value)
     return math.inf if sizes is None or None in sizes else math.prod(size or 0 for size in sizes)
+
+
+def _at_once(e: Emitter, terms: Sequence[ir.Value]) -> list[ir.Value]:
+    """The terms, with one product of matrices for those that have fewer rows to multiply than it takes to add results."""
+    groups: dict[str, list[tuple[ir.Value, ir.Value, ir.Value]]] = {}
+    others = []
+    for term in terms:
+        factors = _rows_multiplied(term)
+        if factors is None or not _is_low(*factors, term):
+            others.append(term)
+        else:
+            node = term.producer()
+            assert node is not None
+            groups.setdefault(node.op_type, []).append((*factors, term))
+    for op_type, found in groups.items():
+        left, right, like = found[0]
+        if len(found) > 1:
+            left, right = (e.concat([factors[i] for factors in found], -2) for i in range(2))
+            product = e.op("Gemm", left, right, transA=1) if op_type == "Gemm" else e.matmul(e.swap_last(left), right)
+            like = e.typed(product, like)
+        others.append(like)
+    return others
+
+
+def _rows_multiplied(term: ir.Value) -> tuple[ir.Value, ir.Value] | None:
+    """a [.., k, m] and b [.., k, n] of a term a' b, as the second operand of a matrix product receives it."""
+    node = term.producer()
+    if not is_op(node, "Gemm", "MatMul") or len(node.inputs) != 2:
+        return None
+    left, right = node.inputs
+    if node.op_type == "MatMul":
+        turned = left.producer() if left is not None else None
+        if not is_op(turned, "Transpose") or turned.inputs[0] is None or turned.inputs[0].shape is None:
+            return None
+        left, rank = turned.inputs[0], len(turned.inputs[0].shape)
+        order = turned.attributes.get("perm")
+        if order is None or list(order.as_ints()) != [*range(rank - 2), rank - 1, rank - 2]:
+            return None
+    elif {name: a.value for name, a in node.attributes.items()} != {"transA": 1}:
+        return None
+    return None if left is None or right is None else (left, right)
+
+
+def _is_low(left: ir.Value, right: ir.Value, product: ir.Value) -> bool:
+    """Whether both factors together are smaller than their product, of known sizes but for the rows."""
+    sizes = [static_dims(v) for v in (left, right, product)]
+    if any(s is None or len(s) != len(sizes[0] or ()) or None in s[:-2] + s[-1:] for s in sizes):
+        return False
+    elements = [math.prod(size or HINT_BATCH for size in s or ()) for s in sizes]
+    return elements[0] + elements[1] < elements[2]
 
 
 def _piece(term: ir.Value) -> _Piece | None:
