@@ -29,11 +29,16 @@ _OPERATION = "pkg.torch.onnx.fx_node"
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _RULE = "pkg.onnxscript.rewriter.rule_name"
 
-_ORDERED = (
-    *("BatchNormalization", "Conv", "ConvTranspose", "GRU", "InstanceNormalization", "LSTM", "LayerNormalization"),
-    *("PRelu", "RNN"),
-)
-"""Operators that take parameters, from the second operand on, in the order in which the operation takes them."""
+_PRODUCTS = ("Conv", "ConvTranspose", "PRelu")
+_NORMALIZATIONS = ("BatchNormalization", "InstanceNormalization", "LayerNormalization")
+_RECURRENT = ("GRU", "LSTM", "RNN")
+"""Operators that take parameters, from the second operand on, in the order in which the operation takes them.
+
+Of a normalization without parameters the statistics are last. An operation of several recurrent layers makes a node of each.
+"""
+
+_FILLER = "c_constant"
+"""Stands for the ones and zeros of a normalization that takes no such parameter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +114,24 @@ def _taken(node: ir.Node) -> list[str]:
 def _meant(node: ir.Node, index: int, own: frozenset[str]) -> str | None:
     """The placeholder of what an operand of a node stands for; `None` where the notes do not tell."""
     taken = _taken(node)
-    if node.op_type in _ORDERED and not node.domain and 0 < index <= len(taken):
-        return taken[index - 1]
+    if is_op(node, *_NORMALIZATIONS) and _OPERATION in node.metadata_props:
+        place = index - 1
+        if node.op_type == "BatchNormalization" and len(taken) == 2:
+            place -= 2
+        return taken[place] if 0 <= place < len(taken) else _FILLER
+    if is_op(node, *_PRODUCTS, *_RECURRENT):
+        layers = [n for n in _fellows(node) if n.op_type == node.op_type] if is_op(node, *_RECURRENT) else [node]
+        place = layers.index(node) * (len(taken) // len(layers)) + index - 1
+        return taken[place] if index > 0 and place < len(taken) else None
     if not taken or own & set(taken):
         return next(iter(own & set(taken)), None)
     return max(taken, key=lambda placeholder: max(_common_end(placeholder, one) for one in own))
+
+
+def _fellows(node: ir.Node) -> list[ir.Node]:
+    """All nodes that were made of the same operation."""
+    said = node.metadata_props.get(_OPERATION, "")
+    return [n for n in node.graph or [node] if n.metadata_props.get(_OPERATION, "") == said]
 
 
 def _common_end(a: str, b: str) -> int:

@@ -55,6 +55,19 @@ def _fresh(build: type[nn.Module], *shape: int) -> tuple[nn.Module, onnx.ModelPr
     return module, export(module, x, dynamo=True, training=False), x
 
 
+def _trained_alike(program: og.TrainingProgram, module: nn.Module, x: torch.Tensor, target: torch.Tensor) -> Course:
+    """Five steps of both, with equal losses."""
+    course, optimizer = Course(program), torch.optim.SGD(module.parameters(), 0.5)
+    for _ in range(5):
+        got = float(course({"x": x.numpy(), "target": target.numpy()})["loss"])
+        loss = nn.functional.mse_loss(module(x.double()), target.double())
+        np.testing.assert_allclose(got, loss.item(), rtol=1e-5)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return course
+
+
 def _named(model: onnx.ModelProto) -> list[str]:
     return [t.name for t in model.graph.initializer]
 
@@ -75,16 +88,7 @@ def test_equal_parameters_are_trained_each_on_its_own() -> None:
         *(f"{norm}.{kind}" for norm in ("first", "second") for kind in ("weight", "bias")),
     }
     assert len(folded) == 8
-    course, target = Course(program), torch.randn(2, 6, 9)
-    module.double()
-    optimizer = torch.optim.SGD(module.parameters(), 0.5)
-    for _ in range(4):
-        got = float(course({"x": x.numpy(), "target": target.numpy()})["loss"])
-        loss = nn.functional.mse_loss(module(x.double()), target.double())
-        np.testing.assert_allclose(got, loss.item(), rtol=1e-5)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    course = _trained_alike(program, module.double(), x, torch.randn(2, 6, 9))
     for name in set(trained) - folded:
         assert off(course.state[name], parameters[name]) < 1e-4, name
     fresh, _, _ = _fresh(Network, 4, 8)
@@ -121,17 +125,8 @@ def test_statistics_that_equal_parameters_are_their_own() -> None:
 
     module, model, x = _fresh(Normalized, 4, 8)
     assert not {"norm.running_mean", "last.weight"} & set(_named(model))
-    course = Course(og.build_training(model, loss="mse", optimizer=og.optim.SGD(lr=0.5), unbiased_variance=True))
-    target = torch.randn(2, 4, 6)
-    module.double().train()
-    optimizer = torch.optim.SGD(module.parameters(), 0.5)
-    for _ in range(3):
-        got = float(course({"x": x.numpy(), "target": target.numpy()})["loss"])
-        loss = nn.functional.mse_loss(module(x.double()), target.double())
-        np.testing.assert_allclose(got, loss.item(), rtol=1e-5)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    program = og.build_training(model, loss="mse", optimizer=og.optim.SGD(lr=0.5), unbiased_variance=True)
+    course = _trained_alike(program, module.double().train(), x, torch.randn(2, 4, 6))
     for name, value in (*module.named_parameters(), *module.named_buffers()):
         if "num_batches" not in name:
             assert off(course.state[name], value) < 1e-5, name
@@ -157,3 +152,31 @@ def test_what_is_tied_stays_tied() -> None:
     names = ["two.weight", "one.bias", "norm.weight", "norm.bias", "two.bias"]
     assert gradients == [f"{name}_grad" for name in names]
     assert [p.name for p in program.manifest.parameters] == names
+
+
+def test_layers_of_a_recurrent_operation_and_normalizations_without_parameters() -> None:
+    """One operation makes a node per layer; ones and zeros that stand for no parameter are not trained with one."""
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.plain = nn.BatchNorm1d(4), nn.BatchNorm1d(4, affine=False)
+            self.lstm = nn.LSTM(6, 6, 2, batch_first=True, bidirectional=True)
+            self.gru = nn.GRU(12, 6, 2, batch_first=True)
+            self.norms = nn.ModuleList([
+                nn.LayerNorm(6), nn.LayerNorm(6, elementwise_affine=False), nn.LayerNorm(6, bias=False)
+            ])  # fmt: skip
+            for name, parameter in (*self.lstm.named_parameters(), *self.gru.named_parameters()):
+                if "bias" in name:
+                    nn.init.zeros_(parameter)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.norms[0](self.plain(torch.tanh(self.first(x))))
+            y = self.gru(self.lstm(y)[0])[0]
+            return self.norms[2](torch.tanh(self.norms[1](y)))
+
+    module, model, x = _fresh(Recurrent, 4, 6)
+    program = og.build_training(model, loss="mse", optimizer=og.optim.SGD(lr=0.5))
+    sizes = sum(int(np.prod([d for d in p.shape if isinstance(d, int)])) for p in program.manifest.parameters)
+    assert sizes == sum(p.numel() for p in module.parameters())
+    _trained_alike(program, module.double().train(), x, torch.randn(2, 4, 6))
