@@ -120,11 +120,12 @@ def _rows_multiplied(term: ir.Value) -> tuple[ir.Value, ir.Value] | None:
 
 
 def _is_low(left: ir.Value, right: ir.Value, product: ir.Value) -> bool:
-    """Whether both factors together are smaller than their product, of known sizes but for the rows."""
+    """Whether both factors together are smaller than their product, of known and equal batch, and known but for the rows."""
     sizes = [static_dims(v) for v in (left, right, product)]
-    if any(s is None or len(s) != len(sizes[0] or ()) or None in s[:-2] + s[-1:] for s in sizes):
+    known_sizes = [s for s in sizes if s is not None and len(s) >= 2 and None not in s[:-2] + s[-1:]]
+    if len(known_sizes) < len(sizes) or any(s[:-2] != known_sizes[0][:-2] for s in known_sizes):
         return False
-    elements = [math.prod(size or HINT_BATCH for size in s or ()) for s in sizes]
+    elements = [math.prod(size or HINT_BATCH for size in s) for s in known_sizes]
     return elements[0] + elements[1] < elements[2]
 
 
