@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import onnx_ir as ir
 
@@ -29,9 +30,9 @@ _OPERATION = "pkg.torch.onnx.fx_node"
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _RULE = "pkg.onnxscript.rewriter.rule_name"
 
-_PRODUCTS = ("Conv", "ConvTranspose", "PRelu")
 _NORMALIZATIONS = ("BatchNormalization", "InstanceNormalization", "LayerNormalization")
 _RECURRENT = ("GRU", "LSTM", "RNN")
+_ORDERED = ("Conv", "ConvTranspose", "PRelu", *_RECURRENT)
 """Operators that take parameters, from the second operand on, in the order in which the operation takes them.
 
 Of a normalization without parameters the statistics are last. An operation of several recurrent layers makes a node of each.
@@ -70,7 +71,7 @@ def sources(value: ir.Value) -> list[str]:
 def merged(graph: ir.Graph) -> list[Merged]:
     """The parameters and buffers that the file stores under the name of another one."""
     found = []
-    for value in list(graph.initializers.values()):
+    for value in graph.initializers.values():
         own = _own(value)
         uses = [(use.node, use.idx) for use in value.uses()] if own else []
         others: dict[str, list[tuple[ir.Node, int]]] = {}
@@ -102,8 +103,13 @@ def _own(value: ir.Value) -> frozenset[str]:
     placeholder = value.metadata_props.get(_PLACEHOLDER, "")
     if value.metadata_props.get(KIND) and placeholder:
         return frozenset([placeholder])
-    names = (re.sub(r"\W", "_", name).lower() for name in sources(value) if "." in name)
+    names = (_flat(name) for name in sources(value) if "." in name)
     return frozenset(f"{kind}_{name}" for name in names for kind in "pb")
+
+
+def _flat(name: str) -> str:
+    """A dotted name as it stands in placeholders."""
+    return re.sub(r"\W", "_", name).lower()
 
 
 def _taken(node: ir.Node) -> list[str]:
@@ -119,8 +125,8 @@ def _meant(node: ir.Node, index: int, own: frozenset[str]) -> str | None:
         if node.op_type == "BatchNormalization" and len(taken) == 2:
             place -= 2
         return taken[place] if 0 <= place < len(taken) else _FILLER
-    if is_op(node, *_PRODUCTS, *_RECURRENT):
-        layers = [n for n in _fellows(node) if n.op_type == node.op_type] if is_op(node, *_RECURRENT) else [node]
+    if is_op(node, *_ORDERED):
+        layers = _layers(node)
         place = layers.index(node) * (len(taken) // len(layers)) + index - 1
         return taken[place] if index > 0 and place < len(taken) else None
     if not taken or own & set(taken):
@@ -128,22 +134,24 @@ def _meant(node: ir.Node, index: int, own: frozenset[str]) -> str | None:
     return max(taken, key=lambda placeholder: max(_common_end(placeholder, one) for one in own))
 
 
-def _fellows(node: ir.Node) -> list[ir.Node]:
-    """All nodes that were made of the same operation."""
-    said = node.metadata_props.get(_OPERATION, "")
-    return [n for n in node.graph or [node] if n.metadata_props.get(_OPERATION, "") == said]
+def _layers(node: ir.Node) -> list[ir.Node]:
+    """The nodes that were made of the same operation, one for each of its layers."""
+    if not is_op(node, *_RECURRENT) or node.graph is None:
+        return [node]
+    said = node.metadata_props.get(_OPERATION)
+    return [n for n in node.graph if n.op_type == node.op_type and n.metadata_props.get(_OPERATION) == said]
 
 
 def _common_end(a: str, b: str) -> int:
     """How many letters two names end in alike."""
     pairs = zip(reversed(a), reversed(b), strict=False)
-    return next((count for count, (x, y) in enumerate(pairs) if x != y), min(len(a), len(b)))
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
 
 def _dotted(placeholder: str, node: ir.Node) -> str:
     """The name that a module gives to what is called `placeholder`, such as p_layer_0_weight, from where `node` stands."""
     for scope in _scopes(node):
-        start = re.sub(r"\W", "_", scope).lower() + "_" if scope else ""
+        start = f"{_flat(scope)}_" if scope else ""
         if placeholder[2:].startswith(start):
             leaf = placeholder[2 + len(start) :]
             return f"{scope}.{leaf}" if scope else leaf

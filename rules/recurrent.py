@@ -79,8 +79,8 @@ def _gru_cell(d: _Direction, x: ir.Value, state: State) -> State:
 
 def _lstm_cell(d: _Direction, x: ir.Value, state: State) -> State:
     e, (f, g, h), c = d.e, d.functions, state.c
-    total = d.plus(x, state.h)
-    if d.p is None and not d.input_forget:  # nothing enters a gate alone: one function for all three
+    total, alike = d.plus(x, state.h), d.p is None and not d.input_forget
+    if alike:  # one function for all three gates
         gates, new = e.ops("Split", total, e.ints([3 * d.hidden, d.hidden]), outputs=2, axis=-1)
         i, o, keep = d.split(f(e, d.clipped(gates)), 3)
     else:
@@ -89,7 +89,7 @@ def _lstm_cell(d: _Direction, x: ir.Value, state: State) -> State:
         keep = e.sub(1, i) if d.input_forget else f(e, d.clipped(d.peep(keep, c, 2)))
     new = g(e, d.clipped(new))
     cell = e.mul(i, new) if c is None else e.add(e.mul(keep, c), e.mul(i, new))
-    if d.p is not None or d.input_forget:
+    if not alike:
         o = f(e, d.clipped(d.peep(o, cell, 1)))
     return State(e.mul(o, h(e, cell)), cell)
 

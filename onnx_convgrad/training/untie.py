@@ -21,12 +21,11 @@ __all__ = ["restore", "untie"]
 _LARGE = 1 << 22
 
 
-def untie(graph: ir.Graph) -> list[str]:
-    """Turn every copy of a constant-filled initializer into an initializer, in place; returns their names.
+def untie(graph: ir.Graph) -> None:
+    """Turn every copy of a constant-filled initializer into an initializer, in place.
 
     Equal numbers that are not all the same are left shared: those are tied weights, not a coincidence.
     """
-    done = []
     for node in list(graph):
         if not is_op(node, "Identity"):
             continue
@@ -35,22 +34,17 @@ def untie(graph: ir.Graph) -> list[str]:
             continue
         if source.const_value is None or not _filled(source.const_value):
             continue
-        name, copy.name = copy.name, None
-        own = ir.Value(name=name, shape=source.shape, type=source.type)
-        own.const_value = ir.Tensor(source.const_value.numpy(), name=name)
-        copy.replace_all_uses_with(own)
+        name, copy.name = copy.name or "", None
+        copy.replace_all_uses_with(_store(graph, name, source.const_value.numpy()))
         graph.remove(node, safe=True)
-        graph.register_initializer(own)
-        done.append(name or "")
-    return done
 
 
-def restore(graph: ir.Graph) -> list[str]:
-    """Store each parameter and buffer that the newer exporter merged with an equal one or left out; returns their names.
+def restore(graph: ir.Graph) -> None:
+    """Store each parameter and buffer that the newer exporter merged with an equal one or left out.
 
     The graph is the file's own, in place: its opset and everything else stay.
     """
-    names, done = Namespace.of_values(graph), []
+    names = Namespace.of_values(graph)
     for found in merged(graph):
         tensor = found.value.const_value
         if tensor is None or found.value.is_graph_input():
@@ -62,7 +56,6 @@ def restore(graph: ir.Graph) -> list[str]:
             own.metadata_props[FOLDED] = str([found.name])
         for node, index in found.uses:
             node.replace_input_with(index, own)
-        done.append(own.name or "")
     for missing in left_out(graph):
         weight = missing.node.inputs[1]
         if weight is None or weight.const_value is None:
@@ -74,8 +67,6 @@ def restore(graph: ir.Graph) -> list[str]:
         own.metadata_props[KIND] = "PARAMETER"
         missing.node.resize_inputs(3)
         missing.node.replace_input_with(2, own)
-        done.append(own.name or "")
-    return done
 
 
 def _store(graph: ir.Graph, name: str, numbers: np.ndarray) -> ir.Value:
