@@ -132,6 +132,7 @@ def bias_grad(e: Emitter, g: ir.Value, rank: int) -> ir.Value:
 def conv_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[n, o, p] = b[o] + sum over c, t of x[n, c, s p + d t - pad] w[o, c, t]."""
     x, w, gy = n["X"], n["W"], g["Y"]
+    require_vector(n.get("B"))
     seen, win, low = padded_data(e, n)
 
     def data() -> ir.Value:
@@ -143,6 +144,16 @@ def conv_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
         "W": lambda: weight_grad(e, seen, gy, w, win),
         "B": lambda: bias_grad(e, gy, win.rank),
     }
+
+
+def require_vector(bias: ir.Value | None) -> None:
+    """Refuse what the checker of ONNX lets pass: PyTorch 2.13 writes it for a Conv3d without a bias, unless it optimizes."""
+    shape = None if bias is None else bias.shape
+    require(
+        shape is None or len(shape) == 1,
+        f"its bias has shape {list(shape or ())}, where one number per feature is allowed.",
+        "Leave the input B out, or export the model anew; torch.onnx.export(..., optimize=True) leaves it out.",
+    )
 
 
 def padded_data(e: Emitter, n: Call) -> tuple[ir.Value, Window, list[Dim] | None]:
@@ -234,6 +245,7 @@ def conv_weight_grad(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 def conv_transpose_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y is the data gradient of a Conv whose output is x: dx = conv(g, w), dw = ConvWeightGrad(g, x)."""
     x, w, gy = n["X"], n["W"], g["Y"]
+    require_vector(n.get("B"))
     big, win = as_conv(e, n, gy)
     return {
         "X": lambda: conv(e, big, w, x, win),

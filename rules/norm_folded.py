@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.emit import Emitter, static_dims
 from onnx_convgrad.registry import Call, joint
+from onnx_convgrad.rules.conv import require_vector
 from onnx_convgrad.rules.norm import inverse_deviation
 
 
@@ -27,9 +28,10 @@ def folded_conv(e: Emitter, n: Call, inner: Call, varied: Collection[ir.Value]) 
     of_weight_only = w not in varied and (scale in varied or var in varied)
     if n.int("training_mode", 0) or of_weight_only or not _worthwhile(w, n.y):
         return None
+    bias, mean = inner.get("B"), n["input_mean"]
+    require_vector(bias)
     a = e.mul(scale, inverse_deviation(e, var, n.float("epsilon", 1e-5)))
     rank = e.rank(w, "the gradient of a convolution")
-    bias, mean = inner.get("B"), n["input_mean"]
     shift = e.neg(mean) if bias is None else e.sub(bias, mean)
     folded = e.op(
         "Conv",

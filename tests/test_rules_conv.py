@@ -192,3 +192,21 @@ def test_frozen_weight_costs_no_gradient() -> None:
     assert [o.name for o in model.graph.output] == ["x_grad"]
     assert [n.op_type for n in model.graph.node if n.op_type.startswith("Conv")] in (["Conv"], ["ConvTranspose"])
     assert not [n.name for n in model.graph.node if "x" in n.input]
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "y = Conv (x, w, b)",
+        "h = Conv (x, w, b) y = BatchNormalization (h, v, v, v, v)",
+        "y = ConvTranspose (x, w, b)",
+    ],
+)
+def test_a_bias_that_is_no_vector_is_refused(nodes: str) -> None:
+    """PyTorch's exporter writes it, ONNX's checker lets it pass, and ONNX Runtime refuses it without a remedy."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 21]> g (float[1,2,3,3] x, float[2,2,1,1] w, float[2,0] b, float[2] v)'
+        f" => (float[1,2,3,3] y) {{ {nodes} }}"
+    )
+    with pytest.raises(og.DifferentiationError, match=r"Conv.*its bias has shape \[2, 0\].*Leave the input B out"):
+        og.augment(model, wrt="x")
