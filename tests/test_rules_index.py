@@ -183,3 +183,20 @@ def test_one_of_few_is_sent_back_as_a_product(classes: int, axis: int, scatters:
     np.put_along_axis(want, index, 1, axis)
     got = run(made, dict(zip((i.name for i in model.graph.input), (x, index), strict=True)))
     np.testing.assert_array_equal(got[made.graph.output[-1].name], want)
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "scatters"), [(3, 1, False), (20, 1, True), (20, 16, False), (300, 400, True)]
+)
+def test_rows_of_a_short_table_get_their_sums_from_a_product(rows: int, width: int, scatters: bool) -> None:
+    """A scatter takes long for each element; a product computes with every row, and holds one number for each."""
+    generator = np.random.default_rng(0)
+    x, index = np.zeros((rows, width), np.float32), generator.integers(-rows, rows, (5, 40))
+    model = make_model(Case("Gather", [x, index], feed_integers=True), [x, index])
+    made = og.augment(model, wrt=[model.graph.input[0].name])
+    assert ("ScatterElements" in {node.op_type for node in made.graph.node}) == scatters
+    seed = generator.standard_normal((5, 40, width)).astype(np.float32)
+    want = np.zeros((rows, width))
+    np.add.at(want, index, seed)
+    got = run(made, dict(zip((i.name for i in made.graph.input), (x, index, seed), strict=True)))
+    np.testing.assert_allclose(got[made.graph.output[-1].name], want, rtol=1e-5, atol=1e-5)

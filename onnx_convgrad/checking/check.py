@@ -11,6 +11,7 @@ the difference is below what float64 resolves of L, the comparison is called und
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -205,7 +206,7 @@ class _Comparison:
         self.generator, self.samples, self.progress = generator, samples, progress
         self.points = self._points()
         self.norms = {k: float(np.linalg.norm(wide(g))) for k, g in gradients.items()}
-        self.floor = max(_FLOOR * max(self.norms.values(), default=0.0), 1e-12)
+        self.floor = max(1e-12, *(_FLOOR * norm for norm in self.norms.values() if math.isfinite(norm)))
         values = named_values(built.primal.graph)
         self.limits = {k: _LIMITS.get(values[k].dtype or ir.DataType.FLOAT, _LIMIT) for k in gradients}
         self.function = self._function()

@@ -70,7 +70,7 @@ class _Line:
     def __call__(self, step: float) -> float:
         of = self.of
         dtype = np.float64 if of.function.double else of.points[self.key].dtype
-        moved = (self.point + step * self.direction).astype(dtype)
+        moved = np.asarray(self.point + step * self.direction, dtype=dtype)
         results = of.function({**of.feed, **of.points, self.key: moved})
         return float(sum(np.vdot(wide(results[t]), wide(s)) for t, s in of.seeds.items()))
 
