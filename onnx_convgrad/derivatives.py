@@ -8,7 +8,7 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from onnx_convgrad.activity import jumps_between
+from onnx_convgrad.activity import jumps_between, rule_of
 from onnx_convgrad.emit import Emitter, known
 from onnx_convgrad.errors import ArgumentError, first_few
 from onnx_convgrad.forward import forward
@@ -124,9 +124,12 @@ class Derivatives:
         forward = all(v in self.targets for v in missing)
         sources, targets = (self.sources, missing) if forward else (missing, self.targets)
         steps = [n for source in sources for n in jumps_between(source, targets, self.e.order)]
-        found = dict.fromkeys(f"{n.name or n.outputs[0].name!r} ({n.op_type})" for n in steps)
+        found = {f"{n.name or n.outputs[0].name!r} ({n.op_type})": rule_of(n) for n in steps}
         if not found:
             return ""
+        noted = [f"{name}: {rule.note}" for name, rule in found.items() if rule is not None and rule.note]
+        if noted:
+            return f" but through what has no derivative here: {first_few(noted)}"
         quantized = any(n.op_type.startswith(("Quantize", "DynamicQuantize")) for n in steps)
         remedy = "; differentiate the model from before its quantization" if quantized else ""
         return f" but through steps, which are flat almost everywhere: {first_few(list(found))}{remedy}"

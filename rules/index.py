@@ -58,7 +58,7 @@ def ungather(e: Emitter, x: ir.Value, indices: ir.Value, gy: ir.Value, axis: int
         result = _add_windows(e, block, chosen, x, axis) or _unpick(e, block, chosen.reshape(-1), size, 1)
         if result is not None:
             return e.reshape_like(result, x)
-    if not unique and _has_few_rows(x, size, axis):
+    if isinstance(size, int) and not unique and _has_few_rows(x, size, axis):
         hits = _hits(e, flatten(e, indices), size, gy, 1)
         return e.reshape_like(e.op("MatMul", hits, block), x)
     row = e.op("Reshape", e.cast(indices, ir.DataType.INT64), e.ints([1, -1, 1]))
@@ -120,13 +120,13 @@ def _place_row(e: Emitter, gy: ir.Value, index: ir.Value, size: Dim, axis: int) 
     return e.pad(gy, [begin], [e.size_sub(e.size_sub(size, 1), begin)], [axis])
 
 
-def _has_few_rows(x: ir.Value, size: Dim, axis: int) -> bool:
+def _has_few_rows(x: ir.Value, size: int, axis: int) -> bool:
     """Whether a product with zeros and ones (2 ns for each row and index) beats a scatter (9 ns for each element).
 
     The zeros and ones are held to about as many as there are elements to add.
     """
     dims = static_dims(x)
-    if dims is None or not isinstance(size, int) or x.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
+    if dims is None or x.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
         return False
     width = math.prod(d or 0 for i, d in enumerate(dims) if i != axis % len(dims))  # 0 where a size is unknown
     return size <= min(_FEW_ROWS, 8 + width)

@@ -80,7 +80,7 @@ def _rank(e: Emitter, n: Call, given: ir.Value) -> int | None:
     return e.rank(n["X"])
 
 
-@vjp("Resize", wrt=("X",))  # not linear: the extrapolation value is added
+@vjp("Resize", wrt=("X",), note="roi and scales get no gradient")  # not linear: the extrapolation value is added
 def resize_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[.., p, ..] = sum over q of A[p, q] x[.., q, ..] on each axis: dx[q] = sum over p of A[p, q] g[p]."""
 

@@ -7,6 +7,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_convgrad.emit import Emitter
+from onnx_convgrad.graph.nodes import is_op
 from onnx_convgrad.registry import Call, Cotangents, vjp, zero
 
 
@@ -20,10 +21,30 @@ def softmax_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """dy[i]/dx[j] = y[i] ([i = j] - y[j]): dx = y g - y sum over j of y[j] g[j]."""
 
     def cotangent() -> ir.Value:
-        weighted = e.mul(n.y, g["output"])
-        return e.sub(weighted, e.mul(n.y, _total(e, n, weighted)))
+        y = _without_nan(e, n.y)
+        weighted = e.mul(y, g["output"])
+        return e.sub(weighted, e.mul(y, _total(e, n, weighted)))
 
     return {"input": cotangent}
+
+
+def _without_nan(e: Emitter, y: ir.Value) -> ir.Value:
+    """y with zeros for NaN, where a Where behind drops these: attention whose mask leaves nothing of a row has them."""
+    readers = list(y.uses())
+    for reader, index in readers:
+        if is_op(reader, "Cast", "CastLike", "Identity", "Dropout") and index == 0:
+            readers += reader.outputs[0].uses()
+        elif is_op(reader, "Where") and index > 0:
+            safe = reader.outputs[0] if _is_zero_for_nan(e, reader, y) else e.where(e.op("IsNaN", y), 0, y)
+            return e.typed(safe, y)
+    return y
+
+
+def _is_zero_for_nan(e: Emitter, where: ir.Node, y: ir.Value) -> bool:
+    condition, instead, kept = where.inputs
+    asks = condition.producer() if condition is not None else None
+    constant = e.constant_of(instead) if instead is not None else None
+    return kept is y and is_op(asks, "IsNaN") and asks.inputs[0] is y and constant is not None and not constant.any()
 
 
 @vjp("LogSoftmax", wrt=("input",))

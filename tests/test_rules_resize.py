@@ -250,3 +250,14 @@ def test_scales_that_are_quotients_of_sizes(mode: str, size: int, wanted: int) -
     assert run(model, {"x": x})["y"].shape == (2, 3, 4, wanted)
     forward, backward = session(model), session(api.vjp(model, wrt=["x"]))
     assert adjoint_error(forward, backward, {"x": x}, generator) < 1e-5
+
+
+def test_a_region_has_no_gradient_and_that_is_said() -> None:
+    """Where it matters, as in a linear Resize, zeros are not what a difference gives."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 21]> g (float[1,1,4,4] x, float[8] region) => (float[1,1,3,3] y)'
+        " <int64[4] sizes = {1, 1, 3, 3}>"
+        f' {{ y = Resize <mode = "linear", coordinate_transformation_mode = "{CROP}"> (x, region, , sizes) }}'
+    )
+    with pytest.warns(UserWarning, match=r"no derivative here: .* \(Resize\): roi and scales get no gradient"):
+        api.augment(model, wrt="region")

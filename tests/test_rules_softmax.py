@@ -71,3 +71,31 @@ def test_large_and_masked_scores(op: str) -> None:
     feed = {"x": points.astype(np.float32), "y_grad": seed.astype(np.float32)}
     got = run(api.augment(model, wrt=["x"]), feed)["x_grad"]
     np.testing.assert_allclose(got, x.grad.numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "asked"),
+    [
+        ("s = Add (x, mask) p = Softmax (s) bad = IsNaN (p) y = Where (bad, zero, p)", 1),
+        ("s = Add (x, mask) p = Softmax (s) bad = IsNaN (p) c = Identity (p) y = Where (bad, zero, c)", 2),
+        (
+            "s = Add (x, mask) p = Softmax (s) m = ReduceMax (mask, last) bad = Equal (m, low) y = Where (bad, zero, p)",
+            1,
+        ),
+    ],
+    ids=["NaN is dropped", "NaN of a copy is dropped", "rows are dropped"],
+)
+def test_rows_that_a_mask_leaves_empty_have_no_gradient(nodes: str, asked: int) -> None:
+    """Their probabilities are NaN, for which exporters of attention put zero; the other rows are as without them."""
+    mask = np.asarray([[0, -np.inf, 0], [-np.inf] * 3], np.float32)
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 21]> g (float[2,3] x, float[2,3] mask) => (float[2,3] y)'
+        f" <float zero = {{0}}, int64[1] last = {{-1}}> {{ low = Constant <value = float {{-inf}}> () {nodes} }}"
+    )
+    made = api.augment(model, wrt="x")
+    assert [node.op_type for node in made.graph.node].count("IsNaN") == asked
+    x, g = np.asarray([[1, 5, 2], [1, 2, 3]], np.float32), np.asarray([[3, 1, 1], [1, 2, 4]], np.float32)
+    p = np.exp(1) / (np.exp(1) + np.exp(2))
+    got = run(made, {"x": x, "mask": mask, "y_grad": g})
+    np.testing.assert_allclose(got["y"], [[p, 0, 1 - p], [0, 0, 0]], rtol=1e-6)
+    np.testing.assert_allclose(got["x_grad"], [[2 * p * (1 - p), 0, -2 * p * (1 - p)], [0, 0, 0]], rtol=1e-5)
