@@ -58,6 +58,7 @@ MODULES = (
     "resize_products",
     "grid_sample",
     "deform_conv",
+    "fourier",
     "movement",
     "per_sample",
     "zeros",

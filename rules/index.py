@@ -19,6 +19,8 @@ from onnx_convgrad.graph.picked import takes_one_of_few
 from onnx_convgrad.graph.windows import windows
 from onnx_convgrad.registry import Call, Cotangents, linear, require, vjp
 from onnx_convgrad.rules.movement import (
+    add_windows,
+    adds_windows,
     adjoint_by_positions,
     extent,
     flatten,
@@ -92,24 +94,14 @@ def _unpick(e: Emitter, gy: ir.Value, chosen: np.ndarray, size: Dim, axis: int) 
 def _add_windows(e: Emitter, gy: ir.Value, chosen: np.ndarray, x: ir.Value, axis: int) -> ir.Value | None:
     """Constant indices first + tap i + step j, as an unfolded image has: Col2Im adds whole rows, many times faster."""
     table = windows(chosen)
-    if table is None or gy.dtype != ir.DataType.FLOAT or "Col2Im" in e.target.missing:
+    if table is None or not adds_windows(e, gy):
         return None
     before, size, after = _block_sizes(e, x, axis)
     if not isinstance(after, int):  # there may be none, and Col2Im takes no windows without elements
         return None
     taps, starts = chosen.shape
+    rows = add_windows(e, gy, before, after, taps=taps, tap=table.tap, starts=starts, step=table.step)
     span = (taps - 1) * table.tap + (starts - 1) * table.step + 1
-    last = after == 1  # the windows lie along the image's rows
-    columns = e.op("Reshape", gy, e.vector([before, taps, starts * after]), allowzero=1)
-    image = e.op(
-        "Col2Im",
-        columns,
-        e.vector([1, span] if last else [span, after]),
-        e.ints([1, taps] if last else [taps, 1]),
-        strides=[1, table.step] if last else [table.step, 1],
-        dilations=[1, table.tap] if last else [table.tap, 1],
-    )
-    rows = e.op("Reshape", image, e.vector([before, span, after]), allowzero=1)
     return e.pad(rows, [table.first], [e.size_sub(size, table.first + span)], [1])
 
 

@@ -76,6 +76,29 @@ def scatter_add(e: Emitter, like: ir.Value, indices: ir.Value, g: ir.Value, axis
     return scatter(e, e.zeros_like(like), indices, g, axis, "add")
 
 
+def adds_windows(e: Emitter, g: ir.Value) -> bool:
+    """Whether the target has the kernel that `add_windows` is made of, for numbers such as `g`."""
+    return g.dtype == ir.DataType.FLOAT and "Col2Im" not in e.target.missing
+
+
+def add_windows(
+    e: Emitter, g: ir.Value, before: Dim, after: int, *, taps: Dim, tap: int, starts: Dim, step: int = 1
+) -> ir.Value:
+    """The sums of `g[b, i, j, a]` at `[b, tap i + step j, a]`, as many rows as they reach: Col2Im adds many at a time."""
+    far = [e.size_mul(e.size_sub(count, 1), by) for count, by in ((taps, tap), (starts, step))]
+    span = e.size_add(e.size_add(far[0], far[1]), 1)
+    last = after == 1  # the windows lie along the image's rows
+    image = e.op(
+        "Col2Im",
+        e.op("Reshape", g, e.vector([before, taps, e.size_mul(starts, after)]), allowzero=1),
+        e.vector([1, span] if last else [span, after]),
+        e.vector([1, taps] if last else [taps, 1]),
+        strides=[1, step] if last else [step, 1],
+        dilations=[1, tap] if last else [tap, 1],
+    )
+    return e.op("Reshape", image, e.vector([before, span, after]), allowzero=1)
+
+
 def scatter_positions(e: Emitter, x: ir.Value, where: ir.Value, g: ir.Value, *, unique: bool = False) -> ir.Value:
     """Sums of `g` at the row-major positions `where` of a tensor of the shape of `x`. `unique`: none repeats."""
     flat = zeros(e, e.op("Reshape", e.op("Size", x), e.ints([1])), g)

@@ -11,6 +11,7 @@ import onnx
 import pytest
 import torch
 from families import FAMILIES, export, match_parameters
+from nets_spectral import FourierUnit, SpectrogramNet
 from onnx import numpy_helper, parser
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
@@ -161,6 +162,14 @@ class Factored(nn.Module):
 @pytest.mark.parametrize("dynamo", [False, True], ids=["torchscript", "dynamo"])
 def test_networks(build: Callable[[], nn.Module], shape: tuple[int, ...], dynamo: bool) -> None:
     compare(spread(build()), torch.randn(shape, generator=torch.Generator().manual_seed(0)), dynamo=dynamo)
+
+
+@pytest.mark.parametrize(
+    ("net", "shape"), [(SpectrogramNet, (3, 1, 120)), (FourierUnit, (3, 3, 6, 8))], ids=["short", "all"]
+)
+def test_fourier_transforms(net: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    compare(spread(net()), x, dynamo=True, dynamic=False)
 
 
 # -- models written by hand --------------------------------------------------------------------------------------------

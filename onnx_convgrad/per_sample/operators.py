@@ -56,7 +56,7 @@ def apart(label: Samples, axis: int, rank: int, does: str) -> int:
 
 
 @handler(
-    *"Conv ConvTranspose MaxPool AveragePool LpPool GlobalAveragePool GlobalMaxPool GlobalLpPool LRN".split(),
+    *"Conv ConvTranspose MaxPool AveragePool LpPool GlobalAveragePool GlobalMaxPool GlobalLpPool LRN STFT".split(),
     *"DepthToSpace SpaceToDepth InstanceNormalization GroupNormalization Col2Im MaxUnpool AffineGrid GridSample".split(),
 )
 def batched(t: Tracker, n: Call, given: Labels) -> Label:
@@ -114,6 +114,14 @@ def along(t: Tracker, n: Call, given: Labels) -> Label:
 def cum_sum(t: Tracker, n: Call, given: Labels) -> Label:
     label = only(n, given)
     apart(label, int(constant(t, n["axis"], "axes")[0]), t.rank(n["x"]), "sums along")
+    return label
+
+
+@handler("DFT")
+def dft(t: Tracker, n: Call, given: Labels) -> Label:
+    label = only(n, given)
+    axis = constant(t, n.get("axis"), "axis") if n.get("axis") is not None else [-2]
+    apart(label, int(axis[0]), t.rank(n["input"]), "transforms along")
     return label
 
 

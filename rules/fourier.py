@@ -1,0 +1,134 @@
+"""DFT and STFT, linear in the signal: the adjoint of a Fourier matrix is its inverse, but for the number of points N.
+
+    y[k] = sum over n of w^(k n) x[n], w = exp(-2 pi i / N)        dx[n] = N times the inverse transform of g
+
+Numbers are complex as in the operators: real and imaginary part along the last axis, which a real signal has one of.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_convgrad.emit import Dim, Emitter, known
+from onnx_convgrad.registry import Call, Cotangents, linear, multilinear, require
+from onnx_convgrad.rules.index import ungather
+from onnx_convgrad.rules.movement import add_windows, adds_windows, arange, extent
+
+
+@linear("DFT", wrt=("input",))
+def dft_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """Signals that `dft_length` cuts off have a cotangent of zero, and that of what it fills up is dropped."""
+
+    def cotangent() -> ir.Value:
+        x, gy, axis = n["input"], g["output"], _axis(e, n)
+        size, length = e.dim(x, axis), n.get("dft_length")
+        if n.int("inverse", 0) and n.int("onesided", 0):
+            gx = _half_inverse_adjoint(e, gy, axis, size)
+        elif n.int("inverse", 0):
+            count = e.dim(gy, axis)
+            gx = e.div(_transform(e, gy, axis), e.size_as(count, gy))
+            gx = _fitted(e, gx, axis, count, size, given=length)
+        else:
+            count = size if length is None else e.dim(gy, axis) if not n.int("onesided", 0) else _read(e, length)
+            gx = _fitted(e, forward_adjoint(e, gy, axis, count), axis, count, size, given=length)
+        return e.typed(e.slice(gx, [0], [e.dim(x, -1)], [-1]), x)
+
+    return {"input": cotangent}
+
+
+def _axis(e: Emitter, n: Call) -> int:
+    axis = n.get("axis")
+    constant = e.constant_of(axis) if axis is not None else np.int64(-2)
+    require(constant is not None, "its axis is not known while building.")
+    assert constant is not None
+    return int(constant.reshape(-1)[0])
+
+
+def _read(e: Emitter, number: ir.Value) -> Dim:
+    """A size that an operand of one element holds."""
+    constant = e.constant_of(number)
+    if constant is not None:
+        return int(constant.reshape(-1)[0])
+    return e.op("Reshape", e.cast(number, ir.DataType.INT64), e.ints([1]))
+
+
+def _transform(
+    e: Emitter, x: ir.Value, axis: int, count: Dim | None = None, *, inverse: int = 0, onesided: int = 0
+) -> ir.Value:
+    """The transform of `count` points, by default of as many as there are."""
+    points = None
+    if count is not None:
+        points = e.const(np.int64(count)) if isinstance(count, int) else e.op("Squeeze", count, e.ints([0]))
+    return e.op("DFT", x, points, e.const(np.int64(axis)), inverse=inverse, onesided=onesided)
+
+
+def forward_adjoint(e: Emitter, gy: ir.Value, axis: int, count: Dim) -> ir.Value:
+    """N times the inverse transform, of `count` points; frequencies that a one-sided transform leaves out count as zero."""
+    have = None if gy.shape is None else known(gy.shape[axis])
+    points = None if have is not None and have == count else count
+    return e.mul(_transform(e, gy, axis, points, inverse=1), e.size_as(count, gy))
+
+
+def _half_inverse_adjoint(e: Emitter, gy: ir.Value, axis: int, size: Dim) -> ir.Value:
+    """y[n] = sum over k of c[k] Re(w^(-k n) x[k]) / N: most frequencies stand for two, c = 2; c = 1 for k = 0 and N/2."""
+    count = e.dim(gy, axis)
+    bins = e.size_add(e.size_div(count, 2), 1)
+    if isinstance(size, int) and isinstance(bins, int):
+        require(size == bins, f"it reads {size} frequencies where {count} real points have {bins}.")
+    twice = arange(e, bins, 2)
+    if isinstance(count, int) and isinstance(bins, int):
+        weights = e.const(np.where(2 * np.arange(bins) % count == 0, 1, 2) / count, gy.dtype or ir.DataType.FLOAT)
+    else:
+        alone = e.compare("Equal", e.op("Mod", twice, count if isinstance(count, ir.Value) else e.ints([count])), 0)
+        pairs = e.where(alone, e.scalar(1, gy), e.scalar(2, gy))
+        weights = e.div(pairs, e.size_as(count, gy))
+    half = _transform(e, gy, axis, onesided=1)
+    after = -axis - 1 if axis < 0 else e.rank(gy) - axis - 1
+    return e.mul(half, e.unsqueeze(weights, range(1, 1 + after)))
+
+
+def _fitted(e: Emitter, gx: ir.Value, axis: int, count: Dim, size: Dim, *, given: ir.Value | None) -> ir.Value:
+    """Cut or filled up with zeros from `count` points, if that length was given, to as many as the signal has."""
+    return gx if given is None else e.pad(gx, [0], [e.size_sub(size, count)], [axis])
+
+
+@multilinear("STFT", wrt=("signal", "window"))
+def stft_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y[b, f, k] = sum over n of w^(k n) window[n] signal[b, step f + n]: frames of the signal, each transformed."""
+    x, window, gy = n["signal"], n.get("window"), g["output"]
+    step = _read(e, n["frame_step"])
+    length = n.get("frame_length")
+    size = e.dim(x, 1)
+    count = _read(e, length) if length is not None else size if window is None else e.dim(window, 0)
+    width: Dim = 1 if n.int("onesided", 1) else extent(e, x, 2)  # one-sided signals are real; without an axis, 1
+
+    def frames_grad() -> ir.Value:
+        """`[batch, frames, N, 1 or 2]`."""
+        return e.slice(forward_adjoint(e, gy, 2, count), [0], [width], [3])
+
+    def signal() -> ir.Value:
+        frames = frames_grad()
+        if window is not None:
+            frames = e.mul(frames, e.unsqueeze(window, [1]))
+        if not isinstance(step, int) or not isinstance(width, int) or not adds_windows(e, gy):
+            return e.reshape_like(ungather(e, parts(x), places(), frames, 1), x)
+        total = add_windows(e, frames, e.dim(x, 0), width, taps=e.dim(gy, 1), tap=step, starts=count)
+        return e.reshape_like(e.pad(total, [0], [e.size_sub(size, e.dim(total, 1))], [1]), x)
+
+    def parts(value: ir.Value) -> ir.Value:
+        return e.reshape(value, [e.dim(x, 0), size, width])
+
+    def places() -> ir.Value:
+        """Where element n of frame f stands in the signal: `[frames, N]`."""
+        first = e.op("Mul", arange(e, e.dim(gy, 1)), e.ints([step]) if isinstance(step, int) else step)
+        return e.op("Add", e.unsqueeze(first, [1]), arange(e, count))
+
+    def window_grad() -> ir.Value:
+        assert window is not None
+        read = e.op("Gather", parts(x), places(), axis=1)
+        return e.typed(e.reduce_sum(e.mul(read, frames_grad()), [0, 1, 3], keepdims=False), window)
+
+    return {"signal": signal, "window": window_grad}
