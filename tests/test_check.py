@@ -219,3 +219,18 @@ def test_a_gradient_that_is_not_finite_fails_and_is_told() -> None:
     report = check(model("g (float[2, 3] x) => (float[2, 3] y) { r = Sub (x, x) y = Sqrt (r) }"))
     assert not report.passed
     assert json.loads(json.dumps(report.to_dict(), allow_nan=False))["rows"][0]["norm"] is None
+
+
+@pytest.mark.parametrize(
+    ("graph", "wrt"),
+    [
+        ("(float[4] x) => (float[4] y) { y = Acosh (x) }", "x"),
+        ('(float[1,1,4,4] x, float[4] s) => (float[1,1,a,b] y) { y = Resize <mode = "nearest"> (x, , s) }', "x"),
+        ("(float[4] x, float low, float high) => (float[4] y) { y = Clip (x, low, high) }", "inputs"),
+    ],
+    ids=["from 1 on", "positive", "numbers"],
+)
+def test_inputs_that_not_every_number_suits(graph: str, wrt: str) -> None:
+    report = check(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> g {graph}'), wrt=wrt)
+    assert report.passed
+    assert all(row.verdict == "ok" for row in report.rows)

@@ -206,7 +206,7 @@ class _Comparison:
         self.generator, self.samples, self.progress = generator, samples, progress
         self.points = self._points()
         self.norms = {k: float(np.linalg.norm(wide(g))) for k, g in gradients.items()}
-        self.floor = max(1e-12, *(_FLOOR * norm for norm in self.norms.values() if math.isfinite(norm)))
+        self.floor = max([1e-12, *(_FLOOR * norm for norm in self.norms.values() if math.isfinite(norm))])
         values = named_values(built.primal.graph)
         self.limits = {k: _LIMITS.get(values[k].dtype or ir.DataType.FLOAT, _LIMIT) for k in gradients}
         self.function = self._function()

@@ -15,6 +15,8 @@ __all__ = ["draw", "working_feed"]
 _SPATIAL = (16, 32, 64, 8, 28, 96, 128, 224, 256, 299, 320, 416, 512, 640)
 _BATCH = (2, 1)
 _CHANNELS = (3, 1, 2, 4)
+_RANGES = (None, (0.1, 1.0), (1.0, 2.0))
+"""What numbers are drawn from: the standard normal distribution, or uniform between two bounds."""
 
 Feed = dict[str, np.ndarray]
 Runner = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
@@ -28,7 +30,7 @@ def working_feed(
     """Inputs on which `run` gives finite, non-empty floating results, and those results.
 
     A free first axis is a batch of 2 (else 1), a free second axis of an image its channels, other free axes are given
-    the sizes `spatial` in turn. Equal symbols get equal sizes. Values are standard normal, else uniform in [0.1, 1].
+    the sizes `spatial` in turn. Equal symbols get equal sizes. Values are standard normal, else uniform in one of `_RANGES`.
 
     Raises:
         ModelError: No trial succeeded, or a rank is unknown.
@@ -38,13 +40,13 @@ def working_feed(
             raise ModelError(f"The rank of input {value.name!r} is unknown.", hint=_HINT)
     last: Exception | None = None
     for sizes in _trials(inputs, spatial):
-        for positive in (False, True):
-            feed = draw(inputs, sizes, seed, positive=positive)
+        for within in _RANGES:
+            feed = draw(inputs, sizes, seed, within)
             try:
                 results = run(feed)
             except Exception as problem:  # noqa: BLE001 - the runtime raises many kinds; each means: not these sizes
                 last = problem
-                break
+                continue
             floats = [v for v in results.values() if v.dtype.kind == "f"]
             if all(v.size and np.isfinite(v).all() for v in floats):
                 return feed, results
@@ -92,7 +94,9 @@ def _trials(inputs: Sequence[ir.Value], spatial: Sequence[int]) -> Iterator[dict
         yield {key: chosen[role] for key, role in roles.items()}
 
 
-def draw(inputs: Sequence[ir.Value], sizes: Mapping[str, int], seed: int, *, positive: bool = False) -> Feed:
+def draw(
+    inputs: Sequence[ir.Value], sizes: Mapping[str, int], seed: int, within: tuple[float, float] | None = None
+) -> Feed:
     """Random values for `inputs`, with `sizes` for their free dimensions; the same for the same seed."""
     generator = np.random.default_rng(seed)
     feed: Feed = {}
@@ -104,6 +108,6 @@ def draw(inputs: Sequence[ir.Value], sizes: Mapping[str, int], seed: int, *, pos
         elif dtype.kind in "OUS":
             raise ModelError(f"Input {value.name!r} holds text; the check draws numbers only.")
         else:
-            array = (generator.uniform(0.1, 1, shape) if positive else generator.standard_normal(shape)).astype(dtype)
+            array = (generator.uniform(*within, shape) if within else generator.standard_normal(shape)).astype(dtype)
         feed[value.name or ""] = array
     return feed
