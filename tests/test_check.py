@@ -227,10 +227,12 @@ def test_a_gradient_that_is_not_finite_fails_and_is_told() -> None:
         ("(float[4] x) => (float[4] y) { y = Acosh (x) }", "x"),
         ('(float[1,1,4,4] x, float[4] s) => (float[1,1,a,b] y) { y = Resize <mode = "nearest"> (x, , s) }', "x"),
         ("(float[4] x, float low, float high) => (float[4] y) { y = Clip (x, low, high) }", "inputs"),
+        ("(float[2,3] x, float v) => (float[5,3] y) <int64[4] p = {1,0,2,0}> { y = Pad (x, p, v) }", "inputs"),
+        ("(float[6] x) => (float y) { q, y, z = DynamicQuantizeLinear (x) }", "x"),
     ],
-    ids=["from 1 on", "positive", "numbers"],
+    ids=["from 1 on", "positive", "numbers", "padded with an input", "a scale in float64"],
 )
-def test_inputs_that_not_every_number_suits(graph: str, wrt: str) -> None:
+def test_inputs_and_derivatives_that_oracles_need_in_full(graph: str, wrt: str) -> None:
     report = check(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> g {graph}'), wrt=wrt)
     assert report.passed
     assert all(row.verdict == "ok" for row in report.rows)

@@ -1,7 +1,7 @@
 """float64 kernels in NumPy for operators that ONNX Runtime has only in float32 and ONNX's reference runs slowly.
 
 Or wrongly (LRN, GlobalMaxPool but for two spatial axes), or imprecisely: both compute Erf in float32, and so what is made
-of it, and GroupNormalization's statistics.
+of it, GroupNormalization's statistics, and the scale of DynamicQuantizeLinear.
 """
 
 # ruff: noqa: ARG001 - all kernels share one signature
@@ -174,9 +174,17 @@ def _matrix(a: Attributes, length: int, scale: float | None, size: int | None) -
     return result.astype(np.float64)
 
 
+def _dynamic_quantize_linear(a: Attributes, x: np.ndarray) -> tuple[np.ndarray, ...]:
+    low, high = min(x.min(initial=0), 0.0), max(x.max(initial=0), 0.0)
+    scale = (high - low) / 255 or 1.0
+    zero = np.clip(np.rint(-low / scale), 0, 255)
+    return np.clip(np.rint(x / scale) + zero, 0, 255).astype(np.uint8), np.asarray(scale), zero.astype(np.uint8)
+
+
 KERNELS: dict[str, Callable[..., np.ndarray | tuple[np.ndarray, ...]]] = {
     "AveragePool": _average_pool,
     "ConvTranspose": _conv_transpose,
+    "DynamicQuantizeLinear": _dynamic_quantize_linear,
     "Erf": _erf,
     "Gelu": _gelu,
     "GRU": gru,

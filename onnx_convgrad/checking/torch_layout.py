@@ -124,7 +124,8 @@ def _pad(n: Call, x: Tensor, pads: Tensor, value: Tensor | None = None, axes: Te
         begin[axis], end[axis] = amounts[i], amounts[len(where) + i]
     if mode == "constant":
         flat = [p for b, e in zip(reversed(begin), reversed(end), strict=True) for p in (b, e)]
-        return F.pad(x, flat, value=float(value) if value is not None else 0.0)
+        padded = F.pad(x, flat)
+        return padded if value is None else torch.where(F.pad(torch.ones_like(x), flat) > 0, padded, value)
     for axis, (b, e) in enumerate(zip(begin, end, strict=True)):
         if b or e:
             places = torch.arange(-b, x.shape[axis] + e)
