@@ -26,17 +26,10 @@ __all__ = ["DETOUR", "Walk", "backward", "sloped"]
 DETOUR = "Take `of` before it or `wrt` after it"
 """What a caller can do about a node that cannot be differentiated."""
 
-_CONTROL = {
-    "If": (
-        "its condition is known only when the model runs, and gradients that branch are not built.",
-        "Make its condition a constant; static sizes of the inputs may decide it, as with --input-shape x:8,3,64,64. Or:",
-    ),
-    "Loop": (
-        "loops are not differentiated.",
-        "Unroll it when the model is exported (a Scan of a known number of turns is differentiated). Or:",
-    ),
-}
-"""Control flow without a rule: the reason, and the remedy."""
+_OF_BRANCHES = "its condition is known only when the model runs, and gradients that branch are not built."
+_DECIDED = (
+    "Make its condition a constant; static sizes of the inputs may decide it, as with --input-shape x:8,3,64,64. Or:"
+)
 
 
 def backward(
@@ -234,9 +227,8 @@ class Walk:
         if rule is None and not has_body(node):
             reason = "no rule covers this operator."
             hint = f"{DETOUR}, or add a rule (entry-point group onnx_convgrad.rules)."
-            if node.domain == "" and node.op_type in _CONTROL:
-                reason, remedy = _CONTROL[node.op_type]
-                hint = f"{remedy} {DETOUR[0].lower()}{DETOUR[1:]}."
+            if is_op(node, "If"):
+                reason, hint = _OF_BRANCHES, f"{_DECIDED} {DETOUR[0].lower()}{DETOUR[1:]}."
             self._report(node, reason, hint)
             return True
         return False

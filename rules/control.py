@@ -1,9 +1,10 @@
-"""Loops: a Scan whose number of turns is known is differentiated as what it repeats."""
+"""Loops: a Scan or Loop whose number of turns is known is differentiated as what it repeats."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.emit import Emitter
@@ -36,6 +37,40 @@ def scan(e: Emitter, n: Call) -> list[ir.Value | None]:
         for parts, part in zip(made, results[len(state) :], strict=True):
             parts.append(e.unsqueeze(part, [0]))
     return [*state, *(e.concat(parts, 0) for parts in made)]
+
+
+_ITS_TURNS = (
+    "Have the exporter unroll it, or let its trip count and condition be computed from constants, or from sizes that are"
+    " given, as with --input-shape x:8,3,64,64."
+)
+
+
+@expansion("Loop", wrt=("v_initial",))
+def loop(e: Emitter, n: Call) -> list[ir.Value | None]:
+    """As long as it goes on: go[t + 1], s[t + 1], z[t] = body(t, go[t], s[t]), at most M times."""
+    body, count, go = n.node.attributes["body"].as_graph(), n.get("M"), n.get("cond")
+    state = [v for v in n.inputs[2:] if v is not None]
+    made: list[list[ir.Value]] = [[] for _ in body.outputs[1 + len(state) :]]
+    most = None if count is None else _number(e, count, "its trip count")
+    turn, going = 0, go is None or bool(_number(e, go, "its condition"))
+    while going and (most is None or turn < most):
+        require(turn < _MOST_TURNS, f"it takes more than {_MOST_TURNS} turns, the most that are written down.")
+        results = _turn(e, body, [e.const(np.int64(turn)), e.const(np.ones((), np.bool_)), *state])
+        going = bool(_number(e, results[0], "whether it takes another turn"))
+        state = results[1 : 1 + len(state)]
+        for parts, part in zip(made, results[1 + len(state) :], strict=True):
+            parts.append(e.unsqueeze(part, [0]))
+        turn += 1
+    require(turn > 0 or not made, "it takes no turn.")
+    return [*state, *(e.concat(parts, 0) for parts in made)]
+
+
+def _number(e: Emitter, value: ir.Value, what: str) -> int:
+    """A number that decides how many turns a Loop takes."""
+    number = e.constant_of(value)
+    require(number is not None and number.size == 1, f"{what} is not known while building.", _ITS_TURNS)
+    assert number is not None
+    return int(number.reshape(-1)[0])
 
 
 def known_turns(e: Emitter, sequence: ir.Value, what: str, hint: str) -> int:

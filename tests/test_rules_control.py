@@ -1,4 +1,4 @@
-"""Scan: derivatives through loops whose number of turns is known."""
+"""Scan and Loop: derivatives through loops whose number of turns is known."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 from onnx import TensorProto, helper, parser
 
 import onnx_convgrad as og
+from onnx_convgrad.checking.check import check as numerically
 from onnx_convgrad.runtime import run
 from onnx_convgrad.testing import Case, check, rand
 
@@ -62,3 +63,56 @@ def test_what_the_body_reads_of_the_graph_around_it_has_a_gradient() -> None:
 def test_refusals(turns: int | str, attributes: dict, reason: str) -> None:
     with pytest.raises(og.DifferentiationError, match=reason):
         og.augment(_model(turns, **attributes), wrt=["x"])
+
+
+LOOPS = {
+    "counted": """(float[3] x, float[3] w) => (float[3] y, float[4,3] all) <int64 n = {4}> {
+        y, all = Loop (n, , x) <body = b (int64 i, bool go, float[3] s) => (bool on, float[3] s1, float[3] z) {
+            on = Identity (go) a = Mul (s, w) s1 = Tanh (a) z = Sin (s1) }> }""",
+    "until a state says so": """(float[3] x, float[3] w) => (float[3] y, int64 k) <int64 zero = {0}, bool yes = {1}> {
+        y, k = Loop (, yes, x, zero) <body = b (int64 i, bool go, float[3] s, int64 c)
+            => (bool on, float[3] s1, int64 c1) <int64 one = {1}, int64 last = {4}> {
+            c1 = Add (c, one) on = LessOrEqual (c1, last)
+            a = Mul (s, w) f = Cast <to = 1> (i) q = Add (a, f) s1 = Tanh (q) }> }""",
+    "over the rows of a tensor": """(float[5,3] x, float[3] w) => (float[3] y) <int64 first = {0}, float[3] s0 = {0, 0, 0}> {
+        sizes = Shape (x) n = Gather (sizes, first)
+        y = Loop (n, , s0) <body = b (int64 i, bool go, float[3] s) => (bool on, float[3] s1) {
+            on = Identity (go) r = Gather (x, i) a = Mul (s, w) t = Add (a, r) s1 = Tanh (t) }> }""",
+    "never": """(float[3] x, float[3] w) => (float[3] y) <int64 n = {0}> {
+        r = Mul (x, w) y = Loop (n, , r) <body = b (int64 i, bool go, float[3] s) => (bool on, float[3] s1) {
+            on = Identity (go) s1 = Tanh (s) }> }""",
+}
+
+
+def _loop(text: str) -> onnx.ModelProto:
+    return parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> g {text}')
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_loops_of_known_length(name: str) -> None:
+    report = numerically(_loop(LOOPS[name]), wrt="inputs")
+    assert [row.value for row in report.rows] == ["x", "w"]
+    assert all(row.verdict == "ok" and row.norm > 0 for row in report.rows)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        (
+            "<int64 n = {4}> {",
+            "{ r = ReduceMax <keepdims = 0> (x) n = Cast <to = 7> (r)",
+            "its trip count is not known",
+        ),
+        (
+            "on = Identity (go)",
+            "m = ReduceMax <keepdims = 0> (s) on = Cast <to = 9> (m)",
+            "whether it takes another turn",
+        ),
+        ("n = {4}", "n = {300}", "it takes more than 256 turns"),
+        ("n = {4}", "n = {0}", "it takes no turn"),
+    ],
+)
+def test_loops_that_are_refused(before: str, after: str, reason: str) -> None:
+    assert before in LOOPS["counted"]
+    with pytest.raises(og.DifferentiationError, match=rf"\(Loop, opset 21\): {reason}"):
+        og.augment(_loop(LOOPS["counted"].replace(before, after)), wrt="x")

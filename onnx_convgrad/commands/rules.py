@@ -27,7 +27,6 @@ _FAMILIES = {"ConvTranspose": "Conv", "MatMul": "Product", "Gemm": "Product"}
 _MEMBERS = "is taken apart where the members of the sequence are known"
 _WITHOUT_RULE = {
     "If": "is replaced by one branch where its condition is constant",
-    "Loop": "cannot be differentiated (Scan can, where the number of its turns is known)",
     **dict.fromkeys(
         ["ConcatFromSequence", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert"], _MEMBERS
     ),

@@ -286,6 +286,8 @@ _FOLDS: dict[str, Callable[..., Any]] = {
     "Equal": lambda _, a, b: a == b,
     "Greater": lambda _, a, b: a > b,
     "Less": lambda _, a, b: a < b,
+    "GreaterOrEqual": lambda _, a, b: a >= b,
+    "LessOrEqual": lambda _, a, b: a <= b,
     "Floor": lambda _, x: np.floor(x),
     "Ceil": lambda _, x: np.ceil(x),
     "Not": lambda _, a: ~a,
