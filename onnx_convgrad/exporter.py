@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.graph.nodes import is_op
 
-__all__ = ["FOLDED", "KIND", "Merged", "Missing", "left_out", "merged", "sources"]
+__all__ = ["FOLDED", "KIND", "Merged", "Missing", "by_exporter", "left_out", "merged", "sources"]
 
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 """What an initializer was: `PARAMETER`, `BUFFER`, ..."""
@@ -38,6 +38,9 @@ _ORDERED = ("Conv", "ConvTranspose", "PRelu", *_RECURRENT)
 Of a normalization without parameters the statistics are last. An operation of several recurrent layers makes a node of each.
 """
 
+_BIAS_FIRST = "aten.addmm.default]"
+"""The operation whose first operand is the bias; of others that have one it is the third."""
+
 _FILLER = "c_constant"
 """Stands for the ones and zeros of a normalization that takes no such parameter."""
 
@@ -57,7 +60,7 @@ class Merged:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """The bias of `node`, a convolution, that the exporter left out since it was zero."""
+    """The bias of `node`, a convolution or Gemm, that the exporter left out since it was zero."""
 
     node: ir.Node
     name: str
@@ -87,15 +90,23 @@ def merged(graph: ir.Graph) -> list[Merged]:
 
 
 def left_out(graph: ir.Graph) -> list[Missing]:
-    """The biases of convolutions that were parameters and zero."""
+    """The biases of convolutions and linear layers that were parameters and zero."""
     found = []
     for node in graph:
-        if not is_op(node, "Conv", "ConvTranspose") or len(node.inputs) != 2:
+        if not is_op(node, "Conv", "ConvTranspose", "Gemm") or len(node.inputs) != 2:
             continue
-        taken = _taken(node)
-        if "RemoveOptionalBias" in node.metadata_props.get(_RULE, "") and len(taken) == 2 and taken[1].startswith("p_"):
-            found.append(Missing(node, _dotted(taken[1], node)))
+        if "RemoveOptionalBias" not in node.metadata_props.get(_RULE, ""):
+            continue
+        operation, _, operands = node.metadata_props.get(_OPERATION, "").partition("(args = (")
+        place = 0 if operation.endswith(_BIAS_FIRST) else 2
+        bias = re.findall(r"%(\w+)", operands)[place : place + 1]
+        found += [Missing(node, _dotted(placeholder, node)) for placeholder in bias if placeholder.startswith("p_")]
     return found
+
+
+def by_exporter(node: ir.Node) -> bool:
+    """Whether the newer exporter made the node of an operation, rather than for a name."""
+    return _OPERATION in node.metadata_props
 
 
 def _own(value: ir.Value) -> frozenset[str]:
@@ -123,7 +134,10 @@ def _meant(node: ir.Node, index: int, own: frozenset[str]) -> str | None:
     if is_op(node, *_NORMALIZATIONS) and _OPERATION in node.metadata_props:
         place = index - 1
         if node.op_type == "BatchNormalization" and len(taken) == 2:
-            place -= 2
+            if taken[0].startswith("p_"):  # statistics that an earlier use of the same module has updated
+                taken = _of_earlier_use(node, taken)
+            else:
+                place -= 2
         return taken[place] if 0 <= place < len(taken) else _FILLER
     if is_op(node, *_ORDERED):
         layers = _layers(node)
@@ -132,6 +146,12 @@ def _meant(node: ir.Node, index: int, own: frozenset[str]) -> str | None:
     if not taken or own & set(taken):
         return next(iter(own & set(taken)), None)
     return max(taken, key=lambda placeholder: max(_common_end(placeholder, one) for one in own))
+
+
+def _of_earlier_use(node: ir.Node, parameters: list[str]) -> list[str]:
+    """What a BatchNormalization took where its module was called first: these parameters, and statistics that are stored."""
+    uses = [_taken(n) for n in node.graph or () if is_op(n, "BatchNormalization")]
+    return next((taken for taken in uses if len(taken) == 4 and taken[:2] == parameters), parameters)
 
 
 def _layers(node: ir.Node) -> list[ir.Node]:

@@ -180,3 +180,69 @@ def test_layers_of_a_recurrent_operation_and_normalizations_without_parameters()
     sizes = sum(int(np.prod([d for d in p.shape if isinstance(d, int)])) for p in program.manifest.parameters)
     assert sizes == sum(p.numel() for p in module.parameters())
     _trained_alike(program, module.double().train(), x, torch.randn(2, 4, 6))
+
+
+def test_biases_of_linear_layers_that_are_zero_are_trained() -> None:
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(8, 6), nn.Linear(6, 3)
+            for layer in (self.first, self.last):
+                nn.init.zeros_(layer.bias)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.addmm(self.last.bias, torch.tanh(self.first(x)), self.last.weight.T)
+
+    module, model, x = _fresh(Head, 8)
+    assert not {"first.bias", "last.bias"} & set(_named(model))
+    program = og.build_training(model, loss="mse", optimizer=og.optim.SGD(lr=0.5))
+    assert {"first.bias", "last_bias"} < {p.name for p in program.manifest.parameters}  # no module computed the last
+    _trained_alike(program, module.double(), x, torch.randn(2, 3))
+
+
+@pytest.mark.parametrize("fold", [True, False], ids=["optimized", "as it is"])
+@pytest.mark.parametrize("fresh", [True, False], ids=["fresh", "trained"])
+def test_a_normalization_that_is_used_twice(fold: bool, fresh: bool) -> None:
+    """Exported in training mode, its second use takes the statistics that the first has updated."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv1d(4, 4, 3), nn.BatchNorm1d(4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            first = torch.tanh(self.norm(self.conv(x)))
+            return first - self.norm(self.conv(2 * torch.cos(x)))
+
+    torch.manual_seed(0)
+    module, x = Twice(), torch.randn(3, 4, 9)
+    if not fresh:
+        for value in (*module.norm.parameters(), module.norm.running_mean, module.norm.running_var):
+            nn.init.uniform_(value, 0.5, 1.5)
+    model = export(copy.deepcopy(module), x, dynamo=True, training=True, fold=fold)
+    program = og.build_training(model, loss="mse", optimizer=og.optim.SGD(lr=0.5), unbiased_variance=True)
+    assert {p.name for p in program.manifest.parameters} == {name for name, _ in module.named_parameters()}
+    course = _trained_alike(program, module.double().train(), x, torch.randn(3, 4, 7))
+    for name, value in (*module.norm.named_parameters(), *module.norm.named_buffers()):
+        if "num_batches" not in name:
+            assert off(course.state[f"norm.{name}"], value) < 1e-4, name
+
+
+def test_statistics_without_notes_are_no_parameters() -> None:
+    """A tool that drops the notes leaves a scale that is a variance, and a shift that is a mean."""
+
+    class Normalized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv1d(4, 4, 3), nn.BatchNorm1d(4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(self.norm(torch.tanh(self.conv(x))))
+
+    module, model, x = _fresh(Normalized, 4, 8)
+    for holder in (*model.graph.node, *model.graph.initializer, *model.graph.value_info):
+        del holder.metadata_props[:]
+    program = og.build_training(model, loss="mse", optimizer=og.optim.SGD(lr=0.5), unbiased_variance=True)
+    assert {p.name for p in program.manifest.state} == {"step", "norm.running_mean", "norm.running_var"}
+    course = _trained_alike(program, module.double().train(), x, torch.randn(2, 4, 6))
+    assert off(course.state["norm.weight"], module.norm.weight) < 1e-4

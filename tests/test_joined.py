@@ -79,6 +79,13 @@ SQUARES: dict[str, tuple[str, Function, int]] = {
     ),
     "a sum with itself": ("s = Add(x, x) y = Tanh(s)", lambda x: (x + x).tanh(), 0),
     "a square of its own, and a third use": ("s = Mul(x, x) y = Mul(s, x)", lambda x: x**3, 1),
+    "a sum of three": ("s = Add(x, x) y = Add(s, x)", lambda x: 3 * x, 0),
+    "a sum of five": ("s = Sum(x, x, x, x, x) y = Tanh(s)", lambda x: (5 * x).tanh(), 0),
+    "a product of three": (
+        'y = Einsum<equation = "ij,ij,ij->ij">(x, x, x)',
+        lambda x: x**3,
+        0,
+    ),
     "two squares": (
         "s = Mul(x, x) t = Mul(x, x) u = Tanh(t) y = Add(s, u)",
         lambda x: x.square() + x.square().tanh(),

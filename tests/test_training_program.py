@@ -243,3 +243,19 @@ def test_a_budget_of_workspace_holds_for_training() -> None:
         build(exported(), max_workspace=1).step  # noqa: B018 - built when asked for
     with pytest.raises(og.ArgumentError, match="positive number of bytes, not 0"):
         build(exported(), max_workspace=0)
+
+
+def test_names_with_brackets_are_names() -> None:
+    """As pickled modules of lists have them: in a glob they mean one of the letters."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[N,4] x) => (float[N,3] y) { y = Gemm (x, w, b) }'
+    )
+    node, weight, bias = model.graph.node[0], "layers[0].weight", "layers[0].bias"
+    node.input[1:], node.output[0] = [weight, bias], "out[0]"
+    model.graph.output[0].name = "out[0]"
+    for name, shape in ((weight, (4, 3)), (bias, (3,))):
+        model.graph.initializer.append(numpy_helper.from_array(np.ones(shape, np.float32), name))
+    optimizer = og.optim.SGD(lr=1.0, groups={bias: {"lr": 0.25}})
+    program = og.build_training(model, loss="cross_entropy", optimizer=optimizer, freeze=weight, outputs="out[0]")
+    assert [p.name for p in program.manifest.parameters] == [bias]
+    assert optimizer.of(bias)[1] == 0.25

@@ -5,6 +5,7 @@ each send back a cotangent that is zero elsewhere. To pad them all and add them 
 part; to put them next to each other takes one.
 
 A square sends back the same product twice. Its smaller factor is doubled: g is one number per row where squares are summed.
+A power sends it back more often, and so does what is added to itself.
 
 A matrix that many products share, such as the weight of a recurrent layer, gets a' g from each. With all a and all g among
 each other it is one product, and no sum over matrices as large as the weight.
@@ -44,26 +45,25 @@ class _Piece:
 
 def joined(e: Emitter, terms: Sequence[ir.Value]) -> list[ir.Value]:
     """Terms with the same sum, of which no two are the same product, small ones of matrices, or pieces that touch."""
-    terms = _at_once(e, _doubled(e, terms))
+    terms = _at_once(e, _counted(e, terms))
     pieces = [piece for piece in map(_piece, terms) if piece is not None]
     taken = {id(piece.term) for piece in pieces}
     others = [term for term in terms if id(term) not in taken]
     return others + [run[0].term if len(run) == 1 else _side_by_side(e, run) for run in _runs(pieces)]
 
 
-def _doubled(e: Emitter, terms: Sequence[ir.Value]) -> list[ir.Value]:
-    """The terms, with one that is twice as large for two that are the same, or products of the same factors."""
-    found: dict[tuple[ir.Value, ...], ir.Value] = {}
+def _counted(e: Emitter, terms: Sequence[ir.Value]) -> list[ir.Value]:
+    """The terms, with one that is n times as large for n that are the same, or products of the same factors."""
+    alike: dict[tuple[ir.Value, ...], list[ir.Value]] = {}
     for term in terms:
-        factors = _factors(term)
-        twin = found.pop(factors, None)
-        if twin is None:
-            found[factors] = term
-        else:
-            first, *rest = sorted(factors, key=_size)
-            doubled = e.mul(first, 2)
-            found[twin,] = e.typed(e.mul(doubled, rest[0]), twin) if rest else doubled
-    return list(found.values())
+        alike.setdefault(_factors(term), []).append(term)
+    return [same[0] if len(same) == 1 else _times(e, len(same), factors, same[0]) for factors, same in alike.items()]
+
+
+def _times(e: Emitter, count: int, factors: tuple[ir.Value, ...], term: ir.Value) -> ir.Value:
+    first, *rest = sorted(factors, key=_size)
+    scaled = e.mul(first, count)
+    return e.typed(e.mul(scaled, rest[0]), term) if rest else scaled
 
 
 def _factors(term: ir.Value) -> tuple[ir.Value, ...]:

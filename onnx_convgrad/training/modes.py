@@ -111,7 +111,7 @@ def _use_batch(e: Emitter, node: ir.Node, latest: dict[str, ir.Value], counts: d
     if len(node.outputs) < 3:
         node.resize_outputs(3)
     following, e.anchor = e.anchor, node
-    stored = node.inputs[3:5]
+    stored = [_original(v) for v in node.inputs[3:5]]
     before = [None if v is None else latest.get(v.name or "", v) for v in stored]
     for i, value in enumerate(before):
         output = node.outputs[1 + i]
@@ -133,6 +133,13 @@ def _use_batch(e: Emitter, node: ir.Node, latest: dict[str, ir.Value], counts: d
             result.replace_all_uses_with(blended, replace_graph_outputs=True)
         if own.is_initializer():
             latest[own.name or ""] = blended
+
+
+def _original(value: ir.Value | None) -> ir.Value | None:
+    """The value of which this is a copy."""
+    while value is not None and is_op(value.producer(), "Identity"):
+        value = value.producer().inputs[0]  # type: ignore[union-attr]
+    return value
 
 
 def _unshared(e: Emitter, value: ir.Value) -> ir.Value:

@@ -146,7 +146,7 @@ class Optimizer(ABC):
         """The optimizer of one parameter, and its share of the learning rate."""
         chosen: dict[str, Any] = {}
         for glob, options in self.groups.items():
-            if fnmatchcase(parameter, glob):
+            if parameter == glob or fnmatchcase(parameter, glob):
                 chosen.update(options)
         share = 1.0
         if "lr" in chosen:

@@ -118,7 +118,7 @@ def _matching(globs: Names, names: Sequence[str], what: str) -> set[str]:
     """The names that match; raises `ArgumentError` for a glob that none does."""
     found: set[str] = set()
     for glob in as_names(globs, what.rstrip(":")):
-        matched = {name for name in names if fnmatchcase(name, glob)}
+        matched = {name for name in names if name == glob} or {name for name in names if fnmatchcase(name, glob)}
         if not matched:
             check_names([glob], names, what)
         found |= matched

@@ -34,7 +34,7 @@ from onnx_convgrad.training.scaling import LossScale
 from onnx_convgrad.training.schedules import Schedule, schedule_from
 from onnx_convgrad.training.storage import read_manifest, read_part, write_program
 from onnx_convgrad.training.terms import LossLike, resolve
-from onnx_convgrad.training.untie import restore, untie
+from onnx_convgrad.training.untie import part_statistics, restore, untie
 from onnx_convgrad.validity import judged
 
 __all__ = ["TrainingProgram", "build_training"]
@@ -191,6 +191,7 @@ def build_training(
         raise ArgumentError(f"optimizer must be a member of onnx_convgrad.optim, not {optimizer!r}.")
     given_model = load(model)
     restore(given_model.graph)
+    part_statistics(given_model.graph)
     base = canonicalize(given_model.clone(), input_shapes)
     untie(base.graph)
     parameters = parameter_names(base.graph, wrt, freeze)

@@ -11,12 +11,13 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.exporter import FOLDED, KIND, left_out, merged
+from onnx_convgrad.exporter import FOLDED, KIND, by_exporter, left_out, merged
+from onnx_convgrad.graph.dims import static_dims
 from onnx_convgrad.graph.namespace import Namespace
 from onnx_convgrad.graph.nodes import is_op
 from onnx_convgrad.registry import Call
 
-__all__ = ["restore", "untie"]
+__all__ = ["part_statistics", "restore", "untie"]
 
 _LARGE = 1 << 22
 
@@ -27,7 +28,7 @@ def untie(graph: ir.Graph) -> None:
     Equal numbers that are not all the same are left shared: those are tied weights, not a coincidence.
     """
     for node in list(graph):
-        if not is_op(node, "Identity"):
+        if not is_op(node, "Identity") or by_exporter(node):
             continue
         source, copy = node.inputs[0], node.outputs[0]
         if source is None or not source.is_initializer() or source.is_graph_input() or copy.is_graph_output():
@@ -58,15 +59,39 @@ def restore(graph: ir.Graph) -> None:
             node.replace_input_with(index, own)
     for missing in left_out(graph):
         weight = missing.node.inputs[1]
-        if weight is None or weight.const_value is None:
+        features = None if weight is None else _features(missing.node, weight)
+        if weight is None or weight.dtype is None or features is None:
             continue
-        sizes = list(weight.const_value.shape.numpy())
-        count = sizes[1] * Call(missing.node).int("group", 1) if missing.node.op_type == "ConvTranspose" else sizes[0]
-        zeros = np.zeros(count, weight.const_value.dtype.numpy())
+        zeros = np.zeros(features, weight.dtype.numpy())
         own = _store(graph, names.claim(missing.name), zeros)
         own.metadata_props[KIND] = "PARAMETER"
         missing.node.resize_inputs(3)
         missing.node.replace_input_with(2, own)
+
+
+def part_statistics(graph: ir.Graph) -> None:
+    """Give a BatchNormalization statistics of its own where they are stored as its scale or shift, or another's."""
+    names = Namespace.of_values(graph)
+    learned = {v for n in graph if is_op(n, "BatchNormalization") for v in n.inputs[1:3]}
+    for node in graph:
+        if not is_op(node, "BatchNormalization"):
+            continue
+        for index, statistic in ((3, "mean"), (4, "var")):
+            value = node.inputs[index]
+            if value is None or value not in learned or value.const_value is None or value.is_graph_input():
+                continue
+            scale = node.inputs[1].name if node.inputs[1] is not None else None
+            stem = (scale or value.name or "").removesuffix(".weight")
+            own = _store(graph, names.claim(f"{stem}.running_{statistic}"), value.const_value.numpy())
+            node.replace_input_with(index, own)
+
+
+def _features(node: ir.Node, weight: ir.Value) -> int | None:
+    """How many a convolution or linear layer gives, if the shape of its weight is known."""
+    call, sizes = Call(node), static_dims(weight) or [None, None]
+    if node.op_type == "ConvTranspose":
+        return None if sizes[1] is None else sizes[1] * call.int("group", 1)
+    return sizes[1] if node.op_type == "Gemm" and not call.int("transB", 0) else sizes[0]
 
 
 def _store(graph: ir.Graph, name: str, numbers: np.ndarray) -> ir.Value:
