@@ -155,7 +155,7 @@ class ConvSpec:
             return self
         channels = self.channels if self.channels is not None else -(-HINT_CHANNELS // self.groups) * self.groups
         features = self.features if self.features is not None else -(-HINT_CHANNELS // self.groups) * self.groups
-        kernel = tuple(HINT_KERNEL if k is None else k for k in self.kernel)
+        kernel = tuple(self._hinted_kernel(axis) if k is None else k for axis, k in enumerate(self.kernel))
         x, y = [], []
         for axis in range(self.rank):
             span = self.dilations[axis] * (kernel[axis] - 1) + 1
@@ -173,6 +173,13 @@ class ConvSpec:
             batch, channels, features, tuple(x), kernel, tuple(y),
             self.strides, self.dilations, self.begin, self.end, self.groups,
         )  # fmt: skip
+
+    def _hinted_kernel(self, axis: int) -> int:
+        """The typical size of a kernel, or the largest that fits what is known of the data."""
+        size = self.x[axis]
+        if size is None:
+            return HINT_KERNEL
+        return max(1, min(HINT_KERNEL, (size + self.begin[axis] + self.end[axis] - 1) // self.dilations[axis] + 1))
 
     @property
     def depthwise(self) -> bool:

@@ -39,8 +39,10 @@ def _matmul_left(e: Emitter, a: ir.Value, b: ir.Value, gy: ir.Value) -> ir.Value
     ra, rb = _rank(a), _rank(b)
     if rb == 1:  # y[.., m] = a[.., m, k] b[k]; with a vector a, y is a scalar and this is y b all the same
         return e.mul(e.unsqueeze(gy, [-1]), b)
-    if ra == 1 and rb is not None:  # y[.., n] = a[k] b[.., k, n]
-        return e.matmul(b, gy) if rb == 2 else e.squeeze(e.matmul(b, e.unsqueeze(gy, [-1])), [-1])
+    if (
+        ra == 1 and rb is not None
+    ):  # y[.., n] = a[k] b[.., k, n]; a column, as ONNX Runtime errs in w' g with a vector g
+        return e.squeeze(e.matmul(b, e.unsqueeze(gy, [-1])), [-1])
     if ra == 2 and rb == 2:
         return e.op("Gemm", gy, b, transB=1)
     if rb == 2 or (ra is not None and rb is not None):

@@ -268,3 +268,44 @@ def test_a_branch_that_is_taken_declares_the_shape_of_the_other(rows: str) -> No
     result = run(og.vjp(model, wrt=["x", "w"]), {"x": X, "y_grad": np.ones((2, 2), np.float32)})
     np.testing.assert_allclose(result["x_grad"], np.tile([5, 7, 9], (2, 1)))
     np.testing.assert_allclose(result["w_grad"], np.tile(X.sum(0), (2, 1)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("names", [["", "Tanh_0"], ["Tanh_1", ""], ["Tanh_2", "", ""], ["", "", "Tanh_0"]])
+def test_names_for_nodes_without_one_are_free(names: list[str]) -> None:
+    """The runtime refuses two nodes of one name; those that have one keep it."""
+    model = parsed(
+        "{ "
+        + " ".join(
+            f"{f'h{i}' if i + 1 < len(names) else 'y'} = Tanh ({f'h{i - 1}' if i else 'x'})" for i in range(len(names))
+        )
+        + " }"
+    )
+    for node, name in zip(model.graph.node, names, strict=True):
+        node.name = name
+    result = og.augment(model, wrt="inputs", seed="ones")
+    found = [node.name for node in result.graph.node]
+    assert len(set(found)) == len(found)
+    assert all(new == old for new, old in zip(found, names, strict=False) if old)
+    assert np.isfinite(run(result, {"x": X})["x_grad"]).all()
+
+
+@pytest.mark.parametrize(
+    ("graph", "shapes"),
+    [
+        ("(float[1,3,n] x) => (float[] y) <float[2,3,1] w = {1,2,3,4,5,6}> { v = Squeeze (x) y = Conv (v, w) }", {}),
+        (
+            "(float[n,1,2,k] x, float[m,1,a,b] w) => (float[p,q,r,s] y) { y = Conv (x, w) }",
+            {"x": (2, 1, 2, 5), "w": (3, 1, 2, 1)},
+        ),
+    ],
+    ids=["rank", "kernel larger than is typical"],
+)
+def test_what_is_not_known_of_a_convolution(graph: str, shapes: dict[str, tuple[int, ...]]) -> None:
+    """Inference that forgets again what the kernel tells of its data; sizes of kernels that would not fit."""
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {graph}')
+    result = og.augment(model, wrt="inputs", seed="ones")
+    if shapes:
+        feed = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+        np.testing.assert_array_equal(run(result, feed)["w_grad"], np.full((3, 1, 2, 1), 10))
+    else:
+        assert [o.name for o in result.graph.output] == ["y", "x_grad"]

@@ -230,3 +230,16 @@ def test_einsum_beyond_the_runtime(equation: str, shapes: tuple[tuple[int, ...],
     got = run(gradient, {i.name: feeds[i.name] for i in gradient.graph.input})
     for name, operand in zip(names, operands, strict=True):
         np.testing.assert_allclose(got[f"{name}_grad"], operand.grad.numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("nodes", ["t = Transpose (w) y = MatMul (v, t)", "y = MatMul (w, v)"])
+def test_a_vector_and_a_transposed_matrix(nodes: str) -> None:
+    """ONNX Runtime 1.32 fuses a Transpose and the MatMul with a vector behind it to something else."""
+    model = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["" : 21]> g (float[7,5] w, float[5] v) => (float[7] y) {{ {nodes} }}'
+    )
+    generator = np.random.default_rng(0)
+    w, v, g = (generator.standard_normal(shape).astype(np.float32) for shape in ((7, 5), 5, 7))
+    got = run(og.augment(model, wrt="inputs"), {"w": w, "v": v, "y_grad": g})
+    np.testing.assert_allclose(got["v_grad"], w.T @ g, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(got["w_grad"], np.outer(g, v), rtol=1e-5, atol=1e-6)

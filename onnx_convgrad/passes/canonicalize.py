@@ -98,7 +98,9 @@ def canonicalize(model: ir.Model, input_shapes: InputShapes | None = None, *, fo
         _infer(model)
     if not whole and not input_shapes and _recall_shapes(declared):
         _infer(model)
-    while tell_ranks(model.graph):
+    told: set[ir.Value] = set()
+    while (found := tell_ranks(model.graph)) - told:  # inference forgets some, such as that of a Squeeze without axes
+        told |= found
         _infer(model)
     if fold:
         fold_sizes(model.graph)
@@ -194,13 +196,14 @@ def _name_values(graph: ir.Graph) -> None:
     given = Counter(node.name for node in graph)
     taken = set(given)
     for number, node in enumerate(graph):
-        if not node.name:
-            node.name = f"{node.op_type}_{number}"
-        elif given[node.name] > 1:  # the runtime refuses two of one name
-            given[node.name] -= 1
-            while node.name in taken:
-                node.name = f"{node.name}_{number}"
-            taken.add(node.name)
+        if node.name and given[node.name] == 1:
+            continue
+        given[node.name] -= 1
+        name = node.name or f"{node.op_type}_{number}"
+        while name in taken:  # the runtime refuses two of one name
+            name = f"{name}_{number}"
+        taken.add(name)
+        node.name = name
 
 
 _RUNTIME_NAMES = re.compile(r"gemm_(input|output)_shape(_token_\d+)?")

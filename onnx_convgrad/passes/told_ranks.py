@@ -14,9 +14,9 @@ from onnx_convgrad.registry import Call
 __all__ = ["tell_ranks"]
 
 
-def tell_ranks(graph: ir.Graph) -> bool:
-    """Give operands of unknown rank the one that their node tells. Whether there was any."""
-    told = False
+def tell_ranks(graph: ir.Graph) -> set[ir.Value]:
+    """Give operands of unknown rank the one that their node tells; which were given one."""
+    told: set[ir.Value] = set()
     for node in graph:
         if node.domain or node.op_type not in _TOLD:
             continue
@@ -27,7 +27,7 @@ def tell_ranks(graph: ir.Graph) -> bool:
         for value in node.inputs[:count]:
             if value is not None and value.shape is None:
                 value.shape = ir.Shape([None] * rank)
-                told = True
+                told.add(value)
     return told
 
 

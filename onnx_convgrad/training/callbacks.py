@@ -16,6 +16,7 @@ from onnx_convgrad.errors import ArgumentError, CheckpointError
 from onnx_convgrad.files import check_folder
 from onnx_convgrad.names import check_names
 from onnx_convgrad.training import checkpoint
+from onnx_convgrad.training.numbers import whole
 
 if TYPE_CHECKING:
     from onnx_convgrad.training.fit import Run
@@ -93,19 +94,21 @@ class Checkpoints(Callback):
         best: str | None = None,
         mode: Mode = "auto",
     ) -> None:
-        if keep < 1:
-            raise ArgumentError(f"keep must be at least 1, not {keep!r}.")
-        if every_steps is not None and every_steps < 1:
-            raise ArgumentError(f"every_steps must be at least 1, not {every_steps!r}.")
-        self.folder, self.keep = Path(folder), keep
+        if every_steps is not None:
+            whole(every_steps, "every_steps")
+        self.folder, self.keep = Path(folder), whole(keep, "keep")
         self.every_steps, self.every_epochs = every_steps, every_epochs
         self.best = None if best is None else _Best(best, mode)
 
     def on_begin(self, run: Run) -> None:
         """Raises `ArgumentError` when the folder holds checkpoints of a run that got further than this one."""
         checkpoint.library()  # rather now than when the first epoch is done
+        if self.folder.exists() and not self.folder.is_dir():
+            raise ArgumentError(f"{str(self.folder)!r} is a file, where checkpoints need a folder.")
         self.folder.mkdir(parents=True, exist_ok=True)
         steps = run.trainer.progress.steps
+        if self.best is not None and not steps:  # another run than that before
+            self.best.value = None
         for ahead, path in reversed(checkpoint.numbered(self.folder)):
             if ahead > steps and _readable(path):
                 raise ArgumentError(
@@ -157,12 +160,12 @@ class EarlyStopping(Callback):
     def __init__(
         self, monitor: str = "val_loss", *, patience: int = 3, min_delta: float = 0.0, mode: Mode = "auto"
     ) -> None:
-        if patience < 1:
-            raise ArgumentError(f"patience must be at least 1, not {patience!r}.")
-        self.best, self.patience = _Best(monitor, mode, min_delta), patience
+        self.best, self.patience = _Best(monitor, mode, min_delta), whole(patience, "patience")
         self.waited = 0
 
     def on_begin(self, run: Run) -> None:
+        if not run.trainer.progress.steps:  # another run than that before, as in a loop over folds
+            self.best.value, self.waited = None, 0
         self._decide(run)
 
     def on_epoch(self, run: Run, row: Row) -> None:

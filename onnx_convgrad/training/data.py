@@ -13,6 +13,7 @@ from onnx_convgrad.training.datasets import Arrays, Dataset, derived_seed, permu
 from onnx_convgrad.training.fitting import Batch, Fitting
 from onnx_convgrad.training.images import ImageFolder, is_image_folder
 from onnx_convgrad.training.manifest import Manifest
+from onnx_convgrad.training.numbers import whole
 from onnx_convgrad.training.prefetch import prefetched
 
 __all__ = ["Batches", "Loader", "Stream", "as_batches", "as_dataset"]
@@ -63,9 +64,7 @@ class Loader:
         self.fitting = Fitting(manifest, names)
         self.dataset = dataset.bound(manifest)
         fixed = self.fitting.batch_size()
-        self.batch_size = batch_size or fixed or BATCH_SIZE
-        if self.batch_size < 1:
-            raise ArgumentError(f"batch_size must be at least 1, not {batch_size}.")
+        self.batch_size = (fixed or BATCH_SIZE) if batch_size is None else whole(batch_size, "batch_size")
         if fixed not in (None, self.batch_size):
             raise ArgumentError(
                 f"The program takes batches of {fixed}, not of {self.batch_size}.",

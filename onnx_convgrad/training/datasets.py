@@ -14,6 +14,7 @@ import numpy as np
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.training.fitting import as_array
 from onnx_convgrad.training.manifest import Manifest
+from onnx_convgrad.training.numbers import whole
 
 __all__ = ["Arrays", "Dataset", "Part", "read_arrays"]
 
@@ -59,9 +60,9 @@ class Dataset(ABC):
 
 
 def check_seed(*seeds: int) -> None:
-    """Raise `ArgumentError` for a negative seed."""
-    if min(seeds) < 0:
-        raise ArgumentError(f"seed must be 0 or more, not {min(seeds)!r}.")
+    """Raise `ArgumentError` for a seed that is negative, or no whole number."""
+    for seed in seeds:
+        whole(seed, "seed", 0)
 
 
 def permutation(count: int, *seeds: int) -> np.ndarray:

@@ -16,6 +16,7 @@ from onnx_convgrad.training.callbacks import Callback
 from onnx_convgrad.training.data import Batches, as_batches
 from onnx_convgrad.training.display import Display, display
 from onnx_convgrad.training.metrics import Metric, MetricLike, resolve_metrics
+from onnx_convgrad.training.numbers import whole
 from onnx_convgrad.training.progress import Progress
 from onnx_convgrad.training.shares import samples, weight
 
@@ -65,8 +66,9 @@ def fit(
     Raises:
         ArgumentError: An argument does not fit the program.
     """
-    if accumulate < 1:
-        raise ArgumentError(f"accumulate must be at least 1, not {accumulate!r}.")
+    accumulate, epochs = whole(accumulate, "accumulate"), whole(epochs, "epochs", 0)
+    if not isinstance(callbacks, Iterable) or any(isinstance(c, type) or not hasattr(c, "on_epoch") for c in callbacks):
+        raise ArgumentError(f"callbacks takes a list of members of onnx_convgrad.callbacks, not {callbacks!r}.")
     m = trainer.manifest
     source = as_batches(data, m, batch_size=batch_size, shuffle=shuffle, seed=trainer.seed)
     held_out = None if validation is None else as_batches(validation, m, batch_size=batch_size, shuffle=False)

@@ -16,7 +16,9 @@ import onnx_ir as ir
 
 from onnx_convgrad.emit import Emitter
 from onnx_convgrad.errors import ArgumentError, ModelError
+from onnx_convgrad.graph.dims import static_dims
 from onnx_convgrad.names import check_names
+from onnx_convgrad.training.numbers import positive
 
 __all__ = ["L1", "MSE", "BCEWithLogits", "Huber", "Loss", "Reduction", "like", "reduce", "shape_of", "wide"]
 
@@ -120,8 +122,7 @@ class Huber(Loss):
     delta: float = 1.0
 
     def check(self) -> None:
-        if not self.delta > 0:
-            raise ArgumentError(f"delta must be above 0, not {self.delta!r}.")
+        positive(self.delta, "delta", zero=False)
 
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
         error = e.sub(wide(e, y), wide(e, target))
@@ -150,6 +151,8 @@ class BCEWithLogits(Loss):
 
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
         y, target = wide(e, y), wide(e, target)
+        for name in ("weight", "pos_weight"):
+            _require_broadcast(getattr(self, name), y, name)
         tail = e.op("Softplus", e.neg(y))
         if self.pos_weight is not None:
             more = np.asarray(self.pos_weight, np.float64) - 1
@@ -158,6 +161,18 @@ class BCEWithLogits(Loss):
         if self.weight is not None:
             loss = e.mul(loss, like(e, self.weight, y))
         return reduce(e, loss, self.reduction)
+
+
+def _require_broadcast(numbers: Any, y: ir.Value, name: str) -> None:
+    """Refuse factors that do not fit the output as far as its shape is known."""
+    factors, dims = np.shape(numbers) if numbers is not None else (), static_dims(y)
+    fits = dims is None or (
+        len(factors) <= len(dims)
+        and all(f == 1 or d in (None, f) for f, d in zip(reversed(factors), reversed(dims), strict=False))
+    )
+    if not fits:
+        shape = [d if d is not None else "?" for d in dims or ()]
+        raise ArgumentError(f"{name} has shape {list(factors)}, which does not broadcast against the output's {shape}.")
 
 
 # -- pieces ------------------------------------------------------------------------------------------------------------

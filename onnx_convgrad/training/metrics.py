@@ -12,6 +12,7 @@ import numpy as np
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.names import check_names
 from onnx_convgrad.training.manifest import Manifest
+from onnx_convgrad.training.numbers import whole
 from onnx_convgrad.training.shares import samples
 
 __all__ = ["Accuracy", "Metric", "MetricLike", "resolve_metrics"]
@@ -69,8 +70,7 @@ class Accuracy(Metric):
     ignored: int | None = None
 
     def __post_init__(self) -> None:
-        if self.top < 1:
-            raise ArgumentError(f"top must be at least 1, not {self.top!r}.")
+        whole(self.top, "top")
 
     @property
     def name(self) -> str:  # type: ignore[override]

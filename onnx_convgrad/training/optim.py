@@ -17,7 +17,8 @@ import onnx_ir as ir
 from onnx_convgrad.emit import Emitter
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.names import check_names
-from onnx_convgrad.training.schedules import Schedule, as_schedule, positive
+from onnx_convgrad.training.numbers import positive
+from onnx_convgrad.training.schedules import Schedule, as_schedule
 
 __all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Clock", "Moving", "Optimizer", "RMSprop", "optimizer_named"]
 
@@ -108,6 +109,10 @@ class Optimizer(ABC):
 
     def __post_init__(self) -> None:
         self.check()
+        if not isinstance(self.groups, Mapping) or not all(isinstance(o, Mapping) for o in self.groups.values()):
+            raise ArgumentError(
+                f'groups takes options by glob, as in {{"*.bias": {{"lr": 0.1}}}}, not {self.groups!r}.'
+            )
         for glob, options in self.groups.items():
             check_names(list(options), sorted(self.group_options()), f"option of group {glob!r}:")
             if isinstance(options.get("lr"), Schedule):
@@ -122,8 +127,8 @@ class Optimizer(ABC):
             positive(self.lr, "lr")
         for name in ("clip_value", "clip_norm"):
             limit = getattr(self, name)
-            if limit is not None and not limit > 0:
-                raise ArgumentError(f"{name} must be above 0, not {limit!r}.")
+            if limit is not None:
+                positive(limit, name, zero=False)
 
     @classmethod
     def group_options(cls) -> set[str]:

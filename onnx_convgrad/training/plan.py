@@ -73,7 +73,7 @@ class Plan:
 
 def parameter_names(graph: ir.Graph, wrt: Names, freeze: Names) -> tuple[str, ...]:
     """Names of the initializers to train. Running statistics are none, though a glob may match them (`bn1.*`)."""
-    listed = {wrt} if isinstance(wrt, str) else set(wrt)
+    listed = set(as_names(wrt, "wrt"))
     statistics = {v.name for n in batch_normalizations(graph) for v in n.inputs[3:5] if v is not None} - listed
     found = [v for v in resolve_wrt(graph, wrt) if v.name not in statistics]
     for value in found:

@@ -26,6 +26,7 @@ from onnx_convgrad.passes.canonicalize import InputShapes, canonicalize
 from onnx_convgrad.pipeline import Names
 from onnx_convgrad.targets import target_named
 from onnx_convgrad.training.manifest import Manifest
+from onnx_convgrad.training.numbers import whole
 from onnx_convgrad.training.optim import Optimizer
 from onnx_convgrad.training.parts import PARTS, Builder, Part
 from onnx_convgrad.training.plan import Plan, check_groups, frozen_nodes, output_names, parameter_names
@@ -208,12 +209,12 @@ def build_training(
         outputs=given,
         frozen=frozen_nodes(base.graph, freeze_statistics),
         unbiased=unbiased_variance,
-        seed=seed,
+        seed=whole(seed, "seed", 0),
         precision=precision,
         scale=_scale(precision, loss_scale, target),
         recompute=recompute,
     )
-    options = {"target": target, "unbiased_variance": unbiased_variance, "seed": seed, "precision": precision}
+    options = {"target": target, "unbiased_variance": unbiased_variance, "seed": plan.seed, "precision": precision}
     builder = Builder(plan, options | ({"loss_scale": plan.scale.options()} if plan.scale else {}))
     return TrainingProgram(builder.manifest, builder.build, optimizer.schedule)
 

@@ -11,9 +11,10 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, SupportsFloat
+from typing import Any, Literal
 
 from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.training.numbers import positive, whole
 
 __all__ = ["Constant", "Cosine", "OneCycle", "Schedule", "Step", "Warmup"]
 
@@ -58,9 +59,10 @@ class Step(Schedule):
 
     def __post_init__(self) -> None:
         positive(self.lr, "lr")
-        if bool(self.step_size) == bool(self.milestones) or self.step_size < 0:
+        positive(self.gamma, "gamma")
+        object.__setattr__(self, "milestones", tuple(sorted(whole(m, "a milestone", 0) for m in self.milestones)))
+        if bool(whole(self.step_size, "step_size", 0)) == bool(self.milestones):
             raise ArgumentError("A Step schedule takes either step_size (at least 1) or milestones.")
-        object.__setattr__(self, "milestones", tuple(sorted(self.milestones)))
 
     def __call__(self, step: int) -> float:
         drops = step // self.step_size if self.step_size else sum(step >= m for m in self.milestones)
@@ -77,6 +79,7 @@ class Cosine(Schedule):
 
     def __post_init__(self) -> None:
         positive(self.lr, "lr")
+        positive(self.minimum, "minimum")
         whole(self.steps, "steps")
 
     def __call__(self, step: int) -> float:
@@ -125,6 +128,8 @@ class OneCycle(Schedule):
     def __post_init__(self) -> None:
         positive(self.lr, "lr")
         whole(self.steps, "steps")
+        for name in ("div", "final_div"):
+            positive(getattr(self, name), name, zero=False)
         if not 0 < self.rise < 1:
             raise ArgumentError(f"rise must be between 0 and 1, not {self.rise!r}.")
         if self.anneal not in ("cos", "linear"):
@@ -161,17 +166,3 @@ def schedule_from(options: Mapping[str, Any]) -> Schedule | None:
 def as_schedule(lr: Schedule | float) -> Schedule:
     """A number as a constant schedule."""
     return lr if isinstance(lr, Schedule) else Constant(lr)
-
-
-def positive(number: Any, name: str) -> None:
-    """Refuse what is not a finite number of at least 0."""
-    if not isinstance(number, SupportsFloat):
-        raise ArgumentError(f"{name} must be a number, not {number!r}.")
-    if not 0 <= float(number) < math.inf:
-        raise ArgumentError(f"{name} must be at least 0, not {number!r}.")
-
-
-def whole(number: int, name: str) -> None:
-    """Refuse a count below 1."""
-    if number < 1:
-        raise ArgumentError(f"{name} must be at least 1, not {number!r}.")

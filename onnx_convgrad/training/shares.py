@@ -70,7 +70,10 @@ def _count(manifest: Manifest, term: Mapping[str, Any], batch: Arrays) -> float 
     ignored = options.get("ignore_index", -100)
     counted = target.reshape(-1) if ignored is None else target[target != ignored]
     weights = options.get("weight")
-    return float(counted.size if weights is None else np.asarray(weights, np.float64)[counted].sum())
+    if weights is None:
+        return float(counted.size)
+    classes = counted[(counted >= 0) & (counted < len(weights))]  # of others the loss is not finite, which is told
+    return float(np.asarray(weights, np.float64)[classes].sum())
 
 
 def _listed(numbers: np.ndarray) -> str:

@@ -13,10 +13,10 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.names import check_names
 from onnx_convgrad.runtime import Options, Providers
 from onnx_convgrad.training import flat
-from onnx_convgrad.training.datasets import check_seed
 from onnx_convgrad.training.engine import Engine, Results
-from onnx_convgrad.training.fitting import Fitting
+from onnx_convgrad.training.fitting import Fitting, as_array
 from onnx_convgrad.training.inference import export
+from onnx_convgrad.training.numbers import whole
 from onnx_convgrad.training.program import TrainingProgram
 from onnx_convgrad.training.progress import Progress
 from onnx_convgrad.training.resume import restore, save
@@ -59,13 +59,17 @@ class Trainer:
         schedule: Schedule | Callable[[int], float] | float | None = None,
         options: Options | None = None,
     ) -> None:
+        if not isinstance(program, (TrainingProgram, str, os.PathLike)):
+            raise ArgumentError(
+                f"A Trainer takes a training program or the folder of one, not {type(program).__name__}.",
+                hint="Build one of a model with onnx_convgrad.build_training.",
+            )
         self.program = program if isinstance(program, TrainingProgram) else TrainingProgram.load(program)
         self.manifest = self.program.manifest
         self.schedule = _schedule(self.program, schedule)
-        check_seed(seed)
-        self.seed = seed
+        self.seed = whole(seed, "seed", 0)
         self.progress = Progress()
-        self.engine = Engine(self.program, seed, {"providers": providers, "options": options})
+        self.engine = Engine(self.program, self.seed, {"providers": providers, "options": options})
         self.fitting = Fitting(self.manifest)
         self.stopped = self.restored = False
         self.on_save: Callable[[], None] | None = None
@@ -152,7 +156,7 @@ class Trainer:
         """
         entries = {entry.name: entry for entry in self.manifest.moving()}
         check_names(list(values), list(entries), "parameter or state")
-        arrays = {name: np.asarray(value, entries[name].dtype) for name, value in values.items()}
+        arrays = {name: np.asarray(as_array(value), entries[name].dtype) for name, value in values.items()}
         for name, array in arrays.items():
             if array.shape != entries[name].shape:
                 raise ArgumentError(f"{name!r} has shape {entries[name].shape}, not {array.shape}.")

@@ -1,0 +1,92 @@
+"""Arguments of training that make no sense are refused by name; those that do, in whatever type they come, are taken."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+
+import onnx_convgrad as og
+from onnx_convgrad import losses, optim
+from onnx_convgrad.callbacks import Checkpoints, EarlyStopping
+
+BATCH = {"x": np.ones((2, 4), np.float32), "target": np.asarray([0, 1])}
+
+
+def model() -> onnx.ModelProto:
+    graph = "g (float[N,4] x) => (float[N,3] y) { y = Gemm (x, w) }"
+    found = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {graph}')
+    found.graph.initializer.append(numpy_helper.from_array(np.ones((4, 3), np.float32), "w"))
+    return found
+
+
+def program(loss: Any = "cross_entropy", **options: Any) -> og.TrainingProgram:
+    return og.build_training(model(), loss=loss, optimizer=optim.SGD(lr=0.1), **options)
+
+
+def fit(trainer: og.Trainer | None = None, **options: Any) -> list[dict[str, Any]]:
+    trainer = trainer or og.Trainer(program())
+    return trainer.fit({"x": BATCH["x"], "target": BATCH["target"]}, **{"progress": "none", **options})
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: program(seed="a"), "seed must be a whole number, not 'a'"),
+        (lambda: og.Trainer(program(), seed=1.5), r"seed must be a whole number, not 1\.5"),
+        (lambda: og.Trainer(program(), seed=-1), "seed must be at least 0, not -1"),
+        (lambda: og.Trainer(model()), "a training program or the folder of one, not ModelProto.*build_training"),
+        (lambda: program(wrt=None), "wrt takes a name or several, not None"),
+        (lambda: fit(batch_size=0), "batch_size must be at least 1, not 0"),
+        (lambda: fit(batch_size=2.0), "batch_size must be a whole number"),
+        (lambda: fit(accumulate=1.5), "accumulate must be a whole number"),
+        (lambda: fit(epochs="2"), "epochs must be a whole number"),
+        (lambda: fit(callbacks=EarlyStopping("loss")), "callbacks takes a list of members"),
+        (lambda: fit(callbacks=[EarlyStopping]), "callbacks takes a list of members"),
+        (lambda: fit(callbacks=[Checkpoints(__file__)]), "is a file, where checkpoints need a folder"),
+        (lambda: optim.SGD(groups={"w": 1}), r'groups takes options by glob, as in \{"\*\.bias"'),
+        (lambda: optim.SGD(clip_norm="1"), "clip_norm must be a number"),
+        (lambda: optim.OneCycle(0.1, 10, div=0), "div must be above 0, not 0"),
+        (lambda: optim.Cosine(0.1, 10, minimum=-1), "minimum must be at least 0, not -1"),
+        (lambda: optim.Step(0.1, 2, gamma=-1), "gamma must be at least 0, not -1"),
+        (lambda: losses.Huber(delta="1"), "delta must be a number"),
+        (lambda: program(losses.BCEWithLogits(pos_weight=[1, 2])).step, r"pos_weight has shape \[2\].*output's \['\?', 3\]"),
+    ],
+)  # fmt: skip
+def test_refused(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(og.ArgumentError, match=message):
+        call()
+
+
+def test_integers_and_tensors_of_any_kind(tmp_path: Path) -> None:
+    trainer = og.Trainer(program(seed=np.int64(3)), seed=np.int64(3))
+    fit(trainer, batch_size=np.int32(1), epochs=np.int64(2), callbacks=[Checkpoints(tmp_path)])
+    assert sorted(path.name for path in tmp_path.iterdir())
+    assert optim.Step(0.1, milestones=np.asarray([4, 2])).milestones == (2, 4)
+    trainer.load({"w": torch.zeros(4, 3, requires_grad=True)})
+    assert not trainer.parameters()["w"].any()
+
+
+def test_callbacks_begin_anew_with_another_run(tmp_path: Path) -> None:
+    """As in a loop over folds: what the first has reached is not what the next must be better than."""
+    stopping, shared = EarlyStopping("loss", patience=2), Checkpoints(tmp_path, best="loss", every_epochs=0)
+    fit(epochs=5, callbacks=[stopping, shared])
+    (tmp_path / "best.safetensors").unlink()
+    assert len(fit(epochs=3, callbacks=[stopping, shared])) == 3
+    assert (tmp_path / "best.safetensors").exists()
+
+
+@pytest.mark.parametrize("label", [7, -1])
+def test_a_label_out_of_range_is_a_loss_that_is_not_finite(label: int) -> None:
+    """With class weights too, by which batches are weighed."""
+    trainer = og.Trainer(program(losses.CrossEntropy(weight=[1, 2, 3])))
+    wrong = {**BATCH, "target": np.asarray([0, label])}
+    assert math.isnan(float(trainer.validate(wrong)["loss"]))
+    assert math.isnan(float(trainer.step(wrong, BATCH)["loss"]))
