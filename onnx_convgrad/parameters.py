@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnx_convgrad.activity import ancestors, floating, rule_of
+from onnx_convgrad.activity import ancestors, carriers, floating, rule_of
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.exporter import FOLDED, KIND, left_out, merged, sources
 from onnx_convgrad.graph.constants import WAS_NODE, constant_of
@@ -33,16 +33,17 @@ _NORMALIZATIONS = frozenset(
 def parameters(graph: ir.Graph) -> list[ir.Value]:
     """Trainable initializers, in the order of their first use.
 
-    In a file that tells parameters from buffers and constants, as PyTorch's newer exporter writes it, no others count.
+    In a file that tells parameters from buffers and constants, as PyTorch's newer exporter writes it, no others count, and
+    those do wherever a derivative reaches them.
 
-    An initializer is trainable when it is floating and reaches, at most through a change of layout or as one of several
-    pieces, an operand that a rule declares as a parameter. Running statistics are in no such operand. Scalars that are
-    added or multiplied in are left out: nothing tells a trained one from a constant, but that the file calls it a parameter,
-    or that it is the bias of a product with a weight. So are Constant nodes that are added, multiplied or joined in where
-    weights are initializers, and numbers that are joined, added or multiplied to what no derivative passes, such as the
-    scales of a Resize, and the ones and zeros that an exporter gives to a normalization without scale and bias, or to a
-    group normalization that is written as an instance normalization between two Reshapes: its own scale and bias come
-    behind them.
+    Elsewhere an initializer is trainable when it is floating and reaches, at most through a change of layout or as one of
+    several pieces, an operand that a rule declares as a parameter. Running statistics are in no such operand. Scalars that
+    are added or multiplied in are left out: nothing tells a trained one from a constant, but that the file calls it a
+    parameter, or that it is the bias of a product with a weight. So are Constant nodes that are added, multiplied or
+    joined in where weights are initializers, and numbers that are joined, added or multiplied to what no derivative
+    passes, such as the scales of a Resize, and the ones and zeros that an exporter gives to a normalization without
+    scale and bias, or to a group normalization that is written as an instance normalization between two Reshapes:
+    its own scale and bias come behind them.
     """
     found: dict[ir.Value, None] = {}
     stored = any(_trainable(v, dedicated=True) and not v.meta.get(WAS_NODE) for v in graph.initializers.values())
@@ -50,6 +51,8 @@ def parameters(graph: ir.Graph) -> list[ir.Value]:
     told = any(v.metadata_props.get(KIND) == "PARAMETER" for v in graph.initializers.values())
     for node in graph:
         rule = rule_of(node)
+        if told and rule is not None and node in felt:
+            found.update((v, None) for _, v in carriers(node, rule) if v.metadata_props.get(KIND) == "PARAMETER")
         if rule is None or not rule.parameters or _normalizes_groups(node):
             continue
         if rule.kind in _PLAIN and node not in felt:
@@ -114,6 +117,27 @@ def _warn_of_lost_ties(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:
             _warn(
                 f"The exporter computed {name!r} from {tied!r}, and it is a value of its own now: the gradient of {tied!r}"
                 " does not pass through it. Export with optimize=False to keep them tied."
+            )
+
+
+_LAYOUT = re.compile(
+    r"(val|alias|cat|clone|contiguous|flatten|flip|getitem|movedim|numpy_t|permute|reshape|roll|select|slice|split|squeeze|t"
+    r"|transpose|unbind|unsqueeze|view)(_\d+)?"
+)
+"""Names of values that hold a parameter's numbers as they are."""
+
+
+def _warn_of_computed(wrt: Sequence[ir.Value]) -> None:
+    """Say which values that something was computed into are taken for parameters."""
+    made = [v for v in wrt if sources(v) and KIND not in v.metadata_props and not _LAYOUT.fullmatch(v.name or "")]
+    for value in made[:_SHOWN]:
+        names = [name for name in sources(value) if "." in name] or [
+            n for n in sources(value) if not _MADE.fullmatch(n)
+        ]
+        if names and value.name not in names:
+            _warn(
+                f"The exporter computed {value.name!r} from {_listed(names)}: it is {value.name!r} that has a gradient."
+                " Export with optimize=False to keep what it is computed from."
             )
 
 
@@ -216,6 +240,7 @@ def resolve_wrt(graph: ir.Graph, wrt: str | Sequence[str]) -> list[ir.Value]:
     _warn_of_lost_ties(graph, found)
     if wrt in ("parameters", "all"):
         _warn_of_equal_parameters(graph, found)
+        _warn_of_computed(found)
     return found
 
 

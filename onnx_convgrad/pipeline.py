@@ -126,9 +126,9 @@ def build(
     if trainable_inputs:
         graph.inputs.extend(v for v in sources if v.is_initializer() and not v.is_graph_input())
     policy = Policy(lowering, max_workspace, training, compare)
+    names = [value.name or "" for value in results]  # values of nodes that are replaced lose theirs
     choices, recomputation = complete(m, primal, machine, policy, progress, recompute=recompute, forward=before)
-    outputs = list(graph.outputs)[len(graph.outputs) - len(results) :]
-    found = {value.name or "": result.name or "" for value, result in zip(results, outputs, strict=True)}
+    found = dict(zip(names, [value.name or "" for value in graph.outputs][-len(names) :], strict=True))
     m.metadata_props[GRADIENTS_KEY] = json.dumps(found)
     return Built(m, primal, found, tuple(choices), recomputation)
 

@@ -62,6 +62,9 @@ def _assert_close(got: np.ndarray, want: np.ndarray, float32: np.ndarray, name: 
     assert _relative(got, want) <= limit, f"{name}: off by {_relative(got, want):.1e}, allowed {limit:.1e}"
 
 
+@pytest.mark.filterwarnings(
+    "ignore:The exporter computed 'expand' from 'cls_token'"
+)  # for each sample of a fixed batch
 @pytest.mark.parametrize(("name", "options"), _variants())
 def test_gradients_equal_autograd(name: str, options: dict[str, bool]) -> None:
     family: Family = BY_NAME[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -309,3 +310,56 @@ def test_what_is_not_known_of_a_convolution(graph: str, shapes: dict[str, tuple[
         np.testing.assert_array_equal(run(result, feed)["w_grad"], np.full((3, 1, 2, 1), 10))
     else:
         assert [o.name for o in result.graph.output] == ["y", "x_grad"]
+
+
+@pytest.mark.filterwarnings("ignore:The derivative is zero")
+@pytest.mark.parametrize("batches", [(1, 2), (2, 1), (2, 2)], ids=str)
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "y = Mul (x, u)",
+        "q = Less (x, u) f = Cast <to = 1> (q) y = Mul (f, x)",
+        "m = Max (x, u) s = Sin (m) y = Mul (s, x)",
+        "q = Greater (x, u) y = Where (q, x, u)",
+        "s = Shape (u) h = Expand (x, s) y = Mul (h, x)",
+        "m = MatMul (x, k) n = MatMul (u, k) y = Sub (m, n)",
+    ],
+)
+def test_sizes_of_two_names_may_differ(nodes: str, batches: tuple[int, int]) -> None:
+    """One of them may be 1 when the model runs, and then it is broadcast."""
+
+    def gradients(*sizes: object) -> dict[str, np.ndarray]:
+        text = "float[{},3] x, float[{},3] u".format(*sizes)
+        graph = f"g ({text}) => (float[p,3] y) <float[3,3] k = {{1,2,3,4,5,6,7,8,10}}> {{ {nodes} }}"
+        model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {graph}')
+        return run(og.augment(model, wrt="inputs", seed="ones"), feed)
+
+    generator = np.random.default_rng(0)
+    feed = {n: generator.uniform(0.1, 1, (size, 3)).astype(np.float32) for n, size in zip("xu", batches, strict=True)}
+    want, got = gradients(*batches), gradients("N", "B")
+    for name in ("x_grad", "u_grad"):
+        np.testing.assert_allclose(got[name], want[name], rtol=1e-5, atol=1e-6)
+
+
+def test_a_transposed_convolution_whose_kernel_is_shorter_than_its_stride() -> None:
+    """ONNX Runtime leaves rows out at the end, where the specification of SAME_UPPER asks for n times the stride."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[1,1,4] x, float[1,1,1] w, float[7,2] k) => (float[1,1,2] y)'
+        ' { v = ConvTranspose <auto_pad = "SAME_UPPER", strides = [2]> (x, w) y = MatMul (v, k) }'
+    )
+    feed = {"x": np.ones((1, 1, 4)), "w": np.full((1, 1, 1), 3), "k": np.arange(14).reshape(7, 2)}
+    made = og.augment(model, wrt=["x", "v"])
+    got = run(made, {**{n: a.astype(np.float32) for n, a in feed.items()}, "y_grad": np.ones((1, 1, 2), np.float32)})
+    np.testing.assert_array_equal(got["v_grad"], (4 * np.arange(7) + 1).reshape(1, 1, 7))
+    np.testing.assert_array_equal(got["x_grad"], 3 * (8 * np.arange(4) + 1).reshape(1, 1, 4))
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda", "web"])
+def test_a_value_whose_node_is_replaced_keeps_its_name(target: str) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[1,2,4,4] x, float[2,1,2,2] w) => (float[1,1,4,4] y)'
+        " { v = ConvTranspose <pads = [0,1,1,0]> (x, w) y = Tanh (v) }"
+    )
+    made = og.augment(model, wrt=["v", "x"], target=target)
+    found = {entry.key: entry.value for entry in made.metadata_props}["onnx_convgrad.gradients"]
+    assert json.loads(found) == {"v": "v_grad", "x": "x_grad"}

@@ -85,6 +85,7 @@ def test_scalars_that_the_file_calls_parameters_are_trained(marked: bool) -> Non
     assert got == (["w", "gain"] if marked else ["w"])
 
 
+@pytest.mark.filterwarnings("ignore:The exporter computed '(folded|outermost)' from")
 @pytest.mark.parametrize("marked", [True, False])
 def test_what_the_exporter_says_is_a_parameter_is_one(marked: bool) -> None:
     """PyTorch's newer exporter tells parameters from buffers and constants, and what it folded from what."""
@@ -142,3 +143,36 @@ def test_a_file_that_was_not_optimized_keeps_what_is_tied() -> None:
     got = run(og.vjp(whole, wrt="parameters"), {"x": x.numpy(), "y_grad": seed.numpy()})
     assert list(got) == ["encode.weight_grad"]
     assert np.linalg.norm(got["encode.weight_grad"] - want.numpy()) < 1e-5 * np.linalg.norm(want.numpy())
+
+
+class Computed(torch.nn.Module):
+    """A scale that is learned as its logarithm, and kernels that are standardized."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.log_scale = torch.nn.Conv2d(3, 4, 3, bias=False), torch.nn.Parameter(torch.randn(4, 1, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        w = self.conv.weight
+        return F.conv2d(x, (w - w.mean((1, 2, 3), keepdim=True)) / w.norm()) * self.log_scale.exp()
+
+
+def test_parameters_that_are_computed_with() -> None:
+    """Are trained where the file has them, wherever they act; where it has what was computed, that is told."""
+    torch.manual_seed(0)
+    net, x = Computed(), torch.randn(2, 3, 6, 6)
+    y = net(x)
+    seed = torch.randn_like(y)
+    want = torch.autograd.grad(y, [net.conv.weight, net.log_scale], seed)
+    folded, whole = (export(net, x, dynamo=True, training=False, fold=fold) for fold in (True, False))
+    with pytest.warns(UserWarning, match="The exporter computed") as caught:
+        og.vjp(folded, wrt="parameters")
+    told = " ".join(str(warning.message) for warning in caught)
+    assert "from 'conv.weight': it is" in told
+    assert "from 'log_scale': it is" in told
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        got = run(og.vjp(whole, wrt="parameters"), {"x": x.numpy(), "y_grad": seed.numpy()})
+    assert set(got) == {"conv.weight_grad", "log_scale_grad"}
+    for name, gradient in zip(("conv.weight", "log_scale"), want, strict=True):
+        assert np.linalg.norm(got[f"{name}_grad"] - gradient.numpy()) < 1e-5 * np.linalg.norm(gradient.numpy())

@@ -2,8 +2,8 @@
 
 Pools: padding of `auto_pad=SAME_*` ignores dilation, a kernel that does not fit may still give a window, and in ceil
 mode a window that would start in the end padding is dropped. Resize: sizes are products in float32, and under
-`keep_aspect_ratio_policy` they are rounded and depend on all axes. And what the operators of training give, which are not of
-ai.onnx.
+`keep_aspect_ratio_policy` they are rounded and depend on all axes. ConvTranspose: see `_transposed`. And what the operators
+of training give, which are not of ai.onnx.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from onnx_shape_inference import ShapeInferenceContext, registry
 from onnx_convgrad.emit import DOMAIN, known
 from onnx_convgrad.graph.constants import constant_of
 from onnx_convgrad.once import once
-from onnx_convgrad.passes import shape_rules_layout
+from onnx_convgrad.passes import shape_rules_broadcast, shape_rules_layout
 from onnx_convgrad.passes.gradient_edges import GRADIENT, TRAINING_DOMAIN
 from onnx_convgrad.registry import Call
 
@@ -34,6 +34,7 @@ def install() -> None:
     """Put the corrections into the registry of onnx-shape-inference, once."""
     registry.collect()
     shape_rules_layout.install()
+    shape_rules_broadcast.install()
     for op_type, since, correct in _CORRECTIONS:
         original = registry.get("", op_type, version=since)
         assert original is not None, op_type
@@ -128,4 +129,25 @@ def _round(value: Any) -> int:
     return int(np.floor(np.float64(value) + 0.5))
 
 
-_CORRECTIONS = (("MaxPool", 1, _pool), ("AveragePool", 1, _pool), ("LpPool", 1, _pool), ("Resize", 10, _resize))
+def _transposed(context: ShapeInferenceContext, node: ir.Node, dims: list[Size]) -> Sequence[Size]:
+    """Under `auto_pad=SAME_*`, a kernel shorter than its stride leaves the end without rows, which nothing fills up."""
+    n = Call(node)
+    x, w, rank = n["X"].shape, n["W"].shape, len(dims) - 2
+    kernel = n.ints("kernel_shape") or [known(d) for d in list(w or ())[2:]]
+    if not n.string("auto_pad", "NOTSET").startswith("SAME") or n.ints("output_shape") or len(kernel) != rank:
+        return dims
+    options = (n.ints(name) or (1,) * rank for name in ("strides", "dilations"))
+    extras = n.ints("output_padding") or (0,) * rank
+    for axis, (k, s, d, extra) in enumerate(zip(kernel, *options, extras, strict=True)):
+        short = s if k is None else s - extra - d * (k - 1) - 1
+        size = None if x is None else known(x[2 + axis])
+        if short > 0:
+            dims[2 + axis] = context.new_symbolic_dim() if k is None or size is None else size * s - short
+    return dims
+
+
+_CORRECTIONS = (
+    *((name, 1, _pool) for name in ("MaxPool", "AveragePool", "LpPool")),
+    ("Resize", 10, _resize),
+    ("ConvTranspose", 1, _transposed),
+)
