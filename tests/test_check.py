@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -11,6 +12,7 @@ import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
+from onnx_convgrad.api import augment
 from onnx_convgrad.checking.check import CheckReport, check, verify_numerically
 from onnx_convgrad.errors import ModelError
 from onnx_convgrad.pipeline import Built, build
@@ -236,3 +238,11 @@ def test_inputs_and_derivatives_that_oracles_need_in_full(graph: str, wrt: str) 
     report = check(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> g {graph}'), wrt=wrt)
     assert report.passed
     assert all(row.verdict == "ok" for row in report.rows)
+
+
+def test_the_gradients_of_a_network_are_judged_in_float64() -> None:
+    """With a batch of unknown size, where forms by cost would loop over parts of it, which is not done node by node."""
+    net = Path(__file__).parents[1] / "examples" / "models" / "digits_cnn.onnx"
+    report = check(augment(onnx.load(net), wrt="inputs"), wrt=["image", "conv1.weight", "conv2.weight"])
+    assert report.precision == "float64"
+    assert [row.verdict for row in report.rows] == ["ok"] * 3

@@ -56,6 +56,9 @@ def fit(trainer: og.Trainer | None = None, **options: Any) -> list[dict[str, Any
         (lambda: optim.OneCycle(0.1, 10, div=0), "div must be above 0, not 0"),
         (lambda: optim.Cosine(0.1, 10, minimum=-1), "minimum must be at least 0, not -1"),
         (lambda: optim.Step(0.1, 2, gamma=-1), "gamma must be at least 0, not -1"),
+        (lambda: optim.SGD(dampening="a"), "dampening must be a number"),
+        (lambda: losses.CrossEntropy(ignore_index=1.5), r"ignore_index must be a whole number or None, not 1\.5"),
+        (lambda: program({"y": (math.nan, "cross_entropy")}), "The weight of a loss is nan"),
         (lambda: losses.Huber(delta="1"), "delta must be a number"),
         (lambda: program(losses.BCEWithLogits(pos_weight=[1, 2])).step, r"pos_weight has shape \[2\].*output's \['\?', 3\]"),
     ],
@@ -72,6 +75,7 @@ def test_integers_and_tensors_of_any_kind(tmp_path: Path) -> None:
     assert optim.Step(0.1, milestones=np.asarray([4, 2])).milestones == (2, 4)
     trainer.load({"w": torch.zeros(4, 3, requires_grad=True)})
     assert not trainer.parameters()["w"].any()
+    assert program({"y": (np.float32(0.25), "cross_entropy")}).manifest.losses[0]["weight"] == 0.25
 
 
 def test_callbacks_begin_anew_with_another_run(tmp_path: Path) -> None:

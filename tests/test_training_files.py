@@ -139,5 +139,5 @@ def test_other_folders_are_left_alone(tmp_path: Path) -> None:
 )
 def test_broken_manifests(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "manifest.json").write_text(text)
-    with pytest.raises(og.ModelError, match=message):
+    with pytest.raises(og.ModelError, match=rf"manifest\.json': {message}.*Save the program again"):
         og.TrainingProgram.load(tmp_path)

@@ -7,6 +7,7 @@ values to be moved become inputs. Where the runtime still lacks a float64 kernel
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -97,7 +98,7 @@ def _prepared(
     common.RemoveUnusedNodesPass()(m)
     if double:
         _widen(graph)
-    lower(graph, target_named("cpu"))
+    lower(graph, replace(target_named("cpu"), loops=False))  # what has a body cannot be run node by node
     m.opset_imports.pop(DOMAIN, None)
     change(graph)
     for node in graph.all_nodes():  # declared shapes are no part of the function

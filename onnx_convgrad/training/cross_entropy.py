@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 import onnx_ir as ir
@@ -111,6 +111,8 @@ class ClassLoss(Loss):
     def check(self) -> None:
         if self.weight is not None and np.ndim(self.weight) != 1:
             raise ArgumentError("weight must be one number per class.")
+        if self.ignore_index is not None and not isinstance(self.ignore_index, SupportsIndex):
+            raise ArgumentError(f"ignore_index must be a whole number or None, not {self.ignore_index!r}.")
 
     def weights(self, e: Emitter, u: LogProbabilities) -> ir.Value | None:
         """The class weights as a vector."""

@@ -214,8 +214,8 @@ class SGD(Optimizer):
 
     def check(self) -> None:
         super().check()
-        positive(self.momentum, "momentum")
-        positive(self.weight_decay, "weight_decay")
+        for name in ("momentum", "dampening", "weight_decay"):
+            positive(getattr(self, name), name)
         if self.nesterov and (self.momentum == 0 or self.dampening != 0):
             raise ArgumentError("nesterov needs a momentum above 0 and no dampening.")
 

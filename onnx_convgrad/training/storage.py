@@ -111,6 +111,10 @@ def read_manifest(folder: Path) -> Manifest:
     """
     try:
         return Manifest.from_json((folder / _MANIFEST).read_bytes())
+    except ModelError as problem:
+        raise ModelError(
+            f"{str(folder / _MANIFEST)!r}: {problem.message}", hint="Save the program again with TrainingProgram.save."
+        ) from problem
     except FileNotFoundError:
         raise ModelError(f"{str(folder)!r} is not a training program: there is no {_MANIFEST}.") from None
     except OSError as problem:

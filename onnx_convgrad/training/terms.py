@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, SupportsFloat, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -120,8 +121,8 @@ def resolve(graph: ir.Graph, loss: LossLike, outputs: Sequence[str] | None = Non
 def _term(graph: ir.Graph, entry: Any, output: str | None) -> Term:
     """One entry: a loss, `(weight, loss)` or a Term."""
     weight = 1.0
-    if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], (int, float)):
-        weight, entry = float(entry[0]), entry[1]
+    if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], SupportsFloat):
+        weight, entry = _finite(entry[0]), entry[1]
     if isinstance(entry, Term):
         return Term(entry.loss, entry.output or output, entry.weight * weight, entry.target)
     if isinstance(entry, str):
@@ -133,8 +134,8 @@ def _term(graph: ir.Graph, entry: Any, output: str | None) -> Term:
             known_values = [v.name or "" for v in graph.outputs if floating(v)]
             check_names([entry], [*LOSSES, *(known_values if output is None else [])], "loss")
         return Term(LOSSES[entry](), output, weight)
-    if isinstance(entry, (int, float)) and output is not None:
-        return Term(None, output, float(entry))
+    if isinstance(entry, SupportsFloat) and output is not None:
+        return Term(None, output, _finite(entry))
     if isinstance(entry, Loss):
         return Term(entry, output, weight)
     if isinstance(entry, type) and issubclass(entry, Loss):
@@ -145,6 +146,12 @@ def _term(graph: ir.Graph, entry: Any, output: str | None) -> Term:
         f"A loss is a name, a member of onnx_convgrad.losses or a function, not {entry!r}.",
         hint=f"Names: {', '.join(LOSSES)}.",
     )
+
+
+def _finite(weight: SupportsFloat) -> float:
+    if not math.isfinite(float(weight)):
+        raise ArgumentError(f"The weight of a loss is {weight!r}.")
+    return float(weight)
 
 
 def _placed(graph: ir.Graph, term: Term, outputs: Sequence[str] | None) -> Term:
