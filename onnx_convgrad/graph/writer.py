@@ -57,6 +57,13 @@ def _typed_alike(op_type: str) -> int | None:
     return kinds.index(result) if result in kinds else None
 
 
+class _Inference(ShapeInferenceContext):  # type: ignore[misc] # the library has no type hints
+    """Inference that says nothing of shapes that it does not find: not every rank is known."""
+
+    def record_error(self, node: ir.Node, message: str) -> None:
+        logger.debug("shape inference of %s: %s", node.op_type, message)
+
+
 class NodeWriter:
     """Adds nodes and constants to `graph`, at its end or before the node `anchor`."""
 
@@ -80,7 +87,7 @@ class NodeWriter:
         self._memo: dict[Any, tuple[ir.Value, ...]] = {}
         self._constants: dict[Any, ir.Value] = {}
         self._vectors: dict[tuple[int, ...], ir.Value] = {}
-        self._context = ShapeInferenceContext({"": CANONICAL_OPSET, **(opsets or {})}, policy="skip")
+        self._context = _Inference({"": CANONICAL_OPSET, **(opsets or {})}, policy="skip")
         self._context.reserve_symbol_names(symbols(graph))
         registry.collect()
 
