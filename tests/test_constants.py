@@ -68,6 +68,8 @@ CASES: list[tuple[str, list[Any], dict[str, Any]]] = [
     ("Equal", [_i(1, 2), _i(1)], {}),
     ("Greater", [_f(1, 2), _f(1)], {}),
     ("Less", [_f(1, 0.5), _f(1)], {}),
+    ("LessOrEqual", [_f(1, 0.5, 2), _f(1)], {}),
+    ("GreaterOrEqual", [_i(1, 0, 2), _i(1)], {}),
     ("Floor", [_f(1.5, -1.5)], {}),
     ("Ceil", [_f(1.5, -1.5)], {}),
     ("Not", [np.asarray([True, False])], {}),

@@ -21,9 +21,12 @@ RECURRENT = _body("""body (float[2] s, float[2,3] x) => (float[2] s1, float[2,3]
 <int64[1] last = {1}>
 { a = Tanh (s) total = ReduceSum <keepdims = 0> (x, last) s1 = Add (a, total) b = Tanh (x) z = Mul (b, b) }""")
 PLAIN = _body("body (float[3] x, float[3] w) => (float[3] z) { z = Mul (x, w) }")
+COUNTED = _body("""body (int64 i, bool go, float[3] s, float[3] t) => (bool on, float[3] s1, float[3] t1, float[3] z)
+{ on = Identity (go) s1 = Tanh (t) t1 = Mul (s, t) z = Sin (s1) }""")
 
 CASES = [
     Case("Scan", [rand(2), rand(4, 2, 3)], {"body": RECURRENT, "num_scan_inputs": 1}, outputs=2, dynamic=False),
+    Case("Loop", [np.int64(3), np.asarray(True), rand(3), rand(3)], {"body": COUNTED}, outputs=3, dynamic=False),
     Case("Scan", [rand(3, 3), rand(3, 3)], {"body": PLAIN, "num_scan_inputs": 2}, dynamic=False, name="stateless"),
 ]
 

@@ -89,7 +89,7 @@ def test_parts_have_no_sample_in_common() -> None:
     assert loaders[1].describe() == loaders[1].describe() | {"kind": "arrays", "samples": 5, "of": 20, "batch_size": 4}
     with pytest.raises(ArgumentError, match=r"share of 0.01 of 20 samples leaves one part empty"):
         Arrays(arrays(20)).split(0.01)
-    with pytest.raises(ArgumentError, match="seed must be 0 or more, not -1"):
+    with pytest.raises(ArgumentError, match="seed must be at least 0, not -1"):
         Arrays(arrays(20)).split(0.25, seed=-1)
 
 
