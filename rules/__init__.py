@@ -17,6 +17,7 @@ MODULES = (
     "linalg",
     "einsum",
     "conv",
+    "conv_spec",
     "conv_batch",
     "conv_shared",
     "conv_kernels",

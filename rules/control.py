@@ -67,10 +67,9 @@ def loop(e: Emitter, n: Call) -> list[ir.Value | None]:
 
 def _number(e: Emitter, value: ir.Value, what: str) -> int:
     """A number that decides how many turns a Loop takes."""
-    number = e.constant_of(value)
-    require(number is not None and number.size == 1, f"{what} is not known while building.", _ITS_TURNS)
-    assert number is not None
-    return int(number.reshape(-1)[0])
+    number = e.number_of(value)
+    require(number is not None, f"{what} is not known while building.", _ITS_TURNS)
+    return int(number)
 
 
 def known_turns(e: Emitter, sequence: ir.Value, what: str, hint: str) -> int:

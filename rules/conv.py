@@ -20,8 +20,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_convgrad.emit import DOMAIN, Dim, Emitter, known
-from onnx_convgrad.geometry import ConvSpec, same_padding
-from onnx_convgrad.lowering import spec_builder
+from onnx_convgrad.geometry import same_padding
 from onnx_convgrad.registry import Call, Cotangents, multilinear, require, vjp
 
 
@@ -269,7 +268,7 @@ def as_conv(e: Emitter, n: Call, gy: ir.Value) -> tuple[ir.Value, Window]:
     if wanted is None and mode in ("NOTSET", "", "VALID"):
         flat = (0,) * rank
         begin, end = (flat, flat) if mode == "VALID" else (win.begin, win.end)
-        return gy, win.padded(begin, _covering(end, extra, win.strides))
+        return gy, win.padded(begin, covering(end, extra, win.strides))
     begin_: list[int] = []
     end_: list[int] = []
     for axis in range(rank):
@@ -285,11 +284,12 @@ def as_conv(e: Emitter, n: Call, gy: ir.Value) -> tuple[ir.Value, Window]:
         low = total // 2 if mode == "SAME_UPPER" else total - total // 2
         grown = max(target - natural, 0) if wanted is not None else 0
         begin_.append(low)
-        end_.append(_covering((total - low,), (extra[axis] + grown,), (s,))[0])
+        end_.append(covering((total - low,), (extra[axis] + grown,), (s,))[0])
     return gy, win.padded(tuple(begin_), tuple(end_))
 
 
-def _covering(end: tuple[int, ...], extra: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+def covering(end: tuple[int, ...], extra: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """Padding at the end of the Conv that gives as many rows as the operand of a ConvTranspose has."""
     return tuple(e - o + o % s for e, o, s in zip(end, extra, strides, strict=True))
 
 
@@ -313,91 +313,3 @@ def _cut_at_run_time(
         high.append(e.size_sub(e.size_sub(full, have), begin))
     flat = (0,) * win.rank
     return e.pad(gy, low, high, list(range(2, 2 + win.rank))), win.padded(flat, flat)
-
-
-# -- specifications for lowering ---------------------------------------------------------------------------------------
-
-
-def _spec(n: Call, x: ir.Value, w: ir.Value, y: ir.Value, win: Window | None = None) -> ConvSpec:
-    rank = win.rank if win else len(n.ints("strides") or ())
-    win = win or window(n, rank)
-
-    def sizes(value: ir.Value) -> list[int | None]:
-        return [None] * (rank + 2) if value.shape is None else [known(d) for d in value.shape]
-
-    xs, ws, ys = sizes(x), sizes(w), sizes(y)
-    channels = xs[1] if xs[1] is not None else (None if ws[1] is None else ws[1] * win.group)
-    kernel = kernel_of(n, w, rank)
-    out: list[int | None] = []
-    for axis in range(rank):
-        size, k = xs[2 + axis], kernel[axis]
-        if ys[2 + axis] is None and size is not None and k is not None:
-            span = win.dilations[axis] * (k - 1) + 1
-            out.append((size + win.begin[axis] + win.end[axis] - span) // win.strides[axis] + 1)
-        else:
-            out.append(ys[2 + axis])
-    return ConvSpec(
-        xs[0] if xs[0] is not None else ys[0],
-        channels,
-        ws[0] if ws[0] is not None else ys[1],
-        tuple(xs[2:]),
-        kernel,
-        tuple(out),
-        win.strides,
-        win.dilations,
-        win.begin,
-        win.end,
-        win.group,
-    )
-
-
-@spec_builder("ConvInputGrad", ("y_shape", "w_shape", "x_shape"))
-def _input_grad_spec(n: Call) -> ConvSpec:
-    return _spec(n, n["X_like"], n["W"], n["dY"])
-
-
-@spec_builder("ConvGradSquaredNorm", ("x_shape", "y_shape", "w_shape"))
-@spec_builder("ConvPerSampleGrad", ("x_shape", "y_shape", "w_shape"))
-@spec_builder("ConvWeightGrad", ("x_shape", "y_shape", "w_shape"))
-def grad_spec(n: Call) -> ConvSpec:
-    return _spec(n, n["X"], n["W_like"], n["dY"])
-
-
-@spec_builder("Conv", ("x_shape", "w_shape", "b_shape"))
-def _conv_spec(n: Call) -> ConvSpec:
-    x, w = n["X"], n["W"]
-    rank = len(n.ints("strides") or n.ints("kernel_shape") or list(w.shape or ())[2:])
-    win = resolve_padding(n, window(n, rank), x, kernel_of(n, w, rank))
-    if win is None:
-        raise ValueError("auto_pad with strides needs static sizes here")
-    return _spec(n, x, w, n.y, win)
-
-
-@spec_builder("ConvTranspose", ("y_shape", "w_shape", "c_shape"))
-def _conv_transpose_spec(n: Call) -> ConvSpec:
-    """The Conv that maps the result's size to the operand's."""
-    x, w = n["X"], n["W"]
-    rank = len(n.y.shape or w.shape or ()) - 2
-    win = window(n, rank)
-    end = _covering(win.end, n.ints("output_padding") or (0,) * rank, win.strides)
-    if n.string("auto_pad", "NOTSET") not in ("NOTSET", "") or n.ints("output_shape"):
-        win, end = _static_transposed(n, x, n.y, win, kernel_of(n, w, rank))
-    return _spec(n, n.y, w, x, win.padded(win.begin, end))
-
-
-def _static_transposed(
-    n: Call, x: ir.Value, y: ir.Value, win: Window, kernel: tuple[int | None, ...]
-) -> tuple[Window, tuple[int, ...]]:
-    """Explicit padding of `auto_pad` or `output_shape`, from static sizes."""
-    begin, end = [], []
-    for axis, (k, s, d) in enumerate(zip(kernel, win.strides, win.dilations, strict=True)):
-        sizes = [None if v.shape is None else known(v.shape[2 + axis]) for v in (x, y)]
-        if k is None or sizes[0] is None or sizes[1] is None:
-            raise ValueError("auto_pad and output_shape need static sizes here")
-        excess = s * (sizes[0] - 1) + (n.ints("output_padding") or (0,) * win.rank)[axis] + d * (k - 1) + 1 - sizes[1]
-        total = max(excess, 0)
-        low = total // 2 if n.string("auto_pad", "") == "SAME_UPPER" else total - total // 2
-        rows = sizes[1] + low - (s * (sizes[0] - 1) + d * (k - 1) + 1)
-        begin.append(low)
-        end.append(-rows + rows % s)
-    return win.padded(tuple(begin), tuple(end)), tuple(end)

@@ -27,7 +27,7 @@ from onnx_convgrad.lowering import Query, Requirement, lowering, lowerings_of, s
 from onnx_convgrad.per_sample.batch import Batch
 from onnx_convgrad.registry import Call, Cotangents, expansion, per_sample, require
 from onnx_convgrad.rules import conv_bands, conv_depthwise, conv_interleaved  # noqa: F401 - their forms serve here too
-from onnx_convgrad.rules.conv import Window, as_conv, grad_spec, padded_data, window
+from onnx_convgrad.rules.conv import Window, as_conv, padded_data, window
 from onnx_convgrad.rules.conv_shared import (
     conv_kernel,
     gather,
@@ -38,6 +38,7 @@ from onnx_convgrad.rules.conv_shared import (
     static_kernel,
 )
 from onnx_convgrad.rules.conv_shared import window as spec_window
+from onnx_convgrad.rules.conv_spec import grad_spec
 from onnx_convgrad.rules.conv_weight_grad import im2col_gemm, one_hot_conv, sizes_of, squares
 
 # -- rules -------------------------------------------------------------------------------------------------------------

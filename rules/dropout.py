@@ -17,9 +17,9 @@ from onnx_convgrad.registry import Call, Cotangents, elementwise
 def dropout(e: Emitter, n: Call) -> Cotangents:
     """dy/dx = mask / (1 - ratio), or 1."""
     x, ratio, training = n["data"], n.get("ratio"), n.get("training_mode")
-    mode = None if training is None else e.constant_of(training)
+    mode = e.number_of(training)
     share = _share(e, ratio)
-    if training is None or (mode is not None and not bool(mode.reshape(-1)[0])) or share == 0:
+    if training is None or mode is False or share == 0:
         return {"data": lambda: 1}
 
     def local() -> ir.Value:
@@ -33,10 +33,7 @@ def dropout(e: Emitter, n: Call) -> Cotangents:
 
 def _share(e: Emitter, ratio: ir.Value | None) -> float | None:
     """The share that is dropped, if known while building; by default one half."""
-    if ratio is None:
-        return 0.5
-    value = e.constant_of(ratio)
-    return None if value is None else float(value.reshape(-1)[0])
+    return 0.5 if ratio is None else e.number_of(ratio)
 
 
 def _inverse_of_kept(e: Emitter, ratio: ir.Value | None, like: ir.Value) -> ir.Value:

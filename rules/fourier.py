@@ -32,8 +32,10 @@ def dft_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
             gx = e.div(_transform(e, gy, axis), e.size_as(count, gy))
             gx = _fitted(e, gx, axis, count, size, given=length)
         else:
-            count = size if length is None else e.dim(gy, axis) if not n.int("onesided", 0) else _read(e, length)
-            gx = _fitted(e, forward_adjoint(e, gy, axis, count), axis, count, size, given=length)
+            count = size
+            if length is not None:
+                count = _read(e, length) if n.int("onesided", 0) else e.dim(gy, axis)
+            gx = _fitted(e, _forward_adjoint(e, gy, axis, count), axis, count, size, given=length)
         return e.typed(e.slice(gx, [0], [e.dim(x, -1)], [-1]), x)
 
     return {"input": cotangent}
@@ -41,17 +43,16 @@ def dft_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 def _axis(e: Emitter, n: Call) -> int:
     axis = n.get("axis")
-    constant = e.constant_of(axis) if axis is not None else np.int64(-2)
-    require(constant is not None, "its axis is not known while building.")
-    assert constant is not None
-    return int(constant.reshape(-1)[0])
+    number = -2 if axis is None else e.number_of(axis)
+    require(number is not None, "its axis is not known while building.")
+    return int(number)
 
 
 def _read(e: Emitter, number: ir.Value) -> Dim:
     """A size that an operand of one element holds."""
-    constant = e.constant_of(number)
+    constant = e.number_of(number)
     if constant is not None:
-        return int(constant.reshape(-1)[0])
+        return int(constant)
     return e.op("Reshape", e.cast(number, ir.DataType.INT64), e.ints([1]))
 
 
@@ -65,7 +66,7 @@ def _transform(
     return e.op("DFT", x, points, e.const(np.int64(axis)), inverse=inverse, onesided=onesided)
 
 
-def forward_adjoint(e: Emitter, gy: ir.Value, axis: int, count: Dim) -> ir.Value:
+def _forward_adjoint(e: Emitter, gy: ir.Value, axis: int, count: Dim) -> ir.Value:
     """N times the inverse transform, of `count` points; frequencies that a one-sided transform leaves out count as zero."""
     have = None if gy.shape is None else known(gy.shape[axis])
     points = None if have is not None and have == count else count
@@ -107,7 +108,7 @@ def stft_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
     def frames_grad() -> ir.Value:
         """`[batch, frames, N, 1 or 2]`."""
-        return e.slice(forward_adjoint(e, gy, 2, count), [0], [width], [3])
+        return e.slice(_forward_adjoint(e, gy, 2, count), [0], [width], [3])
 
     def signal() -> ir.Value:
         frames = frames_grad()

@@ -249,8 +249,8 @@ def _number(e: Emitter, value: ir.Value | None, position: int) -> int | None:
     """One operand of a Slice of a vector: start, end, axis (0), step (1)."""
     if value is None:
         return (None, None, 0, 1)[position]
-    constant = e.constant_of(value)
-    return None if constant is None else int(constant.reshape(-1)[0])
+    number = e.number_of(value)
+    return None if number is None else int(number)
 
 
 # -- the interpolation matrix ------------------------------------------------------------------------------------------

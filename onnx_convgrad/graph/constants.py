@@ -26,6 +26,7 @@ __all__ = [
     "is_number",
     "mark_constant",
     "mark_folded",
+    "number_of",
 ]
 
 WAS_NODE = "onnx_convgrad.was_node"
@@ -106,6 +107,12 @@ def constant_of(value: ir.Value | None, depth: int = _DEPTH) -> np.ndarray | Non
     result = _fold(value, depth)
     value.meta[_CACHE] = result
     return result
+
+
+def number_of(value: ir.Value | None) -> Any:
+    """The first number, as a Python scalar, of a value that is known while building, for operands of one element."""
+    constant = constant_of(value)
+    return None if constant is None or not constant.size else constant.reshape(-1)[0].item()
 
 
 def is_number(value: ir.Value | None, wanted: float) -> bool:

@@ -16,7 +16,7 @@ import onnx
 import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext, registry
 
-from onnx_convgrad.graph.constants import constant_of
+from onnx_convgrad.graph.constants import constant_of, number_of
 from onnx_convgrad.graph.dims import dims_equal, symbols
 from onnx_convgrad.graph.namespace import Namespace
 from onnx_convgrad.graph.nodes import ORIGIN
@@ -232,6 +232,10 @@ class NodeWriter:
     def constant_of(self, value: ir.Value | None) -> np.ndarray | None:
         """The value as an array if it is known while building (a constant, or folded from shapes), else `None`."""
         return constant_of(value)
+
+    def number_of(self, value: ir.Value | None) -> Any:
+        """The number that a value of one element holds if it is known while building, else `None`."""
+        return number_of(value)
 
 
 def _attribute(name: str, value: Any) -> ir.Attr:

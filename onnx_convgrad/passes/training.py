@@ -7,7 +7,7 @@ from collections.abc import Collection
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.graph.constants import constant_of
+from onnx_convgrad.graph.constants import number_of
 from onnx_convgrad.graph.namespace import Namespace
 from onnx_convgrad.passes.covariance import normalize_by_covariance
 from onnx_convgrad.passes.gelu import fuse_gelu
@@ -68,10 +68,7 @@ def _batch_statistics(node: ir.Node) -> list[tuple[str, ir.Value]]:
 def dropped_share(node: ir.Node) -> float | None:
     """What a Dropout drops in training, if known while building; by default one half."""
     ratio = node.inputs[1] if len(node.inputs) > 1 else None
-    if ratio is None:
-        return 0.5
-    value = constant_of(ratio)
-    return None if value is None else float(value.reshape(-1)[0])
+    return 0.5 if ratio is None else number_of(ratio)
 
 
 def drop(graph: ir.Graph, node: ir.Node, names: Namespace) -> None:
