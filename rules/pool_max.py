@@ -111,9 +111,15 @@ def maxima_of(e: Emitter, n: Call) -> ir.Value:
 
 
 def own_pool(e: Emitter, n: Call) -> ir.Node | None:
-    """The pool of the graph itself that has the same windows and the same operand."""
-    pools = (use.node for use in n["X"].uses() if is_op(use.node, "MaxPool") and use.node.graph is e.graph)
-    return next((node for node in pools if Call(node).attributes() == _windows(n)), None)
+    """The pool of the graph itself that has the same windows and the same operand, and comes first."""
+    uses = {use.node for use in n["X"].uses() if is_op(use.node, "MaxPool") and use.node.graph is e.graph}
+    alike = {node for node in uses if not Call(node).int("storage_order", 0) and _windows(Call(node)) == _windows(n)}
+    for node in e.graph if alike else ():
+        if node in alike:
+            return node
+        if node is n.node:  # what was emitted for a later gradient cannot be read here
+            break
+    return None
 
 
 def hand_back(e: Emitter, pool: Pool, gy: ir.Value, winners: Winners, x: ir.Value) -> ir.Value:

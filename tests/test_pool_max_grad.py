@@ -215,3 +215,23 @@ def test_forward_mode_picks_the_tangent_of_the_first_of_the_largest() -> None:
     right = float((by_definition(given_["x"], given_["y_grad"], RESNET) * tangent).sum())
     assert left == right
     assert np.abs(got).sum() > 0
+
+
+@pytest.mark.parametrize("name", ["axes", "indices"])
+@pytest.mark.parametrize("order", [0, 1])
+def test_second_order_of_a_pool_that_says_how_its_indices_count(order: int, name: str) -> None:
+    """PyTorch's newer exporter writes `storage_order`; the indices of a pool that counts by columns are not read."""
+    text = f"""<ir_version: 10, opset_import: ["": 21]> g (float[2,3,6,8] x) => (float loss) {{
+        [square] a = Mul (x, x) [pool] p = MaxPool <kernel_shape = [3, 3], strides = [1, 1], storage_order = {order}> (a)
+        s = Mul (p, p) c = Mul (s, p) loss = ReduceSum <keepdims = 0> (c) }}"""
+    built = og.hvp(onnx.parser.parse_model(text), wrt=["x"], of="loss", lowering={"MaxPoolGrad": name})
+    pools = sum(node.op_type == "MaxPool" for node in built.graph.node)
+    assert (pools == 1) == (order == 0)
+    rng = np.random.default_rng(3)
+    given_ = {k: rng.standard_normal((2, 3, 6, 8)).astype(np.float32) for k in ("x", "x_tangent")}
+    x, tangent = (torch.tensor(given_[k], dtype=torch.float64, requires_grad=k == "x") for k in ("x", "x_tangent"))
+    loss = torch.nn.functional.max_pool2d(x.square(), 3, 1).pow(3).sum()
+    (first,) = torch.autograd.grad(loss, x, create_graph=True)
+    (want,) = torch.autograd.grad(first, x, tangent)
+    (got,) = run(built, given_).values()
+    assert np.linalg.norm(got - want.numpy()) < 1e-5 * np.linalg.norm(want.numpy())

@@ -11,7 +11,6 @@ the output, and those of the input that their windows reach, out of the whole ar
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,14 +18,13 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.activity import captured_values
 from onnx_convgrad.emit import Dim, Emitter
+from onnx_convgrad.graph.bodies import scan, taken
 from onnx_convgrad.graph.dims import static_dims
-from onnx_convgrad.graph.nodes import ORIGIN
 from onnx_convgrad.graph.samples import cut_samples, filled, with_samples
 from onnx_convgrad.registry import Call
 
-__all__ = ["EACH", "counts", "emit_in_chunks", "part_of", "reaching"]
+__all__ = ["EACH", "counts", "emit_in_chunks", "part_of"]
 
 Emit = Callable[[Emitter, Call, Any], ir.Value]
 
@@ -143,13 +141,13 @@ def emit_in_chunks(e: Emitter, node: ir.Node, spec: Any, chunks: int, emit: Emit
         stand_in.replace_input_with(position, None)
     slices = {own: parts for own, parts in slices.items() if own.uses()}
     inner = [*([state] if state else []), *slices]
-    body = ir.Graph(inner, [result], nodes=_taken(e, start, inner, result), name="chunk")
+    body = ir.Graph(inner, [result], nodes=taken(e, start, inner, result), name="chunk")
     scanned = list(slices.values())
     if state is not None:
         like = node.inputs[2]
         assert like is not None, "the shape of a weight gradient is that of an operand"
-        return e.typed(_scan(e, body, [e.zeros_like(like), *scanned], len(scanned)), node.outputs[0])
-    joined = _scan(e, body, scanned, len(scanned))
+        return e.typed(scan(e, body, [e.zeros_like(like), *scanned], len(scanned)), node.outputs[0])
+    joined = scan(e, body, scanned, len(scanned))
     joined = _whole(e, joined, result, size, [count, samples, part.batch])
     return e.typed(cut_samples(e, joined, batch), node.outputs[0])
 
@@ -242,50 +240,3 @@ def _bands(e: Emitter, x: ir.Value, dy: ir.Value, spec: Any, part: Any, chunks: 
         mask = turn(inside.reshape(bands, -1, *[1] * (spec.rank - 1)), ir.DataType.BOOL, "inside")
         band = e.where(mask, band, 0)
     return _Bands(band, rows(dy, tops + np.arange(part.y[0]), "rows_y"), handed)
-
-
-def _taken(e: Emitter, start: int, inner: Collection[ir.Value], result: ir.Value) -> Sequence[ir.Node]:
-    """Remove from the graph what was emitted since `start` and depends on values of the body; those that count."""
-    depending = set(inner)
-    moved = []
-    for node in e.emitted[start:]:
-        if any(v in depending for v in node.inputs):
-            moved.append(node)
-            depending.update(node.outputs)
-    gone = set(moved)
-    e.emitted[start:] = [node for node in e.emitted[start:] if node not in gone]
-    e.graph.remove(moved)
-    kept = reaching(result)
-    body = [node for node in moved if node in kept]
-    names = itertools.count()
-    for node in body:
-        node.metadata_props.pop(ORIGIN, None)
-        node.name = f"chunk_{len(e.order)}_{next(names)}"
-        for value in node.outputs:  # a graph around it names its own values without looking here
-            value.name = f"chunk_{len(e.order)}_{next(names)}"
-    for node in moved:
-        if node not in kept:
-            for index in range(len(node.inputs)):
-                node.replace_input_with(index, None)
-    return body
-
-
-def _scan(e: Emitter, body: ir.Graph, operands: Sequence[ir.Value], scanned: int) -> ir.Value:
-    attributes = [ir.AttrGraph("body", body), ir.AttrInt64("num_scan_inputs", scanned)]
-    node = ir.Node("", "Scan", operands, attributes, num_outputs=1)
-    e.place(node)
-    result = node.outputs[0]
-    result.dtype = body.outputs[0].dtype or _FLOAT
-    return result
-
-
-def reaching(result: ir.Value) -> set[ir.Node]:
-    """The nodes that a value depends on: the rest of what was emitted with it will be removed."""
-    found: set[ir.Node] = set()
-    todo = [result.producer()]
-    while todo:
-        node = todo.pop()
-        if node is not None and node not in found:
-            found.add(node)
-            todo += [v.producer() for v in (*node.inputs, *captured_values(node)) if v is not None]
-    return found

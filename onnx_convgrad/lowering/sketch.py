@@ -13,8 +13,8 @@ import onnx_ir as ir
 
 from onnx_convgrad.activity import captured_values
 from onnx_convgrad.emit import CANONICAL_OPSET, VIEWS, Emitter
+from onnx_convgrad.graph.bodies import reaching
 from onnx_convgrad.graph.constants import mark_constant, mark_folded
-from onnx_convgrad.lowering.chunks import reaching
 from onnx_convgrad.lowering.node_cost import body_of, node_seconds
 from onnx_convgrad.lowering.pass_cost import value_bytes
 from onnx_convgrad.lowering.product_cost import folds

@@ -18,6 +18,8 @@ from onnx_convgrad.activity import Activity, carriers, rule_of
 from onnx_convgrad.emit import Emitter, known
 from onnx_convgrad.errors import ArgumentError, DifferentiationError, UnsupportedCase
 from onnx_convgrad.function_bodies import equivalent
+from onnx_convgrad.graph.bodies import scan, taken
+from onnx_convgrad.graph.samples import cut_samples, with_samples
 from onnx_convgrad.per_sample.batch import Batch
 from onnx_convgrad.per_sample.layout import Samples, State
 from onnx_convgrad.per_sample.norms import squared_norm
@@ -139,7 +141,8 @@ class _Walk(Walk):
         wanted = [(name, v) for name, v in carriers(node, rule) if v in self.activity.varied]
         if any(self.tracker[v] is not None for _, v in wanted):
             raise UnsupportedCase("an operand holds samples and its result does not.")
-        return [(v, self._without_samples(Call(node), rule, given, name, v)) for name, v in wanted]
+        found = [(v, self._without_samples(Call(node), rule, given, name, v)) for name, v in wanted]
+        return [(v, cotangent) for v, cotangent in found if cotangent is not None]
 
     def contribution(
         self, call: Call, rule: Rule, returned: Any, name: str, operand: ir.Value, given: Mapping[ir.Value, ir.Value]
@@ -179,7 +182,7 @@ class _Walk(Walk):
 
     def _without_samples(
         self, call: Call, rule: Rule | None, given: Mapping[ir.Value, ir.Value], name: str, operand: ir.Value
-    ) -> ir.Value:
+    ) -> ir.Value | None:
         """The cotangent of an operand of a node that no sample has reached, such as the transposition of a weight."""
         e, node = self.e, call.node
         g = given.get(call.y)
@@ -199,10 +202,35 @@ class _Walk(Walk):
             return self.batch.stacked(
                 e.matmul(g, e.swap_last(call["B"])) if name == "A" else e.matmul(e.swap_last(call["A"]), g), operand
             )
-        raise UnsupportedCase(
-            "it changes a parameter before any sample meets it, and its form per sample is not known.",
-            hint="Take `wrt` after it.",
-        )
+        if "Scan" in e.target.missing:
+            raise UnsupportedCase(
+                "it changes a parameter before any sample meets it, and its form per sample is not known.",
+                hint="Take `wrt` after it.",
+            )
+        return self._turn_by_turn(call, rule, given, operand)
+
+    def _turn_by_turn(
+        self, call: Call, rule: Rule | None, given: Mapping[ir.Value, ir.Value], operand: ir.Value
+    ) -> ir.Value | None:
+        """The same for any node: a loop over the samples, each of which takes the ordinary rule; `None` for zero."""
+        e = self.e
+        start, count = len(e.emitted), self.batch.count
+        turns: dict[ir.Value, ir.Value] = {}  # what the body sees of a cotangent -> that of all samples
+        single: dict[ir.Value, ir.Value] = {}
+        for value, cotangent in given.items():
+            name = f"turn_{len(e.order)}_{len(turns)}"
+            own = ir.Value(name=name, shape=value.shape, type=ir.TensorType(value.dtype or ir.DataType.FLOAT))
+            single[value], turns[own] = own, cotangent
+        found = Walk(e, self.activity, self.targets).node(call.node, rule, single)
+        parts = [cotangent for value, cotangent in found if value is operand]
+        if not parts:
+            return None
+        result = e.sum(parts)
+        if result in turns:  # handed on as it is
+            return self.batch.stacked(turns[result], operand)
+        body = ir.Graph([*turns], [result], nodes=taken(e, start, turns, result), name="turn")
+        stacked = [with_samples(e, whole, [count, *e.dims(own)]) for own, whole in turns.items()]
+        return self.batch.stacked(cut_samples(e, scan(e, body, stacked, len(stacked)), count), operand)
 
     def _through_equivalent(
         self, call: Call, rule: Rule | None, given: dict[ir.Value, ir.Value]
