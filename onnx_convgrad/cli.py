@@ -9,6 +9,7 @@ Exit status: 0 done; 1 a check failed; 2 bad arguments or an unusable model; 3 s
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -281,6 +282,9 @@ def rules(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The script `onnx-convgrad`."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - for as long as we run
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # names of values that the terminal's encoding lacks are escaped
             stream.reconfigure(errors="backslashreplace")

@@ -90,7 +90,15 @@ def _remedy(problem: Exception) -> str:
 
 
 def _check_weights(model: ir.Model) -> None:
-    """Refuse a model that was read without a file that its weights are in, or with one that is too short."""
+    """Refuse a model that was read without a file that its weights are in, or with weights that are too short."""
+    for tensor in _stored(model):
+        raw = tensor.raw if isinstance(tensor, ir.TensorProtoTensor) else None
+        if raw is not None and raw.HasField("raw_data") and len(raw.raw_data) != tensor.nbytes:
+            raise ModelError(
+                f"The weight {tensor.name!r} of shape {list(tensor.shape)} takes {tensor.nbytes} bytes, but the file has "
+                f"{len(raw.raw_data)} of it.",
+                hint="The file may be damaged.",
+            )
     sizes: dict[str, int] = {}
     for tensor in _external(model):
         path = os.fspath(tensor.path)
@@ -133,20 +141,25 @@ def check_destination(output: Path, model: Path | None = None) -> None:
 
 def check_folder(output: Path, hint: str = "Choose another place.") -> None:
     """Refuse, before any work, a file whose folder is not there or not writable."""
+    if output.is_dir():
+        raise ArgumentError(f"{str(output)!r} is a folder.", hint="Name a file.")
     if not output.parent.is_dir():
         raise ArgumentError(f"There is no folder {str(output.parent)!r} to write to.")
     if not os.access(output.parent, os.W_OK):
         raise ArgumentError(f"The folder {str(output.parent)!r} is not writable.", hint=hint)
 
 
-def _external(model: ir.Model) -> list[ir.ExternalTensor]:
+def _stored(model: ir.Model) -> list[ir.TensorProtocol]:
     tensors = (v.const_value for g in model.graphs() for v in g.initializers.values())
-    return [t for t in tensors if isinstance(t, ir.ExternalTensor)]
+    return [t for t in tensors if t is not None]
+
+
+def _external(model: ir.Model) -> list[ir.ExternalTensor]:
+    return [t for t in _stored(model) if isinstance(t, ir.ExternalTensor)]
 
 
 def _in_memory_bytes(model: ir.Model) -> int:
-    tensors = (v.const_value for g in model.graphs() for v in g.initializers.values())
-    return sum(t.nbytes for t in tensors if t is not None and not isinstance(t, ir.ExternalTensor))
+    return sum(t.nbytes for t in _stored(model) if not isinstance(t, ir.ExternalTensor))
 
 
 def whole_proto(model: ir.Model, limit: int = PROTO_LIMIT) -> onnx.ModelProto:

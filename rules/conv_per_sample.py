@@ -40,6 +40,7 @@ from onnx_convgrad.rules.conv_shared import (
 from onnx_convgrad.rules.conv_shared import window as spec_window
 from onnx_convgrad.rules.conv_spec import grad_spec
 from onnx_convgrad.rules.conv_weight_grad import im2col_gemm, one_hot_conv, sizes_of, squares
+from onnx_convgrad.rules.norm import wide
 
 # -- rules -------------------------------------------------------------------------------------------------------------
 
@@ -178,7 +179,7 @@ def sample_zeros(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
 @lowering("ConvGradSquaredNorm", "zeros", requires=[is_empty])
 def norm_zeros(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """An empty batch or image: so are the norms."""
-    return e.op("Expand", e.scalar(0, None), e.vector([e.dim(n["X"], 0)]))
+    return e.op("Expand", e.scalar(0, wide(e, n["X"])), e.vector([e.dim(n["X"], 0)]))
 
 
 # -- squared norms -----------------------------------------------------------------------------------------------------
@@ -201,8 +202,8 @@ def _by_patches(e: Emitter, n: Call, seen: ir.Value, spec: ConvSpec) -> ir.Value
     """The norms from all patches of x, listed as [N, C, K, *y]."""
     batch, channels, features, y = sizes_of(e, n, spec)
     points, rows = e.size_mul(*y), e.size_mul(channels, spec.taps or 1)
-    patches = e.reshape(seen, [batch, spec.groups, rows, points])
-    dy = e.reshape(n["dY"], [batch, spec.groups, features, points])
+    patches = e.reshape(wide(e, seen), [batch, spec.groups, rows, points])
+    dy = e.reshape(wide(e, n["dY"]), [batch, spec.groups, features, points])
     return _of_grams(e, e.matmul(e.swap_last(patches), patches), e.matmul(e.swap_last(dy), dy))
 
 
@@ -258,7 +259,7 @@ def product_squares(e: Emitter, n: Call, spec: ProductSpec) -> ir.Value:
 @lowering("ProductSquaredNorm", "product_gram")
 def product_gram(e: Emitter, n: Call, spec: ProductSpec) -> ir.Value:
     """Gram matrices of both operands over the rows of a sample, multiplied and summed; for few rows."""
-    a, b = n["A"], n["B"]
+    a, b = wide(e, n["A"]), wide(e, n["B"])
     return _of_grams(e, e.matmul(e.swap_last(a), a), e.matmul(b, e.swap_last(b)))
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from command_line import convs, invoke, process, stored
 from onnx import TensorProto, numpy_helper
 
 from onnx_convgrad import files
+from onnx_convgrad.cli import main
 from onnx_convgrad.commands.guard import guarded
 from onnx_convgrad.errors import ArgumentError
 
@@ -146,6 +149,9 @@ def bad(model: Path) -> list[tuple[list[object], str]]:
     for name, text in texts.items():
         odd = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g {text}')
         onnx.save(odd, model.with_name(f"{name}.onnx"))
+    short, cut = onnx.load(model), model.with_name("cut.onnx")
+    short.graph.initializer[0].raw_data = short.graph.initializer[0].raw_data[:-7]
+    onnx.save(short, cut)
     return [
         (["augment", model.with_name("none.onnx")], "There is no file"),
         (["augment", model.parent], "is a folder"),
@@ -166,6 +172,8 @@ def bad(model: Path) -> list[tuple[list[object], str]]:
         (["augment", model, "--input-shape", "image=1,3"], "NAME:1,3,224,224"),
         (["augment", model, "--input-shape", "image:1,3,-2,2"], "neither a size"),
         (["augment", model, "--input-shape", "image:1,3"], "has rank 4, but 2 sizes"),
+        (["augment", model, "--input-shape", f"image:{2**63},3,6,6"], "sizes are from 0 to 2147483647"),
+        (["augment", cut], "The weight 'w1' of shape [4, 3, 3, 3] takes 432 bytes, but the file has 425 of it."),
         (["augment", model, *["--input-shape", "image:1,3,8,8"] * 2], "gives the shape of 'image' twice"),
         (["bench", double, "--wrt", "inputs"], "The runtime may have it for another dtype"),
         (["augment", model, "--input-shape", "imag:1,3,8,8"], "Did you mean 'image'"),
@@ -198,6 +206,24 @@ def test_a_file_that_cannot_be_written_while_working(capsys: pytest.CaptureFixtu
         raise PermissionError(13, "Permission denied", "run/history.csv")
     assert leaving.value.exit_code == 2
     assert capsys.readouterr().err == "Error: 'run/history.csv' cannot be used: Permission denied.\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is full")
+def test_an_output_that_takes_nothing() -> None:
+    with Path("/dev/full").open("wb") as full:
+        command = [sys.executable, "-m", "onnx_convgrad", "rules"]
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert result.returncode == 2
+    assert result.stderr == "Error: the output cannot be written: No space left on device.\n"
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_streams_that_are_closed(stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, stream, None)
+    with pytest.raises(SystemExit) as leaving:
+        main(["rules", "Conv"])
+    assert leaving.value.code == 0
+    getattr(sys, stream).close()
 
 
 def test_a_negative_seed_is_a_usage_error(model: Path) -> None:

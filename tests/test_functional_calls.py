@@ -106,6 +106,28 @@ def test_refused_arguments_leave_nothing_behind(made: list[bytes]) -> None:
     assert calls._plan.cache_info().currsize == 0
 
 
+def test_a_number_that_is_not_whole_is_refused_at_any_time(made: list[bytes]) -> None:
+    F.conv1d_weight(X, W.shape, G, stride=[1], padding=1)
+    with pytest.raises(ArgumentError, match="stride must be an integer"):
+        F.conv1d_weight(X, W.shape, G, stride=[1.0], padding=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"stride": {1}}, "neither a number"),
+        ({"padding": slice(1)}, "neither a number"),
+        ({"options": 3}, "options must be"),
+        ({"options": {1: 2}}, "Unknown session option '1'"),
+    ],
+)
+def test_arguments_of_another_kind(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        F.conv1d_weight(X, W.shape, G, **{"padding": 1, **arguments})
+    with pytest.raises(ArgumentError, match="transposed must be"):
+        F.convolution_backward(G, X, W, transposed=np.array([0]))
+
+
 def test_results_are_the_callers_own(made: list[bytes]) -> None:
     """Writing into a result changes no later one, nor the arguments."""
     before = X.copy(), W.copy(), G.copy()

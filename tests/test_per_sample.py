@@ -309,6 +309,44 @@ def test_weights_that_are_computed(name: str, batch: str) -> None:
         assert {k: v.shape for k, v in none.items()} == {f"{k}_grad": (0, *weights[k].shape) for k in wrt}
 
 
+@pytest.mark.parametrize("way", [None, "gram", "gram_gemm", "im2col_gemm_squares", "im2col_conv_squares"])
+@pytest.mark.parametrize("batch", ["3", "N"])
+def test_norms_of_half_precision_are_taken_in_single(batch: str, way: str | None) -> None:
+    """They are beyond what float16 holds, 65,504."""
+    text = (
+        f"g (float16[{batch}, 3, 5, 5] x, float16[4, 3, 3, 3] w) => (float16[{batch}, 4, 3, 3] y) {{ y = Conv (x, w) }}"
+    )
+    choice: Any = {} if way is None else {"lowering": {"ConvGradSquaredNorm": way}}
+    x, seed = np.full((3, 3, 5, 5), 8), np.full((3, 4, 3, 3), 4)
+    feed = {name: value.astype(np.float16) for name, value in (("x", x), ("y_grad", seed))}
+    got = run(
+        og.vjp(model(text), wrt=["w"], per_sample="squared_norm", **choice), {**feed, "w": np.ones((4, 3, 3, 3), "e")}
+    )
+    norms = got["w_grad_squared_norm"]
+    assert norms.dtype == np.float32
+    np.testing.assert_allclose(norms, np.full(3, 108 * (9 * 8 * 4) ** 2), rtol=1e-3)
+
+
+def test_norms_of_products_of_half_precision() -> None:
+    proto = model("g (float16[N, 5, 4] x, float16[4, 3] w) => (float16[N, 5, 3] y) { y = MatMul (x, w) }")
+    feed = {"x": np.full((2, 5, 4), 30, "e"), "w": np.ones((4, 3), "e"), "y_grad": np.full((2, 5, 3), 30, "e")}
+    for way in ("product_squares", "product_gram"):
+        got = run(og.vjp(proto, wrt=["w"], per_sample="squared_norm", lowering={"ProductSquaredNorm": way}), feed)
+        np.testing.assert_allclose(got["w_grad_squared_norm"], np.full(2, 12 * 4500.0**2, np.float32), rtol=1e-3)
+
+
+def test_parts_of_a_sequence() -> None:
+    """PyTorch's exporter writes `chunk` so, unless it optimizes."""
+    body = (
+        "h = MatMul (x, w)  s = SplitToSequence <axis = 1> (h, two)  a = SequenceAt (s, zero)  b = SequenceAt (s, one)"
+    )
+    proto = model(f"g (float[N, 4] x) => (float[N, 2] y) {{ {body}  y = Mul (a, b) }}",
+                  w=random(4, 4), two=np.array([2, 2]), zero=np.array(0), one=np.array(1))  # fmt: skip
+    feed = {"x": random(3, 4), "y_grad": random(3, 2)}
+    each = run(og.vjp(proto, wrt=["w"], per_sample=True), feed)["w_grad"]
+    close(each, looped(proto, feed, wrt=["w"])["w_grad"], 0, "w")
+
+
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 REFUSED: dict[str, tuple[str, str, Mapping[str, Any]]] = {

@@ -92,3 +92,13 @@ def test_mean_over_more_elements_than_float16_can_count() -> None:
     feed = {"x": np.ones((2, 70_000), np.float16), "y_grad": np.full(2, 1024, np.float16)}
     got = run(api.augment(model, wrt=["x"]), feed)["x_grad"]
     np.testing.assert_allclose(got, np.full_like(got, 1024 / 70_000), rtol=1e-2)
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 1), (2, 0, 1), (0, 1, 1)], ids=str)
+def test_gradients_without_elements_have_their_shape(shape: tuple[int, ...]) -> None:
+    """ONNX Runtime takes an Expand to a size of 0 for one that changes nothing, and leaves it out."""
+    size = ",".join(map(str, shape))
+    text = f"""<ir_version: 10, opset_import: ["": 18]> g (float[{size}] x) => (float z)
+        <int64[2] axes = {{0, 2}}> {{ q = Neg (x) s = ReduceSum (q, axes) z = ReduceSum <keepdims = 0> (s) }}"""
+    built = api.augment(onnx.parser.parse_model(text), wrt=["x"])
+    assert run(built, {"x": np.zeros(shape, np.float32)})["x_grad"].shape == shape

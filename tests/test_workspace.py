@@ -206,6 +206,20 @@ def test_the_batch_is_cut_where_the_cache_holds_a_part_of_it(
     assert 1 < chunks(cache=2 * default.cache) <= chunks()
 
 
+def test_a_budget_for_windows_that_see_nothing_but_padding() -> None:
+    """No part of the batch is read, so there is no loop over parts."""
+    proto = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 17]>
+        g (float[5, 4, 1, 1] x, float[1, 4, 2, 1] w) => (float[5, 1, 2, 3] y) {
+            y = Conv <pads = [2, 1, 2, 1], strides = [3, 1]> (x, w)
+        }""")
+    built = og.augment(proto, wrt=["x"], max_workspace=8, seed="ones", training=True)
+    found = run(built, {"x": np.ones((5, 4, 1, 1), np.float32), "w": np.ones((1, 4, 2, 1), np.float32)})
+    assert {name: value.shape for name, value in found.items()} == {"y": (5, 1, 2, 3), "x_grad": (5, 4, 1, 1)}
+    assert not any(value.any() for value in found.values())
+    with pytest.raises(og.LoweringError, match="it holds 40 bytes"):
+        og.augment(proto, wrt=["x"], max_workspace=8, lowering={"Conv": "boxes"}, training=True)
+
+
 def _named(row: dict, name: str) -> dict:
     return next(c for c in row["candidates"] if c["name"] == name)
 

@@ -34,7 +34,9 @@ def guarded() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(0) from None
     except OSError as problem:
-        if problem.filename is None:
-            raise
+        if problem.filename is None:  # printing failed
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            print(f"Error: the output cannot be written: {problem.strerror or problem}.", file=sys.stderr)
+            raise typer.Exit(2) from None
         print(f"Error: {os.fspath(problem.filename)!r} cannot be used: {problem.strerror}.", file=sys.stderr)
         raise typer.Exit(2) from None

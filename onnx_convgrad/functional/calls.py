@@ -150,6 +150,8 @@ def _plan(
             raise ArgumentError(f"{name} must be an array, not None.")
     dtype = _common_dtype({name: kind for name, (_, kind) in arrays.items()})
     shapes = {name: shape for name, (shape, _) in arrays.items()}
+    if isinstance(transposed, tuple):
+        raise ArgumentError(f"transposed must be True or False, not {transposed!r}.")
     g, batched = settle(
         shapes.get("input", input_size),
         shapes.get("weight", weight_size),

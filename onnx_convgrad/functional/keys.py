@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.runtime.providers import resolve_providers
 from onnx_convgrad.runtime.session_options import SessionOptions
 
@@ -22,8 +23,19 @@ class _Pairs(tuple[tuple[str, Any], ...]):
     __slots__ = ()
 
 
+class _Inexact(float):
+    """A floating number, which is another key than the integer that it equals."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Inexact) and float(self) == float(other)
+
+    __hash__ = float.__hash__
+
+
 def frozen(value: Any) -> Any:
-    """The value with lists as tuples; what it means is decided where it is read."""
+    """The value with lists as tuples; what it means is decided where it is read. Sets and the like are refused."""
     kind = type(value)
     if value is None or kind is int or kind is bool or kind is str:
         return value
@@ -31,7 +43,13 @@ def frozen(value: Any) -> Any:
         return frozen(value.tolist())
     if isinstance(value, Mapping):
         return _Pairs((key, frozen(value[key])) for key in sorted(value))
-    return tuple([frozen(v) for v in value]) if isinstance(value, (list, tuple)) else value
+    if isinstance(value, float):
+        return _Inexact(value)
+    if isinstance(value, (list, tuple)):
+        return tuple([frozen(v) for v in value])
+    if kind.__hash__ is None:
+        raise ArgumentError(f"{value!r} is neither a number, a name nor a sequence of them.")
+    return value
 
 
 def thawed(value: Any) -> Any:

@@ -140,6 +140,8 @@ def emit_in_chunks(e: Emitter, node: ir.Node, spec: Any, chunks: int, emit: Emit
     for position in range(len(operands)):
         stand_in.replace_input_with(position, None)
     slices = {own: parts for own, parts in slices.items() if own.uses()}
+    if not slices:  # no window reads an operand, so there is nothing to hand out
+        return emit(e, Call(node), spec)
     inner = [*([state] if state else []), *slices]
     body = ir.Graph(inner, [result], nodes=taken(e, start, inner, result), name="chunk")
     scanned = list(slices.values())

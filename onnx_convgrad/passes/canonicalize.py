@@ -217,6 +217,10 @@ def _rename_shapes_of_the_runtime(graph: ir.Graph) -> None:
             rename(value, names.claim(f"kept_{name}"))
 
 
+_MOST = 2**31
+"""No axis is as long."""
+
+
 def _override_shapes(graph: ir.Graph, shapes: InputShapes) -> None:
     inputs = {v.name: v for v in graph.inputs if v.name}
     if not isinstance(shapes, Mapping):
@@ -227,6 +231,10 @@ def _override_shapes(graph: ir.Graph, shapes: InputShapes) -> None:
         known = (SupportsIndex, str, type(None))
         if isinstance(dims, str) or not isinstance(dims, Iterable) or not all(isinstance(d, known) for d in dims):
             raise ArgumentError(f"The shape of input {name!r} must be a list of sizes, symbols and None, not {dims!r}.")
+        if any(isinstance(d, SupportsIndex) and not 0 <= index(d) < _MOST for d in dims):
+            raise ArgumentError(
+                f"Input {name!r} cannot have the shape {list(dims)!r}: sizes are from 0 to {_MOST - 1}."
+            )
         if value.shape is not None and len(value.shape) != len(dims):
             raise ArgumentError(f"Input {name!r} has rank {len(value.shape)}, but {len(dims)} sizes were given.")
         value.shape = ir.Shape([index(d) if isinstance(d, SupportsIndex) else d for d in dims])

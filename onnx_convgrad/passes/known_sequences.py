@@ -1,7 +1,8 @@
 """Sequences whose members are known: what is taken from them is the member itself.
 
 PyTorch's exporter writes `stack` and `cat` of a list as SequenceConstruct, or SequenceEmpty and SequenceInsert, before a
-ConcatFromSequence. Sequences have no gradients of their own kind; their members, which are tensors, have.
+ConcatFromSequence, and `chunk` as SplitToSequence before SequenceAt. Sequences have no gradients of their own kind; their
+members, which are tensors, have.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from onnx_convgrad.emit import Emitter
+from onnx_convgrad.emit import known as known_size
 from onnx_convgrad.graph.constants import constant_of
 from onnx_convgrad.registry import Call
 
@@ -31,21 +33,23 @@ def use_members(graph: ir.Graph) -> bool:
     for node in list(graph):
         if node.domain:
             continue
-        members = _made(node, known)
+        e.anchor = node
+        members = _made(e, node, known)
         if members is not None:
             known[node.outputs[0]] = members
         elif node.op_type in _TAKEN and node.inputs[0] in known:
-            e.anchor = node
             found |= _replace(e, node, _TAKEN[node.op_type](e, node, known))
     return found
 
 
-def _made(node: ir.Node, known: Members) -> list[ir.Value] | None:
+def _made(e: Emitter, node: ir.Node, known: Members) -> list[ir.Value] | None:
     """The members of the sequence that the node makes, if they are known."""
     if node.op_type == "SequenceConstruct":
         return [v for v in node.inputs if v is not None]
     if node.op_type == "SequenceEmpty":
         return []
+    if node.op_type == "SplitToSequence" and any(use.node.op_type in _READERS for use in node.outputs[0].uses()):
+        return _split(e, Call(node))
     source = known.get(node.inputs[0]) if node.inputs and node.inputs[0] is not None else None
     if source is None or node.op_type == "Identity":
         return source
@@ -56,6 +60,26 @@ def _made(node: ir.Node, known: Members) -> list[ir.Value] | None:
         at = _position(node, len(source), default=len(source) - 1)
         return None if at is None else [*source[:at], *source[at + 1 :]]
     return None
+
+
+def _split(e: Emitter, n: Call) -> list[ir.Value] | None:
+    """The parts that a SplitToSequence makes, where their sizes are known: those of a Split."""
+    x, split, axis = n["input"], n.get("split"), n.int("axis", 0)
+    size = None if x.shape is None or not -len(x.shape) <= axis < len(x.shape) else known_size(x.shape[axis])
+    lengths = constant_of(split)
+    if split is not None and lengths is None:
+        return None
+    if lengths is not None and lengths.ndim:
+        sizes = lengths.tolist()
+    else:
+        each = 1 if lengths is None else int(lengths)
+        if not size or each < 1:
+            return None
+        sizes = [min(each, size - start) for start in range(0, size, each)]
+    parts = list(e.ops("Split", x, e.ints(sizes), outputs=len(sizes), axis=axis))
+    if split is None and not n.int("keepdims", 1):
+        return [e.op("Squeeze", part, e.ints([axis])) for part in parts]
+    return parts
 
 
 def _position(node: ir.Node, count: int, default: int) -> int | None:
@@ -83,6 +107,8 @@ def _concat(e: Emitter, node: ir.Node, known: Members) -> ir.Value | None:
     parts = [e.unsqueeze(v, [axis]) for v in members] if n.int("new_axis", 0) else members
     return e.op("Concat", *parts, axis=axis)
 
+
+_READERS = frozenset({"ConcatFromSequence", "SequenceAt", "SequenceInsert", "SequenceErase", "Identity"})
 
 _TAKEN: dict[str, Callable[[Emitter, ir.Node, Members], ir.Value | None]] = {
     "ConcatFromSequence": _concat,

@@ -2,16 +2,18 @@
 
 A graph that is differentiated keeps the nodes of the model, and these are written for any provider. CUDA's kernels (see
 `onnx_convgrad.runtime.cuda_kernels`) lack three of their forms: BatchNormalization in training mode, BatchNormalization
-whose statistics are of another type than its data, and uneven padding in Conv and ConvTranspose.
+whose statistics are of another type than its data, and uneven padding in Conv and ConvTranspose. And ONNX Runtime itself
+takes an Expand to no elements for one that changes nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.emit import Emitter
+from onnx_convgrad.emit import Emitter, static_dims
 from onnx_convgrad.graph.nodes import origin_of
 from onnx_convgrad.registry import Call
 from onnx_convgrad.targets import Target
@@ -32,7 +34,9 @@ def fit_provider(graph: ir.Graph, target: Target) -> None:
             continue
         e.anchor, start = node, len(e.emitted)
         e.origin = origin_of(node)
-        if node.op_type == "BatchNormalization" and not target.batch_statistics:
+        if node.op_type == "Expand":
+            _expand_to_nothing(e, node)
+        elif node.op_type == "BatchNormalization" and not target.batch_statistics:
             _batch_normalization(e, node)
         elif node.op_type == "Conv" and not target.asymmetric_pads:
             _conv(e, node)
@@ -41,6 +45,22 @@ def fit_provider(graph: ir.Graph, target: Target) -> None:
         if not e.origin:  # nodes of gradients are named last
             for count, made in enumerate(e.emitted[start:], 1):
                 made.name = f"{node.name}/{target.name}_{count}"
+
+
+# -- Expand ------------------------------------------------------------------------------------------------------------
+
+
+def _expand_to_nothing(e: Emitter, node: ir.Node) -> None:
+    """ONNX Runtime 1.32 leaves an Expand out where the sizes wanted are 0 and the operand's 1: it takes 0 for at most 1."""
+    (x, shape), (old,) = node.inputs, node.outputs
+    sizes = e.constant_of(shape)
+    if x is None or x.shape is None or x.dtype is None or sizes is None or 0 not in sizes:
+        return
+    if None in (have := static_dims(x) or [None]):
+        return
+    result = np.broadcast_shapes(tuple(d for d in have if d is not None), tuple(sizes))
+    value = ir.tensor(np.zeros(1, x.dtype.numpy()), x.dtype)
+    _replace(e, node, e.typed(e.op("ConstantOfShape", e.ints(result), value=value), old))
 
 
 # -- BatchNormalization ------------------------------------------------------------------------------------------------
@@ -143,7 +163,12 @@ def _conv_transpose(e: Emitter, node: ir.Node) -> None:
     lost = [high - kept for high, kept in zip(pads[half:], even, strict=True)]
     # from behind: the size of `old` is not to be asked for, it goes away
     ends = [-rows if rows else _END for rows in lost]
-    new = e.typed(e.slice(full, begin, ends, axes), old)
+    _replace(e, node, e.typed(e.slice(full, begin, ends, axes), old))
+
+
+def _replace(e: Emitter, node: ir.Node, new: ir.Value) -> None:
+    """Put `new` in the place of the node's result, under its name."""
+    (old,) = node.outputs
     old.replace_all_uses_with(new, replace_graph_outputs=True)
     new.name, old.name = old.name, None
     e.graph.remove(node, safe=True)

@@ -36,6 +36,8 @@ def _norm(e: Emitter, gradient: ir.Value) -> ir.Value:
 def _per_sample(norm: ir.Value, gradient: ir.Value) -> ir.Value:
     assert gradient.shape is not None
     norm.shape = ir.Shape([gradient.shape[0]])
+    if gradient.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
+        norm.dtype = ir.DataType.FLOAT
     return norm
 
 

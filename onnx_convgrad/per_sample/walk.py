@@ -119,10 +119,11 @@ class Apart:
             e.op("Expand", e.scalar(0, source), e.vector([self.batch.count, *e.dims(source)])), source
         )
 
-    def zero_norms(self, _: ir.Value) -> ir.Value:
+    def zero_norms(self, source: ir.Value) -> ir.Value:
         """What stands for their squared norms."""
         e = self.batch.e
-        return e.op("Expand", e.scalar(0, None), e.vector([self.batch.count]))
+        like = source if source.dtype == ir.DataType.DOUBLE else None
+        return e.op("Expand", e.scalar(0, like), e.vector([self.batch.count]))
 
 
 class _Walk(Walk):

@@ -77,7 +77,9 @@ class SessionOptions:
         """Options from a mapping, or as they are; raises `ArgumentError` naming an unknown key."""
         if isinstance(given, SessionOptions):
             return given
-        named = dict(given or {})
+        if given is not None and not isinstance(given, Mapping):
+            raise ArgumentError(f"options must be SessionOptions or a mapping, not {given!r}.")
+        named = {str(key): value for key, value in (given or {}).items()}
         check_names(list(named), [f.name for f in fields(cls)], "session option")
         return replace(cls(), **named)
 
