@@ -125,6 +125,8 @@ def default_output(model: Path, kind: str = "grad") -> Path:
 
 def check_destination(output: Path, model: Path | None = None) -> None:
     """Refuse, before any work, an output that is the model, one of its data files or not writable."""
+    if str(output) == "-":
+        raise ArgumentError("Models are written to files, not to the standard output.", hint="Give a name with -o.")
     if model is not None and output.exists() and model.exists() and output.samefile(model):
         raise ArgumentError(f"The output {str(output)!r} is the model itself.", hint="Choose another name with -o.")
     if output.is_dir():

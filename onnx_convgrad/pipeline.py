@@ -93,9 +93,9 @@ def build(
     m = load(model)
     progress("canonicalizing")
     m = canonicalize(m, input_shapes)
-    take_loops_back(m)
     if input_shapes:
         verify_shapes(m, lambda: canonicalize(load(model)))
+    take_loops_back(m)
     graph = m.graph
     sources, targets = resolve_wrt(graph, wrt), resolve_of(graph, of)
     running = set_training(graph) if training else []

@@ -246,3 +246,13 @@ def test_the_gradients_of_a_network_are_judged_in_float64() -> None:
     report = check(augment(onnx.load(net), wrt="inputs"), wrt=["image", "conv1.weight", "conv2.weight"])
     assert report.precision == "float64"
     assert [row.verdict for row in report.rows] == ["ok"] * 3
+
+
+def test_what_else_the_model_computes_is_left_alone() -> None:
+    """Of a model that gives gradients, too: whose cotangent would need the shape of y."""
+    text = "g (float[N, 3, H, W] x) => (float[N, 4, P, Q] y) { y = Conv (x, w) }"
+    twice = augment(model(text, w=(4, 3, 3, 3)), wrt=["w"], max_workspace=2_000_000)
+    report = check(twice, of="y", wrt="x", input_shapes={"x": [1, 3, 7, 7]})
+    assert report.passed
+    assert report.inputs["x"] == (1, 3, 7, 7)
+    assert [row.value for row in report.rows] == ["x"]

@@ -163,6 +163,7 @@ def bad(model: Path) -> list[tuple[list[object], str]]:
         (["augment", model, "--target", "tpu"], "Targets: cpu, cuda, web, portable."),
         (["augment", model, "--seed", "twos"], "seed must be"),
         (["augment", model, "-o", model], "is the model itself"),
+        (["augment", model, "-o", "-"], "Models are written to files"),
         (["augment", model, "-o", model.parent], "is a folder"),
         (["augment", model, "-o", model.parent / "no" / "x.onnx"], "There is no folder"),
         (["augment", model, "-o", model.with_name("x.json")], "has the name of a text file"),

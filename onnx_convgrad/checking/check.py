@@ -130,6 +130,7 @@ def check(
     """
     built = build(
         model,
+        mode="vjp",  # what else the model computes may need inputs of other shapes
         wrt=wrt,
         of=of,
         training=training,
