@@ -33,7 +33,7 @@ from onnx_convgrad.passes.fold_sizes import fold_sizes
 from onnx_convgrad.passes.gradient_edges import GRADIENT, TRAINING_DOMAIN, label
 from onnx_convgrad.passes.known_sequences import use_members
 from onnx_convgrad.passes.node_forms import refuse_malformed_nodes
-from onnx_convgrad.passes.plain_pools import use_plain_pools
+from onnx_convgrad.passes.plain_windows import use_plain_windows
 from onnx_convgrad.passes.told_ranks import tell_ranks
 from onnx_convgrad.passes.upgrade import OLDEST_OPSET, upgrade
 
@@ -104,7 +104,7 @@ def canonicalize(model: ir.Model, input_shapes: InputShapes | None = None, *, fo
         _infer(model)
     if fold:
         fold_sizes(model.graph)
-        use_plain_pools(model.graph)
+        use_plain_windows(model.graph)
     return model
 
 

@@ -1,8 +1,11 @@
-"""Pools of known sizes are written so that ONNX's own shape inference counts the windows that the runtime makes.
+"""Padding that is written out where ONNX Runtime and ONNX's shape inference would not see the same windows.
 
 In ceil mode the runtime drops a window that would start in the end padding, and `auto_pad=SAME_*` leaves dilation out;
 inference, which runs when a session is made, does neither at opset 21. What follows a pool in the model mostly takes any
 size, but gradients put sizes side by side, and the runtime refuses those that seem to differ.
+
+A Conv with `auto_pad=SAME_*` and dilation, which PyTorch's older exporter writes for `padding="same"`, is no model that
+ONNX Runtime runs; with its padding written out it is.
 """
 
 from __future__ import annotations
@@ -11,18 +14,35 @@ import math
 
 import onnx_ir as ir
 
+from onnx_convgrad.graph.nodes import is_op
 from onnx_convgrad.registry import Call
 
-__all__ = ["use_plain_pools"]
+__all__ = ["use_plain_windows"]
 
 _POOLS = frozenset(("AveragePool", "LpPool", "MaxPool"))
 
 
-def use_plain_pools(graph: ir.Graph) -> None:
-    """Give pools whose windows inference would miscount explicit padding, where that says the same."""
+def use_plain_windows(graph: ir.Graph) -> None:
+    """Give such pools and convolutions explicit padding, where that says the same."""
     for node in graph:
         if node.op_type in _POOLS and not node.domain and node.inputs[0] is not None:
             _settle(node, node.inputs[0])
+        elif is_op(node, "Conv"):
+            _pad(node)
+
+
+def _pad(node: ir.Node) -> None:
+    from onnx_convgrad.rules.conv import kernel_of, resolve_padding, window
+
+    n = Call(node)
+    dilations = n.ints("dilations") or ()
+    if not n.string("auto_pad", "NOTSET").startswith("SAME") or set(dilations) <= {1}:
+        return
+    x, rank = n["X"], len(dilations)
+    found = resolve_padding(n, window(n, rank), x, kernel_of(n, n["W"], rank))
+    if found is not None:
+        del node.attributes["auto_pad"]
+        node.attributes["pads"] = ir.AttrInt64s("pads", [*found.begin, *found.end])
 
 
 def _settle(node: ir.Node, x: ir.Value) -> None:
