@@ -68,6 +68,30 @@ def test_a_resumed_run_is_bit_identical(tmp_path: Path, step: int) -> None:
     assert second.learning_rate == whole.learning_rate
 
 
+@pytest.mark.parametrize("epoch", [1, 2, 3])
+def test_checkpoints_know_what_the_callbacks_behind_them_saw(tmp_path: Path, epoch: int) -> None:
+    """So a run that is taken up from any of them is stopped early where the undisturbed one is."""
+    idle = {"optimizer": optim.SGD(lr=0.0)}
+    whole = og.Trainer(program(**idle), seed=7)
+    fit(whole, callbacks.Checkpoints(tmp_path, keep=9), callbacks.EarlyStopping("accuracy", patience=3), epochs=9)
+    again = og.Trainer(program(**idle), seed=7)
+    again.restore(sorted(tmp_path.glob("*.safetensors"))[epoch - 1])
+    assert again.progress.epoch == epoch
+    stopping = callbacks.EarlyStopping("accuracy", patience=3)
+    fit(again, stopping, epochs=9)
+    assert rows(again) == rows(whole) and len(rows(again)) < 9
+    assert stopping.state() == whole.progress.callbacks["EarlyStopping"]
+
+
+def test_another_value_is_watched_anew(tmp_path: Path) -> None:
+    trainer = fit(og.Trainer(program()), callbacks.EarlyStopping("loss", patience=9))
+    again = og.Trainer(program())
+    again.restore(trainer.save(tmp_path))
+    stopping = callbacks.EarlyStopping("accuracy", patience=9)
+    fit(again, stopping, epochs=EPOCHS + 1)
+    assert stopping.best.value == again.progress.history[-1]["accuracy"]
+
+
 # -- files that cannot be used -------------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from training_nets import A, B, Course, Feeds, X, arrays, build, exported, two_outputs
@@ -263,6 +264,25 @@ def test_accuracy_of_signs_and_ignored_targets() -> None:
     classes = Accuracy().of(linear().manifest)
     assert classes({"y": np.eye(4)}, {"target": np.array([0, 2, -100, 3])}) == (2 / 3, 3)
     assert classes({"y": np.eye(4)}, {"target": np.full(4, -100)}) == (0.0, 0)
+
+
+def test_of_equal_outputs_the_first_are_the_largest() -> None:
+    top = Accuracy(top=2).of(linear().manifest)
+    assert top({"y": np.zeros((4, 4))}, {"target": np.arange(4)}) == (0.5, 4)
+    assert top({"y": np.full((4, 4), np.nan)}, {"target": np.arange(4)}) == (0.0, 4)
+    y = np.array([[1.0, 3.0, 2.0, 2.0]] * 4)
+    assert top({"y": y}, {"target": np.arange(4)}) == (0.5, 4)
+
+
+def test_batches_of_several_sizes_are_accumulated() -> None:
+    """Nothing of them is put together, unless a metric needs it."""
+    text = """<ir_version: 10, opset_import: ["": 21]> g (float[N, 1, L] x) => (float[N, 1, L] y)
+        <float[1, 1, 3] w = {1, 2, 1}> { y = Conv <pads = [1, 1]> (x, w) }"""
+    program = og.build_training(onnx.parser.parse_model(text), loss="mse", optimizer=optim.SGD(lr=0.1))
+    batches = [{"x": np.ones((2, 1, size), "f"), "target": np.zeros((2, 1, size), "f")} for size in (8, 5)]
+    trainer = og.Trainer(program)
+    (row,) = trainer.fit(batches, accumulate=2, progress="none")
+    assert trainer.progress.steps == 1 and np.isfinite(row["loss"])
 
 
 def test_callbacks_logs_and_stopping(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

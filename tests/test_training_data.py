@@ -332,6 +332,20 @@ def test_pictures_are_cropped_normalized_and_numbered_by_class(photos: Path) -> 
         np.testing.assert_allclose(picture[:, 2:-2, 2:-2], np.broadcast_to(colour[:, None, None], (3, 6, 6)), atol=1e-6)
 
 
+def test_deep_and_hidden_pictures(tmp_path: Path) -> None:
+    """Grays of 16 bits are scaled, not cut off; what has no known scale is refused; what is hidden is left out."""
+    folder = tmp_path / "a"
+    (folder / ".hidden").mkdir(parents=True)
+    Image.fromarray(np.zeros((4, 4), np.uint8)).save(folder / ".hidden" / "1.png")
+    Image.fromarray((np.arange(16, dtype=np.uint16) * 4369).reshape(4, 4)).save(folder / "1.png")
+    ports = manifest(Port("input", "float32", ("N", 1, 4, 4)))
+    (batch,) = Loader(ImageFolder(tmp_path), ports, shuffle=False).epoch_iterator(0)
+    np.testing.assert_allclose(batch["input"].reshape(-1), np.arange(16) / 15, atol=1e-6)
+    Image.fromarray(np.ones((4, 4), np.float32)).save(folder / "2.tiff")
+    with pytest.raises(og.ArgumentError, match=r"2\.tiff' could not be read: its pixels are of mode 'F'"):
+        next(iter(Loader(ImageFolder(tmp_path), ports, shuffle=False).epoch_iterator(0)))
+
+
 def test_pictures_take_the_layout_of_the_input(photos: Path) -> None:
     def read(shape: tuple[Any, ...], dtype: str = "float32", **options: Any) -> np.ndarray:
         loader = Loader(ImageFolder(photos, **options), manifest(Port("input", dtype, shape)), shuffle=False)

@@ -120,11 +120,27 @@ def test_the_manifest_is_in_the_graphs() -> None:
 
 def test_other_folders_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "note.txt").write_text("mine")
-    with pytest.raises(og.ArgumentError, match="exists and is not a training program"):
+    with pytest.raises(og.ArgumentError, match=r"is not replaced, because it holds 'note.txt'"):
         build().save(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["note.txt"]
     with pytest.raises(og.ModelError, match=r"is not a training program: there is no manifest.json"):
         og.TrainingProgram.load(tmp_path)
+
+
+def test_what_lies_beside_a_program_is_not_deleted(tmp_path: Path) -> None:
+    """Neither that of another kind of program, which may have a manifest too, nor checkpoints."""
+    site, run = tmp_path / "site", tmp_path / "run"
+    site.mkdir()
+    (site / "manifest.json").write_text('{"name": "shop"}')
+    (site / "model.onnx").touch()
+    with pytest.raises(og.ArgumentError, match=r"is not replaced: .*no manifest of a training program"):
+        build().save(site)
+    build().save(run)
+    build().save(run)
+    og.Trainer(build()).save(run)
+    with pytest.raises(og.ArgumentError, match=r"it holds '.*\.safetensors', which is no part"):
+        build().save(run)
+    assert len(list(run.glob("*.safetensors"))) == 1
 
 
 @pytest.mark.parametrize(

@@ -259,3 +259,20 @@ def test_names_with_brackets_are_names() -> None:
     program = og.build_training(model, loss="cross_entropy", optimizer=optimizer, freeze=weight, outputs="out[0]")
     assert [p.name for p in program.manifest.parameters] == [bias]
     assert optimizer.of(bias)[1] == 0.25
+
+
+@pytest.mark.parametrize("optimizer", [optim.SGD(lr=0.1, clip_norm=1.0), optim.Adam()])
+def test_parameters_with_names_like_those_of_new_values(optimizer: optim.Optimizer) -> None:
+    """PyTorch's newer exporter calls weights so that it has folded or transposed."""
+    proto = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]> g (float[N, 4] x) => (float[N, 3] y) {
+        h = MatMul (x, val_0)  r = Relu (h)  y = MatMul (r, val_1)
+    }""")
+    for name, shape in {"val_0": (4, 5), "val_1": (5, 3)}.items():
+        proto.graph.initializer.append(numpy_helper.from_array(np.full(shape, 0.1, np.float32), name))
+    program = og.build_training(proto, loss="cross_entropy", optimizer=optimizer)
+    feed = {"x": np.ones((2, 4), np.float32), "target": np.array([0, 2])}
+    whole = run(program.step, feed)
+    gradients = run(program.gradients, feed)
+    halves = run(program.update, {p.gradient: gradients[p.gradient] for p in program.manifest.parameters})
+    for p in program.manifest.parameters:
+        np.testing.assert_allclose(halves[p.next], whole[p.next], rtol=1e-6)

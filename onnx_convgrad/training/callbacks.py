@@ -71,6 +71,16 @@ class _Best:
             self.value = value
         return better
 
+    def state(self) -> dict[str, Any]:
+        return {"best": self.value, "monitor": self.monitor}
+
+    def restore(self, state: Mapping[str, Any]) -> bool:
+        """Go on from such a state; whether it was of the same entry."""
+        same = bool(state.get("monitor", self.monitor) == self.monitor)
+        if same:
+            self.value = state.get("best")
+        return same
+
 
 class Checkpoints(Callback):
     """Saves checkpoints, named after the number of steps, and deletes old ones.
@@ -132,11 +142,11 @@ class Checkpoints(Callback):
         checkpoint.prune(self.folder, self.keep, run.trainer.progress.steps)
 
     def state(self) -> dict[str, Any]:
-        return {} if self.best is None else {"best": self.best.value}
+        return {} if self.best is None else self.best.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
         if self.best is not None:
-            self.best.value = state.get("best")
+            self.best.restore(state)
 
 
 def _readable(path: Path) -> bool:
@@ -177,10 +187,10 @@ class EarlyStopping(Callback):
             run.stop(f"{self.best.monitor} has not become better for {self.waited} epochs")
 
     def state(self) -> dict[str, Any]:
-        return {"best": self.best.value, "waited": self.waited}
+        return {**self.best.state(), "waited": self.waited}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.best.value, self.waited = state["best"], state["waited"]
+        self.waited = state["waited"] if self.best.restore(state) else 0
 
 
 class Log(Callback):
@@ -229,7 +239,7 @@ class TensorBoard(Callback):
         self.writer: Any = None
 
     def on_begin(self, run: Run) -> None:
-        self.writer = self.writer_class(str(self.folder), purge_step=run.trainer.progress.steps)
+        self.writer = self.writer_class(str(self.folder), purge_step=run.trainer.progress.steps + 1)
 
     def on_step(self, run: Run, results: Row) -> None:
         self.writer.add_scalar("loss", float(results["loss"]), run.trainer.progress.steps)

@@ -52,7 +52,7 @@ class Dataset(ABC):
         Raises:
             ArgumentError: A part would be empty.
         """
-        held = round(len(self) * share)
+        held = round(len(self) * share) if 0 < share < 1 else 0
         if not 0 < held < len(self):
             raise ArgumentError(f"A share of {share} of {len(self)} samples leaves one part empty.")
         order = permutation(len(self), seed)

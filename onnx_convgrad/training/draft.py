@@ -81,8 +81,15 @@ class Draft:
             value.const_value = ir.Tensor(default, name=port.name) if isinstance(default, np.ndarray) else default
             self.graph.register_initializer(value)
         self.graph.inputs.append(value)  # at once: the emitter must not take a default for a constant
+        self._reserve(port.name)
         self.inputs.append(value)
         return value
+
+    def _reserve(self, name: str) -> None:
+        """Keep onnx_ir, which names what is emitted, from a name: of inputs that are added it does not know them."""
+        holder = ir.Node("", "Identity", [], outputs=[ir.Value(name=name)])
+        self.graph.append(holder)
+        self.graph.remove(holder)
 
     def feedable(self, name: str) -> ir.Value:
         """An initializer of the model that becomes an input too, with the stored value as its default."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import numpy as np
 
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.training.callbacks import Callback
+from onnx_convgrad.training.callbacks import Callback, Checkpoints
 from onnx_convgrad.training.data import Batches, as_batches
 from onnx_convgrad.training.display import Display, display
 from onnx_convgrad.training.metrics import Metric, MetricLike, resolve_metrics
@@ -125,10 +125,10 @@ class Run:
                 f"The data are not those of the restored run: {described}, then {before}.", UserWarning, stacklevel=4
             )
         trainer.progress.data = described
-        trainer.restored = trainer.stopped = False
         for name, callback in self._named.items():
-            if name in trainer.progress.callbacks:
+            if trainer.restored and name in trainer.progress.callbacks:
                 callback.restore(trainer.progress.callbacks[name])
+        trainer.restored = trainer.stopped = False
         for callback in self.callbacks:
             callback.on_begin(self)
         trainer.on_save = self._note
@@ -156,11 +156,12 @@ class Run:
         start, before = time.perf_counter(), progress.seconds
         for group in _groups(batches, accumulate):
             results = trainer.step(*group, outputs=outputs)
-            whole = group[0] if len(group) == 1 else {k: np.concatenate([b[k] for b in group]) for k in group[0]}
             progress.position += len(group)
-            progress.samples += samples(m, whole)
-            progress.count("loss", float(np.sum(results["loss"])), weight(m, whole))
-            _measure(progress, metrics, results, whole)
+            progress.samples += sum(samples(m, batch) for batch in group)
+            progress.count("loss", float(np.sum(results["loss"])), weight(m, *group))
+            if metrics:
+                whole = group[0] if len(group) == 1 else {k: np.concatenate([b[k] for b in group]) for k in group[0]}
+                _measure(progress, metrics, results, whole)
             progress.seconds = before + time.perf_counter() - start
             self.shown.step(self)
             for callback in self.callbacks:
@@ -180,7 +181,9 @@ class Run:
         row["samples_per_second"] = progress.samples / max(progress.seconds, 1e-9)
         progress.close_epoch(row)
         self.shown.epoch(self, row)
-        for callback in self.callbacks:
+        for callback in sorted(
+            self.callbacks, key=lambda c: isinstance(c, Checkpoints)
+        ):  # they save what the others know
             callback.on_epoch(self, row)
 
 

@@ -140,8 +140,8 @@ class ImageFolder(Dataset):
             raise ArgumentError("What the images are for is not known.", hint="Call bound(program.manifest) first.")
         try:
             with Image.open(path) as opened:
-                picture = ImageOps.exif_transpose(opened).convert("L" if form.channels == 1 else "RGB")
-        except (OSError, SyntaxError, ValueError) as problem:
+                picture = _in_bytes(ImageOps.exif_transpose(opened)).convert("L" if form.channels == 1 else "RGB")
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as problem:
             raise ArgumentError(f"The image {str(path)!r} could not be read: {problem}.") from problem
         pixels = np.asarray(_cropped(picture, form.size, self.resize))
         pixels = pixels[..., None] if pixels.ndim == 2 else pixels
@@ -163,7 +163,20 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _pictures(folder: Path) -> list[Path]:
-    return sorted(f for f in folder.rglob("*") if f.suffix.lower() in _SUFFIXES and not f.name.startswith("."))
+    """The pictures in a folder and those in it, but for what is hidden."""
+    found = (f for f in folder.rglob("*") if f.suffix.lower() in _SUFFIXES)
+    return sorted(f for f in found if not any(part.startswith(".") for part in f.relative_to(folder).parts))
+
+
+def _in_bytes(picture: Any) -> Any:
+    """A picture of 16 bits a pixel in 8, which Pillow would cut off instead of scaling it."""
+    from PIL import Image
+
+    if picture.mode.startswith("I;16"):
+        return Image.fromarray((np.asarray(picture).astype(np.float32) / 257).round().astype(np.uint8))
+    if picture.mode in ("I", "F"):
+        raise ValueError(f"its pixels are of mode {picture.mode!r}, of which the largest value is not known")
+    return picture
 
 
 def _layout(port: Port) -> tuple[bool, int]:

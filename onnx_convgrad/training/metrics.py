@@ -106,8 +106,13 @@ class Accuracy(Metric):
         if self.top == 1:
             hit = y.argmax(axis) == target
         else:
-            own = np.take_along_axis(y, np.expand_dims(np.clip(target, 0, y.shape[axis] - 1), axis), axis)
-            hit = (y > own).sum(axis) < self.top
+            place = np.expand_dims(np.clip(target, 0, y.shape[axis] - 1), axis)
+            own = np.take_along_axis(y, place, axis)
+            before = np.arange(y.shape[axis]).reshape(-1, *[1] * (y.ndim - axis - 1)) < place
+            hit = ((y > own) | ((y == own) & before)).sum(
+                axis
+            ) < self.top  # of equal ones the first, as argmax takes it
+            hit &= ~np.isnan(y).any(axis)
         counted = np.ones_like(hit) if self.ignored is None else target != self.ignored
         count = int(counted.sum())
         return (float((hit & counted).sum() / count) if count else 0.0), float(count)

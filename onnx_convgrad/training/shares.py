@@ -28,10 +28,15 @@ def samples(manifest: Manifest, batch: Arrays) -> int:
     return len(first) if first.ndim else 1
 
 
-def weight(manifest: Manifest, batch: Arrays) -> float:
-    """What the loss of a batch counts in an average over batches: 1 for a sum."""
-    count = _count(manifest, manifest.losses[0], batch)
-    return 1.0 if count is None else count
+def weight(manifest: Manifest, *batches: Arrays) -> float:
+    """What the loss of some batches together counts in an average over batches: 1 for a sum."""
+    total = 0.0
+    for batch in batches:
+        count = _count(manifest, manifest.losses[0], batch)
+        if count is None:
+            return 1.0
+        total += count
+    return total
 
 
 def shares(manifest: Manifest, batches: Sequence[Arrays]) -> list[float]:

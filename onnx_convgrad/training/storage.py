@@ -26,6 +26,7 @@ _MANIFEST = "manifest.json"
 _WEIGHTS = "weights.bin"
 _INITIAL = "initial"
 _SMALL = 1024
+_ELSEWHERE = "Give another folder."
 
 
 def write_program(
@@ -43,8 +44,8 @@ def write_program(
         ArgumentError: The folder holds something else.
         ModelError: It cannot be written.
     """
-    if folder.exists() and not _replaceable(folder):
-        raise ArgumentError(f"{str(folder)!r} exists and is not a training program.", hint="Give another folder.")
+    if folder.exists():
+        _refuse_others(folder)
     clones = {name: model.clone() for name, model in models.items()}
     shared = shared or any(_bytes(m) > limit for m in clones.values())
     if not defaults:
@@ -67,8 +68,22 @@ def write_program(
         raise ModelError(f"{str(folder)!r} could not be written: {problem.strerror or problem}.") from problem
 
 
-def _replaceable(folder: Path) -> bool:
-    return folder.is_dir() and ((folder / _MANIFEST).exists() or not any(folder.iterdir()))
+def _refuse_others(folder: Path) -> None:
+    """Refuse a place that holds anything but a program, which is replaced as a whole."""
+    entries = sorted(folder.iterdir()) if folder.is_dir() else [folder]
+    if any(path.name == _MANIFEST for path in entries):
+        try:
+            read_manifest(folder)
+        except ModelError as problem:
+            raise ArgumentError(f"{str(folder)!r} is not replaced: {problem.message}", hint=_ELSEWHERE) from problem
+    own = [path for path in entries if path.name in (_MANIFEST, _WEIGHTS) or path.suffix == ".onnx"]
+    if other := next((path for path in entries if path not in own), None):
+        raise ArgumentError(
+            f"{str(folder)!r} is not replaced, because it holds {other.name!r}, which is no part of a training program.",
+            hint=_ELSEWHERE,
+        )
+    if own and not (folder / _MANIFEST).exists():
+        raise ArgumentError(f"{str(folder)!r} exists and is not a training program.", hint=_ELSEWHERE)
 
 
 def _bytes(model: ir.Model) -> int:
