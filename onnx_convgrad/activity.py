@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onnx_convgrad.graph.nodes import subgraphs
 from onnx_convgrad.registry import Call, Rule, lookup, stem
 
 __all__ = ["Activity", "ancestors", "captured_values", "floating", "jumps_between", "rule_of"]
@@ -32,16 +33,13 @@ def rule_of(node: ir.Node) -> Rule | None:
 
 def captured_values(node: ir.Node) -> Iterator[ir.Value]:
     """Values of enclosing graphs that the subgraphs of `node` read."""
-    for attr in node.attributes.values():
-        if attr.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
-            continue
-        for graph in [attr.as_graph()] if attr.type == ir.AttributeType.GRAPH else attr.as_graphs():
-            inner = {id(n) for n in graph.all_nodes()}
-            own = {id(v) for g in (graph, *graph.subgraphs()) for v in (*g.inputs, *g.initializers.values())}
-            for n in graph.all_nodes():
-                for v in n.inputs:
-                    if v is not None and id(v) not in own and id(v.producer()) not in inner:
-                        yield v
+    for _, graph in subgraphs(node):
+        inner = {id(n) for n in graph.all_nodes()}
+        own = {id(v) for g in (graph, *graph.subgraphs()) for v in (*g.inputs, *g.initializers.values())}
+        for n in graph.all_nodes():
+            for v in n.inputs:
+                if v is not None and id(v) not in own and id(v.producer()) not in inner:
+                    yield v
 
 
 def carriers(node: ir.Node, rule: Rule | None) -> Iterator[tuple[str, ir.Value]]:

@@ -15,7 +15,7 @@ from onnx_convgrad.forward import forward
 from onnx_convgrad.per_sample.walk import backward_per_sample, data_inputs
 from onnx_convgrad.reverse import backward
 
-__all__ = ["COMPOSITIONS", "Derivatives", "Mode", "require_scalar"]
+__all__ = ["COMPOSITIONS", "Derivatives", "Mode", "check_targets"]
 
 Mode = Literal["augment", "vjp", "grad", "jvp", "hvp"]
 COMPOSITIONS = ("forward_over_reverse", "reverse_over_reverse", "reverse_over_forward")
@@ -23,9 +23,9 @@ COMPOSITIONS = ("forward_over_reverse", "reverse_over_reverse", "reverse_over_fo
 <gradient, v>, and the gradient of the derivative along v."""
 
 
-def require_scalar(targets: list[ir.Value], mode: Mode) -> None:
-    """Raise `ArgumentError` for a target that certainly has more than one element."""
-    for y in targets:
+def check_targets(targets: list[ir.Value], mode: Mode) -> None:
+    """Raise `ArgumentError` for a target that certainly has more than one element, where the mode takes a scalar."""
+    for y in targets if mode in ("grad", "hvp") else []:
         if y.shape is not None and any(known(d) not in (1, None) for d in y.shape):
             raise ArgumentError(
                 f"{mode} needs a scalar, but {y.name!r} has shape {y.shape}.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
@@ -14,7 +14,7 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.exporter import FOLDED, KIND, left_out, merged, sources
 from onnx_convgrad.graph.constants import WAS_NODE, constant_of
 from onnx_convgrad.graph.namespace import named_values
-from onnx_convgrad.graph.nodes import is_op
+from onnx_convgrad.graph.nodes import is_op, subgraphs
 from onnx_convgrad.names import as_names, check_names
 from onnx_convgrad.registry import Call, stem
 
@@ -49,13 +49,13 @@ def parameters(graph: ir.Graph) -> list[ir.Value]:
     stored = any(_trainable(v, dedicated=True) and not v.meta.get(WAS_NODE) for v in graph.initializers.values())
     felt = ancestors(graph.outputs, frozenset(graph))
     told = any(v.metadata_props.get(KIND) == "PARAMETER" for v in graph.initializers.values())
-    for node in graph:
+    for node, outermost in _nodes(graph):
         rule = rule_of(node)
-        if told and rule is not None and node in felt:
+        if told and rule is not None and outermost in felt:
             found.update((v, None) for _, v in carriers(node, rule) if v.metadata_props.get(KIND) == "PARAMETER")
         if rule is None or not rule.parameters or _normalizes_groups(node):
             continue
-        if rule.kind in _PLAIN and node not in felt:
+        if rule.kind in _PLAIN and outermost not in felt:
             continue
         for name, value in zip(Call(node).names[0], node.inputs, strict=False):
             if value is None or stem(name) not in rule.parameters:
@@ -66,7 +66,15 @@ def parameters(graph: ir.Graph) -> list[ir.Value]:
                 constant = _constant(source, node, dedicated=own, stored=stored, told=told)
                 if not constant and _trainable(source, dedicated):
                     found[source] = None
-    return list(found)
+    return [value for value in found if value.graph is graph]  # what a body stores itself cannot be named
+
+
+def _nodes(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Node]]:
+    """The nodes of the graph and, after it, those in the bodies of each, with the node of the graph around them."""
+    for outermost in graph:
+        yield outermost, outermost
+        for _, body in subgraphs(outermost):
+            yield from ((node, outermost) for node, _ in _nodes(body))
 
 
 _PLAIN = ("elementwise", "linear")

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from onnx_convgrad.derivatives import COMPOSITIONS, Derivatives, Mode, require_scalar
+from onnx_convgrad.derivatives import COMPOSITIONS, Derivatives, Mode, check_targets
 from onnx_convgrad.emit import Emitter
 from onnx_convgrad.errors import ArgumentError, first_few
 from onnx_convgrad.files import AnyModel, load
+from onnx_convgrad.graph.constants import mark_varying
 from onnx_convgrad.graph.nodes import ORIGIN, is_op
 from onnx_convgrad.lowering.calibration import calibrated
 from onnx_convgrad.lowering.candidates import Choosing, Policy
@@ -99,14 +100,14 @@ def build(
     graph = m.graph
     sources, targets = resolve_wrt(graph, wrt), resolve_of(graph, of)
     running = set_training(graph) if training else []
+    mark_varying(graph, sources)
     kept = {*sources, *targets, *(() if training else graph.outputs)}
     moved = {} if per_sample else share_statistics(graph, kept)  # there, the statistics of a batch are refused
     updated = [(name, moved.get(v, v)) for name, v in running]
     primal = m.clone()
     if training and lowering != "exact":
         rewrite_for_training(graph, machine, {*sources, *targets})
-    if mode in ("grad", "hvp"):
-        require_scalar(targets, mode)
+    check_targets(targets, mode)
     progress("differentiating")
     before = list(graph)
     e = Emitter(graph, opsets=graph.opset_imports, target=machine, joint=lowering != "exact")

@@ -14,6 +14,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.emit import Emitter, Operand
+from onnx_convgrad.exporter import KIND
+from onnx_convgrad.graph.constants import WAS_NODE
 from onnx_convgrad.registry import Call, Cotangents, elementwise, linear, require, vjp
 from onnx_convgrad.rules.activations import step
 
@@ -93,10 +95,20 @@ def power(e: Emitter, n: Call) -> Cotangents:
     return {"X": lambda: _power_base(e, n), "Y": lambda: _power_exponent(e, n)}
 
 
+def _may_be_trained(exponent: ir.Value) -> bool:
+    """Whether a stored exponent may be a parameter, as in generalized-mean pooling, rather than the 2 of a square.
+
+    What is written for one number could not be differentiated by the exponent later on.
+    """
+    if exponent.metadata_props.get(KIND) == "PARAMETER":
+        return True
+    return exponent.meta.get(WAS_NODE) is False and exponent.shape is not None and len(exponent.shape) > 0
+
+
 def _power_base(e: Emitter, n: Call) -> Operand:
     x = n["X"]
     dtype = x.dtype or ir.DataType.FLOAT
-    exponent = e.constant_of(n["Y"])
+    exponent = None if _may_be_trained(n["Y"]) else e.constant_of(n["Y"])
     if exponent is not None and exponent.size == 1:
         k = float(exponent.reshape(()))
         if k in (0, 1):

@@ -42,24 +42,29 @@ def flatten_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 @linear("Squeeze", wrt=("data",))
 def squeeze_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[i] = x[i, 0]: dx[i, 0] = g[i]."""
-    if _names_axes(e, n):
-        return {"data": lambda: e.op("Unsqueeze", g["squeezed"], n["axes"])}
+    if (axes := _named_axes(e, n)) is not None:
+        return {"data": lambda: e.op("Unsqueeze", g["squeezed"], axes)}
     return {"data": lambda: e.reshape_like(g["squeezed"], n["data"])}
 
 
 @linear("Unsqueeze", wrt=("data",))
 def unsqueeze_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[i, 0] = x[i]: dx[i] = g[i, 0]."""
-    if _names_axes(e, n):
-        return {"data": lambda: e.op("Squeeze", g["expanded"], n["axes"])}
+    if (axes := _named_axes(e, n)) is not None:
+        return {"data": lambda: e.op("Squeeze", g["expanded"], axes)}
     return {"data": lambda: e.reshape_like(g["expanded"], n["data"])}
 
 
-def _names_axes(e: Emitter, n: Call) -> bool:
-    """Whether there are axes for sure: with an empty list, the runtime squeezes every axis of size one."""
+def _named_axes(e: Emitter, n: Call) -> ir.Value | None:
+    """The axes as a vector, if there are some for sure: with an empty list, the runtime squeezes every axis of size one.
+
+    PyTorch's newer exporter writes a single axis of Unsqueeze as a scalar too, which the runtime takes there alone.
+    """
     axes = n.get("axes")
     numbers = None if axes is None else e.constant_of(axes)
-    return numbers is not None and numbers.size > 0
+    if numbers is None or not numbers.size:
+        return None
+    return axes if numbers.ndim == 1 else e.ints(int(number) for number in numbers.reshape(-1))
 
 
 # -- permutations ------------------------------------------------------------------------------------------------------

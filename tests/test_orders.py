@@ -185,6 +185,22 @@ def test_gradient_penalty_against_pytorch(example: ModuleType, at: str) -> None:
         close(got[f"{name}_grad"], w, 1e-5)
 
 
+@pytest.mark.parametrize("target", ["cpu", "cuda", "web"])
+def test_a_weight_that_is_padded(target: str) -> None:
+    """The weight gradient of a transposed convolution with rows of its own, by x: its cotangent is a padded weight."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> g (float[2,2,4,3] x, float[2,3,3,3] w) => (float[2,3,8,6] y)'
+        "{ y = ConvTranspose<strides=[2,2], pads=[1,1,1,1], output_padding=[1,1]>(x, w) }"
+    )
+    first = og.augment(model, wrt=["w"], target=target)
+    draw = np.random.default_rng(0).standard_normal
+    shapes = {"y_grad": (2, 3, 8, 6), "w_grad_grad": (2, 3, 3, 3), "x": (2, 2, 4, 3), "w": (2, 3, 3, 3)}
+    feed = {name: draw(shape).astype(np.float32) for name, shape in shapes.items()}
+    got = run(og.vjp(first, wrt=["x"], of=["w_grad"], target=target), feed)
+    v, u, *_ = doubles(feed)
+    close(got["x_grad"], F.conv2d(v, u, stride=2, padding=1), 1e-5)
+
+
 def test_an_operand_that_depends_on_another_is_not_counted_twice() -> None:
     """A spatial transformer: the grid of an expanded GridSample comes from the image that it samples."""
     model = onnx.parser.parse_model(

@@ -176,3 +176,26 @@ def test_parameters_that_are_computed_with() -> None:
     assert set(got) == {"conv.weight_grad", "log_scale_grad"}
     for name, gradient in zip(("conv.weight", "log_scale"), want, strict=True):
         assert np.linalg.norm(got[f"{name}_grad"] - gradient.numpy()) < 1e-5 * np.linalg.norm(gradient.numpy())
+
+
+def test_weights_that_only_a_body_reads() -> None:
+    """Are parameters like others; what the body stores itself is none, for nothing outside can name it."""
+    body = "b (float[3] h, float[3] x) => (float[3] g) <float[3] own = {1.0, 2.0, 3.0}>"
+    body += "{ m = Mul(h, w) s = Add(m, x) t = Mul(s, own) g = Tanh(t) }"
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 13]> g (float[3] h0, float[4,3] xs) => (float[3] y)'
+        " <float[3] w = {0.5, 0.2, 0.1}, float[3] v = {0.5, 0.2, 0.1}> {"
+        f" h = Scan <num_scan_inputs = 1, body = {body}> (h0, xs)"
+        " y = Mul(h, v) }"
+    )
+    feed = {name: np.random.default_rng(0).standard_normal(shape) for name, shape in (("h0", 3), ("xs", (4, 3)))}
+    feed = {name: a.astype(np.float32) for name, a in feed.items()}
+    w, v = (torch.tensor([0.5, 0.2, 0.1], requires_grad=True) for _ in range(2))
+    h = torch.tensor(feed["h0"])
+    for x in torch.tensor(feed["xs"]):
+        h = torch.tanh((h * w + x) * torch.tensor([1.0, 2.0, 3.0]))
+    want = torch.autograd.grad((h * v).sum(), [w, v])
+    got = run(og.vjp(model, wrt="parameters", seed="ones"), feed)
+    assert set(got) == {"w_grad", "v_grad"}
+    for name, gradient in zip(("w", "v"), want, strict=True):
+        np.testing.assert_allclose(got[f"{name}_grad"], gradient.numpy(), rtol=1e-5)

@@ -36,6 +36,7 @@ SHAPES = [
     fed("Squeeze", [rand(1, 3, 1, 4), ints(0, 2)]),
     Case("Unsqueeze", [rand(3, 4), ints(0, -1)]),
     Case("Unsqueeze", [rand(), ints(0)], name="scalar"),
+    Case("Unsqueeze", [rand(3, 4), np.asarray(1)], name="axis as a scalar"),
     fed("Unsqueeze", [rand(3, 4), ints(2, 0)]),
     Case("Transpose", [rand(2, 3, 4)]),
     Case("Transpose", [rand(2, 3, 4)], {"perm": [1, 2, 0]}),

@@ -18,6 +18,7 @@ from onnx_convgrad.errors import DifferentiationError, Problem
 from onnx_convgrad.files import AnyModel
 from onnx_convgrad.gradient_ops.nodes import Derivative, Expansion
 from onnx_convgrad.gradient_ops.training_info import load_with_algorithm
+from onnx_convgrad.graph.nodes import subgraphs
 from onnx_convgrad.lowering.calibration import calibrated
 from onnx_convgrad.lowering.candidates import Choosing, Policy
 from onnx_convgrad.lowering.lower import Choice, check_choice, check_workspace
@@ -134,12 +135,8 @@ def _nested(graph: ir.Graph, path: tuple[str, ...]) -> Iterator[tuple[ir.Node, t
     for node in graph:
         if path:
             yield node, path
-        for attribute in node.attributes.values():
-            if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) and not attribute.is_ref():
-                bodies = [attribute.as_graph()] if attribute.type == ir.AttributeType.GRAPH else attribute.as_graphs()
-                around = f"{attribute.name} of {node.op_type} {label(node)}"
-                for body in bodies:
-                    yield from _nested(body, (around, *path))
+        for name, body in subgraphs(node):
+            yield from _nested(body, (f"{name} of {node.op_type} {label(node)}", *path))
 
 
 def _note(m: ir.Model, derivatives: list[Derivative]) -> None:

@@ -16,6 +16,7 @@ from onnx_convgrad.activity import captured_values, floating
 from onnx_convgrad.emit import DOMAIN, Emitter, dims_equal
 from onnx_convgrad.errors import DifferentiationError, ModelError, Problem, first_few
 from onnx_convgrad.graph.broadcasting import shapes_differ
+from onnx_convgrad.graph.constants import mark_varying
 from onnx_convgrad.graph.namespace import Namespace
 from onnx_convgrad.passes.gradient_edges import GRADIENT, GradientCall, label
 from onnx_convgrad.reverse import DETOUR, backward
@@ -45,11 +46,13 @@ class Expansion:
 
     def run(self) -> list[Derivative]:
         graph = self.e.graph
-        for node in [n for n in graph if (n.domain, n.op_type) == (DOMAIN, GRADIENT)]:
-            self.e.anchor = node
+        calls = [GradientCall.of(node) for node in graph if (node.domain, node.op_type) == (DOMAIN, GRADIENT)]
+        mark_varying(graph, (v for call in calls for v in (*call.given, *call.named) if floating(v)))
+        for call in calls:
+            self.e.anchor = call.node
             self.e.order = {n: i for i, n in enumerate(graph)}
-            self._expand(GradientCall.of(node))
-            graph.remove(node, safe=True)
+            self._expand(GradientCall.of(call.node))
+            graph.remove(call.node, safe=True)
         self.e.anchor = None
         if self.problems:
             raise DifferentiationError(list(dict.fromkeys(self.problems)))

@@ -26,6 +26,7 @@ __all__ = [
     "is_number",
     "mark_constant",
     "mark_folded",
+    "mark_varying",
     "number_of",
 ]
 
@@ -42,6 +43,7 @@ _NEVER_FOLDED = _RANDOM | {"If", "Loop", "Scan"}
 _DEPTH = 40
 _CACHE = "onnx_convgrad.constant"
 _MARK = "onnx_convgrad.marked_constant"
+_VARIES = "onnx_convgrad.varies"
 
 
 def is_constant(value: ir.Value | None) -> bool:
@@ -54,6 +56,13 @@ def is_constant(value: ir.Value | None) -> bool:
 def mark_constant(value: ir.Value) -> None:
     """Say that a value without entries stands for a constant."""
     value.meta[_MARK] = True
+
+
+def mark_varying(graph: ir.Graph, values: Iterable[ir.Value]) -> None:
+    """Say that initializers are variables: what is written for the numbers that they hold now has no derivative by them."""
+    for value in values:
+        value.meta[_VARIES] = True
+    forget_constants(graph)
 
 
 def mark_folded(nodes: Iterable[ir.Node]) -> None:
@@ -96,8 +105,8 @@ class Folding:
 
 
 def constant_of(value: ir.Value | None, depth: int = _DEPTH) -> np.ndarray | None:
-    """The value as an array, or `None` when it depends on run-time data (or is a large computed tensor)."""
-    if value is None or value.is_graph_input():
+    """The value as an array, or `None` when it depends on run-time data or variables (or is a large computed tensor)."""
+    if value is None or value.is_graph_input() or _VARIES in value.meta:
         return None
     if value.const_value is not None:
         return value.const_value.numpy()
@@ -122,8 +131,8 @@ def is_number(value: ir.Value | None, wanted: float) -> bool:
 
 
 def forget_constants(graph: ir.Graph) -> None:
-    """Look every value up anew: more shapes are known than when it was asked for."""
-    for node in graph:
+    """Look every value up anew: something else is known than when it was asked for."""
+    for node in graph.all_nodes():
         for value in node.outputs:
             value.meta.pop(_CACHE, None)
 

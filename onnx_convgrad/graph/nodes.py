@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeGuard
 
 import onnx_ir as ir
 
-__all__ = ["ORIGIN", "become", "is_op", "origin_of", "sole_producer"]
+__all__ = ["ORIGIN", "become", "is_op", "origin_of", "sole_producer", "subgraphs"]
 
 ORIGIN = "onnx_convgrad.origin"
 """`metadata_props` key of a node that was added to a model: the name of the forward node that it was added for."""
@@ -21,6 +21,17 @@ def origin_of(node: ir.Node) -> str:
 def is_op(node: ir.Node | None, *op_types: str) -> TypeGuard[ir.Node]:
     """Whether there is a node, and it is one of these operators of ai.onnx, a domain that onnx_ir writes as empty."""
     return node is not None and not node.domain and node.op_type in op_types
+
+
+def subgraphs(node: ir.Node) -> Iterator[tuple[str, ir.Graph]]:
+    """The bodies of a node, with the names of the attributes that hold them."""
+    for name, attribute in node.attributes.items():
+        if attribute.is_ref():
+            continue
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield name, attribute.as_graph()
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            yield from ((name, body) for body in attribute.as_graphs())
 
 
 def sole_producer(value: ir.Value | None) -> ir.Node | None:

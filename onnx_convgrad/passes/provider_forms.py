@@ -3,7 +3,7 @@
 A graph that is differentiated keeps the nodes of the model, and these are written for any provider. CUDA's kernels (see
 `onnx_convgrad.runtime.cuda_kernels`) lack three of their forms: BatchNormalization in training mode, BatchNormalization
 whose statistics are of another type than its data, and uneven padding in Conv and ConvTranspose. And ONNX Runtime itself
-takes an Expand to no elements for one that changes nothing.
+takes an Expand to no elements for one that changes nothing, and any padded operand of a Conv for its data.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ def fit_provider(graph: ir.Graph, target: Target) -> None:
         e.origin = origin_of(node)
         if node.op_type == "Expand":
             _expand_to_nothing(e, node)
+        elif node.op_type == "Pad":
+            _pad_of_weight(e, node)
         elif node.op_type == "BatchNormalization" and not target.batch_statistics:
             _batch_normalization(e, node)
         elif node.op_type == "Conv" and not target.asymmetric_pads:
@@ -61,6 +63,31 @@ def _expand_to_nothing(e: Emitter, node: ir.Node) -> None:
     result = np.broadcast_shapes(tuple(d for d in have if d is not None), tuple(sizes))
     value = ir.tensor(np.zeros(1, x.dtype.numpy()), x.dtype)
     _replace(e, node, e.typed(e.op("ConstantOfShape", e.ints(result), value=value), old))
+
+
+# -- Pad ---------------------------------------------------------------------------------------------------------------
+
+_MOVES = frozenset(("Identity", "Transpose"))
+"""Nodes that ONNX Runtime may remove first, and so bring a Pad before a Conv."""
+
+
+def _pad_of_weight(e: Emitter, node: ir.Node) -> None:
+    """ONNX Runtime 1.32 makes a Pad before a Conv attributes of the Conv, also where it pads the weight; none with axes."""
+    value = node.outputs[0]
+    if len(node.inputs) > 3 or value.shape is None or not _is_weight(value):
+        return
+    node.resize_inputs(4)
+    node.replace_input_with(3, e.ints(range(len(value.shape))))
+
+
+def _is_weight(value: ir.Value) -> bool:
+    """Whether a Conv takes the value, or an arrangement of it, as another operand than its data."""
+    for use in value.uses():
+        if use.node.op_type == "Conv" and use.idx > 0:
+            return True
+        if use.node.op_type in _MOVES and _is_weight(use.node.outputs[0]):
+            return True
+    return False
 
 
 # -- BatchNormalization ------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import onnx_ir as ir
 from onnx_convgrad.emit import RANDOM, VIEWS, known
 from onnx_convgrad.geometry import HINT_BATCH, HINT_CHANNELS, HINT_SIZE
 from onnx_convgrad.graph.constants import is_constant
+from onnx_convgrad.graph.nodes import subgraphs
 from onnx_convgrad.lowering.node_cost import node_seconds
 from onnx_convgrad.lowering.pass_cost import value_bytes
 from onnx_convgrad.targets import Rates
@@ -102,7 +103,7 @@ class Retained:
         assert node is not None
         if is_random(node):
             return f"is the result of {node.op_type}, which may give another one"
-        if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values()):
+        if any(subgraphs(node)):
             return f"is the result of {node.op_type}, which holds a graph"
         if any(user not in self.at for v in members for user in v.consumers()):
             return "is read inside a nested graph"

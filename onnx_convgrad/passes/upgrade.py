@@ -14,6 +14,7 @@ import onnx
 import onnx_ir as ir
 
 from onnx_convgrad.graph.namespace import Namespace
+from onnx_convgrad.graph.nodes import subgraphs
 from onnx_convgrad.passes.adapters import ADAPTERS, FUSED, Step
 from onnx_convgrad.passes.rewriter import Rewriter, Scope, Unsupported
 
@@ -63,7 +64,7 @@ class _Walk:
         """Rewrite nodes of opset `version` and everything nested in them."""
         # A snapshot, for what an adapter inserts is canonical already.
         for node in list(nodes):
-            for graph in _subgraphs(node):
+            for _, graph in subgraphs(node):
                 self.visit(graph, version, in_function=in_function)
             fused = FUSED.get((node.domain, node.op_type))
             if (node.domain != "" and fused is None) or node.op_identifier() in self._functions:
@@ -109,7 +110,7 @@ class _Walk:
                 if value in arguments:
                     inner.replace_input_with(index, arguments[value])
             _bind_attributes(inner, node)
-            own = [v for nested in _subgraphs(inner) for v in (*nested.inputs, *nested.initializers.values())]
+            own = [v for _, nested in subgraphs(inner) for v in (*nested.inputs, *nested.initializers.values())]
             for value in (*inner.outputs, *own):
                 value.name = self._scope.names.claim(f"{stem}_{value.name}")
             inner.name = inner.outputs[0].name
@@ -240,20 +241,10 @@ def _settle_ir_version(model: ir.Model) -> None:
     model.ir_version = max(model.ir_version, _IR_VERSION)
 
 
-def _subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
-    for attribute in node.attributes.values():
-        if attribute.is_ref():
-            continue
-        if attribute.type == ir.AttributeType.GRAPH:
-            yield attribute.as_graph()
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            yield from attribute.as_graphs()
-
-
 def _with_nested(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
     for node in nodes:
         yield node
-        for graph in _subgraphs(node):
+        for _, graph in subgraphs(node):
             yield from _with_nested(graph)
 
 
