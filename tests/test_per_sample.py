@@ -30,6 +30,11 @@ def wanted(module: nn.Module, x: Tensor, seed: Tensor) -> dict[str, Tensor]:
     def score(parameters: dict[str, Tensor], xs: Tensor, seeds: Tensor) -> Tensor:
         return (functional_call(module, parameters, (xs[None],))[0] * seeds).sum()
 
+    if any(isinstance(part, nn.RNNBase) for part in module.modules()):  # vmap cannot run them
+        names, values = zip(*module.named_parameters(), strict=True)
+        pairs = zip(x.double(), seed.double(), strict=True)
+        rows = [torch.autograd.grad(score(dict(zip(names, values, strict=True)), *pair), values) for pair in pairs]
+        return dict(zip(names, map(torch.stack, zip(*rows, strict=True)), strict=True))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # vmap tells where it is slow
         return vmap(grad(score), (None, 0, 0))(dict(module.named_parameters()), x.double(), seed.double())
@@ -162,6 +167,40 @@ class Factored(nn.Module):
 @pytest.mark.parametrize("dynamo", [False, True], ids=["torchscript", "dynamo"])
 def test_networks(build: Callable[[], nn.Module], shape: tuple[int, ...], dynamo: bool) -> None:
     compare(spread(build()), torch.randn(shape, generator=torch.Generator().manual_seed(0)), dynamo=dynamo)
+
+
+class Stateful(nn.Module):
+    """A recurrent network that starts from zeros, which have a row for each sample."""
+
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.cells, self.last = kind(4, 3, batch_first=True), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.cells(x)[0][:, -1])
+
+
+class ConvolutionalState(nn.Module):
+    """The same with convolutions: what the state of zeros gives is a sum of biases, cut off at the edges."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen, self.kept = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = torch.tanh(self.seen(x) + self.kept(x.new_zeros(x.shape[0], 4, *x.shape[2:])))
+        return torch.tanh(self.seen(x) + self.kept(state))
+
+
+@pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "static"])
+@pytest.mark.parametrize("kind", [nn.RNN, nn.LSTM, nn.GRU], ids=lambda kind: kind.__name__)
+def test_first_states_of_zeros(kind: type[nn.RNNBase], dynamic: bool) -> None:
+    compare(spread(Stateful(kind)), torch.randn(3, 5, 4), dynamic=dynamic, least=6)
+
+
+@pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "static"])
+def test_first_states_of_zeros_in_convolutions(dynamic: bool) -> None:
+    compare(spread(ConvolutionalState()), torch.randn(2, 3, 6, 5), dynamic=dynamic, least=4)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from enum import Enum
 
 import onnx_ir as ir
 
-__all__ = ["ONE", "Label", "Product", "Samples", "State", "product", "reshaped"]
+__all__ = ["ONE", "Label", "Product", "Samples", "State", "product", "reshaped", "rows", "same_size"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +103,11 @@ def reshaped(samples: Samples, source: Sequence[object], target: Sequence[object
     if found:
         return min(found, key=lambda s: (len(s.before.symbols + s.after.symbols), s.before.number * s.after.number))
     upto = samples.axis + 1  # sizes behind the samples that nobody knows may change among themselves
-    return samples if len(target) >= upto and all(map(_same, source[:upto], target[:upto])) else None
+    return samples if len(target) >= upto and all(map(same_size, source[:upto], target[:upto])) else None
 
 
-def _same(a: object, b: object) -> bool:
+def same_size(a: object, b: object) -> bool:
+    """Whether two dimensions are equal for sure."""
     if isinstance(a, int) or isinstance(b, int):
         return a == b
     return (

@@ -10,7 +10,7 @@ from onnx_convgrad.emit import Emitter
 from onnx_convgrad.graph.nodes import is_op
 from onnx_convgrad.registry import Call
 
-__all__ = ["complete"]
+__all__ = ["complete", "sizes"]
 
 _LIMIT = 16
 """Steps of shape arithmetic that are followed back."""
@@ -34,6 +34,13 @@ def complete(e: Emitter, node: ir.Node) -> None:
     y.shape = ir.Shape([own[i] if d == 0 and copied else None if d == -1 else d for i, d in enumerate(asked)])
     if y.dtype is None and x.dtype is not None:
         y.dtype = x.dtype
+
+
+def sizes(e: Emitter, value: ir.Value) -> list[Any]:
+    """The shape of a value, empty if unknown; that of a filled tensor with the names of the sizes that it was asked for."""
+    node = value.producer()
+    asked = _entries(e, node.inputs[0], _LIMIT) if is_op(node, "ConstantOfShape") else None
+    return list(value.shape or ()) if asked is None else asked
 
 
 def _entries(e: Emitter, value: ir.Value | None, steps: int) -> list[Any] | None:

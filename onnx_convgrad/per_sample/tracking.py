@@ -15,8 +15,8 @@ from onnx_convgrad.activity import Activity, captured_values, carriers, rule_of
 from onnx_convgrad.emit import Dim, Emitter, known
 from onnx_convgrad.errors import Problem, UnsupportedCase
 from onnx_convgrad.function_bodies import equivalent, has_body
-from onnx_convgrad.per_sample.layout import Label, Samples, State, rows
-from onnx_convgrad.per_sample.sizes import complete
+from onnx_convgrad.per_sample.layout import Label, Samples, State, rows, same_size
+from onnx_convgrad.per_sample.sizes import complete, sizes
 from onnx_convgrad.registry import Call, Decorator, F, Rule
 
 __all__ = ["Handler", "Tracker", "ancestors", "handler", "mixes"]
@@ -161,9 +161,38 @@ class Tracker:
         if own is not None and (-place.axis > len(own) or known(own[place.axis]) == 1):
             self.labels[value] = place.at(len(value.shape) + place.axis)
             return
+        if self._adopted(value, place.at(len(value.shape) + place.axis)):
+            return
         raise UnsupportedCase(
             f"its operand {value.name!r} of shape {value.shape} has rows of its own along the axis of the samples."
         )
+
+    def _adopted(self, value: ir.Value, wanted: Samples) -> bool:
+        """Take constants behind a value for rows of the samples, such as a first state of zeros, if its own rows are theirs.
+
+        The nodes from there on are labelled anew; if one mixes the rows, nothing is.
+        """
+        way = {n for n in ancestors([value], self.e.order) if any(v in self.varied for v in n.outputs)}
+        before = dict(self.labels)
+        leaves = [v for n in way for v in n.inputs if v is not None and v not in self.varied and self[v] is None]
+        while leaves:
+            leaf = leaves.pop()
+            axes = [i for i, d in enumerate(sizes(self.e, leaf)) if same_size(d, self.size)]
+            node = leaf.producer()
+            if axes:
+                self.labels[leaf] = Samples(axes[0])
+            elif node is not None and node not in way and node.op_type in _ARRANGING:
+                way.add(node)
+                leaves += [v for v in node.inputs[:1] if v is not None]
+        try:
+            for node in sorted(way, key=self.e.order.__getitem__):
+                if any(self[v] is not None for v in node.inputs):
+                    self._assign(node, self._labels(node, [self[v] for v in node.inputs]))
+        except UnsupportedCase:
+            self.labels = before
+        if self[value] != wanted:
+            self.labels = before
+        return self[value] == wanted
 
     # -- results -------------------------------------------------------------------------------------------------------
 
@@ -195,6 +224,9 @@ class Tracker:
         route = (node.outputs[0].name or "?", *(v.name or "?" for v in node.inputs[:1] if v is not None))
         self.problems.append(Problem(name, operator, version, case.message, route, case.hint))
 
+
+_ARRANGING = frozenset({"Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"})
+"""Operators of which no more is known of a constant's rows than of the operand's."""
 
 _ADDED = frozenset({"Add", "Sub", "Neg", "Sum", "Mean"})
 
