@@ -284,7 +284,7 @@ def test_a_schedule_gives_the_first_rate() -> None:
         (lambda: optim.Adam(groups={"*": {"lr": optim.Constant(1)}}), "The lr of group '.*' is a schedule"),
         (lambda: optim.Step(0.1), "takes either step_size"),
         (lambda: optim.Cosine(0.1, 0), "steps must be at least 1, not 0"),
-        (lambda: optim.OneCycle(0.1, 10, rise=1.0), "rise must be between 0 and 1"),
+        (lambda: optim.OneCycle(0.1, 10, rise=1.0), "rise must be at least 0 and below 1"),
         (lambda: optim.OneCycle(0.1, 10, anneal="sine"), "anneal must be 'cos' or 'linear'"),
         (lambda: optim.Warmup(0.1, 10, start=2), "start must be between 0 and 1"),
         (

@@ -203,6 +203,37 @@ def test_terms_that_weigh_batches_differently_are_refused() -> None:
         trainer.step(*parts)
 
 
+def sized(**options: Any) -> og.TrainingProgram:
+    """A convolution of stride 2 along an axis of any length, 2 n + 1 of which give n."""
+    graph = "g (float[N,1,L] x) => (float[N,1,M] y) { y = Conv <strides = [2]> (x, w) }"
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {graph}')
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((1, 1, 3), np.float32), "w"))
+    return build(model, **{"loss": "mse", **options})
+
+
+def test_a_target_of_another_length_is_not_broadcast() -> None:
+    trainer, x = og.Trainer(sized()), np.ones((2, 1, 9), np.float32)
+    trainer.step({"x": x, "target": x[:, :, :4]})
+    for length in (1, 5):
+        with pytest.raises(og.ArgumentError, match=rf"'target' has size {length} along axis 2 in a batch, but .* = 4"):
+            trainer.step({"x": x, "target": x[:, :, :length]})
+    assert trainer.progress.steps == 1
+
+
+def test_batches_of_several_lengths_make_one_step_without_outputs() -> None:
+    trainer, by_hand = og.Trainer(sized()), og.Trainer(sized())
+    x = np.random.default_rng(0).standard_normal((2, 1, 9)).astype(np.float32)
+    long, short = ({"x": x[..., :n], "target": x[..., : n // 2]} for n in (9, 5))
+    before = trainer.parameters()
+    with pytest.raises(og.ArgumentError, match=r"'y' has the shapes \(2, 1, 4\), \(2, 1, 2\).*ask for no outputs"):
+        trainer.step(long, short)
+    same(trainer.parameters(), before)
+    got = trainer.step(long, short, outputs=[])
+    losses_ = [float(by_hand.evaluate(batch)["loss"]) for batch in (long, short)]
+    assert float(got["loss"]) == pytest.approx((2 * losses_[0] + losses_[1]) / 3, rel=1e-5)
+    assert (trainer.parameters()["w"] != before["w"]).all()
+
+
 # -- fit ---------------------------------------------------------------------------------------------------------------
 
 
@@ -255,6 +286,22 @@ def test_fit_refuses_what_does_not_fit() -> None:
     other, both = og.Trainer(build(two_outputs(), loss={"a": "mse", "b": "l1"})), {"x": X, "a_target": A, "b_target": B}
     with pytest.raises(og.ArgumentError, match="needs the loss cross_entropy, nll or bce"):
         other.fit(both, metrics="accuracy")
+
+
+def test_terms_are_averaged_each_by_what_it_counts() -> None:
+    """Over batches as over all samples at once, whichever term is the first; a sum is that of a batch."""
+    rng = np.random.default_rng(0)
+    held = {"x": rng.standard_normal((10, 3)).astype(np.float32), "b_target": rng.standard_normal((10, 2))}
+    held |= {"a_target": np.where(np.arange(10) < 6, -100, rng.integers(0, 2, 10))}
+    for names in ("ab", "ba"):
+        terms = {name: {"a": "cross_entropy", "b": (0.5, "mse")}[name] for name in names}
+        trainer = og.Trainer(build(two_outputs(), loss=terms))
+        want = float(trainer.evaluate(held)["loss"])
+        assert trainer.validate(held, batch_size=4) == {"loss": pytest.approx(want, rel=1e-5)}
+        still = og.Trainer(trainer.program, schedule=0.0)
+        (row,) = still.fit(held, batch_size=4, progress="none", metrics=[Accuracy(output="a")])
+        assert row["loss"] == pytest.approx(want, rel=1e-5)
+        assert 0 <= row["accuracy_a"] <= 1
 
 
 def test_accuracy_of_signs_and_ignored_targets() -> None:

@@ -16,7 +16,7 @@ from onnx_convgrad.errors import ArgumentError, CheckpointError
 from onnx_convgrad.files import check_folder
 from onnx_convgrad.names import check_names
 from onnx_convgrad.training import checkpoint
-from onnx_convgrad.training.numbers import whole
+from onnx_convgrad.training.numbers import positive, whole
 
 if TYPE_CHECKING:
     from onnx_convgrad.training.fit import Run
@@ -55,6 +55,7 @@ class _Best:
 
     def __init__(self, monitor: str, mode: Mode, margin: float = 0.0) -> None:
         check_names([mode], ["auto", "min", "max"], "mode")
+        positive(margin, "min_delta")
         self.monitor, self.margin = monitor, margin
         self.sign = 1 if mode == "min" or (mode == "auto" and "loss" in monitor) else -1
         self.value: float | None = None
@@ -107,7 +108,7 @@ class Checkpoints(Callback):
         if every_steps is not None:
             whole(every_steps, "every_steps")
         self.folder, self.keep = Path(folder), whole(keep, "keep")
-        self.every_steps, self.every_epochs = every_steps, every_epochs
+        self.every_steps, self.every_epochs = every_steps, whole(every_epochs, "every_epochs", 0)
         self.best = None if best is None else _Best(best, mode)
 
     def on_begin(self, run: Run) -> None:

@@ -23,6 +23,7 @@ from onnx_convgrad.emit import Emitter, known
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.graph.picked import takes_one_of_few
 from onnx_convgrad.training.losses import Loss, Spec, like, reduce, shape_of, wide
+from onnx_convgrad.training.numbers import factors, share
 
 __all__ = ["NLL", "CrossEntropy"]
 
@@ -109,7 +110,7 @@ class ClassLoss(Loss):
         return ir.DataType.INT64, ir.Shape(shape)
 
     def check(self) -> None:
-        if self.weight is not None and np.ndim(self.weight) != 1:
+        if self.weight is not None and factors(self.weight, "weight").ndim != 1:
             raise ArgumentError("weight must be one number per class.")
         if self.ignore_index is not None and not isinstance(self.ignore_index, SupportsIndex):
             raise ArgumentError(f"ignore_index must be a whole number or None, not {self.ignore_index!r}.")
@@ -171,8 +172,7 @@ class CrossEntropy(ClassLoss):
 
     def check(self) -> None:
         super().check()
-        if not 0 <= self.label_smoothing <= 1:
-            raise ArgumentError(f"label_smoothing must be between 0 and 1, not {self.label_smoothing!r}.")
+        share(self.label_smoothing, "label_smoothing")
 
     def target(self, y: ir.Value) -> Spec:
         return Loss.target(self, y) if self.probabilities else super().target(y)

@@ -14,7 +14,7 @@ from onnx_convgrad.training.buffers import BoundGraph, Buffers, Device
 from onnx_convgrad.training.masks import first_state
 from onnx_convgrad.training.program import TrainingProgram
 from onnx_convgrad.training.sessions import Accumulation, blank, defaults, fed_session
-from onnx_convgrad.training.shares import shares
+from onnx_convgrad.training.shares import joined, shares
 
 __all__ = ["Arrays", "Engine", "Results"]
 
@@ -59,8 +59,9 @@ class Engine:
             own = {sums.weight: _value(np.float32(factor)), sums.first: _value(np.bool_(first))}
             found.append(graph({**_values(batch), **own}, wanted, keep=() if factor else ("gradient",)))
             first = first and not factor
+        results = {name: self._joined(name, [r[name] for r in found], factors) for name in wanted}  # refused before it
         self._graph("update")({self.manifest.learning_rate.name: _value(np.float32(rate))}, ())
-        return {name: self._joined(name, [r[name] for r in found], factors) for name in wanted}
+        return results
 
     def prepare(self, *parts: Run) -> None:
         """Make the sessions of some graphs now rather than in their first run."""
@@ -75,7 +76,7 @@ class Engine:
         """A loss averaged, anything else one batch after the other."""
         if name in self.losses and not np.ndim(results[0]):
             return type(results[0])(sum(f * float(r) for f, r in zip(factors, results, strict=True) if f))
-        return np.concatenate([np.atleast_1d(r) for r in results])
+        return joined(name, results)
 
     # -- values --------------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from onnx_convgrad.training.display import Display, display
 from onnx_convgrad.training.metrics import Metric, MetricLike, resolve_metrics
 from onnx_convgrad.training.numbers import whole
 from onnx_convgrad.training.progress import Progress
-from onnx_convgrad.training.shares import samples, weight
+from onnx_convgrad.training.shares import joined, parts, samples
 
 if TYPE_CHECKING:
     from onnx_convgrad.training.trainer import Trainer
@@ -158,9 +158,10 @@ class Run:
             results = trainer.step(*group, outputs=outputs)
             progress.position += len(group)
             progress.samples += sum(samples(m, batch) for batch in group)
-            progress.count("loss", float(np.sum(results["loss"])), weight(m, *group))
+            for part in parts(m, results, *group):
+                progress.count(*part)
             if metrics:
-                whole = group[0] if len(group) == 1 else {k: np.concatenate([b[k] for b in group]) for k in group[0]}
+                whole = group[0] if len(group) == 1 else {k: joined(k, [b[k] for b in group]) for k in group[0]}
                 _measure(progress, metrics, results, whole)
             progress.seconds = before + time.perf_counter() - start
             self.shown.step(self)
@@ -201,7 +202,8 @@ def _validation(trainer: Trainer, source: Batches, metrics: Sequence[Metric]) ->
     outputs = _needed(metrics, m.outputs)
     for batch in map(trainer.fitting, source.epoch_iterator(0, 0)):
         results = trainer.evaluate(batch, outputs=outputs)
-        found.count("loss", float(np.sum(results["loss"])), weight(m, batch))
+        for part in parts(m, results, batch):
+            found.count(*part)
         _measure(found, metrics, results, batch)
     if not found.sums:
         raise ArgumentError("The data to evaluate on give no batches.")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from functools import cached_property
+from typing import Any, NoReturn
 
 import numpy as np
+import onnx_ir as ir
 
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.training.manifest import Manifest, Port
@@ -100,18 +102,45 @@ class Fitting:
         return found
 
     def _check_counts(self, batch: Batch) -> None:
-        """Refuse different numbers of samples, where the program says that they are the same."""
-        seen: dict[str, str] = {}
+        """Refuse different numbers of samples, and targets of other sizes than the outputs, where the program tells them."""
+        seen: dict[str, tuple[int, str]] = {}
         for port, array in batch.items():
-            shape = self.ports[port].shape
-            if shape and isinstance(shape[0], str):
-                if not len(array):
+            for axis, name in enumerate(self.ports[port].shape or ()):
+                if not isinstance(name, str):
+                    continue
+                if axis == 0 and not len(array):
                     raise ArgumentError(f"A batch has no samples for the input {port!r}.")
-                first = seen.setdefault(shape[0], port)
-                if len(batch[first]) != len(array):
+                size, first = seen.setdefault(name, (array.shape[axis], port))
+                if array.shape[axis] == size:
+                    continue
+                if axis == 0:
                     raise ArgumentError(
-                        f"A batch has {len(batch[first])} samples for the input {first!r} and {len(array)} for {port!r}."
+                        f"A batch has {size} samples for the input {first!r} and {len(array)} for {port!r}."
                     )
+                if port in self._compared:
+                    self._refuse_size(port, axis, array.shape[axis], f"{first!r} has {name} = {size}")
+        sizes = {name: size for name, (size, _) in seen.items()}
+        for port, axis, wanted in self._computed:
+            if all(symbol in sizes for symbol in wanted.free_symbols()):
+                known, found = wanted.evaluate(sizes), batch[port].shape[axis]
+                if known != found:
+                    self._refuse_size(port, axis, found, f"{wanted.value} = {known}")
+
+    @cached_property
+    def _compared(self) -> frozenset[str]:
+        """Inputs whose sizes must be those of an output: what is of one element there would be broadcast."""
+        return frozenset(port.name for port in self.targets)
+
+    @cached_property
+    def _computed(self) -> list[tuple[str, int, ir.SymbolicDim]]:
+        """Input, axis and size of the targets' sizes that follow from others."""
+        sizes = ((p.name, axis, ir.SymbolicDim(d)) for p in self.targets for axis, d in enumerate(p.shape or ())
+                 if isinstance(d, str))  # fmt: skip
+        return [(port, axis, size) for port, axis, size in sizes if size.free_symbols() - {size.value}]
+
+    @staticmethod
+    def _refuse_size(port: str, axis: int, size: int, why: str) -> NoReturn:
+        raise ArgumentError(f"The input {port!r} has size {size} along axis {axis} in a batch, but {why}.")
 
     def batch_size(self) -> int | None:
         """Number of samples that the program takes at a time, where that is fixed."""
@@ -125,7 +154,10 @@ def as_array(value: Any) -> np.ndarray:
         value = value.detach().cpu()
         value = value.float() if str(value.dtype) == "torch.bfloat16" else value  # numpy has none
         return np.asarray(value.numpy())
-    return value if isinstance(value, np.memmap) else np.asarray(value)
+    try:
+        return value if isinstance(value, np.memmap) else np.asarray(value)
+    except ValueError as problem:
+        raise ArgumentError(f"An array was to be made of what is none: {problem}.") from problem
 
 
 def fit(array: np.ndarray, port: Port, said: str) -> np.ndarray:

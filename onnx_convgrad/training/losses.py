@@ -18,7 +18,7 @@ from onnx_convgrad.emit import Emitter
 from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.graph.dims import static_dims
 from onnx_convgrad.names import check_names
-from onnx_convgrad.training.numbers import positive
+from onnx_convgrad.training.numbers import factors, positive
 
 __all__ = ["L1", "MSE", "BCEWithLogits", "Huber", "Loss", "Reduction", "like", "reduce", "shape_of", "wide"]
 
@@ -148,6 +148,11 @@ class BCEWithLogits(Loss):
 
     weight: Sequence[Any] | np.ndarray | float | None = None
     pos_weight: Sequence[Any] | np.ndarray | float | None = None
+
+    def check(self) -> None:
+        for name in ("weight", "pos_weight"):
+            if getattr(self, name) is not None:
+                factors(getattr(self, name), name)
 
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
         y, target = wide(e, y), wide(e, target)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, SupportsFloat, TypeAlias
 
 import numpy as np
 
@@ -68,14 +68,15 @@ class Accuracy(Metric):
     target: str = ""
     binary: bool = False
     ignored: int | None = None
+    label: str = ""
 
     def __post_init__(self) -> None:
         whole(self.top, "top")
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """`accuracy`, or `top5`."""
-        return "accuracy" if self.top == 1 else f"top{self.top}"
+        """`accuracy`, or `top5`; with the output behind it, where one was named."""
+        return ("accuracy" if self.top == 1 else f"top{self.top}") + self.label
 
     @property
     def outputs(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -83,6 +84,8 @@ class Accuracy(Metric):
         return (self.output or "",)
 
     def of(self, manifest: Manifest) -> Accuracy:
+        if self.target:  # settled already
+            return self
         terms = [t for t in manifest.losses if t["loss"] in (*_CLASSES, "BCEWithLogits")]
         if self.output is not None:
             terms = [t for t in terms if t["output"] == self.output]
@@ -94,7 +97,9 @@ class Accuracy(Metric):
             )
         term = terms[0]
         binary = term["loss"] == "BCEWithLogits"
-        return Accuracy(self.top, term["output"], term["target"], binary, term["options"].get("ignore_index", -100))
+        ignored = term["options"].get("ignore_index", -100)
+        label = "" if self.output is None else f"_{self.output}"
+        return Accuracy(self.top, term["output"], term["target"], binary, ignored, label)
 
     def __call__(self, results: Arrays, batch: Arrays) -> tuple[float, float]:
         y, target = np.asarray(results[self.output or ""]), np.asarray(batch[self.target])
@@ -126,7 +131,10 @@ class _Function(Metric):
         self.name = getattr(function, "__name__", type(function).__name__)
 
     def __call__(self, results: Arrays, batch: Arrays) -> tuple[float, float]:
-        return float(self.function(results, batch)), float(samples(self.manifest, batch))
+        number = self.function(results, batch)
+        if not isinstance(number, SupportsFloat):
+            raise ArgumentError(f"The metric {self.name!r} returned {number!r}, not a number.")
+        return float(number), float(samples(self.manifest, batch))
 
 
 def resolve_metrics(given: Iterable[MetricLike] | MetricLike, manifest: Manifest) -> tuple[Metric, ...]:
@@ -135,12 +143,17 @@ def resolve_metrics(given: Iterable[MetricLike] | MetricLike, manifest: Manifest
     Raises:
         ArgumentError: An unknown name, two metrics of one name, or one that needs an output that is not given out.
     """
+    if given is None or not (callable(given) or isinstance(given, Iterable)):
+        raise ArgumentError(f"metrics takes a list of names, metrics and functions, not {given!r}.")
     listed = [given] if isinstance(given, str) or callable(given) else list(given)
     found = [_resolved(metric, manifest) for metric in listed]
     names = [metric.name for metric in found]
     doubled = {name for name in names if names.count(name) > 1} | ({"loss"} & set(names))
     if doubled:
-        raise ArgumentError(f"There is more than one metric called {doubled.pop()!r}.", hint="Give them names.")
+        raise ArgumentError(
+            f"There is more than one metric called {doubled.pop()!r}.",
+            hint="Functions go by their __name__; Accuracy(output=...) by the output, too.",
+        )
     for metric in found:
         for name in metric.outputs or ():
             if name not in manifest.outputs:

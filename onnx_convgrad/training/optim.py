@@ -17,7 +17,7 @@ import onnx_ir as ir
 from onnx_convgrad.emit import Emitter
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.names import check_names
-from onnx_convgrad.training.numbers import positive
+from onnx_convgrad.training.numbers import positive, share
 from onnx_convgrad.training.schedules import Schedule, as_schedule
 
 __all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Clock", "Moving", "Optimizer", "RMSprop", "optimizer_named"]
@@ -195,11 +195,6 @@ def _average(p: Moving, slot: str, value: ir.Value, beta: float) -> ir.Value:
     return p.e.add(p.e.mul(p.state[slot], beta), p.e.mul(value, 1 - beta))
 
 
-def _share(value: float, name: str) -> None:
-    if not 0 <= value < 1:
-        raise ArgumentError(f"{name} must be at least 0 and below 1, not {value!r}.")
-
-
 @dataclass(frozen=True)
 class SGD(Optimizer):
     """d = g + weight_decay p;  b <- momentum b + (1 - dampening) d;  p <- p - eta b.
@@ -267,7 +262,7 @@ class Adam(Optimizer):
         if not isinstance(self.betas, Sequence) or len(self.betas) != 2:
             raise ArgumentError(f"betas must be two numbers, not {self.betas!r}.")
         for i, beta in enumerate(self.betas):
-            _share(beta, f"betas[{i}]")
+            share(beta, f"betas[{i}]", one=False)
         positive(self.eps, "eps")
         positive(self.weight_decay, "weight_decay")
 
@@ -321,7 +316,7 @@ class RMSprop(Optimizer):
 
     def check(self) -> None:
         super().check()
-        _share(self.alpha, "alpha")
+        share(self.alpha, "alpha", one=False)
         for name in ("eps", "weight_decay", "momentum"):
             positive(getattr(self, name), name)
 

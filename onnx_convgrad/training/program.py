@@ -23,6 +23,7 @@ from onnx_convgrad.lowering.candidates import Choosing, Policy
 from onnx_convgrad.lowering.lower import check_choice, check_workspace
 from onnx_convgrad.names import check_names
 from onnx_convgrad.passes.canonicalize import InputShapes, canonicalize
+from onnx_convgrad.passes.verify import verify_shapes
 from onnx_convgrad.pipeline import Names
 from onnx_convgrad.targets import target_named
 from onnx_convgrad.training.manifest import Manifest
@@ -194,6 +195,8 @@ def build_training(
     restore(given_model.graph)
     part_statistics(given_model.graph)
     base = canonicalize(given_model.clone(), input_shapes)
+    if input_shapes:
+        verify_shapes(base, lambda: canonicalize(given_model.clone()))
     untie(base.graph)
     parameters = parameter_names(base.graph, wrt, freeze)
     check_groups(optimizer, parameters)

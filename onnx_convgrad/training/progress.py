@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-__all__ = ["Progress"]
+__all__ = ["PART", "Progress"]
+
+PART = "\n"
+"""Between the name of a value and that of a part of it which is averaged by itself; no metric's name has it."""
 
 
 @dataclass
@@ -42,8 +45,12 @@ class Progress:
             entry[1] += weight
 
     def averages(self) -> dict[str, float]:
-        """The averages so far."""
-        return {name: total / weight if weight else float("nan") for name, (total, weight) in self.sums.items()}
+        """The averages so far; parts of a value are added up."""
+        found: dict[str, float] = {}
+        for name, (total, weight) in self.sums.items():
+            whole = name.partition(PART)[0]
+            found[whole] = found.get(whole, 0.0) + (total / weight if weight else float("nan"))
+        return found
 
     def close_epoch(self, row: dict[str, Any]) -> None:
         """Add a row to the history, and begin the next epoch."""

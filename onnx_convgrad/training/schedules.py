@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.training.numbers import positive, whole
+from onnx_convgrad.training.numbers import positive, share, whole
 
 __all__ = ["Constant", "Cosine", "OneCycle", "Schedule", "Step", "Warmup"]
 
@@ -60,6 +60,8 @@ class Step(Schedule):
     def __post_init__(self) -> None:
         positive(self.lr, "lr")
         positive(self.gamma, "gamma")
+        if not isinstance(self.milestones, Iterable):
+            raise ArgumentError(f"milestones must be a list of steps, not {self.milestones!r}.")
         object.__setattr__(self, "milestones", tuple(sorted(whole(m, "a milestone", 0) for m in self.milestones)))
         if bool(whole(self.step_size, "step_size", 0)) == bool(self.milestones):
             raise ArgumentError("A Step schedule takes either step_size (at least 1) or milestones.")
@@ -100,8 +102,7 @@ class Warmup(Schedule):
 
     def __post_init__(self) -> None:
         whole(self.steps, "steps")
-        if not 0 <= self.start <= 1:
-            raise ArgumentError(f"start must be between 0 and 1, not {self.start!r}.")
+        share(self.start, "start")
         object.__setattr__(self, "schedule", as_schedule(self.schedule))
 
     def __call__(self, step: int) -> float:
@@ -130,8 +131,8 @@ class OneCycle(Schedule):
         whole(self.steps, "steps")
         for name in ("div", "final_div"):
             positive(getattr(self, name), name, zero=False)
-        if not 0 < self.rise < 1:
-            raise ArgumentError(f"rise must be between 0 and 1, not {self.rise!r}.")
+        positive(self.rise, "rise", zero=False)
+        share(self.rise, "rise", one=False)
         if self.anneal not in ("cos", "linear"):
             raise ArgumentError(f"anneal must be 'cos' or 'linear', not {self.anneal!r}.")
 

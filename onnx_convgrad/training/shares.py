@@ -6,15 +6,16 @@ the samples, the entries, or the class weights of the targets that are not ignor
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.training.manifest import Manifest
+from onnx_convgrad.training.progress import PART
 
-__all__ = ["samples", "shares", "weight"]
+__all__ = ["joined", "parts", "samples", "shares"]
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -28,15 +29,16 @@ def samples(manifest: Manifest, batch: Arrays) -> int:
     return len(first) if first.ndim else 1
 
 
-def weight(manifest: Manifest, *batches: Arrays) -> float:
-    """What the loss of some batches together counts in an average over batches: 1 for a sum."""
-    total = 0.0
-    for batch in batches:
-        count = _count(manifest, manifest.losses[0], batch)
-        if count is None:
-            return 1.0
-        total += count
-    return total
+def parts(manifest: Manifest, results: Arrays, *batches: Arrays) -> Iterator[tuple[str, float, float]]:
+    """The loss of some batches together, by terms: name, value, and what it counts in an average over batches.
+
+    A sum counts 1.
+    """
+    several = len(manifest.losses) > 1
+    for term, own in zip(manifest.losses, manifest.terms if several else ("loss",), strict=True):
+        value = float(np.sum(results[own])) * (term["weight"] if several else 1)
+        counts = [_count(manifest, term, batch) for batch in batches]
+        yield f"loss{PART}{own}" if several else "loss", value, sum(1 / len(counts) if c is None else c for c in counts)
 
 
 def shares(manifest: Manifest, batches: Sequence[Arrays]) -> list[float]:
@@ -60,6 +62,21 @@ def shares(manifest: Manifest, batches: Sequence[Arrays]) -> list[float]:
                 hint="Use batches of equal size, and the same reduction in all terms.",
             )
     return [float(share) for share in reference]
+
+
+def joined(name: str, arrays: Sequence[Any]) -> np.ndarray:
+    """What several batches have or gave under a name, one after the other.
+
+    Raises:
+        ArgumentError: Their sizes differ along another axis.
+    """
+    rows = [np.atleast_1d(a) for a in arrays]
+    if len({a.shape[1:] for a in rows}) > 1:
+        raise ArgumentError(
+            f"Of the batches that make one step, {name!r} has the shapes {', '.join(str(a.shape) for a in rows)}.",
+            hint="Accumulate batches of one size, or ask for no outputs and no metrics.",
+        )
+    return np.concatenate(rows)
 
 
 def _count(manifest: Manifest, term: Mapping[str, Any], batch: Arrays) -> float | None:

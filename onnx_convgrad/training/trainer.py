@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.names import check_names
+from onnx_convgrad.names import as_names, check_names
 from onnx_convgrad.runtime import Options, Providers
 from onnx_convgrad.training import flat
 from onnx_convgrad.training.engine import Engine, Results
 from onnx_convgrad.training.fitting import Fitting, as_array
 from onnx_convgrad.training.inference import export
-from onnx_convgrad.training.numbers import whole
+from onnx_convgrad.training.numbers import positive, whole
 from onnx_convgrad.training.program import TrainingProgram
 from onnx_convgrad.training.progress import Progress
 from onnx_convgrad.training.resume import restore, save
@@ -109,7 +109,9 @@ class Trainer:
     @property
     def learning_rate(self) -> float:
         """The learning rate of the next step."""
-        return float(self.schedule(self.progress.steps))
+        rate = self.schedule(self.progress.steps)
+        positive(rate, f"The learning rate of step {self.progress.steps}")
+        return float(rate)
 
     # -- many steps ----------------------------------------------------------------------------------------------------
 
@@ -155,8 +157,12 @@ class Trainer:
             ArgumentError: An unknown name or another shape.
         """
         entries = {entry.name: entry for entry in self.manifest.moving()}
+        if not isinstance(values, Mapping):
+            raise ArgumentError(
+                f"load takes a mapping from names to arrays, not {type(values).__name__}.", hint="restore reads files."
+            )
         check_names(list(values), list(entries), "parameter or state")
-        arrays = {name: np.asarray(as_array(value), entries[name].dtype) for name, value in values.items()}
+        arrays = {name: _of_dtype(name, as_array(value), entries[name].dtype) for name, value in values.items()}
         for name, array in arrays.items():
             if array.shape != entries[name].shape:
                 raise ArgumentError(f"{name!r} has shape {entries[name].shape}, not {array.shape}.")
@@ -224,8 +230,9 @@ class Trainer:
     def _wanted(self, outputs: Sequence[str] | None) -> tuple[str, ...]:
         if outputs is None:
             return (*self.engine.losses, *self.manifest.outputs)
-        check_names(list(outputs), list(self.manifest.outputs), "output")
-        return (*self.engine.losses, *outputs)
+        names = as_names(outputs, "outputs")
+        check_names(names, list(self.manifest.outputs), "output")
+        return (*self.engine.losses, *names)
 
     def _named(self, results: Results) -> Results:
         """The loss under `"loss"`, however it is called in the graph; an output of that name gives way."""
@@ -233,11 +240,24 @@ class Trainer:
         return {"loss": loss, **{name: value for name, value in results.items() if name != "loss"}}
 
 
+def _of_dtype(name: str, array: np.ndarray, dtype: str) -> np.ndarray:
+    if array.dtype.kind not in "biuf":
+        raise ArgumentError(f"{name!r} takes {dtype} numbers, not {array.dtype}.")
+    return np.asarray(array, dtype)
+
+
 def _schedule(
     program: TrainingProgram, given: Schedule | Callable[[int], float] | float | None
 ) -> Callable[[int], float]:
     if given is not None:
-        return as_schedule(given) if isinstance(given, (int, float)) else given
+        if isinstance(given, (int, float)):
+            return as_schedule(given)
+        if not callable(given):
+            raise ArgumentError(
+                f"schedule takes a learning rate or a function of the step, not {given!r}.",
+                hint="Schedules are in onnx_convgrad.optim.",
+            )
+        return given
     if program.schedule is None:
         name = program.manifest.optimizer["schedule"]["name"]
         raise ArgumentError(
