@@ -14,17 +14,17 @@ one is x_i's own, it is expanded. An ellipsis is spelled out in fresh indices wh
 
 from __future__ import annotations
 
-import string
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import onnx_ir as ir
 
 from onnx_convgrad.emit import Dim, Emitter, dims_equal, known
-from onnx_convgrad.registry import Call, Cotangents, multilinear
-
-_ELLIPSIS = "..."
+from onnx_convgrad.graph.equations import ELLIPSIS, spelled_out
+from onnx_convgrad.per_sample.batch import Batch
+from onnx_convgrad.registry import Call, Cotangents, multilinear, per_sample, require
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,57 +36,45 @@ class Factor:
 
     def sizes(self, index: str) -> list[Any]:
         """The dimensions under an index, as far as the shape is known."""
-        if self.value.shape is None or _ELLIPSIS in self.term:
+        if self.value.shape is None or ELLIPSIS in self.term:
             return [None] if index in self.term else []
         return [d for label, d in zip(self.term, self.value.shape, strict=True) if label == index]
+
+
+def _factors(n: Call) -> tuple[list[Factor], tuple[str, ...]]:
+    """The operands, and the indices of the result."""
+    operands = [v for v in n.inputs if v is not None]
+    terms, out = spelled_out(n.string("equation", ""), operands)
+    return [Factor(term, v) for term, v in zip(terms, operands, strict=True)], out
 
 
 @multilinear("Einsum", wrt=("Inputs",), parameters=("Inputs",))
 def einsum_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[out] = x_0[term_0] x_1[term_1] ...: dx_i[term_i] = g[out] times the x_j[term_j] with j != i."""
-    operands = [v for v in n.inputs if v is not None]
-    terms, out = _spelled_out(n.string("equation", ""), operands)
-    factors = [Factor(term, v) for term, v in zip(terms, operands, strict=True)]
+    factors, out = _factors(n)
     cotangent = Factor(out, g["Output"])
     return {"Inputs": lambda i: _cotangent(e, factors[i], [cotangent, *factors[:i], *factors[i + 1 :]])}
 
 
-# -- equations ---------------------------------------------------------------------------------------------------------
+@per_sample("Einsum")
+def einsum_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> Cotangents:
+    """With the index s of the samples: dx_i[s, term_i] = g[out] times the x_j[term_j] with j != i, not summed over s."""
+    factors, out = _factors(n)
+    at, cotangent = batch.of(n.y), Factor(out, g["Output"])
+    index = out[at.axis]
 
+    def apart(i: int) -> ir.Value:
+        own, others = factors[i], [cotangent, *factors[:i], *factors[i + 1 :]]
+        require(
+            at.plain
+            and len(set(own.term)) == len(own.term)
+            and index not in own.term
+            and not any(_must_expand(own, label, others) or 1 in map(known, own.sizes(label)) for label in own.term),
+            f"its operand {own.value.name!r} has no form per sample: an index of it is repeated, broadcast or its own.",
+        )
+        return batch.stacked(_contract(e, others, (index, *own.term)), own.value)
 
-def _tokens(term: str) -> tuple[str, ...]:
-    head, dots, tail = term.partition(_ELLIPSIS)
-    return (*head, *([dots] if dots else []), *tail)
-
-
-def _parse(equation: str) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
-    """The operands' terms and the output's; an implicit output has the indices that occur once, in order."""
-    left, arrow, right = equation.replace(" ", "").partition("->")
-    terms = [_tokens(term) for term in left.split(",")]
-    if arrow:
-        return terms, _tokens(right)
-    letters = [c for c in left if c not in ".,"]
-    once = sorted(c for c in set(letters) if letters.count(c) == 1)
-    return terms, (*([_ELLIPSIS] if _ELLIPSIS in left else []), *once)
-
-
-def _spelled_out(equation: str, operands: Sequence[ir.Value]) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
-    """The equation with letters in place of each ellipsis, if the ranks say how many; aligned at the right."""
-    terms, out = _parse(equation)
-    dotted = [(t, v) for t, v in zip(terms, operands, strict=True) if _ELLIPSIS in t]
-    if not dotted or any(v.shape is None for _, v in dotted):
-        return terms, out
-    fresh = [c for c in string.ascii_letters if c not in equation]
-    most = max(len(v.shape) - len(t) + 1 for t, v in dotted if v.shape is not None)
-
-    def spell(term: tuple[str, ...], count: int) -> tuple[str, ...]:
-        if _ELLIPSIS not in term:
-            return term
-        at = term.index(_ELLIPSIS)
-        return (*term[:at], *fresh[most - count : most], *term[at + 1 :])
-
-    counts = [0 if v.shape is None else len(v.shape) - len(t) + 1 for t, v in zip(terms, operands, strict=True)]
-    return [spell(t, count) for t, count in zip(terms, counts, strict=True)], spell(out, most)
+    return {f"Inputs.{i}": partial(apart, i) for i in range(len(factors))}
 
 
 # -- one cotangent -----------------------------------------------------------------------------------------------------
@@ -94,14 +82,14 @@ def _spelled_out(equation: str, operands: Sequence[ir.Value]) -> tuple[list[tupl
 
 def _cotangent(e: Emitter, operand: Factor, others: Sequence[Factor]) -> ir.Value:
     term = operand.term
-    if _ELLIPSIS in term and term[0] != _ELLIPSIS:
+    if ELLIPSIS in term and term[0] != ELLIPSIS:
         e.rank(operand.value, "the gradient of an Einsum with an ellipsis after an index")
     indices = tuple(dict.fromkeys(term))
     found = [index for index in indices if any(index in f.term for f in others)]
-    if _ELLIPSIS in indices and _ELLIPSIS not in found:
+    if ELLIPSIS in indices and ELLIPSIS not in found:
         e.rank(operand.value, "the gradient of an Einsum that sums over an ellipsis")
-    if any(_ELLIPSIS in f.term for f in others) and _ELLIPSIS not in found:
-        found.insert(0, _ELLIPSIS)  # ONNX Runtime wants it in the output; the walk sums over it
+    if any(ELLIPSIS in f.term for f in others) and ELLIPSIS not in found:
+        found.insert(0, ELLIPSIS)  # ONNX Runtime wants it in the output; the walk sums over it
     value = _contract(e, others, tuple(found))
     value = e.unsqueeze(value, [p - len(indices) for p, index in enumerate(indices) if index not in found])
     if any(_must_expand(operand, index, others) for index in indices):
@@ -111,7 +99,7 @@ def _cotangent(e: Emitter, operand: Factor, others: Sequence[Factor]) -> ir.Valu
 
 def _must_expand(operand: Factor, index: str, others: Sequence[Factor]) -> bool:
     """Whether the product of the others may be shorter along this index than the operand is."""
-    if index == _ELLIPSIS:
+    if index == ELLIPSIS:
         return False  # it is in the output, which is as long as the longest
     sizes = [d for f in others for d in f.sizes(index)]
     own = operand.sizes(index)
@@ -127,7 +115,7 @@ def _sizes(e: Emitter, operand: Factor, indices: tuple[str, ...]) -> ir.Value:
         return e.shape(operand.value)
     parts: list[Dim] = []
     for index in indices:
-        if index == _ELLIPSIS:
+        if index == ELLIPSIS:
             parts.append(e.op("Shape", operand.value, start=0, end=1 - len(operand.term)))
         else:
             parts.append(e.dim(operand.value, operand.term.index(index) - len(operand.term)))
@@ -166,7 +154,7 @@ def _contract(e: Emitter, factors: Sequence[Factor], out: tuple[str, ...]) -> ir
         tensors = [_without_ones(e, f, tensors) for f in tensors]
         equation = f"{','.join(''.join(f.term) for f in tensors)}->{''.join(out)}"
         value = e.op("Einsum", *(f.value for f in tensors), equation=equation)
-        if _ELLIPSIS not in out:
+        if ELLIPSIS not in out:
             value.shape = ir.Shape([_longest([d for f in tensors for d in f.sizes(index)]) for index in out])
     else:
         value, scalars = scalars[0].value, scalars[1:]
@@ -177,7 +165,7 @@ def _contract(e: Emitter, factors: Sequence[Factor], out: tuple[str, ...]) -> ir
 
 def _without_ones(e: Emitter, factor: Factor, factors: Sequence[Factor]) -> Factor:
     """Drop axes of size one under an index that is longer elsewhere: shape inference takes them at their word."""
-    if factor.value.shape is None or _ELLIPSIS in factor.term:
+    if factor.value.shape is None or ELLIPSIS in factor.term:
         return factor
     sizes = {index: _longest([d for f in factors for d in f.sizes(index)]) for index in factor.term}
     spare = [
@@ -193,7 +181,7 @@ def _rearrange(e: Emitter, factor: Factor, out: tuple[str, ...]) -> ir.Value:
     """Sum and transpose a single tensor."""
     if factor.term == out:
         return factor.value
-    if _ELLIPSIS in factor.term:
+    if ELLIPSIS in factor.term:
         return e.op("Einsum", factor.value, equation=f"{''.join(factor.term)}->{''.join(out)}")
     kept = [index for index in factor.term if index in out]
     summed = [axis for axis, index in enumerate(factor.term) if index not in out]

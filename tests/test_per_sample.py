@@ -244,6 +244,9 @@ PRODUCTS = {
     "a matrix per head": ("z = MatMul (x, w)  y = Mul (z, b)", "N, 2, 5, 4", (2, 4, 3), (2, 1, 3)),
     "a vector": ("z = MatMul (x, w)  y = Sub (z, b)", "N, 5, 4", (4,), (5,)),
     "on the left": ("z = MatMul (w, x)  y = Add (b, z)", "N, 5, 4", (3, 5), (3, 1)),
+    "an equation": ('z = Einsum <equation = "nhqd,hdk->nqk"> (x, w)  y = Add (z, b)', "N, 2, 5, 4", (2, 4, 3), (3,)),
+    "an ellipsis": ('z = Einsum <equation = "kj,...k->j..."> (w, x)  y = Mul (z, b)', "N, 5, 4", (4, 3), (1, 5)),
+    "an equation of three": ('z = Einsum <equation = "nq,nk,qk->n"> (x, x, w)  y = Mul (z, b)', "N, 4", (4, 4), (1,)),
     "a divisor": ("z = MatMul (x, w)  y = Div (z, b)", "N, 4", (4, 3), (3,)),
 }
 
@@ -405,7 +408,11 @@ REFUSED: dict[str, tuple[str, str, Mapping[str, Any]]] = {
     "a weight after the mean": (
         "m = ReduceMean (x, first)  y = Mul (m, w)", "meets what is summed over the samples", {"w": random(4)},
     ),
-    "no way known": ('z = Einsum <equation = "nk,kj->nj"> (x, w)  y = Relu (z)', "form per sample", {"w": random(4, 4)}),
+    "a state that other samples see": (
+        "s = Shape (x)  h = ConstantOfShape (s)  v = MatMul (h, w) q = ReduceSum (v, first)  a = Add (x, v)  y = Mul (a, q)",
+        "rows of its own along the axis of the samples", {"w": random(4, 4)},
+    ),
+    "no way known": ('z = Einsum <equation = "nk,jj->nk"> (x, w)  y = Relu (z)', "form per sample", {"w": random(4, 4)}),
 }  # fmt: skip
 
 

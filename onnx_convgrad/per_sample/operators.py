@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.errors import UnsupportedCase
+from onnx_convgrad.graph.equations import ELLIPSIS, spelled_out
 from onnx_convgrad.per_sample.layout import Label, Samples, State
 from onnx_convgrad.per_sample.tracking import Tracker, handler, mixes
 from onnx_convgrad.registry import Call
@@ -228,10 +229,9 @@ def gemm(t: Tracker, n: Call, given: Labels) -> Label:
 @handler("Einsum")
 def einsum(t: Tracker, n: Call, given: Labels) -> Label:
     """One index of the equation runs over the samples, and the result has it."""
-    left, arrow, right = n.string("equation", "").replace(" ", "").partition("->")
-    terms = left.split(",")
-    if not arrow or "." in left:
-        raise UnsupportedCase("with an ellipsis or an implicit result, the index of the samples is not looked for.")
+    terms, right = spelled_out(n.string("equation", ""), [v for v in n.inputs if v is not None])
+    if ELLIPSIS in right or any(ELLIPSIS in term for term in terms):
+        raise UnsupportedCase("what its ellipsis stands for is not known, as the shape of an operand is not.")
     held = {(terms[i][label.axis], label.at(0)) for i, label in enumerate(given) if isinstance(label, Samples)}
     if len(held) > 1:
         raise mixes("its operands hold the samples under different indices")

@@ -89,7 +89,6 @@ class Tracker:
         for node in sorted(ancestors(targets, self.e.order), key=self.e.order.__getitem__):
             if node in self._done:
                 continue
-            self._done.add(node)
             given: list[Label] = [self[v] for v in node.inputs]
             outer = [self[v] for v in captured_values(node)]
             if State.UNKNOWN in (*given, *outer):
@@ -101,6 +100,7 @@ class Tracker:
                 except UnsupportedCase as case:
                     self._assign(node, State.UNKNOWN)
                     self._report(node, case)
+            self._done.add(node)
 
     def _labels(self, node: ir.Node, given: Sequence[Label]) -> Any:
         rule, call = rule_of(node), Call(node)
@@ -170,7 +170,7 @@ class Tracker:
     def _adopted(self, value: ir.Value, wanted: Samples) -> bool:
         """Take constants behind a value for rows of the samples, such as a first state of zeros, if its own rows are theirs.
 
-        The nodes from there on are labelled anew; if one mixes the rows, nothing is.
+        The nodes from there on are labelled anew; nothing is if one mixes the rows, or something else has read them already.
         """
         way = {n for n in ancestors([value], self.e.order) if any(v in self.varied for v in n.outputs)}
         before = dict(self.labels)
@@ -190,7 +190,9 @@ class Tracker:
                     self._assign(node, self._labels(node, [self[v] for v in node.inputs]))
         except UnsupportedCase:
             self.labels = before
-        if self[value] != wanted:
+        new = [v for v in self.labels if v not in before]
+        others = {n for v in new for n in v.consumers() if n in self._done and n not in way}
+        if self[value] != wanted or any(v in self.varied for n in others for v in n.outputs):
             self.labels = before
         return self[value] == wanted
 
