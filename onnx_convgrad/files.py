@@ -46,7 +46,7 @@ def load(model: AnyModel) -> ir.Model:
         return _copied(model)
     if isinstance(model, onnx.ModelProto):
         try:
-            return ir.from_proto(without_sparse(model))
+            return _read(model)
         except ir.serde.SerdeError as problem:
             raise ModelError(f"The model cannot be read: {root_cause(problem)}.", hint=_remedy(problem)) from problem
     if not isinstance(model, (str, os.PathLike)):
@@ -56,7 +56,7 @@ def load(model: AnyModel) -> ir.Model:
         )
     path = Path(model)
     try:
-        found = ir.from_proto(without_sparse(onnx.load(path, load_external_data=False)))
+        found = _read(onnx.load(path, load_external_data=False))
         ir.external_data.set_base_dir(found.graph, path.parent)
     except ConvGradError:
         raise
@@ -69,6 +69,14 @@ def load(model: AnyModel) -> ir.Model:
         raise ModelError(f"{str(path)!r} is not a readable ONNX model ({cause}).", hint=_remedy(problem)) from problem
     _check_weights(found)
     return found
+
+
+def _read(proto: onnx.ModelProto) -> ir.Model:
+    model = ir.from_proto(without_sparse(proto))
+    for value, info in zip(model.graph.inputs, proto.graph.input, strict=True):
+        if value.type is None:  # it is an output too, and has none there
+            ir.serde.deserialize_value_info_proto(info, value)
+    return model
 
 
 def _copied(model: ir.Model) -> ir.Model:

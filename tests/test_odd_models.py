@@ -45,6 +45,16 @@ def test_a_graph_without_nodes() -> None:
     np.testing.assert_array_equal(gradient(model), np.ones_like(X))
 
 
+def test_an_input_that_is_given_out_without_a_type(tmp_path: Path) -> None:
+    model = parsed("{ y = Tanh(x) }")
+    model.graph.output.add(name="x")
+    onnx.save(model, tmp_path / "model.onnx")
+    for given in (model, tmp_path / "model.onnx"):
+        got = run(og.augment(given, wrt="inputs", of="y", seed="ones"), {"x": X})
+        np.testing.assert_array_equal(got["x"], X)
+        np.testing.assert_allclose(got["x_grad"], 1 - np.tanh(X) ** 2, rtol=1e-5)
+
+
 def test_a_function_of_an_older_opset() -> None:
     """Its ReduceSum has the axes as an attribute, the model's has not."""
     model = parsed(
