@@ -169,6 +169,31 @@ def _warn_of_equal_parameters(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:
         )
 
 
+def _warn_of_left_out(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:
+    """Say what is stored under the name of a member of a module, acts on the outputs, and is not taken for a parameter.
+
+    PyTorch's older exporter stores parameters and buffers so, and constants otherwise.
+    """
+    if any(KIND in v.metadata_props for v in graph.initializers.values()):
+        return
+    felt = ancestors(graph.outputs, frozenset(graph))
+    acting = {
+        value: None
+        for node in graph
+        if node in felt and (rule := rule_of(node)) is not None
+        for name, value in carriers(node, rule)
+        if not (node.op_type == "BatchNormalization" and stem(name) not in rule.parameters)
+    }
+    lost = [v for v in acting if v not in wrt and v.is_initializer() and _MEMBER.fullmatch(v.name or "")]
+    if lost:
+        _warn(
+            f"{_listed([v.name or '' for v in lost])} may be parameters or constants, which the file does not tell:"
+            " they are left out. Name them in wrt to differentiate by them, too."
+        )
+
+
+_MEMBER = re.compile(r"[^\W\d]\w*(\.\w+)+")
+
 _SHOWN = 4
 
 
@@ -249,6 +274,7 @@ def resolve_wrt(graph: ir.Graph, wrt: str | Sequence[str]) -> list[ir.Value]:
     if wrt in ("parameters", "all"):
         _warn_of_equal_parameters(graph, found)
         _warn_of_computed(found)
+        _warn_of_left_out(graph, found)
     return found
 
 

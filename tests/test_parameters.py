@@ -199,3 +199,29 @@ def test_weights_that_only_a_body_reads() -> None:
     assert set(got) == {"w_grad", "v_grad"}
     for name, gradient in zip(("w", "v"), want, strict=True):
         np.testing.assert_allclose(got[f"{name}_grad"], gradient.numpy(), rtol=1e-5)
+
+
+class Scaled(torch.nn.Module):
+    """A learned temperature and a learned exponent beside a convolution; a constant of the module's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.pool = torch.nn.Conv2d(3, 4, 3), torch.nn.Module()
+        self.pool.p, self.pool.scale = torch.nn.Parameter(torch.ones(1) * 3), torch.nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x).abs().pow(self.pool.p).mean((2, 3)) * self.pool.scale * 2
+
+
+def test_what_may_be_a_parameter_is_named() -> None:
+    """Of scalars and exponents the older exporter's file does not tell; the newer one's does."""
+    torch.manual_seed(0)
+    net, x = Scaled(), torch.randn(2, 3, 6, 6)
+    older, newer = (export(net, x, dynamo=dynamo, training=False, fold=False) for dynamo in (False, True))
+    with pytest.warns(UserWarning, match="'pool.p', 'pool.scale' may be parameters or constants.* Name them in wrt"):
+        assert {o.name for o in og.vjp(older, wrt="parameters").graph.output} == {"conv.weight_grad", "conv.bias_grad"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = {o.name for o in og.vjp(newer, wrt="parameters").graph.output}
+        og.vjp(older, wrt=["conv.*", "pool.*"])
+    assert found == {"conv.weight_grad", "conv.bias_grad", "pool.p_grad", "pool.scale_grad"}
