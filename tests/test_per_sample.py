@@ -198,9 +198,28 @@ def test_first_states_of_zeros(kind: type[nn.RNNBase], dynamic: bool) -> None:
     compare(spread(Stateful(kind)), torch.randn(3, 5, 4), dynamic=dynamic, least=6)
 
 
+class RunningMean(nn.Module):
+    """The same with a decay that is learned, from zeros that are like the first input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decay, self.seen = nn.Parameter(torch.rand(4)), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.seen(x)
+        state = torch.zeros_like(x[:, 0])
+        for i in range(x.shape[1]):
+            state = torch.sigmoid(self.decay) * state + x[:, i]
+        return state
+
+
 @pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "static"])
-def test_first_states_of_zeros_in_convolutions(dynamic: bool) -> None:
-    compare(spread(ConvolutionalState()), torch.randn(2, 3, 6, 5), dynamic=dynamic, least=4)
+@pytest.mark.parametrize("dynamo", [False, True], ids=["older", "newer"])
+@pytest.mark.parametrize(("net", "shape"), [(ConvolutionalState, (2, 3, 6, 5)), (RunningMean, (3, 5, 4))])
+def test_first_states_written_out(
+    net: Callable[[], nn.Module], shape: tuple[int, ...], dynamo: bool, dynamic: bool
+) -> None:
+    compare(spread(net()), torch.randn(shape), dynamo=dynamo, dynamic=dynamic, least=2)
 
 
 @pytest.mark.parametrize(

@@ -172,9 +172,17 @@ class Tracker:
 
         The nodes from there on are labelled anew; nothing is if one mixes the rows, or something else has read them already.
         """
-        way = {n for n in ancestors([value], self.e.order) if any(v in self.varied for v in n.outputs)}
         before = dict(self.labels)
-        leaves = [v for n in way for v in n.inputs if v is not None and v not in self.varied and self[v] is None]
+        way: set[ir.Node] = set()
+        leaves: list[ir.Value] = []
+        todo = [value]
+        while todo:
+            node = todo.pop().producer()
+            if node is not None and node not in way:
+                way.add(node)
+                unheld = [v for v in node.inputs if v is not None and self[v] is None]
+                todo += [v for v in unheld if v in self.varied]
+                leaves += [v for v in unheld if v not in self.varied]
         while leaves:
             leaf = leaves.pop()
             axes = [i for i, d in enumerate(sizes(self.e, leaf)) if same_size(d, self.size)]
