@@ -118,3 +118,35 @@ def test_an_integer_output_keeps_its_node() -> None:
     found = run(og.augment(model, wrt=["x"], of="y", seed="ones"), {"x": np.ones((2, 3), np.float32)})
     np.testing.assert_array_equal(found["s"], [2, 3])
     np.testing.assert_array_equal(found["x_grad"], np.full((2, 3), 2, np.float32))
+
+
+@pytest.mark.parametrize("shape", ["2, 3, 4", "n, 3, 4"])
+@pytest.mark.parametrize("step", [-1, -2])
+@pytest.mark.parametrize("end", [-(2**63) + 1, -(2**31), -5, -4, -3, -2, 0, 1, 2**31 - 1, 2**63 - 1])
+@pytest.mark.parametrize("start", [-1, -2, 2, 2**63 - 1])
+def test_vectors_that_are_read_backwards(shape: str, step: int, end: int, start: int) -> None:
+    """Indices and sizes, as a flip of PyTorch's older exporter has them; against the model as it stands."""
+    body = f"""
+        start = Constant<value_ints = [{start}]>()
+        end = Constant<value_ints = [{end}]>()
+        zero = Constant<value_ints = [0]>()
+        step = Constant<value_ints = [{step}]>()
+        rest = Constant<value_ints = [-1]>()
+        s = Shape(x)
+        sizes = Slice(s, start, end, zero, step)
+        asked = Concat<axis = 0>(sizes, rest)
+        z = Reshape(x, asked)
+        numbers = Constant<value_ints = [0, 1, 2]>()
+        at = Slice(numbers, start, end, zero, step)
+        y = Gather<axis = 1>(x, at)
+    """
+    model = _model(body, shape)
+    model.graph.output.add(name="z")
+    feed = {"x": np.arange(24, dtype=np.float32).reshape(2, 3, 4)}
+    want, found = run(model, feed), run(og.augment(model, wrt=["x"], of="y", seed="ones"), feed)
+    for name in ("y", "z"):
+        assert found[name].shape == want[name].shape
+        np.testing.assert_array_equal(found[name], want[name])
+    flipped = np.zeros((2, 3, 4), np.float32)
+    flipped[:, np.unique(want["y"] % 12 // 4).astype(int)] = 1
+    np.testing.assert_array_equal(found["x_grad"], flipped)

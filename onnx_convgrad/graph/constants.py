@@ -19,6 +19,7 @@ from onnx_convgrad.graph.nodes import is_op
 __all__ = [
     "WAS_NODE",
     "Folding",
+    "backwards",
     "constant_of",
     "forget_constants",
     "is_constant",
@@ -108,12 +109,15 @@ def constant_of(value: ir.Value | None, depth: int = _DEPTH) -> np.ndarray | Non
     """The value as an array, or `None` when it depends on run-time data or variables (or is a large computed tensor)."""
     if value is None or value.is_graph_input() or _VARIES in value.meta:
         return None
-    if value.const_value is not None:
-        return value.const_value.numpy()
+    stored = value.const_value
+    if stored is not None and value.producer() is None:
+        return stored.numpy()
     if _CACHE in value.meta:
         cached: np.ndarray | None = value.meta[_CACHE]
         return cached
     result = _fold(value, depth)
+    if result is None and stored is not None:  # what shape inference has found, from sizes that are known in part
+        result = stored.numpy()
     value.meta[_CACHE] = result
     return result
 
@@ -221,16 +225,24 @@ def _slice(_: ir.Node, data: Any, starts: Any, ends: Any, axes: Any = None, step
     index: list[slice] = [slice(None)] * data.ndim
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         index[axis] = (
-            _backwards(int(start), int(end), int(step), data.shape[axis]) if step < 0 else slice(start, end, step)
+            backwards(int(start), int(end), int(step), data.shape[axis]) if step < 0 else slice(start, end, step)
         )
     return data[tuple(index)]
 
 
-def _backwards(start: int, end: int, step: int, size: int) -> slice:
-    """Ends beyond the axis count as its ends; Python leaves out the first element instead."""
+def backwards(start: int, end: int, step: int, size: int) -> slice:
+    """What a Slice of ONNX with a negative step takes of an axis: from ends beyond it everything, also the first element.
+
+    ONNX Runtime takes the largest numbers for such an end too.
+    """
+    if end in _FAR:
+        end = -size - 1
     start, end = (at + size if at < 0 else at for at in (start, end))
     start, end = min(max(start, 0), size - 1), min(max(end, -1), size - 1)
     return slice(start, None if end < 0 else end, step)
+
+
+_FAR = (2**31 - 1, 2**63 - 1)
 
 
 def _reshape(node: ir.Node, data: Any, shape: Any) -> Any:

@@ -2,17 +2,18 @@
 
 Squeeze without axes removes every axis of size one, also those whose size is not known yet. Split, when its sizes are
 computed, need not be even. Expand does not tell the rank of a result if its data is of unknown rank, nor does Compress
-with an axis. Slice with bounds beyond the end takes less than their distance.
+with an axis. Slice with bounds beyond the end takes less than their distance, and backwards it may take the first element.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext, registry
 
-from onnx_convgrad.graph.constants import constant_of
+from onnx_convgrad.graph.constants import backwards, constant_of
 
 __all__ = ["install"]
 
@@ -78,10 +79,28 @@ def _slice(context: ShapeInferenceContext, node: ir.Node) -> None:
     x, y = node.inputs[0], node.outputs[0]
     if x is None or x.shape is None or y.shape is None:
         return
+    bounds = [constant_of(v) for v in node.inputs[1:]]
+    if len(bounds) == 4 and all(b is not None for b in bounds):
+        _slice_exactly(context, x, y, np.stack([b.reshape(-1) for b in bounds if b is not None], 1))
     pairs = zip(x.shape, y.shape, strict=True)
     guessed = [isinstance(new, int) and new > 1 and not isinstance(old, int) for old, new in pairs]
     if any(guessed):
         y.shape = ir.Shape([context.new_symbolic_dim() if g else d for g, d in zip(guessed, y.shape, strict=True)])
+
+
+def _slice_exactly(context: ShapeInferenceContext, x: ir.Value, y: ir.Value, bounds: np.ndarray) -> None:
+    """Known sizes and members between bounds (start, end, axis, step) that are known."""
+    assert x.shape is not None and y.shape is not None  # noqa: PT018
+    members, dims = context.get_symbolic_value(x), list(y.shape)
+    for start, end, axis, step in bounds.tolist():
+        size = x.shape[axis]
+        if isinstance(size, int):
+            taken = backwards(start, end, step, size) if step < 0 else slice(start, end, step)
+            dims[axis] = len(range(size)[taken])
+            if members is not None and len(dims) == 1:
+                y.const_value = None
+                context.set_symbolic_value(y, members[taken])
+    y.shape = ir.Shape(dims)
 
 
 _CORRECTIONS: tuple[tuple[str, int, Infer], ...] = (
