@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import onnx_ir as ir
@@ -36,14 +37,20 @@ def complete(e: Emitter, node: ir.Node) -> None:
         y.dtype = x.dtype
 
 
-def sizes(e: Emitter, value: ir.Value) -> list[Any]:
-    """The shape of a value, empty if unknown; that of a filled tensor with the names of the sizes that it was asked for."""
+def sizes(e: Emitter, value: ir.Value, shape: Callable[[ir.Value], list[Any]]) -> list[Any]:
+    """The shape of a value, empty if unknown; of a filled tensor the sizes asked for, where they are a `shape`."""
     node = value.producer()
-    asked = _entries(e, node.inputs[0], _LIMIT) if is_op(node, "ConstantOfShape") else None
+    asked = _entries(e, node.inputs[0], _LIMIT, shape) if is_op(node, "ConstantOfShape") else None
     return list(value.shape or ()) if asked is None else asked
 
 
-def _entries(e: Emitter, value: ir.Value | None, steps: int) -> list[Any] | None:
+def _shape(value: ir.Value) -> list[Any]:
+    return list(value.shape or ())
+
+
+def _entries(
+    e: Emitter, value: ir.Value | None, steps: int, shape: Callable[[ir.Value], list[Any]] = _shape
+) -> list[Any] | None:
     """The entries of a vector of sizes: numbers, symbols, or `None` for one that is not known."""
     constant = e.constant_of(value)
     if constant is not None:
@@ -56,8 +63,8 @@ def _entries(e: Emitter, value: ir.Value | None, steps: int) -> list[Any] | None
         start, end = (
             None if name not in node.attributes else node.attributes[name].as_int() for name in ("start", "end")
         )
-        return list(source.shape)[start:end]
-    parts = [_entries(e, v, steps - 1) for v in (node.inputs if node.op_type == "Concat" else [source])]
+        return shape(source)[start:end]
+    parts = [_entries(e, v, steps - 1, shape) for v in (node.inputs if node.op_type == "Concat" else [source])]
     if any(part is None for part in parts):
         return None
     return _picked(e, node, [d for part in parts if part is not None for d in part])
