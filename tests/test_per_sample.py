@@ -169,6 +169,28 @@ def test_networks(build: Callable[[], nn.Module], shape: tuple[int, ...], dynamo
     compare(spread(build()), torch.randn(shape, generator=torch.Generator().manual_seed(0)), dynamo=dynamo)
 
 
+class Placed(nn.Module):
+    """Features that take the place of others, and positions that are picked by constants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all, self.some = nn.Linear(4, 6), nn.Linear(4, 2)
+        self.register_buffer("rows", torch.tensor([2, 0, 1]))
+        self.register_buffer("columns", torch.tensor([0, 3, 5]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.all(x).clone()
+        y[:, :, 1:3] = 2 * self.some(x)
+        y[:, 0] = 1.5
+        return torch.tanh(y)[:, self.rows, self.columns] + y.mean(1)[:, :3]
+
+
+@pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "static"])
+def test_parts_in_place_of_others(dynamic: bool) -> None:
+    """As PyTorch's newer exporter writes them; the older one's indices go along the samples too."""
+    compare(spread(Placed()), torch.randn(3, 5, 4), dynamo=True, dynamic=dynamic, least=4)
+
+
 class Stateful(nn.Module):
     """A recurrent network that starts from zeros, which have a row for each sample."""
 

@@ -22,7 +22,7 @@ def reshape(t: Tracker, n: Call, given: Labels) -> Label:
     t.rank(x)
     if n.node.op_type == "Flatten" and label.axis == 0 and n.int("axis", 1) % (t.rank(x) + 1) == 1:
         return label
-    source, target = list(x.shape or ()), list(n.y.shape or ()) if n.y.shape is not None else _asked(t, n, x)
+    source, target = t.sizes(x), list(n.y.shape or ()) if n.y.shape is not None else _asked(t, n, x)
     found = None if target is None else reshaped(label, source, target)
     if found is None:
         raise UnsupportedCase(
@@ -191,7 +191,34 @@ def gather_nd(t: Tracker, n: Call, given: Labels) -> Label:
     labels = {label for label in given if isinstance(label, Samples)}
     if len(labels) == 1 and None not in given and next(iter(labels)).axis < batch and x is not indices:
         return labels.pop()
+    if isinstance(given[0], Samples) and given[1] is None and (picked := _indexed(t, indices)) is not None:
+        behind = given[0].axis - batch - picked
+        if behind >= 0:
+            return given[0].at(t.rank(indices) - 1 + behind)
     raise UnsupportedCase("which entries of which sample it picks is not known.")
+
+
+@handler("ScatterND")
+def scatter_nd(t: Tracker, n: Call, given: Labels) -> Label:
+    """Rows in place of others, with the samples on an axis of the rows."""
+    data, indices, updates = (n[name] for name in ("data", "indices", "updates"))
+    picked = _indexed(t, indices)
+    found: set[Label] = set()
+    if given[1] is None and picked is not None:
+        for value, label, first in ((data, given[0], picked), (updates, given[2], t.rank(indices) - 1)):
+            if isinstance(label, Samples) and label.axis >= first:
+                found.add(label.at(label.axis - first + picked))
+            elif label is not None or value in t.varied:
+                found.add(None)
+    if len(found) != 1 or None in found:
+        raise UnsupportedCase("which entries of which sample it replaces is not known.")
+    return found.pop()
+
+
+def _indexed(t: Tracker, indices: ir.Value) -> int | None:
+    """How many axes the rows of a table of indices go along."""
+    t.rank(indices)
+    return known(indices.shape[-1]) if indices.shape else None
 
 
 @handler("OneHot")

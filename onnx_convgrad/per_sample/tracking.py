@@ -134,6 +134,14 @@ class Tracker:
     def rank(self, value: ir.Value) -> int:
         return self.e.rank(value, "to follow the samples through it")
 
+    def sizes(self, value: ir.Value) -> list[Any]:
+        """The shape of a value, with the number of samples where they are told."""
+        dims: list[Any] = list(value.shape or ())
+        label = self[value]
+        if dims and isinstance(label, Samples) and label.plain:
+            dims[label.axis] = self.size
+        return dims
+
     def aligned(self, n: Call, given: Sequence[Label]) -> Samples:
         """The label of a result of broadcast operands.
 
@@ -185,7 +193,7 @@ class Tracker:
                 leaves += [v for v in unheld if v not in self.varied]
         while leaves:
             leaf = leaves.pop()
-            axes = [i for i, d in enumerate(sizes(self.e, leaf, self._sizes)) if same_size(d, self.size)]
+            axes = [i for i, d in enumerate(sizes(self.e, leaf, self.sizes)) if same_size(d, self.size)]
             node = leaf.producer()
             if axes:
                 self.labels[leaf] = Samples(axes[0])
@@ -203,14 +211,6 @@ class Tracker:
         if self[value] != wanted or any(v in self.varied for n in others for v in n.outputs):
             self.labels = before
         return self[value] == wanted
-
-    def _sizes(self, value: ir.Value) -> list[Any]:
-        """The shape of a value, with the number of samples where they are told."""
-        dims: list[Any] = list(value.shape or ())
-        label = self[value]
-        if dims and isinstance(label, Samples) and label.plain:
-            dims[label.axis] = self.size
-        return dims
 
     # -- results -------------------------------------------------------------------------------------------------------
 
