@@ -67,12 +67,16 @@ def einsum_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> C
         own, others = factors[i], [cotangent, *factors[:i], *factors[i + 1 :]]
         require(
             at.plain
-            and len(set(own.term)) == len(own.term)
-            and index not in own.term
-            and not any(_must_expand(own, label, others) or 1 in map(known, own.sizes(label)) for label in own.term),
+            and len({index, *own.term}) == 1 + len(own.term)
+            and all(known(d) not in (None, 1) for label in own.term for d in own.sizes(label)),
             f"its operand {own.value.name!r} has no form per sample: an index of it is repeated, broadcast or its own.",
         )
-        return batch.stacked(_contract(e, others, (index, *own.term)), own.value)
+        found = [label for label in own.term if any(label in f.term for f in others)]
+        value = _contract(e, others, (index, *found))
+        value = e.unsqueeze(value, [p for p, label in enumerate(own.term, 1) if label not in found])
+        if any(_must_expand(own, label, others) for label in own.term):
+            value = e.op("Expand", value, e.vector([batch.count, *e.dims(own.value)]))
+        return batch.stacked(value, own.value)
 
     return {f"Inputs.{i}": partial(apart, i) for i in range(len(factors))}
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import onnx_ir as ir
 
 from onnx_convgrad.emit import known
 from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.per_sample.layout import Label, Samples, reshaped
 from onnx_convgrad.per_sample.operators import Labels, apart, axes_of, constant, only
+from onnx_convgrad.per_sample.sizes import entries
 from onnx_convgrad.per_sample.tracking import Tracker, handler, mixes
 from onnx_convgrad.registry import Call
 
@@ -22,8 +25,8 @@ def reshape(t: Tracker, n: Call, given: Labels) -> Label:
     t.rank(x)
     if n.node.op_type == "Flatten" and label.axis == 0 and n.int("axis", 1) % (t.rank(x) + 1) == 1:
         return label
-    source, target = t.sizes(x), list(n.y.shape or ()) if n.y.shape is not None else _asked(t, n, x)
-    found = None if target is None else reshaped(label, source, target)
+    target = _target(t, n, x)
+    found = None if target is None else reshaped(label, t.sizes(x), target)
     if found is None:
         raise UnsupportedCase(
             f"from shape {x.shape} to {n.y.shape}, where the samples are afterwards is not certain.",
@@ -32,13 +35,16 @@ def reshape(t: Tracker, n: Call, given: Labels) -> Label:
     return found
 
 
-def _asked(t: Tracker, n: Call, x: ir.Value) -> list[object] | None:
-    """The sizes that the operand `shape` asks for; 0 stands for the one of x."""
-    asked = t.e.constant_of(n.get("shape")) if n.node.op_type == "Reshape" else None
-    if asked is None or x.shape is None:
-        return None
-    literal = n.int("allowzero", 0)
-    return [x.shape[i] if d == 0 and not literal else None if d == -1 else int(d) for i, d in enumerate(asked)]
+def _target(t: Tracker, n: Call, x: ir.Value) -> list[Any] | None:
+    """The sizes of the result, those that inference left open as the operand `shape` asks for them."""
+    inferred = None if n.y.shape is None else list(n.y.shape)
+    asked = entries(t.e, n.get("shape"), t.sizes) if n.node.op_type == "Reshape" else None
+    if asked is None or len(inferred or asked) != len(asked):
+        return inferred
+    copied = [] if n.int("allowzero", 0) else t.sizes(x)
+    asked = [copied[i] if d == 0 and i < len(copied) else None if d == -1 else d for i, d in enumerate(asked)]
+    pairs = zip(inferred or asked, asked, strict=True)
+    return [d if isinstance(d, int) or wanted is None else wanted for d, wanted in pairs]
 
 
 @handler("Transpose")

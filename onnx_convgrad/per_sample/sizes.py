@@ -11,7 +11,7 @@ from onnx_convgrad.emit import Emitter
 from onnx_convgrad.graph.nodes import is_op
 from onnx_convgrad.registry import Call
 
-__all__ = ["complete", "sizes"]
+__all__ = ["complete", "entries", "sizes"]
 
 _LIMIT = 16
 """Steps of shape arithmetic that are followed back."""
@@ -25,7 +25,7 @@ def complete(e: Emitter, node: ir.Node) -> None:
         e.infer(node)
         return
     x, y = node.inputs[0], node.outputs[0]
-    asked = _entries(e, node.inputs[1], _LIMIT)
+    asked = entries(e, node.inputs[1])
     if x is None or asked is None:
         return
     copied = not Call(node).int("allowzero", 0)
@@ -40,7 +40,7 @@ def complete(e: Emitter, node: ir.Node) -> None:
 def sizes(e: Emitter, value: ir.Value, shape: Callable[[ir.Value], list[Any]]) -> list[Any]:
     """The shape of a value, empty if unknown; of a filled tensor the sizes asked for, where they are a `shape`."""
     node = value.producer()
-    asked = _entries(e, node.inputs[0], _LIMIT, shape) if is_op(node, "ConstantOfShape") else None
+    asked = entries(e, node.inputs[0], shape) if is_op(node, "ConstantOfShape") else None
     return list(value.shape or ()) if asked is None else asked
 
 
@@ -48,8 +48,8 @@ def _shape(value: ir.Value) -> list[Any]:
     return list(value.shape or ())
 
 
-def _entries(
-    e: Emitter, value: ir.Value | None, steps: int, shape: Callable[[ir.Value], list[Any]] = _shape
+def entries(
+    e: Emitter, value: ir.Value | None, shape: Callable[[ir.Value], list[Any]] = _shape, steps: int = _LIMIT
 ) -> list[Any] | None:
     """The entries of a vector of sizes: numbers, symbols, or `None` for one that is not known."""
     constant = e.constant_of(value)
@@ -64,7 +64,7 @@ def _entries(
             None if name not in node.attributes else node.attributes[name].as_int() for name in ("start", "end")
         )
         return shape(source)[start:end]
-    parts = [_entries(e, v, steps - 1, shape) for v in (node.inputs if node.op_type == "Concat" else [source])]
+    parts = [entries(e, v, shape, steps - 1) for v in (node.inputs if node.op_type == "Concat" else [source])]
     if any(part is None for part in parts):
         return None
     return _picked(e, node, [d for part in parts if part is not None for d in part])
