@@ -187,7 +187,7 @@ def _normalized_twice() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     return model, stored
 
 
-def test_batch_statistics_are_computed_once_and_blended_apart() -> None:
+def test_batch_statistics_are_computed_once_and_blended_one_after_the_other() -> None:
     """The gradient takes the statistics of the batch from the node itself; the stored ones survive the run."""
     torch = pytest.importorskip("torch")
     model, stored = _normalized_twice()
@@ -209,9 +209,25 @@ def test_batch_statistics_are_computed_once_and_blended_apart() -> None:
         np.testing.assert_allclose(got["y"], y.detach().numpy(), rtol=1e-4, atol=1e-5)
         for name, leaf in leaves.items():
             np.testing.assert_allclose(got[f"{name}_grad"], leaf.grad.numpy(), rtol=1e-4, atol=1e-4)
-        for suffix, batch in (("", x.astype(np.float64)), ("_1", s.detach().numpy())):
-            np.testing.assert_allclose(got[f"mean_next{suffix}"], 0.75 * 5 + 0.25 * batch.mean((0, 2, 3)), rtol=1e-5)
-            np.testing.assert_allclose(got[f"var_next{suffix}"], 0.75 * 4 + 0.25 * batch.var((0, 2, 3)), rtol=1e-5)
+        mean, var = 5, 4
+        for batch in (x.astype(np.float64), s.detach().numpy()):
+            mean, var = 0.75 * mean + 0.25 * batch.mean((0, 2, 3)), 0.75 * var + 0.25 * batch.var((0, 2, 3))
+        np.testing.assert_allclose(got["mean_next"], mean, rtol=1e-5)
+        np.testing.assert_allclose(got["var_next"], var, rtol=1e-5)
+        assert not [name for name in names if name.endswith("_1")]
+
+
+def test_statistics_that_are_stored_as_copies() -> None:
+    """PyTorch's older exporter stores equal tensors once: fresh statistics are copies of the scale and the shift."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[4,2,3] x) => (float[4,2,3] y)'
+        " <float[2] scale = {1.0, 1.0}, float[2] shift = {0.0, 0.0}> {"
+        " mean = Identity (shift) var = Identity (scale) y = BatchNormalization (x, scale, shift, mean, var) }"
+    )
+    x = np.random.default_rng(0).standard_normal((4, 2, 3)).astype(np.float32)
+    got = run(og.augment(model, wrt=["x"], training=True, seed="ones"), {"x": x})
+    np.testing.assert_allclose(got["mean_next"], 0.1 * x.mean((0, 2)), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(got["var_next"], 0.9 + 0.1 * x.var((0, 2)), rtol=1e-5)
 
 
 def test_frozen_batch_normalization_is_one_product() -> None:

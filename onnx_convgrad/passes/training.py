@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.graph.constants import number_of
 from onnx_convgrad.graph.namespace import Namespace
+from onnx_convgrad.graph.nodes import is_op
 from onnx_convgrad.passes.covariance import normalize_by_covariance
 from onnx_convgrad.passes.gelu import fuse_gelu
 from onnx_convgrad.passes.group_statistics import share_group_statistics
@@ -24,17 +25,18 @@ def set_training(graph: ir.Graph) -> list[tuple[str, ir.Value]]:
     Returns:
         For each running statistic that is stored as an initializer, its name and the value with its update, in the
         order of the nodes (mean, then variance). ONNX's convention: next = momentum * old + (1 - momentum) * batch.
+        What several nodes share is updated by one after the other.
     """
-    updates: list[tuple[str, ir.Value]] = []
+    latest: dict[ir.Value, ir.Value] = {}
     names = Namespace.of_values(graph)
     for node in list(graph):
         if node.domain:
             continue
         if node.op_type == "BatchNormalization":
-            updates += _batch_statistics(node)
+            _batch_statistics(node, latest)
         elif node.op_type == "Dropout":
             drop(graph, node, names)
-    return updates
+    return [(statistic.name or "", update) for statistic, update in latest.items()]
 
 
 def rewrite_for_training(graph: ir.Graph, target: Target, keep: Collection[ir.Value]) -> None:
@@ -51,18 +53,25 @@ def rewrite_for_training(graph: ir.Graph, target: Target, keep: Collection[ir.Va
     share_group_statistics(graph, target, keep)
 
 
-def _batch_statistics(node: ir.Node) -> list[tuple[str, ir.Value]]:
+def _batch_statistics(node: ir.Node, latest: dict[ir.Value, ir.Value]) -> None:
     node.attributes["training_mode"] = ir.AttrInt64("training_mode", 1)
     if len(node.outputs) < 3:
         node.resize_outputs(3)
-    updates = []
-    for operand, output in zip(node.inputs[3:5], node.outputs[1:3], strict=True):
+    for index, output in ((3, node.outputs[1]), (4, node.outputs[2])):
+        operand = node.inputs[index]
         if operand is None:
             continue
         output.dtype, output.shape = operand.dtype, operand.shape  # type: ignore[assignment]
-        if operand.is_initializer():
-            updates.append((operand.name or "", output))
-    return updates
+        if _is_stored(operand):
+            node.replace_input_with(index, latest.get(operand, operand))
+            latest[operand] = output
+
+
+def _is_stored(value: ir.Value) -> bool:
+    """Whether a value is an initializer, or a copy of one: PyTorch's older exporter stores equal tensors once."""
+    node = value.producer()
+    copy = node.inputs[0] if is_op(node, "Identity") else None
+    return value.is_initializer() or (copy is not None and _is_stored(copy))
 
 
 def dropped_share(node: ir.Node) -> float | None:
