@@ -13,11 +13,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
+import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.graph.nodes import is_op
 
-__all__ = ["FOLDED", "KIND", "Merged", "Missing", "by_exporter", "left_out", "merged", "sources"]
+__all__ = ["FOLDED", "KIND", "Merged", "Missing", "by_exporter", "left_out", "merged", "sources", "tie_copies"]
 
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 """What an initializer was: `PARAMETER`, `BUFFER`, ..."""
@@ -69,6 +70,19 @@ class Missing:
 def sources(value: ir.Value) -> list[str]:
     """The names in the exporter's list of what it folded into a value."""
     return re.findall(r"'([^']+)'", value.metadata_props.get(FOLDED, ""))
+
+
+def tie_copies(graph: ir.Graph) -> None:
+    """Let one initializer stand for those that the exporter folded alike from one parameter, a copy for each of its uses."""
+    first: dict[object, ir.Value] = {}
+    for name, value in list(graph.initializers.items()):
+        if len(sources(value)) != 1 or value.shape is None or value.is_graph_input() or value.is_graph_output():
+            continue
+        twin = first.setdefault((value.metadata_props[FOLDED], value.dtype, tuple(value.shape)), value)
+        own, other = value.const_value, twin.const_value
+        if twin is not value and own is not None and other is not None and np.array_equal(own.numpy(), other.numpy()):
+            value.replace_all_uses_with(twin)
+            del graph.initializers[name]
 
 
 def merged(graph: ir.Graph) -> list[Merged]:

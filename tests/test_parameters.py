@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -225,3 +226,42 @@ def test_what_may_be_a_parameter_is_named() -> None:
         found = {o.name for o in og.vjp(newer, wrt="parameters").graph.output}
         og.vjp(older, wrt=["conv.*", "pool.*"])
     assert found == {"conv.weight_grad", "conv.bias_grad", "pool.p_grad", "pool.scale_grad"}
+
+
+class Twice(torch.nn.Module):
+    """A layer that is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.last = torch.nn.Linear(40, 40), torch.nn.Linear(40, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.layer(self.layer(x).tanh()).tanh())
+
+
+def test_a_weight_that_is_folded_for_each_of_its_uses(tmp_path: Path) -> None:
+    """The newer exporter stores its transpose once for each, and merges small ones alone."""
+    torch.manual_seed(0)
+    net, x = Twice(), torch.randn(2, 3, 40)
+    model = export(net, x, dynamo=True, training=False, fold=True)
+    copies = [i.name for i in model.graph.initializer if list(i.dims) == [40, 40]]
+    assert len(copies) == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        got = run(og.vjp(model, wrt="parameters", seed="ones"), {"x": x.numpy()})
+        program = og.build_training(model, loss="mse", optimizer=og.optim.SGD(lr=0.1))
+    want = torch.autograd.grad(net(x).sum(), net.layer.weight)[0].numpy().T
+    assert [name for name in got if name.removesuffix("_grad") in copies] == [f"{copies[0]}_grad"]
+    assert np.linalg.norm(got[f"{copies[0]}_grad"] - want) < 1e-5 * np.linalg.norm(want)
+    trainer, target = og.Trainer(program), torch.randn(2, 3, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = F.mse_loss(net(x), target)
+        loss.backward()
+        optimizer.step()
+        got = trainer.step({"x": x.numpy(), "target": target.numpy()})
+        assert float(got["loss"]) == pytest.approx(loss.item(), rel=1e-5)
+    trainer.export(tmp_path / "trained.onnx")
+    trained = run(onnx.load(tmp_path / "trained.onnx"), {"x": x.numpy()})
+    np.testing.assert_allclose(next(iter(trained.values())), net(x).detach().numpy(), rtol=1e-4, atol=1e-5)

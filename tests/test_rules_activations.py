@@ -7,6 +7,7 @@ import onnx
 import pytest
 
 from onnx_convgrad import api
+from onnx_convgrad.derivatives import COMPOSITIONS
 from onnx_convgrad.runtime import run
 from onnx_convgrad.testing import Case, check, rand
 
@@ -139,6 +140,18 @@ POLES = {
     "power": ("half = Constant <value_float = 0.5> () t = Abs (r) y = Pow (t, half)", lambda _, r: r.abs().pow(0.5)),
     "quotient": ("y = Div (x, r)", lambda x, r: x / r),
 }
+
+
+@pytest.mark.parametrize("composition", COMPOSITIONS)
+def test_second_order_of_a_saturated_gate_is_finite(composition: str) -> None:
+    """exp(-x) meets a large tangent before the square of the result takes it away."""
+    text = """<ir_version: 10, opset_import: ["": 21]> g (float[N] x, float[N] w) => (float s) {
+        y = Sigmoid (x) r = Neg (y) q = Mul (r, w) s = ReduceSum <keepdims = 0> (q) }"""
+    model = api.hvp(onnx.parser.parse_model(text), wrt=["x"], of="s", composition=composition)
+    x = np.asarray([-700, -90, -88, -60, -30, 0.5, 100], np.float32)
+    y = 1 / (1 + np.exp(-x.astype(np.float64)))
+    got = run(model, {"x": x, "w": np.full_like(x, 1e4), "x_tangent": np.full_like(x, 1e4)})["x_grad_tangent"]
+    np.testing.assert_allclose(got, -1e8 * y * (1 - y) * (1 - 2 * y), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", POLES)

@@ -24,6 +24,7 @@ from onnx_ir.passes import common
 from onnx_shape_inference import infer_symbolic_shapes
 
 from onnx_convgrad.errors import ArgumentError, ModelError
+from onnx_convgrad.exporter import tie_copies
 from onnx_convgrad.graph.constants import WAS_NODE, forget_constants
 from onnx_convgrad.graph.namespace import Namespace, rename
 from onnx_convgrad.names import check_names
@@ -70,6 +71,7 @@ def canonicalize(model: ir.Model, input_shapes: InputShapes | None = None, *, fo
     _sort(model.graph)
     model.graph.name = model.graph.name or "main_graph"  # ONNX demands one, the runtime does not
     common.RemoveInitializersFromInputsPass()(model)
+    tie_copies(model.graph)
     constants = {v.name for node in model.graph if node.op_type == "Constant" for v in node.outputs}
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     for value in model.graph.initializers.values():

@@ -17,6 +17,7 @@ import onnx
 import onnx_ir as ir
 
 from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.exporter import tie_copies
 from onnx_convgrad.files import AnyModel, load, whole_proto
 from onnx_convgrad.lowering.calibration import calibrated
 from onnx_convgrad.lowering.candidates import Choosing, Policy
@@ -194,6 +195,7 @@ def build_training(
     given_model = load(model)
     restore(given_model.graph)
     part_statistics(given_model.graph)
+    tie_copies(given_model.graph)
     base = canonicalize(given_model.clone(), input_shapes)
     if input_shapes:
         verify_shapes(base, lambda: canonicalize(given_model.clone()))
