@@ -39,13 +39,14 @@ def parameters(graph: ir.Graph) -> list[ir.Value]:
     Elsewhere an initializer is trainable when it is floating and reaches, at most through a change of layout or as one of
     several pieces, an operand that a rule declares as a parameter. Running statistics are in no such operand. Scalars that
     are added or multiplied in are left out: nothing tells a trained one from a constant, but that the file calls it a
-    parameter, or that it is the bias of a product with a weight. So are Constant nodes that are added, multiplied or
-    joined in where weights are initializers, and numbers that are joined, added or multiplied to what no derivative
+    parameter, or that it is the bias of a product with a weight. So are Constant nodes where weights are initializers,
+    such as the filter of a blur, and numbers that are joined, added or multiplied to what no derivative
     passes, such as the scales of a Resize, and the ones and zeros that an exporter gives to a normalization without
     scale and bias, or to a group normalization that is written as an instance normalization between two Reshapes:
     its own scale and bias come behind them.
     """
     found: dict[ir.Value, None] = {}
+    weights: set[ir.Value] = set()
     stored = any(_trainable(v, dedicated=True) and not v.meta.get(WAS_NODE) for v in graph.initializers.values())
     felt = ancestors(graph.outputs, frozenset(graph))
     told = any(v.metadata_props.get(KIND) == "PARAMETER" for v in graph.initializers.values())
@@ -66,6 +67,9 @@ def parameters(graph: ir.Graph) -> list[ir.Value]:
                 constant = _constant(source, node, dedicated=own, stored=stored, told=told)
                 if not constant and _trainable(source, dedicated):
                     found[source] = None
+                    weights.update([source] if own else [])
+    if any(not v.meta.get(WAS_NODE) for v in weights):
+        found = {v: None for v in found if not (v in weights and v.meta.get(WAS_NODE))}
     return [value for value in found if value.graph is graph]  # what a body stores itself cannot be named
 
 
@@ -137,16 +141,23 @@ _LAYOUT = re.compile(
 
 def _warn_of_computed(wrt: Sequence[ir.Value]) -> None:
     """Say which values that something was computed into are taken for parameters."""
-    made = [v for v in wrt if sources(v) and KIND not in v.metadata_props and not _LAYOUT.fullmatch(v.name or "")]
-    for value in made[:_SHOWN]:
-        names = [name for name in sources(value) if "." in name] or [
-            n for n in sources(value) if not _MADE.fullmatch(n)
-        ]
+    for value in [v for v in wrt if KIND not in v.metadata_props and _computed(v)][:_SHOWN]:
+        dotted = [name for name in sources(value) if "." in name]
+        names = dotted or [n for n in sources(value) if not _MADE.fullmatch(n) and not _LAYOUT.fullmatch(n)]
         if names and value.name not in names:
             _warn(
                 f"The exporter computed {value.name!r} from {_listed(names)}: it is {value.name!r} that has a gradient."
                 " Export with optimize=False to keep what it is computed from."
             )
+
+
+def _computed(value: ir.Value) -> bool:
+    """Whether a folded value holds other numbers than the parameter that it is named for."""
+    if not sources(value):
+        return False
+    steps = {n for n in (*sources(value), value.name or "") if not _LAYOUT.fullmatch(n) and not _MADE.fullmatch(n)}
+    parameters = {name for name in steps if "." in name}
+    return value.name in steps or len(steps - parameters) > (0 if parameters else 1)
 
 
 def _warn_of_equal_parameters(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:

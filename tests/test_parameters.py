@@ -265,3 +265,30 @@ def test_a_weight_that_is_folded_for_each_of_its_uses(tmp_path: Path) -> None:
     trainer.export(tmp_path / "trained.onnx")
     trained = run(onnx.load(tmp_path / "trained.onnx"), {"x": x.numpy()})
     np.testing.assert_allclose(next(iter(trained.values())), net(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+class Decay(torch.nn.Module):
+    """A rate that is learned as its logarithm and given an axis last, as in state space models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log_rate, self.seen = torch.nn.Parameter(torch.randn(3, 4)), torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.seen(x)[:, None] * (-torch.exp(self.log_rate))[None]).exp().sum(1)
+
+
+def test_what_was_computed_before_a_change_of_layout_is_told() -> None:
+    model = export(Decay(), torch.randn(2, 4), dynamo=True, training=False, fold=True)
+    with pytest.warns(UserWarning, match="'unsqueeze_1' from 'exp', 'log_rate', 'neg': it is 'unsqueeze_1' that has"):
+        og.vjp(model, wrt="parameters")
+
+
+def test_a_filter_in_a_constant_node_is_no_weight() -> None:
+    """A blur beside convolutions whose weights are stored; where all weights are Constant nodes they are trained."""
+    body = "{ k = Constant <value = float[1,1,1,1] {0.5}> () b = Conv (x, k) y = Conv (b, %s) }"
+    head = '<ir_version: 8, opset_import: ["": 17]> g (float[N,1,4,4] x) => (float[N,1,4,4] y)'
+    stored = onnx.parser.parse_model(f"{head} <float[1,1,1,1] w = {{0.2}}> {body % 'w'}")
+    constant = onnx.parser.parse_model(f"{head} {body % 'k'}")
+    assert [o.name for o in og.vjp(stored, wrt="parameters").graph.output] == ["w_grad"]
+    assert [o.name for o in og.vjp(constant, wrt="parameters").graph.output] == ["k_grad"]
