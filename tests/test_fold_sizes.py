@@ -150,3 +150,22 @@ def test_vectors_that_are_read_backwards(shape: str, step: int, end: int, start:
     flipped = np.zeros((2, 3, 4), np.float32)
     flipped[:, np.unique(want["y"] % 12 // 4).astype(int)] = 1
     np.testing.assert_array_equal(found["x_grad"], flipped)
+
+
+def test_a_range_to_a_vector_of_one() -> None:
+    """ONNX Runtime takes it, unless it is a constant."""
+    body = """
+        s = Shape(x)
+        zero = Constant<value = int64 {0}>()
+        one = Constant<value = int64 {1}>()
+        first = Constant<value_ints = [0]>()
+        size = Gather(s, first)
+        at = Range(zero, size, one)
+        picked = Gather(x, at)
+        y = Mul(picked, picked)
+    """
+    x = np.arange(6, dtype=np.float32).reshape(3, 2)
+    for shape in ("3, 2", "n, 2"):
+        found = run(og.augment(_model(body, shape), wrt=["x"], seed="ones"), {"x": x})
+        np.testing.assert_array_equal(found["y"], x**2)
+        np.testing.assert_array_equal(found["x_grad"], 2 * x)

@@ -294,6 +294,7 @@ ADAPTERS: dict[str, tuple[Step, ...]] = {
     **{name: (Step(22, above.pool),) for name in ("AveragePool", "LpPool", "MaxPool")},
     "Cast": (Step(23, above.cast),),
     "CastLike": (Step(24, above.cast_like),),
+    "Celu": (Step(28, above.celu),),
     "DequantizeLinear": (Step(23, above.dequantize),),
     "QuantizeLinear": (Step(23, above.quantize),),
     "RMSNormalization": (Step(23, above.rms_norm),),

@@ -13,6 +13,7 @@ from onnx_convgrad.passes.rewriter import Rewriter, Unsupported
 __all__ = [
     "cast",
     "cast_like",
+    "celu",
     "dequantize",
     "mod",
     "pool",
@@ -129,6 +130,20 @@ def swish(node: ir.Node, version: int, h: Rewriter) -> None:
     dtype = h.dtype(x, y)
     inner = x if alpha == 1.0 else h.emit("Mul", [x, h.scalar(alpha, x, "alpha", y)], dtype=dtype)
     h.become("Mul", [x, h.emit("Sigmoid", [inner], dtype=dtype)])
+
+
+def celu(node: ir.Node, version: int, h: Rewriter) -> None:
+    """Other types than float32 are new: max(x, 0) + alpha (e^(min(x, 0) / alpha) - 1)."""
+    x, y = h.required(0), node.outputs[0]
+    dtype, alpha = h.dtype(x, y), h.get_float("alpha", 1.0)
+    if dtype in (None, ir.DataType.FLOAT):
+        return
+    zero, one, scale = (
+        h.scalar(number, x, name, y) for number, name in ((0.0, "zero"), (1.0, "one"), (alpha, "alpha"))
+    )
+    power = h.emit("Exp", [h.emit("Div", [h.emit("Min", [x, zero], dtype=dtype), scale], dtype=dtype)], dtype=dtype)
+    below = h.emit("Mul", [h.emit("Sub", [power, one], dtype=dtype), scale], dtype=dtype)
+    h.become("Add", [h.emit("Max", [x, zero], dtype=dtype), below])
 
 
 def range_(node: ir.Node, version: int, h: Rewriter) -> None:

@@ -15,6 +15,7 @@ from onnx_shape_inference import ShapeInferenceContext, registry
 
 from onnx_convgrad.emit import RANDOM, known, static_dims
 from onnx_convgrad.graph.constants import constant_of, forget_constants
+from onnx_convgrad.graph.nodes import is_op
 from onnx_convgrad.passes import shape_rules
 
 __all__ = ["fold_sizes"]
@@ -102,5 +103,19 @@ def _replace(graph: ir.Graph, node: ir.Node) -> None:
     tensor = ir.Tensor(array.astype(old.dtype.numpy()), dtype=old.dtype, name=name)
     new = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(old.dtype), const_value=tensor)
     graph.register_initializer(new)
+    ranges = [use for use in old.uses() if is_op(use.node, "Range")] if array.shape == (1,) else []
     old.replace_all_uses_with(new)
+    for use in ranges:  # the runtime takes a vector of one, as ONNX's own AffineGrid has it, unless it is a constant
+        use.node.replace_input_with(use.idx, _scalar(graph, new))
     graph.remove(node, safe=True)
+
+
+def _scalar(graph: ir.Graph, vector: ir.Value) -> ir.Value:
+    """The number of a stored vector of one; there is one for all its uses."""
+    name = f"{vector.name}_number"
+    if name not in graph.initializers:
+        assert vector.const_value is not None
+        tensor = ir.Tensor(vector.const_value.numpy().reshape(()), name=name)
+        value = ir.Value(name=name, shape=ir.Shape([]), type=ir.TensorType(tensor.dtype), const_value=tensor)
+        graph.register_initializer(value)
+    return graph.initializers[name]
