@@ -27,6 +27,7 @@ from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.exporter import tie_copies
 from onnx_convgrad.graph.constants import WAS_NODE, forget_constants
 from onnx_convgrad.graph.namespace import Namespace, rename
+from onnx_convgrad.graph.nodes import is_op
 from onnx_convgrad.names import check_names
 from onnx_convgrad.passes import shape_rules
 from onnx_convgrad.passes.branches import take_known_branches
@@ -175,11 +176,32 @@ def _lift_ancient(model: ir.Model) -> ir.Model:
     if version >= OLDEST_OPSET:
         return model
     try:
+        _spread_slopes(model)
         return ir.from_proto(onnx.version_converter.convert_version(ir.to_proto(model), OLDEST_OPSET + 1))
     except Exception as problem:
         raise ModelError(
             f"The model has opset {version}, and ONNX's version converter cannot bring it to {OLDEST_OPSET + 1}: {problem}."
         ) from problem
+
+
+def _spread_slopes(model: ir.Model) -> None:
+    """PRelu took a vector of slopes for one per channel, whatever followed the channels, which the converter leaves."""
+    found = [n for n in model.graph if is_op(n, "PRelu") and n.inputs[1] is not None and n.inputs[1].shape != (1,)]
+    ranks = {}
+    if found:
+        inferred = onnx.shape_inference.infer_shapes(ir.to_proto(model)).graph
+        for info in (*inferred.input, *inferred.value_info, *inferred.output):
+            ranks[info.name] = len(info.type.tensor_type.shape.dim)
+    for node in found:
+        x, slope = node.inputs[:2]
+        rank = ranks.get("" if x is None else x.name or "")
+        if rank is None:
+            raise ValueError(f"the rank of what PRelu {node.name!r} reads is not known")
+        if rank > 2:
+            spread = ir.Node("", "Unsqueeze", [slope], [ir.AttrInt64s("axes", list(range(1, rank - 1)))])
+            spread.outputs[0].name = f"{node.outputs[0].name}_slope"
+            model.graph.insert_before(node, spread)
+            node.replace_input_with(1, spread.outputs[0])
 
 
 def _inline(model: ir.Model) -> ir.Model:
