@@ -18,7 +18,18 @@ import onnx_ir as ir
 
 from onnx_convgrad.graph.nodes import is_op
 
-__all__ = ["FOLDED", "KIND", "Merged", "Missing", "by_exporter", "left_out", "merged", "sources", "tie_copies"]
+__all__ = [
+    "FOLDED",
+    "KIND",
+    "Merged",
+    "Missing",
+    "by_exporter",
+    "left_out",
+    "merged",
+    "normalized_inside",
+    "sources",
+    "tie_copies",
+]
 
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 """What an initializer was: `PARAMETER`, `BUFFER`, ..."""
@@ -116,6 +127,11 @@ def left_out(graph: ir.Graph) -> list[Missing]:
         bias = re.findall(r"%(\w+)", operands)[place : place + 1]
         found += [Missing(node, _dotted(placeholder, node)) for placeholder in bias if placeholder.startswith("p_")]
     return found
+
+
+def normalized_inside(graph: ir.Graph) -> list[ir.Node]:
+    """The convolutions and linear layers that a BatchNormalization was folded into."""
+    return [node for node in graph if "FuseBatchNorm" in node.metadata_props.get(_RULE, "")]
 
 
 def by_exporter(node: ir.Node) -> bool:

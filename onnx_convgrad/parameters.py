@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 import onnx_ir as ir
 
 from onnx_convgrad.activity import ancestors, carriers, floating, rule_of
-from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.exporter import FOLDED, KIND, left_out, merged, sources
+from onnx_convgrad.errors import ArgumentError, first_few
+from onnx_convgrad.exporter import FOLDED, KIND, left_out, merged, normalized_inside, sources
 from onnx_convgrad.graph.constants import WAS_NODE, constant_of
 from onnx_convgrad.graph.namespace import named_values
 from onnx_convgrad.graph.nodes import is_op, subgraphs
@@ -172,6 +172,12 @@ def _warn_of_equal_parameters(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:
             f"The exporter stored {'; '.join(pairs[:_SHOWN])}{'; ...' if len(pairs) > _SHOWN else ''}, for they were equal:"
             " there is one gradient, the sum of theirs. Export with optimize=False to keep them apart."
         )
+    folded = [node.name or node.op_type for node in normalized_inside(graph)]
+    if folded:
+        _warn(
+            f"The exporter folded BatchNormalizations into {_listed(folded)}: those keep their statistics, and what was"
+            " their scale and shift has no gradient. Export with optimize=False to keep them apart."
+        )
     biases = [missing.name for missing in left_out(graph)]
     if biases:
         _warn(
@@ -181,25 +187,29 @@ def _warn_of_equal_parameters(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:
 
 
 def _warn_of_left_out(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:
-    """Say what is stored under the name of a member of a module, acts on the outputs, and is not taken for a parameter.
+    """Say what acts on the outputs, may be a parameter or made of one, and is not taken for one.
 
-    PyTorch's older exporter stores parameters and buffers so, and constants otherwise.
+    PyTorch's older exporter stores parameters and buffers under the names of members of a module, and constants otherwise.
+    The newer one tells what it folded, but not into what kind.
     """
-    if any(KIND in v.metadata_props for v in graph.initializers.values()):
-        return
+    told = any(KIND in v.metadata_props for v in graph.initializers.values())
     felt = ancestors(graph.outputs, frozenset(graph))
     acting = {
         value: None
         for node in graph
         if node in felt and (rule := rule_of(node)) is not None
         for name, value in carriers(node, rule)
-        if not (node.op_type == "BatchNormalization" and stem(name) not in rule.parameters)
+        if value.is_initializer() and not (node.op_type == "BatchNormalization" and stem(name) not in rule.parameters)
     }
-    lost = [v for v in acting if v not in wrt and v.is_initializer() and _MEMBER.fullmatch(v.name or "")]
+    lost = []
+    for value in acting:
+        members = [n for n in sources(value) if not _MADE.fullmatch(n) and not _LAYOUT.fullmatch(n)]
+        if value not in wrt and (members if told else _MEMBER.fullmatch(value.name or "")):
+            lost.append(repr(value.name) + (f" (of {_listed(members)})" if told else ""))
     if lost:
         _warn(
-            f"{_listed([v.name or '' for v in lost])} may be parameters or constants, which the file does not tell:"
-            " they are left out. Name them in wrt to differentiate by them, too."
+            f"{first_few(lost)} may be parameters or constants, which the file does not tell: they are left out."
+            " Name them in wrt to differentiate by them, too."
         )
 
 

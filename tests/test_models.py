@@ -62,6 +62,7 @@ def _assert_close(got: np.ndarray, want: np.ndarray, float32: np.ndarray, name: 
     assert _relative(got, want) <= limit, f"{name}: off by {_relative(got, want):.1e}, allowed {limit:.1e}"
 
 
+@pytest.mark.filterwarnings("ignore:The exporter folded BatchNormalizations")
 @pytest.mark.filterwarnings(
     "ignore:The exporter computed 'expand' from 'cls_token'"
 )  # for each sample of a fixed batch

@@ -292,3 +292,30 @@ def test_a_filter_in_a_constant_node_is_no_weight() -> None:
     constant = onnx.parser.parse_model(f"{head} {body % 'k'}")
     assert [o.name for o in og.vjp(stored, wrt="parameters").graph.output] == ["w_grad"]
     assert [o.name for o in og.vjp(constant, wrt="parameters").graph.output] == ["k_grad"]
+
+
+class Experts(torch.nn.Module):
+    """Weights that are picked by what the data says, and a temperature that is learned as its logarithm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.weights = torch.nn.Linear(6, 4), torch.nn.Parameter(torch.randn(4, 6, 5))
+        self.log_scale = torch.nn.Parameter(torch.tensor(0.3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chosen = self.weights[self.gate(x).argmax(-1)]
+        return (x[:, None] @ chosen)[:, 0] * self.log_scale.exp() + self.gate(x).mean()
+
+
+def test_what_was_folded_and_is_in_no_place_of_a_parameter_is_told() -> None:
+    torch.manual_seed(0)
+    model = export(Experts(), torch.randn(3, 6), dynamo=True, training=False, fold=True)
+    with pytest.warns(UserWarning, match=r"\(of 'log_scale'\).* may be parameters or constants"):
+        og.vjp(model, wrt="parameters")
+
+
+def test_a_normalization_that_was_folded_is_told() -> None:
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
+    model = export(net, torch.randn(2, 3, 6, 6), dynamo=True, training=False, fold=True)
+    with pytest.warns(UserWarning, match="folded BatchNormalizations into .*Conv.* keep their statistics"):
+        og.vjp(model, wrt="parameters")
