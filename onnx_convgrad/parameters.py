@@ -95,7 +95,7 @@ def _constant(value: ir.Value, node: ir.Node, *, dedicated: bool, stored: bool, 
 
 
 _MADE = re.compile(
-    r"val_\d+|(arange|empty|eye|full|lift_fresh_copy|lifted_tensor|linspace|logspace|ones|scalar_tensor|zeros)"
+    r"val_\d+|(arange|const|empty|eye|full|lift_fresh_copy|lifted_tensor|linspace|logspace|ones|scalar_tensor|zeros)"
     r"(_like)?(_default)?(_\d+)?"
 )
 """Values that an exporter makes itself."""
@@ -202,9 +202,11 @@ def _warn_of_left_out(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:
         if value.is_initializer() and not (node.op_type == "BatchNormalization" and stem(name) not in rule.parameters)
     }
     lost = []
-    for value in acting:
-        members = [n for n in sources(value) if not _MADE.fullmatch(n) and not _LAYOUT.fullmatch(n)]
-        if value not in wrt and (members if told else _MEMBER.fullmatch(value.name or "")):
+    computed = {output.name for node in graph for output in node.outputs}
+    for value in [v for v in acting if v not in wrt and not _plain(v)]:
+        said = [n for n in sources(value) if n not in computed]
+        members = [n for n in said if not _MADE.fullmatch(n) and not _LAYOUT.fullmatch(n)]
+        if members if told else _MEMBER.fullmatch(value.name or ""):
             lost.append(repr(value.name) + (f" (of {_listed(members)})" if told else ""))
     if lost:
         _warn(

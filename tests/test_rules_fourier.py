@@ -86,6 +86,7 @@ def test_a_spectrogram_of_a_signal_of_unknown_length_is_added_up_by_rows() -> No
     np.testing.assert_allclose(got["x_grad"][..., 0], signal.grad, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.filterwarnings(r"ignore:'val_\d+' \(of 'window'\) may be parameters or constants")
 @pytest.mark.parametrize(
     ("net", "shape"), [(SpectrogramNet, (2, 1, 300)), (FourierUnit, (2, 3, 8, 10))], ids=["spectrogram", "unit"]
 )

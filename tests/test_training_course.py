@@ -171,7 +171,8 @@ def test_a_folded_model_is_trainable() -> None:
     module = copy.deepcopy(net()).eval()
     model = export(module, batch(0)["x"], dynamo=True, training=False)
     assert "BatchNormalization" not in {n.op_type for n in model.graph.node}
-    program = build(model, optimizer=optim.Adam(lr=0.01))
+    with pytest.warns(UserWarning, match="folded BatchNormalizations into 'node_Conv_27', 'node_Conv_28'"):
+        program = build(model, optimizer=optim.Adam(lr=0.01))
     assert not [s for s in program.manifest.state if s.kind != "optimizer"]
     course = Course(program)
     first = course(arrays(0))
