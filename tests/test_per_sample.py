@@ -185,10 +185,34 @@ class Placed(nn.Module):
         return torch.tanh(y)[:, self.rows, self.columns] + y.mean(1)[:, :3]
 
 
+@pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
 @pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "static"])
-def test_parts_in_place_of_others(dynamic: bool) -> None:
-    """As PyTorch's newer exporter writes them; the older one's indices go along the samples too."""
-    compare(spread(Placed()), torch.randn(3, 5, 4), dynamo=True, dynamic=dynamic, least=4)
+def test_parts_in_place_of_others(dynamic: bool, dynamo: bool) -> None:
+    """The indices of PyTorch's older exporter go along the samples too."""
+    compare(spread(Placed()), torch.randn(3, 5, 4), dynamo=dynamo, dynamic=dynamic, least=4)
+
+
+class Masked(nn.Module):
+    """Attention to the positions that a mask allows, picked by numbers of samples and positions, and kinds of tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kinds, self.query = nn.Embedding(2, 4), nn.Linear(4, 4)
+        self.key = nn.Linear(4, 4, bias=False)  # a bias has no gradient: the softmax is the same without
+        self.register_buffer("kind", torch.zeros(1, 16, dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = x[:, :, 0] > -1.0
+        x = x + self.kinds(self.kind[:, : x.shape[1]].expand(x.shape[0], -1))
+        of, at = torch.arange(x.shape[0])[:, None, None, None], torch.arange(x.shape[1])[None, None, None, :]
+        scores = (self.query(x) @ self.key(x).transpose(1, 2))[:, None]
+        return torch.softmax(torch.where(mask[of, at], scores, -1e4), -1)[:, 0] @ x
+
+
+@pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
+def test_masks_picked_by_numbers_of_samples(dynamo: bool) -> None:
+    """As transformers write them."""
+    compare(spread(Masked()), torch.randn(3, 5, 4), dynamo=dynamo, least=3)
 
 
 class Stateful(nn.Module):

@@ -7,7 +7,7 @@ is enough for shape arithmetic, also the kind that computes scales in floating p
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from typing import Any
 
@@ -19,6 +19,7 @@ from onnx_convgrad.graph.nodes import is_op
 __all__ = [
     "WAS_NODE",
     "Folding",
+    "at_sizes",
     "backwards",
     "constant_of",
     "forget_constants",
@@ -33,6 +34,9 @@ __all__ = [
 
 WAS_NODE = "onnx_convgrad.was_node"
 """`meta` key of an initializer: whether the model had it as a Constant node."""
+
+Look = Callable[[ir.Value | None], np.ndarray | None]
+"""What is known of an operand."""
 
 _LIMIT = 4096
 _RANDOM = frozenset(
@@ -115,11 +119,25 @@ def constant_of(value: ir.Value | None, depth: int = _DEPTH) -> np.ndarray | Non
     if _CACHE in value.meta:
         cached: np.ndarray | None = value.meta[_CACHE]
         return cached
-    result = _fold(value, depth)
+    result = _fold(value, lambda v: constant_of(v, depth - 1)) if depth else None
     if result is None and stored is not None:  # what shape inference has found, from sizes that are known in part
         result = stored.numpy()
     value.meta[_CACHE] = result
     return result
+
+
+def at_sizes(value: ir.Value | None, sizes: Mapping[str, int]) -> np.ndarray | None:
+    """What a value is where the symbols of shapes are these numbers; `None` if more than sizes decide that."""
+    found: dict[ir.Value, np.ndarray | None] = {}
+
+    def look(operand: ir.Value | None) -> np.ndarray | None:
+        if operand is not None and operand not in found:
+            found[operand] = constant_of(operand)
+            if found[operand] is None:
+                found[operand] = _fold(operand, look, sizes)
+        return None if operand is None else found[operand]
+
+    return look(value)
 
 
 def number_of(value: ir.Value | None) -> Any:
@@ -141,24 +159,24 @@ def forget_constants(graph: ir.Graph) -> None:
             value.meta.pop(_CACHE, None)
 
 
-def _fold(value: ir.Value, depth: int) -> np.ndarray | None:
+def _fold(value: ir.Value, look: Look, sizes: Mapping[str, int] | None = None) -> np.ndarray | None:
     node = value.producer()
-    if node is None or node.domain or depth == 0:
+    if node is None or node.domain:
         return None
     if node.op_type == "Constant":
         return _constant_node(node)
     if node.op_type in ("Shape", "Size"):
-        return _fold_shape(node)
+        return _fold_shape(node, sizes or {})
     fold = _FOLDS.get(node.op_type)
     if fold is None or "axes" in node.attributes:  # an operand since opset 13, or 18
         return None
-    if node.op_type in ("Gather", "Slice") and (picked := _picked(node, fold, depth)) is not None:
+    if node.op_type in ("Gather", "Slice") and (picked := _picked(node, fold, look)) is not None:
         return picked
-    return _applied(node, fold, depth)
+    return _applied(node, fold, look)
 
 
-def _applied(node: ir.Node, fold: Callable[..., Any], depth: int) -> np.ndarray | None:
-    inputs = [None if v is None else constant_of(v, depth - 1) for v in node.inputs]
+def _applied(node: ir.Node, fold: Callable[..., Any], look: Look) -> np.ndarray | None:
+    inputs = [None if v is None else look(v) for v in node.inputs]
     if any(v is not None and x is None for v, x in zip(node.inputs, inputs, strict=True)):
         return None
     if any(x is not None and (x.size > _LIMIT or x.dtype.kind not in "iubf") for x in inputs):
@@ -180,26 +198,26 @@ def _constant_node(node: ir.Node) -> np.ndarray | None:
     return None
 
 
-def _fold_shape(node: ir.Node) -> np.ndarray | None:
+def _fold_shape(node: ir.Node, sizes: Mapping[str, int]) -> np.ndarray | None:
     source = node.inputs[0]
     if source is None or source.shape is None:
         return None
-    dims = list(source.shape)
+    dims = list(source.shape.evaluate(sizes) if sizes else source.shape)
     if node.op_type == "Shape":
         dims = dims[_attr(node, "start", 0) : _attr(node, "end", len(dims))]
     if not all(isinstance(d, int) for d in dims):
         return None
-    sizes = [int(d) for d in dims if isinstance(d, int)]
-    return np.asarray(math.prod(sizes) if node.op_type == "Size" else sizes, np.int64)
+    numbers = [int(d) for d in dims if isinstance(d, int)]
+    return np.asarray(math.prod(numbers) if node.op_type == "Size" else numbers, np.int64)
 
 
-def _picked(node: ir.Node, fold: Callable[..., Any], depth: int) -> np.ndarray | None:
+def _picked(node: ir.Node, fold: Callable[..., Any], look: Look) -> np.ndarray | None:
     """Sizes picked from a shape of which others are unknown."""
     source = node.inputs[0]
     producer = None if source is None else source.producer()
     if not is_op(producer, "Shape"):
         return None
-    of, where = producer.inputs[0], [constant_of(v, depth - 1) for v in node.inputs[1:]]
+    of, where = producer.inputs[0], [look(v) for v in node.inputs[1:]]
     if of is None or of.shape is None or any(array is None for array in where):
         return None
     dims = [d if isinstance(d, int) else None for d in of.shape]

@@ -3,17 +3,20 @@
 Squeeze without axes removes every axis of size one, also those whose size is not known yet. Split, when its sizes are
 computed, need not be even. Expand does not tell the rank of a result if its data is of unknown rank, nor does Compress
 with an axis. Slice with bounds beyond the end takes less than their distance, and backwards it may take the first element.
+Where chooses among sizes by comparisons that can be told.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext, registry
 
 from onnx_convgrad.graph.constants import backwards, constant_of
+from onnx_convgrad.graph.nodes import is_op
 
 __all__ = ["install"]
 
@@ -103,10 +106,43 @@ def _slice_exactly(context: ShapeInferenceContext, x: ir.Value, y: ir.Value, bou
     y.shape = ir.Shape(dims)
 
 
+def _where(context: ShapeInferenceContext, node: ir.Node) -> None:
+    """PyTorch's older exporter writes the sizes of an expansion as Where(sizes == -1, 1, sizes)."""
+    condition, *choices = node.inputs
+    equal = None if condition is None else condition.producer()
+    if not is_op(equal, "Equal"):
+        return
+    left, right, one, other = (_members(context, v) for v in (*equal.inputs, *choices))
+    if not left or not right or not one or not other or len({len(m) for m in (left, right, one, other)}) > 1:
+        return
+    symbols = {str(d) for v in node.graph.inputs for d in v.shape or ()} if node.graph is not None else set[str]()
+    chosen = [_differ(a, b, symbols) for a, b in zip(left, right, strict=True)]
+    if None not in chosen:
+        picked = [b if differs else a for differs, a, b in zip(chosen, one, other, strict=True)]
+        context.set_symbolic_value(node.outputs[0], picked)
+
+
+def _members(context: ShapeInferenceContext, value: ir.Value | None) -> list[Any] | None:
+    """What is known of the numbers in a vector."""
+    found = None if value is None else context.get_symbolic_value(value)
+    constant = constant_of(value) if found is None else None
+    if constant is None or constant.ndim > 1 or constant.dtype.kind not in "iu":
+        return found
+    return list(map(int, constant.reshape(-1)))
+
+
+def _differ(a: Any, b: Any, symbols: Collection[str]) -> bool | None:
+    """Whether two sizes are told to differ, or not to; one that is among `symbols` is not negative."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a != b
+    return True if isinstance(b, int) and b < 0 and str(a) in symbols else None
+
+
 _CORRECTIONS: tuple[tuple[str, int, Infer], ...] = (
     ("Squeeze", 1, _squeeze),
     ("Split", 2, _split),
     ("Expand", 8, _needs_rank),
     ("Compress", 9, _needs_rank),
     ("Slice", 10, _slice),
+    ("Where", 9, _where),
 )

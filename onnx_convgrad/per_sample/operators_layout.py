@@ -10,6 +10,7 @@ from onnx_convgrad.emit import known
 from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.per_sample.layout import Label, Samples, reshaped
 from onnx_convgrad.per_sample.operators import Labels, apart, axes_of, constant, only
+from onnx_convgrad.per_sample.picks import axis_of_samples
 from onnx_convgrad.per_sample.sizes import entries
 from onnx_convgrad.per_sample.tracking import Tracker, handler, mixes
 from onnx_convgrad.registry import Call
@@ -169,8 +170,14 @@ def gather(t: Tracker, n: Call, given: Labels) -> Label:
     if given[0] is None:
         return only(n, given, 1).at(axis + only(n, given, 1).axis)
     label = only(n, given)
+    if label.axis == axis and (found := _axis_of_samples(t, label, indices)) is not None:
+        return Samples(axis + found)
     apart(label, axis, t.rank(x), "picks along")
     return label if label.axis < axis else label.at(label.axis - 1 + t.rank(indices))
+
+
+def _axis_of_samples(t: Tracker, label: Samples, indices: ir.Value, component: int | None = None) -> int | None:
+    return axis_of_samples(list(t.e.graph.inputs), t.size, label, indices, component)
 
 
 @handler("GatherElements", "ScatterElements")
@@ -201,12 +208,14 @@ def gather_nd(t: Tracker, n: Call, given: Labels) -> Label:
         behind = given[0].axis - batch - picked
         if behind >= 0:
             return given[0].at(t.rank(indices) - 1 + behind)
+        if not batch and (found := _axis_of_samples(t, given[0], indices, given[0].axis)) is not None:
+            return Samples(found)
     raise UnsupportedCase("which entries of which sample it picks is not known.")
 
 
 @handler("ScatterND")
 def scatter_nd(t: Tracker, n: Call, given: Labels) -> Label:
-    """Rows in place of others, with the samples on an axis of the rows."""
+    """Rows in place of others, with the samples on an axis of the rows, or each sample's in that sample."""
     data, indices, updates = (n[name] for name in ("data", "indices", "updates"))
     picked = _indexed(t, indices)
     found: set[Label] = set()
@@ -216,9 +225,13 @@ def scatter_nd(t: Tracker, n: Call, given: Labels) -> Label:
                 found.add(label.at(label.axis - first + picked))
             elif label is not None or value in t.varied:
                 found.add(None)
-    if len(found) != 1 or None in found:
-        raise UnsupportedCase("which entries of which sample it replaces is not known.")
-    return found.pop()
+    if len(found) == 1 and None not in found:
+        return found.pop()
+    if given[1] is None and isinstance(given[0], Samples) and given[0].axis < (picked or 0):
+        own = _axis_of_samples(t, given[0], indices, given[0].axis)
+        if own is not None and (given[2] == Samples(own) or (given[2] is None and updates not in t.varied)):
+            return given[0]
+    raise UnsupportedCase("which entries of which sample it replaces is not known.")
 
 
 def _indexed(t: Tracker, indices: ir.Value) -> int | None:

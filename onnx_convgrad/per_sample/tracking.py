@@ -172,7 +172,10 @@ class Tracker:
         if self._adopted(value, place.at(len(value.shape) + place.axis)):
             return
         raise UnsupportedCase(
-            f"its operand {value.name!r} of shape {value.shape} has rows of its own along the axis of the samples."
+            f"its operand {value.name!r} of shape {value.shape} has rows of its own along the axis of the samples.",
+            hint="Export the model with a dynamic batch: what is repeated for each sample is stored so otherwise."
+            if value.is_initializer()
+            else "",
         )
 
     def _adopted(self, value: ir.Value, wanted: Samples) -> bool:
