@@ -99,6 +99,12 @@ def gather_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> C
     return {"data": cotangent}
 
 
+@per_sample("Tile")
+def tile_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> Cotangents:
+    """Each sample has a copy of its own."""
+    return {"input": lambda: batch.first(g["output"], batch.of(n.y))}
+
+
 # -- normalizations ----------------------------------------------------------------------------------------------------
 
 

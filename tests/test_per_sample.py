@@ -215,6 +215,24 @@ def test_masks_picked_by_numbers_of_samples(dynamo: bool) -> None:
     compare(spread(Masked()), torch.randn(3, 5, 4), dynamo=dynamo, least=3)
 
 
+class Repeated(nn.Module):
+    """Scores of positions that all samples share, repeated for each sample and head, as in DeBERTa."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(4, 4), nn.Linear(3000, 4, bias=False)  # larger than what the exporter folds
+        self.register_buffer("positions", torch.randn(5, 3000) / 3000)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.query(x).view(x.shape[0], 5, 2, 2).transpose(1, 2).flatten(0, 1)
+        shared = torch.tanh(self.key(self.positions)).view(5, 2, 2).transpose(0, 1)
+        return (heads @ shared.repeat(x.shape[0], 1, 1).transpose(1, 2)).view(x.shape[0], 2, 25)
+
+
+def test_copies_for_each_sample() -> None:
+    compare(spread(Repeated()), torch.randn(3, 5, 4), dynamo=True, least=3)
+
+
 class Stateful(nn.Module):
     """A recurrent network that starts from zeros, which have a row for each sample."""
 

@@ -31,7 +31,7 @@ def reshape(t: Tracker, n: Call, given: Labels) -> Label:
     if found is None:
         raise UnsupportedCase(
             f"from shape {x.shape} to {n.y.shape}, where the samples are afterwards is not certain.",
-            hint="Give the shapes of the inputs with --input-shape NAME:N,3,224,224.",
+            hint="Give the sizes of the inputs with --input-shape, as in image:N,3,224,224 or tokens:N,128.",
         )
     return found
 

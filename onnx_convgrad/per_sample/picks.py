@@ -1,4 +1,7 @@
-"""Which sample an index goes to, where sizes alone decide that: exporters pick masks of attention by numbers of samples."""
+"""What goes to which sample, where sizes alone decide that.
+
+Exporters pick masks of attention by the numbers of samples, and repeat what all samples share by their number.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import onnx_ir as ir
 from onnx_convgrad.graph.constants import at_sizes
 from onnx_convgrad.per_sample.layout import Product, Samples
 
-__all__ = ["axis_of_samples"]
+__all__ = ["axis_of_repeats", "axis_of_samples"]
 
 _TRIALS = ((3, (5, 7, 11, 13)), (4, (6, 9, 10, 17)))
 """Sizes that differ: of the batch, and of others."""
@@ -40,6 +43,19 @@ def axis_of_samples(
         samples = rows % (before * count * after) // after % count
         axes = [axis for axis in range(rows.ndim) if _counts(samples, axis, count)]
         found.add(axes[0] if len(axes) == 1 else None)
+    return found.pop() if len(found) == 1 else None
+
+
+def axis_of_repeats(inputs: list[ir.Value], size: object, repeats: ir.Value | None) -> int | None:
+    """The one axis that is repeated, as often as there are samples; `None` if that is not told."""
+    found: set[int | None] = set()
+    for sizes in _sizes(inputs, size):
+        times = at_sizes(repeats, sizes)
+        if times is None:
+            return None
+        axes = [axis for axis, number in enumerate(times.reshape(-1).tolist()) if number != 1]
+        count = size if isinstance(size, int) else sizes.get(str(size))
+        found.add(axes[0] if len(axes) == 1 and times.reshape(-1)[axes[0]] == count else None)
     return found.pop() if len(found) == 1 else None
 
 

@@ -15,7 +15,9 @@ from onnx_convgrad.activity import Activity, captured_values, carriers, rule_of
 from onnx_convgrad.emit import Dim, Emitter, known
 from onnx_convgrad.errors import Problem, UnsupportedCase
 from onnx_convgrad.function_bodies import equivalent, has_body
-from onnx_convgrad.per_sample.layout import Label, Samples, State, rows, same_size
+from onnx_convgrad.graph.nodes import is_op
+from onnx_convgrad.per_sample.layout import Label, Samples, State, product, rows, same_size
+from onnx_convgrad.per_sample.picks import axis_of_repeats
 from onnx_convgrad.per_sample.sizes import complete, sizes
 from onnx_convgrad.registry import Call, Decorator, F, Rule
 
@@ -179,18 +181,22 @@ class Tracker:
         )
 
     def _adopted(self, value: ir.Value, wanted: Samples) -> bool:
-        """Take constants behind a value for rows of the samples, such as a first state of zeros, if its own rows are theirs.
+        """Take constants behind a value, such as a first state of zeros, for rows of the samples, or copies for theirs.
 
         The nodes from there on are labelled anew; nothing is if one mixes the rows, or something else has read them already.
         """
         before = dict(self.labels)
         way: set[ir.Node] = set()
         leaves: list[ir.Value] = []
+        copies: dict[ir.Node, Samples] = {}
         todo = [value]
         while todo:
             node = todo.pop().producer()
             if node is not None and node not in way:
                 way.add(node)
+                if (copied := self._copied(node)) is not None:
+                    copies[node] = copied
+                    continue
                 unheld = [v for v in node.inputs if v is not None and self[v] is None]
                 todo += [v for v in unheld if v in self.varied]
                 leaves += [v for v in unheld if v not in self.varied]
@@ -205,7 +211,9 @@ class Tracker:
                 leaves += [v for v in node.inputs[:1] if v is not None]
         try:
             for node in sorted(way, key=self.e.order.__getitem__):
-                if any(self[v] is not None for v in node.inputs):
+                if node in copies:
+                    self._assign(node, copies[node])
+                elif any(self[v] is not None for v in node.inputs):
                     self._assign(node, self._labels(node, [self[v] for v in node.inputs]))
         except UnsupportedCase:
             self.labels = before
@@ -214,6 +222,13 @@ class Tracker:
         if self[value] != wanted or any(v in self.varied for n in others for v in n.outputs):
             self.labels = before
         return self[value] == wanted
+
+    def _copied(self, node: ir.Node) -> Samples | None:
+        """Where the samples are in the result of a Tile that makes one copy for each."""
+        source = node.inputs[0] if is_op(node, "Tile") else None
+        axis = None if source is None else axis_of_repeats(list(self.e.graph.inputs), self.size, node.inputs[1])
+        after = None if axis is None or source is None or source.shape is None else product([source.shape[axis]])
+        return None if axis is None or after is None else Samples(axis, after=after)
 
     # -- results -------------------------------------------------------------------------------------------------------
 
