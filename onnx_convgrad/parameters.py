@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -50,6 +50,7 @@ def parameters(graph: ir.Graph) -> list[ir.Value]:
     stored = any(_trainable(v, dedicated=True) and not v.meta.get(WAS_NODE) for v in graph.initializers.values())
     felt = ancestors(graph.outputs, frozenset(graph))
     told = any(v.metadata_props.get(KIND) == "PARAMETER" for v in graph.initializers.values())
+    kept = _kept_states(graph)
     for node, outermost in _nodes(graph):
         rule = rule_of(node)
         if told and rule is not None and outermost in felt:
@@ -61,8 +62,8 @@ def parameters(graph: ir.Graph) -> list[ir.Value]:
         for name, value in zip(Call(node).names[0], node.inputs, strict=False):
             if value is None or stem(name) not in rule.parameters:
                 continue
-            dedicated = rule.kind != "elementwise" or name == "slope" or _biases(node, value)
-            for source in _stored(value):
+            dedicated = rule.kind != "elementwise" or name == "slope" or _biases(node, value, kept)
+            for source in _stored(value, kept):
                 own = dedicated and node.op_type != "Concat"
                 constant = _constant(source, node, dedicated=own, stored=stored, told=told)
                 if not constant and _trainable(source, dedicated):
@@ -79,6 +80,25 @@ def _nodes(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Node]]:
         yield outermost, outermost
         for _, body in subgraphs(outermost):
             yield from ((node, outermost) for node, _ in _nodes(body))
+
+
+Kept = Mapping[ir.Value, ir.Value]
+
+
+def _kept_states(graph: ir.Graph) -> dict[ir.Value, ir.Value]:
+    """States that a Loop or Scan hands on as they are, as tf2onnx writes weights of cells -> what they start from."""
+    found: dict[ir.Value, ir.Value] = {}
+    for node, _ in _nodes(graph):
+        body = next((body for _, body in subgraphs(node)), None)
+        if body is None or not is_op(node, "Loop", "Scan"):
+            continue
+        skipped = 1 if node.op_type == "Loop" else 0  # the number of the turn has no result
+        for start, state, result in zip(node.inputs[skipped:], body.inputs[skipped:], body.outputs, strict=False):
+            producer = result.producer()
+            handed_on = producer.inputs[0] if is_op(producer, "Identity") else result
+            if start is not None and handed_on is state:
+                found[state] = start
+    return found
 
 
 _PLAIN = ("elementwise", "linear")
@@ -256,26 +276,29 @@ def _plain(value: ir.Value) -> bool:
     return numbers is not None and bool((numbers == 1).all() or (numbers == 0).all())
 
 
-def _biases(node: ir.Node, value: ir.Value) -> bool:
+def _biases(node: ir.Node, value: ir.Value, kept: Kept) -> bool:
     """Whether a value, as stored in the file, is added to the product with a weight of as many columns."""
     other = next((v for v in node.inputs if v is not value), None)
     product = None if other is None else other.producer()
-    if not (is_op(node, "Add") and is_op(product, "MatMul") and value.is_initializer()) or value.meta.get(WAS_NODE):
+    source = kept.get(value, value)
+    if not (is_op(node, "Add") and is_op(product, "MatMul") and source.is_initializer()) or source.meta.get(WAS_NODE):
         return False
     weight = product.inputs[1]
-    if weight is None or weight.shape is None or value.shape is None or not _stored(weight):
+    if weight is None or weight.shape is None or source.shape is None or not _stored(weight, kept):
         return False
-    return list(value.shape) == list(weight.shape)[-1:]
+    return list(source.shape) == list(weight.shape)[-1:]
 
 
-def _stored(value: ir.Value) -> list[ir.Value]:
+def _stored(value: ir.Value, kept: Kept) -> list[ir.Value]:
     """The initializers that a value consists of; none if it depends on anything else."""
     if value.is_initializer():
         return [value]
+    if value in kept:
+        return _stored(kept[value], kept)
     node = value.producer()
     if node is None or node.op_type not in _RESHAPING | {"Concat"}:
         return []
-    pieces = [[] if v is None else _stored(v) for v in node.inputs[: None if node.op_type == "Concat" else 1]]
+    pieces = [[] if v is None else _stored(v, kept) for v in node.inputs[: None if node.op_type == "Concat" else 1]]
     return [source for piece in pieces for source in piece] if all(pieces) else []
 
 

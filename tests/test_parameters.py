@@ -202,6 +202,33 @@ def test_weights_that_only_a_body_reads() -> None:
         np.testing.assert_allclose(got[f"{name}_grad"], gradient.numpy(), rtol=1e-5)
 
 
+def test_weights_that_a_loop_hands_from_turn_to_turn() -> None:
+    """As tf2onnx writes the cells of recurrent layers; a state that changes is no weight."""
+    body = "b (int64 i, bool c, float[N,3] h, float[3,3] w, float[3] b) => (bool d, float[N,3] g, float[3,3] w, float[3] v)"
+    body += "{ d = Identity (c) m = MatMul (h, w) a = Add (m, b) g = Tanh (a) v = Identity (b) }"
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[N,3] x) => (float[N,3] y)'
+        " <int64 turns = {4}, bool yes = {1}, float[3] bias = {0.1, 0.2, 0.3}, float[1,3] start = {1, 2, 3},"
+        " float[3,3] weight = {0.5, 0.2, 0.1, -0.3, 0.4, 0.2, 0.6, -0.1, -0.2}> {"
+        f" h0 = Mul (x, start) y, w, b = Loop <body = {body}> (turns, yes, h0, weight, bias)"
+        " }"
+    )
+    x, seed = torch.randn(2, 2, 3, generator=torch.Generator().manual_seed(0))
+    weight, bias, start = (
+        torch.tensor(onnx.numpy_helper.to_array(next(t for t in model.graph.initializer if t.name == name)))
+        for name in ("weight", "bias", "start")
+    )
+    leaves = [t.requires_grad_() for t in (weight, bias, start)]
+    h = x * start
+    for _ in range(4):
+        h = torch.tanh(h @ weight + bias)
+    want = dict(zip(("weight", "bias", "start"), torch.autograd.grad((h * seed).sum(), leaves), strict=True))
+    got = run(og.vjp(model, wrt="parameters"), {"x": x.numpy(), "y_grad": seed.numpy()})
+    assert set(got) == {f"{name}_grad" for name in want}
+    for name, gradient in want.items():
+        np.testing.assert_allclose(got[f"{name}_grad"], gradient.numpy(), rtol=1e-4, atol=1e-6)
+
+
 class Scaled(torch.nn.Module):
     """A learned temperature and a learned exponent beside a convolution; a constant of the module's own."""
 

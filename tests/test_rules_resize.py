@@ -252,6 +252,27 @@ def test_scales_that_are_quotients_of_sizes(mode: str, size: int, wanted: int) -
     assert adjoint_error(forward, backward, {"x": x}, generator) < 1e-5
 
 
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("batch", [2, "N"])
+def test_scales_whose_results_the_runtime_declares_too_small(mode: str, batch: int | str) -> None:
+    """12 times float32(7 / 12) is 7 in float32, and less in double precision, as TensorFlow's resizing to a size has it."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
+        g (float[{batch}, 3, 12, 14] x) => (float[{batch}, 2, 5, 3] y)
+        <float[4] scales = {{1, 1, 0.5833333, 0.35714287}}, float[2, 3, 3, 3] w = {{{", ".join(["1.5"] * 54)}}}> {{
+            r = Resize<mode = "{mode}", nearest_mode = "floor">(x, , scales)
+            y = Conv(r, w)
+        }}""")
+    generator = np.random.default_rng(0)
+    x, g = (generator.standard_normal(shape).astype(np.float32) for shape in ((2, 3, 12, 14), (2, 2, 5, 3)))
+    made = api.augment(model, wrt=["w", "x"])
+    assert session(made).get_outputs()[0].shape[2:] == [5, 3]
+    got = run(made, {"x": x, "y_grad": g})
+    np.testing.assert_array_equal(got["y"], run(model, {"x": x})["y"])
+    product = np.vdot(got["y"].astype(np.float64), g)
+    for value, gradient in ((x, got["x_grad"]), (np.full((2, 3, 3, 3), 1.5), got["w_grad"])):
+        assert np.vdot(value.astype(np.float64), gradient) == pytest.approx(product, rel=1e-4)
+
+
 def test_a_region_has_no_gradient_and_that_is_said() -> None:
     """Where it matters, as in a linear Resize, zeros are not what a difference gives."""
     model = onnx.parser.parse_model(

@@ -3,7 +3,8 @@
 A graph that is differentiated keeps the nodes of the model, and these are written for any provider. CUDA's kernels (see
 `onnx_convgrad.runtime.cuda_kernels`) lack three of their forms: BatchNormalization in training mode, BatchNormalization
 whose statistics are of another type than its data, and uneven padding in Conv and ConvTranspose. And ONNX Runtime itself
-takes an Expand to no elements for one that changes nothing, and any padded operand of a Conv for its data.
+takes an Expand to no elements for one that changes nothing, any padded operand of a Conv for its data, and a Resize for
+smaller than it makes it.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ def fit_provider(graph: ir.Graph, target: Target) -> None:
             _expand_to_nothing(e, node)
         elif node.op_type == "Pad":
             _pad_of_weight(e, node)
+        elif node.op_type == "Resize":
+            _resize_by_sizes(e, node)
         elif node.op_type == "BatchNormalization" and not target.batch_statistics:
             _batch_normalization(e, node)
         elif node.op_type == "Conv" and not target.asymmetric_pads:
@@ -88,6 +91,32 @@ def _is_weight(value: ir.Value) -> bool:
         if use.node.op_type in _MOVES and _is_weight(use.node.outputs[0]):
             return True
     return False
+
+
+# -- Resize ------------------------------------------------------------------------------------------------------------
+
+
+def _resize_by_sizes(e: Emitter, node: ir.Node) -> None:
+    """ONNX Runtime 1.32 rounds sizes * scales to float32, but declares them as rounded down from float64.
+
+    Where both differ, as for 12 * 0.58333333, sizes say the same as scales, if their quotient is that scale to the last bit.
+    """
+    n, y = Call(node), node.outputs[0]
+    scales, have, want = e.constant_of(n.get("scales")), static_dims(n["X"]), static_dims(y)
+    cropped = n.string("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize"
+    if scales is None or not scales.size or have is None or want is None or cropped:
+        return
+    ratios = scales.astype(np.float32)
+    axes = [a % len(have) for a in n.ints("axes") or range(len(have))]
+    moved = [(a, scale, have[a], want[a]) for a, scale in zip(axes, ratios, strict=True) if scale != 1]
+    if any(old is None or new is None or np.float32(new) / np.float32(old) != scale for _, scale, old, new in moved):
+        return
+    if any(int(float(scale) * old) != new for _, scale, old, new in moved if old is not None):
+        node.resize_inputs(4)
+        for unread in (1, 2):
+            node.replace_input_with(unread, None)
+        node.replace_input_with(3, e.ints(new for _, _, _, new in moved if new is not None))
+        node.attributes["axes"] = ir.AttrInt64s("axes", [a for a, *_ in moved])
 
 
 # -- BatchNormalization ------------------------------------------------------------------------------------------------
