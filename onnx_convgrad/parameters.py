@@ -235,6 +235,22 @@ def _warn_of_left_out(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:
         )
 
 
+_OF_INTEGERS = frozenset({"ConvInteger", "DequantizeLinear", "MatMulInteger", "QLinearConv", "QLinearMatMul"})
+"""Operators that take weights stored as integers."""
+
+
+def _warn_of_quantized(graph: ir.Graph) -> None:
+    """Say that a model is quantized as it runs, for its derivatives are not zero then, and of no use."""
+    felt = ancestors(graph.outputs, frozenset(graph))
+    steps = [n for n in graph if is_op(n, "DynamicQuantizeLinear") and n in felt and n.outputs[0].uses()]
+    found = [repr(n.name or n.outputs[0].name) for n in steps]
+    if found:
+        _warn(
+            f"The model is quantized as it runs: {first_few(found)}. Derivatives pass through the scales of such values"
+            " alone, and weights stored as integers have none; differentiate the model from before its quantization."
+        )
+
+
 _MEMBER = re.compile(r"[^\W\d]\w*(\.\w+)+")
 
 _SHOWN = 4
@@ -317,6 +333,7 @@ def resolve_wrt(graph: ir.Graph, wrt: str | Sequence[str]) -> list[ir.Value]:
     """The values that `wrt` names; raises `ArgumentError` for unknown or non-floating ones."""
     found = _resolved(graph, wrt)
     _warn_of_lost_ties(graph, found)
+    _warn_of_quantized(graph)
     if wrt in ("parameters", "all"):
         _warn_of_equal_parameters(graph, found)
         _warn_of_computed(found)
@@ -330,7 +347,9 @@ def _resolved(graph: ir.Graph, wrt: str | Sequence[str]) -> list[ir.Value]:
         return _some(
             parameters(graph),
             "The model has no trainable parameters.",
-            "Use wrt='inputs' or name a value; nothing is there to train.",
+            "Its weights are stored as integers; differentiate the model from before its quantization."
+            if any(node.op_type in _OF_INTEGERS for node in graph)
+            else "Use wrt='inputs' or name a value; nothing is there to train.",
         )
     if wrt == "inputs":
         return _some(inputs, "The model has no floating input.", "Name a value in wrt.")

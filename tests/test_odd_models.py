@@ -45,6 +45,24 @@ def test_a_graph_without_nodes() -> None:
     np.testing.assert_array_equal(gradient(model), np.ones_like(X))
 
 
+def test_products_of_float16_that_the_runtime_dies_of(tmp_path: Path) -> None:
+    """A MatMul with a constant that reads what a Transpose has moved from the first axis; the model itself has none."""
+    text = "(float16[N,5,3] x) => (float16[5,N,4] y) { h = MatMul (x, w)  y = Transpose <perm = [1, 0, 2]> (h) }"
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> g {text}')
+    w = np.arange(1, 13).reshape(3, 4).astype(np.float16)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
+    path = tmp_path / "model.onnx"
+    onnx.save(og.augment(model, wrt="inputs"), path)
+    load = f"import onnxruntime as o; o.InferenceSession({str(path)!r}, providers=['CPUExecutionProvider'])"
+    done = subprocess.run([sys.executable, "-c", load], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    x = np.random.default_rng(0).standard_normal((2, 5, 3)).astype(np.float16)
+    seed = np.random.default_rng(1).standard_normal((5, 2, 4)).astype(np.float16)
+    want = seed.transpose(1, 0, 2).astype(np.float64) @ w.T
+    got = run(onnx.load(path), {"x": x, "y_grad": seed})["x_grad"]
+    np.testing.assert_allclose(got, want, rtol=2e-3, atol=0.05)
+
+
 def test_an_input_that_is_given_out_without_a_type(tmp_path: Path) -> None:
     model = parsed("{ y = Tanh(x) }")
     model.graph.output.add(name="x")

@@ -229,6 +229,30 @@ def test_weights_that_a_loop_hands_from_turn_to_turn() -> None:
         np.testing.assert_allclose(got[f"{name}_grad"], gradient.numpy(), rtol=1e-4, atol=1e-6)
 
 
+def test_weights_that_are_stored_as_integers() -> None:
+    """Have no gradient, and no other parameter has one that is of use."""
+    stored = "<float s = {0.1}, uint8 z = {128}, float ws = {0.05}, int8 wz = {0}, int8[2,2] q = {1,2,3,4},"
+    stored += " float[2] b = {1, 2}>"
+    head = f'<ir_version: 8, opset_import: ["": 17]> g (float[3,2] x) => (float[3,2] y) {stored}'
+    static = onnx.parser.parse_model(
+        f"{head} {{ c = QuantizeLinear (x, s, z) d = DequantizeLinear (c, s, z)"
+        " w = DequantizeLinear (q, ws, wz) y = MatMul (d, w) }"
+    )
+    with pytest.raises(
+        og.ArgumentError, match=r"no trainable parameters\. Its weights are stored as integers; differentiate"
+    ):
+        og.augment(static)
+    running = onnx.parser.parse_model(
+        f"{head} {{ c, cs, cz = DynamicQuantizeLinear (x) p = MatMulInteger (c, q, cz, wz) f = Cast <to = 1> (p)"
+        " m = Mul (f, cs) n = Mul (m, ws) y = Add (n, b) }"
+    )
+    with pytest.warns(
+        UserWarning, match="quantized as it runs: 'DynamicQuantizeLinear_0'.* from before its quantization"
+    ):
+        made = og.augment(running)
+    assert [o.name for o in made.graph.output] == ["y", "b_grad"]
+
+
 class Scaled(torch.nn.Module):
     """A learned temperature and a learned exponent beside a convolution; a constant of the module's own."""
 

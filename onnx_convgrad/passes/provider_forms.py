@@ -4,7 +4,7 @@ A graph that is differentiated keeps the nodes of the model, and these are writt
 `onnx_convgrad.runtime.cuda_kernels`) lack three of their forms: BatchNormalization in training mode, BatchNormalization
 whose statistics are of another type than its data, and uneven padding in Conv and ConvTranspose. And ONNX Runtime itself
 takes an Expand to no elements for one that changes nothing, any padded operand of a Conv for its data, and a Resize for
-smaller than it makes it.
+smaller than it makes it, and does not survive certain products of float16.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.emit import Emitter, static_dims
-from onnx_convgrad.graph.nodes import origin_of
+from onnx_convgrad.graph.nodes import is_op, origin_of
 from onnx_convgrad.registry import Call
 from onnx_convgrad.targets import Target
 
-__all__ = ["fit_provider"]
+__all__ = ["fit_provider", "part_half_products"]
 
 _END = 2**63 - 1
 
@@ -50,6 +50,42 @@ def fit_provider(graph: ir.Graph, target: Target) -> None:
         if not e.origin:  # nodes of gradients are named last
             for count, made in enumerate(e.emitted[start:], 1):
                 made.name = f"{node.name}/{target.name}_{count}"
+
+
+# -- MatMul ------------------------------------------------------------------------------------------------------------
+
+
+def part_half_products(graph: ir.Graph) -> None:
+    """Put an axis between a Transpose that moves the first axis back and a MatMul that reads it in float16.
+
+    ONNX Runtime 1.32 makes one node of both if the other factor is a constant, and dies of that while it loads the model.
+    """
+    e = Emitter(graph, opsets=graph.opset_imports)
+    for node in list(graph):
+        if not is_op(node, "MatMul") or node.outputs[0].dtype != ir.DataType.FLOAT16:
+            continue
+        y, (a, b) = node.outputs[0], node.inputs
+        if a is None or b is None or a.shape is None or b.shape is None or not (_moves_batch(a) or _moves_batch(b)):
+            continue
+        e.anchor, e.origin, start = node, origin_of(node), len(e.emitted)
+        rank = max(len(a.shape), len(b.shape))
+        a, b = (e.unsqueeze(v, [0]) if len(v.shape or ()) == rank else v for v in (a, b))
+        _replace(e, node, e.typed(e.squeeze(e.matmul(a, b), [0]), y))
+        if not e.origin:
+            for count, made in enumerate(e.emitted[start:], 1):
+                made.name = f"{node.name}/parted_{count}"
+
+
+def _moves_batch(value: ir.Value) -> bool:
+    """Whether a value is transposed so that what was its first axis is its last or last but one."""
+    node = value.producer()
+    while is_op(node, "Identity", "Cast") and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    perm = Call(node).ints("perm") if is_op(node, "Transpose") else None
+    if perm is None or len(perm) < 3:
+        return False
+    axes = range(1, len(perm))
+    return list(perm) in ([*axes[:-1], 0, axes[-1]], [*axes, 0])
 
 
 # -- Expand ------------------------------------------------------------------------------------------------------------
