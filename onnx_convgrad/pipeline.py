@@ -29,6 +29,7 @@ from onnx_convgrad.passes.pooled_slopes import move_slopes_behind_pools
 from onnx_convgrad.passes.provider_forms import fit_provider, part_half_products
 from onnx_convgrad.passes.recompute import Recomputation, mark_boundary, recompute_values
 from onnx_convgrad.passes.training import rewrite_for_training, set_training
+from onnx_convgrad.passes.untie import part_members
 from onnx_convgrad.passes.verify import verify, verify_shapes
 from onnx_convgrad.registry import Call
 from onnx_convgrad.targets import Target, target_named
@@ -55,6 +56,16 @@ class Built:
     gradients: dict[str, str]
     choices: tuple[Choice, ...]
     recomputation: Recomputation | None = None
+
+
+def _canonical(m: ir.Model, given: AnyModel, input_shapes: InputShapes | None) -> ir.Model:
+    """The loaded model in canonical form, with one initializer for each member of a module."""
+    m = canonicalize(m, input_shapes)
+    if input_shapes:
+        verify_shapes(m, lambda: canonicalize(load(given)))
+    part_members(m.graph)
+    take_loops_back(m)
+    return m
 
 
 @judged
@@ -93,10 +104,7 @@ def build(
     progress("reading")
     m = load(model)
     progress("canonicalizing")
-    m = canonicalize(m, input_shapes)
-    if input_shapes:
-        verify_shapes(m, lambda: canonicalize(load(model)))
-    take_loops_back(m)
+    m = _canonical(m, model, input_shapes)
     graph = m.graph
     sources, targets = resolve_wrt(graph, wrt), resolve_of(graph, of)
     running = set_training(graph) if training else []

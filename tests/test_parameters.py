@@ -253,6 +253,24 @@ def test_weights_that_are_stored_as_integers() -> None:
     assert [o.name for o in made.graph.output] == ["y", "b_grad"]
 
 
+@pytest.mark.parametrize(("dynamo", "layers"), [(True, 1), (False, 1), (False, 2)])
+def test_members_of_a_fresh_network_are_apart(dynamo: bool, layers: int) -> None:
+    """Exporters store scales and variances as one, and shifts and means: no gradient has a part of a statistic's.
+
+    The older one keeps the names of all, so that two layers are apart, too; of the newer one's the notes in the file tell.
+    """
+    torch.manual_seed(0)
+    normalized = [part for _ in range(layers) for part in (torch.nn.Tanh(), torch.nn.BatchNorm2d(4))]
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), *normalized).eval()
+    x, seed = torch.randn(2, 3, 6, 6), torch.randn(2, 4, 4, 4)
+    model = export(net, x, dynamo=dynamo, training=False, fold=dynamo)
+    want = torch.autograd.grad(net(x), list(net.parameters()), seed)
+    got = run(og.vjp(model, wrt="parameters"), {"x": x.numpy(), "y_grad": seed.numpy()})
+    assert set(got) == {f"{name}_grad" for name, _ in net.named_parameters()}
+    for (name, _), gradient in zip(net.named_parameters(), want, strict=True):
+        np.testing.assert_allclose(got[f"{name}_grad"], gradient.numpy(), rtol=1e-4, atol=1e-4, err_msg=name)
+
+
 class Scaled(torch.nn.Module):
     """A learned temperature and a learned exponent beside a convolution; a constant of the module's own."""
 

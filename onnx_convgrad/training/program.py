@@ -24,6 +24,7 @@ from onnx_convgrad.lowering.candidates import Choosing, Policy
 from onnx_convgrad.lowering.lower import check_choice, check_workspace
 from onnx_convgrad.names import check_names
 from onnx_convgrad.passes.canonicalize import InputShapes, canonicalize
+from onnx_convgrad.passes.untie import part_statistics, restore, untie
 from onnx_convgrad.passes.verify import verify_shapes
 from onnx_convgrad.pipeline import Names
 from onnx_convgrad.targets import target_named
@@ -37,7 +38,6 @@ from onnx_convgrad.training.scaling import LossScale
 from onnx_convgrad.training.schedules import Schedule, schedule_from
 from onnx_convgrad.training.storage import read_manifest, read_part, write_program
 from onnx_convgrad.training.terms import LossLike, resolve
-from onnx_convgrad.training.untie import part_statistics, restore, untie
 from onnx_convgrad.validity import judged
 
 __all__ = ["TrainingProgram", "build_training"]

@@ -8,6 +8,8 @@ exporter drops the other names, and biases that are zero; its notes tell what wa
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import onnx_ir as ir
 
@@ -17,20 +19,33 @@ from onnx_convgrad.graph.namespace import Namespace
 from onnx_convgrad.graph.nodes import is_op
 from onnx_convgrad.registry import Call
 
-__all__ = ["part_statistics", "restore", "untie"]
+__all__ = ["part_members", "part_statistics", "restore", "untie"]
 
 _LARGE = 1 << 22
 
 
-def untie(graph: ir.Graph) -> None:
+_MEMBER = re.compile(r"\w+(\.\w+)+")
+"""What a module calls a parameter of one of its parts."""
+
+
+def part_members(graph: ir.Graph) -> None:
+    """What the file itself tells of members of modules that an exporter stores once: their copies, and statistics."""
+    untie(graph, members=True)
+    part_statistics(graph)
+
+
+def untie(graph: ir.Graph, *, members: bool = False) -> None:
     """Turn every copy of a constant-filled initializer into an initializer, in place.
 
-    Equal numbers that are not all the same are left shared: those are tied weights, not a coincidence.
+    Equal numbers that are not all the same are left shared: those are tied weights, not a coincidence. With `members`, so
+    are those that do not have names as members of modules do: a copy may be meant.
     """
     for node in list(graph):
         if not is_op(node, "Identity") or by_exporter(node):
             continue
         source, copy = node.inputs[0], node.outputs[0]
+        if members and not all(v is not None and _MEMBER.fullmatch(v.name or "") for v in (source, copy)):
+            continue
         if source is None or not source.is_initializer() or source.is_graph_input() or copy.is_graph_output():
             continue
         if source.const_value is None or not _filled(source.const_value):
