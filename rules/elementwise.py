@@ -7,7 +7,8 @@ broadcast axes. A number stands for a constant derivative and costs nothing when
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -255,8 +256,23 @@ def _share_of_extremum(e: Emitter, n: Call, i: int) -> Operand:
         mine, other = operands[i], operands[1 - i]
         wins = e.compare("Greater" if n.node.op_type == "Max" else "Less", mine, other)
         return e.where(e.compare("Equal", mine, other), 0.5, e.mask(wins, n.y))
-    reached = [e.mask(e.compare("Equal", v, n.y), n.y) for v in operands]
+    if n.y.dtype == ir.DataType.FLOAT16:
+        above = "GreaterOrEqual" if n.node.op_type == "Max" else "LessOrEqual"
+        others = [[w for j, w in enumerate(operands) if j != k] for k in range(len(operands))]
+        best = [_all(e, [e.compare(above, v, w) for w in rest]) for v, rest in zip(operands, others, strict=True)]
+    else:
+        best = [e.compare("Equal", v, n.y) for v in operands]
+    reached = [e.mask(b, n.y) for b in best]
     return e.div(reached[i], e.sum(reached))
+
+
+def _all(e: Emitter, conditions: Sequence[ir.Value]) -> ir.Value:
+    """Whether all hold.
+
+    In float16 conditions are on operands alone: ONNX Runtime computes most operators in float32 on the CPU, hands an
+    operand to a comparison before it is rounded, and to Clip and Max, for which it has kernels, after that.
+    """
+    return reduce(partial(e.op, "And"), conditions)
 
 
 @elementwise("Clip", wrt=("input", "min", "max"))
@@ -281,6 +297,9 @@ def clip(e: Emitter, n: Call) -> Cotangents:
             return 1
         if [float(bound.item()) for bound in bounds] == [0, 6]:
             return step(e, e.mul(n.y, e.sub(6, n.y)))
+        if x.dtype == ir.DataType.FLOAT16:
+            bound = (("GreaterOrEqual", low), ("LessOrEqual", high))
+            return e.mask(_all(e, [e.compare(op, x, limit) for op, limit in bound if limit is not None]), x)
         return e.mask(e.compare("Equal", x, n.y), x)
 
     return {
