@@ -271,6 +271,16 @@ def test_members_of_a_fresh_network_are_apart(dynamo: bool, layers: int) -> None
         np.testing.assert_allclose(got[f"{name}_grad"], gradient.numpy(), rtol=1e-4, atol=1e-4, err_msg=name)
 
 
+def test_a_batch_normalization_fresh_and_alone() -> None:
+    torch.manual_seed(0)
+    net, x, seed = torch.nn.BatchNorm2d(4).eval(), torch.randn(2, 4, 3, 3), torch.randn(2, 4, 3, 3)
+    want = torch.autograd.grad(net(x), list(net.parameters()), seed)
+    model = export(net, x, dynamo=False, training=False, fold=False)
+    got = run(og.vjp(model, wrt="parameters"), {"x": x.numpy(), "y_grad": seed.numpy()})
+    for name, gradient in zip(("weight", "bias"), want, strict=True):
+        np.testing.assert_allclose(got[f"{name}_grad"], gradient.numpy(), rtol=1e-4, atol=1e-4)
+
+
 class Scaled(torch.nn.Module):
     """A learned temperature and a learned exponent beside a convolution; a constant of the module's own."""
 

@@ -38,13 +38,14 @@ def untie(graph: ir.Graph, *, members: bool = False) -> None:
     """Turn every copy of a constant-filled initializer into an initializer, in place.
 
     Equal numbers that are not all the same are left shared: those are tied weights, not a coincidence. With `members`, so
-    are those that do not have names as members of modules do: a copy may be meant.
+    are those that neither have names as members of modules do nor are statistics: a copy may be meant.
     """
     for node in list(graph):
         if not is_op(node, "Identity") or by_exporter(node):
             continue
         source, copy = node.inputs[0], node.outputs[0]
-        if members and not all(v is not None and _MEMBER.fullmatch(v.name or "") for v in (source, copy)):
+        named = all(v is not None and _MEMBER.fullmatch(v.name or "") for v in (source, copy))
+        if members and not named and not _is_statistic(copy):
             continue
         if source is None or not source.is_initializer() or source.is_graph_input() or copy.is_graph_output():
             continue
@@ -53,6 +54,11 @@ def untie(graph: ir.Graph, *, members: bool = False) -> None:
         name, copy.name = copy.name or "", None
         copy.replace_all_uses_with(_store(graph, name, source.const_value.numpy()))
         graph.remove(node, safe=True)
+
+
+def _is_statistic(value: ir.Value) -> bool:
+    """Whether a value is read as a running mean or variance, and as nothing else."""
+    return all(is_op(use.node, "BatchNormalization") and use.idx in (3, 4) for use in value.uses())
 
 
 def restore(graph: ir.Graph) -> None:
