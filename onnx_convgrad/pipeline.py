@@ -20,7 +20,7 @@ from onnx_convgrad.lowering.calibration import calibrated
 from onnx_convgrad.lowering.candidates import Choosing, Policy
 from onnx_convgrad.lowering.loops import take_loops_back, tell_loops
 from onnx_convgrad.lowering.lower import Choice, check_choice, check_workspace, lower
-from onnx_convgrad.names import check_names
+from onnx_convgrad.names import as_names, check_names
 from onnx_convgrad.parameters import resolve_of, resolve_wrt
 from onnx_convgrad.passes.batch_statistics import share_statistics
 from onnx_convgrad.passes.canonicalize import InputShapes, canonicalize
@@ -29,7 +29,7 @@ from onnx_convgrad.passes.pooled_slopes import move_slopes_behind_pools
 from onnx_convgrad.passes.provider_forms import fit_provider, part_half_products
 from onnx_convgrad.passes.recompute import Recomputation, mark_boundary, recompute_values
 from onnx_convgrad.passes.training import rewrite_for_training, set_training
-from onnx_convgrad.passes.untie import part_members
+from onnx_convgrad.passes.untie import part_members, restore
 from onnx_convgrad.passes.verify import verify, verify_shapes
 from onnx_convgrad.registry import Call
 from onnx_convgrad.targets import Target, target_named
@@ -58,8 +58,10 @@ class Built:
     recomputation: Recomputation | None = None
 
 
-def _canonical(m: ir.Model, given: AnyModel, input_shapes: InputShapes | None) -> ir.Model:
-    """The loaded model in canonical form, with one initializer for each member of a module."""
+def _canonical(m: ir.Model, given: AnyModel, wrt: Names, input_shapes: InputShapes | None) -> ir.Model:
+    """The loaded model in canonical form, with one initializer for each member of a module that may be in `wrt`."""
+    if set(as_names(wrt, "wrt")) - {"inputs", *(value.name for value in m.graph.inputs)}:
+        restore(m.graph)
     m = canonicalize(m, input_shapes)
     if input_shapes:
         verify_shapes(m, lambda: canonicalize(load(given)))
@@ -104,7 +106,7 @@ def build(
     progress("reading")
     m = load(model)
     progress("canonicalizing")
-    m = _canonical(m, model, input_shapes)
+    m = _canonical(m, model, wrt, input_shapes)
     graph = m.graph
     sources, targets = resolve_wrt(graph, wrt), resolve_of(graph, of)
     running = set_training(graph) if training else []

@@ -3,7 +3,8 @@
 PyTorch's TorchScript exporter stores equal tensors once: of a network fresh from its constructor, all BatchNormalization
 scales and variances (ones) and all shifts and means (zeros) of one width become a single initializer, from which the
 others, still under their own names, are copied by Identity. To train that as it is would tie them together. The newer
-exporter drops the other names, and biases that are zero; its notes tell what was there (see `exporter`).
+exporter drops the other names, and biases that are zero; its notes tell what was there (see `exporter`), as long as the
+nodes are the file's own.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import re
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.exporter import FOLDED, KIND, by_exporter, left_out, merged
+from onnx_convgrad.exporter import FOLDED, KIND, by_exporter, left_out, merged, tie_copies
 from onnx_convgrad.graph.dims import static_dims
 from onnx_convgrad.graph.namespace import Namespace
 from onnx_convgrad.graph.nodes import is_op
 from onnx_convgrad.registry import Call
 
-__all__ = ["part_members", "part_statistics", "restore", "untie"]
+__all__ = ["part_members", "restore", "untie"]
 
 _LARGE = 1 << 22
 
@@ -29,9 +30,9 @@ _MEMBER = re.compile(r"\w+(\.\w+)+")
 
 
 def part_members(graph: ir.Graph) -> None:
-    """What the file itself tells of members of modules that an exporter stores once: their copies, and statistics."""
+    """Store the members of modules apart that an exporter stores once: their copies, and statistics."""
     untie(graph, members=True)
-    part_statistics(graph)
+    _part_statistics(graph)
 
 
 def untie(graph: ir.Graph, *, members: bool = False) -> None:
@@ -62,10 +63,16 @@ def _is_statistic(value: ir.Value) -> bool:
 
 
 def restore(graph: ir.Graph) -> None:
-    """Store each parameter and buffer that the newer exporter merged with an equal one or left out.
+    """Store each parameter and buffer once that the newer exporter merged with an equal one, left out, or copied.
 
     The graph is the file's own, in place: its opset and everything else stay.
     """
+    _part_merged(graph)
+    _part_statistics(graph)
+    tie_copies(graph)
+
+
+def _part_merged(graph: ir.Graph) -> None:
     names = Namespace.of_values(graph)
     for found in merged(graph):
         tensor = found.value.const_value
@@ -90,12 +97,12 @@ def restore(graph: ir.Graph) -> None:
         missing.node.replace_input_with(2, own)
 
 
-def part_statistics(graph: ir.Graph) -> None:
+def _part_statistics(graph: ir.Graph) -> None:
     """Give a BatchNormalization statistics of its own where they are stored as its scale or shift, or another's."""
     names = Namespace.of_values(graph)
-    learned = {v for n in graph if is_op(n, "BatchNormalization") for v in n.inputs[1:3]}
+    learned = {v for n in graph if is_op(n, "BatchNormalization") for v in n.inputs[1:3] if v is not None}
     for node in graph:
-        if not is_op(node, "BatchNormalization"):
+        if not is_op(node, "BatchNormalization") or len(node.inputs) != 5:
             continue
         for index, statistic in ((3, "mean"), (4, "var")):
             value = node.inputs[index]

@@ -17,14 +17,13 @@ import onnx
 import onnx_ir as ir
 
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.exporter import tie_copies
 from onnx_convgrad.files import AnyModel, load, whole_proto
 from onnx_convgrad.lowering.calibration import calibrated
 from onnx_convgrad.lowering.candidates import Choosing, Policy
 from onnx_convgrad.lowering.lower import check_choice, check_workspace
 from onnx_convgrad.names import check_names
 from onnx_convgrad.passes.canonicalize import InputShapes, canonicalize
-from onnx_convgrad.passes.untie import part_statistics, restore, untie
+from onnx_convgrad.passes.untie import restore, untie
 from onnx_convgrad.passes.verify import verify_shapes
 from onnx_convgrad.pipeline import Names
 from onnx_convgrad.targets import target_named
@@ -194,8 +193,6 @@ def build_training(
         raise ArgumentError(f"optimizer must be a member of onnx_convgrad.optim, not {optimizer!r}.")
     given_model = load(model)
     restore(given_model.graph)
-    part_statistics(given_model.graph)
-    tie_copies(given_model.graph)
     base = canonicalize(given_model.clone(), input_shapes)
     if input_shapes:
         verify_shapes(base, lambda: canonicalize(given_model.clone()))
