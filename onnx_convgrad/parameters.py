@@ -116,9 +116,9 @@ def _constant(value: ir.Value, node: ir.Node, *, dedicated: bool, stored: bool, 
 
 _MADE = re.compile(
     r"val_\d+|(arange|const|empty|eye|full|lift_fresh_copy|lifted_tensor|linspace|logspace|ones|scalar_tensor|zeros)"
-    r"(_like)?(_default)?(_\d+)?"
+    r"(_like)?(_default)?(_\d+)?|helper\.constant\.\d+|p2o\.[\w.]+"
 )
-"""Values that an exporter makes itself."""
+"""Values that an exporter makes itself: PyTorch's, or Paddle's (the last two)."""
 
 
 def _told_trainable(value: ir.Value) -> bool:
@@ -226,7 +226,7 @@ def _warn_of_left_out(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:
     for value in [v for v in acting if v not in wrt and not _plain(v)]:
         said = [n for n in sources(value) if n not in computed]
         members = [n for n in said if not _MADE.fullmatch(n) and not _LAYOUT.fullmatch(n)]
-        if members if told else _MEMBER.fullmatch(value.name or ""):
+        if members if told else _MEMBER.fullmatch(value.name or "") and not _MADE.fullmatch(value.name or ""):
             lost.append(repr(value.name) + (f" (of {_listed(members)})" if told else ""))
     if lost:
         _warn(

@@ -307,6 +307,27 @@ def test_what_may_be_a_parameter_is_named() -> None:
     assert found == {"conv.weight_grad", "conv.bias_grad", "pool.p_grad", "pool.scale_grad"}
 
 
+def test_constants_that_an_exporter_names_with_dots_are_no_members() -> None:
+    """Paddle's exporter names constants so, and parameters as in conv2d_0.w_0."""
+    stored = {"conv2d_0.w_0": [2, 3, 3, 3], "helper.constant.1": [], "p2o.pd_op.full.0.0": [1], "scale_0.w_0": [1]}
+    graph = onnx.helper.make_graph(
+        [
+            onnx.helper.make_node("Conv", ["x", "conv2d_0.w_0"], ["c"]),
+            onnx.helper.make_node("Clip", ["c", "", "helper.constant.1"], ["d"]),
+            onnx.helper.make_node("Div", ["d", "p2o.pd_op.full.0.0"], ["e"]),
+            onnx.helper.make_node("Mul", ["e", "scale_0.w_0"], ["y"]),
+        ],
+        "g",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 3, 5, 5])],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)],
+        [onnx.numpy_helper.from_array(np.full(shape, 6, np.float32), name) for name, shape in stored.items()],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
+    with pytest.warns(UserWarning, match="^'scale_0.w_0' may be parameters") as caught:
+        og.augment(model)
+    assert len(caught) == 1
+
+
 class Twice(torch.nn.Module):
     """A layer that is used twice."""
 
