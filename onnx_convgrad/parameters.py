@@ -158,12 +158,24 @@ _LAYOUT = re.compile(
 )
 """Names of values that hold a parameter's numbers as they are."""
 
+_ARITHMETIC = re.compile(
+    r"(abs|add|clamp|cos|cumsum|div|exp|expm1|floor|floor_divide|log|log1p|log2|log_softmax|matmul|maximum|mean|minimum|mm|mul"
+    r"|neg|outer|pow|reciprocal|remainder|rsqrt|rsub|sigmoid|sign|sin|softmax|softplus|sqrt|square|stack|std|sub|sum|tanh|tril"
+    r"|triu|var|where)(_\d+)?"
+)
+"""Names of values that something was computed into."""
+
+
+def _unmade(names: Sequence[str]) -> list[str]:
+    """Those of names that stand for no step of a computation, but for what it starts from."""
+    return [n for n in names if not any(steps.fullmatch(n) for steps in (_MADE, _LAYOUT, _ARITHMETIC))]
+
 
 def _warn_of_computed(wrt: Sequence[ir.Value]) -> None:
     """Say which values that something was computed into are taken for parameters."""
     for value in [v for v in wrt if KIND not in v.metadata_props and _computed(v)][:_SHOWN]:
         dotted = [name for name in sources(value) if "." in name]
-        names = dotted or [n for n in sources(value) if not _MADE.fullmatch(n) and not _LAYOUT.fullmatch(n)]
+        names = dotted or _unmade(sources(value))
         if names and value.name not in names:
             _warn(
                 f"The exporter computed {value.name!r} from {_listed(names)}: it is {value.name!r} that has a gradient."
@@ -224,8 +236,7 @@ def _warn_of_left_out(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:
     lost = []
     computed = {output.name for node in graph for output in node.outputs}
     for value in [v for v in acting if v not in wrt and not _plain(v)]:
-        said = [n for n in sources(value) if n not in computed]
-        members = [n for n in said if not _MADE.fullmatch(n) and not _LAYOUT.fullmatch(n)]
+        members = _unmade([n for n in sources(value) if n not in computed])
         if members if told else _MEMBER.fullmatch(value.name or "") and not _MADE.fullmatch(value.name or ""):
             lost.append(repr(value.name) + (f" (of {_listed(members)})" if told else ""))
     if lost:
