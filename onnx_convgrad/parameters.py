@@ -153,8 +153,8 @@ def _warn_of_lost_ties(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:
 
 
 _LAYOUT = re.compile(
-    r"(val|alias|cat|clone|contiguous|flatten|flip|getitem|movedim|numpy_t|permute|reshape|roll|select|slice|split|squeeze|t"
-    r"|transpose|unbind|unsqueeze|view)(_\d+)?"
+    r"(_to_copy|_unsafe_view|alias|cat|clone|contiguous|flatten|flip|getitem|movedim|numpy_t|permute|reshape|roll|select|slice"
+    r"|split|squeeze|t|transpose|unbind|unsqueeze|val|view)(_\d+)?"
 )
 """Names of values that hold a parameter's numbers as they are."""
 
