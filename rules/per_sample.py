@@ -36,11 +36,11 @@ def matmul_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> C
     at, rank = batch.of(n.y), len(e.dims(n.y))
 
     def right() -> ir.Value:
-        x = batch.first(a, batch.of(a))
-        if len(e.dims(b)) <= 2:
-            width = e.dim(b, 1) if len(e.dims(b)) == 2 else 1
-            dy = batch.first(gy if len(e.dims(b)) == 2 else e.unsqueeze(gy, [-1]), at)
-            rows = _rows(e, x, batch.count, e.dim(b, 0))
+        x, dims = batch.first(a, batch.of(a)), e.dims(b)
+        if all(d == 1 for d in dims[:-2]):
+            height, width = (*dims, 1) if len(dims) == 1 else dims[-2:]
+            dy = batch.first(e.unsqueeze(gy, [-1]) if len(dims) == 1 else gy, at)
+            rows = _rows(e, x, batch.count, height)
             return e.matmul(e.swap_last(rows), _rows(e, dy, batch.count, width))
         leading(a, b)
         return batch.fit(e.matmul(e.swap_last(x), batch.first(gy, at)), batch.leading, b)
@@ -53,8 +53,10 @@ def matmul_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> C
         return batch.fit(e.matmul(dy, e.swap_last(x)), batch.leading, a)
 
     def leading(data: ir.Value, weight: ir.Value) -> None:
+        dims = e.dims(weight)
+        alike = at.axis < rank - len(dims) or (at.axis == 0 and len(dims) == rank and dims[0] == 1)
         require(
-            len(e.dims(data)) == rank and at.axis < rank - len(e.dims(weight)) and len(e.dims(weight)) > 1,
+            len(e.dims(data)) == rank and alike and len(dims) > 1,
             f"a weight of shape {weight.shape} has no known form per sample where the samples are on axis {at.axis}.",
         )
 
