@@ -113,6 +113,31 @@ def test_a_sure_softmax_is_told_from_a_wrong_gradient(
     assert row.verdict == verdict
 
 
+@pytest.mark.parametrize(
+    ("step", "gradient"),
+    [("y = Relu (a)", 0.0), ("y = Clip (a, zero, six)", 0.0), ("y = Clip (a, zero, one)", 1.0)],
+)
+def test_inputs_on_kinks_are_told_from_a_wrong_gradient(
+    step: str, gradient: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Biases of zero behind channels of zeros, as fresh networks have them: every difference lies between two slopes."""
+    bounds = " ".join(
+        f"{name} = Constant <value_float = {v}> ()" for name, v in (("zero", 0.0), ("one", 1.0), ("six", 6.0))
+    )
+    text = f"g (float[N, 4, 5] x) => (float[N, 4, 5] y) {{ {bounds} z = Mul (x, zero) a = Add (z, b) {step} }}"
+    proto = model(text)
+    proto.graph.initializer.append(numpy_helper.from_array(np.zeros((4, 1), np.float32), "b"))
+    built = build(proto, wrt="b")
+    (row,) = verify_numerically(built).rows
+    assert row.verdict == "kinks"
+    assert (row.norm > 0) == (gradient > 0)
+    spoil(built, "b_grad", 3.0)
+    assert [r.verdict for r in verify_numerically(built).rows] == ["FAIL" if gradient else "kinks"]
+    monkeypatch.setattr("onnx_convgrad.checking.check.available", lambda: False)
+    (row,) = verify_numerically(build(proto, wrt="b")).rows
+    assert row.verdict == "undetermined"
+
+
 def test_intermediate_values_can_be_moved() -> None:
     report = check(model(MIXED, **MIXED_WEIGHTS), wrt=["a", "t", "x"], of="l")
     assert report.passed

@@ -190,8 +190,13 @@ def _lp_norm(n: Call, x: Tensor) -> Tensor:
 
 
 def _clip(n: Call, x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
-    x = x if low is None else torch.maximum(x, low.to(x.dtype))
-    return x if high is None else torch.minimum(x, high.to(x.dtype))
+    """Of ReLU6 the derivative at the bounds is 0, of other clamps 1."""
+    if low is None and high is None:
+        return x
+    bounds = [b for b in (low, high) if b is not None and not b.requires_grad]
+    if [float(b) for b in bounds] == [0, 6]:
+        return F.relu6(x)
+    return torch.clamp(x, *(None if bound is None else bound.to(x.dtype) for bound in (low, high)))
 
 
 def _div(n: Call, a: Tensor, b: Tensor) -> Tensor:

@@ -24,6 +24,8 @@ _FOLD = 20
 _VERDICTS = {
     "rounding": "in float64 the same graph agrees, and float32 cannot be more precise on these inputs (values cancel or"
     " saturate).",
+    "kinks": "PyTorch agrees, and the numeric derivative cannot tell: these inputs are on kinks (a ReLU of exact zeros), or"
+    " the model's results in float64 round by more.",
     "undetermined": "the numeric derivative cannot tell: the model's results in float64 round by more, or kinks lie between"
     " its points. Other inputs (--seed-value) or targets (--of, such as logits before a softmax) may.",
 }
@@ -83,7 +85,8 @@ def _show_verdicts(report: CheckReport, out: Output) -> None:
         out.line(f"FAIL: not finite on these inputs (a kink such as that of a root at 0?): {first_few(infinite)}")
     notes = f", {told['rounding']} of them in float64 alone" if told["rounding"] else ""
     rest = "".join(f" {told[v]} {v}." for v in ("undetermined", "FAIL") if told[v])
-    out.line(f"{told['ok'] + told['rounding']} of {len(report.rows)} gradients agree{notes}.{rest}")
+    agree = sum(told[v] for v in ("ok", "rounding", "kinks"))
+    out.line(f"{agree} of {len(report.rows)} gradients agree{notes}.{rest}")
 
 
 def _notable(report: CheckReport) -> list[Row]:
