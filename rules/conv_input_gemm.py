@@ -38,8 +38,8 @@ def col2im_geometry(q: Query) -> str | None:
         return "Col2Im takes no negative padding"
     if q.spec.pointwise:
         return "a 1x1 kernel leaves nothing to add up"
-    if q.spec.rank != 2 and max(q.spec.dilations) > 1:
-        return "the runtime's Col2Im is right with dilations over two axes only"
+    if q.spec.rank > 2:
+        return "ONNX Runtime before 1.28 adds windows up wrongly over three axes"
     return None
 
 
@@ -80,12 +80,20 @@ def folded_columns(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
 
 
 def add_up(e: Emitter, product: ir.Value, n: Call, spec: ConvSpec) -> ir.Value:
-    """The columns added into the data's gradient by Col2Im."""
-    size = x_dims(e, n["X_like"], spec)[2:]
-    kernel = e.ints(k or 1 for k in spec.kernel)
-    return e.op(
-        "Col2Im", product, e.vector(size), kernel, dilations=spec.dilations, pads=spec.pads, strides=spec.strides
+    """The columns added into the data's gradient by Col2Im over two axes: others are wrong before ONNX Runtime 1.28."""
+    size = x_dims(e, n["X_like"], spec)
+    lead = 2 - spec.rank  # a row is an image of one row
+    ones, zeros = (1,) * lead, (0,) * lead
+    image = e.op(
+        "Col2Im",
+        product,
+        e.vector([*ones, *size[2:]]),
+        e.ints([*ones, *(k or 1 for k in spec.kernel)]),
+        dilations=(*ones, *spec.dilations),
+        pads=(*zeros, *spec.begin, *zeros, *spec.end),
+        strides=(*ones, *spec.strides),
     )
+    return e.reshape(image, size) if lead else image
 
 
 # -- the lowerings -----------------------------------------------------------------------------------------------------
