@@ -11,6 +11,7 @@ from hypothesis import given
 from test_conv_geometry import CONV, SETTINGS, _arrays, _attributes, _error, _model, geometry
 
 import onnx_convgrad as og
+from onnx_convgrad.bench.layer import ConvLayer
 from onnx_convgrad.errors import LoweringError
 from onnx_convgrad.lowering import lowerings
 from onnx_convgrad.lowering.candidates import Policy
@@ -184,6 +185,16 @@ def test_phases_of_unknown_sizes(shapes: str, size: int) -> None:
     ]
     assert results[0].shape == arrays["x"].shape
     assert _error(*results) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["col2im", "folded_col2im"])
+def test_windows_of_signals_are_added_over_two_axes(name: str) -> None:
+    """Before ONNX Runtime 1.28, Col2Im is wrong over one axis and over three."""
+    model = ConvLayer((2, 4, 9), (6, 4, 3), (2,), (1,), (1,), (1,)).model()
+    nodes = og.vjp(model, wrt=["x"], lowering={"ConvInputGrad": name}).graph.node
+    (adding,) = (node for node in nodes if node.op_type == "Col2Im")
+    lengths = {a.name: len(a.ints) for a in adding.attribute}
+    assert lengths == {"dilations": 2, "pads": 4, "strides": 2}
 
 
 @pytest.mark.parametrize(
