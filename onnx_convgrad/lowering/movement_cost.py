@@ -21,7 +21,6 @@ __all__ = [
     "leading_axes",
     "max_pool",
     "pad",
-    "places",
     "reduce",
     "scatter",
     "slice_",
@@ -196,11 +195,3 @@ def scatter(factor: float, updates: int) -> Callable[[ir.Node, Rates], float]:
 def col2im(node: ir.Node, rates: Rates) -> float:
     """Whole rows are added, where they are not spread. Over two axes, which is what lowerings emit."""
     return items(0.22 if set(Call(node).ints("strides") or (1,)) == {1} else 0.55)(node, rates)
-
-
-def places(rank: int, points: int, row: int) -> float:
-    """Of `Rates.item`, per element of patches that are added to an image, for finding where: in two dimensions nothing.
-
-    In others it is found for each tap and channel of `points` patches, and in three for every `row` of them.
-    """
-    return 0.0 if rank == 2 else (18 + 8 * rank) / max(points, 1) + (3 / max(row, 1) if rank > 2 else 0.0)

@@ -8,7 +8,6 @@ import onnx_ir as ir
 
 from onnx_convgrad.graph.constants import is_folded
 from onnx_convgrad.graph.nodes import is_op
-from onnx_convgrad.lowering.movement_cost import places
 from onnx_convgrad.lowering.pass_cost import late, moved_bytes, shape_of, traffic, waiting
 from onnx_convgrad.registry import Call
 from onnx_convgrad.targets import Rates
@@ -168,10 +167,18 @@ def conv_transpose(node: ir.Node, rates: Rates) -> float:
     points, taps = math.prod(x[2:]), math.prod(w[2:])
     patches = float(x[0] * groups * w[1] * taps * points)
     each = 0.15 * _short_rows(y[-1]) if unit and len(x) < 5 else 0.5
-    each += places(len(x) - 2, points, x[-1])
+    each += _places(len(x) - 2, points, x[-1])
     added = patches * rates.item * each if taps > 1 else 0.0
     slow = 1 + rates.small / max(w[1] * taps, 1) + 8 / max(points, 1) + 8 / max(w[0] // groups, 1)
     product = 2.0 * x[0] * w[0] * w[1] * taps * points * slow / rates.gemm
     packed = 0.0 if is_folded(node.inputs[1]) else 0.25 * rates.item * x[0] * math.prod(w)
     packed += x[0] * groups * 15 * rates.run
     return max(product + packed + added + waiting(node, rates), traffic(node, rates))
+
+
+def _places(rank: int, points: int, row: int) -> float:
+    """Of `Rates.item`, per element of patches that are added to an image, for finding where: in two dimensions nothing.
+
+    In others it is found for each tap and channel of `points` patches, and in three for every `row` of them.
+    """
+    return 0.0 if rank == 2 else (18 + 8 * rank) / max(points, 1) + (3 / max(row, 1) if rank > 2 else 0.0)
