@@ -26,7 +26,7 @@ from onnx_convgrad.passes.batch_statistics import share_statistics
 from onnx_convgrad.passes.canonicalize import InputShapes, canonicalize
 from onnx_convgrad.passes.fast_forms import use_fast_forms
 from onnx_convgrad.passes.pooled_slopes import move_slopes_behind_pools
-from onnx_convgrad.passes.provider_forms import fit_provider, part_half_products
+from onnx_convgrad.passes.provider_forms import fit_provider, part_products
 from onnx_convgrad.passes.recompute import Recomputation, mark_boundary, recompute_values
 from onnx_convgrad.passes.training import rewrite_for_training, set_training
 from onnx_convgrad.passes.untie import part_members, restore
@@ -170,7 +170,7 @@ def complete(
     fit_provider(m.graph, machine)
     if machine.name == "cpu":
         use_fast_forms(m.graph, Emitter(m.graph, opsets=m.opset_imports, target=machine), training=policy.training)
-    part_half_products(m.graph)
+    part_products(m.graph)
     progress("verifying")
     _finish(m)
     if machine.ordered_sums:

@@ -6,7 +6,7 @@ A requirement answers `None` when it holds, else the reason against the lowering
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -203,33 +203,79 @@ def im2col(e: Emitter, x: ir.Value, y: list[Dim], spec: ConvSpec) -> ir.Value:
 
 
 def scatter(e: Emitter, dy: ir.Value, w: ir.Value, size: list[Dim], spec: ConvSpec) -> ir.Value:
-    """The data gradient of channels and spatial sizes `size` by MatMul and shifted sums."""
+    """The data gradient of channels and spatial sizes `size` by MatMul and shifted sums.
+
+    Row p of a tap t belongs to row s p + t - begin of x, where there is one.
+    """
     channels, *x = size
     batch, o, *y = y_dims(e, dy, spec)
     per, inner, taps = e.size_div(o, spec.groups), e.size_div(channels, spec.groups), spec.taps or 1
     matrix = e.transpose(e.reshape(w, [spec.groups, per, e.size_mul(inner, taps)]), [0, 2, 1])
     sizes = [batch, e.size_mul(inner, taps), per, e.size_mul(*y)]
     columns = e.reshape(product_of_samples(e, matrix, dy, sizes, spec.groups), [batch, channels, taps, *y])
-    total: ir.Value | None = None
-    for index, tap in enumerate(tap_offsets(spec)):
-        part = e.squeeze(e.slice(columns, [index], [index + 1], [2]), [2]) if taps > 1 else e.squeeze(columns, [2])
-        part = place(e, part, [batch, channels], y, x, tap, spec)
-        total = part if total is None else e.add(total, part)
-    assert total is not None
-    return total
-
-
-def place(
-    e: Emitter, part: ir.Value, lead: list[Dim], y: list[Dim], x: list[Dim], tap: tuple[int, ...], spec: ConvSpec
-) -> ir.Value:
-    """Row p of the tap goes to row s p + t - begin of x: spread by the stride, then pad or trim."""
-    if not spec.unit_stride:
-        part = e.unsqueeze(part, [3 + 2 * i for i in range(spec.rank)])
-        part = e.pad(part, [0] * spec.rank, [s - 1 for s in spec.strides], [3 + 2 * i for i in range(spec.rank)])
-        part = e.reshape(part, [*lead, *(e.size_mul(size, s) for size, s in zip(y, spec.strides, strict=True))])
-    before = [t - b for t, b in zip(tap, spec.begin, strict=True)]
-    after = [
-        e.size_sub(e.size_sub(want, e.size_mul(size, s)), b)
-        for want, size, s, b in zip(x, y, spec.strides, before, strict=True)
+    shifts = [[t - b for t, b in zip(tap, spec.begin, strict=True)] for tap in tap_offsets(spec)]
+    rows: list[Dim] = [e.size_mul(count, s) for count, s in zip(y, spec.strides, strict=True)]
+    known = [
+        (want, have) for want, have in zip(x, rows, strict=True) if isinstance(want, int) and isinstance(have, int)
     ]
-    return e.pad(part, before, after, spatial_axes(spec))
+    if len(known) == spec.rank:
+        parts = _placed(e, columns, [batch, channels], known, shifts, spec)
+    else:
+        parts = _windows(e, columns, [batch, channels, taps], x, rows, shifts, spec)
+    total: ir.Value | None = None
+    for part in parts:
+        total = part if total is None else e.add(total, part)
+    return e.op("Expand", e.scalar(0, dy), e.vector([batch, channels, *x])) if total is None else total
+
+
+def _placed(
+    e: Emitter,
+    columns: ir.Value,
+    lead: list[Dim],
+    sizes: list[tuple[int, int]],
+    shifts: list[list[int]],
+    spec: ConvSpec,
+) -> Iterator[ir.Value]:
+    """Each tap padded and trimmed to x, but for those that are outside in every window. `sizes` are of x and of a tap."""
+    for index, shift in enumerate(shifts):
+        if any(s >= want or s + have <= 0 for s, (want, have) in zip(shift, sizes, strict=True)):
+            continue
+        part = e.squeeze(e.slice(columns, [index], [index + 1], [2]), [2])
+        part = _spread(e, part, [*lead, *(have for _, have in sizes)], spec)
+        after = [want - have - s for s, (want, have) in zip(shift, sizes, strict=True)]
+        yield e.pad(part, shift, after, spatial_axes(spec))
+
+
+def _windows(
+    e: Emitter,
+    columns: ir.Value,
+    lead: list[Dim],
+    x: list[Dim],
+    rows: list[Dim],
+    shifts: list[list[int]],
+    spec: ConvSpec,
+) -> Iterator[ir.Value]:
+    """Windows on the columns, padded so that there is one of the size of x for every tap.
+
+    Sizes are not known: ONNX Runtime before 1.26 is wrong where a Pad first trims all away, which this one never does.
+    """
+    axes = list(zip(*shifts, strict=True))
+    low = [max(0, *along) for along in axes]
+    high = [
+        e.size_max(e.size_sub(e.size_sub(want, have), min(along)), 0)
+        for want, have, along in zip(x, rows, axes, strict=True)
+    ]
+    columns = e.pad(_spread(e, columns, [*lead, *rows], spec), low, high, range(3, 3 + spec.rank))
+    for index, shift in enumerate(shifts):
+        start: list[Dim] = [lo - s for lo, s in zip(low, shift, strict=True)]
+        stop = [e.size_add(want, at) for want, at in zip(x, start, strict=True)]
+        yield e.squeeze(e.slice(columns, [index, *start], [index + 1, *stop], range(2, 3 + spec.rank)), [2])
+
+
+def _spread(e: Emitter, value: ir.Value, size: list[Dim], spec: ConvSpec) -> ir.Value:
+    """The last axes of a value spread by the stride, with zeros between: of shape `size`."""
+    if spec.unit_stride:
+        return value
+    between = [len(size) - spec.rank + 1 + 2 * i for i in range(spec.rank)]
+    value = e.pad(e.unsqueeze(value, between), [0] * spec.rank, [s - 1 for s in spec.strides], between)
+    return e.reshape(value, size)

@@ -207,7 +207,18 @@ def in_blocks(batch: Dim, channels: Dim) -> bool:
 def _means(e: Emitter, pool: Pool, gy: ir.Value) -> ir.Value:
     """The mean over the windows that hold each element, as many as a window has taps, zeros included: a pool as well."""
     begin, end = ([k - 1 - pads[i] for pads, k in zip(pool.pads or (), pool.kernel, strict=True)] for i in range(2))
+    if miscounted(begin, end):
+        gy, begin, end = e.pad(gy, begin, end, range(2, 2 + pool.rank)), [0] * pool.rank, [0] * pool.rank
     return e.op("AveragePool", gy, kernel_shape=pool.kernel, pads=[*begin, *end], count_include_pad=1)
+
+
+def miscounted(begin: Sequence[int], end: Sequence[int]) -> bool:
+    """Whether ONNX Runtime 1.21 to 1.23 divides by a wrong number where padding counts.
+
+    It takes the end of one axis for that of another: over two axes the beginning of the second for the end of the first,
+    over three that too, and the end of the first for that of the second.
+    """
+    return len(begin) > 1 and (begin[1] < end[0] or (len(begin) > 2 and end[0] < end[1]))
 
 
 def _end(pool: Pool, axis: int) -> int:

@@ -62,19 +62,23 @@ def _seen(e: Emitter, x: ir.Value, kernel: Sequence[int], counts: Sequence[int |
 
 def _means(e: Emitter, n: Call, v: ir.Value, lead: list[Dim], size: list[Dim], along: Sequence[_Along]) -> ir.Value:
     """The means over two axes of `v`, viewed as [*lead, *size], by the node's conventions."""
-    from onnx_convgrad.rules.pool import in_blocks
+    from onnx_convgrad.rules.pool import in_blocks, miscounted
 
     if not in_blocks(1, lead[1]):
         lead = [1, e.size_mul(*lead)]
     kernel, strides, pads = zip(*along, strict=True)
+    begin, end = zip(*pads, strict=True)
+    v, counted, ceil = e.reshape(v, [*lead, *size]), n.int("count_include_pad", 0), n.int("ceil_mode", 0)
+    if counted and not ceil and miscounted(begin, end):
+        v, begin, end = e.pad(v, begin, end, [2, 3]), (0, 0), (0, 0)
     return e.op(
         "AveragePool",
-        e.reshape(v, [*lead, *size]),
+        v,
         kernel_shape=kernel,
         strides=strides,
-        pads=[*(low for low, _ in pads), *(high for _, high in pads)],
-        ceil_mode=n.int("ceil_mode", 0) or None,
-        count_include_pad=n.int("count_include_pad", 0) or None,
+        pads=[*begin, *end],
+        ceil_mode=ceil or None,
+        count_include_pad=counted or None,
     )
 
 

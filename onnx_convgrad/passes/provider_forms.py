@@ -4,12 +4,12 @@ A graph that is differentiated keeps the nodes of the model, and these are writt
 `onnx_convgrad.runtime.cuda_kernels`) lack three of their forms: BatchNormalization in training mode, BatchNormalization
 whose statistics are of another type than its data, and uneven padding in Conv and ConvTranspose. And ONNX Runtime itself
 takes an Expand to no elements for one that changes nothing, any padded operand of a Conv for its data, and a Resize for
-smaller than it makes it, and does not survive certain products of float16.
+smaller than it makes it, and does not survive certain products of float16, or refuses them in float64.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -19,7 +19,7 @@ from onnx_convgrad.graph.nodes import is_op, origin_of
 from onnx_convgrad.registry import Call
 from onnx_convgrad.targets import Target
 
-__all__ = ["fit_provider", "part_half_products"]
+__all__ = ["fit_provider", "part_products"]
 
 _END = 2**63 - 1
 
@@ -55,37 +55,53 @@ def fit_provider(graph: ir.Graph, target: Target) -> None:
 # -- MatMul ------------------------------------------------------------------------------------------------------------
 
 
-def part_half_products(graph: ir.Graph) -> None:
-    """Put an axis between a Transpose that moves the first axis back and a MatMul that reads it in float16.
+def part_products(graph: ir.Graph) -> None:
+    """Put an axis between a Transpose and a MatMul that reads it, where ONNX Runtime must not make one node of both.
 
-    ONNX Runtime 1.32 makes one node of both if the other factor is a constant, and dies of that while it loads the model.
+    Up to 1.23 it has no kernel for that node in float64, and refuses the model. In float16 1.32 dies while it loads the
+    model, if the first axis is moved back and the other factor is a constant.
     """
     e = Emitter(graph, opsets=graph.opset_imports)
     for node in list(graph):
-        if not is_op(node, "MatMul") or node.outputs[0].dtype != ir.DataType.FLOAT16:
+        y = node.outputs[0]
+        fuses = _FUSES.get(y.dtype) if is_op(node, "MatMul") and y.dtype is not None else None
+        if fuses is None:
             continue
-        y, (a, b) = node.outputs[0], node.inputs
-        if a is None or b is None or a.shape is None or b.shape is None or not (_moves_batch(a) or _moves_batch(b)):
+        factors = [v for v in node.inputs if v is not None and v.shape is not None]
+        fused = [v for v in factors if (perm := _arrangement(v)) and fuses(perm)]
+        if len(factors) < 2 or not fused:
             continue
         e.anchor, e.origin, start = node, origin_of(node), len(e.emitted)
-        rank = max(len(a.shape), len(b.shape))
-        a, b = (e.unsqueeze(v, [0]) if len(v.shape or ()) == rank else v for v in (a, b))
-        _replace(e, node, e.typed(e.squeeze(e.matmul(a, b), [0]), y))
+        ranks = [len(v.shape or ()) for v in factors]
+        first = [v for v, rank in zip(factors, ranks, strict=True) if rank == max(ranks)]
+        higher = any(v in first for v in fused)  # so that the product has an axis more
+        a, b = (e.unsqueeze(v, [0]) if v in fused or (higher and v in first) else v for v in factors)
+        product = e.matmul(a, b)
+        _replace(e, node, e.typed(e.squeeze(product, [0]) if higher else product, y))
         if not e.origin:
             for count, made in enumerate(e.emitted[start:], 1):
                 made.name = f"{node.name}/parted_{count}"
 
 
-def _moves_batch(value: ir.Value) -> bool:
-    """Whether a value is transposed so that what was its first axis is its last or last but one."""
+def _arrangement(value: ir.Value) -> Sequence[int] | None:
+    """How the axes of a transposed value are arranged."""
     node = value.producer()
     while is_op(node, "Identity", "Cast") and node.inputs[0] is not None:
         node = node.inputs[0].producer()
-    perm = Call(node).ints("perm") if is_op(node, "Transpose") else None
-    if perm is None or len(perm) < 3:
-        return False
+    return Call(node).ints("perm") if is_op(node, "Transpose") else None
+
+
+def _moves_batch(perm: Sequence[int]) -> bool:
+    """Whether what was the first axis is the last or last but one."""
     axes = range(1, len(perm))
-    return list(perm) in ([*axes[:-1], 0, axes[-1]], [*axes, 0])
+    return len(perm) > 2 and list(perm) in ([*axes[:-1], 0, axes[-1]], [*axes, 0])
+
+
+_FUSES: Mapping[ir.DataType, Callable[[Sequence[int]], bool]] = {
+    ir.DataType.FLOAT16: _moves_batch,
+    ir.DataType.DOUBLE: lambda _: True,
+}
+"""The arrangements that must not become one with a product, for each type."""
 
 
 # -- Expand ------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,95 @@
+"""Forms that older ONNX Runtimes compute wrongly, or refuse, are not written: a file is for any that its user has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import onnx_convgrad as og
+from onnx_convgrad.runtime import run
+
+
+def _conv(shape: list[Any], dtype: int = TensorProto.FLOAT, **window: Any) -> onnx.ModelProto:
+    node = helper.make_node("Conv", ["x", "w"], ["y"], "conv", **window)
+    x = helper.make_tensor_value_info("x", dtype, shape)
+    w = helper.make_tensor_value_info("w", dtype, [6, 4 // window.get("group", 1), 3, 3])
+    y = helper.make_tensor_value_info("y", dtype, None)
+    graph = helper.make_graph([node], "g", [x, w], [y])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+@pytest.mark.parametrize("shape", [[2, 4, 5, 4], [2, 4, "h", "w"]], ids=["known", "unknown"])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_no_pad_trims_all_that_there_is(shape: list[Any], stride: int) -> None:
+    """Taps that reach x in no window: ONNX Runtime before 1.26 leaves numbers of elsewhere where zeros belong."""
+    window = {"pads": [6, 1, 6, 1], "dilations": [6, 1], "strides": [stride] * 2}
+    made = og.vjp(_conv(shape, **window), wrt=["x"], lowering={"ConvInputGrad": "col2im_gemm"})
+    pads = [node for node in made.graph.node if node.op_type == "Pad"]
+    assert pads
+    for index, node in enumerate(pads):
+        made.graph.node.extend(
+            [
+                helper.make_node("Shape", [node.input[0]], [f"size_{index}"]),
+                helper.make_node("Identity", [node.input[1]], [f"amounts_{index}"]),
+            ]
+        )
+        for name in (f"size_{index}", f"amounts_{index}"):
+            made.graph.output.append(helper.make_tensor_value_info(name, TensorProto.INT64, None))
+    rng = np.random.default_rng(0)
+    count = {1: (5, 4), 2: (3, 2)}[stride]
+    sizes = {"x": (2, 4, 5, 4), "w": (6, 4, 3, 3), "y_grad": (2, 6, *count)}
+    feed = {i.name: rng.standard_normal(sizes[i.name]).astype(np.float32) for i in made.graph.input}
+    got = run(made, feed)
+    for index in range(len(pads)):
+        low, high = np.split(np.minimum(got[f"amounts_{index}"], 0), 2)
+        assert (got[f"size_{index}"] + low + high > 0).all()
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(
+    "window",
+    [
+        {"kernel_shape": [3, 2], "pads": [1, 0, 1, 1]},
+        {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]},
+        {"kernel_shape": [3, 3, 3], "pads": [1, 1, 1, 1, 1, 1]},
+        {"kernel_shape": [3, 3, 3], "pads": [1, 0, 1, 1, 0, 1], "count_include_pad": 1},
+    ],
+    ids=str,
+)
+def test_padding_that_counts_is_counted(window: dict[str, Any], training: bool) -> None:
+    """ONNX Runtime 1.21 to 1.23 takes the end of one axis for that of another, where padding counts."""
+    rank = len(window["kernel_shape"])
+    shape = [2, 16, *(20, 22, 24)[:rank]]
+    nodes = [
+        helper.make_node("Mul", ["x", "x"], ["s"]),
+        helper.make_node("AveragePool", ["s"], ["y"], "pool", **window),
+    ]
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", shape), ("y", None)))
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", [x], [y]), opset_imports=[helper.make_opsetid("", 21)], ir_version=10
+    )
+    made = og.augment(model, wrt=["x"], training=training)
+    pools = [node for node in made.graph.node if node.op_type == "AveragePool" and (training or node.name != "pool")]
+    assert pools
+    for node in pools:
+        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        pads = attributes.get("pads")
+        if attributes.get("count_include_pad") and pads:
+            begin, end = pads[: len(pads) // 2], pads[len(pads) // 2 :]
+            read = [begin[1], end[1]] if len(begin) == 2 else [begin[1], end[0], end[2]]
+            assert all(have >= want for have, want in zip(read, end, strict=True)), pads
+
+
+@pytest.mark.parametrize("group", [1, 2])
+def test_no_product_reads_a_transpose_in_float64(group: int) -> None:
+    """Before 1.24 ONNX Runtime makes one node of both and has no kernel for it."""
+    made = og.vjp(_conv([2, 4, 7, 5], TensorProto.DOUBLE, group=group, pads=[1, 0, 1, 2]), wrt=["x", "w"])
+    makers = {name: node.op_type for node in made.graph.node for name in node.output}
+    products = [node for node in made.graph.node if node.op_type == "MatMul"]
+    assert products
+    assert "Transpose" in makers.values()
+    assert all(makers.get(name) != "Transpose" for node in products for name in node.input)
