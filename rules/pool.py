@@ -9,6 +9,7 @@ Both need the adjoint of a sum over windows, which is the data gradient of a con
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
