@@ -214,7 +214,7 @@ def _means(e: Emitter, pool: Pool, gy: ir.Value) -> ir.Value:
 
 
 def miscounted(begin: Sequence[int], end: Sequence[int]) -> bool:
-    """Whether ONNX Runtime 1.21 to 1.23 divides by a wrong number where padding counts.
+    """Whether ONNX Runtime 1.21 to 1.24 divides by a wrong number where padding counts.
 
     It takes the end of one axis for that of another: over two axes the beginning of the second for the end of the first,
     over three that too, and the end of the first for that of the second.

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from runtime_faults import faults
 
 # The networks here are far too small to gain from threads, and the workers of pytest-xdist compete for the cores.
 # Read when a library is loaded, so set before any test module is.
@@ -47,9 +48,18 @@ def digits_cnn(root: Path) -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what is marked `gpu` where ONNX Runtime's CUDA provider cannot run, with what it lacks."""
-    marked = [item for item in items if item.get_closest_marker("gpu")]
-    if not marked:
+    """Skip what is marked `gpu` where ONNX Runtime's CUDA provider cannot run, and what an older ONNX Runtime fails at."""
+    _skip_without_cuda([item for item in items if item.get_closest_marker("gpu")])
+    from onnx_convgrad.runtime import import_runtime
+
+    for test, reason in faults(import_runtime().__version__):
+        for item in items:
+            if test.search(item.nodeid):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _skip_without_cuda(items: list[pytest.Item]) -> None:
+    if not items:
         return
     from onnx_convgrad.errors import ExecutionError
     from onnx_convgrad.runtime import import_runtime
@@ -58,7 +68,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     try:
         check_available(import_runtime(), [CUDA])
     except ExecutionError as problem:
-        for item in marked:
+        for item in items:
             item.add_marker(pytest.mark.skip(reason=problem.message))
 
 

@@ -61,7 +61,7 @@ def test_no_pad_trims_all_that_there_is(shape: list[Any], stride: int) -> None:
     ids=str,
 )
 def test_padding_that_counts_is_counted(window: dict[str, Any], training: bool) -> None:
-    """ONNX Runtime 1.21 to 1.23 takes the end of one axis for that of another, where padding counts."""
+    """ONNX Runtime 1.21 to 1.24 takes the end of one axis for that of another, where padding counts."""
     rank = len(window["kernel_shape"])
     shape = [2, 16, *(20, 22, 24)[:rank]]
     nodes = [
