@@ -257,7 +257,7 @@ def _windows(
 ) -> Iterator[ir.Value]:
     """Windows on the columns, padded so that there is one of the size of x for every tap.
 
-    Sizes are not known: ONNX Runtime before 1.26 is wrong where a Pad first trims all away, which this one never does.
+    Sizes are not known: ONNX Runtime before 1.24 is wrong where a Pad first trims all away, which this one never does.
     """
     axes = list(zip(*shifts, strict=True))
     low = [max(0, *along) for along in axes]

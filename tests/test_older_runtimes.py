@@ -25,7 +25,7 @@ def _conv(shape: list[Any], dtype: int = TensorProto.FLOAT, **window: Any) -> on
 @pytest.mark.parametrize("shape", [[2, 4, 5, 4], [2, 4, "h", "w"]], ids=["known", "unknown"])
 @pytest.mark.parametrize("stride", [1, 2])
 def test_no_pad_trims_all_that_there_is(shape: list[Any], stride: int) -> None:
-    """Taps that reach x in no window: ONNX Runtime before 1.26 leaves numbers of elsewhere where zeros belong."""
+    """Taps that reach x in no window: ONNX Runtime before 1.24 leaves numbers of elsewhere where zeros belong."""
     window = {"pads": [6, 1, 6, 1], "dilations": [6, 1], "strides": [stride] * 2}
     made = og.vjp(_conv(shape, **window), wrt=["x"], lowering={"ConvInputGrad": "col2im_gemm"})
     pads = [node for node in made.graph.node if node.op_type == "Pad"]
@@ -86,7 +86,7 @@ def test_padding_that_counts_is_counted(window: dict[str, Any], training: bool) 
 
 @pytest.mark.parametrize("group", [1, 2])
 def test_no_product_reads_a_transpose_in_float64(group: int) -> None:
-    """Before 1.24 ONNX Runtime makes one node of both and has no kernel for it."""
+    """Up to 1.24 ONNX Runtime makes one node of both and has no kernel for it."""
     made = og.vjp(_conv([2, 4, 7, 5], TensorProto.DOUBLE, group=group, pads=[1, 0, 1, 2]), wrt=["x", "w"])
     makers = {name: node.op_type for node in made.graph.node for name in node.output}
     products = [node for node in made.graph.node if node.op_type == "MatMul"]

@@ -58,7 +58,7 @@ def fit_provider(graph: ir.Graph, target: Target) -> None:
 def part_products(graph: ir.Graph) -> None:
     """Put an axis between a Transpose and a MatMul that reads it, where ONNX Runtime must not make one node of both.
 
-    Up to 1.23 it has no kernel for that node in float64, and refuses the model. In float16 1.32 dies while it loads the
+    Up to 1.24 it has no kernel for that node in float64, and refuses the model. In float16 1.32 dies while it loads the
     model, if the first axis is moved back and the other factor is a constant.
     """
     e = Emitter(graph, opsets=graph.opset_imports)
