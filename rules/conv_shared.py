@@ -108,6 +108,8 @@ def biased(e: Emitter, y: ir.Value, bias: ir.Value | None, rank: int) -> ir.Valu
 
 def swapped(e: Emitter, v: ir.Value, rows: int) -> ir.Value:
     """[.., rows, columns] -> [.., columns, rows]: few rows by a product, many by a Transpose, which runs on one thread."""
+    if rows == 1:
+        return e.unsqueeze(e.squeeze(v, [-2]), [-1])
     if rows <= (_FEW_ROWS if e.rank(v) == 2 else _FEW_OF_EACH):
         return swapped_by_product(e, v, rows)
     return turned_matrix(e, v) if e.rank(v) == 2 else e.swap_last(v)

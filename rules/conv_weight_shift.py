@@ -168,7 +168,7 @@ def split_shift(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
 # -- tap by tap --------------------------------------------------------------------------------------------------------
 
 
-@lowering("ConvWeightGrad", "taps", requires=[not_empty, static_sizes, one_group, few_taps])
+@lowering("ConvWeightGrad", "taps", requires=[not_empty, static_sizes, one_group, several_taps, few_taps])
 def taps(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """One MatMul per tap over the points of all samples where the tap is inside x; for many channels, few points.
 

@@ -56,15 +56,15 @@ _KNOWN = {
     # Zen 5: vector units of the full 512 bits, so that products are twice as fast beside the same memory
     ("AuthenticAMD", "26"): Rates(
         gemm=5e11,
-        small=15,
+        small=18,
         cached=1.5e11,
-        memory=5e10,
-        cache=4e7,
-        node=1.2e-6,
-        item=8e-10,
+        memory=7e10,
+        cache=3.2e7,
+        node=1.1e-6,
+        item=9e-10,
         run=6e-9,
         tap=4e-11,
-        alone=1.5,
+        alone=2.0,
     ),
 }
 """Speeds of two cores of processors unlike the default, by vendor and family."""

@@ -47,7 +47,7 @@ def matmul(node: ir.Node, rates: Rates) -> float:
     slowly = 0.12 + 0.2 * late(node, rates) * (1 - rates.memory / rates.cached)
     turning = slowly * rates.item * m * k * batch if folds(node.inputs[0]) else 0.0
     shared = math.prod(a[:-2]) < math.prod(b[:-2])  # weights times the images of many samples
-    packing = 0.0 if packed else 1.0 if shared else 0.2
+    packing = 0.0 if packed else 1.0 if shared else 0.4
     seconds = _gemm(rates, m, n, k, batch, packing) + turning + waiting(node, rates)
     return max(seconds, traffic(node, rates)) + (3 if packed else 9) * rates.run * (batch - 1)
 
