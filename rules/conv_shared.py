@@ -108,8 +108,6 @@ def biased(e: Emitter, y: ir.Value, bias: ir.Value | None, rank: int) -> ir.Valu
 
 def swapped(e: Emitter, v: ir.Value, rows: int) -> ir.Value:
     """[.., rows, columns] -> [.., columns, rows]: few rows by a product, many by a Transpose, which runs on one thread."""
-    if rows == 1:
-        return e.unsqueeze(e.squeeze(v, [-2]), [-1])
     if rows <= (_FEW_ROWS if e.rank(v) == 2 else _FEW_OF_EACH):
         return swapped_by_product(e, v, rows)
     return turned_matrix(e, v) if e.rank(v) == 2 else e.swap_last(v)
@@ -131,9 +129,10 @@ def transposed_apart(e: Emitter, v: ir.Value, perm: Sequence[int]) -> ir.Value:
 
 def swapped_by_product(e: Emitter, v: ir.Value, rows: int) -> ir.Value:
     """The same by a product with the identity, on all threads; not where products round their operands."""
+    if rows == 1:
+        return e.unsqueeze(e.squeeze(v, [-2]), [-1])
     columns = e.swap_last(v)
-    exact = not e.target.narrow_products
-    return e.matmul(columns, e.const(np.eye(rows), v.dtype)) if rows > 1 and exact else columns
+    return columns if e.target.narrow_products else e.matmul(columns, e.const(np.eye(rows), v.dtype))
 
 
 def x_dims(e: Emitter, x: ir.Value, spec: ConvSpec) -> list[Dim]:

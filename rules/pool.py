@@ -70,6 +70,13 @@ class Pool:
         count = -(-room // s) + 1
         return count - 1 if (count - 1) * s >= size + low else count
 
+    def excess(self, axis: int) -> int | None:
+        """Rows by which the last window reaches beyond x and its padding; negative where it leaves some of them."""
+        size, count = self.sizes[axis], self.windows(axis)
+        if size is None or count is None or self.pads is None:
+            return None
+        return (count - 1) * self.strides[axis] + self.span(axis) - size - sum(self.pads[axis])
+
     def hinted(self, size: int) -> Pool:
         """The same with every unknown size at a typical one."""
         sizes = tuple(size if have is None else have for have in self.sizes)
@@ -208,29 +215,27 @@ def in_blocks(batch: Dim, channels: Dim) -> bool:
 def _means(e: Emitter, pool: Pool, gy: ir.Value) -> ir.Value:
     """The mean over the windows that hold each element, as many as a window has taps, zeros included: a pool as well."""
     begin, end = ([k - 1 - pads[i] for pads, k in zip(pool.pads or (), pool.kernel, strict=True)] for i in range(2))
-    if miscounted(begin, end):
-        gy, begin, end = e.pad(gy, begin, end, range(2, 2 + pool.rank)), [0] * pool.rank, [0] * pool.rank
-    return e.op("AveragePool", gy, kernel_shape=pool.kernel, pads=[*begin, *end], count_include_pad=1)
+    gy, pads = counted_padding(e, gy, begin, end)
+    return e.op("AveragePool", gy, kernel_shape=pool.kernel, pads=pads, count_include_pad=1)
 
 
-def miscounted(begin: Sequence[int], end: Sequence[int]) -> bool:
-    """Whether ONNX Runtime 1.21 to 1.24 divides by a wrong number where padding counts.
+def counted_padding(e: Emitter, x: ir.Value, begin: Sequence[int], end: Sequence[int]) -> tuple[ir.Value, list[int]]:
+    """What to take means of, and the `pads`, where padding counts: padded beforehand if ONNX Runtime would miscount.
 
-    It takes the end of one axis for that of another: over two axes the beginning of the second for the end of the first,
-    over three that too, and the end of the first for that of the second.
+    1.21 to 1.24 take the end of one axis for that of another: over two axes the beginning of the second for the end of the
+    first, over three that too, and the end of the first for that of the second.
     """
-    return len(begin) > 1 and (begin[1] < end[0] or (len(begin) > 2 and end[0] < end[1]))
+    rank = len(begin)
+    if rank > 1 and (begin[1] < end[0] or (rank > 2 and end[0] < end[1])):
+        return e.pad(x, begin, end, range(2, 2 + rank)), [0] * (2 * rank)
+    return x, [*begin, *end]
 
 
 def _end(pool: Pool, axis: int) -> int:
     """End padding under which a convolution has as many windows as the pool: they differ where it rounds up."""
     assert pool.pads is not None
-    low, high = pool.pads[axis]
-    size, count, s = pool.sizes[axis], pool.windows(axis), pool.strides[axis]
-    if size is None or count is None:
-        return high
-    exact = (count - 1) * s + pool.span(axis) - size - low
-    return high if exact <= high < exact + s else exact
+    high, excess = pool.pads[axis][1], pool.excess(axis)
+    return high if excess is None or -pool.strides[axis] < excess <= 0 else high + excess
 
 
 def _tile(e: Emitter, pool: Pool, gy: ir.Value, x: ir.Value) -> ir.Value:

@@ -41,8 +41,8 @@ def _average(e: Emitter, node: ir.Node) -> ir.Value | None:
         return None
     if (pool.rank == 2 and in_blocks(1, channels)) or pool.rank > 3 or _seen(e, x, pool.kernel, counts) < _LARGE:
         return None
-    if n.int("count_include_pad", 0) and any(map(_exceeds, pool.sizes, pool.kernel, pool.strides, pool.pads, counts)):
-        return None
+    if n.int("count_include_pad", 0) and any((pool.excess(axis) or 0) > 0 for axis in range(pool.rank)):
+        return None  # up to ONNX Runtime 1.28 the fast kernel counts what is beyond the padding
     along = list(zip(pool.kernel, pool.strides, pool.pads, strict=True))
     y: list[Dim] = [count or 0 for count in counts]
     if pool.rank == 1:
@@ -56,11 +56,6 @@ def _average(e: Emitter, node: ir.Node) -> ir.Value | None:
     return e.reshape(means, [batch, channels, *y])
 
 
-def _exceeds(size: int | None, kernel: int, stride: int, pads: tuple[int, int], count: int | None) -> bool:
-    """Whether the last window along an axis goes beyond the padding: the fast kernel counts that up to ONNX Runtime 1.28."""
-    return ((count or 0) - 1) * stride + kernel > (size or 0) + sum(pads)
-
-
 def _seen(e: Emitter, x: ir.Value, kernel: Sequence[int], counts: Sequence[int | None]) -> int:
     """Elements of all windows."""
     batch, channels = (size if isinstance(size, int) else HINT_BATCH for size in e.dims(x)[:2])
@@ -72,21 +67,20 @@ def _means(e: Emitter, n: Call, v: ir.Value, lead: list[Dim], size: list[Dim], a
 
     Where padding counts, no window exceeds it, and rounding the number of windows up makes no difference.
     """
-    from onnx_convgrad.rules.pool import in_blocks, miscounted
+    from onnx_convgrad.rules.pool import counted_padding, in_blocks
 
     if not in_blocks(1, lead[1]):
         lead = [1, e.size_mul(*lead)]
     kernel, strides, pads = zip(*along, strict=True)
     begin, end = zip(*pads, strict=True)
     v, counted = e.reshape(v, [*lead, *size]), n.int("count_include_pad", 0)
-    if counted and miscounted(begin, end):
-        v, begin, end = e.pad(v, begin, end, [2, 3]), (0, 0), (0, 0)
+    v, around = counted_padding(e, v, begin, end) if counted else (v, [*begin, *end])
     return e.op(
         "AveragePool",
         v,
         kernel_shape=kernel,
         strides=strides,
-        pads=[*begin, *end],
+        pads=around,
         ceil_mode=None if counted else n.int("ceil_mode", 0) or None,
         count_include_pad=counted or None,
     )

@@ -72,12 +72,13 @@ def part_products(graph: ir.Graph) -> None:
         if len(factors) < 2 or not fused:
             continue
         e.anchor, e.origin, start = node, origin_of(node), len(e.emitted)
-        ranks = [len(v.shape or ()) for v in factors]
-        first = [v for v, rank in zip(factors, ranks, strict=True) if rank == max(ranks)]
-        higher = any(v in first for v in fused)  # so that the product has an axis more
-        a, b = (e.unsqueeze(v, [0]) if v in fused or (higher and v in first) else v for v in factors)
-        product = e.matmul(a, b)
-        _replace(e, node, e.typed(e.squeeze(product, [0]) if higher else product, y))
+        rank = max(len(v.shape or ()) for v in factors)
+        grows = any(
+            len(v.shape or ()) == rank for v in fused
+        )  # the product has an axis more, and so has all of its rank
+        parted = [v for v in factors if v in fused or (grows and len(v.shape or ()) == rank)]
+        product = e.matmul(*(e.unsqueeze(v, [0]) if v in parted else v for v in factors))
+        _replace(e, node, e.typed(e.squeeze(product, [0]) if grows else product, y))
         if not e.origin:
             for count, made in enumerate(e.emitted[start:], 1):
                 made.name = f"{node.name}/parted_{count}"
