@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 
 from benchmarks import build, functional, layers, operators, per_sample, scaling, steps, trainer
-from onnx_convgrad.lowering.calibration import cores
+from onnx_convgrad.lowering.cost.calibration import cores
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ from benchmarks.networks import NETWORKS, export
 from benchmarks.program import Row, carry_out, parser
 from benchmarks.steps import ROOT, why
 from benchmarks.tables import table
-from onnx_convgrad.registry import load_rules
+from onnx_convgrad.autodiff.registry import load_rules
 
 
 def one_conv() -> onnx.ModelProto:

@@ -21,9 +21,9 @@ import torch
 import onnx_convgrad.functional as F
 from benchmarks.program import Row, carry_out, parser, timing_options
 from benchmarks.tables import table
+from onnx_convgrad.autodiff.registry import load_rules
 from onnx_convgrad.bench.timing import Turns, interleave
 from onnx_convgrad.functional.sessions import Compiled
-from onnx_convgrad.registry import load_rules
 
 LIMIT = 100e-6
 """The overhead that a cached call may have, in seconds."""

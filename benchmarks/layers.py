@@ -22,11 +22,11 @@ from benchmarks.random_shapes import random_layers
 from benchmarks.shapes import LAYERS, Case
 from benchmarks.tables import geometric_mean, ms, table
 from onnx_convgrad.api import explain
+from onnx_convgrad.autodiff.registry import load_rules
 from onnx_convgrad.bench.choice import predicted, time_lowerings
 from onnx_convgrad.bench.layer import OPERATORS
 from onnx_convgrad.bench.timing import Turns, interleave
 from onnx_convgrad.bench.torch_side import TorchSide
-from onnx_convgrad.registry import load_rules
 
 KINDS = {"dX": ("x",), "dW": ("w",), "dX+dW": ("x", "w")}
 FLOOR = 0.4

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.tables import save, saved
 from onnx_convgrad.bench.timing import machine, machine_text
-from onnx_convgrad.lowering.calibration import cores
+from onnx_convgrad.lowering.cost.calibration import cores
 
 Row = dict[str, Any]
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
         ModelError,
         RuleContractError,
     )
-    from onnx_convgrad.lowering.report import Report
-    from onnx_convgrad.training.program import TrainingProgram, build_training
-    from onnx_convgrad.training.trainer import Trainer
+    from onnx_convgrad.pipeline.report import Report
+    from onnx_convgrad.training.program.build import TrainingProgram, build_training
+    from onnx_convgrad.training.run.trainer import Trainer
 
 __version__ = "0.1.0"
 
@@ -42,9 +42,9 @@ _HOME = {
         ),
         "errors",
     ),
-    "Report": "lowering.report",
-    **dict.fromkeys(("TrainingProgram", "build_training"), "training.program"),
-    "Trainer": "training.trainer",
+    "Report": "pipeline.report",
+    **dict.fromkeys(("TrainingProgram", "build_training"), "training.program.build"),
+    "Trainer": "training.run.trainer",
 }
 
 _MODULES = ("callbacks", "data", "functional", "losses", "metrics", "optim")

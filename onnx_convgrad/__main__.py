@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnx_convgrad.cli import main
+from onnx_convgrad.cli.app import main
 
 if __name__ == "__main__":
     main()

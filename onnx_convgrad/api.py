@@ -7,12 +7,12 @@ from typing import Any, TypeVar, cast
 import onnx
 import onnx_ir as ir
 
-from onnx_convgrad.files import AnyModel, load, whole_proto
+from onnx_convgrad.frontend.canonicalize import InputShapes
+from onnx_convgrad.frontend.files import AnyModel, load, whole_proto
 from onnx_convgrad.lowering.candidates import Choosing
-from onnx_convgrad.lowering.known_sizes import gain_of_sizes
-from onnx_convgrad.lowering.report import Report
-from onnx_convgrad.passes.canonicalize import InputShapes
-from onnx_convgrad.pipeline import GRADIENTS_KEY, SEEDS_KEY, Names, build
+from onnx_convgrad.pipeline.known_sizes import gain_of_sizes
+from onnx_convgrad.pipeline.report import Report
+from onnx_convgrad.pipeline.stages import GRADIENTS_KEY, SEEDS_KEY, Names, build
 
 __all__ = [
     "GRADIENTS_KEY",
@@ -331,7 +331,7 @@ def lower_gradient_ops(
 
     The operators are specified in ONNX's `docs/Operators.md`, domain ai.onnx.preview.training, version 1.
     """
-    from onnx_convgrad.gradient_ops import lower_training_operators
+    from onnx_convgrad.gradient_ops.lower import lower_training_operators
 
     done = lower_training_operators(
         model,

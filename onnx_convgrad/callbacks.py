@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from onnx_convgrad.training.callbacks import Callback, Checkpoints, EarlyStopping, Log, TensorBoard
+from onnx_convgrad.training.run.callbacks import Callback, Checkpoints, EarlyStopping, Log, TensorBoard
 
 __all__ = ["Callback", "Checkpoints", "EarlyStopping", "Log", "TensorBoard"]

@@ -6,8 +6,8 @@ loss of one's own can be put together from these.
 
 from __future__ import annotations
 
-from onnx_convgrad.training.cross_entropy import NLL, CrossEntropy
-from onnx_convgrad.training.losses import L1, MSE, BCEWithLogits, Huber, Loss
-from onnx_convgrad.training.terms import Custom, Term
+from onnx_convgrad.training.losses.cross_entropy import NLL, CrossEntropy
+from onnx_convgrad.training.losses.elementwise import L1, MSE, BCEWithLogits, Huber, Loss
+from onnx_convgrad.training.program.terms import Custom, Term
 
 __all__ = ["L1", "MSE", "NLL", "BCEWithLogits", "CrossEntropy", "Custom", "Huber", "Loss", "Term"]

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from onnx_convgrad.training.metrics import Accuracy, Metric
+from onnx_convgrad.training.run.metrics import Accuracy, Metric
 
 __all__ = ["Accuracy", "Metric"]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from onnx_convgrad.training.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
-from onnx_convgrad.training.scaling import LossScale
-from onnx_convgrad.training.schedules import Constant, Cosine, OneCycle, Schedule, Step, Warmup
+from onnx_convgrad.training.optim.optimizers import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
+from onnx_convgrad.training.optim.schedules import Constant, Cosine, OneCycle, Schedule, Step, Warmup
+from onnx_convgrad.training.program.scaling import LossScale
 
 __all__ = [
     "SGD",

@@ -11,9 +11,9 @@ import math
 
 import onnx_ir as ir
 
-from onnx_convgrad.emit import Emitter, Operand
-from onnx_convgrad.graph.nodes import origin_of
-from onnx_convgrad.registry import Call, Cotangents, elementwise
+from onnx_convgrad.autodiff.registry import Call, Cotangents, elementwise
+from onnx_convgrad.ir.emit import Emitter, Operand
+from onnx_convgrad.ir.nodes import origin_of
 
 # -- rectifiers --------------------------------------------------------------------------------------------------------
 

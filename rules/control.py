@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.emit import Emitter
-from onnx_convgrad.registry import Call, expansion, require
+from onnx_convgrad.autodiff.registry import Call, expansion, require
+from onnx_convgrad.ir.emit import Emitter
 
 _MOST_TURNS = 256
 """Each is written down: a graph of more is too large to load."""

@@ -19,9 +19,9 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad.emit import DOMAIN, Dim, Emitter, known
-from onnx_convgrad.geometry import same_padding
-from onnx_convgrad.registry import Call, Cotangents, multilinear, require, vjp
+from onnx_convgrad.autodiff.registry import Call, Cotangents, multilinear, require, vjp
+from onnx_convgrad.ir.emit import DOMAIN, Dim, Emitter, known
+from onnx_convgrad.ir.geometry import same_padding
 
 
 @dataclass(frozen=True, slots=True)

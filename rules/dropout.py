@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_convgrad.emit import Emitter
-from onnx_convgrad.registry import Call, Cotangents, elementwise
+from onnx_convgrad.autodiff.registry import Call, Cotangents, elementwise
+from onnx_convgrad.ir.emit import Emitter
 
 
 @elementwise("Dropout", wrt=("data",))

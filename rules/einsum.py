@@ -21,10 +21,10 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad.emit import Dim, Emitter, dims_equal, known
-from onnx_convgrad.graph.equations import ELLIPSIS, spelled_out
-from onnx_convgrad.per_sample.batch import Batch
-from onnx_convgrad.registry import Call, Cotangents, multilinear, per_sample, require
+from onnx_convgrad.autodiff.per_sample.batch import Batch
+from onnx_convgrad.autodiff.registry import Call, Cotangents, multilinear, per_sample, require
+from onnx_convgrad.ir.emit import Dim, Emitter, dims_equal, known
+from onnx_convgrad.ir.equations import ELLIPSIS, spelled_out
 
 
 @dataclass(frozen=True, slots=True)

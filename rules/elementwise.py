@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.emit import Emitter, Operand
-from onnx_convgrad.exporter import KIND
-from onnx_convgrad.graph.constants import WAS_NODE
-from onnx_convgrad.registry import Call, Cotangents, elementwise, linear, require, vjp
+from onnx_convgrad.autodiff.registry import Call, Cotangents, elementwise, linear, require, vjp
+from onnx_convgrad.frontend.exporters.pytorch import KIND
+from onnx_convgrad.ir.constants import WAS_NODE
+from onnx_convgrad.ir.emit import Emitter, Operand
 from onnx_convgrad.rules.activations import step
 
 # -- arithmetic --------------------------------------------------------------------------------------------------------

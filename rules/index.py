@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.emit import Dim, Emitter, known, static_dims
-from onnx_convgrad.graph.picked import takes_one_of_few
-from onnx_convgrad.graph.windows import windows
-from onnx_convgrad.registry import Call, Cotangents, linear, require, vjp
+from onnx_convgrad.autodiff.registry import Call, Cotangents, linear, require, vjp
+from onnx_convgrad.ir.emit import Dim, Emitter, known, static_dims
+from onnx_convgrad.ir.picked import takes_one_of_few
+from onnx_convgrad.ir.windows import windows
 from onnx_convgrad.rules.movement import (
     add_windows,
     adds_windows,

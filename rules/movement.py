@@ -17,7 +17,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.emit import Dim, Emitter, static_dims
+from onnx_convgrad.ir.emit import Dim, Emitter, static_dims
 
 _NARROW = frozenset((ir.DataType.FLOAT16, ir.DataType.BFLOAT16))
 _FLAT = (-1,)

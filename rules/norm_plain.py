@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.emit import Dim, Emitter
-from onnx_convgrad.registry import Call, Cotangents, require, vjp
+from onnx_convgrad.autodiff.registry import Call, Cotangents, require, vjp
+from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.rules.norm import narrow, size_from, wide
 
 _MVN_EPSILON = 1e-9

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.emit import Dim, Emitter, known
-from onnx_convgrad.graph.repeated import repeated
-from onnx_convgrad.registry import Call, Cotangents, linear, vjp
+from onnx_convgrad.autodiff.registry import Call, Cotangents, linear, vjp
+from onnx_convgrad.ir.emit import Dim, Emitter, known
+from onnx_convgrad.ir.repeated import repeated
 from onnx_convgrad.rules.conv import Window, input_grad
 
 # -- geometry ----------------------------------------------------------------------------------------------------------

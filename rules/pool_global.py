@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.emit import Dim, Emitter
-from onnx_convgrad.registry import Call, Cotangents, linear, not_differentiable, require, vjp
+from onnx_convgrad.autodiff.registry import Call, Cotangents, linear, not_differentiable, require, vjp
+from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.rules.pool import norm_quotient, signed_power
 
 not_differentiable("MaxRoiPool", reason="it does not tell which elements are its maxima.")

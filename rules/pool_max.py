@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.emit import DOMAIN, Dim, Emitter
-from onnx_convgrad.graph.namespace import Namespace
-from onnx_convgrad.graph.nodes import is_op
-from onnx_convgrad.registry import Call, Cotangents, linear, vjp
+from onnx_convgrad.autodiff.registry import Call, Cotangents, linear, vjp
+from onnx_convgrad.ir.emit import DOMAIN, Dim, Emitter
+from onnx_convgrad.ir.namespace import Namespace
+from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.rules.pool import Pool, valid_taps
 
 

@@ -17,8 +17,8 @@ from typing import Self
 
 import onnx_ir as ir
 
-from onnx_convgrad.emit import Emitter
-from onnx_convgrad.registry import Call, expansion, require
+from onnx_convgrad.autodiff.registry import Call, expansion, require
+from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.rules.control import known_turns
 
 _LENGTH = "Give it, as in --input-shape x:26,1,64 or input_shapes={'x': [26, 1, 64]}."

@@ -11,8 +11,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad.emit import Emitter, Operand, static_dims
-from onnx_convgrad.registry import Call, Cotangents, linear, vjp
+from onnx_convgrad.autodiff.registry import Call, Cotangents, linear, vjp
+from onnx_convgrad.ir.emit import Emitter, Operand, static_dims
 
 
 def _spread(e: Emitter, n: Call, value: ir.Value) -> ir.Value:

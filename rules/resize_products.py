@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.emit import Dim, Emitter
+from onnx_convgrad.ir.emit import Dim, Emitter
 
 
 def contract(e: Emitter, g: ir.Value, matrix: ir.Value, axis: int, sizes: list[Dim], size: Dim) -> ir.Value:

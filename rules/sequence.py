@@ -10,8 +10,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad.emit import Dim, Emitter
-from onnx_convgrad.registry import Call, Cotangents, linear, require
+from onnx_convgrad.autodiff.registry import Call, Cotangents, linear, require
+from onnx_convgrad.ir.emit import Dim, Emitter
 
 
 @linear("SplitToSequence", wrt=("input",))

@@ -12,8 +12,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad.emit import Dim, Emitter, known
-from onnx_convgrad.registry import Call, Cotangents, linear
+from onnx_convgrad.autodiff.registry import Call, Cotangents, linear
+from onnx_convgrad.ir.emit import Dim, Emitter, known
 from onnx_convgrad.rules.movement import adjoint_by_positions
 
 _END = 2**63 - 1

@@ -6,9 +6,9 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad.emit import Emitter
-from onnx_convgrad.graph.nodes import is_op
-from onnx_convgrad.registry import Call, Cotangents, vjp, zero
+from onnx_convgrad.autodiff.registry import Call, Cotangents, vjp, zero
+from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.ir.nodes import is_op
 
 
 def _total(e: Emitter, n: Call, value: ir.Value) -> ir.Value:

@@ -6,7 +6,7 @@ is flat almost everywhere, so zero is its derivative and no convention.
 
 from __future__ import annotations
 
-from onnx_convgrad.registry import not_differentiable, zero
+from onnx_convgrad.autodiff.registry import not_differentiable, zero
 
 # Piecewise constant.
 zero("Ceil", "Floor", "Round", "Sign")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from runtime_faults import faults
+
+from tests.support.runtime_faults import faults
 
 # The networks here are far too small to gain from threads, and the workers of pytest-xdist compete for the cores.
 # Read when a library is loaded, so set before any test module is.

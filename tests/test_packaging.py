@@ -74,7 +74,7 @@ def test_wheel_imports_by_itself(wheel: zipfile.ZipFile, tmp_path: Path) -> None
     wheel.extractall(tmp_path)
     program = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-        "import onnx_convgrad.rules.conv as conv, onnx_convgrad.registry as registry\n"
+        "import onnx_convgrad.rules.conv as conv, onnx_convgrad.autodiff.registry as registry\n"
         "assert any(rule.op_type == 'Conv' for rule in registry.rules())\n"
         "print(conv.__file__)"
     )
@@ -102,7 +102,7 @@ def test_the_runtime_is_an_extra(metadata: Message) -> None:
 
 def test_command_is_installed(wheel: zipfile.ZipFile) -> None:
     entry_points = wheel.read("onnx_convgrad-0.1.0.dist-info/entry_points.txt").decode()
-    assert "[console_scripts]\nonnx-convgrad = onnx_convgrad.cli:main\n" in entry_points
+    assert "[console_scripts]\nonnx-convgrad = onnx_convgrad.cli.app:main\n" in entry_points
 
 
 # -- the tree ----------------------------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ def test_help_imports_nothing_slow(arguments: tuple[str, ...]) -> None:
     assert done.returncode == 0, done.stderr
     assert "augment" in done.stdout
     loaded = json.loads(done.stdout.splitlines()[-1])
-    assert "onnx_convgrad.cli" in loaded
+    assert "onnx_convgrad.cli.app" in loaded
     assert [name for name in SLOW_TO_IMPORT if name in loaded] == []
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks.gpu.rows import Clock, Row, show
 from onnx_convgrad.bench.timing import machine, machine_text
 from onnx_convgrad.errors import ConvGradError
-from onnx_convgrad.lowering.calibration import cores
+from onnx_convgrad.lowering.cost.calibration import cores
 from onnx_convgrad.runtime import import_runtime
 from onnx_convgrad.runtime.providers import PROVIDERS, check_available
 

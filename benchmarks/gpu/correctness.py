@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,10 +10,9 @@ import torch
 import onnx_convgrad as og
 from benchmarks.gpu.rows import Clock, Row
 from onnx_convgrad.bench.layer import ConvLayer
-from onnx_convgrad.lowering import lowerings
+from onnx_convgrad.lowering.table import lowerings
 from onnx_convgrad.runtime import Providers, run
 
-TESTS = Path(__file__).parents[2] / "tests"
 LIMIT = 1e-4
 EXACT = {"tf32": False}
 
@@ -67,7 +64,7 @@ def check_lowering(operator: str, name: str, layers: Sequence[ConvLayer], target
 
 def check_family(name: str, target: str, providers: Providers) -> Row:
     """The worst gradient of a network in training mode; float32 in PyTorch says what the problem allows."""
-    import families
+    from tests.support import families
 
     family = next(f for f in families.FAMILIES if f.name == name)
     module, x = family.build().train(), family.example()
@@ -101,9 +98,7 @@ def rows(target: str, providers: Providers, clock: Clock, *, quick: bool) -> Ite
                 "float32",
                 lambda o=operator, n=name: check_lowering(o, n, layers, target, providers),
             )
-    if str(TESTS) not in sys.path:
-        sys.path.insert(0, str(TESTS))  # the families are the tests' own
-    from families import FAMILIES
+    from tests.support.families import FAMILIES
 
     for family in FAMILIES[:2] if quick else FAMILIES:
         yield clock.row(

@@ -1,1 +1,1 @@
-"""The `bench` command: what a model's gradients cost here, convolution by convolution."""
+"""Measure a model's steps and layers, and calibrate the cost model."""

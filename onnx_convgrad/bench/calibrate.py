@@ -1,6 +1,6 @@
 """Measuring the speeds that the cost model uses, each by one small model made of the kind of node that it is about.
 
-The formulas are those of `product_cost` and `movement_cost` in `onnx_convgrad.lowering`, solved for the rate.
+The formulas are those of `product_cost` and `movement_cost` in `onnx_convgrad.lowering.table`, solved for the rate.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from onnx_convgrad.bench.timing import Bound, Turns, interleave
-from onnx_convgrad.targets import Rates
+from onnx_convgrad.ir.targets import Rates
 
 __all__ = ["Probe", "calibrate"]
 

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnx_convgrad.bench.timing import Bound
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.geometry import ConvSpec
+from onnx_convgrad.ir.geometry import ConvSpec
 
 __all__ = ["OPERATORS", "ConvLayer"]
 
@@ -111,9 +111,9 @@ class ConvLayer:
 
     def forward(self, threads: int, lowering: str = "conv") -> Bound:
         """The convolution itself, as a training graph would compute it by `lowering`."""
+        from onnx_convgrad.ir.targets import target_named
         from onnx_convgrad.lowering.candidates import Policy
         from onnx_convgrad.lowering.lower import lower
-        from onnx_convgrad.targets import target_named
 
         model = ir.from_proto(self.model())
         lower(model.graph, target_named("cpu"), Policy({"Conv": lowering}, training=True))

@@ -17,10 +17,10 @@ from onnx_convgrad.bench.timing import Bound, Side, Turns, interleave, machine
 from onnx_convgrad.bench.torch_side import TorchSide
 from onnx_convgrad.checking.feeds import Feed, draw, working_feed
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.files import AnyModel, whole_proto
-from onnx_convgrad.graph.constants import is_constant
+from onnx_convgrad.frontend.files import AnyModel, whole_proto
+from onnx_convgrad.ir.constants import is_constant
 from onnx_convgrad.lowering.lower import Choice
-from onnx_convgrad.pipeline import SEEDS_KEY, Built, build
+from onnx_convgrad.pipeline.stages import SEEDS_KEY, Built, build
 from onnx_convgrad.runtime import run
 
 __all__ = ["BenchReport", "ConvTimes", "bench"]

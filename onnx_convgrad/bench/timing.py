@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from onnx_convgrad.lowering.calibration import cores, processor
+from onnx_convgrad.lowering.cost.calibration import cores, processor
 from onnx_convgrad.runtime import Providers, session
 from onnx_convgrad.runtime.binding import Binding
 

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from onnx_convgrad.emit import CANONICAL_OPSET
+from onnx_convgrad.ir.emit import CANONICAL_OPSET
 
 __all__ = ["FLOATS", "Case", "Random", "is_float", "make_model", "rand", "result_names"]
 

@@ -25,12 +25,12 @@ from onnx_convgrad.checking.numeric import Derivative, Found, wide
 from onnx_convgrad.checking.rounding import InDouble
 from onnx_convgrad.checking.torch_check import available, torch_gradients
 from onnx_convgrad.errors import ExecutionError, ModelError
-from onnx_convgrad.files import AnyModel
-from onnx_convgrad.graph.namespace import named_values
+from onnx_convgrad.frontend.canonicalize import InputShapes
+from onnx_convgrad.frontend.files import AnyModel
+from onnx_convgrad.frontend.parameters import resolve_of
+from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.lowering.candidates import Choosing
-from onnx_convgrad.parameters import resolve_of
-from onnx_convgrad.passes.canonicalize import InputShapes
-from onnx_convgrad.pipeline import SEEDS_KEY, Built, Names, build
+from onnx_convgrad.pipeline.stages import SEEDS_KEY, Built, Names, build
 from onnx_convgrad.runtime import session
 
 __all__ = ["CheckReport", "Row", "check", "verify_numerically"]

@@ -17,13 +17,13 @@ from onnx_ir.passes import common
 
 from onnx_convgrad.checking.nodewise import NodeWise
 from onnx_convgrad.checking.nodewise_ops import KERNELS
-from onnx_convgrad.emit import DOMAIN
 from onnx_convgrad.errors import ConvGradError
-from onnx_convgrad.files import whole_proto
-from onnx_convgrad.graph.namespace import named_values
+from onnx_convgrad.frontend.files import whole_proto
+from onnx_convgrad.ir.emit import DOMAIN
+from onnx_convgrad.ir.namespace import named_values
+from onnx_convgrad.ir.targets import target_named
 from onnx_convgrad.lowering.lower import lower
 from onnx_convgrad.runtime import session
-from onnx_convgrad.targets import target_named
 
 __all__ = ["Primal", "narrow_primal", "primal_function", "widened"]
 

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.checking.double import Primal, widened
-from onnx_convgrad.pipeline import Built
+from onnx_convgrad.pipeline.stages import Built
 
 __all__ = ["InDouble"]
 

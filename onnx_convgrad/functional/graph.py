@@ -18,13 +18,13 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnx_convgrad.emit import CANONICAL_OPSET, Emitter
-from onnx_convgrad.forward import forward
+from onnx_convgrad.autodiff.forward import forward
+from onnx_convgrad.autodiff.reverse import backward
 from onnx_convgrad.functional.geometry import Geometry
+from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter
+from onnx_convgrad.ir.targets import target_named
 from onnx_convgrad.lowering.candidates import Policy
-from onnx_convgrad.pipeline import complete
-from onnx_convgrad.reverse import backward
-from onnx_convgrad.targets import target_named
+from onnx_convgrad.pipeline.stages import complete
 
 __all__ = ["Kind", "Task", "build"]
 

@@ -12,14 +12,14 @@ from typing import NoReturn
 
 import onnx_ir as ir
 
-from onnx_convgrad.activity import captured_values, floating
-from onnx_convgrad.emit import DOMAIN, Emitter, dims_equal
+from onnx_convgrad.autodiff.activity import captured_values, floating
+from onnx_convgrad.autodiff.reverse import DETOUR, backward
 from onnx_convgrad.errors import DifferentiationError, ModelError, Problem, first_few
-from onnx_convgrad.graph.broadcasting import shapes_differ
-from onnx_convgrad.graph.constants import mark_varying
-from onnx_convgrad.graph.namespace import Namespace
-from onnx_convgrad.passes.gradient_edges import GRADIENT, GradientCall, label
-from onnx_convgrad.reverse import DETOUR, backward
+from onnx_convgrad.frontend.gradient_edges import GRADIENT, GradientCall, label
+from onnx_convgrad.ir.broadcasting import shapes_differ
+from onnx_convgrad.ir.constants import mark_varying
+from onnx_convgrad.ir.emit import DOMAIN, Emitter, dims_equal
+from onnx_convgrad.ir.namespace import Namespace
 
 __all__ = ["Derivative", "Expansion"]
 

@@ -14,7 +14,7 @@ import onnx
 import onnx_ir as ir
 
 from onnx_convgrad.errors import ModelError, first_few
-from onnx_convgrad.files import AnyModel, load
+from onnx_convgrad.frontend.files import AnyModel, load
 
 __all__ = ["UPDATES_KEY", "load_with_algorithm"]
 

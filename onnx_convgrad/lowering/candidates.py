@@ -12,12 +12,12 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad.emit import Emitter
-from onnx_convgrad.lowering import Lowering, Query, lowerings, reader_of
+from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.ir.targets import Rates
 from onnx_convgrad.lowering.chunks import EACH, counts, emit_in_chunks, part_of
 from onnx_convgrad.lowering.sketch import Sketch, sketch
-from onnx_convgrad.registry import Call
-from onnx_convgrad.targets import Rates
+from onnx_convgrad.lowering.table import Lowering, Query, lowerings, reader_of
 
 __all__ = ["Candidate", "Choosing", "Policy", "candidates", "emit_lowering", "forced_candidates", "holding"]
 

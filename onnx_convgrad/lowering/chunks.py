@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.emit import Dim, Emitter
-from onnx_convgrad.graph.bodies import scan, taken
-from onnx_convgrad.graph.dims import static_dims
-from onnx_convgrad.graph.samples import cut_samples, filled, with_samples
-from onnx_convgrad.registry import Call
+from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.bodies import scan, taken
+from onnx_convgrad.ir.dims import static_dims
+from onnx_convgrad.ir.emit import Dim, Emitter
+from onnx_convgrad.ir.samples import cut_samples, filled, with_samples
 
 __all__ = ["EACH", "counts", "emit_in_chunks", "part_of"]
 

@@ -13,9 +13,9 @@ from typing import Any
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from onnx_convgrad.emit import Emitter
-from onnx_convgrad.graph.namespace import named_values
-from onnx_convgrad.registry import Call
+from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.ir.namespace import named_values
 
 __all__ = ["LOOPS_KEY", "note_loop", "take_loops_back", "tell_loops"]
 

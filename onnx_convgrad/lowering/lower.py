@@ -12,13 +12,15 @@ from typing import Any, SupportsIndex
 
 import onnx_ir as ir
 
-from onnx_convgrad.emit import DOMAIN, Emitter
+from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.base.names import check_names
 from onnx_convgrad.errors import ArgumentError, LoweringError
-from onnx_convgrad.graph.constants import Folding, is_constant
-from onnx_convgrad.graph.nodes import origin_of
-from onnx_convgrad.graph.outputs import OutputPlaces
-from onnx_convgrad.graph.replacing import put_in_place
-from onnx_convgrad.lowering import Query, lowerings, reader_of
+from onnx_convgrad.ir.constants import Folding, is_constant
+from onnx_convgrad.ir.emit import DOMAIN, Emitter
+from onnx_convgrad.ir.nodes import origin_of
+from onnx_convgrad.ir.outputs import OutputPlaces
+from onnx_convgrad.ir.replacing import put_in_place
+from onnx_convgrad.ir.targets import Rates, Target
 from onnx_convgrad.lowering.candidates import (
     Candidate,
     Choosing,
@@ -28,12 +30,10 @@ from onnx_convgrad.lowering.candidates import (
     forced_candidates,
     holding,
 )
+from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
 from onnx_convgrad.lowering.loops import note_loop
+from onnx_convgrad.lowering.table import Query, lowerings, reader_of
 from onnx_convgrad.lowering.transposed import DataGradient, as_data_gradient
-from onnx_convgrad.lowering.typical import TypicalSizes
-from onnx_convgrad.names import check_names
-from onnx_convgrad.registry import Call
-from onnx_convgrad.targets import Rates, Target
 
 __all__ = ["Choice", "check_choice", "check_workspace", "lower"]
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnx_convgrad.activity import captured_values
-from onnx_convgrad.emit import CANONICAL_OPSET, VIEWS, Emitter
-from onnx_convgrad.graph.bodies import reaching
-from onnx_convgrad.graph.constants import mark_constant, mark_folded
-from onnx_convgrad.lowering.node_cost import body_of, node_seconds
-from onnx_convgrad.lowering.pass_cost import value_bytes
-from onnx_convgrad.lowering.product_cost import folds
-from onnx_convgrad.targets import Target
+from onnx_convgrad.autodiff.activity import captured_values
+from onnx_convgrad.ir.bodies import reaching
+from onnx_convgrad.ir.constants import mark_constant, mark_folded
+from onnx_convgrad.ir.emit import CANONICAL_OPSET, VIEWS, Emitter
+from onnx_convgrad.ir.targets import Target
+from onnx_convgrad.lowering.cost.node import body_of, node_seconds
+from onnx_convgrad.lowering.cost.passes import value_bytes
+from onnx_convgrad.lowering.cost.products import folds
 
 __all__ = ["Sketch", "sketch"]
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnx_convgrad.emit import DOMAIN, Emitter
-from onnx_convgrad.graph.constants import is_constant
-from onnx_convgrad.graph.nodes import is_op
-from onnx_convgrad.lowering import reader_of
-from onnx_convgrad.registry import Call
+from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.constants import is_constant
+from onnx_convgrad.ir.emit import DOMAIN, Emitter
+from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.lowering.table import reader_of
 
 __all__ = ["DataGradient", "as_data_gradient"]
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from onnx_convgrad.base.names import check_names
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.names import check_names
 
 __all__ = ["Options", "SessionOptions", "cuda_options", "session_options"]
 

@@ -1,1 +1,1 @@
-"""Training programs: losses, optimizers, and the graphs that put them together."""
+"""Training programs and the trainer that runs them."""

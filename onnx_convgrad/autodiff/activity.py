@@ -1,0 +1,166 @@
+"""Which nodes a gradient must pass through, and which operands of a node carry it.
+
+A node is active when it is reachable forward from a differentiated value and backward from a target, along operands that
+its rule differentiates and that are floating. Everything else costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Container, Iterable, Iterator
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnx_convgrad.autodiff.registry import Call, Rule, lookup, stem
+from onnx_convgrad.ir.nodes import subgraphs
+
+__all__ = ["Activity", "ancestors", "captured_values", "floating", "jumps_between", "rule_of"]
+
+_FLOATS = frozenset(
+    (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.BFLOAT16, ir.DataType.COMPLEX64)
+)
+
+
+def floating(value: ir.Value) -> bool:
+    """Whether the value is a floating tensor; an unknown dtype counts as one."""
+    return value.dtype is None or value.dtype in _FLOATS
+
+
+def rule_of(node: ir.Node) -> Rule | None:
+    """The rule of the node's operator, if any."""
+    return lookup(node.domain, node.op_type)
+
+
+def captured_values(node: ir.Node) -> Iterator[ir.Value]:
+    """Values of enclosing graphs that the subgraphs of `node` read."""
+    for _, graph in subgraphs(node):
+        inner = {id(n) for n in graph.all_nodes()}
+        own = {id(v) for g in (graph, *graph.subgraphs()) for v in (*g.inputs, *g.initializers.values())}
+        for n in graph.all_nodes():
+            for v in n.inputs:
+                if v is not None and id(v) not in own and id(v.producer()) not in inner:
+                    yield v
+
+
+def carriers(node: ir.Node, rule: Rule | None) -> Iterator[tuple[str, ir.Value]]:
+    """Operands of `node` through which a derivative flows, by name. Without a rule: every floating one."""
+    if rule is None or rule.kind == "not_differentiable":
+        for i, value in enumerate(node.inputs):
+            if value is not None and floating(value):
+                yield f"inputs.{i}", value
+        for value in captured_values(node):
+            if floating(value):
+                yield "captured", value
+        return
+    if rule.kind == "zero":
+        return
+    for name, value in zip(Call(node).names[0], node.inputs, strict=False):
+        if value is not None and stem(name) in rule.wrt and floating(value):
+            yield name, value
+    if rule.kind == "expansion":
+        for value in dict.fromkeys(captured_values(node)):
+            if floating(value):
+                yield "captured", value
+
+
+def ancestors(targets: Iterable[ir.Value], within: Container[ir.Node], stop: Collection[ir.Value] = ()) -> set[ir.Node]:
+    """The nodes `within` a graph on which a derivative of a floating target may depend, as far as the values `stop`."""
+    found: set[ir.Node] = set()
+    stack = [v for v in targets if floating(v)]
+    seen: set[ir.Value] = set(stack)
+    while stack:
+        value = stack.pop()
+        node = value.producer()
+        if node is None or node in found or node not in within or value in stop:
+            continue
+        found.add(node)
+        for _, operand in carriers(node, rule_of(node)):
+            if operand not in seen:
+                seen.add(operand)
+                stack.append(operand)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """The active nodes in topological order, and the set of values that vary with the sources."""
+
+    nodes: tuple[ir.Node, ...]
+    varied: frozenset[ir.Value]
+
+    @classmethod
+    def between(
+        cls,
+        sources: Collection[ir.Value],
+        targets: Iterable[ir.Value],
+        order: dict[ir.Node, int],
+        *,
+        partial: bool = False,
+        held: Collection[ir.Value] = (),
+    ) -> Activity:
+        """Activity from `sources` to `targets`; `order` gives each node's position.
+
+        `partial` takes the sources for independent: what one of them owes to another is left out, and the values `held`
+        are constants.
+        """
+        upstream = ancestors(targets, order, stop={*sources, *held} if partial else ())
+        varied = set(sources)
+        active: list[ir.Node] = []
+        for node in sorted(upstream, key=order.__getitem__):
+            if any(operand in varied for _, operand in carriers(node, rule_of(node))):
+                active.append(node)
+                varied.update(v for v in node.outputs if floating(v) and v not in held)
+        return cls(tuple(active), frozenset(varied))
+
+    def path(self, start: ir.Value, blocked: ir.Node) -> tuple[str, ...]:
+        """Names of the values from a target `start` down to `blocked` and on to a source, for error messages."""
+        down = _walk_back(start, lambda v: v.producer() is blocked, self.varied)
+        if not down:
+            return ()
+        rest: list[str] = []
+        for _, operand in carriers(blocked, None):
+            if operand in self.varied:
+                rest = _walk_back(operand, lambda v: v.producer() is None, self.varied) or [operand.name or "?"]
+                break
+        return (*down, *rest)
+
+
+_OF_SHAPE = frozenset(("ConstantOfShape", "EyeLike", "Shape", "Size"))
+
+
+def jumps_between(source: ir.Value, targets: Iterable[ir.Value], order: dict[ir.Node, int]) -> list[ir.Node]:
+    """Nodes of zero derivative (roundings, comparisons) through which alone a `source` reaches one of the `targets`."""
+    ahead: set[ir.Node] = set()
+    stack = [v.producer() for v in targets]
+    while stack:
+        node = stack.pop()
+        if node is not None and node in order and node not in ahead:
+            ahead.add(node)
+            stack.extend(v.producer() for v in node.inputs if v is not None)
+    smooth, jumps = {source}, []
+    for node in sorted(ahead, key=order.__getitem__):
+        if any(operand in smooth for _, operand in carriers(node, rule_of(node))):
+            smooth.update(v for v in node.outputs if floating(v))
+        elif any(v in smooth for v in node.inputs) and node.op_type not in _OF_SHAPE:
+            jumps.append(node)
+    return jumps
+
+
+def _walk_back(start: ir.Value, done: Callable[[ir.Value], bool], varied: frozenset[ir.Value]) -> list[str]:
+    """Breadth-first from a value to its ancestors inside `varied`; the names along the shortest route."""
+    parent: dict[ir.Value, ir.Value | None] = {start: None}
+    queue = [start]
+    for value in queue:
+        if done(value):
+            names: list[str] = []
+            step: ir.Value | None = value
+            while step is not None:
+                names.append(step.name or "?")
+                step = parent[step]
+            return names[::-1]
+        node = value.producer()
+        for _, operand in carriers(node, rule_of(node)) if node is not None else ():
+            if operand in varied and operand not in parent:
+                parent[operand] = value
+                queue.append(operand)
+    return []

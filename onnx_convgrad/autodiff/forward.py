@@ -1,0 +1,134 @@
+"""Forward mode: one walk over the active nodes, first to last, over the same rule table as reverse mode.
+
+Linear operators are applied to tangents, multilinear ones to each tangent in turn, elementwise ones multiply by their local
+derivatives. A general rule needs no second derivation: its reverse form is linear in the cotangent, and the reverse of
+that, taken by the reverse walk, is the forward form (J = (J')').
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import onnx_ir as ir
+
+from onnx_convgrad.autodiff.activity import Activity, carriers, rule_of
+from onnx_convgrad.autodiff.function_bodies import equivalent
+from onnx_convgrad.autodiff.registry import Call, Rule
+from onnx_convgrad.autodiff.reverse import Walk, backward, sloped
+from onnx_convgrad.errors import DifferentiationError
+from onnx_convgrad.ir.emit import Emitter
+
+__all__ = ["forward"]
+
+
+def forward(
+    e: Emitter, tangents: Mapping[ir.Value, ir.Value], targets: Collection[ir.Value]
+) -> dict[ir.Value, ir.Value]:
+    """Emit the tangents of `targets`, given those of some sources.
+
+    Args:
+        e: Emitter positioned after every node that computes the targets.
+        tangents: Source value -> its tangent, of the same shape and dtype.
+        targets: Values whose tangents are wanted.
+
+    Returns:
+        Target -> tangent. A target that depends on no source is absent: its tangent is zero.
+
+    Raises:
+        DifferentiationError: Listing every node that a wanted derivative must pass through and cannot.
+    """
+    walk = Walk(e, Activity.between(tangents, targets, e.order), tuple(targets))
+    known = dict(tangents)
+    for node in walk.activity.nodes:
+        rule = rule_of(node)
+        if walk.blocked(node, rule):
+            continue
+        with walk.at(node):
+            pushed = dict(_push(e, walk, Call(node), rule, known))
+            known.update((y, t) for y, t in pushed.items() if y not in tangents)
+    if walk.problems:
+        raise DifferentiationError(walk.problems)
+    return {v: known[v] for v in targets if v in known}
+
+
+def _push(
+    e: Emitter, walk: Walk, n: Call, rule: Rule | None, known: Mapping[ir.Value, ir.Value]
+) -> Iterable[tuple[ir.Value, ir.Value]]:
+    """Tangents of the results of one node."""
+    moving = [(name, v) for name, v in carriers(n.node, rule) if v in known]
+    if not moving:
+        return ()
+    if rule is None or rule.kind == "expansion":
+        results = equivalent(e, n, rule)
+        inner = forward(e, {v: known[v] for _, v in moving}, [r for r in results if r is not None])
+        pairs = zip(n.node.outputs, results, strict=False)
+        return [(y, inner[r]) for y, r in pairs if r is not None and r in inner]
+    if rule.kind == "linear":
+        return _apply(e, n, {name: known.get(v) for name, v in carriers(n.node, rule)})
+    if rule.kind == "multilinear":
+        terms = [list(_apply(e, n, {name: known[v]})) for name, v in moving]
+        return [(y, e.typed(e.sum([t[i][1] for t in terms]), y)) for i, y in enumerate(n.node.outputs)]
+    if rule.kind == "elementwise":
+        return _elementwise(e, walk, n, rule, moving, known)
+    return _transposed(e, walk, n, rule, moving, known)
+
+
+def _apply(e: Emitter, n: Call, replaced: Mapping[str, ir.Value | None]) -> list[tuple[ir.Value, ir.Value]]:
+    """The operator itself with tangents in place of operands; an operand that does not move becomes zeros."""
+    inputs: list[ir.Value | None] = []
+    for name, value in zip(n.names[0], n.node.inputs, strict=False):
+        if name not in replaced or value is None:
+            inputs.append(value)
+        else:
+            tangent = replaced[name]
+            inputs.append(e.zeros_like(value) if tangent is None else tangent)
+    outputs = e.ops(n.node.op_type, *inputs, outputs=len(n.node.outputs), domain=n.node.domain, **n.attributes())
+    return [(y, e.typed(t, y)) for y, t in zip(n.node.outputs, outputs, strict=True)]
+
+
+def _elementwise(
+    e: Emitter,
+    walk: Walk,
+    n: Call,
+    rule: Rule,
+    moving: Sequence[tuple[str, ir.Value]],
+    known: Mapping[ir.Value, ir.Value],
+) -> list[tuple[ir.Value, ir.Value]]:
+    """dy = sum over operands of (local derivative) * (tangent), broadcast to y."""
+    assert rule.function is not None
+    returned = rule.function(e, n)
+    terms = []
+    for name, value in moving:
+        local = walk.take(rule, returned, name)
+        if local is not None:
+            terms.append(sloped(e, known[value], local))
+    if not terms:
+        return []
+    return [(n.y, e.typed(e.expand(e.sum(terms), n.y), n.y))]
+
+
+def _transposed(
+    e: Emitter,
+    walk: Walk,
+    n: Call,
+    rule: Rule,
+    moving: Sequence[tuple[str, ir.Value]],
+    known: Mapping[ir.Value, ir.Value],
+) -> list[tuple[ir.Value, ir.Value]]:
+    """The reverse rule at a stand-in cotangent is linear in it; pull the tangents back through that."""
+    stand_ins = {y: _stand_in(e, y) for y in n.node.outputs if y in walk.activity.varied}
+    wanted = {v for _, v in moving}
+    pulled = [(v, c) for v, c in walk.node(n.node, rule, stand_ins) if v in wanted]
+    cotangents: dict[ir.Value, ir.Value] = {}
+    for value, c in pulled:
+        cotangents[c] = e.add(cotangents[c], known[value]) if c in cotangents else known[value]
+    result = backward(e, cotangents, list(stand_ins.values()))
+    return [(y, result[s]) for y, s in stand_ins.items() if s in result]
+
+
+def _stand_in(e: Emitter, y: ir.Value) -> ir.Value:
+    """A cotangent to differentiate with respect to; its value is never used, so zeros of y's shape do."""
+    zero = e.zeros_like(y)
+    node = ir.Node("", "Identity", [zero], num_outputs=1)
+    e.place(node)
+    return e.typed(node.outputs[0], y)

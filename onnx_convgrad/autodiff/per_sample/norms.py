@@ -1,0 +1,78 @@
+"""The squared norm of each sample's gradient, without the gradient where its factors are enough."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.emit import DOMAIN, Emitter, dims_equal
+from onnx_convgrad.ir.nodes import is_op, origin_of
+from onnx_convgrad.lowering.conv.weight_grad import squares
+
+__all__ = ["squared_norm"]
+
+_LAYOUT = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Transpose", "Identity"})
+
+
+def squared_norm(e: Emitter, gradient: ir.Value) -> ir.Value:
+    """The sum of the squares of each sample's gradient, which are listed along the first axis: `[N]`, float32 at least."""
+    e.origin, before = _origin(gradient), e.origin
+    try:
+        return _norm(e, gradient)
+    finally:
+        e.origin = before
+
+
+def _norm(e: Emitter, gradient: ir.Value) -> ir.Value:
+    inner = _inside(gradient)
+    node = inner.producer()
+    if node is not None and node.domain == DOMAIN and node.op_type == "ConvPerSampleGrad":
+        return _per_sample(e.op("ConvGradSquaredNorm", *node.inputs, domain=DOMAIN, **Call(node).attributes()), inner)
+    if is_op(node, "MatMul") and _paired(node):
+        return _per_sample(e.op("ProductSquaredNorm", *node.inputs, domain=DOMAIN), inner)
+    return squares(e, gradient)
+
+
+def _per_sample(norm: ir.Value, gradient: ir.Value) -> ir.Value:
+    assert gradient.shape is not None
+    norm.shape = ir.Shape([gradient.shape[0]])
+    if gradient.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
+        norm.dtype = ir.DataType.FLOAT
+    return norm
+
+
+def _inside(gradient: ir.Value) -> ir.Value:
+    """The value behind changes of layout that keep the samples on the first axis: they do not change the norm."""
+    while True:
+        node = gradient.producer()
+        source = node.inputs[0] if is_op(node, *_LAYOUT) else None
+        if node is None or source is None or not _same_first(source, gradient):
+            return gradient
+        if node.op_type == "Transpose" and node.attributes["perm"].as_ints()[0] != 0:
+            return gradient
+        gradient = source
+
+
+def _same_first(a: ir.Value, b: ir.Value) -> bool:
+    return (
+        a.shape is not None
+        and b.shape is not None
+        and min(len(a.shape), len(b.shape)) > 0
+        and dims_equal(a.shape[0], b.shape[0])
+    )
+
+
+def _paired(node: ir.Node) -> bool:
+    """Whether a MatMul multiplies one matrix per sample with another."""
+    a, b = node.inputs
+    return (
+        a is not None
+        and b is not None
+        and all(v.shape is not None and len(v.shape) == 3 for v in (a, b))
+        and _same_first(a, b)
+    )
+
+
+def _origin(value: ir.Value) -> str:
+    node = value.producer()
+    return "" if node is None else origin_of(node)

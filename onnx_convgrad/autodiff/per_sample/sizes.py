@@ -1,0 +1,83 @@
+"""Shapes that inference left open: exporters compute the target of a Reshape from pieces of other shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import onnx_ir as ir
+
+from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.ir.nodes import is_op
+
+__all__ = ["complete", "entries", "sizes"]
+
+_LIMIT = 16
+"""Steps of shape arithmetic that are followed back."""
+
+
+def complete(e: Emitter, node: ir.Node) -> None:
+    """Give the results of `node` the shapes that can be told now, if they have none."""
+    if all(v.shape is not None for v in node.outputs):
+        return
+    if not is_op(node, "Reshape"):
+        e.infer(node)
+        return
+    x, y = node.inputs[0], node.outputs[0]
+    asked = entries(e, node.inputs[1])
+    if x is None or asked is None:
+        return
+    copied = not Call(node).int("allowzero", 0)
+    if copied and 0 in asked and x.shape is None:
+        return
+    own = list(x.shape or ())
+    y.shape = ir.Shape([own[i] if d == 0 and copied else None if d == -1 else d for i, d in enumerate(asked)])
+    if y.dtype is None and x.dtype is not None:
+        y.dtype = x.dtype
+
+
+def sizes(e: Emitter, value: ir.Value, shape: Callable[[ir.Value], list[Any]]) -> list[Any]:
+    """The shape of a value, empty if unknown; of a filled tensor the sizes asked for, where they are a `shape`."""
+    node = value.producer()
+    asked = entries(e, node.inputs[0], shape) if is_op(node, "ConstantOfShape") else None
+    return list(value.shape or ()) if asked is None else asked
+
+
+def _shape(value: ir.Value) -> list[Any]:
+    return list(value.shape or ())
+
+
+def entries(
+    e: Emitter, value: ir.Value | None, shape: Callable[[ir.Value], list[Any]] = _shape, steps: int = _LIMIT
+) -> list[Any] | None:
+    """The entries of a vector of sizes: numbers, symbols, or `None` for one that is not known."""
+    constant = e.constant_of(value)
+    if constant is not None:
+        return [int(d) for d in constant.reshape(-1)]
+    node = None if value is None else value.producer()
+    source = None if node is None or node.domain or not node.inputs else node.inputs[0]
+    if node is None or source is None or steps == 0 or (node.op_type == "Shape" and source.shape is None):
+        return None
+    if node.op_type == "Shape" and source.shape is not None:
+        start, end = (
+            None if name not in node.attributes else node.attributes[name].as_int() for name in ("start", "end")
+        )
+        return shape(source)[start:end]
+    parts = [entries(e, v, shape, steps - 1) for v in (node.inputs if node.op_type == "Concat" else [source])]
+    if any(part is None for part in parts):
+        return None
+    return _picked(e, node, [d for part in parts if part is not None for d in part])
+
+
+def _picked(e: Emitter, node: ir.Node, flat: list[Any]) -> list[Any] | None:
+    """What an operator makes of the entries of its operands."""
+    if node.op_type in ("Concat", "Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze"):
+        return flat
+    bounds = [e.constant_of(v) for v in node.inputs[1:]]
+    if node.op_type == "Gather" and bounds[0] is not None:
+        return [flat[int(i)] for i in bounds[0].reshape(-1)]
+    if node.op_type == "Slice" and all(b is not None and b.size == 1 for b in bounds):
+        first, last, *rest = (int(b.item()) for b in bounds if b is not None)
+        return flat[first : last : rest[1] if len(rest) > 1 else 1]
+    return None

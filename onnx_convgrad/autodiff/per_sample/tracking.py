@@ -1,0 +1,281 @@
+"""Which axis of every value holds the samples: one walk over the forward nodes.
+
+A batch can be differentiated sample by sample only if no operator on the way mixes samples. So this is also where mixing is
+found, and where an operator is refused about which nothing is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from onnx_convgrad.autodiff.activity import Activity, captured_values, carriers, rule_of
+from onnx_convgrad.autodiff.function_bodies import equivalent, has_body
+from onnx_convgrad.autodiff.per_sample.layout import Label, Samples, State, product, rows, same_size
+from onnx_convgrad.autodiff.per_sample.picks import axis_of_repeats
+from onnx_convgrad.autodiff.per_sample.sizes import complete, sizes
+from onnx_convgrad.autodiff.registry import Call, Decorator, F, Rule
+from onnx_convgrad.errors import Problem, UnsupportedCase
+from onnx_convgrad.ir.emit import Dim, Emitter, known
+from onnx_convgrad.ir.nodes import is_op
+
+__all__ = ["Handler", "Tracker", "ancestors", "handler", "mixes"]
+
+Handler = Callable[["Tracker", Call, Sequence[Label]], Any]
+"""`handler(tracker, call, labels of the operands)`: the label of every result, or one for all of them."""
+
+_HANDLERS: dict[str, Handler] = {}
+
+
+def handler(*op_types: str) -> Decorator:
+    """Declare how operators of ai.onnx move the samples. Elementwise rules need no handler."""
+
+    def decorate(function: F) -> F:
+        _HANDLERS.update(dict.fromkeys(op_types, function))
+        return function
+
+    return decorate
+
+
+def mixes(reason: str) -> UnsupportedCase:
+    """The refusal of an operator whose result for one sample depends on others."""
+    return UnsupportedCase(
+        f"it mixes samples: {reason}.", hint="Gradients per sample need a network that treats every sample on its own."
+    )
+
+
+def ancestors(targets: Iterable[ir.Value], among: Collection[ir.Node]) -> list[ir.Node]:
+    """Every node of `among` that the targets depend on, along any operand."""
+    found: set[ir.Node] = set()
+    stack = list(targets)
+    while stack:
+        node = stack.pop().producer()
+        if node is not None and node in among and node not in found:
+            found.add(node)
+            stack += [v for v in node.inputs if v is not None]
+            stack += captured_values(node)
+    return list(found)
+
+
+class Tracker:
+    """The labels found so far; what was refused is in `problems`.
+
+    Args:
+        e: Writes the bodies of operators that are followed through an equivalent subgraph.
+        data: Graph inputs whose first axis is the batch.
+        varied: Values that vary with what is differentiated: only their broadcasting matters.
+    """
+
+    def __init__(self, e: Emitter, data: Sequence[ir.Value], varied: Iterable[ir.Value]) -> None:
+        self.e = e
+        self.count: Dim = e.dim(data[0], 0)
+        self.size = None if data[0].shape is None else data[0].shape[0]
+        self.labels: dict[ir.Value, Label] = dict.fromkeys(data, Samples(0))
+        self.varied = set(varied)
+        self.problems: list[Problem] = []
+        self._done: set[ir.Node] = set()
+
+    def __getitem__(self, value: ir.Value | None) -> Label:
+        return None if value is None else self.labels.get(value)
+
+    def samples(self, value: ir.Value) -> Samples:
+        """The label of a value that is known to hold samples."""
+        label = self[value]
+        assert isinstance(label, Samples), f"{value.name} holds no samples"
+        return label
+
+    def follow(self, targets: Iterable[ir.Value]) -> None:
+        """Label everything that the targets depend on."""
+        for node in sorted(ancestors(targets, self.e.order), key=self.e.order.__getitem__):
+            if node in self._done:
+                continue
+            given: list[Label] = [self[v] for v in node.inputs]
+            outer = [self[v] for v in captured_values(node)]
+            if State.UNKNOWN in (*given, *outer):
+                self._assign(node, State.UNKNOWN)
+            elif any(label is not None for label in (*given, *outer)):
+                complete(self.e, node)
+                try:
+                    self._assign(node, self._labels(node, given))
+                except UnsupportedCase as case:
+                    self._assign(node, State.UNKNOWN)
+                    self._report(node, case)
+            self._done.add(node)
+
+    def _labels(self, node: ir.Node, given: Sequence[Label]) -> Any:
+        rule, call = rule_of(node), Call(node)
+        if State.TOTAL in given:
+            return _of_total(call, rule, given)
+        if not node.domain and node.op_type in _HANDLERS:
+            return _HANDLERS[node.op_type](self, call, given)
+        if rule is not None and rule.kind == "elementwise":
+            return self.aligned(call, given)
+        if rule is not None and rule.kind == "expansion":
+            return self._through(node, rule)
+        if rule is None and has_body(node):
+            return self._through(node, None)
+        raise UnsupportedCase(
+            "whether it keeps the samples of a batch apart is not known.",
+            hint="Loop over the samples with the ordinary gradient and a batch of one.",
+        )
+
+    def _through(self, node: ir.Node, rule: Rule | None) -> list[Label]:
+        """The labels of an equivalent subgraph."""
+        call = Call(node)
+        found = equivalent(self.e, call, rule)
+        present = [v for v in found if v is not None]
+        sources = [v for _, v in carriers(node, rule) if v in self.varied]
+        self.varied |= Activity.between(sources, present, self.e.order, partial=True).varied
+        self.follow(present)
+        return [self[v] for v in found]
+
+    # -- what the handlers use -----------------------------------------------------------------------------------------
+
+    def rank(self, value: ir.Value) -> int:
+        return self.e.rank(value, "to follow the samples through it")
+
+    def sizes(self, value: ir.Value) -> list[Any]:
+        """The shape of a value, with the number of samples where they are told."""
+        dims: list[Any] = list(value.shape or ())
+        label = self[value]
+        if dims and isinstance(label, Samples) and label.plain:
+            dims[label.axis] = self.size
+        return dims
+
+    def aligned(self, n: Call, given: Sequence[Label]) -> Samples:
+        """The label of a result of broadcast operands.
+
+        Axes are counted from the end. Every operand that holds samples must do so at the same place; one that holds none
+        must be constant along it, or be no function of what is differentiated.
+        """
+        operands = [(v, label) for v, label in zip(n.inputs, given, strict=True) if v is not None]
+        places = {label.at(label.axis - self.rank(v)) for v, label in operands if isinstance(label, Samples)}
+        if len(places) > 1:
+            raise mixes("its operands hold the samples on different axes")
+        (place,) = places
+        for value, label in operands:
+            if label is None and value in self.varied:
+                self.constant_along(value, place)
+        return place.at(max(self.rank(v) for v, _ in operands) + place.axis)
+
+    def constant_along(self, value: ir.Value, place: Samples) -> None:
+        """Check that a value without samples is broadcast along an axis (counted from the end), or make it a copy each."""
+        if value.shape is None or -place.axis > len(value.shape) or known(value.shape[place.axis]) == 1:
+            self.rank(value)
+            return
+        node = value.producer()
+        source = None if node is None or node.op_type != "Expand" else node.inputs[0]
+        own = None if source is None or self[source] is not None else source.shape
+        if own is not None and (-place.axis > len(own) or known(own[place.axis]) == 1):
+            self.labels[value] = place.at(len(value.shape) + place.axis)
+            return
+        if self._adopted(value, place.at(len(value.shape) + place.axis)):
+            return
+        raise UnsupportedCase(
+            f"its operand {value.name!r} of shape {value.shape} has rows of its own along the axis of the samples.",
+            hint="Export the model with a dynamic batch: what is repeated for each sample is stored so otherwise."
+            if value.is_initializer()
+            else "",
+        )
+
+    def _adopted(self, value: ir.Value, wanted: Samples) -> bool:
+        """Take constants behind a value, such as a first state of zeros, for rows of the samples, or copies for theirs.
+
+        The nodes from there on are labelled anew; nothing is if one mixes the rows, or something else has read them already.
+        """
+        before = dict(self.labels)
+        way: set[ir.Node] = set()
+        leaves: list[ir.Value] = []
+        copies: dict[ir.Node, Samples] = {}
+        todo = [value]
+        while todo:
+            node = todo.pop().producer()
+            if node is not None and node not in way:
+                way.add(node)
+                if (copied := self._copied(node)) is not None:
+                    copies[node] = copied
+                    continue
+                unheld = [v for v in node.inputs if v is not None and self[v] is None]
+                todo += [v for v in unheld if v in self.varied]
+                leaves += [v for v in unheld if v not in self.varied]
+        while leaves:
+            leaf = leaves.pop()
+            axes = [i for i, d in enumerate(sizes(self.e, leaf, self.sizes)) if same_size(d, self.size)]
+            node = leaf.producer()
+            if axes:
+                self.labels[leaf] = Samples(axes[0])
+            elif node is not None and node not in way and node.op_type in _ARRANGING:
+                way.add(node)
+                leaves += [v for v in node.inputs[:1] if v is not None]
+        try:
+            for node in sorted(way, key=self.e.order.__getitem__):
+                if node in copies:
+                    self._assign(node, copies[node])
+                elif any(self[v] is not None for v in node.inputs):
+                    self._assign(node, self._labels(node, [self[v] for v in node.inputs]))
+        except UnsupportedCase:
+            self.labels = before
+        new = [v for v in self.labels if v not in before]
+        others = {n for v in new for n in v.consumers() if n in self._done and n not in way}
+        if self[value] != wanted or any(v in self.varied for n in others for v in n.outputs):
+            self.labels = before
+        return self[value] == wanted
+
+    def _copied(self, node: ir.Node) -> Samples | None:
+        """Where the samples are in the result of a Tile that makes one copy for each."""
+        source = node.inputs[0] if is_op(node, "Tile") else None
+        axis = None if source is None else axis_of_repeats(list(self.e.graph.inputs), self.size, node.inputs[1])
+        after = None if axis is None or source is None or source.shape is None else product([source.shape[axis]])
+        return None if axis is None or after is None else Samples(axis, after=after)
+
+    # -- results -------------------------------------------------------------------------------------------------------
+
+    def _assign(self, node: ir.Node, labels: Any) -> None:
+        several = labels if isinstance(labels, (list, tuple)) else [labels] * len(node.outputs)
+        for value, label in zip(node.outputs, several, strict=False):
+            if isinstance(label, Samples):
+                self._check(value, label)
+            if label is not None:
+                self.labels[value] = label
+
+    def _check(self, value: ir.Value, label: Samples) -> None:
+        """Sizes must agree with what was derived: they are two accounts of one thing."""
+        if value.shape is None:
+            return
+        size, count = known(value.shape[label.axis]), self.count if isinstance(self.count, int) else None
+        expected = rows(label, count)
+        if (size is not None and count is None) or (None not in (size, expected) and size != expected):
+            batch = "a size only known at run time" if count is None else f"{count} samples"
+            raise UnsupportedCase(
+                f"axis {label.axis} of its result {value.name!r} has {size} rows, which does not fit a batch of {batch}.",
+                hint="Export the model with a dynamic batch, or give --input-shape with the batch that it was made for.",
+            )
+
+    def _report(self, node: ir.Node, case: UnsupportedCase) -> None:
+        version = self.e.graph.opset_imports.get(node.domain, 0)
+        operator = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+        name = node.name or f"<unnamed, output {node.outputs[0].name!r}>"
+        route = (node.outputs[0].name or "?", *(v.name or "?" for v in node.inputs[:1] if v is not None))
+        self.problems.append(Problem(name, operator, version, case.message, route, case.hint))
+
+
+_ARRANGING = frozenset({"Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"})
+"""Operators of which no more is known of a constant's rows than of the operand's."""
+
+_ADDED = frozenset({"Add", "Sub", "Neg", "Sum", "Mean"})
+
+
+def _of_total(n: Call, rule: Rule | None, given: Sequence[Label]) -> State | None:
+    """What may follow a sum over samples: only what is linear in it, or parts of the samples meet each other."""
+    if n.node.op_type in ("Shape", "Size"):
+        return None
+    totals = [i for i, label in enumerate(given) if label is State.TOTAL]
+    others = [label for label in given if label is not None and label is not State.TOTAL]
+    op = n.node.op_type
+    scaled = op in ("Mul", "MatMul", "Gemm") or (op == "Div" and totals == [0])
+    fits = (rule is not None and rule.kind == "linear") or op in _ADDED or (scaled and len(totals) == 1)
+    if others or not fits:
+        raise mixes("an operand is already a sum over the samples, and the result is not linear in it alone")
+    return State.TOTAL

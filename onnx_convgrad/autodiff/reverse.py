@@ -1,0 +1,252 @@
+"""Reverse mode: one walk over the active nodes, last to first.
+
+The walk owns what every rule would otherwise repeat: accumulation, summing over broadcast axes, checking each cotangent
+against its primal, and recursion into operators that are differentiated through an equivalent subgraph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import onnx_ir as ir
+
+from onnx_convgrad.autodiff.accumulate import joined
+from onnx_convgrad.autodiff.activity import Activity, carriers, rule_of
+from onnx_convgrad.autodiff.function_bodies import equivalent, has_body
+from onnx_convgrad.autodiff.registry import Call, Rule, joint_of, stem
+from onnx_convgrad.errors import DifferentiationError, Problem, RuleContractError, UnsupportedCase
+from onnx_convgrad.ir.broadcasting import shapes_differ, unbroadcast
+from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.ir.nodes import is_op, origin_of, sole_producer
+
+__all__ = ["DETOUR", "Walk", "backward", "sloped"]
+
+DETOUR = "Take `of` before it or `wrt` after it"
+"""What a caller can do about a node that cannot be differentiated."""
+
+_OF_BRANCHES = "its condition is known only when the model runs, and gradients that branch are not built."
+_DECIDED = (
+    "Make its condition a constant; static sizes of the inputs may decide it, as with --input-shape x:8,3,64,64. Or:"
+)
+
+
+def backward(
+    e: Emitter,
+    cotangents: Mapping[ir.Value, ir.Value],
+    sources: Collection[ir.Value],
+    *,
+    partial: bool = False,
+    held: Collection[ir.Value] = (),
+) -> dict[ir.Value, ir.Value]:
+    """Emit the cotangents of `sources`, given those of some targets.
+
+    Args:
+        e: Emitter positioned after every node that computes the targets.
+        cotangents: Target value -> its cotangent, of the same shape and dtype.
+        sources: Values to differentiate with respect to; any values of the graph.
+        partial: Take the sources for independent of each other, as the operands of one node are to its rule.
+        held: With `partial`, values that are constants too.
+
+    Returns:
+        Source -> cotangent. A source that no target depends on is absent: its derivative is zero.
+
+    Raises:
+        DifferentiationError: Listing every node that a wanted derivative must pass through and cannot.
+    """
+    activity = Activity.between(sources, cotangents, e.order, partial=partial, held=held)
+    walk = Walk(e, activity, tuple(cotangents))
+    result = walk.run(cotangents, sources, {*sources, *held} if partial else ())
+    if walk.problems:
+        raise DifferentiationError(walk.problems)
+    return result
+
+
+class Walk:
+    """The state that both directions share: what is active, and what could not be differentiated."""
+
+    def __init__(self, e: Emitter, activity: Activity, targets: tuple[ir.Value, ...]) -> None:
+        self.e = e
+        self.activity = activity
+        self.targets = targets
+        self.problems: list[Problem] = []
+
+    def run(
+        self,
+        cotangents: Mapping[ir.Value, ir.Value],
+        sources: Collection[ir.Value],
+        leaves: Collection[ir.Value] = (),
+    ) -> dict[ir.Value, ir.Value]:
+        """The cotangents of `sources`; none passes from one of the `leaves` to the node that makes it."""
+        pending: dict[ir.Value, list[ir.Value]] = {v: [g] for v, g in cotangents.items()}
+        fixed = {*cotangents, *sources, *leaves}
+        for node in reversed(self.activity.nodes):
+            given = {v: self._total(pending, v) for v in node.outputs if v in pending and v not in leaves}
+            rule = rule_of(node)
+            if self.blocked(node, rule):
+                continue
+            if not given:
+                continue
+            inner = self._inner(node, fixed)
+            with self.at(inner or node):
+                contributions = None if inner is None else self._jointly(node, inner, given)
+                for operand, contribution in self.node(node, rule, given) if contributions is None else contributions:
+                    pending.setdefault(operand, []).append(contribution)
+        return {v: self._total(pending, v) for v in sources if v in pending}
+
+    def _total(self, pending: dict[ir.Value, list[ir.Value]], value: ir.Value) -> ir.Value:
+        terms = pending[value]
+        if len(terms) > 1:
+            pending[value] = terms = [self.e.sum(joined(self.e, terms))]
+        return terms[0]
+
+    @contextmanager
+    def at(self, node: ir.Node) -> Iterator[None]:
+        """What is emitted inside carries the name of `node`; what `node` refuses becomes a problem."""
+        own = origin_of(node) or node.name or node.op_type
+        previous, self.e.origin = self.e.origin, self.e.origin or own
+        try:
+            yield
+        except UnsupportedCase as case:
+            self._report(node, case.message, case.hint)
+        except DifferentiationError as inner:
+            self.problems.extend(inner.problems)
+        finally:
+            self.e.origin = previous
+
+    # -- one node ------------------------------------------------------------------------------------------------------
+
+    def node(
+        self, node: ir.Node, rule: Rule | None, given: dict[ir.Value, ir.Value]
+    ) -> list[tuple[ir.Value, ir.Value]]:
+        call = Call(node)
+        if rule is None or rule.kind == "expansion":
+            return self._through_equivalent(call, rule, given)
+        assert rule.function is not None
+        if rule.kind == "elementwise":
+            returned = rule.function(self.e, call)
+        else:
+            g = {name: given.get(v) for name, v in zip(call.names[1], node.outputs, strict=True)}
+            returned = rule.function(self.e, call, g)
+        contributions = []
+        for name, operand in carriers(node, rule):
+            if operand in self.activity.varied:
+                value = self.contribution(call, rule, returned, name, operand, given)
+                if value is not None:
+                    contributions.append((operand, value))
+        return contributions
+
+    def _inner(self, node: ir.Node, fixed: Collection[ir.Value]) -> ir.Node | None:
+        """The producer of an operand with which `node` may be differentiated as one: nothing else reads what it makes."""
+        joint = joint_of(node.domain, node.op_type) if self.e.joint else None
+        between = None if joint is None else Call(node).get(joint.operand)
+        if joint is None or between is None or between not in self.activity.varied or between in fixed:
+            return None
+        inner = sole_producer(between)
+        return inner if is_op(inner, joint.producer) else None
+
+    def _jointly(
+        self, node: ir.Node, inner: ir.Node, given: Mapping[ir.Value, ir.Value]
+    ) -> list[tuple[ir.Value, ir.Value]] | None:
+        """Differentiate through what `node` and `inner` compute together; `None` where that gains nothing."""
+        joint = joint_of(node.domain, node.op_type)
+        assert joint is not None
+        result = joint.function(self.e, Call(node), Call(inner), self.activity.varied)
+        if result is None:
+            return None
+        sources = [v for n in (node, inner) for _, v in carriers(n, rule_of(n)) if v in self.activity.varied]
+        between = Call(node)[joint.operand]
+        wanted = dict.fromkeys(v for v in sources if v is not between)
+        return list(backward(self.e, {result: given[node.outputs[0]]}, wanted, partial=True).items())
+
+    def contribution(
+        self, call: Call, rule: Rule, returned: Any, name: str, operand: ir.Value, given: Mapping[ir.Value, ir.Value]
+    ) -> ir.Value | None:
+        """The cotangent of one operand, from what the rule `returned`; `None` for zero."""
+        value = self.take(rule, returned, name)
+        if value is None:
+            return None
+        if rule.kind == "elementwise" and isinstance(value, ir.Value):
+            value = sloped(self.e, given[call.y], value)
+        elif rule.kind == "elementwise":  # summed first: a number is cheaper to multiply what is left
+            value = self.e.mul(self._fit(call, rule, given[call.y], operand), value)
+        return self._fit(call, rule, value, operand)
+
+    def take(self, rule: Rule, returned: Any, name: str) -> Any:
+        """Call the thunk for operand `name`; a variadic operand may have one thunk factory under its stem."""
+        if name in returned:
+            return returned[name]()
+        if stem(name) in returned and "." in name:
+            return returned[stem(name)](int(name.rsplit(".", 1)[1]))
+        raise RuleContractError(
+            f"The rule of {rule.name} declares {name} in wrt but returned only {sorted(returned)}.",
+            hint=f"Fix the rule in {rule.module}.",
+        )
+
+    def _fit(self, call: Call, rule: Rule, value: ir.Value, operand: ir.Value) -> ir.Value:
+        """Sum over broadcast axes where the rule may have broadcast, and check the cotangent against its primal."""
+        if not isinstance(value, ir.Value):
+            raise RuleContractError(f"The rule of {rule.name} returned {value!r} for {operand.name!r}, not a value.")
+        if value.dtype is not None and operand.dtype is not None and value.dtype != operand.dtype:
+            raise RuleContractError(
+                f"The rule of {rule.name} returned {value.dtype.name} for {operand.name!r}, which is {operand.dtype.name}.",
+                hint=f"Fix the rule in {rule.module}.",
+            )
+        aligned = rule.kind == "elementwise" or rule.broadcasts
+        if aligned or rule.kind == "multilinear":
+            value = unbroadcast(
+                self.e,
+                value,
+                operand,
+                call.y if aligned else None,
+                [v for v in call.inputs if v is not None] if aligned else (),
+            )
+        if shapes_differ(value, operand):
+            raise RuleContractError(
+                f"The rule of {rule.name} returned shape {value.shape} for {operand.name!r}, which is {operand.shape}.",
+                hint=f"Fix the rule in {rule.module}.",
+            )
+        return self.e.typed(value, operand) if value is not operand and value.producer() is not None else value
+
+    def _through_equivalent(
+        self, call: Call, rule: Rule | None, given: dict[ir.Value, ir.Value]
+    ) -> list[tuple[ir.Value, ir.Value]]:
+        """Differentiate through a subgraph that computes the same results."""
+        results = equivalent(self.e, call, rule)
+        seeds = {r: given[v] for r, v in zip(results, call.node.outputs, strict=False) if v in given and r is not None}
+        sources = [v for _, v in carriers(call.node, rule) if v in self.activity.varied]
+        return list(backward(self.e, seeds, dict.fromkeys(sources), partial=True).items())
+
+    # -- problems ------------------------------------------------------------------------------------------------------
+
+    def blocked(self, node: ir.Node, rule: Rule | None) -> bool:
+        if rule is not None and rule.kind == "not_differentiable":
+            self._report(node, rule.reason, f"{DETOUR}.")
+            return True
+        if rule is None and not has_body(node):
+            reason = "no rule covers this operator."
+            hint = f"{DETOUR}, or add a rule (entry-point group onnx_convgrad.rules)."
+            if is_op(node, "If"):
+                reason, hint = _OF_BRANCHES, f"{_DECIDED} {DETOUR[0].lower()}{DETOUR[1:]}."
+            self._report(node, reason, hint)
+            return True
+        return False
+
+    def _report(self, node: ir.Node, reason: str, hint: str) -> None:
+        path: tuple[str, ...] = ()
+        for target in self.targets:
+            path = self.activity.path(target, node)
+            if path:
+                break
+        name = node.name or f"<unnamed, output {node.outputs[0].name!r}>"
+        version = self.e.graph.opset_imports.get(node.domain, 0)
+        operator = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+        self.problems.append(Problem(name, operator, version, reason, path, hint))
+
+
+def sloped(e: Emitter, value: ir.Value, slope: ir.Value | float) -> ir.Value:
+    """The product with a local derivative; one of truth values selects, so that infinity times zero is zero."""
+    if isinstance(slope, ir.Value) and slope.dtype == ir.DataType.BOOL:
+        return e.where(slope, value, 0)
+    return e.mul(value, slope)

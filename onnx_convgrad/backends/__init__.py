@@ -1,0 +1,1 @@
+"""Rewrites that an execution provider needs or is faster with."""

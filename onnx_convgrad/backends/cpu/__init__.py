@@ -1,0 +1,1 @@
+"""Rewrites for ONNX Runtime's CPU provider, each with the measurement that it rests on."""

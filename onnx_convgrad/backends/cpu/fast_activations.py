@@ -1,0 +1,164 @@
+"""Activations for which ONNX Runtime's CPU provider has a slow kernel, as passes that it is fast at.
+
+Softplus, an element at a time            max(x, 0) - log s(|x|), s the logistic function: 3 times faster
+tanh(softplus x), as in Mish              n / (2 - n), n = s (2 - s): 7 times
+Softmax and LogSoftmax, not of rows       their definition: 15 times; the runtime turns the whole tensor, twice
+(1 + erf x) / 2, as in the slope of GELU  a HardSigmoid of erf x, which is on its ramp: one pass for two
+Sign, as in the slope of |x|              [x > 0] - [x < 0], each a HardSigmoid too steep for a ramp: twice as fast
+Min and Max with a number                 a Clip: half of the time
+Elu, Selu, Celu                           max(x, 0) + alpha (exp(min(x, 0)) - 1): in half to two thirds of the time
+
+They round as the runtime's own do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import onnx_ir as ir
+
+from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.constants import constant_of, is_number
+from onnx_convgrad.ir.emit import Emitter, static_dims
+from onnx_convgrad.ir.geometry import HINT_BATCH
+from onnx_convgrad.ir.nodes import is_op, sole_producer
+
+__all__ = ["ACTIVATIONS"]
+
+_LARGE = 1 << 14
+"""Elements that are worth the nodes."""
+
+
+def _softplus(e: Emitter, node: ir.Node) -> ir.Value | None:
+    """log(1 + exp x) = max(x, 0) + log(1 + exp(-|x|)), which rounds as the runtime's own does."""
+    x, y = node.inputs[0], node.outputs[0]
+    if x is None or (y.uses() and not y.is_graph_output() and all(use.node.op_type == "Tanh" for use in y.uses())):
+        return None
+    return e.sub(e.op("Relu", x), e.op("Log", e.op("Sigmoid", e.op("Abs", x))))
+
+
+def _tanh(e: Emitter, node: ir.Node) -> ir.Value | None:
+    """With u = 1 + exp x, s = (u - 1) / u: tanh(log u) = (u^2 - 1) / (u^2 + 1) = n / (2 - n), as 1 / u^2 = 1 - n."""
+    inner = None if node.inputs[0] is None else node.inputs[0].producer()
+    if not is_op(inner, "Softplus") or inner.inputs[0] is None:
+        return None
+    return _gate_of_mish(e, inner.inputs[0])
+
+
+def _mish(e: Emitter, node: ir.Node) -> ir.Value | None:
+    x = node.inputs[0]
+    return None if x is None else e.mul(x, _gate_of_mish(e, x))
+
+
+def _gate_of_mish(e: Emitter, x: ir.Value) -> ir.Value:
+    s = e.op("Sigmoid", x)
+    n = e.mul(s, e.sub(2.0, s))
+    return e.div(n, e.sub(2.0, n))
+
+
+def _half_of_erf(e: Emitter, node: ir.Node) -> ir.Value | None:
+    for half, total in (node.inputs, node.inputs[::-1]):
+        inner = sole_producer(total)
+        if is_number(half, 0.5) and is_op(inner, "Add"):
+            for one, erf in (inner.inputs, inner.inputs[::-1]):
+                if is_number(one, 1) and erf is not None and is_op(erf.producer(), "Erf"):
+                    return e.op("HardSigmoid", erf, alpha=0.5, beta=0.5)
+    return None
+
+
+def _sign(e: Emitter, node: ir.Node) -> ir.Value | None:
+    from onnx_convgrad.rules.activations import step
+
+    x = node.inputs[0]
+    if x is None or not _is_large(node.outputs[0]):
+        return None
+    return e.sub(step(e, x), step(e, x, up=False))
+
+
+def _bounded(e: Emitter, node: ir.Node) -> ir.Value | None:
+    """The smaller or larger of each entry and one number."""
+    y = node.outputs[0]
+    if len(node.inputs) != 2 or not _is_large(y):
+        return None
+    for x, bound in (node.inputs, node.inputs[::-1]):
+        number = constant_of(bound)
+        if x is not None and number is not None and number.size == 1 and static_dims(x) == static_dims(y):
+            limit = e.scalar(float(number.reshape(())), y)
+            return e.op("Clip", x, None, limit) if node.op_type == "Min" else e.op("Clip", x, limit)
+    return None
+
+
+def _elu(e: Emitter, node: ir.Node) -> ir.Value | None:
+    return _exponential_unit(e, node, Call(node).float("alpha", 1.0))
+
+
+def _selu(e: Emitter, node: ir.Node) -> ir.Value | None:
+    from onnx_convgrad.rules.activations import selu_scales
+
+    alpha, gamma = selu_scales(Call(node))
+    return _exponential_unit(e, node, alpha * gamma, gamma)
+
+
+def _celu(e: Emitter, node: ir.Node) -> ir.Value | None:
+    alpha = Call(node).float("alpha", 1.0)
+    return _exponential_unit(e, node, alpha, rate=1 / alpha) if alpha > 0 else None
+
+
+def _exponential_unit(e: Emitter, node: ir.Node, left: float, right: float = 1.0, rate: float = 1.0) -> ir.Value | None:
+    """right max(x, 0) + left (exp(rate min(x, 0)) - 1)."""
+    x = node.inputs[0]
+    if x is None or not _is_large(node.outputs[0]):
+        return None
+    power = e.op("Exp", e.mul(e.op("Clip", x, None, e.scalar(0, x)), rate))
+    return e.add(e.mul(e.op("Relu", x), right), e.mul(e.sub(power, 1), left))
+
+
+def _is_large(y: ir.Value) -> bool:
+    """Whether an activation has elements enough to be worth several nodes."""
+    sizes = static_dims(y)
+    return sizes is not None and math.prod(size or HINT_BATCH for size in sizes) >= _LARGE
+
+
+def _softmax(e: Emitter, node: ir.Node) -> ir.Value | None:
+    """exp(x - m) / sum exp(x - m), m the maximum; where the axis is the last, the runtime's own is faster."""
+    shifted = _shifted(e, node)
+    if shifted is None:
+        return None
+    power = e.op("Exp", shifted)
+    return e.div(power, e.reduce_sum(power, [_axis(node)]))
+
+
+def _log_softmax(e: Emitter, node: ir.Node) -> ir.Value | None:
+    shifted = _shifted(e, node)
+    if shifted is None:
+        return None
+    return e.sub(shifted, e.op("Log", e.reduce_sum(e.op("Exp", shifted), [_axis(node)])))
+
+
+def _axis(node: ir.Node) -> int:
+    return Call(node).int("axis", -1)
+
+
+def _shifted(e: Emitter, node: ir.Node) -> ir.Value | None:
+    """x - m, or `None` for rows, where only axes of one element follow."""
+    x, axis = node.inputs[0], _axis(node)
+    if x is None or x.shape is None or all(size == 1 for size in x.shape[axis % len(x.shape) + 1 :]):
+        return None
+    return e.sub(x, e.reduce("ReduceMax", x, [axis]))
+
+
+ACTIVATIONS: Mapping[str, Callable[[Emitter, ir.Node], ir.Value | None]] = {
+    "Celu": _celu,
+    "Elu": _elu,
+    "LogSoftmax": _log_softmax,
+    "Max": _bounded,
+    "Min": _bounded,
+    "Mish": _mish,
+    "Mul": _half_of_erf,
+    "Selu": _selu,
+    "Sign": _sign,
+    "Softmax": _softmax,
+    "Softplus": _softplus,
+    "Tanh": _tanh,
+}

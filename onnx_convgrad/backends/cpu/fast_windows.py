@@ -1,0 +1,74 @@
+"""Windows of the last axis, as exporters unfold an image with, in a form that ONNX Runtime's CPU provider is fast at.
+
+A Gather copies them an element at a time; one Slice per tap, put side by side, copies whole rows: 6 to 15 times faster. A
+Transpose that moves the taps in front of the other axes then costs nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import onnx_ir as ir
+
+from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.constants import constant_of
+from onnx_convgrad.ir.emit import Emitter, static_dims
+from onnx_convgrad.ir.nodes import is_op, sole_producer
+from onnx_convgrad.ir.windows import windows
+
+__all__ = ["WINDOWS"]
+
+_RUN = 8
+"""Neighbours that are worth copying together."""
+
+_LARGE = 1 << 14
+"""Elements that are worth the nodes."""
+
+
+def _stacked(e: Emitter, node: ir.Node) -> ir.Value | None:
+    """A Gather of windows, unless it goes with the Transpose that alone reads it."""
+    y = node.outputs[0]
+    readers = list(y.uses())
+    alone = len(readers) == 1 and not y.is_graph_output()
+    return None if alone and _tap_axis(readers[0].node) is not None else _stack(e, node, -2)
+
+
+def _stacked_and_moved(e: Emitter, node: ir.Node) -> ir.Value | None:
+    """A Gather of windows with the Transpose that moves the taps forward."""
+    gather, axis = sole_producer(node.inputs[0]), _tap_axis(node)
+    return _stack(e, gather, axis) if is_op(gather, "Gather") and axis is not None else None
+
+
+def _tap_axis(node: ir.Node) -> int | None:
+    """Where a Transpose moves the last axis but one to, if it changes nothing else and rows stay rows."""
+    perm = list(Call(node).ints("perm") or ()) if is_op(node, "Transpose") else []
+    taps = len(perm) - 2
+    rest = [axis for axis in perm if axis != taps]
+    return perm.index(taps) if taps >= 0 and rest == sorted(rest) and perm[-1] != taps else None
+
+
+def _stack(e: Emitter, node: ir.Node, to: int) -> ir.Value | None:
+    """The windows that a Gather takes of the last axis, [..., taps, windows], with the taps at the axis `to`."""
+    x, table = node.inputs[0], constant_of(node.inputs[1])
+    sizes = None if x is None else static_dims(x)
+    found = None if table is None else windows(table)
+    if x is None or sizes is None or table is None or found is None:
+        return None
+    along = Call(node).int("axis", 0)
+    taps, count = table.shape
+    elements = table.size * math.prod(d or 0 for d in sizes[:-1])
+    if along % len(sizes) != len(sizes) - 1 or count < _RUN or elements < _LARGE:
+        return None
+    place = to % (len(sizes) + 1)
+    spread = e.unsqueeze(x, [place])
+    starts = [found.first + found.tap * i for i in range(taps)]
+    reach = found.step * (count - 1) + 1
+    pieces = [e.slice(spread, [start], [start + reach], [len(sizes)], [found.step]) for start in starts]
+    return e.concat(pieces, place)
+
+
+WINDOWS: Mapping[str, Callable[[Emitter, ir.Node], ir.Value | None]] = {
+    "Gather": _stacked,
+    "Transpose": _stacked_and_moved,
+}

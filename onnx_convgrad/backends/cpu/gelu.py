@@ -1,0 +1,116 @@
+"""GELU as one operator, where an exporter has written it out.
+
+    Gelu(x) = x (1 + erf(x / sqrt 2)) / 2        or        x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2
+
+Five operators and more, of which the backward part would keep three results; of one operator it keeps x. The forward
+value may differ in the last digit.
+
+Hendrycks and Gimpel, "Gaussian Error Linear Units (GELUs)", 2016.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+import onnx_ir as ir
+
+from onnx_convgrad.ir.constants import constant_of
+from onnx_convgrad.ir.nodes import become, is_op, sole_producer
+
+__all__ = ["fuse_gelu"]
+
+_CLOSE = 1e-4
+"""Exporters write the constants with 5 to 17 digits."""
+
+
+def fuse_gelu(graph: ir.Graph, keep: Collection[ir.Value] = ()) -> None:
+    """Replace every written-out GELU of `graph`, in place; what is inside it must not be in `keep` or an output."""
+    for node in list(graph):
+        if is_op(node, "Mul"):
+            found = _Product(node, keep).gelu()
+            if found is not None:
+                x, approximate = found
+                become(node, "Gelu", [x], [ir.AttrString("approximate", approximate)])
+
+
+def _number(value: ir.Value | None) -> float | None:
+    """The one number that a constant holds."""
+    array = constant_of(value)
+    return float(array.reshape(())) if array is not None and array.size == 1 else None
+
+
+class _Product:
+    """A tree of products with scalars and of each other, and what lies above it."""
+
+    def __init__(self, node: ir.Node, keep: Collection[ir.Value]) -> None:
+        self.keep = keep
+        self.factors, self.scale = self._factors(node)
+
+    def gelu(self) -> tuple[ir.Value, str] | None:
+        """x, and the form, if the product is x (1 + e) / 2."""
+        if len(self.factors) != 2 or not math.isclose(self.scale, 0.5, rel_tol=_CLOSE):
+            return None
+        for x, shifted in (self.factors, self.factors[::-1]):
+            gate = self._minus_one(shifted)
+            if is_op(gate, "Erf") and self._is_scaled(gate.inputs[0], x, math.sqrt(0.5)):
+                return x, "none"
+            if is_op(gate, "Tanh") and self._is_cubic(gate.inputs[0], x):
+                return x, "tanh"
+        return None
+
+    def _factors(self, node: ir.Node) -> tuple[list[ir.Value], float]:
+        """The factors of a node that are no numbers, and the product of those that are."""
+        factors: list[ir.Value] = []
+        scale = 1.0
+        for at, value in enumerate(node.inputs):
+            number = _number(value)
+            inner = self._inside(value)
+            if number is not None:
+                scale *= number if node.op_type == "Mul" or at == 0 else 1 / number
+            elif is_op(inner, "Mul") or (is_op(inner, "Div") and _number(inner.inputs[1])):
+                more, times = self._factors(inner)
+                factors += more
+                scale *= times
+            elif is_op(inner, "Pow") and _number(inner.inputs[1]) == 3:
+                factors += [v for v in inner.inputs[:1] if v is not None] * 3
+            elif value is not None:
+                factors.append(value)
+        return factors, scale
+
+    def _inside(self, value: ir.Value | None) -> ir.Node | None:
+        """The node behind a value that nothing else sees."""
+        return None if value in self.keep else sole_producer(value)
+
+    def _minus_one(self, value: ir.Value) -> ir.Node | None:
+        """The node of e, of a value 1 + e."""
+        node = self._inside(value)
+        if not is_op(node, "Add"):
+            return None
+        for number, other in (node.inputs, node.inputs[::-1]):
+            if _number(number) == 1:
+                return self._inside(other)
+        return None
+
+    def _is_scaled(self, value: ir.Value | None, x: ir.Value, by: float) -> bool:
+        node = self._inside(value)
+        if not is_op(node, "Mul", "Div"):
+            return False
+        factors, scale = self._factors(node)
+        return factors == [x] and math.isclose(scale, by, rel_tol=_CLOSE)
+
+    def _is_cubic(self, value: ir.Value | None, x: ir.Value) -> bool:
+        """Whether the value is sqrt(2 / pi) (x + 0.044715 x^3)."""
+        node = self._inside(value)
+        if not is_op(node, "Mul"):
+            return False
+        factors, scale = self._factors(node)
+        total = self._inside(factors[0]) if len(factors) == 1 else None
+        if not is_op(total, "Add") or not math.isclose(scale, math.sqrt(2 / math.pi), rel_tol=_CLOSE):
+            return False
+        for first, second in (total.inputs, total.inputs[::-1]):
+            cube = self._inside(second)
+            if first is x and is_op(cube, "Mul"):
+                factors, scale = self._factors(cube)
+                return factors == [x] * 3 and math.isclose(scale, 0.044715, rel_tol=_CLOSE)
+        return False

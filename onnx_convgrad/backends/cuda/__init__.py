@@ -1,0 +1,1 @@
+"""Rewrites for ONNX Runtime's CUDA provider, and its table of kernels."""

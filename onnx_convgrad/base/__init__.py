@@ -1,0 +1,1 @@
+"""Checks of names and numbers that callers give, and a function that runs once."""

@@ -1,0 +1,128 @@
+"""The picture of a `bench` report: every lowering of every convolution as a dot, PyTorch as a tick."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from onnx_convgrad.bench.measure import BenchReport, ConvTimes
+from onnx_convgrad.bench.timing import machine_text
+from onnx_convgrad.cli.figures import CONTRAST, FAINT, INK, OURS, plain_axis
+from onnx_convgrad.cli.tables import ms_text, shape_text
+
+__all__ = ["plot"]
+
+_TITLES = {"Conv": "Output", "ConvInputGrad": "Data gradient", "ConvWeightGrad": "Weight gradient"}
+_OTHERS, _BAND = "#aab7c4", "#f5f7fa"
+
+_LEFT, _PANEL, _TOP, _BOTTOM, _ROW = 3.2, 5.0, 1.45, 0.85, 0.3
+"""Inches: labels, one panel, headline, legend, one convolution."""
+
+
+def plot(report: BenchReport, path: Path, title: str) -> None:
+    """Draw a report; the format is that of the suffix."""
+    from matplotlib.figure import Figure
+
+    rows = _rows(report.convolutions)
+    operators = [op for op in _TITLES if any(op in row for row in rows.values())]
+    panels = max(len(operators), 1)
+    height = _TOP + _BOTTOM + _ROW * max(len(rows), 4)
+    figure = Figure(figsize=(_LEFT + _PANEL * panels + 0.2, height), dpi=150, facecolor="white")
+    width = figure.get_figwidth()
+    axes: Any = figure.subplots(1, panels, sharex=True, sharey=True, squeeze=False, gridspec_kw={"wspace": 0.05})[0]
+    figure.subplots_adjust(left=_LEFT / width, right=1 - 0.2 / width, top=1 - _TOP / height, bottom=_BOTTOM / height)
+    _headline(figure, report, title)
+    for axis, operator in zip(axes, operators, strict=False):
+        _panel(axis, rows, operator)
+    if operators:
+        _legend(figure, compared=any(t.torch for t in report.convolutions))
+    else:
+        axes[0].set_axis_off()
+        axes[0].text(0.5, 0.5, "no convolution gradient is needed", color=FAINT, ha="center")
+    figure.savefig(path)
+
+
+def _rows(convolutions: Sequence[ConvTimes]) -> dict[str, dict[str, ConvTimes]]:
+    """Geometry -> operator -> times, in the order of the model."""
+    rows: dict[str, dict[str, ConvTimes]] = {}
+    for times in convolutions:
+        if times.measured:
+            rows.setdefault(times.geometry, {})[times.operator] = times
+    return rows
+
+
+def _headline(figure: Any, report: BenchReport, title: str) -> None:
+    """The model, the time of both passes, and where it was measured."""
+    width, height = figure.get_size_inches()
+    shapes = ", ".join(f"{name} {shape_text(shape)}" for name, shape in report.inputs.items())
+    passes = f"forward {ms_text(report.forward)}, backward {ms_text(report.backward)}"
+    if report.totals:
+        ours, theirs = map(ms_text, report.totals)
+        passes += f"; convolutions {ours}, in PyTorch {theirs}"
+    lines = (
+        (0.36, title, {"size": 15, "weight": "bold", "color": INK}),
+        (0.66, f"{shapes}:  {passes}", {"size": 10.5, "color": INK}),
+        (0.9, machine_text(report.machine), {"size": 7, "color": FAINT}),
+    )
+    for down, text, style in lines:
+        figure.text(0.2 / width, 1 - down / height, text, **style)
+
+
+def _panel(axis: Any, rows: dict[str, dict[str, ConvTimes]], operator: str) -> None:
+    """One operator: a row per convolution, milliseconds to the right on a logarithmic scale."""
+    axis.set_title(_TITLES[operator], loc="left", size=10.5, weight="bold", color=INK, pad=8)
+    labels = []
+    longest = shortest = 1.0
+    for y, (geometry, found) in enumerate(rows.items()):
+        count = max(len(times.nodes) for times in found.values())
+        labels.append(f"{geometry}   {count}\u00d7" if count > 1 else geometry)
+        if y % 2:
+            axis.axhspan(y - 0.5, y + 0.5, color=_BAND, lw=0, zorder=0)
+        for times in found.values():
+            everything = [*times.measured.values(), *([times.torch] if times.torch else [])]
+            longest, shortest = max(longest, 1e3 * max(everything)), min(shortest, 1e3 * min(everything))
+        if operator in found:
+            _dots(axis, y, found[operator])
+    axis.set_xscale("log")
+    axis.set_xlim(shortest / 1.5, longest * (longest / shortest) ** 0.45)
+    axis.set_ylim(len(rows) - 0.5, -0.5)
+    axis.set_yticks(range(len(rows)), labels, size=8, color=INK, family="monospace")
+    axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.tick_params(axis="x", labelsize=8, colors=FAINT, which="both", length=0)
+    axis.tick_params(axis="y", length=0)
+    axis.set_xlabel("ms", size=8, color=FAINT, loc="left")
+    plain_axis(axis, "x")
+
+
+def _dots(axis: Any, y: int, times: ConvTimes) -> None:
+    """The lowerings of one convolution, with the name of the chosen one and how it compares with PyTorch."""
+    others = [1e3 * t for name, t in times.measured.items() if name != times.chosen]
+    chosen = 1e3 * times.measured[times.chosen]
+    axis.plot(others, [y] * len(others), "o", ms=4.5, color=_OTHERS, mec="white", mew=0.5, zorder=2)
+    axis.plot([chosen], [y], "o", ms=8, color=OURS, mec="white", mew=0.8, zorder=4)
+    place = axis.get_yaxis_transform()
+    name_at = 0.985
+    if times.torch:
+        axis.plot([1e3 * times.torch], [y], "|", ms=13, mew=2.4, color=CONTRAST, zorder=3)
+        ratio = 1e3 * times.torch / chosen
+        color = OURS if ratio >= 1 else CONTRAST
+        style = {"ha": "right", "va": "center", "size": 8, "weight": "bold", "color": color}
+        axis.text(0.985, y, f"{ratio:.2f}", transform=place, **style)
+        name_at = 0.905
+    ground = {"facecolor": _BAND if y % 2 else "white", "lw": 0, "pad": 1}  # over the grid
+    axis.text(name_at, y, times.chosen, transform=place, ha="right", va="center", size=7.5, color=FAINT, bbox=ground)
+
+
+def _legend(figure: Any, *, compared: bool) -> None:
+    from matplotlib.lines import Line2D
+
+    def mark(shape: str, size: float, color: str, label: str) -> Line2D:
+        return Line2D([], [], ls="", marker=shape, ms=size, color=color, mew=2.4 if shape == "|" else 0, label=label)
+
+    marks = [mark("o", 8, OURS, "the lowering that was chosen"), mark("o", 4.5, _OTHERS, "the others")]
+    if compared:
+        marks.append(mark("|", 13, CONTRAST, "PyTorch; in figures, its time over ours"))
+    width = figure.get_figwidth()
+    place = {"loc": "lower left", "bbox_to_anchor": (_LEFT / width - 0.01, 0.0)}
+    figure.legend(handles=marks, ncol=3, frameon=False, fontsize=8.5, labelcolor=INK, handletextpad=0.2, **place)

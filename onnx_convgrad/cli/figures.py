@@ -1,0 +1,44 @@
+"""What the pictures have in common: their colours, and whether they can be drawn at all."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from onnx_convgrad.errors import ArgumentError, ExecutionError
+from onnx_convgrad.frontend.files import check_folder
+
+__all__ = ["CONTRAST", "FAINT", "GRID", "INK", "OURS", "check_plot", "plain_axis"]
+
+INK, FAINT, GRID = "#1f2933", "#7b8794", "#e4e7eb"
+OURS, CONTRAST = "#0b6e99", "#e4572e"
+
+_SUFFIXES = (".png", ".svg", ".pdf")
+
+
+def check_plot(path: Path) -> None:
+    """Refuse, before any work, a picture that could not be drawn or written.
+
+    Raises:
+        ArgumentError: The suffix is not that of a picture, or it cannot be written.
+        ExecutionError: matplotlib is not installed.
+    """
+    if path.suffix.lower() not in _SUFFIXES:
+        raise ArgumentError(
+            f"A plot cannot be written as {path.name or str(path)!r}.", hint=f"Use {', '.join(_SUFFIXES)}."
+        )
+    check_folder(path)
+    if path.exists() and (path.is_dir() or not os.access(path, os.W_OK)):
+        raise ArgumentError(f"{str(path)!r} cannot be written.", hint="Choose another place for the plot.")
+    if find_spec("matplotlib") is None:
+        raise ExecutionError("A plot needs matplotlib.", hint="Install it with `pip install onnx-convgrad[plot]`.")
+
+
+def plain_axis(axis: Any, grid: str) -> None:
+    """No frame, and a faint grid along one axis, behind everything."""
+    axis.grid(axis=grid, color=GRID, lw=0.8)
+    axis.set_axisbelow(True)
+    for side in axis.spines.values():
+        side.set_visible(False)

@@ -1,0 +1,127 @@
+"""Which provider runs each node: what fell back to the CPU costs two copies and a halt of the GPU."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+
+from onnx_convgrad.backends.cuda.cuda_kernels import lacks, size_arithmetic
+from onnx_convgrad.cli.tables import Table
+from onnx_convgrad.errors import ExecutionError
+from onnx_convgrad.runtime import Options, import_runtime, session
+from onnx_convgrad.runtime.providers import CPU, CUDA, PROVIDERS, Providers, resolve_providers
+
+__all__ = ["Fallen", "Placement", "placement", "predicted_placement"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fallen:
+    """A node on the CPU although another provider was wanted first."""
+
+    node: str
+    op_type: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the nodes of a model run.
+
+    Attributes:
+        wanted: The provider that was asked for first.
+        counts: Provider -> number of nodes.
+        arithmetic: Nodes on the CPU that compute sizes, where they belong.
+        fallen: The other nodes on the CPU, if another provider was wanted.
+        source: Who says so.
+    """
+
+    wanted: str
+    counts: Mapping[str, int]
+    arithmetic: int
+    fallen: tuple[Fallen, ...]
+    source: str
+
+    @property
+    def tables(self) -> list[Table]:
+        """Nodes per provider, and the fallen nodes with the reason."""
+        rows = [[_short(name), str(count), self._note(name)] for name, count in self.counts.items()]
+        found = [Table(["provider", "nodes", ""], rows, frozenset({1}), title=f"Placement ({self.source})")]
+        if self.fallen:
+            listed = [[f.node or "unnamed", f.op_type, f.reason] for f in self.fallen]
+            found.append(Table(["fell back to the CPU", "operator", "because"], listed))
+        return found
+
+    def _note(self, name: str) -> str:
+        if name != CPU or self.wanted == CPU:
+            return ""
+        return f"{len(self.fallen)} fell back, {self.arithmetic} compute sizes"
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        fallen = [{"node": f.node, "operator": f.op_type, "reason": f.reason} for f in self.fallen]
+        counts = dict(self.counts)
+        return {"wanted": self.wanted, "nodes": counts, "arithmetic": self.arithmetic, "fallen": fallen}
+
+    def __str__(self) -> str:
+        return "\n\n".join(table.plain() for table in self.tables)
+
+
+def _short(provider: str) -> str:
+    return next((short for short, name in PROVIDERS.items() if name == provider), provider)
+
+
+def placement(
+    model: onnx.ModelProto, *, providers: Providers | None = None, options: Options | None = None
+) -> Placement:
+    """Where ONNX Runtime puts each node of a model, by its own account, after its basic optimizations.
+
+    Raises:
+        ExecutionError: As for `runtime.session`; or the runtime is too old to say (before 1.24).
+    """
+    named = onnx.ModelProto()
+    named.CopyFrom(model)
+    for index, node in enumerate(named.graph.node):
+        node.name = node.name or f"{node.op_type}_{index}"
+    live = session(named, providers=providers, options=options, record_placement=True)
+    if not hasattr(live, "get_provider_graph_assignment_info"):
+        raise ExecutionError("This ONNX Runtime does not say where it puts nodes.", hint="Install 1.24 or later.")
+    groups = [
+        (group.ep_name, [(node.name, node.op_type) for node in group.get_nodes()])
+        for group in live.get_provider_graph_assignment_info()
+    ]
+    wanted = resolve_providers(providers)[0][0]
+    return _placed(named, groups, wanted, f"ONNX Runtime {import_runtime().__version__}")
+
+
+def _placed(
+    model: onnx.ModelProto, groups: list[tuple[str, list[tuple[str, str]]]], wanted: str, source: str
+) -> Placement:
+    counts: Counter[str] = Counter({wanted: 0})
+    sizes = size_arithmetic(model.graph)
+    counting = {node.name for node in model.graph.node if set(node.output) <= sizes}
+    reasons = {node.name: "" for node in model.graph.node}
+    reasons.update({lack.node: lack.reason for lack in lacks(model)} if wanted == CUDA else {})
+    arithmetic, fallen = 0, []
+    for provider, nodes in groups:
+        counts[provider] += len(nodes)
+        if provider == wanted or provider != CPU:
+            continue
+        for name, op_type in nodes:
+            if name in counting:
+                arithmetic += 1
+            else:
+                fallen.append(Fallen(name, op_type, reasons.get(name, "added by ONNX Runtime's own rewriting")))
+    return Placement(wanted, dict(counts), arithmetic, tuple(fallen), source)
+
+
+def predicted_placement(model: onnx.ModelProto) -> Placement:
+    """Where CUDA's table of kernels puts the nodes of a model; needs no GPU and no session."""
+    found = lacks(model)
+    arithmetic = sum(lack.arithmetic for lack in found)
+    fallen = tuple(Fallen(lack.node, lack.op_type, lack.reason) for lack in found if not lack.arithmetic)
+    counts = {CUDA: len(model.graph.node) - len(found), CPU: len(found)}
+    return Placement(CUDA, counts, arithmetic, fallen, "predicted from CUDA's kernels")

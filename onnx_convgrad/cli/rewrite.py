@@ -1,0 +1,143 @@
+"""A model file that a command rewrites: read, changed, written, and told of before and after."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import onnx_ir as ir
+
+from onnx_convgrad.cli.tables import Output, Table, bytes_text
+from onnx_convgrad.frontend import files
+from onnx_convgrad.frontend.files import load
+from onnx_convgrad.pipeline.stages import Progress
+
+__all__ = ["Rewritten", "described", "rewrite"]
+
+_TOP = 8
+"""Operators that are listed one by one without being asked for."""
+
+
+class _Holder(Protocol):
+    """What a change gives: a model, and more."""
+
+    @property
+    def model(self) -> ir.Model: ...
+
+
+Changed = TypeVar("Changed", bound=_Holder)
+
+
+def rewrite(
+    model: Path, output: Path | None, out: Output, change: Callable[[ir.Model, Progress], Changed], kind: str = "grad"
+) -> tuple[Changed, Rewritten]:
+    """What `change` makes of a model, written to `output`, by default `<stem>.<kind>.onnx`; and the figures of both."""
+    destination = output or files.default_output(model, kind)
+    source = load(model)
+    files.check_destination(destination, model)
+    with out.stages() as stage:
+        start = time.perf_counter()
+        made = change(source, stage)
+        seconds = time.perf_counter() - start
+        stage("writing")
+        data = files.write(made.model, destination)
+    before, after = _Figures.of(source, model), _Figures.of(load(destination), destination)
+    return made, Rewritten(model, destination, data, before, after, seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Figures:
+    """What one model file holds."""
+
+    inputs: list[dict[str, Any]]
+    outputs: list[dict[str, Any]]
+    nodes: int
+    operators: dict[str, int]
+    bytes: int
+
+    @classmethod
+    def of(cls, model: ir.Model, path: Path) -> _Figures:
+        """Figures of a model that is stored at `path`."""
+        counts = Counter(f"{n.domain}::{n.op_type}" if n.domain else n.op_type for n in model.graph.all_nodes())
+        graph = model.graph
+        weights = set(graph.initializers)
+        return cls(
+            [described(v) for v in graph.inputs if v.name not in weights],
+            [described(v) for v in graph.outputs],
+            sum(counts.values()),
+            dict(counts.most_common()),
+            files.stored_bytes(model, path),
+        )
+
+
+def described(value: ir.Value) -> dict[str, Any]:
+    """Name, dtype and shape of a value, ready for JSON."""
+    shape = None if value.shape is None else [d if isinstance(d, int) else d.value for d in value.shape]
+    return {"name": value.name, "dtype": str(value.dtype.numpy()) if value.dtype else None, "shape": shape}
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """A model that a command has rewritten to a file, which took so many seconds.
+
+    Attributes:
+        data: The file that the weights were written to, if any.
+        parameters: How many numbers are trainable, before and after; `None` where that is the model's affair.
+    """
+
+    model: Path
+    output: Path
+    data: Path | None
+    before: _Figures
+    after: _Figures
+    seconds: float
+    parameters: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields, ready for JSON."""
+        trained = {} if self.parameters is None else {"parameters": self.parameters}
+        return {
+            "model": str(self.model),
+            "output": str(self.output),
+            "external_data": str(self.data) if self.data else None,
+            "before": asdict(self.before) | trained,
+            "after": asdict(self.after) | trained,
+            "seconds": round(self.seconds, 4),
+        }
+
+    def show(self, out: Output, *, every: bool) -> None:
+        """Print where it went and the figures; without `every`, the rarer operators are summed up."""
+        out.line(f"{self.model} -> {self.output}")
+        if self.data:
+            out.line(f"The weights are in {self.data}.")
+        out.line()
+        out.table(self._comparison(every=every))
+
+    def _comparison(self, *, every: bool) -> Table:
+        before, after = self.before, self.after
+        rows = [
+            ["inputs", str(len(before.inputs)), str(len(after.inputs))],
+            ["outputs", str(len(before.outputs)), str(len(after.outputs))],
+            ["nodes", f"{before.nodes:,}", f"{after.nodes:,}"],
+        ]
+        names = sorted({*before.operators, *after.operators}, key=lambda op: (-after.operators.get(op, 0), op))
+        top, rest = (names, []) if every or len(names) <= _TOP + 2 else (names[:_TOP], names[_TOP:])
+        rows.extend([f"  {op}", _count(before.operators, [op]), _count(after.operators, [op])] for op in top)
+        if rest:
+            other = f"  {len(rest)} other operators"
+            rows.append([other, _count(before.operators, rest), _count(after.operators, rest)])
+        if self.parameters is not None:
+            rows.append(["parameters", *[f"{self.parameters:,}"] * 2])
+        rows += [
+            ["size", bytes_text(before.bytes), bytes_text(after.bytes)],
+            ["seconds", "", f"{self.seconds:.2f}"],
+        ]
+        return Table(["", "before", "after"], rows, frozenset({1, 2}))
+
+
+def _count(operators: Mapping[str, int], names: list[str]) -> str:
+    return f"{sum(operators.get(name, 0) for name in names):,}"

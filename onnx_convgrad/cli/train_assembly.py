@@ -1,0 +1,227 @@
+"""The pieces of a run out of its options: loss, optimizer, schedule, data, program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from onnx_convgrad.base.names import check_names
+from onnx_convgrad.cli import options
+from onnx_convgrad.cli.train_config import Config, option, share_of
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.frontend.files import load
+from onnx_convgrad.training.data.datasets import Arrays, Dataset, read_arrays
+from onnx_convgrad.training.data.images import ImageFolder, is_image_folder
+from onnx_convgrad.training.data.sources import BATCH_SIZE, Loader
+from onnx_convgrad.training.losses.elementwise import Loss
+from onnx_convgrad.training.optim.optimizers import Optimizer, optimizer_named
+from onnx_convgrad.training.optim.schedules import Constant, Cosine, OneCycle, Schedule, Step, Warmup
+from onnx_convgrad.training.program.build import TrainingProgram, build_training
+from onnx_convgrad.training.program.manifest import Manifest
+from onnx_convgrad.training.program.terms import LOSSES, LossLike
+from onnx_convgrad.training.run.metrics import Accuracy, Metric
+
+__all__ = ["batches", "check_classes", "datasets", "loaders", "metrics", "program", "schedule"]
+
+
+def program(config: Config, rate: Schedule) -> TrainingProgram:
+    """The program that the options ask for.
+
+    Raises:
+        ConvGradError: What `build_training` raises; an option is wrong.
+    """
+    return build_training(
+        config.model or "",
+        loss=_loss(config),
+        optimizer=_optimizer(config, rate),
+        wrt=options.names(config.wrt, "parameters"),
+        freeze=options.of_names(config.freeze) or (),
+        freeze_statistics=config.freeze_statistics,
+        seed=config.seed,
+        precision=config.precision,
+        target=config.target or _target(config),
+        input_shapes=options.input_shapes(config.input_shape),
+    )
+
+
+def _target(config: Config) -> str:
+    first = next(iter(config.providers), "cpu").lower()
+    return "cuda" if first.startswith("cuda") else "cpu"
+
+
+# -- loss and optimizer ------------------------------------------------------------------------------------------------
+
+
+def _loss(config: Config) -> LossLike:
+    """`NAME`, or `OUTPUT=NAME` and `OUTPUT=WEIGHT*NAME` of several."""
+    if not config.loss:
+        raise ArgumentError("There is no loss.", hint=f"Give --loss: {', '.join(LOSSES)}, or a scalar of the model.")
+    if len(config.loss) == 1 and "=" not in config.loss[0]:
+        return _one_loss(config.loss[0], config.loss_options)
+    several: dict[str, Any] = {}
+    for entry in config.loss:
+        output, equals, name = entry.partition("=")
+        if not equals:
+            raise ArgumentError(f"--loss {entry!r} does not say which output it is of.", hint="Write OUTPUT=NAME.")
+        weight, star, name = name.rpartition("*")
+        share = share_of(weight)
+        if star and share is None:
+            raise ArgumentError(f"--loss {entry!r}: {weight!r} is no number.", hint="Write OUTPUT=0.5*NAME.")
+        several[output] = (1.0 if share is None else share, _one_loss(name, config.loss_options))
+    return several
+
+
+def _one_loss(name: str, settings: Mapping[str, Any]) -> LossLike:
+    if not settings:
+        return name
+    check_names([name], list(LOSSES), "loss with loss-options:")
+    made: Loss = _made(LOSSES[name], settings, "loss-options")
+    return made
+
+
+def _optimizer(config: Config, rate: Schedule) -> Optimizer:
+    kind = optimizer_named(config.optimizer)
+    chosen = {name: getattr(config, name) for name in ("momentum", "weight_decay", "clip_norm")}
+    chosen = {name: value for name, value in chosen.items() if value is not None}
+    for name in chosen:
+        if name not in {f.name for f in fields(kind)}:
+            raise ArgumentError(f"{option(name)} is not an option of {config.optimizer}.")
+    made: Optimizer = _made(kind, {**chosen, **config.optimizer_options}, "optimizer-options", lr=rate)
+    return made
+
+
+def _made(kind: Any, settings: Mapping[str, Any], where: str, **more: Any) -> Any:
+    """An instance, with lists as tuples; unknown names are errors."""
+    named = {key.replace("-", "_"): tuple(v) if isinstance(v, list) else v for key, v in settings.items()}
+    check_names(list(named), [f.name for f in fields(kind) if f.name not in more], f"key in {where}:")
+    try:
+        return kind(**named, **more)
+    except TypeError as problem:
+        raise ArgumentError(f"The {where} do not fit {kind.__name__}: {problem}.") from problem
+
+
+def schedule(config: Config, batches: int) -> Schedule:
+    """The learning rate, over all updates of a run with so many batches in an epoch."""
+    steps = max(1, config.epochs * -(-batches // config.accumulate) - config.warmup)
+    spans: dict[str, tuple[type[Schedule], dict[str, Any]]] = {
+        "constant": (Constant, {}),
+        "cosine": (Cosine, {"steps": steps}),
+        "onecycle": (OneCycle, {"steps": steps}),
+        "step": (Step, {"step_size": -(-steps // 3)}),
+    }
+    check_names([config.schedule], list(spans), "schedule")
+    kind, span = spans[config.schedule]
+    if "milestones" in config.schedule_options:
+        span = {}
+    chosen: Schedule = _made(kind, {**span, **config.schedule_options}, "schedule-options", lr=config.lr)
+    return Warmup(chosen, config.warmup) if config.warmup else chosen
+
+
+# -- data --------------------------------------------------------------------------------------------------------------
+
+
+def datasets(config: Config) -> tuple[Dataset, Dataset | None]:
+    """What to train on, and what to evaluate on.
+
+    Raises:
+        ArgumentError: The data cannot be read.
+    """
+    if not config.data:
+        raise ArgumentError("There are no data.", hint="Give --data: an .npz file, .npy files, or a folder of images.")
+    train = _dataset(config, config.data)
+    if not config.validation:
+        return train, None
+    share = share_of(config.validation[0]) if len(config.validation) == 1 else None
+    if share is not None:
+        return train.split(share, config.seed)
+    return train, _dataset(config, config.validation, train.classes or None)
+
+
+def _dataset(config: Config, entries: tuple[str, ...], classes: tuple[str, ...] | None = None) -> Dataset:
+    """A folder of images, or the arrays of all files; `NAME=PATH` names the array of an `.npy` file."""
+    if len(entries) == 1 and is_image_folder(Path(entries[0])):
+        return _images(config, Path(entries[0]), classes)
+    arrays: dict[str, Any] = {}
+    for entry in entries:
+        name, _, path = entry.rpartition("=")
+        more: dict[str, Any] = {name: path} if name else dict(read_arrays(path).arrays)
+        doubled = [key for key in more if key in arrays]
+        if doubled:
+            raise ArgumentError(f"There is more than one array {doubled[0]!r}.", hint="Give each a name: NAME=PATH.")
+        arrays |= more
+    return Arrays(arrays)
+
+
+def _images(config: Config, path: Path, classes: tuple[str, ...] | None) -> ImageFolder:
+    sizes = [size for entry in config.image_size for size in entry.lower().replace("x", ",").split(",")]
+    if not all(size.isdecimal() for size in sizes) or len(sizes) > 2:
+        raise ArgumentError(f"--image-size {','.join(config.image_size)!r} is not H or HxW.")
+    size = (int(sizes[0]), int(sizes[-1])) if sizes else None
+    return ImageFolder(
+        path, size=size, resize=config.resize, mean=config.mean or 0.0, std=config.std or 1.0, classes=classes
+    )
+
+
+def batches(config: Config, samples: int) -> tuple[int, int]:
+    """Size of the batches (as asked for, or as the model's inputs fix it, or the default), and how many an epoch has."""
+    shapes = options.input_shapes(config.input_shape) or {}
+    fixed = None
+    for value in load(config.model or "").graph.inputs:
+        shape = shapes.get(value.name or "", None if value.shape is None else list(value.shape))
+        if fixed is None and shape and isinstance(shape[0], int) and not value.is_initializer():
+            fixed = shape[0]
+    size = config.batch_size or fixed or BATCH_SIZE
+    return size, samples // size if fixed else -(-samples // size)
+
+
+def loaders(config: Config, manifest: Manifest, train: Dataset, held: Dataset | None) -> tuple[Loader, Loader | None]:
+    """Batches for the program.
+
+    Raises:
+        ArgumentError: The data do not fit the program.
+    """
+    names: dict[str, str] = {}
+    for entry in config.map:
+        port, equals, array = entry.partition("=")
+        if not equals:
+            raise ArgumentError(f"--map {entry!r} is not of the form INPUT=ARRAY.")
+        names[port] = array
+    common: dict[str, Any] = {"batch_size": config.batch_size, "seed": config.seed, "names": names}
+    return (
+        Loader(train, manifest, shuffle=config.shuffle, **common),
+        None if held is None else Loader(held, manifest, shuffle=False, **common),
+    )
+
+
+def check_classes(program: TrainingProgram, dataset: Dataset) -> None:
+    """Refuse labels that no output of the model stands for, which would make the loss NaN."""
+    outputs = {value.name: value.shape for value in program.model("inference").graph.outputs}
+    for loss in program.manifest.losses:
+        shape = outputs.get(loss["output"])
+        count = None if shape is None or len(shape) < 2 else shape[1]
+        if loss["loss"] in ("CrossEntropy", "NLL") and isinstance(count, int) and len(dataset.classes) > count:
+            raise ArgumentError(
+                f"The data have {len(dataset.classes)} classes; the output {loss['output']!r} has {count}."
+            )
+
+
+def metrics(config: Config, manifest: Manifest) -> list[Metric]:
+    """Those asked for; without any, the accuracy where the loss has one."""
+    wanted = options.of_names(config.metric)
+    if wanted == ["none"]:
+        return []
+    if wanted is not None:
+        return [_metric(name) for name in wanted]
+    try:
+        return [Accuracy().of(manifest)]
+    except ArgumentError:
+        return []
+
+
+def _metric(name: str) -> Metric:
+    if name.startswith("top") and name[3:].isdecimal():
+        return Accuracy(top=int(name[3:]))
+    check_names([name], ["accuracy", "top5", "none"], "metric")
+    return Accuracy()

@@ -1,0 +1,1 @@
+"""What exporters such as PyTorch's leave in their files, and how it is undone."""

@@ -1,0 +1,229 @@
+"""Model files: read with their weights left on disk; written all or nothing, never over their own source."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+from onnx.serialization import registry as formats
+
+from onnx_convgrad.errors import ArgumentError, ConvGradError, ModelError
+from onnx_convgrad.frontend.diagnose import root_cause
+from onnx_convgrad.frontend.sparse import without_sparse
+
+__all__ = [
+    "PROTO_LIMIT",
+    "AnyModel",
+    "check_destination",
+    "check_folder",
+    "default_output",
+    "load",
+    "stored_bytes",
+    "whole_proto",
+    "write",
+]
+
+AnyModel = str | os.PathLike[str] | onnx.ModelProto | ir.Model
+
+PROTO_LIMIT = 2**31 - 2**24
+"""Protobuf stops at 2 GB; some of it is left for the nodes."""
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def load(model: AnyModel) -> ir.Model:
+    """The model as a private onnx_ir model; external weights stay on disk.
+
+    Raises:
+        ArgumentError: It is none of the three.
+        ModelError: The file cannot be read or is not an ONNX model.
+    """
+    if isinstance(model, ir.Model):
+        return _copied(model)
+    if isinstance(model, onnx.ModelProto):
+        try:
+            return _read(model)
+        except ir.serde.SerdeError as problem:
+            raise ModelError(f"The model cannot be read: {root_cause(problem)}.", hint=_remedy(problem)) from problem
+    if not isinstance(model, (str, os.PathLike)):
+        raise ArgumentError(
+            f"A model is a path, an onnx.ModelProto or an onnx_ir.Model, not {type(model).__name__}.",
+            hint="Serialized bytes become one by onnx.load_from_string." if isinstance(model, bytes) else "",
+        )
+    path = Path(model)
+    try:
+        found = _read(onnx.load(path, load_external_data=False))
+        ir.external_data.set_base_dir(found.graph, path.parent)
+    except ConvGradError:
+        raise
+    except FileNotFoundError:
+        raise ModelError(f"There is no file {str(path)!r}.") from None
+    except IsADirectoryError:
+        raise ModelError(f"{str(path)!r} is a folder, not a model.") from None
+    except Exception as problem:
+        cause = root_cause(problem)
+        raise ModelError(f"{str(path)!r} is not a readable ONNX model ({cause}).", hint=_remedy(problem)) from problem
+    _check_weights(found)
+    return found
+
+
+def _read(proto: onnx.ModelProto) -> ir.Model:
+    model = ir.from_proto(without_sparse(proto))
+    for value, info in zip(model.graph.inputs, proto.graph.input, strict=True):
+        if value.type is None:  # it is an output too, and has none there
+            ir.serde.deserialize_value_info_proto(info, value)
+    return model
+
+
+def _copied(model: ir.Model) -> ir.Model:
+    """A copy, also of a graph whose nodes are not in order or read what nothing makes, which onnx_ir does not clone."""
+    try:
+        return model.clone()
+    except RuntimeError:
+        copy = ir.from_proto(ir.to_proto(model))
+    for folder in {t.base_dir for t in _external(model)}:
+        ir.external_data.set_base_dir(copy.graph, folder)  # all weights of a file are relative to one
+    return copy
+
+
+def _remedy(problem: Exception) -> str:
+    maps = "Map types" in root_cause(problem)
+    return (
+        "Leave ZipMap out: convert with options={'zipmap': False}, so that probabilities are a tensor." if maps else ""
+    )
+
+
+def _check_weights(model: ir.Model) -> None:
+    """Refuse a model that was read without a file that its weights are in, or with weights that are too short."""
+    for tensor in _stored(model):
+        raw = tensor.raw if isinstance(tensor, ir.TensorProtoTensor) else None
+        if raw is not None and raw.HasField("raw_data") and len(raw.raw_data) != tensor.nbytes:
+            raise ModelError(
+                f"The weight {tensor.name!r} of shape {list(tensor.shape)} takes {tensor.nbytes} bytes, but the file has "
+                f"{len(raw.raw_data)} of it.",
+                hint="The file may be damaged.",
+            )
+    sizes: dict[str, int] = {}
+    for tensor in _external(model):
+        path = os.fspath(tensor.path)
+        if not Path(path).exists():
+            raise ModelError(f"The weight {tensor.name!r} is in the file {path!r}, which is not there.")
+        size = sizes.setdefault(path, Path(path).stat().st_size)
+        end = (tensor.offset or 0) + (tensor.length or tensor.nbytes)
+        if end > size:
+            raise ModelError(
+                f"The weight {tensor.name!r} is in the file {path!r} up to byte {end}, but that has {size} bytes.",
+                hint="It may be cut off, or belong to another model.",
+            )
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def default_output(model: Path, kind: str = "grad") -> Path:
+    """`<stem>.grad.onnx` beside the model, or of another kind."""
+    if not model.name:  # "." and "/"
+        raise ModelError(f"{str(model)!r} is a folder, not a model.")
+    return model.with_name(f"{model.stem}.{kind}.onnx")
+
+
+def check_destination(output: Path, model: Path | None = None) -> None:
+    """Refuse, before any work, an output that is the model, one of its data files or not writable."""
+    if str(output) == "-":
+        raise ArgumentError("Models are written to files, not to the standard output.", hint="Give a name with -o.")
+    if model is not None and output.exists() and model.exists() and output.samefile(model):
+        raise ArgumentError(f"The output {str(output)!r} is the model itself.", hint="Choose another name with -o.")
+    if output.is_dir():
+        raise ArgumentError(f"The output {str(output)!r} is a folder.", hint="Give the name of a file with -o.")
+    if output.exists() and not output.is_file():
+        raise ArgumentError(f"The output {str(output)!r} is no ordinary file.", hint="Give the name of a file with -o.")
+    if formats.get_format_from_file_extension(output.suffix) not in (None, "protobuf"):
+        raise ArgumentError(
+            f"The output {str(output)!r} has the name of a text file, and models are written in binary.",
+            hint="Choose a name that ends in .onnx with -o.",
+        )
+    check_folder(output, "Choose another place with -o.")
+
+
+def check_folder(output: Path, hint: str = "Choose another place.") -> None:
+    """Refuse, before any work, a file whose folder is not there or not writable."""
+    if output.is_dir():
+        raise ArgumentError(f"{str(output)!r} is a folder.", hint="Name a file.")
+    if not output.parent.is_dir():
+        raise ArgumentError(f"There is no folder {str(output.parent)!r} to write to.")
+    if not os.access(output.parent, os.W_OK):
+        raise ArgumentError(f"The folder {str(output.parent)!r} is not writable.", hint=hint)
+
+
+def _stored(model: ir.Model) -> list[ir.TensorProtocol]:
+    tensors = (v.const_value for g in model.graphs() for v in g.initializers.values())
+    return [t for t in tensors if t is not None]
+
+
+def _external(model: ir.Model) -> list[ir.ExternalTensor]:
+    return [t for t in _stored(model) if isinstance(t, ir.ExternalTensor)]
+
+
+def _in_memory_bytes(model: ir.Model) -> int:
+    return sum(t.nbytes for t in _stored(model) if not isinstance(t, ir.ExternalTensor))
+
+
+def whole_proto(model: ir.Model, limit: int = PROTO_LIMIT) -> onnx.ModelProto:
+    """The model as a proto that holds its external weights too, if `limit` bytes are enough.
+
+    A proto does not know the folder that its external weights are relative to, so it could not be run from elsewhere.
+    """
+    external = _external(model)
+    size = _in_memory_bytes(model) + sum(t.nbytes for t in external)
+    if not external or size > limit or not all(Path(t.path).exists() for t in external):
+        return ir.to_proto(model)
+    return ir.to_proto(ir.external_data.load_to_model(model.clone()))
+
+
+def stored_bytes(model: ir.Model, path: Path) -> int:
+    """Size of the file and of the data files that its weights are in."""
+    files = {Path(t.path).resolve() for t in _external(model)}
+    return path.stat().st_size + sum(f.stat().st_size for f in files if f.exists())
+
+
+def write(model: ir.Model, output: Path, limit: int = PROTO_LIMIT) -> Path | None:
+    """Write `model` to `output`, replacing a file there, or what a link there leads to, only once everything is written.
+
+    External weights stay where they are when they lie in the folder of `output`, and go to `<output>.data` when they do
+    not, or when those in memory exceed what one file can hold (`limit` bytes).
+
+    Returns:
+        The data file that was written, if any.
+
+    Raises:
+        ArgumentError: The data file is one that the weights are read from.
+        ModelError: The file cannot be written.
+    """
+    if output.is_symlink():
+        output = output.resolve()
+    external = _external(model)
+    folder = output.parent.resolve()
+    elsewhere = any(Path(t.base_dir or ".").resolve() != folder for t in external)
+    data = output.with_name(f"{output.name}.data") if elsewhere or _in_memory_bytes(model) > limit else None
+    if data is not None and any(Path(t.path).resolve() == data.resolve() for t in external):
+        raise ArgumentError(f"The weights are read from {str(data)!r}, which would be overwritten.", hint="Use -o.")
+    if any(Path(t.path).resolve() == output.resolve() for t in external):
+        raise ArgumentError(
+            f"The output {str(output)!r} holds the model's weights.", hint="Choose another name with -o."
+        )
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=folder) as work:
+            draft = Path(work) / output.name
+            ir.save(model, draft, format="protobuf", external_data=data.name if data else None)
+            if data is not None and (Path(work) / data.name).exists():
+                (Path(work) / data.name).replace(data)
+            else:
+                data = None
+            draft.replace(output)
+    except OSError as problem:
+        raise ModelError(f"{str(output)!r} could not be written: {problem.strerror or problem}.") from problem
+    return data

@@ -1,0 +1,170 @@
+"""The operator Gradient names tensors in attributes; here the names become operands, which every pass keeps right.
+
+Names end where functions are inlined and constants lifted; edges do not. The node becomes one of the private domain, whose
+operands are the values given for `xs` and `zs`, then the tensors that `xs` and `zs` name, then the tensor `y`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import onnx_ir as ir
+
+from onnx_convgrad.errors import ModelError
+from onnx_convgrad.ir.emit import DOMAIN
+
+__all__ = ["GRADIENT", "TRAINING_DOMAIN", "GradientCall", "bind_gradients", "label", "lift_veils"]
+
+TRAINING_DOMAIN = "ai.onnx.preview.training"
+
+GRADIENT = "Gradient"
+"""The operator in its own domain, and in the private one once its names are operands."""
+
+_VEIL = "onnx_convgrad.veil"
+
+
+@dataclass(frozen=True, slots=True)
+class GradientCall:
+    """A bound Gradient node: the i-th member of `xs`, then of `zs`, is `named[i]` and takes the value `given[i]`."""
+
+    node: ir.Node
+    given: tuple[ir.Value, ...]
+    named: tuple[ir.Value, ...]
+    y: ir.Value
+    xs: tuple[str, ...]
+    y_name: str
+
+    @classmethod
+    def of(cls, node: ir.Node) -> GradientCall:
+        values = tuple(v for v in node.inputs if v is not None)
+        count = len(values) // 2
+        xs = tuple(node.attributes["xs"].as_strings())
+        return cls(node, values[:count], values[count:-1], values[-1], xs, node.attributes["y"].as_string())
+
+
+def label(node: ir.Node) -> str:
+    """What a message calls the node."""
+    return repr(node.name) if node.name else f"that makes {', '.join(repr(v.name) for v in node.outputs if v.name)}"
+
+
+def bind_gradients(model: ir.Model) -> bool:
+    """Turn the names in the Gradient nodes of `model` and of its functions into operands, in place.
+
+    Nodes in the bodies of other nodes are left as they are.
+
+    Returns:
+        Whether one of them takes a gradient at values other than those of the tensors that it names.
+
+    Raises:
+        ModelError: A name that no tensor of the graph has or that occurs twice, a wrong number of operands, or a `y` that is
+            computed from its own gradient.
+    """
+    found = _bind(model.graph)
+    for function in model.functions.values():
+        found += _bind(function.graph, veiled=True)
+    if found:
+        model.opset_imports[DOMAIN] = 1
+    calls = map(GradientCall.of, found)
+    return any(given is not named for call in calls for given, named in zip(call.given, call.named, strict=True))
+
+
+def lift_veils(graph: ir.Graph) -> None:
+    """Remove the Identity nodes that `bind_gradients` put behind inputs of functions, by now inlined into `graph`."""
+    for node in list(graph):
+        if node.metadata_props.pop(_VEIL, None) and not node.outputs[0].is_graph_output():
+            assert node.inputs[0] is not None
+            node.outputs[0].replace_all_uses_with(node.inputs[0])
+            graph.remove(node, safe=True)
+
+
+def _bind(graph: ir.Graph, *, veiled: bool = False) -> list[ir.Node]:
+    """Bind the nodes of one graph, and return them."""
+    nodes = [node for node in graph if (node.domain, node.op_type) == (TRAINING_DOMAIN, GRADIENT)]
+    if not nodes:
+        return []
+    values = [*graph.inputs, *graph.initializers.values(), *(v for node in graph for v in node.outputs)]
+    tensors = {v.name: v for v in values if v.name}
+    names = {node: _Names.of(node, tensors) for node in nodes}
+    if veiled:
+        inputs = set(graph.inputs)
+        wanted = dict.fromkeys(x for n in names.values() for x in n.xs if tensors[x] in inputs)
+        tensors |= {x: _veil(graph, tensors[x]) for x in wanted}
+    at = {node: i for i, node in enumerate(graph)}
+    late = False
+    for node, n in names.items():
+        producer = tensors[n.y].producer()
+        late = late or (producer is not None and at[producer] > at[node])
+        operands = [*node.inputs, *(tensors[x] for x in (*n.xs, *n.zs)), tensors[n.y]]
+        node.domain = DOMAIN
+        node.resize_inputs(len(operands))
+        for index, value in enumerate(operands):
+            node.replace_input_with(index, value)
+    if late:
+        _sort(graph, nodes)
+    return nodes
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """What the attributes of a Gradient node say, checked."""
+
+    y: str
+    xs: tuple[str, ...]
+    zs: tuple[str, ...]
+
+    @classmethod
+    def of(cls, node: ir.Node, tensors: Mapping[str, ir.Value]) -> _Names:
+        for name, attribute in node.attributes.items():
+            if attribute.is_ref():
+                _refuse(
+                    node, f"takes its attribute {name!r} from the call of a function, where its names mean nothing."
+                )
+        missing = [name for name in ("xs", "y") if name not in node.attributes]
+        if missing:
+            _refuse(node, f"lacks its attribute {missing[0]!r}.")
+        y = node.attributes["y"].as_string()
+        xs = tuple(node.attributes["xs"].as_strings())
+        zs = tuple(node.attributes["zs"].as_strings()) if "zs" in node.attributes else ()
+        for what, name in (("y", y), *(("xs", x) for x in xs), *(("zs", z) for z in zs)):
+            if name not in tensors:
+                near = difflib.get_close_matches(name, tensors, n=3)
+                hint = f"Did you mean {', '.join(map(repr, near))}?" if near else "It must be one of the same graph."
+                _refuse(node, f"names {name!r} in {what}, but its graph has no such tensor.", hint)
+        twice = [name for name, count in Counter((*xs, *zs)).items() if count > 1]
+        if twice:
+            _refuse(node, f"names {twice[0]!r} twice in xs and zs.")
+        if None in node.inputs or len(node.inputs) != len(xs) + len(zs):
+            given = sum(v is not None for v in node.inputs)
+            _refuse(node, f"has {given} inputs, but xs and zs name {len(xs) + len(zs)} tensors.")
+        if len(node.outputs) > len(xs):
+            _refuse(node, f"has {len(node.outputs)} outputs, but xs names {len(xs)} tensors.")
+        return cls(y, xs, zs)
+
+
+def _refuse(node: ir.Node, reason: str, hint: str = "") -> NoReturn:
+    raise ModelError(f"Gradient node {label(node)} {reason}", hint=hint)
+
+
+def _veil(graph: ir.Graph, value: ir.Value) -> ir.Value:
+    """A node behind an input of a function: two inputs may be one tensor where it is called, and two variables inside."""
+    node = ir.Node("", "Identity", [value], num_outputs=1)
+    node.metadata_props[_VEIL] = "1"
+    node.outputs[0].name = f"{value.name}_veil"
+    value.replace_all_uses_with(node.outputs[0], replace_graph_outputs=True)
+    node.replace_input_with(0, value)
+    if len(graph):
+        graph.insert_before(graph[0], node)
+    return node.outputs[0]
+
+
+def _sort(graph: ir.Graph, nodes: Sequence[ir.Node]) -> None:
+    """Put each y before its Gradient: an attribute asks for no order."""
+    try:
+        graph.sort()
+    except ValueError:
+        names = " or ".join(label(node) for node in nodes)
+        raise ModelError(f"The y of Gradient node {names} is computed from its own gradient.") from None

@@ -1,0 +1,129 @@
+"""Sequences whose members are known: what is taken from them is the member itself.
+
+PyTorch's exporter writes `stack` and `cat` of a list as SequenceConstruct, or SequenceEmpty and SequenceInsert, before a
+ConcatFromSequence, and `chunk` as SplitToSequence before SequenceAt. Sequences have no gradients of their own kind; their
+members, which are tensors, have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx_ir as ir
+
+from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.constants import constant_of
+from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.ir.emit import known as known_size
+
+__all__ = ["use_members"]
+
+Members = dict[ir.Value, list[ir.Value]]
+
+
+def use_members(graph: ir.Graph) -> bool:
+    """Put members in place of SequenceAt and a Concat in place of ConcatFromSequence, at opset 13 or later.
+
+    Returns:
+        Whether there was one.
+    """
+    e = Emitter(graph, opsets=graph.opset_imports)
+    known: Members = {}
+    found = False
+    for node in list(graph):
+        if node.domain:
+            continue
+        e.anchor = node
+        members = _made(e, node, known)
+        if members is not None:
+            known[node.outputs[0]] = members
+        elif node.op_type in _TAKEN and node.inputs[0] in known:
+            found |= _replace(e, node, _TAKEN[node.op_type](e, node, known))
+    return found
+
+
+def _made(e: Emitter, node: ir.Node, known: Members) -> list[ir.Value] | None:
+    """The members of the sequence that the node makes, if they are known."""
+    if node.op_type == "SequenceConstruct":
+        return [v for v in node.inputs if v is not None]
+    if node.op_type == "SequenceEmpty":
+        return []
+    if node.op_type == "SplitToSequence" and any(use.node.op_type in _READERS for use in node.outputs[0].uses()):
+        return _split(e, Call(node))
+    source = known.get(node.inputs[0]) if node.inputs and node.inputs[0] is not None else None
+    if source is None or node.op_type == "Identity":
+        return source
+    if node.op_type == "SequenceInsert":
+        at, n = _position(node, len(source), default=len(source)), Call(node)
+        return None if at is None else [*source[:at], n["tensor"], *source[at:]]
+    if node.op_type == "SequenceErase":
+        at = _position(node, len(source), default=len(source) - 1)
+        return None if at is None else [*source[:at], *source[at + 1 :]]
+    return None
+
+
+def _split(e: Emitter, n: Call) -> list[ir.Value] | None:
+    """The parts that a SplitToSequence makes, where their sizes are known: those of a Split."""
+    x, split, axis = n["input"], n.get("split"), n.int("axis", 0)
+    size = None if x.shape is None or not -len(x.shape) <= axis < len(x.shape) else known_size(x.shape[axis])
+    lengths = constant_of(split)
+    if split is not None and lengths is None:
+        return None
+    if lengths is not None and lengths.ndim:
+        sizes = lengths.tolist()
+    else:
+        each = 1 if lengths is None else int(lengths)
+        if not size or each < 1:
+            return None
+        sizes = [min(each, size - start) for start in range(0, size, each)]
+    parts = list(e.ops("Split", x, e.ints(sizes), outputs=len(sizes), axis=axis))
+    if split is None and not n.int("keepdims", 1):
+        return [e.op("Squeeze", part, e.ints([axis])) for part in parts]
+    return parts
+
+
+def _position(node: ir.Node, count: int, default: int) -> int | None:
+    """Where among `count` members the operand `position` points, a negative one from the end; `None` if not known."""
+    where = Call(node).get("position")
+    if where is None:
+        return default
+    position = constant_of(where)
+    return None if position is None else int(position.item()) + (count if position.item() < 0 else 0)
+
+
+def _at(_: Emitter, node: ir.Node, known: Members) -> ir.Value | None:
+    assert node.inputs[0] is not None, "the sequence is known"
+    members = known[node.inputs[0]]
+    at = _position(node, len(members), default=0)
+    return members[at] if at is not None and 0 <= at < len(members) else None
+
+
+def _concat(e: Emitter, node: ir.Node, known: Members) -> ir.Value | None:
+    assert node.inputs[0] is not None, "the sequence is known"
+    n, members = Call(node), known[node.inputs[0]]
+    axis = n.int("axis", 0)
+    if not members:
+        return None
+    parts = [e.unsqueeze(v, [axis]) for v in members] if n.int("new_axis", 0) else members
+    return e.op("Concat", *parts, axis=axis)
+
+
+_READERS = frozenset({"ConcatFromSequence", "SequenceAt", "SequenceInsert", "SequenceErase", "Identity"})
+
+_TAKEN: dict[str, Callable[[Emitter, ir.Node, Members], ir.Value | None]] = {
+    "ConcatFromSequence": _concat,
+    "SequenceAt": _at,
+}
+
+
+def _replace(e: Emitter, node: ir.Node, new: ir.Value | None) -> bool:
+    if new is None:
+        return False
+    old = node.outputs[0]
+    if old.is_graph_output() and (new.is_graph_output() or new.is_graph_input() or new.is_initializer()):
+        new = e.op("Identity", new)
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    if new.is_graph_output():
+        new.name, old.name = old.name, None
+    e.graph.remove(node, safe=True)
+    return True

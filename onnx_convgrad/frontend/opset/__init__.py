@@ -1,0 +1,1 @@
+"""Upgrade a model of any supported opset to the canonical one."""

@@ -1,0 +1,176 @@
+"""Optimizers of `ai.onnx.preview.training`, for which ONNX Runtime has no kernels, written with plain operators.
+
+The formulas are those of the specification. What depends on the update count alone is computed once per node, in float64:
+1 - beta^T would lose digits. `T > 0 ? a : b` becomes a Where, so that no node has a branch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnx_convgrad.frontend.gradient_edges import TRAINING_DOMAIN
+from onnx_convgrad.frontend.opset.rewriter import Rewriter, Unsupported
+
+__all__ = ["adagrad", "adam", "momentum"]
+
+Term = ir.Value | float
+
+
+class _Formula:
+    """Elementwise arithmetic in one dtype; numbers become constants."""
+
+    def __init__(self, h: Rewriter, dtype: ir.DataType) -> None:
+        self.h, self.dtype = h, dtype
+
+    def of(self, op_type: str, *terms: Term) -> ir.Value:
+        return self.h.emit(op_type, [self.term(t) for t in terms], dtype=self.dtype)
+
+    def term(self, term: Term) -> ir.Value:
+        if isinstance(term, ir.Value):
+            return term
+        return self.h.constant(np.array(term, self.dtype.numpy()), f"const_{term:g}")
+
+    def cast(self, value: ir.Value) -> ir.Value:
+        if value.dtype == self.dtype:
+            return value
+        return self.h.emit("Cast", [value], {"to": int(self.dtype)}, dtype=self.dtype)
+
+    def plus(self, a: ir.Value, factor: float, b: ir.Value) -> ir.Value:
+        """a + factor b"""
+        return self.of("Add", a, self.of("Mul", b, factor)) if factor else a
+
+    def mixed(self, share: float, old: ir.Value, new: ir.Value) -> ir.Value:
+        """share old + (1 - share) new"""
+        return self.of("Add", self.of("Mul", old, share), self.of("Mul", new, 1 - share))
+
+
+class _Update:
+    """The operands of one optimizer node: the learning rate R, the count T, and as many tensors of each kind."""
+
+    def __init__(self, h: Rewriter, kinds: int) -> None:
+        self.h = h
+        self.wide = _Formula(h, ir.DataType.DOUBLE)
+        count, rest = divmod(len(h.node.inputs) - 2, kinds)
+        if rest or count < 1:
+            raise Unsupported(f"it has {len(h.node.inputs)} inputs, which is not 2 + {kinds} per tensor")
+        if len(h.node.outputs) > count * (kinds - 1):
+            raise Unsupported(f"it has {len(h.node.outputs)} outputs for {count} tensors, at most {kinds - 1} for each")
+        self.tensors = [[h.required(2 + kind * count + i) for kind in range(kinds)] for i in range(count)]
+        self.rate = self._scalar(h.required(0))
+
+    def _scalar(self, value: ir.Value) -> ir.Value:
+        """Rank 0, also where a file has one element instead: it must not add an axis to a tensor of rank 0."""
+        if value.shape is not None and not value.shape:
+            return value
+        return self.h.emit("Reshape", [value, self.h.constant(np.array([], np.int64), "scalar")], dtype=value.dtype)
+
+    def count(self) -> ir.Value:
+        """T, int64."""
+        return self._scalar(self.h.required(1))
+
+    def later(self, count: ir.Value) -> ir.Value:
+        """T > 0"""
+        return self.h.emit("Greater", [count, self.h.ints(0, "zero")], dtype=ir.DataType.BOOL)
+
+    def formula(self, tensors: Sequence[ir.Value]) -> _Formula:
+        """Arithmetic in the dtype of one optimized tensor."""
+        dtype = self.h.dtype(*tensors)
+        if dtype is None:
+            raise Unsupported(f"the element type of {tensors[0].name!r} is unknown: declare it")
+        return _Formula(self.h, dtype)
+
+    def finish(self, last: Sequence[tuple[str, Sequence[ir.Value]]], states: Sequence[Sequence[ir.Value]]) -> None:
+        """Hand over the results: of each tensor the last step of its new value, and the values of its new states."""
+        h, node = self.h, self.h.node
+        values = [h.emit(op, inputs, dtype=h.dtype(*inputs)) for op, inputs in last[1:]]
+        values += [state[kind] for kind in range(len(states[0])) for state in states]
+        for old, new in zip(node.outputs[1:], values, strict=False):
+            if old.name:
+                h.redirect(old, new)
+        node.resize_outputs(1)
+        h.become(*last[0])
+
+
+def _numbers(h: Rewriter, *names: str) -> list[float]:
+    """Attributes, which are float32, also where they are left out and the specification gives the number."""
+    schema = onnx.defs.get_schema(h.node.op_type, TRAINING_DOMAIN)
+    for name in names:
+        if name not in h.node.attributes and schema.attributes[name].required:
+            raise Unsupported(f"its required attribute {name!r} is missing")
+    return [h.get_float(name, schema.attributes[name].default_value.f) for name in names]
+
+
+def adam(node: ir.Node, h: Rewriter) -> None:
+    """V' = alpha V + (1 - alpha) G;  H' = beta H + (1 - beta) G^2;  X' = (1 - post) (X - rate V' / (sqrt(H') + epsilon)).
+
+    G is the gradient + norm_coefficient X, and rate = R sqrt(1 - beta^T) / (1 - alpha^T), or R for T = 0.
+    """
+    update = _Update(h, 4)
+    norm, post = _numbers(h, "norm_coefficient", "norm_coefficient_post")
+    alpha, beta, epsilon = _numbers(h, "alpha", "beta", "epsilon")
+    wide, count = update.wide, update.count()
+    # for T = 0 the quotient is that of T = 1: the branch that is not taken must not be 0 / 0, or a derivative would be
+    t = wide.cast(h.emit("Max", [count, h.ints(1, "one")], dtype=ir.DataType.INT64))
+    root = wide.of("Sqrt", wide.of("Sub", 1, wide.of("Pow", beta, t)))
+    correction = wide.of("Div", root, wide.of("Sub", 1, wide.of("Pow", alpha, t)))
+    factor = wide.of("Where", update.later(count), correction, 1)
+    rate = wide.of("Mul", wide.cast(update.rate), factor)
+    last: list[tuple[str, list[ir.Value]]] = []
+    states = []
+    for tensors in update.tensors:
+        (x, gradient, v, squares), f = tensors, update.formula(tensors)
+        g = f.plus(gradient, norm, x)
+        v_new, h_new = f.mixed(alpha, v, g), f.mixed(beta, squares, f.of("Mul", g, g))
+        move = f.of("Mul", f.cast(rate), f.of("Div", v_new, f.of("Add", f.of("Sqrt", h_new), epsilon)))
+        last.append(("Mul", [f.of("Sub", x, move), f.term(1 - post)]) if post else ("Sub", [x, move]))
+        states.append((v_new, h_new))
+    update.finish(last, states)
+
+
+def adagrad(node: ir.Node, h: Rewriter) -> None:
+    """H' = H + G^2;  X' = X - R / (1 + T decay_factor) G / (sqrt(H') + epsilon).
+
+    G is the gradient + norm_coefficient X.
+    """
+    update = _Update(h, 3)
+    norm, decay, epsilon = _numbers(h, "norm_coefficient", "decay_factor", "epsilon")
+    wide, rate = update.wide, update.rate
+    if decay:
+        slowdown = wide.of("Add", wide.of("Mul", wide.cast(update.count()), decay), 1)
+        rate = wide.of("Div", wide.cast(rate), slowdown)
+    last: list[tuple[str, list[ir.Value]]] = []
+    states = []
+    for tensors in update.tensors:
+        (x, gradient, squares), f = tensors, update.formula(tensors)
+        g = f.plus(gradient, norm, x)
+        h_new = f.of("Add", squares, f.of("Mul", g, g))
+        last.append(("Sub", [x, f.of("Mul", f.cast(rate), f.of("Div", g, f.of("Add", f.of("Sqrt", h_new), epsilon)))]))
+        states.append((h_new,))
+    update.finish(last, states)
+
+
+def momentum(node: ir.Node, h: Rewriter) -> None:
+    """V' = alpha V + (T > 0 ? beta : 1) G;  X' = X - R V', or with Nesterov's X - R (G + alpha V').
+
+    G is the gradient + norm_coefficient X.
+    """
+    update = _Update(h, 3)
+    norm, alpha, beta = _numbers(h, "norm_coefficient", "alpha", "beta")
+    mode = h.get_string("mode", "")
+    if mode not in ("standard", "nesterov"):
+        raise Unsupported(f"its mode is {mode!r}, which is neither 'standard' nor 'nesterov'")
+    share = None if beta == 1 else update.wide.of("Where", update.later(update.count()), beta, 1)
+    last: list[tuple[str, list[ir.Value]]] = []
+    states = []
+    for tensors in update.tensors:
+        (x, gradient, v), f = tensors, update.formula(tensors)
+        g = f.plus(gradient, norm, x)
+        v_new = f.of("Add", f.of("Mul", v, alpha), g if share is None else f.of("Mul", f.cast(share), g))
+        move = v_new if mode == "standard" else f.plus(g, alpha, v_new)
+        last.append(("Sub", [x, f.of("Mul", f.cast(update.rate), move)]))
+        states.append((v_new,))
+    update.finish(last, states)

@@ -1,0 +1,1 @@
+"""Shape inference: rules that onnx-shape-inference lacks, folded sizes, inferred ranks."""

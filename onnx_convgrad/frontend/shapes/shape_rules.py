@@ -1,0 +1,153 @@
+"""Corrections to shape inference, so that declared shapes are those that ONNX Runtime produces.
+
+Pools: padding of `auto_pad=SAME_*` ignores dilation, a kernel that does not fit may still give a window, and in ceil
+mode a window that would start in the end padding is dropped. Resize: sizes are products in float32, and under
+`keep_aspect_ratio_policy` they are rounded and depend on all axes. ConvTranspose: see `_transposed`. And what the operators
+of training give, which are not of ai.onnx.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from onnx_shape_inference import ShapeInferenceContext, registry
+
+from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.base.run_once import once
+from onnx_convgrad.frontend.gradient_edges import GRADIENT, TRAINING_DOMAIN
+from onnx_convgrad.frontend.shapes import shape_rules_broadcast, shape_rules_layout
+from onnx_convgrad.ir.constants import constant_of
+from onnx_convgrad.ir.emit import DOMAIN, known
+
+__all__ = ["install"]
+
+Infer = Callable[[ShapeInferenceContext, ir.Node], None]
+Size = int | ir.SymbolicDim
+Correct = Callable[[ShapeInferenceContext, ir.Node, list[Size]], Sequence[Size]]
+
+
+@once
+def install() -> None:
+    """Put the corrections into the registry of onnx-shape-inference, once."""
+    registry.collect()
+    shape_rules_layout.install()
+    shape_rules_broadcast.install()
+    for op_type, since, correct in _CORRECTIONS:
+        original = registry.get("", op_type, version=since)
+        assert original is not None, op_type
+        registry.register("", op_type, since_version=since)(_corrected(original, correct))
+    registry.register(DOMAIN, GRADIENT, since_version=1)(_gradient)
+    for op_type in ("Adagrad", "Adam", "Momentum"):
+        registry.register(TRAINING_DOMAIN, op_type, since_version=1)(_optimizer)
+
+
+def _gradient(_: ShapeInferenceContext, node: ir.Node) -> None:
+    """The derivative by a variable is like its value."""
+    for value, like in zip(node.outputs, node.inputs, strict=False):
+        _like(value, like)
+
+
+def _optimizer(_: ShapeInferenceContext, node: ir.Node) -> None:
+    """New tensors, then new states, where the operands have R, T, tensors, gradients, states."""
+    count = (len(node.inputs) - 2) // (3 if node.op_type != "Adam" else 4)
+    states = 2 + 2 * count
+    for value, like in zip(node.outputs, (*node.inputs[2 : 2 + count], *node.inputs[states:]), strict=False):
+        _like(value, like)
+
+
+def _like(value: ir.Value, like: ir.Value | None) -> None:
+    if like is not None and value.dtype is None and like.dtype is not None:
+        value.dtype = like.dtype
+    if like is not None and value.shape is None:
+        value.shape = like.shape
+
+
+def _corrected(original: Infer, correct: Correct) -> Infer:
+    def infer(context: ShapeInferenceContext, node: ir.Node) -> None:
+        original(context, node)
+        y, x = node.outputs[0], node.inputs[0]
+        if y.shape is None or x is None or x.shape is None or len(x.shape) != len(y.shape):
+            return
+        shape = ir.Shape(correct(context, node, list(y.shape)))
+        for value in node.outputs:
+            value.shape = shape
+
+    return infer
+
+
+def _pool(context: ShapeInferenceContext, node: ir.Node, dims: list[Size]) -> Sequence[Size]:
+    from onnx_convgrad.rules.pool import Pool
+
+    x = node.inputs[0]
+    assert x is not None
+    pool = Pool.of(Call(node), x)
+    if len(dims) != 2 + pool.rank:
+        return dims
+    for axis in range(pool.rank):
+        count = pool.windows(axis)
+        if count is not None:
+            dims[2 + axis] = max(count, 0)
+        elif pool.pads is None and pool.dilations[axis] != 1:
+            dims[2 + axis] = context.new_symbolic_dim()
+        elif pool.ceil and (pool.pads is None or pool.pads[axis][1] + pool.strides[axis] > pool.span(axis)):
+            dims[2 + axis] = context.new_symbolic_dim()  # the last window may be dropped
+    return dims
+
+
+def _resize(context: ShapeInferenceContext, node: ir.Node, dims: list[Size]) -> Sequence[Size]:
+    n = Call(node)
+    sizes_in = list(n["X"].shape or ())
+    axes = [a % len(dims) for a in n.ints("axes") or range(len(dims))]
+    scales, sizes = constant_of(n.get("scales")), constant_of(n.get("sizes"))
+    if scales is not None and scales.size == len(axes):
+        for axis, scale in zip(axes, scales, strict=True):
+            dims[axis] = _scaled(context, sizes_in[axis], dims[axis], scale)
+    elif n.get("sizes") is not None and (policy := n.string("keep_aspect_ratio_policy", "stretch")) != "stretch":
+        have = [known(sizes_in[axis]) for axis in axes]
+        scale = None
+        if sizes is not None and sizes.size == len(axes) and all(have):
+            ratios = sizes.astype(np.float32) / np.asarray(have, np.float32)
+            scale = ratios.min() if policy == "not_larger" else ratios.max()
+        for axis, size in zip(axes, have, strict=True):
+            known_size = scale is not None and size is not None
+            dims[axis] = _round(scale * np.float32(size)) if known_size else context.new_symbolic_dim()
+    return dims
+
+
+def _scaled(context: ShapeInferenceContext, size: Any, inferred: Size, scale: Any) -> Size:
+    if isinstance(size, int):
+        return int(np.float32(scale) * np.float32(size))
+    exact = float(scale) * 64 == int(float(scale) * 64)  # then no rounding can change the floor
+    return inferred if exact else context.new_symbolic_dim()
+
+
+def _round(value: Any) -> int:
+    """Half away from zero, as C++'s std::round."""
+    return int(np.floor(np.float64(value) + 0.5))
+
+
+def _transposed(context: ShapeInferenceContext, node: ir.Node, dims: list[Size]) -> Sequence[Size]:
+    """Under `auto_pad=SAME_*`, a kernel shorter than its stride leaves the end without rows, which nothing fills up."""
+    n = Call(node)
+    x, w, rank = n["X"].shape, n["W"].shape, len(dims) - 2
+    kernel = n.ints("kernel_shape") or [known(d) for d in list(w or ())[2:]]
+    if not n.string("auto_pad", "NOTSET").startswith("SAME") or n.ints("output_shape") or len(kernel) != rank:
+        return dims
+    options = (n.ints(name) or (1,) * rank for name in ("strides", "dilations"))
+    extras = n.ints("output_padding") or (0,) * rank
+    for axis, (k, s, d, extra) in enumerate(zip(kernel, *options, extras, strict=True)):
+        short = s if k is None else s - extra - d * (k - 1) - 1
+        size = None if x is None else known(x[2 + axis])
+        if short > 0:
+            dims[2 + axis] = context.new_symbolic_dim() if k is None or size is None else size * s - short
+    return dims
+
+
+_CORRECTIONS = (
+    *((name, 1, _pool) for name in ("MaxPool", "AveragePool", "LpPool")),
+    ("Resize", 10, _resize),
+    ("ConvTranspose", 1, _transposed),
+)

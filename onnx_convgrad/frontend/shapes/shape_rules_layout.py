@@ -1,0 +1,148 @@
+"""Corrections to shape inference of layout operators, where it guesses what only run time tells.
+
+Squeeze without axes removes every axis of size one, also those whose size is not known yet. Split, when its sizes are
+computed, need not be even. Expand does not tell the rank of a result if its data is of unknown rank, nor does Compress
+with an axis. Slice with bounds beyond the end takes less than their distance, and backwards it may take the first element.
+Where chooses among sizes by comparisons that can be told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from onnx_shape_inference import ShapeInferenceContext, registry
+
+from onnx_convgrad.ir.constants import backwards, constant_of
+from onnx_convgrad.ir.nodes import is_op
+
+__all__ = ["install"]
+
+Infer = Callable[[ShapeInferenceContext, ir.Node], None]
+
+
+def install() -> None:
+    """Put the corrections into the registry of onnx-shape-inference."""
+    for op_type, since, correct in _CORRECTIONS:
+        original = registry.get("", op_type, version=since)
+        assert original is not None, op_type
+        registry.register("", op_type, since_version=since)(_after(original, correct))
+
+
+def _after(original: Infer, correct: Infer) -> Infer:
+    def infer(context: ShapeInferenceContext, node: ir.Node) -> None:
+        original(context, node)
+        correct(context, node)
+
+    return infer
+
+
+def _input(node: ir.Node, index: int) -> ir.Value | None:
+    return node.inputs[index] if index < len(node.inputs) else None
+
+
+def _squeeze(_: ShapeInferenceContext, node: ir.Node) -> None:
+    x, axes, y = node.inputs[0], _input(node, 1), node.outputs[0]
+    if x is None or x.shape is None or "axes" in node.attributes:
+        return
+    if axes is None:
+        if not all(isinstance(d, int) for d in x.shape):
+            y.shape = None
+        return
+    values = constant_of(axes)
+    if values is None:
+        y.shape = None
+        return
+    gone = {int(a) % len(x.shape) for a in values.reshape(-1)}
+    y.shape = ir.Shape([d for i, d in enumerate(x.shape) if i not in gone])
+
+
+def _split(context: ShapeInferenceContext, node: ir.Node) -> None:
+    split, x = _input(node, 1), node.inputs[0]
+    if split is None or x is None or x.shape is None:
+        return
+    sizes = constant_of(split)
+    axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
+    for i, y in enumerate(node.outputs):
+        dims = list(x.shape)
+        dims[axis] = context.new_symbolic_dim() if sizes is None else int(sizes.reshape(-1)[i])
+        y.shape = ir.Shape(dims)
+
+
+def _needs_rank(_: ShapeInferenceContext, node: ir.Node) -> None:
+    x = node.inputs[0]
+    if x is not None and x.shape is None and (node.op_type != "Compress" or "axis" in node.attributes):
+        node.outputs[0].shape = None
+
+
+def _slice(context: ShapeInferenceContext, node: ir.Node) -> None:
+    """A size from constant bounds on an axis of unknown size; one row is taken from any axis but an empty one."""
+    x, y = node.inputs[0], node.outputs[0]
+    if x is None or x.shape is None or y.shape is None:
+        return
+    bounds = [constant_of(v) for v in node.inputs[1:]]
+    if len(bounds) == 4 and all(b is not None for b in bounds):
+        _slice_exactly(context, x, y, np.stack([b.reshape(-1) for b in bounds if b is not None], 1))
+    pairs = zip(x.shape, y.shape, strict=True)
+    guessed = [isinstance(new, int) and new > 1 and not isinstance(old, int) for old, new in pairs]
+    if any(guessed):
+        y.shape = ir.Shape([context.new_symbolic_dim() if g else d for g, d in zip(guessed, y.shape, strict=True)])
+
+
+def _slice_exactly(context: ShapeInferenceContext, x: ir.Value, y: ir.Value, bounds: np.ndarray) -> None:
+    """Known sizes and members between bounds (start, end, axis, step) that are known."""
+    assert x.shape is not None and y.shape is not None  # noqa: PT018
+    members, dims = context.get_symbolic_value(x), list(y.shape)
+    for start, end, axis, step in bounds.tolist():
+        size = x.shape[axis]
+        if isinstance(size, int):
+            taken = backwards(start, end, step, size) if step < 0 else slice(start, end, step)
+            dims[axis] = len(range(size)[taken])
+            if members is not None and len(dims) == 1:
+                y.const_value = None
+                context.set_symbolic_value(y, members[taken])
+    y.shape = ir.Shape(dims)
+
+
+def _where(context: ShapeInferenceContext, node: ir.Node) -> None:
+    """PyTorch's older exporter writes the sizes of an expansion as Where(sizes == -1, 1, sizes)."""
+    condition, *choices = node.inputs
+    equal = None if condition is None else condition.producer()
+    if not is_op(equal, "Equal"):
+        return
+    left, right, one, other = (_members(context, v) for v in (*equal.inputs, *choices))
+    if not left or not right or not one or not other or len({len(m) for m in (left, right, one, other)}) > 1:
+        return
+    symbols = {str(d) for v in node.graph.inputs for d in v.shape or ()} if node.graph is not None else set[str]()
+    chosen = [_differ(a, b, symbols) for a, b in zip(left, right, strict=True)]
+    if None not in chosen:
+        picked = [b if differs else a for differs, a, b in zip(chosen, one, other, strict=True)]
+        context.set_symbolic_value(node.outputs[0], picked)
+
+
+def _members(context: ShapeInferenceContext, value: ir.Value | None) -> list[Any] | None:
+    """What is known of the numbers in a vector."""
+    found = None if value is None else context.get_symbolic_value(value)
+    constant = constant_of(value) if found is None else None
+    if constant is None or constant.ndim > 1 or constant.dtype.kind not in "iu":
+        return found
+    return list(map(int, constant.reshape(-1)))
+
+
+def _differ(a: Any, b: Any, symbols: Collection[str]) -> bool | None:
+    """Whether two sizes are told to differ, or not to; one that is among `symbols` is not negative."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a != b
+    return True if isinstance(b, int) and b < 0 and str(a) in symbols else None
+
+
+_CORRECTIONS: tuple[tuple[str, int, Infer], ...] = (
+    ("Squeeze", 1, _squeeze),
+    ("Split", 2, _split),
+    ("Expand", 8, _needs_rank),
+    ("Compress", 9, _needs_rank),
+    ("Slice", 10, _slice),
+    ("Where", 9, _where),
+)

@@ -1,0 +1,144 @@
+"""Models that differentiate themselves: the operators of `ai.onnx.preview.training` become plain ones.
+
+Optimizers are rewritten by their adapters on the way to canonical form, and each Gradient by a reverse walk after it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnx_convgrad.autodiff.activity import floating
+from onnx_convgrad.errors import DifferentiationError, Problem
+from onnx_convgrad.frontend.canonicalize import InputShapes, canonicalize
+from onnx_convgrad.frontend.diagnose import judged
+from onnx_convgrad.frontend.files import AnyModel
+from onnx_convgrad.frontend.gradient_edges import GRADIENT, TRAINING_DOMAIN, bind_gradients, label, lift_veils
+from onnx_convgrad.gradient_ops.nodes import Derivative, Expansion
+from onnx_convgrad.gradient_ops.training_info import load_with_algorithm
+from onnx_convgrad.ir.emit import DOMAIN, Emitter
+from onnx_convgrad.ir.nodes import subgraphs
+from onnx_convgrad.ir.targets import target_named
+from onnx_convgrad.lowering.candidates import Choosing, Policy
+from onnx_convgrad.lowering.cost.calibration import calibrated
+from onnx_convgrad.lowering.lower import Choice, check_choice, check_workspace
+from onnx_convgrad.pipeline.stages import GRADIENTS_KEY, complete
+
+__all__ = ["Lowered", "lower_training_operators"]
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """A model without operators of `ai.onnx.preview.training`, and what took their place."""
+
+    model: ir.Model
+    operators: dict[str, int]
+    """How many nodes of each operator there were."""
+    derivatives: tuple[Derivative, ...]
+    choices: tuple[Choice, ...]
+
+
+@judged
+def lower_training_operators(
+    model: AnyModel,
+    *,
+    target: str = "cpu",
+    deterministic: bool = False,
+    lowering: Choosing = "auto",
+    max_workspace: int | None = None,
+    input_shapes: InputShapes | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Lowered:
+    """Run all stages; `progress` is told the name of each. Arguments and errors as for `lower_gradient_ops`."""
+    machine = calibrated(target_named(target, deterministic=deterministic))
+    check_choice(lowering)
+    check_workspace(max_workspace)
+    progress("reading")
+    m = load_with_algorithm(model)
+    graphs = [m.graph, *(f.graph for f in m.functions.values())]
+    operators = Counter(n.op_type for g in graphs for n in g.all_nodes() if n.domain == TRAINING_DOMAIN)
+    progress("canonicalizing")
+    interface = _Interface(m)
+    for graph in graphs:
+        _refuse_nested(graph)
+    elsewhere = bind_gradients(m)
+    m = canonicalize(m, input_shapes, fold=not elsewhere)
+    _refuse_nested(m.graph)
+    canonical = m.clone()
+    progress("differentiating")
+    derivatives = Expansion(Emitter(m.graph, opsets=m.opset_imports, target=machine, joint=lowering != "exact")).run()
+    lift_veils(m.graph)
+    choices, _ = complete(m, canonical, machine, Policy(lowering, max_workspace), progress)
+    interface.restore(m)
+    _note(m, derivatives)
+    return Lowered(m, dict(operators), tuple(derivatives), tuple(choices))
+
+
+class _Interface:
+    """The graph inputs that have stored values, which can be fed too.
+
+    Floating ones are plain inputs on the way, so that nothing is built on the stored value; integers may be sizes that
+    have to be known.
+    """
+
+    def __init__(self, m: ir.Model) -> None:
+        self.stored = {v: v.const_value for v in m.graph.inputs if v.is_initializer()} if m.ir_version > 3 else {}
+        self.inputs = list(m.graph.inputs)
+        for value in self.stored:
+            if floating(value):
+                del m.graph.initializers[value.name or ""]
+                value.const_value = None
+
+    def restore(self, m: ir.Model) -> None:
+        if not self.stored:
+            return
+        now = {**m.graph.initializers, **{v.name or "": v for v in m.graph.inputs}}
+        inputs = [now.get(v.name or "", v) for v in self.inputs]
+        m.graph.inputs.clear()
+        m.graph.inputs.extend(inputs)
+        for old, tensor in self.stored.items():
+            value = now.get(old.name or "", old)
+            value.const_value = tensor
+            m.graph.initializers[value.name or ""] = value
+
+
+def _refuse_nested(graph: ir.Graph) -> None:
+    """A Gradient in the body of a node would have to differentiate what a branch or a pass of a loop does."""
+    problems = [
+        Problem(
+            node.name or f"<unnamed, output {node.outputs[0].name!r}>",
+            f"{TRAINING_DOMAIN}::{GRADIENT}",
+            1,
+            f"it stands in the body of a node ({' in '.join(path)}).",
+            tuple(v.name or "?" for v in node.outputs[:1]),
+            "Move it, and the nodes from its xs to its y, into the main graph.",
+        )
+        for node, path in _nested(graph, ())
+        if node.op_type == GRADIENT and node.domain in (TRAINING_DOMAIN, DOMAIN)
+    ]
+    if problems:
+        raise DifferentiationError(problems)
+
+
+def _nested(graph: ir.Graph, path: tuple[str, ...]) -> Iterator[tuple[ir.Node, tuple[str, ...]]]:
+    """The nodes in the bodies of nodes, with the nodes around them, innermost first."""
+    for node in graph:
+        if path:
+            yield node, path
+        for name, body in subgraphs(node):
+            yield from _nested(body, (f"{name} of {node.op_type} {label(node)}", *path))
+
+
+def _note(m: ir.Model, derivatives: list[Derivative]) -> None:
+    """Record which graph output holds which derivative; of several of one tensor the first, which is of lowest order."""
+    outputs = {v.name for v in m.graph.outputs}
+    found: dict[str, str] = json.loads(m.metadata_props.get(GRADIENTS_KEY, "{}"))
+    for d in derivatives:
+        if d.output in outputs:
+            found.setdefault(d.x, d.output)
+    if found:
+        m.metadata_props[GRADIENTS_KEY] = json.dumps(found)

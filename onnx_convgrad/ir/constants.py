@@ -1,0 +1,349 @@
+"""What is known while the graph is built: constants, and sizes computed from them.
+
+Nodes are never replaced: a value is looked up, so forward results keep every bit. Only small tensors are folded, which
+is enough for shape arithmetic, also the kind that computes scales in floating point.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_convgrad.ir.nodes import is_op
+
+__all__ = [
+    "WAS_NODE",
+    "Folding",
+    "at_sizes",
+    "backwards",
+    "constant_of",
+    "forget_constants",
+    "is_constant",
+    "is_folded",
+    "is_number",
+    "mark_constant",
+    "mark_folded",
+    "mark_varying",
+    "number_of",
+]
+
+WAS_NODE = "onnx_convgrad.was_node"
+"""`meta` key of an initializer: whether the model had it as a Constant node."""
+
+Look = Callable[[ir.Value | None], np.ndarray | None]
+"""What is known of an operand."""
+
+_LIMIT = 4096
+_RANDOM = frozenset(
+    {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
+)
+_NEVER_FOLDED = _RANDOM | {"If", "Loop", "Scan"}
+"""ONNX Runtime folds nothing that has a body, which may read more than the operands."""
+
+_DEPTH = 40
+_CACHE = "onnx_convgrad.constant"
+_MARK = "onnx_convgrad.marked_constant"
+_VARIES = "onnx_convgrad.varies"
+
+
+def is_constant(value: ir.Value | None) -> bool:
+    """Whether the value is an initializer or the output of a Constant node that no graph input can override."""
+    if value is None or value.is_graph_input():
+        return False
+    return value.is_initializer() or value.const_value is not None
+
+
+def mark_constant(value: ir.Value) -> None:
+    """Say that a value without entries stands for a constant."""
+    value.meta[_MARK] = True
+
+
+def mark_varying(graph: ir.Graph, values: Iterable[ir.Value]) -> None:
+    """Say that initializers are variables: what is written for the numbers that they hold now has no derivative by them."""
+    for value in values:
+        value.meta[_VARIES] = True
+    forget_constants(graph)
+
+
+def mark_folded(nodes: Iterable[ir.Node]) -> None:
+    """Mark what nodes, given in topological order, compute from constants and marked values alone."""
+    for node in nodes:
+        if node.op_type not in _NEVER_FOLDED and all(map(is_folded, node.inputs)):
+            for value in node.outputs:
+                mark_constant(value)
+
+
+def is_folded(value: ir.Value | None) -> bool:
+    """Whether the value is a constant, or marked as one; see `Folding` for the values of a graph without marks."""
+    return value is None or is_constant(value) or _MARK in value.meta
+
+
+class Folding:
+    """Which values a runtime knows when it has loaded the model: constants, and what is computed from constants alone.
+
+    An answer is remembered: ask anew where graph inputs or constants have changed since.
+    """
+
+    def __init__(self) -> None:
+        self._answers: dict[ir.Value, bool] = {}
+
+    def __call__(self, value: ir.Value) -> bool:
+        if is_folded(value):
+            return True
+        todo = [value]
+        while todo:  # no recursion: the way to a graph input may be long
+            node = todo[-1].producer()
+            operands = [] if node is None else [v for v in node.inputs if v is not None and not is_folded(v)]
+            answers = [self._answers.get(v) for v in operands]
+            if node is None or node.op_type in _NEVER_FOLDED or False in answers:
+                self._answers[todo.pop()] = False
+            elif None in answers:
+                todo.append(operands[answers.index(None)])
+            else:
+                self._answers[todo.pop()] = True
+        return self._answers[value]
+
+
+def constant_of(value: ir.Value | None, depth: int = _DEPTH) -> np.ndarray | None:
+    """The value as an array, or `None` when it depends on run-time data or variables (or is a large computed tensor)."""
+    if value is None or value.is_graph_input() or _VARIES in value.meta:
+        return None
+    stored = value.const_value
+    if stored is not None and value.producer() is None:
+        return stored.numpy()
+    if _CACHE in value.meta:
+        cached: np.ndarray | None = value.meta[_CACHE]
+        return cached
+    result = _fold(value, lambda v: constant_of(v, depth - 1)) if depth else None
+    if result is None and stored is not None:  # what shape inference has found, from sizes that are known in part
+        result = stored.numpy()
+    value.meta[_CACHE] = result
+    return result
+
+
+def at_sizes(value: ir.Value | None, sizes: Mapping[str, int]) -> np.ndarray | None:
+    """What a value is where the symbols of shapes are these numbers; `None` if more than sizes decide that."""
+    found: dict[ir.Value, np.ndarray | None] = {}
+
+    def look(operand: ir.Value | None) -> np.ndarray | None:
+        if operand is not None and operand not in found:
+            found[operand] = constant_of(operand)
+            if found[operand] is None:
+                found[operand] = _fold(operand, look, sizes)
+        return None if operand is None else found[operand]
+
+    return look(value)
+
+
+def number_of(value: ir.Value | None) -> Any:
+    """The first number, as a Python scalar, of a value that is known while building, for operands of one element."""
+    constant = constant_of(value)
+    return None if constant is None or not constant.size else constant.reshape(-1)[0].item()
+
+
+def is_number(value: ir.Value | None, wanted: float) -> bool:
+    """Whether a value is a scalar that is known to be this number."""
+    number = constant_of(value)
+    return number is not None and number.shape == () and float(number) == wanted
+
+
+def forget_constants(graph: ir.Graph) -> None:
+    """Look every value up anew: something else is known than when it was asked for."""
+    for node in graph.all_nodes():
+        for value in node.outputs:
+            value.meta.pop(_CACHE, None)
+
+
+def _fold(value: ir.Value, look: Look, sizes: Mapping[str, int] | None = None) -> np.ndarray | None:
+    node = value.producer()
+    if node is None or node.domain:
+        return None
+    if node.op_type == "Constant":
+        return _constant_node(node)
+    if node.op_type in ("Shape", "Size"):
+        return _fold_shape(node, sizes or {})
+    fold = _FOLDS.get(node.op_type)
+    if fold is None or "axes" in node.attributes:  # an operand since opset 13, or 18
+        return None
+    if node.op_type in ("Gather", "Slice") and (picked := _picked(node, fold, look)) is not None:
+        return picked
+    return _applied(node, fold, look)
+
+
+def _applied(node: ir.Node, fold: Callable[..., Any], look: Look) -> np.ndarray | None:
+    inputs = [None if v is None else look(v) for v in node.inputs]
+    if any(v is not None and x is None for v, x in zip(node.inputs, inputs, strict=True)):
+        return None
+    if any(x is not None and (x.size > _LIMIT or x.dtype.kind not in "iubf") for x in inputs):
+        return None
+    try:
+        result = fold(node, *inputs)
+    except (ValueError, IndexError, TypeError, ZeroDivisionError):
+        return None
+    return None if result is None else np.asarray(result)
+
+
+def _constant_node(node: ir.Node) -> np.ndarray | None:
+    for name, convert in (("value", lambda a: a.as_tensor().numpy()), ("value_int", lambda a: np.int64(a.as_int())),
+                          ("value_ints", lambda a: np.asarray(a.as_ints(), np.int64)),
+                          ("value_float", lambda a: np.float32(a.as_float())),
+                          ("value_floats", lambda a: np.asarray(a.as_floats(), np.float32))):  # fmt: skip
+        if name in node.attributes:
+            return np.asarray(convert(node.attributes[name]))
+    return None
+
+
+def _fold_shape(node: ir.Node, sizes: Mapping[str, int]) -> np.ndarray | None:
+    source = node.inputs[0]
+    if source is None or source.shape is None:
+        return None
+    dims = list(source.shape.evaluate(sizes) if sizes else source.shape)
+    if node.op_type == "Shape":
+        dims = dims[_attr(node, "start", 0) : _attr(node, "end", len(dims))]
+    if not all(isinstance(d, int) for d in dims):
+        return None
+    numbers = [int(d) for d in dims if isinstance(d, int)]
+    return np.asarray(math.prod(numbers) if node.op_type == "Size" else numbers, np.int64)
+
+
+def _picked(node: ir.Node, fold: Callable[..., Any], look: Look) -> np.ndarray | None:
+    """Sizes picked from a shape of which others are unknown."""
+    source = node.inputs[0]
+    producer = None if source is None else source.producer()
+    if not is_op(producer, "Shape"):
+        return None
+    of, where = producer.inputs[0], [look(v) for v in node.inputs[1:]]
+    if of is None or of.shape is None or any(array is None for array in where):
+        return None
+    dims = [d if isinstance(d, int) else None for d in of.shape]
+    dims = dims[_attr(producer, "start", 0) : _attr(producer, "end", len(dims))]
+    try:
+        picked = np.asarray(fold(node, np.asarray(dims, object), *where))
+    except (ValueError, IndexError, TypeError):
+        return None
+    return None if None in picked.reshape(-1) else picked.astype(np.int64)
+
+
+def _attr(node: ir.Node, name: str, default: int) -> int:
+    return node.attributes[name].as_int() if name in node.attributes else default
+
+
+def _axes(axes: np.ndarray | None) -> tuple[int, ...] | None:
+    return None if axes is None else tuple(int(a) for a in axes.reshape(-1))
+
+
+def _slice(_: ir.Node, data: Any, starts: Any, ends: Any, axes: Any = None, steps: Any = None) -> Any:
+    axes = range(len(starts)) if axes is None else axes
+    steps = [1] * len(starts) if steps is None else steps
+    index: list[slice] = [slice(None)] * data.ndim
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        index[axis] = (
+            backwards(int(start), int(end), int(step), data.shape[axis]) if step < 0 else slice(start, end, step)
+        )
+    return data[tuple(index)]
+
+
+def backwards(start: int, end: int, step: int, size: int) -> slice:
+    """What a Slice of ONNX with a negative step takes of an axis: from ends beyond it everything, also the first element.
+
+    ONNX Runtime takes the largest numbers for such an end too.
+    """
+    if end in _FAR:
+        end = -size - 1
+    start, end = (at + size if at < 0 else at for at in (start, end))
+    start, end = min(max(start, 0), size - 1), min(max(end, -1), size - 1)
+    return slice(start, None if end < 0 else end, step)
+
+
+_FAR = (2**31 - 1, 2**63 - 1)
+
+
+def _reshape(node: ir.Node, data: Any, shape: Any) -> Any:
+    if not _attr(node, "allowzero", 0):
+        shape = [data.shape[i] if size == 0 else size for i, size in enumerate(shape)]
+    return data.reshape(tuple(shape))
+
+
+def _unsqueeze(_: ir.Node, data: Any, axes: Any) -> Any:
+    return np.expand_dims(data, _axes(axes) or ())
+
+
+def _divide(_: ir.Node, a: Any, b: Any) -> Any:
+    """Quotients of integers are cut off towards zero."""
+    if a.dtype.kind == "f":
+        with np.errstate(all="ignore"):
+            return a / b
+    if not np.all(b):
+        raise ZeroDivisionError
+    return (np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))).astype(a.dtype)
+
+
+def _reduced(total: Callable[..., Any]) -> Callable[..., Any]:
+    def fold(node: ir.Node, x: Any, axes: Any = None) -> Any:
+        every = axes is None or not axes.size
+        if every and _attr(node, "noop_with_empty_axes", 0):
+            return x
+        kept = bool(_attr(node, "keepdims", 1))
+        return total(x, axis=None if every else _axes(axes), keepdims=kept, dtype=x.dtype)
+
+    return fold
+
+
+def _range(_: ir.Node, start: Any, limit: Any, delta: Any) -> Any:
+    """Each member is the sum of that before it and the step, rounded, as the runtime has it."""
+    count = math.ceil((float(limit) - float(start)) / float(delta))
+    if count > _LIMIT:
+        return None
+    return np.add.accumulate(np.array([start, *[delta] * (count - 1)][: max(count, 0)], start.dtype), dtype=start.dtype)
+
+
+def _tile(_: ir.Node, x: Any, repeats: Any) -> Any:
+    return np.tile(x, repeats) if x.size * math.prod(map(int, repeats)) <= _LIMIT else None
+
+
+def _fill(node: ir.Node, shape: Any) -> Any:
+    fill = node.attributes["value"].as_tensor().numpy().reshape(-1)[0] if "value" in node.attributes else np.float32(0)
+    return np.full(tuple(shape), fill) if math.prod(map(int, shape)) <= _LIMIT else None
+
+
+_FOLDS: dict[str, Callable[..., Any]] = {
+    "Identity": lambda _, x: x,
+    "Gather": lambda n, x, i: np.take(x, i, axis=_attr(n, "axis", 0)),
+    "Concat": lambda n, *xs: np.concatenate(xs, axis=_attr(n, "axis", 0)),
+    "Unsqueeze": _unsqueeze,
+    "Squeeze": lambda _, x, axes=None: np.squeeze(x, _axes(axes)),
+    "Slice": _slice,
+    "Reshape": _reshape,
+    "Transpose": lambda n, x: np.transpose(x, n.attributes["perm"].as_ints() if "perm" in n.attributes else None),
+    "Cast": lambda n, x: x.astype(ir.DataType(_attr(n, "to", 7)).numpy()),
+    "Add": lambda _, a, b: a + b,
+    "Sub": lambda _, a, b: a - b,
+    "Mul": lambda _, a, b: a * b,
+    "Div": _divide,
+    "Mod": lambda n, a, b: np.fmod(a, b) if _attr(n, "fmod", 0) else np.mod(a, b),
+    "Neg": lambda _, a: -a,
+    "Min": lambda _, *xs: reduce(np.minimum, xs),
+    "Max": lambda _, *xs: reduce(np.maximum, xs),
+    "Equal": lambda _, a, b: a == b,
+    "Greater": lambda _, a, b: a > b,
+    "Less": lambda _, a, b: a < b,
+    "GreaterOrEqual": lambda _, a, b: a >= b,
+    "LessOrEqual": lambda _, a, b: a <= b,
+    "Floor": lambda _, x: np.floor(x),
+    "Ceil": lambda _, x: np.ceil(x),
+    "Not": lambda _, a: ~a,
+    "And": lambda _, a, b: a & b,
+    "Or": lambda _, a, b: a | b,
+    "Where": lambda _, c, a, b: np.where(c, a, b),
+    "ReduceProd": _reduced(np.prod),
+    "ReduceSum": _reduced(np.sum),
+    "Range": _range,
+    "Expand": lambda _, x, s: np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(s))),
+    "Tile": _tile,
+    "ConstantOfShape": _fill,
+}

@@ -1,0 +1,122 @@
+"""Sizes: numbers while they are known, else computed by the graph.
+
+A static model gets constants and a dynamic one run-time shape arithmetic from the same rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import onnx_ir as ir
+
+from onnx_convgrad.errors import UnknownShape
+from onnx_convgrad.ir.dims import known, static_dims
+from onnx_convgrad.ir.writer import NodeWriter
+
+__all__ = ["Dim", "SizeWriter"]
+
+Dim: TypeAlias = int | ir.Value
+"""A size: an `int` when known while building, else a one-element int64 vector computed by the graph."""
+
+
+class SizeWriter(NodeWriter):
+    """The arithmetic of sizes, folded where they are numbers."""
+
+    def rank(self, value: ir.Value, why: str = "its gradient") -> int:
+        """The rank of `value`; raises `UnknownShape` when inference could not find it."""
+        if value.shape is None:
+            raise UnknownShape(
+                f"the rank of {value.name!r} is unknown and {why} needs it.",
+                hint="Give the shapes of the inputs with --input-shape NAME:1,3,224,224.",
+            )
+        return len(value.shape)
+
+    def shape(self, value: ir.Value) -> ir.Value:
+        """The shape as an int64 vector: a constant when static, else a `Shape` node."""
+        dims = static_dims(value)
+        if dims is not None and None not in dims:
+            return self.ints(d for d in dims if d is not None)
+        return self.op("Shape", value)
+
+    def dim(self, value: ir.Value, axis: int) -> Dim:
+        """One dimension: an `int` when static, else `Shape(start, end)`."""
+        if value.shape is not None:
+            size = known(value.shape[axis])
+            if size is not None:
+                return size
+        end = axis + 1
+        return self.op("Shape", value, start=axis, end=end if end != 0 else None)
+
+    def dims(self, value: ir.Value) -> list[Dim]:
+        """All dimensions; the rank must be known."""
+        return [self.dim(value, axis) for axis in range(self.rank(value))]
+
+    def vector(self, dims: Sequence[Dim]) -> ir.Value:
+        """An int64 vector from sizes: one constant, or a Concat whose static runs are constants."""
+        if all(isinstance(d, int) for d in dims):
+            return self.ints(d for d in dims if isinstance(d, int))
+        parts: list[ir.Value] = []
+        run: list[int] = []
+        for d in dims:
+            if isinstance(d, int):
+                run.append(d)
+                continue
+            if run:
+                parts.append(self.ints(run))
+                run = []
+            parts.append(d)
+        if run:
+            parts.append(self.ints(run))
+        return parts[0] if len(parts) == 1 else self.op("Concat", *parts, axis=0)
+
+    def size_add(self, a: Dim, b: Dim) -> Dim:
+        if isinstance(a, int) and isinstance(b, int):
+            return a + b
+        if a == 0 and isinstance(a, int):
+            return b
+        if b == 0 and isinstance(b, int):
+            return a
+        return self.op("Add", self._size(a), self._size(b))
+
+    def size_sub(self, a: Dim, b: Dim) -> Dim:
+        if isinstance(a, int) and isinstance(b, int):
+            return a - b
+        return a if isinstance(b, int) and b == 0 else self.op("Sub", self._size(a), self._size(b))
+
+    def size_mul(self, *factors: Dim) -> Dim:
+        """Product of sizes, constants folded."""
+        static = 1
+        dynamic: list[ir.Value] = []
+        for f in factors:
+            if isinstance(f, int):
+                static *= f
+            else:
+                dynamic.append(f)
+        if not dynamic or static == 0:
+            return static
+        result = dynamic[0]
+        for f in dynamic[1:]:
+            result = self.op("Mul", result, f)
+        return result if static == 1 else self.op("Mul", result, self.ints([static]))
+
+    def size_div(self, a: Dim, b: Dim) -> Dim:
+        """Quotient of non-negative sizes, rounded down."""
+        if isinstance(a, int) and isinstance(b, int):
+            return a // b
+        return a if isinstance(b, int) and b == 1 else self.op("Div", self._size(a), self._size(b))
+
+    def size_max(self, a: Dim, b: Dim) -> Dim:
+        return max(a, b) if isinstance(a, int) and isinstance(b, int) else self.op("Max", self._size(a), self._size(b))
+
+    def size_min(self, a: Dim, b: Dim) -> Dim:
+        return min(a, b) if isinstance(a, int) and isinstance(b, int) else self.op("Min", self._size(a), self._size(b))
+
+    def _size(self, d: Dim) -> ir.Value:
+        return self.ints([d]) if isinstance(d, int) else d
+
+    def size_as(self, d: Dim, like: ir.Value) -> ir.Value:
+        """A size as a rank-0 floating tensor of `like`'s dtype, for means and counts."""
+        if isinstance(d, int):
+            return self.scalar(d, like)
+        return self.op("Squeeze", self.cast(d, like.dtype or ir.DataType.FLOAT), self.ints([0]))

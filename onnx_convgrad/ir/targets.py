@@ -1,0 +1,102 @@
+"""Targets: what each execution provider can run, and how fast it is.
+
+The speeds are defaults for a common machine of each kind. `onnx_convgrad.lowering.cost.calibration` measures those of this
+machine; `onnx_convgrad.lowering.cost.node` turns them into the predicted time of a node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import onnx_ir as ir
+
+from onnx_convgrad.errors import ArgumentError
+
+__all__ = ["TARGETS", "Rates", "Target", "target_named"]
+
+_ALL = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE})
+_NO_DOUBLE = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16})
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Speeds of one machine and provider, for float32.
+
+    Attributes:
+        gemm: Floating-point operations per second of a large matrix product.
+        small: Rows that a matrix product spends on packing its operands: it runs at `gemm * m / (m + small)`.
+        cached: Bytes per second of an elementwise pass whose operands stay in the cache.
+        memory: The same when they do not.
+        cache: Bytes of that cache.
+        node: Seconds that starting one kernel takes.
+        item: Seconds per element where elements are moved one at a time (strided slices, short rows).
+        run: Seconds per contiguous run, where runs are copied one by one.
+        tap: Seconds per multiplication of a depthwise convolution.
+        alone: How many times as long a pass takes where the runtime gives it one thread.
+    """
+
+    gemm: float = 2.0e11
+    small: float = 20.0
+    cached: float = 8e10
+    memory: float = 3.5e10
+    cache: float = 4e7
+    node: float = 1.5e-6
+    item: float = 1e-9
+    run: float = 1e-8
+    tap: float = 1e-10
+    alone: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What an execution provider runs, and its speed.
+
+    Attributes:
+        conv_dtypes: Types of its convolutions.
+        asymmetric_pads: Whether they take different padding at the two ends.
+        batch_statistics: Whether it has BatchNormalization in training mode.
+        missing: Operators that it lacks.
+        rates: How fast it is.
+        ordered_sums: Whether sums must be taken in the same order in every run. On a GPU, kernels that scatter sums
+            (ScatterElements and ScatterND with `reduction="add"`) take them as they come.
+        loops: Whether a loop over parts of a batch costs little enough to be used for speed.
+        lays_out_constants: Whether loading a model prepares its constant kernels, so that convolutions with them are faster.
+        narrow_products: Whether products of float32 run with the digits of float16 unless told otherwise (TensorFloat-32).
+    """
+
+    name: str
+    conv_dtypes: frozenset[ir.DataType]
+    asymmetric_pads: bool = True
+    batch_statistics: bool = True
+    missing: frozenset[str] = field(default_factory=frozenset)
+    rates: Rates = field(default_factory=Rates)
+    narrow_products: bool = False
+    ordered_sums: bool = False
+    loops: bool = False
+    lays_out_constants: bool = False
+
+
+_CUDA_MISSING = frozenset({"Col2Im", "MaxUnpool", "Mean", "Celu", "Mish"})
+_WEB_MISSING = frozenset(
+    {"ScatterElements", "Col2Im", "OneHot", "PRelu", "Softplus", "Sign", "TopK", "Mean", "Sum", "Dropout"}
+)
+_GPU = Rates(
+    gemm=8e13, small=128, cached=4e12, memory=1.5e12, cache=4e7, node=6e-6, item=2e-12, run=1e-12, tap=5e-13, alone=1
+)  # of a data-centre card with tensor cores in TensorFloat-32, by its data sheet and half its peak
+
+_PLAIN = (False, False)
+"""Neither uneven padding nor batch statistics."""
+
+TARGETS = {
+    "cpu": Target("cpu", _NO_DOUBLE, loops=True, lays_out_constants=True),
+    "cuda": Target("cuda", _ALL, *_PLAIN, _CUDA_MISSING, _GPU, narrow_products=True),
+    "web": Target("web", _NO_DOUBLE, *_PLAIN, _WEB_MISSING, Rates(gemm=5e10, node=2e-5)),
+    "portable": Target("portable", _NO_DOUBLE, *_PLAIN, _CUDA_MISSING | _WEB_MISSING),
+}
+
+
+def target_named(name: str, *, deterministic: bool = False) -> Target:
+    """The target called `name`; raises `ArgumentError` for an unknown one. Sums on the CPU are ordered anyway."""
+    if name not in TARGETS:
+        raise ArgumentError(f"Unknown target {name!r}.", hint=f"Targets: {', '.join(TARGETS)}.")
+    return replace(TARGETS[name], ordered_sums=True) if deterministic and name != "cpu" else TARGETS[name]

@@ -1,0 +1,328 @@
+"""Nodes and constants: the part of an `Emitter` that touches the graph.
+
+Every new value gets its dtype and, where it can be known, its shape; equal pure nodes are emitted once.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx_shape_inference import ShapeInferenceContext, registry
+
+from onnx_convgrad.ir.constants import constant_of, number_of
+from onnx_convgrad.ir.dims import dims_equal, symbols
+from onnx_convgrad.ir.namespace import Namespace
+from onnx_convgrad.ir.nodes import ORIGIN
+from onnx_convgrad.ir.targets import TARGETS, Target
+
+__all__ = ["CANONICAL_OPSET", "DOMAIN", "RANDOM", "VIEWS", "NodeWriter", "Operand"]
+
+logger = logging.getLogger(__name__)
+
+DOMAIN = "convgrad"
+"""Private domain of the abstract gradient operators; nothing of it is left after lowering."""
+
+CANONICAL_OPSET = 21
+
+Operand: TypeAlias = ir.Value | float | int | None
+
+_ELEMENTWISE = frozenset(
+    "Abs Add Cos Div Erf Exp Floor Log Max Min Mul Neg Pow Reciprocal Relu Sigmoid Sign Sin Sqrt Sub Sum Tanh".split()
+)
+RANDOM = frozenset(
+    "RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial Dropout".split()
+)
+"""Operators of which two equal nodes may give two results."""
+
+VIEWS = frozenset(("Reshape", "Squeeze", "Unsqueeze", "Identity", "Flatten"))
+"""Operators whose result shares the memory of their first operand."""
+
+
+@cache
+def _typed_alike(op_type: str) -> int | None:
+    """The first operand whose type is that of the result, by the operator's schema."""
+    try:
+        schema = onnx.defs.get_schema(op_type, CANONICAL_OPSET)
+    except onnx.defs.SchemaError:
+        return None
+    kinds = [operand.type_str for operand in schema.inputs]
+    result = schema.outputs[0].type_str if schema.outputs else None
+    return kinds.index(result) if result in kinds else None
+
+
+class _Inference(ShapeInferenceContext):  # type: ignore[misc] # the library has no type hints
+    """Inference that says nothing of shapes that it does not find: not every rank is known."""
+
+    def record_error(self, node: ir.Node, message: str) -> None:
+        logger.debug("shape inference of %s: %s", node.op_type, message)
+
+
+class NodeWriter:
+    """Adds nodes and constants to `graph`, at its end or before the node `anchor`."""
+
+    def __init__(
+        self,
+        graph: ir.Graph,
+        *,
+        opsets: Mapping[str, int] | None = None,
+        target: Target | None = None,
+        joint: bool = False,
+        samples: bool = False,
+    ) -> None:
+        self.graph = graph
+        self.joint = joint
+        self.samples = samples
+        self.target = target or TARGETS["cpu"]
+        self.anchor: ir.Node | None = None
+        self.origin: str = ""
+        self.emitted: list[ir.Node] = []
+        self.order: dict[ir.Node, int] = {node: i for i, node in enumerate(graph)}
+        self._memo: dict[Any, tuple[ir.Value, ...]] = {}
+        self._constants: dict[Any, ir.Value] = {}
+        self._vectors: dict[tuple[int, ...], ir.Value] = {}
+        self._context = _Inference({"": CANONICAL_OPSET, **(opsets or {})}, policy="skip")
+        self._context.reserve_symbol_names(symbols(graph))
+        registry.collect()
+
+    @cached_property
+    def names(self) -> Namespace:
+        """The names that the graph's values had when this was first asked for, and those given since."""
+        return Namespace.of_values(self.graph)
+
+    # -- nodes ---------------------------------------------------------------------------------------------------------
+
+    def op(self, op_type: str, *inputs: Operand, domain: str = "", **attributes: Any) -> ir.Value:
+        """Emit a node with one output. Numbers among `inputs` become constants of the first tensor input's dtype."""
+        return self.ops(op_type, *inputs, outputs=1, domain=domain, **attributes)[0]
+
+    def ops(
+        self, op_type: str, *inputs: Operand, outputs: int, domain: str = "", **attributes: Any
+    ) -> tuple[ir.Value, ...]:
+        """Emit a node with several outputs; an attribute that is `None` is left out."""
+        reference = next((v for v in inputs if isinstance(v, ir.Value)), None)
+        operands = [v if v is None or isinstance(v, ir.Value) else self.scalar(v, reference) for v in inputs]
+        while operands and operands[-1] is None:
+            operands.pop()
+        attributes = {k: v for k, v in attributes.items() if v is not None}
+        key = (
+            domain,
+            op_type,
+            outputs,
+            tuple(map(id, operands)),
+            tuple(sorted((k, _freeze(v)) for k, v in attributes.items())),
+        )
+        pure = op_type not in RANDOM
+        if pure and key in self._memo:
+            return self._memo[key]
+        attrs = [_attribute(name, value) for name, value in attributes.items()]
+        node = ir.Node(domain, op_type, operands, attrs, num_outputs=outputs)
+        self.place(node)
+        self.infer(node)
+        results = tuple(node.outputs)
+        if pure:
+            self._memo[key] = results
+        return results
+
+    def place(self, node: ir.Node) -> None:
+        """Put a node of the caller's making where this emitter writes."""
+        if self.origin:
+            node.metadata_props[ORIGIN] = self.origin
+        if self.anchor is None:
+            self.graph.append(node)
+        else:
+            self.graph.insert_before(self.anchor, node)
+        self.order[node] = len(self.order)
+        self.emitted.append(node)
+
+    def infer(self, node: ir.Node) -> None:
+        """Dtype and shape of the outputs: shortcuts for the common cases, else onnx-shape-inference."""
+        first = next((v for v in node.inputs if v is not None), None)
+        if node.op_type in _ELEMENTWISE and first is not None and not node.domain and self._same_shape(node, first):
+            node.outputs[0].dtype = first.dtype  # type: ignore[assignment]
+            node.outputs[0].shape = first.shape
+            return
+        shape = None
+        if not node.domain and node.op_type in _PLAIN and first is not None and _is_data(first):
+            shape = _PLAIN[node.op_type](node)
+        if shape is not None:
+            node.outputs[0].dtype = first.dtype  # type: ignore[union-attr, assignment]
+            node.outputs[0].shape = ir.Shape(shape)
+            return
+        if node.domain == DOMAIN:
+            self.typed(node.outputs[0], node.inputs[-1])  # type: ignore[arg-type] # they name a value of their shape last
+            return
+        infer = registry.get(node.domain, node.op_type, version=CANONICAL_OPSET)
+        if infer is None:
+            return
+        try:
+            infer(self._context, node)
+        except Exception as problem:  # noqa: BLE001 - a missing shape is never fatal here; say so and go on
+            logger.debug("shape inference of %s failed: %s", node.op_type, problem)
+        if node.outputs[0].dtype is None and not node.domain:
+            alike = _typed_alike(node.op_type)
+            operand = node.inputs[alike] if alike is not None and alike < len(node.inputs) else None
+            if operand is not None and operand.dtype is not None:
+                node.outputs[0].dtype = operand.dtype
+
+    @staticmethod
+    def _same_shape(node: ir.Node, first: ir.Value) -> bool:
+        if first.shape is None or first.dtype is None:
+            return False
+        for other in node.inputs:
+            if other is None or other is first:
+                continue
+            if other.shape is None:
+                return False
+            scalar = not other.shape
+            equal = len(other.shape) == len(first.shape) and all(map(dims_equal, other.shape, first.shape))
+            if not (scalar or equal):
+                return False
+        return True
+
+    def typed(self, value: ir.Value, like: ir.Value) -> ir.Value:
+        """State that `value` has the dtype and shape of `like`, which the rule knows and inference may not."""
+        if like.dtype is not None:
+            value.dtype = like.dtype
+        if like.shape is not None:
+            value.shape = like.shape
+        return value
+
+    def cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+        return value if value.dtype == dtype else self.op("Cast", value, to=int(dtype))
+
+    # -- constants -----------------------------------------------------------------------------------------------------
+
+    def const(self, array: Any, dtype: ir.DataType | None = None) -> ir.Value:
+        """A constant tensor (an initializer, shared when equal). `dtype` defaults to the array's own."""
+        array = np.asarray(array)
+        if dtype is None:
+            dtype = ir.DataType.from_numpy(array.dtype)
+        array = np.ascontiguousarray(array, dtype=dtype.numpy()).reshape(array.shape)
+        key = (dtype, array.shape, array.tobytes())
+        if key not in self._constants:
+            name = f"const_{len(self._constants)}"
+            while name in self.graph.initializers or name in self.names.used:
+                name += "_"
+            self.names.used.add(name)
+            value = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(dtype))
+            value.const_value = ir.Tensor(array, dtype=dtype, name=name)
+            self.graph.register_initializer(value)
+            self._constants[key] = value
+        return self._constants[key]
+
+    def scalar(self, number: float, like: ir.Value | None) -> ir.Value:
+        """A rank-0 constant of `like`'s dtype (float32 when that is unknown)."""
+        dtype = (like.dtype if like is not None else None) or ir.DataType.FLOAT
+        return self.const(np.asarray(number), dtype)
+
+    def ints(self, values: Iterable[int]) -> ir.Value:
+        """An int64 vector constant."""
+        key = tuple(values)
+        if key not in self._vectors:
+            self._vectors[key] = self.const(np.asarray(key, np.int64))
+        return self._vectors[key]
+
+    def constant_of(self, value: ir.Value | None) -> np.ndarray | None:
+        """The value as an array if it is known while building (a constant, or folded from shapes), else `None`."""
+        return constant_of(value)
+
+    def number_of(self, value: ir.Value | None) -> Any:
+        """The number that a value of one element holds if it is known while building, else `None`."""
+        return number_of(value)
+
+
+def _attribute(name: str, value: Any) -> ir.Attr:
+    """The common kinds directly: onnx_ir's general conversion costs more than the rest of emitting a node."""
+    if isinstance(value, int):
+        return ir.AttrInt64(name, int(value))
+    if isinstance(value, (list, tuple)) and set(map(type, value)) <= {int}:
+        return ir.AttrInt64s(name, value)
+    return ir.convenience.convert_attribute(name, value)
+
+
+def _freeze(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return (int, *value) if set(map(type, value)) == {int} else tuple(map(_freeze, value))
+    if isinstance(value, (int, float, str, bytes)):
+        return (type(value).__name__, value)
+    return id(value)
+
+
+# -- shapes of common operators between static sizes, for which the general inference takes ten times longer -----------
+
+
+def _is_data(value: ir.Value) -> bool:
+    """Whether the value is no size: those carry notes for the general inference."""
+    return value.dtype is not None and value.dtype.is_floating_point()
+
+
+def _sizes(value: ir.Value | None) -> list[int] | None:
+    if value is None or value.shape is None:
+        return None
+    sizes = [d for d in value.shape if isinstance(d, int)]
+    return sizes if len(sizes) == len(value.shape) else None
+
+
+def _reshaped(node: ir.Node) -> list[int] | None:
+    sizes, wanted = _sizes(node.inputs[0]), _integers(node.inputs[1])
+    if sizes is None or wanted is None:
+        return None
+    count, others = math.prod(sizes), math.prod(d for d in wanted if d != -1)
+    if min(wanted, default=1) > 0:
+        return wanted if others == count else None
+    alone = wanted.count(-1) == 1 and others > 0 and count % others == 0
+    return [count // others if d == -1 else d for d in wanted] if alone else None
+
+
+def _transposed(node: ir.Node) -> list[int] | None:
+    sizes, perm = _sizes(node.inputs[0]), node.attributes.get("perm")
+    return None if sizes is None or perm is None else [sizes[axis] for axis in perm.as_ints()]
+
+
+def _multiplied(node: ir.Node) -> list[int] | None:
+    a, b = map(_sizes, node.inputs)
+    if a is None or b is None or min(len(a), len(b)) < 2 or a[-1] != b[-2]:
+        return None
+    batch = a[:-2] if len(a) >= len(b) else b[:-2]
+    fits = all(side[:-2] in ([], batch) for side in (a, b))
+    return [*batch, a[-2], b[-1]] if fits else None
+
+
+def _integers(value: ir.Value | None) -> list[int] | None:
+    if value is None or value.const_value is None:
+        return None
+    found: list[int] = value.const_value.numpy().tolist()
+    return found
+
+
+def _sliced(node: ir.Node) -> list[int] | None:
+    sizes, vectors = _sizes(node.inputs[0]), [_integers(v) for v in node.inputs[1:]]
+    if sizes is None or len(vectors) < 3 or None in vectors:
+        return None
+    starts, ends, axes, *steps = (v for v in vectors if v is not None)
+    for start, end, axis, step in zip(starts, ends, axes, steps[0] if steps else [1] * len(axes), strict=True):
+        sizes[axis] = len(range(sizes[axis])[start:end:step])
+    return sizes
+
+
+def _padded(node: ir.Node) -> list[int] | None:
+    sizes, amounts = _sizes(node.inputs[0]), _integers(node.inputs[1])
+    if sizes is None or amounts is None or len(node.inputs) > 3:  # with axes
+        return None
+    return [size + begin + end for size, begin, end in zip(sizes, amounts, amounts[len(sizes) :], strict=False)]
+
+
+_PLAIN: Mapping[str, Callable[[ir.Node], list[int] | None]] = {
+    "Reshape": _reshaped,
+    "Transpose": _transposed,
+    "MatMul": _multiplied,
+    "Slice": _sliced,
+    "Pad": _padded,
+}

@@ -1,0 +1,62 @@
+"""Ways of computing Conv and ConvTranspose themselves."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.emit import Dim, Emitter
+from onnx_convgrad.ir.geometry import ConvSpec
+from onnx_convgrad.lowering.conv.empty_batch import product_of_samples
+from onnx_convgrad.lowering.conv.shared import (
+    biased,
+    conv_kernel,
+    features_of,
+    im2col,
+    not_empty,
+    scatter,
+    spatial_axes,
+    static_kernel,
+    x_dims,
+)
+from onnx_convgrad.lowering.table import lowering
+
+
+@lowering("Conv", "conv", requires=[not_empty, conv_kernel])
+def conv_itself(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+    """The runtime's own Conv."""
+    return e.op("Conv", *n.inputs, **n.attributes())
+
+
+@lowering("Conv", "im2col_gemm", requires=[not_empty, static_kernel])
+def conv_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+    """The forward convolution as slices and one MatMul, for dtypes without a convolution kernel (float64 on the CPU)."""
+    x, w, bias = n["X"], n["W"], n.get("B")
+    axes = spatial_axes(spec)
+    sizes = x_dims(e, x, spec)
+    y: list[Dim] = [
+        size if size is not None else e.size_add(e.size_div(e.size_sub(e.size_add(sizes[a], b + t), span or 1), s), 1)
+        for size, a, b, t, span, s in zip(spec.y, axes, spec.begin, spec.end, spec.span, spec.strides, strict=True)
+    ]
+    features = features_of(e, w, spec)
+    columns = im2col(e, x, y, spec)
+    inner = e.size_mul(e.size_div(sizes[1], spec.groups), spec.taps or 1)
+    matrix = e.reshape(w, [spec.groups, e.size_div(features, spec.groups), inner])
+    rows = [sizes[0], e.size_div(features, spec.groups), inner, e.size_mul(*y)]
+    result = e.reshape(product_of_samples(e, matrix, columns, rows, spec.groups), [sizes[0], features, *y])
+    return biased(e, result, bias, spec.rank)
+
+
+@lowering("ConvTranspose", "col2im_gemm", requires=[not_empty, static_kernel])
+def conv_transpose_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+    """The forward transposed convolution as one MatMul and shifted sums, for dtypes without a kernel."""
+    x, w, bias = n["X"], n["W"], n.get("B")
+    extra = n.ints("output_padding") or (0,) * spec.rank
+    size: list[Dim] = [e.size_mul(e.dim(w, 1), spec.groups)]
+    for axis in range(spec.rank):
+        span, s = spec.span[axis] or 1, spec.strides[axis]
+        offset = span - s + extra[axis] - spec.begin[axis] - spec.end[axis]
+        have = spec.x[axis]
+        size.append(have if have is not None else e.size_add(e.size_mul(e.dim(x, 2 + axis), s), offset))
+    result = scatter(e, x, w, size, spec)
+    return biased(e, result, bias, spec.rank)

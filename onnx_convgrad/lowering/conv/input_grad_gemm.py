@@ -1,0 +1,117 @@
+"""Data gradients as a matrix product whose rows are the taps, which are then added in place.
+
+    columns[c, t, p] = sum over o of w[o, c, t] dy[o, p]        dx[c, s p + d t - b] += columns[c, t, p]
+
+With one tap and unit stride the columns are the result. Weights are transposed before they are reshaped to a matrix, so
+that the runtime does not fuse the Transpose into the product: it would then transpose them again for every sample.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.emit import Dim, Emitter
+from onnx_convgrad.ir.geometry import ConvSpec
+from onnx_convgrad.lowering.conv.empty_batch import product_of_samples
+from onnx_convgrad.lowering.conv.shared import is_pointwise, not_empty, static_kernel, x_dims, y_dims
+from onnx_convgrad.lowering.conv.stacked import columns_of, several_samples
+from onnx_convgrad.lowering.table import Query, lowering
+
+# -- requirements ------------------------------------------------------------------------------------------------------
+
+
+def has_col2im(q: Query) -> str | None:
+    if q.target.name != "cpu" or q.dtype != ir.DataType.FLOAT:
+        return f"the {q.target.name} provider has no Col2Im for {q.dtype.name}"
+    return None
+
+
+def col2im_geometry(q: Query) -> str | None:
+    if q.spec.negative_padding:
+        return "Col2Im takes no negative padding"
+    if q.spec.pointwise:
+        return "a 1x1 kernel leaves nothing to add up"
+    if q.spec.rank > 2:
+        return "ONNX Runtime before 1.28 adds windows up wrongly over three axes"
+    return None
+
+
+# -- emission ----------------------------------------------------------------------------------------------------------
+
+
+def tap_rows(e: Emitter, w: ir.Value, channels: Dim, features: Dim, spec: ConvSpec) -> ir.Value:
+    """w [O, C/g, *k] as matrices [C taps, O], or [g, C/g taps, O/g]."""
+    g, taps = spec.groups, spec.taps or 1
+    inner, per = e.size_div(channels, g), e.size_div(features, g)
+    if g == 1:
+        w = e.transpose(e.reshape(w, [features, inner, taps]), [1, 2, 0])
+        return e.reshape(w, [e.size_mul(inner, taps), features])
+    w = e.transpose(e.reshape(w, [g, per, inner, taps]), [0, 2, 3, 1])
+    return e.reshape(w, [g, e.size_mul(inner, taps), per])
+
+
+def columns(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+    """[N, C taps, P], one product per sample and group."""
+    dy, g = n["dY"], spec.groups
+    batch, features, *y = y_dims(e, dy, spec)
+    channels = x_dims(e, n["X_like"], spec)[1]
+    rows = e.size_mul(e.size_div(channels, g), spec.taps or 1)
+    sizes = [batch, rows, e.size_div(features, g), e.size_mul(*y)]
+    return product_of_samples(e, tap_rows(e, n["W"], channels, features, spec), dy, sizes, g)
+
+
+def folded_columns(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+    """[N, C taps, P], one product per group for the whole batch."""
+    dy = n["dY"]
+    batch, features, *y = y_dims(e, dy, spec)
+    channels = x_dims(e, n["X_like"], spec)[1]
+    points = e.size_mul(*y)
+    matrix = tap_rows(e, n["W"], channels, features, spec)
+    product = e.matmul(matrix, columns_of(e, dy, batch, features, points, spec.groups))
+    product = e.reshape(product, [e.size_mul(channels, spec.taps or 1), batch, points])
+    return e.transpose(product, [1, 0, 2])
+
+
+def add_up(e: Emitter, product: ir.Value, n: Call, spec: ConvSpec) -> ir.Value:
+    """The columns added into the data's gradient by Col2Im over two axes: others are wrong before ONNX Runtime 1.28."""
+    size = x_dims(e, n["X_like"], spec)
+    lead = 2 - spec.rank  # a row is an image of one row
+    ones, zeros = (1,) * lead, (0,) * lead
+    image = e.op(
+        "Col2Im",
+        product,
+        e.vector([*ones, *size[2:]]),
+        e.ints([*ones, *(k or 1 for k in spec.kernel)]),
+        dilations=(*ones, *spec.dilations),
+        pads=(*zeros, *spec.begin, *zeros, *spec.end),
+        strides=(*ones, *spec.strides),
+    )
+    return e.reshape(image, size) if lead else image
+
+
+# -- the lowerings -----------------------------------------------------------------------------------------------------
+
+
+FOLDED = [not_empty, several_samples]
+
+
+@lowering("ConvInputGrad", "folded_gemm", requires=[*FOLDED, is_pointwise])
+def folded_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+    """1x1: one MatMul for the whole batch."""
+    return e.reshape(folded_columns(e, n, spec), x_dims(e, n["X_like"], spec))
+
+
+COL2IM = [not_empty, has_col2im, static_kernel, col2im_geometry]
+
+
+@lowering("ConvInputGrad", "col2im", requires=COL2IM)
+def col2im(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+    """One MatMul per sample to columns, and Col2Im."""
+    return add_up(e, columns(e, n, spec), n, spec)
+
+
+@lowering("ConvInputGrad", "folded_col2im", requires=[*COL2IM, *FOLDED])
+def folded_col2im(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+    """One MatMul for the whole batch to columns, and Col2Im; for small images with many channels."""
+    return add_up(e, folded_columns(e, n, spec), n, spec)

@@ -1,0 +1,155 @@
+"""Data gradients of strided convolutions by phase: rows of dX that lie a stride apart form a dense convolution of dY.
+
+Row i = s u + a of dX sums dY[p] w[t] over s p + d t = i + b, so for each remainder a of the stride
+
+    dX[s u + a] = sum over t with d t = a + b (mod s) of dY[u + o_t] w[t],      o_t = (a + b - d t) / s
+
+is a convolution of unit stride with the taps of that phase, and no product with a spread zero is formed. The phases are
+put side by side in the end: the last axis first, each by a Concat of rows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.emit import Dim, Emitter
+from onnx_convgrad.ir.geometry import ConvSpec
+from onnx_convgrad.lowering.conv.kernels import plain_conv, remade, strided
+from onnx_convgrad.lowering.conv.shared import (
+    conv_kernel,
+    not_empty,
+    spatial_axes,
+    static_groups,
+    static_kernel,
+    x_dims,
+    y_dims,
+)
+from onnx_convgrad.lowering.table import Query, lowering
+from onnx_convgrad.rules.conv import Window
+
+_MOST_PHASES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Taps of one phase, from the one that reads the earliest row of dY; that row's offset; distance of their rows."""
+
+    taps: tuple[int, ...]
+    offset: int
+    dilation: int
+
+    @property
+    def last(self) -> int:
+        """Offset of the latest row."""
+        return self.offset + self.dilation * (len(self.taps) - 1)
+
+
+def extra(spec: ConvSpec, axis: int) -> int:
+    """How many more rows a phase has than dY: enough to cover dX, whatever its size if that is not known."""
+    x, y, s = spec.x[axis], spec.y[axis], spec.strides[axis]
+    if x is not None and y is not None:
+        return -(-x // s) - y
+    return -(-((spec.span[axis] or 1) - spec.begin[axis] - spec.end[axis] + s - 1) // s) - 1
+
+
+def phases(spec: ConvSpec, axis: int) -> list[Phase | None]:
+    """One phase per remainder of the stride; `None` for rows that no window reaches."""
+    s, d, b, y = spec.strides[axis], spec.dilations[axis], spec.begin[axis], spec.y[axis]
+    found: list[Phase | None] = []
+    for a in range(s):
+        taps = [t for t in range(spec.kernel[axis] or 1) if (a + b - d * t) % s == 0]
+        offsets = {t: (a + b - d * t) // s for t in taps}
+        if y is not None and spec.x[axis] is not None:  # taps that only ever read padding would leave nothing to read
+            taps = [t for t in taps if -(y + extra(spec, axis)) < offsets[t] < y]
+        taps.reverse()
+        distance = offsets[taps[1]] - offsets[taps[0]] if len(taps) > 1 else 1
+        found.append(Phase(tuple(taps), offsets[taps[0]], distance) if taps else None)
+    return found
+
+
+# -- requirements ------------------------------------------------------------------------------------------------------
+
+
+def few_phases(q: Query) -> str | None:
+    count = math.prod(q.spec.strides)
+    return None if count <= _MOST_PHASES else f"there are {count} phases"
+
+
+def full_phases(q: Query) -> str | None:
+    found = [p for axis in range(q.spec.rank) for p in phases(q.spec, axis)]
+    return "some rows belong to no window" if None in found else None
+
+
+def phases_within(q: Query) -> str | None:
+    """Cutting dY needs its size, lest nothing is left of it."""
+    for axis in range(q.spec.rank):
+        known = q.spec.x[axis] is not None and q.spec.y[axis] is not None
+        for p in phases(q.spec, axis):
+            if p and not known and (p.offset > 0 or p.last + extra(q.spec, axis) < 0):
+                return "the rows to cut off depend on a size not known while building"
+    return None
+
+
+# -- emission ----------------------------------------------------------------------------------------------------------
+
+
+def interleave(e: Emitter, parts: list[ir.Value], lead: Dim, size: list[Dim], strides: Sequence[int]) -> ir.Value:
+    """Put phases, in row-major order, side by side: each is [lead, *size], the result [lead, *(size strides)]."""
+    size = list(size)
+    for axis in reversed(range(len(size))):
+        s = strides[axis]
+        if s > 1:
+            flat = [e.size_mul(lead, *size[: axis + 1]), e.size_mul(*size[axis + 1 :])]
+            rows = [e.reshape(part, flat) for part in parts]
+            parts = [e.concat(rows[i : i + s], axis=1) for i in range(0, len(rows), s)]
+            size[axis] = e.size_mul(size[axis], s)
+    return parts[0]
+
+
+@lowering(
+    "ConvInputGrad",
+    "phases",
+    requires=[
+        not_empty,
+        conv_kernel,
+        strided,
+        static_kernel,
+        static_groups,
+        few_phases,
+        full_phases,
+        phases_within,
+    ],
+)
+def phases_conv(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+    """One Conv of unit stride per phase, and Concats that interleave them."""
+    dy = n["dY"]
+    batch, channels, *x = x_dims(e, n["X_like"], spec)
+    more = [extra(spec, axis) for axis in range(spec.rank)]
+    size = [e.size_add(d, m) for d, m in zip(y_dims(e, dy, spec)[2:], more, strict=True)]
+    parts = []
+    for chosen in itertools.product(*(phases(spec, axis) for axis in range(spec.rank))):
+        phase = [p for p in chosen if p is not None]
+        kernel = [len(p.taps) for p in phase]
+        w = remade(e, n["W"], spec, phase_taps(phase, spec), kernel, exchange=True)
+        begin = tuple(-p.offset for p in phase)
+        end = tuple(m + p.last for m, p in zip(more, phase, strict=True))
+        win = Window((1,) * spec.rank, tuple(p.dilation for p in phase), begin, end, spec.groups)
+        parts.append(plain_conv(e, dy, w, win))
+    whole = interleave(e, parts, e.size_mul(batch, channels), size, spec.strides)
+    full = [e.size_mul(d, s) for d, s in zip(size, spec.strides, strict=True)]
+    whole = e.reshape(whole, [batch, channels, *full])
+    return e.slice(whole, [0] * spec.rank, x, spatial_axes(spec))
+
+
+def phase_taps(phase: Sequence[Phase], spec: ConvSpec) -> np.ndarray:
+    """The map from all taps to those of a phase: [taps, 1, taps']."""
+    kernel = [k or 1 for k in spec.kernel]
+    picked = [np.ravel_multi_index(t, kernel) for t in itertools.product(*(p.taps for p in phase))]
+    return np.eye(math.prod(kernel))[:, picked]

@@ -1,0 +1,96 @@
+"""What convolutions tell their lowerings: sizes, strides, padding, as far as they are known while building."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.emit import known
+from onnx_convgrad.ir.geometry import ConvSpec
+from onnx_convgrad.lowering.table import spec_builder
+from onnx_convgrad.rules.conv import Window, covering, kernel_of, resolve_padding, window
+
+
+def _spec(n: Call, x: ir.Value, w: ir.Value, y: ir.Value, win: Window | None = None) -> ConvSpec:
+    rank = win.rank if win else len(n.ints("strides") or ())
+    win = win or window(n, rank)
+
+    def sizes(value: ir.Value) -> list[int | None]:
+        return [None] * (rank + 2) if value.shape is None else [known(d) for d in value.shape]
+
+    xs, ws, ys = sizes(x), sizes(w), sizes(y)
+    channels = xs[1] if xs[1] is not None else (None if ws[1] is None else ws[1] * win.group)
+    kernel = kernel_of(n, w, rank)
+    out: list[int | None] = []
+    for axis in range(rank):
+        size, k = xs[2 + axis], kernel[axis]
+        if ys[2 + axis] is None and size is not None and k is not None:
+            span = win.dilations[axis] * (k - 1) + 1
+            out.append((size + win.begin[axis] + win.end[axis] - span) // win.strides[axis] + 1)
+        else:
+            out.append(ys[2 + axis])
+    return ConvSpec(
+        xs[0] if xs[0] is not None else ys[0],
+        channels,
+        ws[0] if ws[0] is not None else ys[1],
+        tuple(xs[2:]),
+        kernel,
+        tuple(out),
+        win.strides,
+        win.dilations,
+        win.begin,
+        win.end,
+        win.group,
+    )
+
+
+@spec_builder("ConvInputGrad", ("y_shape", "w_shape", "x_shape"))
+def _input_grad_spec(n: Call) -> ConvSpec:
+    return _spec(n, n["X_like"], n["W"], n["dY"])
+
+
+@spec_builder("ConvGradSquaredNorm", ("x_shape", "y_shape", "w_shape"))
+@spec_builder("ConvPerSampleGrad", ("x_shape", "y_shape", "w_shape"))
+@spec_builder("ConvWeightGrad", ("x_shape", "y_shape", "w_shape"))
+def grad_spec(n: Call) -> ConvSpec:
+    return _spec(n, n["X"], n["W_like"], n["dY"])
+
+
+@spec_builder("Conv", ("x_shape", "w_shape", "b_shape"))
+def _conv_spec(n: Call) -> ConvSpec:
+    x, w = n["X"], n["W"]
+    rank = len(n.ints("strides") or n.ints("kernel_shape") or list(w.shape or ())[2:])
+    win = resolve_padding(n, window(n, rank), x, kernel_of(n, w, rank))
+    if win is None:
+        raise ValueError("auto_pad with strides needs static sizes here")
+    return _spec(n, x, w, n.y, win)
+
+
+@spec_builder("ConvTranspose", ("y_shape", "w_shape", "c_shape"))
+def _conv_transpose_spec(n: Call) -> ConvSpec:
+    """The Conv that maps the result's size to the operand's."""
+    x, w = n["X"], n["W"]
+    rank = len(n.y.shape or w.shape or ()) - 2
+    win = window(n, rank)
+    end = covering(win.end, n.ints("output_padding") or (0,) * rank, win.strides)
+    if n.string("auto_pad", "NOTSET") not in ("NOTSET", "") or n.ints("output_shape"):
+        win, end = _static_transposed(n, x, n.y, win, kernel_of(n, w, rank))
+    return _spec(n, n.y, w, x, win.padded(win.begin, end))
+
+
+def _static_transposed(
+    n: Call, x: ir.Value, y: ir.Value, win: Window, kernel: tuple[int | None, ...]
+) -> tuple[Window, tuple[int, ...]]:
+    """Explicit padding of `auto_pad` or `output_shape`, from static sizes."""
+    begin, end = [], []
+    for axis, (k, s, d) in enumerate(zip(kernel, win.strides, win.dilations, strict=True)):
+        sizes = [None if v.shape is None else known(v.shape[2 + axis]) for v in (x, y)]
+        if k is None or sizes[0] is None or sizes[1] is None:
+            raise ValueError("auto_pad and output_shape need static sizes here")
+        excess = s * (sizes[0] - 1) + (n.ints("output_padding") or (0,) * win.rank)[axis] + d * (k - 1) + 1 - sizes[1]
+        total = max(excess, 0)
+        low = total // 2 if n.string("auto_pad", "") == "SAME_UPPER" else total - total // 2
+        rows = sizes[1] + low - (s * (sizes[0] - 1) + d * (k - 1) + 1)
+        begin.append(low)
+        end.append(-rows + rows % s)
+    return win.padded(tuple(begin), tuple(end)), tuple(end)

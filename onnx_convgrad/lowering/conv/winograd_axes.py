@@ -1,0 +1,149 @@
+"""One axis of Winograd's minimal filtering: its tiles, and the matrices of the bilinear form, phase by phase of a stride.
+
+F(m, k): m outputs of a correlation with k taps come from m + k - 1 inputs by as many multiplications (Winograd 1980),
+with Toom and Cook's matrices. With a stride s, output u reads row s (u + j) + a with tap s j + a: for each phase a this is a
+correlation of unit stride with the taps and rows of that phase, and a tile multiplies for each of them::
+
+    y = sum over a of A_a ((G_a w_a) * (B_a x_a)) = A ((G w) * (B x))     A side by side, G and B one below the other
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from onnx_convgrad.ir.emit import Dim
+
+POINTS = {
+    1: (0.0,),
+    2: (1.0, -1.0),
+    3: (0.0, 1.0, -1.0),
+    4: (0.0, 1.25, -1.25, -0.5),
+    5: (0.0, 0.75, -0.75, 1.5, -1.5),
+    6: (0.0, 1.0, -1.0, 2.0, -2.0, 0.5),
+    7: (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5),
+}
+"""The finite points of evaluation, by their number; chosen for small rounding errors. One more lies at infinity."""
+
+MOST = max(POINTS) + 1
+"""The longest window of a phase: with more points float32 loses too many digits."""
+
+Triple = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""A, G and B: for what is written, for the kernel, and for what is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One spatial axis cut into tiles: `count` tiles of `tile` outputs each, of a kernel with `taps` taps.
+
+    With dilation d the rows r, r + d, r + 2 d, .. are an axis of their own for each of the d phases r: there are `count`
+    tiles of each phase. An axis with one tap is left whole: its tiles are its rows. The number of tiles is not known while
+    building (`None` until it is emitted) if that of the rows is not.
+    """
+
+    tile: int
+    taps: int
+    count: Dim | None
+    dilation: int = 1
+    stride: int = 1
+
+    @property
+    def phases(self) -> list[int]:
+        """How many taps each phase of the stride has."""
+        return [-(-(self.taps - a) // self.stride) for a in range(min(self.stride, self.taps))]
+
+    @property
+    def step(self) -> int:
+        """Rows read from the first of a tile to the first of the next."""
+        return self.stride * self.tile
+
+
+def tiled(size: int | None, taps: int, dilation: int, most: int, stride: int = 1) -> Axis:
+    """The axis in as few equal tiles as a tile size of at most `most` allows; in the largest if its size is not known."""
+    if taps == 1:
+        return Axis(1, 1, size)
+    largest = min(most, MOST + 1 - -(-taps // stride))
+    if size is None:
+        return Axis(largest, taps, None, dilation, stride)
+    rows = -(-size // dilation)
+    count = -(-rows // largest)
+    return Axis(-(-rows // count), taps, count, dilation, stride)
+
+
+@cache
+def matrices(outputs: int, taps: int) -> Triple:
+    """A, G and B of F(outputs, taps): evaluation at the points, and interpolation through them, transposed."""
+    if 1 in (outputs, taps):  # nothing to save, nor to round
+        whole = np.eye(outputs * taps)
+        return (whole, np.ones((outputs, 1)), whole) if taps == 1 else (np.ones((1, taps)), whole, whole)
+    points = np.array(POINTS[outputs + taps - 2])
+    others = [np.delete(points, i) for i in range(len(points))]
+    scale = np.array([np.prod(p - rest) for p, rest in zip(points, others, strict=True)]).reshape(-1, 1)
+    a = np.vander(points, outputs, increasing=True)
+    g = np.vander(points, taps, increasing=True) / scale
+    b = [[*np.atleast_1d(np.poly(rest))[::-1], 0.0] for rest in others]
+    last = np.atleast_1d(np.poly(points))[::-1]
+    return np.vstack([a, np.eye(outputs)[-1]]).T, np.vstack([g, np.eye(taps)[-1]]), np.array([*b, last])
+
+
+# -- the three convolutions --------------------------------------------------------------------------------------------
+
+
+def forward_matrices(axis: Axis) -> Triple:
+    """A [tile, points], G [points, taps] and B [points, rows of x]: the sum of the phases."""
+    rows = axis.step - axis.stride + axis.taps
+    parts = []
+    for phase, taps in enumerate(axis.phases):
+        a, g, b = matrices(axis.tile, taps)
+        parts.append((a, _spread(g, axis.taps, phase, axis.stride), _spread(b, rows, phase, axis.stride)))
+    return _joined(parts)
+
+
+def rows_read(axis: Axis, begin: int) -> list[tuple[int, int, int]]:
+    """What each row of a stride of dX sums: its first tap, the number of its taps, the first row of dY that they read."""
+    found = []
+    for row in range(axis.stride):
+        shift, first = divmod(row + begin, axis.stride)
+        taps = -(-(axis.taps - first) // axis.stride)
+        found.append((first, taps, shift - axis.dilation * (taps - 1)))
+    return found
+
+
+def data_matrices(axis: Axis, begin: int) -> Triple:
+    """A [stride tile, points], G [points, taps] and B [points, rows of dY]: phases are outputs, taps reversed."""
+    phases = rows_read(axis, begin)
+    low = min(start for _, _, start in phases)
+    rows = axis.tile - 1 + max(start - low + taps for _, taps, start in phases)
+    parts = []
+    for row, (first, taps, start) in enumerate(phases):
+        a, g, b = matrices(axis.tile, taps)
+        a = _spread(a.T, axis.step, row, axis.stride).T
+        parts.append((a, _spread(g[:, ::-1], axis.taps, first, axis.stride), _spread(b, rows, start - low)))
+    return _joined(parts)
+
+
+def weight_matrices(axis: Axis) -> Triple:
+    """A [taps, points], G [points, tile of dY] and B [points, rows of x]: the taps are the outputs."""
+    rows = axis.step - axis.stride + axis.taps
+    parts = []
+    for phase, taps in enumerate(axis.phases):
+        a, g, b = matrices(taps, axis.tile)
+        a = _spread(a.T, axis.taps, phase, axis.stride).T
+        parts.append((a, g, _spread(b, rows, phase, axis.stride)))
+    return _joined(parts)
+
+
+def _spread(matrix: np.ndarray, columns: int, first: int, step: int = 1) -> np.ndarray:
+    """The columns of a matrix among `columns`, from `first` on, `step` apart."""
+    wide = np.zeros((len(matrix), columns))
+    wide[:, first::step][:, : matrix.shape[1]] = matrix
+    return wide
+
+
+def _joined(parts: Sequence[Triple]) -> Triple:
+    """The matrices of all phases as those of one bilinear form."""
+    a, g, b = zip(*parts, strict=True)
+    return np.hstack(a), np.vstack(g), np.vstack(b)

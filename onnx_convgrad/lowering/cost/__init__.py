@@ -1,0 +1,1 @@
+"""The cost model: predicted seconds of nodes, by operator, size and target."""

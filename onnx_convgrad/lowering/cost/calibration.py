@@ -1,0 +1,157 @@
+"""The speeds of this machine: as `bench --calibrate` measured them, else those known of its processor.
+
+One JSON file in the user's cache folder, `rates.json`, holds an entry per ONNX Runtime version, provider, number of
+threads and processor. The environment variable `ONNX_CONVGRAD_CACHE` names another folder; an empty value turns all of
+this off, so that every machine builds the same models.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, fields, replace
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from onnx_convgrad.ir.targets import Rates, Target
+from onnx_convgrad.runtime.providers import PROVIDERS
+
+__all__ = ["Store", "calibrated", "cores", "key", "processor", "shipped"]
+
+_VECTORS = {"avx512f": "AVX-512", "avx2": "AVX2", "avx": "AVX"}
+_FILE = "rates.json"
+
+
+def cores() -> int:
+    """Processor cores of this process: what ONNX Runtime uses when nobody says how many threads."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@cache
+def _cpuinfo() -> Mapping[str, str]:
+    """What Linux tells of the processor; nothing elsewhere."""
+    path = Path("/proc/cpuinfo")
+    if not path.exists():
+        return {}
+    pairs = (line.partition(":") for line in path.read_text(encoding="utf-8").splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+@cache
+def processor() -> str:
+    """Model of the processor and its widest vector unit, for kernels are chosen by it."""
+    found = _cpuinfo()
+    if not found:
+        return platform.processor() or platform.machine()
+    width = next((text for flag, text in _VECTORS.items() if flag in found.get("flags", "").split()), "")
+    return " ".join(part for part in (found.get("model name", platform.machine()), width) if part)
+
+
+_KNOWN = {
+    # Zen 5: vector units of the full 512 bits, so that products are twice as fast beside the same memory
+    ("AuthenticAMD", "26"): Rates(
+        gemm=5e11,
+        small=18,
+        cached=1.5e11,
+        memory=6.5e10,
+        cache=3.2e7,
+        node=8.7e-7,
+        item=9e-10,
+        run=6e-9,
+        tap=4e-11,
+        alone=2.0,
+    ),
+}
+"""Speeds of two cores of processors unlike the default, by vendor and family."""
+
+
+def shipped(target: Target, cpuinfo: Mapping[str, str] | None = None) -> Target:
+    """The target with the speeds known of this processor, or of the one that `cpuinfo` tells of; else as it is."""
+    found = _cpuinfo() if cpuinfo is None else cpuinfo
+    rates = _KNOWN.get((found.get("vendor_id", ""), found.get("cpu family", "")))
+    return target if rates is None or target.name != "cpu" else replace(target, rates=rates)
+
+
+@cache
+def accelerator(folder: Path = Path("/proc/driver/nvidia/gpus")) -> str:
+    """Model of the first GPU, as NVIDIA's driver tells it on Linux."""
+    for info in sorted(folder.glob("*/information")):
+        for line in info.read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "Model":
+                return value.strip()
+    return "GPU"
+
+
+def key(target: str, threads: int | None = None) -> str:
+    """What speeds depend on: runtime, provider, and the processor with its threads or the GPU."""
+    where = accelerator() if target == "cuda" else f"{threads or cores()} threads; {processor()}"
+    return f"onnxruntime {_runtime()}; {PROVIDERS[target]}; {where}"
+
+
+@cache
+def _runtime() -> str:
+    """The installed version, without the second that importing it takes."""
+    for package in ("onnxruntime", "onnxruntime-gpu"):
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            continue
+    return "none"
+
+
+class Store:
+    """The file of measured speeds. A damaged one counts as empty, with a warning."""
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
+        """Use `folder`, else the environment's, else the user's cache folder."""
+        if folder is None:
+            folder = os.environ.get("ONNX_CONVGRAD_CACHE")
+        if folder is None:
+            from platformdirs import user_cache_dir
+
+            folder = user_cache_dir("onnx_convgrad", appauthor=False)
+        self.path = Path(folder) / _FILE if str(folder) else None
+
+    def read(self) -> dict[str, dict[str, float]]:
+        """Every entry: key -> rate -> number."""
+        if self.path is None or not self.path.is_file():
+            return {}
+        try:
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+            return {name: {rate: float(value) for rate, value in rates.items()} for name, rates in found.items()}
+        except (ValueError, AttributeError, TypeError, OSError) as problem:
+            warnings.warn(f"{self.path} is not readable and is left out: {problem}.", UserWarning, stacklevel=3)
+            return {}
+
+    def write(self, name: str, rates: Rates) -> Path:
+        """Add or replace an entry; the file is replaced as a whole, so that no reader sees half of it.
+
+        Raises:
+            OSError: The folder cannot be written, or the store is turned off.
+        """
+        if self.path is None:
+            raise OSError("the store is turned off by an empty ONNX_CONVGRAD_CACHE")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        entries: dict[str, Any] = {**self.read(), name: asdict(rates)}
+        temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_text(json.dumps(entries, indent=2), encoding="utf-8")
+        temporary.replace(self.path)
+        return self.path
+
+
+def calibrated(target: Target, store: Store | None = None) -> Target:
+    """The target with the speeds measured on this machine, else with those known of its processor, else as it is."""
+    store = store or Store()
+    if target.name not in PROVIDERS or store.path is None:
+        return target
+    found: Mapping[str, float] | None = store.read().get(key(target.name))
+    names = {f.name for f in fields(Rates)}
+    if found is not None and set(found) == names and min(found.values()) > 0:
+        return replace(target, rates=Rates(**found))
+    return shipped(target)

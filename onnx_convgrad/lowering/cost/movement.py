@@ -1,0 +1,197 @@
+"""Predicted seconds of what moves, picks or sums elements: whole runs, short ones, or one element at a time."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import onnx_ir as ir
+
+from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.constants import constant_of
+from onnx_convgrad.ir.targets import Rates
+from onnx_convgrad.lowering.cost.passes import alone, missing, moved_bytes, shape_of, traffic, value_bytes, waiting
+
+__all__ = [
+    "col2im",
+    "concat",
+    "gather",
+    "items",
+    "leading_axes",
+    "max_pool",
+    "pad",
+    "reduce",
+    "scatter",
+    "slice_",
+    "split",
+    "transpose",
+]
+
+_STREAMS = 64
+"""Columns that are written side by side at full speed."""
+
+
+def transpose(node: ir.Node, rates: Rates) -> float:
+    """Whole runs are copied when the last axis stays; a matrix transposition moves single elements. All by one thread."""
+    shape = shape_of(node.inputs[0])
+    perm = Call(node).ints("perm") or range(len(shape))[::-1]
+    moved = [p for p in perm if shape[p] != 1]
+    if moved == sorted(moved):
+        return traffic(node, rates)
+    kept = [a for a in range(len(shape)) if shape[a] != 1]
+    run, at = 1, len(moved) - 1
+    while at >= 0 and moved[at] == kept[at]:
+        run *= shape[kept[at]]
+        at -= 1
+    size = float(math.prod(shape))
+    if run > 1:
+        far = missing(rates, moved_bytes(node), spread=1.0) if run >= _LINE else 0.0  # lines are not read ahead
+        return max(alone(node, rates), size / run * (0.65 + 2.5 * far) * rates.run)
+    if not _swaps_two(moved):
+        return alone(node, rates) + size * 3 * rates.item
+    lead = 0
+    while moved[lead] == kept[lead]:
+        lead += 1
+    matrices = math.prod(shape[a] for a in kept[:lead])
+    columns = math.prod(shape[a] for a in kept[kept.index(moved[lead]) :])  # each is written as a stream of its own
+    rows = size / matrices / columns
+    entering = matrices * 50 * rates.run * (lead > 0)
+    fetching = rates.alone * missing(rates, moved_bytes(node)) * moved_bytes(node) / rates.memory
+    if columns <= _STREAMS:
+        return max(traffic(node, rates), size * 0.13 * rates.item + fetching) + entering
+    each = 0.5 if columns * 4 % _PAGE == 0 and rows >= _WAYS else 0.3
+    each *= 2 if rows > _TALL else 1
+    return max(traffic(node, rates), size * each * rates.item + fetching) + entering
+
+
+def _swaps_two(moved: Sequence[int]) -> bool:
+    """Whether a permutation only makes two neighbouring parts of the axes change places, which has a loop of its own."""
+    places = [sorted(moved).index(axis) for axis in moved]
+    off = [i for i, place in enumerate(places) if i != place]
+    inner = places[off[0] : off[-1] + 1]
+    return sum(b != a + 1 for a, b in itertools.pairwise(inner)) == 1
+
+
+_LINE = 16
+"""Elements of a line of the cache."""
+
+_PAGE = 4096
+"""Bytes from row to row at which the elements of a column want the same few lines of the nearest cache."""
+
+_WAYS = 32
+"""Rows from which on these lines do not stay there until the next column is read."""
+
+_TALL = 8192
+"""Rows whose lines do not stay in the second cache until the next column is read."""
+
+
+def _thins_rows(node: ir.Node, rank: int) -> bool:
+    """Whether a Slice leaves out elements of the rows that it takes, so that they are moved one at a time."""
+    axes, steps = (constant_of(v) for v in (*node.inputs[3:5], *[None] * (5 - len(node.inputs))))
+    if steps is None:
+        return False
+    where = range(len(steps)) if axes is None else axes
+    return any(int(a) % rank == rank - 1 and abs(int(s)) != 1 for a, s in zip(where, steps, strict=True))
+
+
+def slice_(node: ir.Node, rates: Rates) -> float:
+    """Runs are copied by one thread, or single elements where a stride thins them out."""
+    shape, out = shape_of(node.inputs[0]), shape_of(node.outputs[0])
+    if _thins_rows(node, len(shape)):
+        rows = math.prod(out[:-1])
+        return max(traffic(node, rates), math.prod(out) * rates.item + rows * 0.5 * rates.run)
+    run = 1
+    for axis in reversed(range(len(out))):
+        run *= out[axis]
+        if out[axis] != shape[axis]:
+            break
+    return _picked(node, alone(node, rates)) + math.prod(out) / max(run, 1) * 0.4 * rates.run
+
+
+def concat(node: ir.Node, rates: Rates) -> float:
+    """Rows are copied side by side."""
+    return _in_pieces(node, node.outputs[0], len(node.inputs), rates)
+
+
+def split(node: ir.Node, rates: Rates) -> float:
+    """Rows that lie side by side are copied apart."""
+    return _in_pieces(node, node.inputs[0], len(node.outputs), rates)
+
+
+def _in_pieces(node: ir.Node, whole: ir.Value | None, parts: int, rates: Rates) -> float:
+    sizes = shape_of(whole)
+    axis = Call(node).int("axis", 0) % max(1, len(sizes))
+    pieces = math.prod(sizes[:axis]) * parts
+    if math.prod(sizes[axis:]) == parts:  # single elements have a loop of their own
+        return traffic(node, rates) + pieces * 0.012 * rates.run
+    return traffic(node, rates) + 0.5 * waiting(node, rates) + pieces * 0.35 * rates.run
+
+
+def pad(node: ir.Node, rates: Rates) -> float:
+    """Rows are copied by one thread."""
+    return max(alone(node, rates), math.prod(shape_of(node.outputs[0])[:-1]) * 1.2 * rates.run)
+
+
+def gather(node: ir.Node, rates: Rates) -> float:
+    """Whole rows are copied, one call each."""
+    data, out = shape_of(node.inputs[0]), shape_of(node.outputs[0])
+    row = math.prod(data[Call(node).int("axis", 0) % max(1, len(data)) + 1 :])
+    return _picked(node, traffic(node, rates)) + math.prod(out) / max(row, 1) * 0.4 * rates.run
+
+
+def _picked(node: ir.Node, whole_pass: float) -> float:
+    """The part of a pass that reads as much of the first operand as is written."""
+    moved, whole = 2 * value_bytes(node.outputs[0]), value_bytes(node.inputs[0]) + value_bytes(node.outputs[0])
+    return whole_pass * min(1.0, moved / max(1, whole))
+
+
+def reduce(node: ir.Node, rates: Rates) -> float:
+    """Sums along rows stream; sums across them add whole rows, one at a time, or become a product (`fast_forms`)."""
+    shape = shape_of(node.inputs[0])
+    axes = constant_of(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] is not None else None
+    if node.op_type == "ReduceSum" and leading_axes(node):
+        return traffic(node, rates)
+    if axes is not None and len(shape) - 1 not in {int(a) % max(1, len(shape)) for a in axes.reshape(-1)}:
+        return max(traffic(node, rates), 0.55 * rates.item * math.prod(shape))
+    return traffic(node, rates)
+
+
+def leading_axes(node: ir.Node) -> int:
+    """How many axes, from the first on, a reduction sums away; 0 if it sums others too, or all of them."""
+    x, axes = node.inputs[0], constant_of(node.inputs[1]) if len(node.inputs) > 1 else None
+    if x is None or x.shape is None or axes is None:
+        return 0
+    rank = len(x.shape)
+    summed = sorted(int(a) % rank for a in axes.reshape(-1)) if rank else []
+    return len(summed) if summed == list(range(len(summed))) and len(summed) < rank else 0
+
+
+def items(factor: float) -> Callable[[ir.Node, Rates], float]:
+    """A pass that takes at least so much of `Rates.item` per element."""
+
+    def seconds(node: ir.Node, rates: Rates) -> float:
+        size = max(math.prod(shape_of(node.outputs[0])), math.prod(shape_of(node.inputs[0])))
+        return max(traffic(node, rates), factor * rates.item * size)
+
+    return seconds
+
+
+def max_pool(node: ir.Node, rates: Rates) -> float:
+    """A pass; with indices every element of every window is looked at by itself."""
+    seen = math.prod(shape_of(node.outputs[0])) * math.prod(Call(node).ints("kernel_shape") or ())
+    return traffic(node, rates) if len(node.outputs) < 2 else max(traffic(node, rates), 1.5 * rates.item * seen)
+
+
+def scatter(factor: float, updates: int) -> Callable[[ir.Node, Rates], float]:
+    """A pass, and so much of `Rates.item` per element of the operand at position `updates`."""
+
+    def seconds(node: ir.Node, rates: Rates) -> float:
+        return traffic(node, rates) + factor * rates.item * math.prod(shape_of(node.inputs[updates]))
+
+    return seconds
+
+
+def col2im(node: ir.Node, rates: Rates) -> float:
+    """Whole rows are added, where they are not spread. Over two axes, which is what lowerings emit."""
+    return items(0.22 if set(Call(node).ints("strides") or (1,)) == {1} else 0.55)(node, rates)

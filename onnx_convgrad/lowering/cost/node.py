@@ -1,0 +1,95 @@
+"""The predicted time of one node: a roofline of multiplications and passes over memory, and a constant.
+
+    seconds = node + max(flops / rate(shape), bytes / bandwidth(bytes) + runs * run + items * item)
+
+Which of the terms an operator has, and how its kernel's shape enters, is written down once per operator in
+`product_cost` and `movement_cost`; the speeds are those of `Rates`. Sizes must be static: a `sketch` has only such values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import onnx_ir as ir
+
+from onnx_convgrad.ir.constants import is_folded
+from onnx_convgrad.ir.emit import VIEWS
+from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.targets import Rates
+from onnx_convgrad.lowering.cost.movement import (
+    col2im,
+    concat,
+    gather,
+    items,
+    max_pool,
+    pad,
+    reduce,
+    scatter,
+    slice_,
+    split,
+    transpose,
+)
+from onnx_convgrad.lowering.cost.passes import alone, shape_of, traffic
+from onnx_convgrad.lowering.cost.products import conv, conv_transpose, folds, matmul
+
+__all__ = ["body_of", "node_seconds"]
+
+_FREE = VIEWS | {"Shape", "Size", "Constant"}
+
+_MODELS: dict[str, Callable[[ir.Node, Rates], float]] = {
+    "MatMul": matmul,
+    "Gemm": matmul,
+    "Conv": conv,
+    "ConvTranspose": conv_transpose,
+    "Transpose": transpose,
+    "Slice": slice_,
+    "Pad": pad,
+    "Concat": concat,
+    "Split": split,
+    "ReduceSum": reduce,
+    "ReduceMean": reduce,
+    "ReduceSumSquare": items(0.4),
+    "SpaceToDepth": items(0.6),
+    "DepthToSpace": items(2.0),
+    "Where": items(0.5),
+    "Gather": gather,
+    "GatherElements": items(2.0),
+    "ScatterElements": scatter(2.5, 2),
+    "ScatterND": scatter(2.5, 2),
+    "MaxPool": max_pool,
+    "MaxUnpool": scatter(1.0, 0),
+    "Cast": alone,
+    "Col2Im": col2im,
+    "Einsum": items(4.0),
+    "Expand": items(0.3),
+    "Tile": items(0.3),
+}
+
+
+def body_of(node: ir.Node) -> ir.Graph | None:
+    """The body of a Scan."""
+    return node.attributes["body"].as_graph() if is_op(node, "Scan") else None
+
+
+def _loop(node: ir.Node, body: ir.Graph, rates: Rates) -> float:
+    """The body for every slice of the last operand, and what entering it takes.
+
+    Small kernels wait for their threads more than large ones, on machines that others use too: that is part of the price.
+    """
+    trips = shape_of(node.inputs[-1])[0]
+    inside = sum(node_seconds(n, rates) for n in body if not folds(n.outputs[0]))
+    return trips * (inside + 120 * rates.node)
+
+
+def node_seconds(node: ir.Node, rates: Rates) -> float:
+    """Predicted seconds of one node with static sizes. What is computed from constants alone costs nothing."""
+    body = body_of(node)
+    if body is not None:
+        return rates.node + _loop(node, body, rates)
+    if node.op_type in _FREE or all(map(is_folded, node.inputs)):
+        return 0.0
+    if node.outputs[0].dtype == ir.DataType.INT64 and math.prod(shape_of(node.outputs[0])) <= 64:
+        return rates.node / 3  # arithmetic on sizes
+    model = _MODELS.get(node.op_type)
+    return rates.node + (model(node, rates) if model else traffic(node, rates))

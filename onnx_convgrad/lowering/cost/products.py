@@ -1,0 +1,184 @@
+"""Predicted seconds of matrix products and convolutions: how far their shapes are from those that run at full speed."""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+
+from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.constants import is_folded
+from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.targets import Rates
+from onnx_convgrad.lowering.cost.passes import late, moved_bytes, shape_of, traffic, waiting
+
+__all__ = ["conv", "conv_transpose", "folds", "matmul"]
+
+_LANES = 16
+"""Columns that a product computes at once."""
+
+
+def _gemm(rates: Rates, m: int, n: int, k: int, batch: int, packing: float) -> float:
+    """Few rows cannot pay for the `packing` of the other operand, few columns or terms not for the kernel's edges."""
+    idle = -n % _LANES / max(n, 1)
+    narrow = 1 < n < _LANES  # all lanes are packed and multiplied
+    edge = idle * (1.0 if narrow else 0.5) + 2 / max(n, 1)
+    packing *= 1 + idle if narrow else 1
+    slow = 1 + packing * rates.small / max(m, 1) + edge + 2 / max(k, 1)
+    return 2.0 * m * n * k * batch * slow / rates.gemm
+
+
+def matmul(node: ir.Node, rates: Rates) -> float:
+    """Rows by columns, in a batch; operands are packed, and turned where they are transposed."""
+    a, b = shape_of(node.inputs[0]), shape_of(node.inputs[1])
+    if len(a) < 2 or len(b) < 2:
+        return traffic(node, rates)
+    out = shape_of(node.outputs[0])
+    m, k, n = a[-2], a[-1], b[-1]
+    if node.op_type == "Gemm":
+        call = Call(node)
+        m, k = (a[1], a[0]) if call.int("transA", 0) else (a[0], a[1])
+        n = b[0] if call.int("transB", 0) else b[1]
+    right = node.inputs[1]
+    packed = right is not None and right.const_value is not None  # when the model is loaded
+    batch = math.prod(out[:-2])
+    if max(m, k) <= _FEW:
+        return max(_gemm(rates, m, n, k, batch, 1.0), traffic(node, rates)) + moved_bytes(node) / rates.memory
+    slowly = 0.12 + 0.2 * late(node, rates) * (1 - rates.memory / rates.cached)
+    turning = slowly * rates.item * m * k * batch if folds(node.inputs[0]) else 0.0
+    shared = math.prod(a[:-2]) < math.prod(b[:-2])  # weights times the images of many samples
+    packing = 0.0 if packed else 1.0 if shared else 0.4
+    seconds = _gemm(rates, m, n, k, batch, packing) + turning + waiting(node, rates)
+    return max(seconds, traffic(node, rates)) + (3 if packed else 9) * rates.run * (batch - 1)
+
+
+_FEW = 8
+"""Rows and terms of a product that takes as long as its operands take to come. Cores that share no cache wait for what
+another one wrote as for memory, and what keeps them busy meanwhile is little."""
+
+
+def folds(value: ir.Value | None) -> bool:
+    """Whether a value is the Transpose of the last two axes of another and only feeds matrix products.
+
+    The runtime folds it into them: for nothing on the right, by packing one element at a time on the left.
+    """
+    node = None if value is None else value.producer()
+    if not is_op(node, "Transpose"):
+        return False
+    perm = list(node.attributes["perm"].as_ints())
+    n = len(perm)
+    uses = [use.node for use in node.outputs[0].uses()]
+    swaps = n >= 2 and perm == [*range(n - 2), n - 1, n - 2]
+    return swaps and bool(uses) and all(use.op_type == "MatMul" and use.graph is node.graph for use in uses)
+
+
+_SHORT = 16
+"""Elements that the start of a row costs, where rows are gathered to patches or added from them."""
+
+
+def _short_rows(row: int) -> float:
+    return 1 + _SHORT / max(row, 1)
+
+
+def _blocked(node: ir.Node) -> bool:
+    """Whether ONNX Runtime runs a Conv of a constant kernel with its channels in blocks: in two spatial dimensions."""
+    x, w = node.inputs[:2]
+    if x is None or x.dtype not in (None, ir.DataType.FLOAT) or len(shape_of(w)) != 4 or not is_folded(w):
+        return False
+    features, inner = shape_of(w)[:2]
+    groups = Call(node).int("group", 1)
+    if groups == 1:
+        return inner < _BLOCK or inner % 4 == 0
+    single = inner == 1 and features == groups
+    return features % _BLOCK == 0 and (single or (inner % _BLOCK == 0 and features // groups % _BLOCK == 0))
+
+
+def _blocked_conv(node: ir.Node, rates: Rates) -> float:
+    """No patches; both operands are brought into blocks of channels and back."""
+    w, y = shape_of(node.inputs[1]), shape_of(node.outputs[0])
+    flops = 2.0 * y[0] * -(-y[1] // _BLOCK) * _BLOCK * math.prod(y[2:]) * math.prod(w[1:])
+    single = w[1] == 1 and w[0] > 1
+    return max(flops / rates.gemm * (1.8 if single else 0.95), traffic(node, rates, times=3))
+
+
+_BLOCK = 16
+"""Channels that lie side by side."""
+
+
+_CALL = 4.5
+"""Runs that could be copied while one sample and group is begun."""
+
+
+def conv(node: ir.Node, rates: Rates) -> float:
+    """Patches are gathered into a small buffer and multiplied at once, per sample and group."""
+    if _blocked(node):
+        return _blocked_conv(node, rates)
+    x, w, y = (shape_of(v) for v in (node.inputs[0], node.inputs[1], node.outputs[0]))
+    n = Call(node)
+    groups, strides = n.int("group", 1), n.ints("strides") or (1,)
+    unit = set(strides) == {1}
+    taps, inner, points = math.prod(w[2:]), w[1], math.prod(y[2:])
+    macs = float(math.prod(y) * inner * taps)
+    patches = 0.0 if taps == 1 and unit else float(y[0] * points * x[1] * taps)
+    padded = any(n.ints("pads") or ()) or set(n.ints("dilations") or (1,)) != {1}
+    if inner == 1 and groups > 1 and len(w) == 4 and w[3] == x[3] and taps > 1 and unit and not padded:
+        seconds = _windows(rates, x[0] * groups, w[0] // groups, points, taps)
+    elif inner == 1 and groups > 1 and is_folded(node.inputs[1]):
+        product = 1.9 * macs / rates.gemm + 0.17 * patches * rates.item
+        each = 0.15 if strides[-1] == 1 else 0.25
+        seconds = max(each * math.prod(y) * rates.item, product) + x[0] * groups * _CALL * rates.run
+    elif inner == 1 and groups > 1 and w[0] == groups:
+        seconds = macs * rates.tap * (1.0 if unit else 2.0) * _short_rows(y[-1])
+        seconds += x[0] * groups * _CALL * rates.run + traffic(node, rates)
+    elif inner == 1 and groups > 1:
+        images = x[0] * groups * 10 * rates.run
+        serial = w[0] // groups > points
+        runs = patches / y[-1] * (0.8 if serial else 0.35 if y[-1] < 7 else 0.12 if y[-1] < 16 else 0.0)
+        each = (0.18 if serial else 0.09) * (1 if strides[-1] == 1 else 2)
+        gathered = each * _short_rows(y[-1]) * patches * rates.item
+        seconds = 1.9 * macs / rates.gemm + gathered + runs * rates.run + images + 0.85 * waiting(node, rates)
+    else:
+        rows, k = w[0] // groups, inner * taps
+        slow = 1 + 0.4 * rates.small / max(rows, 1) + 1.25 * rates.small / max(points, 1) + 2 / max(k, 1)
+        # with more features than points one thread gathers; single points are picked where the last stride is not 1
+        runs = patches / y[-1] * (0.35 if rows > points else 0.14)
+        each = 0.06 if strides[-1] == 1 else 0.18
+        seconds = 2 * macs * slow / rates.gemm + each * patches * rates.item + runs * rates.run
+        seconds += moved_bytes(node) / rates.memory if 1 < max(rows, k) <= _FEW else waiting(node, rates)
+    return max(seconds, traffic(node, rates))
+
+
+def _windows(rates: Rates, groups: int, rows: int, windows: int, k: int) -> float:
+    """A kernel as wide as its input: per group, dot products with windows of it, read four at a time where they lie."""
+    if rows == 1:
+        passes = windows // 4 + windows % 4 // 2 + windows % 2
+        return groups * max(_CALL * rates.run, 2 * rates.run + 0.075 * k * passes * rates.item)
+    calls = groups * 5.5 * rates.run
+    lanes = -(-windows // _LANES) * _LANES  # part of the last ones is nearly as much work as all of them
+    packed = lanes if windows < _LANES else (windows + lanes) / 2
+    return calls + groups * k * packed * (0.05 * rates.item + 2 * rows / rates.gemm)
+
+
+def conv_transpose(node: ir.Node, rates: Rates) -> float:
+    """One matrix product to patches, which are then added in place; the weights are transposed for every sample."""
+    x, w, y = (shape_of(v) for v in (node.inputs[0], node.inputs[1], node.outputs[0]))
+    n = Call(node)
+    groups, unit = n.int("group", 1), set(n.ints("strides") or (1,)) == {1}
+    points, taps = math.prod(x[2:]), math.prod(w[2:])
+    patches = float(x[0] * groups * w[1] * taps * points)
+    each = 0.15 * _short_rows(y[-1]) if unit and len(x) < 5 else 0.5
+    each += _places(len(x) - 2, points, x[-1])
+    added = patches * rates.item * each if taps > 1 else 0.0
+    slow = 1 + rates.small / max(w[1] * taps, 1) + 8 / max(points, 1) + 8 / max(w[0] // groups, 1)
+    product = 2.0 * x[0] * w[0] * w[1] * taps * points * slow / rates.gemm
+    packed = 0.0 if is_folded(node.inputs[1]) else 0.25 * rates.item * x[0] * math.prod(w)
+    packed += x[0] * groups * 15 * rates.run
+    return max(product + packed + added + waiting(node, rates), traffic(node, rates))
+
+
+def _places(rank: int, points: int, row: int) -> float:
+    """Of `Rates.item`, per element of patches that are added to an image, for finding where: in two dimensions nothing.
+
+    In others it is found for each tap and channel of `points` patches, and in three for every `row` of them.
+    """
+    return 0.0 if rank == 2 else (18 + 8 * rank) / max(points, 1) + (3 / max(row, 1) if rank > 2 else 0.0)

@@ -1,0 +1,279 @@
+"""Ways of computing the gradient of MaxPool, which goes to the first of the largest elements of every window.
+
+    MaxPoolGrad(dy, x)[q] = sum over the windows p whose first maximum is x[q] of dy[p]
+
+ONNX Runtime's CPU provider finds the indices of maxima many times slower than the maxima, and scatters as slowly, an
+element at a time. A maximum over several axes is one over the last axis, then over the one before, and so on; and the
+first of the largest elements, in row-major order, is the first along each axis. So the gradient can be handed back axis
+by axis, by comparisons with the maxima, which are passes at full speed and need nothing kept but x.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.emit import Dim, Emitter, known, static_dims
+from onnx_convgrad.ir.geometry import HINT_BATCH, HINT_CHANNELS, HINT_SIZE
+from onnx_convgrad.lowering.table import Query, lowering, spec_builder
+from onnx_convgrad.rules.pool import Pool
+from onnx_convgrad.rules.pool_max import Winners, hand_back, maxima_of, winners_of
+
+
+@dataclass(frozen=True)
+class PoolSpec:
+    """The windows of a pool and the sizes of what it pools: x `[batch, channels, *pool.sizes]`; `None` is unknown."""
+
+    batch: int | None
+    channels: int | None
+    pool: Pool
+
+    @property
+    def x_shape(self) -> tuple[int | None, ...]:
+        return self.batch, self.channels, *self.pool.sizes
+
+    @property
+    def y_shape(self) -> tuple[int | None, ...]:
+        return self.batch, self.channels, *(self.pool.windows(axis) for axis in range(self.pool.rank))
+
+    def with_batch(self, batch: int) -> PoolSpec:
+        return replace(self, batch=batch)
+
+    def hinted(self) -> PoolSpec:
+        """The same with every unknown size at a typical one."""
+        return PoolSpec(self.batch or HINT_BATCH, self.channels or HINT_CHANNELS, self.pool.hinted(HINT_SIZE))
+
+    def __str__(self) -> str:
+        sizes = "x".join("?" if size is None else str(size) for size in self.x_shape)
+        return f"MaxPool {sizes} by {self.pool}"
+
+
+@spec_builder("MaxPoolGrad", ("y_shape", "x_shape"))
+def pool_spec(n: Call) -> PoolSpec:
+    x = n["X"]
+    batch, channels = (None if x.shape is None else known(x.shape[axis]) for axis in range(2))
+    return PoolSpec(batch, channels, Pool.of(n, x))
+
+
+# -- by indices --------------------------------------------------------------------------------------------------------
+
+
+@lowering("MaxPoolGrad", "indices")
+def by_indices(e: Emitter, n: Call, spec: PoolSpec) -> ir.Value:
+    """The pool's own indices of the maxima, and a scatter."""
+    return hand_back(e, spec.pool, n["dY"], winners_of(e, n), n["X"])
+
+
+# -- 2x2 windows -------------------------------------------------------------------------------------------------------
+
+
+def quartered(q: Query) -> str | None:
+    pool = q.spec.pool
+    if not pool.tiles or pool.kernel != (2, 2):
+        return "the windows are not 2x2, side by side"
+    if any(size is None or size % 2 for size in pool.sizes):
+        return "a size is not known while building, or odd"
+    return None
+
+
+def unpooled(q: Query) -> str | None:
+    if q.dtype != ir.DataType.FLOAT:
+        return f"MaxUnpool does not take {q.dtype.name}"
+    return f"target {q.target.name} has no MaxUnpool" if "MaxUnpool" in q.target.missing else None
+
+
+def some_elements(q: Query) -> str | None:
+    return "there is nothing to pool" if 0 in (*q.spec.x_shape, *q.spec.y_shape) else None
+
+
+@lowering("MaxPoolGrad", "corners", requires=[quartered, unpooled, some_elements])
+def by_corners(e: Emitter, n: Call, spec: PoolSpec) -> ir.Value:
+    """Indices of the maxima of 2x2 windows from pools without indices, and MaxUnpool."""
+    x = n["X"]
+    return hand_back(e, spec.pool, n["dY"], Winners(_winners_by_corners(e, x, maxima_of(e, n)), None), x)
+
+
+def _winners_by_corners(e: Emitter, x: ir.Value, y: ir.Value) -> ir.Value:
+    """Indices of the maxima of 2x2 windows, from pools without indices, which are many times faster.
+
+    In a window of rows a, b and c, d the first row wins if max(a, b) = y, and its first column if a = y; in the second
+    row, where a < y, the first column wins if max(a, c) = y.
+    """
+    height, width = (e.dim(x, axis) for axis in (2, 3))
+    assert isinstance(height, int), "the sizes of the pool are known"
+    assert isinstance(width, int), "the sizes of the pool are known"
+    plane = height * width
+    planes = [e.size_mul(e.dim(x, 0), e.dim(x, 1)), plane // 4]
+
+    def is_best(*kernel: int) -> ir.Value:
+        return e.compare("Equal", e.op("MaxPool", x, kernel_shape=kernel, strides=(2, 2)), y)
+
+    upper, corner, left = is_best(1, 2), is_best(1, 1), is_best(2, 1)
+    first_column = e.op("Or", corner, e.op("And", left, e.op("Not", upper)))
+    before = e.reshape(e.add(e.mask(first_column, x), e.mul(e.mask(upper, x), width)), planes)
+    rows, columns = np.arange(1, height, 2), np.arange(1, width, 2)  # of d, the last of its window
+    last = e.const((rows[:, None] * width + columns).reshape(-1))
+    count = e.squeeze(e.vector([e.size_mul(planes[0], plane)]), [0])
+    first = e.op("Range", e.const(np.int64(0)), count, e.const(np.int64(plane)))
+    ends = e.op("Add", e.unsqueeze(first, [1]), last)
+    sizes = static_dims(x) or [None]
+    exact = None not in sizes and math.prod(size or 0 for size in sizes) <= _EXACT
+    if exact:  # whole numbers are subtracted on one thread
+        indices = e.cast(e.sub(e.cast(ends, ir.DataType.FLOAT), before), ir.DataType.INT64)
+    else:
+        indices = e.op("Sub", ends, e.cast(before, ir.DataType.INT64))
+    return e.reshape(indices, e.dims(y))
+
+
+_EXACT = 1 << 24
+"""Whole numbers up to here are float32 too."""
+
+
+# -- axis by axis ------------------------------------------------------------------------------------------------------
+
+
+def known_sizes(q: Query) -> str | None:
+    sizes = [*q.spec.pool.sizes, *q.spec.y_shape[2:]]
+    return "a spatial size is not known while building" if None in sizes else None
+
+
+def few_phases(q: Query) -> str | None:
+    widest = max(q.spec.pool.strides)
+    return None if widest <= _PHASES else f"a stride of {widest} leaves little of x to compare at once"
+
+
+_PHASES = 8
+"""Strides up to here are taken apart into their phases."""
+
+
+def rows_inside(q: Query) -> str | None:
+    pool = q.spec.pool
+    if all(_axis(pool, axis).taps for axis in range(pool.rank)):
+        return None
+    return "the windows reach nothing but padding"
+
+
+def compared(q: Query) -> str | None:
+    kinds = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+    return None if q.dtype in kinds else f"{q.dtype.name} is compared an element at a time"
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """One axis of a pool: tap t of window p is row `stride p + offsets[t]`, of `size` rows."""
+
+    size: int
+    count: int
+    stride: int
+    offsets: tuple[int, ...]
+
+    def inside(self, tap: int) -> bool:
+        """Whether a tap is inside for every window."""
+        first = self.offsets[tap]
+        return first >= 0 and first + self.stride * (self.count - 1) < self.size
+
+    @property
+    def blocks(self) -> int:
+        """Strides that the rows take."""
+        return -(-self.size // self.stride)
+
+    @property
+    def taps(self) -> list[int]:
+        """Those that are inside for some window."""
+        reach = self.stride * (self.count - 1)
+        return [t for t, first in enumerate(self.offsets) if first + reach >= 0 and first < self.size]
+
+
+def _axis(pool: Pool, axis: int) -> _Axis:
+    assert pool.pads is not None, "the padding is known"
+    size, count = pool.sizes[axis], pool.windows(axis)
+    assert size is not None, "the sizes are known"
+    assert count is not None, "the sizes are known"
+    taps = range(pool.kernel[axis])
+    offsets = tuple([tap * pool.dilations[axis] - pool.pads[axis][0] for tap in taps])
+    return _Axis(size, count, pool.strides[axis], offsets)
+
+
+@lowering("MaxPoolGrad", "axes", requires=[known_sizes, some_elements, few_phases, rows_inside, compared])
+def by_axes(e: Emitter, n: Call, spec: PoolSpec) -> ir.Value:
+    """Comparisons with the maxima over one axis after the other."""
+    x, pool = n["X"], spec.pool
+    axes = [_axis(pool, axis) for axis in range(pool.rank)]
+    lead = e.size_mul(*e.dims(x)[:2])
+    behind, found, largest = 1, [], x
+    for at, axis in reversed(list(enumerate(axes))):  # the axes behind are pooled already
+        before = e.size_mul(lead, *(a.size for a in axes[:at]))
+        windows = _Windows.of(e, axis, largest, before, behind)
+        found.append(windows)
+        largest, behind = windows.largest, behind * axis.count
+    g = n["dY"]
+    for windows in reversed(found):
+        g = windows.hand_back(e, g)
+    return e.reshape_like(g, x)
+
+
+@dataclass(frozen=True, slots=True)
+class _Windows:
+    """The windows along one axis of values [before, size, behind]: their rows by tap, and the maxima of these.
+
+    Rows have the shape [before, count, behind], without what is 1 at the end: the runtime pads rows of one element slowly.
+    """
+
+    axis: _Axis
+    before: Dim
+    behind: int
+    rows: tuple[ir.Value, ...]
+    largest: ir.Value
+
+    @classmethod
+    def of(cls, e: Emitter, axis: _Axis, v: ir.Value, before: Dim, behind: int) -> _Windows:
+        tail = _tail(behind)
+        phases = [e.reshape(v, [before, axis.size, *tail])]
+        if axis.stride > 1:
+            whole = e.pad(phases[0], [0], [axis.blocks * axis.stride - axis.size], [1], -math.inf)
+            whole = e.reshape(whole, [before, axis.blocks, axis.stride, *tail])
+            parts = e.ops("Split", whole, outputs=axis.stride, axis=2, num_outputs=axis.stride)
+            phases = [e.reshape(part, [before, axis.blocks, *tail]) for part in parts]
+        rows = []
+        for tap in axis.taps:
+            block, phase = divmod(axis.offsets[tap], axis.stride)
+            rows.append(_moved(e, phases[phase], axis.blocks, -block, block + axis.count - axis.blocks, -math.inf))
+        return cls(axis, before, behind, tuple(rows), reduce(partial(e.op, "Max"), rows))
+
+    def hand_back(self, e: Emitter, g: ir.Value) -> ir.Value:
+        """g [before, count, behind] to the first row of each window that is as large as the largest."""
+        axis, tail = self.axis, _tail(self.behind)
+        rest = e.reshape(g, [self.before, axis.count, *tail])
+        parts: list[ir.Value | None] = [None] * axis.stride
+        for tap, row in zip(axis.taps, self.rows, strict=True):
+            mine, last = rest, tap == axis.taps[-1]
+            if not last or not axis.inside(tap):
+                mine = e.mul(rest, e.mask(e.compare("Equal", row, self.largest), rest))
+            if not last:
+                rest = e.sub(rest, mine)
+            block, phase = divmod(axis.offsets[tap], axis.stride)
+            mine = _moved(e, mine, axis.count, block, axis.blocks - axis.count - block, 0)
+            old = parts[phase]
+            parts[phase] = mine if old is None else e.add(old, mine)
+        given = next(part for part in parts if part is not None)
+        size = [self.before, axis.blocks, 1, *tail]
+        whole = e.concat([e.reshape(part or e.zeros_like(given), size) for part in parts], 2)
+        return e.slice(e.reshape(whole, [self.before, axis.blocks * axis.stride, *tail]), [0], [axis.size], [1])
+
+
+def _tail(behind: int) -> list[int]:
+    return [behind] if behind > 1 else []
+
+
+def _moved(e: Emitter, v: ir.Value, size: int, front: int, back: int, fill: float) -> ir.Value:
+    """Rows of `fill` in front of those of v [_, size, ...] and behind; negative numbers take rows away.
+
+    Apart, since the runtime pads and trims at once slowly.
+    """
+    v = e.slice(v, [max(-front, 0)], [size - max(-back, 0)], [1])
+    return e.pad(v, [max(front, 0)], [max(back, 0)], [1], fill)

@@ -1,0 +1,1 @@
+"""Peak memory: which values are kept for the gradients, and which are computed again."""

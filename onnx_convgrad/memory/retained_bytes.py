@@ -1,0 +1,237 @@
+"""What a graph keeps for its backward part: a memory model, and what recomputing a value would take.
+
+The graph is a list of nodes cut in two: forward nodes, then backward ones. A forward value is *kept* when a backward node
+reads it; it then occupies memory from the end of the forward part to its last reader. A value that only views another
+(Reshape and the like) shares its memory, so values are counted in families: an owner and its views.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from onnx_convgrad.ir.constants import is_constant
+from onnx_convgrad.ir.emit import RANDOM, VIEWS, known
+from onnx_convgrad.ir.geometry import HINT_BATCH, HINT_CHANNELS, HINT_SIZE
+from onnx_convgrad.ir.nodes import subgraphs
+from onnx_convgrad.ir.targets import Rates
+from onnx_convgrad.lowering.cost.node import node_seconds
+from onnx_convgrad.lowering.cost.passes import value_bytes
+
+__all__ = ["Group", "Retained", "is_random"]
+
+_SMALL = 8192
+"""Bytes below which a value is kept rather than computed again: sizes, statistics."""
+
+
+def is_random(node: ir.Node) -> bool:
+    """Whether running the node again may give another result."""
+    return node.op_type in RANDOM or bool(node.domain)
+
+
+@dataclass(slots=True)
+class Group:
+    """Forward nodes that are run again together.
+
+    Attributes:
+        nodes: The nodes, in order.
+        dropped: The values that are no longer kept, as owners of families.
+        checkpoints: The values that the nodes start from.
+        start: Position of the first backward node that reads one of them.
+    """
+
+    nodes: list[ir.Node] = field(default_factory=list)
+    dropped: list[ir.Value] = field(default_factory=list)
+    checkpoints: list[ir.Value] = field(default_factory=list)
+    start: int = 0
+
+
+class Retained:
+    """The kept values of `graph`, whose backward part starts at position `boundary` of its nodes."""
+
+    def __init__(self, graph: ir.Graph, boundary: int, rates: Rates) -> None:
+        self.nodes = list(graph)
+        self.at = {node: i for i, node in enumerate(self.nodes)}
+        self.boundary = boundary
+        self.rates = rates
+        self.outputs = set(graph.outputs)
+        self._owner: dict[ir.Value, ir.Value] = {}
+        self._seconds: dict[ir.Node, float] = {}
+        self._refusals: dict[ir.Value, str | None] = {}
+        families: dict[ir.Value, list[ir.Value]] = {}
+        for node in self.nodes[:boundary]:
+            for value in node.outputs:
+                families.setdefault(self.owner(value), []).append(value)
+        self.families = {owner: members for owner, members in families.items() if owner.producer() is not None}
+        self.last_use = {owner: self._last_use(members) for owner, members in self.families.items()}
+        self.kept = {
+            owner: _bytes(owner)
+            for owner, members in self.families.items()
+            if self.last_use[owner] >= boundary and not any(v in self.outputs for v in members)
+        }
+
+    def owner(self, value: ir.Value) -> ir.Value:
+        """The value whose memory this one is."""
+        if value not in self._owner:
+            node = value.producer()
+            view = node is not None and node.op_type in VIEWS and node.inputs[0] is not None
+            self._owner[value] = self.owner(node.inputs[0]) if view else value  # type: ignore[union-attr, arg-type]
+        return self._owner[value]
+
+    def _last_use(self, members: Iterable[ir.Value]) -> int:
+        return max((self.at.get(node, len(self.nodes)) for v in members for node in v.consumers()), default=-1)
+
+    def readers(self, value: ir.Value) -> list[int]:
+        """Positions of the backward nodes that read the value."""
+        return sorted(i for node in value.consumers() if (i := self.at.get(node, -1)) >= self.boundary)
+
+    def refusal(self, owner: ir.Value) -> str | None:
+        """Why the values of a family cannot be recomputed, if so."""
+        if owner not in self._refusals:
+            self._refusals[owner] = self._refusal(owner)
+        return self._refusals[owner]
+
+    def _refusal(self, owner: ir.Value) -> str | None:
+        members = self.families.get(owner)
+        if members is None:
+            return "is not computed by the graph"
+        if any(v in self.outputs for v in members):
+            return "is an output of the graph"
+        node = owner.producer()
+        assert node is not None
+        if is_random(node):
+            return f"is the result of {node.op_type}, which may give another one"
+        if any(subgraphs(node)):
+            return f"is the result of {node.op_type}, which holds a graph"
+        if any(user not in self.at for v in members for user in v.consumers()):
+            return "is read inside a nested graph"
+        if not any(v is not None and not is_constant(v) for v in node.inputs):
+            return "depends on constants only"
+        return None
+
+    def is_large(self, value: ir.Value) -> bool:
+        """Whether its memory matters."""
+        return _bytes(value) > _SMALL
+
+    def forward_only(self) -> set[ir.Node]:
+        """The backward nodes that depend on forward values alone, and could run as soon as those are there."""
+        found: set[ir.Node] = set()
+        for node in self.nodes[self.boundary :]:
+            producers = [v.producer() for v in node.inputs if v is not None]
+            if all(p is None or self.at[p] < self.boundary or p in found for p in producers) and any(
+                p is not None for p in producers
+            ):
+                found.add(node)
+        return found
+
+    def _available(self, value: ir.Value, dropped: Collection[ir.Value]) -> bool:
+        owner = self.owner(value)
+        if owner in dropped:
+            return False
+        return owner in self.kept or not self.is_large(owner) or self.refusal(owner) is not None
+
+    def upstream(self, owner: ir.Value, dropped: Collection[ir.Value]) -> tuple[set[ir.Node], set[ir.Value]]:
+        """The nodes to run again for a family that is dropped, and the values they start from."""
+        nodes: set[ir.Node] = set()
+        start: set[ir.Value] = set()
+        todo = [v for v in self.families[owner] if self.readers(v)]
+        while todo:
+            node = todo.pop().producer()
+            if node is None or node in nodes:
+                continue
+            nodes.add(node)
+            for operand in node.inputs:
+                if operand is None or is_constant(operand):
+                    continue
+                if self._available(operand, dropped):
+                    start.add(operand)
+                else:
+                    todo.append(operand)
+        return nodes, start
+
+    def groups(self, dropped: Collection[ir.Value]) -> list[Group]:
+        """The connected sets of nodes to run again, in the order in which the backward part needs them."""
+        found: list[tuple[set[ir.Node], set[ir.Value], list[ir.Value]]] = []
+        for owner in dropped:
+            nodes, start = self.upstream(owner, dropped)
+            owners = [owner]
+            apart = []
+            for group in found:
+                if group[0].isdisjoint(nodes):
+                    apart.append(group)
+                else:
+                    nodes, start, owners = nodes | group[0], start | group[1], owners + group[2]
+            found = [*apart, (nodes, start, owners)]
+        result = []
+        for nodes, start, owners in found:
+            first = min(self.readers(v)[0] for o in owners for v in self.families[o] if self.readers(v))
+            result.append(
+                Group(sorted(nodes, key=self.at.__getitem__), owners, sorted(start, key=self._position), first)
+            )
+        return sorted(result, key=lambda group: group.start)
+
+    def _position(self, value: ir.Value) -> tuple[int, str]:
+        node = value.producer()
+        return (-1 if node is None else self.at[node], value.name or "")
+
+    def sizes(self, owners: Iterable[ir.Value]) -> dict[ir.Value, int]:
+        """Bytes of families."""
+        return {owner: _bytes(owner) for owner in owners}
+
+    # -- predictions ---------------------------------------------------------------------------------------------------
+
+    def seconds(self, node: ir.Node) -> float:
+        """Predicted time of a node, unknown sizes at a typical one."""
+        if node not in self._seconds:
+            operands = [None if v is None else _hinted(v) for v in node.inputs]
+            attributes = list(node.attributes.values())
+            copy = ir.Node(node.domain, node.op_type, operands, attributes, num_outputs=len(node.outputs))
+            for value, like in zip(copy.outputs, node.outputs, strict=True):
+                value.shape, value.dtype = _hinted(like).shape, like.dtype or ir.DataType.FLOAT
+            self._seconds[node] = node_seconds(copy, self.rates) if node.outputs else 0.0
+        return self._seconds[node]
+
+    def peak(self, groups: Collection[Group]) -> int:
+        """The most bytes of forward values, kept or recomputed, that are alive at once in the backward part."""
+        change = [0] * (len(self.nodes) + 2)
+
+        def alive(size: int, start: int, end: int) -> None:
+            change[start] += size
+            change[min(end, len(self.nodes)) + 1] -= size
+
+        again = {owner for group in groups for owner in group.dropped}
+        for owner, size in self.kept.items():
+            if owner not in again:
+                alive(size, self.boundary, self.last_use[owner])
+        for group in groups:
+            for owner in group.dropped:
+                alive(self.kept[owner], group.start, self.last_use[owner])
+            for owner in {self.owner(v) for v in group.checkpoints}:
+                if owner in self.families and owner not in self.outputs:
+                    longer = max(self.last_use[owner], self.boundary - 1) + 1 if owner in self.kept else self.boundary
+                    alive(_bytes(owner), longer, group.start) if longer <= group.start else None
+        held = most = 0
+        for delta in change:
+            held += delta
+            most = max(most, held)
+        return most
+
+
+_HINTS = (HINT_BATCH, HINT_CHANNELS)
+
+
+def _hinted(value: ir.Value) -> ir.Value:
+    """A value of static sizes in place of this one."""
+    if value.shape is None:
+        shape = ir.Shape((HINT_BATCH, HINT_CHANNELS, HINT_SIZE, HINT_SIZE)) if value.const_value is None else None
+    else:
+        hints = (*_HINTS, *[HINT_SIZE] * len(value.shape))
+        shape = ir.Shape([size if (size := known(d)) is not None else hints[i] for i, d in enumerate(value.shape)])
+    kind = ir.TensorType(value.dtype or ir.DataType.FLOAT)
+    return ir.Value(name=value.name, shape=shape, type=kind, const_value=value.const_value)
+
+
+def _bytes(value: ir.Value) -> int:
+    return value_bytes(_hinted(value))

@@ -1,0 +1,207 @@
+"""The stages behind every transformation: read, canonicalize, differentiate, simplify, lower, verify."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.backends.cpu.batch_statistics import share_statistics
+from onnx_convgrad.backends.cpu.fast_forms import use_fast_forms
+from onnx_convgrad.backends.cpu.pooled_slopes import move_slopes_behind_pools
+from onnx_convgrad.backends.cuda.provider_forms import fit_provider, part_products
+from onnx_convgrad.base.names import as_names, check_names
+from onnx_convgrad.errors import ArgumentError, first_few
+from onnx_convgrad.frontend.canonicalize import InputShapes, canonicalize
+from onnx_convgrad.frontend.diagnose import judged
+from onnx_convgrad.frontend.exporters.separate_merged import part_members, restore
+from onnx_convgrad.frontend.files import AnyModel, load
+from onnx_convgrad.frontend.parameters import resolve_of, resolve_wrt
+from onnx_convgrad.frontend.verify import verify, verify_shapes
+from onnx_convgrad.ir.constants import mark_varying
+from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.ir.nodes import ORIGIN, is_op
+from onnx_convgrad.ir.targets import Target, target_named
+from onnx_convgrad.lowering.candidates import Choosing, Policy
+from onnx_convgrad.lowering.cost.calibration import calibrated
+from onnx_convgrad.lowering.loops import take_loops_back, tell_loops
+from onnx_convgrad.lowering.lower import Choice, check_choice, check_workspace, lower
+from onnx_convgrad.memory.recompute import Recomputation, mark_boundary, recompute_values
+from onnx_convgrad.pipeline.training import rewrite_for_training, set_training
+from onnx_convgrad.pipeline.transforms import COMPOSITIONS, Derivatives, Mode, check_targets
+
+__all__ = ["GRADIENTS_KEY", "SEEDS_KEY", "Built", "Names", "Progress", "build", "complete"]
+
+Names = str | Sequence[str]
+Progress = Callable[[str], None]
+
+GRADIENTS_KEY = "onnx_convgrad.gradients"
+"""`metadata_props` key: JSON object, differentiated value -> graph output with its derivative."""
+
+SEEDS_KEY = "onnx_convgrad.seeds"
+"""`metadata_props` key: JSON object, value -> graph input with its cotangent or tangent (absent when seeded with ones)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A transformed model with what was decided on the way."""
+
+    model: ir.Model
+    primal: ir.Model
+    gradients: dict[str, str]
+    choices: tuple[Choice, ...]
+    recomputation: Recomputation | None = None
+
+
+def _canonical(m: ir.Model, given: AnyModel, wrt: Names, input_shapes: InputShapes | None) -> ir.Model:
+    """The loaded model in canonical form, with one initializer for each member of a module that may be in `wrt`."""
+    if set(as_names(wrt, "wrt")) - {"inputs", *(value.name for value in m.graph.inputs)}:
+        restore(m.graph)
+    m = canonicalize(m, input_shapes)
+    if input_shapes:
+        verify_shapes(m, lambda: canonicalize(load(given)))
+    part_members(m.graph)
+    take_loops_back(m)
+    return m
+
+
+@judged
+def build(
+    model: AnyModel,
+    *,
+    mode: Mode = "augment",
+    wrt: Names = "parameters",
+    of: Names | None = None,
+    seed: str | None = None,
+    training: bool = False,
+    per_sample: bool | str = False,
+    trainable_inputs: bool = False,
+    target: str = "cpu",
+    deterministic: bool = False,
+    lowering: Choosing = "auto",
+    max_workspace: int | None = None,
+    recompute: Names | None = None,
+    input_shapes: InputShapes | None = None,
+    composition: str = COMPOSITIONS[0],
+    compare: bool = False,
+    progress: Progress = lambda _: None,
+) -> Built:
+    """Run all stages; `progress` is told the name of each. Arguments and errors as for `onnx_convgrad.augment`.
+
+    `compare` is for reports: every lowering is priced, where one is forced too.
+    """
+    if seed not in (None, "ones"):
+        raise ArgumentError(f"seed must be None or 'ones', not {seed!r}.")
+    check_names([composition], COMPOSITIONS, "composition")
+    if per_sample not in (False, True, "squared_norm"):
+        raise ArgumentError(f"per_sample must be False, True or 'squared_norm', not {per_sample!r}.")
+    machine = calibrated(target_named(target, deterministic=deterministic))
+    check_choice(lowering)
+    check_workspace(max_workspace)
+    progress("reading")
+    m = load(model)
+    progress("canonicalizing")
+    m = _canonical(m, model, wrt, input_shapes)
+    graph = m.graph
+    sources, targets = resolve_wrt(graph, wrt), resolve_of(graph, of)
+    running = set_training(graph) if training else []
+    mark_varying(graph, sources)
+    kept = {*sources, *targets, *(() if training else graph.outputs)}
+    moved = {} if per_sample else share_statistics(graph, kept)  # there, the statistics of a batch are refused
+    updated = [(name, moved.get(v, v)) for name, v in running]
+    primal = m.clone()
+    if training and lowering != "exact":
+        rewrite_for_training(graph, machine, {*sources, *targets})
+    check_targets(targets, mode)
+    progress("differentiating")
+    before = list(graph)
+    e = Emitter(graph, opsets=graph.opset_imports, target=machine, joint=lowering != "exact")
+    job = Derivatives(e, sources, targets)
+    if mode == "hvp":
+        results = job.second(composition)
+    elif per_sample:
+        results = job.apart(seed, norms=per_sample == "squared_norm")
+    else:
+        results = job.first(mode, seed)
+    m.metadata_props[SEEDS_KEY] = json.dumps(job.seeds)
+    if mode in ("vjp", "grad", "hvp"):
+        graph.outputs.clear()
+    else:
+        graph.outputs.extend(job.claim(v, f"{name}_next") for name, v in updated if not v.is_graph_output())
+    graph.outputs.extend(results.values())
+    if trainable_inputs:
+        graph.inputs.extend(v for v in sources if v.is_initializer() and not v.is_graph_input())
+    policy = Policy(lowering, max_workspace, training, compare)
+    names = [value.name or "" for value in results]  # values of nodes that are replaced lose theirs
+    choices, recomputation = complete(m, primal, machine, policy, progress, recompute=recompute, forward=before)
+    found = dict(zip(names, [value.name or "" for value in graph.outputs][-len(names) :], strict=True))
+    m.metadata_props[GRADIENTS_KEY] = json.dumps(found)
+    return Built(m, primal, found, tuple(choices), recomputation)
+
+
+def complete(
+    m: ir.Model,
+    primal: ir.Model,
+    machine: Target,
+    policy: Policy,
+    progress: Progress = lambda _: None,
+    *,
+    recompute: Names | None = None,
+    forward: Collection[ir.Node] = (),
+) -> tuple[list[Choice], Recomputation | None]:
+    """The stages after differentiation, in place: remove what is unused, lower, recompute, name the nodes, verify.
+
+    `forward` holds the nodes that were there before differentiation; only `recompute` needs them.
+    """
+    move_slopes_behind_pools(m.graph, Emitter(m.graph, opsets=m.opset_imports, target=machine))
+    common.RemoveUnusedNodesPass()(m)
+    progress("lowering")
+    mark = mark_boundary(m.graph, forward) if recompute is not None else None
+    choices = lower(m.graph, machine, policy)
+    done = None
+    if mark is not None and recompute is not None:
+        progress("recomputing")
+        done = recompute_values(m.graph, mark, recompute, machine)
+    fit_provider(m.graph, machine)
+    if machine.name == "cpu":
+        use_fast_forms(m.graph, Emitter(m.graph, opsets=m.opset_imports, target=machine), training=policy.training)
+    part_products(m.graph)
+    progress("verifying")
+    _finish(m)
+    if machine.ordered_sums:
+        _name_unordered(m.graph, machine.name)
+    verify(m, primal)
+    return choices, done
+
+
+def _name_unordered(graph: ir.Graph, target: str) -> None:
+    """Warn of the sums that are still taken in no fixed order: those at indices which only a run knows."""
+    scatters = (node for node in graph if is_op(node, "ScatterElements", "ScatterND"))
+    found = [node.name or "unnamed" for node in scatters if Call(node).string("reduction", "none") == "add"]
+    if found:
+        text = f"On {target} these nodes still add at repeated indices in no fixed order: {first_few(found)}."
+        warnings.warn(text, UserWarning, stacklevel=5)
+
+
+def _finish(m: ir.Model) -> None:
+    """Remove what is unused, and name the new nodes after their forward nodes."""
+    common.RemoveUnusedNodesPass()(m)
+    used = {"", *(node.domain for node in m.graph.all_nodes())}
+    for domain in [domain for domain in m.opset_imports if domain not in used]:
+        del m.opset_imports[domain]
+    counts: dict[str, int] = {}
+    taken = {node.name for node in m.graph}  # the model may be differentiated already
+    for node in m.graph:
+        origin = node.metadata_props.pop(ORIGIN, None)
+        if origin is not None:
+            counts[origin] = counts.get(origin, 0) + 1
+            while f"{origin}/grad_{counts[origin]}" in taken:
+                counts[origin] += 1
+            node.name = f"{origin}/grad_{counts[origin]}"
+    tell_loops(m)
+    m.producer_name = "onnx_convgrad"

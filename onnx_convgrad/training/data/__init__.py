@@ -1,0 +1,1 @@
+"""Data sets, image folders and batches."""

@@ -1,0 +1,1 @@
+"""Losses as ONNX graphs, equal to PyTorch's."""

@@ -1,0 +1,196 @@
+"""Losses written as plain nodes: value and semantics are PyTorch's, the gradient is left to the ordinary reverse walk.
+
+A loss is called with an `Emitter`, an output of the model and its target, and returns a value of the graph; any function
+of that form can be used in its place. float16 is widened to float32 first, so a loss is never narrower than that.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_convgrad.base.names import check_names
+from onnx_convgrad.base.numbers import factors, positive
+from onnx_convgrad.errors import ArgumentError, ModelError
+from onnx_convgrad.ir.dims import static_dims
+from onnx_convgrad.ir.emit import Emitter
+
+__all__ = ["L1", "MSE", "BCEWithLogits", "Huber", "Loss", "Reduction", "like", "reduce", "shape_of", "wide"]
+
+Reduction = Literal["mean", "sum", "none"]
+
+Spec = tuple[ir.DataType, ir.Shape | None]
+"""Dtype and shape of a target."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Loss(ABC):
+    """A loss of one output. Called as `loss(e, y, target)`, it returns a scalar (or one entry per sample: `"none"`).
+
+    Args:
+        reduction: `"mean"`, `"sum"`, or `"none"` for no reduction; then the sum is what is differentiated.
+    """
+
+    reduction: Reduction = "mean"
+
+    def __post_init__(self) -> None:
+        check_names([self.reduction], ["mean", "sum", "none"], "reduction")
+        self.check()
+
+    def check(self) -> None:  # noqa: B027 - most have nothing to refuse
+        """Refuse option values that make no sense."""
+
+    def target(self, y: ir.Value) -> Spec:
+        """Dtype and shape of the target that goes with the output `y`; those of `y` by default."""
+        return y.dtype or ir.DataType.FLOAT, y.shape
+
+    @abstractmethod
+    def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
+        """Emit the loss."""
+
+    def options(self) -> dict[str, Any]:
+        """The options that differ from their defaults, as JSON values."""
+        changed = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, np.ndarray):
+                value = value.tolist()
+            if value != f.default:
+                changed[f.name] = value
+        return changed
+
+
+def wide(e: Emitter, value: ir.Value) -> ir.Value:
+    """The value in a type that sums can be taken in."""
+    narrow = value.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+    return e.cast(value, ir.DataType.FLOAT) if narrow else value
+
+
+def reduce(e: Emitter, value: ir.Value, reduction: Reduction, count: ir.Value | None = None) -> ir.Value:
+    """The value reduced over all its axes; a mean divides by `count` where that is given."""
+    scalar = value.shape is not None and not value.shape
+    if reduction == "none" or (scalar and count is None):
+        return value
+    if reduction == "mean" and count is None:
+        return e.op("ReduceMean", value, keepdims=0)
+    total = value if scalar else e.op("ReduceSum", value, keepdims=0)
+    return total if reduction == "sum" or count is None else e.div(total, count)
+
+
+def shape_of(y: ir.Value, why: str) -> ir.Shape:
+    """The shape of an output; raises `ModelError` when even its rank is unknown."""
+    if y.shape is None:
+        raise ModelError(
+            f"The rank of the output {y.name!r} is unknown, and {why} needs it.",
+            hint="Give the shapes of the inputs with input_shapes={name: [1, 3, 224, 224]}.",
+        )
+    return y.shape
+
+
+# -- regression --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class MSE(Loss):
+    """(y - target)^2."""
+
+    def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
+        error = e.sub(wide(e, y), wide(e, target))
+        if self.reduction == "none":
+            return e.square(error)
+        total = e.op("ReduceSumSquare", error, keepdims=0)  # its gradient is one product
+        return total if self.reduction == "sum" else e.div(total, size(e, error))
+
+
+@dataclass(frozen=True, eq=False)
+class L1(Loss):
+    """|y - target|."""
+
+    def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
+        return reduce(e, e.op("Abs", e.sub(wide(e, y), wide(e, target))), self.reduction)
+
+
+@dataclass(frozen=True, eq=False)
+class Huber(Loss):
+    """d^2 / 2 where |d| <= delta, else delta (|d| - delta / 2), with d = y - target."""
+
+    delta: float = 1.0
+
+    def check(self) -> None:
+        positive(self.delta, "delta", zero=False)
+
+    def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
+        error = e.sub(wide(e, y), wide(e, target))
+        size_ = e.op("Abs", error)
+        near = e.mul(e.square(error), 0.5)
+        far = e.mul(e.sub(size_, 0.5 * self.delta), self.delta)
+        return reduce(e, e.where(e.compare("LessOrEqual", size_, self.delta), near, far), self.reduction)
+
+
+# -- two classes -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class BCEWithLogits(Loss):
+    """-(pos_weight t log s(y) + (1 - t) log(1 - s(y))), with the logistic function s and targets t in [0, 1].
+
+    Computed as (1 - t) y + (1 + (pos_weight - 1) t) log(1 + exp(-y)), which neither overflows nor loses digits.
+
+    Args:
+        weight: Factor for each entry; broadcasts against the output.
+        pos_weight: Factor for positive targets; broadcasts against the output.
+    """
+
+    weight: Sequence[Any] | np.ndarray | float | None = None
+    pos_weight: Sequence[Any] | np.ndarray | float | None = None
+
+    def check(self) -> None:
+        for name in ("weight", "pos_weight"):
+            if getattr(self, name) is not None:
+                factors(getattr(self, name), name)
+
+    def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
+        y, target = wide(e, y), wide(e, target)
+        for name in ("weight", "pos_weight"):
+            _require_broadcast(getattr(self, name), y, name)
+        tail = e.op("Softplus", e.neg(y))
+        if self.pos_weight is not None:
+            more = np.asarray(self.pos_weight, np.float64) - 1
+            tail = e.mul(e.add(e.mul(target, like(e, more, y)), 1), tail)
+        loss = e.add(e.mul(e.sub(1, target), y), tail)
+        if self.weight is not None:
+            loss = e.mul(loss, like(e, self.weight, y))
+        return reduce(e, loss, self.reduction)
+
+
+def _require_broadcast(numbers: Any, y: ir.Value, name: str) -> None:
+    """Refuse factors that do not fit the output as far as its shape is known."""
+    factors, dims = np.shape(numbers) if numbers is not None else (), static_dims(y)
+    fits = dims is None or (
+        len(factors) <= len(dims)
+        and all(f == 1 or d in (None, f) for f, d in zip(reversed(factors), reversed(dims), strict=False))
+    )
+    if not fits:
+        shape = [d if d is not None else "?" for d in dims or ()]
+        raise ArgumentError(f"{name} has shape {list(factors)}, which does not broadcast against the output's {shape}.")
+
+
+# -- pieces ------------------------------------------------------------------------------------------------------------
+
+
+def like(e: Emitter, numbers: Any, y: ir.Value) -> ir.Value:
+    """Constant numbers in the dtype of `y`."""
+    return e.const(np.asarray(numbers, np.float64), y.dtype or ir.DataType.FLOAT)
+
+
+def size(e: Emitter, value: ir.Value) -> ir.Value:
+    """The number of entries as a scalar of `value`'s dtype; a constant where it is known."""
+    dims = None if value.shape is None else list(value.shape)
+    if dims is not None and all(isinstance(d, int) for d in dims):
+        return e.scalar(float(np.prod([int(d) for d in dims if isinstance(d, int)])), value)
+    return e.cast(e.op("Size", value), value.dtype or ir.DataType.FLOAT)

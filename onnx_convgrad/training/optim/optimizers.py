@@ -1,0 +1,390 @@
+"""Optimizers: one update rule each, emitted per parameter as plain nodes, equal to PyTorch's of the same name.
+
+In the formulas p is the parameter, g its gradient (after clipping), t = 1, 2, ... the number of the step, eta the
+learning rate. Everything that depends on t alone is computed once per graph, in float64: 1 - beta^t would lose digits.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+import onnx_ir as ir
+
+from onnx_convgrad.base.names import check_names
+from onnx_convgrad.base.numbers import positive, share
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.training.optim.schedules import Schedule, as_schedule
+
+__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Clock", "Moving", "Optimizer", "RMSprop", "optimizer_named"]
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """What depends on the step alone: scalars of the graph, shared by all parameters."""
+
+    e: Emitter
+    done: ir.Value
+    """Number of steps done before this one, int64."""
+    rate: ir.Value
+    """The learning rate, float32."""
+
+    @property
+    def t(self) -> ir.Value:
+        """Number of this step, from 1, in float64."""
+        return self.e.add(self.done_wide, 1)
+
+    @property
+    def done_wide(self) -> ir.Value:
+        return self.e.cast(self.done, ir.DataType.DOUBLE)
+
+    @property
+    def eta(self) -> ir.Value:
+        """The learning rate in float64."""
+        return self.e.cast(self.rate, ir.DataType.DOUBLE)
+
+    def correction(self, beta: float) -> ir.Value:
+        """1 - beta^t, in float64."""
+        return self.e.sub(1, self.e.op("Pow", self.e.scalar(beta, self.t), self.t))
+
+    def first(self) -> ir.Value:
+        """Whether this is the first step of all."""
+        return self.e.compare("Equal", self.done, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """One parameter at one step: the operands of an update rule."""
+
+    e: Emitter
+    parameter: ir.Value
+    gradient: ir.Value
+    state: Mapping[str, ir.Value]
+    clock: Clock
+    scale: float = 1.0
+    """The group's share of the learning rate."""
+    rated: bool = False
+    """Whether the gradient is multiplied by the learning rate (not by the share) already."""
+
+    def own(self, scalar: ir.Value) -> ir.Value:
+        """A scalar of the clock in the parameter's dtype."""
+        return self.e.cast(scalar, self.parameter.dtype or ir.DataType.FLOAT)
+
+    @property
+    def eta(self) -> ir.Value:
+        """The learning rate of this parameter, float64."""
+        return self.e.mul(self.clock.eta, self.scale)
+
+    @property
+    def rate(self) -> ir.Value:
+        """The learning rate of this parameter, in its dtype."""
+        return self.own(self.clock.rate if self.scale == 1 else self.eta)
+
+
+Step = tuple[ir.Value, dict[str, ir.Value]]
+"""The next parameter, and the next state by slot."""
+
+
+@dataclass(frozen=True)
+class Optimizer(ABC):
+    """An update rule with its options; the values are those of PyTorch.
+
+    Args:
+        groups: Glob over parameter names -> options that differ for them; later entries win. A group's `lr` keeps its
+            ratio to the optimizer's when a schedule changes that.
+        clip_value: Clamp every entry of every gradient to [-clip_value, clip_value].
+        clip_norm: Scale all gradients together so that their joint L2 norm is at most this; after `clip_value`.
+        maximize: Go up the gradient instead of down.
+    """
+
+    lr: float | Schedule = field(default=1e-3)
+    groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, kw_only=True)
+    clip_value: float | None = field(default=None, kw_only=True)
+    clip_norm: float | None = field(default=None, kw_only=True)
+    maximize: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.check()
+        if not isinstance(self.groups, Mapping) or not all(isinstance(o, Mapping) for o in self.groups.values()):
+            raise ArgumentError(
+                f'groups takes options by glob, as in {{"*.bias": {{"lr": 0.1}}}}, not {self.groups!r}.'
+            )
+        for glob, options in self.groups.items():
+            check_names(list(options), sorted(self.group_options()), f"option of group {glob!r}:")
+            if isinstance(options.get("lr"), Schedule):
+                raise ArgumentError(
+                    f"The lr of group {glob!r} is a schedule.", hint="Give a number: its ratio is kept."
+                )
+            replace(self, **options, groups={}).check()
+
+    def check(self) -> None:
+        """Refuse option values that make no sense."""
+        if not isinstance(self.lr, Schedule):
+            positive(self.lr, "lr")
+        for name in ("clip_value", "clip_norm"):
+            limit = getattr(self, name)
+            if limit is not None:
+                positive(limit, name, zero=False)
+
+    @classmethod
+    def group_options(cls) -> set[str]:
+        """Options that may differ from parameter to parameter."""
+        return {f.name for f in fields(cls)} - {"groups", "clip_value", "clip_norm"}
+
+    @property
+    def schedule(self) -> Schedule:
+        """The learning rate by step."""
+        return as_schedule(self.lr)
+
+    def options(self) -> dict[str, Any]:
+        """Name and options, as JSON values."""
+        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "lr"}
+        plain["groups"] = {glob: dict(options) for glob, options in self.groups.items()}
+        rate = {"lr": self.schedule(0), "schedule": self.schedule.options()}
+        return {"name": type(self).__name__, **rate, **plain}
+
+    def of(self, parameter: str) -> tuple[Optimizer, float]:
+        """The optimizer of one parameter, and its share of the learning rate."""
+        chosen: dict[str, Any] = {}
+        for glob, options in self.groups.items():
+            if parameter == glob or fnmatchcase(parameter, glob):
+                chosen.update(options)
+        share = 1.0
+        if "lr" in chosen:
+            base = peak(self.schedule)
+            if base == 0:
+                raise ArgumentError("A group has a learning rate of its own, but that of the optimizer is 0.")
+            share = float(chosen["lr"]) / base
+        return replace(self, **chosen, groups={}), share
+
+    def is_linear(self) -> bool:
+        """Whether every parameter moves by its gradient times the learning rate, which the loss may then be scaled by."""
+        return False
+
+    @abstractmethod
+    def state(self) -> dict[str, float]:
+        """Slots that this rule keeps per parameter -> the number that each begins with."""
+
+    @abstractmethod
+    def step(self, p: Moving) -> Step:
+        """Emit the update of one parameter."""
+
+
+def peak(schedule: Schedule) -> float:
+    """The rate that a group's own is measured against: the largest one that the schedule is built on."""
+    inner = getattr(schedule, "schedule", None)
+    return peak(inner) if isinstance(inner, Schedule) else float(getattr(schedule, "lr", schedule(0)))
+
+
+def _decayed(p: Moving, weight_decay: float) -> ir.Value:
+    """g + weight_decay p."""
+    return p.e.add(p.gradient, p.e.mul(p.parameter, weight_decay)) if weight_decay else p.gradient
+
+
+def _descend(p: Moving, parameter: ir.Value, move: ir.Value) -> ir.Value:
+    """The parameter less a move, of the parameter's dtype and shape."""
+    return p.e.typed(p.e.sub(parameter, move), p.parameter)
+
+
+def _average(p: Moving, slot: str, value: ir.Value, beta: float) -> ir.Value:
+    """beta slot + (1 - beta) value."""
+    return p.e.add(p.e.mul(p.state[slot], beta), p.e.mul(value, 1 - beta))
+
+
+@dataclass(frozen=True)
+class SGD(Optimizer):
+    """d = g + weight_decay p;  b <- momentum b + (1 - dampening) d;  p <- p - eta b.
+
+    In the first step b is d. With `nesterov`, p <- p - eta (d + momentum b).
+    """
+
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    dampening: float = 0.0
+
+    def check(self) -> None:
+        super().check()
+        for name in ("momentum", "dampening", "weight_decay"):
+            positive(getattr(self, name), name)
+        if self.nesterov and (self.momentum == 0 or self.dampening != 0):
+            raise ArgumentError("nesterov needs a momentum above 0 and no dampening.")
+
+    def is_linear(self) -> bool:
+        momenta = [self.momentum, *(options.get("momentum", 0) for options in self.groups.values())]
+        clipped = self.clip_value is not None or self.clip_norm is not None
+        return not any(momenta) and not clipped and type(self).step is SGD.step
+
+    def state(self) -> dict[str, float]:
+        return {"momentum_buffer": 0.0} if self.momentum else {}
+
+    def step(self, p: Moving) -> Step:
+        if p.rated:
+            return self._rated(p), {}
+        e, d = p.e, _decayed(p, self.weight_decay)
+        if not self.momentum:
+            return _descend(p, p.parameter, e.mul(d, p.rate)), {}
+        fresh = d
+        if self.dampening:
+            kept = e.where(p.clock.first(), e.scalar(1, p.clock.t), 1 - self.dampening)
+            fresh = e.mul(d, p.own(kept))
+        buffer = e.add(e.mul(p.state["momentum_buffer"], self.momentum), fresh)
+        move = e.add(d, e.mul(buffer, self.momentum)) if self.nesterov else buffer
+        return _descend(p, p.parameter, e.mul(move, p.rate)), {"momentum_buffer": buffer}
+
+    def _rated(self, p: Moving) -> ir.Value:
+        """p <- (1 - eta weight_decay) p - eta g, a pass less where eta g is given."""
+        e, parameter = p.e, p.parameter
+        if self.weight_decay:
+            parameter = e.mul(parameter, p.own(e.sub(1, e.mul(p.eta, self.weight_decay))))
+        return _descend(p, parameter, e.mul(p.gradient, p.scale))
+
+
+@dataclass(frozen=True)
+class Adam(Optimizer):
+    """m <- beta1 m + (1 - beta1) g;  v <- beta2 v + (1 - beta2) g^2;  p <- p - eta mhat / (sqrt(vhat) + eps).
+
+    mhat = m / (1 - beta1^t), vhat = v / (1 - beta2^t); with `amsgrad` the largest v so far. Weight decay is added to the
+    gradient. Kingma and Ba (2015); Reddi et al. (2018).
+    """
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    amsgrad: bool = False
+
+    def check(self) -> None:
+        super().check()
+        if not isinstance(self.betas, Sequence) or len(self.betas) != 2:
+            raise ArgumentError(f"betas must be two numbers, not {self.betas!r}.")
+        for i, beta in enumerate(self.betas):
+            share(beta, f"betas[{i}]", one=False)
+        positive(self.eps, "eps")
+        positive(self.weight_decay, "weight_decay")
+
+    def state(self) -> dict[str, float]:
+        return dict.fromkeys(("exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if self.amsgrad else [])), 0.0)
+
+    def step(self, p: Moving) -> Step:
+        return self.adam(p, _decayed(p, self.weight_decay), p.parameter)
+
+    def adam(self, p: Moving, g: ir.Value, parameter: ir.Value) -> Step:
+        """eta / c1 m / (sqrt(v / c2) + eps), with c1 and c2 in two scalars: eta sqrt(c2) / c1 and eps sqrt(c2)."""
+        e, (beta1, beta2) = p.e, self.betas
+        state = {
+            "exp_avg": _average(p, "exp_avg", g, beta1),
+            "exp_avg_sq": _average(p, "exp_avg_sq", e.square(g), beta2),
+        }
+        second = state["exp_avg_sq"]
+        if self.amsgrad:
+            second = state["max_exp_avg_sq"] = e.op("Max", p.state["max_exp_avg_sq"], second)
+        root = e.op("Sqrt", p.clock.correction(beta2))
+        rate = p.own(e.div(e.mul(p.eta, root), p.clock.correction(beta1)))
+        ratio = e.div(state["exp_avg"], e.add(e.op("Sqrt", second), p.own(e.mul(root, self.eps))))
+        return _descend(p, parameter, e.mul(ratio, rate)), state
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam, but weight decay acts on the parameter: p <- (1 - eta weight_decay) p first. Loshchilov and Hutter (2019)."""
+
+    weight_decay: float = 1e-2
+
+    def step(self, p: Moving) -> Step:
+        kept = p.own(p.e.sub(1, p.e.mul(p.eta, self.weight_decay)))
+        return self.adam(p, p.gradient, p.e.mul(p.parameter, kept) if self.weight_decay else p.parameter)
+
+
+@dataclass(frozen=True)
+class RMSprop(Optimizer):
+    """v <- alpha v + (1 - alpha) g^2;  p <- p - eta g / (sqrt(v) + eps).
+
+    With `centered`, v less the square of the averaged gradient; with `momentum`, b <- momentum b + the quotient, and
+    p <- p - eta b. Weight decay is added to the gradient.
+    """
+
+    lr: float | Schedule = 1e-2
+    alpha: float = 0.99
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    centered: bool = False
+
+    def check(self) -> None:
+        super().check()
+        share(self.alpha, "alpha", one=False)
+        for name in ("eps", "weight_decay", "momentum"):
+            positive(getattr(self, name), name)
+
+    def state(self) -> dict[str, float]:
+        extra = (["grad_avg"] if self.centered else []) + (["momentum_buffer"] if self.momentum else [])
+        return dict.fromkeys(("square_avg", *extra), 0.0)
+
+    def step(self, p: Moving) -> Step:
+        e, g = p.e, _decayed(p, self.weight_decay)
+        state = {"square_avg": _average(p, "square_avg", e.square(g), self.alpha)}
+        spread = state["square_avg"]
+        if self.centered:
+            state["grad_avg"] = _average(p, "grad_avg", g, self.alpha)
+            spread = e.sub(spread, e.square(state["grad_avg"]))
+        move = e.div(g, e.add(e.op("Sqrt", spread), self.eps))
+        if self.momentum:
+            move = state["momentum_buffer"] = e.add(e.mul(p.state["momentum_buffer"], self.momentum), move)
+        return _descend(p, p.parameter, e.mul(move, p.rate)), state
+
+
+@dataclass(frozen=True)
+class Adagrad(Optimizer):
+    """s <- s + g^2;  p <- p - eta / (1 + (t - 1) lr_decay) g / (sqrt(s) + eps). Weight decay is added to the gradient."""
+
+    lr: float | Schedule = 1e-2
+    lr_decay: float = 0.0
+    weight_decay: float = 0.0
+    initial_accumulator_value: float = 0.0
+    eps: float = 1e-10
+
+    def check(self) -> None:
+        super().check()
+        for name in ("lr_decay", "weight_decay", "initial_accumulator_value", "eps"):
+            positive(getattr(self, name), name)
+
+    def state(self) -> dict[str, float]:
+        return {"sum": self.initial_accumulator_value}
+
+    def step(self, p: Moving) -> Step:
+        e, g = p.e, _decayed(p, self.weight_decay)
+        total = e.add(p.state["sum"], e.square(g))
+        rate = p.rate
+        if self.lr_decay:
+            rate = p.own(e.div(p.eta, e.add(e.mul(p.clock.done_wide, self.lr_decay), 1)))
+        return _descend(p, p.parameter, e.mul(e.div(g, e.add(e.op("Sqrt", total), self.eps)), rate)), {"sum": total}
+
+
+def prepared(e: Emitter, gradients: Mapping[str, ir.Value], optimizer: Optimizer) -> dict[str, ir.Value]:
+    """The gradients as the update rules take them: clipped, norms being taken in float32, and towards the optimum."""
+    clipped = dict(gradients)
+    if optimizer.clip_value is not None:
+        limit = optimizer.clip_value
+        clipped = {k: e.op("Clip", g, e.scalar(-limit, g), e.scalar(limit, g)) for k, g in clipped.items()}
+    if optimizer.clip_norm is not None:
+        norm = e.op("Sqrt", joint_square(e, list(clipped.values())))
+        factor = e.op("Min", e.div(e.scalar(optimizer.clip_norm, norm), e.add(norm, 1e-6)), e.scalar(1, norm))
+        clipped = {k: e.mul(g, e.cast(factor, g.dtype or ir.DataType.FLOAT)) for k, g in clipped.items()}
+    return {k: e.neg(g) if optimizer.of(k)[0].maximize else g for k, g in clipped.items()}
+
+
+def joint_square(e: Emitter, values: list[ir.Value]) -> ir.Value:
+    """The sum of the squares of all entries of all values, a float32 scalar (float64 if a value is)."""
+    wide = ir.DataType.DOUBLE if any(v.dtype == ir.DataType.DOUBLE for v in values) else ir.DataType.FLOAT
+    return e.sum([e.op("ReduceSumSquare", e.cast(v, wide), keepdims=0) for v in values])
+
+
+def optimizer_named(name: str) -> type[Optimizer]:
+    """The class called `name`, in any case."""
+    classes = {c.__name__.lower(): c for c in (SGD, Adam, AdamW, RMSprop, Adagrad)}
+    check_names([name.lower()], sorted(classes), "optimizer")
+    return classes[name.lower()]

@@ -1,0 +1,169 @@
+"""Learning-rate schedules: step number -> learning rate, evaluated outside the graph.
+
+A schedule is a frozen value that can be called with the number of optimizer steps done so far. The program takes the
+result as its input `learning_rate`, so that one graph serves every schedule. The formulas are those of
+`torch.optim.lr_scheduler`, in closed form.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from onnx_convgrad.base.numbers import positive, share, whole
+from onnx_convgrad.errors import ArgumentError
+
+__all__ = ["Constant", "Cosine", "OneCycle", "Schedule", "Step", "Warmup"]
+
+
+class Schedule(ABC):
+    """A learning rate that depends on the step."""
+
+    @abstractmethod
+    def __call__(self, step: int) -> float:
+        """The learning rate of the step after `step` finished ones; `step` counts from 0."""
+
+    def options(self) -> dict[str, Any]:
+        """Name and options as JSON values, from which `schedule_from` makes the schedule again."""
+        if type(self) not in _BY_NAME.values():
+            return {"name": type(self).__name__}
+        own = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        plain = {k: v.options() if isinstance(v, Schedule) else v for k, v in own.items()}
+        return {"name": type(self).__name__, **{k: list(v) if isinstance(v, tuple) else v for k, v in plain.items()}}
+
+
+@dataclass(frozen=True, slots=True)
+class Constant(Schedule):
+    """The same learning rate throughout."""
+
+    lr: float
+
+    def __post_init__(self) -> None:
+        positive(self.lr, "lr")
+
+    def __call__(self, step: int) -> float:  # noqa: ARG002 - the signature of every schedule
+        return self.lr
+
+
+@dataclass(frozen=True, slots=True)
+class Step(Schedule):
+    """`lr gamma^floor(step / step_size)`; with `milestones`, `gamma` to the number of milestones reached."""
+
+    lr: float
+    step_size: int = 0
+    gamma: float = 0.1
+    milestones: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        positive(self.lr, "lr")
+        positive(self.gamma, "gamma")
+        if not isinstance(self.milestones, Iterable):
+            raise ArgumentError(f"milestones must be a list of steps, not {self.milestones!r}.")
+        object.__setattr__(self, "milestones", tuple(sorted(whole(m, "a milestone", 0) for m in self.milestones)))
+        if bool(whole(self.step_size, "step_size", 0)) == bool(self.milestones):
+            raise ArgumentError("A Step schedule takes either step_size (at least 1) or milestones.")
+
+    def __call__(self, step: int) -> float:
+        drops = step // self.step_size if self.step_size else sum(step >= m for m in self.milestones)
+        return float(self.lr * self.gamma**drops)
+
+
+@dataclass(frozen=True, slots=True)
+class Cosine(Schedule):
+    """Half a cosine from `lr` down to `minimum` in `steps` steps, and `minimum` from there on."""
+
+    lr: float
+    steps: int
+    minimum: float = 0.0
+
+    def __post_init__(self) -> None:
+        positive(self.lr, "lr")
+        positive(self.minimum, "minimum")
+        whole(self.steps, "steps")
+
+    def __call__(self, step: int) -> float:
+        share = min(step, self.steps) / self.steps
+        return self.minimum + (self.lr - self.minimum) * (1 + math.cos(math.pi * share)) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Warmup(Schedule):
+    """Linear warm-up: `start` times the schedule's first rate, growing to all of it in `steps` steps; then the schedule.
+
+    The schedule that follows begins where the warm-up ends, so a `Cosine` of n steps takes n steps more.
+    """
+
+    schedule: Schedule | float
+    steps: int
+    start: float = 0.0
+
+    def __post_init__(self) -> None:
+        whole(self.steps, "steps")
+        share(self.start, "start")
+        object.__setattr__(self, "schedule", as_schedule(self.schedule))
+
+    def __call__(self, step: int) -> float:
+        schedule = as_schedule(self.schedule)
+        if step >= self.steps:
+            return schedule(step - self.steps)
+        return schedule(0) * (self.start + (1 - self.start) * step / self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class OneCycle(Schedule):
+    """Up from `lr / div` to `lr` in the first `rise` of all steps, then down to `lr / (div * final_div)`.
+
+    Smith and Topin, "Super-convergence" (2019), in PyTorch's two-phase form; momentum is not cycled.
+    """
+
+    lr: float
+    steps: int
+    rise: float = 0.3
+    div: float = 25.0
+    final_div: float = 1e4
+    anneal: Literal["cos", "linear"] = "cos"
+
+    def __post_init__(self) -> None:
+        positive(self.lr, "lr")
+        whole(self.steps, "steps")
+        for name in ("div", "final_div"):
+            positive(getattr(self, name), name, zero=False)
+        positive(self.rise, "rise", zero=False)
+        share(self.rise, "rise", one=False)
+        if self.anneal not in ("cos", "linear"):
+            raise ArgumentError(f"anneal must be 'cos' or 'linear', not {self.anneal!r}.")
+
+    def __call__(self, step: int) -> float:
+        first, last = self.lr / self.div, self.lr / self.div / self.final_div
+        top = self.rise * self.steps - 1
+        if step <= top:
+            return self._blend(first, self.lr, step / top if top > 0 else 1.0)
+        return self._blend(self.lr, last, min(1.0, (step - top) / max(self.steps - 1 - top, 1.0)))
+
+    def _blend(self, start: float, end: float, share: float) -> float:
+        if self.anneal == "linear":
+            return start + (end - start) * share
+        return end + (start - end) * (1 + math.cos(math.pi * share)) / 2
+
+
+_BY_NAME: dict[str, type[Schedule]] = {c.__name__: c for c in (Constant, Step, Cosine, Warmup, OneCycle)}
+
+
+def schedule_from(options: Mapping[str, Any]) -> Schedule | None:
+    """The schedule that has these `options`; `None` for one that is not of this module."""
+    own = dict(options)
+    kind = _BY_NAME.get(own.pop("name"))
+    if kind is None:
+        return None
+    inner = {k: schedule_from(v) if isinstance(v, Mapping) else v for k, v in own.items()}
+    if None in inner.values():
+        return None
+    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in inner.items()})
+
+
+def as_schedule(lr: Schedule | float) -> Schedule:
+    """A number as a constant schedule."""
+    return lr if isinstance(lr, Schedule) else Constant(lr)

@@ -1,0 +1,233 @@
+"""Training programs: the graphs with which any ONNX Runtime trains a model.
+
+`step` is the whole of one training step in one graph. `gradients` and `update` are its two halves, for accumulation over
+several batches or over several machines, `evaluate` is the forward pass in inference mode with the loss, and `inference`
+the model itself, as it came in.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from onnx_convgrad.base.names import check_names
+from onnx_convgrad.base.numbers import whole
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.frontend.canonicalize import InputShapes, canonicalize
+from onnx_convgrad.frontend.diagnose import judged
+from onnx_convgrad.frontend.exporters.separate_merged import restore, untie
+from onnx_convgrad.frontend.files import AnyModel, load, whole_proto
+from onnx_convgrad.frontend.verify import verify_shapes
+from onnx_convgrad.ir.targets import target_named
+from onnx_convgrad.lowering.candidates import Choosing, Policy
+from onnx_convgrad.lowering.cost.calibration import calibrated
+from onnx_convgrad.lowering.lower import check_choice, check_workspace
+from onnx_convgrad.pipeline.stages import Names
+from onnx_convgrad.training.optim.optimizers import Optimizer
+from onnx_convgrad.training.optim.schedules import Schedule, schedule_from
+from onnx_convgrad.training.program.manifest import Manifest
+from onnx_convgrad.training.program.parts import PARTS, Builder, Part
+from onnx_convgrad.training.program.plan import Plan, check_groups, frozen_nodes, output_names, parameter_names
+from onnx_convgrad.training.program.precision import NARROW
+from onnx_convgrad.training.program.scaling import LossScale
+from onnx_convgrad.training.program.storage import read_manifest, read_part, write_program
+from onnx_convgrad.training.program.terms import LossLike, resolve
+
+__all__ = ["TrainingProgram", "build_training"]
+
+
+class TrainingProgram:
+    """The graphs of a training program, and the manifest that says what their inputs and outputs are.
+
+    Every parameter, every state and the learning rate has the stored value as its default, so that `step` runs with data
+    and target alone. Feed each `next` output to the input it belongs to in the following step.
+    """
+
+    def __init__(
+        self, manifest: Manifest, source: Callable[[Part], ir.Model], schedule: Schedule | None = None
+    ) -> None:
+        self.manifest = manifest
+        self.schedule = schedule or schedule_from(manifest.optimizer["schedule"])
+        """Number of steps done -> learning rate; `None` in a loaded program whose schedule is a class of one's own."""
+        self._source = source
+        self._models: dict[Part, ir.Model] = {}
+
+    def model(self, part: Part) -> ir.Model:
+        """A graph as an onnx_ir model, built when first asked for; weights are shared with the other graphs."""
+        check_names([part], PARTS, "part")
+        if part not in self._models:
+            self._models[part] = self._source(part)
+        return self._models[part]
+
+    @cached_property
+    def step(self) -> onnx.ModelProto:
+        """data, targets, learning_rate, parameters, state -> loss, outputs, next parameters, next state."""
+        return self._proto("step")
+
+    @cached_property
+    def gradients(self) -> onnx.ModelProto:
+        """data, targets, parameters, statistics -> loss, outputs, gradients, next statistics."""
+        return self._proto("gradients")
+
+    @cached_property
+    def update(self) -> onnx.ModelProto:
+        """learning_rate, parameters, gradients, optimizer state -> next parameters, next optimizer state."""
+        return self._proto("update")
+
+    @cached_property
+    def evaluate(self) -> onnx.ModelProto:
+        """data, targets, parameters, statistics -> loss, outputs, in inference mode."""
+        return self._proto("evaluate")
+
+    @cached_property
+    def inference(self) -> onnx.ModelProto:
+        """The model as it came in, in inference mode."""
+        return self._proto("inference")
+
+    def _proto(self, part: Part) -> onnx.ModelProto:
+        return whole_proto(self.model(part))
+
+    def save(
+        self, folder: str | os.PathLike[str], *, shared_weights: bool = False, defaults: bool | None = None
+    ) -> None:
+        """Write `step.onnx`, `gradients.onnx`, `update.onnx`, `evaluate.onnx`, `inference.onnx` and `manifest.json`.
+
+        All or nothing.
+
+        Args:
+            folder: Where to; a program that is there already is replaced.
+            shared_weights: Write the weights once, to `weights.bin`, instead of into each file; always so above 2 GB.
+            defaults: Whether parameters, state and learning rate have defaults. JavaScript cannot feed inputs that do:
+                without, the values to start from are the outputs of one more file, `initial.onnx`. By default they have,
+                except with `target="web"`.
+
+        Raises:
+            ArgumentError: The folder holds something else.
+            ModelError: It cannot be written.
+        """
+        models: dict[str, ir.Model] = {part: self.model(part) for part in PARTS}
+        if defaults is None:
+            defaults = self.manifest.options.get("target") != "web"
+        write_program(Path(folder), self.manifest, models, shared=shared_weights, defaults=defaults)
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> TrainingProgram:
+        """The program that `save` wrote; its graphs are read when first asked for.
+
+        Raises:
+            ModelError: The folder holds no program, or one of a later version.
+        """
+        path = Path(folder)
+        return cls(read_manifest(path), lambda part: read_part(path, part))
+
+    def __repr__(self) -> str:
+        m = self.manifest
+        count = sum(math.prod(d for d in p.shape or () if isinstance(d, int)) for p in m.parameters)
+        name = m.optimizer.get("name")
+        return f"<TrainingProgram: {len(m.parameters)} parameters of {count:,} numbers, {name}, loss {m.loss!r}>"
+
+
+@judged
+def build_training(
+    model: AnyModel,
+    *,
+    loss: LossLike,
+    optimizer: Optimizer,
+    wrt: Names = "parameters",
+    freeze: Names = (),
+    outputs: Names | None = None,
+    freeze_statistics: bool | Names = False,
+    unbiased_variance: bool = True,
+    seed: int = 0,
+    precision: str = "float32",
+    loss_scale: LossScale | None = None,
+    target: str = "cpu",
+    deterministic: bool = False,
+    lowering: Choosing = "auto",
+    max_workspace: int | None = None,
+    recompute: Names | None = None,
+    input_shapes: InputShapes | None = None,
+) -> TrainingProgram:
+    """Turn an inference model into a training program.
+
+    Args:
+        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        loss: A name (`"mse"`, `"l1"`, `"huber"`, `"cross_entropy"`, `"nll"`, `"bce_with_logits"`), a member of
+            `onnx_convgrad.losses`, the name of a scalar that the model computes itself, a function
+            `(emitter, output, target) -> value`; or several, as `{output: loss or (weight, loss)}`.
+        optimizer: A member of `onnx_convgrad.optim`.
+        wrt: The parameters to train: `"parameters"`, or names and globs of initializers.
+        freeze: Names and globs of parameters to leave as they are.
+        outputs: Names and globs of the model's outputs that the graphs give out; all by default.
+        freeze_statistics: Keep BatchNormalization in inference mode: all, or those that have the name, or a statistic or
+            parameter of the name; globs match too.
+        unbiased_variance: Running variances average variances over n - 1 entries, as in PyTorch, instead of n.
+        seed: What the masks of Dropout depend on, besides the step.
+        precision: `"float32"`: as the model says. `"float16"`: convolutions and matrix products in float16, with float32
+            parameters and dynamic loss scaling. `"bfloat16"` (CUDA): matrix products and what moves their operands in
+            bfloat16, with float32 parameters; convolutions stay in float32, for CUDA has no others up to opset 21.
+        loss_scale: How the loss is scaled with float16; a member of `onnx_convgrad.optim`.
+        target: `"cpu"`, `"cuda"`, `"web"` or `"portable"`.
+        deterministic: Build no sum whose order differs from run to run on a GPU; see `augment`.
+        lowering: `"auto"`, `"exact"`, or a mapping from gradient operator (or node name) to the name of a lowering.
+        max_workspace: Bytes that the lowering of one convolution or its gradient may hold besides operands and result.
+        recompute: Forward values to compute again rather than keep, as for `augment`: names, globs or `"auto"`.
+        input_shapes: Shapes that replace those declared by the graph's inputs.
+
+    Raises:
+        ArgumentError: An unknown name or option.
+        ModelError: The model cannot be read or brought to opset 21.
+        DifferentiationError: Some nodes cannot be differentiated; all are listed.
+        LoweringError: No lowering applies to a convolution, or the forced one does not.
+    """
+    machine = calibrated(target_named(target, deterministic=deterministic))
+    check_choice(lowering)
+    check_workspace(max_workspace)
+    if not isinstance(optimizer, Optimizer):
+        raise ArgumentError(f"optimizer must be a member of onnx_convgrad.optim, not {optimizer!r}.")
+    given_model = load(model)
+    restore(given_model.graph)
+    base = canonicalize(given_model.clone(), input_shapes)
+    if input_shapes:
+        verify_shapes(base, lambda: canonicalize(given_model.clone()))
+    untie(base.graph)
+    parameters = parameter_names(base.graph, wrt, freeze)
+    check_groups(optimizer, parameters)
+    given = output_names(base.graph, outputs)
+    plan = Plan(
+        given=given_model,
+        base=base,
+        machine=machine,
+        policy=Policy(lowering, max_workspace, training=True),
+        terms=resolve(base.graph, loss, given if outputs else None),
+        optimizer=optimizer,
+        parameters=parameters,
+        outputs=given,
+        frozen=frozen_nodes(base.graph, freeze_statistics),
+        unbiased=unbiased_variance,
+        seed=whole(seed, "seed", 0),
+        precision=precision,
+        scale=_scale(precision, loss_scale, target),
+        recompute=recompute,
+    )
+    options = {"target": target, "unbiased_variance": unbiased_variance, "seed": plan.seed, "precision": precision}
+    builder = Builder(plan, options | ({"loss_scale": plan.scale.options()} if plan.scale else {}))
+    return TrainingProgram(builder.manifest, builder.build, optimizer.schedule)
+
+
+def _scale(precision: str, given: LossScale | None, target: str) -> LossScale | None:
+    check_names([precision], ["float32", *NARROW], "precision")
+    if precision == "bfloat16" and target != "cuda":
+        raise ArgumentError(
+            "precision='bfloat16' is for target='cuda': ONNX Runtime's CPU provider multiplies no bfloat16.",
+            hint="Use 'float16', which runs everywhere.",
+        )
+    if precision != "float16" and given is not None:
+        raise ArgumentError("loss_scale is for precision='float16'.")
+    return (given or LossScale()) if precision == "float16" else None

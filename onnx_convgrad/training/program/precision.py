@@ -1,0 +1,147 @@
+"""Mixed precision: a narrow type where products dominate, float32 where sums and small differences do, by three lists.
+
+Operators of the first list compute in float16 or bfloat16; their float32 operands, the parameters among them, pass
+through a Cast, whose gradient is a Cast back, so that parameters, their gradients and the optimizer stay in float32.
+Operators of the second list follow their operands. All others compute in float32. Micikevicius et al., "Mixed Precision
+Training" (2018).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnx_convgrad.autodiff.activity import captured_values
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter
+from onnx_convgrad.training.program.draft import Draft
+
+__all__ = ["NARROW", "Narrow", "to_narrow"]
+
+
+@dataclass(frozen=True, slots=True)
+class Narrow:
+    """A narrow type: the operators that compute in it, those that follow their operands, and its largest number."""
+
+    dtype: ir.DataType
+    products: frozenset[str]
+    follow: frozenset[str]
+    largest: float
+
+
+_MOVES = frozenset(
+    "Add Concat Expand Flatten Identity Mul Neg Reshape Split Squeeze Sub Sum Transpose Unsqueeze".split()
+)
+
+NARROW = {
+    "float16": Narrow(
+        ir.DataType.FLOAT16,
+        frozenset("Conv ConvTranspose Gemm MatMul Einsum".split()),
+        _MOVES
+        | frozenset(
+            "Abs AveragePool BatchNormalization Clip DepthToSpace Div Dropout Elu Gather Gelu GlobalAveragePool "
+            "GlobalMaxPool HardSigmoid HardSwish LeakyRelu Max MaxPool Min Mish PRelu Pad Relu Resize Selu Sigmoid Slice "
+            "Softsign SpaceToDepth Tanh Tile Where".split()
+        ),
+        float(np.finfo(np.float16).max),
+    ),
+    # Up to opset 21 CUDA has no convolution, pool, comparison or Pad (the gradient of Slice) in bfloat16.
+    "bfloat16": Narrow(ir.DataType.BFLOAT16, frozenset(("Gemm", "MatMul")), _MOVES, 3.38e38),
+}
+"""Precision of a training program -> its lists."""
+
+_FLOAT = ir.DataType.FLOAT
+
+
+def to_narrow(draft: Draft, narrow: Narrow) -> None:
+    """Rewrite the model of a draft in place; what the graph takes and gives out keeps its dtype.
+
+    Raises:
+        ArgumentError: The model has control flow, which the lists do not reach into.
+    """
+    graph = draft.graph
+    given = [(v, v.dtype) for v in graph.outputs]
+    e = Emitter(graph, opsets=graph.opset_imports)
+    for node in list(graph):
+        if any(captured_values(node)):
+            raise ArgumentError(f"Node {node.name!r} ({node.op_type}) has a graph of its own: train it in float32.")
+        e.anchor = node
+        _convert(e, node, narrow)
+    e.anchor = None
+    for i, (value, dtype) in enumerate(given):
+        if value.dtype != dtype:
+            graph.outputs[i] = e.cast(value, dtype or _FLOAT)
+            value.name, graph.outputs[i].name = draft.node_names.value(value), value.name
+    draft.node_names.give(e.emitted, "precision")
+
+
+def _convert(e: Emitter, node: ir.Node, narrow: Narrow) -> None:
+    """Cast the operands of one node to the type that it is to compute in."""
+    typed = list(_typed_inputs(node, narrow))
+    operands = [node.inputs[i] for i in typed]
+    half = not node.domain and bool(typed) and _computes_narrow(node, operands, narrow)
+    for i, value in enumerate(node.inputs):
+        if value is None or value.dtype not in (_FLOAT, narrow.dtype):
+            continue
+        wanted = narrow.dtype if half and i in typed else _FLOAT
+        if value.dtype != wanted:
+            node.replace_input_with(i, _stored(e, value, wanted) if _constant(value) else e.cast(value, wanted))
+    if half:
+        for i in _typed_outputs(node):
+            if node.outputs[i].dtype == _FLOAT:
+                node.outputs[i].type = ir.TensorType(narrow.dtype)  # types are shared with the copies of the model
+
+
+def _computes_narrow(node: ir.Node, operands: list[ir.Value | None], narrow: Narrow) -> bool:
+    floating = [v for v in operands if v is not None and v.dtype in (_FLOAT, narrow.dtype)]
+    if not all(_fits(v, narrow) for v in floating):
+        return False
+    if node.op_type in narrow.products:
+        return True
+    voting = [v for v in floating if not v.is_initializer()]
+    return node.op_type in narrow.follow and bool(voting) and all(v.dtype == narrow.dtype for v in voting)
+
+
+def _constant(value: ir.Value) -> bool:
+    return value.is_initializer() and not value.is_graph_input()
+
+
+def _fits(value: ir.Value, narrow: Narrow) -> bool:
+    """Whether the narrow type can hold the numbers, as far as they are known."""
+    if not _constant(value) or value.const_value is None or value.dtype == narrow.dtype:
+        return True
+    numbers = value.const_value.numpy()
+    return bool((np.abs(numbers[np.isfinite(numbers)]) <= narrow.largest).all())
+
+
+def _stored(e: Emitter, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+    assert value.const_value is not None
+    return e.const(value.const_value.numpy().astype(dtype.numpy()))
+
+
+@cache
+def _schema(op_type: str) -> onnx.defs.OpSchema:
+    return onnx.defs.get_schema(op_type, CANONICAL_OPSET)
+
+
+def _typed_inputs(node: ir.Node, narrow: Narrow) -> Iterator[int]:
+    """Positions of the operands that have the type of the first result."""
+    if node.op_type not in narrow.products | narrow.follow or node.domain:
+        return
+    schema = _schema(node.op_type)
+    for i in range(len(node.inputs)):
+        if schema.inputs[min(i, len(schema.inputs) - 1)].type_str == schema.outputs[0].type_str:
+            yield i
+
+
+def _typed_outputs(node: ir.Node) -> Iterator[int]:
+    """Positions of the results that have the type of the first."""
+    schema = _schema(node.op_type)
+    for i in range(len(node.outputs)):
+        if schema.outputs[min(i, len(schema.outputs) - 1)].type_str == schema.outputs[0].type_str:
+            yield i

@@ -1,0 +1,147 @@
+"""A training program as a folder: five ONNX files and `manifest.json`, written all or nothing.
+
+Each file holds its own weights, so that one of them is enough where only that one is needed. With `shared=True`, or where
+the weights are too big for one file, they are written once, to `weights.bin`, which all files refer to.
+
+ONNX Runtime's packages for JavaScript feed no input that has a default: the one for Node leaves the value away without a
+word, the one for browsers refuses it. With `defaults=False` the inputs have none, and the values to start from are the
+outputs of one more file, `initial.onnx`, which takes no inputs.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnx_ir as ir
+
+from onnx_convgrad.errors import ArgumentError, ModelError
+from onnx_convgrad.frontend.files import PROTO_LIMIT, load
+from onnx_convgrad.training.program.manifest import Manifest
+
+__all__ = ["read_manifest", "read_part", "write_program"]
+
+_MANIFEST = "manifest.json"
+_WEIGHTS = "weights.bin"
+_INITIAL = "initial"
+_SMALL = 1024
+_ELSEWHERE = "Give another folder."
+
+
+def write_program(
+    folder: Path,
+    manifest: Manifest,
+    models: Mapping[str, ir.Model],
+    *,
+    shared: bool,
+    defaults: bool = True,
+    limit: int = PROTO_LIMIT,
+) -> None:
+    """Write a program; a program that is there already is replaced when everything is written.
+
+    Raises:
+        ArgumentError: The folder holds something else.
+        ModelError: It cannot be written.
+    """
+    if folder.exists():
+        _refuse_others(folder)
+    clones = {name: model.clone() for name, model in models.items()}
+    shared = shared or any(_bytes(m) > limit for m in clones.values())
+    if not defaults:
+        clones[_INITIAL] = _take_defaults({name: m for name, m in clones.items() if name != "inference"})
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.absolute().parent) as work:
+            draft = Path(work) / "program"
+            draft.mkdir()
+            if shared:
+                _share(clones, draft)
+            for name, model in clones.items():
+                if not shared:
+                    ir.external_data.load_to_model(model)
+                ir.save(model, draft / f"{name}.onnx", format="protobuf")
+            (draft / _MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
+            if folder.exists():
+                folder.replace(Path(work) / "old")
+            draft.replace(folder)
+    except OSError as problem:
+        raise ModelError(f"{str(folder)!r} could not be written: {problem.strerror or problem}.") from problem
+
+
+def _refuse_others(folder: Path) -> None:
+    """Refuse a place that holds anything but a program, which is replaced as a whole."""
+    entries = sorted(folder.iterdir()) if folder.is_dir() else [folder]
+    if any(path.name == _MANIFEST for path in entries):
+        try:
+            read_manifest(folder)
+        except ModelError as problem:
+            raise ArgumentError(f"{str(folder)!r} is not replaced: {problem.message}", hint=_ELSEWHERE) from problem
+    own = [path for path in entries if path.name in (_MANIFEST, _WEIGHTS) or path.suffix == ".onnx"]
+    if other := next((path for path in entries if path not in own), None):
+        raise ArgumentError(
+            f"{str(folder)!r} is not replaced, because it holds {other.name!r}, which is no part of a training program.",
+            hint=_ELSEWHERE,
+        )
+    if own and not (folder / _MANIFEST).exists():
+        raise ArgumentError(f"{str(folder)!r} exists and is not a training program.", hint=_ELSEWHERE)
+
+
+def _bytes(model: ir.Model) -> int:
+    return sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
+
+
+def _take_defaults(models: Mapping[str, ir.Model]) -> ir.Model:
+    """Leave the inputs of all models without defaults; a model whose outputs are the values that they had."""
+    first: dict[str, ir.Value] = {}
+    for model in models.values():
+        for value in [v for v in model.graph.inputs if v.is_initializer()]:
+            name, tensor = value.name or "", value.const_value
+            first.setdefault(name, ir.Value(name=name, type=value.type, shape=value.shape, const_value=tensor))
+            del model.graph.initializers[name]
+            value.const_value = None
+    step = models["step"]
+    graph = ir.Graph([], list(first.values()), nodes=[], initializers=list(first.values()), name=_INITIAL)
+    graph.opset_imports.update(step.graph.opset_imports)
+    return ir.Model(graph, ir_version=step.ir_version)
+
+
+def _share(models: Mapping[str, ir.Model], folder: Path) -> None:
+    """Move what is not small into one file; tensors are shared where they are one object."""
+    values = [v for m in models.values() for v in m.graph.initializers.values()]
+    tensors = {id(v.const_value): v.const_value for v in values if v.const_value is not None}
+    big = {key: t for key, t in tensors.items() if t.nbytes > _SMALL}
+    moved = ir.external_data.convert_tensors_to_external(list(big.values()), folder, _WEIGHTS)
+    small = {key: t for key, t in tensors.items() if key not in big and isinstance(t, ir.ExternalTensor)}
+    near = {key: ir.Tensor(t.numpy().copy(), dtype=t.dtype, name=t.name) for key, t in small.items()}
+    by_id = {**near, **dict(zip(big, moved, strict=True))}  # nothing stays in the files of the model
+    for value in values:
+        value.const_value = by_id.get(id(value.const_value), value.const_value)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a program.
+
+    Raises:
+        ModelError: The folder is not a program that this release reads.
+    """
+    try:
+        return Manifest.from_json((folder / _MANIFEST).read_bytes())
+    except ModelError as problem:
+        raise ModelError(
+            f"{str(folder / _MANIFEST)!r}: {problem.message}", hint="Save the program again with TrainingProgram.save."
+        ) from problem
+    except FileNotFoundError:
+        raise ModelError(f"{str(folder)!r} is not a training program: there is no {_MANIFEST}.") from None
+    except OSError as problem:
+        raise ModelError(f"{str(folder)!r} could not be read: {problem.strerror or problem}.") from problem
+
+
+def read_part(folder: Path, part: str) -> ir.Model:
+    """One graph of a program, with defaults."""
+    model = load(folder / f"{part}.onnx")
+    if (initial := folder / f"{_INITIAL}.onnx").exists():
+        first = load(initial).graph.initializers
+        for value in [v for v in model.graph.inputs if v.name in first]:
+            value.const_value = first[value.name or ""].const_value
+            model.graph.register_initializer(value)
+    return model

@@ -1,0 +1,181 @@
+"""What the argument `loss` of a training program means: one or more weighted terms, each of one value of the model."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, SupportsFloat, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_convgrad.autodiff.activity import floating
+from onnx_convgrad.base.names import check_names
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.ir.emit import Emitter, known
+from onnx_convgrad.ir.namespace import named_values
+from onnx_convgrad.training.losses.cross_entropy import NLL, CrossEntropy
+from onnx_convgrad.training.losses.elementwise import L1, MSE, BCEWithLogits, Huber, Loss, Spec
+
+__all__ = ["LOSSES", "Custom", "LossLike", "Term", "resolve"]
+
+LOSSES: dict[str, type[Loss]] = {
+    "mse": MSE,
+    "l1": L1,
+    "huber": Huber,
+    "cross_entropy": CrossEntropy,
+    "nll": NLL,
+    "bce_with_logits": BCEWithLogits,
+}
+"""Losses by name."""
+
+
+@dataclass(frozen=True, eq=False)
+class Custom(Loss):
+    """A loss of one's own: a function `(e, y, target) -> value`, or `(e, y) -> value` without a target.
+
+    Args:
+        function: Emits the loss with the `Emitter` `e`; what it returns is reduced.
+        dtype: numpy dtype of the target; by default that of the output.
+        shape: Sizes and names of the target's dimensions; by default those of the output.
+    """
+
+    function: Callable[..., ir.Value] = field(kw_only=False)
+    dtype: Any = None
+    shape: Sequence[int | str | None] | None = None
+
+    def target(self, y: ir.Value) -> Spec:
+        dtype = y.dtype if self.dtype is None else ir.DataType.from_numpy(np.dtype(self.dtype))
+        return dtype or ir.DataType.FLOAT, y.shape if self.shape is None else ir.Shape(self.shape)
+
+    @property
+    def has_target(self) -> bool:
+        """Whether the function takes a target."""
+        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        given = [p for p in inspect.signature(self.function).parameters.values() if p.kind in positional]
+        return len([p for p in given if p.default is p.empty]) != 2
+
+    def __call__(self, e: Emitter, y: ir.Value, target: ir.Value | None = None) -> ir.Value:
+        from onnx_convgrad.training.losses.elementwise import reduce
+
+        value = self.function(e, y) if target is None else self.function(e, y, target)
+        if not isinstance(value, ir.Value):
+            raise ArgumentError(f"The loss function returned {value!r}, not a value of the graph.")
+        return reduce(e, value, self.reduction)
+
+    def options(self) -> dict[str, Any]:
+        return {"function": getattr(self.function, "__qualname__", repr(self.function))}
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A loss of one value of the model.
+
+    Args:
+        loss: What is computed; `None` when the value is a loss itself.
+        output: Name of the value.
+        weight: Factor in the sum of all terms.
+        target: Name of the graph input that holds the target; by default `target`, or `<output>_target` of several.
+    """
+
+    loss: Loss | None
+    output: str | None = None
+    weight: float = 1.0
+    target: str | None = None
+
+    @property
+    def has_target(self) -> bool:
+        """Whether the loss compares with a target."""
+        return self.loss is not None and getattr(self.loss, "has_target", True)
+
+
+LossLike: TypeAlias = str | Loss | Callable[..., ir.Value] | Term | Mapping[str, Any] | Sequence[Any]
+"""One loss, or several: `{output: loss, or (weight, loss), or the weight of a scalar output}`, or a list of terms."""
+
+
+def resolve(graph: ir.Graph, loss: LossLike, outputs: Sequence[str] | None = None) -> tuple[Term, ...]:
+    """The terms that `loss` means for this graph; `outputs` are the ones to choose from where none is named.
+
+    Raises:
+        ArgumentError: An unknown name, an output that cannot be told, or a loss of the wrong kind.
+    """
+    if isinstance(loss, Mapping):
+        terms = [_term(graph, entry, output) for output, entry in loss.items()]
+    elif isinstance(loss, Sequence) and not isinstance(loss, str):
+        terms = [_term(graph, entry, None) for entry in loss]
+    else:
+        terms = [_term(graph, loss, None)]
+    if not terms:
+        raise ArgumentError("There is no loss.")
+    terms = [_placed(graph, t, outputs) for t in terms]
+    compared = [t for t in terms if t.has_target]
+    named = []
+    for term in terms:
+        name = term.target or ("target" if len(compared) == 1 else f"{term.output}_target")
+        named.append(Term(term.loss, term.output, term.weight, name) if term.has_target else term)
+    return tuple(named)
+
+
+def _term(graph: ir.Graph, entry: Any, output: str | None) -> Term:
+    """One entry: a loss, `(weight, loss)` or a Term."""
+    weight = 1.0
+    if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], SupportsFloat):
+        weight, entry = _finite(entry[0]), entry[1]
+    if isinstance(entry, Term):
+        return Term(entry.loss, entry.output or output, entry.weight * weight, entry.target)
+    if isinstance(entry, str):
+        values = named_values(graph)
+        own = entry in values and (entry not in LOSSES or values[entry].is_graph_output())
+        if own and output in (None, entry):
+            return Term(None, entry, weight)
+        if entry not in LOSSES:
+            known_values = [v.name or "" for v in graph.outputs if floating(v)]
+            check_names([entry], [*LOSSES, *(known_values if output is None else [])], "loss")
+        return Term(LOSSES[entry](), output, weight)
+    if isinstance(entry, SupportsFloat) and output is not None:
+        return Term(None, output, _finite(entry))
+    if isinstance(entry, Loss):
+        return Term(entry, output, weight)
+    if isinstance(entry, type) and issubclass(entry, Loss):
+        return Term(entry(), output, weight)
+    if callable(entry):
+        return Term(Custom(entry), output, weight)
+    raise ArgumentError(
+        f"A loss is a name, a member of onnx_convgrad.losses or a function, not {entry!r}.",
+        hint=f"Names: {', '.join(LOSSES)}.",
+    )
+
+
+def _finite(weight: SupportsFloat) -> float:
+    if not math.isfinite(float(weight)):
+        raise ArgumentError(f"The weight of a loss is {weight!r}.")
+    return float(weight)
+
+
+def _placed(graph: ir.Graph, term: Term, outputs: Sequence[str] | None) -> Term:
+    """The term with its value settled."""
+    values = named_values(graph)
+    if term.output is None:
+        options = [v.name or "" for v in dict.fromkeys(graph.outputs) if floating(v)]
+        chosen = [name for name in options if outputs is None or name in outputs]
+        if len(chosen) != 1:
+            raise ArgumentError(
+                f"The model has {len(chosen)} floating outputs ({', '.join(chosen)}): the loss must say which it is of.",
+                hint="Give loss={output: loss}, also for several.",
+            )
+        return Term(term.loss, chosen[0], term.weight, term.target)
+    if term.output not in values:
+        check_names([term.output], [v.name or "" for v in graph.outputs], "output in loss:")
+    value = values[term.output]
+    if not floating(value):
+        raise ArgumentError(
+            f"The loss is of {term.output!r}, which is {value.dtype and value.dtype.name}, not floating."
+        )
+    if term.loss is None and value.shape is not None and any(known(d) not in (1, None) for d in value.shape):
+        raise ArgumentError(
+            f"The loss {term.output!r} has shape {value.shape}; it must be one number.",
+            hint=f"Losses to apply to an output: {', '.join(LOSSES)}.",
+        )
+    return term

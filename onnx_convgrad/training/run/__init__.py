@@ -1,0 +1,1 @@
+"""The trainer: sessions, steps, epochs, metrics, callbacks, checkpoints."""

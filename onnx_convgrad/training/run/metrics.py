@@ -1,0 +1,171 @@
+"""What is counted besides the loss: functions of a batch's outputs and arrays, averaged over an epoch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, SupportsFloat, TypeAlias
+
+import numpy as np
+
+from onnx_convgrad.base.names import check_names
+from onnx_convgrad.base.numbers import whole
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.training.program.manifest import Manifest
+from onnx_convgrad.training.run.shares import samples
+
+__all__ = ["Accuracy", "Metric", "MetricLike", "resolve_metrics"]
+
+Arrays = Mapping[str, Any]
+
+_CLASSES = ("CrossEntropy", "NLL")
+
+
+class Metric(ABC):
+    """A quantity that is averaged over batches.
+
+    Attributes:
+        name: Key in the rows of the history.
+        outputs: Outputs of the model that are needed; `None` for all.
+    """
+
+    name: str
+    outputs: tuple[str, ...] | None = None
+
+    def of(self, manifest: Manifest) -> Metric:  # noqa: ARG002 - most need nothing from it
+        """The metric for a program; raises `ArgumentError` where it makes no sense there."""
+        return self
+
+    @abstractmethod
+    def __call__(self, results: Arrays, batch: Arrays) -> tuple[float, float]:
+        """The batch's value, and how much it counts in an average.
+
+        Args:
+            results: `"loss"`, and outputs of the model by name.
+            batch: Data and targets by name.
+        """
+
+
+MetricLike: TypeAlias = str | Metric | Callable[[Arrays, Arrays], Any]
+"""`"accuracy"`, a metric, or a function `(results, batch) -> number`, whose batches count by their samples."""
+
+
+@dataclass(frozen=True)
+class Accuracy(Metric):
+    """Share of targets that the output gets right; targets that the loss ignores do not count.
+
+    For `cross_entropy` and `nll` the class with the largest output, or one of the `top` largest; for `bce_with_logits`
+    the sign of the output, entry by entry.
+
+    Args:
+        top: How many classes may be named.
+        output: Of several losses, the output that is meant.
+    """
+
+    top: int = 1
+    output: str | None = None
+    target: str = ""
+    binary: bool = False
+    ignored: int | None = None
+    label: str = ""
+
+    def __post_init__(self) -> None:
+        whole(self.top, "top")
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """`accuracy`, or `top5`; with the output behind it, where one was named."""
+        return ("accuracy" if self.top == 1 else f"top{self.top}") + self.label
+
+    @property
+    def outputs(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The output that is compared."""
+        return (self.output or "",)
+
+    def of(self, manifest: Manifest) -> Accuracy:
+        if self.target:  # settled already
+            return self
+        terms = [t for t in manifest.losses if t["loss"] in (*_CLASSES, "BCEWithLogits")]
+        if self.output is not None:
+            terms = [t for t in terms if t["output"] == self.output]
+        if not terms:
+            raise ArgumentError(
+                "Accuracy needs the loss cross_entropy, nll or bce_with_logits"
+                + (f" of {self.output!r}." if self.output else "."),
+                hint="Give a function (results, batch) -> number as metric instead.",
+            )
+        term = terms[0]
+        binary = term["loss"] == "BCEWithLogits"
+        ignored = term["options"].get("ignore_index", -100)
+        label = "" if self.output is None else f"_{self.output}"
+        return Accuracy(self.top, term["output"], term["target"], binary, ignored, label)
+
+    def __call__(self, results: Arrays, batch: Arrays) -> tuple[float, float]:
+        y, target = np.asarray(results[self.output or ""]), np.asarray(batch[self.target])
+        if self.binary:
+            return float(np.mean((y > 0) == (target > 0.5))), float(y.size)
+        axis = min(1, y.ndim - 1)
+        if target.ndim == y.ndim:  # probabilities
+            target = target.argmax(axis)
+        if self.top == 1:
+            hit = y.argmax(axis) == target
+        else:
+            place = np.expand_dims(np.clip(target, 0, y.shape[axis] - 1), axis)
+            own = np.take_along_axis(y, place, axis)
+            before = np.arange(y.shape[axis]).reshape(-1, *[1] * (y.ndim - axis - 1)) < place
+            hit = ((y > own) | ((y == own) & before)).sum(
+                axis
+            ) < self.top  # of equal ones the first, as argmax takes it
+            hit &= ~np.isnan(y).any(axis)
+        counted = np.ones_like(hit) if self.ignored is None else target != self.ignored
+        count = int(counted.sum())
+        return (float((hit & counted).sum() / count) if count else 0.0), float(count)
+
+
+class _Function(Metric):
+    """A plain function as a metric."""
+
+    def __init__(self, function: Callable[[Arrays, Arrays], Any], manifest: Manifest) -> None:
+        self.function, self.manifest = function, manifest
+        self.name = getattr(function, "__name__", type(function).__name__)
+
+    def __call__(self, results: Arrays, batch: Arrays) -> tuple[float, float]:
+        number = self.function(results, batch)
+        if not isinstance(number, SupportsFloat):
+            raise ArgumentError(f"The metric {self.name!r} returned {number!r}, not a number.")
+        return float(number), float(samples(self.manifest, batch))
+
+
+def resolve_metrics(given: Iterable[MetricLike] | MetricLike, manifest: Manifest) -> tuple[Metric, ...]:
+    """The metrics meant, for a program.
+
+    Raises:
+        ArgumentError: An unknown name, two metrics of one name, or one that needs an output that is not given out.
+    """
+    if given is None or not (callable(given) or isinstance(given, Iterable)):
+        raise ArgumentError(f"metrics takes a list of names, metrics and functions, not {given!r}.")
+    listed = [given] if isinstance(given, str) or callable(given) else list(given)
+    found = [_resolved(metric, manifest) for metric in listed]
+    names = [metric.name for metric in found]
+    doubled = {name for name in names if names.count(name) > 1} | ({"loss"} & set(names))
+    if doubled:
+        raise ArgumentError(
+            f"There is more than one metric called {doubled.pop()!r}.",
+            hint="Functions go by their __name__; Accuracy(output=...) by the output, too.",
+        )
+    for metric in found:
+        for name in metric.outputs or ():
+            if name not in manifest.outputs:
+                raise ArgumentError(
+                    f"The metric {metric.name!r} needs {name!r}, which the program does not give out.",
+                    hint=f"Build it with outputs=[{name!r}].",
+                )
+    return tuple(found)
+
+
+def _resolved(metric: MetricLike, manifest: Manifest) -> Metric:
+    if isinstance(metric, str):
+        check_names([metric], ["accuracy"], "metric")
+        return Accuracy().of(manifest)
+    return metric.of(manifest) if isinstance(metric, Metric) else _Function(metric, manifest)

@@ -1,0 +1,110 @@
+"""Properties of the rule table as a whole."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+import pytest
+
+from onnx_convgrad.autodiff.function_bodies import has_body
+from onnx_convgrad.autodiff.registry import lookup, rules, signature
+from onnx_convgrad.ir import emit, sizes, writer
+from onnx_convgrad.lowering.table import lowerings
+from onnx_convgrad.testing import Case
+from tests.lowering.conv.test_geometry import FORCED
+from tests.lowering.conv.test_per_sample import FORCED as FORCED_PER_SAMPLE
+from tests.lowering.pool.test_max_grad import FORCED as FORCED_POOLS
+
+ROOT = Path(__file__).parents[2]
+SOURCES = [
+    *(ROOT / "rules").glob("*.py"),
+    *(ROOT / "onnx_convgrad" / "lowering").rglob("*.py"),
+    *(Path(str(module.__file__)) for module in (emit, sizes, writer)),
+]
+TESTS = list((ROOT / "tests").rglob("test_*.py"))
+
+
+def _calls(path: Path) -> Iterator[ast.Call]:
+    yield from (node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call))
+
+
+def _emitted() -> dict[str, str]:
+    """Operators that any rule, lowering or helper emits, with the file."""
+    found = {}
+    for path in SOURCES:
+        for call in _calls(path):
+            name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+            if name in ("op", "ops", "reduce", "compare") and call.args:
+                operator = call.args[0]
+                if isinstance(operator, ast.Constant) and isinstance(operator.value, str):
+                    found[operator.value] = path.name
+    return found
+
+
+def _cases() -> Iterator[Case]:
+    """The cases that tests run through the generic checker."""
+    for path in TESTS:
+        for value in vars(importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))).values():
+            if isinstance(value, (list, tuple)):
+                yield from (case for case in value if isinstance(case, Case))
+
+
+def _operands(case: Case) -> Iterator[tuple[str, str]]:
+    """The operators of a case, each with the operands that it is differentiated in."""
+    if case.body:
+        for op in re.findall(r"= (\w+)\s*[<(]", case.body):
+            yield from ((op, name.removesuffix("...")) for name in signature("", op)[0])
+        return
+    names = signature("", case.op)[0]
+    arrays = case.arrays
+    for i in range(len(arrays)) if case.wrt is None else case.wrt:
+        if arrays[i] is not None:
+            yield case.op, names[min(i, len(names) - 1)].removesuffix("...")
+
+
+def test_rules_name_operators_and_operands_of_the_standard() -> None:
+    known = {schema.name for schema in onnx.defs.get_all_schemas()}
+    for rule in rules():
+        if rule.domain:
+            continue
+        assert rule.op_type in known, f"{rule.op_type} is no ai.onnx operator"
+        operands = {name.removesuffix("...") for name in signature("", rule.op_type)[0]}
+        assert set(rule.wrt) <= operands, f"{rule.op_type} has no operand {set(rule.wrt) - operands}"
+        assert set(rule.parameters) <= set(rule.wrt), f"{rule.op_type}: parameters must be differentiable"
+
+
+@pytest.mark.parametrize(("operator", "file"), sorted(_emitted().items()))
+def test_what_rules_emit_has_rules(operator: str, file: str) -> None:
+    domains = ("convgrad",) if operator.startswith(("Conv", "MaxPool")) and operator.endswith("Grad") else ("",)
+    if any(lookup(domain, operator) for domain in domains):
+        return
+    node = emit.ir.Node("", operator, [])
+    assert has_body(node), f"{file} emits {operator}, which nothing differentiates"
+
+
+def test_every_operand_of_every_rule_is_checked_in_both_modes_and_to_second_order() -> None:
+    """But the abstract operators, which no file holds: `test_orders.py` and `test_pool_max_grad.py` differentiate those."""
+    checked = {operand for case in _cases() if case.order > 1 for operand in _operands(case)}
+    wanted = {
+        (rule.op_type, name)
+        for rule in rules()
+        if rule.kind not in ("zero", "not_differentiable") and not rule.domain
+        for name in rule.wrt
+    }
+    assert not wanted - checked
+
+
+def test_every_lowering_is_forced_over_random_geometry() -> None:
+    forced = {
+        (op, name)
+        for choice in [*FORCED, *FORCED_PER_SAMPLE, *FORCED_POOLS]
+        if isinstance(choice, dict)
+        for op, name in choice.items()
+    }
+    wanted = {(op, name) for op, table in lowerings().items() if op.endswith("Grad") for name in table}
+    assert wanted <= forced

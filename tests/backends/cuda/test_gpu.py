@@ -1,0 +1,124 @@
+"""On ONNX Runtime's CUDA provider: right, on the GPU as a whole, and the same from run to run where that is asked for.
+
+`pytest -m gpu` needs `onnx-convgrad[cuda]` and an NVIDIA GPU; without one every test is skipped and says what is missing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import onnx_convgrad as og
+from benchmarks.gpu.correctness import LAYERS, check_family, check_lowering
+from onnx_convgrad.cli.placement import placement
+from onnx_convgrad.lowering.table import lowerings
+from onnx_convgrad.runtime import run, session
+from onnx_convgrad.runtime.binding import Binding, device_of
+from tests.support.families import FAMILIES, exported
+from tests.support.training_nets import arrays, build
+
+pytestmark = pytest.mark.gpu
+
+NAMES = [family.name for family in FAMILIES]
+LOWERINGS = [(op, name) for op in ("ConvInputGrad", "ConvWeightGrad") for name in lowerings()[op]]
+
+
+@pytest.mark.parametrize(("operator", "name"), LOWERINGS)
+def test_lowerings_equal_float64(operator: str, name: str) -> None:
+    row = check_lowering(operator, name, LAYERS, "cuda", "cuda")
+    assert not row.failed, row
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_networks_equal_float64(name: str) -> None:
+    row = check_family(name, "cuda", "cuda")
+    assert row.error is not None
+    assert not row.failed, row
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_node_of_a_network_falls_back_to_the_cpu(name: str) -> None:
+    family = next(f for f in FAMILIES if f.name == name)
+    proto = exported(family, dynamo=False, training=True)
+    found = placement(og.augment(proto, wrt="all", target="cuda", training=True), providers="cuda")
+    assert found.fallen == ()
+    program = og.build_training(proto, loss="mse", optimizer=og.optim.AdamW(1e-3), target="cuda")
+    assert placement(program.step, providers="cuda").fallen == ()
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_training_lowers_the_loss_and_stays_on_the_gpu(precision: str) -> None:
+    trainer = og.Trainer(build(target="cuda", precision=precision), providers=["cuda"])
+    losses = [trainer.step(arrays(0))["loss"] for _ in range(40)]
+    assert np.mean(losses[-5:]) < 0.7 * np.mean(losses[:5])
+    assert trainer.engine._ready().device == ("cuda", 0)
+
+
+def test_steps_equal_those_of_the_cpu() -> None:
+    program = build(target="cuda")
+    there = og.Trainer(program, providers=["cuda"], options={"tf32": False})
+    here = og.Trainer(program, providers=["cpu"])
+    for i in range(3):
+        assert there.step(arrays(i))["loss"] == pytest.approx(here.step(arrays(i))["loss"], rel=1e-3)
+
+
+def test_deterministic_runs_are_equal_bit_for_bit() -> None:
+    model = og.augment(LAYERS[1].model(), wrt="inputs", target="cuda")
+    options = {"deterministic": True, "tf32": False}
+    first, second = (run(model, LAYERS[1].feed, providers="cuda", options=options) for _ in range(2))
+    for name, value in first.items():
+        np.testing.assert_array_equal(second[name], value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tf32": False},
+        {"algorithm_search": "exhaustive"},
+        {"algorithm_search": "default"},
+        {"max_workspace": False},
+        {"memory_limit": 2**30},
+        {"prefer_nhwc": True},
+        {"conv1d_pad_to_nc1d": True},
+    ],
+    ids=str,
+)
+def test_options_change_no_gradient(options: dict[str, Any]) -> None:
+    layer = LAYERS[7] if "conv1d_pad_to_nc1d" in options else LAYERS[0]
+    model = og.vjp(layer.model(), wrt="inputs", target="cuda")
+    want = run(model, layer.feed)
+    got = run(model, layer.feed, providers="cuda", options=options)
+    for name, value in want.items():
+        np.testing.assert_allclose(got[name], value, rtol=0, atol=5e-3 * np.abs(value).max())
+
+
+def test_a_captured_graph_gives_what_a_run_gives() -> None:
+    layer = LAYERS[0]
+    model = og.vjp(layer.model(), wrt="inputs", target="cuda")
+    want = run(model, layer.feed, providers="cuda")
+    live = session(model, providers="cuda", options={"cuda_graph": True})
+    binding = Binding(live)
+    binding.bind({name: binding.put(array) for name, array in layer.feed.items()})
+    binding.bind_results({name: binding.put(np.zeros_like(array)) for name, array in want.items()})
+    for _ in range(3):
+        binding.run()
+    for name, value in binding.results().items():
+        np.testing.assert_allclose(value.numpy(), want[name], rtol=0, atol=5e-3 * np.abs(want[name]).max())
+
+
+def test_sessions_and_values_are_on_the_gpu() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 21]> g (float[3] x) => (float[3] y) { y = Relu (x) }'
+    )
+    live = session(model, providers="cuda")
+    assert device_of(live) == ("cuda", 0)
+    binding = Binding(live)
+    binding.bind({"x": np.array([-1, 0, 2], np.float32)})
+    binding.bind_results()
+    binding.run()
+    (result,) = binding.results().values()
+    assert result.device_name() == "cuda"
+    np.testing.assert_array_equal(result.numpy(), [0, 0, 2])

@@ -1,0 +1,283 @@
+"""The numeric check: it passes right gradients, catches wrong ones, and says how precise it was."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import numpy_helper
+
+from onnx_convgrad.api import augment
+from onnx_convgrad.checking.check import CheckReport, check, verify_numerically
+from onnx_convgrad.errors import ModelError
+from onnx_convgrad.pipeline.stages import Built, build
+
+
+def model(text: str, **weights: tuple[int, ...]) -> onnx.ModelProto:
+    """A model in ONNX's text form with normally distributed weights."""
+    proto: onnx.ModelProto = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {text}')
+    generator = np.random.default_rng(0)
+    for name, shape in weights.items():
+        values = 0.4 * generator.standard_normal(shape).astype(np.float32)
+        proto.graph.initializer.append(numpy_helper.from_array(values, name))
+    return proto
+
+
+MIXED = """g (float[N, C, H, W] x) => (float[A, B, D, E] y) {
+    a = Conv <pads = [1, 1, 1, 1], strides = [2, 2]> (x, w1, b1)
+    h = HardSwish (a)
+    p = AveragePool <kernel_shape = [3, 3], pads = [1, 1, 1, 1], ceil_mode = 1, strides = [2, 2]> (h)
+    t = ConvTranspose <strides = [2, 2], pads = [1, 1, 1, 1], output_padding = [1, 1], group = 2> (p, w2)
+    l = LeakyRelu <alpha = 0.2> (t)
+    m = MaxPool <kernel_shape = [2, 2]> (l)
+    y = Elu (m)
+}"""
+MIXED_WEIGHTS = {"w1": (4, 3, 3, 3), "b1": (4,), "w2": (4, 2, 3, 3)}
+
+
+def test_operators_without_a_float64_kernel_are_still_compared_in_float64() -> None:
+    report = check(model(MIXED, **MIXED_WEIGHTS), samples=2)
+    assert report.passed
+    assert report.precision == "float64"
+    assert report.pytorch == "compared with float64 autograd"
+    assert {row.value for row in report.rows} == {"x", "w1", "b1", "w2"}
+    assert max(row.numeric or 0 for row in report.rows) < 1e-5
+    assert report.inputs["x"][:2] == (2, 3)
+
+
+def test_the_same_seed_gives_the_same_report() -> None:
+    proto = model(MIXED, **MIXED_WEIGHTS)
+    first = check(proto, seed=3)
+    assert check(proto, seed=3) == first
+    assert check(proto, seed=4).rows[0].norm != first.rows[0].norm
+
+
+def spoil(built: Built, name: str, factor: float) -> None:
+    """Multiply an output of the augmented model."""
+    wrong = next(v for v in built.model.graph.outputs if v.name == name)
+    scale = ir.Value(name="wrong_factor", shape=ir.Shape(()), type=ir.TensorType(ir.DataType.FLOAT))
+    scale.const_value = ir.Tensor(np.float32(factor), name="wrong_factor")
+    built.model.graph.register_initializer(scale)
+    node = ir.Node("", "Mul", [wrong, scale], num_outputs=1)
+    wrong.name = "right"
+    wrong.replace_all_uses_with(node.outputs[0], replace_graph_outputs=True)
+    node.replace_input_with(0, wrong)
+    node.outputs[0].name, node.outputs[0].type = name, ir.TensorType(ir.DataType.FLOAT)
+    built.model.graph.append(node)
+
+
+@pytest.mark.parametrize("factor", [-1.0, 1.01, 0.0])
+def test_a_wrong_gradient_fails(factor: float) -> None:
+    built = build(model(MIXED, **MIXED_WEIGHTS), wrt="parameters")
+    spoil(built, "w2_grad", factor)
+    report = verify_numerically(built, samples=3)
+    assert {row.value for row in report.rows if not row.ok} == {"w2"}
+    failed = next(row for row in report.rows if row.value == "w2")
+    assert (failed.torch or 0) > failed.torch_limit
+    assert not report.passed
+
+
+SURE = """g (float[N, 3, 6, 6] x) => (float[N, K] y) {
+    a = Conv <pads = [1, 1, 1, 1]> (x, w1)
+    r = Relu (a)
+    f = Flatten (r)
+    m = Gemm <alpha = %s, transB = 1> (f, w2)
+    y = Softmax (m)
+}"""
+
+
+@pytest.mark.parametrize(
+    ("gain", "factor", "verdict"),
+    [
+        (0.5, 1, "ok"),
+        (7.0, 1, "rounding"),
+        (7.0, 3, "FAIL"),
+        (7.0, -1, "FAIL"),
+        (12.0, 1, "undetermined"),
+        (12.0, 1e6, "FAIL"),
+    ],
+)
+def test_a_sure_softmax_is_told_from_a_wrong_gradient(
+    gain: float, factor: float, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """float32 loses all digits where p (g - <p, g>) cancels: no fixed limit holds, and PyTorch may not be there to ask."""
+    monkeypatch.setattr("onnx_convgrad.checking.check.available", lambda: False)
+    built = build(model(SURE % gain, w1=(8, 3, 3, 3), w2=(10, 288)), wrt="w2")
+    spoil(built, "w2_grad", factor)
+    (row,) = verify_numerically(built).rows
+    assert row.verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("step", "gradient"),
+    [("y = Relu (a)", 0.0), ("y = Clip (a, zero, six)", 0.0), ("y = Clip (a, zero, one)", 1.0)],
+)
+def test_inputs_on_kinks_are_told_from_a_wrong_gradient(
+    step: str, gradient: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Biases of zero behind channels of zeros, as fresh networks have them: every difference lies between two slopes."""
+    bounds = " ".join(
+        f"{name} = Constant <value_float = {v}> ()" for name, v in (("zero", 0.0), ("one", 1.0), ("six", 6.0))
+    )
+    text = f"g (float[N, 4, 5] x) => (float[N, 4, 5] y) {{ {bounds} z = Mul (x, zero) a = Add (z, b) {step} }}"
+    proto = model(text)
+    proto.graph.initializer.append(numpy_helper.from_array(np.zeros((4, 1), np.float32), "b"))
+    built = build(proto, wrt="b")
+    (row,) = verify_numerically(built).rows
+    assert row.verdict == "kinks"
+    assert (row.norm > 0) == (gradient > 0)
+    spoil(built, "b_grad", 3.0)
+    assert [r.verdict for r in verify_numerically(built).rows] == ["FAIL" if gradient else "kinks"]
+    monkeypatch.setattr("onnx_convgrad.checking.check.available", lambda: False)
+    (row,) = verify_numerically(build(proto, wrt="b")).rows
+    assert row.verdict == "undetermined"
+
+
+def test_intermediate_values_can_be_moved() -> None:
+    report = check(model(MIXED, **MIXED_WEIGHTS), wrt=["a", "t", "x"], of="l")
+    assert report.passed
+    assert [row.value for row in report.rows] == ["a", "t", "x"]
+
+
+def test_resize_and_normalization() -> None:
+    text = """g (float[N, 2, H, W] x) => (float[N, 2, P, Q] y) {
+        n = InstanceNormalization (x, s, b)
+        r = Resize <mode = "linear"> (n, , scales)
+        y = Mul (r, r)
+    }"""
+    proto = model(text, s=(2,), b=(2,))
+    proto.graph.initializer.append(numpy_helper.from_array(np.array([1, 1, 2, 1.5], np.float32), "scales"))
+    report = check(proto, input_shapes={"x": ["N", 2, 6, 8]})
+    assert report.passed
+    assert report.precision == "float64"
+    assert report.inputs == {"x": (2, 2, 6, 8)}
+
+
+def test_what_pytorch_lacks_is_said() -> None:
+    text = 'g (float[2, 3] x) => (float[2, 3] y) { y = Einsum <equation = "ij,ij->ij"> (x, x) }'
+    assert check(model(text), wrt="inputs").pytorch == "compared with float64 autograd"
+    text = "g (float[3, 3] x) => (float[3, 3] y) { y = Trilu (x) }"
+    report = check(model(text), wrt="inputs")
+    assert report.passed
+    assert report.pytorch == "not rebuilt (operator Trilu)"
+    assert all(row.torch is None for row in report.rows)
+
+
+def test_training_mode_with_batch_statistics() -> None:
+    text = """g (float[N, 3, 8, 8] x) => (float[N, 3, 8, 8] y) {
+        y = BatchNormalization (x, s, b, mean, var)
+    }"""
+    proto = model(text, s=(3,), b=(3,), mean=(3,))
+    proto.graph.initializer.append(numpy_helper.from_array(np.ones(3, np.float32), "var"))
+    assert check(proto, training=True).passed
+    assert check(proto).passed
+
+
+def test_random_models_are_refused() -> None:
+    text = "g (float[N, 3] x) => (float[N, 3] y) { y = Dropout (x) }"
+    with pytest.raises(ModelError, match=r"draws random numbers.*without --training"):
+        check(model(text), wrt="inputs", training=True)
+    assert check(model(text), wrt="inputs").passed
+
+
+def test_a_model_that_runs_on_no_tried_size_is_refused_with_the_remedy() -> None:
+    text = """g (float[1, 2, H, W] x) => (float[P, Q] y) { y = Reshape (x, shape) }"""
+    proto = model(text)
+    proto.graph.initializer.append(numpy_helper.from_array(np.array([7, 11]), "shape"))
+    with pytest.raises(ModelError, match="--input-shape"):
+        check(proto, wrt="inputs")
+
+
+def test_sizes_are_found_by_trial() -> None:
+    proto = model("g (float[N, 3, H, W] x) => (float[P, Q] y) { f = Flatten (x) y = Gemm (f, w) }", w=(3 * 28 * 28, 4))
+    assert check(proto).inputs == {"x": (2, 3, 28, 28)}
+
+
+def test_report_as_data() -> None:
+    report = check(model("g (float[2, 3] x) => (float[2, 3] y) { y = Tanh (x) }"), wrt="inputs")
+    data = report.to_dict()
+    assert data["passed"] is True
+    assert data["rows"][0]["shape"] == [2, 3]
+    worse = replace(report, rows=(replace(report.rows[0], ok=False),))
+    assert isinstance(worse, CheckReport)
+    assert not worse.passed
+
+
+def test_operators_that_both_evaluators_blur_stay_precise() -> None:
+    text = """g (float[N, 4, 5] x) => (float[N, 4, 5] y) {
+        e = Erf (x)
+        n = GroupNormalization <num_groups = 2> (e, s, b)
+        y = Gelu (n)
+    }"""
+    report = check(model(text, s=(4,), b=(4,)), samples=3)
+    assert report.passed
+    assert max(row.numeric or 0 for row in report.rows) < 1e-5
+
+
+ORACLES = [
+    "y = LRN <size = 3, alpha = 0.3, beta = 0.6> (x)",
+    "s = Squeeze (x, last) y = GlobalMaxPool (s)",
+    'y = Resize <mode = "linear", coordinate_transformation_mode = "pytorch_half_pixel"> (x, , , sizes)',
+    'y = MaxPool <kernel_shape = [2, 2], strides = [2, 2], dilations = [1, 2], auto_pad = "SAME_UPPER"> (x)',
+    "y = AveragePool <kernel_shape = [1, 3], strides = [1, 4], pads = [0, 0, 0, 1]> (x)",
+    "h = Floor (x) e = Exp (x) y = Add (h, e)",
+]
+
+
+@pytest.mark.parametrize("body", ORACLES, ids=lambda body: body.split(" = ")[1].split()[0])
+def test_the_oracles_themselves_are_right(body: str) -> None:
+    """Of these ONNX's reference evaluator, or the rebuild in PyTorch, had something else in mind than the runtime."""
+    last = 1 if "Squeeze" in body else 5
+    text = f"g (float[3, 4, 6, {last}] x) => (float[A, B, C, D] y) "
+    text += f"<int64[1] last = {{3}}, int64[4] sizes = {{3, 4, 1, 3}}> {{ {body} }}"
+    if last == 1:
+        text = text.replace("[A, B, C, D]", "[A, B, C]")
+    (row,) = check(model(text)).rows
+    assert row.verdict == "ok", row
+
+
+def test_a_gradient_that_is_not_finite_fails_and_is_told() -> None:
+    """The root of a difference that is zero: infinity less infinity, in PyTorch too."""
+    report = check(model("g (float[2, 3] x) => (float[2, 3] y) { r = Sub (x, x) y = Sqrt (r) }"))
+    assert not report.passed
+    assert json.loads(json.dumps(report.to_dict(), allow_nan=False))["rows"][0]["norm"] is None
+
+
+@pytest.mark.parametrize(
+    ("graph", "wrt"),
+    [
+        ("(float[4] x) => (float[4] y) { y = Acosh (x) }", "x"),
+        ('(float[1,1,4,4] x, float[4] s) => (float[1,1,a,b] y) { y = Resize <mode = "nearest"> (x, , s) }', "x"),
+        ("(float[4] x, float low, float high) => (float[4] y) { y = Clip (x, low, high) }", "inputs"),
+        ("(float[2,3] x, float v) => (float[5,3] y) <int64[4] p = {1,0,2,0}> { y = Pad (x, p, v) }", "inputs"),
+        ("(float[6] x) => (float y) { q, y, z = DynamicQuantizeLinear (x) }", "x"),
+    ],
+    ids=["from 1 on", "positive", "numbers", "padded with an input", "a scale in float64"],
+)
+def test_inputs_and_derivatives_that_oracles_need_in_full(graph: str, wrt: str) -> None:
+    report = check(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> g {graph}'), wrt=wrt)
+    assert report.passed
+    assert all(row.verdict == "ok" for row in report.rows)
+
+
+def test_the_gradients_of_a_network_are_judged_in_float64() -> None:
+    """With a batch of unknown size, where forms by cost would loop over parts of it, which is not done node by node."""
+    net = Path(__file__).parents[2] / "examples" / "models" / "digits_cnn.onnx"
+    report = check(augment(onnx.load(net), wrt="inputs"), wrt=["image", "conv1.weight", "conv2.weight"])
+    assert report.precision == "float64"
+    assert [row.verdict for row in report.rows] == ["ok"] * 3
+
+
+def test_what_else_the_model_computes_is_left_alone() -> None:
+    """Of a model that gives gradients, too: whose cotangent would need the shape of y."""
+    text = "g (float[N, 3, H, W] x) => (float[N, 4, P, Q] y) { y = Conv (x, w) }"
+    twice = augment(model(text, w=(4, 3, 3, 3)), wrt=["w"], max_workspace=2_000_000)
+    report = check(twice, of="y", wrt="x", input_shapes={"x": [1, 3, 7, 7]})
+    assert report.passed
+    assert report.inputs["x"] == (1, 3, 7, 7)
+    assert [row.value for row in report.rows] == ["x"]

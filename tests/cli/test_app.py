@@ -1,0 +1,302 @@
+"""The commands: exit status, where text goes, and how it looks in a pipe and on a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from onnx_convgrad.cli import options
+from onnx_convgrad.cli.tables import Table, bytes_text, shape_text
+from tests.support.command_line import invoke, process, stored
+
+BOXES = "─│┌┐└┘━┃╭╮╰╯\x1b"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return stored(tmp_path)
+
+
+# -- the program -------------------------------------------------------------------------------------------------------
+
+
+def test_help_answers_at_once() -> None:
+    process("--help")  # compiles what is not compiled yet
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        result = process("--help")
+        times.append(time.perf_counter() - start)
+        assert result.returncode == 0
+    assert all(command in result.stdout for command in ("augment", "explain", "check", "rules"))
+    assert min(times) < 0.5
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = "import sys, onnx_convgrad.cli; print({'onnx', 'onnx_ir', 'numpy', 'rich'} & set(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("command", ["augment", "explain", "check", "rules"])
+def test_every_command_shows_an_example(command: str) -> None:
+    result = invoke(command, "--help")
+    assert result.exit_code == 0
+    assert "Example:" in result.stdout
+    assert f"onnx-convgrad {command}" in result.stdout
+
+
+def test_version() -> None:
+    import onnx_convgrad
+
+    assert invoke("--version").stdout == f"onnx-convgrad {onnx_convgrad.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["frobnicate"], "No such command 'frobnicate'"),
+        (["augment"], "Missing argument 'MODEL'"),
+        (["augment", "m.onnx", "--sead", "ones"], "No such option: --sead"),
+        (["check", "m.onnx", "--samples", "0"], "--samples"),
+    ],
+)
+def test_usage_errors_are_one_line(arguments: list[str], message: str) -> None:
+    result = process(*arguments)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert "--help" in result.stderr
+    assert not result.stdout
+
+
+def test_no_command_shows_the_help() -> None:
+    result = process()
+    assert result.returncode == 2
+    assert "Usage:" in result.stderr
+    assert "Error" not in result.stderr
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    command = f"{sys.executable} -m onnx_convgrad rules | head -1; exit ${{PIPESTATUS[0]}}"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert "Traceback" not in result.stderr
+    assert result.returncode == 0
+
+
+# -- augment -----------------------------------------------------------------------------------------------------------
+
+
+def test_augment_writes_beside_the_model_and_prints_plain_text(model: Path) -> None:
+    original = model.read_bytes()
+    result = process("augment", model)
+    assert result.returncode == 0, result.stderr
+    written = onnx.load(model.with_name("convs.grad.onnx"))
+    assert [o.name for o in written.graph.output] == ["y", "w1_grad", "b1_grad", "w2_grad"]
+    assert not any(c in result.stdout for c in BOXES)
+    assert result.stderr == ""
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines)) > 40  # nothing is wrapped to the width of a terminal
+    table = {line.split("  ")[0].strip(): line.split()[-2:] for line in lines if line.split()}
+    assert table["inputs"] == ["1", "2"]
+    assert table["outputs"] == ["1", "4"]
+    inside = sum(len(a.g.node) for node in written.graph.node for a in node.attribute)
+    assert table["nodes"] == ["3", f"{len(written.graph.node) + inside}"]
+    assert table["parameters"] == ["256", "256"]
+    assert table["w2"] == ["4x4x3x3", "float32"]
+    assert "Feed the cotangents: y_grad (of y)" in result.stdout
+    assert model.read_bytes() == original
+    assert sorted(p.name for p in model.parent.iterdir()) == ["convs.grad.onnx", "convs.onnx"]
+
+
+def test_augment_with_options(model: Path) -> None:
+    out = model.with_name("other.onnx")
+    arguments = [
+        "--wrt",
+        "image,w1",
+        "--of",
+        "a",
+        "--seed",
+        "ones",
+        "--trainable-inputs",
+        "--input-shape",
+        "image:B,3,8,8",
+    ]
+    result = invoke("augment", model, "-o", out, *arguments)
+    assert result.exit_code == 0, result.stderr
+    written = onnx.load(out)
+    assert [i.name for i in written.graph.input] == ["image", "w1"]
+    assert [o.name for o in written.graph.output] == ["y", "image_grad", "w1_grad"]
+    image = written.graph.input[0].type.tensor_type.shape.dim
+    assert [d.dim_param or d.dim_value for d in image] == ["B", 3, 8, 8]
+    assert "No cotangent is to be fed." in result.stdout
+
+
+def test_augment_json(model: Path) -> None:
+    result = process("augment", model, "--json", "--check")
+    data = json.loads(result.stdout)
+    assert data["output"].endswith("convs.grad.onnx")
+    assert data["before"]["nodes"] == 3
+    assert data["after"]["operators"]["Conv"] >= 2
+    assert data["gradients"][0] == {"value": "w1", "output": "w1_grad", "dtype": "float32", "shape": [4, 3, 3, 3]}
+    assert data["check"]["passed"] is True
+
+
+def test_augment_quiet_says_nothing(model: Path) -> None:
+    result = process("augment", model, "-q")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+def test_zero_gradients_are_one_line_of_warning(model: Path) -> None:
+    result = process("augment", model, "--wrt", "w1", "--wrt", "w2", "--of", "a", "-q")
+    assert result.returncode == 0
+    assert result.stderr.startswith("Warning: ")
+    assert "'w2'" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_long_lists_are_folded(tmp_path: Path) -> None:
+    chain = "\n".join(f"v{i + 1} = Mul (v{i}, s{i})" for i in range(14))
+    proto = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 17]> g (float[2, 3] v0) => (float[2, 3] v14) {{ {chain} }}'
+    )
+    proto.graph.initializer.extend(numpy_helper.from_array(np.ones(3, np.float32), f"s{i}") for i in range(14))
+    path = tmp_path / "chain.onnx"
+    onnx.save(proto, path)
+    folded, every = invoke("augment", path), invoke("augment", path, "-v")
+    assert "... and 6 more (-v shows all)" in folded.stdout
+    assert "s13_grad" not in folded.stdout
+    assert "s13_grad" in every.stdout
+
+
+# -- explain, check, rules ---------------------------------------------------------------------------------------------
+
+
+def test_explain_names_what_was_chosen_and_why_not_the_others(model: Path) -> None:
+    result = process("explain", model, "--wrt", "all", "--input-shape", "image:2,3,9,9")
+    assert result.returncode == 0, result.stderr
+    assert "Conv 2x3x9x9 * 4x3x3x3 -> 2x4x9x9" in result.stdout
+    assert result.stdout.index("4x3x3x3") < result.stdout.index("4x4x3x3")  # in the order of the model
+    assert "flipped_conv" in result.stdout
+    assert result.stdout.count("not used: see -v") == 4
+    assert result.stdout.count("chosen") == 4
+    assert not any(c in result.stdout for c in BOXES)
+    whole = process("explain", model, "--wrt", "all", "--input-shape", "image:2,3,9,9", "-v")
+    assert "not used: strides [2, 2] are not 1" in whole.stdout
+    assert "see -v" not in whole.stdout
+
+
+@pytest.mark.parametrize("command", [("explain", "MODEL"), ("rules",)])
+def test_quiet_commands_say_nothing(model: Path, command: tuple[str, ...]) -> None:
+    result = invoke(*(model if part == "MODEL" else part for part in command), "-q")
+    assert result.exit_code == 0
+    assert not result.stdout
+
+
+def test_explain_json_and_forced(model: Path) -> None:
+    result = invoke("explain", model, "--json", "--lowering", "ConvWeightGrad=im2col_gemm")
+    rows = json.loads(result.stdout)["rows"]
+    assert {r["chosen"] for r in rows if r["operator"] == "ConvWeightGrad"} == {"im2col_gemm"}
+    assert all(r["forced"] for r in rows if r["operator"] == "ConvWeightGrad")
+
+
+def test_check_passes(model: Path) -> None:
+    result = process("check", model, "--samples", "2")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "4 of 4 gradients agree." in result.stdout
+    assert "in float64" in result.stdout
+    assert not any(c in result.stdout for c in BOXES)
+
+
+def test_check_json(model: Path) -> None:
+    data = json.loads(invoke("check", model, "--json", "--seed-value", "5").stdout)
+    assert data["passed"] is True
+    assert data["seed"] == 5
+    assert [row["value"] for row in data["rows"]] == ["image", "w1", "b1", "w2"]
+
+
+def test_a_failed_check_has_status_1(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from onnx_convgrad.checking import check
+
+    right = check._run
+    monkeypatch.setattr(check, "_run", lambda *a: {k: -v for k, v in right(*a).items()})
+    result = invoke("check", model)
+    assert result.exit_code == 1
+    assert "FAIL" in result.stdout
+    assert "0 of 4 gradients agree. 4 FAIL." in result.stdout
+    assert invoke("augment", model, "--check", "-q").exit_code == 1
+
+
+def test_rules() -> None:
+    result = invoke("rules")
+    assert result.exit_code == 0
+    assert "of the 191 operators of ai.onnx 21 have a rule." in result.stdout
+    assert "convgrad::" not in result.stdout
+    data = json.loads(invoke("rules", "--json").stdout)
+    assert data["total"] == 191
+    assert data["covered"] + len(data["missing"]) + len(data["through_function_body"]) == 191
+    one = invoke("rules", "Conv")
+    assert "im2col_gemm" in one.stdout
+    assert "X, W, B" in one.stdout
+    assert set(json.loads(invoke("rules", "Conv", "--json").stdout)["lowerings"]) >= {"ConvInputGrad", "ConvWeightGrad"}
+
+
+# -- on a terminal -----------------------------------------------------------------------------------------------------
+
+
+def test_tables_are_drawn_on_a_terminal(model: Path) -> None:
+    primary, secondary = pty.openpty()
+    command = [sys.executable, "-m", "onnx_convgrad", "augment", str(model)]
+    environment = {**os.environ, "COLUMNS": "100", "TERM": "xterm"}
+    running = subprocess.Popen(command, stdout=secondary, stderr=subprocess.PIPE, env=environment)
+    os.close(secondary)
+    text = b""
+    while True:
+        try:
+            chunk = os.read(primary, 4096)
+        except OSError:  # how Linux says that the other end is closed
+            break
+        if not chunk:
+            break
+        text += chunk
+    os.close(primary)
+    assert running.wait() == 0
+    assert running.stderr is not None
+    assert running.stderr.read() == b""  # the spinner is for terminals only
+    running.stderr.close()
+    assert "───" in text.decode()
+
+
+# -- pieces ------------------------------------------------------------------------------------------------------------
+
+
+def test_options_are_understood() -> None:
+    assert options.names([], "parameters") == "parameters"
+    assert options.names(["a,b", "c"], "parameters") == ["a", "b", "c"]
+    assert options.input_shapes(["x:1,3,H,?", "scope:0:2"]) == {"x": [1, 3, "H", None], "scope:0": [2]}
+    assert options.input_shapes(["s:"]) == {"s": []}
+    assert options.chosen_lowering(["auto"]) == "auto"
+    assert options.chosen_lowering(["/a/Conv=x", "Op=y"]) == {"/a/Conv": "x", "Op": "y"}
+
+
+def test_text() -> None:
+    assert [bytes_text(n) for n in (0, 999, 1000, 86_000, 2_500_000_000)] == [
+        "0 B",
+        "999 B",
+        "1.0 kB",
+        "86.0 kB",
+        "2.5 GB",
+    ]
+    assert [shape_text(s) for s in (None, [], [1, "N", None])] == ["?", "scalar", "1xNx?"]
+    table = Table(["a", "n"], [["x", "1"], ["longer", "100"]], frozenset({1}))
+    assert table.plain() == "a         n\nx         1\nlonger  100"

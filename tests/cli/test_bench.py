@@ -1,0 +1,318 @@
+"""What `bench` reports of a model, and what the command prints, writes and refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from typer.testing import CliRunner, Result
+
+import onnx_convgrad as og
+from onnx_convgrad.bench import torch_side
+from onnx_convgrad.bench.layer import ConvLayer
+from onnx_convgrad.bench.measure import BenchReport, ConvTimes, bench
+from onnx_convgrad.cli import bench as bench_command
+from onnx_convgrad.cli import bench_plot as plot
+from onnx_convgrad.cli import figures
+from onnx_convgrad.cli.app import app
+from onnx_convgrad.ir.targets import Rates
+from onnx_convgrad.lowering.lower import Choice
+
+pytestmark = pytest.mark.usefixtures("hasty_timing")
+
+# -- reports -----------------------------------------------------------------------------------------------------------
+
+
+def net(dtype: int = TensorProto.FLOAT) -> onnx.ModelProto:
+    """Two convolutions of one geometry and a third of another, over images of any size."""
+    rng = np.random.default_rng(0)
+    element = helper.tensor_dtype_to_np_dtype(dtype)
+    weights = {"w1": (4, 4, 3, 3), "w2": (4, 4, 3, 3), "w3": (2, 4, 1, 1)}
+    nodes = [
+        helper.make_node("Conv", ["x", "w1"], ["a"], "first", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["a"], ["b"], "act"),
+        helper.make_node("Conv", ["b", "w2"], ["c"], "second", pads=[1, 1, 1, 1]),
+        helper.make_node("Conv", ["c", "w3"], ["y"], "third", strides=[2, 2]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info("x", dtype, ["N", 4, "H", "W"])],
+        [helper.make_tensor_value_info("y", dtype, ["N", 2, "P", "Q"])],
+        [numpy_helper.from_array(rng.standard_normal(s).astype(element), n) for n, s in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+SMALL = {"input_shapes": {"x": [1, 4, 8, 8]}}
+
+
+def test_report_groups_nodes_of_one_geometry() -> None:
+    report = bench(net(), threads=1, repeats=1, torch=False, wrt="all", **SMALL)
+    assert {(t.operator, t.nodes) for t in report.convolutions} == {
+        ("ConvInputGrad", ("first", "second")),
+        ("ConvWeightGrad", ("first", "second")),
+        ("ConvInputGrad", ("third",)),
+        ("ConvWeightGrad", ("third",)),
+    }
+    assert [t.nodes[0] for t in report.convolutions] == ["first", "first", "third", "third"]
+    for times in report.convolutions:
+        assert times.chosen in times.measured
+        assert set(times.measured) == set(times.predicted)
+        assert times.seconds is not None
+        assert times.measured[times.fastest] <= times.seconds
+        assert times.torch is None
+    assert report.totals is None
+    assert report.inputs == {"x": (1, 4, 8, 8)}
+    assert report.backward == report.augmented - report.forward
+    assert json.loads(json.dumps(report.to_dict()))["convolutions"][0]["nodes"] == ["first", "second"]
+
+
+def test_weights_that_nobody_feeds_are_timed_as_constants(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed = []
+
+    def time_none(choice: Choice, layer: ConvLayer, *_: object) -> dict[str, float]:
+        timed.append((choice.op_type, choice.node, layer.constant))
+        return {choice.chosen: 1.0}
+
+    monkeypatch.setattr("onnx_convgrad.bench.measure.time_lowerings", time_none)
+    report = bench(net(), threads=1, repeats=1, torch=False, wrt=["x", "w2"], trainable_inputs=True, **SMALL)
+    assert timed == [
+        ("ConvInputGrad", "first", True),
+        ("ConvInputGrad", "second", False),
+        ("ConvWeightGrad", "second", False),
+        ("ConvInputGrad", "third", True),
+    ]
+    assert {t.nodes for t in report.convolutions} == {("first",), ("second",), ("third",)}
+
+
+def test_training_graphs_have_forward_convolutions_too() -> None:
+    report = bench(net(), threads=1, repeats=1, torch=False, training=True, trainable_inputs=True, **SMALL)
+    forward = [t for t in report.convolutions if t.operator == "Conv"]
+    assert [t.nodes for t in forward] == [("first", "second"), ("third",)]
+    assert all("conv" in t.measured for t in forward)
+
+
+def test_free_sizes_are_chosen() -> None:
+    report = bench(net(), threads=1, repeats=1, torch=False, wrt=["w3"])
+    assert report.inputs == {"x": (2, 4, 224, 224)}
+
+
+def test_half_precision_is_not_timed_by_layer() -> None:
+    report = bench(net(TensorProto.FLOAT16), threads=1, repeats=1, torch=False, **SMALL)
+    assert {t.skipped for t in report.convolutions} == {"it is in float16, and only float32 is timed"}
+    assert report.forward > 0
+
+
+def _report(*convolutions: ConvTimes) -> BenchReport:
+    return BenchReport({}, {}, 1.0, 2.0, convolutions, torch=False)
+
+
+def _times(measured: dict[str, float], *nodes: str) -> ConvTimes:
+    return ConvTimes(nodes, "ConvWeightGrad", "", "taps", dict.fromkeys(measured, 1.0), measured)
+
+
+def test_the_fastest_lowerings_are_named_for_every_node() -> None:
+    report = _report(
+        _times({"taps": 3.0, "im2col_conv": 2.0}, "a", "b"),
+        _times({"taps": 2.05, "im2col_conv": 2.0}, "about as fast"),
+        _times({}, "not timed"),
+    )
+    assert report.lowerings == {
+        "ConvWeightGrad:a": "im2col_conv",
+        "ConvWeightGrad:b": "im2col_conv",
+        "ConvWeightGrad:about as fast": "taps",
+    }
+
+
+def test_what_was_measured_serves_a_training_step_and_parts_of_the_gradients() -> None:
+    report = bench(net(), threads=1, repeats=1, torch=False, training=True, trainable_inputs=True, **SMALL)
+    found = report.lowerings
+    assert {"Conv:first", "ConvInputGrad:second", "ConvWeightGrad:third"} <= set(found)
+    whole = og.explain(net(), training=True, trainable_inputs=True, lowering=found, **SMALL).choices
+    assert {f"{c.op_type}:{c.node}": c.chosen for c in whole} == found
+    assert all(c.forced for c in whole)
+    data = og.explain(net(), wrt="inputs", lowering=found | {"ConvInputGrad:first": "col2im"}, **SMALL).choices
+    assert {c.chosen for c in data if c.node == "first"} == {"col2im"}
+    program = og.build_training(net(), loss={"y": "mse"}, optimizer=og.optim.SGD(0.1), lowering=found, **SMALL)
+    assert program.step.graph.node
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "net.onnx"
+    onnx.save(net(), path)
+    return path
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["bench", *map(str, arguments), "--repeat", "1", "--threads", "1"])
+
+
+SHAPE = ("--input-shape", "x:1,4,8,8")
+
+
+def test_command_with_pytorch(model: Path) -> None:
+    result = invoke(model, *SHAPE)
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert "Inputs: x 1x4x8x8" in lines
+    assert any(line.split() == "convolution computes chosen predicted measured PyTorch ratio".split() for line in lines)
+    assert any(line.startswith("first and 1 more") and "weight gradient" in line for line in lines)
+    assert "of 4 distinct convolutions" in result.output
+    assert "PyTorch's time over ours: geometric mean" in result.output
+
+
+def test_command_without_pytorch(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = invoke(model, *SHAPE, "--no-torch", "-v")
+    assert result.exit_code == 0, result.output
+    assert "PyTorch" not in result.output
+    assert "first and 1 more, weight gradient: 1x4x8x8 * 4x4x3x3 p1" in result.output
+    monkeypatch.setattr("onnx_convgrad.cli.bench.torch_installed", lambda: False)
+    assert "PyTorch is not installed, so there is nothing to compare with." in invoke(model, *SHAPE).output
+
+
+def test_command_as_json_with_a_plot(model: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "net.png"
+    result = invoke(model, *SHAPE, "--no-torch", "--json", "--plot", picture)
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    assert found["plot"] == str(picture)
+    assert {"inputs", "machine", "forward", "backward", "augmented", "convolutions"} <= set(found)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_command_saves_the_fastest_lowerings(model: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "fast.json"
+    result = invoke(model, *SHAPE, "--no-torch", "--save-lowerings", saved)
+    assert result.exit_code == 0, result.output
+    assert f"take them with --lowering {saved}" in " ".join(result.output.split())
+    found = json.loads(saved.read_text())
+    assert {key.partition(":")[0] for key in found} == {"ConvInputGrad", "ConvWeightGrad"}
+    chosen = ["--lowering", str(saved), "--lowering", "ConvWeightGrad:first=taps"]
+    result = CliRunner().invoke(app, ["explain", str(model), *SHAPE, "--json", *chosen])
+    assert result.exit_code == 0, result.output
+    rows = {f"{c['operator']}:{c['node']}": c["chosen"] for c in json.loads(result.stdout)["rows"]}
+    assert rows == found | {"ConvWeightGrad:first": "taps"}
+
+
+def test_lowerings_that_cannot_be_saved_are_refused_first(model: Path, tmp_path: Path) -> None:
+    for name, message in {"fast.txt": "Name a .json file", "none/fast.json": "There is no folder"}.items():
+        result = invoke(model, "--save-lowerings", tmp_path / name)
+        assert result.exit_code == 2
+        assert message in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "cannot be read: No such file"),
+        ("{", "cannot be read: it is not JSON"),
+        ("[1]", "is not a map"),
+        ('{"ConvWeightGrad:first": 3}', "is not a map"),
+        ('{"ConvWeightGrad:frist": "taps"}', "Did you mean 'ConvWeightGrad:first'"),
+        ('{"ConvWeightGrad:first": "col2im"}', "Unknown lowering for ConvWeightGrad:first: 'col2im'"),
+    ],
+)
+def test_files_of_lowerings_that_cannot_be_used(model: Path, tmp_path: Path, text: str | None, message: str) -> None:
+    path = tmp_path / "fast.json"
+    if text is not None:
+        path.write_text(text)
+    result = CliRunner().invoke(app, ["explain", str(model), "--lowering", str(path)])
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
+
+
+def test_a_plot_says_what_was_chosen_and_measured(model: Path, tmp_path: Path) -> None:
+    report = bench(model, threads=1, repeats=1, **SMALL)
+    plot.plot(report, tmp_path / "net.svg", "net.onnx")
+    drawn = (tmp_path / "net.svg").read_text()
+    for text in ("net.onnx", "Data gradient", "Weight gradient", *(t.chosen for t in report.convolutions)):
+        assert f"<!-- {text} -->" in drawn
+
+
+def test_a_model_without_convolutions(tmp_path: Path) -> None:
+    text = '<ir_version: 10, opset_import: ["": 17]> g (float[2,3] x) => (float[2,3] y) { y = Tanh(x) }'
+    path = tmp_path / "tanh.onnx"
+    onnx.save(onnx.parser.parse_model(text), path)
+    result = invoke(path, "--wrt", "inputs", "--plot", tmp_path / "tanh.png")
+    assert result.exit_code == 0, result.output
+    assert "No convolution gradient is needed." in result.output
+    assert (tmp_path / "tanh.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("plot_as", "message"),
+    [("net.gif", "cannot be written as 'net.gif'. Use .png, .svg, .pdf."), ("none/net.png", "There is no folder")],
+)
+def test_plots_that_cannot_be_written_are_refused_first(
+    model: Path, tmp_path: Path, plot_as: str, message: str
+) -> None:
+    result = invoke(model, "--plot", tmp_path / plot_as)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_missing_matplotlib_is_explained(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "find_spec", lambda _: None)
+    result = invoke(model, "--plot", tmp_path / "net.png")
+    assert result.exit_code == 2
+    assert "Install it with `pip install onnx-convgrad[plot]`." in result.output
+
+
+def test_other_refusals(tmp_path: Path) -> None:
+    assert invoke(tmp_path / "none.onnx").exit_code == 2
+    text = """<ir_version: 10, opset_import: ["": 20, "ai.onnx.ml": 3]>
+        g (float[2,8] x) => (float[2,8] y) { y = ai.onnx.ml.Normalizer (x) }"""
+    path = tmp_path / "normalized.onnx"
+    onnx.save(onnx.parser.parse_model(text), path)
+    result = invoke(path, "--wrt", "inputs")
+    assert result.exit_code == 3
+    assert "Normalizer" in result.output
+
+
+def test_pytorch_is_found_when_it_is_there() -> None:
+    assert torch_side.torch_installed()
+
+
+# -- calibration -------------------------------------------------------------------------------------------------------
+
+
+def test_calibrate_stores_what_it_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONNX_CONVGRAD_CACHE", str(tmp_path))
+    result = CliRunner().invoke(app, ["bench", "--calibrate", "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["path"] == str(tmp_path / "rates.json")
+    assert json.loads((tmp_path / "rates.json").read_text()) == {found["key"]: found["rates"]}
+
+
+def test_calibrate_prints_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONNX_CONVGRAD_CACHE", str(tmp_path))
+    monkeypatch.setattr(bench_command, "calibrate", lambda *_, **__: Rates(gemm=1.25e12))
+    result = CliRunner().invoke(app, ["bench", "--calibrate"])
+    assert result.exit_code == 0, result.output
+    assert re.search(r"large matrix products +1.25e\+03 +\d+ +GFLOP/s", result.output)
+
+
+def test_calibrate_of_another_provider() -> None:
+    result = CliRunner().invoke(app, ["bench", "--calibrate", "--provider", "cuda"])
+    assert result.exit_code != 0
+    assert "CUDAExecutionProvider" in result.stderr
+    result = CliRunner().invoke(app, ["bench", "--calibrate", "--provider", "cud"])
+    assert result.exit_code == 2
+    assert "cuda" in result.stderr
+
+
+def test_bench_of_nothing_is_refused() -> None:
+    result = CliRunner().invoke(app, ["bench"])
+    assert result.exit_code == 2
+    assert "Name a file, or give --calibrate" in result.stderr

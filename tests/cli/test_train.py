@@ -1,0 +1,319 @@
+"""`train`: options from both sides, what it writes and prints, interruption and what follows, what each error says."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import numpy_helper
+from PIL import Image
+from sklearn.datasets import load_digits
+from typer.testing import CliRunner, Result
+
+from onnx_convgrad.cli.app import app
+from onnx_convgrad.cli.train_config import Config, read_config, write_config
+from onnx_convgrad.cli.train_plot import plot
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.training.run.interruption import Interruption
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["train", *(str(a) for a in arguments)])
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory: pytest.TempPathFactory, digits_cnn: Path) -> Path:
+    """A folder with an untrained digits network, `train.npz` and `test.npz`."""
+    folder = tmp_path_factory.mktemp("course")
+    digits, generator = load_digits(), np.random.default_rng(0)
+    order = generator.permutation(len(digits.target))
+    images, labels = (digits.images[order][:, None] / 16).astype("f"), digits.target[order]
+    for name, part in {"train": slice(0, 640), "test": slice(640, 1000)}.items():
+        np.savez(folder / f"{name}.npz", image=images[part], target=labels[part])
+    model = onnx.load(digits_cnn)
+    for tensor in model.graph.initializer:
+        array = numpy_helper.to_array(tensor)
+        if array.ndim > 1:
+            fresh = generator.standard_normal(array.shape) * np.sqrt(2 / np.prod(array.shape[1:]))
+            tensor.CopyFrom(numpy_helper.from_array(fresh.astype(array.dtype), tensor.name))
+    onnx.save(model, folder / "model.onnx")
+    return folder
+
+
+BASIC = ["--loss", "cross_entropy", "--threads", "1", "--batch-size", "64"]
+
+
+def train(course: Path, out: Path, *more: object) -> Result:
+    return invoke(course / "model.onnx", "--data", course / "train.npz", *BASIC, "--out", out, *more)
+
+
+def accuracy(model: Path, course: Path) -> float:
+    """Of a model on `test.npz`, by ONNX Runtime alone."""
+    data = np.load(course / "test.npz")
+    (logits,) = onnxruntime.InferenceSession(str(model)).run(None, {"image": data["image"]})
+    return float((logits.argmax(1) == data["target"]).mean())
+
+
+def test_a_model_is_trained(course: Path, tmp_path: Path) -> None:
+    out, picture = tmp_path / "run", tmp_path / "loss.png"
+    options = ["--validation", course / "test.npz", "--epochs", 4, "--lr", 0.01, "--schedule", "onecycle"]
+    result = train(course, out, *options, "--keep", 2, "--plot", picture)
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    heading = "epoch loss accuracy validation loss validation accuracy learning rate seconds samples/s"
+    assert lines[0].split() == heading.split()
+    assert [line.split()[0] for line in lines[1:5]] == list("1234")
+    assert f" -> {out}/trained.onnx" in result.stdout and result.stderr.count("epoch ") == 4
+    first, last = (accuracy(model, course) for model in (course / "model.onnx", out / "trained.onnx"))
+    assert first < 0.3 and last > 0.9
+    shown = float(lines[4].split()[4])
+    assert shown == pytest.approx(last, abs=1e-4)
+    assert accuracy(out / "best.onnx", course) > 0.9
+    assert sorted(p.name for p in (out / "checkpoints").iterdir()) == [
+        "best.safetensors", "step-00000030.safetensors", "step-00000040.safetensors"]  # fmt: skip
+    assert len((out / "history.csv").read_text().splitlines()) == 5
+    with Image.open(picture) as drawn:
+        assert drawn.size[0] > 1000
+    again = train(course, out)
+    assert again.exit_code == 2
+    assert "holds a run already. Continue it with `python -m onnx_convgrad train --resume" in again.stderr
+
+
+def test_json_and_quiet(course: Path, tmp_path: Path) -> None:
+    result = train(course, tmp_path / "run", "--epochs", 1, "--json", "--metric", "accuracy,top3")
+    found = json.loads(result.stdout)
+    assert result.exit_code == 0 and result.stderr == "" and found["interrupted"] is None
+    assert set(found["history"][0]) >= {"epoch", "loss", "accuracy", "top3", "samples_per_second"}
+    quiet = train(course, tmp_path / "other", "--epochs", 1, "-q", "--log", tmp_path / "log.jsonl")
+    assert (quiet.exit_code, quiet.output) == (0, "")
+    (row,) = map(json.loads, (tmp_path / "log.jsonl").read_text().splitlines())
+    assert row["loss"] == found["history"][0]["loss"] and Path(found["trained"]).is_file()
+
+
+# -- interruption ------------------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_saves_and_the_command_it_names_ends_as_if_nothing_had_been(course: Path, tmp_path: Path) -> None:
+    out, whole = tmp_path / "a run", tmp_path / "whole"
+    options = [course / "model.onnx", "--data", course / "train.npz", *BASIC, "--validation", 0.1, "--seed", 7]
+    options += ["--schedule", "cosine", "--epochs", 15, "--out"]
+    command = [sys.executable, "-m", "onnx_convgrad", "train", *map(str, options), str(out)]
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    assert running.stderr is not None
+    assert running.stderr.readline().startswith("epoch  1/15")
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert "SIGINT after step" in said and not (out / "trained.onnx").exists()
+    assert said.strip().splitlines()[-1] == f"  python -m onnx_convgrad train --resume '{out}'"
+    resumed = invoke("--resume", out, "--json")
+    undisturbed = invoke(*options, whole, "--json")
+    assert (resumed.exit_code, undisturbed.exit_code) == (0, 0)
+    histories = [json.loads(result.stdout)["history"] for result in (resumed, undisturbed)]
+    for row in [row for history in histories for row in history]:
+        del row["seconds"], row["samples_per_second"]
+    assert histories[0] == histories[1] and len(histories[0]) == 15
+    for name in ("trained.onnx", "best.onnx"):
+        assert (out / name).read_bytes() == (whole / name).read_bytes()
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_second_signal_acts_as_usual(number: signal.Signals, status: int) -> None:
+    def usual(*_: object) -> None:
+        raise InterruptedError
+
+    before = signal.signal(number, usual)
+    try:
+        with Interruption() as interruption:
+            assert interruption.exit_status == 0
+            signal.raise_signal(number)
+            assert interruption.exit_status == status
+            with pytest.raises(InterruptedError):
+                signal.raise_signal(number)
+        assert signal.getsignal(number) is usual
+    finally:
+        signal.signal(number, before)
+
+
+def test_a_finished_run_goes_on_with_more_epochs(course: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert train(course, out, "--epochs", 1).exit_code == 0
+    more = invoke("--resume", out, "--epochs", 2, "--json")
+    assert more.exit_code == 0, more.output
+    assert [row["epoch"] for row in json.loads(more.stdout)["history"]] == [1, 2]
+    assert tomllib.loads((out / "train.toml").read_text())["epochs"] == 2
+    refused = invoke("--resume", out, "--batch-size", 32)
+    assert refused.exit_code == 2
+    assert f"--batch-size cannot change while the run goes on: in '{out}' it is 64, not 32" in refused.stderr
+
+
+# -- options -----------------------------------------------------------------------------------------------------------
+
+
+def test_toml_says_the_same_and_the_command_line_wins(course: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.toml").write_text(f"""
+        model = "{os.path.relpath(course / "model.onnx", tmp_path)}"
+        data = "{os.path.relpath(course / "train.npz", tmp_path)}"
+        map = {{ image = "image" }}
+        loss = "cross_entropy"
+        optimizer = "sgd"
+        momentum = 0.9
+        lr = 1e-2
+        epochs = 3
+        freeze = ["bn*", "conv1.*"]
+        out = "run"
+        [loss-options]
+        label_smoothing = 0.1
+        [optimizer-options]
+        nesterov = true
+    """)
+    result = invoke("--config", tmp_path / "train.toml", "--epochs", 1, "--clip-norm", 2, "--json")
+    assert result.exit_code == 0, result.output
+    written = tomllib.loads((tmp_path / "run" / "train.toml").read_text())
+    assert written["epochs"] == 1 and written["clip-norm"] == 2 and written["batch-size"] == 32
+    manifest = json.loads((tmp_path / "run" / "program" / "manifest.json").read_text())
+    assert manifest["losses"][0]["options"]["label_smoothing"] == 0.1
+    assert [manifest["optimizer"][k] for k in ("name", "momentum", "nesterov", "clip_norm")] == ["SGD", 0.9, True, 2.0]
+    trained = {p["name"] for p in manifest["parameters"]}
+    assert trained and not any(name.startswith(("bn", "conv1.")) for name in trained)
+
+
+def test_options_survive_the_file(tmp_path: Path) -> None:
+    config = Config(
+        model='/a/m"ü.onnx', data=("/x.npy",), loss=("a=0.5*mse",), mean=(0.5, 1e-07), validation=("0.25",),
+        optimizer_options={"betas": [0.8, 0.99], "groups": {"fc*": {"lr": 0.1}}}, shuffle=False,
+    )  # fmt: skip
+    write_config(config, tmp_path / "train.toml")
+    assert Config.of(read_config(tmp_path / "train.toml"), "it") == config
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("epoch = 3", r"Unknown key in train.toml: 'epoch'\. Did you mean 'epochs'"),
+        ('epochs = "ten"', r"'epochs' in train.toml must be a whole number, not 'ten'"),
+        ("shuffle = 1", "'shuffle' in train.toml must be true or false, not 1"),
+        ("data = [true]", "'data' in train.toml must be text, or a list of texts, not True"),
+        ("epochs = 0", "--epochs must be at least 1, not 0"),
+        ("seed = -1", "--seed must be at least 0, not -1"),
+        ("warmup = -3", "--warmup must be at least 0, not -3"),
+        ("epochs = ", "could not be read as TOML"),
+    ],
+)
+def test_a_wrong_file_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "train.toml").write_text(text)
+    with pytest.raises(ArgumentError, match=message):
+        Config.of(read_config(tmp_path / "train.toml"), "it")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--loss", "cross_entropi"], "Unknown loss 'cross_entropi'. Did you mean 'cross_entropy'"),
+        (["--optimizer", "adm"], "Unknown optimizer 'adm'. Did you mean 'adam'"),
+        (["--momentum", "0.9"], "--momentum is not an option of adamw."),
+        (["--schedule", "cosin"], "Unknown schedule 'cosin'. Did you mean 'cosine'"),
+        (["--freeze", "conv9*"], "Unknown initializer in freeze: 'conv9*'"),
+        (["--data", "none.npz"], "none.npz'"),
+        (
+            ["--map", "image=target"],
+            "The array 'target' has shape (64,) in a batch; the input 'image' takes (N, 1, 8, 8).",
+        ),
+        (["--metric", "recall"], "Unknown metric 'recall'."),
+        (["--plot", "loss.bmp"], "A plot cannot be written as 'loss.bmp'"),
+        (["--loss", "logits=a*mse"], "'a' is no number. Write OUTPUT=0.5*NAME."),
+        (["--providers", "cdua"], "Unknown provider 'cdua'. cpu, cuda, or"),
+        (["--mean", "0.5,x"], "--mean '0.5,x' is not a list of numbers."),
+        (["--validation", "1.5"], "A share of 1.5 of 640 samples leaves one part empty."),
+    ],
+)
+def test_wrong_options_leave_nothing_behind(options: list[str], message: str, course: Path, tmp_path: Path) -> None:
+    given = dict(zip(options[::2], options[1::2], strict=True))
+    usual = {"--data": course / "train.npz", "--loss": "cross_entropy", "--batch-size": 64, "--out": tmp_path / "run"}
+    result = invoke(course / "model.onnx", *(x for pair in (usual | given).items() for x in pair))
+    assert result.exit_code == 2 and message in result.stderr and result.stdout == ""
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_missing_is_named(course: Path, tmp_path: Path) -> None:
+    model = course / "model.onnx"
+    for arguments, message in (
+        ([], "There is no model to train. Name an ONNX file, or --resume the folder of a run."),
+        ([model, "--out", tmp_path / "run"], "There are no data. Give --data"),
+        ([model, "--out", tmp_path / "run", "--data", course / "train.npz"], "There is no loss. Give --loss: mse, l1"),
+        (["--resume", tmp_path], "is not the folder of a run: there is no train.toml"),
+        ([model, "--out", course], "is there already and is no run"),
+    ):
+        result = invoke(*arguments)
+        assert result.exit_code == 2 and message in result.stderr
+
+
+# -- data and results --------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_of_images(course: Path, tmp_path: Path) -> None:
+    digits = load_digits()
+    for i in range(60):
+        path = tmp_path / "digits" / f"class{digits.target[i]}"
+        path.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((digits.images[i] * 15).astype(np.uint8)).resize((24, 24)).save(path / f"{i}.png")
+    options = ["--validation", 0.2, "--loss", "cross_entropy", "--epochs", 1, "--mean", 0.3, "--std", "0.4", "-q"]
+    result = invoke(course / "model.onnx", "--data", tmp_path / "digits", *options, "--out", tmp_path / "run")
+    assert result.exit_code == 0, result.output
+    assert json.loads((tmp_path / "run" / "classes.json").read_text()) == [f"class{i}" for i in range(10)]
+    (tmp_path / "digits" / "other").mkdir()
+    Image.new("L", (8, 8)).save(tmp_path / "digits" / "other" / "0.png")
+    result = invoke(course / "model.onnx", "--data", tmp_path / "digits", *options, "--out", tmp_path / "more")
+    assert result.exit_code == 2 and "The data have 11 classes; the output 'logits' has 10." in result.stderr
+
+
+def test_arrays_of_several_files(course: Path, tmp_path: Path) -> None:
+    data = np.load(course / "train.npz")
+    np.save(tmp_path / "pictures.npy", data["image"])
+    np.save(tmp_path / "y.npy", data["target"])
+    named = ["--data", f"image={tmp_path / 'pictures.npy'}", "--data", tmp_path / "y.npy"]
+    result = invoke(course / "model.onnx", *named, *BASIC, "--epochs", 1, "--out", tmp_path / "run", "--json")
+    whole = train(course, tmp_path / "whole", "--epochs", 1, "--json")
+    losses = [json.loads(r.stdout)["history"][0]["loss"] for r in (result, whole)]
+    assert losses[0] == losses[1]
+    doubled = invoke(course / "model.onnx", *named, "--data", tmp_path / "y.npy", *BASIC, "--out", tmp_path / "more")
+    assert doubled.exit_code == 2 and "There is more than one array 'y'. Give each a name: NAME=PATH." in doubled.stderr
+
+
+def test_a_loss_that_is_no_number_ends_the_run(course: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "loss.png"
+    result = train(course, tmp_path / "run", "--optimizer", "sgd", "--lr", 1e30, "--plot", picture, "--json")
+    assert result.exit_code == 1 and picture.is_file()
+    assert [row["loss"] for row in json.loads(result.stdout)["history"]] == [None]
+    assert "Warning: The loss is not a number. Try a lower --lr" in result.stderr
+    assert len((tmp_path / "run" / "history.csv").read_text().splitlines()) == 2
+
+
+def rows(count: int, **values: Any) -> list[dict[str, Any]]:
+    plain = {"step": 1, "learning_rate": 0.1, "seconds": 1.0, "samples_per_second": 100.0}
+    return [{"epoch": i + 1, **plain, **{k: v / (i + 1) for k, v in values.items()}} for i in range(count)]
+
+
+@pytest.mark.parametrize("count", [1, 3, 60])
+def test_any_history_can_be_drawn(count: int, tmp_path: Path) -> None:
+    plot(rows(count, loss=2.0, val_loss=3.0, accuracy=0.5), tmp_path / "loss.svg", "net.onnx", "mse, sgd")
+    text = (tmp_path / "loss.svg").read_text()
+    assert "<svg" in text and len(text) > 5000
+
+
+def test_long_histories_are_thinned() -> None:
+    from onnx_convgrad.cli.train import _history
+
+    table = _history(rows(95, loss=1.0))
+    epochs = [int(row[0]) for row in table.rows]
+    assert len(epochs) <= 20 and epochs[-1] == 95 and len(set(np.diff(epochs))) == 1

@@ -1,0 +1,263 @@
+"""Files in which PyTorch's newer exporter stores equal tensors once and leaves out biases that are zero."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import nn
+
+import onnx_convgrad as og
+from onnx_convgrad.runtime import run
+from tests.support.families import export
+from tests.support.training_nets import Course, off
+
+
+class Block(nn.Module):
+    """What is alike when it is copied: a weight, scales, slopes, and biases of zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.Linear, self.act = nn.LayerNorm(8), nn.Linear(8, 8), nn.PReLU(6)
+        self.gamma = nn.Parameter(torch.full((8,), 0.1))
+        nn.init.zeros_(self.Linear.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.gamma * self.act(self.Linear(self.norm(x)))
+
+
+class Network(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        block = Block()
+        self.stem, self.up = nn.Conv1d(4, 6, 3, padding=1), nn.ConvTranspose1d(6, 6, 2, groups=2)
+        self.blocks = nn.ModuleList([block, copy.deepcopy(block)])
+        self.first, self.second = nn.GroupNorm(2, 6), nn.GroupNorm(2, 6)
+        self.place, self.other = nn.Parameter(torch.zeros(6, 8)), nn.Parameter(torch.zeros(6, 8))
+        for conv in (self.stem, self.up):
+            assert conv.bias is not None
+            nn.init.zeros_(conv.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(self.stem(x) + self.place) + self.other
+        for block in self.blocks:
+            y = block(y)
+        return self.second(torch.tanh(self.first(self.up(y))))
+
+
+def _fresh(build: type[nn.Module], *shape: int) -> tuple[nn.Module, onnx.ModelProto, torch.Tensor]:
+    torch.manual_seed(0)
+    module, x = build().eval(), torch.randn(2, *shape)
+    return module, export(module, x, dynamo=True, training=False), x
+
+
+def _trained_alike(program: og.TrainingProgram, module: nn.Module, x: torch.Tensor, target: torch.Tensor) -> Course:
+    """Five steps of both, with equal losses."""
+    course, optimizer = Course(program), torch.optim.SGD(module.parameters(), 0.5)
+    for _ in range(5):
+        got = float(course({"x": x.numpy(), "target": target.numpy()})["loss"])
+        loss = nn.functional.mse_loss(module(x.double()), target.double())
+        np.testing.assert_allclose(got, loss.item(), rtol=1e-5)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return course
+
+
+def _named(model: onnx.ModelProto) -> list[str]:
+    return [t.name for t in model.graph.initializer]
+
+
+def test_equal_parameters_are_trained_each_on_its_own() -> None:
+    """As PyTorch trains them; the exported file has all of them, and computes what PyTorch computes."""
+    module, model, x = _fresh(Network, 4, 8)
+    assert not {"other", "blocks.1.gamma", "blocks.1.norm.bias", "stem.bias", "up.bias"} & set(_named(model))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        program = og.build_training(model, loss="mse", optimizer=og.optim.SGD(lr=0.5))
+    parameters = dict(module.named_parameters())
+    trained = [p.name for p in program.manifest.parameters]
+    assert len(trained) == len(parameters)
+    folded = {name for name in trained if name.startswith("val_")}  # transposed or reshaped by the exporter
+    assert set(parameters) - set(trained) == {
+        *(f"blocks.{i}.{name}.weight" for i in range(2) for name in ("Linear", "act")),
+        *(f"{norm}.{kind}" for norm in ("first", "second") for kind in ("weight", "bias")),
+    }
+    assert len(folded) == 8
+    course = _trained_alike(program, module.double(), x, torch.randn(2, 6, 9))
+    for name in set(trained) - folded:
+        assert off(course.state[name], parameters[name]) < 1e-4, name
+    fresh, _, _ = _fresh(Network, 4, 8)
+    want = fresh(x).detach().numpy()
+    np.testing.assert_allclose(run(program.inference, {"x": x.numpy()})["y"], want, rtol=1e-4, atol=1e-5)
+
+
+def test_equal_parameters_have_gradients_of_their_own() -> None:
+    """Each the one that PyTorch gives, under the parameter's name, or in another layout under the exporter's."""
+    module, model, x = _fresh(Network, 4, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gradients = og.vjp(model, wrt="parameters")
+    seed = torch.randn(2, 6, 9)
+    got = run(gradients, {"x": x.numpy(), "y_grad": seed.numpy()})
+    module.double()(x.double()).backward(seed.double())
+    want = {name: p.grad.numpy() for name, p in module.named_parameters() if p.grad is not None}
+    assert len(got) == len(want) == len(list(module.parameters()))
+    named = {name for name in want if f"{name}_grad" in got}
+    assert {"other", "place", "blocks.1.gamma", "blocks.0.norm.bias", "stem.bias", "up.bias"} <= named
+    for name in named:
+        assert off(got.pop(f"{name}_grad"), torch.from_numpy(want.pop(name))) < 1e-5, name
+    for name, gradient in got.items():  # transposed or reshaped
+        numbers = np.sort(gradient, axis=None)
+        errors = {key: abs(numbers - np.sort(g, axis=None)).max() for key, g in want.items() if g.size == gradient.size}
+        nearest = min(errors, key=lambda key: errors[key])
+        assert errors[nearest] < 1e-5, name
+        del want[nearest]
+    assert not want
+
+
+def test_gradients_of_inputs_leave_a_merged_file_as_it_is() -> None:
+    _, model, _ = _fresh(Network, 4, 8)
+    assert set(_named(og.augment(model, wrt=["x"]))) >= set(_named(model))
+    assert not {"other", "blocks.1.gamma", "stem.bias"} & set(_named(og.augment(model, wrt="inputs")))
+    assert "stem.bias" in _named(og.augment(model, wrt=["stem.bias", "x"]))
+
+
+def test_statistics_that_equal_parameters_are_their_own() -> None:
+    """Before a convolution a BatchNormalization stays one, with zeros for shift and mean, ones for scale and variance."""
+
+    class Normalized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.conv, self.last = nn.BatchNorm1d(4), nn.Conv1d(4, 4, 3), nn.BatchNorm1d(4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(torch.tanh(self.conv(self.norm(x))))
+
+    module, model, x = _fresh(Normalized, 4, 8)
+    assert not {"norm.running_mean", "last.weight"} & set(_named(model))
+    program = og.build_training(model, loss="mse", optimizer=og.optim.SGD(lr=0.5), unbiased_variance=True)
+    course = _trained_alike(program, module.double().train(), x, torch.randn(2, 4, 6))
+    for name, value in (*module.named_parameters(), *module.named_buffers()):
+        if "num_batches" not in name:
+            assert off(course.state[name], value) < 1e-5, name
+
+
+def test_what_is_tied_stays_tied() -> None:
+    """A module that is used twice, and a weight that two modules share."""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.one, self.two = nn.LayerNorm(8), nn.Conv1d(4, 4, 1), nn.Conv1d(4, 4, 1)
+            self.two.weight = self.one.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(self.two(torch.tanh(self.norm(self.one(x)))))
+
+    _, model, _ = _fresh(Tied, 4, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gradients = [o.name for o in og.augment(model).graph.output[1:]]
+        program = og.build_training(model, loss="mse", optimizer=og.optim.SGD(lr=0.5))
+    names = ["two.weight", "one.bias", "norm.weight", "norm.bias", "two.bias"]
+    assert gradients == [f"{name}_grad" for name in names]
+    assert [p.name for p in program.manifest.parameters] == names
+
+
+def test_layers_of_a_recurrent_operation_and_normalizations_without_parameters() -> None:
+    """One operation makes a node per layer; ones and zeros that stand for no parameter are not trained with one."""
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.plain = nn.BatchNorm1d(4), nn.BatchNorm1d(4, affine=False)
+            self.lstm = nn.LSTM(6, 6, 2, batch_first=True, bidirectional=True)
+            self.gru = nn.GRU(12, 6, 2, batch_first=True)
+            self.norms = nn.ModuleList([
+                nn.LayerNorm(6), nn.LayerNorm(6, elementwise_affine=False), nn.LayerNorm(6, bias=False)
+            ])  # fmt: skip
+            for name, parameter in (*self.lstm.named_parameters(), *self.gru.named_parameters()):
+                if "bias" in name:
+                    nn.init.zeros_(parameter)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.norms[0](self.plain(torch.tanh(self.first(x))))
+            y = self.gru(self.lstm(y)[0])[0]
+            return self.norms[2](torch.tanh(self.norms[1](y)))
+
+    module, model, x = _fresh(Recurrent, 4, 6)
+    program = og.build_training(model, loss="mse", optimizer=og.optim.SGD(lr=0.5))
+    sizes = sum(int(np.prod([d for d in p.shape if isinstance(d, int)])) for p in program.manifest.parameters)
+    assert sizes == sum(p.numel() for p in module.parameters())
+    _trained_alike(program, module.double().train(), x, torch.randn(2, 4, 6))
+
+
+def test_biases_of_linear_layers_that_are_zero_are_trained() -> None:
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(8, 6), nn.Linear(6, 3)
+            for layer in (self.first, self.last):
+                nn.init.zeros_(layer.bias)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.addmm(self.last.bias, torch.tanh(self.first(x)), self.last.weight.T)
+
+    module, model, x = _fresh(Head, 8)
+    assert not {"first.bias", "last.bias"} & set(_named(model))
+    program = og.build_training(model, loss="mse", optimizer=og.optim.SGD(lr=0.5))
+    assert {"first.bias", "last_bias"} < {p.name for p in program.manifest.parameters}  # no module computed the last
+    _trained_alike(program, module.double(), x, torch.randn(2, 3))
+
+
+@pytest.mark.parametrize("fold", [True, False], ids=["optimized", "as it is"])
+@pytest.mark.parametrize("fresh", [True, False], ids=["fresh", "trained"])
+def test_a_normalization_that_is_used_twice(fold: bool, fresh: bool) -> None:
+    """Exported in training mode, its second use takes the statistics that the first has updated."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv1d(4, 4, 3), nn.BatchNorm1d(4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            first = torch.tanh(self.norm(self.conv(x)))
+            return first - self.norm(self.conv(2 * torch.cos(x)))
+
+    torch.manual_seed(0)
+    module, x = Twice(), torch.randn(3, 4, 9)
+    if not fresh:
+        for value in (*module.norm.parameters(), module.norm.running_mean, module.norm.running_var):
+            nn.init.uniform_(value, 0.5, 1.5)
+    model = export(copy.deepcopy(module), x, dynamo=True, training=True, fold=fold)
+    program = og.build_training(model, loss="mse", optimizer=og.optim.SGD(lr=0.5), unbiased_variance=True)
+    assert {p.name for p in program.manifest.parameters} == {name for name, _ in module.named_parameters()}
+    course = _trained_alike(program, module.double().train(), x, torch.randn(3, 4, 7))
+    for name, value in (*module.norm.named_parameters(), *module.norm.named_buffers()):
+        if "num_batches" not in name:
+            assert off(course.state[f"norm.{name}"], value) < 1e-4, name
+
+
+def test_statistics_without_notes_are_no_parameters() -> None:
+    """A tool that drops the notes leaves a scale that is a variance, and a shift that is a mean."""
+
+    class Normalized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv1d(4, 4, 3), nn.BatchNorm1d(4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(self.norm(torch.tanh(self.conv(x))))
+
+    module, model, x = _fresh(Normalized, 4, 8)
+    for holder in (*model.graph.node, *model.graph.initializer, *model.graph.value_info):
+        del holder.metadata_props[:]
+    program = og.build_training(model, loss="mse", optimizer=og.optim.SGD(lr=0.5), unbiased_variance=True)
+    assert {p.name for p in program.manifest.state} == {"step", "norm.running_mean", "norm.running_var"}
+    course = _trained_alike(program, module.double().train(), x, torch.randn(2, 4, 6))
+    assert off(course.state["norm.weight"], module.norm.weight) < 1e-4

@@ -1,0 +1,240 @@
+"""What the upgrade does to a whole graph: nested graphs, functions, names; and what it refuses."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto, helper
+
+from onnx_convgrad.frontend.opset.upgrade import CANONICAL_OPSET, NEWEST_OPSET, OLDEST_OPSET, upgrade
+from tests.support.old_models import (
+    Case,
+    assert_same,
+    compare,
+    declare,
+    floats,
+    model_of,
+    run_plainly,
+    single,
+    upgraded,
+)
+
+X, C3 = floats(2, 3, 4, 5), floats(3)
+
+# -- structure ---------------------------------------------------------------------------------------------------------
+
+
+def test_nested_graphs() -> None:
+    """Constants go to the graph that uses them, under names that no other graph has."""
+    feeds = {"x": floats(2, 3), "go": np.array(True)}
+
+    def branch(name: str, number: float) -> onnx.GraphProto:
+        nodes = [
+            helper.make_node("Unsqueeze", ["x"], [f"{name}_u"], axes=[0]),
+            helper.make_node("Pad", [f"{name}_u"], [f"{name}_p"], pads=[0, 1, 0, 0, 0, 0], value=number),
+            helper.make_node("Softmax", [f"{name}_p"], [f"{name}_y"]),
+        ]
+        return helper.make_graph(nodes, name, [], [helper.make_tensor_value_info(f"{name}_y", TensorProto.FLOAT, None)])
+
+    once = helper.make_node("If", ["go"], ["y"], then_branch=branch("a", 1.0), else_branch=branch("b", 2.0))
+    top = helper.make_node("ReduceSum", ["y"], ["z"], axes=[0], keepdims=0)
+    model = model_of([once, top], feeds, ["z"], 10)
+    compare(model, feeds, {**feeds, "go": np.array(False)})
+
+
+def test_loop_body() -> None:
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["c"], ["c_out"]),
+            helper.make_node("Clip", ["s"], ["s_out"], min=-1.0, max=1.0),
+            helper.make_node("Squeeze", ["s_out"], ["scan"], axes=[0]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            helper.make_tensor_value_info("c", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("s", TensorProto.FLOAT, None),
+        ],
+        [
+            helper.make_tensor_value_info("c_out", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("s_out", TensorProto.FLOAT, None),
+            helper.make_tensor_value_info("scan", TensorProto.FLOAT, None),
+        ],
+    )
+    node = helper.make_node("Loop", ["n", "", "x"], ["y", "all"], body=body)
+    feeds = {"x": floats(1, 3) * 3}
+    model = model_of([node], feeds, ["y", "all"], 9, constants={"n": np.array(2)})
+    compare(model, feeds)
+
+
+def test_function_with_attribute_parameters() -> None:
+    """A function has its own opset and no initializers, and its parameters stay parameters."""
+    function = helper.make_function(
+        "local",
+        "Reduced",
+        ["X"],
+        ["Y"],
+        [
+            helper.make_node("Clip", ["X"], ["L"]),
+            helper.make_node("ReduceMean", ["L"], ["M"], keepdims=0),
+            helper.make_node("Unsqueeze", ["M"], ["U"], axes=[0]),
+            helper.make_node("Sub", ["X", "U"], ["Y"]),
+        ],
+        opset_imports=[helper.make_opsetid("", 11)],
+        attributes=["axes"],
+    )
+    reference = function.node[1].attribute.add()
+    reference.name, reference.ref_attr_name, reference.type = "axes", "axes", onnx.AttributeProto.INTS
+    call = helper.make_node("Reduced", ["x"], ["y"], domain="local", axes=[0])
+    feeds = {"x": floats(2, 3)}
+    model = model_of([call], feeds, ["y"], 11, functions=[function], domains=("local",))
+    after = compare(model, feeds)
+    assert [i.version for i in after.functions[0].opset_import if i.domain == ""] == [CANONICAL_OPSET]
+
+
+def test_foreign_domains_pass() -> None:
+    nodes = [
+        helper.make_node("Gelu", ["x"], ["g"], domain="com.microsoft"),
+        helper.make_node("Squeeze", ["g"], ["y"], axes=[0]),
+    ]
+    feeds = {"x": floats(1, 3)}
+    model = model_of(nodes, feeds, ["y"], 11, domains=("com.microsoft",))
+    compare(model, feeds)
+
+
+def test_names_metadata_and_values_stay() -> None:
+    node = helper.make_node("Softmax", ["x"], ["y"], name="probabilities")
+    node.metadata_props.add(key="namespace", value="head")
+    model = ir.from_proto(model_of([node], {"x": X}, ["y"], 11))
+    output = model.graph.outputs[0]
+    upgrade(model)
+    assert model.graph.outputs[0] is output
+    last = output.producer()
+    assert last is not None
+    assert (last.name, last.op_type) == ("probabilities", "Reshape")
+    assert all(node.metadata_props["namespace"] == "head" for node in model.graph)
+
+
+def test_equal_constants_are_shared() -> None:
+    nodes = [helper.make_node("ReduceMean", [a], [b], axes=[1]) for a, b in itertools.pairwise("xabcy")]
+    model = ir.from_proto(model_of(nodes, {"x": X}, ["y"], 11))
+    upgrade(model)
+    assert len(model.graph.initializers) == 1
+
+
+def test_names_do_not_collide() -> None:
+    nodes = [helper.make_node("Identity", ["x"], ["axes"]), helper.make_node("Squeeze", ["axes"], ["y"], axes=[0])]
+    feeds = {"x": floats(1, 3)}
+    model = model_of(nodes, feeds, ["y"], 11)
+    compare(model, feeds)
+
+
+def test_old_ir_version() -> None:
+    """Weights that had to be listed as inputs do not become inputs that can be fed."""
+    node = helper.make_node("Squeeze", ["w"], ["s"], axes=[0])
+    add = helper.make_node("Add", ["x", "s"], ["y"])
+    model = model_of([node, add], {"x": C3, "w": C3[None]}, ["y"], 7, constants={"w": C3[None]})
+    model.ir_version = 3
+    after = compare(model, {"x": C3})
+    assert [i.name for i in after.graph.input] == ["x"]
+
+
+def test_new_ir_version() -> None:
+    """Runtimes refuse versions that they do not know, whatever the model makes of them."""
+    model, feeds = single(Case("Relu", 21, [X]), declared=True)
+    before = run_plainly(model, feeds)
+    declare(model, before, shapes=True)
+    model.ir_version = onnx.IR_VERSION
+    assert_same(before, run_plainly(upgraded(model), feeds), exact=True)
+
+
+def test_mask_that_is_read_is_a_mask() -> None:
+    """Old Dropouts do not define the mask when testing; the newer ones keep everything."""
+    nodes = [helper.make_node("Dropout", ["x"], ["d", "m"]), helper.make_node("Mul", ["x", "m"], ["y"])]
+    model = model_of(nodes, {"x": X}, ["y", "m"], 7)
+    declare(model, [X, X], shapes=True)
+    y, mask = run_plainly(upgraded(model), {"x": X})
+    np.testing.assert_array_equal(y, X)
+    np.testing.assert_array_equal(mask, np.ones_like(X))
+
+
+def test_idempotent() -> None:
+    model, feeds = single(Case("Softmax", 11, [X]), declared=True)
+    once = compare(model, feeds)
+    assert upgraded(once) == once
+
+
+@pytest.mark.parametrize("name", ["squeezenet", "shufflenet"])
+def test_published_models(name: str) -> None:
+    """Whole networks of opset 9 as published in ONNX, with every weight listed as an input."""
+    folder = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+    model = onnx.load(folder / f"light_{name}.onnx")
+    weights = {i.name for i in model.graph.initializer}
+    feeds = {
+        i.name: floats(*(d.dim_value for d in i.type.tensor_type.shape.dim))
+        for i in model.graph.input
+        if i.name not in weights
+    }
+    compare(model, feeds)
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+def _refusal(model: onnx.ModelProto) -> str:
+    with pytest.raises(ValueError, match="opset") as caught:
+        upgrade(ir.from_proto(model))
+    return str(caught.value)
+
+
+def test_opset_too_old_or_too_new() -> None:
+    model = model_of([helper.make_node("Relu", ["x"], ["y"])], {"x": X}, ["y"], OLDEST_OPSET - 1)
+    assert "onnx.version_converter" in _refusal(model)
+    model.opset_import[0].version = NEWEST_OPSET + 1
+    assert str(NEWEST_OPSET) in _refusal(model)
+    del model.opset_import[:]
+    model.opset_import.append(helper.make_opsetid("local", 1))
+    assert "without importing" in _refusal(model)
+
+
+def test_all_problems_are_listed() -> None:
+    nodes = [
+        helper.make_node("CumProd", ["x", "axis"], ["a"], name="product"),
+        helper.make_node("BitCast", ["a"], ["b"], to=TensorProto.INT32),
+        helper.make_node("NoSuchOperator", ["b"], ["c"], name="unknown"),
+        helper.make_node("Cast", ["c"], ["y"], to=TensorProto.FLOAT8E8M0, name="tiny"),
+    ]
+    message = _refusal(model_of(nodes, {"x": X}, ["y"], 26, constants={"axis": np.array(1)}))
+    for text in (
+        "4 node(s)",
+        "product (CumProd, opset 26)",
+        "BitCast",
+        "unknown (NoSuchOperator",
+        "tiny (Cast",
+        "E8M0",
+    ):
+        assert text in message
+
+
+def test_batched_scan() -> None:
+    value = helper.make_tensor_value_info("s", TensorProto.FLOAT, [2])
+    body = helper.make_graph([helper.make_node("Identity", ["s"], ["t"])], "b", [value], [value])
+    node = helper.make_node("Scan", ["", "x"], ["y"], body=body, num_scan_inputs=1)
+    assert "Scan of opset 8" in _refusal(model_of([node], {"x": floats(1, 3, 2)}, ["y"], 8))
+
+
+def test_training_statistics() -> None:
+    case = Case("BatchNormalization", 9, [X, C3, C3, C3, C3], {}, outputs=5)
+    assert "saved_mean" in _refusal(single(case, declared=True)[0])
+    case = Case("BatchNormalization", 7, [X, *[X[0]] * 4], {"spatial": 0}, outputs=5)
+    assert "spatial=0" in _refusal(single(case, declared=True)[0])
+
+
+def test_types_needed() -> None:
+    case = Case("Attention", 23, [floats(2, 3, 4, 8) for _ in range(3)])
+    assert "run shape inference first" in _refusal(single(case, declared=False)[0])

@@ -1,0 +1,440 @@
+"""What counts as a parameter: what a file says of its initializers, and what their places in the graph tell."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch.nn import functional as F
+
+import onnx_convgrad as og
+from onnx_convgrad.runtime import run
+from tests.support.families import export
+
+
+def test_a_bias_of_one_number_is_a_parameter() -> None:
+    """The last layer of a regression; a number that is added to anything else is a constant."""
+    text = """<ir_version: 10, opset_import: ["": 21]> g (float[N, 3] x) => (float[N, 1] y)
+        <float[3, 1] w = {1, 2, 3}, float[1] b = {0.5}, float[1] c = {2}, float d = {1}> {
+            a = MatMul (x, w)
+            p = Add (b, a)
+            q = Add (p, c)
+            y = Mul (q, d)
+        }"""
+    made = og.augment(onnx.parser.parse_model(text))
+    assert [o.name for o in made.graph.output] == ["y", "w_grad", "b_grad"]
+
+
+@pytest.mark.parametrize("use", ["a = Add (x, grid)", "b = Concat <axis = 0> (x, grid) a = Tanh (b)"])
+def test_constants_beside_stored_weights_are_no_parameters(use: str) -> None:
+    """As PyTorch's exporter writes the coordinates of a grid, or a first state; weights are initializers there."""
+    body = f"{{ grid = Constant <value = float[1, 3] {{-1, 0, 1}}> () {use} y = MatMul (a, w) }}"
+    stored = f"(float[2, 3] x) => (float[K, 2] y) <float[3, 2] w = {{1, 2, 3, 4, 5, 6}}> {body}"
+    written = stored.replace(
+        "<float[3, 2] w = {1, 2, 3, 4, 5, 6}> {", "{ w = Constant <value = float[3, 2] {1, 2, 3, 4, 5, 6}> ()"
+    )
+    found = []
+    for text in (stored, written):
+        made = og.augment(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g {text}'))
+        found.append([o.name for o in made.graph.output][1:])
+    assert found == [["w_grad"], ["grid_grad", "w_grad"]]
+
+
+def test_what_is_cast_like_another_is_a_parameter() -> None:
+    """As PyTorch's newer exporter writes a GroupNorm that it has not folded."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]> g (float[2, 3] x) => (float[2, 3] y)
+        <float[3] gain = {1, 2, 3}> { like = CastLike (gain, x) y = Mul (x, like) }""")
+    assert [o.name for o in og.augment(model).graph.output] == ["y", "gain_grad"]
+
+
+MADE = {
+    "coordinates": ("pkg.onnxscript.optimizer.folded_from", "['linspace', 'val_0', 'val_1']"),
+    "lifted": ("pkg.torch.export.graph_signature.InputSpec.kind", "CONSTANT_TENSOR"),
+    "buffer": ("pkg.torch.export.graph_signature.InputSpec.kind", "BUFFER"),
+    "ones": ("pkg.onnxscript.optimizer.folded_from", "['conv2d', 'val_3']"),
+    "val_7": ("pkg.torch.onnx.original_node_name", "c"),
+    "fused": ("pkg.torch.onnx.original_node_name", "c"),
+    "folded": ("pkg.onnxscript.optimizer.folded_from", "['layer.bias', 'val_4']"),
+    "outermost": ("pkg.onnxscript.optimizer.folded_from", "['b', 'val_4', 'val_5']"),
+    "own": ("pkg.torch.export.graph_signature.InputSpec.kind", "PARAMETER"),
+}
+
+
+def mark(model: onnx.ModelProto, name: str, key: str, value: str) -> None:
+    """Say something of an initializer, as the exporter does."""
+    stored = next(t for t in model.graph.initializer if t.name == name)
+    info = onnx.helper.make_tensor_value_info(name, stored.data_type, stored.dims)
+    info.metadata_props.add(key=key, value=value)
+    model.graph.value_info.append(info)
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_scalars_that_the_file_calls_parameters_are_trained(marked: bool) -> None:
+    """As a learned gain or temperature is; else nothing tells one from a constant."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>
+        g (float[2, 4] x) => (float[2, 3] y)
+        <float[4, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, float gain = {2.0}, float half = {0.5}>
+        { p = MatMul (x, w) q = Mul (p, gain) y = Mul (q, half) }""")
+    if marked:
+        for name in ("w", "gain"):
+            mark(model, name, *MADE["own"])
+    got = [o.name.removesuffix("_grad") for o in og.augment(model).graph.output[1:]]
+    assert got == (["w", "gain"] if marked else ["w"])
+
+
+@pytest.mark.filterwarnings("ignore:The exporter computed '(folded|outermost)' from")
+@pytest.mark.parametrize("marked", [True, False])
+def test_what_the_exporter_says_is_a_parameter_is_one(marked: bool) -> None:
+    """PyTorch's newer exporter tells parameters from buffers and constants, and what it folded from what."""
+    body = " ".join(
+        f"{name}_sum = Add ({before}, {name})"
+        for before, name in zip(["x", *(f"{name}_sum" for name in MADE)], MADE, strict=False)
+    )
+    stored = ", ".join(f"float[3] {name} = {{1, {1 if name == 'ones' else 2}, 1}}" for name in MADE)
+    text = f"""<ir_version: 10, opset_import: ["": 21]> g (float[2, 3] x) => (float[2, 3] y) <{stored}> {{
+        {body} y = Tanh ({list(MADE)[-1]}_sum)
+    }}"""
+    model = onnx.parser.parse_model(text)
+    for name, said in MADE.items() if marked else ():
+        mark(model, name, *said)
+    got = [o.name.removesuffix("_grad") for o in og.augment(model).graph.output[1:]]
+    assert got == (["fused", "folded", "outermost", "own"] if marked else list(MADE))
+
+
+def test_a_parameter_that_also_acts_through_a_folded_value_is_named() -> None:
+    text = """<ir_version: 10, opset_import: ["": 21]> g (float[2, 3] x) => (float[2, 3] y)
+        <float[3, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9}, float[3, 3] t = {1, 4, 7, 2, 5, 8, 3, 6, 9}> {
+            h = MatMul (x, w)
+            y = MatMul (h, t)
+        }"""
+    model = onnx.parser.parse_model(text)
+    mark(model, "w", *MADE["own"])
+    mark(model, "t", MADE["folded"][0], "['w']")
+    with pytest.warns(UserWarning, match="computed 't' from 'w'.*optimize=False"):
+        og.augment(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        og.augment(model, wrt="inputs")
+
+
+class Tied(torch.nn.Module):
+    """An encoder, and a decoder with the same kernels turned around."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode = torch.nn.Conv2d(3, 4, 3, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(torch.tanh(self.encode(x)), self.encode.weight.transpose(0, 1).flip(2, 3), padding=2)
+
+
+def test_a_file_that_was_not_optimized_keeps_what_is_tied() -> None:
+    torch.manual_seed(0)
+    net, x = Tied(), torch.randn(2, 3, 6, 6)
+    y = net(x)
+    seed = torch.randn_like(y)
+    (want,) = torch.autograd.grad(y, [net.encode.weight], seed)
+    folded, whole = (export(net, x, dynamo=True, training=False, fold=fold) for fold in (True, False))
+    with pytest.warns(UserWarning, match=r"from 'encode.weight', and it is a value of its own now"):
+        og.vjp(folded, wrt="parameters")
+    got = run(og.vjp(whole, wrt="parameters"), {"x": x.numpy(), "y_grad": seed.numpy()})
+    assert list(got) == ["encode.weight_grad"]
+    assert np.linalg.norm(got["encode.weight_grad"] - want.numpy()) < 1e-5 * np.linalg.norm(want.numpy())
+
+
+class Computed(torch.nn.Module):
+    """A scale that is learned as its logarithm, and kernels that are standardized."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.log_scale = torch.nn.Conv2d(3, 4, 3, bias=False), torch.nn.Parameter(torch.randn(4, 1, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        w = self.conv.weight
+        return F.conv2d(x, (w - w.mean((1, 2, 3), keepdim=True)) / w.norm()) * self.log_scale.exp()
+
+
+def test_parameters_that_are_computed_with() -> None:
+    """Are trained where the file has them, wherever they act; where it has what was computed, that is told."""
+    torch.manual_seed(0)
+    net, x = Computed(), torch.randn(2, 3, 6, 6)
+    y = net(x)
+    seed = torch.randn_like(y)
+    want = torch.autograd.grad(y, [net.conv.weight, net.log_scale], seed)
+    folded, whole = (export(net, x, dynamo=True, training=False, fold=fold) for fold in (True, False))
+    with pytest.warns(UserWarning, match="The exporter computed") as caught:
+        og.vjp(folded, wrt="parameters")
+    told = " ".join(str(warning.message) for warning in caught)
+    assert "from 'conv.weight': it is" in told
+    assert "from 'log_scale': it is" in told
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        got = run(og.vjp(whole, wrt="parameters"), {"x": x.numpy(), "y_grad": seed.numpy()})
+    assert set(got) == {"conv.weight_grad", "log_scale_grad"}
+    for name, gradient in zip(("conv.weight", "log_scale"), want, strict=True):
+        assert np.linalg.norm(got[f"{name}_grad"] - gradient.numpy()) < 1e-5 * np.linalg.norm(gradient.numpy())
+
+
+def test_weights_that_only_a_body_reads() -> None:
+    """Are parameters like others; what the body stores itself is none, for nothing outside can name it."""
+    body = "b (float[3] h, float[3] x) => (float[3] g) <float[3] own = {1.0, 2.0, 3.0}>"
+    body += "{ m = Mul(h, w) s = Add(m, x) t = Mul(s, own) g = Tanh(t) }"
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 13]> g (float[3] h0, float[4,3] xs) => (float[3] y)'
+        " <float[3] w = {0.5, 0.2, 0.1}, float[3] v = {0.5, 0.2, 0.1}> {"
+        f" h = Scan <num_scan_inputs = 1, body = {body}> (h0, xs)"
+        " y = Mul(h, v) }"
+    )
+    feed = {name: np.random.default_rng(0).standard_normal(shape) for name, shape in (("h0", 3), ("xs", (4, 3)))}
+    feed = {name: a.astype(np.float32) for name, a in feed.items()}
+    w, v = (torch.tensor([0.5, 0.2, 0.1], requires_grad=True) for _ in range(2))
+    h = torch.tensor(feed["h0"])
+    for x in torch.tensor(feed["xs"]):
+        h = torch.tanh((h * w + x) * torch.tensor([1.0, 2.0, 3.0]))
+    want = torch.autograd.grad((h * v).sum(), [w, v])
+    got = run(og.vjp(model, wrt="parameters", seed="ones"), feed)
+    assert set(got) == {"w_grad", "v_grad"}
+    for name, gradient in zip(("w", "v"), want, strict=True):
+        np.testing.assert_allclose(got[f"{name}_grad"], gradient.numpy(), rtol=1e-5)
+
+
+def test_weights_that_a_loop_hands_from_turn_to_turn() -> None:
+    """As tf2onnx writes the cells of recurrent layers; a state that changes is no weight."""
+    body = "b (int64 i, bool c, float[N,3] h, float[3,3] w, float[3] b) => (bool d, float[N,3] g, float[3,3] w, float[3] v)"
+    body += "{ d = Identity (c) m = MatMul (h, w) a = Add (m, b) g = Tanh (a) v = Identity (b) }"
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[N,3] x) => (float[N,3] y)'
+        " <int64 turns = {4}, bool yes = {1}, float[3] bias = {0.1, 0.2, 0.3}, float[1,3] start = {1, 2, 3},"
+        " float[3,3] weight = {0.5, 0.2, 0.1, -0.3, 0.4, 0.2, 0.6, -0.1, -0.2}> {"
+        f" h0 = Mul (x, start) y, w, b = Loop <body = {body}> (turns, yes, h0, weight, bias)"
+        " }"
+    )
+    x, seed = torch.randn(2, 2, 3, generator=torch.Generator().manual_seed(0))
+    weight, bias, start = (
+        torch.tensor(onnx.numpy_helper.to_array(next(t for t in model.graph.initializer if t.name == name)))
+        for name in ("weight", "bias", "start")
+    )
+    leaves = [t.requires_grad_() for t in (weight, bias, start)]
+    h = x * start
+    for _ in range(4):
+        h = torch.tanh(h @ weight + bias)
+    want = dict(zip(("weight", "bias", "start"), torch.autograd.grad((h * seed).sum(), leaves), strict=True))
+    got = run(og.vjp(model, wrt="parameters"), {"x": x.numpy(), "y_grad": seed.numpy()})
+    assert set(got) == {f"{name}_grad" for name in want}
+    for name, gradient in want.items():
+        np.testing.assert_allclose(got[f"{name}_grad"], gradient.numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_weights_that_are_stored_as_integers() -> None:
+    """Have no gradient, and no other parameter has one that is of use."""
+    stored = "<float s = {0.1}, uint8 z = {128}, float ws = {0.05}, int8 wz = {0}, int8[2,2] q = {1,2,3,4},"
+    stored += " float[2] b = {1, 2}>"
+    head = f'<ir_version: 8, opset_import: ["": 17]> g (float[3,2] x) => (float[3,2] y) {stored}'
+    static = onnx.parser.parse_model(
+        f"{head} {{ c = QuantizeLinear (x, s, z) d = DequantizeLinear (c, s, z)"
+        " w = DequantizeLinear (q, ws, wz) y = MatMul (d, w) }"
+    )
+    with pytest.raises(
+        og.ArgumentError, match=r"no trainable parameters\. Its weights are stored as integers; differentiate"
+    ):
+        og.augment(static)
+    running = onnx.parser.parse_model(
+        f"{head} {{ c, cs, cz = DynamicQuantizeLinear (x) p = MatMulInteger (c, q, cz, wz) f = Cast <to = 1> (p)"
+        " m = Mul (f, cs) n = Mul (m, ws) y = Add (n, b) }"
+    )
+    with pytest.warns(
+        UserWarning, match="quantized as it runs: 'DynamicQuantizeLinear_0'.* from before its quantization"
+    ):
+        made = og.augment(running)
+    assert [o.name for o in made.graph.output] == ["y", "b_grad"]
+
+
+@pytest.mark.parametrize(("dynamo", "layers"), [(True, 1), (False, 1), (False, 2)])
+def test_members_of_a_fresh_network_are_apart(dynamo: bool, layers: int) -> None:
+    """Exporters store scales and variances as one, and shifts and means: no gradient has a part of a statistic's.
+
+    The older one keeps the names of all, so that two layers are apart, too; of the newer one's the notes in the file tell.
+    """
+    torch.manual_seed(0)
+    normalized = [part for _ in range(layers) for part in (torch.nn.Tanh(), torch.nn.BatchNorm2d(4))]
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), *normalized).eval()
+    x, seed = torch.randn(2, 3, 6, 6), torch.randn(2, 4, 4, 4)
+    model = export(net, x, dynamo=dynamo, training=False, fold=dynamo)
+    want = torch.autograd.grad(net(x), list(net.parameters()), seed)
+    got = run(og.vjp(model, wrt="parameters"), {"x": x.numpy(), "y_grad": seed.numpy()})
+    assert set(got) == {f"{name}_grad" for name, _ in net.named_parameters()}
+    for (name, _), gradient in zip(net.named_parameters(), want, strict=True):
+        np.testing.assert_allclose(got[f"{name}_grad"], gradient.numpy(), rtol=1e-4, atol=1e-4, err_msg=name)
+
+
+def test_a_batch_normalization_fresh_and_alone() -> None:
+    torch.manual_seed(0)
+    net, x, seed = torch.nn.BatchNorm2d(4).eval(), torch.randn(2, 4, 3, 3), torch.randn(2, 4, 3, 3)
+    want = torch.autograd.grad(net(x), list(net.parameters()), seed)
+    model = export(net, x, dynamo=False, training=False, fold=False)
+    got = run(og.vjp(model, wrt="parameters"), {"x": x.numpy(), "y_grad": seed.numpy()})
+    for name, gradient in zip(("weight", "bias"), want, strict=True):
+        np.testing.assert_allclose(got[f"{name}_grad"], gradient.numpy(), rtol=1e-4, atol=1e-4)
+
+
+class Scaled(torch.nn.Module):
+    """A learned temperature and a learned exponent beside a convolution; a constant of the module's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.pool = torch.nn.Conv2d(3, 4, 3), torch.nn.Module()
+        self.pool.p, self.pool.scale = torch.nn.Parameter(torch.ones(1) * 3), torch.nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x).abs().pow(self.pool.p).mean((2, 3)) * self.pool.scale * 2
+
+
+def test_what_may_be_a_parameter_is_named() -> None:
+    """Of scalars and exponents the older exporter's file does not tell; the newer one's does."""
+    torch.manual_seed(0)
+    net, x = Scaled(), torch.randn(2, 3, 6, 6)
+    older, newer = (export(net, x, dynamo=dynamo, training=False, fold=False) for dynamo in (False, True))
+    with pytest.warns(UserWarning, match="'pool.p', 'pool.scale' may be parameters or constants.* Name them in wrt"):
+        assert {o.name for o in og.vjp(older, wrt="parameters").graph.output} == {"conv.weight_grad", "conv.bias_grad"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = {o.name for o in og.vjp(newer, wrt="parameters").graph.output}
+        og.vjp(older, wrt=["conv.*", "pool.*"])
+    assert found == {"conv.weight_grad", "conv.bias_grad", "pool.p_grad", "pool.scale_grad"}
+
+
+def test_constants_that_an_exporter_names_with_dots_are_no_members() -> None:
+    """Paddle's exporter names constants so, and parameters as in conv2d_0.w_0."""
+    stored = {"conv2d_0.w_0": [2, 3, 3, 3], "helper.constant.1": [], "p2o.pd_op.full.0.0": [1], "scale_0.w_0": [1]}
+    graph = onnx.helper.make_graph(
+        [
+            onnx.helper.make_node("Conv", ["x", "conv2d_0.w_0"], ["c"]),
+            onnx.helper.make_node("Clip", ["c", "", "helper.constant.1"], ["d"]),
+            onnx.helper.make_node("Div", ["d", "p2o.pd_op.full.0.0"], ["e"]),
+            onnx.helper.make_node("Mul", ["e", "scale_0.w_0"], ["y"]),
+        ],
+        "g",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 3, 5, 5])],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)],
+        [onnx.numpy_helper.from_array(np.full(shape, 6, np.float32), name) for name, shape in stored.items()],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
+    with pytest.warns(UserWarning, match="^'scale_0.w_0' may be parameters") as caught:
+        og.augment(model)
+    assert len(caught) == 1
+
+
+class Twice(torch.nn.Module):
+    """A layer that is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.last = torch.nn.Linear(40, 40), torch.nn.Linear(40, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.layer(self.layer(x).tanh()).tanh())
+
+
+def test_a_weight_that_is_folded_for_each_of_its_uses(tmp_path: Path) -> None:
+    """The newer exporter stores its transpose once for each, and merges small ones alone."""
+    torch.manual_seed(0)
+    net, x = Twice(), torch.randn(2, 3, 40)
+    model = export(net, x, dynamo=True, training=False, fold=True)
+    copies = [i.name for i in model.graph.initializer if list(i.dims) == [40, 40]]
+    assert len(copies) == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        got = run(og.vjp(model, wrt="parameters", seed="ones"), {"x": x.numpy()})
+        program = og.build_training(model, loss="mse", optimizer=og.optim.SGD(lr=0.1))
+    want = torch.autograd.grad(net(x).sum(), net.layer.weight)[0].numpy().T
+    assert [name for name in got if name.removesuffix("_grad") in copies] == [f"{copies[0]}_grad"]
+    assert np.linalg.norm(got[f"{copies[0]}_grad"] - want) < 1e-5 * np.linalg.norm(want)
+    trainer, target = og.Trainer(program), torch.randn(2, 3, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = F.mse_loss(net(x), target)
+        loss.backward()
+        optimizer.step()
+        got = trainer.step({"x": x.numpy(), "target": target.numpy()})
+        assert float(got["loss"]) == pytest.approx(loss.item(), rel=1e-5)
+    trainer.export(tmp_path / "trained.onnx")
+    trained = run(onnx.load(tmp_path / "trained.onnx"), {"x": x.numpy()})
+    np.testing.assert_allclose(next(iter(trained.values())), net(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+class Decay(torch.nn.Module):
+    """A rate that is learned as its logarithm and given an axis last, as in state space models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log_rate, self.seen = torch.nn.Parameter(torch.randn(3, 4)), torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.seen(x)[:, None] * (-torch.exp(self.log_rate))[None]).exp().sum(1)
+
+
+def test_what_was_computed_before_a_change_of_layout_is_told() -> None:
+    model = export(Decay(), torch.randn(2, 4), dynamo=True, training=False, fold=True)
+    with pytest.warns(UserWarning, match="'unsqueeze_1' from 'log_rate': it is 'unsqueeze_1' that has"):
+        og.vjp(model, wrt="parameters")
+
+
+def test_a_filter_in_a_constant_node_is_no_weight() -> None:
+    """A blur beside convolutions whose weights are stored; where all weights are Constant nodes they are trained."""
+    body = "{ k = Constant <value = float[1,1,1,1] {0.5}> () b = Conv (x, k) y = Conv (b, %s) }"
+    head = '<ir_version: 8, opset_import: ["": 17]> g (float[N,1,4,4] x) => (float[N,1,4,4] y)'
+    stored = onnx.parser.parse_model(f"{head} <float[1,1,1,1] w = {{0.2}}> {body % 'w'}")
+    constant = onnx.parser.parse_model(f"{head} {body % 'k'}")
+    assert [o.name for o in og.vjp(stored, wrt="parameters").graph.output] == ["w_grad"]
+    assert [o.name for o in og.vjp(constant, wrt="parameters").graph.output] == ["k_grad"]
+
+
+class Experts(torch.nn.Module):
+    """Weights that are picked by what the data says, and a temperature that is learned as its logarithm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.weights = torch.nn.Linear(6, 4), torch.nn.Parameter(torch.randn(4, 6, 5))
+        self.log_scale = torch.nn.Parameter(torch.tensor(0.3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chosen = self.weights[self.gate(x).argmax(-1)]
+        return (x[:, None] @ chosen)[:, 0] * self.log_scale.exp() + self.gate(x).mean()
+
+
+def test_what_was_folded_and_is_in_no_place_of_a_parameter_is_told() -> None:
+    torch.manual_seed(0)
+    model = export(Experts(), torch.randn(3, 6), dynamo=True, training=False, fold=True)
+    with pytest.warns(UserWarning, match=r"\(of 'log_scale'\).* may be parameters or constants"):
+        og.vjp(model, wrt="parameters")
+
+
+class Times(torch.nn.Module):
+    """Sines and cosines of a time, as diffusion networks embed it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        angles = x[:, None] * torch.exp(-np.log(100) * torch.arange(4, dtype=torch.float32) / 4)[None]
+        return self.linear(torch.cat([angles.sin(), angles.cos()], 1))
+
+
+def test_what_is_computed_from_constants_alone_is_not_named() -> None:
+    model = export(Times(), torch.randn(3), dynamo=True, training=False, fold=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(og.vjp(model, wrt="parameters").graph.output) == 2
+
+
+def test_a_normalization_that_was_folded_is_told() -> None:
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
+    model = export(net, torch.randn(2, 3, 6, 6), dynamo=True, training=False, fold=True)
+    with pytest.warns(UserWarning, match="folded BatchNormalizations into .*Conv.* keep their statistics"):
+        og.vjp(model, wrt="parameters")

@@ -1,0 +1,160 @@
+"""Gradients of each sample of convolutions over random geometry, against float64 autograd, with every lowering forced."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import onnx_convgrad as og
+from onnx_convgrad.autodiff.reverse import backward
+from onnx_convgrad.ir.emit import DOMAIN, Emitter
+from onnx_convgrad.lowering.lower import lower
+from onnx_convgrad.lowering.table import lowerings
+from onnx_convgrad.runtime import run
+from tests.lowering.conv.test_geometry import _arrays, _error, _model, _oracle, geometry
+
+SETTINGS = settings(max_examples=8, suppress_health_check=list(HealthCheck))
+
+FORCED = ["auto", *({"ConvPerSampleGrad": name} for name in lowerings()["ConvPerSampleGrad"])]
+FORCED_NORMS = ["auto", *({"ConvGradSquaredNorm": name} for name in lowerings()["ConvGradSquaredNorm"])]
+
+
+def test_norms_know_every_form() -> None:
+    """Norms are never dearer than gradients: whatever gives these may be squared."""
+    forms = {name if name == "zeros" else f"{name}_squares" for name in lowerings()["ConvPerSampleGrad"]}
+    assert forms < set(lowerings()["ConvGradSquaredNorm"])
+
+
+def _check(op: str, g: dict, **attributes: object) -> None:
+    arrays = _arrays(g, transposed=op == "ConvTranspose")
+    y = run(_model(op, arrays, "static", **attributes), arrays)["y"]
+    seed = np.random.default_rng(1).standard_normal(y.shape).astype(np.float32)
+    samples = [_oracle(op, {**arrays, "x": arrays["x"][i : i + 1]}, g, seed[i : i + 1]) for i in range(g["batch"])]
+    want = {
+        name: np.stack([s[name] for s in samples]) if samples else np.zeros((0, *arrays[name].shape)) for name in "wb"
+    }
+    feed = {**arrays, "y_grad": seed}
+    for shapes in ("static", "symbolic"):
+        model = _model(op, arrays, shapes, **attributes)
+        for choice in FORCED if shapes == "static" else ["auto"]:
+            got = _run(model, feed, y.size, choice, per_sample=True)
+            for name in want if got else ():
+                assert got[f"{name}_grad"].shape == want[name].shape
+                assert _error(got[f"{name}_grad"], want[name]) < 1e-5, (name, shapes, choice)
+        for choice in FORCED_NORMS if shapes == "static" else ["auto"]:
+            got = _run(model, feed, y.size, choice, per_sample="squared_norm")
+            for name in want if got else ():
+                squares = (want[name].reshape(g["batch"], want[name][:1].size) ** 2).sum(1)
+                assert _error(got[f"{name}_grad_squared_norm"], squares) < 1e-5, (name, shapes, choice)
+
+
+def _run(model: object, feed: dict, size: int, choice: object, **arguments: object) -> dict:
+    try:
+        augmented = og.augment(model, wrt=["w", "b"], lowering=choice, **arguments)
+    except og.LoweringError:
+        assert choice != "auto"
+        return {}
+    names = {i.name for i in augmented.graph.input}
+    if size == 1 and "y_grad" not in names:  # seeded with one
+        return {}
+    return run(augmented, {name: v for name, v in feed.items() if name in names})
+
+
+@SETTINGS
+@given(geometry(), st.integers(0, 3))
+def test_conv(g: dict, batch: int) -> None:
+    g = {**g, "batch": batch}
+    pads = [*g["begin"], *g["end"]]
+    _check("Conv", g, strides=g["strides"], dilations=g["dilations"], pads=pads, group=g["groups"])
+
+
+@SETTINGS
+@given(geometry(transposed=True), st.integers(0, 3))
+def test_conv_transpose(g: dict, batch: int) -> None:
+    g = {**g, "batch": batch}
+    pads = [*g["begin"], *g["end"]]
+    attributes = {"dilations": g["dilations"], "group": g["groups"], "output_padding": g["extra"]}
+    _check("ConvTranspose", g, strides=g["strides"], pads=pads, **attributes)
+
+
+@pytest.mark.parametrize(("stride", "features"), [(1, 3), (2, 3), (1, 6)])
+def test_depthwise(stride: int, features: int) -> None:
+    """The forms of depthwise weight gradients apply to the samples as groups."""
+    sizes = {"rank": 2, "batch": 2, "channels": 3, "features": features, "groups": 3, "size": [7, 8], "kernel": [3, 2]}
+    g = {**sizes, "strides": [stride] * 2, "dilations": [1, 2], "begin": [1, 0], "end": [1, 2], "extra": [0, 0]}
+    attributes = {"strides": g["strides"], "dilations": g["dilations"], "pads": [1, 0, 1, 2], "group": 3}
+    _check("Conv", g, **attributes)
+    chosen = {"grouped_conv", "grouped_placed_windows", "grouped_batch_windows"}
+    if features == g["groups"]:
+        chosen |= {"grouped_bands"} | ({"grouped_masked_windows"} if stride == 1 else set())
+    model = _model("Conv", _arrays(g, transposed=False), "static", **attributes)
+    for name in chosen:
+        og.augment(model, wrt=["w"], per_sample=True, lowering={"ConvPerSampleGrad": name})
+
+
+@pytest.mark.parametrize("mode", ["SAME_UPPER", "SAME_LOWER", "VALID"])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_auto_pad(mode: str, stride: int) -> None:
+    arrays = {"x": (3, 2, 7, 8), "w": (4, 2, 3, 4), "b": (4,)}
+    arrays = {k: np.random.default_rng(0).standard_normal(s).astype(np.float32) for k, s in arrays.items()}
+    for shapes in ("static", "symbolic"):
+        model = _model("Conv", arrays, shapes, strides=[stride] * 2, auto_pad=mode)
+        each = run(og.augment(model, wrt=["w", "b"], per_sample=True, seed="ones"), arrays)
+        single = og.augment(
+            _model("Conv", arrays, "symbolic", strides=[stride] * 2, auto_pad=mode), wrt=["w", "b"], seed="ones"
+        )
+        for i in range(3):
+            alone = run(single, {**arrays, "x": arrays["x"][i : i + 1]})
+            for name in ("w_grad", "b_grad"):
+                assert _error(each[name][i], alone[name]) < 1e-5
+
+
+# -- the abstract operators have derivatives too -----------------------------------------------------------------------
+
+
+def _graph(shapes: dict[str, list]) -> tuple[ir.Model, Emitter, list[ir.Value]]:
+    kind = ir.TensorType(ir.DataType.FLOAT)
+    inputs = [ir.Value(name=name, shape=ir.Shape(shape), type=kind) for name, shape in shapes.items()]
+    graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": 21, DOMAIN: 1}, name="g")
+    return ir.Model(graph, ir_version=10), Emitter(graph), inputs
+
+
+@pytest.mark.parametrize("batch", [3, "N"], ids=["static", "symbolic"])
+@pytest.mark.parametrize("op", ["ConvPerSampleGrad", "ConvGradSquaredNorm", "ProductSquaredNorm"])
+def test_second_order(op: str, batch: int | str) -> None:
+    """<u, f(x, dy)> for a fixed u: its derivatives against differences of f itself, along one direction."""
+    if op == "ProductSquaredNorm":
+        shapes: dict[str, list] = {"A": [batch, 3, 4], "B": [batch, 4, 2]}
+        attributes: dict = {}
+    else:
+        shapes = {"X": [batch, 4, 7], "dY": [batch, 6, 4], "W_like": [6, 2, 3]}
+        attributes = {"strides": (2,), "dilations": (1,), "pads": (1, 1), "group": 2}
+    model, e, inputs = _graph(shapes)
+    y = e.op(op, *inputs, domain=DOMAIN, **attributes)
+    y.shape = ir.Shape([batch, 6, 2, 3] if op == "ConvPerSampleGrad" else [batch])
+    y.name = "y"
+    seed = ir.Value(name="u", shape=y.shape, type=ir.TensorType(ir.DataType.FLOAT))
+    model.graph.inputs.append(seed)
+    found = backward(e, {y: seed}, inputs[:2])
+    for value, gradient in found.items():
+        gradient.name = f"{value.name}_grad"
+    model.graph.outputs.extend([y, *found.values()])
+    e.graph.sort()
+    lower(model.graph, e.target)
+    model.opset_imports.pop(DOMAIN)
+    rng = np.random.default_rng(0)
+    feed = {
+        n: rng.standard_normal([3 if d in (batch, "N") else d for d in s]).astype(np.float32) for n, s in shapes.items()
+    }
+    proto = ir.to_proto(model)
+    plain = run(proto, {**feed, "u": np.zeros([3, *list(y.shape)[1:]], np.float32)})
+    u = rng.standard_normal(plain["y"].shape).astype(np.float32)
+    got = run(proto, {**feed, "u": u})
+    for name in list(shapes)[:2]:
+        direction = rng.standard_normal(feed[name].shape).astype(np.float32)
+        ends = [run(proto, {**feed, name: feed[name] + h * direction, "u": u})["y"] for h in (0.5, -0.5)]
+        change = float(np.vdot(u, ends[0] - ends[1]))  # exact: f is of degree two in each operand
+        assert float(np.vdot(got[f"{name}_grad"], direction)) == pytest.approx(change, rel=1e-4)

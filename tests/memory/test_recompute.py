@@ -1,0 +1,198 @@
+"""Activation checkpointing: the same gradients, from fewer kept values."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import onnx_convgrad as og
+from onnx_convgrad.cli import options
+from onnx_convgrad.runtime import run
+from tests.support.optimizer import optimized
+
+CHANNELS, BLOCKS = 8, 5
+
+
+def chain(
+    batch: int | str = 2, size: int | str = 20, *, dropout: bool = False, blocks: int = BLOCKS
+) -> onnx.ModelProto:
+    """Residual blocks conv, BatchNorm, Relu (, Dropout), conv, BatchNorm, sum, Relu; then the mean."""
+    rng = np.random.default_rng(0)
+    nodes: list[onnx.NodeProto] = []
+    stored = []
+
+    def add(op: str, inputs: list[str], name: str, **attributes: object) -> str:
+        nodes.append(helper.make_node(op, inputs, [name], name=name, **attributes))
+        return name
+
+    def normal(x: str, fan: int, index: str) -> str:
+        w = rng.standard_normal((CHANNELS, fan, 3, 3)) / np.sqrt(9 * fan)
+        statistics = [rng.uniform(0.5, 1.5, CHANNELS) for _ in range(4)]
+        names = [f"n{index}.{s}" for s in ("scale", "bias", "mean", "var")]
+        arrays = {f"c{index}.weight": w, **dict(zip(names, statistics, strict=True))}
+        stored.extend(numpy_helper.from_array(a.astype(np.float32), k) for k, a in arrays.items())
+        conv = add("Conv", [x, f"c{index}.weight"], f"c{index}", pads=[1, 1, 1, 1])
+        return add("BatchNormalization", [conv, *names], f"n{index}")
+
+    x = add("Relu", [normal("x", 3, "_stem")], "stem")
+    for i in range(blocks):
+        y = add("Relu", [normal(x, CHANNELS, f"{i}a")], f"r{i}")
+        y = add("Dropout", [y], f"d{i}") if dropout else y
+        total = add("Add", [normal(y, CHANNELS, f"{i}b"), x], f"s{i}")
+        x = add("Relu", [total], f"out{i}")
+    add("ReduceMean", [x], "loss", keepdims=0)
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 3, size, size])]
+    outputs = [helper.make_tensor_value_info("loss", TensorProto.FLOAT, [])]
+    graph = helper.make_graph(nodes, "chain", inputs, outputs, stored)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+FEED = {"x": np.random.default_rng(1).standard_normal((2, 3, 20, 20)).astype(np.float32)}
+INSIDE = [f"{kind}{i}{part}" for i in range(BLOCKS - 1) for kind, part in (("c", "a"), ("c", "b"), ("r", ""))]
+
+
+def split(model: onnx.ModelProto) -> tuple[list[onnx.NodeProto], list[onnx.NodeProto]]:
+    """The nodes up to the loss, and those after it."""
+    nodes = list(model.graph.node)
+    end = next(i for i, node in enumerate(nodes) if "loss" in node.output) + 1
+    return nodes[:end], nodes[end:]
+
+
+def kept(model: onnx.ModelProto) -> set[str]:
+    """The forward values that nodes after the loss read."""
+    forward, backward = split(model)
+    return {v for node in forward for v in node.output if v} & {v for node in backward for v in node.input}
+
+
+def equal(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
+    return a.keys() == b.keys() and all(np.array_equal(a[k], b[k]) for k in a)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("chosen", ["auto", "r2", ["r*"], ["r1", "out[0-3]"], INSIDE, ["*"]], ids=str)
+def test_gradients_are_the_same(chosen: str | list[str], training: bool) -> None:
+    """Bit for bit as written; the runtime folds a frozen BatchNormalization only into a convolution read nowhere else."""
+    plain = og.augment(chain(), training=training)
+    again = og.augment(chain(), training=training, recompute=chosen)
+    assert len(again.graph.node) > len(plain.graph.node)
+    assert equal(run(plain, FEED, optimize=False), run(again, FEED, optimize=False))
+    want, got = run(plain, FEED), run(again, FEED)
+    if training:
+        assert equal(want, got)
+    for name, value in want.items():
+        assert np.linalg.norm(got[name] - value) <= 1e-5 * np.linalg.norm(value), name
+
+
+@pytest.mark.parametrize("names", [["r2"], ["r[0-9]"], INSIDE], ids=str)
+def test_the_backward_part_reads_a_recomputed_value_only_behind_the_barrier(names: list[str]) -> None:
+    plain, again = (og.augment(chain(), training=True, recompute=r) for r in (None, names))
+    dropped = set(og.explain(chain(), training=True, recompute=names).recomputation.values)
+    assert dropped
+    assert dropped <= kept(plain)
+    assert not dropped & kept(again)
+    made = {v for node in split(again)[1] for v in node.output}
+    copies = [node for node in again.graph.node if node.name.endswith("/recomputed")]
+    assert copies
+    assert all(made & set(node.input) for node in copies)
+
+
+def test_the_runtime_keeps_the_copies(tmp_path: Path) -> None:
+    model = og.augment(chain(), training=True, recompute=["r*"])
+    loaded = optimized(model, tmp_path)
+    for op in ("Relu", "NonZero"):
+        wanted, found = (sum(n.op_type == op for n in m.graph.node) for m in (model, loaded))
+        assert found == wanted
+
+
+@pytest.mark.parametrize("name", ["vjp", "grad"])
+def test_gradients_alone(name: str) -> None:
+    arguments = {"wrt": "parameters", "of": "loss", "training": True}
+    plain, again = (getattr(og, name)(chain(), **arguments, recompute=r) for r in (None, "r*"))
+    assert equal(run(plain, FEED), run(again, FEED))
+    assert any(node.name.endswith("/recomputed") for node in again.graph.node)
+
+
+def test_symbolic_sizes_and_trainable_inputs() -> None:
+    model = chain("N", "S")
+    plain, again = (og.augment(model, training=True, trainable_inputs=True, recompute=r) for r in (None, INSIDE))
+    assert equal(run(plain, FEED), run(again, FEED))
+    report = og.explain(model, training=True, recompute=INSIDE).recomputation
+    assert report.kept_after < report.kept_before
+
+
+def test_random_values_are_kept() -> None:
+    model = chain(dropout=True)
+    again = og.augment(model, training=True, recompute="*")
+    assert sum(node.op_type == "Dropout" for node in again.graph.node) == BLOCKS
+    assert all("Dropout" not in node.op_type for node in again.graph.node if node.name.endswith("/recomputed"))
+    with pytest.raises(og.ArgumentError, match=r"recompute names 'd1', which is the result of Dropout"):
+        og.augment(model, training=True, recompute=["d1"])
+
+
+def test_the_report_counts_bytes() -> None:
+    plain, again = (og.augment(chain(), training=True, recompute=r) for r in (None, "r2"))
+    sizes = {v.name: 4 * np.prod([d.dim_value for d in v.type.tensor_type.shape.dim]) for v in plain.graph.value_info}
+    added = sum(sizes[name] for name in kept(again) - kept(plain) - {"loss"})
+    assert sizes["r2"] == 4 * 2 * CHANNELS * 20 * 20
+    report = og.explain(chain(), training=True, recompute=["r2"])
+    found = report.recomputation
+    assert found.values == ("r2",)
+    assert found.kept_before - found.kept_after == sizes["r2"] - added
+    assert found.kept_after <= found.peak_after <= found.kept_before
+    assert 0 < found.seconds < found.total_seconds
+    assert json.loads(report.to_json())["recomputation"]["kept_after"] == found.kept_after
+    assert re.search(r"1 values? recomputed: .* MB kept for the backward part become", str(report))
+    assert og.explain(chain(), training=True).recomputation is None
+
+
+def test_auto_frees_much_for_little_time() -> None:
+    found = og.explain(chain(16, 56, blocks=12), training=True, recompute="auto").recomputation
+    assert found.peak_after < 0.7 * found.kept_before
+    assert found.seconds <= 0.15 * found.total_seconds
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["r22"], r"Unknown forward value in recompute: 'r22'.*Did you mean '"),
+        (["no_such_*"], r"Unknown forward value in recompute: 'no_such_\*'"),
+        ("loss", r"recompute names 'loss', which is an output of the graph"),
+    ],
+)
+def test_names_that_cannot_be_recomputed(names: str | list[str], message: str) -> None:
+    with pytest.raises(og.ArgumentError, match=re.compile(message, re.DOTALL)):
+        og.augment(chain(), recompute=names)
+
+
+def test_options_on_the_command_line() -> None:
+    assert options.recomputed(["auto"]) == "auto"
+    assert options.recomputed(["r1,r2", "out*"]) == ["r1", "r2", "out*"]
+    with pytest.raises(og.ArgumentError, match="cannot be combined"):
+        options.recomputed(["auto,r1"])
+
+
+def test_nothing_worth_recomputing_changes_nothing() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> g (float[3] x) => (float[3] y) { y = Neg(x) }'
+    )
+    x = np.arange(3, dtype=np.float32)
+    got = run(og.augment(model, wrt="inputs", recompute="auto"), {"x": x, "y_grad": x})
+    np.testing.assert_array_equal(got["x_grad"], -x)
+
+
+def test_sizes_of_which_nothing_is_known() -> None:
+    text = """<ir_version: 10, opset_import: ["": 18]> g (float[n, 3, h, w] x) => (float[n, 24, p, q] y)
+        <float[24, 3, 3, 3] k> { y = Conv (x, k) }"""
+    model = onnx.parser.parse_model(text)
+    k = np.random.default_rng(0).standard_normal((24, 3, 3, 3)).astype(np.float32)
+    del model.graph.initializer[:]
+    model.graph.initializer.append(numpy_helper.from_array(k, "k"))
+    feed = {**FEED, "y_grad": np.ones((2, 24, 18, 18), np.float32)}
+    plain, freed = (run(og.vjp(model, wrt="all", recompute=r), feed) for r in (None, "auto"))
+    assert equal(plain, freed)

@@ -1,0 +1,80 @@
+"""Models built with `deterministic=True` add nothing in an order that a GPU's atomic operations choose."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import onnx
+import pytest
+from onnx import parser
+
+import onnx_convgrad as og
+from onnx_convgrad.backends.cuda.cuda_kernels import lacks
+from onnx_convgrad.runtime import run
+from tests.support.training_nets import build, exported
+
+POOLS = {
+    "overlap": ("2,3,9,11", "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]"),
+    "dense": ("1,2,7,6", "kernel_shape=[5,5], pads=[2,2,2,2]"),
+    "tiles": ("2,2,8,6", "kernel_shape=[2,3], strides=[2,3]"),
+    "gaps": ("2,2,9,9", "kernel_shape=[2,2], strides=[3,4]"),
+    "ceil": ("1,2,8,8", "kernel_shape=[3,3], strides=[2,2], ceil_mode=1"),
+    "dilated": ("1,2,9,9", "kernel_shape=[3,3], strides=[2,1], dilations=[2,2]"),
+    "uneven": ("1,2,7,8", "kernel_shape=[3,2], pads=[1,0,0,1]"),
+    "single": ("1,2,4,4", "kernel_shape=[4,4]"),
+    "line": ("2,3,20", "kernel_shape=[4], strides=[3]"),
+    "volume": ("1,2,5,6,7", "kernel_shape=[3,3,3], strides=[2,2,2], pads=[1,1,1,1,1,1]"),
+}
+
+
+def _adding(model: onnx.ModelProto) -> list[str]:
+    return [n.op_type for n in model.graph.node for a in n.attribute if a.name == "reduction" and a.s == b"add"]
+
+
+@pytest.mark.parametrize("shapes", ["static", "dynamic"])
+@pytest.mark.parametrize("target", ["cuda", "portable"])
+@pytest.mark.parametrize("name", POOLS)
+def test_max_pools_add_window_by_window(name: str, target: str, shapes: str) -> None:
+    sizes, attributes = POOLS[name]
+    rank = sizes.count(",") + 1
+    free = ",".join("abcdefgh"[:rank])
+    model = parser.parse_model(
+        f'<ir_version: 10, opset_import: ["" : 21]> g (float[{sizes if shapes == "static" else free}] x)'
+        f" => (float[{free.upper()}] y) {{ y = MaxPool <{attributes}> (x) }}"
+    )
+    built = og.augment(model, wrt=["x"], seed="ones", target=target, deterministic=True)
+    assert _adding(built) == []
+    assert not [lack for lack in lacks(onnx.shape_inference.infer_shapes(built)) if not lack.arithmetic]
+    x = np.random.default_rng(0).normal(size=[int(size) for size in sizes.split(",")]).astype(np.float32)
+    want = run(og.augment(model, wrt=["x"], seed="ones"), {"x": x})
+    np.testing.assert_allclose(run(built, {"x": x})["x_grad"], want["x_grad"], rtol=1e-6)
+
+
+def test_without_it_overlapping_windows_scatter_their_sums() -> None:
+    sizes, attributes = POOLS["overlap"]
+    model = parser.parse_model(
+        f'<ir_version: 10, opset_import: ["" : 21]> g (float[{sizes}] x) => (float[a,b,c,d] y)'
+        f" {{ y = MaxPool <{attributes}> (x) }}"
+    )
+    assert _adding(og.vjp(model, wrt=["x"], target="cuda")) == ["ScatterElements"]
+
+
+def test_sums_at_indices_of_the_run_are_named() -> None:
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 21]> g (float[300,3] table, int64[4] i) => (float[4,3] y)'
+        " { y = Gather (table, i) }"
+    )
+    model.graph.node[0].name = "lookup"
+    with pytest.warns(
+        UserWarning, match="On cuda these nodes still add at repeated indices in no fixed order: lookup/"
+    ):
+        og.vjp(model, wrt=["table"], target="cuda", deterministic=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        og.vjp(model, wrt=["table"], target="cpu", deterministic=True)
+
+
+def test_training_programs_take_it_too() -> None:
+    program = build(exported(), target="cuda", deterministic=True)
+    assert _adding(program.step) == []

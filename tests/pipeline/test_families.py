@@ -1,0 +1,129 @@
+"""Whole networks, exported by PyTorch's two exporters, against float64 autograd of the module itself."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import onnx_convgrad as og
+from onnx_convgrad.runtime import run
+from tests.support.families import (
+    FAMILIES,
+    Family,
+    export,
+    exported,
+    float32_gradients,
+    keeps_mode,
+    match_parameters,
+    reference_gradients,
+)
+
+BY_NAME = {family.name: family for family in FAMILIES}
+
+
+def _variants() -> list[Any]:
+    """Every family: both exporters folded, TorchScript unfolded in evaluation and in training mode, dynamic sizes."""
+    variants = {
+        "ts-eval": {"dynamo": False, "training": False},
+        "ts-unfolded": {"dynamo": False, "training": False, "fold": False},
+        "ts-train": {"dynamo": False, "training": True},
+        "dynamo-eval": {"dynamo": True, "training": False},
+        "ts-train-dynamic": {"dynamo": False, "training": True, "dynamic_batch": True},
+        "dynamo-eval-dynamic": {"dynamo": True, "training": False, "dynamic_batch": True},
+    }
+    return [
+        pytest.param(family.name, options, id=f"{family.name}-{name}")
+        for family in FAMILIES
+        for name, options in variants.items()
+    ]
+
+
+@lru_cache(maxsize=4)
+def _references(name: str, training: bool) -> tuple[torch.nn.Module, torch.Tensor, np.ndarray, dict, dict]:
+    family = BY_NAME[name]
+    module = family.build().train(training)
+    x = family.example()
+    with torch.no_grad():
+        shape = tuple(family.build().train(training)(x).shape)
+    seed = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    return module, x, seed, reference_gradients(module, x, seed), float32_gradients(module, x, seed)
+
+
+def _relative(got: np.ndarray, want: np.ndarray) -> float:
+    return float(np.linalg.norm(got - want) / max(np.linalg.norm(want), 1e-12))
+
+
+def _assert_close(got: np.ndarray, want: np.ndarray, float32: np.ndarray, name: str) -> None:
+    limit = max(1e-3, 5 * _relative(float32, want))
+    assert _relative(got, want) <= limit, f"{name}: off by {_relative(got, want):.1e}, allowed {limit:.1e}"
+
+
+@pytest.mark.filterwarnings("ignore:The exporter folded BatchNormalizations")
+@pytest.mark.filterwarnings(
+    "ignore:The exporter computed 'expand' from 'cls_token'"
+)  # for each sample of a fixed batch
+@pytest.mark.parametrize(("name", "options"), _variants())
+def test_gradients_equal_autograd(name: str, options: dict[str, bool]) -> None:
+    family: Family = BY_NAME[name]
+    module, x, seed, want, single = _references(name, options["training"])
+    proto = exported(family, **options)
+    assert keeps_mode(module, dynamo=options["dynamo"], training=options["training"])
+    augmented = og.augment(proto, wrt="all")
+    result = run(augmented, {"x": x.numpy(), "y_grad": seed})
+    plain = run(proto, {"x": x.numpy()})
+    np.testing.assert_allclose(result["y"], plain["y"], rtol=1e-4, atol=1e-4)
+    _assert_close(result["x_grad"], want["x"], single["x"], "x")
+    matched = match_parameters(proto, module)
+    null = family.null_in_training if options["training"] else ()
+    for initializer, (parameter, transform) in matched.items():
+        got = result[f"{initializer}_grad"]
+        if parameter in null:
+            scale = max(float(np.abs(v).max()) for v in want.values())
+            assert float(np.abs(got).max()) < 1e-5 * scale
+            continue
+        _assert_close(got.T if transform == "transpose" else got, want[parameter], single[parameter], parameter)
+    if not options.get("fold", True) or options["training"]:
+        assert {p for p, _ in matched.values()} == set(dict(module.named_parameters()))
+
+
+@pytest.mark.parametrize("name", ["resnet_basic", "unet", "deeplab", "audio1d"])
+def test_one_file_serves_every_size(name: str) -> None:
+    family = BY_NAME[name]
+    module = family.build().eval()
+    x = family.example()
+    proto = export(module, x, dynamo=False, training=False, fold=False, dynamic_batch=True, dynamic_spatial=True)
+    augmented = og.augment(proto, wrt="all")
+    for batch, grow in ((1, 0), (3, 16)):
+        bigger = torch.randn(
+            batch, x.shape[1], *(s + grow for s in x.shape[2:]), generator=torch.Generator().manual_seed(1)
+        )
+        with torch.no_grad():
+            shape = module(bigger).shape
+        seed = np.random.default_rng(0).standard_normal(tuple(shape)).astype(np.float32)
+        want, single = reference_gradients(module, bigger, seed), float32_gradients(module, bigger, seed)
+        result = run(augmented, {"x": bigger.numpy(), "y_grad": seed})
+        _assert_close(result["x_grad"], want["x"], single["x"], "x")
+        for initializer, (parameter, transform) in match_parameters(proto, module).items():
+            got = result[f"{initializer}_grad"]
+            _assert_close(got.T if transform == "transpose" else got, want[parameter], single[parameter], parameter)
+
+
+def test_training_option_equals_a_training_export() -> None:
+    """`training=True` on an evaluation export gives the gradients of training mode, and updated statistics."""
+    family = BY_NAME["resnet_basic"]
+    module = family.build().train()
+    x = family.example()
+    proto = exported(family, dynamo=False, training=False, fold=False)
+    augmented = og.augment(proto, wrt="all", training=True)
+    seed = np.random.default_rng(0).standard_normal(run(proto, {"x": x.numpy()})["y"].shape)
+    result = run(augmented, {"x": x.numpy(), "y_grad": seed.astype(np.float32)})
+    want, single = reference_gradients(module, x, seed), float32_gradients(module, x, seed)
+    _assert_close(result["x_grad"], want["x"], single["x"], "x")
+    for initializer, (parameter, _) in match_parameters(proto, module).items():
+        _assert_close(result[f"{initializer}_grad"], want[parameter], single[parameter], parameter)
+    statistics = [n for n in result if n.endswith("_next")]
+    assert len(statistics) == 2 * sum(isinstance(m, torch.nn.BatchNorm2d) for m in module.modules())

@@ -1,0 +1,212 @@
+"""Conv and ConvTranspose in the generic checker, forced lowerings, shared operands, refusals."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import onnx_convgrad as og
+from onnx_convgrad.ir.targets import TARGETS
+from onnx_convgrad.lowering.table import lowerings
+from onnx_convgrad.runtime import run
+from onnx_convgrad.testing import Case, check, rand
+
+CASES = [
+    Case("Conv", [rand(2, 3, 9), rand(4, 3, 3), rand(4)], {"strides": [2], "pads": [1, 2]}),
+    Case("Conv", [rand(2, 4, 7, 6), rand(6, 2, 3, 2), rand(6)], {"group": 2, "strides": [2, 1], "pads": [1, 0, 2, 1]}),
+    Case("Conv", [rand(2, 4, 7, 6), rand(8, 1, 3, 3)], {"group": 4, "pads": [1, 1, 1, 1]}, name="multiplier"),
+    Case("Conv", [rand(2, 4, 6, 6), rand(4, 1, 3, 3), rand(4)], {"group": 4, "dilations": [2, 1]}),
+    Case(
+        "Conv", [rand(1, 2, 5, 4, 6), rand(3, 2, 2, 3, 2), rand(3)], {"strides": [1, 2, 3], "pads": [1, 1, 0, 0, 1, 1]}
+    ),
+    Case("Conv", [rand(2, 5, 4, 4), rand(3, 5, 1, 1), rand(3)], constants=(1, 2), name="pointwise"),
+    Case("Conv", [rand(2, 4, 7, 6), rand(6, 4, 3, 2)], {"auto_pad": "SAME_LOWER", "strides": [2, 3]}),
+    Case("Conv", [rand(2, 4, 7, 6), rand(6, 4, 4, 2)], {"auto_pad": "SAME_UPPER", "strides": [1, 2]}),
+    Case("Conv", [rand(2, 4, 7, 6), rand(6, 4, 3, 2)], {"auto_pad": "VALID"}, constants=(1,)),
+    Case("Conv", [rand(2, 4, 9), rand(6, 4, 3), rand(6)], {"strides": [2]}, constants=(1, 2), name="stored weights"),
+    Case("Conv", [rand(2, 4, 9), rand(6, 4, 3), rand(6)], {"strides": [2]}, dtype=np.float64, constants=(1, 2)),
+    Case(
+        "Conv",
+        [rand(2, 4, 7, 5), rand(6, 2, 3, 3)],
+        {"group": 2, "pads": [1, 0, 1, 2]},
+        dtype=np.float64,
+        dynamic=False,
+    ),
+    Case("Conv", [rand(2, 4, 9, 5), rand(6, 4, 3, 3), rand(6)], {"strides": [2, 1]}, dtype=np.float16),
+    Case(
+        "Conv",
+        [rand(0, 2, 5, 5), rand(3, 2, 3, 3), rand(3)],
+        {"pads": [1, 1, 1, 1]},
+        constants=(1, 2),
+        name="empty batch",
+    ),
+    Case("Conv", [rand(0, 2, 5, 5), rand(3, 2, 3, 3), rand(3)], {"pads": [1, 1, 1, 1]}, name="empty batch, fed"),
+    Case(
+        "Conv",
+        [rand(2, 4, 7, 6), rand(6, 2, 3, 3)],
+        {"group": 2, "auto_pad": "SAME_UPPER"},
+        dtype=np.float64,
+        constants=(1,),
+    ),
+    Case("ConvTranspose", [rand(2, 4, 5), rand(4, 3, 3), rand(3)], {"strides": [2], "pads": [1, 0]}),
+    Case(
+        "ConvTranspose",
+        [rand(2, 4, 4, 5), rand(4, 3, 3, 2), rand(6)],
+        {"group": 2, "strides": [2, 3], "pads": [1, 0, 2, 1], "output_padding": [1, 2]},
+    ),
+    Case("ConvTranspose", [rand(1, 2, 3, 2, 3), rand(2, 2, 2, 3, 2)], {"strides": [1, 2, 2], "dilations": [2, 1, 1]}),
+    Case("ConvTranspose", [rand(1, 2, 3, 3), rand(2, 2, 3, 3)], {"strides": [2, 2], "auto_pad": "SAME_UPPER"}),
+    Case("ConvTranspose", [rand(1, 2, 3, 3), rand(2, 2, 3, 3)], {"strides": [2, 2], "output_shape": [6, 7]}),
+    Case("ConvTranspose", [rand(2, 3, 4), rand(3, 1, 3)], {"group": 3}, dtype=np.float16, constants=(1,)),
+    Case(
+        "ConvTranspose",
+        [rand(2, 4, 5), rand(4, 3, 3), rand(6)],
+        {"group": 2, "strides": [2], "pads": [1, 0], "output_padding": [1]},
+        dtype=np.float64,
+        constants=(1, 2),
+    ),
+    Case(
+        "ConvTranspose", [rand(1, 2, 3, 3), rand(2, 2, 3, 3)], {"output_shape": [5, 4]}, dtype=np.float64, dynamic=False
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_rule(case: Case) -> None:
+    check(case)
+
+
+def _conv(x: tuple, w: tuple, *, stored: bool = False, **attributes: object) -> onnx.ModelProto:
+    node = helper.make_node("Conv", ["x", "w"], ["y"], name="conv", **attributes)
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, x)]
+    weights = []
+    if stored:
+        weights = [numpy_helper.from_array(np.ones(w, np.float32), "w")]
+    else:
+        inputs.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, w))
+    graph = helper.make_graph([node], "g", inputs, [helper.make_empty_tensor_value_info("y")], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def _graph(nodes: list, inputs: dict, outputs: list) -> onnx.ModelProto:
+    infos = [helper.make_tensor_value_info(k, TensorProto.FLOAT, v.shape) for k, v in inputs.items()]
+    graph = helper.make_graph(nodes, "g", infos, [helper.make_empty_tensor_value_info(o) for o in outputs])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def _numeric(model: onnx.ModelProto, feed: dict, seeds: dict, name: str, direction: np.ndarray, step: float) -> float:
+    up, down = (run(model, {**feed, name: feed[name] + s * direction}) for s in (step, -step))
+    return sum(float(np.vdot(up[k].astype(np.float64) - down[k], g)) for k, g in seeds.items()) / (2 * step)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "shapes", "outputs"),
+    [
+        pytest.param(
+            [helper.make_node("Conv", ["a", "w"], ["m"]), helper.make_node("Conv", ["m", "w"], ["y"])],
+            {"a": (1, 2, 7, 7), "w": (2, 2, 3, 3)},
+            ["y"],
+            id="shared weight",
+        ),
+        pytest.param(
+            [helper.make_node("Conv", ["a", "a"], ["y"], pads=[1, 1, 1, 1])],
+            {"a": (3, 3, 3, 3)},
+            ["y"],
+            id="one tensor as data and weight",
+        ),
+        pytest.param(
+            [helper.make_node("Conv", ["a", "w", ""], ["m"]), helper.make_node("Conv", ["m", "w"], ["y"])],
+            {"a": (1, 2, 7, 7), "w": (2, 2, 3, 3)},
+            ["m", "y"],
+            id="output inside, empty bias",
+        ),
+    ],
+)
+def test_shared_values(nodes: list, shapes: dict, outputs: list) -> None:
+    rng = np.random.default_rng(0)
+    feed = {k: rng.uniform(-1, 1, s).astype(np.float32) for k, s in shapes.items()}
+    model = _graph(nodes, feed, outputs)
+    values = run(model, feed)
+    seeds = {k: rng.uniform(-1, 1, v.shape).astype(np.float32) for k, v in values.items()}
+    got = run(og.augment(model, wrt="inputs"), {**feed, **{f"{k}_grad": g for k, g in seeds.items()}})
+    for name, array in feed.items():
+        direction = rng.uniform(-1, 1, array.shape).astype(np.float32)
+        exact = float(np.vdot(got[f"{name}_grad"], direction))
+        assert _numeric(model, feed, seeds, name, direction, 1e-2) == pytest.approx(exact, rel=5e-3)
+
+
+def test_lowering_for_an_unknown_node_is_refused() -> None:
+    with pytest.raises(og.ArgumentError, match=r"'ConvWieghtGrad'.*Did you mean 'ConvWeightGrad'"):
+        og.augment(_conv((1, 2, 8, 8), (3, 2, 3, 3)), wrt="inputs", lowering={"ConvWieghtGrad": "im2col_gemm"})
+
+
+@pytest.mark.parametrize("op_type", ["ConvInputGrad", "ConvWeightGrad"])
+def test_forced_lowering_is_used_and_reported(op_type: str) -> None:
+    model = _conv((2, 4, 8, 8), (6, 4, 3, 3))
+
+    def row(lowering: str | dict[str, str]) -> dict:
+        rows = og.explain(model, wrt="inputs", lowering=lowering).rows
+        return next(r for r in rows if r["operator"] == op_type)
+
+    usable = {c["name"] for c in row("auto")["candidates"] if not c["rejected"]}
+    assert len(usable) >= 3
+    for name in lowerings()[op_type]:
+        if name not in usable:
+            with pytest.raises(og.LoweringError, match=f"Lowering '{name}' was asked for"):
+                row({op_type: name})
+            continue
+        assert (row({op_type: name})["chosen"], row({op_type: name})["forced"]) == (name, True)
+        assert row({f"{op_type}:conv": name})["chosen"] == name
+
+
+def test_lowerings_have_summaries_and_cases() -> None:
+    for table in lowerings().values():
+        for entry in table.values():
+            assert entry.summary.endswith((".", ";", ",", "only")) or entry.summary
+
+
+def test_forced_lowering_that_does_not_apply_says_why() -> None:
+    with pytest.raises(
+        og.LoweringError, match=r"'flipped_conv' was asked .* node 'conv', but strides \[2, 2\] are not 1"
+    ):
+        og.augment(
+            _conv((1, 2, 8, 8), (3, 2, 3, 3), strides=[2, 2]), wrt="inputs", lowering={"ConvInputGrad": "flipped_conv"}
+        )
+
+
+def test_unknown_lowering_suggests_near_ones() -> None:
+    with pytest.raises(og.ArgumentError, match=r"im2col_gem.*Did you mean.*im2col_gemm"):
+        og.augment(_conv((1, 2, 8, 8), (3, 2, 3, 3)), wrt="inputs", lowering={"ConvWeightGrad": "im2col_gem"})
+
+
+@pytest.mark.parametrize("target", sorted(TARGETS))
+def test_every_target_builds(target: str) -> None:
+    model = og.augment(_conv((1, 2, 8, 8), (3, 2, 3, 3), pads=[0, 1, 2, 1]), wrt="inputs", target=target)
+    assert {n.domain for n in model.graph.node} == {""}
+
+
+def test_frozen_weight_costs_no_gradient() -> None:
+    model = og.vjp(_conv((1, 2, 8, 8), (3, 2, 3, 3), stored=True), wrt="inputs")
+    assert [o.name for o in model.graph.output] == ["x_grad"]
+    assert [n.op_type for n in model.graph.node if n.op_type.startswith("Conv")] in (["Conv"], ["ConvTranspose"])
+    assert not [n.name for n in model.graph.node if "x" in n.input]
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "y = Conv (x, w, b)",
+        "h = Conv (x, w, b) y = BatchNormalization (h, v, v, v, v)",
+        "y = ConvTranspose (x, w, b)",
+    ],
+)
+def test_a_bias_that_is_no_vector_is_refused(nodes: str) -> None:
+    """PyTorch's exporter writes it, ONNX's checker lets it pass, and ONNX Runtime refuses it without a remedy."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 21]> g (float[1,2,3,3] x, float[2,2,1,1] w, float[2,0] b, float[2] v)'
+        f" => (float[1,2,3,3] y) {{ {nodes} }}"
+    )
+    with pytest.raises(og.DifferentiationError, match=r"Conv.*its bias has shape \[2, 0\].*Leave the input B out"):
+        og.augment(model, wrt="x")

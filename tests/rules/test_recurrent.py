@@ -1,0 +1,137 @@
+"""RNN, GRU and LSTM: derivatives of the recurrence, of any order, for every attribute that ONNX Runtime has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+import onnx_convgrad as og
+from onnx_convgrad.checking.evaluator import Evaluator
+from onnx_convgrad.runtime import run
+from onnx_convgrad.testing import Case, check, make_model, rand
+from tests.support.families import export
+
+TURNS, BATCH, INPUT, HIDDEN = 3, 2, 3, 2
+GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
+LENGTHS = np.array([2, 3], np.int32)
+
+
+def _case(op: str, *, ways: int = 1, order: int = 1, given: str = "", **attributes: Any) -> Case:
+    """`given`: which optional operands are there, of b, l (lengths), h, c, p."""
+    gates = GATES[op]
+    inputs = [
+        rand(TURNS, BATCH, INPUT),
+        rand(ways, gates * HIDDEN, INPUT),
+        rand(ways, gates * HIDDEN, HIDDEN),
+        rand(ways, 2 * gates * HIDDEN) if "b" in given else None,
+        LENGTHS if "l" in given else None,
+        rand(ways, BATCH, HIDDEN) if "h" in given else None,
+    ]
+    if op == "LSTM":
+        inputs += [
+            rand(ways, BATCH, HIDDEN) if "c" in given else None,
+            rand(ways, 3 * HIDDEN) if "p" in given else None,
+        ]
+    while inputs[-1] is None:
+        inputs.pop()
+    outputs = 3 if op == "LSTM" else 2
+    named = {"hidden_size": HIDDEN, **attributes}
+    return Case(op, inputs, named, outputs, order=order, dynamic=False, name=given)
+
+
+CASES = [
+    _case("RNN", order=2, given="bh"),
+    _case(
+        "RNN",
+        ways=2,
+        given="blh",
+        direction="bidirectional",
+        activations=["Affine", "Softsign"],
+        activation_alpha=[0.5],
+    ),
+    _case("GRU", order=2, given="bh", linear_before_reset=1),
+    _case("GRU", given="bl", direction="reverse"),
+    _case("GRU", ways=2, given="bh", direction="bidirectional"),
+    _case(
+        "GRU",
+        given="bh",
+        activations=["HardSigmoid", "ScaledTanh"],
+        activation_alpha=[0.3, 1.2],
+        activation_beta=[0.4, 0.7],
+    ),
+    _case("LSTM", order=2, given="bhcp"),
+    _case("LSTM", given="p", input_forget=1),
+    _case("LSTM", ways=2, given="blhcp", direction="bidirectional"),
+    _case("LSTM", given="bc", clip=0.6, activations=["Sigmoid", "LeakyRelu", "Elu"], activation_alpha=[0.2, 0.9]),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_rule(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_yardstick_of_the_derivatives_computes_what_the_runtime_does(case: Case) -> None:
+    model = make_model(case, case.arrays)
+    present = {f"x{i}": a for i, a in enumerate(case.arrays) if a is not None}
+    feed = {i.name: present[i.name] for i in model.graph.input}
+    exact = Evaluator(model, case)(feed)
+    for name, value in run(model, feed).items():
+        np.testing.assert_allclose(value, exact[name], rtol=2e-5, atol=2e-6)
+
+
+class Layers(torch.nn.Module):
+    """Two layers in both directions after a convolution over time, as in readers of text."""
+
+    def __init__(self, op: str) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv1d(4, 4, 3, padding=1)
+        self.layers = getattr(torch.nn, op)(4, 3, num_layers=2, bidirectional=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.layers(self.conv(x).permute(2, 0, 1))[0]
+        return result
+
+
+@pytest.mark.parametrize("dynamo", [False, True])
+@pytest.mark.parametrize("op", ["GRU", "LSTM"])
+def test_gradients_are_those_of_pytorch(op: str, dynamo: bool) -> None:
+    torch.manual_seed(0)
+    module, x = Layers(op), torch.randn(2, 4, 5)
+    model = export(module, x, dynamo=dynamo, training=False, fold=False)
+    seed = torch.randn(5, 2, 6)
+    got = run(og.vjp(model, wrt="all"), {"x": x.numpy(), "y_grad": seed.numpy()})
+    x.requires_grad_()
+    named = {"x": x, **dict(module.named_parameters())}
+    for name, want in zip(named, torch.autograd.grad(module(x), list(named.values()), seed), strict=True):
+        np.testing.assert_allclose(got[f"{name}_grad"], want.numpy(), rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def _model(turns: int | str, **attributes: Any) -> onnx.ModelProto:
+    node = helper.make_node("LSTM", ["x", "w", "r"], ["y"], name="memory", hidden_size=1, **attributes)
+    shapes = {"x": [turns, 1, 1], "w": [1, 4, 1], "r": [1, 4, 1]}
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+@pytest.mark.parametrize(
+    ("turns", "attributes", "reason"),
+    [
+        ("n", {}, "the length of its sequence is not known while building"),
+        (300, {}, "it takes 300 turns; 1 to 256 are written down"),
+        (4, {"layout": 1}, "its layout is 1"),
+        (4, {"activations": ["Sigmoid", "Tanh"]}, "it has 2 activations, and needs 3"),
+        (4, {"activations": ["Sigmoid", "Swish", "Tanh"]}, "its activation 'Swish' is not one of ONNX's"),
+    ],
+)
+def test_what_is_refused(turns: int | str, attributes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(og.DifferentiationError, match=reason) as caught:
+        og.augment(_model(turns, **attributes), wrt=["x"])
+    assert "memory" in str(caught.value)

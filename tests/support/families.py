@@ -1,0 +1,334 @@
+"""Miniature vision, audio and attention networks used as export fixtures.
+
+Each network keeps the operators and the topology that make its family distinctive (grouping, dense concatenation,
+squeeze-excitation, channel shuffle, dilation, transposed convolution and so on) at a size where the float64 reference
+gradient costs milliseconds.  Parameters are randomised so that no two tensors are equal and nothing sits at a neutral
+value such as scale one, which would hide a missing term.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from onnx import numpy_helper
+from torch import Tensor, nn
+
+from tests.support.nets_classifiers import (
+    DenseNet,
+    Inception,
+    ShuffleNetV2,
+    efficientnet,
+    mobilenet_v3,
+    resnet_basic,
+    resnet_bottleneck,
+    resnext,
+)
+from tests.support.nets_others import (
+    AudioNet,
+    ConvNeXt,
+    ConvTransformer,
+    DeepLab,
+    FusedAttention,
+    ResNet3d,
+    SelfAttention,
+    UNet,
+)
+
+EXPORTS = "ONNX_CONVGRAD_TEST_EXPORTS"
+"""The variable with the folder of exported networks, which lasts for a test run."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """One network and the input it takes.
+
+    ``null_in_training`` lists the parameters whose gradient is zero by algebra when batch statistics are used: a shift
+    that only reaches another batch normalisation through a pointwise convolution is subtracted again.
+    """
+
+    name: str
+    build: Callable[[], nn.Module]
+    input_shape: tuple[int, ...]
+    null_in_training: tuple[str, ...] = ()
+
+    def example(self, seed: int = 0) -> Tensor:
+        """A standard normal input; does not disturb the global generator."""
+        return torch.randn(self.input_shape, generator=torch.Generator().manual_seed(seed))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Assembly
+
+
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def _randomise(module: nn.Module, example: Tensor) -> None:
+    """Moves every parameter off its neutral value and gives batch normalisation plausible but inexact statistics.
+
+    The statistics come from one batch, then get perturbed: activations keep a moderate size in evaluation mode, yet
+    mixing up batch and running statistics changes the result visibly.
+    """
+    norms = [m for m in module.modules() if isinstance(m, _BATCH_NORMS)]
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.numel() == max(parameter.shape, default=1):
+                centre = 1.0 if bool((parameter == 1).all()) else 0.0
+                parameter.copy_(centre + torch.empty_like(parameter).uniform_(-0.4, 0.4))
+            elif bool((parameter == parameter.flatten()[0]).all()):
+                parameter.normal_(0.0, 0.4)
+        for norm in norms:
+            norm.momentum = 1.0
+        module.train()(example)
+        for norm in norms:
+            norm.momentum = 0.1
+            mean, var = norm.running_mean, norm.running_var
+            assert mean is not None and var is not None
+            mean.add_(var.sqrt() * torch.empty_like(mean).uniform_(-0.5, 0.5))
+            var.mul_(torch.empty_like(var).uniform_(0.6, 1.6))
+    module.eval()
+
+
+def _family(
+    name: str, make: Callable[[], nn.Module], input_shape: tuple[int, ...], null_in_training: tuple[str, ...] = ()
+) -> Family:
+    def build() -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(sum(map(ord, name)))
+            module = make()
+            _randomise(module, torch.randn(8, *input_shape[1:]))
+        return module
+
+    return Family(name, build, input_shape, null_in_training)
+
+
+FAMILIES: tuple[Family, ...] = (
+    _family("resnet_basic", resnet_basic, (2, 3, 33, 33)),
+    _family("resnet_bottleneck", resnet_bottleneck, (2, 3, 32, 32)),
+    _family("resnext", resnext, (2, 3, 33, 33)),
+    _family("densenet", DenseNet, (2, 3, 33, 33)),
+    _family("mobilenet_v3", mobilenet_v3, (2, 3, 24, 24)),
+    _family("efficientnet", efficientnet, (2, 3, 24, 24)),
+    _family(
+        "shufflenet_v2",
+        ShuffleNetV2,
+        (2, 3, 32, 32),
+        (
+            "stage.0.branch1.0.1.bias",
+            "stage.0.branch2.1.1.bias",
+            "stage.1.branch2.1.1.bias",
+            "stage.2.branch2.1.1.bias",
+        ),
+    ),
+    _family("inception", Inception, (2, 3, 25, 25)),
+    _family("convnext", ConvNeXt, (2, 3, 32, 32)),
+    _family("unet", UNet, (2, 3, 24, 17)),
+    _family("deeplab", DeepLab, (2, 3, 33, 25)),
+    _family("resnet3d", ResNet3d, (2, 3, 8, 16, 16)),
+    _family("audio1d", AudioNet, (2, 1, 400)),
+    _family("transformer", partial(ConvTransformer, SelfAttention), (2, 3, 16, 16)),
+    _family("transformer_mha", partial(ConvTransformer, FusedAttention), (2, 3, 16, 16)),
+)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Export
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporters warn about their own deprecations, print progress, and log; none of it is about the model."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
+
+
+def exported(
+    family: Family, *, dynamo: bool, training: bool, dynamic_batch: bool = False, fold: bool = True
+) -> onnx.ModelProto:
+    """The family's network and example through `export`, once for all the processes of a test run."""
+    folder = Path(os.environ[EXPORTS])
+    options = {"dynamo": dynamo, "training": training, "dynamic_batch": dynamic_batch}
+
+    def place(*, fold: bool) -> Path:
+        words = [word for word, chosen in {**options, "fold": fold}.items() if chosen]
+        return folder / "-".join([family.name, *words, "model.onnx"])
+
+    if not place(fold=fold).exists():
+        module, example = family.build().train(training), family.example()
+        if dynamo:
+            program = _dynamo(module, example, dynamic_batch=dynamic_batch)
+            _store(program.model_proto, place(fold=False))
+            with _quiet():
+                program.optimize()  # the exporter's own last step
+            _store(program.model_proto, place(fold=True))
+        else:
+            _store(export(module, example, fold=fold, **options), place(fold=fold))
+    return onnx.load(place(fold=fold))
+
+
+def _store(proto: onnx.ModelProto, path: Path) -> None:
+    draft = path.with_suffix(f".{os.getpid()}")
+    draft.write_bytes(proto.SerializeToString())
+    draft.replace(path)
+
+
+def _dynamo(
+    module: nn.Module, example: Tensor, *, dynamic_batch: bool, dynamic_spatial: bool = False, opset: int = 18
+) -> torch.onnx.ONNXProgram:
+    axes = _axes(example, dynamic_batch=dynamic_batch, dynamic_spatial=dynamic_spatial)
+    with _quiet():
+        program = torch.onnx.export(
+            copy.deepcopy(module),
+            (example,),
+            input_names=["x"],
+            output_names=["y"],
+            opset_version=opset,
+            dynamic_shapes=(axes,) if axes else None,
+            dynamo=True,
+            optimize=False,
+            verbose=False,
+        )
+    assert program is not None
+    return program
+
+
+def _axes(example: Tensor, *, dynamic_batch: bool, dynamic_spatial: bool) -> dict[int, str]:
+    axes: dict[int, str] = {0: "N"} if dynamic_batch else {}
+    if dynamic_spatial:
+        letters = {3: "L", 4: "HW", 5: "DHW"}[example.dim()]
+        axes.update(zip(range(2, example.dim()), letters, strict=True))
+    return axes
+
+
+def export(
+    module: nn.Module,
+    example: Tensor,
+    *,
+    dynamo: bool,
+    training: bool,
+    dynamic_batch: bool = False,
+    dynamic_spatial: bool = False,
+    opset: int = 18,
+    fold: bool = True,
+) -> onnx.ModelProto:
+    """Exports a copy of the module in memory, with input ``x`` and output ``y``.
+
+    ``fold=False`` asks the exporter to leave evaluation-mode batch normalisation and parameter names alone; training
+    exports of the TorchScript exporter are never folded.  See ``keeps_mode`` for training exports of the other one.
+    """
+    module = copy.deepcopy(module).train(training)
+    axes = _axes(example, dynamic_batch=dynamic_batch, dynamic_spatial=dynamic_spatial)
+    if dynamo:
+        program = _dynamo(module, example, dynamic_batch=dynamic_batch, dynamic_spatial=dynamic_spatial, opset=opset)
+        if fold:
+            with _quiet():
+                program.optimize()  # the exporter's own last step
+        return onnx.load_from_string(program.model_proto.SerializeToString())
+    mode = torch.onnx.TrainingMode.TRAINING if training else torch.onnx.TrainingMode.EVAL
+    if not training and not fold:
+        mode = torch.onnx.TrainingMode.PRESERVE
+    dynamic_axes: dict[str, dict[int, str]] = {}
+    if axes:
+        dynamic_axes["x"] = axes
+        with torch.no_grad():
+            rank = copy.deepcopy(module)(example).dim()
+        dynamic_axes["y"] = {axis: name if axis == 0 else f"out_{name}" for axis, name in axes.items() if axis < rank}
+    buffer = io.BytesIO()
+    with _quiet():
+        torch.onnx.export(
+            module,
+            (example,),
+            buffer,  # type: ignore[arg-type]
+            input_names=["x"],
+            output_names=["y"],
+            opset_version=opset,
+            dynamic_axes=dynamic_axes or None,
+            dynamo=False,
+            training=mode,
+            do_constant_folding=fold and not training,
+        )
+    return onnx.load_from_string(buffer.getvalue())
+
+
+def keeps_mode(module: nn.Module, *, dynamo: bool, training: bool) -> bool:
+    """Whether the exported graph computes what the module computes in that mode.
+
+    The dynamo exporter's operator library writes batch normalisation in inference form even for a training module.
+    """
+    if not (dynamo and training):
+        return True
+    return not any(isinstance(m, _BATCH_NORMS) for m in module.modules())
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# References
+
+
+def _gradients(module: nn.Module, x: Any, seed: Any, dtype: torch.dtype) -> dict[str, np.ndarray]:
+    """Autograd on a copy, so neither the running statistics nor the parameters of the module change."""
+    module = copy.deepcopy(module).to(dtype)
+    data = torch.as_tensor(x).detach().to(dtype).clone().requires_grad_(True)
+    parameters = dict(module.named_parameters())
+    grads = torch.autograd.grad(
+        module(data), [data, *parameters.values()], torch.as_tensor(seed).to(dtype), allow_unused=True
+    )
+    result: dict[str, np.ndarray] = {}
+    for name, value, grad in zip(["x", *parameters], [data, *parameters.values()], grads, strict=True):
+        result[name] = (torch.zeros_like(value) if grad is None else grad).detach().numpy()
+    return result
+
+
+def reference_gradients(module: nn.Module, x: Any, seed: Any) -> dict[str, np.ndarray]:
+    """Float64 gradients of ``sum(seed * module(x))`` in the module's current mode, by torch name and ``"x"``."""
+    return _gradients(module, x, seed, torch.float64)
+
+
+def float32_gradients(module: nn.Module, x: Any, seed: Any) -> dict[str, np.ndarray]:
+    """The same in float32; its distance to the reference says what precision the problem allows."""
+    return _gradients(module, x, seed, torch.float32)
+
+
+def match_parameters(proto: onnx.ModelProto, module: nn.Module) -> dict[str, tuple[str, str]]:
+    """Maps initializers to ``(torch name, transform)``, where transform is ``"none"`` or ``"transpose"``.
+
+    Values decide even when the name was kept, because an exporter that folds batch normalisation may reuse the name
+    for changed weights.  Without a matching name an initializer is only mapped when a single parameter fits.
+    """
+    parameters = {name: value.detach().numpy() for name, value in module.named_parameters()}
+    result: dict[str, tuple[str, str]] = {}
+    for initializer in proto.graph.initializer:
+        value = numpy_helper.to_array(initializer)
+        if initializer.name in parameters and np.array_equal(parameters[initializer.name], value):
+            result[initializer.name] = (initializer.name, "none")
+            continue
+        same = [name for name, parameter in parameters.items() if np.array_equal(parameter, value)]
+        if len(same) == 1:
+            result[initializer.name] = (same[0], "none")
+        elif not same and value.ndim == 2:
+            turned = [name for name, parameter in parameters.items() if np.array_equal(parameter.T, value)]
+            if len(turned) == 1:
+                result[initializer.name] = (turned[0], "transpose")
+    return result

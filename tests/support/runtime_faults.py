@@ -1,0 +1,81 @@
+"""What kernels of older ONNX Runtimes get wrong, refuse or lack, and the tests that need them.
+
+The tests run under these as well: `python -m pip install onnxruntime==1.23.2 && python -m pytest -n 2`. What is skipped
+there is no gradient of ours that is wrong, but an operator of the model itself that cannot be compared with, a tensor
+without elements at which the runtime fails, or an operator that it does not know. Tried were 1.20.1, 1.23.2, 1.24.4, 1.26.0,
+1.28.0, 1.30.0 and 1.32.0: the version named is the first of these that passes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from packaging.version import Version
+
+__all__ = ["faults"]
+
+_EMPTY = "tensors without elements"
+_COUNTED = "AveragePool whose padding counts"
+_CEIL = "pools that round up"
+_OPSET = "operators of later opsets"
+
+_FAULTS: Mapping[str, Mapping[str, str]] = {
+    "1.23.2": {
+        r"rules/test_norm.py::test_rule\[BatchNormalization vector": "BatchNormalization of a vector",
+        r"rules/test_pool.py::.*ceil_mode\W+1": _CEIL,
+        r"rules/test_pool.py::test_rule\[AveragePool partly covered": _CEIL,
+        r"lowering/pool/test_max_grad.py::test_every_lowering_gives_it_to_the_first_of_the_largest": _CEIL,
+        r"backends/cpu/test_fast_pools.py::test_means.*61\).*'ceil_mode': 1": _CEIL,
+        r"frontend/opset/test_adapters_fused.py::test_shapes_that_the_runtime_added_are_renamed": "files of later versions",
+        r"frontend/opset/test_adapters.py::.*-2[23]\(": _OPSET,
+    },
+    "1.24.4": {
+        r"ir/test_constants.py::test_a_folded_value_is_the_runtime_s\[ReduceSum": "reductions of a scalar over no axes",
+        r"cli/test_placement.py::test_(on_the_cpu_everything|explain_shows)": "no answer where nodes are put",
+        r"rules/test_activations.py::test_rule\[Swish": _OPSET,
+        r"rules/test_norm.py::test_rule\[LayerNormalization broadcast": "LayerNormalization whose scale is broadcast",
+        r"rules/test_reduce.py::.*noop_with_empty_axes=1": "reductions over no axes",
+        r"rules/test_slicing.py::test_rule\[Pad cut all": "a Pad that trims all",
+        r"frontend/opset/test_adapters.py::.*-24\(": _OPSET,
+        r"frontend/opset/test_adapters.py::.*QuantizeLinear-23": _OPSET,
+    },
+    "1.26": {
+        r"backends/cpu/test_fast_pools.py::test_means.*\(16, 3, 12, 20, 22\)": _COUNTED,
+        r"rules/test_pool.py::test_rule\[AveragePool.*SAME_UPPER,count_include_pad=1": _COUNTED,
+        r"rules/test_deform_conv.py::test_rule": "no DeformConv",
+        r"rules/test_linalg.py::test_rule\[Einsum 2x3x4 equation=ijk->ki": "Einsum that sums out an inner axis",
+    },
+    "1.28": {
+        r"backends/cuda/test_cuda_kernels.py::test_rules_emit_what_cuda_runs\[test_grid_sample": _EMPTY,
+        r"functional/test_gradients.py::test_empty\[\(0, 2, 5\)-\(3, 2, 3\)": _EMPTY,
+        r"rules/test_grid_sample.py::test_rule\[GridSample 0x": _EMPTY,
+        r"rules/test_slicing.py::test_rule\[Pad empty": _EMPTY,
+        r"rules/test_fourier.py::test_rule\[DFT.*inverse=1,onesided=1": "DFT that is inverse and onesided",
+        r"rules/test_fourier.py::test_networks\[unit": "DFT that is inverse and onesided",
+        r"autodiff/per_sample/test_walk.py::test_fourier_transforms\[all": "DFT that is inverse and onesided",
+        r"rules/test_resize.py::test_rule\[Resize.*axes=\[-1, -2\]": "Resize along negative axes",
+    },
+    "1.30": {
+        r"cli/test_train.py::test_a_loss_that_is_no_number_ends_the_run": "MaxPool of what is no number",
+        r"rules/test_activations.py::test_rule\[(Relu|HardSwish) empty": _EMPTY,
+        r"rules/test_elementwise.py::test_rule\[Mul empty": _EMPTY,
+        r"rules/test_linalg.py::test_rule\[(Einsum|MatMul) empty": _EMPTY,
+        r"rules/test_recurrent.py::.*\['Affine', 'Softsign'\]": "Affine in a recurrent network",
+    },
+    "1.32": {
+        r"lowering/conv/test_unknown_batch.py::test_differentiated_again\[ConvInputGrad-bands": _EMPTY,
+        r"rules/test_fourier.py::test_rule\[STFT complex": "STFT of complex signals",
+        r"rules/test_resize.py::test_adjoint_of_every_mode_at_run_time_sizes\[tf_crop": "Resize of a region",
+        r"rules/test_slicing.py::test_rule\[Pad far.*mode=wrap": "a Pad that wraps around more than once",
+        r"frontend/opset/test_adapters.py::.*(Celu-28|DequantizeLinear-23)": _OPSET,
+    },
+}
+
+
+def faults(version: str) -> Iterator[tuple[re.Pattern[str], str]]:
+    """The tests that a version of ONNX Runtime does not pass, each with the reason."""
+    for right, tests in _FAULTS.items():
+        if Version(version) < Version(right):
+            for test, what in tests.items():
+                yield re.compile(test), f"ONNX Runtime before {right}: {what}"

@@ -1,0 +1,121 @@
+"""Networks, batches and runs that the tests of training programs share."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+import torch.nn.functional as F
+from onnx import TensorProto, helper, numpy_helper
+from torch import nn
+
+import onnx_convgrad as og
+from onnx_convgrad import optim
+from onnx_convgrad.runtime import session
+from tests.support.families import export
+
+Feeds = dict[str, np.ndarray]
+
+X, A, B = (np.random.default_rng(i).standard_normal((4, n)).astype(np.float32) for i, n in ((3, 3), (4, 2), (5, 2)))
+"""Data and targets for `two_outputs`."""
+
+
+class Net(nn.Module):
+    """Convolutions with BatchNorm, one without, Dropout and a classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.conv2, self.bn2 = nn.Conv2d(8, 12, 3, stride=2, padding=1, groups=2), nn.BatchNorm2d(12, momentum=0.3)
+        self.conv3 = nn.Conv2d(12, 12, 3, padding=1)
+        self.drop = nn.Dropout(0.25)
+        self.fc = nn.Linear(12, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = F.relu(self.bn1(self.conv1(x)))
+        h = F.relu(self.bn2(self.conv2(h)))
+        h = F.relu(self.conv3(self.drop(h)) + h)
+        return self.fc(h.mean((2, 3)))
+
+
+@cache
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    module = Net()
+    with torch.no_grad():
+        for bn in (module.bn1, module.bn2):
+            bn.weight.uniform_(0.5, 1.5), bn.bias.uniform_(-0.5, 0.5)
+            bn.running_mean.uniform_(-0.2, 0.2), bn.running_var.uniform_(0.5, 1.5)
+    return module
+
+
+@cache
+def exported(*, training: bool = False) -> onnx.ModelProto:
+    """The network with parameters of PyTorch's names: as for inference, or as PyTorch exports it for training."""
+    module = copy.deepcopy(net()).train(training)
+    model = export(module, batch(0)["x"], dynamo=False, training=training, fold=False, dynamic_batch=True)
+    for tensor in model.graph.initializer:  # exporting in training mode moves the statistics of the module
+        if "running" in tensor.name:
+            tensor.CopyFrom(numpy_helper.from_array(net().get_buffer(tensor.name).numpy(), tensor.name))
+    return model
+
+
+def batch(step: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(100 + step)
+    x = torch.randn((6, 3, 8, 8), generator=generator)
+    return {"x": x, "target": torch.randint(0, 5, (6,), generator=generator)}
+
+
+def arrays(step: int) -> Feeds:
+    return {k: v.numpy() for k, v in batch(step).items()}
+
+
+class Course:
+    """A training run: the program's `step` by ONNX Runtime, its outputs fed back."""
+
+    def __init__(self, program: og.TrainingProgram) -> None:
+        self.program, self.live = program, session(program.step)
+        self.names = [o.name for o in self.live.get_outputs()]
+        self.moving = {entry.name: entry.next for entry in program.manifest.moving()}
+        self.state: Feeds = {}
+
+    def __call__(self, feeds: Feeds) -> Feeds:
+        results = dict(zip(self.names, self.live.run(self.names, {**feeds, **self.state}), strict=True))
+        self.state = {name: results[after] for name, after in self.moving.items()}
+        return results
+
+
+def off(got: np.ndarray, want: np.ndarray | torch.Tensor) -> float:
+    want = np.asarray(want.detach().numpy() if isinstance(want, torch.Tensor) else want, np.float64)
+    return float(np.linalg.norm(got.astype(np.float64) - want) / max(float(np.linalg.norm(want)), 1e-12))
+
+
+def build(model: Any = None, **options: Any) -> og.TrainingProgram:
+    defaults: dict[str, Any] = {"loss": "cross_entropy", "optimizer": optim.SGD(lr=0.05, momentum=0.9)}
+    return og.build_training(exported() if model is None else model, **{**defaults, **options})
+
+
+def two_outputs() -> onnx.ModelProto:
+    """Two linear heads on one input, an output that is a loss already, and an integer one."""
+    generator = np.random.default_rng(0)
+    stored = [
+        numpy_helper.from_array(generator.standard_normal(shape).astype(np.float32), f"{head}.{kind}")
+        for head in "ab"
+        for kind, shape in (("weight", (3, 2)), ("bias", (2,)))
+    ]
+    nodes = [helper.make_node("Gemm", ["x", f"{h}.weight", f"{h}.bias"], [h], name=f"head_{h}") for h in "ab"]
+    nodes += [
+        helper.make_node("Sub", ["a", "b"], ["difference"], name="difference"),
+        helper.make_node("ReduceSumSquare", ["difference"], ["distance"], name="distance", keepdims=0),
+        helper.make_node("ArgMax", ["a"], ["best"], name="best"),
+    ]
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 2]) for name in "ab"]
+    infos += [helper.make_tensor_value_info("distance", TensorProto.FLOAT, [])]
+    infos += [helper.make_tensor_value_info("best", TensorProto.INT64, [1, 2])]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3])
+    graph = helper.make_graph(nodes, "two", [x], infos, stored)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)

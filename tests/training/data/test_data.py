@@ -1,0 +1,389 @@
+"""Data for training: which array is which input, dtypes and shapes, order by seed and epoch, files, threads, images."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, TensorDataset
+
+import onnx_convgrad as og
+from onnx_convgrad.data import Arrays, Batches, ImageFolder, Loader, Stream, as_batches, read_arrays
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.training.data.prefetch import prefetched
+from onnx_convgrad.training.program.manifest import Manifest, Port
+
+
+def manifest(*data: Port, targets: tuple[Port, ...] = (Port("target", "int64", ("N",)),)) -> Manifest:
+    """Of a program with these inputs."""
+    return Manifest(data, targets, Port("learning_rate", "float32", ()), "loss", (), (), (), ())
+
+
+IMAGES = manifest(Port("image", "float32", ("N", 1, 8, 8)))
+
+
+def arrays(count: int = 10) -> dict[str, np.ndarray]:
+    numbers = np.arange(count)
+    return {"image": np.broadcast_to(numbers[:, None, None, None], (count, 1, 8, 8)).astype("f"), "target": numbers}
+
+
+def order(loader: Batches, epoch: int, start: int = 0) -> list[int]:
+    """The samples of an epoch in their order; each one's image and target must belong together."""
+    seen: list[int] = []
+    for batch in loader.epoch_iterator(epoch, start):
+        np.testing.assert_array_equal(batch["image"][:, 0, 0, 0], batch["target"])
+        seen.extend(batch["target"].tolist())
+    return seen
+
+
+# -- order -------------------------------------------------------------------------------------------------------------
+
+
+def test_an_epoch_is_a_permutation_that_depends_on_seed_and_epoch_alone() -> None:
+    loader = Loader(Arrays(arrays()), IMAGES, batch_size=3, seed=5)
+    first = order(loader, 0)
+    np.random.seed(1)  # numpy's global state does not matter  # noqa: NPY002
+    again = Loader(Arrays(arrays()), IMAGES, batch_size=3, seed=5)
+    assert order(again, 0) == first and sorted(first) == list(range(10)) and first != list(range(10))
+    assert order(loader, 1) != first and order(Loader(Arrays(arrays()), IMAGES, batch_size=3, seed=6), 0) != first
+    assert order(loader, 1) == order(again, 1)
+
+
+def test_an_epoch_goes_on_where_it_was_left() -> None:
+    loader = Loader(Arrays(arrays()), IMAGES, batch_size=3)
+    assert order(loader, 2, start=2) == order(loader, 2)[6:]
+    assert order(loader, 2, start=4) == []
+
+
+@pytest.mark.parametrize(("drop", "sizes"), [(False, [4, 4, 2]), (True, [4, 4])])
+def test_the_last_batch_is_kept_or_dropped(drop: bool, sizes: list[int]) -> None:
+    loader = Loader(Arrays(arrays()), IMAGES, batch_size=4, drop_last=drop, shuffle=False)
+    batches = list(loader.epoch_iterator(0))
+    assert [len(b["target"]) for b in batches] == sizes and len(loader) == len(sizes)
+    assert order(loader, 0) == list(range(sum(sizes)))
+
+
+def test_a_program_of_fixed_batches_gets_no_other() -> None:
+    fixed = manifest(Port("image", "float32", (4, 1, 8, 8)), targets=(Port("target", "int64", (4,)),))
+    loader = Loader(Arrays(arrays()), fixed)
+    assert [len(b["target"]) for b in loader.epoch_iterator(0)] == [4, 4]
+    with pytest.raises(ArgumentError, match=r"takes batches of 4, not of 3\. .*--input-shape NAME:N"):
+        Loader(Arrays(arrays()), fixed, batch_size=3)
+    with pytest.raises(ArgumentError, match="3 samples make no batch of 4"):
+        Loader(Arrays(arrays(3)), fixed)
+
+
+def test_parts_have_no_sample_in_common() -> None:
+    train, held = Arrays(arrays(20)).split(0.25, seed=3)
+    loaders = [Loader(part, IMAGES, batch_size=4) for part in (train, held)]
+    kept, left = (order(loader, 0) for loader in loaders)
+    assert len(left) == 5 and sorted(kept + left) == list(range(20)) and left != list(range(15, 20))
+    assert loaders[1].describe() == loaders[1].describe() | {"kind": "arrays", "samples": 5, "of": 20, "batch_size": 4}
+    with pytest.raises(ArgumentError, match=r"share of 0.01 of 20 samples leaves one part empty"):
+        Arrays(arrays(20)).split(0.01)
+    with pytest.raises(ArgumentError, match="seed must be at least 0, not -1"):
+        Arrays(arrays(20)).split(0.25, seed=-1)
+
+
+# -- which array is which ----------------------------------------------------------------------------------------------
+
+TWO = manifest(Port("left", "float32", ("N", 2)), Port("right", "float32", ("N", 3)))
+
+
+@pytest.mark.parametrize(
+    ("found", "ports", "names", "expected"),
+    [
+        (["target", "image", "more"], IMAGES, {}, {"image": "image", "target": "target"}),
+        (["y", "x"], IMAGES, {}, {"image": "x", "target": "y"}),
+        (["Labels", "data"], IMAGES, {}, {"image": "data", "target": "Labels"}),
+        (["x_train", "y_train"], IMAGES, {}, {"image": "x_train", "target": "y_train"}),
+        (["a", "b", "c"], IMAGES, {"image": "c", "target": "a"}, {"image": "c", "target": "a"}),
+        (["a", "right", "y"], TWO, {}, {"left": "a", "right": "right", "target": "y"}),
+    ],
+)
+def test_arrays_are_matched(found: list[str], ports: Manifest, names: dict[str, str], expected: dict[str, str]) -> None:
+    from onnx_convgrad.training.data.fitting import Fitting
+
+    assert Fitting(ports, names).match(found) == expected
+
+
+def test_what_cannot_be_matched_is_refused() -> None:
+    data = {"a": np.zeros((4, 1, 8, 8)), "b": np.zeros(4), "c": np.zeros(4)}
+    with pytest.raises(ArgumentError, match=r"takes 'image', 'target'; of the arrays 'a', 'b', 'c' none is clearly"):
+        Loader(Arrays(data), IMAGES)
+    with pytest.raises(ArgumentError, match=r"no array for 'target': the program takes .*, the data have 'image'\."):
+        Loader(Arrays({"image": np.zeros((4, 1, 8, 8))}), IMAGES)
+    with pytest.raises(ArgumentError, match=r"no array 'd' for the input 'image'\. There are 'a'"):
+        Loader(Arrays(data), IMAGES, names={"image": "d"})
+    with pytest.raises(ArgumentError, match=r"no input 'picture' to take an array\. It takes 'image', 'target'"):
+        Loader(Arrays(data), IMAGES, names={"picture": "a"})
+
+
+# -- dtypes and shapes -------------------------------------------------------------------------------------------------
+
+
+def test_arrays_are_cast_to_what_the_inputs_declare() -> None:
+    data = {"image": np.ones((4, 1, 8, 8), np.uint8), "target": np.arange(4, dtype=np.float64)}
+    batch = next(iter(Loader(Arrays(data), IMAGES, shuffle=False).epoch_iterator(0)))
+    assert (batch["image"].dtype, batch["target"].dtype) == (np.float32, np.int64)
+    assert batch["target"].tolist() == [0, 1, 2, 3]
+
+
+def test_what_is_right_already_is_not_copied() -> None:
+    data = arrays()
+    batch = next(iter(Loader(Arrays(data), IMAGES, shuffle=False, batch_size=4).epoch_iterator(0)))
+    assert np.shares_memory(batch["image"], data["image"]) and np.shares_memory(batch["target"], data["target"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"image": np.zeros((10, 8, 8))}, r"'image' has shape \(10, 8, 8\) in a batch; .* \(N, 1, 8, 8\)\. Insert an axis"),
+        ({"image": np.zeros((10, 8, 8, 1))}, r"\(10, 8, 8, 1\) .* \(N, 1, 8, 8\)\. Transpose it with \(0, 3, 1, 2\)\."),
+        ({"image": np.zeros((10, 1, 9, 8))}, r"\(10, 1, 9, 8\) .* \(N, 1, 8, 8\)\.$"),
+        ({"target": np.zeros((10, 1))}, r"'target' has shape \(10, 1\) .* takes \(N,\)\. Remove the axis 1"),
+        ({"target": np.full(10, 0.5)}, r"'target' holds float64 numbers that int64, .* cannot hold, such as 0\.5"),
+        ({"target": np.full(10, np.nan)}, "such as nan"),
+        ({"target": np.array(["cat"] * 10)}, "'target' holds <U3; the input 'target' takes int64 numbers"),
+        ({"target": np.zeros(9)}, "'image' has 10 samples, but 'target' has 9"),
+        ({"target": np.float32(1)}, "'target' is a single number"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        Loader(Arrays(arrays() | change), IMAGES, batch_size=10)
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_an_npz_is_read_without_loading_what_is_stored_as_it_is(save: Any, tmp_path: Path) -> None:
+    data = {"image": np.asfortranarray(arrays()["image"]), "target": arrays()["target"], "none": np.zeros((10, 0))}
+    save(tmp_path / "train.npz", **data)
+    read = read_arrays(tmp_path / "train.npz")
+    for name, array in data.items():
+        np.testing.assert_array_equal(read.arrays[name], array)
+        mapped = isinstance(read.arrays[name], np.memmap)
+        assert mapped == (save is np.savez and name != "none")
+    assert sorted(order(as_batches(tmp_path / "train.npz", IMAGES), 0)) == list(range(10))
+
+
+def test_npy_files_are_mapped(tmp_path: Path) -> None:
+    for name, array in arrays().items():
+        np.save(tmp_path / f"{name}.npy", array)
+    for source in (tmp_path, {name: tmp_path / f"{name}.npy" for name in arrays()}):
+        loader = as_batches(source, IMAGES, batch_size=4)
+        assert isinstance(loader, Loader) and loader.prefetch == 2 and sorted(order(loader, 0)) == list(range(10))
+    assert isinstance(read_arrays(tmp_path / "image.npy").arrays["image"], np.memmap)
+
+
+def test_unusable_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"There is no file .*none\.npz"):
+        read_arrays(tmp_path / "none.npz")
+    np.savez(tmp_path / "objects.npz", x=np.array([{}], dtype=object))
+    with pytest.raises(ArgumentError, match="could not be read as arrays: Object arrays cannot be loaded"):
+        read_arrays(tmp_path / "objects.npz")
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "objects.npz").read_bytes()[:50])
+    (tmp_path / "cut.npy").write_bytes(b"\x93NUMPY")
+    for name in ("cut.npz", "cut.npy"):
+        with pytest.raises(ArgumentError, match=f"{name}' could not be read as arrays"):
+            read_arrays(tmp_path / name)
+    with pytest.raises(ArgumentError, match=r"objects\.npz' holds several arrays, not one"):
+        Arrays({"x": tmp_path / "objects.npz"})
+    (tmp_path / "table.csv").touch()
+    with pytest.raises(ArgumentError, match=r"table\.csv' is not data that can be read"):
+        read_arrays(tmp_path / "table.csv")
+
+
+# -- iterables ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_torch_loader_gives_its_tensors_without_copies() -> None:
+    data = arrays()
+    tensors = TensorDataset(torch.from_numpy(data["image"]), torch.from_numpy(data["target"]))
+    generator = torch.Generator()
+    loader = Stream(DataLoader(tensors, batch_size=4, shuffle=True, generator=generator), IMAGES, seed=1)
+    assert len(loader) == 3 and loader.describe() == {
+        "kind": "iterable", "type": "DataLoader", "batches": 3, "batch_size": 4, "seed": 1}  # fmt: skip
+    first = order(loader, 0)
+    assert sorted(first) == list(range(10)) and order(loader, 0) == first != order(loader, 1)
+    assert order(loader, 0, start=1) == first[4:]
+    batch = [torch.zeros(2, 1, 8, 8), torch.zeros(2, dtype=torch.int64)]
+    fitted = next(iter(Stream([batch], IMAGES).epoch_iterator(0)))
+    assert fitted["image"].ctypes.data == batch[0].data_ptr()
+
+
+def test_batches_may_be_mappings_nested_tuples_or_made_by_a_function() -> None:
+    x, y = np.zeros((2, 1, 8, 8), "f"), np.array([0, 1])
+    left, right = np.zeros((2, 2)), np.zeros((2, 3))
+    for batch, ports in (({"y": y, "x": x}, IMAGES), ((x, y), IMAGES), (((left, right), torch.tensor(y)), TWO)):
+        (fitted,) = Stream([batch], ports).epoch_iterator(0)
+        assert list(fitted)[-1] == "target" and fitted["target"].tolist() == [0, 1]
+    made = as_batches(lambda epoch: [(x, y + epoch)] * 2, IMAGES)
+    assert [b["target"].tolist() for b in made.epoch_iterator(3)] == [[3, 4], [3, 4]]
+    with pytest.raises(ArgumentError, match=r"A batch has 3 arrays; the program takes 2: 'image', 'target'"):
+        next(iter(as_batches([(x, x, y)], IMAGES).epoch_iterator(0)))
+    with pytest.raises(ArgumentError, match=r"A batch has 2 samples for the input 'image' and 1 for 'target'"):
+        next(iter(as_batches([(x, y[:1])], IMAGES).epoch_iterator(0)))
+    with pytest.raises(ArgumentError, match=r"The array number 2 has shape \(1,\) in a batch; .* takes \(N, 3\)"):
+        next(iter(as_batches([((left, np.zeros(1)), y)], TWO).epoch_iterator(0)))
+    with pytest.raises(ArgumentError, match=r"3\.5 holds no data"):
+        as_batches(3.5, IMAGES)
+
+
+def test_a_spent_generator_says_so() -> None:
+    stream = Stream(((np.zeros((1, 1, 8, 8)), np.zeros(1)) for _ in range(2)), IMAGES)
+    assert len(list(stream.epoch_iterator(0))) == 2
+    with pytest.raises(ArgumentError, match="a generator, which gives its batches only once"):
+        next(iter(stream.epoch_iterator(1)))
+    with pytest.raises(TypeError):
+        len(stream)
+
+
+# -- threads -----------------------------------------------------------------------------------------------------------
+
+
+def workers() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name == "onnx_convgrad-prefetch"]
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_a_thread_works_ahead_by_so_many(depth: int) -> None:
+    made: list[int] = []
+
+    def source() -> Iterator[int]:
+        for i in range(20):
+            made.append(i)
+            yield i
+
+    items = prefetched(source(), depth)
+    assert next(items) == 0
+    deadline = time.monotonic() + 5
+    while depth and len(made) < depth + 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.05)
+    assert len(made) == (depth + 2 if depth else 1)  # one taken, `depth` waiting, one that finds no room
+    assert [0, *items] == list(range(20)) and not workers()
+
+
+def test_an_exception_comes_after_the_items_before_it() -> None:
+    def source() -> Iterator[int]:
+        yield 1
+        raise KeyError("broken")
+
+    items = prefetched(source(), 2)
+    assert next(items) == 1
+    with pytest.raises(KeyError, match="broken"):
+        next(items)
+    assert not workers()
+
+
+def test_an_abandoned_iterator_ends_its_thread_and_closes_the_source() -> None:
+    closed = threading.Event()
+
+    def source() -> Iterator[int]:
+        try:
+            yield from range(1000)
+        finally:
+            closed.set()
+
+    items = prefetched(source(), 1)
+    assert next(items) == 0 and len(workers()) == 1
+    del items
+    gc.collect()
+    assert closed.wait(5) and not workers()
+
+
+# -- images ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Two classes; every picture is 40 wide and 20 high, gray on its left half and coloured in the middle half."""
+    for name, count in {"dog": 2, "cat": 3}.items():
+        (tmp_path / name).mkdir()
+        for i in range(count):
+            pixels = np.full((20, 40, 3), 128, np.uint8)
+            pixels[:, 10:30] = (255, 51 * i, 0)
+            Image.fromarray(pixels).save(tmp_path / name / f"{i}.png")
+    (tmp_path / "cat" / "notes.txt").touch()
+    (tmp_path / "empty").mkdir()
+    return tmp_path
+
+
+def test_pictures_are_cropped_normalized_and_numbered_by_class(photos: Path) -> None:
+    ports = manifest(Port("input", "float32", ("N", 3, 10, 10)))
+    folder = ImageFolder(photos, mean=(0.5, 0.5, 0.5), std=0.5)
+    loader = Loader(folder, ports, batch_size=5, shuffle=False)
+    (batch,) = loader.epoch_iterator(0)
+    assert folder.classes == ("cat", "dog") and batch["target"].tolist() == [0, 0, 0, 1, 1]
+    assert batch["input"].shape == (5, 3, 10, 10) and loader.describe()["classes"] == ["cat", "dog"]
+    for picture, i in zip(batch["input"], (0, 1, 2, 0, 1), strict=True):
+        colour = (np.array([255, 51 * i, 0]) / 255 - 0.5) / 0.5
+        np.testing.assert_allclose(picture[:, 2:-2, 2:-2], np.broadcast_to(colour[:, None, None], (3, 6, 6)), atol=1e-6)
+
+
+def test_deep_and_hidden_pictures(tmp_path: Path) -> None:
+    """Grays of 16 bits are scaled, not cut off; what has no known scale is refused; what is hidden is left out."""
+    folder = tmp_path / "a"
+    (folder / ".hidden").mkdir(parents=True)
+    Image.fromarray(np.zeros((4, 4), np.uint8)).save(folder / ".hidden" / "1.png")
+    Image.fromarray((np.arange(16, dtype=np.uint16) * 4369).reshape(4, 4)).save(folder / "1.png")
+    ports = manifest(Port("input", "float32", ("N", 1, 4, 4)))
+    (batch,) = Loader(ImageFolder(tmp_path), ports, shuffle=False).epoch_iterator(0)
+    np.testing.assert_allclose(batch["input"].reshape(-1), np.arange(16) / 15, atol=1e-6)
+    Image.fromarray(np.ones((4, 4), np.float32)).save(folder / "2.tiff")
+    with pytest.raises(og.ArgumentError, match=r"2\.tiff' could not be read: its pixels are of mode 'F'"):
+        next(iter(Loader(ImageFolder(tmp_path), ports, shuffle=False).epoch_iterator(0)))
+
+
+def test_pictures_take_the_layout_of_the_input(photos: Path) -> None:
+    def read(shape: tuple[Any, ...], dtype: str = "float32", **options: Any) -> np.ndarray:
+        loader = Loader(ImageFolder(photos, **options), manifest(Port("input", dtype, shape)), shuffle=False)
+        return next(iter(loader.epoch_iterator(0)))["input"]
+
+    first, last = read(("N", 3, 10, 16)), read(("N", 10, 16, 3))
+    np.testing.assert_array_equal(np.moveaxis(first, 1, -1), last)
+    whole = read((None, "H", "W", 3), "uint8", size=(10, 16))
+    assert whole.dtype == np.uint8
+    np.testing.assert_allclose(last, whole / 255, atol=1e-6)
+    assert read((None, 1, "H", "W"), size=8).shape == (5, 1, 8, 8)
+    far, near = read((None, 3, 10, 20)), read((None, 3, 10, 20), resize=40)
+    assert np.ptp(far[0, 0]) > 0 and np.ptp(near[0, 0]) == 0  # all of it, and what lies within the coloured part
+    np.testing.assert_array_equal(read((None, 3, 20, 40))[1], read((None, 3, 20, 40), resize=20)[1])
+
+
+def test_pictures_that_do_not_fit_are_refused(photos: Path) -> None:
+    def load(shape: tuple[Any, ...], **options: Any) -> None:
+        Loader(ImageFolder(photos, **options), manifest(Port("input", "float32", shape)))
+
+    with pytest.raises(ArgumentError, match="takes images of any height"):
+        load(("N", 3, "H", "W"))
+    with pytest.raises(ArgumentError, match="takes images of height 10, not 12"):
+        load(("N", 3, 10, 10), size=12)
+    with pytest.raises(ArgumentError, match="mean has 2 numbers for 3 channels"):
+        load(("N", 3, 10, 10), mean=(0.1, 0.2))
+    with pytest.raises(ArgumentError, match="No input of the program takes a batch of images"):
+        load(("N", 100))
+    with pytest.raises(ArgumentError, match="no axis of 1 or 3 channels"):
+        load(("N", 7, 10, 10))
+    with pytest.raises(ArgumentError, match="has the class 'dog', which is not among"):
+        load(("N", 3, 10, 10), classes=["cat"])
+    (photos / "cat" / "0.png").write_bytes(b"no picture")
+    with pytest.raises(ArgumentError, match=r"The image .*0\.png' could not be read"):
+        load(("N", 3, 10, 10))
+
+
+def test_the_program_of_a_model_takes_the_batches(digits_cnn: Path) -> None:
+    program = og.build_training(digits_cnn, loss="cross_entropy", optimizer=og.optim.SGD(0.1))
+    batch = next(iter(as_batches(arrays(), program.manifest, batch_size=4).epoch_iterator(0)))
+    assert {p.name for p in (*program.manifest.data, *program.manifest.targets)} == set(batch)

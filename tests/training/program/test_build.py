@@ -1,0 +1,278 @@
+"""Training programs: names and order, the split form, what is trained and given out, options, refusals."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import numpy_helper
+
+import onnx_convgrad as og
+from onnx_convgrad import optim
+from onnx_convgrad.runtime import run
+from tests.support.training_nets import A, B, Course, X, arrays, build, exported, net, off, two_outputs
+
+# -- the contract ------------------------------------------------------------------------------------------------------
+
+
+def test_names_and_order() -> None:
+    program = build()
+    names = [name for name, _ in net().named_parameters()]
+    statistics = [f"bn{i}.running_{what}" for i in (1, 2) for what in ("mean", "var")]
+    slots = [f"{name}_momentum_buffer" for name in names]
+    inputs = [i.name for i in program.step.graph.input]
+    outputs = [o.name for o in program.step.graph.output]
+    assert inputs[:3] == ["x", "target", "learning_rate"]
+    assert sorted(inputs[3 : 3 + len(names)]) == sorted(names)
+    assert sorted(inputs[3 + len(names) :]) == sorted(["step", *slots, *statistics])
+    assert outputs[:2] == ["loss", "y"]
+    assert outputs[2:] == [f"{name}_next" for name in inputs[3:]]
+    assert [o.name for o in program.evaluate.graph.output] == ["loss", "y"]
+    gradients = [o.name for o in program.gradients.graph.output]
+    assert gradients == [
+        "loss",
+        "y",
+        *(f"{n}_grad" for n in inputs[3 : 3 + len(names)]),
+        *(f"{n}_next" for n in statistics),
+    ]
+    assert program.update.graph.input[0].name == "learning_rate"
+    assert {i.name for i in program.update.graph.input} == {
+        "learning_rate", "step", *names, *slots, *(f"{n}_grad" for n in names)
+    }  # fmt: skip
+    for part in ("step", "gradients", "update", "evaluate"):
+        model = getattr(program, part)
+        onnx.checker.check_model(model, full_check=True)
+        assert {n.domain for n in model.graph.node} == {""}
+        assert [(o.domain, o.version) for o in model.opset_import] == [("", 21)]
+
+
+def test_it_runs_with_data_and_target_alone() -> None:
+    program = build()
+    feeds = arrays(0)
+    first = run(program.step, feeds)
+    stored = {i.name: i for i in program.step.graph.initializer}
+    given = {i.name: numpy_helper.to_array(stored[i.name]) for i in program.step.graph.input if i.name not in feeds}
+    np.testing.assert_array_equal(first["loss"], run(program.step, {**feeds, **given})["loss"])
+    assert run(program.gradients, feeds)["loss"] == pytest.approx(float(first["loss"]), rel=1e-6)
+    run(program.evaluate, feeds)
+
+
+# -- the split form ----------------------------------------------------------------------------------------------------
+
+
+def test_gradients_then_update_is_a_step() -> None:
+    program = build(optimizer=optim.AdamW(lr=1e-3, clip_norm=1.0))
+    whole = run(program.step, arrays(0))
+    first = run(program.gradients, arrays(0))
+    second = run(program.update, {p.gradient: first[p.gradient] for p in program.manifest.parameters})
+    for name, value in {**first, **second}.items():
+        if not name.endswith("_grad"):
+            np.testing.assert_allclose(value, whole[name], rtol=1e-6, atol=1e-7, err_msg=name)
+    assert {o for o in whole if o.endswith("_next")} == {o for o in (*first, *second) if o.endswith("_next")}
+
+
+def test_accumulation_over_two_halves() -> None:
+    """The mean of the gradients of two halves is that of the whole, where nothing depends on the batch."""
+    program = build(freeze_statistics=True)
+    whole = run(program.gradients, arrays(0))
+    halves = [run(program.gradients, {k: v[part] for k, v in arrays(0).items()}) for part in (slice(3), slice(3, 6))]
+    for p in program.manifest.parameters:
+        mean = (halves[0][p.gradient] + halves[1][p.gradient]) / 2
+        assert off(mean, whole[p.gradient]) < 1e-5, p.name
+
+
+# -- which parameters, which outputs -----------------------------------------------------------------------------------
+
+
+def test_parameters_by_name_and_glob() -> None:
+    assert {p.name for p in build(wrt=["fc.*", "conv3.bias"]).manifest.parameters} == {
+        "fc.weight",
+        "fc.bias",
+        "conv3.bias",
+    }
+    assert {p.name for p in build(wrt="bn1.*").manifest.parameters} == {"bn1.weight", "bn1.bias"}
+    program = build(freeze=["conv*", "bn1.bias"])
+    assert {p.name for p in program.manifest.parameters} == {
+        "bn1.weight",
+        "bn2.weight",
+        "bn2.bias",
+        "fc.weight",
+        "fc.bias",
+    }
+    names = {i.name for i in program.step.graph.input}
+    assert "conv1.weight" not in names
+    assert "bn1.running_mean" in names
+    got = run(build(wrt="fc.*", freeze_statistics=True).step, arrays(0))
+    assert {name for name in got if name.endswith("_next")} == {
+        "step_next", "fc.weight_next", "fc.bias_next", "fc.weight_momentum_buffer_next", "fc.bias_momentum_buffer_next"
+    }  # fmt: skip
+
+
+def test_parameters_that_the_loss_does_not_depend_on_are_left_out() -> None:
+    model = two_outputs()
+    with pytest.warns(UserWarning, match="Not trained, since the loss does not depend on it: 'b.weight', 'b.bias'"):
+        program = build(model, loss={"a": "mse"})
+    assert [p.name for p in program.manifest.parameters] == ["a.weight", "a.bias"]
+    assert "b.weight" not in [i.name for i in program.step.graph.input]
+    run(program.step, {"x": np.zeros((2, 3), np.float32), "target": np.zeros((2, 2), np.float32)})
+    with pytest.raises(og.ArgumentError, match="The loss does not depend on any of the parameters"):
+        build(model, loss={"a": "mse"}, wrt="b.*")
+
+
+def test_outputs_by_choice() -> None:
+    model = two_outputs()
+    assert build(model, loss={"a": "mse", "b": "mse"}, outputs=["b"]).manifest.outputs == ("b",)
+    assert build(model, loss={"a": "mse", "b": "mse"}, outputs=[]).manifest.outputs == ()
+    chosen = pytest.warns(UserWarning, match="Not trained")
+    with chosen:
+        assert build(model, loss="mse", outputs="a").manifest.losses[0]["output"] == "a"
+
+
+# -- names that clash --------------------------------------------------------------------------------------------------
+
+
+def test_clashing_names_are_the_same_in_all_graphs() -> None:
+    model = two_outputs()
+    text = model.SerializeToString().replace(b"difference", b"learn_rate").replace(b"distance", b"loss____")
+    clashing = onnx.ModelProto.FromString(text)
+    for name, new in (("loss____", "loss"), ("learn_rate", "learning_rate"), ("best", "a.weight_next")):
+        for node in clashing.graph.node:
+            node.input[:] = [new if v == name else v for v in node.input]
+            node.output[:] = [new if v == name else v for v in node.output]
+        for info in clashing.graph.output:
+            info.name = new if info.name == name else info.name
+    program = build(clashing, loss={"a": "mse", "b": (0.0, "mse")})
+    m = program.manifest
+    assert (m.loss, m.learning_rate.name) == ("loss_1", "learning_rate_1")
+    assert m.parameters[0].next == "a.weight_next_1"
+    assert m.parameters[0].next in [o.name for o in program.step.graph.output]
+    assert m.parameters[0].next in [o.name for o in program.update.graph.output]
+    assert m.learning_rate.name in [i.name for i in program.update.graph.input]
+    course = Course(program)
+    found = [float(course({"x": X, "a_target": A, "b_target": B})["loss_1"]) for _ in range(10)]
+    assert found[-1] < found[0]
+
+
+# -- options and refusals ----------------------------------------------------------------------------------------------
+
+
+def test_a_lowering_may_be_forced() -> None:
+    for choice in ("im2col_gemm", "im2col_conv"):
+        program = build(lowering={"ConvWeightGrad": choice})
+        assert float(run(program.step, arrays(0))["loss"]) == pytest.approx(float(run(build().step, arrays(0))["loss"]))
+    with pytest.raises(og.ArgumentError, match="Unknown lowering"):
+        build(lowering={"ConvWeightGrad": "fastest"})
+
+
+@pytest.mark.parametrize("target", ["cuda", "web", "portable"])
+def test_other_targets(target: str) -> None:
+    want, got = (run(build(target=t).step, arrays(0)) for t in ("cpu", target))
+    for name in want:
+        np.testing.assert_allclose(got[name], want[name], rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+def test_the_model_is_not_changed() -> None:
+    before = exported().SerializeToString()
+    build()
+    assert exported().SerializeToString() == before
+    model = ir.from_proto(exported())
+    build(model).step  # noqa: B018 - building is what is tested
+    assert ir.to_proto(model).SerializeToString() == ir.to_proto(ir.from_proto(exported())).SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"loss": "crossentropy"}, "Unknown loss 'crossentropy'. Did you mean 'cross_entropy'"),
+        ({"loss": 3}, "A loss is a name, a member of onnx_convgrad.losses or a function, not 3"),
+        ({"loss": {}}, "There is no loss"),
+        ({"loss": {"logits": "mse"}}, "Unknown output in loss: 'logits'"),
+        ({"loss": "y"}, r"The loss 'y' has shape .*; it must be one number"),
+        ({"optimizer": "sgd"}, "optimizer must be a member of onnx_convgrad.optim, not 'sgd'"),
+        ({"wrt": "inputs"}, "wrt names 'x', which is not stored in the model and cannot be trained"),
+        ({"wrt": "conv9.*"}, "Unknown value in wrt: 'conv9"),
+        ({"freeze": "conv9.*"}, "Unknown initializer in freeze: 'conv9"),
+        ({"freeze": "*"}, "Every parameter is frozen: there is nothing to train"),
+        ({"outputs": ["z"]}, "Unknown output 'z'"),
+        ({"freeze_statistics": "bn3*"}, "Unknown BatchNormalization or statistic in freeze_statistics: 'bn3"),
+        ({"target": "tpu"}, "Unknown target 'tpu'"),
+    ],
+    ids=str,
+)
+def test_bad_arguments(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(og.ArgumentError, match=message):
+        build(**options)
+
+
+def test_a_loss_must_say_which_of_several_outputs() -> None:
+    with pytest.raises(og.ArgumentError, match=r"The model has 3 floating outputs \(a, b, distance\)"):
+        build(two_outputs(), loss="mse")
+    with pytest.raises(og.ArgumentError, match="The loss is of 'best', which is INT64, not floating"):
+        build(two_outputs(), loss={"best": "mse"})
+
+
+def test_a_function_must_return_a_value() -> None:
+    with pytest.raises(og.ArgumentError, match="The loss function returned 3, not a value of the graph"):
+        build(two_outputs(), loss={"a": lambda *_: 3})
+
+
+def test_nothing_is_warned_of_in_an_ordinary_case() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        build()
+
+
+def test_values_are_recomputed_for_the_same_steps() -> None:
+    """`recompute` copies forward nodes into the backward part of `step` and `gradients`; every bit stays."""
+    plain, again = (Course(build(exported(), recompute=r)) for r in (None, ["*elu*"]))
+    for part in ("step", "gradients"):
+        copies = [n.name for n in again.program.model(part).graph if "/recomputed" in (n.name or "")]
+        assert copies
+    for step in range(3):
+        assert float(plain(arrays(step))["loss"]) == float(again(arrays(step))["loss"])
+    for name, value in plain.state.items():
+        np.testing.assert_array_equal(value, again.state[name])
+
+
+def test_a_budget_of_workspace_holds_for_training() -> None:
+    with pytest.raises(og.LoweringError, match="max_workspace"):
+        build(exported(), max_workspace=1).step  # noqa: B018 - built when asked for
+    with pytest.raises(og.ArgumentError, match="positive number of bytes, not 0"):
+        build(exported(), max_workspace=0)
+
+
+def test_names_with_brackets_are_names() -> None:
+    """As pickled modules of lists have them: in a glob they mean one of the letters."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[N,4] x) => (float[N,3] y) { y = Gemm (x, w, b) }'
+    )
+    node, weight, bias = model.graph.node[0], "layers[0].weight", "layers[0].bias"
+    node.input[1:], node.output[0] = [weight, bias], "out[0]"
+    model.graph.output[0].name = "out[0]"
+    for name, shape in ((weight, (4, 3)), (bias, (3,))):
+        model.graph.initializer.append(numpy_helper.from_array(np.ones(shape, np.float32), name))
+    optimizer = og.optim.SGD(lr=1.0, groups={bias: {"lr": 0.25}})
+    program = og.build_training(model, loss="cross_entropy", optimizer=optimizer, freeze=weight, outputs="out[0]")
+    assert [p.name for p in program.manifest.parameters] == [bias]
+    assert optimizer.of(bias)[1] == 0.25
+
+
+@pytest.mark.parametrize("optimizer", [optim.SGD(lr=0.1, clip_norm=1.0), optim.Adam()])
+def test_parameters_with_names_like_those_of_new_values(optimizer: optim.Optimizer) -> None:
+    """PyTorch's newer exporter calls weights so that it has folded or transposed."""
+    proto = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]> g (float[N, 4] x) => (float[N, 3] y) {
+        h = MatMul (x, val_0)  r = Relu (h)  y = MatMul (r, val_1)
+    }""")
+    for name, shape in {"val_0": (4, 5), "val_1": (5, 3)}.items():
+        proto.graph.initializer.append(numpy_helper.from_array(np.full(shape, 0.1, np.float32), name))
+    program = og.build_training(proto, loss="cross_entropy", optimizer=optimizer)
+    feed = {"x": np.ones((2, 4), np.float32), "target": np.array([0, 2])}
+    whole = run(program.step, feed)
+    gradients = run(program.gradients, feed)
+    halves = run(program.update, {p.gradient: gradients[p.gradient] for p in program.manifest.parameters})
+    for p in program.manifest.parameters:
+        np.testing.assert_allclose(halves[p.next], whole[p.next], rtol=1e-6)

@@ -1,0 +1,183 @@
+"""Dropout in training programs: masks that depend on a seed, the step and the node alone, and look random."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import onnx_convgrad as og
+from onnx_convgrad import optim
+from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.runtime import run, session
+from onnx_convgrad.training.program.draft import empty
+from onnx_convgrad.training.program.masks import Masks, first_state
+from tests.support.training_nets import Course, arrays, build, exported
+
+
+def drawn(
+    shape: tuple[int, ...], state: int, node: int = 0, share: float = 0.5, *, shapes: str = "static"
+) -> np.ndarray:
+    """A mask as the graph draws it."""
+    m = empty("mask")
+    dims: dict[str, Any] = {"static": shape, "symbolic": [f"d{i}" for i in range(len(shape))]}
+    x = ir.Value(
+        name="x", shape=ir.Shape(dims[shapes]) if shapes in dims else None, type=ir.TensorType(ir.DataType.FLOAT)
+    )
+    seed = ir.Value(name="state", shape=ir.Shape([]), type=ir.TensorType(ir.DataType.INT32))
+    m.graph.inputs.extend([x, seed])
+    keep = Masks(Emitter(m.graph), seed, 3).keep(x, node, share)
+    keep.name = "keep"
+    m.graph.outputs.append(keep)
+    got = run(ir.to_proto(m), {"x": np.zeros(shape, np.float32), "state": np.asarray(state, np.int32)})["keep"]
+    assert (got.shape, got.dtype) == (shape, np.bool_)
+    return got
+
+
+def reference(count: int, state: int, node: int, share: float) -> np.ndarray:
+    """The same hash in 64-bit numbers, wrapped by hand."""
+
+    def wrap(v: np.ndarray) -> np.ndarray:
+        return (v.astype(np.int64) + 2**31) % 2**32 - 2**31
+
+    def times(a: np.ndarray, b: Any) -> np.ndarray:
+        return wrap((a.astype(object) * (b.astype(object) if isinstance(b, np.ndarray) else b) + 2**31) % 2**32 - 2**31)
+
+    def hashed(y: np.ndarray, z: np.ndarray) -> np.ndarray:
+        v = y
+        for turn in range(3):
+            v = wrap(times(v, v) + (z if turn % 2 else y))
+            if turn < 2:
+                v = wrap(times(v, 65536) + np.sign(v) * (np.abs(v) // 65536))
+        return v
+
+    offsets = wrap(np.array([i * 0x85EBCA6B + 0x1234567 for i in range(6)]))
+    y = wrap(times(np.array([state]), 0x9E3779B1) + offsets)
+    first, second = hashed(y, wrap(y + 0xC2B2AE35))[[2 * node, 2 * node + 1]]
+    y = wrap(times(np.arange(count), 0x9E3779B1) + first)
+    return hashed(y, wrap(y + second)) >= round(share * 2**32) - 2**31
+
+
+@pytest.mark.parametrize(
+    ("shape", "node", "share"), [((4, 6, 5), 0, 0.5), ((1000,), 2, 0.1), ((3, 70), 1, 0.9)], ids=str
+)
+def test_the_hash(shape: tuple[int, ...], node: int, share: float) -> None:
+    for state in (0, 1, 123456789):
+        want = reference(int(np.prod(shape)), state, node, share).reshape(shape)
+        np.testing.assert_array_equal(drawn(shape, state, node, share), want)
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (0, 3), (5, 1, 4), (2, 3, 4, 5)], ids=str)
+def test_masks_do_not_depend_on_what_is_known_of_the_shape(shape: tuple[int, ...]) -> None:
+    static = drawn(shape, 5)
+    for shapes in ("symbolic", "absent"):
+        np.testing.assert_array_equal(drawn(shape, 5, shapes=shapes), static)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_masks_look_random(share: float) -> None:
+    """Deviations of shares, neighbours, blocks and pairs of masks stay within what chance allows (five sigma)."""
+    n = 1 << 18
+    masks = [
+        drawn((64, n // 64), first_state(0) + step, node, share).reshape(-1) for step in range(6) for node in range(2)
+    ]
+    dropped = [(~m).astype(np.float64) - share for m in masks]
+    spread = share * (1 - share)
+    for d in dropped:
+        assert abs(d.mean()) < 5 * np.sqrt(spread / n)
+        for lag in (1, 2, 3, 7, 16, 28, 64, 784, n // 64):
+            assert abs((d[:-lag] * d[lag:]).mean()) < 5 * spread / np.sqrt(n - lag), lag
+        counts = d.reshape(-1, 64).sum(1)
+        assert abs(counts.var() / (64 * spread) - 1) < 5 * np.sqrt(2 / len(counts)) + 0.02
+    for i, a in enumerate(dropped):
+        for b in dropped[:i]:
+            assert abs((a * b).mean()) < 5 * spread / np.sqrt(n)
+
+
+def test_a_seed_repeats_a_run() -> None:
+    """The same seed, the same course; another seed, another one; every step draws anew."""
+
+    def losses(seed: int, steps: int = 4) -> list[float]:
+        course = Course(build(exported(training=True), seed=seed, optimizer=optim.SGD(lr=0.0), freeze_statistics=True))
+        return [float(course(arrays(0))["loss"]) for _ in range(steps)]
+
+    model = losses(0)
+    assert model == losses(0)
+    assert model != losses(1)
+    assert len(set(model)) == len(model)
+
+
+def test_a_run_is_taken_up_again_bit_by_bit() -> None:
+    """In a new session, from nothing but the values of the inputs."""
+    program = build(exported(training=True), optimizer=optim.AdamW(lr=1e-2, clip_norm=1.0))
+    assert [s.name for s in program.manifest.state if s.kind == "random"] == ["random_state"]
+    whole, first, second = Course(program), Course(program), Course(program)
+    for step in range(6):
+        whole(arrays(step))
+    for step in range(3):
+        first(arrays(step))
+    second.state = first.state
+    for step in range(3, 6):
+        second(arrays(step))
+    assert whole.state.keys() == second.state.keys()
+    for name, value in whole.state.items():
+        np.testing.assert_array_equal(second.state[name], value, err_msg=name)
+
+
+def test_both_forms_draw_the_same() -> None:
+    program = build(exported(training=True))
+    step, gradients = run(program.step, arrays(0)), run(program.gradients, arrays(0))
+    np.testing.assert_array_equal(step["loss"], gradients["loss"])
+    assert step["random_state_next"] == gradients["random_state_next"] == first_state(0) + 1
+    assert "random_state" not in {i.name for i in (*program.update.graph.input, *program.evaluate.graph.input)}
+
+
+def dropping(ratio: float | str, *, mask: bool = False) -> onnx.ModelProto:
+    """y = dropout(x w); the ratio is stored, or fed if it is a name."""
+    stored = [numpy_helper.from_array(np.ones(50, np.float32), "w")]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 50])]
+    if isinstance(ratio, str):
+        inputs.append(helper.make_tensor_value_info(ratio, TensorProto.FLOAT, []))
+    else:
+        stored.append(numpy_helper.from_array(np.float32(ratio), "ratio"))
+    nodes = [
+        helper.make_node("Mul", ["x", "w"], ["h"], name="scale"),
+        helper.make_node("Dropout", ["h", "ratio"], ["y", "mask"] if mask else ["y"], name="dropout"),
+    ]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 50])]
+    if mask:
+        outputs.append(helper.make_tensor_value_info("mask", TensorProto.BOOL, ["N", 50]))
+    graph = helper.make_graph(nodes, "dropping", inputs, outputs, stored)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.3, 1.0])
+def test_shares(ratio: float) -> None:
+    program = og.build_training(dropping(ratio, mask=True), loss="mse", optimizer=optim.SGD(lr=1.0))
+    x, target = np.ones((40, 50), np.float32), np.zeros((40, 50), np.float32)
+    got = run(program.gradients, {"x": x, "target": target})
+    kept = got["y"] != 0
+    assert abs(1 - kept.mean() - ratio) < 0.04
+    np.testing.assert_array_equal(got["mask"] if ratio < 1 else kept, kept)
+    drawn = [node for node in program.step.graph.node if node.op_type == "GreaterOrEqual"]
+    assert bool(drawn) == bool([s for s in program.manifest.state if s.kind == "random"]) == (ratio > 0)
+    np.testing.assert_allclose(got["y"], kept / (1 - ratio) if ratio < 1 else np.zeros_like(x), rtol=1e-6)
+    np.testing.assert_allclose(got["w_grad"], (2 * got["y"] * got["y"]).sum(0) / x.size, rtol=1e-5)
+    assert (run(program.evaluate, {"x": x, "target": target})["y"] == 1).all()
+
+
+def test_a_share_that_is_fed_is_left_to_the_runtime() -> None:
+    program = og.build_training(dropping("ratio"), loss="mse", optimizer=optim.SGD(lr=1.0))
+    assert not [s for s in program.manifest.state if s.kind == "random"]
+    feeds = {
+        "x": np.ones((40, 50), np.float32),
+        "target": np.zeros((40, 50), np.float32),
+        "ratio": np.array(0.3, np.float32),
+    }
+    live = session(program.step)
+    (y,) = live.run(["y"], feeds)
+    assert abs((y == 0).mean() - 0.3) < 0.05

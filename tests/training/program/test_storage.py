@@ -1,0 +1,159 @@
+"""Training programs as folders: saved, loaded, run by nothing but ONNX Runtime, refused with a reason."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import onnx_convgrad as og
+from onnx_convgrad.runtime import run, session
+from onnx_convgrad.training.program.manifest import FORMAT, Manifest
+from onnx_convgrad.training.program.parts import PARTS
+from onnx_convgrad.training.program.storage import write_program
+from tests.support.training_nets import arrays, build, net
+
+PLAIN = """
+import json, sys
+import numpy, onnxruntime
+folder = sys.argv[1]
+with open(folder + "/manifest.json") as file:
+    manifest = json.load(file)
+options = onnxruntime.SessionOptions()
+options.log_severity_level = 4
+session = onnxruntime.InferenceSession(folder + "/step.onnx", options)
+batch = numpy.load(folder + "/batch.npz")
+feeds, names = dict(batch), [output.name for output in session.get_outputs()]
+for _ in range(30):
+    results = dict(zip(names, session.run(names, feeds)))
+    feeds.update({entry["name"]: results[entry["next"]] for entry in manifest["parameters"] + manifest["state"]})
+    print(float(results[manifest["loss"]]))
+assert not [name for name in sys.modules if name.split(".")[0] in ("onnx_convgrad", "onnx", "onnx_ir", "torch")]
+"""
+
+
+def test_the_files_train_under_onnxruntime_alone(tmp_path: Path) -> None:
+    build().save(tmp_path / "program")
+    np.savez(tmp_path / "program" / "batch.npz", **arrays(0))
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", PLAIN, str(tmp_path / "program")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    course = [float(line) for line in done.stdout.split()]
+    assert len(course) == 30
+    assert course[-1] < 0.1 * course[0]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_save_and_load(tmp_path: Path, shared: bool) -> None:
+    program = build()
+    folder = tmp_path / "program"
+    program.save(folder, shared_weights=shared)
+    files = {"step.onnx", "gradients.onnx", "update.onnx", "evaluate.onnx", "inference.onnx", "manifest.json"}
+    assert {p.name for p in folder.iterdir()} == files | ({"weights.bin"} if shared else set())
+    loaded = og.TrainingProgram.load(folder)
+    assert loaded.manifest == json_cycle(program)
+    assert repr(loaded) == repr(program)
+    for part in ("step", "gradients", "evaluate"):
+        want = run(getattr(program, part), arrays(0))
+        live = session(str(folder / f"{part}.onnx"))
+        names = [o.name for o in live.get_outputs()]
+        got = dict(zip(names, live.run(names, arrays(0)), strict=True))
+        for name, value in want.items():
+            np.testing.assert_array_equal(got[name], value)
+    if not shared:
+        assert loaded.step == program.step
+    program.save(folder)  # replaces it
+    assert {p.name for p in folder.iterdir()} == files
+    assert [p.name for p in tmp_path.iterdir()] == ["program"]
+
+
+def json_cycle(program: og.TrainingProgram) -> Any:
+    return Manifest.from_json(program.manifest.to_json())
+
+
+def test_shared_weights_are_written_once(tmp_path: Path) -> None:
+    program = build()
+    for shared in (False, True):
+        program.save(tmp_path / str(shared), shared_weights=shared)
+    sizes = [sum(f.stat().st_size for f in (tmp_path / str(shared)).iterdir()) for shared in (False, True)]
+    weights = (tmp_path / "True" / "weights.bin").stat().st_size
+    big = sum(p.numel() * 4 for p in net().parameters() if p.numel() * 4 > 1024)
+    assert big * 2 <= weights < 2.5 * big  # the weights and their momentum
+    assert sizes[0] - sizes[1] > 3 * big
+
+
+def test_weights_too_big_for_one_file_are_shared(tmp_path: Path) -> None:
+    program = build()
+    models = {part: program.model(part) for part in PARTS}
+    write_program(tmp_path / "program", program.manifest, models, shared=False, limit=4000)
+    assert (tmp_path / "program" / "weights.bin").exists()
+    live = session(str(tmp_path / "program" / "step.onnx"))
+    (loss,) = live.run(["loss"], arrays(0))
+    np.testing.assert_array_equal(loss, run(program.step, arrays(0))["loss"])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_loaded_program_may_be_saved_over_itself(tmp_path: Path, shared: bool) -> None:
+    program = build()
+    program.save(tmp_path / "program", shared_weights=shared)
+    og.TrainingProgram.load(tmp_path / "program").save(tmp_path / "program", shared_weights=not shared)
+    live = session(str(tmp_path / "program" / "step.onnx"))
+    (loss,) = live.run(["loss"], arrays(0))
+    np.testing.assert_array_equal(loss, run(program.step, arrays(0))["loss"])
+
+
+def test_the_manifest_is_in_the_graphs() -> None:
+    program = build()
+    for part in ("step", "gradients", "update", "evaluate"):
+        found = {p.key: p.value for p in getattr(program, part).metadata_props}
+        manifest = json.loads(found["onnx_convgrad.training"])
+        assert (manifest["format"], manifest["version"]) == ("onnx_convgrad.training_program", 1)
+        assert manifest["optimizer"]["name"] == "SGD"
+        assert manifest["losses"][0]["loss"] == "CrossEntropy"
+
+
+def test_other_folders_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "note.txt").write_text("mine")
+    with pytest.raises(og.ArgumentError, match=r"is not replaced, because it holds 'note.txt'"):
+        build().save(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["note.txt"]
+    with pytest.raises(og.ModelError, match=r"is not a training program: there is no manifest.json"):
+        og.TrainingProgram.load(tmp_path)
+
+
+def test_what_lies_beside_a_program_is_not_deleted(tmp_path: Path) -> None:
+    """Neither that of another kind of program, which may have a manifest too, nor checkpoints."""
+    site, run = tmp_path / "site", tmp_path / "run"
+    site.mkdir()
+    (site / "manifest.json").write_text('{"name": "shop"}')
+    (site / "model.onnx").touch()
+    with pytest.raises(og.ArgumentError, match=r"is not replaced: .*no manifest of a training program"):
+        build().save(site)
+    build().save(run)
+    build().save(run)
+    og.Trainer(build()).save(run)
+    with pytest.raises(og.ArgumentError, match=r"it holds '.*\.safetensors', which is no part"):
+        build().save(run)
+    assert len(list(run.glob("*.safetensors"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "This is no manifest of a training program"),
+        ("[]", "This is no manifest of a training program"),
+        ('{"format": "other", "version": 1}', "The manifest is of something else"),
+        (f'{{"format": "{FORMAT}", "version": 2}}', "The manifest has version 2; this release reads version 1"),
+        (f'{{"format": "{FORMAT}", "version": 1}}', "The manifest is incomplete"),
+    ],
+)
+def test_broken_manifests(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(og.ModelError, match=rf"manifest\.json': {message}.*Save the program again"):
+        og.TrainingProgram.load(tmp_path)

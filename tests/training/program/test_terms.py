@@ -1,0 +1,104 @@
+"""What may be given as the loss of a training program: names, functions, several terms, a value of the model."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+import torch.nn.functional as F
+from onnx import numpy_helper
+
+from onnx_convgrad import losses
+from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.runtime import run
+from tests.support.training_nets import A, B, Feeds, X, build, off, two_outputs
+
+
+def heads(
+    dtype: torch.dtype = torch.float64,
+) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor, torch.Tensor]:
+    weights = {
+        i.name: torch.tensor(numpy_helper.to_array(i), dtype=dtype).requires_grad_()
+        for i in two_outputs().graph.initializer
+    }
+    x = torch.tensor(X, dtype=dtype)
+    a, b = (x @ weights[f"{h}.weight"] + weights[f"{h}.bias"] for h in "ab")
+    return weights, x, a, b
+
+
+def compare(got: Feeds, loss: torch.Tensor, weights: dict[str, torch.Tensor]) -> None:
+    assert float(got["loss"] if "loss" in got else got["distance"]) == pytest.approx(loss.item(), rel=1e-5)
+    loss.backward()
+    for name, weight in weights.items():
+        if weight.grad is not None:
+            assert off(got[f"{name}_grad"], weight.grad) < 1e-5, name
+
+
+def test_a_loss_that_the_model_computes() -> None:
+    program = build(two_outputs(), loss="distance")
+    assert program.manifest.loss == "distance"
+    assert program.manifest.targets == ()
+    assert program.manifest.outputs == ("a", "b", "best")
+    weights, _, a, b = heads()
+    compare(run(program.gradients, {"x": X}), ((a - b) ** 2).sum(), weights)
+
+
+def test_several_weighted_terms() -> None:
+    program = build(
+        two_outputs(), loss={"a": "mse", "b": (0.5, losses.L1(reduction="sum")), "distance": (2.0, "distance")}
+    )
+    assert program.manifest.terms == ("loss_a", "loss_b", "loss_distance")
+    assert [t.name for t in program.manifest.targets] == ["a_target", "b_target"]
+    got = run(program.gradients, {"x": X, "a_target": A, "b_target": B})
+    weights, _, a, b = heads()
+    terms = [F.mse_loss(a, torch.tensor(A)), F.l1_loss(b, torch.tensor(B), reduction="sum"), ((a - b) ** 2).sum()]
+    for name, term in zip(program.manifest.terms, terms, strict=True):
+        assert float(got[name]) == pytest.approx(term.item(), rel=1e-5)
+    compare(got, terms[0] + 0.5 * terms[1] + 2 * terms[2], weights)
+
+
+def test_one_target_for_two_terms() -> None:
+    terms = [losses.Term(losses.MSE(), "a", target="target"), losses.Term(losses.Huber(), "b", 3.0, "target")]
+    program = build(two_outputs(), loss=terms)
+    assert [t.name for t in program.manifest.targets] == ["target"]
+    weights, _, a, b = heads()
+    loss = F.mse_loss(a, torch.tensor(A)) + 3 * F.huber_loss(b, torch.tensor(A, dtype=torch.float64))
+    compare(run(program.gradients, {"x": X, "target": A}), loss, weights)
+
+
+def test_functions_as_losses() -> None:
+    def quartic(e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
+        return e.square(e.square(e.sub(y, target)))
+
+    def penalty(e: Emitter, y: ir.Value) -> ir.Value:
+        return e.op("ReduceSum", e.op("Exp", y), keepdims=0)
+
+    program = build(two_outputs(), loss={"a": quartic, "b": (0.1, penalty)})
+    assert [t.name for t in program.manifest.targets] == ["target"]
+    weights, _, a, b = heads()
+    loss = ((a - torch.tensor(A)) ** 4).mean() + 0.1 * b.exp().sum()
+    compare(run(program.gradients, {"x": X, "target": A}), loss, weights)
+
+
+def test_a_function_with_a_target_of_its_own() -> None:
+    def picked(e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
+        return e.neg(e.op("GatherElements", y, target, axis=1))
+
+    loss = losses.Custom(picked, dtype=np.int64, shape=["N", 1], reduction="sum")
+    program = build(two_outputs(), loss={"a": loss}, wrt="a.*")
+    (target,) = program.manifest.targets
+    assert (target.dtype, target.shape) == ("int64", ("N", 1))
+    weights, _, a, _ = heads()
+    index = np.array([[0], [1], [1], [0]])
+    compare(run(program.gradients, {"x": X, "target": index}), -a.gather(1, torch.tensor(index)).sum(), weights)
+
+
+def test_without_reduction_the_sum_is_differentiated() -> None:
+    program = build(two_outputs(), loss={"a": losses.MSE(reduction="none")}, wrt="a.*")
+    got = run(program.gradients, {"x": X, "target": A})
+    weights, _, a, _ = heads()
+    want = F.mse_loss(a, torch.tensor(A), reduction="none")
+    assert off(got["loss"], want) < 1e-6
+    want.sum().backward()
+    assert off(got["a.weight_grad"], weights["a.weight"].grad) < 1e-5

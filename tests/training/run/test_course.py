@@ -1,0 +1,283 @@
+"""Training runs go the way of PyTorch's: losses, parameters, running statistics, also frozen, shared and merged ones."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+import torch.nn.functional as F
+from onnx import TensorProto, helper, numpy_helper
+from torch import nn
+
+from onnx_convgrad import optim
+from onnx_convgrad.runtime import run, session
+from tests.support.families import FAMILIES, export, match_parameters
+from tests.support.training_nets import Course, Feeds, arrays, batch, build, exported, net, off
+
+# -- the same course as PyTorch ----------------------------------------------------------------------------------------
+
+
+def torch_course(module: nn.Module, optimizer: torch.optim.Optimizer, steps: int, **options: Any) -> list[float]:
+    found = []
+    for step in range(steps):
+        b = batch(step)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(module(b["x"].double()), b["target"], **options)
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+OPTIMIZERS: list[tuple[optim.Optimizer, Callable[..., torch.optim.Optimizer]]] = [
+    (optim.SGD(lr=0.05, momentum=0.9, weight_decay=1e-3), lambda p: torch.optim.SGD(p, 0.05, 0.9, weight_decay=1e-3)),
+    (optim.SGD(lr=0.05, weight_decay=1e-2), lambda p: torch.optim.SGD(p, 0.05, weight_decay=1e-2)),
+    (optim.AdamW(lr=1e-3, eps=1e-4), lambda p: torch.optim.AdamW(p, 1e-3, eps=1e-4)),
+]
+
+
+@pytest.mark.parametrize("training_export", [False, True], ids=["inference export", "training export"])
+@pytest.mark.parametrize(("optimizer", "theirs"), OPTIMIZERS, ids=lambda v: type(v).__name__)
+def test_twenty_steps_as_in_pytorch(
+    optimizer: optim.Optimizer, theirs: Callable[..., torch.optim.Optimizer], training_export: bool
+) -> None:
+    """Losses, parameters and running statistics, with Dropout of share zero."""
+    module = copy.deepcopy(net()).double().train()
+    module.drop.p = 0.0
+    want = torch_course(module, theirs(module.parameters()), 20)
+    model = onnx.ModelProto()
+    model.CopyFrom(exported(training=training_export))
+    without_dropout(model)
+    course = Course(build(model, optimizer=optimizer))
+    got = [float(course(arrays(step))["loss"]) for step in range(20)]
+    np.testing.assert_allclose(got, want, rtol=1e-4)
+    for name, value in (*module.named_parameters(), *module.named_buffers()):
+        if "num_batches" not in name:
+            assert off(course.state[name], value) < 1e-4, name
+    assert int(course.state["step"]) == 20
+    module.eval()
+    b = batch(99)
+    results = run(course.program.evaluate, {**arrays(99), **evaluated(course)})
+    logits = module(b["x"].double())
+    assert off(results["y"], logits) < 1e-4
+    assert float(results["loss"]) == pytest.approx(F.cross_entropy(logits, b["target"]).item(), rel=1e-4)
+
+
+def without_dropout(model: onnx.ModelProto) -> None:
+    """Every Dropout drops nothing, whatever the mode."""
+    model.graph.initializer.append(numpy_helper.from_array(np.float32(0), "no_share"))
+    for node in model.graph.node:
+        if node.op_type == "Dropout":
+            node.input[:] = [node.input[0], "no_share", *node.input[2:]]
+
+
+def evaluated(course: Course) -> Feeds:
+    """What a run has learned, as the inputs of `evaluate`."""
+    return {i.name: course.state[i.name] for i in course.program.evaluate.graph.input if i.name in course.state}
+
+
+def test_dropout_and_batch_norm_as_in_pytorch() -> None:
+    """PyTorch, given the masks that the graph drew, goes the same way."""
+    model = onnx.ModelProto()
+    model.CopyFrom(exported(training=True))
+    (drop,) = [n for n in model.graph.node if n.op_type == "Dropout"]
+    shape = [6, 12, 4, 4]
+    for name in (drop.input[0], drop.output[0]):
+        model.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
+    course = Course(build(model, loss={"y": "cross_entropy"}))
+    module = copy.deepcopy(net()).double().train()
+    share, dropped = module.drop.p, []
+    optimizer = torch.optim.SGD(module.parameters(), 0.05, 0.9)
+    for step in range(20):
+        results = course(arrays(step))
+        before, after = results[drop.input[0]], results[drop.output[0]]
+        kept = torch.tensor((after != 0) | (before == 0))
+        np.testing.assert_allclose(after, before * kept.numpy() / (1 - share), rtol=1e-6)
+        dropped.append(1 - kept[torch.tensor(before != 0)].double().mean().item())
+        module.drop.forward = lambda h, kept=kept: h * kept / (1 - share)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(module(batch(step)["x"].double()), batch(step)["target"])
+        loss.backward()
+        optimizer.step()
+        assert float(results["loss"]) == pytest.approx(loss.item(), rel=1e-4)
+    assert np.mean(dropped) == pytest.approx(share, abs=0.02)
+    for name, value in (*module.named_parameters(), *module.named_buffers()):
+        if "num_batches" not in name:
+            assert off(course.state[name], value) < 1e-4, name
+
+
+@pytest.mark.parametrize("name", ["resnet_basic", "mobilenet_v3", "unet", "transformer", "audio1d"])
+def test_architectures_as_in_pytorch(name: str) -> None:
+    """Twenty steps of whole networks: losses within 1e-4, parameters within 1e-4 (PyTorch's own float32 keeps 1e-6)."""
+    family = next(f for f in FAMILIES if f.name == name)
+    module = family.build()
+    for part in module.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0
+    example = family.example()
+    model = export(copy.deepcopy(module).eval(), example, dynamo=False, training=False, fold=False)
+    course = Course(build(model, optimizer=optim.SGD(lr=0.01, momentum=0.9)))
+    module = module.double().train()
+    optimizer = torch.optim.SGD(module.parameters(), 0.01, 0.9)
+    for step in range(20):
+        generator = torch.Generator().manual_seed(step)
+        x = torch.randn(example.shape, generator=generator)
+        logits = module(x.double())
+        target = torch.randint(0, logits.shape[1], (logits.shape[0], *logits.shape[2:]), generator=generator)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(logits, target)
+        loss.backward()
+        optimizer.step()
+        got = course({"x": x.numpy(), "target": target.numpy()})["loss"]
+        assert float(got) == pytest.approx(loss.item(), rel=1e-4), step
+    matched = match_parameters(model, family.build())
+    assert len(matched) == len(list(module.parameters()))
+    parameters = dict(module.named_parameters())
+    for stored, (parameter, transform) in matched.items():
+        want = parameters[parameter].detach()
+        assert off(course.state[stored], want.T if transform == "transpose" else want) < 1e-4, parameter
+
+
+def test_one_program_serves_every_size() -> None:
+    family = next(f for f in FAMILIES if f.name == "unet")
+    module, x = family.build(), family.example()
+    model = export(
+        copy.deepcopy(module).eval(),
+        x,
+        dynamo=False,
+        training=False,
+        fold=False,
+        dynamic_batch=True,
+        dynamic_spatial=True,
+    )
+    program = build(model)
+    module = module.double().train()
+    for count, grow in ((1, 0), (3, 16)):
+        generator = torch.Generator().manual_seed(count)
+        larger = torch.randn((count, x.shape[1], *(s + grow for s in x.shape[2:])), generator=generator)
+        logits = copy.deepcopy(module)(larger.double())
+        target = torch.randint(0, logits.shape[1], (count, *logits.shape[2:]), generator=generator)
+        got = run(program.step, {"x": larger.numpy(), "target": target.numpy()})
+        assert float(got["loss"]) == pytest.approx(F.cross_entropy(logits, target).item(), rel=1e-5)
+
+
+def test_a_folded_model_is_trainable() -> None:
+    """The newer exporter folds BatchNorm into the convolutions; what is left is trained as it is."""
+    module = copy.deepcopy(net()).eval()
+    model = export(module, batch(0)["x"], dynamo=True, training=False)
+    assert "BatchNormalization" not in {n.op_type for n in model.graph.node}
+    with pytest.warns(UserWarning, match="folded BatchNormalizations into 'node_Conv_27', 'node_Conv_28'"):
+        program = build(model, optimizer=optim.Adam(lr=0.01))
+    assert not [s for s in program.manifest.state if s.kind != "optimizer"]
+    course = Course(program)
+    first = course(arrays(0))
+    assert off(first["y"], module.double()(batch(0)["x"].double())) < 1e-5
+    for _ in range(40):
+        last = course(arrays(0))
+    assert float(last["loss"]) < 0.2 * float(first["loss"])
+
+
+# -- statistics --------------------------------------------------------------------------------------------------------
+
+
+def test_frozen_statistics() -> None:
+    program = build(freeze_statistics=True)
+    assert not [s for s in program.manifest.state if s.kind == "statistic"]
+    module = copy.deepcopy(net()).double().eval()
+    got = run(program.step, arrays(0))
+    loss = F.cross_entropy(module(batch(0)["x"].double()), batch(0)["target"])
+    loss.backward()
+    assert float(got["loss"]) == pytest.approx(loss.item(), rel=1e-5)
+    moved = module.bn1.weight - 0.05 * module.bn1.weight.grad
+    assert off(got["bn1.weight_next"], moved) < 1e-6
+
+
+@pytest.mark.parametrize("glob", ["bn1.*", "bn1.running_mean", "/bn1/*"])
+def test_statistics_frozen_by_name(glob: str) -> None:
+    program = build(freeze_statistics=glob)
+    assert [s.name for s in program.manifest.state if s.kind == "statistic"] == ["bn2.running_mean", "bn2.running_var"]
+    module = copy.deepcopy(net()).double().train()
+    module.drop.p = 0.0
+    module.bn1.eval()
+    got = run(program.step, arrays(0))
+    loss = F.cross_entropy(module(batch(0)["x"].double()), batch(0)["target"])
+    assert float(got["loss"]) == pytest.approx(loss.item(), rel=1e-5)
+    assert off(got["bn2.running_var_next"], module.bn2.running_var) < 1e-6
+
+
+@pytest.mark.parametrize("part", ["step", "gradients"])
+def test_a_run_leaves_what_it_is_given_as_it_is(part: str) -> None:
+    """ONNX Runtime's BatchNormalization writes its running statistics over its operands when they are not outputs."""
+    program = build(exported(training=True))
+    model = getattr(program, part)
+    live = session(model)
+    names = [o.name for o in live.get_outputs()]
+    first, second = (live.run(names, arrays(0)) for _ in range(2))
+    for name, a, b in zip(names, first, second, strict=True):
+        np.testing.assert_array_equal(a, b, err_msg=name)
+    stored = {i.name: numpy_helper.to_array(i) for i in model.graph.initializer}
+    inputs = {i.name for i in model.graph.input}
+    fed = {entry.name: stored[entry.name].copy() for entry in program.manifest.moving() if entry.name in inputs}
+    live.run(names, {**arrays(0), **fed})
+    for name, value in fed.items():
+        np.testing.assert_array_equal(value, stored[name], err_msg=name)
+
+
+def test_biased_variance_by_option() -> None:
+    """ONNX defines the running variance with n entries, PyTorch with n - 1."""
+    onnx_way, torch_way = (run(build(unbiased_variance=u).step, arrays(0)) for u in (False, True))
+    stored = net().bn2.running_var.numpy()
+    n = 6 * 4 * 4
+    batch_variance = (onnx_way["bn2.running_var_next"] - 0.7 * stored) / 0.3
+    np.testing.assert_allclose(
+        torch_way["bn2.running_var_next"], 0.7 * stored + 0.3 * batch_variance * n / (n - 1), rtol=1e-5
+    )
+
+
+def test_parameters_that_the_exporter_merged_are_untied() -> None:
+    """Of a fresh network, TorchScript stores all scales and variances once, and all shifts and means."""
+    torch.manual_seed(0)
+    module = nn.Sequential()
+    for i in range(3):
+        module.append(nn.Conv2d(8 if i else 3, 8, 3, padding=1, bias=False)).append(nn.BatchNorm2d(8)).append(nn.ReLU())
+    module.append(nn.AdaptiveAvgPool2d(1)).append(nn.Flatten())
+    model = export(module, batch(0)["x"], dynamo=False, training=False, fold=False)
+    assert len([n for n in model.graph.node if n.op_type == "Identity"]) == 10
+    course = Course(build(model, optimizer=optim.SGD(lr=0.1)))
+    assert {p.name for p in course.program.manifest.parameters} == {name for name, _ in module.named_parameters()}
+    module = module.double().train()
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    want = torch_course(module, optimizer, 5)
+    got = [float(course(arrays(step))["loss"]) for step in range(5)]
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    for name, value in (*module.named_parameters(), *module.named_buffers()):
+        if "num_batches" not in name:
+            assert off(course.state[name], value) < 1e-5, name
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_statistics_of_a_batch_norm_that_is_used_twice(dynamic: bool) -> None:
+    """Two nodes share the statistics: the second goes on from where the first left off, as in PyTorch."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.bn = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.bn(torch.tanh(self.bn(self.conv(x)))).mean((2, 3))
+
+    torch.manual_seed(1)
+    module = Twice()
+    model = export(module, batch(0)["x"], dynamo=False, training=False, fold=False, dynamic_batch=dynamic)
+    got = run(build(model, optimizer=optim.SGD(lr=0.1)).step, {"x": arrays(0)["x"], "target": np.zeros(6, np.int64)})
+    module = module.double().train()
+    F.cross_entropy(module(batch(0)["x"].double()), torch.zeros(6, dtype=torch.int64)).backward()
+    for name in ("running_mean", "running_var"):
+        assert off(got[f"bn.{name}_next"], getattr(module.bn, name)) < 1e-5
+    assert off(got["bn.weight_next"], module.bn.weight - 0.1 * module.bn.weight.grad) < 1e-5
