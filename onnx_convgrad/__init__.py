@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from onnx_convgrad.base.version import __version__
+
 if TYPE_CHECKING:
     from onnx_convgrad import callbacks, data, functional, losses, metrics, optim
     from onnx_convgrad.api import augment, explain, grad, hvp, jvp, lower_gradient_ops, vjp
@@ -24,8 +26,6 @@ if TYPE_CHECKING:
     from onnx_convgrad.pipeline.report import Report
     from onnx_convgrad.training.program.build import TrainingProgram, build_training
     from onnx_convgrad.training.run.trainer import Trainer
-
-__version__ = "0.1.0"
 
 _HOME = {
     **dict.fromkeys(("augment", "explain", "grad", "hvp", "jvp", "lower_gradient_ops", "vjp"), "api"),
@@ -61,6 +61,7 @@ __all__ = [
     "RuleContractError",
     "Trainer",
     "TrainingProgram",
+    "__version__",
     "augment",
     "build_training",
     "callbacks",

@@ -8,22 +8,20 @@ import onnx
 import onnx_ir as ir
 
 from onnx_convgrad.frontend.canonicalize import InputShapes
-from onnx_convgrad.frontend.files import AnyModel, load, whole_proto
+from onnx_convgrad.frontend.files import AnyModel, load
+from onnx_convgrad.gradient_ops.lower import lower_training_operators
+from onnx_convgrad.ir.serialize import whole_proto
 from onnx_convgrad.lowering.candidates import Choosing
 from onnx_convgrad.pipeline.known_sizes import gain_of_sizes
 from onnx_convgrad.pipeline.report import Report
-from onnx_convgrad.pipeline.stages import GRADIENTS_KEY, SEEDS_KEY, Names, build
+from onnx_convgrad.pipeline.stages import Names, build
 
 __all__ = [
-    "GRADIENTS_KEY",
-    "SEEDS_KEY",
     "augment",
-    "build",
     "explain",
     "grad",
     "hvp",
     "jvp",
-    "load",
     "lower_gradient_ops",
     "vjp",
 ]
@@ -331,8 +329,6 @@ def lower_gradient_ops(
 
     The operators are specified in ONNX's `docs/Operators.md`, domain ai.onnx.preview.training, version 1.
     """
-    from onnx_convgrad.gradient_ops.lower import lower_training_operators
-
     done = lower_training_operators(
         model,
         target=target,

@@ -129,3 +129,9 @@ class DifferentiationError(ConvGradError):
         count = len(self.problems)
         head = f"{count} node{'s' * (count != 1)} cannot be differentiated:"
         super().__init__("\n".join([head, *(f"  - {problem}" for problem in self.problems)]))
+
+
+def require(condition: bool, reason: str, hint: str = "") -> None:
+    """Refuse a case inside a rule: the walk reports it with the node."""
+    if not condition:
+        raise UnsupportedCase(reason, hint=hint)

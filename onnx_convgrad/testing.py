@@ -20,6 +20,7 @@ from onnx_convgrad import api
 from onnx_convgrad.checking.case import FLOATS, Case, Random, is_float, make_model, rand, result_names
 from onnx_convgrad.checking.evaluator import Evaluator, to_float
 from onnx_convgrad.errors import ExecutionError
+from onnx_convgrad.ir.notes import GRADIENTS
 from onnx_convgrad.runtime import run
 
 __all__ = ["Case", "Random", "check", "make_model", "rand"]
@@ -202,5 +203,5 @@ def _check_second_order(
 
 def _gradient_map(model: onnx.ModelProto) -> dict[str, str]:
     props = {p.key: p.value for p in model.metadata_props}
-    result: dict[str, str] = json.loads(props[api.GRADIENTS_KEY])
+    result: dict[str, str] = json.loads(props[GRADIENTS])
     return result

@@ -11,9 +11,10 @@ import math
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call, Cotangents, elementwise
+from onnx_convgrad.autodiff.registry import Cotangents, elementwise
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter, Operand
-from onnx_convgrad.ir.nodes import origin_of
+from onnx_convgrad.ir.notes import origin_of
 
 # -- rectifiers --------------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call, expansion, require
+from onnx_convgrad.autodiff.registry import expansion
+from onnx_convgrad.errors import require
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
 
 _MOST_TURNS = 256

@@ -13,9 +13,11 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call, expansion, require
+from onnx_convgrad.autodiff.registry import expansion
+from onnx_convgrad.errors import require
+from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.convolution import biased
 from onnx_convgrad.ir.emit import Dim, Emitter
-from onnx_convgrad.lowering.conv.shared import biased
 from onnx_convgrad.rules.grid_sample import interpolated, taps_at
 
 

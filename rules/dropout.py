@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call, Cotangents, elementwise
+from onnx_convgrad.autodiff.registry import Cotangents, elementwise
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
 
 

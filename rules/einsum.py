@@ -22,7 +22,9 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.per_sample.batch import Batch
-from onnx_convgrad.autodiff.registry import Call, Cotangents, multilinear, per_sample, require
+from onnx_convgrad.autodiff.registry import Cotangents, multilinear, per_sample
+from onnx_convgrad.errors import require
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter, dims_equal, known
 from onnx_convgrad.ir.equations import ELLIPSIS, spelled_out
 

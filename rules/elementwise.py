@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call, Cotangents, elementwise, linear, require, vjp
-from onnx_convgrad.frontend.exporters.pytorch import KIND
-from onnx_convgrad.ir.constants import WAS_NODE
+from onnx_convgrad.autodiff.registry import Cotangents, elementwise, linear, vjp
+from onnx_convgrad.errors import require
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter, Operand
+from onnx_convgrad.ir.notes import is_declared_parameter, was_constant_node
 from onnx_convgrad.rules.activations import step
 
 # -- arithmetic --------------------------------------------------------------------------------------------------------
@@ -101,9 +102,9 @@ def _may_be_trained(exponent: ir.Value) -> bool:
 
     What is written for one number could not be differentiated by the exponent later on.
     """
-    if exponent.metadata_props.get(KIND) == "PARAMETER":
+    if is_declared_parameter(exponent):
         return True
-    return exponent.meta.get(WAS_NODE) is False and exponent.shape is not None and len(exponent.shape) > 0
+    return was_constant_node(exponent) is False and exponent.shape is not None and len(exponent.shape) > 0
 
 
 def _power_base(e: Emitter, n: Call) -> Operand:

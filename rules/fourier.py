@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call, Cotangents, linear, multilinear, require
+from onnx_convgrad.autodiff.registry import Cotangents, linear, multilinear
+from onnx_convgrad.errors import require
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter, known
 from onnx_convgrad.rules.index import ungather
 from onnx_convgrad.rules.movement import add_windows, adds_windows, arange, extent

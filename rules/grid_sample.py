@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call, Cotangents, expansion, linear
+from onnx_convgrad.autodiff.registry import Cotangents, expansion, linear
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter, known
 
 _CUBIC = -0.75

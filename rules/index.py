@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call, Cotangents, linear, require, vjp
+from onnx_convgrad.autodiff.registry import Cotangents, linear, vjp
+from onnx_convgrad.errors import require
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter, known, static_dims
 from onnx_convgrad.ir.picked import takes_one_of_few
 from onnx_convgrad.ir.windows import windows

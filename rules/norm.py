@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call, Cotangents, vjp
+from onnx_convgrad.autodiff.registry import Cotangents, vjp
 from onnx_convgrad.ir.broadcasting import unbroadcast
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter, known
 from onnx_convgrad.rules.linalg import other_axes
 

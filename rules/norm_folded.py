@@ -15,7 +15,8 @@ from collections.abc import Collection
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call, joint
+from onnx_convgrad.autodiff.registry import joint
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter, static_dims
 from onnx_convgrad.rules.conv import require_vector
 from onnx_convgrad.rules.norm import inverse_deviation

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call, Cotangents, require, vjp
+from onnx_convgrad.autodiff.registry import Cotangents, vjp
+from onnx_convgrad.errors import require
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.rules.norm import narrow, size_from, wide
 

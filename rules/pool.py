@@ -10,119 +10,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call, Cotangents, linear, vjp
-from onnx_convgrad.ir.emit import Dim, Emitter, known
+from onnx_convgrad.autodiff.registry import Cotangents, linear, vjp
+from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.convolution import Window
+from onnx_convgrad.ir.emit import Dim, Emitter
+from onnx_convgrad.ir.pooling import Pool
 from onnx_convgrad.ir.repeated import repeated
-from onnx_convgrad.rules.conv import Window, input_grad
+from onnx_convgrad.rules.conv import input_grad
 
 # -- geometry ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """Windows of one pooling node. `pads` is `None` where `auto_pad` needs a size known only at run time."""
-
-    kernel: tuple[int, ...]
-    strides: tuple[int, ...]
-    dilations: tuple[int, ...]
-    sizes: tuple[int | None, ...]
-    pads: tuple[tuple[int, int], ...] | None
-    auto_pad: str
-    ceil: bool
-
-    @classmethod
-    def of(cls, n: Call, x: ir.Value) -> Pool:
-        kernel = n.ints("kernel_shape") or ()
-        rank = len(kernel)
-        strides = n.ints("strides") or (1,) * rank
-        sizes = tuple(None if x.shape is None else known(x.shape[2 + axis]) for axis in range(rank))
-        mode = n.string("auto_pad", "NOTSET")
-        dilations = n.ints("dilations") or (1,) * rank
-        pads = _explicit(n, kernel, strides, sizes)
-        return cls(kernel, strides, dilations, sizes, pads, mode, bool(n.int("ceil_mode", 0)))
-
-    @property
-    def rank(self) -> int:
-        return len(self.kernel)
-
-    def span(self, axis: int) -> int:
-        return self.dilations[axis] * (self.kernel[axis] - 1) + 1
-
-    def windows(self, axis: int) -> int | None:
-        """Number of windows on an axis, as ONNX Runtime counts them, or `None` when the size is unknown.
-
-        A kernel that does not fit still gives a window when less than a stride is missing (the quotient is truncated),
-        and in ceil mode a window that would start in the end padding is dropped.
-        """
-        size, s = self.sizes[axis], self.strides[axis]
-        if size is None or self.pads is None:
-            return None
-        low, high = self.pads[axis]
-        room = size + low + high - self.span(axis)
-        if not self.ceil:
-            return int(room / s) + 1
-        count = -(-room // s) + 1
-        return count - 1 if (count - 1) * s >= size + low else count
-
-    def excess(self, axis: int) -> int | None:
-        """Rows by which the last window reaches beyond x and its padding; negative where it leaves some of them."""
-        size, count = self.sizes[axis], self.windows(axis)
-        if size is None or count is None or self.pads is None:
-            return None
-        return (count - 1) * self.strides[axis] + self.span(axis) - size - sum(self.pads[axis])
-
-    def hinted(self, size: int) -> Pool:
-        """The same with every unknown size at a typical one."""
-        sizes = tuple(size if have is None else have for have in self.sizes)
-        pads = self.pads
-        if pads is None:
-            upper = self.auto_pad == "SAME_UPPER"
-            rows = zip(sizes, self.kernel, self.strides, strict=True)
-            pads = tuple(_same(have, k, s, upper=upper) for have, k, s in rows)
-        return replace(self, sizes=sizes, pads=pads)
-
-    def __str__(self) -> str:
-        each = {"": self.kernel, " stride ": self.strides, " dilation ": self.dilations}
-        text = "".join(name + "x".join(map(str, v)) for name, v in each.items() if not name or set(v) != {1})
-        return text + ("" if not any(map(any, self.pads or ((1, 1),))) else " padded") + (" ceil" if self.ceil else "")
-
-    @property
-    def tiles(self) -> bool:
-        """Whether the windows tile the input from its beginning, without gaps: every element is in at most one."""
-        plain = self.kernel == self.strides and set(self.dilations) == {1} and not self.ceil
-        return plain and self.pads == ((0, 0),) * self.rank
-
-
-def _explicit(
-    n: Call, kernel: tuple[int, ...], strides: tuple[int, ...], sizes: tuple[int | None, ...]
-) -> tuple[tuple[int, int], ...] | None:
-    """Begin and end padding of every axis, or `None` where `auto_pad` needs a size known only at run time."""
-    rank, mode = len(kernel), n.string("auto_pad", "NOTSET")
-    if mode in ("NOTSET", "", "VALID"):
-        pads = (n.ints("pads") if mode != "VALID" else None) or (0,) * (2 * rank)
-        return tuple(zip(pads[:rank], pads[rank:], strict=True))
-    found = []
-    for size, k, s in zip(sizes, kernel, strides, strict=True):
-        if size is None and s != 1:
-            return None
-        found.append(_same(1 if s == 1 or size is None else size, k, s, upper=mode == "SAME_UPPER"))
-    return tuple(found)
-
-
-def _same(size: int, kernel: int, stride: int, *, upper: bool) -> tuple[int, int]:
-    """`auto_pad=SAME_*` as ONNX Runtime resolves it for pools: dilation is left out, the total may be negative.
-
-    With unit stride it is kernel - 1 for any size.
-    """
-    total = (-(-size // stride) - 1) * stride + kernel - size
-    low = int(total / 2) if upper else int((total + 1) / 2)
-    return low, total - low
 
 
 def _same_at_run_time(e: Emitter, pool: Pool, size: Dim, axis: int) -> tuple[Dim, Dim]:

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call, Cotangents, linear, not_differentiable, require, vjp
+from onnx_convgrad.autodiff.registry import Cotangents, linear, not_differentiable, vjp
+from onnx_convgrad.errors import require
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.rules.pool import norm_quotient, signed_power
 

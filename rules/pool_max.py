@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call, Cotangents, linear, vjp
+from onnx_convgrad.autodiff.registry import Cotangents, linear, vjp
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import DOMAIN, Dim, Emitter
 from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.ir.nodes import is_op
-from onnx_convgrad.rules.pool import Pool, valid_taps
+from onnx_convgrad.ir.pooling import Pool
+from onnx_convgrad.rules.pool import valid_taps
 
 
 @vjp("MaxPool", wrt=("X",))

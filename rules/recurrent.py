@@ -17,7 +17,9 @@ from typing import Self
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call, expansion, require
+from onnx_convgrad.autodiff.registry import expansion
+from onnx_convgrad.errors import require
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.rules.control import known_turns
 

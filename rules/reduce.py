@@ -11,7 +11,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call, Cotangents, linear, vjp
+from onnx_convgrad.autodiff.registry import Cotangents, linear, vjp
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter, Operand, static_dims
 
 

@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call, Cotangents, require, vjp
+from onnx_convgrad.autodiff.registry import Cotangents, vjp
+from onnx_convgrad.errors import require
 from onnx_convgrad.ir.broadcasting import shapes_differ
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import is_constant
 from onnx_convgrad.ir.emit import Dim, Emitter, dims_equal, known
 from onnx_convgrad.rules.resize_products import contract, contract_unranked, sum_blocks, weigh_windows

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call, Cotangents, linear, require
-from onnx_convgrad.errors import UnsupportedCase
+from onnx_convgrad.autodiff.registry import Cotangents, linear
+from onnx_convgrad.errors import UnsupportedCase, require
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter, known
 from onnx_convgrad.rules.movement import arange
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call, Cotangents, linear
+from onnx_convgrad.autodiff.registry import Cotangents, linear
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter, known
 from onnx_convgrad.rules.movement import adjoint_by_positions
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call, Cotangents, vjp, zero
+from onnx_convgrad.autodiff.registry import Cotangents, vjp, zero
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.nodes import is_op
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from onnx_convgrad import rules
+from onnx_convgrad import lowering, rules
 
 SLOW_TO_IMPORT = ("numpy", "onnx", "onnx_ir", "onnx_shape_inference", "onnxruntime", "onnxscript", "sympy", "torch")
 LICENCE = "onnx_convgrad-0.1.0.dist-info/licenses/LICENSE"
@@ -124,6 +125,13 @@ def test_every_rule_module_is_listed(root: Path) -> None:
     files = {path.stem for path in (root / "rules").glob("*.py")} - {"__init__"}
     assert len(rules.MODULES) == len(set(rules.MODULES))
     assert set(rules.MODULES) == files, "bring MODULES in rules/__init__.py up to date"
+
+
+def test_every_module_with_lowerings_is_listed(root: Path) -> None:
+    folder = root / "onnx_convgrad" / "lowering"
+    declare = re.compile(r"^(@lowering\(|@spec_builder\(|declare\()", re.MULTILINE)
+    files = [p for kind in ("conv", "pool") for p in (folder / kind).glob("*.py") if declare.search(p.read_text())]
+    assert sorted(lowering.MODULES) == sorted(f"{path.parent.name}.{path.stem}" for path in files)
 
 
 def test_rules_refuse_another_name(root: Path) -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call, Cotangents, declare_signature, elementwise
+from onnx_convgrad.autodiff.registry import Cotangents, elementwise
+from onnx_convgrad.ir.call import Call, declare_signature
 from onnx_convgrad.ir.emit import Emitter
 
 declare_signature("my.domain::Swish2", inputs=["X"], outputs=["Y"])

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call, Rule, lookup, stem
-from onnx_convgrad.ir.nodes import subgraphs
+from onnx_convgrad.autodiff.registry import Rule, lookup
+from onnx_convgrad.ir.call import Call, stem
+from onnx_convgrad.ir.nodes import captured_values
 
 __all__ = ["Activity", "ancestors", "captured_values", "floating", "jumps_between", "rule_of"]
 
@@ -29,17 +30,6 @@ def floating(value: ir.Value) -> bool:
 def rule_of(node: ir.Node) -> Rule | None:
     """The rule of the node's operator, if any."""
     return lookup(node.domain, node.op_type)
-
-
-def captured_values(node: ir.Node) -> Iterator[ir.Value]:
-    """Values of enclosing graphs that the subgraphs of `node` read."""
-    for _, graph in subgraphs(node):
-        inner = {id(n) for n in graph.all_nodes()}
-        own = {id(v) for g in (graph, *graph.subgraphs()) for v in (*g.inputs, *g.initializers.values())}
-        for n in graph.all_nodes():
-            for v in n.inputs:
-                if v is not None and id(v) not in own and id(v.producer()) not in inner:
-                    yield v
 
 
 def carriers(node: ir.Node, rule: Rule | None) -> Iterator[tuple[str, ir.Value]]:

@@ -13,9 +13,10 @@ import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import Activity, carriers, rule_of
 from onnx_convgrad.autodiff.function_bodies import equivalent
-from onnx_convgrad.autodiff.registry import Call, Rule
+from onnx_convgrad.autodiff.registry import Rule
 from onnx_convgrad.autodiff.reverse import Walk, backward, sloped
 from onnx_convgrad.errors import DifferentiationError
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
 
 __all__ = ["forward"]

@@ -10,8 +10,9 @@ from typing import Any, cast
 import onnx
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call, Rule
+from onnx_convgrad.autodiff.registry import Rule
 from onnx_convgrad.errors import UnsupportedCase
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter
 
 __all__ = ["equivalent", "has_body"]

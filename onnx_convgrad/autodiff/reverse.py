@@ -15,11 +15,13 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.accumulate import joined
 from onnx_convgrad.autodiff.activity import Activity, carriers, rule_of
 from onnx_convgrad.autodiff.function_bodies import equivalent, has_body
-from onnx_convgrad.autodiff.registry import Call, Rule, joint_of, stem
+from onnx_convgrad.autodiff.registry import Rule, joint_of
 from onnx_convgrad.errors import DifferentiationError, Problem, RuleContractError, UnsupportedCase
 from onnx_convgrad.ir.broadcasting import shapes_differ, unbroadcast
+from onnx_convgrad.ir.call import Call, stem
 from onnx_convgrad.ir.emit import Emitter
-from onnx_convgrad.ir.nodes import is_op, origin_of, sole_producer
+from onnx_convgrad.ir.nodes import is_op, sole_producer
+from onnx_convgrad.ir.notes import origin_of
 
 __all__ = ["DETOUR", "Walk", "backward", "sloped"]
 

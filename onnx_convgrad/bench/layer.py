@@ -15,6 +15,11 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx_convgrad.bench.timing import Bound
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.geometry import ConvSpec
+from onnx_convgrad.ir.serialize import whole_proto
+from onnx_convgrad.ir.targets import target_named
+from onnx_convgrad.lowering.candidates import Policy
+from onnx_convgrad.lowering.lower import lower
+from onnx_convgrad.pipeline.stages import build
 
 __all__ = ["OPERATORS", "ConvLayer"]
 
@@ -104,17 +109,11 @@ class ConvLayer:
 
     def ours(self, wrt: Sequence[str], threads: int, lowering: str | Mapping[str, str] = "auto") -> Bound:
         """The gradients with respect to `wrt` (of `x` and `w`), ready to run; errors as for `onnx_convgrad.vjp`."""
-        from onnx_convgrad.api import vjp
-
-        gradients = vjp(self.model(), wrt=list(wrt), lowering=lowering)
-        return Bound(gradients.SerializeToString(), self.feed, threads)
+        gradients = build(self.model(), mode="vjp", wrt=list(wrt), lowering=lowering).model
+        return Bound(whole_proto(gradients).SerializeToString(), self.feed, threads)
 
     def forward(self, threads: int, lowering: str = "conv") -> Bound:
         """The convolution itself, as a training graph would compute it by `lowering`."""
-        from onnx_convgrad.ir.targets import target_named
-        from onnx_convgrad.lowering.candidates import Policy
-        from onnx_convgrad.lowering.lower import lower
-
         model = ir.from_proto(self.model())
         lower(model.graph, target_named("cpu"), Policy({"Conv": lowering}, training=True))
         return Bound(ir.to_proto(model).SerializeToString(), self.feed, threads)

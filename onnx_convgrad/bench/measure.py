@@ -17,10 +17,12 @@ from onnx_convgrad.bench.timing import Bound, Side, Turns, interleave, machine
 from onnx_convgrad.bench.torch_side import TorchSide
 from onnx_convgrad.checking.feeds import Feed, draw, working_feed
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.frontend.files import AnyModel, whole_proto
+from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.ir.constants import is_constant
+from onnx_convgrad.ir.notes import SEEDS
+from onnx_convgrad.ir.serialize import whole_proto
 from onnx_convgrad.lowering.lower import Choice
-from onnx_convgrad.pipeline.stages import SEEDS_KEY, Built, build
+from onnx_convgrad.pipeline.stages import Built, build
 from onnx_convgrad.runtime import run
 
 __all__ = ["BenchReport", "ConvTimes", "bench"]
@@ -159,7 +161,7 @@ def _whole(built: Built, feed: Feed, threads: int, repeats: int) -> tuple[float,
     """Seconds of the model as it came, and with its gradients."""
     seeds = [v for v in built.model.graph.inputs if v.name not in feed and not v.is_initializer()]
     results = run(whole_proto(built.primal), feed)
-    targets = {seed: y for y, seed in json.loads(built.model.metadata_props[SEEDS_KEY]).items()}
+    targets = {seed: y for y, seed in json.loads(built.model.metadata_props[SEEDS]).items()}
     rng = np.random.default_rng(1)
     whole = {**feed}
     for value in seeds:

@@ -29,8 +29,9 @@ from onnx_convgrad.frontend.canonicalize import InputShapes
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.parameters import resolve_of
 from onnx_convgrad.ir.namespace import named_values
+from onnx_convgrad.ir.notes import SEEDS
 from onnx_convgrad.lowering.candidates import Choosing
-from onnx_convgrad.pipeline.stages import SEEDS_KEY, Built, Names, build
+from onnx_convgrad.pipeline.stages import Built, Names, build
 from onnx_convgrad.runtime import session
 
 __all__ = ["CheckReport", "Row", "check", "verify_numerically"]
@@ -160,7 +161,7 @@ def verify_numerically(
     targets = [v.name or "" for v in resolve_of(primal.graph, of)]
     feed, outputs = working_feed(list(primal.graph.inputs), narrow_primal(primal, targets), seed)
     generator = np.random.default_rng(seed + 1)
-    taken = json.loads(built.model.metadata_props[SEEDS_KEY])
+    taken = json.loads(built.model.metadata_props[SEEDS])
     seeds = {
         t: generator.standard_normal(y.shape).astype(y.dtype) if t in taken else np.ones_like(y)
         for t, y in outputs.items()

@@ -18,9 +18,9 @@ from onnx_ir.passes import common
 from onnx_convgrad.checking.nodewise import NodeWise
 from onnx_convgrad.checking.nodewise_ops import KERNELS
 from onnx_convgrad.errors import ConvGradError
-from onnx_convgrad.frontend.files import whole_proto
 from onnx_convgrad.ir.emit import DOMAIN
 from onnx_convgrad.ir.namespace import named_values
+from onnx_convgrad.ir.serialize import whole_proto
 from onnx_convgrad.ir.targets import target_named
 from onnx_convgrad.lowering.lower import lower
 from onnx_convgrad.runtime import session

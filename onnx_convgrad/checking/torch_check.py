@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.call import Call
 
 __all__ = ["available", "torch_gradients"]
 

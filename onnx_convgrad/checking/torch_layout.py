@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.call import Call
 
 __all__ = ["DTYPES", "LAYOUT", "NotRebuilt"]
 

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onnx_convgrad.autodiff.registry import Call
 from onnx_convgrad.checking.torch_layout import DTYPES, LAYOUT, NotRebuilt
+from onnx_convgrad.ir.call import Call
 
 __all__ = ["OPERATORS", "NotRebuilt"]
 

@@ -19,7 +19,8 @@ from onnx_convgrad.cli.tables import Output, Table, shape_text
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.parameters import parameters
 from onnx_convgrad.ir.namespace import named_values
-from onnx_convgrad.pipeline.stages import SEEDS_KEY, Built, Progress, build
+from onnx_convgrad.ir.notes import SEEDS
+from onnx_convgrad.pipeline.stages import Built, Progress, build
 
 __all__ = ["run"]
 
@@ -50,7 +51,7 @@ def run(
         print(dumps({**done.to_dict(), "gradients": gradients, "check": checked}, indent=2))
         return status
     done.show(out, every=every)
-    _seeds_line(built.model.metadata_props[SEEDS_KEY], out)
+    _seeds_line(built.model.metadata_props[SEEDS], out)
     table, more = _gradient_table(gradients, every=every)
     out.table(table)
     if more:

@@ -12,7 +12,7 @@ from typing import Any
 
 from onnx_convgrad.cli.placement import Placement, placement, predicted_placement
 from onnx_convgrad.cli.tables import Output, Table, ms_text
-from onnx_convgrad.frontend import files
+from onnx_convgrad.ir.serialize import whole_proto
 from onnx_convgrad.lowering.lower import Choice
 from onnx_convgrad.pipeline.known_sizes import gain_of_sizes
 from onnx_convgrad.pipeline.report import Report
@@ -65,7 +65,7 @@ def run(
 def _placement(built: Built, target: str, providers: Sequence[str], stage: Callable[[str], None]) -> Placement:
     """By a session where the providers are named or the target is the CPU; else by the table of CUDA's kernels."""
     stage("placing")
-    proto = files.whole_proto(built.model)
+    proto = whole_proto(built.model)
     if not providers and target == "cuda":
         return predicted_placement(proto)
     return placement(proto, providers=list(providers) or None)

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnx_convgrad.cli.rewrite import rewrite
 from onnx_convgrad.cli.tables import Output, Table
 from onnx_convgrad.gradient_ops.lower import Lowered, lower_training_operators
-from onnx_convgrad.gradient_ops.training_info import UPDATES_KEY
+from onnx_convgrad.ir.notes import UPDATES
 from onnx_convgrad.pipeline.stages import Progress
 
 __all__ = ["run"]
@@ -33,7 +33,7 @@ def run(
         return lower_training_operators(model, **arguments, progress=progress)  # an ir.Model has no training algorithm
 
     done, told = rewrite(model, output, out, change, "lowered")
-    updates: dict[str, str] = loads(done.model.metadata_props.get(UPDATES_KEY, "{}"))
+    updates: dict[str, str] = loads(done.model.metadata_props.get(UPDATES, "{}"))
     if json:
         derivatives = [asdict(d) for d in done.derivatives]
         rest = {"operators": done.operators, "gradients": derivatives, "updates": updates}

@@ -35,9 +35,11 @@ from onnx_convgrad.frontend.plain_windows import use_plain_windows
 from onnx_convgrad.frontend.shapes import shape_rules
 from onnx_convgrad.frontend.shapes.fold_sizes import fold_sizes
 from onnx_convgrad.frontend.shapes.infer_ranks import tell_ranks
-from onnx_convgrad.ir.constants import WAS_NODE, forget_constants
+from onnx_convgrad.ir.constants import forget_constants
 from onnx_convgrad.ir.namespace import Namespace, rename
 from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.notes import mark_lifted
+from onnx_convgrad.ir.serialize import skeleton
 
 __all__ = ["canonicalize"]
 
@@ -76,7 +78,7 @@ def canonicalize(model: ir.Model, input_shapes: InputShapes | None = None, *, fo
     constants = {v.name for node in model.graph if node.op_type == "Constant" for v in node.outputs}
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     for value in model.graph.initializers.values():
-        value.meta[WAS_NODE] = value.name in constants
+        mark_lifted(value, from_node=value.name in constants)
     _name_values(model.graph)
     _rename_shapes_of_the_runtime(model.graph)
     if input_shapes:
@@ -356,8 +358,6 @@ def _infer_through_branches(model: ir.Model, declared: dict[ir.Value, ir.Shape],
 
 def _infer_with_onnx(model: ir.Model) -> None:
     """Take dtypes and shapes that only ONNX's inference knows (types through If bodies, for one)."""
-    from onnx_convgrad.frontend.verify import skeleton
-
     try:
         inferred = onnx.shape_inference.infer_shapes(skeleton(model), data_prop=True)
     except Exception as problem:  # noqa: BLE001 - as above

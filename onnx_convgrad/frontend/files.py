@@ -13,23 +13,19 @@ from onnx.serialization import registry as formats
 from onnx_convgrad.errors import ArgumentError, ConvGradError, ModelError
 from onnx_convgrad.frontend.diagnose import root_cause
 from onnx_convgrad.frontend.sparse import without_sparse
+from onnx_convgrad.ir.serialize import PROTO_LIMIT, external_tensors, in_memory_bytes, stored_tensors
 
 __all__ = [
-    "PROTO_LIMIT",
     "AnyModel",
     "check_destination",
     "check_folder",
     "default_output",
     "load",
     "stored_bytes",
-    "whole_proto",
     "write",
 ]
 
 AnyModel = str | os.PathLike[str] | onnx.ModelProto | ir.Model
-
-PROTO_LIMIT = 2**31 - 2**24
-"""Protobuf stops at 2 GB; some of it is left for the nodes."""
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -85,7 +81,7 @@ def _copied(model: ir.Model) -> ir.Model:
         return model.clone()
     except RuntimeError:
         copy = ir.from_proto(ir.to_proto(model))
-    for folder in {t.base_dir for t in _external(model)}:
+    for folder in {t.base_dir for t in external_tensors(model)}:
         ir.external_data.set_base_dir(copy.graph, folder)  # all weights of a file are relative to one
     return copy
 
@@ -99,7 +95,7 @@ def _remedy(problem: Exception) -> str:
 
 def _check_weights(model: ir.Model) -> None:
     """Refuse a model that was read without a file that its weights are in, or with weights that are too short."""
-    for tensor in _stored(model):
+    for tensor in stored_tensors(model):
         raw = tensor.raw if isinstance(tensor, ir.TensorProtoTensor) else None
         if raw is not None and raw.HasField("raw_data") and len(raw.raw_data) != tensor.nbytes:
             raise ModelError(
@@ -108,7 +104,7 @@ def _check_weights(model: ir.Model) -> None:
                 hint="The file may be damaged.",
             )
     sizes: dict[str, int] = {}
-    for tensor in _external(model):
+    for tensor in external_tensors(model):
         path = os.fspath(tensor.path)
         if not Path(path).exists():
             raise ModelError(f"The weight {tensor.name!r} is in the file {path!r}, which is not there.")
@@ -159,34 +155,9 @@ def check_folder(output: Path, hint: str = "Choose another place.") -> None:
         raise ArgumentError(f"The folder {str(output.parent)!r} is not writable.", hint=hint)
 
 
-def _stored(model: ir.Model) -> list[ir.TensorProtocol]:
-    tensors = (v.const_value for g in model.graphs() for v in g.initializers.values())
-    return [t for t in tensors if t is not None]
-
-
-def _external(model: ir.Model) -> list[ir.ExternalTensor]:
-    return [t for t in _stored(model) if isinstance(t, ir.ExternalTensor)]
-
-
-def _in_memory_bytes(model: ir.Model) -> int:
-    return sum(t.nbytes for t in _stored(model) if not isinstance(t, ir.ExternalTensor))
-
-
-def whole_proto(model: ir.Model, limit: int = PROTO_LIMIT) -> onnx.ModelProto:
-    """The model as a proto that holds its external weights too, if `limit` bytes are enough.
-
-    A proto does not know the folder that its external weights are relative to, so it could not be run from elsewhere.
-    """
-    external = _external(model)
-    size = _in_memory_bytes(model) + sum(t.nbytes for t in external)
-    if not external or size > limit or not all(Path(t.path).exists() for t in external):
-        return ir.to_proto(model)
-    return ir.to_proto(ir.external_data.load_to_model(model.clone()))
-
-
 def stored_bytes(model: ir.Model, path: Path) -> int:
     """Size of the file and of the data files that its weights are in."""
-    files = {Path(t.path).resolve() for t in _external(model)}
+    files = {Path(t.path).resolve() for t in external_tensors(model)}
     return path.stat().st_size + sum(f.stat().st_size for f in files if f.exists())
 
 
@@ -205,10 +176,10 @@ def write(model: ir.Model, output: Path, limit: int = PROTO_LIMIT) -> Path | Non
     """
     if output.is_symlink():
         output = output.resolve()
-    external = _external(model)
+    external = external_tensors(model)
     folder = output.parent.resolve()
     elsewhere = any(Path(t.base_dir or ".").resolve() != folder for t in external)
-    data = output.with_name(f"{output.name}.data") if elsewhere or _in_memory_bytes(model) > limit else None
+    data = output.with_name(f"{output.name}.data") if elsewhere or in_memory_bytes(model) > limit else None
     if data is not None and any(Path(t.path).resolve() == data.resolve() for t in external):
         raise ArgumentError(f"The weights are read from {str(data)!r}, which would be overwritten.", hint="Use -o.")
     if any(Path(t.path).resolve() == output.resolve() for t in external):

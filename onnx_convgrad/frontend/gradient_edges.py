@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.errors import ModelError
 from onnx_convgrad.ir.emit import DOMAIN
+from onnx_convgrad.ir.notes import VEIL
 
 __all__ = ["GRADIENT", "TRAINING_DOMAIN", "GradientCall", "bind_gradients", "label", "lift_veils"]
 
@@ -23,8 +24,6 @@ TRAINING_DOMAIN = "ai.onnx.preview.training"
 
 GRADIENT = "Gradient"
 """The operator in its own domain, and in the private one once its names are operands."""
-
-_VEIL = "onnx_convgrad.veil"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,7 @@ def bind_gradients(model: ir.Model) -> bool:
 def lift_veils(graph: ir.Graph) -> None:
     """Remove the Identity nodes that `bind_gradients` put behind inputs of functions, by now inlined into `graph`."""
     for node in list(graph):
-        if node.metadata_props.pop(_VEIL, None) and not node.outputs[0].is_graph_output():
+        if node.metadata_props.pop(VEIL, None) and not node.outputs[0].is_graph_output():
             assert node.inputs[0] is not None
             node.outputs[0].replace_all_uses_with(node.inputs[0])
             graph.remove(node, safe=True)
@@ -152,7 +151,7 @@ def _refuse(node: ir.Node, reason: str, hint: str = "") -> NoReturn:
 def _veil(graph: ir.Graph, value: ir.Value) -> ir.Value:
     """A node behind an input of a function: two inputs may be one tensor where it is called, and two variables inside."""
     node = ir.Node("", "Identity", [value], num_outputs=1)
-    node.metadata_props[_VEIL] = "1"
+    node.metadata_props[VEIL] = "1"
     node.outputs[0].name = f"{value.name}_veil"
     value.replace_all_uses_with(node.outputs[0], replace_graph_outputs=True)
     node.replace_input_with(0, value)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.emit import known as known_size

@@ -10,13 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import ancestors, carriers, floating, rule_of
-from onnx_convgrad.autodiff.registry import Call, stem
 from onnx_convgrad.base.names import as_names, check_names
 from onnx_convgrad.errors import ArgumentError, first_few
-from onnx_convgrad.frontend.exporters.pytorch import FOLDED, KIND, left_out, merged, normalized_inside, sources
-from onnx_convgrad.ir.constants import WAS_NODE, constant_of
+from onnx_convgrad.frontend.exporters.pytorch import FOLDED, left_out, merged, normalized_inside, sources
+from onnx_convgrad.ir.call import Call, stem
+from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.nodes import is_op, subgraphs
+from onnx_convgrad.ir.notes import INITIALIZER_KIND, is_declared_parameter, was_constant_node
 
 __all__ = ["parameters", "resolve_of", "resolve_wrt"]
 
@@ -47,14 +48,14 @@ def parameters(graph: ir.Graph) -> list[ir.Value]:
     """
     found: dict[ir.Value, None] = {}
     weights: set[ir.Value] = set()
-    stored = any(_trainable(v, dedicated=True) and not v.meta.get(WAS_NODE) for v in graph.initializers.values())
+    stored = any(_trainable(v, dedicated=True) and not was_constant_node(v) for v in graph.initializers.values())
     felt = ancestors(graph.outputs, frozenset(graph))
-    told = any(v.metadata_props.get(KIND) == "PARAMETER" for v in graph.initializers.values())
+    told = any(is_declared_parameter(v) for v in graph.initializers.values())
     kept = _kept_states(graph)
     for node, outermost in _nodes(graph):
         rule = rule_of(node)
         if told and rule is not None and outermost in felt:
-            found.update((v, None) for _, v in carriers(node, rule) if v.metadata_props.get(KIND) == "PARAMETER")
+            found.update((v, None) for _, v in carriers(node, rule) if is_declared_parameter(v))
         if rule is None or not rule.parameters or _normalizes_groups(node):
             continue
         if rule.kind in _PLAIN and outermost not in felt:
@@ -69,8 +70,8 @@ def parameters(graph: ir.Graph) -> list[ir.Value]:
                 if not constant and _trainable(source, dedicated):
                     found[source] = None
                     weights.update([source] if own else [])
-    if any(not v.meta.get(WAS_NODE) for v in weights):
-        found = {v: None for v in found if not (v in weights and v.meta.get(WAS_NODE))}
+    if any(not was_constant_node(v) for v in weights):
+        found = {v: None for v in found if not (v in weights and was_constant_node(v))}
     return [value for value in found if value.graph is graph]  # what a body stores itself cannot be named
 
 
@@ -111,7 +112,7 @@ def _constant(value: ir.Value, node: ir.Node, *, dedicated: bool, stored: bool, 
         return True
     if node.op_type in _NORMALIZATIONS:
         return _filler(value, stored=stored)
-    return stored and not dedicated and bool(value.meta.get(WAS_NODE))
+    return stored and not dedicated and bool(was_constant_node(value))
 
 
 _MADE = re.compile(
@@ -128,7 +129,7 @@ def _told_trainable(value: ir.Value) -> bool:
     outermost module; then a value that something else was made for is taken for a constant. What fusing a normalization
     left of weights bears a name alone.
     """
-    kind, folded = (value.metadata_props.get(key) for key in (KIND, FOLDED))
+    kind, folded = (value.metadata_props.get(key) for key in (INITIALIZER_KIND, FOLDED))
     if kind is not None:
         return kind == "PARAMETER"
     if folded is None:
@@ -142,7 +143,7 @@ def _told_trainable(value: ir.Value) -> bool:
 
 def _warn_of_lost_ties(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:
     """Say where a parameter acts through a folded value too, which does not follow it any more."""
-    chosen = {v.name for v in wrt if v.metadata_props.get(KIND) == "PARAMETER"}
+    chosen = {v.name for v in wrt if is_declared_parameter(v)}
     for name, value in graph.initializers.items():
         tied = next((source for source in sources(value) if source in chosen), None) if floating(value) else None
         if tied is not None:
@@ -173,7 +174,7 @@ def _unmade(names: Sequence[str]) -> list[str]:
 
 def _warn_of_computed(wrt: Sequence[ir.Value]) -> None:
     """Say which values that something was computed into are taken for parameters."""
-    for value in [v for v in wrt if KIND not in v.metadata_props and _computed(v)][:_SHOWN]:
+    for value in [v for v in wrt if INITIALIZER_KIND not in v.metadata_props and _computed(v)][:_SHOWN]:
         dotted = [name for name in sources(value) if "." in name]
         names = dotted or _unmade(sources(value))
         if names and value.name not in names:
@@ -224,7 +225,7 @@ def _warn_of_left_out(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:
     PyTorch's older exporter stores parameters and buffers under the names of members of a module, and constants otherwise.
     The newer one tells what it folded, but not into what kind.
     """
-    told = any(KIND in v.metadata_props for v in graph.initializers.values())
+    told = any(INITIALIZER_KIND in v.metadata_props for v in graph.initializers.values())
     felt = ancestors(graph.outputs, frozenset(graph))
     acting = {
         value: None
@@ -293,7 +294,7 @@ def _filler(value: ir.Value, *, stored: bool) -> bool:
     The older one makes them Constant nodes, among weights that are `stored` as initializers; the newer one folds them, and
     numbers what it folds. A parameter that still has its first value bears the name of the module.
     """
-    unnamed = (stored and value.meta.get(WAS_NODE)) or re.fullmatch(r"val_\d+", value.name or "")
+    unnamed = (stored and was_constant_node(value)) or re.fullmatch(r"val_\d+", value.name or "")
     return bool(unnamed) and _plain(value)
 
 
@@ -308,7 +309,7 @@ def _biases(node: ir.Node, value: ir.Value, kept: Kept) -> bool:
     other = next((v for v in node.inputs if v is not value), None)
     product = None if other is None else other.producer()
     source = kept.get(value, value)
-    if not (is_op(node, "Add") and is_op(product, "MatMul") and source.is_initializer()) or source.meta.get(WAS_NODE):
+    if not (is_op(node, "Add") and is_op(product, "MatMul") and source.is_initializer()) or was_constant_node(source):
         return False
     weight = product.inputs[1]
     if weight is None or weight.shape is None or source.shape is None or not _stored(weight, kept):
@@ -332,7 +333,7 @@ def _stored(value: ir.Value, kept: Kept) -> list[ir.Value]:
 def _trainable(value: ir.Value, dedicated: bool) -> bool:
     if not floating(value) or value.shape is None:
         return False
-    if value.metadata_props.get(KIND) == "PARAMETER":
+    if is_declared_parameter(value):
         return True
     size = 1
     for d in value.shape:

@@ -14,8 +14,10 @@ import math
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.convolution import kernel_of, resolve_padding, window
 from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.pooling import Pool
 
 __all__ = ["use_plain_windows"]
 
@@ -32,8 +34,6 @@ def use_plain_windows(graph: ir.Graph) -> None:
 
 
 def _pad(node: ir.Node) -> None:
-    from onnx_convgrad.rules.conv import kernel_of, resolve_padding, window
-
     n = Call(node)
     dilations = n.ints("dilations") or ()
     if not n.string("auto_pad", "NOTSET").startswith("SAME") or set(dilations) <= {1}:
@@ -46,8 +46,6 @@ def _pad(node: ir.Node) -> None:
 
 
 def _settle(node: ir.Node, x: ir.Value) -> None:
-    from onnx_convgrad.rules.pool import Pool
-
     n = Call(node)
     if x.shape is None or not n.ints("kernel_shape"):
         return

@@ -8,40 +8,14 @@ from collections.abc import Callable
 import onnx
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call
 from onnx_convgrad.errors import ArgumentError, RuleContractError
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import DOMAIN
+from onnx_convgrad.ir.serialize import skeleton
 
 __all__ = ["skeleton", "verify", "verify_shapes"]
 
 logger = logging.getLogger(__name__)
-
-_SMALL = 1024
-
-
-def skeleton(model: ir.Model) -> onnx.ModelProto:
-    """The model as a proto whose large and external weights are inputs, so that checking never copies or reads them."""
-    graph = model.graph
-    large = {
-        name: value
-        for name, value in graph.initializers.items()
-        if value.const_value is not None and _apart(value.const_value)
-    }
-    added = [value for value in large.values() if not value.is_graph_input()]
-    for name in large:
-        del graph.initializers[name]
-    graph.inputs.extend(added)
-    try:
-        return ir.to_proto(model)
-    finally:
-        for _ in added:  # onnx_ir takes for an input what `del` has taken away
-            graph.inputs.pop()
-        for name, value in large.items():
-            graph.initializers[name] = value
-
-
-def _apart(tensor: ir.TensorProtocol) -> bool:
-    return tensor.size > _SMALL or isinstance(tensor, ir.ExternalTensor)
 
 
 def _complaint(model: ir.Model) -> str | None:

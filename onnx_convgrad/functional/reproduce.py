@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-import onnx_convgrad
+from onnx_convgrad.base.version import __version__
 
 __all__ = ["reproduction"]
 
@@ -53,7 +53,7 @@ def reproduction(
     lines = [made.format(name, tuple(shape), dtype.name) for name, (shape, dtype) in feeds.items()]
     return _PROGRAM.format(
         title=title,
-        version=onnx_convgrad.__version__,
+        version=__version__,
         runtime=onnxruntime.__version__,
         numpy=np.__version__,
         model="\n".join(textwrap.wrap(base64.b64encode(zlib.compress(model, 9)).decode(), 110)),

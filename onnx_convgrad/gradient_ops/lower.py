@@ -22,11 +22,12 @@ from onnx_convgrad.gradient_ops.nodes import Derivative, Expansion
 from onnx_convgrad.gradient_ops.training_info import load_with_algorithm
 from onnx_convgrad.ir.emit import DOMAIN, Emitter
 from onnx_convgrad.ir.nodes import subgraphs
+from onnx_convgrad.ir.notes import GRADIENTS
 from onnx_convgrad.ir.targets import target_named
 from onnx_convgrad.lowering.candidates import Choosing, Policy
 from onnx_convgrad.lowering.cost.calibration import calibrated
 from onnx_convgrad.lowering.lower import Choice, check_choice, check_workspace
-from onnx_convgrad.pipeline.stages import GRADIENTS_KEY, complete
+from onnx_convgrad.pipeline.stages import complete
 
 __all__ = ["Lowered", "lower_training_operators"]
 
@@ -136,9 +137,9 @@ def _nested(graph: ir.Graph, path: tuple[str, ...]) -> Iterator[tuple[ir.Node, t
 def _note(m: ir.Model, derivatives: list[Derivative]) -> None:
     """Record which graph output holds which derivative; of several of one tensor the first, which is of lowest order."""
     outputs = {v.name for v in m.graph.outputs}
-    found: dict[str, str] = json.loads(m.metadata_props.get(GRADIENTS_KEY, "{}"))
+    found: dict[str, str] = json.loads(m.metadata_props.get(GRADIENTS, "{}"))
     for d in derivatives:
         if d.output in outputs:
             found.setdefault(d.x, d.output)
     if found:
-        m.metadata_props[GRADIENTS_KEY] = json.dumps(found)
+        m.metadata_props[GRADIENTS] = json.dumps(found)

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.activity import captured_values, floating
+from onnx_convgrad.autodiff.activity import floating
 from onnx_convgrad.autodiff.reverse import DETOUR, backward
 from onnx_convgrad.errors import DifferentiationError, ModelError, Problem, first_few
 from onnx_convgrad.frontend.gradient_edges import GRADIENT, GradientCall, label
@@ -20,6 +20,7 @@ from onnx_convgrad.ir.broadcasting import shapes_differ
 from onnx_convgrad.ir.constants import mark_varying
 from onnx_convgrad.ir.emit import DOMAIN, Emitter, dims_equal
 from onnx_convgrad.ir.namespace import Namespace
+from onnx_convgrad.ir.nodes import captured_values
 
 __all__ = ["Derivative", "Expansion"]
 

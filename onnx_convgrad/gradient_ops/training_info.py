@@ -15,11 +15,9 @@ import onnx_ir as ir
 
 from onnx_convgrad.errors import ModelError, first_few
 from onnx_convgrad.frontend.files import AnyModel, load
+from onnx_convgrad.ir.notes import UPDATES
 
-__all__ = ["UPDATES_KEY", "load_with_algorithm"]
-
-UPDATES_KEY = "onnx_convgrad.updates"
-"""`metadata_props` key: JSON object, stored tensor -> graph output with its next value."""
+__all__ = ["load_with_algorithm"]
 
 _LISTS = ("node", "initializer", "sparse_initializer", "input", "output", "value_info")
 
@@ -27,7 +25,7 @@ _LISTS = ("node", "initializer", "sparse_initializer", "input", "output", "value
 def load_with_algorithm(model: AnyModel) -> ir.Model:
     """The model as a private onnx_ir model, together with the algorithm of its `training_info`, if it has one.
 
-    What the algorithm updates are graph inputs then, with the stored values as defaults, and `UPDATES_KEY` says which
+    What the algorithm updates are graph inputs then, with the stored values as defaults, and `UPDATES` says which
     output holds the next value of each. An initialization is left out, with a warning.
 
     Raises:
@@ -45,7 +43,7 @@ def load_with_algorithm(model: AnyModel) -> ir.Model:
     if not isinstance(model, onnx.ModelProto):
         ir.external_data.set_base_dir(m.graph, Path(model).parent)
     if updates:
-        m.metadata_props[UPDATES_KEY] = json.dumps(updates)
+        m.metadata_props[UPDATES] = json.dumps(updates)
     return m
 
 

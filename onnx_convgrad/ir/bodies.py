@@ -7,9 +7,9 @@ from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.activity import captured_values
 from onnx_convgrad.ir.emit import Emitter
-from onnx_convgrad.ir.nodes import ORIGIN
+from onnx_convgrad.ir.nodes import captured_values
+from onnx_convgrad.ir.notes import ORIGIN
 
 __all__ = ["reaching", "scan", "taken"]
 

@@ -15,9 +15,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.notes import FOLDED_VALUE, MARKED_CONSTANT, VARIES
 
 __all__ = [
-    "WAS_NODE",
     "Folding",
     "at_sizes",
     "backwards",
@@ -32,9 +32,6 @@ __all__ = [
     "number_of",
 ]
 
-WAS_NODE = "onnx_convgrad.was_node"
-"""`meta` key of an initializer: whether the model had it as a Constant node."""
-
 Look = Callable[[ir.Value | None], np.ndarray | None]
 """What is known of an operand."""
 
@@ -46,9 +43,6 @@ _NEVER_FOLDED = _RANDOM | {"If", "Loop", "Scan"}
 """ONNX Runtime folds nothing that has a body, which may read more than the operands."""
 
 _DEPTH = 40
-_CACHE = "onnx_convgrad.constant"
-_MARK = "onnx_convgrad.marked_constant"
-_VARIES = "onnx_convgrad.varies"
 
 
 def is_constant(value: ir.Value | None) -> bool:
@@ -60,13 +54,13 @@ def is_constant(value: ir.Value | None) -> bool:
 
 def mark_constant(value: ir.Value) -> None:
     """Say that a value without entries stands for a constant."""
-    value.meta[_MARK] = True
+    value.meta[MARKED_CONSTANT] = True
 
 
 def mark_varying(graph: ir.Graph, values: Iterable[ir.Value]) -> None:
     """Say that initializers are variables: what is written for the numbers that they hold now has no derivative by them."""
     for value in values:
-        value.meta[_VARIES] = True
+        value.meta[VARIES] = True
     forget_constants(graph)
 
 
@@ -80,7 +74,7 @@ def mark_folded(nodes: Iterable[ir.Node]) -> None:
 
 def is_folded(value: ir.Value | None) -> bool:
     """Whether the value is a constant, or marked as one; see `Folding` for the values of a graph without marks."""
-    return value is None or is_constant(value) or _MARK in value.meta
+    return value is None or is_constant(value) or MARKED_CONSTANT in value.meta
 
 
 class Folding:
@@ -111,18 +105,18 @@ class Folding:
 
 def constant_of(value: ir.Value | None, depth: int = _DEPTH) -> np.ndarray | None:
     """The value as an array, or `None` when it depends on run-time data or variables (or is a large computed tensor)."""
-    if value is None or value.is_graph_input() or _VARIES in value.meta:
+    if value is None or value.is_graph_input() or VARIES in value.meta:
         return None
     stored = value.const_value
     if stored is not None and value.producer() is None:
         return stored.numpy()
-    if _CACHE in value.meta:
-        cached: np.ndarray | None = value.meta[_CACHE]
+    if FOLDED_VALUE in value.meta:
+        cached: np.ndarray | None = value.meta[FOLDED_VALUE]
         return cached
     result = _fold(value, lambda v: constant_of(v, depth - 1)) if depth else None
     if result is None and stored is not None:  # what shape inference has found, from sizes that are known in part
         result = stored.numpy()
-    value.meta[_CACHE] = result
+    value.meta[FOLDED_VALUE] = result
     return result
 
 
@@ -156,7 +150,7 @@ def forget_constants(graph: ir.Graph) -> None:
     """Look every value up anew: something else is known than when it was asked for."""
     for node in graph.all_nodes():
         for value in node.outputs:
-            value.meta.pop(_CACHE, None)
+            value.meta.pop(FOLDED_VALUE, None)
 
 
 def _fold(value: ir.Value, look: Look, sizes: Mapping[str, int] | None = None) -> np.ndarray | None:

@@ -7,15 +7,7 @@ from typing import TypeGuard
 
 import onnx_ir as ir
 
-__all__ = ["ORIGIN", "become", "is_op", "origin_of", "sole_producer", "subgraphs"]
-
-ORIGIN = "onnx_convgrad.origin"
-"""`metadata_props` key of a node that was added to a model: the name of the forward node that it was added for."""
-
-
-def origin_of(node: ir.Node) -> str:
-    """The name of the forward node that a node was added for; empty for nodes of the model's own."""
-    return node.metadata_props.get(ORIGIN, "")
+__all__ = ["become", "is_op", "sole_producer", "subgraphs"]
 
 
 def is_op(node: ir.Node | None, *op_types: str) -> TypeGuard[ir.Node]:
@@ -50,3 +42,14 @@ def become(node: ir.Node, op_type: str, inputs: Sequence[ir.Value | None], attri
     node.resize_inputs(len(inputs))
     for index, value in enumerate(inputs):
         node.replace_input_with(index, value)
+
+
+def captured_values(node: ir.Node) -> Iterator[ir.Value]:
+    """Values of enclosing graphs that the subgraphs of `node` read."""
+    for _, graph in subgraphs(node):
+        inner = {id(n) for n in graph.all_nodes()}
+        own = {id(v) for g in (graph, *graph.subgraphs()) for v in (*g.inputs, *g.initializers.values())}
+        for n in graph.all_nodes():
+            for v in n.inputs:
+                if v is not None and id(v) not in own and id(v.producer()) not in inner:
+                    yield v

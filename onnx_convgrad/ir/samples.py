@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.ir.emit import Dim, Emitter
 
-__all__ = ["cut_samples", "filled", "may_be_empty", "with_samples"]
+__all__ = ["cut_samples", "filled", "may_be_empty", "squares", "with_samples"]
 
 
 def may_be_empty(e: Emitter, batch: Dim) -> bool:
@@ -40,3 +40,11 @@ def with_samples(e: Emitter, v: ir.Value, shape: Sequence[Dim]) -> ir.Value:
 def cut_samples(e: Emitter, v: ir.Value, batch: Dim, axis: int = 0) -> ir.Value:
     """`v` without what `with_samples` added to the batch."""
     return e.slice(v, [0], [batch], [axis]) if may_be_empty(e, batch) else v
+
+
+def squares(e: Emitter, value: ir.Value) -> ir.Value:
+    """The sum of the squares of each sample, in at least single precision: ReduceSumSquare takes three times as long."""
+    if value.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
+        value = e.cast(value, ir.DataType.FLOAT)
+    flat = e.reshape(value, [e.dim(value, 0), e.size_mul(1, *e.dims(value)[1:])])
+    return e.reduce_sum(e.square(flat), [1], keepdims=False)

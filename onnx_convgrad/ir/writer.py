@@ -19,7 +19,7 @@ from onnx_shape_inference import ShapeInferenceContext, registry
 from onnx_convgrad.ir.constants import constant_of, number_of
 from onnx_convgrad.ir.dims import dims_equal, symbols
 from onnx_convgrad.ir.namespace import Namespace
-from onnx_convgrad.ir.nodes import ORIGIN
+from onnx_convgrad.ir.notes import ORIGIN
 from onnx_convgrad.ir.targets import TARGETS, Target
 
 __all__ = ["CANONICAL_OPSET", "DOMAIN", "RANDOM", "VIEWS", "NodeWriter", "Operand"]

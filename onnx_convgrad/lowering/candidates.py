@@ -12,7 +12,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.targets import Rates
 from onnx_convgrad.lowering.chunks import EACH, counts, emit_in_chunks, part_of

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call
 from onnx_convgrad.ir.bodies import scan, taken
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.dims import static_dims
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.samples import cut_samples, filled, with_samples

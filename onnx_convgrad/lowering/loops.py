@@ -13,39 +13,37 @@ from typing import Any
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import named_values
+from onnx_convgrad.ir.notes import LOOPS
 
-__all__ = ["LOOPS_KEY", "note_loop", "take_loops_back", "tell_loops"]
-
-LOOPS_KEY = "onnx_convgrad.loops"
-"""Metadata: the result of each loop by name, and the operator, operands and attributes that compute it."""
+__all__ = ["note_loop", "take_loops_back", "tell_loops"]
 
 
 def note_loop(graph: ir.Graph, node: ir.Node, result: ir.Value) -> None:
     """Remember that `result` is what the abstract `node` computes."""
-    noted = graph.meta.setdefault(LOOPS_KEY, [])
+    noted = graph.meta.setdefault(LOOPS, [])
     noted.append((result, node.op_type, node.domain, tuple(node.inputs), Call(node).attributes()))
 
 
 def tell_loops(model: ir.Model) -> None:
     """Write what was noted into the metadata, once all values have their names; what has gone meanwhile is left out."""
     graph = model.graph
-    model.metadata_props.pop(LOOPS_KEY, None)
+    model.metadata_props.pop(LOOPS, None)
     told = {}
     names: dict[ir.Value | None, str] = {None: "", **{v: name for name, v in named_values(graph).items()}}
-    for result, op_type, domain, operands, attributes in graph.meta.pop(LOOPS_KEY, []):
+    for result, op_type, domain, operands, attributes in graph.meta.pop(LOOPS, []):
         if names.keys() >= {result, *operands}:
             inputs = [names[v] for v in operands]
             told[names[result]] = {"op_type": op_type, "domain": domain, "inputs": inputs, "attributes": attributes}
     if told:
-        model.metadata_props[LOOPS_KEY] = json.dumps(told)
+        model.metadata_props[LOOPS] = json.dumps(told)
 
 
 def take_loops_back(model: ir.Model) -> None:
     """Put the abstract operators in the place of the loops that the metadata tells of, where their operands are there."""
-    told: Mapping[str, Mapping[str, Any]] = json.loads(model.metadata_props.pop(LOOPS_KEY, "{}"))
+    told: Mapping[str, Mapping[str, Any]] = json.loads(model.metadata_props.pop(LOOPS, "{}"))
     if not told:
         return
     graph = model.graph

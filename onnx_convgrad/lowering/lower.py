@@ -12,12 +12,12 @@ from typing import Any, SupportsIndex
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.errors import ArgumentError, LoweringError
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import Folding, is_constant
 from onnx_convgrad.ir.emit import DOMAIN, Emitter
-from onnx_convgrad.ir.nodes import origin_of
+from onnx_convgrad.ir.notes import origin_of
 from onnx_convgrad.ir.outputs import OutputPlaces
 from onnx_convgrad.ir.replacing import put_in_place
 from onnx_convgrad.ir.targets import Rates, Target

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.activity import captured_values
 from onnx_convgrad.ir.bodies import reaching
 from onnx_convgrad.ir.constants import mark_constant, mark_folded
 from onnx_convgrad.ir.emit import CANONICAL_OPSET, VIEWS, Emitter
+from onnx_convgrad.ir.nodes import captured_values
 from onnx_convgrad.ir.targets import Target
 from onnx_convgrad.lowering.cost.node import body_of, node_seconds
 from onnx_convgrad.lowering.cost.passes import value_bytes

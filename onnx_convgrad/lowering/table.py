@@ -13,8 +13,9 @@ from typing import Any, Protocol, Self
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call, Decorator, F, load_rules
+from onnx_convgrad.autodiff.registry import Decorator, F, load_rules
 from onnx_convgrad.base.run_once import once
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.targets import Target
 

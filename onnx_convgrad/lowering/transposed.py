@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import is_constant
 from onnx_convgrad.ir.emit import DOMAIN, Emitter
 from onnx_convgrad.ir.nodes import is_op

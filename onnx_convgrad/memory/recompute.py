@@ -27,7 +27,7 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.constants import is_constant
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import Namespace
-from onnx_convgrad.ir.nodes import origin_of
+from onnx_convgrad.ir.notes import origin_of
 from onnx_convgrad.ir.targets import Target
 from onnx_convgrad.memory.retained_bytes import Group, Retained
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from onnx_convgrad.autodiff.registry import Call
 from onnx_convgrad.backends.cpu.batch_statistics import share_statistics
 from onnx_convgrad.backends.cpu.fast_forms import use_fast_forms
 from onnx_convgrad.backends.cpu.pooled_slopes import move_slopes_behind_pools
@@ -23,9 +22,11 @@ from onnx_convgrad.frontend.exporters.separate_merged import part_members, resto
 from onnx_convgrad.frontend.files import AnyModel, load
 from onnx_convgrad.frontend.parameters import resolve_of, resolve_wrt
 from onnx_convgrad.frontend.verify import verify, verify_shapes
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import mark_varying
 from onnx_convgrad.ir.emit import Emitter
-from onnx_convgrad.ir.nodes import ORIGIN, is_op
+from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.notes import GRADIENTS, ORIGIN, SEEDS
 from onnx_convgrad.ir.targets import Target, target_named
 from onnx_convgrad.lowering.candidates import Choosing, Policy
 from onnx_convgrad.lowering.cost.calibration import calibrated
@@ -35,16 +36,10 @@ from onnx_convgrad.memory.recompute import Recomputation, mark_boundary, recompu
 from onnx_convgrad.pipeline.training import rewrite_for_training, set_training
 from onnx_convgrad.pipeline.transforms import COMPOSITIONS, Derivatives, Mode, check_targets
 
-__all__ = ["GRADIENTS_KEY", "SEEDS_KEY", "Built", "Names", "Progress", "build", "complete"]
+__all__ = ["Built", "Names", "Progress", "build", "complete"]
 
 Names = str | Sequence[str]
 Progress = Callable[[str], None]
-
-GRADIENTS_KEY = "onnx_convgrad.gradients"
-"""`metadata_props` key: JSON object, differentiated value -> graph output with its derivative."""
-
-SEEDS_KEY = "onnx_convgrad.seeds"
-"""`metadata_props` key: JSON object, value -> graph input with its cotangent or tangent (absent when seeded with ones)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +123,7 @@ def build(
         results = job.apart(seed, norms=per_sample == "squared_norm")
     else:
         results = job.first(mode, seed)
-    m.metadata_props[SEEDS_KEY] = json.dumps(job.seeds)
+    m.metadata_props[SEEDS] = json.dumps(job.seeds)
     if mode in ("vjp", "grad", "hvp"):
         graph.outputs.clear()
     else:
@@ -140,7 +135,7 @@ def build(
     names = [value.name or "" for value in results]  # values of nodes that are replaced lose theirs
     choices, recomputation = complete(m, primal, machine, policy, progress, recompute=recompute, forward=before)
     found = dict(zip(names, [value.name or "" for value in graph.outputs][-len(names) :], strict=True))
-    m.metadata_props[GRADIENTS_KEY] = json.dumps(found)
+    m.metadata_props[GRADIENTS] = json.dumps(found)
     return Built(m, primal, found, tuple(choices), recomputation)
 
 

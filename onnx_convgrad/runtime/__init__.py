@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from onnx_convgrad.errors import ExecutionError
-from onnx_convgrad.frontend.files import whole_proto
+from onnx_convgrad.ir.serialize import whole_proto
 from onnx_convgrad.runtime.providers import Providers, check_available, resolve_providers
 from onnx_convgrad.runtime.session_options import Options, SessionOptions, session_options
 

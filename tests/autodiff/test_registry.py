@@ -12,8 +12,9 @@ import onnx
 import pytest
 
 from onnx_convgrad.autodiff.function_bodies import has_body
-from onnx_convgrad.autodiff.registry import lookup, rules, signature
+from onnx_convgrad.autodiff.registry import lookup, rules
 from onnx_convgrad.ir import emit, sizes, writer
+from onnx_convgrad.ir.call import signature
 from onnx_convgrad.lowering.table import lowerings
 from onnx_convgrad.testing import Case
 from tests.lowering.conv.test_geometry import FORCED

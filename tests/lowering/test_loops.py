@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import onnx_convgrad as og
-from onnx_convgrad.lowering.loops import LOOPS_KEY
+from onnx_convgrad.ir.notes import GRADIENTS, LOOPS
 from onnx_convgrad.runtime import run
 
 SHAPES = {"x": (3, 8, 48, 48), "w": (8, 8, 3, 3), "y_grad": (3, 8, 48, 48)}
@@ -23,7 +23,7 @@ def _once(batch: str) -> onnx.ModelProto:
     text = f"""<ir_version: 10, opset_import: ["": 21]> g ({size} x, float[8,8,3,3] w) => ({size} y) {{
         [conv] a = Conv <pads = [1, 1, 1, 1]> (x, w) y = Mul (a, a) }}"""
     model = og.augment(onnx.parser.parse_model(text), wrt=["x", "w"], max_workspace=BUDGET)
-    assert {made["op_type"] for made in _metadata(model, LOOPS_KEY).values()} == {"ConvWeightGrad"}
+    assert {made["op_type"] for made in _metadata(model, LOOPS).values()} == {"ConvWeightGrad"}
     assert "Scan" in {node.op_type for node in model.graph.node}
     return model
 
@@ -43,7 +43,7 @@ def test_second_order_is_that_of_pytorch(batch: str) -> None:
     t = {name: torch.tensor(a, dtype=torch.float64, requires_grad=True) for name, a in feed.items()}
     y = torch.nn.functional.conv2d(t["x"], t["w"], padding=1).square()
     first = torch.autograd.grad(y, [t["x"], t["w"]], t["y_grad"], create_graph=True)
-    names = _metadata(again, og.api.GRADIENTS_KEY)
+    names = _metadata(again, GRADIENTS)
     for name, want in zip(
         names, torch.autograd.grad(first, [t[n] for n in names], [t["x_grad_grad"], t["w_grad_grad"]]), strict=True
     ):
@@ -54,7 +54,7 @@ def test_second_order_is_that_of_pytorch(batch: str) -> None:
 def test_a_loop_whose_operand_has_another_name_is_left_as_it_is() -> None:
     """As after other tools: then only its own derivative is missing, and said to be."""
     model = _once("N")
-    told = {p.key: p for p in model.metadata_props}[LOOPS_KEY]
+    told = {p.key: p for p in model.metadata_props}[LOOPS]
     told.value = told.value.replace('"x"', '"elsewhere"')
     with pytest.raises(og.DifferentiationError, match="the number of its turns is not known while building"):
         og.vjp(model, wrt=["x"], of=["w_grad"])

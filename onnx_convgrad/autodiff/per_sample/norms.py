@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import DOMAIN, Emitter, dims_equal
-from onnx_convgrad.ir.nodes import is_op, origin_of
-from onnx_convgrad.lowering.conv.weight_grad import squares
+from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.notes import origin_of
+from onnx_convgrad.ir.samples import squares
 
 __all__ = ["squared_norm"]
 

@@ -12,8 +12,8 @@ import onnx_ir as ir
 
 from onnx_convgrad.autodiff.per_sample.layout import Label, Samples, State
 from onnx_convgrad.autodiff.per_sample.tracking import Tracker, handler, mixes
-from onnx_convgrad.autodiff.registry import Call
 from onnx_convgrad.errors import UnsupportedCase
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.equations import ELLIPSIS, spelled_out
 
 Labels = Sequence[Label]

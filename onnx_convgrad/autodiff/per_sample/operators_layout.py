@@ -11,8 +11,8 @@ from onnx_convgrad.autodiff.per_sample.operators import Labels, apart, axes_of, 
 from onnx_convgrad.autodiff.per_sample.picks import axis_of_samples
 from onnx_convgrad.autodiff.per_sample.sizes import entries
 from onnx_convgrad.autodiff.per_sample.tracking import Tracker, handler, mixes
-from onnx_convgrad.autodiff.registry import Call
 from onnx_convgrad.errors import UnsupportedCase
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import known
 
 # -- layout ------------------------------------------------------------------------------------------------------------

@@ -11,15 +11,16 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.activity import Activity, captured_values, carriers, rule_of
+from onnx_convgrad.autodiff.activity import Activity, carriers, rule_of
 from onnx_convgrad.autodiff.function_bodies import equivalent, has_body
 from onnx_convgrad.autodiff.per_sample.layout import Label, Samples, State, product, rows, same_size
 from onnx_convgrad.autodiff.per_sample.picks import axis_of_repeats
 from onnx_convgrad.autodiff.per_sample.sizes import complete, sizes
-from onnx_convgrad.autodiff.registry import Call, Decorator, F, Rule
+from onnx_convgrad.autodiff.registry import Decorator, F, Rule
 from onnx_convgrad.errors import Problem, UnsupportedCase
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter, known
-from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.nodes import captured_values, is_op
 
 __all__ = ["Handler", "Tracker", "ancestors", "handler", "mixes"]
 

@@ -20,10 +20,11 @@ from onnx_convgrad.autodiff.per_sample.batch import Batch
 from onnx_convgrad.autodiff.per_sample.layout import Samples, State
 from onnx_convgrad.autodiff.per_sample.norms import squared_norm
 from onnx_convgrad.autodiff.per_sample.tracking import Tracker
-from onnx_convgrad.autodiff.registry import Call, Rule, per_sample_rule
+from onnx_convgrad.autodiff.registry import Rule, per_sample_rule
 from onnx_convgrad.autodiff.reverse import Walk, sloped
 from onnx_convgrad.errors import ArgumentError, DifferentiationError, UnsupportedCase
 from onnx_convgrad.ir.bodies import scan, taken
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.ir.samples import cut_samples, with_samples
 

@@ -18,7 +18,7 @@ from collections.abc import Collection
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import DOMAIN, Dim, Emitter, known
 from onnx_convgrad.ir.geometry import HINT_BATCH, HINT_SIZE
 from onnx_convgrad.ir.nodes import become, is_op

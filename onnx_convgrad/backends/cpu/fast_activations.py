@@ -18,11 +18,12 @@ from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of, is_number
 from onnx_convgrad.ir.emit import Emitter, static_dims
 from onnx_convgrad.ir.geometry import HINT_BATCH
 from onnx_convgrad.ir.nodes import is_op, sole_producer
+from onnx_convgrad.rules.activations import selu_scales, step
 
 __all__ = ["ACTIVATIONS"]
 
@@ -68,8 +69,6 @@ def _half_of_erf(e: Emitter, node: ir.Node) -> ir.Value | None:
 
 
 def _sign(e: Emitter, node: ir.Node) -> ir.Value | None:
-    from onnx_convgrad.rules.activations import step
-
     x = node.inputs[0]
     if x is None or not _is_large(node.outputs[0]):
         return None
@@ -94,8 +93,6 @@ def _elu(e: Emitter, node: ir.Node) -> ir.Value | None:
 
 
 def _selu(e: Emitter, node: ir.Node) -> ir.Value | None:
-    from onnx_convgrad.rules.activations import selu_scales
-
     alpha, gamma = selu_scales(Call(node))
     return _exponential_unit(e, node, alpha * gamma, gamma)
 

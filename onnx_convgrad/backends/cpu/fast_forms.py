@@ -26,16 +26,17 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call
 from onnx_convgrad.backends.cpu.fast_activations import ACTIVATIONS
 from onnx_convgrad.backends.cpu.fast_broadcasts import BROADCASTS
 from onnx_convgrad.backends.cpu.fast_pools import POOLS
 from onnx_convgrad.backends.cpu.fast_resize import RESIZES
 from onnx_convgrad.backends.cpu.fast_transposes import TRANSPOSES
 from onnx_convgrad.backends.cpu.fast_windows import WINDOWS
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of, is_number
 from onnx_convgrad.ir.emit import Emitter, known, static_dims
-from onnx_convgrad.ir.nodes import is_op, origin_of, sole_producer
+from onnx_convgrad.ir.nodes import is_op, sole_producer
+from onnx_convgrad.ir.notes import origin_of
 from onnx_convgrad.ir.outputs import OutputPlaces
 from onnx_convgrad.ir.replacing import put_in_place
 from onnx_convgrad.lowering.cost.movement import leading_axes

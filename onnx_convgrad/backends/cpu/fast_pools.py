@@ -12,9 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter, static_dims
 from onnx_convgrad.ir.geometry import HINT_BATCH
+from onnx_convgrad.ir.pooling import Pool
+from onnx_convgrad.rules.pool import counted_padding, in_blocks
 
 __all__ = ["POOLS"]
 
@@ -29,8 +31,6 @@ _NOTHING: _Along = (1, 1, (0, 0))
 
 
 def _average(e: Emitter, node: ir.Node) -> ir.Value | None:
-    from onnx_convgrad.rules.pool import Pool, in_blocks
-
     x, n = node.inputs[0], Call(node)
     if x is None or x.shape is None or None in (static_dims(x) or [])[1:]:
         return None
@@ -67,8 +67,6 @@ def _means(e: Emitter, n: Call, v: ir.Value, lead: list[Dim], size: list[Dim], a
 
     Where padding counts, no window exceeds it, and rounding the number of windows up makes no difference.
     """
-    from onnx_convgrad.rules.pool import counted_padding, in_blocks
-
     if not in_blocks(1, lead[1]):
         lead = [1, e.size_mul(*lead)]
     kernel, strides, pads = zip(*along, strict=True)

@@ -14,10 +14,11 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of, is_constant
 from onnx_convgrad.ir.emit import Emitter, static_dims
 from onnx_convgrad.ir.repeated import repeated
+from onnx_convgrad.rules.resize import by_matrices, whole_factors
 
 __all__ = ["RESIZES"]
 
@@ -41,14 +42,10 @@ def _resized(e: Emitter, node: ir.Node) -> ir.Value | None:
     small = max(rows[1:], default=0) <= _SMALL and math.prod(rows) >= math.prod(have)
     if mode == "linear" and not small:
         return _as_one_row(e, node, x) if len(rows) == 2 else None
-    from onnx_convgrad.rules.resize import by_matrices
-
     return by_matrices(e, Call(node))
 
 
 def _copied(e: Emitter, node: ir.Node, x: ir.Value) -> ir.Value | None:
-    from onnx_convgrad.rules.resize import whole_factors
-
     times = whole_factors(e, Call(node))
     return None if times is None or None in (static_dims(x) or [])[1:] else repeated(e, x, times)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import Emitter, static_dims
 from onnx_convgrad.ir.nodes import is_op, sole_producer

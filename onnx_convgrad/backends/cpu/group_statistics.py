@@ -20,11 +20,12 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import Emitter, dims_equal, known, static_dims
 from onnx_convgrad.ir.nodes import become, is_op, sole_producer
 from onnx_convgrad.ir.targets import Target
+from onnx_convgrad.rules.norm import Normalized, axes_from
 
 __all__ = ["share_group_statistics"]
 
@@ -68,8 +69,6 @@ _TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 
 def _statistics(e: Emitter, x: ir.Value, epsilon: float) -> tuple[ir.Value, ir.Value]:
     """z and r, over the axes from the third on."""
-    from onnx_convgrad.rules.norm import Normalized, axes_from
-
     normalized = Normalized.of(e, x, axes_from(e, x, 2), epsilon)
     return normalized.centred, normalized.inverse
 

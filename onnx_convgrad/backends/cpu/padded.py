@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.nodes import is_op, sole_producer
 

@@ -14,12 +14,14 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import DOMAIN, Emitter
-from onnx_convgrad.ir.nodes import is_op, origin_of, sole_producer
+from onnx_convgrad.ir.nodes import is_op, sole_producer
+from onnx_convgrad.ir.notes import origin_of
 from onnx_convgrad.ir.outputs import OutputPlaces
 from onnx_convgrad.ir.replacing import put_in_place
+from onnx_convgrad.rules.pool_max import own_pool
 
 __all__ = ["move_slopes_behind_pools"]
 
@@ -48,8 +50,6 @@ def move_slopes_behind_pools(graph: ir.Graph, e: Emitter) -> None:
 
 def _moved(e: Emitter, value: ir.Value, slope: ir.Value) -> bool:
     """Make `value` the product of both, if it comes from a pool's gradient and `slope` is a function of what was pooled."""
-    from onnx_convgrad.rules.pool_max import own_pool
-
     node = sole_producer(value)
     if node is None or (node.domain, node.op_type) != (DOMAIN, "MaxPoolGrad"):
         return False

@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter, static_dims
-from onnx_convgrad.ir.nodes import is_op, origin_of
+from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.notes import origin_of
 from onnx_convgrad.ir.targets import Target
 
 __all__ = ["fit_provider", "part_products"]

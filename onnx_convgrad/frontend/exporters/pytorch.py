@@ -17,10 +17,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.notes import INITIALIZER_KIND
 
 __all__ = [
     "FOLDED",
-    "KIND",
     "Merged",
     "Missing",
     "by_exporter",
@@ -30,9 +30,6 @@ __all__ = [
     "sources",
     "tie_copies",
 ]
-
-KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
-"""What an initializer was: `PARAMETER`, `BUFFER`, ..."""
 
 FOLDED = "pkg.onnxscript.optimizer.folded_from"
 """Which values an initializer was computed from."""
@@ -142,7 +139,7 @@ def by_exporter(node: ir.Node) -> bool:
 def _own(value: ir.Value) -> frozenset[str]:
     """The placeholders of what a value was, or was folded from."""
     placeholder = value.metadata_props.get(_PLACEHOLDER, "")
-    if value.metadata_props.get(KIND) and placeholder:
+    if value.metadata_props.get(INITIALIZER_KIND) and placeholder:
         return frozenset([placeholder])
     names = (_flat(name) for name in sources(value) if "." in name)
     return frozenset(f"{kind}_{name}" for name in names for kind in "pb")

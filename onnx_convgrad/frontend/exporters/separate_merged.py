@@ -14,11 +14,12 @@ import re
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call
-from onnx_convgrad.frontend.exporters.pytorch import FOLDED, KIND, by_exporter, left_out, merged, tie_copies
+from onnx_convgrad.frontend.exporters.pytorch import FOLDED, by_exporter, left_out, merged, tie_copies
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.dims import static_dims
 from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.notes import INITIALIZER_KIND
 
 __all__ = ["part_members", "restore", "untie"]
 
@@ -80,7 +81,7 @@ def _part_merged(graph: ir.Graph) -> None:
             continue
         folded = FOLDED in found.value.metadata_props
         own = _store(graph, names.claim(found.value.name or "" if folded else found.name), tensor.numpy())
-        own.metadata_props[KIND] = "PARAMETER" if found.parameter else "BUFFER"
+        own.metadata_props[INITIALIZER_KIND] = "PARAMETER" if found.parameter else "BUFFER"
         if folded:
             own.metadata_props[FOLDED] = str([found.name])
         for node, index in found.uses:
@@ -92,7 +93,7 @@ def _part_merged(graph: ir.Graph) -> None:
             continue
         zeros = np.zeros(features, weight.dtype.numpy())
         own = _store(graph, names.claim(missing.name), zeros)
-        own.metadata_props[KIND] = "PARAMETER"
+        own.metadata_props[INITIALIZER_KIND] = "PARAMETER"
         missing.node.resize_inputs(3)
         missing.node.replace_input_with(2, own)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.call import Call
 
 __all__ = ["tell_ranks"]
 

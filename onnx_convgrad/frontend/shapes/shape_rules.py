@@ -15,12 +15,13 @@ import numpy as np
 import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext, registry
 
-from onnx_convgrad.autodiff.registry import Call
 from onnx_convgrad.base.run_once import once
 from onnx_convgrad.frontend.gradient_edges import GRADIENT, TRAINING_DOMAIN
 from onnx_convgrad.frontend.shapes import shape_rules_broadcast, shape_rules_layout
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import DOMAIN, known
+from onnx_convgrad.ir.pooling import Pool
 
 __all__ = ["install"]
 
@@ -79,8 +80,6 @@ def _corrected(original: Infer, correct: Correct) -> Infer:
 
 
 def _pool(context: ShapeInferenceContext, node: ir.Node, dims: list[Size]) -> Sequence[Size]:
-    from onnx_convgrad.rules.pool import Pool
-
     x = node.inputs[0]
     assert x is not None
     pool = Pool.of(Call(node), x)

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.convolution import biased
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.geometry import ConvSpec
 from onnx_convgrad.lowering.conv.empty_batch import product_of_samples
 from onnx_convgrad.lowering.conv.kernels import back_padding
 from onnx_convgrad.lowering.conv.shared import (
-    biased,
     features_of,
     not_empty,
     one_group,

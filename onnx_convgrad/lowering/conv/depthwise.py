@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.geometry import ConvSpec
 from onnx_convgrad.ir.samples import filled, with_samples

@@ -23,12 +23,13 @@ from functools import cache
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.convolution import biased
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.geometry import HINT_BATCH, ConvSpec
 from onnx_convgrad.lowering.conv.empty_batch import settled
 from onnx_convgrad.lowering.conv.kernels import combined, depthwise
-from onnx_convgrad.lowering.conv.shared import biased, extend, not_empty, spatial_axes, static_sizes, x_dims, y_dims
+from onnx_convgrad.lowering.conv.shared import extend, not_empty, spatial_axes, static_sizes, x_dims, y_dims
 from onnx_convgrad.lowering.table import Query, Requirement, lowering
 
 _MOST_ENTRIES = 2_000_000

@@ -17,7 +17,8 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.convolution import biased
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.geometry import ConvSpec
 from onnx_convgrad.ir.samples import cut_samples, filled, with_samples
@@ -33,7 +34,7 @@ from onnx_convgrad.lowering.conv.depthwise_bands import (
     samples_of,
     whole_map,
 )
-from onnx_convgrad.lowering.conv.shared import biased, conv_kernel, extend, spatial_axes, x_dims, y_dims
+from onnx_convgrad.lowering.conv.shared import conv_kernel, extend, spatial_axes, x_dims, y_dims
 from onnx_convgrad.lowering.table import Query, Requirement, lowering
 
 _PACK = 10

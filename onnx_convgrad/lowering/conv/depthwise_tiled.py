@@ -21,7 +21,8 @@ from functools import cache
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.convolution import Window, biased
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.geometry import ConvSpec
 from onnx_convgrad.lowering.conv.depthwise_bands import ENTRY, samples_of
@@ -29,7 +30,6 @@ from onnx_convgrad.lowering.conv.input_grad_phases import interleave
 from onnx_convgrad.lowering.conv.interleaved import from_rows, last_unit_stride, rows_of, wide
 from onnx_convgrad.lowering.conv.kernels import combined, depthwise, plain_conv, remade
 from onnx_convgrad.lowering.conv.shared import (
-    biased,
     conv_kernel,
     known_batch,
     not_empty,
@@ -41,7 +41,6 @@ from onnx_convgrad.lowering.conv.shared import (
 )
 from onnx_convgrad.lowering.conv.stacked import several_samples
 from onnx_convgrad.lowering.table import Query, Requirement, lowering
-from onnx_convgrad.rules.conv import Window
 
 _MOST_ROWS = 28
 """Of a band; of more, the zeros cost too much."""

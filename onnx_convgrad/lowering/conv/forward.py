@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.convolution import biased
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.geometry import ConvSpec
 from onnx_convgrad.lowering.conv.empty_batch import product_of_samples
 from onnx_convgrad.lowering.conv.shared import (
-    biased,
     conv_kernel,
     features_of,
     im2col,

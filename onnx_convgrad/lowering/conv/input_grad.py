@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.convolution import Window
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.geometry import ConvSpec
 from onnx_convgrad.lowering.conv.kernels import back_padding, plain_conv, turned
@@ -22,7 +23,6 @@ from onnx_convgrad.lowering.conv.shared import (
     x_dims,
 )
 from onnx_convgrad.lowering.table import lowering
-from onnx_convgrad.rules.conv import Window
 
 
 @lowering("ConvInputGrad", "zeros", requires=[is_empty])

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.convolution import Window
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.geometry import ConvSpec
 from onnx_convgrad.lowering.conv.kernels import plain_conv, remade, strided
@@ -32,7 +33,6 @@ from onnx_convgrad.lowering.conv.shared import (
     y_dims,
 )
 from onnx_convgrad.lowering.table import Query, lowering
-from onnx_convgrad.rules.conv import Window
 
 _MOST_PHASES = 16
 

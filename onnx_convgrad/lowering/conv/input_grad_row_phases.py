@@ -16,7 +16,8 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.convolution import Window
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.geometry import ConvSpec
 from onnx_convgrad.lowering.conv.depthwise_tiled import Tiling, backward_axes
@@ -31,7 +32,6 @@ from onnx_convgrad.lowering.conv.shared import (
     x_dims,
 )
 from onnx_convgrad.lowering.table import Query, lowering
-from onnx_convgrad.rules.conv import Window
 
 
 def strided_rows(q: Query) -> str | None:

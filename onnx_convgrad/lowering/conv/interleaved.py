@@ -19,7 +19,8 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.convolution import Window
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.geometry import ConvSpec
 from onnx_convgrad.ir.samples import filled, with_samples
@@ -45,7 +46,6 @@ from onnx_convgrad.lowering.conv.stacked import several_samples
 from onnx_convgrad.lowering.conv.weight_grad import batch_sum, sizes_of
 from onnx_convgrad.lowering.conv.weight_grad_shift import moves, several_axes, several_rows, unit_row_stride
 from onnx_convgrad.lowering.table import Query, lowering
-from onnx_convgrad.rules.conv import Window
 
 # -- requirements ------------------------------------------------------------------------------------------------------
 

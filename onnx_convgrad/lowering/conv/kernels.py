@@ -14,11 +14,12 @@ from functools import reduce
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.ir.convolution import Window
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.geometry import ConvSpec
 from onnx_convgrad.lowering.conv.shared import features_of, spatial_axes
 from onnx_convgrad.lowering.table import Query
-from onnx_convgrad.rules.conv import Window, trim
+from onnx_convgrad.rules.conv import trim
 
 # -- requirements ------------------------------------------------------------------------------------------------------
 

@@ -22,9 +22,13 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.per_sample.batch import Batch
-from onnx_convgrad.autodiff.registry import Call, Cotangents, expansion, per_sample, require
+from onnx_convgrad.autodiff.registry import Cotangents, expansion, per_sample
+from onnx_convgrad.errors import require
+from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.convolution import Window, window
 from onnx_convgrad.ir.emit import DOMAIN, Emitter, known
 from onnx_convgrad.ir.geometry import HINT_BATCH, HINT_CHANNELS, HINT_SIZE, ConvSpec
+from onnx_convgrad.ir.samples import squares
 from onnx_convgrad.lowering.conv import interleaved as conv_interleaved  # noqa: F401 - their forms serve here too
 from onnx_convgrad.lowering.conv.shared import (
     conv_kernel,
@@ -37,9 +41,9 @@ from onnx_convgrad.lowering.conv.shared import (
 )
 from onnx_convgrad.lowering.conv.shared import window as spec_window
 from onnx_convgrad.lowering.conv.spec import grad_spec
-from onnx_convgrad.lowering.conv.weight_grad import im2col_gemm, one_hot_conv, sizes_of, squares
+from onnx_convgrad.lowering.conv.weight_grad import im2col_gemm, one_hot_conv, sizes_of
 from onnx_convgrad.lowering.table import Query, Requirement, lowering, lowerings_of, spec_builder
-from onnx_convgrad.rules.conv import Window, as_conv, padded_data, window
+from onnx_convgrad.rules.conv import as_conv, padded_data
 from onnx_convgrad.rules.norm import wide
 
 # -- rules -------------------------------------------------------------------------------------------------------------

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.ir.convolution import Window
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.geometry import ConvSpec
 from onnx_convgrad.lowering.conv.empty_batch import product_of_samples
 from onnx_convgrad.lowering.table import Query
-from onnx_convgrad.rules.conv import Window
 
 _FEW_ROWS = 48
 """Of a matrix: as many a product with the identity moves sooner than one thread, which takes ten times as long where rows
@@ -99,11 +99,6 @@ def dims(e: Emitter, value: ir.Value, sizes: Sequence[int | None]) -> list[Dim]:
 
 def features_of(e: Emitter, w: ir.Value, spec: ConvSpec) -> Dim:
     return spec.features if spec.features is not None else e.dim(w, 0)
-
-
-def biased(e: Emitter, y: ir.Value, bias: ir.Value | None, rank: int) -> ir.Value:
-    """y with one number added per feature, if there is a bias; `rank` axes come after the features."""
-    return y if bias is None else e.add(y, e.unsqueeze(bias, list(range(1, 1 + rank))))
 
 
 def swapped(e: Emitter, v: ir.Value, rows: int) -> ir.Value:

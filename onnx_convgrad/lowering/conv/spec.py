@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.convolution import Window, covering, kernel_of, resolve_padding, window
 from onnx_convgrad.ir.emit import known
 from onnx_convgrad.ir.geometry import ConvSpec
 from onnx_convgrad.lowering.table import spec_builder
-from onnx_convgrad.rules.conv import Window, covering, kernel_of, resolve_padding, window
 
 
 def _spec(n: Call, x: ir.Value, w: ir.Value, y: ir.Value, win: Window | None = None) -> ConvSpec:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.convolution import Window, biased
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.geometry import ConvSpec
 from onnx_convgrad.ir.samples import cut_samples, with_samples
 from onnx_convgrad.lowering.conv.kernels import plain_conv
 from onnx_convgrad.lowering.conv.shared import (
-    biased,
     conv_kernel,
     features_of,
     not_empty,
@@ -28,7 +28,6 @@ from onnx_convgrad.lowering.conv.shared import (
     x_dims,
 )
 from onnx_convgrad.lowering.table import Query, lowering
-from onnx_convgrad.rules.conv import Window
 
 # -- requirements ------------------------------------------------------------------------------------------------------
 

@@ -14,10 +14,12 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call, Decorator, F
+from onnx_convgrad.autodiff.registry import Decorator, F
+from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.convolution import Window
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.geometry import ConvSpec
-from onnx_convgrad.ir.samples import filled, with_samples
+from onnx_convgrad.ir.samples import filled, squares, with_samples
 from onnx_convgrad.lowering.conv.empty_batch import settled
 from onnx_convgrad.lowering.conv.shared import (
     conv_kernel,
@@ -33,7 +35,7 @@ from onnx_convgrad.lowering.conv.shared import (
     y_dims,
 )
 from onnx_convgrad.lowering.table import Query, Requirement, lowering
-from onnx_convgrad.rules.conv import Window, conv, trim
+from onnx_convgrad.rules.conv import conv, trim
 
 _LARGEST_WINDOW = 64
 """Points of a kernel that a GPU's convolutions still take well."""
@@ -102,14 +104,6 @@ def shaped(e: Emitter, n: Call, value: ir.Value, order: Sequence[int] | None = N
     if not keeps_samples(n):
         return e.reshape_like(value, like)
     return e.reshape(value, [e.dim(n["X"], 0), *e.dims(like)])
-
-
-def squares(e: Emitter, value: ir.Value) -> ir.Value:
-    """The sum of the squares of each sample, in at least single precision: ReduceSumSquare takes three times as long."""
-    if value.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
-        value = e.cast(value, ir.DataType.FLOAT)
-    flat = e.reshape(value, [e.dim(value, 0), e.size_mul(1, *e.dims(value)[1:])])
-    return e.reduce_sum(e.square(flat), [1], keepdims=False)
 
 
 def contract(

@@ -14,9 +14,11 @@ import math
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.convolution import Window
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.geometry import ConvSpec
+from onnx_convgrad.ir.samples import squares
 from onnx_convgrad.lowering.conv.boxes import forward_axes
 from onnx_convgrad.lowering.conv.shared import (
     conv_kernel,
@@ -37,10 +39,8 @@ from onnx_convgrad.lowering.conv.weight_grad import (
     only_norms,
     shaped,
     sizes_of,
-    squares,
 )
 from onnx_convgrad.lowering.table import Query, lowering
-from onnx_convgrad.rules.conv import Window
 
 _MOST_TAPS = 64
 

@@ -31,13 +31,13 @@ from functools import reduce
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.convolution import biased
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.geometry import ConvSpec
 from onnx_convgrad.ir.samples import filled, may_be_empty, with_samples
 from onnx_convgrad.lowering.conv.kernels import back_padding
 from onnx_convgrad.lowering.conv.shared import (
-    biased,
     conv_kernel,
     features_of,
     not_empty,

@@ -20,13 +20,13 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.convolution import Window, biased
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.geometry import ConvSpec
 from onnx_convgrad.ir.samples import filled, may_be_empty, with_samples
 from onnx_convgrad.lowering.conv.kernels import back_padding, plain_conv, turned
 from onnx_convgrad.lowering.conv.shared import (
-    biased,
     conv_kernel,
     features_of,
     not_empty,
@@ -41,7 +41,6 @@ from onnx_convgrad.lowering.conv.shared import (
 from onnx_convgrad.lowering.conv.winograd import declare
 from onnx_convgrad.lowering.conv.winograd_axes import MOST, Axis, matrices, tiled
 from onnx_convgrad.lowering.table import Query
-from onnx_convgrad.rules.conv import Window
 
 # -- requirements ------------------------------------------------------------------------------------------------------
 

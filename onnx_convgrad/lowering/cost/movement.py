@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.targets import Rates
 from onnx_convgrad.lowering.cost.passes import alone, missing, moved_bytes, shape_of, traffic, value_bytes, waiting

@@ -6,7 +6,7 @@ import math
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import is_folded
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.targets import Rates

@@ -17,11 +17,11 @@ from functools import partial, reduce
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter, known, static_dims
 from onnx_convgrad.ir.geometry import HINT_BATCH, HINT_CHANNELS, HINT_SIZE
+from onnx_convgrad.ir.pooling import Pool
 from onnx_convgrad.lowering.table import Query, lowering, spec_builder
-from onnx_convgrad.rules.pool import Pool
 from onnx_convgrad.rules.pool_max import Winners, hand_back, maxima_of, winners_of
 
 

@@ -22,8 +22,9 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.canonicalize import InputShapes, canonicalize
 from onnx_convgrad.frontend.diagnose import judged
 from onnx_convgrad.frontend.exporters.separate_merged import restore, untie
-from onnx_convgrad.frontend.files import AnyModel, load, whole_proto
+from onnx_convgrad.frontend.files import AnyModel, load
 from onnx_convgrad.frontend.verify import verify_shapes
+from onnx_convgrad.ir.serialize import whole_proto
 from onnx_convgrad.ir.targets import target_named
 from onnx_convgrad.lowering.candidates import Choosing, Policy
 from onnx_convgrad.lowering.cost.calibration import calibrated

@@ -10,10 +10,11 @@ import onnx_ir as ir
 
 from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter
 from onnx_convgrad.ir.namespace import Namespace, named_values
+from onnx_convgrad.ir.notes import MANIFEST
 from onnx_convgrad.ir.targets import Target
 from onnx_convgrad.lowering.candidates import Policy
 from onnx_convgrad.pipeline.stages import Names, complete
-from onnx_convgrad.training.program.manifest import MANIFEST_KEY, Manifest, Port
+from onnx_convgrad.training.program.manifest import Manifest, Port
 
 __all__ = ["Draft", "NodeNames", "empty"]
 
@@ -135,5 +136,5 @@ class Draft:
         graph.inputs.extend(sorted(self.inputs, key=lambda v: order[v.name or ""]))
         again = recompute if self.forward else None
         complete(self.m, self.base, self.target, policy, recompute=again, forward=self.forward)
-        self.m.metadata_props[MANIFEST_KEY] = manifest.to_json()
+        self.m.metadata_props[MANIFEST] = manifest.to_json()
         return self.m

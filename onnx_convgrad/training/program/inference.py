@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.frontend.files import PROTO_LIMIT, check_destination, write
+from onnx_convgrad.frontend.files import check_destination, write
+from onnx_convgrad.ir.serialize import PROTO_LIMIT
 from onnx_convgrad.training.program import modes
 
 __all__ = ["export", "inference_model"]

@@ -15,15 +15,12 @@ import onnx_ir as ir
 
 from onnx_convgrad.errors import ModelError
 
-__all__ = ["FORMAT", "MANIFEST_KEY", "VERSION", "Manifest", "Parameter", "Port", "State"]
+__all__ = ["FORMAT", "VERSION", "Manifest", "Parameter", "Port", "State"]
 
 FORMAT = "onnx_convgrad.training_program"
 
 VERSION = 1
 """Raised when a reader of the old form would misread the new one."""
-
-MANIFEST_KEY = "onnx_convgrad.training"
-"""`metadata_props` key of the manifest."""
 
 
 @dataclass(frozen=True, slots=True)

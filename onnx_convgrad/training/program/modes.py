@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Call
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.pipeline.training import drop, dropped_share

@@ -14,12 +14,13 @@ from onnx_convgrad.autodiff.reverse import backward
 from onnx_convgrad.errors import ArgumentError, first_few
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import named_values
+from onnx_convgrad.ir.notes import MANIFEST
 from onnx_convgrad.pipeline.training import rewrite_for_training
 from onnx_convgrad.training.losses.elementwise import reduce
 from onnx_convgrad.training.program import modes
 from onnx_convgrad.training.program.draft import Draft, empty
 from onnx_convgrad.training.program.inference import inference_model
-from onnx_convgrad.training.program.manifest import MANIFEST_KEY, Manifest, Port, State
+from onnx_convgrad.training.program.manifest import Manifest, Port, State
 from onnx_convgrad.training.program.masks import first_state
 from onnx_convgrad.training.program.plan import Plan, manifest
 from onnx_convgrad.training.program.precision import NARROW, to_narrow
@@ -74,7 +75,7 @@ class Builder:
         """One graph of the program."""
         if part == "inference":
             m = inference_model(self.plan.given, self.plan.base, [e.name for e in self.manifest.stored()])
-            m.metadata_props[MANIFEST_KEY] = self.manifest.to_json()
+            m.metadata_props[MANIFEST] = self.manifest.to_json()
             return m
         draft: Draft = getattr(self, f"_{part}")()
         return draft.seal(self.plan.policy, self.manifest, self.plan.recompute)

@@ -16,9 +16,9 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.activity import captured_values
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter
+from onnx_convgrad.ir.nodes import captured_values
 from onnx_convgrad.training.program.draft import Draft
 
 __all__ = ["NARROW", "Narrow", "to_narrow"]

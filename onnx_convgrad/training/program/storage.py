@@ -17,7 +17,8 @@ from pathlib import Path
 import onnx_ir as ir
 
 from onnx_convgrad.errors import ArgumentError, ModelError
-from onnx_convgrad.frontend.files import PROTO_LIMIT, load
+from onnx_convgrad.frontend.files import load
+from onnx_convgrad.ir.serialize import PROTO_LIMIT
 from onnx_convgrad.training.program.manifest import Manifest
 
 __all__ = ["read_manifest", "read_part", "write_program"]

@@ -17,7 +17,7 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.training.losses.cross_entropy import NLL, CrossEntropy
-from onnx_convgrad.training.losses.elementwise import L1, MSE, BCEWithLogits, Huber, Loss, Spec
+from onnx_convgrad.training.losses.elementwise import L1, MSE, BCEWithLogits, Huber, Loss, Spec, reduce
 
 __all__ = ["LOSSES", "Custom", "LossLike", "Term", "resolve"]
 
@@ -58,8 +58,6 @@ class Custom(Loss):
         return len([p for p in given if p.default is p.empty]) != 2
 
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value | None = None) -> ir.Value:
-        from onnx_convgrad.training.losses.elementwise import reduce
-
         value = self.function(e, y) if target is None else self.function(e, y, target)
         if not isinstance(value, ir.Value):
             raise ArgumentError(f"The loss function returned {value!r}, not a value of the graph.")

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.frontend.files import PROTO_LIMIT, write
+from onnx_convgrad.frontend.files import write
 from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.ir.serialize import PROTO_LIMIT
 from onnx_convgrad.runtime import session
 from onnx_convgrad.training.program.draft import NodeNames
 from onnx_convgrad.training.program.manifest import Manifest, Parameter

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import onnx_convgrad as og
-from onnx_convgrad.frontend.exporters.pytorch import KIND
+from onnx_convgrad.ir.notes import INITIALIZER_KIND
 from onnx_convgrad.pipeline.transforms import COMPOSITIONS
 from onnx_convgrad.runtime import run
 
@@ -46,7 +46,7 @@ def test_an_exponent_may_be_differentiated_by_later(told: bool) -> None:
     model = power(3.0, "" if told else "[1]")
     if told:
         info = onnx.helper.make_tensor_value_info("p", onnx.TensorProto.DOUBLE, [])
-        info.metadata_props.add(key=KIND, value="PARAMETER")
+        info.metadata_props.add(key=INITIALIZER_KIND, value="PARAMETER")
         model.graph.value_info.append(info)
     got = run(og.vjp(og.augment(model, wrt="x"), wrt="p", of="x_grad"), {"x": X, "x_grad_grad": U})
     np.testing.assert_allclose(got["p_grad"].reshape(1), want.numpy(), rtol=1e-12)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 import onnx_convgrad as og
-from onnx_convgrad.lowering.loops import LOOPS_KEY
+from onnx_convgrad.ir.notes import GRADIENTS, LOOPS
 from onnx_convgrad.lowering.table import lowerings
 from onnx_convgrad.pipeline.stages import build
 from onnx_convgrad.runtime import run
@@ -188,7 +188,7 @@ def test_second_order_is_that_of_pytorch(batch: str, window: Window) -> None:
         [square] a = Mul (x, x) [pool] p = MaxPool <{written}> (a) y = Mul (p, p) }}"""
     forced = {"MaxPoolGrad": "axes"}
     once = og.augment(onnx.parser.parse_model(text), wrt=["x"], lowering=forced, max_workspace=100_000)
-    told = json.loads({p.key: p.value for p in once.metadata_props}[LOOPS_KEY])
+    told = json.loads({p.key: p.value for p in once.metadata_props}[LOOPS])
     assert {loop["op_type"] for loop in told.values()} == {"MaxPoolGrad"}
     again = og.vjp(once, wrt=["x", "y_grad"], of=["x_grad"])
     rng = np.random.default_rng(0)
@@ -199,7 +199,7 @@ def test_second_order_is_that_of_pytorch(batch: str, window: Window) -> None:
     pooled = torch.nn.functional.max_pool2d(t["x"].square(), window["kernel_shape"], 2, window["pads"][0])
     (first,) = torch.autograd.grad(pooled.square(), t["x"], t["y_grad"], create_graph=True)
     second = torch.autograd.grad(first, [t["x"], t["y_grad"]], t["x_grad_grad"])
-    names = json.loads({p.key: p.value for p in again.metadata_props}[og.api.GRADIENTS_KEY])
+    names = json.loads({p.key: p.value for p in again.metadata_props}[GRADIENTS])
     for name, want in zip(("x", "y_grad"), second, strict=True):
         error = np.linalg.norm(got[names[name]] - want.numpy()) / np.linalg.norm(want.numpy())
         assert error < 1e-6, name

@@ -1,0 +1,126 @@
+"""A node with its operands and results under the names of the ONNX schema, and its attributes with their defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, TypeAlias
+
+import onnx
+import onnx_ir as ir
+
+from onnx_convgrad.errors import UnsupportedCase
+from onnx_convgrad.ir.writer import DOMAIN
+
+__all__ = ["Call", "declare_signature", "signature", "stem"]
+
+
+Int: TypeAlias = int  # `Call.int` hides the type inside the class
+
+
+SIGNATURES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    f"{DOMAIN}::ConvInputGrad": (("dY", "W", "X_like"), ("dX",)),
+    f"{DOMAIN}::ConvWeightGrad": (("X", "dY", "W_like"), ("dW",)),
+    f"{DOMAIN}::ConvPerSampleGrad": (("X", "dY", "W_like"), ("dW",)),
+    f"{DOMAIN}::ConvGradSquaredNorm": (("X", "dY", "W_like"), ("norm",)),
+    f"{DOMAIN}::MaxPoolGrad": (("dY", "X"), ("dX",)),
+    f"{DOMAIN}::ProductSquaredNorm": (("A", "B"), ("norm",)),
+}
+"""Operand and result names of operators that have no ONNX schema."""
+
+
+@dataclass(slots=True)
+class Call:
+    """One node as a rule sees it: operands and results by schema name, attributes with defaults."""
+
+    node: ir.Node
+    names: tuple[tuple[str, ...], tuple[str, ...]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        inputs, outputs = signature(self.node.domain, self.node.op_type)
+        self.names = (_spread(inputs, len(self.node.inputs)), _spread(outputs, len(self.node.outputs)))
+
+    def __getitem__(self, name: str) -> ir.Value:
+        """The operand `name`; it must be present."""
+        value = self.get(name)
+        if value is None:
+            raise UnsupportedCase(f"its operand {name} is missing.")
+        return value
+
+    def get(self, name: str) -> ir.Value | None:
+        """The operand `name`, or `None` when it is absent or an empty string."""
+        try:
+            return self.node.inputs[self.names[0].index(name)]
+        except (ValueError, IndexError):
+            return None
+
+    def out(self, name: str) -> ir.Value:
+        """The result `name`."""
+        return self.node.outputs[self.names[1].index(name)]
+
+    @property
+    def y(self) -> ir.Value:
+        """The first result."""
+        return self.node.outputs[0]
+
+    @property
+    def inputs(self) -> tuple[ir.Value | None, ...]:
+        return tuple(self.node.inputs)
+
+    def int(self, name: str, default: int) -> int:
+        attr = self.node.attributes.get(name)
+        return default if attr is None else attr.as_int()
+
+    def float(self, name: str, default: float) -> float:
+        attr = self.node.attributes.get(name)
+        return default if attr is None else attr.as_float()
+
+    def string(self, name: str, default: str) -> str:
+        attr = self.node.attributes.get(name)
+        return default if attr is None else attr.as_string()
+
+    def ints(self, name: str) -> tuple[Int, ...] | None:
+        attr = self.node.attributes.get(name)
+        return None if attr is None else tuple(attr.as_ints())
+
+    def attributes(self) -> dict[str, Any]:
+        """All attributes as Python values, to emit the same operator again."""
+        return {name: attr.value for name, attr in self.node.attributes.items()}
+
+
+@cache
+def signature(domain: str, op_type: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of an operator's operands and results; a variadic one ends in `...`."""
+    key = f"{domain}::{op_type}" if domain else op_type
+    if key in SIGNATURES:
+        return SIGNATURES[key]
+    try:
+        schema = onnx.defs.get_schema(op_type, domain)
+    except onnx.defs.SchemaError:
+        return ("inputs...",), ("outputs...",)
+    variadic = onnx.defs.OpSchema.FormalParameterOption.Variadic
+
+    def names(parameters: Any) -> tuple[str, ...]:
+        return tuple(p.name + ("..." if p.option == variadic else "") for p in parameters)
+
+    return names(schema.inputs), names(schema.outputs)
+
+
+def _spread(names: tuple[str, ...], count: int) -> tuple[str, ...]:
+    """Give every operand of a variadic tail its own name, `name.i`."""
+    if not names or not names[-1].endswith("..."):
+        return names[:count]
+    stem, fixed = names[-1][:-3], names[:-1]
+    return (*fixed[:count], *(f"{stem}.{i}" for i in range(count - len(fixed))))
+
+
+def stem(name: str) -> str:
+    """The declared name of an operand: `inputs.3` is `inputs`."""
+    return name.split(".", 1)[0]
+
+
+def declare_signature(op: str, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    """Name the operands and results of a custom-domain operator (`"my.domain::Op"`) for use in its rule."""
+    SIGNATURES[op] = (tuple(inputs), tuple(outputs))
+    signature.cache_clear()

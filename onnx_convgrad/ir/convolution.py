@@ -1,0 +1,108 @@
+"""The geometry of a convolution node, read from its attributes: strides, dilations, padding, groups, kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from onnx_convgrad.errors import require
+from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.emit import Emitter, known
+from onnx_convgrad.ir.geometry import same_padding
+
+__all__ = ["Window", "covering", "kernel_of", "resolve_padding", "spatial_rank", "window"]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Attributes of one convolution, with padding explicit (and possibly negative)."""
+
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    begin: tuple[int, ...]
+    end: tuple[int, ...]
+    group: int
+
+    @property
+    def rank(self) -> int:
+        return len(self.strides)
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        return {
+            "strides": self.strides,
+            "dilations": self.dilations,
+            "pads": (*self.begin, *self.end),
+            "group": self.group,
+        }
+
+    def padded(self, begin: tuple[int, ...], end: tuple[int, ...]) -> Window:
+        return Window(self.strides, self.dilations, begin, end, self.group)
+
+
+def window(n: Call, rank: int) -> Window:
+    """The attributes of a convolution node with `rank` spatial axes; `auto_pad` is resolved by the caller."""
+    pads = n.ints("pads") or (0,) * (2 * rank)
+    require(len(pads) == 2 * rank, f"pads has {len(pads)} entries for {rank} spatial axes.")
+    require(n.int("group", 1) > 0, f"group is {n.int('group', 1)}.")
+    return Window(
+        n.ints("strides") or (1,) * rank,
+        n.ints("dilations") or (1,) * rank,
+        tuple(pads[:rank]),
+        tuple(pads[rank:]),
+        n.int("group", 1),
+    )
+
+
+def kernel_of(n: Call, w: ir.Value, rank: int) -> tuple[int | None, ...]:
+    """Kernel sizes, from the weight's shape or else from the attribute."""
+    declared = n.ints("kernel_shape") or (None,) * rank
+    if w.shape is None:
+        return declared
+    return tuple(known(d) or k for d, k in zip(list(w.shape)[2:], declared, strict=True))
+
+
+def spatial_rank(e: Emitter, n: Call, x: ir.Value, w: ir.Value) -> int:
+    """Number of spatial axes, from whichever of the operands or attributes tells it."""
+    for name in ("kernel_shape", "strides", "dilations"):
+        values = n.ints(name)
+        if values:
+            return len(values)
+    pads = n.ints("pads")
+    if pads:
+        return len(pads) // 2
+    return e.rank(w if w.shape is not None else x, "the gradient of a convolution") - 2
+
+
+def resolve_padding(n: Call, win: Window, x: ir.Value, kernel: tuple[int | None, ...]) -> Window | None:
+    """The window with `auto_pad` made explicit, or `None` when that needs a size known only at run time."""
+    mode = n.string("auto_pad", "NOTSET")
+    if mode in ("NOTSET", ""):
+        return win
+    if mode == "VALID":
+        return win.padded((0,) * win.rank, (0,) * win.rank)
+    begin, end = [], []
+    for axis in range(win.rank):
+        k = kernel[axis]
+        size = None if x.shape is None else known(x.shape[2 + axis])
+        if win.strides[axis] == 1:
+            size = 1  # with unit stride the padding is span - 1 for any size
+        if k is None or size is None:
+            return None
+        span = win.dilations[axis] * (k - 1) + 1
+        low, high = same_padding(size, span, win.strides[axis], upper=mode == "SAME_UPPER")
+        begin.append(low)
+        end.append(high)
+    return win.padded(tuple(begin), tuple(end))
+
+
+def covering(end: tuple[int, ...], extra: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """Padding at the end of the Conv that gives as many rows as the operand of a ConvTranspose has."""
+    return tuple(e - o + o % s for e, o, s in zip(end, extra, strides, strict=True))
+
+
+def biased(e: Emitter, y: ir.Value, bias: ir.Value | None, rank: int) -> ir.Value:
+    """y with one number added per feature, if there is a bias; `rank` axes come after the features."""
+    return y if bias is None else e.add(y, e.unsqueeze(bias, list(range(1, 1 + rank))))

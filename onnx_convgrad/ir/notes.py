@@ -1,0 +1,98 @@
+"""Notes that one stage leaves on a value, a node or a model for a later one: every key, who writes it and who reads it.
+
+Notes in `meta` live while a graph is being transformed; notes in `metadata_props` are strings and are written to the file.
+Results of the public functions are documented in `onnx_convgrad.api`.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+__all__ = [
+    "FOLDED_VALUE",
+    "GRADIENTS",
+    "INITIALIZER_KIND",
+    "LOOPS",
+    "MANIFEST",
+    "MARKED_CONSTANT",
+    "ORIGIN",
+    "SEEDS",
+    "UPDATES",
+    "VARIES",
+    "VEIL",
+    "is_declared_parameter",
+    "mark_lifted",
+    "origin_of",
+    "was_constant_node",
+]
+
+# -- in the file: metadata_props of a model ----------------------------------------------------------------------------
+
+GRADIENTS = "onnx_convgrad.gradients"
+"""JSON object: differentiated value -> graph output with its derivative. Written by `pipeline` for users."""
+
+SEEDS = "onnx_convgrad.seeds"
+"""JSON object: value -> graph input with its cotangent or tangent; a value that is seeded with ones is left out.
+
+Written by `pipeline` for users and for `check`.
+"""
+
+UPDATES = "onnx_convgrad.updates"
+"""JSON object: stored tensor -> graph output with its next value. Written by `gradient_ops` for users."""
+
+MANIFEST = "onnx_convgrad.training"
+"""JSON: the manifest of a training program. Written by `training.program`, read by `training.run`."""
+
+LOOPS = "onnx_convgrad.loops"
+"""JSON object: result of a loop over samples -> the abstract operator, operands and attributes that it computes.
+
+Written and read by `lowering.loops`, so that a result can be differentiated again. Before values have their final names, the
+same entries are kept in `graph.meta`.
+"""
+
+# -- in the file: metadata_props of a node or a value ------------------------------------------------------------------
+
+ORIGIN = "onnx_convgrad.origin"
+"""Node: the name of the forward node that it was added for. Written by the `Emitter`; the last stage removes it."""
+
+VEIL = "onnx_convgrad.veil"
+"""Identity node that keeps two inputs of a function apart. Written and removed by `frontend.gradient_edges`."""
+
+INITIALIZER_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+"""Initializer: `PARAMETER` or `BUFFER`. Written by PyTorch's newer exporter, and by `frontend.exporters` when it undoes a
+merge; read where parameters are told from constants."""
+
+# -- while a graph is transformed: meta of a value ---------------------------------------------------------------------
+
+FOLDED_VALUE = "onnx_convgrad.folded_value"
+"""Value: the array that it was folded to, or `None`; a cache of `ir.constants`."""
+
+MARKED_CONSTANT = "onnx_convgrad.marked_constant"
+"""Value of a graph without numbers: it stands for a constant. Written by the cost model, read by `ir.constants`."""
+
+VARIES = "onnx_convgrad.varies"
+"""Initializer: it is a variable of the differentiation, so its number must not be folded. Written by `pipeline`."""
+
+_CONSTANT_NODE = "onnx_convgrad.constant_node"
+"""Initializer: whether the file stored it as a Constant node. Written by canonicalization."""
+
+
+def origin_of(node: ir.Node) -> str:
+    """The name of the forward node that a node was added for; empty for a node of the model itself."""
+    return node.metadata_props.get(ORIGIN, "")
+
+
+def is_declared_parameter(value: ir.Value) -> bool:
+    """Whether the exporter noted that an initializer is a parameter."""
+    return value.metadata_props.get(INITIALIZER_KIND) == "PARAMETER"
+
+
+def mark_lifted(value: ir.Value, *, from_node: bool) -> None:
+    """Note whether an initializer was a Constant node in the file."""
+    value.meta[_CONSTANT_NODE] = from_node
+
+
+def was_constant_node(value: ir.Value) -> bool | None:
+    """Whether an initializer was a Constant node in the file; `None` if canonicalization did not see it."""
+    found: bool | None = value.meta.get(_CONSTANT_NODE)
+    return found
