@@ -8,7 +8,7 @@ import onnx
 import onnx_ir as ir
 
 from onnx_convgrad.frontend.canonicalize import InputShapes
-from onnx_convgrad.frontend.files import AnyModel, load
+from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.gradient_ops.lower import lower_training_operators
 from onnx_convgrad.ir.serialize import whole_proto
 from onnx_convgrad.lowering.candidates import Choosing
