@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from onnx_convgrad.base.run_once import once
+from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import RuleContractError
 
 __all__ = [
@@ -213,7 +213,7 @@ def load_rules() -> None:
         try:
             entry.load()
         except Exception as problem:  # noqa: BLE001 - a broken plugin must not take the package down
-            warnings.warn(f"The rules of {entry.value} could not be loaded: {problem}", RuntimeWarning, stacklevel=2)
+            warn(f"The rules of {entry.value} could not be loaded: {problem}", RuntimeWarning)
 
 
 def lookup(domain: str, op_type: str) -> Rule | None:

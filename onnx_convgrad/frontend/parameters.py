@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import fnmatch
 import re
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import ancestors, carriers, floating, rule_of
 from onnx_convgrad.base.names import as_names, check_names
+from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError, first_few
 from onnx_convgrad.frontend.exporters.pytorch import FOLDED, left_out, merged, normalized_inside, sources
 from onnx_convgrad.ir.call import Call, stem
@@ -147,7 +147,7 @@ def _warn_of_lost_ties(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:
     for name, value in graph.initializers.items():
         tied = next((source for source in sources(value) if source in chosen), None) if floating(value) else None
         if tied is not None:
-            _warn(
+            warn(
                 f"The exporter computed {name!r} from {tied!r}, and it is a value of its own now: the gradient of {tied!r}"
                 " does not pass through it. Export with optimize=False to keep them tied."
             )
@@ -178,7 +178,7 @@ def _warn_of_computed(wrt: Sequence[ir.Value]) -> None:
         dotted = [name for name in sources(value) if "." in name]
         names = dotted or _unmade(sources(value))
         if names and value.name not in names:
-            _warn(
+            warn(
                 f"The exporter computed {value.name!r} from {_listed(names)}: it is {value.name!r} that has a gradient."
                 " Export with optimize=False to keep what it is computed from."
             )
@@ -201,19 +201,19 @@ def _warn_of_equal_parameters(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:
             others.setdefault(found.value.name or "", []).append(found.name)
     if others:
         pairs = [f"{_listed(names)} as {name!r}" for name, names in others.items()]
-        _warn(
+        warn(
             f"The exporter stored {'; '.join(pairs[:_SHOWN])}{'; ...' if len(pairs) > _SHOWN else ''}, for they were equal:"
             " there is one gradient, the sum of theirs. Export with optimize=False to keep them apart."
         )
     folded = [node.name or node.op_type for node in normalized_inside(graph)]
     if folded:
-        _warn(
+        warn(
             f"The exporter folded BatchNormalizations into {_listed(folded)}: those keep their statistics, and what was"
             " their scale and shift has no gradient. Export with optimize=False to keep them apart."
         )
     biases = [missing.name for missing in left_out(graph)]
     if biases:
-        _warn(
+        warn(
             f"The exporter left out {_listed(biases)}, for they were zero: they have no gradient. Export with"
             " optimize=False to keep them."
         )
@@ -241,7 +241,7 @@ def _warn_of_left_out(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:
         if members if told else _MEMBER.fullmatch(value.name or "") and not _MADE.fullmatch(value.name or ""):
             lost.append(repr(value.name) + (f" (of {_listed(members)})" if told else ""))
     if lost:
-        _warn(
+        warn(
             f"{first_few(lost)} may be parameters or constants, which the file does not tell: they are left out."
             " Name them in wrt to differentiate by them, too."
         )
@@ -257,7 +257,7 @@ def _warn_of_quantized(graph: ir.Graph) -> None:
     steps = [n for n in graph if is_op(n, "DynamicQuantizeLinear") and n in felt and n.outputs[0].uses()]
     found = [repr(n.name or n.outputs[0].name) for n in steps]
     if found:
-        _warn(
+        warn(
             f"The model is quantized as it runs: {first_few(found)}. Derivatives pass through the scales of such values"
             " alone, and weights stored as integers have none; differentiate the model from before its quantization."
         )
@@ -270,10 +270,6 @@ _SHOWN = 4
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:_SHOWN])) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, UserWarning, stacklevel=2)
 
 
 def _normalizes_groups(node: ir.Node) -> bool:

@@ -6,7 +6,6 @@ an ordinary graph.
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
@@ -14,6 +13,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import floating
 from onnx_convgrad.autodiff.reverse import DETOUR, backward
+from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import DifferentiationError, ModelError, Problem, first_few
 from onnx_convgrad.frontend.gradient_edges import GRADIENT, GradientCall, label
 from onnx_convgrad.ir.broadcasting import shapes_differ
@@ -78,7 +78,7 @@ class Expansion:
             if missing:
                 reason = f"{call.y_name!r} does not depend on {first_few(missing)}"
                 text = f"Gradient node {label(call.node)} gives zeros: {reason}."
-                warnings.warn(text, UserWarning, stacklevel=6)
+                warn(text)
         emitted = set(self.e.emitted)
         self.e.origin = call.node.name or ""
         for i, out in wanted.items():

@@ -7,12 +7,12 @@ both make together. Runtimes know nothing of it; the combined graph they can run
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
 
 import onnx
 import onnx_ir as ir
 
+from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ModelError, first_few
 from onnx_convgrad.frontend.files import AnyModel, load
 from onnx_convgrad.ir.notes import UPDATES
@@ -59,7 +59,7 @@ def _combined(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, str]]:
         names = [repr(binding.key) for binding in info.initialization_binding]
         what = f", which would set {first_few(names)}," if names else ""
         text = f"The initialization of the model's training_info{what} is left out: the stored values are the start."
-        warnings.warn(text, UserWarning, stacklevel=6)
+        warn(text)
     result = onnx.ModelProto()
     result.CopyFrom(proto)
     del result.training_info[:]

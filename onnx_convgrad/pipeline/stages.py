@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ from onnx_convgrad.backends.cpu.fast_forms import use_fast_forms
 from onnx_convgrad.backends.cpu.pooled_slopes import move_slopes_behind_pools
 from onnx_convgrad.backends.cuda.provider_forms import fit_provider, part_products
 from onnx_convgrad.base.names import as_names, check_names
+from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError, first_few
 from onnx_convgrad.frontend.canonicalize import InputShapes, canonicalize
 from onnx_convgrad.frontend.diagnose import judged
@@ -180,7 +180,7 @@ def _name_unordered(graph: ir.Graph, target: str) -> None:
     found = [node.name or "unnamed" for node in scatters if Call(node).string("reduction", "none") == "add"]
     if found:
         text = f"On {target} these nodes still add at repeated indices in no fixed order: {first_few(found)}."
-        warnings.warn(text, UserWarning, stacklevel=5)
+        warn(text)
 
 
 def _finish(m: ir.Model) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Literal
 
@@ -12,6 +11,7 @@ from onnx_convgrad.autodiff.activity import jumps_between, rule_of
 from onnx_convgrad.autodiff.forward import forward
 from onnx_convgrad.autodiff.per_sample.walk import backward_per_sample, data_inputs
 from onnx_convgrad.autodiff.reverse import backward
+from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError, first_few
 from onnx_convgrad.ir.emit import Emitter, known
 
@@ -107,7 +107,7 @@ class Derivatives:
             what = "of wrt reaches" if suffix == "tangent" else "of `of` depends on"
             names = first_few([repr(v.name) for v in missing])
             text = f"The derivative is zero: no member {what} {names}{self._steps(missing)}."
-            warnings.warn(text, UserWarning, stacklevel=6)
+            warn(text)
         emitted = set(self.e.emitted)
         taken: set[ir.Value] = set()
         outputs: dict[ir.Value, ir.Value] = {}

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from functools import cache
@@ -18,6 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from onnx_convgrad.base.warn import warn
 from onnx_convgrad.ir.targets import Rates, Target
 from onnx_convgrad.runtime.providers import PROVIDERS
 
@@ -126,7 +126,7 @@ class Store:
             found = json.loads(self.path.read_text(encoding="utf-8"))
             return {name: {rate: float(value) for rate, value in rates.items()} for name, rates in found.items()}
         except (ValueError, AttributeError, TypeError, OSError) as problem:
-            warnings.warn(f"{self.path} is not readable and is left out: {problem}.", UserWarning, stacklevel=3)
+            warn(f"{self.path} is not readable and is left out: {problem}.")
             return {}
 
     def write(self, name: str, rates: Rates) -> Path:

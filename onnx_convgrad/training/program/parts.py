@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -11,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.reverse import backward
+from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError, first_few
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import named_values
@@ -66,7 +66,7 @@ class Builder:
             raise ArgumentError("The loss does not depend on any of the parameters.")
         if missing:
             text = f"Not trained, since the loss does not depend on it: {first_few(missing)}."
-            warnings.warn(text, UserWarning, stacklevel=4)
+            warn(text)
             self.plan = replace(plan, parameters=tuple(n for n in plan.parameters if n in first.gradients))
             self.manifest = manifest(self.plan, options)
         self._first: Differentiated | None = first

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import numpy as np
 
 from onnx_convgrad.base.numbers import whole
+from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.training.data.sources import Batches, as_batches
 from onnx_convgrad.training.run.callbacks import Callback, Checkpoints
@@ -121,9 +121,7 @@ class Run:
         trainer, described = self.trainer, self.source.describe()
         before = trainer.progress.data
         if trainer.restored and before not in (None, described):
-            warnings.warn(
-                f"The data are not those of the restored run: {described}, then {before}.", UserWarning, stacklevel=4
-            )
+            warn(f"The data are not those of the restored run: {described}, then {before}.")
         trainer.progress.data = described
         for name, callback in self._named.items():
             if trainer.restored and name in trainer.progress.callbacks:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import CheckpointError
 from onnx_convgrad.training.optim.schedules import Schedule
 from onnx_convgrad.training.program.manifest import Manifest
@@ -42,15 +42,13 @@ def restore(trainer: Trainer, path: Path) -> Path:
     if path.is_dir():
         path, found, problems = checkpoint.newest(path, lambda p, c: _check(c, manifest, p))
         for problem in problems:
-            warnings.warn(f"{problem.message} Continuing from {path.name}.", UserWarning, stacklevel=3)
+            warn(f"{problem.message} Continuing from {path.name}.")
     else:
         found = checkpoint.read(path)
         _check(found, manifest, path)
     if found.info["schedule"] != _described(trainer):
-        warnings.warn(
-            f"The learning rate goes on by {_described(trainer)}; the checkpoint was made with {found.info['schedule']}.",
-            UserWarning,
-            stacklevel=3,
+        warn(
+            f"The learning rate goes on by {_described(trainer)}; the checkpoint was made with {found.info['schedule']}."
         )
     trainer.engine.write(found.tensors)
     trainer.progress = Progress.from_json(found.info["progress"])
