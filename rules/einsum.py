@@ -25,8 +25,8 @@ from onnx_convgrad.autodiff.per_sample.batch import Batch
 from onnx_convgrad.autodiff.registry import Cotangents, multilinear, per_sample
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.einsum_equation import ELLIPSIS, parse_equation
 from onnx_convgrad.ir.emit import Dim, Emitter, dims_equal, known
-from onnx_convgrad.ir.equations import ELLIPSIS, spelled_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Factor:
 def _factors(n: Call) -> tuple[list[Factor], tuple[str, ...]]:
     """The operands, and the indices of the result."""
     operands = [v for v in n.inputs if v is not None]
-    terms, out = spelled_out(n.string("equation", ""), operands)
+    terms, out = parse_equation(n.string("equation", ""), operands)
     return [Factor(term, v) for term, v in zip(terms, operands, strict=True)], out
 
 

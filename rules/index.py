@@ -18,8 +18,7 @@ from onnx_convgrad.autodiff.registry import Cotangents, linear, vjp
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter, known, static_dims
-from onnx_convgrad.ir.picked import takes_one_of_few
-from onnx_convgrad.ir.windows import windows
+from onnx_convgrad.ir.indices import sliding_windows, takes_one_of_few
 from onnx_convgrad.rules.movement import (
     add_windows,
     adds_windows,
@@ -95,7 +94,7 @@ def _unpick(e: Emitter, gy: ir.Value, chosen: np.ndarray, size: Dim, axis: int) 
 
 def _add_windows(e: Emitter, gy: ir.Value, chosen: np.ndarray, x: ir.Value, axis: int) -> ir.Value | None:
     """Constant indices first + tap i + step j, as an unfolded image has: Col2Im adds whole rows, many times faster."""
-    table = windows(chosen)
+    table = sliding_windows(chosen)
     if table is None or not adds_windows(e, gy):
         return None
     before, size, after = _block_sizes(e, x, axis)

@@ -20,7 +20,7 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.convolution import Window
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.pooling import Pool
-from onnx_convgrad.ir.repeated import repeated
+from onnx_convgrad.ir.repeat import repeat_elements
 from onnx_convgrad.rules.conv import input_grad
 
 # -- geometry ----------------------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def _tile(e: Emitter, pool: Pool, gy: ir.Value, x: ir.Value) -> ir.Value:
     rank = pool.rank
     outer = [e.dim(gy, 2 + axis) for axis in range(rank)]
     merged = [e.size_mul(o, k) for o, k in zip(outer, pool.kernel, strict=True)]
-    grown = repeated(e, gy, [1, 1, *pool.kernel])
+    grown = repeat_elements(e, gy, [1, 1, *pool.kernel])
     if set(pool.strides) != {1}:
         missing = [e.size_sub(e.dim(x, 2 + axis), m) for axis, m in enumerate(merged)]
         grown = e.pad(grown, [0] * rank, missing, list(range(2, 2 + rank)))

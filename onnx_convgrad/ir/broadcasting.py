@@ -1,4 +1,4 @@
-"""Back from the shape that operands were broadcast to."""
+"""Undo broadcasting: sum a gradient to the shape of an operand."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def unbroadcast(
 ) -> ir.Value:
     """Sum `value` over the axes on which `operand` was broadcast, to the shape of `operand`.
 
-    `result` is the output of the operator, whose shape `value` may have when its own is unknown. Axes that are undecided
-    while building (a symbolic size that may be 1) are settled at run time. `others` are operands aligned with this one;
-    inference takes two different symbols for equal, so a symbol is believed only if no operand has another one there.
+    `result` is the output of the operator; its shape is used if that of `value` is unknown. For a symbolic size that may be
+    1, the axes are computed at run time. `others` are operands aligned with this one: a symbol counts as equal only if no
+    operand has another symbol there (see quirks.BROADCAST_SYMBOLS).
     """
     shape = value.shape if value.shape is not None else (result.shape if result is not None else None)
     if shape is None or operand.shape is None:
@@ -58,7 +58,7 @@ def unbroadcast(
 
 
 def _agrees(other: ir.Value, size: Any, from_end: int) -> bool:
-    """Whether `other` certainly has this size, or size 1, at an axis counted from the end."""
+    """Whether `other` certainly has this size or 1 at an axis counted from the end."""
     if other.shape is None:
         return False
     if from_end > len(other.shape):
@@ -68,7 +68,7 @@ def _agrees(other: ir.Value, size: Any, from_end: int) -> bool:
 
 
 def _unbroadcast_at_run_time(e: Emitter, value: ir.Value, operand: ir.Value) -> ir.Value:
-    """The same with axes computed by the graph: where the operand's padded shape is 1 and the value's is not."""
+    """The same with axes computed by the graph: those with size 1 in the operand's padded shape but not in the value's."""
     have, want = e.op("Shape", value), e.op("Shape", operand)
     missing = e.op("Sub", e.op("Shape", have), e.op("Shape", want))
     padded = e.op("Concat", e.op("Expand", e.ints([1]), missing), want, axis=0)

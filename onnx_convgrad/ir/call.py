@@ -1,10 +1,10 @@
-"""A node with its operands and results under the names of the ONNX schema, and its attributes with their defaults."""
+"""Access a node's operands and results by the names of the ONNX schema, and its attributes with defaults."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import onnx
@@ -32,7 +32,7 @@ SIGNATURES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 @dataclass(slots=True)
 class Call:
-    """One node as a rule sees it: operands and results by schema name, attributes with defaults."""
+    """One node: operands and results by schema name, attributes with defaults."""
 
     node: ir.Node
     names: tuple[tuple[str, ...], tuple[str, ...]] = field(init=False)
@@ -89,9 +89,9 @@ class Call:
         return {name: attr.value for name, attr in self.node.attributes.items()}
 
 
-@cache
+@lru_cache(maxsize=4096)
 def signature(domain: str, op_type: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of an operator's operands and results; a variadic one ends in `...`."""
+    """Names of an operator's operands and results; a variadic name ends in `...`."""
     key = f"{domain}::{op_type}" if domain else op_type
     if key in SIGNATURES:
         return SIGNATURES[key]
@@ -108,7 +108,7 @@ def signature(domain: str, op_type: str) -> tuple[tuple[str, ...], tuple[str, ..
 
 
 def _spread(names: tuple[str, ...], count: int) -> tuple[str, ...]:
-    """Give every operand of a variadic tail its own name, `name.i`."""
+    """Expand a variadic name to one name `name.i` per operand."""
     if not names or not names[-1].endswith("..."):
         return names[:count]
     stem, fixed = names[-1][:-3], names[:-1]
@@ -116,11 +116,11 @@ def _spread(names: tuple[str, ...], count: int) -> tuple[str, ...]:
 
 
 def stem(name: str) -> str:
-    """The declared name of an operand: `inputs.3` is `inputs`."""
+    """The declared name of an operand: `inputs` for `inputs.3`."""
     return name.split(".", 1)[0]
 
 
 def declare_signature(op: str, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    """Name the operands and results of a custom-domain operator (`"my.domain::Op"`) for use in its rule."""
+    """Name the operands and results of an operator of another domain (`"my.domain::Op"`) for use in its rule."""
     SIGNATURES[op] = (tuple(inputs), tuple(outputs))
     signature.cache_clear()

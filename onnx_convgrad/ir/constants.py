@@ -1,14 +1,14 @@
-"""What is known while the graph is built: constants, and sizes computed from them.
+"""Look up values that are known while the graph is built: constants, and small values computed from constants and sizes.
 
-Nodes are never replaced: a value is looked up, so forward results keep every bit. Only small tensors are folded, which
-is enough for shape arithmetic, also the kind that computes scales in floating point.
+Nodes are never replaced, so forward results keep every bit. Only small tensors are folded, which is enough for arithmetic of
+shapes and scales.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.notes import FOLDED_VALUE, MARKED_CONSTANT, VARIES
 
 __all__ = [
+    "RANDOM_SOURCES",
     "Folding",
     "at_sizes",
     "backwards",
@@ -33,39 +34,39 @@ __all__ = [
 ]
 
 Look = Callable[[ir.Value | None], np.ndarray | None]
-"""What is known of an operand."""
+"""Operand -> its value if known."""
 
 _LIMIT = 4096
-_RANDOM = frozenset(
+RANDOM_SOURCES = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
 )
-_NEVER_FOLDED = _RANDOM | {"If", "Loop", "Scan"}
-"""ONNX Runtime folds nothing that has a body, which may read more than the operands."""
+_NEVER_FOLDED = RANDOM_SOURCES | {"If", "Loop", "Scan"}
+"""ONNX Runtime folds no operator with a body, which may read more than the operands."""
 
 _DEPTH = 40
 
 
 def is_constant(value: ir.Value | None) -> bool:
-    """Whether the value is an initializer or the output of a Constant node that no graph input can override."""
+    """Whether the value is an initializer that is no graph input, or the output of a Constant node."""
     if value is None or value.is_graph_input():
         return False
     return value.is_initializer() or value.const_value is not None
 
 
 def mark_constant(value: ir.Value) -> None:
-    """Say that a value without entries stands for a constant."""
+    """Note that a value without data represents a constant."""
     value.meta[MARKED_CONSTANT] = True
 
 
 def mark_varying(graph: ir.Graph, values: Iterable[ir.Value]) -> None:
-    """Say that initializers are variables: what is written for the numbers that they hold now has no derivative by them."""
+    """Note that initializers are variables: folding them would lose the derivative with respect to them."""
     for value in values:
         value.meta[VARIES] = True
     forget_constants(graph)
 
 
 def mark_folded(nodes: Iterable[ir.Node]) -> None:
-    """Mark what nodes, given in topological order, compute from constants and marked values alone."""
+    """Mark the results of nodes, given in topological order, that depend on constants and marked values alone."""
     for node in nodes:
         if node.op_type not in _NEVER_FOLDED and all(map(is_folded, node.inputs)):
             for value in node.outputs:
@@ -73,14 +74,14 @@ def mark_folded(nodes: Iterable[ir.Node]) -> None:
 
 
 def is_folded(value: ir.Value | None) -> bool:
-    """Whether the value is a constant, or marked as one; see `Folding` for the values of a graph without marks."""
+    """Whether the value is a constant or marked as one; `Folding` answers it without marks."""
     return value is None or is_constant(value) or MARKED_CONSTANT in value.meta
 
 
 class Folding:
-    """Which values a runtime knows when it has loaded the model: constants, and what is computed from constants alone.
+    """Whether a runtime knows a value after loading the model: constants, and results computed from constants alone.
 
-    An answer is remembered: ask anew where graph inputs or constants have changed since.
+    Answers are cached: use a new object after graph inputs or constants have changed.
     """
 
     def __init__(self) -> None:
@@ -90,7 +91,7 @@ class Folding:
         if is_folded(value):
             return True
         todo = [value]
-        while todo:  # no recursion: the way to a graph input may be long
+        while todo:  # no recursion: the path to a graph input may be long
             node = todo[-1].producer()
             operands = [] if node is None else [v for v in node.inputs if v is not None and not is_folded(v)]
             answers = [self._answers.get(v) for v in operands]
@@ -104,7 +105,7 @@ class Folding:
 
 
 def constant_of(value: ir.Value | None, depth: int = _DEPTH) -> np.ndarray | None:
-    """The value as an array, or `None` when it depends on run-time data or variables (or is a large computed tensor)."""
+    """The value as an array, or `None` if it depends on run-time data or variables or is a large computed tensor."""
     if value is None or value.is_graph_input() or VARIES in value.meta:
         return None
     stored = value.const_value
@@ -114,14 +115,14 @@ def constant_of(value: ir.Value | None, depth: int = _DEPTH) -> np.ndarray | Non
         cached: np.ndarray | None = value.meta[FOLDED_VALUE]
         return cached
     result = _fold(value, lambda v: constant_of(v, depth - 1)) if depth else None
-    if result is None and stored is not None:  # what shape inference has found, from sizes that are known in part
+    if result is None and stored is not None:  # found by shape inference, from sizes known in part
         result = stored.numpy()
     value.meta[FOLDED_VALUE] = result
     return result
 
 
 def at_sizes(value: ir.Value | None, sizes: Mapping[str, int]) -> np.ndarray | None:
-    """What a value is where the symbols of shapes are these numbers; `None` if more than sizes decide that."""
+    """The value for given sizes of the symbols in shapes; `None` if it depends on more than sizes."""
     found: dict[ir.Value, np.ndarray | None] = {}
 
     def look(operand: ir.Value | None) -> np.ndarray | None:
@@ -135,19 +136,19 @@ def at_sizes(value: ir.Value | None, sizes: Mapping[str, int]) -> np.ndarray | N
 
 
 def number_of(value: ir.Value | None) -> Any:
-    """The first number, as a Python scalar, of a value that is known while building, for operands of one element."""
+    """The first element of a known value as a Python number, for operands of one element; else `None`."""
     constant = constant_of(value)
     return None if constant is None or not constant.size else constant.reshape(-1)[0].item()
 
 
 def is_number(value: ir.Value | None, wanted: float) -> bool:
-    """Whether a value is a scalar that is known to be this number."""
+    """Whether a value is a scalar known to equal `wanted`."""
     number = constant_of(value)
     return number is not None and number.shape == () and float(number) == wanted
 
 
 def forget_constants(graph: ir.Graph) -> None:
-    """Look every value up anew: something else is known than when it was asked for."""
+    """Clear the cache of folded values, after inputs or variables have changed."""
     for node in graph.all_nodes():
         for value in node.outputs:
             value.meta.pop(FOLDED_VALUE, None)
@@ -206,7 +207,7 @@ def _fold_shape(node: ir.Node, sizes: Mapping[str, int]) -> np.ndarray | None:
 
 
 def _picked(node: ir.Node, fold: Callable[..., Any], look: Look) -> np.ndarray | None:
-    """Sizes picked from a shape of which others are unknown."""
+    """Known sizes that a Gather or Slice picks from a shape with unknown ones."""
     source = node.inputs[0]
     producer = None if source is None else source.producer()
     if not is_op(producer, "Shape"):
@@ -243,9 +244,9 @@ def _slice(_: ir.Node, data: Any, starts: Any, ends: Any, axes: Any = None, step
 
 
 def backwards(start: int, end: int, step: int, size: int) -> slice:
-    """What a Slice of ONNX with a negative step takes of an axis: from ends beyond it everything, also the first element.
+    """The Python slice of an ONNX Slice with a negative step; an end beyond the axis includes the first element.
 
-    ONNX Runtime takes the largest numbers for such an end too.
+    ONNX Runtime treats the largest integers as such an end too (see quirks.NEGATIVE_STEP_TO_MAX).
     """
     if end in _FAR:
         end = -size - 1
@@ -268,7 +269,7 @@ def _unsqueeze(_: ir.Node, data: Any, axes: Any) -> Any:
 
 
 def _divide(_: ir.Node, a: Any, b: Any) -> Any:
-    """Quotients of integers are cut off towards zero."""
+    """Integer quotients are truncated towards zero."""
     if a.dtype.kind == "f":
         with np.errstate(all="ignore"):
             return a / b
@@ -289,7 +290,7 @@ def _reduced(total: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _range(_: ir.Node, start: Any, limit: Any, delta: Any) -> Any:
-    """Each member is the sum of that before it and the step, rounded, as the runtime has it."""
+    """Add the step to each member in turn, rounding as ONNX Runtime does."""
     count = math.ceil((float(limit) - float(start)) / float(delta))
     if count > _LIMIT:
         return None
@@ -305,6 +306,27 @@ def _fill(node: ir.Node, shape: Any) -> Any:
     return np.full(tuple(shape), fill) if math.prod(map(int, shape)) <= _LIMIT else None
 
 
+def _elementwise(function: np.ufunc, _: ir.Node, *operands: Any) -> Any:
+    return function(*operands)
+
+
+_ELEMENTWISE = {
+    "Add": np.add,
+    "And": np.bitwise_and,
+    "Ceil": np.ceil,
+    "Equal": np.equal,
+    "Floor": np.floor,
+    "Greater": np.greater,
+    "GreaterOrEqual": np.greater_equal,
+    "Less": np.less,
+    "LessOrEqual": np.less_equal,
+    "Mul": np.multiply,
+    "Neg": np.negative,
+    "Not": np.invert,
+    "Or": np.bitwise_or,
+    "Sub": np.subtract,
+}
+
 _FOLDS: dict[str, Callable[..., Any]] = {
     "Identity": lambda _, x: x,
     "Gather": lambda n, x, i: np.take(x, i, axis=_attr(n, "axis", 0)),
@@ -315,24 +337,10 @@ _FOLDS: dict[str, Callable[..., Any]] = {
     "Reshape": _reshape,
     "Transpose": lambda n, x: np.transpose(x, n.attributes["perm"].as_ints() if "perm" in n.attributes else None),
     "Cast": lambda n, x: x.astype(ir.DataType(_attr(n, "to", 7)).numpy()),
-    "Add": lambda _, a, b: a + b,
-    "Sub": lambda _, a, b: a - b,
-    "Mul": lambda _, a, b: a * b,
     "Div": _divide,
     "Mod": lambda n, a, b: np.fmod(a, b) if _attr(n, "fmod", 0) else np.mod(a, b),
-    "Neg": lambda _, a: -a,
     "Min": lambda _, *xs: reduce(np.minimum, xs),
     "Max": lambda _, *xs: reduce(np.maximum, xs),
-    "Equal": lambda _, a, b: a == b,
-    "Greater": lambda _, a, b: a > b,
-    "Less": lambda _, a, b: a < b,
-    "GreaterOrEqual": lambda _, a, b: a >= b,
-    "LessOrEqual": lambda _, a, b: a <= b,
-    "Floor": lambda _, x: np.floor(x),
-    "Ceil": lambda _, x: np.ceil(x),
-    "Not": lambda _, a: ~a,
-    "And": lambda _, a, b: a & b,
-    "Or": lambda _, a, b: a | b,
     "Where": lambda _, c, a, b: np.where(c, a, b),
     "ReduceProd": _reduced(np.prod),
     "ReduceSum": _reduced(np.sum),
@@ -340,4 +348,6 @@ _FOLDS: dict[str, Callable[..., Any]] = {
     "Expand": lambda _, x, s: np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(s))),
     "Tile": _tile,
     "ConstantOfShape": _fill,
+    **{op: partial(_elementwise, function) for op, function in _ELEMENTWISE.items()},
 }
+"""Operator -> its result from the node and the known operands, or `None`."""

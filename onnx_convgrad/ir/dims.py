@@ -1,4 +1,4 @@
-"""The dimensions of values: numbers, or symbols for what only a run knows."""
+"""Dimensions of values: integers, or symbols for sizes known only at run time."""
 
 from __future__ import annotations
 

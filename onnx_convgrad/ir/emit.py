@@ -1,9 +1,9 @@
-"""Writing nodes: the one way in which rules, lowerings and passes add operators to a graph.
+"""The `Emitter`, with which rules, lowerings and passes add operators to a graph.
 
-An `Emitter` appends to (or inserts into) an onnx_ir graph. Every new value gets its dtype and, where it can be known, its
-shape; equal pure nodes are emitted once; operations on sizes fold while the graph is built, so that a static model gets
-constants and a dynamic one gets run-time shape arithmetic from the same rule. It is written in three layers: nodes and
-constants (`onnx_convgrad.ir.writer`), sizes (`onnx_convgrad.ir.sizes`), and here the operators that rules are made of.
+It appends to (or inserts into) an onnx_ir graph. Every new value gets its dtype and, if it can be inferred, its shape; equal
+pure nodes are emitted once; operations on known sizes are folded, so the same rule gives constants in a static model and
+run-time shape arithmetic in a dynamic one. It has three layers: nodes and constants (`onnx_convgrad.ir.writer`), sizes
+(`onnx_convgrad.ir.sizes`), and here the operators that rules are made of.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ __all__ = [
 class Emitter(SizeWriter):
     """Adds operators to `graph`, at its end or before the node `anchor`.
 
-    `op` is the general form; the named helpers fold trivial cases (adding 0, a Transpose that moves nothing) and take
-    Python numbers where ONNX wants constant tensors. `samples` says that a batch of unknown size is never empty.
+    `op` is the general form; the named helpers fold trivial cases (adding 0, an identity Transpose) and take Python numbers
+    in place of constant tensors. `samples` states that a batch of unknown size is never empty.
     """
 
     # -- arithmetic ----------------------------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ class Emitter(SizeWriter):
         )
 
     def sum(self, terms: Sequence[ir.Value]) -> ir.Value:
-        """Sum of tensors of one shape. A chain of Add: every execution provider has it."""
+        """Sum of tensors of one shape, as a chain of Add, which every execution provider has."""
         total = terms[0]
         for term in terms[1:]:
             total = self.add(total, term)
@@ -102,14 +102,14 @@ class Emitter(SizeWriter):
     # -- layout --------------------------------------------------------------------------------------------------------
 
     def reshape(self, value: ir.Value, dims: Sequence[Dim]) -> ir.Value:
-        """Reshape to `dims`; a single unknown size is left to ONNX as -1 unless a zero could make that ambiguous."""
+        """Reshape to `dims`; a single unknown size is written as -1 unless a zero could make that ambiguous."""
         current = static_dims(value)
         if current is not None and None not in current and list(dims) == current:
             return value
         dynamic = [i for i, d in enumerate(dims) if not isinstance(d, int)]
         if len(dynamic) == 1 and all(isinstance(d, int) and d > 0 for i, d in enumerate(dims) if i not in dynamic):
             return self.op("Reshape", value, self.ints(d if isinstance(d, int) else -1 for d in dims))
-        # a size that turns out to be 0 at run time means 0, not "as in the input"; -1 and allowzero exclude each other
+        # allowzero: a size of 0 at run time must not mean "as in the input"; it excludes -1
         literal = -1 not in dims and (0 in dims or bool(dynamic))
         return self.op("Reshape", value, self.vector(dims), allowzero=1 if literal else None)
 
@@ -165,7 +165,7 @@ class Emitter(SizeWriter):
         axes: Sequence[int],
         steps: Sequence[int] | None = None,
     ) -> ir.Value:
-        """Slice along `axes`; axes on which everything is kept are left out."""
+        """Slice along `axes`; axes that keep everything are omitted."""
         picked = [
             (start, end, axis, step)
             for start, end, axis, step in zip(starts, ends, axes, steps or [1] * len(axes), strict=True)
@@ -191,7 +191,7 @@ class Emitter(SizeWriter):
         constant = self.scalar(fill, value) if fill else None
         if value.shape is None:
             amounts, where = [*begin, *end], self.ints(axes)
-        else:  # all axes: ONNX Runtime moves a Transpose through a Pad as if it had no `axes` operand
+        else:  # of all axes: see quirks.PAD_AXES
             rank = len(value.shape)
             amounts, where = [0] * (2 * rank), None
             for axis, low, high in zip(axes, begin, end, strict=True):
@@ -202,11 +202,7 @@ class Emitter(SizeWriter):
         return result
 
     def all_pads(self, value: ir.Value, pads: ir.Value, axes: ir.Value | None) -> ir.Value:
-        """The amounts of a Pad for every axis of `value`, from those of some `axes`.
-
-        No Pad is emitted with the operand `axes`: ONNX Runtime's transpose optimizer moves a Transpose through it as if
-        the amounts were for all axes, and the session fails.
-        """
+        """The amounts of a Pad for every axis of `value`, from those of some `axes`; see quirks.PAD_AXES."""
         if axes is None:
             return pads
         rank = self.ints([len(value.shape)]) if value.shape is not None else self.op("Shape", self.op("Shape", value))
@@ -222,7 +218,7 @@ class Emitter(SizeWriter):
         return self.reduce("ReduceSum", value, axes, keepdims=keepdims) if axes else value
 
     def reduce(self, op_type: str, value: ir.Value, axes: Sequence[int], *, keepdims: bool = True) -> ir.Value:
-        """Any Reduce operator over the given, non-empty axes."""
+        """Any Reduce operator over `axes`, at least one."""
         return self.op(op_type, value, self.ints(axes), keepdims=int(keepdims))
 
     def matmul(self, a: ir.Value, b: ir.Value) -> ir.Value:
@@ -230,7 +226,7 @@ class Emitter(SizeWriter):
 
 
 def _narrowed(value: ir.Value, other: ir.Value) -> ir.Value:
-    """What an Expand has filled up to the shape of `other`: the operator broadcasts it by itself, without a copy."""
+    """The operand of an Expand to the shape of `other`, since the operator broadcasts it without a copy; else `value`."""
     node = value.producer()
     if node is None or node.op_type != "Expand" or node.domain or value.shape is None or other.shape is None:
         return value

@@ -1,8 +1,8 @@
-"""The names of a graph: the values that have them, and free ones, where a clash gets `_1`, `_2`."""
+"""Names of values and nodes: look values up by name, and claim free names, where a clash gets `_1`, `_2`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Self
 
 import onnx_ir as ir
@@ -17,7 +17,7 @@ def named_values(graph: ir.Graph) -> dict[str, ir.Value]:
 
 
 def rename(value: ir.Value, name: str | None) -> None:
-    """Give a value another name; its tensor, which may belong to the caller's model, keeps the one that it has."""
+    """Rename a value but not its tensor, which may belong to the caller's model."""
     tensor = value.const_value
     value.const_value = None
     value.name = name
@@ -26,14 +26,15 @@ def rename(value: ir.Value, name: str | None) -> None:
 
 
 class Namespace:
-    """The names that are taken, of values or of nodes; ONNX Runtime refuses a graph where two share one."""
+    """The names in use, of values or of nodes; ONNX Runtime refuses a graph with duplicates."""
 
     def __init__(self, used: Iterable[str | None] = ()) -> None:
         self.used = set(used)
+        self._counts: dict[str, int] = {}
 
     @classmethod
     def of_values(cls, graph: ir.Graph) -> Self:
-        """The names of a graph's values, those of nested graphs among them."""
+        """The names of a graph's values, including those of nested graphs."""
         made = (v.name for node in graph.all_nodes() for v in node.outputs)
         return cls((*(v.name for v in (*graph.inputs, *graph.initializers.values())), *made))
 
@@ -42,11 +43,12 @@ class Namespace:
         """The names of a graph's nodes."""
         return cls(node.name for node in graph)
 
-    def claim(self, name: str) -> str:
-        """The name, or the next free one after it; it is taken from now on."""
-        candidate, count = name, 0
-        while candidate in self.used:
+    def claim(self, name: str, also: Container[str] = ()) -> str:
+        """Reserve and return `name`, or `name_1`, `name_2`, ... if it is in use here or in `also`."""
+        candidate, count = name, self._counts.get(name, 0)
+        while candidate in self.used or candidate in also:
             count += 1
             candidate = f"{name}_{count}"
+        self._counts[name] = count
         self.used.add(candidate)
         return candidate

@@ -53,14 +53,14 @@ same entries are kept in `graph.meta`.
 # -- in the file: metadata_props of a node or a value ------------------------------------------------------------------
 
 ORIGIN = "onnx_convgrad.origin"
-"""Node: the name of the forward node that it was added for. Written by the `Emitter`; the last stage removes it."""
+"""Node: name of the forward node whose gradient it computes. Written by the `Emitter`; the last stage removes it."""
 
 VEIL = "onnx_convgrad.veil"
 """Identity node that keeps two inputs of a function apart. Written and removed by `frontend.gradient_edges`."""
 
 INITIALIZER_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 """Initializer: `PARAMETER` or `BUFFER`. Written by PyTorch's newer exporter, and by `frontend.exporters` when it undoes a
-merge; read where parameters are told from constants."""
+merge; read to tell parameters from constants."""
 
 # -- while a graph is transformed: meta of a value ---------------------------------------------------------------------
 
@@ -68,17 +68,17 @@ FOLDED_VALUE = "onnx_convgrad.folded_value"
 """Value: the array that it was folded to, or `None`; a cache of `ir.constants`."""
 
 MARKED_CONSTANT = "onnx_convgrad.marked_constant"
-"""Value of a graph without numbers: it stands for a constant. Written by the cost model, read by `ir.constants`."""
+"""Value without data that represents a constant. Written by the cost model, read by `ir.constants`."""
 
 VARIES = "onnx_convgrad.varies"
-"""Initializer: it is a variable of the differentiation, so its number must not be folded. Written by `pipeline`."""
+"""Initializer: a variable of the differentiation, whose data must not be folded. Written by `pipeline`."""
 
 _CONSTANT_NODE = "onnx_convgrad.constant_node"
 """Initializer: whether the file stored it as a Constant node. Written by canonicalization."""
 
 
 def origin_of(node: ir.Node) -> str:
-    """The name of the forward node that a node was added for; empty for a node of the model itself."""
+    """Name of the forward node whose gradient a node computes; empty for a node of the model itself."""
     return node.metadata_props.get(ORIGIN, "")
 
 
@@ -88,7 +88,7 @@ def is_declared_parameter(value: ir.Value) -> bool:
 
 
 def mark_lifted(value: ir.Value, *, from_node: bool) -> None:
-    """Note whether an initializer was a Constant node in the file."""
+    """Record whether an initializer was a Constant node in the file."""
     value.meta[_CONSTANT_NODE] = from_node
 
 

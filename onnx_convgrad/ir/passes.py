@@ -1,7 +1,7 @@
-"""The contract of every pass of this package, and how passes are run.
+"""The contract of every pass of this package, and a function that runs passes.
 
-A pass is an `onnx_ir` pass: it has a name, may state what it `requires` and `ensures`, changes a model in place and tells
-whether it did. So it can also be run in a pipeline of `onnx_ir` passes by somebody else.
+Each is an `onnx_ir` pass that changes a model in place and reports whether it did, so other people can run it in their own
+`onnx_ir` pipelines. A pass accepts any graph and leaves alone what it does not recognize.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class GraphPass(ir.passes.InPlacePass):
 
     @abstractmethod
     def rewrite(self, model: ir.Model) -> bool:
-        """Rewrite `model` in place; whether it changed."""
+        """Rewrite `model` in place; return whether it changed."""
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Run `rewrite`; `onnx_ir` calls this between `requires` and `ensures`."""
@@ -27,10 +27,10 @@ class GraphPass(ir.passes.InPlacePass):
 
 
 def run_passes(model: ir.Model, passes: Sequence[ir.passes.PassBase], *, steps: int = 1) -> bool:
-    """Run passes in order, up to `steps` times as long as they change the model; whether they changed it.
+    """Run passes in order, up to `steps` times while they change the model; return whether they changed it.
 
     Raises:
-        ConvGradError: What a pass raised, without the errors that `onnx_ir` wraps around it.
+        ConvGradError: The error of a pass, without the errors that `onnx_ir` wraps around it.
     """
     try:
         return ir.passes.PassManager(passes, steps=steps)(model).modified
@@ -39,7 +39,7 @@ def run_passes(model: ir.Model, passes: Sequence[ir.passes.PassBase], *, steps: 
 
 
 def _cause(problem: BaseException) -> BaseException:
-    """The error inside those that onnx_ir's pass manager has wrapped around it."""
+    """The original error inside the wrappers of onnx_ir's pass manager."""
     found: BaseException = problem
     while isinstance(found, (ir.passes.PassError, ir.passes.InvariantError)) and found.__cause__ is not None:
         found = found.__cause__

@@ -1,4 +1,4 @@
-"""The geometry of a pooling node: its windows, and how ONNX Runtime counts them."""
+"""The geometry of a pooling node: its windows, as ONNX Runtime counts them."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Pool:
     def windows(self, axis: int) -> int | None:
         """Number of windows on an axis, as ONNX Runtime counts them, or `None` when the size is unknown.
 
-        A kernel that does not fit still gives a window when less than a stride is missing (the quotient is truncated),
-        and in ceil mode a window that would start in the end padding is dropped.
+        A kernel that is too large by less than a stride still gives a window (the quotient is truncated), and in ceil
+        mode a window that would start in the end padding is dropped.
         """
         size, s = self.sizes[axis], self.strides[axis]
         if size is None or self.pads is None:
@@ -59,14 +59,14 @@ class Pool:
         return count - 1 if (count - 1) * s >= size + low else count
 
     def excess(self, axis: int) -> int | None:
-        """Rows by which the last window reaches beyond x and its padding; negative where it leaves some of them."""
+        """Rows by which the last window exceeds x and its padding; negative if rows are left."""
         size, count = self.sizes[axis], self.windows(axis)
         if size is None or count is None or self.pads is None:
             return None
         return (count - 1) * self.strides[axis] + self.span(axis) - size - sum(self.pads[axis])
 
     def hinted(self, size: int) -> Pool:
-        """The same with every unknown size at a typical one."""
+        """The same with every unknown size replaced by `size`."""
         sizes = tuple(size if have is None else have for have in self.sizes)
         pads = self.pads
         if pads is None:
@@ -82,7 +82,7 @@ class Pool:
 
     @property
     def tiles(self) -> bool:
-        """Whether the windows tile the input from its beginning, without gaps: every element is in at most one."""
+        """Whether the windows tile the input from its beginning, so that every element is in at most one."""
         plain = self.kernel == self.strides and set(self.dilations) == {1} and not self.ceil
         return plain and self.pads == ((0, 0),) * self.rank
 
@@ -104,9 +104,9 @@ def _explicit(
 
 
 def same_pool_padding(size: int, kernel: int, stride: int, *, upper: bool) -> tuple[int, int]:
-    """`auto_pad=SAME_*` as ONNX Runtime resolves it for pools: dilation is left out, the total may be negative.
+    """`auto_pad=SAME_*` as ONNX Runtime resolves it for pools: it ignores dilation, and the total may be negative.
 
-    With unit stride it is kernel - 1 for any size.
+    With unit stride the total is kernel - 1 for any size.
     """
     total = (-(-size // stride) - 1) * stride + kernel - size
     low = int(total / 2) if upper else int((total + 1) / 2)

@@ -1,7 +1,7 @@
-"""Batches of unknown size, which may be empty: a sample of zeros is added to those that have none.
+"""Add a sample of zeros to a batch of unknown size that may turn out to be empty, and remove it again.
 
-So what an empty axis would break runs for every size. Where the batch is known, or has samples as in training, nothing is
-emitted.
+Kernels that fail on an empty axis then run for every size. Nothing is emitted if the size is known, or if the batch has
+samples, as in training.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ __all__ = ["cut_samples", "filled", "may_be_empty", "squares", "with_samples"]
 
 
 def may_be_empty(e: Emitter, batch: Dim) -> bool:
-    """Whether a batch of this size may turn out to have no samples."""
+    """Whether a batch of this size may be empty at run time."""
     return not isinstance(batch, int) and not e.samples
 
 
 def filled(e: Emitter, batch: Dim) -> Dim:
-    """The batch size of `with_samples`."""
+    """The batch size after `with_samples`: at least 1."""
     return e.size_max(batch, 1) if may_be_empty(e, batch) else batch
 
 
 def with_samples(e: Emitter, v: ir.Value, shape: Sequence[Dim]) -> ir.Value:
-    """`v`, whose shape is `shape` with the batch first, with a sample of zeros if it has none.
+    """Append a sample of zeros to `v`, of shape `shape` with the batch first, if it is empty.
 
-    By a Concat, which copies on every thread; equal ones of several gradients are one.
+    By a Concat, which copies on all threads; several gradients share it.
     """
     batch, *rest = shape
     if not may_be_empty(e, batch):
@@ -38,12 +38,12 @@ def with_samples(e: Emitter, v: ir.Value, shape: Sequence[Dim]) -> ir.Value:
 
 
 def cut_samples(e: Emitter, v: ir.Value, batch: Dim, axis: int = 0) -> ir.Value:
-    """`v` without what `with_samples` added to the batch."""
+    """Remove the sample that `with_samples` added."""
     return e.slice(v, [0], [batch], [axis]) if may_be_empty(e, batch) else v
 
 
 def squares(e: Emitter, value: ir.Value) -> ir.Value:
-    """The sum of the squares of each sample, in at least single precision: ReduceSumSquare takes three times as long."""
+    """The sum of squares of each sample, in float32 or wider; three times as fast as ReduceSumSquare."""
     if value.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
         value = e.cast(value, ir.DataType.FLOAT)
     flat = e.reshape(value, [e.dim(value, 0), e.size_mul(1, *e.dims(value)[1:])])

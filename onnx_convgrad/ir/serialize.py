@@ -1,4 +1,4 @@
-"""Models as protos that hold their weights, within protobuf's limit of 2 GB."""
+"""Convert models to protos, within protobuf's limit of 2 GB: with all weights, or without the large ones."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-__all__ = ["PROTO_LIMIT", "external_tensors", "in_memory_bytes", "stored_tensors", "whole_proto"]
+__all__ = ["PROTO_LIMIT", "external_tensors", "in_memory_bytes", "skeleton", "stored_tensors", "whole_proto"]
 
 
 PROTO_LIMIT = 2**31 - 2**24
-"""Protobuf stops at 2 GB; some of it is left for the nodes."""
+"""Bytes of weights that fit into a proto: 2 GB without a reserve for the nodes."""
 
 
 def stored_tensors(model: ir.Model) -> list[ir.TensorProtocol]:
-    """The tensors of all initializers, those of nested graphs too."""
+    """The tensors of all initializers, including those of nested graphs."""
     tensors = (v.const_value for g in model.graphs() for v in g.initializers.values())
     return [t for t in tensors if t is not None]
 
 
 def external_tensors(model: ir.Model) -> list[ir.ExternalTensor]:
-    """The tensors whose data are in a file of their own."""
+    """The tensors whose data are in a separate file."""
     return [t for t in stored_tensors(model) if isinstance(t, ir.ExternalTensor)]
 
 
@@ -31,9 +31,9 @@ def in_memory_bytes(model: ir.Model) -> int:
 
 
 def whole_proto(model: ir.Model, limit: int = PROTO_LIMIT) -> onnx.ModelProto:
-    """The model as a proto that holds its external weights too, if `limit` bytes are enough.
+    """The model as a proto that includes its external weights, if they fit into `limit` bytes.
 
-    A proto does not know the folder that its external weights are relative to, so it could not be run from elsewhere.
+    A proto does not know the folder of its external weights, so without them it could only be run from there.
     """
     external = external_tensors(model)
     size = in_memory_bytes(model) + sum(t.nbytes for t in external)
@@ -46,12 +46,12 @@ _SMALL = 1024
 
 
 def skeleton(model: ir.Model) -> onnx.ModelProto:
-    """The model as a proto whose large and external weights are inputs, so that checking never copies or reads them."""
+    """The model as a proto whose large and external weights are inputs, so that a check never copies or reads them."""
     graph = model.graph
     large = {
         name: value
         for name, value in graph.initializers.items()
-        if value.const_value is not None and _apart(value.const_value)
+        if value.const_value is not None and _is_large(value.const_value)
     }
     added = [value for value in large.values() if not value.is_graph_input()]
     for name in large:
@@ -60,11 +60,11 @@ def skeleton(model: ir.Model) -> onnx.ModelProto:
     try:
         return ir.to_proto(model)
     finally:
-        for _ in added:  # onnx_ir takes for an input what `del` has taken away
+        for _ in added:  # see quirks.DELETED_OUTPUTS: `del graph.inputs[i]` would leave them marked as inputs
             graph.inputs.pop()
         for name, value in large.items():
             graph.initializers[name] = value
 
 
-def _apart(tensor: ir.TensorProtocol) -> bool:
+def _is_large(tensor: ir.TensorProtocol) -> bool:
     return tensor.size > _SMALL or isinstance(tensor, ir.ExternalTensor)

@@ -1,4 +1,4 @@
-"""Sizes: numbers while they are known, else computed by the graph.
+"""Arithmetic of sizes: folded where they are known, else emitted into the graph.
 
 A static model gets constants and a dynamic one run-time shape arithmetic from the same rule.
 """
@@ -21,7 +21,7 @@ Dim: TypeAlias = int | ir.Value
 
 
 class SizeWriter(NodeWriter):
-    """The arithmetic of sizes, folded where they are numbers."""
+    """Adds shapes and arithmetic of sizes to a graph."""
 
     def rank(self, value: ir.Value, why: str = "its gradient") -> int:
         """The rank of `value`; raises `UnknownShape` when inference could not find it."""
@@ -85,7 +85,7 @@ class SizeWriter(NodeWriter):
         return a if isinstance(b, int) and b == 0 else self.op("Sub", self._size(a), self._size(b))
 
     def size_mul(self, *factors: Dim) -> Dim:
-        """Product of sizes, constants folded."""
+        """Product of sizes."""
         static = 1
         dynamic: list[ir.Value] = []
         for f in factors:

@@ -1,4 +1,4 @@
-"""Targets: what each execution provider can run, and how fast it is.
+"""Targets: the abilities and speeds of each execution provider.
 
 The speeds are defaults for a common machine of each kind. `onnx_convgrad.lowering.cost.calibration` measures those of this
 machine; `onnx_convgrad.lowering.cost.node` turns them into the predicted time of a node.
@@ -24,15 +24,15 @@ class Rates:
 
     Attributes:
         gemm: Floating-point operations per second of a large matrix product.
-        small: Rows that a matrix product spends on packing its operands: it runs at `gemm * m / (m + small)`.
+        small: Cost of packing the operands of a matrix product, in rows: it runs at `gemm * m / (m + small)`.
         cached: Bytes per second of an elementwise pass whose operands stay in the cache.
-        memory: The same when they do not.
+        memory: The same from main memory.
         cache: Bytes of that cache.
-        node: Seconds that starting one kernel takes.
-        item: Seconds per element where elements are moved one at a time (strided slices, short rows).
-        run: Seconds per contiguous run, where runs are copied one by one.
+        node: Seconds to start one kernel.
+        item: Seconds per element that is moved alone (strided slices, short rows).
+        run: Seconds per contiguous run that is copied alone.
         tap: Seconds per multiplication of a depthwise convolution.
-        alone: How many times as long a pass takes where the runtime gives it one thread.
+        alone: Factor by which a pass takes longer if the runtime gives it one thread.
     """
 
     gemm: float = 2.0e11
@@ -49,19 +49,19 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What an execution provider runs, and its speed.
+    """The abilities and speeds of an execution provider.
 
     Attributes:
-        conv_dtypes: Types of its convolutions.
-        asymmetric_pads: Whether they take different padding at the two ends.
+        conv_dtypes: Element types of its convolutions.
+        asymmetric_pads: Whether convolutions take different padding at the two ends.
         batch_statistics: Whether it has BatchNormalization in training mode.
         missing: Operators that it lacks.
-        rates: How fast it is.
+        rates: Its speeds.
         ordered_sums: Whether sums must be taken in the same order in every run. On a GPU, kernels that scatter sums
-            (ScatterElements and ScatterND with `reduction="add"`) take them as they come.
-        loops: Whether a loop over parts of a batch costs little enough to be used for speed.
-        lays_out_constants: Whether loading a model prepares its constant kernels, so that convolutions with them are faster.
-        narrow_products: Whether products of float32 run with the digits of float16 unless told otherwise (TensorFloat-32).
+            (ScatterElements and ScatterND with `reduction="add"`) add in any order.
+        loops: Whether loops over parts of a batch can pay.
+        lays_out_constants: Whether convolutions with constant kernels are faster, since loading a model packs them.
+        narrow_products: Whether products of float32 have the precision of float16 by default (TensorFloat-32).
     """
 
     name: str
@@ -82,10 +82,10 @@ _WEB_MISSING = frozenset(
 )
 _GPU = Rates(
     gemm=8e13, small=128, cached=4e12, memory=1.5e12, cache=4e7, node=6e-6, item=2e-12, run=1e-12, tap=5e-13, alone=1
-)  # of a data-centre card with tensor cores in TensorFloat-32, by its data sheet and half its peak
+)  # half the peak of a data-centre card in TensorFloat-32, by its data sheet
 
 _PLAIN = (False, False)
-"""Neither uneven padding nor batch statistics."""
+"""Neither asymmetric padding nor batch statistics."""
 
 TARGETS = {
     "cpu": Target("cpu", _NO_DOUBLE, loops=True, lays_out_constants=True),
@@ -96,7 +96,7 @@ TARGETS = {
 
 
 def target_named(name: str, *, deterministic: bool = False) -> Target:
-    """The target called `name`; raises `ArgumentError` for an unknown one. Sums on the CPU are ordered anyway."""
+    """The target called `name`; raises `ArgumentError` for an unknown one. Sums on the CPU are always ordered."""
     if name not in TARGETS:
         raise ArgumentError(f"Unknown target {name!r}.", hint=f"Targets: {', '.join(TARGETS)}.")
     return replace(TARGETS[name], ordered_sums=True) if deterministic and name != "cpu" else TARGETS[name]

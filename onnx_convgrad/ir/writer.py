@@ -1,14 +1,14 @@
-"""Nodes and constants: the part of an `Emitter` that touches the graph.
+"""Add nodes and constants to a graph: the lowest layer of an `Emitter`.
 
-Every new value gets its dtype and, where it can be known, its shape; equal pure nodes are emitted once.
+Every new value gets its dtype and, if it can be inferred, its shape; equal pure nodes are emitted once.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
-from functools import cache, cached_property
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,7 +16,7 @@ import onnx
 import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext, registry
 
-from onnx_convgrad.ir.constants import constant_of, number_of
+from onnx_convgrad.ir.constants import RANDOM_SOURCES, constant_of, number_of
 from onnx_convgrad.ir.dims import dims_equal, symbols
 from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.ir.notes import ORIGIN
@@ -27,7 +27,7 @@ __all__ = ["CANONICAL_OPSET", "DOMAIN", "RANDOM", "VIEWS", "NodeWriter", "Operan
 logger = logging.getLogger(__name__)
 
 DOMAIN = "convgrad"
-"""Private domain of the abstract gradient operators; nothing of it is left after lowering."""
+"""Private domain of the abstract gradient operators; lowering removes all of them."""
 
 CANONICAL_OPSET = 21
 
@@ -36,18 +36,16 @@ Operand: TypeAlias = ir.Value | float | int | None
 _ELEMENTWISE = frozenset(
     "Abs Add Cos Div Erf Exp Floor Log Max Min Mul Neg Pow Reciprocal Relu Sigmoid Sign Sin Sqrt Sub Sum Tanh".split()
 )
-RANDOM = frozenset(
-    "RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial Dropout".split()
-)
-"""Operators of which two equal nodes may give two results."""
+RANDOM = RANDOM_SOURCES | {"Dropout"}
+"""Operators whose results may differ from run to run and between equal nodes."""
 
 VIEWS = frozenset(("Reshape", "Squeeze", "Unsqueeze", "Identity", "Flatten"))
 """Operators whose result shares the memory of their first operand."""
 
 
-@cache
-def _typed_alike(op_type: str) -> int | None:
-    """The first operand whose type is that of the result, by the operator's schema."""
+@lru_cache(maxsize=1024)
+def _operand_of_result_type(op_type: str) -> int | None:
+    """The index of the first operand that has the type of the result, by the operator's schema."""
     try:
         schema = onnx.defs.get_schema(op_type, CANONICAL_OPSET)
     except onnx.defs.SchemaError:
@@ -58,7 +56,7 @@ def _typed_alike(op_type: str) -> int | None:
 
 
 class _Inference(ShapeInferenceContext):  # type: ignore[misc] # the library has no type hints
-    """Inference that says nothing of shapes that it does not find: not every rank is known."""
+    """Shape inference that logs failures at debug level only, since not every rank is known."""
 
     def record_error(self, node: ir.Node, message: str) -> None:
         logger.debug("shape inference of %s: %s", node.op_type, message)
@@ -93,7 +91,7 @@ class NodeWriter:
 
     @cached_property
     def names(self) -> Namespace:
-        """The names that the graph's values had when this was first asked for, and those given since."""
+        """The names of the graph's values at the first use of this property, and those claimed since."""
         return Namespace.of_values(self.graph)
 
     # -- nodes ---------------------------------------------------------------------------------------------------------
@@ -105,7 +103,7 @@ class NodeWriter:
     def ops(
         self, op_type: str, *inputs: Operand, outputs: int, domain: str = "", **attributes: Any
     ) -> tuple[ir.Value, ...]:
-        """Emit a node with several outputs; an attribute that is `None` is left out."""
+        """Emit a node with several outputs; attributes that are `None` are omitted."""
         reference = next((v for v in inputs if isinstance(v, ir.Value)), None)
         operands = [v if v is None or isinstance(v, ir.Value) else self.scalar(v, reference) for v in inputs]
         while operands and operands[-1] is None:
@@ -115,7 +113,7 @@ class NodeWriter:
             domain,
             op_type,
             outputs,
-            tuple(map(id, operands)),
+            tuple(operands),
             tuple(sorted((k, _freeze(v)) for k, v in attributes.items())),
         )
         pure = op_type not in RANDOM
@@ -131,7 +129,7 @@ class NodeWriter:
         return results
 
     def place(self, node: ir.Node) -> None:
-        """Put a node of the caller's making where this emitter writes."""
+        """Insert a node that the caller made at the place where this emitter writes."""
         if self.origin:
             node.metadata_props[ORIGIN] = self.origin
         if self.anchor is None:
@@ -142,7 +140,7 @@ class NodeWriter:
         self.emitted.append(node)
 
     def infer(self, node: ir.Node) -> None:
-        """Dtype and shape of the outputs: shortcuts for the common cases, else onnx-shape-inference."""
+        """Set dtype and shape of the outputs: by shortcuts for common cases, else by onnx-shape-inference."""
         first = next((v for v in node.inputs if v is not None), None)
         if node.op_type in _ELEMENTWISE and first is not None and not node.domain and self._same_shape(node, first):
             node.outputs[0].dtype = first.dtype  # type: ignore[assignment]
@@ -156,17 +154,17 @@ class NodeWriter:
             node.outputs[0].shape = ir.Shape(shape)
             return
         if node.domain == DOMAIN:
-            self.typed(node.outputs[0], node.inputs[-1])  # type: ignore[arg-type] # they name a value of their shape last
+            self.typed(node.outputs[0], node.inputs[-1])  # type: ignore[arg-type] # the last operand has its shape
             return
         infer = registry.get(node.domain, node.op_type, version=CANONICAL_OPSET)
         if infer is None:
             return
         try:
             infer(self._context, node)
-        except Exception as problem:  # noqa: BLE001 - a missing shape is never fatal here; say so and go on
+        except Exception as problem:  # noqa: BLE001 - a missing shape is not fatal
             logger.debug("shape inference of %s failed: %s", node.op_type, problem)
         if node.outputs[0].dtype is None and not node.domain:
-            alike = _typed_alike(node.op_type)
+            alike = _operand_of_result_type(node.op_type)
             operand = node.inputs[alike] if alike is not None and alike < len(node.inputs) else None
             if operand is not None and operand.dtype is not None:
                 node.outputs[0].dtype = operand.dtype
@@ -187,7 +185,7 @@ class NodeWriter:
         return True
 
     def typed(self, value: ir.Value, like: ir.Value) -> ir.Value:
-        """State that `value` has the dtype and shape of `like`, which the rule knows and inference may not."""
+        """Give `value` the dtype and shape of `like`, which inference may not find; return it."""
         if like.dtype is not None:
             value.dtype = like.dtype
         if like.shape is not None:
@@ -200,17 +198,14 @@ class NodeWriter:
     # -- constants -----------------------------------------------------------------------------------------------------
 
     def const(self, array: Any, dtype: ir.DataType | None = None) -> ir.Value:
-        """A constant tensor (an initializer, shared when equal). `dtype` defaults to the array's own."""
+        """An initializer with the array as its value; equal ones are shared. `dtype` defaults to the array's."""
         array = np.asarray(array)
         if dtype is None:
             dtype = ir.DataType.from_numpy(array.dtype)
         array = np.ascontiguousarray(array, dtype=dtype.numpy()).reshape(array.shape)
         key = (dtype, array.shape, array.tobytes())
         if key not in self._constants:
-            name = f"const_{len(self._constants)}"
-            while name in self.graph.initializers or name in self.names.used:
-                name += "_"
-            self.names.used.add(name)
+            name = self.names.claim(f"const_{len(self._constants)}", self.graph.initializers)
             value = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(dtype))
             value.const_value = ir.Tensor(array, dtype=dtype, name=name)
             self.graph.register_initializer(value)
@@ -230,16 +225,16 @@ class NodeWriter:
         return self._vectors[key]
 
     def constant_of(self, value: ir.Value | None) -> np.ndarray | None:
-        """The value as an array if it is known while building (a constant, or folded from shapes), else `None`."""
+        """The value as an array if it is a constant or folded from known shapes, else `None`."""
         return constant_of(value)
 
     def number_of(self, value: ir.Value | None) -> Any:
-        """The number that a value of one element holds if it is known while building, else `None`."""
+        """The first element of a constant or folded value as a Python number, else `None`."""
         return number_of(value)
 
 
 def _attribute(name: str, value: Any) -> ir.Attr:
-    """The common kinds directly: onnx_ir's general conversion costs more than the rest of emitting a node."""
+    """Convert an attribute; common kinds directly, since onnx_ir's conversion takes longer than the rest of `op`."""
     if isinstance(value, int):
         return ir.AttrInt64(name, int(value))
     if isinstance(value, (list, tuple)) and set(map(type, value)) <= {int}:
@@ -252,14 +247,14 @@ def _freeze(value: Any) -> Any:
         return (int, *value) if set(map(type, value)) == {int} else tuple(map(_freeze, value))
     if isinstance(value, (int, float, str, bytes)):
         return (type(value).__name__, value)
-    return id(value)
+    return value if isinstance(value, Hashable) else id(value)
 
 
-# -- shapes of common operators between static sizes, for which the general inference takes ten times longer -----------
+# -- shapes of common operators of static sizes, ten times faster than general inference --------------------------------
 
 
 def _is_data(value: ir.Value) -> bool:
-    """Whether the value is no size: those carry notes for the general inference."""
+    """Whether the value is no size: only general inference propagates the notes that sizes carry."""
     return value.dtype is not None and value.dtype.is_floating_point()
 
 

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.ir.bodies import scan, taken
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.dims import static_dims
 from onnx_convgrad.ir.emit import Dim, Emitter
+from onnx_convgrad.ir.loop_bodies import emit_scan, take_body
 from onnx_convgrad.ir.samples import cut_samples, filled, with_samples
 
 __all__ = ["EACH", "counts", "emit_in_chunks", "part_of"]
@@ -143,13 +143,13 @@ def emit_in_chunks(e: Emitter, node: ir.Node, spec: Any, chunks: int, emit: Emit
     if not slices:  # no window reads an operand, so there is nothing to hand out
         return emit(e, Call(node), spec)
     inner = [*([state] if state else []), *slices]
-    body = ir.Graph(inner, [result], nodes=taken(e, start, inner, result), name="chunk")
+    body = ir.Graph(inner, [result], nodes=take_body(e, start, inner, result), name="chunk")
     scanned = list(slices.values())
     if state is not None:
         like = node.inputs[2]
         assert like is not None, "the shape of a weight gradient is that of an operand"
-        return e.typed(scan(e, body, [e.zeros_like(like), *scanned], len(scanned)), node.outputs[0])
-    joined = scan(e, body, scanned, len(scanned))
+        return e.typed(emit_scan(e, body, [e.zeros_like(like), *scanned], len(scanned)), node.outputs[0])
+    joined = emit_scan(e, body, scanned, len(scanned))
     joined = _whole(e, joined, result, size, [count, samples, part.batch])
     return e.typed(cut_samples(e, joined, batch), node.outputs[0])
 

@@ -18,8 +18,7 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import Folding, is_constant
 from onnx_convgrad.ir.emit import DOMAIN, Emitter
 from onnx_convgrad.ir.notes import origin_of
-from onnx_convgrad.ir.outputs import OutputPlaces
-from onnx_convgrad.ir.replacing import put_in_place
+from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
 from onnx_convgrad.ir.targets import Rates, Target
 from onnx_convgrad.lowering.candidates import (
     Candidate,

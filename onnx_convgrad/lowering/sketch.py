@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnx_convgrad.ir.bodies import reaching
 from onnx_convgrad.ir.constants import mark_constant, mark_folded
 from onnx_convgrad.ir.emit import CANONICAL_OPSET, VIEWS, Emitter
-from onnx_convgrad.ir.nodes import captured_values
+from onnx_convgrad.ir.nodes import ancestors, captured_values
 from onnx_convgrad.ir.targets import Target
 from onnx_convgrad.lowering.cost.node import body_of, node_seconds
 from onnx_convgrad.lowering.cost.passes import value_bytes
@@ -63,7 +62,7 @@ def sketch(
     e = Emitter(graph, target=target)
     result = emit(e, copy)
     mark_folded(e.emitted)
-    live = reaching(result)
+    live = ancestors(result)
     emitted = [n for n in e.emitted if n in live]
     priced = [n for n in emitted if not folds(n.outputs[0])]
     seconds = sum(node_seconds(n, target.rates) for n in priced)

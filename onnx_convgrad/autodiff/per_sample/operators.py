@@ -14,7 +14,7 @@ from onnx_convgrad.autodiff.per_sample.layout import Label, Samples, State
 from onnx_convgrad.autodiff.per_sample.tracking import Tracker, handler, mixes
 from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.equations import ELLIPSIS, spelled_out
+from onnx_convgrad.ir.einsum_equation import ELLIPSIS, parse_equation
 
 Labels = Sequence[Label]
 
@@ -229,7 +229,7 @@ def gemm(t: Tracker, n: Call, given: Labels) -> Label:
 @handler("Einsum")
 def einsum(t: Tracker, n: Call, given: Labels) -> Label:
     """One index of the equation runs over the samples, and the result has it."""
-    terms, right = spelled_out(n.string("equation", ""), [v for v in n.inputs if v is not None])
+    terms, right = parse_equation(n.string("equation", ""), [v for v in n.inputs if v is not None])
     if ELLIPSIS in right or any(ELLIPSIS in term for term in terms):
         raise UnsupportedCase("what its ellipsis stands for is not known, as the shape of an operand is not.")
     held = {(terms[i][label.axis], label.at(0)) for i, label in enumerate(given) if isinstance(label, Samples)}

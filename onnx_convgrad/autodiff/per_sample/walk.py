@@ -23,9 +23,9 @@ from onnx_convgrad.autodiff.per_sample.tracking import Tracker
 from onnx_convgrad.autodiff.registry import Rule, per_sample_rule
 from onnx_convgrad.autodiff.reverse import Walk, sloped
 from onnx_convgrad.errors import ArgumentError, DifferentiationError, UnsupportedCase
-from onnx_convgrad.ir.bodies import scan, taken
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter, known
+from onnx_convgrad.ir.loop_bodies import emit_scan, take_body
 from onnx_convgrad.ir.samples import cut_samples, with_samples
 
 __all__ = ["Apart", "backward_per_sample", "data_inputs"]
@@ -230,9 +230,9 @@ class _Walk(Walk):
         result = e.sum(parts)
         if result in turns:  # handed on as it is
             return self.batch.stacked(turns[result], operand)
-        body = ir.Graph([*turns], [result], nodes=taken(e, start, turns, result), name="turn")
+        body = ir.Graph([*turns], [result], nodes=take_body(e, start, turns, result), name="turn")
         stacked = [with_samples(e, whole, [count, *e.dims(own)]) for own, whole in turns.items()]
-        return self.batch.stacked(cut_samples(e, scan(e, body, stacked, len(stacked)), count), operand)
+        return self.batch.stacked(cut_samples(e, emit_scan(e, body, stacked, len(stacked)), count), operand)
 
     def _through_equivalent(
         self, call: Call, rule: Rule | None, given: dict[ir.Value, ir.Value]

@@ -21,7 +21,8 @@ import onnx_ir as ir
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import DOMAIN, Dim, Emitter, known
 from onnx_convgrad.ir.geometry import HINT_BATCH, HINT_SIZE
-from onnx_convgrad.ir.nodes import become, is_op
+from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.replace import become
 from onnx_convgrad.ir.targets import Rates, Target
 
 __all__ = ["normalize_by_covariance"]

@@ -37,8 +37,7 @@ from onnx_convgrad.ir.constants import constant_of, is_number
 from onnx_convgrad.ir.emit import Emitter, known, static_dims
 from onnx_convgrad.ir.nodes import is_op, sole_producer
 from onnx_convgrad.ir.notes import origin_of
-from onnx_convgrad.ir.outputs import OutputPlaces
-from onnx_convgrad.ir.replacing import put_in_place
+from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
 from onnx_convgrad.lowering.cost.movement import leading_axes
 
 __all__ = ["use_fast_forms"]

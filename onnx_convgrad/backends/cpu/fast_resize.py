@@ -17,7 +17,7 @@ import onnx_ir as ir
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of, is_constant
 from onnx_convgrad.ir.emit import Emitter, static_dims
-from onnx_convgrad.ir.repeated import repeated
+from onnx_convgrad.ir.repeat import repeat_elements
 from onnx_convgrad.rules.resize import by_matrices, whole_factors
 
 __all__ = ["RESIZES"]
@@ -47,7 +47,7 @@ def _resized(e: Emitter, node: ir.Node) -> ir.Value | None:
 
 def _copied(e: Emitter, node: ir.Node, x: ir.Value) -> ir.Value | None:
     times = whole_factors(e, Call(node))
-    return None if times is None or None in (static_dims(x) or [])[1:] else repeated(e, x, times)
+    return None if times is None or None in (static_dims(x) or [])[1:] else repeat_elements(e, x, times)
 
 
 def _as_one_row(e: Emitter, node: ir.Node, x: ir.Value) -> ir.Value | None:

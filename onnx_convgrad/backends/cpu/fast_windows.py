@@ -14,8 +14,8 @@ import onnx_ir as ir
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import Emitter, static_dims
+from onnx_convgrad.ir.indices import sliding_windows
 from onnx_convgrad.ir.nodes import is_op, sole_producer
-from onnx_convgrad.ir.windows import windows
 
 __all__ = ["WINDOWS"]
 
@@ -52,7 +52,7 @@ def _stack(e: Emitter, node: ir.Node, to: int) -> ir.Value | None:
     """The windows that a Gather takes of the last axis, [..., taps, windows], with the taps at the axis `to`."""
     x, table = node.inputs[0], constant_of(node.inputs[1])
     sizes = None if x is None else static_dims(x)
-    found = None if table is None else windows(table)
+    found = None if table is None else sliding_windows(table)
     if x is None or sizes is None or table is None or found is None:
         return None
     along = Call(node).int("axis", 0)

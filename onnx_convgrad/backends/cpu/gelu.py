@@ -16,7 +16,8 @@ from collections.abc import Collection
 import onnx_ir as ir
 
 from onnx_convgrad.ir.constants import constant_of
-from onnx_convgrad.ir.nodes import become, is_op, sole_producer
+from onnx_convgrad.ir.nodes import is_op, sole_producer
+from onnx_convgrad.ir.replace import become
 
 __all__ = ["fuse_gelu"]
 

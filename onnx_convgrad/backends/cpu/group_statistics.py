@@ -23,7 +23,8 @@ import onnx_ir as ir
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import Emitter, dims_equal, known, static_dims
-from onnx_convgrad.ir.nodes import become, is_op, sole_producer
+from onnx_convgrad.ir.nodes import is_op, sole_producer
+from onnx_convgrad.ir.replace import become
 from onnx_convgrad.ir.targets import Target
 from onnx_convgrad.rules.norm import Normalized, axes_from
 

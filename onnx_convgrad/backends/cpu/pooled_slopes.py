@@ -19,8 +19,7 @@ from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import DOMAIN, Emitter
 from onnx_convgrad.ir.nodes import is_op, sole_producer
 from onnx_convgrad.ir.notes import origin_of
-from onnx_convgrad.ir.outputs import OutputPlaces
-from onnx_convgrad.ir.replacing import put_in_place
+from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
 from onnx_convgrad.rules.pool_max import own_pool
 
 __all__ = ["move_slopes_behind_pools"]

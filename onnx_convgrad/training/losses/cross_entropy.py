@@ -22,7 +22,7 @@ import onnx_ir as ir
 from onnx_convgrad.base.numbers import factors, share
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import Emitter, known
-from onnx_convgrad.ir.picked import takes_one_of_few
+from onnx_convgrad.ir.indices import takes_one_of_few
 from onnx_convgrad.training.losses.elementwise import Loss, Spec, like, reduce, shape_of, wide
 
 __all__ = ["NLL", "CrossEntropy"]

@@ -1,4 +1,4 @@
-"""Every element of some axes several times, as an enlargement by whole factors does."""
+"""Repeat every element along some axes, as an enlargement by whole factors does."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import onnx_ir as ir
 
 from onnx_convgrad.ir.emit import Dim, Emitter
 
-__all__ = ["repeated"]
+__all__ = ["repeat_elements"]
 
 _RESIZED = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 
 
-def repeated(e: Emitter, v: ir.Value, times: Sequence[int]) -> ir.Value:
-    """Each element of `v` `times[axis]` times along every axis: [m] -> [m k].
+def repeat_elements(e: Emitter, v: ir.Value, times: Sequence[int]) -> ir.Value:
+    """Repeat each element of `v` `times[axis]` times along every axis: [m] -> [m k].
 
-    By Resize along the last two axes, which is many times faster than Expand there, but not for every dtype, nor along
-    more axes; by copies side by side along others.
+    Along the last two axes by Resize, which is many times faster there than Expand but has few dtypes; along others by
+    copies side by side.
     """
     dims, rank = e.dims(v), len(times)
     last = max(rank - 2, 0)

@@ -1,4 +1,4 @@
-"""Equations of Einsum: the index of every axis of the operands and of the result."""
+"""Parse equations of Einsum: one index per axis of the operands and of the result."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-__all__ = ["ELLIPSIS", "spelled_out"]
+__all__ = ["ELLIPSIS", "parse_equation"]
 
 ELLIPSIS = "..."
 
@@ -17,20 +17,22 @@ def _tokens(term: str) -> tuple[str, ...]:
     return (*head, *([dots] if dots else []), *tail)
 
 
-def _parse(equation: str) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
+def _split(equation: str) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
     """The operands' terms and the output's; an implicit output has the indices that occur once, in order."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = [_tokens(term) for term in left.split(",")]
     if arrow:
         return terms, _tokens(right)
-    letters = [c for c in left if c not in ".,"]
-    once = sorted(c for c in set(letters) if letters.count(c) == 1)
+    once = sorted(c for c in left if c not in ".," and left.count(c) == 1)
     return terms, (*([ELLIPSIS] if ELLIPSIS in left else []), *once)
 
 
-def spelled_out(equation: str, operands: Sequence[ir.Value]) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
-    """The equation with letters in place of each ellipsis, if the ranks say how many; aligned at the right."""
-    terms, out = _parse(equation)
+def parse_equation(equation: str, operands: Sequence[ir.Value]) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
+    """The indices of each operand and of the result.
+
+    Each ellipsis is replaced by fresh letters, aligned at the right, if the ranks of its operands are known.
+    """
+    terms, out = _split(equation)
     dotted = [(t, v) for t, v in zip(terms, operands, strict=True) if ELLIPSIS in t]
     if not dotted or any(v.shape is None for _, v in dotted):
         return terms, out
