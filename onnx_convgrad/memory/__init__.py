@@ -1,1 +1,1 @@
-"""Peak memory: which values are kept for the gradients, and which are computed again."""
+"""Peak memory: which forward values the gradients keep, and which are recomputed."""

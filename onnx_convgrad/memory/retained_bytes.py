@@ -1,8 +1,8 @@
-"""What a graph keeps for its backward part: a memory model, and what recomputing a value would take.
+"""A model of the memory that a graph keeps for its backward part, and of the cost of recomputing a value.
 
-The graph is a list of nodes cut in two: forward nodes, then backward ones. A forward value is *kept* when a backward node
-reads it; it then occupies memory from the end of the forward part to its last reader. A value that only views another
-(Reshape and the like) shares its memory, so values are counted in families: an owner and its views.
+The graph is a list of nodes cut in two: forward nodes, then backward ones. A forward value that a backward node reads is
+*kept*: it occupies memory from the end of the forward part to its last reader. A view (Reshape and the like) shares the
+memory of its operand, so values are counted in families: an owner and its views.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ from onnx_convgrad.ir.targets import Rates
 from onnx_convgrad.lowering.cost.node import node_seconds
 from onnx_convgrad.lowering.cost.passes import value_bytes
 
-__all__ = ["Group", "Retained", "is_random"]
+__all__ = ["Group", "Nodes", "Retained", "Values"]
+
+Nodes = dict[ir.Node, None]
+Values = dict[ir.Value, None]
+"""Ordered sets: the order in which a set of nodes or values is iterated differs between processes."""
 
 _SMALL = 8192
-"""Bytes below which a value is kept rather than computed again: sizes, statistics."""
-
-
-def is_random(node: ir.Node) -> bool:
-    """Whether running the node again may give another result."""
-    return node.op_type in RANDOM or bool(node.domain)
+"""Bytes up to which a value is always kept: sizes, statistics."""
 
 
 @dataclass(slots=True)
@@ -37,9 +36,9 @@ class Group:
 
     Attributes:
         nodes: The nodes, in order.
-        dropped: The values that are no longer kept, as owners of families.
+        dropped: The families that are no longer kept, by owner.
         checkpoints: The values that the nodes start from.
-        start: Position of the first backward node that reads one of them.
+        start: Position of the first backward node that reads a dropped value.
     """
 
     nodes: list[ir.Node] = field(default_factory=list)
@@ -73,7 +72,7 @@ class Retained:
         }
 
     def owner(self, value: ir.Value) -> ir.Value:
-        """The value whose memory this one is."""
+        """The value whose memory `value` shares; itself if it is no view."""
         if value not in self._owner:
             node = value.producer()
             view = node is not None and node.op_type in VIEWS and node.inputs[0] is not None
@@ -88,7 +87,7 @@ class Retained:
         return sorted(i for node in value.consumers() if (i := self.at.get(node, -1)) >= self.boundary)
 
     def refusal(self, owner: ir.Value) -> str | None:
-        """Why the values of a family cannot be recomputed, if so."""
+        """The reason why a family cannot be recomputed, or `None`."""
         if owner not in self._refusals:
             self._refusals[owner] = self._refusal(owner)
         return self._refusals[owner]
@@ -101,10 +100,10 @@ class Retained:
             return "is an output of the graph"
         node = owner.producer()
         assert node is not None
-        if is_random(node):
-            return f"is the result of {node.op_type}, which may give another one"
+        if node.op_type in RANDOM or node.domain:
+            return f"is the result of {node.op_type}, which may differ when it runs again"
         if any(subgraphs(node)):
-            return f"is the result of {node.op_type}, which holds a graph"
+            return f"is the result of {node.op_type}, which has a body"
         if any(user not in self.at for v in members for user in v.consumers()):
             return "is read inside a nested graph"
         if not any(v is not None and not is_constant(v) for v in node.inputs):
@@ -112,11 +111,11 @@ class Retained:
         return None
 
     def is_large(self, value: ir.Value) -> bool:
-        """Whether its memory matters."""
+        """Whether the value takes enough memory to matter."""
         return _bytes(value) > _SMALL
 
     def forward_only(self) -> set[ir.Node]:
-        """The backward nodes that depend on forward values alone, and could run as soon as those are there."""
+        """The backward nodes that depend on forward values alone."""
         found: set[ir.Node] = set()
         for node in self.nodes[self.boundary :]:
             producers = [v.producer() for v in node.inputs if v is not None]
@@ -132,40 +131,40 @@ class Retained:
             return False
         return owner in self.kept or not self.is_large(owner) or self.refusal(owner) is not None
 
-    def upstream(self, owner: ir.Value, dropped: Collection[ir.Value]) -> tuple[set[ir.Node], set[ir.Value]]:
-        """The nodes to run again for a family that is dropped, and the values they start from."""
-        nodes: set[ir.Node] = set()
-        start: set[ir.Value] = set()
+    def upstream(self, owner: ir.Value, dropped: Collection[ir.Value]) -> tuple[Nodes, Values]:
+        """The nodes to run again for a dropped family, and the values that they start from."""
+        nodes: Nodes = {}
+        start: Values = {}
         todo = [v for v in self.families[owner] if self.readers(v)]
         while todo:
             node = todo.pop().producer()
             if node is None or node in nodes:
                 continue
-            nodes.add(node)
+            nodes[node] = None
             for operand in node.inputs:
                 if operand is None or is_constant(operand):
                     continue
                 if self._available(operand, dropped):
-                    start.add(operand)
+                    start[operand] = None
                 else:
                     todo.append(operand)
         return nodes, start
 
     def groups(self, dropped: Collection[ir.Value]) -> list[Group]:
-        """The connected sets of nodes to run again, in the order in which the backward part needs them."""
-        found: list[tuple[set[ir.Node], set[ir.Value], list[ir.Value]]] = []
+        """The connected sets of nodes to run again, in the order in which the backward part reads their results."""
+        connected: list[tuple[Nodes, Values, list[ir.Value]]] = []
         for owner in dropped:
             nodes, start = self.upstream(owner, dropped)
             owners = [owner]
-            apart = []
-            for group in found:
-                if group[0].isdisjoint(nodes):
-                    apart.append(group)
+            others = []
+            for group in connected:
+                if group[0].keys().isdisjoint(nodes):
+                    others.append(group)
                 else:
                     nodes, start, owners = nodes | group[0], start | group[1], owners + group[2]
-            found = [*apart, (nodes, start, owners)]
+            connected = [*others, (nodes, start, owners)]
         result = []
-        for nodes, start, owners in found:
+        for nodes, start, owners in connected:
             first = min(self.readers(v)[0] for o in owners for v in self.families[o] if self.readers(v))
             result.append(
                 Group(sorted(nodes, key=self.at.__getitem__), owners, sorted(start, key=self._position), first)
@@ -174,7 +173,7 @@ class Retained:
 
     def _position(self, value: ir.Value) -> tuple[int, str]:
         node = value.producer()
-        return (-1 if node is None else self.at[node], value.name or "")
+        return (-1 if node is None else self.at[node]), value.name or ""
 
     def sizes(self, owners: Iterable[ir.Value]) -> dict[ir.Value, int]:
         """Bytes of families."""
@@ -183,7 +182,7 @@ class Retained:
     # -- predictions ---------------------------------------------------------------------------------------------------
 
     def seconds(self, node: ir.Node) -> float:
-        """Predicted time of a node, unknown sizes at a typical one."""
+        """Predicted time of a node, with typical sizes for unknown ones."""
         if node not in self._seconds:
             operands = [None if v is None else _hinted(v) for v in node.inputs]
             attributes = list(node.attributes.values())
@@ -194,7 +193,7 @@ class Retained:
         return self._seconds[node]
 
     def peak(self, groups: Collection[Group]) -> int:
-        """The most bytes of forward values, kept or recomputed, that are alive at once in the backward part."""
+        """The largest number of bytes of forward values, kept or recomputed, alive at once in the backward part."""
         change = [0] * (len(self.nodes) + 2)
 
         def alive(size: int, start: int, end: int) -> None:
@@ -223,7 +222,7 @@ _HINTS = (HINT_BATCH, HINT_CHANNELS)
 
 
 def _hinted(value: ir.Value) -> ir.Value:
-    """A value of static sizes in place of this one."""
+    """A copy of the value with typical sizes for unknown ones."""
     if value.shape is None:
         shape = ir.Shape((HINT_BATCH, HINT_CHANNELS, HINT_SIZE, HINT_SIZE)) if value.const_value is None else None
     else:

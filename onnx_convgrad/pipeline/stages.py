@@ -27,12 +27,13 @@ from onnx_convgrad.ir.constants import mark_varying
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.notes import GRADIENTS, ORIGIN, SEEDS
+from onnx_convgrad.ir.passes import run_passes
 from onnx_convgrad.ir.targets import Target, target_named
 from onnx_convgrad.lowering.candidates import Choosing, Policy
 from onnx_convgrad.lowering.cost.calibration import calibrated
 from onnx_convgrad.lowering.loops import take_loops_back, tell_loops
 from onnx_convgrad.lowering.lower import Choice, check_choice, check_workspace, lower
-from onnx_convgrad.memory.recompute import Recomputation, mark_boundary, recompute_values
+from onnx_convgrad.memory.recompute import Recomputation, RecomputeValues, mark_boundary
 from onnx_convgrad.pipeline.training import rewrite_for_training, set_training
 from onnx_convgrad.pipeline.transforms import COMPOSITIONS, Derivatives, Mode, check_targets
 
@@ -161,7 +162,9 @@ def complete(
     done = None
     if mark is not None and recompute is not None:
         progress("recomputing")
-        done = recompute_values(m.graph, mark, recompute, machine)
+        recomputing = RecomputeValues(machine, mark, recompute)
+        run_passes(m, [recomputing])
+        done = recomputing.report
     fit_provider(m.graph, machine)
     if machine.name == "cpu":
         use_fast_forms(m.graph, Emitter(m.graph, opsets=m.opset_imports, target=machine), training=policy.training)

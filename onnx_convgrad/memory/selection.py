@@ -1,0 +1,132 @@
+"""Choose which forward values are recomputed: the named ones, or those that cost little time per byte.
+
+Chen et al., "Training deep nets with sublinear memory cost", 2016.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import heapq
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnx_convgrad.base.names import as_names, check_names
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.memory.retained_bytes import Group, Nodes, Retained, Values
+
+__all__ = ["choose_groups", "recomputation_seconds"]
+
+_EXTRA_TIME = 0.15
+"""Largest share of the graph's predicted time that `"auto"` adds."""
+
+_LIMITS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
+"""Divisors of the kept bytes that `"auto"` tries as the largest size of a group."""
+
+
+def choose_groups(model: Retained, names: str | Sequence[str], total: float) -> list[Group]:
+    """The nodes to run again for the values that `names` means, or by predicted cost for `"auto"`.
+
+    `total` is the predicted time of the graph. Raises `ArgumentError` for an unknown name, or for a value that cannot be
+    recomputed.
+    """
+    if names == "auto":
+        return _cheapest(model, total)
+    return model.groups(_named(model, as_names(names, "recompute")))
+
+
+def recomputation_seconds(model: Retained, groups: Sequence[Group]) -> float:
+    """Predicted time of the copied nodes, with ten small ones per group."""
+    return sum(10 * model.rates.node + sum(map(model.seconds, group.nodes)) for group in groups)
+
+
+def _named(model: Retained, names: Sequence[str]) -> Values:
+    """The kept families that match names and globs."""
+    owners = {v.name: o for o, members in model.families.items() for v in members if v.name}
+    reasons = {name: model.refusal(owner) for name, owner in owners.items()}
+    found: Values = {}
+    for name in names:
+        if name in owners:
+            if reasons[name] is not None:
+                raise ArgumentError(f"recompute names {name!r}, which {reasons[name]}.", hint="It is kept.")
+            matches = [name]
+        else:
+            matches = [n for n in owners if reasons[n] is None and fnmatch.fnmatchcase(n, name)]
+            if not matches:
+                check_names([name], [n for n in owners if reasons[n] is None], "forward value in recompute:")
+        found.update(dict.fromkeys(owners[n] for n in matches if owners[n] in model.kept))
+    return found
+
+
+def _cheapest(model: Retained, total: float) -> list[Group]:
+    """The selection with the least peak among several sizes of groups."""
+    whole = sum(model.kept.values())
+    best: list[Group] = []
+    least = model.peak(best)
+    for parts in _LIMITS:
+        groups = model.groups(_Greedy(model, whole / parts, _EXTRA_TIME * total).select())
+        peak = model.peak(groups)
+        if peak < least and recomputation_seconds(model, groups) <= _EXTRA_TIME * total:
+            best, least = groups, peak
+    return best
+
+
+class _Greedy:
+    """Drop the value with the least time per byte repeatedly, while groups stay below `limit` bytes and `seconds` last.
+
+    Dropping a value makes those that would start from it more expensive, so prices are updated when they are used.
+    """
+
+    def __init__(self, model: Retained, limit: float, seconds: float) -> None:
+        self.model, self.limit, self.seconds = model, limit, seconds
+        self.dropped: Values = {}
+        self.copied: dict[ir.Node, int] = {}  # node -> its group
+        self.starts: dict[ir.Value, set[int]] = {}  # owner -> groups that start from it
+        self.size: dict[int, int] = {}  # group -> bytes
+
+    def select(self) -> Values:
+        floor = sum(self.model.kept.values()) / 1000
+        heap: list[tuple[float, int, ir.Value]] = []
+        for count, (owner, size) in enumerate(self.model.kept.items()):
+            if size >= floor and self.model.refusal(owner) is None:
+                heap.append((self._try(owner)[0] / size, count, owner))
+        heapq.heapify(heap)
+        while heap:
+            ratio, count, owner = heapq.heappop(heap)
+            size = self.model.kept[owner]
+            price, nodes, starts = self._try(owner)
+            if price / size > 1.001 * ratio:
+                heapq.heappush(heap, (price / size, count, owner))
+                continue
+            self._take(owner, price, nodes, starts)
+        return self.dropped
+
+    def _try(self, owner: ir.Value) -> tuple[float, Nodes, Values]:
+        """Seconds that dropping a value adds, the nodes to copy for it, and the values that they start from."""
+        nodes, starts = self.model.upstream(owner, {*self.dropped, owner})
+        return sum(self.model.seconds(n) for n in nodes if n not in self.copied), nodes, starts
+
+    def _take(self, owner: ir.Value, price: float, nodes: Nodes, starts: Values) -> None:
+        """Drop a value if the limits allow it; the groups that it connects become one."""
+        joined = {self.copied[n] for n in nodes if n in self.copied} | self.starts.get(owner, set())
+        price += 0.0 if joined else 10 * self.model.rates.node
+        size = self.model.kept[owner] + sum(self.size[g] for g in joined)
+        started = dict.fromkeys(map(self.model.owner, starts))
+        kept_for_it = self.model.sizes(o for o in started if o in self.model.families and o not in self.model.kept)
+        worth = self.model.kept[owner] > sum(kept_for_it.values())
+        if price > self.seconds or size > self.limit or not worth:
+            return
+        self.seconds -= price
+        self.dropped[owner] = None
+        group = len(self.dropped)
+        self.size[group] = size
+        for node, former in self.copied.items():
+            if former in joined:
+                self.copied[node] = group
+        for readers in self.starts.values():
+            if readers & joined:
+                readers.difference_update(joined)
+                readers.add(group)
+        self.copied.update(dict.fromkeys(nodes, group))
+        for start in started:
+            self.starts.setdefault(start, set()).add(group)
