@@ -19,16 +19,13 @@ from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter, known, static_dims
 from onnx_convgrad.ir.picked import takes_one_of_few
+from onnx_convgrad.ir.scatter import add_windows, adds_windows, scatter, scatter_add
 from onnx_convgrad.ir.windows import windows
 from onnx_convgrad.rules.movement import (
-    add_windows,
-    adds_windows,
     adjoint_by_positions,
     extent,
     flatten,
     positions,
-    scatter,
-    scatter_add,
 )
 
 _FEW_ROWS = 256
