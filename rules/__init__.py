@@ -1,7 +1,7 @@
-"""The rule table, one module per operator family. Each is readable on its own; `load` imports them all.
+"""The rules: one module per operator family, each readable on its own; `load` imports them all.
 
-Imported as `onnx_convgrad.rules`. A rule module imports only `errors`, `ir` and `autodiff`: it knows nothing of
-exporters, execution providers or speed.
+Import this package as `onnx_convgrad.rules`. A rule module imports only `errors`, `base`, `ir` and `autodiff`: it holds
+mathematics, and nothing about exporters, execution providers or speed.
 """
 
 from __future__ import annotations
@@ -12,34 +12,9 @@ if __name__ != "onnx_convgrad.rules":
     raise ImportError(f"import this package as onnx_convgrad.rules, not as {__name__}")
 
 MODULES = (
-    "elementwise",
-    "activations",
-    "linalg",
-    "einsum",
-    "conv",
-    "pool",
-    "pool_max",
-    "pool_global",
-    "norm",
-    "norm_plain",
-    "norm_folded",
-    "dropout",
-    "softmax",
-    "reduce",
-    "shape",
-    "index",
-    "sequence",
-    "control",
-    "recurrent",
-    "slicing",
-    "resize",
-    "resize_products",
-    "grid_sample",
-    "deform_conv",
-    "fourier",
-    "movement",
-    "per_sample",
-    "zeros",
+    *("elementwise", "activations", "linalg", "einsum", "conv", "pool", "pool_max", "pool_global"),
+    *("norm", "norm_plain", "norm_folded", "dropout", "softmax", "reduce", "shape", "index", "sequence", "control"),
+    *("recurrent", "slicing", "resize", "grid_sample", "deform_conv", "fourier", "movement", "per_sample", "zeros"),
 )
 
 

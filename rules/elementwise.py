@@ -1,13 +1,15 @@
 """Arithmetic, powers, trigonometry, selection, conversions and running sums.
 
-Almost all are `elementwise`: a rule gives dy/dx at each position, the walk multiplies by the cotangent and sums over
-broadcast axes. A number stands for a constant derivative and costs nothing when it is 1.
+    y[i] = f(x[i])        dx[i] = f'(x[i]) g[i]
+
+Almost all rules are `elementwise`: a rule gives f'(x), and the walk multiplies it by the cotangent and sums over broadcast
+axes. A number stands for a constant derivative; multiplying by 1 emits nothing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
 from typing import Any
 
@@ -20,6 +22,47 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter, Operand
 from onnx_convgrad.ir.notes import is_declared_parameter, was_constant_node
 from onnx_convgrad.rules.activations import step
+
+# -- functions of one operand ------------------------------------------------------------------------------------------
+
+Slope = Callable[[Emitter, ir.Value, ir.Value], Operand]
+"""dy/dx, given the emitter, x and y."""
+
+UNARY: dict[str, tuple[str, Slope]] = {
+    "Neg": ("X", lambda e, x, y: -1),
+    "Abs": ("X", lambda e, x, y: e.op("Sign", x)),  # sign x, which is 0 at 0
+    "Reciprocal": ("X", lambda e, x, y: e.mul(y, e.neg(y))),  # -y^2
+    "Sqrt": ("X", lambda e, x, y: e.div(0.5, y)),  # 1 / (2 y)
+    "Exp": ("input", lambda e, x, y: y),
+    "Log": ("input", lambda e, x, y: e.op("Reciprocal", x)),  # 1 / x
+    "Erf": ("input", lambda e, x, y: e.mul(e.op("Exp", e.mul(x, e.neg(x))), _ERF)),  # 2 / sqrt(pi) exp(-x^2)
+    "Sin": ("input", lambda e, x, y: e.op("Cos", x)),  # cos x
+    "Cos": ("input", lambda e, x, y: e.neg(e.op("Sin", x))),  # -sin x
+    "Tan": ("input", lambda e, x, y: e.add(e.square(y), 1)),  # 1 + y^2
+    "Sinh": ("input", lambda e, x, y: e.op("Cosh", x)),  # cosh x
+    "Cosh": ("input", lambda e, x, y: e.op("Sinh", x)),  # sinh x
+    "Tanh": ("input", lambda e, x, y: e.sub(1, e.square(y))),  # 1 - y^2
+    "Asin": ("input", lambda e, x, y: e.div(1, e.op("Sqrt", e.sub(1, e.square(x))))),  # 1 / sqrt(1 - x^2)
+    "Acos": ("input", lambda e, x, y: e.div(-1, e.op("Sqrt", e.sub(1, e.square(x))))),  # -1 / sqrt(1 - x^2)
+    "Atan": ("input", lambda e, x, y: e.op("Reciprocal", e.add(e.square(x), 1))),  # 1 / (1 + x^2)
+    "Asinh": ("input", lambda e, x, y: e.div(1, e.op("Sqrt", e.add(e.square(x), 1)))),  # 1 / sqrt(x^2 + 1)
+    "Acosh": ("input", lambda e, x, y: e.div(1, e.op("Sqrt", e.sub(e.square(x), 1)))),  # 1 / sqrt(x^2 - 1)
+    "Atanh": ("input", lambda e, x, y: e.op("Reciprocal", e.sub(1, e.square(x)))),  # 1 / (1 - x^2)
+}
+"""Operator -> its operand and its derivative."""
+
+_ERF = 2 / math.sqrt(math.pi)
+
+
+def _declare_unary(op_type: str, operand: str, slope: Slope) -> None:
+    @elementwise(op_type, wrt=(operand,))
+    def unary(e: Emitter, n: Call) -> Cotangents:
+        return {operand: lambda: slope(e, n[operand], n.y)}
+
+
+for _op_type, (_operand, _slope) in UNARY.items():
+    _declare_unary(_op_type, _operand, _slope)
+
 
 # -- arithmetic --------------------------------------------------------------------------------------------------------
 
@@ -51,29 +94,12 @@ def div(e: Emitter, n: Call) -> Cotangents:
 
 @elementwise("Mod", wrt=("A", "B"))
 def mod(e: Emitter, n: Call) -> Cotangents:
-    """y = a - b q with an integer q that is locally constant: dy/da = 1, dy/db = -q = (y - a) / b.
+    """y = a - b q with an integer q, locally constant: dy/da = 1, dy/db = -q = (y - a) / b.
 
-    The quotient is an integer up to rounding, so rounding makes it exact; truncating a / b could miss by one.
+    The computed quotient is an integer up to rounding errors, so rounding makes it exact; truncating a / b could be off
+    by one.
     """
     return {"A": lambda: 1, "B": lambda: e.op("Round", e.div(e.sub(n.y, n["A"]), n["B"]))}
-
-
-@elementwise("Neg")
-def neg(e: Emitter, n: Call) -> Cotangents:
-    """y = -x."""
-    return {"X": lambda: -1}
-
-
-@elementwise("Abs")
-def absolute(e: Emitter, n: Call) -> Cotangents:
-    """dy/dx = sign x, zero at zero."""
-    return {"X": lambda: e.op("Sign", n["X"])}
-
-
-@elementwise("Reciprocal")
-def reciprocal(e: Emitter, n: Call) -> Cotangents:
-    """y = 1 / x: dy/dx = -y^2."""
-    return {"X": lambda: e.mul(n.y, e.neg(n.y))}
 
 
 @elementwise("Sum", wrt=("data_0",))
@@ -88,7 +114,7 @@ def variadic_mean(e: Emitter, n: Call) -> Mapping[str, Any]:
     return {"data_0": lambda i: 1 / len(n.inputs)}
 
 
-# -- powers and exponentials -------------------------------------------------------------------------------------------
+# -- powers ------------------------------------------------------------------------------------------------------------
 
 
 @elementwise("Pow", wrt=("X", "Y"))
@@ -100,7 +126,7 @@ def power(e: Emitter, n: Call) -> Cotangents:
 def _may_be_trained(exponent: ir.Value) -> bool:
     """Whether a stored exponent may be a parameter, as in generalized-mean pooling, rather than the 2 of a square.
 
-    What is written for one number could not be differentiated by the exponent later on.
+    The gradient for a parameter keeps the exponent as an operand, so that it can be differentiated again.
     """
     if is_declared_parameter(exponent):
         return True
@@ -123,7 +149,7 @@ def _power_base(e: Emitter, n: Call) -> Operand:
     if exponent is not None and exponent.all():
         return e.mul(e.op("Pow", x, e.const(exponent - 1, dtype)), e.const(exponent, dtype))
     y = e.cast(n["Y"], dtype)
-    # 0 * x^0 rather than 0 * x^-1, which is not a number at x = 0
+    # 0 * x^0, because 0 * x^-1 is NaN at x = 0
     lowered = e.where(e.compare("Equal", y, 0), 0, e.sub(y, 1))
     return e.mul(e.op("Pow", x, lowered), y)
 
@@ -133,111 +159,11 @@ def _power_exponent(e: Emitter, n: Call) -> ir.Value:
     require(
         x.dtype == y.dtype,
         f"its exponent is {getattr(y.dtype, 'name', 'of unknown dtype')} and its base is "
-        f"{getattr(x.dtype, 'name', 'of unknown dtype')}; the gradient of the exponent needs one dtype.",
+        f"{getattr(x.dtype, 'name', 'of unknown dtype')}; the gradient for the exponent needs equal dtypes.",
         hint="Cast one of them.",
     )
-    settled = e.op("And", e.compare("Equal", x, 0), e.compare("GreaterOrEqual", y, 0))
-    return e.mul(n.y, e.op("Log", e.where(settled, 1, x)))
-
-
-@elementwise("Sqrt")
-def sqrt(e: Emitter, n: Call) -> Cotangents:
-    """dy/dx = 1 / (2 y)."""
-    return {"X": lambda: e.div(0.5, n.y)}
-
-
-@elementwise("Exp", wrt=("input",))
-def exp(e: Emitter, n: Call) -> Cotangents:
-    """dy/dx = y."""
-    return {"input": lambda: n.y}
-
-
-@elementwise("Log", wrt=("input",))
-def log(e: Emitter, n: Call) -> Cotangents:
-    """dy/dx = 1 / x."""
-    return {"input": lambda: e.op("Reciprocal", n["input"])}
-
-
-@elementwise("Erf", wrt=("input",))
-def erf(e: Emitter, n: Call) -> Cotangents:
-    """dy/dx = 2 / sqrt(pi) exp(-x^2)."""
-    x = n["input"]
-    return {"input": lambda: e.mul(e.op("Exp", e.mul(x, e.neg(x))), 2 / math.sqrt(math.pi))}
-
-
-# -- trigonometry ------------------------------------------------------------------------------------------------------
-
-
-@elementwise("Sin", wrt=("input",))
-def sin(e: Emitter, n: Call) -> Cotangents:
-    """dy/dx = cos x."""
-    return {"input": lambda: e.op("Cos", n["input"])}
-
-
-@elementwise("Cos", wrt=("input",))
-def cos(e: Emitter, n: Call) -> Cotangents:
-    """dy/dx = -sin x."""
-    return {"input": lambda: e.neg(e.op("Sin", n["input"]))}
-
-
-@elementwise("Tan", wrt=("input",))
-def tan(e: Emitter, n: Call) -> Cotangents:
-    """dy/dx = 1 + y^2."""
-    return {"input": lambda: e.add(e.square(n.y), 1)}
-
-
-@elementwise("Sinh", wrt=("input",))
-def sinh(e: Emitter, n: Call) -> Cotangents:
-    """dy/dx = cosh x."""
-    return {"input": lambda: e.op("Cosh", n["input"])}
-
-
-@elementwise("Cosh", wrt=("input",))
-def cosh(e: Emitter, n: Call) -> Cotangents:
-    """dy/dx = sinh x."""
-    return {"input": lambda: e.op("Sinh", n["input"])}
-
-
-@elementwise("Tanh", wrt=("input",))
-def tanh(e: Emitter, n: Call) -> Cotangents:
-    """dy/dx = 1 - y^2."""
-    return {"input": lambda: e.sub(1, e.square(n.y))}
-
-
-@elementwise("Asin", wrt=("input",))
-def asin(e: Emitter, n: Call) -> Cotangents:
-    """dy/dx = 1 / sqrt(1 - x^2)."""
-    return {"input": lambda: e.div(1, e.op("Sqrt", e.sub(1, e.square(n["input"]))))}
-
-
-@elementwise("Acos", wrt=("input",))
-def acos(e: Emitter, n: Call) -> Cotangents:
-    """dy/dx = -1 / sqrt(1 - x^2)."""
-    return {"input": lambda: e.div(-1, e.op("Sqrt", e.sub(1, e.square(n["input"]))))}
-
-
-@elementwise("Atan", wrt=("input",))
-def atan(e: Emitter, n: Call) -> Cotangents:
-    """dy/dx = 1 / (1 + x^2)."""
-    return {"input": lambda: e.op("Reciprocal", e.add(e.square(n["input"]), 1))}
-
-
-@elementwise("Asinh", wrt=("input",))
-def asinh(e: Emitter, n: Call) -> Cotangents:
-    """dy/dx = 1 / sqrt(x^2 + 1)."""
-    return {"input": lambda: e.div(1, e.op("Sqrt", e.add(e.square(n["input"]), 1)))}
-
-
-@elementwise("Acosh", wrt=("input",))
-def acosh(e: Emitter, n: Call) -> Cotangents:
-    """dy/dx = 1 / sqrt(x^2 - 1)."""
-    return {"input": lambda: e.div(1, e.op("Sqrt", e.sub(e.square(n["input"]), 1)))}
-
-
-@elementwise("Atanh", wrt=("input",))
-def atanh(e: Emitter, n: Call) -> Cotangents:
-    """dy/dx = 1 / (1 - x^2)."""
-    return {"input": lambda: e.op("Reciprocal", e.sub(1, e.square(n["input"])))}
+    at_zero = e.op("And", e.compare("Equal", x, 0), e.compare("GreaterOrEqual", y, 0))
+    return e.mul(n.y, e.op("Log", e.where(at_zero, 1, x)))
 
 
 # -- selection ---------------------------------------------------------------------------------------------------------
@@ -245,7 +171,7 @@ def atanh(e: Emitter, n: Call) -> Cotangents:
 
 @elementwise("Max", "Min", wrt=("data_0",))
 def extremum(e: Emitter, n: Call) -> Mapping[str, Any]:
-    """y = max over i of x_i: dy/dx_i = [x_i = y] / #{j: x_j = y}, so that equal operands share."""
+    """y = max over i of x_i: dy/dx_i = [x_i = y] / #{j: x_j = y}. Equal operands share the derivative equally."""
     return {"data_0": lambda i: _share_of_extremum(e, n, i)}
 
 
@@ -268,19 +194,20 @@ def _share_of_extremum(e: Emitter, n: Call, i: int) -> Operand:
 
 
 def _all(e: Emitter, conditions: Sequence[ir.Value]) -> ir.Value:
-    """Whether all hold.
+    """The conjunction of all conditions.
 
-    In float16 conditions are on operands alone: ONNX Runtime computes most operators in float32 on the CPU, hands an
-    operand to a comparison before it is rounded, and to Clip and Max, for which it has kernels, after that.
+    For float16 the callers compare operands with each other, never with y: a runtime that computes in float32 may compare
+    an operand before it is rounded to float16, while y was computed from the rounded one.
     """
     return reduce(partial(e.op, "And"), conditions)
 
 
 @elementwise("Clip", wrt=("input", "min", "max"))
 def clip(e: Emitter, n: Call) -> Cotangents:
-    """dy/dx = [y = x], which holds at the bounds too; each bound gets what it cuts off.
+    """y = min(max(x, min), max): dy/dx = [y = x], dy/dmin = [x < min], dy/dmax = [x > max].
 
-    Between 0 and 6 it is PyTorch's ReLU6, whose derivative is 0 at both bounds: y alone tells it, and x need not be kept.
+    At the bounds dy/dx is 1. Only with the constant bounds 0 and 6 it is 0 there, as in PyTorch's ReLU6; y then determines
+    the derivative, and x need not be kept.
     """
     x, low, high = n["input"], n.get("min"), n.get("max")
     bounds = [array for array in (e.constant_of(low), e.constant_of(high)) if array is not None and array.size == 1]
@@ -312,9 +239,9 @@ def clip(e: Emitter, n: Call) -> Cotangents:
 
 @linear("Where", wrt=("X", "Y"), broadcasts=True)
 def where_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """dx = [c] g, dy = [not c] g.
+    """z = x where c holds, else y: dx = [c] g, dy = [not c] g.
 
-    Selected rather than multiplied by a mask: models use Where to keep out positions whose cotangent is infinite.
+    The cotangent is selected, not multiplied by a mask: models use Where to exclude positions whose cotangent is infinite.
     """
     condition, gz = n["condition"], g["output"]
     return {"X": lambda: e.where(condition, gz, 0), "Y": lambda: e.where(condition, 0, gz)}
@@ -325,7 +252,7 @@ def where_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 @linear("Cast", "CastLike", wrt=("input",))
 def cast_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y = x in another precision: dx = g in the precision of x. Integer results are not differentiated."""
+    """y = x in another dtype: dx = g in the dtype of x. The walk does not differentiate integer results."""
     x = n["input"]
     return {"input": lambda: e.op("CastLike", g["output"], x) if x.dtype is None else e.cast(g["output"], x.dtype)}
 
@@ -335,7 +262,7 @@ def cast_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 @linear("CumSum", wrt=("x",))
 def cum_sum_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y[j] = sum over i <= j of x[i]: dx[i] = sum over j >= i of g[j], the same running sum from the other end."""
+    """y[j] = sum over i <= j of x[i]: dx[i] = sum over j >= i of g[j], a running sum from the other end."""
     exclusive, backwards = n.int("exclusive", 0), n.int("reverse", 0)
     return {"x": lambda: e.op("CumSum", g["y"], n["axis"], exclusive=exclusive, reverse=1 - backwards)}
 
@@ -344,7 +271,7 @@ def cum_sum_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 def range_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[i] = start + i delta: dstart = sum over i of g[i], ddelta = sum over i of i g[i].
 
-    The limit only sets the length.
+    The operand `limit` only determines the length.
     """
     gy = g["output"]
 

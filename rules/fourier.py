@@ -16,8 +16,9 @@ from onnx_convgrad.autodiff.registry import Cotangents, linear, multilinear
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter, known
+from onnx_convgrad.ir.scatter import add_windows, adds_windows
 from onnx_convgrad.rules.index import ungather
-from onnx_convgrad.rules.movement import add_windows, adds_windows, arange, extent
+from onnx_convgrad.rules.movement import arange, extent
 
 
 @linear("DFT", wrt=("input",))

@@ -19,15 +19,12 @@ from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter, known, static_dims
 from onnx_convgrad.ir.indices import sliding_windows, takes_one_of_few
+from onnx_convgrad.ir.scatter import add_windows, adds_windows, scatter, scatter_add
 from onnx_convgrad.rules.movement import (
-    add_windows,
-    adds_windows,
     adjoint_by_positions,
     extent,
     flatten,
     positions,
-    scatter,
-    scatter_add,
 )
 
 _FEW_ROWS = 256

@@ -20,7 +20,7 @@ from onnx_convgrad.autodiff.registry import Cotangents, per_sample
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter
-from onnx_convgrad.rules.movement import scatter
+from onnx_convgrad.ir.scatter import scatter
 from onnx_convgrad.rules.norm import Channels, Normalized, axes_from, inverse_deviation, narrow, size_from, wide
 
 # -- products ----------------------------------------------------------------------------------------------------------

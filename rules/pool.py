@@ -9,7 +9,6 @@ Both need the adjoint of a sum over windows, which is the data gradient of a con
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from onnx_convgrad.ir.convolution import Window
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.pooling import Pool
 from onnx_convgrad.ir.repeat import repeat_elements
+from onnx_convgrad.ir.sliding_means import counted_padding, sliding_means_are_fast
 from onnx_convgrad.rules.conv import input_grad
 
 # -- geometry ----------------------------------------------------------------------------------------------------------
@@ -89,28 +89,11 @@ def window_sum_grad(e: Emitter, pool: Pool, gy: ir.Value, x: ir.Value, weight: f
 
 
 def _slides(e: Emitter, pool: Pool, x: ir.Value) -> bool:
-    """Whether windows begin at every row, none reaches further into the padding than into x, and a pool is fast."""
+    """Whether windows start at every row and none lies in the padding alone, so that a sliding mean is its own adjoint."""
     if set(pool.strides) | set(pool.dilations) != {1} or pool.ceil or pool.pads is None or x.shape is None:
         return False
     inside = all(0 <= pad < k for pads, k in zip(pool.pads, pool.kernel, strict=True) for pad in pads)
-    if e.target.name == "cuda":
-        return inside and all(low == high for low, high in pool.pads)
-    known_rows = None not in pool.sizes and x.dtype == ir.DataType.FLOAT and pool.rank <= _RANKS
-    return inside and e.target.name == "cpu" and known_rows and in_blocks(e.dim(x, 0), e.dim(x, 1))
-
-
-_RANKS = 3
-"""Axes of images over which means are fast on the CPU (`fast_pools`)."""
-
-_BLOCK = 16
-"""Channels that ONNX Runtime's CPU provider works on together with AVX-512; fewer without."""
-
-
-def in_blocks(batch: Dim, channels: Dim) -> bool:
-    """Whether images of so many samples and channels come in blocks of channels, or of both, which a pool treats alike."""
-    if not isinstance(channels, int):
-        return False
-    return channels % _BLOCK == 0 or (isinstance(batch, int) and batch * channels % _BLOCK == 0)
+    return inside and sliding_means_are_fast(e, pool, x)
 
 
 def _means(e: Emitter, pool: Pool, gy: ir.Value) -> ir.Value:
@@ -118,18 +101,6 @@ def _means(e: Emitter, pool: Pool, gy: ir.Value) -> ir.Value:
     begin, end = ([k - 1 - pads[i] for pads, k in zip(pool.pads or (), pool.kernel, strict=True)] for i in range(2))
     gy, pads = counted_padding(e, gy, begin, end)
     return e.op("AveragePool", gy, kernel_shape=pool.kernel, pads=pads, count_include_pad=1)
-
-
-def counted_padding(e: Emitter, x: ir.Value, begin: Sequence[int], end: Sequence[int]) -> tuple[ir.Value, list[int]]:
-    """What to take means of, and the `pads`, where padding counts: padded beforehand if ONNX Runtime would miscount.
-
-    1.21 to 1.24 take the end of one axis for that of another: over two axes the beginning of the second for the end of the
-    first, over three that too, and the end of the first for that of the second.
-    """
-    rank = len(begin)
-    if rank > 1 and (begin[1] < end[0] or (rank > 2 and end[0] < end[1])):
-        return e.pad(x, begin, end, range(2, 2 + rank)), [0] * (2 * rank)
-    return x, [*begin, *end]
 
 
 def _end(pool: Pool, axis: int) -> int:

@@ -8,7 +8,6 @@ Other ways of computing the gradient are in `pool_max_grad`.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +16,11 @@ import onnx_ir as ir
 
 from onnx_convgrad.autodiff.registry import Cotangents, linear, vjp
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.emit import DOMAIN, Dim, Emitter
+from onnx_convgrad.ir.emit import DOMAIN, Emitter
 from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.pooling import Pool
+from onnx_convgrad.ir.scatter import scatter_flat, scatter_in_order, unpool
 from onnx_convgrad.rules.pool import valid_taps
 
 
@@ -52,30 +52,6 @@ def max_pool_grad_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 def _windows(n: Call) -> dict[str, Any]:
     """The attributes of a pool that say what its windows are."""
     return {name: value for name, value in n.attributes().items() if name != "storage_order"}
-
-
-def _unpools(e: Emitter, pool: Pool, x: ir.Value) -> bool:
-    """Whether MaxUnpool can scatter: no element is shared, and none left over, where its indices are ambiguous."""
-    whole = all(size is not None and size % k == 0 for size, k in zip(pool.sizes, pool.kernel, strict=True))
-    return pool.tiles and whole and x.dtype == ir.DataType.FLOAT and "MaxUnpool" not in e.target.missing
-
-
-def _in_order(e: Emitter, pool: Pool, gy: ir.Value, winners: ir.Value, x: ir.Value) -> ir.Value:
-    """Windows that share elements are scattered apart from each other, and the results added in order.
-
-    Every m-th window, with m strides no shorter than a window, shares none: no index repeats, and nothing is added.
-    """
-    axes = range(2, 2 + pool.rank)
-    counts = [-(-pool.span(axis) // pool.strides[axis]) for axis in range(pool.rank)]
-    sizes = [e.dim(gy, axis) for axis in axes]
-    zeros = e.op("Expand", e.scalar(0, gy), e.vector([_size(e, x)]))
-    parts = []
-    for first in itertools.product(*map(range, counts)):
-        if any(isinstance(size, int) and start >= size for start, size in zip(first, sizes, strict=True)):
-            continue
-        some, where = (e.slice(v, first, sizes, axes, counts) for v in (gy, winners))
-        parts.append(e.reshape_like(_scatter(e, zeros, where, some), x))
-    return e.typed(e.sum(parts), x)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +104,11 @@ def hand_back(e: Emitter, pool: Pool, gy: ir.Value, winners: Winners, x: ir.Valu
     """Each element of `gy` at the place of the maximum that it belongs to, added up, in the shape of x."""
     indices = winners.indices
     if e.target.ordered_sums and winners.found is None:
-        return _in_order(e, pool, gy, indices, x)
+        return scatter_in_order(e, pool, gy, indices, x)
     if winners.found is not None:
         indices, gy = e.op("Where", winners.found, indices, e.const(np.int64(0))), e.where(winners.found, gy, 0)
-    if _unpools(e, pool, x):  # half the time of a scatter
-        result = e.op("MaxUnpool", gy, indices, e.shape(x), kernel_shape=pool.kernel, strides=pool.strides)
-        return e.typed(result, x)
-    return scatter_flat(e, gy, indices, x)
+    unpooled = unpool(e, pool, gy, indices, x)
+    return scatter_flat(e, gy, indices, x) if unpooled is None else unpooled
 
 
 def _may_be_empty(pool: Pool) -> bool:
@@ -148,32 +122,6 @@ def _may_be_empty(pool: Pool) -> bool:
         if pool.sizes[axis] is None or 0 in valid_taps(pool, axis, end_counts=False):
             return True
     return pool.pads is None and set(pool.dilations) != {1}
-
-
-def scatter_flat(e: Emitter, updates: ir.Value, indices: ir.Value, like: ir.Value) -> ir.Value:
-    """A tensor of the shape of `like`, zero but for the sums of `updates` at flat positions `indices`."""
-    wide = e.cast(updates, ir.DataType.FLOAT) if updates.dtype == ir.DataType.FLOAT16 else updates
-    zeros = e.op("Expand", e.scalar(0, wide), e.vector([_size(e, like)]))
-    flat = _scatter(e, zeros, indices, wide, "add")
-    if wide is not updates:
-        flat = e.cast(flat, ir.DataType.FLOAT16)
-    return e.reshape_like(flat, like)
-
-
-def _scatter(
-    e: Emitter, data: ir.Value, indices: ir.Value, updates: ir.Value, reduction: str | None = None
-) -> ir.Value:
-    """A vector with `updates` written, or added, at `indices`; both may have any shape."""
-    row = e.op("Reshape", updates, e.ints([-1]))
-    if "ScatterElements" in e.target.missing:
-        return e.op("ScatterND", data, e.op("Reshape", indices, e.ints([-1, 1])), row, reduction=reduction)
-    return e.op("ScatterElements", data, e.op("Reshape", indices, e.ints([-1])), row, axis=0, reduction=reduction)
-
-
-def _size(e: Emitter, value: ir.Value) -> Dim:
-    if value.shape is not None:
-        return e.size_mul(*e.dims(value))
-    return e.op("Reshape", e.op("Size", value), e.ints([1]))
 
 
 @linear("MaxUnpool", wrt=("X",))

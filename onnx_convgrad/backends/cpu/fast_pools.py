@@ -16,7 +16,7 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter, static_dims
 from onnx_convgrad.ir.geometry import HINT_BATCH
 from onnx_convgrad.ir.pooling import Pool
-from onnx_convgrad.rules.pool import counted_padding, in_blocks
+from onnx_convgrad.ir.sliding_means import counted_padding, in_blocks
 
 __all__ = ["POOLS"]
 

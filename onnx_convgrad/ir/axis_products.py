@@ -1,4 +1,9 @@
-"""Products with the matrices of a Resize, and what takes their place where all weights are alike."""
+"""Products of a tensor with one matrix along one axis, and faster forms for special matrices.
+
+    y[.., q, ..] = sum over p of matrix[q, p] g[.., p, ..]
+
+Each function emits reshapes to at most three axes and one product, convolution or pool.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +15,11 @@ import onnx_ir as ir
 
 from onnx_convgrad.ir.emit import Dim, Emitter
 
+__all__ = ["LONG_AXIS", "contract", "contract_unranked", "sum_blocks", "weigh_windows"]
+
 
 def contract(e: Emitter, g: ir.Value, matrix: ir.Value, axis: int, sizes: list[Dim], size: Dim) -> ir.Value:
-    """sum over p of matrix[q, p] g[.., p, ..] on one axis; `sizes`, the dimensions of g, is brought up to date."""
+    """The product along `axis`, which gets the size `size`; updates `sizes`, the dimensions of g."""
     before, after = sizes[:axis], sizes[axis + 1 :]
     old, sizes[axis] = sizes[axis], size
     if not after and before:
@@ -24,20 +31,26 @@ def contract(e: Emitter, g: ir.Value, matrix: ir.Value, axis: int, sizes: list[D
     return e.reshape(e.matmul(_per_batch(e, matrix, lead), columns), sizes)
 
 
-def weigh_windows(e: Emitter, g: ir.Value, factor: int, axis: int, sizes: list[Dim]) -> ir.Value:
-    """The same for linear interpolation by a whole factor k, as a Conv of stride k; brings `sizes` up to date.
+LONG_AXIS = 128
+"""Size from which on a product with a matrix takes longer than `weigh_windows`."""
 
-    y[k m + r] = (1 - |d|) x[m] + |d| x[m + 1 or m - 1] with d = (r + 1/2) / k - 1/2, of which the sign tells the neighbour.
-    Beyond an end is the end again; its share comes back if g goes on in reverse there.
+
+def weigh_windows(e: Emitter, g: ir.Value, factor: int, axis: int, sizes: list[Dim]) -> ir.Value:
+    """The product with the adjoint of linear interpolation by a whole factor k, as a Conv of stride k; updates `sizes`.
+
+    y[k m + r] = (1 - |d|) x[m] + |d| x[m +- 1] with d = (r + 1/2) / k - 1/2, whose sign determines the neighbour. Beyond
+    the ends the first and the last element are repeated; their cotangents are collected by extending g with its mirror
+    image.
     """
     before, inner, rows = e.size_mul(1, *sizes[:axis]), e.size_mul(1, *sizes[axis + 1 :]), sizes[axis]
-    assert isinstance(rows, int), "the axis is of known size"
+    assert isinstance(rows, int), "the size of the axis is known"
     v = e.reshape(g, [before, rows, inner])
     first = e.slice(v, [factor - 1], [-rows - 1], [1], [-1])
     last = e.slice(v, [rows - 1], [rows - factor - 1], [1], [-1])
     offset = (np.arange(factor) + 0.5) / factor - 0.5
     weights = np.concatenate([offset.clip(0), 1 - np.abs(offset), (-offset).clip(0)])
-    lead = [before, 1, *([1] if e.target.name == "cpu" else [])]  # it would rearrange the channels of two axes
+    extra = [1] if e.target.channel_block > 1 else []  # a third axis, as images would be moved into blocks of channels
+    lead = [before, 1, *extra]
     long = [1, rows + 2 * factor] if inner == 1 else [rows + 2 * factor, inner]
     kernel = [*[1] * (len(lead) - 1), *([1, 3 * factor] if inner == 1 else [3 * factor, 1])]
     strides = [*[1] * (len(lead) - 2), *([1, factor] if inner == 1 else [factor, 1])]
@@ -47,7 +60,7 @@ def weigh_windows(e: Emitter, g: ir.Value, factor: int, axis: int, sizes: list[D
 
 
 def _per_batch(e: Emitter, matrix: ir.Value, lead: Sequence[Dim]) -> ir.Value:
-    """The matrix, repeated along a batch that may be empty: ONNX Runtime does not broadcast 1 to 0 on the left."""
+    """The matrix, repeated along a batch that may be empty: ONNX Runtime does not broadcast a left operand to size 0."""
     if not lead or (isinstance(lead[0], int) and lead[0] > 0):
         return matrix
     axes = list(range(len(lead)))
@@ -55,7 +68,7 @@ def _per_batch(e: Emitter, matrix: ir.Value, lead: Sequence[Dim]) -> ir.Value:
 
 
 def contract_unranked(e: Emitter, g: ir.Value, matrix: ir.Value, axis: int) -> ir.Value:
-    """The same where the rank is unknown: the sizes before and after the axis are products taken at run time."""
+    """The product along `axis` of a tensor of unknown rank: the graph multiplies the sizes before and after the axis."""
     first = e.ints([0])
     before, after = e.op("Shape", g, start=0, end=axis), e.op("Shape", g, start=axis + 1)
     size = e.op("Shape", matrix, start=0, end=1)
@@ -71,7 +84,7 @@ def contract_unranked(e: Emitter, g: ir.Value, matrix: ir.Value, axis: int) -> i
 
 
 def sum_blocks(e: Emitter, g: ir.Value, repeats: dict[int, int], sizes: list[Dim]) -> ir.Value:
-    """Elements were repeated: sum over the copies, by a pool where there is one, else over split axes."""
+    """Sums over blocks of `repeats[axis]` elements, by a pool for its dtypes and ranks, else over split axes."""
     rank = len(sizes)
     if min(repeats) >= 2 and rank <= 5 and g.dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
         kernel = [repeats.get(axis, 1) for axis in range(2, rank)]
