@@ -11,7 +11,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.activity import Activity, carriers, rule_of
+from onnx_convgrad.autodiff.activity import Activity, carriers, problem, rule_of
 from onnx_convgrad.autodiff.function_bodies import equivalent, has_body
 from onnx_convgrad.autodiff.per_sample.layout import Label, Samples, State, product, rows, same_size
 from onnx_convgrad.autodiff.per_sample.picks import axis_of_repeats
@@ -255,11 +255,8 @@ class Tracker:
             )
 
     def _report(self, node: ir.Node, case: UnsupportedCase) -> None:
-        version = self.e.graph.opset_imports.get(node.domain, 0)
-        operator = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
-        name = node.name or f"<unnamed, output {node.outputs[0].name!r}>"
         route = (node.outputs[0].name or "?", *(v.name or "?" for v in node.inputs[:1] if v is not None))
-        self.problems.append(Problem(name, operator, version, case.message, route, case.hint))
+        self.problems.append(problem(self.e.graph, node, case.message, route, case.hint))
 
 
 _ARRANGING = frozenset({"Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"})

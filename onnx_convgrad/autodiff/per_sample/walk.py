@@ -15,7 +15,6 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import Activity, carriers, rule_of
-from onnx_convgrad.autodiff.function_bodies import equivalent
 from onnx_convgrad.autodiff.per_sample.batch import Batch
 from onnx_convgrad.autodiff.per_sample.layout import Samples, State
 from onnx_convgrad.autodiff.per_sample.norms import squared_norm
@@ -234,20 +233,15 @@ class _Walk(Walk):
         stacked = [with_samples(e, whole, [count, *e.dims(own)]) for own, whole in turns.items()]
         return self.batch.stacked(cut_samples(e, scan(e, body, stacked, len(stacked)), count), operand)
 
-    def _through_equivalent(
-        self, call: Call, rule: Rule | None, given: dict[ir.Value, ir.Value]
-    ) -> list[tuple[ir.Value, ir.Value]]:
-        results = equivalent(self.e, call, rule)
-        seeds = {r: given[v] for r, v in zip(results, call.node.outputs, strict=False) if v in given and r is not None}
-        sources = dict.fromkeys(v for _, v in carriers(call.node, rule) if v in self.activity.varied)
+    def within(self, seeds: dict[ir.Value, ir.Value], sources: dict[ir.Value, None]) -> dict[ir.Value, ir.Value]:
         activity = Activity.between(sources, seeds, self.e.order, partial=True)
         self.tracker.varied |= activity.varied
         self.tracker.follow(seeds)
         inner = _Walk(self.e, activity, tuple(seeds), self.tracker)
-        found = inner.run(seeds, sources)
+        cotangents = inner.run(seeds, sources)
         if inner.problems:
             raise DifferentiationError(inner.problems)
-        return list(found.items())
+        return cotangents
 
 
 _SAME_ORDER = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})
