@@ -62,7 +62,7 @@ def matmul_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> C
         alike = at.axis < rank - len(dims) or (at.axis == 0 and len(dims) == rank and dims[0] == 1)
         require(
             len(e.dims(data)) == rank and alike and len(dims) > 1,
-            f"a weight of shape {weight.shape} has no known form per sample where the samples are on axis {at.axis}.",
+            f"the gradient per sample of a weight of shape {weight.shape} is not known with the samples on axis {at.axis}.",
         )
 
     return {"A": left, "B": right}

@@ -11,7 +11,6 @@ from onnx_convgrad.autodiff.registry import Cotangents, linear, not_differentiab
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter
-from onnx_convgrad.rules.movement import arange
 from onnx_convgrad.rules.pool import norm_quotient, signed_power
 
 not_differentiable("MaxRoiPool", reason="it does not return the indices of its maxima.")
@@ -48,7 +47,7 @@ def global_max_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
         area = e.vector([count])
         flat = e.op("Reshape", x, e.op("Concat", head, area, axis=0), allowzero=1)
         winner = e.op("ArgMax", flat, axis=2, keepdims=1)
-        positions = arange(e, count)
+        positions = _range(e, count)
         column = e.op("Reshape", g["Y"], e.op("Concat", head, e.ints([1]), axis=0), allowzero=1)
         return e.reshape_like(e.where(e.compare("Equal", positions, winner), column, 0), x)
 
@@ -83,7 +82,7 @@ def roi_align_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
         a = e.cast(_samples(e, n, 1, rows, height), dtype)
         b = e.cast(_samples(e, n, 0, columns, width), dtype)
         along = e.op("Transpose", e.matmul(gy, e.unsqueeze(b, [1])), perm=[0, 2, 1, 3])
-        owner = e.mask(e.compare("Equal", e.unsqueeze(arange(e, batch), [1]), n["batch_indices"]), x)  # [N, R]
+        owner = e.mask(e.compare("Equal", e.unsqueeze(_range(e, batch), [1]), n["batch_indices"]), x)  # [N, R]
         spread = e.mul(e.unsqueeze(owner, [1, 3]), e.op("Transpose", a, perm=[2, 0, 1]))  # [N, H, R, P]
         inner = e.size_mul(count, rows)
         left = e.reshape(spread, [e.size_mul(batch, height), inner])
@@ -92,6 +91,11 @@ def roi_align_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
         return e.typed(e.op("Transpose", total, perm=[0, 2, 1, 3]), x)
 
     return {"X": x_grad}
+
+
+def _range(e: Emitter, size: Dim) -> ir.Value:
+    """0, 1, .., size - 1, computed by the graph."""
+    return e.op("Range", e.const(np.int64(0)), e.op("Squeeze", e.vector([size]), e.ints([0])), e.const(np.int64(1)))
 
 
 def _samples(e: Emitter, n: Call, coordinate: int, bins: int, size: Dim) -> ir.Value:
@@ -124,7 +128,7 @@ def _samples(e: Emitter, n: Call, coordinate: int, bins: int, size: Dim) -> ir.V
         valid = e.op("And", valid, e.unsqueeze(e.compare("Less", steps, samples), [1]))
         share = e.unsqueeze(e.op("Reciprocal", grid), [2])
     clamped = e.op("Min", e.op("Max", at, 0), e.sub(length, 1))
-    row = e.cast(arange(e, size), ir.DataType.FLOAT)
+    row = e.cast(_range(e, size), ir.DataType.FLOAT)
     distance = e.op("Abs", e.sub(e.unsqueeze(clamped, [3]), row))  # [R, P, S, H]
     weight = e.where(e.unsqueeze(valid, [3]), e.op("Relu", e.sub(1, distance)), 0)
     return e.mul(e.reduce_sum(weight, [2], keepdims=False), share)

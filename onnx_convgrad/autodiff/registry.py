@@ -20,9 +20,9 @@ An operator is named `"Op"` or `"domain::Op"`. A rule is called as `rule(e, n, g
 - `g` maps the name of each result to its cotangent, `None` where there is none. Elementwise rules and expansions take no
   `g`.
 
-It returns a mapping from operand name to a thunk, which is called only if that cotangent is wanted and returns an `ir.Value`
-of the operand's shape and dtype, or `None` for zero. A variadic operand has one thunk, which takes the position. The thunk
-of an elementwise rule returns the local derivative, as a value or a number. The walk accumulates cotangents and sums over
+It returns a mapping from operand name to a thunk, which is called only if that cotangent is wanted and returns a value of
+the operand's shape and dtype, or `None` for zero. A variadic operand has one thunk, which takes the position. The thunk of
+an elementwise rule returns the local derivative, as a value or a number. The walk accumulates cotangents and sums over
 broadcast axes. To refuse a case, call `errors.require(condition, "its mode is not supported.")`::
 
     @elementwise("my.domain::Swish", wrt=["X"])
@@ -35,9 +35,9 @@ broadcast axes. To refuse a case, call `errors.require(condition, "its mode is n
 
         return {"X": slope}
 
-A package registers its rules by an entry point of the group `onnx_convgrad.rules` that names the module with the rules. Every
-decorator takes `wrt`, the operands with a derivative, `parameters`, those of them that are weights, and `note`, a remark for
-the tables of the command line.
+A package registers its rules by an entry point of the group `onnx_convgrad.rules` that names the module with the rules.
+Every decorator takes `wrt`, the operands with a derivative, `parameters`, those of them that are weights, and `note`, a
+remark for the tables of the command line.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _add(op: str, kind: Kind, function: Callable[..., Any] | None, fields: Mappi
     if (domain, op_type) in _RULES:
         raise RuleContractError(
             f"Two rules are declared for {op}.",
-            hint=f"Remove one of them; the first is in {_RULES[domain, op_type].module}.",
+            hint=f"Remove one; the other is in {_RULES[domain, op_type].module}.",
         )
     module = getattr(function, "__module__", "") if function else ""
     _RULES[domain, op_type] = Rule(op_type, domain, kind, function, module=module, **fields)
