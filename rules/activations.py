@@ -1,8 +1,7 @@
-"""Activations: the local derivative of each, in the form that takes the fewest passes over memory.
+"""Activations: y[i] = f(x[i]), dx[i] = f'(x[i]) g[i]. Each rule gives f', from y where that avoids keeping x.
 
-At a kink the derivative is PyTorch's: zero for Relu, the slope of the left branch for LeakyRelu and PRelu. A 0/1 mask
-of float32 is one pass, a HardSigmoid too steep to have anything on its ramp; else it is a comparison and a Cast. Where, And
-and Sign take ten times as long on the CPU provider, so 0 < y < 6 is read from the sign of y (6 - y).
+At a kink the derivative is PyTorch's: zero for Relu, the slope of the left branch for LeakyRelu and PRelu. A 0/1 mask is
+one node (see `step`), and 0 < y < 6 is the sign of y (6 - y).
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from onnx_convgrad.ir.notes import origin_of
 
 
 _STEEP = 2.0**124
-"""Slope of a step. Only numbers within 2^-124 of zero, which hold no digits of anything, are not on either side of it."""
+"""Slope of the HardSigmoid that stands for a step: only numbers within 2^-124 of zero lie on its ramp."""
 
 _LARGEST_POWER = 44.0
-"""Of e, whose square float32 holds."""
+"""Largest exponent k for which float32 holds the square of e^k."""
 
 
 def _positive(e: Emitter, value: ir.Value) -> ir.Value:
@@ -31,7 +30,10 @@ def _positive(e: Emitter, value: ir.Value) -> ir.Value:
 
 
 def step(e: Emitter, value: ir.Value, at: float = 0.0, *, up: bool = True) -> ir.Value:
-    """[value > at] as 0 and 1, or [value < at]; `at` is a float32 number of at most 8."""
+    """[value > at] as 0 and 1, or [value < at] with `up=False`; `at` is a float32 number of at most 8.
+
+    In float32 this is one node, a HardSigmoid with the slope `_STEEP`; otherwise a comparison and a Cast.
+    """
     if value.dtype != ir.DataType.FLOAT:
         return e.mask(e.compare("Greater" if up else "Less", value, at), value)
     slope = _STEEP if up else -_STEEP
@@ -40,7 +42,7 @@ def step(e: Emitter, value: ir.Value, at: float = 0.0, *, up: bool = True) -> ir
 
 @elementwise("Relu")
 def relu(e: Emitter, n: Call) -> Cotangents:
-    """dy/dx = [y > 0], read from y: the next layer keeps it in memory anyway, x it does not."""
+    """y = max(x, 0): dy/dx = [y > 0], from y because the next operator keeps y in memory, but not x."""
     return {"X": lambda: _positive(e, n.y) if _meets_a_pole(e, n.y) else step(e, n.y)}
 
 
@@ -49,29 +51,32 @@ _SCALING = frozenset({"Abs", "Cast", "Div", "Identity", "Mul", "Neg", "Reshape",
 
 
 def _meets_a_pole(e: Emitter, value: ir.Value) -> bool:
-    """Whether the model takes a root or the like of the value as it is, or scaled: at zero its cotangent is infinite."""
+    """Whether the model applies a function with an infinite derivative at 0 (a root, a logarithm) to multiples of `value`.
+
+    The cotangent is then infinite where the value is 0, and must be selected, not multiplied by 0.
+    """
     todo = [value]
     while todo:
         for use in todo.pop().uses():
             node = use.node
-            if origin_of(node):  # part of a derivative
+            if origin_of(node):  # added by differentiation
                 continue
-            if node.op_type in _POLES and not _is_tame(e, node, use.idx):
+            if node.op_type in _POLES and not _is_finite(e, node, use.idx):
                 return True
             if node.op_type in _SCALING:
                 todo.extend(node.outputs)
     return False
 
 
-def _is_tame(e: Emitter, node: ir.Node, operand: int) -> bool:
-    """Whether a quotient has the value above the line, or a power is a constant of at least one."""
+def _is_finite(e: Emitter, node: ir.Node, operand: int) -> bool:
+    """Whether the derivative is finite: for the numerator of a quotient, and for a constant exponent of at least 1."""
     exponent = e.constant_of(node.inputs[1]) if node.op_type == "Pow" and node.inputs[1] is not None else None
     return (node.op_type == "Div" and operand == 0) or (exponent is not None and bool((exponent >= 1).all()))
 
 
 @elementwise("LeakyRelu")
 def leaky_relu(e: Emitter, n: Call) -> Cotangents:
-    """dy/dx = 1 for x > 0, else alpha. Unless alpha is negative y > 0 says the same, and x need not be kept."""
+    """y = x for x > 0, else alpha x: dy/dx = 1 for x > 0, else alpha. For alpha > 0, y has the sign of x."""
     alpha = n.float("alpha", 0.01)
 
     def slope() -> ir.Value:
@@ -84,7 +89,7 @@ def leaky_relu(e: Emitter, n: Call) -> Cotangents:
 
 @elementwise("PRelu", wrt=("X", "slope"), parameters=("slope",))
 def p_relu(e: Emitter, n: Call) -> Cotangents:
-    """dy/dx = 1 for x > 0, else slope; dy/dslope = min(x, 0)."""
+    """y = x for x > 0, else slope x: dy/dx = 1 for x > 0, else slope; dy/dslope = min(x, 0)."""
     x, slope = n["X"], n["slope"]
 
     def local() -> ir.Value:
@@ -139,7 +144,7 @@ def selu(e: Emitter, n: Call) -> Cotangents:
 
 
 def selu_scales(n: Call) -> tuple[float, float]:
-    """alpha and gamma of a Selu."""
+    """The attributes alpha and gamma of a Selu."""
     return n.float("alpha", 1.67326319217681884765625), n.float("gamma", 1.05070102214813232421875)
 
 
@@ -156,12 +161,12 @@ def _exponential_slope(e: Emitter, n: Call, left: float, right: float) -> ir.Val
 
 @elementwise("Sigmoid")
 def sigmoid(e: Emitter, n: Call) -> Cotangents:
-    """dy/dx = y (1 - y) = 1 / (e^(x/2) + e^(-x/2))^2.
+    """y = 1 / (1 + e^-x): dy/dx = y (1 - y) = 1 / (e^(x/2) + e^(-x/2))^2.
 
-    ONNX Runtime's float32 Sigmoid is exact only absolutely: at x = -12 it is off by 0.6%, below -18 it is 0. Where the
-    result is a gate (only multiplied) that vanishes beside the other terms. An output that saturates has nothing else, so
-    there the second form is taken, which is exact relatively on both sides. The powers are bounded: derivatives of it
-    multiply them by tangents before the square takes them away.
+    The first form is used for gates, whose result is only multiplied. For other results the second is used, which has a
+    small relative error for all x: a float32 y may have only a small absolute error (ONNX Runtime's is off by 0.6% at
+    -12, and 0 below -18). The exponent is bounded, because derivatives of this form multiply the powers by tangents
+    before they cancel.
     """
 
     def slope() -> ir.Value:
@@ -176,7 +181,7 @@ def sigmoid(e: Emitter, n: Call) -> Cotangents:
 
 
 def _only_multiplied(value: ir.Value) -> bool:
-    """Whether a value, or each part that it is split into, is a factor wherever it is used."""
+    """Whether every use of a value, or of the parts that it is split into, multiplies it."""
     return all(
         use.node.op_type == "Mul" or (use.node.op_type == "Split" and all(map(_only_multiplied, use.node.outputs)))
         for use in value.uses()
@@ -185,7 +190,7 @@ def _only_multiplied(value: ir.Value) -> bool:
 
 @elementwise("HardSigmoid")
 def hard_sigmoid(e: Emitter, n: Call) -> Cotangents:
-    """y = clip(alpha x + beta, 0, 1): dy/dx = alpha [0 < y < 1], and nothing for a step."""
+    """y = clip(alpha x + beta, 0, 1): dy/dx = alpha [0 < y < 1], and 0 for a step."""
 
     def slope() -> ir.Value | None:
         if abs(n.float("alpha", 0.2)) >= _STEEP:
@@ -226,7 +231,7 @@ def softsign(e: Emitter, n: Call) -> Cotangents:
 
 @elementwise("Gelu")
 def gelu(e: Emitter, n: Call) -> Cotangents:
-    """y = x P(x), P the normal distribution function or its approximation by tanh: dy/dx = P + x P'."""
+    """y = x P(x) with the normal distribution function P or its approximation by tanh: dy/dx = P + x P'."""
     tanh_form = n.string("approximate", "none") == "tanh"
     return {"X": lambda: _gelu_tanh(e, n["X"]) if tanh_form else _gelu_erf(e, n["X"])}
 
@@ -251,7 +256,7 @@ def _gelu_tanh(e: Emitter, x: ir.Value) -> ir.Value:
 def mish(e: Emitter, n: Call) -> Cotangents:
     """y = x tanh(softplus x): dy/dx = s / d (1 + q + 4 x q^2 / d) with s = sigmoid x, q = 1 - s, d = 1 + q^2.
 
-    exp(softplus x) = 1 / q, so tanh(softplus x) = (1 - q^2) / (1 + q^2). Softplus is twenty times slower than Sigmoid.
+    exp(softplus x) = 1 / q, so tanh(softplus x) = (1 - q^2) / (1 + q^2). This form needs no Softplus.
     """
     x = n["X"]
 
@@ -259,7 +264,7 @@ def mish(e: Emitter, n: Call) -> Cotangents:
         s = e.op("Sigmoid", x)
         q = e.sub(1, s)
         q2 = e.square(q)
-        whole = e.add(q2, 1)
-        return e.mul(e.div(s, whole), e.add(e.add(q, 1), e.mul(e.mul(x, 4), e.div(q2, whole))))
+        d = e.add(q2, 1)
+        return e.mul(e.div(s, d), e.add(e.add(q, 1), e.mul(e.mul(x, 4), e.div(q2, d))))
 
     return {"X": slope}

@@ -1,15 +1,15 @@
-"""Conv, ConvTranspose and the two abstract operators that are Conv's derivatives.
+"""Conv, ConvTranspose and the two abstract operators that are the derivatives of Conv.
 
-    T(x, w, g) = <g, conv(x, w)>  is linear in each of x, w, g.
+    T(x, w, g) = <g, conv(x, w)>
 
-Its three partial derivatives are conv(x, w), ConvInputGrad(g, w) and ConvWeightGrad(x, g), and the cotangents of each are
-the other two. So these rules close under any order of differentiation:
+is linear in each of x, w and g. Its three partial derivatives are conv(x, w), ConvInputGrad(g, w) and ConvWeightGrad(x, g),
+and the cotangents of each are the other two. So these rules close under any order of differentiation:
 
     Conv(x, w)              dx = ConvInputGrad(g, w)     dw = ConvWeightGrad(x, g)
     ConvInputGrad(dy, w)    ddy = Conv(g, w)             dw = ConvWeightGrad(g, dy)
     ConvWeightGrad(x, dy)   dx = ConvInputGrad(dy, g)    ddy = Conv(x, g)
 
-ConvTranspose(x, w) is ConvInputGrad read from the other side: its operand x plays dy, its result plays x.
+ConvTranspose(x, w) is ConvInputGrad(dy=x, w): its result takes the place of the data operand.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from onnx_convgrad.ir.emit import DOMAIN, Dim, Emitter, known
 
 
 def input_grad(e: Emitter, dy: ir.Value, w: ir.Value, like: ir.Value, win: Window) -> ir.Value:
-    """The abstract gradient for the data operand, of the shape of `like`."""
+    """ConvInputGrad, the gradient for the data operand, of the shape of `like`."""
     return e.op("ConvInputGrad", dy, w, like, domain=DOMAIN, **win.attributes)
 
 
 def weight_grad(e: Emitter, x: ir.Value, dy: ir.Value, like: ir.Value, win: Window) -> ir.Value:
-    """The abstract gradient for the weight operand, of the shape of `like`."""
+    """ConvWeightGrad, the gradient for the weight operand, of the shape of `like`."""
     return e.op("ConvWeightGrad", x, dy, like, domain=DOMAIN, **win.attributes)
 
 
@@ -45,7 +45,7 @@ def conv(e: Emitter, x: ir.Value, w: ir.Value, like: ir.Value | None, win: Windo
 
 
 def trim(e: Emitter, x: ir.Value, win: Window) -> tuple[ir.Value, Window]:
-    """Cut the rows that negative padding removes; the window that is left has none."""
+    """Slice off the rows that negative padding removes; the returned window has no negative padding."""
     if min((*win.begin, *win.end), default=0) >= 0:
         return x, win
     axes = range(2, 2 + win.rank)
@@ -85,17 +85,17 @@ def conv_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 
 def require_vector(bias: ir.Value | None) -> None:
-    """Refuse what the checker of ONNX lets pass: PyTorch 2.13 writes it for a Conv3d without a bias, unless it optimizes."""
+    """Refuse a bias that is not a vector, which ONNX's checker accepts and some exporters write for an absent bias."""
     shape = None if bias is None else bias.shape
     require(
         shape is None or len(shape) == 1,
-        f"its bias has shape {list(shape or ())}, where one number per feature is allowed.",
-        "Leave the input B out, or export the model anew; torch.onnx.export(..., optimize=True) leaves it out.",
+        f"its bias has shape {list(shape or ())}; it must have one number per feature.",
+        "Leave the input B out, or export the model again: torch.onnx.export(..., optimize=True) leaves it out.",
     )
 
 
 def padded_data(e: Emitter, n: Call) -> tuple[ir.Value, Window, list[Dim] | None]:
-    """The data of a Conv and its window; where padding depends on run-time sizes, x is padded, and by how much."""
+    """The data of a Conv, its window, and the begin padding already added to the data if that depends on run-time sizes."""
     x, w = n["X"], n["W"]
     rank = spatial_rank(e, n, x, w)
     win = window(n, rank)
@@ -109,7 +109,7 @@ def padded_data(e: Emitter, n: Call) -> tuple[ir.Value, Window, list[Dim] | None
 def _pad_same_at_run_time(
     e: Emitter, n: Call, win: Window, x: ir.Value, kernel: tuple[int | None, ...]
 ) -> tuple[ir.Value, list[Dim]]:
-    """Pad x as `auto_pad=SAME_*` does, with sizes read from x: total = max((ceil(x/s) - 1) s + span - x, 0)."""
+    """Pad x as `auto_pad=SAME_*` does, by sizes that the graph computes: total = max((ceil(x/s) - 1) s + span - x, 0)."""
     upper = n.string("auto_pad", "") == "SAME_UPPER"
     low: list[Dim] = []
     high: list[Dim] = []
@@ -145,7 +145,10 @@ def conv_input_grad(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 @multilinear(f"{DOMAIN}::ConvWeightGrad", wrt=("X", "dY"))
 def conv_weight_grad(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """<g, ConvWeightGrad(x, dy)> = <dy, conv(x, g)>. Of a matrix z z', pointwise, both halves are one product."""
+    """<g, ConvWeightGrad(x, dy)> = <dy, conv(x, g)>.
+
+    If x and dy are one value and the kernel is 1x1, dx + ddy = conv(x, g + g').
+    """
     x, dy, gw = n["X"], n["dY"], g["dW"]
     win = window(n, len(n.ints("strides") or ()))
     if x is dy and set(kernel_of(n, n["W_like"], win.rank)) == {1} and win.group == 1:
@@ -159,7 +162,7 @@ def conv_weight_grad(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 @vjp("ConvTranspose", wrt=("X", "W", "B"), parameters=("W", "B"))
 def conv_transpose_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y is the data gradient of a Conv whose output is x: dx = conv(g, w), dw = ConvWeightGrad(g, x)."""
+    """y = ConvInputGrad(x, w) + b: dx = conv(g, w), dw = ConvWeightGrad(g, x)."""
     x, w, gy = n["X"], n["W"], g["Y"]
     require_vector(n.get("B"))
     big, win = as_conv(e, n, gy)
@@ -171,10 +174,10 @@ def conv_transpose_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 
 def as_conv(e: Emitter, n: Call, gy: ir.Value) -> tuple[ir.Value, Window]:
-    """The cotangent of a ConvTranspose and the window under which a Conv maps y's size to x's.
+    """The cotangent of a ConvTranspose and the window with which a Conv maps the size of y to that of x.
 
-    Rows that `output_padding` adds at the end are seen by no window; whole strides of them must be cut, or the Conv would
-    give more rows than x has: end' = end - op + op mod s (section ConvTranspose of the operator specification).
+    No window covers the rows that `output_padding` adds at the end. Whole strides of them must be removed, because the Conv
+    would otherwise have more rows than x: end' = end - op + op mod s (section ConvTranspose of the ONNX specification).
     """
     x, w = n["X"], n["W"]
     rank = spatial_rank(e, n, x, w)
@@ -192,7 +195,7 @@ def as_conv(e: Emitter, n: Call, gy: ir.Value) -> tuple[ir.Value, Window]:
         k, s = kernel[axis], win.strides[axis]
         size = None if x.shape is None else known(x.shape[2 + axis])
         if wanted is None:
-            size = 1  # total padding of SAME_* is span + op - s, whatever the size
+            size = 1  # the total padding of SAME_* is span + op - s for every size
         if k is None or size is None:
             return _cut_at_run_time(e, n, x, w, gy, win)
         natural = s * (size - 1) + extra[axis] + win.dilations[axis] * (k - 1) + 1
@@ -208,7 +211,7 @@ def as_conv(e: Emitter, n: Call, gy: ir.Value) -> tuple[ir.Value, Window]:
 def _cut_at_run_time(
     e: Emitter, n: Call, x: ir.Value, w: ir.Value, gy: ir.Value, win: Window
 ) -> tuple[ir.Value, Window]:
-    """`output_shape` with sizes known only at run time: pad or cut the cotangent to what an unpadded Conv expects."""
+    """For sizes known only at run time, pad or cut the cotangent to the size that an unpadded Conv expects."""
     upper = n.string("auto_pad", "NOTSET") == "SAME_UPPER"
     extra = n.ints("output_padding") or (0,) * win.rank
     low: list[Dim] = []

@@ -2,8 +2,8 @@
 
     y[n, o, p] = sum over c, k of w[o, c, k] m[n, k, p] x[n, c, s p + d k - b + offset[n, k, p]]
 
-with x interpolated linearly between its pixels, and zero outside. Re-expressed as that: what all taps of all windows read,
-by the gather of GridSample, and one product of matrices.
+with x interpolated linearly between its pixels, and zero outside. The expansion gathers the pixels of all taps k and
+windows p, as GridSample does, and multiplies them by the weight in one matrix product.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from onnx_convgrad.rules.grid_sample import interpolated, taps_at
 
 @expansion("DeformConv", wrt=("X", "W", "offset", "B", "mask"), parameters=("W", "B"))
 def deform_conv(e: Emitter, n: Call) -> ir.Value:
-    """Columns of interpolated pixels, times the weight."""
+    """y[n, o, p] = sum over c, k of w[o, c, k] pixels[n, c, k, p] + b[o]."""
     x, w, offset = n["X"], n["W"], n["offset"]
     kernel = _kernel(e, n)
     taps, groups = math.prod(kernel), n.int("group", 1)
@@ -37,7 +37,7 @@ def deform_conv(e: Emitter, n: Call) -> ir.Value:
 
 
 def _pixels(e: Emitter, n: Call, kernel: list[int], points: list[Dim]) -> ir.Value:
-    """m x of all taps of all windows: `[batch * offset groups, channels / offset groups, taps * points]`."""
+    """m x for all taps of all windows: `[batch * offset groups, channels / offset groups, taps * points]`."""
     x, offset, mask = n["X"], n["offset"], n.get("mask")
     rank, taps, shares = len(kernel), math.prod(kernel), n.int("offset_group", 1)
     sizes = [e.dim(x, 2 + axis) for axis in range(rank)]
@@ -49,20 +49,20 @@ def _pixels(e: Emitter, n: Call, kernel: list[int], points: list[Dim]) -> ir.Val
         at = e.reshape(e.add(shift, _window(e, n, axis, kernel, points, offset)), [images, 1, reads])
         places.append(taps_at(e, n, at, sizes[axis]))
     flat = e.reshape(x, [images, e.size_div(e.dim(x, 1), shares), e.size_mul(*sizes)])
-    found = interpolated(e, flat, sizes, places, reads)
-    return found if mask is None else e.mul(found, e.reshape(mask, [images, 1, reads]))
+    pixels = interpolated(e, flat, sizes, places, reads)
+    return pixels if mask is None else e.mul(pixels, e.reshape(mask, [images, 1, reads]))
 
 
 def _kernel(e: Emitter, n: Call) -> list[int]:
-    given = n.ints("kernel_shape")
-    sizes = given if given is not None else [e.dim(n["W"], axis) for axis in range(2, e.rank(n["W"]))]
+    declared = n.ints("kernel_shape")
+    sizes = declared if declared is not None else [e.dim(n["W"], axis) for axis in range(2, e.rank(n["W"]))]
     kernel = [size for size in sizes if isinstance(size, int)]
     require(len(kernel) == len(sizes), "the shape of its kernel is not known while building.")
     return kernel
 
 
 def _window(e: Emitter, n: Call, axis: int, kernel: list[int], points: list[Dim], like: ir.Value) -> ir.Value:
-    """Where the taps of a plain convolution lie on one axis: `[taps, *points]`, or axes of 1."""
+    """Positions of the taps on one axis without offsets, to be broadcast to `[taps, *points]`."""
     rank = len(kernel)
     stride, dilation = ((n.ints(name) or (1,) * rank)[axis] for name in ("strides", "dilations"))
     begin = (n.ints("pads") or (0,) * 2 * rank)[axis]

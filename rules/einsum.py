@@ -2,14 +2,14 @@
 
     y[out] = sum over the other indices of the product of x_i[term_i]
 
-The cotangent of one operand swaps its term with the output's:
+The cotangent of one operand swaps its term with that of the output:
 
     dx_i[term_i] = sum over the other indices of g[out] times the product of x_j[term_j], j != i
 
-Three things do not fit into one Einsum and are added around it. An index of term_i that occurs nowhere else was summed
-away: the cotangent is constant along it (Expand). An index repeated within term_i took a diagonal: the cotangent is
-zero off it (Where). An axis of size one that met a longer one was broadcast: the walk sums over it, or, where the longer
-one is x_i's own, it is expanded. An ellipsis is spelled out in fresh indices wherever the ranks are known.
+Three cases need more than one Einsum. An index of term_i that occurs nowhere else was summed: the cotangent is
+constant along it (Expand). An index repeated within term_i takes a diagonal: the cotangent is zero off it (Where). An
+axis of size one that meets a longer one is broadcast: the walk sums over it, or, where the longer one belongs to x_i, it
+is expanded. Where the ranks are known, an ellipsis is replaced by new indices.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.einsum_equation import ELLIPSIS, parse_equation
 from onnx_convgrad.ir.emit import Dim, Emitter, dims_equal, known
+from onnx_convgrad.rules.movement import arange
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Factor:
 
 
 def _factors(n: Call) -> tuple[list[Factor], tuple[str, ...]]:
-    """The operands, and the indices of the result."""
+    """The operands, and the indices of the output."""
     operands = [v for v in n.inputs if v is not None]
     terms, out = parse_equation(n.string("equation", ""), operands)
     return [Factor(term, v) for term, v in zip(terms, operands, strict=True)], out
@@ -60,27 +61,27 @@ def einsum_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 @per_sample("Einsum")
 def einsum_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> Cotangents:
-    """With the index s of the samples: dx_i[s, term_i] = g[out] times the x_j[term_j] with j != i, not summed over s."""
+    """For each sample s: dx_i[s, term_i] = g[out] times the x_j[term_j] with j != i, not summed over s."""
     factors, out = _factors(n)
     at, cotangent = batch.of(n.y), Factor(out, g["Output"])
     index = out[at.axis]
 
-    def apart(i: int) -> ir.Value:
+    def cotangents(i: int) -> ir.Value:
         own, others = factors[i], [cotangent, *factors[:i], *factors[i + 1 :]]
         require(
             at.plain
             and len({index, *own.term}) == 1 + len(own.term)
             and all(known(d) not in (None, 1) for label in own.term for d in own.sizes(label)),
-            f"its operand {own.value.name!r} has no form per sample: an index of it is repeated, broadcast or its own.",
+            f"its operand {own.value.name!r} has no form per sample: an index is repeated, broadcast or unique.",
         )
-        found = [label for label in own.term if any(label in f.term for f in others)]
-        value = _contract(e, others, (index, *found))
-        value = e.unsqueeze(value, [p for p, label in enumerate(own.term, 1) if label not in found])
+        shared = [label for label in own.term if any(label in f.term for f in others)]
+        value = _contract(e, others, (index, *shared))
+        value = e.unsqueeze(value, [p for p, label in enumerate(own.term, 1) if label not in shared])
         if any(_must_expand(own, label, others) for label in own.term):
             value = e.op("Expand", value, e.vector([batch.count, *e.dims(own.value)]))
         return batch.stacked(value, own.value)
 
-    return {f"Inputs.{i}": partial(apart, i) for i in range(len(factors))}
+    return {f"Inputs.{i}": partial(cotangents, i) for i in range(len(factors))}
 
 
 # -- one cotangent -----------------------------------------------------------------------------------------------------
@@ -91,13 +92,13 @@ def _cotangent(e: Emitter, operand: Factor, others: Sequence[Factor]) -> ir.Valu
     if ELLIPSIS in term and term[0] != ELLIPSIS:
         e.rank(operand.value, "the gradient of an Einsum with an ellipsis after an index")
     indices = tuple(dict.fromkeys(term))
-    found = [index for index in indices if any(index in f.term for f in others)]
-    if ELLIPSIS in indices and ELLIPSIS not in found:
+    shared = [index for index in indices if any(index in f.term for f in others)]
+    if ELLIPSIS in indices and ELLIPSIS not in shared:
         e.rank(operand.value, "the gradient of an Einsum that sums over an ellipsis")
-    if any(ELLIPSIS in f.term for f in others) and ELLIPSIS not in found:
-        found.insert(0, ELLIPSIS)  # ONNX Runtime wants it in the output; the walk sums over it
-    value = _contract(e, others, tuple(found))
-    value = e.unsqueeze(value, [p - len(indices) for p, index in enumerate(indices) if index not in found])
+    if any(ELLIPSIS in f.term for f in others) and ELLIPSIS not in shared:
+        shared.insert(0, ELLIPSIS)  # an ellipsis may not be summed in the equation; the walk sums over it
+    value = _contract(e, others, tuple(shared))
+    value = e.unsqueeze(value, [p - len(indices) for p, index in enumerate(indices) if index not in shared])
     if any(_must_expand(operand, index, others) for index in indices):
         value = e.op("Expand", value, _sizes(e, operand, indices))
     return value if len(indices) == len(term) else _diagonal(e, value, operand, indices)
@@ -106,7 +107,7 @@ def _cotangent(e: Emitter, operand: Factor, others: Sequence[Factor]) -> ir.Valu
 def _must_expand(operand: Factor, index: str, others: Sequence[Factor]) -> bool:
     """Whether the product of the others may be shorter along this index than the operand is."""
     if index == ELLIPSIS:
-        return False  # it is in the output, which is as long as the longest
+        return False  # the output has the ellipsis, with the largest sizes
     sizes = [d for f in others for d in f.sizes(index)]
     own = operand.sizes(index)
     if not sizes:
@@ -129,7 +130,7 @@ def _sizes(e: Emitter, operand: Factor, indices: tuple[str, ...]) -> ir.Value:
 
 
 def _diagonal(e: Emitter, value: ir.Value, operand: Factor, indices: tuple[str, ...]) -> ir.Value:
-    """Spread over the repeated axes: the value where their positions agree, zero elsewhere."""
+    """The value where the positions on repeated axes agree, zero elsewhere."""
     term, rank = operand.term, len(operand.term)
     first = [p for p, index in enumerate(term) if term.index(index) == p]
     assert len(first) == len(indices)
@@ -137,21 +138,14 @@ def _diagonal(e: Emitter, value: ir.Value, operand: Factor, indices: tuple[str, 
     for p, index in enumerate(term):
         q = term.index(index)
         if q != p:
-            positions = _positions(e, e.dim(operand.value, p - rank))
+            positions = arange(e, e.dim(operand.value, p - rank))
             here, there = (e.unsqueeze(positions, list(range(1, rank - axis))) for axis in (p, q))
             value = e.where(e.compare("Equal", here, there), value, 0)
     return value
 
 
-def _positions(e: Emitter, size: Dim) -> ir.Value:
-    if isinstance(size, int):
-        return e.ints(range(size))
-    zero, one = e.const(0), e.const(1)
-    return e.op("Range", zero, e.squeeze(size, [0]), one)
-
-
 def _contract(e: Emitter, factors: Sequence[Factor], out: tuple[str, ...]) -> ir.Value:
-    """The product of the factors, summed over every index that is not in `out`."""
+    """The product of the factors, summed over every index that `out` lacks."""
     scalars = [f for f in factors if not f.term]
     tensors = [f for f in factors if f.term]
     if len(tensors) == 1 and len(set(tensors[0].term)) == len(tensors[0].term):
@@ -170,7 +164,7 @@ def _contract(e: Emitter, factors: Sequence[Factor], out: tuple[str, ...]) -> ir
 
 
 def _without_ones(e: Emitter, factor: Factor, factors: Sequence[Factor]) -> Factor:
-    """Drop axes of size one under an index that is longer elsewhere: shape inference takes them at their word."""
+    """Drop axes of size one whose index is longer in another factor: inference would use their size."""
     if factor.value.shape is None or ELLIPSIS in factor.term:
         return factor
     sizes = {index: _longest([d for f in factors for d in f.sizes(index)]) for index in factor.term}
@@ -184,7 +178,7 @@ def _without_ones(e: Emitter, factor: Factor, factors: Sequence[Factor]) -> Fact
 
 
 def _rearrange(e: Emitter, factor: Factor, out: tuple[str, ...]) -> ir.Value:
-    """Sum and transpose a single tensor."""
+    """The sum of a single tensor over the indices that `out` lacks, transposed."""
     if factor.term == out:
         return factor.value
     if ELLIPSIS in factor.term:
@@ -196,7 +190,7 @@ def _rearrange(e: Emitter, factor: Factor, out: tuple[str, ...]) -> ir.Value:
 
 
 def _longest(sizes: Sequence[Any]) -> Any:
-    """The size that sizes broadcast to; unknown unless certain."""
+    """The size that all sizes broadcast to; `None` if it cannot be determined."""
     for d in sizes:
         if d is not None and (known(d) or 0) > 1:
             return d

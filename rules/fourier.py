@@ -1,8 +1,8 @@
-"""DFT and STFT, linear in the signal: the adjoint of a Fourier matrix is its inverse, but for the number of points N.
+"""DFT and STFT, which are linear in the signal: the adjoint of the transform is N times its inverse.
 
-    y[k] = sum over n of w^(k n) x[n], w = exp(-2 pi i / N)        dx[n] = N times the inverse transform of g
+    y[k] = sum over n of w^(k n) x[n], w = exp(-2 pi i / N)        dx[n] = N (inverse transform of g)[n]
 
-Numbers are complex as in the operators: real and imaginary part along the last axis, which a real signal has one of.
+As in the operators, the last axis holds the real and the imaginary part; for a real signal its size is 1.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from onnx_convgrad.rules.movement import arange, extent
 
 @linear("DFT", wrt=("input",))
 def dft_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """Signals that `dft_length` cuts off have a cotangent of zero, and that of what it fills up is dropped."""
+    """dx is N (inverse transform of g), padded with zeros where `dft_length` cut x, and cut where it padded x.
+
+    For an inverse transform, dx is (transform of g) / N.
+    """
 
     def cotangent() -> ir.Value:
         x, gy, axis = n["input"], g["output"], _axis(e, n)
@@ -52,7 +55,7 @@ def _axis(e: Emitter, n: Call) -> int:
 
 
 def _read(e: Emitter, number: ir.Value) -> Dim:
-    """A size that an operand of one element holds."""
+    """The value of an operand of one element, as a size."""
     constant = e.number_of(number)
     if constant is not None:
         return int(constant)
@@ -62,7 +65,7 @@ def _read(e: Emitter, number: ir.Value) -> Dim:
 def _transform(
     e: Emitter, x: ir.Value, axis: int, count: Dim | None = None, *, inverse: int = 0, onesided: int = 0
 ) -> ir.Value:
-    """The transform of `count` points, by default of as many as there are."""
+    """A DFT of `count` points, by default the size of the axis."""
     points = None
     if count is not None:
         points = e.const(np.int64(count)) if isinstance(count, int) else e.op("Squeeze", count, e.ints([0]))
@@ -70,14 +73,17 @@ def _transform(
 
 
 def _forward_adjoint(e: Emitter, gy: ir.Value, axis: int, count: Dim) -> ir.Value:
-    """N times the inverse transform, of `count` points; frequencies that a one-sided transform leaves out count as zero."""
+    """N times the inverse transform of `count` points; frequencies that a one-sided transform leaves out count as zero."""
     have = None if gy.shape is None else known(gy.shape[axis])
     points = None if have is not None and have == count else count
     return e.mul(_transform(e, gy, axis, points, inverse=1), e.size_as(count, gy))
 
 
 def _half_inverse_adjoint(e: Emitter, gy: ir.Value, axis: int, size: Dim) -> ir.Value:
-    """y[n] = sum over k of c[k] Re(w^(-k n) x[k]) / N: most frequencies stand for two, c = 2; c = 1 for k = 0 and N/2."""
+    """y[n] = sum over k of c[k] Re(w^(-k n) x[k]) / N: dx[k] = c[k] / N (transform of g)[k].
+
+    A frequency k also stands for N - k, so c = 2; for k = 0 and k = N/2 these are equal, and c = 1.
+    """
     count = e.dim(gy, axis)
     bins = e.size_add(e.size_div(count, 2), 1)
     if isinstance(size, int) and isinstance(bins, int):
@@ -95,22 +101,26 @@ def _half_inverse_adjoint(e: Emitter, gy: ir.Value, axis: int, size: Dim) -> ir.
 
 
 def _fitted(e: Emitter, gx: ir.Value, axis: int, count: Dim, size: Dim, *, given: ir.Value | None) -> ir.Value:
-    """Cut or filled up with zeros from `count` points, if that length was given, to as many as the signal has."""
+    """Padded with zeros or cut from `count` points to the `size` of the signal, if the node has the operand `given`."""
     return gx if given is None else e.pad(gx, [0], [e.size_sub(size, count)], [axis])
 
 
 @multilinear("STFT", wrt=("signal", "window"))
 def stft_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y[b, f, k] = sum over n of w^(k n) window[n] signal[b, step f + n]: frames of the signal, each transformed."""
+    """y[b, f, k] = sum over n of w^(k n) window[n] signal[b, step f + n]. With h[b, f] = N (inverse transform of g[b, f]):
+
+    dsignal[b, m] = sum over f of window[m - step f] h[b, f, m - step f]
+    dwindow[n] = sum over b, f of signal[b, step f + n] h[b, f, n]
+    """
     x, window, gy = n["signal"], n.get("window"), g["output"]
     step = _read(e, n["frame_step"])
     length = n.get("frame_length")
     size = e.dim(x, 1)
     count = _read(e, length) if length is not None else size if window is None else e.dim(window, 0)
-    width: Dim = 1 if n.int("onesided", 1) else extent(e, x, 2)  # one-sided signals are real; without an axis, 1
+    width: Dim = 1 if n.int("onesided", 1) else extent(e, x, 2)  # one-sided signals are real; without a last axis, 1
 
     def frames_grad() -> ir.Value:
-        """`[batch, frames, N, 1 or 2]`."""
+        """h, `[batch, frames, N, 1 or 2]`."""
         return e.slice(_forward_adjoint(e, gy, 2, count), [0], [width], [3])
 
     def signal() -> ir.Value:
@@ -126,7 +136,7 @@ def stft_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
         return e.reshape(value, [e.dim(x, 0), size, width])
 
     def places() -> ir.Value:
-        """Where element n of frame f stands in the signal: `[frames, N]`."""
+        """The position in the signal of element n of frame f: `[frames, N]`."""
         first = e.op("Mul", arange(e, e.dim(gy, 1)), e.ints([step]) if isinstance(step, int) else step)
         return e.op("Add", e.unsqueeze(first, [1]), arange(e, count))
 

@@ -1,9 +1,9 @@
-"""GridSample, interpolation at positions that are themselves data, and AffineGrid, which makes such positions.
+"""GridSample, which interpolates at positions that are data, and AffineGrid, which computes such positions.
 
     y[n, c, p] = sum over taps t of w_t(grid[n, p]) x[n, c, i_t(grid[n, p])]
 
-with one weight per tap, a product over the axes. Re-expressed so with one gather: the walk then gives both gradients,
-the scatter for X and the product rule over the weights for the grid, and those of any order.
+with one weight per tap, a product over the axes. GridSample is expanded to that, with one gather, and the walk derives both
+gradients of any order: a scatter for X, and the product rule over the weights for the grid.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter, known
 
 _CUBIC = -0.75
+"""The parameter a of cubic convolution."""
 
 Tap = tuple[ir.Value, ir.Value | None]
-"""Indices on one axis, int64 [N, 1, P], and their weights (`None`: 1)."""
+"""Indices on one axis, int64 [N, 1, P], and their weights; `None` stands for 1."""
 
 
 @expansion("GridSample", wrt=("X", "grid"))
 def grid_sample(e: Emitter, n: Call) -> ir.Value:
-    """y[n, c, p] = sum over t of w_t(grid[n, p]) x[n, c, i_t(grid[n, p])]."""
+    """y[n, c, p] = sum over t of w_t(grid[n, p]) x[n, c, i_t(grid[n, p])], as in the module's derivation."""
     x, grid = n["X"], n["grid"]
-    cubic = n.string("mode", "linear") in ("cubic", "bicubic")  # only for images
+    cubic = n.string("mode", "linear") in ("cubic", "bicubic")  # defined for two axes only
     rank = 2 if cubic else e.rank(x if x.shape is not None else grid) - 2
     sizes = [e.dim(x, 2 + axis) for axis in range(rank)]
     points = [e.dim(grid, 1 + axis) for axis in range(rank)]
     count = e.size_mul(*points)
     batch, channels = e.dim(x, 0), e.dim(x, 1)
     taps = []
-    for axis in range(rank):  # the last coordinate of the grid belongs to the first spatial axis
+    for axis in range(rank):  # the last coordinate of the grid is that of the first spatial axis
         column = e.op("Gather", grid, e.const(np.int64(rank - 1 - axis)), axis=rank + 1)
         at = _denormalize(e, n, e.reshape(column, [batch, 1, count]), sizes[axis])
         taps.append(taps_at(e, n, at, sizes[axis]))
@@ -47,7 +48,7 @@ def grid_sample(e: Emitter, n: Call) -> ir.Value:
 def interpolated(
     e: Emitter, flat: ir.Value, sizes: Sequence[Dim], taps: Sequence[Sequence[Tap]], count: Dim
 ) -> ir.Value:
-    """What `count` points read of images [N, C, prod(sizes)]: `[N, C, count]`. `taps`: those of each axis."""
+    """The values of images [N, C, prod(sizes)] at `count` points: `[N, C, count]`. `taps` lists the taps of each axis."""
     batch, channels = e.dim(flat, 0), e.dim(flat, 1)
     places, weights = [], []
     for combination in itertools.product(*taps):
@@ -68,7 +69,7 @@ def interpolated(
 
 
 def taps_at(e: Emitter, n: Call, at: ir.Value, size: Dim) -> list[Tap]:
-    """Which elements of one axis, of that size, each point reads, and how much of them; `at` counts elements."""
+    """The taps on an axis of that `size` for points at the fractional indices `at`."""
     mode = {"bilinear": "linear", "bicubic": "cubic"}.get(name := n.string("mode", "linear"), name)
     if mode == "nearest":
         return [_padded(e, n, e.cast(e.op("Round", at), ir.DataType.INT64), None, at, size)]
@@ -105,7 +106,7 @@ def _far(e: Emitter, t: ir.Value) -> ir.Value:
 
 
 def _padded(e: Emitter, n: Call, index: ir.Value, weight: ir.Value | None, like: ir.Value, size: Dim) -> Tap:
-    """Bring an index into the axis as `padding_mode` says; outside, zero padding takes the weight away."""
+    """Move an index into the axis according to `padding_mode`; zero padding sets the weight of an index outside to 0."""
     mode = n.string("padding_mode", "zeros")
     zero, length, last = e.ints([0]), e.vector([size]), e.vector([e.size_sub(size, 1)])
     if mode == "reflection":
@@ -126,7 +127,7 @@ def _padded(e: Emitter, n: Call, index: ir.Value, weight: ir.Value | None, like:
 def affine_grid_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[n, p, k] = sum over j of theta[n, k, j] b[p, j]: dtheta[n, k, j] = sum over p of g[n, p, k] b[p, j].
 
-    b[p] = (x, y, 1), where (x, y) is what the operator itself makes of the identity.
+    b[p] = (x, y, 1), where (x, y) is the result of the operator for theta = identity.
     """
 
     def theta_grad() -> ir.Value:

@@ -1,8 +1,8 @@
-"""Gather, Scatter and other operators that pick elements by index.
+"""Gather, Scatter and other operators that select elements by index.
 
-    y[j] = x[p(j)]    dx[i] = sum of g[j] over all j with p(j) = i
+    y[j] = x[p(j)]        dx[i] = sum of g[j] over all j with p(j) = i
 
-Indices that are constants mostly take one row or a run of rows, and then nothing needs to be scattered: see `ungather`.
+Where the indices are constants that select one row, a run of rows or distinct rows, no scatter is needed: see `ungather`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,7 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter, known, static_dims
 from onnx_convgrad.ir.indices import sliding_windows, takes_one_of_few
 from onnx_convgrad.ir.scatter import add_windows, adds_windows, scatter, scatter_add
-from onnx_convgrad.rules.movement import (
-    adjoint_by_positions,
-    extent,
-    flatten,
-    positions,
-)
+from onnx_convgrad.rules.movement import adjoint_by_positions, extent, flatten, positions
 
 _FEW_ROWS = 256
 
@@ -39,7 +34,11 @@ def gather_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 
 def ungather(e: Emitter, x: ir.Value, indices: ir.Value, gy: ir.Value, axis: int, *, unique: bool = False) -> ir.Value:
-    """The cotangent of `x` under `Gather(x, indices, axis)`. `unique`: no index repeats."""
+    """The cotangent of `x` under `Gather(x, indices, axis)`; `unique`: no index repeats.
+
+    Padding if the indices are a run of rows, a Gather if they are distinct, sums of windows if they unfold an image, a
+    product with a 0/1 matrix if x has few rows, else a scatter.
+    """
     size = e.dim(x, axis)
     rank = None if indices.shape is None else len(indices.shape)
     chosen = _normalized(e.constant_of(indices), size)
@@ -53,7 +52,8 @@ def ungather(e: Emitter, x: ir.Value, indices: ir.Value, gy: ir.Value, axis: int
         return _place_row(e, gy, indices, size, axis)
     if 0 in (static_dims(gy) or ()):
         return e.zeros_like(x)
-    block = _blocks(e, x, indices, gy, axis)
+    before, _, after = _block_sizes(e, x, axis)
+    block = e.op("Reshape", gy, e.vector([before, extent(e, indices, 0), after]), allowzero=1)
     if chosen is not None:
         result = _add_windows(e, block, chosen, x, axis) or _unpick(e, block, chosen.reshape(-1), size, 1)
         if result is not None:
@@ -68,14 +68,14 @@ def ungather(e: Emitter, x: ir.Value, indices: ir.Value, gy: ir.Value, axis: int
 
 
 def _normalized(indices: np.ndarray | None, size: Dim) -> np.ndarray | None:
-    """Constant indices counted from the start; those that count from an end not known yet are left as they are."""
+    """Constant indices counted from the start; unchanged if the size of the axis is unknown."""
     if indices is None or indices.size == 0:
         return None
     return np.where(indices < 0, indices + size, indices) if isinstance(size, int) else indices
 
 
 def _unpick(e: Emitter, gy: ir.Value, chosen: np.ndarray, size: Dim, axis: int) -> ir.Value | None:
-    """Constant indices: a run of rows is padded, distinct rows are gathered back (the others from a row of zeros)."""
+    """For constant indices: pad a run of rows, or gather distinct rows back, and the other rows from a row of zeros."""
     first, count = int(chosen[0]), len(chosen)
     if (np.diff(chosen) == 1).all() and (first >= 0 or int(chosen[-1]) < 0):
         begin = e.size_add(size, first) if first < 0 else first
@@ -90,12 +90,12 @@ def _unpick(e: Emitter, gy: ir.Value, chosen: np.ndarray, size: Dim, axis: int) 
 
 
 def _add_windows(e: Emitter, gy: ir.Value, chosen: np.ndarray, x: ir.Value, axis: int) -> ir.Value | None:
-    """Constant indices first + tap i + step j, as an unfolded image has: Col2Im adds whole rows, many times faster."""
+    """For constant indices first + tap i + step j, as in an unfolded image: add whole windows."""
     table = sliding_windows(chosen)
     if table is None or not adds_windows(e, gy):
         return None
     before, size, after = _block_sizes(e, x, axis)
-    if not isinstance(after, int):  # there may be none, and Col2Im takes no windows without elements
+    if not isinstance(after, int):  # it may be 0, and Col2Im refuses windows without elements
         return None
     taps, starts = chosen.shape
     rows = add_windows(e, gy, before, after, taps=taps, tap=table.tap, starts=starts, step=table.step)
@@ -104,16 +104,16 @@ def _add_windows(e: Emitter, gy: ir.Value, chosen: np.ndarray, x: ir.Value, axis
 
 
 def _place_row(e: Emitter, gy: ir.Value, index: ir.Value, size: Dim, axis: int) -> ir.Value:
-    """One row, chosen at run time."""
+    """The cotangent if one row was selected at run time: pad it."""
     row = e.op("Reshape", e.cast(index, ir.DataType.INT64), e.ints([1]))
     begin = e.where(e.compare("Less", row, 0), e.size_add(row, size), row)
     return e.pad(gy, [begin], [e.size_sub(e.size_sub(size, 1), begin)], [axis])
 
 
 def _has_few_rows(x: ir.Value, size: int, axis: int) -> bool:
-    """Whether a product with zeros and ones (2 ns for each row and index) beats a scatter (9 ns for each element).
+    """Whether a product with a 0/1 matrix (2 ns per row and index) is faster than a scatter (9 ns per element).
 
-    The zeros and ones are held to about as many as there are elements to add.
+    The matrix may have about as many elements as the cotangent.
     """
     dims = static_dims(x)
     if dims is None or x.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
@@ -123,22 +123,16 @@ def _has_few_rows(x: ir.Value, size: int, axis: int) -> bool:
 
 
 def _block_sizes(e: Emitter, x: ir.Value, axis: int) -> tuple[Dim, Dim, Dim]:
-    """Sizes of x seen as [before, axis, after]."""
+    """The sizes of x with the axes before and after `axis` merged: [before, axis, after]."""
     before = extent(e, x, 0, axis) if axis else 1
     return before, e.dim(x, axis), extent(e, x, axis + 1) if axis != -1 else 1
 
 
-def _blocks(e: Emitter, x: ir.Value, indices: ir.Value, gy: ir.Value, axis: int) -> ir.Value:
-    """The cotangent as [before, indices, after]."""
-    before, _, after = _block_sizes(e, x, axis)
-    return e.op("Reshape", gy, e.vector([before, extent(e, indices, 0), after]), allowzero=1)
-
-
 @linear("GatherElements", wrt=("data",))
 def gather_elements_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y[a, j, b] = x[a, i[a, j, b], b]: dx[a, k, b] = sum over j with i[a, j, b] = k of g[a, j, b]; of one j, no sum.
+    """y[a, j, b] = x[a, i[a, j, b], b]: dx[a, k, b] = sum over j with i[a, j, b] = k of g[a, j, b].
 
-    Of one j and few k it is g[a, 0, b] [i[a, 0, b] = k], a product: a scatter takes one thread 50 times as long per index.
+    With a single j and few k it is the product g[a, 0, b] [i[a, 0, b] = k]; with a single j a scatter without sums.
     """
     x, indices, axis = n["data"], n["indices"], n.int("axis", 0)
     if takes_one_of_few(x, indices, axis):
@@ -151,7 +145,7 @@ def gather_elements_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 
 def _hits(e: Emitter, indices: ir.Value, size: int, like: ir.Value, trailing: int) -> ir.Value:
-    """1 where one of `size` entries is the one that is read, else 0, along the axis in front of `trailing` ones."""
+    """[indices = k] for k < size, as 0 and 1, with k along the axis in front of `trailing` others."""
     from_end = e.cast(e.compare("Less", indices, 0), indices.dtype or ir.DataType.INT64)
     place = e.op("Add", indices, e.op("Mul", from_end, e.scalar(size, from_end)))
     numbers = e.const(np.arange(size).reshape(-1, *[1] * trailing), indices.dtype or ir.DataType.INT64)
@@ -160,7 +154,7 @@ def _hits(e: Emitter, indices: ir.Value, size: int, like: ir.Value, trailing: in
 
 @linear("GatherND", wrt=("data",))
 def gather_nd_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y[a, j, b] = x[a, i[a, j], b] with a tuple of indices i[a, j]: dx is the sum of g at the positions taken."""
+    """y[a, j, b] = x[a, i[a, j], b] with tuples i[a, j]: dx[a, k, b] = sum over j with i[a, j] = k of g[a, j, b]."""
 
     def cotangent() -> ir.Value:
         move = n.attributes()
@@ -171,12 +165,12 @@ def gather_nd_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 @linear("Compress", wrt=("input",))
 def compress_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y takes the rows of x, or without an axis the elements, whose condition holds: dx puts g back there."""
+    """y[j] = x[i[j]], i the positions (without an axis: in row-major order) where the condition holds: dx[i[j]] = g[j]."""
     x, keep = n["input"], e.constant_of(n["condition"])
 
     def cotangent() -> ir.Value:
-        kept = e.ints(np.flatnonzero(keep)) if keep is not None else None
-        indices = kept or e.squeeze(e.op("NonZero", n["condition"]), [0])
+        constant = e.ints(np.flatnonzero(keep)) if keep is not None else None
+        indices = constant or e.squeeze(e.op("NonZero", n["condition"]), [0])
         if "axis" not in n.attributes():
             return e.reshape_like(ungather(e, flatten(e, x), indices, g["output"], 0, unique=True), x)
         return ungather(e, x, indices, g["output"], n.int("axis", 0), unique=True)
@@ -186,13 +180,13 @@ def compress_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 @vjp("TopK", wrt=("X",))
 def top_k_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """values[j] = x[i[j]], i the operator's own indices: dx[i[j]] = g[j]. No index repeats."""
+    """values[j] = x[i[j]] with the operator's own indices i, none of which repeats: dx[i[j]] = g[j]."""
     return {"X": lambda: scatter(e, e.zeros_like(n["X"]), n.out("Indices"), g["Values"], n.int("axis", -1))}
 
 
 @linear("OneHot", wrt=("values",))
 def one_hot_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y = off (1 - h) + on h with the 0/1 mask h: d off = sum of (1 - h) g, d on = sum of h g."""
+    """y = off (1 - h) + on h with the 0/1 mask h: doff = sum of (1 - h) g, don = sum of h g."""
 
     def cotangent() -> ir.Value:
         def sum_over(off: float, on: float) -> ir.Value:
@@ -211,7 +205,7 @@ def one_hot_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 @vjp("ScatterElements", wrt=("data", "updates"))
 def scatter_elements_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y = data, but reduced with updates[a, j, b] at y[a, i[a, j, b], b]: see `_unscatter`."""
+    """y = data, with updates[a, j, b] written to or reduced into y[a, i[a, j, b], b]: see `_unscatter`."""
     indices, axis = n["indices"], n.int("axis", 0)
     return _unscatter(
         e,
@@ -224,7 +218,7 @@ def scatter_elements_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 @vjp("ScatterND", wrt=("data", "updates"))
 def scatter_nd_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y = data, but reduced with updates[j, b] at y[i[j], b]: see `_unscatter`."""
+    """y = data, with updates[j, b] written to or reduced into y[i[j], b]: see `_unscatter`."""
     x, indices = n["data"], n["indices"]
 
     def reduce(data: ir.Value, updates: ir.Value, reduction: str) -> ir.Value:
@@ -243,10 +237,10 @@ def _unscatter(
     gather: Callable[[ir.Value], ir.Value],
     reduce: Callable[[ir.Value, ir.Value, str], ir.Value],
 ) -> Cotangents:
-    """Cotangents of `data` and `updates`, given how this operator gathers at and scatters to its indices.
+    """Cotangents of `data` and `updates`, given the operator's gather and scatter at its indices.
 
-    none: data passes where nothing is written. add: both pass. mul: the product of all other factors.
-    max, min: shared equally among those that reach the extremum, as in PyTorch.
+    none: ddata = g where nothing is written, else 0. add: ddata = g. mul: g times the product of all other factors.
+    max, min: g shared equally among the elements that equal the extremum, as in PyTorch. dupdates likewise, gathered.
     """
     data, updates, reduction = n["data"], n["updates"], n.string("reduction", "none")
     require(reduction in ("none", "add", "mul", "min", "max"), f"its reduction {reduction!r} is unknown.")
@@ -277,17 +271,17 @@ def _unscatter_product(
     gather: Callable[[ir.Value], ir.Value],
     reduce: Callable[[ir.Value, ir.Value, str], ir.Value],
 ) -> Cotangents:
-    """The product of the other factors: the whole divided by one's own; zeros are counted apart, so none divides."""
-    void = {v: e.compare("Equal", v, 0) for v in (data, updates)}
-    factor = {v: e.where(void[v], 1, v) for v in (data, updates)}
+    """g times the product of the other factors: that of all nonzero factors over the own one, if no other factor is 0."""
+    is_zero = {v: e.compare("Equal", v, 0) for v in (data, updates)}
+    factor = {v: e.where(is_zero[v], 1, v) for v in (data, updates)}
     product = reduce(factor[data], factor[updates], "mul")
-    voids = reduce(e.mask(void[data], data), e.mask(void[updates], data), "add")
+    zeros = reduce(e.mask(is_zero[data], data), e.mask(is_zero[updates], data), "add")
 
-    def others(v: ir.Value, product_: ir.Value, voids_: ir.Value) -> ir.Value:
-        alone = e.compare("Equal", voids_, e.mask(void[v], v))
-        return e.where(alone, e.div(product_, factor[v]), 0)
+    def others(v: ir.Value, product_: ir.Value, zeros_: ir.Value) -> ir.Value:
+        no_other = e.compare("Equal", zeros_, e.mask(is_zero[v], v))
+        return e.where(no_other, e.div(product_, factor[v]), 0)
 
     return {
-        "data": lambda: e.mul(gy, others(data, product, voids)),
-        "updates": lambda: e.mul(gather(gy), others(updates, gather(product), gather(voids))),
+        "data": lambda: e.mul(gy, others(data, product, zeros)),
+        "updates": lambda: e.mul(gather(gy), others(updates, gather(product), gather(zeros))),
     }

@@ -5,9 +5,9 @@
     Det               y = det x
     DequantizeLinear  y = (x - zero_point) scale
 
-A batched operand meets a matrix in one large product wherever that saves a reduction: the weight of a dense layer
-gets its cotangent from a single Gemm over all leading axes. Where the ranks are unknown, the graph brings operands to at
-least two axes, and an Einsum with an ellipsis does the rest.
+If one operand is a matrix and the other has a batch, the cotangent of the matrix is one product over all leading axes, which
+needs no sum over the batch. If ranks are unknown, the graph reshapes the operands to at least two axes and multiplies them
+with an Einsum with an ellipsis.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from onnx_convgrad.autodiff.registry import Cotangents, multilinear, vjp
 from onnx_convgrad.ir.broadcasting import unbroadcast
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter, known
+from onnx_convgrad.rules.movement import arange
 
 # -- MatMul ------------------------------------------------------------------------------------------------------------
 
@@ -38,11 +39,9 @@ def _rank(value: ir.Value) -> int | None:
 
 def _matmul_left(e: Emitter, a: ir.Value, b: ir.Value, gy: ir.Value) -> ir.Value:
     ra, rb = _rank(a), _rank(b)
-    if rb == 1:  # y[.., m] = a[.., m, k] b[k]; with a vector a, y is a scalar and this is y b all the same
+    if rb == 1:  # y[.., m] = a[.., m, k] b[k]; if a is a vector, y is a scalar and the form is the same
         return e.mul(e.unsqueeze(gy, [-1]), b)
-    if (
-        ra == 1 and rb is not None
-    ):  # y[.., n] = a[k] b[.., k, n]; a column, as ONNX Runtime errs in w' g with a vector g
+    if ra == 1 and rb is not None:  # y[.., n] = a[k] b[.., k, n]; with a column, because ONNX Runtime 1.32 errs in w' g
         return e.squeeze(e.matmul(b, e.unsqueeze(gy, [-1])), [-1])
     if ra == 2 and rb == 2:
         return e.op("Gemm", gy, b, transB=1)
@@ -71,7 +70,7 @@ def _matmul_right(e: Emitter, a: ir.Value, b: ir.Value, gy: ir.Value) -> ir.Valu
 
 
 def _rows(e: Emitter, value: ir.Value, width: Dim) -> ir.Value:
-    """All axes but the last as one."""
+    """A matrix with all axes but the last merged."""
     rank = _rank(value)
     if rank == 2:
         return value
@@ -79,7 +78,7 @@ def _rows(e: Emitter, value: ir.Value, width: Dim) -> ir.Value:
 
 
 def _batch(e: Emitter, value: ir.Value, last: int) -> Dim:
-    """Number of entries over all axes but the `last` ones. Not -1: it would be ambiguous in an empty tensor."""
+    """The product of all sizes but the `last` ones. Not -1, which would be ambiguous for an empty tensor."""
     rank = _rank(value)
     if rank is not None:
         return e.size_mul(*(e.dim(value, axis) for axis in range(rank - last)))
@@ -87,9 +86,9 @@ def _batch(e: Emitter, value: ir.Value, last: int) -> Dim:
 
 
 def _matrices(e: Emitter, a: ir.Value, b: ir.Value, gy: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value, ir.Value]:
-    """Operands and cotangent as matrices with equally many batch axes, whatever the ranks turn out to be; the batch.
+    """Operands and cotangent of unknown rank as matrices with equally many batch axes, and the shape of the batch.
 
-    ONNX Runtime wants an ellipsis to stand for as many axes in every operand.
+    ONNX Runtime requires an ellipsis to stand for the same number of axes in every operand.
     """
     one, two = e.ints([1]), e.ints([2])
     shape_a, shape_b = e.op("Shape", a), e.op("Shape", b)
@@ -99,7 +98,7 @@ def _matrices(e: Emitter, a: ir.Value, b: ir.Value, gy: ir.Value) -> tuple[ir.Va
     def ones(count: ir.Value) -> ir.Value:
         return e.op("Expand", one, count)
 
-    column = e.op("Sub", e.op("Max", rank_b, two), rank_b)  # one when b is a vector: it stands as a column
+    column = e.op("Sub", e.op("Max", rank_b, two), rank_b)  # 1 if b is a vector, which becomes a column
     begin_b = ones(e.op("Sub", e.op("Sub", rank, rank_b), column))
     left = e.op("Reshape", a, e.concat([ones(e.op("Sub", rank, rank_a)), shape_a], 0), allowzero=1)
     right = e.op("Reshape", b, e.concat([begin_b, shape_b, ones(column)], 0), allowzero=1)
@@ -113,7 +112,7 @@ def _matrices(e: Emitter, a: ir.Value, b: ir.Value, gy: ir.Value) -> tuple[ir.Va
 
 @vjp("Gemm", wrt=("A", "B", "C"), parameters=("A", "B", "C"))
 def gemm_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y = alpha A' B' + beta C: dA' = alpha g B'^T, dB' = alpha A'^T g, dC = beta g, summed where C was broadcast."""
+    """y = alpha A' B' + beta C: dA' = alpha g B'^T, dB' = alpha A'^T g, dC = beta g, summed where C is broadcast."""
     a, b, c, gy = n["A"], n["B"], n.get("C"), g["Y"]
     ta, tb = n.int("transA", 0), n.int("transB", 0)
     alpha, beta = n.float("alpha", 1.0), n.float("beta", 1.0)
@@ -140,7 +139,7 @@ def gemm_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 def det_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """dX[i, j] = g C[i, j] with the cofactors C[i, j] = (-1)^(i+j) det(X without row i and column j).
 
-    Unlike det(X) inverse(X)^T this holds for singular matrices as well, and needs no operator that ONNX lacks.
+    Unlike det(X) inverse(X)^T, this also holds for singular matrices, and ONNX has all operators for it.
     """
     x, gy = n["X"], g["Y"]
     size = e.dim(x, -1)
@@ -165,20 +164,13 @@ def _minors(e: Emitter, size: Dim, like: ir.Value) -> tuple[ir.Value, ir.Value]:
         rest = np.arange(max(size - 1, 0))
         signs = 1 - 2 * ((every[:, None] + every) % 2)
         return e.const(rest + (rest >= every[:, None])), e.const(signs, like.dtype or ir.DataType.FLOAT)
-    whole = _range(e, size)
-    part = _range(e, e.size_sub(size, 1))
+    whole = arange(e, size)
+    part = arange(e, e.size_sub(size, 1))
     column = e.unsqueeze(whole, [1])
     skipped = e.cast(e.compare("GreaterOrEqual", part, column), ir.DataType.INT64)
     odd = e.op("Mod", e.op("Add", whole, column), e.ints([2]))
     sign = e.op("Sub", e.ints([1]), e.op("Mul", odd, e.ints([2])))
     return e.op("Add", part, skipped), e.cast(sign, like.dtype or ir.DataType.FLOAT)
-
-
-def _range(e: Emitter, size: Dim) -> ir.Value:
-    if isinstance(size, int):
-        return e.ints(range(size))
-    zero, one = e.const(np.int64(0)), e.const(np.int64(1))
-    return e.op("Range", zero, e.squeeze(size, [0]), one)
 
 
 # -- DequantizeLinear --------------------------------------------------------------------------------------------------
@@ -207,18 +199,18 @@ def dequantize_linear_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 
 def other_axes(e: Emitter, value: ir.Value, axis: int) -> ir.Value:
-    """Every axis of `value` but one, as a vector: a constant, or computed by the graph when the rank is unknown."""
+    """Every axis of `value` but one, as a vector; the graph computes it if the rank is unknown."""
     rank = _rank(value)
     if rank is not None:
         return e.ints(i for i in range(rank) if i != axis % rank)
     rank_ = e.op("Shape", e.op("Shape", value))
-    every = _range(e, rank_)
+    every = arange(e, rank_)
     here = e.ints([axis]) if axis >= 0 else e.op("Add", rank_, e.ints([axis]))
     return e.op("Compress", every, e.op("Not", e.compare("Equal", every, here)), axis=0)
 
 
 def _sum_blocks(e: Emitter, local: ir.Value, ranked: ir.Value, scale: ir.Value, axis: int, block: int) -> ir.Value:
-    """Sums over runs of `block` entries along `axis`; the last run may be shorter."""
+    """Sums over blocks of `block` entries along `axis`; the last one may be shorter."""
     rank = e.rank(ranked, "the gradient of its scale per block")
     here = axis % rank
     count = e.dim(scale, here)

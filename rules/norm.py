@@ -1,15 +1,15 @@
 """Normalizations with a scale and a bias: batch, instance, layer and group.
 
-Each subtracts a mean m and multiplies by r = (v + eps)^(-1/2), with the mean and variance of a group of entries:
+With the mean m and the variance v of a group of entries, and r = (v + eps)^(-1/2),
 
     xhat = (x - m) r        y = scale xhat + B
 
-If h = scale g is the cotangent of xhat, and the statistics move with x,
+If h = scale g is the cotangent of xhat, and m and v are functions of x,
 
     dx = r (h - mean(h) - xhat mean(h xhat))
 
-Statistics are recomputed from x, centred before squaring: neither a large mean nor the node's own one-pass variance may
-cost digits. float16 is widened to float32 for all sums. Where the rank is unknown the graph computes the axes.
+The rules recompute the statistics from x and centre x before squaring, so that a large mean costs no digits. All sums of
+float16 are taken in float32. If the rank is unknown, the graph computes the axes.
 """
 
 from __future__ import annotations
@@ -29,27 +29,30 @@ from onnx_convgrad.rules.linalg import other_axes
 
 _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
-# -- pieces ------------------------------------------------------------------------------------------------------------
+# -- precision and axes ------------------------------------------------------------------------------------------------
 
 
 def wide(e: Emitter, value: ir.Value) -> ir.Value:
-    """The value in a type that sums can be taken in."""
+    """The value in a dtype for sums: float32 in place of half precision."""
     return e.cast(value, ir.DataType.FLOAT) if value.dtype in _NARROW else value
 
 
 def narrow(e: Emitter, value: ir.Value, like: ir.Value) -> ir.Value:
-    """The value in `like`'s type."""
+    """The value in the dtype of `like`."""
     return value if like.dtype is None else e.cast(value, like.dtype)
 
 
 def axes_from(e: Emitter, value: ir.Value, axis: int) -> ir.Value:
-    """The axes from `axis` to the last, as a vector: constant if `axis` is negative or the rank known."""
+    """The axes from `axis` to the last, as a vector: constant if `axis` is negative or the rank is known."""
     if axis < 0:
         return e.ints(range(axis, 0))
     if value.shape is not None:
         return e.ints(range(axis, len(value.shape)))
-    rank = e.squeeze(e.op("Shape", e.op("Shape", value)), [0])
-    return e.op("Range", e.const(axis), rank, e.const(1))
+    return e.op("Range", e.const(axis), _rank_at_run_time(e, value), e.const(1))
+
+
+def _rank_at_run_time(e: Emitter, value: ir.Value) -> ir.Value:
+    return e.squeeze(e.op("Shape", e.op("Shape", value)), [0])
 
 
 def size_from(e: Emitter, value: ir.Value, axis: int) -> Dim:
@@ -61,13 +64,13 @@ def size_from(e: Emitter, value: ir.Value, axis: int) -> Dim:
 
 
 def reduce(e: Emitter, op_type: str, value: ir.Value, axes: ir.Value, *, keepdims: bool = True) -> ir.Value:
-    """A Reduce operator over axes that may be computed by the graph."""
+    """A Reduce operator over axes that the graph may compute."""
     return e.op(op_type, value, axes, keepdims=int(keepdims), noop_with_empty_axes=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """Axis 1 of `x` against all others; the only axis of a vector is one channel's."""
+    """The channels of `x`, its axis 1: sums over all other axes, and broadcasting along them. A vector is one channel."""
 
     e: Emitter
     x: ir.Value
@@ -81,24 +84,21 @@ class Channels:
         return self.e.ints([0]) if self.rank == 1 else other_axes(self.e, self.x, 1)
 
     def spread(self, value: ir.Value) -> ir.Value:
-        """A value per channel, to be broadcast against x."""
+        """A vector with an entry per channel, reshaped to broadcast against x."""
         if self.rank is not None:
             return self.e.unsqueeze(value, range(1, self.rank - 1))
-        at = self.e.op("Range", self.e.const(0), self._rank_at_run_time(), self.e.const(1))
+        at = self.e.op("Range", self.e.const(0), _rank_at_run_time(self.e, self.x), self.e.const(1))
         here = self.e.compare("Equal", at, self.e.const(1))
         return self.e.op("Reshape", value, self.e.op("Where", here, self.e.ints([-1]), self.e.ints([1])))
 
-    def _rank_at_run_time(self) -> ir.Value:
-        return self.e.squeeze(self.e.op("Shape", self.e.op("Shape", self.x)), [0])
-
     def sum(self, value: ir.Value) -> ir.Value:
-        """The sum over everything but the channels, one entry per channel."""
+        """The sum over all axes but that of the channels: a vector."""
         flat = self.rank is not None and self.rank != 1
         total = reduce(self.e, "ReduceSum", value, self.axes, keepdims=not flat)
         return total if flat else self.flat(total)
 
     def affine(self, value: ir.Value, slope: ir.Value, shift: ir.Value) -> ir.Value:
-        """slope[c] value + shift[c], in one pass: an inference-mode BatchNormalization of mean 0 and variance 1."""
+        """slope[c] value + shift[c] as one node: a BatchNormalization with mean 0 and variance 1."""
         if self.rank is None or self.rank < 2:
             return self.e.add(self.e.mul(value, self.spread(slope)), self.spread(shift))
         size = self.e.dim(slope, 0)
@@ -109,13 +109,13 @@ class Channels:
         return self.e.typed(self.e.op("BatchNormalization", value, slope, shift, *plain, epsilon=0.0), value)
 
     def flat(self, value: ir.Value) -> ir.Value:
-        """A value with the channels among axes of size one, as a vector."""
+        """A vector from a value whose other axes have size one."""
         return self.e.reshape(value, [-1])
 
 
 @dataclass(frozen=True, slots=True)
 class Normalized:
-    """x normalized over `axes` (kept, of size one, in the statistics), with what its cotangent needs."""
+    """x normalized over `axes`: x - m and r, in which these axes have size one."""
 
     e: Emitter
     centred: ir.Value
@@ -135,20 +135,20 @@ class Normalized:
         return reduce(self.e, "ReduceMean", value, self.axes)
 
     def moment(self, h: ir.Value) -> ir.Value:
-        """mean(h (x - m)), with h centred first: then the rounding of m costs nothing."""
-        return self.mean(self.e.mul(self._turned(h), self.centred))
+        """mean(h (x - m)), with h centred first, so that rounding errors of m have no effect."""
+        return self.mean(self.e.mul(self._centre(h), self.centred))
 
     def pull(self, h: ir.Value, scale: ir.Value | None = None) -> ir.Value:
-        """dx = scale r (h - mean(h) - (x - m) r^2 mean(h (x - m))): xhat itself would be another pass.
+        """dx = scale r (h - mean(h) - (x - m) r^2 mean(h (x - m))), where scale h is the cotangent of xhat.
 
-        `scale h` is the cotangent of xhat; `scale`, one number for what is normalized together, is 1 without it.
+        `scale` is constant over `axes`, and 1 by default. This form does not compute xhat, which would be another product.
         """
         e = self.e
         slope = e.mul(self.moment(h), e.square(self.inverse))
         factor = self.inverse if scale is None else e.mul(self.inverse, scale)
-        return e.mul(e.sub(self._turned(h), e.mul(self.centred, slope)), factor)
+        return e.mul(e.sub(self._centre(h), e.mul(self.centred, slope)), factor)
 
-    def _turned(self, h: ir.Value) -> ir.Value:
+    def _centre(self, h: ir.Value) -> ir.Value:
         return self.e.sub(h, self.mean(h))
 
 
@@ -162,9 +162,10 @@ def inverse_deviation(e: Emitter, variance: ir.Value, epsilon: float) -> ir.Valu
 
 @vjp("BatchNormalization", wrt=("X", "scale", "B", "input_mean", "input_var"), parameters=("scale", "B"))
 def batch_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y[n, c, p] = scale[c] (x[n, c, p] - mean[c]) r[c] + B[c]: linear in x, as the statistics are given.
+    """y[n, c, p] = scale[c] (x[n, c, p] - mean[c]) r[c] + B[c] with given statistics, with sums over n and p:
 
-    dmean[c] = -scale[c] r[c] sum of g, dvar[c] = -scale[c] r[c]^3 / 2 times the sum of g (x - mean).
+    dx = scale r g, dB = sum of g, dscale = r sum of g (x - mean),
+    dmean = -scale r sum of g, dvar = -scale r^3 / 2 times the sum of g (x - mean).
     """
     if n.int("training_mode", 0):
         return _batch_normalization_training(e, n, g)
@@ -178,7 +179,7 @@ def batch_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangent
     def total() -> ir.Value:
         return narrow(e, channels.sum(wide(e, gy)), inverse)
 
-    def moment() -> ir.Value:  # centred: sum(g x) - mean sum(g) would cancel where the mean is large
+    def moment() -> ir.Value:  # sum(g x) - mean sum(g) would lose digits if the mean is large
         centred = e.sub(wide(e, x), channels.spread(narrow(e, wide(e, mean), wide(e, x))))
         return narrow(e, channels.sum(e.mul(wide(e, gy), centred)), inverse)
 
@@ -192,12 +193,12 @@ def batch_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangent
 
 
 def _batch_normalization_training(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """Mean and variance (of M entries per channel) are those of the batch, and blended into the running ones.
+    """Mean and variance are those of the M entries of each channel: running = momentum input + (1 - momentum) batch.
 
-    running = momentum input + (1 - momentum) batch. With a = scale r and z = x - mean,
-    dx = a (g - mean(g) - z r^2 mean(g z)) + z k + c,    k = 2 (1 - momentum) / M drunning_var,
-                                                         c = (1 - momentum) / M drunning_mean.
-    Passes over memory: z, its sum, that of g and of their product, one affine map of z, a sum and a product.
+    With a = scale r and z = x - mean,
+
+        dx = a (g - mean(g) - z r^2 mean(g z)) + z k + c,    k = 2 (1 - momentum) / M drunning_var,
+                                                             c = (1 - momentum) / M drunning_mean.
     """
     x, scale, bias = n["X"], n["scale"], n["B"]
     momentum = n.float("momentum", 0.9)
@@ -207,7 +208,7 @@ def _batch_normalization_training(e: Emitter, n: Call, g: dict[str, Any]) -> Cot
     gy = None if g["Y"] is None else wide(e, g["Y"])
     count = _count(e, data, scale)
 
-    def moment() -> ir.Value:  # the rounding of a large mean leaves z a sum, with which mean(g) has no business
+    def moment() -> ir.Value:  # rounding errors of a large mean give z a sum; its product with mean(g) is removed
         assert gy is not None
         rest = e.mul(e.div(channels.sum(gy), count), channels.sum(centred))
         return e.sub(channels.sum(e.mul(gy, centred)), rest)
@@ -220,8 +221,8 @@ def _batch_normalization_training(e: Emitter, n: Call, g: dict[str, Any]) -> Cot
         assert gy is not None
         factor = e.mul(narrow(e, wide(e, scale), data), inverse)
         slope = e.neg(e.mul(e.square(inverse), e.div(moment(), count)))
-        moved = channels.affine(centred, slope, e.neg(e.div(channels.sum(gy), count)))
-        return e.mul(e.add(gy, moved), channels.spread(factor))
+        centring = channels.affine(centred, slope, e.neg(e.div(channels.sum(gy), count)))
+        return e.mul(e.add(gy, centring), channels.spread(factor))
 
     def data_cotangent() -> ir.Value:
         terms = [] if gy is None else [through_y()]
@@ -245,9 +246,10 @@ def _batch_normalization_training(e: Emitter, n: Call, g: dict[str, Any]) -> Cot
 
 
 def _batch_statistics(e: Emitter, n: Call, channels: Channels, data: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """x minus its mean, and the inverse deviation of each channel.
+    """x - mean, and r of each channel.
 
-    With momentum 0 the node's own results are the statistics of the batch. Blended ones would cost digits to separate.
+    With momentum 0 the node's own outputs are the statistics of the batch. With another momentum, extracting these from the
+    running ones would cost digits.
     """
     epsilon = n.float("epsilon", 1e-5)
     if n.float("momentum", 0.9) == 0 and len(n.node.outputs) == 3 and all(v.name != "" for v in n.node.outputs):
@@ -258,7 +260,7 @@ def _batch_statistics(e: Emitter, n: Call, channels: Channels, data: ir.Value) -
 
 
 def _count(e: Emitter, x: ir.Value, scale: ir.Value) -> ir.Value:
-    """Number of entries per channel."""
+    """The number of entries per channel."""
     sizes = None if x.shape is None else [known(d) for d in x.shape]
     if sizes is not None and None not in sizes:
         return e.scalar(math.prod(d for i, d in enumerate(sizes) if d is not None and (i != 1 or len(sizes) == 1)), x)
@@ -278,7 +280,7 @@ def instance_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotang
     normalized = Normalized.of(e, data, axes_from(e, x, 2), n.float("epsilon", 1e-5))
 
     def scale_cotangent() -> ir.Value:
-        each = e.mul(normalized.moment(gy), normalized.inverse)  # the mean of gy xhat
+        each = e.mul(normalized.moment(gy), normalized.inverse)  # the mean of g xhat
         return e.mul(channels.sum(each), e.size_as(size_from(e, x, 2), data))
 
     return {
@@ -314,9 +316,9 @@ def group_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangent
 
 @vjp("LayerNormalization", wrt=("X", "Scale", "B"), parameters=("Scale", "B"))
 def layer_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y = Scale xhat + B, normalized over the last axes. The results Mean and InvStdDev may carry cotangents too:
+    """y = Scale xhat + B, normalized over the M entries of the last axes.
 
-    dx += (dMean - dInvStdDev r^2 xhat) / M, with M entries normalized together.
+    Cotangents of the outputs Mean and InvStdDev add (dMean - dInvStdDev r^2 xhat) / M to dx.
     """
     x, scale, bias = n["X"], n["Scale"], n.get("B")
     axis = n.int("axis", -1)

@@ -4,8 +4,8 @@ With mean and variance given, and a = scale (var + eps)^(-1/2) per channel,
 
     scale (conv(x, w) + b - mean) (var + eps)^(-1/2) + B = conv(x, a w) + a (b - mean) + B
 
-so no cotangent needs the value between: that of the scale comes from the folded weight's. The forward nodes stay as they
-are, and ONNX Runtime can fold them as it does without gradients. Sums of products are not centred on the mean.
+so no cotangent needs the value between them: that of the scale follows from that of the folded weight. The forward nodes
+are unchanged. The sums of products are not centred on the mean, which costs digits if that is large against the deviation.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def folded_conv(e: Emitter, n: Call, inner: Call, varied: Collection[ir.Value]) 
 
 
 def _worthwhile(w: ir.Value, y: ir.Value) -> bool:
-    """A pass over the weight for one over the result; not in float16, which would round the folded weight."""
+    """Whether the weight has no more elements than the result; never in float16, which would round the folded weight."""
     weight, result = static_dims(w), static_dims(y)
     if w.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE) or w.shape is None:
         return False

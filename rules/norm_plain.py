@@ -4,7 +4,7 @@
     MeanVarianceNormalization  y = (x - mean) / (deviation + 1e-9)
     LRN                        y[c] = x[c] s[c]^-beta, s[c] = bias + alpha / size times the sum of x^2 near c
 
-A vector of zeros has no direction, and a constant one no deviation: both count as not moving.
+Where |x|_p or the deviation is 0, the derivative is taken to be 0.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from onnx_convgrad.autodiff.registry import Cotangents, vjp
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter
+from onnx_convgrad.rules.movement import arange
 from onnx_convgrad.rules.norm import narrow, size_from, wide
 
 _MVN_EPSILON = 1e-9
-"""Added to the deviation by the operator's specification."""
+"""What the ONNX specification adds to the deviation."""
 
 
 @vjp("LpNormalization", wrt=("input",))
@@ -33,8 +34,8 @@ def lp_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
     def cotangent() -> ir.Value:
         norm = e.reduce("ReduceL1" if p == 1 else "ReduceL2", x, [axis])
-        there = e.compare("Greater", norm, 0)
-        inverse = e.where(there, e.op("Reciprocal", e.where(there, norm, 1)), 0)
+        nonzero = e.compare("Greater", norm, 0)
+        inverse = e.where(nonzero, e.op("Reciprocal", e.where(nonzero, norm, 1)), 0)
         along = e.reduce_sum(e.mul(gy, y), [axis])
         return e.mul(e.sub(gy, e.mul(y if p == 2 else e.op("Sign", x), along)), inverse)
 
@@ -53,9 +54,9 @@ def mean_variance_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> C
     def cotangent() -> ir.Value:
         centred = e.sub(x, mean(x))
         variance = mean(e.square(centred))
-        moves = e.compare("Greater", variance, 0)
-        deviation = e.op("Sqrt", e.where(moves, variance, 1))
-        inverse = e.op("Reciprocal", e.add(e.where(moves, deviation, 0), _MVN_EPSILON))
+        nonzero = e.compare("Greater", variance, 0)
+        deviation = e.op("Sqrt", e.where(nonzero, variance, 1))
+        inverse = e.op("Reciprocal", e.add(e.where(nonzero, deviation, 0), _MVN_EPSILON))
         slope = e.div(e.mul(mean(e.mul(gy, centred)), inverse), deviation)
         return narrow(e, e.mul(e.sub(e.sub(gy, mean(gy)), e.mul(centred, slope)), inverse), n["X"])
 
@@ -66,7 +67,7 @@ def mean_variance_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> C
 def lrn_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """dx[i] = g[i] s[i]^-beta - 2 alpha beta / size x[i] times the sum of g[c] y[c] / s[c] over c whose window has i.
 
-    Both sums over channels are products with a band matrix: one node, for any number of channels.
+    Both sums over channels are products with a band matrix.
     """
     x, gy = wide(e, n["X"]), wide(e, g["Y"])
     size = n.int("size", 1)
@@ -95,7 +96,7 @@ def _band(e: Emitter, size: Dim, below: int, above: int, like: ir.Value) -> ir.V
         at = np.arange(size)
         ahead = at - at[:, None]
         return e.const((ahead >= -below) & (ahead <= above), dtype)
-    row = e.op("Range", e.const(0), e.squeeze(size, [0]), e.const(1))
+    row = arange(e, size)
     distance = e.op("Sub", row, e.unsqueeze(row, [1]))
     inside = e.op(
         "And",

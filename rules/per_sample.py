@@ -1,12 +1,12 @@
-"""Gradients for weights of matrix products, tables and normalizations, one for each sample of the batch.
+"""Gradients per sample for the weights of matrix products, tables and normalizations.
 
-What an ordinary rule sums over the batch is not summed. With the samples on the first axis,
+The sums are those of the ordinary rules, but not over the samples n. With these on the first axis,
 
     MatMul, Gemm   dB[n, k, j] = sum over the rows p of sample n of A[n, p, k] g[n, p, j]
     Gather         dT[n, v] = sum over the positions p of sample n whose index is v of g[n, p]
     normalization  dscale[n, c] = sum over the positions p of g[n, c, p] xhat[n, c, p], dB[n, c] = sum over p of g[n, c, p]
 
-`batch` moves the samples of a value to the first axis (`first`) and sums over all others but some (`sum`, `fit`).
+A `Batch` moves the samples of a value to the first axis (`first`) and sums over other axes (`sum`, `fit`).
 """
 
 from __future__ import annotations
@@ -27,13 +27,16 @@ from onnx_convgrad.rules.norm import Channels, Normalized, axes_from, inverse_de
 
 
 def _rows(e: Emitter, value: ir.Value, count: Dim, width: Dim) -> ir.Value:
-    """Samples on the first axis, and one matrix for each: [N, P, width]."""
+    """The value, with samples on the first axis, as one matrix per sample: [N, P, width]."""
     return e.reshape(value, [count, e.size_mul(1, *e.dims(value)[1:-1]), width])
 
 
 @per_sample("MatMul")
 def matmul_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> Cotangents:
-    """A matrix on the right takes one product per sample, over all its rows; other weights sum over leading axes."""
+    """y[.., m, n] = sum over k of a[.., m, k] b[.., k, n]: one product per sample.
+
+    Its cotangent for a matrix on the right sums over all rows of the sample, for other weights over leading axes.
+    """
     a, b, gy = n["A"], n["B"], g["Y"]
     at, rank = batch.of(n.y), len(e.dims(n.y))
 
@@ -49,7 +52,7 @@ def matmul_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> C
 
     def left() -> ir.Value:
         x, dy = batch.first(b, batch.of(b)), batch.first(gy, at)
-        if len(e.dims(a)) == len(e.dims(b)) == 2 and batch.of(b).plain:  # each column is a sample
+        if len(e.dims(a)) == len(e.dims(b)) == 2 and batch.of(b).plain:  # one column per sample
             return e.matmul(e.unsqueeze(dy, [-1]), e.unsqueeze(x, [1]))
         leading(b, a)
         return batch.fit(e.matmul(dy, e.swap_last(x)), batch.leading, a)
@@ -59,7 +62,7 @@ def matmul_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> C
         alike = at.axis < rank - len(dims) or (at.axis == 0 and len(dims) == rank and dims[0] == 1)
         require(
             len(e.dims(data)) == rank and alike and len(dims) > 1,
-            f"a weight of shape {weight.shape} has no known form per sample where the samples are on axis {at.axis}.",
+            f"the gradient per sample of a weight of shape {weight.shape} is not known with the samples on axis {at.axis}.",
         )
 
     return {"A": left, "B": right}
@@ -67,13 +70,13 @@ def matmul_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> C
 
 @per_sample("Gemm")
 def gemm_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> Cotangents:
-    """y[n] = alpha A[n] B' + beta C: each sample is a row, or some rows."""
+    """y[n] = alpha A[n] B' + beta C, with one or more rows per sample: dB' = alpha A[n]' g[n], dC = beta g[n]."""
     a, b, c, gy = n["A"], n["B"], n.get("C"), g["Y"]
     at, alpha, beta = batch.of(n.y), n.float("alpha", 1.0), n.float("beta", 1.0)
 
     def weight() -> ir.Value:
         own = batch.of(a)
-        require(own.plain or not n.int("transA", 0), "A is transposed and a sample has several columns.")
+        require(own.plain or not n.int("transA", 0), "its operand A is transposed and has several columns per sample.")
         x, dy = batch.first(a, own), batch.first(gy, at)
         x = _rows(e, x, batch.count, e.dim(b, 1 if n.int("transB", 0) else 0))
         dy = e.mul(_rows(e, dy, batch.count, e.dim(gy, 1)), alpha)
@@ -88,24 +91,24 @@ def gemm_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> Cot
 
 @per_sample("Gather")
 def gather_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> Cotangents:
-    """Rows of a table, such as an embedding: each sample adds up what its own indices picked."""
+    """y[n, p] = T[i[n, p]]: dT[n, v] = sum over the p with i[n, p] = v of g[n, p]."""
     table, indices, gy = n["data"], n["indices"], g["output"]
 
     def cotangent() -> ir.Value:
-        require(n.int("axis", 0) % len(e.dims(table)) == 0, "it picks along another axis than the first.")
+        require(n.int("axis", 0) % len(e.dims(table)) == 0, "it gathers along an axis other than the first.")
         count, size, width = batch.count, e.dim(table, 0), e.size_mul(1, *e.dims(table)[1:])
         picked = batch.first(e.cast(indices, ir.DataType.INT64), batch.of(indices))
-        chosen = e.reshape(picked, [count, e.size_mul(1, *e.dims(picked)[1:]), 1])
-        dy = e.reshape(batch.first(gy, batch.of(n.y)), [count, e.dim(chosen, 1), width])
+        where = e.reshape(picked, [count, e.size_mul(1, *e.dims(picked)[1:]), 1])
+        dy = e.reshape(batch.first(gy, batch.of(n.y)), [count, e.dim(where, 1), width])
         rows = e.op("Expand", e.scalar(0, gy), e.vector([count, size, width]))
-        return scatter(e, rows, e.op("Expand", chosen, e.shape(dy)), dy, 1, "add")
+        return scatter(e, rows, e.op("Expand", where, e.shape(dy)), dy, 1, "add")
 
     return {"data": cotangent}
 
 
 @per_sample("Tile")
 def tile_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> Cotangents:
-    """Each sample has a copy of its own."""
+    """y holds one copy of x per sample: dx[n] = g[n]."""
     return {"input": lambda: batch.first(g["output"], batch.of(n.y))}
 
 
@@ -114,7 +117,7 @@ def tile_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> Cot
 
 @per_sample("BatchNormalization")
 def batch_normalization_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> Cotangents:
-    """y[n, c, p] = scale[c] (x[n, c, p] - mean[c]) r[c] + B[c] with given statistics, which are operands like others."""
+    """y[n, c, p] = scale[c] (x[n, c, p] - mean[c]) r[c] + B[c] with given statistics, which are differentiated too."""
     x, at, gy = n["X"], batch.of(n.y), wide(e, g["Y"])
     channels = Channels(e, x)
     inverse = narrow(e, inverse_deviation(e, wide(e, n["input_var"]), n.float("epsilon", 1e-5)), gy)

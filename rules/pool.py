@@ -1,4 +1,4 @@
-"""Pooling as a sum over windows, AveragePool and LpPool, and the geometry that MaxPool shares with them.
+"""AveragePool and LpPool, and the adjoint of a sum over windows.
 
     AveragePool  y[n, c, p] = sum over t of x[n, c, s p + d t - pad] / count[p]
     LpPool       y[n, c, p] = (sum over t of |x[n, c, s p + d t - pad]|^q)^(1/q)
@@ -27,7 +27,7 @@ from onnx_convgrad.rules.conv import input_grad
 
 
 def _same_at_run_time(e: Emitter, pool: Pool, size: Dim, axis: int) -> tuple[Dim, Dim]:
-    """The same with a size read from x. Integer division truncates in ONNX as it does in `_same`."""
+    """Padding of `auto_pad=SAME_*` for a size that the graph computes; see `ir.pooling.same_pool_padding`."""
     s = pool.strides[axis]
     windows = e.size_div(e.size_add(size, s - 1), s)
     total = e.size_sub(e.size_add(e.size_mul(e.size_sub(windows, 1), s), pool.kernel[axis]), size)
@@ -40,7 +40,7 @@ def _padding(e: Emitter, pool: Pool, size: Dim, axis: int) -> tuple[Dim, Dim]:
 
 
 def valid_taps(pool: Pool, axis: int, *, end_counts: bool) -> np.ndarray:
-    """How many taps of each window of an axis of known size are inside x; padding counts too with `end_counts`."""
+    """The number of taps of each window inside x, on an axis of known size; with `end_counts` padding counts too."""
     assert pool.pads is not None
     size, (low, high) = pool.sizes[axis] or 0, pool.pads[axis]
     at = np.arange(pool.windows(axis) or 0)[:, None] * pool.strides[axis] - low
@@ -53,9 +53,9 @@ def valid_taps(pool: Pool, axis: int, *, end_counts: bool) -> np.ndarray:
 
 
 def window_sum_grad(e: Emitter, pool: Pool, gy: ir.Value, x: ir.Value, weight: float = 1.0) -> ir.Value:
-    """gx[n, c, q] = weight * sum over the windows p that hold q of gy[n, c, p], of the shape of x.
+    """gx[n, c, q] = weight * sum over the windows p that contain q of gy[n, c, p], of the shape of x.
 
-    Channels are folded into the batch, so that one kernel of ones serves them all and none need be known.
+    The channels are merged with the batch, so that one kernel of ones serves all and their number may be unknown.
     """
     if pool.tiles:
         return _tile(e, pool, e.mul(gy, weight), x)
@@ -72,20 +72,20 @@ def window_sum_grad(e: Emitter, pool: Pool, gy: ir.Value, x: ir.Value, weight: f
         win = Window(pool.strides, pool.dilations, tuple(low for low, _ in pool.pads), end, 1)
         like = e.reshape(x, [*flat, *(e.dim(x, 2 + axis) for axis in range(rank))])
         return e.reshape_like(input_grad(e, rows, ones, like, win), x)
-    # padding, or which windows exist, is known only at run time: spread onto exactly the rows that the windows cover
+    # the padding or the number of windows is known only at run time: compute the rows that the windows cover, then pad
     covered = [
         e.size_add(e.size_mul(e.size_sub(o, 1), pool.strides[axis]), pool.span(axis)) for axis, o in enumerate(outer)
     ]
     like = e.op("Expand", e.scalar(0, x), e.vector([*flat, *covered]))
     win = Window(pool.strides, pool.dilations, (0,) * rank, (0,) * rank, 1)
     full = input_grad(e, rows, ones, like, win)
-    begin, end_ = [], []
+    before, after = [], []
     for axis in range(rank):
         size = e.dim(x, 2 + axis)
         low = _padding(e, pool, size, axis)[0]
-        begin.append(e.size_sub(0, low))
-        end_.append(e.size_sub(e.size_add(size, low), covered[axis]))
-    return e.reshape_like(e.pad(full, begin, end_, list(range(2, 2 + rank))), x)
+        before.append(e.size_sub(0, low))
+        after.append(e.size_sub(e.size_add(size, low), covered[axis]))
+    return e.reshape_like(e.pad(full, before, after, list(range(2, 2 + rank))), x)
 
 
 def _slides(e: Emitter, pool: Pool, x: ir.Value) -> bool:
@@ -97,21 +97,21 @@ def _slides(e: Emitter, pool: Pool, x: ir.Value) -> bool:
 
 
 def _means(e: Emitter, pool: Pool, gy: ir.Value) -> ir.Value:
-    """The mean over the windows that hold each element, as many as a window has taps, zeros included: a pool as well."""
+    """The mean of gy over the windows that contain each element, counting zeros outside: again an AveragePool."""
     begin, end = ([k - 1 - pads[i] for pads, k in zip(pool.pads or (), pool.kernel, strict=True)] for i in range(2))
     gy, pads = counted_padding(e, gy, begin, end)
     return e.op("AveragePool", gy, kernel_shape=pool.kernel, pads=pads, count_include_pad=1)
 
 
 def _end(pool: Pool, axis: int) -> int:
-    """End padding under which a convolution has as many windows as the pool: they differ where it rounds up."""
+    """End padding with which a convolution has as many windows as the pool, which may round their number up."""
     assert pool.pads is not None
     high, excess = pool.pads[axis][1], pool.excess(axis)
     return high if excess is None or -pool.strides[axis] < excess <= 0 else high + excess
 
 
 def _tile(e: Emitter, pool: Pool, gy: ir.Value, x: ir.Value) -> ir.Value:
-    """Windows that tile the input: repeat every row of gy, and fill what no window reaches with zeros."""
+    """For windows that tile the input: repeat every row of gy, and pad with zeros where there is no window."""
     rank = pool.rank
     outer = [e.dim(gy, 2 + axis) for axis in range(rank)]
     merged = [e.size_mul(o, k) for o, k in zip(outer, pool.kernel, strict=True)]
@@ -127,7 +127,7 @@ def _tile(e: Emitter, pool: Pool, gy: ir.Value, x: ir.Value) -> ir.Value:
 
 @linear("AveragePool", wrt=("X",))
 def average_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y[p] = sum over t of x[s p + d t - pad] / count[p]: dx[q] = sum over windows p that hold q of g[p] / count[p]."""
+    """y[p] = sum over t of x[s p + d t - pad] / count[p]: dx[q] = sum over windows p that contain q of g[p] / count[p]."""
 
     def x_grad() -> ir.Value:
         x, gy = n["X"], g["Y"]
@@ -140,7 +140,7 @@ def average_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 
 def _counts(e: Emitter, pool: Pool, n: Call, x: ir.Value, axis: int) -> int | np.ndarray | ir.Value:
-    """The divisor along one axis: one number for all windows, or a vector. Taps beyond the padding do not count."""
+    """The divisor along one axis: a number for all windows, or a vector. Taps beyond the padding do not count."""
     padded = bool(n.int("count_include_pad", 0))
     if pool.windows(axis) is not None:
         taps = np.maximum(valid_taps(pool, axis, end_counts=padded), 1)
@@ -162,7 +162,7 @@ def _counts(e: Emitter, pool: Pool, n: Call, x: ir.Value, axis: int) -> int | np
 
 
 def _divide(e: Emitter, gy: ir.Value, counts: list[int | np.ndarray | ir.Value]) -> ir.Value:
-    """gy divided by those counts that vary along their axis: one multiplication when they are all constants."""
+    """gy divided by the counts that vary along their axis: one multiplication if all are constants."""
     rank = len(counts)
     static = np.ones((1,) * rank)
     for axis, count in enumerate(counts):
@@ -176,7 +176,7 @@ def _divide(e: Emitter, gy: ir.Value, counts: list[int | np.ndarray | ir.Value])
 
 @vjp("LpPool", wrt=("X",))
 def lp_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y = (sum |x|^q)^(1/q): dx = sign(x) |x|^(q-1) sum over the windows of g y^(1-q), and 0 where y = 0."""
+    """y = (sum of |x|^q)^(1/q): dx = sign(x) |x|^(q-1) times the sum over windows of g y^(1-q), and 0 where y = 0."""
 
     def x_grad() -> ir.Value:
         x = n["X"]
@@ -188,7 +188,7 @@ def lp_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 
 def norm_quotient(e: Emitter, gy: ir.Value, y: ir.Value, q: int) -> ir.Value:
-    """g y^(1-q), and 0 where the norm y is 0, as in PyTorch."""
+    """g y^(1-q), and 0 where y = 0, as in PyTorch."""
     if q == 1:
         return gy
     positive = e.compare("Greater", y, 0)

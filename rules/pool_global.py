@@ -13,11 +13,11 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.rules.pool import norm_quotient, signed_power
 
-not_differentiable("MaxRoiPool", reason="it does not tell which elements are its maxima.")
+not_differentiable("MaxRoiPool", reason="it does not return the indices of its maxima.")
 
 
 def _area(e: Emitter, x: ir.Value) -> Dim:
-    """Number of elements of one image, whatever the rank of x."""
+    """The number of elements of one channel of one image, for any rank of x."""
     if x.shape is not None:
         return e.size_mul(*e.dims(x)[2:])
     return e.op("ReduceProd", e.op("Shape", x, start=2), e.ints([0]), keepdims=1)
@@ -38,16 +38,16 @@ def global_average_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangent
 
 @vjp("GlobalMaxPool", wrt=("X",))
 def global_max_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y[n, c] = max over p of x[n, c, p]: dx[n, c, p] = g[n, c] at the first maximum, as in PyTorch."""
+    """y[n, c] = max over p of x[n, c, p]: dx[n, c, p] = g[n, c] at the first maximum, else 0, as in PyTorch."""
 
     def x_grad() -> ir.Value:
         x = n["X"]
         head = e.op("Shape", x, start=0, end=2)
-        area = e.vector([_area(e, x)])
+        count = _area(e, x)
+        area = e.vector([count])
         flat = e.op("Reshape", x, e.op("Concat", head, area, axis=0), allowzero=1)
         winner = e.op("ArgMax", flat, axis=2, keepdims=1)
-        count = e.op("Squeeze", area, e.ints([0]))
-        positions = e.op("Range", e.const(np.int64(0)), count, e.const(np.int64(1)))
+        positions = _range(e, count)
         column = e.op("Reshape", g["Y"], e.op("Concat", head, e.ints([1]), axis=0), allowzero=1)
         return e.reshape_like(e.where(e.compare("Equal", positions, winner), column, 0), x)
 
@@ -56,7 +56,7 @@ def global_max_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 @vjp("GlobalLpPool", wrt=("X",))
 def global_lp_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y = (sum |x|^q)^(1/q): dx = sign(x) |x|^(q-1) g y^(1-q), and 0 where y = 0."""
+    """y = (sum of |x|^q)^(1/q): dx = sign(x) |x|^(q-1) g y^(1-q), and 0 where y = 0."""
     x = n["X"]
     q = n.int("p", 2)
     return {"X": lambda: e.typed(e.mul(signed_power(e, x, q - 1), norm_quotient(e, g["Y"], n.out("Y"), q)), x)}
@@ -67,13 +67,13 @@ def global_lp_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 @vjp("RoiAlign", wrt=("X",), note="rois get no gradient, as in PyTorch")
 def roi_align_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y[r, c, p, q] = sum over h, w of A[r, p, h] x[b_r, c, h, w] B[r, q, w], with A, B averaging bilinear samples:
+    """y[r, c, p, q] = sum over h, w of A[r, p, h] x[b_r, c, h, w] B[r, q, w], where A and B average bilinear samples:
 
     dx[b, c, h, w] = sum over r with b_r = b and p of A[r, p, h] (sum over q of g[r, c, p, q] B[r, q, w]).
     """
 
     def x_grad() -> ir.Value:
-        require(n.string("mode", "avg") == "avg", "only mode='avg' has a gradient here.")
+        require(n.string("mode", "avg") == "avg", "its gradient is implemented for mode='avg' only.")
         x, gy, rois = n["X"], g["Y"], n["rois"]
         dtype = x.dtype or ir.DataType.FLOAT
         batch, channels, height, width = (e.dim(x, axis) for axis in range(4))
@@ -94,12 +94,12 @@ def roi_align_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 
 def _range(e: Emitter, size: Dim) -> ir.Value:
-    """0, 1, .., size - 1."""
+    """0, 1, .., size - 1, computed by the graph."""
     return e.op("Range", e.const(np.int64(0)), e.op("Squeeze", e.vector([size]), e.ints([0])), e.const(np.int64(1)))
 
 
 def _samples(e: Emitter, n: Call, coordinate: int, bins: int, size: Dim) -> ir.Value:
-    """A[r, p, h]: the weight of row h in bin p of region r, an average over its samples; in float32, as at run time."""
+    """A[r, p, h]: the weight of row h in bin p of region r, an average over its samples; in float32, as in the runtime."""
     rois = e.cast(n["rois"], ir.DataType.FLOAT)
     half = n.string("coordinate_transformation_mode", "half_pixel") == "half_pixel"
     corners = e.sub(e.mul(rois, n.float("spatial_scale", 1.0)), 0.5 if half else 0)
@@ -114,7 +114,7 @@ def _samples(e: Emitter, n: Call, coordinate: int, bins: int, size: Dim) -> ir.V
     if ratio > 0:
         steps = e.const(np.arange(ratio, dtype=np.float32) + 0.5)
     else:
-        samples = e.op("Ceil", bin_size)  # [R, 1], none for a region turned inside out
+        samples = e.op("Ceil", bin_size)  # [R, 1], 0 for a region of negative size
         grid = e.op("Max", samples, 1)
         every = e.op("Concat", e.op("Reshape", grid, e.ints([-1])), e.const(np.ones(1, np.float32)), axis=0)
         most = e.op("ReduceMax", every, keepdims=0)
@@ -124,7 +124,7 @@ def _samples(e: Emitter, n: Call, coordinate: int, bins: int, size: Dim) -> ir.V
     at = e.add(e.unsqueeze(first, [2]), inside_bin)  # [R, P, S]
     valid = e.op("And", e.compare("GreaterOrEqual", at, -1), e.compare("LessOrEqual", at, length))
     share: ir.Value | float = 1 / ratio if ratio > 0 else 0.0
-    if samples is not None:  # regions of fewer samples than the largest leave the rest out
+    if samples is not None:  # regions with fewer samples than the largest ignore the rest
         valid = e.op("And", valid, e.unsqueeze(e.compare("Less", steps, samples), [1]))
         share = e.unsqueeze(e.op("Reciprocal", grid), [2])
     clamped = e.op("Min", e.op("Max", at, 0), e.sub(length, 1))

@@ -1,9 +1,9 @@
-"""MaxPool, its gradient by the indices of the maxima, and MaxUnpool.
+"""MaxPool, its abstract gradient operator, and MaxUnpool.
 
-    MaxPool            y[p] = x.flat[i[p]]              the node's own Indices say which element won
+    MaxPool            y[p] = x.flat[i[p]]              with the indices i of the maxima, the node's second output
     MaxPoolGrad(g, x)  dx.flat[j] = sum over the p with i[p] = j of g[p]
 
-Other ways of computing the gradient are in `pool_max_grad`.
+`lowering.pool` computes MaxPoolGrad, by these indices or without them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from onnx_convgrad.rules.pool import valid_taps
 
 @vjp("MaxPool", wrt=("X",))
 def max_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y[p] = x.flat[i[p]]: dx.flat[j] = sum over the p with i[p] = j of g[p]. Ties go where i points."""
+    """y[p] = x.flat[i[p]]: dx.flat[j] = sum over the p with i[p] = j of g[p]. Of equal elements the one at i[p] gets g."""
 
     def x_grad() -> ir.Value:
         x = n["X"]
-        if n.node.outputs[1:]:  # somebody wants the indices anyway
+        if n.node.outputs[1:]:  # the node computes the indices anyway
             return hand_back(e, Pool.of(n, x), g["Y"], winners_of(e, n), x)
         return e.op("MaxPoolGrad", g["Y"], x, domain=DOMAIN, **_windows(n))
 
@@ -44,26 +44,26 @@ def max_pool_grad_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     def dy_grad() -> ir.Value:
         winners = winners_of(e, n)
         picked = e.op("Gather", e.op("Reshape", g["dX"], e.ints([-1])), winners.indices, axis=0)
-        return e.typed(picked if winners.found is None else e.where(winners.found, picked, 0), n["dY"])
+        return e.typed(picked if winners.exist is None else e.where(winners.exist, picked, 0), n["dY"])
 
     return {"dY": dy_grad}
 
 
 def _windows(n: Call) -> dict[str, Any]:
-    """The attributes of a pool that say what its windows are."""
+    """The attributes of a pool that define its windows."""
     return {name: value for name, value in n.attributes().items() if name != "storage_order"}
 
 
 @dataclass(frozen=True, slots=True)
 class Winners:
-    """Row-major positions of the maxima in x as a flat tensor, and where there are any, if windows may be empty."""
+    """Row-major positions of the maxima in x, and which windows have one; `None`: all have."""
 
     indices: ir.Value
-    found: ir.Value | None
+    exist: ir.Value | None
 
 
 def winners_of(e: Emitter, n: Call) -> Winners:
-    """The maxima of a pool or of its gradient: the model's own node tells them, or else another one."""
+    """The maxima of a pool or of its gradient, by the indices of the model's own pool or else of a new one."""
     x, node = n["X"], own_pool(e, n)
     if node is None:
         y, indices = e.ops("MaxPool", x, outputs=2, **_windows(n))
@@ -71,7 +71,7 @@ def winners_of(e: Emitter, n: Call) -> Winners:
         if len(node.outputs) < 2:
             node.resize_outputs(2)
         y, indices = node.outputs
-        if not indices.name:  # an unnamed optional result would be removed as unused
+        if not indices.name:  # an unnamed optional output would be removed as unused
             indices.name = Namespace.of_values(e.graph).claim(f"{y.name}_indices")
         indices.dtype = ir.DataType.INT64
         if indices.shape is None and y.shape is not None:
@@ -83,36 +83,36 @@ def winners_of(e: Emitter, n: Call) -> Winners:
 
 
 def maxima_of(e: Emitter, n: Call) -> ir.Value:
-    """What a pool computes of which this is the gradient."""
+    """The result of the pool of which `n` is the gradient."""
     node = own_pool(e, n)
     return e.op("MaxPool", n["X"], **_windows(n)) if node is None else node.outputs[0]
 
 
 def own_pool(e: Emitter, n: Call) -> ir.Node | None:
-    """The pool of the graph itself that has the same windows and the same operand, and comes first."""
+    """The first MaxPool of the graph with the same operand and the same windows."""
     uses = {use.node for use in n["X"].uses() if is_op(use.node, "MaxPool") and use.node.graph is e.graph}
     alike = {node for node in uses if not Call(node).int("storage_order", 0) and _windows(Call(node)) == _windows(n)}
     for node in e.graph if alike else ():
         if node in alike:
             return node
-        if node is n.node:  # what was emitted for a later gradient cannot be read here
+        if node is n.node:  # results of later nodes cannot be used here
             break
     return None
 
 
 def hand_back(e: Emitter, pool: Pool, gy: ir.Value, winners: Winners, x: ir.Value) -> ir.Value:
-    """Each element of `gy` at the place of the maximum that it belongs to, added up, in the shape of x."""
+    """gx.flat[j] = sum over the p with i[p] = j of gy[p], in the shape of x."""
     indices = winners.indices
-    if e.target.ordered_sums and winners.found is None:
+    if e.target.ordered_sums and winners.exist is None:
         return scatter_in_order(e, pool, gy, indices, x)
-    if winners.found is not None:
-        indices, gy = e.op("Where", winners.found, indices, e.const(np.int64(0))), e.where(winners.found, gy, 0)
+    if winners.exist is not None:
+        indices, gy = e.op("Where", winners.exist, indices, e.const(np.int64(0))), e.where(winners.exist, gy, 0)
     unpooled = unpool(e, pool, gy, indices, x)
     return scatter_flat(e, gy, indices, x) if unpooled is None else unpooled
 
 
 def _may_be_empty(pool: Pool) -> bool:
-    """Whether some window may see nothing but padding; its index is then meaningless. It takes dilation."""
+    """Whether a window may consist of padding only, which needs dilation; its index is then undefined."""
     for axis in range(pool.rank):
         if pool.dilations[axis] == 1 or pool.pads is None:
             continue
@@ -126,7 +126,7 @@ def _may_be_empty(pool: Pool) -> bool:
 
 @linear("MaxUnpool", wrt=("X",))
 def max_unpool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y.flat[i[p]] = x[p]: dx[p] = g.flat[i[p]]; where indices repeat, the last one was written and takes it all."""
+    """y.flat[i[p]] = x[p]: dx[p] = g.flat[i[p]]. Of equal indices only the last gets g: its value overwrote the others."""
 
     def x_grad() -> ir.Value:
         x, indices = n["X"], n["I"]

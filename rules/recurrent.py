@@ -1,12 +1,11 @@
-"""RNN, GRU and LSTM: the turns of the recurrence written down, with ONNX's names for the gates.
+"""RNN, GRU and LSTM: the recurrence unrolled, with ONNX's names for the gates.
 
     RNN   h[t] = f(x[t] W' + h[t-1] R' + b)
     GRU   z, r = f(...);  c = g(x[t] W' + (r h[t-1]) R' + b);  h[t] = (1 - z) c + z h[t-1]
     LSTM  i, o, f = f(...);  c[t] = f c[t-1] + i g(...);  h[t] = o h(c[t])
 
-The products with x are one MatMul for all turns. The operator itself stays in the forward part, with its fused kernel; what
-stands here is only what its gradient passes through. A turn beyond a sample's `sequence_lens` keeps the state and gives
-zeros.
+The products with x are one MatMul for all steps t. The operator itself stays in the forward part; only its gradient passes
+through this expansion. A step beyond the `sequence_lens` of a sample keeps its state and outputs zeros.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from onnx_convgrad.autodiff.registry import expansion
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
-from onnx_convgrad.rules.control import known_turns
+from onnx_convgrad.rules.control import known_iterations
 
-_LENGTH = "Give it, as in --input-shape x:26,1,64 or input_shapes={'x': [26, 1, 64]}."
+_LENGTH_HINT = "Give it, as in --input-shape x:26,1,64 or input_shapes={'x': [26, 1, 64]}."
 
 Function = Callable[[Emitter, ir.Value], ir.Value]
 Cell = Callable[["_Direction", ir.Value, "State"], "State"]
@@ -31,7 +30,7 @@ Cell = Callable[["_Direction", ir.Value, "State"], "State"]
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What one turn leaves to the next; `None` is zero."""
+    """The state between two steps; `None` stands for zeros."""
 
     h: ir.Value | None
     c: ir.Value | None = None
@@ -42,23 +41,23 @@ class State:
 
 @expansion("RNN", wrt=("X", "W", "R", "B", "initial_h"), parameters=("W", "R", "B"))
 def rnn(e: Emitter, n: Call) -> list[ir.Value | None]:
-    """One gate."""
-    return _written_down(e, n, 1, ("Tanh",), _rnn_cell)
+    """h[t] = f(x[t] W' + h[t-1] R' + b)."""
+    return _unrolled(e, n, 1, ("Tanh",), _rnn_cell)
 
 
 @expansion("GRU", wrt=("X", "W", "R", "B", "initial_h"), parameters=("W", "R", "B"))
 def gru(e: Emitter, n: Call) -> list[ir.Value | None]:
-    """Gates z, r, h; `linear_before_reset` applies r after the product."""
-    return _written_down(e, n, 3, ("Sigmoid", "Tanh"), _gru_cell)
+    """Gates z, r, h; with `linear_before_reset` the candidate is g(x[t] W' + r (h[t-1] R' + b))."""
+    return _unrolled(e, n, 3, ("Sigmoid", "Tanh"), _gru_cell)
 
 
 @expansion("LSTM", wrt=("X", "W", "R", "B", "initial_h", "initial_c", "P"), parameters=("W", "R", "B", "P"))
 def lstm(e: Emitter, n: Call) -> list[ir.Value | None]:
-    """Gates i, o, f, c; peepholes P for i, o, f."""
-    return _written_down(e, n, 4, ("Sigmoid", "Tanh", "Tanh"), _lstm_cell)
+    """Gates i, o, f, c; the peepholes P add a multiple of the cell to i, o and f."""
+    return _unrolled(e, n, 4, ("Sigmoid", "Tanh", "Tanh"), _lstm_cell)
 
 
-# -- one turn ----------------------------------------------------------------------------------------------------------
+# -- one step ----------------------------------------------------------------------------------------------------------
 
 
 def _rnn_cell(d: _Direction, x: ir.Value, state: State) -> State:
@@ -101,7 +100,7 @@ def _lstm_cell(d: _Direction, x: ir.Value, state: State) -> State:
 
 @dataclass(frozen=True, slots=True)
 class _Direction:
-    """The weights of one direction, and what the cells do with them."""
+    """The weights of one direction, and the operations of its cells."""
 
     e: Emitter
     hidden: int
@@ -138,7 +137,7 @@ class _Direction:
         )
 
     def products(self, x: ir.Value) -> ir.Value:
-        """`x W' + b` of all turns. The bias of R goes with it, but for that of a product that a gate multiplies."""
+        """`x W' + b` of all steps. b includes the bias of R, except for a product that a gate multiplies."""
         e = self.e
         total = e.matmul(x, e.swap_last(self.w))
         bias = self.wb
@@ -150,11 +149,11 @@ class _Direction:
         return total if bias is None else e.add(total, bias)
 
     def plus(self, x: ir.Value, h: ir.Value | None, first: int = 0, last: int | None = None) -> ir.Value:
-        """`x + h R'` for the gates `first` to `last`."""
+        """`x + h R'` for the gates from `first` up to `last`."""
         return x if h is None else self.e.add(x, self._product(h, first, last))
 
     def inner(self, h: ir.Value | None) -> ir.Value | None:
-        """The product that GRU's reset gate multiplies: `h R' + b` of the last gate."""
+        """`h R' + b` of the last gate, which GRU's reset gate multiplies."""
         e = self.e
         bias = None if self.rb is None else e.slice(self.rb, [2 * self.hidden], [3 * self.hidden], [0])
         if h is None:
@@ -181,12 +180,10 @@ class _Direction:
         return self.e.op("Clip", value, self.e.scalar(-self.clip, value), self.e.scalar(self.clip, value))
 
 
-def _written_down(e: Emitter, n: Call, gates: int, default: Sequence[str], cell: Cell) -> list[ir.Value | None]:
-    """All turns of all directions; the results in the operator's order."""
-    require(
-        n.int("layout", 0) == 0, "its layout is 1, which ONNX Runtime does not run.", hint="Export it with layout 0."
-    )
-    turns = known_turns(e, n["X"], "the length of its sequence", _LENGTH)
+def _unrolled(e: Emitter, n: Call, gates: int, default: Sequence[str], cell: Cell) -> list[ir.Value | None]:
+    """Unroll all directions; returns the operator's outputs Y, Y_h and Y_c."""
+    require(n.int("layout", 0) == 0, "its layout is 1, which is not supported.", hint="Export the model with layout 0.")
+    steps = known_iterations(e, n["X"], "the length of its sequence", _LENGTH_HINT)
     way = n.string("direction", "forward")
     ways = ["forward", "reverse"] if way == "bidirectional" else [way]
     functions = _functions(n, [*default] * len(ways))
@@ -195,38 +192,38 @@ def _written_down(e: Emitter, n: Call, gates: int, default: Sequence[str], cell:
     for d, reverse in enumerate(w == "reverse" for w in ways):
         direction = _Direction.of(e, n, d, gates, functions[d * len(default) : (d + 1) * len(default)])
         start = State(_of_direction(e, n.get("initial_h"), d), _of_direction(e, n.get("initial_c"), d))
-        history, final = _turns(direction, cell, n["X"], start, lengths, turns, reverse=reverse)
+        history, final = _steps(direction, cell, n["X"], start, lengths, steps, reverse=reverse)
         histories.append(e.unsqueeze(history, [1]))
         finals.append(final)
     last = [_stacked(e, [s.h for s in finals]), _stacked(e, [s.c for s in finals])]
     return [e.concat(histories, 1), *last]
 
 
-def _turns(
+def _steps(
     d: _Direction,
     cell: Cell,
     x: ir.Value,
     state: State,
     lengths: ir.Value | None,
-    turns: int,
+    steps: int,
     *,
     reverse: bool,
 ) -> tuple[ir.Value, State]:
-    """The states h of all turns `[turns, batch, hidden]`, in the order of x, and the last one."""
+    """The states h of all steps `[steps, batch, hidden]`, in the order of x, and the last state."""
     e = d.e
-    ends = lengths if reverse else None  # every sample has its own, and begins there
+    ends = lengths if reverse else None  # where each sample begins
     backwards = reverse and ends is None
     products = d.products(x if ends is None else _reversed(e, x, ends))
-    parts = e.ops("Split", products, outputs=turns, axis=0, num_outputs=turns) if turns > 1 else [products]
+    parts = e.ops("Split", products, outputs=steps, axis=0, num_outputs=steps) if steps > 1 else [products]
     history: list[ir.Value] = []
-    for t in reversed(range(turns)) if backwards else range(turns):
+    for t in reversed(range(steps)) if backwards else range(steps):
         new = cell(d, e.squeeze(parts[t], [0]), state)
         assert new.h is not None
         shown = new.h
         if lengths is not None:
-            alive = e.unsqueeze(e.compare("Greater", lengths, t), [1])
-            shown = e.where(alive, new.h, 0)
-            new = State(_kept(e, alive, new.h, state.h), _kept(e, alive, new.c, state.c))
+            running = e.unsqueeze(e.compare("Greater", lengths, t), [1])
+            shown = e.where(running, new.h, 0)
+            new = State(_selected(e, running, new.h, state.h), _selected(e, running, new.c, state.c))
         state = new
         history.append(e.unsqueeze(shown, [0]))
     if backwards:
@@ -236,17 +233,17 @@ def _turns(
 
 
 def _stacked(e: Emitter, states: Sequence[ir.Value | None]) -> ir.Value | None:
-    """One state per direction, `[directions, batch, hidden]`; `None` of a cell that has no such state."""
+    """The states of all directions, `[directions, batch, hidden]`; `None` if the cell has no such state."""
     present = [e.unsqueeze(v, [0]) for v in states if v is not None]
     return e.concat(present, 0) if present else None
 
 
-def _kept(e: Emitter, alive: ir.Value, new: ir.Value | None, old: ir.Value | None) -> ir.Value | None:
-    return None if new is None else e.where(alive, new, 0 if old is None else old)
+def _selected(e: Emitter, running: ir.Value, new: ir.Value | None, old: ir.Value | None) -> ir.Value | None:
+    return None if new is None else e.where(running, new, 0 if old is None else old)
 
 
 def _reversed(e: Emitter, value: ir.Value, lengths: ir.Value) -> ir.Value:
-    """The first turns of each sample in reverse order, as many as it has."""
+    """The first `lengths` steps of each sample in reverse order."""
     whole = e.op("Max", e.cast(lengths, ir.DataType.INT64), e.ints([1]))
     return e.op("ReverseSequence", value, whole, time_axis=0, batch_axis=1)
 
@@ -269,16 +266,16 @@ _DEFAULTS: dict[str, tuple[float, ...]] = {
     "thresholdedrelu": (1.0,),
     "elu": (1.0,),
 }
-"""alpha, and beta where there is one, as ONNX Runtime takes them where they are not given."""
+"""Default alpha, and beta if the function has one, as in ONNX Runtime."""
 
 _PLAIN = {op.lower(): op for op in ("Relu", "Tanh", "Sigmoid", "Softsign", "Softplus")}
 _WITH_ALPHA = {op.lower(): op for op in ("LeakyRelu", "ThresholdedRelu", "Elu", "HardSigmoid")}
 
 
 def _functions(n: Call, default: Sequence[str]) -> list[Function]:
-    given = n.node.attributes.get("activations")
-    names = [str(name) for name in given.as_strings()] if given is not None else [*default]
-    require(len(names) == len(default), f"it has {len(names)} activations, and needs {len(default)}.")
+    declared = n.node.attributes.get("activations")
+    names = [str(name) for name in declared.as_strings()] if declared is not None else [*default]
+    require(len(names) == len(default), f"it has {len(names)} activations, but needs {len(default)}.")
     alphas, betas = _floats(n, "activation_alpha"), _floats(n, "activation_beta")
     made = []
     for name in names:
@@ -302,5 +299,5 @@ def _function(name: str, alpha: float, beta: float) -> Function:
         return lambda e, x: e.add(e.mul(alpha, x), beta)
     if key == "scaledtanh":
         return lambda e, x: e.mul(alpha, e.op("Tanh", e.mul(beta, x)))
-    require(key in _WITH_ALPHA, f"its activation {name!r} is not one of ONNX's.")
+    require(key in _WITH_ALPHA, f"its activation {name!r} is not defined by ONNX.")
     return lambda e, x: e.op(_WITH_ALPHA[key], x, alpha=alpha, beta=beta if key == "hardsigmoid" else None)

@@ -1,7 +1,9 @@
-"""Reductions. All take axes as an operand, which may be known only at run time, empty, or absent.
+"""Reductions along axes that are an operand, which may be computed by the graph, empty or absent.
 
-A reduced value is put back under the data by `_spread`: axes that were dropped return with size one, and broadcasting
-does the rest. This needs neither the rank nor the axes while building.
+    y[j] = f({x[i, j]: i})        dx[i, j] = (dy[j] / dx[i, j]) g[j]
+
+`_spread` gives g and y the reduced axes with size one, and they broadcast against x. This needs neither the rank nor
+the axes while building.
 """
 
 from __future__ import annotations
@@ -17,21 +19,21 @@ from onnx_convgrad.ir.emit import Emitter, Operand, static_dims
 
 
 def _spread(e: Emitter, n: Call, value: ir.Value) -> ir.Value:
-    """A value of the result's shape, made to broadcast against the data."""
+    """A value of the shape of y, reshaped to broadcast against x."""
     axes = n.get("axes")
-    if n.int("keepdims", 1) or axes is None:  # with all axes reduced, a scalar broadcasts as it is
+    if n.int("keepdims", 1) or axes is None:  # without axes all are reduced to a scalar, or none is
         return value
-    return e.op("Unsqueeze", value, axes)  # with no axes this changes nothing, which is right for both meanings of none
+    return e.op("Unsqueeze", value, axes)  # correct also for empty axes, which mean all or none
 
 
 def _again(e: Emitter, n: Call, op_type: str, value: ir.Value) -> ir.Value:
-    """Another reduction over the same axes, which are kept with size one."""
+    """Another reduction along the same axes, which keep size one."""
     noop = n.int("noop_with_empty_axes", 0)
     return e.op(op_type, value, n.get("axes"), keepdims=1, noop_with_empty_axes=noop or None)
 
 
 def _kept(e: Emitter, n: Call) -> ir.Value:
-    """The result with its reduced axes."""
+    """y with its reduced axes."""
     return _spread(e, n, n.y)
 
 
@@ -51,7 +53,7 @@ def reduce_mean_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 
 def _inverse_count(e: Emitter, n: Call) -> Operand:
-    """1 / k, k the number of elements behind each result. As floats at run time: an empty tensor has none."""
+    """1 / k, with k elements of x per element of y. The graph divides floats, because sizes may be 0."""
     size, count = _size(n["data"]), _size(n.y)
     if size is not None and count is not None:
         return count / max(size, 1)
@@ -111,7 +113,7 @@ def reduce_log_sum_exp_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents
 
 @vjp("ReduceMax", "ReduceMin", wrt=("data",))
 def reduce_extremum_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y = max over i of x[i]: dx[i] = [x[i] = y] g / #{j: x[j] = y}: equal elements share."""
+    """y = max over i of x[i]: dx[i] = [x[i] = y] g / #{j: x[j] = y}. Equal elements share g equally."""
     x = n["data"]
 
     def cotangent() -> ir.Value:
@@ -128,10 +130,10 @@ def reduce_prod_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 
 def _product_of_others(e: Emitter, n: Call) -> ir.Value:
-    """(P / x'[i]) q[i]: P the product of all x', which is x with 1 for 0; q[i] the product of the other zeros.
+    """(P / x'[i]) q[i], where x' is x with 1 in place of 0, P is the product of all x', and q[i] that of the other zeros.
 
-    q is 1 without another zero. With exactly one, x[k], it is x[k], written as the sum of the other zeros: its value is
-    0 but its derivative is not, which second derivatives need. With more it vanishes and so do its first derivatives.
+    Without another zero q is 1. With exactly one, x[k], q is x[k], computed as the sum of the other zeros: its value is
+    0 but its derivative is 1, which second derivatives need. With more, q and its first derivatives are 0.
     """
     x = n["data"]
     at_zero = e.compare("Equal", x, 0)

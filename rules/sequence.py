@@ -1,7 +1,9 @@
-"""Sequences of tensors, as far as exporters use them for `chunk` and `split`.
+"""SequenceAt of a sequence that SplitToSequence makes; other sequences are refused.
 
-A sequence has no cotangent of its own kind. That of one that SplitToSequence makes is represented by a tensor of the
-shape of what was split: the cotangents of its parts are then added up as those of any other value.
+    part[i] = x[b_i : b_i + n_i]        dx[b_i : b_i + n_i] = g_i
+
+The cotangent of the sequence is represented by a tensor of the shape of x, so that the walk adds up the cotangents of its
+parts as those of any other value.
 """
 
 from __future__ import annotations
@@ -18,17 +20,17 @@ from onnx_convgrad.ir.emit import Dim, Emitter
 
 @linear("SplitToSequence", wrt=("input",))
 def split_to_sequence_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """The parts' cotangents come in place, see `sequence_at_vjp`: dx = g."""
+    """The cotangent of the sequence already has the shape of x, see `sequence_at_vjp`: dx = g."""
     return {"input": lambda: g["output_sequence"]}
 
 
 @linear("SequenceAt", wrt=("input_sequence",))
 def sequence_at_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y[i] = x[b + i], x the tensor that was split, b the sum of the sizes before: dx[b + i] = g[i], zero elsewhere."""
+    """y[i] = x[b + i], where b is the sum of the sizes of the parts before: dx[b + i] = g[i], zero elsewhere."""
     source = n["input_sequence"].producer()
     require(
         source is not None and source.op_type == "SplitToSequence",
-        "its sequence is not one that SplitToSequence made in the same graph.",
+        "its sequence was not made by a SplitToSequence of the same graph.",
         hint="Export the model with Split in place of sequences.",
     )
     assert source is not None
@@ -47,7 +49,7 @@ def sequence_at_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 
 def _begin(e: Emitter, split: Call, position: ir.Value, size: Dim) -> Dim:
-    """Where a part begins. Negative positions count from the last part."""
+    """The first row of a part. Negative positions count from the last part."""
     sizes, at = split.get("split"), _number(e, position)
     if sizes is None or (sizes.shape is not None and len(sizes.shape) == 0):
         chunk = 1 if sizes is None else _number(e, sizes)
@@ -56,7 +58,7 @@ def _begin(e: Emitter, split: Call, position: ir.Value, size: Dim) -> Dim:
             back = e.size_add(parts, at)
             at = back if isinstance(at, int) else e.where(e.compare("Less", at, 0), back, at)
         return e.size_mul(at, chunk)
-    require(sizes.shape is not None, "it is unknown whether the sequence was split into equal parts.")
+    require(sizes.shape is not None, "it is unknown whether its operand `split` is one size or a list of sizes.")
     known_sizes = e.constant_of(sizes)
     if known_sizes is not None and isinstance(at, int):
         return int(known_sizes[:at].sum())
@@ -65,6 +67,6 @@ def _begin(e: Emitter, split: Call, position: ir.Value, size: Dim) -> Dim:
 
 
 def _number(e: Emitter, value: ir.Value) -> Dim:
-    """A rank-0 operand as a size."""
+    """An operand of rank 0 as a size."""
     array = e.constant_of(value)
     return int(array) if array is not None else e.op("Reshape", e.cast(value, ir.DataType.INT64), e.ints([1]))

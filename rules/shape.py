@@ -1,6 +1,8 @@
-"""Operators that change the shape, the order or the number of copies of elements, but index by none.
+"""Operators that change the shape, the order or the number of copies of elements, without indices.
 
-All are linear; most are permutations of elements, whose adjoint is their inverse.
+    y[j] = x[p(j)]        dx[i] = sum of g[j] over all j with p(j) = i
+
+All are linear; the adjoint of a permutation is its inverse.
 """
 
 from __future__ import annotations
@@ -57,9 +59,9 @@ def unsqueeze_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 
 def _named_axes(e: Emitter, n: Call) -> ir.Value | None:
-    """The axes as a vector, if there are some for sure: with an empty list, the runtime squeezes every axis of size one.
+    """The axes as a vector if they are a non-empty constant, else `None`: Squeeze without axes removes all of size one.
 
-    PyTorch's newer exporter writes a single axis of Unsqueeze as a scalar too, which the runtime takes there alone.
+    Some models have a scalar for a single axis of Unsqueeze, which Squeeze does not accept.
     """
     axes = n.get("axes")
     numbers = None if axes is None else e.constant_of(axes)
@@ -73,7 +75,7 @@ def _named_axes(e: Emitter, n: Call) -> ir.Value | None:
 
 @linear("Transpose", wrt=("data",))
 def transpose_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y[i_perm] = x[i]: dx is g with the inverse permutation of axes."""
+    """y[i_perm] = x[i]: dx[i] = g[i_perm], the inverse permutation of axes."""
     perm = n.ints("perm")
     inverse = None if perm is None else [int(i) for i in np.argsort(perm)]  # the default, reversal, is its own inverse
     return {"data": lambda: e.op("Transpose", g["transposed"], perm=inverse)}
@@ -81,7 +83,7 @@ def transpose_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 @linear("DepthToSpace", wrt=("input",))
 def depth_to_space_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y[n, c, h b + i, w b + j] = x[n, (i b + j) C + c, h, w] (DCR) or x[n, (c b + i) b + j, h, w] (CRD)."""
+    """y[n, c, h b + i, w b + j] = x[n, (i b + j) C + c, h, w] (DCR) or x[n, (c b + i) b + j, h, w] (CRD): inverted."""
     b, x = n.int("blocksize", 1), n["input"]
     if n.string("mode", "DCR") == "DCR":
         return {"input": lambda: e.op("SpaceToDepth", g["output"], blocksize=b)}
@@ -96,7 +98,7 @@ def depth_to_space_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 @linear("SpaceToDepth", wrt=("input",))
 def space_to_depth_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y[n, (i b + j) C + c, h, w] = x[n, c, h b + i, w b + j]: a permutation, undone by DepthToSpace."""
+    """y[n, (i b + j) C + c, h, w] = x[n, c, h b + i, w b + j]: a permutation, whose inverse is DepthToSpace."""
     return {"input": lambda: e.op("DepthToSpace", g["output"], blocksize=n.int("blocksize", 1), mode="DCR")}
 
 
@@ -136,7 +138,7 @@ def concat_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
             last = k == len(n.inputs) - 1
             return e.slice(gy, [start], [_END if last else e.size_add(start, size(n.inputs[k]))], [axis])
         tail, after = total(n.inputs[k:]), total(n.inputs[k + 1 :])
-        if isinstance(tail, int) and isinstance(after, int) and tail:  # counted from the end no size is computed
+        if isinstance(tail, int) and isinstance(after, int) and tail:  # counting from the end needs no computed size
             return e.slice(gy, [-tail], [-after if after else _END], [axis])
         return e.slice(gy, [start], [e.size_add(start, size(n.inputs[k]))], [axis])
 
@@ -145,14 +147,14 @@ def concat_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 @linear("Split", wrt=("input",))
 def split_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y_k[i] = x[o_k + i]: dx[o_k + i] = g_k[i], zero where no cotangent comes."""
+    """y_k[i] = x[o_k + i]: dx[o_k + i] = g_k[i], zero where y_k has no cotangent."""
     axis, results = n.int("axis", 0), n.node.outputs
-    given = [g[name] for name in n.names[1]]
+    cotangents = [g[name] for name in n.names[1]]
 
     def cotangent() -> ir.Value:
-        present = [k for k, gk in enumerate(given) if gk is not None]
+        present = [k for k, gk in enumerate(cotangents) if gk is not None]
         if len(present) > 1:
-            parts = [e.zeros_like(y) if gk is None else gk for gk, y in zip(given, results, strict=True)]
+            parts = [e.zeros_like(y) if gk is None else gk for gk, y in zip(cotangents, results, strict=True)]
             return e.concat(parts, axis)
         (k,) = present
         begin: Dim = 0
@@ -162,7 +164,7 @@ def split_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
                 begin = e.size_add(begin, e.dim(y, axis))
             elif i > k:
                 end = e.size_add(end, e.dim(y, axis))
-        return e.pad(given[k], [begin], [end], [axis])
+        return e.pad(cotangents[k], [begin], [end], [axis])
 
     return {"input": cotangent}
 
@@ -172,13 +174,13 @@ def split_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 @linear("Expand", wrt=("input",), broadcasts=True)
 def expand_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y[j, i] = x[i]: dx[i] = sum over j of g[j, i], which the walk does as for any broadcast operand."""
+    """y[j, i] = x[i]: dx[i] = sum over j of g[j, i]. The walk sums, as for any broadcast operand."""
     return {"input": lambda: g["output"]}
 
 
 @linear("Tile", wrt=("input",))
 def tile_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y[r, i] = x[i] on each axis, (r, i) merged: dx[i] = sum over r of g[r, i]."""
+    """y[r, i] = x[i] on each axis, with r and i merged: dx[i] = sum over r of g[r, i]."""
     x, gy = n["input"], g["output"]
     repeats = e.constant_of(n["repeats"])
 
@@ -198,7 +200,7 @@ def tile_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 
 def _untile_at_run_time(e: Emitter, gy: ir.Value, repeats: ir.Value, x: ir.Value) -> ir.Value:
-    """The same with the shape r_0, n_0, r_1, n_1, ... computed by the graph: sum over its even axes."""
+    """The sum over the even axes of g in the shape r_0, n_0, r_1, n_1, ..., which the graph computes."""
     pairs = e.op("Concat", e.unsqueeze(repeats, [1]), e.unsqueeze(e.shape(x), [1]), axis=1)
     copies = e.op("Reshape", gy, e.op("Reshape", pairs, e.ints([-1])), allowzero=1)
     axes = e.op("Range", e.const(np.int64(0)), e.op("Size", pairs), e.const(np.int64(2)))
@@ -215,7 +217,7 @@ def col2im_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 
 def _im2col(e: Emitter, n: Call, image: ir.Value) -> ir.Value:
-    """The windows of an image as [n, c, t..., l...]: one Gather per axis splits it into taps t and window starts l."""
+    """The windows of an image, [n, c, t..., l...]: one Gather per axis splits it into taps t and window starts l."""
     rank = _spatial_rank(e, n, image)
     strides, dilations = n.ints("strides") or (1,) * rank, n.ints("dilations") or (1,) * rank
     pads = n.ints("pads") or (0,) * (2 * rank)
@@ -232,7 +234,7 @@ def _im2col(e: Emitter, n: Call, image: ir.Value) -> ir.Value:
 
 
 def _spatial_rank(e: Emitter, n: Call, image: ir.Value) -> int:
-    """Number of spatial axes, from whatever tells it."""
+    """The number of spatial axes, from the attributes, the operands or the rank of the image."""
     for name in ("strides", "dilations", "pads"):
         values = n.ints(name)
         if values:
@@ -255,7 +257,7 @@ def _entry(e: Emitter, vector: ir.Value, i: int) -> Dim:
 
 
 def _table(e: Emitter, rows: ir.Value, columns: ir.Value) -> ir.Value:
-    """rows[i] + columns[j], as a constant where both are."""
+    """rows[i] + columns[j]; a constant if both are constants."""
     a, b = e.constant_of(rows), e.constant_of(columns)
     if a is not None and b is not None:
         return e.const(a[:, None] + b)

@@ -1,7 +1,10 @@
-"""Slice, Pad and CenterCropPad: to cut and to pad with zeros are adjoint to each other.
+"""Slice, Pad and CenterCropPad: cutting and padding with zeros are adjoint to each other.
 
-Amounts may be constants or computed by the graph, axes counted from either end, steps of any size and sign. Where even
-the axes or the steps are known only at run time, the cotangent is scattered to the positions that the operator took.
+    Slice  y[j] = x[b + s j]                dx[b + s j] = g[j], zero elsewhere
+    Pad    y[b + i] = x[i], c elsewhere     dx[i] = g[b + i], dc = sum of g elsewhere
+
+Amounts may be constants or computed by the graph, axes may count from either end, and steps have any size and sign. If the
+graph computes the axes or the steps, the cotangent is scattered to the positions that the operator selected.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ def _numbers(e: Emitter, value: ir.Value | None) -> list[int] | None:
 
 
 def _count(e: Emitter, value: ir.Value) -> int | None:
-    """Number of entries of a vector, if known while building."""
+    """The number of entries of a vector, `None` if unknown while building."""
     if value.shape is not None and len(value.shape) == 1:
         return known(value.shape[0])
     numbers = _numbers(e, value)
@@ -42,7 +45,7 @@ def _count(e: Emitter, value: ir.Value) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """What a Slice takes of one axis: the elements `start, start + step, ...`, or all of them in reverse."""
+    """The elements that a Slice selects on one axis: `start, start + step, ...`, or all of them in reverse order."""
 
     axis: int
     start: Dim
@@ -66,7 +69,7 @@ def slice_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 
 def _cuts(e: Emitter, n: Call) -> list[_Cut] | None:
-    """The cuts of a Slice, if its axes and steps are known."""
+    """The cut on each axis of a Slice, `None` if its axes or steps are unknown."""
     count = _count(e, n["starts"])
     axes = _numbers(e, n["axes"]) if n.get("axes") is not None else [*range(count)] if count is not None else None
     if axes is None:
@@ -91,7 +94,7 @@ def _starts(e: Emitter, starts: ir.Value, count: int) -> list[Dim]:
 
 
 def _unslice(e: Emitter, x: ir.Value, gy: ir.Value, cuts: list[_Cut]) -> ir.Value:
-    """Turn axes that ran backwards, put s - 1 zeros behind every element, then pad to the size of x."""
+    """Reverse the axes with negative steps, insert s - 1 zeros after every element, and pad to the size of x."""
     partial = [cut for cut in cuts if not cut.reversal]
     counts = [e.dim(gy, cut.axis) for cut in partial]
     for cut in cuts:
@@ -103,7 +106,7 @@ def _unslice(e: Emitter, x: ir.Value, gy: ir.Value, cuts: list[_Cut]) -> ir.Valu
     for cut, count in zip(partial, counts, strict=True):
         size = e.dim(x, cut.axis)
         first = _first(e, cut.start, size, backwards=cut.step < 0)
-        if cut.step < 0:  # the lowest element taken
+        if cut.step < 0:  # the lowest selected element
             first = e.size_sub(first, e.size_mul(e.size_sub(count, 1), -cut.step))
         begin.append(first)
         end.append(e.size_sub(size, e.size_add(first, e.size_mul(count, abs(cut.step)))))
@@ -111,31 +114,31 @@ def _unslice(e: Emitter, x: ir.Value, gy: ir.Value, cuts: list[_Cut]) -> ir.Valu
 
 
 def _first(e: Emitter, start: Dim, size: Dim, *, backwards: bool) -> Dim:
-    """The element at which a slice begins: negative numbers count from the end, and the ends are limits."""
+    """The first selected element: negative numbers count from the end, and the result is clamped to the axis."""
     top = e.size_sub(size, 1) if backwards else size
     if isinstance(start, int):
         if start < 0:
             return e.size_max(e.size_add(size, start), 0)
-        # Beyond the end nothing is taken, and a negative pad trims what a begin beyond the end is too much.
+        # A start beyond the end selects nothing; the negative end padding then trims the excess begin padding.
         return e.size_min(start, top) if backwards or isinstance(size, int) else start
     absolute = e.where(e.compare("Less", start, 0), e.size_add(start, size), start)
     return e.size_max(e.size_min(absolute, top), 0)
 
 
 def _dilate(e: Emitter, x: ir.Value, gy: ir.Value, steps: dict[int, int]) -> ir.Value:
-    """Put zeros behind every element of some axes: [m] -> [m, 1] -> [m, s] -> [m s].
+    """Insert zeros after every element of some axes: [m] -> [m, 1] -> [m, s] -> [m s].
 
-    By a Concat: ONNX Runtime's CPU provider is 5 to 20 times slower at a Pad of single elements.
+    A Concat adds the zeros: a Pad of single elements takes 5 to 20 times as long (ONNX Runtime 1.31, CPU).
     """
     if not steps:
         return gy
     rank = len(gy.shape) if gy.shape is not None else e.rank(x)
     sizes = [e.dim(gy, axis) for axis in range(rank)]
     for axis, step in sorted(((axis % rank, step) for axis, step in steps.items()), reverse=True):
-        apart = [*sizes[: axis + 1], 1, *sizes[axis + 1 :]]
-        zeros = e.op("Expand", e.scalar(0, gy), e.vector(apart))
+        single = [*sizes[: axis + 1], 1, *sizes[axis + 1 :]]
+        zeros = e.op("Expand", e.scalar(0, gy), e.vector(single))
         sizes[axis] = e.size_mul(sizes[axis], step)
-        gy = e.reshape(e.concat([e.reshape(gy, apart), *[zeros] * (step - 1)], axis + 1), sizes)
+        gy = e.reshape(e.concat([e.reshape(gy, single), *[zeros] * (step - 1)], axis + 1), sizes)
     return gy
 
 
@@ -144,7 +147,7 @@ def _dilate(e: Emitter, x: ir.Value, gy: ir.Value, steps: dict[int, int]) -> ir.
 
 @linear("Pad", wrt=("data", "constant_value"))
 def pad_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y[j] = x[p(j)], or the constant c outside: dx[i] = sum of g[j] over p(j) = i, dc = sum of g outside."""
+    """y[j] = x[p(j)], or the constant c outside: dx[i] = sum of g[j] over all j with p(j) = i, dc = sum of g outside."""
     x, gy = n["data"], g["output"]
     if n.string("mode", "constant") == "constant":
         return {"data": lambda: _unpad(e, n, gy), "constant_value": lambda: _outside(e, n, gy)}
@@ -162,7 +165,7 @@ def _amounts(e: Emitter, n: Call) -> list[tuple[int, int, int]] | None:
 
 
 def _unpad(e: Emitter, n: Call, gy: ir.Value) -> ir.Value:
-    """What lies over the data: a Slice, or a Pad with the opposite amounts where rows were cut or are not known yet."""
+    """The part of g over the data: a Slice, or a Pad with the opposite amounts if these are negative or unknown."""
     amounts = _amounts(e, n)
     if amounts is None:
         return e.op("Pad", gy, e.all_pads(gy, e.op("Neg", n["pads"]), n.get("axes")))
@@ -173,14 +176,14 @@ def _unpad(e: Emitter, n: Call, gy: ir.Value) -> ir.Value:
 
 
 def _outside(e: Emitter, n: Call, gy: ir.Value) -> ir.Value:
-    """The sum over a mask, not the total less the inside: no cancellation."""
+    """dc, as a sum over a mask; the difference of the total and the inside would cancel."""
     pads = e.all_pads(n["data"], n["pads"], n.get("axes"))
     frame = e.op("Pad", e.zeros_like(n["data"]), pads, e.scalar(1, gy))
     return e.reshape_like(e.op("ReduceSum", e.mul(gy, e.typed(frame, gy)), keepdims=0), n["constant_value"])
 
 
 def _fold(e: Emitter, n: Call, x: ir.Value, gy: ir.Value) -> ir.Value:
-    """Add the border back to where it was copied from, one axis after the other."""
+    """Add the border to the rows that it was copied from, one axis after the other."""
     mode, amounts = n.string("mode", "constant"), _amounts(e, n)
     if amounts is None or not all(_foldable(mode, x, *amount) for amount in amounts):
         move = n.attributes()
@@ -192,7 +195,7 @@ def _fold(e: Emitter, n: Call, x: ir.Value, gy: ir.Value) -> ir.Value:
 
 
 def _foldable(mode: str, x: ir.Value, axis: int, begin: int, end: int) -> bool:
-    """Whether the border is one copy of rows: rows that are cut, or a wrap around several times, are not."""
+    """Whether the border is at most one copy of each row: not with negative padding or a border wider than the axis."""
     if mode not in _FOLDS or min(begin, end) < 0:
         return False
     size = None if x.shape is None else known(x.shape[axis])
@@ -200,7 +203,7 @@ def _foldable(mode: str, x: ir.Value, axis: int, begin: int, end: int) -> bool:
 
 
 Patch = tuple[Dim, int, ir.Value]
-"""Rows that get something added: the first of them, how many, and what."""
+"""A value to add to some rows: the first row, the number of rows, and the value."""
 
 
 def _fold_reflect(e: Emitter, gy: ir.Value, axis: int, begin: int, end: int, size: Dim) -> ir.Value:
@@ -234,7 +237,7 @@ def _fold_wrap(e: Emitter, gy: ir.Value, axis: int, begin: int, end: int, size: 
 
 
 def _patched(e: Emitter, gy: ir.Value, axis: int, begin: int, size: Dim, patches: Sequence[Patch]) -> ir.Value:
-    """The rows of gy over the data, from `begin` on, with what is added to some, side by side where all are known."""
+    """The rows of gy over the data, from `begin` on, plus the patches: a Concat if all positions are known and disjoint."""
     parts: list[ir.Value] = []
     at = 0
     for row, count, value in patches:
@@ -252,7 +255,7 @@ def _patched(e: Emitter, gy: ir.Value, axis: int, begin: int, size: Dim, patches
 
 
 def _summed(e: Emitter, gy: ir.Value, axis: int, begin: int, size: Dim, patches: Sequence[Patch]) -> ir.Value:
-    """The same where rows overlap, or may: each addition among zeros."""
+    """The same if patches overlap or may overlap: the sum of all patches, each padded with zeros."""
     terms = [e.slice(gy, [begin], [e.size_add(size, begin)], [axis])]
     for row, count, value in patches:
         terms.append(e.pad(value, [row], [e.size_sub(e.size_sub(size, count), row)], [axis]))
@@ -267,7 +270,10 @@ _FOLDS = {"reflect": _fold_reflect, "edge": _fold_edge, "wrap": _fold_wrap}
 
 @linear("CenterCropPad", wrt=("input_data",))
 def center_crop_pad_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """Cropping n to m and padding m to n both leave floor(|n - m| / 2) rows in front: each is the other's adjoint."""
+    """y = x cropped or padded from n to m rows: dx = g padded or cropped from m to n.
+
+    Both leave floor(|n - m| / 2) rows in front, so each is the adjoint of the other.
+    """
     x, axes = n["input_data"], n.ints("axes")
 
     def cotangent() -> ir.Value:

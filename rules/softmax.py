@@ -1,4 +1,9 @@
-"""Softmax and LogSoftmax. The cross-entropy losses are differentiated through the bodies that ONNX gives them."""
+"""Softmax and LogSoftmax.
+
+    y[i] = exp x[i] / sum over j of exp x[j]
+
+The cross-entropy losses have no rule: they are differentiated through their ONNX function bodies.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +18,13 @@ from onnx_convgrad.ir.nodes import is_op
 
 
 def _total(e: Emitter, n: Call, value: ir.Value) -> ir.Value:
-    """Sum along the axis of the operator, which is kept with size one."""
+    """The sum along the axis of the operator, which keeps size one."""
     return e.reduce_sum(value, [n.int("axis", -1)])
 
 
 @vjp("Softmax", wrt=("input",))
 def softmax_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """dy[i]/dx[j] = y[i] ([i = j] - y[j]): dx = y g - y sum over j of y[j] g[j]."""
+    """dy[i]/dx[j] = y[i] ([i = j] - y[j]): dx[i] = y[i] (g[i] - sum over j of y[j] g[j])."""
 
     def cotangent() -> ir.Value:
         y = _without_nan(e, n.y)
@@ -30,7 +35,7 @@ def softmax_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 
 def _without_nan(e: Emitter, y: ir.Value) -> ir.Value:
-    """y with zeros for NaN, where a Where behind drops these: attention whose mask leaves nothing of a row has them."""
+    """y with 0 in place of NaN if a later Where discards NaN: attention with a fully masked row computes NaN for it."""
     readers = list(y.uses())
     for reader, index in readers:
         if is_op(reader, "Cast", "CastLike", "Identity", "Dropout") and index == 0:
@@ -43,14 +48,14 @@ def _without_nan(e: Emitter, y: ir.Value) -> ir.Value:
 
 def _is_zero_for_nan(e: Emitter, where: ir.Node, y: ir.Value) -> bool:
     condition, instead, kept = where.inputs
-    asks = condition.producer() if condition is not None else None
+    test = condition.producer() if condition is not None else None
     constant = e.constant_of(instead) if instead is not None else None
-    return kept is y and is_op(asks, "IsNaN") and asks.inputs[0] is y and constant is not None and not constant.any()
+    return kept is y and is_op(test, "IsNaN") and test.inputs[0] is y and constant is not None and not constant.any()
 
 
 @vjp("LogSoftmax", wrt=("input",))
 def log_softmax_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """dy[i]/dx[j] = [i = j] - exp y[j]: dx = g - exp(y) sum over i of g[i]."""
+    """dy[i]/dx[j] = [i = j] - exp y[j]: dx[j] = g[j] - exp(y[j]) sum over i of g[i]."""
     gy = g["output"]
     return {"input": lambda: e.sub(gy, e.mul(e.op("Exp", n.y), _total(e, n, gy)))}
 

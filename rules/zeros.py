@@ -1,7 +1,7 @@
-"""Operators without a derivative to pass on.
+"""Operators with derivative zero, and operators without a derivative.
 
-`zero`: the results are integers, booleans, strings or shapes, are random draws, or are constant between jumps. A step
-is flat almost everywhere, so zero is its derivative and no convention.
+The results of a `zero` operator are integers, booleans, strings, shapes or random, or are piecewise constant: the derivative
+of a step is zero almost everywhere.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ zero("OptionalHasElement", "RegexFullMatch")
 zero("ArgMax", "ArgMin", "NonMaxSuppression", "NonZero", "SequenceLength", "Shape", "Size")
 zero("BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor")
 
-# Quantized results. The scales that QuantizeLinear divides by act only through an integer.
+# Quantized results: QuantizeLinear rounds the quotient by its scale to an integer.
 zero("ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul", "QuantizeLinear")
 
-# Constants, and tensors of which only the shape is read.
+# Constants, and functions of the shape alone.
 zero("BlackmanWindow", "Constant", "ConstantOfShape", "EyeLike", "HammingWindow", "HannWindow", "MelWeightMatrix")
 
-# Random draws: they depend on the shape of the operand, or on a probability that only moves the odds of a jump.
+# Random numbers: piecewise constant functions of a probability, or functions of the shape alone.
 zero("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
 
 # Strings and bytes.

@@ -1,14 +1,13 @@
-"""Sums of terms that are less work in another form.
+"""Merge the cotangent contributions of one value before they are summed.
 
-The parts of a tensor that is cut up (the halves of a channel split, queries, keys and values, the two ends of a roll)
-each send back a cotangent that is zero elsewhere. To pad them all and add them takes three passes over the whole tensor per
-part; to put them next to each other takes one.
+Slices: the parts of a tensor (the halves of a channel split, queries, keys and values) each contribute a cotangent that is
+zero elsewhere. Padding and adding them takes three passes over the whole tensor per part; a Concat takes one.
 
-A square sends back the same product twice. Its smaller factor is doubled: g is one number per row where squares are summed.
-A power sends it back more often, and so does what is added to itself.
+Equal products: a square contributes the same product twice. Its smaller factor is doubled instead, which often has one
+number per row. Powers and sums of a value with itself are treated alike.
 
-A matrix that many products share, such as the weight of a recurrent layer, gets a' g from each. With all a and all g among
-each other it is one product, and no sum over matrices as large as the weight.
+Products of matrices: a matrix that many products share, such as the weight of a recurrent layer, gets a' g from each.
+With the rows of all a and of all g concatenated this is one product, without a sum over matrices as large as the weight.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from onnx_convgrad.ir.emit import Emitter, known, static_dims
 from onnx_convgrad.ir.geometry import HINT_BATCH
 from onnx_convgrad.ir.nodes import is_op
 
-__all__ = ["joined"]
+__all__ = ["merge_terms"]
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A term that is zero but for `value`, at `begin` of `axis`, with `after` zeros behind it."""
+    """A term that is zero except for `value`, at position `begin` of `axis`, with `after` zeros after it."""
 
     term: ir.Value
     value: ir.Value
@@ -43,17 +42,17 @@ class _Piece:
         return self.begin + self.size
 
 
-def joined(e: Emitter, terms: Sequence[ir.Value]) -> list[ir.Value]:
-    """Terms with the same sum, of which no two are the same product, small ones of matrices, or pieces that touch."""
-    terms = _at_once(e, _counted(e, terms))
+def merge_terms(e: Emitter, terms: Sequence[ir.Value]) -> list[ir.Value]:
+    """Merge equal products, low-rank products of matrices and adjacent slices; returns terms with the same sum."""
+    terms = _merge_matrix_products(e, _merge_equal(e, terms))
     pieces = [piece for piece in map(_piece, terms) if piece is not None]
     taken = {id(piece.term) for piece in pieces}
     others = [term for term in terms if id(term) not in taken]
-    return others + [run[0].term if len(run) == 1 else _side_by_side(e, run) for run in _runs(pieces)]
+    return others + [run[0].term if len(run) == 1 else _concatenated(e, run) for run in _runs(pieces)]
 
 
-def _counted(e: Emitter, terms: Sequence[ir.Value]) -> list[ir.Value]:
-    """The terms, with one that is n times as large for n that are the same, or products of the same factors."""
+def _merge_equal(e: Emitter, terms: Sequence[ir.Value]) -> list[ir.Value]:
+    """Replace n equal terms, or n products of the same factors, by n times one of them."""
     alike: dict[tuple[ir.Value, ...], list[ir.Value]] = {}
     for term in terms:
         alike.setdefault(_factors(term), []).append(term)
@@ -67,19 +66,19 @@ def _times(e: Emitter, count: int, factors: tuple[ir.Value, ...], term: ir.Value
 
 
 def _factors(term: ir.Value) -> tuple[ir.Value, ...]:
-    """What a term is the product of: itself, if it is none."""
+    """The factors of a product; the term itself if it is not a product."""
     node = term.producer()
     return tuple(v for v in node.inputs if v is not None) if is_op(node, "Mul") else (term,)
 
 
 def _size(value: ir.Value) -> float:
-    """How many numbers; those that are not known are many."""
+    """The number of elements; infinite if unknown."""
     sizes = static_dims(value)
     return math.inf if sizes is None or None in sizes else math.prod(size or 0 for size in sizes)
 
 
-def _at_once(e: Emitter, terms: Sequence[ir.Value]) -> list[ir.Value]:
-    """The terms, with one product of matrices for those that have fewer rows to multiply than it takes to add results."""
+def _merge_matrix_products(e: Emitter, terms: Sequence[ir.Value]) -> list[ir.Value]:
+    """Replace products of matrices by one product of concatenated rows, if the factors are smaller than the result."""
     groups: dict[str, list[tuple[ir.Value, ir.Value, ir.Value]]] = {}
     others = []
     for term in terms:
@@ -90,10 +89,10 @@ def _at_once(e: Emitter, terms: Sequence[ir.Value]) -> list[ir.Value]:
             node = term.producer()
             assert node is not None
             groups.setdefault(node.op_type, []).append((*factors, term))
-    for op_type, found in groups.items():
-        left, right, like = found[0]
-        if len(found) > 1:
-            left, right = (e.concat([factors[i] for factors in found], -2) for i in range(2))
+    for op_type, products in groups.items():
+        left, right, like = products[0]
+        if len(products) > 1:
+            left, right = (e.concat([factors[i] for factors in products], -2) for i in range(2))
             product = e.op("Gemm", left, right, transA=1) if op_type == "Gemm" else e.matmul(e.swap_last(left), right)
             like = e.typed(product, like)
         others.append(like)
@@ -101,17 +100,17 @@ def _at_once(e: Emitter, terms: Sequence[ir.Value]) -> list[ir.Value]:
 
 
 def _rows_multiplied(term: ir.Value) -> tuple[ir.Value, ir.Value] | None:
-    """a [.., k, m] and b [.., k, n] of a term a' b, as the second operand of a matrix product receives it."""
+    """The factors a [.., k, m] and b [.., k, n] of a term a' b, the cotangent for the right operand of a product."""
     node = term.producer()
     if not is_op(node, "Gemm", "MatMul") or len(node.inputs) != 2:
         return None
     left, right = node.inputs
     if node.op_type == "MatMul":
-        turned = left.producer() if left is not None else None
-        if not is_op(turned, "Transpose") or turned.inputs[0] is None or turned.inputs[0].shape is None:
+        transpose = left.producer() if left is not None else None
+        if not is_op(transpose, "Transpose") or transpose.inputs[0] is None or transpose.inputs[0].shape is None:
             return None
-        left, rank = turned.inputs[0], len(turned.inputs[0].shape)
-        order = turned.attributes.get("perm")
+        left, rank = transpose.inputs[0], len(transpose.inputs[0].shape)
+        order = transpose.attributes.get("perm")
         if order is None or list(order.as_ints()) != [*range(rank - 2), rank - 1, rank - 2]:
             return None
     elif {name: a.value for name, a in node.attributes.items()} != {"transA": 1}:
@@ -120,7 +119,7 @@ def _rows_multiplied(term: ir.Value) -> tuple[ir.Value, ir.Value] | None:
 
 
 def _is_low(left: ir.Value, right: ir.Value, product: ir.Value) -> bool:
-    """Whether both factors together are smaller than their product, of known and equal batch, and known but for the rows."""
+    """Whether both factors together are smaller than their product; their batches must be known and equal."""
     sizes = [static_dims(v) for v in (left, right, product)]
     known_sizes = [s for s in sizes if s is not None and len(s) >= 2 and None not in s[:-2] + s[-1:]]
     if len(known_sizes) < len(sizes) or any(s[:-2] != known_sizes[0][:-2] for s in known_sizes):
@@ -130,6 +129,7 @@ def _is_low(left: ir.Value, right: ir.Value, product: ir.Value) -> bool:
 
 
 def _piece(term: ir.Value) -> _Piece | None:
+    """A term that is a value padded with zeros along one axis."""
     node = term.producer()
     if node is None or node.op_type != "Pad" or node.domain or len(node.inputs) != 2 or node.attributes or term.uses():
         return None
@@ -145,7 +145,7 @@ def _piece(term: ir.Value) -> _Piece | None:
 
 
 def _runs(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
-    """Pieces that touch, in order; one that overlaps another starts a run of its own."""
+    """Runs of adjacent pieces, in order; a piece that overlaps another starts a new run."""
     runs: list[list[_Piece]] = []
     for piece in sorted(pieces, key=lambda p: (p.axis, p.begin)):
         before = next((run for run in runs if run[-1].axis == piece.axis and run[-1].end == piece.begin), None)
@@ -156,7 +156,7 @@ def _runs(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
     return runs
 
 
-def _side_by_side(e: Emitter, run: Sequence[_Piece]) -> ir.Value:
+def _concatenated(e: Emitter, run: Sequence[_Piece]) -> ir.Value:
     axis = run[0].axis
     whole = e.concat([piece.value for piece in run], axis)
     return e.typed(e.pad(whole, [run[0].begin], [run[-1].after], [axis]), run[0].term)

@@ -1,7 +1,7 @@
-"""Which nodes a gradient must pass through, and which operands of a node carry it.
+"""Activity analysis: the nodes that a derivative passes through, and the operands of a node that carry it.
 
-A node is active when it is reachable forward from a differentiated value and backward from a target, along operands that
-its rule differentiates and that are floating. Everything else costs nothing.
+A node is active if it is reachable forward from a source and backward from a target, along floating operands that its rule
+differentiates. No derivative is emitted for other nodes.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.registry import Rule, lookup
+from onnx_convgrad.errors import Problem
 from onnx_convgrad.ir.call import Call, stem
 from onnx_convgrad.ir.nodes import captured_values
 
-__all__ = ["Activity", "ancestors", "captured_values", "floating", "jumps_between", "rule_of"]
+__all__ = ["Activity", "ancestors", "carriers", "floating", "jumps_between", "node_label", "problem", "rule_of"]
 
 _FLOATS = frozenset(
     (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.BFLOAT16, ir.DataType.COMPLEX64)
@@ -23,17 +24,17 @@ _FLOATS = frozenset(
 
 
 def floating(value: ir.Value) -> bool:
-    """Whether the value is a floating tensor; an unknown dtype counts as one."""
+    """Whether the value is a floating tensor; an unknown dtype counts as floating."""
     return value.dtype is None or value.dtype in _FLOATS
 
 
 def rule_of(node: ir.Node) -> Rule | None:
-    """The rule of the node's operator, if any."""
+    """The rule of the node's operator, or `None`."""
     return lookup(node.domain, node.op_type)
 
 
 def carriers(node: ir.Node, rule: Rule | None) -> Iterator[tuple[str, ir.Value]]:
-    """Operands of `node` through which a derivative flows, by name. Without a rule: every floating one."""
+    """The operands of `node` that carry a derivative, by name; every floating operand if there is no rule."""
     if rule is None or rule.kind == "not_differentiable":
         for i, value in enumerate(node.inputs):
             if value is not None and floating(value):
@@ -54,26 +55,26 @@ def carriers(node: ir.Node, rule: Rule | None) -> Iterator[tuple[str, ir.Value]]
 
 
 def ancestors(targets: Iterable[ir.Value], within: Container[ir.Node], stop: Collection[ir.Value] = ()) -> set[ir.Node]:
-    """The nodes `within` a graph on which a derivative of a floating target may depend, as far as the values `stop`."""
-    found: set[ir.Node] = set()
+    """The nodes `within` a graph that a derivative of the floating targets may depend on, not followed beyond `stop`."""
+    result: set[ir.Node] = set()
     stack = [v for v in targets if floating(v)]
     seen: set[ir.Value] = set(stack)
     while stack:
         value = stack.pop()
         node = value.producer()
-        if node is None or node in found or node not in within or value in stop:
+        if node is None or node in result or node not in within or value in stop:
             continue
-        found.add(node)
+        result.add(node)
         for _, operand in carriers(node, rule_of(node)):
             if operand not in seen:
                 seen.add(operand)
                 stack.append(operand)
-    return found
+    return result
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """The active nodes in topological order, and the set of values that vary with the sources."""
+    """The active nodes in topological order, and the values that depend on the sources."""
 
     nodes: tuple[ir.Node, ...]
     varied: frozenset[ir.Value]
@@ -88,10 +89,10 @@ class Activity:
         partial: bool = False,
         held: Collection[ir.Value] = (),
     ) -> Activity:
-        """Activity from `sources` to `targets`; `order` gives each node's position.
+        """Activity from `sources` to `targets`; `order` gives the position of each node.
 
-        `partial` takes the sources for independent: what one of them owes to another is left out, and the values `held`
-        are constants.
+        With `partial` the sources are independent of each other: a dependency of one on another is ignored, and the values
+        `held` are constants.
         """
         upstream = ancestors(targets, order, stop={*sources, *held} if partial else ())
         varied = set(sources)
@@ -103,7 +104,7 @@ class Activity:
         return cls(tuple(active), frozenset(varied))
 
     def path(self, start: ir.Value, blocked: ir.Node) -> tuple[str, ...]:
-        """Names of the values from a target `start` down to `blocked` and on to a source, for error messages."""
+        """The names of the values on a route from the target `start` back to `blocked` and to a source, for messages."""
         down = _walk_back(start, lambda v: v.producer() is blocked, self.varied)
         if not down:
             return ()
@@ -119,7 +120,10 @@ _OF_SHAPE = frozenset(("ConstantOfShape", "EyeLike", "Shape", "Size"))
 
 
 def jumps_between(source: ir.Value, targets: Iterable[ir.Value], order: dict[ir.Node, int]) -> list[ir.Node]:
-    """Nodes of zero derivative (roundings, comparisons) through which alone a `source` reaches one of the `targets`."""
+    """Nodes before the `targets` that use a differentiable function of `source` but have derivative zero.
+
+    These are roundings, comparisons and the like; functions of the shape are left out.
+    """
     ahead: set[ir.Node] = set()
     stack = [v.producer() for v in targets]
     while stack:
@@ -137,7 +141,7 @@ def jumps_between(source: ir.Value, targets: Iterable[ir.Value], order: dict[ir.
 
 
 def _walk_back(start: ir.Value, done: Callable[[ir.Value], bool], varied: frozenset[ir.Value]) -> list[str]:
-    """Breadth-first from a value to its ancestors inside `varied`; the names along the shortest route."""
+    """The names on the shortest route from a value back to an ancestor that is `done`, inside `varied`."""
     parent: dict[ir.Value, ir.Value | None] = {start: None}
     queue = [start]
     for value in queue:
@@ -154,3 +158,17 @@ def _walk_back(start: ir.Value, done: Callable[[ir.Value], bool], varied: frozen
                 parent[operand] = value
                 queue.append(operand)
     return []
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+
+def node_label(node: ir.Node) -> str:
+    """The name of a node in messages."""
+    return node.name or f"<unnamed, output {node.outputs[0].name!r}>"
+
+
+def problem(graph: ir.Graph, node: ir.Node, reason: str, path: tuple[str, ...], hint: str) -> Problem:
+    """The record of a node that cannot be differentiated."""
+    operator = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+    return Problem(node_label(node), operator, graph.opset_imports.get(node.domain, 0), reason, path, hint)

@@ -1,8 +1,8 @@
-"""Forward mode: one walk over the active nodes, first to last, over the same rule table as reverse mode.
+"""Forward mode: one walk over the active nodes, first to last, with the same rule table as reverse mode.
 
-Linear operators are applied to tangents, multilinear ones to each tangent in turn, elementwise ones multiply by their local
-derivatives. A general rule needs no second derivation: its reverse form is linear in the cotangent, and the reverse of
-that, taken by the reverse walk, is the forward form (J = (J')').
+Linear operators are applied to tangents, multilinear ones to each tangent in turn, and elementwise ones multiply tangents by
+their local derivatives. A general rule needs no second derivation: its reverse form is linear in the cotangent, and the
+reverse walk through that form is the forward form (J = (J')').
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from onnx_convgrad.ir.emit import Emitter
 
 __all__ = ["forward"]
 
+Tangents = Iterable[tuple[ir.Value, ir.Value]]
+
 
 def forward(
     e: Emitter, tangents: Mapping[ir.Value, ir.Value], targets: Collection[ir.Value]
@@ -38,44 +40,72 @@ def forward(
     Raises:
         DifferentiationError: Listing every node that a wanted derivative must pass through and cannot.
     """
-    walk = Walk(e, Activity.between(tangents, targets, e.order), tuple(targets))
-    known = dict(tangents)
+    walk = _ForwardWalk(e, Activity.between(tangents, targets, e.order), tuple(targets), tangents)
     for node in walk.activity.nodes:
         rule = rule_of(node)
         if walk.blocked(node, rule):
             continue
         with walk.at(node):
-            pushed = dict(_push(e, walk, Call(node), rule, known))
-            known.update((y, t) for y, t in pushed.items() if y not in tangents)
+            pushed = dict(walk.push(Call(node), rule))
+            walk.tangents.update((y, t) for y, t in pushed.items() if y not in tangents)
     if walk.problems:
         raise DifferentiationError(walk.problems)
-    return {v: known[v] for v in targets if v in known}
+    return {v: walk.tangents[v] for v in targets if v in walk.tangents}
 
 
-def _push(
-    e: Emitter, walk: Walk, n: Call, rule: Rule | None, known: Mapping[ir.Value, ir.Value]
-) -> Iterable[tuple[ir.Value, ir.Value]]:
-    """Tangents of the results of one node."""
-    moving = [(name, v) for name, v in carriers(n.node, rule) if v in known]
-    if not moving:
-        return ()
-    if rule is None or rule.kind == "expansion":
-        results = equivalent(e, n, rule)
-        inner = forward(e, {v: known[v] for _, v in moving}, [r for r in results if r is not None])
-        pairs = zip(n.node.outputs, results, strict=False)
-        return [(y, inner[r]) for y, r in pairs if r is not None and r in inner]
-    if rule.kind == "linear":
-        return _apply(e, n, {name: known.get(v) for name, v in carriers(n.node, rule)})
-    if rule.kind == "multilinear":
-        terms = [list(_apply(e, n, {name: known[v]})) for name, v in moving]
-        return [(y, e.typed(e.sum([t[i][1] for t in terms]), y)) for i, y in enumerate(n.node.outputs)]
-    if rule.kind == "elementwise":
-        return _elementwise(e, walk, n, rule, moving, known)
-    return _transposed(e, walk, n, rule, moving, known)
+class _ForwardWalk(Walk):
+    """The tangents of all values so far."""
+
+    def __init__(
+        self, e: Emitter, activity: Activity, targets: tuple[ir.Value, ...], tangents: Mapping[ir.Value, ir.Value]
+    ) -> None:
+        super().__init__(e, activity, targets)
+        self.tangents = dict(tangents)
+
+    def push(self, n: Call, rule: Rule | None) -> Tangents:
+        """The tangents of the results of one node."""
+        e, tangents = self.e, self.tangents
+        moving = [(name, v) for name, v in carriers(n.node, rule) if v in tangents]
+        if not moving:
+            return ()
+        if rule is None or rule.kind == "expansion":
+            results = equivalent(e, n, rule)
+            inner = forward(e, {v: tangents[v] for _, v in moving}, [r for r in results if r is not None])
+            pairs = zip(n.node.outputs, results, strict=False)
+            return [(y, inner[r]) for y, r in pairs if r is not None and r in inner]
+        if rule.kind == "linear":
+            return _apply(e, n, {name: tangents.get(v) for name, v in carriers(n.node, rule)})
+        if rule.kind == "multilinear":
+            terms = [list(_apply(e, n, {name: tangents[v]})) for name, v in moving]
+            return [(y, e.typed(e.sum([t[i][1] for t in terms]), y)) for i, y in enumerate(n.node.outputs)]
+        return (self._elementwise if rule.kind == "elementwise" else self._transposed)(n, rule, moving)
+
+    def _elementwise(self, n: Call, rule: Rule, moving: Sequence[tuple[str, ir.Value]]) -> Tangents:
+        """dy = sum over operands of (local derivative) * (tangent), broadcast to y."""
+        assert rule.function is not None
+        e, returned = self.e, rule.function(self.e, n)
+        terms = []
+        for name, value in moving:
+            local = self.take(rule, returned, name)
+            if local is not None:
+                terms.append(sloped(e, self.tangents[value], local))
+        return [(n.y, e.typed(e.expand(e.sum(terms), n.y), n.y))] if terms else []
+
+    def _transposed(self, n: Call, rule: Rule, moving: Sequence[tuple[str, ir.Value]]) -> Tangents:
+        """The reverse walk through the reverse rule, which is linear in stand-ins for the cotangents."""
+        stand_ins = {y: _stand_in(self.e, y) for y in n.node.outputs if y in self.activity.varied}
+        wanted = {v for _, v in moving}
+        pulled = [(v, c) for v, c in self.node(n.node, rule, stand_ins) if v in wanted]
+        cotangents: dict[ir.Value, ir.Value] = {}
+        for value, c in pulled:
+            tangent = self.tangents[value]
+            cotangents[c] = self.e.add(cotangents[c], tangent) if c in cotangents else tangent
+        result = backward(self.e, cotangents, list(stand_ins.values()))
+        return [(y, result[s]) for y, s in stand_ins.items() if s in result]
 
 
-def _apply(e: Emitter, n: Call, replaced: Mapping[str, ir.Value | None]) -> list[tuple[ir.Value, ir.Value]]:
-    """The operator itself with tangents in place of operands; an operand that does not move becomes zeros."""
+def _apply(e: Emitter, n: Call, replaced: Mapping[str, ir.Value | None]) -> Tangents:
+    """The operator itself with tangents in place of operands; an operand without a tangent becomes zeros."""
     inputs: list[ir.Value | None] = []
     for name, value in zip(n.names[0], n.node.inputs, strict=False):
         if name not in replaced or value is None:
@@ -87,48 +117,8 @@ def _apply(e: Emitter, n: Call, replaced: Mapping[str, ir.Value | None]) -> list
     return [(y, e.typed(t, y)) for y, t in zip(n.node.outputs, outputs, strict=True)]
 
 
-def _elementwise(
-    e: Emitter,
-    walk: Walk,
-    n: Call,
-    rule: Rule,
-    moving: Sequence[tuple[str, ir.Value]],
-    known: Mapping[ir.Value, ir.Value],
-) -> list[tuple[ir.Value, ir.Value]]:
-    """dy = sum over operands of (local derivative) * (tangent), broadcast to y."""
-    assert rule.function is not None
-    returned = rule.function(e, n)
-    terms = []
-    for name, value in moving:
-        local = walk.take(rule, returned, name)
-        if local is not None:
-            terms.append(sloped(e, known[value], local))
-    if not terms:
-        return []
-    return [(n.y, e.typed(e.expand(e.sum(terms), n.y), n.y))]
-
-
-def _transposed(
-    e: Emitter,
-    walk: Walk,
-    n: Call,
-    rule: Rule,
-    moving: Sequence[tuple[str, ir.Value]],
-    known: Mapping[ir.Value, ir.Value],
-) -> list[tuple[ir.Value, ir.Value]]:
-    """The reverse rule at a stand-in cotangent is linear in it; pull the tangents back through that."""
-    stand_ins = {y: _stand_in(e, y) for y in n.node.outputs if y in walk.activity.varied}
-    wanted = {v for _, v in moving}
-    pulled = [(v, c) for v, c in walk.node(n.node, rule, stand_ins) if v in wanted]
-    cotangents: dict[ir.Value, ir.Value] = {}
-    for value, c in pulled:
-        cotangents[c] = e.add(cotangents[c], known[value]) if c in cotangents else known[value]
-    result = backward(e, cotangents, list(stand_ins.values()))
-    return [(y, result[s]) for y, s in stand_ins.items() if s in result]
-
-
 def _stand_in(e: Emitter, y: ir.Value) -> ir.Value:
-    """A cotangent to differentiate with respect to; its value is never used, so zeros of y's shape do."""
+    """A cotangent to differentiate with respect to. Its value is never used, so it is zeros of the shape of y."""
     zero = e.zeros_like(y)
     node = ir.Node("", "Identity", [zero], num_outputs=1)
     e.place(node)

@@ -1,6 +1,6 @@
-"""Operators whose gradient is that of an equivalent subgraph: a rule's expansion, or the specification's function body.
+"""Differentiate an operator through an equivalent subgraph: a rule's expansion, or the ONNX function body.
 
-The forward node stays as it is; the subgraph is emitted beside it, and what the gradient does not use of it is removed.
+The forward node stays; the subgraph is emitted after it, and a later stage removes the parts that no gradient uses.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter
 __all__ = ["equivalent", "has_body"]
 
 
-def _schema(node: ir.Node) -> Any:  # the stubs of onnx lack what concerns function bodies
+def _schema(node: ir.Node) -> Any:  # the stubs of onnx lack the attributes of function bodies
     if node.domain:
         return None
     try:
@@ -28,7 +28,7 @@ def _schema(node: ir.Node) -> Any:  # the stubs of onnx lack what concerns funct
 
 
 def has_body(node: ir.Node) -> bool:
-    """Whether the specification gives a function body for this operator."""
+    """Whether ONNX defines a function body for the operator."""
     schema = _schema(node)
     return schema is not None and bool(schema.has_function or schema.has_context_dependent_function)
 
@@ -55,13 +55,13 @@ def _body(node: ir.Node, schema: Any) -> onnx.FunctionProto:
 
 
 def equivalent(e: Emitter, call: Call, rule: Rule | None) -> list[ir.Value | None]:
-    """Emit a subgraph that computes the same results: the rule's expansion, or the operator's function body."""
+    """Emit the rule's expansion, or else the operator's function body; returns its results."""
     results = rule.function(e, call) if rule is not None and rule.function else _inline(e, call)
     return [results] if isinstance(results, ir.Value) else list(results)
 
 
 def _inline(e: Emitter, call: Call) -> list[ir.Value | None]:
-    """Emit the operator's function body on its operands; returns its results."""
+    """Emit the operator's function body on its operands."""
     node = call.node
     schema = _schema(node)
     if schema is None:

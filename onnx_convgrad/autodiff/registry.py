@@ -1,19 +1,43 @@
-"""The rule table: how an operator is differentiated, declared with the weakest decorator that fits.
+"""The rule table, and the decorators that add rules to it, for the built-in rules and for third parties.
 
-==================  ==================================================================================================
-`zero`              the derivative is zero almost everywhere, or the outputs are not floating (Floor, Shape, Greater)
-`not_differentiable`  there is no derivative to give, with the reason
-`linear`            jointly linear in the `wrt` operands (Reshape, Concat, AveragePool)
-`elementwise`       broadcasting, one local derivative per operand (Sigmoid, Mul, Where)
-`multilinear`       linear in each `wrt` operand separately (MatMul, Einsum)
-`vjp`               anything else
-`expansion`         the operator is rewritten with others, and the walk goes through those
-==================  ==================================================================================================
+Declare a rule with the weakest decorator that fits the operator:
 
-A rule is called as `rule(e, n, g)`: `e` is the `Emitter`, `n` a `Call` (the node with its operands by their ONNX schema
-names), `g` the cotangents of its outputs by output name (`None` where nothing flows). It returns a mapping from operand
-name to a thunk, which is called only if that cotangent is wanted. Elementwise rules take no `g` and return local
-derivatives; a thunk may then also give a number. The walk sums over broadcast axes and accumulates: rules never do.
+====================  ================================================================================================
+`zero`                the derivative is zero almost everywhere, or the results are not floating (Floor, Shape, Greater)
+`not_differentiable`  the operator has no derivative, for a reason that the error message gives
+`linear`              jointly linear in the `wrt` operands (Reshape, Concat, AveragePool)
+`elementwise`         broadcasting, with one local derivative per operand (Sigmoid, Mul, Where)
+`multilinear`         linear in each `wrt` operand separately (MatMul, Einsum)
+`vjp`                 any other operator with a reverse rule
+`expansion`           an equivalent subgraph, which the walk differentiates
+====================  ================================================================================================
+
+An operator is named `"Op"` or `"domain::Op"`. A rule is called as `rule(e, n, g)`:
+
+- `e`, the `Emitter`, adds nodes to the graph: `e.mul(a, b)`, `e.op("Cos", x)`.
+- `n`, the `Call`, gives the node's operands by the names of the ONNX schema, `n["X"]`, its results, `n.y`, and its
+  attributes, `n.float("alpha", 1.0)`. `ir.call.declare_signature` names those of an operator without a schema.
+- `g` maps the name of each result to its cotangent, `None` where there is none. Elementwise rules and expansions take no
+  `g`.
+
+It returns a mapping from operand name to a thunk, which is called only if that cotangent is wanted and returns a value of
+the operand's shape and dtype, or `None` for zero. A variadic operand has one thunk, which takes the position. The thunk of
+an elementwise rule returns the local derivative, as a value or a number. The walk accumulates cotangents and sums over
+broadcast axes. To refuse a case, call `errors.require(condition, "its mode is not supported.")`::
+
+    @elementwise("my.domain::Swish", wrt=["X"])
+    def swish(e: Emitter, n: Call) -> Cotangents:
+        \"\"\"y = x s with s = sigmoid x: dy/dx = s + y (1 - s).\"\"\"
+
+        def slope() -> ir.Value:
+            s = e.op("Sigmoid", n["X"])
+            return e.add(s, e.mul(n.y, e.sub(1, s)))
+
+        return {"X": slope}
+
+A package registers its rules by an entry point of the group `onnx_convgrad.rules` that names the module with the rules.
+Every decorator takes `wrt`, the operands with a derivative, `parameters`, those of them that are weights, and `note`, a
+remark for the tables of the command line.
 """
 
 from __future__ import annotations
@@ -55,14 +79,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Decorator(Protocol):
-    """A decorator that returns the function as it is."""
+    """A decorator that returns the function unchanged."""
 
     def __call__(self, function: F, /) -> F: ...
 
 
 Thunk: TypeAlias = Callable[..., Any]
 Cotangents: TypeAlias = Mapping[str, Thunk]
-"""Operand name -> thunk. For a variadic operand the name is `name.i`."""
+"""Operand name -> thunk; `name.i` for one operand of a variadic one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,27 +124,30 @@ def _declare(kind: Kind, op_types: Sequence[str], **fields: Any) -> Decorator:
 def _add(op: str, kind: Kind, function: Callable[..., Any] | None, fields: Mapping[str, Any]) -> None:
     domain, _, op_type = op.rpartition("::")
     if (domain, op_type) in _RULES:
-        raise RuleContractError(f"Two rules are declared for {op}.", hint=f"See {_RULES[domain, op_type].module}.")
+        raise RuleContractError(
+            f"Two rules are declared for {op}.",
+            hint=f"Remove one; the other is in {_RULES[domain, op_type].module}.",
+        )
     module = getattr(function, "__module__", "") if function else ""
     _RULES[domain, op_type] = Rule(op_type, domain, kind, function, module=module, **fields)
 
 
 def zero(*op_types: str) -> None:
-    """Declare operators whose derivative is zero almost everywhere, or whose results are not floating."""
+    """Declare operators with derivative zero almost everywhere, or without floating results."""
     for op in op_types:
         _add(op, "zero", None, {})
 
 
 def not_differentiable(*op_types: str, reason: str) -> None:
-    """Declare operators that have no derivative to give; `reason` completes the error message."""
+    """Declare operators without a derivative; `reason` completes the error message."""
     for op in op_types:
         _add(op, "not_differentiable", None, {"reason": reason})
 
 
 def linear(*op_types: str, wrt: Sequence[str], parameters: Sequence[str] = (), **fields: Any) -> Decorator:
-    """Declare a rule for operators jointly linear in the operands `wrt`: forward mode applies the operator itself.
+    """Declare a reverse rule for operators jointly linear in `wrt`: forward mode applies the operator to the tangents.
 
-    With `broadcasts=True` the operands broadcast and the walk sums over those axes.
+    With `broadcasts=True` the operands broadcast, and the walk sums over the broadcast axes.
     """
     return _declare("linear", op_types, wrt=tuple(wrt), parameters=tuple(parameters), **fields)
 
@@ -133,7 +160,7 @@ def elementwise(
 
 
 def multilinear(*op_types: str, wrt: Sequence[str], parameters: Sequence[str] = (), **fields: Any) -> Decorator:
-    """Declare a rule for operators linear in each operand of `wrt`: forward mode sums over them."""
+    """Declare a reverse rule for operators linear in each operand of `wrt`: forward mode sums over these operands."""
     return _declare("multilinear", op_types, wrt=tuple(wrt), parameters=tuple(parameters), **fields)
 
 
@@ -143,13 +170,13 @@ def vjp(*op_types: str, wrt: Sequence[str], parameters: Sequence[str] = (), **fi
 
 
 def expansion(*op_types: str, wrt: Sequence[str], parameters: Sequence[str] = (), **fields: Any) -> Decorator:
-    """Declare `rule(e, n) -> results` that computes the same results with operators that have rules."""
+    """Declare an expansion `rule(e, n) -> results`, which computes the same results with operators that have rules."""
     return _declare("expansion", op_types, wrt=tuple(wrt), parameters=tuple(parameters), **fields)
 
 
 @dataclass(frozen=True, slots=True)
 class Joint:
-    """How an operator and the producer of one of its operands are differentiated as one."""
+    """A rule that differentiates an operator together with the producer of one of its operands."""
 
     operand: str
     producer: str
@@ -160,10 +187,10 @@ _JOINT: dict[tuple[str, str], Joint] = {}
 
 
 def joint(op_type: str, *, operand: str, producer: str) -> Decorator:
-    """Declare `rule(e, n, inner, varied) -> result`: what `n` and `inner`, the producer of its operand, compute together.
+    """Declare `rule(e, n, inner, varied) -> result`, an equivalent of `n` and of `inner`, the producer of its `operand`.
 
-    Reverse mode then passes through both at once, if nothing else reads the value between, which is not needed any more.
-    `varied` holds the values that a derivative flows to; for cases that gain nothing the rule returns `None`.
+    Reverse mode differentiates the equivalent if nothing else uses the value between the two nodes, which the gradient then
+    does not need. `varied` holds the values that are differentiated; the rule returns `None` where it does not apply.
     """
 
     def decorate(function: F) -> F:
@@ -174,7 +201,7 @@ def joint(op_type: str, *, operand: str, producer: str) -> Decorator:
 
 
 def joint_of(domain: str, op_type: str) -> Joint | None:
-    """The joint rule of an operator, if any."""
+    """The joint rule of an operator, or `None`."""
     load_rules()
     return _JOINT.get((domain, op_type))
 
@@ -183,11 +210,10 @@ _PER_SAMPLE: dict[tuple[str, str], Callable[..., Cotangents]] = {}
 
 
 def per_sample(*op_types: str) -> Decorator:
-    """Declare how the gradients for an operator's parameters are kept apart by sample.
+    """Declare the gradients per sample for the operands that depend on no sample, such as parameters.
 
-    `rule(e, n, g, batch)` returns, like an ordinary rule, thunks by operand: each gives `[N, *shape]` in row-major order.
-    `batch` tells where a value holds the samples. Only operands that depend on no sample are asked for; elementwise
-    operators need no such rule.
+    `rule(e, n, g, batch)` returns thunks by operand, like an ordinary rule; each gives `[N, *shape]` in row-major order.
+    `batch.of(value)` gives the axis of the samples. Elementwise operators need no such rule.
     """
 
     def decorate(function: F) -> F:
@@ -200,14 +226,14 @@ def per_sample(*op_types: str) -> Decorator:
 
 
 def per_sample_rule(domain: str, op_type: str) -> Callable[..., Cotangents] | None:
-    """The rule declared with `per_sample`, if any."""
+    """The rule declared with `per_sample`, or `None`."""
     load_rules()
     return _PER_SAMPLE.get(("" if domain == "ai.onnx" else domain, op_type))
 
 
 @once
 def load_rules() -> None:
-    """Import the built-in rules and those of installed packages (entry-point group `onnx_convgrad.rules`), once."""
+    """Import the built-in rules and those of the entry-point group `onnx_convgrad.rules`, once."""
     importlib.import_module("onnx_convgrad.rules").load()
     for entry in importlib.metadata.entry_points(group="onnx_convgrad.rules"):
         try:
@@ -217,7 +243,7 @@ def load_rules() -> None:
 
 
 def lookup(domain: str, op_type: str) -> Rule | None:
-    """The rule of an operator, if any."""
+    """The rule of an operator, or `None`."""
     load_rules()
     return _RULES.get(("" if domain == "ai.onnx" else domain, op_type))
 

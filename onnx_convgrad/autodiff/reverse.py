@@ -1,7 +1,7 @@
 """Reverse mode: one walk over the active nodes, last to first.
 
-The walk owns what every rule would otherwise repeat: accumulation, summing over broadcast axes, checking each cotangent
-against its primal, and recursion into operators that are differentiated through an equivalent subgraph.
+The walk does for all rules: accumulation, sums over broadcast axes, checks of each cotangent against its primal, and
+recursion into equivalent subgraphs.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.accumulate import joined
-from onnx_convgrad.autodiff.activity import Activity, carriers, rule_of
+from onnx_convgrad.autodiff.accumulate import merge_terms
+from onnx_convgrad.autodiff.activity import Activity, carriers, problem, rule_of
 from onnx_convgrad.autodiff.function_bodies import equivalent, has_body
 from onnx_convgrad.autodiff.registry import Rule, joint_of
 from onnx_convgrad.errors import DifferentiationError, Problem, RuleContractError, UnsupportedCase
@@ -26,11 +26,11 @@ from onnx_convgrad.ir.notes import origin_of
 __all__ = ["DETOUR", "Walk", "backward", "sloped"]
 
 DETOUR = "Take `of` before it or `wrt` after it"
-"""What a caller can do about a node that cannot be differentiated."""
+"""The hint for a node that cannot be differentiated."""
 
-_OF_BRANCHES = "its condition is known only when the model runs, and gradients that branch are not built."
-_DECIDED = (
-    "Make its condition a constant; static sizes of the inputs may decide it, as with --input-shape x:8,3,64,64. Or:"
+_BRANCHES = "its condition is known only at run time, and gradients of branches are not supported."
+_BRANCHES_HINT = (
+    "Make its condition a constant; static input sizes may determine it, as with --input-shape x:8,3,64,64. Or:"
 )
 
 
@@ -48,8 +48,8 @@ def backward(
         e: Emitter positioned after every node that computes the targets.
         cotangents: Target value -> its cotangent, of the same shape and dtype.
         sources: Values to differentiate with respect to; any values of the graph.
-        partial: Take the sources for independent of each other, as the operands of one node are to its rule.
-        held: With `partial`, values that are constants too.
+        partial: The sources are independent of each other, as the operands of a node are for its rule.
+        held: With `partial`, further values that are constants.
 
     Returns:
         Source -> cotangent. A source that no target depends on is absent: its derivative is zero.
@@ -66,7 +66,7 @@ def backward(
 
 
 class Walk:
-    """The state that both directions share: what is active, and what could not be differentiated."""
+    """The reverse walk, and what forward mode shares with it: the activity, and the problems found so far."""
 
     def __init__(self, e: Emitter, activity: Activity, targets: tuple[ir.Value, ...]) -> None:
         self.e = e
@@ -80,15 +80,13 @@ class Walk:
         sources: Collection[ir.Value],
         leaves: Collection[ir.Value] = (),
     ) -> dict[ir.Value, ir.Value]:
-        """The cotangents of `sources`; none passes from one of the `leaves` to the node that makes it."""
+        """The cotangents of `sources`; the cotangent of a leaf is not passed on to its producer."""
         pending: dict[ir.Value, list[ir.Value]] = {v: [g] for v, g in cotangents.items()}
         fixed = {*cotangents, *sources, *leaves}
         for node in reversed(self.activity.nodes):
             given = {v: self._total(pending, v) for v in node.outputs if v in pending and v not in leaves}
             rule = rule_of(node)
-            if self.blocked(node, rule):
-                continue
-            if not given:
+            if self.blocked(node, rule) or not given:
                 continue
             inner = self._inner(node, fixed)
             with self.at(inner or node):
@@ -100,14 +98,14 @@ class Walk:
     def _total(self, pending: dict[ir.Value, list[ir.Value]], value: ir.Value) -> ir.Value:
         terms = pending[value]
         if len(terms) > 1:
-            pending[value] = terms = [self.e.sum(joined(self.e, terms))]
+            pending[value] = terms = [self.e.sum(merge_terms(self.e, terms))]
         return terms[0]
 
     @contextmanager
     def at(self, node: ir.Node) -> Iterator[None]:
-        """What is emitted inside carries the name of `node`; what `node` refuses becomes a problem."""
-        own = origin_of(node) or node.name or node.op_type
-        previous, self.e.origin = self.e.origin, self.e.origin or own
+        """Note `node` as the origin of the nodes emitted inside; record an `UnsupportedCase` as a problem of `node`."""
+        origin = origin_of(node) or node.name or node.op_type
+        previous, self.e.origin = self.e.origin, self.e.origin or origin
         try:
             yield
         except UnsupportedCase as case:
@@ -122,6 +120,7 @@ class Walk:
     def node(
         self, node: ir.Node, rule: Rule | None, given: dict[ir.Value, ir.Value]
     ) -> list[tuple[ir.Value, ir.Value]]:
+        """The contributions of one node to the cotangents of its operands, given those of its results."""
         call = Call(node)
         if rule is None or rule.kind == "expansion":
             return self._through_equivalent(call, rule, given)
@@ -140,7 +139,7 @@ class Walk:
         return contributions
 
     def _inner(self, node: ir.Node, fixed: Collection[ir.Value]) -> ir.Node | None:
-        """The producer of an operand with which `node` may be differentiated as one: nothing else reads what it makes."""
+        """The producer of an operand that a joint rule differentiates with `node`, if nothing else uses that operand."""
         joint = joint_of(node.domain, node.op_type) if self.e.joint else None
         between = None if joint is None else Call(node).get(joint.operand)
         if joint is None or between is None or between not in self.activity.varied or between in fixed:
@@ -151,7 +150,7 @@ class Walk:
     def _jointly(
         self, node: ir.Node, inner: ir.Node, given: Mapping[ir.Value, ir.Value]
     ) -> list[tuple[ir.Value, ir.Value]] | None:
-        """Differentiate through what `node` and `inner` compute together; `None` where that gains nothing."""
+        """Differentiate `node` and `inner` by their joint rule; `None` if the rule does not apply."""
         joint = joint_of(node.domain, node.op_type)
         assert joint is not None
         result = joint.function(self.e, Call(node), Call(inner), self.activity.varied)
@@ -165,35 +164,39 @@ class Walk:
     def contribution(
         self, call: Call, rule: Rule, returned: Any, name: str, operand: ir.Value, given: Mapping[ir.Value, ir.Value]
     ) -> ir.Value | None:
-        """The cotangent of one operand, from what the rule `returned`; `None` for zero."""
+        """The cotangent of one operand from the thunks that the rule `returned`; `None` stands for zero."""
         value = self.take(rule, returned, name)
         if value is None:
             return None
         if rule.kind == "elementwise" and isinstance(value, ir.Value):
             value = sloped(self.e, given[call.y], value)
-        elif rule.kind == "elementwise":  # summed first: a number is cheaper to multiply what is left
+        elif rule.kind == "elementwise":  # a number: sum first, then multiply the smaller result
             value = self.e.mul(self._fit(call, rule, given[call.y], operand), value)
         return self._fit(call, rule, value, operand)
 
     def take(self, rule: Rule, returned: Any, name: str) -> Any:
-        """Call the thunk for operand `name`; a variadic operand may have one thunk factory under its stem."""
+        """Call the thunk for operand `name`. The thunk of a variadic operand, under its stem, takes the position."""
         if name in returned:
             return returned[name]()
         if stem(name) in returned and "." in name:
             return returned[stem(name)](int(name.rsplit(".", 1)[1]))
         raise RuleContractError(
             f"The rule of {rule.name} declares {name} in wrt but returned only {sorted(returned)}.",
-            hint=f"Fix the rule in {rule.module}.",
+            hint=f"Return a thunk for {name}, or remove it from wrt, in {rule.module}.",
         )
 
     def _fit(self, call: Call, rule: Rule, value: ir.Value, operand: ir.Value) -> ir.Value:
-        """Sum over broadcast axes where the rule may have broadcast, and check the cotangent against its primal."""
+        """Sum over broadcast axes if the rule may broadcast, and check the cotangent against its primal."""
+        found = f"The rule of {rule.name} returned"
         if not isinstance(value, ir.Value):
-            raise RuleContractError(f"The rule of {rule.name} returned {value!r} for {operand.name!r}, not a value.")
+            raise RuleContractError(
+                f"{found} {value!r} for {operand.name!r}, not an ir.Value.",
+                hint=f"Return what the Emitter returns, in {rule.module}; only elementwise rules may return numbers.",
+            )
         if value.dtype is not None and operand.dtype is not None and value.dtype != operand.dtype:
             raise RuleContractError(
-                f"The rule of {rule.name} returned {value.dtype.name} for {operand.name!r}, which is {operand.dtype.name}.",
-                hint=f"Fix the rule in {rule.module}.",
+                f"{found} {value.dtype.name} for {operand.name!r}, which is {operand.dtype.name}.",
+                hint=f"Cast the cotangent to the dtype of its operand, e.cast(value, operand.dtype), in {rule.module}.",
             )
         aligned = rule.kind == "elementwise" or rule.broadcasts
         if aligned or rule.kind == "multilinear":
@@ -206,23 +209,28 @@ class Walk:
             )
         if shapes_differ(value, operand):
             raise RuleContractError(
-                f"The rule of {rule.name} returned shape {value.shape} for {operand.name!r}, which is {operand.shape}.",
-                hint=f"Fix the rule in {rule.module}.",
+                f"{found} shape {value.shape} for {operand.name!r}, which is {operand.shape}.",
+                hint=f"A cotangent has the shape of its operand: correct it in {rule.module}, or declare broadcasts=True.",
             )
         return self.e.typed(value, operand) if value is not operand and value.producer() is not None else value
 
     def _through_equivalent(
         self, call: Call, rule: Rule | None, given: dict[ir.Value, ir.Value]
     ) -> list[tuple[ir.Value, ir.Value]]:
-        """Differentiate through a subgraph that computes the same results."""
+        """Differentiate through an equivalent subgraph."""
         results = equivalent(self.e, call, rule)
         seeds = {r: given[v] for r, v in zip(results, call.node.outputs, strict=False) if v in given and r is not None}
-        sources = [v for _, v in carriers(call.node, rule) if v in self.activity.varied]
-        return list(backward(self.e, seeds, dict.fromkeys(sources), partial=True).items())
+        sources = dict.fromkeys(v for _, v in carriers(call.node, rule) if v in self.activity.varied)
+        return list(self.within(seeds, sources).items())
+
+    def within(self, seeds: dict[ir.Value, ir.Value], sources: dict[ir.Value, None]) -> dict[ir.Value, ir.Value]:
+        """The cotangents of `sources` through an equivalent subgraph, given those of its results."""
+        return backward(self.e, seeds, sources, partial=True)
 
     # -- problems ------------------------------------------------------------------------------------------------------
 
     def blocked(self, node: ir.Node, rule: Rule | None) -> bool:
+        """Whether no derivative can pass through a node, which then becomes a problem."""
         if rule is not None and rule.kind == "not_differentiable":
             self._report(node, rule.reason, f"{DETOUR}.")
             return True
@@ -230,7 +238,7 @@ class Walk:
             reason = "no rule covers this operator."
             hint = f"{DETOUR}, or add a rule (entry-point group onnx_convgrad.rules)."
             if is_op(node, "If"):
-                reason, hint = _OF_BRANCHES, f"{_DECIDED} {DETOUR[0].lower()}{DETOUR[1:]}."
+                reason, hint = _BRANCHES, f"{_BRANCHES_HINT} {DETOUR[0].lower()}{DETOUR[1:]}."
             self._report(node, reason, hint)
             return True
         return False
@@ -241,14 +249,11 @@ class Walk:
             path = self.activity.path(target, node)
             if path:
                 break
-        name = node.name or f"<unnamed, output {node.outputs[0].name!r}>"
-        version = self.e.graph.opset_imports.get(node.domain, 0)
-        operator = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
-        self.problems.append(Problem(name, operator, version, reason, path, hint))
+        self.problems.append(problem(self.e.graph, node, reason, path, hint))
 
 
 def sloped(e: Emitter, value: ir.Value, slope: ir.Value | float) -> ir.Value:
-    """The product with a local derivative; one of truth values selects, so that infinity times zero is zero."""
+    """The product with a local derivative. A boolean derivative selects, so that infinity times zero is zero."""
     if isinstance(slope, ir.Value) and slope.dtype == ir.DataType.BOOL:
         return e.where(slope, value, 0)
     return e.mul(value, slope)

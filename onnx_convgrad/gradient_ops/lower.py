@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.activity import floating
+from onnx_convgrad.autodiff.activity import floating, node_label
 from onnx_convgrad.errors import DifferentiationError, Problem
 from onnx_convgrad.frontend.canonicalize import InputShapes, canonicalize
 from onnx_convgrad.frontend.diagnose import judged
@@ -111,7 +111,7 @@ def _refuse_nested(graph: ir.Graph) -> None:
     """A Gradient in the body of a node would have to differentiate what a branch or a pass of a loop does."""
     problems = [
         Problem(
-            node.name or f"<unnamed, output {node.outputs[0].name!r}>",
+            node_label(node),
             f"{TRAINING_DOMAIN}::{GRADIENT}",
             1,
             f"it stands in the body of a node ({' in '.join(path)}).",

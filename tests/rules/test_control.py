@@ -58,8 +58,8 @@ def test_what_the_body_reads_of_the_graph_around_it_has_a_gradient() -> None:
 @pytest.mark.parametrize(
     ("turns", "attributes", "reason"),
     [
-        ("n", {}, "the number of its turns is not known while building.*sizes of all inputs, those of cotangents too"),
-        (300, {}, "it takes 300 turns; 1 to 256 are written down"),
+        ("n", {}, "its number of iterations is not known while building.*sizes of all inputs, including cotangents"),
+        (300, {}, "it has 300 iterations; 1 to 256 are unrolled"),
         (4, {"scan_input_directions": [1]}, "its scan_input_directions are not all 0"),
     ],
 )
@@ -109,10 +109,10 @@ def test_loops_of_known_length(name: str) -> None:
         (
             "on = Identity (go)",
             "m = ReduceMax <keepdims = 0> (s) on = Cast <to = 9> (m)",
-            "whether it takes another turn",
+            "its condition for another iteration is not known",
         ),
-        ("n = {4}", "n = {300}", "it takes more than 256 turns"),
-        ("n = {4}", "n = {0}", "it takes no turn"),
+        ("n = {4}", "n = {300}", "it has more than 256 iterations"),
+        ("n = {4}", "n = {0}", "it has no iteration"),
     ],
 )
 def test_loops_that_are_refused(before: str, after: str, reason: str) -> None:

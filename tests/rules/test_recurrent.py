@@ -125,10 +125,10 @@ def _model(turns: int | str, **attributes: Any) -> onnx.ModelProto:
     ("turns", "attributes", "reason"),
     [
         ("n", {}, "the length of its sequence is not known while building"),
-        (300, {}, "it takes 300 turns; 1 to 256 are written down"),
+        (300, {}, "it has 300 iterations; 1 to 256 are unrolled"),
         (4, {"layout": 1}, "its layout is 1"),
-        (4, {"activations": ["Sigmoid", "Tanh"]}, "it has 2 activations, and needs 3"),
-        (4, {"activations": ["Sigmoid", "Swish", "Tanh"]}, "its activation 'Swish' is not one of ONNX's"),
+        (4, {"activations": ["Sigmoid", "Tanh"]}, "it has 2 activations, but needs 3"),
+        (4, {"activations": ["Sigmoid", "Swish", "Tanh"]}, "its activation 'Swish' is not defined by ONNX"),
     ],
 )
 def test_what_is_refused(turns: int | str, attributes: dict[str, Any], reason: str) -> None:

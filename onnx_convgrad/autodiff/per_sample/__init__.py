@@ -1,5 +1,5 @@
-"""Gradients of each sample of a batch: where the samples lie in every value, and the reverse walk that keeps them apart."""
+"""Gradients per sample: the axis of the samples in every value, and a reverse walk that does not sum over it."""
 
-from onnx_convgrad.autodiff.per_sample import operators, operators_layout
+from onnx_convgrad.autodiff.per_sample import axis_rules, axis_rules_layout
 
-__all__ = ["operators", "operators_layout"]
+__all__ = ["axis_rules", "axis_rules_layout"]

@@ -1,4 +1,4 @@
-"""What a rule needs to keep the samples of a batch apart: where they are, and sums over everything else."""
+"""The samples of a batch, as rules per sample see them: their axis in a value, and sums over all other axes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.per_sample.layout import ONE, Samples
-from onnx_convgrad.autodiff.per_sample.tracking import Tracker
+from onnx_convgrad.autodiff.per_sample.sample_axis import ONE, Samples
+from onnx_convgrad.autodiff.per_sample.tracker import Tracker
 from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.ir.emit import Dim, Emitter, known
 
@@ -15,10 +15,10 @@ __all__ = ["Batch"]
 
 
 class Batch:
-    """The samples of one graph. Rules move them to the first axis and sum over all others but some."""
+    """The samples of one graph. Rules move them to the first axis and sum over other axes."""
 
     leading = Samples(0)
-    """Samples on the first axis, one row each."""
+    """Samples on the first axis, with one row each."""
 
     def __init__(self, e: Emitter, tracker: Tracker) -> None:
         self.e, self.tracker = e, tracker
@@ -29,14 +29,17 @@ class Batch:
         return self.tracker.count
 
     def of(self, value: ir.Value) -> Samples:
-        """Where a value holds the samples; raises `UnsupportedCase` if it holds none."""
+        """The axis of the samples in a value; raises `UnsupportedCase` if it has none."""
         label = self.tracker[value]
         if not isinstance(label, Samples):
             raise UnsupportedCase(f"its operand {value.name!r} holds no samples.")
         return label
 
     def first(self, value: ir.Value, samples: Samples) -> ir.Value:
-        """The samples moved to axis 0: `[N, *axes before, before, after, *axes behind]`, without `before`, `after` of 1."""
+        """The value with the samples moved to axis 0: `[N, *axes before, before, after, *axes after]`.
+
+        `before` and `after` are left out if they are 1.
+        """
         dims, axis = self.e.dims(value), samples.axis
         split = [*dims[:axis], *self._split(samples), *dims[axis + 1 :]]
         at = axis + (samples.before != ONE)
@@ -44,31 +47,31 @@ class Batch:
         return self.e.transpose(value, [at, *(i for i in range(len(split)) if i != at)])
 
     def _split(self, samples: Samples) -> list[Dim]:
-        """The sizes that the axis of the samples is cut into: `before`, N, `after`."""
+        """The sizes that the axis of the samples is split into: `before`, N, `after`."""
         before, after = samples.before.known, samples.after.known
         if before is None and after is None:
-            raise UnsupportedCase("how many rows each sample has is not known while building.")
+            raise UnsupportedCase("the number of rows per sample is not known while building.")
         sizes: list[Dim] = [-1 if before is None else before] if samples.before != ONE else []
         sizes.append(self.count)
         return [*sizes, -1 if after is None else after] if samples.after != ONE else sizes
 
     def sum(self, value: ir.Value, samples: Samples, kept: Sequence[int] = ()) -> ir.Value:
-        """The sum over every axis but that of the samples and those `kept`: `[N, *kept]`."""
+        """The sum over all axes except that of the samples and those `kept`: `[N, *kept]`."""
         rank = len(self.e.dims(value))
         moved = self.first(value, samples)
-        own = len(self.e.dims(moved)) - rank  # axes that the axis of the samples was cut into
+        own = len(self.e.dims(moved)) - rank  # axes that the axis of the samples was split into
         axes = [*range(samples.axis), *[None] * own, *range(samples.axis + 1, rank)]
         return self.e.reduce_sum(moved, [i for i, axis in enumerate(axes, 1) if axis not in kept], keepdims=False)
 
     def fit(self, value: ir.Value, samples: Samples, operand: ir.Value) -> ir.Value:
-        """Sum over what `operand` was broadcast along, but not over the samples: `[N, *operand.shape]`."""
+        """The sum over all axes along which `operand` is broadcast, except the samples: `[N, *operand.shape]`."""
         dims = self.e.dims(operand)
         extra = len(self.e.dims(value)) - len(dims)
         if any(known(d) is None for d in operand.shape or ()):
             raise UnsupportedCase(f"the shape {operand.shape} of its operand {operand.name!r} is not known.")
         kept = [i + extra for i, d in enumerate(dims) if d != 1]
         if samples.axis in kept:
-            raise UnsupportedCase(f"its operand {operand.name!r} has rows of its own along the axis of the samples.")
+            raise UnsupportedCase(f"its operand {operand.name!r} has its own rows along the axis of the samples.")
         return self.stacked(self.sum(value, samples, kept), operand)
 
     def stacked(self, value: ir.Value, operand: ir.Value) -> ir.Value:

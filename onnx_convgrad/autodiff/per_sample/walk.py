@@ -1,8 +1,8 @@
-"""Reverse mode with the samples kept apart.
+"""Reverse mode with one cotangent per sample.
 
-A value that holds samples has a cotangent of its own shape, as always. A value that depends on none, such as a parameter,
-gets one cotangent per sample: `[N, *shape]`. Where such a value meets the samples, the contribution is not summed over
-them; the table of rules says how, operator by operator, and elementwise operators need nothing said.
+A value that holds samples has a cotangent of its own shape, as in the ordinary walk. A value that depends on no sample, such
+as a parameter, has one cotangent per sample, `[N, *shape]`: where it meets the samples, the contribution is not summed over
+them. Elementwise rules give this form directly; other operators need a rule declared with `per_sample`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import Activity, carriers, rule_of
-from onnx_convgrad.autodiff.function_bodies import equivalent
 from onnx_convgrad.autodiff.per_sample.batch import Batch
-from onnx_convgrad.autodiff.per_sample.layout import Samples, State
-from onnx_convgrad.autodiff.per_sample.norms import squared_norm
-from onnx_convgrad.autodiff.per_sample.tracking import Tracker
+from onnx_convgrad.autodiff.per_sample.sample_axis import Samples, State
+from onnx_convgrad.autodiff.per_sample.squared_norms import squared_norm
+from onnx_convgrad.autodiff.per_sample.tracker import Tracker
 from onnx_convgrad.autodiff.registry import Rule, per_sample_rule
 from onnx_convgrad.autodiff.reverse import Walk, sloped
 from onnx_convgrad.errors import ArgumentError, DifferentiationError, UnsupportedCase
@@ -28,30 +27,26 @@ from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.ir.loop_bodies import emit_scan, take_body
 from onnx_convgrad.ir.samples import cut_samples, with_samples
 
-__all__ = ["Apart", "backward_per_sample", "data_inputs"]
+__all__ = ["PerSampleGradients", "backward_per_sample", "data_inputs"]
 
 
 def data_inputs(graph: ir.Graph, sources: Collection[ir.Value]) -> list[ir.Value]:
-    """Graph inputs whose first axis is the batch.
+    """The graph inputs whose first axis is the batch.
 
-    None is an initializer, a scalar, a weight to differentiate with respect to, or of another first size than the rest: such
-    an input belongs to all samples.
+    The other inputs belong to all samples: initializers, scalars, weights among `sources`, and inputs of another first size.
     """
-    found = [v for v in graph.inputs if not v.is_initializer() and (v.shape is None or len(v.shape) > 0)]
-    found = [v for v in found if not (v in sources and _in_weight_slot(v))]
-    sizes = {known(v.shape[0]) for v in found if v.shape is not None}
-    several = sizes - {1}
-    size = next(
-        (known(v.shape[0]) for v in found if v.shape is not None and known(v.shape[0]) in (several or sizes)), None
-    )
-    batch = [v for v in found if v.shape is None or known(v.shape[0]) in (None, size)]
+    inputs = [v for v in graph.inputs if not v.is_initializer() and (v.shape is None or len(v.shape) > 0)]
+    inputs = [v for v in inputs if not (v in sources and _in_weight_slot(v))]
+    sizes = [known(v.shape[0]) for v in inputs if v.shape is not None]
+    size = next((size for size in sizes if size in (set(sizes) - {1} or {1})), None)
+    batch = [v for v in inputs if v.shape is None or known(v.shape[0]) in (None, size)]
     if not batch:
-        raise ArgumentError("per_sample needs an input with a batch axis, and the model has none.")
+        raise ArgumentError("per_sample needs an input with a batch axis, but the model has none.")
     return sorted(batch, key=lambda v: v.shape is None or known(v.shape[0]) != size)
 
 
 def _in_weight_slot(value: ir.Value) -> bool:
-    """Whether an input is used as only weights are: as a parameter of an operator whose data is its first operand."""
+    """Whether an input is used as a weight: as a parameter, after the first operand, of an operator."""
     for use in value.uses():
         rule = rule_of(use.node)
         if rule is not None and rule.kind != "elementwise" and use.idx > 0:
@@ -61,8 +56,8 @@ def _in_weight_slot(value: ir.Value) -> bool:
 
 def backward_per_sample(
     e: Emitter, cotangents: Mapping[ir.Value, ir.Value], sources: Collection[ir.Value], data: Sequence[ir.Value]
-) -> Apart:
-    """Emit the cotangents of `sources`; those of values that hold no samples once per sample.
+) -> PerSampleGradients:
+    """Emit the cotangents of `sources`, one per sample for values that hold no samples.
 
     Args:
         e: Emitter positioned after every node that computes the targets.
@@ -72,47 +67,48 @@ def backward_per_sample(
 
     Raises:
         ArgumentError: A target depends on no sample.
-        DifferentiationError: Every node that mixes samples, or whose form per sample is not known.
+        DifferentiationError: Listing every node that mixes samples, or whose gradient per sample is not known.
     """
     activity = Activity.between(sources, cotangents, e.order)
     tracker = Tracker(e, data, activity.varied)
     tracker.follow(cotangents)
-    if not tracker.problems:
-        for target in cotangents:
-            if target in activity.varied and tracker[target] is None:
-                raise ArgumentError(f"{target.name!r} depends on no input with a batch axis, so it has no samples.")
-        walk = _Walk(e, activity, tuple(cotangents), tracker)
-        result = walk.run(cotangents, sources)
-        if not walk.problems:
-            return Apart(walk.batch, result)
+    if tracker.problems:
+        raise DifferentiationError(tracker.problems)
+    for target in cotangents:
+        if target in activity.varied and tracker[target] is None:
+            raise ArgumentError(f"{target.name!r} depends on no input with a batch axis, so it has no samples.")
+    walk = _Walk(e, activity, tuple(cotangents), tracker)
+    result = walk.run(cotangents, sources)
+    if walk.problems:
         raise DifferentiationError(walk.problems)
-    raise DifferentiationError(tracker.problems)
+    return PerSampleGradients(walk.batch, result)
 
 
 @dataclass(frozen=True, slots=True)
-class Apart:
+class PerSampleGradients:
     """The gradients of each sample.
 
     Attributes:
-        gradients: Source -> cotangent, `[N, *shape]` for a parameter, of the source's own shape where that holds samples.
+        batch: The samples.
+        gradients: Source -> cotangent: `[N, *shape]`, or the shape of the source if that holds samples.
     """
 
     batch: Batch
     gradients: dict[ir.Value, ir.Value]
 
     def squared_norms(self) -> dict[ir.Value, ir.Value]:
-        """Source -> squared norm of each sample's gradient, `[N]`, in float32 at least."""
-        e, found = self.batch.e, {}
+        """Source -> the squared norm of each sample's gradient, `[N]`, in float32 or wider."""
+        e, norms = self.batch.e, {}
         for source, gradient in self.gradients.items():
             label = self.batch.tracker[source]
-            if isinstance(label, Samples):  # an input: each sample has a gradient of its own already
-                found[source] = self.batch.sum(e.square(gradient), label)
+            if isinstance(label, Samples):  # an input, which has one gradient per sample
+                norms[source] = self.batch.sum(e.square(gradient), label)
             else:
-                found[source] = squared_norm(e, gradient)
-        return found
+                norms[source] = squared_norm(e, gradient)
+        return norms
 
     def zeros(self, source: ir.Value) -> ir.Value:
-        """What stands for the gradients of a source that no target depends on."""
+        """The gradients of a source that no target depends on."""
         e = self.batch.e
         if self.batch.tracker[source] is not None:
             return e.zeros_like(source)
@@ -121,14 +117,14 @@ class Apart:
         )
 
     def zero_norms(self, source: ir.Value) -> ir.Value:
-        """What stands for their squared norms."""
+        """The squared norms of the gradients of a source that no target depends on."""
         e = self.batch.e
         like = source if source.dtype == ir.DataType.DOUBLE else None
         return e.op("Expand", e.scalar(0, like), e.vector([self.batch.count]))
 
 
 class _Walk(Walk):
-    """The reverse walk, knowing which values hold samples."""
+    """The reverse walk with the labels of the samples."""
 
     def __init__(self, e: Emitter, activity: Activity, targets: tuple[ir.Value, ...], tracker: Tracker) -> None:
         super().__init__(e, activity, targets)
@@ -142,28 +138,30 @@ class _Walk(Walk):
             return super().node(node, rule, given)
         wanted = [(name, v) for name, v in carriers(node, rule) if v in self.activity.varied]
         if any(self.tracker[v] is not None for _, v in wanted):
-            raise UnsupportedCase("an operand holds samples and its result does not.")
-        found = [(v, self._without_samples(Call(node), rule, given, name, v)) for name, v in wanted]
-        return [(v, cotangent) for v, cotangent in found if cotangent is not None]
+            raise UnsupportedCase("an operand holds samples, but its result does not.")
+        contributions = [(v, self._without_samples(Call(node), rule, given, name, v)) for name, v in wanted]
+        return [(v, cotangent) for v, cotangent in contributions if cotangent is not None]
 
     def contribution(
         self, call: Call, rule: Rule, returned: Any, name: str, operand: ir.Value, given: Mapping[ir.Value, ir.Value]
     ) -> ir.Value | None:
-        """The cotangent of one operand of a node whose results hold samples, or are sums over them."""
+        """The cotangent of one operand of a node whose results hold samples or are sums over them."""
         if self.tracker[operand] is not None:
             return super().contribution(call, rule, returned, name, operand, given)
         if any(self.tracker[v] is State.TOTAL for v in given):
-            raise UnsupportedCase(f"its operand {operand.name!r} meets what is summed over the samples already.")
+            raise UnsupportedCase(
+                f"its operand {operand.name!r} meets a value that is already summed over the samples."
+            )
         special = per_sample_rule(call.node.domain, call.node.op_type)
         if special is not None:
             g = {n: given.get(v) for n, v in zip(call.names[1], call.node.outputs, strict=True)}
             thunks = special(self.e, call, g, self.batch)
             if name not in thunks:
-                raise UnsupportedCase(f"the form per sample of the gradient for its operand {name} is not known.")
+                raise UnsupportedCase(f"its gradient per sample for the operand {name} is not known.")
             return self.batch.stacked(thunks[name](), operand)
         if rule.kind != "elementwise" and not rule.broadcasts:
             raise UnsupportedCase(
-                f"the form per sample of the gradient for its operand {name} is not known.",
+                f"its gradient per sample for the operand {name} is not known.",
                 hint=f"Leave {operand.name!r} out of wrt, or loop over the samples with a batch of one.",
             )
         value = self.take(rule, returned, name)
@@ -172,10 +170,10 @@ class _Walk(Walk):
         return self._fitted(value, rule, given[call.y], self.batch.of(call.y), operand)
 
     def _inner(self, node: ir.Node, fixed: Collection[ir.Value]) -> None:
-        """Two operators are never differentiated as one: their parameters would not meet the samples one by one."""
+        """Joint rules are not used, because they multiply parameters before these meet the samples."""
 
     def _fitted(self, value: Any, rule: Rule, g: ir.Value, samples: Samples, operand: ir.Value) -> ir.Value:
-        """A local derivative (or a broadcast cotangent) as the contribution of each sample."""
+        """The contribution of each sample, from a local derivative or a broadcast cotangent."""
         if rule.kind != "elementwise":
             return self.batch.fit(value, samples, operand)
         if isinstance(value, ir.Value):
@@ -185,7 +183,7 @@ class _Walk(Walk):
     def _without_samples(
         self, call: Call, rule: Rule | None, given: Mapping[ir.Value, ir.Value], name: str, operand: ir.Value
     ) -> ir.Value | None:
-        """The cotangent of an operand of a node that no sample has reached, such as the transposition of a weight."""
+        """The cotangents of an operand of a node that depends on no sample, such as the transposition of a weight."""
         e, node = self.e, call.node
         g = given.get(call.y)
         if g is not None and rule is not None and rule.kind == "elementwise" and rule.function is not None:
@@ -206,48 +204,46 @@ class _Walk(Walk):
             )
         if "Scan" in e.target.missing:
             raise UnsupportedCase(
-                "it changes a parameter before any sample meets it, and its form per sample is not known.",
+                "it changes a parameter before any sample meets it, and its gradient per sample is not known.",
                 hint="Take `wrt` after it.",
             )
-        return self._turn_by_turn(call, rule, given, operand)
+        return self._in_loop(call, rule, given, operand)
 
-    def _turn_by_turn(
+    def _in_loop(
         self, call: Call, rule: Rule | None, given: Mapping[ir.Value, ir.Value], operand: ir.Value
     ) -> ir.Value | None:
-        """The same for any node: a loop over the samples, each of which takes the ordinary rule; `None` for zero."""
+        """The same for any node, by a loop over the samples that applies the ordinary rule; `None` stands for zero."""
         e = self.e
         start, count = len(e.emitted), self.batch.count
-        turns: dict[ir.Value, ir.Value] = {}  # what the body sees of a cotangent -> that of all samples
+        stacks: dict[
+            ir.Value, ir.Value
+        ] = {}  # cotangent of one sample, an input of the body -> cotangents of all samples
         single: dict[ir.Value, ir.Value] = {}
         for value, cotangent in given.items():
-            name = f"turn_{len(e.order)}_{len(turns)}"
+            name = f"turn_{len(e.order)}_{len(stacks)}"
             own = ir.Value(name=name, shape=value.shape, type=ir.TensorType(value.dtype or ir.DataType.FLOAT))
-            single[value], turns[own] = own, cotangent
-        found = Walk(e, self.activity, self.targets).node(call.node, rule, single)
-        parts = [cotangent for value, cotangent in found if value is operand]
+            single[value], stacks[own] = own, cotangent
+        contributions = Walk(e, self.activity, self.targets).node(call.node, rule, single)
+        parts = [cotangent for value, cotangent in contributions if value is operand]
         if not parts:
             return None
         result = e.sum(parts)
-        if result in turns:  # handed on as it is
-            return self.batch.stacked(turns[result], operand)
-        body = ir.Graph([*turns], [result], nodes=take_body(e, start, turns, result), name="turn")
-        stacked = [with_samples(e, whole, [count, *e.dims(own)]) for own, whole in turns.items()]
+        if result in stacks:  # passed on unchanged
+            return self.batch.stacked(stacks[result], operand)
+        body = ir.Graph([*stacks], [result], nodes=take_body(e, start, stacks, result), name="turn")
+        stacked = [with_samples(e, whole, [count, *e.dims(own)]) for own, whole in stacks.items()]
         return self.batch.stacked(cut_samples(e, emit_scan(e, body, stacked, len(stacked)), count), operand)
 
-    def _through_equivalent(
-        self, call: Call, rule: Rule | None, given: dict[ir.Value, ir.Value]
-    ) -> list[tuple[ir.Value, ir.Value]]:
-        results = equivalent(self.e, call, rule)
-        seeds = {r: given[v] for r, v in zip(results, call.node.outputs, strict=False) if v in given and r is not None}
-        sources = dict.fromkeys(v for _, v in carriers(call.node, rule) if v in self.activity.varied)
+    def within(self, seeds: dict[ir.Value, ir.Value], sources: dict[ir.Value, None]) -> dict[ir.Value, ir.Value]:
         activity = Activity.between(sources, seeds, self.e.order, partial=True)
         self.tracker.varied |= activity.varied
         self.tracker.follow(seeds)
         inner = _Walk(self.e, activity, tuple(seeds), self.tracker)
-        found = inner.run(seeds, sources)
+        cotangents = inner.run(seeds, sources)
         if inner.problems:
             raise DifferentiationError(inner.problems)
-        return list(found.items())
+        return cotangents
 
 
 _SAME_ORDER = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})
+"""Operators that keep the row-major order of elements."""

@@ -1,7 +1,7 @@
-"""Which axis of every value holds the samples: one walk over the forward nodes.
+"""Find the axis of the samples in every value, by one walk over the forward nodes.
 
-A batch can be differentiated sample by sample only if no operator on the way mixes samples. So this is also where mixing is
-found, and where an operator is refused about which nothing is known.
+Gradients per sample exist only if no operator mixes samples. The walk refuses operators that do, and operators without an
+entry in `axis_rules`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.activity import Activity, carriers, rule_of
+from onnx_convgrad.autodiff.activity import Activity, carriers, problem, rule_of
 from onnx_convgrad.autodiff.function_bodies import equivalent, has_body
-from onnx_convgrad.autodiff.per_sample.layout import Label, Samples, State, product, rows, same_size
-from onnx_convgrad.autodiff.per_sample.picks import axis_of_repeats
-from onnx_convgrad.autodiff.per_sample.sizes import complete, sizes
+from onnx_convgrad.autodiff.per_sample.index_trials import axis_of_repeats
+from onnx_convgrad.autodiff.per_sample.sample_axis import Label, Samples, State, product, rows, same_size
+from onnx_convgrad.autodiff.per_sample.shape_vectors import complete, sizes
 from onnx_convgrad.autodiff.registry import Decorator, F, Rule
 from onnx_convgrad.errors import Problem, UnsupportedCase
 from onnx_convgrad.ir.call import Call
@@ -31,7 +31,7 @@ _HANDLERS: dict[str, Handler] = {}
 
 
 def handler(*op_types: str) -> Decorator:
-    """Declare how operators of ai.onnx move the samples. Elementwise rules need no handler."""
+    """Declare how operators of ai.onnx move the axis of the samples. Elementwise rules need no handler."""
 
     def decorate(function: F) -> F:
         _HANDLERS.update(dict.fromkeys(op_types, function))
@@ -41,32 +41,33 @@ def handler(*op_types: str) -> Decorator:
 
 
 def mixes(reason: str) -> UnsupportedCase:
-    """The refusal of an operator whose result for one sample depends on others."""
+    """The error for an operator whose result for one sample depends on other samples."""
     return UnsupportedCase(
-        f"it mixes samples: {reason}.", hint="Gradients per sample need a network that treats every sample on its own."
+        f"it mixes samples: {reason}.",
+        hint="Gradients per sample need a network that treats each sample by itself.",
     )
 
 
 def ancestors(targets: Iterable[ir.Value], among: Collection[ir.Node]) -> list[ir.Node]:
-    """Every node of `among` that the targets depend on, along any operand."""
-    found: set[ir.Node] = set()
+    """The nodes of `among` that the targets depend on, along any operand."""
+    result: set[ir.Node] = set()
     stack = list(targets)
     while stack:
         node = stack.pop().producer()
-        if node is not None and node in among and node not in found:
-            found.add(node)
+        if node is not None and node in among and node not in result:
+            result.add(node)
             stack += [v for v in node.inputs if v is not None]
             stack += captured_values(node)
-    return list(found)
+    return list(result)
 
 
 class Tracker:
-    """The labels found so far; what was refused is in `problems`.
+    """The labels of values so far, and in `problems` the operators that were refused.
 
     Args:
-        e: Writes the bodies of operators that are followed through an equivalent subgraph.
+        e: Emits the equivalent subgraphs of operators that are followed through them.
         data: Graph inputs whose first axis is the batch.
-        varied: Values that vary with what is differentiated: only their broadcasting matters.
+        varied: Values that depend on the sources: only their broadcasting along the samples matters.
     """
 
     def __init__(self, e: Emitter, data: Sequence[ir.Value], varied: Iterable[ir.Value]) -> None:
@@ -80,12 +81,6 @@ class Tracker:
 
     def __getitem__(self, value: ir.Value | None) -> Label:
         return None if value is None else self.labels.get(value)
-
-    def samples(self, value: ir.Value) -> Samples:
-        """The label of a value that is known to hold samples."""
-        label = self[value]
-        assert isinstance(label, Samples), f"{value.name} holds no samples"
-        return label
 
     def follow(self, targets: Iterable[ir.Value]) -> None:
         """Label everything that the targets depend on."""
@@ -118,27 +113,27 @@ class Tracker:
         if rule is None and has_body(node):
             return self._through(node, None)
         raise UnsupportedCase(
-            "whether it keeps the samples of a batch apart is not known.",
+            "it is not known whether it mixes the samples of a batch.",
             hint="Loop over the samples with the ordinary gradient and a batch of one.",
         )
 
     def _through(self, node: ir.Node, rule: Rule | None) -> list[Label]:
         """The labels of an equivalent subgraph."""
         call = Call(node)
-        found = equivalent(self.e, call, rule)
-        present = [v for v in found if v is not None]
+        results = equivalent(self.e, call, rule)
+        present = [v for v in results if v is not None]
         sources = [v for _, v in carriers(node, rule) if v in self.varied]
         self.varied |= Activity.between(sources, present, self.e.order, partial=True).varied
         self.follow(present)
-        return [self[v] for v in found]
+        return [self[v] for v in results]
 
-    # -- what the handlers use -----------------------------------------------------------------------------------------
+    # -- for handlers --------------------------------------------------------------------------------------------------
 
     def rank(self, value: ir.Value) -> int:
-        return self.e.rank(value, "to follow the samples through it")
+        return self.e.rank(value, "tracking its samples")
 
     def sizes(self, value: ir.Value) -> list[Any]:
-        """The shape of a value, with the number of samples where they are told."""
+        """The shape of a value, with the number of samples as the size of their axis."""
         dims: list[Any] = list(value.shape or ())
         label = self[value]
         if dims and isinstance(label, Samples) and label.plain:
@@ -148,8 +143,8 @@ class Tracker:
     def aligned(self, n: Call, given: Sequence[Label]) -> Samples:
         """The label of a result of broadcast operands.
 
-        Axes are counted from the end. Every operand that holds samples must do so at the same place; one that holds none
-        must be constant along it, or be no function of what is differentiated.
+        Counted from the end, all operands that hold samples must have them on the same axis. The others must be constant
+        along it, or not depend on the sources.
         """
         operands = [(v, label) for v, label in zip(n.inputs, given, strict=True) if v is not None]
         places = {label.at(label.axis - self.rank(v)) for v, label in operands if isinstance(label, Samples)}
@@ -162,7 +157,7 @@ class Tracker:
         return place.at(max(self.rank(v) for v, _ in operands) + place.axis)
 
     def constant_along(self, value: ir.Value, place: Samples) -> None:
-        """Check that a value without samples is broadcast along an axis (counted from the end), or make it a copy each."""
+        """Check that a value without samples is broadcast along an axis, counted from the end, or label it as copies."""
         if value.shape is None or -place.axis > len(value.shape) or known(value.shape[place.axis]) == 1:
             self.rank(value)
             return
@@ -175,16 +170,17 @@ class Tracker:
         if self._adopted(value, place.at(len(value.shape) + place.axis)):
             return
         raise UnsupportedCase(
-            f"its operand {value.name!r} of shape {value.shape} has rows of its own along the axis of the samples.",
-            hint="Export the model with a dynamic batch: what is repeated for each sample is stored so otherwise."
+            f"its operand {value.name!r} of shape {value.shape} has its own rows along the axis of the samples.",
+            hint="Export the model with a dynamic batch: a static one stores a copy for each sample."
             if value.is_initializer()
             else "",
         )
 
     def _adopted(self, value: ir.Value, wanted: Samples) -> bool:
-        """Take constants behind a value, such as a first state of zeros, for rows of the samples, or copies for theirs.
+        """Label constants that a value depends on, such as an initial state of zeros, and copies, as rows of the samples.
 
-        The nodes from there on are labelled anew; nothing is if one mixes the rows, or something else has read them already.
+        Relabels the nodes between. Keeps the old labels if one of them mixes the rows, or if another node has already used
+        them.
         """
         before = dict(self.labels)
         way: set[ir.Node] = set()
@@ -225,7 +221,7 @@ class Tracker:
         return self[value] == wanted
 
     def _copied(self, node: ir.Node) -> Samples | None:
-        """Where the samples are in the result of a Tile that makes one copy for each."""
+        """The label of the result of a Tile that makes one copy per sample."""
         source = node.inputs[0] if is_op(node, "Tile") else None
         axis = None if source is None else axis_of_repeats(list(self.e.graph.inputs), self.size, node.inputs[1])
         after = None if axis is None or source is None or source.shape is None else product([source.shape[axis]])
@@ -242,34 +238,31 @@ class Tracker:
                 self.labels[value] = label
 
     def _check(self, value: ir.Value, label: Samples) -> None:
-        """Sizes must agree with what was derived: they are two accounts of one thing."""
+        """Check that the size of the axis agrees with the label."""
         if value.shape is None:
             return
         size, count = known(value.shape[label.axis]), self.count if isinstance(self.count, int) else None
         expected = rows(label, count)
         if (size is not None and count is None) or (None not in (size, expected) and size != expected):
-            batch = "a size only known at run time" if count is None else f"{count} samples"
+            batch = "a size known only at run time" if count is None else f"{count} samples"
             raise UnsupportedCase(
                 f"axis {label.axis} of its result {value.name!r} has {size} rows, which does not fit a batch of {batch}.",
-                hint="Export the model with a dynamic batch, or give --input-shape with the batch that it was made for.",
+                hint="Export the model with a dynamic batch, or give --input-shape with the batch of the exported model.",
             )
 
     def _report(self, node: ir.Node, case: UnsupportedCase) -> None:
-        version = self.e.graph.opset_imports.get(node.domain, 0)
-        operator = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
-        name = node.name or f"<unnamed, output {node.outputs[0].name!r}>"
         route = (node.outputs[0].name or "?", *(v.name or "?" for v in node.inputs[:1] if v is not None))
-        self.problems.append(Problem(name, operator, version, case.message, route, case.hint))
+        self.problems.append(problem(self.e.graph, node, case.message, route, case.hint))
 
 
 _ARRANGING = frozenset({"Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"})
-"""Operators of which no more is known of a constant's rows than of the operand's."""
+"""Operators through which `_adopted` looks for the constants that have a row per sample."""
 
 _ADDED = frozenset({"Add", "Sub", "Neg", "Sum", "Mean"})
 
 
 def _of_total(n: Call, rule: Rule | None, given: Sequence[Label]) -> State | None:
-    """What may follow a sum over samples: only what is linear in it, or parts of the samples meet each other."""
+    """The label of a function of a sum over samples, which must be linear in it: other functions mix samples."""
     if n.node.op_type in ("Shape", "Size"):
         return None
     totals = [i for i, label in enumerate(given) if label is State.TOTAL]

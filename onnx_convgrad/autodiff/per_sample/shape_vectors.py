@@ -1,4 +1,4 @@
-"""Shapes that inference left open: exporters compute the target of a Reshape from pieces of other shapes."""
+"""Evaluate vectors of sizes that the graph computes, such as the target of a Reshape, where shape inference does not."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from onnx_convgrad.ir.nodes import is_op
 __all__ = ["complete", "entries", "sizes"]
 
 _LIMIT = 16
-"""Steps of shape arithmetic that are followed back."""
+"""Most nodes of shape arithmetic that are followed back."""
 
 
 def complete(e: Emitter, node: ir.Node) -> None:
-    """Give the results of `node` the shapes that can be told now, if they have none."""
+    """Infer the shapes of the results of `node` that have none."""
     if all(v.shape is not None for v in node.outputs):
         return
     if not is_op(node, "Reshape"):
         e.infer(node)
         return
     x, y = node.inputs[0], node.outputs[0]
-    asked = entries(e, node.inputs[1])
-    if x is None or asked is None:
+    target = entries(e, node.inputs[1])
+    if x is None or target is None:
         return
     copied = not Call(node).int("allowzero", 0)
-    if copied and 0 in asked and x.shape is None:
+    if copied and 0 in target and x.shape is None:
         return
     own = list(x.shape or ())
-    y.shape = ir.Shape([own[i] if d == 0 and copied else None if d == -1 else d for i, d in enumerate(asked)])
+    y.shape = ir.Shape([own[i] if d == 0 and copied else None if d == -1 else d for i, d in enumerate(target)])
     if y.dtype is None and x.dtype is not None:
         y.dtype = x.dtype
 
 
 def sizes(e: Emitter, value: ir.Value, shape: Callable[[ir.Value], list[Any]]) -> list[Any]:
-    """The shape of a value, empty if unknown; of a filled tensor the sizes asked for, where they are a `shape`."""
+    """The shape of a value, empty if unknown; for a ConstantOfShape its operand, evaluated with `shape`."""
     node = value.producer()
-    asked = entries(e, node.inputs[0], shape) if is_op(node, "ConstantOfShape") else None
-    return list(value.shape or ()) if asked is None else asked
+    filled = entries(e, node.inputs[0], shape) if is_op(node, "ConstantOfShape") else None
+    return list(value.shape or ()) if filled is None else filled
 
 
 def _shape(value: ir.Value) -> list[Any]:
@@ -51,7 +51,7 @@ def _shape(value: ir.Value) -> list[Any]:
 def entries(
     e: Emitter, value: ir.Value | None, shape: Callable[[ir.Value], list[Any]] = _shape, steps: int = _LIMIT
 ) -> list[Any] | None:
-    """The entries of a vector of sizes: numbers, symbols, or `None` for one that is not known."""
+    """The entries of a vector of sizes: numbers, symbols, or `None` for an unknown entry; `shape` gives those of values."""
     constant = e.constant_of(value)
     if constant is not None:
         return [int(d) for d in constant.reshape(-1)]
@@ -67,11 +67,11 @@ def entries(
     parts = [entries(e, v, shape, steps - 1) for v in (node.inputs if node.op_type == "Concat" else [source])]
     if any(part is None for part in parts):
         return None
-    return _picked(e, node, [d for part in parts if part is not None for d in part])
+    return _selected(e, node, [d for part in parts if part is not None for d in part])
 
 
-def _picked(e: Emitter, node: ir.Node, flat: list[Any]) -> list[Any] | None:
-    """What an operator makes of the entries of its operands."""
+def _selected(e: Emitter, node: ir.Node, flat: list[Any]) -> list[Any] | None:
+    """The entries of the result of an operator, given those of its operands."""
     if node.op_type in ("Concat", "Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze"):
         return flat
     bounds = [e.constant_of(v) for v in node.inputs[1:]]

@@ -1,6 +1,6 @@
-"""What goes to which sample, where sizes alone decide that.
+"""Axes of samples in indices and repeats that the graph computes from sizes, found by evaluating them at trial sizes.
 
-Exporters pick masks of attention by the numbers of samples, and repeat what all samples share by their number.
+Exporters select attention masks by `arange(batch)`, and repeat shared values `batch` times.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.per_sample.layout import Product, Samples
+from onnx_convgrad.autodiff.per_sample.sample_axis import Product, Samples
 from onnx_convgrad.ir.constants import at_sizes
 
 __all__ = ["axis_of_repeats", "axis_of_samples"]
 
 _TRIALS = ((3, (5, 7, 11, 13)), (4, (6, 9, 10, 17)))
-"""Sizes that differ: of the batch, and of others."""
+"""Trial sizes, all different: of the batch, and of other symbols."""
 
 
 def axis_of_samples(
     inputs: list[ir.Value], size: object, label: Samples, indices: ir.Value, component: int | None = None
 ) -> int | None:
-    """The axis of `indices` along which the rows that they pick go from one sample to the next; `None` if none is told.
+    """The axis of `indices` along which the selected rows belong to samples 0, 1, 2, ...; `None` if there is none.
 
     Args:
-        inputs: The graph's inputs, whose shapes have the symbols of sizes.
+        inputs: The graph's inputs, whose shapes contain the symbols of sizes.
         size: The number of samples: a number or a symbol.
-        label: The axis from which rows are picked, that of the samples.
-        indices: Numbers of rows, or along their last axis the coordinates of entries.
-        component: Which of the coordinates is that of the samples.
+        label: The axis of the samples, from which rows are selected.
+        indices: Indices of rows, or along their last axis the coordinates of entries.
+        component: The coordinate that belongs to the axis of the samples.
     """
-    found: set[int | None] = set()
+    results: set[int | None] = set()
     for sizes in _sizes(inputs, size):
         rows = at_sizes(indices, sizes)
         count = size if isinstance(size, int) else sizes.get(str(size))
@@ -42,25 +42,25 @@ def axis_of_samples(
             rows = rows[..., component]
         samples = rows % (before * count * after) // after % count
         axes = [axis for axis in range(rows.ndim) if _counts(samples, axis, count)]
-        found.add(axes[0] if len(axes) == 1 else None)
-    return found.pop() if len(found) == 1 else None
+        results.add(axes[0] if len(axes) == 1 else None)
+    return results.pop() if len(results) == 1 else None
 
 
 def axis_of_repeats(inputs: list[ir.Value], size: object, repeats: ir.Value | None) -> int | None:
-    """The one axis that is repeated, as often as there are samples; `None` if that is not told."""
-    found: set[int | None] = set()
+    """The single axis that is repeated, once per sample; `None` if there is no such axis."""
+    results: set[int | None] = set()
     for sizes in _sizes(inputs, size):
         times = at_sizes(repeats, sizes)
         if times is None:
             return None
         axes = [axis for axis, number in enumerate(times.reshape(-1).tolist()) if number != 1]
         count = size if isinstance(size, int) else sizes.get(str(size))
-        found.add(axes[0] if len(axes) == 1 and times.reshape(-1)[axes[0]] == count else None)
-    return found.pop() if len(found) == 1 else None
+        results.add(axes[0] if len(axes) == 1 and times.reshape(-1)[axes[0]] == count else None)
+    return results.pop() if len(results) == 1 else None
 
 
 def _counts(samples: np.ndarray, axis: int, count: int) -> bool:
-    """Whether along an axis the samples come one after the other."""
+    """Whether `samples` is 0, 1, 2, ... along an axis."""
     order = np.arange(count).reshape([-1 if a == axis else 1 for a in range(samples.ndim)])
     return samples.shape[axis] == count and bool((samples == order).all())
 
@@ -75,6 +75,6 @@ def _sizes(inputs: list[ir.Value], size: object) -> Iterator[dict[str, int]]:
 
 
 def _number(product: Product, sizes: Mapping[str, int]) -> int | None:
-    found = [ir.SymbolicDim(symbol).evaluate(sizes) for symbol in product.symbols]
-    numbers = [d for d in found if isinstance(d, int)]
-    return product.number * int(np.prod(numbers)) if len(numbers) == len(found) else None
+    factors = [ir.SymbolicDim(symbol).evaluate(sizes) for symbol in product.symbols]
+    numbers = [d for d in factors if isinstance(d, int)]
+    return product.number * int(np.prod(numbers)) if len(numbers) == len(factors) else None

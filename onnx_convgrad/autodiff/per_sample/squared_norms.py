@@ -1,4 +1,7 @@
-"""The squared norm of each sample's gradient, without the gradient where its factors are enough."""
+"""The squared norm of each sample's gradient.
+
+The gradient of a convolution or a matrix product need not be computed for that: an abstract operator takes its factors.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _LAYOUT = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Transpose", "Identity"}
 
 
 def squared_norm(e: Emitter, gradient: ir.Value) -> ir.Value:
-    """The sum of the squares of each sample's gradient, which are listed along the first axis: `[N]`, float32 at least."""
+    """The squared norms, `[N]`, of gradients with the samples on the first axis; in float32 or wider."""
     e.origin, before = _origin(gradient), e.origin
     try:
         return _norm(e, gradient)
@@ -25,7 +28,7 @@ def squared_norm(e: Emitter, gradient: ir.Value) -> ir.Value:
 
 
 def _norm(e: Emitter, gradient: ir.Value) -> ir.Value:
-    inner = _inside(gradient)
+    inner = _before_layout_changes(gradient)
     node = inner.producer()
     if node is not None and node.domain == DOMAIN and node.op_type == "ConvPerSampleGrad":
         return _per_sample(e.op("ConvGradSquaredNorm", *node.inputs, domain=DOMAIN, **Call(node).attributes()), inner)
@@ -42,8 +45,8 @@ def _per_sample(norm: ir.Value, gradient: ir.Value) -> ir.Value:
     return norm
 
 
-def _inside(gradient: ir.Value) -> ir.Value:
-    """The value behind changes of layout that keep the samples on the first axis: they do not change the norm."""
+def _before_layout_changes(gradient: ir.Value) -> ir.Value:
+    """The value before changes of layout that keep the samples on the first axis, which do not change the norm."""
     while True:
         node = gradient.producer()
         source = node.inputs[0] if is_op(node, *_LAYOUT) else None
@@ -64,7 +67,7 @@ def _same_first(a: ir.Value, b: ir.Value) -> bool:
 
 
 def _paired(node: ir.Node) -> bool:
-    """Whether a MatMul multiplies one matrix per sample with another."""
+    """Whether a MatMul multiplies one pair of matrices per sample."""
     a, b = node.inputs
     return (
         a is not None

@@ -1,7 +1,7 @@
-"""Where the samples of a batch lie in a value, and where they are after a change of shape.
+"""The axis of a value that holds the samples of a batch, and how a change of shape moves it.
 
-Along one axis there are `before * N * after` rows: `before` copies of the whole batch, each sample with `after` rows of its
-own. An image batch has one row per sample; a batch whose patches were laid side by side has several.
+The axis has `before * N * after` rows: `before` copies of the whole batch, with `after` rows per sample. A batch of images
+has one row per sample, a batch of their patches several.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["ONE", "Label", "Product", "Samples", "State", "product", "reshaped",
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A product of sizes: a number times named symbols (sorted, repeated for a power)."""
+    """A product of sizes: a number times named symbols, which are sorted, and repeated for a power."""
 
     number: int = 1
     symbols: tuple[str, ...] = ()
@@ -28,7 +28,7 @@ class Product:
         return Product(self.number * other.number, tuple(sorted(self.symbols + other.symbols)))
 
     def over(self, other: Product) -> Product | None:
-        """The quotient, or `None` when it is not certain to be a whole number."""
+        """The quotient, or `None` if it may not be a whole number."""
         rest, taken = Counter(self.symbols), Counter(other.symbols)
         if other.number == 0 or self.number % other.number or taken - rest:
             return None
@@ -43,13 +43,13 @@ ONE = Product()
 
 
 def product(dims: Iterable[object]) -> Product | None:
-    """The product of dimensions; `None` when one of them has neither a number nor a name."""
+    """The product of dimensions; `None` if one of them has neither a number nor a name."""
     number, symbols = 1, []
     for d in dims:
         if isinstance(d, int):
             number *= d
         elif isinstance(d, ir.SymbolicDim) and d.value is not None and d.value.isdecimal():
-            number *= int(d.value)  # inference writes what it has worked out as an expression
+            number *= int(d.value)  # shape inference writes computed sizes as expressions
         elif isinstance(d, ir.SymbolicDim) and d.value is not None:
             symbols.append(d.value)
         else:
@@ -76,38 +76,39 @@ class Samples:
 
 
 class State(Enum):
-    """What a value may be besides one that holds samples, or one that depends on none (`None`)."""
+    """The label of a value that depends on the samples but has no axis of samples."""
 
     TOTAL = "a sum over the samples"
     UNKNOWN = "computed by an operator that was refused"
 
 
 Label = Samples | State | None
+"""`None`: the value does not depend on the samples."""
 
 
 def reshaped(samples: Samples, source: Sequence[object], target: Sequence[object]) -> Samples | None:
-    """Where the samples are after a Reshape in row-major order; `None` if that is not certain.
+    """The axis of the samples after a Reshape; `None` if it cannot be determined.
 
-    The elements are listed as [outer, N, inner]. An axis of the target holds the samples if the axes before it divide
-    `outer` and those after it divide `inner`; of several the one with the fewest rows is it.
+    In row-major order the elements are [outer, N, inner]. An axis of the target holds the samples if the axes before it
+    divide `outer` and those after it divide `inner`; of several such axes, the result is the one with the fewest rows.
     """
     outer, inner = product(source[: samples.axis]), product(source[samples.axis + 1 :])
-    found: list[Samples] = []
+    possible: list[Samples] = []
     for axis in range(len(target)):
         first, last = product(target[:axis]), product(target[axis + 1 :])
         if outer is None or inner is None or first is None or last is None:
             continue
         before, after = samples.before.times(outer).over(first), samples.after.times(inner).over(last)
         if before is not None and after is not None:
-            found.append(Samples(axis, before, after))
-    if found:
-        return min(found, key=lambda s: (len(s.before.symbols + s.after.symbols), s.before.number * s.after.number))
-    upto = samples.axis + 1  # sizes behind the samples that nobody knows may change among themselves
+            possible.append(Samples(axis, before, after))
+    if possible:
+        return min(possible, key=lambda s: (len(s.before.symbols + s.after.symbols), s.before.number * s.after.number))
+    upto = samples.axis + 1  # unknown sizes after the samples may change among themselves
     return samples if len(target) >= upto and all(map(same_size, source[:upto], target[:upto])) else None
 
 
 def same_size(a: object, b: object) -> bool:
-    """Whether two dimensions are equal for sure."""
+    """Whether two dimensions are provably equal."""
     if isinstance(a, int) or isinstance(b, int):
         return a == b
     return (
@@ -116,6 +117,6 @@ def same_size(a: object, b: object) -> bool:
 
 
 def rows(samples: Samples, count: object) -> int | None:
-    """How many rows the axis has, if that is known."""
+    """The number of rows of the axis, `None` if unknown."""
     sizes = samples.before.known, samples.after.known, count
     return math.prod(s for s in sizes if isinstance(s, int)) if all(isinstance(s, int) for s in sizes) else None
