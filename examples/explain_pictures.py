@@ -35,7 +35,7 @@ def main() -> None:
     names = ["logits", "image_grad", LAYER, f"{LAYER}_grad"]
     logits, saliency, layer, slope = live.run(names, {"image": image, "logits_grad": own})
     cam = np.maximum((slope.mean(axis=(2, 3), keepdims=True) * layer).sum(axis=1), 0)  # Selvaraju et al. 2017
-    (rise,) = live.run(["image_grad"], {"image": image, "logits_grad": softmax(logits) - own})  # gradient of the cross entropy
+    (rise,) = live.run(["image_grad"], {"image": image, "logits_grad": softmax(logits) - own})  # of cross entropy
     fooled = np.clip(image + EPSILON * np.sign(rise), 0, 1)  # Goodfellow et al. 2015
     (after,) = live.run(["logits"], {"image": fooled, "logits_grad": own})
 

@@ -50,7 +50,7 @@ accuracy = (model(images[test]).argmax(1) == labels[test]).float().mean().item()
 print(f"{sum(p.numel() for p in model.parameters())} parameters, test accuracy {accuracy:.2%}")
 path = Path(__file__).parent / "models" / "digits_cnn.onnx"
 path.parent.mkdir(exist_ok=True)
-warnings.simplefilter("ignore")  # the older exporter is deprecated, but the newer one folds BatchNormalization into Conv
+warnings.simplefilter("ignore")  # this exporter is deprecated; the newer one folds the normalization into Conv
 names: dict[str, Any] = {"input_names": ["image"], "output_names": ["logits"]}
 names["dynamic_axes"] = {"image": {0: "N"}, "logits": {0: "N"}}
 kept: dict[str, Any] = {"training": torch.onnx.TrainingMode.PRESERVE, "do_constant_folding": False}
