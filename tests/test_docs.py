@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import pkgutil
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 import onnx_convgrad as og
 from onnx_convgrad.cli.app import app
@@ -142,3 +144,12 @@ def test_every_command_is_listed() -> None:
     options = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
     commands = [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
     assert [name for name in commands if f"| `{name} " not in options] == []
+
+
+@pytest.mark.parametrize("page", NAMING, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_options_of_shown_commands_exist(page: Path) -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    for line in re.findall(r"python -m onnx_convgrad ([a-z][^`\n]*)", page.read_text(encoding="utf-8")):
+        name, *words = shlex.split(line, comments=True)
+        known = {option for parameter in commands[name].params for option in parameter.opts}
+        assert {word for word in words if word.startswith("-")} <= known, line
