@@ -1,4 +1,4 @@
-"""What a digits network looks at, and how to mislead it: saliency, Grad-CAM and an adversarial example, as `explained.png`.
+"""Explain a digits network: draw saliency, Grad-CAM and an adversarial example for four images, as `explained.png`.
 
 python examples/explain_pictures.py      (needs matplotlib)
 """
@@ -31,11 +31,11 @@ def main() -> None:
 
     digits, labels = load_digits(), [2, 3, 6, 8]
     image = np.stack([digits.images[list(digits.target).index(label), None] / 16 for label in labels]).astype("f4")
-    own = np.eye(10, dtype=np.float32)[labels]  # the cotangent that picks the logit of each picture's label
+    own = np.eye(10, dtype=np.float32)[labels]  # the cotangent selects the logit of each image's label
     names = ["logits", "image_grad", LAYER, f"{LAYER}_grad"]
     logits, saliency, layer, slope = live.run(names, {"image": image, "logits_grad": own})
     cam = np.maximum((slope.mean(axis=(2, 3), keepdims=True) * layer).sum(axis=1), 0)  # Selvaraju et al. 2017
-    (rise,) = live.run(["image_grad"], {"image": image, "logits_grad": softmax(logits) - own})  # of the cross entropy
+    (rise,) = live.run(["image_grad"], {"image": image, "logits_grad": softmax(logits) - own})  # of cross entropy
     fooled = np.clip(image + EPSILON * np.sign(rise), 0, 1)  # Goodfellow et al. 2015
     (after,) = live.run(["logits"], {"image": fooled, "logits_grad": own})
 

@@ -1,6 +1,6 @@
-"""The gradient penalty of WGAN-GP (Gulrajani et al. 2017): a gradient of a gradient, as one ONNX file.
+"""Write the gradient penalty of WGAN-GP (Gulrajani et al. 2017) and its gradient as one ONNX model.
 
-The critic's score should have slope 1 between real images and those of the generator: mean((|dscore/dx| - 1)^2) is small.
+The penalty is mean((|dscore/dx| - 1)^2) at points between real and generated images, so its gradient is of second order.
 """
 
 import numpy as np
@@ -35,7 +35,7 @@ penalty (float[N,C,H,W] slope) => (float loss) <int64[3] axes = {1, 2, 3}, float
 
 
 def gradient_penalty(gan: onnx.ModelProto, wrt: list[str], at: str = "x") -> onnx.ModelProto:
-    """The penalty on the slope of the score at a value of the network, and its gradient."""
+    """A model that computes the penalty at the value `at` and its gradients with respect to `wrt`."""
     slope = og.vjp(gan, wrt=[at], of="score", seed="ones")
     both = onnx.compose.merge_models(slope, onnx.parser.parse_model(PENALTY), io_map=[(f"{at}_grad", "slope")])
     return og.augment(both, wrt=wrt, of="loss")

@@ -1,6 +1,6 @@
-"""Trains a small CNN on scikit-learn's 8x8 digits and writes ``models/digits_cnn.onnx``.
+"""Train a small CNN on scikit-learn's 8x8 digits with PyTorch and write `models/digits_cnn.onnx`.
 
-Batch normalisation stays a node of its own and parameters keep their names, so the file can be trained further.
+BatchNormalization is exported as its own operator and parameters keep their names, so the file can be trained further.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import nn
 EPOCHS, BATCH, SEED = 20, 64, 0
 
 torch.manual_seed(SEED)
-torch.set_num_threads(1)  # sums are ordered by thread
+torch.set_num_threads(1)  # the order of sums depends on the number of threads
 torch.use_deterministic_algorithms(True)
 digits = load_digits()
 images = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16
@@ -50,7 +50,7 @@ accuracy = (model(images[test]).argmax(1) == labels[test]).float().mean().item()
 print(f"{sum(p.numel() for p in model.parameters())} parameters, test accuracy {accuracy:.2%}")
 path = Path(__file__).parent / "models" / "digits_cnn.onnx"
 path.parent.mkdir(exist_ok=True)
-warnings.simplefilter("ignore")  # the newer exporter folds the normalisation into the convolutions by default
+warnings.simplefilter("ignore")  # this exporter is deprecated; the newer one folds the normalization into Conv
 names: dict[str, Any] = {"input_names": ["image"], "output_names": ["logits"]}
 names["dynamic_axes"] = {"image": {0: "N"}, "logits": {0: "N"}}
 kept: dict[str, Any] = {"training": torch.onnx.TrainingMode.PRESERVE, "do_constant_folding": False}

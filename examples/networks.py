@@ -1,4 +1,4 @@
-"""Layers with which the other examples build untrained networks as ONNX models, by onnx_ir alone.
+"""Build untrained networks as ONNX models with onnx_ir; the other examples use these layers.
 
 python examples/networks.py
 """
@@ -13,14 +13,14 @@ from onnx_ir.tape import Tape
 
 
 class Network:
-    """Each method adds a layer to a value and gives the result. Weights are drawn as by He et al. (2015)."""
+    """Each method adds a layer and returns its output. Weights are initialized as in He et al. (2015)."""
 
     def __init__(self, *shape: int, seed: int = 0) -> None:
         self.tape, self.generator, self.count = Tape(), np.random.default_rng(seed), 0
         self.image = ir.Value(name="image", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["N", *shape]))
 
     def layer(self, op: str, x: ir.Value, fan_in: int, weight: tuple[int, ...], **attributes: Any) -> ir.Value:
-        """An operator with a weight, named for its place: `conv1.weight`, `convtranspose4.weight`, `gemm5.weight`."""
+        """Add an operator with one weight; names are numbered in order: `conv1.weight`, `convtranspose4.weight`."""
         self.count += 1
         drawn = self.generator.standard_normal(weight) * np.sqrt(2 / fan_in)
         tensor = ir.tensor(drawn.astype(np.float32), name=f"{op.lower()}{self.count}.weight")

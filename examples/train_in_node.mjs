@@ -1,10 +1,10 @@
-// Trains a saved training program from JavaScript, with ONNX Runtime and nothing else.
+// Train a saved training program from JavaScript, with ONNX Runtime and nothing else.
 //
-//   npm install --ignore-scripts onnxruntime-node        (or onnxruntime-web, which computes in WebAssembly)
+//   npm install --ignore-scripts onnxruntime-node        (or onnxruntime-web, which runs in WebAssembly)
 //   node train_in_node.mjs PROGRAM DATA [BATCH] [STEPS] [PACKAGE]
 //
-// PROGRAM is a folder that Python wrote with `og.build_training(...).save("program", defaults=False)`, DATA one with a
-// file NAME.npy for each input that the program's manifest lists under `data` and `targets`. Prints each step's loss.
+// PROGRAM is a folder written by `og.build_training(...).save("program", defaults=False)`. DATA is a folder with one file
+// NAME.npy for each input that the manifest lists under `data` and `targets`. Prints the loss of each step.
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 
@@ -13,7 +13,7 @@ const ort = await import(runtime);
 
 const TYPES = { "<f4": ["float32", Float32Array], "<i8": ["int64", BigInt64Array] };
 
-/** The array of an .npy file: a header of text in the form of Python, then the numbers. */
+/** Read an .npy file: a header with a Python literal, then the numbers. */
 function load(path) {
   const bytes = readFileSync(path);
   const start = 10 + bytes.readUInt16LE(8);
@@ -23,7 +23,7 @@ function load(path) {
   return { type, shape, values: new Numbers(new Uint8Array(bytes.subarray(start)).buffer) };
 }
 
-/** `count` samples from `first` on, as a tensor; the last sample is followed by the first. */
+/** Samples `first` to `first + count` as a tensor, continuing with sample 0 after the last. */
 function slice({ type, shape, values }, first, count) {
   const size = values.length / shape[0];
   const picked = new values.constructor(count * size);

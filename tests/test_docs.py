@@ -1,0 +1,155 @@
+"""README and documentation: links lead somewhere, code blocks run, and print what is shown."""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+import onnx_convgrad as og
+from onnx_convgrad.cli.app import app
+
+ROOT = Path(__file__).parents[1]
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+NAMING = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md")] + DOCS
+PAGES = [*NAMING, ROOT / "CHANGELOG.md"]
+
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+FILE = re.compile(r"`((?:onnx_convgrad|rules|tests|examples|benchmarks|docs)/[\w./]*)`")
+ROOMS = sorted(path.stem for path in (ROOT / "onnx_convgrad").iterdir() if not path.name.startswith("_"))
+DOTTED = re.compile(rf"`(?:onnx_convgrad\.)?((?:{'|'.join(ROOMS)})(?:\.\w+)*)`")
+RUNNABLE = re.compile(r"^(import|from) ")
+"""A Python block that starts with an import is a whole program, and runs; other blocks are fragments."""
+
+
+def _blocks(page: Path) -> list[tuple[str, str]]:
+    """Language and text of each fenced block."""
+    return FENCED.findall(page.read_text(encoding="utf-8"))
+
+
+def _programs() -> list[tuple[str, str, str | None]]:
+    """Name, text and printed result of each runnable block; the result is a `text` block right behind it."""
+    programs = []
+    for page in [ROOT / "README.md", *DOCS]:
+        blocks = _blocks(page)
+        for number, (language, text) in enumerate(blocks):
+            if language == "python" and RUNNABLE.match(text):
+                following = blocks[number + 1] if number + 1 < len(blocks) else ("", "")
+                printed = following[1] if following[0] == "text" else None
+                programs.append((f"{page.stem}-{number}", text, printed))
+    return programs
+
+
+PROGRAMS = _programs()
+
+
+def _anchor(heading: str) -> str:
+    """The anchor of a heading, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def _headings(page: Path) -> set[str]:
+    text = FENCED.sub("", page.read_text(encoding="utf-8"))
+    return {_anchor(heading.strip()) for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    text = FENCED.sub("", page.read_text(encoding="utf-8"))
+    for link in LINK.findall(text):
+        if link.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), f"{link} leads nowhere"
+        if page in DOCS:
+            assert target in DOCS, f"{link} leaves docs/, which a documentation site cannot follow"
+        if anchor:
+            assert anchor in _headings(target), f"{link}: no such heading"
+
+
+@pytest.mark.parametrize("page", NAMING, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_named_files_and_modules_exist(page: Path) -> None:
+    text = FENCED.sub("", page.read_text(encoding="utf-8"))
+    missing = [path for path in FILE.findall(text) if not (ROOT / path).exists()]
+    for name in DOTTED.findall(text):
+        try:
+            pkgutil.resolve_name(f"onnx_convgrad.{name}")
+        except (ImportError, AttributeError):
+            missing.append(name)
+    assert missing == []
+
+
+def test_every_page_is_linked() -> None:
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    assert {page.name for page in DOCS} - {"index.md"} <= set(LINK.findall(index))
+
+
+def test_readme_stays_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+
+
+def test_readme_shows_a_result() -> None:
+    assert any(name.startswith("README") and printed for name, _, printed in PROGRAMS)
+
+
+@pytest.mark.parametrize(("text", "printed"), [p[1:] for p in PROGRAMS], ids=[p[0] for p in PROGRAMS])
+def test_code_runs(text: str, printed: str | None, tmp_path: Path) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")  # what a program writes stays in `tmp_path`
+    (tmp_path / "program.py").write_text(f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{text}", encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "program.py"], capture_output=True, text=True, check=False, cwd=tmp_path, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    if printed is not None:
+        assert done.stdout == printed
+
+
+# -- the lists of arguments and commands are complete ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        og.augment,
+        og.vjp,
+        og.grad,
+        og.jvp,
+        og.hvp,
+        og.explain,
+        og.lower_gradient_ops,
+        og.build_training,
+        og.Trainer,
+        og.Trainer.fit,
+    ],
+    ids=lambda function: function.__qualname__,
+)
+def test_every_argument_is_listed(function: Callable[..., Any]) -> None:
+    options = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
+    names = set(inspect.signature(function).parameters) - {"self", "model", "data", "program"}
+    assert [name for name in sorted(names) if not re.search(rf"\b{name}\b", options)] == []
+
+
+def test_every_command_is_listed() -> None:
+    options = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
+    commands = [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
+    assert [name for name in commands if f"| `{name} " not in options] == []
+
+
+@pytest.mark.parametrize("page", NAMING, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_options_of_shown_commands_exist(page: Path) -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    for line in re.findall(r"python -m onnx_convgrad ([a-z][^`\n]*)", page.read_text(encoding="utf-8")):
+        name, *words = shlex.split(line, comments=True)
+        known = {option for parameter in commands[name].params for option in parameter.opts}
+        assert {word for word in words if word.startswith("-")} <= known, line
