@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-import io
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import onnx
 import torch
 from torch import Tensor, nn
 
-import benchmarks.further_architectures as further
-import benchmarks.other_architectures as other
-from benchmarks.architectures import (
-    UNet,
-    basic_block,
-    bottleneck,
-    convnext_tiny,
-    densenet121,
-    ecg_resnet,
-    efficientnet_b0,
-    mnist_cnn,
-    mobilenet_v2,
-    mobilenet_v3,
-    resnet,
-    resnet18_3d,
-    resnet20,
-)
+from tests.support import families
+from tests.support.zoo import branches, images, residual, separable, signals, stacks, tokens
 
 
 @dataclass(frozen=True)
@@ -63,65 +45,59 @@ class Network:
 
 IMAGE = (3, 224, 224)
 NETWORKS = {
-    "resnet18": Network("ResNet-18", partial(resnet, basic_block, [2, 2, 2, 2], 1), 16, IMAGE),
-    "resnet50": Network("ResNet-50", partial(resnet, bottleneck, [3, 4, 6, 3], 4), 8, IMAGE),
-    "mobilenet_v2": Network("MobileNetV2", mobilenet_v2, 16, IMAGE),
-    "mobilenet_v3": Network("MobileNetV3-Large", mobilenet_v3, 16, IMAGE),
-    "efficientnet_b0": Network("EfficientNet-B0", efficientnet_b0, 8, IMAGE),
-    "densenet121": Network("DenseNet-121", densenet121, 8, IMAGE),
-    "convnext_tiny": Network("ConvNeXt-Tiny", convnext_tiny, 8, IMAGE),
-    "unet": Network("U-Net", UNet, 4, (3, 128, 128), 21, per_pixel=True),
-    "resnet18_3d": Network("3-D ResNet-18", resnet18_3d, 4, (3, 8, 64, 64), 400),
-    "ecg_resnet": Network("1-D ResNet (ECG)", ecg_resnet, 16, (12, 4096), 6),
-    "resnet20": Network("ResNet-20", resnet20, 64, (3, 32, 32), 10),
-    "mnist_cnn": Network("MNIST CNN", mnist_cnn, 64, (1, 28, 28), 10),
+    "resnet18": Network("ResNet-18", partial(residual.resnet, 2, 2, 2, 2), 16, IMAGE),
+    "resnet50": Network("ResNet-50", partial(residual.deep_resnet, 3, 4, 6, 3), 8, IMAGE),
+    "mobilenet_v2": Network("MobileNetV2", separable.mobilenet_v2, 16, IMAGE),
+    "mobilenet_v3": Network("MobileNetV3-Large", separable.mobilenet_v3, 16, IMAGE),
+    "efficientnet_b0": Network("EfficientNet-B0", separable.efficientnet_b0, 8, IMAGE),
+    "densenet121": Network("DenseNet-121", branches.densenet121, 8, IMAGE),
+    "convnext_tiny": Network("ConvNeXt-Tiny", tokens.convnext_tiny, 8, IMAGE),
+    "unet": Network("U-Net", images.unet, 4, (3, 128, 128), 21, per_pixel=True),
+    "resnet18_3d": Network("3-D ResNet-18", residual.resnet18_3d, 4, (3, 8, 64, 64), 400),
+    "ecg_resnet": Network("1-D ResNet (ECG)", residual.ecg_resnet, 16, (12, 4096), 6),
+    "resnet20": Network("ResNet-20", residual.resnet20, 64, (3, 32, 32), 10),
+    "mnist_cnn": Network("MNIST CNN", partial(stacks.small_cnn, 28, 32, 128), 64, (1, 28, 28), 10),
 }
 OTHERS = {
-    "alexnet": Network("AlexNet", other.alexnet, 32, IMAGE),
-    "vgg11": Network("VGG-11", other.vgg11, 8, IMAGE),
-    "dqn": Network("DQN", other.dqn, 32, (4, 84, 84), 18),
-    "squeezenet": Network("SqueezeNet 1.1", other.squeezenet, 16, IMAGE),
-    "googlenet": Network("GoogLeNet", other.googlenet, 8, IMAGE),
-    "resnext50": Network("ResNeXt-50 32x4d", other.resnext50, 8, IMAGE),
-    "shufflenet": Network("ShuffleNet V2", other.shufflenet, 16, IMAGE),
-    "convmixer": Network("ConvMixer-256/8", other.convmixer, 8, IMAGE),
-    "wide_resnet": Network("WRN-16-4", other.wide_resnet, 32, (3, 32, 32), 10),
-    "deeplab": Network("DeepLab V3", other.deeplab, 2, (3, 256, 256), 21, per_pixel=True),
-    "edsr": Network("EDSR", other.edsr, 4, (3, 48, 48), 21, per_pixel=True, enlarged=2),
-    "nnunet_3d": Network("3-D nnU-Net", other.nnunet_3d, 1, (1, 48, 48, 48), 3, per_pixel=True),
-    "diffusion_unet": Network("diffusion U-Net", other.diffusion_unet, 4, (3, 64, 64), 8, per_pixel=True),
-    "autoencoder": Network("DCGAN autoencoder", other.autoencoder, 16, (3, 64, 64), 16, per_pixel=True),
-    "csp_darknet": Network("CSPDarknet", other.csp_darknet, 8, IMAGE),
-    "tcn": Network("TCN", other.tcn, 16, (8, 1024), 10),
-    "m5": Network("M5 (audio)", other.m5, 16, (1, 16000), 35),
-    "eegnet": Network("EEGNet", other.eegnet, 32, (1, 64, 512), 4),
-    "conv_vit": Network("ViT, convolutional stem", other.conv_vit, 8, IMAGE),
-    "mobilenet_v1": Network("MobileNet", further.mobilenet_v1, 16, IMAGE),
-    "ghostnet": Network("GhostNet", further.ghostnet, 16, IMAGE),
-    "inception_v3": Network("Inception V3", further.inception_v3, 8, (3, 149, 149)),
-    "r2plus1d": Network("R(2+1)D", further.r2plus1d, 2, (3, 8, 56, 56), 400),
-    "regnet_x": Network("RegNetX-400MF", further.regnet_x, 8, IMAGE),
-    "efficientnet_v2": Network("EfficientNetV2", further.efficientnet_v2, 8, (3, 160, 160)),
-    "poolformer": Network("PoolFormer", further.poolformer, 4, IMAGE),
-    "convnext_v2": Network("ConvNeXt V2", further.convnext_v2, 8, IMAGE),
-    "srgan": Network("SRGAN", further.srgan, 4, (3, 48, 48), 8, per_pixel=True, enlarged=2),
-    "hrnet": Network("HRNet", further.HRNet, 4, (3, 128, 128), 19, per_pixel=True),
-    "wavenet": Network("WaveNet", further.wavenet, 4, (1, 4096), 64, per_pixel=True),
-    "tasnet": Network("Conv-TasNet", further.tasnet, 2, (1, 16000), 64, per_pixel=True),
-    "pointnet": Network("PointNet", further.pointnet, 16, (3, 1024), 40),
-    "lenet": Network("LeNet-5", further.lenet, 64, (1, 28, 28), 10),
+    "alexnet": Network("AlexNet", stacks.alexnet, 32, IMAGE),
+    "vgg11": Network("VGG-11", stacks.vgg11, 8, IMAGE),
+    "dqn": Network("DQN", stacks.dqn, 32, (4, 84, 84), 18),
+    "squeezenet": Network("SqueezeNet 1.1", branches.squeezenet, 16, IMAGE),
+    "googlenet": Network("GoogLeNet", branches.googlenet, 8, IMAGE),
+    "resnext50": Network("ResNeXt-50 32x4d", residual.resnext50, 8, IMAGE),
+    "shufflenet": Network("ShuffleNet V2", separable.shufflenet, 16, IMAGE),
+    "convmixer": Network("ConvMixer-256/8", separable.convmixer, 8, IMAGE),
+    "wide_resnet": Network("WRN-16-4", residual.wide_resnet, 32, (3, 32, 32), 10),
+    "deeplab": Network("DeepLab V3", images.deeplab, 2, (3, 256, 256), 21, per_pixel=True),
+    "edsr": Network("EDSR", images.edsr, 4, (3, 48, 48), 21, per_pixel=True, enlarged=2),
+    "nnunet_3d": Network("3-D nnU-Net", images.nnunet_3d, 1, (1, 48, 48, 48), 3, per_pixel=True),
+    "diffusion_unet": Network("diffusion U-Net", images.diffusion_unet, 4, (3, 64, 64), 8, per_pixel=True),
+    "autoencoder": Network("DCGAN autoencoder", images.autoencoder, 16, (3, 64, 64), 16, per_pixel=True),
+    "csp_darknet": Network("CSPDarknet", branches.csp_darknet, 8, IMAGE),
+    "tcn": Network("TCN", signals.tcn, 16, (8, 1024), 10),
+    "m5": Network("M5 (audio)", signals.m5, 16, (1, 16000), 35),
+    "eegnet": Network("EEGNet", signals.eegnet, 32, (1, 64, 512), 4),
+    "conv_vit": Network("ViT, convolutional stem", tokens.conv_vit, 8, IMAGE),
+    "mobilenet_v1": Network("MobileNet", separable.mobilenet_v1, 16, IMAGE),
+    "ghostnet": Network("GhostNet", separable.ghostnet, 16, IMAGE),
+    "inception_v3": Network("Inception V3", branches.inception_v3, 8, (3, 149, 149)),
+    "r2plus1d": Network("R(2+1)D", residual.r2plus1d, 2, (3, 8, 56, 56), 400),
+    "regnet_x": Network("RegNetX-400MF", residual.regnet_x, 8, IMAGE),
+    "efficientnet_v2": Network("EfficientNetV2", separable.efficientnet_v2, 8, (3, 160, 160)),
+    "poolformer": Network("PoolFormer", tokens.poolformer, 4, IMAGE),
+    "convnext_v2": Network("ConvNeXt V2", tokens.convnext_v2, 8, IMAGE),
+    "srgan": Network("SRGAN", images.srgan, 4, (3, 48, 48), 8, per_pixel=True, enlarged=2),
+    "hrnet": Network("HRNet", images.HRNet, 4, (3, 128, 128), 19, per_pixel=True),
+    "wavenet": Network("WaveNet", signals.wavenet, 4, (1, 4096), 64, per_pixel=True),
+    "tasnet": Network("Conv-TasNet", signals.tasnet, 2, (1, 16000), 64, per_pixel=True),
+    "pointnet": Network("PointNet", signals.pointnet, 16, (3, 1024), 40),
+    "lenet": Network("LeNet-5", stacks.lenet, 64, (1, 28, 28), 10),
 }
 """On which the lowerings were not tuned."""
 
-DEEPER = {
-    "resnet34": Network("ResNet-34", partial(resnet, basic_block, [3, 4, 6, 3], 1), 8, IMAGE),
-    "resnet101": Network("ResNet-101", partial(resnet, bottleneck, [3, 4, 23, 3], 4), 8, IMAGE),
-}
-"""For scaling alone."""
-
 
 def network(name: str) -> Network:
-    return {**NETWORKS, **OTHERS, **DEEPER}[name]
+    return {**NETWORKS, **OTHERS}[name]
 
 
 def export(module: nn.Module, x: Tensor, *, dynamic_batch: bool = False) -> onnx.ModelProto:
@@ -129,21 +105,4 @@ def export(module: nn.Module, x: Tensor, *, dynamic_batch: bool = False) -> onnx
 
     The older exporter keeps batch normalization a node of its own in training mode; the newer one does not.
     """
-    training = module.training
-    mode = torch.onnx.TrainingMode.TRAINING if training else torch.onnx.TrainingMode.EVAL
-    buffer: Any = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            module,
-            (x,),
-            buffer,
-            input_names=["x"],
-            output_names=["y"],
-            dynamic_axes={"x": {0: "N"}, "y": {0: "N"}} if dynamic_batch else None,
-            opset_version=17,
-            dynamo=False,
-            training=mode,
-            do_constant_folding=not training,
-        )
-    return onnx.load_from_string(buffer.getvalue())
+    return families.export(module, x, dynamo=False, training=module.training, dynamic_batch=dynamic_batch, opset=17)

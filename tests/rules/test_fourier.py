@@ -14,7 +14,7 @@ import onnx_convgrad as og
 from onnx_convgrad.runtime import run
 from onnx_convgrad.testing import Case, check, rand
 from tests.support.families import export
-from tests.support.nets_spectral import FourierUnit, SpectrogramNet
+from tests.support.zoo.spectral import FourierUnit, SpectrogramNet
 
 
 def dft(shape: tuple[int, ...], length: int | None = None, axis: int | None = None, **options: Any) -> Case:

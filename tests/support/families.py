@@ -26,26 +26,7 @@ import torch
 from onnx import numpy_helper
 from torch import Tensor, nn
 
-from tests.support.nets_classifiers import (
-    DenseNet,
-    Inception,
-    ShuffleNetV2,
-    efficientnet,
-    mobilenet_v3,
-    resnet_basic,
-    resnet_bottleneck,
-    resnext,
-)
-from tests.support.nets_others import (
-    AudioNet,
-    ConvNeXt,
-    ConvTransformer,
-    DeepLab,
-    FusedAttention,
-    ResNet3d,
-    SelfAttention,
-    UNet,
-)
+from tests.support.zoo import branches, images, residual, separable, signals, tokens
 
 EXPORTS = "ONNX_CONVGRAD_TEST_EXPORTS"
 """The variable with the folder of exported networks, which lasts for a test run."""
@@ -116,15 +97,15 @@ def _family(
 
 
 FAMILIES: tuple[Family, ...] = (
-    _family("resnet_basic", resnet_basic, (2, 3, 33, 33)),
-    _family("resnet_bottleneck", resnet_bottleneck, (2, 3, 32, 32)),
-    _family("resnext", resnext, (2, 3, 33, 33)),
-    _family("densenet", DenseNet, (2, 3, 33, 33)),
-    _family("mobilenet_v3", mobilenet_v3, (2, 3, 24, 24)),
-    _family("efficientnet", efficientnet, (2, 3, 24, 24)),
+    _family("resnet_basic", residual.resnet_basic_mini, (2, 3, 33, 33)),
+    _family("resnet_bottleneck", residual.resnet_bottleneck_mini, (2, 3, 32, 32)),
+    _family("resnext", residual.resnext_mini, (2, 3, 33, 33)),
+    _family("densenet", branches.densenet_mini, (2, 3, 33, 33)),
+    _family("mobilenet_v3", separable.mobilenet_v3_mini, (2, 3, 24, 24)),
+    _family("efficientnet", separable.efficientnet_mini, (2, 3, 24, 24)),
     _family(
         "shufflenet_v2",
-        ShuffleNetV2,
+        separable.shufflenet_mini,
         (2, 3, 32, 32),
         (
             "stage.0.branch1.0.1.bias",
@@ -133,14 +114,14 @@ FAMILIES: tuple[Family, ...] = (
             "stage.2.branch2.1.1.bias",
         ),
     ),
-    _family("inception", Inception, (2, 3, 25, 25)),
-    _family("convnext", ConvNeXt, (2, 3, 32, 32)),
-    _family("unet", UNet, (2, 3, 24, 17)),
-    _family("deeplab", DeepLab, (2, 3, 33, 25)),
-    _family("resnet3d", ResNet3d, (2, 3, 8, 16, 16)),
-    _family("audio1d", AudioNet, (2, 1, 400)),
-    _family("transformer", partial(ConvTransformer, SelfAttention), (2, 3, 16, 16)),
-    _family("transformer_mha", partial(ConvTransformer, FusedAttention), (2, 3, 16, 16)),
+    _family("inception", branches.inception_mini, (2, 3, 25, 25)),
+    _family("convnext", tokens.convnext_mini, (2, 3, 32, 32)),
+    _family("unet", images.SkewUNet, (2, 3, 24, 17)),
+    _family("deeplab", images.deeplab_mini, (2, 3, 33, 25)),
+    _family("resnet3d", residual.resnet3d_mini, (2, 3, 8, 16, 16)),
+    _family("audio1d", signals.audio_mini, (2, 1, 400)),
+    _family("transformer", partial(tokens.TransformerMini, tokens.SelfAttention), (2, 3, 16, 16)),
+    _family("transformer_mha", partial(tokens.TransformerMini, tokens.FusedAttention), (2, 3, 16, 16)),
 )
 
 

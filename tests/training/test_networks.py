@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from onnx_convgrad import optim
 from tests.support.families import export
-from tests.support.nets_classifiers import BasicBlock, Classifier, ConvNormAct, ResNet
 from tests.support.training_nets import Course, build
+from tests.support.zoo.layers import Classifier, ConvNormAct
+from tests.support.zoo.residual import BasicBlock, residual_network
 
 STEPS, CLASSES = 20, 5
 
@@ -30,7 +31,7 @@ def resnet18() -> nn.Module:
     widths = [8, 8, 16, 32, 64]
     stages = list(itertools.pairwise(widths))
     blocks = [[BasicBlock(a, b, 1 if i == 0 else 2), BasicBlock(b, b)] for i, (a, b) in enumerate(stages)]
-    return ResNet([block for stage in blocks for block in stage], widths[-1])
+    return residual_network([block for stage in blocks for block in stage], widths[-1])
 
 
 class LinearBottleneck(nn.Module):

@@ -18,7 +18,7 @@ import onnx_convgrad as og
 from onnx_convgrad.lowering.table import lowerings
 from onnx_convgrad.runtime import run
 from tests.support.families import FAMILIES, export, match_parameters
-from tests.support.nets_spectral import FourierUnit, SpectrogramNet
+from tests.support.zoo.spectral import FourierUnit, SpectrogramNet
 
 Arrays = dict[str, np.ndarray]
 
