@@ -2,44 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import onnx_ir as ir
 
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter, known
-from onnx_convgrad.ir.geometry import same_padding
+from onnx_convgrad.ir.geometry import Window, same_padding
 
-__all__ = ["Window", "covering", "kernel_of", "resolve_padding", "spatial_rank", "window"]
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Attributes of one convolution, with padding explicit (and possibly negative)."""
-
-    strides: tuple[int, ...]
-    dilations: tuple[int, ...]
-    begin: tuple[int, ...]
-    end: tuple[int, ...]
-    group: int
-
-    @property
-    def rank(self) -> int:
-        return len(self.strides)
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        return {
-            "strides": self.strides,
-            "dilations": self.dilations,
-            "pads": (*self.begin, *self.end),
-            "group": self.group,
-        }
-
-    def padded(self, begin: tuple[int, ...], end: tuple[int, ...]) -> Window:
-        return Window(self.strides, self.dilations, begin, end, self.group)
+__all__ = ["Window", "biased", "covering", "kernel_of", "resolve_padding", "spatial_rank", "window"]
 
 
 def window(n: Call, rank: int) -> Window:
@@ -65,7 +35,7 @@ def kernel_of(n: Call, w: ir.Value, rank: int) -> tuple[int | None, ...]:
 
 
 def spatial_rank(e: Emitter, n: Call, x: ir.Value, w: ir.Value) -> int:
-    """Number of spatial axes, from whichever of the operands or attributes tells it."""
+    """Number of spatial axes, from an attribute or operand that has it."""
     for name in ("kernel_shape", "strides", "dilations"):
         values = n.ints(name)
         if values:
@@ -77,7 +47,7 @@ def spatial_rank(e: Emitter, n: Call, x: ir.Value, w: ir.Value) -> int:
 
 
 def resolve_padding(n: Call, win: Window, x: ir.Value, kernel: tuple[int | None, ...]) -> Window | None:
-    """The window with `auto_pad` made explicit, or `None` when that needs a size known only at run time."""
+    """The window with `auto_pad` made explicit, or `None` where that needs a size known only at run time."""
     mode = n.string("auto_pad", "NOTSET")
     if mode in ("NOTSET", ""):
         return win

@@ -1,4 +1,4 @@
-"""The geometry of a convolution, free of ONNX: one frozen value object and the padding algebra that the rules share.
+"""The geometry of a convolution, free of ONNX: window, spatial axes, all sizes, and the padding algebra that rules share.
 
 Per spatial axis, with input size `x`, kernel size `k`, stride `s`, dilation `d`, padding `(b, e)` and output size `y`::
 
@@ -13,15 +13,17 @@ gradients of transposed convolutions need. Terms are those of the ONNX operator 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
-__all__ = ["ConvSpec", "same_padding"]
+__all__ = ["Axis", "ConvSpec", "Window", "same_padding"]
 
 Size = int | None
 
 HINT_BATCH, HINT_CHANNELS, HINT_SIZE, HINT_KERNEL = 8, 64, 28, 3
-"""What an unknown size is taken for where a number is needed, as in the cost model."""
+"""Typical values that stand for unknown sizes where a number is needed, as in the cost model."""
 
 
 def same_padding(x: int, span: int, stride: int, *, upper: bool) -> tuple[int, int]:
@@ -31,9 +33,71 @@ def same_padding(x: int, span: int, stride: int, *, upper: bool) -> tuple[int, i
     return (small, large) if upper else (large, small)
 
 
+def _outputs(size: int, padding: int, span: int, stride: int) -> int:
+    """Windows that fit on one axis."""
+    return (size + padding - span) // stride + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The attributes of one convolution, with padding explicit (and possibly negative)."""
+
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    begin: tuple[int, ...]
+    end: tuple[int, ...]
+    group: int
+
+    @property
+    def rank(self) -> int:
+        """Number of spatial axes."""
+        return len(self.strides)
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """The attributes of a Conv node."""
+        return {
+            "strides": self.strides,
+            "dilations": self.dilations,
+            "pads": (*self.begin, *self.end),
+            "group": self.group,
+        }
+
+    def padded(self, begin: tuple[int, ...], end: tuple[int, ...]) -> Window:
+        """The same with other padding."""
+        return replace(self, begin=begin, end=end)
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One spatial axis of a convolution with known sizes: output p reads row `stride p + shift(t)` with tap t."""
+
+    x: int
+    kernel: int
+    y: int
+    stride: int
+    dilation: int
+    begin: int
+
+    def shift(self, tap: int) -> int:
+        """Row that the first output reads with a tap; negative in the padding."""
+        return tap * self.dilation - self.begin
+
+    def reached(self, tap: int) -> range:
+        """Outputs for which a tap reads inside the data: those with 0 <= s p + d t - b < size."""
+        start = self.shift(tap)
+        low, high = max(0, -(start // self.stride)), min(self.y, (self.x - 1 - start) // self.stride + 1)
+        return range(low, max(low, high))
+
+    def read(self, outputs: range, tap: int) -> tuple[int, int]:
+        """First row that a tap reads for consecutive outputs, and one more than the last."""
+        start = self.stride * outputs.start + self.shift(tap)
+        return start, start + self.stride * (len(outputs) - 1) + 1
+
+
 @dataclass(frozen=True)
 class ConvSpec:
-    """Everything that a lowering needs to know about one convolution `y = conv(x, w)`.
+    """All sizes and steps of one convolution `y = conv(x, w)`.
 
     Shapes: x `[batch, channels, *x]`, w `[features, channels / groups, *kernel]`, y `[batch, features, *y]`.
     `kernel`, `x` and `y` hold one entry per spatial axis; `None` marks a size known only at run time.
@@ -70,14 +134,69 @@ class ConvSpec:
             span = self.dilations[axis] * (k - 1) + 1
             if padded < span:
                 raise ValueError(f"spatial axis {axis}: a kernel spanning {span} does not fit {padded} padded rows")
-            fits = (padded - span) // self.strides[axis] + 1
+            fits = _outputs(padded, 0, span, self.strides[axis])
             if y is not None and y != fits:
                 raise ValueError(f"spatial axis {axis}: {fits} windows fit, but the output has {y} rows")
+
+    @classmethod
+    def of(
+        cls, win: Window, kernel: Sequence[Size], x: Sequence[Size], w: Sequence[Size], y: Sequence[Size]
+    ) -> ConvSpec:
+        """The convolution of a window by the shapes of x, w and y, of which each fills the gaps of the others."""
+        out = list(y[2:])
+        for axis, (size, k, d) in enumerate(zip(x[2:], kernel, win.dilations, strict=True)):
+            if out[axis] is None and size is not None and k is not None:
+                padding = win.begin[axis] + win.end[axis]
+                out[axis] = _outputs(size, padding, d * (k - 1) + 1, win.strides[axis])
+        channels = x[1] if x[1] is not None or w[1] is None else w[1] * win.group
+        features = w[0] if w[0] is not None else y[1]
+        batch = x[0] if x[0] is not None else y[0]
+        steps = (win.strides, win.dilations, win.begin, win.end, win.group)
+        return cls(batch, channels, features, tuple(x[2:]), tuple(kernel), tuple(out), *steps)
 
     @property
     def rank(self) -> int:
         """Number of spatial axes."""
         return len(self.x)
+
+    @property
+    def spatial_axes(self) -> list[int]:
+        """Positions of the spatial axes in the operands: after batch and channels."""
+        return list(range(2, 2 + self.rank))
+
+    @cached_property
+    def axes(self) -> tuple[Axis, ...]:
+        """The spatial axes; every spatial size must be known (`static`)."""
+        assert self.static, "the spatial sizes are known"
+        rows = zip(self.x, self.kernel, self.y, self.strides, self.dilations, self.begin, strict=True)
+        return tuple(Axis(x or 0, k or 0, y or 0, s, d, b) for x, k, y, s, d, b in rows)
+
+    @property
+    def window(self) -> Window:
+        """The attributes of the Conv node."""
+        return Window(self.strides, self.dilations, self.begin, self.end, self.groups)
+
+    @cached_property
+    def back_window(self) -> Window:
+        """The window, of unit stride, of the convolution of dy with the reversed kernel that gives dx if all strides are 1.
+
+        The kernel sizes must be known.
+        """
+        spans = [s or 0 for s in self.span]
+        begin = tuple(s - 1 - b for s, b in zip(spans, self.begin, strict=True))
+        end = tuple(s - 1 - b for s, b in zip(spans, self.end, strict=True))
+        return Window((1,) * self.rank, self.dilations, begin, end, self.groups)
+
+    @cached_property
+    def back_axes(self) -> tuple[Axis, ...]:
+        """The axes of that convolution: it reads dy and writes dx."""
+        pairs = zip(self.axes, self.back_window.begin, strict=True)
+        return tuple(Axis(a.y, a.kernel, a.x, 1, a.dilation, begin) for a, begin in pairs)
+
+    @property
+    def empty(self) -> bool:
+        """Whether a size is known to be zero, so that every gradient is zero."""
+        return 0 in (self.batch, self.channels, self.features, *self.x, *self.y)
 
     @property
     def pads(self) -> tuple[int, ...]:
@@ -156,23 +275,16 @@ class ConvSpec:
         channels = self.channels if self.channels is not None else -(-HINT_CHANNELS // self.groups) * self.groups
         features = self.features if self.features is not None else -(-HINT_CHANNELS // self.groups) * self.groups
         kernel = tuple(self._hinted_kernel(axis) if k is None else k for axis, k in enumerate(self.kernel))
-        x, y = [], []
-        for axis in range(self.rank):
-            span = self.dilations[axis] * (kernel[axis] - 1) + 1
-            size, out, padding = self.x[axis], self.y[axis], self.begin[axis] + self.end[axis]
-            if size is None:
-                size = (
-                    max(HINT_SIZE, span - padding)
-                    if out is None
-                    else max((out - 1) * self.strides[axis] + span - padding, 0)
-                )
-            x.append(size)
-            y.append((size + padding - span) // self.strides[axis] + 1)
+        x = [self._hinted_size(axis, kernel[axis]) if size is None else size for axis, size in enumerate(self.x)]
         batch = HINT_BATCH if self.batch is None else self.batch
-        return ConvSpec(
-            batch, channels, features, tuple(x), kernel, tuple(y),
-            self.strides, self.dilations, self.begin, self.end, self.groups,
-        )  # fmt: skip
+        w, y = (features, channels // self.groups), (batch, features, *[None] * self.rank)
+        return ConvSpec.of(self.window, kernel, (batch, channels, *x), w, y)
+
+    def _hinted_size(self, axis: int, kernel: int) -> int:
+        """The size of the data that gives the output's, or a typical one that holds a window."""
+        out = self.y[axis]
+        need = self.dilations[axis] * (kernel - 1) + 1 - self.begin[axis] - self.end[axis]
+        return max(HINT_SIZE, need) if out is None else max((out - 1) * self.strides[axis] + need, 0)
 
     def _hinted_kernel(self, axis: int) -> int:
         """The typical size of a kernel, or the largest that fits what is known of the data."""

@@ -1,4 +1,4 @@
-"""Lowerings: how each abstract gradient operator is computed with plain ones, and how one of them is chosen."""
+"""Compute abstract gradient operators with plain ones: the lowerings, their cost, and the choice of the cheapest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MODULES = (
     "conv.forward",
     "pool.max_grad",
 )
-"""The modules that declare lowerings; among equally cheap ones, the first declared is taken."""
+"""The modules that declare lowerings; of equally cheap ones, the one declared first is taken."""
 
 
 def load() -> None:

@@ -1,7 +1,6 @@
-"""Candidates: every lowering that applies to a node, with its predicted time and workspace.
+"""Predict time and workspace of every lowering of a node, or give the reason why it does not apply.
 
-A lowering is sketched and priced for the target, as a whole and in chunks of the batch; one that does not apply has its
-reason.
+A lowering is emitted into an empty graph (`sketch`) and priced for the target, as a whole and in chunks of the batch.
 """
 
 from __future__ import annotations
@@ -24,25 +23,25 @@ __all__ = ["Candidate", "Choosing", "Policy", "candidates", "emit_lowering", "fo
 Choosing = str | Mapping[str, str]
 
 _GAIN = 0.93
-"""Chunks must promise to take at most this part of the time."""
+"""Chunks are considered only if they are predicted to take at most this part of the time."""
 
 _WORTH = 1.5
-"""A form this much slower than the fastest as a whole is not tried in chunks."""
+"""A lowering that takes more than this times as long as the fastest is not tried in chunks."""
 
 _SHARES = (4, 8, 16)
-"""Chunks are tried of which this part of the cache holds the workspace."""
+"""Chunks are tried whose workspace fits into the cache divided by each of these."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How to choose: the caller's word, and what is allowed.
+    """The caller's options for choosing lowerings.
 
     Attributes:
         choosing: `"auto"`, `"exact"` (without lowerings that round more than a direct sum) or a mapping.
         max_workspace: Bytes that a lowering may hold besides its operands and result, or `None`.
-        training: Whether the forward convolutions, whose weights change from step to step, are lowered too, not only those
-            of derivatives.
-        compare: Whether all lowerings are priced where one is forced, too: for reports.
+        training: Whether the model's own convolutions, whose weights change from step to step, are lowered too, not only
+            those of derivatives.
+        compare: Whether the other lowerings are priced too where one is forced, for reports.
     """
 
     choosing: Choosing = "auto"
@@ -53,9 +52,9 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A lowering considered for one node: its predicted seconds, workspace in bytes and nodes, or the reason against it.
+    """A lowering of one node: predicted seconds, workspace in bytes and number of nodes, or the reason against it.
 
-    `chunks` is the number of parts that the batch is cut into, or 0 for one part per sample.
+    `chunks` is the number of parts that the batch is cut into; 0 for one part per sample.
     """
 
     name: str
@@ -72,20 +71,20 @@ class Candidate:
 
 
 _SKETCHES: dict[Any, Sketch] = {}
-_FOUND: dict[Any, tuple[Candidate, ...]] = {}
+_CANDIDATES: dict[Any, tuple[Candidate, ...]] = {}
 
 
 def candidates(node: ir.Node, query: Query, policy: Policy) -> tuple[Candidate, ...]:
     """Every lowering of the node's operator with its predicted cost or the reason against it.
 
-    A network repeats its layers: what `query` and `policy` say is all that counts, so equal ones are answered once.
+    Networks repeat their layers, and the result depends on `query` and `policy` alone: results are cached by them.
     """
     entries = lowerings()[node.op_type]
     choosing = policy.choosing if isinstance(policy.choosing, str) else frozenset(policy.choosing.values())
     key = (node.op_type, query, choosing, policy.max_workspace, len(entries))
-    if key not in _FOUND:
-        _FOUND[key] = tuple(_candidates(entries.values(), node, query, policy))
-    return _FOUND[key]
+    if key not in _CANDIDATES:
+        _CANDIDATES[key] = tuple(_candidates(entries.values(), node, query, policy))
+    return _CANDIDATES[key]
 
 
 def _candidates(entries: Collection[Lowering], node: ir.Node, query: Query, policy: Policy) -> list[Candidate]:
@@ -101,7 +100,7 @@ def _candidates(entries: Collection[Lowering], node: ir.Node, query: Query, poli
 
 
 def forced_candidates(node: ir.Node, query: Query, policy: Policy, name: str) -> tuple[Candidate, ...]:
-    """The lowering `name` alone, where the prices of others say nothing about it."""
+    """The lowering `name` alone, where the prices of the others do not matter."""
     entry = lowerings()[node.op_type][name]
     if policy.compare or _refusal(entry, query, policy) or _cuts(entry, query, _sketched(entry, node, query, 1)):
         return candidates(node, query, policy)
@@ -114,13 +113,13 @@ def _refusal(entry: Lowering, query: Query, policy: Policy) -> str | None:
         reason = "it rounds more than a direct sum"
     if reason is None and not entry.exact and query.dtype != ir.DataType.FLOAT:
         reason = f"it rounds too much for {query.dtype.name}"
-    if reason is None and not entry.exact and query.target.narrow_products and not _asked_for(entry, policy.choosing):
-        reason = "it rounds too much for TensorFloat-32, in which float32 is multiplied unless told otherwise"
+    if reason is None and not entry.exact and query.target.narrow_products and not _is_forced(entry, policy.choosing):
+        reason = "it rounds too much for TensorFloat-32, in which this provider multiplies float32 by default"
     return reason
 
 
 def _candidate(entry: Lowering, node: ir.Node, query: Query, policy: Policy, *, near: bool) -> Candidate:
-    """The lowering in as many chunks as are best; `near` says whether chunks are worth a try."""
+    """The lowering in the best number of chunks; `near`: its time as a whole is near the fastest, so chunks are tried."""
     ways = dict(_ways(entry, node, query, policy.max_workspace, near=near))
     budget = policy.max_workspace
     if budget is not None:
@@ -135,14 +134,14 @@ def _candidate(entry: Lowering, node: ir.Node, query: Query, policy: Policy, *, 
     return Candidate(entry.name, way.seconds, None, way.workspace, chunks, way.nodes)
 
 
-def _asked_for(entry: Lowering, choosing: Choosing) -> bool:
+def _is_forced(entry: Lowering, choosing: Choosing) -> bool:
     return not isinstance(choosing, str) and entry.name in choosing.values()
 
 
 def _ways(
     entry: Lowering, node: ir.Node, query: Query, budget: int | None, *, near: bool
 ) -> Iterator[tuple[int, Sketch]]:
-    """The lowering of the whole batch, in chunks that the cache holds, and in chunks that the budget allows."""
+    """Sketches by number of chunks: the whole batch, chunks that fit the cache, and chunks that fit the budget."""
     whole = _sketched(entry, node, query, 1)
     yield 1, whole
     if near:
@@ -159,7 +158,7 @@ def _ways(
 
 
 def _cuts(entry: Lowering, query: Query, whole: Sketch) -> list[int]:
-    """The numbers of chunks that the cache may hold one of, where loops cost little."""
+    """Numbers of chunks at which one chunk may fit the cache, on targets where loops cost little."""
     if not query.target.loops:
         return []
     limits = [query.target.rates.cache / share for share in _SHARES]
@@ -167,7 +166,7 @@ def _cuts(entry: Lowering, query: Query, whole: Sketch) -> list[int]:
 
 
 def _counts(entry: Lowering, query: Query, workspace: int, limit: float) -> Iterator[int]:
-    """Numbers of chunks that the lowering can work on, from the fewest that could come below the limit."""
+    """Numbers of chunks to which the lowering applies, starting with the fewest that could stay below the limit."""
     for chunks in counts(entry.op_type, query.spec, workspace, limit):
         part = replace(query, spec=part_of(query.spec, chunks), typical=part_of(query.typical, chunks))
         if not any(requirement(part) for requirement in entry.requires):
@@ -175,7 +174,7 @@ def _counts(entry: Lowering, query: Query, workspace: int, limit: float) -> Iter
 
 
 def _fewest(entry: Lowering, query: Query, workspace: int, limit: float) -> Iterator[int]:
-    """The fewest chunks that could come below the limit, and single samples where it takes parts of them."""
+    """The fewest chunks that could stay below the limit; where that takes parts of samples, single samples too."""
     enough = -(-workspace // max(int(limit), 1))
     for chunks in _counts(entry, query, workspace, limit):
         yield chunks
@@ -184,19 +183,9 @@ def _fewest(entry: Lowering, query: Query, workspace: int, limit: float) -> Iter
 
 
 def _sketched(entry: Lowering, node: ir.Node, query: Query, chunks: int) -> Sketch:
-    """The price of a lowering; the same geometry is sketched once."""
+    """The sketch of a lowering, cached by geometry."""
     spec = query.typical
-    key = (
-        entry.op_type,
-        entry.name,
-        spec,
-        query.dtype,
-        query.target,
-        query.present,
-        query.constant,
-        query.ends,
-        chunks,
-    )
+    key = (entry.op_type, entry.name, replace(query, spec=None, training=False), chunks)
     if key not in _SKETCHES:
         shapes = {i: getattr(spec, name) for i, name in enumerate(reader_of(node.op_type).operands)}
 
@@ -208,16 +197,16 @@ def _sketched(entry: Lowering, node: ir.Node, query: Query, chunks: int) -> Sket
 
 
 def emit_lowering(e: Emitter, entry: Lowering, node: ir.Node, spec: Any, chunks: int) -> ir.Value:
-    """Emit a lowering of `node`, in so many chunks of the batch."""
+    """Emit a lowering of `node`, in `chunks` chunks of the batch."""
     if chunks == 1:
         return entry.emit(e, Call(node), spec)
     return emit_in_chunks(e, node, spec, chunks, entry.emit)
 
 
 def holding(workspace: int, rates: Rates) -> float:
-    """What memory costs besides the time to fill it: half a pass over what the cache does not hold.
+    """Seconds added for holding a workspace: half a pass over the bytes that do not fit the cache.
 
-    The runtime keeps the largest workspace of a graph from run to run, so a form that holds little wins where it is about
-    as fast.
+    The runtime keeps the largest workspace of a graph from run to run, so of lowerings that are about as fast, one that
+    holds little is preferred.
     """
     return max(0.0, workspace - rates.cache) / rates.memory / 2

@@ -1,12 +1,12 @@
-"""Cutting the batch of a gradient into chunks, so that what a lowering holds stays small.
+"""Emit a lowering as a loop over chunks of the batch, so that it holds less memory.
 
-A lowering becomes the body of a Scan over equal parts of the batch. Scan hands out its operands slice by slice and writes
-its results in place, so nothing is copied to cut or to join; weight results are added up from part to part. What a
-lowering computes from the weights alone stays in front of the loop. It serves a workspace budget, and it is faster where
-what the lowering of a whole batch makes does not fit the cache and that of a few samples does.
+The lowering becomes the body of a Scan over equal parts of the batch. Scan passes its operands slice by slice and writes its
+results in place, so nothing is copied to cut or to join; weight gradients are summed over the iterations. Nodes that read
+only the weights stay in front of the loop. Chunks serve a workspace budget, and are faster where the intermediate values of
+a whole batch do not fit the cache and those of a few samples do.
 
-Where even one sample is too much, the weight gradient is that of bands of its rows, added up: the body takes the rows of
-the output, and those of the input that their windows reach, out of the whole arrays.
+Where even one sample is too large, the weight gradient is summed over bands of its rows: the body gathers the rows of the
+output, and the rows of the input that their windows read, from the whole arrays.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Emit = Callable[[Emitter, Call, Any], ir.Value]
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """Operands that have the batch as their first axis, and whether the results are added."""
+    """Positions of operands that have the batch as their first axis, and whether the results are summed."""
 
     operands: tuple[int, ...]
     added: bool
@@ -39,11 +39,11 @@ class _Cut:
 
 @dataclass(frozen=True, slots=True)
 class _Bands:
-    """Rows of the input and of the output's gradient, and what they depend on: the body's operand -> those of all turns."""
+    """Rows of the input and of the output's gradient, and the tables they need: value in the body -> scanned value."""
 
     x: ir.Value
     dy: ir.Value
-    handed: dict[ir.Value, ir.Value]
+    scanned: dict[ir.Value, ir.Value]
 
 
 _CUTS = {
@@ -57,17 +57,17 @@ _CUTS = {
 
 
 EACH = 0
-"""In place of a number of chunks: one for each sample, however many there are."""
+"""Stands for as many chunks as samples, at any batch size."""
 
 
 _ROWS = 4
-"""Rows of output that a band has at least."""
+"""Least rows of output in a band."""
 
 
 def counts(op_type: str, spec: Any, workspace: int, limit: float) -> Iterator[int]:
-    """Numbers of equal chunks that could bring the workspace below `limit` bytes, from the fewest.
+    """Numbers of equal chunks that could bring the workspace below `limit` bytes, starting with the fewest.
 
-    A batch of unknown size can only be cut into its samples. More chunks than samples are bands of their rows.
+    A batch of unknown size can only be cut into its samples. More chunks than samples are bands of rows.
     """
     if op_type not in _CUTS or workspace <= limit:
         return
@@ -83,7 +83,7 @@ def counts(op_type: str, spec: Any, workspace: int, limit: float) -> Iterator[in
 
 
 def part_of(spec: Any, chunks: int) -> Any:
-    """The geometry of one of so many chunks."""
+    """The geometry of one of `chunks` chunks."""
     if chunks in (1, EACH):
         return spec.with_batch(1) if chunks == EACH else spec
     if chunks <= spec.batch:
@@ -104,9 +104,9 @@ def emit_in_chunks(e: Emitter, node: ir.Node, spec: Any, chunks: int, emit: Emit
     """Emit a lowering of `node` as the body of a Scan over `chunks` equal parts of the batch, or over its samples."""
     cut = _CUTS[node.op_type]
     first = node.inputs[cut.operands[0]]
-    assert first is not None, "the batch operands are never absent"
+    assert first is not None, _PRESENT
     batch: Dim = e.dim(first, 0) if spec.batch is None else spec.batch
-    samples = filled(e, batch)  # a Scan refuses to run not even once
+    samples = filled(e, batch)  # a Scan refuses zero iterations
     count: Dim = chunks or samples
     part = part_of(spec, chunks)
     start = len(e.emitted)
@@ -114,17 +114,17 @@ def emit_in_chunks(e: Emitter, node: ir.Node, spec: Any, chunks: int, emit: Emit
     slices: dict[ir.Value, ir.Value] = {}
     if spec.batch is not None and chunks > spec.batch:
         x, dy = operands[:2]
-        assert x is not None, "the batch operands are never absent"
-        assert dy is not None, "the batch operands are never absent"
+        assert x is not None, _PRESENT
+        assert dy is not None, _PRESENT
         bands = _bands(e, x, dy, spec, part, chunks)
-        operands[:2], slices = [bands.x, bands.dy], bands.handed
+        operands[:2], slices = [bands.x, bands.dy], bands.scanned
     else:
         for position in cut.operands:
             whole = operands[position]
-            assert whole is not None, "the batch operands are never absent"
-            operands[position] = own = _slice(e, whole, part.batch, position)
-            slices[own] = _parts(e, whole, batch, [count, part.batch])
-    # a node for the lowering to read; it is in no graph
+            assert whole is not None, _PRESENT
+            operands[position] = inner = _slice(e, whole, part.batch, position)
+            slices[inner] = _parts(e, whole, batch, [count, part.batch])
+    # the node that the lowering reads; in no graph
     stand_in = ir.Node(node.domain, node.op_type, operands, list(node.attributes.values()), num_outputs=1)
     e.typed(stand_in.outputs[0], node.outputs[0])
     if not cut.added:
@@ -136,14 +136,14 @@ def emit_in_chunks(e: Emitter, node: ir.Node, spec: Any, chunks: int, emit: Emit
         result = e.op("Add", state, result)
     size = result.shape
     if not cut.added and size is not None and all(isinstance(d, int) for d in size[1:]):
-        result = _made(e, result, set(e.emitted[start:]))
+        result = _without_view(e, result, set(e.emitted[start:]))
     for position in range(len(operands)):
         stand_in.replace_input_with(position, None)
-    slices = {own: parts for own, parts in slices.items() if own.uses()}
-    if not slices:  # no window reads an operand, so there is nothing to hand out
+    slices = {inner: parts for inner, parts in slices.items() if inner.uses()}
+    if not slices:  # no window reads an operand, so there is nothing to loop over
         return emit(e, Call(node), spec)
-    inner = [*([state] if state else []), *slices]
-    body = ir.Graph(inner, [result], nodes=take_body(e, start, inner, result), name="chunk")
+    inputs = [*([state] if state else []), *slices]
+    body = ir.Graph(inputs, [result], nodes=take_body(e, start, inputs, result), name="chunk")
     scanned = list(slices.values())
     if state is not None:
         like = node.inputs[2]
@@ -155,12 +155,13 @@ def emit_in_chunks(e: Emitter, node: ir.Node, spec: Any, chunks: int, emit: Emit
 
 
 _FLOAT = ir.DataType.FLOAT
+_PRESENT = "the batch operands are always present"
 
 
-def _made(e: Emitter, result: ir.Value, body: Collection[ir.Node]) -> ir.Value:
-    """What a result is a view of: a view at the end of a loop's body, or of a graph, is a copy on one thread.
+def _without_view(e: Emitter, result: ir.Value, body: Collection[ir.Node]) -> ir.Value:
+    """The value that a result is a view of: a view at the end of a loop's body, or of a graph, is a copy on one thread.
 
-    Rows gathered for a single sample get no axis for it, so that the loop puts the result together as it is wanted.
+    Rows gathered for a single sample get no axis for it, so that the loop joins them in the shape of the whole result.
     """
     node = result.producer()
     while node is not None and node in body and node.op_type == "Reshape":
@@ -181,9 +182,9 @@ def _made(e: Emitter, result: ir.Value, body: Collection[ir.Node]) -> ir.Value:
 
 
 def _whole(e: Emitter, joined: ir.Value, part: ir.Value, size: ir.Shape | None, counts: Sequence[Dim]) -> ir.Value:
-    """What a loop puts together from results `part`, which stand for values of shape `size`, as one with all samples.
+    """The results `joined` of a loop reshaped to one value with all samples; each is `part`, a view of shape `size`.
 
-    `counts` are those of the parts, of all samples, and of the samples of a part.
+    `counts`: the number of parts, of all samples, and of the samples in a part.
     """
     count, samples, each = counts
     if size is None or part.shape is None:
@@ -197,7 +198,7 @@ def _whole(e: Emitter, joined: ir.Value, part: ir.Value, size: ir.Shape | None, 
 
 
 def _slice(e: Emitter, whole: ir.Value, batch: int, position: int) -> ir.Value:
-    """What the body sees of an operand."""
+    """The slice of an operand in the body."""
     shape = None if whole.shape is None else ir.Shape([batch, *whole.shape[1:]])
     name = f"slice_{len(e.order)}_{position}"
     return ir.Value(name=name, shape=shape, type=ir.TensorType(whole.dtype or _FLOAT))
@@ -209,36 +210,36 @@ def _parts(e: Emitter, whole: ir.Value, batch: Dim, lead: list[Dim]) -> ir.Value
 
 
 def _bands(e: Emitter, x: ir.Value, dy: ir.Value, spec: Any, part: Any, chunks: int) -> _Bands:
-    """What the body sees of the input and of the output's gradient, and the constants that the loop hands out for it.
+    """The rows of one iteration, in the body, of the input and of the output's gradient, and the tables that it scans.
 
-    Rows are gathered as wholes, channel by channel. Those of the padding are other rows, set to zero.
+    Whole rows are gathered, channel by channel. Rows of the padding are any rows, set to zero.
     """
     bands = chunks // spec.batch
     tops = np.arange(bands)[:, None] * part.y[0]
     reached = tops * spec.strides[0] - spec.begin[0] + np.arange(part.x[0])
     inside = (reached >= 0) & (reached < spec.x[0])
-    handed: dict[ir.Value, ir.Value] = {}
+    scanned: dict[ir.Value, ir.Value] = {}
 
-    def turn(table: np.ndarray, dtype: ir.DataType, name: str) -> ir.Value:
-        """One turn's slice of a table `[bands, ...]` or `[chunks, ...]`."""
+    def entry(table: np.ndarray, dtype: ir.DataType, name: str) -> ir.Value:
+        """One iteration's slice of a table `[bands, ...]` or `[chunks, ...]`."""
         repeated = np.tile(table, (chunks // len(table), *[1] * (table.ndim - 1)))
         value = ir.Value(name=f"{name}_{len(e.order)}", shape=ir.Shape(table.shape[1:]), type=ir.TensorType(dtype))
-        handed[value] = e.const(repeated)
+        scanned[value] = e.const(repeated)
         return value
 
     def rows(whole: ir.Value, numbers: np.ndarray, name: str) -> ir.Value:
-        """`[1, C, rows, ...]`: for each of a turn's row numbers that row of each channel."""
+        """`[1, C, rows, ...]`: the rows of an iteration, of each channel."""
         channels, height, *rest = e.dims(whole)[1:]
         assert isinstance(channels, int), "bands are of known sizes"
         assert isinstance(height, int), "bands are of known sizes"
         samples = np.arange(spec.batch)[:, None, None] * channels * height
-        at = turn((samples + numbers).reshape(chunks, -1), ir.DataType.INT64, name)
+        at = entry((samples + numbers).reshape(chunks, -1), ir.DataType.INT64, name)
         each = e.add(e.const(np.arange(channels)[:, None] * height), at)
         flat = e.reshape(whole, [spec.batch * channels * height, *rest])
         return e.unsqueeze(e.op("Gather", flat, each, axis=0), [0])
 
     band = rows(x, reached.clip(0, spec.x[0] - 1), "rows")
     if not inside.all():
-        mask = turn(inside.reshape(bands, -1, *[1] * (spec.rank - 1)), ir.DataType.BOOL, "inside")
+        mask = entry(inside.reshape(bands, -1, *[1] * (spec.rank - 1)), ir.DataType.BOOL, "inside")
         band = e.where(mask, band, 0)
-    return _Bands(band, rows(dy, tops + np.arange(part.y[0]), "rows_y"), handed)
+    return _Bands(band, rows(dy, tops + np.arange(part.y[0]), "rows_y"), scanned)

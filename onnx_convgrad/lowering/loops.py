@@ -1,7 +1,8 @@
-"""Loops over samples that a lowering has made, told in the model's metadata, and taken back when it is differentiated again.
+"""Record loops over samples that lowerings emitted in the model's metadata, and undo them before differentiating again.
 
-A Scan of unknown length has no derivative here, and one of known length is differentiated turn by turn. What it computes
-has both at once: so the abstract operator is put in its place, and lowered anew together with its derivatives.
+A Scan of unknown length has no derivative here, and one of known length is differentiated iteration by iteration. The
+abstract operator that it computes has derivatives for all samples at once: so it replaces the loop, and is lowered anew
+together with its derivatives.
 """
 
 from __future__ import annotations
@@ -22,34 +23,34 @@ __all__ = ["note_loop", "take_loops_back", "tell_loops"]
 
 
 def note_loop(graph: ir.Graph, node: ir.Node, result: ir.Value) -> None:
-    """Remember that `result` is what the abstract `node` computes."""
-    noted = graph.meta.setdefault(LOOPS, [])
-    noted.append((result, node.op_type, node.domain, tuple(node.inputs), Call(node).attributes()))
+    """Note in `graph.meta` that the abstract `node` computes `result`."""
+    notes = graph.meta.setdefault(LOOPS, [])
+    notes.append((result, node.op_type, node.domain, tuple(node.inputs), Call(node).attributes()))
 
 
 def tell_loops(model: ir.Model) -> None:
-    """Write what was noted into the metadata, once all values have their names; what has gone meanwhile is left out."""
+    """Write the notes into the metadata, once all values have their names; leave out results that no longer exist."""
     graph = model.graph
     model.metadata_props.pop(LOOPS, None)
-    told = {}
+    recorded = {}
     names: dict[ir.Value | None, str] = {None: "", **{v: name for name, v in named_values(graph).items()}}
     for result, op_type, domain, operands, attributes in graph.meta.pop(LOOPS, []):
         if names.keys() >= {result, *operands}:
             inputs = [names[v] for v in operands]
-            told[names[result]] = {"op_type": op_type, "domain": domain, "inputs": inputs, "attributes": attributes}
-    if told:
-        model.metadata_props[LOOPS] = json.dumps(told)
+            recorded[names[result]] = {"op_type": op_type, "domain": domain, "inputs": inputs, "attributes": attributes}
+    if recorded:
+        model.metadata_props[LOOPS] = json.dumps(recorded)
 
 
 def take_loops_back(model: ir.Model) -> None:
-    """Put the abstract operators in the place of the loops that the metadata tells of, where their operands are there."""
-    told: Mapping[str, Mapping[str, Any]] = json.loads(model.metadata_props.pop(LOOPS, "{}"))
-    if not told:
+    """Replace the loops that the metadata records by their abstract operators, where all operands still exist."""
+    recorded: Mapping[str, Mapping[str, Any]] = json.loads(model.metadata_props.pop(LOOPS, "{}"))
+    if not recorded:
         return
     graph = model.graph
     values: dict[str, ir.Value | None] = {"": None, **named_values(graph)}
     e = Emitter(graph, opsets=model.opset_imports)
-    for name, made in told.items():
+    for name, made in recorded.items():
         result = values.get(name)
         producer = None if result is None else result.producer()
         if result is None or producer is None or not values.keys() >= set(made["inputs"]):
@@ -62,4 +63,4 @@ def take_loops_back(model: ir.Model) -> None:
         whole.name = name
         result.replace_all_uses_with(whole, replace_graph_outputs=True)
         values[name] = whole
-    common.RemoveUnusedNodesPass()(model)  # the loops: what reads their operands would count as a use of those
+    common.RemoveUnusedNodesPass()(model)  # the loops, which would else count as uses of their operands

@@ -1,7 +1,4 @@
-"""The stage that replaces abstract gradient operators: each becomes the cheapest sequence of plain operators that applies.
-
-The cheapest of the candidates is taken that stays within the workspace budget; or the caller forces one.
-"""
+"""Replace abstract gradient operators by plain ones: the cheapest lowering within the workspace budget, or a forced one."""
 
 from __future__ import annotations
 
@@ -39,7 +36,7 @@ __all__ = ["Choice", "check_choice", "check_workspace", "lower"]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The decision for one abstract node; of forced ones, `candidates` may hold what was forced alone."""
+    """The lowering of one node; `candidates` may hold the forced one alone."""
 
     node: str
     op_type: str
@@ -50,7 +47,7 @@ class Choice:
 
 
 def check_choice(choosing: Choosing) -> None:
-    """Raise `ArgumentError` for unknown operators' lowerings in the caller's mapping."""
+    """Raise `ArgumentError` for unknown lowerings in the caller's mapping."""
     table = lowerings()
     if isinstance(choosing, str):
         check_names([choosing], ["auto", "exact"], "lowering")
@@ -68,13 +65,13 @@ def check_choice(choosing: Choosing) -> None:
 
 
 def check_workspace(limit: int | None) -> None:
-    """Raise `ArgumentError` for a budget that is no positive number of bytes."""
+    """Raise `ArgumentError` for a budget that is not a positive number of bytes."""
     if limit is not None and (not isinstance(limit, SupportsIndex) or index(limit) < 1):
         raise ArgumentError(f"max_workspace must be a positive number of bytes, not {limit!r}.")
 
 
 def lower(graph: ir.Graph, target: Target, policy: Policy | None = None) -> list[Choice]:
-    """Replace the abstract operators and convolutions of derivatives in `graph`, and what the target lacks for a dtype.
+    """Replace the abstract operators in `graph`, the convolutions of derivatives, and operators that a dtype lacks.
 
     Raises:
         LoweringError: No candidate applies to a node, or the forced one does not; with each reason.
@@ -83,25 +80,25 @@ def lower(graph: ir.Graph, target: Target, policy: Policy | None = None) -> list
     choosing = policy.choosing
     check_choice(choosing)
     e, outputs = Emitter(graph, target=target, samples=policy.training), OutputPlaces(graph)
-    turned = _turn(graph, e, outputs) if policy.training else []
+    transposed = _transposed_as_gradients(graph, e, outputs) if policy.training else []
     todo = [node for node in graph if _needs_lowering(node, target, policy)]
     if not isinstance(choosing, str):
         _check_keys(choosing, graph, todo)
     if not todo:
         return []
-    nodes_turned = {gradient.node for gradient in turned}
-    stage = _Stage(e, policy, TypicalSizes(graph), Folding(), outputs, nodes_turned)
+    from_transposed = {gradient.node for gradient in transposed}
+    stage = _Stage(e, policy, TypicalSizes(graph), Folding(), outputs, from_transposed)
     choices = [stage.lower(node) for node in todo]
     graph.remove(todo, safe=True)
-    for gradient in turned:
+    for gradient in transposed:
         gradient.settle()
     return choices
 
 
 def _check_keys(choosing: Collection[str], graph: ir.Graph, todo: Sequence[ir.Node]) -> None:
-    """Raise `ArgumentError` for what is no operator and no node of the graph, with an operator before it or without.
+    """Raise `ArgumentError` for a key that is not OP, NODE or OP:NODE for an operator and a node of the graph.
 
-    A node whose operator is not lowered here, since no such gradient is wanted, may be named with it all the same.
+    OP:NODE is valid too where that node has no such operator, because its gradient is not wanted.
     """
     origins = {_origin(node) for node in todo}
     named = origins | {node.name for node in graph}
@@ -115,17 +112,17 @@ def _check_keys(choosing: Collection[str], graph: ir.Graph, todo: Sequence[ir.No
     check_names(unknown, sorted(options), "operator or node in lowering:")
 
 
-def _turn(graph: ir.Graph, e: Emitter, outputs: OutputPlaces) -> list[DataGradient]:
-    """Put data gradients in the place of the transposed convolutions of a step, which are lowered as such."""
-    turned = []
+def _transposed_as_gradients(graph: ir.Graph, e: Emitter, outputs: OutputPlaces) -> list[DataGradient]:
+    """Replace the transposed convolutions of a training step by data gradients, which have more lowerings."""
+    replaced = []
     for node in [node for node in graph if node.op_type == "ConvTranspose"]:
         e.anchor, e.origin = node, _origin(node)
         gradient = as_data_gradient(e, node)
         if gradient is not None:
             put_in_place(e, outputs, node.outputs[0], gradient.result, new=True)
             graph.remove(node, safe=True)
-            turned.append(gradient)
-    return turned
+            replaced.append(gradient)
+    return replaced
 
 
 def _origin(node: ir.Node) -> str:
@@ -147,51 +144,52 @@ def _needs_lowering(node: ir.Node, target: Target, policy: Policy) -> bool:
 
 
 def _of_a_gradient(node: ir.Node) -> bool:
-    """Whether a convolution is part of a derivative, as that of ConvTranspose is one, with something to compute."""
+    """Whether a convolution is part of a derivative, such as that of ConvTranspose, and has elements to compute."""
     empty = any(v is not None and v.shape is not None and 0 in v.shape for v in (*node.inputs, *node.outputs))
     return bool(origin_of(node)) and not empty and "auto_pad" not in node.attributes
 
 
-def _forced(choosing: Choosing, node: ir.Node, origin: str, *, turned: bool) -> str | None:
-    """The caller's choice for this node: by operator and forward node, by that node alone, or by operator.
+def _forced(choosing: Choosing, node: ir.Node, origin: str, *, transposed: bool) -> str | None:
+    """The caller's choice for this node: by OP:NODE with the forward node, by that node, or by operator.
 
-    A data gradient in the place of a transposed convolution is none to the caller, and is chosen by both alone.
+    A data gradient that replaces a transposed convolution is chosen by OP:NODE alone: the caller sees no gradient there.
     """
     if isinstance(choosing, str):
         return None
-    keys = [f"{node.op_type}:{origin}", *([] if turned else [origin, node.op_type])]
+    keys = [f"{node.op_type}:{origin}", *([] if transposed else [origin, node.op_type])]
     names = (choosing.get(key) for key in keys)
-    return next((name for name in names if name in lowerings()[node.op_type]), None)  # a node has two gradients
+    return next((name for name in names if name in lowerings()[node.op_type]), None)  # by node: of one of its gradients
 
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """One graph being lowered: where to write, how to choose, and what is looked up once for all its nodes."""
+    """One graph being lowered: emitter, options, and results shared by all its nodes."""
 
     e: Emitter
     policy: Policy
     sizes: TypicalSizes
     folded: Folding
     outputs: OutputPlaces
-    turned: Collection[ir.Node]
-    """Data gradients in the place of transposed convolutions."""
+    from_transposed: Collection[ir.Node]
+    """Data gradients that replace transposed convolutions."""
 
     def lower(self, node: ir.Node) -> Choice:
-        """Put the cheapest of a node's lowerings in its place."""
+        """Replace a node by its cheapest lowering."""
         e, origin = self.e, _origin(node)
         try:
             spec = reader_of(node.op_type).build(Call(node))
         except ValueError as problem:
             message = f"{node.op_type} of node {origin!r} has an impossible geometry: {problem}."
             raise LoweringError(message) from problem
-        wanted = _forced(self.policy.choosing, node, origin, turned=node in self.turned)
+        transposed = node in self.from_transposed
+        wanted = _forced(self.policy.choosing, node, origin, transposed=transposed)
         query = self._query(node, spec)
         if wanted is None:
             found = candidates(node, query, self.policy)
         else:
             found = forced_candidates(node, query, self.policy, wanted)
         chosen = _chosen(node.op_type, origin, spec, found, wanted, e.target.rates)
-        plain = node in self.turned or (node.op_type == "Conv" and not self.policy.training)  # one node as it stands
+        plain = transposed or (node.op_type == "Conv" and not self.policy.training)  # one node without lowering
         if wanted is None and plain:
             chosen = _worthwhile(chosen, found)
         e.anchor, e.origin = node, origin
@@ -213,35 +211,35 @@ class _Stage:
         return Query(spec, self._typical(node, spec), dtype, target, self.policy.training, present, constant, ends)
 
     def _typical(self, node: ir.Node, spec: Any) -> Any:
-        """The spec with every unknown size at a typical one, which the cost model looks at."""
+        """The spec with every unknown size replaced by a typical one, for the cost model."""
         hinted = spec.hinted()
         if hinted == spec:
             return spec
         try:
             return reader_of(node.op_type).build(Call(self.sizes.node(node))).hinted()
-        except ValueError:  # the typical input does not fit: it may be too small, or not divisible
+        except ValueError:  # the typical input does not fit: it is too small, or not divisible
             return hinted
 
 
 _WORTH = 0.75
-"""A convolution becomes several nodes where they promise to take at most this part of its time."""
+"""A convolution becomes several nodes if these are predicted to take at most this part of its time."""
 
 
 def _worthwhile(chosen: Candidate, found: Sequence[Candidate]) -> Candidate:
-    """What is chosen, or the runtime's own operator where that is about as fast, and one node."""
-    own = ("conv", "conv_transpose")
-    itself = next((c for c in found if c.name in own and c.seconds is not None), chosen)
+    """The chosen candidate, or the runtime's own operator, one node, where that is about as fast."""
+    operators = ("conv", "conv_transpose")
+    itself = next((c for c in found if c.name in operators and c.seconds is not None), chosen)
     return chosen if (chosen.seconds or 0.0) <= _WORTH * (itself.seconds or 0.0) else itself
 
 
 _TIE, _TIE_SHARE = 2e-6, 0.02
-"""Lowerings whose prices differ by less seconds, or by a smaller share, are as good: the one of fewest nodes is taken."""
+"""Lowerings whose prices differ by fewer seconds, or by a smaller share, count as equal: the fewest nodes decide."""
 
 
 def _chosen(
     op_type: str, origin: str, spec: Any, found: Sequence[Candidate], wanted: str | None, rates: Rates
 ) -> Candidate:
-    """The candidate that is wanted, else the one of fewest nodes among those that are about as cheap as the cheapest."""
+    """The forced candidate, else the one with the fewest nodes among those about as cheap as the cheapest."""
     usable = [c for c in found if c.seconds is not None]
     if wanted is not None:
         chosen = next(c for c in found if c.name == wanted)

@@ -1,7 +1,7 @@
-"""Trial emission: a lowering is written into an empty graph with static sizes, to see what it would take.
+"""Predict time and workspace of a lowering by emitting it into an empty graph with static sizes.
 
 So no lowering states its cost: time is the sum over the nodes that it emits, and workspace is the largest sum of the
-values that are alive at once between them.
+values between them that are held at the same time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Sketch", "sketch"]
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """Predicted seconds, bytes alive at once besides operands and result, and the number of nodes, with those of a loop."""
+    """Predicted seconds, peak bytes held besides operands and result, and the number of nodes, including those of loops."""
 
     seconds: float
     workspace: int
@@ -40,9 +40,9 @@ def sketch(
     *,
     ends: bool = False,
 ) -> Sketch:
-    """Emit a lowering of `node` with the operand shapes `shapes` (by position) and price what comes out.
+    """Emit a lowering of `node` with the operand shapes `shapes` (by position) and price its nodes.
 
-    `constant` are the positions of operands that are known when the model is loaded, as is what is computed from them.
+    `constant` are the positions of operands that are known when the model is loaded: nodes that read only these are free.
     A result that `ends` its graph is copied if it is a view of another value.
     """
     graph = ir.Graph([], [], nodes=[], opset_imports={"": CANONICAL_OPSET}, name="sketch")
@@ -77,7 +77,7 @@ def _count(nodes: Iterable[ir.Node]) -> int:
 
 
 def _workspace(nodes: list[ir.Node], result: ir.Value) -> int:
-    """The peak of the bytes held between the nodes. A view holds what it looks at."""
+    """The peak of the bytes held between the nodes. A view holds the value that it is a view of."""
     owner: dict[ir.Value, ir.Value] = {}
     last: dict[ir.Value, int] = {}
     for at, node in enumerate(nodes):
@@ -98,6 +98,6 @@ def _workspace(nodes: list[ir.Node], result: ir.Value) -> int:
 
 
 def _inside(node: ir.Node) -> int:
-    """What the body of a loop holds; its result is a part of the loop's."""
+    """The bytes that the body of a loop holds; its result is part of the loop's."""
     body = body_of(node)
     return 0 if body is None else _workspace(list(body), body.outputs[0])

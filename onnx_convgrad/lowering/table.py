@@ -1,7 +1,21 @@
-"""Lowerings: ways of computing an abstract gradient operator with plain ones.
+"""The table of lowerings: how abstract gradient operators are computed with plain ones.
 
-A lowering is a function with named requirements; a requirement answers with the reason when it does not hold. Choosing
-is never a rule's: `candidates` prices every lowering that applies, and `lower` takes the cheapest.
+A lowering is a function that emits plain nodes, with requirements; a requirement returns the reason where it does not hold.
+`candidates` prices every lowering that applies, and `lower` takes the cheapest.
+
+Third parties add lowerings to the same table, for built-in operators or their own, in a module that is loaded with their
+rules (entry-point group `onnx_convgrad.rules`)::
+
+    from onnx_convgrad.lowering.table import lowering, needs
+
+    pointwise = needs(lambda spec: spec.pointwise, "the kernel is not 1x1")
+
+    @lowering("ConvInputGrad", "my_gemm", requires=[pointwise])
+    def my_gemm(e, n, spec):  # the first line of its docstring is what `onnx-convgrad rules` prints
+        return e.matmul(...)
+
+A lowering states no cost: it is emitted into an empty graph with typical sizes, and its nodes are priced. Another operator
+needs a `spec_builder` too. Built-in lowerings are listed in `onnx_convgrad.lowering`.
 """
 
 from __future__ import annotations
@@ -28,26 +42,27 @@ __all__ = [
     "lowering",
     "lowerings",
     "lowerings_of",
+    "needs",
     "reader_of",
     "spec_builder",
 ]
 
 
 class Spec(Protocol):
-    """What an operator's lowerings need to know about one node: frozen, hashable, printed as one line."""
+    """The sizes and attributes of one node that its lowerings need: frozen, hashable, printed as one line."""
 
     def hinted(self) -> Self:
-        """The same with every unknown size at a typical one."""
+        """The same with every unknown size replaced by a typical one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What a requirement looks at.
+    """One node to be lowered, as requirements and the cost model see it.
 
     Attributes:
-        typical: `spec` with every unknown size at a typical one.
+        typical: `spec` with every unknown size replaced by a typical one.
         training: Whether the graph trains, on a batch that is never empty.
-        present: Which operands there are, by position.
+        present: Whether each operand is present, by position.
         constant: Positions of the operands that are known when the model is loaded, for targets that make use of it.
         ends: Whether the result is an output of the graph.
     """
@@ -63,7 +78,18 @@ class Query:
 
 
 Requirement = Callable[[Query], str | None]
-"""Answers `None` when it holds, else the reason why not."""
+"""Returns `None` where it holds, else the reason."""
+
+
+def needs(holds: Callable[[Any], object], reason: str | Callable[[Any], str]) -> Requirement:
+    """A requirement of the spec: `holds(spec)`, else the reason, which may depend on the spec."""
+
+    def requirement(q: Query) -> str | None:
+        if holds(q.spec):
+            return None
+        return reason if isinstance(reason, str) else reason(q.spec)
+
+    return requirement
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +106,7 @@ class Lowering:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """How the spec of an operator is read off a node, and which of its shapes each operand has."""
+    """Builds the spec of an operator from a node; names the property of the spec that holds each operand's shape."""
 
     build: Callable[[Call], Any]
     operands: tuple[str, ...]
@@ -93,7 +119,7 @@ _SPECS: dict[str, Reader] = {}
 def lowering(op_type: str, name: str, *, requires: Sequence[Requirement] = (), exact: bool = True) -> Decorator:
     """Declare a lowering of an operator: `emit(e, call, spec) -> value`.
 
-    `exact=False` says that it rounds more than a direct sum does: `lowering="exact"` leaves it out.
+    `exact=False` means that it rounds more than a direct sum does: `lowering="exact"` leaves it out.
     """
 
     def decorate(function: F) -> F:
@@ -106,9 +132,9 @@ def lowering(op_type: str, name: str, *, requires: Sequence[Requirement] = (), e
 
 
 def spec_builder(op_type: str, operands: Sequence[str]) -> Decorator:
-    """Declare how the spec of an operator is read off a node.
+    """Declare how the spec of an operator is built from a node.
 
-    `operands` names, per operand of the operator, the property of the spec that holds its shape.
+    `operands` names, for each operand of the operator, the property of the spec that holds its shape.
     """
 
     def decorate(function: F) -> F:
@@ -132,10 +158,10 @@ def lowerings() -> dict[str, dict[str, Lowering]]:
 
 
 def lowerings_of(op_type: str) -> Mapping[str, Lowering]:
-    """The lowerings of one operator that are declared so far: for modules that derive others from them."""
+    """The lowerings of one operator declared so far, for modules that derive others from them."""
     return _LOWERINGS[op_type]
 
 
 def reader_of(op_type: str) -> Reader:
-    """How the spec of an operator is read off a node."""
+    """The spec builder of an operator."""
     return _SPECS[op_type]

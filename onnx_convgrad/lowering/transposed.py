@@ -1,4 +1,4 @@
-"""Transposed convolutions of a training step as what they are: data gradients, which have many lowerings."""
+"""Express transposed convolutions of a training step as data gradients, which have many lowerings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["DataGradient", "as_data_gradient"]
 
 @dataclass(frozen=True, slots=True)
 class DataGradient:
-    """`result` of the abstract `node` is that of a ConvTranspose of `x`; `like` has its shape alone, until it is settled."""
+    """An abstract `node` whose `result` is that of a ConvTranspose of `x`; `like` stands in for the shape of the result."""
 
     node: ir.Node
     x: ir.Value
@@ -25,15 +25,16 @@ class DataGradient:
     result: ir.Value
 
     def settle(self) -> None:
-        """Read from `x` the one size of `like` that may be unknown, the batch."""
+        """Replace `like` by `x`: only the batch, in which they agree, is read from it at run time."""
         for use in tuple(self.like.uses()):
             use.node.replace_input_with(use.idx, self.x)
 
 
 def as_data_gradient(e: Emitter, node: ir.Node) -> DataGradient | None:
-    """The data gradient of the convolution that maps the result's size to the operand's, and the bias added.
+    """Emit the data gradient of the convolution that maps the result's size to the operand's, and add the bias.
 
-    `None` where the weight is constant, so that the runtime prepares it, or where a size is unknown but the batch, or 0.
+    `None` where the weight is constant, so that the runtime prepares it, or where a size other than the batch is unknown, or
+    one is 0.
     """
     n = Call(node)
     if not is_op(node, "ConvTranspose") or is_constant(n["W"]):

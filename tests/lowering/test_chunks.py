@@ -157,7 +157,7 @@ def test_a_data_gradient_is_the_cheapest_form_though_one_node_is_nearly_as_cheap
         yield 1, prices.get(entry.name, Sketch(1.0, 0))
 
     monkeypatch.setattr(candidates, "_ways", ways)
-    monkeypatch.setattr(candidates, "_FOUND", {})
+    monkeypatch.setattr(candidates, "_CANDIDATES", {})
     assert _explained([8, 3, 28, 28], [8, 3, 3, 3], "x", pads=[1, 1, 1, 1])["chosen"] == "flipped_conv"
 
 
@@ -172,7 +172,7 @@ def test_of_two_that_are_about_as_fast_the_one_that_holds_less_is_taken(
         yield 1, prices.get(entry.name, Sketch(1.0, 0))
 
     monkeypatch.setattr(candidates, "_ways", ways)
-    monkeypatch.setattr(candidates, "_FOUND", {})
+    monkeypatch.setattr(candidates, "_CANDIDATES", {})
     assert _explained([8, 3, 224, 224], [64, 3, 3, 3], "w", pads=[1, 1, 1, 1])["chosen"] == chosen
 
 
@@ -182,7 +182,7 @@ def test_of_two_that_are_about_as_fast_the_shorter_is_taken(
 ) -> None:
     prices = {"im2col_gemm": Sketch(100e-6, 0, nodes=12), "conv_swap": Sketch(seconds, 0, nodes=4)}
     monkeypatch.setattr(candidates, "_ways", lambda entry, *_, **__: [(1, prices.get(entry.name, Sketch(1.0, 0)))])
-    monkeypatch.setattr(candidates, "_FOUND", {})
+    monkeypatch.setattr(candidates, "_CANDIDATES", {})
     assert _explained([1, 3, 8, 8], [4, 3, 3, 3], "w")["chosen"] == chosen
 
 
@@ -269,7 +269,7 @@ def test_every_lowering_gives_the_same_in_chunks(
         yield chunks, candidates._sketched(entry, node, query, chunks)
 
     monkeypatch.setattr(candidates, "_ways", ways)
-    monkeypatch.setattr(candidates, "_FOUND", {})
+    monkeypatch.setattr(candidates, "_CANDIDATES", {})
     group, pad = 4 // kernel[1], kernel[2] // 2
     node = helper.make_node("Conv", ["x", "w"], ["y"], name="conv", pads=[pad] * 4, group=group, strides=[stride] * 2)
     shapes = {"x": (6, 4, 9, 8), "w": kernel, "y": (6, kernel[0], -(-9 // stride), 8 // stride)}

@@ -1,10 +1,10 @@
-"""Ways of computing the weight gradient of depthwise convolutions.
+"""The weight gradient of depthwise convolutions, as dot products of shifted rows that overlap in memory.
 
 Per channel, dw[t] = sum over n, p of x[n, s p + d t - b] dy[n, p]: a correlation at a few lags. With padding in place, a
 shift in several dimensions is a shift of the flattened rows, so each lag is a dot product of two long vectors. ONNX
 Runtime's Conv takes them without a copy: where the kernel is as wide as its input, the windows are the rows of a matrix
 whose rows overlap in memory (`MlasConvPrepare`, "using the entire input width"), and four windows at a fixed step take the
-time of one, which is that of reading. What differs between the lowerings is how the flattened rows get their padding.
+time of one, which is that of reading. The lowerings differ in how the flattened rows get their padding.
 """
 
 from __future__ import annotations
@@ -19,73 +19,38 @@ import onnx_ir as ir
 
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter
-from onnx_convgrad.ir.geometry import ConvSpec
+from onnx_convgrad.ir.geometry import Axis, ConvSpec
 from onnx_convgrad.ir.samples import filled, with_samples
-from onnx_convgrad.lowering.conv.shared import (
+from onnx_convgrad.lowering.conv.layout import extend, transpose_by_product
+from onnx_convgrad.lowering.conv.requirements import (
     conv_kernel,
-    extend,
     known_batch,
+    known_features,
     not_empty,
+    one_per_group,
+    overlapping_windows,
     static_sizes,
-    swapped_by_product,
     unit_stride,
 )
-from onnx_convgrad.lowering.table import Query, lowering
+from onnx_convgrad.lowering.table import lowering, needs
+
+one_channel = needs(lambda s: s.groups == s.channels, "a group has several channels, or an unknown number")
+
+_STATIC = [not_empty, conv_kernel, overlapping_windows, one_channel, known_features, static_sizes]
 
 
-def depthwise(q: Query) -> str | None:
-    return None if q.spec.groups == q.spec.channels else "a group has several channels, or an unknown number"
-
-
-def one_feature(q: Query) -> str | None:
-    return None if q.spec.features == q.spec.groups else "a group has several features, or an unknown number"
-
-
-def known_features(q: Query) -> str | None:
-    return None if q.spec.features is not None else "the number of features is not known"
-
-
-def overlapping_windows(q: Query) -> str | None:
-    if q.target.name == "cpu":
-        return None
-    return f"the {q.target.name} provider copies windows that overlap in memory"
-
-
-_STATIC = [not_empty, conv_kernel, overlapping_windows, depthwise, known_features, static_sizes]
-
-
-@dataclass(frozen=True, slots=True)
-class _Axis:
-    """One spatial axis of a convolution whose sizes are known: index `stride * y + shift(tap)` of x meets y of dy."""
-
-    x: int
-    kernel: int
-    y: int
-    stride: int
-    dilation: int
-    begin: int
-
-    def shift(self, tap: int) -> int:
-        return tap * self.dilation - self.begin
-
-
-def _axes(spec: ConvSpec) -> list[_Axis]:
-    sizes = zip(spec.x, spec.kernel, spec.y, spec.strides, spec.dilations, spec.begin, strict=True)
-    return [_Axis(x or 0, k or 0, y or 0, s, d, b) for x, k, y, s, d, b in sizes]
-
-
-def _taps(axes: Sequence[_Axis]) -> list[tuple[int, ...]]:
+def _taps(axes: Sequence[Axis]) -> list[tuple[int, ...]]:
     return list(itertools.product(*(range(a.kernel) for a in axes)))
 
 
 def _pitches(sizes: Sequence[int]) -> list[int]:
-    """Distance in memory between neighbours along each axis of a grid."""
+    """Distances in memory of neighbours along each axis of a grid."""
     return [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
 
 
 @dataclass(frozen=True, slots=True)
 class _Slide:
-    """A kernel of `height` rows of `step` elements, which slides by a row over data of `windows - 1` rows more."""
+    """A kernel of `height` rows of `step` elements, which slides row by row over data with `windows - 1` more rows."""
 
     height: int
     step: Dim
@@ -93,7 +58,7 @@ class _Slide:
 
 
 def _four(windows: int) -> int:
-    """Four windows are multiplied at a time, else two or one: after three, a fourth is free."""
+    """The number of windows to compute: four are multiplied at a time, else two or one, so after three a fourth is free."""
     return windows + 1 if windows % 4 == 3 else windows
 
 
@@ -107,10 +72,10 @@ def _slide(e: Emitter, data: ir.Value, kernel: ir.Value, groups: int, features: 
 # -- unit stride: x as it lies in memory -------------------------------------------------------------------------------
 
 
-@lowering("ConvWeightGrad", "masked_windows", requires=[*_STATIC, one_feature, unit_stride, known_batch])
+@lowering("ConvWeightGrad", "masked_windows", requires=[*_STATIC, one_per_group, unit_stride, known_batch])
 def masked_windows(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
-    """Depthwise: one Conv per kernel column, with x as kernel and dy shifted, less what the shift would wrap around."""
-    rows, *inner = _axes(spec)
+    """Depthwise: one Conv per kernel column, with x as kernel and dy shifted, less the points that a shift would wrap."""
+    rows, *inner = spec.axes
     lead = (spec.batch or 0) * spec.groups
     grid = [max(a.x, a.y) for a in inner]  # both operands get the same pitch
     pitch = math.prod(grid)
@@ -120,22 +85,22 @@ def masked_windows(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     x = extend(e, x, [lead, rows.x * pitch], 1, 0, (height * rows.dilation - rows.x) * pitch)
     windows = _four(rows.kernel)
     total = (height + windows - 1) * rows.dilation * pitch
-    found = []
+    parts = []
     for tap in _taps(inner):
         shifts = [a.shift(t) for a, t in zip(inner, tap, strict=True)]
         shifted = _unwrapped(e, e.reshape(dy, [lead, rows.y * pitch]), rows.y, inner, grid, shifts)
         # the last kernel row comes first, since it is dy that moves
         front = rows.shift(rows.kernel - 1) * pitch + sum(map(math.prod, zip(shifts, _pitches(grid), strict=True)))
         shifted = extend(e, shifted, [lead, rows.y * pitch], 1, front, total - front - rows.y * pitch)
-        found.append(_slide(e, shifted, x, lead, lead, _Slide(height, rows.dilation * pitch, windows)))
-    taps = e.reshape(e.concat(found, 3), [spec.batch or 0, spec.groups, windows, len(found)])
+        parts.append(_slide(e, shifted, x, lead, lead, _Slide(height, rows.dilation * pitch, windows)))
+    taps = e.reshape(e.concat(parts, 3), [spec.batch or 0, spec.groups, windows, len(parts)])
     taps = e.reduce_sum(taps, [0], keepdims=False)
     reverse = ([rows.kernel - 1], [-(2**31)], [1], [-1])
     return e.reshape_like(e.op("Slice", taps, *map(e.ints, reverse)), n["W_like"])
 
 
 def _on_grid(e: Emitter, v: ir.Value, shape: list[int], grid: Sequence[int]) -> ir.Value:
-    """Zeros at the end of every axis from the third on, up to the sizes of the grid."""
+    """Append zeros along every axis from the third on, up to the sizes of the grid."""
     for axis, size in reversed(list(enumerate(grid, 2))):
         v = extend(e, v, shape, axis, 0, size - shape[axis])
         shape = [*shape[:axis], size, *shape[axis + 1 :]]
@@ -143,9 +108,9 @@ def _on_grid(e: Emitter, v: ir.Value, shape: list[int], grid: Sequence[int]) -> 
 
 
 def _unwrapped(
-    e: Emitter, dy: ir.Value, rows: int, inner: Sequence[_Axis], grid: Sequence[int], shifts: Sequence[int]
+    e: Emitter, dy: ir.Value, rows: int, inner: Sequence[Axis], grid: Sequence[int], shifts: Sequence[int]
 ) -> ir.Value:
-    """dy without what a shift takes past an end of its row, where it would meet the row beside."""
+    """dy without the points that a shift moves past an end of their row, into the next row."""
     keep = np.ones((rows, *grid), bool)
     for axis, (a, size, shift) in enumerate(zip(inner, grid, shifts, strict=True), 1):
         at = np.arange(size)
@@ -160,26 +125,26 @@ def _unwrapped(
 @lowering("ConvWeightGrad", "placed_windows", requires=[*_STATIC, known_batch])
 def placed_windows(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """Depthwise: one Conv per kernel column, over x padded and thinned by the stride, dy placed for the column."""
-    rows, *inner = _axes(spec)
+    rows, *inner = spec.axes
     lead = (spec.batch or 0) * spec.groups
     height = -(-rows.y * rows.stride // rows.dilation)
     windows = _four(rows.kernel)
     high = (height + windows - 1) * rows.dilation
-    found = []
+    parts = []
     for tap in _taps(inner):
         spans = [_span(a, t) for a, t in zip(inner, tap, strict=True)]
         data = _thinned(e, n["X"], rows, spans, high, spec)
         kernel = _placed(e, n["dY"], rows, inner, spans, height * rows.dilation, spec)
         size = _Slide(height, rows.dilation * math.prod(s.count for s in spans), windows)
-        found.append(_slide(e, data, kernel, lead, lead * (spec.features or 0) // spec.groups, size))
-    taps = e.reshape(e.concat(found, 3), [spec.batch or 0, spec.features or 0, windows, len(found)])
+        parts.append(_slide(e, data, kernel, lead, lead * (spec.features or 0) // spec.groups, size))
+    taps = e.reshape(e.concat(parts, 3), [spec.batch or 0, spec.features or 0, windows, len(parts)])
     taps = e.reduce_sum(taps, [0], keepdims=False)
     return e.reshape_like(e.slice(taps, [0], [rows.kernel], [1]), n["W_like"])
 
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """The columns `start`, `start + stride`, ... of x that the taps of one residue meet, and where dy stands in them."""
+    """The columns `start`, `start + stride`, ... of x that the taps of one residue read; `offset` of dy among them."""
 
     start: int
     stride: int
@@ -188,14 +153,14 @@ class _Span:
     size: int
 
 
-def _span(axis: _Axis, tap: int) -> _Span:
-    s, own = axis.stride, axis.shift(tap)
-    fellows = [axis.shift(t) // s for t in range(axis.kernel) if (axis.shift(t) - own) % s == 0]
-    count = axis.y + max(fellows) - min(fellows)
-    return _Span(s * min(fellows) + own % s, s, count, own // s - min(fellows), axis.x)
+def _span(axis: Axis, tap: int) -> _Span:
+    s, shift = axis.stride, axis.shift(tap)
+    same = [axis.shift(t) // s for t in range(axis.kernel) if (axis.shift(t) - shift) % s == 0]
+    count = axis.y + max(same) - min(same)
+    return _Span(s * min(same) + shift % s, s, count, shift // s - min(same), axis.x)
 
 
-def _thinned(e: Emitter, x: ir.Value, rows: _Axis, spans: Sequence[_Span], high: int, spec: ConvSpec) -> ir.Value:
+def _thinned(e: Emitter, x: ir.Value, rows: Axis, spans: Sequence[_Span], high: int, spec: ConvSpec) -> ir.Value:
     """Rows from `-begin` on and the columns of `spans`: a Conv with a one-hot kernel pads, thins and trims in one pass.
 
     It has three spatial axes, so that the runtime does not move x into its blocked layout and back.
@@ -207,7 +172,7 @@ def _thinned(e: Emitter, x: ir.Value, rows: _Axis, spans: Sequence[_Span], high:
     first = [max(p.start, 0) for p in picks]
     low = [max(-p.start, 0) for p in picks]
     over = [p.size + b - f - 1 - p.stride * (p.count - 1) for p, f, b in zip(picks, first, low, strict=True)]
-    # a wider kernel cuts off what is left over, unless it is less than a stride
+    # a wider kernel leaves out the surplus columns, unless they are less than a stride
     extent = [f + 1 + (o if o >= p.stride else 0) for p, f, o in zip(picks, first, over, strict=True)]
     one = np.zeros(extent)
     one[tuple(first)] = 1
@@ -218,7 +183,7 @@ def _thinned(e: Emitter, x: ir.Value, rows: _Axis, spans: Sequence[_Span], high:
 
 
 def _placed(
-    e: Emitter, dy: ir.Value, rows: _Axis, inner: Sequence[_Axis], spans: Sequence[_Span], high: int, spec: ConvSpec
+    e: Emitter, dy: ir.Value, rows: Axis, inner: Sequence[Axis], spans: Sequence[_Span], high: int, spec: ConvSpec
 ) -> ir.Value:
     """dy at its offset among the columns, every row followed by the rows of zeros that the stride leaves out."""
     lead = (spec.batch or 0) * (spec.features or 0)
@@ -244,7 +209,7 @@ def _placed(
 @lowering("ConvWeightGrad", "batch_windows", requires=_STATIC)
 def batch_windows(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """Depthwise: the samples moved innermost, then one Conv per node for every lag; for small images, any batch size."""
-    axes = _axes(spec)
+    axes = spec.axes
     batch: Dim = spec.batch if spec.batch is not None else e.dim(n["X"], 0)
     channels, features = spec.groups, spec.features or 0
     rows, *inner = axes
@@ -278,4 +243,4 @@ def batch_windows(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
 def _samples_last(e: Emitter, v: ir.Value, batch: Dim, size: int) -> ir.Value:
     """[batch, size] -> [size, batch]."""
     v = e.reshape(v, [batch, size])
-    return swapped_by_product(e, v, batch) if isinstance(batch, int) else e.swap_last(v)
+    return transpose_by_product(e, v, batch) if isinstance(batch, int) else e.swap_last(v)

@@ -1,16 +1,16 @@
 """Depthwise convolutions as one batch of matrix products: bands of rows by windows of rows.
 
 A band of rows written depends on a window of rows read, by the same linear map all over the image and for all samples.
-Written out as a matrix (Toeplitz along the rows for unit stride) it is mostly zeros, but a processor that multiplies
-matrices at its full speed does that sooner than it gathers patches for products with a single row:
+As a matrix (Toeplitz along the rows for unit stride) it is mostly zeros, but a processor that multiplies matrices at full
+speed multiplies it sooner than it gathers patches for products with a single row:
 
     y[c, (n, u), (r, q)] = sum over w of windows[c, (n, u), w] matrix[c, w, (r, q)]
 
 for band u and row r of it, and position q within the row. A window is a few pieces of consecutive rows, each copied at
-once: bands of several rows copy fewer and longer pieces, and multiply more zeros. One band is the whole image.
+once: bands of several rows copy fewer and longer pieces, and multiply more zeros. One band may be the whole image.
 
-The weight's gradient is the same form read from another side: the products of windows and bands, summed over n and u, of
-which each tap takes those of the points that it connects.
+The weight gradient is another derivative of the same form: products of windows and bands, summed over n and u, and for each
+tap the sum over the pairs of points that it connects.
 """
 
 from __future__ import annotations
@@ -26,32 +26,42 @@ import onnx_ir as ir
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.convolution import biased
 from onnx_convgrad.ir.emit import Dim, Emitter
-from onnx_convgrad.ir.geometry import HINT_BATCH, ConvSpec
-from onnx_convgrad.lowering.conv.empty_batch import settled
-from onnx_convgrad.lowering.conv.kernels import combined, depthwise
-from onnx_convgrad.lowering.conv.shared import extend, not_empty, spatial_axes, static_sizes, x_dims, y_dims
+from onnx_convgrad.ir.geometry import HINT_BATCH, Axis, ConvSpec
+from onnx_convgrad.lowering.conv.both_ways import Images, both_ways
+from onnx_convgrad.lowering.conv.empty_batch import zero_if_empty
+from onnx_convgrad.lowering.conv.kernels import outer_map
+from onnx_convgrad.lowering.conv.layout import extend, x_dims, y_dims
+from onnx_convgrad.lowering.conv.requirements import depthwise, not_empty, one_per_group, static_sizes
 from onnx_convgrad.lowering.table import Query, Requirement, lowering
 
 _MOST_ENTRIES = 2_000_000
-"""Of the constant that makes the matrices, which is kept in the model."""
+"""Entries of the constant from which the matrices are computed, which is stored in the model."""
 
 _PIECE = 500
-"""Multiplications in the time of copying a piece."""
+"""Multiplications in the time that copying a piece takes."""
 
 ENTRY = 35
-"""The same for making and packing one entry of a matrix."""
+"""The same for computing and packing one entry of a matrix."""
 
 _LANES = 16
 """Columns that are multiplied at once."""
 
-# -- which point of one axis meets which -------------------------------------------------------------------------------
+# -- which point of one axis reads which -------------------------------------------------------------------------------
 
 
-def met(spec: ConvSpec, axis: int) -> np.ndarray:
+def rows_read(axis: Axis, rows: int, *, backward: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Row that each of the first rows written reads with each tap, and whether it does: [rows, taps]."""
+    at, taps = np.arange(rows)[:, None], axis.dilation * np.arange(axis.kernel)
+    if backward:
+        shift = at + axis.begin - taps
+        return shift // axis.stride, shift % axis.stride == 0
+    return axis.stride * at + taps - axis.begin, np.ones((rows, taps.size), bool)
+
+
+def _whole_axis(axis: Axis) -> np.ndarray:
     """Which row of x each row of y reads with each tap: [taps, x, y]."""
-    k, x, y = spec.kernel[axis] or 1, spec.x[axis] or 1, spec.y[axis] or 1
-    read = spec.strides[axis] * np.arange(y) + spec.dilations[axis] * np.arange(k)[:, None] - spec.begin[axis]
-    return np.asarray(read[:, None, :] == np.arange(x)[:, None], float)
+    reads, _ = rows_read(axis, axis.y, backward=False)
+    return np.asarray(reads.T[:, None, :] == np.arange(axis.x)[:, None], float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,22 +78,20 @@ class Bands:
     front: int
 
 
-def _reads(spec: ConvSpec, rows: int, *, backward: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Which row each of the first rows written reads with each tap, and whether it does: [rows, taps]."""
-    s, begin = spec.strides[0], spec.begin[0]
-    at, taps = np.arange(rows)[:, None], spec.dilations[0] * np.arange(spec.kernel[0] or 1)
-    if backward:
-        return (at + begin - taps) // s, (at + begin - taps) % s == 0
-    return s * at + taps - begin, np.ones((rows, taps.size), bool)
+def _used_rows(axis: Axis, rows: int, count: int, step: int, *, backward: bool) -> tuple[np.ndarray, np.ndarray]:
+    """`rows_read`, without the taps that read nothing but padding in every band."""
+    reads, used = rows_read(axis, rows, backward=backward)
+    have = axis.y if backward else axis.x
+    return reads, used & (reads < have) & (reads + (count - 1) * step >= 0)
 
 
 def bands(spec: ConvSpec, unit: int, *, backward: bool) -> Bands | None:
     """Bands of `unit` rows of y, or of the rows of x that belong to them; `None` if all windows reach only padding."""
-    s, x, y = spec.strides[0], spec.x[0] or 1, spec.y[0] or 1
-    rows, step, have, want = (s * unit, unit, y, x) if backward else (unit, s * unit, x, y)
+    axis = spec.axes[0]
+    s = axis.stride
+    rows, step, want = (s * unit, unit, axis.x) if backward else (unit, s * unit, axis.y)
     count = -(-want // rows)
-    reads, used = _reads(spec, rows, backward=backward)
-    used &= (reads < have) & (reads + (count - 1) * step >= 0)
+    reads, used = _used_rows(axis, rows, count, step, backward=backward)
     if not used.any():
         return None
     low, high = int(reads[used].min()), int(reads[used].max())
@@ -91,11 +99,9 @@ def bands(spec: ConvSpec, unit: int, *, backward: bool) -> Bands | None:
     return Bands(rows, count, pieces, step if count > 1 else high - low + 1, -low)
 
 
-def first_map(cut: Bands, spec: ConvSpec, *, backward: bool) -> np.ndarray:
+def _first_map(cut: Bands, spec: ConvSpec, *, backward: bool) -> np.ndarray:
     """Which row of its window each row of the first band reads with each tap: [taps, rows read, rows written]."""
-    reads, used = _reads(spec, cut.rows, backward=backward)
-    have = (spec.y if backward else spec.x)[0] or 1
-    used &= (reads < have) & (reads + (cut.count - 1) * cut.step >= 0)
+    reads, used = _used_rows(spec.axes[0], cut.rows, cut.count, cut.step, backward=backward)
     entries = np.zeros((used.shape[1], cut.pieces * cut.step, cut.rows))
     rows, taps = np.nonzero(used)
     entries[taps, reads[rows, taps] + cut.front, rows] = 1
@@ -104,15 +110,17 @@ def first_map(cut: Bands, spec: ConvSpec, *, backward: bool) -> np.ndarray:
 
 @cache
 def heights(spec: ConvSpec, *, backward: bool) -> tuple[tuple[Bands, int, int], ...]:
-    """Heights of band whose matrices can be kept, with the points of a window and those of a band."""
-    want = (spec.x if backward else spec.y)[0] or 1
-    read, written = (math.prod(d or 1 for d in v[1:]) for v in ((spec.y, spec.x) if backward else (spec.x, spec.y)))
-    last = -(-want // (spec.strides[0] if backward else 1))
+    """Bands of every height whose matrices can be stored, with the points of a window and those of a band."""
+    first, *inner = spec.axes
+    read, written = math.prod(a.x for a in inner), math.prod(a.y for a in inner)
+    last = first.y
+    if backward:
+        read, written, last = written, read, -(-first.x // first.stride)
     found: list[tuple[Bands, int, int]] = []
     larger = False
     for unit in range(1, last + 1):
         if larger and unit < last:
-            continue  # higher bands only have larger matrices, but for the whole image, which reads no padding
+            continue  # higher bands have larger matrices, except the whole image, which reads no padding
         cut = bands(spec, unit, backward=backward)
         if cut is None:
             break
@@ -125,16 +133,17 @@ def heights(spec: ConvSpec, *, backward: bool) -> tuple[tuple[Bands, int, int], 
 
 
 def lanes(columns: int) -> int:
-    """Columns of a matrix product as they are multiplied."""
+    """Columns of a matrix product, rounded up to whole lanes."""
     return -(-columns // _LANES) * _LANES
 
 
 def samples_of(spec: ConvSpec) -> int:
+    """The batch size, or a typical one."""
     return HINT_BATCH if spec.batch is None else spec.batch
 
 
 def _choices(spec: ConvSpec, *, backward: bool) -> Iterator[tuple[float, Bands]]:
-    """Every height of band with an estimate of its time per channel, as a number of multiplications."""
+    """Bands of every height with an estimate of their time per channel, as a number of multiplications."""
     for found, window, columns in heights(spec, backward=backward):
         copies = found.pieces if found.count > 1 else 0
         each = found.count * (copies * _PIECE + window * lanes(columns))
@@ -142,12 +151,12 @@ def _choices(spec: ConvSpec, *, backward: bool) -> Iterator[tuple[float, Bands]]
 
 
 def best(spec: ConvSpec, *, backward: bool) -> Bands | None:
-    """The bands that should take the least time, if any has matrices of a size that can be kept."""
+    """The bands that should take the least time, if any have matrices of a size that can be stored."""
     return min(_choices(spec, backward=backward), key=lambda pair: pair[0], default=(0.0, None))[1]
 
 
 def cheaper(spec: ConvSpec) -> tuple[bool, Bands] | None:
-    """For the weight's gradient: windows of x and bands of dy, or the other way round (`True`), whichever is less."""
+    """For the weight gradient: windows of x and bands of dy, or the reverse (`True`), whichever is cheaper."""
     found = [(cost, way, cut) for way in (False, True) for cost, cut in _choices(spec, backward=way)]
     return min(found, key=lambda choice: choice[0])[1:] if found else None
 
@@ -155,21 +164,14 @@ def cheaper(spec: ConvSpec) -> tuple[bool, Bands] | None:
 # -- requirements ------------------------------------------------------------------------------------------------------
 
 
-def one_per_group(q: Query) -> str | None:
-    return None if q.spec.features == q.spec.groups else "a group has several features"
-
-
 _TOO_LONG = "the rows are too long, or the windows reach nothing but padding"
 
 
-def small_matrices(backward: bool) -> Requirement:
-    def requirement(q: Query) -> str | None:
-        return None if not q.spec.static or best(q.spec, backward=backward) else _TOO_LONG
-
-    return requirement
+def _small_matrices(backward: bool) -> list[Requirement]:
+    return [lambda q: None if not q.spec.static or best(q.spec, backward=backward) else _TOO_LONG]
 
 
-def small_products(q: Query) -> str | None:
+def _small_products(q: Query) -> str | None:
     return None if not q.spec.static or cheaper(q.spec) else _TOO_LONG
 
 
@@ -179,20 +181,20 @@ BANDS = [not_empty, depthwise, one_per_group, static_sizes]
 
 
 def whole_map(cut: Bands, spec: ConvSpec, *, backward: bool) -> np.ndarray:
-    """Which point of a window each point of its band meets with each tap: [taps, window, band]."""
-    inner = [met(spec, axis) for axis in range(1, spec.rank)]
-    maps = [first_map(cut, spec, backward=backward), *(m.transpose(0, 2, 1) if backward else m for m in inner)]
+    """Which point of a window each point of its band reads with each tap: [taps, window, band]."""
+    inner = [_whole_axis(axis) for axis in spec.axes[1:]]
+    maps = [_first_map(cut, spec, backward=backward), *(m.transpose(0, 2, 1) if backward else m for m in inner)]
     size = [math.prod(m.shape[part] for m in maps) for part in range(3)]
-    return combined(maps).reshape(size)
+    return outer_map(maps).reshape(size)
 
 
-def inside(e: Emitter, v: ir.Value, batch: Dim, channels: Dim, points: Dim) -> ir.Value:
+def channels_first(e: Emitter, v: ir.Value, batch: Dim, channels: Dim, points: Dim) -> ir.Value:
     """[N, C, points] -> [C, N, points]."""
     return e.transpose(e.reshape(v, [batch, channels, points]), [1, 0, 2])
 
 
 def padded_rows(e: Emitter, v: ir.Value, images: Dim, have: Dim, inner: Dim, cut: Bands) -> ir.Value:
-    """Images of `have` rows with the rows of zeros that the windows reach: [images, rows * inner]."""
+    """Images of `have` rows with the rows of zeros that the windows read: [images, rows * inner]."""
     assert isinstance(have, int), "static_sizes requires it"
     assert isinstance(inner, int), "static_sizes requires it"
     rows = (cut.count + cut.pieces - 1) * cut.step
@@ -203,7 +205,7 @@ def windows(e: Emitter, v: ir.Value, size: list[Dim], cut: Bands) -> ir.Value:
     """[N, C, *size] as windows of rows: [C, N * bands, rows * inner size]."""
     (batch, channels, *space), inner = size, e.size_mul(*size[3:])
     images = e.size_mul(batch, channels)
-    v = padded_rows(e, inside(e, v, batch, channels, e.size_mul(*space)), images, space[0], inner, cut)
+    v = padded_rows(e, channels_first(e, v, batch, channels, e.size_mul(*space)), images, space[0], inner, cut)
     if cut.pieces > 1:
         v = e.reshape(v, [images, cut.count + cut.pieces - 1, e.size_mul(cut.step, inner)])
         at = np.arange(cut.count)[:, None] + np.arange(cut.pieces)
@@ -211,44 +213,27 @@ def windows(e: Emitter, v: ir.Value, size: list[Dim], cut: Bands) -> ir.Value:
     return e.reshape(v, [channels, e.size_mul(batch, cut.count), e.size_mul(cut.pieces * cut.step, inner)])
 
 
-def by_bands(
-    e: Emitter, v: ir.Value, w: ir.Value, spec: ConvSpec, have: list[Dim], want: list[Dim], *, backward: bool
-) -> ir.Value:
-    """The convolution of v [N, C, *have], or the gradient for its data: [N, C, *want]."""
-    cut = best(spec, backward=backward)
-    assert cut is not None, "small_matrices requires it"
-    maps = whole_map(cut, spec, backward=backward)
+@both_ways("bands", BANDS, _small_matrices)
+def by_bands(e: Emitter, spec: ConvSpec, images: Images) -> ir.Value:
+    """Depthwise: bands of rows, one matrix per channel for the bands of all samples; for small images."""
+    cut = best(spec, backward=images.backward)
+    assert cut is not None, "_small_matrices requires it"
+    maps, w, want = whole_map(cut, spec, backward=images.backward), images.w, images.want
     window, columns = maps.shape[1:]
-    channels, rows = spec.groups, cut.rows
+    channels = spec.groups
     matrices = e.matmul(e.reshape(w, [channels, spec.taps or 1]), e.const(maps.reshape(len(maps), -1), w.dtype))
-    product = e.matmul(windows(e, v, have, cut), e.reshape(matrices, [channels, window, columns]))
-    result = e.reshape(product, [channels, want[0], cut.count * rows, *want[3:]])
+    product = e.matmul(windows(e, images.v, images.have, cut), e.reshape(matrices, [channels, window, columns]))
+    result = e.reshape(product, [channels, want[0], cut.count * cut.rows, *want[3:]])
     result = e.slice(result, [0], [want[2]], [2])
-    return e.transpose(result, [1, 0, *spatial_axes(spec)])
+    return biased(e, e.transpose(result, [1, 0, *spec.spatial_axes]), images.bias, spec.rank)
 
 
-@lowering("Conv", "bands", requires=[*BANDS, small_matrices(backward=False)])
-def bands_forward(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
-    """Depthwise: bands of rows, one matrix per channel for the bands of all samples; for small images."""
-    x, bias = n["X"], n.get("B")
-    have = x_dims(e, x, spec)
-    result = by_bands(e, x, n["W"], spec, have, [have[0], spec.groups, *(d or 0 for d in spec.y)], backward=False)
-    return biased(e, result, bias, spec.rank)
-
-
-@lowering("ConvInputGrad", "bands", requires=[*BANDS, small_matrices(backward=True)])
-def bands_input_grad(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
-    """Depthwise: bands of rows, one matrix per channel for the bands of all samples; for small images."""
-    dy = n["dY"]
-    return by_bands(e, dy, n["W"], spec, y_dims(e, dy, spec), x_dims(e, n["X_like"], spec), backward=True)
-
-
-@lowering("ConvWeightGrad", "bands", requires=[*BANDS, small_products])
+@lowering("ConvWeightGrad", "bands", requires=[*BANDS, _small_products])
 def bands_weight_grad(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
-    """Depthwise: products of all points of a band and of its window, of which each tap takes its own; for strides."""
+    """Depthwise: products of all points of a band and of its window, summed over those of each tap; for strides."""
     x, dy = n["X"], n["dY"]
     found = cheaper(spec)
-    assert found is not None, "small_products requires it"
+    assert found is not None, "_small_products requires it"
     backward, cut = found
     maps = whole_map(cut, spec, backward=backward)
     taps = len(maps)
@@ -260,7 +245,7 @@ def bands_weight_grad(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     products = e.matmul(e.swap_last(rows), columns)
     takes = maps.transpose(1, 2, 0) if backward else maps.transpose(2, 1, 0)
     total = e.matmul(e.reshape(products, [spec.groups, takes[..., 0].size]), e.const(takes.reshape(-1, taps), x.dtype))
-    return e.reshape_like(settled(e, total, sizes["x"][0]), n["W_like"])
+    return e.reshape_like(zero_if_empty(e, total, sizes["x"][0]), n["W_like"])
 
 
 def whole_bands(e: Emitter, v: ir.Value, size: list[Dim], cut: Bands) -> ir.Value:
@@ -268,6 +253,11 @@ def whole_bands(e: Emitter, v: ir.Value, size: list[Dim], cut: Bands) -> ir.Valu
     (batch, channels, *space), inner = size, e.size_mul(*size[3:])
     whole = Bands(cut.rows, cut.count, 1, cut.rows, 0)
     v = padded_rows(
-        e, inside(e, v, batch, channels, e.size_mul(*space)), e.size_mul(batch, channels), space[0], inner, whole
+        e,
+        channels_first(e, v, batch, channels, e.size_mul(*space)),
+        e.size_mul(batch, channels),
+        space[0],
+        inner,
+        whole,
     )
     return e.reshape(v, [channels, e.size_mul(batch, cut.count), e.size_mul(cut.rows, inner)])

@@ -1,13 +1,13 @@
-"""Depthwise convolutions by bands of rows whose windows are read where they lie.
+"""Depthwise convolutions by bands of rows whose windows are read in place.
 
-As in `conv_bands`, a matrix takes a window of rows to a band of them. Consecutive windows overlap by all but one piece, so
-one matrix whose rows overlap in memory holds them all: ONNX Runtime's Conv multiplies with such a matrix, without a copy,
-where a kernel is as wide as its input (`conv_depthwise`):
+As in `depthwise_bands`, a matrix maps a window of rows to a band of them. Consecutive windows overlap by all but one piece,
+so one matrix whose rows overlap in memory holds them all: ONNX Runtime's Conv multiplies with such a matrix, without a
+copy, where a kernel is as wide as its input (`depthwise`):
 
     z[n, c, (r, q), u] = sum over w of matrix[c, (r, q), w] x[n, c, u step + w]
 
-for band u and point (r, q) of it. That is a band per column, which a product with the identity puts right, on all threads.
-Each image is a product of its own, or all samples of a channel are one, with rows of zeros between them.
+for band u and point (r, q) of it. That is a band per column, which a product with the identity transposes on all threads.
+Each image is a separate product, or all samples of a channel are one (folded), with rows of zeros between them.
 """
 
 from __future__ import annotations
@@ -17,44 +17,45 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.convolution import biased
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.geometry import ConvSpec
 from onnx_convgrad.ir.samples import cut_samples, filled, with_samples
-from onnx_convgrad.lowering.conv.depthwise import overlapping_windows
+from onnx_convgrad.lowering.conv.both_ways import Images, both_ways
 from onnx_convgrad.lowering.conv.depthwise_bands import (
     BANDS,
     ENTRY,
     Bands,
+    channels_first,
     heights,
-    inside,
     lanes,
     padded_rows,
     samples_of,
     whole_map,
 )
-from onnx_convgrad.lowering.conv.shared import conv_kernel, extend, spatial_axes, x_dims, y_dims
-from onnx_convgrad.lowering.table import Query, Requirement, lowering
+from onnx_convgrad.lowering.conv.layout import extend
+from onnx_convgrad.lowering.conv.requirements import conv_kernel, overlapping_windows
+from onnx_convgrad.lowering.table import Requirement
 
 _PACK = 10
-"""Multiplications in the time of packing an element of a window."""
+"""Multiplications in the time that packing an element of a window takes."""
 
 _TURN = 45
-"""The same for putting a result in its place."""
+"""The same for transposing a result."""
 
 _CUT = 20
-"""The same for a result that is copied because others behind it are not wanted."""
+"""The same for a result that is copied because surplus rows behind it are cut off."""
 
 _START = 5000
 """The same for starting one product."""
 
 
 def _choices(spec: ConvSpec, *, backward: bool, folded: bool) -> Iterator[tuple[float, Bands]]:
-    """Every height of several bands with an estimate of its time per channel, as a number of multiplications."""
+    """Several bands of every height with an estimate of their time per channel, as a number of multiplications."""
     for cut, window, columns in heights(spec, backward=backward):
         if cut.count > 1:
-            have, want = ((v[0] or 1) for v in ((spec.y, spec.x) if backward else (spec.x, spec.y)))
+            axis = spec.axes[0]
+            have, want = (axis.y, axis.x) if backward else (axis.x, axis.y)
             many, pitch = samples_of(spec), _pitch(cut, have) if folded else cut.count
             products, count = (1, many * pitch) if folded else (many, pitch)
             turning = _TURN + lanes(columns) + (_CUT if pitch * cut.rows > want else 0)
@@ -75,55 +76,53 @@ def _pitch(cut: Bands, have: int) -> int:
     return pieces - max(0, min(cut.front // cut.step, below, cut.pieces - 1))
 
 
-def several_bands(backward: bool) -> Requirement:
-    def requirement(q: Query) -> str | None:
-        if not q.spec.static or best(q.spec, backward=backward, folded=False):
-            return None
-        return "the rows are too long, or there is one band"
-
-    return requirement
+def _several_bands(backward: bool) -> list[Requirement]:
+    reason = "the rows are too long, or there is one band"
+    return [lambda q: None if not q.spec.static or best(q.spec, backward=backward, folded=False) else reason]
 
 
-SLIDING = [*BANDS, conv_kernel, overlapping_windows]
+_SLIDING = [*BANDS, conv_kernel, overlapping_windows]
 
 
-def sliding(
-    e: Emitter,
-    v: ir.Value,
-    w: ir.Value,
-    spec: ConvSpec,
-    have: list[Dim],
-    want: list[Dim],
-    *,
-    backward: bool,
-    folded: bool,
-) -> ir.Value:
-    """The convolution of v [N, C, *have], or the gradient for its data: [N, C, *want]."""
-    cut = best(spec, backward=backward, folded=folded)
-    assert cut is not None, "several_bands requires it"
-    maps = whole_map(cut, spec, backward=backward)
+@both_ways("sliding_bands", _SLIDING, _several_bands)
+def sliding(e: Emitter, spec: ConvSpec, images: Images) -> ir.Value:
+    """Depthwise: a Conv per image that reads overlapping windows of rows in place; for large kernels."""
+    return _sliding(e, spec, images, folded=False)
+
+
+@both_ways("folded_sliding_bands", _SLIDING, _several_bands)
+def folded_sliding(e: Emitter, spec: ConvSpec, images: Images) -> ir.Value:
+    """Depthwise: the same with the images of all samples one below the other; for small images."""
+    return _sliding(e, spec, images, folded=True)
+
+
+def _sliding(e: Emitter, spec: ConvSpec, images: Images, *, folded: bool) -> ir.Value:
+    cut = best(spec, backward=images.backward, folded=folded)
+    assert cut is not None, "_several_bands requires it"
+    w, have, want = images.w, images.have, images.want
+    maps = whole_map(cut, spec, backward=images.backward)
     taps, window, columns = maps.shape
     channels, rows, wide = spec.groups, cut.rows, window // cut.pieces
     made = e.matmul(e.reshape(w, [channels, taps]), e.const(maps.transpose(0, 2, 1).reshape(taps, -1), w.dtype))
     kernels = e.reshape(made, [channels * columns, 1, cut.pieces, wide])
-    v, samples = with_samples(e, v, have), filled(e, have[0])
+    v, samples = with_samples(e, images.v, have), filled(e, have[0])
     data = (_all_samples if folded else _each_sample)(e, v, [samples, *have[1:]], cut)
     result = e.op("Conv", data, kernels, group=channels)
     if folded:
         assert isinstance(have[2], int), "static_sizes requires it"
         pitch = _pitch(cut, have[2])
-        result = _turned(e, result, [channels, columns, e.size_mul(samples, pitch)])
+        result = _transposed(e, result, [channels, columns, e.size_mul(samples, pitch)])
         result = e.reshape(result, [channels, samples, pitch * rows, *want[3:]])
     else:
-        result = _turned(e, result, [samples, channels, columns, cut.count])
+        result = _transposed(e, result, [samples, channels, columns, cut.count])
         result = e.reshape(result, [samples, channels, cut.count * rows, *want[3:]])
     result = e.slice(result, [0], [want[2]], [2])
     if folded:
-        result = e.transpose(result, [1, 0, *spatial_axes(spec)])
-    return cut_samples(e, result, want[0])
+        result = e.transpose(result, [1, 0, *spec.spatial_axes])
+    return biased(e, cut_samples(e, result, want[0]), images.bias, spec.rank)
 
 
-def _turned(e: Emitter, v: ir.Value, size: list[Dim]) -> ir.Value:
+def _transposed(e: Emitter, v: ir.Value, size: list[Dim]) -> ir.Value:
     """v, of `size`, with the last two axes exchanged."""
     columns = size[-2]
     assert isinstance(columns, int), "the points of a band are known"
@@ -143,49 +142,9 @@ def _all_samples(e: Emitter, v: ir.Value, size: list[Dim], cut: Bands) -> ir.Val
     assert isinstance(have, int), "static_sizes requires it"
     assert isinstance(inner, int), "static_sizes requires it"
     pitch, piece = _pitch(cut, have), cut.step * inner
-    v = inside(e, v, batch, channels, have * inner)
+    v = channels_first(e, v, batch, channels, have * inner)
     after = pitch * piece - (cut.front + have) * inner
     v = extend(e, v, [e.size_mul(batch, channels), have * inner], 1, cut.front * inner, after)
     pieces = e.size_mul(batch, pitch)
     v = extend(e, v, [channels, e.size_mul(pieces, piece)], 1, 0, (cut.pieces - 1) * piece)
     return e.reshape(v, [1, channels, e.size_add(pieces, cut.pieces - 1), piece])
-
-
-# -- lowerings ---------------------------------------------------------------------------------------------------------
-
-
-def _forward(e: Emitter, n: Call, spec: ConvSpec, *, folded: bool) -> ir.Value:
-    x, bias = n["X"], n.get("B")
-    have = x_dims(e, x, spec)
-    want: list[Dim] = [have[0], spec.groups, *(d or 0 for d in spec.y)]
-    result = sliding(e, x, n["W"], spec, have, want, backward=False, folded=folded)
-    return biased(e, result, bias, spec.rank)
-
-
-def _input_grad(e: Emitter, n: Call, spec: ConvSpec, *, folded: bool) -> ir.Value:
-    dy, want = n["dY"], x_dims(e, n["X_like"], spec)
-    return sliding(e, dy, n["W"], spec, y_dims(e, dy, spec), want, backward=True, folded=folded)
-
-
-@lowering("Conv", "sliding_bands", requires=[*SLIDING, several_bands(backward=False)])
-def sliding_forward(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
-    """Depthwise: a Conv per image that reads overlapping windows of rows where they lie; for large kernels."""
-    return _forward(e, n, spec, folded=False)
-
-
-@lowering("ConvInputGrad", "sliding_bands", requires=[*SLIDING, several_bands(backward=True)])
-def sliding_input_grad(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
-    """Depthwise: a Conv per image that reads overlapping windows of rows where they lie; for large kernels."""
-    return _input_grad(e, n, spec, folded=False)
-
-
-@lowering("Conv", "folded_sliding_bands", requires=[*SLIDING, several_bands(backward=False)])
-def folded_forward(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
-    """Depthwise: the same with the images of all samples one below the other; for small images."""
-    return _forward(e, n, spec, folded=True)
-
-
-@lowering("ConvInputGrad", "folded_sliding_bands", requires=[*SLIDING, several_bands(backward=True)])
-def folded_input_grad(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
-    """Depthwise: the same with the images of all samples one below the other; for small images."""
-    return _input_grad(e, n, spec, folded=True)

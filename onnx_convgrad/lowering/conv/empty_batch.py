@@ -1,9 +1,9 @@
-"""Batches of unknown size, which may be empty: the lowerings that an empty batch would break take care of it here.
+"""Products and sums over batches of unknown size, which may be empty.
 
-ONNX Runtime convolves a batch of no samples, but refuses a spatial axis without points, and to broadcast matrices against
-an empty axis; and it leaves a batch of products over no terms unset. So products of one matrix with every sample are a
-Conv; what makes the batch part of a spatial axis adds a sample of zeros if there is none, and cuts the result; and sums
-over no points are settled in the end. Where the batch is known, or has samples as in training, nothing is emitted.
+ONNX Runtime convolves an empty batch, but refuses a spatial axis without points, and refuses to broadcast matrices against
+an empty axis; and it leaves a batch of products over no terms unset. So products of one matrix with every sample become a
+Conv; a batch that becomes part of a spatial axis gets a sample of zeros if it is empty, and the result is cut; and sums over
+no points are replaced by zero. Where the batch is known, or is never empty as in training, nothing is emitted.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import onnx_ir as ir
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.samples import cut_samples, filled, may_be_empty, with_samples
 
-__all__ = ["product_of_samples", "settled"]
+__all__ = ["product_of_samples", "zero_if_empty"]
 
 
-def settled(e: Emitter, total: ir.Value, batch: Dim) -> ir.Value:
-    """A sum over the batch, which is zero if that is empty, whatever the runtime made of it."""
+def zero_if_empty(e: Emitter, total: ir.Value, batch: Dim) -> ir.Value:
+    """A sum over the batch, replaced by zero if the batch is empty: the runtime leaves that unset."""
     if not may_be_empty(e, batch):
         return total
     return e.where(e.op("Greater", batch, e.ints([0])), total, 0)

@@ -1,4 +1,4 @@
-"""Ways of computing Conv and ConvTranspose themselves."""
+"""Conv and ConvTranspose themselves: by the runtime's operator, or by products for types that it does not convolve."""
 
 from __future__ import annotations
 
@@ -9,16 +9,9 @@ from onnx_convgrad.ir.convolution import biased
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.geometry import ConvSpec
 from onnx_convgrad.lowering.conv.empty_batch import product_of_samples
-from onnx_convgrad.lowering.conv.shared import (
-    conv_kernel,
-    features_of,
-    im2col,
-    not_empty,
-    scatter,
-    spatial_axes,
-    static_kernel,
-    x_dims,
-)
+from onnx_convgrad.lowering.conv.layout import features_of, x_dims
+from onnx_convgrad.lowering.conv.patches import gather_patches, scatter_columns
+from onnx_convgrad.lowering.conv.requirements import conv_kernel, not_empty, static_kernel
 from onnx_convgrad.lowering.table import lowering
 
 
@@ -32,18 +25,17 @@ def conv_itself(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
 def conv_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """The forward convolution as slices and one MatMul, for dtypes without a convolution kernel (float64 on the CPU)."""
     x, w, bias = n["X"], n["W"], n.get("B")
-    axes = spatial_axes(spec)
-    sizes = x_dims(e, x, spec)
+    batch, channels, *have = x_dims(e, x, spec)
     y: list[Dim] = [
-        size if size is not None else e.size_add(e.size_div(e.size_sub(e.size_add(sizes[a], b + t), span or 1), s), 1)
-        for size, a, b, t, span, s in zip(spec.y, axes, spec.begin, spec.end, spec.span, spec.strides, strict=True)
+        size if size is not None else e.size_add(e.size_div(e.size_sub(e.size_add(d, b + t), span or 1), s), 1)
+        for size, d, b, t, span, s in zip(spec.y, have, spec.begin, spec.end, spec.span, spec.strides, strict=True)
     ]
-    features = features_of(e, w, spec)
-    columns = im2col(e, x, y, spec)
-    inner = e.size_mul(e.size_div(sizes[1], spec.groups), spec.taps or 1)
-    matrix = e.reshape(w, [spec.groups, e.size_div(features, spec.groups), inner])
-    rows = [sizes[0], e.size_div(features, spec.groups), inner, e.size_mul(*y)]
-    result = e.reshape(product_of_samples(e, matrix, columns, rows, spec.groups), [sizes[0], features, *y])
+    features, g = features_of(e, w, spec), spec.groups
+    inner, points = e.size_mul(e.size_div(channels, g), spec.taps or 1), e.size_mul(*y)
+    columns = e.reshape(gather_patches(e, x, y, spec), [batch, g, inner, points])
+    matrix = e.reshape(w, [g, e.size_div(features, g), inner])
+    sizes = [batch, e.size_div(features, g), inner, points]
+    result = e.reshape(product_of_samples(e, matrix, columns, sizes, g), [batch, features, *y])
     return biased(e, result, bias, spec.rank)
 
 
@@ -58,5 +50,4 @@ def conv_transpose_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
         offset = span - s + extra[axis] - spec.begin[axis] - spec.end[axis]
         have = spec.x[axis]
         size.append(have if have is not None else e.size_add(e.size_mul(e.dim(x, 2 + axis), s), offset))
-    result = scatter(e, x, w, size, spec)
-    return biased(e, result, bias, spec.rank)
+    return biased(e, scatter_columns(e, x, w, size, spec), bias, spec.rank)

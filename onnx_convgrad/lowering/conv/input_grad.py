@@ -1,4 +1,4 @@
-"""Ways of computing the gradient for a convolution's data operand."""
+"""The data gradient of a convolution by ConvTranspose, by a Conv with the reversed kernel, or by products and sums."""
 
 from __future__ import annotations
 
@@ -7,27 +7,25 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.convolution import Window
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.geometry import ConvSpec
-from onnx_convgrad.lowering.conv.kernels import back_padding, plain_conv, turned
-from onnx_convgrad.lowering.conv.shared import (
+from onnx_convgrad.lowering.conv.kernels import plain_conv, reverse_taps
+from onnx_convgrad.lowering.conv.layout import x_dims
+from onnx_convgrad.lowering.conv.patches import scatter_columns
+from onnx_convgrad.lowering.conv.requirements import (
     conv_kernel,
     is_empty,
     not_empty,
-    scatter,
-    spatial_axes,
     static_groups,
     static_kernel,
     unit_stride,
-    x_dims,
 )
 from onnx_convgrad.lowering.table import lowering
 
 
 @lowering("ConvInputGrad", "zeros", requires=[is_empty])
 def input_zeros(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
-    """An empty batch: the gradient is empty or zero, and some kernels refuse it."""
+    """A size is zero: the gradient is empty or zero, and some kernels refuse such operands."""
     return e.zeros_like(n["X_like"])
 
 
@@ -58,7 +56,7 @@ def conv_transpose(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
 
 def _fit(e: Emitter, full: ir.Value, like: ir.Value, skip: Sequence[int], spec: ConvSpec) -> ir.Value:
     """Cut `full` to the rows of `like`, starting at row `skip` (negative: rows of zeros that no window reaches)."""
-    axes = spatial_axes(spec)
+    axes = spec.spatial_axes
     want = x_dims(e, like, spec)[2:]
     before = [max(-s, 0) for s in skip]
     starts = [max(s, 0) for s in skip]
@@ -69,18 +67,13 @@ def _fit(e: Emitter, full: ir.Value, like: ir.Value, skip: Sequence[int], spec: 
     return e.slice(full, starts, [e.size_add(s, w) for s, w in zip(starts, want, strict=True)], axes)
 
 
-@lowering(
-    "ConvInputGrad",
-    "flipped_conv",
-    requires=[not_empty, conv_kernel, unit_stride, static_kernel, static_groups],
-)
+@lowering("ConvInputGrad", "flipped_conv", requires=[not_empty, conv_kernel, unit_stride, static_kernel, static_groups])
 def flipped_conv(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
-    """A Conv with the kernel turned around and its two channel axes exchanged; unit stride only."""
-    win = Window((1,) * spec.rank, spec.dilations, *back_padding(spec), spec.groups)
-    return plain_conv(e, n["dY"], turned(e, n["W"], spec), win)
+    """A Conv with the kernel reversed and its two channel axes exchanged; unit stride only."""
+    return plain_conv(e, n["dY"], reverse_taps(e, n["W"], spec), spec.back_window)
 
 
 @lowering("ConvInputGrad", "col2im_gemm", requires=[not_empty, static_kernel])
 def col2im_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """One MatMul to columns, each tap spread by the stride and added in place; runs for every dtype."""
-    return scatter(e, n["dY"], n["W"], x_dims(e, n["X_like"], spec)[1:], spec)
+    return scatter_columns(e, n["dY"], n["W"], x_dims(e, n["X_like"], spec)[1:], spec)

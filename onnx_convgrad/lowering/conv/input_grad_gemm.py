@@ -1,4 +1,4 @@
-"""Data gradients as a matrix product whose rows are the taps, which are then added in place.
+"""Data gradients as a matrix product whose rows are the taps, which Col2Im or a view adds in place.
 
     columns[c, t, p] = sum over o of w[o, c, t] dy[o, p]        dx[c, s p + d t - b] += columns[c, t, p]
 
@@ -14,9 +14,10 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.geometry import ConvSpec
 from onnx_convgrad.lowering.conv.empty_batch import product_of_samples
-from onnx_convgrad.lowering.conv.shared import is_pointwise, not_empty, static_kernel, x_dims, y_dims
-from onnx_convgrad.lowering.conv.stacked import columns_of, several_samples
-from onnx_convgrad.lowering.table import Query, lowering
+from onnx_convgrad.lowering.conv.layout import x_dims, y_dims
+from onnx_convgrad.lowering.conv.requirements import not_empty, several_samples, static_kernel
+from onnx_convgrad.lowering.conv.stacked import samples_as_columns
+from onnx_convgrad.lowering.table import Query, lowering, needs
 
 # -- requirements ------------------------------------------------------------------------------------------------------
 
@@ -27,13 +28,16 @@ def has_col2im(q: Query) -> str | None:
     return None
 
 
+is_pointwise = needs(lambda s: s.pointwise, "the kernel is not 1x1 with unit stride and no padding")
+
+
 def col2im_geometry(q: Query) -> str | None:
     if q.spec.negative_padding:
         return "Col2Im takes no negative padding"
     if q.spec.pointwise:
         return "a 1x1 kernel leaves nothing to add up"
     if q.spec.rank > 2:
-        return "ONNX Runtime before 1.28 adds windows up wrongly over three axes"
+        return "ONNX Runtime before 1.28 adds up windows wrongly over three axes"
     return None
 
 
@@ -68,13 +72,13 @@ def folded_columns(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     channels = x_dims(e, n["X_like"], spec)[1]
     points = e.size_mul(*y)
     matrix = tap_rows(e, n["W"], channels, features, spec)
-    product = e.matmul(matrix, columns_of(e, dy, batch, features, points, spec.groups))
+    product = e.matmul(matrix, samples_as_columns(e, dy, batch, features, points, spec.groups))
     product = e.reshape(product, [e.size_mul(channels, spec.taps or 1), batch, points])
     return e.transpose(product, [1, 0, 2])
 
 
 def add_up(e: Emitter, product: ir.Value, n: Call, spec: ConvSpec) -> ir.Value:
-    """The columns added into the data's gradient by Col2Im over two axes: others are wrong before ONNX Runtime 1.28."""
+    """The columns added into the gradient by Col2Im over two axes; over others it is wrong before ONNX Runtime 1.28."""
     size = x_dims(e, n["X_like"], spec)
     lead = 2 - spec.rank  # a row is an image of one row
     ones, zeros = (1,) * lead, (0,) * lead

@@ -4,8 +4,8 @@ Row i = s u + a of dX sums dY[p] w[t] over s p + d t = i + b, so for each remain
 
     dX[s u + a] = sum over t with d t = a + b (mod s) of dY[u + o_t] w[t],      o_t = (a + b - d t) / s
 
-is a convolution of unit stride with the taps of that phase, and no product with a spread zero is formed. The phases are
-put side by side in the end: the last axis first, each by a Concat of rows.
+is a convolution of unit stride with the taps of that phase, and no product with an inserted zero is formed. The phases are
+interleaved in the end: the last axis first, each by a Concat of rows.
 """
 
 from __future__ import annotations
@@ -19,19 +19,11 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.convolution import Window
 from onnx_convgrad.ir.emit import Dim, Emitter
-from onnx_convgrad.ir.geometry import ConvSpec
-from onnx_convgrad.lowering.conv.kernels import plain_conv, remade, strided
-from onnx_convgrad.lowering.conv.shared import (
-    conv_kernel,
-    not_empty,
-    spatial_axes,
-    static_groups,
-    static_kernel,
-    x_dims,
-    y_dims,
-)
+from onnx_convgrad.ir.geometry import ConvSpec, Window
+from onnx_convgrad.lowering.conv.kernels import plain_conv, remap_taps
+from onnx_convgrad.lowering.conv.layout import x_dims, y_dims
+from onnx_convgrad.lowering.conv.requirements import conv_kernel, not_empty, static_groups, static_kernel, strided
 from onnx_convgrad.lowering.table import Query, lowering
 
 _MOST_PHASES = 16
@@ -39,7 +31,7 @@ _MOST_PHASES = 16
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Taps of one phase, from the one that reads the earliest row of dY; that row's offset; distance of their rows."""
+    """The taps of one phase, the one that reads the earliest row of dY first; that row's offset; the distance of rows."""
 
     taps: tuple[int, ...]
     offset: int
@@ -52,7 +44,7 @@ class Phase:
 
 
 def extra(spec: ConvSpec, axis: int) -> int:
-    """How many more rows a phase has than dY: enough to cover dX, whatever its size if that is not known."""
+    """How many more rows a phase has than dY: enough to cover dX, at any size if that is not known."""
     x, y, s = spec.x[axis], spec.y[axis], spec.strides[axis]
     if x is not None and y is not None:
         return -(-x // s) - y
@@ -66,7 +58,7 @@ def phases(spec: ConvSpec, axis: int) -> list[Phase | None]:
     for a in range(s):
         taps = [t for t in range(spec.kernel[axis] or 1) if (a + b - d * t) % s == 0]
         offsets = {t: (a + b - d * t) // s for t in taps}
-        if y is not None and spec.x[axis] is not None:  # taps that only ever read padding would leave nothing to read
+        if y is not None and spec.x[axis] is not None:  # taps that read nothing but padding would leave nothing to read
             taps = [t for t in taps if -(y + extra(spec, axis)) < offsets[t] < y]
         taps.reverse()
         distance = offsets[taps[1]] - offsets[taps[0]] if len(taps) > 1 else 1
@@ -88,7 +80,7 @@ def full_phases(q: Query) -> str | None:
 
 
 def phases_within(q: Query) -> str | None:
-    """Cutting dY needs its size, lest nothing is left of it."""
+    """Slicing rows off dY needs its size, so that some remain."""
     for axis in range(q.spec.rank):
         known = q.spec.x[axis] is not None and q.spec.y[axis] is not None
         for p in phases(q.spec, axis):
@@ -101,7 +93,7 @@ def phases_within(q: Query) -> str | None:
 
 
 def interleave(e: Emitter, parts: list[ir.Value], lead: Dim, size: list[Dim], strides: Sequence[int]) -> ir.Value:
-    """Put phases, in row-major order, side by side: each is [lead, *size], the result [lead, *(size strides)]."""
+    """Interleave phases, listed in row-major order: each is [lead, *size], the result [lead, *(size * strides)]."""
     size = list(size)
     for axis in reversed(range(len(size))):
         s = strides[axis]
@@ -113,20 +105,10 @@ def interleave(e: Emitter, parts: list[ir.Value], lead: Dim, size: list[Dim], st
     return parts[0]
 
 
-@lowering(
-    "ConvInputGrad",
-    "phases",
-    requires=[
-        not_empty,
-        conv_kernel,
-        strided,
-        static_kernel,
-        static_groups,
-        few_phases,
-        full_phases,
-        phases_within,
-    ],
-)
+_REQUIRES = [not_empty, conv_kernel, strided, static_kernel, static_groups, few_phases, full_phases, phases_within]
+
+
+@lowering("ConvInputGrad", "phases", requires=_REQUIRES)
 def phases_conv(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """One Conv of unit stride per phase, and Concats that interleave them."""
     dy = n["dY"]
@@ -137,7 +119,7 @@ def phases_conv(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     for chosen in itertools.product(*(phases(spec, axis) for axis in range(spec.rank))):
         phase = [p for p in chosen if p is not None]
         kernel = [len(p.taps) for p in phase]
-        w = remade(e, n["W"], spec, phase_taps(phase, spec), kernel, exchange=True)
+        w = remap_taps(e, n["W"], spec, phase_taps(phase, spec), kernel, exchange=True)
         begin = tuple(-p.offset for p in phase)
         end = tuple(m + p.last for m, p in zip(more, phase, strict=True))
         win = Window((1,) * spec.rank, tuple(p.dilation for p in phase), begin, end, spec.groups)
@@ -145,7 +127,7 @@ def phases_conv(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     whole = interleave(e, parts, e.size_mul(batch, channels), size, spec.strides)
     full = [e.size_mul(d, s) for d, s in zip(size, spec.strides, strict=True)]
     whole = e.reshape(whole, [batch, channels, *full])
-    return e.slice(whole, [0] * spec.rank, x, spatial_axes(spec))
+    return e.slice(whole, [0] * spec.rank, x, spec.spatial_axes)
 
 
 def phase_taps(phase: Sequence[Phase], spec: ConvSpec) -> np.ndarray:

@@ -1,12 +1,12 @@
 """Data gradients of strided convolutions whose rows come in order from one Conv.
 
-`conv_phases` makes every phase of the stride by a Conv of its own and puts them side by side axis by axis. Along all axes
+`input_grad_phases` computes every phase of the stride by a Conv of its own and interleaves them axis by axis. Along all axes
 but the last, the phases can as well be features of the same Conv, which reads what several of them need only once:
 
     z[c, a, u] = sum over t with d t = a + b (mod s) of dy[u + o_t] w[t]        dx[c, s u + a] = z[c, a, u]
 
 One Gather of whole rows then puts them in order, on all threads and in the shape of the result. Along the last axis, phases
-stay apart, since points that alternate are put together fastest from one operand for each of them.
+stay separate, since points that alternate are interleaved fastest from one operand for each phase.
 """
 
 from __future__ import annotations
@@ -17,70 +17,55 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.convolution import Window
 from onnx_convgrad.ir.emit import Dim, Emitter
-from onnx_convgrad.ir.geometry import ConvSpec
-from onnx_convgrad.lowering.conv.depthwise_tiled import Tiling, backward_axes
+from onnx_convgrad.ir.geometry import ConvSpec, Window
+from onnx_convgrad.lowering.conv.depthwise_tiled import Tiling, tilings
 from onnx_convgrad.lowering.conv.input_grad_phases import extra, few_phases, full_phases, interleave, phases
-from onnx_convgrad.lowering.conv.kernels import combined, plain_conv, remade
-from onnx_convgrad.lowering.conv.shared import (
+from onnx_convgrad.lowering.conv.kernels import outer_map, plain_conv, remap_taps
+from onnx_convgrad.lowering.conv.layout import x_dims
+from onnx_convgrad.lowering.conv.requirements import (
     conv_kernel,
     known_channels,
     not_empty,
     static_groups,
     static_sizes,
-    x_dims,
 )
-from onnx_convgrad.lowering.table import Query, lowering
+from onnx_convgrad.lowering.table import lowering, needs
 
-
-def strided_rows(q: Query) -> str | None:
-    if all(s == 1 for s in q.spec.strides[:-1]):
-        return "every stride but that along the last axis is 1"
-    return None
+strided_rows = needs(
+    lambda s: any(step != 1 for step in s.strides[:-1]), "every stride but that along the last axis is 1"
+)
+_REQUIRES = [not_empty, conv_kernel, static_sizes, static_groups, known_channels, strided_rows, few_phases, full_phases]
 
 
 def _rows(spec: ConvSpec) -> list[Tiling]:
     """All axes but the last: tiles of one row per phase, and on a first axis whose stride is 1, bands of rows."""
-    found = backward_axes(spec, 1)[:-1]
+    found = tilings(spec, backward=True)[:-1]
     assert None not in found, "full_phases requires it"
     return [t for t in found if t]
 
 
 def _order(spec: ConvSpec, rows: list[Tiling]) -> np.ndarray:
     """Where [*tile, *count] holds each row of dX, rows of several axes in row-major order."""
-    at = np.indices([x or 1 for x in spec.x[:-1]]).reshape(len(rows), -1)
+    at = np.indices([axis.x for axis in spec.axes[:-1]]).reshape(len(rows), -1)
     tile = np.array([t.tile for t in rows]).reshape(-1, 1)
     places = np.ravel_multi_index((*(at % tile), *(at // tile)), (*(t.tile for t in rows), *(t.count for t in rows)))
     return np.asarray(places)
 
 
-@lowering(
-    "ConvInputGrad",
-    "row_phases",
-    requires=[
-        not_empty,
-        conv_kernel,
-        static_sizes,
-        static_groups,
-        known_channels,
-        strided_rows,
-        few_phases,
-        full_phases,
-    ],
-)
+@lowering("ConvInputGrad", "row_phases", requires=_REQUIRES)
 def row_phases(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """One Conv per phase of the last axis, for all phases of the others, and a Gather of rows."""
     dy, rows, last = n["dY"], _rows(spec), spec.rank - 1
     batch, channels, *x = x_dims(e, n["X_like"], spec)
-    copies, more, taps = math.prod(t.tile for t in rows), extra(spec, last), spec.kernel[last] or 1
-    width, stride = (spec.y[last] or 0) + more, spec.strides[last]
+    copies, more, axis = math.prod(t.tile for t in rows), extra(spec, last), spec.axes[last]
+    width, stride = axis.y + more, axis.stride
     parts = []
     for p in phases(spec, last):
         assert p is not None, "full_phases requires it"
         kernel = [*(t.map.shape[2] for t in rows), len(p.taps)]
-        map_ = combined([*(t.map for t in rows), np.eye(taps)[:, None, list(p.taps)]])
-        w = remade(e, n["W"], spec, map_, kernel, exchange=True, copies=copies)
+        selection = outer_map([*(t.map for t in rows), np.eye(axis.kernel)[:, None, list(p.taps)]])
+        w = remap_taps(e, n["W"], spec, selection, kernel, exchange=True, copies=copies)
         dilations = (*(t.dilation for t in rows), p.dilation)
         begin, end = (*(t.begin for t in rows), -p.offset), (*(t.end for t in rows), more + p.last)
         strides = (*(t.stride for t in rows), 1)

@@ -1,8 +1,8 @@
-"""Kernels of one convolution made from those of another, and the Conv that applies them.
+"""Compute the kernels of one convolution from those of another, and emit the Conv that applies them.
 
-The lowerings turn kernels around, split them by phase, or repeat them for several output rows. Each is a linear map of the
-taps with zeros and ones, and runtimes multiply matrices much faster than they reverse or pick single elements: so all are
-one product with a constant. Every sum has one term that is not zero, and is exact.
+The lowerings reverse kernels, split them by phase, or repeat them for several output rows. Each of these is a linear map of
+the taps with zeros and ones, and runtimes multiply matrices much faster than they reverse or pick single elements: so all
+are one product with a constant. Every sum has one nonzero term, and is exact.
 """
 
 from __future__ import annotations
@@ -14,30 +14,15 @@ from functools import reduce
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.ir.convolution import Window
 from onnx_convgrad.ir.emit import Dim, Emitter
-from onnx_convgrad.ir.geometry import ConvSpec
-from onnx_convgrad.lowering.conv.shared import features_of, spatial_axes
-from onnx_convgrad.lowering.table import Query
+from onnx_convgrad.ir.geometry import ConvSpec, Window
+from onnx_convgrad.lowering.conv.layout import features_of
 from onnx_convgrad.rules.conv import trim
-
-# -- requirements ------------------------------------------------------------------------------------------------------
-
-
-def depthwise(q: Query) -> str | None:
-    if q.spec.depthwise and q.spec.features is not None:
-        return None
-    return "the convolution is not known to have one channel per group"
-
-
-def strided(q: Query) -> str | None:
-    return "every stride is 1" if q.spec.unit_stride else None
-
 
 # -- kernels -----------------------------------------------------------------------------------------------------------
 
 
-def remade(
+def remap_taps(
     e: Emitter,
     w: ir.Value,
     spec: ConvSpec,
@@ -63,21 +48,21 @@ def remade(
             w = e.transpose(e.reshape(w, [features, inner, copies, size]), [0, 2, 1, 3])
         return e.reshape(w, [e.size_mul(features, copies), inner, *kernel])
     if copies == 1 and g == 1:
-        w = e.transpose(e.reshape(w, [features, inner, *kernel]), [1, 0, *spatial_axes(spec)])
+        w = e.transpose(e.reshape(w, [features, inner, *kernel]), [1, 0, *spec.spatial_axes])
     elif per != 1 or (inner != 1 and copies == 1):
         w = e.transpose(e.reshape(w, [g, per, inner, copies, size]), [0, 2, 3, 1, 4])
     return e.reshape(w, [e.size_mul(inner, g, copies), per, *kernel])
 
 
-def turned(e: Emitter, w: ir.Value, spec: ConvSpec) -> ir.Value:
-    """The kernels turned around, channel axes exchanged."""
+def reverse_taps(e: Emitter, w: ir.Value, spec: ConvSpec) -> ir.Value:
+    """The kernels reversed along every spatial axis, channel axes exchanged."""
     taps = spec.taps or 1
     kernel = [k or 1 for k in spec.kernel]
-    return remade(e, w, spec, np.eye(taps)[::-1], kernel, exchange=True)
+    return remap_taps(e, w, spec, np.eye(taps)[::-1], kernel, exchange=True)
 
 
-def combined(axes: Sequence[np.ndarray]) -> np.ndarray:
-    """The map of all taps from one per axis, each [taps, copies, taps']: [taps.., copies.., taps'..] in row-major order."""
+def outer_map(axes: Sequence[np.ndarray]) -> np.ndarray:
+    """The map of all taps from one map per axis [taps, copies, taps']: [taps.., copies.., taps'..] in row-major order."""
     rank = len(axes)
     outer = reduce(np.multiply.outer, axes)
     return np.asarray(outer.transpose([3 * axis + part for part in range(3) for axis in range(rank)]))
@@ -87,16 +72,9 @@ def combined(axes: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def plain_conv(e: Emitter, x: ir.Value, w: ir.Value, win: Window, bias: ir.Value | None = None) -> ir.Value:
-    """A Conv with any padding: negative amounts are cut off, uneven ones padded first where the provider wants it."""
+    """A Conv with any padding: negative amounts are sliced off, uneven ones padded first where the provider needs it."""
     x, win = trim(e, x, win)
     if win.begin != win.end and not e.target.asymmetric_pads:
         x = e.pad(x, win.begin, win.end, range(2, 2 + win.rank))
         win = win.padded((0,) * win.rank, (0,) * win.rank)
     return e.op("Conv", x, w, bias, **win.attributes)
-
-
-def back_padding(spec: ConvSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Padding of dY for the convolution that gives dX, with unit stride."""
-    spans = [s or 0 for s in spec.span]
-    begin = tuple(s - 1 - b for s, b in zip(spans, spec.begin, strict=True))
-    return begin, tuple(s - 1 - b for s, b in zip(spans, spec.end, strict=True))

@@ -2,10 +2,10 @@
 
     dw[n, o, c, t] = sum over p of dy[n, o, p] x[n, c, s p + d t - b]
 
-is the ordinary gradient without its sum over n. So every lowering of that which multiplies matrices sample by sample serves
-here too; or the samples become groups of one convolution: `[N, C] -> [1, N * C]` with `N * groups` groups.
+is the ordinary gradient without its sum over n. So every lowering of the weight gradient that multiplies matrices sample by
+sample serves here too; or the samples become groups of one convolution: `[N, C] -> [1, N * C]` with `N * groups` groups.
 
-The squared norm of a product L R^T over points p needs no product: with the Gram matrices of the points,
+The squared norm of a product L R^T over points p does not need the product: with the Gram matrices of the points,
 
     |L R^T|^2 = sum over p, q of (L^T L)[p, q] (R^T R)[p, q]
 
@@ -25,24 +25,24 @@ from onnx_convgrad.autodiff.per_sample.batch import Batch
 from onnx_convgrad.autodiff.registry import Cotangents, expansion, per_sample
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.convolution import Window, window
+from onnx_convgrad.ir.convolution import window
 from onnx_convgrad.ir.emit import DOMAIN, Emitter, known
-from onnx_convgrad.ir.geometry import HINT_BATCH, HINT_CHANNELS, HINT_SIZE, ConvSpec
+from onnx_convgrad.ir.geometry import HINT_BATCH, HINT_CHANNELS, HINT_SIZE, ConvSpec, Window
 from onnx_convgrad.ir.samples import squares
-from onnx_convgrad.lowering.conv import interleaved as conv_interleaved  # noqa: F401 - their forms serve here too
-from onnx_convgrad.lowering.conv.shared import (
+from onnx_convgrad.lowering.conv import interleaved  # noqa: F401 - its lowerings serve here too
+from onnx_convgrad.lowering.conv.layout import zeros
+from onnx_convgrad.lowering.conv.patches import gather_patches, patches_by_conv
+from onnx_convgrad.lowering.conv.requirements import (
     conv_kernel,
-    gather,
     is_empty,
     known_batch,
     known_channels,
     not_empty,
     static_kernel,
 )
-from onnx_convgrad.lowering.conv.shared import window as spec_window
 from onnx_convgrad.lowering.conv.spec import grad_spec
-from onnx_convgrad.lowering.conv.weight_grad import im2col_gemm, one_hot_conv, sizes_of
-from onnx_convgrad.lowering.table import Query, Requirement, lowering, lowerings_of, spec_builder
+from onnx_convgrad.lowering.conv.weight_grad import im2col_gemm, sizes_of
+from onnx_convgrad.lowering.table import Requirement, lowering, lowerings_of, needs, spec_builder
 from onnx_convgrad.rules.conv import as_conv, padded_data
 from onnx_convgrad.rules.norm import wide
 
@@ -91,7 +91,7 @@ def conv_transpose_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Bat
 
 @expansion(f"{DOMAIN}::ConvPerSampleGrad", wrt=("X", "dY"))
 def conv_per_sample_grad(e: Emitter, n: Call) -> ir.Value:
-    """The samples as groups of one ConvWeightGrad; with an unknown number of them, the product with patches."""
+    """The samples as groups of one ConvWeightGrad; if their number is unknown, the product with patches."""
     win = window(n, len(n.ints("strides") or ()))
     count = e.dim(n["X"], 0)
     if isinstance(count, int) and count > 0:
@@ -129,7 +129,7 @@ def _folded(e: Emitter, n: Call, count: int) -> tuple[ir.Value, ir.Value, ir.Val
 
     like = n["W_like"]
     features, *rest = e.dims(like)
-    wide = e.op("Expand", like, e.vector([count, *[1] * (1 + len(rest))]))  # for its shape only
+    wide = e.op("Expand", like, e.vector([count, *[1] * (1 + len(rest))]))  # only its shape is read
     return fold(n["X"]), fold(n["dY"]), e.reshape(wide, [e.size_mul(features, count), *rest])
 
 
@@ -144,7 +144,7 @@ def _as_groups_too(requirement: Requirement) -> Requirement:
 
 
 def _declare_grouped(source: str) -> None:
-    """Declare a form of the weight gradient for the samples as groups, and for the squares of what it gives."""
+    """Declare a lowering of the weight gradient for the samples as groups, and for the squared norms of its results."""
     name = "grouped_conv" if source == "conv_swap" else f"grouped_{source}"
     entry = lowerings_of("ConvWeightGrad")[source]
 
@@ -153,7 +153,7 @@ def _declare_grouped(source: str) -> None:
         attributes = [a for a in n.node.attributes.values() if a.name != "group"]
         attributes.append(ir.AttrInt64("group", spec.groups * count))
         operands = _folded(e, n, count)
-        stand_in = ir.Node(DOMAIN, "ConvWeightGrad", operands, attributes, num_outputs=1)  # read only; in no graph
+        stand_in = ir.Node(DOMAIN, "ConvWeightGrad", operands, attributes, num_outputs=1)  # in no graph
         total = entry.emit(e, Call(stand_in), _as_groups(spec))
         for position in range(len(operands)):
             stand_in.replace_input_with(position, None)
@@ -177,13 +177,13 @@ for _source in _SOURCES:
 @lowering("ConvPerSampleGrad", "zeros", requires=[is_empty])
 def sample_zeros(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """An empty batch or image: the gradients are zero, and some kernels refuse it."""
-    return e.op("Expand", e.scalar(0, n["X"]), e.vector([e.dim(n["X"], 0), *e.dims(n["W_like"])]))
+    return zeros(e, n["X"], [e.dim(n["X"], 0), *e.dims(n["W_like"])])
 
 
 @lowering("ConvGradSquaredNorm", "zeros", requires=[is_empty])
 def norm_zeros(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
-    """An empty batch or image: so are the norms."""
-    return e.op("Expand", e.scalar(0, wide(e, n["X"])), e.vector([e.dim(n["X"], 0)]))
+    """An empty batch or image: the norms are empty or zero."""
+    return zeros(e, wide(e, n["X"]), [e.dim(n["X"], 0)])
 
 
 # -- squared norms -----------------------------------------------------------------------------------------------------
@@ -192,14 +192,14 @@ def norm_zeros(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
 @lowering("ConvGradSquaredNorm", "gram", requires=[not_empty, conv_kernel, static_kernel, known_channels])
 def gram(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """Gram matrices of the patches and of dy over the points, multiplied and summed; for few points."""
-    seen = n["X"] if spec.pointwise else one_hot_conv(e, n["X"], spec.kernel, spec_window(spec), spec.channels or 1)
+    seen = n["X"] if spec.pointwise else patches_by_conv(e, n["X"], spec.kernel, spec.window, spec.channels or 1)
     return _by_patches(e, n, seen, spec)
 
 
 @lowering("ConvGradSquaredNorm", "gram_gemm", requires=[not_empty, static_kernel])
 def gram_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """The same with patches by one strided Slice per tap; runs for every dtype."""
-    return _by_patches(e, n, gather(e, n["X"], sizes_of(e, n, spec)[3], spec), spec)
+    return _by_patches(e, n, gather_patches(e, n["X"], sizes_of(e, n, spec)[3], spec), spec)
 
 
 def _by_patches(e: Emitter, n: Call, seen: ir.Value, spec: ConvSpec) -> ir.Value:
@@ -250,8 +250,7 @@ def _product_spec(n: Call) -> ProductSpec:
     return ProductSpec(a[0], a[1], a[2] if a[2] is not None else b[1], b[2])
 
 
-def one_point(q: Query) -> str | None:
-    return None if q.spec.points == 1 else f"a sample has {q.spec.points or 'an unknown number of'} rows, not one"
+one_point = needs(lambda s: s.points == 1, lambda s: f"a sample has {s.points or 'an unknown number of'} rows, not one")
 
 
 @lowering("ProductSquaredNorm", "product_squares")

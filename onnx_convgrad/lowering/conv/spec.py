@@ -1,47 +1,23 @@
-"""What convolutions tell their lowerings: sizes, strides, padding, as far as they are known while building."""
+"""Build the spec of convolution nodes: sizes, strides and padding, as far as they are known while building."""
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.convolution import Window, covering, kernel_of, resolve_padding, window
+from onnx_convgrad.ir.convolution import covering, kernel_of, resolve_padding, window
 from onnx_convgrad.ir.emit import known
-from onnx_convgrad.ir.geometry import ConvSpec
+from onnx_convgrad.ir.geometry import ConvSpec, Window
 from onnx_convgrad.lowering.table import spec_builder
 
 
 def _spec(n: Call, x: ir.Value, w: ir.Value, y: ir.Value, win: Window | None = None) -> ConvSpec:
     rank = win.rank if win else len(n.ints("strides") or ())
-    win = win or window(n, rank)
 
     def sizes(value: ir.Value) -> list[int | None]:
         return [None] * (rank + 2) if value.shape is None else [known(d) for d in value.shape]
 
-    xs, ws, ys = sizes(x), sizes(w), sizes(y)
-    channels = xs[1] if xs[1] is not None else (None if ws[1] is None else ws[1] * win.group)
-    kernel = kernel_of(n, w, rank)
-    out: list[int | None] = []
-    for axis in range(rank):
-        size, k = xs[2 + axis], kernel[axis]
-        if ys[2 + axis] is None and size is not None and k is not None:
-            span = win.dilations[axis] * (k - 1) + 1
-            out.append((size + win.begin[axis] + win.end[axis] - span) // win.strides[axis] + 1)
-        else:
-            out.append(ys[2 + axis])
-    return ConvSpec(
-        xs[0] if xs[0] is not None else ys[0],
-        channels,
-        ws[0] if ws[0] is not None else ys[1],
-        tuple(xs[2:]),
-        kernel,
-        tuple(out),
-        win.strides,
-        win.dilations,
-        win.begin,
-        win.end,
-        win.group,
-    )
+    return ConvSpec.of(win or window(n, rank), kernel_of(n, w, rank), sizes(x), sizes(w), sizes(y))
 
 
 @spec_builder("ConvInputGrad", ("y_shape", "w_shape", "x_shape"))
@@ -81,7 +57,7 @@ def _conv_transpose_spec(n: Call) -> ConvSpec:
 def _static_transposed(
     n: Call, x: ir.Value, y: ir.Value, win: Window, kernel: tuple[int | None, ...]
 ) -> tuple[Window, tuple[int, ...]]:
-    """Explicit padding of `auto_pad` or `output_shape`, from static sizes."""
+    """The explicit padding that `auto_pad` or `output_shape` stands for, from static sizes."""
     begin, end = [], []
     for axis, (k, s, d) in enumerate(zip(kernel, win.strides, win.dilations, strict=True)):
         sizes = [None if v.shape is None else known(v.shape[2 + axis]) for v in (x, y)]

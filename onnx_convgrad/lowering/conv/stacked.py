@@ -1,7 +1,7 @@
 """Convolutions of all samples at once: the batch becomes a spatial axis, or part of the columns of one matrix.
 
-A runtime that convolves sample by sample works on short rows where the images are small and the channels many. Such
-images are cheap to move, so exchanging batch and channels first makes one large convolution or product of them:
+A runtime that convolves sample by sample processes short rows where the images are small and the channels many. Such
+images are cheap to move, so exchanging batch and channels first makes them one large convolution or product:
 
     x [N, C, *x]  ->  [1, C, N, *x]      a Conv with a kernel of one tap along the samples
     x [N, C, P]   ->  [C, N P]           a MatMul
@@ -12,49 +12,33 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.convolution import Window, biased
+from onnx_convgrad.ir.convolution import biased
 from onnx_convgrad.ir.emit import Dim, Emitter
-from onnx_convgrad.ir.geometry import ConvSpec
+from onnx_convgrad.ir.geometry import ConvSpec, Window
 from onnx_convgrad.ir.samples import cut_samples, with_samples
 from onnx_convgrad.lowering.conv.kernels import plain_conv
-from onnx_convgrad.lowering.conv.shared import (
+from onnx_convgrad.lowering.conv.layout import features_of, x_dims
+from onnx_convgrad.lowering.conv.requirements import (
     conv_kernel,
-    features_of,
     not_empty,
+    several_samples,
     several_taps,
-    spatial_axes,
     static_kernel,
-    window,
-    x_dims,
 )
-from onnx_convgrad.lowering.table import Query, lowering
+from onnx_convgrad.lowering.table import lowering, needs
 
-# -- requirements ------------------------------------------------------------------------------------------------------
-
-
-def free_axis(q: Query) -> str | None:
-    return None if q.spec.rank < 3 else "the runtime convolves over three axes at most"
-
-
-def several_samples(q: Query) -> str | None:
-    return "there is only one sample" if q.spec.batch == 1 else None
-
-
-def unpadded_point(q: Query) -> str | None:
-    return None if q.spec.taps == 1 and not any(q.spec.pads) else "the kernel is not 1x1 without padding"
-
+free_axis = needs(lambda s: s.rank < 3, "the runtime convolves over three axes at most")
+unpadded_point = needs(lambda s: s.taps == 1 and not any(s.pads), "the kernel is not 1x1 without padding")
 
 # -- the batch as a spatial axis ---------------------------------------------------------------------------------------
 
 
 @lowering(
-    "Conv",
-    "stacked_conv",
-    requires=[not_empty, conv_kernel, free_axis, several_samples, static_kernel, several_taps],
+    "Conv", "stacked_conv", requires=[not_empty, conv_kernel, free_axis, several_samples, static_kernel, several_taps]
 )
 def stacked_conv(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """One Conv over samples and space, for small images with many channels."""
-    size, win, swap = x_dims(e, n["X"], spec), window(spec), [1, 0, *spatial_axes(spec)]
+    size, win, swap = x_dims(e, n["X"], spec), spec.window, [1, 0, *spec.spatial_axes]
     x = e.unsqueeze(e.transpose(with_samples(e, n["X"], size), swap), [0])
     flat = Window((1, *win.strides), (1, *win.dilations), (0, *win.begin), (0, *win.end), win.group)
     result = e.squeeze(plain_conv(e, x, e.unsqueeze(n["W"], [2]), flat, n.get("B")), [0])
@@ -64,7 +48,7 @@ def stacked_conv(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
 # -- the batch as columns ----------------------------------------------------------------------------------------------
 
 
-def columns_of(e: Emitter, v: ir.Value, batch: Dim, channels: Dim, points: Dim, groups: int) -> ir.Value:
+def samples_as_columns(e: Emitter, v: ir.Value, batch: Dim, channels: Dim, points: Dim, groups: int) -> ir.Value:
     """[N, C, P] as one matrix per group, [C, N P] or [g, C/g, N P]."""
     v = e.transpose(e.reshape(v, [batch, channels, points]), [1, 0, 2])
     lead: list[Dim] = [channels] if groups == 1 else [groups, e.size_div(channels, groups)]
@@ -76,12 +60,12 @@ def folded_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """1x1: one MatMul for the whole batch."""
     x, w, bias = n["X"], n["W"], n.get("B")
     batch, channels, *size = x_dims(e, x, spec)
-    x = e.slice(x, [0] * spec.rank, size, spatial_axes(spec), spec.strides)
+    x = e.slice(x, [0] * spec.rank, size, spec.spatial_axes, spec.strides)
     y = [e.size_div(e.size_add(d, s - 1), s) for d, s in zip(size, spec.strides, strict=True)]
     features = features_of(e, w, spec)
     inner = e.size_div(channels, spec.groups)
     lead: list[Dim] = [features] if spec.groups == 1 else [spec.groups, e.size_div(features, spec.groups)]
     points = e.size_mul(*y)
-    product = e.matmul(e.reshape(w, [*lead, inner]), columns_of(e, x, batch, channels, points, spec.groups))
+    product = e.matmul(e.reshape(w, [*lead, inner]), samples_as_columns(e, x, batch, channels, points, spec.groups))
     result = e.transpose(e.reshape(product, [features, batch, points]), [1, 0, 2])
     return e.reshape(biased(e, result, bias, 1), [batch, features, *y])

@@ -1,9 +1,9 @@
-"""Ways of computing the gradient for a convolution's weight.
+"""The weight gradient of a convolution, as products with all patches of x, or as a convolution.
 
     dw[o, c, t] = sum over n and p of dy[n, o, p] x[n, c, s p + d t - b]
 
 is a matrix product of dy with the patches of x. The lowerings here gather all patches, or need none; those of
-`conv_weight_shift` gather some axes of them, or move dy instead.
+`weight_grad_shift` gather some axes of them, or shift dy instead.
 """
 
 from __future__ import annotations
@@ -11,55 +11,50 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.registry import Decorator, F
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.convolution import Window
 from onnx_convgrad.ir.emit import Dim, Emitter
-from onnx_convgrad.ir.geometry import ConvSpec
+from onnx_convgrad.ir.geometry import ConvSpec, Window
 from onnx_convgrad.ir.samples import filled, squares, with_samples
-from onnx_convgrad.lowering.conv.empty_batch import settled
-from onnx_convgrad.lowering.conv.shared import (
+from onnx_convgrad.lowering.conv.empty_batch import zero_if_empty
+from onnx_convgrad.lowering.conv.layout import dims, x_dims, y_dims
+from onnx_convgrad.lowering.conv.patches import gather_patches, patches_by_conv
+from onnx_convgrad.lowering.conv.requirements import (
     conv_kernel,
-    dims,
-    gather,
     is_empty,
     known_channels,
     not_empty,
-    spatial_axes,
+    several_samples,
     static_kernel,
-    window,
-    x_dims,
-    y_dims,
 )
-from onnx_convgrad.lowering.table import Query, Requirement, lowering
+from onnx_convgrad.lowering.table import Query, Requirement, lowering, needs
 from onnx_convgrad.rules.conv import conv, trim
 
 _LARGEST_WINDOW = 64
-"""Points of a kernel that a GPU's convolutions still take well."""
+"""Points of a kernel up to which a GPU's convolutions are fast."""
 
 # -- requirements ------------------------------------------------------------------------------------------------------
 
 
-def one_tap(q: Query) -> str | None:
-    return None if q.spec.taps == 1 else "the kernel is not 1x1, or of a size that is not known while building"
+one_tap = needs(lambda s: s.taps == 1, "the kernel is not 1x1, or of a size that is not known while building")
+no_padding = needs(lambda s: not any(s.pads), "the input is padded")
 
 
-def no_padding(q: Query) -> str | None:
-    return "the input is padded" if any(q.spec.pads) else None
+def window_of_usual_size(q: Query) -> str | None:
+    """cuDNN's kernels are made for windows of a few rows; a product of matrices does the same at full speed."""
+    y, kernel = q.spec.y, q.spec.taps
+    if q.target.name != "cuda" or kernel is None or (None not in y and math.prod(y) <= _LARGEST_WINDOW):
+        return None
+    return f"the {q.target.name} provider has no fast convolution with a kernel as large as the output gradient"
 
 
-def several_samples(q: Query) -> str | None:
-    return "there is one sample, whose points are one matrix already" if q.spec.batch == 1 else None
-
-
-# -- of the sum, of each sample, and the norm of each -------------------------------------------------------------------
+# -- the sum, each sample, and the norm of each ---------------------------------------------------------------------------
 
 
 def of_samples(name: str, *, requires: Sequence[Requirement]) -> Decorator:
-    """Declare a lowering that multiplies sample by sample: for their sum, for each by itself, and for its squared norm."""
+    """Declare a lowering that multiplies sample by sample: for the sum, for each sample, and for its squared norm."""
 
     def decorate(function: F) -> F:
         def squared(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
@@ -78,12 +73,12 @@ def of_samples(name: str, *, requires: Sequence[Requirement]) -> Decorator:
 
 
 def keeps_samples(n: Call) -> bool:
-    """Whether the gradient of each sample is wanted, not their sum: one product serves both."""
+    """Whether the gradient of each sample is wanted, not the sum: one product serves both."""
     return n.node.op_type != "ConvWeightGrad"
 
 
 def only_norms(n: Call) -> bool:
-    """Whether only the norm of each sample's gradient is wanted: the order of its entries does not matter."""
+    """Whether only the norm of each sample's gradient is wanted: then the order of its entries does not matter."""
     return n.node.op_type == "ConvGradSquaredNorm"
 
 
@@ -93,9 +88,9 @@ def leading(n: Call, batch: Dim) -> list[Dim]:
 
 
 def shaped(e: Emitter, n: Call, value: ir.Value, order: Sequence[int] | None = None) -> ir.Value:
-    """A gradient in the shape of the weight, behind that of the samples if they are kept apart; or its squared norms.
+    """A gradient, its axes permuted by `order`, in the shape of the weight; with samples first, or as squared norms.
 
-    `order` puts its axes in order.
+    Which of the three depends on the operator.
     """
     like = n["W_like"]
     if only_norms(n):
@@ -109,7 +104,7 @@ def shaped(e: Emitter, n: Call, value: ir.Value, order: Sequence[int] | None = N
 def contract(
     e: Emitter, n: Call, dy: ir.Value, columns: ir.Value, batch: Dim, groups: int, sizes: tuple[Dim, Dim, Dim]
 ) -> ir.Value:
-    """sum over samples n of dy[n, g] columns[n, g]^T: [g * O, R], for `sizes` O, R, P per group; or that of each sample.
+    """sum over samples n of dy[n, g] columns[n, g]^T: [g * O, R], for `sizes` O, R, P per group; or the terms of that sum.
 
     The operands list [n, g, O, P] and [n, g, R, P] in any shape. A matrix product on a CPU packs its second operand and
     reads the first in place, so the narrow one goes second, unless it is wide enough to pay for that: then the
@@ -134,7 +129,7 @@ def contract(
 def batch_sum(e: Emitter, value: ir.Value, shape: Sequence[Dim]) -> ir.Value:
     """The sum over the first axis of a value of this shape.
 
-    A product with a row of ones: ONNX Runtime's ReduceSum takes five times as long across rows.
+    By a product with a row of ones: ONNX Runtime's ReduceSum takes five times as long across rows.
     """
     batch, *rest = shape
     if batch == 1:
@@ -150,19 +145,6 @@ def sizes_of(e: Emitter, n: Call, spec: ConvSpec) -> tuple[Dim, Dim, Dim, list[D
     return batch, e.size_div(channels, spec.groups), e.size_div(features, spec.groups), y
 
 
-def one_hot_conv(e: Emitter, x: ir.Value, kernel: Sequence[int | None], win: Window, channels: int) -> ir.Value:
-    """Patches [N, C * K, *y] by the runtime's own convolution, a depthwise one with one-hot kernels.
-
-    It gathers with every stride, padding and size, so nothing here depends on a spatial size.
-    """
-    x, win = trim(e, x, win)
-    sizes = [k or 1 for k in kernel]
-    taps = math.prod(sizes)
-    one_hot = e.const(np.eye(taps).reshape(taps, 1, *sizes), x.dtype or ir.DataType.FLOAT)
-    kernels = e.op("Tile", one_hot, e.ints([channels, *[1] * (len(sizes) + 1)])) if channels > 1 else one_hot
-    return conv(e, x, kernels, None, Window(win.strides, win.dilations, win.begin, win.end, channels))
-
-
 def _from_patches(e: Emitter, n: Call, patches: ir.Value, spec: ConvSpec) -> ir.Value:
     """The gradient from all patches of x, listed as [N, C, K, *y]."""
     batch, channels, features, y = sizes_of(e, n, spec)
@@ -175,17 +157,17 @@ def _from_patches(e: Emitter, n: Call, patches: ir.Value, spec: ConvSpec) -> ir.
 
 @lowering("ConvWeightGrad", "zeros", requires=[is_empty])
 def weight_zeros(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
-    """An empty batch: the gradient is zero, and some kernels refuse it."""
+    """A size is zero: the gradient is zero, and some kernels refuse such operands."""
     return e.zeros_like(n["W_like"])
 
 
 def _visited(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
-    """The points of x that a kernel of one tap visits."""
+    """The points of x that a kernel of one tap reads."""
     if spec.unit_stride:
         return n["X"]
     y = y_dims(e, n["dY"], spec)[2:]
     ends = [e.size_add(e.size_mul(e.size_sub(size, 1), s), 1) for size, s in zip(y, spec.strides, strict=True)]
-    return e.slice(n["X"], [0] * spec.rank, ends, spatial_axes(spec), spec.strides)
+    return e.slice(n["X"], [0] * spec.rank, ends, spec.spatial_axes, spec.strides)
 
 
 @of_samples("pointwise", requires=[not_empty, one_tap, no_padding])
@@ -206,33 +188,21 @@ def pointwise_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     columns, dy = merged(_visited(e, n, spec), channels), merged(n["dY"], features)
     total = contract(e, n, dy, columns, 1, spec.groups, (features, channels, e.size_mul(batch, points)))
     if spec.groups > 1:
-        total = settled(e, total, batch)
+        total = zero_if_empty(e, total, batch)
     return e.reshape_like(total, n["W_like"])
 
 
-def window_of_usual_size(q: Query) -> str | None:
-    """cuDNN's kernels are made for windows of a few rows; a product of matrices does the same at full speed."""
-    y, kernel = q.spec.y, q.spec.taps
-    if q.target.name != "cuda" or kernel is None or (None not in y and math.prod(y) <= _LARGEST_WINDOW):
-        return None
-    return f"the {q.target.name} provider has no fast convolution with a kernel as large as the output gradient"
-
-
-@lowering(
-    "ConvWeightGrad",
-    "conv_swap",
-    requires=[not_empty, conv_kernel, window_of_usual_size],
-)
+@lowering("ConvWeightGrad", "conv_swap", requires=[not_empty, conv_kernel, window_of_usual_size])
 def conv_swap(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
-    """Batch and channels trade places, so do stride and dilation; then narrow (PyTorch's double backward)."""
+    """A Conv with batch and channels exchanged, and stride and dilation, then narrowed (PyTorch's double backward)."""
     x, dy, like = n["X"], n["dY"], n["W_like"]
     batch, channels, *size = x_dims(e, x, spec)
     x = with_samples(e, x, [batch, channels, *size])  # ONNX Runtime never returns from a Conv over no channels
     dy = with_samples(e, dy, [batch, *y_dims(e, dy, spec)[1:]])
     batch = filled(e, batch)
-    x, win = trim(e, x, window(spec))
+    x, win = trim(e, x, spec.window)
     g = spec.groups
-    spatial = list(range(2, 2 + spec.rank))
+    spatial = spec.spatial_axes
     if g == 1:
         x = e.transpose(x, [1, 0, *spatial])
     else:
@@ -252,10 +222,10 @@ def conv_swap(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
 @of_samples("im2col_conv", requires=[not_empty, conv_kernel, static_kernel, known_channels])
 def im2col_conv(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """im2col as one depthwise Conv with one-hot kernels, then one MatMul per sample and group."""
-    return _from_patches(e, n, one_hot_conv(e, n["X"], spec.kernel, window(spec), spec.channels or 1), spec)
+    return _from_patches(e, n, patches_by_conv(e, n["X"], spec.kernel, spec.window, spec.channels or 1), spec)
 
 
 @of_samples("im2col_gemm", requires=[not_empty, static_kernel])
 def im2col_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """im2col by one strided Slice per tap, then one MatMul per sample and group; runs for every dtype."""
-    return _from_patches(e, n, gather(e, n["X"], y_dims(e, n["dY"], spec)[2:], spec), spec)
+    return _from_patches(e, n, gather_patches(e, n["X"], y_dims(e, n["dY"], spec)[2:], spec), spec)

@@ -2,9 +2,9 @@
 
     dw[o, c, t] = sum over n and p of dy[n, o, p] x[n, c, s p + d t - b]
 
-depends on how far x and dy are moved against each other, so a tap along one axis may as well move dy. Moving whole rows
-along the first spatial axis copies long runs, and three moved dy and three gathered columns cost fewer copies than the
-nine patches of a 3x3 kernel. With few points, one product per tap skips what lies outside x.
+depends on the shift of x against dy, so a tap along one axis may as well shift dy. Shifting whole rows along the first
+spatial axis copies long runs, and three shifts of dy and three gathered columns cost fewer copies than the nine patches of a
+3x3 kernel. With few points, one product per tap skips the padding.
 """
 
 from __future__ import annotations
@@ -15,68 +15,46 @@ import math
 import onnx_ir as ir
 
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.convolution import Window
 from onnx_convgrad.ir.emit import Dim, Emitter
-from onnx_convgrad.ir.geometry import ConvSpec
+from onnx_convgrad.ir.geometry import ConvSpec, Window
 from onnx_convgrad.ir.samples import squares
-from onnx_convgrad.lowering.conv.boxes import forward_axes
-from onnx_convgrad.lowering.conv.shared import (
+from onnx_convgrad.lowering.conv.layout import transpose_last, zeros
+from onnx_convgrad.lowering.conv.patches import patches_by_conv
+from onnx_convgrad.lowering.conv.requirements import (
     conv_kernel,
     known_channels,
     not_empty,
     one_group,
+    several_rows,
     several_taps,
-    spatial_axes,
     static_kernel,
     static_sizes,
-    swapped,
+    unit_row_stride,
 )
-from onnx_convgrad.lowering.conv.weight_grad import (
-    contract,
-    leading,
-    of_samples,
-    one_hot_conv,
-    only_norms,
-    shaped,
-    sizes_of,
-)
-from onnx_convgrad.lowering.table import Query, lowering
+from onnx_convgrad.lowering.conv.weight_grad import contract, leading, of_samples, only_norms, shaped, sizes_of
+from onnx_convgrad.lowering.table import lowering, needs
 
 _MOST_TAPS = 64
 
 # -- requirements ------------------------------------------------------------------------------------------------------
 
 
-def several_rows(q: Query) -> str | None:
-    return "the kernel has one row along the first axis" if q.spec.kernel[0] == 1 else None
+static_rows = needs(
+    lambda s: None not in (s.x[0], s.y[0]), "the number of rows along the first axis is not known while building"
+)
+few_taps = needs(
+    lambda s: s.taps is None or s.taps <= _MOST_TAPS,
+    lambda s: f"the kernel has {s.taps} taps, each a product of its own",
+)
 
 
-def unit_row_stride(q: Query) -> str | None:
-    return None if q.spec.strides[0] == 1 else f"the stride along the first axis is {q.spec.strides[0]}, not 1"
+def _dense(spec: ConvSpec) -> bool:
+    return all(d == 1 or k == 1 for d, k in zip(spec.dilations, spec.kernel, strict=True))
 
 
-def several_axes(q: Query) -> str | None:
-    return None if q.spec.rank > 1 else "there is one spatial axis"
+tiles_its_input = needs(lambda s: _dense(s) and s.kernel == s.strides, "the windows overlap or leave gaps")
 
-
-def static_rows(q: Query) -> str | None:
-    if None in (q.spec.x[0], q.spec.y[0]):
-        return "the number of rows along the first axis is not known while building"
-    return None
-
-
-def few_taps(q: Query) -> str | None:
-    taps = q.spec.taps
-    return None if taps is None or taps <= _MOST_TAPS else f"the kernel has {taps} taps, each a product of its own"
-
-
-def tiles_its_input(q: Query) -> str | None:
-    spec = q.spec
-    dense = all(d == 1 or k == 1 for d, k in zip(spec.dilations, spec.kernel, strict=True))
-    return None if dense and spec.kernel == spec.strides else "the windows overlap or leave gaps"
-
-
-# -- rows and the axes within them -------------------------------------------------------------------------------------
+# -- shifts along the first axis ---------------------------------------------------------------------------------------
 
 
 def _gathered(e: Emitter, x: ir.Value, spec: ConvSpec, begin: int, end: int) -> ir.Value:
@@ -94,7 +72,7 @@ def _gathered(e: Emitter, x: ir.Value, spec: ConvSpec, begin: int, end: int) -> 
         and not any((*inner.begin[1:], *inner.end[1:]))
     ):
         return e.pad(x, [begin], [end], [2])
-    return one_hot_conv(e, x, (1, *spec.kernel[1:]), inner, spec.channels or 1)
+    return patches_by_conv(e, x, (1, *spec.kernel[1:]), inner, spec.channels or 1)
 
 
 def _inner_taps(spec: ConvSpec) -> int:
@@ -106,7 +84,7 @@ def _inner_taps(spec: ConvSpec) -> int:
     requires=[not_empty, conv_kernel, static_kernel, known_channels, static_rows, several_rows, unit_row_stride],
 )
 def row_shift(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
-    """Patches along all axes but the first; for that, dy moves by whole rows, with one MatMul per move."""
+    """Patches along all axes but the first; for that, dy is shifted by whole rows, with one MatMul per shift."""
     batch, channels, features, y = sizes_of(e, n, spec)
     taps, have, want = _inner_taps(spec), spec.y[0] or 0, spec.x[0] or 0
     columns = _gathered(e, n["X"], spec, 0, 0)
@@ -120,7 +98,7 @@ def row_shift(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
         low = t * spec.dilations[0] - spec.begin[0]  # row p of dy meets row p + low of x
         high = want - have - low
         if low >= want or high >= want:
-            parts.append(_nothing(e, n, shape))
+            parts.append(zeros(e, n["X"], shape))  # the tap reads padding alone
             continue
         moved = e.pad(rows, [e.size_mul(width, low)], [e.size_mul(width, high)], [2])
         parts.append(e.reshape(contract(e, n, moved, columns, batch, spec.groups, sizes), shape))
@@ -129,18 +107,13 @@ def row_shift(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     return shaped(e, n, e.concat(parts, axis=len(lead) + 2))
 
 
-def _nothing(e: Emitter, n: Call, shape: list[Dim]) -> ir.Value:
-    """The gradient of a tap that never meets x."""
-    return e.op("Expand", e.scalar(0, n["X"]), e.vector(shape))
+def shifted_copies(e: Emitter, n: Call, size: list[Dim], spec: ConvSpec) -> ir.Value:
+    """dY [N, O, *size] shifted by each tap of the first axis: [N, O, k * (rows + (k - 1) d), width], k copies in a row.
 
-
-def moves(e: Emitter, n: Call, size: list[Dim], spec: ConvSpec) -> ir.Value:
-    """dY [N, O, *size] moved by each tap of the first axis: [N, O, k rows of dY and of zeros, width], k moves in a row.
-
-    Each move shifts dy by d rows within k d - d rows of zeros; listed one after the other, the gaps are k d rows each.
+    Each copy is shifted by d more rows among k d - d rows of zeros, so that the gaps between the copies are k d rows each.
     """
     first, width = spec.kernel[0] or 1, e.size_mul(1, *size[3:])
-    gap = _nothing(e, n, [*size[:2], e.size_mul(width, first * spec.dilations[0])])
+    gap = zeros(e, n["X"], [*size[:2], e.size_mul(width, first * spec.dilations[0])])
     rows = e.reshape(n["dY"], [*size[:2], e.size_mul(size[2], width)])
     return e.concat([rows, *[gap, rows] * (first - 1)], axis=2)
 
@@ -150,12 +123,12 @@ def moves(e: Emitter, n: Call, size: list[Dim], spec: ConvSpec) -> ir.Value:
     requires=[not_empty, conv_kernel, static_kernel, known_channels, several_rows, unit_row_stride],
 )
 def split_shift(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
-    """Patches along all axes but the first; for that, all moves of dy side by side, in one MatMul; for small groups."""
+    """Patches along all axes but the first; for that, all shifts of dy side by side, in one MatMul; for small groups."""
     batch, channels, features, y = sizes_of(e, n, spec)
     taps, first, dilation = _inner_taps(spec), spec.kernel[0] or 1, spec.dilations[0]
     columns = _gathered(e, n["X"], spec, spec.begin[0], spec.end[0])
     outputs = e.size_mul(features, spec.groups)
-    moved = moves(e, n, [batch, outputs, *y], spec)
+    moved = shifted_copies(e, n, [batch, outputs, *y], spec)
     points = e.size_mul(e.size_add(y[0], (first - 1) * dilation), *y[1:])
     sizes = e.size_mul(features, first), e.size_mul(channels, taps), points
     total = contract(e, n, moved, columns, batch, spec.groups, sizes)
@@ -172,17 +145,17 @@ def split_shift(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
 def taps(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """One MatMul per tap over the points of all samples where the tap is inside x; for many channels, few points.
 
-    With channels last in x, what a tap visits is a run of whole points.
+    With channels last in x, a tap reads a run of whole points.
     """
     batch, channels, features, _ = sizes_of(e, n, spec)
-    axes, each = spatial_axes(spec), forward_axes(spec)
+    axes, each = spec.spatial_axes, spec.axes
     x = e.transpose(n["X"], [*axes, 0, 1])
     dy = e.transpose(n["dY"], [1, *axes, 0])
     parts = []
     for tap in itertools.product(*(range(axis.kernel) for axis in each)):
         reached = [axis.reached(t) for axis, t in zip(each, tap, strict=True)]
         if not all(reached):
-            parts.append(_nothing(e, n, [1, features, channels]))
+            parts.append(zeros(e, n["X"], [1, features, channels]))
             continue
         reads = [axis.read(outputs, t) for axis, outputs, t in zip(each, reached, tap, strict=True)]
         starts, ends = zip(*reads, strict=True)
@@ -192,14 +165,14 @@ def taps(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
         used = e.reshape(e.slice(dy, *dy_at), [features, points])
         parts.append(e.unsqueeze(e.matmul(used, seen), [0]))
     rows = e.reshape(e.concat(parts, axis=0), [len(parts), e.size_mul(features, channels)])
-    return e.reshape_like(swapped(e, rows, len(parts)), n["W_like"])
+    return e.reshape_like(transpose_last(e, rows, len(parts)), n["W_like"])
 
 
 @lowering("ConvWeightGrad", "patches", requires=[not_empty, static_kernel, several_taps, one_group, tiles_its_input])
 def patches(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
-    """Windows that tile x: the patches are a transposition, and one MatMul over all of them is left."""
+    """Windows that tile x: a transposition gives the patches, and one MatMul multiplies all of them."""
     batch, channels, features, y = sizes_of(e, n, spec)
-    axes, rank = spatial_axes(spec), spec.rank
+    axes, rank = spec.spatial_axes, spec.rank
     kernel = [k or 1 for k in spec.kernel]
     x = e.pad(n["X"], spec.begin, spec.end, axes)
     x = e.slice(x, [0] * rank, [e.size_mul(size, k) for size, k in zip(y, kernel, strict=True)], axes)

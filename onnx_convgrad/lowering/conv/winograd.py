@@ -6,19 +6,19 @@ m k (Winograd 1980; Lavin and Gray, arXiv:1509.09308; the matrices are Toom and 
     y = A ((G w) * (B x))       y[m], w[k], x[t];  A[m, t], G[t, k], B[t, t];  * is elementwise
 
 With a stride, each of its phases is such a correlation (`winograd_axes`). Several axes nest: A, G and B act on each, and
-the number of multiplications is the product. Summed over channels, every one of the points p = (p1, .., pd) is one matrix
-product, with the tiles of all samples as its rows::
+the number of multiplications is the product. Summed over channels, each point p = (p1, .., pd) is one matrix product, with
+the tiles of all samples as its rows::
 
     Conv            Y[p, tile, o] = X[p, tile, c] W[p, o, c]^T      x tiles by B, w by G, y by A
-    ConvInputGrad   X[p, tile, c] = Y[p, tile, o] W[p, o, c]        the same convolution with w turned around
+    ConvInputGrad   X[p, tile, c] = Y[p, tile, o] W[p, o, c]        the same convolution with w reversed
     ConvWeightGrad  W[p, o, c] = Y[p, tile, o]^T X[p, tile, c]      F(k, m): dY's tiles are the taps, dW the outputs
 
-Time goes into the passes over memory, so the layout decides: spatial axes first, samples and channels last. Then cutting
+Passes over memory take most of the time, so the layout decides: spatial axes first, samples and channels last. Then cutting
 into tiles moves long runs, B and G on one axis are a strided Conv with a constant kernel (which pads, cuts and
-multiplies in one pass), A is a MatMul, one Gather puts the tiles together, and the Transposes that remain exchange two
-groups of axes, which runtimes do fast.
+multiplies in one pass), A is a MatMul, one Gather joins the tiles, and the Transposes that remain exchange two groups of
+axes, which runtimes do fast.
 
-The points of a group are products of their own, which are worth it from some channels per group on.
+Each group has its own products, which pay off only with several channels per group.
 """
 
 from __future__ import annotations
@@ -36,16 +36,8 @@ from onnx_convgrad.ir.convolution import biased
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.geometry import ConvSpec
 from onnx_convgrad.ir.samples import filled, may_be_empty, with_samples
-from onnx_convgrad.lowering.conv.kernels import back_padding
-from onnx_convgrad.lowering.conv.shared import (
-    conv_kernel,
-    features_of,
-    not_empty,
-    static_kernel,
-    transposed_apart,
-    x_dims,
-    y_dims,
-)
+from onnx_convgrad.lowering.conv.layout import features_of, separate_transpose, x_dims, y_dims
+from onnx_convgrad.lowering.conv.requirements import conv_kernel, not_empty, static_kernel
 from onnx_convgrad.lowering.conv.winograd_axes import (
     MOST,
     Axis,
@@ -58,19 +50,19 @@ from onnx_convgrad.lowering.conv.winograd_axes import (
 from onnx_convgrad.lowering.table import Query, Requirement, lowering
 
 _LEAST = 8
-"""Channels and features of a group, unless there is only one group."""
+"""Least channels and features of a group, unless there is only one group."""
 
 SIZES = (2, 4, 6)
-"""The lowerings: tiles of at most this many outputs on an axis."""
+"""Largest tiles of the lowerings, in outputs along an axis."""
 
 Cut = Callable[[ConvSpec, int], list[Axis]]
-"""The axes of a convolution in tiles of at most so many outputs."""
+"""Cuts the axes of a convolution into tiles of at most a number of outputs."""
 
 # -- requirements ------------------------------------------------------------------------------------------------------
 
 
 def wide_groups(q: Query) -> str | None:
-    """Products with fewer rows or columns take longer than what the points save."""
+    """Products with fewer rows or columns take longer than the saved multiplications."""
     spec = q.spec
     if spec.groups == 1:
         return None
@@ -101,7 +93,7 @@ def rows_remain(q: Query) -> str | None:
 
 
 def usual_padding(q: Query) -> str | None:
-    """Where the number of rows is not known, padding must be an attribute of the Conv that cuts tiles."""
+    """Where the number of rows is unknown, padding must be an attribute of the Conv that cuts tiles."""
     spec = q.spec
     for x, y, k, d, s, *pads in zip(
         spec.x, spec.y, spec.kernel, spec.dilations, spec.strides, spec.begin, spec.end, strict=True
@@ -112,7 +104,7 @@ def usual_padding(q: Query) -> str | None:
 
 
 def own_tile(most: int, cut: Cut) -> Requirement:
-    """Whether tiles of at most `most` rows differ from those of the next smaller size."""
+    """Tiles of at most `most` rows differ from those of the next smaller size."""
 
     def requirement(q: Query) -> str | None:
         smaller = max((s for s in SIZES if s < most), default=1)
@@ -173,14 +165,14 @@ def to_points(
     """Cut [N, C, *size] into tiles, multiply each axis by its matrix [points, rows]: [groups points, tiles N, C / groups].
 
     `pads` are the rows of zeros around each axis: tile i of phase r begins at row `dilation step i + r - begin`. `perm`
-    puts the spatial axes first, if `v` has another shape.
+    moves the spatial axes to the front, if `v` has another shape.
     """
     n, c, *spatial = size
     tiles: Dim
     perm = perm or [*range(2, 2 + len(axes)), 0, 1]
     if groups > 1:  # in two passes: ONNX Runtime moves single elements slowly unless it exchanges two axes
         c = e.size_div(c, groups)
-        v = e.reshape(transposed_apart(e, v, perm), [e.size_mul(*spatial), n, groups, c])
+        v = e.reshape(separate_transpose(e, v, perm), [e.size_mul(*spatial), n, groups, c])
         v = e.transpose(v, [2, 0, 1, 3])
     else:
         v = e.transpose(v, perm)
@@ -194,7 +186,7 @@ def to_points(
             v = e.slice(v, [max(-start, 0)], [min(need - start, rows)], [3])
             low, high = max(start, 0), max(need - start - rows, 0)
             rows = need - low - high
-        else:  # the last tile may reach past the end by less than a tile, and a Conv leaves out what makes no whole one
+        else:  # the last tile may reach past the end, and a Conv drops an incomplete one
             low, high = start, end + axis.tile - 1
         if kernel.size == 1 or (low != high and not e.target.asymmetric_pads):
             v = e.pad(v, [low], [high], [3])
@@ -219,7 +211,7 @@ def to_points(
 def from_points(
     e: Emitter, v: ir.Value, size: list[Dim], axes: list[Axis], kernels: list[np.ndarray], groups: int
 ) -> ir.Value:
-    """Multiply each axis of such points by its matrix [rows, points] and put the tiles together: [N, C, *size]."""
+    """Multiply each axis of such points by its matrix [rows, points] and join the tiles: [N, C, *size]."""
     samples, channels, *spatial = size
     c, lead = e.size_div(channels, groups), [groups] if groups > 1 else []
     n, rank = filled(e, samples), len(axes)
@@ -237,7 +229,7 @@ def from_points(
     v = e.reshape(v, [*lead, e.size_mul(*heights, *counts), e.size_mul(n, c)])
     v = e.op("Gather", v, places, axis=len(lead))
     if lead:
-        v = transposed_apart(e, e.reshape(v, [groups, e.size_mul(*spatial), n, c]), [1, 2, 0, 3])
+        v = separate_transpose(e, e.reshape(v, [groups, e.size_mul(*spatial), n, c]), [1, 2, 0, 3])
     v = e.reshape(v, [*spatial, n, channels])
     if may_be_empty(e, samples):
         v = e.slice(v, [0], [samples], [rank])
@@ -247,7 +239,7 @@ def from_points(
 def _places(e: Emitter, axes: list[Axis], heights: Sequence[int], spatial: Sequence[Dim]) -> ir.Value:
     """Where [*heights, *(count, dilation)] holds each point of the image: a sum of one part per axis, in row-major order.
 
-    One Gather puts the tiles together, crops what reaches past the end and runs on all threads, as no Transpose does.
+    One Gather joins the tiles, crops rows past the end, and runs on all threads, unlike a Transpose.
     """
     total: ir.Value | None = None
     counts = [e.size_mul(axis.count or 0, axis.dilation) for axis in axes]
@@ -261,9 +253,9 @@ def _places(e: Emitter, axes: list[Axis], heights: Sequence[int], spatial: Seque
 
 
 def _place(e: Emitter, axis: Axis, height: int, size: Dim, tiles: Dim, behind: Dim) -> ir.Value:
-    """The part of one axis: row `r` of tile `t` is at `r tiles + t behind`, the phases of a dilation being tiles.
+    """The part of one axis: row `r` of tile `t` is at `r tiles + t behind`, where phases of a dilation count as tiles.
 
-    An axis of unknown size has steps of 1; it makes `tiles` unknown for all axes.
+    An axis of unknown size has steps of 1, and makes `tiles` unknown for all axes.
     """
     if isinstance(size, int):
         tile, place = np.divmod(np.arange(size), height * axis.dilation)
@@ -284,8 +276,8 @@ def _place(e: Emitter, axis: Axis, height: int, size: Dim, tiles: Dim, behind: D
 def weight_to_points(e: Emitter, w: ir.Value, size: list[Dim], kernels: list[np.ndarray], groups: int) -> ir.Value:
     """w [O, C / g, *k] by a matrix [points, k] on each axis: [g points, O / g, C / g].
 
-    To be emitted before the tiles: ONNX Runtime runs what leads to the later of a node's operands first, and this, several
-    times as large as w, would be there for all layers before the first one begins.
+    Must be emitted before the tiles: ONNX Runtime first runs the nodes that lead to the operand that was emitted last, and
+    these values, several times as large as w, would be held for all layers before the first layer runs.
     """
     kernel = reduce(np.kron, kernels)
     points, (features, channels) = kernel.shape[0], (e.size_div(d, groups) for d in size)
@@ -321,14 +313,14 @@ def forward(e: Emitter, n: Call, spec: ConvSpec, most: int) -> ir.Value:
 
 
 def input_grad(e: Emitter, n: Call, spec: ConvSpec, most: int) -> ir.Value:
-    """The convolution of dY with the kernel turned around; with strides, one for each phase of the rows of dX."""
+    """The convolution of dY with the kernel reversed; with strides, one for each phase of the rows of dX."""
     dy, w = n["dY"], n["W"]
     batch, features, *rows = y_dims(e, dy, spec)
     channels, *size = x_dims(e, n["X_like"], spec)[1:]
     axes = _counted(e, _x_axes(spec, most), size)
     a, g, b = zip(*map(data_matrices, axes, spec.begin), strict=True)
     starts = [min(start for *_, start in rows_read(*pair)) for pair in zip(axes, spec.begin, strict=True)]
-    pads = [(-start, end) for start, end in zip(starts, back_padding(spec)[1], strict=True)]
+    pads = [(-start, end) for start, end in zip(starts, spec.back_window.end, strict=True)]
     weight = weight_to_points(e, w, [features, channels], list(g), spec.groups)
     dy = with_samples(e, dy, [batch, features, *rows])
     steps = [axis.tile for axis in axes]
@@ -344,7 +336,7 @@ def weight_grad(e: Emitter, n: Call, spec: ConvSpec, most: int) -> ir.Value:
     x_size[0] = y_size[0] = filled(e, x_size[0])
     axes = _counted(e, _y_axes(spec, most), y_size[2:])
     a, g, b = zip(*map(weight_matrices, axes), strict=True)
-    # Unlike the tiles of the forward pass to the runtime, which would else keep those, larger than x, until now.
+    # A shape of its own, so that the runtime does not share tiles, larger than x, with the forward pass and hold them.
     flat = e.reshape(x, [*x_size[:2], e.size_mul(*x_size[2:]), 1])
     pads = list(zip(spec.begin, spec.end, strict=True))
     x_tiles = to_points(e, flat, x_size, axes, list(b), pads, [axis.step for axis in axes], spec.groups, [2, 3, 0, 1])
@@ -354,7 +346,7 @@ def weight_grad(e: Emitter, n: Call, spec: ConvSpec, most: int) -> ir.Value:
     kernel = reduce(np.kron, a)
     size = e.size_mul(*(e.size_div(channels, spec.groups) for channels in (y_size[1], x_size[1])))
     lead = [spec.groups] if spec.groups > 1 else []
-    points = e.swap_last(e.reshape(product, [*lead, kernel.shape[1], size]))  # turned while the product packs them
+    points = e.swap_last(e.reshape(product, [*lead, kernel.shape[1], size]))  # transposed while the product packs them
     return e.reshape_like(e.matmul(points, e.const(kernel.T, x.dtype)), n["W_like"])
 
 
@@ -366,7 +358,7 @@ def declare(
     cut: Cut,
     requires: Sequence[Requirement],
 ) -> None:
-    """One lowering per size of tile; `cut` gives the axes in tiles."""
+    """Declare one lowering per size of tile; `cut` cuts the axes into tiles."""
     for most in SIZES:
 
         def lower(e: Emitter, n: Call, spec: ConvSpec, most: int = most) -> ir.Value:
@@ -376,8 +368,9 @@ def declare(
         lowering(op_type, f"{name}_{most}", requires=[*requires, own_tile(most, cut)], exact=False)(lower)
 
 
-_WHERE = "along every axis"
-
-declare("Conv", "winograd", _WHERE, forward, _y_axes, REQUIRES)
-declare("ConvInputGrad", "winograd", _WHERE, input_grad, _x_axes, REQUIRES)
-declare("ConvWeightGrad", "winograd", _WHERE, weight_grad, _y_axes, REQUIRES)
+for _op_type, _emit, _cut in (
+    ("Conv", forward, _y_axes),
+    ("ConvInputGrad", input_grad, _x_axes),
+    ("ConvWeightGrad", weight_grad, _y_axes),
+):
+    declare(_op_type, "winograd", "along every axis", _emit, _cut, REQUIRES)

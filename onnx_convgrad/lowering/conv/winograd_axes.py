@@ -1,10 +1,10 @@
-"""One axis of Winograd's minimal filtering: its tiles, and the matrices of the bilinear form, phase by phase of a stride.
+"""One axis of Winograd's minimal filtering: its tiles, and the matrices of the bilinear form for each phase of a stride.
 
 F(m, k): m outputs of a correlation with k taps come from m + k - 1 inputs by as many multiplications (Winograd 1980),
 with Toom and Cook's matrices. With a stride s, output u reads row s (u + j) + a with tap s j + a: for each phase a this is a
-correlation of unit stride with the taps and rows of that phase, and a tile multiplies for each of them::
+correlation of unit stride with the taps and rows of that phase, and a tile sums over the phases::
 
-    y = sum over a of A_a ((G_a w_a) * (B_a x_a)) = A ((G w) * (B x))     A side by side, G and B one below the other
+    y = sum over a of A_a ((G_a w_a) * (B_a x_a)) = A ((G w) * (B x))     A_a side by side, G_a and B_a stacked
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ POINTS = {
     6: (0.0, 1.0, -1.0, 2.0, -2.0, 0.5),
     7: (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5),
 }
-"""The finite points of evaluation, by their number; chosen for small rounding errors. One more lies at infinity."""
+"""The finite evaluation points, by their number, chosen for small rounding errors. One more point is at infinity."""
 
 MOST = max(POINTS) + 1
-"""The longest window of a phase: with more points float32 loses too many digits."""
+"""The longest window of a phase; with more points float32 loses too many digits."""
 
 Triple = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""A, G and B: for what is written, for the kernel, and for what is read."""
+"""A, G and B: the matrices of the output, of the kernel, and of the input."""
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
     """One spatial axis cut into tiles: `count` tiles of `tile` outputs each, of a kernel with `taps` taps.
 
-    With dilation d the rows r, r + d, r + 2 d, .. are an axis of their own for each of the d phases r: there are `count`
-    tiles of each phase. An axis with one tap is left whole: its tiles are its rows. The number of tiles is not known while
-    building (`None` until it is emitted) if that of the rows is not.
+    With dilation d, the rows r, r + d, r + 2 d, .. of each of the d phases r are a separate axis with `count` tiles. An axis
+    with one tap is left whole: its tiles are its rows. If the number of rows is unknown while building, so is that of tiles
+    (`None` until it is emitted).
     """
 
     tile: int
@@ -52,17 +52,17 @@ class Axis:
 
     @property
     def phases(self) -> list[int]:
-        """How many taps each phase of the stride has."""
+        """Number of taps of each phase of the stride."""
         return [-(-(self.taps - a) // self.stride) for a in range(min(self.stride, self.taps))]
 
     @property
     def step(self) -> int:
-        """Rows read from the first of a tile to the first of the next."""
+        """Rows from the start of a tile's input to that of the next."""
         return self.stride * self.tile
 
 
 def tiled(size: int | None, taps: int, dilation: int, most: int, stride: int = 1) -> Axis:
-    """The axis in as few equal tiles as a tile size of at most `most` allows; in the largest if its size is not known."""
+    """The axis in the fewest equal tiles of at most `most` outputs; in the largest tiles if its size is unknown."""
     if taps == 1:
         return Axis(1, 1, size)
     largest = min(most, MOST + 1 - -(-taps // stride))
@@ -76,7 +76,7 @@ def tiled(size: int | None, taps: int, dilation: int, most: int, stride: int = 1
 @cache
 def matrices(outputs: int, taps: int) -> Triple:
     """A, G and B of F(outputs, taps): evaluation at the points, and interpolation through them, transposed."""
-    if 1 in (outputs, taps):  # nothing to save, nor to round
+    if 1 in (outputs, taps):  # nothing to save and nothing to round
         whole = np.eye(outputs * taps)
         return (whole, np.ones((outputs, 1)), whole) if taps == 1 else (np.ones((1, taps)), whole, whole)
     points = np.array(POINTS[outputs + taps - 2])
@@ -99,17 +99,17 @@ def forward_matrices(axis: Axis) -> Triple:
     for phase, taps in enumerate(axis.phases):
         a, g, b = matrices(axis.tile, taps)
         parts.append((a, _spread(g, axis.taps, phase, axis.stride), _spread(b, rows, phase, axis.stride)))
-    return _joined(parts)
+    return _stacked(parts)
 
 
 def rows_read(axis: Axis, begin: int) -> list[tuple[int, int, int]]:
-    """What each row of a stride of dX sums: its first tap, the number of its taps, the first row of dY that they read."""
-    found = []
+    """For each row of a stride of dX: its first tap, the number of its taps, and the first row of dY that they read."""
+    rows = []
     for row in range(axis.stride):
         shift, first = divmod(row + begin, axis.stride)
         taps = -(-(axis.taps - first) // axis.stride)
-        found.append((first, taps, shift - axis.dilation * (taps - 1)))
-    return found
+        rows.append((first, taps, shift - axis.dilation * (taps - 1)))
+    return rows
 
 
 def data_matrices(axis: Axis, begin: int) -> Triple:
@@ -122,7 +122,7 @@ def data_matrices(axis: Axis, begin: int) -> Triple:
         a, g, b = matrices(axis.tile, taps)
         a = _spread(a.T, axis.step, row, axis.stride).T
         parts.append((a, _spread(g[:, ::-1], axis.taps, first, axis.stride), _spread(b, rows, start - low)))
-    return _joined(parts)
+    return _stacked(parts)
 
 
 def weight_matrices(axis: Axis) -> Triple:
@@ -133,17 +133,17 @@ def weight_matrices(axis: Axis) -> Triple:
         a, g, b = matrices(taps, axis.tile)
         a = _spread(a.T, axis.taps, phase, axis.stride).T
         parts.append((a, g, _spread(b, rows, phase, axis.stride)))
-    return _joined(parts)
+    return _stacked(parts)
 
 
 def _spread(matrix: np.ndarray, columns: int, first: int, step: int = 1) -> np.ndarray:
-    """The columns of a matrix among `columns`, from `first` on, `step` apart."""
+    """The columns of a matrix placed among `columns` zero columns, `step` apart, starting at `first`."""
     wide = np.zeros((len(matrix), columns))
     wide[:, first::step][:, : matrix.shape[1]] = matrix
     return wide
 
 
-def _joined(parts: Sequence[Triple]) -> Triple:
-    """The matrices of all phases as those of one bilinear form."""
+def _stacked(parts: Sequence[Triple]) -> Triple:
+    """The matrices of one bilinear form from those of all phases."""
     a, g, b = zip(*parts, strict=True)
     return np.hstack(a), np.vstack(g), np.vstack(b)

@@ -1,4 +1,4 @@
-"""The speeds of this machine: as `bench --calibrate` measured them, else those known of its processor.
+"""The speeds of this machine: measured by `bench --calibrate`, else shipped for its processor.
 
 One JSON file in the user's cache folder, `rates.json`, holds an entry per ONNX Runtime version, provider, number of
 threads and processor. The environment variable `ONNX_CONVGRAD_CACHE` names another folder; an empty value turns all of
@@ -28,13 +28,13 @@ _FILE = "rates.json"
 
 
 def cores() -> int:
-    """Processor cores of this process: what ONNX Runtime uses when nobody says how many threads."""
+    """Processor cores available to this process: ONNX Runtime's default number of threads."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @cache
 def _cpuinfo() -> Mapping[str, str]:
-    """What Linux tells of the processor; nothing elsewhere."""
+    """The fields of Linux's `/proc/cpuinfo`; empty on other systems."""
     path = Path("/proc/cpuinfo")
     if not path.exists():
         return {}
@@ -44,16 +44,16 @@ def _cpuinfo() -> Mapping[str, str]:
 
 @cache
 def processor() -> str:
-    """Model of the processor and its widest vector unit, for kernels are chosen by it."""
-    found = _cpuinfo()
-    if not found:
+    """Model of the processor and its widest vector unit, which decides the kernels."""
+    cpuinfo = _cpuinfo()
+    if not cpuinfo:
         return platform.processor() or platform.machine()
-    width = next((text for flag, text in _VECTORS.items() if flag in found.get("flags", "").split()), "")
-    return " ".join(part for part in (found.get("model name", platform.machine()), width) if part)
+    width = next((text for flag, text in _VECTORS.items() if flag in cpuinfo.get("flags", "").split()), "")
+    return " ".join(part for part in (cpuinfo.get("model name", platform.machine()), width) if part)
 
 
 _KNOWN = {
-    # Zen 5: vector units of the full 512 bits, so that products are twice as fast beside the same memory
+    # Zen 5: vector units of the full 512 bits, so that products are twice as fast with the same memory
     ("AuthenticAMD", "26"): Rates(
         gemm=5e11,
         small=18,
@@ -67,19 +67,19 @@ _KNOWN = {
         alone=2.0,
     ),
 }
-"""Speeds of two cores of processors unlike the default, by vendor and family."""
+"""Speeds, on two cores, of processors that differ from the default, by vendor and family."""
 
 
 def shipped(target: Target, cpuinfo: Mapping[str, str] | None = None) -> Target:
-    """The target with the speeds known of this processor, or of the one that `cpuinfo` tells of; else as it is."""
-    found = _cpuinfo() if cpuinfo is None else cpuinfo
-    rates = _KNOWN.get((found.get("vendor_id", ""), found.get("cpu family", "")))
+    """The target with the shipped speeds of this processor, or of that of `cpuinfo`; unchanged if there are none."""
+    cpuinfo = _cpuinfo() if cpuinfo is None else cpuinfo
+    rates = _KNOWN.get((cpuinfo.get("vendor_id", ""), cpuinfo.get("cpu family", "")))
     return target if rates is None or target.name != "cpu" else replace(target, rates=rates)
 
 
 @cache
 def accelerator(folder: Path = Path("/proc/driver/nvidia/gpus")) -> str:
-    """Model of the first GPU, as NVIDIA's driver tells it on Linux."""
+    """Model of the first GPU, from NVIDIA's driver on Linux."""
     for info in sorted(folder.glob("*/information")):
         for line in info.read_text(encoding="utf-8").splitlines():
             name, _, value = line.partition(":")
@@ -89,14 +89,14 @@ def accelerator(folder: Path = Path("/proc/driver/nvidia/gpus")) -> str:
 
 
 def key(target: str, threads: int | None = None) -> str:
-    """What speeds depend on: runtime, provider, and the processor with its threads or the GPU."""
+    """Key of an entry: runtime version, provider, and the processor with its threads or the GPU."""
     where = accelerator() if target == "cuda" else f"{threads or cores()} threads; {processor()}"
     return f"onnxruntime {_runtime()}; {PROVIDERS[target]}; {where}"
 
 
 @cache
 def _runtime() -> str:
-    """The installed version, without the second that importing it takes."""
+    """The installed version of ONNX Runtime, without importing it, which takes a second."""
     for package in ("onnxruntime", "onnxruntime-gpu"):
         try:
             return version(package)
@@ -106,7 +106,7 @@ def _runtime() -> str:
 
 
 class Store:
-    """The file of measured speeds. A damaged one counts as empty, with a warning."""
+    """The file of measured speeds. A damaged file counts as empty, with a warning."""
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
         """Use `folder`, else the environment's, else the user's cache folder."""
@@ -123,14 +123,14 @@ class Store:
         if self.path is None or not self.path.is_file():
             return {}
         try:
-            found = json.loads(self.path.read_text(encoding="utf-8"))
-            return {name: {rate: float(value) for rate, value in rates.items()} for name, rates in found.items()}
+            stored = json.loads(self.path.read_text(encoding="utf-8"))
+            return {name: {rate: float(value) for rate, value in rates.items()} for name, rates in stored.items()}
         except (ValueError, AttributeError, TypeError, OSError) as problem:
-            warn(f"{self.path} is not readable and is left out: {problem}.")
+            warn(f"{self.path} is not readable and is ignored: {problem}.")
             return {}
 
     def write(self, name: str, rates: Rates) -> Path:
-        """Add or replace an entry; the file is replaced as a whole, so that no reader sees half of it.
+        """Add or replace an entry; the file is replaced atomically.
 
         Raises:
             OSError: The folder cannot be written, or the store is turned off.
@@ -146,12 +146,12 @@ class Store:
 
 
 def calibrated(target: Target, store: Store | None = None) -> Target:
-    """The target with the speeds measured on this machine, else with those known of its processor, else as it is."""
+    """The target with the speeds measured on this machine, else shipped for its processor, else unchanged."""
     store = store or Store()
     if target.name not in PROVIDERS or store.path is None:
         return target
-    found: Mapping[str, float] | None = store.read().get(key(target.name))
+    measured: Mapping[str, float] | None = store.read().get(key(target.name))
     names = {f.name for f in fields(Rates)}
-    if found is not None and set(found) == names and min(found.values()) > 0:
-        return replace(target, rates=Rates(**found))
+    if measured is not None and set(measured) == names and min(measured.values()) > 0:
+        return replace(target, rates=Rates(**measured))
     return shipped(target)

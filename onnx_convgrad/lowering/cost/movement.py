@@ -1,4 +1,4 @@
-"""Predicted seconds of what moves, picks or sums elements: whole runs, short ones, or one element at a time."""
+"""Predicted seconds of operators that move, pick or sum elements: in long runs, short runs, or one at a time."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ __all__ = [
 ]
 
 _STREAMS = 64
-"""Columns that are written side by side at full speed."""
+"""Columns that are written in parallel streams at full speed."""
 
 
 def transpose(node: ir.Node, rates: Rates) -> float:
-    """Whole runs are copied when the last axis stays; a matrix transposition moves single elements. All by one thread."""
+    """Runs are copied if the last axis stays; a matrix transposition moves single elements. All on one thread."""
     shape = shape_of(node.inputs[0])
     perm = Call(node).ints("perm") or range(len(shape))[::-1]
     moved = [p for p in perm if shape[p] != 1]
@@ -46,7 +46,7 @@ def transpose(node: ir.Node, rates: Rates) -> float:
         at -= 1
     size = float(math.prod(shape))
     if run > 1:
-        far = missing(rates, moved_bytes(node), spread=1.0) if run >= _LINE else 0.0  # lines are not read ahead
+        far = missing(rates, moved_bytes(node), spread=1.0) if run >= _LINE else 0.0  # cache lines are not prefetched
         return max(alone(node, rates), size / run * (0.65 + 2.5 * far) * rates.run)
     if not _swaps_two(moved):
         return alone(node, rates) + size * 3 * rates.item
@@ -54,7 +54,7 @@ def transpose(node: ir.Node, rates: Rates) -> float:
     while moved[lead] == kept[lead]:
         lead += 1
     matrices = math.prod(shape[a] for a in kept[:lead])
-    columns = math.prod(shape[a] for a in kept[kept.index(moved[lead]) :])  # each is written as a stream of its own
+    columns = math.prod(shape[a] for a in kept[kept.index(moved[lead]) :])  # each is written as a separate stream
     rows = size / matrices / columns
     entering = matrices * 50 * rates.run * (lead > 0)
     fetching = rates.alone * missing(rates, moved_bytes(node)) * moved_bytes(node) / rates.memory
@@ -66,7 +66,7 @@ def transpose(node: ir.Node, rates: Rates) -> float:
 
 
 def _swaps_two(moved: Sequence[int]) -> bool:
-    """Whether a permutation only makes two neighbouring parts of the axes change places, which has a loop of its own."""
+    """Whether a permutation only exchanges two adjacent groups of axes, for which the runtime has a special loop."""
     places = [sorted(moved).index(axis) for axis in moved]
     off = [i for i, place in enumerate(places) if i != place]
     inner = places[off[0] : off[-1] + 1]
@@ -74,20 +74,20 @@ def _swaps_two(moved: Sequence[int]) -> bool:
 
 
 _LINE = 16
-"""Elements of a line of the cache."""
+"""Elements of a cache line."""
 
 _PAGE = 4096
-"""Bytes from row to row at which the elements of a column want the same few lines of the nearest cache."""
+"""Row pitch in bytes at which the elements of a column compete for the same few lines of the nearest cache."""
 
 _WAYS = 32
-"""Rows from which on these lines do not stay there until the next column is read."""
+"""Number of rows above which these lines are evicted before the next column is read."""
 
 _TALL = 8192
-"""Rows whose lines do not stay in the second cache until the next column is read."""
+"""Number of rows whose lines are evicted from the second cache before the next column is read."""
 
 
 def _thins_rows(node: ir.Node, rank: int) -> bool:
-    """Whether a Slice leaves out elements of the rows that it takes, so that they are moved one at a time."""
+    """Whether a Slice has a step along the last axis, so that elements are moved one at a time."""
     axes, steps = (constant_of(v) for v in (*node.inputs[3:5], *[None] * (5 - len(node.inputs))))
     if steps is None:
         return False
@@ -96,7 +96,7 @@ def _thins_rows(node: ir.Node, rank: int) -> bool:
 
 
 def slice_(node: ir.Node, rates: Rates) -> float:
-    """Runs are copied by one thread, or single elements where a stride thins them out."""
+    """One thread copies runs, or single elements where there is a step along the rows."""
     shape, out = shape_of(node.inputs[0]), shape_of(node.outputs[0])
     if _thins_rows(node, len(shape)):
         rows = math.prod(out[:-1])
@@ -110,12 +110,12 @@ def slice_(node: ir.Node, rates: Rates) -> float:
 
 
 def concat(node: ir.Node, rates: Rates) -> float:
-    """Rows are copied side by side."""
+    """Rows of the operands are copied into longer rows."""
     return _in_pieces(node, node.outputs[0], len(node.inputs), rates)
 
 
 def split(node: ir.Node, rates: Rates) -> float:
-    """Rows that lie side by side are copied apart."""
+    """Longer rows are copied into rows of the results."""
     return _in_pieces(node, node.inputs[0], len(node.outputs), rates)
 
 
@@ -123,31 +123,31 @@ def _in_pieces(node: ir.Node, whole: ir.Value | None, parts: int, rates: Rates) 
     sizes = shape_of(whole)
     axis = Call(node).int("axis", 0) % max(1, len(sizes))
     pieces = math.prod(sizes[:axis]) * parts
-    if math.prod(sizes[axis:]) == parts:  # single elements have a loop of their own
+    if math.prod(sizes[axis:]) == parts:  # single elements have a special loop
         return traffic(node, rates) + pieces * 0.012 * rates.run
     return traffic(node, rates) + 0.5 * waiting(node, rates) + pieces * 0.35 * rates.run
 
 
 def pad(node: ir.Node, rates: Rates) -> float:
-    """Rows are copied by one thread."""
+    """One thread copies rows."""
     return max(alone(node, rates), math.prod(shape_of(node.outputs[0])[:-1]) * 1.2 * rates.run)
 
 
 def gather(node: ir.Node, rates: Rates) -> float:
-    """Whole rows are copied, one call each."""
+    """Rows are copied, one call each."""
     data, out = shape_of(node.inputs[0]), shape_of(node.outputs[0])
     row = math.prod(data[Call(node).int("axis", 0) % max(1, len(data)) + 1 :])
     return _picked(node, traffic(node, rates)) + math.prod(out) / max(row, 1) * 0.4 * rates.run
 
 
 def _picked(node: ir.Node, whole_pass: float) -> float:
-    """The part of a pass that reads as much of the first operand as is written."""
+    """The share of a pass in which only as much of the first operand is read as is written."""
     moved, whole = 2 * value_bytes(node.outputs[0]), value_bytes(node.inputs[0]) + value_bytes(node.outputs[0])
     return whole_pass * min(1.0, moved / max(1, whole))
 
 
 def reduce(node: ir.Node, rates: Rates) -> float:
-    """Sums along rows stream; sums across them add whole rows, one at a time, or become a product (`fast_forms`)."""
+    """Sums along rows stream; sums across rows add one row at a time, or become a product (`fast_forms`)."""
     shape = shape_of(node.inputs[0])
     axes = constant_of(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] is not None else None
     if node.op_type == "ReduceSum" and leading_axes(node):
@@ -158,7 +158,7 @@ def reduce(node: ir.Node, rates: Rates) -> float:
 
 
 def leading_axes(node: ir.Node) -> int:
-    """How many axes, from the first on, a reduction sums away; 0 if it sums others too, or all of them."""
+    """How many leading axes a reduction sums over; 0 if it sums over others too, or over all."""
     x, axes = node.inputs[0], constant_of(node.inputs[1]) if len(node.inputs) > 1 else None
     if x is None or x.shape is None or axes is None:
         return 0
@@ -168,7 +168,7 @@ def leading_axes(node: ir.Node) -> int:
 
 
 def items(factor: float) -> Callable[[ir.Node, Rates], float]:
-    """A pass that takes at least so much of `Rates.item` per element."""
+    """A pass that takes at least `factor` times `Rates.item` per element."""
 
     def seconds(node: ir.Node, rates: Rates) -> float:
         size = max(math.prod(shape_of(node.outputs[0])), math.prod(shape_of(node.inputs[0])))
@@ -178,13 +178,13 @@ def items(factor: float) -> Callable[[ir.Node, Rates], float]:
 
 
 def max_pool(node: ir.Node, rates: Rates) -> float:
-    """A pass; with indices every element of every window is looked at by itself."""
+    """A pass; with indices, every element of every window is compared singly."""
     seen = math.prod(shape_of(node.outputs[0])) * math.prod(Call(node).ints("kernel_shape") or ())
     return traffic(node, rates) if len(node.outputs) < 2 else max(traffic(node, rates), 1.5 * rates.item * seen)
 
 
 def scatter(factor: float, updates: int) -> Callable[[ir.Node, Rates], float]:
-    """A pass, and so much of `Rates.item` per element of the operand at position `updates`."""
+    """A pass, and `factor` times `Rates.item` per element of the operand at position `updates`."""
 
     def seconds(node: ir.Node, rates: Rates) -> float:
         return traffic(node, rates) + factor * rates.item * math.prod(shape_of(node.inputs[updates]))
@@ -193,5 +193,5 @@ def scatter(factor: float, updates: int) -> Callable[[ir.Node, Rates], float]:
 
 
 def col2im(node: ir.Node, rates: Rates) -> float:
-    """Whole rows are added, where they are not spread. Over two axes, which is what lowerings emit."""
+    """Rows are added as a whole at unit stride, else element by element. Over two axes, as lowerings emit it."""
     return items(0.22 if set(Call(node).ints("strides") or (1,)) == {1} else 0.55)(node, rates)

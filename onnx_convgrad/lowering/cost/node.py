@@ -2,8 +2,8 @@
 
     seconds = node + max(flops / rate(shape), bytes / bandwidth(bytes) + runs * run + items * item)
 
-Which of the terms an operator has, and how its kernel's shape enters, is written down once per operator in
-`product_cost` and `movement_cost`; the speeds are those of `Rates`. Sizes must be static: a `sketch` has only such values.
+The terms of each operator, and how the shape of its kernel enters, are given in `products` and `movement`; the speeds are
+those of `Rates`. Sizes must be static, as they are in a `sketch`.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ def body_of(node: ir.Node) -> ir.Graph | None:
 
 
 def _loop(node: ir.Node, body: ir.Graph, rates: Rates) -> float:
-    """The body for every slice of the last operand, and what entering it takes.
+    """The body for every slice of the last operand, and the time for entering it.
 
-    Small kernels wait for their threads more than large ones, on machines that others use too: that is part of the price.
+    That time includes that small kernels wait for their threads more than large ones do, on machines under other load.
     """
     trips = shape_of(node.inputs[-1])[0]
     inside = sum(node_seconds(n, rates) for n in body if not folds(n.outputs[0]))
@@ -83,7 +83,7 @@ def _loop(node: ir.Node, body: ir.Graph, rates: Rates) -> float:
 
 
 def node_seconds(node: ir.Node, rates: Rates) -> float:
-    """Predicted seconds of one node with static sizes. What is computed from constants alone costs nothing."""
+    """Predicted seconds of one node with static sizes. A node that reads only constants costs nothing."""
     body = body_of(node)
     if body is not None:
         return rates.node + _loop(node, body, rates)

@@ -1,4 +1,4 @@
-"""Predicted seconds of matrix products and convolutions: how far their shapes are from those that run at full speed."""
+"""Predicted seconds of matrix products and convolutions, whose speed depends on their shapes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from onnx_convgrad.lowering.cost.passes import late, moved_bytes, shape_of, traf
 __all__ = ["conv", "conv_transpose", "folds", "matmul"]
 
 _LANES = 16
-"""Columns that a product computes at once."""
+"""Columns that a product computes in parallel."""
 
 
 def _gemm(rates: Rates, m: int, n: int, k: int, batch: int, packing: float) -> float:
-    """Few rows cannot pay for the `packing` of the other operand, few columns or terms not for the kernel's edges."""
+    """Few rows make `packing` the other operand costly; few columns or terms leave the kernel partly idle."""
     idle = -n % _LANES / max(n, 1)
     narrow = 1 < n < _LANES  # all lanes are packed and multiplied
     edge = idle * (1.0 if narrow else 0.5) + 2 / max(n, 1)
@@ -29,7 +29,7 @@ def _gemm(rates: Rates, m: int, n: int, k: int, batch: int, packing: float) -> f
 
 
 def matmul(node: ir.Node, rates: Rates) -> float:
-    """Rows by columns, in a batch; operands are packed, and turned where they are transposed."""
+    """A batch of products; operands are packed, and transposed where a Transpose folds into the product."""
     a, b = shape_of(node.inputs[0]), shape_of(node.inputs[1])
     if len(a) < 2 or len(b) < 2:
         return traffic(node, rates)
@@ -53,14 +53,14 @@ def matmul(node: ir.Node, rates: Rates) -> float:
 
 
 _FEW = 8
-"""Rows and terms of a product that takes as long as its operands take to come. Cores that share no cache wait for what
-another one wrote as for memory, and what keeps them busy meanwhile is little."""
+"""Rows and terms up to which a product takes as long as loading its operands. Cores that share no cache wait for values
+that another core wrote as long as for memory, with little computation meanwhile."""
 
 
 def folds(value: ir.Value | None) -> bool:
-    """Whether a value is the Transpose of the last two axes of another and only feeds matrix products.
+    """Whether a value is a Transpose of the last two axes and is read by matrix products only.
 
-    The runtime folds it into them: for nothing on the right, by packing one element at a time on the left.
+    The runtime folds it into them: at no cost on the right, by packing one element at a time on the left.
     """
     node = None if value is None else value.producer()
     if not is_op(node, "Transpose"):
@@ -73,7 +73,7 @@ def folds(value: ir.Value | None) -> bool:
 
 
 _SHORT = 16
-"""Elements that the start of a row costs, where rows are gathered to patches or added from them."""
+"""Cost of starting a row, in elements, where rows are gathered to patches or added from them."""
 
 
 def _short_rows(row: int) -> float:
@@ -94,7 +94,7 @@ def _blocked(node: ir.Node) -> bool:
 
 
 def _blocked_conv(node: ir.Node, rates: Rates) -> float:
-    """No patches; both operands are brought into blocks of channels and back."""
+    """No patches; both operands are converted to blocks of channels and back."""
     w, y = shape_of(node.inputs[1]), shape_of(node.outputs[0])
     flops = 2.0 * y[0] * -(-y[1] // _BLOCK) * _BLOCK * math.prod(y[2:]) * math.prod(w[1:])
     single = w[1] == 1 and w[0] > 1
@@ -102,15 +102,15 @@ def _blocked_conv(node: ir.Node, rates: Rates) -> float:
 
 
 _BLOCK = 16
-"""Channels that lie side by side."""
+"""Channels of a block."""
 
 
 _CALL = 4.5
-"""Runs that could be copied while one sample and group is begun."""
+"""Cost of starting one sample and group, in copied runs."""
 
 
 def conv(node: ir.Node, rates: Rates) -> float:
-    """Patches are gathered into a small buffer and multiplied at once, per sample and group."""
+    """Patches are gathered into a small buffer and multiplied from there, per sample and group."""
     if _blocked(node):
         return _blocked_conv(node, rates)
     x, w, y = (shape_of(v) for v in (node.inputs[0], node.inputs[1], node.outputs[0]))
@@ -140,7 +140,7 @@ def conv(node: ir.Node, rates: Rates) -> float:
     else:
         rows, k = w[0] // groups, inner * taps
         slow = 1 + 0.4 * rates.small / max(rows, 1) + 1.25 * rates.small / max(points, 1) + 2 / max(k, 1)
-        # with more features than points one thread gathers; single points are picked where the last stride is not 1
+        # with more features than points one thread gathers; with a stride along rows, single points are picked
         runs = patches / y[-1] * (0.35 if rows > points else 0.14)
         each = 0.06 if strides[-1] == 1 else 0.18
         seconds = 2 * macs * slow / rates.gemm + each * patches * rates.item + runs * rates.run
@@ -149,12 +149,12 @@ def conv(node: ir.Node, rates: Rates) -> float:
 
 
 def _windows(rates: Rates, groups: int, rows: int, windows: int, k: int) -> float:
-    """A kernel as wide as its input: per group, dot products with windows of it, read four at a time where they lie."""
+    """A kernel as wide as its input: per group, dot products with windows of it, four at a time, read in place."""
     if rows == 1:
         passes = windows // 4 + windows % 4 // 2 + windows % 2
         return groups * max(_CALL * rates.run, 2 * rates.run + 0.075 * k * passes * rates.item)
     calls = groups * 5.5 * rates.run
-    lanes = -(-windows // _LANES) * _LANES  # part of the last ones is nearly as much work as all of them
+    lanes = -(-windows // _LANES) * _LANES  # partly filled lanes take nearly as much work as full ones
     packed = lanes if windows < _LANES else (windows + lanes) / 2
     return calls + groups * k * packed * (0.05 * rates.item + 2 * rows / rates.gemm)
 
@@ -177,8 +177,8 @@ def conv_transpose(node: ir.Node, rates: Rates) -> float:
 
 
 def _places(rank: int, points: int, row: int) -> float:
-    """Of `Rates.item`, per element of patches that are added to an image, for finding where: in two dimensions nothing.
+    """Multiple of `Rates.item`, per element of patches added to an image, for computing where: none in two dimensions.
 
-    In others it is found for each tap and channel of `points` patches, and in three for every `row` of them.
+    In others it is computed for each tap and channel of `points` patches, and in three for every `row` of them.
     """
     return 0.0 if rank == 2 else (18 + 8 * rank) / max(points, 1) + (3 / max(row, 1) if rank > 2 else 0.0)

@@ -1,7 +1,7 @@
-"""What sizes that are not known while building are taken for where a number is needed, as in the cost model.
+"""Substitute typical numbers for sizes that are unknown while building, for the cost model.
 
-The sizes of the graph's inputs are typical ones; all others follow from them by the expressions that shape inference has
-found, so that the layers of a network of unknown image size differ as they will when it runs.
+Symbols in the shapes of the graph's inputs get typical values; all other sizes follow from them by the expressions of shape
+inference, so that the layers of a network of unknown image size have the proportions that they will have at run time.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from onnx_convgrad.ir.geometry import HINT_BATCH, HINT_SIZE
 __all__ = ["TypicalSizes"]
 
 _BY_RANK: Mapping[int, int] = {3: 1024, 4: 224, 5: 64}
-"""Sizes of signals, images and volumes."""
+"""Typical sizes of signals, images and volumes, by rank."""
 
 
 class TypicalSizes:
-    """Typical sizes for the symbols in the shapes of a graph's inputs, and what follows from them."""
+    """Typical values of the symbols in the shapes of a graph's inputs, and of expressions of them."""
 
     def __init__(self, graph: ir.Graph) -> None:
         self._symbols: dict[str, int] = {}
@@ -29,21 +29,21 @@ class TypicalSizes:
                 if isinstance(dim, ir.SymbolicDim) and dim.value is not None:
                     size = HINT_BATCH if axis == 0 else _BY_RANK.get(len(value.shape or ()), HINT_SIZE)
                     self._symbols.setdefault(dim.value, size)
-        self._found: dict[str, int | None] = {}
+        self._sizes: dict[str, int | None] = {}
 
     def size(self, dim: int | ir.SymbolicDim) -> int | None:
         """A dimension as a number, or `None` if it does not follow from the inputs."""
         if isinstance(dim, int) or dim.value is None:
             return known(dim)
-        if dim.value not in self._found:
+        if dim.value not in self._sizes:
             try:
-                self._found[dim.value] = known(dim.evaluate(self._symbols))
-            except ValueError:  # a name that is no expression
-                self._found[dim.value] = None
-        return self._found[dim.value]
+                self._sizes[dim.value] = known(dim.evaluate(self._symbols))
+            except ValueError:  # the name is not an expression
+                self._sizes[dim.value] = None
+        return self._sizes[dim.value]
 
     def node(self, node: ir.Node) -> ir.Node:
-        """A node for reading shapes, in no graph: the same operator on operands of typical sizes."""
+        """A copy of a node, in no graph, with operands and results of typical sizes."""
         operands = [None if v is None else self._value(v) for v in node.inputs]
         attributes = list(node.attributes.values())
         copy = ir.Node(node.domain, node.op_type, operands, attributes, num_outputs=len(node.outputs))

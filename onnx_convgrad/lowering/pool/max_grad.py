@@ -1,11 +1,11 @@
-"""Ways of computing the gradient of MaxPool, which goes to the first of the largest elements of every window.
+"""The gradient of MaxPool, which goes to the first of the largest elements of every window.
 
     MaxPoolGrad(dy, x)[q] = sum over the windows p whose first maximum is x[q] of dy[p]
 
 ONNX Runtime's CPU provider finds the indices of maxima many times slower than the maxima, and scatters as slowly, an
 element at a time. A maximum over several axes is one over the last axis, then over the one before, and so on; and the
-first of the largest elements, in row-major order, is the first along each axis. So the gradient can be handed back axis
-by axis, by comparisons with the maxima, which are passes at full speed and need nothing kept but x.
+first of the largest elements, in row-major order, is the first along each axis. So the gradient can be propagated axis by
+axis, by comparisons with the maxima, which are passes at full speed and need no stored value but x.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from onnx_convgrad.rules.pool_max import Winners, hand_back, maxima_of, winners_
 
 @dataclass(frozen=True)
 class PoolSpec:
-    """The windows of a pool and the sizes of what it pools: x `[batch, channels, *pool.sizes]`; `None` is unknown."""
+    """The windows of a pool and the shape `[batch, channels, *pool.sizes]` of x; `None` marks an unknown size."""
 
     batch: int | None
     channels: int | None
@@ -45,7 +45,7 @@ class PoolSpec:
         return replace(self, batch=batch)
 
     def hinted(self) -> PoolSpec:
-        """The same with every unknown size at a typical one."""
+        """The same with every unknown size replaced by a typical one."""
         return PoolSpec(self.batch or HINT_BATCH, self.channels or HINT_CHANNELS, self.pool.hinted(HINT_SIZE))
 
     def __str__(self) -> str:
@@ -101,8 +101,8 @@ def by_corners(e: Emitter, n: Call, spec: PoolSpec) -> ir.Value:
 def _winners_by_corners(e: Emitter, x: ir.Value, y: ir.Value) -> ir.Value:
     """Indices of the maxima of 2x2 windows, from pools without indices, which are many times faster.
 
-    In a window of rows a, b and c, d the first row wins if max(a, b) = y, and its first column if a = y; in the second
-    row, where a < y, the first column wins if max(a, c) = y.
+    In a window of rows a, b and c, d the maximum is in the first row if max(a, b) = y, and there in the first column if
+    a = y; in the second row, where a < y, it is in the first column if max(a, c) = y.
     """
     height, width = (e.dim(x, axis) for axis in (2, 3))
     assert isinstance(height, int), "the sizes of the pool are known"
@@ -116,14 +116,14 @@ def _winners_by_corners(e: Emitter, x: ir.Value, y: ir.Value) -> ir.Value:
     upper, corner, left = is_best(1, 2), is_best(1, 1), is_best(2, 1)
     first_column = e.op("Or", corner, e.op("And", left, e.op("Not", upper)))
     before = e.reshape(e.add(e.mask(first_column, x), e.mul(e.mask(upper, x), width)), planes)
-    rows, columns = np.arange(1, height, 2), np.arange(1, width, 2)  # of d, the last of its window
+    rows, columns = np.arange(1, height, 2), np.arange(1, width, 2)  # of d, the last element of its window
     last = e.const((rows[:, None] * width + columns).reshape(-1))
     count = e.squeeze(e.vector([e.size_mul(planes[0], plane)]), [0])
     first = e.op("Range", e.const(np.int64(0)), count, e.const(np.int64(plane)))
     ends = e.op("Add", e.unsqueeze(first, [1]), last)
     sizes = static_dims(x) or [None]
     exact = None not in sizes and math.prod(size or 0 for size in sizes) <= _EXACT
-    if exact:  # whole numbers are subtracted on one thread
+    if exact:  # integers are subtracted on one thread
         indices = e.cast(e.sub(e.cast(ends, ir.DataType.FLOAT), before), ir.DataType.INT64)
     else:
         indices = e.op("Sub", ends, e.cast(before, ir.DataType.INT64))
@@ -131,7 +131,7 @@ def _winners_by_corners(e: Emitter, x: ir.Value, y: ir.Value) -> ir.Value:
 
 
 _EXACT = 1 << 24
-"""Whole numbers up to here are float32 too."""
+"""Integers up to this one are exact in float32."""
 
 
 # -- axis by axis ------------------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def few_phases(q: Query) -> str | None:
 
 
 _PHASES = 8
-"""Strides up to here are taken apart into their phases."""
+"""The largest stride that is split into its phases."""
 
 
 def rows_inside(q: Query) -> str | None:
@@ -173,18 +173,18 @@ class _Axis:
     offsets: tuple[int, ...]
 
     def inside(self, tap: int) -> bool:
-        """Whether a tap is inside for every window."""
+        """Whether a tap is inside x for every window."""
         first = self.offsets[tap]
         return first >= 0 and first + self.stride * (self.count - 1) < self.size
 
     @property
     def blocks(self) -> int:
-        """Strides that the rows take."""
+        """Number of whole strides that cover the rows."""
         return -(-self.size // self.stride)
 
     @property
     def taps(self) -> list[int]:
-        """Those that are inside for some window."""
+        """The taps that are inside x for some window."""
         reach = self.stride * (self.count - 1)
         return [t for t, first in enumerate(self.offsets) if first + reach >= 0 and first < self.size]
 
@@ -206,7 +206,7 @@ def by_axes(e: Emitter, n: Call, spec: PoolSpec) -> ir.Value:
     axes = [_axis(pool, axis) for axis in range(pool.rank)]
     lead = e.size_mul(*e.dims(x)[:2])
     behind, found, largest = 1, [], x
-    for at, axis in reversed(list(enumerate(axes))):  # the axes behind are pooled already
+    for at, axis in reversed(list(enumerate(axes))):  # the axes behind are already pooled
         before = e.size_mul(lead, *(a.size for a in axes[:at]))
         windows = _Windows.of(e, axis, largest, before, behind)
         found.append(windows)
@@ -219,9 +219,9 @@ def by_axes(e: Emitter, n: Call, spec: PoolSpec) -> ir.Value:
 
 @dataclass(frozen=True, slots=True)
 class _Windows:
-    """The windows along one axis of values [before, size, behind]: their rows by tap, and the maxima of these.
+    """The windows along one axis of values [before, size, behind]: the rows of each tap, and their maxima.
 
-    Rows have the shape [before, count, behind], without what is 1 at the end: the runtime pads rows of one element slowly.
+    Rows have the shape [before, count, behind], without a trailing 1: the runtime pads rows of one element slowly.
     """
 
     axis: _Axis
@@ -246,7 +246,7 @@ class _Windows:
         return cls(axis, before, behind, tuple(rows), reduce(partial(e.op, "Max"), rows))
 
     def hand_back(self, e: Emitter, g: ir.Value) -> ir.Value:
-        """g [before, count, behind] to the first row of each window that is as large as the largest."""
+        """Add g [before, count, behind] to the first row of each window that equals the maximum."""
         axis, tail = self.axis, _tail(self.behind)
         rest = e.reshape(g, [self.before, axis.count, *tail])
         parts: list[ir.Value | None] = [None] * axis.stride
@@ -271,9 +271,9 @@ def _tail(behind: int) -> list[int]:
 
 
 def _moved(e: Emitter, v: ir.Value, size: int, front: int, back: int, fill: float) -> ir.Value:
-    """Rows of `fill` in front of those of v [_, size, ...] and behind; negative numbers take rows away.
+    """Add rows of `fill` in front of and behind the rows of v [_, size, ...]; negative numbers remove rows.
 
-    Apart, since the runtime pads and trims at once slowly.
+    In two nodes, since the runtime pads and trims slowly in one.
     """
     v = e.slice(v, [max(-front, 0)], [size - max(-back, 0)], [1])
     return e.pad(v, [max(front, 0)], [max(back, 0)], [1], fill)

@@ -1,0 +1,100 @@
+"""Sizes, transpositions and padding of operands, in the forms that ONNX Runtime executes fast."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_convgrad.ir.emit import Dim, Emitter
+from onnx_convgrad.ir.geometry import ConvSpec
+
+_FEW_ROWS = 48
+"""Rows of a matrix up to which a product with the identity transposes it faster than a Transpose.
+
+A Transpose runs on one thread, and takes ten times as long where the rows are a power of two apart.
+"""
+
+_FEW_OF_EACH = 32
+"""The same for each matrix of a batch."""
+
+# -- sizes -------------------------------------------------------------------------------------------------------------
+
+
+def dims(e: Emitter, value: ir.Value, sizes: Sequence[int | None]) -> list[Dim]:
+    """The sizes of a value: known ones as they are, others read at run time."""
+    return [size if size is not None else e.dim(value, axis) for axis, size in enumerate(sizes)]
+
+
+def x_dims(e: Emitter, x: ir.Value, spec: ConvSpec) -> list[Dim]:
+    """The sizes of the data."""
+    return dims(e, x, spec.x_shape)
+
+
+def y_dims(e: Emitter, dy: ir.Value, spec: ConvSpec) -> list[Dim]:
+    """The sizes of the output's gradient."""
+    return dims(e, dy, spec.y_shape)
+
+
+def features_of(e: Emitter, w: ir.Value, spec: ConvSpec) -> Dim:
+    """The number of features, read from the weight if it is not known."""
+    return spec.features if spec.features is not None else e.dim(w, 0)
+
+
+# -- transpositions ----------------------------------------------------------------------------------------------------
+
+
+def transpose_last(e: Emitter, v: ir.Value, rows: int) -> ir.Value:
+    """[.., rows, columns] -> [.., columns, rows]: by a product if there are few rows, else by a Transpose on one thread."""
+    if rows <= (_FEW_ROWS if e.rank(v) == 2 else _FEW_OF_EACH):
+        return transpose_by_product(e, v, rows)
+    return transpose_matrix(e, v) if e.rank(v) == 2 else e.swap_last(v)
+
+
+def transpose_by_product(e: Emitter, v: ir.Value, rows: int) -> ir.Value:
+    """The same by a product with the identity, on all threads; by a Transpose where products round their operands."""
+    if rows == 1:
+        return e.unsqueeze(e.squeeze(v, [-2]), [-1])
+    columns = e.swap_last(v)
+    return columns if e.target.narrow_products else e.matmul(columns, e.const(np.eye(rows), v.dtype))
+
+
+def transpose_matrix(e: Emitter, v: ir.Value) -> ir.Value:
+    """[rows, columns] -> [columns, rows] by a Transpose that the runtime does not merge."""
+    return separate_transpose(e, v, [1, 0])
+
+
+def separate_transpose(e: Emitter, v: ir.Value, perm: Sequence[int]) -> ir.Value:
+    """A Transpose that ONNX Runtime does not merge with a Reshape and Transpose that follow.
+
+    Two that each copy rows or exchange two axes would become one of four axes, which moves single elements and takes up to
+    20 times as long as the two. A leading axis of 1 prevents that.
+    """
+    return e.squeeze(e.transpose(e.unsqueeze(v, [0]), [0, *(axis + 1 for axis in perm)]), [0])
+
+
+# -- padding -----------------------------------------------------------------------------------------------------------
+
+
+def zeros(e: Emitter, like: ir.Value, shape: Sequence[Dim]) -> ir.Value:
+    """Zeros of the type of `like`."""
+    return e.op("Expand", e.scalar(0, like), e.vector(shape))
+
+
+def extend(e: Emitter, v: ir.Value, shape: Sequence[Dim], axis: int, before: int, after: int) -> ir.Value:
+    """`v`, reshaped to `shape`, with zeros added at both ends of one axis; a negative amount trims.
+
+    By a Concat where nothing is trimmed, which copies on every thread; Pad copies on one.
+    """
+    v = e.reshape(v, shape)
+    size = shape[axis]
+
+    def block(count: int) -> list[ir.Value]:
+        return [zeros(e, v, [*shape[:axis], count, *shape[axis + 1 :]])] if count else []
+
+    if isinstance(size, int) and min(before, after) <= -size:
+        return block(size + before + after)[0]
+    if min(before, after) < 0:
+        return e.pad(v, [before], [after], [axis])
+    return e.concat([*block(before), v, *block(after)], axis)

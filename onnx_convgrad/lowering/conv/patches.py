@@ -1,0 +1,148 @@
+"""Patches of an image as a matrix (im2col), and the adjoint: columns added into an image.
+
+patches[n, c, t, p] = x[n, c, s p + d t - b]
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_convgrad.ir.emit import Dim, Emitter
+from onnx_convgrad.ir.geometry import ConvSpec, Window
+from onnx_convgrad.lowering.conv.empty_batch import product_of_samples
+from onnx_convgrad.lowering.conv.layout import x_dims, y_dims, zeros
+from onnx_convgrad.rules.conv import conv, trim
+
+_MOST_VIEWS = 16
+"""Slices of the whole of x; every node takes time to build."""
+
+# -- gathered ----------------------------------------------------------------------------------------------------------
+
+
+def tap_offsets(spec: ConvSpec) -> list[tuple[int, ...]]:
+    """Offsets of every kernel position in the padded input, in row-major order."""
+    steps = [[t * d for t in range(k or 0)] for k, d in zip(spec.kernel, spec.dilations, strict=True)]
+    return list(itertools.product(*steps))
+
+
+def gather_patches(e: Emitter, x: ir.Value, y: list[Dim], spec: ConvSpec) -> ir.Value:
+    """[N, C, K, *y], by one strided Slice of the padded input per tap, or per tap of each axis in turn."""
+    batch, channels = x_dims(e, x, spec)[:2]
+    x = e.pad(x, spec.begin, spec.end, spec.spatial_axes)
+    if (spec.taps or 1) <= _MOST_VIEWS:
+        return e.concat([e.unsqueeze(_view(e, x, y, spec, tap), [2]) for tap in tap_offsets(spec)], axis=2)
+    for axis, (kernel, dilation) in enumerate(zip(spec.kernel, spec.dilations, strict=True)):
+        stride, reach = spec.strides[axis], e.size_mul(e.size_sub(y[axis], 1), spec.strides[axis])
+        views = [
+            e.slice(x, [t * dilation], [e.size_add(reach, t * dilation + 1)], [2 + 2 * axis], [stride])
+            for t in range(kernel or 1)
+        ]
+        x = e.concat([e.unsqueeze(view, [2 + axis]) for view in views], axis=2 + axis)
+    return e.reshape(x, [batch, channels, spec.taps or 1, *y])
+
+
+def _view(e: Emitter, x: ir.Value, y: list[Dim], spec: ConvSpec, tap: tuple[int, ...]) -> ir.Value:
+    """The points of the padded input that one tap reads: [N, C, *y]."""
+    axes = zip(y, spec.strides, tap, strict=True)
+    ends = [e.size_add(e.size_mul(e.size_sub(size, 1), s), t + 1) for size, s, t in axes]
+    return e.slice(x, tap, ends, spec.spatial_axes, spec.strides)
+
+
+def patches_by_conv(e: Emitter, x: ir.Value, kernel: Sequence[int | None], win: Window, channels: int) -> ir.Value:
+    """Patches [N, C * K, *y] by the runtime's own convolution, a depthwise one with one-hot kernels.
+
+    It gathers with every stride, padding and size, so nothing here depends on a spatial size.
+    """
+    x, win = trim(e, x, win)
+    sizes = [k or 1 for k in kernel]
+    taps = math.prod(sizes)
+    one_hot = e.const(np.eye(taps).reshape(taps, 1, *sizes), x.dtype or ir.DataType.FLOAT)
+    kernels = e.op("Tile", one_hot, e.ints([channels, *[1] * (len(sizes) + 1)])) if channels > 1 else one_hot
+    return conv(e, x, kernels, None, Window(win.strides, win.dilations, win.begin, win.end, channels))
+
+
+# -- added in place ----------------------------------------------------------------------------------------------------
+
+
+def scatter_columns(e: Emitter, dy: ir.Value, w: ir.Value, size: list[Dim], spec: ConvSpec) -> ir.Value:
+    """The data gradient of channels and spatial sizes `size` by MatMul and shifted sums.
+
+    Row p of a tap t belongs to row s p + t - begin of x, where there is one.
+    """
+    channels, *x = size
+    batch, o, *y = y_dims(e, dy, spec)
+    per, inner, taps = e.size_div(o, spec.groups), e.size_div(channels, spec.groups), spec.taps or 1
+    matrix = e.transpose(e.reshape(w, [spec.groups, per, e.size_mul(inner, taps)]), [0, 2, 1])
+    sizes = [batch, e.size_mul(inner, taps), per, e.size_mul(*y)]
+    columns = e.reshape(product_of_samples(e, matrix, dy, sizes, spec.groups), [batch, channels, taps, *y])
+    shifts = [[t - b for t, b in zip(tap, spec.begin, strict=True)] for tap in tap_offsets(spec)]
+    rows: list[Dim] = [e.size_mul(count, s) for count, s in zip(y, spec.strides, strict=True)]
+    known = [
+        (want, have) for want, have in zip(x, rows, strict=True) if isinstance(want, int) and isinstance(have, int)
+    ]
+    if len(known) == spec.rank:
+        parts = _placed(e, columns, [batch, channels], known, shifts, spec)
+    else:
+        parts = _windows(e, columns, [batch, channels, taps], x, rows, shifts, spec)
+    total: ir.Value | None = None
+    for part in parts:
+        total = part if total is None else e.add(total, part)
+    return zeros(e, dy, [batch, channels, *x]) if total is None else total
+
+
+def _placed(
+    e: Emitter,
+    columns: ir.Value,
+    lead: list[Dim],
+    sizes: list[tuple[int, int]],
+    shifts: list[list[int]],
+    spec: ConvSpec,
+) -> Iterator[ir.Value]:
+    """Each tap padded and trimmed to x, except taps that are outside in every window. `sizes` are of x and of a tap."""
+    for index, shift in enumerate(shifts):
+        if any(s >= want or s + have <= 0 for s, (want, have) in zip(shift, sizes, strict=True)):
+            continue
+        part = e.squeeze(e.slice(columns, [index], [index + 1], [2]), [2])
+        part = _spread(e, part, [*lead, *(have for _, have in sizes)], spec)
+        after = [want - have - s for s, (want, have) in zip(shift, sizes, strict=True)]
+        yield e.pad(part, shift, after, spec.spatial_axes)
+
+
+def _windows(
+    e: Emitter,
+    columns: ir.Value,
+    lead: list[Dim],
+    x: list[Dim],
+    rows: list[Dim],
+    shifts: list[list[int]],
+    spec: ConvSpec,
+) -> Iterator[ir.Value]:
+    """For every tap a window of the size of x on the padded columns, where sizes are unknown.
+
+    ONNX Runtime before 1.24 is wrong where a Pad trims everything away first, which this one never does.
+    """
+    axes = list(zip(*shifts, strict=True))
+    low = [max(0, *along) for along in axes]
+    high = [
+        e.size_max(e.size_sub(e.size_sub(want, have), min(along)), 0)
+        for want, have, along in zip(x, rows, axes, strict=True)
+    ]
+    columns = e.pad(_spread(e, columns, [*lead, *rows], spec), low, high, range(3, 3 + spec.rank))
+    for index, shift in enumerate(shifts):
+        start: list[Dim] = [lo - s for lo, s in zip(low, shift, strict=True)]
+        stop = [e.size_add(want, at) for want, at in zip(x, start, strict=True)]
+        yield e.squeeze(e.slice(columns, [index, *start], [index + 1, *stop], range(2, 3 + spec.rank)), [2])
+
+
+def _spread(e: Emitter, value: ir.Value, size: list[Dim], spec: ConvSpec) -> ir.Value:
+    """The value with zeros inserted between the elements of its last axes, as many as the stride skips: of shape `size`."""
+    if spec.unit_stride:
+        return value
+    between = [len(size) - spec.rank + 1 + 2 * i for i in range(spec.rank)]
+    value = e.pad(e.unsqueeze(value, between), [0] * spec.rank, [s - 1 for s in spec.strides], between)
+    return e.reshape(value, size)
