@@ -1,8 +1,7 @@
-"""Sequences whose members are known: what is taken from them is the member itself.
+"""Replace reads from sequences whose members are known by the members.
 
 PyTorch's exporter writes `stack` and `cat` of a list as SequenceConstruct, or SequenceEmpty and SequenceInsert, before a
-ConcatFromSequence, and `chunk` as SplitToSequence before SequenceAt. Sequences have no gradients of their own kind; their
-members, which are tensors, have.
+ConcatFromSequence, and `chunk` as SplitToSequence before SequenceAt. A sequence has no gradient, but its members have.
 """
 
 from __future__ import annotations
@@ -15,35 +14,38 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.emit import known as known_size
+from onnx_convgrad.ir.passes import GraphPass
 
-__all__ = ["use_members"]
+__all__ = ["UseSequenceMembers"]
 
 Members = dict[ir.Value, list[ir.Value]]
 
 
-def use_members(graph: ir.Graph) -> bool:
-    """Put members in place of SequenceAt and a Concat in place of ConcatFromSequence, at opset 13 or later.
+class UseSequenceMembers(GraphPass):
+    """Replace SequenceAt by the member and ConcatFromSequence by a Concat of the members, at opset 13 or later."""
 
-    Returns:
-        Whether there was one.
-    """
-    e = Emitter(graph, opsets=graph.opset_imports)
-    known: Members = {}
-    found = False
-    for node in list(graph):
-        if node.domain:
-            continue
-        e.anchor = node
-        members = _made(e, node, known)
-        if members is not None:
-            known[node.outputs[0]] = members
-        elif node.op_type in _TAKEN and node.inputs[0] in known:
-            found |= _replace(e, node, _TAKEN[node.op_type](e, node, known))
-    return found
+    def rewrite(self, model: ir.Model) -> bool:
+        graph = model.graph
+        nodes = [node for node in graph if not node.domain and node.op_type in _MAKERS]
+        if not nodes:
+            return False
+        e = Emitter(graph, opsets=graph.opset_imports)
+        known: Members = {}
+        changed = False
+        for node in list(graph):
+            if node.domain:
+                continue
+            e.anchor = node
+            members = _members_made_by(e, node, known)
+            if members is not None:
+                known[node.outputs[0]] = members
+            elif node.op_type in _READ and node.inputs[0] in known:
+                changed |= _replace(e, node, _READ[node.op_type](e, node, known))
+        return changed
 
 
-def _made(e: Emitter, node: ir.Node, known: Members) -> list[ir.Value] | None:
-    """The members of the sequence that the node makes, if they are known."""
+def _members_made_by(e: Emitter, node: ir.Node, known: Members) -> list[ir.Value] | None:
+    """The members of the sequence that the node computes, `None` if they are unknown."""
     if node.op_type == "SequenceConstruct":
         return [v for v in node.inputs if v is not None]
     if node.op_type == "SequenceEmpty":
@@ -63,7 +65,7 @@ def _made(e: Emitter, node: ir.Node, known: Members) -> list[ir.Value] | None:
 
 
 def _split(e: Emitter, n: Call) -> list[ir.Value] | None:
-    """The parts that a SplitToSequence makes, where their sizes are known: those of a Split."""
+    """Emit a Split for a SplitToSequence whose part sizes are known; return the parts."""
     x, split, axis = n["input"], n.get("split"), n.int("axis", 0)
     size = None if x.shape is None or not -len(x.shape) <= axis < len(x.shape) else known_size(x.shape[axis])
     lengths = constant_of(split)
@@ -83,7 +85,7 @@ def _split(e: Emitter, n: Call) -> list[ir.Value] | None:
 
 
 def _position(node: ir.Node, count: int, default: int) -> int | None:
-    """Where among `count` members the operand `position` points, a negative one from the end; `None` if not known."""
+    """The index that the operand `position` has among `count` members; a negative one counts from the end."""
     where = Call(node).get("position")
     if where is None:
         return default
@@ -108,9 +110,10 @@ def _concat(e: Emitter, node: ir.Node, known: Members) -> ir.Value | None:
     return e.op("Concat", *parts, axis=axis)
 
 
+_MAKERS = frozenset({"SequenceConstruct", "SequenceEmpty", "SplitToSequence"})
 _READERS = frozenset({"ConcatFromSequence", "SequenceAt", "SequenceInsert", "SequenceErase", "Identity"})
 
-_TAKEN: dict[str, Callable[[Emitter, ir.Node, Members], ir.Value | None]] = {
+_READ: dict[str, Callable[[Emitter, ir.Node, Members], ir.Value | None]] = {
     "ConcatFromSequence": _concat,
     "SequenceAt": _at,
 }

@@ -12,6 +12,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 from onnx import helper, numpy_helper
 
+from onnx_convgrad.frontend.opset.functions import inline_functions
 from onnx_convgrad.frontend.opset.upgrade import CANONICAL_OPSET, upgrade
 
 _RNG = np.random.default_rng(0)
@@ -80,7 +81,7 @@ def run_plainly(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np
 
 
 def upgraded(model: onnx.ModelProto) -> onnx.ModelProto:
-    intermediate = ir.from_proto(model)
+    intermediate = inline_functions(ir.from_proto(model))
     upgrade(intermediate)
     assert intermediate.opset_imports[""] == CANONICAL_OPSET
     assert all(node.version in (None, CANONICAL_OPSET) for node in intermediate.graph.all_nodes())

@@ -18,11 +18,13 @@ import onnx_ir as ir
 
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.notes import INITIALIZER_KIND
+from onnx_convgrad.ir.passes import GraphPass
 
 __all__ = [
     "FOLDED",
     "Merged",
     "Missing",
+    "TieCopies",
     "by_exporter",
     "left_out",
     "merged",
@@ -80,8 +82,16 @@ def sources(value: ir.Value) -> list[str]:
     return re.findall(r"'([^']+)'", value.metadata_props.get(FOLDED, ""))
 
 
-def tie_copies(graph: ir.Graph) -> None:
-    """Let one initializer stand for those that the exporter folded alike from one parameter, a copy for each of its uses."""
+class TieCopies(GraphPass):
+    """Merge initializers that the exporter folded in the same way from one parameter, one copy for each of its uses."""
+
+    def rewrite(self, model: ir.Model) -> bool:
+        return tie_copies(model.graph)
+
+
+def tie_copies(graph: ir.Graph) -> bool:
+    """See `TieCopies`; returns whether the graph changed."""
+    before = len(graph.initializers)
     first: dict[object, ir.Value] = {}
     for name, value in list(graph.initializers.items()):
         if len(sources(value)) != 1 or value.shape is None or value.is_graph_input() or value.is_graph_output():
@@ -91,6 +101,7 @@ def tie_copies(graph: ir.Graph) -> None:
         if twin is not value and own is not None and other is not None and np.array_equal(own.numpy(), other.numpy()):
             value.replace_all_uses_with(twin)
             del graph.initializers[name]
+    return len(graph.initializers) != before
 
 
 def merged(graph: ir.Graph) -> list[Merged]:
