@@ -45,8 +45,7 @@ def refuse_unusable_graph(graph: ir.Graph) -> None:
     for output in graph.outputs:
         if output.producer() is None and output not in defined:
             raise ModelError(
-                f"The output {output.name!r} is not defined: it is neither an input, nor an initializer,"
-                " nor the result of a node."
+                f"The output {output.name!r} is neither an input, nor an initializer, nor the result of a node."
             )
     for node in graph:
         for value in node.inputs:

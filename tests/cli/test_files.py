@@ -115,7 +115,7 @@ def test_what_is_no_ordinary_file_is_left_alone(model: Path, tmp_path: Path) -> 
     os.mkfifo(pipe)
     result = invoke("augment", model, "-o", pipe)
     assert result.exit_code == 2
-    assert "is no ordinary file" in result.stderr
+    assert "is not a regular file" in result.stderr
     assert pipe.is_fifo()
 
 

@@ -136,10 +136,7 @@ def test_a_path_gives_a_model_that_stands_alone(tmp_path: Path) -> None:
     ("body", "message"),
     [
         ("{ a = Add (x, b) b = Relu (a) y = Relu (b) }", r"Node 'a' \(Add\) depends on its own result"),
-        (
-            "{ z = Relu (x) }",
-            "The output 'y' is not defined: it is neither an input, nor an initializer, nor the result of a node",
-        ),
+        ("{ z = Relu (x) }", "The output 'y' is neither an input, nor an initializer, nor the result of a node"),
         ("{ y = Relu (x) y = Exp (x) }", "Output 'y' is redeclared in the current graph scope"),
         ("{ y = Einsum <equation = 'ab'> (x, x) }".replace("'", '"'), "The model is not valid"),
     ],
