@@ -1,9 +1,10 @@
-"""Put nodes in order, give them unique names, and note which constants were nodes."""
+"""Sort and name nodes, and store and mark constants."""
 
 from __future__ import annotations
 
 import re
 
+import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.errors import ModelError
@@ -11,7 +12,7 @@ from onnx_convgrad.ir.namespace import Namespace, rename
 from onnx_convgrad.ir.notes import mark_lifted
 from onnx_convgrad.ir.passes import GraphPass
 
-__all__ = ["MarkConstants", "NameNodes", "RenameRuntimeShapes", "SortNodes"]
+__all__ = ["MarkConstants", "NameNodes", "RenameRuntimeShapes", "SortNodes", "store"]
 
 
 class SortNodes(GraphPass):
@@ -58,6 +59,14 @@ class RenameRuntimeShapes(GraphPass):
         for value in clashing:
             rename(value, names.claim(f"kept_{value.name}"))
         return bool(clashing)
+
+
+def store(graph: ir.Graph, name: str, array: np.ndarray, dtype: ir.DataType | None = None) -> ir.Value:
+    """Add an initializer to a graph."""
+    tensor = ir.Tensor(array, dtype=dtype, name=name)
+    value = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+    graph.register_initializer(value)
+    return value
 
 
 class MarkConstants(GraphPass):

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext, registry
 
 from onnx_convgrad.frontend.shapes import shape_rules
+from onnx_convgrad.frontend.tidy import store
 from onnx_convgrad.ir.constants import constant_of, forget_constants
 from onnx_convgrad.ir.emit import RANDOM, known, static_dims
 from onnx_convgrad.ir.nodes import is_op
@@ -99,9 +100,7 @@ def _replace(graph: ir.Graph, node: ir.Node) -> None:
     assert array is not None, "only nodes of known value are replaced"
     assert old.dtype is not None, "only integers are replaced"
     name, old.name = old.name, None
-    tensor = ir.Tensor(array.astype(old.dtype.numpy()), dtype=old.dtype, name=name)
-    new = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(old.dtype), const_value=tensor)
-    graph.register_initializer(new)
+    new = store(graph, name or "", array.astype(old.dtype.numpy()), old.dtype)
     ranges = [use for use in old.uses() if is_op(use.node, "Range")] if array.shape == (1,) else []
     old.replace_all_uses_with(new)
     for (
@@ -116,7 +115,5 @@ def _scalar(graph: ir.Graph, vector: ir.Value) -> ir.Value:
     name = f"{vector.name}_number"
     if name not in graph.initializers:
         assert vector.const_value is not None
-        tensor = ir.Tensor(vector.const_value.numpy().reshape(()), name=name)
-        value = ir.Value(name=name, shape=ir.Shape([]), type=ir.TensorType(tensor.dtype), const_value=tensor)
-        graph.register_initializer(value)
+        return store(graph, name, vector.const_value.numpy().reshape(()))
     return graph.initializers[name]
