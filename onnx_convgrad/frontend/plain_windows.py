@@ -20,7 +20,7 @@ from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.passes import GraphPass
 from onnx_convgrad.ir.pooling import Pool
 
-__all__ = ["UsePlainWindows"]
+__all__ = ["UsePlainWindows", "pad_pool"]
 
 
 class UsePlainWindows(GraphPass):
@@ -30,7 +30,7 @@ class UsePlainWindows(GraphPass):
         changed = False
         for node in model.graph:
             if is_op(node, "AveragePool", "LpPool", "MaxPool") and node.inputs[0] is not None:
-                changed |= _pad_pool(node, node.inputs[0])
+                changed |= pad_pool(node, node.inputs[0])
             elif is_op(node, "Conv"):
                 changed |= _pad_conv(node)
         return changed
@@ -50,7 +50,8 @@ def _pad_conv(node: ir.Node) -> bool:
     return True
 
 
-def _pad_pool(node: ir.Node, x: ir.Value) -> bool:
+def pad_pool(node: ir.Node, x: ir.Value) -> bool:
+    """Give a pool explicit padding if shape inference finds other windows than ONNX Runtime; whether it changed."""
     n = Call(node)
     if x.shape is None or not n.ints("kernel_shape"):
         return False

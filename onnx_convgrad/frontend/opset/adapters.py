@@ -270,8 +270,8 @@ ADAPTERS: dict[str, tuple[Step, ...]] = {
     "MeanVarianceNormalization": (Step(9, experimental.mvn),),
     "Affine": (Step(10, experimental.affine),),
     "ImageScaler": (Step(10, experimental.image_scaler),),
-    "ParametricSoftplus": (Step(10, experimental.parametric_softplus),),
-    "ScaledTanh": (Step(10, experimental.scaled_tanh),),
+    "ParametricSoftplus": (Step(10, experimental.scaled("Softplus")),),
+    "ScaledTanh": (Step(10, experimental.scaled("Tanh")),),
     # Above the canonical opset, newest last.
     **{name: (Step(22, above.pool),) for name in ("AveragePool", "LpPool", "MaxPool")},
     "Cast": (Step(23, above.cast),),

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.frontend.opset.rewriter import Rewriter
+from onnx_convgrad.frontend.plain_windows import pad_pool
 
 __all__ = [
     "cast",
@@ -32,34 +33,11 @@ _NEWEST_TYPE = ir.DataType.INT4
 
 
 def pool(h: Rewriter) -> None:
-    """Since 22, `ceil_mode` drops windows that start in the padding at the end. Such a node is written without it.
+    """Since 22, `ceil_mode` drops windows that start in the padding at the end: give such a node explicit padding.
 
     ONNX Runtime drops them at every opset, so that where sizes are unknown only the inferred shape is too large.
     """
-    x, kernel = h.required(0), h.ints("kernel_shape") or ()
-    rank = len(kernel)
-    sizes = [] if x.shape is None else [size for size in x.shape[2:] if isinstance(size, int)]
-    if not h.int("ceil_mode", 0) or h.string("auto_pad", "NOTSET") != "NOTSET" or len(sizes) != rank:
-        return
-    strides, dilations = h.ints("strides") or (1,) * rank, h.ints("dilations") or (1,) * rank
-    pads = h.ints("pads") or (0,) * 2 * rank
-    ends, dropped = [], False
-    for axis, size in enumerate(sizes):
-        extent, stride, start, end = (
-            dilations[axis] * (kernel[axis] - 1) + 1,
-            strides[axis],
-            pads[axis],
-            pads[rank + axis],
-        )
-        last = -((extent - size - start - end) // stride) * stride
-        if last >= size + start:
-            last, dropped = last - stride, True
-        ends.append(max(0, last + extent - size - start))
-    longer = any(new > old for new, old in zip(ends, pads[rank:], strict=True))
-    # count_include_pad does not count rows that ceil_mode adds behind the padding, and padding must not cover a window.
-    fits = all(end < size or end <= old for end, size, old in zip(ends, kernel, pads[rank:], strict=True))
-    if dropped and fits and not (longer and h.int("count_include_pad", 0)):
-        h.set_attributes(ceil_mode=0, pads=[*pads[:rank], *ends])
+    pad_pool(h.node, h.required(0))
 
 
 def cast(h: Rewriter) -> None:
@@ -125,9 +103,9 @@ def rms_norm(h: Rewriter) -> None:
     h.become("Mul", normal, scale)
 
 
-def swish(h: Rewriter) -> None:
+def swish(h: Rewriter, default: float = 1.0) -> None:
     """x * sigmoid(alpha * x)"""
-    x, alpha = h.required(0), h.float("alpha", 1.0)
+    x, alpha = h.required(0), h.float("alpha", default)
     inner = x if alpha == 1.0 else h.e.op("Mul", x, h.scalar(alpha, x, h.y))
     h.become("Mul", x, h.e.op("Sigmoid", inner))
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.frontend.opset.rewriter import Rewriter
 
-__all__ = ["affine", "image_scaler", "mvn", "parametric_softplus", "scaled_tanh"]
+__all__ = ["affine", "image_scaler", "mvn", "scaled"]
 
 
 def mvn(h: Rewriter) -> None:
@@ -24,36 +26,30 @@ def mvn(h: Rewriter) -> None:
         h.become("Sub", x, mean)
 
 
-def _scaled(h: Rewriter, function: str) -> None:
+def scaled(function: str) -> Callable[[Rewriter], None]:
     """alpha * function(beta * x)"""
-    x = h.required(0)
-    inner = h.e.op("Mul", x, h.scalar(h.float("beta", 1.0), x, h.y))
-    outer = h.e.op(function, inner)
-    h.become("Mul", outer, h.scalar(h.float("alpha", 1.0), x, h.y))
 
+    def adapt(h: Rewriter) -> None:
+        inner = _times(h, h.required(0), "beta")
+        h.become("Mul", h.e.op(function, inner), h.scalar(h.float("alpha", 1.0), h.required(0), h.y))
 
-def scaled_tanh(h: Rewriter) -> None:
-    """alpha * tanh(beta * x)"""
-    _scaled(h, "Tanh")
-
-
-def parametric_softplus(h: Rewriter) -> None:
-    """alpha * log(1 + exp(beta * x))"""
-    _scaled(h, "Softplus")
+    return adapt
 
 
 def affine(h: Rewriter) -> None:
     """alpha * x + beta"""
     x = h.required(0)
-    scaled = h.e.op("Mul", x, h.scalar(h.float("alpha", 1.0), x, h.y))
-    h.become("Add", scaled, h.scalar(h.float("beta", 0.0), x, h.y))
+    h.become("Add", _times(h, x, "alpha"), h.scalar(h.float("beta", 0.0), x, h.y))
 
 
 def image_scaler(h: Rewriter) -> None:
     """scale * x + bias, with a bias per channel"""
-    x, bias = h.required(0), h.floats("bias") or (0.0,)
-    scaled = h.e.op("Mul", x, h.scalar(h.float("scale", 1.0), x, h.y))
-    per_channel = h.e.const(np.array(bias, dtype=np.float32).reshape(-1, 1, 1))
+    x = h.required(0)
+    bias = h.e.const(np.array(h.floats("bias") or (0.0,), dtype=np.float32).reshape(-1, 1, 1))
     if h.dtype(x, h.y) != ir.DataType.FLOAT:
-        per_channel = h.e.op("CastLike", per_channel, x)
-    h.become("Add", scaled, per_channel)
+        bias = h.e.op("CastLike", bias, x)
+    h.become("Add", _times(h, x, "scale"), bias)
+
+
+def _times(h: Rewriter, x: ir.Value, attribute: str) -> ir.Value:
+    return h.e.op("Mul", x, h.scalar(h.float(attribute, 1.0), x, h.y))

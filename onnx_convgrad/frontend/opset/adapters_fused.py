@@ -13,6 +13,7 @@ from typing import TypeAlias
 import onnx_ir as ir
 
 from onnx_convgrad.errors import UnsupportedCase
+from onnx_convgrad.frontend.opset.adapters_above_21 import swish
 from onnx_convgrad.frontend.opset.rewriter import AttributeValue, Rewriter
 
 __all__ = ["activated_conv", "activated_gemm", "activated_matmul", "bias_gelu", "quick_gelu", "skip_layer_norm"]
@@ -124,9 +125,7 @@ def bias_gelu(h: Rewriter) -> None:
 
 def quick_gelu(h: Rewriter) -> None:
     """x sigmoid(alpha x)"""
-    x, alpha = h.required(0), h.float("alpha", 1.702)
-    scaled = x if alpha == 1 else h.e.op("Mul", x, h.scalar(alpha, x, h.y))
-    h.become("Mul", x, h.e.op("Sigmoid", scaled))
+    swish(h, default=1.702)
 
 
 def skip_layer_norm(h: Rewriter) -> None:
