@@ -6,14 +6,13 @@ ConcatFromSequence, and `chunk` as SplitToSequence before SequenceAt. A sequence
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import onnx_ir as ir
 
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.emit import known as known_size
+from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.passes import GraphPass
 
 __all__ = ["UseSequenceMembers"]
@@ -26,8 +25,7 @@ class UseSequenceMembers(GraphPass):
 
     def rewrite(self, model: ir.Model) -> bool:
         graph = model.graph
-        nodes = [node for node in graph if not node.domain and node.op_type in _MAKERS]
-        if not nodes:
+        if not any(is_op(node, "SequenceConstruct", "SequenceEmpty", "SplitToSequence") for node in graph):
             return False
         e = Emitter(graph, opsets=graph.opset_imports)
         known: Members = {}
@@ -40,7 +38,7 @@ class UseSequenceMembers(GraphPass):
             if members is not None:
                 known[node.outputs[0]] = members
             elif node.op_type in _READ and node.inputs[0] in known:
-                changed |= _replace(e, node, _READ[node.op_type](e, node, known))
+                changed |= _replace(e, node, _READ[node.op_type](e, Call(node), known[node.inputs[0]]))
         return changed
 
 
@@ -55,11 +53,12 @@ def _members_made_by(e: Emitter, node: ir.Node, known: Members) -> list[ir.Value
     source = known.get(node.inputs[0]) if node.inputs and node.inputs[0] is not None else None
     if source is None or node.op_type == "Identity":
         return source
+    n = Call(node)
     if node.op_type == "SequenceInsert":
-        at, n = _position(node, len(source), default=len(source)), Call(node)
+        at = _position(n, len(source), default=len(source))
         return None if at is None else [*source[:at], n["tensor"], *source[at:]]
     if node.op_type == "SequenceErase":
-        at = _position(node, len(source), default=len(source) - 1)
+        at = _position(n, len(source), default=len(source) - 1)
         return None if at is None else [*source[:at], *source[at + 1 :]]
     return None
 
@@ -84,25 +83,21 @@ def _split(e: Emitter, n: Call) -> list[ir.Value] | None:
     return parts
 
 
-def _position(node: ir.Node, count: int, default: int) -> int | None:
+def _position(n: Call, count: int, default: int) -> int | None:
     """The index that the operand `position` has among `count` members; a negative one counts from the end."""
-    where = Call(node).get("position")
+    where = n.get("position")
     if where is None:
         return default
     position = constant_of(where)
     return None if position is None else int(position.item()) + (count if position.item() < 0 else 0)
 
 
-def _at(_: Emitter, node: ir.Node, known: Members) -> ir.Value | None:
-    assert node.inputs[0] is not None, "the sequence is known"
-    members = known[node.inputs[0]]
-    at = _position(node, len(members), default=0)
+def _at(_: Emitter, n: Call, members: list[ir.Value]) -> ir.Value | None:
+    at = _position(n, len(members), default=0)
     return members[at] if at is not None and 0 <= at < len(members) else None
 
 
-def _concat(e: Emitter, node: ir.Node, known: Members) -> ir.Value | None:
-    assert node.inputs[0] is not None, "the sequence is known"
-    n, members = Call(node), known[node.inputs[0]]
+def _concat(e: Emitter, n: Call, members: list[ir.Value]) -> ir.Value | None:
     axis = n.int("axis", 0)
     if not members:
         return None
@@ -110,13 +105,9 @@ def _concat(e: Emitter, node: ir.Node, known: Members) -> ir.Value | None:
     return e.op("Concat", *parts, axis=axis)
 
 
-_MAKERS = frozenset({"SequenceConstruct", "SequenceEmpty", "SplitToSequence"})
 _READERS = frozenset({"ConcatFromSequence", "SequenceAt", "SequenceInsert", "SequenceErase", "Identity"})
 
-_READ: dict[str, Callable[[Emitter, ir.Node, Members], ir.Value | None]] = {
-    "ConcatFromSequence": _concat,
-    "SequenceAt": _at,
-}
+_READ = {"ConcatFromSequence": _concat, "SequenceAt": _at}
 
 
 def _replace(e: Emitter, node: ir.Node, new: ir.Value | None) -> bool:

@@ -39,10 +39,7 @@ class UpgradeOpset(GraphPass):
     def rewrite(self, model: ir.Model) -> bool:
         before = model.opset_imports.get("", 0)
         foreign = any((node.domain, node.op_type) in FUSED for node in model.graph.all_nodes())
-        try:
-            upgrade(model)
-        except ValueError as problem:
-            raise ModelError(str(problem)) from problem
+        upgrade(model)
         if foreign:
             for value in (v for node in model.graph if not node.domain for v in node.outputs):
                 value.shape = None
@@ -56,7 +53,7 @@ def upgrade(model: ir.Model) -> None:
     copied, and of its weights only the `scales` and `sizes` of old Resize nodes are read.
 
     Raises:
-        ValueError: The opset is outside 7..28, or some nodes have no equivalent at 21; the message lists all of them.
+        ModelError: The opset is outside 7..28, or some nodes have no equivalent at 21; the message lists all of them.
             The model is then half rewritten and of no use.
     """
     version = _opset(model)
@@ -74,7 +71,7 @@ def upgrade(model: ir.Model) -> None:
         inline_functions(model)  # what is inlined may be of another opset, which its nodes state
     if problems:
         listing = "\n".join(f"  - {problem}" for problem in problems)
-        raise ValueError(f"{len(problems)} node(s) cannot be expressed at opset {CANONICAL_OPSET}:\n{listing}")
+        raise ModelError(f"{len(problems)} node(s) cannot be expressed at opset {CANONICAL_OPSET}:\n{listing}")
 
 
 class _Walk:
@@ -153,15 +150,15 @@ def _opset(model: ir.Model) -> int:
     version = model.opset_imports.get("", model.opset_imports.get("ai.onnx"))
     if version is None:
         if any(node.domain == "" and node.version is None for node in model.graph.all_nodes()):
-            raise ValueError("The model uses operators of ai.onnx without importing an opset of it.")
+            raise ModelError("The model uses operators of ai.onnx without importing an opset of it.")
         return CANONICAL_OPSET
     if version < OLDEST_OPSET:
-        raise ValueError(
+        raise ModelError(
             f"The model has opset {version}; the oldest supported one is {OLDEST_OPSET}. "
             f"Convert it first: onnx.version_converter.convert_version(model, {CANONICAL_OPSET})."
         )
     if version > NEWEST_OPSET:
-        raise ValueError(f"The model has opset {version}; the newest supported one is {NEWEST_OPSET}.")
+        raise ModelError(f"The model has opset {version}; the newest supported one is {NEWEST_OPSET}.")
     return version
 
 

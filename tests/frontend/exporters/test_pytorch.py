@@ -17,7 +17,7 @@ from tests.support.training_nets import Course, off
 
 
 class Block(nn.Module):
-    """What is alike when it is copied: a weight, scales, slopes, and biases of zero."""
+    """A copy of it has equal weights, scales, slopes, and biases of zero."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,8 +71,8 @@ def _named(model: onnx.ModelProto) -> list[str]:
     return [t.name for t in model.graph.initializer]
 
 
-def test_equal_parameters_are_trained_each_on_its_own() -> None:
-    """As PyTorch trains them; the exported file has all of them, and computes what PyTorch computes."""
+def test_equal_parameters_are_trained_separately() -> None:
+    """As in PyTorch; the exported file has all of them, and its results equal those of PyTorch."""
     module, model, x = _fresh(Network, 4, 8)
     assert not {"other", "blocks.1.gamma", "blocks.1.norm.bias", "stem.bias", "up.bias"} & set(_named(model))
     program = og.build_training(model, loss="mse", optimizer=og.optim.SGD(lr=0.5))
@@ -94,7 +94,7 @@ def test_equal_parameters_are_trained_each_on_its_own() -> None:
 
 
 def test_equal_parameters_have_gradients_of_their_own() -> None:
-    """Each the one that PyTorch gives, under the parameter's name, or in another layout under the exporter's."""
+    """Each equals that of PyTorch, under the parameter's name, or in another layout under the exporter's."""
     module, model, x = _fresh(Network, 4, 8)
     gradients = og.vjp(model, wrt="parameters")
     seed = torch.randn(2, 6, 9)
@@ -123,7 +123,7 @@ def test_gradients_of_inputs_leave_a_merged_file_as_it_is() -> None:
 
 
 def test_statistics_that_equal_parameters_are_their_own() -> None:
-    """Before a convolution a BatchNormalization stays one, with zeros for shift and mean, ones for scale and variance."""
+    """The exporter keeps a BatchNormalization before a convolution, with equal shift and mean, scale and variance."""
 
     class Normalized(nn.Module):
         def __init__(self) -> None:
@@ -142,7 +142,7 @@ def test_statistics_that_equal_parameters_are_their_own() -> None:
             assert off(course.state[name], value) < 1e-5, name
 
 
-def test_what_is_tied_stays_tied() -> None:
+def test_tied_weights_stay_tied() -> None:
     """A module that is used twice, and a weight that two modules share."""
 
     class Tied(nn.Module):
@@ -163,7 +163,7 @@ def test_what_is_tied_stays_tied() -> None:
 
 
 def test_layers_of_a_recurrent_operation_and_normalizations_without_parameters() -> None:
-    """One operation makes a node per layer; ones and zeros that stand for no parameter are not trained with one."""
+    """One operation has a node per layer; ones and zeros that replace missing parameters are not trained."""
 
     class Recurrent(nn.Module):
         def __init__(self) -> None:
@@ -211,7 +211,7 @@ def test_biases_of_linear_layers_that_are_zero_are_trained() -> None:
 @pytest.mark.parametrize("fold", [True, False], ids=["optimized", "as it is"])
 @pytest.mark.parametrize("fresh", [True, False], ids=["fresh", "trained"])
 def test_a_normalization_that_is_used_twice(fold: bool, fresh: bool) -> None:
-    """Exported in training mode, its second use takes the statistics that the first has updated."""
+    """Exported in training mode, its second use reads the statistics that the first has updated."""
 
     class Twice(nn.Module):
         def __init__(self) -> None:
