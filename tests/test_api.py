@@ -298,7 +298,7 @@ def test_bad_models(tmp_path: Path) -> None:
     (tmp_path / "empty.onnx").touch()
     with pytest.raises(og.ModelError, match="The model is empty"):
         og.augment(tmp_path / "empty.onnx")
-    with pytest.raises(og.ArgumentError, match=r"A model is a path, .* not bytes. Serialized bytes become one by"):
+    with pytest.raises(og.ArgumentError, match=r"A model is a path, .* not bytes. Convert serialized bytes with onnx"):
         og.augment(small().SerializeToString())
 
 

@@ -1,4 +1,4 @@
-"""An If whose condition is known is the branch that is taken.
+"""Replace every If whose condition is known by the branch that is taken.
 
 PyTorch's exporter writes an If wherever a squeeze or a check depends on a size, and other exporters where a mode was a
 variable; once sizes are static the condition is a constant.
@@ -6,40 +6,47 @@ variable; once sizes are static the condition is a constant.
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Iterator
 
+import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.frontend.shapes.declared import DeclaredShapes
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.namespace import Namespace, rename
 from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.passes import GraphPass
 
-__all__ = ["take_known_branches"]
+__all__ = ["TakeKnownBranches"]
 
 
-def take_known_branches(graph: ir.Graph, declared: MutableMapping[ir.Value, ir.Shape]) -> bool:
-    """Put the branch in place of every If of known condition; those that this brings to light too.
+class TakeKnownBranches(GraphPass):
+    """Replace every If of known condition by its branch, including those inside of such a branch.
 
-    The shapes that a branch declares go to `declared`, for inference to find better ones: exporters write that of the
+    The shapes that a branch declares move to `declared`, so that they are inferred: exporters declare the shape of the
     other branch.
-
-    Returns:
-        Whether there was one.
     """
-    found = False
-    while (node := next(filter(_known, graph), None)) is not None:
-        _take(graph, node, declared)
-        found = True
-    return found
+
+    def __init__(self, declared: DeclaredShapes) -> None:
+        super().__init__()
+        self.declared = declared
+
+    def rewrite(self, model: ir.Model) -> bool:
+        graph, changed = model.graph, False
+        while (known := next(_known_conditions(graph), None)) is not None:
+            _inline_branch(graph, *known, self.declared)
+            changed = True
+        return changed
 
 
-def _known(node: ir.Node) -> bool:
-    return is_op(node, "If") and constant_of(node.inputs[0]) is not None
+def _known_conditions(graph: ir.Graph) -> Iterator[tuple[ir.Node, np.ndarray]]:
+    for node in graph:
+        condition = constant_of(node.inputs[0]) if is_op(node, "If") else None
+        if condition is not None:
+            yield node, condition
 
 
-def _take(graph: ir.Graph, node: ir.Node, declared: MutableMapping[ir.Value, ir.Shape]) -> None:
-    condition = constant_of(node.inputs[0])
-    assert condition is not None, "only an If of known condition is taken apart"
+def _inline_branch(graph: ir.Graph, node: ir.Node, condition: np.ndarray, declared: DeclaredShapes) -> None:
     body = node.attributes["then_branch" if condition.all() else "else_branch"].as_graph()
     results, nodes, stored = list(body.outputs), list(body), list(body.initializers.values())
     body.outputs.clear()

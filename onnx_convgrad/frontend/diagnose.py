@@ -1,4 +1,4 @@
-"""Errors that nobody foresaw are nearly always those of a model that ONNX does not allow: then it is what is blamed."""
+"""Blame an invalid model, rather than this package, for an unexpected error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.errors import ConvGradError, ModelError, RuleContractError
 
-__all__ = ["judged", "root_cause"]
+__all__ = ["checker_complaint", "inference_complaint", "judged", "root_cause"]
 
 _UNDECLARED = "Field 'shape' of 'type' is required"
 
@@ -20,9 +20,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def judged(function: F) -> F:
-    """A function of a model that raises `ModelError` where it would fail for what ONNX's checker objects to.
+    """Make `function`, whose first argument is a model, raise `ModelError` if it fails for a model that ONNX refuses.
 
-    The checker runs after a failure only, so that models which it refuses for trifles are taken as they are.
+    The checker runs only after a failure, so that models which it refuses for trifles are accepted.
     """
 
     @functools.wraps(function)
@@ -41,31 +41,39 @@ def judged(function: F) -> F:
 
 
 def root_cause(problem: BaseException) -> str:
-    """What the first of a chain of errors says."""
+    """The message of the first error in a chain of errors."""
     while problem.__cause__ is not None:
         problem = problem.__cause__
     return f"{problem}".strip() or type(problem).__name__
 
 
-def _complaint(model: Any) -> str | None:
-    given = os.fspath(model) if isinstance(model, (str, os.PathLike)) else model
+def checker_complaint(model: onnx.ModelProto | str) -> str | None:
+    """The first objection of onnx.checker to a model or file."""
     try:
-        onnx.checker.check_model(ir.to_proto(given) if isinstance(given, ir.Model) else given, full_check=True)
+        onnx.checker.check_model(model, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as problem:
-        said = " ".join(str(problem).split())
-        return said if _UNDECLARED not in said else _complaint_of_inference(given)
-    except Exception:  # noqa: BLE001 - what the checker cannot look at, it does not object to
-        return None
+        return " ".join(str(problem).split())
     return None
 
 
-def _complaint_of_inference(model: Any) -> str | None:
-    """What is wrong besides that an output has no declared shape, which no runtime asks for."""
-    if not isinstance(model, (str, onnx.ModelProto)):
-        model = ir.to_proto(model)
+def inference_complaint(model: onnx.ModelProto) -> str | None:
+    """The first node to which ONNX's strict shape inference objects."""
     try:
-        proto = onnx.load(model, load_external_data=False) if isinstance(model, str) else model
-        onnx.shape_inference.infer_shapes(proto, strict_mode=True)
+        onnx.shape_inference.infer_shapes(model, strict_mode=True)
     except onnx.shape_inference.InferenceError as problem:
         return " ".join(str(problem).split())
     return None
+
+
+def _complaint(model: Any) -> str | None:
+    checked = os.fspath(model) if isinstance(model, (str, os.PathLike)) else model
+    if isinstance(checked, ir.Model):
+        checked = ir.to_proto(checked)
+    try:
+        complaint = checker_complaint(checked)
+    except Exception:  # noqa: BLE001 - the checker cannot read the model, so it has no objection to it
+        return None
+    if complaint is None or _UNDECLARED not in complaint:
+        return complaint
+    # an output without a declared shape, which no runtime requires: look for other faults
+    return inference_complaint(onnx.load(checked, load_external_data=False) if isinstance(checked, str) else checked)

@@ -1,4 +1,4 @@
-"""Model files: read with their weights left on disk; written all or nothing, never over their own source."""
+"""Read model files without loading external weights; write them atomically, never over their own source."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ AnyModel = str | os.PathLike[str] | onnx.ModelProto | ir.Model
 
 
 def load(model: AnyModel) -> ir.Model:
-    """The model as a private onnx_ir model; external weights stay on disk.
+    """Return a copy of the model that may be changed; external weights stay on disk.
 
     Raises:
-        ArgumentError: It is none of the three.
+        ArgumentError: `model` is no path, `onnx.ModelProto` or `onnx_ir.Model`.
         ModelError: The file cannot be read or is not an ONNX model.
     """
     if isinstance(model, ir.Model):
@@ -48,12 +48,12 @@ def load(model: AnyModel) -> ir.Model:
     if not isinstance(model, (str, os.PathLike)):
         raise ArgumentError(
             f"A model is a path, an onnx.ModelProto or an onnx_ir.Model, not {type(model).__name__}.",
-            hint="Serialized bytes become one by onnx.load_from_string." if isinstance(model, bytes) else "",
+            hint="Convert serialized bytes with onnx.load_from_string." if isinstance(model, bytes) else "",
         )
     path = Path(model)
     try:
-        found = _read(onnx.load(path, load_external_data=False))
-        ir.external_data.set_base_dir(found.graph, path.parent)
+        loaded = _read(onnx.load(path, load_external_data=False))
+        ir.external_data.set_base_dir(loaded.graph, path.parent)
     except ConvGradError:
         raise
     except FileNotFoundError:
@@ -63,38 +63,36 @@ def load(model: AnyModel) -> ir.Model:
     except Exception as problem:
         cause = root_cause(problem)
         raise ModelError(f"{str(path)!r} is not a readable ONNX model ({cause}).", hint=_remedy(problem)) from problem
-    _check_weights(found)
-    return found
+    _check_weights(loaded)
+    return loaded
 
 
 def _read(proto: onnx.ModelProto) -> ir.Model:
     model = ir.from_proto(without_sparse(proto))
     for value, info in zip(model.graph.inputs, proto.graph.input, strict=True):
-        if value.type is None:  # it is an output too, and has none there
+        if value.type is None:  # onnx_ir takes the type of an input that is an output, too, from the output
             ir.serde.deserialize_value_info_proto(info, value)
     return model
 
 
 def _copied(model: ir.Model) -> ir.Model:
-    """A copy, also of a graph whose nodes are not in order or read what nothing makes, which onnx_ir does not clone."""
+    """Copy a model, also one that onnx_ir refuses to clone because of unsorted nodes or undefined values."""
     try:
         return model.clone()
     except RuntimeError:
         copy = ir.from_proto(ir.to_proto(model))
     for folder in {t.base_dir for t in external_tensors(model)}:
-        ir.external_data.set_base_dir(copy.graph, folder)  # all weights of a file are relative to one
+        ir.external_data.set_base_dir(copy.graph, folder)  # all external weights of a file are relative to one folder
     return copy
 
 
 def _remedy(problem: Exception) -> str:
     maps = "Map types" in root_cause(problem)
-    return (
-        "Leave ZipMap out: convert with options={'zipmap': False}, so that probabilities are a tensor." if maps else ""
-    )
+    return "Convert with options={'zipmap': False}, so that probabilities are a tensor and no ZipMap." if maps else ""
 
 
 def _check_weights(model: ir.Model) -> None:
-    """Refuse a model that was read without a file that its weights are in, or with weights that are too short."""
+    """Refuse weights that are too short or whose file is missing or too short."""
     for tensor in stored_tensors(model):
         raw = tensor.raw if isinstance(tensor, ir.TensorProtoTensor) else None
         if raw is not None and raw.HasField("raw_data") and len(raw.raw_data) != tensor.nbytes:
@@ -128,7 +126,7 @@ def default_output(model: Path, kind: str = "grad") -> Path:
 
 
 def check_destination(output: Path, model: Path | None = None) -> None:
-    """Refuse, before any work, an output that is the model, one of its data files or not writable."""
+    """Refuse, before any work, an output that cannot be written or is the model itself."""
     if str(output) == "-":
         raise ArgumentError("Models are written to files, not to the standard output.", hint="Give a name with -o.")
     if model is not None and output.exists() and model.exists() and output.samefile(model):
@@ -136,7 +134,9 @@ def check_destination(output: Path, model: Path | None = None) -> None:
     if output.is_dir():
         raise ArgumentError(f"The output {str(output)!r} is a folder.", hint="Give the name of a file with -o.")
     if output.exists() and not output.is_file():
-        raise ArgumentError(f"The output {str(output)!r} is no ordinary file.", hint="Give the name of a file with -o.")
+        raise ArgumentError(
+            f"The output {str(output)!r} is not a regular file.", hint="Give the name of a file with -o."
+        )
     if formats.get_format_from_file_extension(output.suffix) not in (None, "protobuf"):
         raise ArgumentError(
             f"The output {str(output)!r} has the name of a text file, and models are written in binary.",
@@ -146,7 +146,7 @@ def check_destination(output: Path, model: Path | None = None) -> None:
 
 
 def check_folder(output: Path, hint: str = "Choose another place.") -> None:
-    """Refuse, before any work, a file whose folder is not there or not writable."""
+    """Refuse, before any work, a file whose folder does not exist or is not writable."""
     if output.is_dir():
         raise ArgumentError(f"{str(output)!r} is a folder.", hint="Name a file.")
     if not output.parent.is_dir():
@@ -156,22 +156,22 @@ def check_folder(output: Path, hint: str = "Choose another place.") -> None:
 
 
 def stored_bytes(model: ir.Model, path: Path) -> int:
-    """Size of the file and of the data files that its weights are in."""
+    """Size of a model file and of its external data files."""
     files = {Path(t.path).resolve() for t in external_tensors(model)}
     return path.stat().st_size + sum(f.stat().st_size for f in files if f.exists())
 
 
 def write(model: ir.Model, output: Path, limit: int = PROTO_LIMIT) -> Path | None:
-    """Write `model` to `output`, replacing a file there, or what a link there leads to, only once everything is written.
+    """Write `model` to `output`. An existing file, or the target of a link, is replaced once everything is written.
 
-    External weights stay where they are when they lie in the folder of `output`, and go to `<output>.data` when they do
-    not, or when those in memory exceed what one file can hold (`limit` bytes).
+    External weights in the folder of `output` stay where they are. Otherwise, or if the weights in memory exceed the
+    `limit` of one file in bytes, weights are written to `<output>.data`.
 
     Returns:
         The data file that was written, if any.
 
     Raises:
-        ArgumentError: The data file is one that the weights are read from.
+        ArgumentError: The weights are read from a file that would be overwritten.
         ModelError: The file cannot be written.
     """
     if output.is_symlink():

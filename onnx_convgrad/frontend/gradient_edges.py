@@ -1,7 +1,7 @@
-"""The operator Gradient names tensors in attributes; here the names become operands, which every pass keeps right.
+"""Turn the tensor names in the attributes of Gradient nodes into operands, which every pass keeps up to date.
 
-Names end where functions are inlined and constants lifted; edges do not. The node becomes one of the private domain, whose
-operands are the values given for `xs` and `zs`, then the tensors that `xs` and `zs` name, then the tensor `y`.
+Inlining functions and lifting constants changes names, but not edges. The node moves to the private domain. Its operands
+are the values given for `xs` and `zs`, then the tensors that `xs` and `zs` name, then the tensor `y`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["GRADIENT", "TRAINING_DOMAIN", "GradientCall", "bind_gradients", "lab
 TRAINING_DOMAIN = "ai.onnx.preview.training"
 
 GRADIENT = "Gradient"
-"""The operator in its own domain, and in the private one once its names are operands."""
+"""The operator in its own domain, and in the private domain once its names are operands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,33 +46,33 @@ class GradientCall:
 
 
 def label(node: ir.Node) -> str:
-    """What a message calls the node."""
+    """How messages refer to the node."""
     return repr(node.name) if node.name else f"that makes {', '.join(repr(v.name) for v in node.outputs if v.name)}"
 
 
 def bind_gradients(model: ir.Model) -> bool:
     """Turn the names in the Gradient nodes of `model` and of its functions into operands, in place.
 
-    Nodes in the bodies of other nodes are left as they are.
+    Nodes in the bodies of other nodes stay as they are.
 
     Returns:
-        Whether one of them takes a gradient at values other than those of the tensors that it names.
+        Whether a node computes a gradient at other values than those of the tensors that it names.
 
     Raises:
-        ModelError: A name that no tensor of the graph has or that occurs twice, a wrong number of operands, or a `y` that is
-            computed from its own gradient.
+        ModelError: A name is unknown in the graph or occurs twice, the number of operands is wrong, or a `y` depends on its
+            own gradient.
     """
-    found = _bind(model.graph)
+    nodes = _bind(model.graph)
     for function in model.functions.values():
-        found += _bind(function.graph, veiled=True)
-    if found:
+        nodes += _bind(function.graph, veiled=True)
+    if nodes:
         model.opset_imports[DOMAIN] = 1
-    calls = map(GradientCall.of, found)
+    calls = map(GradientCall.of, nodes)
     return any(given is not named for call in calls for given, named in zip(call.given, call.named, strict=True))
 
 
 def lift_veils(graph: ir.Graph) -> None:
-    """Remove the Identity nodes that `bind_gradients` put behind inputs of functions, by now inlined into `graph`."""
+    """Remove the Identity nodes that `bind_gradients` put behind the inputs of functions, which are inlined into `graph`."""
     for node in list(graph):
         if node.metadata_props.pop(VEIL, None) and not node.outputs[0].is_graph_output():
             assert node.inputs[0] is not None
@@ -109,7 +109,7 @@ def _bind(graph: ir.Graph, *, veiled: bool = False) -> list[ir.Node]:
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """What the attributes of a Gradient node say, checked."""
+    """The checked attributes of a Gradient node."""
 
     y: str
     xs: tuple[str, ...]
@@ -119,9 +119,7 @@ class _Names:
     def of(cls, node: ir.Node, tensors: Mapping[str, ir.Value]) -> _Names:
         for name, attribute in node.attributes.items():
             if attribute.is_ref():
-                _refuse(
-                    node, f"takes its attribute {name!r} from the call of a function, where its names mean nothing."
-                )
+                _refuse(node, f"takes its attribute {name!r} from the call of a function, where its names are unknown.")
         missing = [name for name in ("xs", "y") if name not in node.attributes]
         if missing:
             _refuse(node, f"lacks its attribute {missing[0]!r}.")
@@ -137,8 +135,8 @@ class _Names:
         if twice:
             _refuse(node, f"names {twice[0]!r} twice in xs and zs.")
         if None in node.inputs or len(node.inputs) != len(xs) + len(zs):
-            given = sum(v is not None for v in node.inputs)
-            _refuse(node, f"has {given} inputs, but xs and zs name {len(xs) + len(zs)} tensors.")
+            count = sum(v is not None for v in node.inputs)
+            _refuse(node, f"has {count} inputs, but xs and zs name {len(xs) + len(zs)} tensors.")
         if len(node.outputs) > len(xs):
             _refuse(node, f"has {len(node.outputs)} outputs, but xs names {len(xs)} tensors.")
         return cls(y, xs, zs)
@@ -149,7 +147,7 @@ def _refuse(node: ir.Node, reason: str, hint: str = "") -> NoReturn:
 
 
 def _veil(graph: ir.Graph, value: ir.Value) -> ir.Value:
-    """A node behind an input of a function: two inputs may be one tensor where it is called, and two variables inside."""
+    """Put an Identity behind an input of a function: a call may pass one tensor as two inputs, which are two variables."""
     node = ir.Node("", "Identity", [value], num_outputs=1)
     node.metadata_props[VEIL] = "1"
     node.outputs[0].name = f"{value.name}_veil"
@@ -161,7 +159,7 @@ def _veil(graph: ir.Graph, value: ir.Value) -> ir.Value:
 
 
 def _sort(graph: ir.Graph, nodes: Sequence[ir.Node]) -> None:
-    """Put each y before its Gradient: an attribute asks for no order."""
+    """Sort each y before its Gradient: an attribute imposes no order."""
     try:
         graph.sort()
     except ValueError:

@@ -1,13 +1,10 @@
-"""Sequences whose members are known: what is taken from them is the member itself.
+"""Replace reads from sequences whose members are known by the members.
 
 PyTorch's exporter writes `stack` and `cat` of a list as SequenceConstruct, or SequenceEmpty and SequenceInsert, before a
-ConcatFromSequence, and `chunk` as SplitToSequence before SequenceAt. Sequences have no gradients of their own kind; their
-members, which are tensors, have.
+ConcatFromSequence, and `chunk` as SplitToSequence before SequenceAt. A sequence has no gradient, but its members have.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import onnx_ir as ir
 
@@ -15,35 +12,38 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.emit import known as known_size
+from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.passes import GraphPass
 
-__all__ = ["use_members"]
+__all__ = ["UseSequenceMembers"]
 
 Members = dict[ir.Value, list[ir.Value]]
 
 
-def use_members(graph: ir.Graph) -> bool:
-    """Put members in place of SequenceAt and a Concat in place of ConcatFromSequence, at opset 13 or later.
+class UseSequenceMembers(GraphPass):
+    """Replace SequenceAt by the member and ConcatFromSequence by a Concat of the members, at opset 13 or later."""
 
-    Returns:
-        Whether there was one.
-    """
-    e = Emitter(graph, opsets=graph.opset_imports)
-    known: Members = {}
-    found = False
-    for node in list(graph):
-        if node.domain:
-            continue
-        e.anchor = node
-        members = _made(e, node, known)
-        if members is not None:
-            known[node.outputs[0]] = members
-        elif node.op_type in _TAKEN and node.inputs[0] in known:
-            found |= _replace(e, node, _TAKEN[node.op_type](e, node, known))
-    return found
+    def rewrite(self, model: ir.Model) -> bool:
+        graph = model.graph
+        if not any(is_op(node, "SequenceConstruct", "SequenceEmpty", "SplitToSequence") for node in graph):
+            return False
+        e = Emitter(graph, opsets=graph.opset_imports)
+        known: Members = {}
+        changed = False
+        for node in list(graph):
+            if node.domain:
+                continue
+            e.anchor = node
+            members = _members_made_by(e, node, known)
+            if members is not None:
+                known[node.outputs[0]] = members
+            elif node.op_type in _READ and node.inputs[0] in known:
+                changed |= _replace(e, node, _READ[node.op_type](e, Call(node), known[node.inputs[0]]))
+        return changed
 
 
-def _made(e: Emitter, node: ir.Node, known: Members) -> list[ir.Value] | None:
-    """The members of the sequence that the node makes, if they are known."""
+def _members_made_by(e: Emitter, node: ir.Node, known: Members) -> list[ir.Value] | None:
+    """The members of the sequence that the node computes, `None` if they are unknown."""
     if node.op_type == "SequenceConstruct":
         return [v for v in node.inputs if v is not None]
     if node.op_type == "SequenceEmpty":
@@ -53,17 +53,18 @@ def _made(e: Emitter, node: ir.Node, known: Members) -> list[ir.Value] | None:
     source = known.get(node.inputs[0]) if node.inputs and node.inputs[0] is not None else None
     if source is None or node.op_type == "Identity":
         return source
+    n = Call(node)
     if node.op_type == "SequenceInsert":
-        at, n = _position(node, len(source), default=len(source)), Call(node)
+        at = _position(n, len(source), default=len(source))
         return None if at is None else [*source[:at], n["tensor"], *source[at:]]
     if node.op_type == "SequenceErase":
-        at = _position(node, len(source), default=len(source) - 1)
+        at = _position(n, len(source), default=len(source) - 1)
         return None if at is None else [*source[:at], *source[at + 1 :]]
     return None
 
 
 def _split(e: Emitter, n: Call) -> list[ir.Value] | None:
-    """The parts that a SplitToSequence makes, where their sizes are known: those of a Split."""
+    """Emit a Split for a SplitToSequence whose part sizes are known; return the parts."""
     x, split, axis = n["input"], n.get("split"), n.int("axis", 0)
     size = None if x.shape is None or not -len(x.shape) <= axis < len(x.shape) else known_size(x.shape[axis])
     lengths = constant_of(split)
@@ -82,25 +83,21 @@ def _split(e: Emitter, n: Call) -> list[ir.Value] | None:
     return parts
 
 
-def _position(node: ir.Node, count: int, default: int) -> int | None:
-    """Where among `count` members the operand `position` points, a negative one from the end; `None` if not known."""
-    where = Call(node).get("position")
+def _position(n: Call, count: int, default: int) -> int | None:
+    """The index that the operand `position` has among `count` members; a negative one counts from the end."""
+    where = n.get("position")
     if where is None:
         return default
     position = constant_of(where)
     return None if position is None else int(position.item()) + (count if position.item() < 0 else 0)
 
 
-def _at(_: Emitter, node: ir.Node, known: Members) -> ir.Value | None:
-    assert node.inputs[0] is not None, "the sequence is known"
-    members = known[node.inputs[0]]
-    at = _position(node, len(members), default=0)
+def _at(_: Emitter, n: Call, members: list[ir.Value]) -> ir.Value | None:
+    at = _position(n, len(members), default=0)
     return members[at] if at is not None and 0 <= at < len(members) else None
 
 
-def _concat(e: Emitter, node: ir.Node, known: Members) -> ir.Value | None:
-    assert node.inputs[0] is not None, "the sequence is known"
-    n, members = Call(node), known[node.inputs[0]]
+def _concat(e: Emitter, n: Call, members: list[ir.Value]) -> ir.Value | None:
     axis = n.int("axis", 0)
     if not members:
         return None
@@ -110,10 +107,7 @@ def _concat(e: Emitter, node: ir.Node, known: Members) -> ir.Value | None:
 
 _READERS = frozenset({"ConcatFromSequence", "SequenceAt", "SequenceInsert", "SequenceErase", "Identity"})
 
-_TAKEN: dict[str, Callable[[Emitter, ir.Node, Members], ir.Value | None]] = {
-    "ConcatFromSequence": _concat,
-    "SequenceAt": _at,
-}
+_READ = {"ConcatFromSequence": _concat, "SequenceAt": _at}
 
 
 def _replace(e: Emitter, node: ir.Node, new: ir.Value | None) -> bool:

@@ -1,4 +1,4 @@
-"""Nodes that no runtime takes are refused at once, all of them, before anything is made of them."""
+"""Refuse nodes that do not comply with the schema of their operator, listing all of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WINDOWED = _CONVOLUTIONS | {"MaxPool", "AveragePool", "LpPool"}
 
 
 def refuse_malformed_nodes(model: ir.Model) -> None:
-    """Compare each ai.onnx node with its schema (operands, attributes and their types) and convolutions with their weights.
+    """Compare nodes of ai.onnx with their schemas (operands, attributes) and convolutions with their weights.
 
     Raises:
         ModelError: Listing every node that does not comply, and why.
@@ -65,7 +65,7 @@ def _objections(node: ir.Node, version: int) -> Iterator[str]:
 
 @cache
 def _schema(op_type: str, version: int) -> onnx.defs.OpSchema | None:
-    """What ONNX says of an operator; `None` for one that it does not know, of which others may know more."""
+    """The schema of an operator; `None` if ONNX does not know it, as a runtime may."""
     try:
         return onnx.defs.get_schema(op_type, max_inclusive_version=version, domain="")
     except onnx.defs.SchemaError:
@@ -73,34 +73,30 @@ def _schema(op_type: str, version: int) -> onnx.defs.OpSchema | None:
 
 
 def _windows(node: ir.Node) -> Iterator[str]:
-    """Attributes of convolutions and pools, whose values the schema leaves open."""
+    """Objections to attributes of convolutions and pools whose values the schema does not restrict."""
     attribute = node.attributes.get("auto_pad")
-    padding = (
-        "NOTSET"
-        if attribute is None or attribute.type != ir.AttributeType.STRING
-        else attribute.as_string() or "NOTSET"
-    )
+    is_string = attribute is not None and attribute.type == ir.AttributeType.STRING
+    padding = (attribute.as_string() if is_string and attribute is not None else "") or "NOTSET"
     if padding not in _AUTO_PADS:
         yield f"its auto_pad is {padding!r}, and must be one of {', '.join(_AUTO_PADS)}."
     weight = node.inputs[1] if node.op_type in _CONVOLUTIONS and len(node.inputs) > 1 else None
     sizes = None if weight is None or weight.shape is None else list(weight.shape)[2:]
     kernel = _ints(node, "kernel_shape")
     if sizes is not None and kernel is not None:
-        odd = len(kernel) != len(sizes) or any(
-            isinstance(b, int) and a != b for a, b in zip(kernel, sizes, strict=True)
-        )
-        if odd:
+        pairs = zip(kernel, sizes, strict=False)
+        if len(kernel) != len(sizes) or any(isinstance(b, int) and a != b for a, b in pairs):
             yield f"its kernel_shape is {list(kernel)}, but its weight has the kernel {'x'.join(map(str, sizes))}."
             return
     rank = len(kernel) if kernel is not None else None if sizes is None else len(sizes)
     for key, per_axis in (("strides", 1), ("dilations", 1), ("pads", 2)):
-        given = _ints(node, key)
-        if given is None:
+        values = _ints(node, key)
+        if values is None:
             continue
-        if rank is not None and len(given) != per_axis * rank:
-            yield f"its {key} are {list(given)}, but {rank} spatial axes take {per_axis * rank}."
-        if min(given, default=1) < (1 if per_axis == 1 else 0):
-            yield f"its {key} are {list(given)}, and must not be below {1 if per_axis == 1 else 0}."
+        if rank is not None and len(values) != per_axis * rank:
+            yield f"its {key} are {list(values)}, but {rank} spatial axes take {per_axis * rank}."
+        least = 1 if per_axis == 1 else 0
+        if min(values, default=1) < least:
+            yield f"its {key} are {list(values)}, and must not be below {least}."
     if node.op_type in _CONVOLUTIONS and padding != "NOTSET" and "pads" in node.attributes:
         yield f"it has both auto_pad={padding} and pads."
 

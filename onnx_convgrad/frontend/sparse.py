@@ -1,4 +1,4 @@
-"""Sparse weights are written out: onnx_ir has none, and ONNX Runtime too makes them dense when a session is made."""
+"""Replace sparse weights by dense ones: onnx_ir has none, and ONNX Runtime makes them dense when it creates a session."""
 
 from __future__ import annotations
 
@@ -14,23 +14,21 @@ __all__ = ["without_sparse"]
 
 
 def without_sparse(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with dense initializers and Constants; itself where it has no sparse ones.
+    """Return the model with dense initializers and Constants, or the model itself if it has no sparse ones.
 
     Raises:
         ModelError: The indices of a sparse tensor do not fit its shape, or it is in an external file.
     """
-    if not any(_holds_sparse(graph) for graph in _graphs(proto.graph)):
+    if not any(graph.sparse_initializer or any(_sparse_attributes(graph)) for graph in _graphs(proto.graph)):
         return proto
     result = onnx.ModelProto()
     result.CopyFrom(proto)
     for graph in _graphs(result.graph):
         graph.initializer.extend(_dense(sparse, sparse.values.name) for sparse in graph.sparse_initializer)
         del graph.sparse_initializer[:]
-        for node in graph.node:
-            for attribute in node.attribute:
-                if attribute.type == onnx.AttributeProto.SPARSE_TENSOR:
-                    tensor = _dense(attribute.sparse_tensor, node.output[0])
-                    attribute.CopyFrom(onnx.helper.make_attribute("value", tensor))
+        for node, attribute in _sparse_attributes(graph):
+            tensor = _dense(attribute.sparse_tensor, node.output[0])
+            attribute.CopyFrom(onnx.helper.make_attribute("value", tensor))
     return result
 
 
@@ -42,13 +40,13 @@ def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
                 yield from _graphs(attribute.g)
 
 
-def _holds_sparse(graph: onnx.GraphProto) -> bool:
-    kinds = (a.type for node in graph.node for a in node.attribute)
-    return bool(graph.sparse_initializer) or onnx.AttributeProto.SPARSE_TENSOR in kinds
+def _sparse_attributes(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, onnx.AttributeProto]]:
+    pairs = ((node, attribute) for node in graph.node for attribute in node.attribute)
+    return (pair for pair in pairs if pair[1].type == onnx.AttributeProto.SPARSE_TENSOR)
 
 
 def _dense(sparse: onnx.SparseTensorProto, name: str) -> onnx.TensorProto:
-    """Values at linear indices `[n]`, or at one index per axis `[n, rank]`, zeros elsewhere."""
+    """Write values at linear indices `[n]`, or at one index per axis `[n, rank]`, and zeros elsewhere."""
     if onnx.TensorProto.EXTERNAL in (sparse.values.data_location, sparse.indices.data_location):
         raise ModelError(
             f"The sparse tensor {name!r} is in an external file.", hint="Store it densely, or in the model."

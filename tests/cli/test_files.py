@@ -115,7 +115,7 @@ def test_what_is_no_ordinary_file_is_left_alone(model: Path, tmp_path: Path) -> 
     os.mkfifo(pipe)
     result = invoke("augment", model, "-o", pipe)
     assert result.exit_code == 2
-    assert "is no ordinary file" in result.stderr
+    assert "is not a regular file" in result.stderr
     assert pipe.is_fifo()
 
 
@@ -168,7 +168,7 @@ def bad(model: Path) -> list[tuple[list[object], str]]:
         (["augment", model, "-o", model.parent / "no" / "x.onnx"], "There is no folder"),
         (["augment", model, "-o", model.with_name("x.json")], "has the name of a text file"),
         (["augment", undefined], "reads 'nothing', which is neither an input, nor an initializer"),
-        (["augment", cyclic], "reads what depends on its own result"),
+        (["augment", cyclic], "depends on its own result"),
         (["augment", integers, "--wrt", "all"], "has neither floating inputs nor trainable parameters"),
         (["augment", model, "--input-shape", "image=1,3"], "NAME:1,3,224,224"),
         (["augment", model, "--input-shape", "image:1,3,-2,2"], "neither a size"),

@@ -1,4 +1,4 @@
-"""Malformed nodes are named, sparse weights written out, and what an exporter fills in is no parameter."""
+"""Malformed nodes are refused, sparse weights become dense, and an exporter's ones and zeros are no parameters."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize(("model", "reason"), MALFORMED, ids=[reason for _, reason in MALFORMED])
-def test_a_malformed_node_is_named(model: onnx.ModelProto, reason: str) -> None:
+def test_a_malformed_node_is_refused(model: onnx.ModelProto, reason: str) -> None:
     with pytest.raises(ModelError, match=rf"'here' \(\w+, opset 17\): .*{reason}"):
         og.augment(model, wrt="inputs")
 
 
 @pytest.mark.parametrize("linear", [True, False])
 @pytest.mark.parametrize("as_node", [True, False])
-def test_sparse_weights_are_written_out(tmp_path: Path, *, linear: bool, as_node: bool) -> None:
+def test_sparse_weights_become_dense(tmp_path: Path, *, linear: bool, as_node: bool) -> None:
     model = one_node("Conv")
     del model.graph.initializer[:]
     places = np.array([3, 40], np.int64) if linear else np.array([[0, 0, 1, 0], [1, 1, 1, 1]], np.int64)

@@ -1,8 +1,9 @@
-"""Models that ONNX Runtime runs although they are odd, and models that are wrong: by what message they are refused."""
+"""Odd models that ONNX Runtime runs, and invalid models with the messages that refuse them."""
 
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import subprocess
 import sys
@@ -15,13 +16,13 @@ import pytest
 import onnx_convgrad as og
 from onnx_convgrad.cli.app import main
 from onnx_convgrad.runtime import run
+from tests.support.one_input import graph_of
 
 X = np.random.default_rng(0).standard_normal((2, 3)).astype(np.float32)
-HEAD = '<ir_version: 8, opset_import: ["": 17, "local": 1]> g (float[2,3] x) => (float[2,3] y) '
 
 
 def parsed(body: str) -> onnx.ModelProto:
-    return onnx.parser.parse_model(HEAD + body)
+    return graph_of(f"(float[2,3] x) => (float[2,3] y) {body}", domains=', "local": 1')
 
 
 def gradient(model: onnx.ModelProto | Path) -> np.ndarray:
@@ -45,10 +46,11 @@ def test_a_graph_without_nodes() -> None:
     np.testing.assert_array_equal(gradient(model), np.ones_like(X))
 
 
-def test_products_of_float16_that_the_runtime_dies_of(tmp_path: Path) -> None:
-    """A MatMul with a constant that reads what a Transpose has moved from the first axis; the model itself has none."""
-    text = "(float16[N,5,3] x) => (float16[5,N,4] y) { h = MatMul (x, w)  y = Transpose <perm = [1, 0, 2]> (h) }"
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> g {text}')
+def test_products_of_float16_that_crash_the_runtime(tmp_path: Path) -> None:
+    """A MatMul with a constant that reads a Transpose of the first axis, which only the gradient contains."""
+    model = graph_of(
+        "(float16[N,5,3] x) => (float16[5,N,4] y) { h = MatMul (x, w)  y = Transpose <perm = [1, 0, 2]> (h) }"
+    )
     w = np.arange(1, 13).reshape(3, 4).astype(np.float16)
     model.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
     path = tmp_path / "model.onnx"
@@ -63,7 +65,7 @@ def test_products_of_float16_that_the_runtime_dies_of(tmp_path: Path) -> None:
     np.testing.assert_allclose(got, want, rtol=2e-3, atol=0.05)
 
 
-def test_an_input_that_is_given_out_without_a_type(tmp_path: Path) -> None:
+def test_an_input_that_is_an_output_without_a_type(tmp_path: Path) -> None:
     model = parsed("{ y = Tanh(x) }")
     model.graph.output.add(name="x")
     onnx.save(model, tmp_path / "model.onnx")
@@ -74,7 +76,7 @@ def test_an_input_that_is_given_out_without_a_type(tmp_path: Path) -> None:
 
 
 def test_a_function_of_an_older_opset() -> None:
-    """Its ReduceSum has the axes as an attribute, the model's has not."""
+    """Its ReduceSum has the axes as an attribute, that of the model as an operand."""
     model = parsed(
         """{ y = local.F (x) }
         <domain: "local", opset_import: ["": 12]> F (a) => (b) { s = ReduceSum <axes = [1]> (a) b = Mul (s, a) }"""
@@ -92,16 +94,15 @@ def test_a_function_of_an_older_opset() -> None:
         "p = AveragePool<kernel_shape=[2,1]>(x) y = Conv(p, w)",
     ],
 )
-def test_operators_tell_the_rank_of_data_without_a_shape(body: str, per_sample: bool) -> None:
+def test_operators_give_the_rank_of_data_without_a_shape(body: str, per_sample: bool) -> None:
     generator = np.random.default_rng(0)
     feed = {"x": generator.standard_normal((2, 3, 4, 5)), "w": generator.standard_normal((3, 3, 2, 2))}
     feed = {name: a.astype(np.float32) for name, a in feed.items()}
-    head = '<ir_version: 8, opset_import: ["": 17]> g (float[%s] x, float[3,3,2,2] w) => (float[] y) { %s }'
     wrt = ["w"] if per_sample else ["x", "w"]
-    known, unknown = (
-        og.augment(onnx.parser.parse_model(head % (sizes, body)), wrt=wrt, per_sample=per_sample, seed="ones")
-        for sizes in ("2,3,4,5", "")
+    models = (
+        graph_of(f"(float[{sizes}] x, float[3,3,2,2] w) => (float[] y) {{ {body} }}") for sizes in ("2,3,4,5", "")
     )
+    known, unknown = (og.augment(model, wrt=wrt, per_sample=per_sample, seed="ones") for model in models)
     assert len(unknown.graph.input[0].type.tensor_type.shape.dim) == 4
     want, got = run(known, feed), run(unknown, feed)
     for name in want:
@@ -135,8 +136,8 @@ def test_a_path_gives_a_model_that_stands_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("{ a = Add (x, b) b = Relu (a) y = Relu (b) }", r"Node 'a' \(Add\) reads what depends on its own result"),
-        ("{ z = Relu (x) }", "The output 'y' is neither an input, nor an initializer, nor made by a node"),
+        ("{ a = Add (x, b) b = Relu (a) y = Relu (b) }", r"Node 'a' \(Add\) depends on its own result"),
+        ("{ z = Relu (x) }", "The output 'y' is neither an input, nor an initializer, nor the result of a node"),
         ("{ y = Relu (x) y = Exp (x) }", "Output 'y' is redeclared in the current graph scope"),
         ("{ y = Einsum <equation = 'ab'> (x, x) }".replace("'", '"'), "The model is not valid"),
     ],
@@ -158,7 +159,7 @@ def test_a_name_that_the_terminal_cannot_print(tmp_path: Path, monkeypatch: pyte
 
 
 def test_branches_of_known_condition() -> None:
-    """As a squeeze is written: two branches use one name, the second If is inside the first, the third is decided by x."""
+    """Two branches use one name, the second If is inside the first, and the condition of the third depends on x."""
     model = parsed(
         """<int64 two = {2}, bool no = {0}> {
         s = Shape (x)  i = Constant <value = int64 {0}> ()  d = Gather (s, i)  c = Equal (d, two)
@@ -184,7 +185,7 @@ def test_branches_of_known_condition() -> None:
 
 
 def test_maps_are_refused_with_the_remedy() -> None:
-    """As scikit-learn's converter writes probabilities unless told otherwise."""
+    """scikit-learn's converter writes probabilities as maps by default."""
     model = parsed("{ y = Tanh (x) p = ai.onnx.ml.ZipMap <classlabels_int64s = [0, 1, 2]> (y) }")
     tensor = onnx.helper.make_tensor_type_proto(1, None)
     kind = onnx.helper.make_sequence_type_proto(onnx.helper.make_map_type_proto(7, tensor))
@@ -194,7 +195,7 @@ def test_maps_are_refused_with_the_remedy() -> None:
 
 
 def test_many_threads_begin_at_once() -> None:
-    """None sees the rules while another is importing them."""
+    """No thread sees the rules while another is importing them."""
     code = """if True:
         import threading, onnx.parser, onnx_convgrad as og
         head = '<ir_version: 8, opset_import: ["": 17]> g (float[2,3] x) => (float[2,3] y)'
@@ -208,7 +209,7 @@ def test_many_threads_begin_at_once() -> None:
 
 
 def test_sequences_of_known_members() -> None:
-    """`stack`, `cat` and an index of a list, as PyTorch's exporter writes them."""
+    """PyTorch's exporter writes `stack`, `cat` and an index of a list like this."""
     model = parsed(
         """<int64 first = {0}, int64 last = {-1}> {
         h = Tanh (x)  s = SequenceConstruct (x, h)  a = ConcatFromSequence <axis = 1, new_axis = 1> (s)
@@ -233,8 +234,8 @@ def test_sequences_of_known_members() -> None:
 )
 def test_shapes_that_the_model_does_not_take(shape: list[int], message: str) -> None:
     ones = ", ".join("1" * 32)
-    model = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 21]> g (float[N, C, H, W] x) => (float[N, 2] y) <float[1, 1, 1, 1] k = {2},'
+    model = graph_of(
+        "(float[N, C, H, W] x) => (float[N, 2] y) <float[1, 1, 1, 1] k = {2},"
         f" float[16, 2] w = {{{ones}}}> {{ c = Conv (x, k) f = Flatten (c) y = Gemm (f, w) }}"
     )
     og.augment(model, input_shapes={"x": [3, 1, 4, 4]})
@@ -242,7 +243,7 @@ def test_shapes_that_the_model_does_not_take(shape: list[int], message: str) -> 
         og.augment(model, input_shapes={"x": shape})
 
 
-def test_nodes_of_one_name_are_told_apart() -> None:
+def test_nodes_of_one_name_are_renamed() -> None:
     """The runtime refuses two nodes of one name, and a lowering is chosen by name."""
     model = parsed("{ a = Tanh (x) b = Tanh (a) y = Exp (b) }")
     for node in model.graph.node:
@@ -252,11 +253,8 @@ def test_nodes_of_one_name_are_told_apart() -> None:
     assert run(made, {"x": X})["x_grad"].shape == X.shape
 
 
-def test_a_missing_shape_of_an_output_does_not_hide_what_is_wrong() -> None:
-    model = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 21]> g (float[2, 3] x) => (float[] y) <float[1, 1, 1] w = {2}>'
-        " { y = Conv (x, w) }"
-    )
+def test_a_missing_shape_of_an_output_does_not_hide_a_fault() -> None:
+    model = graph_of("(float[2, 3] x) => (float[] y) <float[1, 1, 1] w = {2}> { y = Conv (x, w) }")
     model.graph.output[0].type.tensor_type.ClearField("shape")
     with pytest.raises(og.ModelError, match="Input tensor must have at least 3 dimensions"):
         og.augment(model, wrt="inputs")
@@ -270,7 +268,7 @@ def test_a_missing_shape_of_an_output_does_not_hide_what_is_wrong() -> None:
     ],
 )
 def test_an_invalid_model_is_blamed_rather_than_a_rule(text: str, message: str) -> None:
-    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g {text}')
+    model = graph_of(text)
     with pytest.raises(og.ModelError, match=f"The model is not valid: .*{message}"):
         og.augment(model, wrt="inputs")
 
@@ -278,7 +276,7 @@ def test_an_invalid_model_is_blamed_rather_than_a_rule(text: str, message: str) 
 @pytest.mark.parametrize("rows", ["2", "n"])
 def test_a_branch_that_is_taken_declares_the_shape_of_the_other(rows: str) -> None:
     """PyTorch's exporter writes scatter_reduce with an If on a rank, which inference finds where sizes are unknown."""
-    text = f"""<ir_version: 10, opset_import: ["": 18]> g (float[{rows}, 3] x) => (float[{rows}, 2] y)
+    text = f"""(float[{rows}, 3] x) => (float[{rows}, 2] y)
         <float[2, 3] w = {{1, 2, 3, 4, 5, 6}}, int64[1] columns = {{3}}, int64 none = {{0}}> {{
             count = Shape <start = 0, end = 1> (x)
             sizes = Concat <axis = 0> (count, columns)
@@ -293,28 +291,23 @@ def test_a_branch_that_is_taken_declares_the_shape_of_the_other(rows: str) -> No
             >
             y = Gemm <transB = 1> (h, w)
         }}"""
-    model = onnx.parser.parse_model(text)
+    model = graph_of(text, opset=18)
     result = run(og.vjp(model, wrt=["x", "w"]), {"x": X, "y_grad": np.ones((2, 2), np.float32)})
     np.testing.assert_allclose(result["x_grad"], np.tile([5, 7, 9], (2, 1)))
     np.testing.assert_allclose(result["w_grad"], np.tile(X.sum(0), (2, 1)), rtol=1e-5)
 
 
 @pytest.mark.parametrize("names", [["", "Tanh_0"], ["Tanh_1", ""], ["Tanh_2", "", ""], ["", "", "Tanh_0"]])
-def test_names_for_nodes_without_one_are_free(names: list[str]) -> None:
-    """The runtime refuses two nodes of one name; those that have one keep it."""
-    model = parsed(
-        "{ "
-        + " ".join(
-            f"{f'h{i}' if i + 1 < len(names) else 'y'} = Tanh ({f'h{i - 1}' if i else 'x'})" for i in range(len(names))
-        )
-        + " }"
-    )
+def test_nodes_without_a_name_get_a_free_one(names: list[str]) -> None:
+    """The runtime refuses two nodes of one name; nodes with a name keep it."""
+    values = ["x", *(f"h{i}" for i in range(len(names) - 1)), "y"]
+    model = parsed(f"{{ {' '.join(f'{b} = Tanh ({a})' for a, b in itertools.pairwise(values))} }}")
     for node, name in zip(model.graph.node, names, strict=True):
         node.name = name
     result = og.augment(model, wrt="inputs", seed="ones")
-    found = [node.name for node in result.graph.node]
-    assert len(set(found)) == len(found)
-    assert all(new == old for new, old in zip(found, names, strict=False) if old)
+    given = [node.name for node in result.graph.node]
+    assert len(set(given)) == len(given)
+    assert all(new == old for new, old in zip(given, names, strict=False) if old)
     assert np.isfinite(run(result, {"x": X})["x_grad"]).all()
 
 
@@ -329,9 +322,9 @@ def test_names_for_nodes_without_one_are_free(names: list[str]) -> None:
     ],
     ids=["rank", "kernel larger than is typical"],
 )
-def test_what_is_not_known_of_a_convolution(graph: str, shapes: dict[str, tuple[int, ...]]) -> None:
-    """Inference that forgets again what the kernel tells of its data; sizes of kernels that would not fit."""
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {graph}')
+def test_unknown_shapes_of_a_convolution(graph: str, shapes: dict[str, tuple[int, ...]]) -> None:
+    """Inference forgets the rank that the kernel gives its data; kernels of typical sizes would not fit."""
+    model = graph_of(graph)
     result = og.augment(model, wrt="inputs", seed="ones")
     if shapes:
         feed = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
@@ -357,9 +350,8 @@ def test_sizes_of_two_names_may_differ(nodes: str, batches: tuple[int, int]) -> 
     """One of them may be 1 when the model runs, and then it is broadcast."""
 
     def gradients(*sizes: object) -> dict[str, np.ndarray]:
-        text = "float[{},3] x, float[{},3] u".format(*sizes)
-        graph = f"g ({text}) => (float[p,3] y) <float[3,3] k = {{1,2,3,4,5,6,7,8,10}}> {{ {nodes} }}"
-        model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {graph}')
+        text = "(float[{},3] x, float[{},3] u)".format(*sizes)
+        model = graph_of(f"{text} => (float[p,3] y) <float[3,3] k = {{1,2,3,4,5,6,7,8,10}}> {{ {nodes} }}")
         return run(og.augment(model, wrt="inputs", seed="ones"), feed)
 
     generator = np.random.default_rng(0)
@@ -370,9 +362,9 @@ def test_sizes_of_two_names_may_differ(nodes: str, batches: tuple[int, int]) -> 
 
 
 def test_a_transposed_convolution_whose_kernel_is_shorter_than_its_stride() -> None:
-    """ONNX Runtime leaves rows out at the end, where the specification of SAME_UPPER asks for n times the stride."""
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17]> g (float[1,1,4] x, float[1,1,1] w, float[7,2] k) => (float[1,1,2] y)'
+    """ONNX Runtime omits rows at the end, where the specification of SAME_UPPER requires n times the stride."""
+    model = graph_of(
+        "(float[1,1,4] x, float[1,1,1] w, float[7,2] k) => (float[1,1,2] y)"
         ' { v = ConvTranspose <auto_pad = "SAME_UPPER", strides = [2]> (x, w) y = MatMul (v, k) }'
     )
     feed = {"x": np.ones((1, 1, 4)), "w": np.full((1, 1, 1), 3), "k": np.arange(14).reshape(7, 2)}
@@ -384,8 +376,8 @@ def test_a_transposed_convolution_whose_kernel_is_shorter_than_its_stride() -> N
 
 @pytest.mark.parametrize("target", ["cpu", "cuda", "web"])
 def test_a_value_whose_node_is_replaced_keeps_its_name(target: str) -> None:
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17]> g (float[1,2,4,4] x, float[2,1,2,2] w) => (float[1,1,4,4] y)'
+    model = graph_of(
+        "(float[1,2,4,4] x, float[2,1,2,2] w) => (float[1,1,4,4] y)"
         " { v = ConvTranspose <pads = [0,1,1,0]> (x, w) y = Tanh (v) }"
     )
     made = og.augment(model, wrt=["v", "x"], target=target)

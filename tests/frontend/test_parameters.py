@@ -1,8 +1,7 @@
-"""What counts as a parameter: what a file says of its initializers, and what their places in the graph tell."""
+"""Which initializers are parameters, by the notes of the file and by their places in the graph."""
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -14,41 +13,46 @@ from torch.nn import functional as F
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
 from tests.support.families import export
+from tests.support.one_input import graph_of
+
+
+def gradients(made: onnx.ModelProto) -> list[str]:
+    """The names of the values whose gradients a model gives."""
+    return [o.name.removesuffix("_grad") for o in made.graph.output if o.name.endswith("_grad")]
+
+
+def close(got: dict[str, np.ndarray], want: dict[str, torch.Tensor], rtol: float, atol: float = 0) -> None:
+    """Compare gradients by name."""
+    assert set(got) == {f"{name}_grad" for name in want}
+    for name, gradient in want.items():
+        np.testing.assert_allclose(got[f"{name}_grad"], gradient.numpy(), rtol=rtol, atol=atol, err_msg=name)
 
 
 def test_a_bias_of_one_number_is_a_parameter() -> None:
-    """The last layer of a regression; a number that is added to anything else is a constant."""
-    text = """<ir_version: 10, opset_import: ["": 21]> g (float[N, 3] x) => (float[N, 1] y)
-        <float[3, 1] w = {1, 2, 3}, float[1] b = {0.5}, float[1] c = {2}, float d = {1}> {
-            a = MatMul (x, w)
-            p = Add (b, a)
-            q = Add (p, c)
-            y = Mul (q, d)
-        }"""
-    made = og.augment(onnx.parser.parse_model(text))
-    assert [o.name for o in made.graph.output] == ["y", "w_grad", "b_grad"]
+    """The last layer of a regression has one; a number that is added to anything else is a constant."""
+    model = graph_of("""(float[N, 3] x) => (float[N, 1] y)
+        <float[3, 1] w = {1, 2, 3}, float[1] b = {0.5}, float[1] c = {2}, float d = {1}>
+        { a = MatMul (x, w) p = Add (b, a) q = Add (p, c) y = Mul (q, d) }""")
+    assert gradients(og.augment(model)) == ["w", "b"]
 
 
 @pytest.mark.parametrize("use", ["a = Add (x, grid)", "b = Concat <axis = 0> (x, grid) a = Tanh (b)"])
-def test_constants_beside_stored_weights_are_no_parameters(use: str) -> None:
-    """As PyTorch's exporter writes the coordinates of a grid, or a first state; weights are initializers there."""
+def test_constant_nodes_are_no_parameters_beside_stored_weights(use: str) -> None:
+    """PyTorch's exporter writes the coordinates of a grid, or an initial state, as Constant nodes."""
     body = f"{{ grid = Constant <value = float[1, 3] {{-1, 0, 1}}> () {use} y = MatMul (a, w) }}"
     stored = f"(float[2, 3] x) => (float[K, 2] y) <float[3, 2] w = {{1, 2, 3, 4, 5, 6}}> {body}"
     written = stored.replace(
         "<float[3, 2] w = {1, 2, 3, 4, 5, 6}> {", "{ w = Constant <value = float[3, 2] {1, 2, 3, 4, 5, 6}> ()"
     )
-    found = []
-    for text in (stored, written):
-        made = og.augment(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g {text}'))
-        found.append([o.name for o in made.graph.output][1:])
-    assert found == [["w_grad"], ["grid_grad", "w_grad"]]
+    assert gradients(og.augment(graph_of(stored))) == ["w"]
+    assert gradients(og.augment(graph_of(written))) == ["grid", "w"]
 
 
-def test_what_is_cast_like_another_is_a_parameter() -> None:
-    """As PyTorch's newer exporter writes a GroupNorm that it has not folded."""
-    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]> g (float[2, 3] x) => (float[2, 3] y)
+def test_a_parameter_behind_a_cast_like() -> None:
+    """PyTorch's newer exporter writes a GroupNorm that it has not folded like this."""
+    model = graph_of("""(float[2, 3] x) => (float[2, 3] y)
         <float[3] gain = {1, 2, 3}> { like = CastLike (gain, x) y = Mul (x, like) }""")
-    assert [o.name for o in og.augment(model).graph.output] == ["y", "gain_grad"]
+    assert gradients(og.augment(model)) == ["gain"]
 
 
 MADE = {
@@ -65,7 +69,7 @@ MADE = {
 
 
 def mark(model: onnx.ModelProto, name: str, key: str, value: str) -> None:
-    """Say something of an initializer, as the exporter does."""
+    """Add an exporter's note to an initializer."""
     stored = next(t for t in model.graph.initializer if t.name == name)
     info = onnx.helper.make_tensor_value_info(name, stored.data_type, stored.dims)
     info.metadata_props.add(key=key, value=value)
@@ -73,52 +77,41 @@ def mark(model: onnx.ModelProto, name: str, key: str, value: str) -> None:
 
 
 @pytest.mark.parametrize("marked", [True, False])
-def test_scalars_that_the_file_calls_parameters_are_trained(marked: bool) -> None:
-    """As a learned gain or temperature is; else nothing tells one from a constant."""
-    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>
-        g (float[2, 4] x) => (float[2, 3] y)
+def test_declared_scalars_are_parameters(marked: bool) -> None:
+    """A learned gain or temperature is one; without a declaration it looks like a constant."""
+    model = graph_of("""(float[2, 4] x) => (float[2, 3] y)
         <float[4, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, float gain = {2.0}, float half = {0.5}>
         { p = MatMul (x, w) q = Mul (p, gain) y = Mul (q, half) }""")
     if marked:
         for name in ("w", "gain"):
             mark(model, name, *MADE["own"])
-    got = [o.name.removesuffix("_grad") for o in og.augment(model).graph.output[1:]]
-    assert got == (["w", "gain"] if marked else ["w"])
+    assert gradients(og.augment(model)) == (["w", "gain"] if marked else ["w"])
 
 
 @pytest.mark.filterwarnings("ignore:The exporter computed '(folded|outermost)' from")
 @pytest.mark.parametrize("marked", [True, False])
-def test_what_the_exporter_says_is_a_parameter_is_one(marked: bool) -> None:
-    """PyTorch's newer exporter tells parameters from buffers and constants, and what it folded from what."""
+def test_the_notes_of_the_exporter_decide(marked: bool) -> None:
+    """PyTorch's newer exporter declares parameters, buffers and constants, and the values that it folded."""
     body = " ".join(
         f"{name}_sum = Add ({before}, {name})"
         for before, name in zip(["x", *(f"{name}_sum" for name in MADE)], MADE, strict=False)
     )
     stored = ", ".join(f"float[3] {name} = {{1, {1 if name == 'ones' else 2}, 1}}" for name in MADE)
-    text = f"""<ir_version: 10, opset_import: ["": 21]> g (float[2, 3] x) => (float[2, 3] y) <{stored}> {{
-        {body} y = Tanh ({list(MADE)[-1]}_sum)
-    }}"""
-    model = onnx.parser.parse_model(text)
-    for name, said in MADE.items() if marked else ():
-        mark(model, name, *said)
-    got = [o.name.removesuffix("_grad") for o in og.augment(model).graph.output[1:]]
-    assert got == (["fused", "folded", "outermost", "own"] if marked else list(MADE))
+    model = graph_of(f"(float[2, 3] x) => (float[2, 3] y) <{stored}> {{ {body} y = Tanh ({list(MADE)[-1]}_sum) }}")
+    for name, note in MADE.items() if marked else ():
+        mark(model, name, *note)
+    assert gradients(og.augment(model)) == (["fused", "folded", "outermost", "own"] if marked else list(MADE))
 
 
-def test_a_parameter_that_also_acts_through_a_folded_value_is_named() -> None:
-    text = """<ir_version: 10, opset_import: ["": 21]> g (float[2, 3] x) => (float[2, 3] y)
-        <float[3, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9}, float[3, 3] t = {1, 4, 7, 2, 5, 8, 3, 6, 9}> {
-            h = MatMul (x, w)
-            y = MatMul (h, t)
-        }"""
-    model = onnx.parser.parse_model(text)
+def test_warning_of_a_parameter_that_also_acts_through_a_folded_value() -> None:
+    model = graph_of("""(float[2, 3] x) => (float[2, 3] y)
+        <float[3, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9}, float[3, 3] t = {1, 4, 7, 2, 5, 8, 3, 6, 9}>
+        { h = MatMul (x, w) y = MatMul (h, t) }""")
     mark(model, "w", *MADE["own"])
     mark(model, "t", MADE["folded"][0], "['w']")
     with pytest.warns(UserWarning, match="computed 't' from 'w'.*optimize=False"):
         og.augment(model)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        og.augment(model, wrt="inputs")
+    og.augment(model, wrt="inputs")
 
 
 class Tied(torch.nn.Module):
@@ -132,7 +125,7 @@ class Tied(torch.nn.Module):
         return F.conv2d(torch.tanh(self.encode(x)), self.encode.weight.transpose(0, 1).flip(2, 3), padding=2)
 
 
-def test_a_file_that_was_not_optimized_keeps_what_is_tied() -> None:
+def test_a_file_that_was_not_optimized_keeps_weights_tied() -> None:
     torch.manual_seed(0)
     net, x = Tied(), torch.randn(2, 3, 6, 6)
     y = net(x)
@@ -158,8 +151,8 @@ class Computed(torch.nn.Module):
         return F.conv2d(x, (w - w.mean((1, 2, 3), keepdim=True)) / w.norm()) * self.log_scale.exp()
 
 
-def test_parameters_that_are_computed_with() -> None:
-    """Are trained where the file has them, wherever they act; where it has what was computed, that is told."""
+def test_arithmetic_on_parameters() -> None:
+    """Declared parameters are trained wherever they act; a warning names values that the exporter computed from them."""
     torch.manual_seed(0)
     net, x = Computed(), torch.randn(2, 3, 6, 6)
     y = net(x)
@@ -169,25 +162,22 @@ def test_parameters_that_are_computed_with() -> None:
     with pytest.warns(UserWarning, match="The exporter computed") as caught:
         og.vjp(folded, wrt="parameters")
     told = " ".join(str(warning.message) for warning in caught)
-    assert "from 'conv.weight': it is" in told
-    assert "from 'log_scale': it is" in told
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        got = run(og.vjp(whole, wrt="parameters"), {"x": x.numpy(), "y_grad": seed.numpy()})
+    assert "from 'conv.weight': the gradient is that of" in told
+    assert "from 'log_scale': the gradient is that of" in told
+    got = run(og.vjp(whole, wrt="parameters"), {"x": x.numpy(), "y_grad": seed.numpy()})
     assert set(got) == {"conv.weight_grad", "log_scale_grad"}
     for name, gradient in zip(("conv.weight", "log_scale"), want, strict=True):
         assert np.linalg.norm(got[f"{name}_grad"] - gradient.numpy()) < 1e-5 * np.linalg.norm(gradient.numpy())
 
 
 def test_weights_that_only_a_body_reads() -> None:
-    """Are parameters like others; what the body stores itself is none, for nothing outside can name it."""
+    """They are parameters; initializers of the body are not, since nothing outside can name them."""
     body = "b (float[3] h, float[3] x) => (float[3] g) <float[3] own = {1.0, 2.0, 3.0}>"
     body += "{ m = Mul(h, w) s = Add(m, x) t = Mul(s, own) g = Tanh(t) }"
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 13]> g (float[3] h0, float[4,3] xs) => (float[3] y)'
-        " <float[3] w = {0.5, 0.2, 0.1}, float[3] v = {0.5, 0.2, 0.1}> {"
-        f" h = Scan <num_scan_inputs = 1, body = {body}> (h0, xs)"
-        " y = Mul(h, v) }"
+    model = graph_of(
+        "(float[3] h0, float[4,3] xs) => (float[3] y) <float[3] w = {0.5, 0.2, 0.1}, float[3] v = {0.5, 0.2, 0.1}>"
+        f" {{ h = Scan <num_scan_inputs = 1, body = {body}> (h0, xs) y = Mul(h, v) }}",
+        opset=13,
     )
     feed = {name: np.random.default_rng(0).standard_normal(shape) for name, shape in (("h0", 3), ("xs", (4, 3)))}
     feed = {name: a.astype(np.float32) for name, a in feed.items()}
@@ -197,21 +187,18 @@ def test_weights_that_only_a_body_reads() -> None:
         h = torch.tanh((h * w + x) * torch.tensor([1.0, 2.0, 3.0]))
     want = torch.autograd.grad((h * v).sum(), [w, v])
     got = run(og.vjp(model, wrt="parameters", seed="ones"), feed)
-    assert set(got) == {"w_grad", "v_grad"}
-    for name, gradient in zip(("w", "v"), want, strict=True):
-        np.testing.assert_allclose(got[f"{name}_grad"], gradient.numpy(), rtol=1e-5)
+    close(got, dict(zip("wv", want, strict=True)), rtol=1e-5)
 
 
-def test_weights_that_a_loop_hands_from_turn_to_turn() -> None:
-    """As tf2onnx writes the cells of recurrent layers; a state that changes is no weight."""
+def test_weights_that_a_loop_passes_on() -> None:
+    """tf2onnx writes the cells of recurrent layers like this; a state that changes is no weight."""
     body = "b (int64 i, bool c, float[N,3] h, float[3,3] w, float[3] b) => (bool d, float[N,3] g, float[3,3] w, float[3] v)"
     body += "{ d = Identity (c) m = MatMul (h, w) a = Add (m, b) g = Tanh (a) v = Identity (b) }"
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[N,3] x) => (float[N,3] y)'
+    model = graph_of(
+        "(float[N,3] x) => (float[N,3] y)"
         " <int64 turns = {4}, bool yes = {1}, float[3] bias = {0.1, 0.2, 0.3}, float[1,3] start = {1, 2, 3},"
-        " float[3,3] weight = {0.5, 0.2, 0.1, -0.3, 0.4, 0.2, 0.6, -0.1, -0.2}> {"
-        f" h0 = Mul (x, start) y, w, b = Loop <body = {body}> (turns, yes, h0, weight, bias)"
-        " }"
+        " float[3,3] weight = {0.5, 0.2, 0.1, -0.3, 0.4, 0.2, 0.6, -0.1, -0.2}>"
+        f" {{ h0 = Mul (x, start) y, w, b = Loop <body = {body}> (turns, yes, h0, weight, bias) }}"
     )
     x, seed = torch.randn(2, 2, 3, generator=torch.Generator().manual_seed(0))
     weight, bias, start = (
@@ -224,17 +211,15 @@ def test_weights_that_a_loop_hands_from_turn_to_turn() -> None:
         h = torch.tanh(h @ weight + bias)
     want = dict(zip(("weight", "bias", "start"), torch.autograd.grad((h * seed).sum(), leaves), strict=True))
     got = run(og.vjp(model, wrt="parameters"), {"x": x.numpy(), "y_grad": seed.numpy()})
-    assert set(got) == {f"{name}_grad" for name in want}
-    for name, gradient in want.items():
-        np.testing.assert_allclose(got[f"{name}_grad"], gradient.numpy(), rtol=1e-4, atol=1e-6)
+    close(got, want, rtol=1e-4, atol=1e-6)
 
 
 def test_weights_that_are_stored_as_integers() -> None:
-    """Have no gradient, and no other parameter has one that is of use."""
+    """They have no gradient, and those of other parameters are useless."""
     stored = "<float s = {0.1}, uint8 z = {128}, float ws = {0.05}, int8 wz = {0}, int8[2,2] q = {1,2,3,4},"
     stored += " float[2] b = {1, 2}>"
-    head = f'<ir_version: 8, opset_import: ["": 17]> g (float[3,2] x) => (float[3,2] y) {stored}'
-    static = onnx.parser.parse_model(
+    head = f"(float[3,2] x) => (float[3,2] y) {stored}"
+    static = graph_of(
         f"{head} {{ c = QuantizeLinear (x, s, z) d = DequantizeLinear (c, s, z)"
         " w = DequantizeLinear (q, ws, wz) y = MatMul (d, w) }"
     )
@@ -242,22 +227,21 @@ def test_weights_that_are_stored_as_integers() -> None:
         og.ArgumentError, match=r"no trainable parameters\. Its weights are stored as integers; differentiate"
     ):
         og.augment(static)
-    running = onnx.parser.parse_model(
+    running = graph_of(
         f"{head} {{ c, cs, cz = DynamicQuantizeLinear (x) p = MatMulInteger (c, q, cz, wz) f = Cast <to = 1> (p)"
         " m = Mul (f, cs) n = Mul (m, ws) y = Add (n, b) }"
     )
     with pytest.warns(
         UserWarning, match="quantized as it runs: 'DynamicQuantizeLinear_0'.* from before its quantization"
     ):
-        made = og.augment(running)
-    assert [o.name for o in made.graph.output] == ["y", "b_grad"]
+        assert gradients(og.augment(running)) == ["b"]
 
 
 @pytest.mark.parametrize(("dynamo", "layers"), [(True, 1), (False, 1), (False, 2)])
-def test_members_of_a_fresh_network_are_apart(dynamo: bool, layers: int) -> None:
-    """Exporters store scales and variances as one, and shifts and means: no gradient has a part of a statistic's.
+def test_members_of_a_fresh_network_are_separate(dynamo: bool, layers: int) -> None:
+    """Exporters merge scales with variances, and shifts with means: gradients must not include those of statistics.
 
-    The older one keeps the names of all, so that two layers are apart, too; of the newer one's the notes in the file tell.
+    The older one keeps all names, which separate two layers, too; the newer one writes notes.
     """
     torch.manual_seed(0)
     normalized = [part for _ in range(layers) for part in (torch.nn.Tanh(), torch.nn.BatchNorm2d(4))]
@@ -265,10 +249,14 @@ def test_members_of_a_fresh_network_are_apart(dynamo: bool, layers: int) -> None
     x, seed = torch.randn(2, 3, 6, 6), torch.randn(2, 4, 4, 4)
     model = export(net, x, dynamo=dynamo, training=False, fold=dynamo)
     want = torch.autograd.grad(net(x), list(net.parameters()), seed)
+    _fresh_gradients_equal(net, model, x, seed, want)
+
+
+def _fresh_gradients_equal(
+    net: torch.nn.Module, model: onnx.ModelProto, x: torch.Tensor, seed: torch.Tensor, want: tuple[torch.Tensor, ...]
+) -> None:
     got = run(og.vjp(model, wrt="parameters"), {"x": x.numpy(), "y_grad": seed.numpy()})
-    assert set(got) == {f"{name}_grad" for name, _ in net.named_parameters()}
-    for (name, _), gradient in zip(net.named_parameters(), want, strict=True):
-        np.testing.assert_allclose(got[f"{name}_grad"], gradient.numpy(), rtol=1e-4, atol=1e-4, err_msg=name)
+    close(got, dict(zip(dict(net.named_parameters()), want, strict=True)), rtol=1e-4, atol=1e-4)
 
 
 def test_a_batch_normalization_fresh_and_alone() -> None:
@@ -276,9 +264,7 @@ def test_a_batch_normalization_fresh_and_alone() -> None:
     net, x, seed = torch.nn.BatchNorm2d(4).eval(), torch.randn(2, 4, 3, 3), torch.randn(2, 4, 3, 3)
     want = torch.autograd.grad(net(x), list(net.parameters()), seed)
     model = export(net, x, dynamo=False, training=False, fold=False)
-    got = run(og.vjp(model, wrt="parameters"), {"x": x.numpy(), "y_grad": seed.numpy()})
-    for name, gradient in zip(("weight", "bias"), want, strict=True):
-        np.testing.assert_allclose(got[f"{name}_grad"], gradient.numpy(), rtol=1e-4, atol=1e-4)
+    _fresh_gradients_equal(net, model, x, seed, want)
 
 
 class Scaled(torch.nn.Module):
@@ -293,22 +279,20 @@ class Scaled(torch.nn.Module):
         return self.conv(x).abs().pow(self.pool.p).mean((2, 3)) * self.pool.scale * 2
 
 
-def test_what_may_be_a_parameter_is_named() -> None:
-    """Of scalars and exponents the older exporter's file does not tell; the newer one's does."""
+def test_warning_of_values_that_may_be_parameters() -> None:
+    """The older exporter does not declare whether scalars and exponents are parameters; the newer one does."""
     torch.manual_seed(0)
     net, x = Scaled(), torch.randn(2, 3, 6, 6)
     older, newer = (export(net, x, dynamo=dynamo, training=False, fold=False) for dynamo in (False, True))
     with pytest.warns(UserWarning, match="'pool.p', 'pool.scale' may be parameters or constants.* Name them in wrt"):
         assert {o.name for o in og.vjp(older, wrt="parameters").graph.output} == {"conv.weight_grad", "conv.bias_grad"}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = {o.name for o in og.vjp(newer, wrt="parameters").graph.output}
-        og.vjp(older, wrt=["conv.*", "pool.*"])
+    found = {o.name for o in og.vjp(newer, wrt="parameters").graph.output}
+    og.vjp(older, wrt=["conv.*", "pool.*"])
     assert found == {"conv.weight_grad", "conv.bias_grad", "pool.p_grad", "pool.scale_grad"}
 
 
 def test_constants_that_an_exporter_names_with_dots_are_no_members() -> None:
-    """Paddle's exporter names constants so, and parameters as in conv2d_0.w_0."""
+    """Paddle's exporter names constants like this, and parameters as in conv2d_0.w_0."""
     stored = {"conv2d_0.w_0": [2, 3, 3, 3], "helper.constant.1": [], "p2o.pd_op.full.0.0": [1], "scale_0.w_0": [1]}
     graph = onnx.helper.make_graph(
         [
@@ -340,16 +324,14 @@ class Twice(torch.nn.Module):
 
 
 def test_a_weight_that_is_folded_for_each_of_its_uses(tmp_path: Path) -> None:
-    """The newer exporter stores its transpose once for each, and merges small ones alone."""
+    """The newer exporter stores its transpose once for each use, and merges only small copies."""
     torch.manual_seed(0)
     net, x = Twice(), torch.randn(2, 3, 40)
     model = export(net, x, dynamo=True, training=False, fold=True)
     copies = [i.name for i in model.graph.initializer if list(i.dims) == [40, 40]]
     assert len(copies) == 2
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        got = run(og.vjp(model, wrt="parameters", seed="ones"), {"x": x.numpy()})
-        program = og.build_training(model, loss="mse", optimizer=og.optim.SGD(lr=0.1))
+    got = run(og.vjp(model, wrt="parameters", seed="ones"), {"x": x.numpy()})
+    program = og.build_training(model, loss="mse", optimizer=og.optim.SGD(lr=0.1))
     want = torch.autograd.grad(net(x).sum(), net.layer.weight)[0].numpy().T
     assert [name for name in got if name.removesuffix("_grad") in copies] == [f"{copies[0]}_grad"]
     assert np.linalg.norm(got[f"{copies[0]}_grad"] - want) < 1e-5 * np.linalg.norm(want)
@@ -378,24 +360,22 @@ class Decay(torch.nn.Module):
         return (self.seen(x)[:, None] * (-torch.exp(self.log_rate))[None]).exp().sum(1)
 
 
-def test_what_was_computed_before_a_change_of_layout_is_told() -> None:
+def test_warning_of_arithmetic_before_a_change_of_layout() -> None:
     model = export(Decay(), torch.randn(2, 4), dynamo=True, training=False, fold=True)
-    with pytest.warns(UserWarning, match="'unsqueeze_1' from 'log_rate': it is 'unsqueeze_1' that has"):
+    with pytest.warns(UserWarning, match="'unsqueeze_1' from 'log_rate': the gradient is that of 'unsqueeze_1'"):
         og.vjp(model, wrt="parameters")
 
 
 def test_a_filter_in_a_constant_node_is_no_weight() -> None:
-    """A blur beside convolutions whose weights are stored; where all weights are Constant nodes they are trained."""
+    """A blur beside convolutions with stored weights is none; where all weights are Constant nodes, they are trained."""
     body = "{ k = Constant <value = float[1,1,1,1] {0.5}> () b = Conv (x, k) y = Conv (b, %s) }"
-    head = '<ir_version: 8, opset_import: ["": 17]> g (float[N,1,4,4] x) => (float[N,1,4,4] y)'
-    stored = onnx.parser.parse_model(f"{head} <float[1,1,1,1] w = {{0.2}}> {body % 'w'}")
-    constant = onnx.parser.parse_model(f"{head} {body % 'k'}")
-    assert [o.name for o in og.vjp(stored, wrt="parameters").graph.output] == ["w_grad"]
-    assert [o.name for o in og.vjp(constant, wrt="parameters").graph.output] == ["k_grad"]
+    head = "(float[N,1,4,4] x) => (float[N,1,4,4] y)"
+    for weights, name in (("<float[1,1,1,1] w = {0.2}>", "w"), ("", "k")):
+        assert gradients(og.vjp(graph_of(f"{head} {weights} {body % name}"), wrt="parameters")) == [name]
 
 
 class Experts(torch.nn.Module):
-    """Weights that are picked by what the data says, and a temperature that is learned as its logarithm."""
+    """Weights that are selected by the data, and a temperature that is learned as its logarithm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -407,7 +387,7 @@ class Experts(torch.nn.Module):
         return (x[:, None] @ chosen)[:, 0] * self.log_scale.exp() + self.gate(x).mean()
 
 
-def test_what_was_folded_and_is_in_no_place_of_a_parameter_is_told() -> None:
+def test_warning_of_a_folded_value_that_is_no_operand_for_parameters() -> None:
     torch.manual_seed(0)
     model = export(Experts(), torch.randn(3, 6), dynamo=True, training=False, fold=True)
     with pytest.warns(UserWarning, match=r"\(of 'log_scale'\).* may be parameters or constants"):
@@ -426,14 +406,12 @@ class Times(torch.nn.Module):
         return self.linear(torch.cat([angles.sin(), angles.cos()], 1))
 
 
-def test_what_is_computed_from_constants_alone_is_not_named() -> None:
+def test_no_warning_of_values_computed_from_constants() -> None:
     model = export(Times(), torch.randn(3), dynamo=True, training=False, fold=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert len(og.vjp(model, wrt="parameters").graph.output) == 2
+    assert len(og.vjp(model, wrt="parameters").graph.output) == 2
 
 
-def test_a_normalization_that_was_folded_is_told() -> None:
+def test_warning_of_a_folded_normalization() -> None:
     net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
     model = export(net, torch.randn(2, 3, 6, 6), dynamo=True, training=False, fold=True)
     with pytest.warns(UserWarning, match="folded BatchNormalizations into .*Conv.* keep their statistics"):

@@ -12,6 +12,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 from onnx import helper, numpy_helper
 
+from onnx_convgrad.frontend.opset.functions import inline_functions
 from onnx_convgrad.frontend.opset.upgrade import CANONICAL_OPSET, upgrade
 
 _RNG = np.random.default_rng(0)
@@ -71,7 +72,7 @@ def model_of(
 
 def run_plainly(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
     options = ort.SessionOptions()
-    # Fusions would compare kernels and not operators.
+    # With fusions the comparison would be one of kernels and not of operators.
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
@@ -80,7 +81,7 @@ def run_plainly(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np
 
 
 def upgraded(model: onnx.ModelProto) -> onnx.ModelProto:
-    intermediate = ir.from_proto(model)
+    intermediate = inline_functions(ir.from_proto(model))
     upgrade(intermediate)
     assert intermediate.opset_imports[""] == CANONICAL_OPSET
     assert all(node.version in (None, CANONICAL_OPSET) for node in intermediate.graph.all_nodes())
@@ -90,7 +91,7 @@ def upgraded(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def declare(model: onnx.ModelProto, values: list[np.ndarray], *, shapes: bool) -> None:
-    """Give the outputs the types that they turned out to have, which the checker wants."""
+    """Declare the outputs with the types of their values, which the checker requires."""
     for output, array in zip(model.graph.output, values, strict=True):
         shape = array.shape if shapes else [None] * array.ndim
         output.CopyFrom(helper.make_tensor_value_info(output.name, helper.np_dtype_to_tensor_dtype(array.dtype), shape))
@@ -117,7 +118,7 @@ def assert_same(before: list[np.ndarray], after: list[np.ndarray], *, exact: boo
 
 
 def single(case: Case, *, declared: bool) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
-    """The case as a model. Undeclared: operands come out of an Identity, so that neither rank nor type is known."""
+    """The case as a model. If not `declared`, operands are results of an Identity, so that rank and type are unknown."""
     feeds, constants, names, nodes = {}, {}, [], []
     for index, array in enumerate(case.inputs):
         name = "" if array is None else f"x{index}"

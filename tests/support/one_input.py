@@ -1,4 +1,4 @@
-"""Models that compute y from x, written down in ONNX's text form, and their gradients by PyTorch."""
+"""Models in ONNX's text form, and gradients by PyTorch of those that compute y from x."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ import torch
 Function = Callable[[torch.Tensor], torch.Tensor]
 
 
+def graph_of(text: str, *, opset: int = 17, domains: str = "") -> onnx.ModelProto:
+    """A model of the graph `text`, from its inputs on; `domains` lists further opset imports."""
+    return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}{domains}]> g {text}')
+
+
 def parsed(body: str, shape: str, *initializers: np.ndarray) -> onnx.ModelProto:
-    """`body` computes y from x and the arrays a, b."""
-    text = f'<ir_version: 10, opset_import: ["" : 21]> g (float[{shape}] x) => (y) {{ {body} }}'
-    model = onnx.parser.parse_model(text)
+    """A model whose `body` computes y from x and the arrays a and b."""
+    model = graph_of(f"(float[{shape}] x) => (y) {{ {body} }}", opset=21)
     model.graph.output[0].CopyFrom(onnx.helper.make_empty_tensor_value_info("y"))
     for name, array in zip("ab", initializers, strict=False):
         model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))

@@ -1,1 +1,1 @@
-"""What exporters such as PyTorch's leave in their files, and how it is undone."""
+"""Read the notes that exporters such as PyTorch's leave in their files, and undo their merging of parameters."""

@@ -1,15 +1,15 @@
-"""What PyTorch's newer exporter says of values and nodes, in their `metadata_props`, and what that tells of its file.
+"""Read the notes of PyTorch's newer exporter in the `metadata_props` of values and nodes.
 
-It says which initializers were parameters, what it folded from which, and of which operation, with which parameters, a node
-was made. By default (`optimize=True`) it also stores equal tensors once and leaves out biases that are zero, as many are
-in a network fresh from its constructor, or with copied layers: trained as it is, such a file has parameters that are tied,
-or missing. The notes tell which.
+They say which initializers were parameters, from which values an initializer was folded, and for which operation, with
+which parameters, a node was created. By default (`optimize=True`) the exporter also stores equal tensors once and omits
+biases that are zero. A network fresh from its constructor or with copied layers has many of both: training such a file
+would tie parameters, or miss them. The notes identify these parameters.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -18,11 +18,13 @@ import onnx_ir as ir
 
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.notes import INITIALIZER_KIND
+from onnx_convgrad.ir.passes import GraphPass
 
 __all__ = [
     "FOLDED",
     "Merged",
     "Missing",
+    "TieCopies",
     "by_exporter",
     "left_out",
     "merged",
@@ -32,7 +34,7 @@ __all__ = [
 ]
 
 FOLDED = "pkg.onnxscript.optimizer.folded_from"
-"""Which values an initializer was computed from."""
+"""Initializer: list of the values that it was computed from."""
 
 _PLACEHOLDER = "pkg.torch.onnx.original_node_name"
 _OPERATION = "pkg.torch.onnx.fx_node"
@@ -42,23 +44,23 @@ _RULE = "pkg.onnxscript.rewriter.rule_name"
 _NORMALIZATIONS = ("BatchNormalization", "InstanceNormalization", "LayerNormalization")
 _RECURRENT = ("GRU", "LSTM", "RNN")
 _ORDERED = ("Conv", "ConvTranspose", "PRelu", *_RECURRENT)
-"""Operators that take parameters, from the second operand on, in the order in which the operation takes them.
+"""Operators whose operands from the second on are parameters, in the order of the operation.
 
-Of a normalization without parameters the statistics are last. An operation of several recurrent layers makes a node of each.
+A normalization without parameters has its statistics last. An operation with several recurrent layers has a node for each.
 """
 
 _BIAS_FIRST = "aten.addmm.default]"
-"""The operation whose first operand is the bias; of others that have one it is the third."""
+"""The operation whose first operand is the bias; in others with a bias it is the third."""
 
 _FILLER = "c_constant"
-"""Stands for the ones and zeros of a normalization that takes no such parameter."""
+"""Placeholder for the ones and zeros of a normalization without parameters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """A parameter or buffer for which the file has another one that was equal.
+    """A parameter or buffer that the exporter replaced by an equal one, `value`.
 
-    `uses` are the operands that it should be. `name` is what the module calls it, `parameter` whether it was one.
+    `uses` are the operands that should read it, `name` is its name in the module, and `parameter` whether it was one.
     """
 
     value: ir.Value
@@ -69,51 +71,60 @@ class Merged:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """The bias of `node`, a convolution or Gemm, that the exporter left out since it was zero."""
+    """The bias of `node`, a convolution or Gemm, that the exporter omitted because it was zero."""
 
     node: ir.Node
     name: str
 
 
 def sources(value: ir.Value) -> list[str]:
-    """The names in the exporter's list of what it folded into a value."""
+    """The names of the values that the exporter folded into a value."""
     return re.findall(r"'([^']+)'", value.metadata_props.get(FOLDED, ""))
 
 
-def tie_copies(graph: ir.Graph) -> None:
-    """Let one initializer stand for those that the exporter folded alike from one parameter, a copy for each of its uses."""
+class TieCopies(GraphPass):
+    """Merge initializers that the exporter folded in the same way from one parameter, one copy for each of its uses."""
+
+    def rewrite(self, model: ir.Model) -> bool:
+        return tie_copies(model.graph)
+
+
+def tie_copies(graph: ir.Graph) -> bool:
+    """See `TieCopies`; returns whether the graph changed."""
+    before = len(graph.initializers)
     first: dict[object, ir.Value] = {}
     for name, value in list(graph.initializers.items()):
         if len(sources(value)) != 1 or value.shape is None or value.is_graph_input() or value.is_graph_output():
             continue
         twin = first.setdefault((value.metadata_props[FOLDED], value.dtype, tuple(value.shape)), value)
-        own, other = value.const_value, twin.const_value
-        if twin is not value and own is not None and other is not None and np.array_equal(own.numpy(), other.numpy()):
+        a, b = value.const_value, twin.const_value
+        if twin is not value and a is not None and b is not None and np.array_equal(a.numpy(), b.numpy()):
             value.replace_all_uses_with(twin)
             del graph.initializers[name]
+    return len(graph.initializers) != before
 
 
 def merged(graph: ir.Graph) -> list[Merged]:
     """The parameters and buffers that the file stores under the name of another one."""
-    found = []
+    entries = []
     for value in graph.initializers.values():
-        own = _own(value)
-        uses = [(use.node, use.idx) for use in value.uses()] if own else []
+        names = _placeholders(value)
+        uses = [(use.node, use.idx) for use in value.uses()] if names else []
         others: dict[str, list[tuple[ir.Node, int]]] = {}
         for node, index in uses:
-            meant = _meant(node, index, own)
-            if meant is not None and meant not in own:
-                others.setdefault(meant, []).append((node, index))
-        if sum(map(len, others.values())) < len(uses):  # else nothing is known of the one that it is named for
-            for placeholder, own_uses in others.items():
-                name = _dotted(placeholder, own_uses[0][0])
-                found.append(Merged(value, name, placeholder.startswith("p_"), tuple(own_uses)))
-    return found
+            expected = _expected(node, index, names)
+            if expected is not None and expected not in names:
+                others.setdefault(expected, []).append((node, index))
+        if sum(map(len, others.values())) < len(uses):  # else no use is known to belong to the value itself
+            for placeholder, other_uses in others.items():
+                name = _dotted(placeholder, other_uses[0][0])
+                entries.append(Merged(value, name, placeholder.startswith("p_"), tuple(other_uses)))
+    return entries
 
 
 def left_out(graph: ir.Graph) -> list[Missing]:
-    """The biases of convolutions and linear layers that were parameters and zero."""
-    found = []
+    """The omitted biases of convolutions and linear layers."""
+    biases = []
     for node in graph:
         if not is_op(node, "Conv", "ConvTranspose", "Gemm") or len(node.inputs) != 2:
             continue
@@ -121,23 +132,23 @@ def left_out(graph: ir.Graph) -> list[Missing]:
             continue
         operation, _, operands = node.metadata_props.get(_OPERATION, "").partition("(args = (")
         place = 0 if operation.endswith(_BIAS_FIRST) else 2
-        bias = re.findall(r"%(\w+)", operands)[place : place + 1]
-        found += [Missing(node, _dotted(placeholder, node)) for placeholder in bias if placeholder.startswith("p_")]
-    return found
+        names = re.findall(r"%(\w+)", operands)[place : place + 1]
+        biases += [Missing(node, _dotted(name, node)) for name in names if name.startswith("p_")]
+    return biases
 
 
 def normalized_inside(graph: ir.Graph) -> list[ir.Node]:
-    """The convolutions and linear layers that a BatchNormalization was folded into."""
+    """The convolutions and linear layers into which a BatchNormalization was folded."""
     return [node for node in graph if "FuseBatchNorm" in node.metadata_props.get(_RULE, "")]
 
 
 def by_exporter(node: ir.Node) -> bool:
-    """Whether the newer exporter made the node of an operation, rather than for a name."""
+    """Whether the newer exporter created the node for an operation, rather than for a name."""
     return _OPERATION in node.metadata_props
 
 
-def _own(value: ir.Value) -> frozenset[str]:
-    """The placeholders of what a value was, or was folded from."""
+def _placeholders(value: ir.Value) -> frozenset[str]:
+    """The placeholders of the parameter or buffer that a value was, or was folded from."""
     placeholder = value.metadata_props.get(_PLACEHOLDER, "")
     if value.metadata_props.get(INITIALIZER_KIND) and placeholder:
         return frozenset([placeholder])
@@ -146,23 +157,23 @@ def _own(value: ir.Value) -> frozenset[str]:
 
 
 def _flat(name: str) -> str:
-    """A dotted name as it stands in placeholders."""
+    """A dotted name in the form of placeholders."""
     return re.sub(r"\W", "_", name).lower()
 
 
 def _taken(node: ir.Node) -> list[str]:
-    """The placeholders of the parameters, buffers and constants that a node's operation takes, in order."""
+    """The placeholders of the parameters, buffers and constants of a node's operation, in order."""
     return re.findall(r"%([pbc]_\w+)", node.metadata_props.get(_OPERATION, ""))
 
 
-def _meant(node: ir.Node, index: int, own: frozenset[str]) -> str | None:
-    """The placeholder of what an operand of a node stands for; `None` where the notes do not tell."""
+def _expected(node: ir.Node, index: int, names: frozenset[str]) -> str | None:
+    """The placeholder of the original operand `index` of a node; `None` if the notes do not identify it."""
     taken = _taken(node)
     if is_op(node, *_NORMALIZATIONS) and _OPERATION in node.metadata_props:
         place = index - 1
         if node.op_type == "BatchNormalization" and len(taken) == 2:
-            if taken[0].startswith("p_"):  # statistics that an earlier use of the same module has updated
-                taken = _of_earlier_use(node, taken)
+            if taken[0].startswith("p_"):  # the statistics are results of an earlier use of the same module
+                taken = _taken_by_first_use(node, taken)
             else:
                 place -= 2
         return taken[place] if 0 <= place < len(taken) else _FILLER
@@ -170,33 +181,32 @@ def _meant(node: ir.Node, index: int, own: frozenset[str]) -> str | None:
         layers = _layers(node)
         place = layers.index(node) * (len(taken) // len(layers)) + index - 1
         return taken[place] if index > 0 and place < len(taken) else None
-    if not taken or own & set(taken):
-        return next(iter(own & set(taken)), None)
-    return max(taken, key=lambda placeholder: max(_common_end(placeholder, one) for one in own))
+    if not taken or names & set(taken):
+        return next(iter(names & set(taken)), None)
+    return max(taken, key=lambda placeholder: max(_common_end(placeholder, name) for name in names))
 
 
-def _of_earlier_use(node: ir.Node, parameters: list[str]) -> list[str]:
-    """What a BatchNormalization took where its module was called first: these parameters, and statistics that are stored."""
+def _taken_by_first_use(node: ir.Node, parameters: list[str]) -> list[str]:
+    """Placeholders of a BatchNormalization where its module was called first, with stored statistics."""
     uses = [_taken(n) for n in node.graph or () if is_op(n, "BatchNormalization")]
     return next((taken for taken in uses if len(taken) == 4 and taken[:2] == parameters), parameters)
 
 
 def _layers(node: ir.Node) -> list[ir.Node]:
-    """The nodes that were made of the same operation, one for each of its layers."""
+    """The nodes of one operation, one for each of its layers."""
     if not is_op(node, *_RECURRENT) or node.graph is None:
         return [node]
-    said = node.metadata_props.get(_OPERATION)
-    return [n for n in node.graph if n.op_type == node.op_type and n.metadata_props.get(_OPERATION) == said]
+    operation = node.metadata_props.get(_OPERATION)
+    return [n for n in node.graph if n.op_type == node.op_type and n.metadata_props.get(_OPERATION) == operation]
 
 
 def _common_end(a: str, b: str) -> int:
-    """How many letters two names end in alike."""
-    pairs = zip(reversed(a), reversed(b), strict=False)
-    return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+    """The length of the longest common ending of two names."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(reversed(a), reversed(b), strict=False)))
 
 
 def _dotted(placeholder: str, node: ir.Node) -> str:
-    """The name that a module gives to what is called `placeholder`, such as p_layer_0_weight, from where `node` stands."""
+    """The name in the module of a `placeholder` such as p_layer_0_weight, as seen from `node`."""
     for scope in _scopes(node):
         start = f"{_flat(scope)}_" if scope else ""
         if placeholder[2:].startswith(start):
@@ -207,5 +217,4 @@ def _dotted(placeholder: str, node: ir.Node) -> str:
 
 def _scopes(node: ir.Node) -> Iterator[str]:
     """The modules that a node belongs to, innermost first."""
-    scopes: Sequence[str] = re.findall(r"'([^']*)'", node.metadata_props.get(_SCOPES, ""))
-    yield from reversed(scopes[:-1])
+    yield from reversed(re.findall(r"'([^']*)'", node.metadata_props.get(_SCOPES, ""))[:-1])

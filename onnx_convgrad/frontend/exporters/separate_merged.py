@@ -1,10 +1,9 @@
-"""Parameters that an exporter has merged because they happened to be equal are given back their own storage.
+"""Give every parameter its own initializer, undoing the exporter's merging of equal ones.
 
-PyTorch's TorchScript exporter stores equal tensors once: of a network fresh from its constructor, all BatchNormalization
-scales and variances (ones) and all shifts and means (zeros) of one width become a single initializer, from which the
-others, still under their own names, are copied by Identity. To train that as it is would tie them together. The newer
-exporter drops the other names, and biases that are zero; its notes tell what was there (see `exporter`), as long as the
-nodes are the file's own.
+PyTorch's TorchScript exporter stores equal tensors once. In a network fresh from its constructor, all BatchNormalization
+scales and variances (ones) and all shifts and means (zeros) of one width become a single initializer, which Identity nodes
+copy under the other names. Training such a file would tie them. The newer exporter drops the other names, and biases that
+are zero; its notes identify them (see `pytorch`), as long as the nodes are those of the file.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.frontend.exporters.pytorch import FOLDED, by_exporter, left_out, merged, tie_copies
+from onnx_convgrad.frontend.tidy import store
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.dims import static_dims
 from onnx_convgrad.ir.namespace import Namespace
@@ -25,22 +25,21 @@ __all__ = ["part_members", "restore", "untie"]
 
 _LARGE = 1 << 22
 
-
 _MEMBER = re.compile(r"\w+(\.\w+)+")
-"""What a module calls a parameter of one of its parts."""
+"""Name of a parameter of a submodule."""
 
 
 def part_members(graph: ir.Graph) -> None:
-    """Store the members of modules apart that an exporter stores once: their copies, and statistics."""
+    """Give members of modules that an exporter merged, and statistics, their own initializers."""
     untie(graph, members=True)
     _part_statistics(graph)
 
 
 def untie(graph: ir.Graph, *, members: bool = False) -> None:
-    """Turn every copy of a constant-filled initializer into an initializer, in place.
+    """Turn every Identity copy of a constant-filled initializer into an initializer, in place.
 
-    Equal numbers that are not all the same are left shared: those are tied weights, not a coincidence. With `members`, so
-    are those that neither have names as members of modules do nor are statistics: a copy may be meant.
+    Other copies stay: weights with different numbers that are equal are tied on purpose. With `members`, so do copies that
+    neither have the names of members of modules nor are statistics: they may be intended.
     """
     for node in list(graph):
         if not is_op(node, "Identity") or by_exporter(node):
@@ -54,19 +53,19 @@ def untie(graph: ir.Graph, *, members: bool = False) -> None:
         if source.const_value is None or not _filled(source.const_value):
             continue
         name, copy.name = copy.name or "", None
-        copy.replace_all_uses_with(_store(graph, name, source.const_value.numpy()))
+        copy.replace_all_uses_with(store(graph, name, source.const_value.numpy()))
         graph.remove(node, safe=True)
 
 
 def _is_statistic(value: ir.Value) -> bool:
-    """Whether a value is read as a running mean or variance, and as nothing else."""
+    """Whether a value is read only as a running mean or variance."""
     return all(is_op(use.node, "BatchNormalization") and use.idx in (3, 4) for use in value.uses())
 
 
 def restore(graph: ir.Graph) -> None:
-    """Store each parameter and buffer once that the newer exporter merged with an equal one, left out, or copied.
+    """Give each parameter and buffer that the newer exporter merged, omitted or copied exactly one initializer, in place.
 
-    The graph is the file's own, in place: its opset and everything else stay.
+    The graph must be that of the file: the notes refer to its nodes.
     """
     _part_merged(graph)
     _part_statistics(graph)
@@ -75,16 +74,16 @@ def restore(graph: ir.Graph) -> None:
 
 def _part_merged(graph: ir.Graph) -> None:
     names = Namespace.of_values(graph)
-    for found in merged(graph):
-        tensor = found.value.const_value
-        if tensor is None or found.value.is_graph_input():
+    for entry in merged(graph):
+        tensor = entry.value.const_value
+        if tensor is None or entry.value.is_graph_input():
             continue
-        folded = FOLDED in found.value.metadata_props
-        own = _store(graph, names.claim(found.value.name or "" if folded else found.name), tensor.numpy())
-        own.metadata_props[INITIALIZER_KIND] = "PARAMETER" if found.parameter else "BUFFER"
+        folded = FOLDED in entry.value.metadata_props
+        own = store(graph, names.claim(entry.value.name or "" if folded else entry.name), tensor.numpy())
+        own.metadata_props[INITIALIZER_KIND] = "PARAMETER" if entry.parameter else "BUFFER"
         if folded:
-            own.metadata_props[FOLDED] = str([found.name])
-        for node, index in found.uses:
+            own.metadata_props[FOLDED] = str([entry.name])
+        for node, index in entry.uses:
             node.replace_input_with(index, own)
     for missing in left_out(graph):
         weight = missing.node.inputs[1]
@@ -92,14 +91,14 @@ def _part_merged(graph: ir.Graph) -> None:
         if weight is None or weight.dtype is None or features is None:
             continue
         zeros = np.zeros(features, weight.dtype.numpy())
-        own = _store(graph, names.claim(missing.name), zeros)
+        own = store(graph, names.claim(missing.name), zeros)
         own.metadata_props[INITIALIZER_KIND] = "PARAMETER"
         missing.node.resize_inputs(3)
         missing.node.replace_input_with(2, own)
 
 
 def _part_statistics(graph: ir.Graph) -> None:
-    """Give a BatchNormalization statistics of its own where they are stored as its scale or shift, or another's."""
+    """Give a BatchNormalization its own statistics where they are merged with a scale or shift."""
     names = Namespace.of_values(graph)
     learned = {v for n in graph if is_op(n, "BatchNormalization") for v in n.inputs[1:3] if v is not None}
     for node in graph:
@@ -111,27 +110,20 @@ def _part_statistics(graph: ir.Graph) -> None:
                 continue
             scale = node.inputs[1].name if node.inputs[1] is not None else None
             stem = (scale or value.name or "").removesuffix(".weight")
-            own = _store(graph, names.claim(f"{stem}.running_{statistic}"), value.const_value.numpy())
+            own = store(graph, names.claim(f"{stem}.running_{statistic}"), value.const_value.numpy())
             node.replace_input_with(index, own)
 
 
 def _features(node: ir.Node, weight: ir.Value) -> int | None:
-    """How many a convolution or linear layer gives, if the shape of its weight is known."""
+    """The number of output features of a convolution or linear layer, if the shape of its weight is known."""
     call, sizes = Call(node), static_dims(weight) or [None, None]
     if node.op_type == "ConvTranspose":
         return None if sizes[1] is None else sizes[1] * call.int("group", 1)
     return sizes[1] if node.op_type == "Gemm" and not call.int("transB", 0) else sizes[0]
 
 
-def _store(graph: ir.Graph, name: str, numbers: np.ndarray) -> ir.Value:
-    tensor = ir.Tensor(numbers, name=name)
-    value = ir.Value(name=name, shape=ir.Shape(numbers.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
-    graph.register_initializer(value)
-    return value
-
-
 def _filled(tensor: ir.TensorProtocol) -> bool:
-    """Whether all numbers of a floating vector or larger are the same."""
+    """Whether a floating tensor of two or more elements repeats one number."""
     if tensor.size < 2 or tensor.size > _LARGE or not tensor.dtype.is_floating_point():
         return False
     numbers = np.asarray(tensor.numpy())

@@ -1,8 +1,8 @@
-"""Fused operators of `com.microsoft`, as ONNX Runtime writes them into a model that it optimized, taken apart again.
+"""Write fused operators of `com.microsoft`, which ONNX Runtime's optimizer makes, with the plain operators.
 
-What comes out are the plain operators that were fused, so that their rules apply, and ONNX Runtime fuses them anew when it
-loads the result. It can, since the slopes of Relu, LeakyRelu, Tanh, HardSigmoid and ReLU6 are read from the result: nothing
-but the activation needs the value before it.
+The rules of the plain operators then apply, and ONNX Runtime fuses them again when it loads the result. It can: the slopes
+of Relu, LeakyRelu, Tanh, HardSigmoid and ReLU6 are computed from the result, so nothing but the activation reads the value
+before it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from onnx_convgrad.frontend.opset.rewriter import AttributeValue, Rewriter, Unsupported
+from onnx_convgrad.errors import UnsupportedCase
+from onnx_convgrad.frontend.opset.adapters_above_21 import swish
+from onnx_convgrad.frontend.opset.rewriter import AttributeValue, Rewriter
 
 __all__ = ["activated_conv", "activated_gemm", "activated_matmul", "bias_gelu", "quick_gelu", "skip_layer_norm"]
 
@@ -37,107 +39,103 @@ _ACTIVATIONS: dict[str, tuple[str, ...]] = {
 
 
 def _end(h: Rewriter, steps: Sequence[Step]) -> None:
-    """A chain of operators, each applied to the result of the one before and to operands; the node becomes the last."""
+    """Emit a chain of operators, each applied to the previous result and to operands; the node becomes the last."""
     value: list[ir.Value | None] = []
     for op_type, operands, attributes in steps[:-1]:
-        value = [h.emit(op_type, [*value, *operands], attributes, dtype=h.dtype(h.input(0), h.node.outputs[0]))]
+        value = [h.e.op(op_type, *value, *operands, **attributes)]
     op_type, operands, attributes = steps[-1]
-    h.become(op_type, [*value, *operands], attributes)
+    h.become(op_type, *value, *operands, **attributes)
 
 
-def _activation(h: Rewriter, given: Mapping[str, float | None]) -> list[Step]:
-    """The step of the attribute `activation`, if there is one; `given` holds its parameters."""
-    name = h.get_string("activation", "")
+def _activation(h: Rewriter, numbers: Mapping[str, float]) -> list[Step]:
+    """The step of the attribute `activation`, if there is one, with its parameters."""
+    name = h.string("activation", "")
     if not name:
         return []
     if name not in _ACTIVATIONS:
-        raise Unsupported(f"its activation {name!r} is not one that ONNX Runtime fuses")
-    numbers = {key: value for key, value in given.items() if value is not None}
+        raise UnsupportedCase(f"its activation {name!r} is not one that ONNX Runtime fuses")
     if name == "Clip":
-        bounds = [h.scalar(numbers[key], h.required(0), key, h.node.outputs[0]) for key in ("min", "max")]
+        bounds = [h.scalar(numbers[key], h.required(0), h.y) for key in ("min", "max")]
         return [("Clip", list(bounds), {})]
     return [(name, [], dict(numbers))]
 
 
-def _plain(node: ir.Node) -> dict[str, AttributeValue]:
-    """The attributes that are not the activation's."""
-    return {name: value for name, value in node.attributes.items() if not name.startswith("activation")}
+def _plain(h: Rewriter) -> dict[str, AttributeValue]:
+    """The attributes that do not belong to the activation."""
+    return {name: value for name, value in h.node.attributes.items() if not name.startswith("activation")}
 
 
-def activated_conv(node: ir.Node, h: Rewriter) -> None:
+def activated_conv(h: Rewriter) -> None:
     """activation(Conv(X, W, B) + Z)"""
-    names = _ACTIVATIONS.get(h.get_string("activation", ""), ())
-    parameters = h.get_floats("activation_params") or ()
+    names = _ACTIVATIONS.get(h.string("activation", ""), ())
+    parameters = h.floats("activation_params") or ()
     if len(parameters) < len(names):
-        raise Unsupported(f"its activation needs {len(names)} parameters, and there are {len(parameters)}")
+        raise UnsupportedCase(f"its activation needs {len(names)} parameters, and there are {len(parameters)}")
     last = _activation(h, dict(zip(names, parameters, strict=False)))
-    added: list[Step] = [] if h.input(3) is None else [("Add", [h.input(3)], {})]
-    _end(h, [("Conv", [h.required(0), h.required(1), h.input(2)], _plain(node)), *added, *last])
+    added: list[Step] = [] if h.operand(3) is None else [("Add", [h.operand(3)], {})]
+    _end(h, [("Conv", [h.required(0), h.required(1), h.operand(2)], _plain(h)), *added, *last])
 
 
-def activated_gemm(node: ir.Node, h: Rewriter) -> None:
+def activated_gemm(h: Rewriter) -> None:
     """activation(alpha A B + beta C)"""
     last = _activation(h, _named_parameters(h))
-    _end(h, [("Gemm", [h.required(0), h.required(1), h.input(2)], _plain(node)), *last])
+    _end(h, [("Gemm", [h.required(0), h.required(1), h.operand(2)], _plain(h)), *last])
 
 
-def _named_parameters(h: Rewriter) -> dict[str, float | None]:
-    names = _ACTIVATIONS.get(h.get_string("activation", ""), ())
+def _named_parameters(h: Rewriter) -> dict[str, float]:
+    names = _ACTIVATIONS.get(h.string("activation", ""), ())
     written = {name: f"activation_{name}" for name in names}
-    return {name: h.get_float(key, 0.0) if key in h.node.attributes else None for name, key in written.items()}
+    return {name: h.float(key, 0.0) for name, key in written.items() if key in h.node.attributes}
 
 
-def activated_matmul(node: ir.Node, h: Rewriter) -> None:
-    """activation(alpha A' B'), A' and B' being transposed as the attributes say."""
+def activated_matmul(h: Rewriter) -> None:
+    """activation(alpha A' B'), with A' and B' transposed as the attributes say."""
     a = _transposed(h, h.required(0), "A")
     b = _transposed(h, h.required(1), "B")
-    alpha = h.get_float("alpha", 1.0)
-    scale: list[Step] = [] if alpha == 1 else [("Mul", [h.scalar(alpha, a, "alpha", node.outputs[0])], {})]
+    alpha = h.float("alpha", 1.0)
+    scale: list[Step] = [] if alpha == 1 else [("Mul", [h.scalar(alpha, a, h.y)], {})]
     _end(h, [("MatMul", [a, b], {}), *scale, *_activation(h, _named_parameters(h))])
 
 
 def _transposed(h: Rewriter, value: ir.Value, operand: str) -> ir.Value:
-    """`transBatch` moves the first axis to the last place but one; then `trans` swaps the last two."""
-    batch, swap = h.get_int(f"transBatch{operand}", 0), h.get_int(f"trans{operand}", 0)
+    """`transBatch` moves the first axis to the second to last place; then `trans` swaps the last two."""
+    batch, swap = h.int(f"transBatch{operand}", 0), h.int(f"trans{operand}", 0)
     if not batch and not swap:
         return value
     if value.shape is None:
-        raise Unsupported(f"the rank of its transposed operand {value.name!r} is unknown: give the input shapes")
+        raise UnsupportedCase(f"the rank of its transposed operand {value.name!r} is unknown: give the input shapes")
     rank = len(value.shape)
     if rank < 2:
         return value
     order = [*range(1, rank - 1), 0, rank - 1] if batch else list(range(rank))
     if swap:
         order[-2:] = order[:-3:-1]
-    return h.emit("Transpose", [value], {"perm": order}, dtype=h.dtype(value))
+    return h.e.op("Transpose", value, perm=order)
 
 
-def bias_gelu(node: ir.Node, h: Rewriter) -> None:
+def bias_gelu(h: Rewriter) -> None:
     """x P(x + bias), P the normal distribution function or, for FastGelu, its approximation by tanh."""
-    attributes: dict[str, AttributeValue] = {"approximate": "tanh"} if node.op_type == "FastGelu" else {}
-    bias = h.input(1)
+    attributes: dict[str, AttributeValue] = {"approximate": "tanh"} if h.node.op_type == "FastGelu" else {}
+    bias = h.operand(1)
     if bias is None:
-        h.become("Gelu", [h.required(0)], attributes)
+        h.become("Gelu", h.required(0), **attributes)
     else:
         _end(h, [("Add", [h.required(0), bias], {}), ("Gelu", [], attributes)])
 
 
-def quick_gelu(node: ir.Node, h: Rewriter) -> None:
+def quick_gelu(h: Rewriter) -> None:
     """x sigmoid(alpha x)"""
-    x, y = h.required(0), node.outputs[0]
-    alpha, dtype = h.get_float("alpha", 1.702), h.dtype(x, y)
-    scaled = x if alpha == 1 else h.emit("Mul", [x, h.scalar(alpha, x, "alpha", y)], dtype=dtype)
-    h.become("Mul", [x, h.emit("Sigmoid", [scaled], dtype=dtype)])
+    swish(h, default=1.702)
 
 
-def skip_layer_norm(node: ir.Node, h: Rewriter) -> None:
-    """LayerNormalization(input + skip + bias), which may be a result of its own."""
-    total, dtype = h.required(0), h.dtype(h.required(0), node.outputs[0])
-    for term in (h.required(1), h.input(4)):
+def skip_layer_norm(h: Rewriter) -> None:
+    """LayerNormalization(input + skip + bias); the sum may be a result, too."""
+    total = h.required(0)
+    for term in (h.required(1), h.operand(4)):
         if term is not None:
-            total = h.emit("Add", [total, term], dtype=dtype)
-    if len(node.outputs) > 3:
-        h.redirect(node.outputs[3], total)
-        node.resize_outputs(3)
-    epsilon = h.get_float("epsilon", 1e-12)
-    h.become("LayerNormalization", [total, h.required(2), h.input(3)], {"axis": -1, "epsilon": epsilon})
+            total = h.e.op("Add", total, term)
+    if len(h.node.outputs) > 3:
+        h.redirect(h.node.outputs[3], total)
+        h.node.resize_outputs(3)
+    epsilon = h.float("epsilon", 1e-12)
+    h.become("LayerNormalization", total, h.required(2), h.operand(3), axis=-1, epsilon=epsilon)

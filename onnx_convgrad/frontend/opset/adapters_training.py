@@ -1,7 +1,7 @@
-"""Optimizers of `ai.onnx.preview.training`, for which ONNX Runtime has no kernels, written with plain operators.
+"""Write the optimizers of `ai.onnx.preview.training`, for which ONNX Runtime has no kernels, with plain operators.
 
-The formulas are those of the specification. What depends on the update count alone is computed once per node, in float64:
-1 - beta^T would lose digits. `T > 0 ? a : b` becomes a Where, so that no node has a branch.
+The formulas are those of the specification. Factors that depend on the update count alone are computed once per node, in
+float64, since 1 - beta^T would lose digits. `T > 0 ? a : b` becomes a Where, so that no node has a branch.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.frontend.gradient_edges import TRAINING_DOMAIN
-from onnx_convgrad.frontend.opset.rewriter import Rewriter, Unsupported
+from onnx_convgrad.frontend.opset.rewriter import Rewriter
 
 __all__ = ["adagrad", "adam", "momentum"]
 
@@ -27,17 +28,15 @@ class _Formula:
         self.h, self.dtype = h, dtype
 
     def of(self, op_type: str, *terms: Term) -> ir.Value:
-        return self.h.emit(op_type, [self.term(t) for t in terms], dtype=self.dtype)
+        return self.h.e.op(op_type, *map(self.term, terms))
 
     def term(self, term: Term) -> ir.Value:
         if isinstance(term, ir.Value):
             return term
-        return self.h.constant(np.array(term, self.dtype.numpy()), f"const_{term:g}")
+        return self.h.e.const(term, self.dtype)
 
     def cast(self, value: ir.Value) -> ir.Value:
-        if value.dtype == self.dtype:
-            return value
-        return self.h.emit("Cast", [value], {"to": int(self.dtype)}, dtype=self.dtype)
+        return self.h.e.cast(value, self.dtype)
 
     def plus(self, a: ir.Value, factor: float, b: ir.Value) -> ir.Value:
         """a + factor b"""
@@ -56,17 +55,19 @@ class _Update:
         self.wide = _Formula(h, ir.DataType.DOUBLE)
         count, rest = divmod(len(h.node.inputs) - 2, kinds)
         if rest or count < 1:
-            raise Unsupported(f"it has {len(h.node.inputs)} inputs, which is not 2 + {kinds} per tensor")
+            raise UnsupportedCase(f"it has {len(h.node.inputs)} inputs, which is not 2 + {kinds} per tensor")
         if len(h.node.outputs) > count * (kinds - 1):
-            raise Unsupported(f"it has {len(h.node.outputs)} outputs for {count} tensors, at most {kinds - 1} for each")
+            raise UnsupportedCase(
+                f"it has {len(h.node.outputs)} outputs for {count} tensors, at most {kinds - 1} for each"
+            )
         self.tensors = [[h.required(2 + kind * count + i) for kind in range(kinds)] for i in range(count)]
         self.rate = self._scalar(h.required(0))
 
     def _scalar(self, value: ir.Value) -> ir.Value:
-        """Rank 0, also where a file has one element instead: it must not add an axis to a tensor of rank 0."""
+        """Reshape one element to rank 0: it must not add an axis to a tensor of rank 0."""
         if value.shape is not None and not value.shape:
             return value
-        return self.h.emit("Reshape", [value, self.h.constant(np.array([], np.int64), "scalar")], dtype=value.dtype)
+        return self.h.e.op("Reshape", value, self.h.e.ints([]))
 
     def count(self) -> ir.Value:
         """T, int64."""
@@ -74,37 +75,38 @@ class _Update:
 
     def later(self, count: ir.Value) -> ir.Value:
         """T > 0"""
-        return self.h.emit("Greater", [count, self.h.ints(0, "zero")], dtype=ir.DataType.BOOL)
+        return self.h.e.op("Greater", count, self.h.e.const(np.int64(0)))
 
     def formula(self, tensors: Sequence[ir.Value]) -> _Formula:
-        """Arithmetic in the dtype of one optimized tensor."""
+        """Arithmetic in the dtype of one optimized tensor and its states."""
         dtype = self.h.dtype(*tensors)
         if dtype is None:
-            raise Unsupported(f"the element type of {tensors[0].name!r} is unknown: declare it")
+            raise UnsupportedCase(f"the element type of {tensors[0].name!r} is unknown: declare it")
         return _Formula(self.h, dtype)
 
     def finish(self, last: Sequence[tuple[str, Sequence[ir.Value]]], states: Sequence[Sequence[ir.Value]]) -> None:
-        """Hand over the results: of each tensor the last step of its new value, and the values of its new states."""
-        h, node = self.h, self.h.node
-        values = [h.emit(op, inputs, dtype=h.dtype(*inputs)) for op, inputs in last[1:]]
+        """Redirect the outputs: `last` holds the last step of each new tensor, `states` the new states of each."""
+        h = self.h
+        values = [h.e.op(op, *inputs) for op, inputs in last[1:]]
         values += [state[kind] for kind in range(len(states[0])) for state in states]
-        for old, new in zip(node.outputs[1:], values, strict=False):
+        for old, new in zip(h.node.outputs[1:], values, strict=False):
             if old.name:
                 h.redirect(old, new)
-        node.resize_outputs(1)
-        h.become(*last[0])
+        h.node.resize_outputs(1)
+        op, inputs = last[0]
+        h.become(op, *inputs)
 
 
 def _numbers(h: Rewriter, *names: str) -> list[float]:
-    """Attributes, which are float32, also where they are left out and the specification gives the number."""
+    """Attributes, which are float32, with the defaults of the specification."""
     schema = onnx.defs.get_schema(h.node.op_type, TRAINING_DOMAIN)
     for name in names:
         if name not in h.node.attributes and schema.attributes[name].required:
-            raise Unsupported(f"its required attribute {name!r} is missing")
-    return [h.get_float(name, schema.attributes[name].default_value.f) for name in names]
+            raise UnsupportedCase(f"its required attribute {name!r} is missing")
+    return [h.float(name, schema.attributes[name].default_value.f) for name in names]
 
 
-def adam(node: ir.Node, h: Rewriter) -> None:
+def adam(h: Rewriter) -> None:
     """V' = alpha V + (1 - alpha) G;  H' = beta H + (1 - beta) G^2;  X' = (1 - post) (X - rate V' / (sqrt(H') + epsilon)).
 
     G is the gradient + norm_coefficient X, and rate = R sqrt(1 - beta^T) / (1 - alpha^T), or R for T = 0.
@@ -113,8 +115,8 @@ def adam(node: ir.Node, h: Rewriter) -> None:
     norm, post = _numbers(h, "norm_coefficient", "norm_coefficient_post")
     alpha, beta, epsilon = _numbers(h, "alpha", "beta", "epsilon")
     wide, count = update.wide, update.count()
-    # for T = 0 the quotient is that of T = 1: the branch that is not taken must not be 0 / 0, or a derivative would be
-    t = wide.cast(h.emit("Max", [count, h.ints(1, "one")], dtype=ir.DataType.INT64))
+    # for T = 0 take the quotient of T = 1: 0 / 0 in the branch that is not taken would make its derivative NaN
+    t = wide.cast(h.e.op("Max", count, h.e.const(np.int64(1))))
     root = wide.of("Sqrt", wide.of("Sub", 1, wide.of("Pow", beta, t)))
     correction = wide.of("Div", root, wide.of("Sub", 1, wide.of("Pow", alpha, t)))
     factor = wide.of("Where", update.later(count), correction, 1)
@@ -131,7 +133,7 @@ def adam(node: ir.Node, h: Rewriter) -> None:
     update.finish(last, states)
 
 
-def adagrad(node: ir.Node, h: Rewriter) -> None:
+def adagrad(h: Rewriter) -> None:
     """H' = H + G^2;  X' = X - R / (1 + T decay_factor) G / (sqrt(H') + epsilon).
 
     G is the gradient + norm_coefficient X.
@@ -153,16 +155,16 @@ def adagrad(node: ir.Node, h: Rewriter) -> None:
     update.finish(last, states)
 
 
-def momentum(node: ir.Node, h: Rewriter) -> None:
+def momentum(h: Rewriter) -> None:
     """V' = alpha V + (T > 0 ? beta : 1) G;  X' = X - R V', or with Nesterov's X - R (G + alpha V').
 
     G is the gradient + norm_coefficient X.
     """
     update = _Update(h, 3)
     norm, alpha, beta = _numbers(h, "norm_coefficient", "alpha", "beta")
-    mode = h.get_string("mode", "")
+    mode = h.string("mode", "")
     if mode not in ("standard", "nesterov"):
-        raise Unsupported(f"its mode is {mode!r}, which is neither 'standard' nor 'nesterov'")
+        raise UnsupportedCase(f"its mode is {mode!r}, which is neither 'standard' nor 'nesterov'")
     share = None if beta == 1 else update.wide.of("Where", update.later(update.count()), beta, 1)
     last: list[tuple[str, list[ir.Value]]] = []
     states = []

@@ -1,9 +1,8 @@
-"""Integers that a model computes from its constants and static sizes, made constants.
+"""Fold integers that a model computes from constants and static sizes.
 
-Exporters write the amounts of a Pad and the shape of a Reshape as a dozen nodes. As constants they tell shape inference
-the sizes of what follows, and every rule and lowering downstream finds static shapes. One walk does both, a node's shape
-and then its value; symbolic inference of what stays open is left to others. Integers are exact: no bit of a forward
-result changes.
+Exporters write the amounts of a Pad and the shape of a Reshape as a dozen nodes. With constants, shape inference finds the
+sizes of the results, and rules and lowerings see static shapes. One walk infers the shape of each node and then folds its
+value; symbolic sizes are left to symbolic inference. Integers are exact: no bit of a forward result changes.
 """
 
 from __future__ import annotations
@@ -14,62 +13,63 @@ import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext, registry
 
 from onnx_convgrad.frontend.shapes import shape_rules
+from onnx_convgrad.frontend.tidy import store
 from onnx_convgrad.ir.constants import constant_of, forget_constants
 from onnx_convgrad.ir.emit import RANDOM, known, static_dims
 from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.passes import GraphPass
 
-__all__ = ["fold_sizes"]
+__all__ = ["FoldSizes"]
 
 logger = logging.getLogger(__name__)
 
 _EXACT = frozenset((ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL))
 
 
-def fold_sizes(graph: ir.Graph) -> bool:
-    """Make static sizes known and replace, in place, the integers that follow by initializers of the same name.
+class FoldSizes(GraphPass):
+    """Infer static sizes and replace integers that follow from them by initializers of the same name.
 
-    Args:
-        graph: A graph whose constants are initializers; the opset may be any.
-
-    Returns:
-        Whether a node was replaced.
+    Constants must be initializers; the opset may be any. Only a replaced node counts as a change.
     """
-    shape_rules.install()
-    forget_constants(graph)
-    opsets = graph.opset_imports
-    context = ShapeInferenceContext(opsets, policy="skip")
-    found = False
-    for node in list(graph):
-        if node.domain:
-            continue
-        _infer(context, node, opsets.get("", 0))
-        if _foldable(node):
-            _replace(graph, node)
-            found = True
-    return found
+
+    def rewrite(self, model: ir.Model) -> bool:
+        shape_rules.install()
+        graph = model.graph
+        forget_constants(graph)
+        opsets = graph.opset_imports
+        context = ShapeInferenceContext(opsets, policy="skip")
+        changed = False
+        for node in list(graph):
+            if node.domain:
+                continue
+            _infer(context, node, opsets.get("", 0))
+            if _foldable(node):
+                _replace(graph, node)
+                changed = True
+        return changed
 
 
 def _infer(context: ShapeInferenceContext, node: ir.Node, opset: int) -> None:
-    """Take the sizes that are numbers; what was known otherwise stays."""
+    """Infer the sizes that are numbers; other known sizes stay."""
     for value in node.outputs:
-        _spell_out(value)
-    open_ = [(v, v.shape) for v in node.outputs if not _static(v)]
+        _parse_numbers(value)
+    unknown = [(v, v.shape) for v in node.outputs if not _static(v)]
     infer = registry.get("", node.op_type, version=opset)
-    if not open_ or infer is None or any(v is not None and v.shape is None for v in node.inputs):
+    if not unknown or infer is None or any(v is not None and v.shape is None for v in node.inputs):
         return
-    for value, _ in open_:
+    for value, _ in unknown:
         value.shape = None
     try:
         infer(context, node)
     except Exception as problem:  # noqa: BLE001 - a missing shape is never fatal here
         logger.debug("shape inference of %s failed: %s", node.op_type, problem)
-    for value, before in open_:
+    for value, before in unknown:
         if not _static(value):
             value.shape = _merged(before, value.shape)
 
 
-def _spell_out(value: ir.Value) -> None:
-    """Symbolic inference leaves some numbers as symbols of that name."""
+def _parse_numbers(value: ir.Value) -> None:
+    """Turn symbols that are named like a number into the number; symbolic inference leaves some of them."""
     names = [] if value.shape is None else [d if isinstance(d, int) else d.value for d in value.shape]
     if any(isinstance(name, str) and name.isdecimal() for name in names):
         value.shape = ir.Shape([int(d) if isinstance(d, str) and d.isdecimal() else d for d in names])
@@ -80,10 +80,10 @@ def _static(value: ir.Value) -> bool:
     return dims is not None and None not in dims
 
 
-def _merged(before: ir.Shape | None, found: ir.Shape | None) -> ir.Shape | None:
-    if before is None or found is None or len(before) != len(found):
+def _merged(before: ir.Shape | None, inferred: ir.Shape | None) -> ir.Shape | None:
+    if before is None or inferred is None or len(before) != len(inferred):
         return before
-    return ir.Shape([old if known(new) is None else new for old, new in zip(before, found, strict=True)])
+    return ir.Shape([old if known(new) is None else new for old, new in zip(before, inferred, strict=True)])
 
 
 def _foldable(node: ir.Node) -> bool:
@@ -100,22 +100,20 @@ def _replace(graph: ir.Graph, node: ir.Node) -> None:
     assert array is not None, "only nodes of known value are replaced"
     assert old.dtype is not None, "only integers are replaced"
     name, old.name = old.name, None
-    tensor = ir.Tensor(array.astype(old.dtype.numpy()), dtype=old.dtype, name=name)
-    new = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(old.dtype), const_value=tensor)
-    graph.register_initializer(new)
+    new = store(graph, name or "", array.astype(old.dtype.numpy()), old.dtype)
     ranges = [use for use in old.uses() if is_op(use.node, "Range")] if array.shape == (1,) else []
     old.replace_all_uses_with(new)
-    for use in ranges:  # the runtime takes a vector of one, as ONNX's own AffineGrid has it, unless it is a constant
+    for (
+        use
+    ) in ranges:  # the runtime accepts a computed vector of one, as in ONNX's AffineGrid body, but not a constant one
         use.node.replace_input_with(use.idx, _scalar(graph, new))
     graph.remove(node, safe=True)
 
 
 def _scalar(graph: ir.Graph, vector: ir.Value) -> ir.Value:
-    """The number of a stored vector of one; there is one for all its uses."""
+    """The element of a stored vector of one as a scalar initializer, shared by all uses."""
     name = f"{vector.name}_number"
     if name not in graph.initializers:
         assert vector.const_value is not None
-        tensor = ir.Tensor(vector.const_value.numpy().reshape(()), name=name)
-        value = ir.Value(name=name, shape=ir.Shape([]), type=ir.TensorType(tensor.dtype), const_value=tensor)
-        graph.register_initializer(value)
+        return store(graph, name, vector.const_value.numpy().reshape(()))
     return graph.initializers[name]

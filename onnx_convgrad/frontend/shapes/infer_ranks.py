@@ -1,6 +1,6 @@
-"""Ranks that operators tell of their operands, where the model declares no shape and inference finds none.
+"""Infer missing ranks of operands from the nodes that read them.
 
-Most derivatives need no size, but a rank, and a convolution's kernel, for one, tells that of its data.
+Most derivatives need no sizes, but a rank. A convolution's kernel, for example, has the rank of its data.
 """
 
 from __future__ import annotations
@@ -10,29 +10,42 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.passes import GraphPass
 
-__all__ = ["tell_ranks"]
+__all__ = ["InferRanks"]
 
 
-def tell_ranks(graph: ir.Graph) -> set[ir.Value]:
-    """Give operands of unknown rank the one that their node tells; which were given one."""
-    told: set[ir.Value] = set()
-    for node in graph:
-        if node.domain or node.op_type not in _TOLD:
-            continue
-        count, rank_of = _TOLD[node.op_type]
-        rank = rank_of(Call(node))
-        if rank is None:
-            continue
-        for value in node.inputs[:count]:
-            if value is not None and value.shape is None:
-                value.shape = ir.Shape([None] * rank)
-                told.add(value)
-    return told
+class InferRanks(GraphPass):
+    """Give operands of unknown rank the rank that their node requires.
+
+    A value for which this was done before is no change: shape inference forgets some ranks again, such as that of a
+    Squeeze without axes, and would be repeated forever.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inferred: set[ir.Value] = set()
+
+    def rewrite(self, model: ir.Model) -> bool:
+        values = set()
+        for node in model.graph:
+            if node.domain or node.op_type not in _RANKS:
+                continue
+            count, rank_of = _RANKS[node.op_type]
+            rank = rank_of(Call(node))
+            if rank is None:
+                continue
+            for value in node.inputs[:count]:
+                if value is not None and value.shape is None:
+                    value.shape = ir.Shape([None] * rank)
+                    values.add(value)
+        changed = bool(values - self.inferred)
+        self.inferred |= values
+        return changed
 
 
 def _windows(n: Call) -> int | None:
-    """That of the kernel: of one of the operands, or of a list with an entry for each of its axes."""
+    """The rank of an operand whose shape is known, or 2 more than the number of spatial axes in an attribute."""
     shapes = (v.shape for v in n.node.inputs[:2] if v is not None)
     lists = (n.ints(name) for name in ("kernel_shape", "strides", "dilations"))
     ranks = (*(len(shape) for shape in shapes if shape is not None), *(2 + len(sizes) for sizes in lists if sizes))
@@ -44,10 +57,10 @@ def _order(n: Call) -> int | None:
     return None if order is None else len(order)
 
 
-_TOLD: dict[str, tuple[int, Callable[[Call], int | None]]] = {
+_RANKS: dict[str, tuple[int, Callable[[Call], int | None]]] = {
     **dict.fromkeys(("Conv", "ConvTranspose"), (2, _windows)),
     **dict.fromkeys(("AveragePool", "LpPool", "MaxPool"), (1, _windows)),
     "Gemm": (2, lambda _: 2),
     "Transpose": (1, _order),
 }
-"""Operator -> how many of its operands have the rank, and what that is."""
+"""Operator -> the number of operands that have the rank, and a function that computes the rank."""

@@ -1,9 +1,12 @@
-"""Corrections to shape inference, so that declared shapes are those that ONNX Runtime produces.
+"""Correct the shape inference of onnx-shape-inference, so that inferred shapes are those that ONNX Runtime produces.
 
 Pools: padding of `auto_pad=SAME_*` ignores dilation, a kernel that does not fit may still give a window, and in ceil
 mode a window that would start in the end padding is dropped. Resize: sizes are products in float32, and under
-`keep_aspect_ratio_policy` they are rounded and depend on all axes. ConvTranspose: see `_transposed`. And what the operators
-of training give, which are not of ai.onnx.
+`keep_aspect_ratio_policy` they are rounded and depend on all axes. ConvTranspose: see `_transposed`. Operators of training
+domains are added.
+
+onnx-shape-inference 0.4 infers with its one global registry and has no parameter for another one, so that the corrections
+are registered there, which is its documented way to add rules.
 """
 
 from __future__ import annotations
@@ -27,32 +30,31 @@ __all__ = ["install"]
 
 Infer = Callable[[ShapeInferenceContext, ir.Node], None]
 Size = int | ir.SymbolicDim
-Correct = Callable[[ShapeInferenceContext, ir.Node, list[Size]], Sequence[Size]]
+CorrectSizes = Callable[[ShapeInferenceContext, ir.Node, list[Size]], Sequence[Size]]
 
 
 @once
 def install() -> None:
-    """Put the corrections into the registry of onnx-shape-inference, once."""
+    """Register the corrections, once."""
     registry.collect()
-    shape_rules_layout.install()
-    shape_rules_broadcast.install()
-    for op_type, since, correct in _CORRECTIONS:
+    sizes = ((op_type, since, _sizes_corrected(correct)) for op_type, since, correct in _SIZES)
+    for op_type, since, correct in (*shape_rules_layout.CORRECTIONS, *shape_rules_broadcast.corrections(), *sizes):
         original = registry.get("", op_type, version=since)
         assert original is not None, op_type
-        registry.register("", op_type, since_version=since)(_corrected(original, correct))
+        registry.register("", op_type, since_version=since)(_in_turn(original, correct))
     registry.register(DOMAIN, GRADIENT, since_version=1)(_gradient)
     for op_type in ("Adagrad", "Adam", "Momentum"):
         registry.register(TRAINING_DOMAIN, op_type, since_version=1)(_optimizer)
 
 
 def _gradient(_: ShapeInferenceContext, node: ir.Node) -> None:
-    """The derivative by a variable is like its value."""
+    """A derivative has the dtype and the shape of its variable."""
     for value, like in zip(node.outputs, node.inputs, strict=False):
         _like(value, like)
 
 
 def _optimizer(_: ShapeInferenceContext, node: ir.Node) -> None:
-    """New tensors, then new states, where the operands have R, T, tensors, gradients, states."""
+    """Results: new tensors, then new states. Operands: R, T, tensors, gradients, states."""
     count = (len(node.inputs) - 2) // (3 if node.op_type != "Adam" else 4)
     states = 2 + 2 * count
     for value, like in zip(node.outputs, (*node.inputs[2 : 2 + count], *node.inputs[states:]), strict=False):
@@ -66,9 +68,18 @@ def _like(value: ir.Value, like: ir.Value | None) -> None:
         value.shape = like.shape
 
 
-def _corrected(original: Infer, correct: Correct) -> Infer:
+def _in_turn(*steps: Infer) -> Infer:
     def infer(context: ShapeInferenceContext, node: ir.Node) -> None:
-        original(context, node)
+        for step in steps:
+            step(context, node)
+
+    return infer
+
+
+def _sizes_corrected(correct: CorrectSizes) -> Infer:
+    """A rule that replaces the sizes of the results where the ranks of operand and results are equal."""
+
+    def infer(context: ShapeInferenceContext, node: ir.Node) -> None:
         y, x = node.outputs[0], node.inputs[0]
         if y.shape is None or x is None or x.shape is None or len(x.shape) != len(y.shape):
             return
@@ -129,7 +140,7 @@ def _round(value: Any) -> int:
 
 
 def _transposed(context: ShapeInferenceContext, node: ir.Node, dims: list[Size]) -> Sequence[Size]:
-    """Under `auto_pad=SAME_*`, a kernel shorter than its stride leaves the end without rows, which nothing fills up."""
+    """Under `auto_pad=SAME_*`, a kernel that is shorter than its stride gives fewer rows: the end is not filled up."""
     n = Call(node)
     x, w, rank = n["X"].shape, n["W"].shape, len(dims) - 2
     kernel = n.ints("kernel_shape") or [known(d) for d in list(w or ())[2:]]
@@ -145,7 +156,7 @@ def _transposed(context: ShapeInferenceContext, node: ir.Node, dims: list[Size])
     return dims
 
 
-_CORRECTIONS = (
+_SIZES: tuple[tuple[str, int, CorrectSizes], ...] = (
     *((name, 1, _pool) for name in ("MaxPool", "AveragePool", "LpPool")),
     ("Resize", 10, _resize),
     ("ConvTranspose", 1, _transposed),

@@ -1,9 +1,9 @@
-"""Corrections to shape inference of layout operators, where it guesses what only run time tells.
+"""Correct the shape inference of layout operators, which guesses sizes that are known only at run time.
 
-Squeeze without axes removes every axis of size one, also those whose size is not known yet. Split, when its sizes are
-computed, need not be even. Expand does not tell the rank of a result if its data is of unknown rank, nor does Compress
-with an axis. Slice with bounds beyond the end takes less than their distance, and backwards it may take the first element.
-Where chooses among sizes by comparisons that can be told.
+Squeeze without axes removes every axis of size one, also those of unknown size. Split with computed sizes need not be even.
+The rank of the result of Expand, and of Compress with an axis, is unknown if that of the data is. Slice with bounds
+beyond the end takes fewer rows than their distance, and backwards it may take the first element. Where chooses among sizes
+by comparisons that can be evaluated.
 """
 
 from __future__ import annotations
@@ -13,30 +13,14 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from onnx_shape_inference import ShapeInferenceContext, registry
+from onnx_shape_inference import ShapeInferenceContext
 
 from onnx_convgrad.ir.constants import backwards, constant_of
 from onnx_convgrad.ir.nodes import is_op
 
-__all__ = ["install"]
+__all__ = ["CORRECTIONS"]
 
 Infer = Callable[[ShapeInferenceContext, ir.Node], None]
-
-
-def install() -> None:
-    """Put the corrections into the registry of onnx-shape-inference."""
-    for op_type, since, correct in _CORRECTIONS:
-        original = registry.get("", op_type, version=since)
-        assert original is not None, op_type
-        registry.register("", op_type, since_version=since)(_after(original, correct))
-
-
-def _after(original: Infer, correct: Infer) -> Infer:
-    def infer(context: ShapeInferenceContext, node: ir.Node) -> None:
-        original(context, node)
-        correct(context, node)
-
-    return infer
 
 
 def _input(node: ir.Node, index: int) -> ir.Value | None:
@@ -78,7 +62,7 @@ def _needs_rank(_: ShapeInferenceContext, node: ir.Node) -> None:
 
 
 def _slice(context: ShapeInferenceContext, node: ir.Node) -> None:
-    """A size from constant bounds on an axis of unknown size; one row is taken from any axis but an empty one."""
+    """Make sizes unknown that follow from constant bounds on an axis of unknown size, except 1."""
     x, y = node.inputs[0], node.outputs[0]
     if x is None or x.shape is None or y.shape is None:
         return
@@ -92,7 +76,7 @@ def _slice(context: ShapeInferenceContext, node: ir.Node) -> None:
 
 
 def _slice_exactly(context: ShapeInferenceContext, x: ir.Value, y: ir.Value, bounds: np.ndarray) -> None:
-    """Known sizes and members between bounds (start, end, axis, step) that are known."""
+    """Slice known sizes, and the known elements of a vector, by bounds (start, end, axis, step)."""
     assert x.shape is not None and y.shape is not None  # noqa: PT018
     members, dims = context.get_symbolic_value(x), list(y.shape)
     for start, end, axis, step in bounds.tolist():
@@ -107,7 +91,7 @@ def _slice_exactly(context: ShapeInferenceContext, x: ir.Value, y: ir.Value, bou
 
 
 def _where(context: ShapeInferenceContext, node: ir.Node) -> None:
-    """PyTorch's older exporter writes the sizes of an expansion as Where(sizes == -1, 1, sizes)."""
+    """Evaluate Where(sizes == -1, 1, sizes), which PyTorch's older exporter writes for an expansion."""
     condition, *choices = node.inputs
     equal = None if condition is None else condition.producer()
     if not is_op(equal, "Equal"):
@@ -123,22 +107,22 @@ def _where(context: ShapeInferenceContext, node: ir.Node) -> None:
 
 
 def _members(context: ShapeInferenceContext, value: ir.Value | None) -> list[Any] | None:
-    """What is known of the numbers in a vector."""
-    found = None if value is None else context.get_symbolic_value(value)
-    constant = constant_of(value) if found is None else None
+    """The elements of a vector, numbers or symbols, if they are known."""
+    symbolic = None if value is None else context.get_symbolic_value(value)
+    constant = constant_of(value) if symbolic is None else None
     if constant is None or constant.ndim > 1 or constant.dtype.kind not in "iu":
-        return found
+        return symbolic
     return list(map(int, constant.reshape(-1)))
 
 
 def _differ(a: Any, b: Any, symbols: Collection[str]) -> bool | None:
-    """Whether two sizes are told to differ, or not to; one that is among `symbols` is not negative."""
+    """Whether two sizes differ, `None` if it is unknown. Sizes among `symbols` are not negative."""
     if isinstance(a, int) and isinstance(b, int):
         return a != b
     return True if isinstance(b, int) and b < 0 and str(a) in symbols else None
 
 
-_CORRECTIONS: tuple[tuple[str, int, Infer], ...] = (
+CORRECTIONS: tuple[tuple[str, int, Infer], ...] = (
     ("Squeeze", 1, _squeeze),
     ("Split", 2, _split),
     ("Expand", 8, _needs_rank),
@@ -146,3 +130,4 @@ _CORRECTIONS: tuple[tuple[str, int, Infer], ...] = (
     ("Slice", 10, _slice),
     ("Where", 9, _where),
 )
+"""(operator, opset, rule that runs after that of the library)"""

@@ -1,4 +1,4 @@
-"""What TensorFlow and Keras converters write: NHWC inputs between Transposes, sizes all named `?`, opset 9, SAME padding."""
+"""Files of TensorFlow and Keras converters: NHWC inputs behind Transposes, sizes named `?`, opset 9, SAME padding."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
+from tests.support.one_input import graph_of
 
 RNG = np.random.default_rng(0)
 KERNEL = RNG.standard_normal((5, 3, 3, 3)).astype(np.float32)
@@ -73,17 +74,16 @@ def test_one_file_for_all_sizes(opset: int) -> None:
             assert np.linalg.norm(result - want) < 1e-4 * max(np.linalg.norm(want), 1e-3)
 
 
-@pytest.mark.parametrize("joined", ["c = Concat <axis = 0> (ones, by)", "c = Mul (two, by4)"])
-def test_numbers_that_only_make_a_size_are_no_parameters(joined: str) -> None:
-    """PyTorch's older exporter joins the scales of a Resize out of two Constant nodes; others multiply sizes."""
-    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
-        g (float[1, 2, 4, 4] x, float[3, 2, 1, 1] w) => (float[1, 3, 8, 8] y) {{
+@pytest.mark.parametrize("scales", ["c = Concat <axis = 0> (ones, by)", "c = Mul (two, by4)"])
+def test_numbers_that_only_compute_a_size_are_no_parameters(scales: str) -> None:
+    """PyTorch's older exporter concatenates the scales of a Resize from two Constant nodes; others multiply sizes."""
+    model = graph_of(f"""(float[1, 2, 4, 4] x, float[3, 2, 1, 1] w) => (float[1, 3, 8, 8] y) {{
             h = Conv (x, w)
             ones = Constant <value = float[2] {{1, 1}}> ()
             by = Constant <value = float[2] {{2, 2}}> ()
             two = Constant <value = float[4] {{2, 2, 2, 2}}> ()
             by4 = Constant <value = float[4] {{0.5, 0.5, 1, 1}}> ()
-            {joined}
+            {scales}
             y = Resize <mode = "nearest"> (h, , c)
         }}""")
     model.graph.initializer.append(numpy_helper.from_array(KERNEL[:3, :2, :1, :1], "w"))
@@ -95,10 +95,10 @@ def test_numbers_that_only_make_a_size_are_no_parameters(joined: str) -> None:
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("kernel", [(3, 3), (4, 2)], ids=str)
 def test_dilated_convolutions_of_the_same_size(kernel: tuple[int, int], *, training: bool) -> None:
-    """PyTorch's older exporter writes auto_pad, which ONNX Runtime refuses with dilation: what is made of it runs."""
-    text = """<ir_version: 8, opset_import: ["": 17]> g (float[N, 3, 9, 8] x, float[4, 3, a, b] w) => (float[N, 4, 9, 8] y) {
+    """PyTorch's older exporter writes auto_pad with dilation, which ONNX Runtime refuses; the result runs."""
+    text = """(float[N, 3, 9, 8] x, float[4, 3, a, b] w) => (float[N, 4, 9, 8] y) {
         y = Conv <auto_pad = "SAME_UPPER", dilations = [2, 3], kernel_shape = [KERNEL]> (x, w) }"""
-    model = onnx.parser.parse_model(text.replace("KERNEL", ", ".join(map(str, kernel))))
+    model = graph_of(text.replace("KERNEL", ", ".join(map(str, kernel))))
     built = og.augment(model, wrt=["x", "w"], training=training)
     rng = np.random.default_rng(0)
     feed = {"x": rng.standard_normal((2, 3, 9, 8)), "w": rng.standard_normal((4, 3, *kernel))}

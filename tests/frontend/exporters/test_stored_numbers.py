@@ -1,4 +1,4 @@
-"""Numbers that the file stores and that are differentiated: nothing may be written for the values that they hold now."""
+"""Stored numbers that are differentiated: rules must not simplify for the values that they hold now."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import onnx_convgrad as og
 from onnx_convgrad.ir.notes import INITIALIZER_KIND
 from onnx_convgrad.pipeline.transforms import COMPOSITIONS
 from onnx_convgrad.runtime import run
+from tests.support.one_input import graph_of
 
-HEAD = '<ir_version: 8, opset_import: ["": 17]>'
 X, U, V = np.asarray([0.5, 1.5, 2.0]), np.asarray([0.7, -0.2, 0.4]), np.asarray([0.3])
 
 
 def power(exponent: float, shape: str = "[1]") -> onnx.ModelProto:
     """The sum of x^p, with p stored."""
-    text = f"{HEAD} g (double[3] x) => (double y) <double{shape} p = {{{exponent}}}> {{ q = Pow(x, p) y = ReduceSum"
-    return onnx.parser.parse_model(f"{text} <keepdims = 0> (q) }}")
+    text = f"(double[3] x) => (double y) <double{shape} p = {{{exponent}}}> {{ q = Pow(x, p) y = ReduceSum"
+    return graph_of(f"{text} <keepdims = 0> (q) }}")
 
 
 def slopes(exponent: float) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -38,13 +38,13 @@ def test_second_order_with_an_exponent(exponent: float, composition: str) -> Non
         np.testing.assert_allclose(got[f"{name}_grad_tangent"], w.numpy(), rtol=1e-12)
 
 
-@pytest.mark.parametrize("told", [False, True])
-def test_an_exponent_may_be_differentiated_by_later(told: bool) -> None:
-    """Forces are differentiated by the parameters of the energy, of which the first gradient was not told."""
+@pytest.mark.parametrize("declared", [False, True])
+def test_a_later_derivative_by_an_exponent(declared: bool) -> None:
+    """Forces are differentiated by parameters of the energy, which the first gradient did not know of."""
     leaves, (dx, _) = slopes(3.0)
     (want,) = torch.autograd.grad((dx * torch.tensor(U)).sum(), leaves[1:])
-    model = power(3.0, "" if told else "[1]")
-    if told:
+    model = power(3.0, "" if declared else "[1]")
+    if declared:
         info = onnx.helper.make_tensor_value_info("p", onnx.TensorProto.DOUBLE, [])
         info.metadata_props.add(key=INITIALIZER_KIND, value="PARAMETER")
         model.graph.value_info.append(info)
@@ -63,8 +63,8 @@ def test_an_exponent_that_is_fed(wrt: list[str]) -> None:
 
 def test_bounds_that_are_fed() -> None:
     """Between the stored ones, 0 and 6, it is a ReLU6."""
-    text = f"{HEAD} g (float[4] x) => (float[4] y) <float a = {{0.0}}, float b = {{6.0}}> {{ y = Clip(x, a, b) }}"
-    model = og.augment(onnx.parser.parse_model(text), wrt=["x", "a", "b"], seed="ones", trainable_inputs=True)
+    text = "(float[4] x) => (float[4] y) <float a = {0.0}, float b = {6.0}> { y = Clip(x, a, b) }"
+    model = og.augment(graph_of(text), wrt=["x", "a", "b"], seed="ones", trainable_inputs=True)
     x = np.asarray([0.5, 3, 6.5, 9], np.float32)
     got = run(model, {"x": x, "a": np.asarray(1, np.float32), "b": np.asarray(7, np.float32)})
     np.testing.assert_array_equal(got["x_grad"], [0, 1, 1, 0])
@@ -73,11 +73,12 @@ def test_bounds_that_are_fed() -> None:
 
 def test_a_gradient_node_that_reads_another() -> None:
     """The same through `Gradient` of ai.onnx.preview.training: d2/dx dp of x^p."""
-    text = """<ir_version: 8, opset_import: ["": 17, "ai.onnx.preview.training": 1]>
-        g (double[1] x) => (double[1] mixed) <double[1] p = {3.0}> {
+    text = """(double[1] x) => (double[1] mixed) <double[1] p = {3.0}> {
             y = Pow(x, p)
             dx, dp = ai.onnx.preview.training.Gradient <xs = ["x", "p"], y = "y"> (x, p)
             mixed = ai.onnx.preview.training.Gradient <xs = ["p"], zs = ["x"], y = "dx"> (p, x)
         }"""
-    got = run(og.lower_gradient_ops(onnx.parser.parse_model(text)), {"x": np.asarray([2.0])})["mixed"]
+    got = run(
+        og.lower_gradient_ops(graph_of(text, domains=', "ai.onnx.preview.training": 1')), {"x": np.asarray([2.0])}
+    )["mixed"]
     np.testing.assert_allclose(got, 4 + 3 * 4 * np.log(2.0), rtol=1e-12)  # x^(p-1) (1 + p log x)

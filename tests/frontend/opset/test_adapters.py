@@ -1,4 +1,4 @@
-"""Every adapter against ONNX Runtime: a model at its own opset and after the upgrade must compute the same."""
+"""Every adapter against ONNX Runtime: a model must give equal results at its own opset and after the upgrade."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ CASES = [
     Case("ImageScaler", 7, [X], {"scale": 0.5, "bias": [1.0, 2.0, 3.0]}, exact=False, expect="Add"),
     Case("ParametricSoftplus", 7, [X], {"alpha": 0.5, "beta": 2.0}, exact=False, expect="Mul"),
     Case("ScaledTanh", 7, [X], {"alpha": 0.5, "beta": 2.0}, exact=False, expect="Mul"),
-    # What only gained types or defaults goes through as it is.
+    # Operators that only gained types or defaults stay as they are.
     Case("Gemm", 7, [floats(2, 3), floats(3, 4), floats(4)], {"alpha": 0.5}),
     Case("MaxPool", 8, [X], {"kernel_shape": [2, 2]}, outputs=2),
     Case("AveragePool", 7, [X], {"kernel_shape": [2, 2], "auto_pad": "SAME_LOWER"}, exact=False),
@@ -246,5 +246,5 @@ def test_same_values_above_runtime(case: Case) -> None:
 
 def test_every_adapter_has_a_case() -> None:
     tried = {case.op for case in (*CASES, *REFERENCE_CASES)}
-    # Scan has nothing but a refusal.
+    # Scan is only refused.
     assert set(ADAPTERS) - tried == {"Scan"}

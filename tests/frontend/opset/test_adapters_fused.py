@@ -1,4 +1,4 @@
-"""Fused operators: in files that ONNX Runtime optimized, and those that it makes of the forward half of our results."""
+"""Fused operators in files that ONNX Runtime optimized, and those that it makes of the forward half of our results."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from torch.nn import functional as F
 
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
+from tests.support.one_input import graph_of
 from tests.support.optimizer import LEVELS, optimized
 
 Oracle = Callable[..., torch.Tensor]
-
-HEAD = '<ir_version: 10, opset_import: ["": {opset}, "com.microsoft": 1]> g ({inputs}) => ({outputs}) {{ {body} }}'
 
 
 def model(
     body: str, shapes: dict[str, tuple[int, ...]], *, opset: int = 17, outputs: str = "float[] y"
 ) -> onnx.ModelProto:
     inputs = ", ".join(f"float[{','.join(map(str, shape))}] {name}" for name, shape in shapes.items())
-    return onnx.parser.parse_model(HEAD.format(opset=opset, inputs=inputs, outputs=outputs, body=body))
+    return graph_of(f"({inputs}) => ({outputs}) {{ {body} }}", opset=opset, domains=', "com.microsoft": 1')
 
 
 def drawn(shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
@@ -48,7 +47,7 @@ def relative(got: np.ndarray, want: np.ndarray) -> float:
     return float(np.linalg.norm(got - want) / np.linalg.norm(want))
 
 
-# -- nodes as they stand in files --------------------------------------------------------------------------------------
+# -- nodes of files ----------------------------------------------------------------------------------------------------
 
 IMAGE = {"x": (2, 4, 5, 5), "w": (4, 2, 3, 3), "b": (4,)}
 CONV = "pads=[1,1,1,1], group=2"
@@ -183,7 +182,7 @@ def test_a_file_optimized_offline_has_the_gradients_of_the_original(tmp_path: Pa
 
 
 def test_shapes_that_the_runtime_added_are_renamed(tmp_path: Path) -> None:
-    """Products of rank 3 become Gemms between Reshapes; it refuses to do so again beside shapes of the same names."""
+    """The runtime turns products of rank 3 into Gemms between Reshapes, but not beside shapes of the same names."""
     shapes = {"w": (4, 5), "b": (5,), "v": (5, 3), "c": (3,), "W": (1, 12, 3), "R": (1, 12, 4), "B": (1, 24)}
     body = (
         "p = MatMul(x, w) q = Add(p, b) t = Tanh(q) r = MatMul(t, v) s = Add(r, c) y = GRU<hidden_size=4>(s, W, R, B)"

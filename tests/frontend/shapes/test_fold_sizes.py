@@ -1,10 +1,9 @@
-"""Sizes that a model computes from constants become constants, whatever opset it was written in."""
+"""Sizes that a model computes from constants become constants, at any opset."""
 
 from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnx.parser
 import onnx_ir as ir
 import pytest
 import torch
@@ -12,6 +11,7 @@ import torch
 import onnx_convgrad as og
 from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.runtime import run
+from tests.support.one_input import graph_of, op_types
 
 EXPORTED_PAD = """
     minus = Constant<value_ints = [-1]>()
@@ -38,19 +38,14 @@ EXPORTED_PAD = """
     r = Reshape(p, shape)
     y = Mul(r, r)
 """
-"""What PyTorch writes for `F.pad(x, (2, 1, 0, 3), "reflect").flatten(2)`."""
+"""PyTorch's export of `F.pad(x, (2, 1, 0, 3), "reflect").flatten(2)`."""
 
 
 def _model(body: str, shape: str, opset: int = 17) -> onnx.ModelProto:
-    text = f'<ir_version: 8, opset_import: ["" : {opset}]> g (float[{shape}] x) => (float[] y) {{ {body} }}'
-    model = onnx.parser.parse_model(text)
+    model = graph_of(f"(float[{shape}] x) => (float[] y) {{ {body} }}", opset=opset)
     del model.graph.output[0].type.tensor_type.shape.dim[:]
     model.graph.output[0].type.tensor_type.ClearField("shape")
     return model
-
-
-def _ops(model: onnx.ModelProto) -> list[str]:
-    return [node.op_type for node in model.graph.node]
 
 
 @pytest.mark.parametrize("batch", ["2", "n"])
@@ -63,7 +58,7 @@ def test_padding_of_an_exporter(batch: str) -> None:
     assert shape is not None
     assert list(shape[1:]) == [3, 90]
     gradient = og.augment(model, wrt=["x"], seed="ones")
-    assert "ScatterElements" not in _ops(gradient)
+    assert "ScatterElements" not in op_types(gradient)
     x = np.random.default_rng(0).normal(size=(2, 3, 6, 7)).astype(np.float32)
     leaf = torch.tensor(x, dtype=torch.float64, requires_grad=True)
     expected = torch.nn.functional.pad(leaf, (2, 1, 0, 3), "reflect").flatten(2).square()
@@ -75,7 +70,7 @@ def test_padding_of_an_exporter(batch: str) -> None:
 
 @pytest.mark.parametrize("opset", [12, 17])
 def test_axes_that_were_attributes(opset: int) -> None:
-    """A Squeeze or ReduceProd whose axes are an attribute is not read as one without axes."""
+    """A Squeeze or ReduceProd whose axes are an attribute is not mistaken for one without axes."""
     at = "Squeeze<axes = [0]>(two)" if opset < 13 else "Squeeze(two, zero)"
     body = f"""
         s = Shape(x)
@@ -95,7 +90,7 @@ def test_axes_that_were_attributes(opset: int) -> None:
     np.testing.assert_allclose(found["x_grad"], 4 * x**3)
 
 
-def test_what_only_a_run_knows_stays() -> None:
+def test_values_known_only_at_run_time_stay() -> None:
     body = """
         minus = Constant<value_ints = [-1]>()
         zero = Constant<value_float = 0.0>()
@@ -125,7 +120,7 @@ def test_an_integer_output_keeps_its_node() -> None:
 @pytest.mark.parametrize("end", [-(2**63) + 1, -(2**31), -5, -4, -3, -2, 0, 1, 2**31 - 1, 2**63 - 1])
 @pytest.mark.parametrize("start", [-1, -2, 2, 2**63 - 1])
 def test_vectors_that_are_read_backwards(shape: str, step: int, end: int, start: int) -> None:
-    """Indices and sizes, as a flip of PyTorch's older exporter has them; against the model as it stands."""
+    """Indices and sizes of a flip by PyTorch's older exporter, compared with the original model."""
     body = f"""
         start = Constant<value_ints = [{start}]>()
         end = Constant<value_ints = [{end}]>()
@@ -153,7 +148,7 @@ def test_vectors_that_are_read_backwards(shape: str, step: int, end: int, start:
 
 
 def test_a_range_to_a_vector_of_one() -> None:
-    """ONNX Runtime takes it, unless it is a constant."""
+    """ONNX Runtime accepts it unless it is a constant."""
     body = """
         s = Shape(x)
         zero = Constant<value = int64 {0}>()

@@ -1,0 +1,126 @@
+"""Warn about parameters that an exporter computed, merged or left out, and about quantized models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnx_convgrad.autodiff.activity import ancestors, carriers, floating, rule_of
+from onnx_convgrad.base.warn import warn
+from onnx_convgrad.errors import first_few
+from onnx_convgrad.frontend.exporters.folded import is_computed, is_member_name, is_uniform, origins
+from onnx_convgrad.frontend.exporters.pytorch import left_out, merged, normalized_inside, sources
+from onnx_convgrad.ir.call import stem
+from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.notes import INITIALIZER_KIND, is_declared_parameter
+
+__all__ = ["warn_of_choice", "warn_of_derivatives"]
+
+_SHOWN = 4
+
+
+def warn_of_derivatives(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:
+    """Warn if derivatives by `wrt` are incomplete or useless."""
+    _warn_of_lost_ties(graph, wrt)
+    _warn_of_quantized(graph)
+
+
+def warn_of_choice(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:
+    """Warn if `wrt`, chosen as the parameters of the model, may differ from the parameters of the exported network."""
+    _warn_of_equal_parameters(graph, wrt)
+    _warn_of_computed(wrt)
+    _warn_of_unrecognized(graph, wrt)
+
+
+def _warn_of_lost_ties(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:
+    """Warn if a parameter acts through a folded value, too, which no longer follows it."""
+    chosen = {v.name for v in wrt if is_declared_parameter(v)}
+    for name, value in graph.initializers.items():
+        tied = next((source for source in sources(value) if source in chosen), None) if floating(value) else None
+        if tied is not None:
+            warn(
+                f"The exporter computed {name!r} from {tied!r}, and it is a value of its own now: the gradient of {tied!r}"
+                " does not pass through it. Export with optimize=False to keep them tied."
+            )
+
+
+def _warn_of_quantized(graph: ir.Graph) -> None:
+    """Warn if the model quantizes at run time: its derivatives are not zero then, but of no use."""
+    active = ancestors(graph.outputs, frozenset(graph))
+    steps = [n for n in graph if is_op(n, "DynamicQuantizeLinear") and n in active and n.outputs[0].uses()]
+    if steps:
+        warn(
+            f"The model is quantized as it runs: {first_few([repr(n.name or n.outputs[0].name) for n in steps])}."
+            " Derivatives pass only through the scales of such values, and weights stored as integers have none;"
+            " differentiate the model from before its quantization."
+        )
+
+
+def _warn_of_equal_parameters(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:
+    """Warn of parameters that the exporter stored as another one, or not at all."""
+    others: dict[str, list[str]] = {}
+    for entry in merged(graph):
+        if entry.parameter and entry.value in wrt:
+            others.setdefault(entry.value.name or "", []).append(entry.name)
+    if others:
+        pairs = [f"{_listed(names)} as {name!r}" for name, names in others.items()]
+        warn(
+            f"The exporter stored {'; '.join(pairs[:_SHOWN])}{'; ...' if len(pairs) > _SHOWN else ''}, for they were equal:"
+            " there is one gradient, the sum of theirs. Export with optimize=False to keep them separate."
+        )
+    folded = [node.name or node.op_type for node in normalized_inside(graph)]
+    if folded:
+        warn(
+            f"The exporter folded BatchNormalizations into {_listed(folded)}: those keep their statistics, and their"
+            " original scale and shift have no gradient. Export with optimize=False to keep them separate."
+        )
+    biases = [missing.name for missing in left_out(graph)]
+    if biases:
+        warn(
+            f"The exporter left out {_listed(biases)}, for they were zero: they have no gradient. Export with"
+            " optimize=False to keep them."
+        )
+
+
+def _warn_of_computed(wrt: Sequence[ir.Value]) -> None:
+    """Warn of values in `wrt` that are results of arithmetic on the parameters of the network."""
+    for value in [v for v in wrt if INITIALIZER_KIND not in v.metadata_props and is_computed(v)][:_SHOWN]:
+        names = [name for name in sources(value) if "." in name] or origins(sources(value))
+        if names and value.name not in names:
+            warn(
+                f"The exporter computed {value.name!r} from {_listed(names)}: the gradient is that of {value.name!r}."
+                " Export with optimize=False to keep what it is computed from."
+            )
+
+
+def _warn_of_unrecognized(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:
+    """Warn of values that act on the outputs and may be parameters, or be folded from some, but are not in `wrt`.
+
+    PyTorch's older exporter stores parameters and buffers under the names of members of a module, and constants under
+    other names. The newer one notes the names of folded values, but not their kinds.
+    """
+    declared = any(INITIALIZER_KIND in v.metadata_props for v in graph.initializers.values())
+    active = ancestors(graph.outputs, frozenset(graph))
+    acting = {
+        value: None
+        for node in graph
+        if node in active and (rule := rule_of(node)) is not None
+        for name, value in carriers(node, rule)
+        if value.is_initializer() and not (node.op_type == "BatchNormalization" and stem(name) not in rule.parameters)
+    }
+    lost = []
+    computed = {output.name for node in graph for output in node.outputs}
+    for value in [v for v in acting if v not in wrt and not is_uniform(v)]:
+        members = origins([n for n in sources(value) if n not in computed])
+        if members if declared else is_member_name(value.name or ""):
+            lost.append(repr(value.name) + (f" (of {_listed(members)})" if declared else ""))
+    if lost:
+        warn(
+            f"{first_few(lost)} may be parameters or constants, and the file does not say which: they are left out."
+            " Name them in wrt to differentiate by them, too."
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:_SHOWN])) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

@@ -1,0 +1,111 @@
+"""Decide which declared shapes to trust: those of the caller, those of the file, or those of inference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from operator import index
+from typing import SupportsIndex, TypeAlias
+
+import onnx_ir as ir
+
+from onnx_convgrad.base.names import check_names
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.frontend.shapes.infer import all_values
+from onnx_convgrad.ir.passes import GraphPass
+
+__all__ = ["CleanDimensions", "DeclaredShapes", "ForgetShapes", "InputShapes", "RecallShapes", "override_shapes"]
+
+InputShapes: TypeAlias = Mapping[str, Sequence[int | str | None]]
+"""Input name -> its sizes: numbers, symbols, or `None` for an unknown size."""
+
+DeclaredShapes: TypeAlias = dict[ir.Value, ir.Shape]
+"""Value -> the shape that the file declares for it."""
+
+_PLACEHOLDERS = frozenset({"", "?", "None", "none", "unk", "-1", "dynamic", "Unknown", "unknown"})
+"""Dimension names that exporters give to every unknown size: two dimensions of such a name need not be equal."""
+
+_LONGEST = 2**31
+"""No axis is as long as this."""
+
+
+def override_shapes(graph: ir.Graph, shapes: InputShapes) -> None:
+    """Give inputs the shapes that the caller wants."""
+    if not isinstance(shapes, Mapping):
+        raise ArgumentError(f"input_shapes must map names of inputs to their sizes, not {shapes!r}.")
+    inputs = {v.name: v for v in graph.inputs if v.name}
+    check_names(list(shapes), list(inputs), "input")
+    for name, dims in shapes.items():
+        value = inputs[name]
+        allowed = (SupportsIndex, str, type(None))
+        if isinstance(dims, str) or not isinstance(dims, Iterable) or not all(isinstance(d, allowed) for d in dims):
+            raise ArgumentError(f"The shape of input {name!r} must be a list of sizes, symbols and None, not {dims!r}.")
+        if any(isinstance(d, SupportsIndex) and not 0 <= index(d) < _LONGEST for d in dims):
+            raise ArgumentError(
+                f"Input {name!r} cannot have the shape {list(dims)!r}: sizes are from 0 to {_LONGEST - 1}."
+            )
+        if value.shape is not None and len(value.shape) != len(dims):
+            raise ArgumentError(f"Input {name!r} has rank {len(value.shape)}, but {len(dims)} sizes were given.")
+        value.shape = ir.Shape([index(d) if isinstance(d, SupportsIndex) else d for d in dims])
+
+
+class ForgetShapes(GraphPass):
+    """Move the declared shapes of results that inference can find to `declared`: exporters write some that are wrong."""
+
+    def __init__(self, declared: DeclaredShapes) -> None:
+        super().__init__()
+        self.declared = declared
+
+    def rewrite(self, model: ir.Model) -> bool:
+        values = [v for node in model.graph if not node.domain for v in node.outputs if v.shape is not None]
+        for value in values:
+            assert value.shape is not None
+            self.declared[value], value.shape = value.shape, None
+        return bool(values)
+
+
+class RecallShapes(GraphPass):
+    """Restore a declared shape where inference found none."""
+
+    def __init__(self, declared: DeclaredShapes) -> None:
+        super().__init__()
+        self.declared = declared
+
+    def rewrite(self, model: ir.Model) -> bool:  # noqa: ARG002 - `declared` holds values of the model
+        missing = {value: shape for value, shape in self.declared.items() if value.shape is None}
+        for value, shape in missing.items():
+            value.shape = shape
+        return bool(missing)
+
+
+class CleanDimensions(GraphPass):
+    """Make placeholder names such as `?` anonymous and negative sizes unknown; distinct unknown sizes stay distinct."""
+
+    def rewrite(self, model: ir.Model) -> bool:
+        changed = False
+        for value in all_values(model.graph):
+            if value.shape is None:
+                continue
+            dims = [_clean(d) for d in value.shape]
+            if any(new is not old for new, old in zip(dims, value.shape, strict=True)):
+                value.shape, changed = ir.Shape(dims), True
+        return changed
+
+
+def _clean(dim: int | ir.SymbolicDim) -> int | ir.SymbolicDim | None:
+    if isinstance(dim, int):
+        return None if dim < 0 else dim
+    name = dim.value
+    if name is None:
+        return dim
+    return dim if name not in _PLACEHOLDERS and _is_expression(name) else None
+
+
+@cache
+def _is_expression(name: str) -> bool:
+    """Whether shape inference can parse the name of a dimension, as an expression of symbols."""
+    try:
+        ir.SymbolicDim(name).free_symbols()
+    except ValueError:
+        return False
+    return True

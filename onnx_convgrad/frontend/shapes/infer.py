@@ -1,0 +1,95 @@
+"""Infer dtypes and shapes: symbolic inference first, then ONNX's own inference for the rest."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import onnx
+import onnx_ir as ir
+from onnx_shape_inference import infer_symbolic_shapes
+
+from onnx_convgrad.frontend.shapes import shape_rules
+from onnx_convgrad.ir.constants import forget_constants
+from onnx_convgrad.ir.passes import GraphPass
+from onnx_convgrad.ir.serialize import skeleton
+
+__all__ = ["InferShapes", "all_values"]
+
+logger = logging.getLogger(__name__)
+
+
+class InferShapes(GraphPass):
+    """Infer the dtype and the shape of every value as far as they can be known.
+
+    A failure of inference is logged and never refuses a model: what was found until then stays.
+    """
+
+    def rewrite(self, model: ir.Model) -> bool:
+        shape_rules.install()
+        try:
+            with _quiet():
+                infer_symbolic_shapes(model, policy="refine", warn_on_missing=False)
+        except Exception as problem:  # noqa: BLE001 - see above
+            logger.info("Symbolic shape inference stopped: %s", problem)
+            _infer_with_onnx(model)
+        else:
+            if any(v.dtype is None or v.shape is None for node in model.graph for v in node.outputs):
+                _infer_with_onnx(model)
+        forget_constants(model.graph)
+        return True
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence symbolic inference, which has no switch for its messages about single nodes."""
+    library = logging.getLogger("onnx_shape_inference")
+    level = library.level
+    library.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        library.setLevel(level)
+
+
+def _infer_with_onnx(model: ir.Model) -> None:
+    """Take dtypes and shapes that only ONNX's inference knows, such as types through the bodies of an If."""
+    try:
+        inferred = onnx.shape_inference.infer_shapes(skeleton(model), data_prop=True)
+    except Exception as problem:  # noqa: BLE001 - as above
+        logger.info("onnx.shape_inference stopped: %s", problem)
+        return
+    types = {info.name: info.type.tensor_type for info in (*inferred.graph.value_info, *inferred.graph.output)}
+    fresh = _fresh_dimensions(model.graph)
+    for node in model.graph:
+        for value in node.outputs:
+            info = types.get(value.name or "")
+            if info is None:
+                continue
+            if value.dtype is None and info.elem_type:
+                value.dtype = ir.DataType(info.elem_type)
+            if value.shape is None and info.HasField("shape"):
+                dims = info.shape.dim
+                value.shape = ir.Shape([d.dim_value if d.HasField("dim_value") else next(fresh) for d in dims])
+
+
+def _fresh_dimensions(graph: ir.Graph) -> Iterator[str]:
+    """Unused names of dimensions: symbolic inference stops at dimensions without a name."""
+    taken = {
+        d.value for v in all_values(graph) if v.shape is not None for d in v.shape if isinstance(d, ir.SymbolicDim)
+    }
+    return (name for number in itertools.count() if (name := f"_u{number}") not in taken)
+
+
+def all_values(graph: ir.Graph) -> Iterator[ir.Value]:
+    """The inputs and results of a graph and of the graphs nested in it; not the initializers."""
+    yield from graph.inputs
+    for node in graph.all_nodes():
+        yield from node.outputs
+    for sub in graph.subgraphs():
+        yield from sub.inputs
