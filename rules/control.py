@@ -11,12 +11,13 @@ from onnx_convgrad.autodiff.registry import expansion
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.ir.shape_hints import input_shape_option
 
 _MOST_TURNS = 256
 """Each is written down: a graph of more is too large to load."""
 
 _SIZES = (
-    "Give the sizes of all inputs, those of cotangents too, as with --input-shape x:8,3,64,64; a loop over the samples that"
+    "Give the sizes of all inputs, those of cotangents too, as in {option}; a loop over the samples that"
     " an earlier derivative brought is not there if that is built with the sizes."
 )
 
@@ -43,7 +44,7 @@ def scan(e: Emitter, n: Call) -> list[ir.Value | None]:
 
 _ITS_TURNS = (
     "Have the exporter unroll it, or let its trip count and condition be computed from constants, or from sizes that are"
-    " given, as with --input-shape x:8,3,64,64."
+    " given, as in {option}."
 )
 
 
@@ -70,14 +71,16 @@ def loop(e: Emitter, n: Call) -> list[ir.Value | None]:
 def _number(e: Emitter, value: ir.Value, what: str) -> int:
     """A number that decides how many turns a Loop takes."""
     number = e.number_of(value)
-    require(number is not None, f"{what} is not known while building.", _ITS_TURNS)
+    option = input_shape_option(e.graph.inputs)
+    require(number is not None, f"{what} is not known while building.", _ITS_TURNS.format(option=option))
     return int(number)
 
 
 def known_turns(e: Emitter, sequence: ir.Value, what: str, hint: str) -> int:
     """How many turns over the first axis of `sequence` are to be written down; refused where `what` is not known."""
     turns = e.dim(sequence, 0)
-    require(isinstance(turns, int), f"{what} is not known while building.", hint)
+    option = input_shape_option(e.graph.inputs)
+    require(isinstance(turns, int), f"{what} is not known while building.", hint.format(option=option))
     assert isinstance(turns, int)
     require(0 < turns <= _MOST_TURNS, f"it takes {turns} turns; 1 to {_MOST_TURNS} are written down.")
     return turns

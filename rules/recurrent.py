@@ -23,8 +23,6 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.rules.control import known_turns
 
-_LENGTH = "Give it, as in --input-shape x:26,1,64 or input_shapes={'x': [26, 1, 64]}."
-
 Function = Callable[[Emitter, ir.Value], ir.Value]
 Cell = Callable[["_Direction", ir.Value, "State"], "State"]
 
@@ -186,7 +184,7 @@ def _written_down(e: Emitter, n: Call, gates: int, default: Sequence[str], cell:
     require(
         n.int("layout", 0) == 0, "its layout is 1, which ONNX Runtime does not run.", hint="Export it with layout 0."
     )
-    turns = known_turns(e, n["X"], "the length of its sequence", _LENGTH)
+    turns = known_turns(e, n["X"], "the length of its sequence", "Give it, as in {option}.")
     way = n.string("direction", "forward")
     ways = ["forward", "reverse"] if way == "bidirectional" else [way]
     functions = _functions(n, [*default] * len(ways))

@@ -22,6 +22,7 @@ from onnx_convgrad.ir.call import Call, stem
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.nodes import is_op, sole_producer
 from onnx_convgrad.ir.notes import origin_of
+from onnx_convgrad.ir.shape_hints import input_shape_option
 
 __all__ = ["DETOUR", "Walk", "backward", "sloped"]
 
@@ -29,9 +30,7 @@ DETOUR = "Take `of` before it or `wrt` after it"
 """What a caller can do about a node that cannot be differentiated."""
 
 _OF_BRANCHES = "its condition is known only when the model runs, and gradients that branch are not built."
-_DECIDED = (
-    "Make its condition a constant; static sizes of the inputs may decide it, as with --input-shape x:8,3,64,64. Or:"
-)
+_DECIDED = "Make its condition a constant; static sizes of the inputs may decide it, as in {option}. Or:"
 
 
 def backward(
@@ -230,7 +229,8 @@ class Walk:
             reason = "no rule covers this operator."
             hint = f"{DETOUR}, or add a rule (entry-point group onnx_convgrad.rules)."
             if is_op(node, "If"):
-                reason, hint = _OF_BRANCHES, f"{_DECIDED} {DETOUR[0].lower()}{DETOUR[1:]}."
+                decided = _DECIDED.format(option=input_shape_option(self.e.graph.inputs))
+                reason, hint = _OF_BRANCHES, f"{decided} {DETOUR[0].lower()}{DETOUR[1:]}."
             self._report(node, reason, hint)
             return True
         return False

@@ -14,6 +14,7 @@ from onnx_convgrad.autodiff.per_sample.tracking import Tracker, handler, mixes
 from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import known
+from onnx_convgrad.ir.shape_hints import input_shape_option
 
 # -- layout ------------------------------------------------------------------------------------------------------------
 
@@ -31,7 +32,7 @@ def reshape(t: Tracker, n: Call, given: Labels) -> Label:
     if found is None:
         raise UnsupportedCase(
             f"from shape {x.shape} to {n.y.shape}, where the samples are afterwards is not certain.",
-            hint="Give the sizes of the inputs with --input-shape, as in image:N,3,224,224 or tokens:N,128.",
+            hint=f"Give the sizes of the inputs, as in {input_shape_option(t.e.graph.inputs)}.",
         )
     return found
 
