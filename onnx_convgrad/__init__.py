@@ -1,4 +1,4 @@
-"""Gradients of ONNX models as ONNX models: symbolic backward graphs out of plain `ai.onnx` operators.
+"""Build gradients of ONNX models as ONNX models: symbolic backward graphs out of plain `ai.onnx` operators.
 
 Everything is imported on first use, so that `python -m onnx_convgrad --help` answers at once.
 """
@@ -27,26 +27,15 @@ if TYPE_CHECKING:
     from onnx_convgrad.training.program.build import TrainingProgram, build_training
     from onnx_convgrad.training.run.trainer import Trainer
 
-_HOME = {
-    **dict.fromkeys(("augment", "explain", "grad", "hvp", "jvp", "lower_gradient_ops", "vjp"), "api"),
-    **dict.fromkeys(
-        (
-            "ArgumentError",
-            "CheckpointError",
-            "ConvGradError",
-            "DifferentiationError",
-            "ExecutionError",
-            "LoweringError",
-            "ModelError",
-            "RuleContractError",
-        ),
-        "errors",
-    ),
-    "Report": "pipeline.report",
-    **dict.fromkeys(("TrainingProgram", "build_training"), "training.program.build"),
-    "Trainer": "training.run.trainer",
+_NAMES = {
+    "api": "augment explain grad hvp jvp lower_gradient_ops vjp",
+    "errors": "ArgumentError CheckpointError ConvGradError DifferentiationError ExecutionError LoweringError ModelError "
+    "RuleContractError",
+    "pipeline.report": "Report",
+    "training.program.build": "TrainingProgram build_training",
+    "training.run.trainer": "Trainer",
 }
-
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 _MODULES = ("callbacks", "data", "functional", "losses", "metrics", "optim")
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""`python -m onnx_convgrad`."""
+"""Run the command line: `python -m onnx_convgrad`."""
 
 from __future__ import annotations
 

@@ -14,12 +14,13 @@ from onnx_convgrad.autodiff.registry import expansion
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.ir.shape_hints import input_shape_option
 
 _MOST_ITERATIONS = 256
 """Most iterations that are unrolled: a graph with more takes too long to load."""
 
 _SCAN_HINT = (
-    "Give the sizes of all inputs, including cotangents, as with --input-shape x:8,3,64,64. If an earlier derivative added"
+    "Give the sizes of all inputs, including cotangents, as with {option}. If an earlier derivative added"
     " this loop over the samples, build that derivative with the sizes: it then needs no loop."
 )
 
@@ -46,7 +47,7 @@ def scan(e: Emitter, n: Call) -> list[ir.Value | None]:
 
 _LOOP_HINT = (
     "Have the exporter unroll it, or compute its trip count and condition from constants or from sizes that are given, as"
-    " with --input-shape x:8,3,64,64."
+    " with {option}."
 )
 
 
@@ -73,14 +74,16 @@ def loop(e: Emitter, n: Call) -> list[ir.Value | None]:
 def _number(e: Emitter, value: ir.Value, what: str) -> int:
     """A number that determines the number of iterations; refuses the node if it is unknown."""
     number = e.number_of(value)
-    require(number is not None, f"{what} is not known while building.", _LOOP_HINT)
+    option = input_shape_option(e.graph.inputs)
+    require(number is not None, f"{what} is not known while building.", _LOOP_HINT.format(option=option))
     return int(number)
 
 
 def known_iterations(e: Emitter, sequence: ir.Value, what: str, hint: str) -> int:
     """The number of iterations over the first axis of `sequence`; refuses the node if `what` is unknown or too large."""
     turns = e.dim(sequence, 0)
-    require(isinstance(turns, int), f"{what} is not known while building.", hint)
+    option = input_shape_option(e.graph.inputs)
+    require(isinstance(turns, int), f"{what} is not known while building.", hint.format(option=option))
     assert isinstance(turns, int)
     require(0 < turns <= _MOST_ITERATIONS, f"it has {turns} iterations; 1 to {_MOST_ITERATIONS} are unrolled.")
     return turns

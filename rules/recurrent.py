@@ -22,8 +22,6 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.rules.control import known_iterations
 
-_LENGTH_HINT = "Give it, as in --input-shape x:26,1,64 or input_shapes={'x': [26, 1, 64]}."
-
 Function = Callable[[Emitter, ir.Value], ir.Value]
 Cell = Callable[["_Direction", ir.Value, "State"], "State"]
 
@@ -182,8 +180,12 @@ class _Direction:
 
 def _unrolled(e: Emitter, n: Call, gates: int, default: Sequence[str], cell: Cell) -> list[ir.Value | None]:
     """Unroll all directions; returns the operator's outputs Y, Y_h and Y_c."""
-    require(n.int("layout", 0) == 0, "its layout is 1, which is not supported.", hint="Export the model with layout 0.")
-    steps = known_iterations(e, n["X"], "the length of its sequence", _LENGTH_HINT)
+    require(
+        n.int("layout", 0) == 0,
+        "its layout is 1, which ONNX Runtime does not run.",
+        hint="Export the model with layout 0.",
+    )
+    steps = known_iterations(e, n["X"], "the length of its sequence", "Give it, as in {option}.")
     way = n.string("direction", "forward")
     ways = ["forward", "reverse"] if way == "bidirectional" else [way]
     functions = _functions(n, [*default] * len(ways))

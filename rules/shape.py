@@ -16,6 +16,7 @@ from onnx_convgrad.autodiff.registry import Cotangents, linear
 from onnx_convgrad.errors import UnsupportedCase, require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter, known
+from onnx_convgrad.ir.shape_hints import input_shape_option
 from onnx_convgrad.rules.movement import arange
 
 _END = 2**63 - 1
@@ -246,7 +247,7 @@ def _spatial_rank(e: Emitter, n: Call, image: ir.Value) -> int:
     if image.shape is None:
         raise UnsupportedCase(
             "the number of its spatial axes is unknown.",
-            hint="Give the shapes of the inputs with --input-shape NAME:1,27,64.",
+            hint=f"Give the shapes of the inputs, as in {input_shape_option(e.graph.inputs)}.",
         )
     return len(image.shape) - 2
 

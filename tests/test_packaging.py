@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -19,6 +20,19 @@ from packaging.requirements import Requirement
 from onnx_convgrad import lowering, rules
 
 SLOW_TO_IMPORT = ("numpy", "onnx", "onnx_ir", "onnx_shape_inference", "onnxruntime", "onnxscript", "sympy", "torch")
+KINDS = """
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from_path: onnx.ModelProto = og.vjp(Path("x.onnx"), wrt="inputs", target="cuda")
+from_proto: onnx.ModelProto = og.jvp(model, wrt=["x"], deterministic=True)
+from_ir: ir.Model = og.hvp(ir.load("x.onnx"), wrt="x", of="loss")
+og.lower_gradient_ops(model, training=True)  # type: ignore[call-overload]
+"""
+"""The result has the kind of the model, and unknown keywords are errors."""
+
 LICENCE = "onnx_convgrad-0.1.0.dist-info/licenses/LICENSE"
 
 
@@ -82,6 +96,32 @@ def test_wheel_imports_by_itself(wheel: zipfile.ZipFile, tmp_path: Path) -> None
     done = _python("-I", "-c", program, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert Path(done.stdout.strip()) == tmp_path / "onnx_convgrad" / "rules" / "conv.py"
+
+
+def test_an_editable_install_is_a_plain_path(root: Path, tmp_path: Path) -> None:
+    """Type checkers follow it; they do not run the import hook that setuptools needs for other layouts."""
+    source = tmp_path / "source"
+    ignored = shutil.ignore_patterns("__pycache__", ".*", "build", "*.egg-info")
+    shutil.copytree(root, source, symlinks=True, ignore=ignored)
+    program = f"from setuptools.build_meta import build_editable; print(build_editable({str(tmp_path)!r}))"
+    done = _python("-c", program, cwd=source)
+    assert done.returncode == 0, done.stderr
+    with zipfile.ZipFile(tmp_path / done.stdout.splitlines()[-1]) as editable:
+        (link,) = (name for name in editable.namelist() if ".dist-info/" not in name)
+        assert editable.read(link).decode().split() == [str(source)]
+
+
+@pytest.mark.slow
+def test_the_readme_type_checks(root: Path, tmp_path: Path) -> None:
+    blocks = re.findall(
+        r"^```python\n(.*?)^```", (root / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
+    (tmp_path / "first.py").write_text(blocks[0] + KINDS, encoding="utf-8")
+    options = ["--strict", "--config-file=", "--follow-imports=silent", "--disable-error-code=import-untyped"]
+    command = [sys.executable, "-m", "mypy", *options, str(tmp_path / "first.py")]
+    environment = {**os.environ, "MYPYPATH": str(root)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_metadata(metadata: Message) -> None:

@@ -1,6 +1,6 @@
-"""Measuring the speeds that the cost model uses, each by one small model made of the kind of node that it is about.
+"""Measure the speeds that the cost model uses, each with one small model.
 
-The formulas are those of `product_cost` and `movement_cost` in `onnx_convgrad.lowering.table`, solved for the rate.
+The formulas are those of `product_cost` and `movement_cost` in `onnx_convgrad.lowering.cost`, solved for the rate.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Probe:
-    """One node (or a chain of equal ones) to be timed: operand shapes, constant operands, attributes."""
+    """A node, or a chain of equal nodes, to be timed: operand shapes, constant operands, attributes."""
 
     op_type: str
     shapes: tuple[Shape, ...]
@@ -47,7 +47,7 @@ class Probe:
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
     def seconds(self, provider: str, threads: int, repeats: int) -> float:
-        """Median time of one node."""
+        """Return the median time of one node."""
         rng = np.random.default_rng(0)
         feed = {f"x{i}": rng.standard_normal(s).astype(np.float32) for i, s in enumerate(self.shapes)}
         side = Turns(Bound(self.model().SerializeToString(), feed, threads, provider))
@@ -59,20 +59,20 @@ def _add(count: int, length: int = 1) -> Probe:
 
 
 def calibrate(threads: int, *, provider: str = "cpu", repeats: int = 5, progress: Progress = lambda _: None) -> Rates:
-    """Measure the rates of a provider, `"cpu"` with so many threads or `"cuda"`; takes some seconds.
+    """Measure the rates of a provider, `"cpu"` or `"cuda"`; takes some seconds.
 
     Raises:
         ExecutionError: ONNX Runtime or the provider is missing.
     """
     node = 0.0
 
-    def timed(what: str, probe: Probe) -> float:
-        progress(what)
+    def timed(name: str, probe: Probe) -> float:
+        progress(name)
         return max(probe.seconds(provider, threads, repeats) - node, 1e-9)
 
-    # one that all threads are called for, as those of models mostly are
+    # all threads take part in this one, as in most nodes of models
     node = timed("one kernel", Probe("MatMul", ((2, 8, 8), (2, 8, 8)), length=100))
-    large = provider == "cuda"  # which small probes would leave idle
+    large = provider == "cuda"  # small probes would leave most of a GPU idle
     m = n = k = 4096 if large else 1024
     images = 64 if large else 4
     sizes = [2**p for p in range(17, 26)]
@@ -82,7 +82,7 @@ def calibrate(threads: int, *, provider: str = "cpu", repeats: int = 5, progress
     cache = float(max(b for b, speed in speeds.items() if speed > 0.8 * cached))
     product = timed("matrix products", Probe("MatMul", ((m, k), (k, n))))
     gemm = 2.0 * m * n * k * (1 + 2 / n + 2 / k) / product  # `small` is corrected for below
-    few, columns, batch = 16, 256, 64 if large else 8  # which the cache of a processor holds
+    few, columns, batch = 16, 256, 64 if large else 8  # these fit the cache of a processor
     narrow = timed("narrow matrix products", Probe("MatMul", ((few, k), (batch, k, columns))))
     ideal = 2.0 * batch * few * columns * k / gemm
     moved = 4 * (few * k + batch * (k + few) * columns)
@@ -97,10 +97,12 @@ def calibrate(threads: int, *, provider: str = "cpu", repeats: int = 5, progress
     attributes = (("group", 64), ("pads", [1, 1, 1, 1]))
     depthwise = Probe("Conv", (grid, (64, 1, 3, 3)), attributes=attributes)
     pixels = images * 64 * 56 * 56
-    others = images * 64 * 4.5 * run + 8 * pixels / (memory if large else cached)  # beginning each image, and the pass
+    others = images * 64 * 4.5 * run + 8 * pixels / (
+        memory if large else cached
+    )  # the start of each image, and the pass
     tap = max(timed("depthwise convolutions", depthwise) - others, 0.1 * others) / (9 * pixels) / (1 + 16 / 56)
     rows = (4 * images, 192, 196)
     turned = timed("passes by one thread", Probe("Transpose", (rows,), attributes=(("perm", [1, 0, 2]),)))
     alone = max(1.0, turned * (memory if large else cached) / (8 * math.prod(rows)))
-    found = Rates(gemm, small, cached, memory, cache, node, item, run, tap, alone)
-    return Rates(**{name: float(f"{value:.4g}") for name, value in asdict(found).items()})
+    rates = Rates(gemm, small, cached, memory, cache, node, item, run, tap, alone)
+    return Rates(**{name: float(f"{value:.4g}") for name, value in asdict(rates).items()})

@@ -1,4 +1,4 @@
-"""How good the choice of a lowering was: every one that applies is timed, beside what was predicted."""
+"""Time every lowering that applies to a convolution, to compare with the predictions."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from onnx_convgrad.lowering.lower import Choice
 __all__ = ["predicted", "time_lowerings"]
 
 _NEAR = 2.5
-"""What is within this factor of the fastest is timed again, more carefully."""
+"""Lowerings within this factor of the fastest are timed again, more carefully."""
 
 _ROOM = 0.3
-"""A lowering may hold this part of the machine's memory: the runtime keeps as much again while arenas grow."""
+"""Most of the machine's memory that a lowering may use: while its arena grows, the runtime uses twice as much."""
 
 
 def predicted(choice: Choice) -> dict[str, float]:
-    """Seconds predicted of every lowering that applies."""
+    """Return the predicted seconds of every lowering that applies."""
     return {c.name: c.seconds for c in choice.candidates if c.seconds is not None}
 
 
 def time_lowerings(
     choice: Choice, layer: ConvLayer, threads: int, repeats: int, others: Mapping[str, Side] | None = None
 ) -> dict[str, float]:
-    """Measured seconds of every lowering that applies to a convolution and that memory has room for, and of `others`.
+    """Time every lowering that applies to a convolution and fits into memory, and `others`; return seconds.
 
-    All are timed roughly first, one after the other; the fast ones, the chosen one and the others then in turns.
+    All are first timed roughly, one after the other; then the fast ones, the chosen one and the others in turns.
     """
-    found = {}
+    rough = {}
     for candidate in choice.candidates:
         fits = candidate.name == choice.chosen or candidate.workspace < _ROOM * _memory()
         if candidate.seconds is not None and fits:
             run = Turns(_run(choice.op_type, layer, candidate.name, threads), tries=3)
-            found[candidate.name] = run()
-            del run  # a session keeps what it ever held
-    bound = _NEAR * min(found.values())
-    near = [name for name, seconds in found.items() if name == choice.chosen or seconds < bound]
+            rough[candidate.name] = run()
+            del run  # a session never releases memory
+    bound = _NEAR * min(rough.values())
+    near = [name for name, seconds in rough.items() if name == choice.chosen or seconds < bound]
     careful: dict[str, Side] = {name: Turns(_run(choice.op_type, layer, name, threads)) for name in near}
-    return found | interleave({**careful, **(others or {})}, repeats=repeats)
+    return rough | interleave({**careful, **(others or {})}, repeats=repeats)
 
 
 def _memory() -> float:
-    """Bytes of the machine's memory; where the system does not say (Windows), as if there were no end of it."""
+    """Return the bytes of the machine's memory; infinity if the system does not report it (Windows)."""
     names = getattr(os, "sysconf_names", {})
     if not {"SC_PAGE_SIZE", "SC_PHYS_PAGES"} <= set(names):
         return float("inf")

@@ -1,4 +1,4 @@
-"""One convolution with static sizes, to be timed on its own: by our gradients, and by PyTorch's."""
+"""One convolution with static sizes, to be timed by itself, with our gradients or PyTorch's."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from onnx_convgrad.ir.serialize import whole_proto
 from onnx_convgrad.ir.targets import target_named
 from onnx_convgrad.lowering.candidates import Policy
 from onnx_convgrad.lowering.lower import lower
+from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import build
 
 __all__ = ["OPERATORS", "ConvLayer"]
@@ -26,14 +27,14 @@ __all__ = ["OPERATORS", "ConvLayer"]
 Sizes = tuple[int, ...]
 
 OPERATORS = {"Conv": (), "ConvInputGrad": ("x",), "ConvWeightGrad": ("w",)}
-"""Operator with lowerings -> the operand whose gradient it computes, if it is one."""
+"""Operator with lowerings -> the operand whose gradient it computes, if any."""
 
 
 @dataclass(frozen=True)
 class ConvLayer:
     """`y = conv(x, w)` without bias, or its transpose; `x` and `w` are shapes, the rest has one entry per spatial axis.
 
-    With `constant` weights, what is made of them alone is made while building or loading, as in a model that is not trained.
+    With `constant` weights, nodes that depend on them alone are folded, as in a model that is not trained.
     """
 
     x: Sizes
@@ -48,10 +49,10 @@ class ConvLayer:
 
     @classmethod
     def of(cls, spec: ConvSpec, *, constant: bool = False) -> ConvLayer:
-        """The convolution of a spec; raises `ArgumentError` where a size is unknown or a pad is negative."""
+        """Make the convolution of a spec; raises `ArgumentError` if a size is unknown or a pad is negative."""
         x, w = (spec.batch, spec.channels, *spec.x), (spec.features, spec.channels, *spec.kernel)
         if None in x or None in w:
-            raise ArgumentError("a size is not known", hint="Give the shapes of the inputs.")
+            raise ArgumentError("a size is unknown", hint="Give the shapes of the inputs.")
         if spec.negative_padding:
             raise ArgumentError("ONNX has no convolution with negative padding")
         sizes = tuple(n or 0 for n in w)
@@ -85,7 +86,7 @@ class ConvLayer:
         )
 
     def model(self) -> onnx.ModelProto:
-        """`x, w -> y`: the weight is an input, as it is in training, unless it is constant."""
+        """Return the model `x, w -> y`; the weight is an input, as in training, unless it is constant."""
         attributes: dict[str, Any] = {
             "kernel_shape": self.w[2:],
             "strides": self.strides,
@@ -102,18 +103,18 @@ class ConvLayer:
 
     @cached_property
     def feed(self) -> dict[str, np.ndarray]:
-        """Noise for x, w and the cotangent of y."""
+        """Random x, w and cotangent of y."""
         rng = np.random.default_rng(0)
         shapes = {"x": self.x, "w": self.w, "y_grad": self.y}
         return {name: rng.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()}
 
     def ours(self, wrt: Sequence[str], threads: int, lowering: str | Mapping[str, str] = "auto") -> Bound:
-        """The gradients with respect to `wrt` (of `x` and `w`), ready to run; errors as for `onnx_convgrad.vjp`."""
-        gradients = build(self.model(), mode="vjp", wrt=list(wrt), lowering=lowering).model
+        """Return the gradients with respect to `wrt` (`x`, `w`), ready to run; errors as for `onnx_convgrad.vjp`."""
+        gradients = build(self.model(), Options(wrt=list(wrt), lowering=lowering), mode="vjp").model
         return Bound(whole_proto(gradients).SerializeToString(), self.feed, threads)
 
     def forward(self, threads: int, lowering: str = "conv") -> Bound:
-        """The convolution itself, as a training graph would compute it by `lowering`."""
+        """Return the convolution itself, computed by `lowering` as in a training graph."""
         model = ir.from_proto(self.model())
         lower(model.graph, target_named("cpu"), Policy({"Conv": lowering}, training=True))
         return Bound(ir.to_proto(model).SerializeToString(), self.feed, threads)

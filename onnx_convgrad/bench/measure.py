@@ -1,11 +1,11 @@
-"""What a model's gradients cost on this machine: as a whole, and convolution by convolution."""
+"""Measure a model and its gradients on this machine: as a whole, and each convolution by itself."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from onnx_convgrad.ir.constants import is_constant
 from onnx_convgrad.ir.notes import SEEDS
 from onnx_convgrad.ir.serialize import whole_proto
 from onnx_convgrad.lowering.lower import Choice
+from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import Built, build
 from onnx_convgrad.runtime import run
 
@@ -35,14 +36,14 @@ _SAME = 1.05
 """Times that differ by less count as equal."""
 
 _SPATIAL = {3: (1024, 256, 64), 4: (224, 64, 32), 5: (32, 16)}
-"""Sizes tried for free spatial axes, by the rank of the input: those that people run, unlike those of a check."""
+"""Sizes tried for free spatial axes, by the rank of the input: typical ones, larger than those of a check."""
 
 
 @dataclass(frozen=True)
 class ConvTimes:
-    """One operator of a convolution, for all nodes of the same geometry: seconds by lowering, predicted and measured.
+    """Seconds by lowering, predicted and measured, of one operator on one geometry, for all nodes that share it.
 
-    `skipped` says why nothing was measured, where nothing was.
+    `skipped` is the reason if nothing was measured.
     """
 
     nodes: tuple[str, ...]
@@ -56,12 +57,12 @@ class ConvTimes:
 
     @property
     def seconds(self) -> float | None:
-        """Of the chosen lowering."""
+        """Measured seconds of the chosen lowering."""
         return self.measured.get(self.chosen)
 
     @property
     def fastest(self) -> str:
-        """The lowering that was fastest, or the chosen one where nothing was measured."""
+        """The fastest lowering, or the chosen one if nothing was measured."""
         return min(self.measured, key=lambda name: self.measured[name], default=self.chosen)
 
 
@@ -78,18 +79,18 @@ class BenchReport:
 
     @property
     def backward(self) -> float:
-        """What the gradients add; a little less than they take, where the runtime no longer fuses the model's nodes."""
+        """Time that the gradients add; less than they take, if the runtime fuses fewer of the model's nodes."""
         return self.augmented - self.forward
 
     @property
     def totals(self) -> tuple[float, float] | None:
-        """Our seconds and PyTorch's of all nodes whose convolution was timed on both sides; `None` where none was."""
+        """Our seconds and PyTorch's of all nodes that were timed on both sides; `None` if there are none."""
         both = [(c.seconds * len(c.nodes), c.torch * len(c.nodes)) for c in self.convolutions if c.seconds and c.torch]
         return (sum(ours for ours, _ in both), sum(torch for _, torch in both)) if both else None
 
     @property
     def lowerings(self) -> dict[str, str]:
-        """For `lowering=`: what was fastest here, of every operator and node; what was chosen if that is about as fast."""
+        """The fastest lowering of every operator and node, for `lowering=`; the chosen one if it is about as fast."""
         return {
             f"{times.operator}:{node}": times.chosen if times.seconds <= _SAME * times.measured[best] else best
             for times in self.convolutions
@@ -98,7 +99,7 @@ class BenchReport:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON-ready data; times in seconds."""
+        """Return the report as JSON-ready data; times in seconds."""
         return {
             "inputs": {name: list(shape) for name, shape in self.inputs.items()},
             "machine": dict(self.machine),
@@ -111,43 +112,43 @@ class BenchReport:
 
 def bench(
     model: AnyModel,
+    options: Options,
     *,
     threads: int,
     repeats: int = 5,
     torch: bool = True,
     progress: Progress = lambda _: None,
-    **arguments: Any,
 ) -> BenchReport:
     """Measure a model on ONNX Runtime's CPU provider.
 
     Args:
         model: As for `augment`. Free sizes of its inputs are found by trial.
-        threads: Of ONNX Runtime and of PyTorch.
-        repeats: Turns of which the median is taken.
-        torch: Whether to time PyTorch's convolutions too, which must then be installed.
-        progress: Told what is going on.
-        arguments: Of `augment`.
+        options: How its gradients are built.
+        threads: Threads of ONNX Runtime and of PyTorch.
+        repeats: Number of turns whose median is taken.
+        torch: Whether to time PyTorch's convolutions too; PyTorch must then be installed.
+        progress: Called with the name of each step.
 
     Raises:
         ModelError: No inputs were found on which the model runs.
         ConvGradError: What `augment` raises.
     """
     progress("finding inputs")
-    feed = _feed(build(model, **arguments))
+    feed = _feed(build(model, options))
     shapes = {name: array.shape for name, array in feed.items()}
     sizes = {name: list(shape) for name, shape in shapes.items()}
-    built = build(model, **{**arguments, "input_shapes": sizes, "compare": True})
+    built = build(model, replace(options, input_shapes=sizes), compare=True)
     progress("timing the model")
     forward, augmented = _whole(built, feed, threads, repeats)
-    found = []
+    convolutions = []
     groups = _grouped(built)
     with ExitStack() as stack:
         side = stack.enter_context(TorchSide(threads)) if torch and groups else None
         for index, group in enumerate(groups, 1):
             first = group.choices[0]
             progress(f"timing convolution {index} of {len(groups)}: {first.op_type} of {first.node}")
-            found.append(_times(group, side, threads, repeats))
-    return BenchReport(shapes, machine(threads), forward, augmented, tuple(found), torch)
+            convolutions.append(_times(group, side, threads, repeats))
+    return BenchReport(shapes, machine(threads), forward, augmented, tuple(convolutions), torch)
 
 
 def _feed(built: Built) -> Feed:
@@ -158,7 +159,7 @@ def _feed(built: Built) -> Feed:
 
 
 def _whole(built: Built, feed: Feed, threads: int, repeats: int) -> tuple[float, float]:
-    """Seconds of the model as it came, and with its gradients."""
+    """Time the model, and the model with its gradients."""
     seeds = [v for v in built.model.graph.inputs if v.name not in feed and not v.is_initializer()]
     results = run(whole_proto(built.primal), feed)
     targets = {seed: y for y, seed in json.loads(built.model.metadata_props[SEEDS]).items()}
@@ -181,7 +182,7 @@ def _whole(built: Built, feed: Feed, threads: int, repeats: int) -> tuple[float,
 
 @dataclass(frozen=True)
 class _Group:
-    """Choices of the same operator and geometry; of which dtype the data is, and whether nobody feeds the weights."""
+    """Choices with the same operator and geometry, the dtype of the data, and whether the weights are constant."""
 
     choices: list[Choice]
     dtype: ir.DataType | None
@@ -189,7 +190,7 @@ class _Group:
 
 
 def _grouped(built: Built) -> list[_Group]:
-    """In the order of the model."""
+    """Group the choices to be timed, in the order of the model."""
     groups: dict[tuple[str, str, bool], _Group] = {}
     order = {node.name: i for i, node in enumerate(built.primal.graph)}
     operands = {node.name: (*node.inputs, None, None)[:2] for node in built.primal.graph}
@@ -214,7 +215,7 @@ def _times(group: _Group, torch: TorchSide | None, threads: int, repeats: int) -
     }
     if group.dtype not in (ir.DataType.FLOAT, None):
         return ConvTimes(
-            **facts, measured={}, skipped=f"it is in {group.dtype.name.lower()}, and only float32 is timed"
+            **facts, measured={}, skipped=f"its dtype is {group.dtype.name.lower()}, and only float32 is timed"
         )
     try:
         layer = ConvLayer.of(choice.spec, constant=group.constant)

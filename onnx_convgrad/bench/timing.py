@@ -1,6 +1,6 @@
-"""Timing that compares: the sides of a comparison take turns in one process, and medians are taken.
+"""Compare times: the sides of a comparison take turns in one process, and the medians are compared.
 
-A machine may be slower one minute than the next, so ratios mean something only between what ran interleaved.
+A machine may be slower one minute than the next, so only ratios of interleaved runs are meaningful.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ __all__ = ["Bound", "Run", "Side", "Turns", "calm", "interleave", "lap", "machin
 Run = Callable[[], object]
 
 Side = Callable[[], float]
-"""One turn of a side: the seconds of one call of what it runs."""
+"""Runs one turn of a side and returns the seconds of one call."""
 
 _PAUSE = 0.05
-"""Seconds before a turn: an idle worker thread of ONNX Runtime spins for 40 ms after a run, and takes a core."""
+"""Pause before a turn, in seconds: idle worker threads of ONNX Runtime occupy cores for 40 ms after a run."""
 
 _SHORTEST = 1e-2
-"""Calls are repeated until they take this long together, or else the scheduler decides what is measured."""
+"""Calls are repeated until they take this long together, so that the scheduler's noise is small."""
 
 _DISTURBED = 0.1
-"""A turn is tried again when threads waited for a core for more than this part of it."""
+"""A turn is repeated if threads waited for a core for more than this share of it."""
 
 _PATIENCE = 0.25
-"""Seconds between two tries."""
+"""Pause between two tries, in seconds."""
 
 _PRESSURE = Path("/proc/pressure/cpu")
 
 
 def lap(run: Run, calls: int = 1) -> float:
-    """Seconds per call."""
+    """Return the seconds per call."""
     start = time.perf_counter()
     for _ in range(calls):
         run()
@@ -52,7 +52,7 @@ def lap(run: Run, calls: int = 1) -> float:
 class Turns:
     """A side that runs in this process.
 
-    A turn is some calls that are not counted, which bring threads and caches back, then as many that are.
+    A turn is some untimed calls, which wake threads and fill caches, then the same number of timed calls.
     """
 
     def __init__(self, run: Run, *, tries: int = 12) -> None:
@@ -72,11 +72,11 @@ class Turns:
 
 
 def calm(measure: Side, before: Run = lambda: None, *, tries: int) -> tuple[float, bool]:
-    """What `measure` says when no other process gets in its way, and whether that came about.
+    """Run `measure` until no other process disturbs it; return its result and whether it was undisturbed.
 
-    Each try begins with a pause and with `before`. The least disturbed one counts when none was calm.
+    Each try starts with a pause and a call of `before`. If every try was disturbed, the least disturbed one counts.
     """
-    found = []
+    results = []
     for attempt in range(tries):
         time.sleep(_PATIENCE if attempt else _PAUSE)
         before()
@@ -85,12 +85,12 @@ def calm(measure: Side, before: Run = lambda: None, *, tries: int) -> tuple[floa
         waited = (_stalled() - stalled) / (time.perf_counter() - start)
         if waited < _DISTURBED:
             return result, True
-        found.append((waited, result))
-    return min(found)[1], False
+        results.append((waited, result))
+    return min(results)[1], False
 
 
 def _stalled() -> float:
-    """Seconds in which some thread of the machine was ready to run and had no core; 0 where the system does not tell."""
+    """Return the seconds in which some thread waited for a core; 0 if the system does not report it."""
     try:
         return int(_PRESSURE.read_text(encoding="utf-8").splitlines()[0].rpartition("=")[2]) / 1e6
     except (OSError, ValueError, IndexError):
@@ -98,7 +98,7 @@ def _stalled() -> float:
 
 
 def interleave(sides: Mapping[str, Side], *, repeats: int = 7) -> dict[str, float]:
-    """Median seconds of one call of each side, measured in turns."""
+    """Let the sides take turns; return the median seconds of one call of each."""
     laps: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(repeats):
         for name, side in sides.items():
@@ -107,12 +107,12 @@ def interleave(sides: Mapping[str, Side], *, repeats: int = 7) -> dict[str, floa
 
 
 class Bound:
-    """A model on inputs that are bound once, called without arguments; the runtime reuses its memory from call to call."""
+    """A model with inputs that are bound once, called without arguments; the runtime reuses its memory between calls."""
 
     def __init__(
         self, model: bytes | str, feed: Mapping[str, np.ndarray], threads: int, providers: Providers = "cpu"
     ) -> None:
-        """Load a model, from its bytes or its path; raises `ExecutionError` when the runtime is missing or refuses it."""
+        """Load a model from bytes or a path; raises `ExecutionError` if the runtime is missing or refuses it."""
         self.session = session(model, providers=providers, options={"threads": threads, "memory_pattern": True})
         self.binding = Binding(self.session)
         self.binding.bind({value.name: feed[value.name] for value in self.session.get_inputs()})
@@ -122,15 +122,15 @@ class Bound:
         self.binding.run()
 
     def outputs(self) -> dict[str, np.ndarray]:
-        """The results of the last call."""
+        """Return the results of the last call."""
         return {name: value.numpy() for name, value in self.binding.results().items()}
 
 
-# -- where it was measured ----------------------------------------------------------------------------------------------
+# -- the machine -------------------------------------------------------------------------------------------------------
 
 
 def machine(threads: int) -> dict[str, Any]:
-    """Processor, cores, threads and versions."""
+    """Return processor, cores, threads and versions."""
     versions = {}
     for package in ("onnx-convgrad", "onnxruntime", "torch", "onnx", "numpy"):
         try:
@@ -148,9 +148,9 @@ def machine(threads: int) -> dict[str, Any]:
 
 
 def machine_text(facts: Mapping[str, Any]) -> str:
-    """The machine in one sentence."""
+    """Describe the machine in one line."""
     versions = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
     having, using = (
-        f"{n} {what}{'s' * (n != 1)}" for n, what in ((facts["cores"], "core"), (facts["threads"], "thread"))
+        f"{n} {noun}{'s' * (n != 1)}" for n, noun in ((facts["cores"], "core"), (facts["threads"], "thread"))
     )
     return f"{facts['processor']}, {having}, {using}; {facts['system']}; Python {facts['python']}, {versions}."

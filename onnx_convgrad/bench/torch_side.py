@@ -1,10 +1,10 @@
-"""PyTorch's convolutions, timed in a process of their own.
+"""Time PyTorch's convolutions in a process of its own.
 
-In one process with ONNX Runtime its allocator meets a heap that another has cut up, and its times jump by a factor of
-two. The process is `python -m onnx_convgrad.bench.torch_side`; it takes and gives one line of JSON at a time.
+In one process with ONNX Runtime, PyTorch's allocator works on a heap fragmented by the other library, and its times vary
+by a factor of two. The process is `python -m onnx_convgrad.bench.torch_side`; requests and answers are lines of JSON.
 """
 
-# ruff: noqa: T201 - the answers
+# ruff: noqa: T201 - prints requests and answers
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from onnx_convgrad.errors import ExecutionError
 __all__ = ["TorchSide", "torch_installed"]
 
 _KEPT_BY_MALLOC = 31 * 2**20
-"""Bytes. Once a block of almost 32 MB has been freed, glibc keeps smaller ones for reuse: so in any process that trains."""
+"""Bytes. After a block of almost 32 MB is freed, glibc keeps smaller ones for reuse, as in any process that trains."""
 
 
 def torch_installed() -> bool:
-    """Whether there is a PyTorch to compare with."""
+    """Return whether PyTorch is installed."""
     return find_spec("torch") is not None
 
 
 class TorchSide:
-    """The other process, as a context. It holds one layer at a time, the one asked for last."""
+    """The other process, as a context manager. It holds the layer of the last request."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
@@ -51,28 +51,28 @@ class TorchSide:
         self.process.communicate()
 
     def side(self, layer: ConvLayer, wrt: Sequence[str]) -> Side:
-        """`convolution_backward` for the gradients of `wrt` (of `x` and `w`); the convolution itself if there are none."""
+        """Time `convolution_backward` for the gradients of `wrt` (`x`, `w`), or the convolution itself if `wrt` is empty."""
         self._ask("prepare", layer=asdict(layer), wrt=list(wrt))
         return lambda: float(self._ask("turn"))
 
     def results(self) -> list[np.ndarray]:
-        """What the present layer's call computes."""
+        """Return the results of the current layer."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "results.npz"
             self._ask("results", path=str(path))
             with np.load(path) as arrays:
                 return [arrays[name] for name in arrays.files]
 
-    def _ask(self, what: str, **arguments: Any) -> Any:
+    def _ask(self, request: str, **arguments: Any) -> Any:
         if self.process.stdin is None or self.process.stdout is None:
             raise ExecutionError("PyTorch's process has no pipes.")
         try:
-            print(json.dumps({"do": what, **arguments}), file=self.process.stdin, flush=True)
+            print(json.dumps({"do": request, **arguments}), file=self.process.stdin, flush=True)
             answer = self.process.stdout.readline()
         except BrokenPipeError:
             answer = ""
         if not answer:
-            raise ExecutionError("PyTorch's process has ended unexpectedly.", hint="Leave it out with --no-torch.")
+            raise ExecutionError("PyTorch's process has ended unexpectedly.", hint="Omit it with --no-torch.")
         return json.loads(answer)
 
 
@@ -80,7 +80,7 @@ class TorchSide:
 
 
 def _call(layer: ConvLayer, wrt: Sequence[str]) -> Callable[[], Any]:
-    """PyTorch pads both ends alike: what is more at one end is added to x beforehand, and cut from its gradient."""
+    """Make a call of PyTorch, which pads both ends alike: extra padding is added to x first and cut from its gradient."""
     import torch
 
     x, w, gy = (torch.from_numpy(layer.feed[name]) for name in ("x", "w", "y_grad"))
@@ -116,8 +116,8 @@ def _serve(threads: int) -> None:
         elif turns is not None and request["do"] == "turn":
             answer = turns()
         elif turns is not None:
-            found: Any = turns.run()
-            np.savez(request["path"], *(tensor.numpy() for tensor in found if tensor is not None))
+            tensors: Any = turns.run()
+            np.savez(request["path"], *(tensor.numpy() for tensor in tensors if tensor is not None))
         print(json.dumps(answer), flush=True)
 
 

@@ -14,7 +14,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import onnx_ir as ir
@@ -25,13 +25,12 @@ from onnx_convgrad.checking.numeric import Derivative, Found, wide
 from onnx_convgrad.checking.rounding import InDouble
 from onnx_convgrad.checking.torch_check import available, torch_gradients
 from onnx_convgrad.errors import ExecutionError, ModelError
-from onnx_convgrad.frontend.canonicalize import InputShapes
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.parameters import resolve_of
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.notes import SEEDS
-from onnx_convgrad.lowering.candidates import Choosing
-from onnx_convgrad.pipeline.stages import Built, Names, build
+from onnx_convgrad.pipeline.options import Names, Options, Settings
+from onnx_convgrad.pipeline.stages import Built, build
 from onnx_convgrad.runtime import session
 
 __all__ = ["CheckReport", "Row", "check", "verify_numerically"]
@@ -108,43 +107,28 @@ def check(
     *,
     wrt: Names = "all",
     of: Names | None = None,
-    training: bool = False,
-    target: str = "cpu",
-    lowering: Choosing = "auto",
-    input_shapes: InputShapes | None = None,
     seed: int = 0,
     samples: int = 1,
     progress: Progress = lambda _: None,
+    **settings: Unpack[Settings],
 ) -> CheckReport:
     """Augment `model` and compare its gradients with numeric ones, and with PyTorch's where that is installed.
 
     Args:
-        model: As for `augment`, like the six that follow.
+        model: As for `augment`.
         wrt: What to check; by default all floating inputs and parameters.
         of: The targets.
-        training: BatchNormalization with batch statistics.
-        target: For which the gradients are lowered.
-        lowering: Forced lowerings.
-        input_shapes: Shapes of inputs; free sizes are found by trial.
         seed: Of the random inputs, cotangents and directions.
         samples: Random directions per value.
-        progress: Told what is going on.
+        progress: Called with the name of each stage.
+        settings: As for `augment`; free sizes of inputs are found by trial.
 
     Raises:
         ModelError: No inputs were found on which the model runs; it holds more than 2 GB.
         ConvGradError: What `augment` raises.
     """
-    built = build(
-        model,
-        mode="vjp",  # what else the model computes may need inputs of other shapes
-        wrt=wrt,
-        of=of,
-        training=training,
-        target=target,
-        lowering=lowering,
-        input_shapes=input_shapes,
-        progress=progress,
-    )
+    options = Options(wrt=wrt, of=of, **settings)
+    built = build(model, options, mode="vjp", progress=progress)  # other outputs may need inputs of other shapes
     return verify_numerically(built, of=of, seed=seed, samples=samples, progress=progress)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.errors import ExecutionError, ModelError
+from onnx_convgrad.ir.shape_hints import input_shape_option
 
 __all__ = ["draw", "working_feed"]
 
@@ -20,8 +21,6 @@ _RANGES = (None, (0.1, 1.0), (1.0, 2.0))
 
 Feed = dict[str, np.ndarray]
 Runner = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
-
-_HINT = "Give sizes that it accepts with --input-shape NAME:1,3,224,224."
 
 
 def working_feed(
@@ -35,9 +34,10 @@ def working_feed(
     Raises:
         ModelError: No trial succeeded, or a rank is unknown.
     """
+    hint = f"Give sizes that it accepts, as in {input_shape_option(inputs)}."
     for value in inputs:
         if value.shape is None:
-            raise ModelError(f"The rank of input {value.name!r} is unknown.", hint=_HINT)
+            raise ModelError(f"The rank of input {value.name!r} is unknown.", hint=hint)
     last: Exception | None = None
     for sizes in _trials(inputs, spatial):
         for within in _RANGES:
@@ -55,7 +55,7 @@ def working_feed(
     if "NOT_IMPLEMENTED" in reason:
         raise ModelError(f"{reason.rstrip('.')}.", hint="The runtime may have it for another dtype.")
     raise ModelError(
-        f"The model runs on none of the inputs tried; the last answer was: {reason.rstrip('.')}.", hint=_HINT
+        f"The model runs on none of the inputs tried; the last answer was: {reason.rstrip('.')}.", hint=hint
     )
 
 

@@ -1,112 +1,145 @@
-"""What the command `bench` prints and draws."""
+"""The command `bench`: time a model, its gradients and each convolution, or calibrate the cost model."""
 
-# ruff: noqa: T201 - commands print
+# ruff: noqa: D301 - click wants a backspace before examples
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from json import dumps
 from pathlib import Path
 from statistics import geometric_mean
-from typing import Any
+from typing import TYPE_CHECKING, Annotated
 
-from onnx_convgrad.base.names import check_names
-from onnx_convgrad.bench.calibrate import calibrate
-from onnx_convgrad.bench.measure import BenchReport, ConvTimes, bench
-from onnx_convgrad.bench.timing import machine_text
-from onnx_convgrad.bench.torch_side import torch_installed
-from onnx_convgrad.cli.bench_plot import plot
-from onnx_convgrad.cli.figures import check_plot
+import typer
+
+from onnx_convgrad.cli.command import command
 from onnx_convgrad.cli.tables import Output, Table, ms_text, shape_text
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.frontend.files import check_folder
-from onnx_convgrad.ir.targets import TARGETS
-from onnx_convgrad.lowering.cost.calibration import Store, key, shipped
-from onnx_convgrad.runtime.providers import PROVIDERS
+from onnx_convgrad.pipeline.options import Options
 
-__all__ = ["calibration", "command", "need_model"]
+if TYPE_CHECKING:
+    from onnx_convgrad.bench.measure import BenchReport, ConvTimes
+
+__all__ = ["bench"]
 
 
-def command(
-    model: Path,
-    arguments: Mapping[str, Any],
-    out: Output,
+@command(leave=("target", "deterministic"), verbose="Show every lowering.")  # both concern other providers
+def bench(
+    model: Annotated[Path | None, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)] = None,
     *,
-    threads: int,
-    repeats: int,
-    torch: bool,
-    picture: Path | None,
-    saved: Path | None,
-    every: bool,
-    json: bool,
+    options: Options,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            "--threads", metavar="INT", min=1, help="Threads of ONNX Runtime and PyTorch. [default: the cores]"
+        ),
+    ] = None,
+    repeat: Annotated[
+        int, typer.Option("--repeat", metavar="INT", min=1, help="Number of turns whose median is taken.")
+    ] = 5,
+    torch: Annotated[bool, typer.Option("--torch/--no-torch", help="Compare with PyTorch if it is installed.")] = True,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Also draw the times: a .png, .svg or .pdf file.")
+    ] = None,
+    save_lowerings: Annotated[
+        Path | None,
+        typer.Option("--save-lowerings", metavar="FILE", help="Write the fastest as a .json file for --lowering."),
+    ] = None,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="First measure this machine's speeds, which the cost model then uses.")
+    ] = False,
+    provider: Annotated[
+        str, typer.Option("--provider", metavar="NAME", help="Provider that --calibrate measures: cpu or cuda.")
+    ] = "cpu",
+    out: Output,
 ) -> None:
-    """Measure, tell, draw, and save the fastest lowerings.
+    """Time a model, its gradients and each convolution on the CPU.
 
-    Raises:
-        ArgumentError: The picture or the lowerings cannot be written.
-        ConvGradError: What `bench` raises.
+    \b
+    Example:
+      onnx-convgrad bench model.onnx --input-shape image:8,3,224,224 --plot a.png
+      onnx-convgrad bench model.onnx --save-lowerings fast.json
+      onnx-convgrad bench --calibrate
+      onnx-convgrad bench --calibrate --provider cuda
     """
-    if picture:
-        check_plot(picture)
-    if saved:
-        _check_saved(saved)
-    with out.stages() as stage:
-        compared = torch and torch_installed()
-        report = bench(model, threads=threads, repeats=repeats, torch=compared, progress=stage, **arguments)
-    if picture:
-        plot(report, picture, model.name)
-    if saved:
-        saved.write_text(dumps(report.lowerings, indent=2) + "\n", encoding="utf-8")
-    if json:
-        written = {"plot": str(picture) if picture else None, "lowerings": str(saved) if saved else None}
-        print(dumps({"model": str(model), **written, **report.to_dict()}, indent=2))
-        return
-    _print(report, out, every=every)
-    if torch and not compared:
-        out.line("PyTorch is not installed, so there is nothing to compare with.")
-    if picture:
-        out.line(f"\nThe plot is in {picture}.")
-    if saved:
-        out.line(f"\nThe fastest lowerings are in {saved}; take them with --lowering {saved}.")
+    from onnx_convgrad.bench.measure import bench as measure
+    from onnx_convgrad.bench.torch_side import torch_installed
+    from onnx_convgrad.cli.bench_plot import plot as draw
+    from onnx_convgrad.lowering.cost.calibration import cores
 
-
-def _check_saved(path: Path) -> None:
-    """Refuse, before any work, a file that `--lowering` would not read or that has no folder."""
-    if path.suffix != ".json":
-        raise ArgumentError(f"Lowerings cannot be saved as {path.name!r}.", hint="Name a .json file.")
-    check_folder(path)
-
-
-def need_model(*, calibrate: bool) -> None:
-    """Refuse a call that asks for nothing."""
-    if not calibrate:
+    threads = threads or cores()
+    if calibrate:
+        _calibrate(out, provider, threads, json=out.json and not model)
+    if model is None:
+        if calibrate:
+            return
         raise ArgumentError(
             "There is no model to time.", hint="Name a file, or give --calibrate to measure this machine."
         )
+    _check_files(plot, save_lowerings)
+    with out.stages() as stage:
+        compared = torch and torch_installed()
+        report = measure(model, options, threads=threads, repeats=repeat, torch=compared, progress=stage)
+    if plot:
+        draw(report, plot, model.name)
+    if save_lowerings:
+        save_lowerings.write_text(dumps(report.lowerings, indent=2) + "\n", encoding="utf-8")
+    if out.json:
+        written = {"plot": plot and str(plot), "lowerings": save_lowerings and str(save_lowerings)}
+        out.print_json({"model": str(model), **written, **report.to_dict()})
+        return
+    _show(report, out)
+    if torch and not compared:
+        out.line("PyTorch is not installed, so there is nothing to compare with.")
+    if plot:
+        out.line(f"\nThe plot is in {plot}.")
+    if save_lowerings:
+        out.line(f"\nThe fastest lowerings are in {save_lowerings}; use them with --lowering {save_lowerings}.")
 
+
+def _check_files(plot: Path | None, lowerings: Path | None) -> None:
+    """Raise, before any work, if the plot or the file of lowerings cannot be written."""
+    from onnx_convgrad.cli.figures import check_plot
+    from onnx_convgrad.frontend.files import check_folder
+
+    if plot:
+        check_plot(plot)
+    if lowerings:
+        if lowerings.suffix != ".json":
+            raise ArgumentError(f"Lowerings cannot be saved as {lowerings.name!r}.", hint="Name a .json file.")
+        check_folder(lowerings)
+
+
+# -- calibration -------------------------------------------------------------------------------------------------------
 
 _RATES = {
     "gemm": ("large matrix products", 1e-9, "GFLOP/s"),
-    "small": ("rows lost to packing in a product", 1.0, "rows"),
+    "small": ("rows that packing a product costs", 1.0, "rows"),
     "cached": ("passes within the cache", 1e-9, "GB/s"),
     "memory": ("passes over memory", 1e-9, "GB/s"),
     "cache": ("cache", 1e-6, "MB"),
-    "node": ("starting a kernel", 1e6, "us"),
-    "item": ("moving one element", 1e9, "ns"),
-    "run": ("copying one short row", 1e9, "ns"),
+    "node": ("start of a kernel", 1e6, "us"),
+    "item": ("move of one element", 1e9, "ns"),
+    "run": ("copy of one short row", 1e9, "ns"),
     "tap": ("one product of a depthwise convolution", 1e9, "ns"),
 }
 
 
-def calibration(out: Output, *, provider: str, threads: int, json: bool) -> None:
-    """Measure the speeds of a provider, `"cpu"` or `"cuda"`, store them, tell.
+def _calibrate(out: Output, provider: str, threads: int, *, json: bool) -> None:
+    """Measure the speeds of a provider, `"cpu"` or `"cuda"`, store them and print them.
 
     Raises:
         ArgumentError: Another provider, or a cache folder that cannot be written.
         ExecutionError: The provider cannot run here.
     """
+    from onnx_convgrad.base.names import check_names
+    from onnx_convgrad.bench.calibrate import calibrate
+    from onnx_convgrad.ir.targets import TARGETS
+    from onnx_convgrad.lowering.cost.calibration import Store, key, shipped
+    from onnx_convgrad.runtime.providers import PROVIDERS
+
     check_names([provider], list(PROVIDERS), "provider")
     with out.stages() as stage:
         rates = calibrate(threads, provider=provider, progress=stage)
@@ -117,21 +150,26 @@ def calibration(out: Output, *, provider: str, threads: int, json: bool) -> None
         raise ArgumentError(
             f"The measured speeds cannot be stored: {problem}.", hint="Name a folder in ONNX_CONVGRAD_CACHE."
         ) from None
-    found = asdict(rates)
+    measured = asdict(rates)
     if json:
-        print(dumps({"key": name, "path": str(path), "rates": found}, indent=2))
+        out.print_json({"key": name, "path": str(path), "rates": measured})
         return
     default = asdict(shipped(TARGETS[provider]).rates)
     rows = [
-        [what, f"{found[rate] * scale:.3g}", f"{default[rate] * scale:.3g}", unit]
-        for rate, (what, scale, unit) in _RATES.items()
+        [label, f"{measured[rate] * scale:.3g}", f"{default[rate] * scale:.3g}", unit]
+        for rate, (label, scale, unit) in _RATES.items()
     ]
     out.line(f"{name}\n")
     out.table(Table(["speed of", "measured", "default", ""], rows, frozenset({1, 2})))
     out.line(f"\nStored in {path}; lowering='auto' uses it from now on.")
 
 
-def _print(report: BenchReport, out: Output, *, every: bool) -> None:
+# -- the report --------------------------------------------------------------------------------------------------------
+
+
+def _show(report: BenchReport, out: Output) -> None:
+    from onnx_convgrad.bench.timing import machine_text
+
     shapes = ", ".join(f"{name} {shape_text(shape)}" for name, shape in report.inputs.items())
     out.line(f"{machine_text(report.machine)}\nInputs: {shapes or 'none'}\n")
     parts = {"forward": report.forward, "backward": report.backward, "both": report.augmented}
@@ -141,7 +179,7 @@ def _print(report: BenchReport, out: Output, *, every: bool) -> None:
     if not report.convolutions:
         out.line("No convolution gradient is needed.")
         return
-    for times in report.convolutions if every else ():
+    for times in report.convolutions if out.verbose else ():
         out.table(_lowerings(times))
     out.table(_convolutions(report))
     for times in report.convolutions:
@@ -157,7 +195,7 @@ def _named(times: ConvTimes) -> str:
 
 
 def _convolutions(report: BenchReport) -> Table:
-    """One row per operator and geometry: what was chosen, and what would have been better."""
+    """One row per operator and geometry: the chosen lowering, and a better one if there is one."""
     columns = [
         "convolution",
         "computes",
@@ -168,7 +206,12 @@ def _convolutions(report: BenchReport) -> Table:
     ]
     rows = []
     for times in report.convolutions:
-        row = [_named(times), _WHAT[times.operator], times.chosen, ms_text(times.predicted.get(times.chosen, math.nan))]
+        row = [
+            _named(times),
+            _COMPUTES[times.operator],
+            times.chosen,
+            ms_text(times.predicted.get(times.chosen, math.nan)),
+        ]
         row.append(_ms(times.seconds))
         if report.torch:
             ratio = f"{times.torch / times.seconds:.2f}" if times.torch and times.seconds else "-"
@@ -179,17 +222,17 @@ def _convolutions(report: BenchReport) -> Table:
     return Table([*columns, ""], rows, frozenset(range(3, len(columns))), title="Convolutions")
 
 
-_WHAT = {"Conv": "output", "ConvInputGrad": "data gradient", "ConvWeightGrad": "weight gradient"}
+_COMPUTES = {"Conv": "output", "ConvInputGrad": "data gradient", "ConvWeightGrad": "weight gradient"}
 
 
 def _lowerings(times: ConvTimes) -> Table:
-    """Every lowering of one operator, from fast to slow."""
+    """List every lowering of one operator, from fast to slow."""
     order = sorted(times.predicted, key=lambda name: times.measured.get(name, math.inf))
     mark = {times.chosen: "chosen"}
     rows = [[n, ms_text(times.predicted[n]), _ms(times.measured.get(n)), mark.get(n, "")] for n in order]
     if times.torch:
         rows.append(["PyTorch", "", _ms(times.torch), ""])
-    title = f"{_named(times)}, {_WHAT[times.operator]}: {times.geometry}"
+    title = f"{_named(times)}, {_COMPUTES[times.operator]}: {times.geometry}"
     return Table(["lowering", "predicted", "measured", ""], rows, frozenset({1, 2}), title=title)
 
 
@@ -198,12 +241,12 @@ def _ms(seconds: float | None) -> str:
 
 
 def _verdict(report: BenchReport) -> Iterator[str]:
-    """How good the choices are, and how they compare with PyTorch."""
+    """Summarize how good the choices are, and how they compare with PyTorch."""
     timed = [times for times in report.convolutions if times.seconds]
     if not timed:
         return
     good = sum((times.seconds or 0) <= 1.25 * times.measured[times.fastest] for times in timed)
-    yield f"The chosen lowering is within 1.25 of the fastest for {good} of {len(timed)} distinct convolutions."
+    yield f"The chosen lowering takes at most 1.25 times the fastest for {good} of {len(timed)} distinct convolutions."
     if report.totals:
         ratios = [times.torch / times.seconds for times in timed if times.torch and times.seconds]
         ours, theirs = report.totals

@@ -1,4 +1,4 @@
-"""The picture of a `bench` report: every lowering of every convolution as a dot, PyTorch as a tick."""
+"""Plot a `bench` report: every lowering of every convolution as a dot, PyTorch as a tick."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LEFT, _PANEL, _TOP, _BOTTOM, _ROW = 3.2, 5.0, 1.45, 0.85, 0.3
 
 
 def plot(report: BenchReport, path: Path, title: str) -> None:
-    """Draw a report; the format is that of the suffix."""
+    """Draw a report; the suffix chooses the format."""
     from matplotlib.figure import Figure
 
     rows = _rows(report.convolutions)
@@ -53,7 +53,7 @@ def _rows(convolutions: Sequence[ConvTimes]) -> dict[str, dict[str, ConvTimes]]:
 
 
 def _headline(figure: Any, report: BenchReport, title: str) -> None:
-    """The model, the time of both passes, and where it was measured."""
+    """Write the model, the time of both passes, and the machine."""
     width, height = figure.get_size_inches()
     shapes = ", ".join(f"{name} {shape_text(shape)}" for name, shape in report.inputs.items())
     passes = f"forward {ms_text(report.forward)}, backward {ms_text(report.backward)}"
@@ -70,7 +70,7 @@ def _headline(figure: Any, report: BenchReport, title: str) -> None:
 
 
 def _panel(axis: Any, rows: dict[str, dict[str, ConvTimes]], operator: str) -> None:
-    """One operator: a row per convolution, milliseconds to the right on a logarithmic scale."""
+    """Draw one operator: a row per convolution, milliseconds on a logarithmic axis."""
     axis.set_title(_TITLES[operator], loc="left", size=10.5, weight="bold", color=INK, pad=8)
     labels = []
     longest = shortest = 1.0
@@ -96,7 +96,7 @@ def _panel(axis: Any, rows: dict[str, dict[str, ConvTimes]], operator: str) -> N
 
 
 def _dots(axis: Any, y: int, times: ConvTimes) -> None:
-    """The lowerings of one convolution, with the name of the chosen one and how it compares with PyTorch."""
+    """Draw the lowerings of one convolution, the name of the chosen one, and PyTorch's time over its time."""
     others = [1e3 * t for name, t in times.measured.items() if name != times.chosen]
     chosen = 1e3 * times.measured[times.chosen]
     axis.plot(others, [y] * len(others), "o", ms=4.5, color=_OTHERS, mec="white", mew=0.5, zorder=2)
@@ -110,7 +110,7 @@ def _dots(axis: Any, y: int, times: ConvTimes) -> None:
         style = {"ha": "right", "va": "center", "size": 8, "weight": "bold", "color": color}
         axis.text(0.985, y, f"{ratio:.2f}", transform=place, **style)
         name_at = 0.905
-    ground = {"facecolor": _BAND if y % 2 else "white", "lw": 0, "pad": 1}  # over the grid
+    ground = {"facecolor": _BAND if y % 2 else "white", "lw": 0, "pad": 1}  # hides the grid
     axis.text(name_at, y, times.chosen, transform=place, ha="right", va="center", size=7.5, color=FAINT, bbox=ground)
 
 
@@ -120,9 +120,9 @@ def _legend(figure: Any, *, compared: bool) -> None:
     def mark(shape: str, size: float, color: str, label: str) -> Line2D:
         return Line2D([], [], ls="", marker=shape, ms=size, color=color, mew=2.4 if shape == "|" else 0, label=label)
 
-    marks = [mark("o", 8, OURS, "the lowering that was chosen"), mark("o", 4.5, _OTHERS, "the others")]
+    marks = [mark("o", 8, OURS, "the chosen lowering"), mark("o", 4.5, _OTHERS, "other lowerings")]
     if compared:
-        marks.append(mark("|", 13, CONTRAST, "PyTorch; in figures, its time over ours"))
+        marks.append(mark("|", 13, CONTRAST, "PyTorch; the number is its time over ours"))
     width = figure.get_figwidth()
     place = {"loc": "lower left", "bbox_to_anchor": (_LEFT / width - 0.01, 0.0)}
     figure.legend(handles=marks, ncol=3, frameon=False, fontsize=8.5, labelcolor=INK, handletextpad=0.2, **place)

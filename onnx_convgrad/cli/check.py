@@ -1,53 +1,75 @@
-"""What `check` does, once its options are understood, and how its report is shown."""
+"""The command `check`: compare gradients with numeric ones and PyTorch's, and print the report."""
 
-# ruff: noqa: T201 - commands print
+# ruff: noqa: D301 - click wants a backspace before examples
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from json import dumps
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
-from onnx_convgrad.checking.check import CheckReport, Row
-from onnx_convgrad.checking.check import check as check_gradients
+import typer
+
+from onnx_convgrad.cli.command import Model, command
 from onnx_convgrad.cli.tables import Output, Table, shape_text
 from onnx_convgrad.errors import first_few
+from onnx_convgrad.pipeline.options import Options
 
-__all__ = ["run", "show"]
+if TYPE_CHECKING:
+    from onnx_convgrad.checking.check import CheckReport, Row
+
+__all__ = ["check", "show"]
 
 _FOLD = 20
-"""Most rows that are shown without being asked for."""
+"""Most rows that are shown without `--verbose`."""
 
 _VERDICTS = {
-    "rounding": "in float64 the same graph agrees, and float32 cannot be more precise on these inputs (values cancel or"
+    "rounding": "the same graph agrees in float64; float32 cannot be more precise on these inputs (values cancel or"
     " saturate).",
-    "kinks": "PyTorch agrees, and the numeric derivative cannot tell: these inputs are on kinks (a ReLU of exact zeros), or"
-    " the model's results in float64 round by more.",
-    "undetermined": "the numeric derivative cannot tell: the model's results in float64 round by more, or kinks lie between"
-    " its points. Other inputs (--seed-value) or targets (--of, such as logits before a softmax) may.",
+    "kinks": "PyTorch agrees; the numeric derivative is unreliable, because these inputs are on kinks (a ReLU of exact"
+    " zeros) or the model's results in float64 round by more.",
+    "undetermined": "the numeric derivative is unreliable: the model's results in float64 round by more, or kinks lie"
+    " between its points. Try other inputs (--seed-value) or targets (--of, such as logits before a softmax).",
 }
 
 
-def run(model: Path, arguments: Mapping[str, Any], out: Output, *, every: bool, json: bool) -> int:
-    """Compare, tell; the exit status."""
+@command(leave=("seed", "per_sample"), verbose="List all values.", wrt="all")
+def check(
+    model: Model,
+    *,
+    options: Options,
+    seed_value: Annotated[
+        int, typer.Option("--seed-value", metavar="INT", min=0, help="Seed of the random inputs and directions.")
+    ] = 0,
+    samples: Annotated[int, typer.Option("--samples", metavar="INT", min=1, help="Random directions per value.")] = 1,
+    out: Output,
+) -> int:
+    """Compare gradients with numeric ones and PyTorch's.
+
+    \b
+    Example:
+      onnx-convgrad check model.onnx --input-shape image:2,3,64,64
+    """
+    from onnx_convgrad.checking.check import verify_numerically
+    from onnx_convgrad.pipeline.stages import build
+
     with out.stages() as stage:
-        report = check_gradients(model, **arguments, progress=stage)
-    if json:
-        print(dumps({"model": str(model), **report.to_dict()}, indent=2))
+        built = build(model, options, mode="vjp", progress=stage)  # other outputs may need inputs of other shapes
+        report = verify_numerically(built, of=options.of, seed=seed_value, samples=samples, progress=stage)
+    if out.json:
+        out.print_json({"model": str(model), **report.to_dict()})
     else:
-        show(report, out, every=every)
+        show(report, out)
     return 0 if report.passed else 1
 
 
-def show(report: CheckReport, out: Output, *, every: bool) -> None:
-    """The errors per value: every failure, and the largest of the rest unless `every`; then what the verdicts mean."""
+def show(report: CheckReport, out: Output) -> None:
+    """Print the errors per value and the meaning of the verdicts; unless verbose, only failures and the largest errors."""
     shapes = ", ".join(f"{name} {shape_text(shape)}" for name, shape in report.inputs.items())
     out.line(f"Random inputs: {shapes or 'none'} (seed {report.seed})")
     count = len(report.rows)
-    shown = report.rows if every or count <= _FOLD + 2 else _notable(report)
+    shown = report.rows if out.verbose or count <= _FOLD + 2 else _notable(report)
     out.table(_table(shown, compared=any(row.torch is not None for row in report.rows)))
     if len(shown) < count:
         out.line(f"... and {count - len(shown)} more that agree (-v shows all)")
@@ -57,7 +79,7 @@ def show(report: CheckReport, out: Output, *, every: bool) -> None:
 
 
 def _table(shown: Sequence[Row], *, compared: bool) -> Table:
-    """One line per gradient; with a column for PyTorch if it was `compared`."""
+    """One row per gradient, with a column for PyTorch if it was `compared`."""
     rows = [
         [
             row.value,
@@ -75,17 +97,17 @@ def _table(shown: Sequence[Row], *, compared: bool) -> Table:
 
 
 def _show_verdicts(report: CheckReport, out: Output) -> None:
-    """What each doubt means, which gradients are not finite, and how many agree."""
-    told = Counter(row.verdict for row in report.rows)
+    """Explain each doubt, name the gradients that are not finite, and count those that agree."""
+    counts = Counter(row.verdict for row in report.rows)
     for verdict, meaning in _VERDICTS.items():
-        if told[verdict]:
+        if counts[verdict]:
             out.line(f"{verdict}: {meaning}")
     infinite = [row.value for row in report.rows if not math.isfinite(row.norm)]
     if infinite:
         out.line(f"FAIL: not finite on these inputs (a kink such as that of a root at 0?): {first_few(infinite)}")
-    notes = f", {told['rounding']} of them in float64 alone" if told["rounding"] else ""
-    rest = "".join(f" {told[v]} {v}." for v in ("undetermined", "FAIL") if told[v])
-    agree = sum(told[v] for v in ("ok", "rounding", "kinks"))
+    notes = f", {counts['rounding']} of them in float64 only" if counts["rounding"] else ""
+    rest = "".join(f" {counts[v]} {v}." for v in ("undetermined", "FAIL") if counts[v])
+    agree = sum(counts[v] for v in ("ok", "rounding", "kinks"))
     out.line(f"{agree} of {len(report.rows)} gradients agree{notes}.{rest}")
 
 

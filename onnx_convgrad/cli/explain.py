@@ -1,94 +1,114 @@
-"""What `explain` does, once its options are understood."""
+"""The command `explain`: show how each gradient of a convolution or pool would be computed, and where nodes run."""
 
-# ruff: noqa: T201 - commands print
+# ruff: noqa: D301 - click wants a backspace before examples
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from json import dumps, loads
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
+from json import loads
+from typing import TYPE_CHECKING, Annotated
 
-from onnx_convgrad.cli.placement import Placement, placement, predicted_placement
+import typer
+
+from onnx_convgrad.cli.command import Model, command
 from onnx_convgrad.cli.tables import Output, Table, ms_text
-from onnx_convgrad.ir.serialize import whole_proto
-from onnx_convgrad.lowering.lower import Choice
-from onnx_convgrad.pipeline.known_sizes import gain_of_sizes
-from onnx_convgrad.pipeline.report import Report
-from onnx_convgrad.pipeline.stages import Built, build
+from onnx_convgrad.pipeline.option_text import names
+from onnx_convgrad.pipeline.options import Options
 
-__all__ = ["run"]
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from onnx_convgrad.cli.placement import Placement
+    from onnx_convgrad.lowering.candidates import Candidate
+    from onnx_convgrad.lowering.lower import Choice
+    from onnx_convgrad.pipeline.report import Report
+
+__all__ = ["explain"]
 
 
-def run(
-    model: Path,
-    arguments: Mapping[str, Any],
-    out: Output,
+@command(verbose="Show the lowerings that do not apply, and why.")
+def explain(
+    model: Model,
     *,
-    json: bool,
-    every: bool = False,
-    placed: bool = False,
-    providers: Sequence[str] = (),
+    options: Options,
+    placement: Annotated[
+        bool,
+        typer.Option("--placement", help="Also show which provider runs each node, and which fall back to the CPU."),
+    ] = False,
+    providers: Annotated[
+        list[str] | None,
+        typer.Option("--providers", metavar="NAMES", help="Place nodes on these: cuda, cpu. Implies --placement."),
+    ] = None,
+    out: Output,
 ) -> None:
-    """Per convolution its geometry, then one line per lowering that applies, and those that do not if `every` is wanted.
+    """Show how each convolution gradient would be computed.
 
-    And where the nodes run, if `placed`.
+    \b
+    Example:
+      onnx-convgrad explain model.onnx --target cuda --input-shape image:8,3,224,224
+      onnx-convgrad explain model.onnx --target cuda --placement
     """
+    from onnx_convgrad.pipeline.report import Report
+    from onnx_convgrad.pipeline.stages import build
+
+    placed = None
     with out.stages() as stage:
-        built = build(model, **arguments, compare=True, progress=stage)
-        found = _placement(built, arguments["target"], providers, stage) if placed or providers else None
+        built = build(model, options, compare=True, progress=stage)
+        if placement or providers:
+            placed = _placement(built.model, options.target, names(providers or []), stage)
         stage("comparing")
-        gain = gain_of_sizes(model, built, arguments)
-    report = Report(built.choices, built.gradients, arguments["target"], built.recomputation, gain)
-    if json:
-        content = loads(report.to_json())
-        print(dumps(content | ({"placement": found.to_dict()} if found else {}), indent=2))
+        report = Report.of(model, options, built)
+    if out.json:
+        out.print_json(loads(report.to_json()) | ({"placement": placed.to_dict()} if placed else {}))
         return
-    groups: dict[tuple[str, str], list[Choice]] = {}
-    for choice in report.choices:
-        groups.setdefault((choice.node, str(choice.spec)), []).append(choice)
-    for (node, spec), choices in reversed(groups.items()):  # the walk goes backwards
-        rows = [row for choice in choices for row in _candidate_rows(choice, every=every)]
-        out.table(Table(["gradient", "lowering", "predicted", ""], rows, frozenset({2}), title=f"{node}: {spec}"))
-    used = Counter(f"{choice.op_type} by {choice.chosen}" for choice in report.choices)
-    listed = "; ".join(f"{count} {what}" for what, count in used.most_common())
-    out.line(f"Convolutions and pools: {len(groups)}; target {report.target}: {listed or 'no such gradient is needed'}")
-    if report.recomputation is not None:
-        out.line(str(report.recomputation))
-    if report.gain is not None:
-        out.line(str(report.gain))
-    for table in found.tables if found else []:
+    _show(report, out)
+    for table in placed.tables if placed else []:
         out.table(table)
 
 
-def _placement(built: Built, target: str, providers: Sequence[str], stage: Callable[[str], None]) -> Placement:
-    """By a session where the providers are named or the target is the CPU; else by the table of CUDA's kernels."""
+def _placement(model: ir.Model, target: str, providers: Sequence[str], stage: Callable[[str], None]) -> Placement:
+    """Ask ONNX Runtime if providers are named or the target is the CPU; otherwise use the table of CUDA's kernels."""
+    from onnx_convgrad.cli.placement import placement, predicted_placement
+    from onnx_convgrad.ir.serialize import whole_proto
+
     stage("placing")
-    proto = whole_proto(built.model)
+    proto = whole_proto(model)
     if not providers and target == "cuda":
         return predicted_placement(proto)
     return placement(proto, providers=list(providers) or None)
 
 
+def _show(report: Report, out: Output) -> None:
+    """Print a table per convolution or pool, then the totals."""
+    groups: dict[tuple[str, str], list[Choice]] = {}
+    for choice in report.choices:
+        groups.setdefault((choice.node, str(choice.spec)), []).append(choice)
+    for (node, spec), choices in reversed(groups.items()):  # the walk goes backwards
+        rows = [row for choice in choices for row in _candidate_rows(choice, every=out.verbose)]
+        out.table(Table(["gradient", "lowering", "predicted", ""], rows, frozenset({2}), title=f"{node}: {spec}"))
+    used = Counter(f"{choice.op_type} by {choice.chosen}" for choice in report.choices)
+    listed = "; ".join(f"{count} {name}" for name, count in used.most_common())
+    out.line(f"Convolutions and pools: {len(groups)}; target {report.target}: {listed or 'no such gradient is needed'}")
+    for summary in (report.recomputation, report.gain):
+        if summary is not None:
+            out.line(str(summary))
+
+
 def _candidate_rows(choice: Choice, *, every: bool) -> list[list[str]]:
-    """The chosen lowering first, then the others from fast to slow, then the rejected ones with their reasons."""
-    shown = [c for c in choice.candidates if every or not c.reason]
-    left = len(choice.candidates) - len(shown)
+    """List the chosen lowering first, then the others by predicted time, then the rejected ones with their reasons."""
 
-    def order(name: str, seconds: float | None) -> tuple[bool, bool, float]:
-        return name != choice.chosen, seconds is None, seconds or 0.0
+    def order(c: Candidate) -> tuple[bool, bool, float]:
+        return c.name != choice.chosen, c.seconds is None, c.seconds or 0.0
 
-    rows: list[list[str]] = []
-    for c in sorted(shown, key=lambda c: order(c.name, c.seconds)):
-        note = (
-            ("forced" if choice.forced else "chosen")
-            if c.name == choice.chosen
-            else f"not used: {c.reason}"
-            if c.reason
-            else ""
-        )
-        rows.append([choice.op_type if not rows else "", str(c), "" if c.seconds is None else ms_text(c.seconds), note])
-    if left:
-        rows.append(["", f"{left} more", "", "not used: see -v"])
+    def note(c: Candidate) -> str:
+        if c.name == choice.chosen:
+            return "forced" if choice.forced else "chosen"
+        return f"not used: {c.reason}" if c.reason else ""
+
+    shown = sorted((c for c in choice.candidates if every or not c.reason), key=order)
+    rows = [["", str(c), "" if c.seconds is None else ms_text(c.seconds), note(c)] for c in shown]
+    rows[0][0] = choice.op_type
+    if len(shown) < len(choice.candidates):
+        rows.append(["", f"{len(choice.candidates) - len(shown)} more", "", "not used: see -v"])
     return rows

@@ -1,4 +1,4 @@
-"""What the pictures have in common: their colours, and whether they can be drawn at all."""
+"""Colours and helpers that the plots share, and the check whether a plot can be drawn."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def check_plot(path: Path) -> None:
-    """Refuse, before any work, a picture that could not be drawn or written.
+    """Raise, before any work, if a plot cannot be drawn or written.
 
     Raises:
-        ArgumentError: The suffix is not that of a picture, or it cannot be written.
+        ArgumentError: The suffix is unknown, or the file cannot be written.
         ExecutionError: matplotlib is not installed.
     """
     if path.suffix.lower() not in _SUFFIXES:
@@ -37,7 +37,7 @@ def check_plot(path: Path) -> None:
 
 
 def plain_axis(axis: Any, grid: str) -> None:
-    """No frame, and a faint grid along one axis, behind everything."""
+    """Draw no frame, and a faint grid along one axis behind everything."""
     axis.grid(axis=grid, color=GRID, lw=0.8)
     axis.set_axisbelow(True)
     for side in axis.spines.values():

@@ -1,58 +1,75 @@
-"""What `lower` does, once its options are understood."""
+"""The command `lower`: replace ONNX's training operators by plain ones."""
 
-# ruff: noqa: T201 - commands print
+# ruff: noqa: D301 - click wants a backspace before examples
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
-from json import dumps, loads
+from json import loads
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated
 
-import onnx_ir as ir
+import typer
 
-from onnx_convgrad.cli.rewrite import rewrite
+from onnx_convgrad.cli.command import Model, command
 from onnx_convgrad.cli.tables import Output, Table
-from onnx_convgrad.gradient_ops.lower import Lowered, lower_training_operators
-from onnx_convgrad.ir.notes import UPDATES
-from onnx_convgrad.pipeline.stages import Progress
+from onnx_convgrad.pipeline.options import Options
 
-__all__ = ["run"]
+if TYPE_CHECKING:
+    from onnx_convgrad.gradient_ops.lower import Lowered
+    from onnx_convgrad.pipeline.stages import Progress
 
-_FOLD = 10
-"""Most gradients that are shown without being asked for."""
+__all__ = ["lower"]
+
+_FOLD = 8
+"""Most gradients that are listed without `--verbose`."""
 
 
-def run(
-    model: Path, output: Path | None, arguments: Mapping[str, Any], out: Output, *, every: bool, json: bool
+@command(
+    leave=("wrt", "of", "seed", "training", "per_sample", "trainable_inputs", "recompute"),
+    verbose="List all operators and gradients.",
+)
+def lower(
+    model: Model,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="File to write. [default: <stem>.lowered.onnx beside the model]"),
+    ] = None,
+    *,
+    options: Options,
+    out: Output,
 ) -> None:
-    """Lower, write, tell."""
+    """Replace ONNX's training operators by plain ones.
 
-    def change(_: ir.Model, progress: Progress) -> Lowered:
-        return lower_training_operators(model, **arguments, progress=progress)  # an ir.Model has no training algorithm
+    These are Gradient, Adam, Adagrad and Momentum, which ONNX Runtime cannot run. A training algorithm that is stored
+    beside the graph (training_info) is combined with it into one step.
 
-    done, told = rewrite(model, output, out, change, "lowered")
-    updates: dict[str, str] = loads(done.model.metadata_props.get(UPDATES, "{}"))
-    if json:
-        derivatives = [asdict(d) for d in done.derivatives]
-        rest = {"operators": done.operators, "gradients": derivatives, "updates": updates}
-        print(dumps({**told.to_dict(), **rest}, indent=2))
+    \b
+    Example:
+      onnx-convgrad lower step.onnx
+    """
+    from onnx_convgrad.cli.rewrite import rewrite
+    from onnx_convgrad.gradient_ops.lower import lower_training_operators
+    from onnx_convgrad.ir.notes import UPDATES
+
+    def change(progress: Progress) -> Lowered:
+        return lower_training_operators(model, options, progress=progress)
+
+    lowered, rewritten = rewrite(model, output, out, change, "lowered")
+    updates: dict[str, str] = loads(lowered.model.metadata_props.get(UPDATES, "{}"))
+    if out.json:
+        gradients = [asdict(d) for d in lowered.derivatives]
+        out.print_json(
+            {**rewritten.to_dict(), "operators": lowered.operators, "gradients": gradients, "updates": updates}
+        )
         return
-    told.show(out, every=every)
-    _print(done, updates, out, every=every)
-
-
-def _print(done: Lowered, updates: Mapping[str, str], out: Output, *, every: bool) -> None:
-    listed = ", ".join(f"{count} {op}" for op, count in sorted(done.operators.items()))
+    rewritten.show(out)
+    listed = ", ".join(f"{count} {op}" for op, count in sorted(lowered.operators.items()))
     out.line(f"\nLowered: {listed or 'nothing, the model has no such operators'}.")
     if updates:
-        moved = ", ".join(f"{value} is the next {key}" for key, value in updates.items())
-        out.line(f"The training algorithm is part of the graph now: {moved}.")
-    rows = [[d.y, d.x, d.output, d.node] for d in done.derivatives]
-    shown = rows if every or len(rows) <= _FOLD else rows[:_FOLD]
-    if shown:
+        named = ", ".join(f"{value} is the next {key}" for key, value in updates.items())
+        out.line(f"The training algorithm is part of the graph now: {named}.")
+    if lowered.derivatives:
         out.line()
-        out.table(Table(["gradient of", "by", "is", "node"], shown))
-    if len(shown) < len(rows):
-        out.line(f"... and {len(rows) - len(shown)} more (-v shows all)")
+        rows = [[d.y, d.x, d.output, d.node] for d in lowered.derivatives]
+        out.table(Table(["gradient of", "by", "is", "node"], rows), fold=_FOLD)

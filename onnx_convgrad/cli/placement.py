@@ -1,4 +1,4 @@
-"""Which provider runs each node: what fell back to the CPU costs two copies and a halt of the GPU."""
+"""Find which provider runs each node: a node that falls back to the CPU costs two copies and a stall of the GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Fallen", "Placement", "placement", "predicted_placement"]
 
 @dataclass(frozen=True, slots=True)
 class Fallen:
-    """A node on the CPU although another provider was wanted first."""
+    """A node that runs on the CPU although another provider was preferred."""
 
     node: str
     op_type: str
@@ -32,11 +32,11 @@ class Placement:
     """Where the nodes of a model run.
 
     Attributes:
-        wanted: The provider that was asked for first.
+        wanted: The preferred provider.
         counts: Provider -> number of nodes.
-        arithmetic: Nodes on the CPU that compute sizes, where they belong.
-        fallen: The other nodes on the CPU, if another provider was wanted.
-        source: Who says so.
+        arithmetic: Number of nodes on the CPU that compute sizes, which belong there.
+        fallen: The other nodes on the CPU, if another provider was preferred.
+        source: Where this information comes from.
     """
 
     wanted: str
@@ -47,13 +47,13 @@ class Placement:
 
     @property
     def tables(self) -> list[Table]:
-        """Nodes per provider, and the fallen nodes with the reason."""
+        """Tables of the nodes per provider, and of the fallen nodes with the reason."""
         rows = [[_short(name), str(count), self._note(name)] for name, count in self.counts.items()]
-        found = [Table(["provider", "nodes", ""], rows, frozenset({1}), title=f"Placement ({self.source})")]
+        tables = [Table(["provider", "nodes", ""], rows, frozenset({1}), title=f"Placement ({self.source})")]
         if self.fallen:
             listed = [[f.node or "unnamed", f.op_type, f.reason] for f in self.fallen]
-            found.append(Table(["fell back to the CPU", "operator", "because"], listed))
-        return found
+            tables.append(Table(["fell back to the CPU", "operator", "because"], listed))
+        return tables
 
     def _note(self, name: str) -> str:
         if name != CPU or self.wanted == CPU:
@@ -61,7 +61,7 @@ class Placement:
         return f"{len(self.fallen)} fell back, {self.arithmetic} compute sizes"
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the fields, ready for JSON."""
         fallen = [{"node": f.node, "operator": f.op_type, "reason": f.reason} for f in self.fallen]
         counts = dict(self.counts)
         return {"wanted": self.wanted, "nodes": counts, "arithmetic": self.arithmetic, "fallen": fallen}
@@ -77,21 +77,21 @@ def _short(provider: str) -> str:
 def placement(
     model: onnx.ModelProto, *, providers: Providers | None = None, options: Options | None = None
 ) -> Placement:
-    """Where ONNX Runtime puts each node of a model, by its own account, after its basic optimizations.
+    """Ask ONNX Runtime where it puts each node of a model, after its basic optimizations.
 
     Raises:
-        ExecutionError: As for `runtime.session`; or the runtime is too old to say (before 1.24).
+        ExecutionError: As for `runtime.session`; or the runtime is too old to tell (before 1.24).
     """
     named = onnx.ModelProto()
     named.CopyFrom(model)
     for index, node in enumerate(named.graph.node):
         node.name = node.name or f"{node.op_type}_{index}"
-    live = session(named, providers=providers, options=options, record_placement=True)
-    if not hasattr(live, "get_provider_graph_assignment_info"):
-        raise ExecutionError("This ONNX Runtime does not say where it puts nodes.", hint="Install 1.24 or later.")
+    opened = session(named, providers=providers, options=options, record_placement=True)
+    if not hasattr(opened, "get_provider_graph_assignment_info"):
+        raise ExecutionError("This ONNX Runtime does not report where it puts nodes.", hint="Install 1.24 or later.")
     groups = [
         (group.ep_name, [(node.name, node.op_type) for node in group.get_nodes()])
-        for group in live.get_provider_graph_assignment_info()
+        for group in opened.get_provider_graph_assignment_info()
     ]
     wanted = resolve_providers(providers)[0][0]
     return _placed(named, groups, wanted, f"ONNX Runtime {import_runtime().__version__}")
@@ -119,9 +119,9 @@ def _placed(
 
 
 def predicted_placement(model: onnx.ModelProto) -> Placement:
-    """Where CUDA's table of kernels puts the nodes of a model; needs no GPU and no session."""
-    found = lacks(model)
-    arithmetic = sum(lack.arithmetic for lack in found)
-    fallen = tuple(Fallen(lack.node, lack.op_type, lack.reason) for lack in found if not lack.arithmetic)
-    counts = {CUDA: len(model.graph.node) - len(found), CPU: len(found)}
+    """Predict from the table of CUDA's kernels where nodes run; needs no GPU and no session."""
+    on_cpu = lacks(model)
+    arithmetic = sum(lack.arithmetic for lack in on_cpu)
+    fallen = tuple(Fallen(lack.node, lack.op_type, lack.reason) for lack in on_cpu if not lack.arithmetic)
+    counts = {CUDA: len(model.graph.node) - len(on_cpu), CPU: len(on_cpu)}
     return Placement(CUDA, counts, arithmetic, fallen, "predicted from CUDA's kernels")

@@ -1,4 +1,4 @@
-"""A model file that a command rewrites: read, changed, written, and told of before and after."""
+"""Rewrite a model file: read, change and write it, and compare the files before and after."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ from onnx_convgrad.pipeline.stages import Progress
 __all__ = ["Rewritten", "described", "rewrite"]
 
 _TOP = 8
-"""Operators that are listed one by one without being asked for."""
+"""Most operators that are listed one by one without `--verbose`."""
 
 
-class _Holder(Protocol):
-    """What a change gives: a model, and more."""
+class _HasModel(Protocol):
+    """The result of a change: a model, and more."""
 
     @property
     def model(self) -> ir.Model: ...
 
 
-Changed = TypeVar("Changed", bound=_Holder)
+Changed = TypeVar("Changed", bound=_HasModel)
 
 
 def rewrite(
-    model: Path, output: Path | None, out: Output, change: Callable[[ir.Model, Progress], Changed], kind: str = "grad"
+    model: Path, output: Path | None, out: Output, change: Callable[[Progress], Changed], kind: str = "grad"
 ) -> tuple[Changed, Rewritten]:
-    """What `change` makes of a model, written to `output`, by default `<stem>.<kind>.onnx`; and the figures of both."""
+    """Write the result of `change` to `output`, by default `<stem>.<kind>.onnx`, and compare it with `model`."""
     destination = output or files.default_output(model, kind)
     source = load(model)
     files.check_destination(destination, model)
     with out.stages() as stage:
         start = time.perf_counter()
-        made = change(source, stage)
+        result = change(stage)
         seconds = time.perf_counter() - start
         stage("writing")
-        data = files.write(made.model, destination)
+        data = files.write(result.model, destination)
     before, after = _Figures.of(source, model), _Figures.of(load(destination), destination)
-    return made, Rewritten(model, destination, data, before, after, seconds)
+    return result, Rewritten(model, destination, data, before, after, seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class _Figures:
-    """What one model file holds."""
+    """Counts of one model file."""
 
     inputs: list[dict[str, Any]]
     outputs: list[dict[str, Any]]
@@ -61,7 +61,7 @@ class _Figures:
 
     @classmethod
     def of(cls, model: ir.Model, path: Path) -> _Figures:
-        """Figures of a model that is stored at `path`."""
+        """Count what a model stored at `path` holds."""
         counts = Counter(f"{n.domain}::{n.op_type}" if n.domain else n.op_type for n in model.graph.all_nodes())
         graph = model.graph
         weights = set(graph.initializers)
@@ -75,18 +75,19 @@ class _Figures:
 
 
 def described(value: ir.Value) -> dict[str, Any]:
-    """Name, dtype and shape of a value, ready for JSON."""
+    """Return name, dtype and shape of a value, ready for JSON."""
     shape = None if value.shape is None else [d if isinstance(d, int) else d.value for d in value.shape]
     return {"name": value.name, "dtype": str(value.dtype.numpy()) if value.dtype else None, "shape": shape}
 
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """A model that a command has rewritten to a file, which took so many seconds.
+    """A model that a command has rewritten.
 
     Attributes:
         data: The file that the weights were written to, if any.
-        parameters: How many numbers are trainable, before and after; `None` where that is the model's affair.
+        seconds: Time that the change took.
+        parameters: Number of trainable values, if it was counted.
     """
 
     model: Path
@@ -98,24 +99,24 @@ class Rewritten:
     parameters: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields, ready for JSON."""
-        trained = {} if self.parameters is None else {"parameters": self.parameters}
+        """Return the fields, ready for JSON."""
+        counted = {} if self.parameters is None else {"parameters": self.parameters}
         return {
             "model": str(self.model),
             "output": str(self.output),
             "external_data": str(self.data) if self.data else None,
-            "before": asdict(self.before) | trained,
-            "after": asdict(self.after) | trained,
+            "before": asdict(self.before) | counted,
+            "after": asdict(self.after) | counted,
             "seconds": round(self.seconds, 4),
         }
 
-    def show(self, out: Output, *, every: bool) -> None:
-        """Print where it went and the figures; without `every`, the rarer operators are summed up."""
+    def show(self, out: Output) -> None:
+        """Print the paths and the counts; unless verbose, the rarer operators are summed up."""
         out.line(f"{self.model} -> {self.output}")
         if self.data:
             out.line(f"The weights are in {self.data}.")
         out.line()
-        out.table(self._comparison(every=every))
+        out.table(self._comparison(every=out.verbose))
 
     def _comparison(self, *, every: bool) -> Table:
         before, after = self.before, self.after

@@ -1,82 +1,94 @@
-"""What `rules` prints: which operators have a rule, and which of ai.onnx have none."""
+"""The command `rules`: list the operators that have a rule, and those of ai.onnx that have none."""
 
-# ruff: noqa: T201 - commands print
+# ruff: noqa: D301 - click wants a backspace before examples
 
 from __future__ import annotations
 
-from json import dumps
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import onnx
+import typer
 
-from onnx_convgrad.autodiff.registry import Rule
-from onnx_convgrad.autodiff.registry import rules as all_rules
-from onnx_convgrad.base.names import check_names
+from onnx_convgrad.cli.command import command
 from onnx_convgrad.cli.tables import Output, Table
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.ir.emit import CANONICAL_OPSET
-from onnx_convgrad.lowering.table import lowerings
 
-__all__ = ["run"]
+if TYPE_CHECKING:
+    from onnx_convgrad.autodiff.registry import Rule
 
+__all__ = ["rules"]
 
 _FAMILIES = {"ConvTranspose": "Conv", "MatMul": "Product", "Gemm": "Product"}
-"""What the operators that compute an operator and its gradients are called, where not after it."""
+"""Prefix of the names of an operator's lowerings, if it is not the operator's own name."""
 
-
-_MEMBERS = "is taken apart where the members of the sequence are known"
+_MEMBERS = "is replaced by operators on its members if the members of the sequence are known"
 _WITHOUT_RULE = {
-    "If": "is replaced by one branch where its condition is constant",
+    "If": "is replaced by one branch if its condition is constant",
     **dict.fromkeys(
         ["ConcatFromSequence", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert"], _MEMBERS
     ),
 }
-"""What happens to operators that have no rule."""
+"""How operators without a rule are treated."""
 
 
-def run(operator: str | None, out: Output, *, json: bool) -> None:
-    """The rule table, or one operator of it."""
+@command()
+def rules(
+    operator: Annotated[str | None, typer.Argument(metavar="OP", help="Show one operator.", show_default=False)] = None,
+    *,
+    out: Output,
+) -> None:
+    """List the operators that can be differentiated.
+
+    \b
+    Example:
+      onnx-convgrad rules Conv
+    """
+    from onnx_convgrad.autodiff.registry import rules as all_rules
+    from onnx_convgrad.ir.emit import CANONICAL_OPSET
+
     table = [rule for rule in all_rules() if rule.domain != "convgrad"]
     if operator is not None:
-        _one_operator(operator, table, out, json=json)
+        _one_operator(operator, table, out)
         return
-    covered = {rule.op_type for rule in table if not rule.domain and rule.kind != "not_differentiable"}
     standard = _standard_operators()
+    covered = standard & {r.op_type for r in table if not r.domain and r.kind != "not_differentiable"}
     by_body = sorted(op for op in standard - covered if _has_body(op))
     missing = sorted(standard - covered - set(by_body))
-    if json:
-        counts = {"opset": CANONICAL_OPSET, "covered": len(standard & covered), "total": len(standard)}
-        described = [_described(rule) for rule in table]
-        print(dumps({**counts, "through_function_body": by_body, "missing": missing, "rules": described}, indent=2))
+    if out.json:
+        counts = {"opset": CANONICAL_OPSET, "covered": len(covered), "total": len(standard)}
+        out.print_json(
+            {**counts, "through_function_body": by_body, "missing": missing, "rules": [_described(r) for r in table]}
+        )
         return
     rows = [[r.name, r.kind, ", ".join(r.wrt), ", ".join(r.parameters), _module(r)] for r in table]
     out.table(Table(["operator", "kind", "differentiated", "parameters", "module"], rows))
-    out.line()
-    out.line(f"{len(standard & covered)} of the {len(standard)} operators of ai.onnx {CANONICAL_OPSET} have a rule.")
+    out.line(f"\n{len(covered)} of the {len(standard)} operators of ai.onnx {CANONICAL_OPSET} have a rule.")
     if by_body:
-        out.line(f"Through their function bodies, {len(by_body)} more: {', '.join(by_body)}")
-    out.line(f"Without: {', '.join(missing) or 'none'}")
+        out.line(f"{len(by_body)} more are differentiated through their function bodies: {', '.join(by_body)}.")
+    out.line(f"Not differentiated: {', '.join(missing) or 'none'}.")
 
 
-def _one_operator(operator: str, table: list[Rule], out: Output, *, json: bool) -> None:
-    found = {rule.name: rule for rule in table}
-    if operator not in found:
+def _one_operator(operator: str, table: list[Rule], out: Output) -> None:
+    from onnx_convgrad.base.names import check_names
+    from onnx_convgrad.lowering.table import lowerings
+
+    by_name = {rule.name: rule for rule in table}
+    if operator not in by_name:
         if operator in _standard_operators():
             body = "is differentiated through its function body" if _has_body(operator) else "cannot be differentiated"
             raise ArgumentError(f"No rule covers {operator}; it {_WITHOUT_RULE.get(operator, body)}.")
-        check_names([operator], list(found), "operator")
-    rule = found[operator]
+        check_names([operator], list(by_name), "operator")
+    rule = by_name[operator]
     family = _FAMILIES.get(operator, operator)
-    ways = {op: entries for op, entries in lowerings().items() if op.startswith(family)}
-    if json:
-        described = {op: {name: entry.summary for name, entry in entries.items()} for op, entries in ways.items()}
-        print(dumps({**_described(rule), "lowerings": described}, indent=2))
+    computed = {op: entries for op, entries in lowerings().items() if op.startswith(family)}
+    if out.json:
+        summaries = {op: {name: entry.summary for name, entry in entries.items()} for op, entries in computed.items()}
+        out.print_json({**_described(rule), "lowerings": summaries})
         return
     for label, text in _described(rule).items():
         shown = ", ".join(text) if isinstance(text, list) else str(text)
         if shown:
             out.line(f"{label + ':':<16}{shown}")
-    rows = [[op, name, entry.summary] for op, entries in ways.items() for name, entry in entries.items()]
+    rows = [[op, name, entry.summary] for op, entries in computed.items() for name, entry in entries.items()]
     if rows:
         out.line()
         out.table(Table(["computes", "lowering", "how"], rows))
@@ -99,18 +111,26 @@ def _module(rule: Rule) -> str:
 
 
 def _standard_operators() -> set[str]:
-    """Operators of ai.onnx at the canonical opset, without deprecated ones."""
-    found = set()
+    """Operators of ai.onnx at the canonical opset that are not deprecated."""
+    import onnx
+
+    from onnx_convgrad.ir.emit import CANONICAL_OPSET
+
+    operators = set()
     for name in {s.name for s in onnx.defs.get_all_schemas_with_history() if s.domain == ""}:
         try:
             schema = onnx.defs.get_schema(name, CANONICAL_OPSET)
         except onnx.defs.SchemaError:
             continue
         if not schema.deprecated:
-            found.add(name)
-    return found
+            operators.add(name)
+    return operators
 
 
 def _has_body(operator: str) -> bool:
+    import onnx
+
+    from onnx_convgrad.ir.emit import CANONICAL_OPSET
+
     schema: Any = onnx.defs.get_schema(operator, CANONICAL_OPSET)
     return bool(schema.has_function or schema.has_context_dependent_function)

@@ -1,14 +1,13 @@
-"""What the commands print: tables on a terminal, aligned plain text in a pipe, stages and warnings on stderr."""
-
-# ruff: noqa: T201 - printing is what this module is for
+"""Print tables on a terminal, aligned plain text in a pipe, and stages and warnings on stderr."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 __all__ = ["Output", "Table", "bytes_text", "ms_text", "recorded_warnings", "shape_text"]
 
@@ -37,19 +36,32 @@ class Table:
 
 
 class Output:
-    """Where a command's results go; `quiet` silences all but errors, `json` leaves stdout to the JSON text."""
+    """Prints a command's results; `quiet` silences everything but errors, `json` everything but the JSON text."""
 
-    def __init__(self, *, quiet: bool = False, json: bool = False) -> None:
+    def __init__(self, *, verbose: bool = False, quiet: bool = False, json: bool = False) -> None:
+        self.verbose, self.json = verbose, json
         self.silent = quiet or json
         self.progress_on = not quiet and sys.stderr.isatty()
+
+    def print_json(self, content: Mapping[str, object]) -> None:
+        print(json.dumps(content, indent=2))
 
     def line(self, text: str = "") -> None:
         if not self.silent:
             print(text)
 
-    def table(self, table: Table) -> None:
+    def table(self, table: Table, *, fold: int | None = None) -> None:
+        """Print a table; unless `--verbose` is given, only the first `fold` rows, and how many more there are."""
         if self.silent:
             return
+        rest = 0 if self.verbose or fold is None or len(table.rows) <= fold + 2 else len(table.rows) - fold
+        if rest:
+            self._print(replace(table, rows=table.rows[:fold]))
+            self.line(f"... and {rest} more (-v shows all)")
+        else:
+            self._print(table)
+
+    def _print(self, table: Table) -> None:
         if not sys.stdout.isatty():
             print(table.plain(), end="\n\n" if table.title else "\n")
             return
@@ -68,7 +80,7 @@ class Output:
 
     @contextlib.contextmanager
     def stages(self) -> Iterator[Callable[[str], None]]:
-        """A spinner with the name of the stage, on a terminal only."""
+        """Show a spinner with the name of the stage, on a terminal only."""
         if not self.progress_on:
             yield lambda _: None
             return
@@ -84,7 +96,7 @@ _STYLES = {"ok": "green", "FAIL": "bold red", "chosen": "green"}
 
 @contextlib.contextmanager
 def recorded_warnings() -> Iterator[list[str]]:
-    """Collect warnings; each is printed on stderr as one line when the block ends."""
+    """Collect warnings, and print each as one line on stderr when the block ends."""
     texts: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
@@ -99,14 +111,14 @@ def recorded_warnings() -> Iterator[list[str]]:
 
 
 def shape_text(shape: Sequence[object] | None) -> str:
-    """`N x 3 x 224 x 224`; `?` for an unknown rank, `scalar` for rank 0."""
+    """Write a shape as `Nx3x224x224`; `?` stands for an unknown rank, `scalar` for rank 0."""
     if shape is None:
         return "?"
     return "x".join("?" if d is None else str(d) for d in shape) or "scalar"
 
 
 def bytes_text(count: int) -> str:
-    """A file size as people write it."""
+    """Write a file size with a unit."""
     size, units = float(count), ["B", "kB", "MB", "GB", "TB"]
     while size >= 1000 and len(units) > 1:
         size /= 1000
@@ -115,5 +127,5 @@ def bytes_text(count: int) -> str:
 
 
 def ms_text(seconds: float) -> str:
-    """Predicted milliseconds, three significant digits."""
+    """Write a time in milliseconds with three significant digits."""
     return f"{1e3 * seconds:.3g} ms"

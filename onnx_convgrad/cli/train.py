@@ -1,262 +1,46 @@
-"""What `train` does: a folder with the run, its checkpoints, its history and the trained model."""
+"""The command `train`: its options are the fields of `Config`."""
 
-# ruff: noqa: T201 - commands print
+# ruff: noqa: D301 - click wants a backspace before examples
 
 from __future__ import annotations
 
-import math
-import shlex
-import sys
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from json import dumps
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from onnx_convgrad.cli import train_assembly as assembly
-from onnx_convgrad.cli.figures import check_plot
-from onnx_convgrad.cli.tables import Output, Table
-from onnx_convgrad.cli.train_config import Config, absolute, read_config, write_config
-from onnx_convgrad.cli.train_plot import plot
-from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.runtime import import_runtime
-from onnx_convgrad.runtime.providers import check_available, resolve_providers
-from onnx_convgrad.training.optim.schedules import Schedule
-from onnx_convgrad.training.program.build import TrainingProgram
-from onnx_convgrad.training.run import checkpoint
-from onnx_convgrad.training.run.callbacks import Callback, Checkpoints, EarlyStopping, Log, TensorBoard
-from onnx_convgrad.training.run.display import number
-from onnx_convgrad.training.run.interruption import Interruption
-from onnx_convgrad.training.run.metrics import resolve_metrics
-from onnx_convgrad.training.run.trainer import Trainer
+import typer
 
-__all__ = ["command"]
+from onnx_convgrad.cli.command import command
+from onnx_convgrad.cli.tables import Output
+from onnx_convgrad.cli.train_config import Config
 
-_CONFIG, _PROGRAM, _CHECKPOINTS, _HISTORY = "train.toml", "program", "checkpoints", "history.csv"
-_TRAINED, _BEST, _CLASSES = "trained.onnx", "best.onnx", "classes.json"
-
-_SHOWN = 20
-"""Most epochs that the table shows."""
+__all__ = ["train"]
 
 
-def command(given: Mapping[str, Any], config_file: Path | None, resume: Path | None, out: Output, *, json: bool) -> int:
-    """Train, tell; the exit status.
-
-    Args:
-        given: Options of the command line, by name; `None` where not given.
-        config_file: TOML with further options; those of the command line win.
-        resume: Folder of a run to go on with.
-        out: Where text goes.
-        json: Whether the result is printed as JSON.
-
-    Raises:
-        ConvGradError: An option is wrong; the model, the data or a checkpoint cannot be used.
-    """
-    asked = absolute({k: v for k, v in given.items() if v not in (None, [])}, Path.cwd())
-    if resume is not None:
-        if config_file is not None:
-            raise ArgumentError("--resume takes its options from the folder of the run, not from --config.")
-        folder = resume
-        config = _stored(folder).continued(asked, folder)
-    else:
-        config = Config.of({**(read_config(config_file) if config_file else {}), **asked}, "the command line")
-        folder = _new_folder(config)
-    if config.plot:
-        check_plot(Path(config.plot))
-    providers = list(config.providers) or None
-    check_available(import_runtime(), [name for name, _ in resolve_providers(providers)])
-    with out.stages() as stage:
-        stage("reading the data")
-        train, held = assembly.datasets(config)
-        size, batches = assembly.batches(config, len(train))
-        config = replace(config, batch_size=size)
-        rate = assembly.schedule(config, max(1, batches))
-        program = _program(config, rate, folder / _PROGRAM, stage)
-        loaders = assembly.loaders(config, program.manifest, train, held)
-        assembly.check_classes(program, train)
-        counted = resolve_metrics(assembly.metrics(config, program.manifest), program.manifest)
-        callbacks = _callbacks(config, folder)
-        _checkpoints(folder).mkdir(parents=True, exist_ok=True)  # from here on there is something to resume
-        write_config(config, folder / _CONFIG)
-        if train.classes:
-            (folder / _CLASSES).write_text(dumps(train.classes), encoding="utf-8")
-        if not (folder / _PROGRAM).exists():
-            program.save(folder / _PROGRAM, shared_weights=True)
-        program = TrainingProgram.load(folder / _PROGRAM)  # in a resumed run too
-        stage("starting ONNX Runtime")
-        options = {"threads": config.threads} if config.threads else None
-        trainer = Trainer(program, providers, config.seed, schedule=rate, options=options)
-        if resume is not None and checkpoint.numbered(_checkpoints(folder)):
-            trainer.restore(_checkpoints(folder))
-    interruption = Interruption()
-    with interruption:
-        rows = trainer.fit(
-            loaders[0],
-            epochs=config.epochs,
-            validation=loaders[1],
-            metrics=counted,
-            callbacks=[*callbacks, _Diverged(), interruption],
-            accumulate=config.accumulate,
-            progress="none" if out.silent else "auto",
-        )
-    return _finish(config, trainer, folder, rows, interruption, out, json=json)
-
-
-# -- the folder --------------------------------------------------------------------------------------------------------
-
-
-def _new_folder(config: Config) -> Path:
-    if config.model is None:
-        raise ArgumentError("There is no model to train.", hint="Name an ONNX file, or --resume the folder of a run.")
-    model = Path(config.model)
-    folder = Path(config.out) if config.out else model.with_name(f"{model.stem}.train")
-    if (folder / _CONFIG).exists():
-        raise ArgumentError(
-            f"{_here(folder)!r} holds a run already.",
-            hint=f"Continue it with `{_resume(folder)}`, or give another --out.",
-        )
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ArgumentError(f"{_here(folder)!r} is there already and is no run.", hint="Give another --out.")
-    return folder
-
-
-def _stored(folder: Path) -> Config:
-    if not (folder / _CONFIG).is_file():
-        raise ArgumentError(f"{str(folder)!r} is not the folder of a run: there is no {_CONFIG}.")
-    return Config.of(read_config(folder / _CONFIG), _CONFIG)
-
-
-def _program(config: Config, rate: Schedule, path: Path, stage: Callable[[str], None]) -> TrainingProgram:
-    """The program of the run, or a new one where none is saved yet."""
-    if path.exists():
-        return TrainingProgram.load(path)
-    stage("building the program")
-    return assembly.program(config, rate)
-
-
-def _checkpoints(folder: Path) -> Path:
-    return folder / _CHECKPOINTS
-
-
-def _resume(folder: Path) -> str:
-    return f"python -m onnx_convgrad train --resume {shlex.quote(_here(folder))}"
-
-
-def _here(path: Path | str) -> str:
-    """A path as people here would write it."""
-    path = Path(path)
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
-
-
-# -- the run -----------------------------------------------------------------------------------------------------------
-
-
-class _Diverged(Callback):
-    """Ends a run whose loss is not a number any more."""
-
-    def on_epoch(self, run: Any, row: Mapping[str, Any]) -> None:
-        if not math.isfinite(row["loss"]):
-            run.stop("the loss is not a number")
-
-
-def _callbacks(config: Config, folder: Path) -> list[Callback]:
-    best = "val_loss" if config.validation else None
-    found: list[Callback] = [
-        Log(config.log or folder / _HISTORY),
-        Checkpoints(_checkpoints(folder), every_steps=config.checkpoint_every, keep=config.keep, best=best),
-    ]
-    if config.tensorboard:
-        found.append(TensorBoard(config.tensorboard))
-    if config.patience:
-        found.append(EarlyStopping(best or "loss", patience=config.patience))
-    return found
-
-
-# -- afterwards --------------------------------------------------------------------------------------------------------
-
-
-def _finish(
-    config: Config,
-    trainer: Trainer,
-    folder: Path,
-    rows: Sequence[Mapping[str, Any]],
-    interruption: Interruption,
-    out: Output,
+@command(source=Config)
+def train(
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)] = None,
     *,
-    json: bool,
+    given: dict[str, Any],
+    resume: Annotated[
+        Path | None,
+        typer.Option("--resume", metavar="FOLDER", help="Continue the run in this folder; no other option is needed."),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", metavar="TOML", help="A file with these options; the command line overrides it."),
+    ] = None,
+    out: Output,
 ) -> int:
-    """Save, draw and tell; the exit status."""
-    interrupted = interruption.signal is not None and trainer.progress.epoch < config.epochs
-    saved = trainer.save(_checkpoints(folder)) if interrupted else None
-    result = {
-        "model": config.model,
-        "folder": str(folder),
-        "interrupted": interruption.signal.name if interrupted and interruption.signal else None,
-        "checkpoint": str(saved) if saved else None,
-        "trained": None,
-        "best": None,
-        "plot": config.plot if rows else None,
-        "history": [{k: v if math.isfinite(v) else None for k, v in row.items()} for row in rows],
-    }
-    diverged = bool(rows) and not math.isfinite(rows[-1]["loss"])
-    if rows:
-        out.table(_history(rows))
-    if saved is not None:
-        progress = trainer.progress
-        print(
-            f"{result['interrupted']} after step {progress.steps}, in epoch {progress.epoch + 1} of {config.epochs}. "
-            f"Everything is saved. Continue with:\n  {_resume(folder)}",
-            file=sys.stderr,
-        )
-    else:
-        result |= _exported(config, trainer, folder)
-        out.line(f"\n{_here(config.model or '')} -> {_here(folder / _TRAINED)}")
-        if result["best"]:
-            out.line(f"{_here(folder / _BEST)} has the values of the epoch with the lowest validation loss.")
-        out.line(f"Checkpoints, history and program are in {_here(folder)}.")
-    if config.plot and rows:
-        plot(rows, Path(config.plot), Path(config.model or "").name, f"{', '.join(config.loss)}, {config.optimizer}")
-        out.line(f"The plot is in {_here(config.plot)}.")
-    if json:
-        print(dumps(result, indent=2))
-    if diverged:
-        warnings.warn(
-            "The loss is not a number. Try a lower --lr or --clip-norm; a target that is no class does it too.",
-            UserWarning,
-            stacklevel=1,
-        )
-    return interruption.exit_status if interrupted else int(diverged)
+    """Train a model.
 
+    Exit status 130 after Ctrl-C and 143 after SIGTERM: everything is saved. 1: the loss is not a number.
 
-def _exported(config: Config, trainer: Trainer, folder: Path) -> dict[str, str]:
-    """Write the trained model, and the best one where there was something to choose by."""
-    files = {"trained": folder / _TRAINED}
-    trainer.export(files["trained"])
-    best = _checkpoints(folder) / "best.safetensors"
-    if config.validation and best.exists():
-        trainer.restore(best)
-        files["best"] = folder / _BEST
-        trainer.export(files["best"])
-    return {name: str(path) for name, path in files.items()}
+    \b
+    Example:
+      onnx-convgrad train model.onnx --data train.npz --loss cross_entropy
+      onnx-convgrad train model.onnx --data images --validation 0.1 --epochs 5
+      onnx-convgrad train --resume model.train
+    """
+    from onnx_convgrad.cli.train_run import train as run
 
-
-def _history(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """One line per epoch; of very many, some at equal distances and the last."""
-    plain = ("epoch", "step", "seconds", "samples_per_second", "learning_rate")
-    values = [key for key in rows[-1] if key not in plain]
-    distance = -(-len(rows) // _SHOWN)
-    shown = [row for row in rows if row is rows[-1] or (len(rows) - row["epoch"]) % distance == 0]
-    cells = [
-        [
-            str(row["epoch"]),
-            *(number(row[key]) for key in values),
-            f"{row['learning_rate']:.3g}",
-            f"{row['seconds']:.1f}",
-            f"{row['samples_per_second']:,.0f}",
-        ]
-        for row in shown
-    ]
-    named = [key.replace("val_", "validation ") for key in values]
-    columns = ["epoch", *named, "learning rate", "seconds", "samples/s"]
-    return Table(columns, cells, frozenset(range(len(columns))))
+    return run(given if model is None else {"model": model, **given}, config, resume, out)

@@ -1,4 +1,4 @@
-"""The pieces of a run out of its options: loss, optimizer, schedule, data, program."""
+"""Make the parts of a training run from its options: loss, optimizer, schedule, data, program."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from onnx_convgrad.base.names import check_names
-from onnx_convgrad.cli import options
-from onnx_convgrad.cli.train_config import Config, option, share_of
+from onnx_convgrad.cli.command import parsed
+from onnx_convgrad.cli.train_config import Config, share_of, spelled
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.files import load
+from onnx_convgrad.pipeline import option_text as text
+from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.training.data.datasets import Arrays, Dataset, read_arrays
 from onnx_convgrad.training.data.images import ImageFolder, is_image_folder
 from onnx_convgrad.training.data.sources import BATCH_SIZE, Loader
@@ -27,7 +29,7 @@ __all__ = ["batches", "check_classes", "datasets", "loaders", "metrics", "progra
 
 
 def program(config: Config, rate: Schedule) -> TrainingProgram:
-    """The program that the options ask for.
+    """Build the training program.
 
     Raises:
         ConvGradError: What `build_training` raises; an option is wrong.
@@ -36,26 +38,27 @@ def program(config: Config, rate: Schedule) -> TrainingProgram:
         config.model or "",
         loss=_loss(config),
         optimizer=_optimizer(config, rate),
-        wrt=options.names(config.wrt, "parameters"),
-        freeze=options.of_names(config.freeze) or (),
+        freeze=text.names(config.freeze),
         freeze_statistics=config.freeze_statistics,
         seed=config.seed,
         precision=config.precision,
-        target=config.target or _target(config),
-        input_shapes=options.input_shapes(config.input_shape),
+        **_settings(config),
     )
 
 
-def _target(config: Config) -> str:
+def _settings(config: Config) -> dict[str, Any]:
+    """The keywords of `build_training` that other transformations have too."""
     first = next(iter(config.providers), "cpu").lower()
-    return "cuda" if first.startswith("cuda") else "cpu"
+    names = ("wrt", "target", "deterministic", "lowering", "max_workspace", "recompute", "input_shape")
+    given = {name: getattr(config, name) or None for name in names}
+    return {"target": "cuda" if first.startswith("cuda") else "cpu", **parsed(Options, given)}
 
 
 # -- loss and optimizer ------------------------------------------------------------------------------------------------
 
 
 def _loss(config: Config) -> LossLike:
-    """`NAME`, or `OUTPUT=NAME` and `OUTPUT=WEIGHT*NAME` of several."""
+    """Parse `NAME`, or `OUTPUT=NAME` and `OUTPUT=WEIGHT*NAME` for several."""
     if not config.loss:
         raise ArgumentError("There is no loss.", hint=f"Give --loss: {', '.join(LOSSES)}, or a scalar of the model.")
     if len(config.loss) == 1 and "=" not in config.loss[0]:
@@ -64,12 +67,12 @@ def _loss(config: Config) -> LossLike:
     for entry in config.loss:
         output, equals, name = entry.partition("=")
         if not equals:
-            raise ArgumentError(f"--loss {entry!r} does not say which output it is of.", hint="Write OUTPUT=NAME.")
+            raise ArgumentError(f"--loss {entry!r} names no output.", hint="Write OUTPUT=NAME.")
         weight, star, name = name.rpartition("*")
-        share = share_of(weight)
-        if star and share is None:
-            raise ArgumentError(f"--loss {entry!r}: {weight!r} is no number.", hint="Write OUTPUT=0.5*NAME.")
-        several[output] = (1.0 if share is None else share, _one_loss(name, config.loss_options))
+        factor = share_of(weight)
+        if star and factor is None:
+            raise ArgumentError(f"--loss {entry!r}: {weight!r} is not a number.", hint="Write OUTPUT=0.5*NAME.")
+        several[output] = (1.0 if factor is None else factor, _one_loss(name, config.loss_options))
     return several
 
 
@@ -87,13 +90,13 @@ def _optimizer(config: Config, rate: Schedule) -> Optimizer:
     chosen = {name: value for name, value in chosen.items() if value is not None}
     for name in chosen:
         if name not in {f.name for f in fields(kind)}:
-            raise ArgumentError(f"{option(name)} is not an option of {config.optimizer}.")
+            raise ArgumentError(f"{spelled(name)} is not an option of {config.optimizer}.")
     made: Optimizer = _made(kind, {**chosen, **config.optimizer_options}, "optimizer-options", lr=rate)
     return made
 
 
 def _made(kind: Any, settings: Mapping[str, Any], where: str, **more: Any) -> Any:
-    """An instance, with lists as tuples; unknown names are errors."""
+    """Make an instance, with lists as tuples; unknown names are errors."""
     named = {key.replace("-", "_"): tuple(v) if isinstance(v, list) else v for key, v in settings.items()}
     check_names(list(named), [f.name for f in fields(kind) if f.name not in more], f"key in {where}:")
     try:
@@ -103,7 +106,7 @@ def _made(kind: Any, settings: Mapping[str, Any], where: str, **more: Any) -> An
 
 
 def schedule(config: Config, batches: int) -> Schedule:
-    """The learning rate, over all updates of a run with so many batches in an epoch."""
+    """Make the learning-rate schedule over all updates of a run, with `batches` per epoch."""
     steps = max(1, config.epochs * -(-batches // config.accumulate) - config.warmup)
     spans: dict[str, tuple[type[Schedule], dict[str, Any]]] = {
         "constant": (Constant, {}),
@@ -123,13 +126,13 @@ def schedule(config: Config, batches: int) -> Schedule:
 
 
 def datasets(config: Config) -> tuple[Dataset, Dataset | None]:
-    """What to train on, and what to evaluate on.
+    """Read the data to train on and the data to evaluate on.
 
     Raises:
         ArgumentError: The data cannot be read.
     """
     if not config.data:
-        raise ArgumentError("There are no data.", hint="Give --data: an .npz file, .npy files, or a folder of images.")
+        raise ArgumentError("There is no data.", hint="Give --data: an .npz file, .npy files, or a folder of images.")
     train = _dataset(config, config.data)
     if not config.validation:
         return train, None
@@ -140,7 +143,7 @@ def datasets(config: Config) -> tuple[Dataset, Dataset | None]:
 
 
 def _dataset(config: Config, entries: tuple[str, ...], classes: tuple[str, ...] | None = None) -> Dataset:
-    """A folder of images, or the arrays of all files; `NAME=PATH` names the array of an `.npy` file."""
+    """Read a folder of images, or the arrays of all files; `NAME=PATH` names the array of an `.npy` file."""
     if len(entries) == 1 and is_image_folder(Path(entries[0])):
         return _images(config, Path(entries[0]), classes)
     arrays: dict[str, Any] = {}
@@ -165,8 +168,8 @@ def _images(config: Config, path: Path, classes: tuple[str, ...] | None) -> Imag
 
 
 def batches(config: Config, samples: int) -> tuple[int, int]:
-    """Size of the batches (as asked for, or as the model's inputs fix it, or the default), and how many an epoch has."""
-    shapes = options.input_shapes(config.input_shape) or {}
+    """Return the batch size (the given one, or that of the model's inputs, or the default) and the batches per epoch."""
+    shapes = text.input_shapes(config.input_shape)
     fixed = None
     for value in load(config.model or "").graph.inputs:
         shape = shapes.get(value.name or "", None if value.shape is None else list(value.shape))
@@ -177,10 +180,10 @@ def batches(config: Config, samples: int) -> tuple[int, int]:
 
 
 def loaders(config: Config, manifest: Manifest, train: Dataset, held: Dataset | None) -> tuple[Loader, Loader | None]:
-    """Batches for the program.
+    """Make the loaders of the batches.
 
     Raises:
-        ArgumentError: The data do not fit the program.
+        ArgumentError: The data does not fit the program.
     """
     names: dict[str, str] = {}
     for entry in config.map:
@@ -196,23 +199,23 @@ def loaders(config: Config, manifest: Manifest, train: Dataset, held: Dataset | 
 
 
 def check_classes(program: TrainingProgram, dataset: Dataset) -> None:
-    """Refuse labels that no output of the model stands for, which would make the loss NaN."""
+    """Raise if the data has more classes than the output, which would make the loss NaN."""
     outputs = {value.name: value.shape for value in program.model("inference").graph.outputs}
     for loss in program.manifest.losses:
         shape = outputs.get(loss["output"])
         count = None if shape is None or len(shape) < 2 else shape[1]
         if loss["loss"] in ("CrossEntropy", "NLL") and isinstance(count, int) and len(dataset.classes) > count:
             raise ArgumentError(
-                f"The data have {len(dataset.classes)} classes; the output {loss['output']!r} has {count}."
+                f"The data has {len(dataset.classes)} classes; the output {loss['output']!r} has {count}."
             )
 
 
 def metrics(config: Config, manifest: Manifest) -> list[Metric]:
-    """Those asked for; without any, the accuracy where the loss has one."""
-    wanted = options.of_names(config.metric)
+    """Return the metrics given, or by default the accuracy if the loss has one."""
+    wanted = text.names(config.metric)
     if wanted == ["none"]:
         return []
-    if wanted is not None:
+    if wanted:
         return [_metric(name) for name in wanted]
     try:
         return [Accuracy().of(manifest)]

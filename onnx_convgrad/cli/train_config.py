@@ -1,4 +1,6 @@
-"""The options of a training run: from a TOML file, from the command line, and back into the folder of the run."""
+"""Read the options of a training run from a TOML file and the command line, and write them to the run's folder."""
+
+# ruff: noqa: RUF009 - `option` makes a field
 
 from __future__ import annotations
 
@@ -7,13 +9,16 @@ import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.pipeline import option_text as text
+from onnx_convgrad.pipeline.options import Options, option
 
-__all__ = ["Config", "option", "read_config", "write_config"]
+__all__ = ["Config", "read_config", "spelled", "write_config"]
 
 Names = tuple[str, ...]
 Numbers = tuple[float, ...]
@@ -26,75 +31,131 @@ _CHANGEABLE = frozenset(
         "checkpoint_every keep plot log tensorboard providers threads"
     ).split()
 )
-"""What may be another when a run is resumed."""
+"""Options that may change when a run is resumed."""
 
 _COUNTS = ("epochs", "batch_size", "accumulate", "keep", "patience", "checkpoint_every", "threads", "resize")
 
 
+# Any: a dataclass field has the type of its annotation.
+def _shared(name: str, *, default: Any) -> Any:
+    """A field that keeps the text of an option of `Options`."""
+    (written,) = next(f.metadata["options"] for f in fields(Options) if f.name == name)
+    return option(written.usage, written.help, default=default)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """What `train` is asked for. A key in TOML, and an option, is the name with dashes; `None` means a default.
+    """Options of `train`. A key in TOML, and an option, is the name with dashes; `None` means a default.
 
     Relative paths in a TOML file are relative to its folder.
     """
 
     model: str | None = None
-    data: Names = ()
-    validation: Names = ()
-    map: Names = ()
-    loss: Names = ()
+    data: Names = option(
+        "--data [NAME=]PATH...",
+        ".npz or .npy files (one option for each), or a folder with one folder of images per class.",
+        default=(),
+    )
+    validation: Names = option(
+        "--validation [NAME=]PATH|SHARE...",
+        "The same, to evaluate on; or a share of the data to hold out, such as 0.1.",
+        default=(),
+    )
+    map: Names = option(
+        "--map INPUT=ARRAY...", "Which array an input takes, if names and order do not settle it.", default=()
+    )
+    loss: Names = option(
+        "--loss [OUTPUT=]NAME...",
+        "mse, l1, huber, cross_entropy, nll, bce_with_logits, or a scalar of the model; OUTPUT=0.5*NAME if several.",
+        default=(),
+    )
     loss_options: Table = field(default_factory=dict)
-    optimizer: str = "adamw"
+    optimizer: str = option("--optimizer NAME", "sgd, adam, adamw, rmsprop, adagrad. [default: adamw]", default="adamw")
     optimizer_options: Table = field(default_factory=dict)
-    lr: float = 1e-3
-    momentum: float | None = None
-    weight_decay: float | None = None
-    clip_norm: float | None = None
-    schedule: str = "constant"
+    lr: float = option("--lr NUMBER", "Learning rate. [default: 0.001]", default=1e-3)
+    momentum: float | None = option("--momentum NUMBER", "Momentum of sgd and rmsprop.", default=None)
+    weight_decay: float | None = option(
+        "--weight-decay NUMBER", "Weight decay. [default: the optimizer's]", default=None
+    )
+    clip_norm: float | None = option("--clip-norm NUMBER", "Largest norm of all gradients together.", default=None)
+    schedule: str = option(
+        "--schedule NAME", "constant, cosine, step, onecycle. [default: constant]", default="constant"
+    )
     schedule_options: Table = field(default_factory=dict)
-    warmup: int = 0
-    epochs: int = 10
-    batch_size: int | None = None
-    accumulate: int = 1
-    shuffle: bool = True
-    wrt: Names = ()
-    freeze: Names = ()
-    freeze_statistics: bool = False
-    precision: str = "float32"
-    seed: int = 0
-    metric: Names = ()
-    patience: int | None = None
-    out: str | None = None
-    checkpoint_every: int | None = None
-    keep: int = 3
-    plot: str | None = None
-    log: str | None = None
-    tensorboard: str | None = None
-    providers: Names = ()
-    threads: int | None = None
-    target: str | None = None
-    input_shape: Names = ()
-    image_size: Names = ()
-    resize: int | None = None
-    mean: Numbers = ()
-    std: Numbers = ()
+    warmup: int = option("--warmup INT", "Steps of linear warm-up before the schedule.", default=0)
+    epochs: int = option("--epochs INT", "In total, also when resumed. [default: 10]", default=10)
+    batch_size: int | None = option(
+        "--batch-size INT", "Samples per batch. [default: the model's, or 32 if it takes any]", default=None
+    )
+    accumulate: int = option("--accumulate INT", "Batches per update. [default: 1]", default=1)
+    shuffle: bool = option(
+        "--shuffle/--no-shuffle", "Shuffle the samples in each epoch. [default: shuffle]", default=True
+    )
+    wrt: Names = option("--wrt NAMES...", "Names and globs to train. [default: parameters]", default=())
+    freeze: Names = option("--freeze NAMES...", "Names and globs not to train.", default=())
+    freeze_statistics: bool = option(
+        "--freeze-statistics", "Keep the running statistics of BatchNormalization.", default=False
+    )
+    precision: str = option(
+        "--precision NAME", "float32; or float16, bfloat16 (mixed). [default: float32]", default="float32"
+    )
+    seed: int = option("--seed INT", "Seed of order, split and Dropout. [default: 0]", default=0)
+    metric: Names = option("--metric NAME...", "accuracy, topK, none. [default: accuracy of classes]", default=())
+    patience: int | None = option(
+        "--patience INT", "Stop if the loss has not fallen for this many epochs.", default=None
+    )
+    out: str | None = option(
+        "-o --out FOLDER", "Folder of the run. [default: <stem>.train beside the model]", default=None
+    )
+    checkpoint_every: int | None = option(
+        "--checkpoint-every INT", "Steps between checkpoints. [default: one per epoch]", default=None
+    )
+    keep: int = option("--keep INT", "Number of checkpoints to keep. [default: 3]", default=3)
+    plot: str | None = option("--plot FILE", "Draw loss and metrics: .png, .svg, .pdf.", default=None)
+    log: str | None = option("--log FILE", ".csv or .jsonl. [default: history.csv in the folder]", default=None)
+    tensorboard: str | None = option("--tensorboard FOLDER", "Also write for TensorBoard.", default=None)
+    providers: Names = option(
+        "--providers NAMES...", "cpu, cuda, cuda:1 or ONNX Runtime's names.", parse=text.names, default=()
+    )
+    threads: int | None = option("--threads INT", "CPU threads. [default: the cores]", default=None)
+    target: str | None = option(
+        "--target NAME", "cpu, cuda, web, portable. [default: that of the first provider]", default=None
+    )
+    deterministic: bool = _shared("deterministic", default=False)
+    lowering: Names = _shared("lowering", default=())
+    max_workspace: str | None = _shared("max_workspace", default=None)
+    recompute: Names = _shared("recompute", default=())
+    input_shape: Names = _shared("input_shapes", default=())
+    image_size: Names = option("--image-size HxW", "Size of images, if the model takes any size.", default=())
+    resize: int | None = option(
+        "--resize INT", "Resize the shorter side of images to this, then crop the middle.", default=None
+    )
+    mean: Numbers = option(
+        "--mean R,G,B",
+        "Subtracted from images in [0, 1]. [default: 0]",
+        parse=partial(text.numbers, "--mean"),
+        default=(),
+    )
+    std: Numbers = option(
+        "--std R,G,B", "Divides images after that. [default: 1]", parse=partial(text.numbers, "--std"), default=()
+    )
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ArgumentError(f"{option(name)} must be at least 1, not {value}.")
+                raise ArgumentError(f"{spelled(name)} must be at least 1, not {value}.")
         for name in ("seed", "warmup"):
             if getattr(self, name) < 0:
-                raise ArgumentError(f"{option(name)} must be at least 0, not {getattr(self, name)}.")
+                raise ArgumentError(f"{spelled(name)} must be at least 0, not {getattr(self, name)}.")
 
     @classmethod
     def of(cls, given: Mapping[str, Any], where: str) -> Config:
-        """Options by key.
+        """Make options from a mapping.
 
         Args:
             given: Key -> value, with dashes or underscores; `None` counts as not given.
-            where: Of what file or command, for messages.
+            where: The file or command that they come from, for messages.
 
         Raises:
             ArgumentError: An unknown key, or a value of the wrong kind.
@@ -102,23 +163,23 @@ class Config:
         return cls(**_checked(given, where))
 
     def changed(self, given: Mapping[str, Any], where: str) -> Config:
-        """These options, with others in place of some; arguments and errors as for `of`."""
+        """Replace some of these options; arguments and errors as for `of`."""
         return replace(self, **_checked(given, where))
 
     def continued(self, given: Mapping[str, Any], folder: Path) -> Config:
-        """The options of a run that is resumed with others in place of some.
+        """Replace some of the options of a run that is resumed.
 
         Raises:
-            ArgumentError: As for `of`, or one that the run's program or order of samples hangs on is changed.
+            ArgumentError: As for `of`, or an option that determines the program or the order of samples is changed.
         """
         following = self.changed(given, "the command line")
         for f in fields(self):
             before, after = getattr(self, f.name), getattr(following, f.name)
             if before != after and f.name not in _CHANGEABLE:
                 raise ArgumentError(
-                    f"{option(f.name)} cannot change while the run goes on: in {str(folder)!r} it is {_shown(before)}, "
+                    f"{spelled(f.name)} cannot change while the run goes on: in {str(folder)!r} it is {_shown(before)}, "
                     f"not {_shown(after)}.",
-                    hint="Begin a new run with another --out.",
+                    hint="Start a new run with another --out.",
                 )
         return following
 
@@ -136,8 +197,8 @@ _KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
 _PATHS = ("model", "out", "plot", "log", "tensorboard")
 
 
-def option(name: str) -> str:
-    """The command-line option of a field."""
+def spelled(name: str) -> str:
+    """Return the command-line option of a field."""
     return "MODEL" if name == "model" else f"--{_key(name)}"
 
 
@@ -154,13 +215,13 @@ def _checked(given: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _value(name: str, value: Any, kind: str, where: str) -> Any:
-    said, types = _KINDS[kind]
+    description, types = _KINDS[kind]
     entries = value if kind in ("Names", "Numbers") and isinstance(value, (list, tuple)) else [value]
     if name == "map" and isinstance(value, dict):
         entries = [f"{port}={array}" for port, array in value.items()]
     for entry in entries:
         if not isinstance(entry, types) or (isinstance(entry, bool) and kind != "bool"):
-            raise ArgumentError(f"{_key(name)!r} in {where} must be {said}, not {entry!r}.")
+            raise ArgumentError(f"{_key(name)!r} in {where} must be {description}, not {entry!r}.")
     if kind in ("Names", "Numbers"):
         return tuple(str(entry) if kind == "Names" else float(entry) for entry in entries)
     return float(value) if kind == "float" else value
@@ -170,22 +231,22 @@ def _value(name: str, value: Any, kind: str, where: str) -> Any:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The keys of a TOML file, with paths made absolute.
+    """Read the options in a TOML file, with paths made absolute.
 
     Raises:
         ArgumentError: It cannot be read, has an unknown key, or a value of the wrong kind.
     """
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ArgumentError(f"There is no file {str(path)!r}.") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
         raise ArgumentError(f"{str(path)!r} could not be read as TOML: {problem}.") from problem
-    return absolute(_checked(found, path.name), path.absolute().parent)
+    return absolute(_checked(content, path.name), path.absolute().parent)
 
 
 def absolute(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The same with paths that do not depend on where the program runs."""
+    """Make paths absolute, which otherwise depend on the folder where the program runs."""
     fixed = dict(values)
     for name in _PATHS:
         if fixed.get(name) is not None:
@@ -193,6 +254,8 @@ def absolute(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     for name in ("data", "validation"):
         if fixed.get(name) is not None:
             fixed[name] = tuple(_data_path(folder, entry) for entry in fixed[name])
+    if fixed.get("lowering") is not None:
+        fixed["lowering"] = tuple(_joined(folder, v) if v.endswith(".json") else v for v in fixed["lowering"])
     return fixed
 
 
@@ -201,7 +264,7 @@ def _joined(folder: Path, path: str) -> str:
 
 
 def _data_path(folder: Path, entry: str) -> str:
-    """`PATH`, or `NAME=PATH`, or a share."""
+    """Make the path in `PATH` or `NAME=PATH` absolute; a share is left alone."""
     if share_of(entry) is not None:
         return entry
     name, equals, path = entry.rpartition("=")
@@ -209,7 +272,7 @@ def _data_path(folder: Path, entry: str) -> str:
 
 
 def share_of(entry: str) -> float | None:
-    """The number that `--validation 0.1` is; `None` for a path."""
+    """Return the number in `--validation 0.1`; `None` for a path."""
     try:
         return float(entry)
     except ValueError:
@@ -217,7 +280,7 @@ def share_of(entry: str) -> float | None:
 
 
 def write_config(config: Config, path: Path) -> None:
-    """Write all options that are not at "nothing given", so that the file alone says the whole run; atomically."""
+    """Write all options that have a value, atomically; the file alone repeats the run."""
     plain = {_key(f.name): getattr(config, f.name) for f in fields(config)}
     tables = {key: value for key, value in plain.items() if isinstance(value, Mapping) and value}
     lines = [f"{key} = {_toml(value)}" for key, value in plain.items()

@@ -1,4 +1,4 @@
-"""The picture of a training run: loss and metrics by epoch, training and validation, side by side."""
+"""Plot a training run: loss and metrics by epoch, of training and validation, side by side."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ __all__ = ["plot"]
 _PLAIN = frozenset(("epoch", "step", "seconds", "samples_per_second", "learning_rate"))
 
 _PANEL, _HEIGHT, _TOP, _BOTTOM, _SIDE, _BETWEEN = 4.6, 4.3, 1.3, 0.6, 0.65, 0.75
-"""Inches: one panel, all of it, headline, axis label, axis numbers, from panel to panel."""
+"""Inches: panel width, figure height, headline, axis label, axis numbers, gap between panels."""
 
 
 def plot(rows: Sequence[Mapping[str, Any]], path: Path, title: str, about: str) -> None:
-    """Draw the history of a run; the format is that of the suffix.
+    """Draw the history of a run; the suffix chooses the format.
 
     Args:
         rows: One per epoch.
         path: The file to write.
         title: Headline.
-        about: What it was trained with, below the headline.
+        about: Loss and optimizer, below the headline.
     """
     from matplotlib.figure import Figure
 
@@ -49,7 +49,7 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path, title: str, about: str) 
 
 
 def _panel(axis: Any, rows: Sequence[Mapping[str, Any]], key: str) -> None:
-    """One quantity over the epochs; each line ends in its name and last value."""
+    """Draw one quantity over the epochs; the legend shows the last values."""
     axis.set_title(key.replace("_", " ").capitalize(), loc="left", size=10.5, weight="bold", color=INK, pad=8)
     lines = [("training", key, OURS), ("validation", f"val_{key}", CONTRAST)]
     found = [(label, name, color) for label, name, color in lines if name in rows[-1]]
@@ -67,7 +67,7 @@ def _panel(axis: Any, rows: Sequence[Mapping[str, Any]], key: str) -> None:
 
 
 def _scale(axis: Any, values: Sequence[float], epochs: int) -> None:
-    """A logarithmic axis where the values span more than a decade; shares keep 1 in sight where they come near."""
+    """Use a logarithmic axis if the values span more than a decade, except for accuracies, which stay linear."""
     from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
     if min(values) > 0 and max(values) > 10 * min(values) and max(values) > 1.05:

@@ -26,9 +26,9 @@ def judged(function: F) -> F:
     """
 
     @functools.wraps(function)
-    def checked(model: Any, **kwargs: Any) -> Any:
+    def checked(model: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            return function(model, **kwargs)
+            return function(model, *args, **kwargs)
         except Exception as problem:
             if isinstance(problem, ConvGradError) and not isinstance(problem, RuleContractError):
                 raise

@@ -23,7 +23,7 @@ from onnx_convgrad.autodiff.reverse import backward
 from onnx_convgrad.functional.geometry import Geometry
 from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter
 from onnx_convgrad.ir.targets import target_named
-from onnx_convgrad.lowering.candidates import Policy
+from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import complete
 
 __all__ = ["Kind", "Task", "build"]
@@ -66,7 +66,7 @@ def build(g: Geometry, dtype: np.dtype, task: Task, target: str) -> onnx.ModelPr
     graph = draft.model.graph
     if not graph.outputs:
         return None
-    complete(draft.model, _model(), draft.e.target, Policy())
+    complete(draft.model, _model(), Options(target=target), draft.e.target)
     used = [v for v in graph.inputs if v.uses() or v.is_graph_output()]
     graph.inputs.clear()
     graph.inputs.extend(used)

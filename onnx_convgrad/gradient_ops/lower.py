@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import floating, node_label
 from onnx_convgrad.errors import DifferentiationError, Problem
-from onnx_convgrad.frontend.canonicalize import InputShapes, canonicalize
+from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.diagnose import judged
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.gradient_edges import GRADIENT, TRAINING_DOMAIN, bind_gradients, label, lift_veils
@@ -23,11 +23,9 @@ from onnx_convgrad.gradient_ops.training_info import load_with_algorithm
 from onnx_convgrad.ir.emit import DOMAIN, Emitter
 from onnx_convgrad.ir.nodes import subgraphs
 from onnx_convgrad.ir.notes import GRADIENTS
-from onnx_convgrad.ir.targets import target_named
-from onnx_convgrad.lowering.candidates import Choosing, Policy
-from onnx_convgrad.lowering.cost.calibration import calibrated
-from onnx_convgrad.lowering.lower import Choice, check_choice, check_workspace
-from onnx_convgrad.pipeline.stages import complete
+from onnx_convgrad.lowering.lower import Choice
+from onnx_convgrad.pipeline.options import Options
+from onnx_convgrad.pipeline.stages import Progress, complete, target_of
 
 __all__ = ["Lowered", "lower_training_operators"]
 
@@ -46,18 +44,12 @@ class Lowered:
 @judged
 def lower_training_operators(
     model: AnyModel,
+    options: Options,
     *,
-    target: str = "cpu",
-    deterministic: bool = False,
-    lowering: Choosing = "auto",
-    max_workspace: int | None = None,
-    input_shapes: InputShapes | None = None,
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Progress = lambda _: None,
 ) -> Lowered:
     """Run all stages; `progress` is told the name of each. Arguments and errors as for `lower_gradient_ops`."""
-    machine = calibrated(target_named(target, deterministic=deterministic))
-    check_choice(lowering)
-    check_workspace(max_workspace)
+    target = target_of(options)
     progress("reading")
     m = load_with_algorithm(model)
     graphs = [m.graph, *(f.graph for f in m.functions.values())]
@@ -67,13 +59,14 @@ def lower_training_operators(
     for graph in graphs:
         _refuse_nested(graph)
     elsewhere = bind_gradients(m)
-    m = canonicalize(m, input_shapes, fold=not elsewhere)
+    m = canonicalize(m, options.input_shapes, fold=not elsewhere)
     _refuse_nested(m.graph)
     canonical = m.clone()
     progress("differentiating")
-    derivatives = Expansion(Emitter(m.graph, opsets=m.opset_imports, target=machine, joint=lowering != "exact")).run()
+    joint = options.lowering != "exact"
+    derivatives = Expansion(Emitter(m.graph, opsets=m.opset_imports, target=target, joint=joint)).run()
     lift_veils(m.graph)
-    choices, _ = complete(m, canonical, machine, Policy(lowering, max_workspace), progress)
+    choices, _ = complete(m, canonical, options, target, progress=progress)
     interface.restore(m)
     _note(m, derivatives)
     return Lowered(m, dict(operators), tuple(derivatives), tuple(choices))

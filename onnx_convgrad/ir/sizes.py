@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.errors import UnknownShape
 from onnx_convgrad.ir.dims import known, static_dims
+from onnx_convgrad.ir.shape_hints import input_shape_option
 from onnx_convgrad.ir.writer import NodeWriter
 
 __all__ = ["Dim", "SizeWriter"]
@@ -28,7 +29,7 @@ class SizeWriter(NodeWriter):
         if value.shape is None:
             raise UnknownShape(
                 f"the rank of {value.name!r} is unknown and {why} needs it.",
-                hint="Give the shapes of the inputs with --input-shape NAME:1,3,224,224.",
+                hint=f"Give the shapes of the inputs, as in {input_shape_option(self.graph.inputs)}.",
             )
         return len(value.shape)
 

@@ -1,10 +1,10 @@
-"""What it would gain to know the sizes of a model's inputs: its gradients are built once more, with typical sizes."""
+"""Estimate the gain of giving unknown input sizes: build the gradients again with typical sizes and compare."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import onnx_ir as ir
@@ -14,23 +14,24 @@ from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.ir.emit import known
 from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
 from onnx_convgrad.lowering.lower import Choice
+from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import Built, build
 
 __all__ = ["Gain", "gain_of_sizes"]
 
-_LEAST = 0.95
-"""Gains of less than a twentieth are not worth a word."""
+_WORTH_REPORTING = 0.95
+"""Gains of less than a twentieth of the time are not reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """The predicted seconds of all gradients of convolutions and pools, as they are and with sizes known while building.
+    """Predicted seconds of all gradients of convolutions and pools, with the sizes unknown and known.
 
     Attributes:
-        shapes: Typical shapes of the inputs whose sizes are not known.
+        shapes: Typical shapes of the inputs whose sizes are unknown.
         gradients: Number of these gradients.
-        faster: How many of them would take another form, which is faster.
-        seconds: Predicted for all of them, at these shapes, as they are.
+        faster: How many of them would get another, faster lowering.
+        seconds: Predicted for all of them at these shapes, as the model is.
         seconds_known: The same if the shapes are given.
     """
 
@@ -41,53 +42,56 @@ class Gain:
     seconds_known: float
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields, ready for JSON."""
+        """Return the fields, ready for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
         given = " ".join(f"--input-shape {name}:{','.join(map(str, sizes))}" for name, sizes in self.shapes.items())
         saved = round(100 * (1 - self.seconds_known / self.seconds))
         return (
-            f"Sizes of the inputs are unknown: if given, as with {given}, {self.faster} of {self.gradients} gradients take"
-            f" faster forms; {saved} % less time is predicted."
+            f"Some input sizes are unknown. With {given}, {self.faster} of {self.gradients} gradients would get faster"
+            f" lowerings: {saved} % less time is predicted."
         )
 
 
-def gain_of_sizes(model: AnyModel, built: Built, arguments: Mapping[str, Any]) -> Gain | None:
-    """What giving the sizes would gain over `built`, made from `model` with `arguments`; `None` if little or nothing."""
+def gain_of_sizes(model: AnyModel, options: Options, built: Built) -> Gain | None:
+    """Estimate the gain of giving sizes over `built`, made from `model` with `options`; `None` if it is not worth it."""
     shapes = _typical_shapes(built.primal.graph)
     if not shapes or not built.choices:
         return None
-    given = {**(arguments.get("input_shapes") or {}), **shapes}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            other = build(model, **{**arguments, "input_shapes": given})
+            other = build(model, replace(options, input_shapes={**(options.input_shapes or {}), **shapes}))
     except ConvGradError:  # typical sizes do not fit every model
         return None
-    now, then = _seconds(built), _seconds(other)
-    if now.keys() != then.keys():
+    unknown, known_sizes = _seconds(built), _seconds(other)
+    if unknown.keys() != known_sizes.keys():
         return None
-    total, total_known = (sum(seconds for _, seconds in found.values()) for found in (now, then))
-    if total_known > _LEAST * total:
+    total, total_known = (sum(seconds for _, seconds in choices.values()) for choices in (unknown, known_sizes))
+    if total_known > _WORTH_REPORTING * total:
         return None
-    faster = sum(then[key][0] != form and then[key][1] < seconds for key, (form, seconds) in now.items())
-    return Gain(shapes, len(now), faster, total, total_known)
+    faster = sum(
+        known_sizes[key][0] != lowering and known_sizes[key][1] < seconds
+        for key, (lowering, seconds) in unknown.items()
+    )
+    return Gain(shapes, len(unknown), faster, total, total_known)
 
 
 def _typical_shapes(graph: ir.Graph) -> dict[str, tuple[int, ...]]:
+    """Typical shapes of the inputs with unknown sizes, where all their sizes can be guessed."""
     sizes = TypicalSizes(graph)
-    found = {}
+    shapes = {}
     for value in graph.inputs:
         if value.shape is not None and any(known(d) is None for d in value.shape):
             typical = [sizes.size(d) for d in value.shape]
             if None not in typical:
-                found[value.name or ""] = tuple(size for size in typical if size is not None)
-    return found
+                shapes[value.name or ""] = tuple(size for size in typical if size is not None)
+    return shapes
 
 
 def _seconds(built: Built) -> dict[tuple[str, str], tuple[str, float]]:
-    """Per gradient the form chosen, in how many chunks, and its predicted seconds."""
+    """By node and operator, the chosen lowering with its chunks, and its predicted seconds."""
     return {(c.node, c.op_type): _chosen(c) for c in built.choices}
 
 

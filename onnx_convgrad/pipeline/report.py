@@ -1,4 +1,4 @@
-"""What `explain` answers: the lowering of every convolution gradient, with the reasons against the others."""
+"""The report of `explain`: the lowering of every gradient of a convolution or pool, and why others were not used."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.lowering.lower import Choice
 from onnx_convgrad.memory.recompute import Recomputation
-from onnx_convgrad.pipeline.known_sizes import Gain
+from onnx_convgrad.pipeline.known_sizes import Gain, gain_of_sizes
+from onnx_convgrad.pipeline.options import Options
+from onnx_convgrad.pipeline.stages import Built
 
 __all__ = ["Report"]
 
 
 @dataclass(frozen=True)
 class Report:
-    """The lowering decisions for one model and target. `rows` for programs, `str()` for people."""
+    """The lowering decisions for one model and target; `rows` and `to_json()` for programs, `str()` for people."""
 
     choices: tuple[Choice, ...]
     gradients: Mapping[str, str]
@@ -24,9 +27,15 @@ class Report:
     recomputation: Recomputation | None = None
     gain: Gain | None = None
 
+    @classmethod
+    def of(cls, model: AnyModel, options: Options, built: Built) -> Report:
+        """Report on `built`, which was made from `model` with `options` and all lowerings priced."""
+        gain = gain_of_sizes(model, options, built)
+        return cls(built.choices, built.gradients, options.target, built.recomputation, gain)
+
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """One mapping per gradient operator: node, operator, spec, chosen, forced, candidates."""
+        """Return one mapping per gradient operator: node, operator, spec, chosen, forced, candidates."""
         return [
             {
                 "node": choice.node,
@@ -49,7 +58,7 @@ class Report:
         ]
 
     def to_json(self) -> str:
-        """The report as JSON text."""
+        """Return the report as JSON text."""
         content = {"target": self.target, "gradients": dict(self.gradients), "rows": self.rows}
         if self.recomputation is not None:
             content["recomputation"] = self.recomputation.to_dict()

@@ -1,9 +1,9 @@
-"""The stages behind every transformation: read, canonicalize, differentiate, simplify, lower, verify."""
+"""The stages of every transformation, in order: read, canonicalize, differentiate, simplify, lower, recompute, verify."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -13,10 +13,10 @@ from onnx_convgrad.backends.cpu.batch_statistics import share_statistics
 from onnx_convgrad.backends.cpu.fast_forms import use_fast_forms
 from onnx_convgrad.backends.cpu.pooled_slopes import move_slopes_behind_pools
 from onnx_convgrad.backends.cuda.provider_forms import fit_provider, part_products
-from onnx_convgrad.base.names import as_names, check_names
+from onnx_convgrad.base.names import as_names
 from onnx_convgrad.base.warn import warn
-from onnx_convgrad.errors import ArgumentError, first_few
-from onnx_convgrad.frontend.canonicalize import InputShapes, canonicalize
+from onnx_convgrad.errors import first_few
+from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.diagnose import judged
 from onnx_convgrad.frontend.exporters.separate_merged import part_members, restore
 from onnx_convgrad.frontend.files import AnyModel, load
@@ -29,165 +29,201 @@ from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.notes import GRADIENTS, ORIGIN, SEEDS
 from onnx_convgrad.ir.passes import run_passes
 from onnx_convgrad.ir.targets import Target, target_named
-from onnx_convgrad.lowering.candidates import Choosing, Policy
+from onnx_convgrad.lowering.candidates import Policy
 from onnx_convgrad.lowering.cost.calibration import calibrated
 from onnx_convgrad.lowering.loops import take_loops_back, tell_loops
-from onnx_convgrad.lowering.lower import Choice, check_choice, check_workspace, lower
+from onnx_convgrad.lowering.lower import Choice
+from onnx_convgrad.lowering.lower import lower as lower_operators
 from onnx_convgrad.memory.recompute import Recomputation, RecomputeValues, mark_boundary
+from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.training import rewrite_for_training, set_training
-from onnx_convgrad.pipeline.transforms import COMPOSITIONS, Derivatives, Mode, check_targets
+from onnx_convgrad.pipeline.transforms import Derivatives, Mode, check_targets
 
-__all__ = ["Built", "Names", "Progress", "build", "complete"]
+__all__ = ["Built", "Derived", "Progress", "build", "complete", "derive", "target_of"]
 
-Names = str | Sequence[str]
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A transformed model with what was decided on the way."""
+    """A transformed model, the canonical model before differentiation, and the decisions made.
+
+    `gradients` maps each differentiated value to the graph output with its derivative.
+    """
 
     model: ir.Model
     primal: ir.Model
     gradients: dict[str, str]
-    choices: tuple[Choice, ...]
+    choices: tuple[Choice, ...] = ()
     recomputation: Recomputation | None = None
 
 
-def _canonical(m: ir.Model, given: AnyModel, wrt: Names, input_shapes: InputShapes | None) -> ir.Model:
-    """The loaded model in canonical form, with one initializer for each member of a module that may be in `wrt`."""
-    if set(as_names(wrt, "wrt")) - {"inputs", *(value.name for value in m.graph.inputs)}:
-        restore(m.graph)
-    m = canonicalize(m, input_shapes)
-    if input_shapes:
-        verify_shapes(m, lambda: canonicalize(load(given)))
-    part_members(m.graph)
-    take_loops_back(m)
-    return m
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """What differentiation leaves for the later stages.
+
+    Attributes:
+        primal: The canonical model before differentiation.
+        names: The differentiated values; their derivatives are the last graph outputs, in the same order.
+        forward: The nodes from before differentiation.
+    """
+
+    primal: ir.Model
+    names: tuple[str, ...]
+    forward: list[ir.Node]
+
+    def note_gradients(self, m: ir.Model) -> dict[str, str]:
+        """Write the map from each value to the graph output with its derivative into the metadata, and return it."""
+        outputs = [value.name or "" for value in m.graph.outputs]
+        gradients = dict(zip(self.names, outputs[len(outputs) - len(self.names) :], strict=True))
+        m.metadata_props[GRADIENTS] = json.dumps(gradients)
+        return gradients
+
+
+def target_of(options: Options) -> Target:
+    """The target with the measured speeds of this machine."""
+    return calibrated(target_named(options.target, deterministic=options.deterministic))
 
 
 @judged
 def build(
     model: AnyModel,
+    options: Options,
     *,
     mode: Mode = "augment",
-    wrt: Names = "parameters",
-    of: Names | None = None,
-    seed: str | None = None,
-    training: bool = False,
-    per_sample: bool | str = False,
-    trainable_inputs: bool = False,
-    target: str = "cpu",
-    deterministic: bool = False,
-    lowering: Choosing = "auto",
-    max_workspace: int | None = None,
-    recompute: Names | None = None,
-    input_shapes: InputShapes | None = None,
-    composition: str = COMPOSITIONS[0],
     compare: bool = False,
+    lower: bool = True,
     progress: Progress = lambda _: None,
 ) -> Built:
-    """Run all stages; `progress` is told the name of each. Arguments and errors as for `onnx_convgrad.augment`.
+    """Run all stages; errors as for `onnx_convgrad.augment`.
 
-    `compare` is for reports: every lowering is priced, where one is forced too.
+    Args:
+        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        options: The arguments of the transformation.
+        mode: Which transformation.
+        compare: Price every lowering, even where one is forced: for reports.
+        lower: Run the stages after differentiation.
+        progress: Called with the name of each stage.
     """
-    if seed not in (None, "ones"):
-        raise ArgumentError(f"seed must be None or 'ones', not {seed!r}.")
-    check_names([composition], COMPOSITIONS, "composition")
-    if per_sample not in (False, True, "squared_norm"):
-        raise ArgumentError(f"per_sample must be False, True or 'squared_norm', not {per_sample!r}.")
-    machine = calibrated(target_named(target, deterministic=deterministic))
-    check_choice(lowering)
-    check_workspace(max_workspace)
+    target = target_of(options)
     progress("reading")
     m = load(model)
     progress("canonicalizing")
-    m = _canonical(m, model, wrt, input_shapes)
+    m = _canonicalize(m, options, lambda: load(model))
+    progress("differentiating")
+    derived = derive(m, options, target, mode)
+    if not lower:
+        return Built(m, derived.primal, derived.note_gradients(m))
+    choices, recomputation = complete(
+        m, derived.primal, options, target, progress=progress, forward=derived.forward, compare=compare
+    )
+    return Built(m, derived.primal, derived.note_gradients(m), tuple(choices), recomputation)
+
+
+def _canonicalize(m: ir.Model, options: Options, original: Callable[[], ir.Model]) -> ir.Model:
+    """Bring a loaded model to canonical form, with an initializer of its own for each parameter that may be in `wrt`."""
+    if set(as_names(options.wrt, "wrt")) - {"inputs", *(value.name for value in m.graph.inputs)}:
+        restore(m.graph)
+    m = canonicalize(m, options.input_shapes)
+    if options.input_shapes:
+        verify_shapes(m, lambda: canonicalize(original()))
+    part_members(m.graph)
+    take_loops_back(m)
+    return m
+
+
+def derive(m: ir.Model, options: Options, target: Target, mode: Mode) -> Derived:
+    """Differentiate a canonical model in place: seeds become graph inputs and derivatives the last graph outputs."""
     graph = m.graph
-    sources, targets = resolve_wrt(graph, wrt), resolve_of(graph, of)
-    running = set_training(graph) if training else []
+    sources, targets = resolve_wrt(graph, options.wrt), resolve_of(graph, options.of)
+    check_targets(targets, mode)
+    primal, statistics = _prepare(m, options, target, sources, targets)
+    forward = list(graph)
+    e = Emitter(graph, opsets=graph.opset_imports, target=target, joint=options.lowering != "exact")
+    derivatives = Derivatives(e, sources, targets)
+    results = derivatives.emit(mode, options)
+    m.metadata_props[SEEDS] = json.dumps(derivatives.seeds)
+    if mode in ("augment", "jvp"):
+        graph.outputs.extend(derivatives.claim(v, f"{name}_next") for name, v in statistics if not v.is_graph_output())
+    else:
+        graph.outputs.clear()
+    graph.outputs.extend(results.values())
+    if options.trainable_inputs:
+        graph.inputs.extend(v for v in sources if v.is_initializer() and not v.is_graph_input())
+    return Derived(primal, tuple(value.name or "" for value in results), forward)
+
+
+def _prepare(
+    m: ir.Model, options: Options, target: Target, sources: list[ir.Value], targets: list[ir.Value]
+) -> tuple[ir.Model, list[tuple[str, ir.Value]]]:
+    """Set training mode and share statistics, in place; return the primal model and the updated running statistics."""
+    graph, training = m.graph, options.training
+    statistics = set_training(graph) if training else []
     mark_varying(graph, sources)
     kept = {*sources, *targets, *(() if training else graph.outputs)}
-    moved = {} if per_sample else share_statistics(graph, kept)  # there, the statistics of a batch are refused
-    updated = [(name, moved.get(v, v)) for name, v in running]
+    moved = {} if options.per_sample else share_statistics(graph, kept)  # per sample, batch statistics are refused
     primal = m.clone()
-    if training and lowering != "exact":
-        rewrite_for_training(graph, machine, {*sources, *targets})
-    check_targets(targets, mode)
-    progress("differentiating")
-    before = list(graph)
-    e = Emitter(graph, opsets=graph.opset_imports, target=machine, joint=lowering != "exact")
-    job = Derivatives(e, sources, targets)
-    if mode == "hvp":
-        results = job.second(composition)
-    elif per_sample:
-        results = job.apart(seed, norms=per_sample == "squared_norm")
-    else:
-        results = job.first(mode, seed)
-    m.metadata_props[SEEDS] = json.dumps(job.seeds)
-    if mode in ("vjp", "grad", "hvp"):
-        graph.outputs.clear()
-    else:
-        graph.outputs.extend(job.claim(v, f"{name}_next") for name, v in updated if not v.is_graph_output())
-    graph.outputs.extend(results.values())
-    if trainable_inputs:
-        graph.inputs.extend(v for v in sources if v.is_initializer() and not v.is_graph_input())
-    policy = Policy(lowering, max_workspace, training, compare)
-    names = [value.name or "" for value in results]  # values of nodes that are replaced lose theirs
-    choices, recomputation = complete(m, primal, machine, policy, progress, recompute=recompute, forward=before)
-    found = dict(zip(names, [value.name or "" for value in graph.outputs][-len(names) :], strict=True))
-    m.metadata_props[GRADIENTS] = json.dumps(found)
-    return Built(m, primal, found, tuple(choices), recomputation)
+    if training and options.lowering != "exact":
+        rewrite_for_training(graph, target, {*sources, *targets})
+    return primal, [(name, moved.get(value, value)) for name, value in statistics]
 
 
 def complete(
     m: ir.Model,
     primal: ir.Model,
-    machine: Target,
-    policy: Policy,
-    progress: Progress = lambda _: None,
+    options: Options,
+    target: Target,
     *,
-    recompute: Names | None = None,
-    forward: Collection[ir.Node] = (),
+    progress: Progress = lambda _: None,
+    forward: Collection[ir.Node] | None = None,
+    compare: bool = False,
 ) -> tuple[list[Choice], Recomputation | None]:
-    """The stages after differentiation, in place: remove what is unused, lower, recompute, name the nodes, verify.
+    """Run the stages after differentiation, in place: simplify, lower, recompute, fit the provider, verify.
 
-    `forward` holds the nodes that were there before differentiation; only `recompute` needs them.
+    Args:
+        m: A differentiated model.
+        primal: The model before differentiation, for complaints that it shares.
+        options: The arguments of the transformation.
+        target: What the model will run on.
+        progress: Called with the name of each stage.
+        forward: The nodes from before differentiation; without them, nothing is recomputed.
+        compare: Price every lowering, even where one is forced.
     """
-    move_slopes_behind_pools(m.graph, Emitter(m.graph, opsets=m.opset_imports, target=machine))
+    graph = m.graph
+    move_slopes_behind_pools(graph, Emitter(graph, opsets=m.opset_imports, target=target))
     common.RemoveUnusedNodesPass()(m)
     progress("lowering")
-    mark = mark_boundary(m.graph, forward) if recompute is not None else None
-    choices = lower(m.graph, machine, policy)
-    done = None
-    if mark is not None and recompute is not None:
+    names = None if forward is None else options.recompute
+    mark = None if names is None else mark_boundary(graph, forward or ())
+    choices = lower_operators(graph, target, Policy(options.lowering, options.max_workspace, options.training, compare))
+    recomputation = None
+    if mark is not None and names is not None:
         progress("recomputing")
-        recomputing = RecomputeValues(machine, mark, recompute)
+        recomputing = RecomputeValues(target, mark, names)
         run_passes(m, [recomputing])
-        done = recomputing.report
-    fit_provider(m.graph, machine)
-    if machine.name == "cpu":
-        use_fast_forms(m.graph, Emitter(m.graph, opsets=m.opset_imports, target=machine), training=policy.training)
-    part_products(m.graph)
+        recomputation = recomputing.report
+    fit_provider(graph, target)
+    if target.name == "cpu":
+        use_fast_forms(graph, Emitter(graph, opsets=m.opset_imports, target=target), training=options.training)
+    part_products(graph)
     progress("verifying")
-    _finish(m)
-    if machine.ordered_sums:
-        _name_unordered(m.graph, machine.name)
+    _clean_up(m)
+    if target.ordered_sums:
+        _warn_of_unordered_sums(graph, target.name)
     verify(m, primal)
-    return choices, done
+    return choices, recomputation
 
 
-def _name_unordered(graph: ir.Graph, target: str) -> None:
-    """Warn of the sums that are still taken in no fixed order: those at indices which only a run knows."""
+def _warn_of_unordered_sums(graph: ir.Graph, target: str) -> None:
+    """Name the sums that no lowering can order: those at indices known only at run time."""
     scatters = (node for node in graph if is_op(node, "ScatterElements", "ScatterND"))
-    found = [node.name or "unnamed" for node in scatters if Call(node).string("reduction", "none") == "add"]
-    if found:
-        text = f"On {target} these nodes still add at repeated indices in no fixed order: {first_few(found)}."
-        warn(text)
+    unordered = [node.name or "unnamed" for node in scatters if Call(node).string("reduction", "none") == "add"]
+    if unordered:
+        warn(f"On {target} these nodes still add at repeated indices in no fixed order: {first_few(unordered)}.")
 
 
-def _finish(m: ir.Model) -> None:
-    """Remove what is unused, and name the new nodes after their forward nodes."""
+def _clean_up(m: ir.Model) -> None:
+    """Remove unused nodes and opsets, and name the new nodes after their forward nodes."""
     common.RemoveUnusedNodesPass()(m)
     used = {"", *(node.domain for node in m.graph.all_nodes())}
     for domain in [domain for domain in m.opset_imports if domain not in used]:

@@ -1,4 +1,4 @@
-"""What each mode asks for: cotangents and tangents as new graph inputs, derivatives as new outputs, under free names."""
+"""Emit the derivatives of each mode: cotangents and tangents become graph inputs, derivatives graph outputs."""
 
 from __future__ import annotations
 
@@ -14,17 +14,15 @@ from onnx_convgrad.autodiff.reverse import backward
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError, first_few
 from onnx_convgrad.ir.emit import Emitter, known
+from onnx_convgrad.pipeline.options import Options
 
-__all__ = ["COMPOSITIONS", "Derivatives", "Mode", "check_targets"]
+__all__ = ["Derivatives", "Mode", "check_targets"]
 
 Mode = Literal["augment", "vjp", "grad", "jvp", "hvp"]
-COMPOSITIONS = ("forward_over_reverse", "reverse_over_reverse", "reverse_over_forward")
-"""The ways of writing H v, the first being the default: the derivative of the gradient along v, the gradient of
-<gradient, v>, and the gradient of the derivative along v."""
 
 
 def check_targets(targets: list[ir.Value], mode: Mode) -> None:
-    """Raise `ArgumentError` for a target that certainly has more than one element, where the mode takes a scalar."""
+    """Raise `ArgumentError` for a target known to have more than one element, if the mode takes a scalar."""
     for y in targets if mode in ("grad", "hvp") else []:
         if y.shape is not None and any(known(d) not in (1, None) for d in y.shape):
             raise ArgumentError(
@@ -34,52 +32,52 @@ def check_targets(targets: list[ir.Value], mode: Mode) -> None:
 
 
 class Derivatives:
-    """Seeds, derivatives, and the new graph inputs and outputs under names that are free."""
+    """Emits seeds and derivatives, and names the new graph inputs and outputs.
+
+    `seeds` maps each value to the graph input with its cotangent or tangent.
+    """
 
     def __init__(self, e: Emitter, sources: list[ir.Value], targets: list[ir.Value]) -> None:
         self.e, self.sources, self.targets = e, sources, targets
         self.seeds: dict[str, str] = {}
 
-    def first(self, mode: Mode, seed: str | None) -> dict[ir.Value, ir.Value]:
-        """The value that each derivative belongs to -> its graph output: sources in reverse mode, targets in forward."""
+    def emit(self, mode: Mode, options: Options) -> dict[ir.Value, ir.Value]:
+        """Return the graph output with the derivative of each value: of each source, in forward mode of each target."""
         if mode == "jvp":
-            tangents = {x: self._input(x, "tangent") for x in self.sources}
-            return self._outputs(self.targets, forward(self.e, tangents, self.targets), "tangent")
-        ones = seed == "ones" or mode == "grad"
+            return self._outputs(self.targets, forward(self.e, self._tangents(), self.targets), "tangent")
+        if mode == "hvp":
+            return self._second_order(options.composition)
+        data = data_inputs(self.e.graph, self.sources) if options.per_sample else []  # seeds are no data
+        ones = options.seed == "ones" or mode == "grad"
         cotangents = {y: self._seed(y, ones=ones) for y in self.targets}
-        return self._outputs(self.sources, backward(self.e, cotangents, dict.fromkeys(self.sources)), "grad")
+        if not options.per_sample:
+            return self._outputs(self.sources, backward(self.e, cotangents, dict.fromkeys(self.sources)), "grad")
+        result = backward_per_sample(self.e, cotangents, dict.fromkeys(self.sources), data)
+        if options.per_sample == "squared_norm":
+            return self._outputs(self.sources, result.squared_norms(), "grad_squared_norm", result.zero_norms)
+        return self._outputs(self.sources, result.gradients, "grad", result.zeros)
 
-    def apart(self, seed: str | None, *, norms: bool) -> dict[ir.Value, ir.Value]:
-        """Source -> graph output with the gradient of each sample, or its squared norm."""
-        data = data_inputs(self.e.graph, self.sources)
-        cotangents = {y: self._seed(y, ones=seed == "ones") for y in self.targets}
-        found = backward_per_sample(self.e, cotangents, dict.fromkeys(self.sources), data)
-        if norms:
-            return self._outputs(self.sources, found.squared_norms(), "grad_squared_norm", found.zero_norms)
-        return self._outputs(self.sources, found.gradients, "grad", found.zeros)
-
-    def second(self, composition: str) -> dict[ir.Value, ir.Value]:
-        """Source -> graph output with the second derivative of the scalar targets along the tangents of all sources."""
+    def _second_order(self, composition: str) -> dict[ir.Value, ir.Value]:
+        """The second derivative of the scalar targets along the tangents of all sources, by source."""
         wanted = dict.fromkeys(self.sources)
         if composition == "reverse_over_forward":
-            tangents = {x: self._input(x, "tangent") for x in self.sources}
-            slopes = forward(self.e, tangents, self.targets)
-            found = backward(self.e, {t: self.e.full_like(t, 1) for t in slopes.values()}, wanted)
-            return self._outputs(self.sources, found, "grad_tangent")
+            slopes = forward(self.e, self._tangents(), self.targets)
+            products = backward(self.e, {t: self.e.full_like(t, 1) for t in slopes.values()}, wanted)
+            return self._outputs(self.sources, products, "grad_tangent")
         gradients = backward(self.e, {y: self.e.full_like(y, 1) for y in self.targets}, wanted)
-        tangents = {x: self._input(x, "tangent") for x in self.sources}
-        if composition == "reverse_over_reverse":  # H is symmetric: v may come from the left
+        tangents = self._tangents()
+        if composition == "reverse_over_reverse":  # H is symmetric, so v may multiply from the left
             cotangents: dict[ir.Value, ir.Value] = {}
             for x, g in gradients.items():
                 cotangents[g] = self.e.add(cotangents[g], tangents[x]) if g in cotangents else tangents[x]
-            found = backward(self.e, cotangents, wanted)
+            products = backward(self.e, cotangents, wanted)
         else:
             pushed = forward(self.e, tangents, list(dict.fromkeys(gradients.values())))
-            found = {x: pushed[g] for x, g in gradients.items() if g in pushed}
-        return self._outputs(self.sources, found, "grad_tangent")
+            products = {x: pushed[g] for x, g in gradients.items() if g in pushed}
+        return self._outputs(self.sources, products, "grad_tangent")
 
     def claim(self, value: ir.Value, name: str) -> ir.Value:
-        """Give `value` the name, or the next free one after it."""
+        """Name `value`; a number is appended if the name is taken."""
         value.name = self.e.names.claim(name)
         return value
 
@@ -89,8 +87,11 @@ class Derivatives:
         self.seeds[like.name or ""] = value.name or ""
         return value
 
+    def _tangents(self) -> dict[ir.Value, ir.Value]:
+        return {x: self._input(x, "tangent") for x in self.sources}
+
     def _seed(self, y: ir.Value, *, ones: bool) -> ir.Value:
-        """The cotangent of a target: a graph input, or ones."""
+        """Return the cotangent of a target: ones, or a new graph input."""
         single = y.shape is not None and all(known(d) == 1 for d in y.shape)
         return self.e.full_like(y, 1) if ones or single else self._input(y, "grad")
 
@@ -101,7 +102,7 @@ class Derivatives:
         suffix: str,
         zeros: Callable[[ir.Value], ir.Value] | None = None,
     ) -> dict[ir.Value, ir.Value]:
-        """One output per value, named `<name>_<suffix>`; zeros, and a warning, where nothing reaches it."""
+        """Name one output per value `<name>_<suffix>`; a value without a derivative gets zeros and a warning."""
         missing = [v for v in values if v not in reached]
         if missing:
             what = "of wrt reaches" if suffix == "tangent" else "of `of` depends on"
@@ -120,19 +121,19 @@ class Derivatives:
         return outputs
 
     def _steps(self, missing: list[ir.Value]) -> str:
-        """Where the way from or to values that get zeros is a step: rounding is what quantized models have."""
-        forward = all(v in self.targets for v in missing)
-        sources, targets = (self.sources, missing) if forward else (missing, self.targets)
+        """Explain zeros by the step functions on the way, such as the rounding of quantized models."""
+        in_forward_mode = all(v in self.targets for v in missing)
+        sources, targets = (self.sources, missing) if in_forward_mode else (missing, self.targets)
         steps = [n for source in sources for n in jumps_between(source, targets, self.e.order)]
-        found = {f"{n.name or n.outputs[0].name!r} ({n.op_type})": rule_of(n) for n in steps}
-        if not found:
+        rules = {f"{n.name or n.outputs[0].name!r} ({n.op_type})": rule_of(n) for n in steps}
+        if not rules:
             return ""
-        noted = [f"{name}: {rule.note}" for name, rule in found.items() if rule is not None and rule.note]
+        noted = [f"{name}: {rule.note}" for name, rule in rules.items() if rule is not None and rule.note]
         if noted:
-            return f" but through what has no derivative here: {first_few(noted)}"
+            return f" but through nodes without a derivative here: {first_few(noted)}"
         quantized = any(n.op_type.startswith(("Quantize", "DynamicQuantize")) for n in steps)
         remedy = "; differentiate the model from before its quantization" if quantized else ""
-        return f" but through steps, which are flat almost everywhere: {first_few(list(found))}{remedy}"
+        return f" but through steps, which are flat almost everywhere: {first_few(list(rules))}{remedy}"
 
     def _identity(self, value: ir.Value, like: ir.Value) -> ir.Value:
         node = ir.Node("", "Identity", [value], num_outputs=1)

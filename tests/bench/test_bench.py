@@ -124,7 +124,7 @@ def test_layer_of_a_spec() -> None:
     assert ConvLayer.of(spec) == LAYERS[0]
     assert str(LAYERS[0]) == "2x4x9 * 6x2x3 s2 p1 g2"
     assert LAYERS[0].y == (2, 6, 5)
-    with pytest.raises(ArgumentError, match="size is not known"):
+    with pytest.raises(ArgumentError, match="size is unknown"):
         ConvLayer.of(ConvSpec(None, 4, 6, (9,), (3,), (5,), (2,), (1,), (1,), (1,), 2))
     with pytest.raises(ArgumentError, match="negative padding"):
         ConvLayer.of(ConvSpec(2, 4, 6, (9,), (3,), (6,), (1,), (1,), (-1,), (0,), 2))

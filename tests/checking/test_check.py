@@ -15,6 +15,7 @@ from onnx import numpy_helper
 from onnx_convgrad.api import augment
 from onnx_convgrad.checking.check import CheckReport, check, verify_numerically
 from onnx_convgrad.errors import ModelError
+from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import Built, build
 
 
@@ -73,7 +74,7 @@ def spoil(built: Built, name: str, factor: float) -> None:
 
 @pytest.mark.parametrize("factor", [-1.0, 1.01, 0.0])
 def test_a_wrong_gradient_fails(factor: float) -> None:
-    built = build(model(MIXED, **MIXED_WEIGHTS), wrt="parameters")
+    built = build(model(MIXED, **MIXED_WEIGHTS), Options())
     spoil(built, "w2_grad", factor)
     report = verify_numerically(built, samples=3)
     assert {row.value for row in report.rows if not row.ok} == {"w2"}
@@ -107,7 +108,7 @@ def test_a_sure_softmax_is_told_from_a_wrong_gradient(
 ) -> None:
     """float32 loses all digits where p (g - <p, g>) cancels: no fixed limit holds, and PyTorch may not be there to ask."""
     monkeypatch.setattr("onnx_convgrad.checking.check.available", lambda: False)
-    built = build(model(SURE % gain, w1=(8, 3, 3, 3), w2=(10, 288)), wrt="w2")
+    built = build(model(SURE % gain, w1=(8, 3, 3, 3), w2=(10, 288)), Options(wrt="w2"))
     spoil(built, "w2_grad", factor)
     (row,) = verify_numerically(built).rows
     assert row.verdict == verdict
@@ -127,14 +128,14 @@ def test_inputs_on_kinks_are_told_from_a_wrong_gradient(
     text = f"g (float[N, 4, 5] x) => (float[N, 4, 5] y) {{ {bounds} z = Mul (x, zero) a = Add (z, b) {step} }}"
     proto = model(text)
     proto.graph.initializer.append(numpy_helper.from_array(np.zeros((4, 1), np.float32), "b"))
-    built = build(proto, wrt="b")
+    built = build(proto, Options(wrt="b"))
     (row,) = verify_numerically(built).rows
     assert row.verdict == "kinks"
     assert (row.norm > 0) == (gradient > 0)
     spoil(built, "b_grad", 3.0)
     assert [r.verdict for r in verify_numerically(built).rows] == ["FAIL" if gradient else "kinks"]
     monkeypatch.setattr("onnx_convgrad.checking.check.available", lambda: False)
-    (row,) = verify_numerically(build(proto, wrt="b")).rows
+    (row,) = verify_numerically(build(proto, Options(wrt="b"))).rows
     assert row.verdict == "undetermined"
 
 

@@ -13,15 +13,15 @@ from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner, Result
 
 import onnx_convgrad as og
-from onnx_convgrad.bench import torch_side
+from onnx_convgrad.bench import calibrate, torch_side
 from onnx_convgrad.bench.layer import ConvLayer
 from onnx_convgrad.bench.measure import BenchReport, ConvTimes, bench
-from onnx_convgrad.cli import bench as bench_command
 from onnx_convgrad.cli import bench_plot as plot
 from onnx_convgrad.cli import figures
 from onnx_convgrad.cli.app import app
 from onnx_convgrad.ir.targets import Rates
 from onnx_convgrad.lowering.lower import Choice
+from onnx_convgrad.pipeline.options import LoweringSettings, Options
 
 pytestmark = pytest.mark.usefixtures("hasty_timing")
 
@@ -49,11 +49,12 @@ def net(dtype: int = TensorProto.FLOAT) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
 
 
-SMALL = {"input_shapes": {"x": [1, 4, 8, 8]}}
+SMALL: LoweringSettings = {"input_shapes": {"x": [1, 4, 8, 8]}}
+STEP = Options(training=True, trainable_inputs=True, **SMALL)
 
 
 def test_report_groups_nodes_of_one_geometry() -> None:
-    report = bench(net(), threads=1, repeats=1, torch=False, wrt="all", **SMALL)
+    report = bench(net(), Options(wrt="all", **SMALL), threads=1, repeats=1, torch=False)
     assert {(t.operator, t.nodes) for t in report.convolutions} == {
         ("ConvInputGrad", ("first", "second")),
         ("ConvWeightGrad", ("first", "second")),
@@ -81,7 +82,7 @@ def test_weights_that_nobody_feeds_are_timed_as_constants(monkeypatch: pytest.Mo
         return {choice.chosen: 1.0}
 
     monkeypatch.setattr("onnx_convgrad.bench.measure.time_lowerings", time_none)
-    report = bench(net(), threads=1, repeats=1, torch=False, wrt=["x", "w2"], trainable_inputs=True, **SMALL)
+    report = bench(net(), Options(wrt=["x", "w2"], trainable_inputs=True, **SMALL), threads=1, repeats=1, torch=False)
     assert timed == [
         ("ConvInputGrad", "first", True),
         ("ConvInputGrad", "second", False),
@@ -92,20 +93,20 @@ def test_weights_that_nobody_feeds_are_timed_as_constants(monkeypatch: pytest.Mo
 
 
 def test_training_graphs_have_forward_convolutions_too() -> None:
-    report = bench(net(), threads=1, repeats=1, torch=False, training=True, trainable_inputs=True, **SMALL)
+    report = bench(net(), STEP, threads=1, repeats=1, torch=False)
     forward = [t for t in report.convolutions if t.operator == "Conv"]
     assert [t.nodes for t in forward] == [("first", "second"), ("third",)]
     assert all("conv" in t.measured for t in forward)
 
 
 def test_free_sizes_are_chosen() -> None:
-    report = bench(net(), threads=1, repeats=1, torch=False, wrt=["w3"])
+    report = bench(net(), Options(wrt=["w3"]), threads=1, repeats=1, torch=False)
     assert report.inputs == {"x": (2, 4, 224, 224)}
 
 
 def test_half_precision_is_not_timed_by_layer() -> None:
-    report = bench(net(TensorProto.FLOAT16), threads=1, repeats=1, torch=False, **SMALL)
-    assert {t.skipped for t in report.convolutions} == {"it is in float16, and only float32 is timed"}
+    report = bench(net(TensorProto.FLOAT16), Options(**SMALL), threads=1, repeats=1, torch=False)
+    assert {t.skipped for t in report.convolutions} == {"its dtype is float16, and only float32 is timed"}
     assert report.forward > 0
 
 
@@ -131,7 +132,7 @@ def test_the_fastest_lowerings_are_named_for_every_node() -> None:
 
 
 def test_what_was_measured_serves_a_training_step_and_parts_of_the_gradients() -> None:
-    report = bench(net(), threads=1, repeats=1, torch=False, training=True, trainable_inputs=True, **SMALL)
+    report = bench(net(), STEP, threads=1, repeats=1, torch=False)
     found = report.lowerings
     assert {"Conv:first", "ConvInputGrad:second", "ConvWeightGrad:third"} <= set(found)
     whole = og.explain(net(), training=True, trainable_inputs=True, lowering=found, **SMALL).choices
@@ -176,7 +177,7 @@ def test_command_without_pytorch(model: Path, monkeypatch: pytest.MonkeyPatch) -
     assert result.exit_code == 0, result.output
     assert "PyTorch" not in result.output
     assert "first and 1 more, weight gradient: 1x4x8x8 * 4x4x3x3 p1" in result.output
-    monkeypatch.setattr("onnx_convgrad.cli.bench.torch_installed", lambda: False)
+    monkeypatch.setattr(torch_side, "torch_installed", lambda: False)
     assert "PyTorch is not installed, so there is nothing to compare with." in invoke(model, *SHAPE).output
 
 
@@ -194,7 +195,7 @@ def test_command_saves_the_fastest_lowerings(model: Path, tmp_path: Path) -> Non
     saved = tmp_path / "fast.json"
     result = invoke(model, *SHAPE, "--no-torch", "--save-lowerings", saved)
     assert result.exit_code == 0, result.output
-    assert f"take them with --lowering {saved}" in " ".join(result.output.split())
+    assert f"use them with --lowering {saved}" in " ".join(result.output.split())
     found = json.loads(saved.read_text())
     assert {key.partition(":")[0] for key in found} == {"ConvInputGrad", "ConvWeightGrad"}
     chosen = ["--lowering", str(saved), "--lowering", "ConvWeightGrad:first=taps"]
@@ -232,7 +233,7 @@ def test_files_of_lowerings_that_cannot_be_used(model: Path, tmp_path: Path, tex
 
 
 def test_a_plot_says_what_was_chosen_and_measured(model: Path, tmp_path: Path) -> None:
-    report = bench(model, threads=1, repeats=1, **SMALL)
+    report = bench(model, Options(**SMALL), threads=1, repeats=1)
     plot.plot(report, tmp_path / "net.svg", "net.onnx")
     drawn = (tmp_path / "net.svg").read_text()
     for text in ("net.onnx", "Data gradient", "Weight gradient", *(t.chosen for t in report.convolutions)):
@@ -297,7 +298,7 @@ def test_calibrate_stores_what_it_measured(tmp_path: Path, monkeypatch: pytest.M
 
 def test_calibrate_prints_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONNX_CONVGRAD_CACHE", str(tmp_path))
-    monkeypatch.setattr(bench_command, "calibrate", lambda *_, **__: Rates(gemm=1.25e12))
+    monkeypatch.setattr(calibrate, "calibrate", lambda *_, **__: Rates(gemm=1.25e12))
     result = CliRunner().invoke(app, ["bench", "--calibrate"])
     assert result.exit_code == 0, result.output
     assert re.search(r"large matrix products +1.25e\+03 +\d+ +GFLOP/s", result.output)

@@ -15,7 +15,7 @@ import typer
 from onnx import TensorProto, numpy_helper
 
 from onnx_convgrad.cli.app import main
-from onnx_convgrad.cli.guard import guarded
+from onnx_convgrad.cli.command import errors_as_text
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend import files
 from tests.support.command_line import convs, invoke, process, stored
@@ -186,8 +186,8 @@ def bad(model: Path) -> list[tuple[list[object], str]]:
         (["explain", model, "--wrt", "w11"], "Did you mean 'w1'"),
         (["check", model.with_name("none.onnx")], "There is no file"),
         (["rules", "Cnov"], "Did you mean 'Conv'"),
-        (["rules", "If"], "is replaced by one branch where its condition is constant"),
-        (["rules", "SequenceConstruct"], "where the members of the sequence are known"),
+        (["rules", "If"], "is replaced by one branch if its condition is constant"),
+        (["rules", "SequenceConstruct"], "if the members of the sequence are known"),
     ]
 
 
@@ -203,7 +203,7 @@ def test_bad_arguments_are_one_paragraph(model: Path) -> None:
 
 
 def test_a_file_that_cannot_be_written_while_working(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(typer.Exit) as leaving, guarded():
+    with pytest.raises(typer.Exit) as leaving, errors_as_text():
         raise PermissionError(13, "Permission denied", "run/history.csv")
     assert leaving.value.exit_code == 2
     assert capsys.readouterr().err == "Error: 'run/history.csv' cannot be used: Permission denied.\n"

@@ -86,7 +86,7 @@ def test_a_model_is_trained(course: Path, tmp_path: Path) -> None:
         assert drawn.size[0] > 1000
     again = train(course, out)
     assert again.exit_code == 2
-    assert "holds a run already. Continue it with `python -m onnx_convgrad train --resume" in again.stderr
+    assert "already holds a run. Continue it with `python -m onnx_convgrad train --resume" in again.stderr
 
 
 def test_json_and_quiet(course: Path, tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_a_wrong_file_is_refused(text: str, message: str, tmp_path: Path) -> Non
         ),
         (["--metric", "recall"], "Unknown metric 'recall'."),
         (["--plot", "loss.bmp"], "A plot cannot be written as 'loss.bmp'"),
-        (["--loss", "logits=a*mse"], "'a' is no number. Write OUTPUT=0.5*NAME."),
+        (["--loss", "logits=a*mse"], "'a' is not a number. Write OUTPUT=0.5*NAME."),
         (["--providers", "cdua"], "Unknown provider 'cdua'. cpu, cuda, or"),
         (["--mean", "0.5,x"], "--mean '0.5,x' is not a list of numbers."),
         (["--validation", "1.5"], "A share of 1.5 of 640 samples leaves one part empty."),
@@ -249,10 +249,10 @@ def test_what_is_missing_is_named(course: Path, tmp_path: Path) -> None:
     model = course / "model.onnx"
     for arguments, message in (
         ([], "There is no model to train. Name an ONNX file, or --resume the folder of a run."),
-        ([model, "--out", tmp_path / "run"], "There are no data. Give --data"),
+        ([model, "--out", tmp_path / "run"], "There is no data. Give --data"),
         ([model, "--out", tmp_path / "run", "--data", course / "train.npz"], "There is no loss. Give --loss: mse, l1"),
         (["--resume", tmp_path], "is not the folder of a run: there is no train.toml"),
-        ([model, "--out", course], "is there already and is no run"),
+        ([model, "--out", course], "already exists and is not a run"),
     ):
         result = invoke(*arguments)
         assert result.exit_code == 2 and message in result.stderr
@@ -274,7 +274,7 @@ def test_a_folder_of_images(course: Path, tmp_path: Path) -> None:
     (tmp_path / "digits" / "other").mkdir()
     Image.new("L", (8, 8)).save(tmp_path / "digits" / "other" / "0.png")
     result = invoke(course / "model.onnx", "--data", tmp_path / "digits", *options, "--out", tmp_path / "more")
-    assert result.exit_code == 2 and "The data have 11 classes; the output 'logits' has 10." in result.stderr
+    assert result.exit_code == 2 and "The data has 11 classes; the output 'logits' has 10." in result.stderr
 
 
 def test_arrays_of_several_files(course: Path, tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ def test_any_history_can_be_drawn(count: int, tmp_path: Path) -> None:
 
 
 def test_long_histories_are_thinned() -> None:
-    from onnx_convgrad.cli.train import _history
+    from onnx_convgrad.cli.train_run import _history
 
     table = _history(rows(95, loss=1.0))
     epochs = [int(row[0]) for row in table.rows]

@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional as F
 
 import onnx_convgrad as og
-from onnx_convgrad.pipeline.transforms import COMPOSITIONS
+from onnx_convgrad.pipeline.options import COMPOSITIONS
 from onnx_convgrad.runtime import run
 
 Arrays = dict[str, np.ndarray]

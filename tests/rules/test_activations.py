@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 from onnx_convgrad import api
-from onnx_convgrad.pipeline.transforms import COMPOSITIONS
+from onnx_convgrad.pipeline.options import COMPOSITIONS
 from onnx_convgrad.runtime import run
 from onnx_convgrad.testing import Case, check, rand
 

@@ -13,8 +13,8 @@ from onnx import numpy_helper
 
 import onnx_convgrad as og
 from onnx_convgrad.frontend.canonicalize import canonicalize
+from onnx_convgrad.pipeline.options import COMPOSITIONS, Options
 from onnx_convgrad.pipeline.stages import build
-from onnx_convgrad.pipeline.transforms import COMPOSITIONS
 from onnx_convgrad.runtime import run
 from onnx_convgrad.testing import Case, Random, check, rand
 from tests.frontend.opset.test_adapters_fused import LEVELS, activated, optimized
@@ -125,6 +125,6 @@ def test_second_order_bears_the_names_of_the_model() -> None:
     model.graph.output.append(onnx.helper.make_tensor_value_info("l", onnx.TensorProto.FLOAT, []))
     made = {node.name for node in canonicalize(ir.from_proto(model)).graph}
     for composition in COMPOSITIONS:
-        choices = build(model, mode="hvp", of="l", wrt=["w", "s"], composition=composition).choices
+        choices = build(model, Options(of="l", wrt=["w", "s"], composition=composition), mode="hvp").choices
         assert {choice.node for choice in choices} <= made
         assert choices

@@ -14,6 +14,7 @@ from onnx_convgrad.autodiff.per_sample.tracker import Tracker, handler, mixes
 from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import known
+from onnx_convgrad.ir.shape_hints import input_shape_option
 
 # -- layout ------------------------------------------------------------------------------------------------------------
 
@@ -32,7 +33,7 @@ def reshape(t: Tracker, n: Call, labels: Labels) -> Label:
     if result is None:
         raise UnsupportedCase(
             f"the axis of the samples cannot be determined after the change from shape {x.shape} to {n.y.shape}.",
-            hint="Give the sizes of the inputs with --input-shape, as in image:N,3,224,224 or tokens:N,128.",
+            hint=f"Give the sizes of the inputs, as in {input_shape_option(t.e.graph.inputs)}.",
         )
     return result
 

@@ -21,6 +21,7 @@ from onnx_convgrad.errors import Problem, UnsupportedCase
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter, known
 from onnx_convgrad.ir.nodes import captured_values, is_op
+from onnx_convgrad.ir.shape_hints import input_shape_option
 
 __all__ = ["Handler", "Tracker", "ancestors", "handler", "mixes"]
 
@@ -247,7 +248,8 @@ class Tracker:
             batch = "a size known only at run time" if count is None else f"{count} samples"
             raise UnsupportedCase(
                 f"axis {label.axis} of its result {value.name!r} has {size} rows, which does not fit a batch of {batch}.",
-                hint="Export the model with a dynamic batch, or give --input-shape with the batch of the exported model.",
+                hint="Export the model with a dynamic batch, or give the batch of the exported model, as in "
+                f"{input_shape_option(self.e.graph.inputs)}.",
             )
 
     def _report(self, node: ir.Node, case: UnsupportedCase) -> None:

@@ -68,7 +68,7 @@ class Loader:
         if fixed not in (None, self.batch_size):
             raise ArgumentError(
                 f"The program takes batches of {fixed}, not of {self.batch_size}.",
-                hint="Build it with a free first size: input_shapes, or --input-shape NAME:N,... .",
+                hint=f"Build it with a free first size: input_shapes, or --input-shape {manifest.data[0].name}:N,... .",
             )
         self.shuffle, self.seed = shuffle, seed
         self.drop_last = fixed is not None if drop_last is None else drop_last

@@ -19,6 +19,7 @@ from onnx_convgrad.base.numbers import factors, positive
 from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.ir.dims import static_dims
 from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.ir.shape_hints import input_shape_option
 
 __all__ = ["L1", "MSE", "BCEWithLogits", "Huber", "Loss", "Reduction", "like", "reduce", "shape_of", "wide"]
 
@@ -87,7 +88,7 @@ def shape_of(y: ir.Value, why: str) -> ir.Shape:
     if y.shape is None:
         raise ModelError(
             f"The rank of the output {y.name!r} is unknown, and {why} needs it.",
-            hint="Give the shapes of the inputs with input_shapes={name: [1, 3, 224, 224]}.",
+            hint=f"Give the shapes of the inputs, as in {input_shape_option(y.graph.inputs if y.graph else ())}.",
         )
     return y.shape
 

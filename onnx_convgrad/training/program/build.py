@@ -25,11 +25,9 @@ from onnx_convgrad.frontend.exporters.separate_merged import restore, untie
 from onnx_convgrad.frontend.files import AnyModel, load
 from onnx_convgrad.frontend.verify import verify_shapes
 from onnx_convgrad.ir.serialize import whole_proto
-from onnx_convgrad.ir.targets import target_named
-from onnx_convgrad.lowering.candidates import Choosing, Policy
-from onnx_convgrad.lowering.cost.calibration import calibrated
-from onnx_convgrad.lowering.lower import check_choice, check_workspace
-from onnx_convgrad.pipeline.stages import Names
+from onnx_convgrad.lowering.candidates import Choosing
+from onnx_convgrad.pipeline.options import Names, Options
+from onnx_convgrad.pipeline.stages import target_of
 from onnx_convgrad.training.optim.optimizers import Optimizer
 from onnx_convgrad.training.optim.schedules import Schedule, schedule_from
 from onnx_convgrad.training.program.manifest import Manifest
@@ -187,9 +185,15 @@ def build_training(
         DifferentiationError: Some nodes cannot be differentiated; all are listed.
         LoweringError: No lowering applies to a convolution, or the forced one does not.
     """
-    machine = calibrated(target_named(target, deterministic=deterministic))
-    check_choice(lowering)
-    check_workspace(max_workspace)
+    settings = Options(
+        target=target,
+        deterministic=deterministic,
+        lowering=lowering,
+        max_workspace=max_workspace,
+        recompute=recompute,
+        input_shapes=input_shapes,
+        training=True,
+    )
     if not isinstance(optimizer, Optimizer):
         raise ArgumentError(f"optimizer must be a member of onnx_convgrad.optim, not {optimizer!r}.")
     given_model = load(model)
@@ -204,8 +208,8 @@ def build_training(
     plan = Plan(
         given=given_model,
         base=base,
-        machine=machine,
-        policy=Policy(lowering, max_workspace, training=True),
+        machine=target_of(settings),
+        options=settings,
         terms=resolve(base.graph, loss, given if outputs else None),
         optimizer=optimizer,
         parameters=parameters,
@@ -215,7 +219,6 @@ def build_training(
         seed=whole(seed, "seed", 0),
         precision=precision,
         scale=_scale(precision, loss_scale, target),
-        recompute=recompute,
     )
     options = {"target": target, "unbiased_variance": unbiased_variance, "seed": plan.seed, "precision": precision}
     builder = Builder(plan, options | ({"loss_scale": plan.scale.options()} if plan.scale else {}))

@@ -12,8 +12,8 @@ from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter
 from onnx_convgrad.ir.namespace import Namespace, named_values
 from onnx_convgrad.ir.notes import MANIFEST
 from onnx_convgrad.ir.targets import Target
-from onnx_convgrad.lowering.candidates import Policy
-from onnx_convgrad.pipeline.stages import Names, complete
+from onnx_convgrad.pipeline.options import Options
+from onnx_convgrad.pipeline.stages import complete
 from onnx_convgrad.training.program.manifest import Manifest, Port
 
 __all__ = ["Draft", "NodeNames", "empty"]
@@ -126,7 +126,7 @@ class Draft:
         yield
         self.node_names.give(self.e.emitted[start:], prefix)
 
-    def seal(self, policy: Policy, manifest: Manifest, recompute: Names | None = None) -> ir.Model:
+    def seal(self, options: Options, manifest: Manifest) -> ir.Model:
         """Lower, verify and return the model."""
         graph = self.graph
         graph.outputs.clear()
@@ -134,7 +134,6 @@ class Draft:
         graph.inputs.clear()
         order = {name: i for i, name in reversed(list(enumerate(manifest.inputs())))}
         graph.inputs.extend(sorted(self.inputs, key=lambda v: order[v.name or ""]))
-        again = recompute if self.forward else None
-        complete(self.m, self.base, self.target, policy, recompute=again, forward=self.forward)
+        complete(self.m, self.base, options, self.target, forward=self.forward or None)
         self.m.metadata_props[MANIFEST] = manifest.to_json()
         return self.m

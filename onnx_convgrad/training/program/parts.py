@@ -78,7 +78,7 @@ class Builder:
             m.metadata_props[MANIFEST] = self.manifest.to_json()
             return m
         draft: Draft = getattr(self, f"_{part}")()
-        return draft.seal(self.plan.policy, self.manifest, self.plan.recompute)
+        return draft.seal(self.plan.options, self.manifest)
 
     # -- parts ---------------------------------------------------------------------------------------------------------
 
@@ -179,7 +179,7 @@ class Builder:
         following: dict[str, ir.Value] = {}
         if training:
             following = self._train_mode(draft)
-            if plan.policy.choosing != "exact":
+            if plan.options.lowering != "exact":
                 keep = {*draft.graph.outputs, *following.values(), *(draft.values[t.output or ""] for t in plan.terms)}
                 rewrite_for_training(draft.graph, plan.machine, keep)
         else:

@@ -15,8 +15,7 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.parameters import resolve_wrt
 from onnx_convgrad.ir.namespace import Namespace, named_values
 from onnx_convgrad.ir.targets import Target
-from onnx_convgrad.lowering.candidates import Policy
-from onnx_convgrad.pipeline.stages import Names
+from onnx_convgrad.pipeline.options import Names, Options
 from onnx_convgrad.training.optim.optimizers import Optimizer
 from onnx_convgrad.training.program.manifest import Manifest, Parameter, Port, State
 from onnx_convgrad.training.program.modes import batch_normalizations, dropouts
@@ -33,6 +32,8 @@ class Plan:
     Attributes:
         given: The model as it came in.
         base: The canonical model, which no graph is built in.
+        machine: The target, with the speeds of this machine.
+        options: How gradients are computed.
         parameters: Names of the initializers to train.
         outputs: Names of the outputs that the graphs give out.
         frozen: Names of the BatchNormalization nodes that keep to their stored statistics.
@@ -40,13 +41,12 @@ class Plan:
         seed: What the masks of Dropout depend on.
         precision: `"float32"`, or a key of `precision.NARROW`.
         scale: The loss scale; `None` where the type needs none.
-        recompute: Forward values that are computed again for the gradients.
     """
 
     given: ir.Model
     base: ir.Model
     machine: Target
-    policy: Policy
+    options: Options
     terms: tuple[Term, ...]
     optimizer: Optimizer
     parameters: tuple[str, ...]
@@ -56,7 +56,6 @@ class Plan:
     seed: int
     precision: str
     scale: LossScale | None
-    recompute: Names | None = None
 
     def statistics(self) -> tuple[str, ...]:
         """Names of the running statistics that are updated."""

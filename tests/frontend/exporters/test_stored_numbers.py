@@ -9,7 +9,7 @@ import torch
 
 import onnx_convgrad as og
 from onnx_convgrad.ir.notes import INITIALIZER_KIND
-from onnx_convgrad.pipeline.transforms import COMPOSITIONS
+from onnx_convgrad.pipeline.options import COMPOSITIONS
 from onnx_convgrad.runtime import run
 from tests.support.one_input import graph_of
 

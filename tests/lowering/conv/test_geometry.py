@@ -19,6 +19,7 @@ from onnx import TensorProto, helper
 import onnx_convgrad as og
 from onnx_convgrad.ir.geometry import ConvSpec, same_padding
 from onnx_convgrad.lowering.table import lowerings
+from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import Built, build
 from onnx_convgrad.runtime import run
 
@@ -95,7 +96,7 @@ def _unknown_sizes_check(g: dict, unknown: set[int], choices: list, *, training:
     want = _oracle("Conv", arrays, g, seed)
     terms = _oracle("Conv", {name: np.abs(a) for name, a in arrays.items()}, g, np.abs(seed))
     for choice in ("auto", *_together(model, choices, training=training)):
-        built = build(model, wrt=["x", "w", "b"], lowering=choice, training=training)
+        built = build(model, Options(wrt=["x", "w", "b"], lowering=choice, training=training))
         got = run(ir.to_proto(built.model), {**arrays, "y_grad": seed})
         assert got["y"].shape == y.shape
         assert _error(got["y"], y) < 1e-4
@@ -105,7 +106,7 @@ def _unknown_sizes_check(g: dict, unknown: set[int], choices: list, *, training:
 
 def _together(model: onnx.ModelProto, forced: list, *, training: bool = False) -> Iterator[dict[str, str]]:
     """Choices that force, in as few models as can be, each of the lowerings that apply: one of every operator at once."""
-    found = build(model, wrt=["x", "w", "b"], training=training, compare=True).choices
+    found = build(model, Options(wrt=["x", "w", "b"], training=training), compare=True).choices
     apply = {(c.op_type, way.name) for c in found for way in c.candidates if way.reason is None}
     columns: dict[str, list] = {}
     for choice in forced:
@@ -168,7 +169,7 @@ def _check(op: str, g: dict, arrays: dict[str, np.ndarray], choices: list, **att
         terms = _oracle(op, sizes, g, np.abs(cotangent))
         model = _model(op, arrays, shapes, **attributes)
         for choice in ("auto", *_together(model, choices)) if shapes == "static" else ["auto"]:
-            built = build(model, wrt=["x", "w", "b"], lowering=choice)
+            built = build(model, Options(wrt=["x", "w", "b"], lowering=choice))
             feed = {**arrays, "y_grad": cotangent}
             got = run(ir.to_proto(built.model), {i.name: feed[i.name] for i in built.model.graph.inputs})
             for name in arrays:

@@ -76,8 +76,8 @@ def test_explain_says_what_known_sizes_would_gain() -> None:
     assert gain.seconds == pytest.approx(_predicted(report))
     saved = round(100 * (1 - _predicted(known) / _predicted(report)))
     assert str(gain) == (
-        f"Sizes of the inputs are unknown: if given, as with --input-shape x:8,64,224,224, {gain.faster} of 2 gradients"
-        f" take faster forms; {saved} % less time is predicted."
+        f"Some input sizes are unknown. With --input-shape x:8,64,224,224, {gain.faster} of 2 gradients would get faster"
+        f" lowerings: {saved} % less time is predicted."
     )
     assert str(gain) in str(report)
     assert json.loads(report.to_json())["with_known_sizes"]["faster"] == gain.faster

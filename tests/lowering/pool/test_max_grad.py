@@ -19,6 +19,7 @@ from onnx import TensorProto, helper
 import onnx_convgrad as og
 from onnx_convgrad.ir.notes import GRADIENTS, LOOPS
 from onnx_convgrad.lowering.table import lowerings
+from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import build
 from onnx_convgrad.runtime import run
 
@@ -93,7 +94,7 @@ def feed(shape: tuple[int, ...], window: Window, dtype: type = np.float32) -> di
 
 def usable(built_from: onnx.ModelProto) -> list[dict[str, str]]:
     """The lowerings that apply, to be forced one by one."""
-    (choice,) = build(built_from, wrt=["x"]).choices
+    (choice,) = build(built_from, Options(wrt=["x"])).choices
     return [{choice.op_type: c.name} for c in choice.candidates if c.reason is None]
 
 
@@ -124,14 +125,14 @@ WHOLE = {"kernel_shape": [56, 56], "strides": [56, 56], "dilations": [1, 1], "pa
     [(RESNET, 56, "axes"), (VGG, 56, "corners"), (VGG, 4, "indices"), (WHOLE, 56, "indices")],
 )
 def test_what_is_chosen(window: Window, size: int, chosen: str) -> None:
-    (choice,) = build(model((4, 64 if size > 4 else 1, size, size), window), wrt=["x"]).choices
+    (choice,) = build(model((4, 64 if size > 4 else 1, size, size), window), Options(wrt=["x"])).choices
     assert (choice.op_type, choice.chosen) == ("MaxPoolGrad", chosen)
 
 
 @pytest.mark.parametrize("window", [RESNET, VGG])
 def test_large_batches_are_handed_back_in_parts(window: Window) -> None:
     shape = (6, 16, 32, 32)
-    built = build(model(shape, window), wrt=["x"], lowering={"MaxPoolGrad": "axes"}, max_workspace=1 << 18)
+    built = build(model(shape, window), Options(wrt=["x"], lowering={"MaxPoolGrad": "axes"}, max_workspace=1 << 18))
     assert "Scan" in {node.op_type for node in built.model.graph}
     given_ = feed(shape, window)
     got = run(ir.to_proto(built.model), given_)["x_grad"]
@@ -151,7 +152,7 @@ def test_indices_that_the_model_gives_are_used() -> None:
     static = model((2, 3, 8, 8), RESNET)
     static.graph.node[0].output.append("i")
     static.graph.output.append(helper.make_tensor_value_info("i", TensorProto.INT64, None))
-    built = build(static, wrt=["x"], of=["y"])
+    built = build(static, Options(wrt=["x"], of=["y"]))
     assert not built.choices
     given_ = feed((2, 3, 8, 8), RESNET)
     got = run(ir.to_proto(built.model), given_)["x_grad"]

@@ -75,7 +75,7 @@ def test_a_program_of_fixed_batches_gets_no_other() -> None:
     fixed = manifest(Port("image", "float32", (4, 1, 8, 8)), targets=(Port("target", "int64", (4,)),))
     loader = Loader(Arrays(arrays()), fixed)
     assert [len(b["target"]) for b in loader.epoch_iterator(0)] == [4, 4]
-    with pytest.raises(ArgumentError, match=r"takes batches of 4, not of 3\. .*--input-shape NAME:N"):
+    with pytest.raises(ArgumentError, match=r"takes batches of 4, not of 3\. .*--input-shape image:N"):
         Loader(Arrays(arrays()), fixed, batch_size=3)
     with pytest.raises(ArgumentError, match="3 samples make no batch of 4"):
         Loader(Arrays(arrays(3)), fixed)

@@ -1,4 +1,7 @@
-"""Command-line text to the arguments of the transformations."""
+"""Parse the options of the command line and of TOML files into arguments of the transformations.
+
+Imports nothing slow: the options of every command refer to these functions.
+"""
 
 from __future__ import annotations
 
@@ -8,55 +11,54 @@ from pathlib import Path
 
 from onnx_convgrad.errors import ArgumentError
 
-__all__ = ["chosen_lowering", "input_shapes", "names", "numbers", "of_names", "recomputed", "size_in_bytes"]
+__all__ = ["input_shapes", "lowering", "names", "numbers", "per_sample", "recompute", "size_in_bytes", "wrt"]
 
 _GROUPS = ("parameters", "inputs", "all")
 
 
-def names(values: Sequence[str], default: str) -> str | list[str]:
-    """`--wrt`: a group, or names and globs, repeated or separated by commas."""
-    found = [name for value in values for name in map(str.strip, value.split(",")) if name]
-    if not found:
-        return default
-    if len(found) == 1 and found[0] in _GROUPS:
-        return found[0]
-    mixed = [name for name in found if name in _GROUPS]
-    if mixed:
+def names(values: Sequence[str]) -> list[str]:
+    """Names and globs, repeated or separated by commas."""
+    return [name for value in values for name in map(str.strip, value.split(",")) if name]
+
+
+def wrt(values: Sequence[str]) -> str | list[str]:
+    """`--wrt`: a group, or names and globs."""
+    chosen = names(values)
+    groups = [name for name in chosen if name in _GROUPS]
+    if groups and len(chosen) > 1:
         raise ArgumentError(
-            f"--wrt {mixed[0]} is a group and cannot be combined with names.", hint="Use 'all', or name every value."
+            f"--wrt {groups[0]} is a group and cannot be combined with names.", hint="Use 'all', or name every value."
         )
-    return found
+    return groups[0] if groups else chosen
 
 
-def of_names(values: Sequence[str]) -> list[str] | None:
-    """`--of`: names and globs; nothing means every floating output."""
-    return [name for value in values for name in map(str.strip, value.split(",")) if name] or None
-
-
-def numbers(option: str, text: str | None) -> list[float] | None:
+def numbers(option: str, text: str) -> list[float]:
     """Numbers separated by commas."""
     try:
-        return None if text is None else [float(part) for part in text.split(",")]
+        return [float(part) for part in text.split(",")]
     except ValueError:
         raise ArgumentError(f"{option} {text!r} is not a list of numbers.", hint="For example: 0.5,0.5,0.5.") from None
 
 
-def recomputed(values: Sequence[str]) -> str | list[str]:
-    """`--recompute`: `auto`, or names and globs, repeated or separated by commas."""
-    found = of_names(values) or []
-    if "auto" not in found:
-        return found
-    if len(found) > 1:
-        raise ArgumentError("--recompute auto chooses by itself and cannot be combined with names.")
-    return "auto"
+def per_sample(gradients: bool, squared_norms: bool) -> bool | str:
+    """`--per-sample` and `--squared-norm`; the second implies the first."""
+    return "squared_norm" if squared_norms else gradients
 
 
-def chosen_lowering(values: Sequence[str]) -> str | dict[str, str]:
-    """`--lowering`: `auto`, `exact`, or OP=NAME and files of such pairs, repeated; the last word counts."""
+def recompute(values: Sequence[str]) -> str | list[str]:
+    """`--recompute`: `auto`, or names and globs."""
+    chosen = names(values)
+    if "auto" in chosen and len(chosen) > 1:
+        raise ArgumentError("--recompute auto cannot be combined with names.")
+    return "auto" if chosen == ["auto"] else chosen
+
+
+def lowering(values: Sequence[str]) -> str | dict[str, str]:
+    """`--lowering`: `auto`, `exact`, or OP=NAME and files of such pairs, repeated; later ones override earlier ones."""
     chosen: dict[str, str] = {}
     if "exact" in values:
         if set(values) != {"exact"}:
-            raise ArgumentError("--lowering exact chooses by itself and cannot be combined with others.")
+            raise ArgumentError("--lowering exact cannot be combined with other lowerings.")
         return "exact"
     for value in values:
         key, equals, name = value.rpartition("=")
@@ -75,37 +77,34 @@ def chosen_lowering(values: Sequence[str]) -> str | dict[str, str]:
 
 
 def _lowerings_in(path: Path) -> dict[str, str]:
-    """What `bench --save-lowerings` wrote."""
+    """Read a file that `bench --save-lowerings` wrote."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as problem:
         reason = problem.strerror if isinstance(problem, OSError) else f"it is not JSON: {problem}"
         raise ArgumentError(f"--lowering {str(path)!r} cannot be read: {reason}.") from None
-    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
+    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content.values()):
         raise ArgumentError(
             f"--lowering {str(path)!r} is not a map from operators and nodes to lowerings.",
             hint="`bench MODEL --save-lowerings FILE` writes one.",
         )
-    return found
+    return content
 
 
 _UNITS = {"": 1, "B": 1, "K": 10**3, "KB": 10**3, "M": 10**6, "MB": 10**6, "G": 10**9, "GB": 10**9}
 
 
-def size_in_bytes(text: str | None) -> int | None:
-    """`--max-workspace`: a number of bytes, or with a unit: `64MB`, `1.5GB`."""
-    if text is None:
-        return None
+def size_in_bytes(text: str) -> int:
+    """`--max-workspace`: a number of bytes, optionally with a unit: `64MB`, `1.5GB`."""
     digits = text.strip().rstrip("BbKkMmGg")
     unit = text.strip()[len(digits) :].upper()
     try:
-        count = int(float(digits) * _UNITS[unit])
+        return int(float(digits) * _UNITS[unit])
     except (ValueError, KeyError, OverflowError):
         raise ArgumentError(f"--max-workspace {text!r} is not a size.", hint="For example: 256MB.") from None
-    return count
 
 
-def input_shapes(values: Sequence[str]) -> dict[str, list[int | str | None]] | None:
+def input_shapes(values: Sequence[str]) -> dict[str, list[int | str | None]]:
     """`--input-shape NAME:1,3,224,224`; a size may be a symbol, and `?` leaves it free."""
     shapes: dict[str, list[int | str | None]] = {}
     for value in values:
@@ -115,7 +114,7 @@ def input_shapes(values: Sequence[str]) -> dict[str, list[int | str | None]] | N
         if name in shapes:
             raise ArgumentError(f"--input-shape gives the shape of {name!r} twice.")
         shapes[name] = [_size(size.strip(), value) for size in sizes.split(",")] if sizes.strip() else []
-    return shapes or None
+    return shapes
 
 
 def _size(text: str, option: str) -> int | str | None:

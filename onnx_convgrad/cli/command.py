@@ -1,0 +1,136 @@
+"""Turn functions into commands: options from the fields of a dataclass, errors as one paragraph, an exit status.
+
+Everything slow is imported inside the commands, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from onnx_convgrad.cli.tables import Output, recorded_warnings
+from onnx_convgrad.errors import ConvGradError
+from onnx_convgrad.pipeline.options import CommandOption, Options
+
+__all__ = ["Model", "command", "errors_as_text", "parameters_of", "parsed"]
+
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)]
+
+
+def command(
+    *, source: type = Options, leave: Collection[str] = (), verbose: str = "", **defaults: str
+) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
+    """Turn a function into a typer command.
+
+    A parameter `options: Options` stands for the command-line options of all its fields, `given` for those of another
+    dataclass, as a mapping of the fields that were given, and `out: Output` for the options that say how to print. The
+    function returns the exit status, or `None` for 0.
+
+    Args:
+        source: The dataclass whose fields `given` maps.
+        leave: Fields of `Options` that the command has no use for.
+        verbose: Help text of `--verbose`, for commands that have it.
+        defaults: Defaults of fields that differ from those of `Options`.
+    """
+
+    def decorate(run: Callable[..., int | None]) -> Callable[..., None]:
+        @functools.wraps(run)
+        def invoke(**given: Any) -> None:
+            with errors_as_text():
+                if "options" in wanted:
+                    given["options"] = Options(**{**defaults, **parsed(Options, given)})
+                if "given" in wanted:
+                    given["given"] = parsed(source, given)
+                given["out"] = Output(**{name: bool(given.pop(name, None)) for name in ("verbose", "quiet", "json")})
+                status = run(**given)
+            raise typer.Exit(status or 0)
+
+        wanted = inspect.signature(run, eval_str=True).parameters
+        options = parameters_of(source, leave, defaults)
+        derived = {"options": options, "given": options, "out": _printing(verbose)}
+        parameters = [p for name, parameter in wanted.items() for p in derived.get(name, [parameter])]
+        by_keyword = [p.replace(kind=p.KEYWORD_ONLY) for p in parameters]
+        invoke.__signature__ = inspect.Signature(by_keyword)  # type: ignore[attr-defined]
+        return invoke
+
+    return decorate
+
+
+def parameters_of(
+    kind: type, leave: Collection[str] = (), defaults: Mapping[str, str] | None = None
+) -> list[inspect.Parameter]:
+    """Return one parameter per command-line option of a dataclass; `None` as its value means that it was not given."""
+    return [
+        _parameter(option, (defaults or {}).get(field.name))
+        for field in fields(kind)
+        if field.name not in leave
+        for option in field.metadata.get("options", ())
+    ]
+
+
+def _parameter(option: CommandOption, default: str | None = None) -> inspect.Parameter:
+    text = option.help if default is None else re.sub(r"\[default: .*\]", f"[default: {default}]", option.help)
+    declared = typer.Option(*option.names, help=text, metavar=option.metavar, show_default=False)
+    kind: Any = list[str] if option.kind is list else option.kind
+    return inspect.Parameter(
+        option.parameter, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, declared]
+    )
+
+
+def _printing(verbose: str) -> list[inspect.Parameter]:
+    options = {"-q --quiet": "Print errors and warnings only.", "--json": "Print JSON instead."}
+    if verbose:
+        options = {"-v --verbose": verbose, **options}
+    return [_parameter(CommandOption(usage, text)) for usage, text in options.items()]
+
+
+def parsed(kind: type, given: dict[str, Any]) -> dict[str, Any]:
+    """Take the command-line values of a dataclass's options out of `given`; return the fields that were given.
+
+    Raises:
+        ArgumentError: A value cannot be parsed.
+    """
+    values = {}
+    for field in fields(kind):
+        raw = [given.pop(option.parameter, None) for option in field.metadata.get("options", ())]
+        if any(value not in (None, [], ()) for value in raw):
+            parse = field.metadata["parse"]
+            values[field.name] = raw[0] if parse is None else parse(*raw)
+    return {name: value for name, value in values.items() if value not in ([], {})}
+
+
+@contextlib.contextmanager
+def errors_as_text() -> Iterator[None]:
+    """Print the package's errors, and those of files, as one paragraph on stderr, and exit with their status."""
+    for library in ("onnx_ir", "onnx_shape_inference"):  # they log what is then refused with a hint
+        logging.getLogger(library).setLevel(logging.CRITICAL)
+    try:
+        with recorded_warnings():
+            yield
+        sys.stdout.flush()
+    except ConvGradError as problem:
+        _fail(f"{problem}", problem.exit_status)
+    except BrokenPipeError:  # the reader of a pipe has closed it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(0) from None
+    except OSError as problem:
+        if problem.filename is None:  # printing failed
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            _fail(f"the output cannot be written: {problem.strerror or problem}.", 2)
+        _fail(f"{os.fspath(problem.filename)!r} cannot be used: {problem.strerror}.", 2)
+
+
+def _fail(message: str, status: int) -> None:
+    print(f"Error: {message}", file=sys.stderr)
+    raise typer.Exit(status) from None

@@ -1,0 +1,257 @@
+"""Run a training: a folder holds its options, program, checkpoints, history and the trained model."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from json import dumps
+from pathlib import Path
+from typing import Any
+
+from onnx_convgrad.cli import train_assembly as assembly
+from onnx_convgrad.cli.figures import check_plot
+from onnx_convgrad.cli.tables import Output, Table
+from onnx_convgrad.cli.train_config import Config, absolute, read_config, write_config
+from onnx_convgrad.cli.train_plot import plot
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.runtime import import_runtime
+from onnx_convgrad.runtime.providers import check_available, resolve_providers
+from onnx_convgrad.training.optim.schedules import Schedule
+from onnx_convgrad.training.program.build import TrainingProgram
+from onnx_convgrad.training.run import checkpoint
+from onnx_convgrad.training.run.callbacks import Callback, Checkpoints, EarlyStopping, Log, TensorBoard
+from onnx_convgrad.training.run.display import number
+from onnx_convgrad.training.run.interruption import Interruption
+from onnx_convgrad.training.run.metrics import resolve_metrics
+from onnx_convgrad.training.run.trainer import Trainer
+
+__all__ = ["train"]
+
+_CONFIG, _PROGRAM, _CHECKPOINTS, _HISTORY = "train.toml", "program", "checkpoints", "history.csv"
+_TRAINED, _BEST, _CLASSES = "trained.onnx", "best.onnx", "classes.json"
+
+_SHOWN = 20
+"""Most epochs in the table."""
+
+
+def train(given: Mapping[str, Any], config_file: Path | None, resume: Path | None, out: Output) -> int:
+    """Train and print; return the exit status.
+
+    Args:
+        given: Fields of `Config` from the command line.
+        config_file: TOML with further options; the command line overrides them.
+        resume: Folder of a run to continue.
+        out: Prints the results.
+
+    Raises:
+        ConvGradError: An option is wrong; the model, the data or a checkpoint cannot be used.
+    """
+    given = absolute(given, Path.cwd())
+    if resume is not None:
+        if config_file is not None:
+            raise ArgumentError("--resume takes its options from the folder of the run, not from --config.")
+        folder = resume
+        config = _stored(folder).continued(given, folder)
+    else:
+        config = Config.of({**(read_config(config_file) if config_file else {}), **given}, "the command line")
+        folder = _new_folder(config)
+    if config.plot:
+        check_plot(Path(config.plot))
+    providers = list(config.providers) or None
+    check_available(import_runtime(), [name for name, _ in resolve_providers(providers)])
+    with out.stages() as stage:
+        stage("reading the data")
+        train, held = assembly.datasets(config)
+        size, batches = assembly.batches(config, len(train))
+        config = replace(config, batch_size=size)
+        rate = assembly.schedule(config, max(1, batches))
+        program = _program(config, rate, folder / _PROGRAM, stage)
+        loaders = assembly.loaders(config, program.manifest, train, held)
+        assembly.check_classes(program, train)
+        counted = resolve_metrics(assembly.metrics(config, program.manifest), program.manifest)
+        callbacks = _callbacks(config, folder)
+        _checkpoints(folder).mkdir(parents=True, exist_ok=True)  # from here on the run can be resumed
+        write_config(config, folder / _CONFIG)
+        if train.classes:
+            (folder / _CLASSES).write_text(dumps(train.classes), encoding="utf-8")
+        if not (folder / _PROGRAM).exists():
+            program.save(folder / _PROGRAM, shared_weights=True)
+        program = TrainingProgram.load(folder / _PROGRAM)  # in a resumed run too
+        stage("starting ONNX Runtime")
+        options = {"deterministic": config.deterministic} | ({"threads": config.threads} if config.threads else {})
+        trainer = Trainer(program, providers, config.seed, schedule=rate, options=options)
+        if resume is not None and checkpoint.numbered(_checkpoints(folder)):
+            trainer.restore(_checkpoints(folder))
+    interruption = Interruption()
+    with interruption:
+        rows = trainer.fit(
+            loaders[0],
+            epochs=config.epochs,
+            validation=loaders[1],
+            metrics=counted,
+            callbacks=[*callbacks, _Diverged(), interruption],
+            accumulate=config.accumulate,
+            progress="none" if out.silent else "auto",
+        )
+    return _finish(config, trainer, folder, rows, interruption, out)
+
+
+# -- the folder --------------------------------------------------------------------------------------------------------
+
+
+def _new_folder(config: Config) -> Path:
+    if config.model is None:
+        raise ArgumentError("There is no model to train.", hint="Name an ONNX file, or --resume the folder of a run.")
+    model = Path(config.model)
+    folder = Path(config.out) if config.out else model.with_name(f"{model.stem}.train")
+    if (folder / _CONFIG).exists():
+        raise ArgumentError(
+            f"{_here(folder)!r} already holds a run.",
+            hint=f"Continue it with `{_resume(folder)}`, or give another --out.",
+        )
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ArgumentError(f"{_here(folder)!r} already exists and is not a run.", hint="Give another --out.")
+    return folder
+
+
+def _stored(folder: Path) -> Config:
+    if not (folder / _CONFIG).is_file():
+        raise ArgumentError(f"{str(folder)!r} is not the folder of a run: there is no {_CONFIG}.")
+    return Config.of(read_config(folder / _CONFIG), _CONFIG)
+
+
+def _program(config: Config, rate: Schedule, path: Path, stage: Callable[[str], None]) -> TrainingProgram:
+    """Load the program of the run, or build it if none is saved yet."""
+    if path.exists():
+        return TrainingProgram.load(path)
+    stage("building the program")
+    return assembly.program(config, rate)
+
+
+def _checkpoints(folder: Path) -> Path:
+    return folder / _CHECKPOINTS
+
+
+def _resume(folder: Path) -> str:
+    return f"python -m onnx_convgrad train --resume {shlex.quote(_here(folder))}"
+
+
+def _here(path: Path | str) -> str:
+    """Return a path relative to the current folder if it is inside."""
+    path = Path(path)
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+# -- the run -----------------------------------------------------------------------------------------------------------
+
+
+class _Diverged(Callback):
+    """Ends a run whose loss is not a number."""
+
+    def on_epoch(self, run: Any, row: Mapping[str, Any]) -> None:
+        if not math.isfinite(row["loss"]):
+            run.stop("the loss is not a number")
+
+
+def _callbacks(config: Config, folder: Path) -> list[Callback]:
+    best = "val_loss" if config.validation else None
+    callbacks: list[Callback] = [
+        Log(config.log or folder / _HISTORY),
+        Checkpoints(_checkpoints(folder), every_steps=config.checkpoint_every, keep=config.keep, best=best),
+    ]
+    if config.tensorboard:
+        callbacks.append(TensorBoard(config.tensorboard))
+    if config.patience:
+        callbacks.append(EarlyStopping(best or "loss", patience=config.patience))
+    return callbacks
+
+
+# -- afterwards --------------------------------------------------------------------------------------------------------
+
+
+def _finish(
+    config: Config,
+    trainer: Trainer,
+    folder: Path,
+    rows: Sequence[Mapping[str, Any]],
+    interruption: Interruption,
+    out: Output,
+) -> int:
+    """Save, draw and print; return the exit status."""
+    interrupted = interruption.signal is not None and trainer.progress.epoch < config.epochs
+    saved = trainer.save(_checkpoints(folder)) if interrupted else None
+    result = {
+        "model": config.model,
+        "folder": str(folder),
+        "interrupted": interruption.signal.name if interrupted and interruption.signal else None,
+        "checkpoint": str(saved) if saved else None,
+        "trained": None,
+        "best": None,
+        "plot": config.plot if rows else None,
+        "history": [{k: v if math.isfinite(v) else None for k, v in row.items()} for row in rows],
+    }
+    diverged = bool(rows) and not math.isfinite(rows[-1]["loss"])
+    if rows:
+        out.table(_history(rows))
+    if saved is not None:
+        progress = trainer.progress
+        print(
+            f"{result['interrupted']} after step {progress.steps}, in epoch {progress.epoch + 1} of {config.epochs}. "
+            f"Everything is saved. Continue with:\n  {_resume(folder)}",
+            file=sys.stderr,
+        )
+    else:
+        result |= _exported(config, trainer, folder)
+        out.line(f"\n{_here(config.model or '')} -> {_here(folder / _TRAINED)}")
+        if result["best"]:
+            out.line(f"{_here(folder / _BEST)} has the parameters of the epoch with the lowest validation loss.")
+        out.line(f"Checkpoints, history and program are in {_here(folder)}.")
+    if config.plot and rows:
+        plot(rows, Path(config.plot), Path(config.model or "").name, f"{', '.join(config.loss)}, {config.optimizer}")
+        out.line(f"The plot is in {_here(config.plot)}.")
+    if out.json:
+        out.print_json(result)
+    if diverged:
+        warnings.warn(
+            "The loss is not a number. Try a lower --lr or --clip-norm, and check that all targets are valid classes.",
+            UserWarning,
+            stacklevel=1,
+        )
+    return interruption.exit_status if interrupted else int(diverged)
+
+
+def _exported(config: Config, trainer: Trainer, folder: Path) -> dict[str, str]:
+    """Write the trained model, and the best one if there was a validation."""
+    files = {"trained": folder / _TRAINED}
+    trainer.export(files["trained"])
+    best = _checkpoints(folder) / "best.safetensors"
+    if config.validation and best.exists():
+        trainer.restore(best)
+        files["best"] = folder / _BEST
+        trainer.export(files["best"])
+    return {name: str(path) for name, path in files.items()}
+
+
+def _history(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Make a table with one row per epoch; of many epochs, evenly spaced ones and the last."""
+    plain = ("epoch", "step", "seconds", "samples_per_second", "learning_rate")
+    values = [key for key in rows[-1] if key not in plain]
+    distance = -(-len(rows) // _SHOWN)
+    shown = [row for row in rows if row is rows[-1] or (len(rows) - row["epoch"]) % distance == 0]
+    cells = [
+        [
+            str(row["epoch"]),
+            *(number(row[key]) for key in values),
+            f"{row['learning_rate']:.3g}",
+            f"{row['seconds']:.1f}",
+            f"{row['samples_per_second']:,.0f}",
+        ]
+        for row in shown
+    ]
+    named = [key.replace("val_", "validation ") for key in values]
+    columns = ["epoch", *named, "learning rate", "seconds", "samples/s"]
+    return Table(columns, cells, frozenset(range(len(columns))))

@@ -1,0 +1,152 @@
+"""The options of every transformation: validated once, with the command-line option of each.
+
+Imports nothing slow, so that `--help` answers at once; validation imports what it needs.
+"""
+
+# ruff: noqa: RUF009 - `option` makes a field
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.pipeline import option_text as text
+
+if TYPE_CHECKING:
+    from onnx_convgrad.frontend.canonicalize import InputShapes
+    from onnx_convgrad.lowering.candidates import Choosing
+
+__all__ = ["COMPOSITIONS", "CommandOption", "LoweringSettings", "Names", "Options", "Settings", "option"]
+
+Names = str | Sequence[str]
+
+COMPOSITIONS = ("forward_over_reverse", "reverse_over_reverse", "reverse_over_forward")
+"""Ways to compute H v; the first is the default: the derivative of the gradient along v, the gradient of
+<gradient, v>, and the gradient of the derivative along v."""
+
+
+class LoweringSettings(TypedDict, total=False):
+    """Keywords of everything that emits gradients; see `augment`."""
+
+    target: str
+    deterministic: bool
+    lowering: Choosing
+    max_workspace: int | None
+    input_shapes: InputShapes | None
+
+
+class Settings(LoweringSettings, total=False):
+    """Keywords that all transformations share; see `augment`."""
+
+    training: bool
+    trainable_inputs: bool
+    recompute: Names | None
+
+
+@dataclass(frozen=True, slots=True)
+class CommandOption:
+    """How an option is written on the command line.
+
+    `usage` holds its names and the placeholder of its value: `-o --out FOLDER`, `--epochs INT`, `--lr NUMBER`, `--json` (no
+    value), `--wrt NAMES...` (repeatable). In `help`, a default that is not obvious stands in square brackets.
+    """
+
+    usage: str
+    help: str
+
+    @property
+    def names(self) -> list[str]:
+        """The option as it is typed."""
+        return [word for word in self.usage.split() if word.startswith("-")]
+
+    @property
+    def metavar(self) -> str | None:
+        """Placeholder of the value; `None` if there is none."""
+        return next((word.removesuffix("...") for word in self.usage.split() if not word.startswith("-")), None)
+
+    @property
+    def kind(self) -> type:
+        """Type of the value on the command line."""
+        return list if self.usage.endswith("...") else _KINDS.get(self.metavar, str)
+
+    @property
+    def parameter(self) -> str:
+        """The Python name: of `--input-shape` it is `input_shape`."""
+        return self.names[-1].partition("/")[0].lstrip("-").replace("-", "_")
+
+
+_KINDS: dict[str | None, type] = {None: bool, "INT": int, "NUMBER": float}
+
+
+# Any: a dataclass field has the type of its annotation.
+def option(*written: str, parse: Callable[..., Any] | None = None, default: Any) -> Any:
+    """Make a dataclass field with command-line options.
+
+    Args:
+        written: Usage and help text of each option; see `CommandOption`.
+        parse: From the values of the options to the value of the field.
+        default: Of the field, if no option is given.
+    """
+    options = tuple(map(CommandOption, written[::2], written[1::2]))
+    return field(default=default, metadata={"options": options, "parse": parse})
+
+
+_WRT = "Differentiate with respect to: parameters, inputs, all, or names and globs, repeated or separated by commas. "
+_RECOMPUTE = "Forward values to compute again instead of keeping: auto, or names and globs, as for --wrt."
+_LOWERING = "Force a lowering (`explain` lists them), or exact, or a file that `bench` saved. Repeatable."
+_SHAPE = "Shape of an input: numbers, symbols or ?. Repeatable."
+_PER_SAMPLE = "One gradient per sample for each parameter, along a new first axis."
+_NORM = "The squared norm of each sample's gradient; implies --per-sample."
+_ORDERED = "Emit no sum whose order differs from run to run on a GPU."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Arguments of the transformations; `onnx_convgrad.augment` documents each.
+
+    Raises:
+        ArgumentError: A value is not one of those allowed.
+    """
+
+    wrt: Names = option("--wrt NAMES...", f"{_WRT}[default: parameters]", parse=text.wrt, default="parameters")
+    of: Names | None = option(
+        "--of NAMES...", "Values to differentiate. [default: every floating output]", parse=text.names, default=None
+    )
+    seed: str | None = option("--seed ones", "Seed every target with ones instead of adding seed inputs.", default=None)
+    training: bool = option("--training", "Run BatchNormalization and Dropout in training mode.", default=False)
+    per_sample: bool | str = option(
+        "--per-sample", _PER_SAMPLE, "--squared-norm", _NORM, parse=text.per_sample, default=False
+    )
+    trainable_inputs: bool = option(
+        "--trainable-inputs", "Make the differentiated weights graph inputs too.", default=False
+    )
+    target: str = option("--target NAME", "cpu, cuda, web or portable. [default: cpu]", default="cpu")
+    deterministic: bool = option("--deterministic", _ORDERED, default=False)
+    lowering: Choosing = option("--lowering OP=NAME...", _LOWERING, parse=text.lowering, default="auto")
+    max_workspace: int | None = option(
+        "--max-workspace SIZE",
+        "Most memory that one lowering may use, such as 256MB.",
+        parse=text.size_in_bytes,
+        default=None,
+    )
+    recompute: Names | None = option("--recompute NAMES...", _RECOMPUTE, parse=text.recompute, default=None)
+    input_shapes: InputShapes | None = option(
+        "--input-shape NAME:1,3,H,W...", _SHAPE, parse=text.input_shapes, default=None
+    )
+    composition: str = COMPOSITIONS[0]
+
+    def __post_init__(self) -> None:
+        from onnx_convgrad.base.names import check_names
+        from onnx_convgrad.ir.targets import target_named
+        from onnx_convgrad.lowering.lower import check_choice, check_workspace
+
+        if self.seed not in (None, "ones"):
+            raise ArgumentError(f"seed must be None or 'ones', not {self.seed!r}.")
+        check_names([self.composition], COMPOSITIONS, "composition")
+        if self.per_sample not in (False, True, "squared_norm"):
+            raise ArgumentError(f"per_sample must be False, True or 'squared_norm', not {self.per_sample!r}.")
+        target_named(self.target)
+        check_choice(self.lowering)
+        check_workspace(self.max_workspace)

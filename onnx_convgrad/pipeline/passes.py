@@ -1,0 +1,63 @@
+"""`onnx_ir` passes that differentiate and lower a model, for use in pipelines of other passes."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+import onnx_ir as ir
+
+from onnx_convgrad.ir.passes import GraphPass
+from onnx_convgrad.pipeline.options import LoweringSettings, Names, Options, Settings
+from onnx_convgrad.pipeline.stages import build, complete, target_of
+from onnx_convgrad.pipeline.transforms import Mode
+
+__all__ = ["Differentiate", "Lower"]
+
+
+class Differentiate(GraphPass):
+    """Run a whole transformation on a model in place: `augment`, or with another `mode` `vjp`, `grad`, `jvp` or `hvp`.
+
+    Arguments and errors as for `onnx_convgrad.augment`. `lower=False` leaves the abstract gradient operators in the model
+    (domain `convgrad`), so that later passes can replace them; `Lower` replaces the rest.
+    """
+
+    def __init__(
+        self,
+        *,
+        wrt: Names = "parameters",
+        of: Names | None = None,
+        seed: str | None = None,
+        per_sample: bool | str = False,
+        mode: Mode = "augment",
+        lower: bool = True,
+        **settings: Unpack[Settings],
+    ) -> None:
+        super().__init__()
+        self.mode, self.lower = mode, lower
+        self.options = Options(wrt=wrt, of=of, seed=seed, per_sample=per_sample, **settings)
+
+    def rewrite(self, model: ir.Model) -> bool:
+        """Differentiate a copy of `model` and put its graph in the place of the model's."""
+        result = build(model, self.options, mode=self.mode, lower=self.lower).model
+        model.graph, model.ir_version, model.producer_name = result.graph, result.ir_version, result.producer_name
+        model.functions.clear()
+        model.functions.update(result.functions)
+        model.metadata_props.clear()
+        model.metadata_props.update(result.metadata_props)
+        return True
+
+
+class Lower(GraphPass):
+    """Replace the abstract gradient operators that `Differentiate(lower=False)` left in a model by plain ones.
+
+    Arguments and errors as for `onnx_convgrad.augment`.
+    """
+
+    def __init__(self, *, training: bool = False, **settings: Unpack[LoweringSettings]) -> None:
+        super().__init__()
+        self.options = Options(training=training, **settings)
+
+    def rewrite(self, model: ir.Model) -> bool:
+        """Run the stages after differentiation."""
+        complete(model, model.clone(), self.options, target_of(self.options))
+        return True
