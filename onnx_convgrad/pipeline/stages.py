@@ -33,7 +33,7 @@ from onnx_convgrad.lowering.cost.calibration import calibrated
 from onnx_convgrad.lowering.loops import take_loops_back, tell_loops
 from onnx_convgrad.lowering.lower import Choice, check_choice, check_workspace, lower
 from onnx_convgrad.memory.recompute import Recomputation, mark_boundary, recompute_values
-from onnx_convgrad.pipeline.training import rewrite_for_training, set_training
+from onnx_convgrad.pipeline.modes import optimize_for_training, set_training
 from onnx_convgrad.pipeline.transforms import COMPOSITIONS, Derivatives, Mode, check_targets
 
 __all__ = ["Built", "Names", "Progress", "build", "complete"]
@@ -111,7 +111,7 @@ def build(
     updated = [(name, moved.get(v, v)) for name, v in running]
     primal = m.clone()
     if training and lowering != "exact":
-        rewrite_for_training(graph, machine, {*sources, *targets})
+        optimize_for_training(graph, machine, {*sources, *targets})
     check_targets(targets, mode)
     progress("differentiating")
     before = list(graph)

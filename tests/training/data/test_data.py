@@ -110,9 +110,9 @@ TWO = manifest(Port("left", "float32", ("N", 2)), Port("right", "float32", ("N",
     ],
 )
 def test_arrays_are_matched(found: list[str], ports: Manifest, names: dict[str, str], expected: dict[str, str]) -> None:
-    from onnx_convgrad.training.data.fitting import Fitting
+    from onnx_convgrad.training.data.inputs import ProgramInputs
 
-    assert Fitting(ports, names).match(found) == expected
+    assert ProgramInputs(ports, names).match(found) == expected
 
 
 def test_what_cannot_be_matched_is_refused() -> None:
@@ -123,7 +123,7 @@ def test_what_cannot_be_matched_is_refused() -> None:
         Loader(Arrays({"image": np.zeros((4, 1, 8, 8))}), IMAGES)
     with pytest.raises(ArgumentError, match=r"no array 'd' for the input 'image'\. There are 'a'"):
         Loader(Arrays(data), IMAGES, names={"image": "d"})
-    with pytest.raises(ArgumentError, match=r"no input 'picture' to take an array\. It takes 'image', 'target'"):
+    with pytest.raises(ArgumentError, match=r"no input 'picture' for an array\. It takes 'image', 'target'"):
         Loader(Arrays(data), IMAGES, names={"picture": "a"})
 
 
@@ -200,7 +200,7 @@ def test_unusable_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"objects\.npz' holds several arrays, not one"):
         Arrays({"x": tmp_path / "objects.npz"})
     (tmp_path / "table.csv").touch()
-    with pytest.raises(ArgumentError, match=r"table\.csv' is not data that can be read"):
+    with pytest.raises(ArgumentError, match=r"table\.csv' is not a data file of a known type"):
         read_arrays(tmp_path / "table.csv")
 
 
@@ -236,7 +236,7 @@ def test_batches_may_be_mappings_nested_tuples_or_made_by_a_function() -> None:
         next(iter(as_batches([(x, y[:1])], IMAGES).epoch_iterator(0)))
     with pytest.raises(ArgumentError, match=r"The array number 2 has shape \(1,\) in a batch; .* takes \(N, 3\)"):
         next(iter(as_batches([((left, np.zeros(1)), y)], TWO).epoch_iterator(0)))
-    with pytest.raises(ArgumentError, match=r"3\.5 holds no data"):
+    with pytest.raises(ArgumentError, match=r"3\.5 is not a source of data"):
         as_batches(3.5, IMAGES)
 
 
@@ -342,7 +342,7 @@ def test_deep_and_hidden_pictures(tmp_path: Path) -> None:
     (batch,) = Loader(ImageFolder(tmp_path), ports, shuffle=False).epoch_iterator(0)
     np.testing.assert_allclose(batch["input"].reshape(-1), np.arange(16) / 15, atol=1e-6)
     Image.fromarray(np.ones((4, 4), np.float32)).save(folder / "2.tiff")
-    with pytest.raises(og.ArgumentError, match=r"2\.tiff' could not be read: its pixels are of mode 'F'"):
+    with pytest.raises(og.ArgumentError, match=r"2\.tiff' could not be read: its pixels have the mode 'F'"):
         next(iter(Loader(ImageFolder(tmp_path), ports, shuffle=False).epoch_iterator(0)))
 
 

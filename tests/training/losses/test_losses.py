@@ -17,7 +17,7 @@ from onnx_convgrad import losses
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.targets import TARGETS
 from onnx_convgrad.runtime import run
-from onnx_convgrad.training.program.draft import empty
+from onnx_convgrad.training.program.draft import empty_model
 from onnx_convgrad.training.program.terms import LOSSES
 
 WEIGHT = np.array([0.5, 1.5, 2.0, 0.0, 1.0])
@@ -27,7 +27,7 @@ def emitted(
     loss: Callable[..., ir.Value], y: np.ndarray, target: np.ndarray, *, shapes: str = "static", machine: str = "cpu"
 ) -> dict[str, np.ndarray]:
     """Loss and gradient of a graph that holds nothing else."""
-    m = empty("loss")
+    m = empty_model("loss")
     for name, array in (("y", y), ("target", target)):
         dims = (
             array.shape
@@ -206,7 +206,7 @@ def test_everything_ignored_is_nan_as_in_pytorch() -> None:
 
 def test_the_gradient_of_cross_entropy_is_softmax_less_target() -> None:
     """The logits are passed over as often as there are operators in softmax(y) s - q, and no more."""
-    m = empty("loss")
+    m = empty_model("loss")
     m.graph.inputs.extend([
         ir.Value(name="y", shape=ir.Shape([64, 1000]), type=ir.TensorType(ir.DataType.FLOAT)),
         ir.Value(name="target", shape=ir.Shape([64]), type=ir.TensorType(ir.DataType.INT64)),

@@ -293,7 +293,7 @@ def test_a_schedule_gives_the_first_rate() -> None:
         ),
         (
             lambda: og.build_training(network(), loss="mse", optimizer=optim.SGD(lr=0, groups={"*": {"lr": 1}})),
-            "A group has a learning rate of its own",
+            "A group sets the learning rate of 'layer1.weight', but that of the optimizer is 0",
         ),
     ],
 )

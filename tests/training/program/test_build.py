@@ -189,11 +189,11 @@ def test_the_model_is_not_changed() -> None:
     [
         ({"loss": "crossentropy"}, "Unknown loss 'crossentropy'. Did you mean 'cross_entropy'"),
         ({"loss": 3}, "A loss is a name, a member of onnx_convgrad.losses or a function, not 3"),
-        ({"loss": {}}, "There is no loss"),
+        ({"loss": {}}, "The argument loss is empty"),
         ({"loss": {"logits": "mse"}}, "Unknown output in loss: 'logits'"),
         ({"loss": "y"}, r"The loss 'y' has shape .*; it must be one number"),
         ({"optimizer": "sgd"}, "optimizer must be a member of onnx_convgrad.optim, not 'sgd'"),
-        ({"wrt": "inputs"}, "wrt names 'x', which is not stored in the model and cannot be trained"),
+        ({"wrt": "inputs"}, "wrt names 'x', which is not an initializer of the model and cannot be trained"),
         ({"wrt": "conv9.*"}, "Unknown value in wrt: 'conv9"),
         ({"freeze": "conv9.*"}, "Unknown initializer in freeze: 'conv9"),
         ({"freeze": "*"}, "Every parameter is frozen: there is nothing to train"),
@@ -211,7 +211,7 @@ def test_bad_arguments(options: dict[str, Any], message: str) -> None:
 def test_a_loss_must_say_which_of_several_outputs() -> None:
     with pytest.raises(og.ArgumentError, match=r"The model has 3 floating outputs \(a, b, distance\)"):
         build(two_outputs(), loss="mse")
-    with pytest.raises(og.ArgumentError, match="The loss is of 'best', which is INT64, not floating"):
+    with pytest.raises(og.ArgumentError, match="The loss is of 'best', which has dtype INT64, not a floating one"):
         build(two_outputs(), loss={"best": "mse"})
 
 

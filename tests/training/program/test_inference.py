@@ -28,7 +28,7 @@ def test_flat_parameters() -> None:
     assert len(plain) == sum(v.size for v in trainer.parameters().values()) < len(vector)
     names = [p.name for p in trainer.manifest.parameters]
     np.testing.assert_array_equal(plain[: trainer.parameters()[names[0]].size], trainer.parameters()[names[0]].ravel())
-    with pytest.raises(og.ArgumentError, match=r"shape \(3,\); \d+ values of together \d+ numbers are needed"):
+    with pytest.raises(og.ArgumentError, match=r"shape \(3,\); the \d+ values need \(\d+,\)"):
         other.load_flat(np.zeros(3))
     with pytest.raises(og.ArgumentError, match="parameter or state"):
         other.load({"nothing": np.zeros(3)})

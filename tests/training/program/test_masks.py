@@ -14,8 +14,8 @@ import onnx_convgrad as og
 from onnx_convgrad import optim
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.runtime import run, session
-from onnx_convgrad.training.program.draft import empty
-from onnx_convgrad.training.program.masks import Masks, first_state
+from onnx_convgrad.training.program.draft import empty_model
+from onnx_convgrad.training.program.masks import Masks, initial_state
 from tests.support.training_nets import Course, arrays, build, exported
 
 
@@ -23,7 +23,7 @@ def drawn(
     shape: tuple[int, ...], state: int, node: int = 0, share: float = 0.5, *, shapes: str = "static"
 ) -> np.ndarray:
     """A mask as the graph draws it."""
-    m = empty("mask")
+    m = empty_model("mask")
     dims: dict[str, Any] = {"static": shape, "symbolic": [f"d{i}" for i in range(len(shape))]}
     x = ir.Value(
         name="x", shape=ir.Shape(dims[shapes]) if shapes in dims else None, type=ir.TensorType(ir.DataType.FLOAT)
@@ -83,7 +83,7 @@ def test_masks_look_random(share: float) -> None:
     """Deviations of shares, neighbours, blocks and pairs of masks stay within what chance allows (five sigma)."""
     n = 1 << 18
     masks = [
-        drawn((64, n // 64), first_state(0) + step, node, share).reshape(-1) for step in range(6) for node in range(2)
+        drawn((64, n // 64), initial_state(0) + step, node, share).reshape(-1) for step in range(6) for node in range(2)
     ]
     dropped = [(~m).astype(np.float64) - share for m in masks]
     spread = share * (1 - share)
@@ -132,7 +132,7 @@ def test_both_forms_draw_the_same() -> None:
     program = build(exported(training=True))
     step, gradients = run(program.step, arrays(0)), run(program.gradients, arrays(0))
     np.testing.assert_array_equal(step["loss"], gradients["loss"])
-    assert step["random_state_next"] == gradients["random_state_next"] == first_state(0) + 1
+    assert step["random_state_next"] == gradients["random_state_next"] == initial_state(0) + 1
     assert "random_state" not in {i.name for i in (*program.update.graph.input, *program.evaluate.graph.input)}
 
 

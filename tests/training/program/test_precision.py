@@ -173,7 +173,15 @@ def test_bad_arguments(options: dict[str, Any], message: str) -> None:
         build(**options)
 
 
-@pytest.mark.parametrize("options", [{"initial": 0}, {"growth": 0.5}, {"backoff": 2.0}, {"interval": 0}], ids=str)
-def test_bad_scales(options: dict[str, Any]) -> None:
-    with pytest.raises(og.ArgumentError, match=r"initial must be above 0|A loss scale grows by at least 1"):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"initial": 0}, "initial must be above 0, not 0"),
+        ({"growth": 0.5}, "growth must be at least 1, not 0.5"),
+        ({"backoff": 2.0}, "backoff must be between 0 and 1, not 2.0"),
+        ({"interval": 0}, "interval must be at least 1, not 0"),
+    ],
+)
+def test_bad_scales(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(og.ArgumentError, match=message):
         optim.LossScale(**options)

@@ -138,16 +138,16 @@ def spoil(path: Path, kind: str) -> None:
 
 
 KINDS = {
-    "empty": "truncated, damaged or no safetensors file",
-    "short": "truncated, damaged or no safetensors file",
-    "half": "truncated, damaged or no safetensors file",
-    "flipped": "is damaged: its content does not have the digest",
-    "steps": "is damaged: its content does not have the digest",
-    "text": "truncated, damaged or no safetensors file",
+    "empty": "truncated, damaged or not a safetensors file",
+    "short": "truncated, damaged or not a safetensors file",
+    "half": "truncated, damaged or not a safetensors file",
+    "flipped": "is damaged: its content does not match the digest",
+    "steps": "is damaged: its content does not match the digest",
+    "text": "truncated, damaged or not a safetensors file",
     "other": "is a safetensors file, but not a checkpoint",
     "later": "has version 2; this release reads version 1",
     "optimizer": "of another program: its optimizer is AdamW, this program's is Adam",
-    "state": "of another program: it holds '[bw]_max_exp_avg_sq', which this program does not have",
+    "state": "of another program: it has '[bw]_max_exp_avg_sq', which this program does not have",
     "shape": r"of another program: 'b' is float32\[7\] there and float32\[4\] here",
 }
 
@@ -186,7 +186,7 @@ def test_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_another_schedule_or_other_data_are_warned_of(tmp_path: Path) -> None:
     fit(og.Trainer(program()), StopAt(2)).save(tmp_path)
     other = og.Trainer(program(), schedule=0.5)
-    with pytest.warns(UserWarning, match=r"goes on by {'name': 'Constant', 'lr': 0.5}; .*'Cosine'"):
+    with pytest.warns(UserWarning, match=r"now follows {'name': 'Constant', 'lr': 0.5}; .*'Cosine'"):
         other.restore(tmp_path)
     with pytest.warns(UserWarning, match="The data are not those of the restored run"):
         other.fit(data(2), batch_size=2, progress="none")
