@@ -20,52 +20,17 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.training.optim.schedules import Schedule, as_schedule
 
-__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Clock", "Operands", "Optimizer", "RMSprop", "optimizer_named"]
-
-
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """Scalars of the graph that depend on the step alone, shared by all parameters.
-
-    Attributes:
-        done: Number of finished steps, int64.
-        rate: The learning rate, float32.
-    """
-
-    e: Emitter
-    done: ir.Value
-    rate: ir.Value
-
-    @property
-    def t(self) -> ir.Value:
-        """Number of this step, counted from 1, in float64."""
-        return self.e.add(self.done_wide, 1)
-
-    @property
-    def done_wide(self) -> ir.Value:
-        """Number of finished steps in float64."""
-        return self.e.cast(self.done, ir.DataType.DOUBLE)
-
-    @property
-    def eta(self) -> ir.Value:
-        """The learning rate in float64."""
-        return self.e.cast(self.rate, ir.DataType.DOUBLE)
-
-    def correction(self, beta: float) -> ir.Value:
-        """1 - beta^t, in float64."""
-        return self.e.sub(1, self.e.op("Pow", self.e.scalar(beta, self.t), self.t))
-
-    def first(self) -> ir.Value:
-        """Whether this is the first step."""
-        return self.e.compare("Equal", self.done, 0)
+__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Operands", "Optimizer", "RMSprop", "optimizer_named"]
 
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """The operands of the update rule of one parameter.
+    """The operands of the update rule of one parameter. Scalars of the step are emitted once for all parameters.
 
     Attributes:
         state: Slot -> value.
+        done: Number of finished steps, int64.
+        lr: The learning rate of the step, float32.
         scale: The group's factor of the learning rate.
         rated: Whether the gradient is already multiplied by the learning rate (without `scale`).
     """
@@ -74,23 +39,38 @@ class Operands:
     parameter: ir.Value
     gradient: ir.Value
     state: Mapping[str, ir.Value]
-    clock: Clock
+    done: ir.Value
+    lr: ir.Value
     scale: float = 1.0
     rated: bool = False
 
     def cast(self, scalar: ir.Value) -> ir.Value:
-        """Cast a scalar of the clock to the parameter's dtype."""
+        """Cast a scalar to the parameter's dtype."""
         return self.e.cast(scalar, self.parameter.dtype or ir.DataType.FLOAT)
+
+    @property
+    def steps(self) -> ir.Value:
+        """Number of finished steps, t - 1, in float64."""
+        return self.e.cast(self.done, ir.DataType.DOUBLE)
+
+    @property
+    def t(self) -> ir.Value:
+        """Number of this step, counted from 1, in float64."""
+        return self.e.add(self.steps, 1)
+
+    def correction(self, beta: float) -> ir.Value:
+        """1 - beta^t, in float64."""
+        return self.e.sub(1, self.e.op("Pow", self.e.scalar(beta, self.t), self.t))
 
     @property
     def eta(self) -> ir.Value:
         """The learning rate of this parameter, float64."""
-        return self.e.mul(self.clock.eta, self.scale)
+        return self.e.mul(self.e.cast(self.lr, ir.DataType.DOUBLE), self.scale)
 
     @property
     def rate(self) -> ir.Value:
         """The learning rate of this parameter, in its dtype."""
-        return self.cast(self.clock.rate if self.scale == 1 else self.eta)
+        return self.cast(self.lr if self.scale == 1 else self.eta)
 
 
 Step = tuple[ir.Value, dict[str, ir.Value]]
@@ -138,6 +118,10 @@ class Optimizer(ABC):
             limit = getattr(self, name)
             if limit is not None:
                 positive(limit, name, zero=False)
+
+    def _check_positive(self, *names: str) -> None:
+        for name in names:
+            positive(getattr(self, name), name)
 
     @classmethod
     def group_options(cls) -> set[str]:
@@ -221,8 +205,7 @@ class SGD(Optimizer):
 
     def check(self) -> None:
         super().check()
-        for name in ("momentum", "dampening", "weight_decay"):
-            positive(getattr(self, name), name)
+        self._check_positive("momentum", "dampening", "weight_decay")
         if self.nesterov and (self.momentum == 0 or self.dampening != 0):
             raise ArgumentError("nesterov needs a momentum above 0 and no dampening.")
 
@@ -242,7 +225,7 @@ class SGD(Optimizer):
             return _descend(p, p.parameter, e.mul(d, p.rate)), {}
         fresh = d
         if self.dampening:
-            kept = e.where(p.clock.first(), e.scalar(1, p.clock.t), 1 - self.dampening)
+            kept = e.where(e.compare("Equal", p.done, 0), e.scalar(1, p.t), 1 - self.dampening)
             fresh = e.mul(d, p.cast(kept))
         buffer = e.add(e.mul(p.state["momentum_buffer"], self.momentum), fresh)
         move = e.add(d, e.mul(buffer, self.momentum)) if self.nesterov else buffer
@@ -275,8 +258,7 @@ class Adam(Optimizer):
             raise ArgumentError(f"betas must be two numbers, not {self.betas!r}.")
         for i, beta in enumerate(self.betas):
             share(beta, f"betas[{i}]", one=False)
-        positive(self.eps, "eps")
-        positive(self.weight_decay, "weight_decay")
+        self._check_positive("eps", "weight_decay")
 
     def state(self) -> dict[str, float]:
         return dict.fromkeys(("exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if self.amsgrad else [])), 0.0)
@@ -294,8 +276,8 @@ class Adam(Optimizer):
         second = state["exp_avg_sq"]
         if self.amsgrad:
             second = state["max_exp_avg_sq"] = e.op("Max", p.state["max_exp_avg_sq"], second)
-        root = e.op("Sqrt", p.clock.correction(beta2))
-        rate = p.cast(e.div(e.mul(p.eta, root), p.clock.correction(beta1)))
+        root = e.op("Sqrt", p.correction(beta2))
+        rate = p.cast(e.div(e.mul(p.eta, root), p.correction(beta1)))
         ratio = e.div(state["exp_avg"], e.add(e.op("Sqrt", second), p.cast(e.mul(root, self.eps))))
         return _descend(p, parameter, e.mul(ratio, rate)), state
 
@@ -329,8 +311,7 @@ class RMSprop(Optimizer):
     def check(self) -> None:
         super().check()
         share(self.alpha, "alpha", one=False)
-        for name in ("eps", "weight_decay", "momentum"):
-            positive(getattr(self, name), name)
+        self._check_positive("eps", "weight_decay", "momentum")
 
     def state(self) -> dict[str, float]:
         extra = (["grad_avg"] if self.centered else []) + (["momentum_buffer"] if self.momentum else [])
@@ -361,8 +342,7 @@ class Adagrad(Optimizer):
 
     def check(self) -> None:
         super().check()
-        for name in ("lr_decay", "weight_decay", "initial_accumulator_value", "eps"):
-            positive(getattr(self, name), name)
+        self._check_positive("lr_decay", "weight_decay", "initial_accumulator_value", "eps")
 
     def state(self) -> dict[str, float]:
         return {"sum": self.initial_accumulator_value}
@@ -372,7 +352,7 @@ class Adagrad(Optimizer):
         total = e.add(p.state["sum"], e.square(g))
         rate = p.rate
         if self.lr_decay:
-            rate = p.cast(e.div(p.eta, e.add(e.mul(p.clock.done_wide, self.lr_decay), 1)))
+            rate = p.cast(e.div(p.eta, e.add(e.mul(p.steps, self.lr_decay), 1)))
         return _descend(p, p.parameter, e.mul(e.div(g, e.add(e.op("Sqrt", total), self.eps)), rate)), {"sum": total}
 
 

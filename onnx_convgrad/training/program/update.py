@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnx_convgrad.base.numbers import positive, share, whole
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import Emitter
-from onnx_convgrad.training.optim.optimizers import Clock, Operands, Optimizer, joint_square, prepared
+from onnx_convgrad.training.optim.optimizers import Operands, Optimizer, joint_square, prepared
 from onnx_convgrad.training.program.draft import Draft
 from onnx_convgrad.training.program.manifest import Manifest
 
@@ -91,12 +91,11 @@ def update(
     with draft.named("step"):
         ready = prepared(e, gradients, optimizer)
         following = {shared["step"]: e.add(done, 1)}
-    clock = Clock(e, done, rate)
     for name, parameter in parameters.items():
         rule, factor = optimizer.of(name)
         values = {slot: state[key] for slot, key in slots.get(name, {}).items()}
         with draft.named(f"{name}/{type(rule).__name__}"):
-            following[name], updates = rule.step(Operands(e, parameter, ready[name], values, clock, factor, rated))
+            following[name], updates = rule.step(Operands(e, parameter, ready[name], values, done, rate, factor, rated))
         following.update({slots[name][slot]: value for slot, value in updates.items()})
     if scale is not None:
         with draft.named("loss_scale"):

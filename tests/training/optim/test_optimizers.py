@@ -10,11 +10,12 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, numpy_helper
 
 import onnx_convgrad as og
 from onnx_convgrad import optim
 from onnx_convgrad.runtime import session
+from tests.support.training_nets import ProgramRun, parsed
 
 SHAPES = {"layer1.weight": (3, 4), "layer1.bias": (4,), "layer2.weight": (4, 2), "layer2.bias": (2,)}
 STEPS = 100
@@ -28,20 +29,17 @@ def start() -> dict[str, np.ndarray]:
 
 def network(dtype: type = np.float32) -> onnx.ModelProto:
     """Two layers, with stored parameters."""
-    stored = [numpy_helper.from_array(v.astype(dtype), k) for k, v in start().items()]
-    nodes = [
-        helper.make_node("Gemm", ["x", "layer1.weight", "layer1.bias"], ["h"], name="layer1"),
-        helper.make_node("Tanh", ["h"], ["a"], name="tanh"),
-        helper.make_node("Gemm", ["a", "layer2.weight", "layer2.bias"], ["y"], name="layer2"),
-    ]
-    element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-    x, y = (helper.make_tensor_value_info(name, element, ["N", size]) for name, size in (("x", 3), ("y", 2)))
-    graph = helper.make_graph(nodes, "network", [x], [y], stored)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    kind = {np.float32: "float", np.float64: "double"}[dtype]
+    text = f"""({kind}[N,3] x) => ({kind}[N,2] y) {{
+        [layer1] h = Gemm (x, "layer1.weight", "layer1.bias")
+        [tanh] a = Tanh (h)
+        [layer2] y = Gemm (a, "layer2.weight", "layer2.bias")
+    }}"""
+    return parsed(text, 21, **{name: value.astype(dtype) for name, value in start().items()})
 
 
 def gradients(step: int) -> dict[str, np.ndarray]:
-    """The gradients of one step, of very different sizes."""
+    """The gradients of one step."""
     generator = np.random.default_rng(1000 + step)
     return {name: (0.1 * generator.standard_normal(shape)).astype(np.float32) for name, shape in SHAPES.items()}
 
@@ -49,20 +47,14 @@ def gradients(step: int) -> dict[str, np.ndarray]:
 def ours(optimizer: optim.Optimizer, rates: list[float] | None = None) -> list[dict[str, np.ndarray]]:
     """The parameters after each step of the program's `update`."""
     program = og.build_training(network(), loss="mse", optimizer=optimizer)
-    m = program.manifest
-    live = session(program.update)
-    names = [o.name for o in live.get_outputs()]
-    following = [(entry.name, entry.next) for entry in m.moving()]
-    feeds: dict[str, np.ndarray] = {}
-    trace = []
+    m, update, trace = program.manifest, ProgramRun(program, "update"), []
     for step in range(STEPS):
         given = gradients(step)
-        feeds |= {p.gradient: given[p.name] for p in m.parameters}
+        feeds = {p.gradient: given[p.name] for p in m.parameters}
         if rates is not None:
             feeds[m.learning_rate.name] = np.asarray(rates[step], np.float32)
-        results = dict(zip(names, live.run(names, feeds), strict=True))
-        feeds |= {name: results[after] for name, after in following}
-        trace.append({p.name: results[p.next] for p in m.parameters})
+        update(feeds)
+        trace.append({p.name: update.state[p.name] for p in m.parameters})
     return trace
 
 
@@ -129,7 +121,7 @@ def test_a_hundred_steps(name: str, options: dict[str, Any]) -> None:
 
 
 def test_options_by_group() -> None:
-    """Later globs win; a rate of one's own keeps its ratio to the common one."""
+    """Later globs win; the rate of a group keeps its ratio to that of the optimizer."""
     optimizer = optim.SGD(
         lr=0.1,
         momentum=0.9,
@@ -180,8 +172,8 @@ def test_both_kinds_of_clipping() -> None:
     close(ours(optim.SGD(lr=0.1, clip_value=0.05, clip_norm=0.1)), want)
 
 
-def test_state_is_that_of_pytorch() -> None:
-    """Names and contents of the state, so that it can be exchanged."""
+def test_state_equals_that_of_pytorch() -> None:
+    """Names and contents."""
     program = og.build_training(network(), loss="mse", optimizer=optim.Adam(amsgrad=True))
     slots = {s.slot for s in program.manifest.state if s.of == "layer1.weight"}
     parameter = torch.tensor(start()["layer1.weight"], requires_grad=True)
@@ -313,8 +305,8 @@ def test_bad_options(build: Callable[[], Any], message: str) -> None:
     ],
     ids=["plain", "up", "groups", "clipped", "momentum"],
 )
-def test_a_step_is_its_two_halves_in_fewer_passes(optimizer: optim.Optimizer, nodes: list[str] | None) -> None:
-    """Where every update is linear in the gradient, the loss is differentiated times the learning rate."""
+def test_a_step_of_sgd_needs_fewer_passes_than_its_halves(optimizer: optim.Optimizer, nodes: list[str] | None) -> None:
+    """If every update is linear in the gradient, the loss is multiplied by the learning rate."""
     program = og.build_training(network(), loss="mse", optimizer=optimizer)
     m = program.manifest
     generator = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Mixed precision: float16 products, float32 parameters, a loss scale that moves as PyTorch's does."""
+"""Mixed precision: float16 products, float32 parameters, and a loss scale equal to PyTorch's."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, numpy_helper
 
 import onnx_convgrad as og
 from onnx_convgrad import optim
 from onnx_convgrad.runtime import run, session
-from tests.support.training_nets import A, B, Course, X, arrays, build, exported, off, two_outputs
+from tests.support.training_nets import A, B, ProgramRun, X, arrays, build, exported, off, parsed, two_outputs
 
 
 def dtypes(model: onnx.ModelProto) -> dict[str, set[int]]:
@@ -29,9 +29,9 @@ def dtypes(model: onnx.ModelProto) -> dict[str, set[int]]:
 
 
 @pytest.mark.parametrize("training_export", [False, True])
-def test_it_goes_the_way_of_float32(training_export: bool) -> None:
+def test_losses_follow_those_of_float32(training_export: bool) -> None:
     model = exported(training=training_export)
-    full, half = Course(build(model)), Course(build(model, precision="float16"))
+    full, half = ProgramRun(build(model)), ProgramRun(build(model, precision="float16"))
     for step in range(10):
         want, got = full(arrays(step)), half(arrays(step))
         assert float(got["loss"]) == pytest.approx(float(want["loss"]), rel=1e-3)
@@ -70,15 +70,15 @@ def test_an_overflow_skips_the_step() -> None:
     assert not np.array_equal(got["bn1.running_mean_next"], stored["bn1.running_mean"])
 
 
-def test_the_scale_finds_its_place() -> None:
-    course = Course(build(precision="float16", loss_scale=optim.LossScale(initial=2.0**40, interval=5)))
+def test_the_scale_adapts() -> None:
+    course = ProgramRun(build(precision="float16", loss_scale=optim.LossScale(initial=2.0**40, interval=5)))
     taken = [int(course(arrays(i % 3))["step_next"]) for i in range(40)]
     assert taken[0] == 0
     assert taken[-1] > 10
     assert all(np.isfinite(v).all() for v in course.state.values())
 
 
-def test_the_scale_moves_as_in_pytorch() -> None:
+def test_the_scale_equals_that_of_pytorch() -> None:
     """The same gradients, some of them infinite or NaN, for `update` and for `GradScaler`."""
     rule = optim.LossScale(initial=1024.0, growth=3.0, backoff=0.25, interval=3)
     program = build(two_outputs(), loss={"a": "mse", "b": "mse"}, precision="float16", loss_scale=rule)
@@ -108,7 +108,7 @@ def test_the_scale_moves_as_in_pytorch() -> None:
     assert feeds["step"] == 13
 
 
-def test_the_scale_does_not_grow_beyond_all_bounds() -> None:
+def test_the_scale_does_not_overflow() -> None:
     rule = optim.LossScale(initial=3e38, interval=1)
     program = build(two_outputs(), loss={"a": "mse", "b": "mse"}, precision="float16", loss_scale=rule)
     gradients = {p.gradient: np.ones([int(d) for d in p.shape or ()], np.float32) for p in program.manifest.parameters}
@@ -146,15 +146,11 @@ def test_outputs_keep_names_and_types() -> None:
 
 def test_constants_that_float16_cannot_hold_stay_in_float32() -> None:
     """A mask of -1e9 would become an infinity."""
-    arrays_ = {"w": np.ones((3, 2), np.float32), "mask": np.array([0, -1e9], np.float32)}
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["h"], name="product"),
-        helper.make_node("Add", ["h", "mask"], ["y"], name="masked"),
-    ]
-    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", size]) for name, size in (("x", 3), ("y", 2))]
-    stored = [numpy_helper.from_array(v, k) for k, v in arrays_.items()]
-    graph = helper.make_graph(nodes, "masked", infos[:1], infos[1:], stored)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = parsed(
+        "(float[N,3] x) => (float[N,2] y) { [product] h = MatMul (x, w)  [masked] y = Add (h, mask) }",
+        w=np.ones((3, 2), np.float32),
+        mask=np.array([0, -1e9], np.float32),
+    )
     program = build(model, loss="cross_entropy", precision="float16", wrt="w")
     got = run(program.step, {"x": X, "target": np.zeros(4, np.int64)})
     assert float(got["y"].min()) == np.float32(-1e9)

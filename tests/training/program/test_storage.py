@@ -1,4 +1,4 @@
-"""Training programs as folders: saved, loaded, run by nothing but ONNX Runtime, refused with a reason."""
+"""Training programs as folders: saved, loaded, run by ONNX Runtime alone, and errors."""
 
 from __future__ import annotations
 
@@ -127,8 +127,8 @@ def test_other_folders_are_left_alone(tmp_path: Path) -> None:
         og.TrainingProgram.load(tmp_path)
 
 
-def test_what_lies_beside_a_program_is_not_deleted(tmp_path: Path) -> None:
-    """Neither that of another kind of program, which may have a manifest too, nor checkpoints."""
+def test_other_files_in_the_folder_are_not_deleted(tmp_path: Path) -> None:
+    """Neither a folder with another kind of manifest nor one with checkpoints is replaced."""
     site, run = tmp_path / "site", tmp_path / "run"
     site.mkdir()
     (site / "manifest.json").write_text('{"name": "shop"}')

@@ -1,4 +1,4 @@
-"""What may be given as the loss of a training program: names, functions, several terms, a value of the model."""
+"""The argument `loss` of a training program: names, functions, several terms, a value of the model, onnxscript."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def compare(got: Feeds, loss: torch.Tensor, weights: dict[str, torch.Tensor]) ->
             assert off(got[f"{name}_grad"], weight.grad) < 1e-5, name
 
 
-def test_a_loss_that_the_model_computes() -> None:
+def test_a_loss_computed_by_the_model() -> None:
     program = build(two_outputs(), loss="distance")
     assert program.manifest.loss == "distance"
     assert program.manifest.targets == ()
