@@ -15,7 +15,7 @@ from torch import nn
 
 import onnx_convgrad as og
 from onnx_convgrad import optim
-from onnx_convgrad.runtime import session
+from onnx_convgrad.runtime import run, session
 from tests.support.families import export
 
 Feeds = dict[str, np.ndarray]
@@ -115,6 +115,16 @@ def same(got: Feeds, want: Feeds, rtol: float = 0.0, atol: float | None = None) 
     assert got.keys() == want.keys()
     for name, value in want.items():
         np.testing.assert_allclose(got[name], value, rtol=rtol, atol=rtol if atol is None else atol, err_msg=name)
+
+
+def check_halves(program: og.TrainingProgram, feeds: Feeds, atol: float = 1e-7) -> Feeds:
+    """Compare `gradients` followed by `update` with `step`; return the results of `gradients`."""
+    whole, first = run(program.step, feeds), run(program.gradients, feeds)
+    second = run(program.update, {p.gradient: first[p.gradient] for p in program.manifest.parameters})
+    halves = {name: value for name, value in {**first, **second}.items() if not name.endswith("_grad")}
+    same(halves, {name: whole[name] for name in halves}, 1e-6, atol)
+    assert {name for name in whole if name.endswith("_next")} <= set(halves)
+    return first
 
 
 def build(model: Any = None, **options: Any) -> og.TrainingProgram:

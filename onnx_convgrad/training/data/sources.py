@@ -216,17 +216,9 @@ def as_batches(
 ) -> Batches:
     """Convert any source of data to batches.
 
-    Args:
-        source: Arrays by name; the path of an `.npz` or `.npy` file or of a folder with images per class; a `Dataset`; an
-            iterable of batches, such as a PyTorch `DataLoader`, or a function from the epoch to one, for which
-            `batch_size`, `shuffle` and `drop_last` have no effect; or `Batches`, which are returned unchanged.
-        manifest: Manifest of the program that takes the batches.
-        batch_size: This and the further arguments are those of `Loader` or `Stream`.
-        shuffle: See there.
-        seed: See there.
-        drop_last: See there.
-        prefetch: See there.
-        names: See there.
+    `source` is a `Dataset`, arrays by name, or the path of an `.npz` or `.npy` file or of a folder with images per class,
+    read by a `Loader`; an iterable of batches, such as a PyTorch `DataLoader`, or a function from the epoch to one, read by
+    a `Stream`; or `Batches`, which are returned unchanged. The other arguments are those of `Loader` and `Stream`.
 
     Raises:
         ArgumentError: The data cannot be read, or do not fit the program.

@@ -8,12 +8,12 @@ bfloat16 are widened to float32 first.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import ArrayLike
 
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import factors, positive
@@ -147,8 +147,8 @@ class BCEWithLogits(Loss):
         pos_weight: Factor for positive targets; broadcasts against the output.
     """
 
-    weight: Sequence[Any] | np.ndarray | float | None = None
-    pos_weight: Sequence[Any] | np.ndarray | float | None = None
+    weight: ArrayLike | None = None
+    pos_weight: ArrayLike | None = None
 
     def check(self) -> None:
         for name in ("weight", "pos_weight"):
@@ -169,7 +169,7 @@ class BCEWithLogits(Loss):
         return reduce(e, loss, self.reduction)
 
 
-def _require_broadcast(numbers: Any, y: ir.Value, name: str) -> None:
+def _require_broadcast(numbers: ArrayLike | None, y: ir.Value, name: str) -> None:
     """Raise `ArgumentError` if factors do not broadcast against the known sizes of the output."""
     factors, dims = np.shape(numbers) if numbers is not None else (), static_dims(y)
     fits = dims is None or (
@@ -184,7 +184,7 @@ def _require_broadcast(numbers: Any, y: ir.Value, name: str) -> None:
 # -- constants ---------------------------------------------------------------------------------------------------------
 
 
-def like(e: Emitter, numbers: Any, y: ir.Value) -> ir.Value:
+def like(e: Emitter, numbers: ArrayLike, y: ir.Value) -> ir.Value:
     """Constant numbers in the dtype of `y`."""
     return e.const(np.asarray(numbers, np.float64), y.dtype or ir.DataType.FLOAT)
 

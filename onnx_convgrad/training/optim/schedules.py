@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import positive, share, whole
 from onnx_convgrad.errors import ArgumentError
 
@@ -132,8 +133,7 @@ class OneCycle(Schedule):
             positive(getattr(self, name), name, zero=False)
         positive(self.rise, "rise", zero=False)
         share(self.rise, "rise", one=False)
-        if self.anneal not in ("cos", "linear"):
-            raise ArgumentError(f"anneal must be 'cos' or 'linear', not {self.anneal!r}.")
+        check_names([self.anneal], ["cos", "linear"], "anneal")
 
     def __call__(self, step: int) -> float:
         first, last = self.lr / self.div, self.lr / self.div / self.final_div

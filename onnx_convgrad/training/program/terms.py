@@ -10,6 +10,7 @@ from typing import Any, SupportsFloat, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import DTypeLike
 
 from onnx_convgrad.autodiff.activity import floating
 from onnx_convgrad.base.names import check_names
@@ -47,7 +48,7 @@ class Custom(Loss):
     """
 
     function: Callable[..., ir.Value] = field(kw_only=False)
-    dtype: Any = None
+    dtype: DTypeLike | None = None
     shape: Sequence[int | str | None] | None = None
 
     def check(self) -> None:
@@ -106,8 +107,10 @@ class Term:
         return {"loss": name, "output": self.output, "weight": self.weight, "target": self.target, "options": options}
 
 
-LossLike: TypeAlias = str | Loss | Callable[..., ir.Value] | Term | Mapping[str, Any] | Sequence[Any]
-"""One loss, or several: `{output: loss, or (weight, loss), or the weight of a scalar output}`, or a list of terms."""
+OneLoss: TypeAlias = str | Loss | type[Loss] | Callable[..., ir.Value] | Term
+Entry: TypeAlias = OneLoss | tuple[SupportsFloat, OneLoss]
+LossLike: TypeAlias = OneLoss | Mapping[str, Entry | SupportsFloat] | Sequence[Entry]
+"""One loss, or several: `{output: loss, or (weight, loss), or the weight of a scalar output}`, or a list."""
 
 
 def resolve(graph: ir.Graph, loss: LossLike, outputs: Sequence[str] | None = None) -> tuple[Term, ...]:
@@ -133,8 +136,8 @@ def resolve(graph: ir.Graph, loss: LossLike, outputs: Sequence[str] | None = Non
     return tuple(named)
 
 
-def _term(graph: ir.Graph, entry: Any, output: str | None) -> Term:
-    """One entry: a loss, `(weight, loss)` or a Term."""
+def _term(graph: ir.Graph, entry: Entry | SupportsFloat, output: str | None) -> Term:
+    """Resolve one entry."""
     weight = 1.0
     if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], SupportsFloat):
         weight, entry = _finite(entry[0]), entry[1]
@@ -155,7 +158,7 @@ def _term(graph: ir.Graph, entry: Any, output: str | None) -> Term:
         entry = entry()
     if isinstance(entry, Loss):
         return Term(entry, output, weight)
-    if callable(entry):
+    if callable(entry) and not isinstance(entry, type):
         return Term(Custom(entry), output, weight)
     raise ArgumentError(f"A loss is a name, a member of onnx_convgrad.losses or a function, not {entry!r}.", hint=_HINT)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.training.program.manifest import Manifest
@@ -64,7 +65,7 @@ def batch_weights(manifest: Manifest, batches: Sequence[Arrays]) -> list[float]:
     return reference.tolist()  # type: ignore[no-any-return]
 
 
-def concatenate(name: str, arrays: Sequence[Any]) -> np.ndarray:
+def concatenate(name: str, arrays: Sequence[ArrayLike]) -> np.ndarray:
     """Concatenate an input or output of several batches along axis 0.
 
     Raises:

@@ -46,7 +46,7 @@ class Metric(ABC):
         """
 
 
-MetricLike: TypeAlias = str | Metric | Callable[[Arrays, Arrays], Any]
+MetricLike: TypeAlias = str | Metric | Callable[[Arrays, Arrays], SupportsFloat]
 """`"accuracy"`, a metric, or a function `(results, batch) -> number`, which is averaged over samples."""
 
 
@@ -123,7 +123,7 @@ class Accuracy(Metric):
 class _Function(Metric):
     """Wrap a plain function as a metric."""
 
-    def __init__(self, function: Callable[[Arrays, Arrays], Any], manifest: Manifest) -> None:
+    def __init__(self, function: Callable[[Arrays, Arrays], SupportsFloat], manifest: Manifest) -> None:
         self.function, self.manifest = function, manifest
         self.name = getattr(function, "__name__", type(function).__name__)
 

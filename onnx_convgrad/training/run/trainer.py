@@ -177,15 +177,7 @@ class Trainer:
     ) -> dict[str, float]:
         """Compute loss and metrics over data in inference mode, averaged as over one large batch.
 
-        Args:
-            data: As for `fit`.
-            metrics: As for `fit`.
-            batch_size: This and the further arguments are those of `onnx_convgrad.data.as_batches`.
-            shuffle: See there.
-            seed: See there.
-            drop_last: See there.
-            prefetch: See there.
-            names: See there.
+        `data` and `metrics` are as for `fit`, the other arguments those of `onnx_convgrad.data.as_batches`.
 
         Raises:
             ArgumentError: The data or the metrics do not fit the program, or there are no data.

@@ -12,8 +12,20 @@ from onnx import TensorProto, numpy_helper
 
 import onnx_convgrad as og
 from onnx_convgrad import optim
-from onnx_convgrad.runtime import run, session
-from tests.support.training_nets import A, B, ProgramRun, X, arrays, build, exported, off, parsed, two_outputs
+from onnx_convgrad.runtime import run
+from tests.support.training_nets import (
+    A,
+    B,
+    ProgramRun,
+    X,
+    arrays,
+    build,
+    check_halves,
+    exported,
+    off,
+    parsed,
+    two_outputs,
+)
 
 
 def dtypes(model: onnx.ModelProto) -> dict[str, set[int]]:
@@ -82,14 +94,12 @@ def test_the_scale_equals_that_of_pytorch() -> None:
     """The same gradients, some of them infinite or NaN, for `update` and for `GradScaler`."""
     rule = optim.LossScale(initial=1024.0, growth=3.0, backoff=0.25, interval=3)
     program = build(two_outputs(), loss={"a": "mse", "b": "mse"}, precision="float16", loss_scale=rule)
-    live = session(program.update)
-    names = [o.name for o in live.get_outputs()]
+    update = ProgramRun(program, "update")
     generator = np.random.default_rng(0)
     weights = {i.name: numpy_helper.to_array(i) for i in two_outputs().graph.initializer}
     parameters = {p.name: torch.tensor(weights[p.name], requires_grad=True) for p in program.manifest.parameters}
     optimizer = torch.optim.SGD(parameters.values(), lr=0.05, momentum=0.9)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_factor=3.0, backoff_factor=0.25, growth_interval=3)
-    feeds: dict[str, Any] = {}
     for step in range(16):
         scale = float(scaler.scale(torch.ones(1)))
         gradients = {n: generator.standard_normal(p.shape).astype(np.float32) for n, p in parameters.items()}
@@ -99,13 +109,11 @@ def test_the_scale_equals_that_of_pytorch() -> None:
             p.grad = torch.tensor(gradients[name]) * scale
         scaler.step(optimizer)
         scaler.update()
-        feeds |= {p.gradient: gradients[p.name] for p in program.manifest.parameters}
-        got = dict(zip(names, live.run(names, feeds), strict=True))
-        feeds |= {entry.name: got[entry.next] for entry in program.manifest.moving() if entry.next in got}
+        got = update({p.gradient: gradients[p.name] for p in program.manifest.parameters})
         assert float(got["loss_scale_next"]) == scaler.get_scale(), step
         for name, p in parameters.items():
             np.testing.assert_allclose(got[f"{name}_next"], p.detach().numpy(), rtol=1e-5, atol=1e-6)
-    assert feeds["step"] == 13
+    assert update.state["step"] == 13
 
 
 def test_the_scale_does_not_overflow() -> None:
@@ -117,11 +125,7 @@ def test_the_scale_does_not_overflow() -> None:
 
 def test_split_form() -> None:
     program = build(precision="float16", optimizer=optim.AdamW(lr=1e-3, clip_norm=1.0))
-    whole, first = run(program.step, arrays(0)), run(program.gradients, arrays(0))
-    second = run(program.update, {p.gradient: first[p.gradient] for p in program.manifest.parameters})
-    for name, value in {**first, **second}.items():
-        if not name.endswith("_grad"):
-            np.testing.assert_allclose(value, whole[name], rtol=1e-6, atol=1e-7, err_msg=name)
+    first = check_halves(program, arrays(0))
     assert "loss_scale" in {i.name for i in program.gradients.graph.input}
     reference = run(build().gradients, arrays(0))
     largest = max(np.linalg.norm(reference[p.gradient]) for p in program.manifest.parameters)
