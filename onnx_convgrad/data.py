@@ -1,6 +1,6 @@
-"""Data for training: arrays, files and folders of images as batches, shuffled the same for the same seed and epoch.
+"""Data for training: arrays, files and folders of images as batches, in an order that depends on seed and epoch.
 
-`Trainer.fit` takes any of it as it is; what is here is for options, splits and data sets of one's own.
+`Trainer.fit` takes arrays and paths directly; use this module for options, splits and custom data sets.
 """
 
 from __future__ import annotations

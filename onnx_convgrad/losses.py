@@ -1,7 +1,7 @@
 """Losses of a training program: `onnx_convgrad.build_training(model, loss=onnx_convgrad.losses.CrossEntropy(), ...)`.
 
-Names, options and values are those of PyTorch. A loss can be called with an `Emitter`, an output and a target, so that a
-loss of one's own can be put together from these.
+Names, options and values are those of PyTorch. A loss can be called with an `Emitter`, an output and a target, so that
+custom losses can be composed of them.
 """
 
 from __future__ import annotations

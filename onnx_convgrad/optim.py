@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnx_convgrad.training.optim.optimizers import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 from onnx_convgrad.training.optim.schedules import Constant, Cosine, OneCycle, Schedule, Step, Warmup
-from onnx_convgrad.training.program.scaling import LossScale
+from onnx_convgrad.training.program.update import LossScale
 
 __all__ = [
     "SGD",

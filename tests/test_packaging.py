@@ -129,13 +129,21 @@ def test_metadata(metadata: Message) -> None:
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["Description-Content-Type"] == "text/markdown"
-    assert set(metadata.get_all("Provides-Extra", [])) == {"cpu", "cuda", "examples", "plot", "test", "train"}
+    assert set(metadata.get_all("Provides-Extra", [])) == {
+        "cpu",
+        "cuda",
+        "examples",
+        "onnxscript",
+        "plot",
+        "test",
+        "train",
+    }
 
 
 def test_the_runtime_is_an_extra(metadata: Message) -> None:
     required = [Requirement(r) for r in metadata.get_all("Requires-Dist", [])]
     always = {r.name for r in required if r.marker is None}
-    assert always == {"numpy", "onnx", "onnx-ir", "onnx-shape-inference", "onnxscript", "platformdirs", "rich", "typer"}
+    assert always == {"numpy", "onnx", "onnx-ir", "onnx-shape-inference", "platformdirs", "rich", "typer"}
     for extra, runtime, options in (("cpu", "onnxruntime", set()), ("cuda", "onnxruntime-gpu", {"cuda", "cudnn"})):
         (found,) = (r for r in required if r.marker is not None and r.marker.evaluate({"extra": extra}))
         assert (found.name, found.extras) == (runtime, options)

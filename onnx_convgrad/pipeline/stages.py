@@ -35,8 +35,8 @@ from onnx_convgrad.lowering.loops import take_loops_back, tell_loops
 from onnx_convgrad.lowering.lower import Choice
 from onnx_convgrad.lowering.lower import lower as lower_operators
 from onnx_convgrad.memory.recompute import Recomputation, RecomputeValues, mark_boundary
+from onnx_convgrad.pipeline.modes import optimize_for_training, set_training
 from onnx_convgrad.pipeline.options import Options
-from onnx_convgrad.pipeline.training import rewrite_for_training, set_training
 from onnx_convgrad.pipeline.transforms import Derivatives, Mode, check_targets
 
 __all__ = ["Built", "Derived", "Progress", "build", "complete", "derive", "target_of"]
@@ -164,7 +164,7 @@ def _prepare(
     moved = {} if options.per_sample else share_statistics(graph, kept)  # per sample, batch statistics are refused
     primal = m.clone()
     if training and options.lowering != "exact":
-        rewrite_for_training(graph, target, {*sources, *targets})
+        optimize_for_training(graph, target, {*sources, *targets})
     return primal, [(name, moved.get(value, value)) for name, value in statistics]
 
 

@@ -1,4 +1,4 @@
-"""Networks, batches and runs that the tests of training programs share."""
+"""Networks, batches and training runs shared by the tests of training."""
 
 from __future__ import annotations
 
@@ -10,15 +10,23 @@ import numpy as np
 import onnx
 import torch
 import torch.nn.functional as F
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 from torch import nn
 
 import onnx_convgrad as og
 from onnx_convgrad import optim
-from onnx_convgrad.runtime import session
+from onnx_convgrad.runtime import run, session
 from tests.support.families import export
 
 Feeds = dict[str, np.ndarray]
+
+
+def parsed(text: str, opset: int = 17, **initializers: np.ndarray) -> onnx.ModelProto:
+    """A model in ONNX's text form, with initializers by name."""
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}]> g {text}')
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in initializers.items())
+    return model
+
 
 X, A, B = (np.random.default_rng(i).standard_normal((4, n)).astype(np.float32) for i, n in ((3, 3), (4, 2), (5, 2)))
 """Data and targets for `two_outputs`."""
@@ -55,7 +63,7 @@ def net() -> nn.Module:
 
 @cache
 def exported(*, training: bool = False) -> onnx.ModelProto:
-    """The network with parameters of PyTorch's names: as for inference, or as PyTorch exports it for training."""
+    """The network, exported for inference or for training."""
     module = copy.deepcopy(net()).train(training)
     model = export(module, batch(0)["x"], dynamo=False, training=training, fold=False, dynamic_batch=True)
     for tensor in model.graph.initializer:  # exporting in training mode moves the statistics of the module
@@ -74,24 +82,49 @@ def arrays(step: int) -> Feeds:
     return {k: v.numpy() for k, v in batch(step).items()}
 
 
-class Course:
-    """A training run: the program's `step` by ONNX Runtime, its outputs fed back."""
+class ProgramRun:
+    """Runs `step` or `update` of a program in ONNX Runtime and feeds the next values back."""
 
-    def __init__(self, program: og.TrainingProgram) -> None:
-        self.program, self.live = program, session(program.step)
-        self.names = [o.name for o in self.live.get_outputs()]
-        self.moving = {entry.name: entry.next for entry in program.manifest.moving()}
+    def __init__(self, program: og.TrainingProgram, part: str = "step") -> None:
+        self.program, self.session = program, session(getattr(program, part))
+        self.names = [o.name for o in self.session.get_outputs()]
+        self.next = {entry.name: entry.next for entry in program.manifest.moving() if entry.next in self.names}
         self.state: Feeds = {}
 
     def __call__(self, feeds: Feeds) -> Feeds:
-        results = dict(zip(self.names, self.live.run(self.names, {**feeds, **self.state}), strict=True))
-        self.state = {name: results[after] for name, after in self.moving.items()}
+        results = dict(zip(self.names, self.session.run(self.names, {**feeds, **self.state}), strict=True))
+        self.state = {name: results[following] for name, following in self.next.items()}
         return results
 
 
 def off(got: np.ndarray, want: np.ndarray | torch.Tensor) -> float:
+    """The relative error."""
     want = np.asarray(want.detach().numpy() if isinstance(want, torch.Tensor) else want, np.float64)
     return float(np.linalg.norm(got.astype(np.float64) - want) / max(float(np.linalg.norm(want)), 1e-12))
+
+
+def check_values(state: Feeds, module: nn.Module, limit: float) -> None:
+    """Compare parameters and running statistics with those of a module."""
+    for name, value in (*module.named_parameters(), *module.named_buffers()):
+        if "num_batches" not in name:
+            assert off(state[name], value) < limit, name
+
+
+def same(got: Feeds, want: Feeds, rtol: float = 0.0, atol: float | None = None) -> None:
+    """Compare arrays by name; exactly by default."""
+    assert got.keys() == want.keys()
+    for name, value in want.items():
+        np.testing.assert_allclose(got[name], value, rtol=rtol, atol=rtol if atol is None else atol, err_msg=name)
+
+
+def check_halves(program: og.TrainingProgram, feeds: Feeds, atol: float = 1e-7) -> Feeds:
+    """Compare `gradients` followed by `update` with `step`; return the results of `gradients`."""
+    whole, first = run(program.step, feeds), run(program.gradients, feeds)
+    second = run(program.update, {p.gradient: first[p.gradient] for p in program.manifest.parameters})
+    halves = {name: value for name, value in {**first, **second}.items() if not name.endswith("_grad")}
+    same(halves, {name: whole[name] for name in halves}, 1e-6, atol)
+    assert {name for name in whole if name.endswith("_next")} <= set(halves)
+    return first
 
 
 def build(model: Any = None, **options: Any) -> og.TrainingProgram:
@@ -102,20 +135,15 @@ def build(model: Any = None, **options: Any) -> og.TrainingProgram:
 def two_outputs() -> onnx.ModelProto:
     """Two linear heads on one input, an output that is a loss already, and an integer one."""
     generator = np.random.default_rng(0)
-    stored = [
-        numpy_helper.from_array(generator.standard_normal(shape).astype(np.float32), f"{head}.{kind}")
-        for head in "ab"
-        for kind, shape in (("weight", (3, 2)), ("bias", (2,)))
-    ]
-    nodes = [helper.make_node("Gemm", ["x", f"{h}.weight", f"{h}.bias"], [h], name=f"head_{h}") for h in "ab"]
-    nodes += [
-        helper.make_node("Sub", ["a", "b"], ["difference"], name="difference"),
-        helper.make_node("ReduceSumSquare", ["difference"], ["distance"], name="distance", keepdims=0),
-        helper.make_node("ArgMax", ["a"], ["best"], name="best"),
-    ]
-    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 2]) for name in "ab"]
-    infos += [helper.make_tensor_value_info("distance", TensorProto.FLOAT, [])]
-    infos += [helper.make_tensor_value_info("best", TensorProto.INT64, [1, 2])]
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3])
-    graph = helper.make_graph(nodes, "two", [x], infos, stored)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    shapes = {f"{head}.{kind}": shape for head in "ab" for kind, shape in (("weight", (3, 2)), ("bias", (2,)))}
+    stored = {name: generator.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    return parsed(
+        """(float[N,3] x) => (float[N,2] a, float[N,2] b, float distance, int64[1,2] best) {
+        [head_a] a = Gemm (x, "a.weight", "a.bias")
+        [head_b] b = Gemm (x, "b.weight", "b.bias")
+        [difference] difference = Sub (a, b)
+        [distance] distance = ReduceSumSquare <keepdims = 0> (difference)
+        [best] best = ArgMax (a)
+    }""",
+        **stored,
+    )

@@ -1,4 +1,4 @@
-"""Arguments of training that make no sense are refused by name; those that do, in whatever type they come, are taken."""
+"""Bad arguments of training are refused by name; integers and tensors of any type are accepted."""
 
 from __future__ import annotations
 
@@ -11,20 +11,17 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import numpy_helper
 
 import onnx_convgrad as og
 from onnx_convgrad import losses, optim
 from onnx_convgrad.callbacks import Checkpoints, EarlyStopping
+from tests.support.training_nets import parsed
 
 BATCH = {"x": np.ones((2, 4), np.float32), "target": np.asarray([0, 1])}
 
 
 def model() -> onnx.ModelProto:
-    graph = "g (float[N,4] x) => (float[N,3] y) { y = Gemm (x, w) }"
-    found = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {graph}')
-    found.graph.initializer.append(numpy_helper.from_array(np.ones((4, 3), np.float32), "w"))
-    return found
+    return parsed("(float[N,4] x) => (float[N,3] y) { y = Gemm (x, w) }", w=np.ones((4, 3), np.float32))
 
 
 def program(loss: Any = "cross_entropy", **options: Any) -> og.TrainingProgram:
@@ -50,7 +47,7 @@ def fit(trainer: og.Trainer | None = None, **options: Any) -> list[dict[str, Any
         (lambda: fit(epochs="2"), "epochs must be a whole number"),
         (lambda: fit(callbacks=EarlyStopping("loss")), "callbacks takes a list of members"),
         (lambda: fit(callbacks=[EarlyStopping]), "callbacks takes a list of members"),
-        (lambda: fit(callbacks=[Checkpoints(__file__)]), "is a file, where checkpoints need a folder"),
+        (lambda: fit(callbacks=[Checkpoints(__file__)]), "is a file; checkpoints need a folder"),
         (lambda: optim.SGD(groups={"w": 1}), r'groups takes options by glob, as in \{"\*\.bias"'),
         (lambda: optim.SGD(clip_norm="1"), "clip_norm must be a number"),
         (lambda: optim.OneCycle(0.1, 10, div=0), "div must be above 0, not 0"),
@@ -75,9 +72,9 @@ def fit(trainer: og.Trainer | None = None, **options: Any) -> list[dict[str, Any
         (lambda: fit(og.Trainer(program(), schedule=lambda _: math.nan)), "rate of step 0 must be at least 0"),
         (lambda: og.Trainer(program()).load(None), "load takes a mapping from names to arrays, not NoneType"),
         (lambda: og.Trainer(program()).load({"w": "abc"}), "'w' takes float32 numbers, not <U3"),
-        (lambda: og.Trainer(program()).step({"x": [[1, 2], [3]], "target": [0, 1]}), "made of what is none: .*inhomog"),
+        (lambda: og.Trainer(program()).step({"x": [[1, 2], [3]], "target": [0, 1]}), "Cannot convert .* array: .*inhomog"),
         (lambda: losses.CrossEntropy(ignore_index=1.5), r"ignore_index must be a whole number or None, not 1\.5"),
-        (lambda: program({"y": (math.nan, "cross_entropy")}), "The weight of a loss is nan"),
+        (lambda: program({"y": (math.nan, "cross_entropy")}), "The weight of a loss must be finite, not nan"),
         (lambda: losses.Huber(delta="1"), "delta must be a number"),
         (lambda: program(losses.BCEWithLogits(pos_weight=[1, 2])).step, r"pos_weight has shape \[2\].*output's \['\?', 3\]"),
     ],
@@ -97,8 +94,8 @@ def test_integers_and_tensors_of_any_kind(tmp_path: Path) -> None:
     assert program({"y": (np.float32(0.25), "cross_entropy")}).manifest.losses[0]["weight"] == 0.25
 
 
-def test_callbacks_begin_anew_with_another_run(tmp_path: Path) -> None:
-    """As in a loop over folds: what the first has reached is not what the next must be better than."""
+def test_callbacks_restart_with_a_new_run(tmp_path: Path) -> None:
+    """As in a loop over folds: the best value of the first run does not count in the next."""
     stopping, shared = EarlyStopping("loss", patience=2), Checkpoints(tmp_path, best="loss", every_epochs=0)
     fit(epochs=5, callbacks=[stopping, shared])
     (tmp_path / "best.safetensors").unlink()
@@ -107,8 +104,8 @@ def test_callbacks_begin_anew_with_another_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("label", [7, -1])
-def test_a_label_out_of_range_is_a_loss_that_is_not_finite(label: int) -> None:
-    """With class weights too, by which batches are weighed."""
+def test_a_label_out_of_range_makes_the_loss_nan(label: int) -> None:
+    """Also with class weights, which decide the weight of each batch."""
     trainer = og.Trainer(program(losses.CrossEntropy(weight=[1, 2, 3])))
     wrong = {**BATCH, "target": np.asarray([0, label])}
     assert math.isnan(float(trainer.validate(wrong)["loss"]))

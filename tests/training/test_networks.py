@@ -1,8 +1,8 @@
-"""ResNet-18 and a MobileNetV2, all their kinds of layers at an eighth of their width, learn as they do in PyTorch.
+"""ResNet-18 and a MobileNetV2 at an eighth of their width train as in PyTorch.
 
-A ReLU whose operand is within rounding of zero may go either way, and BatchNorm over small batches magnifies that from step
-to step: PyTorch in float32 leaves PyTorch in float64 by up to 10% in 20 steps at larger learning rates. Sizes and rates
-are such that the course is determined.
+Rounding decides the sign of a ReLU operand near zero, and BatchNorm over small batches amplifies that from step to step: at
+larger learning rates PyTorch in float32 and float64 differ by up to 10% after 20 steps. Sizes and rates are chosen such
+that the results are determined.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from onnx_convgrad import optim
 from tests.support.families import export
-from tests.support.training_nets import Course, build
+from tests.support.training_nets import ProgramRun, build
 from tests.support.zoo.layers import Classifier, ConvNormAct
 from tests.support.zoo.residual import BasicBlock, residual_network
 
@@ -68,8 +68,8 @@ def batches(count: int, size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]
         yield 0.1 * torch.randn(count, 3, size, size, generator=generator) + patterns[target], target
 
 
-class TorchCourse:
-    """The training run of a user of PyTorch."""
+class TorchRun:
+    """Training in PyTorch."""
 
     def __init__(self, module: nn.Module, dtype: torch.dtype, optimizer: Callable[..., torch.optim.Optimizer]) -> None:
         self.module, self.dtype = copy.deepcopy(module).to(dtype).train(), dtype
@@ -97,18 +97,18 @@ def test_twenty_steps_as_in_pytorch(
     torch.manual_seed(seed)
     module = make()
     if name == "SGD":
-        rate = 1e-4 if make is resnet18 else 3e-4  # at 1e-3 courses of PyTorch part that start a rounding error apart
+        rate = 1e-4 if make is resnet18 else 3e-4  # at 1e-3 a rounding error makes runs of PyTorch diverge
         ours, theirs = optim.SGD(lr=rate, momentum=0.9), lambda p: torch.optim.SGD(p, rate, 0.9)
     else:
-        rate = 3e-5 if make is resnet18 else 1e-4  # at 1e-4 float64 courses part by 3e-3 that start 1e-6 apart
+        rate = 3e-5 if make is resnet18 else 1e-4  # at 1e-4 float64 runs that start 1e-6 apart differ by 3e-3
         ours, theirs = optim.AdamW(lr=rate), lambda p: torch.optim.AdamW(p, rate)
     model = export(module, torch.zeros(count, 3, size, size), dynamo=False, training=False, fold=False)
-    course, torch_course = Course(build(model, optimizer=ours)), TorchCourse(module, dtype, theirs)
+    course, torch_run = ProgramRun(build(model, optimizer=ours)), TorchRun(module, dtype, theirs)
     for x, target in batches(count, size, seed):
-        want = torch_course(x, target)
+        want = torch_run(x, target)
         assert float(course({"x": x.numpy(), "target": target.numpy()})["loss"]) == pytest.approx(want, rel=1e-3)
-    trained = dict(torch_course.module.named_parameters())
-    for values in (trained, {k: v for k, v in torch_course.module.named_buffers() if "running" in k}):
+    trained = dict(torch_run.module.named_parameters())
+    for values in (trained, {k: v for k, v in torch_run.module.named_buffers() if "running" in k}):
         want = together([v.detach() for v in values.values()])
         got = together([course.state[name] for name in values])
         assert np.linalg.norm(got - want) < 1e-3 * np.linalg.norm(want)

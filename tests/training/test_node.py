@@ -1,6 +1,6 @@
 """A saved step trains in JavaScript as in Python: `onnxruntime-node`, and `onnxruntime-web`'s WebAssembly.
 
-The packages are taken from `NODE_PATH`, or from a cache that npm fills once.
+The packages are taken from `NODE_PATH`, or from a cache that npm fills.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from sklearn.datasets import load_digits
 
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run, session
+from tests.support.training_nets import ProgramRun
 
 VERSION = "1.30.0"
 STEPS, BATCH = 12, 32
@@ -27,7 +28,7 @@ STEPS, BATCH = 12, 32
 
 @cache
 def packages(name: str) -> Path:
-    """A `node_modules` folder with the package; skips the test where there is none to be had."""
+    """A `node_modules` folder with the package; skips the test if it cannot be installed."""
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is None:
         pytest.skip("Node.js is not installed.")
@@ -56,21 +57,14 @@ def digits() -> dict[str, np.ndarray]:
     return {"image": (found.images[:, None] / 16).astype(np.float32), "target": found.target.astype(np.int64)}
 
 
-def course_in_python(program: og.TrainingProgram, data: dict[str, np.ndarray]) -> list[float]:
-    live = session(program.step)
-    names = [o.name for o in live.get_outputs()]
-    values: dict[str, np.ndarray] = {}
-    losses = []
-    for step in range(STEPS):
-        batch = {name: array[step * BATCH : (step + 1) * BATCH] for name, array in data.items()}
-        results = dict(zip(names, live.run(names, {**batch, **values}), strict=True))
-        values = {entry.name: results[entry.next] for entry in program.manifest.moving()}
-        losses.append(float(results[program.manifest.loss]))
-    return losses
+def losses_in_python(program: og.TrainingProgram, data: dict[str, np.ndarray]) -> list[float]:
+    step = ProgramRun(program)
+    batches = ({name: a[i * BATCH : (i + 1) * BATCH] for name, a in data.items()} for i in range(STEPS))
+    return [float(step(batch)[program.manifest.loss]) for batch in batches]
 
 
-def started_anew(model: str) -> onnx.ModelProto:
-    """The network with much to learn: weights as before any training."""
+def with_fresh_weights(model: str) -> onnx.ModelProto:
+    """The network with random weights, as before any training."""
     proto, generator = onnx.load(model), np.random.default_rng(0)
     for tensor in proto.graph.initializer:
         if len(tensor.dims) > 1:
@@ -86,12 +80,14 @@ def started_anew(model: str) -> onnx.ModelProto:
 def test_the_step_trains_in_javascript(package: str, target: str, root: Path, digits_cnn: Path, tmp_path: Path) -> None:
     modules = packages(package)
     optimizer = og.optim.SGD(lr=0.05, momentum=0.9)
-    program = og.build_training(started_anew(str(digits_cnn)), loss="cross_entropy", optimizer=optimizer, target=target)
+    program = og.build_training(
+        with_fresh_weights(str(digits_cnn)), loss="cross_entropy", optimizer=optimizer, target=target
+    )
     program.save(tmp_path / "program", defaults=False)
     data = digits()
     for name, array in data.items():
         np.save(tmp_path / f"{name}.npy", array)
-    (tmp_path / "node_modules").symlink_to(modules)  # modules are looked for beside the script
+    (tmp_path / "node_modules").symlink_to(modules)  # Node looks for modules beside the script
     script = shutil.copy(root / "examples" / "train_in_node.mjs", tmp_path)
     done = subprocess.run(
         ["node", str(script), str(tmp_path / "program"), str(tmp_path), str(BATCH), str(STEPS), package],
@@ -101,13 +97,13 @@ def test_the_step_trains_in_javascript(package: str, target: str, root: Path, di
         timeout=100,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    got, want = [float(line) for line in done.stdout.split()], course_in_python(program, data)
+    got, want = [float(line) for line in done.stdout.split()], losses_in_python(program, data)
     np.testing.assert_allclose(got, want, rtol=1e-5)
     assert got[-1] < 0.3 * got[0]
 
 
 def test_inputs_without_defaults(digits_cnn: Path, tmp_path: Path) -> None:
-    """The values to start from are in a file of their own; loaded, the program is what it was."""
+    """The initial values are in a separate file; a loaded program has defaults again."""
     program = og.build_training(str(digits_cnn), loss="cross_entropy", optimizer=og.optim.Adam(), target="web")
     program.save(tmp_path / "program")
     first = run(str(tmp_path / "program" / "initial.onnx"), {})

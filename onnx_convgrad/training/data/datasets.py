@@ -1,4 +1,4 @@
-"""Data sets with random access: arrays in memory and in `.npz` and `.npy` files, memory-mapped, and parts of a set."""
+"""Data sets with random access: arrays in memory, memory-mapped `.npz` and `.npy` files, and parts of a set."""
 
 from __future__ import annotations
 
@@ -10,81 +10,76 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.training.data.fitting import as_array
+from onnx_convgrad.training.data.inputs import as_array
 from onnx_convgrad.training.program.manifest import Manifest
 
 __all__ = ["Arrays", "Dataset", "Part", "read_arrays"]
 
 Rows = slice | np.ndarray
-"""Which samples: a range, or their numbers."""
+"""A range of samples, or their numbers."""
 
 
 class Dataset(ABC):
-    """Samples that can be read in any order."""
+    """Samples that can be read in any order.
+
+    Attributes:
+        slow: Whether samples should be read ahead in a thread.
+        classes: Names of the classes by label, if known.
+    """
 
     slow = False
-    """Whether reading takes long enough for a thread to do it ahead."""
-
     classes: tuple[str, ...] = ()
-    """Names of the classes that labels are the numbers of, where they are known."""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def take(self, rows: Rows) -> dict[str, np.ndarray]:
-        """Name -> array of these samples."""
+        """Read samples: name -> array."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Kind and sizes, as JSON values."""
+        """Describe kind and sizes as JSON values."""
 
-    def bound(self, manifest: Manifest) -> Dataset:  # noqa: ARG002 - most need nothing from it
-        """The set with what the program's inputs decide, such as the size of pictures."""
+    def bound(self, manifest: Manifest) -> Dataset:  # noqa: ARG002 - most sets do not depend on the program
+        """The set for a program, whose inputs decide, for example, the size of images."""
         return self
 
     def split(self, share: float, seed: int = 0) -> tuple[Dataset, Dataset]:
-        """Two random parts without a common sample, the second one with `share` of the samples.
+        """Split into two random disjoint parts, the second one with `share` of the samples.
 
         Raises:
             ArgumentError: A part would be empty.
         """
-        held = round(len(self) * share) if 0 < share < 1 else 0
-        if not 0 < held < len(self):
+        size = round(len(self) * share) if 0 < share < 1 else 0
+        if not 0 < size < len(self):
             raise ArgumentError(f"A share of {share} of {len(self)} samples leaves one part empty.")
         order = permutation(len(self), seed)
-        return Part(self, np.sort(order[held:])), Part(self, np.sort(order[:held]))
+        return Part(self, np.sort(order[size:])), Part(self, np.sort(order[:size]))
 
 
-def check_seed(*seeds: int) -> None:
-    """Raise `ArgumentError` for a seed that is negative, or no whole number."""
-    for seed in seeds:
-        whole(seed, "seed", 0)
+def seed_sequence(*seeds: int) -> np.random.SeedSequence:
+    """Combine seeds; raises `ArgumentError` for a negative one."""
+    return np.random.SeedSequence([whole(seed, "seed", 0) for seed in seeds])
 
 
 def permutation(count: int, *seeds: int) -> np.ndarray:
-    """An order of `count` samples that depends on the seeds alone, not on numpy's global state."""
-    check_seed(*seeds)
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seeds))).permutation(count)
-
-
-def derived_seed(*seeds: int) -> int:
-    """One 63-bit seed made of several."""
-    check_seed(*seeds)
-    return int(np.random.SeedSequence(seeds).generate_state(1, np.uint64)[0] >> np.uint64(1))
+    """A random order of `count` samples that depends on the seeds alone, not on numpy's global state."""
+    return np.random.Generator(np.random.PCG64(seed_sequence(*seeds))).permutation(count)
 
 
 class Arrays(Dataset):
-    """Arrays by name, with the samples along the first axis of each.
+    """Arrays by name, with the samples along axis 0.
 
     Args:
         arrays: Name -> array, tensor, or the path of a `.npy` file, which is memory-mapped.
     """
 
-    def __init__(self, arrays: Mapping[str, Any]) -> None:
+    def __init__(self, arrays: Mapping[str, ArrayLike | os.PathLike[str]]) -> None:
         self.arrays = {str(name): _opened(value) for name, value in arrays.items()}
         if not self.arrays:
             raise ArgumentError("There are no arrays to train on.")
@@ -114,36 +109,35 @@ class Arrays(Dataset):
 
 
 class Part(Dataset):
-    """Some samples of a set, by their numbers."""
+    """A subset of a set: the samples with the numbers `rows`."""
 
-    def __init__(self, whole: Dataset, rows: np.ndarray) -> None:
-        self.whole, self.rows = whole, rows
-        self.slow, self.classes = whole.slow, whole.classes
+    def __init__(self, dataset: Dataset, rows: np.ndarray) -> None:
+        self.dataset, self.rows = dataset, rows
+        self.slow, self.classes = dataset.slow, dataset.classes
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def take(self, rows: Rows) -> dict[str, np.ndarray]:
-        return self.whole.take(self.rows[rows])
+        return self.dataset.take(self.rows[rows])
 
     def bound(self, manifest: Manifest) -> Dataset:
-        return Part(self.whole.bound(manifest), self.rows)
+        return Part(self.dataset.bound(manifest), self.rows)
 
     def describe(self) -> dict[str, Any]:
-        return {**self.whole.describe(), "samples": len(self), "of": len(self.whole)}
+        return {**self.dataset.describe(), "samples": len(self), "of": len(self.dataset)}
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
 def read_arrays(path: str | os.PathLike[str]) -> Arrays:
-    """The arrays of an `.npz` file, of one `.npy` file, or of the `.npy` files in a folder, by their names.
+    """Open the arrays of an `.npz` file, of a `.npy` file, or of the `.npy` files in a folder, named like the files.
 
-    `.npy` files are memory-mapped, and so are the members of an `.npz` that `np.savez` wrote; those of
-    `np.savez_compressed` are read into memory.
+    `.npy` files and the members of an uncompressed `.npz` are memory-mapped; compressed members are read into memory.
 
     Raises:
-        ArgumentError: There is no such file, or it does not hold plain arrays.
+        ArgumentError: A file is missing or does not hold plain arrays.
     """
     path = Path(path)
     if path.is_dir():
@@ -155,12 +149,13 @@ def read_arrays(path: str | os.PathLike[str]) -> Arrays:
         return Arrays({path.stem: path})
     if path.suffix.lower() != ".npz":
         raise ArgumentError(
-            f"{str(path)!r} is not data that can be read.", hint="Give an .npz or .npy file, or a folder of images."
+            f"{str(path)!r} is not a data file of a known type.",
+            hint="Give an .npz or .npy file, or a folder of images.",
         )
     return Arrays(_read_npz(path))
 
 
-def _opened(value: Any) -> np.ndarray:
+def _opened(value: ArrayLike | os.PathLike[str]) -> np.ndarray:
     if not isinstance(value, (str, os.PathLike)):
         return as_array(value)
     path = Path(value)
@@ -169,7 +164,7 @@ def _opened(value: Any) -> np.ndarray:
     except (OSError, ValueError, EOFError) as problem:
         raise _unreadable(path, problem) from problem
     if not isinstance(array, np.ndarray):
-        raise ArgumentError(f"{str(path)!r} holds several arrays, not one.", hint="Give it without a name.")
+        raise ArgumentError(f"{str(path)!r} holds several arrays, not one.", hint="Pass the path of an .npz alone.")
     return array
 
 
@@ -184,7 +179,7 @@ def _read_npz(path: Path) -> dict[str, np.ndarray]:
 
 
 def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, raw: Any, path: Path) -> np.ndarray:
-    """One array of an `.npz`: mapped from the file where it is stored as it is, else read."""
+    """One array of an `.npz`: memory-mapped if it is stored uncompressed, else read."""
     with archive.open(info) as file:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -194,7 +189,7 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, raw: Any, path: Pat
         if not stored:
             file.seek(0)
             return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
-    raw.seek(info.header_offset + 26)  # the lengths of the name and of the extra field, which the data follow
+    raw.seek(info.header_offset + 26)  # the lengths of the name and of the extra field, which precede the data
     name, extra = np.frombuffer(raw.read(4), "<u2")
     start = info.header_offset + 30 + int(name) + int(extra) + header
     return np.memmap(path, dtype, "r", start, shape, "F" if by_columns else "C")
@@ -203,5 +198,5 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, raw: Any, path: Pat
 def _unreadable(path: Path, problem: Exception) -> ArgumentError:
     if isinstance(problem, FileNotFoundError):
         return ArgumentError(f"There is no file {str(path)!r}.")
-    said = problem.strerror if isinstance(problem, OSError) and problem.strerror else str(problem)
-    return ArgumentError(f"{str(path)!r} could not be read as arrays: {said.rstrip('.')}.")
+    reason = problem.strerror if isinstance(problem, OSError) and problem.strerror else str(problem)
+    return ArgumentError(f"{str(path)!r} could not be read as arrays: {reason.rstrip('.')}.")

@@ -1,4 +1,4 @@
-"""Folders of pictures, one subfolder per class."""
+"""Read folders of images, one subfolder per class."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ IMAGE, LABEL = "image", "label"
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """What an input takes for a picture; `whole` for the numbers 0 to 255."""
+class Format:
+    """The image format of an input; `integers` means pixels from 0 to 255."""
 
     size: tuple[int, int]
     channels: int
     channels_first: bool
-    whole: bool
+    integers: bool
 
 
 class ImageFolder(Dataset):
-    """Pictures in `folder/<class>/`, resized, cropped in the middle, scaled to [0, 1] and normalized.
+    """Images in `folder/<class>/`, resized, center-cropped, scaled to [0, 1] and normalized.
 
-    Classes are numbered in the order of their names. What is not given comes from the program's input: the layout, gray or
-    colour, and the size where it is fixed. Its numbers stay 0 to 255 if it takes integers.
+    Classes are numbered in alphabetical order. The program's input decides the layout, gray or color, and the size if it is
+    fixed. Pixels stay in 0 to 255 for an input of integers.
 
     Args:
-        folder: Holds one folder of pictures per class, at any depth.
+        folder: Contains one folder of images per class, which may be nested.
         size: Height and width.
         resize: Length of the shorter side before the crop; by default just enough for the crop.
-        mean: Subtracted from each channel, after scaling to [0, 1].
-        std: Divides each channel then.
-        classes: Names of the classes in their order, where that of another folder must be kept.
-        workers: Threads that read pictures; by default one for each core.
+        mean: Subtracted from each channel after scaling to [0, 1].
+        std: Divisor of each channel after the subtraction.
+        classes: Names of the classes by number, to use the numbering of another folder.
+        workers: Number of threads that read images; by default the number of cores.
     """
 
     slow = True
@@ -68,51 +68,51 @@ class ImageFolder(Dataset):
         if find_spec("PIL") is None:
             raise ExecutionError("Folders of images need Pillow.", hint="Install `onnx-convgrad[train]`.")
         self.folder = Path(folder)
-        found = {d.name: _pictures(d) for d in _folders(self.folder)}
-        found = {name: files for name, files in sorted(found.items()) if files}
-        if not found:
-            raise ArgumentError(f"The folder {str(folder)!r} holds no folders with images.")
-        self.classes = tuple(found if classes is None else classes)
-        unknown = [name for name in found if name not in self.classes]
-        if unknown:
-            raise ArgumentError(f"{str(folder)!r} has the class {unknown[0]!r}, which is not among {self.classes}.")
-        self.files = [(file, self.classes.index(name)) for name, files in found.items() for file in files]
+        by_class = {d.name: _images(d) for d in _folders(self.folder)}
+        by_class = {name: files for name, files in sorted(by_class.items()) if files}
+        if not by_class:
+            raise ArgumentError(
+                f"The folder {str(folder)!r} contains no folders with images.",
+                hint="Make one folder of images per class.",
+            )
+        self.classes = tuple(by_class if classes is None else classes)
+        for name in by_class:
+            if name not in self.classes:
+                raise ArgumentError(f"{str(folder)!r} has the class {name!r}, which is not among {self.classes}.")
+        self.files = [(file, self.classes.index(name)) for name, files in by_class.items() for file in files]
         self.size = (size, size) if isinstance(size, int) else size
         self.resize, self.workers = resize, workers or cores()
         self.mean, self.std = np.asarray(mean, np.float32), np.asarray(std, np.float32)
         if not (self.std > 0).all():
             raise ArgumentError(f"std must be above 0, not {std!r}.")
-        self.form: Form | None = None
+        self.format: Format | None = None
 
     def __len__(self) -> int:
         return len(self.files)
 
     def bound(self, manifest: Manifest) -> ImageFolder:
-        """Layout, channels and size as the program's picture input has them.
+        """The set with layout, channels and size of the program's image input.
 
         Raises:
-            ArgumentError: No input takes pictures, or its size is not the one that was given.
+            ArgumentError: No input takes images, or its size contradicts `size`.
         """
         port = next((p for p in manifest.data if p.shape is not None and len(p.shape) == 4), None)
         if port is None or port.shape is None:
             raise ArgumentError("No input of the program takes a batch of images (4 axes).")
-        own = copy(self)
         first, channels = _layout(port)
-        height, width = port.shape[2:] if first else port.shape[1:3]
-        sizes = [s if isinstance(s, int) else None for s in (height, width)]
-        given = self.size or (None, None)
-        for what, fixed, wanted in zip(("height", "width"), sizes, given, strict=True):
-            if fixed is not None and wanted not in (None, fixed):
-                raise ArgumentError(f"The input {port.name!r} takes images of {what} {fixed}, not {wanted}.")
-            if fixed is None and wanted is None:
-                raise ArgumentError(f"The input {port.name!r} takes images of any {what}.", hint="Give size=(H, W).")
-        size = (sizes[0] or given[0] or 0, sizes[1] or given[1] or 0)
+        height, width = (s if isinstance(s, int) else None for s in (port.shape[2:] if first else port.shape[1:3]))
+        wanted = self.size or (None, None)
+        size = (
+            _image_size(port, "height", height, wanted[0]),
+            _image_size(port, "width", width, wanted[1]),
+        )
         for name in ("mean", "std"):
             numbers = getattr(self, name)
             if numbers.size not in (1, channels):
                 raise ArgumentError(f"{name} has {numbers.size} numbers for {channels} channels.")
-        own.form = Form(size, channels, first, np.dtype(port.dtype).kind in "iu")
-        return own
+        bound = copy(self)
+        bound.format = Format(size, channels, first, np.dtype(port.dtype).kind in "iu")
+        return bound
 
     def take(self, rows: Rows) -> dict[str, np.ndarray]:
         chosen = self.files[rows] if isinstance(rows, slice) else [self.files[i] for i in rows]
@@ -126,7 +126,7 @@ class ImageFolder(Dataset):
             "kind": "images",
             "samples": len(self),
             "classes": list(self.classes),
-            "size": list(self.form.size) if self.form else self.size,
+            "size": list(self.format.size) if self.format else self.size,
             "resize": self.resize,
             "mean": self.mean.tolist(),
             "std": self.std.tolist(),
@@ -135,24 +135,24 @@ class ImageFolder(Dataset):
     def _read(self, path: Path) -> np.ndarray:
         from PIL import Image, ImageOps
 
-        form = self.form
+        form = self.format
         if form is None:
-            raise ArgumentError("What the images are for is not known.", hint="Call bound(program.manifest) first.")
+            raise ArgumentError("The image format is not known yet.", hint="Call bound(program.manifest) first.")
         try:
             with Image.open(path) as opened:
-                picture = _in_bytes(ImageOps.exif_transpose(opened)).convert("L" if form.channels == 1 else "RGB")
+                image = _in_bytes(ImageOps.exif_transpose(opened)).convert("L" if form.channels == 1 else "RGB")
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as problem:
             raise ArgumentError(f"The image {str(path)!r} could not be read: {problem}.") from problem
-        pixels = np.asarray(_cropped(picture, form.size, self.resize))
+        pixels = np.asarray(_cropped(image, form.size, self.resize))
         pixels = pixels[..., None] if pixels.ndim == 2 else pixels
-        if not form.whole:
+        if not form.integers:
             pixels = (pixels.astype(np.float32) / np.float32(255) - self.mean) / self.std
         return np.moveaxis(pixels, -1, 0) if form.channels_first else pixels
 
 
 def is_image_folder(path: Path) -> bool:
-    """Whether there are folders with pictures in it."""
-    return path.is_dir() and any(_pictures(folder) for folder in _folders(path))
+    """Whether a path is a folder that contains folders with images."""
+    return path.is_dir() and any(_images(folder) for folder in _folders(path))
 
 
 def _folders(path: Path) -> list[Path]:
@@ -162,25 +162,34 @@ def _folders(path: Path) -> list[Path]:
         raise ArgumentError(f"The folder {str(path)!r} could not be read: {problem.strerror or problem}.") from problem
 
 
-def _pictures(folder: Path) -> list[Path]:
-    """The pictures in a folder and those in it, but for what is hidden."""
-    found = (f for f in folder.rglob("*") if f.suffix.lower() in _SUFFIXES)
-    return sorted(f for f in found if not any(part.startswith(".") for part in f.relative_to(folder).parts))
+def _images(folder: Path) -> list[Path]:
+    """The images in a folder at any depth, except hidden ones."""
+    files = (f for f in folder.rglob("*") if f.suffix.lower() in _SUFFIXES)
+    return sorted(f for f in files if not any(part.startswith(".") for part in f.relative_to(folder).parts))
 
 
-def _in_bytes(picture: Any) -> Any:
-    """A picture of 16 bits a pixel in 8, which Pillow would cut off instead of scaling it."""
+def _in_bytes(image: Any) -> Any:  # a `PIL.Image.Image`; Pillow may not be installed
+    """Scale an image of 16 bits per pixel to 8 bits, where Pillow would clip."""
     from PIL import Image
 
-    if picture.mode.startswith("I;16"):
-        return Image.fromarray((np.asarray(picture).astype(np.float32) / 257).round().astype(np.uint8))
-    if picture.mode in ("I", "F"):
-        raise ValueError(f"its pixels are of mode {picture.mode!r}, of which the largest value is not known")
-    return picture
+    if image.mode.startswith("I;16"):
+        return Image.fromarray((np.asarray(image).astype(np.float32) / 257).round().astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ValueError(f"its pixels have the mode {image.mode!r}, whose largest value is not known")
+    return image
+
+
+def _image_size(port: Port, axis: str, fixed: int | None, wanted: int | None) -> int:
+    """Height or width of the images: that of the input, which must be `wanted` if both are given."""
+    if fixed is None and wanted is None:
+        raise ArgumentError(f"The input {port.name!r} takes images of any {axis}.", hint="Give size=(H, W).")
+    if fixed is not None and wanted not in (None, fixed):
+        raise ArgumentError(f"The input {port.name!r} takes images of {axis} {fixed}, not {wanted}.")
+    return fixed or wanted or 0
 
 
 def _layout(port: Port) -> tuple[bool, int]:
-    """Whether the channels come before the sizes, and their number."""
+    """Whether the channels precede height and width, and their number."""
     axes = port.shape or ()
     if axes[1] in (1, 3):
         return True, int(axes[1])
@@ -189,14 +198,14 @@ def _layout(port: Port) -> tuple[bool, int]:
     raise ArgumentError(f"The input {port.name!r} has shape {axes}, which has no axis of 1 or 3 channels.")
 
 
-def _cropped(picture: Any, size: tuple[int, int], resize: int | None) -> Any:
-    """The middle of the picture, after a resize that keeps its proportions and covers the crop."""
+def _cropped(image: Any, size: tuple[int, int], resize: int | None) -> Any:  # a `PIL.Image.Image`
+    """Resize an image, keeping its proportions, and crop its center."""
     from PIL import Image
 
     height, width = size
-    scale = max(height / picture.height, width / picture.width, (resize or 0) / min(picture.height, picture.width))
-    wide, high = max(width, round(picture.width * scale)), max(height, round(picture.height * scale))
-    if (wide, high) != picture.size:
-        picture = picture.resize((wide, high), Image.Resampling.BILINEAR)
+    scale = max(height / image.height, width / image.width, (resize or 0) / min(image.height, image.width))
+    wide, high = max(width, round(image.width * scale)), max(height, round(image.height * scale))
+    if (wide, high) != image.size:
+        image = image.resize((wide, high), Image.Resampling.BILINEAR)
     left, top = (wide - width) // 2, (high - height) // 2
-    return picture.crop((left, top, left + width, top + height))
+    return image.crop((left, top, left + width, top + height))

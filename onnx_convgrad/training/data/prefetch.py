@@ -1,4 +1,4 @@
-"""Batches made in a thread, a few ahead of the one that trains on them."""
+"""Run an iterator ahead in a thread."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ __all__ = ["prefetched"]
 T = TypeVar("T")
 
 _PATIENCE = 5.0
-"""Seconds that a source in the midst of an item is waited for when nobody wants the item any more."""
+"""Seconds to wait for a source that is still making an item when the iterator is closed."""
 
 
 class _End:
-    """Comes after the last item, with the exception that ended the source, if any."""
+    """Marks the end of the items, with the exception that ended the source, if any."""
 
     def __init__(self, problem: BaseException | None = None) -> None:
         self.problem = problem
 
 
 def prefetched(source: Iterator[T], depth: int) -> Iterator[T]:
-    """The items of `source`, of which up to `depth` are made ahead in a thread; 0 makes each when it is asked for.
+    """Iterate over `source`, with up to `depth` items made ahead in a thread; 0 makes each on demand.
 
-    An exception of the source is raised here, after the items before it. When the iterator is closed, or dropped, the
-    source is closed in its thread and the thread ends.
+    An exception of the source is raised here, after the items before it. When the iterator is closed or garbage
+    collected, the source is closed in its thread and the thread ends.
     """
     if depth < 1:
         yield from source
@@ -43,7 +43,7 @@ def prefetched(source: Iterator[T], depth: int) -> Iterator[T]:
                     ready.put(item)
                     if abandoned.is_set():
                         return
-        except BaseException as problem:  # noqa: BLE001 - raised again where the items are wanted
+        except BaseException as problem:  # noqa: BLE001 - raised again in the consumer
             end = _End(problem)
         if not abandoned.is_set():
             ready.put(end)
@@ -62,7 +62,7 @@ def prefetched(source: Iterator[T], depth: int) -> Iterator[T]:
 
 
 def _drain(queue: Queue[T]) -> None:
-    """Make room, so that a thread that waits to put its item goes on and sees that it is not wanted."""
+    """Empty the queue, so that a thread that waits to put an item continues and sees that it should end."""
     while True:
         try:
             queue.get_nowait()

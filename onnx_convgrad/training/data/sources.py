@@ -1,4 +1,4 @@
-"""Batches for a training program: shuffled, cast, made ahead, and the same again for the same seed and epoch."""
+"""Make batches for a training program: shuffled and cast, reproducible by seed and epoch, optionally prefetched."""
 
 from __future__ import annotations
 
@@ -6,31 +6,46 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+from numpy.typing import ArrayLike
 
 from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.training.data.datasets import Arrays, Dataset, derived_seed, permutation, read_arrays
-from onnx_convgrad.training.data.fitting import Batch, Fitting
+from onnx_convgrad.training.data.datasets import Arrays, Dataset, Rows, permutation, read_arrays, seed_sequence
 from onnx_convgrad.training.data.images import ImageFolder, is_image_folder
+from onnx_convgrad.training.data.inputs import Batch, BatchLike, ProgramInputs
 from onnx_convgrad.training.data.prefetch import prefetched
 from onnx_convgrad.training.program.manifest import Manifest
 
-__all__ = ["Batches", "Loader", "Stream", "as_batches", "as_dataset"]
+__all__ = ["Batches", "DataLike", "Loader", "Stream", "as_batches", "as_dataset"]
 
 BATCH_SIZE = 32
-"""Samples in a batch, where neither the caller nor the program says."""
+"""Default number of samples in a batch."""
 
 
 @runtime_checkable
 class Batches(Protocol):
-    """What training takes its data from. May have a length: the number of batches of an epoch."""
+    """The data of a training run. May have a length: the number of batches of an epoch."""
 
     def epoch_iterator(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch, from number `start` on; the same for the same arguments."""
 
     def describe(self) -> dict[str, Any]:
-        """What tells these data from others, as JSON values."""
+        """A description that distinguishes these data from others, as JSON values; checkpoints contain it."""
+
+
+DataLike: TypeAlias = (
+    Dataset
+    | Batches
+    | Mapping[str, ArrayLike | os.PathLike[str]]
+    | str
+    | os.PathLike[str]
+    | Iterable[BatchLike]
+    | Callable[[int], Iterable[BatchLike]]
+)
+"""Anything that `as_batches` takes."""
 
 
 class Loader:
@@ -38,12 +53,13 @@ class Loader:
 
     Args:
         dataset: The samples.
-        manifest: Of the program that the batches are for.
-        batch_size: Samples in a batch; by default what the program takes, or 32 where it takes any number.
-        shuffle: Whether each epoch has an order of its own, drawn from `seed` and the number of the epoch.
-        drop_last: Leave out a last batch that is smaller; by default only where the program takes no smaller one.
-        prefetch: Batches to make ahead in a thread; by default 2 where the data come from files, else 0.
-        names: Input of the program -> name of its array, where they cannot be told.
+        manifest: Manifest of the program that takes the batches.
+        batch_size: Samples in a batch; by default the fixed size of the program, or else 32.
+        shuffle: Whether each epoch has a new order, drawn from `seed` and the number of the epoch.
+        seed: Seed of the order.
+        drop_last: Leave out a smaller last batch; by default only if the program has a fixed batch size.
+        prefetch: Number of batches to make ahead in a thread; by default 2 if the data come from files, else 0.
+        names: Input of the program -> name of its array, for inputs that cannot be matched automatically.
 
     Raises:
         ArgumentError: An input has no array, or the arrays do not fit the inputs.
@@ -61,14 +77,15 @@ class Loader:
         prefetch: int | None = None,
         names: Mapping[str, str] | None = None,
     ) -> None:
-        self.fitting = Fitting(manifest, names)
+        self.inputs = ProgramInputs(manifest, names)
         self.dataset = dataset.bound(manifest)
-        fixed = self.fitting.batch_size()
+        fixed = self.inputs.batch_size()
         self.batch_size = (fixed or BATCH_SIZE) if batch_size is None else whole(batch_size, "batch_size")
         if fixed not in (None, self.batch_size):
             raise ArgumentError(
                 f"The program takes batches of {fixed}, not of {self.batch_size}.",
-                hint=f"Build it with a free first size: input_shapes, or --input-shape {manifest.data[0].name}:N,... .",
+                hint="Build it with a symbolic batch size: input_shapes, or"
+                f" --input-shape {manifest.data[0].name}:N,... .",
             )
         self.shuffle, self.seed = shuffle, seed
         self.drop_last = fixed is not None if drop_last is None else drop_last
@@ -77,20 +94,20 @@ class Loader:
                 f"{len(self.dataset)} samples make no batch of {self.batch_size}, and smaller ones are left out."
             )
         self.prefetch = (2 if self.dataset.slow else 0) if prefetch is None else prefetch
-        self._batch(slice(0, min(self.batch_size, len(self.dataset))))  # what does not fit is refused before any work
+        self._batch(slice(0, min(self.batch_size, len(self.dataset))))  # reports arrays that do not fit at once
 
     def __len__(self) -> int:
-        whole, rest = divmod(len(self.dataset), self.batch_size)
-        return whole + (rest > 0 and not self.drop_last)
+        full, rest = divmod(len(self.dataset), self.batch_size)
+        return full + (rest > 0 and not self.drop_last)
 
     def epoch_iterator(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch, from number `start` on; those before it are not read."""
+        """The batches of an epoch, from number `start` on; earlier ones are not read."""
         return prefetched(self._batches(epoch, start), self.prefetch)
 
     def describe(self) -> dict[str, Any]:
-        """What a checkpoint stores to recognise the data."""
-        own = {"batch_size": self.batch_size, "shuffle": self.shuffle, "seed": self.seed, "drop_last": self.drop_last}
-        return {**self.dataset.describe(), **own}
+        """A description of the data for checkpoints."""
+        options = ("batch_size", "shuffle", "seed", "drop_last")
+        return {**self.dataset.describe(), **{name: getattr(self, name) for name in options}}
 
     def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
         count, size = len(self.dataset), self.batch_size
@@ -99,26 +116,26 @@ class Loader:
             rows = slice(first, min(first + size, count))
             yield self._batch(rows if order is None else order[rows])
 
-    def _batch(self, rows: Any) -> Batch:
-        return self.fitting(self.dataset.take(rows))
+    def _batch(self, rows: Rows) -> Batch:
+        return self.inputs(self.dataset.take(rows))
 
 
 class Stream:
-    """Batches of any iterable: of mappings by name, or of tuples, first the data, then the targets.
+    """Batches of any iterable.
 
     Args:
-        source: Iterated anew in each epoch, such as a list or a PyTorch `DataLoader`; or a function of the epoch that
-            returns what to iterate, for orders that can be repeated. A sampler's `set_epoch` is called, and a
-            `DataLoader`'s own `generator` is seeded with `seed` and the epoch.
-        manifest: Of the program that the batches are for.
-        seed: For such a generator.
-        prefetch: Batches to take ahead in a thread.
-        names: Input of the program -> name of its array, where they cannot be told.
+        source: An iterable of batches, such as a list or a PyTorch `DataLoader`, iterated in each epoch; or a function
+            from the epoch to an iterable, for orders that can be repeated. A sampler's `set_epoch` is called, and the
+            `generator` of a `DataLoader` is seeded with `seed` and the epoch.
+        manifest: Manifest of the program that takes the batches.
+        seed: Seed of such a generator.
+        prefetch: Number of batches to take ahead in a thread.
+        names: Input of the program -> name of its array, for inputs that cannot be matched automatically.
     """
 
     def __init__(
         self,
-        source: Iterable[Any] | Callable[[int], Iterable[Any]],
+        source: Iterable[BatchLike] | Callable[[int], Iterable[BatchLike]],
         manifest: Manifest,
         *,
         seed: int = 0,
@@ -126,20 +143,20 @@ class Stream:
         names: Mapping[str, str] | None = None,
     ) -> None:
         self.source, self.seed, self.prefetch = source, seed, prefetch
-        self.fitting = Fitting(manifest, names)
+        self.inputs = ProgramInputs(manifest, names)
         self._spent = False
 
     def __len__(self) -> int:
-        """Number of batches; raises TypeError where the source does not know it."""
+        """Number of batches; raises TypeError if the source has no length."""
         source: Any = self.source
         return len(source)
 
     def epoch_iterator(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch; those before `start` are taken from the source and passed over."""
+        """The batches of an epoch; those before `start` are read from the source and skipped."""
         return prefetched(self._batches(epoch, start), self.prefetch)
 
     def describe(self) -> dict[str, Any]:
-        """What a checkpoint stores to recognise the data."""
+        """A description of the data for checkpoints."""
         source: Any = self.source
         sizes = {"batches": len(source)} if hasattr(source, "__len__") else {}
         batch = getattr(source, "batch_size", None)
@@ -153,9 +170,9 @@ class Stream:
 
     def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
         for batch in islice(self._opened(epoch), start, None):
-            yield self.fitting(batch)
+            yield self.inputs(batch)
 
-    def _opened(self, epoch: int) -> Iterator[Any]:
+    def _opened(self, epoch: int) -> Iterator[BatchLike]:
         source = self.source
         if not isinstance(source, Iterable):
             return iter(source(epoch))
@@ -164,21 +181,19 @@ class Stream:
                 raise ArgumentError(
                     f"The data are a {type(source).__name__}, which gives its batches only once: "
                     "there is nothing left for another epoch.",
-                    hint="Give what can be iterated again, or a function of the epoch that returns an iterator.",
+                    hint="Give a list or another reiterable object, or a function from the epoch to an iterator.",
                 )
             self._spent = True
-        for part, method, number in (
-            ("sampler", "set_epoch", epoch),
-            ("generator", "manual_seed", derived_seed(self.seed, epoch)),
-        ):
+        seed = int(seed_sequence(self.seed, epoch).generate_state(1, np.uint64)[0] >> np.uint64(1))  # 63 bits
+        for part, method, number in (("sampler", "set_epoch", epoch), ("generator", "manual_seed", seed)):
             call = getattr(getattr(source, part, None), method, None)
             if call is not None:
                 call(number)
         return iter(source)
 
 
-def as_dataset(source: Any) -> Dataset | None:
-    """The data set that `source` means: a set, arrays by name, or the path of one; `None` for anything else."""
+def as_dataset(source: DataLike) -> Dataset | None:
+    """Convert a data set, arrays by name, or a path to a data set; `None` for anything else."""
     if isinstance(source, Dataset):
         return source
     if isinstance(source, Mapping):
@@ -190,7 +205,7 @@ def as_dataset(source: Any) -> Dataset | None:
 
 
 def as_batches(
-    source: Any,
+    source: DataLike,
     manifest: Manifest,
     *,
     batch_size: int | None = None,
@@ -200,19 +215,11 @@ def as_batches(
     prefetch: int | None = None,
     names: Mapping[str, str] | None = None,
 ) -> Batches:
-    """Batches of whatever holds data.
+    """Convert any source of data to batches.
 
-    Args:
-        source: Arrays by name; the path of an `.npz` or `.npy` file or of a folder with images per class; a `Dataset`; an
-            iterable of batches, such as a PyTorch `DataLoader`, or a function of the epoch that returns one, for which
-            `batch_size`, `shuffle` and `drop_last` mean nothing; or `Batches`, which are returned as they are.
-        manifest: Of the program that the batches are for.
-        batch_size: Samples in a batch, as for `Loader`.
-        shuffle: Whether each epoch has an order of its own.
-        seed: Of that order.
-        drop_last: Whether a smaller last batch is left out.
-        prefetch: Batches to make ahead in a thread.
-        names: Input of the program -> name of its array, where they cannot be told.
+    `source` is a `Dataset`, arrays by name, or the path of an `.npz` or `.npy` file or of a folder with images per class,
+    read by a `Loader`; an iterable of batches, such as a PyTorch `DataLoader`, or a function from the epoch to one, read by
+    a `Stream`; or `Batches`, which are returned unchanged. The other arguments are those of `Loader` and `Stream`.
 
     Raises:
         ArgumentError: The data cannot be read, or do not fit the program.
@@ -221,11 +228,11 @@ def as_batches(
         return source
     dataset = as_dataset(source)
     if dataset is not None:
-        options: dict[str, Any] = {"batch_size": batch_size, "shuffle": shuffle, "seed": seed, "drop_last": drop_last}
-        return Loader(dataset, manifest, prefetch=prefetch, names=names, **options)
+        return Loader(dataset, manifest, batch_size=batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last,
+                      prefetch=prefetch, names=names)  # fmt: skip
     if isinstance(source, Iterable) or callable(source):
         return Stream(source, manifest, seed=seed, prefetch=prefetch or 0, names=names)
     raise ArgumentError(
-        f"{source!r} holds no data.",
+        f"{source!r} is not a source of data.",
         hint="Give arrays by name, a file, a folder of images, or an iterable of batches.",
     )

@@ -5,8 +5,8 @@ With u = log softmax(y), weights w, smoothing s and C classes, one sample costs
     index targets         (1 - s) w[t] (-u[t]) + s / C sum over c of w[c] (-u[c])        mean: divided by the sum of w[t]
     probability targets   sum over c of w[c] q[c] (-u[c]),  q = (1 - s) p + s / C        mean: divided by the samples
 
-Where the class axis is not the last one, u is never formed: ONNX Runtime would transpose. There u[c] = z[c] - log sum
-exp z with z = y - ceil(max y), which is as exact: any shift cancels, and a rounded one has no derivative to walk through.
+If the class axis is not the last one, u is not computed, since ONNX Runtime would transpose. Instead u[c] = z[c] - log sum
+exp z with z = y - ceil(max y), which is as exact: any shift cancels, and the derivative of a rounded one is zero.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ __all__ = ["NLL", "CrossEntropy"]
 
 
 def class_axis(y: ir.Value) -> int:
-    """1, or 0 for a vector."""
+    """The class axis: 1, or 0 for a vector."""
     return min(1, len(shape_of(y, "the class axis")) - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class LogProbabilities:
-    """u = value - log total along `axis`; `total` is None where the value is u itself."""
+    """u = value - total along `axis`, where `total` is the logarithm of a sum, or `None` if the value is u itself."""
 
     e: Emitter
     value: ir.Value
@@ -44,6 +44,7 @@ class LogProbabilities:
 
     @classmethod
     def of_logits(cls, e: Emitter, y: ir.Value) -> LogProbabilities:
+        """Emit the log probabilities of logits."""
         axis = class_axis(y)
         if axis == len(shape_of(y, "the class axis")) - 1:
             return cls(e, e.op("LogSoftmax", y, axis=axis), None, axis)
@@ -51,18 +52,18 @@ class LogProbabilities:
         return cls(e, shifted, e.op("Log", e.reduce_sum(e.op("Exp", shifted), [axis])), axis)
 
     def pick(self, index: ir.Value) -> ir.Value:
-        """u at one class per sample; `index` has the class axis, of size one."""
+        """Emit u at one class per sample; `index` has a class axis of size one."""
         e = self.e
         last = self.total is None and "ScatterElements" not in e.target.missing
         if last or takes_one_of_few(self.value, index, self.axis):
             picked = e.op("GatherElements", self.value, index, axis=self.axis)
-        else:  # Where and not a product: a class of probability zero has an infinite u
+        else:  # Where, not a product: u is infinite for a class of probability zero
             hit = e.compare("Equal", index, self.classes())
             picked = e.reduce_sum(e.where(hit, self.value, 0), [self.axis])
         return picked if self.total is None else e.sub(picked, self.total)
 
     def dot(self, weights: ir.Value | None) -> ir.Value:
-        """The sum over classes of weights times u; `None` for ones."""
+        """Emit the sum over classes of weights times u; `None` means ones."""
         e = self.e
         weighted = self.value if weights is None else e.mul(self.value, weights)
         result = e.reduce_sum(weighted, [self.axis])
@@ -71,7 +72,7 @@ class LogProbabilities:
         if weights is None:
             mass = e.size_as(e.dim(self.value, self.axis), self.value)
         else:
-            mass = e.reduce_sum(weights, [-1 - self.trailing])  # they may be without the axes before
+            mass = e.reduce_sum(weights, [-1 - self.trailing])  # weights may lack the axes before the classes
         return e.sub(result, e.mul(self.total, mass))
 
     def classes(self) -> ir.Value:
@@ -83,7 +84,7 @@ class LogProbabilities:
         return self.along(e.op("Range", e.const(0), e.squeeze(count, [0]), e.const(1)))
 
     def along(self, vector: ir.Value) -> ir.Value:
-        """A vector over the classes, to be broadcast against u."""
+        """Unsqueeze a vector over the classes, so that it broadcasts against u."""
         return self.e.unsqueeze(vector, range(1, 1 + self.trailing))
 
     @property
@@ -94,11 +95,11 @@ class LogProbabilities:
 
 @dataclass(frozen=True, eq=False)
 class ClassLoss(Loss):
-    """What both losses share.
+    """Base class of the losses whose targets are classes.
 
     Args:
         weight: Factor for each class.
-        ignore_index: Targets that count nothing. `None`: there are none.
+        ignore_index: Target that is ignored; `None` for none.
     """
 
     weight: Sequence[float] | np.ndarray | None = None
@@ -116,16 +117,18 @@ class ClassLoss(Loss):
             raise ArgumentError(f"ignore_index must be a whole number or None, not {self.ignore_index!r}.")
 
     def weights(self, e: Emitter, u: LogProbabilities) -> ir.Value | None:
-        """The class weights as a vector."""
+        """The class weights as a constant vector, if there are any."""
         if self.weight is None:
             return None
         count = known(shape_of(u.value, "the class axis")[u.axis])
         if count is not None and count != len(self.weight):
-            raise ArgumentError(f"There are {len(self.weight)} class weights for {count} classes.")
+            raise ArgumentError(
+                f"There are {len(self.weight)} class weights for {count} classes.", hint="Give one number per class."
+            )
         return like(e, self.weight, u.value)
 
     def by_index(self, e: Emitter, u: LogProbabilities, target: ir.Value, smoothing: float = 0.0) -> ir.Value:
-        """The loss for targets that are class numbers. One that is neither a class nor ignored makes the loss NaN."""
+        """Emit the loss for class numbers as targets; one that is neither a class nor ignored makes the loss NaN."""
         axis, weights = u.axis, self.weights(e, u)
         index = e.unsqueeze(target, [axis])
         count = e.dim(u.value, axis)
@@ -163,8 +166,8 @@ class CrossEntropy(ClassLoss):
     """Cross entropy of logits.
 
     Args:
-        label_smoothing: Share of every target that is spread evenly over the classes.
-        probabilities: The targets are probabilities, of the shape and dtype of the output, instead of class numbers.
+        label_smoothing: Share of every target that is distributed evenly over the classes.
+        probabilities: Whether targets are probabilities, of the shape and dtype of the output, instead of class numbers.
     """
 
     label_smoothing: float = 0.0
@@ -193,7 +196,7 @@ class CrossEntropy(ClassLoss):
 
 @dataclass(frozen=True, eq=False)
 class NLL(ClassLoss):
-    """Negative log likelihood: cross entropy of an output that holds log probabilities already."""
+    """Negative log likelihood: cross entropy of log probabilities."""
 
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
         u = LogProbabilities(e, wide(e, y), None, class_axis(y))

@@ -1,18 +1,19 @@
-"""Losses written as plain nodes: value and semantics are PyTorch's, the gradient is left to the ordinary reverse walk.
+"""Elementwise losses, equal to PyTorch's; the base class of all losses.
 
-A loss is called with an `Emitter`, an output of the model and its target, and returns a value of the graph; any function
-of that form can be used in its place. float16 is widened to float32 first, so a loss is never narrower than that.
+A loss emits plain nodes, whose gradient is left to the ordinary reverse walk. It is called with an `Emitter`, an output of
+the model and its target, and returns a value of the graph; any function of that form can be used in its place. float16 and
+bfloat16 are widened to float32 first.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import ArrayLike
 
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import factors, positive
@@ -31,10 +32,10 @@ Spec = tuple[ir.DataType, ir.Shape | None]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Loss(ABC):
-    """A loss of one output. Called as `loss(e, y, target)`, it returns a scalar (or one entry per sample: `"none"`).
+    """A loss of one output. Called as `loss(e, y, target)`, it returns a scalar, or entries with the reduction `"none"`.
 
     Args:
-        reduction: `"mean"`, `"sum"`, or `"none"` for no reduction; then the sum is what is differentiated.
+        reduction: `"mean"`, `"sum"`, or `"none"`; with `"none"` the sum is differentiated.
     """
 
     reduction: Reduction = "mean"
@@ -43,11 +44,11 @@ class Loss(ABC):
         check_names([self.reduction], ["mean", "sum", "none"], "reduction")
         self.check()
 
-    def check(self) -> None:  # noqa: B027 - most have nothing to refuse
-        """Refuse option values that make no sense."""
+    def check(self) -> None:  # noqa: B027 - most losses have no options to check
+        """Raise `ArgumentError` for invalid options."""
 
     def target(self, y: ir.Value) -> Spec:
-        """Dtype and shape of the target that goes with the output `y`; those of `y` by default."""
+        """Dtype and shape of the target for the output `y`; those of `y` by default."""
         return y.dtype or ir.DataType.FLOAT, y.shape
 
     @abstractmethod
@@ -67,13 +68,13 @@ class Loss(ABC):
 
 
 def wide(e: Emitter, value: ir.Value) -> ir.Value:
-    """The value in a type that sums can be taken in."""
+    """Cast float16 and bfloat16 to float32."""
     narrow = value.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
     return e.cast(value, ir.DataType.FLOAT) if narrow else value
 
 
 def reduce(e: Emitter, value: ir.Value, reduction: Reduction, count: ir.Value | None = None) -> ir.Value:
-    """The value reduced over all its axes; a mean divides by `count` where that is given."""
+    """Reduce a value over all axes; a mean divides by `count` if given."""
     scalar = value.shape is not None and not value.shape
     if reduction == "none" or (scalar and count is None):
         return value
@@ -87,7 +88,7 @@ def shape_of(y: ir.Value, why: str) -> ir.Shape:
     """The shape of an output; raises `ModelError` when even its rank is unknown."""
     if y.shape is None:
         raise ModelError(
-            f"The rank of the output {y.name!r} is unknown, and {why} needs it.",
+            f"The rank of the output {y.name!r} is unknown, but needed for {why}.",
             hint=f"Give the shapes of the inputs, as in {input_shape_option(y.graph.inputs if y.graph else ())}.",
         )
     return y.shape
@@ -147,8 +148,8 @@ class BCEWithLogits(Loss):
         pos_weight: Factor for positive targets; broadcasts against the output.
     """
 
-    weight: Sequence[Any] | np.ndarray | float | None = None
-    pos_weight: Sequence[Any] | np.ndarray | float | None = None
+    weight: ArrayLike | None = None
+    pos_weight: ArrayLike | None = None
 
     def check(self) -> None:
         for name in ("weight", "pos_weight"):
@@ -169,8 +170,8 @@ class BCEWithLogits(Loss):
         return reduce(e, loss, self.reduction)
 
 
-def _require_broadcast(numbers: Any, y: ir.Value, name: str) -> None:
-    """Refuse factors that do not fit the output as far as its shape is known."""
+def _require_broadcast(numbers: ArrayLike | None, y: ir.Value, name: str) -> None:
+    """Raise `ArgumentError` if factors do not broadcast against the known sizes of the output."""
     factors, dims = np.shape(numbers) if numbers is not None else (), static_dims(y)
     fits = dims is None or (
         len(factors) <= len(dims)
@@ -181,17 +182,17 @@ def _require_broadcast(numbers: Any, y: ir.Value, name: str) -> None:
         raise ArgumentError(f"{name} has shape {list(factors)}, which does not broadcast against the output's {shape}.")
 
 
-# -- pieces ------------------------------------------------------------------------------------------------------------
+# -- constants ---------------------------------------------------------------------------------------------------------
 
 
-def like(e: Emitter, numbers: Any, y: ir.Value) -> ir.Value:
+def like(e: Emitter, numbers: ArrayLike, y: ir.Value) -> ir.Value:
     """Constant numbers in the dtype of `y`."""
     return e.const(np.asarray(numbers, np.float64), y.dtype or ir.DataType.FLOAT)
 
 
 def size(e: Emitter, value: ir.Value) -> ir.Value:
-    """The number of entries as a scalar of `value`'s dtype; a constant where it is known."""
-    dims = None if value.shape is None else list(value.shape)
-    if dims is not None and all(isinstance(d, int) for d in dims):
-        return e.scalar(float(np.prod([int(d) for d in dims if isinstance(d, int)])), value)
+    """The number of entries as a scalar of `value`'s dtype; a constant if it is known."""
+    dims = static_dims(value)
+    if dims is not None and None not in dims:
+        return e.scalar(float(np.prod(np.asarray(dims, np.int64))), value)
     return e.cast(e.op("Size", value), value.dtype or ir.DataType.FLOAT)

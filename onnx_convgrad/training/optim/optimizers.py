@@ -1,7 +1,7 @@
-"""Optimizers: one update rule each, emitted per parameter as plain nodes, equal to PyTorch's of the same name.
+"""Optimizers: each emits its update rule per parameter as plain nodes, equal to PyTorch's optimizer of the same name.
 
 In the formulas p is the parameter, g its gradient (after clipping), t = 1, 2, ... the number of the step, eta the
-learning rate. Everything that depends on t alone is computed once per graph, in float64: 1 - beta^t would lose digits.
+learning rate. Values that depend on t alone are computed once per graph, in float64: 1 - beta^t would lose digits.
 """
 
 from __future__ import annotations
@@ -20,69 +20,57 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.training.optim.schedules import Schedule, as_schedule
 
-__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Clock", "Moving", "Optimizer", "RMSprop", "optimizer_named"]
+__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Operands", "Optimizer", "RMSprop", "optimizer_named"]
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
-    """What depends on the step alone: scalars of the graph, shared by all parameters."""
+class Operands:
+    """The operands of the update rule of one parameter. Scalars of the step are emitted once for all parameters.
 
-    e: Emitter
-    done: ir.Value
-    """Number of steps done before this one, int64."""
-    rate: ir.Value
-    """The learning rate, float32."""
-
-    @property
-    def t(self) -> ir.Value:
-        """Number of this step, from 1, in float64."""
-        return self.e.add(self.done_wide, 1)
-
-    @property
-    def done_wide(self) -> ir.Value:
-        return self.e.cast(self.done, ir.DataType.DOUBLE)
-
-    @property
-    def eta(self) -> ir.Value:
-        """The learning rate in float64."""
-        return self.e.cast(self.rate, ir.DataType.DOUBLE)
-
-    def correction(self, beta: float) -> ir.Value:
-        """1 - beta^t, in float64."""
-        return self.e.sub(1, self.e.op("Pow", self.e.scalar(beta, self.t), self.t))
-
-    def first(self) -> ir.Value:
-        """Whether this is the first step of all."""
-        return self.e.compare("Equal", self.done, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Moving:
-    """One parameter at one step: the operands of an update rule."""
+    Attributes:
+        state: Slot -> value.
+        done: Number of finished steps, int64.
+        lr: The learning rate of the step, float32.
+        scale: The group's factor of the learning rate.
+        rated: Whether the gradient is already multiplied by the learning rate (without `scale`).
+    """
 
     e: Emitter
     parameter: ir.Value
     gradient: ir.Value
     state: Mapping[str, ir.Value]
-    clock: Clock
+    done: ir.Value
+    lr: ir.Value
     scale: float = 1.0
-    """The group's share of the learning rate."""
     rated: bool = False
-    """Whether the gradient is multiplied by the learning rate (not by the share) already."""
 
-    def own(self, scalar: ir.Value) -> ir.Value:
-        """A scalar of the clock in the parameter's dtype."""
+    def cast(self, scalar: ir.Value) -> ir.Value:
+        """Cast a scalar to the parameter's dtype."""
         return self.e.cast(scalar, self.parameter.dtype or ir.DataType.FLOAT)
+
+    @property
+    def steps(self) -> ir.Value:
+        """Number of finished steps, t - 1, in float64."""
+        return self.e.cast(self.done, ir.DataType.DOUBLE)
+
+    @property
+    def t(self) -> ir.Value:
+        """Number of this step, counted from 1, in float64."""
+        return self.e.add(self.steps, 1)
+
+    def correction(self, beta: float) -> ir.Value:
+        """1 - beta^t, in float64."""
+        return self.e.sub(1, self.e.op("Pow", self.e.scalar(beta, self.t), self.t))
 
     @property
     def eta(self) -> ir.Value:
         """The learning rate of this parameter, float64."""
-        return self.e.mul(self.clock.eta, self.scale)
+        return self.e.mul(self.e.cast(self.lr, ir.DataType.DOUBLE), self.scale)
 
     @property
     def rate(self) -> ir.Value:
         """The learning rate of this parameter, in its dtype."""
-        return self.own(self.clock.rate if self.scale == 1 else self.eta)
+        return self.cast(self.lr if self.scale == 1 else self.eta)
 
 
 Step = tuple[ir.Value, dict[str, ir.Value]]
@@ -91,14 +79,14 @@ Step = tuple[ir.Value, dict[str, ir.Value]]
 
 @dataclass(frozen=True)
 class Optimizer(ABC):
-    """An update rule with its options; the values are those of PyTorch.
+    """Base class of the optimizers; names and defaults of the options are PyTorch's.
 
     Args:
         groups: Glob over parameter names -> options that differ for them; later entries win. A group's `lr` keeps its
-            ratio to the optimizer's when a schedule changes that.
+            ratio to the optimizer's `lr` under a schedule.
         clip_value: Clamp every entry of every gradient to [-clip_value, clip_value].
         clip_norm: Scale all gradients together so that their joint L2 norm is at most this; after `clip_value`.
-        maximize: Go up the gradient instead of down.
+        maximize: Move along the gradient instead of against it.
     """
 
     lr: float | Schedule = field(default=1e-3)
@@ -117,12 +105,13 @@ class Optimizer(ABC):
             check_names(list(options), sorted(self.group_options()), f"option of group {glob!r}:")
             if isinstance(options.get("lr"), Schedule):
                 raise ArgumentError(
-                    f"The lr of group {glob!r} is a schedule.", hint="Give a number: its ratio is kept."
+                    f"The lr of group {glob!r} is a schedule.",
+                    hint="Give a number: its ratio to the optimizer's lr is kept.",
                 )
             replace(self, **options, groups={}).check()
 
     def check(self) -> None:
-        """Refuse option values that make no sense."""
+        """Raise `ArgumentError` for invalid options."""
         if not isinstance(self.lr, Schedule):
             positive(self.lr, "lr")
         for name in ("clip_value", "clip_norm"):
@@ -130,14 +119,18 @@ class Optimizer(ABC):
             if limit is not None:
                 positive(limit, name, zero=False)
 
+    def _check_positive(self, *names: str) -> None:
+        for name in names:
+            positive(getattr(self, name), name)
+
     @classmethod
     def group_options(cls) -> set[str]:
-        """Options that may differ from parameter to parameter."""
+        """Names of the options that a group may set."""
         return {f.name for f in fields(cls)} - {"groups", "clip_value", "clip_norm"}
 
     @property
     def schedule(self) -> Schedule:
-        """The learning rate by step."""
+        """Number of finished steps -> learning rate."""
         return as_schedule(self.lr)
 
     def options(self) -> dict[str, Any]:
@@ -148,49 +141,52 @@ class Optimizer(ABC):
         return {"name": type(self).__name__, **rate, **plain}
 
     def of(self, parameter: str) -> tuple[Optimizer, float]:
-        """The optimizer of one parameter, and its share of the learning rate."""
-        chosen: dict[str, Any] = {}
-        for glob, options in self.groups.items():
+        """The optimizer of one parameter, and its factor of the learning rate."""
+        options: dict[str, Any] = {}
+        for glob, changes in self.groups.items():
             if parameter == glob or fnmatchcase(parameter, glob):
-                chosen.update(options)
-        share = 1.0
-        if "lr" in chosen:
-            base = peak(self.schedule)
+                options.update(changes)
+        scale = 1.0
+        if "lr" in options:
+            base = _base_rate(self.schedule)
             if base == 0:
-                raise ArgumentError("A group has a learning rate of its own, but that of the optimizer is 0.")
-            share = float(chosen["lr"]) / base
-        return replace(self, **chosen, groups={}), share
+                raise ArgumentError(
+                    f"A group sets the learning rate of {parameter!r}, but that of the optimizer is 0.",
+                    hint="Give the optimizer an lr above 0: the rate of a group is stored as a ratio to it.",
+                )
+            scale = float(options["lr"]) / base
+        return replace(self, **options, groups={}), scale
 
     def is_linear(self) -> bool:
-        """Whether every parameter moves by its gradient times the learning rate, which the loss may then be scaled by."""
+        """Whether every update is linear in the gradient, so that the loss may be multiplied by the learning rate."""
         return False
 
     @abstractmethod
     def state(self) -> dict[str, float]:
-        """Slots that this rule keeps per parameter -> the number that each begins with."""
+        """Slots of state per parameter -> initial number."""
 
     @abstractmethod
-    def step(self, p: Moving) -> Step:
+    def step(self, p: Operands) -> Step:
         """Emit the update of one parameter."""
 
 
-def peak(schedule: Schedule) -> float:
-    """The rate that a group's own is measured against: the largest one that the schedule is built on."""
+def _base_rate(schedule: Schedule) -> float:
+    """The rate to which those of groups are relative: the `lr` of the innermost schedule."""
     inner = getattr(schedule, "schedule", None)
-    return peak(inner) if isinstance(inner, Schedule) else float(getattr(schedule, "lr", schedule(0)))
+    return _base_rate(inner) if isinstance(inner, Schedule) else float(getattr(schedule, "lr", schedule(0)))
 
 
-def _decayed(p: Moving, weight_decay: float) -> ir.Value:
+def _decayed(p: Operands, weight_decay: float) -> ir.Value:
     """g + weight_decay p."""
     return p.e.add(p.gradient, p.e.mul(p.parameter, weight_decay)) if weight_decay else p.gradient
 
 
-def _descend(p: Moving, parameter: ir.Value, move: ir.Value) -> ir.Value:
-    """The parameter less a move, of the parameter's dtype and shape."""
+def _descend(p: Operands, parameter: ir.Value, move: ir.Value) -> ir.Value:
+    """The parameter minus a move, in the parameter's dtype and shape."""
     return p.e.typed(p.e.sub(parameter, move), p.parameter)
 
 
-def _average(p: Moving, slot: str, value: ir.Value, beta: float) -> ir.Value:
+def _average(p: Operands, slot: str, value: ir.Value, beta: float) -> ir.Value:
     """beta slot + (1 - beta) value."""
     return p.e.add(p.e.mul(p.state[slot], beta), p.e.mul(value, 1 - beta))
 
@@ -209,8 +205,7 @@ class SGD(Optimizer):
 
     def check(self) -> None:
         super().check()
-        for name in ("momentum", "dampening", "weight_decay"):
-            positive(getattr(self, name), name)
+        self._check_positive("momentum", "dampening", "weight_decay")
         if self.nesterov and (self.momentum == 0 or self.dampening != 0):
             raise ArgumentError("nesterov needs a momentum above 0 and no dampening.")
 
@@ -222,7 +217,7 @@ class SGD(Optimizer):
     def state(self) -> dict[str, float]:
         return {"momentum_buffer": 0.0} if self.momentum else {}
 
-    def step(self, p: Moving) -> Step:
+    def step(self, p: Operands) -> Step:
         if p.rated:
             return self._rated(p), {}
         e, d = p.e, _decayed(p, self.weight_decay)
@@ -230,17 +225,17 @@ class SGD(Optimizer):
             return _descend(p, p.parameter, e.mul(d, p.rate)), {}
         fresh = d
         if self.dampening:
-            kept = e.where(p.clock.first(), e.scalar(1, p.clock.t), 1 - self.dampening)
-            fresh = e.mul(d, p.own(kept))
+            kept = e.where(e.compare("Equal", p.done, 0), e.scalar(1, p.t), 1 - self.dampening)
+            fresh = e.mul(d, p.cast(kept))
         buffer = e.add(e.mul(p.state["momentum_buffer"], self.momentum), fresh)
         move = e.add(d, e.mul(buffer, self.momentum)) if self.nesterov else buffer
         return _descend(p, p.parameter, e.mul(move, p.rate)), {"momentum_buffer": buffer}
 
-    def _rated(self, p: Moving) -> ir.Value:
-        """p <- (1 - eta weight_decay) p - eta g, a pass less where eta g is given."""
+    def _rated(self, p: Operands) -> ir.Value:
+        """p <- (1 - eta weight_decay) p - eta g, from eta g: one pass over the parameters fewer."""
         e, parameter = p.e, p.parameter
         if self.weight_decay:
-            parameter = e.mul(parameter, p.own(e.sub(1, e.mul(p.eta, self.weight_decay))))
+            parameter = e.mul(parameter, p.cast(e.sub(1, e.mul(p.eta, self.weight_decay))))
         return _descend(p, parameter, e.mul(p.gradient, p.scale))
 
 
@@ -248,8 +243,8 @@ class SGD(Optimizer):
 class Adam(Optimizer):
     """m <- beta1 m + (1 - beta1) g;  v <- beta2 v + (1 - beta2) g^2;  p <- p - eta mhat / (sqrt(vhat) + eps).
 
-    mhat = m / (1 - beta1^t), vhat = v / (1 - beta2^t); with `amsgrad` the largest v so far. Weight decay is added to the
-    gradient. Kingma and Ba (2015); Reddi et al. (2018).
+    mhat = m / (1 - beta1^t), vhat = v / (1 - beta2^t); with `amsgrad`, v in vhat is the largest so far. Weight decay is
+    added to the gradient. Kingma and Ba (2015); Reddi et al. (2018).
     """
 
     betas: tuple[float, float] = (0.9, 0.999)
@@ -263,17 +258,16 @@ class Adam(Optimizer):
             raise ArgumentError(f"betas must be two numbers, not {self.betas!r}.")
         for i, beta in enumerate(self.betas):
             share(beta, f"betas[{i}]", one=False)
-        positive(self.eps, "eps")
-        positive(self.weight_decay, "weight_decay")
+        self._check_positive("eps", "weight_decay")
 
     def state(self) -> dict[str, float]:
         return dict.fromkeys(("exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if self.amsgrad else [])), 0.0)
 
-    def step(self, p: Moving) -> Step:
+    def step(self, p: Operands) -> Step:
         return self.adam(p, _decayed(p, self.weight_decay), p.parameter)
 
-    def adam(self, p: Moving, g: ir.Value, parameter: ir.Value) -> Step:
-        """eta / c1 m / (sqrt(v / c2) + eps), with c1 and c2 in two scalars: eta sqrt(c2) / c1 and eps sqrt(c2)."""
+    def adam(self, p: Operands, g: ir.Value, parameter: ir.Value) -> Step:
+        """p - eta / c1 m / (sqrt(v / c2) + eps), with c1 and c2 in two scalars: eta sqrt(c2) / c1 and eps sqrt(c2)."""
         e, (beta1, beta2) = p.e, self.betas
         state = {
             "exp_avg": _average(p, "exp_avg", g, beta1),
@@ -282,20 +276,20 @@ class Adam(Optimizer):
         second = state["exp_avg_sq"]
         if self.amsgrad:
             second = state["max_exp_avg_sq"] = e.op("Max", p.state["max_exp_avg_sq"], second)
-        root = e.op("Sqrt", p.clock.correction(beta2))
-        rate = p.own(e.div(e.mul(p.eta, root), p.clock.correction(beta1)))
-        ratio = e.div(state["exp_avg"], e.add(e.op("Sqrt", second), p.own(e.mul(root, self.eps))))
+        root = e.op("Sqrt", p.correction(beta2))
+        rate = p.cast(e.div(e.mul(p.eta, root), p.correction(beta1)))
+        ratio = e.div(state["exp_avg"], e.add(e.op("Sqrt", second), p.cast(e.mul(root, self.eps))))
         return _descend(p, parameter, e.mul(ratio, rate)), state
 
 
 @dataclass(frozen=True)
 class AdamW(Adam):
-    """Adam, but weight decay acts on the parameter: p <- (1 - eta weight_decay) p first. Loshchilov and Hutter (2019)."""
+    """Adam with decoupled weight decay: first p <- (1 - eta weight_decay) p. Loshchilov and Hutter (2019)."""
 
     weight_decay: float = 1e-2
 
-    def step(self, p: Moving) -> Step:
-        kept = p.own(p.e.sub(1, p.e.mul(p.eta, self.weight_decay)))
+    def step(self, p: Operands) -> Step:
+        kept = p.cast(p.e.sub(1, p.e.mul(p.eta, self.weight_decay)))
         return self.adam(p, p.gradient, p.e.mul(p.parameter, kept) if self.weight_decay else p.parameter)
 
 
@@ -303,8 +297,8 @@ class AdamW(Adam):
 class RMSprop(Optimizer):
     """v <- alpha v + (1 - alpha) g^2;  p <- p - eta g / (sqrt(v) + eps).
 
-    With `centered`, v less the square of the averaged gradient; with `momentum`, b <- momentum b + the quotient, and
-    p <- p - eta b. Weight decay is added to the gradient.
+    With `centered`, the square of the averaged gradient is subtracted from v; with `momentum`, b <- momentum b + the
+    quotient, and p <- p - eta b. Weight decay is added to the gradient.
     """
 
     lr: float | Schedule = 1e-2
@@ -317,14 +311,13 @@ class RMSprop(Optimizer):
     def check(self) -> None:
         super().check()
         share(self.alpha, "alpha", one=False)
-        for name in ("eps", "weight_decay", "momentum"):
-            positive(getattr(self, name), name)
+        self._check_positive("eps", "weight_decay", "momentum")
 
     def state(self) -> dict[str, float]:
         extra = (["grad_avg"] if self.centered else []) + (["momentum_buffer"] if self.momentum else [])
         return dict.fromkeys(("square_avg", *extra), 0.0)
 
-    def step(self, p: Moving) -> Step:
+    def step(self, p: Operands) -> Step:
         e, g = p.e, _decayed(p, self.weight_decay)
         state = {"square_avg": _average(p, "square_avg", e.square(g), self.alpha)}
         spread = state["square_avg"]
@@ -349,23 +342,22 @@ class Adagrad(Optimizer):
 
     def check(self) -> None:
         super().check()
-        for name in ("lr_decay", "weight_decay", "initial_accumulator_value", "eps"):
-            positive(getattr(self, name), name)
+        self._check_positive("lr_decay", "weight_decay", "initial_accumulator_value", "eps")
 
     def state(self) -> dict[str, float]:
         return {"sum": self.initial_accumulator_value}
 
-    def step(self, p: Moving) -> Step:
+    def step(self, p: Operands) -> Step:
         e, g = p.e, _decayed(p, self.weight_decay)
         total = e.add(p.state["sum"], e.square(g))
         rate = p.rate
         if self.lr_decay:
-            rate = p.own(e.div(p.eta, e.add(e.mul(p.clock.done_wide, self.lr_decay), 1)))
+            rate = p.cast(e.div(p.eta, e.add(e.mul(p.steps, self.lr_decay), 1)))
         return _descend(p, p.parameter, e.mul(e.div(g, e.add(e.op("Sqrt", total), self.eps)), rate)), {"sum": total}
 
 
 def prepared(e: Emitter, gradients: Mapping[str, ir.Value], optimizer: Optimizer) -> dict[str, ir.Value]:
-    """The gradients as the update rules take them: clipped, norms being taken in float32, and towards the optimum."""
+    """Clip the gradients, with norms in float32, and negate those of parameters to maximize."""
     clipped = dict(gradients)
     if optimizer.clip_value is not None:
         limit = optimizer.clip_value
@@ -378,13 +370,13 @@ def prepared(e: Emitter, gradients: Mapping[str, ir.Value], optimizer: Optimizer
 
 
 def joint_square(e: Emitter, values: list[ir.Value]) -> ir.Value:
-    """The sum of the squares of all entries of all values, a float32 scalar (float64 if a value is)."""
+    """The sum of the squares of all entries of all values, a float32 scalar (float64 if any value is)."""
     wide = ir.DataType.DOUBLE if any(v.dtype == ir.DataType.DOUBLE for v in values) else ir.DataType.FLOAT
     return e.sum([e.op("ReduceSumSquare", e.cast(v, wide), keepdims=0) for v in values])
 
 
 def optimizer_named(name: str) -> type[Optimizer]:
-    """The class called `name`, in any case."""
+    """The class called `name`, ignoring case."""
     classes = {c.__name__.lower(): c for c in (SGD, Adam, AdamW, RMSprop, Adagrad)}
     check_names([name.lower()], sorted(classes), "optimizer")
     return classes[name.lower()]

@@ -1,7 +1,6 @@
-"""Learning-rate schedules: step number -> learning rate, evaluated outside the graph.
+"""Learning-rate schedules: functions from the step number to the learning rate, evaluated outside the graph.
 
-A schedule is a frozen value that can be called with the number of optimizer steps done so far. The program takes the
-result as its input `learning_rate`, so that one graph serves every schedule. The formulas are those of
+A program takes the result as its input `learning_rate`, so that one graph serves every schedule. The formulas are those of
 `torch.optim.lr_scheduler`, in closed form.
 """
 
@@ -9,10 +8,11 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import positive, share, whole
 from onnx_convgrad.errors import ArgumentError
 
@@ -24,10 +24,10 @@ class Schedule(ABC):
 
     @abstractmethod
     def __call__(self, step: int) -> float:
-        """The learning rate of the step after `step` finished ones; `step` counts from 0."""
+        """The learning rate after `step` finished steps."""
 
     def options(self) -> dict[str, Any]:
-        """Name and options as JSON values, from which `schedule_from` makes the schedule again."""
+        """Name and options as JSON values, from which `schedule_from` recreates the schedule."""
         if type(self) not in _BY_NAME.values():
             return {"name": type(self).__name__}
         own = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
@@ -37,7 +37,7 @@ class Schedule(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Constant(Schedule):
-    """The same learning rate throughout."""
+    """A constant learning rate."""
 
     lr: float
 
@@ -64,7 +64,7 @@ class Step(Schedule):
             raise ArgumentError(f"milestones must be a list of steps, not {self.milestones!r}.")
         object.__setattr__(self, "milestones", tuple(sorted(whole(m, "a milestone", 0) for m in self.milestones)))
         if bool(whole(self.step_size, "step_size", 0)) == bool(self.milestones):
-            raise ArgumentError("A Step schedule takes either step_size (at least 1) or milestones.")
+            raise ArgumentError("A Step schedule takes either step_size (at least 1) or milestones, not both.")
 
     def __call__(self, step: int) -> float:
         drops = step // self.step_size if self.step_size else sum(step >= m for m in self.milestones)
@@ -73,7 +73,7 @@ class Step(Schedule):
 
 @dataclass(frozen=True, slots=True)
 class Cosine(Schedule):
-    """Half a cosine from `lr` down to `minimum` in `steps` steps, and `minimum` from there on."""
+    """Half a cosine from `lr` down to `minimum` in `steps` steps, then `minimum`."""
 
     lr: float
     steps: int
@@ -91,9 +91,9 @@ class Cosine(Schedule):
 
 @dataclass(frozen=True, slots=True)
 class Warmup(Schedule):
-    """Linear warm-up: `start` times the schedule's first rate, growing to all of it in `steps` steps; then the schedule.
+    """Linear warm-up from `start` times the first rate of `schedule` to all of it in `steps` steps, then the schedule.
 
-    The schedule that follows begins where the warm-up ends, so a `Cosine` of n steps takes n steps more.
+    The schedule begins after the warm-up, so a `Cosine` of n steps takes n steps more.
     """
 
     schedule: Schedule | float
@@ -114,7 +114,7 @@ class Warmup(Schedule):
 
 @dataclass(frozen=True, slots=True)
 class OneCycle(Schedule):
-    """Up from `lr / div` to `lr` in the first `rise` of all steps, then down to `lr / (div * final_div)`.
+    """From `lr / div` up to `lr` during the share `rise` of all steps, then down to `lr / (div * final_div)`.
 
     Smith and Topin, "Super-convergence" (2019), in PyTorch's two-phase form; momentum is not cycled.
     """
@@ -133,8 +133,7 @@ class OneCycle(Schedule):
             positive(getattr(self, name), name, zero=False)
         positive(self.rise, "rise", zero=False)
         share(self.rise, "rise", one=False)
-        if self.anneal not in ("cos", "linear"):
-            raise ArgumentError(f"anneal must be 'cos' or 'linear', not {self.anneal!r}.")
+        check_names([self.anneal], ["cos", "linear"], "anneal")
 
     def __call__(self, step: int) -> float:
         first, last = self.lr / self.div, self.lr / self.div / self.final_div
@@ -153,17 +152,19 @@ _BY_NAME: dict[str, type[Schedule]] = {c.__name__: c for c in (Constant, Step, C
 
 
 def schedule_from(options: Mapping[str, Any]) -> Schedule | None:
-    """The schedule that has these `options`; `None` for one that is not of this module."""
-    own = dict(options)
-    kind = _BY_NAME.get(own.pop("name"))
-    if kind is None:
+    """Recreate a schedule from its `options`; `None` if it is, or contains, one of a custom class."""
+    kind = _BY_NAME.get(options["name"])
+    values = {k: schedule_from(v) if isinstance(v, Mapping) else v for k, v in options.items() if k != "name"}
+    if kind is None or None in values.values():
         return None
-    inner = {k: schedule_from(v) if isinstance(v, Mapping) else v for k, v in own.items()}
-    if None in inner.values():
-        return None
-    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in inner.items()})
+    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
 
 
 def as_schedule(lr: Schedule | float) -> Schedule:
-    """A number as a constant schedule."""
+    """Convert a number to a constant schedule."""
     return lr if isinstance(lr, Schedule) else Constant(lr)
+
+
+def describe_schedule(schedule: Callable[[int], float]) -> dict[str, Any]:
+    """Describe a schedule or a function as JSON values."""
+    return schedule.options() if isinstance(schedule, Schedule) else {"name": getattr(schedule, "__qualname__", "?")}

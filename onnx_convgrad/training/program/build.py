@@ -1,8 +1,8 @@
-"""Training programs: the graphs with which any ONNX Runtime trains a model.
+"""Build training programs: graphs with which any ONNX Runtime trains a model.
 
-`step` is the whole of one training step in one graph. `gradients` and `update` are its two halves, for accumulation over
-several batches or over several machines, `evaluate` is the forward pass in inference mode with the loss, and `inference`
-the model itself, as it came in.
+`step` is one whole training step in one graph. `gradients` and `update` are its two halves, for accumulation over several
+batches or several machines, `evaluate` is the forward pass in inference mode with the loss, and `inference` the original
+model.
 """
 
 from __future__ import annotations
@@ -34,18 +34,22 @@ from onnx_convgrad.training.program.manifest import Manifest
 from onnx_convgrad.training.program.parts import PARTS, Builder, Part
 from onnx_convgrad.training.program.plan import Plan, check_groups, frozen_nodes, output_names, parameter_names
 from onnx_convgrad.training.program.precision import NARROW
-from onnx_convgrad.training.program.scaling import LossScale
 from onnx_convgrad.training.program.storage import read_manifest, read_part, write_program
 from onnx_convgrad.training.program.terms import LossLike, resolve
+from onnx_convgrad.training.program.update import LossScale
 
 __all__ = ["TrainingProgram", "build_training"]
 
 
 class TrainingProgram:
-    """The graphs of a training program, and the manifest that says what their inputs and outputs are.
+    """The graphs of a training program, and the manifest with the roles of their inputs and outputs.
 
-    Every parameter, every state and the learning rate has the stored value as its default, so that `step` runs with data
-    and target alone. Feed each `next` output to the input it belongs to in the following step.
+    Parameters, state and learning rate have the stored values as defaults, so that `step` runs with data and target alone.
+    Feed each `next` output to the input that it updates in the following step.
+
+    Attributes:
+        manifest: The roles of all names.
+        schedule: Number of finished steps -> learning rate; `None` in a loaded program with a schedule of a custom class.
     """
 
     def __init__(
@@ -53,12 +57,11 @@ class TrainingProgram:
     ) -> None:
         self.manifest = manifest
         self.schedule = schedule or schedule_from(manifest.optimizer["schedule"])
-        """Number of steps done -> learning rate; `None` in a loaded program whose schedule is a class of one's own."""
         self._source = source
         self._models: dict[Part, ir.Model] = {}
 
     def model(self, part: Part) -> ir.Model:
-        """A graph as an onnx_ir model, built when first asked for; weights are shared with the other graphs."""
+        """A graph as an onnx_ir model, built on first use; weights are shared with the other graphs."""
         check_names([part], PARTS, "part")
         if part not in self._models:
             self._models[part] = self._source(part)
@@ -67,44 +70,41 @@ class TrainingProgram:
     @cached_property
     def step(self) -> onnx.ModelProto:
         """data, targets, learning_rate, parameters, state -> loss, outputs, next parameters, next state."""
-        return self._proto("step")
+        return whole_proto(self.model("step"))
 
     @cached_property
     def gradients(self) -> onnx.ModelProto:
         """data, targets, parameters, statistics -> loss, outputs, gradients, next statistics."""
-        return self._proto("gradients")
+        return whole_proto(self.model("gradients"))
 
     @cached_property
     def update(self) -> onnx.ModelProto:
         """learning_rate, parameters, gradients, optimizer state -> next parameters, next optimizer state."""
-        return self._proto("update")
+        return whole_proto(self.model("update"))
 
     @cached_property
     def evaluate(self) -> onnx.ModelProto:
         """data, targets, parameters, statistics -> loss, outputs, in inference mode."""
-        return self._proto("evaluate")
+        return whole_proto(self.model("evaluate"))
 
     @cached_property
     def inference(self) -> onnx.ModelProto:
-        """The model as it came in, in inference mode."""
-        return self._proto("inference")
-
-    def _proto(self, part: Part) -> onnx.ModelProto:
-        return whole_proto(self.model(part))
+        """The original model, in inference mode."""
+        return whole_proto(self.model("inference"))
 
     def save(
         self, folder: str | os.PathLike[str], *, shared_weights: bool = False, defaults: bool | None = None
     ) -> None:
         """Write `step.onnx`, `gradients.onnx`, `update.onnx`, `evaluate.onnx`, `inference.onnx` and `manifest.json`.
 
-        All or nothing.
+        Writing is atomic.
 
         Args:
-            folder: Where to; a program that is there already is replaced.
+            folder: The folder; a program in it is replaced.
             shared_weights: Write the weights once, to `weights.bin`, instead of into each file; always so above 2 GB.
-            defaults: Whether parameters, state and learning rate have defaults. JavaScript cannot feed inputs that do:
-                without, the values to start from are the outputs of one more file, `initial.onnx`. By default they have,
-                except with `target="web"`.
+            defaults: Whether parameters, state and learning rate have default values. JavaScript cannot feed inputs with
+                defaults; without them, the initial values are the outputs of one more file, `initial.onnx`. True by
+                default, except with `target="web"`.
 
         Raises:
             ArgumentError: The folder holds something else.
@@ -117,7 +117,7 @@ class TrainingProgram:
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> TrainingProgram:
-        """The program that `save` wrote; its graphs are read when first asked for.
+        """Load a program that `save` wrote; its graphs are read on first use.
 
         Raises:
             ModelError: The folder holds no program, or one of a later version.
@@ -127,7 +127,7 @@ class TrainingProgram:
 
     def __repr__(self) -> str:
         m = self.manifest
-        count = sum(math.prod(d for d in p.shape or () if isinstance(d, int)) for p in m.parameters)
+        count = sum(math.prod(p.static_shape()) for p in m.parameters)
         name = m.optimizer.get("name")
         return f"<TrainingProgram: {len(m.parameters)} parameters of {count:,} numbers, {name}, loss {m.loss!r}>"
 
@@ -158,32 +158,43 @@ def build_training(
     Args:
         model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
         loss: A name (`"mse"`, `"l1"`, `"huber"`, `"cross_entropy"`, `"nll"`, `"bce_with_logits"`), a member of
-            `onnx_convgrad.losses`, the name of a scalar that the model computes itself, a function
-            `(emitter, output, target) -> value`; or several, as `{output: loss or (weight, loss)}`.
+            `onnx_convgrad.losses`, the name of a scalar output of the model, a function
+            `(emitter, output, target) -> value`, an onnxscript function `(prediction, target) -> loss`; or several, as
+            `{output: loss or (weight, loss)}`.
         optimizer: A member of `onnx_convgrad.optim`.
         wrt: The parameters to train: `"parameters"`, or names and globs of initializers.
-        freeze: Names and globs of parameters to leave as they are.
-        outputs: Names and globs of the model's outputs that the graphs give out; all by default.
-        freeze_statistics: Keep BatchNormalization in inference mode: all, or those that have the name, or a statistic or
-            parameter of the name; globs match too.
-        unbiased_variance: Running variances average variances over n - 1 entries, as in PyTorch, instead of n.
-        seed: What the masks of Dropout depend on, besides the step.
-        precision: `"float32"`: as the model says. `"float16"`: convolutions and matrix products in float16, with float32
-            parameters and dynamic loss scaling. `"bfloat16"` (CUDA): matrix products and what moves their operands in
-            bfloat16, with float32 parameters; convolutions stay in float32, for CUDA has no others up to opset 21.
-        loss_scale: How the loss is scaled with float16; a member of `onnx_convgrad.optim`.
+        freeze: Names and globs of parameters that are not trained.
+        outputs: Names and globs of the model's outputs that the graphs have too; all by default.
+        freeze_statistics: Keep BatchNormalization nodes in inference mode: all (`True`), or those matched by names and
+            globs of nodes, statistics or parameters.
+        unbiased_variance: Running variances average variances with the denominator n - 1, as in PyTorch, instead of n.
+        seed: Seed of the Dropout masks.
+        precision: `"float32"`: the types of the model. `"float16"`: convolutions and matrix products in float16, with
+            float32 parameters and dynamic loss scaling. `"bfloat16"` (CUDA): matrix products and operators that move
+            their operands in bfloat16, with float32 parameters; convolutions stay in float32, because CUDA has no
+            bfloat16 convolution up to opset 21.
+        loss_scale: Options of the loss scale of float16, an `onnx_convgrad.optim.LossScale`.
         target: `"cpu"`, `"cuda"`, `"web"` or `"portable"`.
         deterministic: Build no sum whose order differs from run to run on a GPU; see `augment`.
         lowering: `"auto"`, `"exact"`, or a mapping from gradient operator (or node name) to the name of a lowering.
-        max_workspace: Bytes that the lowering of one convolution or its gradient may hold besides operands and result.
-        recompute: Forward values to compute again rather than keep, as for `augment`: names, globs or `"auto"`.
+        max_workspace: Bytes that the lowering of one convolution or its gradient may allocate besides operands and result.
+        recompute: Forward values to recompute instead of storing, as for `augment`: names, globs or `"auto"`.
         input_shapes: Shapes that replace those declared by the graph's inputs.
 
     Raises:
         ArgumentError: An unknown name or option.
-        ModelError: The model cannot be read or brought to opset 21.
+        ModelError: The model cannot be read or converted to opset 21.
         DifferentiationError: Some nodes cannot be differentiated; all are listed.
         LoweringError: No lowering applies to a convolution, or the forced one does not.
+
+    An onnxscript function as a loss (in a file, since onnxscript reads its source)::
+
+        @onnxscript.script()
+        def half_mse(prediction, target):
+            error = op.Sub(prediction, target)
+            return op.Mul(op.ReduceMean(op.Mul(error, error), keepdims=0), op.CastLike(0.5, error))
+
+        program = onnx_convgrad.build_training("model.onnx", loss=half_mse, optimizer=onnx_convgrad.optim.Adam())
     """
     settings = Options(
         target=target,
@@ -196,24 +207,24 @@ def build_training(
     )
     if not isinstance(optimizer, Optimizer):
         raise ArgumentError(f"optimizer must be a member of onnx_convgrad.optim, not {optimizer!r}.")
-    given_model = load(model)
-    restore(given_model.graph)
-    base = canonicalize(given_model.clone(), input_shapes)
+    source = load(model)
+    restore(source.graph)
+    base = canonicalize(source.clone(), input_shapes)
     if input_shapes:
-        verify_shapes(base, lambda: canonicalize(given_model.clone()))
+        verify_shapes(base, lambda: canonicalize(source.clone()))
     untie(base.graph)
     parameters = parameter_names(base.graph, wrt, freeze)
     check_groups(optimizer, parameters)
-    given = output_names(base.graph, outputs)
+    chosen = output_names(base.graph, outputs)
     plan = Plan(
-        given=given_model,
+        source=source,
         base=base,
-        machine=target_of(settings),
+        target=target_of(settings),
         options=settings,
-        terms=resolve(base.graph, loss, given if outputs else None),
+        terms=resolve(base.graph, loss, chosen if outputs else None),
         optimizer=optimizer,
         parameters=parameters,
-        outputs=given,
+        outputs=chosen,
         frozen=frozen_nodes(base.graph, freeze_statistics),
         unbiased=unbiased_variance,
         seed=whole(seed, "seed", 0),
@@ -225,13 +236,14 @@ def build_training(
     return TrainingProgram(builder.manifest, builder.build, optimizer.schedule)
 
 
-def _scale(precision: str, given: LossScale | None, target: str) -> LossScale | None:
+def _scale(precision: str, scale: LossScale | None, target: str) -> LossScale | None:
+    """Check the precision; return the loss scale that it needs."""
     check_names([precision], ["float32", *NARROW], "precision")
     if precision == "bfloat16" and target != "cuda":
         raise ArgumentError(
-            "precision='bfloat16' is for target='cuda': ONNX Runtime's CPU provider multiplies no bfloat16.",
+            "precision='bfloat16' needs target='cuda': other providers have no bfloat16 products.",
             hint="Use 'float16', which runs everywhere.",
         )
-    if precision != "float16" and given is not None:
+    if precision != "float16" and scale is not None:
         raise ArgumentError("loss_scale is for precision='float16'.")
-    return (given or LossScale()) if precision == "float16" else None
+    return (scale or LossScale()) if precision == "float16" else None

@@ -1,4 +1,4 @@
-"""A graph of a training program while it is put together: new inputs with defaults, outputs, names of new nodes."""
+"""Drafts: the graphs of a training program under construction, with new inputs, outputs and named nodes."""
 
 from __future__ import annotations
 
@@ -16,40 +16,23 @@ from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import complete
 from onnx_convgrad.training.program.manifest import Manifest, Port
 
-__all__ = ["Draft", "NodeNames", "empty"]
+__all__ = ["Draft", "empty_model", "name_nodes"]
 
 
-def empty(name: str) -> ir.Model:
-    """A model without nodes."""
+def empty_model(name: str) -> ir.Model:
+    """Create a model without nodes."""
     graph = ir.Graph([], [], nodes=[], opset_imports={"": CANONICAL_OPSET}, name=name)
     return ir.Model(graph, ir_version=10)
 
 
-class NodeNames:
-    """Names for new nodes; ONNX Runtime refuses a graph where two nodes share one."""
-
-    def __init__(self, graph: ir.Graph) -> None:
-        self.taken = {node.name for node in graph}
-        self._values = Namespace.of_values(graph)
-
-    def value(self, like: ir.Value) -> str:
-        """A free name for a value that gives its own away."""
-        return self._values.claim(f"{like.name}_inner")
-
-    def give(self, nodes: Iterable[ir.Node], prefix: str) -> None:
-        """Name new nodes `<prefix>/<operator>`, with numbers from the second on."""
-        counts: dict[str, int] = {}
-        for node in nodes:
-            stem = name = f"{prefix}/{node.op_type}"
-            while name in self.taken:
-                counts[stem] = counts.get(stem, 1) + 1
-                name = f"{stem}_{counts[stem]}"
-            self.taken.add(name)
-            node.name = name
+def name_nodes(names: Namespace, nodes: Iterable[ir.Node], prefix: str) -> None:
+    """Give new nodes free names `<prefix>/<operator>`."""
+    for node in nodes:
+        node.name = names.claim(f"{prefix}/{node.op_type}")
 
 
 class Draft:
-    """Owns a private copy of a canonical model; `seal` turns it into a finished one."""
+    """A private copy of a canonical model that is extended; `seal` turns it into a finished model."""
 
     def __init__(self, base: ir.Model, target: Target) -> None:
         self.base, self.target = base, target
@@ -58,42 +41,44 @@ class Draft:
         self.values = named_values(self.graph)
         self.inputs: list[ir.Value] = list(self.graph.inputs)
         self.outputs: list[ir.Value] = []
-        self.node_names = NodeNames(self.graph)
+        self.node_names = Namespace.of_nodes(self.graph)
         self._base_names = Namespace.of_values(base.graph).used
         self.forward: list[ir.Node] = []
         self.e = Emitter(self.graph, opsets=self.graph.opset_imports, target=target)
 
     def restart(self) -> None:
-        """Read the order of the nodes anew, after a change in their midst."""
+        """Create a new emitter, after nodes were inserted elsewhere than at the end."""
         self.e = Emitter(self.graph, opsets=self.graph.opset_imports, target=self.target)
         self.values = named_values(self.graph)
 
     # -- inputs --------------------------------------------------------------------------------------------------------
 
     def input(self, port: Port, default: np.ndarray | ir.TensorProtocol | None = None) -> ir.Value:
-        """A new input, with the value that it takes when none is fed; the same again if it is there already."""
-        found = next((v for v in self.inputs if v.name == port.name), None)
-        if found is not None:
-            return found
+        """Add an input, with a default value if one is given; return the existing one of this name."""
+        existing = next((v for v in self.inputs if v.name == port.name), None)
+        if existing is not None:
+            return existing
         shape = None if port.shape is None else ir.Shape(port.shape)
         dtype = ir.DataType.from_numpy(np.dtype(port.dtype))
         value = ir.Value(name=port.name, shape=shape, type=ir.TensorType(dtype))
         if default is not None:
             value.const_value = ir.Tensor(default, name=port.name) if isinstance(default, np.ndarray) else default
             self.graph.register_initializer(value)
-        self.graph.inputs.append(value)  # at once: the emitter must not take a default for a constant
+        self.graph.inputs.append(
+            value
+        )  # before anything is emitted: the emitter folds initializers that are not inputs
         self._reserve(port.name)
         self.inputs.append(value)
         return value
 
     def _reserve(self, name: str) -> None:
-        """Keep onnx_ir, which names what is emitted, from a name: of inputs that are added it does not know them."""
+        """Reserve a name in the graph's name authority, which names new values and does not see added inputs."""
         holder = ir.Node("", "Identity", [], outputs=[ir.Value(name=name)])
         self.graph.append(holder)
         self.graph.remove(holder)
 
     def feedable(self, name: str) -> ir.Value:
-        """An initializer of the model that becomes an input too, with the stored value as its default."""
+        """Make an initializer an input too, with the stored value as its default."""
         value = self.values[name]
         if value not in self.inputs:
             self.graph.inputs.append(value)
@@ -103,31 +88,26 @@ class Draft:
     # -- outputs -------------------------------------------------------------------------------------------------------
 
     def output(self, value: ir.Value, name: str) -> ir.Value:
-        """Give out `value` under `name`; a value that has a name of its own goes through an Identity."""
-        own = value.name in self._base_names or value in self.outputs
-        if value.name != name and own:
-            value = self.copy(value)
+        """Make `value` an output called `name`; a value of the model or another output is copied by an Identity."""
+        if value.name != name and (value.name in self._base_names or value in self.outputs):
+            node = ir.Node("", "Identity", [value], num_outputs=1)
+            self.e.place(node)
+            value = self.e.typed(node.outputs[0], value)
         value.name = name
         self.outputs.append(value)
         return value
-
-    def copy(self, value: ir.Value) -> ir.Value:
-        """The value again, as the result of a node."""
-        node = ir.Node("", "Identity", [value], num_outputs=1)
-        self.e.place(node)
-        return self.e.typed(node.outputs[0], value)
 
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
     @contextmanager
     def named(self, prefix: str) -> Iterator[None]:
-        """Nodes emitted inside are named `<prefix>/<operator>`, with numbers."""
+        """Name the nodes that are emitted inside `<prefix>/<operator>`."""
         start = len(self.e.emitted)
         yield
-        self.node_names.give(self.e.emitted[start:], prefix)
+        name_nodes(self.node_names, self.e.emitted[start:], prefix)
 
     def seal(self, options: Options, manifest: Manifest) -> ir.Model:
-        """Lower, verify and return the model."""
+        """Set inputs and outputs, lower and verify; return the finished model."""
         graph = self.graph
         graph.outputs.clear()
         graph.outputs.extend(self.outputs)

@@ -1,7 +1,7 @@
-"""The model that a training program was made of, in inference mode: what a trained model is exported as.
+"""Build and export the trained model in inference mode.
 
-It is the graph as it came in, with its own opset, inputs and outputs, wherever the trained values can be stored in it under
-the names that the program knows them by; else the canonical one, which computes the same at opset 21.
+It is the original graph, with its opset, inputs and outputs, if the trained values can be stored in it under their names in
+the program; else the canonical graph, which computes the same at opset 21.
 """
 
 from __future__ import annotations
@@ -15,46 +15,46 @@ import onnx_ir as ir
 
 from onnx_convgrad.frontend.files import check_destination, write
 from onnx_convgrad.ir.serialize import PROTO_LIMIT
-from onnx_convgrad.training.program import modes
+from onnx_convgrad.pipeline.modes import set_inference
 
 __all__ = ["export", "inference_model"]
 
 _OLDEST = 7
-"""Before, BatchNormalization and Dropout said in an attribute which mode they are in."""
+"""Before opset 7 an attribute of BatchNormalization and Dropout chose their mode."""
 
 
-def inference_model(given: ir.Model, base: ir.Model, names: Iterable[str]) -> ir.Model:
-    """A copy of `given`, or else of `base`, that stores the values called `names` as initializers.
+def inference_model(source: ir.Model, base: ir.Model, names: Iterable[str]) -> ir.Model:
+    """Copy `source`, or else `base`, with the named values as initializers, in inference mode.
 
     Args:
-        given: The model as it came in.
-        base: Its canonical form, with the values that training starts from.
+        source: The original model.
+        base: Its canonical form, with the initial values of the training.
         names: Parameters and running statistics.
     """
-    m = given.clone()
+    m = source.clone()
     start = {name: base.graph.initializers[name].const_value for name in names}
-    if given.functions or given.opset_imports.get("", _OLDEST) < _OLDEST or not _place(m.graph, start):
+    if source.functions or source.opset_imports.get("", _OLDEST) < _OLDEST or not _place(m.graph, start):
         m = base.clone()
     for graph in m.graphs():
-        modes.inference_mode(graph)
+        set_inference(graph)
     return m
 
 
 def _place(graph: ir.Graph, start: Mapping[str, ir.TensorProtocol | None]) -> bool:
-    """Make every value an initializer, in place; whether each is one of the graph's constants, with just these numbers."""
-    made = {v.name: node for node in graph for v in node.outputs if v.name in start}
+    """Make every value an initializer, in place; return whether each was a constant of the graph with equal numbers."""
+    producers = {v.name: node for node in graph for v in node.outputs if v.name in start}
     for name, tensor in start.items():
         value = graph.initializers.get(name)
-        if value is None and name in made:
-            value = _stored(graph, made[name])
+        if value is None and name in producers:
+            value = _stored(graph, producers[name])
         if value is None or tensor is None or value.const_value is None or not _same(value.const_value, tensor):
             return False
-        value.const_value = tensor  # one copy in memory, and in the file that a program's graphs share
+        value.const_value = tensor  # shared with the other graphs of the program, in memory and in files
     return True
 
 
 def _stored(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
-    """The result of a Constant, or of an Identity of an initializer, as an initializer."""
+    """Replace the result of a Constant, or of an Identity of an initializer, by an initializer."""
     old = node.outputs[0]
     source = node.inputs[0] if node.op_type == "Identity" and node.inputs else None
     if node.op_type == "Constant" and "value" in node.attributes:
@@ -80,7 +80,7 @@ def _same(a: ir.TensorProtocol, b: ir.TensorProtocol) -> bool:
 def export(
     model: ir.Model, values: Mapping[str, np.ndarray], path: str | os.PathLike[str], limit: int = PROTO_LIMIT
 ) -> None:
-    """Write an inference model with other values in its initializers; more than `limit` bytes go to `<path>.data`.
+    """Write an inference model with new values in its initializers; more than `limit` bytes go to `<path>.data`.
 
     Raises:
         ArgumentError: The path is a folder, or cannot be written.
@@ -92,6 +92,6 @@ def export(
     for name, array in values.items():
         m.graph.initializers[name].const_value = ir.Tensor(np.asarray(array, order="C"), name=name)
     for value in m.graph.initializers.values():
-        if isinstance(value.const_value, ir.ExternalTensor):  # the file must not depend on where the program lies
+        if isinstance(value.const_value, ir.ExternalTensor):  # the exported file must not refer to the program's files
             value.const_value = ir.Tensor(value.const_value.numpy().copy(), name=value.name)
     write(m, output, limit)

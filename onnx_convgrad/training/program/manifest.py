@@ -1,7 +1,7 @@
-"""What each input and output of a training program is, as JSON.
+"""The manifest of a training program: the role of every input and output, as JSON.
 
-The manifest is written beside the graphs as `manifest.json`, and into each graph as
-`metadata_props["onnx_convgrad.training"]`, so that a single file is enough too.
+It is stored beside the graphs as `manifest.json`, and in each graph as `metadata_props["onnx_convgrad.training"]`, so that
+a single file is self-contained.
 """
 
 from __future__ import annotations
@@ -20,50 +20,49 @@ __all__ = ["FORMAT", "VERSION", "Manifest", "Parameter", "Port", "State"]
 FORMAT = "onnx_convgrad.training_program"
 
 VERSION = 1
-"""Raised when a reader of the old form would misread the new one."""
+"""Version of the format, incremented with incompatible changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """A graph input or output: name, dtype (as numpy calls it), sizes (`None` where unknown; a name where symbolic)."""
+    """A graph input or output: name, numpy's name of the dtype, sizes (a name if symbolic, `None` if unknown)."""
 
     name: str
     dtype: str
     shape: tuple[int | str | None, ...] | None
 
     @classmethod
-    def of(cls, value: ir.Value, name: str | None = None) -> Port:
-        """The port of a value."""
+    def from_value(cls, value: ir.Value, name: str | None = None) -> Port:
+        """The port of a value, perhaps under another name."""
         dtype = (value.dtype or ir.DataType.FLOAT).numpy().name
         dims = None if value.shape is None else tuple(d if isinstance(d, int) else d.value for d in value.shape)
         return cls(name or value.name or "", dtype, dims)
 
+    def static_shape(self) -> tuple[int, ...]:
+        """The sizes of a value that is stored in the model, which are all numbers."""
+        return tuple(d for d in self.shape or () if isinstance(d, int))
+
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
-    """A trained value: the input `name`, its gradient (of `gradients` and `update`) and the output with its update."""
+class Parameter(Port):
+    """A trained value: the input `name`, its gradient (in `gradients` and `update`) and the output with its update."""
 
-    name: str
-    dtype: str
-    shape: tuple[int | str | None, ...] | None
     gradient: str
     next: str
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """A value that goes from step to step besides the parameters.
+class State(Port):
+    """A value besides the parameters that every step updates.
 
     Attributes:
-        kind: `"optimizer"` (moves with `update`), `"statistic"` (running mean or variance of a BatchNormalization) or
-            `"random"` (seed of what is drawn); the latter two move with the forward pass.
+        next: The output with its update.
+        kind: `"optimizer"` (changed by `update`), `"statistic"` (running mean or variance of a BatchNormalization) or
+            `"random"` (state of the random numbers); the latter two are changed by the forward pass.
         of: The parameter that it belongs to, if any.
-        slot: What it is to the optimizer, for example `exp_avg`; names are PyTorch's.
+        slot: Its name in the optimizer, for example `exp_avg`; the names are PyTorch's.
     """
 
-    name: str
-    dtype: str
-    shape: tuple[int | str | None, ...] | None
     next: str
     kind: str
     of: str | None = None
@@ -72,18 +71,18 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The roles of all names of a training program. Every parameter, state and the learning rate has a default.
+    """The roles of all names of a training program. Parameters, state and the learning rate have default values.
 
     Attributes:
         data: Inputs of the model.
         targets: Inputs that the losses compare with.
         learning_rate: Input, a scalar.
         loss: Output, the sum of all terms.
-        terms: Outputs with each term, where there are several.
+        terms: Outputs with the terms of a loss that has several.
         outputs: Outputs of the model.
         optimizer: Name and options.
         losses: Name, output and options of each term.
-        options: What else the program was built with.
+        options: Further arguments of `build_training`.
     """
 
     data: tuple[Port, ...]
@@ -99,62 +98,55 @@ class Manifest:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def moving(self) -> tuple[Parameter | State, ...]:
-        """What changes from step to step: parameters, then state."""
+        """The values that a step changes: parameters, then state."""
         return (*self.parameters, *self.state)
 
     def stored(self) -> tuple[Parameter | State, ...]:
-        """What a trained model is made of: parameters and running statistics."""
+        """The values that a trained model stores: parameters and running statistics."""
         return (*self.parameters, *(s for s in self.state if s.kind == "statistic"))
 
     def inputs(self) -> list[str]:
-        """Names of the inputs of all graphs, in their order."""
-        first = [port.name for port in (*self.data, *self.targets, self.learning_rate)]
-        return [
-            *first,
-            *(p.name for p in self.parameters),
-            *(p.gradient for p in self.parameters),
-            *(m.name for m in self.moving()),
-        ]
+        """Names of the inputs of all graphs, in order."""
+        ports = (*self.data, *self.targets, self.learning_rate, *self.parameters)
+        return [*(p.name for p in ports), *(p.gradient for p in self.parameters), *(s.name for s in self.state)]
 
     def to_json(self) -> str:
-        """The manifest as JSON text."""
+        """Convert to JSON text; options may be numpy arrays or PyTorch tensors."""
         plain = {"format": FORMAT, "version": VERSION, **asdict(self)}
-        return json.dumps(plain, indent=1, default=lambda option: option.tolist())  # of numpy or PyTorch
+        return json.dumps(plain, indent=1, default=lambda option: option.tolist())
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
-        """The manifest from JSON text.
+        """Create from JSON text.
 
         Raises:
-            ModelError: It is not a manifest, or one of a later version.
+            ModelError: It is not a manifest, or of a later version.
         """
         try:
-            found = json.loads(text)
-            if found.pop("format") != FORMAT:
-                raise ModelError("The manifest is of something else.")
-            version = found.pop("version")
+            values = json.loads(text)
+            if values.pop("format") != FORMAT:
+                raise ModelError("The manifest is not of a training program.")
+            version = values.pop("version")
         except (ValueError, KeyError, AttributeError, TypeError) as problem:
-            raise ModelError(f"This is no manifest of a training program ({problem}).") from problem
+            raise ModelError(f"This is not a manifest of a training program ({problem}).") from problem
         if version != VERSION:
             raise ModelError(f"The manifest has version {version}; this release reads version {VERSION}.")
         try:
-            return cls(**{f.name: _field(f.name, found[f.name]) for f in fields(cls)})
+            return cls(**{f.name: _field(f.name, values[f.name]) for f in fields(cls)})
         except (KeyError, TypeError) as problem:
             raise ModelError(f"The manifest is incomplete ({problem}).") from problem
 
 
-_ENTRIES: dict[str, Any] = {"data": Port, "targets": Port, "parameters": Parameter, "state": State}
+_PORTS: dict[str, type[Port]] = {
+    "data": Port, "targets": Port, "learning_rate": Port, "parameters": Parameter, "state": State
+}  # fmt: skip
 
 
 def _field(name: str, value: Any) -> Any:
-    """A JSON value as the field `name` holds it."""
-    if name in _ENTRIES:
-        return tuple(_ENTRIES[name](**_sized(entry)) for entry in value)
-    if name == "learning_rate":
-        return Port(**_sized(value))
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _sized(entry: dict[str, Any]) -> dict[str, Any]:
-    shape = entry.get("shape")
-    return {**entry, "shape": None if shape is None else tuple(shape)}
+    """Convert a JSON value to that of the field `name`."""
+    if isinstance(value, list):
+        return tuple(_field(name, item) for item in value)
+    if name not in _PORTS:
+        return value
+    shape = value.get("shape")
+    return _PORTS[name](**{**value, "shape": None if shape is None else tuple(shape)})

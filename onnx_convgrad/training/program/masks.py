@@ -1,13 +1,13 @@
-"""Random masks for Dropout as a function of a graph input, so that a run can be repeated and taken up again.
+"""Random masks for Dropout as a function of a graph input, so that a run can be repeated and resumed.
 
 ONNX's own random operators keep their state inside the session, where it can be neither stored nor restored. Here every
-entry is a hash of (state, node, position) out of int32 products, sums and quotients, which all execution providers have
-and compute alike: the "squares" generator of Widynski (2020), halved to 32 bits. One round is
+entry is a hash of (state, node, position), computed with int32 products, sums and quotients, which all execution providers
+compute alike: the "squares" generator of Widynski (2020), reduced to 32 bits. One round is
 
     v <- v^2 + y or z (in turn);    v <- v with its 16-bit halves exchanged
 
-with y = position times an odd constant plus one key, z = y plus another. Three rounds pass the tests that a mask must
-pass (moments, lags, pairs, agreement of masks from different states and nodes); see `tests/test_training_dropout.py`.
+with y = position times an odd constant plus one key, z = y plus another. Three rounds pass the statistical tests that masks
+need (moments, lags, pairs, agreement of masks from different states and nodes): `tests/training/program/test_masks.py`.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ import onnx_ir as ir
 
 from onnx_convgrad.ir.emit import Dim, Emitter
 
-__all__ = ["Masks", "first_state"]
+__all__ = ["Masks", "initial_state"]
 
 _STRIDE = 0x9E3779B1
-"""2^32 over the golden ratio, odd: neighbours start far apart."""
+"""2^32 divided by the golden ratio, odd, so that neighbours start far apart."""
 
 _HALF = 1 << 16
 _ROUNDS = 3
 _INT = ir.DataType.INT32
 
 
-def first_state(seed: int | Sequence[int]) -> int:
-    """The state that seeds stand for; those of neighbouring seeds are far apart, since each step adds one."""
+def initial_state(seed: int | Sequence[int]) -> int:
+    """The initial state of a seed or several; neighbouring seeds give distant states, since each step adds one."""
     return int(np.random.SeedSequence(seed).generate_state(1)[0]) >> 1
 
 
 def _wrapped(number: int) -> int:
-    """A number modulo 2^32, as int32 holds it."""
+    """A number modulo 2^32, in the range of int32."""
     return (number + (1 << 31)) % (1 << 32) - (1 << 31)
 
 
 def hashed(e: Emitter, y: ir.Value, z: ir.Value) -> ir.Value:
-    """Three rounds of squaring, int32 to int32, all products modulo 2^32."""
+    """Emit the rounds of the hash, int32 to int32, all products modulo 2^32."""
     v = y
     for turn in range(_ROUNDS):
         v = e.add(e.mul(v, v), z if turn % 2 else y)
@@ -50,7 +50,7 @@ def hashed(e: Emitter, y: ir.Value, z: ir.Value) -> ir.Value:
 
 
 class Masks:
-    """Draws masks for `count` nodes from one state, an int32 scalar."""
+    """Masks for `count` nodes from one state, an int32 scalar."""
 
     def __init__(self, e: Emitter, state: ir.Value, count: int) -> None:
         self.e = e
@@ -59,7 +59,7 @@ class Masks:
         self.keys = hashed(e, y, e.add(y, _wrapped(0xC2B2AE35)))
 
     def keep(self, x: ir.Value, node: int, share: float) -> ir.Value:
-        """A bool tensor of x's shape that is false with probability `share`."""
+        """Emit a bool tensor of x's shape that is false with probability `share`."""
         e = self.e
         first, second = (e.op("Gather", self.keys, e.const(2 * node + i), axis=0) for i in (0, 1))
         rows, columns = self._sizes(x)
@@ -74,7 +74,7 @@ class Masks:
         return keep
 
     def _sizes(self, x: ir.Value) -> tuple[Dim, Dim]:
-        """x as a matrix: the first axis against all others."""
+        """Sizes of x as a matrix: the first axis, and the product of all others."""
         e = self.e
         if x.shape is None:
             return 1, e.op("Reshape", e.op("Size", x), e.ints([1]))
@@ -82,7 +82,7 @@ class Masks:
         return (dims[0], e.size_mul(*dims[1:])) if len(dims) > 1 else (1, e.size_mul(*dims))
 
     def _range(self, size: Dim, step: Dim, *, across: bool = False) -> ir.Value:
-        """0, step, 2 step, ... as a column, or as a row (then without the factor), int32."""
+        """0, step, 2 step, ... as a column, times the constant; or, `across`, 0, 1, 2, ... as a row; int32."""
         e = self.e
         count = e.const(size) if isinstance(size, int) else e.squeeze(size, [0])
         numbers = e.op("Range", e.const(np.int32(0)), e.cast(count, _INT), e.const(np.int32(1)))

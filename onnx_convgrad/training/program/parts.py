@@ -1,4 +1,4 @@
-"""The graphs of a training program, each built on a copy of the canonical model."""
+"""Build the graphs of a training program, each on a copy of the canonical model."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from onnx_convgrad.errors import ArgumentError, first_few
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.notes import MANIFEST
-from onnx_convgrad.pipeline.training import rewrite_for_training
+from onnx_convgrad.pipeline.modes import optimize_for_training, set_inference
 from onnx_convgrad.training.losses.elementwise import reduce
-from onnx_convgrad.training.program import modes
-from onnx_convgrad.training.program.draft import Draft, empty
+from onnx_convgrad.training.program.draft import Draft, empty_model
 from onnx_convgrad.training.program.inference import inference_model
-from onnx_convgrad.training.program.manifest import Manifest, Port, State
-from onnx_convgrad.training.program.masks import first_state
-from onnx_convgrad.training.program.plan import Plan, manifest
+from onnx_convgrad.training.program.manifest import Port, State
+from onnx_convgrad.training.program.masks import initial_state
+from onnx_convgrad.training.program.plan import Plan, create_manifest
 from onnx_convgrad.training.program.precision import NARROW, to_narrow
+from onnx_convgrad.training.program.training_mode import set_training
 from onnx_convgrad.training.program.update import update
 
 __all__ = ["PARTS", "Builder", "Part"]
@@ -35,7 +35,7 @@ PARTS: tuple[Part, ...] = ("step", "gradients", "update", "evaluate", "inference
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """What the forward pass gives: the loss, its terms, the next value of the state that it moves, by name."""
+    """Values of a forward pass: the loss, its terms, and the updates of statistics and random state by name."""
 
     loss: ir.Value
     terms: tuple[ir.Value, ...]
@@ -44,37 +44,41 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Differentiated:
-    """A draft with the forward and the backward pass; gradients by parameter."""
+    """A draft with forward and backward pass, and the gradient of each parameter.
+
+    Attributes:
+        rated: Whether the gradients are multiplied by the learning rate.
+    """
 
     draft: Draft
     forward: Forward
     gradients: dict[str, ir.Value]
     rated: bool = False
-    """Whether the gradients are multiplied by the learning rate."""
 
 
 class Builder:
-    """Builds the parts of a plan on demand. Parameters that the loss does not depend on are left out, with a warning."""
+    """Builds the parts of a plan on demand; parameters without effect on the loss are left out with a warning."""
 
     def __init__(self, plan: Plan, options: dict[str, Any]) -> None:
         self.plan = plan
         self._tensors: dict[str, ir.TensorProtocol] = {}
-        self.manifest: Manifest = manifest(plan, options)
+        self.manifest = create_manifest(plan, options)
         first = self._differentiate(rated=self._rated)
         missing = [repr(name) for name in plan.parameters if name not in first.gradients]
         if len(missing) == len(plan.parameters):
-            raise ArgumentError("The loss does not depend on any of the parameters.")
+            raise ArgumentError(
+                "The loss does not depend on any of the parameters.", hint="Check the arguments loss, wrt and freeze."
+            )
         if missing:
-            text = f"Not trained, since the loss does not depend on it: {first_few(missing)}."
-            warn(text)
+            warn(f"Not trained, since the loss does not depend on it: {first_few(missing)}.")
             self.plan = replace(plan, parameters=tuple(n for n in plan.parameters if n in first.gradients))
-            self.manifest = manifest(self.plan, options)
+            self.manifest = create_manifest(self.plan, options)
         self._first: Differentiated | None = first
 
     def build(self, part: Part) -> ir.Model:
-        """One graph of the program."""
+        """Build one graph of the program."""
         if part == "inference":
-            m = inference_model(self.plan.given, self.plan.base, [e.name for e in self.manifest.stored()])
+            m = inference_model(self.plan.source, self.plan.base, [e.name for e in self.manifest.stored()])
             m.metadata_props[MANIFEST] = self.manifest.to_json()
             return m
         draft: Draft = getattr(self, f"_{part}")()
@@ -86,46 +90,42 @@ class Builder:
         done = self._first or self._differentiate(rated=self._rated)
         self._first = None  # a draft is sealed once
         draft = done.draft
-        moving = {self.manifest.learning_rate.name, *(entry.name for entry in self.manifest.moving())}
-        draft.inputs = [v for v in draft.inputs if not v.is_initializer() or v.name in moving]
+        updated = {self.manifest.learning_rate.name, *(entry.name for entry in self.manifest.moving())}
+        draft.inputs = [v for v in draft.inputs if not v.is_initializer() or v.name in updated]
         parameters = {p.name: draft.values[p.name] for p in self.manifest.parameters}
-        moved = self._move(draft, parameters, done.gradients, rated=done.rated)
-        self._give_forward(draft, done.forward)
-        self._give_next(draft, {**moved, **done.forward.following})
+        following = self._updates(draft, parameters, done.gradients, rated=done.rated)
+        self._add_results(draft, done.forward)
+        self._add_next(draft, {**following, **done.forward.following})
         return draft
 
     def _gradients(self) -> Draft:
         done = self._differentiate()
-        self._give_forward(done.draft, done.forward)
+        self._add_results(done.draft, done.forward)
         for p in self.manifest.parameters:
             done.draft.output(done.gradients[p.name], p.gradient)
-        self._give_next(done.draft, done.forward.following)
+        self._add_next(done.draft, done.forward.following)
         return done.draft
 
     def _evaluate(self) -> Draft:
-        draft = Draft(self.plan.base, self.plan.machine)
-        self._give_forward(draft, self._forward(draft, training=False))
+        draft = Draft(self.plan.base, self.plan.target)
+        self._add_results(draft, self._forward(draft, training=False))
         return draft
 
     def _update(self) -> Draft:
-        draft = Draft(empty("update"), self.plan.machine)
-        stored = self.plan.base.graph.initializers
-        parameters, gradients = {}, {}
-        for p in self.manifest.parameters:
-            tensor = stored[p.name].const_value
-            parameters[p.name] = draft.input(Port(p.name, p.dtype, p.shape), tensor)
-        for p in self.manifest.parameters:
-            gradients[p.name] = draft.input(Port(p.gradient, p.dtype, p.shape))
-        self._give_next(draft, self._move(draft, parameters, gradients))
+        draft = Draft(empty_model("update"), self.plan.target)
+        stored, entries = self.plan.base.graph.initializers, self.manifest.parameters
+        parameters = {p.name: draft.input(p, stored[p.name].const_value) for p in entries}
+        gradients = {p.name: draft.input(Port(p.gradient, p.dtype, p.shape)) for p in entries}
+        self._add_next(draft, self._updates(draft, parameters, gradients))
         return draft
 
-    # -- pieces --------------------------------------------------------------------------------------------------------
+    # -- differentiation and update ------------------------------------------------------------------------------------
 
     @property
     def _rated(self) -> bool:
         """Whether a step differentiates the loss times the learning rate, which saves a pass over all parameters.
 
-        Not where a value is of float16, in which a small gradient would become zero.
+        Not with float16 values, in which a small gradient would become zero.
         """
         values = named_values(self.plan.base.graph).values()
         half = self.plan.precision == "float16" or any(v.dtype == ir.DataType.FLOAT16 for v in values)
@@ -135,7 +135,7 @@ class Builder:
         return draft.input(self.manifest.learning_rate, np.asarray(self.manifest.optimizer["lr"], np.float32))
 
     def _differentiate(self, *, rated: bool = False) -> Differentiated:
-        draft = Draft(self.plan.base, self.plan.machine)
+        draft = Draft(self.plan.base, self.plan.target)
         forward = self._forward(draft, training=True)
         sources = {name: draft.values[name] for name in self.plan.parameters}
         e, scale = draft.e, None
@@ -148,15 +148,15 @@ class Builder:
                     scale = self._stored(draft, s)
                     seed = e.typed(e.mul(seed, e.cast(scale, seed.dtype or ir.DataType.FLOAT)), seed)
         draft.forward = list(draft.graph)
-        found = backward(e, {forward.loss: seed}, dict.fromkeys(sources.values()))
-        gradients = {name: found[v] for name, v in sources.items() if v in found}
+        cotangents = backward(e, {forward.loss: seed}, dict.fromkeys(sources.values()))
+        gradients = {name: cotangents[v] for name, v in sources.items() if v in cotangents}
         if scale is not None:
             with draft.named("loss_scale"):
                 inverse = e.op("Reciprocal", scale)
                 gradients = {k: e.mul(g, e.cast(inverse, g.dtype or ir.DataType.FLOAT)) for k, g in gradients.items()}
         return Differentiated(draft, forward, gradients, rated)
 
-    def _move(
+    def _updates(
         self,
         draft: Draft,
         parameters: Mapping[str, ir.Value],
@@ -166,10 +166,13 @@ class Builder:
     ) -> dict[str, ir.Value]:
         """The next value of every parameter and of the optimizer's state."""
         state = {s.name: self._stored(draft, s) for s in self.manifest.state if s.kind == "optimizer"}
-        return update(draft, self.plan, self.manifest, parameters, gradients, state, self._rate(draft), rated=rated)
+        optimizer, scale, rate = self.plan.optimizer, self.plan.scale, self._rate(draft)
+        return update(draft, self.manifest, optimizer, scale, parameters, gradients, state, rate, rated=rated)
+
+    # -- forward pass --------------------------------------------------------------------------------------------------
 
     def _forward(self, draft: Draft, *, training: bool) -> Forward:
-        """The model in training or inference mode, and the loss."""
+        """Switch the model to training or inference mode and emit the loss."""
         plan = self.plan
         targets = {port.name: draft.input(port) for port in self.manifest.targets}
         for name in (*plan.parameters, *plan.statistics()):
@@ -178,12 +181,12 @@ class Builder:
             to_narrow(draft, NARROW[plan.precision])
         following: dict[str, ir.Value] = {}
         if training:
-            following = self._train_mode(draft)
+            following = self._set_training(draft)
             if plan.options.lowering != "exact":
                 keep = {*draft.graph.outputs, *following.values(), *(draft.values[t.output or ""] for t in plan.terms)}
-                rewrite_for_training(draft.graph, plan.machine, keep)
+                optimize_for_training(draft.graph, plan.target, keep)
         else:
-            modes.inference_mode(draft.graph)
+            set_inference(draft.graph)
         draft.restart()
         e = draft.e
         by_name = dict(zip(dict.fromkeys(t.target for t in plan.terms if t.has_target), targets.values(), strict=True))
@@ -196,20 +199,23 @@ class Builder:
             total = _total(e, values, [t.weight for t in plan.terms])
         return Forward(total, tuple(values), following)
 
-    def _train_mode(self, draft: Draft) -> dict[str, ir.Value]:
-        """The next value of every state that the forward pass moves."""
+    def _set_training(self, draft: Draft) -> dict[str, ir.Value]:
+        """Switch to training mode; return the updates of statistics and random state by name."""
         plan, state = self.plan, None
-        seeds = [s for s in self.manifest.state if s.kind == "random"]
-        for s in seeds:
-            state = draft.input(Port(s.name, s.dtype, s.shape), np.asarray(first_state(plan.seed), s.dtype))
-        following = modes.training_mode(draft, lambda n: n.name in plan.frozen, unbiased=plan.unbiased, state=state)
-        if state is not None:
+        entry = next((s for s in self.manifest.state if s.kind == "random"), None)
+        if entry is not None:
+            state = draft.input(entry, np.asarray(initial_state(plan.seed), entry.dtype))
+        following = set_training(draft, plan.frozen, unbiased=plan.unbiased, state=state)
+        if entry is not None and state is not None:
             draft.restart()
             with draft.named("masks"):
-                following[seeds[0].name] = draft.e.add(state, 1)
+                following[entry.name] = draft.e.add(state, 1)
         return following
 
-    def _give_forward(self, draft: Draft, forward: Forward) -> None:
+    # -- inputs and outputs --------------------------------------------------------------------------------------------
+
+    def _add_results(self, draft: Draft, forward: Forward) -> None:
+        """Make loss, terms and outputs of the model outputs of the graph."""
         m = self.manifest
         draft.output(forward.loss, m.loss)
         for name, value in zip(m.terms, forward.terms, strict=False):
@@ -218,25 +224,24 @@ class Builder:
         for name in m.outputs:
             draft.output(results[name], name)
 
-    def _give_next(self, draft: Draft, following: Mapping[str, ir.Value]) -> None:
-        """The next values, in the order of the manifest."""
+    def _add_next(self, draft: Draft, following: Mapping[str, ir.Value]) -> None:
+        """Make the next values outputs of the graph, in the order of the manifest."""
         for entry in self.manifest.moving():
             if entry.name in following:
                 draft.output(following[entry.name], entry.next)
 
     def _stored(self, draft: Draft, s: State) -> ir.Value:
-        """The input of a state, with the value that it begins with."""
+        """The input of a state, with its initial value as the default."""
         if s.name not in self._tensors:
             start = 0.0 if s.of is None else self.plan.optimizer.of(s.of)[0].state()[s.slot or ""]
             if s.slot == "loss_scale" and self.plan.scale is not None:
                 start = self.plan.scale.initial
-            shape = tuple(d for d in s.shape or () if isinstance(d, int))
-            self._tensors[s.name] = ir.Tensor(np.full(shape, start, s.dtype), name=s.name)
-        return draft.input(Port(s.name, s.dtype, s.shape), self._tensors[s.name])
+            self._tensors[s.name] = ir.Tensor(np.full(s.static_shape(), start, s.dtype), name=s.name)
+        return draft.input(s, self._tensors[s.name])
 
 
 def _total(e: Emitter, values: list[ir.Value], weights: list[float]) -> ir.Value:
-    """The weighted sum of the terms; several are summed over their entries first."""
+    """The weighted sum of the terms; if there are several, each is summed over its entries first."""
     if len(values) == 1:
         return e.mul(values[0], weights[0])
     scalars = [reduce(e, v, "sum") for v in values]

@@ -1,4 +1,4 @@
-"""The arguments of a training program, resolved against the model, and the names of everything in its graphs."""
+"""Resolve the arguments of a training program against the model, and name everything in its graphs."""
 
 from __future__ import annotations
 
@@ -15,37 +15,38 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.parameters import resolve_wrt
 from onnx_convgrad.ir.namespace import Namespace, named_values
 from onnx_convgrad.ir.targets import Target
+from onnx_convgrad.pipeline.modes import batch_normalizations
 from onnx_convgrad.pipeline.options import Names, Options
 from onnx_convgrad.training.optim.optimizers import Optimizer
 from onnx_convgrad.training.program.manifest import Manifest, Parameter, Port, State
-from onnx_convgrad.training.program.modes import batch_normalizations, dropouts
-from onnx_convgrad.training.program.scaling import LossScale
 from onnx_convgrad.training.program.terms import Term
+from onnx_convgrad.training.program.training_mode import dropouts
+from onnx_convgrad.training.program.update import LossScale
 
-__all__ = ["Plan", "check_groups", "frozen_nodes", "manifest", "output_names", "parameter_names"]
+__all__ = ["Plan", "check_groups", "create_manifest", "frozen_nodes", "output_names", "parameter_names"]
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What was asked for.
+    """The resolved arguments of a training program.
 
     Attributes:
-        given: The model as it came in.
-        base: The canonical model, which no graph is built in.
-        machine: The target, with the speeds of this machine.
+        source: The original model.
+        base: The canonical model, which is copied for every graph.
+        target: The target, with the speeds of this machine.
         options: How gradients are computed.
         parameters: Names of the initializers to train.
-        outputs: Names of the outputs that the graphs give out.
+        outputs: Names of the model's outputs that are outputs of the graphs.
         frozen: Names of the BatchNormalization nodes that keep to their stored statistics.
         unbiased: Whether running variances are unbiased.
-        seed: What the masks of Dropout depend on.
+        seed: Seed of the Dropout masks.
         precision: `"float32"`, or a key of `precision.NARROW`.
-        scale: The loss scale; `None` where the type needs none.
+        scale: The loss scale; `None` if the precision needs none.
     """
 
-    given: ir.Model
+    source: ir.Model
     base: ir.Model
-    machine: Target
+    target: Target
     options: Options
     terms: tuple[Term, ...]
     optimizer: Optimizer
@@ -65,33 +66,35 @@ class Plan:
 
     @property
     def loss_value(self) -> str | None:
-        """Name of the model's value that is the loss as it stands, if it is one."""
+        """Name of the model's value that is the whole loss, if there is one."""
         first = self.terms[0]
         return first.output if len(self.terms) == 1 and first.loss is None and first.weight == 1 else None
 
 
 def parameter_names(graph: ir.Graph, wrt: Names, freeze: Names) -> tuple[str, ...]:
-    """Names of the initializers to train. Running statistics are none, though a glob may match them (`bn1.*`)."""
+    """Names of the initializers to train; running statistics only if listed, not if a glob (`bn1.*`) matches them."""
     listed = set(as_names(wrt, "wrt"))
     statistics = {v.name for n in batch_normalizations(graph) for v in n.inputs[3:5] if v is not None} - listed
-    found = [v for v in resolve_wrt(graph, wrt) if v.name not in statistics]
-    for value in found:
+    values = [v for v in resolve_wrt(graph, wrt) if v.name not in statistics]
+    for value in values:
         if not value.is_initializer():
-            raise ArgumentError(f"wrt names {value.name!r}, which is not stored in the model and cannot be trained.")
+            raise ArgumentError(
+                f"wrt names {value.name!r}, which is not an initializer of the model and cannot be trained."
+            )
     frozen = _matching(freeze, list(graph.initializers), "initializer in freeze:")
-    names = tuple(v.name or "" for v in found if v.name not in frozen)
+    names = tuple(v.name or "" for v in values if v.name not in frozen)
     if not names:
         raise ArgumentError("Every parameter is frozen: there is nothing to train.")
     return names
 
 
 def check_groups(optimizer: Optimizer, parameters: Sequence[str]) -> None:
-    """Refuse a group without parameters."""
+    """Raise `ArgumentError` for a group without parameters."""
     _matching(tuple(optimizer.groups), parameters, "parameter in groups:")
 
 
 def output_names(graph: ir.Graph, outputs: Names | None) -> tuple[str, ...]:
-    """Names of the outputs to give out, in the model's order."""
+    """Names of the chosen outputs, in the model's order."""
     names = list(dict.fromkeys(v.name or "" for v in graph.outputs))
     if outputs is None:
         return tuple(names)
@@ -100,32 +103,29 @@ def output_names(graph: ir.Graph, outputs: Names | None) -> tuple[str, ...]:
 
 
 def frozen_nodes(graph: ir.Graph, freeze: bool | Names) -> frozenset[str]:
-    """Names of the BatchNormalization nodes that keep to their stored statistics.
-
-    They are meant by their own name or by that of a statistic or parameter of theirs.
-    """
-    called = {n.name or "": [n.name or "", *(v.name or "" for v in n.inputs[1:] if v is not None)]
-              for n in batch_normalizations(graph)}  # fmt: skip
+    """Names of the BatchNormalization nodes to freeze: by their own name, or by that of a statistic or parameter."""
+    names_of = {n.name or "": [n.name or "", *(v.name or "" for v in n.inputs[1:] if v is not None)]
+                for n in batch_normalizations(graph)}  # fmt: skip
     if isinstance(freeze, bool):
-        return frozenset(called) if freeze else frozenset()
-    known = [name for names in called.values() for name in names]
+        return frozenset(names_of) if freeze else frozenset()
+    known = [name for names in names_of.values() for name in names]
     chosen = _matching(freeze, known, "BatchNormalization or statistic in freeze_statistics:")
-    return frozenset(node for node, names in called.items() if chosen.intersection(names))
+    return frozenset(node for node, names in names_of.items() if chosen.intersection(names))
 
 
 def _matching(globs: Names, names: Sequence[str], what: str) -> set[str]:
-    """The names that match; raises `ArgumentError` for a glob that none does."""
-    found: set[str] = set()
+    """The names that match any glob; raises `ArgumentError` for a glob without a match."""
+    matches: set[str] = set()
     for glob in as_names(globs, what.rstrip(":")):
         matched = {name for name in names if name == glob} or {name for name in names if fnmatchcase(name, glob)}
         if not matched:
             check_names([glob], names, what)
-        found |= matched
-    return found
+        matches |= matched
+    return matches
 
 
-def manifest(plan: Plan, options: dict[str, Any]) -> Manifest:
-    """The names of all inputs and outputs, the same in every graph of the program."""
+def create_manifest(plan: Plan, options: dict[str, Any]) -> Manifest:
+    """Name all inputs and outputs; the names are the same in every graph of the program."""
     graph, names = plan.base.graph, Namespace.of_values(plan.base.graph)
     values = named_values(graph)
     rate = np.float32(plan.optimizer.schedule(0))
@@ -134,48 +134,39 @@ def manifest(plan: Plan, options: dict[str, Any]) -> Manifest:
         if term.loss is not None and term.has_target and term.target not in targets:
             dtype, shape = term.loss.target(values[term.output or ""])
             value = ir.Value(shape=shape, type=ir.TensorType(dtype))
-            targets[term.target] = Port.of(value, names.claim(term.target or "target"))
+            targets[term.target] = Port.from_value(value, names.claim(term.target or "target"))
     several = len(plan.terms) > 1
     loss = plan.loss_value or names.claim("loss")
-    parameters = tuple(_parameter(values[name], names) for name in plan.parameters)
-    state = [State(names.claim("step"), "int64", (), names.claim("step_next"), "optimizer", None, "step")]
+    parameters = []
     for name in plan.parameters:
-        port = Port.of(values[name])
+        port = Port.from_value(values[name])
+        following = names.claim(f"{name}_grad"), names.claim(f"{name}_next")
+        parameters.append(Parameter(name, port.dtype, port.shape, *following))
+    state = [State(names.claim("step"), "int64", (), names.claim("step_next"), "optimizer", slot="step")]
+    for name in plan.parameters:
+        port = Port.from_value(values[name])
         for slot in plan.optimizer.of(name)[0].state():
-            own = names.claim(f"{name}_{slot}")
-            state.append(State(own, port.dtype, port.shape, names.claim(f"{own}_next"), "optimizer", name, slot))
+            key = names.claim(f"{name}_{slot}")
+            state.append(State(key, port.dtype, port.shape, names.claim(f"{key}_next"), "optimizer", name, slot))
     if plan.scale is not None:
         for slot, kind in (("loss_scale", "float32"), ("good_steps", "int32")):
-            own = names.claim(slot)
-            state.append(State(own, kind, (), names.claim(f"{own}_next"), "optimizer", None, slot))
+            key = names.claim(slot)
+            state.append(State(key, kind, (), names.claim(f"{key}_next"), "optimizer", None, slot))
     for name in plan.statistics():
-        port = Port.of(values[name])
+        port = Port.from_value(values[name])
         state.append(State(name, port.dtype, port.shape, names.claim(f"{name}_next"), "statistic"))
     if dropouts(graph):
         state.append(State(names.claim("random_state"), "int32", (), names.claim("random_state_next"), "random"))
     return Manifest(
-        data=tuple(Port.of(v) for v in graph.inputs),
+        data=tuple(Port.from_value(v) for v in graph.inputs),
         targets=tuple(targets.values()),
         learning_rate=Port(names.claim("learning_rate"), "float32", ()),
         loss=loss,
         terms=tuple(names.claim(f"loss_{t.output}") for t in plan.terms) if several else (),
         outputs=tuple(name for name in plan.outputs if name != loss),
-        parameters=parameters,
+        parameters=tuple(parameters),
         state=tuple(state),
         optimizer={**plan.optimizer.options(), "lr": float(rate)},
-        losses=tuple(_described(t) for t in plan.terms),
+        losses=tuple(t.to_json() for t in plan.terms),
         options=options,
     )
-
-
-def _parameter(value: ir.Value, names: Namespace) -> Parameter:
-    port = Port.of(value)
-    return Parameter(
-        port.name, port.dtype, port.shape, names.claim(f"{port.name}_grad"), names.claim(f"{port.name}_next")
-    )
-
-
-def _described(term: Term) -> dict[str, Any]:
-    name = None if term.loss is None else type(term.loss).__name__
-    options = {} if term.loss is None else term.loss.options()
-    return {"loss": name, "output": term.output, "weight": term.weight, "target": term.target, "options": options}

@@ -1,8 +1,8 @@
-"""Mixed precision: a narrow type where products dominate, float32 where sums and small differences do, by three lists.
+"""Mixed precision: rewrite matrix products and convolutions to a narrow type, and keep sums in float32.
 
-Operators of the first list compute in float16 or bfloat16; their float32 operands, the parameters among them, pass
-through a Cast, whose gradient is a Cast back, so that parameters, their gradients and the optimizer stay in float32.
-Operators of the second list follow their operands. All others compute in float32. Micikevicius et al., "Mixed Precision
+Operators of a first list compute in float16 or bfloat16. Their float32 operands, parameters included, pass through a Cast,
+whose gradient is a Cast back, so that parameters, their gradients and the optimizer state stay in float32. Operators of a
+second list compute in the type of their operands. All others compute in float32. Micikevicius et al., "Mixed Precision
 Training" (2018).
 """
 
@@ -19,14 +19,20 @@ import onnx_ir as ir
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter
 from onnx_convgrad.ir.nodes import captured_values
-from onnx_convgrad.training.program.draft import Draft
+from onnx_convgrad.training.program.draft import Draft, name_nodes
 
 __all__ = ["NARROW", "Narrow", "to_narrow"]
 
 
 @dataclass(frozen=True, slots=True)
 class Narrow:
-    """A narrow type: the operators that compute in it, those that follow their operands, and its largest number."""
+    """A narrow type.
+
+    Attributes:
+        products: Operators that compute in this type.
+        follow: Operators that compute in the type of their operands.
+        largest: The largest number of the type.
+    """
 
     dtype: ir.DataType
     products: frozenset[str]
@@ -53,35 +59,38 @@ NARROW = {
     # Up to opset 21 CUDA has no convolution, pool, comparison or Pad (the gradient of Slice) in bfloat16.
     "bfloat16": Narrow(ir.DataType.BFLOAT16, frozenset(("Gemm", "MatMul")), _MOVES, 3.38e38),
 }
-"""Precision of a training program -> its lists."""
+"""Precision of a training program -> narrow type."""
 
 _FLOAT = ir.DataType.FLOAT
 
 
 def to_narrow(draft: Draft, narrow: Narrow) -> None:
-    """Rewrite the model of a draft in place; what the graph takes and gives out keeps its dtype.
+    """Rewrite the model of a draft in place; inputs and outputs keep their dtypes.
 
     Raises:
-        ArgumentError: The model has control flow, which the lists do not reach into.
+        ArgumentError: The model has control flow, whose bodies are not rewritten.
     """
     graph = draft.graph
-    given = [(v, v.dtype) for v in graph.outputs]
+    outputs = [(v, v.dtype) for v in graph.outputs]
     e = Emitter(graph, opsets=graph.opset_imports)
     for node in list(graph):
         if any(captured_values(node)):
-            raise ArgumentError(f"Node {node.name!r} ({node.op_type}) has a graph of its own: train it in float32.")
+            raise ArgumentError(
+                f"Node {node.name!r} ({node.op_type}) has a body, which cannot be converted to {narrow.dtype.name}.",
+                hint="Use precision='float32'.",
+            )
         e.anchor = node
         _convert(e, node, narrow)
     e.anchor = None
-    for i, (value, dtype) in enumerate(given):
+    for i, (value, dtype) in enumerate(outputs):
         if value.dtype != dtype:
             graph.outputs[i] = e.cast(value, dtype or _FLOAT)
-            value.name, graph.outputs[i].name = draft.node_names.value(value), value.name
-    draft.node_names.give(e.emitted, "precision")
+            value.name, graph.outputs[i].name = e.names.claim(f"{value.name}_inner"), value.name
+    name_nodes(draft.node_names, e.emitted, "precision")
 
 
 def _convert(e: Emitter, node: ir.Node, narrow: Narrow) -> None:
-    """Cast the operands of one node to the type that it is to compute in."""
+    """Cast the operands of a node to the type in which it computes."""
     typed = list(_typed_inputs(node, narrow))
     operands = [node.inputs[i] for i in typed]
     half = not node.domain and bool(typed) and _computes_narrow(node, operands, narrow)
@@ -94,7 +103,7 @@ def _convert(e: Emitter, node: ir.Node, narrow: Narrow) -> None:
     if half:
         for i in _typed_outputs(node):
             if node.outputs[i].dtype == _FLOAT:
-                node.outputs[i].type = ir.TensorType(narrow.dtype)  # types are shared with the copies of the model
+                node.outputs[i].type = ir.TensorType(narrow.dtype)  # a new object: copies of a model share types
 
 
 def _computes_narrow(node: ir.Node, operands: list[ir.Value | None], narrow: Narrow) -> bool:
@@ -112,7 +121,7 @@ def _constant(value: ir.Value) -> bool:
 
 
 def _fits(value: ir.Value, narrow: Narrow) -> bool:
-    """Whether the narrow type can hold the numbers, as far as they are known."""
+    """Whether the narrow type can hold the numbers of a constant; True for other values."""
     if not _constant(value) or value.const_value is None or value.dtype == narrow.dtype:
         return True
     numbers = value.const_value.numpy()
@@ -130,7 +139,7 @@ def _schema(op_type: str) -> onnx.defs.OpSchema:
 
 
 def _typed_inputs(node: ir.Node, narrow: Narrow) -> Iterator[int]:
-    """Positions of the operands that have the type of the first result."""
+    """Indices of the operands whose type the schema ties to that of the first result."""
     if node.op_type not in narrow.products | narrow.follow or node.domain:
         return
     schema = _schema(node.op_type)
@@ -140,7 +149,7 @@ def _typed_inputs(node: ir.Node, narrow: Narrow) -> Iterator[int]:
 
 
 def _typed_outputs(node: ir.Node) -> Iterator[int]:
-    """Positions of the results that have the type of the first."""
+    """Indices of the results whose type the schema ties to that of the first."""
     schema = _schema(node.op_type)
     for i in range(len(node.outputs)):
         if schema.outputs[min(i, len(schema.outputs) - 1)].type_str == schema.outputs[0].type_str:

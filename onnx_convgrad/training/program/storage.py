@@ -1,11 +1,11 @@
-"""A training program as a folder: five ONNX files and `manifest.json`, written all or nothing.
+"""Save a training program as a folder of five ONNX files and `manifest.json`, and load it. Writing is atomic.
 
-Each file holds its own weights, so that one of them is enough where only that one is needed. With `shared=True`, or where
-the weights are too big for one file, they are written once, to `weights.bin`, which all files refer to.
+Each file holds its own weights and can be used alone. With `shared=True`, or if the weights are too big for one file, they
+are written once, to `weights.bin`, which all files refer to.
 
-ONNX Runtime's packages for JavaScript feed no input that has a default: the one for Node leaves the value away without a
-word, the one for browsers refuses it. With `defaults=False` the inputs have none, and the values to start from are the
-outputs of one more file, `initial.onnx`, which takes no inputs.
+ONNX Runtime's JavaScript packages cannot feed an input that has a default value: the one for Node silently ignores the
+value, the one for browsers raises an error. With `defaults=False` the inputs have no defaults, and the initial values are
+the outputs of one more file, `initial.onnx`, which has no inputs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def write_program(
     defaults: bool = True,
     limit: int = PROTO_LIMIT,
 ) -> None:
-    """Write a program; a program that is there already is replaced when everything is written.
+    """Write a program; an existing one is replaced when everything is written.
 
     Raises:
         ArgumentError: The folder holds something else.
@@ -70,20 +70,20 @@ def write_program(
 
 
 def _refuse_others(folder: Path) -> None:
-    """Refuse a place that holds anything but a program, which is replaced as a whole."""
+    """Raise `ArgumentError` if a path holds anything but a program, which would be replaced as a whole."""
     entries = sorted(folder.iterdir()) if folder.is_dir() else [folder]
     if any(path.name == _MANIFEST for path in entries):
         try:
             read_manifest(folder)
         except ModelError as problem:
             raise ArgumentError(f"{str(folder)!r} is not replaced: {problem.message}", hint=_ELSEWHERE) from problem
-    own = [path for path in entries if path.name in (_MANIFEST, _WEIGHTS) or path.suffix == ".onnx"]
-    if other := next((path for path in entries if path not in own), None):
-        raise ArgumentError(
-            f"{str(folder)!r} is not replaced, because it holds {other.name!r}, which is no part of a training program.",
-            hint=_ELSEWHERE,
-        )
-    if own and not (folder / _MANIFEST).exists():
+    for path in entries:
+        if path.name not in (_MANIFEST, _WEIGHTS) and path.suffix != ".onnx":
+            raise ArgumentError(
+                f"{str(folder)!r} is not replaced: it holds {path.name!r}, which is not part of a training program.",
+                hint=_ELSEWHERE,
+            )
+    if entries and not (folder / _MANIFEST).exists():
         raise ArgumentError(f"{str(folder)!r} exists and is not a training program.", hint=_ELSEWHERE)
 
 
@@ -92,38 +92,38 @@ def _bytes(model: ir.Model) -> int:
 
 
 def _take_defaults(models: Mapping[str, ir.Model]) -> ir.Model:
-    """Leave the inputs of all models without defaults; a model whose outputs are the values that they had."""
-    first: dict[str, ir.Value] = {}
+    """Remove the defaults of the inputs of all models; return a model whose outputs are these values."""
+    initial: dict[str, ir.Value] = {}
     for model in models.values():
         for value in [v for v in model.graph.inputs if v.is_initializer()]:
             name, tensor = value.name or "", value.const_value
-            first.setdefault(name, ir.Value(name=name, type=value.type, shape=value.shape, const_value=tensor))
+            initial.setdefault(name, ir.Value(name=name, type=value.type, shape=value.shape, const_value=tensor))
             del model.graph.initializers[name]
             value.const_value = None
     step = models["step"]
-    graph = ir.Graph([], list(first.values()), nodes=[], initializers=list(first.values()), name=_INITIAL)
+    graph = ir.Graph([], list(initial.values()), nodes=[], initializers=list(initial.values()), name=_INITIAL)
     graph.opset_imports.update(step.graph.opset_imports)
     return ir.Model(graph, ir_version=step.ir_version)
 
 
 def _share(models: Mapping[str, ir.Model], folder: Path) -> None:
-    """Move what is not small into one file; tensors are shared where they are one object."""
+    """Move all tensors but small ones into one file, each object once; copy small ones out of the model's files."""
     values = [v for m in models.values() for v in m.graph.initializers.values()]
     tensors = {id(v.const_value): v.const_value for v in values if v.const_value is not None}
     big = {key: t for key, t in tensors.items() if t.nbytes > _SMALL}
     moved = ir.external_data.convert_tensors_to_external(list(big.values()), folder, _WEIGHTS)
     small = {key: t for key, t in tensors.items() if key not in big and isinstance(t, ir.ExternalTensor)}
-    near = {key: ir.Tensor(t.numpy().copy(), dtype=t.dtype, name=t.name) for key, t in small.items()}
-    by_id = {**near, **dict(zip(big, moved, strict=True))}  # nothing stays in the files of the model
+    copies = {key: ir.Tensor(t.numpy().copy(), dtype=t.dtype, name=t.name) for key, t in small.items()}
+    by_id = {**copies, **dict(zip(big, moved, strict=True))}
     for value in values:
         value.const_value = by_id.get(id(value.const_value), value.const_value)
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a program.
+    """Read the manifest of a program.
 
     Raises:
-        ModelError: The folder is not a program that this release reads.
+        ModelError: The folder is not a program, or of a later version.
     """
     try:
         return Manifest.from_json((folder / _MANIFEST).read_bytes())
@@ -132,17 +132,17 @@ def read_manifest(folder: Path) -> Manifest:
             f"{str(folder / _MANIFEST)!r}: {problem.message}", hint="Save the program again with TrainingProgram.save."
         ) from problem
     except FileNotFoundError:
-        raise ModelError(f"{str(folder)!r} is not a training program: there is no {_MANIFEST}.") from None
+        raise ModelError(f"{str(folder)!r} is not a training program: it has no {_MANIFEST}.") from None
     except OSError as problem:
         raise ModelError(f"{str(folder)!r} could not be read: {problem.strerror or problem}.") from problem
 
 
 def read_part(folder: Path, part: str) -> ir.Model:
-    """One graph of a program, with defaults."""
+    """Read one graph of a program, with the default values of its inputs."""
     model = load(folder / f"{part}.onnx")
-    if (initial := folder / f"{_INITIAL}.onnx").exists():
-        first = load(initial).graph.initializers
-        for value in [v for v in model.graph.inputs if v.name in first]:
-            value.const_value = first[value.name or ""].const_value
+    if (path := folder / f"{_INITIAL}.onnx").exists():
+        initial = load(path).graph.initializers
+        for value in [v for v in model.graph.inputs if v.name in initial]:
+            value.const_value = initial[value.name or ""].const_value
             model.graph.register_initializer(value)
     return model

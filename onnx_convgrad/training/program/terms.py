@@ -1,4 +1,4 @@
-"""What the argument `loss` of a training program means: one or more weighted terms, each of one value of the model."""
+"""Resolve the argument `loss` of a training program to weighted terms, each of one value of the model."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, SupportsFloat, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import DTypeLike
 
 from onnx_convgrad.autodiff.activity import floating
 from onnx_convgrad.base.names import check_names
@@ -18,6 +19,7 @@ from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.training.losses.cross_entropy import NLL, CrossEntropy
 from onnx_convgrad.training.losses.elementwise import L1, MSE, BCEWithLogits, Huber, Loss, Spec, reduce
+from onnx_convgrad.training.losses.script import ScriptLoss, is_onnxscript
 
 __all__ = ["LOSSES", "Custom", "LossLike", "Term", "resolve"]
 
@@ -31,20 +33,27 @@ LOSSES: dict[str, type[Loss]] = {
 }
 """Losses by name."""
 
+_HINT = f"Losses by name: {', '.join(LOSSES)}."
+
 
 @dataclass(frozen=True, eq=False)
 class Custom(Loss):
-    """A loss of one's own: a function `(e, y, target) -> value`, or `(e, y) -> value` without a target.
+    """A custom loss: a function `(e, y, target) -> value`, or `(e, y) -> value` without a target.
 
     Args:
-        function: Emits the loss with the `Emitter` `e`; what it returns is reduced.
+        function: Emits the loss with the `Emitter` `e`; or an onnxscript function `(prediction, target) -> loss`, whose
+            nodes are inlined. The result is reduced.
         dtype: numpy dtype of the target; by default that of the output.
         shape: Sizes and names of the target's dimensions; by default those of the output.
     """
 
     function: Callable[..., ir.Value] = field(kw_only=False)
-    dtype: Any = None
+    dtype: DTypeLike | None = None
     shape: Sequence[int | str | None] | None = None
+
+    def check(self) -> None:
+        if is_onnxscript(self.function):
+            object.__setattr__(self, "function", ScriptLoss(self.function))
 
     def target(self, y: ir.Value) -> Spec:
         dtype = y.dtype if self.dtype is None else ir.DataType.from_numpy(np.dtype(self.dtype))
@@ -54,13 +63,16 @@ class Custom(Loss):
     def has_target(self) -> bool:
         """Whether the function takes a target."""
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        given = [p for p in inspect.signature(self.function).parameters.values() if p.kind in positional]
-        return len([p for p in given if p.default is p.empty]) != 2
+        parameters = [p for p in inspect.signature(self.function).parameters.values() if p.kind in positional]
+        return len([p for p in parameters if p.default is p.empty]) != 2
 
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value | None = None) -> ir.Value:
         value = self.function(e, y) if target is None else self.function(e, y, target)
         if not isinstance(value, ir.Value):
-            raise ArgumentError(f"The loss function returned {value!r}, not a value of the graph.")
+            raise ArgumentError(
+                f"The loss function returned {value!r}, not a value of the graph.",
+                hint="Compute with the methods of its first argument, an Emitter, and return their result.",
+            )
         return reduce(e, value, self.reduction)
 
     def options(self) -> dict[str, Any]:
@@ -72,10 +84,10 @@ class Term:
     """A loss of one value of the model.
 
     Args:
-        loss: What is computed; `None` when the value is a loss itself.
+        loss: The loss; `None` if the value itself is one.
         output: Name of the value.
         weight: Factor in the sum of all terms.
-        target: Name of the graph input that holds the target; by default `target`, or `<output>_target` of several.
+        target: Name of the graph input for the target; by default `target`, or `<output>_target` if there are several.
     """
 
     loss: Loss | None
@@ -88,16 +100,24 @@ class Term:
         """Whether the loss compares with a target."""
         return self.loss is not None and getattr(self.loss, "has_target", True)
 
+    def to_json(self) -> dict[str, Any]:
+        """Convert to JSON values."""
+        name = None if self.loss is None else type(self.loss).__name__
+        options = {} if self.loss is None else self.loss.options()
+        return {"loss": name, "output": self.output, "weight": self.weight, "target": self.target, "options": options}
 
-LossLike: TypeAlias = str | Loss | Callable[..., ir.Value] | Term | Mapping[str, Any] | Sequence[Any]
-"""One loss, or several: `{output: loss, or (weight, loss), or the weight of a scalar output}`, or a list of terms."""
+
+OneLoss: TypeAlias = str | Loss | type[Loss] | Callable[..., ir.Value] | Term
+Entry: TypeAlias = OneLoss | tuple[SupportsFloat, OneLoss]
+LossLike: TypeAlias = OneLoss | Mapping[str, Entry | SupportsFloat] | Sequence[Entry]
+"""One loss, or several: `{output: loss, or (weight, loss), or the weight of a scalar output}`, or a list."""
 
 
 def resolve(graph: ir.Graph, loss: LossLike, outputs: Sequence[str] | None = None) -> tuple[Term, ...]:
-    """The terms that `loss` means for this graph; `outputs` are the ones to choose from where none is named.
+    """Resolve `loss` for a graph; a loss that names no output is of the only floating one in `outputs`.
 
     Raises:
-        ArgumentError: An unknown name, an output that cannot be told, or a loss of the wrong kind.
+        ArgumentError: A name is unknown, the output is ambiguous, or a loss has the wrong type.
     """
     if isinstance(loss, Mapping):
         terms = [_term(graph, entry, output) for output, entry in loss.items()]
@@ -106,7 +126,7 @@ def resolve(graph: ir.Graph, loss: LossLike, outputs: Sequence[str] | None = Non
     else:
         terms = [_term(graph, loss, None)]
     if not terms:
-        raise ArgumentError("There is no loss.")
+        raise ArgumentError("The argument loss is empty.", hint=_HINT)
     terms = [_placed(graph, t, outputs) for t in terms]
     compared = [t for t in terms if t.has_target]
     named = []
@@ -116,8 +136,8 @@ def resolve(graph: ir.Graph, loss: LossLike, outputs: Sequence[str] | None = Non
     return tuple(named)
 
 
-def _term(graph: ir.Graph, entry: Any, output: str | None) -> Term:
-    """One entry: a loss, `(weight, loss)` or a Term."""
+def _term(graph: ir.Graph, entry: Entry | SupportsFloat, output: str | None) -> Term:
+    """Resolve one entry."""
     weight = 1.0
     if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], SupportsFloat):
         weight, entry = _finite(entry[0]), entry[1]
@@ -125,43 +145,40 @@ def _term(graph: ir.Graph, entry: Any, output: str | None) -> Term:
         return Term(entry.loss, entry.output or output, entry.weight * weight, entry.target)
     if isinstance(entry, str):
         values = named_values(graph)
-        own = entry in values and (entry not in LOSSES or values[entry].is_graph_output())
-        if own and output in (None, entry):
+        is_value = entry in values and (entry not in LOSSES or values[entry].is_graph_output())
+        if is_value and output in (None, entry):
             return Term(None, entry, weight)
         if entry not in LOSSES:
-            known_values = [v.name or "" for v in graph.outputs if floating(v)]
-            check_names([entry], [*LOSSES, *(known_values if output is None else [])], "loss")
+            candidates = [v.name or "" for v in graph.outputs if floating(v)]
+            check_names([entry], [*LOSSES, *(candidates if output is None else [])], "loss")
         return Term(LOSSES[entry](), output, weight)
     if isinstance(entry, SupportsFloat) and output is not None:
         return Term(None, output, _finite(entry))
+    if isinstance(entry, type) and issubclass(entry, Loss):
+        entry = entry()
     if isinstance(entry, Loss):
         return Term(entry, output, weight)
-    if isinstance(entry, type) and issubclass(entry, Loss):
-        return Term(entry(), output, weight)
-    if callable(entry):
+    if callable(entry) and not isinstance(entry, type):
         return Term(Custom(entry), output, weight)
-    raise ArgumentError(
-        f"A loss is a name, a member of onnx_convgrad.losses or a function, not {entry!r}.",
-        hint=f"Names: {', '.join(LOSSES)}.",
-    )
+    raise ArgumentError(f"A loss is a name, a member of onnx_convgrad.losses or a function, not {entry!r}.", hint=_HINT)
 
 
 def _finite(weight: SupportsFloat) -> float:
     if not math.isfinite(float(weight)):
-        raise ArgumentError(f"The weight of a loss is {weight!r}.")
+        raise ArgumentError(f"The weight of a loss must be finite, not {weight!r}.")
     return float(weight)
 
 
 def _placed(graph: ir.Graph, term: Term, outputs: Sequence[str] | None) -> Term:
-    """The term with its value settled."""
+    """Determine the output of a term and check it."""
     values = named_values(graph)
     if term.output is None:
         options = [v.name or "" for v in dict.fromkeys(graph.outputs) if floating(v)]
         chosen = [name for name in options if outputs is None or name in outputs]
         if len(chosen) != 1:
             raise ArgumentError(
-                f"The model has {len(chosen)} floating outputs ({', '.join(chosen)}): the loss must say which it is of.",
-                hint="Give loss={output: loss}, also for several.",
+                f"The model has {len(chosen)} floating outputs ({', '.join(chosen)}); the loss does not name one.",
+                hint="Give loss={output: loss}, with one or several entries.",
             )
         return Term(term.loss, chosen[0], term.weight, term.target)
     if term.output not in values:
@@ -169,11 +186,11 @@ def _placed(graph: ir.Graph, term: Term, outputs: Sequence[str] | None) -> Term:
     value = values[term.output]
     if not floating(value):
         raise ArgumentError(
-            f"The loss is of {term.output!r}, which is {value.dtype and value.dtype.name}, not floating."
+            f"The loss is of {term.output!r}, which has dtype {value.dtype and value.dtype.name}, not a floating one."
         )
     if term.loss is None and value.shape is not None and any(known(d) not in (1, None) for d in value.shape):
         raise ArgumentError(
             f"The loss {term.output!r} has shape {value.shape}; it must be one number.",
-            hint=f"Losses to apply to an output: {', '.join(LOSSES)}.",
+            hint=_HINT,
         )
     return term

@@ -1,24 +1,63 @@
-"""The update of all parameters, emitted: clipping, one optimizer rule per parameter, and what a loss scale needs."""
+"""Emit the update of all parameters, with dynamic loss scaling for float16.
+
+The loss is multiplied by a scale, which keeps gradients away from zero, and the gradients are divided by it. If one of them
+is not finite, parameters and optimizer state stay as they are and the scale shrinks; after enough successful steps in a row
+it grows. Defaults are those of `torch.amp.GradScaler`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad.training.optim.optimizers import Clock, Moving, prepared
+from onnx_convgrad.base.numbers import positive, share, whole
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.training.optim.optimizers import Operands, Optimizer, joint_square, prepared
 from onnx_convgrad.training.program.draft import Draft
 from onnx_convgrad.training.program.manifest import Manifest
-from onnx_convgrad.training.program.plan import Plan
-from onnx_convgrad.training.program.scaling import finite, rescale, unless
 
-__all__ = ["update"]
+__all__ = ["LossScale", "update"]
+
+
+@dataclass(frozen=True, slots=True)
+class LossScale:
+    """Initial value and changes of the scale.
+
+    Args:
+        initial: The first scale.
+        growth: Factor after `interval` successful steps in a row.
+        backoff: Factor after a step that overflowed.
+        interval: Number of successful steps until the scale grows.
+    """
+
+    initial: float = 65536.0
+    growth: float = 2.0
+    backoff: float = 0.5
+    interval: int = 2000
+
+    def __post_init__(self) -> None:
+        positive(self.initial, "initial", zero=False)
+        positive(self.backoff, "backoff", zero=False)
+        share(self.backoff, "backoff")
+        positive(self.growth, "growth")
+        whole(self.interval, "interval")
+        if self.growth < 1:
+            raise ArgumentError(f"growth must be at least 1, not {self.growth!r}.")
+
+    def options(self) -> dict[str, Any]:
+        """The options as JSON values."""
+        return asdict(self)
 
 
 def update(
     draft: Draft,
-    plan: Plan,
     manifest: Manifest,
+    optimizer: Optimizer,
+    scale: LossScale | None,
     parameters: Mapping[str, ir.Value],
     gradients: Mapping[str, ir.Value],
     state: Mapping[str, ir.Value],
@@ -29,39 +68,61 @@ def update(
     """Emit one update.
 
     Args:
-        draft: Where to.
-        plan: Holds the optimizer and the loss scale.
+        draft: The graph.
         manifest: Names the state.
+        optimizer: The update rule.
+        scale: The loss scale, if any.
         parameters: Parameter -> its value.
         gradients: Parameter -> its gradient.
         state: State of the optimizer -> its value.
         rate: The learning rate.
-        rated: Whether the gradients are multiplied by it already, which an optimizer must be linear for.
+        rated: Whether the gradients are already multiplied by the learning rate; needs a linear optimizer.
 
     Returns:
         Parameter or state -> its next value.
     """
     e = draft.e
     slots: dict[str, dict[str, str]] = {}
-    common: dict[str, str] = {}
+    shared: dict[str, str] = {}
     for s in manifest.state:
         if s.kind == "optimizer" and s.slot is not None:
-            (common if s.of is None else slots.setdefault(s.of, {}))[s.slot] = s.name
-    done = state[common["step"]]
+            (shared if s.of is None else slots.setdefault(s.of, {}))[s.slot] = s.name
+    done = state[shared["step"]]
     with draft.named("step"):
-        ready = prepared(e, gradients, plan.optimizer)
-        following = {common["step"]: e.add(done, 1)}
-    clock = Clock(e, done, rate)
+        ready = prepared(e, gradients, optimizer)
+        following = {shared["step"]: e.add(done, 1)}
     for name, parameter in parameters.items():
-        rule, share = plan.optimizer.of(name)
-        own = {slot: state[key] for slot, key in slots.get(name, {}).items()}
+        rule, factor = optimizer.of(name)
+        values = {slot: state[key] for slot, key in slots.get(name, {}).items()}
         with draft.named(f"{name}/{type(rule).__name__}"):
-            following[name], moved = rule.step(Moving(e, parameter, ready[name], own, clock, share, rated))
-        following.update({slots[name][slot]: value for slot, value in moved.items()})
-    if plan.scale is not None:
+            following[name], updates = rule.step(Operands(e, parameter, ready[name], values, done, rate, factor, rated))
+        following.update({slots[name][slot]: value for slot, value in updates.items()})
+    if scale is not None:
         with draft.named("loss_scale"):
-            ok = finite(e, gradients.values())
-            following = unless(e, ok, following, {**state, **parameters})
-            scale, good = common["loss_scale"], common["good_steps"]
-            following[scale], following[good] = rescale(e, plan.scale, state[scale], state[good], ok)
+            ok = _finite(e, gradients.values())
+            following = _unless(e, ok, following, {**state, **parameters})
+            scale_name, good = shared["loss_scale"], shared["good_steps"]
+            following[scale_name], following[good] = _rescale(e, scale, state[scale_name], state[good], ok)
     return following
+
+
+def _finite(e: Emitter, gradients: Iterable[ir.Value]) -> ir.Value:
+    """Emit whether every entry of every gradient is finite, a bool scalar."""
+    total = joint_square(e, list(gradients))
+    return e.op("Not", e.op("Or", e.op("IsNaN", total), e.op("IsInf", total)))
+
+
+def _rescale(e: Emitter, rule: LossScale, scale: ir.Value, good: ir.Value, ok: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Emit the next scale and the next number of successful steps in a row."""
+    count = e.where(ok, e.add(good, 1), 0)
+    full = e.compare("GreaterOrEqual", count, rule.interval)
+    larger = e.mul(scale, rule.growth)
+    grown = e.where(e.op("And", full, e.op("Not", e.op("IsInf", larger))), larger, scale)
+    return e.where(ok, grown, e.mul(scale, rule.backoff)), e.where(full, e.scalar(0, count), count)
+
+
+def _unless(
+    e: Emitter, ok: ir.Value, following: Mapping[str, ir.Value], current: Mapping[str, ir.Value]
+) -> dict[str, ir.Value]:
+    """Emit the next values if the step is `ok`, else the current ones."""
+    return {name: e.typed(e.where(ok, value, current[name]), current[name]) for name, value in following.items()}

@@ -1,6 +1,7 @@
-"""Values that go from step to step, on the device of the sessions: two buffers each, which change roles after a run.
+"""Double buffers on the device for the values that a step updates.
 
-A graph reads the one and writes the other, so nothing is copied and an interrupted run leaves what it read as it was.
+A graph reads one buffer of a value and writes the other, then the two swap roles. So nothing is copied, and an interrupted
+run leaves its operands intact.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Device = tuple[str, int]
 
 
 def empty(like: np.ndarray, device: Device = ("cpu", 0)) -> Any:
-    """An OrtValue of the array's shape and dtype, with any content."""
+    """An uninitialized OrtValue of the array's shape and dtype."""
     return import_runtime().OrtValue.ortvalue_from_shape_and_type(list(like.shape), like.dtype, *device)
 
 
@@ -32,7 +33,7 @@ def copied(array: np.ndarray, device: Device) -> Any:
 
 
 class Buffers:
-    """Two OrtValues for every value that moves. Those of a group move together."""
+    """Two OrtValues for every value. The values of a group are swapped together."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -41,7 +42,7 @@ class Buffers:
         self._sets: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
 
     def add(self, start: Mapping[str, np.ndarray], group: str) -> None:
-        """Make room for more values, which begin as given."""
+        """Add values with their initial content."""
         if start:
             self._turn.setdefault(group, 0)
         for name, array in start.items():
@@ -54,11 +55,11 @@ class Buffers:
 
     @property
     def turns(self) -> tuple[int, ...]:
-        """Which of the two buffers each group is in."""
+        """Number of the current buffer of each group."""
         return tuple(self._turn.values())
 
     def current(self, name: str) -> Any:
-        """The OrtValue with the value."""
+        """The OrtValue that holds the value."""
         return self._sets[self._turn[self.groups[name]]][name]
 
     def spare(self, name: str) -> Any:
@@ -66,70 +67,69 @@ class Buffers:
         return self._sets[1 - self._turn[self.groups[name]]][name]
 
     def swap(self, groups: Iterable[str]) -> None:
-        """What was written becomes what is read."""
+        """Make the next values of some groups the current ones."""
         self._turn.update({group: 1 - self._turn[group] for group in groups})
 
     def read(self, names: Iterable[str]) -> dict[str, np.ndarray]:
-        """Copies of the values."""
+        """Copy values from the device."""
         return {name: np.array(self.current(name).numpy()) for name in names}
 
     def write(self, values: Mapping[str, np.ndarray]) -> None:
-        """Replace values by others of their shape and dtype."""
+        """Replace values by others of the same shape and dtype."""
         for name, array in values.items():
             self.current(name).update_inplace(np.asarray(array, order="C"))
 
 
 class BoundGraph:
-    """A session whose moving operands and results are bound to buffers, once for every state that those can be in.
+    """A session with inputs and outputs bound to buffers; a binding is made once for every combination of roles.
 
     Args:
-        live: The session.
-        buffers: What moves.
-        reads: Input -> name of the buffer.
-        writes: Output -> name of the buffer.
+        session: An `InferenceSession`; `Any` because ONNX Runtime is untyped.
+        buffers: The buffers.
+        reads: Input -> name in `buffers`.
+        writes: Output -> name in `buffers`.
     """
 
-    def __init__(self, live: Any, buffers: Buffers, reads: Mapping[str, str], writes: Mapping[str, str]) -> None:
-        self.live, self.buffers = live, buffers
-        inputs, outputs = ({v.name for v in values} for values in (live.get_inputs(), live.get_outputs()))
-        self.reads = {name: held for name, held in reads.items() if name in inputs}
-        self.writes = {name: held for name, held in writes.items() if name in outputs}
-        self.fed = inputs - set(self.reads)
-        self.groups = tuple(dict.fromkeys(buffers.groups[held] for held in self.writes.values()))
-        scalars = {v.name: _ELEMENTS[v.type] for v in live.get_outputs() if v.shape == [] and v.type in _ELEMENTS}
+    def __init__(self, session: Any, buffers: Buffers, reads: Mapping[str, str], writes: Mapping[str, str]) -> None:
+        self.session, self.buffers = session, buffers
+        inputs, outputs = ({v.name for v in values} for values in (session.get_inputs(), session.get_outputs()))
+        self.reads = {name: value for name, value in reads.items() if name in inputs}
+        self.writes = {name: value for name, value in writes.items() if name in outputs}
+        self.groups = tuple(dict.fromkeys(buffers.groups[value] for value in self.writes.values()))
+        scalars = {v.name: _ELEMENTS[v.type] for v in session.get_outputs() if v.shape == [] and v.type in _ELEMENTS}
         self._scalars = {k: empty(np.zeros((), t)) for k, t in scalars.items() if k not in self.writes}
         self._bindings: dict[tuple[Any, ...], Any] = {}
 
-    def __call__(self, feeds: Mapping[str, Any], wanted: Sequence[str], keep: Collection[str] = ()) -> dict[str, Any]:
-        """Run once on OrtValues, swap what was written but for the groups to `keep`, and return some results."""
-        others = [name for name in wanted if name not in self._scalars]
-        binding = self._binding(tuple(wanted))
+    def __call__(self, feeds: Mapping[str, Any], results: Sequence[str], keep: Collection[str] = ()) -> dict[str, Any]:
+        """Run on OrtValues, swap the written groups except those to `keep`, and return some results."""
+        arrays = [name for name in results if name not in self._scalars]
+        binding = self._binding(tuple(results))
         for name, value in feeds.items():
             binding.bind_ortvalue_input(name, value)
-        for name in others:
-            binding.bind_output(name, "cpu")  # memory of its own, or it would be that of the last run
-        self.live.run_with_iobinding(binding)
+        for name in arrays:
+            binding.bind_output(name, "cpu")  # new memory: that of the last run belongs to its results
+        self.session.run_with_iobinding(binding)
         self.buffers.swap(group for group in self.groups if group not in keep)
-        results = {name: self._scalars[name].numpy()[()] for name in wanted if name in self._scalars}
-        if others:
-            values = binding.get_outputs()[: len(others)]
-            results |= {name: value.numpy() for name, value in zip(others, values, strict=True)}
-        return results
+        found = {name: self._scalars[name].numpy()[()] for name in results if name in self._scalars}
+        if arrays:
+            values = binding.get_outputs()[: len(arrays)]
+            found |= {name: value.numpy() for name, value in zip(arrays, values, strict=True)}
+        return found
 
-    def _binding(self, wanted: tuple[str, ...]) -> Any:
-        key = (self.buffers.turns, wanted)
+    def _binding(self, results: tuple[str, ...]) -> Any:
+        key = (self.buffers.turns, results)
         if key not in self._bindings:
-            binding = self._bindings[key] = self.live.io_binding()
-            for name in wanted:
+            binding = self._bindings[key] = self.session.io_binding()
+            for name in results:
                 if name not in self._scalars:
-                    binding.bind_output(name, "cpu")  # first, to be found first
-            for name in wanted:
+                    binding.bind_output(name, "cpu")  # before the others: `__call__` reads the first outputs
+            for name in results:
                 if name in self._scalars:
                     binding.bind_ortvalue_output(name, self._scalars[name])
-            for name, held in self.reads.items():
-                binding.bind_ortvalue_input(name, self.buffers.current(held))
-            for name, held in self.writes.items():
-                binding.bind_ortvalue_output(name, self.buffers.spare(held))
+            for name, value in self.reads.items():
+                binding.bind_ortvalue_input(name, self.buffers.current(value))
+            for name, value in self.writes.items():
+                binding.bind_ortvalue_output(name, self.buffers.spare(value))
         return self._bindings[key]
 
 

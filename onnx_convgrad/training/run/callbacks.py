@@ -1,4 +1,4 @@
-"""What happens beside training: checkpoints, early stopping, logs."""
+"""Callbacks of a training run: checkpoints, early stopping and logs."""
 
 from __future__ import annotations
 
@@ -10,48 +10,45 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import positive, whole
 from onnx_convgrad.errors import ArgumentError, CheckpointError
 from onnx_convgrad.frontend.files import check_folder
 from onnx_convgrad.training.run import checkpoint
-
-if TYPE_CHECKING:
-    from onnx_convgrad.training.run.fit import Run
+from onnx_convgrad.training.run.protocols import Row, Run
 
 __all__ = ["Callback", "Checkpoints", "EarlyStopping", "Log", "TensorBoard"]
 
-Row = Mapping[str, Any]
 Mode = Literal["auto", "min", "max"]
 
 
 class Callback:
-    """Told of what goes on. `run` has the trainer, the number of epochs and `stop()`."""
+    """Base class: a run calls these methods. `run` has the trainer, the number of epochs and `stop()`."""
 
     def on_begin(self, run: Run) -> None:
-        """Before the first step; also when a run is taken up again."""
+        """Called before the first step; also when a run is resumed."""
 
     def on_step(self, run: Run, results: Row) -> None:
-        """After an update; `results` has the loss."""
+        """Called after an update; `results` has the loss."""
 
     def on_epoch(self, run: Run, row: Row) -> None:
-        """After an epoch; `row` is what was added to the history."""
+        """Called after an epoch; `row` was added to the history."""
 
     def on_end(self, run: Run) -> None:
-        """After the last step, also when an error ended the run."""
+        """Called after the last step, also when an error ended the run."""
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold for the callback to go on, as JSON values."""
+        """State that a checkpoint must hold to resume the callback, as JSON values."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from such a state."""
+        """Continue from a result of `state`."""
 
 
 class _Best:
-    """The best value so far of one entry of the rows."""
+    """The best value so far of one column of the history."""
 
     def __init__(self, monitor: str, mode: Mode, margin: float = 0.0) -> None:
         check_names([mode], ["auto", "min", "max"], "mode")
@@ -61,7 +58,7 @@ class _Best:
         self.value: float | None = None
 
     def improved(self, row: Row) -> bool:
-        """Whether a row is better than all before it; a NaN never is."""
+        """Take a row; return whether it is better than all before it. A NaN never is."""
         if self.monitor not in row:
             check_names([self.monitor], [k for k, v in row.items() if isinstance(v, float)], "monitored value")
         value = float(row[self.monitor])
@@ -76,7 +73,7 @@ class _Best:
         return {"best": self.value, "monitor": self.monitor}
 
     def restore(self, state: Mapping[str, Any]) -> bool:
-        """Go on from such a state; whether it was of the same entry."""
+        """Continue from a result of `state`, if it is of the same column; return whether it is."""
         same = bool(state.get("monitor", self.monitor) == self.monitor)
         if same:
             self.value = state.get("best")
@@ -87,12 +84,12 @@ class Checkpoints(Callback):
     """Saves checkpoints, named after the number of steps, and deletes old ones.
 
     Args:
-        folder: Where to; made if it is not there.
-        every_steps: Save after so many updates.
-        every_epochs: Save after so many epochs; 0 for never.
+        folder: Folder of the checkpoints; created if missing.
+        every_steps: Number of updates between checkpoints.
+        every_epochs: Number of epochs between checkpoints; 0 for none at the end of epochs.
         keep: Number of checkpoints that are kept.
-        best: Also save `best.safetensors` when this value of an epoch is better than ever, for example `"val_loss"`.
-        mode: Whether the best is the smallest or the largest; by default the smallest of what has `loss` in its name.
+        best: Also save `best.safetensors` whenever this column of the history improves, for example `"val_loss"`.
+        mode: Whether smaller (`"min"`) or larger (`"max"`) is better; `"auto"`: smaller if the name contains `loss`.
     """
 
     def __init__(
@@ -112,13 +109,13 @@ class Checkpoints(Callback):
         self.best = None if best is None else _Best(best, mode)
 
     def on_begin(self, run: Run) -> None:
-        """Raises `ArgumentError` when the folder holds checkpoints of a run that got further than this one."""
-        checkpoint.library()  # rather now than when the first epoch is done
+        """Raise `ArgumentError` if the folder holds checkpoints of later steps than this run has reached."""
+        checkpoint.library()  # a missing package is reported before any training
         if self.folder.exists() and not self.folder.is_dir():
-            raise ArgumentError(f"{str(self.folder)!r} is a file, where checkpoints need a folder.")
+            raise ArgumentError(f"{str(self.folder)!r} is a file; checkpoints need a folder.")
         self.folder.mkdir(parents=True, exist_ok=True)
         steps = run.trainer.progress.steps
-        if self.best is not None and not steps:  # another run than that before
+        if self.best is not None and not steps:  # a new run, not a resumed one
             self.best.value = None
         for ahead, path in reversed(checkpoint.numbered(self.folder)):
             if ahead > steps and _readable(path):
@@ -138,7 +135,7 @@ class Checkpoints(Callback):
             self.save(run)
 
     def save(self, run: Run) -> None:
-        """Save one now."""
+        """Save a checkpoint and delete old ones."""
         run.trainer.save(self.folder)
         checkpoint.prune(self.folder, self.keep, run.trainer.progress.steps)
 
@@ -159,12 +156,12 @@ def _readable(path: Path) -> bool:
 
 
 class EarlyStopping(Callback):
-    """Ends training when a value has not become better for `patience` epochs.
+    """Ends training when a value has not improved for `patience` epochs.
 
     Args:
-        monitor: Entry of the history's rows.
+        monitor: Column of the history.
         patience: Number of epochs.
-        min_delta: By how much a better value must be better.
+        min_delta: Smallest change that counts as an improvement.
         mode: As for `Checkpoints`, whose `best` keeps the values of the best epoch.
     """
 
@@ -175,7 +172,7 @@ class EarlyStopping(Callback):
         self.waited = 0
 
     def on_begin(self, run: Run) -> None:
-        if not run.trainer.progress.steps:  # another run than that before, as in a loop over folds
+        if not run.trainer.progress.steps:  # a new run, as in a loop over folds
             self.best.value, self.waited = None, 0
         self._decide(run)
 
@@ -185,7 +182,7 @@ class EarlyStopping(Callback):
 
     def _decide(self, run: Run) -> None:
         if self.waited >= self.patience:
-            run.stop(f"{self.best.monitor} has not become better for {self.waited} epochs")
+            run.stop(f"{self.best.monitor} has not improved for {self.waited} epochs")
 
     def state(self) -> dict[str, Any]:
         return {**self.best.state(), "waited": self.waited}
@@ -195,7 +192,7 @@ class EarlyStopping(Callback):
 
 
 class Log(Callback):
-    """Writes the history to a file after each epoch, all of it, so that a resumed run leaves no gap and no row twice.
+    """Writes the whole history to a file after each epoch, so that a resumed run leaves neither gaps nor duplicates.
 
     Args:
         path: `.csv`, with a column for each value, or `.jsonl`, with an object on each line.
@@ -206,7 +203,7 @@ class Log(Callback):
         check_names([self.path.suffix], [".csv", ".jsonl"], "kind of log")
 
     def on_begin(self, run: Run) -> None:  # noqa: ARG002
-        """Raises `ArgumentError` when the folder cannot be written to: rather now than when the first epoch is done."""
+        """Raise `ArgumentError` if the folder is not writable, before any training."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         check_folder(self.path)
 
@@ -226,10 +223,10 @@ class Log(Callback):
 
 
 class TensorBoard(Callback):
-    """Writes the loss of every step and the rows of the history for TensorBoard, by PyTorch's writer or tensorboardX.
+    """Writes the loss of every step and the history for TensorBoard, with PyTorch's writer or tensorboardX.
 
     Args:
-        folder: Where to.
+        folder: Folder of the event files.
 
     Raises:
         ArgumentError: Neither writer is installed.
@@ -262,6 +259,6 @@ def _summary_writer() -> Any:
         except ImportError:
             continue
     raise ArgumentError(
-        "There is nothing here that writes for TensorBoard.",
+        "Neither PyTorch's TensorBoard writer nor tensorboardX is installed.",
         hint="Install it with `pip install tensorboardX`, or `pip install torch tensorboard`.",
     )

@@ -1,7 +1,7 @@
-"""Checkpoint files: arrays with JSON beside them, complete or not there at all, damage noticed, no pickle.
+"""Save and restore trainers: arrays and JSON in one safetensors file, written atomically, without pickle.
 
-A checkpoint is one safetensors file; the JSON is in its header, with a digest of everything. One file, since one rename is
-what a file system does at once: written beside its place under another name, flushed to the disk, then renamed.
+The JSON is in the file's header, with a digest of the whole content that detects damage. A file is written under a
+temporary name in the same folder, flushed to the disk and renamed, so that it appears complete or not at all.
 """
 
 from __future__ import annotations
@@ -18,15 +18,32 @@ from typing import Any
 
 import numpy as np
 
+from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import CheckpointError, ExecutionError
+from onnx_convgrad.training.optim.schedules import describe_schedule
+from onnx_convgrad.training.program.manifest import Manifest
+from onnx_convgrad.training.run.progress import Progress
+from onnx_convgrad.training.run.protocols import TrainerLike
 
-__all__ = ["FORMAT", "VERSION", "Checkpoint", "newest", "numbered", "numbered_name", "prune", "read", "write"]
+__all__ = [
+    "FORMAT",
+    "VERSION",
+    "Checkpoint",
+    "newest",
+    "numbered",
+    "numbered_name",
+    "prune",
+    "read",
+    "restore",
+    "save",
+    "write",
+]
 
 FORMAT = "onnx_convgrad.checkpoint"
 """Key of the JSON in the file's header."""
 
 VERSION = 1
-"""Raised when a reader of the old form would misread the new one."""
+"""Version of the format, incremented with incompatible changes."""
 
 _DIGEST = "onnx_convgrad.digest"
 _NUMBERED = re.compile(r"step-(\d+)\.safetensors")
@@ -34,7 +51,7 @@ _NUMBERED = re.compile(r"step-(\d+)\.safetensors")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a file holds.
+    """The content of a checkpoint file.
 
     Attributes:
         tensors: Arrays by name.
@@ -46,12 +63,12 @@ class Checkpoint:
 
 
 def library() -> Any:
-    """The `safetensors` package; raises `ExecutionError` when it is not installed."""
+    """Import the `safetensors` package; raises `ExecutionError` if it is not installed."""
     try:
         import safetensors.numpy
     except ImportError:
         raise ExecutionError(
-            "safetensors, which checkpoints are written with, is not installed.",
+            "Checkpoints need safetensors, which is not installed.",
             hint="Install it with `pip install onnx-convgrad[train]`.",
         ) from None
     return safetensors
@@ -61,7 +78,7 @@ def library() -> Any:
 
 
 def write(path: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint; a file that is there is replaced once everything is on the disk.
+    """Write a checkpoint; an existing file is replaced once everything is on the disk.
 
     Raises:
         CheckpointError: It cannot be written.
@@ -71,7 +88,7 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
     text = json.dumps({"version": VERSION, **checkpoint.info})
     arrays = {name: np.asarray(array, order="C") for name, array in checkpoint.tensors.items()}
     header = {FORMAT: text, _DIGEST: _digest(text, arrays)}
-    draft = path.with_name(f".{path.name}.part")  # always the same name: what a killed run left is overwritten
+    draft = path.with_name(f".{path.name}.part")  # a fixed name, so that the draft of a killed run is overwritten
     try:
         safetensors.numpy.save_file(arrays, draft, header)
         with draft.open("rb+") as file:
@@ -88,7 +105,7 @@ def read(path: Path) -> Checkpoint:
     """Read a checkpoint.
 
     Raises:
-        CheckpointError: There is none, or it is damaged, of something else, or of a later version.
+        CheckpointError: It is missing, damaged, not a checkpoint, or of a later version.
         ExecutionError: safetensors is not installed.
     """
     safetensors = library()
@@ -97,18 +114,16 @@ def read(path: Path) -> Checkpoint:
     try:
         with safetensors.safe_open(path, "numpy") as file:
             header = file.metadata() or {}
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     except (OSError, safetensors.SafetensorError) as problem:
         raise CheckpointError(
-            f"{str(path)!r} is truncated, damaged or no safetensors file ({str(problem).rstrip('.')})."
+            f"{str(path)!r} is truncated, damaged or not a safetensors file ({str(problem).rstrip('.')})."
         ) from problem
     if FORMAT not in header:
         raise CheckpointError(f"{str(path)!r} is a safetensors file, but not a checkpoint of a training run.")
     text = header[FORMAT]
     if header.get(_DIGEST) != _digest(text, arrays):
-        raise CheckpointError(
-            f"{str(path)!r} is damaged: its content does not have the digest that it was written with."
-        )
+        raise CheckpointError(f"{str(path)!r} is damaged: its content does not match the digest in its header.")
     info = json.loads(text)
     if info["version"] != VERSION:
         raise CheckpointError(f"{str(path)!r} has version {info['version']}; this release reads version {VERSION}.")
@@ -125,7 +140,7 @@ def _digest(text: str, arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def _flush_folder(folder: Path) -> None:
-    """Make a rename last; Windows does not open folders, and needs no such thing."""
+    """Flush a rename to the disk; Windows cannot open folders and does not need it."""
     if os.name == "posix":
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -138,27 +153,27 @@ def _flush_folder(folder: Path) -> None:
 
 
 def numbered_name(steps: int) -> str:
-    """Name of the checkpoint after so many steps."""
+    """File name of the checkpoint after `steps` steps."""
     return f"step-{steps:08d}.safetensors"
 
 
 def numbered(folder: Path) -> list[tuple[int, Path]]:
-    """The numbered checkpoints of a folder by number of steps, the newest last."""
-    found = ((_NUMBERED.fullmatch(path.name), path) for path in folder.iterdir())
-    return sorted((int(match[1]), path) for match, path in found if match)
+    """List the numbered checkpoints of a folder as (steps, path), the newest last."""
+    matches = ((_NUMBERED.fullmatch(path.name), path) for path in folder.iterdir())
+    return sorted((int(match[1]), path) for match, path in matches if match)
 
 
-def newest(folder: Path, usable: Callable[[Path, Checkpoint], None]) -> tuple[Path, Checkpoint, list[CheckpointError]]:
-    """The newest checkpoint that can be read and that `usable` does not refuse, and why newer ones were not taken.
+def newest(folder: Path, check: Callable[[Path, Checkpoint], None]) -> tuple[Path, Checkpoint, list[CheckpointError]]:
+    """Read the newest checkpoint that is intact and passes `check`; also return the errors of newer ones.
 
     Raises:
-        CheckpointError: There is none; with the reason for each.
+        CheckpointError: There is none; the message gives the reason for each file.
     """
     problems = []
     for _, path in reversed(numbered(folder)):
         try:
             checkpoint = read(path)
-            usable(path, checkpoint)
+            check(path, checkpoint)
         except CheckpointError as problem:
             problems.append(problem)
         else:
@@ -173,3 +188,66 @@ def prune(folder: Path, keep: int, steps: int) -> None:
     """Delete all but the last `keep` of the numbered checkpoints up to `steps`."""
     for _, path in [entry for entry in numbered(folder) if entry[0] <= steps][:-keep]:
         path.unlink(missing_ok=True)
+
+
+# -- a trainer ---------------------------------------------------------------------------------------------------------
+
+
+def save(trainer: TrainerLike, path: Path) -> Path:
+    """Write a checkpoint; see `Trainer.save`."""
+    if path.is_dir():
+        path /= numbered_name(trainer.progress.steps)
+    if trainer.on_save is not None:
+        trainer.on_save()
+    info = {
+        "progress": trainer.progress.to_json(),
+        "optimizer": trainer.manifest.optimizer["name"],
+        "schedule": describe_schedule(trainer.schedule),
+        "seed": trainer.seed,
+    }
+    tensors = trainer.engine.read(entry.name for entry in trainer.manifest.moving())
+    write(path, Checkpoint(tensors, info))
+    return path
+
+
+def restore(trainer: TrainerLike, path: Path) -> Path:
+    """Continue from a checkpoint; see `Trainer.restore`."""
+    manifest = trainer.manifest
+    if path.is_dir():
+        path, state, problems = newest(path, lambda p, c: _check(c, manifest, p))
+        for problem in problems:
+            warn(f"{problem.message} Continuing from {path.name}.")
+    else:
+        state = read(path)
+        _check(state, manifest, path)
+    schedule = describe_schedule(trainer.schedule)
+    if state.info["schedule"] != schedule:
+        warn(f"The learning rate now follows {schedule}; the checkpoint was made with {state.info['schedule']}.")
+    trainer.engine.write(state.tensors)
+    trainer.progress = Progress.from_json(state.info["progress"])
+    trainer.seed, trainer.restored = state.info["seed"], True
+    return path
+
+
+def _check(state: Checkpoint, manifest: Manifest, path: Path) -> None:
+    """Refuse the checkpoint of another program; the message names the first difference."""
+    stored = {name: _typed(array.dtype, array.shape) for name, array in state.tensors.items()}
+    wanted = {entry.name: _typed(entry.dtype, entry.shape) for entry in manifest.moving()}
+    missing, unknown = [n for n in wanted if n not in stored], [n for n in stored if n not in wanted]
+    changed = [n for n in wanted if n in stored and wanted[n] != stored[n]]
+    if state.info["optimizer"] != manifest.optimizer["name"]:
+        reason = f"its optimizer is {state.info['optimizer']}, this program's is {manifest.optimizer['name']}"
+    elif missing:
+        reason = f"it has no {missing[0]!r}"
+    elif unknown:
+        reason = f"it has {unknown[0]!r}, which this program does not have"
+    elif changed:
+        name = changed[0]
+        reason = f"{name!r} is {stored[name]} there and {wanted[name]} here"
+    else:
+        return
+    raise CheckpointError(f"{str(path)!r} is of another program: {reason}.")
+
+
+def _typed(dtype: np.dtype[Any] | str, shape: Any) -> str:
+    return f"{dtype}[{','.join(map(str, shape or ()))}]"

@@ -1,105 +1,47 @@
-"""The loop of epochs and batches: averages, validation, callbacks, and where to take it up again."""
+"""The training loop: epochs and batches, averages, validation and callbacks."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 
-from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.training.data.sources import Batches, as_batches
+from onnx_convgrad.training.data.sources import Batches
+from onnx_convgrad.training.run.batch_weights import concatenate, loss_terms, samples
 from onnx_convgrad.training.run.callbacks import Callback, Checkpoints
-from onnx_convgrad.training.run.display import Display, display
-from onnx_convgrad.training.run.metrics import Metric, MetricLike, resolve_metrics
+from onnx_convgrad.training.run.engine import Results
+from onnx_convgrad.training.run.metrics import Metric
 from onnx_convgrad.training.run.progress import Progress
-from onnx_convgrad.training.run.shares import joined, parts, samples
+from onnx_convgrad.training.run.protocols import TrainerLike
 
-if TYPE_CHECKING:
-    from onnx_convgrad.training.run.trainer import Trainer
-
-__all__ = ["Run", "fit", "validate"]
+__all__ = ["TrainingRun", "check_callbacks", "validate"]
 
 T = TypeVar("T")
-Row = dict[str, Any]
 
 
-def fit(
-    trainer: Trainer,
-    data: Any,
-    *,
-    epochs: int = 1,
-    batch_size: int | None = None,
-    shuffle: bool = True,
-    validation: Any = None,
-    metrics: Iterable[MetricLike] | MetricLike = (),
-    callbacks: Sequence[Callback] = (),
-    accumulate: int = 1,
-    progress: str = "auto",
-) -> list[Row]:
-    """Train until `epochs` epochs are done in all, those of a restored checkpoint included.
-
-    A run that was restored goes on within the epoch at the batch where it was, so the same call does for both.
-
-    Args:
-        trainer: What is trained.
-        data: Arrays by name, a file or folder, or an iterable of batches: see `onnx_convgrad.data.as_batches`.
-        epochs: Number of epochs.
-        batch_size: Samples in a batch, of data that are not batches yet.
-        shuffle: Whether those come in a new order in each epoch, drawn from the trainer's seed.
-        validation: Further data, on which the model is evaluated after each epoch.
-        metrics: `"accuracy"`, members of `onnx_convgrad.metrics`, or functions `(results, batch) -> number`.
-        callbacks: Members of `onnx_convgrad.callbacks` or the like, called in their order.
-        accumulate: Number of batches for one update.
-        progress: `"bar"`, `"text"` (a line for each epoch), `"none"`, or `"auto"`: the bar on a terminal, else text. All
-            goes to stderr.
-
-    Returns:
-        The history: for each epoch a row with `epoch`, `step`, `loss`, metrics, the same with `val_` before them,
-        `learning_rate`, `seconds` and `samples_per_second`.
-
-    Raises:
-        ArgumentError: An argument does not fit the program.
-    """
-    accumulate, epochs = whole(accumulate, "accumulate"), whole(epochs, "epochs", 0)
-    if not isinstance(callbacks, Iterable) or any(isinstance(c, type) or not hasattr(c, "on_epoch") for c in callbacks):
-        raise ArgumentError(f"callbacks takes a list of members of onnx_convgrad.callbacks, not {callbacks!r}.")
-    m = trainer.manifest
-    source = as_batches(data, m, batch_size=batch_size, shuffle=shuffle, seed=trainer.seed)
-    held_out = None if validation is None else as_batches(validation, m, batch_size=batch_size, shuffle=False)
-    counted = resolve_metrics(metrics, m)
-    trainer.engine.prepare(*(("step",) if accumulate == 1 else ("accumulate", "update")))
-    run = Run(trainer, epochs, source, tuple(callbacks), display(progress))
-    with run:
-        while trainer.progress.epoch < epochs and not run.stopped:
-            if run.epoch(counted, accumulate):
-                run.close_epoch({} if held_out is None else _validation(trainer, held_out, counted))
-    return trainer.progress.history
-
-
-class Run:
-    """One call of `fit`, as callbacks see it.
-
-    Attributes:
-        trainer: What is trained.
-        epochs: Number of epochs to be done in all.
-        batches: Number of batches of an epoch, where it is known.
-        reason: Why the run was stopped, if it was.
-    """
+class TrainingRun:
+    """One call of `Trainer.fit`: the `Run` that callbacks and displays see."""
 
     def __init__(
-        self, trainer: Trainer, epochs: int, source: Batches, callbacks: tuple[Callback, ...], shown: Display
+        self,
+        trainer: TrainerLike,
+        epochs: int,
+        source: Batches,
+        callbacks: Sequence[Callback],
+        metrics: Sequence[Metric],
+        display: Callback,
     ) -> None:
         self.trainer, self.epochs, self.source = trainer, epochs, source
         self.batches = _length(source)
         self.reason = ""
-        self.shown = shown
-        self.callbacks: tuple[Callback, ...] = callbacks
+        self.callbacks, self.metrics = (*callbacks, display), metrics
         self._named = dict(_names(callbacks))
 
     @property
@@ -107,122 +49,114 @@ class Run:
         """Learning rate of the last update."""
         return float(self.trainer.schedule(max(self.trainer.progress.steps - 1, 0)))
 
-    @property
-    def stopped(self) -> bool:
-        """Whether the run ends after the step under way."""
-        return self.trainer.stopped
-
     def stop(self, reason: str = "") -> None:
-        """End the run after the step under way."""
+        """End the run after the current step."""
         self.reason = reason
         self.trainer.stop()
 
+    def train(self, accumulate: int, validation: Batches | None) -> None:
+        """Run the remaining epochs, each followed by a validation."""
+        trainer = self.trainer
+        with self:
+            while trainer.progress.epoch < self.epochs and not trainer.stopped:
+                if self._finish_epoch(accumulate):
+                    self._close_epoch({} if validation is None else validate(trainer, validation, self.metrics))
+
     def __enter__(self) -> Self:
-        trainer, described = self.trainer, self.source.describe()
+        trainer, description = self.trainer, self.source.describe()
         before = trainer.progress.data
-        if trainer.restored and before not in (None, described):
-            warn(f"The data are not those of the restored run: {described}, then {before}.")
-        trainer.progress.data = described
+        if trainer.restored and before not in (None, description):
+            warn(f"The data are not those of the restored run: {description}, then {before}.")
+        trainer.progress.data = description
         for name, callback in self._named.items():
             if trainer.restored and name in trainer.progress.callbacks:
                 callback.restore(trainer.progress.callbacks[name])
         trainer.restored = trainer.stopped = False
         for callback in self.callbacks:
             callback.on_begin(self)
-        trainer.on_save = self._note
-        self.shown.begin(self)
+        trainer.on_save = self._store_callbacks
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._note()
+        self._store_callbacks()
         self.trainer.on_save = None
-        try:
-            for callback in self.callbacks:
-                callback.on_end(self)
-        finally:
-            self.shown.end(self)
+        with ExitStack() as stack:  # every callback is called, even if another one raises
+            for callback in reversed(self.callbacks):
+                stack.callback(callback.on_end, self)
 
-    def _note(self) -> None:
-        """Callbacks' state to the progress, of which a checkpoint is made."""
+    def _store_callbacks(self) -> None:
+        """Copy the state of the callbacks to the progress, which checkpoints contain."""
         self.trainer.progress.callbacks.update({name: c.state() for name, c in self._named.items()})
 
-    def epoch(self, metrics: Sequence[Metric], accumulate: int) -> bool:
-        """Go on to the end of the epoch; whether that was reached."""
+    def _finish_epoch(self, accumulate: int) -> bool:
+        """Train on the remaining batches of the epoch; return False if the run was stopped before the end."""
         trainer, progress, m = self.trainer, self.trainer.progress, self.trainer.manifest
-        outputs = _needed(metrics, m.outputs)
-        batches = map(trainer.fitting, self.source.epoch_iterator(progress.epoch, progress.position))
+        outputs = _needed(self.metrics, m.outputs)
+        batches = map(trainer.inputs, self.source.epoch_iterator(progress.epoch, progress.position))
         start, before = time.perf_counter(), progress.seconds
-        for group in _groups(batches, accumulate):
+        while group := list(islice(batches, accumulate)):
             results = trainer.step(*group, outputs=outputs)
             progress.position += len(group)
             progress.samples += sum(samples(m, batch) for batch in group)
-            for part in parts(m, results, *group):
-                progress.count(*part)
-            if metrics:
-                whole = group[0] if len(group) == 1 else {k: joined(k, [b[k] for b in group]) for k in group[0]}
-                _measure(progress, metrics, results, whole)
+            for term in loss_terms(m, results, *group):
+                progress.count(*term)
+            if self.metrics:
+                union = group[0] if len(group) == 1 else {k: concatenate(k, [b[k] for b in group]) for k in group[0]}
+                _measure(progress, self.metrics, results, union)
             progress.seconds = before + time.perf_counter() - start
-            self.shown.step(self)
             for callback in self.callbacks:
                 callback.on_step(self, results)
-            if self.stopped:
+            if trainer.stopped:
                 return False
         if progress.position == 0:
             raise ArgumentError(f"The data give no batches in epoch {progress.epoch + 1}.")
         return True
 
-    def close_epoch(self, validation: Mapping[str, float]) -> None:
-        """Add a row to the history, and begin the next epoch."""
+    def _close_epoch(self, validation: Mapping[str, float]) -> None:
+        """Add a row to the history and call the callbacks, `Checkpoints` last: they save the state of the others."""
         progress = self.trainer.progress
-        row: Row = {"epoch": progress.epoch + 1, "step": progress.steps, **progress.averages()}
+        row = {"epoch": progress.epoch + 1, "step": progress.steps, **progress.averages()}
         row |= {f"val_{name}": value for name, value in validation.items()}
         row |= {"learning_rate": self.rate, "seconds": progress.seconds}
         row["samples_per_second"] = progress.samples / max(progress.seconds, 1e-9)
         progress.close_epoch(row)
-        self.shown.epoch(self, row)
-        for callback in sorted(
-            self.callbacks, key=lambda c: isinstance(c, Checkpoints)
-        ):  # they save what the others know
+        for callback in sorted(self.callbacks, key=lambda c: isinstance(c, Checkpoints)):
             callback.on_epoch(self, row)
 
 
-def validate(
-    trainer: Trainer, data: Any, metrics: Iterable[MetricLike] | MetricLike, **options: Any
-) -> dict[str, float]:
-    """See `Trainer.validate`."""
-    source = as_batches(data, trainer.manifest, **{"shuffle": False, **options})
-    return _validation(trainer, source, resolve_metrics(metrics, trainer.manifest))
+def validate(trainer: TrainerLike, source: Batches, metrics: Sequence[Metric]) -> dict[str, float]:
+    """Average loss and metrics over all batches in inference mode.
 
-
-def _validation(trainer: Trainer, source: Batches, metrics: Sequence[Metric]) -> dict[str, float]:
-    """Averages over the data in inference mode."""
-    found, m = Progress(), trainer.manifest
+    Raises:
+        ArgumentError: There are no batches.
+    """
+    sums, m = Progress(), trainer.manifest
     outputs = _needed(metrics, m.outputs)
-    for batch in map(trainer.fitting, source.epoch_iterator(0, 0)):
+    for batch in map(trainer.inputs, source.epoch_iterator(0, 0)):
         results = trainer.evaluate(batch, outputs=outputs)
-        for part in parts(m, results, batch):
-            found.count(*part)
-        _measure(found, metrics, results, batch)
-    if not found.sums:
+        for term in loss_terms(m, results, batch):
+            sums.count(*term)
+        _measure(sums, metrics, results, batch)
+    if not sums.sums:
         raise ArgumentError("The data to evaluate on give no batches.")
-    return found.averages()
+    return sums.averages()
 
 
-def _measure(progress: Progress, metrics: Sequence[Metric], results: Row, batch: Mapping[str, np.ndarray]) -> None:
+def check_callbacks(callbacks: object) -> None:
+    """Raise `ArgumentError` unless `callbacks` is a list of callbacks."""
+    if not isinstance(callbacks, Iterable) or any(isinstance(c, type) or not hasattr(c, "on_epoch") for c in callbacks):
+        raise ArgumentError(f"callbacks takes a list of members of onnx_convgrad.callbacks, not {callbacks!r}.")
+
+
+def _measure(progress: Progress, metrics: Sequence[Metric], results: Results, batch: Mapping[str, np.ndarray]) -> None:
     for metric in metrics:
         progress.count(metric.name, *metric(results, batch))
 
 
 def _needed(metrics: Sequence[Metric], outputs: Sequence[str]) -> list[str]:
-    """The outputs that the metrics look at."""
+    """The outputs that the metrics read."""
     wanted = {name for metric in metrics for name in (outputs if metric.outputs is None else metric.outputs)}
     return [name for name in outputs if name in wanted]
-
-
-def _groups(items: Iterator[T], size: int) -> Iterator[tuple[T, ...]]:
-    """Tuples of `size` items, the last one perhaps shorter."""
-    while group := tuple(islice(items, size)):
-        yield group
 
 
 def _length(source: Batches) -> int | None:
@@ -233,7 +167,7 @@ def _length(source: Batches) -> int | None:
 
 
 def _names(callbacks: Sequence[Callback]) -> Iterator[tuple[str, Callback]]:
-    """A name for each: that of its class, with a number from the second of a class on."""
+    """A name for each callback: that of its class, numbered from the second of a class on."""
     counts: Counter[str] = Counter()
     for callback in callbacks:
         name = type(callback).__name__

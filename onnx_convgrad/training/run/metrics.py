@@ -1,4 +1,4 @@
-"""What is counted besides the loss: functions of a batch's outputs and arrays, averaged over an epoch."""
+"""Metrics: functions of a batch's outputs and arrays, averaged over an epoch."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.training.program.manifest import Manifest
-from onnx_convgrad.training.run.shares import samples
+from onnx_convgrad.training.run.batch_weights import CLASS_LOSSES, samples
 
 __all__ = ["Accuracy", "Metric", "MetricLike", "resolve_metrics"]
 
 Arrays = Mapping[str, Any]
-
-_CLASSES = ("CrossEntropy", "NLL")
+"""Name -> array or number. `Any`, so that a metric may use them in any arithmetic."""
 
 
 class Metric(ABC):
@@ -27,19 +26,19 @@ class Metric(ABC):
 
     Attributes:
         name: Key in the rows of the history.
-        outputs: Outputs of the model that are needed; `None` for all.
+        outputs: Outputs of the model that the metric reads; `None` for all.
     """
 
     name: str
     outputs: tuple[str, ...] | None = None
 
-    def of(self, manifest: Manifest) -> Metric:  # noqa: ARG002 - most need nothing from it
-        """The metric for a program; raises `ArgumentError` where it makes no sense there."""
+    def of(self, manifest: Manifest) -> Metric:  # noqa: ARG002 - most metrics do not depend on the program
+        """The metric for a program; raises `ArgumentError` if it does not apply to it."""
         return self
 
     @abstractmethod
     def __call__(self, results: Arrays, batch: Arrays) -> tuple[float, float]:
-        """The batch's value, and how much it counts in an average.
+        """Compute the value of a batch and its weight in an average.
 
         Args:
             results: `"loss"`, and outputs of the model by name.
@@ -47,20 +46,20 @@ class Metric(ABC):
         """
 
 
-MetricLike: TypeAlias = str | Metric | Callable[[Arrays, Arrays], Any]
-"""`"accuracy"`, a metric, or a function `(results, batch) -> number`, whose batches count by their samples."""
+MetricLike: TypeAlias = str | Metric | Callable[[Arrays, Arrays], SupportsFloat]
+"""`"accuracy"`, a metric, or a function `(results, batch) -> number`, which is averaged over samples."""
 
 
 @dataclass(frozen=True)
 class Accuracy(Metric):
-    """Share of targets that the output gets right; targets that the loss ignores do not count.
+    """Share of targets that the output predicts; targets that the loss ignores do not count.
 
-    For `cross_entropy` and `nll` the class with the largest output, or one of the `top` largest; for `bce_with_logits`
-    the sign of the output, entry by entry.
+    With `cross_entropy` and `nll` the target must be among the `top` classes with the largest outputs; with
+    `bce_with_logits` the sign of each entry is compared.
 
     Args:
-        top: How many classes may be named.
-        output: Of several losses, the output that is meant.
+        top: Number of predicted classes.
+        output: The output to compare, if the program has several losses.
     """
 
     top: int = 1
@@ -75,18 +74,18 @@ class Accuracy(Metric):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """`accuracy`, or `top5`; with the output behind it, where one was named."""
+        """`accuracy` or, for example, `top5`; followed by the name of the output if one was given."""
         return ("accuracy" if self.top == 1 else f"top{self.top}") + self.label
 
     @property
     def outputs(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The output that is compared."""
+        """The compared output."""
         return (self.output or "",)
 
     def of(self, manifest: Manifest) -> Accuracy:
-        if self.target:  # settled already
+        if self.target:  # a metric for a program already
             return self
-        terms = [t for t in manifest.losses if t["loss"] in (*_CLASSES, "BCEWithLogits")]
+        terms = [t for t in manifest.losses if t["loss"] in (*CLASS_LOSSES, "BCEWithLogits")]
         if self.output is not None:
             terms = [t for t in terms if t["output"] == self.output]
         if not terms:
@@ -112,21 +111,19 @@ class Accuracy(Metric):
             hit = y.argmax(axis) == target
         else:
             place = np.expand_dims(np.clip(target, 0, y.shape[axis] - 1), axis)
-            own = np.take_along_axis(y, place, axis)
+            scored = np.take_along_axis(y, place, axis)
             before = np.arange(y.shape[axis]).reshape(-1, *[1] * (y.ndim - axis - 1)) < place
-            hit = ((y > own) | ((y == own) & before)).sum(
-                axis
-            ) < self.top  # of equal ones the first, as argmax takes it
-            hit &= ~np.isnan(y).any(axis)
+            ahead = (y > scored) | ((y == scored) & before)  # among equal outputs the first wins, as with argmax
+            hit = (ahead.sum(axis) < self.top) & ~np.isnan(y).any(axis)
         counted = np.ones_like(hit) if self.ignored is None else target != self.ignored
         count = int(counted.sum())
         return (float((hit & counted).sum() / count) if count else 0.0), float(count)
 
 
 class _Function(Metric):
-    """A plain function as a metric."""
+    """Wrap a plain function as a metric."""
 
-    def __init__(self, function: Callable[[Arrays, Arrays], Any], manifest: Manifest) -> None:
+    def __init__(self, function: Callable[[Arrays, Arrays], SupportsFloat], manifest: Manifest) -> None:
         self.function, self.manifest = function, manifest
         self.name = getattr(function, "__name__", type(function).__name__)
 
@@ -137,31 +134,31 @@ class _Function(Metric):
         return float(number), float(samples(self.manifest, batch))
 
 
-def resolve_metrics(given: Iterable[MetricLike] | MetricLike, manifest: Manifest) -> tuple[Metric, ...]:
-    """The metrics meant, for a program.
+def resolve_metrics(metrics: Iterable[MetricLike] | MetricLike, manifest: Manifest) -> tuple[Metric, ...]:
+    """Resolve names, metrics and functions to metrics for a program.
 
     Raises:
-        ArgumentError: An unknown name, two metrics of one name, or one that needs an output that is not given out.
+        ArgumentError: A name is unknown or not unique, or a metric needs an output that the program does not have.
     """
-    if given is None or not (callable(given) or isinstance(given, Iterable)):
-        raise ArgumentError(f"metrics takes a list of names, metrics and functions, not {given!r}.")
-    listed = [given] if isinstance(given, str) or callable(given) else list(given)
-    found = [_resolved(metric, manifest) for metric in listed]
-    names = [metric.name for metric in found]
-    doubled = {name for name in names if names.count(name) > 1} | ({"loss"} & set(names))
-    if doubled:
-        raise ArgumentError(
-            f"There is more than one metric called {doubled.pop()!r}.",
-            hint="Functions go by their __name__; Accuracy(output=...) by the output, too.",
-        )
-    for metric in found:
+    if metrics is None or not (callable(metrics) or isinstance(metrics, Iterable)):
+        raise ArgumentError(f"metrics takes a list of names, metrics and functions, not {metrics!r}.")
+    listed = [metrics] if isinstance(metrics, str) or callable(metrics) else list(metrics)
+    resolved = tuple(_resolved(metric, manifest) for metric in listed)
+    names = ["loss", *(metric.name for metric in resolved)]
+    for name in names:
+        if names.count(name) > 1:
+            raise ArgumentError(
+                f"There is more than one metric called {name!r}.",
+                hint="A function is called by its __name__; the name of Accuracy(output=...) ends with the output.",
+            )
+    for metric in resolved:
         for name in metric.outputs or ():
             if name not in manifest.outputs:
                 raise ArgumentError(
-                    f"The metric {metric.name!r} needs {name!r}, which the program does not give out.",
+                    f"The metric {metric.name!r} needs {name!r}, which is not an output of the program.",
                     hint=f"Build it with outputs=[{name!r}].",
                 )
-    return tuple(found)
+    return resolved
 
 
 def _resolved(metric: MetricLike, manifest: Manifest) -> Metric:

@@ -1,4 +1,4 @@
-"""Where a training run has got to, besides its values: what a checkpoint holds as JSON."""
+"""The progress of a training run: counts, running averages and history, stored in checkpoints as JSON."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Any
 __all__ = ["PART", "Progress"]
 
 PART = "\n"
-"""Between the name of a value and that of a part of it which is averaged by itself; no metric's name has it."""
+"""Separates the name of an average from that of one of its terms, each averaged by itself; no metric's name has it."""
 
 
 @dataclass
 class Progress:
-    """Counts and records of a run.
+    """Counts and records of a run; `position`, `sums`, `samples` and `seconds` are of the current epoch.
 
     Attributes:
         steps: Updates done.
         epoch: Epochs done.
-        position: Batches done of the epoch under way.
-        sums: Of the epoch under way: name -> sum and weight of what is averaged over it.
-        samples: Of the epoch under way.
-        seconds: Of the epoch under way.
-        history: One row for each epoch done.
+        position: Batches done.
+        sums: Name -> weighted sum and total weight of an average.
+        samples: Samples done.
+        seconds: Time spent.
+        history: One row for each finished epoch.
         callbacks: State of the callbacks of `fit`, by name.
-        data: Description of the data, as `fit` was given them.
+        data: Description of the data of `fit`.
     """
 
     steps: int = 0
@@ -38,32 +38,32 @@ class Progress:
     data: dict[str, Any] | None = None
 
     def count(self, name: str, value: float, weight: float) -> None:
-        """Add to an average over the epoch."""
+        """Add a weighted value to an average over the epoch."""
         entry = self.sums.setdefault(name, [0.0, 0.0])
         if weight:  # the mean over no targets is NaN
             entry[0] += value * weight
             entry[1] += weight
 
     def averages(self) -> dict[str, float]:
-        """The averages so far; parts of a value are added up."""
-        found: dict[str, float] = {}
-        for name, (total, weight) in self.sums.items():
-            whole = name.partition(PART)[0]
-            found[whole] = found.get(whole, 0.0) + (total / weight if weight else float("nan"))
-        return found
+        """The averages so far; the averages of terms are added up."""
+        averages: dict[str, float] = {}
+        for key, (total, weight) in self.sums.items():
+            name = key.partition(PART)[0]
+            averages[name] = averages.get(name, 0.0) + (total / weight if weight else float("nan"))
+        return averages
 
     def close_epoch(self, row: dict[str, Any]) -> None:
-        """Add a row to the history, and begin the next epoch."""
+        """Add a row to the history and start the next epoch."""
         self.history.append(row)
         self.epoch += 1
         self.position = self.samples = 0
         self.sums, self.seconds = {}, 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Convert to JSON values."""
         return asdict(self)
 
     @classmethod
-    def from_json(cls, found: dict[str, Any]) -> Progress:
-        """From JSON values; raises KeyError where some are missing."""
-        return cls(**{f.name: found[f.name] for f in fields(cls)})
+    def from_json(cls, values: dict[str, Any]) -> Progress:
+        """Create from JSON values; raises KeyError if some are missing."""
+        return cls(**{f.name: values[f.name] for f in fields(cls)})

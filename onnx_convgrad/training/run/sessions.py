@@ -1,4 +1,4 @@
-"""The graphs of a training program as sessions: what moves is fed, so none holds a copy of it."""
+"""Create the sessions of a training program: without the defaults of values that are fed, and with accumulation."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ import onnx_ir as ir
 
 from onnx_convgrad.frontend.files import write
 from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.ir.serialize import PROTO_LIMIT
 from onnx_convgrad.runtime import session
-from onnx_convgrad.training.program.draft import NodeNames
-from onnx_convgrad.training.program.manifest import Manifest, Parameter
+from onnx_convgrad.training.program.draft import name_nodes
+from onnx_convgrad.training.program.manifest import Manifest
 
-__all__ = ["Accumulation", "blank", "defaults", "fed_session"]
+__all__ = ["Accumulation", "defaults", "fed_session"]
 
 
 def defaults(model: ir.Model, names: Iterable[str]) -> dict[str, np.ndarray]:
-    """The values that a graph stores for inputs of these names."""
+    """Copy the stored default values of inputs."""
     stored = model.graph.initializers
-    held = {name: stored[name].const_value for name in names if name in stored}
-    return {name: np.array(tensor.numpy()) for name, tensor in held.items() if tensor is not None}
+    tensors = {name: stored[name].const_value for name in names if name in stored}
+    return {name: np.array(tensor.numpy()) for name, tensor in tensors.items() if tensor is not None}
 
 
 def fed_session(model: ir.Model, fed: Iterable[str], limit: int = PROTO_LIMIT, **options: Any) -> Any:
-    """A session of a graph without the defaults of the inputs `fed`; `options` are those of `runtime.session`.
+    """Create a session of a graph without the defaults of the inputs `fed`, so that it holds no copy of them.
 
-    More than `limit` bytes of constants go through a temporary file.
+    `options` are those of `runtime.session`; the result, an `InferenceSession`, is `Any` because ONNX Runtime is untyped.
+    A graph with more than `limit` bytes of constants is loaded from a temporary file.
     """
     m = model.clone()
     for name in fed:
@@ -45,20 +47,20 @@ def fed_session(model: ir.Model, fed: Iterable[str], limit: int = PROTO_LIMIT, *
 
 
 class Accumulation:
-    """The graph `gradients` extended by sums: `sum_next = sum + weight * gradient`, or without `sum` in the first run.
+    """The graph `gradients` with sums: `sum_next = sum + weight * gradient`, or without `sum` in the first run.
 
     Attributes:
         model: The graph.
         weight: Input, a float32 scalar.
-        first: Input, a bool scalar: whether to begin anew.
-        reads: Input with the sum so far -> the gradient's name.
-        writes: Output with the next sum -> the gradient's name.
+        first: Input, a bool scalar: whether this is the first run.
+        reads: Input with a sum -> name of the gradient.
+        writes: Output with the next sum -> name of the gradient.
     """
 
     def __init__(self, gradients: ir.Model, manifest: Manifest) -> None:
         self.model = gradients.clone()
         graph = self.model.graph
-        e, node_names = Emitter(graph, opsets=graph.opset_imports), NodeNames(graph)
+        e = Emitter(graph, opsets=graph.opset_imports)
         names = e.names
         self.weight, self.first = names.claim("weight"), names.claim("first")
         weight = _input(graph, self.weight, ir.DataType.FLOAT, ())
@@ -73,15 +75,10 @@ class Accumulation:
             total.name = names.claim(f"{p.gradient}_sum_next")
             graph.outputs[outputs[p.gradient]] = total
             self.reads[before.name or ""] = self.writes[total.name] = p.gradient
-        node_names.give(e.emitted, "accumulate")
+        name_nodes(Namespace.of_nodes(graph), e.emitted, "accumulate")
 
 
 def _input(graph: ir.Graph, name: str, dtype: ir.DataType | None, shape: Iterable[int | str | None]) -> ir.Value:
     value = ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype or ir.DataType.FLOAT))
     graph.inputs.append(value)
     return value
-
-
-def blank(parameters: Iterable[Parameter]) -> dict[str, np.ndarray]:
-    """Gradient -> zeros of its shape and dtype."""
-    return {p.gradient: np.zeros([d for d in p.shape or () if isinstance(d, int)], p.dtype) for p in parameters}

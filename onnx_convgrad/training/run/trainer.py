@@ -1,29 +1,31 @@
-"""Training in a stock ONNX Runtime: a program, its values on the device, and where the run has got to."""
+"""The trainer: runs a training program in a stock ONNX Runtime, with its values on the device."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from onnx_convgrad.base.names import as_names, check_names
 from onnx_convgrad.base.numbers import positive, whole
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.runtime import Options, Providers
-from onnx_convgrad.training.data.fitting import Fitting, as_array
+from onnx_convgrad.training.data.inputs import BatchLike, ProgramInputs, as_array
+from onnx_convgrad.training.data.sources import DataLike, as_batches
 from onnx_convgrad.training.optim.schedules import Schedule, as_schedule
 from onnx_convgrad.training.program.build import TrainingProgram
 from onnx_convgrad.training.program.inference import export
-from onnx_convgrad.training.run import flat
+from onnx_convgrad.training.run.callbacks import Callback
+from onnx_convgrad.training.run.checkpoint import restore, save
+from onnx_convgrad.training.run.display import display_named
 from onnx_convgrad.training.run.engine import Engine, Results
+from onnx_convgrad.training.run.fit import TrainingRun, check_callbacks, validate
+from onnx_convgrad.training.run.metrics import MetricLike, resolve_metrics
 from onnx_convgrad.training.run.progress import Progress
-from onnx_convgrad.training.run.resume import restore, save
-
-if TYPE_CHECKING:
-    from onnx_convgrad.training.run.metrics import MetricLike
 
 __all__ = ["Trainer"]
 
@@ -34,18 +36,18 @@ class Trainer:
     Args:
         program: The program, or the folder that it was saved to.
         providers: As in `onnxruntime.InferenceSession`, also `"cpu"`, `"cuda"` and `"cuda:1"`; the CPU by default.
-        seed: For the order of the data in `fit`; other than 0 also for the masks of Dropout, which with 0 are those of the
+        seed: Decides the order of the data in `fit` and, unless it is 0, the masks of Dropout, together with the
             program's own seed.
-        schedule: Learning rate, or number of updates done -> learning rate; by default that of the program's optimizer.
-        options: Of the sessions: `SessionOptions`, or a mapping with some of its attributes, such as `{"threads": 2}`.
+        schedule: Learning rate, or number of finished updates -> learning rate; by default that of the optimizer.
+        options: Session options: `SessionOptions`, or a mapping with some of its attributes, such as `{"threads": 2}`.
 
     Attributes:
         engine: Sessions and values.
-        fitting: Brings arrays to what the program takes.
-        progress: Updates and epochs done, position in the epoch, history.
+        inputs: Converts batches to the inputs of the program.
+        progress: Numbers of updates and epochs, position in the epoch, history.
 
     Raises:
-        ArgumentError: The schedule of a loaded program is of a class that it cannot know: give `schedule`.
+        ArgumentError: A loaded program has a schedule of a custom class: pass `schedule`.
         ExecutionError: The runtime or a provider is missing.
         ModelError: The folder holds no program.
     """
@@ -62,49 +64,49 @@ class Trainer:
         if not isinstance(program, (TrainingProgram, str, os.PathLike)):
             raise ArgumentError(
                 f"A Trainer takes a training program or the folder of one, not {type(program).__name__}.",
-                hint="Build one of a model with onnx_convgrad.build_training.",
+                hint="Build a program from a model with onnx_convgrad.build_training.",
             )
         self.program = program if isinstance(program, TrainingProgram) else TrainingProgram.load(program)
         self.manifest = self.program.manifest
         self.schedule = _schedule(self.program, schedule)
         self.seed = whole(seed, "seed", 0)
         self.progress = Progress()
-        self.engine = Engine(self.program, self.seed, {"providers": providers, "options": options})
-        self.fitting = Fitting(self.manifest)
+        self.engine = Engine(self.program, self.seed, providers, options)
+        self.inputs = ProgramInputs(self.manifest)
         self.stopped = self.restored = False
         self.on_save: Callable[[], None] | None = None
 
     # -- one step ------------------------------------------------------------------------------------------------------
 
-    def step(self, batch: Any, *more: Any, outputs: Sequence[str] | None = None) -> Results:
-        """One update, from one batch or from several as if they were one.
+    def step(self, batch: BatchLike, *more: BatchLike, outputs: Sequence[str] | None = None) -> Results:
+        """Update once, from one batch or from the union of several.
 
-        The gradients of several batches are computed one batch after the other and averaged, each by its share in the
-        loss over all of them; running statistics and random state move with each.
+        The gradients of several batches are computed one batch at a time and averaged, each weighted by its share in the
+        loss of the union; running statistics and random state are updated by each batch.
 
         Args:
-            batch: Mapping from input to array, or a sequence: first the data, then the targets. Arrays are cast to what
-                the program takes where that loses no more than digits.
+            batch: Mapping from input to array, or a sequence: the data, then the targets. Arrays are cast to the types of
+                the inputs unless integers would change.
             more: Further batches.
-            outputs: Outputs of the model to return; by default all that the program gives out.
+            outputs: Outputs of the model to return; by default all outputs of the program.
 
         Returns:
-            `"loss"`, the terms of a loss that has several, and the outputs, those of several batches one after the other.
+            `"loss"`, the terms of a loss that has several, and the outputs, concatenated over the batches.
 
         Raises:
             ArgumentError: Arrays are missing or do not fit, or the losses of several batches cannot be averaged.
         """
-        wanted, rate = self._wanted(outputs), self.learning_rate
+        names, rate = self._result_names(outputs), self.learning_rate
         if more:
-            results = self.engine.step_over([self.fitting(b) for b in (batch, *more)], rate, wanted)
+            results = self.engine.step_over([self.inputs(b) for b in (batch, *more)], rate, names)
         else:
-            results = self.engine.step(self.fitting(batch), rate, wanted)
+            results = self.engine.step(self.inputs(batch), rate, names)
         self.progress.steps += 1
-        return self._named(results)
+        return self._renamed(results)
 
-    def evaluate(self, batch: Any, *, outputs: Sequence[str] | None = None) -> Results:
-        """Loss and outputs in inference mode; nothing changes. Arguments, result and errors as for `step`."""
-        return self._named(self.engine.evaluate(self.fitting(batch), self._wanted(outputs)))
+    def evaluate(self, batch: BatchLike, *, outputs: Sequence[str] | None = None) -> Results:
+        """Compute loss and outputs in inference mode; nothing changes. Arguments, result and errors as for `step`."""
+        return self._renamed(self.engine.evaluate(self.inputs(batch), self._result_names(outputs)))
 
     @property
     def learning_rate(self) -> float:
@@ -115,29 +117,77 @@ class Trainer:
 
     # -- many steps ----------------------------------------------------------------------------------------------------
 
-    def fit(self, data: Any, *, epochs: int = 1, **options: Any) -> list[dict[str, Any]]:
-        """Train until `epochs` epochs are done in all, those of a restored checkpoint included.
+    def fit(
+        self,
+        data: DataLike,
+        *,
+        epochs: int = 1,
+        batch_size: int | None = None,
+        shuffle: bool = True,
+        validation: DataLike | None = None,
+        metrics: Iterable[MetricLike] | MetricLike = (),
+        callbacks: Sequence[Callback] = (),
+        accumulate: int = 1,
+        progress: str = "auto",
+    ) -> list[dict[str, Any]]:
+        """Train until `epochs` epochs are finished, those of a restored checkpoint included.
 
-        Arguments, result and errors as for `onnx_convgrad.training.run.fit.fit`.
-        """
-        from onnx_convgrad.training.run.fit import fit
-
-        return fit(self, data, epochs=epochs, **options)
-
-    def validate(self, data: Any, metrics: Iterable[MetricLike] = (), **options: Any) -> dict[str, float]:
-        """Loss and metrics over data in inference mode, averaged as over one large batch.
+        A restored run continues with the next batch of its epoch, so the same call starts and resumes a run.
 
         Args:
-            data: As for `fit`.
-            metrics: As for `fit`.
-            options: `batch_size` and others of `onnx_convgrad.training.data.sources.as_batches`.
-        """
-        from onnx_convgrad.training.run.fit import validate
+            data: Arrays by name, a file or folder, or an iterable of batches: see `onnx_convgrad.data.as_batches`.
+            epochs: Number of epochs.
+            batch_size: Samples in a batch, unless the data are batches already.
+            shuffle: Whether each epoch has a new order, drawn from the trainer's seed; without effect on batches.
+            validation: Further data, on which the model is evaluated after each epoch.
+            metrics: `"accuracy"`, members of `onnx_convgrad.metrics`, or functions `(results, batch) -> number`.
+            callbacks: Members of `onnx_convgrad.callbacks` or subclasses of `Callback`, called in this order.
+            accumulate: Number of batches per update.
+            progress: Display on stderr: `"bar"`, `"text"` (a line for each epoch), `"none"`, or `"auto"`: the bar on a
+                terminal, else text.
 
-        return validate(self, data, metrics, **options)
+        Returns:
+            The history, JSON values: for each epoch a row with `epoch`, `step`, `loss`, the metrics, the same of the
+            validation with the prefix `val_`, `learning_rate`, `seconds` and `samples_per_second`.
+
+        Raises:
+            ArgumentError: An argument does not fit the program.
+        """
+        accumulate, epochs = whole(accumulate, "accumulate"), whole(epochs, "epochs", 0)
+        check_callbacks(callbacks)
+        m = self.manifest
+        source = as_batches(data, m, batch_size=batch_size, shuffle=shuffle, seed=self.seed)
+        held_out = None if validation is None else as_batches(validation, m, batch_size=batch_size, shuffle=False)
+        resolved = resolve_metrics(metrics, m)
+        self.engine.prepare(*(("step",) if accumulate == 1 else ("accumulate", "update")))
+        TrainingRun(self, epochs, source, callbacks, resolved, display_named(progress)).train(accumulate, held_out)
+        return self.progress.history
+
+    def validate(
+        self,
+        data: DataLike,
+        metrics: Iterable[MetricLike] | MetricLike = (),
+        *,
+        batch_size: int | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool | None = None,
+        prefetch: int | None = None,
+        names: Mapping[str, str] | None = None,
+    ) -> dict[str, float]:
+        """Compute loss and metrics over data in inference mode, averaged as over one large batch.
+
+        `data` and `metrics` are as for `fit`, the other arguments those of `onnx_convgrad.data.as_batches`.
+
+        Raises:
+            ArgumentError: The data or the metrics do not fit the program, or there are no data.
+        """
+        source = as_batches(data, self.manifest, batch_size=batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last,
+                            prefetch=prefetch, names=names)  # fmt: skip
+        return validate(self, source, resolve_metrics(metrics, self.manifest))
 
     def stop(self) -> None:
-        """Let `fit` end after the step under way; also from a callback, another thread or a signal handler."""
+        """Let `fit` end after the current step; may be called from a callback, a thread or a signal handler."""
         self.stopped = True
 
     # -- values --------------------------------------------------------------------------------------------------------
@@ -147,47 +197,50 @@ class Trainer:
         return self.engine.read(p.name for p in self.manifest.parameters)
 
     def state(self) -> dict[str, np.ndarray]:
-        """Copies of what moves besides the parameters: of the optimizer, running statistics, random state."""
+        """Copies of the other values that training updates: optimizer state, running statistics, random state."""
         return self.engine.read(s.name for s in self.manifest.state)
 
-    def load(self, values: Mapping[str, Any]) -> None:
-        """Replace parameters and state by arrays of the same shape; what is not named stays.
+    def load(self, values: Mapping[str, ArrayLike]) -> None:
+        """Replace some parameters and state by arrays of the same shape.
 
         Raises:
-            ArgumentError: An unknown name or another shape.
+            ArgumentError: A name is unknown, or an array has another shape.
         """
         entries = {entry.name: entry for entry in self.manifest.moving()}
         if not isinstance(values, Mapping):
             raise ArgumentError(
-                f"load takes a mapping from names to arrays, not {type(values).__name__}.", hint="restore reads files."
+                f"load takes a mapping from names to arrays, not {type(values).__name__}.",
+                hint="Use restore for a checkpoint file.",
             )
         check_names(list(values), list(entries), "parameter or state")
-        arrays = {name: _of_dtype(name, as_array(value), entries[name].dtype) for name, value in values.items()}
-        for name, array in arrays.items():
-            if array.shape != entries[name].shape:
-                raise ArgumentError(f"{name!r} has shape {entries[name].shape}, not {array.shape}.")
+        arrays = {}
+        for name, value in values.items():
+            array, entry = as_array(value), entries[name]
+            if array.dtype.kind not in "biuf":
+                raise ArgumentError(f"{name!r} takes {entry.dtype} numbers, not {array.dtype}.")
+            if array.shape != entry.shape:
+                raise ArgumentError(f"{name!r} has shape {entry.shape}, not {array.shape}.")
+            arrays[name] = np.asarray(array, entry.dtype)
         self.engine.write(arrays)
 
     def flat_parameters(self, *, statistics: bool = False) -> np.ndarray:
         """All parameters as one vector, in the order of the manifest; with `statistics` the running statistics too."""
-        entries = flat.entries(self.manifest, statistics=statistics)
-        return flat.flatten(entries, self.engine.read(e.name for e in entries))
+        return self.engine.read_flat(self.manifest.stored() if statistics else self.manifest.parameters)
 
     def load_flat(self, vector: np.ndarray, *, statistics: bool = False) -> None:
-        """Replace all parameters by the numbers of a vector such as `flat_parameters` gives.
+        """Replace all parameters by a result of `flat_parameters`.
 
         Raises:
             ArgumentError: The vector has another length.
         """
-        self.engine.write(flat.unflatten(flat.entries(self.manifest, statistics=statistics), vector))
+        self.engine.write_flat(self.manifest.stored() if statistics else self.manifest.parameters, vector)
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write a checkpoint: a file of this name, or in a folder that is there one named after the number of steps.
+        """Write a checkpoint to a file of this name or, in an existing folder, to one named after the number of steps.
 
-        The file is a safetensors file with all values, and with the progress as JSON in its header. It appears complete
-        or not at all.
+        It is a safetensors file with all values, and with the progress as JSON in its header, written atomically.
 
         Returns:
             The file.
@@ -198,20 +251,20 @@ class Trainer:
         return save(self, Path(path))
 
     def restore(self, path: str | os.PathLike[str]) -> Path:
-        """Continue from a checkpoint: a file, or the newest one of a folder that can be used; others are warned of.
+        """Continue from a checkpoint: a file, or the newest usable one of a folder. Newer unusable ones give warnings.
 
         Returns:
             The file.
 
         Raises:
-            CheckpointError: It is damaged, or of another program; in a folder, all are.
+            CheckpointError: The file, or every one in the folder, is damaged or of another program.
         """
         return restore(self, Path(path))
 
     def export(self, path: str | os.PathLike[str]) -> None:
-        """Write the trained model as it came in: same inputs, outputs and opset, in inference mode.
+        """Write the trained model in its original form: same inputs, outputs and opset, in inference mode.
 
-        Above 2 GB the weights go to `<path>.data`.
+        Weights of more than 2 GB go to `<path>.data`.
 
         Raises:
             ArgumentError: The path is a folder, or not writable.
@@ -225,43 +278,34 @@ class Trainer:
         loss = f", loss {p.history[-1]['loss']:.4f}" if p.history else ""
         return f"<Trainer: {p.steps} steps, {p.epoch} epochs done{loss}; {self.program!r}>"
 
-    # -- pieces --------------------------------------------------------------------------------------------------------
+    # -- names of results ----------------------------------------------------------------------------------------------
 
-    def _wanted(self, outputs: Sequence[str] | None) -> tuple[str, ...]:
-        if outputs is None:
-            return (*self.engine.losses, *self.manifest.outputs)
-        names = as_names(outputs, "outputs")
+    def _result_names(self, outputs: Sequence[str] | None) -> tuple[str, ...]:
+        names = self.manifest.outputs if outputs is None else as_names(outputs, "outputs")
         check_names(names, list(self.manifest.outputs), "output")
         return (*self.engine.losses, *names)
 
-    def _named(self, results: Results) -> Results:
-        """The loss under `"loss"`, however it is called in the graph; an output of that name gives way."""
+    def _renamed(self, results: Results) -> Results:
+        """Return the loss under `"loss"`, whatever its name in the graph, in place of an output of that name."""
         loss = results.pop(self.manifest.loss)
         return {"loss": loss, **{name: value for name, value in results.items() if name != "loss"}}
 
 
-def _of_dtype(name: str, array: np.ndarray, dtype: str) -> np.ndarray:
-    if array.dtype.kind not in "biuf":
-        raise ArgumentError(f"{name!r} takes {dtype} numbers, not {array.dtype}.")
-    return np.asarray(array, dtype)
-
-
 def _schedule(
-    program: TrainingProgram, given: Schedule | Callable[[int], float] | float | None
+    program: TrainingProgram, schedule: Schedule | Callable[[int], float] | float | None
 ) -> Callable[[int], float]:
-    if given is not None:
-        if isinstance(given, (int, float)):
-            return as_schedule(given)
-        if not callable(given):
-            raise ArgumentError(
-                f"schedule takes a learning rate or a function of the step, not {given!r}.",
-                hint="Schedules are in onnx_convgrad.optim.",
-            )
-        return given
-    if program.schedule is None:
+    """The schedule that was passed, or else that of the program."""
+    if isinstance(schedule, (int, float)):
+        return as_schedule(schedule)
+    if schedule is not None and not callable(schedule):
+        raise ArgumentError(
+            f"schedule takes a learning rate or a function of the step, not {schedule!r}.",
+            hint="Schedules are in onnx_convgrad.optim.",
+        )
+    if schedule is None and program.schedule is None:
         name = program.manifest.optimizer["schedule"]["name"]
         raise ArgumentError(
-            f"The program was built with a schedule of the class {name}, which its files cannot hold.",
-            hint="Give it again: Trainer(program, schedule=...).",
+            f"The program was built with a schedule of the custom class {name}, which its files do not contain.",
+            hint="Pass it again: Trainer(program, schedule=...).",
         )
-    return program.schedule
+    return program.schedule if schedule is None else schedule  # type: ignore[return-value]

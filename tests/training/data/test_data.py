@@ -1,4 +1,4 @@
-"""Data for training: which array is which input, dtypes and shapes, order by seed and epoch, files, threads, images."""
+"""Data for training: matching of arrays, dtypes and shapes, order by seed and epoch, files, threads, images."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from torch.utils.data import DataLoader, TensorDataset
 import onnx_convgrad as og
 from onnx_convgrad.data import Arrays, Batches, ImageFolder, Loader, Stream, as_batches, read_arrays
 from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.training.data.inputs import ProgramInputs
 from onnx_convgrad.training.data.prefetch import prefetched
 from onnx_convgrad.training.program.manifest import Manifest, Port
 
 
 def manifest(*data: Port, targets: tuple[Port, ...] = (Port("target", "int64", ("N",)),)) -> Manifest:
-    """Of a program with these inputs."""
+    """The manifest of a program with these inputs."""
     return Manifest(data, targets, Port("learning_rate", "float32", ()), "loss", (), (), (), ())
 
 
@@ -50,14 +51,14 @@ def order(loader: Batches, epoch: int, start: int = 0) -> list[int]:
 def test_an_epoch_is_a_permutation_that_depends_on_seed_and_epoch_alone() -> None:
     loader = Loader(Arrays(arrays()), IMAGES, batch_size=3, seed=5)
     first = order(loader, 0)
-    np.random.seed(1)  # numpy's global state does not matter  # noqa: NPY002
+    np.random.seed(1)  # numpy's global state has no effect  # noqa: NPY002
     again = Loader(Arrays(arrays()), IMAGES, batch_size=3, seed=5)
     assert order(again, 0) == first and sorted(first) == list(range(10)) and first != list(range(10))
     assert order(loader, 1) != first and order(Loader(Arrays(arrays()), IMAGES, batch_size=3, seed=6), 0) != first
     assert order(loader, 1) == order(again, 1)
 
 
-def test_an_epoch_goes_on_where_it_was_left() -> None:
+def test_an_epoch_can_start_at_any_batch() -> None:
     loader = Loader(Arrays(arrays()), IMAGES, batch_size=3)
     assert order(loader, 2, start=2) == order(loader, 2)[6:]
     assert order(loader, 2, start=4) == []
@@ -71,7 +72,7 @@ def test_the_last_batch_is_kept_or_dropped(drop: bool, sizes: list[int]) -> None
     assert order(loader, 0) == list(range(sum(sizes)))
 
 
-def test_a_program_of_fixed_batches_gets_no_other() -> None:
+def test_a_fixed_batch_size_is_kept() -> None:
     fixed = manifest(Port("image", "float32", (4, 1, 8, 8)), targets=(Port("target", "int64", (4,)),))
     loader = Loader(Arrays(arrays()), fixed)
     assert [len(b["target"]) for b in loader.epoch_iterator(0)] == [4, 4]
@@ -81,7 +82,7 @@ def test_a_program_of_fixed_batches_gets_no_other() -> None:
         Loader(Arrays(arrays(3)), fixed)
 
 
-def test_parts_have_no_sample_in_common() -> None:
+def test_parts_are_disjoint() -> None:
     train, held = Arrays(arrays(20)).split(0.25, seed=3)
     loaders = [Loader(part, IMAGES, batch_size=4) for part in (train, held)]
     kept, left = (order(loader, 0) for loader in loaders)
@@ -93,7 +94,7 @@ def test_parts_have_no_sample_in_common() -> None:
         Arrays(arrays(20)).split(0.25, seed=-1)
 
 
-# -- which array is which ----------------------------------------------------------------------------------------------
+# -- matching of arrays ------------------------------------------------------------------------------------------------
 
 TWO = manifest(Port("left", "float32", ("N", 2)), Port("right", "float32", ("N", 3)))
 
@@ -110,12 +111,10 @@ TWO = manifest(Port("left", "float32", ("N", 2)), Port("right", "float32", ("N",
     ],
 )
 def test_arrays_are_matched(found: list[str], ports: Manifest, names: dict[str, str], expected: dict[str, str]) -> None:
-    from onnx_convgrad.training.data.fitting import Fitting
-
-    assert Fitting(ports, names).match(found) == expected
+    assert ProgramInputs(ports, names).match(found) == expected
 
 
-def test_what_cannot_be_matched_is_refused() -> None:
+def test_arrays_without_a_match_are_refused() -> None:
     data = {"a": np.zeros((4, 1, 8, 8)), "b": np.zeros(4), "c": np.zeros(4)}
     with pytest.raises(ArgumentError, match=r"takes 'image', 'target'; of the arrays 'a', 'b', 'c' none is clearly"):
         Loader(Arrays(data), IMAGES)
@@ -123,21 +122,21 @@ def test_what_cannot_be_matched_is_refused() -> None:
         Loader(Arrays({"image": np.zeros((4, 1, 8, 8))}), IMAGES)
     with pytest.raises(ArgumentError, match=r"no array 'd' for the input 'image'\. There are 'a'"):
         Loader(Arrays(data), IMAGES, names={"image": "d"})
-    with pytest.raises(ArgumentError, match=r"no input 'picture' to take an array\. It takes 'image', 'target'"):
+    with pytest.raises(ArgumentError, match=r"no input 'picture' for an array\. It takes 'image', 'target'"):
         Loader(Arrays(data), IMAGES, names={"picture": "a"})
 
 
 # -- dtypes and shapes -------------------------------------------------------------------------------------------------
 
 
-def test_arrays_are_cast_to_what_the_inputs_declare() -> None:
+def test_arrays_are_cast_to_the_dtypes_of_the_inputs() -> None:
     data = {"image": np.ones((4, 1, 8, 8), np.uint8), "target": np.arange(4, dtype=np.float64)}
     batch = next(iter(Loader(Arrays(data), IMAGES, shuffle=False).epoch_iterator(0)))
     assert (batch["image"].dtype, batch["target"].dtype) == (np.float32, np.int64)
     assert batch["target"].tolist() == [0, 1, 2, 3]
 
 
-def test_what_is_right_already_is_not_copied() -> None:
+def test_arrays_of_the_right_dtype_are_not_copied() -> None:
     data = arrays()
     batch = next(iter(Loader(Arrays(data), IMAGES, shuffle=False, batch_size=4).epoch_iterator(0)))
     assert np.shares_memory(batch["image"], data["image"]) and np.shares_memory(batch["target"], data["target"])
@@ -157,7 +156,7 @@ def test_what_is_right_already_is_not_copied() -> None:
         ({"target": np.float32(1)}, "'target' is a single number"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str) -> None:
+def test_wrong_shapes_and_dtypes_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         Loader(Arrays(arrays() | change), IMAGES, batch_size=10)
 
@@ -166,7 +165,7 @@ def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str) -> N
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_an_npz_is_read_without_loading_what_is_stored_as_it_is(save: Any, tmp_path: Path) -> None:
+def test_uncompressed_members_of_an_npz_are_mapped(save: Any, tmp_path: Path) -> None:
     data = {"image": np.asfortranarray(arrays()["image"]), "target": arrays()["target"], "none": np.zeros((10, 0))}
     save(tmp_path / "train.npz", **data)
     read = read_arrays(tmp_path / "train.npz")
@@ -200,7 +199,7 @@ def test_unusable_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"objects\.npz' holds several arrays, not one"):
         Arrays({"x": tmp_path / "objects.npz"})
     (tmp_path / "table.csv").touch()
-    with pytest.raises(ArgumentError, match=r"table\.csv' is not data that can be read"):
+    with pytest.raises(ArgumentError, match=r"table\.csv' is not a data file of a known type"):
         read_arrays(tmp_path / "table.csv")
 
 
@@ -236,11 +235,11 @@ def test_batches_may_be_mappings_nested_tuples_or_made_by_a_function() -> None:
         next(iter(as_batches([(x, y[:1])], IMAGES).epoch_iterator(0)))
     with pytest.raises(ArgumentError, match=r"The array number 2 has shape \(1,\) in a batch; .* takes \(N, 3\)"):
         next(iter(as_batches([((left, np.zeros(1)), y)], TWO).epoch_iterator(0)))
-    with pytest.raises(ArgumentError, match=r"3\.5 holds no data"):
+    with pytest.raises(ArgumentError, match=r"3\.5 is not a source of data"):
         as_batches(3.5, IMAGES)
 
 
-def test_a_spent_generator_says_so() -> None:
+def test_an_exhausted_generator_is_an_error() -> None:
     stream = Stream(((np.zeros((1, 1, 8, 8)), np.zeros(1)) for _ in range(2)), IMAGES)
     assert len(list(stream.epoch_iterator(0))) == 2
     with pytest.raises(ArgumentError, match="a generator, which gives its batches only once"):
@@ -257,7 +256,7 @@ def workers() -> list[threading.Thread]:
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
-def test_a_thread_works_ahead_by_so_many(depth: int) -> None:
+def test_a_thread_works_ahead_by_the_given_number(depth: int) -> None:
     made: list[int] = []
 
     def source() -> Iterator[int]:
@@ -287,7 +286,7 @@ def test_an_exception_comes_after_the_items_before_it() -> None:
     assert not workers()
 
 
-def test_an_abandoned_iterator_ends_its_thread_and_closes_the_source() -> None:
+def test_a_dropped_iterator_ends_its_thread_and_closes_the_source() -> None:
     closed = threading.Event()
 
     def source() -> Iterator[int]:
@@ -308,7 +307,7 @@ def test_an_abandoned_iterator_ends_its_thread_and_closes_the_source() -> None:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Two classes; every picture is 40 wide and 20 high, gray on its left half and coloured in the middle half."""
+    """Two classes of images, 40 wide and 20 high: gray, with a colored middle half."""
     for name, count in {"dog": 2, "cat": 3}.items():
         (tmp_path / name).mkdir()
         for i in range(count):
@@ -320,7 +319,7 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_pictures_are_cropped_normalized_and_numbered_by_class(photos: Path) -> None:
+def test_images_are_cropped_normalized_and_numbered_by_class(photos: Path) -> None:
     ports = manifest(Port("input", "float32", ("N", 3, 10, 10)))
     folder = ImageFolder(photos, mean=(0.5, 0.5, 0.5), std=0.5)
     loader = Loader(folder, ports, batch_size=5, shuffle=False)
@@ -332,8 +331,8 @@ def test_pictures_are_cropped_normalized_and_numbered_by_class(photos: Path) -> 
         np.testing.assert_allclose(picture[:, 2:-2, 2:-2], np.broadcast_to(colour[:, None, None], (3, 6, 6)), atol=1e-6)
 
 
-def test_deep_and_hidden_pictures(tmp_path: Path) -> None:
-    """Grays of 16 bits are scaled, not cut off; what has no known scale is refused; what is hidden is left out."""
+def test_16_bit_and_hidden_images(tmp_path: Path) -> None:
+    """Images of 16 bits are scaled, not clipped; an unknown scale is an error; hidden files are ignored."""
     folder = tmp_path / "a"
     (folder / ".hidden").mkdir(parents=True)
     Image.fromarray(np.zeros((4, 4), np.uint8)).save(folder / ".hidden" / "1.png")
@@ -342,11 +341,11 @@ def test_deep_and_hidden_pictures(tmp_path: Path) -> None:
     (batch,) = Loader(ImageFolder(tmp_path), ports, shuffle=False).epoch_iterator(0)
     np.testing.assert_allclose(batch["input"].reshape(-1), np.arange(16) / 15, atol=1e-6)
     Image.fromarray(np.ones((4, 4), np.float32)).save(folder / "2.tiff")
-    with pytest.raises(og.ArgumentError, match=r"2\.tiff' could not be read: its pixels are of mode 'F'"):
+    with pytest.raises(og.ArgumentError, match=r"2\.tiff' could not be read: its pixels have the mode 'F'"):
         next(iter(Loader(ImageFolder(tmp_path), ports, shuffle=False).epoch_iterator(0)))
 
 
-def test_pictures_take_the_layout_of_the_input(photos: Path) -> None:
+def test_images_take_the_layout_of_the_input(photos: Path) -> None:
     def read(shape: tuple[Any, ...], dtype: str = "float32", **options: Any) -> np.ndarray:
         loader = Loader(ImageFolder(photos, **options), manifest(Port("input", dtype, shape)), shuffle=False)
         return next(iter(loader.epoch_iterator(0)))["input"]
@@ -358,11 +357,11 @@ def test_pictures_take_the_layout_of_the_input(photos: Path) -> None:
     np.testing.assert_allclose(last, whole / 255, atol=1e-6)
     assert read((None, 1, "H", "W"), size=8).shape == (5, 1, 8, 8)
     far, near = read((None, 3, 10, 20)), read((None, 3, 10, 20), resize=40)
-    assert np.ptp(far[0, 0]) > 0 and np.ptp(near[0, 0]) == 0  # all of it, and what lies within the coloured part
+    assert np.ptp(far[0, 0]) > 0 and np.ptp(near[0, 0]) == 0  # the whole image, and its colored middle
     np.testing.assert_array_equal(read((None, 3, 20, 40))[1], read((None, 3, 20, 40), resize=20)[1])
 
 
-def test_pictures_that_do_not_fit_are_refused(photos: Path) -> None:
+def test_images_that_do_not_fit_are_refused(photos: Path) -> None:
     def load(shape: tuple[Any, ...], **options: Any) -> None:
         Loader(ImageFolder(photos, **options), manifest(Port("input", "float32", shape)))
 
@@ -383,7 +382,7 @@ def test_pictures_that_do_not_fit_are_refused(photos: Path) -> None:
         load(("N", 3, 10, 10))
 
 
-def test_the_program_of_a_model_takes_the_batches(digits_cnn: Path) -> None:
+def test_batches_have_the_inputs_of_a_program(digits_cnn: Path) -> None:
     program = og.build_training(digits_cnn, loss="cross_entropy", optimizer=og.optim.SGD(0.1))
     batch = next(iter(as_batches(arrays(), program.manifest, batch_size=4).epoch_iterator(0)))
     assert {p.name for p in (*program.manifest.data, *program.manifest.targets)} == set(batch)

@@ -1,4 +1,4 @@
-"""Losses: values and gradients are those of PyTorch in float64, for every option, layout and kind of shape."""
+"""Losses: values and gradients equal those of PyTorch in float64, for every option, layout and kind of shape."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onnx_convgrad import losses
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.targets import TARGETS
 from onnx_convgrad.runtime import run
-from onnx_convgrad.training.program.draft import empty
+from onnx_convgrad.training.program.draft import empty_model
 from onnx_convgrad.training.program.terms import LOSSES
 
 WEIGHT = np.array([0.5, 1.5, 2.0, 0.0, 1.0])
@@ -26,8 +26,8 @@ WEIGHT = np.array([0.5, 1.5, 2.0, 0.0, 1.0])
 def emitted(
     loss: Callable[..., ir.Value], y: np.ndarray, target: np.ndarray, *, shapes: str = "static", machine: str = "cpu"
 ) -> dict[str, np.ndarray]:
-    """Loss and gradient of a graph that holds nothing else."""
-    m = empty("loss")
+    """Loss and gradient, computed by a graph of the loss alone."""
+    m = empty_model("loss")
     for name, array in (("y", y), ("target", target)):
         dims = (
             array.shape
@@ -173,7 +173,7 @@ def test_half_precision_is_widened(name: str) -> None:
 
 @pytest.mark.parametrize("shape", [(3, 5), (3, 5, 2)], ids=str)
 def test_cross_entropy_of_extreme_logits(shape: tuple[int, ...]) -> None:
-    """Large logits lose no digits, and a class of probability zero is fine as long as it is not the target."""
+    """Large logits lose no digits, and a class of probability zero may occur if it is not the target."""
     y = np.zeros(shape, np.float32)
     y[0, 0], y[1, 2], y[2, 3] = 1e4, -np.inf, 12
     target = np.zeros((shape[0], *shape[2:]), np.int64)
@@ -194,19 +194,19 @@ def test_binary_cross_entropy_of_extreme_logits() -> None:
 
 @pytest.mark.parametrize("shape", [(3, 5), (3, 5, 2)], ids=str)
 @pytest.mark.parametrize("label", [-1, 5, 255])
-def test_a_label_that_is_no_class_makes_the_loss_nan(shape: tuple[int, ...], label: int) -> None:
+def test_an_invalid_label_makes_the_loss_nan(shape: tuple[int, ...], label: int) -> None:
     target = np.zeros((shape[0], *shape[2:]), np.int64)
     target.reshape(-1)[1] = label
     assert np.isnan(emitted(losses.CrossEntropy(), np.zeros(shape, np.float32), target)["loss"])
 
 
-def test_everything_ignored_is_nan_as_in_pytorch() -> None:
+def test_a_loss_without_counted_targets_is_nan_as_in_pytorch() -> None:
     assert np.isnan(emitted(losses.CrossEntropy(), np.zeros((2, 3), np.float32), np.full(2, -100))["loss"])
 
 
-def test_the_gradient_of_cross_entropy_is_softmax_less_target() -> None:
-    """The logits are passed over as often as there are operators in softmax(y) s - q, and no more."""
-    m = empty("loss")
+def test_the_gradient_of_cross_entropy_is_softmax_minus_target() -> None:
+    """Only the operators of softmax(y) s - q pass over the logits."""
+    m = empty_model("loss")
     m.graph.inputs.extend([
         ir.Value(name="y", shape=ir.Shape([64, 1000]), type=ir.TensorType(ir.DataType.FLOAT)),
         ir.Value(name="target", shape=ir.Shape([64]), type=ir.TensorType(ir.DataType.INT64)),

@@ -1,4 +1,4 @@
-"""Training programs: names and order, the split form, what is trained and given out, options, refusals."""
+"""Training programs: names and order, the split form, parameters and outputs, options, errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,20 @@ from onnx import numpy_helper
 import onnx_convgrad as og
 from onnx_convgrad import optim
 from onnx_convgrad.runtime import run
-from tests.support.training_nets import A, B, Course, X, arrays, build, exported, net, off, two_outputs
+from tests.support.training_nets import (
+    A,
+    B,
+    ProgramRun,
+    X,
+    arrays,
+    build,
+    check_halves,
+    exported,
+    net,
+    off,
+    parsed,
+    two_outputs,
+)
 
 # -- the contract ------------------------------------------------------------------------------------------------------
 
@@ -50,7 +63,7 @@ def test_names_and_order() -> None:
         assert [(o.domain, o.version) for o in model.opset_import] == [("", 21)]
 
 
-def test_it_runs_with_data_and_target_alone() -> None:
+def test_step_runs_with_data_and_target_alone() -> None:
     program = build()
     feeds = arrays(0)
     first = run(program.step, feeds)
@@ -65,18 +78,11 @@ def test_it_runs_with_data_and_target_alone() -> None:
 
 
 def test_gradients_then_update_is_a_step() -> None:
-    program = build(optimizer=optim.AdamW(lr=1e-3, clip_norm=1.0))
-    whole = run(program.step, arrays(0))
-    first = run(program.gradients, arrays(0))
-    second = run(program.update, {p.gradient: first[p.gradient] for p in program.manifest.parameters})
-    for name, value in {**first, **second}.items():
-        if not name.endswith("_grad"):
-            np.testing.assert_allclose(value, whole[name], rtol=1e-6, atol=1e-7, err_msg=name)
-    assert {o for o in whole if o.endswith("_next")} == {o for o in (*first, *second) if o.endswith("_next")}
+    check_halves(build(optimizer=optim.AdamW(lr=1e-3, clip_norm=1.0)), arrays(0))
 
 
 def test_accumulation_over_two_halves() -> None:
-    """The mean of the gradients of two halves is that of the whole, where nothing depends on the batch."""
+    """The mean of the gradients of two halves is that of the whole, if no statistic depends on the batch."""
     program = build(freeze_statistics=True)
     whole = run(program.gradients, arrays(0))
     halves = [run(program.gradients, {k: v[part] for k, v in arrays(0).items()}) for part in (slice(3), slice(3, 6))]
@@ -85,7 +91,7 @@ def test_accumulation_over_two_halves() -> None:
         assert off(mean, whole[p.gradient]) < 1e-5, p.name
 
 
-# -- which parameters, which outputs -----------------------------------------------------------------------------------
+# -- parameters and outputs --------------------------------------------------------------------------------------------
 
 
 def test_parameters_by_name_and_glob() -> None:
@@ -112,7 +118,7 @@ def test_parameters_by_name_and_glob() -> None:
     }  # fmt: skip
 
 
-def test_parameters_that_the_loss_does_not_depend_on_are_left_out() -> None:
+def test_parameters_without_effect_on_the_loss_are_left_out() -> None:
     model = two_outputs()
     with pytest.warns(UserWarning, match="Not trained, since the loss does not depend on it: 'b.weight', 'b.bias'"):
         program = build(model, loss={"a": "mse"})
@@ -132,7 +138,7 @@ def test_outputs_by_choice() -> None:
         assert build(model, loss="mse", outputs="a").manifest.losses[0]["output"] == "a"
 
 
-# -- names that clash --------------------------------------------------------------------------------------------------
+# -- name clashes ------------------------------------------------------------------------------------------------------
 
 
 def test_clashing_names_are_the_same_in_all_graphs() -> None:
@@ -152,12 +158,12 @@ def test_clashing_names_are_the_same_in_all_graphs() -> None:
     assert m.parameters[0].next in [o.name for o in program.step.graph.output]
     assert m.parameters[0].next in [o.name for o in program.update.graph.output]
     assert m.learning_rate.name in [i.name for i in program.update.graph.input]
-    course = Course(program)
+    course = ProgramRun(program)
     found = [float(course({"x": X, "a_target": A, "b_target": B})["loss_1"]) for _ in range(10)]
     assert found[-1] < found[0]
 
 
-# -- options and refusals ----------------------------------------------------------------------------------------------
+# -- options and errors ------------------------------------------------------------------------------------------------
 
 
 def test_a_lowering_may_be_forced() -> None:
@@ -189,11 +195,11 @@ def test_the_model_is_not_changed() -> None:
     [
         ({"loss": "crossentropy"}, "Unknown loss 'crossentropy'. Did you mean 'cross_entropy'"),
         ({"loss": 3}, "A loss is a name, a member of onnx_convgrad.losses or a function, not 3"),
-        ({"loss": {}}, "There is no loss"),
+        ({"loss": {}}, "The argument loss is empty"),
         ({"loss": {"logits": "mse"}}, "Unknown output in loss: 'logits'"),
         ({"loss": "y"}, r"The loss 'y' has shape .*; it must be one number"),
         ({"optimizer": "sgd"}, "optimizer must be a member of onnx_convgrad.optim, not 'sgd'"),
-        ({"wrt": "inputs"}, "wrt names 'x', which is not stored in the model and cannot be trained"),
+        ({"wrt": "inputs"}, "wrt names 'x', which is not an initializer of the model and cannot be trained"),
         ({"wrt": "conv9.*"}, "Unknown value in wrt: 'conv9"),
         ({"freeze": "conv9.*"}, "Unknown initializer in freeze: 'conv9"),
         ({"freeze": "*"}, "Every parameter is frozen: there is nothing to train"),
@@ -208,10 +214,10 @@ def test_bad_arguments(options: dict[str, Any], message: str) -> None:
         build(**options)
 
 
-def test_a_loss_must_say_which_of_several_outputs() -> None:
+def test_the_output_of_a_loss_must_be_unambiguous() -> None:
     with pytest.raises(og.ArgumentError, match=r"The model has 3 floating outputs \(a, b, distance\)"):
         build(two_outputs(), loss="mse")
-    with pytest.raises(og.ArgumentError, match="The loss is of 'best', which is INT64, not floating"):
+    with pytest.raises(og.ArgumentError, match="The loss is of 'best', which has dtype INT64, not a floating one"):
         build(two_outputs(), loss={"best": "mse"})
 
 
@@ -220,15 +226,15 @@ def test_a_function_must_return_a_value() -> None:
         build(two_outputs(), loss={"a": lambda *_: 3})
 
 
-def test_nothing_is_warned_of_in_an_ordinary_case() -> None:
+def test_an_ordinary_model_gives_no_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         build()
 
 
-def test_values_are_recomputed_for_the_same_steps() -> None:
+def test_recomputed_values_give_the_same_steps() -> None:
     """`recompute` copies forward nodes into the backward part of `step` and `gradients`; every bit stays."""
-    plain, again = (Course(build(exported(), recompute=r)) for r in (None, ["*elu*"]))
+    plain, again = (ProgramRun(build(exported(), recompute=r)) for r in (None, ["*elu*"]))
     for part in ("step", "gradients"):
         copies = [n.name for n in again.program.model(part).graph if "/recomputed" in (n.name or "")]
         assert copies
@@ -238,7 +244,7 @@ def test_values_are_recomputed_for_the_same_steps() -> None:
         np.testing.assert_array_equal(value, again.state[name])
 
 
-def test_a_budget_of_workspace_holds_for_training() -> None:
+def test_max_workspace_applies_to_training() -> None:
     with pytest.raises(og.LoweringError, match="max_workspace"):
         build(exported(), max_workspace=1).step  # noqa: B018 - built when asked for
     with pytest.raises(og.ArgumentError, match="positive number of bytes, not 0"):
@@ -246,15 +252,10 @@ def test_a_budget_of_workspace_holds_for_training() -> None:
 
 
 def test_names_with_brackets_are_names() -> None:
-    """As pickled modules of lists have them: in a glob they mean one of the letters."""
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17]> g (float[N,4] x) => (float[N,3] y) { y = Gemm (x, w, b) }'
-    )
-    node, weight, bias = model.graph.node[0], "layers[0].weight", "layers[0].bias"
-    node.input[1:], node.output[0] = [weight, bias], "out[0]"
-    model.graph.output[0].name = "out[0]"
-    for name, shape in ((weight, (4, 3)), (bias, (3,))):
-        model.graph.initializer.append(numpy_helper.from_array(np.ones(shape, np.float32), name))
+    """Lists of modules give such names; in a glob, brackets enclose a set of characters."""
+    weight, bias = "layers[0].weight", "layers[0].bias"
+    stored = {weight: np.ones((4, 3), np.float32), bias: np.ones(3, np.float32)}
+    model = parsed(f'(float[N,4] x) => (float[N,3] "out[0]") {{ "out[0]" = Gemm (x, "{weight}", "{bias}") }}', **stored)
     optimizer = og.optim.SGD(lr=1.0, groups={bias: {"lr": 0.25}})
     program = og.build_training(model, loss="cross_entropy", optimizer=optimizer, freeze=weight, outputs="out[0]")
     assert [p.name for p in program.manifest.parameters] == [bias]
@@ -262,17 +263,11 @@ def test_names_with_brackets_are_names() -> None:
 
 
 @pytest.mark.parametrize("optimizer", [optim.SGD(lr=0.1, clip_norm=1.0), optim.Adam()])
-def test_parameters_with_names_like_those_of_new_values(optimizer: optim.Optimizer) -> None:
-    """PyTorch's newer exporter calls weights so that it has folded or transposed."""
-    proto = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]> g (float[N, 4] x) => (float[N, 3] y) {
-        h = MatMul (x, val_0)  r = Relu (h)  y = MatMul (r, val_1)
-    }""")
-    for name, shape in {"val_0": (4, 5), "val_1": (5, 3)}.items():
-        proto.graph.initializer.append(numpy_helper.from_array(np.full(shape, 0.1, np.float32), name))
+def test_parameters_named_like_new_values(optimizer: optim.Optimizer) -> None:
+    """PyTorch's newer exporter gives such names to weights that it has folded or transposed."""
+    stored = {name: np.full(shape, 0.1, np.float32) for name, shape in {"val_0": (4, 5), "val_1": (5, 3)}.items()}
+    text = "(float[N,4] x) => (float[N,3] y) { h = MatMul (x, val_0)  r = Relu (h)  y = MatMul (r, val_1) }"
+    proto = parsed(text, 21, **stored)
     program = og.build_training(proto, loss="cross_entropy", optimizer=optimizer)
     feed = {"x": np.ones((2, 4), np.float32), "target": np.array([0, 2])}
-    whole = run(program.step, feed)
-    gradients = run(program.gradients, feed)
-    halves = run(program.update, {p.gradient: gradients[p.gradient] for p in program.manifest.parameters})
-    for p in program.manifest.parameters:
-        np.testing.assert_allclose(halves[p.next], whole[p.next], rtol=1e-6)
+    check_halves(program, feed, atol=0)

@@ -1,4 +1,4 @@
-"""What comes out of a trainer: flat vectors of parameters, and the model as it came in with trained values."""
+"""Results of a trainer: flat vectors of parameters, and the exported model."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
 from onnx_convgrad.training.program.inference import export
-from tests.support.training_nets import A, Feeds, X, arrays, build, exported
-from tests.training.run.test_trainer import same
+from tests.support.training_nets import A, Feeds, X, arrays, build, exported, same
 
 
 def test_flat_parameters() -> None:
@@ -28,7 +26,7 @@ def test_flat_parameters() -> None:
     assert len(plain) == sum(v.size for v in trainer.parameters().values()) < len(vector)
     names = [p.name for p in trainer.manifest.parameters]
     np.testing.assert_array_equal(plain[: trainer.parameters()[names[0]].size], trainer.parameters()[names[0]].ravel())
-    with pytest.raises(og.ArgumentError, match=r"shape \(3,\); \d+ values of together \d+ numbers are needed"):
+    with pytest.raises(og.ArgumentError, match=r"shape \(3,\); the \d+ values need \(\d+,\)"):
         other.load_flat(np.zeros(3))
     with pytest.raises(og.ArgumentError, match="parameter or state"):
         other.load({"nothing": np.zeros(3)})
@@ -60,7 +58,7 @@ def test_export(tmp_path: Path, training_export: bool, loaded: bool) -> None:
         trainer.export(tmp_path)
 
 
-def test_export_of_more_than_one_file_can_hold(tmp_path: Path) -> None:
+def test_export_of_more_weights_than_fit_into_one_file(tmp_path: Path) -> None:
     trainer = og.Trainer(build())
     trainer.step(arrays(0))
     path = tmp_path / "big.onnx"
@@ -76,19 +74,14 @@ def statistics(trainer: og.Trainer) -> Feeds:
     return {name: value for name, value in trainer.state().items() if name in kept}
 
 
-def test_export_of_weights_in_constants_and_of_a_graph_that_had_to_change(tmp_path: Path) -> None:
-    rng = np.random.default_rng(2)
-    weight = numpy_helper.from_array(rng.standard_normal((3, 2)).astype(np.float32), "value")
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 2])
-    nodes = [helper.make_node("Constant", [], ["w"], value=weight), helper.make_node("MatMul", ["x", "w"], ["y"])]
-    for domain in ("", "local"):  # a local function is inlined, so what is trained is another graph
-        body = [helper.make_node("F", ["x", "w"], ["y"], domain="local")] if domain else nodes[1:]
-        opsets = [helper.make_opsetid("", 17), *([helper.make_opsetid("local", 1)] if domain else [])]
-        graph = helper.make_graph([nodes[0], *body], "g", [x], [y])
-        inner = helper.make_function("local", "F", ["a", "b"], ["c"], [helper.make_node("MatMul", ["a", "b"], ["c"])],
-                                     [helper.make_opsetid("", 17)])  # fmt: skip
-        model = helper.make_model(graph, opset_imports=opsets, ir_version=8, functions=[inner] if domain else [])
+def test_export_of_weights_in_constants_and_of_a_model_with_functions(tmp_path: Path) -> None:
+    weight = np.random.default_rng(2).standard_normal((3, 2)).astype(np.float32)
+    stored = f"w = Constant <value = float[3,2] {{{', '.join(map(str, weight.reshape(-1)))}}}> ()"
+    local = '<domain: "local", opset_import: ["": 17]> F (a, b) => (c) { c = MatMul (a, b) }'
+    for domain in ("", "local"):  # a local function is inlined, so the canonical graph is exported
+        text = f"""<ir_version: 8, opset_import: ["": 17{', "local": 1' * bool(domain)}]> g (float[N,3] x) => (float[N,2] y)
+            {{ {stored}  y = {"local.F" if domain else "MatMul"} (x, w) }} {local * bool(domain)}"""
+        model = onnx.parser.parse_model(text)
         trainer = og.Trainer(build(model, loss="mse"))
         trainer.step({"x": X, "target": A})
         trainer.export(tmp_path / "trained.onnx")

@@ -1,4 +1,4 @@
-"""Dropout in training programs: masks that depend on a seed, the step and the node alone, and look random."""
+"""Dropout in training programs: masks depend on seed, step and node alone, and pass tests of randomness."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 import onnx_convgrad as og
 from onnx_convgrad import optim
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.runtime import run, session
-from onnx_convgrad.training.program.draft import empty
-from onnx_convgrad.training.program.masks import Masks, first_state
-from tests.support.training_nets import Course, arrays, build, exported
+from onnx_convgrad.training.program.draft import empty_model
+from onnx_convgrad.training.program.masks import Masks, initial_state
+from tests.support.training_nets import ProgramRun, arrays, build, exported, parsed
 
 
 def drawn(
     shape: tuple[int, ...], state: int, node: int = 0, share: float = 0.5, *, shapes: str = "static"
 ) -> np.ndarray:
-    """A mask as the graph draws it."""
-    m = empty("mask")
+    """A mask, computed by the graph."""
+    m = empty_model("mask")
     dims: dict[str, Any] = {"static": shape, "symbolic": [f"d{i}" for i in range(len(shape))]}
     x = ir.Value(
         name="x", shape=ir.Shape(dims[shapes]) if shapes in dims else None, type=ir.TensorType(ir.DataType.FLOAT)
@@ -39,7 +38,7 @@ def drawn(
 
 
 def reference(count: int, state: int, node: int, share: float) -> np.ndarray:
-    """The same hash in 64-bit numbers, wrapped by hand."""
+    """The same hash, computed with wrapped 64-bit numbers."""
 
     def wrap(v: np.ndarray) -> np.ndarray:
         return (v.astype(np.int64) + 2**31) % 2**32 - 2**31
@@ -72,7 +71,7 @@ def test_the_hash(shape: tuple[int, ...], node: int, share: float) -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (7,), (0, 3), (5, 1, 4), (2, 3, 4, 5)], ids=str)
-def test_masks_do_not_depend_on_what_is_known_of_the_shape(shape: tuple[int, ...]) -> None:
+def test_masks_do_not_depend_on_known_sizes(shape: tuple[int, ...]) -> None:
     static = drawn(shape, 5)
     for shapes in ("symbolic", "absent"):
         np.testing.assert_array_equal(drawn(shape, 5, shapes=shapes), static)
@@ -80,10 +79,10 @@ def test_masks_do_not_depend_on_what_is_known_of_the_shape(shape: tuple[int, ...
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 def test_masks_look_random(share: float) -> None:
-    """Deviations of shares, neighbours, blocks and pairs of masks stay within what chance allows (five sigma)."""
+    """Deviations of shares, neighbours, blocks and pairs of masks are within five sigma."""
     n = 1 << 18
     masks = [
-        drawn((64, n // 64), first_state(0) + step, node, share).reshape(-1) for step in range(6) for node in range(2)
+        drawn((64, n // 64), initial_state(0) + step, node, share).reshape(-1) for step in range(6) for node in range(2)
     ]
     dropped = [(~m).astype(np.float64) - share for m in masks]
     spread = share * (1 - share)
@@ -98,11 +97,13 @@ def test_masks_look_random(share: float) -> None:
             assert abs((a * b).mean()) < 5 * spread / np.sqrt(n)
 
 
-def test_a_seed_repeats_a_run() -> None:
-    """The same seed, the same course; another seed, another one; every step draws anew."""
+def test_runs_are_reproducible_by_seed() -> None:
+    """Equal seeds give equal losses, other seeds others, and every step draws a new mask."""
 
     def losses(seed: int, steps: int = 4) -> list[float]:
-        course = Course(build(exported(training=True), seed=seed, optimizer=optim.SGD(lr=0.0), freeze_statistics=True))
+        course = ProgramRun(
+            build(exported(training=True), seed=seed, optimizer=optim.SGD(lr=0.0), freeze_statistics=True)
+        )
         return [float(course(arrays(0))["loss"]) for _ in range(steps)]
 
     model = losses(0)
@@ -111,11 +112,11 @@ def test_a_seed_repeats_a_run() -> None:
     assert len(set(model)) == len(model)
 
 
-def test_a_run_is_taken_up_again_bit_by_bit() -> None:
-    """In a new session, from nothing but the values of the inputs."""
+def test_a_resumed_run_is_bit_identical() -> None:
+    """In a new session, from the values of the inputs alone."""
     program = build(exported(training=True), optimizer=optim.AdamW(lr=1e-2, clip_norm=1.0))
     assert [s.name for s in program.manifest.state if s.kind == "random"] == ["random_state"]
-    whole, first, second = Course(program), Course(program), Course(program)
+    whole, first, second = ProgramRun(program), ProgramRun(program), ProgramRun(program)
     for step in range(6):
         whole(arrays(step))
     for step in range(3):
@@ -128,31 +129,20 @@ def test_a_run_is_taken_up_again_bit_by_bit() -> None:
         np.testing.assert_array_equal(second.state[name], value, err_msg=name)
 
 
-def test_both_forms_draw_the_same() -> None:
+def test_step_and_gradients_draw_the_same_mask() -> None:
     program = build(exported(training=True))
     step, gradients = run(program.step, arrays(0)), run(program.gradients, arrays(0))
     np.testing.assert_array_equal(step["loss"], gradients["loss"])
-    assert step["random_state_next"] == gradients["random_state_next"] == first_state(0) + 1
+    assert step["random_state_next"] == gradients["random_state_next"] == initial_state(0) + 1
     assert "random_state" not in {i.name for i in (*program.update.graph.input, *program.evaluate.graph.input)}
 
 
-def dropping(ratio: float | str, *, mask: bool = False) -> onnx.ModelProto:
-    """y = dropout(x w); the ratio is stored, or fed if it is a name."""
-    stored = [numpy_helper.from_array(np.ones(50, np.float32), "w")]
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 50])]
-    if isinstance(ratio, str):
-        inputs.append(helper.make_tensor_value_info(ratio, TensorProto.FLOAT, []))
-    else:
-        stored.append(numpy_helper.from_array(np.float32(ratio), "ratio"))
-    nodes = [
-        helper.make_node("Mul", ["x", "w"], ["h"], name="scale"),
-        helper.make_node("Dropout", ["h", "ratio"], ["y", "mask"] if mask else ["y"], name="dropout"),
-    ]
-    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 50])]
-    if mask:
-        outputs.append(helper.make_tensor_value_info("mask", TensorProto.BOOL, ["N", 50]))
-    graph = helper.make_graph(nodes, "dropping", inputs, outputs, stored)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+def dropping(ratio: float | None, *, mask: bool = False) -> onnx.ModelProto:
+    """y = dropout(x w); the ratio is an input if it is None."""
+    fed, stored = (", float ratio", {}) if ratio is None else ("", {"ratio": np.float32(ratio)})
+    outputs, results = ("float[N,50] y, bool[N,50] mask", "y, mask") if mask else ("float[N,50] y", "y")
+    text = f"(float[N,50] x{fed}) => ({outputs}) {{ [scale] h = Mul (x, w)  [dropout] {results} = Dropout (h, ratio) }}"
+    return parsed(text, w=np.ones(50, np.float32), **stored)
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.3, 1.0])
@@ -170,8 +160,8 @@ def test_shares(ratio: float) -> None:
     assert (run(program.evaluate, {"x": x, "target": target})["y"] == 1).all()
 
 
-def test_a_share_that_is_fed_is_left_to_the_runtime() -> None:
-    program = og.build_training(dropping("ratio"), loss="mse", optimizer=optim.SGD(lr=1.0))
+def test_a_ratio_known_at_run_time_uses_the_random_numbers_of_onnx_runtime() -> None:
+    program = og.build_training(dropping(None), loss="mse", optimizer=optim.SGD(lr=1.0))
     assert not [s for s in program.manifest.state if s.kind == "random"]
     feeds = {
         "x": np.ones((40, 50), np.float32),

@@ -1,4 +1,4 @@
-"""Mixed precision: float16 products, float32 parameters, a loss scale that moves as PyTorch's does."""
+"""Mixed precision: float16 products, float32 parameters, and a loss scale equal to PyTorch's."""
 
 from __future__ import annotations
 
@@ -8,12 +8,24 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, numpy_helper
 
 import onnx_convgrad as og
 from onnx_convgrad import optim
-from onnx_convgrad.runtime import run, session
-from tests.support.training_nets import A, B, Course, X, arrays, build, exported, off, two_outputs
+from onnx_convgrad.runtime import run
+from tests.support.training_nets import (
+    A,
+    B,
+    ProgramRun,
+    X,
+    arrays,
+    build,
+    check_halves,
+    exported,
+    off,
+    parsed,
+    two_outputs,
+)
 
 
 def dtypes(model: onnx.ModelProto) -> dict[str, set[int]]:
@@ -29,9 +41,9 @@ def dtypes(model: onnx.ModelProto) -> dict[str, set[int]]:
 
 
 @pytest.mark.parametrize("training_export", [False, True])
-def test_it_goes_the_way_of_float32(training_export: bool) -> None:
+def test_losses_follow_those_of_float32(training_export: bool) -> None:
     model = exported(training=training_export)
-    full, half = Course(build(model)), Course(build(model, precision="float16"))
+    full, half = ProgramRun(build(model)), ProgramRun(build(model, precision="float16"))
     for step in range(10):
         want, got = full(arrays(step)), half(arrays(step))
         assert float(got["loss"]) == pytest.approx(float(want["loss"]), rel=1e-3)
@@ -70,26 +82,24 @@ def test_an_overflow_skips_the_step() -> None:
     assert not np.array_equal(got["bn1.running_mean_next"], stored["bn1.running_mean"])
 
 
-def test_the_scale_finds_its_place() -> None:
-    course = Course(build(precision="float16", loss_scale=optim.LossScale(initial=2.0**40, interval=5)))
+def test_the_scale_adapts() -> None:
+    course = ProgramRun(build(precision="float16", loss_scale=optim.LossScale(initial=2.0**40, interval=5)))
     taken = [int(course(arrays(i % 3))["step_next"]) for i in range(40)]
     assert taken[0] == 0
     assert taken[-1] > 10
     assert all(np.isfinite(v).all() for v in course.state.values())
 
 
-def test_the_scale_moves_as_in_pytorch() -> None:
+def test_the_scale_equals_that_of_pytorch() -> None:
     """The same gradients, some of them infinite or NaN, for `update` and for `GradScaler`."""
     rule = optim.LossScale(initial=1024.0, growth=3.0, backoff=0.25, interval=3)
     program = build(two_outputs(), loss={"a": "mse", "b": "mse"}, precision="float16", loss_scale=rule)
-    live = session(program.update)
-    names = [o.name for o in live.get_outputs()]
+    update = ProgramRun(program, "update")
     generator = np.random.default_rng(0)
     weights = {i.name: numpy_helper.to_array(i) for i in two_outputs().graph.initializer}
     parameters = {p.name: torch.tensor(weights[p.name], requires_grad=True) for p in program.manifest.parameters}
     optimizer = torch.optim.SGD(parameters.values(), lr=0.05, momentum=0.9)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_factor=3.0, backoff_factor=0.25, growth_interval=3)
-    feeds: dict[str, Any] = {}
     for step in range(16):
         scale = float(scaler.scale(torch.ones(1)))
         gradients = {n: generator.standard_normal(p.shape).astype(np.float32) for n, p in parameters.items()}
@@ -99,16 +109,14 @@ def test_the_scale_moves_as_in_pytorch() -> None:
             p.grad = torch.tensor(gradients[name]) * scale
         scaler.step(optimizer)
         scaler.update()
-        feeds |= {p.gradient: gradients[p.name] for p in program.manifest.parameters}
-        got = dict(zip(names, live.run(names, feeds), strict=True))
-        feeds |= {entry.name: got[entry.next] for entry in program.manifest.moving() if entry.next in got}
+        got = update({p.gradient: gradients[p.name] for p in program.manifest.parameters})
         assert float(got["loss_scale_next"]) == scaler.get_scale(), step
         for name, p in parameters.items():
             np.testing.assert_allclose(got[f"{name}_next"], p.detach().numpy(), rtol=1e-5, atol=1e-6)
-    assert feeds["step"] == 13
+    assert update.state["step"] == 13
 
 
-def test_the_scale_does_not_grow_beyond_all_bounds() -> None:
+def test_the_scale_does_not_overflow() -> None:
     rule = optim.LossScale(initial=3e38, interval=1)
     program = build(two_outputs(), loss={"a": "mse", "b": "mse"}, precision="float16", loss_scale=rule)
     gradients = {p.gradient: np.ones([int(d) for d in p.shape or ()], np.float32) for p in program.manifest.parameters}
@@ -117,11 +125,7 @@ def test_the_scale_does_not_grow_beyond_all_bounds() -> None:
 
 def test_split_form() -> None:
     program = build(precision="float16", optimizer=optim.AdamW(lr=1e-3, clip_norm=1.0))
-    whole, first = run(program.step, arrays(0)), run(program.gradients, arrays(0))
-    second = run(program.update, {p.gradient: first[p.gradient] for p in program.manifest.parameters})
-    for name, value in {**first, **second}.items():
-        if not name.endswith("_grad"):
-            np.testing.assert_allclose(value, whole[name], rtol=1e-6, atol=1e-7, err_msg=name)
+    first = check_halves(program, arrays(0))
     assert "loss_scale" in {i.name for i in program.gradients.graph.input}
     reference = run(build().gradients, arrays(0))
     largest = max(np.linalg.norm(reference[p.gradient]) for p in program.manifest.parameters)
@@ -146,15 +150,11 @@ def test_outputs_keep_names_and_types() -> None:
 
 def test_constants_that_float16_cannot_hold_stay_in_float32() -> None:
     """A mask of -1e9 would become an infinity."""
-    arrays_ = {"w": np.ones((3, 2), np.float32), "mask": np.array([0, -1e9], np.float32)}
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["h"], name="product"),
-        helper.make_node("Add", ["h", "mask"], ["y"], name="masked"),
-    ]
-    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", size]) for name, size in (("x", 3), ("y", 2))]
-    stored = [numpy_helper.from_array(v, k) for k, v in arrays_.items()]
-    graph = helper.make_graph(nodes, "masked", infos[:1], infos[1:], stored)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = parsed(
+        "(float[N,3] x) => (float[N,2] y) { [product] h = MatMul (x, w)  [masked] y = Add (h, mask) }",
+        w=np.ones((3, 2), np.float32),
+        mask=np.array([0, -1e9], np.float32),
+    )
     program = build(model, loss="cross_entropy", precision="float16", wrt="w")
     got = run(program.step, {"x": X, "target": np.zeros(4, np.int64)})
     assert float(got["y"].min()) == np.float32(-1e9)
@@ -173,7 +173,15 @@ def test_bad_arguments(options: dict[str, Any], message: str) -> None:
         build(**options)
 
 
-@pytest.mark.parametrize("options", [{"initial": 0}, {"growth": 0.5}, {"backoff": 2.0}, {"interval": 0}], ids=str)
-def test_bad_scales(options: dict[str, Any]) -> None:
-    with pytest.raises(og.ArgumentError, match=r"initial must be above 0|A loss scale grows by at least 1"):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"initial": 0}, "initial must be above 0, not 0"),
+        ({"growth": 0.5}, "growth must be at least 1, not 0.5"),
+        ({"backoff": 2.0}, "backoff must be between 0 and 1, not 2.0"),
+        ({"interval": 0}, "interval must be at least 1, not 0"),
+    ],
+)
+def test_bad_scales(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(og.ArgumentError, match=message):
         optim.LossScale(**options)

@@ -1,4 +1,4 @@
-"""Training programs as folders: saved, loaded, run by nothing but ONNX Runtime, refused with a reason."""
+"""Training programs as folders: saved, loaded, run by ONNX Runtime alone, and errors."""
 
 from __future__ import annotations
 
@@ -120,25 +120,25 @@ def test_the_manifest_is_in_the_graphs() -> None:
 
 def test_other_folders_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "note.txt").write_text("mine")
-    with pytest.raises(og.ArgumentError, match=r"is not replaced, because it holds 'note.txt'"):
+    with pytest.raises(og.ArgumentError, match=r"is not replaced: it holds 'note.txt'"):
         build().save(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["note.txt"]
-    with pytest.raises(og.ModelError, match=r"is not a training program: there is no manifest.json"):
+    with pytest.raises(og.ModelError, match=r"is not a training program: it has no manifest.json"):
         og.TrainingProgram.load(tmp_path)
 
 
-def test_what_lies_beside_a_program_is_not_deleted(tmp_path: Path) -> None:
-    """Neither that of another kind of program, which may have a manifest too, nor checkpoints."""
+def test_other_files_in_the_folder_are_not_deleted(tmp_path: Path) -> None:
+    """Neither a folder with another kind of manifest nor one with checkpoints is replaced."""
     site, run = tmp_path / "site", tmp_path / "run"
     site.mkdir()
     (site / "manifest.json").write_text('{"name": "shop"}')
     (site / "model.onnx").touch()
-    with pytest.raises(og.ArgumentError, match=r"is not replaced: .*no manifest of a training program"):
+    with pytest.raises(og.ArgumentError, match=r"is not replaced: .*not a manifest of a training program"):
         build().save(site)
     build().save(run)
     build().save(run)
     og.Trainer(build()).save(run)
-    with pytest.raises(og.ArgumentError, match=r"it holds '.*\.safetensors', which is no part"):
+    with pytest.raises(og.ArgumentError, match=r"it holds '.*\.safetensors', which is not part"):
         build().save(run)
     assert len(list(run.glob("*.safetensors"))) == 1
 
@@ -146,9 +146,9 @@ def test_what_lies_beside_a_program_is_not_deleted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "This is no manifest of a training program"),
-        ("[]", "This is no manifest of a training program"),
-        ('{"format": "other", "version": 1}', "The manifest is of something else"),
+        ("{", "This is not a manifest of a training program"),
+        ("[]", "This is not a manifest of a training program"),
+        ('{"format": "other", "version": 1}', "The manifest is not of a training program"),
         (f'{{"format": "{FORMAT}", "version": 2}}', "The manifest has version 2; this release reads version 1"),
         (f'{{"format": "{FORMAT}", "version": 1}}', "The manifest is incomplete"),
     ],

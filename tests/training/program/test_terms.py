@@ -1,6 +1,8 @@
-"""What may be given as the loss of a training program: names, functions, several terms, a value of the model."""
+"""The argument `loss` of a training program: names, functions, several terms, a value of the model, onnxscript."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -8,8 +10,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from onnx import numpy_helper
+from onnxscript import opset17 as op
+from onnxscript import script
 
 from onnx_convgrad import losses
+from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.runtime import run
 from tests.support.training_nets import A, B, Feeds, X, build, off, two_outputs
@@ -35,7 +40,7 @@ def compare(got: Feeds, loss: torch.Tensor, weights: dict[str, torch.Tensor]) ->
             assert off(got[f"{name}_grad"], weight.grad) < 1e-5, name
 
 
-def test_a_loss_that_the_model_computes() -> None:
+def test_a_loss_computed_by_the_model() -> None:
     program = build(two_outputs(), loss="distance")
     assert program.manifest.loss == "distance"
     assert program.manifest.targets == ()
@@ -102,3 +107,68 @@ def test_without_reduction_the_sum_is_differentiated() -> None:
     assert off(got["loss"], want) < 1e-6
     want.sum().backward()
     assert off(got["a.weight_grad"], weights["a.weight"].grad) < 1e-5
+
+
+# -- onnxscript --------------------------------------------------------------------------------------------------------
+
+
+@script(default_opset=op)
+def squared(x):  # noqa: ANN001, ANN201 - onnxscript takes its own types
+    return x * x
+
+
+@script(default_opset=op)
+def mean_squared(prediction, target):  # noqa: ANN001, ANN201
+    """Calls another function; ReduceMean had attributes at this opset."""
+    return op.ReduceMean(squared(prediction - target), axes=[0, 1], keepdims=0)
+
+
+@script(default_opset=op)
+def picked(prediction, target):  # noqa: ANN001, ANN201
+    return -op.GatherElements(op.LogSoftmax(prediction, axis=1), target, axis=1)
+
+
+@script(default_opset=op)
+def alone(prediction):  # noqa: ANN001, ANN201
+    return op.ReduceMean(prediction)
+
+
+@script(default_opset=op)
+def branching(prediction, target):  # noqa: ANN001, ANN201
+    if op.ReduceSum(prediction) > 0.0:  # noqa: SIM108 - onnxscript has no ternary operator
+        loss = op.ReduceMean(prediction - target)
+    else:
+        loss = op.ReduceMean(target - prediction)
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("function", "built_in", "target"),
+    [
+        (mean_squared, "mse", A),
+        (losses.Custom(picked, dtype=np.int64, shape=["N", 1]), "cross_entropy", np.array([[0], [1], [1], [0]])),
+    ],
+    ids=["mse", "cross_entropy"],
+)
+def test_onnxscript_functions_as_losses(function: Any, built_in: str, target: np.ndarray) -> None:
+    ours, reference = (build(two_outputs(), loss={"a": loss}, wrt="a.*") for loss in (function, built_in))
+    got = run(ours.gradients, {"x": X, "target": target})
+    want = run(reference.gradients, {"x": X, "target": target if built_in == "mse" else target[:, 0]})
+    assert got.keys() == want.keys()
+    for name, value in want.items():
+        np.testing.assert_allclose(got[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+    assert {n.domain for n in ours.gradients.graph.node} == {""}
+    assert ours.manifest.losses[0]["options"]["function"] in ("mean_squared", "picked")
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (alone, r"'alone' cannot be used as a loss\. It has 1 inputs and 1 outputs"),
+        (branching, r"'branching' cannot be used as a loss\. It has control flow \(If\)"),
+    ],
+    ids=["one input", "control flow"],
+)
+def test_onnxscript_functions_that_are_no_losses(function: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        build(two_outputs(), loss={"a": function}, wrt="a.*")

@@ -1,9 +1,10 @@
-"""Checkpoints: a resumed run ends bit for bit where an undisturbed one does, whatever happened to files or process."""
+"""Checkpoints: a resumed run equals an uninterrupted one bit for bit, also after damaged files and killed processes."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,14 @@ import safetensors.numpy
 import onnx_convgrad as og
 from onnx_convgrad import callbacks, optim
 from onnx_convgrad.training.run import checkpoint
-from tests.support.training_nets import build, exported
-from tests.training.run.test_trainer import data, linear, same
+from tests.support.training_nets import build, exported, same
+from tests.training.run.test_trainer import data, linear
 
 EPOCHS, BATCH = 3, 4
 
 
 def program(**options: Any) -> og.TrainingProgram:
-    """BatchNorm statistics, Dropout, an optimizer with state, a schedule."""
+    """A program with running statistics, Dropout, optimizer state and a schedule."""
     defaults = {"optimizer": optim.AdamW(lr=optim.Cosine(0.01, steps=20)), "seed": 3}
     return build(exported(training=True), **{**defaults, **options})
 
@@ -51,7 +52,7 @@ class StopAt(callbacks.Callback):
 
 @pytest.mark.parametrize("step", [3, 5, 10])
 def test_a_resumed_run_is_bit_identical(tmp_path: Path, step: int) -> None:
-    """Stopped in the first epoch, at the end of one, within one."""
+    """Stopped in the first epoch, at the end of the first, in the last."""
     whole = fit(og.Trainer(program(), seed=7), callbacks.EarlyStopping("loss", patience=2))
     first = fit(og.Trainer(program(), seed=7), callbacks.EarlyStopping("loss", patience=2), StopAt(step))
     path = first.save(tmp_path / "here")
@@ -69,8 +70,8 @@ def test_a_resumed_run_is_bit_identical(tmp_path: Path, step: int) -> None:
 
 
 @pytest.mark.parametrize("epoch", [1, 2, 3])
-def test_checkpoints_know_what_the_callbacks_behind_them_saw(tmp_path: Path, epoch: int) -> None:
-    """So a run that is taken up from any of them is stopped early where the undisturbed one is."""
+def test_checkpoints_contain_the_state_of_later_callbacks(tmp_path: Path, epoch: int) -> None:
+    """A run resumed from any of them stops early at the same epoch as an uninterrupted one."""
     idle = {"optimizer": optim.SGD(lr=0.0)}
     whole = og.Trainer(program(**idle), seed=7)
     fit(whole, callbacks.Checkpoints(tmp_path, keep=9), callbacks.EarlyStopping("accuracy", patience=3), epochs=9)
@@ -83,7 +84,7 @@ def test_checkpoints_know_what_the_callbacks_behind_them_saw(tmp_path: Path, epo
     assert stopping.state() == whole.progress.callbacks["EarlyStopping"]
 
 
-def test_another_value_is_watched_anew(tmp_path: Path) -> None:
+def test_early_stopping_restarts_for_another_column(tmp_path: Path) -> None:
     trainer = fit(og.Trainer(program()), callbacks.EarlyStopping("loss", patience=9))
     again = og.Trainer(program())
     again.restore(trainer.save(tmp_path))
@@ -92,7 +93,7 @@ def test_another_value_is_watched_anew(tmp_path: Path) -> None:
     assert stopping.best.value == again.progress.history[-1]["accuracy"]
 
 
-# -- files that cannot be used -------------------------------------------------------------------------------------------
+# -- unusable files ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -105,57 +106,55 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def spoil(path: Path, kind: str) -> None:
-    content = path.read_bytes()
-    if kind == "empty":
-        path.write_bytes(b"")
-    elif kind == "short":
-        path.write_bytes(content[:-7])
-    elif kind == "half":
-        path.write_bytes(content[: len(content) // 2])
-    elif kind == "flipped":
-        path.write_bytes(content[:-3] + bytes([content[-3] ^ 1]) + content[-2:])
-    elif kind == "steps":
-        path.write_bytes(content.replace(rb"\"steps\": 2", rb"\"steps\": 3"))
-    elif kind == "text":
-        path.write_text("not a checkpoint at all", encoding="utf-8")
-    elif kind == "other":
-        safetensors.numpy.save_file({"a": np.zeros(3)}, path)
-    elif kind == "later":
-        original = checkpoint.VERSION
-        checkpoint.VERSION = original + 1
-        try:
-            checkpoint.write(path, checkpoint.Checkpoint({}, {}))
-        finally:
-            checkpoint.VERSION = original
-    elif kind == "optimizer":
-        og.Trainer(linear(optimizer=optim.AdamW(lr=0.1))).save(path)
-    elif kind == "state":
-        og.Trainer(linear(optimizer=optim.Adam(lr=0.1, amsgrad=True))).save(path)
-    elif kind == "shape":
-        found = checkpoint.read(path)
-        checkpoint.write(path, checkpoint.Checkpoint({**found.tensors, "b": np.zeros(7, np.float32)}, found.info))
+def write_later_version(path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "VERSION", checkpoint.VERSION + 1)
+        checkpoint.write(path, checkpoint.Checkpoint({}, {}))
 
 
-KINDS = {
-    "empty": "truncated, damaged or no safetensors file",
-    "short": "truncated, damaged or no safetensors file",
-    "half": "truncated, damaged or no safetensors file",
-    "flipped": "is damaged: its content does not have the digest",
-    "steps": "is damaged: its content does not have the digest",
-    "text": "truncated, damaged or no safetensors file",
-    "other": "is a safetensors file, but not a checkpoint",
-    "later": "has version 2; this release reads version 1",
-    "optimizer": "of another program: its optimizer is AdamW, this program's is Adam",
-    "state": "of another program: it holds '[bw]_max_exp_avg_sq', which this program does not have",
-    "shape": r"of another program: 'b' is float32\[7\] there and float32\[4\] here",
+def write_other_shape(path: Path) -> None:
+    content = checkpoint.read(path)
+    checkpoint.write(path, checkpoint.Checkpoint({**content.tensors, "b": np.zeros(7, np.float32)}, content.info))
+
+
+def change(edit: Callable[[bytes], bytes]) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(edit(path.read_bytes()))
+
+
+def save_with(optimizer: optim.Optimizer) -> Callable[[Path], object]:
+    return lambda path: og.Trainer(linear(optimizer=optimizer)).save(path)
+
+
+CUT = "truncated, damaged or not a safetensors file"
+DIGEST = "is damaged: its content does not match the digest"
+SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "empty": (change(lambda _: b""), CUT),
+    "short": (change(lambda content: content[:-7]), CUT),
+    "half": (change(lambda content: content[: len(content) // 2]), CUT),
+    "flipped": (change(lambda content: content[:-3] + bytes([content[-3] ^ 1]) + content[-2:]), DIGEST),
+    "steps": (change(lambda content: content.replace(rb"\"steps\": 2", rb"\"steps\": 3")), DIGEST),
+    "text": (change(lambda _: b"not a checkpoint at all"), CUT),
+    "other": (
+        lambda path: safetensors.numpy.save_file({"a": np.zeros(3)}, path),
+        "is a safetensors file, but not a checkpoint",
+    ),
+    "later": (write_later_version, "has version 2; this release reads version 1"),
+    "optimizer": (
+        save_with(optim.AdamW(lr=0.1)),
+        "of another program: its optimizer is AdamW, this program's is Adam",
+    ),
+    "state": (
+        save_with(optim.Adam(lr=0.1, amsgrad=True)),
+        "of another program: it has '[bw]_max_exp_avg_sq', which this program does not have",
+    ),
+    "shape": (write_other_shape, r"of another program: 'b' is float32\[7\] there and float32\[4\] here"),
 }
 
 
-@pytest.mark.parametrize(("kind", "reason"), KINDS.items())
-def test_what_cannot_be_used_is_refused_and_the_one_before_it_taken(saved: Path, kind: str, reason: str) -> None:
+@pytest.mark.parametrize(("spoil", "reason"), SPOILED.values(), ids=SPOILED)
+def test_unusable_checkpoints_are_refused_or_skipped(saved: Path, spoil: Any, reason: str) -> None:
     first, last = (saved / f"step-0000000{step}.safetensors" for step in (1, 2))
-    spoil(last, kind)
+    spoil(last)
     trainer = og.Trainer(linear())
     before = values(trainer)
     with pytest.raises(og.CheckpointError, match=reason):
@@ -164,7 +163,7 @@ def test_what_cannot_be_used_is_refused_and_the_one_before_it_taken(saved: Path,
     with pytest.warns(UserWarning, match=rf"{reason}.*Continuing from step-00000001.safetensors"):
         assert trainer.restore(saved) == first
     assert trainer.progress.steps == int(trainer.state()["step"]) == 1
-    spoil(first, "short")
+    SPOILED["short"][0](first)
     with pytest.raises(og.CheckpointError, match=rf"No checkpoint in .* can be used\..*{reason}.*truncated"):
         trainer.restore(saved)
 
@@ -183,19 +182,19 @@ def test_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         trainer.save(tmp_path)
 
 
-def test_another_schedule_or_other_data_are_warned_of(tmp_path: Path) -> None:
+def test_another_schedule_and_other_data_give_warnings(tmp_path: Path) -> None:
     fit(og.Trainer(program()), StopAt(2)).save(tmp_path)
     other = og.Trainer(program(), schedule=0.5)
-    with pytest.warns(UserWarning, match=r"goes on by {'name': 'Constant', 'lr': 0.5}; .*'Cosine'"):
+    with pytest.warns(UserWarning, match=r"now follows {'name': 'Constant', 'lr': 0.5}; .*'Cosine'"):
         other.restore(tmp_path)
     with pytest.warns(UserWarning, match="The data are not those of the restored run"):
         other.fit(data(2), batch_size=2, progress="none")
 
 
-# -- which ones are kept -------------------------------------------------------------------------------------------------
+# -- kept files ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_last_are_kept_and_the_best(tmp_path: Path) -> None:
+def test_the_last_and_the_best_checkpoints_are_kept(tmp_path: Path) -> None:
     keeper = callbacks.Checkpoints(tmp_path / "run", every_steps=2, every_epochs=0, keep=2, best="loss")
     trainer = fit(og.Trainer(program()), keeper)
     names = {path.name for path in (tmp_path / "run").iterdir()}
@@ -208,8 +207,8 @@ def test_the_last_are_kept_and_the_best(tmp_path: Path) -> None:
     with pytest.raises(og.ArgumentError, match=r"holds a checkpoint of step 14, and this run is at step 0.*restore"):
         fit(fresh, callbacks.Checkpoints(tmp_path / "run"))
     for name in ("step-00000012.safetensors", "step-00000014.safetensors"):
-        spoil(tmp_path / "run" / name, "half")
-    fit(fresh, callbacks.Checkpoints(tmp_path / "run", keep=1), epochs=1)  # what cannot be read is in nobody's way
+        SPOILED["half"][0](tmp_path / "run" / name)
+    fit(fresh, callbacks.Checkpoints(tmp_path / "run", keep=1), epochs=1)  # unreadable files do not block a run
     assert (tmp_path / "run" / "step-00000005.safetensors").exists()
 
 
@@ -238,7 +237,7 @@ def train(run, say):
     np.savez(f"{run}/done.npz", **trainer.parameters(), **trainer.state())
 
 def life(run, delay):
-    # one process, killed after `delay` seconds of training; whether it came to its end, and how long that took
+    # Train in a process that is killed after `delay` seconds; return whether it finished, and the time.
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -277,7 +276,7 @@ print(killed, finished)
 
 @pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="needs fork")
 def test_killed_at_twenty_random_moments(tmp_path: Path) -> None:
-    """SIGKILL between any two instructions, most of which write a checkpoint: nothing but the last steps is lost."""
+    """After SIGKILL at any moment, mostly while a checkpoint is written, only the last steps are lost."""
     linear().save(tmp_path / "program")
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "data.npz", x=rng.standard_normal((30, 3)).astype(np.float32), target=rng.integers(0, 4, 30))

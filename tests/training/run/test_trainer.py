@@ -1,4 +1,4 @@
-"""The trainer: steps, accumulation, fit with metrics and callbacks; against plain runs of the program and numpy."""
+"""The trainer: steps, accumulation, fit with metrics and callbacks, against plain runs of the program and numpy."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 import onnx_convgrad as og
 from onnx_convgrad import callbacks, losses, optim
 from onnx_convgrad.metrics import Accuracy
 from onnx_convgrad.runtime import run
-from onnx_convgrad.training.program.masks import first_state
+from onnx_convgrad.training.program.masks import initial_state
 from onnx_convgrad.training.run import engine
 from onnx_convgrad.training.run.sessions import fed_session
-from tests.support.training_nets import A, B, Course, Feeds, X, arrays, build, exported, two_outputs
+from tests.support.training_nets import A, B, Feeds, ProgramRun, X, arrays, build, exported, parsed, same, two_outputs
 
 
 def data(steps: int = 5) -> Feeds:
@@ -34,12 +32,8 @@ def data(steps: int = 5) -> Feeds:
 def linear(**options: Any) -> og.TrainingProgram:
     """y = x w + b without anything that depends on the rest of the batch."""
     rng = np.random.default_rng(1)
-    stored = [
-        numpy_helper.from_array(rng.standard_normal(s).astype(np.float32), n) for n, s in (("w", (3, 4)), ("b", (4,)))
-    ]
-    infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N", k]) for n, k in (("x", 3), ("y", 4))]
-    graph = helper.make_graph([helper.make_node("Gemm", ["x", "w", "b"], ["y"])], "g", infos[:1], infos[1:], stored)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    w, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((3, 4), (4,)))
+    model = parsed("(float[N,3] x) => (float[N,4] y) { y = Gemm (x, w, b) }", w=w, b=b)
     return build(model, **{"optimizer": optim.Adam(lr=0.1), **options})
 
 
@@ -48,18 +42,12 @@ def cut(batch: Feeds, *sizes: int) -> list[Feeds]:
     return [{k: v[end - size : end] for k, v in batch.items()} for size, end in zip(sizes, ends, strict=True)]
 
 
-def same(got: Feeds, want: Feeds, rtol: float = 0.0) -> None:
-    assert got.keys() == want.keys()
-    for name, value in want.items():
-        np.testing.assert_allclose(got[name], value, rtol=rtol, atol=rtol, err_msg=name)
-
-
 # -- steps -------------------------------------------------------------------------------------------------------------
 
 
 def test_steps_are_those_of_the_program() -> None:
     program = build()
-    course, trainer = Course(program), og.Trainer(program)
+    course, trainer = ProgramRun(program), og.Trainer(program)
     for step in range(4):
         want, got = course(arrays(step)), trainer.step(arrays(step))
         assert got.keys() == {"loss", "y"}
@@ -79,7 +67,7 @@ def test_results_are_kept_and_outputs_chosen() -> None:
     trainer = og.Trainer(build())
     first = trainer.step(arrays(0))
     held = first["y"].copy()
-    small = trainer.step({k: v[:2] for k, v in arrays(1).items()})  # another size, after what was allocated for six
+    small = trainer.step({k: v[:2] for k, v in arrays(1).items()})  # a smaller batch after one of six
     np.testing.assert_array_equal(first["y"], held)
     assert small["y"].shape == (2, 5)
     assert trainer.step(arrays(2), outputs=[]).keys() == {"loss"}
@@ -121,7 +109,7 @@ def test_schedules() -> None:
     np.testing.assert_array_equal(still.parameters()["b"], before)
 
 
-def test_a_schedule_of_ones_own_is_asked_for_again(tmp_path: Path) -> None:
+def test_a_custom_schedule_must_be_passed_again(tmp_path: Path) -> None:
     class Mine(optim.Schedule):
         def __call__(self, step: int) -> float:
             return 0.1 if step < 9 else 0.0
@@ -137,21 +125,21 @@ def test_a_schedule_of_ones_own_is_asked_for_again(tmp_path: Path) -> None:
 def test_seeds() -> None:
     program = build(exported(training=True), seed=5)
     states = [int(og.Trainer(program, seed=s).state()["random_state"]) for s in (0, 1, 2)]
-    assert states[0] == first_state(5) and len(set(states)) == 3
+    assert states[0] == initial_state(5) and len(set(states)) == 3
     losses_ = [float(og.Trainer(program, seed=s).step(arrays(0))["loss"]) for s in (0, 1, 1)]
     assert losses_[0] != losses_[1] == losses_[2]
 
 
 @pytest.mark.parametrize("limit", [None, 500])
-def test_frozen_weights_come_from_the_programs_folder(
+def test_frozen_weights_are_read_from_the_program_folder(
     tmp_path: Path, limit: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From `weights.bin`, and through a file where they are too big for the memory form of a model."""
+    """From `weights.bin`; above a size limit through a temporary file."""
     program = build(freeze=["conv*"])
     program.save(tmp_path / "program", shared_weights=True)
     if limit:
         monkeypatch.setattr(engine, "fed_session", partial(fed_session, limit=limit))
-    trainer, want = og.Trainer(str(tmp_path / "program")), Course(program)
+    trainer, want = og.Trainer(str(tmp_path / "program")), ProgramRun(program)
     for step in range(2):
         assert float(trainer.step(arrays(step))["loss"]) == float(want(arrays(step))["loss"])
     assert "conv1.weight" not in trainer.parameters()
@@ -167,10 +155,10 @@ UNION: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize("loss", [loss for _, loss in UNION], ids=[name for name, _ in UNION])
-def test_several_batches_make_the_step_of_their_union(loss: Any) -> None:
+def test_a_step_over_several_batches_equals_one_over_their_union(loss: Any) -> None:
     rng = np.random.default_rng(0)
     batch = {"x": rng.standard_normal((9, 3)).astype(np.float32), "target": rng.integers(0, 4, 9)}
-    batch["target"][:2] = 3  # one batch whose targets may all be ignored
+    batch["target"][:2] = 3  # the targets of the first batch are ignored
     one, several = (og.Trainer(linear(loss=loss)) for _ in range(2))
     for sizes in ((2, 4, 3), (4, 5), (2, 7)):
         parts = cut(batch, *sizes)
@@ -181,7 +169,7 @@ def test_several_batches_make_the_step_of_their_union(loss: Any) -> None:
     assert several.progress.steps == 3 and int(several.state()["step"]) == 3
 
 
-def test_statistics_move_with_each_batch_and_half_precision_accumulates() -> None:
+def test_each_batch_updates_statistics_and_float16_accumulates() -> None:
     program = build(precision="float16")
     trainer, parts = og.Trainer(program), [arrays(0), arrays(1)]
     trainer.step(*parts)
@@ -195,19 +183,19 @@ def test_statistics_move_with_each_batch_and_half_precision_accumulates() -> Non
     assert int(got["step"]) == int(got["good_steps"]) == 1
 
 
-def test_terms_that_weigh_batches_differently_are_refused() -> None:
+def test_terms_that_weight_batches_differently_are_refused() -> None:
     terms = {"a": "mse", "b": losses.MSE(reduction="sum")}
     trainer = og.Trainer(build(two_outputs(), loss=terms))
     parts = cut({"x": X, "a_target": A, "b_target": B}, 1, 3)
-    with pytest.raises(og.ArgumentError, match=r"MSE of a would weigh them 0.25, 0.75, MSE of b 1, 1"):
+    with pytest.raises(og.ArgumentError, match=r"MSE of a weights them by 0.25, 0.75, MSE of b by 1, 1"):
         trainer.step(*parts)
 
 
 def sized(**options: Any) -> og.TrainingProgram:
-    """A convolution of stride 2 along an axis of any length, 2 n + 1 of which give n."""
-    graph = "g (float[N,1,L] x) => (float[N,1,M] y) { y = Conv <strides = [2]> (x, w) }"
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {graph}')
-    model.graph.initializer.append(numpy_helper.from_array(np.ones((1, 1, 3), np.float32), "w"))
+    """A convolution of stride 2 over an axis of any size: 2 n + 1 entries give n."""
+    model = parsed(
+        "(float[N,1,L] x) => (float[N,1,M] y) { y = Conv <strides = [2]> (x, w) }", w=np.ones((1, 1, 3), np.float32)
+    )
     return build(model, **{"loss": "mse", **options})
 
 
@@ -220,12 +208,14 @@ def test_a_target_of_another_length_is_not_broadcast() -> None:
     assert trainer.progress.steps == 1
 
 
-def test_batches_of_several_lengths_make_one_step_without_outputs() -> None:
+def test_batches_of_different_lengths_need_a_step_without_outputs() -> None:
     trainer, by_hand = og.Trainer(sized()), og.Trainer(sized())
     x = np.random.default_rng(0).standard_normal((2, 1, 9)).astype(np.float32)
     long, short = ({"x": x[..., :n], "target": x[..., : n // 2]} for n in (9, 5))
     before = trainer.parameters()
-    with pytest.raises(og.ArgumentError, match=r"'y' has the shapes \(2, 1, 4\), \(2, 1, 2\).*ask for no outputs"):
+    with pytest.raises(
+        og.ArgumentError, match=r"'y' has different shapes .*: \(2, 1, 4\), \(2, 1, 2\).*neither outputs"
+    ):
         trainer.step(long, short)
     same(trainer.parameters(), before)
     got = trainer.step(long, short, outputs=[])
@@ -255,7 +245,7 @@ def test_fit_averages_over_samples(capsys: pytest.CaptureFixture[str]) -> None:
     assert row["val_top2"] == pytest.approx((order == held["target"][:, None]).any(1).mean())
     assert (row["epoch"], row["step"], row["learning_rate"]) == (1, 4, 0.05)
     assert trainer.validate(held, ["accuracy"]).keys() == {"loss", "accuracy"}
-    assert trainer.fit(whole, epochs=1, progress="none") == [row]  # is done already
+    assert trainer.fit(whole, epochs=1, progress="none") == [row]  # nothing left to do
     assert capsys.readouterr().err.startswith(f"epoch 1/1  loss {row['loss']:.4f}  accuracy")
 
 
@@ -273,10 +263,10 @@ def seen(results: Feeds, batch: Feeds) -> int:
     return len(batch["x"])
 
 
-def test_fit_refuses_what_does_not_fit() -> None:
+def test_fit_refuses_bad_arguments() -> None:
     trainer = og.Trainer(build(outputs=[]))
     with pytest.raises(
-        og.ArgumentError, match=r"needs 'y', which the program does not give out. Build it with outputs="
+        og.ArgumentError, match=r"needs 'y', which is not an output of the program. Build it with outputs="
     ):
         trainer.fit(data(), metrics=["accuracy"])
     with pytest.raises(og.ArgumentError, match="accumulate must be at least 1"):
@@ -288,8 +278,8 @@ def test_fit_refuses_what_does_not_fit() -> None:
         other.fit(both, metrics="accuracy")
 
 
-def test_terms_are_averaged_each_by_what_it_counts() -> None:
-    """Over batches as over all samples at once, whichever term is the first; a sum is that of a batch."""
+def test_each_term_is_averaged_with_its_own_weights() -> None:
+    """The average over batches equals the loss over all samples, in either order of the terms."""
     rng = np.random.default_rng(0)
     held = {"x": rng.standard_normal((10, 3)).astype(np.float32), "b_target": rng.standard_normal((10, 2))}
     held |= {"a_target": np.where(np.arange(10) < 6, -100, rng.integers(0, 2, 10))}
@@ -313,7 +303,7 @@ def test_accuracy_of_signs_and_ignored_targets() -> None:
     assert classes({"y": np.eye(4)}, {"target": np.full(4, -100)}) == (0.0, 0)
 
 
-def test_of_equal_outputs_the_first_are_the_largest() -> None:
+def test_top_k_breaks_ties_by_index() -> None:
     top = Accuracy(top=2).of(linear().manifest)
     assert top({"y": np.zeros((4, 4))}, {"target": np.arange(4)}) == (0.5, 4)
     assert top({"y": np.full((4, 4), np.nan)}, {"target": np.arange(4)}) == (0.0, 4)
@@ -321,11 +311,12 @@ def test_of_equal_outputs_the_first_are_the_largest() -> None:
     assert top({"y": y}, {"target": np.arange(4)}) == (0.5, 4)
 
 
-def test_batches_of_several_sizes_are_accumulated() -> None:
-    """Nothing of them is put together, unless a metric needs it."""
-    text = """<ir_version: 10, opset_import: ["": 21]> g (float[N, 1, L] x) => (float[N, 1, L] y)
-        <float[1, 1, 3] w = {1, 2, 1}> { y = Conv <pads = [1, 1]> (x, w) }"""
-    program = og.build_training(onnx.parser.parse_model(text), loss="mse", optimizer=optim.SGD(lr=0.1))
+def test_batches_of_different_sizes_are_accumulated() -> None:
+    """Inputs are concatenated only if a metric needs them."""
+    model = parsed(
+        "(float[N,1,L] x) => (float[N,1,L] y) { y = Conv <pads = [1, 1]> (x, w) }", 21, w=np.float32([[[1, 2, 1]]])
+    )
+    program = og.build_training(model, loss="mse", optimizer=optim.SGD(lr=0.1))
     batches = [{"x": np.ones((2, 1, size), "f"), "target": np.zeros((2, 1, size), "f")} for size in (8, 5)]
     trainer = og.Trainer(program)
     (row,) = trainer.fit(batches, accumulate=2, progress="none")
@@ -340,14 +331,14 @@ def test_callbacks_logs_and_stopping(tmp_path: Path, capsys: pytest.CaptureFixtu
             assert run.trainer.progress.steps == len(steps) + 1
             steps.append(float(results["loss"]))
 
-    program = build(optimizer=optim.SGD(lr=0.0))  # the loss of the held-out batch never becomes better
+    program = build(optimizer=optim.SGD(lr=0.0))  # the validation loss never improves
     logs = [callbacks.Log(tmp_path / name) for name in ("log.csv", "log.jsonl")]
     stop = callbacks.EarlyStopping("val_loss", patience=2)
     history = og.Trainer(program).fit(
         data(2), epochs=9, batch_size=4, validation=arrays(9), callbacks=[Watch(), stop, *logs]
     )
     assert len(history) == 3 and len(steps) == 9
-    assert capsys.readouterr().err.endswith("Stopped after epoch 3: val_loss has not become better for 2 epochs.\n")
+    assert capsys.readouterr().err.endswith("Stopped after epoch 3: val_loss has not improved for 2 epochs.\n")
     assert [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()] == history
     rows = list(csv.DictReader((tmp_path / "log.csv").read_text().splitlines()))
     assert [{k: float(v) for k, v in row.items()} for row in rows] == history
@@ -367,7 +358,7 @@ def test_stop_from_outside() -> None:
 
     assert trainer.fit(data(), batch_size=6, callbacks=[Interrupt()], progress="none") == []
     assert (trainer.progress.steps, trainer.progress.position) == (1, 1)
-    (row,) = trainer.fit(data(), batch_size=6, progress="none")  # goes on where it was
+    (row,) = trainer.fit(data(), batch_size=6, progress="none")  # continues at the next batch
     assert row["step"] == 5
 
 
@@ -394,7 +385,7 @@ def test_tensorboard(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ("epoch/loss", row["loss"], 2) in seen_
 
 
-def test_the_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_progress_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("FORCE_COLOR", "1")
     og.Trainer(build()).fit(data(), epochs=2, batch_size=6, progress="bar")

@@ -1,4 +1,4 @@
-"""Training runs go the way of PyTorch's: losses, parameters, running statistics, also frozen, shared and merged ones."""
+"""Training runs equal those of PyTorch: losses, parameters, running statistics, also frozen, shared and merged ones."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from torch import nn
 from onnx_convgrad import optim
 from onnx_convgrad.runtime import run, session
 from tests.support.families import FAMILIES, export, match_parameters
-from tests.support.training_nets import Course, Feeds, arrays, batch, build, exported, net, off
+from tests.support.training_nets import Feeds, ProgramRun, arrays, batch, build, check_values, exported, net, off
 
-# -- the same course as PyTorch ----------------------------------------------------------------------------------------
+# -- whole runs --------------------------------------------------------------------------------------------------------
 
 
-def torch_course(module: nn.Module, optimizer: torch.optim.Optimizer, steps: int, **options: Any) -> list[float]:
+def torch_run(module: nn.Module, optimizer: torch.optim.Optimizer, steps: int, **options: Any) -> list[float]:
     found = []
     for step in range(steps):
         b = batch(step)
@@ -46,19 +46,17 @@ OPTIMIZERS: list[tuple[optim.Optimizer, Callable[..., torch.optim.Optimizer]]] =
 def test_twenty_steps_as_in_pytorch(
     optimizer: optim.Optimizer, theirs: Callable[..., torch.optim.Optimizer], training_export: bool
 ) -> None:
-    """Losses, parameters and running statistics, with Dropout of share zero."""
+    """Losses, parameters and running statistics, with Dropout of ratio zero."""
     module = copy.deepcopy(net()).double().train()
     module.drop.p = 0.0
-    want = torch_course(module, theirs(module.parameters()), 20)
+    want = torch_run(module, theirs(module.parameters()), 20)
     model = onnx.ModelProto()
     model.CopyFrom(exported(training=training_export))
     without_dropout(model)
-    course = Course(build(model, optimizer=optimizer))
+    course = ProgramRun(build(model, optimizer=optimizer))
     got = [float(course(arrays(step))["loss"]) for step in range(20)]
     np.testing.assert_allclose(got, want, rtol=1e-4)
-    for name, value in (*module.named_parameters(), *module.named_buffers()):
-        if "num_batches" not in name:
-            assert off(course.state[name], value) < 1e-4, name
+    check_values(course.state, module, 1e-4)
     assert int(course.state["step"]) == 20
     module.eval()
     b = batch(99)
@@ -69,27 +67,27 @@ def test_twenty_steps_as_in_pytorch(
 
 
 def without_dropout(model: onnx.ModelProto) -> None:
-    """Every Dropout drops nothing, whatever the mode."""
+    """Set the ratio of every Dropout to zero."""
     model.graph.initializer.append(numpy_helper.from_array(np.float32(0), "no_share"))
     for node in model.graph.node:
         if node.op_type == "Dropout":
             node.input[:] = [node.input[0], "no_share", *node.input[2:]]
 
 
-def evaluated(course: Course) -> Feeds:
-    """What a run has learned, as the inputs of `evaluate`."""
+def evaluated(course: ProgramRun) -> Feeds:
+    """The values of a run that `evaluate` takes."""
     return {i.name: course.state[i.name] for i in course.program.evaluate.graph.input if i.name in course.state}
 
 
 def test_dropout_and_batch_norm_as_in_pytorch() -> None:
-    """PyTorch, given the masks that the graph drew, goes the same way."""
+    """PyTorch, with the masks that the graph drew, gives the same results."""
     model = onnx.ModelProto()
     model.CopyFrom(exported(training=True))
     (drop,) = [n for n in model.graph.node if n.op_type == "Dropout"]
     shape = [6, 12, 4, 4]
     for name in (drop.input[0], drop.output[0]):
         model.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
-    course = Course(build(model, loss={"y": "cross_entropy"}))
+    course = ProgramRun(build(model, loss={"y": "cross_entropy"}))
     module = copy.deepcopy(net()).double().train()
     share, dropped = module.drop.p, []
     optimizer = torch.optim.SGD(module.parameters(), 0.05, 0.9)
@@ -106,14 +104,12 @@ def test_dropout_and_batch_norm_as_in_pytorch() -> None:
         optimizer.step()
         assert float(results["loss"]) == pytest.approx(loss.item(), rel=1e-4)
     assert np.mean(dropped) == pytest.approx(share, abs=0.02)
-    for name, value in (*module.named_parameters(), *module.named_buffers()):
-        if "num_batches" not in name:
-            assert off(course.state[name], value) < 1e-4, name
+    check_values(course.state, module, 1e-4)
 
 
 @pytest.mark.parametrize("name", ["resnet_basic", "mobilenet_v3", "unet", "transformer", "audio1d"])
 def test_architectures_as_in_pytorch(name: str) -> None:
-    """Twenty steps of whole networks: losses within 1e-4, parameters within 1e-4 (PyTorch's own float32 keeps 1e-6)."""
+    """Twenty steps of whole networks: losses and parameters within 1e-4 (PyTorch's float32 is within 1e-6)."""
     family = next(f for f in FAMILIES if f.name == name)
     module = family.build()
     for part in module.modules():
@@ -121,7 +117,7 @@ def test_architectures_as_in_pytorch(name: str) -> None:
             part.p = 0.0
     example = family.example()
     model = export(copy.deepcopy(module).eval(), example, dynamo=False, training=False, fold=False)
-    course = Course(build(model, optimizer=optim.SGD(lr=0.01, momentum=0.9)))
+    course = ProgramRun(build(model, optimizer=optim.SGD(lr=0.01, momentum=0.9)))
     module = module.double().train()
     optimizer = torch.optim.SGD(module.parameters(), 0.01, 0.9)
     for step in range(20):
@@ -167,14 +163,14 @@ def test_one_program_serves_every_size() -> None:
 
 
 def test_a_folded_model_is_trainable() -> None:
-    """The newer exporter folds BatchNorm into the convolutions; what is left is trained as it is."""
+    """The newer exporter folds BatchNorm into the convolutions; the folded model can be trained."""
     module = copy.deepcopy(net()).eval()
     model = export(module, batch(0)["x"], dynamo=True, training=False)
     assert "BatchNormalization" not in {n.op_type for n in model.graph.node}
     with pytest.warns(UserWarning, match="folded BatchNormalizations into 'node_Conv_27', 'node_Conv_28'"):
         program = build(model, optimizer=optim.Adam(lr=0.01))
     assert not [s for s in program.manifest.state if s.kind != "optimizer"]
-    course = Course(program)
+    course = ProgramRun(program)
     first = course(arrays(0))
     assert off(first["y"], module.double()(batch(0)["x"].double())) < 1e-5
     for _ in range(40):
@@ -211,8 +207,8 @@ def test_statistics_frozen_by_name(glob: str) -> None:
 
 
 @pytest.mark.parametrize("part", ["step", "gradients"])
-def test_a_run_leaves_what_it_is_given_as_it_is(part: str) -> None:
-    """ONNX Runtime's BatchNormalization writes its running statistics over its operands when they are not outputs."""
+def test_a_run_does_not_change_its_inputs(part: str) -> None:
+    """ONNX Runtime's BatchNormalization overwrites its operands with the statistics if those are not outputs."""
     program = build(exported(training=True))
     model = getattr(program, part)
     live = session(model)
@@ -240,7 +236,7 @@ def test_biased_variance_by_option() -> None:
 
 
 def test_parameters_that_the_exporter_merged_are_untied() -> None:
-    """Of a fresh network, TorchScript stores all scales and variances once, and all shifts and means."""
+    """TorchScript stores the equal scales and variances of a new network once, and the shifts and means."""
     torch.manual_seed(0)
     module = nn.Sequential()
     for i in range(3):
@@ -248,21 +244,19 @@ def test_parameters_that_the_exporter_merged_are_untied() -> None:
     module.append(nn.AdaptiveAvgPool2d(1)).append(nn.Flatten())
     model = export(module, batch(0)["x"], dynamo=False, training=False, fold=False)
     assert len([n for n in model.graph.node if n.op_type == "Identity"]) == 10
-    course = Course(build(model, optimizer=optim.SGD(lr=0.1)))
+    course = ProgramRun(build(model, optimizer=optim.SGD(lr=0.1)))
     assert {p.name for p in course.program.manifest.parameters} == {name for name, _ in module.named_parameters()}
     module = module.double().train()
     optimizer = torch.optim.SGD(module.parameters(), 0.1)
-    want = torch_course(module, optimizer, 5)
+    want = torch_run(module, optimizer, 5)
     got = [float(course(arrays(step))["loss"]) for step in range(5)]
     np.testing.assert_allclose(got, want, rtol=1e-5)
-    for name, value in (*module.named_parameters(), *module.named_buffers()):
-        if "num_batches" not in name:
-            assert off(course.state[name], value) < 1e-5, name
+    check_values(course.state, module, 1e-5)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_statistics_of_a_batch_norm_that_is_used_twice(dynamic: bool) -> None:
-    """Two nodes share the statistics: the second goes on from where the first left off, as in PyTorch."""
+    """Two nodes share the statistics: the second continues from the update of the first, as in PyTorch."""
 
     class Twice(nn.Module):
         def __init__(self) -> None:

@@ -1,0 +1,133 @@
+"""Switch BatchNormalization and Dropout of a canonical graph between training and inference mode, in place."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_convgrad.backends.cpu.covariance import normalize_by_covariance
+from onnx_convgrad.backends.cpu.gelu import fuse_gelu
+from onnx_convgrad.backends.cpu.group_statistics import share_group_statistics
+from onnx_convgrad.backends.cpu.padded import pad_inside
+from onnx_convgrad.ir.constants import number_of
+from onnx_convgrad.ir.namespace import Namespace
+from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.targets import Target
+
+__all__ = [
+    "batch_normalizations",
+    "drop",
+    "dropped_share",
+    "optimize_for_training",
+    "original",
+    "set_inference",
+    "set_training",
+    "use_batch_statistics",
+    "use_stored_statistics",
+]
+
+
+def set_training(graph: ir.Graph) -> list[tuple[str, ir.Value]]:
+    """Switch every BatchNormalization and Dropout to training mode.
+
+    Returns:
+        For each running statistic that is stored as an initializer, its name and the value with its update, in the
+        order of the nodes (mean, then variance). ONNX's convention: next = momentum * old + (1 - momentum) * batch.
+        A statistic that several nodes share is updated by one after the other.
+    """
+    latest: dict[ir.Value, ir.Value] = {}
+    names = Namespace.of_values(graph)
+    for node in list(graph):
+        if is_op(node, "BatchNormalization"):
+            statistics = node.inputs[3:5]
+            stored = [v is not None and original(v).is_initializer() for v in statistics]
+            use_batch_statistics(node, [None if v is None else latest.get(v, v) for v in statistics])
+            latest |= {
+                v: y for v, y, s in zip(statistics, node.outputs[1:], stored, strict=True) if v is not None and s
+            }
+        elif is_op(node, "Dropout"):
+            drop(graph, node, names)
+    return [(statistic.name or "", update) for statistic, update in latest.items()]
+
+
+def set_inference(graph: ir.Graph) -> None:
+    """Switch every BatchNormalization and Dropout to inference mode."""
+    for node in list(graph):
+        if is_op(node, "BatchNormalization"):
+            use_stored_statistics(node)
+        elif is_op(node, "Dropout"):
+            node.resize_inputs(1)  # ONNX Runtime refuses a ratio of 1 even in inference mode
+
+
+def optimize_for_training(graph: ir.Graph, target: Target, keep: Collection[ir.Value]) -> None:
+    """Rewrite a canonical graph in training mode to be faster in both directions; last digits may change.
+
+    Args:
+        graph: The graph, changed in place.
+        target: The machine to optimize for.
+        keep: Values that must not be replaced.
+    """
+    fuse_gelu(graph, keep)
+    pad_inside(graph, keep, asymmetric=target.asymmetric_pads)
+    normalize_by_covariance(graph, target, keep)
+    share_group_statistics(graph, target, keep)
+
+
+# -- BatchNormalization ------------------------------------------------------------------------------------------------
+
+
+def batch_normalizations(graph: ir.Graph) -> Iterator[ir.Node]:
+    """The BatchNormalization nodes of the main graph."""
+    return (n for n in graph if is_op(n, "BatchNormalization"))
+
+
+def use_batch_statistics(node: ir.Node, statistics: Sequence[ir.Value | None]) -> None:
+    """Normalize with the statistics of the batch; results 1 and 2 are updates of the running `statistics`."""
+    node.attributes["training_mode"] = ir.AttrInt64("training_mode", 1)
+    if len(node.outputs) < 3:
+        node.resize_outputs(3)
+    for i, value in enumerate(statistics):
+        if value is not None:
+            node.outputs[1 + i].dtype, node.outputs[1 + i].shape = value.dtype, value.shape  # type: ignore[assignment]
+            node.replace_input_with(3 + i, value)
+
+
+def use_stored_statistics(node: ir.Node) -> None:
+    """Normalize with the stored statistics, which also replace the results after the first."""
+    node.attributes.pop("training_mode", None)  # before opset 14 the number of results decides
+    for output, stored in zip(node.outputs[1:], node.inputs[3:5], strict=False):
+        if stored is not None and (output.uses() or output.is_graph_output()):
+            output.replace_all_uses_with(stored, replace_graph_outputs=True)
+    node.resize_outputs(1)
+
+
+def original(value: ir.Value) -> ir.Value:
+    """The value that Identity nodes copy; PyTorch's older exporter stores equal tensors once and copies them."""
+    node = value.producer()
+    source = node.inputs[0] if is_op(node, "Identity") else None
+    return value if source is None else original(source)
+
+
+# -- Dropout -----------------------------------------------------------------------------------------------------------
+
+
+def dropped_share(node: ir.Node) -> float | None:
+    """The ratio of a Dropout, one half by default; `None` if it is known at run time only."""
+    ratio = node.inputs[1] if len(node.inputs) > 1 else None
+    return 0.5 if ratio is None else number_of(ratio)
+
+
+def drop(graph: ir.Graph, node: ir.Node, names: Namespace) -> None:
+    """Switch a Dropout to training mode; one of ratio 0 needs no mask and is switched to inference mode."""
+    if dropped_share(node) == 0:
+        node.resize_inputs(1)
+        return
+    name = names.claim(f"{node.outputs[0].name}_training_mode")
+    flag = ir.Value(name=name, shape=ir.Shape(()), type=ir.TensorType(ir.DataType.BOOL))
+    flag.const_value = ir.Tensor(np.ones((), np.bool_), name=name)
+    graph.register_initializer(flag)
+    if len(node.inputs) < 3:
+        node.resize_inputs(3)
+    node.replace_input_with(2, flag)

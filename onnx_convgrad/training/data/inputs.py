@@ -1,0 +1,227 @@
+"""Match arrays to the inputs of a program, and cast them to the dtypes that the inputs declare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NoReturn, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import ArrayLike
+
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.training.program.manifest import Manifest, Port
+
+__all__ = ["Batch", "BatchLike", "ProgramInputs", "as_array"]
+
+Batch = dict[str, np.ndarray]
+"""Input of the program -> array, samples along axis 0."""
+
+BatchLike: TypeAlias = Mapping[str, ArrayLike] | Sequence[ArrayLike | Sequence[ArrayLike]] | ArrayLike
+"""Arrays or tensors by name; or in a sequence, which may be nested: the data, then the targets."""
+
+Shape: TypeAlias = Sequence[int | str | None]
+
+_DATA = frozenset("x input inputs data image images feature features".split())
+_TARGET = frozenset("y target targets label labels class classes".split())
+
+
+class ProgramInputs:
+    """Converts batches to the inputs of a program.
+
+    Args:
+        manifest: Manifest of the program.
+        names: Input -> name of its array, for inputs that `match` would not match.
+    """
+
+    def __init__(self, manifest: Manifest, names: Mapping[str, str] | None = None) -> None:
+        self.data, self.targets = manifest.data, manifest.targets
+        self.ports = {port.name: port for port in (*self.data, *self.targets)}
+        self.names = dict(names or {})
+        for name in self.names:
+            if name not in self.ports:
+                raise ArgumentError(
+                    f"The program has no input {name!r} for an array.", hint=f"It takes {_listed(self.ports)}."
+                )
+        self._matched: tuple[tuple[str, ...], dict[str, str]] | None = None
+
+    def match(self, arrays: Sequence[str]) -> dict[str, str]:
+        """Match inputs to arrays: by `names`, by equal names, by usual names such as `x` and `y`, else by order.
+
+        Raises:
+            ArgumentError: An input is left without an array.
+        """
+        for port, name in self.names.items():
+            if name not in arrays:
+                raise ArgumentError(
+                    f"There is no array {name!r} for the input {port!r}.", hint=f"There are {_listed(arrays)}."
+                )
+        matches = dict(self.names)
+        matches |= {port: port for port in self.ports if port in arrays and port not in matches}
+        for ports, usual in ((self.data, _DATA), (self.targets, _TARGET)):
+            unmatched = [port.name for port in ports if port.name not in matches]
+            candidates = [name for name in arrays if name.lower() in usual and name not in matches.values()]
+            if len(unmatched) == len(candidates) == 1:
+                matches[unmatched[0]] = candidates[0]
+        missing = [port for port in self.ports if port not in matches]
+        spare = [name for name in arrays if name not in matches.values()]
+        if len(missing) == len(spare):
+            return matches | dict(zip(missing, spare, strict=True))
+        if missing and not spare:
+            raise ArgumentError(
+                f"There is no array for {_listed(missing)}: the program takes {_listed(self.ports)}, "
+                f"the data have {_listed(arrays)}."
+            )
+        if missing:
+            raise ArgumentError(
+                f"The program takes {_listed(self.ports)}; of the arrays {_listed(arrays)} none is clearly "
+                f"{_listed(missing)}.",
+                hint="Name the arrays like the inputs, or 'x' and 'y', or pass the names as a mapping: "
+                f"{missing[0]}={spare[0]}.",
+            )
+        return matches
+
+    def __call__(self, batch: BatchLike) -> Batch:
+        """Convert a batch.
+
+        Raises:
+            ArgumentError: Arrays are missing, or have another shape or kind than the inputs.
+        """
+        if isinstance(batch, Mapping):
+            keys = tuple(map(str, batch))
+            if self._matched is None or self._matched[0] != keys:
+                self._matched = keys, self.match(keys)
+            chosen = {port: (f"array {name!r}", batch[name]) for port, name in self._matched[1].items()}
+        else:
+            values = list(_flat(batch))
+            if len(values) != len(self.ports):
+                raise ArgumentError(
+                    f"A batch has {len(values)} arrays; the program takes {len(self.ports)}: {_listed(self.ports)}."
+                )
+            numbered = enumerate(zip(self.ports, values, strict=True), 1)
+            chosen = {port: (f"array number {i}", value) for i, (port, value) in numbered}
+        arrays = {port: cast(as_array(value), self.ports[port], label) for port, (label, value) in chosen.items()}
+        self._check_sizes(arrays)
+        return arrays
+
+    def _check_sizes(self, batch: Batch) -> None:
+        """Refuse inputs with different numbers of samples, and targets whose sizes contradict those of the data."""
+        sizes: dict[str, tuple[int, str]] = {}
+        for port, array in batch.items():
+            for axis, name in enumerate(self.ports[port].shape or ()):
+                if not isinstance(name, str):
+                    continue
+                if axis == 0 and not len(array):
+                    raise ArgumentError(f"A batch has no samples for the input {port!r}.")
+                size, first = sizes.setdefault(name, (array.shape[axis], port))
+                if array.shape[axis] == size:
+                    continue
+                if axis == 0:
+                    raise ArgumentError(
+                        f"A batch has {size} samples for the input {first!r} and {len(array)} for {port!r}."
+                    )
+                if any(port == target.name for target in self.targets):  # a size of 1 would be broadcast
+                    self._refuse_size(port, axis, array.shape[axis], f"{first!r} has {name} = {size}")
+        known = {name: size for name, (size, _) in sizes.items()}
+        for port, axis, wanted in self._computed:
+            if all(symbol in known for symbol in wanted.free_symbols()):
+                computed = wanted.evaluate(known)
+                if computed != batch[port].shape[axis]:
+                    self._refuse_size(port, axis, batch[port].shape[axis], f"{wanted.value} = {computed}")
+
+    @cached_property
+    def _computed(self) -> list[tuple[str, int, ir.SymbolicDim]]:
+        """Target, axis and size of the targets' sizes that are expressions of other sizes."""
+        sizes = ((p.name, axis, ir.SymbolicDim(d)) for p in self.targets for axis, d in enumerate(p.shape or ())
+                 if isinstance(d, str))  # fmt: skip
+        return [(port, axis, size) for port, axis, size in sizes if size.free_symbols() - {size.value}]
+
+    @staticmethod
+    def _refuse_size(port: str, axis: int, size: int, why: str) -> NoReturn:
+        raise ArgumentError(f"The input {port!r} has size {size} along axis {axis} in a batch, but {why}.")
+
+    def batch_size(self) -> int | None:
+        """Number of samples that the program takes at a time, if it is fixed."""
+        sizes = {port.shape[0] for port in self.ports.values() if port.shape}
+        return next((size for size in sizes if isinstance(size, int)), None)
+
+
+def as_array(value: ArrayLike) -> np.ndarray:
+    """Convert to a numpy array; a CPU tensor of PyTorch without a copy."""
+    if hasattr(value, "detach"):
+        tensor: Any = value.detach().cpu()  # of PyTorch, which is not imported for this
+        return np.asarray((tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy())
+    try:
+        return value if isinstance(value, np.memmap) else np.asarray(value)
+    except ValueError as problem:
+        raise ArgumentError(f"Cannot convert a value to a numpy array: {problem}.") from problem
+
+
+def cast(array: np.ndarray, port: Port, label: str) -> np.ndarray:
+    """Cast an array to the dtype of an input and make it contiguous, without a copy if it is already.
+
+    Raises:
+        ArgumentError: The shape does not fit, the array does not hold numbers, or integers would change.
+    """
+    if port.shape is not None and not _fits(array.shape, port.shape):
+        raise ArgumentError(
+            f"The {label} has shape {_shape(array.shape)} in a batch; the input {port.name!r} takes {_shape(port.shape)}.",
+            hint=_remedy(array.shape, port.shape),
+        )
+    dtype = np.dtype(port.dtype)
+    if array.dtype == dtype:
+        return np.ascontiguousarray(array) if array.ndim else array
+    if array.dtype.kind not in "biuf":
+        raise ArgumentError(f"The {label} holds {array.dtype}; the input {port.name!r} takes {dtype} numbers.")
+    with np.errstate(invalid="ignore"):  # checked below
+        result = array.astype(dtype)
+    if dtype.kind in "biu" and not np.array_equal(result, array):
+        raise ArgumentError(
+            f"The {label} holds {array.dtype} numbers that {dtype}, which the input {port.name!r} takes, "
+            f"cannot hold, such as {array[result != array].flat[0]!s}."
+        )
+    return np.ascontiguousarray(result) if result.ndim else result
+
+
+def _fits(shape: Sequence[int], wanted: Shape) -> bool:
+    """Whether a shape agrees with all fixed sizes."""
+    return len(shape) == len(wanted) and all(
+        not isinstance(w, int) or s == w for s, w in zip(shape, wanted, strict=True)
+    )
+
+
+def _remedy(shape: Sequence[int], wanted: Shape) -> str:
+    """Suggest a change that makes the shape fit, if there is an obvious one."""
+    for axis in range(1, len(wanted)):
+        if wanted[axis] in (1, None) and _fits([*shape[:axis], 1, *shape[axis:]], wanted):
+            return f"Insert an axis of size 1 at {axis}."
+    for axis in range(1, len(shape)):
+        if shape[axis] == 1 and _fits([*shape[:axis], *shape[axis + 1 :]], wanted):
+            return f"Remove the axis {axis}, of size 1."
+    if len(shape) == len(wanted) > 2:
+        last, first = [0, len(shape) - 1, *range(1, len(shape) - 1)], [0, *range(2, len(shape)), 1]
+        for order in (last, first):
+            if _fits([shape[i] for i in order], wanted):
+                return f"Transpose it with {tuple(order)}."
+    fixed = next((w for s, w in zip(shape[1:], wanted[1:], strict=False) if isinstance(w, int) and s != w), None)
+    if len(shape) == len(wanted) and fixed is None:
+        return f"Use batches of {wanted[0]}, or build the program with a free first size (input_shapes)."
+    return ""
+
+
+def _flat(batch: Any) -> Iterator[Any]:  # nested sequences of anything that `as_array` takes
+    """The arrays of a batch, through nested tuples and lists."""
+    if not isinstance(batch, (tuple, list)):
+        yield batch
+        return
+    for part in batch:
+        yield from _flat(part)
+
+
+def _shape(shape: Shape) -> str:
+    return f"({', '.join('?' if d is None else str(d) for d in shape)}{',' * (len(shape) == 1)})"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names)) or "none"

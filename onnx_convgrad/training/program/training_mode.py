@@ -1,0 +1,156 @@
+"""The training mode of a training program: unbiased running statistics outside the nodes, repeatable Dropout masks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import Any
+
+import onnx_ir as ir
+
+from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.emit import Emitter, known
+from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.pipeline.modes import drop, dropped_share, original, use_batch_statistics, use_stored_statistics
+from onnx_convgrad.training.program.draft import Draft, name_nodes
+from onnx_convgrad.training.program.masks import Masks
+
+__all__ = ["dropouts", "set_training"]
+
+
+def dropouts(graph: ir.Graph) -> list[tuple[ir.Node, float]]:
+    """The Dropout nodes with a ratio that is known and not 0, and the ratio."""
+    ratios = [(node, dropped_share(node)) for node in graph if is_op(node, "Dropout")]
+    return [(node, ratio) for node, ratio in ratios if ratio]
+
+
+def set_training(
+    draft: Draft, frozen: Collection[str], *, unbiased: bool, state: ir.Value | None = None
+) -> dict[str, ir.Value]:
+    """Switch BatchNormalization, except the nodes called `frozen`, and Dropout to training mode.
+
+    A statistic that several nodes share is updated by one after the other.
+
+    Args:
+        draft: Draft of a canonical graph.
+        frozen: Names of BatchNormalization nodes that keep to their stored statistics.
+        state: Random state of the Dropout masks, an int32 scalar. A node whose ratio is known at run time only draws its
+            mask with ONNX Runtime's own generator.
+        unbiased: Whether running variances average variances with the denominator n - 1 (as PyTorch and TensorFlow do)
+            instead of n (as ONNX defines the operator).
+
+    Returns:
+        Name of each running statistic that is stored in the graph -> the value with its update.
+    """
+    graph = draft.graph
+    e = Emitter(graph, opsets=graph.opset_imports)
+    statistics = _Statistics(e, unbiased=unbiased)
+    nodes = list(graph)
+    ratios = dropouts(graph) if state is not None else []
+    masked = {node: (i, ratio) for i, (node, ratio) in enumerate(ratios)}
+    masks = None
+    if state is not None and masked:
+        e.anchor = nodes[0]
+        masks = Masks(e, state, len(masked))
+        name_nodes(draft.node_names, e.emitted, "masks")
+    for node, following in zip(nodes, [*nodes[1:], None], strict=True):
+        start = len(e.emitted)
+        if is_op(node, "BatchNormalization"):
+            if node.name in frozen:
+                use_stored_statistics(node)
+            else:
+                statistics.update(node, following)
+                name_nodes(draft.node_names, e.emitted[start:], f"{node.name}/statistics")
+        elif node in masked and masks is not None:
+            e.anchor = node
+            _apply_mask(e, node, masks, *masked[node])
+            name_nodes(draft.node_names, e.emitted[start:], node.name or "dropout")
+        elif is_op(node, "Dropout"):
+            drop(graph, node, e.names)
+    graph.remove(masked, safe=True)
+    return statistics.latest
+
+
+def _first_input(node: ir.Node) -> ir.Value:
+    value = node.inputs[0]
+    assert value is not None
+    return value
+
+
+def _apply_mask(e: Emitter, node: ir.Node, masks: Masks, index: int, ratio: float) -> None:
+    """Replace a Dropout: multiply by 1 / (1 - ratio) where the mask keeps, else by 0."""
+    x = _first_input(node)
+    keep = masks.keep(x, index, ratio)
+    factor = e.where(keep, e.scalar(1 / (1 - ratio) if ratio < 1 else 0.0, x), 0)
+    results = (e.typed(e.op("Mul", x, factor), x), keep)
+    for old, new in zip(node.outputs, results, strict=False):
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
+        old.name, new.name = None, old.name
+
+
+class _Statistics:
+    """Batch statistics with updates of the running ones outside the nodes; `latest`: initializer -> update."""
+
+    def __init__(self, e: Emitter, *, unbiased: bool) -> None:
+        self.e, self.unbiased = e, unbiased
+        self.latest: dict[str, ir.Value] = {}
+        self._corrections: dict[tuple[Any, ...], ir.Value] = {}
+
+    def update(self, node: ir.Node, following: ir.Node | None) -> None:
+        """Switch a node to batch statistics and emit the updates before the node `following`.
+
+        With momentum 0 the node's results are the statistics of the batch, which its gradient needs too. ONNX Runtime
+        overwrites the operands 3 and 4 of the node unless they are graph outputs, so these are scratch buffers.
+        """
+        e = self.e
+        momentum = Call(node).float("momentum", 0.9)
+        node.attributes["momentum"] = ir.AttrFloat32("momentum", 0.0)
+        e.anchor = node
+        stored = [None if v is None else original(v) for v in node.inputs[3:5]]
+        before = [None if v is None else self.latest.get(v.name or "", v) for v in stored]
+        use_batch_statistics(node, [None if v is None else self._scratch(v) for v in before])
+        for output, kind in zip(node.outputs[1:], ("mean", "var"), strict=True):
+            output.name = output.name or e.names.claim(f"{node.outputs[0].name}_{kind}")
+        e.anchor = following
+        for initializer, value, result in zip(stored, before, node.outputs[1:], strict=True):
+            if initializer is None or value is None:
+                continue
+            fresh = result
+            if self.unbiased and result is node.outputs[2]:
+                fresh = e.mul(result, self._correction(node, result))
+            blended = e.typed(e.add(e.mul(value, momentum), e.mul(fresh, 1 - momentum)), value)
+            for user, index in list(result.uses()):
+                if user not in e.emitted:
+                    user.replace_input_with(index, blended)
+            if result.is_graph_output():
+                result.replace_all_uses_with(blended, replace_graph_outputs=True)
+            if initializer.is_initializer():
+                self.latest[initializer.name or ""] = blended
+
+    def _scratch(self, value: ir.Value) -> ir.Value:
+        """A buffer of the shape and dtype of `value` that no other node reads."""
+        node = ir.Node("", "Mul", [value, self.e.scalar(0, value)], num_outputs=1)
+        self.e.place(node)
+        return self.e.typed(node.outputs[0], value)
+
+    def _correction(self, node: ir.Node, like: ir.Value) -> ir.Value:
+        """n / (n - 1) with n entries per channel, or 1 if n is 1; emitted once for equal shapes."""
+        x = _first_input(node)
+        key = None if x.shape is None else (*(d if isinstance(d, int) else d.value for d in x.shape), like.dtype)
+        if key is None or None in key:
+            return self._ratio(x, like)
+        if key not in self._corrections:
+            self._corrections[key] = self._ratio(x, like)
+        return self._corrections[key]
+
+    def _ratio(self, x: ir.Value, like: ir.Value) -> ir.Value:
+        e = self.e
+        dims = None if x.shape is None else [known(d) for d in x.shape]
+        if dims is not None and None not in dims and len(dims) > 1:
+            entries = math.prod(d for i, d in enumerate(dims) if i != 1 and d is not None)
+            return e.scalar(entries / max(entries - 1, 1), like)
+        dtype = like.dtype or ir.DataType.FLOAT
+        channels = known(like.shape[0]) if like.shape is not None else None
+        width = e.scalar(channels, like) if channels else e.cast(e.op("Size", like), dtype)
+        count = e.div(e.cast(e.op("Size", x), dtype), width)
+        return e.div(count, e.op("Max", e.sub(count, 1), e.scalar(1, like)))

@@ -1,0 +1,103 @@
+"""Compute the weight of each batch in a mean over several batches.
+
+A loss that is a mean equals the mean over the union of batches only if each batch is weighted by the denominator of its own
+mean: the samples, the entries, or the class weights of the targets that are not ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.training.program.manifest import Manifest
+from onnx_convgrad.training.run.progress import PART
+
+__all__ = ["CLASS_LOSSES", "batch_weights", "concatenate", "loss_terms", "samples"]
+
+Arrays = Mapping[str, np.ndarray]
+
+CLASS_LOSSES = ("CrossEntropy", "NLL")
+"""Losses whose targets are classes."""
+
+_ENTRY_LOSSES = ("MSE", "L1", "Huber", "BCEWithLogits")
+
+
+def samples(manifest: Manifest, batch: Arrays) -> int:
+    """Number of samples: the size of the first axis of the first input."""
+    first = batch[manifest.data[0].name]
+    return len(first) if first.ndim else 1
+
+
+def loss_terms(manifest: Manifest, results: Arrays, *batches: Arrays) -> Iterator[tuple[str, float, float]]:
+    """Yield name, value and weight of each term of a loss over `batches`; a sum has weight 1."""
+    several = len(manifest.losses) > 1
+    for term, name in zip(manifest.losses, manifest.terms if several else ("loss",), strict=True):
+        value = float(np.sum(results[name])) * (term["weight"] if several else 1)
+        counts = [_count(manifest, term, batch) for batch in batches]
+        weight = sum(1 / len(counts) if c is None else c for c in counts)
+        yield f"loss{PART}{name}" if several else "loss", value, weight
+
+
+def batch_weights(manifest: Manifest, batches: Sequence[Arrays]) -> list[float]:
+    """The factor of each batch's loss and gradients with which they add up to those of the union.
+
+    Raises:
+        ArgumentError: The terms of the loss need different factors.
+    """
+    factors: dict[str, np.ndarray] = {}
+    for term in manifest.losses:
+        counts = [_count(manifest, term, batch) for batch in batches]
+        known = np.array([np.nan if c is None else c for c in counts])
+        total = known.sum()
+        name = f"{term['loss'] or 'loss'} of {term['output']}"
+        factors[name] = np.ones(len(batches)) if np.isnan(total) else known / total if total else known * 0 + 1
+    (first, reference), *others = factors.items()
+    for name, own in others:
+        if not np.allclose(own, reference, rtol=1e-6, atol=0):
+            raise ArgumentError(
+                f"Batches cannot be accumulated: {first} weights them by {_listed(reference)}, {name} by {_listed(own)}.",
+                hint="Use batches of equal size, and the same reduction in all terms.",
+            )
+    return reference.tolist()  # type: ignore[no-any-return]
+
+
+def concatenate(name: str, arrays: Sequence[ArrayLike]) -> np.ndarray:
+    """Concatenate an input or output of several batches along axis 0.
+
+    Raises:
+        ArgumentError: Other axes differ in size.
+    """
+    rows = [np.atleast_1d(a) for a in arrays]
+    if len({a.shape[1:] for a in rows}) > 1:
+        raise ArgumentError(
+            f"{name!r} has different shapes in the batches of one step: {', '.join(str(a.shape) for a in rows)}.",
+            hint="Accumulate batches of one size, or request neither outputs nor metrics.",
+        )
+    return np.concatenate(rows)
+
+
+def _count(manifest: Manifest, term: Mapping[str, Any], batch: Arrays) -> float | None:
+    """The denominator of a term's mean over a batch, up to a common factor; `None` if the term is not a mean."""
+    options = term["options"]
+    if options.get("reduction", "mean") != "mean":
+        return None
+    target = batch.get(term["target"] or "")
+    if target is None or term["loss"] not in (*CLASS_LOSSES, *_ENTRY_LOSSES):
+        return float(samples(manifest, batch))
+    if term["loss"] in _ENTRY_LOSSES or options.get("probabilities"):
+        return float(target.size)
+    ignored = options.get("ignore_index", -100)
+    counted = target.reshape(-1) if ignored is None else target[target != ignored]
+    weights = options.get("weight")
+    if weights is None:
+        return float(counted.size)
+    classes = counted[(counted >= 0) & (counted < len(weights))]  # any other class makes the loss NaN
+    return float(np.asarray(weights, np.float64)[classes].sum())
+
+
+def _listed(numbers: np.ndarray) -> str:
+    return ", ".join(f"{n:.3g}" for n in numbers)

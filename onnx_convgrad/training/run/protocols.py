@@ -1,0 +1,71 @@
+"""What the parts of a training run see of each other: callbacks and displays see a `Run`, a run sees a `TrainerLike`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from onnx_convgrad.training.data.inputs import BatchLike, ProgramInputs
+from onnx_convgrad.training.program.manifest import Manifest
+from onnx_convgrad.training.run.engine import Engine, Results
+from onnx_convgrad.training.run.progress import Progress
+
+__all__ = ["Row", "Run", "TrainerLike"]
+
+Row = Mapping[str, Any]
+"""A row of the history: name -> number. `Any`, since it is written as JSON."""
+
+
+class TrainerLike(Protocol):
+    """The members of a trainer that runs, callbacks and checkpoints use.
+
+    Attributes:
+        stopped: Whether `fit` ends after the current step.
+        restored: Whether a checkpoint was restored and no run has continued from it yet.
+        on_save: Called before a checkpoint is written, so that a run can add the state of its callbacks to `progress`.
+    """
+
+    manifest: Manifest
+    engine: Engine
+    inputs: ProgramInputs
+    progress: Progress
+    schedule: Callable[[int], float]
+    seed: int
+    stopped: bool
+    restored: bool
+    on_save: Callable[[], None] | None
+
+    def step(self, batch: BatchLike, *more: BatchLike, outputs: Sequence[str] | None = None) -> Results: ...
+
+    def evaluate(self, batch: BatchLike, *, outputs: Sequence[str] | None = None) -> Results: ...
+
+    def save(self, path: str | os.PathLike[str]) -> Path: ...
+
+    def stop(self) -> None: ...
+
+
+class Run(Protocol):
+    """One call of `Trainer.fit`.
+
+    Attributes:
+        epochs: Number of epochs at the end of the run, restored ones included.
+        batches: Number of batches in an epoch, if known.
+        reason: Why the run was stopped; empty if it was not.
+    """
+
+    epochs: int
+    batches: int | None
+    reason: str
+
+    @property
+    def trainer(self) -> TrainerLike:
+        """The trainer."""
+
+    @property
+    def rate(self) -> float:
+        """Learning rate of the last update."""
+
+    def stop(self, reason: str = "") -> None:
+        """End the run after the current step."""
