@@ -495,7 +495,7 @@ REFUSED: dict[str, tuple[str, str, Mapping[str, Any]]] = {
         "m = ReduceMean (x, first)  c = Sub (x, m)  y = Mul (c, w)", "different axes|sum over the samples", {"w": random(4)},
     ),
     "a weight after the mean": (
-        "m = ReduceMean (x, first)  y = Mul (m, w)", "meets a value that is already summed over the samples", {"w": random(4)},
+        "m = ReduceMean (x, first)  y = Mul (m, w)", "a value that is already summed over the samples", {"w": random(4)},
     ),
     "a state that other samples see": (
         "s = Shape (x)  h = ConstantOfShape (s)  v = MatMul (h, w) q = ReduceSum (v, first)  a = Add (x, v)  y = Mul (a, q)",
