@@ -1,24 +1,13 @@
-"""Shape operators in the generic checker, with constants and with operands known only at run time."""
+"""Operators that change the shape or the order of elements, with constant and with fed operands."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import pytest
 
 import onnx_convgrad as og
 from onnx_convgrad.testing import Case, check, make_model, rand
-
-
-def ints(*values: int) -> np.ndarray:
-    return np.asarray(values, np.int64)
-
-
-def fed(*args: Any, **kwargs: Any) -> Case:
-    """A case whose integer operands are graph inputs."""
-    return Case(*args, feed_integers=True, name="fed", **kwargs)
-
+from tests.support.operators import fed, ints
 
 SHAPES = [
     Case("Identity", [rand(2, 3)]),
