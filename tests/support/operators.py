@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 from onnx import helper, numpy_helper
 
@@ -34,6 +35,20 @@ WINDOWS: list[dict[str, Any]] = [
 
 def ints(*values: int) -> np.ndarray:
     return np.asarray(values, np.int64)
+
+
+def indices(values: npt.ArrayLike, dtype: npt.DTypeLike = np.int64) -> np.ndarray:
+    return np.asarray(values, dtype)
+
+
+def both(
+    op: str, inputs: list[Any], attributes: dict[str, Any] | None = None, name: str = "", **kwargs: Any
+) -> list[Case]:
+    """A case with its integer operands as constants, and one with them as graph inputs."""
+    return [
+        Case(op, inputs, attributes or {}, name=name, **kwargs),
+        fed(op, inputs, attributes or {}, name=name, **kwargs),
+    ]
 
 
 def fed(*args: Any, name: str = "", **kwargs: Any) -> Case:
