@@ -1,4 +1,4 @@
-"""Deformable convolution, with and without mask, groups and shares of the channels."""
+"""Deformable convolution, with and without mask, groups and offset groups."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_rule(case: Case) -> None:
 
 
 def test_without_offsets_it_is_an_ordinary_convolution() -> None:
-    """Where training begins. At whole pixels the interpolation has a kink; the other operands' derivatives have none."""
+    """Except for the offsets: the interpolation has a kink at whole pixels."""
     x, w = rand(2, 3, 6, 6), rand(4, 3, 3, 3)
     attributes = {"pads": [1, 1, 1, 1], "strides": [2, 2]}
     plain, bent = Case("Conv", [x, w], attributes), Case("DeformConv", [x, w, np.zeros((2, 18, 3, 3), "f")], attributes)

@@ -18,8 +18,8 @@ CASES = [
     Case("Dropout", [rand(3, 4), np.array(0.3, np.float32), np.array(False)], wrt=[0]),
     Case("Dropout", [rand(3, 4), np.array(0.3, np.float32), np.array(False)], wrt=[0], feed_integers=True),
     Case("Dropout", [rand(3, 4), np.array(0, np.float32), np.array(True)], wrt=[0], constants=[1]),
-    # order 1, since the share is fed: a difference would move it below 0
-    Case("Dropout", [rand(3, 4), np.array(0, np.float32), np.array(True)], wrt=[0], name="share fed", order=1),
+    # order 1, because a finite difference would move the fed ratio below 0
+    Case("Dropout", [rand(3, 4), np.array(0, np.float32), np.array(True)], wrt=[0], name="ratio fed", order=1),
     Case("Dropout", [rand(3, 4), None, np.array(False)], outputs=2, dtype=np.float16),
     Case("Dropout", [rand(3, 4)], {"ratio": 0.3}, opset=10),
 ]
@@ -34,7 +34,7 @@ def test_rule(case: Case) -> None:
 @pytest.mark.parametrize("mask", [False, True], ids=["no mask", "mask"])
 @pytest.mark.parametrize("ratio", [None, 0.2])
 def test_dropout_in_training(mode: str, mask: bool, ratio: float | None) -> None:
-    """The entries that are dropped from y get no gradient, and the others y / x."""
+    """The local derivative is 0 for dropped entries and y / x for the others."""
     inputs = ["x", "" if ratio is None else "ratio", "training"]
     stored = {} if ratio is None else {"ratio": np.array(ratio, np.float32)}
     if mode == "constant":
@@ -53,7 +53,7 @@ def test_dropout_in_training(mode: str, mask: bool, ratio: float | None) -> None
         assert abs(dropped - (0.5 if ratio is None else ratio)) < 0.05 if training else dropped == 0
 
 
-def test_dropout_share_computed_at_run_time() -> None:
+def test_dropout_ratio_computed_at_run_time() -> None:
     model = one_node(helper.make_node("Dropout", ["x", "ratio", "training"], ["y"]), {"x": (40, 50), "ratio": ()},
                    {"training": np.array(True)})  # fmt: skip
     augmented = og.augment(model, wrt=["x"], of=["y"])

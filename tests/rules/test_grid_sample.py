@@ -23,7 +23,7 @@ CASES = [
             "GridSample",
             [X, GRID],
             {"mode": m, "padding_mode": p, "align_corners": a},
-            dynamic=m == "cubic" and p == "zeros",  # the rank of the others is needed: tested below
+            dynamic=m == "cubic" and p == "zeros",  # the other modes need the rank: tested below
             order=1 if m == "cubic" and (p != "border" or a) else 2,  # 16 taps: one is enough
         )
         for m, p, a in itertools.product(("linear", "nearest", "cubic"), ("zeros", "border", "reflection"), (0, 1))
@@ -55,7 +55,7 @@ def test_rule(case: Case) -> None:
     ("mode", "padding"), [("linear", "zeros"), ("linear", "border"), ("cubic", "zeros"), ("cubic", "border")]
 )
 def test_symbolic_sizes_against_pytorch(mode: str, padding: str) -> None:
-    """float64, with the modes where the runtime and PyTorch define the same function of the grid."""
+    """In float64, with the modes that the runtime and PyTorch define alike."""
     names = {"linear": "bilinear", "cubic": "bicubic"}
     case = Case("GridSample", [X, GRID], {"mode": mode, "padding_mode": padding}, dtype=np.float64)
     x, grid = (torch.tensor(a, requires_grad=True) for a in case.arrays if a is not None)

@@ -10,7 +10,7 @@ from onnx import helper
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run, session
 from onnx_convgrad.testing import Case, check, rand
-from tests.support.operators import one_node
+from tests.support.operators import one_node, text_model
 
 
 def _positive(*shape: int) -> object:
@@ -86,7 +86,7 @@ LAYER = [
     Case("LayerNormalization", [rand(2, 3, 5), rand(2, 3, 5), rand(2, 3, 5)], {"axis": 0}),
     Case("LayerNormalization", [rand(2, 3, 5), rand(3, 1), rand(5)], {"axis": 1}, name="broadcast"),
     Case("LayerNormalization", [rand(2, 3, 5), rand(1, 3, 5), rand(1)], name="broadcast"),
-    # ONNX Runtime gives the statistics in float32 always: a larger step
+    # ONNX Runtime returns the statistics in float32 always: a larger step
     Case("LayerNormalization", [rand(2, 3, 5), rand(5), rand(5)], outputs=3, name="statistics", step=3e-3),
     Case("LayerNormalization", [rand(2, 3, 5), rand(5), rand(5)], outputs=3, of=[1], name="of mean", step=3e-3),
     Case(
@@ -112,7 +112,7 @@ def test_rule(case: Case) -> None:
 
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 def test_batch_normalization_with_a_large_mean(training: bool) -> None:
-    """Means of a thousand deviations cost no digits: 1e-5 of float64 on the same numbers."""
+    """A mean of a thousand deviations costs no digits: 1e-5 of a float64 computation with the same numbers."""
     torch = pytest.importorskip("torch")
     generator = np.random.default_rng(0)
     x = (1000 + generator.normal(size=(8, 3, 5, 5))).astype(np.float32)
@@ -137,7 +137,7 @@ def test_batch_normalization_with_a_large_mean(training: bool) -> None:
 
 
 def _normalized_twice() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
-    """Two nodes with the same stored statistics, of different data."""
+    """Two nodes with the same stored statistics and different data."""
     stored = {k: np.full(3, v, np.float32) for k, v in {"scale": 2, "B": 1, "mean": 5, "var": 4}.items()}
     nodes = [
         helper.make_node("BatchNormalization", ["x", *stored], ["z"], momentum=0.75),
@@ -151,8 +151,8 @@ def _normalized_twice() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     return model, stored
 
 
-def test_batch_statistics_are_computed_once_and_blended_one_after_the_other() -> None:
-    """The gradient takes the statistics of the batch from the node itself; the stored ones survive the run."""
+def test_batch_statistics_are_computed_once_and_blended_in_order() -> None:
+    """The gradient uses the statistics that the node returns; the stored ones survive the run."""
     torch = pytest.importorskip("torch")
     model, stored = _normalized_twice()
     augmented = og.augment(model, wrt=["x", "scale", "B"], training=True)
@@ -162,7 +162,7 @@ def test_batch_statistics_are_computed_once_and_blended_one_after_the_other() ->
     g = generator.normal(size=x.shape).astype(np.float32)
     stepper = session(augmented)
     names = [o.name for o in augmented.graph.output]
-    for _ in range(2):  # ONNX Runtime must not have written over what the second run reads
+    for _ in range(2):  # ONNX Runtime must not overwrite the operands of the second run
         got = dict(zip(names, stepper.run(None, {"x": x, "y_grad": g}), strict=True))
         leaves = {k: torch.tensor(v, dtype=torch.float64, requires_grad=True)
                   for k, v in {"x": x, "scale": stored["scale"], "B": stored["B"]}.items()}  # fmt: skip
@@ -181,12 +181,14 @@ def test_batch_statistics_are_computed_once_and_blended_one_after_the_other() ->
         assert not [name for name in names if name.endswith("_1")]
 
 
-def test_statistics_that_are_stored_as_copies() -> None:
-    """PyTorch's older exporter stores equal tensors once: fresh statistics are copies of the scale and the shift."""
-    model = onnx.parser.parseone_node(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[4,2,3] x) => (float[4,2,3] y)'
+def test_statistics_stored_as_copies() -> None:
+    """PyTorch's older exporter stores equal tensors once: initial statistics are copies of the scale and the shift."""
+    model = text_model(
+        "(float[4,2,3] x) => (float[4,2,3] y)"
         " <float[2] scale = {1.0, 1.0}, float[2] shift = {0.0, 0.0}> {"
-        " mean = Identity (shift) var = Identity (scale) y = BatchNormalization (x, scale, shift, mean, var) }"
+        " mean = Identity (shift) var = Identity (scale) y = BatchNormalization (x, scale, shift, mean, var) }",
+        opset=17,
+        ir_version=8,
     )
     x = np.random.default_rng(0).standard_normal((4, 2, 3)).astype(np.float32)
     got = run(og.augment(model, wrt=["x"], training=True, seed="ones"), {"x": x})
@@ -195,7 +197,7 @@ def test_statistics_that_are_stored_as_copies() -> None:
 
 
 def test_frozen_batch_normalization_is_one_product() -> None:
-    """With stored statistics dX is a product with a number per channel: nothing else touches the whole tensor."""
+    """With stored statistics dX is a product with a number per channel."""
     stored = {k: np.ones(3, np.float32) for k in ("scale", "B", "mean", "var")}
     node = helper.make_node("BatchNormalization", ["X", *stored], ["Y"])
     nodes = og.vjp(one_node(node, {"X": (2, 3, 8, 8)}, stored), wrt=["X"]).graph.node

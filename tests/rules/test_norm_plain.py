@@ -22,7 +22,7 @@ CASES = [
     Case("MeanVarianceNormalization", [rand(2, 3, 4)], {"axes": [0, 2]}),
     Case("MeanVarianceNormalization", [rand(2, 3, 4)], {"axes": [-1]}),
     Case("MeanVarianceNormalization", [rand(2, 3, 2, 4)], {"axes": [0, 2, 3]}, dtype=np.float16),
-    # as many samples as channels: ONNX's reference evaluator takes one for the other
+    # as many samples as channels, which ONNX's reference evaluator confuses
     *(Case("LRN", [rand(4, 4, 2, 3)], {"size": size, "alpha": 0.5}) for size in (1, 3, 5, 9)),
     Case("LRN", [rand(4, 4, 2, 3)], {"size": 3}),
     Case("LRN", [rand(4, 4, 2, 3)], {"size": 3, "alpha": 1.0, "beta": 0.5, "bias": 2.0}),
@@ -36,7 +36,7 @@ def test_rule(case: Case) -> None:
 
 
 def test_mean_variance_normalization_by_default() -> None:
-    """The default axes are 0, 2 and 3; a constant channel does not move."""
+    """The default axes are 0, 2 and 3; the gradient of a constant channel is finite."""
     shapes = {"x": (2, 3, 2, 4)}
     plain, explicit = (
         og.vjp(one_node(helper.make_node("MeanVarianceNormalization", ["x"], ["y"], **attributes), shapes), wrt=["x"])
@@ -53,7 +53,7 @@ def test_mean_variance_normalization_by_default() -> None:
 
 @pytest.mark.parametrize("p", [1, 2])
 def test_lp_normalization_of_zeros(p: int) -> None:
-    """A vector of zeros has no direction: its result is zero, and so is its gradient."""
+    """The norm of zeros has no derivative; the gradient is taken to be zero."""
     model = og.vjp(one_node(helper.make_node("LpNormalization", ["x"], ["y"], p=p), {"x": (2, 3)}), wrt=["x"])
     x = np.array([[0, 0, 0], [1, 2, -2]], np.float32)
     got = run(model, {"x": x, "y_grad": np.ones_like(x)})["x_grad"]
@@ -64,7 +64,7 @@ def test_lp_normalization_of_zeros(p: int) -> None:
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_lrn_of_an_even_size(size: int) -> None:
-    """ONNX Runtime refuses even sizes; the window then reaches one further up than down."""
+    """ONNX Runtime refuses even sizes; the window then extends one more channel up than down."""
     node = helper.make_node("LRN", ["x"], ["y"], size=size, alpha=0.7)
     model = one_node(node, {"x": (4, 4, 1, 2)})
     gradient = og.vjp(model, wrt=["x"])

@@ -1,4 +1,4 @@
-"""RNN, GRU and LSTM: derivatives of the recurrence, of any order, for every attribute that ONNX Runtime has."""
+"""RNN, GRU and LSTM: derivatives of the recurrence for every attribute that ONNX Runtime supports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LENGTHS = np.array([2, 3], np.int32)
 
 
 def _case(op: str, *, ways: int = 1, order: int = 1, given: str = "", **attributes: Any) -> Case:
-    """`given`: which optional operands are there, of b, l (lengths), h, c, p."""
+    """`given`: the optional operands: b (bias), l (lengths), h, c (initial states), p (peepholes)."""
     gates = GATES[op]
     inputs = [
         rand(TURNS, BATCH, INPUT),
@@ -77,7 +77,7 @@ def test_rule(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_yardstick_of_the_derivatives_computes_what_the_runtime_does(case: Case) -> None:
+def test_the_evaluator_for_finite_differences_equals_the_runtime(case: Case) -> None:
     model = make_model(case, case.arrays)
     present = {f"x{i}": a for i, a in enumerate(case.arrays) if a is not None}
     feed = {i.name: present[i.name] for i in model.graph.input}
@@ -87,7 +87,7 @@ def test_the_yardstick_of_the_derivatives_computes_what_the_runtime_does(case: C
 
 
 class Layers(torch.nn.Module):
-    """Two layers in both directions after a convolution over time, as in readers of text."""
+    """Two bidirectional layers after a convolution over time, as in text recognition."""
 
     def __init__(self, op: str) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ def _model(turns: int | str, **attributes: Any) -> onnx.ModelProto:
         (4, {"activations": ["Sigmoid", "Swish", "Tanh"]}, "its activation 'Swish' is not defined by ONNX"),
     ],
 )
-def test_what_is_refused(turns: int | str, attributes: dict[str, Any], reason: str) -> None:
+def test_refused(turns: int | str, attributes: dict[str, Any], reason: str) -> None:
     with pytest.raises(og.DifferentiationError, match=reason) as caught:
         og.augment(_model(turns, **attributes), wrt=["x"])
     assert "memory" in str(caught.value)

@@ -1,4 +1,4 @@
-"""SequenceAt of SplitToSequence against the same parts taken with Slice."""
+"""SequenceAt of SplitToSequence, with constant and with fed sizes and positions."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _parts(split: object, axis: int, *positions: int) -> Case:
 
 
 CHECKED = [_parts(3, 1, 0, -1), _parts([1, 4, 2], 1, 1, 1), _parts(None, 0, 2)]
-"""For forward mode and second order too."""
+"""Checked in both modes and to second order."""
 
 
 @pytest.mark.parametrize("case", CHECKED, ids=str)
@@ -102,7 +102,7 @@ def test_parts(case: int, shapes: str, fed: bool) -> None:
     np.testing.assert_allclose(got["x_grad"], want, rtol=1e-6, atol=1e-6)
 
 
-def test_an_unknown_member_of_another_sequence_is_refused() -> None:
+def test_another_sequence_is_refused() -> None:
     nodes = [
         helper.make_node("SequenceConstruct", ["x", "x"], ["parts"]),
         helper.make_node("SequenceAt", ["parts", "p"], ["y"], name="at"),
