@@ -9,8 +9,8 @@ import pytest
 from onnx_convgrad import api
 from onnx_convgrad.pipeline.transforms import COMPOSITIONS
 from onnx_convgrad.runtime import run
-from onnx_convgrad.testing import Case, check, rand
-from tests.support.operators import text_model
+from onnx_convgrad.testing import Case, rand
+from tests.support.operators import rule_test, text_model
 
 X = rand(3, 5, low=-5, high=5)
 HALF = {"dtype": np.float16}
@@ -54,10 +54,7 @@ CASES = [
     Case("Swish", [X], {"alpha": 1.5}, opset=24, dynamic=False),
 ]
 
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_rule(case: Case) -> None:
-    check(case)
+test_rule = rule_test(CASES)
 
 
 def slope(op: str, points: list[float], order: int = 1, **attributes: object) -> np.ndarray:

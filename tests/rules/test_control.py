@@ -10,7 +10,8 @@ from onnx import TensorProto, helper, parser
 import onnx_convgrad as og
 from onnx_convgrad.checking.check import check as numerically
 from onnx_convgrad.runtime import run
-from onnx_convgrad.testing import Case, check, rand
+from onnx_convgrad.testing import Case, rand
+from tests.support.operators import rule_test
 
 
 def _body(text: str) -> onnx.GraphProto:
@@ -30,10 +31,7 @@ CASES = [
     Case("Scan", [rand(3, 3), rand(3, 3)], {"body": PLAIN, "num_scan_inputs": 2}, dynamic=False, name="stateless"),
 ]
 
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_rule(case: Case) -> None:
-    check(case)
+test_rule = rule_test(CASES)
 
 
 def _model(turns: int | str, **attributes: object) -> onnx.ModelProto:

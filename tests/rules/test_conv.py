@@ -13,8 +13,8 @@ import onnx_convgrad as og
 from onnx_convgrad.ir.targets import TARGETS
 from onnx_convgrad.lowering.table import lowerings
 from onnx_convgrad.runtime import run
-from onnx_convgrad.testing import Case, check, rand
-from tests.support.operators import one_node, text_model
+from onnx_convgrad.testing import Case, rand
+from tests.support.operators import one_node, rule_test, text_model
 
 CASES = [
     Case("Conv", [rand(2, 3, 9), rand(4, 3, 3), rand(4)], {"strides": [2], "pads": [1, 2]}),
@@ -75,10 +75,7 @@ CASES = [
     ),
 ]
 
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_rule(case: Case) -> None:
-    check(case)
+test_rule = rule_test(CASES)
 
 
 def _conv(x: tuple, w: tuple, *, stored: bool = False, **attributes: object) -> onnx.ModelProto:

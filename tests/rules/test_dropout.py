@@ -9,8 +9,8 @@ from onnx import helper
 
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
-from onnx_convgrad.testing import Case, check, rand
-from tests.support.operators import one_node
+from onnx_convgrad.testing import Case, rand
+from tests.support.operators import one_node, rule_test
 
 CASES = [
     Case("Dropout", [rand(3, 4)]),
@@ -24,10 +24,7 @@ CASES = [
     Case("Dropout", [rand(3, 4)], {"ratio": 0.3}, opset=10),
 ]
 
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_rule(case: Case) -> None:
-    check(case)
+test_rule = rule_test(CASES)
 
 
 @pytest.mark.parametrize("mode", ["constant", "fed"])

@@ -10,8 +10,8 @@ from onnx import helper
 import onnx_convgrad as og
 from onnx_convgrad.errors import DifferentiationError
 from onnx_convgrad.runtime import run
-from onnx_convgrad.testing import Case, check, rand
-from tests.support.operators import one_node
+from onnx_convgrad.testing import Case, rand
+from tests.support.operators import one_node, rule_test
 
 
 def _einsum(equation: str, *inputs: object, **fields: object) -> Case:
@@ -65,10 +65,7 @@ CASES = [
     _einsum("ij,jk->ik", rand(0, 3), rand(3, 4), name="empty"),
 ]
 
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_rule(case: Case) -> None:
-    check(case)
+test_rule = rule_test(CASES)
 
 
 def test_ellipsis_after_an_index_needs_a_rank() -> None:

@@ -9,7 +9,8 @@ import pytest
 from onnx_convgrad import api
 from onnx_convgrad.errors import DifferentiationError
 from onnx_convgrad.runtime import run
-from onnx_convgrad.testing import Case, check, rand
+from onnx_convgrad.testing import Case, rand
+from tests.support.operators import rule_test
 
 POSITIVE = {"low": 0.5, "high": 2.0}
 UNIT = {"low": -0.9, "high": 0.9}
@@ -85,10 +86,7 @@ CASES = [
     Case("Range", [np.float32(0.5), np.float32(3.9), np.float32(1.25)], name="float"),
 ]
 
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_rule(case: Case) -> None:
-    check(case)
+test_rule = rule_test(CASES)
 
 
 def gradients(body: str, wrt: str, feed: dict[str, np.ndarray], seed: str | None = "ones") -> dict[str, np.ndarray]:

@@ -11,10 +11,10 @@ from torch import nn
 
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
-from onnx_convgrad.testing import Case, check, rand
+from onnx_convgrad.testing import Case, rand
 from tests.support.families import export
 from tests.support.nets_spectral import FourierUnit, SpectrogramNet
-from tests.support.operators import text_model
+from tests.support.operators import rule_test, text_model
 
 
 def dft(shape: tuple[int, ...], length: int | None = None, axis: int | None = None, **options: Any) -> Case:
@@ -49,10 +49,7 @@ CASES = [
     stft((2, 9, 1), 2, 4, feed_integers=True, name="step fed", wrt=[0, 2]),
 ]
 
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_rule(case: Case) -> None:
-    check(case)
+test_rule = rule_test(CASES)
 
 
 def test_wrong_number_of_frequencies_is_refused() -> None:

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from onnx_convgrad import api
 from onnx_convgrad.errors import DifferentiationError
 from onnx_convgrad.runtime import run
-from onnx_convgrad.testing import Case, check, make_model, rand
+from onnx_convgrad.testing import Case, make_model, rand
+from tests.support.operators import rule_test
 
 X, GRID = rand(2, 2, 4, 5), rand(2, 3, 4, 2, low=-1.6, high=1.6)
 VOLUME, POINTS = rand(1, 2, 3, 4, 3), rand(1, 2, 2, 3, 3, low=-1.4, high=1.4)
@@ -45,10 +46,7 @@ CASES = [
     Case("AffineGrid", [rand(2, 2, 3), np.array([2, 3, 4, 5])], feed_integers=True, dynamic=False),
 ]
 
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_rule(case: Case) -> None:
-    check(case)
+test_rule = rule_test(CASES)
 
 
 @pytest.mark.parametrize(

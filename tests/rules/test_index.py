@@ -9,8 +9,8 @@ import pytest
 
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
-from onnx_convgrad.testing import Case, check, make_model, rand
-from tests.support.operators import both, indices
+from onnx_convgrad.testing import Case, make_model, rand
+from tests.support.operators import both, indices, rule_test
 
 X = rand(4, 3, 5)
 
@@ -80,10 +80,7 @@ SCATTERS = [
     *both("ScatterND", [X, indices([3, 0, 1]), rand()], name="one element"),
 ]
 
-
-@pytest.mark.parametrize("case", GATHERS + CHOICES + SCATTERS, ids=str)
-def test_rule(case: Case) -> None:
-    check(case)
+test_rule = rule_test(GATHERS + CHOICES + SCATTERS)
 
 
 def gradients(op: str, operands: list[np.ndarray], attributes: dict[str, Any], seed: np.ndarray) -> list[np.ndarray]:

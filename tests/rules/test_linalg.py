@@ -10,8 +10,8 @@ from onnx import helper
 import onnx_convgrad as og
 from onnx_convgrad.errors import DifferentiationError
 from onnx_convgrad.runtime import run
-from onnx_convgrad.testing import Case, check, rand
-from tests.support.operators import one_node, text_model
+from onnx_convgrad.testing import Case, rand
+from tests.support.operators import one_node, rule_test, text_model
 
 _INT8 = np.array([[3, -7, 100, 5, 0], [-128, 127, 1, -2, 9]], np.int8)
 
@@ -76,10 +76,7 @@ OTHERS = [
     Case("DequantizeLinear", [_INT8.view(np.uint8), rand(5, low=0.1)], dtype=np.float16),
 ]
 
-
-@pytest.mark.parametrize("case", [*MATMUL, *GEMM, *OTHERS], ids=str)
-def test_rule(case: Case) -> None:
-    check(case)
+test_rule = rule_test([*MATMUL, *GEMM, *OTHERS])
 
 
 SHAPES = [((4,), (4,)), ((4,), (4, 5)), ((3, 4), (4,)), ((2, 3, 4), (4,)), ((4,), (2, 4, 5)), ((3, 4), (2, 4, 5)),

@@ -8,8 +8,8 @@ import pytest
 
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.rules.movement import arange, extent
-from onnx_convgrad.testing import Case, check, rand
-from tests.support.operators import both, indices
+from onnx_convgrad.testing import rand
+from tests.support.operators import both, indices, rule_test
 
 X = rand(4, 3, 5)
 
@@ -22,10 +22,7 @@ CASES = [
     *both("GatherND", [X, indices([[0], [0]])], dtype=np.float16),
 ]
 
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_rule(case: Case) -> None:
-    check(case)
+test_rule = rule_test(CASES)
 
 
 def _emitter() -> Emitter:

@@ -9,8 +9,8 @@ from onnx import helper
 
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run, session
-from onnx_convgrad.testing import Case, check, rand
-from tests.support.operators import one_node, text_model
+from onnx_convgrad.testing import Case, rand
+from tests.support.operators import one_node, rule_test, text_model
 
 
 def _positive(*shape: int) -> object:
@@ -104,10 +104,7 @@ LAYER = [
     Case("LayerNormalization", [rand(0, 5), rand(5), rand(5)], name="empty batch"),
 ]
 
-
-@pytest.mark.parametrize("case", [*BATCH, *GROUPED, *LAYER], ids=str)
-def test_rule(case: Case) -> None:
-    check(case)
+test_rule = rule_test([*BATCH, *GROUPED, *LAYER])
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])

@@ -16,9 +16,9 @@ from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.pipeline.stages import build
 from onnx_convgrad.pipeline.transforms import COMPOSITIONS
 from onnx_convgrad.runtime import run
-from onnx_convgrad.testing import Case, Random, check, rand
+from onnx_convgrad.testing import Case, Random, rand
 from tests.frontend.opset.test_adapters_fused import LEVELS, activated, optimized
-from tests.support.operators import text_model
+from tests.support.operators import rule_test, text_model
 
 
 def _case(attributes: str, x: Random, w: Random, *, bias: bool = True, **options: object) -> Case:
@@ -47,10 +47,7 @@ CASES = [
     _case("pads=[1,1]", rand(2, 2, 8), rand(3, 2, 3), dtype=np.float16),
 ]
 
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_rule(case: Case) -> None:
-    check(case)
+test_rule = rule_test(CASES)
 
 
 SIZES = {"w": (8, 4, 3, 3), "s": (8,), "b": (8,), "m": (8,), "v": (8,)}

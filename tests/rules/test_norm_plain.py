@@ -10,8 +10,8 @@ from onnx.reference import ReferenceEvaluator
 import onnx_convgrad as og
 from onnx_convgrad.errors import DifferentiationError
 from onnx_convgrad.runtime import run
-from onnx_convgrad.testing import Case, check, rand
-from tests.support.operators import one_node
+from onnx_convgrad.testing import Case, rand
+from tests.support.operators import one_node, rule_test
 
 CASES = [
     *(Case("LpNormalization", [rand(2, 4, 3)], {"p": p, "axis": axis}) for p in (1, 2) for axis in (-1, 0, 1)),
@@ -29,10 +29,7 @@ CASES = [
     Case("LRN", [rand(4, 4, 2, 3)], {"size": 3, "alpha": 1.0}, dtype=np.float16),
 ]
 
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_rule(case: Case) -> None:
-    check(case)
+test_rule = rule_test(CASES)
 
 
 def test_mean_variance_normalization_by_default() -> None:

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 
 from onnx_convgrad import api
 from onnx_convgrad.runtime import run
-from onnx_convgrad.testing import Case, check, make_model, rand
-from tests.support.operators import WINDOWS, gradient
+from onnx_convgrad.testing import Case, make_model, rand
+from tests.support.operators import WINDOWS, gradient, rule_test
 
 AVERAGE = [
     *(
@@ -49,10 +49,7 @@ LP = [
     Case("LpPool", [rand(2, 3, 6, 5)], {"kernel_shape": [2, 2]}, opset=11),
 ]
 
-
-@pytest.mark.parametrize("case", [*AVERAGE, *LP], ids=str)
-def test_rule(case: Case) -> None:
-    check(case)
+test_rule = rule_test([*AVERAGE, *LP])
 
 
 @pytest.mark.parametrize("opset", [7, 11])

@@ -8,8 +8,8 @@ import torch
 
 from onnx_convgrad import api
 from onnx_convgrad.errors import DifferentiationError
-from onnx_convgrad.testing import Case, check, make_model, rand
-from tests.support.operators import gradient
+from onnx_convgrad.testing import Case, make_model, rand
+from tests.support.operators import gradient, rule_test
 
 ROIS = np.array([[0.3, 0.5, 4.2, 3.1], [1, 1, 5.5, 6.2], [-2, -1, 3, 9], [2, 2, 1, 1]], np.float32)
 IMAGES = np.array([0, 1, 1, 0])
@@ -46,10 +46,7 @@ CASES = [
     Case("RoiAlign", [rand(2, 3, 6, 7), ROIS[:0], IMAGES[:0]], {"output_height": 2}, wrt=[0], name="no regions"),
 ]
 
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_rule(case: Case) -> None:
-    check(case)
+test_rule = rule_test(CASES)
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 6), (2, 3, 4, 5), (2, 3, 2, 3, 2)])

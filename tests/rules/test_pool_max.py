@@ -14,7 +14,7 @@ from onnx_convgrad import api
 from onnx_convgrad.checking.check import check as check_gradients
 from onnx_convgrad.runtime import run, session
 from onnx_convgrad.testing import Case, check, rand
-from tests.support.operators import WINDOWS, gradient, text_model
+from tests.support.operators import WINDOWS, gradient, rule_test, text_model
 
 WHOLE = [(2, 3, 4, 6), (1, 2, 2, 44), (0, 3, 4, 6)]
 
@@ -42,10 +42,7 @@ UNPOOL = [
     Case("MaxUnpool", [rand(1, 1, 2), np.array([[[1, 2]]])], {"kernel_shape": [2], "strides": [2]}),
 ]
 
-
-@pytest.mark.parametrize("case", [*MAX, *UNPOOL], ids=str)
-def test_rule(case: Case) -> None:
-    check(case)
+test_rule = rule_test([*MAX, *UNPOOL])
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,9 @@ from onnx import TensorProto, helper
 import onnx_convgrad as og
 from onnx_convgrad.checking.evaluator import Evaluator
 from onnx_convgrad.runtime import run
-from onnx_convgrad.testing import Case, check, make_model, rand
+from onnx_convgrad.testing import Case, make_model, rand
 from tests.support.families import export
+from tests.support.operators import rule_test
 
 TURNS, BATCH, INPUT, HIDDEN = 3, 2, 3, 2
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
@@ -70,10 +71,7 @@ CASES = [
     _case("LSTM", given="bc", clip=0.6, activations=["Sigmoid", "LeakyRelu", "Elu"], activation_alpha=[0.2, 0.9]),
 ]
 
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_rule(case: Case) -> None:
-    check(case)
+test_rule = rule_test(CASES)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -9,7 +9,7 @@ import pytest
 from onnx_convgrad import api
 from onnx_convgrad.runtime import run
 from onnx_convgrad.testing import Case, check, rand
-from tests.support.operators import text_model
+from tests.support.operators import rule_test, text_model
 
 NAMES = "Sum Mean Max Min Prod L1 L2 LogSum LogSumExp SumSquare".split()
 X = rand(2, 3, 4, low=0.5, high=2.0)  # positive, for the logarithm
@@ -40,10 +40,7 @@ CASES = [
     for name in ("Prod", "L1", "L2", "SumSquare", "LogSumExp")
 ]
 
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_rule(case: Case) -> None:
-    check(case)
+test_rule = rule_test(CASES)
 
 
 def zeros(*places: int) -> np.ndarray:

@@ -13,8 +13,8 @@ from onnx import TensorProto, helper
 from onnx_convgrad import api
 from onnx_convgrad.errors import DifferentiationError
 from onnx_convgrad.runtime import run, session
-from onnx_convgrad.testing import Case, check, rand
-from tests.support.operators import text_model
+from onnx_convgrad.testing import Case, rand
+from tests.support.operators import rule_test, text_model
 
 CROP, POLICY = "tf_crop_and_resize", "keep_aspect_ratio_policy"
 COORDINATES = [
@@ -84,10 +84,7 @@ CASES = [
     Case("Upsample", [rand(1, 2, 3, 4), scales(1, 1, 2, 2)], {"mode": "nearest"}, wrt=[0], constants=[1], opset=9),
 ]  # fmt: skip
 
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_rule(case: Case) -> None:
-    check(case)
+test_rule = rule_test(CASES)
 
 
 def dynamic_model(rank: int, attributes: dict[str, Any], kind: str) -> onnx.ModelProto:

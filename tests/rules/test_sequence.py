@@ -11,7 +11,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
-from onnx_convgrad.testing import Case, check, rand
+from onnx_convgrad.testing import Case, rand
+from tests.support.operators import rule_test
 
 X = np.random.default_rng(3).normal(size=(2, 7)).astype(np.float32)
 END = 2**63 - 1
@@ -64,10 +65,7 @@ def _parts(split: object, axis: int, *positions: int) -> Case:
 CHECKED = [_parts(3, 1, 0, -1), _parts([1, 4, 2], 1, 1, 1), _parts(None, 0, 2)]
 """Checked in both modes and to second order."""
 
-
-@pytest.mark.parametrize("case", CHECKED, ids=str)
-def test_rule(case: Case) -> None:
-    check(case)
+test_rule = rule_test(CHECKED)
 
 
 CASES = [

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import onnx_convgrad as og
-from onnx_convgrad.testing import Case, check, make_model, rand
-from tests.support.operators import fed, ints
+from onnx_convgrad.testing import Case, make_model, rand
+from tests.support.operators import fed, ints, rule_test
 
 SHAPES = [
     Case("Identity", [rand(2, 3)]),
@@ -84,10 +84,7 @@ COL2IM = [
     fed("Col2Im", [rand(2, 12, 12), ints(4, 5), ints(2, 2)], {"strides": [1, 1], "pads": [0, 0, 0, 0]}),
 ]
 
-
-@pytest.mark.parametrize("case", SHAPES + JOINS + COPIES + COL2IM, ids=str)
-def test_rule(case: Case) -> None:
-    check(case)
+test_rule = rule_test(SHAPES + JOINS + COPIES + COL2IM)
 
 
 def test_col2im_needs_its_number_of_axes() -> None:

@@ -6,12 +6,11 @@ import itertools
 from typing import Any
 
 import numpy as np
-import pytest
 
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
-from onnx_convgrad.testing import Case, check, rand
-from tests.support.operators import fed, ints, text_model
+from onnx_convgrad.testing import Case, rand
+from tests.support.operators import fed, ints, rule_test, text_model
 
 END = 2**63 - 1
 
@@ -91,10 +90,7 @@ CROPS = [
     fed("CenterCropPad", [rand(4, 7, 2), ints(7, 5)], {"axes": [2, 1]}),
 ]
 
-
-@pytest.mark.parametrize("case", SLICES + PADS + CROPS, ids=str)
-def test_rule(case: Case) -> None:
-    check(case)
+test_rule = rule_test(SLICES + PADS + CROPS)
 
 
 def test_pads_next_to_a_transpose() -> None:

@@ -10,7 +10,7 @@ import pytest
 from onnx_convgrad import api
 from onnx_convgrad.runtime import run
 from onnx_convgrad.testing import Case, check, rand
-from tests.support.operators import text_model
+from tests.support.operators import rule_test, text_model
 
 X = rand(4, 5)
 LABELS = np.asarray([1, 0, 4, 2])
@@ -45,10 +45,7 @@ LOSSES = [
     Case("SoftmaxCrossEntropyLoss", [X, LABELS, rand(5, low=0.5, high=2)], name="weights varied"),
 ]
 
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_rule(case: Case) -> None:
-    check(case)
+test_rule = rule_test(CASES)
 
 
 @pytest.mark.parametrize("case", LOSSES, ids=str)

@@ -10,8 +10,8 @@ from onnx_convgrad import api
 from onnx_convgrad.autodiff.registry import rules
 from onnx_convgrad.errors import DifferentiationError
 from onnx_convgrad.runtime import run
-from onnx_convgrad.testing import Case, check, rand
-from tests.support.operators import text_model
+from onnx_convgrad.testing import Case, rand
+from tests.support.operators import rule_test, text_model
 
 CASES = [
     *(Case(op, [rand(2, 3)]) for op in ("Ceil", "Floor", "Round", "Sign")),
@@ -71,9 +71,7 @@ def beside(body: str) -> onnx.ModelProto:
     )
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_rule(case: Case) -> None:
-    check(case)
+test_rule = rule_test(CASES)
 
 
 @pytest.mark.parametrize("name", BESIDE)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx
+import pytest
 from onnx import helper, numpy_helper
 
 from onnx_convgrad import api
 from onnx_convgrad.runtime import run
-from onnx_convgrad.testing import Case, make_model
+from onnx_convgrad.testing import Case, check, make_model
 
 WINDOWS: list[dict[str, Any]] = [
     {"kernel_shape": [2, 2], "strides": [2, 2]},
@@ -31,6 +32,16 @@ WINDOWS: list[dict[str, Any]] = [
     {"kernel_shape": [1, 1], "strides": [2, 2]},
 ]
 """Attributes of pools over two axes."""
+
+
+def rule_test(cases: Sequence[Case]) -> Callable[[Case], None]:
+    """A test that runs each case through the generic checker, to be named `test_rule`."""
+
+    @pytest.mark.parametrize("case", cases, ids=str)
+    def test_rule(case: Case) -> None:
+        check(case)
+
+    return test_rule
 
 
 def ints(*values: int) -> np.ndarray:
