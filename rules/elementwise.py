@@ -25,6 +25,8 @@ from onnx_convgrad.rules.activations import step
 
 # -- functions of one operand ------------------------------------------------------------------------------------------
 
+_ERF = 2 / math.sqrt(math.pi)
+
 Slope = Callable[[Emitter, ir.Value, ir.Value], Operand]
 """dy/dx, given the emitter, x and y."""
 
@@ -50,8 +52,6 @@ UNARY: dict[str, tuple[str, Slope]] = {
     "Atanh": ("input", lambda e, x, y: e.op("Reciprocal", e.sub(1, e.square(x)))),  # 1 / (1 - x^2)
 }
 """Operator -> its operand and its derivative."""
-
-_ERF = 2 / math.sqrt(math.pi)
 
 
 def _declare_unary(op_type: str, operand: str, slope: Slope) -> None:

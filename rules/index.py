@@ -156,11 +156,10 @@ def _hits(e: Emitter, indices: ir.Value, size: int, like: ir.Value, trailing: in
 def gather_nd_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[a, j, b] = x[a, i[a, j], b] with tuples i[a, j]: dx[a, k, b] = sum over j with i[a, j] = k of g[a, j, b]."""
 
-    def cotangent() -> ir.Value:
-        move = n.attributes()
-        return adjoint_by_positions(e, lambda v: e.op("GatherND", v, n["indices"], **move), n["data"], g["output"])
+    def move(v: ir.Value) -> ir.Value:
+        return e.op("GatherND", v, n["indices"], **n.attributes())
 
-    return {"data": cotangent}
+    return {"data": lambda: adjoint_by_positions(e, move, n["data"], g["output"])}
 
 
 @linear("Compress", wrt=("input",))

@@ -9,6 +9,7 @@ the axes while building.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import onnx_ir as ir
@@ -66,67 +67,13 @@ def _size(value: ir.Value) -> int | None:
     return None if dims is None or None in dims else math.prod(d for d in dims if d is not None)
 
 
-@vjp("ReduceSumSquare", wrt=("data",))
-def reduce_sum_square_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y = sum of x^2: dx = 2 x g."""
-    return {"data": lambda: e.mul(n["data"], _spread(e, n, e.mul(g["reduced"], 2)))}
+# -- other reductions --------------------------------------------------------------------------------------------------
 
 
-# -- norms and logarithms ----------------------------------------------------------------------------------------------
-
-
-@vjp("ReduceL1", wrt=("data",))
-def reduce_l1_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y = sum of |x|: dx = sign(x) g."""
-    return {"data": lambda: e.mul(e.op("Sign", n["data"]), _spread(e, n, g["reduced"]))}
-
-
-@vjp("ReduceL2", wrt=("data",))
-def reduce_l2_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y = sqrt(sum of x^2): dx = x g / y, zero where y = 0."""
-
-    def cotangent() -> ir.Value:
-        safe = e.where(e.compare("Equal", n.y, 0), 1, n.y)
-        return e.mul(n["data"], _spread(e, n, e.div(g["reduced"], safe)))
-
-    return {"data": cotangent}
-
-
-@vjp("ReduceLogSum", wrt=("data",))
-def reduce_log_sum_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y = log(sum of x): dx = g / exp y."""
-    return {"data": lambda: e.expand(_spread(e, n, e.div(g["reduced"], e.op("Exp", n.y))), n["data"])}
-
-
-@vjp("ReduceLogSumExp", wrt=("data",))
-def reduce_log_sum_exp_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y = log(sum of exp x): dx = exp(x - y) g."""
-
-    def cotangent() -> ir.Value:
-        return e.mul(e.op("Exp", e.sub(n["data"], _kept(e, n))), _spread(e, n, g["reduced"]))
-
-    return {"data": cotangent}
-
-
-# -- extrema and products ----------------------------------------------------------------------------------------------
-
-
-@vjp("ReduceMax", "ReduceMin", wrt=("data",))
-def reduce_extremum_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y = max over i of x[i]: dx[i] = [x[i] = y] g / #{j: x[j] = y}. Equal elements share g equally."""
+def _extremum(e: Emitter, n: Call, g: ir.Value) -> ir.Value:
     x = n["data"]
-
-    def cotangent() -> ir.Value:
-        reached = e.mask(e.compare("Equal", x, _kept(e, n)), x)
-        return e.mul(reached, e.div(_spread(e, n, g["reduced"]), _again(e, n, "ReduceSum", reached)))
-
-    return {"data": cotangent}
-
-
-@vjp("ReduceProd", wrt=("data",))
-def reduce_prod_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y = product over i of x[i]: dx[i] = g product over j != i of x[j]."""
-    return {"data": lambda: e.mul(_product_of_others(e, n), _spread(e, n, g["reduced"]))}
+    reached = e.mask(e.compare("Equal", x, _kept(e, n)), x)
+    return e.mul(reached, e.div(_spread(e, n, g), _again(e, n, "ReduceSum", reached)))
 
 
 def _product_of_others(e: Emitter, n: Call) -> ir.Value:
@@ -146,3 +93,32 @@ def _product_of_others(e: Emitter, n: Call) -> ir.Value:
     one = e.mask(e.compare("Equal", other_count, 1), x)
     rest = e.div(_again(e, n, "ReduceProd", filled), filled)
     return e.mul(rest, e.add(none, e.mul(one, other_zero)))
+
+
+_COTANGENTS: dict[str, Callable[[Emitter, Call, ir.Value], ir.Value]] = {
+    # y = sum of x^2: dx = 2 x g
+    "ReduceSumSquare": lambda e, n, g: e.mul(n["data"], _spread(e, n, e.mul(g, 2))),
+    # y = sum of |x|: dx = sign(x) g
+    "ReduceL1": lambda e, n, g: e.mul(e.op("Sign", n["data"]), _spread(e, n, g)),
+    # y = sqrt(sum of x^2): dx = x g / y, zero where y = 0
+    "ReduceL2": lambda e, n, g: e.mul(n["data"], _spread(e, n, e.div(g, e.where(e.compare("Equal", n.y, 0), 1, n.y)))),
+    # y = log(sum of x): dx = g / exp y
+    "ReduceLogSum": lambda e, n, g: e.expand(_spread(e, n, e.div(g, e.op("Exp", n.y))), n["data"]),
+    # y = log(sum of exp x): dx = exp(x - y) g
+    "ReduceLogSumExp": lambda e, n, g: e.mul(e.op("Exp", e.sub(n["data"], _kept(e, n))), _spread(e, n, g)),
+    # y = max over i of x[i]: dx[i] = [x[i] = y] g / #{j: x[j] = y}. Equal elements share g equally
+    "ReduceMax": _extremum,
+    "ReduceMin": _extremum,
+    # y = product over i of x[i]: dx[i] = g product over j != i of x[j]
+    "ReduceProd": lambda e, n, g: e.mul(_product_of_others(e, n), _spread(e, n, g)),
+}
+
+
+def _declare(op_type: str, cotangent: Callable[[Emitter, Call, ir.Value], ir.Value]) -> None:
+    @vjp(op_type, wrt=("data",))
+    def reduction(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+        return {"data": lambda: cotangent(e, n, g["reduced"])}
+
+
+for _op_type, _cotangent in _COTANGENTS.items():
+    _declare(_op_type, _cotangent)

@@ -190,13 +190,14 @@ def _fold(e: Emitter, n: Call, x: ir.Value, gy: ir.Value) -> ir.Value:
         pads = e.all_pads(x, n["pads"], n.get("axes"))
         return adjoint_by_positions(e, lambda v: e.op("Pad", v, pads, **move), x, gy)
     for axis, begin, end in amounts:
-        gy = _FOLDS[mode](e, gy, axis, begin, end, e.dim(x, axis))
+        size = e.dim(x, axis)
+        gy = _patched(e, gy, axis, begin, size, _border(e, mode, gy, axis, begin, end, size))
     return gy
 
 
 def _foldable(mode: str, x: ir.Value, axis: int, begin: int, end: int) -> bool:
     """Whether the border is at most one copy of each row: not with negative padding or a border wider than the axis."""
-    if mode not in _FOLDS or min(begin, end) < 0:
+    if mode not in ("reflect", "edge", "wrap") or min(begin, end) < 0:
         return False
     size = None if x.shape is None else known(x.shape[axis])
     return mode != "wrap" or (size is not None and size >= max(begin, end))
@@ -206,34 +207,26 @@ Patch = tuple[Dim, int, ir.Value]
 """A value to add to some rows: the first row, the number of rows, and the value."""
 
 
-def _fold_reflect(e: Emitter, gy: ir.Value, axis: int, begin: int, end: int, size: Dim) -> ir.Value:
-    """y[b - 1 - t] = x[1 + t] and y[b + n + t] = x[n - 2 - t]."""
-    patches: list[Patch] = []
-    if begin:
-        patches.append((1, begin, e.slice(gy, [begin - 1], [_BEGIN], [axis], [-1])))
-    if end:
-        patches.append((e.size_sub(size, 1 + end), end, e.slice(gy, [-1], [-1 - end], [axis], [-1])))
-    return _patched(e, gy, axis, begin, size, patches)
+def _border(e: Emitter, mode: str, gy: ir.Value, axis: int, begin: int, end: int, size: Dim) -> list[Patch]:
+    """The cotangents of the border: patches for the rows of x that it was copied from, in the order of these rows.
 
-
-def _fold_edge(e: Emitter, gy: ir.Value, axis: int, begin: int, end: int, size: Dim) -> ir.Value:
-    """y[t] = x[0] for t < b and y[b + n + t] = x[n - 1]."""
-    patches: list[Patch] = []
-    if begin:
-        patches.append((0, 1, e.reduce_sum(e.slice(gy, [0], [begin], [axis]), [axis])))
-    if end:
-        patches.append((e.size_sub(size, 1), 1, e.reduce_sum(e.slice(gy, [-end], [_END], [axis]), [axis])))
-    return _patched(e, gy, axis, begin, size, patches)
-
-
-def _fold_wrap(e: Emitter, gy: ir.Value, axis: int, begin: int, end: int, size: Dim) -> ir.Value:
-    """y[t] = x[n - b + t] for t < b and y[b + n + t] = x[t]."""
-    patches: list[Patch] = []
-    if end:
-        patches.append((0, end, e.slice(gy, [-end], [_END], [axis])))
-    if begin:
-        patches.append((e.size_sub(size, begin), begin, e.slice(gy, [0], [begin], [axis])))
-    return _patched(e, gy, axis, begin, size, patches)
+    reflect: y[b - 1 - t] = x[1 + t], y[b + n + t] = x[n - 2 - t]
+    edge:    y[t] = x[0] for t < b,   y[b + n + t] = x[n - 1]
+    wrap:    y[t] = x[n - b + t] for t < b,   y[b + n + t] = x[t]
+    """
+    front: Patch | None = None
+    back: Patch | None = None
+    if mode == "wrap":
+        back = (0, end, e.slice(gy, [-end], [_END], [axis])) if end else None
+        front = (e.size_sub(size, begin), begin, e.slice(gy, [0], [begin], [axis])) if begin else None
+        return [patch for patch in (back, front) if patch is not None]
+    if mode == "reflect":
+        front = (1, begin, e.slice(gy, [begin - 1], [_BEGIN], [axis], [-1])) if begin else None
+        back = (e.size_sub(size, 1 + end), end, e.slice(gy, [-1], [-1 - end], [axis], [-1])) if end else None
+    else:
+        front = (0, 1, e.reduce_sum(e.slice(gy, [0], [begin], [axis]), [axis])) if begin else None
+        back = (e.size_sub(size, 1), 1, e.reduce_sum(e.slice(gy, [-end], [_END], [axis]), [axis])) if end else None
+    return [patch for patch in (front, back) if patch is not None]
 
 
 def _patched(e: Emitter, gy: ir.Value, axis: int, begin: int, size: Dim, patches: Sequence[Patch]) -> ir.Value:
@@ -260,9 +253,6 @@ def _summed(e: Emitter, gy: ir.Value, axis: int, begin: int, size: Dim, patches:
     for row, count, value in patches:
         terms.append(e.pad(value, [row], [e.size_sub(e.size_sub(size, count), row)], [axis]))
     return e.sum(terms)
-
-
-_FOLDS = {"reflect": _fold_reflect, "edge": _fold_edge, "wrap": _fold_wrap}
 
 
 # -- CenterCropPad -----------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
-"""Models that differentiate themselves: the operators of `ai.onnx.preview.training` become plain ones.
+"""Replace the operators of `ai.onnx.preview.training`, with which a model differentiates itself, by plain ones.
 
-Optimizers are rewritten by their adapters on the way to canonical form, and each Gradient by a reverse walk after it.
+Canonicalization rewrites the optimizers. A reverse walk then replaces each Gradient node.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ __all__ = ["Lowered", "lower_training_operators"]
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """A model without operators of `ai.onnx.preview.training`, and what took their place."""
+    """A model without operators of `ai.onnx.preview.training`, and a report of the replacements."""
 
     model: ir.Model
     operators: dict[str, int]
-    """How many nodes of each operator there were."""
+    """Number of nodes of each operator in the given model."""
     derivatives: tuple[Derivative, ...]
     choices: tuple[Choice, ...]
 
@@ -48,7 +48,7 @@ def lower_training_operators(
     *,
     progress: Progress = lambda _: None,
 ) -> Lowered:
-    """Run all stages; `progress` is told the name of each. Arguments and errors as for `lower_gradient_ops`."""
+    """Run all stages, and call `progress` with the name of each. Arguments and errors as for `lower_gradient_ops`."""
     target = target_of(options)
     progress("reading")
     m = load_with_algorithm(model)
@@ -58,8 +58,8 @@ def lower_training_operators(
     interface = _Interface(m)
     for graph in graphs:
         _refuse_nested(graph)
-    elsewhere = bind_gradients(m)
-    m = canonicalize(m, options.input_shapes, fold=not elsewhere)
+    other_values = bind_gradients(m)
+    m = canonicalize(m, options.input_shapes, fold=not other_values)
     _refuse_nested(m.graph)
     canonical = m.clone()
     progress("differentiating")
@@ -73,10 +73,10 @@ def lower_training_operators(
 
 
 class _Interface:
-    """The graph inputs that have stored values, which can be fed too.
+    """The graph inputs with default values, which callers may still feed.
 
-    Floating ones are plain inputs on the way, so that nothing is built on the stored value; integers may be sizes that
-    have to be known.
+    While the model is transformed, the floating ones have no default, so that their values are not folded. Integers keep
+    theirs, because they may be sizes that must be known.
     """
 
     def __init__(self, m: ir.Model) -> None:
@@ -88,6 +88,7 @@ class _Interface:
                 value.const_value = None
 
     def restore(self, m: ir.Model) -> None:
+        """Put the inputs of the transformed model in their order, with their defaults."""
         if not self.stored:
             return
         now = {**m.graph.initializers, **{v.name or "": v for v in m.graph.inputs}}
@@ -101,13 +102,13 @@ class _Interface:
 
 
 def _refuse_nested(graph: ir.Graph) -> None:
-    """A Gradient in the body of a node would have to differentiate what a branch or a pass of a loop does."""
+    """Raise an error for Gradient nodes in the bodies of other nodes: branches and loops cannot be differentiated there."""
     problems = [
         Problem(
             node_label(node),
             f"{TRAINING_DOMAIN}::{GRADIENT}",
             1,
-            f"it stands in the body of a node ({' in '.join(path)}).",
+            f"it is in the body of a node ({' in '.join(path)}).",
             tuple(v.name or "?" for v in node.outputs[:1]),
             "Move it, and the nodes from its xs to its y, into the main graph.",
         )
@@ -119,7 +120,7 @@ def _refuse_nested(graph: ir.Graph) -> None:
 
 
 def _nested(graph: ir.Graph, path: tuple[str, ...]) -> Iterator[tuple[ir.Node, tuple[str, ...]]]:
-    """The nodes in the bodies of nodes, with the nodes around them, innermost first."""
+    """The nodes in the bodies of nodes, each with the nodes around it, innermost first."""
     for node in graph:
         if path:
             yield node, path
@@ -128,11 +129,11 @@ def _nested(graph: ir.Graph, path: tuple[str, ...]) -> Iterator[tuple[ir.Node, t
 
 
 def _note(m: ir.Model, derivatives: list[Derivative]) -> None:
-    """Record which graph output holds which derivative; of several of one tensor the first, which is of lowest order."""
+    """Record which graph output holds which derivative; of several for one tensor the first, which has the lowest order."""
     outputs = {v.name for v in m.graph.outputs}
-    found: dict[str, str] = json.loads(m.metadata_props.get(GRADIENTS, "{}"))
+    gradients: dict[str, str] = json.loads(m.metadata_props.get(GRADIENTS, "{}"))
     for d in derivatives:
         if d.output in outputs:
-            found.setdefault(d.x, d.output)
-    if found:
-        m.metadata_props[GRADIENTS] = json.dumps(found)
+            gradients.setdefault(d.x, d.output)
+    if gradients:
+        m.metadata_props[GRADIENTS] = json.dumps(gradients)

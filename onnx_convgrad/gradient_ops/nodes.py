@@ -1,7 +1,7 @@
-"""Gradient nodes become what they compute.
+"""Replace Gradient nodes by the derivatives that they compute.
 
-Each is the reverse walk, run where the node stands, in topological order, so that a Gradient of a Gradient's result finds
-an ordinary graph.
+Each is replaced by a reverse walk, emitted at its place, in topological order: a Gradient of the result of another Gradient
+then differentiates ordinary nodes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Derivative:
 
 
 class Expansion:
-    """Puts the derivatives in the place of every bound Gradient node of a graph."""
+    """Replaces every bound Gradient node of a graph."""
 
     def __init__(self, e: Emitter) -> None:
         self.e = e
@@ -46,6 +46,7 @@ class Expansion:
         self.derivatives: list[Derivative] = []
 
     def run(self) -> list[Derivative]:
+        """Replace all nodes; raises `DifferentiationError` with the problems of all of them."""
         graph = self.e.graph
         calls = [GradientCall.of(node) for node in graph if (node.domain, node.op_type) == (DOMAIN, GRADIENT)]
         mark_varying(graph, (v for call in calls for v in (*call.given, *call.named) if floating(v)))
@@ -66,37 +67,37 @@ class Expansion:
         self._check(call, wanted)
         leaves, y = self._evaluated(call)
         sources = {leaves[i]: None for i in wanted}
-        found: dict[ir.Value, ir.Value] = {}
+        cotangents: dict[ir.Value, ir.Value] = {}
         try:
             seed = {y: self.e.full_like(y, 1)}
-            found = backward(self.e, seed, sources, partial=True, held=set(leaves) - sources.keys())
+            cotangents = backward(self.e, seed, sources, partial=True, held=set(leaves) - sources.keys())
         except DifferentiationError as problem:
-            remedy = f"Let y of Gradient node {label(call.node)} come before it or its xs after it"
+            remedy = f"Choose y of Gradient node {label(call.node)} before it or its xs after it"
             self.problems += [replace(p, hint=p.hint.replace(DETOUR, remedy)) for p in problem.problems]
         else:
-            missing = [repr(call.xs[i]) for i in wanted if leaves[i] not in found]
+            missing = [repr(call.xs[i]) for i in wanted if leaves[i] not in cotangents]
             if missing:
                 reason = f"{call.y_name!r} does not depend on {first_few(missing)}"
-                text = f"Gradient node {label(call.node)} gives zeros: {reason}."
-                warn(text)
+                warn(f"Gradient node {label(call.node)} returns zeros: {reason}.")
         emitted = set(self.e.emitted)
         self.e.origin = call.node.name or ""
         for i, out in wanted.items():
-            result = found[leaves[i]] if leaves[i] in found else self.e.zeros_like(call.given[i])
+            result = cotangents[leaves[i]] if leaves[i] in cotangents else self.e.zeros_like(call.given[i])
             name = out.name or ""
             self._replace(out, result, emitted)
             self.derivatives.append(Derivative(call.node.name or "", call.y_name, call.xs[i], name))
         self.e.origin = ""
 
     def _check(self, call: GradientCall, wanted: dict[int, ir.Value]) -> None:
-        """Only floating tensors have derivatives, and a value takes the place of a tensor of its own dtype."""
+        """Check that all tensors of derivatives are floating, and that operands have the dtypes of the named tensors."""
         for i in wanted:
             if not floating(call.named[i]):
-                self._refuse(
-                    call, f"differentiates by {call.xs[i]!r}, which is {_dtype(call.named[i])}.", "Only zs may be that."
-                )
+                reason = f"differentiates by {call.xs[i]!r}, which is {_dtype(call.named[i])}."
+                self._refuse(call, reason, "Name it in zs instead of xs.")
         if not floating(call.y):
-            self._refuse(call, f"differentiates {call.y_name!r}, which is {_dtype(call.y)}.", "Take y before the Cast.")
+            self._refuse(
+                call, f"differentiates {call.y_name!r}, which is {_dtype(call.y)}.", "Choose y before the Cast."
+            )
         for given, named in zip(call.given, call.named, strict=True):
             if None not in (given.dtype, named.dtype) and given.dtype != named.dtype:
                 self._refuse(
@@ -112,22 +113,22 @@ class Expansion:
     # -- the point at which a gradient is taken ------------------------------------------------------------------------
 
     def _evaluated(self, call: GradientCall) -> tuple[list[ir.Value], ir.Value]:
-        """The variables, and y as a function of them: as they stand, or computed anew from other values."""
+        """The variables, and y as a function of them: the values of the model, or recomputed from other values."""
         leaves = [
             named if given is named else self._leaf(given, named)
             for given, named in zip(call.given, call.named, strict=True)
         ]
-        anew = {named: leaf for named, leaf in zip(call.named, leaves, strict=True) if leaf is not named}
-        if not anew:
+        replaced = {named: leaf for named, leaf in zip(call.named, leaves, strict=True) if leaf is not named}
+        if not replaced:
             return leaves, call.y
-        alike = all(_alike(leaf, named) for named, leaf in anew.items())
+        same_shapes = all(_same_shape(leaf, named) for named, leaf in replaced.items())
         for node in self._between(call):
-            if any(v in anew for v in (*node.inputs, *captured_values(node))):
-                anew.update(zip(node.outputs, self._copy(node, anew, alike=alike), strict=True))
-        return leaves, anew.get(call.y, call.y)
+            if any(v in replaced for v in (*node.inputs, *captured_values(node))):
+                replaced.update(zip(node.outputs, self._copy(node, replaced, same_shapes=same_shapes), strict=True))
+        return leaves, replaced.get(call.y, call.y)
 
     def _leaf(self, given: ir.Value, named: ir.Value) -> ir.Value:
-        """A variable of its own with the given value: that may be another variable, or the value of two of them."""
+        """A new variable with a given value, which may also be the value of another variable."""
         node = ir.Node("", "Identity", [given], num_outputs=1)
         self.e.place(node)
         leaf = self.e.typed(node.outputs[0], given)
@@ -136,7 +137,7 @@ class Expansion:
         return leaf
 
     def _between(self, call: GradientCall) -> list[ir.Node]:
-        """The nodes that lead from the named tensors to y."""
+        """The nodes between the named tensors and y."""
         order, cut = self.e.order, set(call.named)
         seen: set[ir.Node] = set()
         stack = [call.y]
@@ -148,10 +149,10 @@ class Expansion:
                 stack.extend(v for v in (*node.inputs, *captured_values(node)) if v is not None)
         return sorted(seen, key=order.__getitem__)
 
-    def _copy(self, node: ir.Node, anew: dict[ir.Value, ir.Value], *, alike: bool) -> list[ir.Value]:
-        """The node once more, on other operands."""
-        inputs = [anew.get(v, v) if v is not None else None for v in node.inputs]
-        attributes = [_copied(a, anew) for a in node.attributes.values()]
+    def _copy(self, node: ir.Node, replaced: dict[ir.Value, ir.Value], *, same_shapes: bool) -> list[ir.Value]:
+        """Emit a copy of the node with replaced operands; returns its results."""
+        inputs = [replaced.get(v, v) if v is not None else None for v in node.inputs]
+        attributes = [_copied(a, replaced) for a in node.attributes.values()]
         copy = ir.Node(node.domain, node.op_type, inputs, attributes, num_outputs=len(node.outputs))
         copy.metadata_props.update(node.metadata_props)
         if node.name:
@@ -159,7 +160,7 @@ class Expansion:
         self.e.place(copy)
         self.e.infer(copy)
         for old, new in zip(node.outputs, copy.outputs, strict=True):
-            if alike:
+            if same_shapes:
                 self.e.typed(new, old)
             elif new.dtype is None and old.dtype is not None:
                 new.dtype = old.dtype
@@ -168,7 +169,7 @@ class Expansion:
     # -- results -------------------------------------------------------------------------------------------------------
 
     def _replace(self, old: ir.Value, new: ir.Value, emitted: set[ir.Node]) -> None:
-        """Put `new` in the place of a result, under its name."""
+        """Replace a result by `new`, under the name of the result."""
         if new.producer() not in emitted or new in self.taken:
             node = ir.Node("", "Identity", [new], num_outputs=1)
             self.e.place(node)
@@ -185,8 +186,8 @@ def _dtype(value: ir.Value) -> str:
     return value.dtype.name if value.dtype is not None else "?"
 
 
-def _copied(attribute: ir.Attr, anew: dict[ir.Value, ir.Value]) -> ir.Attr:
-    """An attribute; a body that reads values of the graph around it reads the new ones."""
+def _copied(attribute: ir.Attr, replaced: dict[ir.Value, ir.Value]) -> ir.Attr:
+    """A copy of an attribute whose bodies capture the replaced values."""
     if attribute.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
         return attribute
     bodies = [attribute.as_graph()] if attribute.type == ir.AttributeType.GRAPH else attribute.as_graphs()
@@ -194,14 +195,14 @@ def _copied(attribute: ir.Attr, anew: dict[ir.Value, ir.Value]) -> ir.Attr:
     for body in copies:
         for node in body.all_nodes():
             for index, value in enumerate(node.inputs):
-                if value in anew:
-                    node.replace_input_with(index, anew[value])
+                if value in replaced:
+                    node.replace_input_with(index, replaced[value])
     single = attribute.type == ir.AttributeType.GRAPH
     return ir.AttrGraph(attribute.name, copies[0]) if single else ir.AttrGraphs(attribute.name, copies)
 
 
-def _alike(a: ir.Value, b: ir.Value) -> bool:
-    """Whether the values certainly have one shape, and are none that shapes are made of."""
+def _same_shape(a: ir.Value, b: ir.Value) -> bool:
+    """Whether two values have provably equal shapes, and are floating, so that no shape is computed from them."""
     if a.shape is None or b.shape is None or not floating(a):
         return False
     return len(a.shape) == len(b.shape) and all(map(dims_equal, a.shape, b.shape))

@@ -1,7 +1,7 @@
-"""Models that carry their training algorithm beside the graph: `ModelProto.training_info`.
+"""Load models with a training algorithm in `ModelProto.training_info`.
 
-ONNX keeps the step of a training apart from what inference needs, and defines a run of the step as one of the graph that
-both make together. Runtimes know nothing of it; the combined graph they can run.
+ONNX stores a training step separately from the inference graph, and defines the step as a run of both graphs combined.
+Runtimes ignore `training_info`, but can run the combined graph.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _LISTS = ("node", "initializer", "sparse_initializer", "input", "output", "value
 
 
 def load_with_algorithm(model: AnyModel) -> ir.Model:
-    """The model as a private onnx_ir model, together with the algorithm of its `training_info`, if it has one.
+    """Load a model, combined with the algorithm of its `training_info` if it has one, as an onnx_ir model of its own.
 
-    What the algorithm updates are graph inputs then, with the stored values as defaults, and `UPDATES` says which
-    output holds the next value of each. An initialization is left out, with a warning.
+    The tensors that the algorithm updates become graph inputs with their stored values as defaults; `UPDATES` maps each to
+    the output with its next value. An initialization is left out, with a warning.
 
     Raises:
-        ModelError: The file cannot be read or is not an ONNX model; there are several algorithms, or one updates what is
-            not stored or with what it does not give.
+        ModelError: The file cannot be read or is not an ONNX model; there are several algorithms; or one updates a tensor
+            that is not an initializer, or by a value that is not an output.
     """
     m = load(model)
-    if isinstance(model, ir.Model):  # onnx_ir keeps none
+    if isinstance(model, ir.Model):  # onnx_ir does not keep training_info
         return m
     proto = model if isinstance(model, onnx.ModelProto) else onnx.load(model, load_external_data=False)
     if not proto.training_info:
@@ -48,31 +48,32 @@ def load_with_algorithm(model: AnyModel) -> ir.Model:
 
 
 def _combined(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, str]]:
-    """The model whose graph is the training step, and what the step updates."""
+    """The model with the training step as its graph, and the updates: stored tensor -> output with its next value."""
     if len(proto.training_info) > 1:
         raise ModelError(
-            f"The model has {len(proto.training_info)} training algorithms, and a graph holds one.",
-            hint="Keep one of them: del model.training_info[1:].",
+            f"The model has {len(proto.training_info)} training algorithms, but only one is supported.",
+            hint="Remove the others: del model.training_info[1:].",
         )
     info = proto.training_info[0]
     if info.HasField("initialization"):
         names = [repr(binding.key) for binding in info.initialization_binding]
-        what = f", which would set {first_few(names)}," if names else ""
-        text = f"The initialization of the model's training_info{what} is left out: the stored values are the start."
-        warn(text)
+        sets = f", which sets {first_few(names)}," if names else ""
+        warn(
+            f"The initialization of the model's training_info{sets} is left out: training starts from the stored values."
+        )
     result = onnx.ModelProto()
     result.CopyFrom(proto)
     del result.training_info[:]
     for name in _LISTS:
         getattr(result.graph, name).extend(getattr(info.algorithm, name))
     stored = {t.name: t for t in result.graph.initializer}
-    given = {v.name for v in result.graph.output}
+    outputs = {v.name for v in result.graph.output}
     inputs = {v.name for v in result.graph.input}
     updates = {binding.key: binding.value for binding in info.update_binding}
     for key, value in updates.items():
-        if key not in stored or value not in given:
-            lacking = f"{key!r}, which is no initializer" if key not in stored else f"by {value!r}, which is no output"
-            raise ModelError(f"The training_info of the model updates {lacking}.", hint="Mend its update_binding.")
+        if key not in stored or value not in outputs:
+            wrong = f"{key!r}, which is no initializer" if key not in stored else f"by {value!r}, which is no output"
+            raise ModelError(f"The training_info of the model updates {wrong}.", hint="Correct its update_binding.")
         if key not in inputs:
             result.graph.input.append(onnx.helper.make_tensor_value_info(key, stored[key].data_type, stored[key].dims))
     return result, updates

@@ -1,4 +1,4 @@
-"""Sums of cotangents that are less work in another form: pieces side by side, squares, products of a shared matrix."""
+"""Merged cotangents: adjacent slices, squares, products of a shared matrix."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PIECES: dict[str, tuple[str, Function, list[str]]] = {
         lambda x: x[:, :4].square() * x[:, 2:],
         ["Pad", "Pad"],
     ),
-    "touching, with an end left and another use": (
+    "adjacent, with a rest and another use": (
         SLICED + "p = Slice(x, zero, two, one) q = Slice(x, two, four, one) s = Mul(p, q) u = Tanh(x)"
         " y = Concat<axis = 1>(s, u)",
         lambda x: torch.cat([x[:, :2] * x[:, 2:4], x.tanh()], 1),
@@ -61,7 +61,7 @@ PIECES: dict[str, tuple[str, Function, list[str]]] = {
 
 @pytest.mark.parametrize("name", PIECES)
 def test_pieces(name: str) -> None:
-    """Cotangents of pieces that touch are put together, and those that do not are padded."""
+    """Cotangents of adjacent slices are concatenated, others are padded."""
     body, function, expected = PIECES[name]
     x = numbers(3, 6, 8)
     model = parsed(body, "3, 6, 8")
@@ -96,7 +96,7 @@ SQUARES: dict[str, tuple[str, Function, int]] = {
 
 @pytest.mark.parametrize("name", SQUARES)
 def test_squares(name: str) -> None:
-    """Send back one product, whose smaller factor is doubled, rather than the same one twice."""
+    """Equal products become one, whose smaller factor is multiplied."""
     body, function, most = SQUARES[name]
     x = numbers(4, 6)
     model = parsed(body, "4, 6", np.array([1]))
@@ -126,7 +126,7 @@ SHARED = "h = MatMul(x, a) s = Tanh(h) k = MatMul(s, a) t = Tanh(k) y = MatMul(t
 def test_a_shared_matrix_gets_one_product(
     x: tuple[int, ...], weight: tuple[int, ...], shape: str, products: int
 ) -> None:
-    """Where its rows are fewer than make it worth to add up results."""
+    """If the factors are smaller than their product."""
     data, a = numbers(*x), 0.2 * numbers(*weight)
     gradient = og.augment(parsed(SHARED, shape, a), wrt=["a"], seed="ones")
     assert op_types(gradient).count("Add") == products - 1

@@ -35,16 +35,16 @@ def _calls(path: Path) -> Iterator[ast.Call]:
 
 
 def _emitted() -> dict[str, str]:
-    """Operators that any rule, lowering or helper emits, with the file."""
-    found = {}
+    """The operators that any rule, lowering or helper emits, with the file."""
+    emitted = {}
     for path in SOURCES:
         for call in _calls(path):
             name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
             if name in ("op", "ops", "reduce", "compare") and call.args:
                 operator = call.args[0]
                 if isinstance(operator, ast.Constant) and isinstance(operator.value, str):
-                    found[operator.value] = path.name
-    return found
+                    emitted[operator.value] = path.name
+    return emitted
 
 
 def _cases() -> Iterator[Case]:
@@ -80,7 +80,7 @@ def test_rules_name_operators_and_operands_of_the_standard() -> None:
 
 
 @pytest.mark.parametrize(("operator", "file"), sorted(_emitted().items()))
-def test_what_rules_emit_has_rules(operator: str, file: str) -> None:
+def test_emitted_operators_have_rules(operator: str, file: str) -> None:
     domains = ("convgrad",) if operator.startswith(("Conv", "MaxPool")) and operator.endswith("Grad") else ("",)
     if any(lookup(domain, operator) for domain in domains):
         return
@@ -89,7 +89,7 @@ def test_what_rules_emit_has_rules(operator: str, file: str) -> None:
 
 
 def test_every_operand_of_every_rule_is_checked_in_both_modes_and_to_second_order() -> None:
-    """But the abstract operators, which no file holds: `test_orders.py` and `test_pool_max_grad.py` differentiate those."""
+    """Except abstract operators, which `pipeline/test_orders.py` and `lowering/pool/test_max_grad.py` differentiate."""
     checked = {operand for case in _cases() if case.order > 1 for operand in _operands(case)}
     wanted = {
         (rule.op_type, name)

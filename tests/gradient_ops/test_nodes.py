@@ -332,7 +332,7 @@ def test_all_that_blocks_is_reported() -> None:
         og.lower_gradient_ops(model(body, "float[4] w, float[4] x", "float[] dw, float[] dx"))
     assert [p.op_type for p in caught.value.problems] == ["local::Mystery", "Unique"]
     for problem, node in zip(caught.value.problems, ("Gradient_2", "Gradient_5"), strict=True):
-        assert f"Let y of Gradient node '{node}' come before it or its xs after it" in problem.hint
+        assert f"Choose y of Gradient node '{node}' before it or its xs after it" in problem.hint
         assert problem.path and "wrt" not in str(problem)
 
 

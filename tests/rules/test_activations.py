@@ -1,4 +1,4 @@
-"""Activations: every attribute, both branches, all dtypes that the runtime has, and PyTorch's choices at kinks."""
+"""Activations: every attribute, both branches, all dtypes of the runtime, and PyTorch's derivatives at kinks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 from onnx_convgrad import api
 from onnx_convgrad.pipeline.options import COMPOSITIONS
 from onnx_convgrad.runtime import run
-from onnx_convgrad.testing import Case, check, rand
+from onnx_convgrad.testing import Case, rand
+from tests.support.operators import rule_test, text_model
 
 X = rand(3, 5, low=-5, high=5)
 HALF = {"dtype": np.float16}
@@ -17,7 +18,7 @@ PLAIN = (
     "Relu LeakyRelu Elu Celu Selu Sigmoid HardSigmoid HardSwish Tanh Softplus Softsign Gelu Mish ThresholdedRelu Shrink"
 ).split()
 
-# The step where only a float32 evaluation is at hand: of erf by the reference evaluator, of Shrink by the runtime.
+# A larger step where the forward value is available in float32 only: erf in the reference evaluator, Shrink in the runtime.
 COARSE = {"Gelu": {"step": 3e-3}, "Shrink": {"step": 3e-3}}
 
 CASES = [
@@ -53,10 +54,7 @@ CASES = [
     Case("Swish", [X], {"alpha": 1.5}, opset=24, dynamic=False),
 ]
 
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_rule(case: Case) -> None:
-    check(case)
+test_rule = rule_test(CASES)
 
 
 def slope(op: str, points: list[float], order: int = 1, **attributes: object) -> np.ndarray:
@@ -100,9 +98,8 @@ def test_relu6_next_to_its_bounds() -> None:
     inside = [float(np.nextafter(np.float32(6), np.float32(0))), 1e-30, 3.0]
     x = torch.tensor([0.0, 6.0, -1.0, 7.0, *inside], requires_grad=True)
     torch.nn.functional.relu6(x).sum().backward()
-    model = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 21]> g (float[7] x) => (float[7] y)'
-        " <float low = {0.0}, float high = {6.0}> { y = Clip(x, low, high) }"
+    model = text_model(
+        "(float[7] x) => (float[7] y) <float low = {0.0}, float high = {6.0}> { y = Clip(x, low, high) }"
     )
     got = run(api.augment(model, wrt=["x"], seed="ones"), {"x": x.detach().numpy()})["x_grad"]
     np.testing.assert_array_equal(got, x.grad.numpy())
@@ -131,7 +128,7 @@ def test_far_from_zero(name: str) -> None:
     (second,) = torch.autograd.grad(first.sum(), x) if first.requires_grad else (torch.zeros_like(x),)
     op = name.removesuffix(" tanh")
     np.testing.assert_allclose(slope(op, points, **attributes), first.detach().numpy(), rtol=1e-5, atol=1e-6)
-    curvature = np.nan_to_num(second.numpy())  # PyTorch's own of Mish is NaN at 1e4, where it is 0
+    curvature = np.nan_to_num(second.numpy())  # PyTorch's second derivative of Mish is NaN at 1e4, where it is 0
     np.testing.assert_allclose(slope(op, points, order=2, **attributes), curvature, rtol=1e-5, atol=2e-6)
 
 
@@ -144,7 +141,7 @@ POLES = {
 
 @pytest.mark.parametrize("composition", COMPOSITIONS)
 def test_second_order_of_a_saturated_gate_is_finite(composition: str) -> None:
-    """exp(-x) meets a large tangent before the square of the result takes it away."""
+    """exp(-x) is multiplied by a large tangent before the square cancels it."""
     text = """<ir_version: 10, opset_import: ["": 21]> g (float[N] x, float[N] w) => (float s) {
         y = Sigmoid (x) r = Neg (y) q = Mul (r, w) s = ReduceSum <keepdims = 0> (q) }"""
     model = api.hvp(onnx.parser.parse_model(text), wrt=["x"], of="s", composition=composition)
@@ -155,8 +152,8 @@ def test_second_order_of_a_saturated_gate_is_finite(composition: str) -> None:
 
 
 @pytest.mark.parametrize("name", POLES)
-def test_relu_passes_nothing_on_where_its_cotangent_is_infinite(name: str) -> None:
-    """A product with zero would be NaN. PyTorch's LPPool2d counts on it."""
+def test_relu_stops_infinite_cotangents(name: str) -> None:
+    """A product with zero would be NaN. PyTorch's LPPool2d relies on this."""
     torch = pytest.importorskip("torch")
     body, function = POLES[name]
     text = f"""<ir_version: 10, opset_import: ["": 21]> g (float[3] x) => (float[3] y) {{ r = Relu (x) {body} }}"""

@@ -1,4 +1,4 @@
-"""Scan and Loop: derivatives through loops whose number of turns is known."""
+"""Scan and Loop with a known number of iterations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from onnx import TensorProto, helper, parser
 import onnx_convgrad as og
 from onnx_convgrad.checking.check import check as numerically
 from onnx_convgrad.runtime import run
-from onnx_convgrad.testing import Case, check, rand
+from onnx_convgrad.testing import Case, rand
+from tests.support.operators import rule_test
 
 
 def _body(text: str) -> onnx.GraphProto:
@@ -30,14 +31,11 @@ CASES = [
     Case("Scan", [rand(3, 3), rand(3, 3)], {"body": PLAIN, "num_scan_inputs": 2}, dynamic=False, name="stateless"),
 ]
 
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_rule(case: Case) -> None:
-    check(case)
+test_rule = rule_test(CASES)
 
 
 def _model(turns: int | str, **attributes: object) -> onnx.ModelProto:
-    """`z[t] = x[t] w`, w a value of the graph around the loop."""
+    """`z[t] = x[t] w`, where the body captures w from the outer graph."""
     body = _body("body (float[3] x) => (float[3] z) { z = Mul (x, w) }")
     node = helper.make_node("Scan", ["x"], ["z"], name="loop", body=body, num_scan_inputs=1, **attributes)
     shapes = {"x": [turns, 3], "w": [3]}
@@ -46,7 +44,7 @@ def _model(turns: int | str, **attributes: object) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
-def test_what_the_body_reads_of_the_graph_around_it_has_a_gradient() -> None:
+def test_captured_values_have_gradients() -> None:
     rng = np.random.default_rng(0)
     x, w, seed = (rng.standard_normal(s).astype(np.float32) for s in ((4, 3), (3,), (4, 3)))
     got = run(og.augment(_model(4), wrt=["x", "w"]), {"x": x, "w": w, "z_grad": seed})

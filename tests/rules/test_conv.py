@@ -1,17 +1,20 @@
-"""Conv and ConvTranspose in the generic checker, forced lowerings, shared operands, refusals."""
+"""Conv and ConvTranspose: geometry, shared operands, forced lowerings, refusals."""
 
 from __future__ import annotations
+
+import re
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 import onnx_convgrad as og
 from onnx_convgrad.ir.targets import TARGETS
 from onnx_convgrad.lowering.table import lowerings
 from onnx_convgrad.runtime import run
-from onnx_convgrad.testing import Case, check, rand
+from onnx_convgrad.testing import Case, rand
+from tests.support.operators import one_node, rule_test, text_model
 
 CASES = [
     Case("Conv", [rand(2, 3, 9), rand(4, 3, 3), rand(4)], {"strides": [2], "pads": [1, 2]}),
@@ -72,28 +75,12 @@ CASES = [
     ),
 ]
 
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_rule(case: Case) -> None:
-    check(case)
+test_rule = rule_test(CASES)
 
 
 def _conv(x: tuple, w: tuple, *, stored: bool = False, **attributes: object) -> onnx.ModelProto:
     node = helper.make_node("Conv", ["x", "w"], ["y"], name="conv", **attributes)
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, x)]
-    weights = []
-    if stored:
-        weights = [numpy_helper.from_array(np.ones(w, np.float32), "w")]
-    else:
-        inputs.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, w))
-    graph = helper.make_graph([node], "g", inputs, [helper.make_empty_tensor_value_info("y")], weights)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-
-
-def _graph(nodes: list, inputs: dict, outputs: list) -> onnx.ModelProto:
-    infos = [helper.make_tensor_value_info(k, TensorProto.FLOAT, v.shape) for k, v in inputs.items()]
-    graph = helper.make_graph(nodes, "g", infos, [helper.make_empty_tensor_value_info(o) for o in outputs])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    return one_node(node, {"x": x} if stored else {"x": x, "w": w}, {"w": np.ones(w, np.float32)} if stored else None)
 
 
 def _numeric(model: onnx.ModelProto, feed: dict, seeds: dict, name: str, direction: np.ndarray, step: float) -> float:
@@ -101,45 +88,26 @@ def _numeric(model: onnx.ModelProto, feed: dict, seeds: dict, name: str, directi
     return sum(float(np.vdot(up[k].astype(np.float64) - down[k], g)) for k, g in seeds.items()) / (2 * step)
 
 
-@pytest.mark.parametrize(
-    ("nodes", "shapes", "outputs"),
-    [
-        pytest.param(
-            [helper.make_node("Conv", ["a", "w"], ["m"]), helper.make_node("Conv", ["m", "w"], ["y"])],
-            {"a": (1, 2, 7, 7), "w": (2, 2, 3, 3)},
-            ["y"],
-            id="shared weight",
-        ),
-        pytest.param(
-            [helper.make_node("Conv", ["a", "a"], ["y"], pads=[1, 1, 1, 1])],
-            {"a": (3, 3, 3, 3)},
-            ["y"],
-            id="one tensor as data and weight",
-        ),
-        pytest.param(
-            [helper.make_node("Conv", ["a", "w", ""], ["m"]), helper.make_node("Conv", ["m", "w"], ["y"])],
-            {"a": (1, 2, 7, 7), "w": (2, 2, 3, 3)},
-            ["m", "y"],
-            id="output inside, empty bias",
-        ),
-    ],
-)
-def test_shared_values(nodes: list, shapes: dict, outputs: list) -> None:
-    rng = np.random.default_rng(0)
+SHARED = {
+    "shared weight": "(float[1,2,7,7] a, float[2,2,3,3] w) => (float[1,2,3,3] y) { m = Conv (a, w) y = Conv (m, w) }",
+    "one tensor as data and weight": "(float[3,3,3,3] a) => (float[3,3,3,3] y) { y = Conv <pads = [1,1,1,1]> (a, a) }",
+    "output inside, empty bias": """(float[1,2,7,7] a, float[2,2,3,3] w) => (float[1,2,5,5] m, float[1,2,3,3] y) {
+        m = Conv (a, w, ) y = Conv (m, w) }""",
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_shared_values(name: str) -> None:
+    rng, model = np.random.default_rng(0), text_model(SHARED[name])
+    shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.input}
     feed = {k: rng.uniform(-1, 1, s).astype(np.float32) for k, s in shapes.items()}
-    model = _graph(nodes, feed, outputs)
     values = run(model, feed)
     seeds = {k: rng.uniform(-1, 1, v.shape).astype(np.float32) for k, v in values.items()}
     got = run(og.augment(model, wrt="inputs"), {**feed, **{f"{k}_grad": g for k, g in seeds.items()}})
-    for name, array in feed.items():
+    for operand, array in feed.items():
         direction = rng.uniform(-1, 1, array.shape).astype(np.float32)
-        exact = float(np.vdot(got[f"{name}_grad"], direction))
-        assert _numeric(model, feed, seeds, name, direction, 1e-2) == pytest.approx(exact, rel=5e-3)
-
-
-def test_lowering_for_an_unknown_node_is_refused() -> None:
-    with pytest.raises(og.ArgumentError, match=r"'ConvWieghtGrad'.*Did you mean 'ConvWeightGrad'"):
-        og.augment(_conv((1, 2, 8, 8), (3, 2, 3, 3)), wrt="inputs", lowering={"ConvWieghtGrad": "im2col_gemm"})
+        exact = float(np.vdot(got[f"{operand}_grad"], direction))
+        assert _numeric(model, feed, seeds, operand, direction, 1e-2) == pytest.approx(exact, rel=5e-3)
 
 
 @pytest.mark.parametrize("op_type", ["ConvInputGrad", "ConvWeightGrad"])
@@ -161,24 +129,28 @@ def test_forced_lowering_is_used_and_reported(op_type: str) -> None:
         assert row({f"{op_type}:conv": name})["chosen"] == name
 
 
-def test_lowerings_have_summaries_and_cases() -> None:
-    for table in lowerings().values():
-        for entry in table.values():
-            assert entry.summary.endswith((".", ";", ",", "only")) or entry.summary
+def test_every_lowering_has_a_summary() -> None:
+    """The first line of its docstring, a whole sentence: `explain` and the command line show it alone."""
+    for op_type, table in lowerings().items():
+        for name, entry in table.items():
+            assert re.fullmatch(r"[`\w].+\.", entry.summary), f"{op_type}: {name}: {entry.summary!r}"
 
 
-def test_forced_lowering_that_does_not_apply_says_why() -> None:
-    with pytest.raises(
-        og.LoweringError, match=r"'flipped_conv' was asked .* node 'conv', but strides \[2, 2\] are not 1"
-    ):
-        og.augment(
-            _conv((1, 2, 8, 8), (3, 2, 3, 3), strides=[2, 2]), wrt="inputs", lowering={"ConvInputGrad": "flipped_conv"}
-        )
-
-
-def test_unknown_lowering_suggests_near_ones() -> None:
-    with pytest.raises(og.ArgumentError, match=r"im2col_gem.*Did you mean.*im2col_gemm"):
-        og.augment(_conv((1, 2, 8, 8), (3, 2, 3, 3)), wrt="inputs", lowering={"ConvWeightGrad": "im2col_gem"})
+@pytest.mark.parametrize(
+    ("lowering", "strides", "error", "message"),
+    [
+        ({"ConvWieghtGrad": "im2col_gemm"}, 1, og.ArgumentError, "'ConvWieghtGrad'.*Did you mean 'ConvWeightGrad'"),
+        ({"ConvWeightGrad": "im2col_gem"}, 1, og.ArgumentError, "im2col_gem.*Did you mean.*im2col_gemm"),
+        (
+            {"ConvInputGrad": "flipped_conv"}, 2, og.LoweringError,
+            r"'flipped_conv' was asked .* node 'conv', but strides \[2, 2\] are not 1",
+        ),
+    ],
+    ids=["unknown operator", "unknown lowering", "lowering that does not apply"],
+)  # fmt: skip
+def test_wrong_lowerings(lowering: dict[str, str], strides: int, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        og.augment(_conv((1, 2, 8, 8), (3, 2, 3, 3), strides=[strides] * 2), wrt="inputs", lowering=lowering)
 
 
 @pytest.mark.parametrize("target", sorted(TARGETS))
@@ -203,10 +175,8 @@ def test_frozen_weight_costs_no_gradient() -> None:
     ],
 )
 def test_a_bias_that_is_no_vector_is_refused(nodes: str) -> None:
-    """PyTorch's exporter writes it, ONNX's checker lets it pass, and ONNX Runtime refuses it without a remedy."""
-    model = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["" : 21]> g (float[1,2,3,3] x, float[2,2,1,1] w, float[2,0] b, float[2] v)'
-        f" => (float[1,2,3,3] y) {{ {nodes} }}"
-    )
+    """PyTorch 2.13 exports it for a Conv3d without a bias; ONNX's checker accepts it, ONNX Runtime does not."""
+    inputs = "float[1,2,3,3] x, float[2,2,1,1] w, float[2,0] b, float[2] v"
+    model = text_model(f"({inputs}) => (float[1,2,3,3] y) {{ {nodes} }}")
     with pytest.raises(og.DifferentiationError, match=r"Conv.*its bias has shape \[2, 0\].*Leave the input B out"):
         og.augment(model, wrt="x")

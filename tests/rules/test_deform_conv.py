@@ -1,13 +1,13 @@
-"""Deformable convolution, with and without mask, groups and shares of the channels."""
+"""Deformable convolution, with and without mask, groups and offset groups."""
 
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
-from onnx_convgrad.testing import Case, check, make_model, rand
+from onnx_convgrad.testing import Case, make_model, rand
+from tests.support.operators import rule_test
 
 CASES = [
     Case(
@@ -30,14 +30,11 @@ CASES = [
     ),
 ]
 
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_rule(case: Case) -> None:
-    check(case)
+test_rule = rule_test(CASES)
 
 
 def test_without_offsets_it_is_an_ordinary_convolution() -> None:
-    """Where training begins. At whole pixels the interpolation has a kink; the other operands' derivatives have none."""
+    """Except for the offsets: the interpolation has a kink at whole pixels."""
     x, w = rand(2, 3, 6, 6), rand(4, 3, 3, 3)
     attributes = {"pads": [1, 1, 1, 1], "strides": [2, 2]}
     plain, bent = Case("Conv", [x, w], attributes), Case("DeformConv", [x, w, np.zeros((2, 18, 3, 3), "f")], attributes)

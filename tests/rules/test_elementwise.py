@@ -9,7 +9,8 @@ import pytest
 from onnx_convgrad import api
 from onnx_convgrad.errors import DifferentiationError
 from onnx_convgrad.runtime import run
-from onnx_convgrad.testing import Case, check, rand
+from onnx_convgrad.testing import Case, rand
+from tests.support.operators import rule_test
 
 POSITIVE = {"low": 0.5, "high": 2.0}
 UNIT = {"low": -0.9, "high": 0.9}
@@ -39,7 +40,7 @@ CASES = [
     Case("Div", [A, rand(3, **POSITIVE)], dtype=np.float64),
     Case("Mod", [rand(2, 3, low=-5, high=5), rand(3, **POSITIVE)], {"fmod": 1}),
     Case("Mod", [rand(2, 3, low=-5, high=5), rand(3, low=-2, high=-0.5)], {"fmod": 1}, name="negative"),
-    # Pow: every branch of a constant exponent, exponents of the other kind, and exponents given at run time
+    # Pow: every branch of a constant exponent, integer exponents, and exponents known only at run time
     *(
         Case("Pow", [rand(2, 3), np.asarray(k, np.float32)], wrt=[0], constants=[1], name=f"{k}")
         for k in (0, 1, 2, 3, 4)
@@ -85,10 +86,7 @@ CASES = [
     Case("Range", [np.float32(0.5), np.float32(3.9), np.float32(1.25)], name="float"),
 ]
 
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_rule(case: Case) -> None:
-    check(case)
+test_rule = rule_test(CASES)
 
 
 def gradients(body: str, wrt: str, feed: dict[str, np.ndarray], seed: str | None = "ones") -> dict[str, np.ndarray]:
@@ -133,7 +131,7 @@ def test_pytorch_convention_at_kinks(name: str) -> None:
     leaves = [torch.tensor(p, dtype=torch.float64, requires_grad=True) for p in points]
     reference(torch, *leaves).sum().backward()
     wrt = "x k m".split()[: len(points)]
-    if name == "pow":  # PyTorch gives not-a-number for the exponent of a negative base, and so do we
+    if name == "pow":  # the gradient for the exponent of a negative base is NaN, as in PyTorch
         wrt = ["x"]
     feed = {n: p.astype(np.float32) for n, p in zip("xkm", points, strict=False)}
     for n, got in gradients(body, " ".join(wrt), feed).items():
@@ -147,7 +145,7 @@ def test_exponent_of_a_zero_base() -> None:
 
 
 def test_broadcast_mean_is_a_third_of_the_sum() -> None:
-    """Neither the runtime nor the reference evaluator has a float64 Mean that broadcasts, to take differences of."""
+    """Finite differences need a broadcasting Mean in float64, which neither the runtime nor the reference evaluator has."""
     body = "g (float[2, 3] x, float[3] k, float[4, 1, 3] m) => (float[4, 2, 3] y) {{ y = {} (x, k, m) }}"
     feed = {n: np.ones(shape, np.float32) for n, shape in (("x", (2, 3)), ("k", (3,)), ("m", (4, 1, 3)))}
     mean, total = (gradients(body.format(op), "x k m", feed) for op in ("Mean", "Sum"))

@@ -1,19 +1,19 @@
-"""DFT and STFT in the generic checker: real and complex signals, cut and filled up, one-sided, inverse."""
+"""DFT and STFT: real and complex signals, cut and padded, one-sided, inverse."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 import torch
 from torch import nn
 
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
-from onnx_convgrad.testing import Case, check, rand
+from onnx_convgrad.testing import Case, rand
 from tests.support.families import export
+from tests.support.operators import rule_test, text_model
 from tests.support.zoo.spectral import FourierUnit, SpectrogramNet
 
 
@@ -36,40 +36,37 @@ CASES = [
     *(dft((2, 6, 1), length, axis=1, onesided=1) for length in (5, 8)),
     *(dft((2, size // 2 + 1, 2), size, inverse=1, onesided=1) for size in (7, 8)),
     dft((4, 3, 2), 6, axis=0, inverse=1, onesided=1, dynamic=False),
-    dft((2, 6, 1), 8, onesided=1, feed_integers=True, name="length told at run time", wrt=[0]),
+    dft((2, 6, 1), 8, onesided=1, feed_integers=True, name="length fed", wrt=[0]),
     dft((2, 5, 2), axis=-2, inverse=1, opset=20),
     Case("DFT", [rand(2, 5, 3, 1)], {"axis": 2}, opset=17),
     stft((2, 12, 1), 4, 4),
     stft((2, 13, 1), 2, 6, name="a rest, overlapping"),
-    stft((2, 12), 3, 5, 5, order=1, name="without an axis for parts, which onnx.reference has to have"),
+    stft((2, 12), 3, 5, 5, order=1, name="without a last axis, which onnx.reference does not support"),
     stft((1, 12, 1), 5, None, 4, name="gaps"),
     stft((2, 12, 1), 3, 6, onesided=0),
     stft((2, 9, 2), 2, 4, onesided=0, name="complex"),
     stft((2, 9, 1), 2, 4, dtype=np.float64),
-    stft((2, 9, 1), 2, 4, feed_integers=True, name="step told at run time", wrt=[0, 2]),
+    stft((2, 9, 1), 2, 4, feed_integers=True, name="step fed", wrt=[0, 2]),
 ]
 
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_rule(case: Case) -> None:
-    check(case)
+test_rule = rule_test(CASES)
 
 
-def test_as_many_frequencies_as_points_ask_for() -> None:
-    """ONNX Runtime takes others for something between a half and a whole spectrum."""
-    model = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["" : 20]> g (float[1,6,2] x) => (float[1,8,1] y) <int64 n = {8}>'
-        " { y = DFT <inverse = 1, onesided = 1> (x, n) }"
+def test_wrong_number_of_frequencies_is_refused() -> None:
+    """ONNX Runtime accepts them, with undefined results."""
+    model = text_model(
+        "(float[1,6,2] x) => (float[1,8,1] y) <int64 n = {8}> { y = DFT <inverse = 1, onesided = 1> (x, n) }",
+        opset=20,
     )
     with pytest.raises(og.DifferentiationError, match="it reads 6 frequencies where 8 real points have 5"):
         og.augment(model, wrt="x")
 
 
-def test_a_spectrogram_of_a_signal_of_unknown_length_is_added_up_by_rows() -> None:
-    """A signal's windows overlap; a scatter would take long for each of their elements."""
-    model = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["" : 17]> g (float[N,T,1] x, float[64] w) => (float[N,F,33,2] y)'
-        " <int64 s = {16}> { y = STFT (x, s, w) }"
+def test_overlapping_windows_of_unknown_number_are_added_by_col2im() -> None:
+    """A scatter would be slow for each element."""
+    model = text_model(
+        "(float[N,T,1] x, float[64] w) => (float[N,F,33,2] y) <int64 s = {16}> { y = STFT (x, s, w) }",
+        opset=17,
     )
     made = og.augment(model, wrt="x")
     assert {"Col2Im"} == {n.op_type for n in made.graph.node} & {"Col2Im", "ScatterElements"}

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from onnx_convgrad import api
 from onnx_convgrad.errors import DifferentiationError
 from onnx_convgrad.runtime import run
-from onnx_convgrad.testing import Case, check, make_model, rand
+from onnx_convgrad.testing import Case, make_model, rand
+from tests.support.operators import rule_test
 
 X, GRID = rand(2, 2, 4, 5), rand(2, 3, 4, 2, low=-1.6, high=1.6)
 VOLUME, POINTS = rand(1, 2, 3, 4, 3), rand(1, 2, 2, 3, 3, low=-1.4, high=1.4)
@@ -23,7 +24,7 @@ CASES = [
             "GridSample",
             [X, GRID],
             {"mode": m, "padding_mode": p, "align_corners": a},
-            dynamic=m == "cubic" and p == "zeros",  # the rank of the others is needed: tested below
+            dynamic=m == "cubic" and p == "zeros",  # the other modes need the rank: tested below
             order=1 if m == "cubic" and (p != "border" or a) else 2,  # 16 taps: one is enough
         )
         for m, p, a in itertools.product(("linear", "nearest", "cubic"), ("zeros", "border", "reflection"), (0, 1))
@@ -45,17 +46,14 @@ CASES = [
     Case("AffineGrid", [rand(2, 2, 3), np.array([2, 3, 4, 5])], feed_integers=True, dynamic=False),
 ]
 
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_rule(case: Case) -> None:
-    check(case)
+test_rule = rule_test(CASES)
 
 
 @pytest.mark.parametrize(
     ("mode", "padding"), [("linear", "zeros"), ("linear", "border"), ("cubic", "zeros"), ("cubic", "border")]
 )
 def test_symbolic_sizes_against_pytorch(mode: str, padding: str) -> None:
-    """float64, with the modes where the runtime and PyTorch define the same function of the grid."""
+    """In float64, with the modes that the runtime and PyTorch define alike."""
     names = {"linear": "bilinear", "cubic": "bicubic"}
     case = Case("GridSample", [X, GRID], {"mode": mode, "padding_mode": padding}, dtype=np.float64)
     x, grid = (torch.tensor(a, requires_grad=True) for a in case.arrays if a is not None)

@@ -1,70 +1,48 @@
-"""Gather, Scatter and their kin in the generic checker, with constants and with indices known only at run time."""
+"""Gather, Scatter and related operators, with constant and with fed indices."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
-from onnx_convgrad.testing import Case, check, make_model, rand
-
-
-def ints(values: npt.ArrayLike, dtype: npt.DTypeLike = np.int64) -> np.ndarray:
-    return np.asarray(values, dtype)
-
-
-def both(
-    op: str, inputs: list[Any], attributes: dict[str, Any] | None = None, name: str = "", **kwargs: Any
-) -> list[Case]:
-    """A case with its integer operands as constants, and one with them as graph inputs."""
-    attributes = attributes or {}
-    return [
-        Case(op, inputs, attributes, name=name, **kwargs),
-        Case(op, inputs, attributes, feed_integers=True, name=f"fed {name}".strip(), **kwargs),
-    ]
-
+from onnx_convgrad.testing import Case, make_model, rand
+from tests.support.operators import both, indices, rule_test
 
 X = rand(4, 3, 5)
 
 GATHERS = [
-    *both("Gather", [X, ints(1)], name="one"),
-    *both("Gather", [X, ints(-1)], {"axis": 2}, name="last"),
-    *both("Gather", [X, ints([-2])], {"axis": -2}),
-    *both("Gather", [X, ints([1, 2])], name="run"),
-    *both("Gather", [X, ints([-3, -2])], {"axis": -1}, name="run from the end"),
-    *both("Gather", [X, ints([2, 0, 1])], {"axis": 1}, name="permutation"),
-    *both("Gather", [X, ints([3, 0])], name="distinct"),
-    *both("Gather", [X, ints([1, 1, -3, 0])], name="repeated"),
-    *both("Gather", [X, ints([[1, 0, 1], [2, -1, 1]])], {"axis": 1}, name="repeated"),
-    *both("Gather", [X, ints([[0, 3], [4, 1]])], {"axis": 2}, name="distinct"),
-    *both("Gather", [X, ints([[0, 1], [2, 3]], np.int32)], name="int32 run"),
-    *both("Gather", [X, ints([[0, 1, 2], [1, 2, 3]])], {"axis": 2}, name="windows"),
-    *both("Gather", [X, ints([[1, 2], [3, 4]])], {"axis": -1}, name="dilated windows with a rest"),
-    *both("Gather", [X, ints([[0, 2], [1, 3]])], name="windows with steps"),
-    *both("Gather", [X, ints([[0, 1], [1, 2]])], {"axis": 1}, name="windows", dtype=np.float16),
-    *both("Gather", [X, ints([[1, 0], [2, 1]])], {"axis": 1}, name="windows backwards"),
-    *both("Gather", [rand(0, 4), ints([[0, 1], [1, 2]])], {"axis": 1}, name="empty windows"),
-    *both("Gather", [X, ints([])], {"axis": 1}, name="none"),
-    *both("Gather", [rand(5), ints([[4, 4], [0, 1]])], name="vector"),
-    *both("Gather", [rand(0, 3), ints([1, 1])], {"axis": 1}, name="empty"),
-    *both("Gather", [X, ints([1, 1, 2])], {"axis": 1}, name="repeated", dtype=np.float16),
-    *both("Gather", [X, ints([1, 1, 2])], {"axis": 1}, name="repeated", dtype=np.float64),
-    *both("GatherElements", [rand(3, 4), ints([[0, -1, 2, 1], [2, 2, 0, 0]])]),
-    *both("GatherElements", [rand(3, 4), ints([[0, 0, -4], [2, 3, 2]])], {"axis": -1}),
-    *both("GatherElements", [rand(3, 4), ints([[0, 0, 0]])], {"axis": 1}, dtype=np.float16),
-    *both("GatherElements", [rand(3, 4), ints([[0, -1, 2, -3]])]),
-    *both("GatherElements", [rand(2, 3, 4), ints([[[0, -1, 2, 1]], [[2, 2, 0, -3]]])], {"axis": -2}),
-    *both("GatherElements", [rand(2, 3, 4), ints([[[0, 1, 2]]])], {"axis": 1}),
-    *both("GatherND", [X, ints([[0, 1], [-1, 2], [0, 1]])]),
-    *both("GatherND", [X, ints([[0, 1, 2], [3, -1, -1]])]),
-    *both("GatherND", [X, ints([3])]),
-    *both("GatherND", [X, ints([[[0], [1]], [[2], [-1]], [[0], [0]], [[1], [2]]])], {"batch_dims": 1}),
-    *both("GatherND", [rand(2, 2, 3), ints([[[1], [0]], [[2], [2]]])], {"batch_dims": 2}),
-    *both("GatherND", [X, ints([[0], [0]])], dtype=np.float16),
+    *both("Gather", [X, indices(1)], name="one"),
+    *both("Gather", [X, indices(-1)], {"axis": 2}, name="last"),
+    *both("Gather", [X, indices([-2])], {"axis": -2}),
+    *both("Gather", [X, indices([1, 2])], name="run"),
+    *both("Gather", [X, indices([-3, -2])], {"axis": -1}, name="run from the end"),
+    *both("Gather", [X, indices([2, 0, 1])], {"axis": 1}, name="permutation"),
+    *both("Gather", [X, indices([3, 0])], name="distinct"),
+    *both("Gather", [X, indices([1, 1, -3, 0])], name="repeated"),
+    *both("Gather", [X, indices([[1, 0, 1], [2, -1, 1]])], {"axis": 1}, name="repeated"),
+    *both("Gather", [X, indices([[0, 3], [4, 1]])], {"axis": 2}, name="distinct"),
+    *both("Gather", [X, indices([[0, 1], [2, 3]], np.int32)], name="int32 run"),
+    *both("Gather", [X, indices([[0, 1, 2], [1, 2, 3]])], {"axis": 2}, name="windows"),
+    *both("Gather", [X, indices([[1, 2], [3, 4]])], {"axis": -1}, name="dilated windows with a rest"),
+    *both("Gather", [X, indices([[0, 2], [1, 3]])], name="windows with steps"),
+    *both("Gather", [X, indices([[0, 1], [1, 2]])], {"axis": 1}, name="windows", dtype=np.float16),
+    *both("Gather", [X, indices([[1, 0], [2, 1]])], {"axis": 1}, name="windows backwards"),
+    *both("Gather", [rand(0, 4), indices([[0, 1], [1, 2]])], {"axis": 1}, name="empty windows"),
+    *both("Gather", [X, indices([])], {"axis": 1}, name="none"),
+    *both("Gather", [rand(5), indices([[4, 4], [0, 1]])], name="vector"),
+    *both("Gather", [rand(0, 3), indices([1, 1])], {"axis": 1}, name="empty"),
+    *both("Gather", [X, indices([1, 1, 2])], {"axis": 1}, name="repeated", dtype=np.float16),
+    *both("Gather", [X, indices([1, 1, 2])], {"axis": 1}, name="repeated", dtype=np.float64),
+    *both("GatherElements", [rand(3, 4), indices([[0, -1, 2, 1], [2, 2, 0, 0]])]),
+    *both("GatherElements", [rand(3, 4), indices([[0, 0, -4], [2, 3, 2]])], {"axis": -1}),
+    *both("GatherElements", [rand(3, 4), indices([[0, 0, 0]])], {"axis": 1}, dtype=np.float16),
+    *both("GatherElements", [rand(3, 4), indices([[0, -1, 2, -3]])]),
+    *both("GatherElements", [rand(2, 3, 4), indices([[[0, -1, 2, 1]], [[2, 2, 0, -3]]])], {"axis": -2}),
+    *both("GatherElements", [rand(2, 3, 4), indices([[[0, 1, 2]]])], {"axis": 1}),
     *both("Compress", [X, np.asarray([True, False, True])], {"axis": 1}),
     *both("Compress", [X, np.asarray([True, False, True, True])], {"axis": -1}, name="short"),
     *both("Compress", [rand(2, 3), np.asarray([False, True, True, False, True])]),
@@ -73,18 +51,18 @@ GATHERS = [
 ]
 
 CHOICES = [
-    *both("TopK", [rand(2, 5), ints([2])], outputs=2),
-    *both("TopK", [rand(4, 3), ints([3])], {"axis": 0, "largest": 0, "sorted": 0}, outputs=2),
-    *both("TopK", [rand(2, 5), ints([2])], {"axis": 1}, outputs=2, dtype=np.float16),
-    *both("OneHot", [ints([[0, 2], [-1, 7]]), ints(3), rand(2)]),
-    *both("OneHot", [ints([0, 2]), ints(3), rand(2)], {"axis": 0}),
+    *both("TopK", [rand(2, 5), indices([2])], outputs=2),
+    *both("TopK", [rand(4, 3), indices([3])], {"axis": 0, "largest": 0, "sorted": 0}, outputs=2),
+    *both("TopK", [rand(2, 5), indices([2])], {"axis": 1}, outputs=2, dtype=np.float16),
+    *both("OneHot", [indices([[0, 2], [-1, 7]]), indices(3), rand(2)]),
+    *both("OneHot", [indices([0, 2]), indices(3), rand(2)], {"axis": 0}),
 ]
 
-UNIQUE = ints([[0, 2, 1, 3], [2, 0, 3, 1]])
-REPEATED = ints([[0, 2, -1, 1], [2, 2, 2, 1]])
+UNIQUE = indices([[0, 2, 1, 3], [2, 0, 3, 1]])
+REPEATED = indices([[0, 2, -1, 1], [2, 2, 2, 1]])
 
 SCATTERS = [
-    *both("ScatterElements", [rand(3, 4), ints([[0, 2, 1, -1]]), rand(1, 4)]),
+    *both("ScatterElements", [rand(3, 4), indices([[0, 2, 1, -1]]), rand(1, 4)]),
     *both("ScatterElements", [rand(3, 4), UNIQUE, rand(2, 4)], {"axis": 1}),
     *both("ScatterElements", [rand(3, 4), UNIQUE, rand(2, 4)], {"axis": -1}, dtype=np.float16),
     *(
@@ -93,19 +71,16 @@ SCATTERS = [
         for case in (
             *both("ScatterElements", [rand(3, 4), REPEATED, rand(2, 4)], {"reduction": reduction}),
             *both("ScatterElements", [rand(3, 5), REPEATED, rand(2, 4)], {"axis": 1, "reduction": reduction}),
-            *both("ScatterND", [X, ints([[0], [2], [0]]), rand(3, 3, 5)], {"reduction": reduction}),
-            *both("ScatterND", [rand(3, 4), ints([[0, 1], [-1, 2], [0, 1]]), rand(3)], {"reduction": reduction}),
+            *both("ScatterND", [X, indices([[0], [2], [0]]), rand(3, 3, 5)], {"reduction": reduction}),
+            *both("ScatterND", [rand(3, 4), indices([[0, 1], [-1, 2], [0, 1]]), rand(3)], {"reduction": reduction}),
         )
     ),
-    *both("ScatterND", [X, ints([[0], [2]]), rand(2, 3, 5)]),
-    *both("ScatterND", [X, ints([[0, 1], [2, -1]]), rand(2, 5)], dtype=np.float16),
-    *both("ScatterND", [X, ints([3, 0, 1]), rand()], name="one element"),
+    *both("ScatterND", [X, indices([[0], [2]]), rand(2, 3, 5)]),
+    *both("ScatterND", [X, indices([[0, 1], [2, -1]]), rand(2, 5)], dtype=np.float16),
+    *both("ScatterND", [X, indices([3, 0, 1]), rand()], name="one element"),
 ]
 
-
-@pytest.mark.parametrize("case", GATHERS + CHOICES + SCATTERS, ids=str)
-def test_rule(case: Case) -> None:
-    check(case)
+test_rule = rule_test(GATHERS + CHOICES + SCATTERS)
 
 
 def gradients(op: str, operands: list[np.ndarray], attributes: dict[str, Any], seed: np.ndarray) -> list[np.ndarray]:
@@ -123,9 +98,7 @@ def case_floats(operands: list[np.ndarray]) -> list[int]:
 
 @pytest.mark.parametrize(
     ("op", "reduction", "attributes"),
-    [
-        *((op, r, {"reduction": r}) for op in ("ScatterElements", "ScatterND") for r in ("max", "min", "mul")),
-    ],
+    [(op, r, {"reduction": r}) for op in ("ScatterElements", "ScatterND") for r in ("max", "min", "mul")],
     ids=str,
 )
 def test_ties_and_zeros_are_as_in_pytorch(op: str, reduction: str, attributes: dict[str, Any]) -> None:
@@ -134,8 +107,8 @@ def test_ties_and_zeros_are_as_in_pytorch(op: str, reduction: str, attributes: d
     index = np.asarray([0, 1, 1, 1, 3, 3, 4, 4, 2])
     updates = np.asarray([3, 2, 1, 2, 0, 5, 0, 7, -3], np.float32)
     seed = np.asarray([1, 2, 3, 5, 7], np.float32)
-    indices = index if op == "ScatterElements" else index[:, None]
-    got = gradients(op, [data, indices, updates], attributes, seed)
+    where = index if op == "ScatterElements" else index[:, None]
+    got = gradients(op, [data, where, updates], attributes, seed)
     x, u = (torch.tensor(a, dtype=torch.float64, requires_grad=True) for a in (data, updates))
     how = {"max": "amax", "min": "amin", "mul": "prod"}[reduction]
     x.scatter_reduce(0, torch.tensor(index), u, how).backward(torch.tensor(seed, dtype=torch.float64))
@@ -143,35 +116,16 @@ def test_ties_and_zeros_are_as_in_pytorch(op: str, reduction: str, attributes: d
     np.testing.assert_allclose(got[1], u.grad.numpy())
 
 
-@pytest.mark.parametrize("axis", [0, 1])
-def test_repeated_indices_lose_no_sum(axis: int) -> None:
-    """ScatterND with reduction=add does on ONNX Runtime's CPU provider, so nothing may be built on it."""
-    shape = (2, 64) if axis == 0 else (64, 2)
-    index = np.random.default_rng(0).integers(0, 2, 50_000)
-    x = np.ones(shape, np.float32)
-    seed = np.ones((50_000, 64) if axis == 0 else (64, 50_000), np.float32)
-    (got,) = gradients("Gather", [x, index], {"axis": axis}, seed)
-    counts = np.bincount(index, minlength=2).astype(np.float32)
-    np.testing.assert_array_equal(got, np.broadcast_to(counts[:, None] if axis == 0 else counts, shape))
-
-
-def test_half_precision_sums_in_single() -> None:
-    x = np.ones((3, 2), np.float16)
-    index = np.zeros(5000, np.int64)
-    (got,) = gradients("Gather", [x, index], {}, np.ones((5000, 2), np.float16))
-    np.testing.assert_array_equal(got, np.asarray([[5000, 5000], [0, 0], [0, 0]], np.float16))
-
-
 def test_unknown_reduction_is_refused_by_name() -> None:
     with pytest.raises(og.ConvGradError, match="'median' is unknown"):
         gradients(
-            "ScatterND", [np.ones(3, np.float32), ints([[0]]), np.ones(1, np.float32)], {"reduction": "median"}, X
+            "ScatterND", [np.ones(3, np.float32), indices([[0]]), np.ones(1, np.float32)], {"reduction": "median"}, X
         )
 
 
 @pytest.mark.parametrize(("classes", "axis", "scatters"), [(5, 1, False), (300, 1, True), (5, 3, True)])
-def test_one_of_few_is_sent_back_as_a_product(classes: int, axis: int, scatters: bool) -> None:
-    """A scatter takes long for each index; along the last axis, or a long one, it has fewer of them than a product."""
+def test_the_gradient_of_one_of_few_entries_is_a_product(classes: int, axis: int, scatters: bool) -> None:
+    """A product is faster, unless the axis is long or the last one."""
     shape = [2, 3, 4, 6]
     shape[axis] = classes
     index = np.random.default_rng(0).integers(-classes, classes, [1 if i == axis else d for i, d in enumerate(shape)])
@@ -188,8 +142,8 @@ def test_one_of_few_is_sent_back_as_a_product(classes: int, axis: int, scatters:
 @pytest.mark.parametrize(
     ("rows", "width", "scatters"), [(3, 1, False), (20, 1, True), (20, 16, False), (300, 400, True)]
 )
-def test_rows_of_a_short_table_get_their_sums_from_a_product(rows: int, width: int, scatters: bool) -> None:
-    """A scatter takes long for each element; a product computes with every row, and holds one number for each."""
+def test_the_gradient_of_a_short_table_is_a_product(rows: int, width: int, scatters: bool) -> None:
+    """A product with a 0/1 matrix is faster than a scatter if the table has few rows."""
     generator = np.random.default_rng(0)
     x, index = np.zeros((rows, width), np.float32), generator.integers(-rows, rows, (5, 40))
     model = make_model(Case("Gather", [x, index], feed_integers=True), [x, index])

@@ -1,4 +1,4 @@
-"""Batch, instance, layer and group normalization, the plain normalizations, and Dropout."""
+"""Batch, instance, layer and group normalization."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
-from onnx.reference import ReferenceEvaluator
 
 import onnx_convgrad as og
-from onnx_convgrad.errors import DifferentiationError
 from onnx_convgrad.runtime import run, session
-from onnx_convgrad.testing import Case, check, rand
+from onnx_convgrad.testing import Case, rand
+from tests.support.operators import one_node, rule_test, text_model
 
 
 def _positive(*shape: int) -> object:
@@ -87,7 +86,7 @@ LAYER = [
     Case("LayerNormalization", [rand(2, 3, 5), rand(2, 3, 5), rand(2, 3, 5)], {"axis": 0}),
     Case("LayerNormalization", [rand(2, 3, 5), rand(3, 1), rand(5)], {"axis": 1}, name="broadcast"),
     Case("LayerNormalization", [rand(2, 3, 5), rand(1, 3, 5), rand(1)], name="broadcast"),
-    # ONNX Runtime gives the statistics in float32 always: a larger step
+    # ONNX Runtime returns the statistics in float32 always: a larger step
     Case("LayerNormalization", [rand(2, 3, 5), rand(5), rand(5)], outputs=3, name="statistics", step=3e-3),
     Case("LayerNormalization", [rand(2, 3, 5), rand(5), rand(5)], outputs=3, of=[1], name="of mean", step=3e-3),
     Case(
@@ -105,50 +104,12 @@ LAYER = [
     Case("LayerNormalization", [rand(0, 5), rand(5), rand(5)], name="empty batch"),
 ]
 
-PLAIN = [
-    *(Case("LpNormalization", [rand(2, 4, 3)], {"p": p, "axis": axis}) for p in (1, 2) for axis in (-1, 0, 1)),
-    Case("LpNormalization", [rand(4)]),
-    Case("LpNormalization", [rand(3, 4)], dtype=np.float64),
-    Case("LpNormalization", [rand(3, 4)], dtype=np.float16),
-    Case("MeanVarianceNormalization", [rand(2, 3, 2, 4)], {"axes": [0, 2, 3]}),
-    Case("MeanVarianceNormalization", [rand(2, 3, 4)], {"axes": [0, 2]}),
-    Case("MeanVarianceNormalization", [rand(2, 3, 4)], {"axes": [-1]}),
-    Case("MeanVarianceNormalization", [rand(2, 3, 2, 4)], {"axes": [0, 2, 3]}, dtype=np.float16),
-    # as many samples as channels: ONNX's reference evaluator takes one for the other
-    *(Case("LRN", [rand(4, 4, 2, 3)], {"size": size, "alpha": 0.5}) for size in (1, 3, 5, 9)),
-    Case("LRN", [rand(4, 4, 2, 3)], {"size": 3}),
-    Case("LRN", [rand(4, 4, 2, 3)], {"size": 3, "alpha": 1.0, "beta": 0.5, "bias": 2.0}),
-    Case("LRN", [rand(4, 4, 2, 3)], {"size": 3, "alpha": 1.0}, dtype=np.float16),
-    Case("Dropout", [rand(3, 4)]),
-    Case("Dropout", [rand(3, 4), np.array(0.3, np.float32)], constants=[1], wrt=[0]),
-    Case("Dropout", [rand(3, 4), np.array(0.3, np.float32), np.array(False)], wrt=[0]),
-    Case("Dropout", [rand(3, 4), np.array(0.3, np.float32), np.array(False)], wrt=[0], feed_integers=True),
-    Case("Dropout", [rand(3, 4), np.array(0, np.float32), np.array(True)], wrt=[0], constants=[1]),
-    # order 1, since the share is fed: a difference would move it below 0
-    Case("Dropout", [rand(3, 4), np.array(0, np.float32), np.array(True)], wrt=[0], name="share fed", order=1),
-    Case("Dropout", [rand(3, 4), None, np.array(False)], outputs=2, dtype=np.float16),
-    Case("Dropout", [rand(3, 4)], {"ratio": 0.3}, opset=10),
-]
-
-
-@pytest.mark.parametrize("case", [*BATCH, *GROUPED, *LAYER, *PLAIN], ids=str)
-def test_rule(case: Case) -> None:
-    check(case)
-
-
-def _model(
-    node: onnx.NodeProto, shapes: dict[str, tuple[int, ...]], stored: dict[str, np.ndarray] | None = None
-) -> onnx.ModelProto:
-    inputs = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in shapes.items()]
-    outputs = [helper.make_empty_tensor_value_info(name) for name in node.output]
-    weights = [onnx.numpy_helper.from_array(array, name) for name, array in (stored or {}).items()]
-    graph = helper.make_graph([node], "g", inputs, outputs, weights)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+test_rule = rule_test([*BATCH, *GROUPED, *LAYER])
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 def test_batch_normalization_with_a_large_mean(training: bool) -> None:
-    """Means of a thousand deviations cost no digits: 1e-5 of float64 on the same numbers."""
+    """A mean of a thousand deviations costs no digits: 1e-5 of a float64 computation with the same numbers."""
     torch = pytest.importorskip("torch")
     generator = np.random.default_rng(0)
     x = (1000 + generator.normal(size=(8, 3, 5, 5))).astype(np.float32)
@@ -160,7 +121,7 @@ def test_batch_normalization_with_a_large_mean(training: bool) -> None:
         "BatchNormalization", names, ["Y", "m", "v"] if training else ["Y"], training_mode=int(training)
     )
     arrays = dict(zip(names, (x, scale, bias, mean, var), strict=True))
-    gradient = og.vjp(_model(node, {k: v.shape for k, v in arrays.items()}), wrt=["X", "scale", "B"], of=["Y"])
+    gradient = og.vjp(one_node(node, {k: v.shape for k, v in arrays.items()}), wrt=["X", "scale", "B"], of=["Y"])
     feeds = {**arrays, "Y_grad": g}
     got = run(gradient, {i.name: feeds[i.name] for i in gradient.graph.input})
     leaves = {k: torch.tensor(arrays[k], dtype=torch.float64, requires_grad=True) for k in ("X", "scale", "B")}
@@ -173,22 +134,22 @@ def test_batch_normalization_with_a_large_mean(training: bool) -> None:
 
 
 def _normalized_twice() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
-    """Two nodes with the same stored statistics, of different data."""
+    """Two nodes with the same stored statistics and different data."""
     stored = {k: np.full(3, v, np.float32) for k, v in {"scale": 2, "B": 1, "mean": 5, "var": 4}.items()}
     nodes = [
         helper.make_node("BatchNormalization", ["x", *stored], ["z"], momentum=0.75),
         helper.make_node("Mul", ["z", "z"], ["s"]),
         helper.make_node("BatchNormalization", ["s", *stored], ["y"], momentum=0.75),
     ]
-    model = _model(nodes[0], {"x": (4, 3, 5, 5)}, stored)
+    model = one_node(nodes[0], {"x": (4, 3, 5, 5)}, stored)
     del model.graph.node[:], model.graph.output[:]
     model.graph.node.extend(nodes)
     model.graph.output.append(helper.make_empty_tensor_value_info("y"))
     return model, stored
 
 
-def test_batch_statistics_are_computed_once_and_blended_one_after_the_other() -> None:
-    """The gradient takes the statistics of the batch from the node itself; the stored ones survive the run."""
+def test_batch_statistics_are_computed_once_and_blended_in_order() -> None:
+    """The gradient uses the statistics that the node returns; the stored ones survive the run."""
     torch = pytest.importorskip("torch")
     model, stored = _normalized_twice()
     augmented = og.augment(model, wrt=["x", "scale", "B"], training=True)
@@ -198,7 +159,7 @@ def test_batch_statistics_are_computed_once_and_blended_one_after_the_other() ->
     g = generator.normal(size=x.shape).astype(np.float32)
     stepper = session(augmented)
     names = [o.name for o in augmented.graph.output]
-    for _ in range(2):  # ONNX Runtime must not have written over what the second run reads
+    for _ in range(2):  # ONNX Runtime must not overwrite the operands of the second run
         got = dict(zip(names, stepper.run(None, {"x": x, "y_grad": g}), strict=True))
         leaves = {k: torch.tensor(v, dtype=torch.float64, requires_grad=True)
                   for k, v in {"x": x, "scale": stored["scale"], "B": stored["B"]}.items()}  # fmt: skip
@@ -217,12 +178,14 @@ def test_batch_statistics_are_computed_once_and_blended_one_after_the_other() ->
         assert not [name for name in names if name.endswith("_1")]
 
 
-def test_statistics_that_are_stored_as_copies() -> None:
-    """PyTorch's older exporter stores equal tensors once: fresh statistics are copies of the scale and the shift."""
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[4,2,3] x) => (float[4,2,3] y)'
+def test_statistics_stored_as_copies() -> None:
+    """PyTorch's older exporter stores equal tensors once: initial statistics are copies of the scale and the shift."""
+    model = text_model(
+        "(float[4,2,3] x) => (float[4,2,3] y)"
         " <float[2] scale = {1.0, 1.0}, float[2] shift = {0.0, 0.0}> {"
-        " mean = Identity (shift) var = Identity (scale) y = BatchNormalization (x, scale, shift, mean, var) }"
+        " mean = Identity (shift) var = Identity (scale) y = BatchNormalization (x, scale, shift, mean, var) }",
+        opset=17,
+        ir_version=8,
     )
     x = np.random.default_rng(0).standard_normal((4, 2, 3)).astype(np.float32)
     got = run(og.augment(model, wrt=["x"], training=True, seed="ones"), {"x": x})
@@ -231,95 +194,15 @@ def test_statistics_that_are_stored_as_copies() -> None:
 
 
 def test_frozen_batch_normalization_is_one_product() -> None:
-    """With stored statistics dX is a product with a number per channel: nothing else touches the whole tensor."""
+    """With stored statistics dX is a product with a number per channel."""
     stored = {k: np.ones(3, np.float32) for k in ("scale", "B", "mean", "var")}
     node = helper.make_node("BatchNormalization", ["X", *stored], ["Y"])
-    nodes = og.vjp(_model(node, {"X": (2, 3, 8, 8)}, stored), wrt=["X"]).graph.node
+    nodes = og.vjp(one_node(node, {"X": (2, 3, 8, 8)}, stored), wrt=["X"]).graph.node
     assert [n.op_type for n in nodes] == ["Add", "Sqrt", "Reciprocal", "Mul", "Unsqueeze", "Mul"]
 
 
 def test_running_statistics_are_no_parameters() -> None:
     stored = {k: np.ones(3, np.float32) for k in ("scale", "B", "mean", "var")}
     node = helper.make_node("BatchNormalization", ["X", *stored], ["Y"])
-    augmented = og.augment(_model(node, {"X": (2, 3, 8, 8)}, stored))
+    augmented = og.augment(one_node(node, {"X": (2, 3, 8, 8)}, stored))
     assert [o.name for o in augmented.graph.output] == ["Y", "scale_grad", "B_grad"]
-
-
-@pytest.mark.parametrize("mode", ["constant", "fed"])
-@pytest.mark.parametrize("mask", [False, True], ids=["no mask", "mask"])
-@pytest.mark.parametrize("ratio", [None, 0.2])
-def test_dropout_in_training(mode: str, mask: bool, ratio: float | None) -> None:
-    """The entries that are dropped from y get no gradient, and the others y / x."""
-    inputs = ["x", "" if ratio is None else "ratio", "training"]
-    stored = {} if ratio is None else {"ratio": np.array(ratio, np.float32)}
-    if mode == "constant":
-        stored["training"] = np.array(True)
-    model = _model(helper.make_node("Dropout", inputs, ["y", "mask"] if mask else ["y"]), {"x": (40, 50)}, stored)
-    if mode == "fed":
-        model.graph.input.append(helper.make_tensor_value_info("training", onnx.TensorProto.BOOL, []))
-    augmented = og.augment(model, wrt=["x"], of=["y"])
-    x = np.random.default_rng(0).uniform(1, 2, (40, 50)).astype(np.float32)
-    g = np.random.default_rng(1).normal(size=x.shape).astype(np.float32)
-    for training in [True, False] if mode == "fed" else [True]:
-        feeds = {"x": x, "y_grad": g, "training": np.array(training)}
-        got = run(augmented, {i.name: feeds[i.name] for i in augmented.graph.input})
-        np.testing.assert_allclose(got["x_grad"], g * got["y"] / x, rtol=1e-5)
-        dropped = float(np.mean(got["y"] == 0))
-        assert abs(dropped - (0.5 if ratio is None else ratio)) < 0.05 if training else dropped == 0
-
-
-def test_dropout_share_computed_at_run_time() -> None:
-    model = _model(helper.make_node("Dropout", ["x", "ratio", "training"], ["y"]), {"x": (40, 50), "ratio": ()},
-                   {"training": np.array(True)})  # fmt: skip
-    augmented = og.augment(model, wrt=["x"], of=["y"])
-    x, g = np.full((40, 50), 2, np.float32), np.full((40, 50), 3, np.float32)
-    got = run(augmented, {"x": x, "ratio": np.array(0.25, np.float32), "y_grad": g})
-    np.testing.assert_allclose(got["x_grad"], 1.5 * got["y"], rtol=1e-5)
-
-
-def test_mean_variance_normalization_by_default() -> None:
-    """The default axes are 0, 2 and 3; a constant channel does not move."""
-    shapes = {"x": (2, 3, 2, 4)}
-    plain, explicit = (
-        og.vjp(_model(helper.make_node("MeanVarianceNormalization", ["x"], ["y"], **attributes), shapes), wrt=["x"])
-        for attributes in ({}, {"axes": [0, 2, 3]})
-    )
-    generator = np.random.default_rng(0)
-    feeds = {"x": generator.normal(size=(2, 3, 2, 4)).astype(np.float32)}
-    feeds["x"][:, 1] = 0.5
-    feeds["y_grad"] = generator.normal(size=(2, 3, 2, 4)).astype(np.float32)
-    got = run(plain, feeds)["x_grad"]
-    np.testing.assert_array_equal(got, run(explicit, feeds)["x_grad"])
-    assert np.isfinite(got).all()
-
-
-@pytest.mark.parametrize("p", [1, 2])
-def test_lp_normalization_of_zeros(p: int) -> None:
-    """A vector of zeros has no direction: its result is zero, and so is its gradient."""
-    model = og.vjp(_model(helper.make_node("LpNormalization", ["x"], ["y"], p=p), {"x": (2, 3)}), wrt=["x"])
-    x = np.array([[0, 0, 0], [1, 2, -2]], np.float32)
-    got = run(model, {"x": x, "y_grad": np.ones_like(x)})["x_grad"]
-    assert np.isfinite(got).all()
-    assert not got[0].any()
-    assert got[1].any()
-
-
-@pytest.mark.parametrize("size", [2, 4])
-def test_lrn_of_an_even_size(size: int) -> None:
-    """ONNX Runtime refuses even sizes; the window then reaches one further up than down."""
-    node = helper.make_node("LRN", ["x"], ["y"], size=size, alpha=0.7)
-    model = _model(node, {"x": (4, 4, 1, 2)})
-    gradient = og.vjp(model, wrt=["x"])
-    generator = np.random.default_rng(0)
-    x, g, v = (generator.uniform(-2, 2, (4, 4, 1, 2)) for _ in range(3))
-    forward = ReferenceEvaluator(model)
-    numeric = np.vdot(g, forward.run(None, {"x": x + 1e-5 * v})[0] - forward.run(None, {"x": x - 1e-5 * v})[0]) / 2e-5
-    feeds = {"x": x.astype(np.float32), "y_grad": g.astype(np.float32)}
-    got = ReferenceEvaluator(gradient).run(None, feeds)[0]
-    assert abs(np.vdot(got, v) - numeric) <= 1e-4 * np.linalg.norm(got) * np.linalg.norm(v)
-
-
-def test_refused() -> None:
-    model = _model(helper.make_node("LpNormalization", ["x"], ["y"], p=3), {"x": (2, 3)})
-    with pytest.raises(DifferentiationError, match="p is 3; the operator is defined for 1 and 2"):
-        og.vjp(model, wrt=["x"])

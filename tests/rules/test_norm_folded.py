@@ -1,4 +1,4 @@
-"""A convolution and the frozen BatchNormalization after it: one in the backward pass, and still fused in the forward one."""
+"""A convolution and a frozen BatchNormalization: one convolution in the backward pass, still fused in the forward pass."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.pipeline.options import COMPOSITIONS, Options
 from onnx_convgrad.pipeline.stages import build
 from onnx_convgrad.runtime import run
-from onnx_convgrad.testing import Case, Random, check, rand
+from onnx_convgrad.testing import Case, Random, rand
 from tests.frontend.opset.test_adapters_fused import LEVELS, activated, optimized
+from tests.support.operators import rule_test, text_model
 
 
 def _case(attributes: str, x: Random, w: Random, *, bias: bool = True, **options: object) -> Case:
@@ -46,10 +47,7 @@ CASES = [
     _case("pads=[1,1]", rand(2, 2, 8), rand(3, 2, 3), dtype=np.float16),
 ]
 
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_rule(case: Case) -> None:
-    check(case)
+test_rule = rule_test(CASES)
 
 
 SIZES = {"w": (8, 4, 3, 3), "s": (8,), "b": (8,), "m": (8,), "v": (8,)}
@@ -60,9 +58,10 @@ def network(*, mean: float = 0.0, extra: str = "") -> onnx.ModelProto:
     generator = np.random.default_rng(0)
     arrays = {name: generator.uniform(0.5, 1, size).astype(np.float32) for name, size in SIZES.items()}
     arrays["m"] += np.float32(mean)
-    model = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 17]> g (float[2,8,12,12] x) => (float[2,8,12,12] y) {'
-        f" h = Conv<pads=[1,1,1,1], group=2>(x, w) n = BatchNormalization(h, s, b, m, v) {extra} y = Relu(n) }}"
+    model = text_model(
+        "(float[2,8,12,12] x) => (float[2,8,12,12] y) {"
+        f" h = Conv<pads=[1,1,1,1], group=2>(x, w) n = BatchNormalization(h, s, b, m, v) {extra} y = Relu(n) }}",
+        opset=17,
     )
     model.graph.initializer.extend(numpy_helper.from_array(a, name) for name, a in arrays.items())
     return model
@@ -77,7 +76,7 @@ def test_the_forward_part_is_fused_as_without_gradients(level: str, tmp_path: Pa
     plain, augmented = network(), og.augment(network())
     assert readers(augmented, "h") == ["BatchNormalization"]
     want = activated(optimized(plain, tmp_path, level))
-    assert want == {"Relu of 3": 1}  # with a bias, which the model has not: BatchNormalization is inside
+    assert want == {"Relu of 3": 1}  # the added bias is that of the fused BatchNormalization
     assert activated(optimized(augmented, tmp_path, level)) == want
 
 
@@ -85,14 +84,14 @@ def test_the_forward_part_is_fused_as_without_gradients(level: str, tmp_path: Pa
     ("arguments", "extra"),
     [
         ({"lowering": "exact"}, ""),
-        ({"wrt": ["s"]}, ""),  # a whole weight gradient for a vector would not pay
+        ({"wrt": ["s"]}, ""),  # a whole weight gradient for a vector would cost more
         ({"wrt": ["w", "s", "h"]}, ""),
         ({"wrt": ["w", "s"], "of": ["y", "h"]}, ""),
         ({}, "other = Neg(h)"),
     ],
     ids=str,
 )
-def test_the_value_between_is_kept_where_something_asks_for_it(arguments: dict[str, object], extra: str) -> None:
+def test_a_used_value_between_is_kept(arguments: dict[str, object], extra: str) -> None:
     model = network(extra=extra)
     if extra:
         model.graph.output.append(onnx.helper.make_tensor_value_info("other", onnx.TensorProto.FLOAT, [2, 8, 12, 12]))
@@ -101,7 +100,7 @@ def test_the_value_between_is_kept_where_something_asks_for_it(arguments: dict[s
 
 @pytest.mark.parametrize(("mean", "bound"), [(0.0, 1e-5), (30.0, 1e-4)])
 def test_a_large_mean_costs_few_digits(mean: float, bound: float) -> None:
-    """What `lowering="exact"` centres first, and this does not: the error grows with the mean over the deviation."""
+    """The error grows with the ratio of mean and deviation, because x is not centred; `lowering="exact"` centres it."""
     model = network(mean=mean)
     arrays = {t.name: torch.tensor(numpy_helper.to_array(t), dtype=torch.float64) for t in model.graph.initializer}
     operands = {name: a.requires_grad_(name not in "mv") for name, a in arrays.items()}
@@ -118,8 +117,8 @@ def test_a_large_mean_costs_few_digits(mean: float, bound: float) -> None:
         assert np.linalg.norm(got[f"{name}_grad"] - want) <= bound * np.linalg.norm(want)
 
 
-def test_second_order_bears_the_names_of_the_model() -> None:
-    """What the first walk wrote for a node is that node's in reports, forced lowerings and errors of the second, too."""
+def test_second_order_reports_names_of_the_model() -> None:
+    """Nodes that the first walk added for a node of the model are reported under its name by the second."""
     model = network()
     model.graph.node.append(onnx.helper.make_node("ReduceMean", ["y"], ["l"], keepdims=0))
     model.graph.output.append(onnx.helper.make_tensor_value_info("l", onnx.TensorProto.FLOAT, []))

@@ -8,8 +8,8 @@ import torch
 
 from onnx_convgrad import api
 from onnx_convgrad.errors import DifferentiationError
-from onnx_convgrad.runtime import run
-from onnx_convgrad.testing import Case, check, make_model, rand
+from onnx_convgrad.testing import Case, make_model, rand
+from tests.support.operators import gradient, rule_test
 
 ROIS = np.array([[0.3, 0.5, 4.2, 3.1], [1, 1, 5.5, 6.2], [-2, -1, 3, 9], [2, 2, 1, 1]], np.float32)
 IMAGES = np.array([0, 1, 1, 0])
@@ -20,7 +20,7 @@ CASES = [
     Case("GlobalAveragePool", [rand(2, 3, 2, 3, 4)]),
     Case("GlobalAveragePool", [rand(0, 3, 6, 5)]),
     Case("GlobalAveragePool", [rand(2, 3, 6, 5)], dtype=np.float16),
-    # a float32 evaluation is all that there is
+    # evaluated in float32 only: a larger step
     *(Case("GlobalLpPool", [rand(2, 3, 4, 5)], {"p": p}, step=3e-3) for p in (1, 2, 3)),
     Case("GlobalLpPool", [rand(2, 3, 6)], step=3e-3),
     Case("GlobalMaxPool", [rand(2, 3, 6, 5)]),
@@ -46,15 +46,7 @@ CASES = [
     Case("RoiAlign", [rand(2, 3, 6, 7), ROIS[:0], IMAGES[:0]], {"output_height": 2}, wrt=[0], name="no regions"),
 ]
 
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_rule(case: Case) -> None:
-    check(case)
-
-
-def gradient(case: Case, seed: np.ndarray) -> np.ndarray:
-    model = api.augment(make_model(case, case.arrays), wrt=["x0"], of=["y0"])
-    return np.asarray(run(model, {"x0": case.arrays[0], "y0_grad": seed})["x0_grad"])
+test_rule = rule_test(CASES)
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 6), (2, 3, 4, 5), (2, 3, 2, 3, 2)])
@@ -75,7 +67,7 @@ def test_global_lp_pool_against_pytorch(shape: tuple[int, ...], p: int) -> None:
     case = Case("GlobalLpPool", [rand(*shape)], {"p": p})
     seed = np.random.default_rng(2).uniform(-1, 1, (2, 3, *(1 for _ in shape[2:]))).astype(np.float32)
     x = case.arrays[0].copy()
-    x[0, 0] = 0  # the norm has no derivative here: 0, as in PyTorch
+    x[0, 0] = 0  # the derivative of the norm is taken to be 0 here, as in PyTorch
     t = torch.tensor(x, dtype=torch.float64, requires_grad=True)
     torch.linalg.vector_norm(t, p, dim=tuple(range(2, len(shape))), keepdim=True).backward(
         torch.tensor(seed.astype(float))

@@ -1,4 +1,4 @@
-"""RNN, GRU and LSTM: derivatives of the recurrence, of any order, for every attribute that ONNX Runtime has."""
+"""RNN, GRU and LSTM: derivatives of the recurrence for every attribute that ONNX Runtime supports."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from onnx import TensorProto, helper
 import onnx_convgrad as og
 from onnx_convgrad.checking.evaluator import Evaluator
 from onnx_convgrad.runtime import run
-from onnx_convgrad.testing import Case, check, make_model, rand
+from onnx_convgrad.testing import Case, make_model, rand
 from tests.support.families import export
+from tests.support.operators import rule_test
 
 TURNS, BATCH, INPUT, HIDDEN = 3, 2, 3, 2
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
@@ -22,7 +23,7 @@ LENGTHS = np.array([2, 3], np.int32)
 
 
 def _case(op: str, *, ways: int = 1, order: int = 1, given: str = "", **attributes: Any) -> Case:
-    """`given`: which optional operands are there, of b, l (lengths), h, c, p."""
+    """`given`: the optional operands: b (bias), l (lengths), h, c (initial states), p (peepholes)."""
     gates = GATES[op]
     inputs = [
         rand(TURNS, BATCH, INPUT),
@@ -70,14 +71,11 @@ CASES = [
     _case("LSTM", given="bc", clip=0.6, activations=["Sigmoid", "LeakyRelu", "Elu"], activation_alpha=[0.2, 0.9]),
 ]
 
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_rule(case: Case) -> None:
-    check(case)
+test_rule = rule_test(CASES)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_yardstick_of_the_derivatives_computes_what_the_runtime_does(case: Case) -> None:
+def test_the_evaluator_for_finite_differences_equals_the_runtime(case: Case) -> None:
     model = make_model(case, case.arrays)
     present = {f"x{i}": a for i, a in enumerate(case.arrays) if a is not None}
     feed = {i.name: present[i.name] for i in model.graph.input}
@@ -87,7 +85,7 @@ def test_the_yardstick_of_the_derivatives_computes_what_the_runtime_does(case: C
 
 
 class Layers(torch.nn.Module):
-    """Two layers in both directions after a convolution over time, as in readers of text."""
+    """Two bidirectional layers after a convolution over time, as in text recognition."""
 
     def __init__(self, op: str) -> None:
         super().__init__()
@@ -131,7 +129,7 @@ def _model(turns: int | str, **attributes: Any) -> onnx.ModelProto:
         (4, {"activations": ["Sigmoid", "Swish", "Tanh"]}, "its activation 'Swish' is not defined by ONNX"),
     ],
 )
-def test_what_is_refused(turns: int | str, attributes: dict[str, Any], reason: str) -> None:
+def test_refused(turns: int | str, attributes: dict[str, Any], reason: str) -> None:
     with pytest.raises(og.DifferentiationError, match=reason) as caught:
         og.augment(_model(turns, **attributes), wrt=["x"])
     assert "memory" in str(caught.value)

@@ -9,6 +9,7 @@ import pytest
 from onnx_convgrad import api
 from onnx_convgrad.runtime import run
 from onnx_convgrad.testing import Case, check, rand
+from tests.support.operators import rule_test, text_model
 
 NAMES = "Sum Mean Max Min Prod L1 L2 LogSum LogSumExp SumSquare".split()
 X = rand(2, 3, 4, low=0.5, high=2.0)  # positive, for the logarithm
@@ -39,10 +40,7 @@ CASES = [
     for name in ("Prod", "L1", "L2", "SumSquare", "LogSumExp")
 ]
 
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_rule(case: Case) -> None:
-    check(case)
+test_rule = rule_test(CASES)
 
 
 def zeros(*places: int) -> np.ndarray:
@@ -58,8 +56,8 @@ def test_product_with_zeros_to_second_order(places: tuple[int, ...]) -> None:
 
 def gradient(op: str, points: np.ndarray) -> np.ndarray:
     """The gradient of a reduction over the last axis, seeded with ones."""
-    model = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 21]> g (float[N, M] x) => (float[N] y) '
+    model = text_model(
+        "(float[N, M] x) => (float[N] y) "
         f"{{ last = Constant <value_ints = [-1]> () y = {op} <keepdims = 0> (x, last) }}"
     )
     return run(api.augment(model, wrt=["x"], seed="ones"), {"x": points.astype(np.float32)})["x_grad"]
@@ -85,8 +83,8 @@ def test_pytorch_convention_at_ties_and_zeros(op: str) -> None:
 
 
 def test_mean_over_more_elements_than_float16_can_count() -> None:
-    model = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 21]> g (float16[2, N] x) => (float16[2] y) '
+    model = text_model(
+        "(float16[2, N] x) => (float16[2] y) "
         "{ last = Constant <value_ints = [-1]> () y = ReduceMean <keepdims = 0> (x, last) }"
     )
     feed = {"x": np.ones((2, 70_000), np.float16), "y_grad": np.full(2, 1024, np.float16)}
@@ -96,7 +94,7 @@ def test_mean_over_more_elements_than_float16_can_count() -> None:
 
 @pytest.mark.parametrize("shape", [(0, 3, 1), (2, 0, 1), (0, 1, 1)], ids=str)
 def test_gradients_without_elements_have_their_shape(shape: tuple[int, ...]) -> None:
-    """ONNX Runtime takes an Expand to a size of 0 for one that changes nothing, and leaves it out."""
+    """ONNX Runtime removes an Expand to a size of 0 as if it changed nothing."""
     size = ",".join(map(str, shape))
     text = f"""<ir_version: 10, opset_import: ["": 18]> g (float[{size}] x) => (float z)
         <int64[2] axes = {{0, 2}}> {{ q = Neg (x) s = ReduceSum (q, axes) z = ReduceSum <keepdims = 0> (s) }}"""

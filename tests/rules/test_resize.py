@@ -1,4 +1,4 @@
-"""Resize: every mode, against the operator itself by its adjoint, with sizes and scales known only at run time."""
+"""Resize: every mode is checked as the adjoint of the operator, with sizes and scales known only at run time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from onnx import TensorProto, helper
 from onnx_convgrad import api
 from onnx_convgrad.errors import DifferentiationError
 from onnx_convgrad.runtime import run, session
-from onnx_convgrad.testing import Case, check, rand
+from onnx_convgrad.testing import Case, rand
+from tests.support.operators import rule_test, text_model
 
 CROP, POLICY = "tf_crop_and_resize", "keep_aspect_ratio_policy"
 COORDINATES = [
@@ -83,10 +84,7 @@ CASES = [
     Case("Upsample", [rand(1, 2, 3, 4), scales(1, 1, 2, 2)], {"mode": "nearest"}, wrt=[0], constants=[1], opset=9),
 ]  # fmt: skip
 
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_rule(case: Case) -> None:
-    check(case)
+test_rule = rule_test(CASES)
 
 
 def dynamic_model(rank: int, attributes: dict[str, Any], kind: str) -> onnx.ModelProto:
@@ -125,7 +123,7 @@ def adjoint_error(
 @pytest.mark.parametrize("kind", ["scales", "sizes"])
 @pytest.mark.parametrize("coordinates", COORDINATES)
 def test_adjoint_of_every_mode_at_run_time_sizes(coordinates: str, kind: str) -> None:
-    """A wrong row of the interpolation matrix (a nearest element one off) shows as an error of order one."""
+    """A wrong row of the interpolation matrix, such as a nearest element off by one, causes an error of order one."""
     generator = np.random.default_rng(len(coordinates))
     crop = coordinates == CROP
     for attributes in FILTERS:
@@ -163,7 +161,7 @@ def test_aspect_ratio_with_run_time_sizes(policy: str, mode: str, rank: int) -> 
 
 @pytest.mark.parametrize("slices", [False, True])
 def test_sizes_copied_from_the_shape_leave_batch_and_channels_alone(slices: bool) -> None:
-    """As exporters write it: sizes = Concat(Shape(x)[:2], ...) resizes two axes: two matrices, not four."""
+    """Exporters write sizes = Concat(Shape(x)[:2], ...), which resizes two axes: two matrices, not four."""
     count = helper.make_tensor("t", TensorProto.INT64, [1], [0])
     nodes = [helper.make_node("Shape", ["x"], ["head"], start=0, end=2)]
     if slices:
@@ -193,7 +191,7 @@ def test_sizes_copied_from_the_shape_leave_batch_and_channels_alone(slices: bool
 
 
 def test_empty_batch_at_run_time() -> None:
-    """ONNX Runtime's MatMul does not broadcast a matrix on the left to an empty batch."""
+    """ONNX Runtime's MatMul does not broadcast the left operand to an empty batch."""
     for attributes in ({"mode": "linear"}, {"mode": "nearest"}):
         model = api.augment(dynamic_model(4, attributes, "sizes"), wrt=["x"], of=["y"])
         feed = {
@@ -204,7 +202,7 @@ def test_empty_batch_at_run_time() -> None:
         assert run(model, feed)["x_grad"].shape == (0, 2, 3, 4)
 
 
-def test_tangent_leaves_the_extrapolation_value_out() -> None:
+def test_tangent_has_no_extrapolation_value() -> None:
     attributes = {"mode": "linear", "coordinate_transformation_mode": CROP, "extrapolation_value": 5.0}
     model = dynamic_model(4, attributes, "sizes")
     generator = np.random.default_rng(0)
@@ -223,7 +221,7 @@ def test_repeated_elements_need_no_matrix() -> None:
     assert {n.op_type for n in result.graph.node} == {"Resize", "AveragePool", "Mul"}
 
 
-def test_rank_is_needed_when_nothing_tells_the_axes() -> None:
+def test_rank_is_needed_without_axes() -> None:
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, None)
     to = helper.make_tensor_value_info("to", TensorProto.INT64, None)
     node = helper.make_node("Resize", ["x", "", "", "to"], ["y"], mode="linear")
@@ -236,7 +234,7 @@ def test_rank_is_needed_when_nothing_tells_the_axes() -> None:
 @pytest.mark.parametrize("mode", ["nearest", "linear"])
 @pytest.mark.parametrize(("size", "wanted"), [(7, 13), (9, 13), (5, 9), (6, 9), (13, 7)])
 def test_scales_that_are_quotients_of_sizes(mode: str, size: int, wanted: int) -> None:
-    """As PyTorch's exporter wrote them; 7 times float32(13 / 7) is 13 in float32 and less in double precision."""
+    """Older PyTorch exporters write them; 7 * float32(13 / 7) is 13 in float32, but less in double precision."""
     text = f"""<ir_version: 10, opset_import: ["": 18]>
         g (float[2, 3, 4, {size}] x) => (y) <float[4] wanted = {{2, 3, 4, {wanted}}}> {{
             shape = Shape(x)
@@ -254,8 +252,8 @@ def test_scales_that_are_quotients_of_sizes(mode: str, size: int, wanted: int) -
 
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
 @pytest.mark.parametrize("batch", [2, "N"])
-def test_scales_whose_results_the_runtime_declares_too_small(mode: str, batch: int | str) -> None:
-    """12 times float32(7 / 12) is 7 in float32, and less in double precision, as TensorFlow's resizing to a size has it."""
+def test_scales_for_which_the_runtime_infers_too_small_sizes(mode: str, batch: int | str) -> None:
+    """TensorFlow exports them; 12 * float32(7 / 12) is 7 in float32, but less in double precision."""
     model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
         g (float[{batch}, 3, 12, 14] x) => (float[{batch}, 2, 5, 3] y)
         <float[4] scales = {{1, 1, 0.5833333, 0.35714287}}, float[2, 3, 3, 3] w = {{{", ".join(["1.5"] * 54)}}}> {{
@@ -273,10 +271,10 @@ def test_scales_whose_results_the_runtime_declares_too_small(mode: str, batch: i
         assert np.vdot(value.astype(np.float64), gradient) == pytest.approx(product, rel=1e-4)
 
 
-def test_a_region_has_no_gradient_and_that_is_said() -> None:
-    """Where it matters, as in a linear Resize, zeros are not what a difference gives."""
-    model = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["" : 21]> g (float[1,1,4,4] x, float[8] region) => (float[1,1,3,3] y)'
+def test_a_region_has_no_gradient_and_a_warning() -> None:
+    """Its true derivative is not zero, for example in a linear Resize."""
+    model = text_model(
+        "(float[1,1,4,4] x, float[8] region) => (float[1,1,3,3] y)"
         " <int64[4] sizes = {1, 1, 3, 3}>"
         f' {{ y = Resize <mode = "linear", coordinate_transformation_mode = "{CROP}"> (x, region, , sizes) }}'
     )

@@ -1,4 +1,4 @@
-"""SequenceAt of SplitToSequence against the same parts taken with Slice."""
+"""SequenceAt of SplitToSequence, with constant and with fed sizes and positions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
-from onnx_convgrad.testing import Case, check, rand
+from onnx_convgrad.testing import Case, rand
+from tests.support.operators import rule_test
 
 X = np.random.default_rng(3).normal(size=(2, 7)).astype(np.float32)
 END = 2**63 - 1
@@ -62,12 +63,9 @@ def _parts(split: object, axis: int, *positions: int) -> Case:
 
 
 CHECKED = [_parts(3, 1, 0, -1), _parts([1, 4, 2], 1, 1, 1), _parts(None, 0, 2)]
-"""For forward mode and second order too."""
+"""Checked in both modes and to second order."""
 
-
-@pytest.mark.parametrize("case", CHECKED, ids=str)
-def test_rule(case: Case) -> None:
-    check(case)
+test_rule = rule_test(CHECKED)
 
 
 CASES = [
@@ -102,7 +100,7 @@ def test_parts(case: int, shapes: str, fed: bool) -> None:
     np.testing.assert_allclose(got["x_grad"], want, rtol=1e-6, atol=1e-6)
 
 
-def test_an_unknown_member_of_another_sequence_is_refused() -> None:
+def test_another_sequence_is_refused() -> None:
     nodes = [
         helper.make_node("SequenceConstruct", ["x", "x"], ["parts"]),
         helper.make_node("SequenceAt", ["parts", "p"], ["y"], name="at"),

@@ -1,24 +1,13 @@
-"""Shape operators in the generic checker, with constants and with operands known only at run time."""
+"""Operators that change the shape or the order of elements, with constant and with fed operands."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import pytest
 
 import onnx_convgrad as og
-from onnx_convgrad.testing import Case, check, make_model, rand
-
-
-def ints(*values: int) -> np.ndarray:
-    return np.asarray(values, np.int64)
-
-
-def fed(*args: Any, **kwargs: Any) -> Case:
-    """A case whose integer operands are graph inputs."""
-    return Case(*args, feed_integers=True, name="fed", **kwargs)
-
+from onnx_convgrad.testing import Case, make_model, rand
+from tests.support.operators import fed, ints, rule_test
 
 SHAPES = [
     Case("Identity", [rand(2, 3)]),
@@ -95,10 +84,7 @@ COL2IM = [
     fed("Col2Im", [rand(2, 12, 12), ints(4, 5), ints(2, 2)], {"strides": [1, 1], "pads": [0, 0, 0, 0]}),
 ]
 
-
-@pytest.mark.parametrize("case", SHAPES + JOINS + COPIES + COL2IM, ids=str)
-def test_rule(case: Case) -> None:
-    check(case)
+test_rule = rule_test(SHAPES + JOINS + COPIES + COL2IM)
 
 
 def test_col2im_needs_its_number_of_axes() -> None:

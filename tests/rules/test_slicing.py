@@ -1,4 +1,4 @@
-"""Slice, Pad and CenterCropPad in the generic checker, with constants and with operands known only at run time."""
+"""Slice, Pad and CenterCropPad, with constant and with fed operands."""
 
 from __future__ import annotations
 
@@ -6,23 +6,13 @@ import itertools
 from typing import Any
 
 import numpy as np
-import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
-from onnx_convgrad.testing import Case, check, rand
+from onnx_convgrad.testing import Case, rand
+from tests.support.operators import fed, ints, rule_test, text_model
 
 END = 2**63 - 1
-
-
-def ints(*values: int) -> np.ndarray:
-    return np.asarray(values, np.int64)
-
-
-def fed(*args: Any, name: str = "", **kwargs: Any) -> Case:
-    """A case whose integer operands are graph inputs."""
-    return Case(*args, feed_integers=True, name=f"fed {name}".strip(), **kwargs)
 
 
 def cut(start: int, end: int, step: int = 1, size: int = 7, **kwargs: Any) -> Case:
@@ -100,29 +90,14 @@ CROPS = [
     fed("CenterCropPad", [rand(4, 7, 2), ints(7, 5)], {"axes": [2, 1]}),
 ]
 
-
-@pytest.mark.parametrize("case", SLICES + PADS + CROPS, ids=str)
-def test_rule(case: Case) -> None:
-    check(case)
+test_rule = rule_test(SLICES + PADS + CROPS)
 
 
 def test_pads_next_to_a_transpose() -> None:
-    """ONNX Runtime moves a Transpose through a Pad, and fails if that has the operand axes: none is emitted."""
-    nodes = [
-        helper.make_node("Transpose", ["x"], ["t"], perm=[2, 0, 1]),
-        helper.make_node("Slice", ["t", "one", "three", "zero"], ["s"]),
-        helper.make_node("Mul", ["s", "s"], ["y"]),
-    ]
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3, 5])
-    constants = {"zero": [0], "one": [1], "three": [3]}
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [x],
-        [helper.make_empty_tensor_value_info("y")],
-        [numpy_helper.from_array(ints(*v), k) for k, v in constants.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    """No Pad has the operand `axes`: ONNX Runtime moves a Transpose through it, and fails."""
+    model = text_model("""(float[2,3,5] x) => (float[2,2,3] y)
+        <int64[1] zero = {0}, int64[1] one = {1}, int64[1] three = {3}> {
+        t = Transpose <perm = [2, 0, 1]> (x) s = Slice (t, one, three, zero) y = Mul (s, s) }""")
     augmented = og.augment(model, wrt=["x"], of=["y"])
     assert all(len(node.input) < 4 for node in augmented.graph.node if node.op_type == "Pad")
     value = np.random.default_rng(0).normal(size=(2, 3, 5)).astype(np.float32)

@@ -1,16 +1,16 @@
-"""Softmax, LogSoftmax, Hardmax and the two cross-entropy losses, which have no rule but a function body."""
+"""Softmax, LogSoftmax, Hardmax, and the cross-entropy losses, which are differentiated by their function bodies."""
 
 from __future__ import annotations
 
 import itertools
 
 import numpy as np
-import onnx
 import pytest
 
 from onnx_convgrad import api
 from onnx_convgrad.runtime import run
 from onnx_convgrad.testing import Case, check, rand
+from tests.support.operators import rule_test, text_model
 
 X = rand(4, 5)
 LABELS = np.asarray([1, 0, 4, 2])
@@ -45,10 +45,7 @@ LOSSES = [
     Case("SoftmaxCrossEntropyLoss", [X, LABELS, rand(5, low=0.5, high=2)], name="weights varied"),
 ]
 
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_rule(case: Case) -> None:
-    check(case)
+test_rule = rule_test(CASES)
 
 
 @pytest.mark.parametrize("case", LOSSES, ids=str)
@@ -58,16 +55,14 @@ def test_loss(case: Case) -> None:
 
 @pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])
 def test_large_and_masked_scores(op: str) -> None:
-    """No overflow, and no not-a-number from positions that -inf keeps out, as in masked attention."""
+    """No overflow, and no NaN for positions with -inf, as in masked attention."""
     torch = pytest.importorskip("torch")
     points = np.asarray([[1e4, -1e4, 0], [100, 99, -np.inf]])
     seed = np.asarray([[1, 2, 3], [1, -1, 0.5]])
     x = torch.tensor(points, requires_grad=True)
     y = torch.nn.functional.softmax(x, -1) if op == "Softmax" else torch.nn.functional.log_softmax(x, -1)
     y.backward(torch.tensor(seed))
-    model = onnx.parser.parse_model(
-        f'<ir_version: 10, opset_import: ["": 21]> g (float[2,3] x) => (float[2,3] y) {{ y = {op} (x) }}'
-    )
+    model = text_model(f"(float[2,3] x) => (float[2,3] y) {{ y = {op} (x) }}")
     feed = {"x": points.astype(np.float32), "y_grad": seed.astype(np.float32)}
     got = run(api.augment(model, wrt=["x"]), feed)["x_grad"]
     np.testing.assert_allclose(got, x.grad.numpy(), rtol=1e-5, atol=1e-6)
@@ -85,11 +80,11 @@ def test_large_and_masked_scores(op: str) -> None:
     ],
     ids=["NaN is dropped", "NaN of a copy is dropped", "rows are dropped"],
 )
-def test_rows_that_a_mask_leaves_empty_have_no_gradient(nodes: str, asked: int) -> None:
-    """Their probabilities are NaN, for which exporters of attention put zero; the other rows are as without them."""
+def test_fully_masked_rows_have_no_gradient(nodes: str, asked: int) -> None:
+    """Their probabilities are NaN, which models replace by zero; other rows are not affected."""
     mask = np.asarray([[0, -np.inf, 0], [-np.inf] * 3], np.float32)
-    model = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["" : 21]> g (float[2,3] x, float[2,3] mask) => (float[2,3] y)'
+    model = text_model(
+        "(float[2,3] x, float[2,3] mask) => (float[2,3] y)"
         f" <float zero = {{0}}, int64[1] last = {{-1}}> {{ low = Constant <value = float {{-inf}}> () {nodes} }}"
     )
     made = api.augment(model, wrt="x")

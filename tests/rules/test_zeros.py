@@ -1,4 +1,4 @@
-"""Operators without a derivative: what flows into them stops there, and what cannot be differentiated says why."""
+"""Operators with derivative zero, and operators without a derivative."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from onnx_convgrad import api
 from onnx_convgrad.autodiff.registry import rules
 from onnx_convgrad.errors import DifferentiationError
 from onnx_convgrad.runtime import run
-from onnx_convgrad.testing import Case, check, rand
+from onnx_convgrad.testing import Case, rand
+from tests.support.operators import rule_test, text_model
 
 CASES = [
     *(Case(op, [rand(2, 3)]) for op in ("Ceil", "Floor", "Round", "Sign")),
     *(Case(op, [rand(2, 3)], dtype=np.float16) for op in ("Floor", "Sign")),
 ]
 
-# A body in which x reaches y both through the operator and beside it: the gradient must be that of the other way alone.
+# Models in which y depends on x through the operator and through x^2: the gradient must be that of x^2 alone.
 BESIDE = {
     "Floor": "q = Floor (x)",
     "Ceil": "q = Ceil (x)",
@@ -64,47 +65,39 @@ def beside(body: str) -> onnx.ModelProto:
         "one = Constant <value_float = 1.0> () zero = Constant <value_float = 0.0> () "
         "axis = Constant <value_ints = [0]> ()"
     )
-    return onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 21]> g (float[3] x) => (float[N, M] y) '
+    return text_model(
+        "(float[3] x) => (float[N, M] y) "
         f"{{ {constants} {body} s = Mul (x, x) t = ReduceSum (s) f = ReduceSum (q) y = Add (t, f) }}"
     )
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_rule(case: Case) -> None:
-    check(case)
+test_rule = rule_test(CASES)
 
 
 @pytest.mark.parametrize("name", BESIDE)
-def test_only_the_other_way_counts(name: str) -> None:
+def test_operators_of_derivative_zero_contribute_nothing(name: str) -> None:
     model = beside(BESIDE[name])
     x = np.asarray([0.25, 1.5, 2.75], np.float32)
     got = run(api.augment(model, wrt=["x"], of=["y"], seed="ones"), {"x": x})["x_grad"]
     np.testing.assert_allclose(got, 2 * x, rtol=1e-6)
 
 
-def test_a_gradient_that_is_zero_is_announced() -> None:
-    model = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 21]> g (float[3] x) => (float[3] y) { y = Floor (x) }'
-    )
+def test_a_zero_gradient_has_a_warning() -> None:
+    model = text_model("(float[3] x) => (float[3] y) { y = Floor (x) }")
     with pytest.warns(UserWarning, match="is zero"):
         augmented = api.augment(model, wrt=["x"], seed="ones")
     np.testing.assert_array_equal(run(augmented, {"x": np.ones(3, np.float32)})["x_grad"], 0)
 
 
-def test_unique_says_why_it_is_refused() -> None:
-    model = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 21]> g (float[3] x) => (float[N] y) { y = Unique (x) }'
-    )
+def test_unique_is_refused_with_the_reason() -> None:
+    model = text_model("(float[3] x) => (float[N] y) { y = Unique (x) }")
     with pytest.raises(DifferentiationError, match="number of its results depends on which values are equal"):
         api.augment(model, wrt=["x"], seed="ones")
 
 
-def test_the_scale_of_dynamic_quantization_is_differentiated_through_its_body() -> None:
+def test_dynamic_quantization_is_differentiated_by_its_function_body() -> None:
     """scale = (max(x, 0) - min(x, 0)) / 255."""
-    model = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 21]> g (float[3] x) => (float y) { q, y, z = DynamicQuantizeLinear (x) }'
-    )
+    model = text_model("(float[3] x) => (float y) { q, y, z = DynamicQuantizeLinear (x) }")
     got = run(api.augment(model, wrt=["x"], seed="ones"), {"x": np.asarray([-1, 0.5, 3], np.float32)})["x_grad"]
     np.testing.assert_allclose(got, np.asarray([-1, 0, 1]) / 255, rtol=1e-6)
 

@@ -1,0 +1,103 @@
+"""Einsum: sums, repeated indices, broadcast axes, ellipses."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+import onnx_convgrad as og
+from onnx_convgrad.errors import DifferentiationError
+from onnx_convgrad.runtime import run
+from onnx_convgrad.testing import Case, rand
+from tests.support.operators import one_node, rule_test
+
+
+def _einsum(equation: str, *inputs: object, **fields: object) -> Case:
+    return Case("Einsum", list(inputs), {"equation": equation}, name=fields.pop("name", ""), **fields)  # type: ignore[arg-type]
+
+
+CASES = [
+    _einsum("ij,jk->ik", rand(2, 3), rand(3, 4)),
+    _einsum("ij,jk", rand(2, 3), rand(3, 4)),
+    _einsum(" b i j , b j k -> b i k ", rand(2, 3, 4), rand(2, 4, 2), name="spaces"),
+    _einsum("bij,bjk->bik", rand(2, 3, 4), rand(2, 4, 2), dtype=np.float16),
+    _einsum("bij,bjk->bik", rand(2, 3, 4), rand(2, 4, 2), dtype=np.float64),
+    _einsum("bnqd,bnkd->bnqk", rand(2, 2, 3, 4), rand(2, 2, 3, 4)),
+    _einsum("aB,Bc", rand(2, 3), rand(3, 2), name="capitals"),
+    _einsum("...i,...i", rand(2, 3), rand(2, 3)),
+    _einsum("...i,...i->...", rand(2, 1, 3), rand(1, 4, 3)),
+    _einsum("i...,...j->i...j", rand(2, 4), rand(4, 2), dynamic=False, name="ellipsis inside"),
+    _einsum("i,j->ji", rand(2), rand(3)),
+    _einsum("i,i->", rand(3), rand(3)),
+    _einsum("i,i->i", rand(3), rand(3)),
+    _einsum("ij->ji", rand(2, 3)),
+    _einsum("ijk->ki", rand(2, 3, 4)),
+    _einsum("ij->", rand(2, 3)),
+    _einsum("ij", rand(2, 3)),
+    _einsum("ba", rand(2, 3)),
+    _einsum("ii->i", rand(3, 3)),
+    _einsum("ii", rand(3, 3)),
+    _einsum("iji->j", rand(3, 2, 3)),
+    _einsum("iij->ji", rand(3, 3, 2)),
+    _einsum("iii->i", rand(2, 2, 2)),
+    _einsum("iijj->ij", rand(2, 2, 3, 3)),
+    _einsum("ii,ij->j", rand(3, 3), rand(3, 2)),
+    _einsum("ij,kl->il", rand(2, 3), rand(4, 5), name="summed in one operand"),
+    _einsum("ijk,j->i", rand(2, 3, 4), rand(3)),
+    _einsum("ijj,k->i", rand(2, 3, 3), rand(4)),
+    _einsum(",ij->ij", rand(), rand(2, 3)),
+    _einsum(",->", rand(), rand()),
+    _einsum("->", rand()),
+    _einsum("i,->", rand(3), rand()),
+    _einsum("ij,jk,kl->il", rand(2, 3), rand(3, 4), rand(4, 2)),
+    _einsum("i,i,i->i", rand(3), rand(3), rand(3)),
+    _einsum("i,j,k,ijk->", rand(2), rand(3), rand(2), rand(2, 3, 2)),
+    _einsum("...ij,...jk->...ik", rand(2, 3, 4), rand(2, 4, 2)),
+    _einsum("...ij,...jk->...ik", rand(2, 3, 4), rand(1, 4, 2)),
+    _einsum("...ij,jk->...ik", rand(5, 2, 3, 4), rand(4, 2)),
+    _einsum("...i->...", rand(2, 3)),
+    _einsum("...ii->...i", rand(2, 3, 3)),
+    _einsum("...ij->...ji", rand(2, 2, 3)),
+    _einsum("i...->...i", rand(2, 4, 3), dynamic=False),
+    _einsum("ij,jk->ik", rand(2, 1), rand(3, 4), name="axis of one broadcast"),
+    _einsum("ij,jk->ik", rand(0, 3), rand(3, 4), name="empty"),
+]
+
+test_rule = rule_test(CASES)
+
+
+def test_ellipsis_after_an_index_needs_a_rank() -> None:
+    model = one_node(helper.make_node("Einsum", ["a"], ["y"], equation="i...->...i"), {"a": None})
+    message = "the rank of 'a' is unknown and the gradient of an Einsum with an ellipsis after an index"
+    with pytest.raises(DifferentiationError, match=message):
+        og.vjp(model, wrt="inputs")
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("...ij,...jk->...ik", ((5, 2, 3, 4), (2, 4, 2))),
+        ("...i,...i->...", ((2, 3), (3,))),
+        ("i...,...j->i...j", ((2, 4, 3), (3, 2))),
+        ("...,...->...", ((2, 1, 3), (4, 1))),
+        ("...i->i", ((4, 3),)),
+    ],
+)
+def test_einsum_beyond_the_runtime(equation: str, shapes: tuple[tuple[int, ...], ...]) -> None:
+    """ONNX Runtime refuses ellipses of different lengths, but runs the gradients, which have no such Einsum."""
+    torch = pytest.importorskip("torch")
+    names = [f"x{i}" for i in range(len(shapes))]
+    node = helper.make_node("Einsum", names, ["y"], equation=equation)
+    model = one_node(node, dict(zip(names, shapes, strict=True)))
+    operands = [torch.rand(s, requires_grad=True) for s in shapes]
+    y = torch.einsum(equation, *operands)
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, y.shape))
+    g = torch.rand_like(y)
+    y.backward(g)
+    gradient = og.vjp(model, wrt="inputs")
+    feeds = {n: v.detach().numpy() for n, v in zip(names, operands, strict=True)} | {"y_grad": g.numpy()}
+    got = run(gradient, {i.name: feeds[i.name] for i in gradient.graph.input})
+    for name, operand in zip(names, operands, strict=True):
+        np.testing.assert_allclose(got[f"{name}_grad"], operand.grad.numpy(), rtol=1e-5)

@@ -1,0 +1,121 @@
+"""MaxPool and MaxUnpool: every attribute, ties, windows of padding, repeated indices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+import torch.nn.functional as F
+
+from onnx_convgrad import api
+from onnx_convgrad.checking.check import check as check_gradients
+from onnx_convgrad.runtime import run, session
+from onnx_convgrad.testing import Case, check, rand
+from tests.support.operators import WINDOWS, gradient, rule_test, text_model
+
+WHOLE = [(2, 3, 4, 6), (1, 2, 2, 44), (0, 3, 4, 6)]
+
+MAX = [
+    *(Case("MaxPool", [rand(2, 3, 6, 5)], w) for w in WINDOWS),
+    Case("MaxPool", [rand(2, 3, 7)], {"kernel_shape": [3], "strides": [2], "pads": [1, 0]}),
+    Case(
+        "MaxPool", [rand(1, 2, 4, 5, 4)], {"kernel_shape": [3, 2, 2], "strides": [2, 1, 2], "pads": [1, 0, 1, 1, 1, 0]}
+    ),
+    Case("MaxPool", [rand(2, 3, 6, 5)], {"kernel_shape": [2, 3], "storage_order": 1}),
+    Case("MaxPool", [rand(2, 3, 6, 5)], {"kernel_shape": [2, 3], "storage_order": 1}, outputs=2),
+    Case("MaxPool", [rand(2, 3, 6, 5)], {"kernel_shape": [2, 3]}, outputs=2),
+    Case("MaxPool", [rand(2, 3, 6, 5)], {"kernel_shape": [2, 2], "strides": [2, 2]}, dtype=np.float64),
+    Case("MaxPool", [rand(2, 3, 6, 5)], {"kernel_shape": [3, 3], "strides": [2, 2]}, dtype=np.float64),
+    *(Case("MaxPool", [rand(*shape)], {"kernel_shape": [2, 2], "strides": [2, 2]}) for shape in WHOLE),
+    Case("MaxPool", [rand(0, 3, 6, 5)], {"kernel_shape": [2, 2], "strides": [2, 2]}),
+    Case("MaxPool", [rand(0, 3, 6, 5)], {"kernel_shape": [3, 3]}),
+    Case("MaxPool", [rand(2, 3, 6, 5)], {"kernel_shape": [2, 2]}, opset=8),
+]
+
+DISTINCT = np.array([0, 3, 9, 10, 17, 18, 24, 31]).reshape(1, 2, 2, 2)
+UNPOOL = [
+    Case("MaxUnpool", [rand(1, 2, 2, 2), DISTINCT], {"kernel_shape": [2, 2], "strides": [2, 2]}),
+    Case("MaxUnpool", [rand(1, 2, 2, 2), DISTINCT], {"kernel_shape": [2, 2], "strides": [2, 2]}, feed_integers=True),
+    Case("MaxUnpool", [rand(1, 1, 2), np.array([[[1, 2]]])], {"kernel_shape": [2], "strides": [2]}),
+]
+
+test_rule = rule_test([*MAX, *UNPOOL])
+
+
+@pytest.mark.parametrize(
+    "window", [{"kernel_shape": [2, 2], "strides": [2, 2]}, {"kernel_shape": [3, 3], "strides": [2, 2]}]
+)
+@pytest.mark.parametrize("target", ["cpu", "cuda", "web", "portable"])
+@pytest.mark.parametrize("size", [(7, 6), (8, 6)], ids=str)
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_ties_go_to_the_first_element_as_in_pytorch(
+    window: dict[str, Any], target: str, size: tuple[int, int], dtype: type
+) -> None:
+    """On every target and in half precision. Half of the elements are zero, as after a Relu."""
+    generator = np.random.default_rng(3)
+    x = np.maximum(generator.integers(-3, 3, (2, 3, *size)), 0).astype(dtype)
+    reference = torch.tensor(x.astype(np.float64), requires_grad=True)
+    y = F.max_pool2d(reference, window["kernel_shape"], window["strides"])
+    seed = generator.integers(-4, 5, tuple(y.shape)).astype(dtype)
+    y.backward(torch.tensor(seed.astype(np.float64)))
+    assert reference.grad is not None
+    np.testing.assert_array_equal(gradient(Case("MaxPool", [x], window), seed, target), reference.grad.numpy())
+
+
+def test_window_of_padding_only_has_no_gradient() -> None:
+    """With dilation a window may contain no element; ONNX Runtime's index for it is undefined."""
+    case = Case("MaxPool", [rand(1, 2, 1, 5)], {"kernel_shape": [2, 1], "dilations": [2, 1], "pads": [1, 0, 1, 0]})
+    assert not gradient(case, np.ones((1, 2, 1, 5), np.float32)).any()
+
+
+def test_unpool_to_a_larger_shape() -> None:
+    """ONNX Runtime interprets the indices in the requested shape."""
+    indices = np.array([[[[0, 6], [18, 20]]]])
+    attributes = {"kernel_shape": [2, 2], "strides": [2, 2]}
+    case = Case("MaxUnpool", [rand(1, 1, 2, 2), indices, np.array([1, 1, 5, 5])], attributes)
+    seed = np.arange(25, dtype=np.float32).reshape(1, 1, 5, 5)
+    np.testing.assert_array_equal(gradient(case, seed), indices)
+
+
+def test_the_last_of_repeated_unpool_indices_gets_the_gradient() -> None:
+    indices = np.array([[[0, 3, 3, 7]]])
+    case = Case("MaxUnpool", [rand(1, 1, 4), indices], {"kernel_shape": [3], "strides": [2]})
+    check(case)
+    seed = np.arange(1, 10, dtype=np.float32).reshape(1, 1, 9)
+    np.testing.assert_array_equal(gradient(case, seed), [[[1, 0, 4, 8]]])
+
+
+def test_added_index_outputs_have_unique_names() -> None:
+    model = text_model("""(float[1,1,6] x) => (float[1,1,5] y) {
+        a = MaxPool <kernel_shape = [2]> (x) a_indices = MaxPool <kernel_shape = [3], pads = [0, 1]> (x)
+        y = Mul (a, a_indices) }""")
+    result = api.augment(model, wrt=["x"], of=["y"])
+    onnx.checker.check_model(result, full_check=True)
+    values = np.array([[[1, 5, 2, 4, 3, 6]]], np.float32)
+    got = run(result, {"x": values, "y_grad": np.ones((1, 1, 5), np.float32)})["x_grad"]
+    t = torch.tensor(values, requires_grad=True)
+    (F.max_pool1d(t, 2, 1) * F.max_pool1d(F.pad(t, (0, 1), value=-100), 3, 1)).sum().backward()
+    assert t.grad is not None
+    np.testing.assert_array_equal(got, t.grad.numpy())
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        "MaxPool <kernel_shape = [1, 1], strides = [1, 3], ceil_mode = 1>",
+        "MaxPool <kernel_shape = [2, 2], strides = [2, 3], pads = [0, 0, 1, 1], ceil_mode = 1>",
+        "AveragePool <kernel_shape = [2, 1], strides = [3, 3], ceil_mode = 1>",
+        'MaxPool <kernel_shape = [2, 2], dilations = [2, 2], auto_pad = "SAME_UPPER">',
+    ],
+)
+@pytest.mark.parametrize("batch", ["3", "N"])
+def test_window_counts_that_shape_inference_gets_wrong(pool: str, batch: str) -> None:
+    """ONNX's shape inference, which the runtime uses when it loads a model, counts one window too many."""
+    nodes = f"p = {pool} (x) s = Sigmoid (p) y = Mul (p, s)"
+    model = text_model(f"(float[{batch}, 2, 6, 8] x) => (float[A, B, C, D] y) {{ {nodes} }}")
+    assert check_gradients(model, input_shapes={"x": [3, 2, 6, 8]}).passed
+    twice = api.augment(api.augment(model, wrt="inputs"), wrt="x", of="x_grad")
+    assert session(twice).get_outputs()[-1].name == "x_grad_1"
