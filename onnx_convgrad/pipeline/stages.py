@@ -18,7 +18,7 @@ from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError, first_few
 from onnx_convgrad.frontend.canonicalize import InputShapes, canonicalize
 from onnx_convgrad.frontend.diagnose import judged
-from onnx_convgrad.frontend.exporters.separate_merged import part_members, restore
+from onnx_convgrad.frontend.exporters.separate_merged import restore, separate_members
 from onnx_convgrad.frontend.files import AnyModel, load
 from onnx_convgrad.frontend.parameters import resolve_of, resolve_wrt
 from onnx_convgrad.frontend.verify import verify, verify_shapes
@@ -60,7 +60,7 @@ def _canonical(m: ir.Model, given: AnyModel, wrt: Names, input_shapes: InputShap
     m = canonicalize(m, input_shapes)
     if input_shapes:
         verify_shapes(m, lambda: canonicalize(load(given)))
-    part_members(m.graph)
+    separate_members(m.graph)
     take_loops_back(m)
     return m
 

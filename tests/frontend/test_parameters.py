@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional as F
 
 import onnx_convgrad as og
+from onnx_convgrad.pipeline.stages import build
 from onnx_convgrad.runtime import run
 from tests.support.families import export
 from tests.support.one_input import graph_of
@@ -416,3 +417,36 @@ def test_warning_of_a_folded_normalization() -> None:
     model = export(net, torch.randn(2, 3, 6, 6), dynamo=True, training=False, fold=True)
     with pytest.warns(UserWarning, match="folded BatchNormalizations into .*Conv.* keep their statistics"):
         og.vjp(model, wrt="parameters")
+
+
+NORMALIZATIONS = {
+    "instance": lambda affine: torch.nn.InstanceNorm2d(3, affine=affine),
+    "batch": lambda affine: torch.nn.BatchNorm2d(3, affine=affine),
+    "layer": lambda affine: torch.nn.LayerNorm(4, elementwise_affine=affine),
+}
+
+
+@pytest.mark.parametrize("name", NORMALIZATIONS)
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("dynamo", [True, False])
+def test_ones_and_zeros_of_an_exporter_are_no_parameters(name: str, *, affine: bool, dynamo: bool) -> None:
+    net = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), NORMALIZATIONS[name](affine))
+    model = export(net, torch.ones(2, 2, 6, 6), dynamo=dynamo, training=not dynamo, fold=name != "batch")
+    found = build(model).gradients
+    assert list(found) == ["0.weight", "0.bias", *(["1.weight", "1.bias"] if affine else [])]
+
+
+@pytest.mark.parametrize("scales", ["c = Concat <axis = 0> (ones, by)", "c = Mul (two, by4)"])
+def test_numbers_that_only_compute_a_size_are_no_parameters(scales: str) -> None:
+    """PyTorch's older exporter concatenates the scales of a Resize from two Constant nodes; others multiply sizes."""
+    model = graph_of(f"""(float[1, 2, 4, 4] x, float[3, 2, 1, 1] w) => (float[1, 3, 8, 8] y) {{
+            h = Conv (x, w)
+            ones = Constant <value = float[2] {{1, 1}}> ()
+            by = Constant <value = float[2] {{2, 2}}> ()
+            two = Constant <value = float[4] {{2, 2, 2, 2}}> ()
+            by4 = Constant <value = float[4] {{0.5, 0.5, 1, 1}}> ()
+            {scales}
+            y = Resize <mode = "nearest"> (h, , c)
+        }}""")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((3, 2, 1, 1), np.float32), "w"))
+    assert gradients(og.augment(model, wrt="parameters")) == ["w"]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import onnx
 import onnx.parser
 import torch
+
+import onnx_convgrad as og
+from onnx_convgrad.runtime import run
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 
@@ -24,6 +28,21 @@ def parsed(body: str, shape: str, *initializers: np.ndarray) -> onnx.ModelProto:
     for name, array in zip("ab", initializers, strict=False):
         model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
     return model
+
+
+ROWS = np.random.default_rng(0).standard_normal((2, 3)).astype(np.float32)
+
+
+def of_rows(body: str) -> onnx.ModelProto:
+    """A model whose `body` computes y from x, both like `ROWS`."""
+    return graph_of(f"(float[2,3] x) => (float[2,3] y) {body}", domains=', "local": 1')
+
+
+def rows_gradient(model: onnx.ModelProto | Path) -> np.ndarray:
+    """The gradient of the sum of the outputs by x at `ROWS`."""
+    result = og.augment(model, wrt="inputs", seed="ones")
+    onnx.checker.check_model(result, full_check=True)
+    return run(result, {"x": ROWS})["x_grad"]
 
 
 def numbers(*shape: int) -> np.ndarray:

@@ -79,7 +79,7 @@ def _clip(h: Rewriter) -> None:
     def bound(name: str, default: float) -> ir.Value | None:
         number = h.float(name, default)
         explicit = h.node.attributes.pop(name, None) is not None
-        # Exporters write the defaults, which bound nothing but a float64 that the author limited on purpose.
+        # Exporters write the defaults, which only bound a float64 that the author limited on purpose.
         if number == default and not (explicit and double):
             return None
         return h.scalar(number, data, h.y)
@@ -97,7 +97,7 @@ def _dft(h: Rewriter) -> None:
 
 
 def _dropout_mask(h: Rewriter) -> None:
-    """The mask had the type of the data; it became a bool."""
+    """The mask had the type of the data; now it is a bool."""
     if len(h.node.outputs) < 2:
         return
     mask = h.node.outputs[1]
@@ -129,7 +129,7 @@ def _softmax(h: Rewriter) -> None:
     matrix = h.e.op("Flatten", x, axis=axis)
     rows = h.e.op(h.node.op_type, matrix, axis=-1)
     shape = h.e.op("Shape", x)
-    # Without allowzero an empty dimension would be taken from the matrix.
+    # Without allowzero the size of an empty dimension would be copied from the matrix.
     h.become("Reshape", rows, shape, allowzero=1)
 
 
@@ -254,7 +254,7 @@ ADAPTERS: dict[str, tuple[Step, ...]] = {
     "Clip": (Step(11, _clip),),
     "Dropout": (Step(10, _dropout_mask), Step(12, _attribute_input("ratio"))),
     "TopK": (Step(10, _attribute_input("k", vector=True)),),
-    # Upsample ends at opset 10, but is turned directly into the Resize of 13, whose inputs are optional.
+    # Upsample ends at opset 10; it becomes the Resize of 13, whose inputs are optional.
     "Upsample": (Step(9, _attribute_input("scales")), Step(13, _upsample)),
     "Resize": (Step(11, _resize_10), Step(13, _resize_11)),
     "Softmax": (Step(13, _softmax),),

@@ -61,7 +61,7 @@ def standard_body(node: ir.Node, version: int, overload: str) -> ir.Function:
             proto.output[index], output.name = proto.output[wanted[0]], None
     del proto.output[len(node.outputs) :]
     proto.domain, proto.name, proto.overload = "", node.op_type, overload
-    body = ir.from_proto(proto)
+    body: ir.Function = ir.from_proto(proto)
     for inner in body.all_nodes():
         inner.version = body.opset_imports.get("", version)
     body.opset_imports.clear()
