@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator
 
 import onnx
 import onnx_ir as ir
+from onnx_ir.passes import common
 
 from onnx_convgrad.errors import ModelError, UnsupportedCase
 from onnx_convgrad.frontend.opset.adapters import ADAPTERS, FUSED, Adapter, Step
-from onnx_convgrad.frontend.opset.functions import inline_functions, standard_body
+from onnx_convgrad.frontend.opset.functions import standard_body
 from onnx_convgrad.frontend.opset.rewriter import Rewriter
 from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter
 from onnx_convgrad.ir.namespace import Namespace
@@ -68,7 +69,7 @@ def upgrade(model: ir.Model) -> None:
         if not walk.bodies:
             break
         model.functions.update({body.identifier(): body for body in walk.bodies})
-        inline_functions(model)  # the inlined nodes state their opset, which may be another one
+        common.InlinePass()(model)  # the inlined nodes state their opset, which may be another one
     if problems:
         listing = "\n".join(f"  - {problem}" for problem in problems)
         raise ModelError(f"{len(problems)} node(s) cannot be expressed at opset {CANONICAL_OPSET}:\n{listing}")
