@@ -58,3 +58,23 @@ def by_torch(function: Function, x: np.ndarray) -> np.ndarray:
     function(leaf).sum().backward()
     assert leaf.grad is not None
     return leaf.grad.numpy()
+
+
+KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+FOLDED = "pkg.onnxscript.optimizer.folded_from"
+
+
+def gradients(made: onnx.ModelProto) -> list[str]:
+    """The names of the values whose gradients a model gives."""
+    names = [o.name for o in made.graph.output]
+    assert names[0] == "y" or names[0].endswith("_grad")
+    assert all(name.endswith("_grad") for name in names[1:])
+    return [name.removesuffix("_grad") for name in names if name != "y"]
+
+
+def mark(model: onnx.ModelProto, name: str, key: str, value: str) -> None:
+    """Add an exporter's note to an initializer."""
+    stored = next(t for t in model.graph.initializer if t.name == name)
+    info = onnx.helper.make_tensor_value_info(name, stored.data_type, stored.dims)
+    info.metadata_props.add(key=key, value=value)
+    model.graph.value_info.append(info)
