@@ -45,7 +45,7 @@ def standard_body(node: ir.Node, version: int, overload: str) -> ir.Function:
             proto.output[index], output.name = proto.output[wanted[0]], None
     del proto.output[len(node.outputs) :]
     proto.domain, proto.name, proto.overload = "", node.op_type, overload
-    body: ir.Function = ir.from_proto(proto)
+    body = ir.serde.deserialize_function(proto)
     stem = node.outputs[wanted[0]].name
     values = [v for graph in body.graph.subgraphs() for v in (*graph.inputs, *graph.initializers.values())]
     for inner in body.all_nodes():
