@@ -18,7 +18,7 @@ from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import first_few
 from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.diagnose import judged
-from onnx_convgrad.frontend.exporters.separate_merged import part_members, restore
+from onnx_convgrad.frontend.exporters.separate_merged import restore, separate_members
 from onnx_convgrad.frontend.files import AnyModel, load
 from onnx_convgrad.frontend.parameters import resolve_of, resolve_wrt
 from onnx_convgrad.frontend.verify import verify, verify_shapes
@@ -127,7 +127,7 @@ def _canonicalize(m: ir.Model, options: Options, original: Callable[[], ir.Model
     m = canonicalize(m, options.input_shapes)
     if options.input_shapes:
         verify_shapes(m, lambda: canonicalize(original()))
-    part_members(m.graph)
+    separate_members(m.graph)
     take_loops_back(m)
     return m
 

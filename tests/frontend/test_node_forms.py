@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
-import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import onnx_convgrad as og
 from onnx_convgrad.errors import ModelError
-from onnx_convgrad.pipeline.options import Options
-from onnx_convgrad.pipeline.stages import build
-from tests.support.families import export
 
 WEIGHT = np.random.default_rng(0).standard_normal((3, 3, 3, 3)).astype(np.float32)
 
@@ -52,49 +46,3 @@ MALFORMED = [
 def test_a_malformed_node_is_refused(model: onnx.ModelProto, reason: str) -> None:
     with pytest.raises(ModelError, match=rf"'here' \(\w+, opset 17\): .*{reason}"):
         og.augment(model, wrt="inputs")
-
-
-@pytest.mark.parametrize("linear", [True, False])
-@pytest.mark.parametrize("as_node", [True, False])
-def test_sparse_weights_become_dense(tmp_path: Path, *, linear: bool, as_node: bool) -> None:
-    model = one_node("Conv")
-    del model.graph.initializer[:]
-    places = np.array([3, 40], np.int64) if linear else np.array([[0, 0, 1, 0], [1, 1, 1, 1]], np.int64)
-    values = numpy_helper.from_array(np.array([2.0, -1.0], np.float32), "w")
-    sparse = helper.make_sparse_tensor(values, numpy_helper.from_array(places, "w_indices"), [3, 3, 3, 3])
-    if as_node:
-        model.graph.node.insert(0, helper.make_node("Constant", [], ["w"], sparse_value=sparse))
-    else:
-        model.graph.sparse_initializer.append(sparse)
-    onnx.save(model, tmp_path / "sparse.onnx")
-    before = model.SerializeToString()
-    for given in (model, tmp_path / "sparse.onnx"):
-        made = og.augment(given, wrt="all")
-        x = np.random.default_rng(1).standard_normal((1, 3, 6, 6)).astype(np.float32)
-        g = np.ones((1, 3, 4, 4), np.float32)
-        y, dx, dw = _session(made).run(["y", "x_grad", "w_grad"], {"x": x, "y_grad": g})
-        np.testing.assert_array_equal(y, _session(model).run(None, {"x": x})[0])
-        assert dw.shape == (3, 3, 3, 3)
-        np.testing.assert_allclose(np.vdot(dx, x), np.vdot(y, g), rtol=1e-5)
-    assert model.SerializeToString() == before
-
-
-def _session(model: onnx.ModelProto) -> ort.InferenceSession:
-    return ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-
-
-NORMALIZATIONS = {
-    "instance": lambda affine: torch.nn.InstanceNorm2d(3, affine=affine),
-    "batch": lambda affine: torch.nn.BatchNorm2d(3, affine=affine),
-    "layer": lambda affine: torch.nn.LayerNorm(4, elementwise_affine=affine),
-}
-
-
-@pytest.mark.parametrize("name", NORMALIZATIONS)
-@pytest.mark.parametrize("affine", [True, False])
-@pytest.mark.parametrize("dynamo", [True, False])
-def test_ones_and_zeros_of_an_exporter_are_no_parameters(name: str, *, affine: bool, dynamo: bool) -> None:
-    net = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), NORMALIZATIONS[name](affine))
-    model = export(net, torch.ones(2, 2, 6, 6), dynamo=dynamo, training=not dynamo, fold=name != "batch")
-    found = build(model, Options()).gradients
-    assert list(found) == ["0.weight", "0.bias", *(["1.weight", "1.bias"] if affine else [])]

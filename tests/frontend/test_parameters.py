@@ -11,14 +11,10 @@ import torch
 from torch.nn import functional as F
 
 import onnx_convgrad as og
+from onnx_convgrad.pipeline.stages import build
 from onnx_convgrad.runtime import run
 from tests.support.families import export
-from tests.support.one_input import graph_of
-
-
-def gradients(made: onnx.ModelProto) -> list[str]:
-    """The names of the values whose gradients a model gives."""
-    return [o.name.removesuffix("_grad") for o in made.graph.output if o.name.endswith("_grad")]
+from tests.support.one_input import FOLDED, KIND, gradients, graph_of, mark
 
 
 def close(got: dict[str, np.ndarray], want: dict[str, torch.Tensor], rtol: float, atol: float = 0) -> None:
@@ -56,24 +52,16 @@ def test_a_parameter_behind_a_cast_like() -> None:
 
 
 MADE = {
-    "coordinates": ("pkg.onnxscript.optimizer.folded_from", "['linspace', 'val_0', 'val_1']"),
-    "lifted": ("pkg.torch.export.graph_signature.InputSpec.kind", "CONSTANT_TENSOR"),
-    "buffer": ("pkg.torch.export.graph_signature.InputSpec.kind", "BUFFER"),
-    "ones": ("pkg.onnxscript.optimizer.folded_from", "['conv2d', 'val_3']"),
+    "coordinates": (FOLDED, "['linspace', 'val_0', 'val_1']"),
+    "lifted": (KIND, "CONSTANT_TENSOR"),
+    "buffer": (KIND, "BUFFER"),
+    "ones": (FOLDED, "['conv2d', 'val_3']"),
     "val_7": ("pkg.torch.onnx.original_node_name", "c"),
     "fused": ("pkg.torch.onnx.original_node_name", "c"),
-    "folded": ("pkg.onnxscript.optimizer.folded_from", "['layer.bias', 'val_4']"),
-    "outermost": ("pkg.onnxscript.optimizer.folded_from", "['b', 'val_4', 'val_5']"),
-    "own": ("pkg.torch.export.graph_signature.InputSpec.kind", "PARAMETER"),
+    "folded": (FOLDED, "['layer.bias', 'val_4']"),
+    "outermost": (FOLDED, "['b', 'val_4', 'val_5']"),
+    "own": (KIND, "PARAMETER"),
 }
-
-
-def mark(model: onnx.ModelProto, name: str, key: str, value: str) -> None:
-    """Add an exporter's note to an initializer."""
-    stored = next(t for t in model.graph.initializer if t.name == name)
-    info = onnx.helper.make_tensor_value_info(name, stored.data_type, stored.dims)
-    info.metadata_props.add(key=key, value=value)
-    model.graph.value_info.append(info)
 
 
 @pytest.mark.parametrize("marked", [True, False])
@@ -101,73 +89,6 @@ def test_the_notes_of_the_exporter_decide(marked: bool) -> None:
     for name, note in MADE.items() if marked else ():
         mark(model, name, *note)
     assert gradients(og.augment(model)) == (["fused", "folded", "outermost", "own"] if marked else list(MADE))
-
-
-def test_warning_of_a_parameter_that_also_acts_through_a_folded_value() -> None:
-    model = graph_of("""(float[2, 3] x) => (float[2, 3] y)
-        <float[3, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9}, float[3, 3] t = {1, 4, 7, 2, 5, 8, 3, 6, 9}>
-        { h = MatMul (x, w) y = MatMul (h, t) }""")
-    mark(model, "w", *MADE["own"])
-    mark(model, "t", MADE["folded"][0], "['w']")
-    with pytest.warns(UserWarning, match="computed 't' from 'w'.*optimize=False"):
-        og.augment(model)
-    og.augment(model, wrt="inputs")
-
-
-class Tied(torch.nn.Module):
-    """An encoder, and a decoder with the same kernels turned around."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encode = torch.nn.Conv2d(3, 4, 3, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.conv2d(torch.tanh(self.encode(x)), self.encode.weight.transpose(0, 1).flip(2, 3), padding=2)
-
-
-def test_a_file_that_was_not_optimized_keeps_weights_tied() -> None:
-    torch.manual_seed(0)
-    net, x = Tied(), torch.randn(2, 3, 6, 6)
-    y = net(x)
-    seed = torch.randn_like(y)
-    (want,) = torch.autograd.grad(y, [net.encode.weight], seed)
-    folded, whole = (export(net, x, dynamo=True, training=False, fold=fold) for fold in (True, False))
-    with pytest.warns(UserWarning, match=r"from 'encode.weight', and it is a value of its own now"):
-        og.vjp(folded, wrt="parameters")
-    got = run(og.vjp(whole, wrt="parameters"), {"x": x.numpy(), "y_grad": seed.numpy()})
-    assert list(got) == ["encode.weight_grad"]
-    assert np.linalg.norm(got["encode.weight_grad"] - want.numpy()) < 1e-5 * np.linalg.norm(want.numpy())
-
-
-class Computed(torch.nn.Module):
-    """A scale that is learned as its logarithm, and kernels that are standardized."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.log_scale = torch.nn.Conv2d(3, 4, 3, bias=False), torch.nn.Parameter(torch.randn(4, 1, 1))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        w = self.conv.weight
-        return F.conv2d(x, (w - w.mean((1, 2, 3), keepdim=True)) / w.norm()) * self.log_scale.exp()
-
-
-def test_arithmetic_on_parameters() -> None:
-    """Declared parameters are trained wherever they act; a warning names values that the exporter computed from them."""
-    torch.manual_seed(0)
-    net, x = Computed(), torch.randn(2, 3, 6, 6)
-    y = net(x)
-    seed = torch.randn_like(y)
-    want = torch.autograd.grad(y, [net.conv.weight, net.log_scale], seed)
-    folded, whole = (export(net, x, dynamo=True, training=False, fold=fold) for fold in (True, False))
-    with pytest.warns(UserWarning, match="The exporter computed") as caught:
-        og.vjp(folded, wrt="parameters")
-    told = " ".join(str(warning.message) for warning in caught)
-    assert "from 'conv.weight': the gradient is that of" in told
-    assert "from 'log_scale': the gradient is that of" in told
-    got = run(og.vjp(whole, wrt="parameters"), {"x": x.numpy(), "y_grad": seed.numpy()})
-    assert set(got) == {"conv.weight_grad", "log_scale_grad"}
-    for name, gradient in zip(("conv.weight", "log_scale"), want, strict=True):
-        assert np.linalg.norm(got[f"{name}_grad"] - gradient.numpy()) < 1e-5 * np.linalg.norm(gradient.numpy())
 
 
 def test_weights_that_only_a_body_reads() -> None:
@@ -267,51 +188,6 @@ def test_a_batch_normalization_fresh_and_alone() -> None:
     _fresh_gradients_equal(net, model, x, seed, want)
 
 
-class Scaled(torch.nn.Module):
-    """A learned temperature and a learned exponent beside a convolution; a constant of the module's own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.pool = torch.nn.Conv2d(3, 4, 3), torch.nn.Module()
-        self.pool.p, self.pool.scale = torch.nn.Parameter(torch.ones(1) * 3), torch.nn.Parameter(torch.tensor(0.7))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.conv(x).abs().pow(self.pool.p).mean((2, 3)) * self.pool.scale * 2
-
-
-def test_warning_of_values_that_may_be_parameters() -> None:
-    """The older exporter does not declare whether scalars and exponents are parameters; the newer one does."""
-    torch.manual_seed(0)
-    net, x = Scaled(), torch.randn(2, 3, 6, 6)
-    older, newer = (export(net, x, dynamo=dynamo, training=False, fold=False) for dynamo in (False, True))
-    with pytest.warns(UserWarning, match="'pool.p', 'pool.scale' may be parameters or constants.* Name them in wrt"):
-        assert {o.name for o in og.vjp(older, wrt="parameters").graph.output} == {"conv.weight_grad", "conv.bias_grad"}
-    found = {o.name for o in og.vjp(newer, wrt="parameters").graph.output}
-    og.vjp(older, wrt=["conv.*", "pool.*"])
-    assert found == {"conv.weight_grad", "conv.bias_grad", "pool.p_grad", "pool.scale_grad"}
-
-
-def test_constants_that_an_exporter_names_with_dots_are_no_members() -> None:
-    """Paddle's exporter names constants like this, and parameters as in conv2d_0.w_0."""
-    stored = {"conv2d_0.w_0": [2, 3, 3, 3], "helper.constant.1": [], "p2o.pd_op.full.0.0": [1], "scale_0.w_0": [1]}
-    graph = onnx.helper.make_graph(
-        [
-            onnx.helper.make_node("Conv", ["x", "conv2d_0.w_0"], ["c"]),
-            onnx.helper.make_node("Clip", ["c", "", "helper.constant.1"], ["d"]),
-            onnx.helper.make_node("Div", ["d", "p2o.pd_op.full.0.0"], ["e"]),
-            onnx.helper.make_node("Mul", ["e", "scale_0.w_0"], ["y"]),
-        ],
-        "g",
-        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 3, 5, 5])],
-        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)],
-        [onnx.numpy_helper.from_array(np.full(shape, 6, np.float32), name) for name, shape in stored.items()],
-    )
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
-    with pytest.warns(UserWarning, match="^'scale_0.w_0' may be parameters") as caught:
-        og.augment(model)
-    assert len(caught) == 1
-
-
 class Twice(torch.nn.Module):
     """A layer that is used twice."""
 
@@ -349,23 +225,6 @@ def test_a_weight_that_is_folded_for_each_of_its_uses(tmp_path: Path) -> None:
     np.testing.assert_allclose(next(iter(trained.values())), net(x).detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
-class Decay(torch.nn.Module):
-    """A rate that is learned as its logarithm and given an axis last, as in state space models."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.log_rate, self.seen = torch.nn.Parameter(torch.randn(3, 4)), torch.nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (self.seen(x)[:, None] * (-torch.exp(self.log_rate))[None]).exp().sum(1)
-
-
-def test_warning_of_arithmetic_before_a_change_of_layout() -> None:
-    model = export(Decay(), torch.randn(2, 4), dynamo=True, training=False, fold=True)
-    with pytest.warns(UserWarning, match="'unsqueeze_1' from 'log_rate': the gradient is that of 'unsqueeze_1'"):
-        og.vjp(model, wrt="parameters")
-
-
 def test_a_filter_in_a_constant_node_is_no_weight() -> None:
     """A blur beside convolutions with stored weights is none; where all weights are Constant nodes, they are trained."""
     body = "{ k = Constant <value = float[1,1,1,1] {0.5}> () b = Conv (x, k) y = Conv (b, %s) }"
@@ -374,45 +233,35 @@ def test_a_filter_in_a_constant_node_is_no_weight() -> None:
         assert gradients(og.vjp(graph_of(f"{head} {weights} {body % name}"), wrt="parameters")) == [name]
 
 
-class Experts(torch.nn.Module):
-    """Weights that are selected by the data, and a temperature that is learned as its logarithm."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate, self.weights = torch.nn.Linear(6, 4), torch.nn.Parameter(torch.randn(4, 6, 5))
-        self.log_scale = torch.nn.Parameter(torch.tensor(0.3))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        chosen = self.weights[self.gate(x).argmax(-1)]
-        return (x[:, None] @ chosen)[:, 0] * self.log_scale.exp() + self.gate(x).mean()
+NORMALIZATIONS = {
+    "instance": lambda affine: torch.nn.InstanceNorm2d(3, affine=affine),
+    "batch": lambda affine: torch.nn.BatchNorm2d(3, affine=affine),
+    "layer": lambda affine: torch.nn.LayerNorm(4, elementwise_affine=affine),
+}
 
 
-def test_warning_of_a_folded_value_that_is_no_operand_for_parameters() -> None:
+@pytest.mark.parametrize("name", NORMALIZATIONS)
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("dynamo", [True, False])
+def test_ones_and_zeros_of_an_exporter_are_no_parameters(name: str, *, affine: bool, dynamo: bool) -> None:
     torch.manual_seed(0)
-    model = export(Experts(), torch.randn(3, 6), dynamo=True, training=False, fold=True)
-    with pytest.warns(UserWarning, match=r"\(of 'log_scale'\).* may be parameters or constants"):
-        og.vjp(model, wrt="parameters")
+    net = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), NORMALIZATIONS[name](affine))
+    model = export(net, torch.ones(2, 2, 6, 6), dynamo=dynamo, training=not dynamo, fold=name != "batch")
+    found = build(model).gradients
+    assert list(found) == ["0.weight", "0.bias", *(["1.weight", "1.bias"] if affine else [])]
 
 
-class Times(torch.nn.Module):
-    """Sines and cosines of a time, as diffusion networks embed it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = torch.nn.Linear(8, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        angles = x[:, None] * torch.exp(-np.log(100) * torch.arange(4, dtype=torch.float32) / 4)[None]
-        return self.linear(torch.cat([angles.sin(), angles.cos()], 1))
-
-
-def test_no_warning_of_values_computed_from_constants() -> None:
-    model = export(Times(), torch.randn(3), dynamo=True, training=False, fold=True)
-    assert len(og.vjp(model, wrt="parameters").graph.output) == 2
-
-
-def test_warning_of_a_folded_normalization() -> None:
-    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
-    model = export(net, torch.randn(2, 3, 6, 6), dynamo=True, training=False, fold=True)
-    with pytest.warns(UserWarning, match="folded BatchNormalizations into .*Conv.* keep their statistics"):
-        og.vjp(model, wrt="parameters")
+@pytest.mark.parametrize("scales", ["c = Concat <axis = 0> (ones, by)", "c = Mul (two, by4)"])
+def test_numbers_that_only_compute_a_size_are_no_parameters(scales: str) -> None:
+    """PyTorch's older exporter concatenates the scales of a Resize from two Constant nodes; others multiply sizes."""
+    model = graph_of(f"""(float[1, 2, 4, 4] x, float[3, 2, 1, 1] w) => (float[1, 3, 8, 8] y) {{
+            h = Conv (x, w)
+            ones = Constant <value = float[2] {{1, 1}}> ()
+            by = Constant <value = float[2] {{2, 2}}> ()
+            two = Constant <value = float[4] {{2, 2, 2, 2}}> ()
+            by4 = Constant <value = float[4] {{0.5, 0.5, 1, 1}}> ()
+            {scales}
+            y = Resize <mode = "nearest"> (h, , c)
+        }}""")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((3, 2, 1, 1), np.float32), "w"))
+    assert gradients(og.augment(model, wrt="parameters")) == ["w"]

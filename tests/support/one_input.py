@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import onnx
 import onnx.parser
 import torch
+
+import onnx_convgrad as og
+from onnx_convgrad.runtime import run
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 
@@ -26,6 +30,21 @@ def parsed(body: str, shape: str, *initializers: np.ndarray) -> onnx.ModelProto:
     return model
 
 
+ROWS = np.random.default_rng(0).standard_normal((2, 3)).astype(np.float32)
+
+
+def of_rows(body: str) -> onnx.ModelProto:
+    """A model whose `body` computes y from x, both like `ROWS`."""
+    return graph_of(f"(float[2,3] x) => (float[2,3] y) {body}", domains=', "local": 1')
+
+
+def rows_gradient(model: onnx.ModelProto | Path) -> np.ndarray:
+    """The gradient of the sum of the outputs by x at `ROWS`."""
+    result = og.augment(model, wrt="inputs", seed="ones")
+    onnx.checker.check_model(result, full_check=True)
+    return run(result, {"x": ROWS})["x_grad"]
+
+
 def numbers(*shape: int) -> np.ndarray:
     return np.random.default_rng(len(shape)).normal(size=shape).astype(np.float32)
 
@@ -39,3 +58,23 @@ def by_torch(function: Function, x: np.ndarray) -> np.ndarray:
     function(leaf).sum().backward()
     assert leaf.grad is not None
     return leaf.grad.numpy()
+
+
+KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+FOLDED = "pkg.onnxscript.optimizer.folded_from"
+
+
+def gradients(made: onnx.ModelProto) -> list[str]:
+    """The names of the values whose gradients a model gives."""
+    names = [o.name for o in made.graph.output]
+    assert names[0] == "y" or names[0].endswith("_grad")
+    assert all(name.endswith("_grad") for name in names[1:])
+    return [name.removesuffix("_grad") for name in names if name != "y"]
+
+
+def mark(model: onnx.ModelProto, name: str, key: str, value: str) -> None:
+    """Add an exporter's note to an initializer."""
+    stored = next(t for t in model.graph.initializer if t.name == name)
+    info = onnx.helper.make_tensor_value_info(name, stored.data_type, stored.dims)
+    info.metadata_props.add(key=key, value=value)
+    model.graph.value_info.append(info)

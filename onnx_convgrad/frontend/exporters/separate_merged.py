@@ -21,7 +21,7 @@ from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.notes import INITIALIZER_KIND
 
-__all__ = ["part_members", "restore", "untie"]
+__all__ = ["restore", "separate_members", "untie"]
 
 _LARGE = 1 << 22
 
@@ -29,10 +29,10 @@ _MEMBER = re.compile(r"\w+(\.\w+)+")
 """Name of a parameter of a submodule."""
 
 
-def part_members(graph: ir.Graph) -> None:
+def separate_members(graph: ir.Graph) -> None:
     """Give members of modules that an exporter merged, and statistics, their own initializers."""
     untie(graph, members=True)
-    _part_statistics(graph)
+    _separate_statistics(graph)
 
 
 def untie(graph: ir.Graph, *, members: bool = False) -> None:
@@ -67,12 +67,12 @@ def restore(graph: ir.Graph) -> None:
 
     The graph must be that of the file: the notes refer to its nodes.
     """
-    _part_merged(graph)
-    _part_statistics(graph)
+    _separate_merged(graph)
+    _separate_statistics(graph)
     tie_copies(graph)
 
 
-def _part_merged(graph: ir.Graph) -> None:
+def _separate_merged(graph: ir.Graph) -> None:
     names = Namespace.of_values(graph)
     for entry in merged(graph):
         tensor = entry.value.const_value
@@ -97,7 +97,7 @@ def _part_merged(graph: ir.Graph) -> None:
         missing.node.replace_input_with(2, own)
 
 
-def _part_statistics(graph: ir.Graph) -> None:
+def _separate_statistics(graph: ir.Graph) -> None:
     """Give a BatchNormalization its own statistics where they are merged with a scale or shift."""
     names = Namespace.of_values(graph)
     learned = {v for n in graph if is_op(n, "BatchNormalization") for v in n.inputs[1:3] if v is not None}

@@ -15,7 +15,6 @@ import onnx_ir as ir
 from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.frontend.gradient_edges import TRAINING_DOMAIN
 from onnx_convgrad.frontend.opset import adapters_above_21 as above
-from onnx_convgrad.frontend.opset import adapters_experimental as experimental
 from onnx_convgrad.frontend.opset import adapters_fused as fused
 from onnx_convgrad.frontend.opset import adapters_training as training
 from onnx_convgrad.frontend.opset.rewriter import Rewriter
@@ -79,7 +78,7 @@ def _clip(h: Rewriter) -> None:
     def bound(name: str, default: float) -> ir.Value | None:
         number = h.float(name, default)
         explicit = h.node.attributes.pop(name, None) is not None
-        # Exporters write the defaults, which bound nothing but a float64 that the author limited on purpose.
+        # Exporters write the defaults, which only bound a float64 that the author limited on purpose.
         if number == default and not (explicit and double):
             return None
         return h.scalar(number, data, h.y)
@@ -97,7 +96,7 @@ def _dft(h: Rewriter) -> None:
 
 
 def _dropout_mask(h: Rewriter) -> None:
-    """The mask had the type of the data; it became a bool."""
+    """The mask had the type of the data; now it is a bool."""
     if len(h.node.outputs) < 2:
         return
     mask = h.node.outputs[1]
@@ -129,7 +128,7 @@ def _softmax(h: Rewriter) -> None:
     matrix = h.e.op("Flatten", x, axis=axis)
     rows = h.e.op(h.node.op_type, matrix, axis=-1)
     shape = h.e.op("Shape", x)
-    # Without allowzero an empty dimension would be taken from the matrix.
+    # Without allowzero the size of an empty dimension would be copied from the matrix.
     h.become("Reshape", rows, shape, allowzero=1)
 
 
@@ -236,6 +235,28 @@ def _group_norm(h: Rewriter) -> None:
     h.set_inputs(x, *(h.e.op("Reshape", v, flat) for v in wide))
 
 
+def _mean_variance(h: Rewriter) -> None:
+    """`across_channels` gave the axes, always with the batch; the division was optional."""
+    if "axes" in h.node.attributes:
+        return
+    x = h.required(0)
+    rank = 4 if x.shape is None else x.shape.rank()
+    axes = [axis for axis in range(rank) if axis != 1 or h.int("across_channels", 0)]
+    if h.int("normalize_variance", 1):
+        h.become("MeanVarianceNormalization", x, axes=axes)
+    else:
+        h.become("Sub", x, h.e.op("ReduceMean", x, h.e.ints(axes)))
+
+
+def _image_scaler(h: Rewriter) -> None:
+    """scale * x + bias, with a bias per channel: experimental until opset 9, and used by converters from CoreML."""
+    x = h.required(0)
+    bias = h.e.const(np.array(h.floats("bias") or (0.0,), dtype=np.float32).reshape(-1, 1, 1))
+    if h.dtype(x, h.y) != ir.DataType.FLOAT:
+        bias = h.e.op("CastLike", bias, x)
+    h.become("Add", h.e.op("Mul", x, h.scalar(h.float("scale", 1.0), x, h.y)), bias)
+
+
 def _scan_8(h: Rewriter) -> None:
     raise UnsupportedCase("it is a Scan of opset 8, which runs over a batch and takes sequence lengths")
 
@@ -249,12 +270,11 @@ ADAPTERS: dict[str, tuple[Step, ...]] = {
     "Unsqueeze": (Step(13, _attribute_input("axes")),),
     "Split": (Step(13, _attribute_input("split")), Step(18, _split_outputs)),
     "Slice": (Step(10, _slice),),
-    "DynamicSlice": (Step(10, lambda h: h.become("Slice", *h.node.inputs)),),
     "Pad": (Step(11, _pad),),
     "Clip": (Step(11, _clip),),
     "Dropout": (Step(10, _dropout_mask), Step(12, _attribute_input("ratio"))),
     "TopK": (Step(10, _attribute_input("k", vector=True)),),
-    # Upsample ends at opset 10, but is turned directly into the Resize of 13, whose inputs are optional.
+    # Upsample ends at opset 10; it becomes the Resize of 13, whose inputs are optional.
     "Upsample": (Step(9, _attribute_input("scales")), Step(13, _upsample)),
     "Resize": (Step(11, _resize_10), Step(13, _resize_11)),
     "Softmax": (Step(13, _softmax),),
@@ -267,11 +287,8 @@ ADAPTERS: dict[str, tuple[Step, ...]] = {
     "GridSample": (Step(20, _grid_sample),),
     "DFT": (Step(20, _dft),),
     "GroupNormalization": (Step(21, _group_norm),),
-    "MeanVarianceNormalization": (Step(9, experimental.mvn),),
-    "Affine": (Step(10, experimental.affine),),
-    "ImageScaler": (Step(10, experimental.image_scaler),),
-    "ParametricSoftplus": (Step(10, experimental.scaled("Softplus")),),
-    "ScaledTanh": (Step(10, experimental.scaled("Tanh")),),
+    "MeanVarianceNormalization": (Step(9, _mean_variance),),
+    "ImageScaler": (Step(10, _image_scaler),),
     # Above the canonical opset, newest last.
     **{name: (Step(22, above.pool),) for name in ("AveragePool", "LpPool", "MaxPool")},
     "Cast": (Step(23, above.cast),),

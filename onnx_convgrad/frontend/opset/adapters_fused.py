@@ -8,17 +8,17 @@ before it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import onnx_ir as ir
 
 from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.frontend.opset.adapters_above_21 import swish
-from onnx_convgrad.frontend.opset.rewriter import AttributeValue, Rewriter
+from onnx_convgrad.frontend.opset.rewriter import Rewriter
 
 __all__ = ["activated_conv", "activated_gemm", "activated_matmul", "bias_gelu", "quick_gelu", "skip_layer_norm"]
 
-Step: TypeAlias = tuple[str, list[ir.Value | None], dict[str, AttributeValue]]
+Step: TypeAlias = tuple[str, list[ir.Value | None], dict[str, Any]]
 """An operator, its operands after the first, and its attributes."""
 
 _ACTIVATIONS: dict[str, tuple[str, ...]] = {
@@ -60,7 +60,7 @@ def _activation(h: Rewriter, numbers: Mapping[str, float]) -> list[Step]:
     return [(name, [], dict(numbers))]
 
 
-def _plain(h: Rewriter) -> dict[str, AttributeValue]:
+def _plain(h: Rewriter) -> dict[str, Any]:
     """The attributes that do not belong to the activation."""
     return {name: value for name, value in h.node.attributes.items() if not name.startswith("activation")}
 
@@ -115,7 +115,7 @@ def _transposed(h: Rewriter, value: ir.Value, operand: str) -> ir.Value:
 
 def bias_gelu(h: Rewriter) -> None:
     """x P(x + bias), P the normal distribution function or, for FastGelu, its approximation by tanh."""
-    attributes: dict[str, AttributeValue] = {"approximate": "tanh"} if h.node.op_type == "FastGelu" else {}
+    attributes: dict[str, Any] = {"approximate": "tanh"} if h.node.op_type == "FastGelu" else {}
     bias = h.operand(1)
     if bias is None:
         h.become("Gelu", h.required(0), **attributes)

@@ -29,11 +29,39 @@ def inline_functions(model: ir.Model) -> ir.Model:
 def standard_body(node: ir.Node, version: int, overload: str) -> ir.Function:
     """Make a function of the body that the standard gives the operator of `node` at opset `version`.
 
-    The node becomes a call of it, on which `inline_functions` can be run.
+    The node becomes a call of it, which onnx_ir's InlinePass replaces.
 
     Raises:
         UnsupportedCase: There is no body, or it depends on a type or a rank that is unknown.
     """
+    schema, proto = _schema_and_body(node, version)
+    # The body omits the results that the call does not want, but still declares them.
+    computed = {name for step in proto.node for name in step.output}
+    wanted = [index for index, output in enumerate(node.outputs) if output.name]
+    if not computed.issuperset(proto.output[index] for index in wanted):
+        raise UnsupportedCase("the body that the standard gives it lacks one of its outputs")
+    for index, output in enumerate(node.outputs):
+        if index not in wanted:
+            proto.output[index], output.name = proto.output[wanted[0]], None
+    del proto.output[len(node.outputs) :]
+    proto.domain, proto.name, proto.overload = "", node.op_type, overload
+    body = ir.serde.deserialize_function(proto)
+    stem = node.outputs[wanted[0]].name
+    values = [v for graph in body.graph.subgraphs() for v in (*graph.inputs, *graph.initializers.values())]
+    for inner in body.all_nodes():
+        inner.version = body.opset_imports.get("", version)
+        values += [v for v in inner.outputs if v.name]
+    for value in values:
+        value.name = f"{stem}_{value.name}"  # nested graphs must not share names with those around them
+    body.opset_imports.clear()
+    for name, attribute in schema.attributes.items():
+        if name not in node.attributes and attribute.default_value.name:
+            node.attributes.add(ir.serde.deserialize_attribute(attribute.default_value))
+    node.overload = overload
+    return body
+
+
+def _schema_and_body(node: ir.Node, version: int) -> tuple[Any, onnx.FunctionProto]:
     try:
         # Any, since the stubs of onnx omit function bodies.
         schema: Any = onnx.defs.get_schema(node.op_type, version, "")
@@ -51,25 +79,7 @@ def standard_body(node: ir.Node, version: int, overload: str) -> ir.Function:
     proto = onnx.FunctionProto.FromString(text)
     if not proto.node:
         raise UnsupportedCase("its replacement by a body needs a rank that is unknown: run shape inference first")
-    # The body omits the results that the call does not want, but still declares them.
-    computed = {name for step in proto.node for name in step.output}
-    wanted = [index for index, output in enumerate(node.outputs) if output.name]
-    if not computed.issuperset(proto.output[index] for index in wanted):
-        raise UnsupportedCase("the body that the standard gives it lacks one of its outputs")
-    for index, output in enumerate(node.outputs):
-        if index not in wanted:
-            proto.output[index], output.name = proto.output[wanted[0]], None
-    del proto.output[len(node.outputs) :]
-    proto.domain, proto.name, proto.overload = "", node.op_type, overload
-    body = ir.from_proto(proto)
-    for inner in body.all_nodes():
-        inner.version = body.opset_imports.get("", version)
-    body.opset_imports.clear()
-    for name, attribute in schema.attributes.items():
-        if name not in node.attributes and attribute.default_value.name:
-            node.attributes.add(ir.serde.deserialize_attribute(attribute.default_value))
-    node.overload = overload
-    return body
+    return schema, proto
 
 
 def _input_types(node: ir.Node, schema: onnx.defs.OpSchema) -> list[bytes]:

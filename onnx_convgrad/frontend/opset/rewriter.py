@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -13,9 +13,7 @@ from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
 
-__all__ = ["AttributeValue", "Rewriter"]
-
-AttributeValue: TypeAlias = int | float | str | Sequence[int] | Sequence[float] | ir.Attr
+__all__ = ["Rewriter"]
 
 
 @dataclass(slots=True)

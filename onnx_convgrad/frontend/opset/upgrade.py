@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator
 
 import onnx
 import onnx_ir as ir
+from onnx_ir.passes import common
 
 from onnx_convgrad.errors import ModelError, UnsupportedCase
 from onnx_convgrad.frontend.opset.adapters import ADAPTERS, FUSED, Adapter, Step
-from onnx_convgrad.frontend.opset.functions import inline_functions, standard_body
+from onnx_convgrad.frontend.opset.functions import standard_body
 from onnx_convgrad.frontend.opset.rewriter import Rewriter
 from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter
 from onnx_convgrad.ir.namespace import Namespace
@@ -68,7 +69,7 @@ def upgrade(model: ir.Model) -> None:
         if not walk.bodies:
             break
         model.functions.update({body.identifier(): body for body in walk.bodies})
-        inline_functions(model)  # what is inlined may be of another opset, which its nodes state
+        common.InlinePass()(model)  # the inlined nodes state their opset, which may be another one
     if problems:
         listing = "\n".join(f"  - {problem}" for problem in problems)
         raise ModelError(f"{len(problems)} node(s) cannot be expressed at opset {CANONICAL_OPSET}:\n{listing}")
@@ -87,7 +88,7 @@ class _Walk:
 
     def visit(self, nodes: Iterable[ir.Node]) -> None:
         """Rewrite nodes and everything nested in them."""
-        # A snapshot, for what an adapter inserts is canonical already.
+        # A snapshot, since inserted nodes are canonical already.
         for node in list(nodes):
             for _, graph in subgraphs(node):
                 self.visit(graph)
@@ -111,7 +112,7 @@ class _Walk:
                     self._adapt(node, step.adapt)
         else:
             at = version
-            # Looked up anew after each step, because a step may turn the node into another operator.
+            # Looked up again after each step, because a step may turn the node into another operator.
             while (upward := _next_step(node.op_type, at)) is not None:
                 self._adapt(node, upward.adapt)
                 at = upward.since
@@ -165,7 +166,7 @@ def _opset(model: ir.Model) -> int:
 def _settle_ir_version(model: ir.Model) -> None:
     """Set the IR version that belongs to the opset: runtimes refuse newer ones than they know, needed or not."""
     if model.ir_version < 4:
-        # Weights had to be listed as inputs, too. From then on that says that they can be fed.
+        # Weights had to be listed as inputs, too; since version 4 that makes them feedable.
         for value in [value for value in model.graph.inputs if value.is_initializer()]:
             model.graph.inputs.remove(value)
     if not model.device_configurations:

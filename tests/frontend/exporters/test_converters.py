@@ -10,7 +10,6 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
-from tests.support.one_input import graph_of
 
 RNG = np.random.default_rng(0)
 KERNEL = RNG.standard_normal((5, 3, 3, 3)).astype(np.float32)
@@ -72,40 +71,3 @@ def test_one_file_for_all_sizes(opset: int) -> None:
             result = got[f"{name}_grad"]
             assert result.shape == want.shape
             assert np.linalg.norm(result - want) < 1e-4 * max(np.linalg.norm(want), 1e-3)
-
-
-@pytest.mark.parametrize("scales", ["c = Concat <axis = 0> (ones, by)", "c = Mul (two, by4)"])
-def test_numbers_that_only_compute_a_size_are_no_parameters(scales: str) -> None:
-    """PyTorch's older exporter concatenates the scales of a Resize from two Constant nodes; others multiply sizes."""
-    model = graph_of(f"""(float[1, 2, 4, 4] x, float[3, 2, 1, 1] w) => (float[1, 3, 8, 8] y) {{
-            h = Conv (x, w)
-            ones = Constant <value = float[2] {{1, 1}}> ()
-            by = Constant <value = float[2] {{2, 2}}> ()
-            two = Constant <value = float[4] {{2, 2, 2, 2}}> ()
-            by4 = Constant <value = float[4] {{0.5, 0.5, 1, 1}}> ()
-            {scales}
-            y = Resize <mode = "nearest"> (h, , c)
-        }}""")
-    model.graph.initializer.append(numpy_helper.from_array(KERNEL[:3, :2, :1, :1], "w"))
-    made = og.augment(model, wrt="parameters")
-    assert [v.name for v in made.graph.output] == ["y", "w_grad"]
-
-
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
-@pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("kernel", [(3, 3), (4, 2)], ids=str)
-def test_dilated_convolutions_of_the_same_size(kernel: tuple[int, int], *, training: bool) -> None:
-    """PyTorch's older exporter writes auto_pad with dilation, which ONNX Runtime refuses; the result runs."""
-    text = """(float[N, 3, 9, 8] x, float[4, 3, a, b] w) => (float[N, 4, 9, 8] y) {
-        y = Conv <auto_pad = "SAME_UPPER", dilations = [2, 3], kernel_shape = [KERNEL]> (x, w) }"""
-    model = graph_of(text.replace("KERNEL", ", ".join(map(str, kernel))))
-    built = og.augment(model, wrt=["x", "w"], training=training)
-    rng = np.random.default_rng(0)
-    feed = {"x": rng.standard_normal((2, 3, 9, 8)), "w": rng.standard_normal((4, 3, *kernel))}
-    x, w = (torch.tensor(feed[name], requires_grad=True) for name in ("x", "w"))
-    y = torch.nn.functional.conv2d(x, w, padding="same", dilation=(2, 3))
-    seed = rng.standard_normal(y.shape)
-    want = dict(zip(("x_grad", "w_grad"), torch.autograd.grad(y, [x, w], torch.tensor(seed)), strict=True))
-    got = run(built, {name: value.astype(np.float32) for name, value in {**feed, "y_grad": seed}.items()})
-    for name, value in {"y": y, **want}.items():
-        np.testing.assert_allclose(got[name], value.detach().numpy(), rtol=0, atol=1e-4)

@@ -73,31 +73,6 @@ def test_loop_body() -> None:
     compare(model, feeds)
 
 
-def test_function_with_attribute_parameters() -> None:
-    """A call of a function is replaced by its body, with the attributes of the call."""
-    function = helper.make_function(
-        "local",
-        "Reduced",
-        ["X"],
-        ["Y"],
-        [
-            helper.make_node("Clip", ["X"], ["L"]),
-            helper.make_node("ReduceMean", ["L"], ["M"], keepdims=0),
-            helper.make_node("Unsqueeze", ["M"], ["U"], axes=[0]),
-            helper.make_node("Sub", ["X", "U"], ["Y"]),
-        ],
-        opset_imports=[helper.make_opsetid("", 11)],
-        attributes=["axes"],
-    )
-    reference = function.node[1].attribute.add()
-    reference.name, reference.ref_attr_name, reference.type = "axes", "axes", onnx.AttributeProto.INTS
-    call = helper.make_node("Reduced", ["x"], ["y"], domain="local", axes=[0])
-    feeds = {"x": floats(2, 3)}
-    model = model_of([call], feeds, ["y"], 11, functions=[function], domains=("local",))
-    after = compare(model, feeds)
-    assert not after.functions
-
-
 def test_foreign_domains_pass() -> None:
     nodes = [
         helper.make_node("Gelu", ["x"], ["g"], domain="com.microsoft"),

@@ -1,0 +1,22 @@
+"""Inferred shapes are those that ONNX Runtime produces."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import onnx_convgrad as og
+from onnx_convgrad.runtime import run
+from tests.support.one_input import graph_of
+
+
+def test_a_transposed_convolution_whose_kernel_is_shorter_than_its_stride() -> None:
+    """ONNX Runtime omits rows at the end, where the specification of SAME_UPPER requires n times the stride."""
+    model = graph_of(
+        "(float[1,1,4] x, float[1,1,1] w, float[7,2] k) => (float[1,1,2] y)"
+        ' { v = ConvTranspose <auto_pad = "SAME_UPPER", strides = [2]> (x, w) y = MatMul (v, k) }'
+    )
+    feed = {"x": np.ones((1, 1, 4)), "w": np.full((1, 1, 1), 3), "k": np.arange(14).reshape(7, 2)}
+    made = og.augment(model, wrt=["x", "v"])
+    got = run(made, {**{n: a.astype(np.float32) for n, a in feed.items()}, "y_grad": np.ones((1, 1, 2), np.float32)})
+    np.testing.assert_array_equal(got["v_grad"], (4 * np.arange(7) + 1).reshape(1, 1, 7))
+    np.testing.assert_array_equal(got["x_grad"], 3 * (8 * np.arange(4) + 1).reshape(1, 1, 4))

@@ -1,0 +1,58 @@
+"""Models are read from paths, protos and files with external weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import onnx_convgrad as og
+from onnx_convgrad.cli.app import main
+from onnx_convgrad.runtime import run
+from tests.support.one_input import ROWS, of_rows, rows_gradient
+
+
+def test_an_input_that_is_an_output_without_a_type(tmp_path: Path) -> None:
+    model = of_rows("{ y = Tanh(x) }")
+    model.graph.output.add(name="x")
+    onnx.save(model, tmp_path / "model.onnx")
+    for given in (model, tmp_path / "model.onnx"):
+        got = run(og.augment(given, wrt="inputs", of="y", seed="ones"), {"x": ROWS})
+        np.testing.assert_array_equal(got["x"], ROWS)
+        np.testing.assert_allclose(got["x_grad"], 1 - np.tanh(ROWS) ** 2, rtol=1e-5)
+
+
+def test_a_path_gives_a_model_that_stands_alone(tmp_path: Path) -> None:
+    """PyTorch's exporter writes the weights of every model beside it."""
+    model = of_rows("{ y = Mul (x, w) }")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32([1, 2, 3]), "w"))
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.onnx.data", size_threshold=0)
+    np.testing.assert_array_equal(rows_gradient(tmp_path / "m.onnx"), np.float32([[1, 2, 3]] * 2))
+    program = og.build_training(tmp_path / "m.onnx", loss="mse", optimizer=og.optim.SGD(lr=np.float32(0.5)))
+    assert np.isfinite(run(program.step, {"x": ROWS, "target": ROWS})["loss"])
+    for shared in (False, True):
+        program.save(tmp_path / "program", shared_weights=shared)
+        trainer = og.Trainer(tmp_path / "program")
+        assert np.isfinite(trainer.step({"x": ROWS, "target": ROWS})["loss"])
+    with pytest.raises(SystemExit) as ended:
+        main(["augment", str(tmp_path / "m.onnx"), "--check", "-q"])
+    assert ended.value.code == 0
+    (tmp_path / "m.onnx.data").write_bytes(b"cut")
+    with pytest.raises(og.ModelError, match=r"'w' is in the file '.*m.onnx.data' up to byte \d+, but that has 3 bytes"):
+        og.augment(tmp_path / "m.onnx")
+    (tmp_path / "m.onnx.data").unlink()
+    with pytest.raises(og.ModelError, match=r"The weight 'w' is in the file '.*m.onnx.data', which is not there"):
+        og.augment(tmp_path / "m.onnx")
+    assert og.TrainingProgram.load(tmp_path / "program").manifest.optimizer["lr"] == 0.5
+
+
+def test_maps_are_refused_with_the_remedy() -> None:
+    """scikit-learn's converter writes probabilities as maps by default."""
+    model = of_rows("{ y = Tanh (x) p = ai.onnx.ml.ZipMap <classlabels_int64s = [0, 1, 2]> (y) }")
+    tensor = onnx.helper.make_tensor_type_proto(1, None)
+    kind = onnx.helper.make_sequence_type_proto(onnx.helper.make_map_type_proto(7, tensor))
+    model.graph.output.append(onnx.helper.make_value_info("p", kind))
+    with pytest.raises(og.ModelError, match=r"Map types are not supported.*options=\{'zipmap': False\}"):
+        og.augment(model, wrt="inputs")

@@ -1,0 +1,27 @@
+"""Reads from sequences of known members are replaced by the members."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+
+import onnx_convgrad as og
+from onnx_convgrad.runtime import run
+from tests.support.one_input import ROWS, of_rows, rows_gradient
+
+
+def test_sequences_of_known_members() -> None:
+    """PyTorch's exporter writes `stack`, `cat` and an index of a list like this."""
+    model = of_rows(
+        """<int64 first = {0}, int64 last = {-1}> {
+        h = Tanh (x)  s = SequenceConstruct (x, h)  a = ConcatFromSequence <axis = 1, new_axis = 1> (s)
+        n = SequenceEmpty ()  n1 = SequenceInsert (n, x)  n2 = SequenceInsert (n1, h, first)  n3 = SequenceInsert (n2, a)
+        c = SequenceErase (n3)  b = ConcatFromSequence <axis = -1> (c)  y = SequenceAt (c, last)
+        q = ReduceSumSquare <keepdims = 0> (a)  r = ReduceSumSquare <keepdims = 0> (b)  z = Add (q, r)
+        }"""
+    )
+    model.graph.output.append(onnx.helper.make_tensor_value_info("z", 1, []))
+    want = 1 + 4 * ROWS + 4 * np.tanh(ROWS) * (1 - np.tanh(ROWS) ** 2)
+    np.testing.assert_allclose(rows_gradient(model), want, rtol=1e-5)
+    result = run(og.augment(model, wrt="inputs", seed="ones"), {"x": ROWS})
+    np.testing.assert_array_equal(result["y"], ROWS)
