@@ -30,7 +30,7 @@ from onnx_convgrad.ir.notes import GRADIENTS, ORIGIN, SEEDS
 from onnx_convgrad.ir.targets import Target, target_named
 from onnx_convgrad.lowering.candidates import Choosing, Policy
 from onnx_convgrad.lowering.cost.calibration import calibrated
-from onnx_convgrad.lowering.loops import take_loops_back, tell_loops
+from onnx_convgrad.lowering.loops import record_loops, undo_loops
 from onnx_convgrad.lowering.lower import Choice, check_choice, check_workspace, lower
 from onnx_convgrad.memory.recompute import Recomputation, mark_boundary, recompute_values
 from onnx_convgrad.pipeline.training import rewrite_for_training, set_training
@@ -61,7 +61,7 @@ def _canonical(m: ir.Model, given: AnyModel, wrt: Names, input_shapes: InputShap
     if input_shapes:
         verify_shapes(m, lambda: canonicalize(load(given)))
     part_members(m.graph)
-    take_loops_back(m)
+    undo_loops(m)
     return m
 
 
@@ -198,5 +198,5 @@ def _finish(m: ir.Model) -> None:
             while f"{origin}/grad_{counts[origin]}" in taken:
                 counts[origin] += 1
             node.name = f"{origin}/grad_{counts[origin]}"
-    tell_loops(m)
+    record_loops(m)
     m.producer_name = "onnx_convgrad"

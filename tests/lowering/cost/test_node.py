@@ -12,7 +12,7 @@ import pytest
 from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter
 from onnx_convgrad.ir.targets import Rates
 from onnx_convgrad.lowering.cost.node import node_seconds
-from onnx_convgrad.lowering.cost.passes import missing, moved_bytes, traffic, value_bytes
+from onnx_convgrad.lowering.cost.passes import missing_share, moved_bytes, traffic, value_bytes
 from onnx_convgrad.lowering.cost.products import folds
 
 RATES = Rates()
@@ -41,8 +41,8 @@ def _seconds(op_type: str, *shapes: Sequence[int] | np.ndarray, out: Sequence[in
 def test_a_pass_is_slower_where_memory_is() -> None:
     small, large = (_node("Exp", (n,), out=(n,)) for n in (1 << 10, 1 << 26))
     assert (value_bytes(small.inputs[0]), moved_bytes(small)) == (4 << 10, 8 << 10)
-    assert missing(RATES, moved_bytes(small)) == 0
-    assert missing(RATES, moved_bytes(large)) == 1
+    assert missing_share(RATES, moved_bytes(small)) == 0
+    assert missing_share(RATES, moved_bytes(large)) == 1
     assert traffic(large, RATES) == pytest.approx(moved_bytes(large) / RATES.memory)
     assert node_seconds(small, RATES) == pytest.approx(RATES.node + moved_bytes(small) / RATES.cached)
 
