@@ -67,6 +67,12 @@ class Window:
         """The same with other padding."""
         return replace(self, begin=begin, end=end)
 
+    def interleaved(self, count: int) -> Window:
+        """The same for rows whose points each hold `count` numbers side by side: along the last axis, longer amounts."""
+        amounts = (self.dilations, self.begin, self.end)
+        dilations, begin, end = ((*values[:-1], values[-1] * count) for values in amounts)
+        return replace(self, dilations=dilations, begin=begin, end=end)
+
 
 @dataclass(frozen=True, slots=True)
 class Axis:

@@ -18,7 +18,7 @@ from onnx_convgrad.lowering.chunks import EACH, counts, emit_in_chunks, part_of
 from onnx_convgrad.lowering.sketch import Sketch, sketch
 from onnx_convgrad.lowering.table import Lowering, Query, lowerings, reader_of
 
-__all__ = ["Candidate", "Choosing", "Policy", "candidates", "emit_lowering", "forced_candidates", "holding"]
+__all__ = ["Candidate", "Choosing", "Policy", "candidates", "emit_lowering", "forced_candidates", "holding_seconds"]
 
 Choosing = str | Mapping[str, str]
 
@@ -130,7 +130,7 @@ def _candidate(entry: Lowering, node: ir.Node, query: Query, policy: Policy, *, 
             return Candidate(entry.name, None, reason, least)
         ways = within
     rates = query.target.rates
-    chunks, way = min(ways.items(), key=lambda item: item[1].seconds + holding(item[1].workspace, rates))
+    chunks, way = min(ways.items(), key=lambda item: item[1].seconds + holding_seconds(item[1].workspace, rates))
     return Candidate(entry.name, way.seconds, None, way.workspace, chunks, way.nodes)
 
 
@@ -203,7 +203,7 @@ def emit_lowering(e: Emitter, entry: Lowering, node: ir.Node, spec: Any, chunks:
     return emit_in_chunks(e, node, spec, chunks, entry.emit)
 
 
-def holding(workspace: int, rates: Rates) -> float:
+def holding_seconds(workspace: int, rates: Rates) -> float:
     """Seconds added for holding a workspace: half a pass over the bytes that do not fit the cache.
 
     The runtime keeps the largest workspace of a graph from run to run, so of lowerings that are about as fast, one that

@@ -19,7 +19,7 @@ from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.notes import LOOPS
 
-__all__ = ["note_loop", "take_loops_back", "tell_loops"]
+__all__ = ["note_loop", "record_loops", "undo_loops"]
 
 
 def note_loop(graph: ir.Graph, node: ir.Node, result: ir.Value) -> None:
@@ -28,7 +28,7 @@ def note_loop(graph: ir.Graph, node: ir.Node, result: ir.Value) -> None:
     notes.append((result, node.op_type, node.domain, tuple(node.inputs), Call(node).attributes()))
 
 
-def tell_loops(model: ir.Model) -> None:
+def record_loops(model: ir.Model) -> None:
     """Write the notes into the metadata, once all values have their names; leave out results that no longer exist."""
     graph = model.graph
     model.metadata_props.pop(LOOPS, None)
@@ -42,7 +42,7 @@ def tell_loops(model: ir.Model) -> None:
         model.metadata_props[LOOPS] = json.dumps(recorded)
 
 
-def take_loops_back(model: ir.Model) -> None:
+def undo_loops(model: ir.Model) -> None:
     """Replace the loops that the metadata records by their abstract operators, where all operands still exist."""
     recorded: Mapping[str, Mapping[str, Any]] = json.loads(model.metadata_props.pop(LOOPS, "{}"))
     if not recorded:

@@ -24,7 +24,7 @@ from onnx_convgrad.lowering.candidates import (
     candidates,
     emit_lowering,
     forced_candidates,
-    holding,
+    holding_seconds,
 )
 from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
 from onnx_convgrad.lowering.loops import note_loop
@@ -250,7 +250,7 @@ def _chosen(
             )
         return chosen
     if usable:
-        costs = {c: (c.seconds or 0.0) + holding(c.workspace, rates) for c in usable}
+        costs = {c: (c.seconds or 0.0) + holding_seconds(c.workspace, rates) for c in usable}
         least = min(costs.values())
         about = [c for c, cost in costs.items() if cost <= least + max(_TIE, _TIE_SHARE * least)]
         return min(about, key=lambda c: (c.nodes, costs[c]))

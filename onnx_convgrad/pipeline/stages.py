@@ -31,7 +31,7 @@ from onnx_convgrad.ir.passes import run_passes
 from onnx_convgrad.ir.targets import Target, target_named
 from onnx_convgrad.lowering.candidates import Policy
 from onnx_convgrad.lowering.cost.calibration import calibrated
-from onnx_convgrad.lowering.loops import take_loops_back, tell_loops
+from onnx_convgrad.lowering.loops import record_loops, undo_loops
 from onnx_convgrad.lowering.lower import Choice
 from onnx_convgrad.lowering.lower import lower as lower_operators
 from onnx_convgrad.memory.recompute import Recomputation, RecomputeValues, mark_boundary
@@ -128,7 +128,7 @@ def _canonicalize(m: ir.Model, options: Options, original: Callable[[], ir.Model
     if options.input_shapes:
         verify_shapes(m, lambda: canonicalize(original()))
     separate_members(m.graph)
-    take_loops_back(m)
+    undo_loops(m)
     return m
 
 
@@ -237,5 +237,5 @@ def _clean_up(m: ir.Model) -> None:
             while f"{origin}/grad_{counts[origin]}" in taken:
                 counts[origin] += 1
             node.name = f"{origin}/grad_{counts[origin]}"
-    tell_loops(m)
+    record_loops(m)
     m.producer_name = "onnx_convgrad"

@@ -17,9 +17,9 @@ from onnx_convgrad.ir import emit, sizes, writer
 from onnx_convgrad.ir.call import signature
 from onnx_convgrad.lowering.table import lowerings
 from onnx_convgrad.testing import Case
-from tests.lowering.conv.test_geometry import FORCED
 from tests.lowering.conv.test_per_sample import FORCED as FORCED_PER_SAMPLE
 from tests.lowering.pool.test_max_grad import FORCED as FORCED_POOLS
+from tests.support.conv_geometry import FORCED
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [

@@ -27,7 +27,7 @@ from onnx_convgrad.ir.geometry import Axis, ConvSpec, Window
 from onnx_convgrad.lowering.conv.both_ways import Images, both_ways
 from onnx_convgrad.lowering.conv.depthwise_bands import ENTRY, rows_read, samples_of
 from onnx_convgrad.lowering.conv.input_grad_phases import interleave
-from onnx_convgrad.lowering.conv.interleaved import as_rows, from_rows, rows_of, wide
+from onnx_convgrad.lowering.conv.interleaved import as_rows, from_rows, rows_of
 from onnx_convgrad.lowering.conv.kernels import outer_map, plain_conv, remap_taps
 from onnx_convgrad.lowering.conv.requirements import (
     conv_kernel,
@@ -202,11 +202,10 @@ def _tiled(e: Emitter, v: ir.Value, spec: ConvSpec, images: Images, size: list[D
     kernel = [t.map.shape[2] for t in axes]
     selection = outer_map([t.map for t in axes])
     kernels = remap_taps(e, images.w, spec, selection, kernel, exchange=images.backward, copies=copies)
-    dilations, begin, end = (wide([getattr(t, name) for t in axes], inside) for name in ("dilation", "begin", "end"))
-    win = Window(tuple(t.stride for t in axes), dilations, begin, end, spec.groups)
-    result = plain_conv(e, v, kernels, win)
+    steps = (tuple(getattr(t, name) for t in axes) for name in ("stride", "dilation", "begin", "end"))
+    result = plain_conv(e, v, kernels, Window(*steps, spec.groups).interleaved(inside))
     planes = e.size_mul(*size[:2])
-    count: list[Dim] = list(wide([t.count for t in axes], inside))
+    count = rows_of([t.count for t in axes], inside)
     others = copies // tile[0]
     if others > 1:  # phases of the other axes: neighbours in a row come from different channels
         flat = e.reshape(result, [e.size_mul(planes, tile[0]), others, e.size_mul(*count)])

@@ -105,6 +105,26 @@ def interleave(e: Emitter, parts: list[ir.Value], lead: Dim, size: list[Dim], st
     return parts[0]
 
 
+def phase_convs(e: Emitter, dy: ir.Value, w: ir.Value, spec: ConvSpec, inside: int = 1) -> list[ir.Value]:
+    """One Conv of unit stride per phase, in row-major order, of rows of dY whose points each hold `inside` numbers."""
+    more, ones, parts = [extra(spec, axis) for axis in range(spec.rank)], (1,) * spec.rank, []
+    for chosen in itertools.product(*(phases(spec, axis) for axis in range(spec.rank))):
+        phase = [p for p in chosen if p is not None]
+        kernels = remap_taps(e, w, spec, _phase_taps(phase, spec), [len(p.taps) for p in phase], exchange=True)
+        begin = tuple(-p.offset for p in phase)
+        end = tuple(m + p.last for m, p in zip(more, phase, strict=True))
+        win = Window(ones, tuple(p.dilation for p in phase), begin, end, spec.groups)
+        parts.append(plain_conv(e, dy, kernels, win.interleaved(inside)))
+    return parts
+
+
+def _phase_taps(phase: Sequence[Phase], spec: ConvSpec) -> np.ndarray:
+    """The map from all taps to those of a phase: [taps, 1, taps']."""
+    kernel = [k or 1 for k in spec.kernel]
+    picked = [np.ravel_multi_index(t, kernel) for t in itertools.product(*(p.taps for p in phase))]
+    return np.eye(math.prod(kernel))[:, picked]
+
+
 _REQUIRES = [not_empty, conv_kernel, strided, static_kernel, static_groups, few_phases, full_phases, phases_within]
 
 
@@ -113,25 +133,9 @@ def phases_conv(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """One Conv of unit stride per phase, and Concats that interleave them."""
     dy = n["dY"]
     batch, channels, *x = x_dims(e, n["X_like"], spec)
-    more = [extra(spec, axis) for axis in range(spec.rank)]
-    size = [e.size_add(d, m) for d, m in zip(y_dims(e, dy, spec)[2:], more, strict=True)]
-    parts = []
-    for chosen in itertools.product(*(phases(spec, axis) for axis in range(spec.rank))):
-        phase = [p for p in chosen if p is not None]
-        kernel = [len(p.taps) for p in phase]
-        w = remap_taps(e, n["W"], spec, phase_taps(phase, spec), kernel, exchange=True)
-        begin = tuple(-p.offset for p in phase)
-        end = tuple(m + p.last for m, p in zip(more, phase, strict=True))
-        win = Window((1,) * spec.rank, tuple(p.dilation for p in phase), begin, end, spec.groups)
-        parts.append(plain_conv(e, dy, w, win))
+    size = [e.size_add(d, extra(spec, axis)) for axis, d in enumerate(y_dims(e, dy, spec)[2:])]
+    parts = phase_convs(e, dy, n["W"], spec)
     whole = interleave(e, parts, e.size_mul(batch, channels), size, spec.strides)
     full = [e.size_mul(d, s) for d, s in zip(size, spec.strides, strict=True)]
     whole = e.reshape(whole, [batch, channels, *full])
     return e.slice(whole, [0] * spec.rank, x, spec.spatial_axes)
-
-
-def phase_taps(phase: Sequence[Phase], spec: ConvSpec) -> np.ndarray:
-    """The map from all taps to those of a phase: [taps, 1, taps']."""
-    kernel = [k or 1 for k in spec.kernel]
-    picked = [np.ravel_multi_index(t, kernel) for t in itertools.product(*(p.taps for p in phase))]
-    return np.eye(math.prod(kernel))[:, picked]

@@ -13,7 +13,6 @@ skips values between the runs, so that a strided layer costs no more than anothe
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 
@@ -24,8 +23,8 @@ from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.geometry import ConvSpec, Window
 from onnx_convgrad.ir.samples import filled, with_samples
 from onnx_convgrad.lowering.conv.both_ways import Images, both_ways
-from onnx_convgrad.lowering.conv.input_grad_phases import extra, few_phases, full_phases, interleave, phase_taps, phases
-from onnx_convgrad.lowering.conv.kernels import plain_conv, remap_taps, reverse_taps
+from onnx_convgrad.lowering.conv.input_grad_phases import extra, few_phases, full_phases, interleave, phase_convs
+from onnx_convgrad.lowering.conv.kernels import plain_conv, reverse_taps
 from onnx_convgrad.lowering.conv.layout import transpose_last, transpose_matrix, x_dims, y_dims
 from onnx_convgrad.lowering.conv.requirements import (
     conv_kernel,
@@ -81,11 +80,6 @@ rows_left = needs(_rows_left, "negative padding removes every row")
 rows_left_backward = needs(_rows_left_backward, "the padding leaves no row of the output gradient")
 
 # -- shared pieces -----------------------------------------------------------------------------------------------------
-
-
-def wide(values: Sequence[int], count: int) -> tuple[int, ...]:
-    """Amounts along each axis, those along the last one `count` times as large."""
-    return (*values[:-1], values[-1] * count)
 
 
 def rows_of(size: Sequence[Dim], count: int) -> list[Dim]:
@@ -150,8 +144,7 @@ def _channel_rows(e: Emitter, n: Call, spec: ConvSpec, *, apart: bool, moved: bo
     more = _more(first, math.prod(lines) * inner, per) if lines and not moved else 0
     end = [high - (rest or 0) for high, rest in zip(spec.end, spec.leftover, strict=True)]
     end[0] += more * spec.dilations[0]
-    steps = (*spec.dilations[:-1], 1)
-    win = Window(steps, wide(spec.strides, inner), wide(spec.begin, inner), wide(end, inner), groups)
+    win = Window((*spec.dilations[:-1], 1), spec.strides, spec.begin, tuple(end), groups).interleaved(inner)
     rows = e.reshape(pixels, [1, e.size_mul(batch, g), *rows_of(size, inner)])
     taps = e.reshape(plain_conv(e, rows, dy, win), [lead, features, first + more, *lines, inner])
     taps = e.slice(taps, [0], [first], [2])
@@ -198,25 +191,17 @@ def sample_rows(e: Emitter, spec: ConvSpec, images: Images) -> ir.Value:
     win = spec.back_window if images.backward else spec.window
     w = reverse_taps(e, images.w, spec) if images.backward else images.w
     rows, batch = as_rows(e, images.v, images.have)
-    flat = Window(win.strides, wide(win.dilations, batch), wide(win.begin, batch), wide(win.end, batch), win.group)
-    return from_rows(e, plain_conv(e, rows, w, flat, images.bias), images.want)
+    return from_rows(e, plain_conv(e, rows, w, win.interleaved(batch), images.bias), images.want)
 
 
 @lowering("ConvInputGrad", "sample_phases", requires=[*_SAMPLES, strided, few_phases, full_phases])
 def sample_phases(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """`phases` with the samples inside the rows, so that the phases of all samples are interleaved at once."""
-    dy, ones = n["dY"], (1,) * spec.rank
+    dy = n["dY"]
     size = x_dims(e, n["X_like"], spec)
     rows, batch = as_rows(e, dy, y_dims(e, dy, spec))
-    more = [extra(spec, axis) for axis in range(spec.rank)]
-    have = [axis.y + m for axis, m in zip(spec.axes, more, strict=True)]
-    parts = []
-    for chosen in itertools.product(*(phases(spec, axis) for axis in range(spec.rank))):
-        phase = [p for p in chosen if p is not None]
-        w = remap_taps(e, n["W"], spec, phase_taps(phase, spec), [len(p.taps) for p in phase], exchange=True)
-        begin, end = [-p.offset for p in phase], [m + p.last for m, p in zip(more, phase, strict=True)]
-        dilations = wide([p.dilation for p in phase], batch)
-        parts.append(plain_conv(e, rows, w, Window(ones, dilations, wide(begin, batch), wide(end, batch), spec.groups)))
+    have = [axis.y + extra(spec, i) for i, axis in enumerate(spec.axes)]
+    parts = phase_convs(e, rows, n["W"], spec, batch)
     whole = interleave(e, parts, size[1], [*have, batch], [*spec.strides, 1])
     full = [d * s for d, s in zip(have, spec.strides, strict=True)]
     whole = e.slice(e.reshape(whole, [size[1], *full, batch]), [0] * spec.rank, size[2:], range(1, 1 + spec.rank))

@@ -103,7 +103,7 @@ def usual_padding(q: Query) -> str | None:
     return None
 
 
-def own_tile(most: int, cut: Cut) -> Requirement:
+def distinct_tile(most: int, cut: Cut) -> Requirement:
     """Tiles of at most `most` rows differ from those of the next smaller size."""
 
     def requirement(q: Query) -> str | None:
@@ -365,7 +365,7 @@ def declare(
             return emit(e, n, spec, most)
 
         lower.__doc__ = f"Winograd's minimal filtering {where}, with tiles of at most {most} outputs."
-        lowering(op_type, f"{name}_{most}", requires=[*requires, own_tile(most, cut)], exact=False)(lower)
+        lowering(op_type, f"{name}_{most}", requires=[*requires, distinct_tile(most, cut)], exact=False)(lower)
 
 
 for _op_type, _emit, _cut in (

@@ -76,9 +76,9 @@ def _axes(spec: ConvSpec, *, backward: bool) -> tuple[geometry.Axis, ...]:
     return spec.back_axes if backward else spec.axes
 
 
-def _cut(spec: ConvSpec, most: int, *, backward: bool) -> Axis:
+def _cut(spec: ConvSpec, most: int, *, backward: bool) -> list[Axis]:
     first = _axes(spec, backward=backward)[0]
-    return tiled(first.y, first.kernel, 1, most)
+    return [tiled(first.y, first.kernel, 1, most)]
 
 
 def _filtered(e: Emitter, n: Call, spec: ConvSpec, most: int, *, backward: bool) -> ir.Value:
@@ -89,7 +89,7 @@ def _filtered(e: Emitter, n: Call, spec: ConvSpec, most: int, *, backward: bool)
     (batch, channels, *_), features = images.have, images.want[1]
     width_read, width = math.prod(at.x for at in inner), math.prod(at.y for at in inner)
     w = reverse_taps(e, images.w, spec) if backward else images.w
-    axis = _cut(spec, most, backward=backward)
+    (axis,) = _cut(spec, most, backward=backward)
     a, g, b = matrices(axis.tile, axis.taps)
     points, rows = b.shape
     count = -(-first.y // axis.tile)
@@ -130,6 +130,6 @@ for _op_type, _backward in (("Conv", False), ("ConvInputGrad", True)):
         "winograd_rows",
         "along the first axis alone",
         partial(_filtered, backward=_backward),
-        lambda spec, most, backward=_backward: [_cut(spec, most, backward=backward)],
+        partial(_cut, backward=_backward),
         [*REQUIRES, *([unit_stride] if _backward else []), rows_padded(_backward)],
     )

@@ -11,7 +11,15 @@ import onnx_ir as ir
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.targets import Rates
-from onnx_convgrad.lowering.cost.passes import alone, missing, moved_bytes, shape_of, traffic, value_bytes, waiting
+from onnx_convgrad.lowering.cost.passes import (
+    memory_wait,
+    missing_share,
+    moved_bytes,
+    on_one_thread,
+    shape_of,
+    traffic,
+    value_bytes,
+)
 
 __all__ = [
     "col2im",
@@ -46,10 +54,12 @@ def transpose(node: ir.Node, rates: Rates) -> float:
         at -= 1
     size = float(math.prod(shape))
     if run > 1:
-        far = missing(rates, moved_bytes(node), spread=1.0) if run >= _LINE else 0.0  # cache lines are not prefetched
-        return max(alone(node, rates), size / run * (0.65 + 2.5 * far) * rates.run)
+        far = (
+            missing_share(rates, moved_bytes(node), spread=1.0) if run >= _LINE else 0.0
+        )  # cache lines are not prefetched
+        return max(on_one_thread(node, rates), size / run * (0.65 + 2.5 * far) * rates.run)
     if not _swaps_two(moved):
-        return alone(node, rates) + size * 3 * rates.item
+        return on_one_thread(node, rates) + size * 3 * rates.item
     lead = 0
     while moved[lead] == kept[lead]:
         lead += 1
@@ -57,7 +67,7 @@ def transpose(node: ir.Node, rates: Rates) -> float:
     columns = math.prod(shape[a] for a in kept[kept.index(moved[lead]) :])  # each is written as a separate stream
     rows = size / matrices / columns
     entering = matrices * 50 * rates.run * (lead > 0)
-    fetching = rates.alone * missing(rates, moved_bytes(node)) * moved_bytes(node) / rates.memory
+    fetching = rates.alone * missing_share(rates, moved_bytes(node)) * moved_bytes(node) / rates.memory
     if columns <= _STREAMS:
         return max(traffic(node, rates), size * 0.13 * rates.item + fetching) + entering
     each = 0.5 if columns * 4 % _PAGE == 0 and rows >= _WAYS else 0.3
@@ -106,7 +116,7 @@ def slice_(node: ir.Node, rates: Rates) -> float:
         run *= out[axis]
         if out[axis] != shape[axis]:
             break
-    return _picked(node, alone(node, rates)) + math.prod(out) / max(run, 1) * 0.4 * rates.run
+    return _picked(node, on_one_thread(node, rates)) + math.prod(out) / max(run, 1) * 0.4 * rates.run
 
 
 def concat(node: ir.Node, rates: Rates) -> float:
@@ -125,12 +135,12 @@ def _in_pieces(node: ir.Node, whole: ir.Value | None, parts: int, rates: Rates) 
     pieces = math.prod(sizes[:axis]) * parts
     if math.prod(sizes[axis:]) == parts:  # single elements have a special loop
         return traffic(node, rates) + pieces * 0.012 * rates.run
-    return traffic(node, rates) + 0.5 * waiting(node, rates) + pieces * 0.35 * rates.run
+    return traffic(node, rates) + 0.5 * memory_wait(node, rates) + pieces * 0.35 * rates.run
 
 
 def pad(node: ir.Node, rates: Rates) -> float:
     """One thread copies rows."""
-    return max(alone(node, rates), math.prod(shape_of(node.outputs[0])[:-1]) * 1.2 * rates.run)
+    return max(on_one_thread(node, rates), math.prod(shape_of(node.outputs[0])[:-1]) * 1.2 * rates.run)
 
 
 def gather(node: ir.Node, rates: Rates) -> float:

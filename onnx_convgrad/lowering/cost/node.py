@@ -30,7 +30,7 @@ from onnx_convgrad.lowering.cost.movement import (
     split,
     transpose,
 )
-from onnx_convgrad.lowering.cost.passes import alone, shape_of, traffic
+from onnx_convgrad.lowering.cost.passes import on_one_thread, shape_of, traffic
 from onnx_convgrad.lowering.cost.products import conv, conv_transpose, folds, matmul
 
 __all__ = ["body_of", "node_seconds"]
@@ -59,7 +59,7 @@ _MODELS: dict[str, Callable[[ir.Node, Rates], float]] = {
     "ScatterND": scatter(2.5, 2),
     "MaxPool": max_pool,
     "MaxUnpool": scatter(1.0, 0),
-    "Cast": alone,
+    "Cast": on_one_thread,
     "Col2Im": col2im,
     "Einsum": items(4.0),
     "Expand": items(0.3),

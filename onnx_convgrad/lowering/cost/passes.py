@@ -8,7 +8,17 @@ import onnx_ir as ir
 
 from onnx_convgrad.ir.targets import Rates
 
-__all__ = ["Shape", "alone", "late", "missing", "moved_bytes", "shape_of", "traffic", "value_bytes", "waiting"]
+__all__ = [
+    "Shape",
+    "memory_share",
+    "memory_wait",
+    "missing_share",
+    "moved_bytes",
+    "on_one_thread",
+    "shape_of",
+    "traffic",
+    "value_bytes",
+]
 
 Shape = tuple[int, ...]
 
@@ -27,7 +37,7 @@ def value_bytes(value: ir.Value | None) -> int:
     return math.prod(shape_of(value)) * max(1, round((value.dtype or ir.DataType.FLOAT).itemsize))
 
 
-def missing(rates: Rates, count: float, spread: float = 4.0) -> float:
+def missing_share(rates: Rates, count: float, spread: float = 4.0) -> float:
     """The fraction of `count` bytes that comes from memory.
 
     Other arrays compete for the cache: above an eighth of it, some of the operands have been evicted, and at
@@ -44,20 +54,20 @@ def moved_bytes(node: ir.Node) -> int:
 def traffic(node: ir.Node, rates: Rates, *, times: float = 1.0) -> float:
     """Seconds of reading every operand and writing every result once."""
     count = times * moved_bytes(node)
-    share = missing(rates, count)
+    share = missing_share(rates, count)
     return count * ((1 - share) / rates.cached + share / rates.memory)
 
 
-def alone(node: ir.Node, rates: Rates) -> float:
+def on_one_thread(node: ir.Node, rates: Rates) -> float:
     """The same by one thread, which does not wait longer for memory than all threads do."""
     return max(traffic(node, rates), rates.alone * moved_bytes(node) / rates.cached)
 
 
-def late(node: ir.Node, rates: Rates) -> float:
+def memory_share(node: ir.Node, rates: Rates) -> float:
     """The fraction of a product's operands and result that comes from memory, which it reads and writes part by part."""
-    return missing(rates, 0.6 * moved_bytes(node), spread=1.0)
+    return missing_share(rates, 0.6 * moved_bytes(node), spread=1.0)
 
 
-def waiting(node: ir.Node, rates: Rates) -> float:
+def memory_wait(node: ir.Node, rates: Rates) -> float:
     """Seconds that a product waits for memory."""
-    return 1.6 * late(node, rates) * moved_bytes(node) * (1 / rates.memory - 1 / rates.cached)
+    return 1.6 * memory_share(node, rates) * moved_bytes(node) * (1 / rates.memory - 1 / rates.cached)

@@ -10,7 +10,7 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import is_folded
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.targets import Rates
-from onnx_convgrad.lowering.cost.passes import late, moved_bytes, shape_of, traffic, waiting
+from onnx_convgrad.lowering.cost.passes import memory_share, memory_wait, moved_bytes, shape_of, traffic
 
 __all__ = ["conv", "conv_transpose", "folds", "matmul"]
 
@@ -44,11 +44,11 @@ def matmul(node: ir.Node, rates: Rates) -> float:
     batch = math.prod(out[:-2])
     if max(m, k) <= _FEW:
         return max(_gemm(rates, m, n, k, batch, 1.0), traffic(node, rates)) + moved_bytes(node) / rates.memory
-    slowly = 0.12 + 0.2 * late(node, rates) * (1 - rates.memory / rates.cached)
+    slowly = 0.12 + 0.2 * memory_share(node, rates) * (1 - rates.memory / rates.cached)
     turning = slowly * rates.item * m * k * batch if folds(node.inputs[0]) else 0.0
     shared = math.prod(a[:-2]) < math.prod(b[:-2])  # weights times the images of many samples
     packing = 0.0 if packed else 1.0 if shared else 0.4
-    seconds = _gemm(rates, m, n, k, batch, packing) + turning + waiting(node, rates)
+    seconds = _gemm(rates, m, n, k, batch, packing) + turning + memory_wait(node, rates)
     return max(seconds, traffic(node, rates)) + (3 if packed else 9) * rates.run * (batch - 1)
 
 
@@ -136,7 +136,7 @@ def conv(node: ir.Node, rates: Rates) -> float:
         runs = patches / y[-1] * (0.8 if serial else 0.35 if y[-1] < 7 else 0.12 if y[-1] < 16 else 0.0)
         each = (0.18 if serial else 0.09) * (1 if strides[-1] == 1 else 2)
         gathered = each * _short_rows(y[-1]) * patches * rates.item
-        seconds = 1.9 * macs / rates.gemm + gathered + runs * rates.run + images + 0.85 * waiting(node, rates)
+        seconds = 1.9 * macs / rates.gemm + gathered + runs * rates.run + images + 0.85 * memory_wait(node, rates)
     else:
         rows, k = w[0] // groups, inner * taps
         slow = 1 + 0.4 * rates.small / max(rows, 1) + 1.25 * rates.small / max(points, 1) + 2 / max(k, 1)
@@ -144,7 +144,7 @@ def conv(node: ir.Node, rates: Rates) -> float:
         runs = patches / y[-1] * (0.35 if rows > points else 0.14)
         each = 0.06 if strides[-1] == 1 else 0.18
         seconds = 2 * macs * slow / rates.gemm + each * patches * rates.item + runs * rates.run
-        seconds += moved_bytes(node) / rates.memory if 1 < max(rows, k) <= _FEW else waiting(node, rates)
+        seconds += moved_bytes(node) / rates.memory if 1 < max(rows, k) <= _FEW else memory_wait(node, rates)
     return max(seconds, traffic(node, rates))
 
 
@@ -173,7 +173,7 @@ def conv_transpose(node: ir.Node, rates: Rates) -> float:
     product = 2.0 * x[0] * w[0] * w[1] * taps * points * slow / rates.gemm
     packed = 0.0 if is_folded(node.inputs[1]) else 0.25 * rates.item * x[0] * math.prod(w)
     packed += x[0] * groups * 15 * rates.run
-    return max(product + packed + added + waiting(node, rates), traffic(node, rates))
+    return max(product + packed + added + memory_wait(node, rates), traffic(node, rates))
 
 
 def _places(rank: int, points: int, row: int) -> float:

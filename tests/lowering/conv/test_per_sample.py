@@ -6,7 +6,6 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import onnx_convgrad as og
 from onnx_convgrad.autodiff.reverse import backward
@@ -14,7 +13,7 @@ from onnx_convgrad.ir.emit import DOMAIN, Emitter
 from onnx_convgrad.lowering.lower import lower
 from onnx_convgrad.lowering.table import lowerings
 from onnx_convgrad.runtime import run
-from tests.lowering.conv.test_geometry import _arrays, _error, _model, _oracle, geometry
+from tests.support.conv_geometry import Geometry, arrays_of, attributes_of, case, error, geometry, model_of, oracle
 
 SETTINGS = settings(max_examples=8, suppress_health_check=list(HealthCheck))
 
@@ -23,32 +22,33 @@ FORCED_NORMS = ["auto", *({"ConvGradSquaredNorm": name} for name in lowerings()[
 
 
 def test_norms_know_every_form() -> None:
-    """Norms are never dearer than gradients: whatever gives these may be squared."""
+    """Norms cost no more than gradients: the results of every lowering of these may be squared."""
     forms = {name if name == "zeros" else f"{name}_squares" for name in lowerings()["ConvPerSampleGrad"]}
     assert forms < set(lowerings()["ConvGradSquaredNorm"])
 
 
-def _check(op: str, g: dict, **attributes: object) -> None:
-    arrays = _arrays(g, transposed=op == "ConvTranspose")
-    y = run(_model(op, arrays, "static", **attributes), arrays)["y"]
+def _check(op: str, g: Geometry, **more: object) -> None:
+    arrays, attributes = arrays_of(g, transposed=op == "ConvTranspose"), attributes_of(g) | more
+    y = oracle(op, arrays, g)["y"]
     seed = np.random.default_rng(1).standard_normal(y.shape).astype(np.float32)
-    samples = [_oracle(op, {**arrays, "x": arrays["x"][i : i + 1]}, g, seed[i : i + 1]) for i in range(g["batch"])]
+    samples = [oracle(op, {**arrays, "x": arrays["x"][i : i + 1]}, g, seed[i : i + 1]) for i in range(g["batch"])]
     want = {
-        name: np.stack([s[name] for s in samples]) if samples else np.zeros((0, *arrays[name].shape)) for name in "wb"
+        name: np.stack([s[f"{name}_grad"] for s in samples]) if samples else np.zeros((0, *arrays[name].shape))
+        for name in "wb"
     }
     feed = {**arrays, "y_grad": seed}
     for shapes in ("static", "symbolic"):
-        model = _model(op, arrays, shapes, **attributes)
+        model = model_of(op, arrays, shapes, **attributes)
         for choice in FORCED if shapes == "static" else ["auto"]:
             got = _run(model, feed, y.size, choice, per_sample=True)
             for name in want if got else ():
                 assert got[f"{name}_grad"].shape == want[name].shape
-                assert _error(got[f"{name}_grad"], want[name]) < 1e-5, (name, shapes, choice)
+                assert error(got[f"{name}_grad"], want[name]) < 1e-5, (name, shapes, choice)
         for choice in FORCED_NORMS if shapes == "static" else ["auto"]:
             got = _run(model, feed, y.size, choice, per_sample="squared_norm")
             for name in want if got else ():
                 squares = (want[name].reshape(g["batch"], want[name][:1].size) ** 2).sum(1)
-                assert _error(got[f"{name}_grad_squared_norm"], squares) < 1e-5, (name, shapes, choice)
+                assert error(got[f"{name}_grad_squared_norm"], squares) < 1e-5, (name, shapes, choice)
 
 
 def _run(model: object, feed: dict, size: int, choice: object, **arguments: object) -> dict:
@@ -64,33 +64,27 @@ def _run(model: object, feed: dict, size: int, choice: object, **arguments: obje
 
 
 @SETTINGS
-@given(geometry(), st.integers(0, 3))
-def test_conv(g: dict, batch: int) -> None:
-    g = {**g, "batch": batch}
-    pads = [*g["begin"], *g["end"]]
-    _check("Conv", g, strides=g["strides"], dilations=g["dilations"], pads=pads, group=g["groups"])
+@given(geometry(batch=(0, 3)))
+def test_conv(g: Geometry) -> None:
+    _check("Conv", g)
 
 
 @SETTINGS
-@given(geometry(transposed=True), st.integers(0, 3))
-def test_conv_transpose(g: dict, batch: int) -> None:
-    g = {**g, "batch": batch}
-    pads = [*g["begin"], *g["end"]]
-    attributes = {"dilations": g["dilations"], "group": g["groups"], "output_padding": g["extra"]}
-    _check("ConvTranspose", g, strides=g["strides"], pads=pads, **attributes)
+@given(geometry(transposed=True, batch=(0, 3)))
+def test_conv_transpose(g: Geometry) -> None:
+    _check("ConvTranspose", g, output_padding=g["extra"])
 
 
 @pytest.mark.parametrize(("stride", "features"), [(1, 3), (2, 3), (1, 6)])
 def test_depthwise(stride: int, features: int) -> None:
-    """The forms of depthwise weight gradients apply to the samples as groups."""
-    sizes = {"rank": 2, "batch": 2, "channels": 3, "features": features, "groups": 3, "size": [7, 8], "kernel": [3, 2]}
-    g = {**sizes, "strides": [stride] * 2, "dilations": [1, 2], "begin": [1, 0], "end": [1, 2], "extra": [0, 0]}
-    attributes = {"strides": g["strides"], "dilations": g["dilations"], "pads": [1, 0, 1, 2], "group": 3}
-    _check("Conv", g, **attributes)
+    """The lowerings of depthwise weight gradients apply to the samples as groups."""
+    sizes = {"strides": stride, "dilations": [1, 2], "begin": [1, 0], "end": [1, 2]}
+    g = case((2, 3, 7, 8), features, (3, 2), **sizes, groups=3)
+    _check("Conv", g)
     chosen = {"grouped_conv", "grouped_placed_windows", "grouped_batch_windows"}
     if features == g["groups"]:
         chosen |= {"grouped_bands"} | ({"grouped_masked_windows"} if stride == 1 else set())
-    model = _model("Conv", _arrays(g, transposed=False), "static", **attributes)
+    model = model_of("Conv", arrays_of(g), **attributes_of(g))
     for name in chosen:
         og.augment(model, wrt=["w"], per_sample=True, lowering={"ConvPerSampleGrad": name})
 
@@ -101,15 +95,15 @@ def test_auto_pad(mode: str, stride: int) -> None:
     arrays = {"x": (3, 2, 7, 8), "w": (4, 2, 3, 4), "b": (4,)}
     arrays = {k: np.random.default_rng(0).standard_normal(s).astype(np.float32) for k, s in arrays.items()}
     for shapes in ("static", "symbolic"):
-        model = _model("Conv", arrays, shapes, strides=[stride] * 2, auto_pad=mode)
+        model = model_of("Conv", arrays, shapes, strides=[stride] * 2, auto_pad=mode)
         each = run(og.augment(model, wrt=["w", "b"], per_sample=True, seed="ones"), arrays)
         single = og.augment(
-            _model("Conv", arrays, "symbolic", strides=[stride] * 2, auto_pad=mode), wrt=["w", "b"], seed="ones"
+            model_of("Conv", arrays, "symbolic", strides=[stride] * 2, auto_pad=mode), wrt=["w", "b"], seed="ones"
         )
         for i in range(3):
             alone = run(single, {**arrays, "x": arrays["x"][i : i + 1]})
             for name in ("w_grad", "b_grad"):
-                assert _error(each[name][i], alone[name]) < 1e-5
+                assert error(each[name][i], alone[name]) < 1e-5
 
 
 # -- the abstract operators have derivatives too -----------------------------------------------------------------------

@@ -1,111 +1,123 @@
-"""Winograd's forms where the size of the image is not known while building, against PyTorch in double precision."""
+"""Winograd's matrices and tiles of one axis, and its lowerings where the size of the image is unknown while building."""
 
 from __future__ import annotations
 
 import numpy as np
 import onnx
 import pytest
-import torch
-from onnx import TensorProto, helper
+from hypothesis import given
+from hypothesis import strategies as st
 
 import onnx_convgrad as og
 from onnx_convgrad.lowering.conv.winograd import SIZES
+from onnx_convgrad.lowering.conv.winograd_axes import MOST, matrices, tiled
 from onnx_convgrad.runtime import session
+from tests.support.conv_geometry import Geometry, arrays_of, case, conv_model, error, oracle
 
-# kernel, padding before, padding after
-GEOMETRIES = {
-    "same": ((3, 3), (1, 1), (1, 1)),
-    "unpadded": ((3, 3), (0, 0), (0, 0)),
-    "uneven": ((3, 2), (2, 0), (0, 1)),
-    "one axis": ((1, 5), (0, 2), (0, 2)),
-    "line": ((4,), (1,), (2,)),
-    "volume": ((3, 2, 1), (1, 0, 0), (1, 1, 0)),
-}
+STEPS = [(1, 1), (1, 2), (1, 3), (2, 1), (3, 1)]
+"""Stride and dilation of an axis: with both there are no tiles."""
 
 
-def _model(name: str, sizes: list, **steps: tuple[int, ...]) -> onnx.ModelProto:
-    kernel, begin, end = GEOMETRIES[name]
-    attributes = {f"{key}s": list(values) for key, values in steps.items()}
-    node = helper.make_node("Conv", ["x", "w", "b"], ["y"], name="conv", pads=[*begin, *end], **attributes)
-    shapes = {"x": ["n", 3, *sizes], "w": [4, 3, *kernel], "b": [4]}
-    inputs = [helper.make_tensor_value_info(k, TensorProto.FLOAT, dims) for k, dims in shapes.items()]
-    graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-
-
-def _check(backward: onnx.ModelProto, name: str, batch: int, size: tuple[int, ...], **steps: tuple[int, ...]) -> None:
-    kernel, begin, end = GEOMETRIES[name]
+@pytest.mark.parametrize(
+    ("outputs", "taps"), [(m, k) for m in range(1, MOST + 1) for k in range(1, MOST + 1) if m + k - 1 <= MOST]
+)
+def test_matrices_correlate(outputs: int, taps: int) -> None:
+    a, g, b = matrices(outputs, taps)
     rng = np.random.default_rng(0)
-    shapes = {"x": (batch, 3, *size), "w": (4, 3, *kernel), "b": (4,)}
-    tensors = {k: torch.tensor(rng.standard_normal(s), requires_grad=True) for k, s in shapes.items()}
-    pads = [p for pair in reversed(list(zip(begin, end, strict=True))) for p in pair]
-    conv = getattr(torch.nn.functional, f"conv{len(size)}d")
-    y = conv(torch.nn.functional.pad(tensors["x"], pads), tensors["w"], tensors["b"], **steps)
-    seed = torch.tensor(rng.standard_normal(tuple(y.shape)))
-    y.backward(seed)
-    feed = {k: t.detach().numpy().astype(np.float32) for k, t in {**tensors, "y_grad": seed}.items()}
+    w, x = rng.standard_normal(taps), rng.standard_normal(outputs + taps - 1)
+    np.testing.assert_allclose(a @ ((g @ w) * (b @ x)), np.correlate(x, w, "valid"), rtol=1e-11, atol=1e-11)
+
+
+@given(st.integers(1, 300), st.integers(1, MOST - 1), st.sampled_from(STEPS), st.sampled_from(SIZES))
+def test_tiles_cover_the_axis_and_no_tile_is_superfluous(
+    size: int, taps: int, step: tuple[int, int], most: int
+) -> None:
+    stride, dilation = step
+    axis = tiled(size, taps, dilation, most, stride)
+    outputs = axis.tile * axis.count * axis.dilation
+    assert outputs >= size > outputs - axis.tile * axis.dilation
+    assert sum(axis.phases) == taps
+    assert axis.tile + max(axis.phases) - 1 <= MOST
+    assert axis.tile <= most
+
+
+GEOMETRIES = {
+    "same": case((2, 3, 7, 12), 4, (3, 3), begin=1),
+    "unpadded": case((2, 3, 7, 12), 4, (3, 3)),
+    "uneven": case((2, 3, 7, 12), 4, (3, 2), begin=[2, 0], end=[0, 1]),
+    "one axis": case((2, 3, 7, 12), 4, (1, 5), begin=[0, 2]),
+    "line": case((2, 3, 7), 4, (4,), begin=1, end=2),
+    "volume": case((2, 3, 7, 12, 5), 4, (3, 2, 1), begin=[1, 0, 0], end=[1, 1, 0]),
+}
+BOTH = {"ConvInputGrad": "winograd_4", "ConvWeightGrad": "winograd_4"}
+
+
+def _unknown(g: Geometry) -> set[int]:
+    return {0, *range(2, 2 + g["rank"])}
+
+
+def _check(backward: onnx.ModelProto, g: Geometry) -> None:
+    arrays = arrays_of(g)
+    seed = np.random.default_rng(1).standard_normal(oracle("Conv", arrays, g)["y"].shape).astype(np.float32)
+    want = oracle("Conv", arrays, g, seed)
     names = ["y", "x_grad", "w_grad"]
-    got = session(backward).run(names, feed)
-    for found, want in zip(got, (y.detach(), tensors["x"].grad, tensors["w"].grad), strict=True):
-        assert want is not None
-        assert found.shape == tuple(want.shape)
-        assert np.linalg.norm(found - want.numpy()) <= 1e-4 * np.linalg.norm(want.numpy()), (name, size)
+    for name, got in zip(names, session(backward).run(names, {**arrays, "y_grad": seed}), strict=True):
+        assert error(got, want[name]) <= 1e-4, (name, g["size"])
 
 
 @pytest.mark.parametrize("most", SIZES)
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_every_size(name: str, most: int) -> None:
     """One graph for all sizes, tiles at the end of an axis cut or whole."""
-    rank = len(GEOMETRIES[name][0])
-    used = 0
+    g = GEOMETRIES[name]
+    rank, used = g["rank"], 0
     for training in (False, True):
         for op in ("Conv", "ConvInputGrad", "ConvWeightGrad") if training else ("ConvInputGrad", "ConvWeightGrad"):
             options = {"wrt": ["x", "w"], "lowering": {op: f"winograd_{most}"}, "training": training}
             try:
-                backward = og.augment(_model(name, ["h", "w", "d"][:rank]), **options)
+                backward = og.augment(conv_model(g, _unknown(g), bias=True), **options)
             except og.LoweringError as problem:
                 assert "smaller tiles do the same" in str(problem)  # noqa: PT017 - the only reason there may be
                 continue
             used += 1
             for size in ((4, 5, 6), (7, 12, 5), (13, 6, 4)):
-                _check(backward, name, 2, size[:rank])
+                _check(backward, {**g, "size": [*size[:rank]]})
             if not training:
-                _check(backward, name, 0, (4, 5, 6)[:rank])
+                _check(backward, {**g, "batch": 0, "size": [4, 5, 6][:rank]})
     assert used or most > 2
 
 
-@pytest.mark.parametrize("key", ["", "stride", "dilation"])
-@pytest.mark.parametrize("sizes", [["h", 5], [7, "w"]], ids=str)
-def test_one_unknown_axis(sizes: list, key: str) -> None:
+@pytest.mark.parametrize("key", ["strides", "dilations"])
+@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize("unknown", [0, 1])
+def test_one_unknown_axis(unknown: int, step: int, key: str) -> None:
     """The other axis may have any step."""
-    steps = {key: tuple(1 if isinstance(size, str) else 2 for size in sizes)} if key else {}
-    options = {"ConvInputGrad": "winograd_4", "ConvWeightGrad": "winograd_4"}
-    _check(og.augment(_model("same", sizes, **steps), wrt=["x", "w"], lowering=options), "same", 2, (7, 5), **steps)
+    g = {**GEOMETRIES["same"], "size": [7, 5]}
+    g[key] = [1 if axis == unknown else step for axis in range(2)]
+    _check(og.augment(conv_model(g, {0, 2 + unknown}, bias=True), wrt=["x", "w"], lowering=BOTH), g)
 
 
 @pytest.mark.parametrize("target", ["cuda", "web"])
 def test_even_padding_only(target: str) -> None:
-    options = {"ConvInputGrad": "winograd_4", "ConvWeightGrad": "winograd_4"}
-    backward = og.augment(_model("same", ["h", "w"]), wrt=["x", "w"], lowering=options, target=target)
+    g = GEOMETRIES["same"]
+    backward = og.augment(conv_model(g, _unknown(g), bias=True), wrt=["x", "w"], lowering=BOTH, target=target)
     for node in backward.graph.node:
         pads = next((list(a.ints) for a in node.attribute if a.name == "pads"), [])
         assert pads[: len(pads) // 2] == pads[len(pads) // 2 :]
-    _check(backward, "same", 2, (7, 12))
+    _check(backward, g)
 
 
 @pytest.mark.parametrize(
-    "attributes",
+    "change",
     [
-        {"pads": [1, 1, 1, 3]},
-        {"pads": [2, 2, 2, 2], "dilations": [2, 2]},
-        {"pads": [1, 1, 1, 1], "strides": [2, 1]},
+        {"begin": [1, 1], "end": [1, 3]},
+        {"begin": [2, 2], "end": [2, 2], "dilations": [2, 2]},
+        {"strides": [2, 1]},
     ],
 )
-def test_refusals(attributes: dict) -> None:
-    model = _model("same", ["h", "w"])
-    del model.graph.node[0].attribute[:]
-    model.graph.node[0].attribute.extend(helper.make_attribute(k, v) for k, v in attributes.items())
+def test_refusals(change: Geometry) -> None:
+    g = {**GEOMETRIES["same"], **change}
     with pytest.raises(
         og.LoweringError, match="a spatial size is not known while building, and the kernel is dilated, strided or"
     ):
-        og.augment(model, wrt=["w"], lowering={"ConvWeightGrad": "winograd_4"})
+        og.augment(conv_model(g, _unknown(g)), wrt=["w"], lowering={"ConvWeightGrad": "winograd_4"})

@@ -1,0 +1,71 @@
+"""The geometry of a convolution against brute force."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onnx_convgrad.ir.geometry import ConvSpec, Window, same_padding
+from tests.support.conv_geometry import SETTINGS, Geometry, geometry
+
+
+def _spec(g: Geometry, known: Mapping[str, bool] | None = None) -> ConvSpec:
+    """The spec of a geometry, of which the operands named in `known` have a shape or not."""
+    win = Window(*(tuple(g[name]) for name in ("strides", "dilations", "begin", "end")), g["groups"])
+    shapes = {
+        "x": (g["batch"], g["channels"], *g["size"]),
+        "w": (g["features"], g["channels"] // g["groups"], *g["kernel"]),
+        "y": (None,) * (2 + g["rank"]),
+    }
+    shapes |= {name: (None,) * len(shapes[name]) for name, is_known in (known or {}).items() if not is_known}
+    return ConvSpec.of(win, g["kernel"], shapes["x"], shapes["w"], shapes["y"])
+
+
+@SETTINGS
+@given(geometry())
+def test_axes_against_brute_force(g: Geometry) -> None:
+    spec = _spec(g)
+    assert spec.window.attributes["pads"] == (*g["begin"], *g["end"])
+    for i, axis in enumerate(spec.axes):
+        span = axis.dilation * (axis.kernel - 1) + 1
+        padded = axis.x + g["begin"][i] + g["end"][i]
+        starts = [p for p in range(0, padded, axis.stride) if p + span <= padded]
+        assert spec.span[i] == span
+        assert axis.y == len(starts)
+        assert spec.leftover[i] == (padded - starts[-1] - span if axis.stride > 1 else 0)
+        for tap in range(axis.kernel):
+            rows = [axis.stride * p + axis.shift(tap) for p in range(axis.y)]
+            reached = [p for p, row in enumerate(rows) if 0 <= row < axis.x]
+            assert list(axis.reached(tap)) == reached
+            if reached:
+                assert axis.read(axis.reached(tap), tap) == (rows[reached[0]], rows[reached[-1]] + 1)
+
+
+@SETTINGS
+@given(geometry())
+def test_the_data_gradient_of_unit_stride_is_a_convolution_back(g: Geometry) -> None:
+    spec = _spec({**g, "strides": [1] * g["rank"]})
+    for axis, back, end in zip(spec.axes, spec.back_axes, spec.back_window.end, strict=True):
+        assert (back.x, back.y) == (axis.y, axis.x)
+        assert back.x + back.begin + end - back.dilation * (back.kernel - 1) == back.y
+
+
+@SETTINGS
+@given(geometry().filter(lambda g: g["batch"]), st.booleans(), st.booleans())
+def test_typical_sizes_keep_what_is_known(g: Geometry, x: bool, w: bool) -> None:
+    spec = _spec(g, {"x": x, "w": w})
+    hinted = spec.hinted()
+    assert None not in (*hinted.x_shape, *hinted.w_shape, *hinted.y_shape)
+    for have, known in zip((*hinted.x_shape, *hinted.w_shape), (*spec.x_shape, *spec.w_shape), strict=True):
+        assert known in (None, have)
+
+
+@given(st.integers(1, 40), st.integers(1, 7), st.integers(1, 5), st.booleans())
+def test_same_padding_gives_ceil_many_outputs(x: int, span: int, stride: int, upper: bool) -> None:
+    low, high = same_padding(x, span, stride, upper=upper)
+    assert low >= 0
+    assert abs(low - high) <= 1
+    assert (x + low + high - span) // stride + 1 == math.ceil(x / stride)

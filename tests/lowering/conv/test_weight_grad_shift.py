@@ -1,0 +1,48 @@
+"""Weight gradients that shift dY, or multiply tap by tap."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.conv_geometry import Geometry, case, check_forced, check_refused
+
+SAME = case((2, 4, 7, 6), 5, (3, 3), begin=1)
+GROUPED = case((2, 6, 7, 6), 9, (3, 3), begin=[1, 0], end=[2, 1], groups=3)
+DILATED = case((2, 3, 6, 9), 4, (3, 2), dilations=[4, 2], begin=[4, 0], end=[4, 3])
+STRIDED = case((3, 4, 9, 8), 5, (3, 3), strides=[1, 2], begin=[1, 0], end=[2, 1])
+BOTH_STRIDED = case((2, 3, 9, 11), 4, (5, 4), strides=[2, 3], begin=[2, 1], end=[1, 2])
+OUTSIDE = case((1, 3, 2, 3), 4, (3, 3), dilations=[2, 1], begin=[3, 1])
+SIGNAL = case((2, 4, 11), 6, (3,), dilations=2, begin=1, end=2, groups=2)
+VOLUME = case((2, 3, 4, 5, 6), 4, (3, 2, 3), strides=[1, 2, 1], begin=[1, 0, 1], end=1)
+TILES = case((2, 3, 9, 11), 4, (2, 3), strides=[2, 3], begin=[1, 0], end=[0, 2])
+WIDE = case((2, 3, 5, 5), 300, (3, 3), begin=1)
+ONE = case((1, 3, 5, 5), 4, (3, 3))
+
+CASES = {
+    "row_shift": [SAME, GROUPED, DILATED, STRIDED, OUTSIDE, SIGNAL, VOLUME, WIDE, ONE],
+    "split_shift": [SAME, GROUPED, DILATED, STRIDED, OUTSIDE, SIGNAL, VOLUME, WIDE, ONE],
+    "moved_channel_rows": [SAME, GROUPED, DILATED, STRIDED, VOLUME, WIDE, ONE],
+    "taps": [SAME, DILATED, STRIDED, BOTH_STRIDED, OUTSIDE, TILES, VOLUME, ONE],
+    "patches": [TILES, case((2, 3, 8), 4, (4,), strides=4), case((2, 3, 4, 6, 2), 4, (2, 3, 2), strides=[2, 3, 2])],
+}
+
+
+@pytest.mark.parametrize(("name", "g"), [(name, g) for name, cases in CASES.items() for g in cases])
+@pytest.mark.parametrize("unknown", [set(), {0}], ids=["static", "batch"])
+def test_equals_pytorch(name: str, g: Geometry, unknown: set[int]) -> None:
+    check_forced("ConvWeightGrad", name, g, unknown, bound=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "g", "reason"),
+    [
+        ("row_shift", case((1, 2, 3, 5), 2, (1, 3)), "the kernel has one row"),
+        ("row_shift", BOTH_STRIDED, "the stride along the first axis is 2"),
+        ("split_shift", BOTH_STRIDED, "the stride along the first axis is 2"),
+        ("taps", GROUPED, "there are 3 groups"),
+        ("taps", case((1, 1, 9, 9), 1, (9, 8)), "the kernel has 72 taps"),
+        ("patches", SAME, "the windows overlap or leave gaps"),
+    ],
+)
+def test_refusals(name: str, g: Geometry, reason: str) -> None:
+    check_refused("ConvWeightGrad", name, g, reason)

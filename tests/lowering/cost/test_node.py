@@ -1,0 +1,96 @@
+"""The predicted time of one node: how it depends on the shapes of products, copies and sums."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter
+from onnx_convgrad.ir.targets import Rates
+from onnx_convgrad.lowering.cost.node import node_seconds
+from onnx_convgrad.lowering.cost.passes import missing_share, moved_bytes, traffic, value_bytes
+from onnx_convgrad.lowering.cost.products import folds
+
+RATES = Rates()
+
+
+def _node(op_type: str, *shapes: Sequence[int] | np.ndarray, out: Sequence[int], **attributes: object) -> ir.Node:
+    """A node on operands of these shapes; arrays are constants."""
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": CANONICAL_OPSET}, name="g")
+    e = Emitter(graph)
+    kind = ir.TensorType(ir.DataType.FLOAT)
+    operands = [
+        e.const(s) if isinstance(s, np.ndarray) else ir.Value(name=f"v{i}", shape=ir.Shape(s), type=kind)
+        for i, s in enumerate(shapes)
+    ]
+    result = e.op(op_type, *operands, **attributes)
+    result.shape, result.type = ir.Shape(out), kind
+    node = result.producer()
+    assert node is not None
+    return node
+
+
+def _seconds(op_type: str, *shapes: Sequence[int] | np.ndarray, out: Sequence[int], **attributes: object) -> float:
+    return node_seconds(_node(op_type, *shapes, out=out, **attributes), RATES)
+
+
+def test_a_pass_is_slower_where_memory_is() -> None:
+    small, large = (_node("Exp", (n,), out=(n,)) for n in (1 << 10, 1 << 26))
+    assert (value_bytes(small.inputs[0]), moved_bytes(small)) == (4 << 10, 8 << 10)
+    assert missing_share(RATES, moved_bytes(small)) == 0
+    assert missing_share(RATES, moved_bytes(large)) == 1
+    assert traffic(large, RATES) == pytest.approx(moved_bytes(large) / RATES.memory)
+    assert node_seconds(small, RATES) == pytest.approx(RATES.node + moved_bytes(small) / RATES.cached)
+
+
+def test_a_product_with_few_rows_runs_below_full_speed() -> None:
+    flops = 2.0 * 1024**3
+    whole = _seconds("MatMul", (1024, 1024), (1024, 1024), out=(1024, 1024))
+    thin = _seconds("MatMul", (16, 1024), (1024, 1024), out=(16, 1024))
+    assert flops / RATES.gemm < whole < 1.3 * flops / RATES.gemm
+    assert thin > 1.3 * whole * 16 / 1024
+
+
+@pytest.mark.parametrize(
+    ("fast", "slow"),
+    [
+        # a view, then whole runs, then single elements
+        (("Reshape", (64, 64, 64), np.array([4096, 64])), ("Transpose", (64, 64, 64), [1, 0, 2])),
+        (("Transpose", (64, 64, 64), [1, 0, 2]), ("Transpose", (64, 64, 64), [2, 1, 0])),
+    ],
+)
+def test_moving_single_elements_is_slower(fast: tuple, slow: tuple) -> None:
+    def seconds(op_type: str, shape: tuple[int, ...], how: np.ndarray | list[int]) -> float:
+        if isinstance(how, np.ndarray):
+            return _seconds(op_type, shape, how, out=how.tolist())
+        return _seconds(op_type, shape, out=[shape[axis] for axis in how], perm=how)
+
+    assert seconds(*fast) < seconds(*slow)
+
+
+def test_a_stride_along_the_rows_of_a_slice_is_slow() -> None:
+    def seconds(axis: int) -> float:
+        out = [256, 256]
+        out[axis] = 128
+        ends = (np.array([v]) for v in (0, 256, axis, 2))
+        return _seconds("Slice", (256, 256), *ends, out=out)
+
+    assert seconds(1) > 1.5 * seconds(0)
+
+
+@pytest.mark.parametrize(("groups", "kernel"), [(1, (64, 64, 3, 3)), (64, (64, 1, 3, 3))])
+def test_a_convolution_takes_at_least_its_multiplications(groups: int, kernel: tuple[int, ...]) -> None:
+    x, y = (8, 64, 30, 30), (8, 64, 28, 28)
+    found = _seconds("Conv", x, kernel, out=y, group=groups, strides=[1, 1])
+    assert found > 2.0 * math.prod(y) * math.prod(kernel[1:]) / RATES.gemm
+
+
+def test_a_transpose_folds_into_the_products_that_read_it() -> None:
+    transposed = _node("Transpose", (4, 8), out=(8, 4), perm=[1, 0]).outputs[0]
+    assert not folds(transposed)
+    ir.Node("", "MatMul", [transposed, transposed], graph=transposed.producer().graph)  # type: ignore[union-attr]
+    assert folds(transposed)
