@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from onnx_convgrad.backends.cpu.batch_statistics import share_statistics
-from onnx_convgrad.backends.cpu.fast_forms import use_fast_forms
-from onnx_convgrad.backends.cpu.pooled_slopes import move_slopes_behind_pools
-from onnx_convgrad.backends.cuda.provider_forms import fit_provider, part_products
+from onnx_convgrad.backends.cpu.batch_statistics import ShareBatchStatistics
+from onnx_convgrad.backends.cpu.fast_forms import UseFastForms
+from onnx_convgrad.backends.cpu.pooled_slopes import MoveSlopesBehindPools
+from onnx_convgrad.backends.runtime_faults import AvoidRuntimeFaults, SeparateTransposes
+from onnx_convgrad.backends.unsupported_forms import ReplaceUnsupportedForms
 from onnx_convgrad.base.names import as_names, check_names
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError, first_few
@@ -34,7 +35,7 @@ from onnx_convgrad.lowering.cost.calibration import calibrated
 from onnx_convgrad.lowering.loops import take_loops_back, tell_loops
 from onnx_convgrad.lowering.lower import Choice, check_choice, check_workspace, lower
 from onnx_convgrad.memory.recompute import Recomputation, RecomputeValues, mark_boundary
-from onnx_convgrad.pipeline.training import rewrite_for_training, set_training
+from onnx_convgrad.pipeline.training import set_training, training_passes
 from onnx_convgrad.pipeline.transforms import COMPOSITIONS, Derivatives, Mode, check_targets
 
 __all__ = ["Built", "Names", "Progress", "build", "complete"]
@@ -108,11 +109,13 @@ def build(
     running = set_training(graph) if training else []
     mark_varying(graph, sources)
     kept = {*sources, *targets, *(() if training else graph.outputs)}
-    moved = {} if per_sample else share_statistics(graph, kept)  # there, the statistics of a batch are refused
-    updated = [(name, moved.get(v, v)) for name, v in running]
+    sharing = ShareBatchStatistics(kept)
+    if not per_sample:  # there, the statistics of a batch are refused
+        run_passes(m, [sharing])
+    updated = [(name, sharing.moved.get(v, v)) for name, v in running]
     primal = m.clone()
     if training and lowering != "exact":
-        rewrite_for_training(graph, machine, {*sources, *targets})
+        run_passes(m, training_passes(machine, {*sources, *targets}))
     check_targets(targets, mode)
     progress("differentiating")
     before = list(graph)
@@ -154,8 +157,7 @@ def complete(
 
     `forward` holds the nodes that were there before differentiation; only `recompute` needs them.
     """
-    move_slopes_behind_pools(m.graph, Emitter(m.graph, opsets=m.opset_imports, target=machine))
-    common.RemoveUnusedNodesPass()(m)
+    run_passes(m, [MoveSlopesBehindPools(machine), common.RemoveUnusedNodesPass()])
     progress("lowering")
     mark = mark_boundary(m.graph, forward) if recompute is not None else None
     choices = lower(m.graph, machine, policy)
@@ -165,10 +167,8 @@ def complete(
         recomputing = RecomputeValues(machine, mark, recompute)
         run_passes(m, [recomputing])
         done = recomputing.report
-    fit_provider(m.graph, machine)
-    if machine.name == "cpu":
-        use_fast_forms(m.graph, Emitter(m.graph, opsets=m.opset_imports, target=machine), training=policy.training)
-    part_products(m.graph)
+    fast = [UseFastForms(machine, training=policy.training)] if machine.name == "cpu" else []
+    run_passes(m, [AvoidRuntimeFaults(machine), ReplaceUnsupportedForms(machine), *fast, SeparateTransposes(machine)])
     progress("verifying")
     _finish(m)
     if machine.ordered_sums:

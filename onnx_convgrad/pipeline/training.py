@@ -7,16 +7,17 @@ from collections.abc import Collection
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.backends.cpu.covariance import normalize_by_covariance
-from onnx_convgrad.backends.cpu.gelu import fuse_gelu
-from onnx_convgrad.backends.cpu.group_statistics import share_group_statistics
-from onnx_convgrad.backends.cpu.padded import pad_inside
+from onnx_convgrad.backends.cpu.covariance import NormalizeByCovariance
+from onnx_convgrad.backends.cpu.gelu import FuseGelu
+from onnx_convgrad.backends.cpu.group_statistics import ShareGroupStatistics
+from onnx_convgrad.backends.cpu.pad_in_conv import PadInConv
 from onnx_convgrad.ir.constants import number_of
 from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.passes import NodePass
 from onnx_convgrad.ir.targets import Target
 
-__all__ = ["drop", "dropped_share", "rewrite_for_training", "set_training"]
+__all__ = ["drop", "dropped_share", "set_training", "training_passes"]
 
 
 def set_training(graph: ir.Graph) -> list[tuple[str, ir.Value]]:
@@ -39,18 +40,13 @@ def set_training(graph: ir.Graph) -> list[tuple[str, ir.Value]]:
     return [(statistic.name or "", update) for statistic, update in latest.items()]
 
 
-def rewrite_for_training(graph: ir.Graph, target: Target, keep: Collection[ir.Value]) -> None:
-    """Forms that are faster in both directions together, and may differ in the last digits; in place.
+def training_passes(target: Target, keep: Collection[ir.Value]) -> list[NodePass]:
+    """Rewrites of a canonical graph in training mode that make both directions together faster.
 
-    Args:
-        graph: A canonical graph in training mode.
-        target: What it will run on.
-        keep: Values that must stay what they are.
+    Forward values may differ in the last digits, except for those in `keep`.
     """
-    fuse_gelu(graph, keep)
-    pad_inside(graph, keep, asymmetric=target.asymmetric_pads)
-    normalize_by_covariance(graph, target, keep)
-    share_group_statistics(graph, target, keep)
+    kinds = (FuseGelu, PadInConv, NormalizeByCovariance, ShareGroupStatistics)
+    return [kind(target, keep) for kind in kinds]
 
 
 def _batch_statistics(node: ir.Node, latest: dict[ir.Value, ir.Value]) -> None:

@@ -15,7 +15,8 @@ from onnx_convgrad.errors import ArgumentError, first_few
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.notes import MANIFEST
-from onnx_convgrad.pipeline.training import rewrite_for_training
+from onnx_convgrad.ir.passes import run_passes
+from onnx_convgrad.pipeline.training import training_passes
 from onnx_convgrad.training.losses.elementwise import reduce
 from onnx_convgrad.training.program import modes
 from onnx_convgrad.training.program.draft import Draft, empty
@@ -181,7 +182,7 @@ class Builder:
             following = self._train_mode(draft)
             if plan.policy.choosing != "exact":
                 keep = {*draft.graph.outputs, *following.values(), *(draft.values[t.output or ""] for t in plan.terms)}
-                rewrite_for_training(draft.graph, plan.machine, keep)
+                run_passes(draft.m, training_passes(plan.machine, keep))
         else:
             modes.inference_mode(draft.graph)
         draft.restart()
