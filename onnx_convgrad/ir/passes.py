@@ -7,11 +7,16 @@ Each is an `onnx_ir` pass that changes a model in place and reports whether it d
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import ClassVar
 
 import onnx_ir as ir
 
-__all__ = ["GraphPass", "run_passes"]
+from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
+from onnx_convgrad.ir.targets import Target
+
+__all__ = ["GraphPass", "NodePass", "run_passes"]
 
 
 class GraphPass(ir.passes.InPlacePass):
@@ -24,6 +29,48 @@ class GraphPass(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Run `rewrite`; `onnx_ir` calls this between `requires` and `ensures`."""
         return ir.passes.PassResult(model, self.rewrite(model))
+
+
+class NodePass(GraphPass):
+    """Base class of passes that rewrite nodes one by one, in the order of the main graph.
+
+    Args:
+        target: The execution provider that will run the model, if it matters.
+        keep: Values whose numbers must not change, not even in the last digit.
+    """
+
+    operators: ClassVar[Collection[str]]
+    """Operators of ai.onnx that may be rewritten."""
+
+    label: ClassVar[str]
+    """Part of the names of new nodes, see `Emitter.rewriting`."""
+
+    def __init__(self, target: Target | None = None, keep: Collection[ir.Value] = ()) -> None:
+        super().__init__()
+        self.target, self.keep = target, keep
+
+    @abstractmethod
+    def rewrite_node(self, e: Emitter, node: ir.Node) -> ir.Value | bool | None:
+        """Rewrite `node`; return the value that replaces its first result, or whether the node was changed in place."""
+
+    def rewrite(self, model: ir.Model) -> bool:
+        """Call `rewrite_node` for the nodes of `operators`, and remove those that are replaced at the end."""
+        graph, replaced, changed = model.graph, [], False
+        nodes = [node for node in graph if not node.domain and node.op_type in self.operators]
+        if not nodes:
+            return False
+        e, outputs = Emitter(graph, opsets=graph.opset_imports, target=self.target), OutputPlaces(graph)
+        for node in nodes:
+            if node.graph is not graph:  # removed together with another one
+                continue
+            with e.rewriting(node, self.label) as start:
+                result = self.rewrite_node(e, node)
+                if isinstance(result, ir.Value):
+                    put_in_place(e, outputs, node.outputs[0], result, new=result.producer() in e.emitted[start:])
+                    replaced.append(node)
+            changed = changed or result not in (None, False)
+        graph.remove(replaced, safe=True)
+        return changed
 
 
 def run_passes(model: ir.Model, passes: Sequence[ir.passes.PassBase], *, steps: int = 1) -> bool:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
 
@@ -19,7 +20,7 @@ from onnx_shape_inference import ShapeInferenceContext, registry
 from onnx_convgrad.ir.constants import RANDOM_SOURCES, constant_of, number_of
 from onnx_convgrad.ir.dims import dims_equal, symbols
 from onnx_convgrad.ir.namespace import Namespace
-from onnx_convgrad.ir.notes import ORIGIN
+from onnx_convgrad.ir.notes import ORIGIN, origin_of
 from onnx_convgrad.ir.targets import TARGETS, Target
 
 __all__ = ["CANONICAL_OPSET", "DOMAIN", "RANDOM", "VIEWS", "NodeWriter", "Operand"]
@@ -138,6 +139,20 @@ class NodeWriter:
             self.graph.insert_before(self.anchor, node)
         self.order[node] = len(self.order)
         self.emitted.append(node)
+
+    @contextmanager
+    def rewriting(self, node: ir.Node, label: str) -> Iterator[int]:
+        """Write before `node`, for its origin.
+
+        Yields:
+            The number of nodes emitted so far. Nodes added for a node of the model itself are named
+            `<node>/<label>_<count>`; those of gradients are named by the last stage.
+        """
+        self.anchor, self.origin, start = node, origin_of(node), len(self.emitted)
+        yield start
+        if not self.origin:
+            for count, added in enumerate(self.emitted[start:], 1):
+                added.name = f"{node.name}/{label}_{count}"
 
     def infer(self, node: ir.Node) -> None:
         """Set dtype and shape of the outputs: by shortcuts for common cases, else by onnx-shape-inference."""

@@ -7,23 +7,24 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.backends.cpu.covariance import normalize_by_covariance
-from onnx_convgrad.backends.cpu.gelu import fuse_gelu
-from onnx_convgrad.backends.cpu.group_statistics import share_group_statistics
-from onnx_convgrad.backends.cpu.padded import pad_inside
+from onnx_convgrad.backends.cpu.covariance import NormalizeByCovariance
+from onnx_convgrad.backends.cpu.gelu import FuseGelu
+from onnx_convgrad.backends.cpu.group_statistics import ShareGroupStatistics
+from onnx_convgrad.backends.cpu.pad_in_conv import PadInConv
 from onnx_convgrad.ir.constants import number_of
 from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.passes import NodePass
 from onnx_convgrad.ir.targets import Target
 
 __all__ = [
     "batch_normalizations",
     "drop",
     "dropped_share",
-    "optimize_for_training",
     "original",
     "set_inference",
     "set_training",
+    "training_passes",
     "use_batch_statistics",
     "use_stored_statistics",
 ]
@@ -61,18 +62,13 @@ def set_inference(graph: ir.Graph) -> None:
             node.resize_inputs(1)  # ONNX Runtime refuses a ratio of 1 even in inference mode
 
 
-def optimize_for_training(graph: ir.Graph, target: Target, keep: Collection[ir.Value]) -> None:
-    """Rewrite a canonical graph in training mode to be faster in both directions; last digits may change.
+def training_passes(target: Target, keep: Collection[ir.Value]) -> list[NodePass]:
+    """Rewrites of a canonical graph in training mode that make both directions together faster.
 
-    Args:
-        graph: The graph, changed in place.
-        target: The machine to optimize for.
-        keep: Values that must not be replaced.
+    Forward values may differ in the last digits, except for those in `keep`.
     """
-    fuse_gelu(graph, keep)
-    pad_inside(graph, keep, asymmetric=target.asymmetric_pads)
-    normalize_by_covariance(graph, target, keep)
-    share_group_statistics(graph, target, keep)
+    kinds = (FuseGelu, PadInConv, NormalizeByCovariance, ShareGroupStatistics)
+    return [kind(target, keep) for kind in kinds]
 
 
 # -- BatchNormalization ------------------------------------------------------------------------------------------------

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from onnx_convgrad.backends.cpu.batch_statistics import share_statistics
-from onnx_convgrad.backends.cpu.fast_forms import use_fast_forms
-from onnx_convgrad.backends.cpu.pooled_slopes import move_slopes_behind_pools
-from onnx_convgrad.backends.cuda.provider_forms import fit_provider, part_products
+from onnx_convgrad.backends.cpu.batch_statistics import ShareBatchStatistics
+from onnx_convgrad.backends.cpu.fast_forms import UseFastForms
+from onnx_convgrad.backends.cpu.pooled_slopes import MoveSlopesBehindPools
+from onnx_convgrad.backends.runtime_faults import AvoidRuntimeFaults, SeparateTransposes
+from onnx_convgrad.backends.unsupported_forms import ReplaceUnsupportedForms
 from onnx_convgrad.base.names import as_names
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import first_few
@@ -35,7 +36,7 @@ from onnx_convgrad.lowering.loops import record_loops, undo_loops
 from onnx_convgrad.lowering.lower import Choice
 from onnx_convgrad.lowering.lower import lower as lower_operators
 from onnx_convgrad.memory.recompute import Recomputation, RecomputeValues, mark_boundary
-from onnx_convgrad.pipeline.modes import optimize_for_training, set_training
+from onnx_convgrad.pipeline.modes import set_training, training_passes
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.transforms import Derivatives, Mode, check_targets
 
@@ -161,11 +162,13 @@ def _prepare(
     statistics = set_training(graph) if training else []
     mark_varying(graph, sources)
     kept = {*sources, *targets, *(() if training else graph.outputs)}
-    moved = {} if options.per_sample else share_statistics(graph, kept)  # per sample, batch statistics are refused
+    sharing = ShareBatchStatistics(kept)
+    if not options.per_sample:  # per sample, batch statistics are refused
+        run_passes(m, [sharing])
     primal = m.clone()
     if training and options.lowering != "exact":
-        optimize_for_training(graph, target, {*sources, *targets})
-    return primal, [(name, moved.get(value, value)) for name, value in statistics]
+        run_passes(m, training_passes(target, {*sources, *targets}))
+    return primal, [(name, sharing.moved.get(value, value)) for name, value in statistics]
 
 
 def complete(
@@ -190,8 +193,7 @@ def complete(
         compare: Price every lowering, even where one is forced.
     """
     graph = m.graph
-    move_slopes_behind_pools(graph, Emitter(graph, opsets=m.opset_imports, target=target))
-    common.RemoveUnusedNodesPass()(m)
+    run_passes(m, [MoveSlopesBehindPools(target), common.RemoveUnusedNodesPass()])
     progress("lowering")
     names = None if forward is None else options.recompute
     mark = None if names is None else mark_boundary(graph, forward or ())
@@ -202,10 +204,8 @@ def complete(
         recomputing = RecomputeValues(target, mark, names)
         run_passes(m, [recomputing])
         recomputation = recomputing.report
-    fit_provider(graph, target)
-    if target.name == "cpu":
-        use_fast_forms(graph, Emitter(graph, opsets=m.opset_imports, target=target), training=options.training)
-    part_products(graph)
+    fast = [UseFastForms(target, training=options.training)] if target.name == "cpu" else []
+    run_passes(m, [AvoidRuntimeFaults(target), ReplaceUnsupportedForms(target), *fast, SeparateTransposes(target)])
     progress("verifying")
     _clean_up(m)
     if target.ordered_sums:

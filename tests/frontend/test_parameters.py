@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional as F
 
 import onnx_convgrad as og
+from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import build
 from onnx_convgrad.runtime import run
 from tests.support.families import export
@@ -247,7 +248,7 @@ def test_ones_and_zeros_of_an_exporter_are_no_parameters(name: str, *, affine: b
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), NORMALIZATIONS[name](affine))
     model = export(net, torch.ones(2, 2, 6, 6), dynamo=dynamo, training=not dynamo, fold=name != "batch")
-    found = build(model).gradients
+    found = build(model, Options()).gradients
     assert list(found) == ["0.weight", "0.bias", *(["1.weight", "1.bias"] if affine else [])]
 
 

@@ -1,7 +1,7 @@
-"""Statistics of training-mode BatchNormalization, computed once for the forward pass and the gradient.
+"""Compute the statistics of training-mode BatchNormalization once, for the forward pass and the gradient.
 
-The node gives running statistics, blends of what was stored and the batch. With momentum 0 they are those of the batch,
-which is what the gradient needs; the blends are then two operations on a number per channel.
+The node's other results are running statistics: blends of the stored ones with those of the batch. With momentum 0 they are
+those of the batch, which the gradient needs; the blends then take two operations on one number per channel.
 """
 
 from __future__ import annotations
@@ -14,36 +14,48 @@ import onnx_ir as ir
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.passes import GraphPass
 
-__all__ = ["share_statistics"]
+__all__ = ["ShareBatchStatistics"]
 
 _WIDE = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 
 
-def share_statistics(graph: ir.Graph, keep: Collection[ir.Value] = ()) -> dict[ir.Value, ir.Value]:
-    """Make every training-mode BatchNormalization of `graph` give the statistics of its batch, in place.
+class ShareBatchStatistics(GraphPass):
+    """Make every training-mode BatchNormalization return the statistics of its batch, and blend them outside.
+
+    Otherwise the gradient passes over x again for the mean and again for the variance.
 
     Args:
-        graph: A canonical graph.
-        keep: Values that must stay what they are: nodes that give one of them as a running statistic are left alone.
+        keep: Values that must stay what they are: nodes that return one of them as a running statistic are left alone.
 
-    Returns:
-        Running statistic -> the value that has taken its name and its uses.
+    Attributes:
+        moved: Running statistic -> the value that has taken its name and its uses.
     """
-    e = Emitter(graph, opsets=graph.opset_imports)
-    moved: dict[ir.Value, ir.Value] = {}
-    for node, following in itertools.pairwise([*graph, None]):
-        if node is not None and _blends(node) and not any(v in keep for v in node.outputs[1:]):
-            stored = node.inputs[3:5]
-            e.anchor = node
-            _give_own_operands(e, node)
-            e.anchor = following
-            moved.update(_unblend(e, node, stored))
-    return moved
+
+    def __init__(self, keep: Collection[ir.Value] = ()) -> None:
+        super().__init__()
+        self.keep = keep
+        self.moved: dict[ir.Value, ir.Value] = {}
+
+    def rewrite(self, model: ir.Model) -> bool:
+        """Rewrite the nodes in order: a blend may be the stored statistic of a later node."""
+        graph = model.graph
+        e = Emitter(graph, opsets=graph.opset_imports)
+        self.moved = {}
+        for node, following in itertools.pairwise([*graph, None]):
+            if node is not None and _blends(node) and not any(v in self.keep for v in node.outputs[1:]):
+                stored = node.inputs[3:5]
+                with e.rewriting(node, "operand"):
+                    _give_own_operands(e, node)
+                with e.rewriting(node, "running"):
+                    e.anchor = following
+                    self.moved.update(_unblend(e, node, stored))
+        return bool(self.moved)
 
 
 def _blends(node: ir.Node) -> bool:
-    """Whether the node computes both running statistics, in a type that keeps the digits of the batch's."""
+    """Whether the node computes both running statistics, in a type precise enough for those of the batch."""
     if not is_op(node, "BatchNormalization") or len(node.outputs) != 3:
         return False
     n = Call(node)
@@ -53,12 +65,12 @@ def _blends(node: ir.Node) -> bool:
 
 
 def _give_own_operands(e: Emitter, node: ir.Node) -> None:
-    """Statistics of no account: ONNX Runtime writes the results over these operands, stored ones and all.
+    """Give the node scratch operands that its kernel may overwrite; see quirks.BATCH_NORMALIZATION_IN_PLACE.
 
-    A number of x makes them the node's own: nothing computes them beforehand, or once for two nodes. Nor once for both:
-    equal statistics would share their memory, and the mean would be read where the variance was written.
+    They depend on a number of x, so that they are computed per node and run, and differ from each other, so that they are
+    not merged into one.
     """
-    x, start = node.inputs[0], len(e.emitted)
+    x = node.inputs[0]
     assert x is not None
     rank = 0 if x.shape is None else len(x.shape)
     first = e.op("Slice", x, e.ints([0] * rank), e.ints([1] * rank)) if rank else x
@@ -69,16 +81,11 @@ def _give_own_operands(e: Emitter, node: ir.Node) -> None:
         assert stored.dtype is not None
         own = e.mul(stored, e.cast(number, stored.dtype))
         node.replace_input_with(at, e.typed(own if at == 3 else e.neg(own), stored))
-    _name(e, start, f"{node.name}/operand")
-
-
-def _name(e: Emitter, start: int, stem: str) -> None:
-    for count, made in enumerate(e.emitted[start:], 1):
-        made.name = f"{stem}_{count}"
 
 
 def _unblend(e: Emitter, node: ir.Node, before: Sequence[ir.Value | None]) -> dict[ir.Value, ir.Value]:
-    momentum, start = Call(node).float("momentum", 0.9), len(e.emitted)
+    """Let the node return the statistics of the batch, and blend them with the stored ones `before` it."""
+    momentum = Call(node).float("momentum", 0.9)
     node.attributes["momentum"] = ir.AttrFloat32("momentum", 0.0)
     moved = {}
     for batch, stored, which in zip(node.outputs[1:], before, ("mean", "var"), strict=True):
@@ -92,5 +99,4 @@ def _unblend(e: Emitter, node: ir.Node, before: Sequence[ir.Value | None]) -> di
         own = e.names.claim(f"{node.outputs[0].name}_batch_{which}")
         batch.name, running.name = own, batch.name or running.name
         moved[batch] = running
-    _name(e, start, f"{node.name}/running")
     return moved

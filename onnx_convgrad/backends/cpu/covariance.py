@@ -1,19 +1,18 @@
-"""Training-mode BatchNormalization after a pointwise convolution, with statistics from what the convolution takes.
+"""Normalize a pointwise convolution by the covariance of its input, instead of passing over its larger output.
 
-y = scale (W u - mean) r + B, with W u of many more channels than u. Its mean is W mean(u), and its variances are the
-diagonal of W S W' with S the covariance of u. So, with z = u - mean(u),
+Let y = scale (W u - mean) r + B be the BatchNormalization of a convolution W u with many more channels than u. The mean of
+W u is W mean(u), and its variances are the diagonal of W S W', with S the covariance of u. So, with z = u - mean(u),
 
     S = z z' / M        v = diag(W S W')        y = (W scale (v + eps)^(-1/2)) z + B
 
-W u is never written down: normalizing it costs no pass over memory, neither forward nor backward, where S gives one small
-product. The derivative follows from that of the operators. The variance has the digits of W S W', which are fewer than
-those of a sum over W u where W all but cancels u: `lowering="exact"` does without.
+W u itself is never computed, so normalizing it costs no pass over memory, forward or backward; S costs one small product.
+The derivative follows from that of the operators. Where W nearly cancels u, the variance W S W' is less precise than a sum
+over W u: `lowering="exact"` leaves this pass out.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 
 import numpy as np
 import onnx_ir as ir
@@ -22,53 +21,53 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import DOMAIN, Dim, Emitter, known
 from onnx_convgrad.ir.geometry import HINT_BATCH, HINT_SIZE
 from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.passes import NodePass
 from onnx_convgrad.ir.replace import become
-from onnx_convgrad.ir.targets import Rates, Target
+from onnx_convgrad.ir.targets import Rates
 
-__all__ = ["normalize_by_covariance"]
+__all__ = ["NormalizeByCovariance"]
 
 _PASSES = 12
-"""Over W u, that normalizing it takes, forward and backward."""
+"""Passes over W u that its normalization takes, forward and backward."""
 
 _SIDE = 16
-"""More nodes than the operands of a BatchNormalization take: what else uses its input."""
+"""Most nodes between the convolution and the other operands of the BatchNormalization."""
 
 
-def normalize_by_covariance(graph: ir.Graph, target: Target, keep: Collection[ir.Value] = ()) -> None:
-    """Rewrite those BatchNormalization nodes of `graph`, in place, for which it pays.
+class NormalizeByCovariance(NodePass):
+    """Rewrite training-mode BatchNormalization of a pointwise convolution where it saves time by the rates of the target.
 
-    Args:
-        graph: A canonical graph, whose statistics are shared (see `share_statistics`).
-        target: What it will run on.
-        keep: Values that must stay what they are.
+    Its statistics must be shared first, see `ShareBatchStatistics`. On targets whose products have the precision of float16
+    nothing is rewritten: the variance would have three digits.
     """
-    if target.narrow_products:
-        return  # the variance would have three digits, and none where W cancels u
-    e = Emitter(graph, opsets=graph.opset_imports, target=target)
-    for node in list(graph):
-        conv = _convolution(node, keep)
-        if conv is not None and _pays(conv, target.rates):
-            _rewrite(e, node, conv)
 
+    operators = ("BatchNormalization",)
+    label = "covariance"
 
-def _convolution(node: ir.Node, keep: Collection[ir.Value]) -> ir.Node | None:
-    """The pointwise convolution that `node` normalizes, if nothing else sees its result or the blended statistics."""
-    if not is_op(node, "BatchNormalization") or not _of_batch(node):
-        return None
-    if any(v in keep or v.is_graph_output() for v in node.outputs[1:]):
-        return None
-    x = node.inputs[0]
-    conv = x.producer() if x is not None else None
-    if x is None or not is_op(conv, "Conv"):
-        return None
-    alone = x not in keep and _only_for(x, node)
-    operands = [*conv.inputs, *node.inputs[1:3]]
-    single = all(v is None or v.dtype == ir.DataType.FLOAT for v in operands)
-    return conv if alone and single and _pointwise(conv) else None
+    def rewrite_node(self, e: Emitter, node: ir.Node) -> bool:
+        """Turn the node into the scaled convolution."""
+        conv = None if e.target.narrow_products else self._convolution(node)
+        if conv is None or not _pays(conv, e.target.rates):
+            return False
+        _rewrite(e, node, conv)
+        return True
+
+    def _convolution(self, node: ir.Node) -> ir.Node | None:
+        """The pointwise convolution that `node` normalizes, if nothing else reads its result or the blended statistics."""
+        if not _of_batch(node) or any(v in self.keep or v.is_graph_output() for v in node.outputs[1:]):
+            return None
+        x = node.inputs[0]
+        conv = x.producer() if x is not None else None
+        if x is None or not is_op(conv, "Conv"):
+            return None
+        alone = x not in self.keep and _only_for(x, node)
+        operands = [*conv.inputs, *node.inputs[1:3]]
+        single = all(v is None or v.dtype == ir.DataType.FLOAT for v in operands)
+        return conv if alone and single and _pointwise(conv) else None
 
 
 def _only_for(value: ir.Value, node: ir.Node) -> bool:
-    """Whether whatever is computed from `value` ends at `node`, after the few nodes that make its operands."""
+    """Whether all nodes that depend on `value` end at `node`, after the few that compute its other operands."""
     seen, open_ = {node}, [value]
     while open_:
         value = open_.pop()
@@ -81,7 +80,7 @@ def _only_for(value: ir.Value, node: ir.Node) -> bool:
 
 
 def _of_batch(node: ir.Node) -> bool:
-    """Whether the node normalizes with the statistics of the batch, and gives those or none."""
+    """Whether the node normalizes with the statistics of the batch, and returns those or none."""
     n = Call(node)
     if not n.int("training_mode", 0):
         return False
@@ -89,7 +88,7 @@ def _of_batch(node: ir.Node) -> bool:
 
 
 def _pointwise(conv: ir.Node) -> bool:
-    """Whether it multiplies each point by one matrix, of known size, and adds nothing."""
+    """Whether the convolution multiplies each point by one matrix of known size, without bias."""
     u, w = conv.inputs[:2]
     if len(conv.inputs) > 2 and conv.inputs[2] is not None:
         return False
@@ -103,7 +102,7 @@ def _pointwise(conv: ir.Node) -> bool:
 
 
 def _pays(conv: ir.Node, rates: Rates) -> bool:
-    """Whether the passes over W u cost more than the products and passes that S takes."""
+    """Whether the passes over W u take longer than the products and passes for S."""
     u, w = conv.inputs[:2]
     assert u is not None
     assert u.shape is not None
@@ -119,7 +118,7 @@ def _pays(conv: ir.Node, rates: Rates) -> bool:
 
 
 def _pass(elements: int, rates: Rates) -> float:
-    """Seconds of reading so many numbers once; three such arrays compete for the cache."""
+    """Seconds to read so many numbers once; three such arrays compete for the cache."""
     return 4 * elements / (rates.cached if 12 * elements < rates.cache else rates.memory)
 
 
@@ -130,7 +129,6 @@ def _rewrite(e: Emitter, node: ir.Node, conv: ir.Node) -> None:
     assert w is not None
     assert scale is not None
     assert u.shape is not None
-    start, e.anchor = len(e.emitted), node
     rank = len(u.shape)
     features, channels = (e.dim(w, axis) for axis in (0, 1))
     assert isinstance(channels, int)
@@ -144,10 +142,8 @@ def _rewrite(e: Emitter, node: ir.Node, conv: ir.Node) -> None:
     scaled = e.mul(w, e.unsqueeze(e.div(scale, deviation), list(range(1, rank))))
     if len(node.outputs) == 3:
         means = e.reshape(e.matmul(matrix, e.reshape(mean, [channels, 1])), [features])
-        for given, value in zip(node.outputs[1:], (means, variance), strict=True):
-            given.replace_all_uses_with(value)
-    for count, made in enumerate(e.emitted[start:], 1):
-        made.name = f"{node.name}/covariance_{count}"
+        for statistic, value in zip(node.outputs[1:], (means, variance), strict=True):
+            statistic.replace_all_uses_with(value)
     copies = [ir.Attr(a.name, a.type, a.value) for a in conv.attributes.values()]
     become(node, "Conv", [centred, scaled, bias], copies)
 

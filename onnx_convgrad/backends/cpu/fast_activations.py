@@ -1,23 +1,23 @@
-"""Activations for which ONNX Runtime's CPU provider has a slow kernel, as passes that it is fast at.
+"""Activations with slow kernels in ONNX Runtime's CPU provider, written with operators that it is fast at.
 
-Softplus, an element at a time            max(x, 0) - log s(|x|), s the logistic function: 3 times faster
+Softplus, computed by element             max(x, 0) - log s(|x|), s the logistic function: 3 times faster
 tanh(softplus x), as in Mish              n / (2 - n), n = s (2 - s): 7 times
-Softmax and LogSoftmax, not of rows       their definition: 15 times; the runtime turns the whole tensor, twice
-(1 + erf x) / 2, as in the slope of GELU  a HardSigmoid of erf x, which is on its ramp: one pass for two
+Softmax and LogSoftmax, not of rows       their definition: 15 times; the runtime transposes the tensor twice
+(1 + erf x) / 2, as in the slope of GELU  a HardSigmoid of erf x, which lies on its ramp: one pass for two
 Sign, as in the slope of |x|              [x > 0] - [x < 0], each a HardSigmoid too steep for a ramp: twice as fast
 Min and Max with a number                 a Clip: half of the time
 Elu, Selu, Celu                           max(x, 0) + alpha (exp(min(x, 0)) - 1): in half to two thirds of the time
 
-They round as the runtime's own do.
+They round as the kernels of the runtime do.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
 
+from onnx_convgrad.backends.cpu import Forms
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of, is_number
 from onnx_convgrad.ir.emit import Emitter, static_dims
@@ -28,11 +28,11 @@ from onnx_convgrad.rules.activations import selu_scales, step
 __all__ = ["ACTIVATIONS"]
 
 _LARGE = 1 << 14
-"""Elements that are worth the nodes."""
+"""Elements from which on the nodes pay."""
 
 
 def _softplus(e: Emitter, node: ir.Node) -> ir.Value | None:
-    """log(1 + exp x) = max(x, 0) + log(1 + exp(-|x|)), which rounds as the runtime's own does."""
+    """log(1 + exp x) = max(x, 0) + log(1 + exp(-|x|))."""
     x, y = node.inputs[0], node.outputs[0]
     if x is None or (y.uses() and not y.is_graph_output() and all(use.node.op_type == "Tanh" for use in y.uses())):
         return None
@@ -76,7 +76,7 @@ def _sign(e: Emitter, node: ir.Node) -> ir.Value | None:
 
 
 def _bounded(e: Emitter, node: ir.Node) -> ir.Value | None:
-    """The smaller or larger of each entry and one number."""
+    """Min or Max of a tensor and one number."""
     y = node.outputs[0]
     if len(node.inputs) != 2 or not _is_large(y):
         return None
@@ -112,13 +112,13 @@ def _exponential_unit(e: Emitter, node: ir.Node, left: float, right: float = 1.0
 
 
 def _is_large(y: ir.Value) -> bool:
-    """Whether an activation has elements enough to be worth several nodes."""
+    """Whether an activation has enough elements for several nodes to pay."""
     sizes = static_dims(y)
     return sizes is not None and math.prod(size or HINT_BATCH for size in sizes) >= _LARGE
 
 
 def _softmax(e: Emitter, node: ir.Node) -> ir.Value | None:
-    """exp(x - m) / sum exp(x - m), m the maximum; where the axis is the last, the runtime's own is faster."""
+    """exp(x - m) / sum exp(x - m), with m the maximum."""
     shifted = _shifted(e, node)
     if shifted is None:
         return None
@@ -138,14 +138,14 @@ def _axis(node: ir.Node) -> int:
 
 
 def _shifted(e: Emitter, node: ir.Node) -> ir.Value | None:
-    """x - m, or `None` for rows, where only axes of one element follow."""
+    """x - m, or `None` for rows (only axes of one element follow), for which the runtime's kernel is faster."""
     x, axis = node.inputs[0], _axis(node)
     if x is None or x.shape is None or all(size == 1 for size in x.shape[axis % len(x.shape) + 1 :]):
         return None
     return e.sub(x, e.reduce("ReduceMax", x, [axis]))
 
 
-ACTIVATIONS: Mapping[str, Callable[[Emitter, ir.Node], ir.Value | None]] = {
+ACTIVATIONS: Forms = {
     "Celu": _celu,
     "Elu": _elu,
     "LogSoftmax": _log_softmax,

@@ -1,37 +1,37 @@
-"""Operands that are broadcast, in a form that ONNX Runtime's CPU provider is fast at.
+"""Broadcast operands in a form that ONNX Runtime's CPU provider is fast at.
 
-One number per channel against small images, and one number for all against axes of 1.
+Elementwise kernels make one call per stretch of a broadcast number. Two cases have short stretches:
 
-Elementwise kernels take a call per stretch of one number, for a channel as long as an image. Its numbers written out for
-one sample, which is little beside a batch, make stretches as long as a sample: images of 4x4 take a quarter of the time,
-those of 8x8 two thirds, those of 16x16 as long as before.
+- One number per channel with small images, one call per image and channel: expanded to one sample, which is small beside the
+  batch, the operand gives one call per sample. Images of 4x4 take a quarter of the time, 8x8 two thirds, 16x16 the same.
+- One number for all with axes of 1, one call per element: see `_full_rank`.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
 
+from onnx_convgrad.backends.cpu import Forms
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import Emitter, static_dims
 
 __all__ = ["BROADCASTS"]
 
 _STRETCH = 64
-"""Elements that pay for a call."""
+"""Elements up to which a call per stretch is slow."""
 
 _CALLS = 1024
-"""Calls that are worth a node."""
+"""Calls from which on a node pays."""
 
 _SAMPLES = 4
-"""Samples that share what is written out."""
+"""Samples that must share the expanded operand."""
 
 
-def _written_out(e: Emitter, node: ir.Node) -> ir.Value | None:
-    """`a op b` where one operand is `[C, 1, 1]` and the other `[N, C, h, w]`, of small images; every bit stays."""
+def _per_channel(e: Emitter, node: ir.Node) -> ir.Value | None:
+    """`a op b` with operands [C, 1, 1] and [N, C, h, w] of small images; the result is equal to the bit."""
     a, b = node.inputs
     if a is None or b is None:
         return None
@@ -44,7 +44,7 @@ def _written_out(e: Emitter, node: ir.Node) -> ir.Value | None:
 
 
 def _one_sample(wide: list[int | None] | None, narrow: list[int | None] | None) -> list[int] | None:
-    """The shape of what is shared by all samples, if it is worth it to write the narrow operand out in it."""
+    """The shape of one sample, if expanding the narrow operand to it pays."""
     if not wide or not narrow or None in wide or None in narrow or len(narrow) > len(wide):
         return None
     full = [d or 0 for d in wide]
@@ -60,14 +60,14 @@ def _one_sample(wide: list[int | None] | None, narrow: list[int | None] | None) 
 
 
 _NUMBERS = 256
-"""Elements that are worth another constant, or a Reshape."""
+"""Elements from which on another constant or a Reshape pays."""
 
 
 def _full_rank(e: Emitter, node: ir.Node) -> ir.Value | None:
-    """The same with every single number of as many axes as the result.
+    """Give operands of one element as many axes as the result.
 
-    The runtime joins neighbouring axes into one stretch, but not across an axis of 1 if an operand has fewer axes: a scalar
-    and [N, C, 1, 1], as gates, statistics and weights of 1x1 convolutions are, take a call per element, 40 times as long.
+    The runtime merges neighbouring axes into one stretch, but not across an axis of 1 if an operand has fewer axes: a scalar
+    with [N, C, 1, 1] (gates, statistics, weights of 1x1 convolutions) makes a call per element and takes 40 times as long.
     """
     sizes = static_dims(node.outputs[0])
     if sizes is None or math.prod(d or _NUMBERS for d in sizes) < _NUMBERS:
@@ -80,7 +80,7 @@ def _full_rank(e: Emitter, node: ir.Node) -> ir.Value | None:
 
 
 def _of_rank(e: Emitter, value: ir.Value | None, rank: int) -> ir.Value | None:
-    """A single number with so many axes; anything else as it is."""
+    """Reshape an operand of one element to this rank; return others unchanged."""
     own = None if value is None else static_dims(value)
     if value is None or own is None or len(own) == rank or set(own) - {1}:
         return value
@@ -89,11 +89,11 @@ def _of_rank(e: Emitter, value: ir.Value | None, rank: int) -> ir.Value | None:
 
 
 def _broadcast(e: Emitter, node: ir.Node) -> ir.Value | None:
-    written = _written_out(e, node)
-    return _full_rank(e, node) if written is None else written
+    result = _per_channel(e, node)
+    return _full_rank(e, node) if result is None else result
 
 
-BROADCASTS: Mapping[str, Callable[[Emitter, ir.Node], ir.Value | None]] = {
+BROADCASTS: Forms = {
     **dict.fromkeys(("Add", "Mul", "Sub"), _broadcast),
     **dict.fromkeys(("Div", "Max", "Min", "Pow", "Where"), _full_rank),
 }

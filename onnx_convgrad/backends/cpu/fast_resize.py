@@ -1,19 +1,19 @@
-"""Resize where ONNX Runtime's CPU provider is slow at it.
+"""Resize in forms that are faster in ONNX Runtime's CPU provider.
 
-cubic                              products with its matrices, one per axis: 20 to 200 times faster than points
+cubic                              a product with a matrix per axis: 20 to 200 times faster than the kernel
 linear, of small images            the same: two to three times faster
-linear, of signals                 as of images of one row: four times faster
-nearest, of volumes                copies, and images enlarged: 20 times faster
+linear, of signals                 Resize of images with one row: four times faster
+nearest, of volumes                copies, and Resize of images: 20 times faster
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.backends.cpu import Forms
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of, is_constant
 from onnx_convgrad.ir.emit import Emitter, static_dims
@@ -23,10 +23,10 @@ from onnx_convgrad.rules.resize import by_matrices, whole_factors
 __all__ = ["RESIZES"]
 
 _LARGE = 1 << 14
-"""Elements of one sample's result that are worth the nodes."""
+"""Elements of one sample's result from which on the nodes pay."""
 
 _SMALL = 128
-"""Rows and columns up to which products are the faster way of interpolating along lines."""
+"""Rows and columns up to which products are faster than linear interpolation."""
 
 
 def _resized(e: Emitter, node: ir.Node) -> ir.Value | None:
@@ -51,7 +51,7 @@ def _copied(e: Emitter, node: ir.Node, x: ir.Value) -> ir.Value | None:
 
 
 def _as_one_row(e: Emitter, node: ir.Node, x: ir.Value) -> ir.Value | None:
-    """[N, C, L] as [N, C, 1, L], by a known factor along the last axis alone."""
+    """Resize [N, C, L] as [N, C, 1, L], for a constant factor along the last axis alone."""
     factors = constant_of(node.inputs[2]) if len(node.inputs) > 2 else None
     plain = not {"axes", "antialias", "keep_aspect_ratio_policy"} & set(node.attributes)
     if (
@@ -66,4 +66,4 @@ def _as_one_row(e: Emitter, node: ir.Node, x: ir.Value) -> ir.Value | None:
     return e.squeeze(e.op("Resize", e.unsqueeze(x, [2]), None, scales, **Call(node).attributes()), [2])
 
 
-RESIZES: Mapping[str, Callable[[Emitter, ir.Node], ir.Value | None]] = {"Resize": _resized}
+RESIZES: Forms = {"Resize": _resized}

@@ -1,19 +1,20 @@
-"""Transposes that move single elements, and what is made of them, as passes that ONNX Runtime's CPU provider is fast at.
+"""Transpose, DepthToSpace and SpaceToDepth that would move single elements, written so that rows are moved.
 
-The runtime moves elements one at a time, at 3 ns, unless the last axis stays or two neighbouring parts of the axes change
-places. Where a short axis leaves the last place, or comes there, as between depth and space, a Split and a Concat do that
-in loops of their own, and the Transpose that remains moves rows: 4 to 10 times faster.
+ONNX Runtime's CPU provider moves elements one at a time, at 3 ns, unless the last axis stays in place or two neighbouring
+groups of axes are exchanged. If a short axis leaves or takes the last place, as between depth and space, a Split and a
+Concat can move it, and the remaining Transpose moves rows: 4 to 10 times faster.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.backends.cpu import Forms
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.geometry import HINT_BATCH
@@ -22,45 +23,45 @@ from onnx_convgrad.lowering.cost.products import folds
 __all__ = ["TRANSPOSES"]
 
 _SHORT = 16
-"""Elements of an axis that is taken apart at most."""
+"""Longest axis that is split."""
 
 _FEW = 8
-"""Rows or columns that are taken apart, or put together, side by side at full speed."""
+"""Rows or columns up to which Split and Concat run at full speed."""
 
 _LINES = (2, 3)
-"""Rows of a matrix that the runtime puts together slowly, however long they are."""
+"""Numbers of rows that the runtime interleaves slowly at any length."""
 
 _LARGE = 1 << 18
-"""Elements of what is moved that are worth the nodes."""
+"""Elements from which on the nodes pay."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The last axis goes to the place `at` among the others; then the axes are permuted, the last one staying."""
+    """Move the last axis to the place `at` among the others, then permute the axes with the last one in place."""
 
     at: int
     perm: tuple[int, ...]
 
     @property
     def alone(self) -> bool:
-        """Whether that is all."""
+        """Whether the permutation after the move is the identity."""
         return list(self.perm) == sorted(self.perm)
 
     @classmethod
     def of(cls, perm: Sequence[int]) -> _Plan | None:
-        """For a permutation that moves the last axis away and leaves the one before at the end."""
+        """The plan for a permutation that moves the last axis away and leaves the one before it at the end."""
         last = len(perm) - 1
         if last < 2 or perm[-1] != last - 1:
             return None
         at = last - 1
-        while at and perm[at - last - 1] == at - 1:  # what stays at the end, in order
+        while at and perm[at - last - 1] == at - 1:  # axes that stay at the end, in order
             at -= 1
         order = [*range(at), last, *range(at, last)]
         return cls(at, tuple([order.index(axis) for axis in perm]))
 
 
 def _permuted(e: Emitter, v: ir.Value, dims: Sequence[Dim], perm: Sequence[int]) -> ir.Value | None:
-    """Transpose of `v`, viewed with the sizes `dims`, or `None` where the runtime's own is as fast."""
+    """Transpose of `v`, viewed with the sizes `dims`, or `None` where the runtime's kernel is as fast."""
     unknown = sum(not isinstance(size, int) for size in dims)
     if unknown > 1 or math.prod(size if isinstance(size, int) else HINT_BATCH for size in dims) < _LARGE:
         return None
@@ -77,7 +78,7 @@ def _permuted(e: Emitter, v: ir.Value, dims: Sequence[Dim], perm: Sequence[int])
 
 
 def _exchanged(plan: _Plan, dims: Sequence[Dim], count: Dim) -> bool:
-    """Whether matrices with one side of `count` are all that is turned, and each pays for the start of the runtime's loop.
+    """Whether only matrices with a side of `count` are transposed, each large enough for the runtime's loop to be faster.
 
     That loop passes over memory once instead of twice.
     """
@@ -90,9 +91,10 @@ def _short(size: Dim) -> bool:
 
 
 def _from_the_end(e: Emitter, v: ir.Value, dims: Sequence[Dim], at: int) -> ir.Value:
-    """The last axis moved to the place `at`.
+    """Move the last axis to the place `at`.
 
-    Axes are merged meanwhile: the runtime moves a Transpose through a Split and a Concat, and makes one slow one of two.
+    Axes are merged in between, so that the runtime cannot move a Transpose through Split and Concat and merge two into a
+    slow one.
     """
     *rest, count = dims
     before, behind = e.size_mul(*rest[:at]), e.size_mul(*rest[at:])
@@ -102,7 +104,7 @@ def _from_the_end(e: Emitter, v: ir.Value, dims: Sequence[Dim], at: int) -> ir.V
 
 
 def _to_the_end(e: Emitter, v: ir.Value, dims: Sequence[Dim], at: int) -> ir.Value:
-    """The axis at the place `at` moved to the end."""
+    """Move the axis at the place `at` to the end."""
     rest, count = [*dims[:at], *dims[at + 1 :]], dims[at]
     before, behind = e.size_mul(*rest[:at]), e.size_mul(*rest[at:])
     parts = _split(e, e.reshape(v, [before, count, behind]), count, 1)
@@ -153,7 +155,7 @@ def _space_to_depth(e: Emitter, node: ir.Node) -> ir.Value | None:
 
 
 def _sizes(e: Emitter, node: ir.Node) -> tuple[ir.Value, list[Dim]] | None:
-    """The operand of a move between depth and space, and its sizes, if all but the batch are known."""
+    """The operand of the node and its sizes, if all but the batch are known."""
     x = node.inputs[0]
     if x is None or x.shape is None:
         return None
@@ -161,7 +163,7 @@ def _sizes(e: Emitter, node: ir.Node) -> tuple[ir.Value, list[Dim]] | None:
     return (x, dims) if all(isinstance(size, int) for size in dims[1:]) else None
 
 
-TRANSPOSES: Mapping[str, Callable[[Emitter, ir.Node], ir.Value | None]] = {
+TRANSPOSES: Forms = {
     "DepthToSpace": _depth_to_space,
     "SpaceToDepth": _space_to_depth,
     "Transpose": _transpose,

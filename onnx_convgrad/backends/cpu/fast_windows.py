@@ -1,16 +1,16 @@
-"""Windows of the last axis, as exporters unfold an image with, in a form that ONNX Runtime's CPU provider is fast at.
+"""Gather of sliding windows along the last axis, with which exporters unfold images, as Slices and a Concat.
 
-A Gather copies them an element at a time; one Slice per tap, put side by side, copies whole rows: 6 to 15 times faster. A
-Transpose that moves the taps in front of the other axes then costs nothing.
+ONNX Runtime's CPU provider gathers along the last axis element by element; one Slice per tap copies whole rows: 6 to 15
+times faster. A Transpose that moves the taps in front of the other axes then costs nothing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
 
+from onnx_convgrad.backends.cpu import Forms
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import Emitter, static_dims
@@ -20,14 +20,14 @@ from onnx_convgrad.ir.nodes import is_op, sole_producer
 __all__ = ["WINDOWS"]
 
 _RUN = 8
-"""Neighbours that are worth copying together."""
+"""Windows from which on a Slice per tap pays."""
 
 _LARGE = 1 << 14
-"""Elements that are worth the nodes."""
+"""Elements from which on the nodes pay."""
 
 
 def _stacked(e: Emitter, node: ir.Node) -> ir.Value | None:
-    """A Gather of windows, unless it goes with the Transpose that alone reads it."""
+    """A Gather of windows, unless its only reader is a Transpose that `_stacked_and_moved` rewrites with it."""
     y = node.outputs[0]
     readers = list(y.uses())
     alone = len(readers) == 1 and not y.is_graph_output()
@@ -35,13 +35,13 @@ def _stacked(e: Emitter, node: ir.Node) -> ir.Value | None:
 
 
 def _stacked_and_moved(e: Emitter, node: ir.Node) -> ir.Value | None:
-    """A Gather of windows with the Transpose that moves the taps forward."""
+    """A Gather of windows together with the Transpose that moves the taps forward."""
     gather, axis = sole_producer(node.inputs[0]), _tap_axis(node)
     return _stack(e, gather, axis) if is_op(gather, "Gather") and axis is not None else None
 
 
 def _tap_axis(node: ir.Node) -> int | None:
-    """Where a Transpose moves the last axis but one to, if it changes nothing else and rows stay rows."""
+    """Where a Transpose moves the second-last axis to, if it moves no other axis and rows stay rows."""
     perm = list(Call(node).ints("perm") or ()) if is_op(node, "Transpose") else []
     taps = len(perm) - 2
     rest = [axis for axis in perm if axis != taps]
@@ -49,11 +49,11 @@ def _tap_axis(node: ir.Node) -> int | None:
 
 
 def _stack(e: Emitter, node: ir.Node, to: int) -> ir.Value | None:
-    """The windows that a Gather takes of the last axis, [..., taps, windows], with the taps at the axis `to`."""
+    """The windows that a Gather reads from the last axis, [..., taps, windows], with the taps at the axis `to`."""
     x, table = node.inputs[0], constant_of(node.inputs[1])
     sizes = None if x is None else static_dims(x)
-    found = None if table is None else sliding_windows(table)
-    if x is None or sizes is None or table is None or found is None:
+    slides = None if table is None else sliding_windows(table)
+    if x is None or sizes is None or table is None or slides is None:
         return None
     along = Call(node).int("axis", 0)
     taps, count = table.shape
@@ -62,13 +62,13 @@ def _stack(e: Emitter, node: ir.Node, to: int) -> ir.Value | None:
         return None
     place = to % (len(sizes) + 1)
     spread = e.unsqueeze(x, [place])
-    starts = [found.first + found.tap * i for i in range(taps)]
-    reach = found.step * (count - 1) + 1
-    pieces = [e.slice(spread, [start], [start + reach], [len(sizes)], [found.step]) for start in starts]
+    starts = [slides.first + slides.tap * i for i in range(taps)]
+    reach = slides.step * (count - 1) + 1
+    pieces = [e.slice(spread, [start], [start + reach], [len(sizes)], [slides.step]) for start in starts]
     return e.concat(pieces, place)
 
 
-WINDOWS: Mapping[str, Callable[[Emitter, ir.Node], ir.Value | None]] = {
+WINDOWS: Forms = {
     "Gather": _stacked,
     "Transpose": _stacked_and_moved,
 }

@@ -1,9 +1,9 @@
-"""GELU as one operator, where an exporter has written it out.
+"""Replace GELU as exporters write it out by the operator.
 
     Gelu(x) = x (1 + erf(x / sqrt 2)) / 2        or        x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2
 
-Five operators and more, of which the backward part would keep three results; of one operator it keeps x. The forward
-value may differ in the last digit.
+The backward part would keep three results of these five operators or more; of the one operator it keeps x. The forward value
+may differ in the last digit.
 
 Hendrycks and Gimpel, "Gaussian Error Linear Units (GELUs)", 2016.
 """
@@ -16,40 +16,51 @@ from collections.abc import Collection
 import onnx_ir as ir
 
 from onnx_convgrad.ir.constants import constant_of
+from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.nodes import is_op, sole_producer
+from onnx_convgrad.ir.passes import NodePass
 from onnx_convgrad.ir.replace import become
 
-__all__ = ["fuse_gelu"]
+__all__ = ["FuseGelu"]
 
 _CLOSE = 1e-4
 """Exporters write the constants with 5 to 17 digits."""
 
 
-def fuse_gelu(graph: ir.Graph, keep: Collection[ir.Value] = ()) -> None:
-    """Replace every written-out GELU of `graph`, in place; what is inside it must not be in `keep` or an output."""
-    for node in list(graph):
-        if is_op(node, "Mul"):
-            found = _Product(node, keep).gelu()
-            if found is not None:
-                x, approximate = found
-                become(node, "Gelu", [x], [ir.AttrString("approximate", approximate)])
+class FuseGelu(NodePass):
+    """Replace every written-out GELU, so that its gradient keeps one value instead of three.
+
+    Values inside it must be neither in `keep` nor outputs.
+    """
+
+    operators = ("Mul",)
+    label = "gelu"
+
+    def rewrite_node(self, e: Emitter, node: ir.Node) -> bool:  # noqa: ARG002 - no node is added
+        """Turn the last product into Gelu."""
+        found = _Product(node, self.keep).gelu()
+        if found is None:
+            return False
+        x, approximate = found
+        become(node, "Gelu", [x], [ir.AttrString("approximate", approximate)])
+        return True
 
 
 def _number(value: ir.Value | None) -> float | None:
-    """The one number that a constant holds."""
+    """The number in a constant of one element."""
     array = constant_of(value)
     return float(array.reshape(())) if array is not None and array.size == 1 else None
 
 
 class _Product:
-    """A tree of products with scalars and of each other, and what lies above it."""
+    """A tree of products, flattened to its factors and the product of its constants, with the nodes above it."""
 
     def __init__(self, node: ir.Node, keep: Collection[ir.Value]) -> None:
         self.keep = keep
         self.factors, self.scale = self._factors(node)
 
     def gelu(self) -> tuple[ir.Value, str] | None:
-        """x, and the form, if the product is x (1 + e) / 2."""
+        """x and the approximation, if the product is x (1 + e) / 2."""
         if len(self.factors) != 2 or not math.isclose(self.scale, 0.5, rel_tol=_CLOSE):
             return None
         for x, shifted in (self.factors, self.factors[::-1]):
@@ -61,7 +72,7 @@ class _Product:
         return None
 
     def _factors(self, node: ir.Node) -> tuple[list[ir.Value], float]:
-        """The factors of a node that are no numbers, and the product of those that are."""
+        """The factors of a node that are no constants, and the product of the constants."""
         factors: list[ir.Value] = []
         scale = 1.0
         for at, value in enumerate(node.inputs):
@@ -80,11 +91,11 @@ class _Product:
         return factors, scale
 
     def _inside(self, value: ir.Value | None) -> ir.Node | None:
-        """The node behind a value that nothing else sees."""
+        """The node that computes a value with a single reader, unless the value is in `keep`."""
         return None if value in self.keep else sole_producer(value)
 
     def _minus_one(self, value: ir.Value) -> ir.Node | None:
-        """The node of e, of a value 1 + e."""
+        """The node that computes e, if `value` is 1 + e."""
         node = self._inside(value)
         if not is_op(node, "Add"):
             return None

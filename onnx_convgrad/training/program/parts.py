@@ -15,7 +15,8 @@ from onnx_convgrad.errors import ArgumentError, first_few
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.notes import MANIFEST
-from onnx_convgrad.pipeline.modes import optimize_for_training, set_inference
+from onnx_convgrad.ir.passes import run_passes
+from onnx_convgrad.pipeline.modes import set_inference, training_passes
 from onnx_convgrad.training.losses.elementwise import reduce
 from onnx_convgrad.training.program.draft import Draft, empty_model
 from onnx_convgrad.training.program.inference import inference_model
@@ -184,7 +185,7 @@ class Builder:
             following = self._set_training(draft)
             if plan.options.lowering != "exact":
                 keep = {*draft.graph.outputs, *following.values(), *(draft.values[t.output or ""] for t in plan.terms)}
-                optimize_for_training(draft.graph, plan.target, keep)
+                run_passes(draft.m, training_passes(plan.target, keep))
         else:
             set_inference(draft.graph)
         draft.restart()

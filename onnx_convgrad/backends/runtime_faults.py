@@ -1,0 +1,143 @@
+"""Rewrite nodes that are valid ONNX but that ONNX Runtime computes wrongly, refuses, or crashes on, on any provider.
+
+Each rewrite works around a fault listed in `onnx_convgrad.backends.quirks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.emit import Emitter, static_dims
+from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.passes import NodePass
+
+__all__ = ["AvoidRuntimeFaults", "SeparateTransposes"]
+
+
+class AvoidRuntimeFaults(NodePass):
+    """Rewrite Expand to no elements, Pad of a convolution's weight, and Resize by scales that round two ways.
+
+    It rests on quirks.EXPAND_TO_NOTHING, quirks.PAD_OF_WEIGHT and quirks.RESIZE_ROUNDING. Nodes of unknown shape are left
+    alone.
+    """
+
+    operators = ("Expand", "Pad", "Resize")
+    label = "runtime"
+
+    def rewrite_node(self, e: Emitter, node: ir.Node) -> ir.Value | bool | None:
+        """Rewrite one node."""
+        rewrite = {"Expand": _expand_to_nothing, "Pad": _pad_of_weight, "Resize": _resize_by_sizes}[node.op_type]
+        return rewrite(e, node)
+
+
+def _expand_to_nothing(e: Emitter, node: ir.Node) -> ir.Value | None:
+    """Expand to a shape with a zero, as a constant; see quirks.EXPAND_TO_NOTHING."""
+    x, shape = node.inputs
+    sizes = e.constant_of(shape)
+    if x is None or x.shape is None or x.dtype is None or sizes is None or 0 not in sizes:
+        return None
+    if None in (have := static_dims(x) or [None]):
+        return None
+    result = np.broadcast_shapes(tuple(d for d in have if d is not None), tuple(sizes))
+    value = ir.tensor(np.zeros(1, x.dtype.numpy()), x.dtype)
+    return e.op("ConstantOfShape", e.ints(result), value=value)
+
+
+_MOVES = frozenset(("Identity", "Transpose"))
+"""Operators that ONNX Runtime may remove between a Pad and a Conv."""
+
+
+def _pad_of_weight(e: Emitter, node: ir.Node) -> bool:
+    """Give a Pad of a weight the operand `axes`, with which it is not fused; see quirks.PAD_OF_WEIGHT."""
+    value = node.outputs[0]
+    if len(node.inputs) > 3 or value.shape is None or not _is_weight(value):
+        return False
+    node.resize_inputs(4)
+    node.replace_input_with(3, e.ints(range(len(value.shape))))
+    return True
+
+
+def _is_weight(value: ir.Value) -> bool:
+    """Whether a Conv reads the value, directly or through `_MOVES`, as an operand other than its data."""
+    for use in value.uses():
+        if use.node.op_type == "Conv" and use.idx > 0:
+            return True
+        if use.node.op_type in _MOVES and _is_weight(use.node.outputs[0]):
+            return True
+    return False
+
+
+def _resize_by_sizes(e: Emitter, node: ir.Node) -> bool:
+    """Resize by sizes where the size by scales is ambiguous; see quirks.RESIZE_ROUNDING.
+
+    Sizes are equivalent to scales if their quotient is that scale to the last bit.
+    """
+    n, y = Call(node), node.outputs[0]
+    scales, have, want = e.constant_of(n.get("scales")), static_dims(n["X"]), static_dims(y)
+    cropped = n.string("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize"
+    if scales is None or not scales.size or have is None or want is None or cropped:
+        return False
+    axes = [a % len(have) for a in n.ints("axes") or range(len(have))]
+    ratios = scales.astype(np.float32)
+    moved = [(a, scale, have[a], want[a]) for a, scale in zip(axes, ratios, strict=True) if scale != 1]
+    if any(old is None or new is None or np.float32(new) / np.float32(old) != scale for _, scale, old, new in moved):
+        return False
+    if all(int(float(scale) * (old or 0)) == new for _, scale, old, new in moved):
+        return False
+    node.resize_inputs(4)
+    for unread in (1, 2):
+        node.replace_input_with(unread, None)
+    node.replace_input_with(3, e.ints(new for *_, new in moved if new is not None))
+    node.attributes["axes"] = ir.AttrInt64s("axes", [a for a, *_ in moved])
+    return True
+
+
+class SeparateTransposes(NodePass):
+    """Put an axis of one element between a Transpose and a MatMul that ONNX Runtime must not fuse; the last pass.
+
+    It rests on quirks.FLOAT64_FUSED_MATMUL and quirks.FLOAT16_FUSED_MATMUL.
+    """
+
+    operators = ("MatMul",)
+    label = "parted"
+
+    def rewrite_node(self, e: Emitter, node: ir.Node) -> ir.Value | None:
+        """Multiply factors of higher rank."""
+        y = node.outputs[0]
+        must_not_fuse = None if y.dtype is None else _MUST_NOT_FUSE.get(y.dtype)
+        if must_not_fuse is None:
+            return None
+        factors = [v for v in node.inputs if v is not None and v.shape is not None]
+        fused = [v for v in factors if (perm := _permutation(v)) and must_not_fuse(perm)]
+        if len(factors) < 2 or not fused:
+            return None
+        rank = max(len(v.shape or ()) for v in factors)
+        grows = any(len(v.shape or ()) == rank for v in fused)  # then all factors of this rank get the axis
+        parted = [v for v in factors if v in fused or (grows and len(v.shape or ()) == rank)]
+        product = e.matmul(*(e.unsqueeze(v, [0]) if v in parted else v for v in factors))
+        return e.squeeze(product, [0]) if grows else product
+
+
+def _permutation(value: ir.Value) -> Sequence[int] | None:
+    """The permutation of the Transpose that computes a value."""
+    node = value.producer()
+    while is_op(node, "Identity", "Cast") and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    return Call(node).ints("perm") if is_op(node, "Transpose") else None
+
+
+def _moves_batch(perm: Sequence[int]) -> bool:
+    """Whether the first axis becomes the last or second-last and the others stay in order."""
+    axes = range(1, len(perm))
+    return len(perm) > 2 and list(perm) in ([*axes[:-1], 0, axes[-1]], [*axes, 0])
+
+
+_MUST_NOT_FUSE: Mapping[ir.DataType, Callable[[Sequence[int]], bool]] = {
+    ir.DataType.FLOAT16: _moves_batch,
+    ir.DataType.DOUBLE: lambda _: True,
+}
+"""Element type -> whether a Transpose by these axes must not be fused into a product."""

@@ -1,0 +1,136 @@
+"""Rewrite nodes of the model whose form a target lacks: BatchNormalization in training, asymmetric padding.
+
+Differentiation keeps the model's own nodes, which are written for any provider. CUDA's kernels (see
+`onnx_convgrad.backends.cuda.cuda_kernels`) and the web's have no BatchNormalization in training mode, none with statistics
+of another type than its data, and no different padding at the two ends in Conv and ConvTranspose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.ir.passes import NodePass
+
+__all__ = ["ReplaceUnsupportedForms"]
+
+_END = 2**63 - 1
+
+
+class ReplaceUnsupportedForms(NodePass):
+    """Rewrite BatchNormalization, Conv and ConvTranspose into forms that the target has; nothing for the CPU.
+
+    It rests on quirks.CUDA_BATCH_STATISTICS and quirks.CUDA_ASYMMETRIC_PADS. Nodes of unknown shape are left alone.
+    """
+
+    operators = ("BatchNormalization", "Conv", "ConvTranspose")
+    label = "supported"
+
+    def rewrite_node(self, e: Emitter, node: ir.Node) -> ir.Value | bool | None:
+        """Rewrite one node."""
+        if node.op_type == "BatchNormalization":
+            return not e.target.batch_statistics and _batch_normalization(e, node)
+        if e.target.asymmetric_pads:
+            return False
+        return _conv(e, node) if node.op_type == "Conv" else _conv_transpose(e, node)
+
+
+# -- BatchNormalization ------------------------------------------------------------------------------------------------
+
+
+def _batch_normalization(e: Emitter, node: ir.Node) -> bool:
+    """Compute the statistics outside: with given ones of the type of x, every provider has a kernel."""
+    x, scale, bias, *stored = node.inputs[:5]
+    if x is None or scale is None or bias is None or x.shape is None or any(v is None for v in stored):
+        return False
+    mean, variance = (v for v in stored if v is not None)
+    if Call(node).int("training_mode", 0):
+        mean, variance = _statistics(e, node, x, mean, variance)
+    elif len({v.dtype for v in (x, scale, bias, mean, variance)}) == 1:
+        return False
+    if any(v.dtype != x.dtype for v in (scale, bias, mean, variance)):
+        scale, bias, mean, variance = _in_type_of(e, node, x, scale, bias, mean, variance)
+    node.attributes.pop("training_mode", None)
+    node.attributes.pop("momentum", None)
+    node.resize_outputs(1)
+    for index, operand in enumerate((scale, bias, mean, variance), 1):
+        node.replace_input_with(index, operand)
+    return True
+
+
+def _statistics(
+    e: Emitter, node: ir.Node, x: ir.Value, old_mean: ir.Value, old_variance: ir.Value
+) -> tuple[ir.Value, ir.Value]:
+    """Mean and variance of the batch, centred before squaring; replaces the node's running statistics."""
+    assert x.shape is not None
+    rank = len(x.shape)
+    axes = [0, *range(2, rank)] if rank > 1 else [0]
+    data = e.cast(x, ir.DataType.FLOAT) if x.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) else x
+    mean = e.reduce("ReduceMean", data, axes, keepdims=False)
+    centred = e.sub(data, e.unsqueeze(mean, range(1, rank - 1)))
+    total = e.reduce("ReduceSumSquare", centred, axes, keepdims=False)
+    count = e.size_mul(*(e.dim(x, axis) for axis in axes))
+    variance = e.mul(total, 1 / max(count, 1)) if isinstance(count, int) else e.div(total, e.size_as(count, total))
+    kept = Call(node).float("momentum", 0.9)
+    for output, batch, old in zip(node.outputs[1:], (mean, variance), (old_mean, old_variance), strict=False):
+        if not output.uses() and not output.is_graph_output():
+            continue
+        fresh = batch if old.dtype is None else e.cast(batch, old.dtype)
+        running = fresh if kept == 0 else e.add(e.mul(old, kept), e.mul(fresh, 1 - kept))
+        if output.is_graph_output() and (running is batch or running.is_graph_output()):
+            running = e.op("Identity", running)
+        output.replace_all_uses_with(e.typed(running, output), replace_graph_outputs=True)
+        if running.is_graph_output():
+            running.name, output.name = output.name, None
+    return mean, variance
+
+
+def _in_type_of(
+    e: Emitter, node: ir.Node, x: ir.Value, scale: ir.Value, bias: ir.Value, mean: ir.Value, variance: ir.Value
+) -> list[ir.Value]:
+    """The operands in the type of x; a narrow type cannot hold every variance, so the factor is computed in float32."""
+    assert x.dtype is not None
+    wide = ir.DataType.FLOAT
+    shifted = e.add(e.cast(variance, wide), Call(node).float("epsilon", 1e-5))
+    factor = e.div(e.cast(scale, wide), e.op("Sqrt", shifted))
+    node.attributes["epsilon"] = ir.AttrFloat32("epsilon", 0.0)
+    return [e.cast(v, x.dtype) for v in (factor, bias, mean, e.full_like(factor, 1))]
+
+
+# -- padding -----------------------------------------------------------------------------------------------------------
+
+
+def _asymmetric_pads(node: ir.Node) -> list[int] | None:
+    """The padding of a convolution if begin and end differ, else `None`."""
+    amounts = list(Call(node).ints("pads") or ())
+    half = len(amounts) // 2
+    return amounts if amounts[:half] != amounts[half:] else None
+
+
+def _conv(e: Emitter, node: ir.Node) -> bool:
+    """Pad beforehand."""
+    pads, x = _asymmetric_pads(node), node.inputs[0]
+    if pads is None or x is None:
+        return False
+    half = len(pads) // 2
+    node.replace_input_with(0, e.pad(x, pads[:half], pads[half:], range(2, 2 + half)))
+    node.attributes["pads"] = ir.AttrInt64s("pads", [0] * len(pads))
+    return True
+
+
+def _conv_transpose(e: Emitter, node: ir.Node) -> ir.Value | None:
+    """Trim the result instead: that is the effect of padding in a transposed convolution."""
+    pads = _asymmetric_pads(node)
+    if pads is None or "output_shape" in node.attributes or node.outputs[0].shape is None:
+        return None
+    half = len(pads) // 2
+    even = [min(pair) for pair in zip(pads[:half], pads[half:], strict=True)]
+    attributes = {**Call(node).attributes(), "pads": (*even, *even), "auto_pad": None}
+    full = e.op("ConvTranspose", *node.inputs, **attributes)
+    axes: Sequence[int] = range(2, 2 + half)
+    begin = [low - kept for low, kept in zip(pads[:half], even, strict=True)]
+    lost = [high - kept for high, kept in zip(pads[half:], even, strict=True)]
+    return e.slice(full, begin, [-rows if rows else _END for rows in lost], axes)
