@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 
@@ -229,7 +230,7 @@ def build_training(
         recompute=recompute,
     )
     options = {"target": target, "unbiased_variance": unbiased_variance, "seed": plan.seed, "precision": precision}
-    builder = Builder(plan, options | ({"loss_scale": plan.scale.options()} if plan.scale else {}))
+    builder = Builder(plan, options | ({"loss_scale": asdict(plan.scale)} if plan.scale else {}))
     return TrainingProgram(builder.manifest, builder.build, optimizer.schedule)
 
 

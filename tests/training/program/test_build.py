@@ -158,8 +158,8 @@ def test_clashing_names_are_the_same_in_all_graphs() -> None:
     assert m.parameters[0].next in [o.name for o in program.step.graph.output]
     assert m.parameters[0].next in [o.name for o in program.update.graph.output]
     assert m.learning_rate.name in [i.name for i in program.update.graph.input]
-    course = ProgramRun(program)
-    found = [float(course({"x": X, "a_target": A, "b_target": B})["loss_1"]) for _ in range(10)]
+    onnx_run = ProgramRun(program)
+    found = [float(onnx_run({"x": X, "a_target": A, "b_target": B})["loss_1"]) for _ in range(10)]
     assert found[-1] < found[0]
 
 

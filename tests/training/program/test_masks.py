@@ -101,10 +101,10 @@ def test_runs_are_reproducible_by_seed() -> None:
     """Equal seeds give equal losses, other seeds others, and every step draws a new mask."""
 
     def losses(seed: int, steps: int = 4) -> list[float]:
-        course = ProgramRun(
+        onnx_run = ProgramRun(
             build(exported(training=True), seed=seed, optimizer=optim.SGD(lr=0.0), freeze_statistics=True)
         )
-        return [float(course(arrays(0))["loss"]) for _ in range(steps)]
+        return [float(onnx_run(arrays(0))["loss"]) for _ in range(steps)]
 
     model = losses(0)
     assert model == losses(0)

@@ -83,11 +83,11 @@ def test_an_overflow_skips_the_step() -> None:
 
 
 def test_the_scale_adapts() -> None:
-    course = ProgramRun(build(precision="float16", loss_scale=optim.LossScale(initial=2.0**40, interval=5)))
-    taken = [int(course(arrays(i % 3))["step_next"]) for i in range(40)]
+    onnx_run = ProgramRun(build(precision="float16", loss_scale=optim.LossScale(initial=2.0**40, interval=5)))
+    taken = [int(onnx_run(arrays(i % 3))["step_next"]) for i in range(40)]
     assert taken[0] == 0
     assert taken[-1] > 10
-    assert all(np.isfinite(v).all() for v in course.state.values())
+    assert all(np.isfinite(v).all() for v in onnx_run.state.values())
 
 
 def test_the_scale_equals_that_of_pytorch() -> None:

@@ -44,9 +44,9 @@ def test_the_files_train_under_onnxruntime_alone(tmp_path: Path) -> None:
         [sys.executable, "-I", "-c", PLAIN, str(tmp_path / "program")], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    course = [float(line) for line in done.stdout.split()]
-    assert len(course) == 30
-    assert course[-1] < 0.1 * course[0]
+    losses = [float(line) for line in done.stdout.split()]
+    assert len(losses) == 30
+    assert losses[-1] < 0.1 * losses[0]
 
 
 @pytest.mark.parametrize("shared", [False, True])

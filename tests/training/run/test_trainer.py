@@ -47,14 +47,14 @@ def cut(batch: Feeds, *sizes: int) -> list[Feeds]:
 
 def test_steps_are_those_of_the_program() -> None:
     program = build()
-    course, trainer = ProgramRun(program), og.Trainer(program)
+    onnx_run, trainer = ProgramRun(program), og.Trainer(program)
     for step in range(4):
-        want, got = course(arrays(step)), trainer.step(arrays(step))
+        want, got = onnx_run(arrays(step)), trainer.step(arrays(step))
         assert got.keys() == {"loss", "y"}
         assert float(got["loss"]) == float(want["loss"])
         np.testing.assert_array_equal(got["y"], want["y"])
-    same({**trainer.parameters(), **trainer.state()}, course.state)
-    want = run(program.evaluate, {**arrays(9), **{k: v for k, v in course.state.items() if k in evaluated(program)}})
+    same({**trainer.parameters(), **trainer.state()}, onnx_run.state)
+    want = run(program.evaluate, {**arrays(9), **{k: v for k, v in onnx_run.state.items() if k in evaluated(program)}})
     same(trainer.evaluate(arrays(9)), want)
     assert repr(trainer).startswith("<Trainer: 4 steps, 0 epochs done; <TrainingProgram: ")
 
