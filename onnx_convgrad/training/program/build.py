@@ -33,8 +33,8 @@ from onnx_convgrad.lowering.lower import check_choice, check_workspace
 from onnx_convgrad.pipeline.stages import Names
 from onnx_convgrad.training.optim.optimizers import Optimizer
 from onnx_convgrad.training.optim.schedules import Schedule, schedule_from
+from onnx_convgrad.training.program.graphs import PARTS, Builder, Part
 from onnx_convgrad.training.program.manifest import Manifest
-from onnx_convgrad.training.program.parts import PARTS, Builder, Part
 from onnx_convgrad.training.program.plan import Plan, check_groups, frozen_nodes, output_names, parameter_names
 from onnx_convgrad.training.program.precision import NARROW
 from onnx_convgrad.training.program.storage import read_manifest, read_part, write_program

@@ -13,8 +13,8 @@ import pytest
 
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run, session
+from onnx_convgrad.training.program.graphs import PARTS
 from onnx_convgrad.training.program.manifest import FORMAT, Manifest
-from onnx_convgrad.training.program.parts import PARTS
 from onnx_convgrad.training.program.storage import write_program
 from tests.support.training_nets import arrays, build, net
 
