@@ -100,8 +100,8 @@ class Term:
         """Whether the loss compares with a target."""
         return self.loss is not None and getattr(self.loss, "has_target", True)
 
-    def to_json(self) -> dict[str, Any]:
-        """Convert to JSON values."""
+    def options(self) -> dict[str, Any]:
+        """The term as JSON values, with the options of its loss."""
         name = None if self.loss is None else type(self.loss).__name__
         options = {} if self.loss is None else self.loss.options()
         return {"loss": name, "output": self.output, "weight": self.weight, "target": self.target, "options": options}

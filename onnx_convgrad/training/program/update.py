@@ -58,7 +58,7 @@ def update(
     state: Mapping[str, ir.Value],
     rate: ir.Value,
     *,
-    rated: bool = False,
+    premultiplied: bool = False,
 ) -> dict[str, ir.Value]:
     """Emit one update.
 
@@ -71,7 +71,7 @@ def update(
         gradients: Parameter -> its gradient.
         state: State of the optimizer -> its value.
         rate: The learning rate.
-        rated: Whether the gradients are already multiplied by the learning rate; needs a linear optimizer.
+        premultiplied: Whether the gradients are already multiplied by the learning rate; needs a linear optimizer.
 
     Returns:
         Parameter or state -> its next value.
@@ -90,7 +90,9 @@ def update(
         rule, factor = optimizer.of(name)
         values = {slot: state[key] for slot, key in slots.get(name, {}).items()}
         with draft.named(f"{name}/{type(rule).__name__}"):
-            following[name], updates = rule.step(Operands(e, parameter, ready[name], values, done, rate, factor, rated))
+            following[name], updates = rule.step(
+                Operands(e, parameter, ready[name], values, done, rate, factor, premultiplied)
+            )
         following.update({slots[name][slot]: value for slot, value in updates.items()})
     if scale is not None:
         with draft.named("loss_scale"):
