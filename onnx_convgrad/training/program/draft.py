@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -26,9 +27,12 @@ def empty_model(name: str) -> ir.Model:
 
 
 def name_nodes(names: Namespace, nodes: Iterable[ir.Node], prefix: str) -> None:
-    """Give new nodes free names `<prefix>/<operator>`."""
+    """Give new nodes free names `<prefix>/<operator>`, numbered from the second of an operator on."""
+    counts: Counter[str] = Counter()
     for node in nodes:
-        node.name = names.claim(f"{prefix}/{node.op_type}")
+        counts[node.op_type] += 1
+        number = f"_{counts[node.op_type]}" if counts[node.op_type] > 1 else ""
+        node.name = names.claim(f"{prefix}/{node.op_type}{number}")
 
 
 class Draft:
