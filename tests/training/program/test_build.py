@@ -26,6 +26,7 @@ from tests.support.training_nets import (
     net,
     off,
     parsed,
+    same,
     two_outputs,
 )
 
@@ -177,8 +178,7 @@ def test_a_lowering_may_be_forced() -> None:
 @pytest.mark.parametrize("target", ["cuda", "web", "portable"])
 def test_other_targets(target: str) -> None:
     want, got = (run(build(target=t).step, arrays(0)) for t in ("cpu", target))
-    for name in want:
-        np.testing.assert_allclose(got[name], want[name], rtol=1e-3, atol=1e-5, err_msg=name)
+    same(got, want, 1e-3, 1e-5)
 
 
 def test_the_model_is_not_changed() -> None:
@@ -240,8 +240,7 @@ def test_recomputed_values_give_the_same_steps() -> None:
         assert copies
     for step in range(3):
         assert float(plain(arrays(step))["loss"]) == float(again(arrays(step))["loss"])
-    for name, value in plain.state.items():
-        np.testing.assert_array_equal(value, again.state[name])
+    same(again.state, plain.state)
 
 
 def test_max_workspace_applies_to_training() -> None:

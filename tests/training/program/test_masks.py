@@ -15,7 +15,7 @@ from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.runtime import run, session
 from onnx_convgrad.training.program.draft import empty_model
 from onnx_convgrad.training.program.masks import Masks, initial_state
-from tests.support.training_nets import ProgramRun, arrays, build, exported, parsed
+from tests.support.training_nets import ProgramRun, arrays, build, exported, parsed, same
 
 
 def drawn(
@@ -124,9 +124,7 @@ def test_a_resumed_run_is_bit_identical() -> None:
     second.state = first.state
     for step in range(3, 6):
         second(arrays(step))
-    assert whole.state.keys() == second.state.keys()
-    for name, value in whole.state.items():
-        np.testing.assert_array_equal(second.state[name], value, err_msg=name)
+    same(second.state, whole.state)
 
 
 def test_step_and_gradients_draw_the_same_mask() -> None:
