@@ -76,7 +76,7 @@ def together(values: list[Tensor | np.ndarray]) -> np.ndarray:
 def test_twenty_steps_as_in_pytorch(
     make: Callable[[], nn.Module], count: int, size: int, seed: int, name: str, dtype: torch.dtype
 ) -> None:
-    """Each loss within 1e-3, and all parameters and running statistics within 1e-3 (L2) of PyTorch's in the end."""
+    """Each loss within 1e-3, and all parameters and running statistics within 1e-3 (L2) of PyTorch's after the last step."""
     torch.manual_seed(seed)
     module = make()
     if name == "SGD":

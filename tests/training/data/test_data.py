@@ -37,7 +37,7 @@ def arrays(count: int = 10) -> dict[str, np.ndarray]:
 
 
 def order(loader: Batches, epoch: int, start: int = 0) -> list[int]:
-    """The samples of an epoch in their order; each one's image and target must belong together."""
+    """The samples of an epoch in order; checks that image and target of each belong together."""
     seen: list[int] = []
     for batch in loader.epoch_iterator(epoch, start):
         np.testing.assert_array_equal(batch["image"][:, 0, 0, 0], batch["target"])

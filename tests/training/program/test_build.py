@@ -250,7 +250,7 @@ def test_max_workspace_applies_to_training() -> None:
         build(exported(), max_workspace=0)
 
 
-def test_names_with_brackets_are_names() -> None:
+def test_brackets_in_names_are_not_globs() -> None:
     """Lists of modules give such names; in a glob, brackets enclose a set of characters."""
     weight, bias = "layers[0].weight", "layers[0].bias"
     stored = {weight: np.ones((4, 3), np.float32), bias: np.ones(3, np.float32)}

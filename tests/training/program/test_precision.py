@@ -72,7 +72,7 @@ def test_what_is_computed_in_float16() -> None:
 
 
 def test_an_overflow_skips_the_step() -> None:
-    """Parameters, their state and the counter stay; the scale is halved; statistics move on, as in PyTorch."""
+    """Parameters, their state and the counter stay; the scale is halved; running statistics are updated, as in PyTorch."""
     program = build(precision="float16", loss_scale=optim.LossScale(initial=2.0**60))
     stored = {i.name: numpy_helper.to_array(i) for i in program.step.graph.initializer}
     got = run(program.step, arrays(0))

@@ -86,7 +86,7 @@ def test_functions_as_losses() -> None:
     compare(run(program.gradients, {"x": X, "target": A}), loss, weights)
 
 
-def test_a_function_with_a_target_of_its_own() -> None:
+def test_a_custom_target() -> None:
     def picked(e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
         return e.neg(e.op("GatherElements", y, target, axis=1))
 
@@ -167,6 +167,6 @@ def test_onnxscript_functions_as_losses(function: Any, built_in: str, target: np
     ],
     ids=["one input", "control flow"],
 )
-def test_onnxscript_functions_that_are_no_losses(function: Any, message: str) -> None:
+def test_onnxscript_functions_that_cannot_be_losses(function: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         build(two_outputs(), loss={"a": function}, wrt="a.*")
