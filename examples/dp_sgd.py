@@ -1,7 +1,7 @@
 """Differentially private training (DP-SGD, Abadi et al. 2016, arXiv:1607.00133) on scikit-learn's digits, with numpy.
 
-Every sample's gradient is clipped before they are added, and noise hides the rest. Two graphs are enough: one gives the
-norms of those gradients without the gradients, the other their sum, weighted by the factors that clip.
+The gradient of every sample is clipped, and noise is added to their sum. Two graphs are enough: one computes the norms of
+the gradients without the gradients, the other their sum, weighted by the clipping factors.
 
 python examples/dp_sgd.py
 """
@@ -39,7 +39,7 @@ def main() -> None:
     norms, total = (session(og.vjp(model, per_sample=form, **names)) for form in ("squared_norm", False))
     for _ in range(EPOCHS):
         for _ in range(len(train) // BATCH):
-            chosen = train[rng.random(len(train)) < BATCH / len(train)]  # each sample by its own coin: Poisson sampling
+            chosen = train[rng.random(len(train)) < BATCH / len(train)]  # Poisson sampling
             feed = {"image": images[chosen], "label": labels[chosen], **weights}
             squares = sum(norms.run(None, {**feed, "loss_grad": np.ones(len(chosen), np.float32)}))
             clip = np.minimum(1, CLIP / np.sqrt(squares)).astype(np.float32)
@@ -51,7 +51,7 @@ def main() -> None:
     trained = session(model)
     (logits,) = trained.run(["logits"], {"image": images[test], "label": labels[test]})
     accuracy = np.mean(logits.argmax(1) == labels[test])
-    print(f"Clipped to norm {CLIP}, noise {NOISE} times that: {accuracy:.1%} of {len(test)} digits not seen are right.")
+    print(f"Clipped to norm {CLIP}, noise {NOISE} times that: {accuracy:.1%} of {len(test)} test digits are right.")
     assert accuracy > 0.85
 
 

@@ -1,6 +1,6 @@
-"""Federated averaging (McMahan et al. 2017): two clients that never show each other their data learn all ten digits.
+"""Federated averaging (McMahan et al. 2017): two clients learn all ten digits without sharing their data.
 
-Only vectors travel: all parameters and running statistics one after the other. python examples/federated.py
+Only vectors of all parameters and running statistics are exchanged. python examples/federated.py
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main() -> None:
 
     server, clients = og.Trainer(program), [og.Trainer(program, seed=i) for i in (1, 2)]
     everything = server.flat_parameters(statistics=True)
-    print(f"{len(everything):,} numbers travel each way; samples: {[len(share) for share in shares]}")
+    print(f"{len(everything):,} numbers are sent each way; samples: {[len(share) for share in shares]}")
     for done in range(1, ROUNDS + 1):
         found = []
         for client, own in zip(clients, data, strict=True):

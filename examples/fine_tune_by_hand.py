@@ -1,4 +1,4 @@
-"""Trains the digits network further with ONNX Runtime alone: gradients from one graph, SGD in five lines of numpy.
+"""Fine-tunes the digits network with ONNX Runtime alone: gradients from one graph, SGD in five lines of numpy.
 
 python examples/fine_tune_by_hand.py
 """
@@ -31,19 +31,20 @@ def main() -> None:
     gradients = json.loads({p.key: p.value for p in model.metadata_props}["onnx_convgrad.gradients"])
     rng = np.random.default_rng(0)
     weights = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer if t.name in gradients}
-    weights = {name: w + 0.05 * rng.standard_normal(w.shape).astype(w.dtype) for name, w in weights.items()}  # spoil it
-    live = session(model)
+    weights = {
+        name: w + 0.05 * rng.standard_normal(w.shape).astype(w.dtype) for name, w in weights.items()
+    }  # add noise
+    runner = session(model)
     blank = np.zeros((BATCH, 10), np.float32)
     for step in range(STEPS):
         pick = rng.choice(len(images), BATCH, replace=False)
         feed = {"image": images[pick], **weights}
-        (logits,) = live.run(["logits"], {**feed, "logits_grad": blank})
+        (logits,) = runner.run(["logits"], {**feed, "logits_grad": blank})
         log_probability, target = log_softmax(logits), np.eye(10, dtype=np.float32)[labels[pick]]
         loss = -log_probability[target == 1].mean()
         seed = (np.exp(log_probability) - target) / BATCH  # the derivative of the cross entropy
-        for name, gradient in zip(
-            gradients, live.run(list(gradients.values()), {**feed, "logits_grad": seed}), strict=True
-        ):
+        values = runner.run(list(gradients.values()), {**feed, "logits_grad": seed})
+        for name, gradient in zip(gradients, values, strict=True):
             weights[name] = weights[name] - RATE * gradient
         if step % 10 == 0 or step == STEPS - 1:
             print(f"step {step:3d}  loss {loss:.4f}")

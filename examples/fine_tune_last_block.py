@@ -1,4 +1,4 @@
-"""Fine-tunes the last block of a pretrained CNN on few pictures of a new kind: digits lying on their side.
+"""Fine-tunes the last block of a pretrained CNN on a few images of a new kind: rotated digits.
 
 python examples/fine_tune_last_block.py
 """

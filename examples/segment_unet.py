@@ -1,6 +1,6 @@
-"""A small U-Net, upsampling by ConvTranspose, learns to tell discs and squares from a noisy background.
+"""A small U-Net with ConvTranspose for upsampling learns to segment discs and squares on a noisy background.
 
-python examples/segment_unet.py     prints the intersection over union of each class, and draws three pictures
+python examples/segment_unet.py     prints the intersection over union of each class, and draws three images
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def unet() -> ir.Model:
 
 
 def pictures(count: int, seed: int) -> dict[str, np.ndarray]:
-    """Discs and squares of the same brightness, of any size and place; the later hides the earlier."""
+    """Discs and squares of equal brightness at random sizes and places; later ones cover earlier ones."""
     generator = np.random.default_rng(seed)
     rows, columns = np.mgrid[:SIZE, :SIZE]
     target = np.zeros((count, SIZE, SIZE), np.int64)

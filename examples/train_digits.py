@@ -1,4 +1,4 @@
-"""Trains a small CNN from nothing on scikit-learn's 8x8 digits and writes it to `digits.onnx`: 97% in some seconds.
+"""Trains a small CNN from scratch on scikit-learn's 8x8 digits and writes it to `digits.onnx`: 97% in a few seconds.
 
 python examples/train_digits.py
 """

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
+from onnx_convgrad.training.data.batches import Batches, Loader, Stream, as_batches, as_dataset
 from onnx_convgrad.training.data.datasets import Arrays, Dataset, Part, read_arrays
 from onnx_convgrad.training.data.images import ImageFolder
-from onnx_convgrad.training.data.sources import Batches, Loader, Stream, as_batches, as_dataset
 
 __all__ = [
     "Arrays",

@@ -14,9 +14,9 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.files import load
 from onnx_convgrad.pipeline import option_text as text
 from onnx_convgrad.pipeline.options import Options
+from onnx_convgrad.training.data.batches import BATCH_SIZE, Loader
 from onnx_convgrad.training.data.datasets import Arrays, Dataset, read_arrays
 from onnx_convgrad.training.data.images import ImageFolder, is_image_folder
-from onnx_convgrad.training.data.sources import BATCH_SIZE, Loader
 from onnx_convgrad.training.losses.elementwise import Loss
 from onnx_convgrad.training.optim.optimizers import Optimizer, optimizer_named
 from onnx_convgrad.training.optim.schedules import Constant, Cosine, OneCycle, Schedule, Step, Warmup

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -95,6 +96,26 @@ class ProgramRun:
         results = dict(zip(self.names, self.session.run(self.names, {**feeds, **self.state}), strict=True))
         self.state = {name: results[following] for name, following in self.next.items()}
         return results
+
+
+class TorchRun:
+    """Trains a copy of a module in PyTorch, without Dropout; a call is a step and returns the loss."""
+
+    def __init__(
+        self, module: nn.Module, optimizer: Callable[..., torch.optim.Optimizer], dtype: torch.dtype = torch.float64
+    ) -> None:
+        self.module, self.dtype = copy.deepcopy(module).to(dtype).train(), dtype
+        for part in self.module.modules():
+            if isinstance(part, nn.Dropout):
+                part.p = 0.0
+        self.optimizer = optimizer(self.module.parameters())
+
+    def __call__(self, x: torch.Tensor, target: torch.Tensor) -> float:
+        self.optimizer.zero_grad()
+        loss = F.cross_entropy(self.module(x.to(self.dtype)), target)
+        loss.backward()
+        self.optimizer.step()
+        return loss.item()
 
 
 def off(got: np.ndarray, want: np.ndarray | torch.Tensor) -> float:

@@ -21,7 +21,7 @@ __all__ = ["ScriptLoss", "is_onnxscript"]
 def is_onnxscript(function: object) -> TypeGuard[Any]:
     """Whether an object is an `onnxscript.OnnxFunction`; `Any`, because the package may not be installed."""
     module = sys.modules.get("onnxscript")
-    return module is not None and isinstance(function, module.OnnxFunction)
+    return isinstance(function, getattr(module, "OnnxFunction", ()))
 
 
 class ScriptLoss:
@@ -45,7 +45,8 @@ class ScriptLoss:
         """Inline the function at the emitter; operators are converted to the canonical opset."""
         model = self.model.clone()
         for port, value in zip(model.graph.inputs, operands, strict=True):
-            port.type, port.shape = value.type, value.shape
+            port.type = value.type
+            port.shape = None if value.shape is None else value.shape.copy()  # canonicalization changes shapes
         try:
             graph = canonicalize(model).graph
         except ModelError as problem:
@@ -58,7 +59,7 @@ class ScriptLoss:
             inputs = [None if v is None else values[v] for v in node.inputs]
             attributes = {name: a.value for name, a in node.attributes.items()}
             results = e.ops(node.op_type, *inputs, outputs=len(node.outputs), domain=node.domain, **attributes)
-            values |= {old: e.typed(new, old) for old, new in zip(node.outputs, results, strict=True)}
+            values |= dict(zip(node.outputs, results, strict=True))
         return values[graph.outputs[0]]
 
     def _error(self, reason: str) -> ArgumentError:

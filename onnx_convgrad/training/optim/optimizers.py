@@ -32,7 +32,7 @@ class Operands:
         done: Number of finished steps, int64.
         lr: The learning rate of the step, float32.
         scale: The group's factor of the learning rate.
-        rated: Whether the gradient is already multiplied by the learning rate (without `scale`).
+        premultiplied: Whether the gradient is already multiplied by the learning rate (without `scale`).
     """
 
     e: Emitter
@@ -42,7 +42,7 @@ class Operands:
     done: ir.Value
     lr: ir.Value
     scale: float = 1.0
-    rated: bool = False
+    premultiplied: bool = False
 
     def cast(self, scalar: ir.Value) -> ir.Value:
         """Cast a scalar to the parameter's dtype."""
@@ -218,8 +218,8 @@ class SGD(Optimizer):
         return {"momentum_buffer": 0.0} if self.momentum else {}
 
     def step(self, p: Operands) -> Step:
-        if p.rated:
-            return self._rated(p), {}
+        if p.premultiplied:
+            return self._premultiplied(p), {}
         e, d = p.e, _decayed(p, self.weight_decay)
         if not self.momentum:
             return _descend(p, p.parameter, e.mul(d, p.rate)), {}
@@ -231,7 +231,7 @@ class SGD(Optimizer):
         move = e.add(d, e.mul(buffer, self.momentum)) if self.nesterov else buffer
         return _descend(p, p.parameter, e.mul(move, p.rate)), {"momentum_buffer": buffer}
 
-    def _rated(self, p: Operands) -> ir.Value:
+    def _premultiplied(self, p: Operands) -> ir.Value:
         """p <- (1 - eta weight_decay) p - eta g, from eta g: one pass over the parameters fewer."""
         e, parameter = p.e, p.parameter
         if self.weight_decay:

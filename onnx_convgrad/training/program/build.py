@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 
@@ -30,8 +31,8 @@ from onnx_convgrad.pipeline.options import Names, Options
 from onnx_convgrad.pipeline.stages import target_of
 from onnx_convgrad.training.optim.optimizers import Optimizer
 from onnx_convgrad.training.optim.schedules import Schedule, schedule_from
+from onnx_convgrad.training.program.graphs import PARTS, Builder, Part
 from onnx_convgrad.training.program.manifest import Manifest
-from onnx_convgrad.training.program.parts import PARTS, Builder, Part
 from onnx_convgrad.training.program.plan import Plan, check_groups, frozen_nodes, output_names, parameter_names
 from onnx_convgrad.training.program.precision import NARROW
 from onnx_convgrad.training.program.storage import read_manifest, read_part, write_program
@@ -232,7 +233,7 @@ def build_training(
         scale=_scale(precision, loss_scale, target),
     )
     options = {"target": target, "unbiased_variance": unbiased_variance, "seed": plan.seed, "precision": precision}
-    builder = Builder(plan, options | ({"loss_scale": plan.scale.options()} if plan.scale else {}))
+    builder = Builder(plan, options | ({"loss_scale": asdict(plan.scale)} if plan.scale else {}))
     return TrainingProgram(builder.manifest, builder.build, optimizer.schedule)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -26,9 +27,12 @@ def empty_model(name: str) -> ir.Model:
 
 
 def name_nodes(names: Namespace, nodes: Iterable[ir.Node], prefix: str) -> None:
-    """Give new nodes free names `<prefix>/<operator>`."""
+    """Give new nodes free names `<prefix>/<operator>`, numbered from the second of an operator on."""
+    counts: Counter[str] = Counter()
     for node in nodes:
-        node.name = names.claim(f"{prefix}/{node.op_type}")
+        counts[node.op_type] += 1
+        number = f"_{counts[node.op_type]}" if counts[node.op_type] > 1 else ""
+        node.name = names.claim(f"{prefix}/{node.op_type}{number}")
 
 
 class Draft:
@@ -39,7 +43,6 @@ class Draft:
         self.m = base.clone()
         self.graph = self.m.graph
         self.values = named_values(self.graph)
-        self.inputs: list[ir.Value] = list(self.graph.inputs)
         self.outputs: list[ir.Value] = []
         self.node_names = Namespace.of_nodes(self.graph)
         self._base_names = Namespace.of_values(base.graph).used
@@ -55,7 +58,7 @@ class Draft:
 
     def input(self, port: Port, default: np.ndarray | ir.TensorProtocol | None = None) -> ir.Value:
         """Add an input, with a default value if one is given; return the existing one of this name."""
-        existing = next((v for v in self.inputs if v.name == port.name), None)
+        existing = next((v for v in self.graph.inputs if v.name == port.name), None)
         if existing is not None:
             return existing
         shape = None if port.shape is None else ir.Shape(port.shape)
@@ -64,26 +67,17 @@ class Draft:
         if default is not None:
             value.const_value = ir.Tensor(default, name=port.name) if isinstance(default, np.ndarray) else default
             self.graph.register_initializer(value)
-        self.graph.inputs.append(
-            value
-        )  # before anything is emitted: the emitter folds initializers that are not inputs
-        self._reserve(port.name)
-        self.inputs.append(value)
-        return value
-
-    def _reserve(self, name: str) -> None:
-        """Reserve a name in the graph's name authority, which names new values and does not see added inputs."""
-        holder = ir.Node("", "Identity", [], outputs=[ir.Value(name=name)])
+        self.graph.inputs.append(value)  # the emitter would fold an initializer that is not an input
+        # The graph's name authority, which names new values, does not see added inputs: a node shows it the name.
+        holder = ir.Node("", "Identity", [], outputs=[ir.Value(name=port.name)])
         self.graph.append(holder)
         self.graph.remove(holder)
-
-    def feedable(self, name: str) -> ir.Value:
-        """Make an initializer an input too, with the stored value as its default."""
-        value = self.values[name]
-        if value not in self.inputs:
-            self.graph.inputs.append(value)
-            self.inputs.append(value)
         return value
+
+    def make_input(self, name: str) -> None:
+        """Make an initializer an input too, with the stored value as its default."""
+        if self.values[name] not in self.graph.inputs:
+            self.graph.inputs.append(self.values[name])
 
     # -- outputs -------------------------------------------------------------------------------------------------------
 
@@ -111,9 +105,10 @@ class Draft:
         graph = self.graph
         graph.outputs.clear()
         graph.outputs.extend(self.outputs)
+        order = {name: i for i, name in enumerate(manifest.inputs())}
+        inputs = sorted(graph.inputs, key=lambda v: order[v.name or ""])
         graph.inputs.clear()
-        order = {name: i for i, name in reversed(list(enumerate(manifest.inputs())))}
-        graph.inputs.extend(sorted(self.inputs, key=lambda v: order[v.name or ""]))
+        graph.inputs.extend(inputs)
         complete(self.m, self.base, options, self.target, forward=self.forward or None)
         self.m.metadata_props[MANIFEST] = manifest.to_json()
         return self.m

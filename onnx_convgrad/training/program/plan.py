@@ -167,6 +167,6 @@ def create_manifest(plan: Plan, options: dict[str, Any]) -> Manifest:
         parameters=tuple(parameters),
         state=tuple(state),
         optimizer={**plan.optimizer.options(), "lr": float(rate)},
-        losses=tuple(t.to_json() for t in plan.terms),
+        losses=tuple(t.options() for t in plan.terms),
         options=options,
     )

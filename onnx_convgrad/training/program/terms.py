@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, SupportsFloat, TypeAlias
 
 import numpy as np
@@ -100,8 +100,8 @@ class Term:
         """Whether the loss compares with a target."""
         return self.loss is not None and getattr(self.loss, "has_target", True)
 
-    def to_json(self) -> dict[str, Any]:
-        """Convert to JSON values."""
+    def options(self) -> dict[str, Any]:
+        """The term as JSON values, with the options of its loss."""
         name = None if self.loss is None else type(self.loss).__name__
         options = {} if self.loss is None else self.loss.options()
         return {"loss": name, "output": self.output, "weight": self.weight, "target": self.target, "options": options}
@@ -128,12 +128,9 @@ def resolve(graph: ir.Graph, loss: LossLike, outputs: Sequence[str] | None = Non
     if not terms:
         raise ArgumentError("The argument loss is empty.", hint=_HINT)
     terms = [_placed(graph, t, outputs) for t in terms]
-    compared = [t for t in terms if t.has_target]
-    named = []
-    for term in terms:
-        name = term.target or ("target" if len(compared) == 1 else f"{term.output}_target")
-        named.append(Term(term.loss, term.output, term.weight, name) if term.has_target else term)
-    return tuple(named)
+    several = sum(t.has_target for t in terms) > 1
+    names = [t.target or (f"{t.output}_target" if several else "target") for t in terms]
+    return tuple(replace(t, target=name) if t.has_target else t for t, name in zip(terms, names, strict=True))
 
 
 def _term(graph: ir.Graph, entry: Entry | SupportsFloat, output: str | None) -> Term:
@@ -142,7 +139,7 @@ def _term(graph: ir.Graph, entry: Entry | SupportsFloat, output: str | None) -> 
     if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], SupportsFloat):
         weight, entry = _finite(entry[0]), entry[1]
     if isinstance(entry, Term):
-        return Term(entry.loss, entry.output or output, entry.weight * weight, entry.target)
+        return replace(entry, output=entry.output or output, weight=entry.weight * weight)
     if isinstance(entry, str):
         values = named_values(graph)
         is_value = entry in values and (entry not in LOSSES or values[entry].is_graph_output())
@@ -180,7 +177,7 @@ def _placed(graph: ir.Graph, term: Term, outputs: Sequence[str] | None) -> Term:
                 f"The model has {len(chosen)} floating outputs ({', '.join(chosen)}); the loss does not name one.",
                 hint="Give loss={output: loss}, with one or several entries.",
             )
-        return Term(term.loss, chosen[0], term.weight, term.target)
+        return replace(term, output=chosen[0])
     if term.output not in values:
         check_names([term.output], [v.name or "" for v in graph.outputs], "output in loss:")
     value = values[term.output]

@@ -7,9 +7,8 @@ it grows. Defaults are those of `torch.amp.GradScaler`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -48,10 +47,6 @@ class LossScale:
         if self.growth < 1:
             raise ArgumentError(f"growth must be at least 1, not {self.growth!r}.")
 
-    def options(self) -> dict[str, Any]:
-        """The options as JSON values."""
-        return asdict(self)
-
 
 def update(
     draft: Draft,
@@ -63,7 +58,7 @@ def update(
     state: Mapping[str, ir.Value],
     rate: ir.Value,
     *,
-    rated: bool = False,
+    premultiplied: bool = False,
 ) -> dict[str, ir.Value]:
     """Emit one update.
 
@@ -76,7 +71,7 @@ def update(
         gradients: Parameter -> its gradient.
         state: State of the optimizer -> its value.
         rate: The learning rate.
-        rated: Whether the gradients are already multiplied by the learning rate; needs a linear optimizer.
+        premultiplied: Whether the gradients are already multiplied by the learning rate; needs a linear optimizer.
 
     Returns:
         Parameter or state -> its next value.
@@ -95,21 +90,19 @@ def update(
         rule, factor = optimizer.of(name)
         values = {slot: state[key] for slot, key in slots.get(name, {}).items()}
         with draft.named(f"{name}/{type(rule).__name__}"):
-            following[name], updates = rule.step(Operands(e, parameter, ready[name], values, done, rate, factor, rated))
+            following[name], updates = rule.step(
+                Operands(e, parameter, ready[name], values, done, rate, factor, premultiplied)
+            )
         following.update({slots[name][slot]: value for slot, value in updates.items()})
     if scale is not None:
         with draft.named("loss_scale"):
-            ok = _finite(e, gradients.values())
-            following = _unless(e, ok, following, {**state, **parameters})
+            total = joint_square(e, list(gradients.values()))
+            ok = e.op("Not", e.op("Or", e.op("IsNaN", total), e.op("IsInf", total)))
+            current = {**state, **parameters}
+            following = {k: e.typed(e.where(ok, v, current[k]), current[k]) for k, v in following.items()}
             scale_name, good = shared["loss_scale"], shared["good_steps"]
             following[scale_name], following[good] = _rescale(e, scale, state[scale_name], state[good], ok)
     return following
-
-
-def _finite(e: Emitter, gradients: Iterable[ir.Value]) -> ir.Value:
-    """Emit whether every entry of every gradient is finite, a bool scalar."""
-    total = joint_square(e, list(gradients))
-    return e.op("Not", e.op("Or", e.op("IsNaN", total), e.op("IsInf", total)))
 
 
 def _rescale(e: Emitter, rule: LossScale, scale: ir.Value, good: ir.Value, ok: ir.Value) -> tuple[ir.Value, ir.Value]:
@@ -119,10 +112,3 @@ def _rescale(e: Emitter, rule: LossScale, scale: ir.Value, good: ir.Value, ok: i
     larger = e.mul(scale, rule.growth)
     grown = e.where(e.op("And", full, e.op("Not", e.op("IsInf", larger))), larger, scale)
     return e.where(ok, grown, e.mul(scale, rule.backoff)), e.where(full, e.scalar(0, count), count)
-
-
-def _unless(
-    e: Emitter, ok: ir.Value, following: Mapping[str, ir.Value], current: Mapping[str, ir.Value]
-) -> dict[str, ir.Value]:
-    """Emit the next values if the step is `ok`, else the current ones."""
-    return {name: e.typed(e.where(ok, value, current[name]), current[name]) for name, value in following.items()}

@@ -62,12 +62,10 @@ class _Best:
         if self.monitor not in row:
             check_names([self.monitor], [k for k, v in row.items() if isinstance(v, float)], "monitored value")
         value = float(row[self.monitor])
-        better = not math.isnan(value) and (
-            self.value is None or self.sign * value < self.sign * self.value - self.margin
-        )
-        if better:
-            self.value = value
-        return better
+        if math.isnan(value) or not (self.value is None or self.sign * value < self.sign * self.value - self.margin):
+            return False
+        self.value = value
+        return True
 
     def state(self) -> dict[str, Any]:
         return {"best": self.value, "monitor": self.monitor}

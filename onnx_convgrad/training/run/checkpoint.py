@@ -12,9 +12,8 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,14 +48,8 @@ _DIGEST = "onnx_convgrad.digest"
 _NUMBERED = re.compile(r"step-(\d+)\.safetensors")
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """The content of a checkpoint file.
-
-    Attributes:
-        tensors: Arrays by name.
-        info: JSON values.
-    """
+class Checkpoint(NamedTuple):
+    """The content of a checkpoint file: arrays by name, and JSON values."""
 
     tensors: Mapping[str, np.ndarray]
     info: Mapping[str, Any]

@@ -13,7 +13,7 @@ import numpy as np
 
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.training.data.sources import Batches
+from onnx_convgrad.training.data.batches import Batches
 from onnx_convgrad.training.run.batch_weights import concatenate, loss_terms, samples
 from onnx_convgrad.training.run.callbacks import Callback, Checkpoints
 from onnx_convgrad.training.run.engine import Results

@@ -14,8 +14,8 @@ from onnx_convgrad.base.names import as_names, check_names
 from onnx_convgrad.base.numbers import positive, whole
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.runtime import Options, Providers
+from onnx_convgrad.training.data.batches import DataLike, as_batches
 from onnx_convgrad.training.data.inputs import BatchLike, ProgramInputs, as_array
-from onnx_convgrad.training.data.sources import DataLike, as_batches
 from onnx_convgrad.training.optim.schedules import Schedule, as_schedule
 from onnx_convgrad.training.program.build import TrainingProgram
 from onnx_convgrad.training.program.inference import export

@@ -13,7 +13,7 @@ from torch import nn
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
 from tests.support.families import export
-from tests.support.training_nets import Course, off
+from tests.support.training_nets import ProgramRun, off
 
 
 class Block(nn.Module):
@@ -54,9 +54,9 @@ def _fresh(build: type[nn.Module], *shape: int) -> tuple[nn.Module, onnx.ModelPr
     return module, export(module, x, dynamo=True, training=False), x
 
 
-def _trained_alike(program: og.TrainingProgram, module: nn.Module, x: torch.Tensor, target: torch.Tensor) -> Course:
+def _trained_alike(program: og.TrainingProgram, module: nn.Module, x: torch.Tensor, target: torch.Tensor) -> ProgramRun:
     """Five steps of both, with equal losses."""
-    course, optimizer = Course(program), torch.optim.SGD(module.parameters(), 0.5)
+    course, optimizer = ProgramRun(program), torch.optim.SGD(module.parameters(), 0.5)
     for _ in range(5):
         got = float(course({"x": x.numpy(), "target": target.numpy()})["loss"])
         loss = nn.functional.mse_loss(module(x.double()), target.double())

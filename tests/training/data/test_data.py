@@ -37,7 +37,7 @@ def arrays(count: int = 10) -> dict[str, np.ndarray]:
 
 
 def order(loader: Batches, epoch: int, start: int = 0) -> list[int]:
-    """The samples of an epoch in their order; each one's image and target must belong together."""
+    """The samples of an epoch in order; checks that image and target of each belong together."""
     seen: list[int] = []
     for batch in loader.epoch_iterator(epoch, start):
         np.testing.assert_array_equal(batch["image"][:, 0, 0, 0], batch["target"])
@@ -114,16 +114,18 @@ def test_arrays_are_matched(found: list[str], ports: Manifest, names: dict[str, 
     assert ProgramInputs(ports, names).match(found) == expected
 
 
-def test_arrays_without_a_match_are_refused() -> None:
-    data = {"a": np.zeros((4, 1, 8, 8)), "b": np.zeros(4), "c": np.zeros(4)}
-    with pytest.raises(ArgumentError, match=r"takes 'image', 'target'; of the arrays 'a', 'b', 'c' none is clearly"):
-        Loader(Arrays(data), IMAGES)
-    with pytest.raises(ArgumentError, match=r"no array for 'target': the program takes .*, the data have 'image'\."):
-        Loader(Arrays({"image": np.zeros((4, 1, 8, 8))}), IMAGES)
-    with pytest.raises(ArgumentError, match=r"no array 'd' for the input 'image'\. There are 'a'"):
-        Loader(Arrays(data), IMAGES, names={"image": "d"})
-    with pytest.raises(ArgumentError, match=r"no input 'picture' for an array\. It takes 'image', 'target'"):
-        Loader(Arrays(data), IMAGES, names={"picture": "a"})
+@pytest.mark.parametrize(
+    ("arrays_", "names", "message"),
+    [
+        ("abc", {}, r"takes 'image', 'target'; of the arrays 'a', 'b', 'c' none is clearly"),
+        (["image"], {}, r"no array for 'target': the program takes .*, the data have 'image'\."),
+        ("abc", {"image": "d"}, r"no array 'd' for the input 'image'\. There are 'a'"),
+        ("abc", {"picture": "a"}, r"no input 'picture' for an array\. It takes 'image', 'target'"),
+    ],
+)
+def test_arrays_without_a_match_are_refused(arrays_: list[str], names: dict[str, str], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        Loader(Arrays(dict.fromkeys(arrays_, np.zeros(4))), IMAGES, names=names)
 
 
 # -- dtypes and shapes -------------------------------------------------------------------------------------------------
@@ -361,25 +363,24 @@ def test_images_take_the_layout_of_the_input(photos: Path) -> None:
     np.testing.assert_array_equal(read((None, 3, 20, 40))[1], read((None, 3, 20, 40), resize=20)[1])
 
 
-def test_images_that_do_not_fit_are_refused(photos: Path) -> None:
-    def load(shape: tuple[Any, ...], **options: Any) -> None:
+@pytest.mark.parametrize(
+    ("shape", "options", "message"),
+    [
+        (("N", 3, "H", "W"), {}, "takes images of any height"),
+        (("N", 3, 10, 10), {"size": 12}, "takes images of height 10, not 12"),
+        (("N", 3, 10, 10), {"mean": (0.1, 0.2)}, "mean has 2 numbers for 3 channels"),
+        (("N", 100), {}, "No input of the program takes a batch of images"),
+        (("N", 7, 10, 10), {}, "no axis of 1 or 3 channels"),
+        (("N", 3, 10, 10), {"classes": ["cat"]}, "has the class 'dog', which is not among"),
+        (("N", 3, 10, 10), {}, r"The image .*0\.png' could not be read"),
+    ],
+)
+def test_images_that_do_not_fit_are_refused(
+    photos: Path, shape: tuple[Any, ...], options: dict[str, Any], message: str
+) -> None:
+    (photos / "cat" / "0.png").write_bytes(b"not an image")
+    with pytest.raises(ArgumentError, match=message):
         Loader(ImageFolder(photos, **options), manifest(Port("input", "float32", shape)))
-
-    with pytest.raises(ArgumentError, match="takes images of any height"):
-        load(("N", 3, "H", "W"))
-    with pytest.raises(ArgumentError, match="takes images of height 10, not 12"):
-        load(("N", 3, 10, 10), size=12)
-    with pytest.raises(ArgumentError, match="mean has 2 numbers for 3 channels"):
-        load(("N", 3, 10, 10), mean=(0.1, 0.2))
-    with pytest.raises(ArgumentError, match="No input of the program takes a batch of images"):
-        load(("N", 100))
-    with pytest.raises(ArgumentError, match="no axis of 1 or 3 channels"):
-        load(("N", 7, 10, 10))
-    with pytest.raises(ArgumentError, match="has the class 'dog', which is not among"):
-        load(("N", 3, 10, 10), classes=["cat"])
-    (photos / "cat" / "0.png").write_bytes(b"no picture")
-    with pytest.raises(ArgumentError, match=r"The image .*0\.png' could not be read"):
-        load(("N", 3, 10, 10))
 
 
 def test_batches_have_the_inputs_of_a_program(digits_cnn: Path) -> None:

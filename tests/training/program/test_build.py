@@ -26,6 +26,7 @@ from tests.support.training_nets import (
     net,
     off,
     parsed,
+    same,
     two_outputs,
 )
 
@@ -158,8 +159,8 @@ def test_clashing_names_are_the_same_in_all_graphs() -> None:
     assert m.parameters[0].next in [o.name for o in program.step.graph.output]
     assert m.parameters[0].next in [o.name for o in program.update.graph.output]
     assert m.learning_rate.name in [i.name for i in program.update.graph.input]
-    course = ProgramRun(program)
-    found = [float(course({"x": X, "a_target": A, "b_target": B})["loss_1"]) for _ in range(10)]
+    onnx_run = ProgramRun(program)
+    found = [float(onnx_run({"x": X, "a_target": A, "b_target": B})["loss_1"]) for _ in range(10)]
     assert found[-1] < found[0]
 
 
@@ -177,8 +178,7 @@ def test_a_lowering_may_be_forced() -> None:
 @pytest.mark.parametrize("target", ["cuda", "web", "portable"])
 def test_other_targets(target: str) -> None:
     want, got = (run(build(target=t).step, arrays(0)) for t in ("cpu", target))
-    for name in want:
-        np.testing.assert_allclose(got[name], want[name], rtol=1e-3, atol=1e-5, err_msg=name)
+    same(got, want, 1e-3, 1e-5)
 
 
 def test_the_model_is_not_changed() -> None:
@@ -240,8 +240,7 @@ def test_recomputed_values_give_the_same_steps() -> None:
         assert copies
     for step in range(3):
         assert float(plain(arrays(step))["loss"]) == float(again(arrays(step))["loss"])
-    for name, value in plain.state.items():
-        np.testing.assert_array_equal(value, again.state[name])
+    same(again.state, plain.state)
 
 
 def test_max_workspace_applies_to_training() -> None:
@@ -251,7 +250,7 @@ def test_max_workspace_applies_to_training() -> None:
         build(exported(), max_workspace=0)
 
 
-def test_names_with_brackets_are_names() -> None:
+def test_brackets_in_names_are_not_globs() -> None:
     """Lists of modules give such names; in a glob, brackets enclose a set of characters."""
     weight, bias = "layers[0].weight", "layers[0].bias"
     stored = {weight: np.ones((4, 3), np.float32), bias: np.ones(3, np.float32)}

@@ -15,7 +15,7 @@ from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.runtime import run, session
 from onnx_convgrad.training.program.draft import empty_model
 from onnx_convgrad.training.program.masks import Masks, initial_state
-from tests.support.training_nets import ProgramRun, arrays, build, exported, parsed
+from tests.support.training_nets import ProgramRun, arrays, build, exported, parsed, same
 
 
 def drawn(
@@ -101,10 +101,10 @@ def test_runs_are_reproducible_by_seed() -> None:
     """Equal seeds give equal losses, other seeds others, and every step draws a new mask."""
 
     def losses(seed: int, steps: int = 4) -> list[float]:
-        course = ProgramRun(
+        onnx_run = ProgramRun(
             build(exported(training=True), seed=seed, optimizer=optim.SGD(lr=0.0), freeze_statistics=True)
         )
-        return [float(course(arrays(0))["loss"]) for _ in range(steps)]
+        return [float(onnx_run(arrays(0))["loss"]) for _ in range(steps)]
 
     model = losses(0)
     assert model == losses(0)
@@ -124,9 +124,7 @@ def test_a_resumed_run_is_bit_identical() -> None:
     second.state = first.state
     for step in range(3, 6):
         second(arrays(step))
-    assert whole.state.keys() == second.state.keys()
-    for name, value in whole.state.items():
-        np.testing.assert_array_equal(second.state[name], value, err_msg=name)
+    same(second.state, whole.state)
 
 
 def test_step_and_gradients_draw_the_same_mask() -> None:

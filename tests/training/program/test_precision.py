@@ -1,4 +1,4 @@
-"""Mixed precision: float16 products, float32 parameters, and a loss scale equal to PyTorch's."""
+"""Mixed precision: products in float16 or bfloat16, float32 parameters, and a loss scale equal to PyTorch's."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 import onnx_convgrad as og
 from onnx_convgrad import optim
+from onnx_convgrad.backends.cuda.cuda_kernels import lacks
 from onnx_convgrad.runtime import run
+from tests.support.families import FAMILIES
+from tests.support.families import exported as export_family
 from tests.support.training_nets import (
     A,
     B,
@@ -68,7 +72,7 @@ def test_what_is_computed_in_float16() -> None:
 
 
 def test_an_overflow_skips_the_step() -> None:
-    """Parameters, their state and the counter stay; the scale is halved; statistics move on, as in PyTorch."""
+    """Parameters, their state and the counter stay; the scale is halved; running statistics are updated, as in PyTorch."""
     program = build(precision="float16", loss_scale=optim.LossScale(initial=2.0**60))
     stored = {i.name: numpy_helper.to_array(i) for i in program.step.graph.initializer}
     got = run(program.step, arrays(0))
@@ -83,11 +87,11 @@ def test_an_overflow_skips_the_step() -> None:
 
 
 def test_the_scale_adapts() -> None:
-    course = ProgramRun(build(precision="float16", loss_scale=optim.LossScale(initial=2.0**40, interval=5)))
-    taken = [int(course(arrays(i % 3))["step_next"]) for i in range(40)]
+    onnx_run = ProgramRun(build(precision="float16", loss_scale=optim.LossScale(initial=2.0**40, interval=5)))
+    taken = [int(onnx_run(arrays(i % 3))["step_next"]) for i in range(40)]
     assert taken[0] == 0
     assert taken[-1] > 10
-    assert all(np.isfinite(v).all() for v in course.state.values())
+    assert all(np.isfinite(v).all() for v in onnx_run.state.values())
 
 
 def test_the_scale_equals_that_of_pytorch() -> None:
@@ -166,6 +170,11 @@ def test_constants_that_float16_cannot_hold_stay_in_float32() -> None:
     [
         ({"precision": "half"}, "Unknown precision 'half'"),
         ({"loss_scale": optim.LossScale()}, "loss_scale is for precision='float16'"),
+        (
+            {"target": "cuda", "precision": "bfloat16", "loss_scale": optim.LossScale()},
+            "loss_scale is for precision='float16'",
+        ),
+        ({"precision": "bfloat16"}, "needs target='cuda': other providers have no bfloat16 products"),
     ],
 )
 def test_bad_arguments(options: dict[str, Any], message: str) -> None:
@@ -185,3 +194,44 @@ def test_bad_arguments(options: dict[str, Any], message: str) -> None:
 def test_bad_scales(options: dict[str, Any], message: str) -> None:
     with pytest.raises(og.ArgumentError, match=message):
         optim.LossScale(**options)
+
+
+# -- bfloat16 ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["transformer", "convnext", "resnet_basic"])
+def test_cuda_has_every_kernel_of_bfloat16(name: str) -> None:
+    family = next(f for f in FAMILIES if f.name == name)
+    proto = export_family(family, dynamo=False, training=True)
+    program = build(proto, loss="mse", target="cuda", precision="bfloat16")
+    step = onnx.shape_inference.infer_shapes(program.step)
+    assert [str(lack) for lack in lacks(step) if not lack.arithmetic] == []
+    types = {v.name: v.type.tensor_type.elem_type for v in step.graph.value_info}
+    narrow = [n.op_type for n in step.graph.node if types.get(n.output[0]) == TensorProto.BFLOAT16]
+    assert {"MatMul", "Gemm"} & set(narrow)
+    stored = {t.name: t.data_type for t in step.graph.initializer}
+    assert all(stored[p.name] == TensorProto.FLOAT for p in program.manifest.parameters)
+    assert not {"loss_scale"} & {s.slot for s in program.manifest.state}
+
+
+def test_gradients_have_the_digits_of_bfloat16() -> None:
+    rng = np.random.default_rng(0)
+    shapes = {"a.w": (6, 16), "a.b": (16,), "b.w": (16, 4), "b.b": (4,)}
+    stored = {name: rng.normal(size=shape).astype(np.float32) / 2 for name, shape in shapes.items()}
+    text = """(float[N,6] x) => (float[N,4] y) {
+        [a] h = Gemm (x, "a.w", "a.b")  [r] r = Relu (h)  [b] y = Gemm (r, "b.w", "b.b")
+    }"""
+    model = parsed(text, 21, **stored)
+    feed = {"x": rng.normal(size=(8, 6)).astype(np.float32), "target": rng.normal(size=(8, 4)).astype(np.float32)}
+    found = {}
+    for precision in ("float32", "bfloat16"):
+        graph = build(model, loss="mse", target="cuda", precision=precision).gradients
+        names = [output.name for output in graph.graph.output]
+        results = ReferenceEvaluator(graph).run(names, {**stored, **feed})
+        found[precision] = dict(zip(names, map(np.asarray, results), strict=True))
+    assert {"a.w_grad", "b.b_grad", "loss"} <= set(found["float32"])
+    for name, want in found["float32"].items():
+        got = found["bfloat16"][name]
+        assert got.dtype == np.float32
+        error = np.linalg.norm(got - want) / np.linalg.norm(want)
+        assert 1e-5 < error < 2**-7, name  # eight bits, and not more

@@ -17,7 +17,7 @@ from onnx_convgrad import losses
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.runtime import run
-from tests.support.training_nets import A, B, Feeds, X, build, off, two_outputs
+from tests.support.training_nets import A, B, Feeds, X, build, off, same, two_outputs
 
 
 def heads(
@@ -86,7 +86,7 @@ def test_functions_as_losses() -> None:
     compare(run(program.gradients, {"x": X, "target": A}), loss, weights)
 
 
-def test_a_function_with_a_target_of_its_own() -> None:
+def test_a_custom_target() -> None:
     def picked(e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
         return e.neg(e.op("GatherElements", y, target, axis=1))
 
@@ -154,9 +154,7 @@ def test_onnxscript_functions_as_losses(function: Any, built_in: str, target: np
     ours, reference = (build(two_outputs(), loss={"a": loss}, wrt="a.*") for loss in (function, built_in))
     got = run(ours.gradients, {"x": X, "target": target})
     want = run(reference.gradients, {"x": X, "target": target if built_in == "mse" else target[:, 0]})
-    assert got.keys() == want.keys()
-    for name, value in want.items():
-        np.testing.assert_allclose(got[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+    same(got, want, 1e-5, 1e-6)
     assert {n.domain for n in ours.gradients.graph.node} == {""}
     assert ours.manifest.losses[0]["options"]["function"] in ("mean_squared", "picked")
 
@@ -169,6 +167,6 @@ def test_onnxscript_functions_as_losses(function: Any, built_in: str, target: np
     ],
     ids=["one input", "control flow"],
 )
-def test_onnxscript_functions_that_are_no_losses(function: Any, message: str) -> None:
+def test_onnxscript_functions_that_cannot_be_losses(function: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         build(two_outputs(), loss={"a": function}, wrt="a.*")

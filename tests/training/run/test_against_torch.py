@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import onnx
@@ -17,21 +16,20 @@ from torch import nn
 from onnx_convgrad import optim
 from onnx_convgrad.runtime import run, session
 from tests.support.families import FAMILIES, export, match_parameters
-from tests.support.training_nets import Feeds, ProgramRun, arrays, batch, build, check_values, exported, net, off
+from tests.support.training_nets import (
+    Feeds,
+    ProgramRun,
+    TorchRun,
+    arrays,
+    batch,
+    build,
+    check_values,
+    exported,
+    net,
+    off,
+)
 
 # -- whole runs --------------------------------------------------------------------------------------------------------
-
-
-def torch_run(module: nn.Module, optimizer: torch.optim.Optimizer, steps: int, **options: Any) -> list[float]:
-    found = []
-    for step in range(steps):
-        b = batch(step)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(module(b["x"].double()), b["target"], **options)
-        loss.backward()
-        optimizer.step()
-        found.append(loss.item())
-    return found
 
 
 OPTIMIZERS: list[tuple[optim.Optimizer, Callable[..., torch.optim.Optimizer]]] = [
@@ -47,20 +45,19 @@ def test_twenty_steps_as_in_pytorch(
     optimizer: optim.Optimizer, theirs: Callable[..., torch.optim.Optimizer], training_export: bool
 ) -> None:
     """Losses, parameters and running statistics, with Dropout of ratio zero."""
-    module = copy.deepcopy(net()).double().train()
-    module.drop.p = 0.0
-    want = torch_run(module, theirs(module.parameters()), 20)
+    torch_run = TorchRun(net(), theirs)
+    want = [torch_run(**batch(step)) for step in range(20)]
     model = onnx.ModelProto()
     model.CopyFrom(exported(training=training_export))
     without_dropout(model)
-    course = ProgramRun(build(model, optimizer=optimizer))
-    got = [float(course(arrays(step))["loss"]) for step in range(20)]
+    onnx_run = ProgramRun(build(model, optimizer=optimizer))
+    got = [float(onnx_run(arrays(step))["loss"]) for step in range(20)]
     np.testing.assert_allclose(got, want, rtol=1e-4)
-    check_values(course.state, module, 1e-4)
-    assert int(course.state["step"]) == 20
-    module.eval()
+    module = torch_run.module.eval()
+    check_values(onnx_run.state, module, 1e-4)
+    assert int(onnx_run.state["step"]) == 20
     b = batch(99)
-    results = run(course.program.evaluate, {**arrays(99), **evaluated(course)})
+    results = run(onnx_run.program.evaluate, {**arrays(99), **evaluated(onnx_run)})
     logits = module(b["x"].double())
     assert off(results["y"], logits) < 1e-4
     assert float(results["loss"]) == pytest.approx(F.cross_entropy(logits, b["target"]).item(), rel=1e-4)
@@ -74,9 +71,9 @@ def without_dropout(model: onnx.ModelProto) -> None:
             node.input[:] = [node.input[0], "no_share", *node.input[2:]]
 
 
-def evaluated(course: ProgramRun) -> Feeds:
+def evaluated(onnx_run: ProgramRun) -> Feeds:
     """The values of a run that `evaluate` takes."""
-    return {i.name: course.state[i.name] for i in course.program.evaluate.graph.input if i.name in course.state}
+    return {i.name: onnx_run.state[i.name] for i in onnx_run.program.evaluate.graph.input if i.name in onnx_run.state}
 
 
 def test_dropout_and_batch_norm_as_in_pytorch() -> None:
@@ -87,24 +84,19 @@ def test_dropout_and_batch_norm_as_in_pytorch() -> None:
     shape = [6, 12, 4, 4]
     for name in (drop.input[0], drop.output[0]):
         model.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
-    course = ProgramRun(build(model, loss={"y": "cross_entropy"}))
-    module = copy.deepcopy(net()).double().train()
-    share, dropped = module.drop.p, []
-    optimizer = torch.optim.SGD(module.parameters(), 0.05, 0.9)
+    onnx_run = ProgramRun(build(model, loss={"y": "cross_entropy"}))
+    share, dropped = net().drop.p, []
+    torch_run = TorchRun(net(), lambda p: torch.optim.SGD(p, 0.05, 0.9))
     for step in range(20):
-        results = course(arrays(step))
+        results = onnx_run(arrays(step))
         before, after = results[drop.input[0]], results[drop.output[0]]
         kept = torch.tensor((after != 0) | (before == 0))
         np.testing.assert_allclose(after, before * kept.numpy() / (1 - share), rtol=1e-6)
         dropped.append(1 - kept[torch.tensor(before != 0)].double().mean().item())
-        module.drop.forward = lambda h, kept=kept: h * kept / (1 - share)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(module(batch(step)["x"].double()), batch(step)["target"])
-        loss.backward()
-        optimizer.step()
-        assert float(results["loss"]) == pytest.approx(loss.item(), rel=1e-4)
+        torch_run.module.drop.forward = lambda h, kept=kept: h * kept / (1 - share)
+        assert float(results["loss"]) == pytest.approx(torch_run(**batch(step)), rel=1e-4)
     assert np.mean(dropped) == pytest.approx(share, abs=0.02)
-    check_values(course.state, module, 1e-4)
+    check_values(onnx_run.state, torch_run.module, 1e-4)
 
 
 @pytest.mark.parametrize("name", ["resnet_basic", "mobilenet_v3", "unet", "transformer", "audio1d"])
@@ -112,31 +104,23 @@ def test_architectures_as_in_pytorch(name: str) -> None:
     """Twenty steps of whole networks: losses and parameters within 1e-4 (PyTorch's float32 is within 1e-6)."""
     family = next(f for f in FAMILIES if f.name == name)
     module = family.build()
-    for part in module.modules():
-        if isinstance(part, nn.Dropout):
-            part.p = 0.0
     example = family.example()
     model = export(copy.deepcopy(module).eval(), example, dynamo=False, training=False, fold=False)
-    course = ProgramRun(build(model, optimizer=optim.SGD(lr=0.01, momentum=0.9)))
-    module = module.double().train()
-    optimizer = torch.optim.SGD(module.parameters(), 0.01, 0.9)
+    onnx_run = ProgramRun(build(model, optimizer=optim.SGD(lr=0.01, momentum=0.9)))
+    torch_run = TorchRun(module, lambda p: torch.optim.SGD(p, 0.01, 0.9))
+    shape = list(module.eval()(example).shape)
     for step in range(20):
         generator = torch.Generator().manual_seed(step)
         x = torch.randn(example.shape, generator=generator)
-        logits = module(x.double())
-        target = torch.randint(0, logits.shape[1], (logits.shape[0], *logits.shape[2:]), generator=generator)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(logits, target)
-        loss.backward()
-        optimizer.step()
-        got = course({"x": x.numpy(), "target": target.numpy()})["loss"]
-        assert float(got) == pytest.approx(loss.item(), rel=1e-4), step
+        target = torch.randint(0, shape[1], (shape[0], *shape[2:]), generator=generator)
+        got = onnx_run({"x": x.numpy(), "target": target.numpy()})["loss"]
+        assert float(got) == pytest.approx(torch_run(x, target), rel=1e-4), step
     matched = match_parameters(model, family.build())
     assert len(matched) == len(list(module.parameters()))
-    parameters = dict(module.named_parameters())
+    parameters = dict(torch_run.module.named_parameters())
     for stored, (parameter, transform) in matched.items():
         want = parameters[parameter].detach()
-        assert off(course.state[stored], want.T if transform == "transpose" else want) < 1e-4, parameter
+        assert off(onnx_run.state[stored], want.T if transform == "transpose" else want) < 1e-4, parameter
 
 
 def test_one_program_serves_every_size() -> None:
@@ -170,11 +154,11 @@ def test_a_folded_model_is_trainable() -> None:
     with pytest.warns(UserWarning, match="folded BatchNormalizations into 'node_Conv_27', 'node_Conv_28'"):
         program = build(model, optimizer=optim.Adam(lr=0.01))
     assert not [s for s in program.manifest.state if s.kind != "optimizer"]
-    course = ProgramRun(program)
-    first = course(arrays(0))
+    onnx_run = ProgramRun(program)
+    first = onnx_run(arrays(0))
     assert off(first["y"], module.double()(batch(0)["x"].double())) < 1e-5
     for _ in range(40):
-        last = course(arrays(0))
+        last = onnx_run(arrays(0))
     assert float(last["loss"]) < 0.2 * float(first["loss"])
 
 
@@ -244,14 +228,13 @@ def test_parameters_that_the_exporter_merged_are_untied() -> None:
     module.append(nn.AdaptiveAvgPool2d(1)).append(nn.Flatten())
     model = export(module, batch(0)["x"], dynamo=False, training=False, fold=False)
     assert len([n for n in model.graph.node if n.op_type == "Identity"]) == 10
-    course = ProgramRun(build(model, optimizer=optim.SGD(lr=0.1)))
-    assert {p.name for p in course.program.manifest.parameters} == {name for name, _ in module.named_parameters()}
-    module = module.double().train()
-    optimizer = torch.optim.SGD(module.parameters(), 0.1)
-    want = torch_run(module, optimizer, 5)
-    got = [float(course(arrays(step))["loss"]) for step in range(5)]
+    onnx_run = ProgramRun(build(model, optimizer=optim.SGD(lr=0.1)))
+    assert {p.name for p in onnx_run.program.manifest.parameters} == {name for name, _ in module.named_parameters()}
+    torch_run = TorchRun(module, lambda p: torch.optim.SGD(p, 0.1))
+    want = [torch_run(**batch(step)) for step in range(5)]
+    got = [float(onnx_run(arrays(step))["loss"]) for step in range(5)]
     np.testing.assert_allclose(got, want, rtol=1e-5)
-    check_values(course.state, module, 1e-5)
+    check_values(onnx_run.state, torch_run.module, 1e-5)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

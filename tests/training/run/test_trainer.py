@@ -30,7 +30,7 @@ def data(steps: int = 5) -> Feeds:
 
 
 def linear(**options: Any) -> og.TrainingProgram:
-    """y = x w + b without anything that depends on the rest of the batch."""
+    """y = x w + b, in which samples do not affect each other."""
     rng = np.random.default_rng(1)
     w, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((3, 4), (4,)))
     model = parsed("(float[N,3] x) => (float[N,4] y) { y = Gemm (x, w, b) }", w=w, b=b)
@@ -45,16 +45,16 @@ def cut(batch: Feeds, *sizes: int) -> list[Feeds]:
 # -- steps -------------------------------------------------------------------------------------------------------------
 
 
-def test_steps_are_those_of_the_program() -> None:
+def test_steps_equal_those_of_the_program() -> None:
     program = build()
-    course, trainer = ProgramRun(program), og.Trainer(program)
+    onnx_run, trainer = ProgramRun(program), og.Trainer(program)
     for step in range(4):
-        want, got = course(arrays(step)), trainer.step(arrays(step))
+        want, got = onnx_run(arrays(step)), trainer.step(arrays(step))
         assert got.keys() == {"loss", "y"}
         assert float(got["loss"]) == float(want["loss"])
         np.testing.assert_array_equal(got["y"], want["y"])
-    same({**trainer.parameters(), **trainer.state()}, course.state)
-    want = run(program.evaluate, {**arrays(9), **{k: v for k, v in course.state.items() if k in evaluated(program)}})
+    same({**trainer.parameters(), **trainer.state()}, onnx_run.state)
+    want = run(program.evaluate, {**arrays(9), **{k: v for k, v in onnx_run.state.items() if k in evaluated(program)}})
     same(trainer.evaluate(arrays(9)), want)
     assert repr(trainer).startswith("<Trainer: 4 steps, 0 epochs done; <TrainingProgram: ")
 
@@ -76,7 +76,7 @@ def test_results_are_kept_and_outputs_chosen() -> None:
         trainer.step(arrays(0), outputs=["z"])
 
 
-def test_a_step_leaves_program_and_batch_alone() -> None:
+def test_a_step_changes_neither_program_nor_batch() -> None:
     program, batch = build(), arrays(0)
     before = program.step.SerializeToString()
     kept = {k: v.copy() for k, v in batch.items()}

@@ -48,13 +48,13 @@ class Differentiated:
     """A draft with forward and backward pass, and the gradient of each parameter.
 
     Attributes:
-        rated: Whether the gradients are multiplied by the learning rate.
+        premultiplied: Whether the gradients are multiplied by the learning rate.
     """
 
     draft: Draft
     forward: Forward
     gradients: dict[str, ir.Value]
-    rated: bool = False
+    premultiplied: bool = False
 
 
 class Builder:
@@ -64,7 +64,7 @@ class Builder:
         self.plan = plan
         self._tensors: dict[str, ir.TensorProtocol] = {}
         self.manifest = create_manifest(plan, options)
-        first = self._differentiate(rated=self._rated)
+        first = self._differentiate(premultiplied=self._premultiplied)
         missing = [repr(name) for name in plan.parameters if name not in first.gradients]
         if len(missing) == len(plan.parameters):
             raise ArgumentError(
@@ -88,13 +88,14 @@ class Builder:
     # -- parts ---------------------------------------------------------------------------------------------------------
 
     def _step(self) -> Draft:
-        done = self._first or self._differentiate(rated=self._rated)
+        done = self._first or self._differentiate(premultiplied=self._premultiplied)
         self._first = None  # a draft is sealed once
         draft = done.draft
         updated = {self.manifest.learning_rate.name, *(entry.name for entry in self.manifest.moving())}
-        draft.inputs = [v for v in draft.inputs if not v.is_initializer() or v.name in updated]
+        for value in [v for v in draft.graph.inputs if v.is_initializer() and v.name not in updated]:
+            draft.graph.inputs.remove(value)  # a parameter that is not trained, since the loss does not depend on it
         parameters = {p.name: draft.values[p.name] for p in self.manifest.parameters}
-        following = self._updates(draft, parameters, done.gradients, rated=done.rated)
+        following = self._updates(draft, parameters, done.gradients, premultiplied=done.premultiplied)
         self._add_results(draft, done.forward)
         self._add_next(draft, {**following, **done.forward.following})
         return draft
@@ -123,7 +124,7 @@ class Builder:
     # -- differentiation and update ------------------------------------------------------------------------------------
 
     @property
-    def _rated(self) -> bool:
+    def _premultiplied(self) -> bool:
         """Whether a step differentiates the loss times the learning rate, which saves a pass over all parameters.
 
         Not with float16 values, in which a small gradient would become zero.
@@ -135,14 +136,14 @@ class Builder:
     def _rate(self, draft: Draft) -> ir.Value:
         return draft.input(self.manifest.learning_rate, np.asarray(self.manifest.optimizer["lr"], np.float32))
 
-    def _differentiate(self, *, rated: bool = False) -> Differentiated:
+    def _differentiate(self, *, premultiplied: bool = False) -> Differentiated:
         draft = Draft(self.plan.base, self.plan.target)
         forward = self._forward(draft, training=True)
         sources = {name: draft.values[name] for name in self.plan.parameters}
         e, scale = draft.e, None
         with draft.named("seed"):
             seed = e.full_like(forward.loss, 1)
-            if rated:
+            if premultiplied:
                 seed = e.typed(e.mul(seed, e.cast(self._rate(draft), seed.dtype or ir.DataType.FLOAT)), seed)
             for s in self.manifest.state:
                 if s.slot == "loss_scale":
@@ -155,7 +156,7 @@ class Builder:
             with draft.named("loss_scale"):
                 inverse = e.op("Reciprocal", scale)
                 gradients = {k: e.mul(g, e.cast(inverse, g.dtype or ir.DataType.FLOAT)) for k, g in gradients.items()}
-        return Differentiated(draft, forward, gradients, rated)
+        return Differentiated(draft, forward, gradients, premultiplied)
 
     def _updates(
         self,
@@ -163,12 +164,14 @@ class Builder:
         parameters: Mapping[str, ir.Value],
         gradients: Mapping[str, ir.Value],
         *,
-        rated: bool = False,
+        premultiplied: bool = False,
     ) -> dict[str, ir.Value]:
         """The next value of every parameter and of the optimizer's state."""
         state = {s.name: self._stored(draft, s) for s in self.manifest.state if s.kind == "optimizer"}
         optimizer, scale, rate = self.plan.optimizer, self.plan.scale, self._rate(draft)
-        return update(draft, self.manifest, optimizer, scale, parameters, gradients, state, rate, rated=rated)
+        return update(
+            draft, self.manifest, optimizer, scale, parameters, gradients, state, rate, premultiplied=premultiplied
+        )
 
     # -- forward pass --------------------------------------------------------------------------------------------------
 
@@ -177,7 +180,7 @@ class Builder:
         plan = self.plan
         targets = {port.name: draft.input(port) for port in self.manifest.targets}
         for name in (*plan.parameters, *plan.statistics()):
-            draft.feedable(name)
+            draft.make_input(name)
         if plan.precision in NARROW and training:
             to_narrow(draft, NARROW[plan.precision])
         following: dict[str, ir.Value] = {}
