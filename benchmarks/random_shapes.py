@@ -1,4 +1,4 @@
-"""Convolution layers that nobody chose: drawn at random from sizes as networks have them."""
+"""Draw random convolution layers from sizes that occur in networks."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ SIZES = {
     2: (7, 9, 13, 14, 17, 20, 28, 32, 35, 40, 56, 64, 80, 112, 128, 160),
     3: (4, 7, 8, 12, 16, 20, 24, 32),
 }
-"""Of the axes of signals, images and volumes."""
+"""Sizes of the axes of signals, images and volumes, by rank."""
 
 MULTIPLICATIONS = range(2_000_000, 1_500_000_000)
 LARGEST = 30_000_000
-"""Elements of input or output."""
+"""The most elements of an input or output."""
 
 
 def random_layers(count: int, seed: int) -> list[Case]:
-    """So many layers of all kinds; the same for the same seed."""
+    """Draw `count` layers of all kinds; reproducible by `seed`."""
     drawn = _drawn(random.Random(seed))
     return [Case("random", next(drawn)) for _ in range(count)]
 
@@ -59,6 +59,6 @@ def _drawn(rng: random.Random) -> Iterator[ConvLayer]:
 
 
 def _each(rng: random.Random, rank: int, options: tuple[int, ...], alike: float) -> tuple[int, ...]:
-    """A size for every axis, with the probability `alike` the same for all."""
+    """Draw a size for every axis; with probability `alike` the same for all."""
     drawn = tuple(rng.choice(options) for _ in range(rank))
     return (drawn[0],) * rank if rng.random() < alike else drawn

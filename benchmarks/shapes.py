@@ -1,4 +1,4 @@
-"""Convolution layers of known networks, and of none: what the layer benchmark measures."""
+"""The convolution layers that the layer benchmark measures: of known networks, and others."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ Sizes = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Case:
-    """A convolution and the heading that it stands under."""
+    """A convolution and the heading of its table."""
 
     group: str
     layer: ConvLayer
 
     @property
     def classes(self) -> list[str]:
-        """What the layer counts as, in the means below the table."""
-        layer, found = self.layer, []
+        """The classes of the layer in the means below the table."""
+        layer, classes = self.layer, []
         if set(layer.w[2:]) == {1}:
-            found.append("1x1")
+            classes.append("1x1")
         if layer.groups > 1:
-            found.append("depthwise" if layer.groups == layer.x[1] else "grouped")
+            classes.append("depthwise" if layer.groups == layer.x[1] else "grouped")
         if max(layer.dilations) > 1:
-            found.append("dilated")
+            classes.append("dilated")
         if max(layer.strides) > 1:
-            found.append("transposed" if layer.transposed else "strided")
-        return found or ["plain"]
+            classes.append("transposed" if layer.transposed else "strided")
+        return classes or ["plain"]
 
 
 def layer(
@@ -44,7 +44,7 @@ def layer(
     *,
     transposed: bool = False,
 ) -> Case:
-    """A layer with what repeats left out: one size for all axes, and padding that keeps the size at stride 1."""
+    """A layer; a number stands for all axes, and padding keeps the size at stride 1 by default."""
     rank = len(x) - 2
 
     def each(value: int | Sizes) -> Sizes:
@@ -176,3 +176,5 @@ LAYERS = [
     square("plain", 8, 64, 56, 128, 3, 2),
     square("plain", 16, 256, 14, 512, 3, 2),
 ]
+
+GROUPS = list(dict.fromkeys(case.group for case in LAYERS))
