@@ -11,8 +11,8 @@ from json import dumps
 from pathlib import Path
 from typing import Any
 
-from onnx_convgrad.checking.check import CheckReport, Row
 from onnx_convgrad.checking.check import check as check_gradients
+from onnx_convgrad.checking.report import CheckReport, Row
 from onnx_convgrad.cli.tables import Output, Table, shape_text
 from onnx_convgrad.errors import first_few
 

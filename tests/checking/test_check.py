@@ -13,7 +13,8 @@ import pytest
 from onnx import numpy_helper
 
 from onnx_convgrad.api import augment
-from onnx_convgrad.checking.check import CheckReport, check, verify_numerically
+from onnx_convgrad.checking.check import check, verify_numerically
+from onnx_convgrad.checking.report import CheckReport
 from onnx_convgrad.errors import ModelError
 from onnx_convgrad.pipeline.stages import Built, build
 
