@@ -18,8 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from benchmarks.program import Row, announced, carry_out, parser
-from benchmarks.random_shapes import random_layers
-from benchmarks.shapes import GROUPS, LAYERS, Case
+from benchmarks.shapes import GROUPS, LAYERS, Case, random_layers
 from benchmarks.tables import geometric_mean, ms, table
 from onnx_convgrad.api import explain
 from onnx_convgrad.autodiff.registry import load_rules
@@ -162,7 +161,7 @@ def main(words: Sequence[str] | None = None) -> None:
     if arguments.random and arguments.names:
         options.error("--random draws its own shapes: leave out the groups")
     kind, show = ("lowerings", print_lowerings) if arguments.all else ("layers", print_against)
-    carry_out(options, words, kind, measured, show, GROUPS)
+    carry_out(options, words, kind, measured, show, list(GROUPS))
 
 
 if __name__ == "__main__":
