@@ -24,8 +24,7 @@ from benchmarks.networks import export
 from benchmarks.program import Row, announced, carry_out, parser
 from benchmarks.tables import geometric_mean, ms, table
 from onnx_convgrad.bench.timing import Bound, Turns, interleave
-from tests.support.zoo.layers import Classifier, ConvNormAct, Residual
-from tests.support.zoo.residual import stages
+from tests.support.zoo.layers import Classifier, ConvNormAct, Residual, stages
 from tests.support.zoo.separable import mobilenet_v1
 from tests.support.zoo.stacks import mlp, small_cnn
 
@@ -51,11 +50,12 @@ def residual_network(widths: Sequence[int], blocks: int) -> nn.Module:
         shortcut = None if plain else nn.Conv2d(cin, width, 1, stride, bias=False)
         return Residual(nn.Sequential(*body), shortcut, nn.ReLU())
 
-    layers = stages(block, [blocks] * len(widths), widths[0])
+    rows = [(width, blocks, 2 if stage else 1) for stage, width in enumerate(widths)]
+    layers = stages(widths[0], rows, block)
     return nn.Sequential(ConvNormAct(3, widths[0], 3, norm=norm), *layers, Classifier(widths[-1], 10))
 
 
-SEPARABLE = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1))
+SEPARABLE = ((64, 1, 1), (128, 2, 2), (256, 2, 2))
 NETWORKS: dict[str, tuple[str, Callable[[], nn.Module], tuple[int, ...]]] = {
     "dense": ("three linear layers", lambda: nn.Sequential(*mlp(784, 256, 256, 10)), (784,)),
     "digits": ("small CNN", lambda: small_cnn(8), (1, 8, 8)),
