@@ -72,7 +72,7 @@ NETWORKS: dict[str, tuple[str, Callable[[], nn.Module], tuple[int, ...]]] = {
 def measure(name: str, batch: int, threads: int, repeats: int) -> Row:
     """Median seconds for the gradients of a whole batch by each side."""
     title, build, shape = NETWORKS[name]
-    torch.manual_seed(0)
+    torch.manual_seed(1)  # with 0 an operand of a ReLU of ResNet-20 is within rounding of zero
     module = build().eval()
     x = torch.randn(batch, *shape)
     proto, single = export(module, x), export(module, x[:1])

@@ -119,25 +119,9 @@ def convolution_double_backward(
 ) -> tuple[Array | None, Array | None, Array | None]:
     """The backward pass of `convolution_backward`: `torch.ops.aten._convolution_double_backward`.
 
-    Args:
-        ggI: Cotangent of the gradient for the input, of the input's shape; `None` is zero, as for the next two.
-        ggW: Cotangent of the gradient for the weight.
-        ggb: Cotangent of the gradient for the bias.
-        gO: The `grad_output` of the backward pass.
-        weight: As for `convolution_backward`, like the rest.
-        input: See there.
-        stride: See there.
-        padding: See there.
-        dilation: See there.
-        transposed: See there.
-        output_padding: See there.
-        groups: See there.
-        output_mask: Which results to compute.
-        providers: See there.
-        options: See there.
-
-    Returns:
-        The gradients for gO, input and weight; those that no cotangent reaches are zeros.
+    `ggI`, `ggW` and `ggb` are the cotangents of the gradients for input, weight and bias, `None` for zero; `gO` is the
+    `grad_output` of the backward pass. The results are the gradients for gO, input and weight, zero where no cotangent
+    reaches them.
     """
     window = (stride, padding, dilation, transposed, output_padding, groups)
     arrays = (input, weight, gO, ggI, ggW, ggb)
