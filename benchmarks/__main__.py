@@ -1,7 +1,7 @@
-"""All tables of the README in one run: `python -m benchmarks [--quick] [--threads N] [--json FOLDER]`.
+"""Make all tables of the README: `python -m benchmarks [--quick] [--threads N] [--json FOLDER]`.
 
-Each is also a program: `python -m benchmarks.layers`, `.operators`, `.steps`, `.build`, `.scaling`, `.per_sample`,
-`.functional` and `.trainer`. An hour; `--quick` takes some minutes.
+Each is also a program: `python -m benchmarks.layers`, `.operators`, `.steps`, `.build`, `.per_sample`, `.functional` and
+`.trainer`. All of them take an hour, with `--quick` some minutes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks import build, functional, layers, operators, per_sample, scaling, steps, trainer
+from benchmarks import build, functional, layers, operators, per_sample, steps, trainer
 from onnx_convgrad.lowering.cost.calibration import cores
 
 
@@ -17,7 +17,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a few shapes, small batches, three repeats")
     parser.add_argument("--threads", type=int, default=cores())
-    parser.add_argument("--json", type=Path, metavar="FOLDER", help="also write the measurements there")
+    parser.add_argument("--json", type=Path, metavar="FOLDER", help="also write the measurements to files in it")
     arguments = parser.parse_args()
     if arguments.json:
         arguments.json.mkdir(parents=True, exist_ok=True)
@@ -31,7 +31,6 @@ def main() -> None:
         ("Training steps", steps, threads),
         ("Training steps of other networks", steps, [*threads, "--others", "--without", "ort"]),
         ("Building", build, []),
-        ("Scaling", scaling, threads),
         ("Gradients of each sample", per_sample, threads),
         ("Functional", functional, threads),
         ("Trainer", trainer, threads),

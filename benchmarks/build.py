@@ -1,17 +1,17 @@
-"""Table (c): how long differentiating takes, and how many nodes come out, against onnx-ad 0.3.0.
+"""Table (c): time and number of nodes of differentiation, compared with onnx-ad 0.3.0.
 
     python -m benchmarks.build
 
-onnx-ad differentiates graph inputs of models in inference mode and with static shapes, so that is what is compared; our
-gradients of all parameters, in training mode too, are beside it. Seconds after imports, median of three.
+onnx-ad differentiates with respect to graph inputs, in inference mode and with static shapes; that is compared. Our
+gradients of all parameters, also in training mode, are measured too. Seconds without imports, median of three.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,7 +25,7 @@ from onnx import TensorProto, helper, numpy_helper
 import onnx_convgrad as og
 from benchmarks.environments import environment
 from benchmarks.networks import NETWORKS, export
-from benchmarks.program import Row, carry_out, parser
+from benchmarks.program import Row, announced, carry_out, parser
 from benchmarks.steps import ROOT, why
 from benchmarks.tables import table
 from onnx_convgrad.autodiff.registry import load_rules
@@ -82,7 +82,7 @@ LONG = "chain of 10,000 nodes"
 
 
 def measure(model: onnx.ModelProto, runs: int, **arguments: Any) -> Row:
-    """Median seconds of `augment`, and the nodes that come out."""
+    """Median seconds of `augment`, and the nodes of its result."""
     laps, nodes = [], 0
     for _ in range(runs):
         start = time.perf_counter()
@@ -92,7 +92,7 @@ def measure(model: onnx.ModelProto, runs: int, **arguments: Any) -> Row:
 
 
 def theirs(python: Path, model: onnx.ModelProto, runs: int) -> Row:
-    """The same of onnx-ad; the reason where it refuses."""
+    """The same for onnx-ad, or the reason why it failed."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         onnx.save(model, path)
@@ -104,13 +104,13 @@ def theirs(python: Path, model: onnx.ModelProto, runs: int) -> Row:
     return {"reason": why(result.stderr)} if result.returncode else json.loads(result.stdout)
 
 
-def measured(names: Sequence[str], runs: int) -> list[Row]:
+def measured(arguments: argparse.Namespace) -> list[Row]:
+    runs = 1 if arguments.quick else 3
     load_rules()
     measure(one_conv(), 1, wrt="inputs")
     peer = environment("onnx-ad")
     rows = []
-    for name in names:
-        print(f"  {name}", file=sys.stderr, flush=True)
+    for name in announced(name for name in MODELS if not (arguments.quick and name == LONG)):
         inference, training = MODELS[name]
         model = inference()
         row = {"model": name, "nodes": len(model.graph.node)}
@@ -136,8 +136,8 @@ def print_build(rows: Sequence[Row]) -> None:
     for row in rows:
         cells = [row["model"], f"{row['nodes']:,}"]
         for kind in titles:
-            found = row.get(kind, {})
-            cells += [f"{found['seconds']:.3f}", f"{found['nodes']:,}"] if "seconds" in found else ["-", "-"]
+            entry = row.get(kind, {})
+            cells += [f"{entry['seconds']:.3f}", f"{entry['nodes']:,}"] if "seconds" in entry else ["-", "-"]
         body.append(cells)
     print(f"\n{table(columns, body)}\n")
     for row in rows:
@@ -146,10 +146,8 @@ def print_build(rows: Sequence[Row]) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    options = parser("build", __doc__, "once each, without the longest")
-    arguments = options.parse_args(words)
-    names = [name for name in MODELS if not (arguments.quick and name == LONG)]
-    carry_out(arguments, "build", lambda: measured(names, 1 if arguments.quick else 3), print_build)
+    options = parser("build", __doc__, "once each, without the longest", timing=False)
+    carry_out(options, words, "build", measured, print_build)
 
 
 if __name__ == "__main__":

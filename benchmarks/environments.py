@@ -1,4 +1,4 @@
-"""Virtual environments of the peers that cannot share ours, made on first use and kept in the user's cache folder."""
+"""Virtual environments for the peers that cannot share ours, made on first use in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "onnx_convgrad" / "benchmarks"
 
-# onnxruntime-training imports PyTorch: let it be the version that we have.
+# onnxruntime-training imports PyTorch: install the version that we have.
 TORCH = version("torch").split("+")[0]
 PACKAGES = {
     "ort-training": [
@@ -25,7 +25,7 @@ PACKAGES = {
 
 
 def environment(name: str) -> Path | None:
-    """The Python of an environment; None, and a line that says why, where it cannot be made."""
+    """The Python of an environment; if it cannot be made, print the reason and return None."""
     folder = CACHE / name
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     done = folder / "complete"

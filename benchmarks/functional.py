@@ -1,15 +1,15 @@
-"""Table (f): what a call of `onnx_convgrad.functional` costs beyond running the session, and beside PyTorch.
+"""Table (f): the overhead of `onnx_convgrad.functional` over running the session, and a comparison with PyTorch.
 
     python -m benchmarks.functional
 
-`run` is `session.run` with the same arrays; ours, that and PyTorch's function of the same name take turns, medians. The
-overhead is the difference of the first two: looking the call up, viewing the arrays, giving the results their shapes.
-`first` is the first call: checking, building, compiling, running. Microseconds, the first in milliseconds.
+`run` is `session.run` with the same arrays; it, our function and PyTorch's of the same name run in turns; medians. The
+overhead is the difference of the first two: look-up of the call, views of the arrays, shapes of the results. `first` is the
+first call: checks, build, compilation, run. Microseconds; the first call in milliseconds.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,14 +19,14 @@ import numpy as np
 import torch
 
 import onnx_convgrad.functional as F
-from benchmarks.program import Row, carry_out, parser, timing_options
+from benchmarks.program import Row, announced, carry_out, parser
 from benchmarks.tables import table
 from onnx_convgrad.autodiff.registry import load_rules
 from onnx_convgrad.bench.timing import Turns, interleave
 from onnx_convgrad.functional.sessions import Compiled
 
 LIMIT = 100e-6
-"""The overhead that a cached call may have, in seconds."""
+"""The largest acceptable overhead of a cached call, in seconds."""
 
 Call = Callable[[], Any]
 
@@ -43,7 +43,7 @@ def tensors(values: Sequence[Any]) -> list[Any]:
 
 
 def cases() -> dict[str, tuple[Call, Call | None]]:
-    """Title -> our call and PyTorch's: small ones, where the overhead shows, and one of a real layer."""
+    """Title -> our call and PyTorch's: small ones, for which the overhead matters, and a realistic layer."""
     x, w, g = arrays((1, 4, 8, 8), (8, 4, 3, 3), (1, 8, 8, 8))
     tx, tw, tg = tensors((x, w, g))
     big, deep, back = arrays((8, 64, 28, 28), (64, 64, 3, 3), (8, 64, 28, 28))
@@ -51,7 +51,7 @@ def cases() -> dict[str, tuple[Call, Call | None]]:
     cx, cw, cg = arrays((1, 4, 8, 8), (8, 4, 3, 3), (1, 8, 8, 8), dtype="complex64")
     numbers = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
     aten = torch.ops.aten
-    second = aten._convolution_double_backward  # noqa: SLF001 - the only way to it
+    second = aten._convolution_double_backward  # noqa: SLF001 - there is no public name
     mask = [True, True, True]
     return {
         "conv2d_input": (
@@ -80,7 +80,7 @@ def cases() -> dict[str, tuple[Call, Call | None]]:
 
 
 def bare(call: Call) -> Call:
-    """The same `session.run` and nothing else."""
+    """The call of `session.run` in `call`."""
     seen: list[tuple[Any, dict[str, np.ndarray]]] = []
     original = Compiled.run
 
@@ -94,18 +94,20 @@ def bare(call: Call) -> Call:
     return lambda: compiled.live.run(compiled.outputs, feeds)
 
 
-def measured(repeats: int) -> list[Row]:
+def measured(arguments: argparse.Namespace) -> list[Row]:
+    torch.set_num_threads(arguments.threads)
     load_rules()
     rows = []
-    for title, (ours, theirs) in cases().items():
-        print(f"  {title}", file=sys.stderr, flush=True)
+    calls = cases()
+    for title in announced(calls):
+        ours, theirs = calls[title]
         start = time.perf_counter()
         ours()
         row: Row = {"call": title, "first": time.perf_counter() - start}
         sides = {"run": Turns(bare(ours)), "ours": Turns(ours)}
         if theirs is not None:
             sides["torch"] = Turns(theirs)
-        rows.append({**row, **interleave(sides, repeats=repeats)})
+        rows.append({**row, **interleave(sides, repeats=arguments.repeat)})
     return rows
 
 
@@ -133,11 +135,7 @@ def show(rows: Sequence[Row]) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    found = parser("functional", __doc__, "three turns")
-    timing_options(found)
-    arguments = found.parse_args(words)
-    torch.set_num_threads(arguments.threads)
-    carry_out(arguments, "functional", lambda: measured(arguments.repeat), show)
+    carry_out(parser("functional", __doc__, "three turns"), words, "functional", measured, show)
 
 
 if __name__ == "__main__":

@@ -1,25 +1,24 @@
-"""Table (a): the gradients of single convolutions, against PyTorch's `convolution_backward`.
+"""Table (a): the gradients of single convolutions, compared with PyTorch's `convolution_backward`.
 
     python -m benchmarks.layers                    # all shapes: dX, dW and both at once
     python -m benchmarks.layers study 1-D          # these groups only
-    python -m benchmarks.layers --random 100       # shapes that nobody chose
+    python -m benchmarks.layers --random 100       # 100 random shapes
     python -m benchmarks.layers --all              # every lowering of each gradient: does the cost model choose well?
-    python -m benchmarks.layers --from a.json b.json    # print what --json wrote before
+    python -m benchmarks.layers --from a.json b.json    # print what --json wrote
 
-Both sides get the same arrays and threads, and take turns; medians. ms; a ratio above 1 means that we are faster.
+Both sides get the same arrays and number of threads, and run in turns. Medians in ms; a ratio above 1 means that ours is
+faster.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from benchmarks.program import Row, carry_out, parser, timing_options
-from benchmarks.random_shapes import random_layers
-from benchmarks.shapes import LAYERS, Case
+from benchmarks.program import Row, announced, carry_out, parser
+from benchmarks.shapes import GROUPS, LAYERS, Case, random_layers
 from benchmarks.tables import geometric_mean, ms, table
 from onnx_convgrad.api import explain
 from onnx_convgrad.autodiff.registry import load_rules
@@ -30,14 +29,14 @@ from onnx_convgrad.bench.torch_side import TorchSide
 
 KINDS = {"dX": ("x",), "dW": ("w",), "dX+dW": ("x", "w")}
 FLOOR = 0.4
-"""No shape should be behind by more."""
+"""The smallest acceptable ratio."""
 
 TOLERANCE = 1.25
-"""A choice is good when it takes at most this times the best."""
+"""The largest acceptable time of the chosen lowering over that of the best."""
 
 
 def against_torch(case: Case, torch: TorchSide, repeats: int) -> Row:
-    """Seconds of both sides for each kind of gradient, and how far their results are apart."""
+    """Seconds of both sides for each kind of gradient, and the relative difference of their results."""
     row: Row = {"group": case.group, "layer": str(case.layer), "classes": case.classes, "kinds": {}}
     for kind, wrt in KINDS.items():
         ours = case.layer.ours(wrt, torch.threads)
@@ -59,7 +58,7 @@ def every_lowering(case: Case, threads: int, repeats: int) -> list[Row]:
     return rows
 
 
-# -- what is printed ----------------------------------------------------------------------------------------------------
+# -- printing ------ ----------------------------------------------------------------------------------------------------
 
 
 def ratio(row: Row, kind: str) -> float:
@@ -68,7 +67,7 @@ def ratio(row: Row, kind: str) -> float:
 
 
 def print_against(rows: Sequence[Row]) -> None:
-    """The table, the means by class of layer, and the shapes that are too far behind."""
+    """The table, the means by class of layer, and the shapes below `FLOOR`."""
     columns = ["layer (x * w)"]
     for kind in KINDS:
         columns += [f"{kind} PyTorch", "ours", "ratio"]
@@ -103,7 +102,7 @@ def loss(row: Row) -> float:
 
 
 def print_lowerings(rows: Sequence[Row]) -> None:
-    """Per gradient operator: chosen and best, each predicted and measured, the others by measured time; then the verdict."""
+    """Per gradient operator: every lowering by measured time, with the prediction; then how good the choices are."""
     for operator in OPERATORS:
         body = []
         for row in rows:
@@ -129,30 +128,21 @@ def print_lowerings(rows: Sequence[Row]) -> None:
 # -- the program --------------------------------------------------------------------------------------------------------
 
 
-def chosen_cases(arguments: argparse.Namespace) -> list[Case]:
-    cases = random_layers(arguments.random, arguments.seed) if arguments.random else known_cases(arguments.groups)
+def measured(arguments: argparse.Namespace) -> list[Row]:
+    load_rules()
+    groups = arguments.names or GROUPS
+    cases = [case for case in LAYERS if case.group in groups]
+    if arguments.random:
+        cases = random_layers(arguments.random, arguments.seed)
     if arguments.quick:
         first = {case.group: case for case in reversed(cases)}
         cases = [case for case in cases if first[case.group] is case]
     if arguments.part:
         index, count = map(int, arguments.part.split("/"))
         cases = cases[index - 1 :: count]
-    return cases
-
-
-def known_cases(groups: Sequence[str]) -> list[Case]:
-    known = list(dict.fromkeys(case.group for case in LAYERS))
-    unknown = [group for group in groups if group not in known]
-    if unknown:
-        raise SystemExit(f"No group {unknown[0]!r}; there are: {', '.join(known)}.")
-    return [case for case in LAYERS if case.group in (groups or known)]
-
-
-def measured(cases: Iterable[Case], arguments: argparse.Namespace) -> list[Row]:
     rows: list[Row] = []
     with TorchSide(arguments.threads) as torch:
-        for case in cases:
-            print(f"  {case.layer}", file=sys.stderr, flush=True)
+        for case, _ in zip(cases, announced(str(case.layer) for case in cases), strict=True):
             if arguments.all:
                 rows += every_lowering(case, arguments.threads, arguments.repeat)
             else:
@@ -162,22 +152,16 @@ def measured(cases: Iterable[Case], arguments: argparse.Namespace) -> list[Row]:
 
 def main(words: Sequence[str] | None = None) -> None:
     options = parser("layers", __doc__, "one shape of each group, three repeats")
-    options.add_argument("groups", nargs="*", help="of shapes; all by default")
+    options.add_argument("names", nargs="*", metavar="GROUP", help=f"of {', '.join(GROUPS)}; all by default")
     options.add_argument("--all", action="store_true", help="time every lowering instead")
-    options.add_argument("--random", type=int, default=0, metavar="N", help="so many shapes drawn at random instead")
-    options.add_argument("--seed", type=int, default=0, help="of the drawing")
+    options.add_argument("--random", type=int, default=0, metavar="N", help="draw N shapes at random instead")
+    options.add_argument("--seed", type=int, default=0, help="seed of --random")
     options.add_argument("--part", metavar="I/N", help="every N-th shape, from the I-th on")
-    timing_options(options)
     arguments = options.parse_args(words)
-    if arguments.random and arguments.groups:
+    if arguments.random and arguments.names:
         options.error("--random draws its own shapes: leave out the groups")
-
-    def measure() -> list[Row]:
-        load_rules()
-        return measured(chosen_cases(arguments), arguments)
-
     kind, show = ("lowerings", print_lowerings) if arguments.all else ("layers", print_against)
-    carry_out(arguments, kind, measure, show)
+    carry_out(options, words, kind, measured, show, list(GROUPS))
 
 
 if __name__ == "__main__":

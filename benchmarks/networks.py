@@ -1,4 +1,4 @@
-"""The networks that are measured, each with its batch, and how one becomes an ONNX model."""
+"""The networks that are measured, each with its batch, and their export to ONNX."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tests.support.zoo import branches, images, residual, separable, signals, st
 
 @dataclass(frozen=True)
 class Network:
-    """A network with the batch that it is measured at.
+    """A network and the size of the batch to measure.
 
-    `per_pixel` tells that every pixel has a class, in images so many times `enlarged`.
+    `per_pixel`: the output has a class for every pixel of the image, `enlarged` times.
     """
 
     title: str
@@ -35,7 +35,7 @@ class Network:
         return self.build().train()
 
     def data(self, batch: int = 0, size: int = 0) -> tuple[Tensor, Tensor]:
-        """A batch of noise, and classes to go with it; `batch` and image `size` replace the usual ones."""
+        """A batch of noise, and classes for it; `batch` and image `size` replace the usual ones."""
         sample = self.sample if not size else (self.sample[0], *[size] * (len(self.sample) - 1))
         generator = torch.Generator().manual_seed(1)
         x = torch.randn((batch or self.batch, *sample), generator=generator)
@@ -93,7 +93,7 @@ OTHERS = {
     "pointnet": Network("PointNet", signals.pointnet, 16, (3, 1024), 40),
     "lenet": Network("LeNet-5", stacks.lenet, 64, (1, 28, 28), 10),
 }
-"""On which the lowerings were not tuned."""
+"""The networks on which the lowerings were not tuned."""
 
 
 def network(name: str) -> Network:
@@ -101,8 +101,8 @@ def network(name: str) -> Network:
 
 
 def export(module: nn.Module, x: Tensor, *, dynamic_batch: bool = False) -> onnx.ModelProto:
-    """The module as ONNX, `x -> y`, in its present mode.
+    """Export the module, `x -> y`, in its present mode.
 
-    The older exporter keeps batch normalization a node of its own in training mode; the newer one does not.
+    By the older exporter: it keeps BatchNormalization nodes in training mode; the newer one does not.
     """
     return families.export(module, x, dynamo=False, training=module.training, dynamic_batch=dynamic_batch, opset=17)

@@ -1,13 +1,15 @@
-"""Table (g): single operators in a graph that trains, forward and backward, against PyTorch's autograd.
+"""Table (g): single operators in a training graph, forward and backward, compared with PyTorch's autograd.
 
     python -m benchmarks.operators              # all
-    python -m benchmarks.operators MaxPool      # those whose title has this in it
+    python -m benchmarks.operators MaxPool      # those with this in their title
 
-What convolutional networks have beside convolutions. Both sides compute y and, from the same cotangent, the gradient of x.
+The operators of convolutional networks other than convolutions. Both sides compute y and, from the same cotangent, the
+gradient of x.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +21,7 @@ import torch.nn.functional as F
 from onnx import TensorProto, helper, numpy_helper
 
 import onnx_convgrad as og
-from benchmarks.program import Row, carry_out, parser, timing_options
+from benchmarks.program import Row, announced, carry_out, parser
 from benchmarks.tables import geometric_mean, ms, table
 from onnx_convgrad.bench.timing import Bound, Turns, interleave
 
@@ -32,7 +34,7 @@ VOLUME = (2, 32, 16, 56, 56)
 
 @dataclass(frozen=True)
 class Case:
-    """y = `op`(x, *constants) with `attributes`; `of_torch` computes the same."""
+    """y = `op`(x, *constants) with `attributes`; `of_torch` computes the same in PyTorch."""
 
     op: str
     of_torch: Function
@@ -75,12 +77,12 @@ def _activations() -> list[Case]:
         "Exp": torch.exp,
     }
     sixth = {"HardSigmoid": {"alpha": 1 / 6}, "LeakyRelu": {"alpha": 0.01}}
-    found = [Case(op, function, sixth.get(op, {})) for op, function in functions.items()]
-    found.append(Case("Clip", F.relu6, constants=(np.float32(0), np.float32(6)), note="to 0 .. 6"))
+    rows = [Case(op, function, sixth.get(op, {})) for op, function in functions.items()]
+    rows.append(Case("Clip", F.relu6, constants=(np.float32(0), np.float32(6)), note="to 0 .. 6"))
     slope = np.full((64, 1, 1), 0.25, np.float32)
-    found.append(Case("PRelu", lambda x: F.prelu(x, torch.full((64,), 0.25)), constants=(slope,)))
-    found.append(Case("Softmax", lambda x: torch.softmax(x, 1), {"axis": 1}, note="over channels"))
-    return found
+    rows.append(Case("PRelu", lambda x: F.prelu(x, torch.full((64,), 0.25)), constants=(slope,)))
+    rows.append(Case("Softmax", lambda x: torch.softmax(x, 1), {"axis": 1}, note="over channels"))
+    return rows
 
 
 def _pool(op: str, x: tuple[int, ...], kernel: int, stride: int, pad: int) -> Case:
@@ -95,11 +97,11 @@ def _pool(op: str, x: tuple[int, ...], kernel: int, stride: int, pad: int) -> Ca
 def _pools() -> list[Case]:
     images = [(IMAGE, 2, 2, 0), (IMAGE, 3, 2, 1), (IMAGE, 3, 1, 1), ((4, 256, 13, 13), 13, 1, 6)]
     others = [(SIGNAL, 2, 2, 0), (SIGNAL, 3, 2, 1), (VOLUME, 2, 2, 0), (VOLUME, 3, 2, 1)]
-    found = [_pool("MaxPool", *window) for window in [*images, *others]]
-    found += [_pool("AveragePool", *window) for window in [*images[:3], *others]]
-    found.append(Case("GlobalAveragePool", lambda x: F.adaptive_avg_pool2d(x, 1)))
-    found.append(Case("GlobalMaxPool", lambda x: F.adaptive_max_pool2d(x, 1)))
-    return found
+    rows = [_pool("MaxPool", *window) for window in [*images, *others]]
+    rows += [_pool("AveragePool", *window) for window in [*images[:3], *others]]
+    rows.append(Case("GlobalAveragePool", lambda x: F.adaptive_avg_pool2d(x, 1)))
+    rows.append(Case("GlobalMaxPool", lambda x: F.adaptive_max_pool2d(x, 1)))
+    return rows
 
 
 def _resize(x: tuple[int, ...], mode: str) -> Case:
@@ -115,21 +117,19 @@ def _resize(x: tuple[int, ...], mode: str) -> Case:
 
 def _layouts() -> list[Case]:
     half, signal, volume = (8, 64, 28, 28), (16, 64, 2048), (2, 32, 8, 28, 28)
-    found = [_resize(half, mode) for mode in ("nearest", "linear", "cubic")]
-    found += [_resize((2, 64, 256, 256), "linear")]
-    found += [_resize(x, mode) for x in (signal, volume) for mode in ("nearest", "linear")]
+    rows = [_resize(half, mode) for mode in ("nearest", "linear", "cubic")]
+    rows += [_resize((2, 64, 256, 256), "linear")]
+    rows += [_resize(x, mode) for x in (signal, volume) for mode in ("nearest", "linear")]
     shuffle = {"blocksize": 2, "mode": "CRD"}
-    found.append(Case("DepthToSpace", lambda x: F.pixel_shuffle(x, 2), shuffle, note="CRD"))
-    found.append(
-        Case("Transpose", lambda x: x.permute(0, 2, 3, 1).contiguous(), {"perm": [0, 2, 3, 1]}, note="to NHWC")
-    )
+    rows.append(Case("DepthToSpace", lambda x: F.pixel_shuffle(x, 2), shuffle, note="CRD"))
+    rows.append(Case("Transpose", lambda x: x.permute(0, 2, 3, 1).contiguous(), {"perm": [0, 2, 3, 1]}, note="to NHWC"))
     pads = np.array([0, 0, 1, 1, 0, 0, 1, 1])
     for mode, name in (("constant", "constant"), ("reflect", "reflect"), ("edge", "replicate")):
-        found.append(Case("Pad", lambda x, m=name: F.pad(x, (1,) * 4, mode=m), {"mode": mode}, (pads,), note=mode))  # type: ignore[misc]
+        rows.append(Case("Pad", lambda x, m=name: F.pad(x, (1,) * 4, mode=m), {"mode": mode}, (pads,), note=mode))  # type: ignore[misc]
     ends = np.array([1 << 30] * 2)
     steps = (np.array([0, 0]), ends, np.array([2, 3]), np.array([2, 2]))
-    found.append(Case("Slice", lambda x: x[:, :, ::2, ::2].contiguous(), constants=steps, note="every second pixel"))
-    return found
+    rows.append(Case("Slice", lambda x: x[:, :, ::2, ::2].contiguous(), constants=steps, note="every second pixel"))
+    return rows
 
 
 def _normalizations() -> list[Case]:
@@ -147,13 +147,18 @@ def cases() -> list[Case]:
     return [*_activations(), *_pools(), *_layouts(), *_normalizations()]
 
 
-def measured(wanted: Sequence[Case], threads: int, repeats: int) -> list[Row]:
-    torch.set_num_threads(threads)
-    return [measure(case, threads, repeats) for case in wanted]
+def measured(arguments: argparse.Namespace) -> list[Row]:
+    torch.set_num_threads(arguments.threads)
+    wanted = [c for c in cases() if not arguments.titles or any(part in c.title for part in arguments.titles)]
+    if not wanted:
+        raise SystemExit(f"No operator's title contains {' or '.join(arguments.titles)}.")
+    wanted = wanted[:: 4 if arguments.quick else 1]
+    titles = announced(case.title for case in wanted)
+    return [measure(case, arguments.threads, arguments.repeat) for case, _ in zip(wanted, titles, strict=True)]
 
 
 def measure(case: Case, threads: int, repeats: int) -> Row:
-    """Seconds of both sides, and how far their gradients are apart, as a part of their norm."""
+    """Seconds of both sides, and the relative difference of their gradients."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal(case.x, dtype=np.float32)
     leaf = torch.tensor(x, requires_grad=True)
@@ -189,13 +194,7 @@ def print_operators(rows: Sequence[Row]) -> None:
 def main(words: Sequence[str] | None = None) -> None:
     options = parser("operators", __doc__, "every fourth operator, three repeats")
     options.add_argument("titles", nargs="*", help="parts of titles; all operators by default")
-    timing_options(options)
-    arguments = options.parse_args(words)
-    wanted = [c for c in cases() if not arguments.titles or any(part in c.title for part in arguments.titles)]
-    if not wanted:
-        options.error(f"no operator is called {' or '.join(arguments.titles)}")
-    wanted = wanted[:: 4 if arguments.quick else 1]
-    carry_out(arguments, "operators", lambda: measured(wanted, arguments.threads, arguments.repeat), print_operators)
+    carry_out(options, words, "operators", measured, print_operators)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Table (b): whole training steps (forward, cross-entropy, backward, update) and their peak memory.
+"""Table (b): time and peak memory of whole training steps (forward, cross-entropy, backward, update).
 
     python -m benchmarks.steps                     # all networks
     python -m benchmarks.steps resnet18 unet       # these
-    python -m benchmarks.steps --others            # those that the lowerings were not tuned on
+    python -m benchmarks.steps --others            # networks on which the lowerings were not tuned
     python -m benchmarks.steps --optimizer adam    # instead of plain SGD
     python -m benchmarks.steps --compile           # torch.compile too: minutes of compiling per network
 
-Each side is a process of its own that holds the same network, data and learning rate; they take turns, one step at a time.
+Each side is a process of its own with the same network, data and learning rate; they run in turns, one step at a time.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from onnx import numpy_helper
 import onnx_convgrad as og
 from benchmarks.environments import environment
 from benchmarks.networks import NETWORKS, OTHERS, export, network
-from benchmarks.program import Row, carry_out, known, parser, timing_options
+from benchmarks.program import Row, announced, carry_out, parser
 from benchmarks.tables import geometric_mean, table
 from onnx_convgrad.bench.timing import calm
 
 ROOT = Path(__file__).parent.parent
 RATE = 1e-3
 OPTIMIZERS = {"sgd": ("SGD", {}), "momentum": ("SGD", {"momentum": 0.9}), "adam": ("Adam", {})}
-"""Class and options, which are named alike in PyTorch and here."""
+"""Class and options, of the same names in PyTorch and here."""
 
 SIDES = {"eager": "PyTorch", "compile": "torch.compile", "ort": "ORT training 1.19.2", "ours": "ours"}
 
@@ -44,7 +44,7 @@ SIDES = {"eager": "PyTorch", "compile": "torch.compile", "ort": "ORT training 1.
 def prepare(
     name: str, folder: Path, batch: int, size: int, *, ort: Path | None, lowering: str, optimizer: str = "sgd"
 ) -> Row:
-    """Write what the sides read; what building took, and why a side is left out."""
+    """Write the files that the sides read; return the time of the build, and why a side is left out."""
     net = network(name)
     module = net.module()
     x, target = net.data(batch, size)
@@ -52,8 +52,8 @@ def prepare(
     np.save(folder / "target.npy", target.numpy())
     proto = export(module, x)
     onnx.save(proto, folder / "model.onnx")
-    kind, given = OPTIMIZERS[optimizer]
-    ours = getattr(og.optim, kind)(lr=RATE, **given)
+    kind, settings = OPTIMIZERS[optimizer]
+    ours = getattr(og.optim, kind)(lr=RATE, **settings)
     start = time.perf_counter()
     program = og.build_training(proto, loss={"y": "cross_entropy"}, optimizer=ours, outputs=[], lowering=lowering)
     step = program.step
@@ -65,7 +65,7 @@ def prepare(
     np.savez(folder / "start.npz", **{v.name: stored[v.name] for v in moving})
     plan = {
         "network": name,
-        "optimizer": [kind, given],
+        "optimizer": [kind, settings],
         "learning_rate": RATE,
         "parameters": [n for n, _ in module.named_parameters()],
         "data": m.data[0].name,
@@ -86,7 +86,7 @@ def prepare(
 
 
 def without(step: onnx.ModelProto, fed: Collection[str]) -> onnx.ModelProto:
-    """The step without the defaults of what is fed, as `Trainer` runs it: a session would hold a copy of them."""
+    """Remove the default values of inputs, as `Trainer` does: a session would hold a copy of them."""
     kept = [t for t in step.graph.initializer if t.name not in fed]
     bare = onnx.ModelProto()
     bare.CopyFrom(step)
@@ -96,14 +96,14 @@ def without(step: onnx.ModelProto, fed: Collection[str]) -> onnx.ModelProto:
 
 
 def why(errors: str) -> str:
-    """The last line of a failure that says something; its end, for the beginning is mostly places in the sources."""
+    """The last informative line of a failure; of a long line the end, since the beginning is mostly source locations."""
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     text = next((line for line in reversed(lines) if "rror" in line), lines[-1] if lines else "no reason given")
     return text if len(text) <= 200 else f"... {text[-200:]}"
 
 
 class Side:
-    """One process; it has taken its first step when it is made."""
+    """The process of one side; the constructor waits for its first step."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self.errors = TemporaryDirectory()
@@ -118,7 +118,7 @@ class Side:
     def read(self) -> None:
         assert self.process.stdout
         for line in self.process.stdout:
-            if line.startswith("{"):  # libraries print too
+            if line.startswith("{"):  # libraries may print other lines
                 self.answers.append(json.loads(line))
                 return
         raise RuntimeError(why(self.log.read_text()))
@@ -138,18 +138,18 @@ def commands(wanted: Sequence[str], folder: Path, threads: int, ort: Path | None
     """The command of every side."""
     arguments = [str(folder), str(threads)]
     python = [sys.executable, "-m"]
-    found = {
+    known = {
         "eager": [*python, "benchmarks.sides.eager", *arguments],
         "compile": [*python, "benchmarks.sides.eager", *arguments, "compile"],
         "ours": [*python, "benchmarks.sides.ours", *arguments],
     }
     if ort:
-        found["ort"] = [str(ort), "-m", "benchmarks.sides.ort_training", *arguments]
-    return {name: found[name] for name in SIDES if name in wanted and name in found}
+        known["ort"] = [str(ort), "-m", "benchmarks.sides.ort_training", *arguments]
+    return {name: known[name] for name in SIDES if name in wanted and name in known}
 
 
 def measure(facts: Row, sides: Mapping[str, list[str]], repeats: int) -> Row:
-    """Median seconds of a step of each side, its peak memory, and its loss after the same number of steps."""
+    """Median seconds of a step of each side, its peak memory and its losses."""
     running: dict[str, Side] = {}
     try:
         for name, command in sides.items():
@@ -159,7 +159,7 @@ def measure(facts: Row, sides: Mapping[str, list[str]], repeats: int) -> Row:
                 except RuntimeError as problem:
                     facts["missing"][name] = str(problem)
         for side in running.values():
-            side.step()  # the second is still slower than the rest
+            side.step()  # the second step is slower than later ones
         laps: dict[str, list[float]] = {name: [] for name in running}
         for _ in range(repeats):
             for name, side in running.items():
@@ -173,7 +173,7 @@ def measure(facts: Row, sides: Mapping[str, list[str]], repeats: int) -> Row:
     return facts
 
 
-# -- what is printed ----------------------------------------------------------------------------------------------------
+# -- printing ------ ----------------------------------------------------------------------------------------------------
 
 
 def print_steps(rows: Sequence[Row]) -> None:
@@ -212,21 +212,6 @@ def print_steps(rows: Sequence[Row]) -> None:
 # -- the program --------------------------------------------------------------------------------------------------------
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    options = parser("steps", __doc__, "small batches, three repeats")
-    options.add_argument("networks", nargs="*", help=f"of {', '.join(NETWORKS)} (all by default), {', '.join(OTHERS)}")
-    options.add_argument("--others", action="store_true", help="the latter")
-    options.add_argument("--optimizer", choices=list(OPTIMIZERS), default="sgd")
-    options.add_argument("--compile", action="store_true", help="time torch.compile too")
-    options.add_argument("--without", nargs="+", default=[], choices=list(SIDES), help="sides to leave out")
-    options.add_argument("--batch", type=int, default=0)
-    options.add_argument("--lowering", default="auto")
-    timing_options(options)
-    arguments = options.parse_args(words)
-    known(options, arguments.networks, [*NETWORKS, *OTHERS])
-    carry_out(arguments, "steps", lambda: measured(arguments), print_steps)
-
-
 def measured(arguments: argparse.Namespace) -> list[Row]:
     wanted = [name for name in SIDES if name not in arguments.without]
     if not arguments.compile:
@@ -235,20 +220,32 @@ def measured(arguments: argparse.Namespace) -> list[Row]:
         print("torch.compile is left out: it needs a C++ compiler.", file=sys.stderr)
         wanted.remove("compile")
     if "ort" in wanted and arguments.optimizer != "sgd":
-        print("ORT training is left out: its side of the comparison is for plain SGD.", file=sys.stderr)
+        print("ORT training is left out: it is measured with plain SGD only.", file=sys.stderr)
         wanted.remove("ort")
     ort = environment("ort-training") if "ort" in wanted else None
+    batch = arguments.batch or (2 if arguments.quick else 0)
     rows = []
-    for name in arguments.networks or (OTHERS if arguments.others else NETWORKS):
-        print(f"  {name}", file=sys.stderr, flush=True)
-        batch = arguments.batch or (2 if arguments.quick else 0)
+    for name in announced(arguments.names or (OTHERS if arguments.others else NETWORKS)):
         with TemporaryDirectory() as folder:
-            facts = prepare(
-                name, Path(folder), batch, 0, ort=ort, lowering=arguments.lowering, optimizer=arguments.optimizer
-            )
+            lowering, optimizer = arguments.lowering, arguments.optimizer
+            facts = prepare(name, Path(folder), batch, arguments.size, ort=ort, lowering=lowering, optimizer=optimizer)
             sides = commands(wanted, Path(folder), arguments.threads, ort)
             rows.append(measure(facts, sides, arguments.repeat))
     return rows
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    options = parser("steps", __doc__, "small batches, three repeats")
+    names = f"of {', '.join(NETWORKS)} (all by default), {', '.join(OTHERS)}"
+    options.add_argument("names", nargs="*", metavar="NETWORK", help=names)
+    options.add_argument("--others", action="store_true", help="all of the latter")
+    options.add_argument("--optimizer", choices=list(OPTIMIZERS), default="sgd")
+    options.add_argument("--compile", action="store_true", help="time torch.compile too")
+    options.add_argument("--without", nargs="+", default=[], choices=list(SIDES), help="sides to leave out")
+    options.add_argument("--batch", type=int, default=0)
+    options.add_argument("--size", type=int, default=0, help="height and width of images")
+    options.add_argument("--lowering", default="auto")
+    carry_out(options, words, "steps", measured, print_steps, [*NETWORKS, *OTHERS])
 
 
 if __name__ == "__main__":

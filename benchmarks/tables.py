@@ -1,4 +1,4 @@
-"""Markdown tables, means, and results that are saved and printed again."""
+"""Markdown tables, means, and saved measurements."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 
 def geometric_mean(ratios: Iterable[float]) -> float:
-    """NaN of nothing."""
+    """The geometric mean; NaN for no ratios."""
     ratios = list(ratios)
     return statistics.geometric_mean(ratios) if ratios else float("nan")
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; every column but the first is aligned to the right."""
+    """A Markdown table; all columns but the first are right-aligned."""
     rows = [list(row) for row in rows]
     widths = [max(3, *(len(row[i]) for row in [list(columns), *rows])) for i in range(len(columns))]
 
@@ -40,9 +40,9 @@ def save(path: Path | None, kind: str, machine: dict[str, Any], rows: Sequence[d
 
 
 def saved(paths: Iterable[Path], kind: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The machine and the rows of one table, from files written by `save` in several runs."""
-    found = [json.loads(path.read_text()) for path in paths]
-    found = [part for part in found if part["table"] == kind]
-    if not found:
+    """The machine and the rows of one table, from files that `save` wrote in several runs."""
+    parts = [json.loads(path.read_text()) for path in paths]
+    parts = [part for part in parts if part["table"] == kind]
+    if not parts:
         raise SystemExit(f"No measurements of {kind!r} in these files.")
-    return found[0]["machine"], [row for part in found for row in part["rows"]]
+    return parts[0]["machine"], [row for part in parts for row in part["rows"]]

@@ -1,4 +1,4 @@
-"""Table (h): what the trainer takes beyond the session's run, per step: time in a call less the time inside the runtime.
+"""Table (h): the overhead of the trainer per step: time of a call minus time inside ONNX Runtime.
 
 python -m benchmarks.trainer                   # a tiny network and ResNet-18
 python -m benchmarks.trainer tiny --threads 1
@@ -6,10 +6,10 @@ python -m benchmarks.trainer tiny --threads 1
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,14 +21,14 @@ from torch import nn
 
 import onnx_convgrad as og
 from benchmarks.networks import NETWORKS, export, network
-from benchmarks.program import Row, carry_out, known, parser, timing_options
+from benchmarks.program import Row, announced, carry_out, parser
 from benchmarks.tables import table
 
 WAYS = {"step": "step()", "fit": "fit()", "bar": "fit() with a bar"}
 
 
 def tiny() -> tuple[nn.Module, Any, Any]:
-    """Some microseconds of arithmetic: what remains is overhead."""
+    """A network with microseconds of arithmetic, so that overhead dominates."""
     import torch
 
     torch.manual_seed(0)
@@ -39,37 +39,36 @@ def tiny() -> tuple[nn.Module, Any, Any]:
 
 
 class InRuntime:
-    """Counts the seconds inside `InferenceSession.run_with_iobinding`."""
+    """Measures the seconds inside `InferenceSession.run_with_iobinding`."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
-        kept = onnxruntime.InferenceSession.run_with_iobinding
+        original = onnxruntime.InferenceSession.run_with_iobinding
 
         def timed(*arguments: Any) -> None:
             start = time.perf_counter()
-            kept(*arguments)
+            original(*arguments)
             self.seconds += time.perf_counter() - start
 
         onnxruntime.InferenceSession.run_with_iobinding = timed
         try:
             yield
         finally:
-            onnxruntime.InferenceSession.run_with_iobinding = kept
+            onnxruntime.InferenceSession.run_with_iobinding = original
 
 
 def beyond(call: Callable[[], object], steps: int, inside: InRuntime) -> tuple[float, float]:
     """Seconds per step outside the runtime, and inside."""
     before, start = inside.seconds, time.perf_counter()
     call()
-    whole, own = time.perf_counter() - start, inside.seconds - before
-    return (whole - own) / steps, own / steps
+    total, runtime = time.perf_counter() - start, inside.seconds - before
+    return (total - runtime) / steps, runtime / steps
 
 
-def measured(name: str, batch: int, threads: int, repeats: int) -> Row:
-    print(f"  {name}", file=sys.stderr, flush=True)
+def measure(name: str, batch: int, threads: int, repeats: int) -> Row:
     if name == "tiny":
         module, x, target = tiny()
         title, steps = "tiny", 200
@@ -92,20 +91,20 @@ def measured(name: str, batch: int, threads: int, repeats: int) -> Row:
             trainer.fit([feed] * steps, epochs=trainer.progress.epoch + 1, progress=progress)
 
     calls = {"step": step, "fit": lambda: fit("text"), "bar": lambda: fit("bar")}
-    found: dict[str, list[tuple[float, float]]] = {way: [] for way in calls}
+    laps: dict[str, list[tuple[float, float]]] = {way: [] for way in calls}
     inside = InRuntime()
     with inside.counted():
         trainer.step(feed)
         for _ in range(repeats):
             for way, call in calls.items():
-                found[way].append(beyond(call, steps, inside))
+                laps[way].append(beyond(call, steps, inside))
     moving = len(program.manifest.moving())
     return {
         "title": title,
         "x": list(x.shape),
         "moving": moving,
-        "run": statistics.median(run for pairs in found.values() for _, run in pairs),
-        "beyond": {way: statistics.median(extra for extra, _ in pairs) for way, pairs in found.items()},
+        "run": statistics.median(run for pairs in laps.values() for _, run in pairs),
+        "beyond": {way: statistics.median(extra for extra, _ in pairs) for way, pairs in laps.items()},
     }
 
 
@@ -121,19 +120,17 @@ def print_trainer(rows: Sequence[Row]) -> None:
     print(f"\n{table(columns, body)}")
 
 
+def measured(arguments: argparse.Namespace) -> list[Row]:
+    names = announced(arguments.names or ["tiny", "resnet18"])
+    return [measure(name, arguments.batch, arguments.threads, arguments.repeat) for name in names]
+
+
 def main(words: Sequence[str] | None = None) -> None:
     options = parser("trainer", __doc__, "three repeats")
-    options.add_argument("networks", nargs="*", help=f"of tiny, {', '.join(NETWORKS)}; tiny and resnet18 by default")
+    names = f"of tiny, {', '.join(NETWORKS)}; tiny and resnet18 by default"
+    options.add_argument("names", nargs="*", metavar="NETWORK", help=names)
     options.add_argument("--batch", type=int, default=4)
-    timing_options(options)
-    arguments = options.parse_args(words)
-    known(options, arguments.networks, ["tiny", *NETWORKS])
-    names = arguments.networks or ["tiny", "resnet18"]
-
-    def measure() -> list[Row]:
-        return [measured(name, arguments.batch, arguments.threads, arguments.repeat) for name in names]
-
-    carry_out(arguments, "trainer", measure, print_trainer)
+    carry_out(options, words, "trainer", measured, print_trainer, ["tiny", *NETWORKS])
 
 
 if __name__ == "__main__":

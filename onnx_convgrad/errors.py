@@ -1,18 +1,20 @@
-"""Every error that the package raises on purpose, in one tree.
+"""Define the tree of errors that the package raises.
 
 ::
 
     ConvGradError
-    ├── ArgumentError            an argument is wrong (unknown value, bad option)       exit status 2
-    ├── ModelError               the model cannot be used (unreadable, unknown rank)    exit status 2
-    ├── DifferentiationError     some nodes cannot be differentiated: all are listed    exit status 3
-    ├── LoweringError            no implementation of a gradient operator applies       exit status 3
-    ├── RuleContractError        a rule broke its contract: for the rule's author       exit status 3
-    ├── ExecutionError           ONNX Runtime is missing or refused the model           exit status 2
-    └── CheckpointError          a checkpoint is damaged, foreign or cannot be written  exit status 2
+    ├── ArgumentError            an argument is wrong (unknown value, bad option)        exit status 2
+    ├── ModelError               the model cannot be used (unreadable, unknown rank)     exit status 2
+    ├── DifferentiationError     some nodes cannot be differentiated; lists all of them  exit status 3
+    ├── LoweringError            no lowering of a gradient operator applies              exit status 3
+    ├── UnsupportedCase          a rule does not cover the attributes or operands        exit status 3
+    │   └── UnknownShape         a rule needs a rank or a dimension that is unknown      exit status 3
+    ├── RuleContractError        a rule broke its contract; addressed to its author      exit status 3
+    ├── ExecutionError           ONNX Runtime is missing, or refused or failed a model   exit status 2
+    └── CheckpointError          a checkpoint is unreadable, foreign or not writable     exit status 2
 
-`UnsupportedCase` and `UnknownShape` are raised inside rules; the walk turns them into one `DifferentiationError`
-that names the node, so that a model's problems are reported together.
+Rules raise `UnsupportedCase` and `UnknownShape`; the walk adds the nodes and raises one `DifferentiationError` for all of
+a model's problems.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ def first_few(names: Sequence[str]) -> str:
 
 
 class ConvGradError(Exception):
-    """Base of every error of this package; `hint` says what to do about it."""
+    """Base of every error of this package; `hint` is the remedy."""
 
     exit_status = 2
 
@@ -54,12 +56,12 @@ class ConvGradError(Exception):
         super().__init__(f"{message} {hint}".strip())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Made again without `__init__`, whose parameters differ, so that errors pass from process to process."""
+        """Make errors picklable: rebuild them without `__init__`, whose parameters differ."""
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class ArgumentError(ConvGradError, ValueError):
-    """An argument does not fit the model or the contract."""
+    """An argument has a wrong type or value, or does not fit the model."""
 
 
 class ModelError(ConvGradError):
@@ -79,9 +81,9 @@ class RuleContractError(ConvGradError):
 
 
 class ExecutionError(ConvGradError):
-    """ONNX Runtime is not installed, lacks the wanted provider, or refused the model.
+    """ONNX Runtime is not installed, lacks the provider, or refused or failed the model.
 
-    `snippet` may hold a program that repeats the failure with numpy and ONNX Runtime alone.
+    `snippet` may hold a program that reproduces the failure with numpy and ONNX Runtime alone.
     """
 
     def __init__(self, message: str, *, hint: str = "", snippet: str = "") -> None:
@@ -90,17 +92,17 @@ class ExecutionError(ConvGradError):
 
 
 class CheckpointError(ConvGradError):
-    """A checkpoint is damaged, of another program, or cannot be written."""
+    """A checkpoint is damaged, belongs to another program, or cannot be written."""
 
 
 class UnsupportedCase(ConvGradError):  # noqa: N818 - a signal from a rule to the walk
-    """A rule exists but not for this combination of attributes. `reason` completes "because ..."."""
+    """A rule exists, but not for this combination of attributes; the message is the reason."""
 
     exit_status = 3
 
 
 class UnknownShape(UnsupportedCase):
-    """A rule needs a rank or a dimension that shape inference could not find."""
+    """A rule needs a rank or a dimension that shape inference did not find."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ class Problem:
 
 
 class DifferentiationError(ConvGradError):
-    """Gradients were asked for that cannot be built. `problems` holds every blocking node, not just the first."""
+    """Some gradients cannot be built. `problems` holds every blocking node, not just the first."""
 
     exit_status = 3
 
@@ -132,6 +134,6 @@ class DifferentiationError(ConvGradError):
 
 
 def require(condition: bool, reason: str, hint: str = "") -> None:
-    """Refuse a case inside a rule: the walk reports it with the node."""
+    """Raise `UnsupportedCase` inside a rule unless `condition` holds; the walk adds the node."""
     if not condition:
         raise UnsupportedCase(reason, hint=hint)

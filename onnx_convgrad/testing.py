@@ -1,7 +1,7 @@
-"""The public rule checker: one case record drives every test that a rule must pass.
+"""The public rule checker: run every test that a rule must pass on one `Case`.
 
 A case is checked against the primal operator itself, never against a typed-in derivative: numeric directional derivatives
-in float64, all subsets of operands, static, symbolic and absent shapes, runtime optimizations on and off, second order.
+in float64, subsets of operands, static, symbolic and undeclared shapes, runtime optimizations on and off, second order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import onnx
 
 from onnx_convgrad import api
 from onnx_convgrad.checking.case import FLOATS, Case, Random, is_float, make_model, rand, result_names
-from onnx_convgrad.checking.evaluator import Evaluator, to_float
+from onnx_convgrad.checking.case_evaluator import Evaluator, to_float
 from onnx_convgrad.errors import ExecutionError
 from onnx_convgrad.ir.notes import GRADIENTS
 from onnx_convgrad.runtime import run
@@ -27,7 +27,7 @@ __all__ = ["Case", "Random", "check", "make_model", "rand"]
 
 
 def check(case: Case) -> None:
-    """Assert everything that a rule promises for this case."""
+    """Assert that the rule is correct for this case, in every way listed above."""
     arrays = case.arrays
     wrt = [i for i, a in enumerate(arrays) if is_float(a)] if case.wrt is None else list(case.wrt)
     model = make_model(case, arrays)
@@ -66,7 +66,7 @@ def check(case: Case) -> None:
 
 
 def _primal(model: onnx.ModelProto, feed: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], bool]:
-    """The primal's outputs, and whether they are the bits to expect (the runtime has the kernel for the dtype)."""
+    """The primal's outputs, and whether augmenting must keep their bits (the runtime has a kernel for the dtype)."""
     try:
         return run(model, feed, optimize=False), True
     except ExecutionError:
@@ -77,7 +77,7 @@ def _primal(model: onnx.ModelProto, feed: Mapping[str, np.ndarray]) -> tuple[dic
 
 def _augment(model: onnx.ModelProto, wrt: Sequence[int], of: Sequence[str]) -> onnx.ModelProto:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # "the gradient is zero" is a legitimate answer here
+        warnings.simplefilter("ignore", UserWarning)  # a zero gradient is legitimate here
         result = api.augment(model, wrt=[f"x{i}" for i in wrt], of=list(of))
     assert not [n for n in result.graph.node if n.domain == "convgrad"]
     return result
@@ -116,30 +116,38 @@ def _check_numeric(
     gradients: Mapping[int, np.ndarray],
     arrays: Sequence[np.ndarray | None],
 ) -> None:
-    """<gradient, v> against the central difference of <y, seed> along random directions v, per operand."""
-    loose = make_model(replace(case, constants=()), arrays)  # every floating operand can be moved
-    evaluate = Evaluator(loose, case)
+    """Compare <gradient, v> with the central difference of <y, seed> along random directions v of each operand."""
+    evaluate = Evaluator(make_model(replace(case, constants=()), arrays), case)  # with every floating operand an input
     feed = {**feed, **{f"x{i}": a for i, a in enumerate(arrays) if a is not None and is_float(a)}}
     generator = np.random.default_rng(7)
     for i, gradient in gradients.items():
-        array = arrays[i]
-        assert array is not None
         for _ in range(2):
-            direction = generator.choice([-1.0, 1.0], array.shape) * generator.uniform(0.5, 1, array.shape)
+            direction = generator.choice([-1.0, 1.0], gradient.shape) * generator.uniform(0.5, 1, gradient.shape)
+            _compare_slope(evaluate, feed, f"x{i}", direction, gradient, seeds, _tolerance(case), "gradient of")
 
-            def value(step: float, i: int = i, direction: np.ndarray = direction) -> float:
-                moved = arrays[i].astype(np.float64) + step * direction  # type: ignore[union-attr]
-                results = evaluate({**feed, f"x{i}": moved})
-                return float(
-                    sum(np.vdot(results[n].astype(np.float64), s.astype(np.float64)) for n, s in seeds.items())
-                )
 
-            numeric = (value(evaluate.step) - value(-evaluate.step)) / (2 * evaluate.step)
-            exact = float(np.vdot(gradient.astype(np.float64), direction))
-            scale = max(float(np.linalg.norm(gradient.astype(np.float64))), abs(numeric), 1e-3)
-            assert abs(numeric - exact) <= _tolerance(case) * scale, (
-                f"gradient of x{i} along a random direction is {exact:.6g}, numerically {numeric:.6g}"
-            )
+def _compare_slope(
+    evaluate: Evaluator,
+    feed: Mapping[str, np.ndarray],
+    name: str,
+    direction: np.ndarray,
+    gradient: np.ndarray,
+    seeds: Mapping[str, np.ndarray],
+    tolerance: float,
+    what: str,
+) -> None:
+    """Compare <gradient, direction> with the central difference of sum <result, seed> along `direction` of `name`."""
+
+    def value(step: float) -> float:
+        results = evaluate({**feed, name: feed[name].astype(np.float64) + step * direction})
+        return float(sum(np.vdot(results[n].astype(np.float64), s.astype(np.float64)) for n, s in seeds.items()))
+
+    numeric = (value(evaluate.step) - value(-evaluate.step)) / (2 * evaluate.step)
+    exact = float(np.vdot(gradient.astype(np.float64), direction))
+    scale = max(float(np.linalg.norm(gradient.astype(np.float64))), abs(numeric), 1e-3)
+    assert abs(numeric - exact) <= tolerance * scale, (
+        f"{what} {name} along a random direction is {exact:.6g}, numerically {numeric:.6g}"
+    )
 
 
 def _check_adjoint(
@@ -150,7 +158,7 @@ def _check_adjoint(
     gradients: Mapping[int, np.ndarray],
     of: Sequence[str],
 ) -> None:
-    """<J v, u> = <v, J' u>: forward and reverse mode are two walks, and must agree."""
+    """Check <J v, u> = <v, J' u>: forward and reverse mode are independent walks, and must agree."""
     generator = np.random.default_rng(5)
     tangents = {i: generator.uniform(-1, 1, g.shape).astype(g.dtype) for i, g in gradients.items()}
     with warnings.catch_warnings():
@@ -167,7 +175,7 @@ def _check_adjoint(
 def _check_second_order(
     case: Case, augmented: onnx.ModelProto, feed: Mapping[str, np.ndarray], wrt: Sequence[int]
 ) -> None:
-    """The gradient of <gradient, u>, in every operand and in the seeds, against a central difference of the first."""
+    """Compare the gradient of <gradient, u>, in every operand and seed, with a central difference of the gradient."""
     constants = {t.name for t in augmented.graph.initializer}
     firsts = [f"x{i}_grad" for i in wrt]
     generator = np.random.default_rng(11)
@@ -175,8 +183,8 @@ def _check_second_order(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         second = api.vjp(augmented, wrt=variables, of=firsts)
-    shapes = {o: a for o, a in run(augmented, feed, optimize=False).items() if o in firsts}
-    directions = {n: generator.uniform(-1, 1, a.shape).astype(a.dtype) for n, a in shapes.items()}
+    gradients = {o: a for o, a in run(augmented, feed, optimize=False).items() if o in firsts}
+    directions = {n: generator.uniform(-1, 1, a.shape).astype(a.dtype) for n, a in gradients.items()}
     names = {i.name for i in second.graph.input}
     extra = {}
     for first, u in directions.items():
@@ -189,16 +197,8 @@ def _check_second_order(
     evaluate = Evaluator(augmented, case)
     for name in variables:
         direction = generator.choice([-1.0, 1.0], feed[name].shape)
-
-        def value(step: float, name: str = name, direction: np.ndarray = direction) -> float:
-            moved = evaluate({**feed, name: feed[name].astype(np.float64) + step * direction})
-            return float(sum(np.vdot(moved[n].astype(np.float64), u.astype(np.float64)) for n, u in directions.items()))
-
-        numeric = (value(evaluate.step) - value(-evaluate.step)) / (2 * evaluate.step)
-        exact = float(np.vdot(results[name].astype(np.float64), direction))
-        scale = max(float(np.linalg.norm(results[name].astype(np.float64))), abs(numeric), 1e-3)
-        limit = 5 * _tolerance(case) * scale
-        assert abs(numeric - exact) <= limit, f"second order, {name}: {exact:.6g}, numerically {numeric:.6g}"
+        what = "second-order gradient of"
+        _compare_slope(evaluate, feed, name, direction, results[name], directions, 5 * _tolerance(case), what)
 
 
 def _gradient_map(model: onnx.ModelProto) -> dict[str, str]:

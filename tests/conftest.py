@@ -1,4 +1,4 @@
-"""What every test shares: reproducible hypothesis runs, one thread per library, paths, and the skip of GPU tests."""
+"""Fixtures and settings of all tests: reproducible hypothesis runs, one thread per library, paths, skipped tests."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from hypothesis import settings
 from tests.support.runtime_faults import faults
 
 # The networks here are far too small to gain from threads, and the workers of pytest-xdist compete for the cores.
-# Read when a library is loaded, so set before any test module is.
+# Libraries read these when they are loaded, so they are set before any test module is.
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 
-# What `bench --calibrate` measured on this machine must not decide what a test sees.
+# Measurements of `bench --calibrate` on this machine must not influence tests.
 os.environ["ONNX_CONVGRAD_CACHE"] = ""
 
-# The same examples on every run: a pull request never fails for another one's bug. `explore` looks for new ones.
+# The same examples on every run, so that a change never fails for an older bug. `explore` draws new ones.
 settings.register_profile("default", deadline=None, derandomize=True, database=None)
 settings.register_profile("explore", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A folder for networks that are exported once; the workers of pytest-xdist inherit its name."""
+    """Make a folder for networks that are exported once; the workers of pytest-xdist inherit its name."""
     if not hasattr(config, "workerinput"):
         folder = tempfile.TemporaryDirectory(prefix="onnx_convgrad-")
         os.environ["ONNX_CONVGRAD_TEST_EXPORTS"] = folder.name
@@ -44,12 +44,12 @@ def root() -> Path:
 
 @pytest.fixture(scope="session")
 def digits_cnn(root: Path) -> Path:
-    """The small CNN that the README's first command augments."""
+    """The small CNN of the README's first command."""
     return root / "examples" / "models" / "digits_cnn.onnx"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what is marked `gpu` where ONNX Runtime's CUDA provider cannot run, and what an older ONNX Runtime fails at."""
+    """Skip tests marked `gpu` without ONNX Runtime's CUDA provider, and tests that an older ONNX Runtime cannot pass."""
     _skip_without_cuda([item for item in items if item.get_closest_marker("gpu")])
     from onnx_convgrad.runtime import import_runtime
 
@@ -75,7 +75,7 @@ def _skip_without_cuda(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def hasty_timing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests that look at no time, so that none need be exact."""
+    """Shorten all measurements, for tests that do not read times."""
     from onnx_convgrad.bench import timing
 
     for name, value in {"_PAUSE": 0.0, "_PATIENCE": 0.0, "_SHORTEST": 1e-5}.items():

@@ -1,4 +1,4 @@
-"""Every example runs, stays short, and rules of installed packages are found."""
+"""Every example runs and is short; rules of installed packages are found."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ RESULTS: dict[str, tuple[str, float, list[str]]] = {
     "federated": (r"round 12  accuracy ([\d.]+)%", 95, []),
     "explain_pictures": (r"misled (\d) of 4", 2, ["explained.png"]),
 }
-"""What is printed, how much it must be, and the files that are left."""
+"""Pattern of the printed result, its least value, and the files that the example leaves."""
 
 
 def run(*command: object, path: tuple[Path, ...] = (), folder: Path | None = None) -> str:
-    given = os.environ.get("PYTHONPATH")
-    search = os.pathsep.join([*map(str, path), str(ROOT), *([given] if given else [])])
+    inherited = os.environ.get("PYTHONPATH")
+    search = os.pathsep.join([*map(str, path), str(ROOT), *([inherited] if inherited else [])])
     environment = {**os.environ, "PYTHONPATH": search}
     done = subprocess.run(
         [sys.executable, *map(str, command)], capture_output=True, text=True, check=False, env=environment, cwd=folder
@@ -46,17 +46,17 @@ def test_example_runs(example: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", RESULTS)
-def test_example_gets_as_far_as_it_says(name: str, tmp_path: Path) -> None:
+def test_example_reaches_its_result(name: str, tmp_path: Path) -> None:
     pattern, least, files = RESULTS[name]
     text = run(ROOT / "examples" / f"{name}.py", folder=tmp_path)
-    found = [float(number) for number in re.findall(pattern, text)]
-    assert found, text
-    assert min(found) >= least, text
+    numbers = [float(number) for number in re.findall(pattern, text)]
+    assert numbers, text
+    assert min(numbers) >= least, text
     assert sorted(f.name for f in tmp_path.iterdir()) == files
 
 
 @pytest.mark.parametrize("example", [*EXAMPLES, *PLUGIN.glob("*.py")], ids=lambda e: e.stem)
-def test_example_is_short_and_says_what_it_does(example: Path) -> None:
+def test_example_is_short_and_has_a_docstring(example: Path) -> None:
     text = example.read_text(encoding="utf-8")
     assert len(text.splitlines()) < 60
     assert text.startswith('"""')
@@ -65,7 +65,7 @@ def test_example_is_short_and_says_what_it_does(example: Path) -> None:
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """A folder as pip leaves it after installing the plugin."""
+    """A folder like one into which pip has installed the plugin."""
     folder = tmp_path / "site"
     folder.mkdir()
     shutil.copy(PLUGIN / "swish2_rules.py", folder)
@@ -82,7 +82,7 @@ def test_rules_of_an_installed_package_are_found(installed: Path) -> None:
     assert "swish2_rules" in text
 
 
-def test_the_example_works_with_the_package_installed_too(installed: Path) -> None:
+def test_the_example_works_with_the_installed_package(installed: Path) -> None:
     assert "1 of my.domain" in run(ROOT / "examples" / "custom_operator.py", path=(installed,))
 
 

@@ -1,4 +1,4 @@
-"""What is shipped, what it says of itself, and what it imports."""
+"""The contents of the wheel, its metadata, and imports."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _python(*arguments: str | Path, cwd: Path | None = None) -> subprocess.Compl
 
 
 def _modules(root: Path) -> set[str]:
-    """Every module of the tree by the path that it has in a wheel."""
+    """The path in a wheel of every module of the tree."""
     package = {p.relative_to(root).as_posix() for p in (root / "onnx_convgrad").rglob("*.py")}
     shipped = {f"onnx_convgrad/{p.relative_to(root).as_posix()}" for p in (root / "rules").rglob("*.py")}
     return package | shipped
@@ -53,10 +53,10 @@ def _modules(root: Path) -> set[str]:
 
 @pytest.fixture(scope="module", params=["tree", "sdist"])
 def wheel(request: pytest.FixtureRequest, root: Path, tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    """The wheel, built from the tree or through the source distribution, with the tools that are installed."""
+    """The wheel, built from the tree or from the source distribution, with the installed tools."""
     folder = tmp_path_factory.mktemp(request.param)
     source = folder / "source"
-    # A copy: a build leaves folders behind, and picks up modules from those that it finds.
+    # A copy: a build leaves folders behind, and packages modules that it finds in them.
     source.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(root / name, source)
@@ -182,7 +182,7 @@ def test_every_module_with_lowerings_is_listed(root: Path) -> None:
     assert sorted(lowering.MODULES) == sorted(f"{path.parent.name}.{path.stem}" for path in files)
 
 
-def test_rules_refuse_another_name(root: Path) -> None:
+def test_rules_cannot_be_imported_by_another_name(root: Path) -> None:
     done = _python("-c", "import rules", cwd=root)
     assert done.returncode != 0
     assert "import this package as onnx_convgrad.rules, not as rules" in done.stderr
@@ -211,7 +211,7 @@ def test_ci_runs_the_commands_of_the_readme(root: Path) -> None:
 
 
 def _run_main(*arguments: str, without: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """The command line in a process of its own, which prints the modules it loaded as JSON on the last line."""
+    """Run the command line in a process that prints its loaded modules as JSON on the last line."""
     program = (
         "import json, runpy, sys\n"
         f"sys.modules.update(dict.fromkeys({without!r}))\n"
@@ -246,18 +246,18 @@ def test_every_public_name_resolves() -> None:
     assert [name for name in onnx_convgrad.__all__ if getattr(onnx_convgrad, name, None) is None] == []
 
 
-def test_without_a_runtime_the_error_says_what_to_install(digits_cnn: Path) -> None:
+def test_without_a_runtime_the_error_names_the_extras(digits_cnn: Path) -> None:
     done = _run_main("check", str(digits_cnn), without=("onnxruntime",))
     assert done.returncode == 2
-    # The terminal library breaks lines, and would take [cpu] for markup.
-    said = " ".join(done.stderr.split())
-    assert "onnx-convgrad[cpu]" in said
-    assert "onnx-convgrad[cuda]" in said
-    assert "Traceback" not in said
+    # The terminal library breaks lines, and could take [cpu] for markup.
+    text = " ".join(done.stderr.split())
+    assert "onnx-convgrad[cpu]" in text
+    assert "onnx-convgrad[cuda]" in text
+    assert "Traceback" not in text
 
 
 def test_gradients_can_be_built_without_a_runtime(digits_cnn: Path, tmp_path: Path) -> None:
-    """Only running a model needs ONNX Runtime: a build machine may do without."""
+    """Only running a model needs ONNX Runtime, so a build machine may lack it."""
     program = (
         "import sys; sys.modules['onnxruntime'] = None\n"
         "import onnx, onnx_convgrad\n"

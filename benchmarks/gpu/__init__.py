@@ -1,1 +1,1 @@
-"""Correctness and speed on a GPU, in one table."""
+"""Measure correctness and speed on a GPU."""

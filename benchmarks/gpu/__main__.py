@@ -1,10 +1,10 @@
-"""What a GPU gives, in one table and under eight minutes: `python -m benchmarks.gpu`.
+"""Measure correctness and speed on a GPU in under eight minutes: `python -m benchmarks.gpu`.
 
     python -m benchmarks.gpu                            # needs onnx-convgrad[cuda] and PyTorch for CUDA
-    python -m benchmarks.gpu --provider cpu --quick     # the same code on small sizes, without a GPU
+    python -m benchmarks.gpu --provider cpu --quick     # the same code with small sizes, without a GPU
 
-Errors are relative to float64 on the CPU for gradients, and to PyTorch on the same device for layers and steps; pairs are
-PyTorch / ours. Exit status: 0 done; 1 an error is above its limit, or a measurement failed; 2 there is no such provider.
+Errors of gradients are relative to float64 on the CPU, those of layers and steps to PyTorch on the same device; pairs are
+PyTorch / ours. Exit status: 0 done; 1 an error is above its limit, or a measurement failed; 2 the provider is missing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of the table: {', '.join(PARTS)}")
     parser.add_argument("--provider", choices=list(PROVIDERS), default="cuda")
     parser.add_argument("--quick", action="store_true", help="small sizes, few of each kind")
-    parser.add_argument("--minutes", type=float, default=7.5, help="after which nothing new is begun")
+    parser.add_argument("--minutes", type=float, default=7.5, help="start no measurement after this time")
     parser.add_argument("--json", type=Path, help="also write the rows to a file")
     arguments = parser.parse_args(words)
     unknown = [part for part in arguments.parts if part not in PARTS]
@@ -55,7 +55,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def measured(provider: str, parts: Sequence[str], clock: Clock, *, quick: bool) -> list[Row]:
-    """The rows of the parts; each is named on stderr as it begins."""
+    """The rows of the parts; prints the name of each to stderr."""
     from benchmarks.gpu import correctness, speed
 
     rows: list[Row] = []

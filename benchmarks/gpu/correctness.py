@@ -1,4 +1,4 @@
-"""Gradients on the provider beside float64 autograd on the CPU: every lowering, and every model family of the tests."""
+"""Compare gradients on the provider with float64 autograd on the CPU: every lowering, and every network of the tests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LAYERS = [
 
 
 def relative(got: np.ndarray, want: np.ndarray) -> float:
-    """L2 distance, relative to what is wanted."""
+    """L2 distance, relative to the norm of `want`."""
     return float(np.linalg.norm(got.astype(np.float64) - want) / max(np.linalg.norm(want), 1e-30))
 
 
@@ -47,7 +47,7 @@ def wanted(layer: ConvLayer) -> dict[str, np.ndarray]:
 
 
 def check_lowering(operator: str, name: str, layers: Sequence[ConvLayer], target: str, providers: Providers) -> Row:
-    """The worst error of one lowering over the layers that it applies to."""
+    """The largest error of one lowering over the layers to which it applies."""
     operand = {"ConvInputGrad": "x", "ConvWeightGrad": "w"}[operator]
     errors = []
     for layer in layers:
@@ -63,7 +63,7 @@ def check_lowering(operator: str, name: str, layers: Sequence[ConvLayer], target
 
 
 def check_family(name: str, target: str, providers: Providers) -> Row:
-    """The worst gradient of a network in training mode; float32 in PyTorch says what the problem allows."""
+    """The largest error of a gradient of a network in training mode; the limit follows PyTorch's own float32 error."""
     from tests.support import families
 
     family = next(f for f in families.FAMILIES if f.name == name)
@@ -81,15 +81,15 @@ def check_family(name: str, target: str, providers: Providers) -> Row:
     for value, (parameter, transform) in pairs.items():
         if parameter in family.null_in_training:
             continue
-        found = got[f"{value}_grad"]
-        error = relative(found.T if transform == "transpose" else found, want[parameter])
+        gradient = got[f"{value}_grad"]
+        error = relative(gradient.T if transform == "transpose" else gradient, want[parameter])
         if error >= worst:
             worst, limit = error, max(1e-3, 5 * relative(single[parameter], want[parameter]))
     return Row(what=f"{name}, gradients", error=worst, limit=limit, note=f"{len(pairs)} values")
 
 
 def rows(target: str, providers: Providers, clock: Clock, *, quick: bool) -> Iterator[Row]:
-    """Lowerings, then families."""
+    """Lowerings, then networks."""
     layers = LAYERS[1:6:2] if quick else LAYERS
     for operator in ("ConvInputGrad", "ConvWeightGrad"):
         for name in lowerings()[operator]:

@@ -1,4 +1,4 @@
-"""A row of the GPU table, and the clock that keeps the whole of it under its time."""
+"""The rows of the GPU table, and a clock that limits the total time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.tables import ms, table
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What was checked or measured; a pair is PyTorch's number and ours, and `None` was not measured."""
+    """One check or measurement; a pair is PyTorch's number and ours, `None` was not measured."""
 
     what: str
     precision: str = "float32"
@@ -29,7 +29,7 @@ class Row:
 
 @dataclass
 class Clock:
-    """Ends the measurements when the time is up: what is left then gets a row that says so."""
+    """Stops measuring when the time is up; the remaining rows say so."""
 
     minutes: float
     start: float = field(default_factory=time.monotonic)
@@ -39,18 +39,18 @@ class Clock:
         return time.monotonic() - self.start > 60 * self.minutes
 
     def row(self, what: str, precision: str, measure: Callable[[], Row]) -> Row:
-        """The row, or why there is none: one failure must not cost the rest of the table."""
+        """Measure one row; a failure becomes a row too, so that the rest of the table is measured."""
         if self.up:
             return Row(what=what, precision=precision, note=f"left out: {self.minutes:g} minutes are over")
         try:
             return measure()
-        except Exception as problem:  # noqa: BLE001 - the table shows it, and so does the exit status
+        except Exception as problem:  # noqa: BLE001 - shown in the table and by the exit status
             text = " ".join(str(problem).split())
             return Row(what=what, precision=precision, error=float("nan"), limit=0.0, note=f"failed: {text[:160]}")
 
 
 def show(rows: Sequence[Row]) -> str:
-    """The one table."""
+    """The table of all rows."""
     columns = ["", "type", "error", "PyTorch ms", "ours ms", "ratio", "MB", "kernels", "note"]
     return table(columns, [_cells(row) for row in rows])
 

@@ -1,4 +1,4 @@
-"""Layers and whole training steps beside PyTorch on the same device: time, memory, kernels started."""
+"""Compare layers and whole training steps with PyTorch on the same device: time, memory, kernel launches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RATE = 1e-3
 OPTIONS = {"tf32": True}
 TYPES = {"float32": (onnx.TensorProto.FLOAT, np.float32), "float16": (onnx.TensorProto.FLOAT16, np.float16)}
 LIMITS = {"float32": 5e-3, "float16": 1e-2}
-"""TensorFloat-32 has the digits of float16."""
+"""TensorFloat-32 has the precision of float16."""
 
 STEPS = {"resnet50": (64, 224), "mobilenet_v2": (64, 224), "unet": (16, 128)}
 QUICK_STEPS = {"mobilenet_v2": (4, 64)}
@@ -52,7 +52,7 @@ QUICK_LAYERS = [_layer((2, 8, 12, 12), (8, 8, 3, 3))]
 
 
 class Device:
-    """PyTorch's side of the device; `None` for its name where PyTorch cannot use it."""
+    """The device in PyTorch; `torch` is `None` where PyTorch cannot use it."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -64,7 +64,7 @@ class Device:
             torch.cuda.synchronize()
 
     def time(self, call: Callable[[], Any], repeats: int) -> float:
-        """Median seconds of a call, after some that do not count."""
+        """Median seconds of a call, after up to three calls to warm up."""
         laps = []
         early = min(3, repeats)
         for turn in range(early + repeats):
@@ -77,7 +77,7 @@ class Device:
         return statistics.median(laps)
 
     def launches(self, call: Callable[[], Any]) -> int | None:
-        """Kernels that one call starts, whoever starts them; `None` without a GPU."""
+        """Kernels that one call launches in this process; `None` without a GPU."""
         if not self.gpu:
             return None
         from torch.profiler import ProfilerActivity, profile
@@ -88,7 +88,7 @@ class Device:
         return sum(e.count for e in seen.key_averages() if "LaunchKernel" in e.key or e.key == "cudaGraphLaunch")
 
     def free(self) -> int | None:
-        """Bytes of the GPU that nobody holds, once PyTorch has given back what it does not use."""
+        """Free bytes of the GPU, after PyTorch has released its cache."""
         gc.collect()
         if not self.gpu:
             return None
@@ -120,9 +120,9 @@ def layer_row(layer: ConvLayer, precision: str, device: Device, providers: Provi
             return backward(gy, x, w, None, *geometry, [True, True, False])
 
         theirs = device.time(call, repeats)
-        found = {name: value.numpy() for name, value in binding.results().items()}
+        gradients = {name: value.numpy() for name, value in binding.results().items()}
         pairs = zip(("x_grad", "w_grad"), call(), strict=False)
-        error = max(relative(found[name], g.cpu().double().numpy()) for name, g in pairs if g is not None)
+        error = max(relative(gradients[name], g.cpu().double().numpy()) for name, g in pairs if g is not None)
     return Row(what=f"{layer}", precision=precision, error=error, limit=LIMITS[precision], seconds=(theirs, ours))
 
 
@@ -130,7 +130,7 @@ def layer_row(layer: ConvLayer, precision: str, device: Device, providers: Provi
 
 
 class OurStep:
-    """A training program whose values stay on the device, in two sets that take turns."""
+    """A training program whose values stay on the device, in two alternating sets."""
 
     def __init__(self, program: og.TrainingProgram, data: Mapping[str, np.ndarray], providers: Providers) -> None:
         model, moving = program.model("step"), program.manifest.moving()
@@ -140,9 +140,9 @@ class OurStep:
         start = defaults(model, [v.name for v in moving])
         sets = [{name: self.halves[0].put(array) for name, array in start.items()} for _ in self.halves]
         held = {name: self.halves[0].put(array) for name, array in data.items()}
-        for half, own, other in zip(self.halves, sets, sets[::-1], strict=True):
-            half.bind({**own, **held})
-            half.bind_results({v.next: other[v.name] for v in moving}, host=[self.loss])
+        for half, current, following in zip(self.halves, sets, sets[::-1], strict=True):
+            half.bind({**current, **held})
+            half.bind_results({v.next: following[v.name] for v in moving}, host=[self.loss])
         self.count = 0
 
     def __call__(self) -> float:
@@ -174,7 +174,7 @@ def torch_step(module: torch.nn.Module, x: Any, target: Any, precision: str, dev
 def step_row(
     name: str, batch: int, size: int, precision: str, device: Device, providers: Providers, repeats: int
 ) -> Row:
-    """A whole training step; the error is that of the first loss."""
+    """A whole training step; the error is the relative difference of the first losses."""
     net = network(name)
     x, target = net.data(batch, size)
     module = net.module()
@@ -214,7 +214,7 @@ def step_row(
 
 
 def rows(target: str, providers: Providers, clock: Clock, *, quick: bool) -> Iterator[Row]:
-    """Steps first: if the time runs out, it does among the layers."""
+    """Steps first: if the time runs out, layers are left out."""
     device = Device(target)
     if torch.cuda.is_available():
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True

@@ -19,8 +19,8 @@ def main(folder: Path, threads: int, *, compiled: bool) -> None:
     plan = json.loads((folder / "plan.json").read_text())
     module = network(plan["network"]).module()
     x, target = (torch.from_numpy(np.load(folder / f"{name}.npy")) for name in ("x", "target"))
-    kind, given = plan["optimizer"]
-    optimizer = getattr(torch.optim, kind)(module.parameters(), lr=plan["learning_rate"], **given)
+    kind, settings = plan["optimizer"]
+    optimizer = getattr(torch.optim, kind)(module.parameters(), lr=plan["learning_rate"], **settings)
     forward = torch.compile(module) if compiled else module
 
     def step() -> float:

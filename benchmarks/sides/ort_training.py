@@ -37,7 +37,7 @@ def main(folder: Path, threads: int) -> None:
     plan = json.loads((folder / "plan.json").read_text())
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = threads, 4
-    options.enable_mem_pattern = options.enable_mem_reuse = False  # as on our side: less memory
+    options.enable_mem_pattern = options.enable_mem_reuse = False  # as on our side, to save memory
     made = folder / "artifacts"
     state = CheckpointState.load_checkpoint(str(made / "checkpoint"))
     module = Module(str(made / "training_model.onnx"), state, session_options=options)
@@ -47,8 +47,8 @@ def main(folder: Path, threads: int) -> None:
     module.train()
 
     def step() -> float:
-        found = module(x, target)
-        loss = found[0] if isinstance(found, tuple) else found
+        result = module(x, target)
+        loss = result[0] if isinstance(result, tuple) else result
         optimizer.step()
         module.lazy_reset_grad()
         return float(loss.numpy())

@@ -1,6 +1,6 @@
-"""A training program of ours on stock ONNX Runtime: `python -m benchmarks.sides.ours FOLDER THREADS`.
+"""Our training program on stock ONNX Runtime: `python -m benchmarks.sides.ours FOLDER THREADS`.
 
-Needs numpy and onnxruntime alone. Parameters go back and forth between two sets of buffers that are bound once.
+Needs only numpy and onnxruntime. Parameters alternate between two sets of buffers that are bound once.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ def empty_like(array: np.ndarray) -> Any:
 def main(folder: Path, threads: int) -> None:
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = threads, 4
-    options.enable_mem_pattern = False  # or it allots all memory a second time, in one piece, after the first run
-    options.enable_mem_reuse = False  # or what the forward pass is done with waits for values of the same shape
+    options.enable_mem_pattern = False  # it would allocate all memory a second time after the first run
+    options.enable_mem_reuse = False  # it would keep dead values of the forward pass for values of the same shape
     session = ort.InferenceSession(str(folder / "step.onnx"), options, providers=["CPUExecutionProvider"])
     plan = json.loads((folder / "plan.json").read_text())
     fixed = {plan["data"]: np.load(folder / "x.npy"), plan["target"]: np.load(folder / "target.npy")}
     fixed[plan["rate"]] = np.array(plan["learning_rate"], np.float32)
-    given = {name: value(array) for name, array in fixed.items()}
+    inputs = {name: value(array) for name, array in fixed.items()}
     start = np.load(folder / "start.npz")
     first = {name: value(start[name]) for name in plan["next"]}
     second = {name: empty_like(start[name]) for name in plan["next"]}
@@ -41,7 +41,7 @@ def main(folder: Path, threads: int) -> None:
     bindings = []
     for old, new in ((first, second), (second, first)):
         binding = session.io_binding()
-        for name, held in {**given, **old}.items():
+        for name, held in {**inputs, **old}.items():
             binding.bind_ortvalue_input(name, held)
         binding.bind_ortvalue_output(plan["loss"], loss)
         for name, held in new.items():

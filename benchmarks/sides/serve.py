@@ -1,4 +1,4 @@
-"""What every side does: take one step when asked to, and tell how long it took. Standard library only."""
+"""Take one step per line of standard input and print its time. Standard library only."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 
 def peak_memory() -> int:
-    """Most bytes that this process ever had in memory.
+    """Peak memory of this process in bytes.
 
-    Not `ru_maxrss`, which a process inherits from the one that started it.
+    `ru_maxrss` is used only without /proc, since a process inherits it from its parent.
     """
     status = Path("/proc/self/status")
     if status.exists():
@@ -25,9 +25,9 @@ def peak_memory() -> int:
 
 
 def serve(step: Callable[[], float], **facts: object) -> None:
-    """Take the first step, then one for each line of standard input; `step` returns its loss.
+    """Take a first step, then one for each line of standard input, and print a line of JSON after each.
 
-    Each step is answered by a line of JSON.
+    `step` returns its loss.
     """
     started = peak_memory()
     while True:

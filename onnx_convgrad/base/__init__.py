@@ -1,1 +1,1 @@
-"""Checks of names and numbers that callers give, and a function that runs once."""
+"""Check names and numbers that callers pass; issue warnings; run a function once."""

@@ -1,4 +1,4 @@
-"""Names that a caller gives: one or several, each of those that there are."""
+"""Check names that a caller passes."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from onnx_convgrad.errors import ArgumentError
 __all__ = ["as_names", "check_names"]
 
 
-def as_names(given: object, what: str) -> list[str]:
-    """One name, or several, as a list; raises `ArgumentError` for anything else."""
-    if isinstance(given, str):
-        return [given]
-    names: list[Any] = list(given) if isinstance(given, Iterable) else [given]
-    for name in names:
+def as_names(names: object, what: str) -> list[str]:
+    """Return one name, or several, as a list; raise `ArgumentError` for anything else."""
+    if isinstance(names, str):
+        return [names]
+    several: list[Any] = list(names) if isinstance(names, Iterable) else [names]
+    for name in several:
         if not isinstance(name, str):
-            raise ArgumentError(f"{what} takes a name or several, not {given!r}.")
-    return names
+            raise ArgumentError(f"{what} takes a name or several, not {names!r}.")
+    return several
 
 
 _SHOWN = 80
-"""Most names that an error lists: a network has thousands."""
+"""The most names that an error lists; a network has thousands."""
 
 
 def check_names(names: Sequence[str], options: Sequence[str], what: str) -> None:

@@ -1,4 +1,4 @@
-"""Work that is done in the first of all calls."""
+"""Run a function once, thread-safely."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["once"]
 
 
 def once(function: Callable[[], None]) -> Callable[[], None]:
-    """Do the work of `function` in the first call; other threads wait for it, and calls from within it return at once."""
+    """Run `function` in the first call only; other threads wait for it, and calls from inside it return at once."""
     lock = threading.RLock()
     begun = done = False
 

@@ -1,4 +1,4 @@
-"""Warnings that point at the caller's own line, however deep inside the package they arise."""
+"""Issue warnings that point at the caller's line, from any depth inside the package."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ __all__ = ["warn"]
 
 _PACKAGE = str(Path(__file__).parents[1])
 _RULES = str(Path(__file__).resolve().parents[2] / "rules")
-"""Where the rules are in an uninstalled checkout, in which `onnx_convgrad/rules` is a link."""
+"""The rules of an uninstalled checkout, in which `onnx_convgrad/rules` is a link."""
 
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:
-    """Issue a warning whose place is the innermost line outside this package and onnx_ir's pass machinery."""
+    """Issue a warning at the innermost line outside this package and onnx_ir."""
     level, frame = 1, sys._getframe()  # noqa: SLF001 - Python 3.12 has `skip_file_prefixes` instead
     while frame.f_back is not None and _is_internal(frame.f_code.co_filename):
         level, frame = level + 1, frame.f_back

@@ -15,7 +15,7 @@ from onnx_convgrad.bench.choice import predicted, time_lowerings
 from onnx_convgrad.bench.layer import OPERATORS, ConvLayer
 from onnx_convgrad.bench.timing import Bound, Side, Turns, interleave, machine
 from onnx_convgrad.bench.torch_side import TorchSide
-from onnx_convgrad.checking.feeds import Feed, draw, working_feed
+from onnx_convgrad.checking.random_inputs import Feed, draw, working_feed
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.ir.constants import is_constant

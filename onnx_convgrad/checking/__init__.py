@@ -1,1 +1,1 @@
-"""Check gradients numerically, in float64 and against PyTorch."""
+"""Check gradients numerically and against PyTorch; evaluate models in float64."""

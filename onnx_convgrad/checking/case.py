@@ -1,4 +1,4 @@
-"""The record that drives the rule checker: one use of an operator, and the model of it."""
+"""The test case of the rule checker: one use of an operator, and the model that holds it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FLOATS = (np.float16, np.float32, np.float64)
 
 @dataclass(frozen=True)
 class Random:
-    """A floating operand to be drawn: uniform in [low, high], the same for the same case."""
+    """A floating operand with uniform random values in [low, high], which depend on the case only."""
 
     shape: tuple[int, ...]
     low: float = -2.0
@@ -37,24 +37,24 @@ class Case:
     """One use of an operator.
 
     Args:
-        op: Operator, or `"domain::Op"`; with `body`, what the case is called, as `"local::Name"`.
-        inputs: Operands by position: `rand(...)` for random ones, arrays (integers and booleans become initializers,
-            floating arrays graph inputs), `None` for absent ones.
+        op: Operator, or `"domain::Op"`; with `body`, a name for the case, such as `"local::Name"`.
+        inputs: Operands by position: `rand(...)`, an array (integers and booleans become initializers, floating arrays
+            graph inputs), or `None` where absent.
         attributes: Attributes of the node.
         outputs: Number of results, or their names with `""` for absent ones.
         wrt: Positions of the operands to differentiate; every floating one by default.
         of: Positions of the results to differentiate; every floating one by default.
-        constants: Positions of floating operands that are to be initializers.
-        feed_integers: Integer operands become graph inputs, so that the rule cannot read their values.
+        constants: Positions of floating operands that become initializers.
+        feed_integers: Make integer operands graph inputs, so that the rule cannot read their values.
         opset: ai.onnx version of the model.
         dtype: Floating type of random operands.
-        order: 2 checks the gradient of the gradient too.
-        dynamic: Whether to check with symbolic and with absent shapes.
+        order: 2 also checks the gradient of the gradient.
+        dynamic: Whether to check with symbolic and with undeclared shapes too.
         tolerance: Relative L2 error allowed against the float64 numeric derivative.
         step: Step of the central difference in float64.
-        name: For the test id when op and attributes do not tell cases apart.
-        body: Several operators in place of one, for rules that need others around them: the lines of an ONNX function in
-            textual form, whose operands are `x0`, `x1`, ... and whose results are `y0`, `y1`, ...
+        name: Added to the test id where operator and attributes are not unique.
+        body: Several operators instead of one: the lines of an ONNX function in textual form, with operands `x0`, `x1`,
+            ... and results `y0`, `y1`, ...
     """
 
     op: str
@@ -82,7 +82,7 @@ class Case:
 
     @property
     def arrays(self) -> list[np.ndarray | None]:
-        """The operands drawn."""
+        """The values of the operands."""
         generator = np.random.default_rng(zlib.crc32(str(self).encode()))
         drawn: list[np.ndarray | None] = []
         for operand in self.inputs:
@@ -98,19 +98,19 @@ def _template(operand: Any) -> Any:
 
 
 def is_float(array: np.ndarray | None) -> bool:
-    """Whether an operand is there and floating."""
+    """Whether an operand is present and floating."""
     return array is not None and array.dtype in FLOATS
 
 
 def result_names(case: Case) -> list[str]:
-    """The names of the results; `""` for an absent one."""
+    """The names of the results; `""` for an absent result."""
     if isinstance(case.outputs, int):
         return [f"y{i}" for i in range(case.outputs)]
     return list(case.outputs)
 
 
 def make_model(case: Case, arrays: Sequence[np.ndarray | None], *, shapes: str = "static") -> onnx.ModelProto:
-    """The case as a model of one node. `shapes`: `"static"`, `"symbolic"` or `"absent"`."""
+    """Build the model of one node. `shapes` is `"static"`, `"symbolic"` or `"absent"`."""
     domain, _, op_type = case.op.rpartition("::")
     inputs, initializers, names = [], [], []
     for i, array in enumerate(arrays):

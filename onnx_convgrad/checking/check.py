@@ -1,11 +1,11 @@
-"""`check`: the gradients of an augmented model against the model itself, and against PyTorch.
+"""Compare the gradients of an augmented model with numeric derivatives, and with PyTorch's.
 
-For each value x, a random direction v: <gradient, v> is compared with the central difference of L = sum <target, seed>
-along v. L is evaluated in float64 wherever possible, so that a step can be small enough to pass few kinks of Relu or
-MaxPool. The error is relative to |gradient|; a gradient below 1e-3 of the largest is measured against that, since
-float32 does not resolve it further. Where a gradient in float32 fails, the same graph is judged in float64 (see
-`rounding`): only what is right there, and off by no more than float32 must be on these inputs, is called rounding. Where
-the difference is below what float64 resolves of L, the comparison is called undetermined.
+For each value x and a random direction v, <gradient, v> is compared with the central difference of L = sum <target, seed>
+along v. L is evaluated in float64 where possible, so that small steps, which cross few kinks of Relu or MaxPool, are
+precise. The error is relative to |gradient|, or to 1e-3 of the largest gradient where that is more, since float32 does not
+resolve smaller ones. Where a float32 gradient fails, the same graph is checked in float64 (see `rounding`): the verdict is
+`rounding` only if the graph is correct there and the difference is within the estimated rounding error of float32. Where
+the difference is below the rounding error of L in float64, the verdict is `undetermined`.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.checking.double import Primal, narrow_primal, primal_function
-from onnx_convgrad.checking.feeds import working_feed
-from onnx_convgrad.checking.numeric import Derivative, Found, wide
-from onnx_convgrad.checking.rounding import InDouble
-from onnx_convgrad.checking.torch_check import available, torch_gradients
+from onnx_convgrad.checking.float64_model import Primal, narrow_primal, primal_function
+from onnx_convgrad.checking.numeric_derivative import Derivative, Difference, wide
+from onnx_convgrad.checking.random_inputs import working_feed
+from onnx_convgrad.checking.report import CheckReport, Row
+from onnx_convgrad.checking.rounding import Float64Gradients
+from onnx_convgrad.checking.torch_gradients import available, torch_gradients
 from onnx_convgrad.errors import ExecutionError, ModelError
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.parameters import resolve_of
@@ -33,7 +33,7 @@ from onnx_convgrad.pipeline.options import Names, Options, Settings
 from onnx_convgrad.pipeline.stages import Built, build
 from onnx_convgrad.runtime import session
 
-__all__ = ["CheckReport", "Row", "check", "verify_numerically"]
+__all__ = ["check", "verify_numerically"]
 
 Arrays = Mapping[str, np.ndarray]
 Progress = Callable[[str], None]
@@ -46,62 +46,6 @@ _FLOOR = 1e-3
 _LIMIT_OF_PROTO = 2**31
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One gradient: its norm, its relative errors (`None` where there was nothing to compare with), the verdict.
-
-    `rounding` is the numeric error of the same graph in float64, where float32 fails for rounding alone. `undetermined`
-    says that the numeric derivative itself is not precise enough to tell, for rounding or kinks, and PyTorch was not asked.
-    """
-
-    value: str
-    output: str
-    shape: tuple[int, ...]
-    norm: float
-    numeric: float | None
-    numeric_limit: float
-    torch: float | None
-    torch_limit: float
-    ok: bool
-    rounding: float | None = None
-    undetermined: bool = False
-
-    @property
-    def verdict(self) -> str:
-        """`ok`, `rounding` (right in float64, which float32 cannot resolve here), `kinks`, `undetermined` or `FAIL`.
-
-        `kinks`: PyTorch agrees, and the numeric derivative is not precise enough to tell.
-        """
-        if not self.ok:
-            return "FAIL"
-        if self.undetermined or self.rounding is not None:
-            return "undetermined" if self.undetermined else "rounding"
-        return "kinks" if self.numeric is not None and self.numeric > self.numeric_limit else "ok"
-
-
-@dataclass(frozen=True, slots=True)
-class CheckReport:
-    """Every gradient's verdict, the inputs used and how precise the comparison was."""
-
-    rows: tuple[Row, ...]
-    inputs: Mapping[str, tuple[int, ...]]
-    precision: str
-    pytorch: str
-    seed: int
-
-    @property
-    def passed(self) -> bool:
-        return all(row.ok for row in self.rows)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The report as JSON-ready data; JSON has no infinity and no NaN, which become null."""
-        rows = [{**asdict(row), "shape": list(row.shape), "verdict": row.verdict} for row in self.rows]
-        rows = [{k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in row.items()} for row in rows]
-        inputs = {name: list(shape) for name, shape in self.inputs.items()}
-        head = {"passed": self.passed, "precision": self.precision, "pytorch": self.pytorch, "seed": self.seed}
-        return {**head, "inputs": inputs, "rows": rows}
-
-
 def check(
     model: AnyModel,
     *,
@@ -112,20 +56,20 @@ def check(
     progress: Progress = lambda _: None,
     **settings: Unpack[Settings],
 ) -> CheckReport:
-    """Augment `model` and compare its gradients with numeric ones, and with PyTorch's where that is installed.
+    """Augment `model` and compare its gradients with numeric ones, and with PyTorch's if it is installed.
 
     Args:
         model: As for `augment`.
-        wrt: What to check; by default all floating inputs and parameters.
+        wrt: The values to check; by default all floating inputs and parameters.
         of: The targets.
-        seed: Of the random inputs, cotangents and directions.
+        seed: Seed of the random inputs, cotangents and directions.
         samples: Random directions per value.
-        progress: Called with the name of each stage.
+        progress: Called with a line of text before each step.
         settings: As for `augment`; free sizes of inputs are found by trial.
 
     Raises:
-        ModelError: No inputs were found on which the model runs; it holds more than 2 GB.
-        ConvGradError: What `augment` raises.
+        ModelError: The model runs on no random input that was tried, or it holds more than 2 GB.
+        ConvGradError: As `augment` raises.
     """
     options = Options(wrt=wrt, of=of, **settings)
     built = build(model, options, mode="vjp", progress=progress)  # other outputs may need inputs of other shapes
@@ -135,7 +79,7 @@ def check(
 def verify_numerically(
     built: Built, *, of: Names | None = None, seed: int = 0, samples: int = 1, progress: Progress = lambda _: None
 ) -> CheckReport:
-    """`check` for a model that is already built; `of` is what it was built with."""
+    """Check a model that was built with the targets `of`."""
     primal = built.primal
     size = sum(v.const_value.nbytes for v in built.model.graph.initializers.values() if v.const_value is not None)
     if size >= _LIMIT_OF_PROTO:
@@ -152,9 +96,8 @@ def verify_numerically(
     }
     progress("running the gradients")
     fed = {**feed, **{taken[t]: s for t, s in seeds.items() if t in taken}}
-    gradients = _run(built, fed)
-    report = _Comparison(built, feed, fed, seeds, gradients, generator, samples, progress)
-    return report.run(seed)
+    comparison = _Comparison(built, feed, fed, seeds, _run(built, fed), generator, samples, progress)
+    return comparison.run(seed)
 
 
 def _refuse_random(primal: ir.Model) -> None:
@@ -163,7 +106,7 @@ def _refuse_random(primal: ir.Model) -> None:
         drops = flag is not None and flag.const_value is not None and bool(flag.const_value.numpy().all())
         if drops or node.op_type.startswith("Random") or node.op_type in ("Bernoulli", "Multinomial"):
             raise ModelError(
-                f"Node {node.name!r} ({node.op_type}) draws random numbers, so that two runs cannot be compared.",
+                f"Node {node.name!r} ({node.op_type}) draws random numbers, so two runs cannot be compared.",
                 hint="Check without --training." if drops else "",
             )
 
@@ -173,14 +116,14 @@ def _run(built: Built, feed: Arrays) -> dict[str, np.ndarray]:
     names = list(built.gradients.values())
     wanted = {i.name for i in live.get_inputs()}
     try:
-        found = live.run(names, {k: v for k, v in feed.items() if k in wanted})
+        results = live.run(names, {k: v for k, v in feed.items() if k in wanted})
     except Exception as problem:
         raise ExecutionError(f"ONNX Runtime failed to run the gradients: {problem}") from problem
-    return dict(zip(built.gradients, found, strict=True))
+    return dict(zip(built.gradients, results, strict=True))
 
 
 class _Comparison:
-    """One set of inputs and seeds, and what each gradient is compared with."""
+    """The references for each gradient, at one set of inputs and seeds."""
 
     def __init__(
         self,
@@ -202,10 +145,10 @@ class _Comparison:
         self.limits = {k: _LIMITS.get(values[k].dtype or ir.DataType.FLOAT, _LIMIT) for k in gradients}
         self.function = self._function()
         self.derivative = Derivative(self.function, feed, self.points, seeds)
-        self._double: tuple[InDouble | None] | None = None
+        self._double: tuple[Float64Gradients | None] | None = None
 
     def _points(self) -> dict[str, np.ndarray]:
-        """What is fed for each differentiated value; zeros shift an intermediate one."""
+        """The input for each differentiated value; zeros for the shift of an intermediate one."""
         points = {}
         values = named_values(self.built.primal.graph)
         for name, gradient in self.gradients.items():
@@ -219,7 +162,7 @@ class _Comparison:
         return points
 
     def _function(self) -> Primal:
-        """The primal in float64; in float32 where that cannot be built or run."""
+        """The primal in float64, or in float32 where that cannot be built or run."""
         self.progress("preparing the model in float64")
         primal, targets = self.built.primal, list(self.seeds)
         moved = list(self.gradients)
@@ -227,12 +170,12 @@ class _Comparison:
             function = primal_function(primal, targets, moved, double=True)
             if all(np.isfinite(v).all() for v in function({**self.feed, **self.points}).values()):
                 return function
-        except Exception as problem:  # noqa: BLE001 - whatever the reason, float32 is the honest second choice
+        except Exception as problem:  # noqa: BLE001 - whatever the reason, float32 is the second choice
             self.progress(f"no float64 evaluation: {problem}")
         return primal_function(primal, targets, moved, double=False)
 
     def run(self, seed: int) -> CheckReport:
-        self.progress("asking PyTorch")
+        self.progress("computing PyTorch's gradients")
         torch_errors, torch_limits, note = self._torch()
         rows = []
         for count, (name, output) in enumerate(self.built.gradients.items(), 1):
@@ -245,39 +188,39 @@ class _Comparison:
     def _row(self, name: str, output: str, torch: float | None, torch_limit: float | None) -> Row:
         limit = max(self.limits[name], torch_limit or 0.0)
         numeric_limit = limit if self.function.double else max(limit, _FLOAT32_LIMIT)
-        if torch is not None and torch <= limit:  # what is left of a numeric error is kinks that the step crosses
+        if torch is not None and torch <= limit:  # the rest of a numeric error comes from kinks that the step crosses
             numeric_limit = max(numeric_limit, _KINKS)
         gradient = self.gradients[name]
         directions = [self.generator.standard_normal(gradient.shape) for _ in range(self.samples)]
-        found = [self._compared(name, gradient, direction, numeric_limit) for direction in directions]
-        numeric = max(f.error for f in found)
+        differences = [self._compared(name, gradient, direction, numeric_limit) for direction in directions]
+        numeric = max(d.error for d in differences)
         within = bool(np.isfinite(gradient).all()) and (torch is None or torch <= limit)
         ok, rounding, undetermined = within and numeric <= numeric_limit, None, False
         if within and not ok:
-            worst = max(self._without_rounding(name, found, numeric_limit), key=lambda f: f.error - f.noise)
+            worst = max(self._without_rounding(name, differences, numeric_limit), key=lambda d: d.error - d.noise)
             ok = worst.error - worst.noise <= numeric_limit
             undetermined = ok and worst.error > numeric_limit and torch is None
             rounding = worst.error if ok and worst.error <= numeric_limit else None
         shape, norm = self.gradients[name].shape, self.norms[name]
         return Row(name, output, shape, norm, numeric, numeric_limit, torch, limit, ok, rounding, undetermined)
 
-    def _compared(self, name: str, gradient: np.ndarray, direction: np.ndarray, limit: float) -> Found:
+    def _compared(self, name: str, gradient: np.ndarray, direction: np.ndarray, limit: float) -> Difference:
         scale = max(float(np.linalg.norm(wide(gradient))), self.floor)
         return self.derivative.compared(name, gradient, direction, scale, limit)
 
-    def _without_rounding(self, name: str, found: Sequence[Found], limit: float) -> Sequence[Found]:
-        """The same for the graph in float64, if rounding explains how far float32 is from that."""
-        double = self._in_double() if self.function.double else None
+    def _without_rounding(self, name: str, differences: Sequence[Difference], limit: float) -> Sequence[Difference]:
+        """The differences of the graph in float64, if rounding explains its distance from float32."""
+        double = self._float64_gradients() if self.function.double else None
         if double is None or np.linalg.norm(wide(self.gradients[name]) - double[name]) > double.resolution(name):
-            return found
-        return [self._compared(name, double[name], f.direction, limit) for f in found]
+            return differences
+        return [self._compared(name, double[name], d.direction, limit) for d in differences]
 
-    def _in_double(self) -> InDouble | None:
+    def _float64_gradients(self) -> Float64Gradients | None:
         if self._double is None:
             self.progress("running the gradients in float64")
             try:
-                self._double = (InDouble(self.built, self.fed),)
-            except Exception as problem:  # noqa: BLE001 - no second opinion, then: the first stands
+                self._double = (Float64Gradients(self.built, self.fed),)
+            except Exception as problem:  # noqa: BLE001 - then the first result stands
                 self.progress(f"no float64 gradients: {problem}")
                 self._double = (None,)
         return self._double[0]
@@ -289,17 +232,17 @@ class _Comparison:
         if not available():
             return {}, {}, "not installed"
         names = list(self.gradients)
-        found = torch_gradients(self.built.primal, self.feed, self.seeds, names)
-        if isinstance(found, str):
-            return {}, {}, found
-        names = [k for k in names if np.isfinite(found[k]).all() or not np.isfinite(self.gradients[k]).all()]
-        errors = {k: self._error(self.gradients[k], found[k]) for k in names}
+        exact = torch_gradients(self.built.primal, self.feed, self.seeds, names)
+        if isinstance(exact, str):
+            return {}, {}, exact
+        names = [k for k in names if np.isfinite(exact[k]).all() or not np.isfinite(self.gradients[k]).all()]
+        errors = {k: self._error(self.gradients[k], exact[k]) for k in names}
         if all(errors[k] <= self.limits[k] for k in names):
             return errors, {}, "compared with float64 autograd"
         single = torch_gradients(self.built.primal, self.feed, self.seeds, names, double=False)
         if isinstance(single, str):
             return errors, {}, "compared with float64 autograd"
-        limits = {k: 5 * self._error(single[k], found[k]) for k in names}
+        limits = {k: 5 * self._error(single[k], exact[k]) for k in names}
         return errors, limits, "compared with float64 autograd; limits follow PyTorch's own float32 error"
 
     def _error(self, got: np.ndarray, want: np.ndarray) -> float:

@@ -1,9 +1,9 @@
-"""What float32 can tell of a gradient: the same gradient graph in float64, also with the rounding of float32 imitated.
+"""Estimate the rounding error of a float32 gradient by running its graph in float64.
 
-Where values cancel or saturate (a softmax that is sure), a right gradient in float32 may be off by more than any fixed
-limit. Then the graph itself is judged in float64, and how far float32 may be off is found by Monte Carlo arithmetic: every
-operand and result is off by a random amount as large as rounding, and what the runs differ by is what float32 leaves open
-(Parker, "Monte Carlo Arithmetic", UCLA CSD-970002, 1997).
+Where values cancel or saturate (a softmax close to one-hot), a correct gradient in float32 may exceed any fixed limit.
+Then the graph itself is checked in float64, and the rounding error is estimated by Monte Carlo arithmetic: every operand
+and result is perturbed at random by up to one rounding, and the spread of several runs is the error of float32 (Parker,
+"Monte Carlo Arithmetic", UCLA CSD-970002, 1997).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.checking.double import Primal, widened
+from onnx_convgrad.checking.float64_model import Primal, widened
 from onnx_convgrad.pipeline.stages import Built
 
-__all__ = ["InDouble"]
+__all__ = ["Float64Gradients"]
 
 _UNIT = 2.0**-24
 _RUNS = 4
@@ -27,13 +27,13 @@ _ROUNDING = frozenset(
     Reciprocal ReduceL2 ReduceLogSumExp ReduceMean ReduceProd ReduceSum ReduceSumSquare Resize ScatterElements ScatterND
     Sigmoid Sin Softmax Softplus Sqrt Sub Sum Tan Tanh""".split()
 )
-"""Operators whose results are rounded; others pass values on, and masks of Relu and MaxPool compare these exactly."""
+"""Operators that round. Others pass values on, and the masks of Relu and MaxPool compare these exactly."""
 
 Arrays = Mapping[str, np.ndarray]
 
 
-class InDouble:
-    """The gradients of one augmented model in float64, at one set of inputs and cotangents."""
+class Float64Gradients:
+    """The gradients of one augmented model in float64, for one set of inputs and cotangents."""
 
     def __init__(self, built: Built, feed: Arrays) -> None:
         self.feed = feed
@@ -48,7 +48,7 @@ class InDouble:
         return self._exact[name]
 
     def resolution(self, name: str) -> float:
-        """How far (in the Euclidean norm) a float32 gradient of value `name` may be off by rounding alone."""
+        """The error (Euclidean norm) that rounding alone may cause in a float32 gradient of value `name`."""
         if self._spreads is None:
             runs = [self._named(self._jittered(self.feed)) for _ in range(_RUNS)]
             self._spreads = {
@@ -61,7 +61,7 @@ class InDouble:
 
 
 def _jitter(graph: ir.Graph) -> None:
-    """Multiply what is fed, stored or rounded by 1 + u, with u uniform in +-2^-24; the same sequence in every session."""
+    """Multiply inputs, constants and rounded results by 1 + u, u uniform in +-2^-24; the seeds are fixed."""
     places: list[tuple[ir.Value, ir.Node | None]] = [
         (v, None) for v in (*graph.inputs, *graph.initializers.values()) if v.shape is None or len(v.shape)
     ]

@@ -17,7 +17,7 @@ from onnx_convgrad.errors import first_few
 from onnx_convgrad.pipeline.options import Options
 
 if TYPE_CHECKING:
-    from onnx_convgrad.checking.check import CheckReport, Row
+    from onnx_convgrad.checking.report import CheckReport, Row
 
 __all__ = ["check", "show"]
 

@@ -1,67 +1,27 @@
-"""Convolution gradients of numpy arrays, run by ONNX Runtime: the functions that PyTorch has, under their names.
+"""Convolution gradients of numpy arrays, run by ONNX Runtime: PyTorch's functions under their names.
 
 =====================================  ================================================================================
 `conv{1,2,3}d_input`, `_weight`        gradients of one convolution, as in `torch.nn.grad`
-`conv_transpose{1,2,3}d_...`           the same of transposed convolutions
-`conv{1,2,3}d_per_sample_grad`         gradients for weight and bias of every sample by itself; transposed too
+`conv_transpose{1,2,3}d_...`           the same for transposed convolutions
+`conv{1,2,3}d_per_sample_grad`         gradients for weight and bias of every sample; also transposed
 `convolution`                          forward, `torch.convolution`
 `convolution_backward`                 input, weight and bias at once, `torch.ops.aten.convolution_backward`
-`convolution_double_backward`          the backward pass of that, `torch.ops.aten._convolution_double_backward`
+`convolution_double_backward`          its own backward pass, `torch.ops.aten._convolution_double_backward`
 `convolution_jvp`                      forward mode
 =====================================  ================================================================================
 
-The first call with certain shapes and arguments builds a small model by the rules and lowerings that `augment` uses, and
-compiles it; later ones only run it. `onnx_convgrad.functional.convolution` says what all functions share.
+The first call with certain shapes and arguments builds a small model with the rules and lowerings of `augment`, and compiles
+it; later calls only run it. The conventions of all functions are in `onnx_convgrad.functional.convolution`.
 """
 
+from onnx_convgrad.functional import gradients
 from onnx_convgrad.functional.convolution import (
     convolution,
     convolution_backward,
     convolution_double_backward,
     convolution_jvp,
 )
-from onnx_convgrad.functional.gradients import (
-    conv1d_input,
-    conv1d_per_sample_grad,
-    conv1d_weight,
-    conv2d_input,
-    conv2d_per_sample_grad,
-    conv2d_weight,
-    conv3d_input,
-    conv3d_per_sample_grad,
-    conv3d_weight,
-    conv_transpose1d_input,
-    conv_transpose1d_per_sample_grad,
-    conv_transpose1d_weight,
-    conv_transpose2d_input,
-    conv_transpose2d_per_sample_grad,
-    conv_transpose2d_weight,
-    conv_transpose3d_input,
-    conv_transpose3d_per_sample_grad,
-    conv_transpose3d_weight,
-)
+from onnx_convgrad.functional.gradients import *  # noqa: F403 - its __all__ lists them
 
-__all__ = [
-    "conv1d_input",
-    "conv1d_per_sample_grad",
-    "conv1d_weight",
-    "conv2d_input",
-    "conv2d_per_sample_grad",
-    "conv2d_weight",
-    "conv3d_input",
-    "conv3d_per_sample_grad",
-    "conv3d_weight",
-    "conv_transpose1d_input",
-    "conv_transpose1d_per_sample_grad",
-    "conv_transpose1d_weight",
-    "conv_transpose2d_input",
-    "conv_transpose2d_per_sample_grad",
-    "conv_transpose2d_weight",
-    "conv_transpose3d_input",
-    "conv_transpose3d_per_sample_grad",
-    "conv_transpose3d_weight",
-    "convolution",
-    "convolution_backward",
-    "convolution_double_backward",
-    "convolution_jvp",
-]
+__all__ = ["convolution", "convolution_backward", "convolution_double_backward", "convolution_jvp"]
+__all__ += gradients.__all__

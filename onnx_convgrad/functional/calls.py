@@ -1,7 +1,7 @@
-"""From arguments to arrays: a form of a call is checked and compiled once, then only run.
+"""Run the public functions: check and compile a call once, then only run it.
 
-The table here goes by the arguments as they were given, so that a repeated call costs one look-up; the one of sessions goes
-by what they mean, so that `padding=1` and `padding=(1, 1)` share a session.
+Plans are cached by the arguments as passed, so a repeated call costs one look-up. Sessions are cached by the meaning of
+the arguments, so `padding=1` and `padding=(1, 1)` share one.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ __all__ = ["DTYPES", "Function", "Window"]
 DTYPES = ("float16", "float32", "float64", "complex64", "complex128")
 
 PLANS = 1024
-"""How many forms of a call are kept."""
+"""The number of plans kept."""
 
 Window = tuple[Any, Any, Any, Any, Any, Any]
-"""stride, padding, dilation, transposed, output_padding and groups, as the caller gave them."""
+"""stride, padding, dilation, transposed, output_padding and groups, as passed."""
 
 Sizes = tuple[int, ...]
 Signature = tuple[tuple[Sizes, np.dtype] | None, ...]
@@ -40,11 +40,11 @@ class Function:
     """A public function.
 
     Attributes:
-        kind: What its model computes.
-        arrays: Its arrays in order: the name, and whose shape it has.
-        results: What each result belongs to; `output`, `input`, `weight` or `bias`.
+        kind: The kind of model.
+        arrays: Its arrays in order: the name, and the operand or `output` whose shape it has.
+        results: The operand (or `output`) that each result belongs to and has the shape of.
         per_sample: Whether every sample has gradients of its own.
-        rank: Number of spatial axes, if it is for one.
+        rank: Number of spatial axes, if fixed.
     """
 
     kind: Kind
@@ -63,15 +63,15 @@ class Function:
         providers: Providers | None = None,
         options: Options | None = None,
     ) -> tuple[Any, ...]:
-        """The results, `None` where `mask` says so. `sizes` are those of input, weight and bias that no array tells."""
-        given = [a if a is None or (type(a) is np.ndarray and a.dtype.isnative) else _array(a) for a in arrays]
-        signature = tuple([None if a is None else (a.shape, a.dtype) for a in given])
-        rest = [frozen(value) for value in (*sizes, *window, mask, providers, options)]
-        return _plan(self, signature, *rest).run(given)
+        """The results, `None` where `mask` is false. `sizes`: those of input, weight and bias where there is no array."""
+        operands = [a if a is None or (type(a) is np.ndarray and a.dtype.isnative) else _array(a) for a in arrays]
+        signature = tuple([None if a is None else (a.shape, a.dtype) for a in operands])
+        rest = [frozen(value) for value in (sizes, window, mask, providers, options)]
+        return _plan(self, signature, *rest).run(operands)
 
 
-def _array(given: Any) -> Array:
-    array = np.asarray(given)
+def _array(values: Any) -> Array:
+    array = np.asarray(values)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
@@ -80,7 +80,7 @@ def _array(given: Any) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """How an array goes in: its name and position, the dtype and shape to view it with where they differ."""
+    """One input: name, position of its array, and the dtype and shape to view the array with where they differ."""
 
     name: str
     position: int
@@ -90,7 +90,7 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a result comes out: its position among the outputs (`None`: it is zero), its shape and dtype."""
+    """One result: position among the outputs (`None`: it is zero), shape and dtype."""
 
     position: int | None
     shape: Sizes
@@ -99,15 +99,15 @@ class Result:
     def take(self, outputs: Sequence[Array]) -> Array:
         if self.position is None:
             return np.zeros(self.shape, self.dtype)
-        found = outputs[self.position]
-        if found.dtype != self.dtype:  # real and imaginary parts
-            found = found.view(self.dtype)
-        return found if found.shape == self.shape else found.reshape(self.shape)
+        array = outputs[self.position]
+        if array.dtype != self.dtype:  # real and imaginary parts
+            array = array.view(self.dtype)
+        return array if array.shape == self.shape else array.reshape(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A call that waits only for its arrays."""
+    """A checked and compiled call that needs only its arrays."""
 
     session: Compiled | None
     feeds: tuple[Feed, ...]
@@ -119,7 +119,7 @@ class Plan:
             feeds = {}
             for feed in self.feeds:
                 array = arrays[feed.position]
-                assert array is not None, "the model reads what is there"
+                assert array is not None, "the model reads an absent array"
                 if feed.dtype is not None:
                     array = np.ascontiguousarray(array).view(feed.dtype)
                 feeds[feed.name] = array if feed.shape is None else array.reshape(feed.shape)
@@ -127,57 +127,44 @@ class Plan:
         return tuple([None if result is None else result.take(outputs) for result in self.results])
 
 
-@lru_cache(maxsize=PLANS, typed=True)
+@lru_cache(maxsize=PLANS)
 def _plan(
     function: Function,
     signature: Signature,
-    input_size: Any,
-    weight_size: Any,
-    bias_size: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    transposed: Any,
-    output_padding: Any,
-    groups: Any,
+    sizes: tuple[Any, Any, Any],
+    window: Window,
     mask: Any,
     providers: Any,
     options: Any,
 ) -> Plan:
-    arrays = {name: found for name, found in zip(function.arrays, signature, strict=True) if found is not None}
-    for name in _ALWAYS:
+    arrays = {name: entry for name, entry in zip(function.arrays, signature, strict=True) if entry is not None}
+    for name in _REQUIRED:
         if name in function.arrays and name not in arrays:
             raise ArgumentError(f"{name} must be an array, not None.")
     dtype = _common_dtype({name: kind for name, (_, kind) in arrays.items()})
     shapes = {name: shape for name, (shape, _) in arrays.items()}
+    input_size, weight_size, bias_size = sizes
+    stride, padding, dilation, transposed, output_padding, groups = window
     if isinstance(transposed, tuple):
         raise ArgumentError(f"transposed must be True or False, not {transposed!r}.")
-    g, batched = settle(
-        shapes.get("input", input_size),
-        shapes.get("weight", weight_size),
-        stride,
-        padding,
-        dilation,
-        bool(transposed),
-        output_padding,
-        groups,
-        function.rank,
-    )
-    if bias_size not in {None, (0,)} and "bias" in _wanted(function, mask):  # ATen's graphs say [0] where there is none
+    data, weight = shapes.get("input", input_size), shapes.get("weight", weight_size)
+    numbers = (stride, padding, dilation, bool(transposed), output_padding, groups)
+    g, batched = settle(data, weight, *numbers, function.rank)
+    wanted = _wanted(function, mask)
+    if bias_size not in {None, (0,)} and "bias" in wanted:  # ATen's graphs have [0] for no bias
         shapes["bias"] = bias_size if isinstance(bias_size, tuple) else (bias_size,)
     _check_shapes(function, g, shapes, batched=batched)
-    wanted = _wanted(function, mask)
-    given = tuple(name.removesuffix("_direction") for name in function.arrays if name in arrays and name not in _ALWAYS)
-    task = Task(function.kind, given, wanted)
+    optional = [name for name in function.arrays if name in arrays and name not in _REQUIRED]
+    task = Task(function.kind, tuple(name.removesuffix("_direction") for name in optional), wanted)
     chosen = SessionOptions.of(thawed(options))
     folded = g.per_sample() if function.per_sample else g
     output = _shape_of(g, "output", batched=batched)
     hollow = shapes.get("grad_output", output) != output
     live = None if hollow else compiled(folded, dtype, task, resolved(providers, chosen), chosen)
-    where = () if live is None else live.outputs
+    outputs = () if live is None else live.outputs
     results = []
     for name in function.results:
-        position = where.index(f"result_{name}") if f"result_{name}" in where else None
+        position = outputs.index(f"result_{name}") if f"result_{name}" in outputs else None
         shape = shapes["grad_output"] if hollow and name == "output" else _shape_of(g, name, batched=batched)
         if function.per_sample and batched:
             shape = (g.input[0], *shape)
@@ -189,8 +176,8 @@ def _plan(
     return Plan(live, tuple(feeds), tuple(results))
 
 
-_ALWAYS = ("input", "weight", "grad_output")
-"""Operands that no function can go without."""
+_REQUIRED = ("input", "weight", "grad_output")
+"""Operands that every function with them requires."""
 
 
 def _wanted(function: Function, mask: Any) -> tuple[str, ...]:
@@ -221,12 +208,12 @@ def _common_dtype(dtypes: Mapping[str, np.dtype]) -> np.dtype:
 
 
 def _hollow(g: Geometry, output: Sizes) -> Sizes:
-    """The shape that PyTorch gives the output of an input without channels: it has none either."""
+    """The shape of PyTorch's output for an input without channels: it has no channels either."""
     return output if g.input[1] else (*output[: -g.rank - 1], 0, *output[-g.rank :])
 
 
 def _check_shapes(function: Function, g: Geometry, shapes: Mapping[str, Sizes], *, batched: bool) -> None:
-    """Each array has the shape that follows from those of the input and the weight."""
+    """Check each shape against that which follows from the input and the weight."""
     for name, shape in shapes.items():
         of = function.arrays.get(name, name)
         wanted = _shape_of(g, of, batched=batched)

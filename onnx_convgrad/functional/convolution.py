@@ -1,17 +1,17 @@
 """Convolutions of any rank with the arguments of ATen: forward, backward, double backward, forward mode.
 
-What these functions share:
+Conventions of all functions:
 
-- Arrays are numpy arrays of one dtype: float16, float32, float64, complex64 or complex128. Results have it too.
+- Arrays are numpy arrays of one dtype: float16, float32, float64, complex64 or complex128. Results have the same.
 - `input` is `[N, C, *]` or, for one sample, `[C, *]`, with one to three spatial axes; `weight` is `[O, C / groups, *]`, or
   `[C, O / groups, *]` if `transposed`; the output, and `grad_output`, is `[N, O, *]` or `[O, *]`.
-- `stride`, `padding`, `dilation`, `output_padding`: a number, or one per axis. `padding` may be `"valid"`, and `"same"`
-  where there is no stride and no transposition.
+- `stride`, `padding`, `dilation`, `output_padding`: a number, or one per axis. `padding` may be `"valid"`, or `"same"`
+  for an untransposed convolution without a stride.
 - Gradients of complex arrays are PyTorch's: dL/d(re) + i dL/d(im).
-- `providers`: `"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default. `options`: those of the
+- `providers`: `"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default. `options`: options of the
   session, for example `{"tf32": False}`.
-- Raises `ArgumentError` where PyTorch refuses the arguments, and `ExecutionError` when ONNX Runtime or a provider is missing
-  or fails; the error's `snippet` is then a program that repeats the call with numpy and ONNX Runtime alone.
+- `ArgumentError` is raised where PyTorch refuses the arguments, `ExecutionError` where ONNX Runtime or a provider is missing
+  or fails; the `snippet` of a failure is a program that reproduces it with numpy and ONNX Runtime alone.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def convolution_backward(
 ) -> tuple[Array | None, Array | None, Array | None]:
     """The gradients for input, weight and bias: `torch.ops.aten.convolution_backward`.
 
-    What `output_mask` leaves out is not computed, and `None`. `bias_sizes`, `[O]`, is only checked; `[0]`, which
-    ATen's graphs have for a convolution without bias, says nothing.
+    Results that `output_mask` excludes are not computed and are `None`. `bias_sizes`, `[O]`, is only checked; `[0]`, which
+    ATen's graphs have for a convolution without bias, is ignored.
 
     >>> import numpy as np
     >>> x, w = np.ones((1, 1, 3)), np.ones((2, 1, 2))
@@ -119,25 +119,9 @@ def convolution_double_backward(
 ) -> tuple[Array | None, Array | None, Array | None]:
     """The backward pass of `convolution_backward`: `torch.ops.aten._convolution_double_backward`.
 
-    Args:
-        ggI: Cotangent of the gradient for the input, of the input's shape; `None`, as for the next two, is zero.
-        ggW: Cotangent of the gradient for the weight.
-        ggb: Cotangent of the gradient for the bias.
-        gO: The `grad_output` of the backward pass.
-        weight: As above.
-        input: As above.
-        stride: As above, like the rest.
-        padding: See there.
-        dilation: See there.
-        transposed: See there.
-        output_padding: See there.
-        groups: See there.
-        output_mask: Which results are wanted.
-        providers: See there.
-        options: See there.
-
-    Returns:
-        The gradients for gO, input and weight; those that nothing reaches are zeros.
+    `ggI`, `ggW` and `ggb` are the cotangents of the gradients for input, weight and bias, `None` for zero; `gO` is the
+    `grad_output` of the backward pass. The results are the gradients for gO, input and weight, zero where no cotangent
+    reaches them.
     """
     window = (stride, padding, dilation, transposed, output_padding, groups)
     arrays = (input, weight, gO, ggI, ggW, ggb)
@@ -160,7 +144,7 @@ def convolution_jvp(
     providers: Providers | None = None,
     options: Options | None = None,
 ) -> Array:
-    """Forward mode: the derivative of the output along tangents of input, weight and bias; `None` is zero.
+    """Forward mode: the derivative of the output along tangents of input, weight and bias; `None` is a zero tangent.
 
     >>> import numpy as np
     >>> x, w = np.ones((1, 1, 3)), np.ones((1, 1, 2))

@@ -1,6 +1,6 @@
-"""What the arguments of one call mean: PyTorch's conventions checked and settled into one frozen value.
+"""Check the arguments of a call by PyTorch's conventions and combine them into one `Geometry`.
 
-Each message has the words of ATen's own check (`Convolution.cpp`), names both numbers, and is raised in the same order.
+The messages have the words of ATen's checks (`Convolution.cpp`), name both numbers, and are raised in the same order.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.ir.convolution import Window
+from onnx_convgrad.ir.geometry import same_padding
 
 __all__ = ["Geometry", "settle"]
 
@@ -19,39 +21,29 @@ Sizes = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Geometry:
+class Geometry(Window):
     """One convolution, transposed or not, with a batch axis and explicit padding.
 
-    Shapes: input `[N, C, *]`; weight `[O, C / groups, *]`, transposed `[C, O / groups, *]`; output `[N, O, *]`.
+    Shapes: input `[N, C, *]`; weight `[O, C / group, *]`, transposed `[C, O / group, *]`; output `[N, O, *]`.
     """
 
     transposed: bool
     input: Sizes
     weight: Sizes
-    strides: Sizes
-    begin: Sizes
-    end: Sizes
-    dilations: Sizes
     output_padding: Sizes
-    groups: int
-
-    @property
-    def rank(self) -> int:
-        """Number of spatial axes."""
-        return len(self.strides)
 
     @property
     def features(self) -> int:
-        """Channels of the output, and entries of the bias."""
-        return self.weight[1] * self.groups if self.transposed else self.weight[0]
+        """Channels of the output, and size of the bias."""
+        return self.weight[1] * self.group if self.transposed else self.weight[0]
 
     @property
     def spans(self) -> Sizes:
-        """Rows that the kernel covers on each axis."""
+        """Rows that the kernel spans on each axis."""
         return tuple(d * (k - 1) + 1 for k, d in zip(self.weight[2:], self.dilations, strict=True))
 
     @property
-    def padded(self) -> Sizes:
+    def padded_size(self) -> Sizes:
         """Spatial sizes of the input with its padding."""
         return tuple(x + b + e for x, b, e in zip(self.input[2:], self.begin, self.end, strict=True))
 
@@ -63,12 +55,12 @@ class Geometry:
             axes = zip(self.input[2:], self.strides, self.begin, self.end, self.spans, self.output_padding, strict=True)
             sizes = ((x - 1) * s - b - e + span + extra for x, s, b, e, span, extra in axes)
         else:
-            sizes = ((x - span) // s + 1 for x, span, s in zip(self.padded, self.spans, self.strides, strict=True))
+            sizes = ((x - span) // s + 1 for x, span, s in zip(self.padded_size, self.spans, self.strides, strict=True))
         return (self.input[0], self.features, *sizes)
 
     @property
     def empty(self) -> bool:
-        """Whether no product of an input and a weight reaches an output: a size is zero, or padding cuts all away."""
+        """Whether no product of input and weight reaches the output: a size is zero, or the padding trims everything."""
         if 0 in (*self.input, *self.weight, *self.output):
             return True
         axes = zip(self.input[2:], self.strides, self.spans, self.begin, strict=True)
@@ -76,7 +68,7 @@ class Geometry:
 
     @property
     def multiplications(self) -> int:
-        """How many the direct sum takes."""
+        """Multiplications of the direct sum."""
         points = self.input if self.transposed else self.output
         return math.prod(self.weight[1:]) * math.prod(points)
 
@@ -85,10 +77,10 @@ class Geometry:
         return (self.features,) if name == "bias" else getattr(self, name)
 
     def per_sample(self) -> Geometry:
-        """The convolution of one sample that holds all samples as groups of their own, so that each has its weight."""
+        """The convolution of one sample in which every sample is a group, so that each has its own weight."""
         batch, channels, *size = self.input
         weight = (batch * self.weight[0], *self.weight[1:])
-        return replace(self, input=(1, batch * channels, *size), weight=weight, groups=batch * self.groups)
+        return replace(self, input=(1, batch * channels, *size), weight=weight, group=batch * self.group)
 
 
 def settle(
@@ -102,14 +94,14 @@ def settle(
     groups: Any,
     rank: int | None = None,
 ) -> tuple[Geometry, bool]:
-    """The geometry, and whether the input has a batch axis.
+    """Return the geometry, and whether the input has a batch axis.
 
     Raises:
-        ArgumentError: Something that PyTorch refuses too; or `padding="same"` of a transposed convolution.
+        ArgumentError: PyTorch refuses the arguments too; or `padding="same"` of a transposed convolution.
     """
     name = f"conv{'_transpose' * transposed}"
     weight = _sizes(weight_size, "weight_size")
-    given = _sizes(input_size, "input_size")
+    data = _sizes(input_size, "input_size")
     if len(weight) < 3:
         raise ArgumentError(f"weight should have at least three dimensions, but got weight of size {list(weight)}.")
     axes = len(weight) - 2
@@ -121,19 +113,19 @@ def settle(
     extra = _per_axis(output_padding, axes, "output_padding")
     groups = _integer(groups, "groups")
     _check_signs(strides, dilations, extra, groups)
-    if len(given) not in (axes + 1, axes + 2):
+    if len(data) not in (axes + 1, axes + 2):
         raise ArgumentError(
             f"Expected {axes + 2}-dimensional input for {axes + 2}-dimensional weight {list(weight)},"
-            f" but got {len(given)}-dimensional input of size {list(given)} instead.",
+            f" but got {len(data)}-dimensional input of size {list(data)} instead.",
             hint=f"{name}{axes}d takes {axes + 1} dimensions (one sample) or {axes + 2} (a batch).",
         )
-    batched = len(given) == axes + 2
+    batched = len(data) == axes + 2
     begin, end = _padding(padding, axes, strides, dilations, weight, transposed=transposed)
-    full = given if batched else (1, *given)
-    found = Geometry(transposed, full, weight, strides, begin, end, dilations, extra, groups)
-    _check_channels(found)
-    _check_sizes(found)
-    return found, batched
+    full = data if batched else (1, *data)
+    geometry = Geometry(strides, dilations, begin, end, groups, transposed, full, weight, extra)
+    _check_channels(geometry)
+    _check_sizes(geometry)
+    return geometry, batched
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -157,7 +149,7 @@ def _sizes(value: Any, name: str) -> Sizes:
 
 
 def _per_axis(value: Any, rank: int, name: str) -> Sizes:
-    """One number per spatial axis: a single one, alone or in a sequence, stands for all."""
+    """Return one number per spatial axis; a single number, alone or in a sequence, is repeated."""
     try:
         values = tuple(map(operator.index, value if isinstance(value, Iterable) else (value,)))
     except TypeError:
@@ -173,7 +165,7 @@ def _per_axis(value: Any, rank: int, name: str) -> Sizes:
 def _padding(
     padding: Any, rank: int, strides: Sizes, dilations: Sizes, weight: Sizes, *, transposed: bool
 ) -> tuple[Sizes, Sizes]:
-    """Rows added at the beginning and the end; of an odd `"same"` padding the end has the larger half."""
+    """Return the padding at the beginning and the end; the end has the larger half of an odd `"same"` padding."""
     if not isinstance(padding, str):
         both = _per_axis(padding, rank, "padding")
         if min(both) < 0:
@@ -192,42 +184,43 @@ def _padding(
             f"padding='same' is not supported for strided convolutions: stride={list(strides)}, but {max(strides)} is"
             " more than 1."
         )
-    totals = [d * (k - 1) for k, d in zip(weight[2:], dilations, strict=True)]
-    return tuple(t // 2 for t in totals), tuple(t - t // 2 for t in totals)
+    spans = [d * (k - 1) + 1 for k, d in zip(weight[2:], dilations, strict=True)]
+    begin, end = zip(*(same_padding(1, span, 1, upper=True) for span in spans), strict=True)
+    return begin, end
 
 
 # -- checks ------------------------------------------------------------------------------------------------------------
 
 
 def _check_signs(strides: Sizes, dilations: Sizes, extra: Sizes, groups: int) -> None:
-    for values, least, said in (
+    for values, least, message in (
         (strides, 1, "non-positive stride is not supported, but got stride="),
         (dilations, 1, "dilation should be greater than zero, but got dilation="),
         (extra, 0, "negative output_padding is not supported, but got output_padding="),
     ):
         if min(values) < least:
-            raise ArgumentError(f"{said}{list(values)}: {min(values)} is less than {least}.")
+            raise ArgumentError(f"{message}{list(values)}: {min(values)} is less than {least}.")
     if groups < 1:
         raise ArgumentError(f"non-positive groups is not supported, but got groups={groups}: it is less than 1.")
 
 
 def _check_channels(g: Geometry) -> None:
     sizes, first, channels = list(g.weight), g.weight[0], g.input[1]
-    if first < g.groups:
+    if first < g.group:
         raise ArgumentError(
-            f"Given groups={g.groups}, expected weight to be at least {g.groups} at dimension 0, but got weight of size"
+            f"Given groups={g.group}, expected weight to be at least {g.group} at dimension 0, but got weight of size"
             f" {sizes} instead."
         )
-    if first % g.groups:
+    if first % g.group:
         raise ArgumentError(
-            f"Given groups={g.groups}, expected weight to be divisible by {g.groups} at dimension 0, but got weight of"
+            f"Given groups={g.group}, expected weight to be divisible by {g.group} at dimension 0, but got weight of"
             f" size {sizes} instead."
         )
-    wanted = first if g.transposed else g.weight[1] * g.groups
+    wanted = first if g.transposed else g.weight[1] * g.group
     if channels != wanted:
-        given = "transposed=1" if g.transposed else f"groups={g.groups}"
+        kind = "transposed=1" if g.transposed else f"groups={g.group}"
         raise ArgumentError(
-            f"Given {given}, weight of size {sizes}, expected input {list(g.input)} to have {wanted} channels, but got"
+            f"Given {kind}, weight of size {sizes}, expected input {list(g.input)} to have {wanted} channels, but got"
             f" {channels} channels instead."
         )
 
@@ -244,10 +237,10 @@ def _check_sizes(g: Geometry) -> None:
     if 0 in g.weight[2:]:
         raise ArgumentError(f"kernel size should be greater than zero, but got weight of size {list(g.weight)}.")
     if not g.transposed:
-        if any(x < span for x, span in zip(g.padded, g.spans, strict=True)):
+        if any(x < span for x, span in zip(g.padded_size, g.spans, strict=True)):
             raise ArgumentError(
-                f"Calculated padded input size per channel: {sizes(g.padded)}. Kernel size: {sizes(g.spans)}. Kernel size"
-                " can't be greater than actual input size."
+                f"Calculated padded input size per channel: {sizes(g.padded_size)}. Kernel size: {sizes(g.spans)}. Kernel"
+                " size can't be greater than actual input size."
             )
         if any(g.output_padding):
             raise ArgumentError(

@@ -1,6 +1,7 @@
-"""One gradient at a time, by rank: the functions of `torch.nn.grad`, the same for transposed convolutions, and per sample.
+"""Single gradients by rank: the functions of `torch.nn.grad`, also for transposed convolutions and for each sample.
 
-Arrays, paddings and errors are as in `onnx_convgrad.functional.convolution`. Each function is written once for all ranks.
+Arrays, paddings and errors are as in `onnx_convgrad.functional.convolution`. Each function is written once for all ranks,
+plain and transposed.
 """
 
 from __future__ import annotations
@@ -48,31 +49,31 @@ _BY_INPUT = {"weight": "weight", "grad_output": "output"}
 _BY_WEIGHT = {"input": "input", "grad_output": "output"}
 _INPUT = {rank: Function("convolution_backward", _BY_INPUT, ("input",), rank=rank) for rank in _RANKS}
 _WEIGHT = {rank: Function("convolution_backward", _BY_WEIGHT, ("weight",), rank=rank) for rank in _RANKS}
+_BY_BOTH = {"input": "input", **_BY_INPUT}
 _PER_SAMPLE = {
-    rank: Function(
-        "convolution_backward",
-        {"input": "input", "weight": "weight", "grad_output": "output"},
-        ("weight", "bias"),
-        per_sample=True,
-        rank=rank,
-    )
-    for rank in _RANKS
+    rank: Function("convolution_backward", _BY_BOTH, ("weight", "bias"), per_sample=True, rank=rank) for rank in _RANKS
 }
 
 
-def _by_rank(name: str, function: Callable[Concatenate[int, P], R]) -> Made[P, R]:
-    """The function for one, two and three spatial axes; `{}` in the name and the docstring is the rank."""
+def _by_rank(function: Callable[Concatenate[int, bool, P], R], name: str, *, transposed: bool = False) -> Made[P, R]:
+    """Make the functions for one, two and three spatial axes; `{}` in the name is the rank.
+
+    In the docstring `{}` stands for the operator. Only transposed ones have the last parameter, `output_padding`.
+    """
 
     def bound(rank: int) -> Callable[P, R]:
         def gradient(*args: P.args, **kwargs: P.kwargs) -> R:
-            return function(rank, *args, **kwargs)
+            if not transposed and "output_padding" in kwargs:
+                raise TypeError(f"{gradient.__name__}() has no argument 'output_padding'")
+            return function(rank, transposed, *args, **kwargs)
 
-        whole = inspect.signature(function)
-        rest = list(whole.parameters.values())[1:]
-        gradient.__signature__ = whole.replace(parameters=rest)  # type: ignore[attr-defined]
+        own = list(inspect.signature(function).parameters.values())[2:]
+        own = [p for p in own if transposed or p.name != "output_padding"]
+        gradient.__signature__ = inspect.signature(function).replace(parameters=own)  # type: ignore[attr-defined]
         gradient.__name__ = gradient.__qualname__ = name.format(rank)
-        gradient.__doc__ = (function.__doc__ or "").format(rank)
-        gradient.__annotations__ = {k: v for k, v in function.__annotations__.items() if k != "rank"}
+        gradient.__doc__ = (function.__doc__ or "").format(f"conv{'_transpose' * transposed}{rank}d")
+        kept = {*(p.name for p in own), "return"}
+        gradient.__annotations__ = {k: v for k, v in function.__annotations__.items() if k in kept}
         return gradient
 
     return bound(1), bound(2), bound(3)
@@ -80,6 +81,7 @@ def _by_rank(name: str, function: Callable[Concatenate[int, P], R]) -> Made[P, R
 
 def _input_gradient(
     rank: int,
+    transposed: bool,
     input_size: Sequence[int],
     weight: ArrayLike,
     grad_output: ArrayLike,
@@ -87,19 +89,21 @@ def _input_gradient(
     padding: Padding = 0,
     dilation: Numbers = 1,
     groups: int = 1,
+    output_padding: Numbers = 0,
     *,
     providers: Providers | None = None,
     options: Options | None = None,
 ) -> Array:
-    """The gradient of conv{0}d for its input, of shape `input_size`: `torch.nn.grad.conv{0}d_input`."""
-    window = (stride, padding, dilation, False, 0, groups)
+    """The gradient of {0} for its input, of shape `input_size`."""
+    window = (stride, padding, dilation, transposed, output_padding, groups)
     sizes = (input_size, None, None)
-    (found,) = _INPUT[rank]((weight, grad_output), window, sizes=sizes, providers=providers, options=options)
-    return found  # type: ignore[no-any-return]
+    (gradient,) = _INPUT[rank]((weight, grad_output), window, sizes=sizes, providers=providers, options=options)
+    return gradient  # type: ignore[no-any-return]
 
 
 def _weight_gradient(
     rank: int,
+    transposed: bool,
     input: ArrayLike,  # noqa: A002 - the names are PyTorch's
     weight_size: Sequence[int],
     grad_output: ArrayLike,
@@ -107,19 +111,21 @@ def _weight_gradient(
     padding: Padding = 0,
     dilation: Numbers = 1,
     groups: int = 1,
+    output_padding: Numbers = 0,
     *,
     providers: Providers | None = None,
     options: Options | None = None,
 ) -> Array:
-    """The gradient of conv{0}d for its weight, of shape `weight_size`: `torch.nn.grad.conv{0}d_weight`."""
-    window = (stride, padding, dilation, False, 0, groups)
+    """The gradient of {0} for its weight, of shape `weight_size`."""
+    window = (stride, padding, dilation, transposed, output_padding, groups)
     sizes = (None, weight_size, None)
-    (found,) = _WEIGHT[rank]((input, grad_output), window, sizes=sizes, providers=providers, options=options)
-    return found  # type: ignore[no-any-return]
+    (gradient,) = _WEIGHT[rank]((input, grad_output), window, sizes=sizes, providers=providers, options=options)
+    return gradient  # type: ignore[no-any-return]
 
 
 def _per_sample_gradient(
     rank: int,
+    transposed: bool,
     input: ArrayLike,  # noqa: A002
     weight: ArrayLike,
     grad_output: ArrayLike,
@@ -128,96 +134,33 @@ def _per_sample_gradient(
     dilation: Numbers = 1,
     groups: int = 1,
     bias: bool = True,  # noqa: FBT002
+    output_padding: Numbers = 0,
     *,
     providers: Providers | None = None,
     options: Options | None = None,
 ) -> tuple[Array, Array | None]:
-    """The gradients of conv{0}d for weight and bias of each sample by itself, `[N, *weight]` and `[N, O]`.
+    """The gradients of {0} for weight and bias of each sample, `[N, *weight]` and `[N, O]`.
 
-    Without `bias` the second is `None`. They sum over samples to those of the batch. For one sample, without a batch axis,
-    they have none either. The weight counts only by its shape.
+    Without `bias` the second is `None`. Their sum over the samples is the gradient of the batch. For an input without a
+    batch axis they have none either. Only the shape of the weight matters.
     """
-    window = (stride, padding, dilation, False, 0, groups)
+    window = (stride, padding, dilation, transposed, output_padding, groups)
     return _PER_SAMPLE[rank](
         (input, weight, grad_output), window, mask=(True, bool(bias)), providers=providers, options=options
     )
 
 
-def _transposed_input_gradient(
-    rank: int,
-    input_size: Sequence[int],
-    weight: ArrayLike,
-    grad_output: ArrayLike,
-    stride: Numbers = 1,
-    padding: Padding = 0,
-    dilation: Numbers = 1,
-    groups: int = 1,
-    output_padding: Numbers = 0,
-    *,
-    providers: Providers | None = None,
-    options: Options | None = None,
-) -> Array:
-    """The gradient of conv_transpose{0}d for its input, of shape `input_size`."""
-    window = (stride, padding, dilation, True, output_padding, groups)
-    sizes = (input_size, None, None)
-    (found,) = _INPUT[rank]((weight, grad_output), window, sizes=sizes, providers=providers, options=options)
-    return found  # type: ignore[no-any-return]
-
-
-def _transposed_weight_gradient(
-    rank: int,
-    input: ArrayLike,  # noqa: A002
-    weight_size: Sequence[int],
-    grad_output: ArrayLike,
-    stride: Numbers = 1,
-    padding: Padding = 0,
-    dilation: Numbers = 1,
-    groups: int = 1,
-    output_padding: Numbers = 0,
-    *,
-    providers: Providers | None = None,
-    options: Options | None = None,
-) -> Array:
-    """The gradient of conv_transpose{0}d for its weight, of shape `weight_size`."""
-    window = (stride, padding, dilation, True, output_padding, groups)
-    sizes = (None, weight_size, None)
-    (found,) = _WEIGHT[rank]((input, grad_output), window, sizes=sizes, providers=providers, options=options)
-    return found  # type: ignore[no-any-return]
-
-
-def _transposed_per_sample_gradient(
-    rank: int,
-    input: ArrayLike,  # noqa: A002
-    weight: ArrayLike,
-    grad_output: ArrayLike,
-    stride: Numbers = 1,
-    padding: Padding = 0,
-    dilation: Numbers = 1,
-    groups: int = 1,
-    bias: bool = True,  # noqa: FBT002
-    output_padding: Numbers = 0,
-    *,
-    providers: Providers | None = None,
-    options: Options | None = None,
-) -> tuple[Array, Array | None]:
-    """The gradients of conv_transpose{0}d for weight and bias of each sample: see `conv{0}d_per_sample_grad`."""
-    window = (stride, padding, dilation, True, output_padding, groups)
-    return _PER_SAMPLE[rank](
-        (input, weight, grad_output), window, mask=(True, bool(bias)), providers=providers, options=options
-    )
-
-
-conv1d_input, conv2d_input, conv3d_input = _by_rank("conv{}d_input", _input_gradient)
-conv1d_weight, conv2d_weight, conv3d_weight = _by_rank("conv{}d_weight", _weight_gradient)
+conv1d_input, conv2d_input, conv3d_input = _by_rank(_input_gradient, "conv{}d_input")
+conv1d_weight, conv2d_weight, conv3d_weight = _by_rank(_weight_gradient, "conv{}d_weight")
 conv1d_per_sample_grad, conv2d_per_sample_grad, conv3d_per_sample_grad = _by_rank(
-    "conv{}d_per_sample_grad", _per_sample_gradient
+    _per_sample_gradient, "conv{}d_per_sample_grad"
 )
 conv_transpose1d_input, conv_transpose2d_input, conv_transpose3d_input = _by_rank(
-    "conv_transpose{}d_input", _transposed_input_gradient
+    _input_gradient, "conv_transpose{}d_input", transposed=True
 )
 conv_transpose1d_weight, conv_transpose2d_weight, conv_transpose3d_weight = _by_rank(
-    "conv_transpose{}d_weight", _transposed_weight_gradient
+    _weight_gradient, "conv_transpose{}d_weight", transposed=True
 )
 conv_transpose1d_per_sample_grad, conv_transpose2d_per_sample_grad, conv_transpose3d_per_sample_grad = _by_rank(
-    "conv_transpose{}d_per_sample_grad", _transposed_per_sample_gradient
+    _per_sample_gradient, "conv_transpose{}d_per_sample_grad", transposed=True
 )

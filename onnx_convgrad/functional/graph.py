@@ -1,18 +1,18 @@
-"""The model behind one call: a convolution, the derivative that is asked for by the engine's own rules, lowered.
+"""Build the model of one call: a convolution and the wanted derivative, by the engine's own rules and lowerings.
 
 A complex convolution is three real ones (Gauss), on real and imaginary parts as separate values:
 
     t1 = conv(a, c)   t2 = conv(b, d)   t3 = conv(a + b, c + d)      (a + ib) * (c + id) = (t1 - t2) + i (t3 - t1 - t2)
 
-and its derivatives follow from the same rules: those of a real function of two real arguments each, which is what PyTorch
-takes for the gradient of complex tensors. They take three convolutions again.
+Its derivatives follow from the same rules, as those of a real function of real and imaginary parts, which is PyTorch's
+gradient of complex tensors. They take three convolutions too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import onnx
@@ -30,33 +30,33 @@ __all__ = ["Kind", "Task", "build"]
 
 Kind = Literal["convolution", "convolution_backward", "convolution_double_backward", "convolution_jvp"]
 Parts = tuple[ir.Value, ...]
-"""A value, or the real and the imaginary part of a complex one."""
+"""A value, or the real and the imaginary part of a complex value."""
 
 _PARTS: dict[str, np.dtype] = {"complex64": np.dtype(np.float32), "complex128": np.dtype(np.float64)}
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a model computes.
+    """The results that a model computes.
 
     Attributes:
         kind: The function.
-        given: Which of the operands that the function may go without are there: `bias`, or the cotangents (of `input`,
-            `weight` and `bias` gradients) or tangents named after what they belong to.
-        wanted: Names of the results, of `output`, `input`, `weight` and `bias`.
+        optional: The optional operands that are present: `bias`; or `input`, `weight`, `bias` for a cotangent of that
+            gradient or a tangent of that operand.
+        wanted: The results: `output`, `input`, `weight` or `bias`.
     """
 
     kind: Kind
-    given: tuple[str, ...]
+    optional: tuple[str, ...]
     wanted: tuple[str, ...]
 
 
 def build(g: Geometry, dtype: np.dtype, task: Task, target: str) -> onnx.ModelProto | None:
-    """The model, or `None` when every result is zero.
+    """Build the model, or return `None` if every result is zero.
 
-    Its inputs are `input`, `weight`, `bias`, `grad_output` and, per member `x` of `task.given`, `x_direction`: those that
-    the results depend on. Its outputs are those of `task.wanted` that are not zero whatever the operands. A complex array
-    is a real one with an axis of two at the end.
+    The inputs are those of `input`, `weight`, `bias`, `grad_output` and `<x>_direction` (`x` in `task.optional`) on which
+    the results depend. The outputs are `result_<x>` for each of `task.wanted` that is not always zero. A complex array
+    is a real one with a last axis of two.
     """
     draft = _Draft(g, dtype, target)
     results = _DERIVATIVES[task.kind](draft, task)
@@ -79,21 +79,21 @@ def _model() -> ir.Model:
 
 
 class _Draft:
-    """A graph that is being written: operands in parts on demand, the convolution, results put together."""
+    """A graph under construction: makes operands in parts on demand, the convolution, and outputs from parts."""
 
     def __init__(self, g: Geometry, dtype: np.dtype, target: str) -> None:
         self.model = _model()
         self.g = g
         self.complex = dtype.name in _PARTS
         self.outer = ir.DataType.from_numpy(_PARTS.get(dtype.name, dtype))
-        # The CPU has no arithmetic in half precision: casting once, at the borders, also rounds once.
+        # The CPU has no float16 arithmetic; casts at the inputs and outputs also round only once.
         half_by_casts = self.outer == ir.DataType.FLOAT16 and target != "cuda"
         self.inner = ir.DataType.FLOAT if half_by_casts else self.outer
         self.e = Emitter(self.model.graph, target=target_named(target))
         self.operands: dict[str, Parts] = {}
 
     def operand(self, of: str, name: str = "") -> Parts:
-        """The graph input `name` with the shape of `of` (`input`, `weight`, `bias` or `output`)."""
+        """Make the graph input `name` with the shape of `of` (`input`, `weight`, `bias` or `output`)."""
         name, e = name or of, self.e
         if name in self.operands:
             return self.operands[name]
@@ -112,13 +112,13 @@ class _Draft:
         return parts
 
     def output(self, name: str, parts: Sequence[ir.Value | None]) -> None:
-        """Put the parts of a result together as the graph output `grad_<name>` or `output`."""
+        """Join the parts of a result into the graph output `result_<name>`."""
         e, shape = self.e, ir.Shape(self.g.shape(name))
         present = [part for part in parts if part is not None]
         values = [part if part is not None else e.zeros_like(present[0]) for part in parts]
         if self.complex:
-            joined = e.concat([e.unsqueeze(part, [0]) for part in values], axis=0)
-            value = e.transpose(joined, [*range(1, len(shape) + 1), 0])
+            pair = e.concat([e.unsqueeze(part, [0]) for part in values], axis=0)
+            value = e.transpose(pair, [*range(1, len(shape) + 1), 0])
         else:
             value = e.cast(values[0], self.outer)
         if value.producer() is None or value.is_graph_output():
@@ -128,7 +128,7 @@ class _Draft:
         e.graph.outputs.append(value)
 
     def convolution(self, *, bias: bool) -> Parts:
-        """The convolution of `input` and `weight`, with `bias` if there is one."""
+        """Convolve `input` and `weight`, and add `bias` if wanted."""
         if self.complex or self.g.empty:
             y = self._zeros() if self.g.empty else self._gauss(self.operand("input"), self.operand("weight"))
             if not bias:
@@ -145,20 +145,14 @@ class _Draft:
 
     def _real(self, x: ir.Value, w: ir.Value, bias: ir.Value | None = None) -> ir.Value:
         g, e = self.g, self.e
-        window: dict[str, Any] = {
-            "kernel_shape": g.weight[2:],
-            "strides": g.strides,
-            "dilations": g.dilations,
-            "group": g.groups,
-        }
+        attributes = {"kernel_shape": g.weight[2:], **g.attributes}
         if not g.transposed:
-            y = e.op("Conv", x, w, bias, pads=(*g.begin, *g.end), **window)
-            return self._typed(y, g.output)
-        # Output padding takes back padding at the end; what is more than that adds rows of zeros. ONNX Runtime's own
-        # attribute fails from a whole stride on.
+            return self._typed(e.op("Conv", x, w, bias, **attributes), g.output)
+        # Output padding first cancels padding at the end; the rest adds rows of zeros. ONNX Runtime's attribute
+        # `output_padding` fails from a whole stride on.
         end = tuple(max(b - extra, 0) for b, extra in zip(g.end, g.output_padding, strict=True))
         rows = tuple(max(extra - b, 0) for b, extra in zip(g.end, g.output_padding, strict=True))
-        y = e.op("ConvTranspose", x, w, pads=(*g.begin, *end), **window)
+        y = e.op("ConvTranspose", x, w, **{**attributes, "pads": (*g.begin, *end)})
         short = [size - more for size, more in zip(g.output[2:], rows, strict=True)]
         y = self._typed(y, (*g.output[:2], *short))
         y = e.pad(y, [0] * g.rank, rows, list(range(2, 2 + g.rank)))
@@ -169,7 +163,7 @@ class _Draft:
         return y
 
     def _zeros(self) -> Parts:
-        """What a convolution over nothing gives, each part a value of its own."""
+        """The output of an empty convolution, with a separate value for each part."""
         zeros = self.e.op("Expand", self.e.const(0.0, self.inner), self.e.ints(self.g.output))
         nodes = [ir.Node("", "Identity", [zeros], num_outputs=1) for _ in range(1 + self.complex)]
         for node in nodes:
@@ -180,44 +174,48 @@ class _Draft:
 # -- one function per kind ---------------------------------------------------------------------------------------------
 
 Results = Mapping[str, Sequence[ir.Value | None]]
+Gradients = dict[str, list[ir.Value | None]]
 
 
 def _output(draft: _Draft, task: Task) -> Results:
-    return {"output": draft.convolution(bias="bias" in task.given)}
+    return {"output": draft.convolution(bias="bias" in task.optional)}
 
 
-def _gradients(draft: _Draft, names: Sequence[str]) -> dict[str, list[ir.Value | None]]:
-    """The gradients for `names`, as functions of `grad_output`."""
+def _by_source(draft: _Draft, seeds: Mapping[ir.Value, ir.Value], sources: Mapping[str, Parts]) -> Gradients:
+    gradients = backward(draft.e, seeds, [part for parts in sources.values() for part in parts])
+    return {name: [gradients.get(part) for part in parts] for name, parts in sources.items()}
+
+
+def _gradients(draft: _Draft, names: Sequence[str]) -> Gradients:
+    """Differentiate the convolution: the gradients for `names`, as functions of `grad_output`."""
     y = draft.convolution(bias="bias" in names)
     seeds = dict(zip(y, draft.operand("output", "grad_output"), strict=True))
     sources = {name: draft.operand(name) for name in names}
-    found = backward(draft.e, seeds, [part for parts in sources.values() for part in parts])
-    return {name: [found.get(part) for part in parts] for name, parts in sources.items()}
+    return _by_source(draft, seeds, sources)
 
 
 def _double(draft: _Draft, task: Task) -> Results:
-    """The gradients are functions of grad_output, input and weight: their own gradients, along the given cotangents."""
-    gradients = _gradients(draft, task.given)
+    """Differentiate the gradients, which are functions of grad_output, input and weight, along their cotangents."""
+    gradients = _gradients(draft, task.optional)
     seeds = {
         part: along
-        for name in task.given
+        for name in task.optional
         for part, along in zip(gradients[name], draft.operand(name, f"{name}_direction"), strict=True)
         if part is not None
     }
     sources = {name: draft.operand(name, "grad_output" if name == "output" else "") for name in task.wanted}
-    found = backward(draft.e, seeds, [part for parts in sources.values() for part in parts])
-    return {name: [found.get(part) for part in parts] for name, parts in sources.items()}
+    return _by_source(draft, seeds, sources)
 
 
 def _tangent(draft: _Draft, task: Task) -> Results:
-    y = draft.convolution(bias="bias" in task.given)
+    y = draft.convolution(bias="bias" in task.optional)
     tangents = {
         part: along
-        for name in task.given
+        for name in task.optional
         for part, along in zip(draft.operand(name), draft.operand(name, f"{name}_direction"), strict=True)
     }
-    found = forward(draft.e, tangents, y)
-    return {"output": [found.get(part) for part in y]}
+    results = forward(draft.e, tangents, y)
+    return {"output": [results.get(part) for part in y]}
 
 
 _DERIVATIVES = {

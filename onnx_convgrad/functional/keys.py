@@ -1,4 +1,4 @@
-"""Arguments as keys of a table: what the caller gave, hashable, and back again."""
+"""Turn the arguments of a call into hashable keys, and back."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Resolved = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
 
 
 class _Pairs(tuple[tuple[str, Any], ...]):
-    """A mapping, hashable."""
+    """A hashable mapping."""
 
     __slots__ = ()
 
 
 class _Inexact(float):
-    """A floating number, which is another key than the integer that it equals."""
+    """A floating number as a key that differs from the integer of the same value."""
 
     __slots__ = ()
 
@@ -35,7 +35,7 @@ class _Inexact(float):
 
 
 def frozen(value: Any) -> Any:
-    """The value with lists as tuples; what it means is decided where it is read. Sets and the like are refused."""
+    """Return the value with lists as tuples, uninterpreted; raise `ArgumentError` for sets and other unhashable types."""
     kind = type(value)
     if value is None or kind is int or kind is bool or kind is str:
         return value
@@ -43,7 +43,7 @@ def frozen(value: Any) -> Any:
         return frozen(value.tolist())
     if isinstance(value, Mapping):
         return _Pairs((key, frozen(value[key])) for key in sorted(value))
-    if isinstance(value, float):
+    if isinstance(value, (float, np.floating)):
         return _Inexact(value)
     if isinstance(value, (list, tuple)):
         return tuple([frozen(v) for v in value])
@@ -53,12 +53,14 @@ def frozen(value: Any) -> Any:
 
 
 def thawed(value: Any) -> Any:
-    """The value with mappings in it again."""
+    """Return the value with mappings instead of pairs."""
     if isinstance(value, _Pairs):
         return dict(value)
     return tuple(map(thawed, value)) if isinstance(value, tuple) else value
 
 
 def resolved(providers: Any, options: SessionOptions) -> Resolved:
-    """The providers, from what `frozen` made of them."""
-    return tuple((name, tuple(sorted(own.items()))) for name, own in resolve_providers(thawed(providers), options))
+    """Resolve providers that `frozen` has converted."""
+    return tuple(
+        (name, tuple(sorted(settings.items()))) for name, settings in resolve_providers(thawed(providers), options)
+    )

@@ -1,4 +1,4 @@
-"""A program that repeats a failed call with nothing but numpy and ONNX Runtime, as ATen's `repro_from_args` prints one."""
+"""Write a program that reproduces a failed call with numpy and ONNX Runtime only, like ATen's `repro_from_args`."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ for output, value in zip(session.get_outputs(), session.run(None, feeds)):
 def reproduction(
     title: str, model: bytes, feeds: Mapping[str, tuple[Sequence[int], np.dtype]], providers: Sequence[Any]
 ) -> str:
-    """The program, with random operands.
+    """Return the text of the program, which draws random operands.
 
     Args:
-        title: The call, in one line.
-        model: The serialized model; it is written into the program.
+        title: A description of the call, in one line.
+        model: The serialized model, which the program contains.
         feeds: Shape and dtype of each operand.
         providers: As `onnxruntime.InferenceSession` takes them.
     """

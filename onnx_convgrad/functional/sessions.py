@@ -1,4 +1,4 @@
-"""The compiled models: built once per geometry, dtype, task and provider, kept in a bounded table, run by any thread."""
+"""Compile models once per geometry, dtype, task and provider; cache them for all threads."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ __all__ = ["Array", "Compiled", "compiled"]
 Array = np.ndarray[Any, Any]
 
 SESSIONS = 256
-"""How many are kept; the one that was used least recently leaves first."""
+"""The number of sessions kept; the least recently used is dropped first."""
 
 _SMALL = 500_000
-"""Multiplications below which a second thread costs more than it does; each session has its own."""
+"""Multiplications below which a second thread costs more than it gains; the session then uses one."""
 
 _building = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A session with what it reads (shape and dtype of each input) and gives (names of the outputs)."""
+    """A session, the shape and dtype of each input, and the names of the outputs."""
 
     live: Any
     model: bytes
@@ -44,7 +44,7 @@ class Compiled:
     title: str
 
     def run(self, feeds: dict[str, Array]) -> list[Array]:
-        """The outputs; an error carries a program that repeats it."""
+        """Run the session; an error contains a program that reproduces it."""
         try:
             return self.live.run(self.outputs, feeds)  # type: ignore[no-any-return]
         except Exception as problem:
@@ -52,11 +52,11 @@ class Compiled:
 
 
 def compiled(g: Geometry, dtype: np.dtype, task: Task, providers: Resolved, options: SessionOptions) -> Compiled | None:
-    """The session for a task, or `None` when all its results are zero. Threads that miss it together build it once.
+    """Return the session for a task, or `None` if all its results are zero. Concurrent threads build it once.
 
     Raises:
-        ExecutionError: The provider is missing; or the model could not be built or was refused, with the program that
-            repeats it in `snippet`.
+        ExecutionError: The provider is missing; or the model cannot be built; or the runtime refuses it, with a program
+            that reproduces the failure in `snippet`.
     """
     with _building:
         return _compiled(g, dtype, task, providers, options)
@@ -67,7 +67,7 @@ def _compiled(
     g: Geometry, dtype: np.dtype, task: Task, providers: Resolved, options: SessionOptions
 ) -> Compiled | None:
     title = f"{task.kind} giving {', '.join(task.wanted)} for {dtype.name}, {g}"
-    wanted = [(name, dict(own)) for name, own in providers]
+    wanted = [(name, dict(settings)) for name, settings in providers]
     try:
         model = build(g, dtype, task, "cuda" if providers[0][0] == CUDA else "cpu")
     except ConvGradError as problem:
@@ -82,7 +82,7 @@ def _compiled(
     try:
         live = session(raw, providers=wanted, options=options)
     except ExecutionError as problem:
-        if problem.__cause__ is None:  # the runtime or the provider is not there: nothing has failed
+        if problem.__cause__ is None:  # the runtime or the provider is missing: no failure to reproduce
             raise
         raise _failure(title, problem.__cause__, raw, inputs, wanted) from problem
     return Compiled(live, raw, inputs, outputs, title)
@@ -98,6 +98,6 @@ def _failure(
     program = reproduction(title, model, inputs, providers)
     return ExecutionError(
         f"ONNX Runtime failed at {title}: {problem}\n"
-        f"The following program repeats it with numpy and onnxruntime alone. Please report it.\n\n{program}",
+        f"The following program reproduces it with numpy and onnxruntime alone. Please report it.\n\n{program}",
         snippet=program,
     )

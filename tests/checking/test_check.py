@@ -1,4 +1,4 @@
-"""The numeric check: it passes right gradients, catches wrong ones, and says how precise it was."""
+"""The numeric check passes correct gradients, fails wrong ones, and reports its precision."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 from onnx import numpy_helper
 
 from onnx_convgrad.api import augment
-from onnx_convgrad.checking.check import CheckReport, check, verify_numerically
+from onnx_convgrad.checking.check import check, verify_numerically
+from onnx_convgrad.checking.report import CheckReport
 from onnx_convgrad.errors import ModelError
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import Built, build
@@ -83,7 +84,7 @@ def test_a_wrong_gradient_fails(factor: float) -> None:
     assert not report.passed
 
 
-SURE = """g (float[N, 3, 6, 6] x) => (float[N, K] y) {
+SATURATED = """g (float[N, 3, 6, 6] x) => (float[N, K] y) {
     a = Conv <pads = [1, 1, 1, 1]> (x, w1)
     r = Relu (a)
     f = Flatten (r)
@@ -103,12 +104,12 @@ SURE = """g (float[N, 3, 6, 6] x) => (float[N, K] y) {
         (12.0, 1e6, "FAIL"),
     ],
 )
-def test_a_sure_softmax_is_told_from_a_wrong_gradient(
+def test_a_saturated_softmax_differs_from_a_wrong_gradient(
     gain: float, factor: float, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """float32 loses all digits where p (g - <p, g>) cancels: no fixed limit holds, and PyTorch may not be there to ask."""
+    """float32 loses all digits where p (g - <p, g>) cancels: no fixed limit holds, and PyTorch may not be installed."""
     monkeypatch.setattr("onnx_convgrad.checking.check.available", lambda: False)
-    built = build(model(SURE % gain, w1=(8, 3, 3, 3), w2=(10, 288)), Options(wrt="w2"))
+    built = build(model(SATURATED % gain, w1=(8, 3, 3, 3), w2=(10, 288)), Options(wrt="w2"))
     spoil(built, "w2_grad", factor)
     (row,) = verify_numerically(built).rows
     assert row.verdict == verdict
@@ -118,10 +119,10 @@ def test_a_sure_softmax_is_told_from_a_wrong_gradient(
     ("step", "gradient"),
     [("y = Relu (a)", 0.0), ("y = Clip (a, zero, six)", 0.0), ("y = Clip (a, zero, one)", 1.0)],
 )
-def test_inputs_on_kinks_are_told_from_a_wrong_gradient(
+def test_inputs_on_kinks_differ_from_a_wrong_gradient(
     step: str, gradient: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Biases of zero behind channels of zeros, as fresh networks have them: every difference lies between two slopes."""
+    """Zero biases after zero channels, as in untrained networks: every difference lies between two slopes."""
     bounds = " ".join(
         f"{name} = Constant <value_float = {v}> ()" for name, v in (("zero", 0.0), ("one", 1.0), ("six", 6.0))
     )
@@ -139,7 +140,7 @@ def test_inputs_on_kinks_are_told_from_a_wrong_gradient(
     assert row.verdict == "undetermined"
 
 
-def test_intermediate_values_can_be_moved() -> None:
+def test_intermediate_values_can_be_checked() -> None:
     report = check(model(MIXED, **MIXED_WEIGHTS), wrt=["a", "t", "x"], of="l")
     assert report.passed
     assert [row.value for row in report.rows] == ["a", "t", "x"]
@@ -159,7 +160,7 @@ def test_resize_and_normalization() -> None:
     assert report.inputs == {"x": (2, 2, 6, 8)}
 
 
-def test_what_pytorch_lacks_is_said() -> None:
+def test_operators_not_implemented_in_pytorch_are_reported() -> None:
     text = 'g (float[2, 3] x) => (float[2, 3] y) { y = Einsum <equation = "ij,ij->ij"> (x, x) }'
     assert check(model(text), wrt="inputs").pytorch == "compared with float64 autograd"
     text = "g (float[3, 3] x) => (float[3, 3] y) { y = Trilu (x) }"
@@ -186,7 +187,7 @@ def test_random_models_are_refused() -> None:
     assert check(model(text), wrt="inputs").passed
 
 
-def test_a_model_that_runs_on_no_tried_size_is_refused_with_the_remedy() -> None:
+def test_a_model_that_fails_on_every_size_is_refused_with_a_hint() -> None:
     text = """g (float[1, 2, H, W] x) => (float[P, Q] y) { y = Reshape (x, shape) }"""
     proto = model(text)
     proto.graph.initializer.append(numpy_helper.from_array(np.array([7, 11]), "shape"))
@@ -209,7 +210,7 @@ def test_report_as_data() -> None:
     assert not worse.passed
 
 
-def test_operators_that_both_evaluators_blur_stay_precise() -> None:
+def test_operators_that_both_evaluators_compute_in_float32_stay_precise() -> None:
     text = """g (float[N, 4, 5] x) => (float[N, 4, 5] y) {
         e = Erf (x)
         n = GroupNormalization <num_groups = 2> (e, s, b)
@@ -220,7 +221,7 @@ def test_operators_that_both_evaluators_blur_stay_precise() -> None:
     assert max(row.numeric or 0 for row in report.rows) < 1e-5
 
 
-ORACLES = [
+REFERENCES = [
     "y = LRN <size = 3, alpha = 0.3, beta = 0.6> (x)",
     "s = Squeeze (x, last) y = GlobalMaxPool (s)",
     'y = Resize <mode = "linear", coordinate_transformation_mode = "pytorch_half_pixel"> (x, , , sizes)',
@@ -230,9 +231,9 @@ ORACLES = [
 ]
 
 
-@pytest.mark.parametrize("body", ORACLES, ids=lambda body: body.split(" = ")[1].split()[0])
-def test_the_oracles_themselves_are_right(body: str) -> None:
-    """Of these ONNX's reference evaluator, or the rebuild in PyTorch, had something else in mind than the runtime."""
+@pytest.mark.parametrize("body", REFERENCES, ids=lambda body: body.split(" = ")[1].split()[0])
+def test_the_references_are_correct(body: str) -> None:
+    """ONNX's reference evaluator, or PyTorch, computes something else than the runtime for these operators."""
     last = 1 if "Squeeze" in body else 5
     text = f"g (float[3, 4, 6, {last}] x) => (float[A, B, C, D] y) "
     text += f"<int64[1] last = {{3}}, int64[4] sizes = {{3, 4, 1, 3}}> {{ {body} }}"
@@ -242,8 +243,8 @@ def test_the_oracles_themselves_are_right(body: str) -> None:
     assert row.verdict == "ok", row
 
 
-def test_a_gradient_that_is_not_finite_fails_and_is_told() -> None:
-    """The root of a difference that is zero: infinity less infinity, in PyTorch too."""
+def test_a_gradient_that_is_not_finite_fails() -> None:
+    """The root of a zero difference: infinity minus infinity, in PyTorch too."""
     report = check(model("g (float[2, 3] x) => (float[2, 3] y) { r = Sub (x, x) y = Sqrt (r) }"))
     assert not report.passed
     assert json.loads(json.dumps(report.to_dict(), allow_nan=False))["rows"][0]["norm"] is None
@@ -258,24 +259,24 @@ def test_a_gradient_that_is_not_finite_fails_and_is_told() -> None:
         ("(float[2,3] x, float v) => (float[5,3] y) <int64[4] p = {1,0,2,0}> { y = Pad (x, p, v) }", "inputs"),
         ("(float[6] x) => (float y) { q, y, z = DynamicQuantizeLinear (x) }", "x"),
     ],
-    ids=["from 1 on", "positive", "numbers", "padded with an input", "a scale in float64"],
+    ids=["at least 1", "positive", "scalars", "padded with an input", "a scale in float64"],
 )
-def test_inputs_and_derivatives_that_oracles_need_in_full(graph: str, wrt: str) -> None:
+def test_inputs_and_derivatives_of_special_operators(graph: str, wrt: str) -> None:
     report = check(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> g {graph}'), wrt=wrt)
     assert report.passed
     assert all(row.verdict == "ok" for row in report.rows)
 
 
-def test_the_gradients_of_a_network_are_judged_in_float64() -> None:
-    """With a batch of unknown size, where forms by cost would loop over parts of it, which is not done node by node."""
+def test_the_gradients_of_a_network_are_checked_in_float64() -> None:
+    """With a batch of unknown size: a lowering that loops over parts of it could not run node by node."""
     net = Path(__file__).parents[2] / "examples" / "models" / "digits_cnn.onnx"
     report = check(augment(onnx.load(net), wrt="inputs"), wrt=["image", "conv1.weight", "conv2.weight"])
     assert report.precision == "float64"
     assert [row.verdict for row in report.rows] == ["ok"] * 3
 
 
-def test_what_else_the_model_computes_is_left_alone() -> None:
-    """Of a model that gives gradients, too: whose cotangent would need the shape of y."""
+def test_other_outputs_are_not_computed() -> None:
+    """A gradient output would need a cotangent of the shape of y."""
     text = "g (float[N, 3, H, W] x) => (float[N, 4, P, Q] y) { y = Conv (x, w) }"
     twice = augment(model(text, w=(4, 3, 3, 3)), wrt=["w"], max_workspace=2_000_000)
     report = check(twice, of="y", wrt="x", input_shapes={"x": [1, 3, 7, 7]})

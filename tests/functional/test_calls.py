@@ -1,4 +1,4 @@
-"""How `onnx_convgrad.functional` keeps, shares and reports what it compiles."""
+"""`onnx_convgrad.functional` caches and shares compiled models, and reports their failures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ G = np.random.default_rng(2).standard_normal((2, 4, 8)).astype(np.float32)
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
-    """The models compiled meanwhile, from empty tables."""
+    """The models compiled during the test, with empty caches."""
     models: list[bytes] = []
     original = sessions.session
 
@@ -39,8 +39,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
     sessions._compiled.cache_clear()
 
 
-def test_what_means_the_same_is_compiled_once(made: list[bytes]) -> None:
-    """Numbers, tuples, lists and "same"; another batch axis; another array of that shape."""
+def test_equal_meanings_are_compiled_once(made: list[bytes]) -> None:
+    """Numbers, tuples, lists and "same"; no batch axis; another array of the same shape."""
     first = F.conv1d_weight(X, W.shape, G, padding=1)
     for padding in (1, (1,), [1], np.array([1]), np.array(1), "same", np.int64(1)):
         np.testing.assert_array_equal(F.conv1d_weight(X, list(W.shape), G, padding=padding), first)
@@ -61,7 +61,7 @@ def test_arrays_of_the_other_byte_order(made: list[bytes]) -> None:
     assert len(made) == 1
 
 
-def test_what_differs_is_compiled_apart(made: list[bytes]) -> None:
+def test_different_calls_are_compiled_separately(made: list[bytes]) -> None:
     """Dtype, mask, geometry, provider options and session options."""
     F.convolution_backward(G, X, W, None, 1, 1)
     F.convolution_backward(G, X, W, None, 1, 1, output_mask=(True, True, False))
@@ -93,12 +93,12 @@ def test_threads_that_miss_together_compile_once(made: list[bytes]) -> None:
         np.testing.assert_array_equal(found, results[0])
 
 
-def test_the_tables_are_bounded() -> None:
+def test_the_caches_are_bounded() -> None:
     assert sessions._compiled.cache_info().maxsize == sessions.SESSIONS
     assert calls._plan.cache_info().maxsize == calls.PLANS
 
 
-def test_refused_arguments_leave_nothing_behind(made: list[bytes]) -> None:
+def test_refused_arguments_are_not_cached(made: list[bytes]) -> None:
     for _ in range(2):
         with pytest.raises(ArgumentError, match="negative padding"):
             F.conv1d_weight(X, W.shape, G, padding=-1)
@@ -106,7 +106,7 @@ def test_refused_arguments_leave_nothing_behind(made: list[bytes]) -> None:
     assert calls._plan.cache_info().currsize == 0
 
 
-def test_a_number_that_is_not_whole_is_refused_at_any_time(made: list[bytes]) -> None:
+def test_a_cached_call_does_not_admit_a_fraction(made: list[bytes]) -> None:
     F.conv1d_weight(X, W.shape, G, stride=[1], padding=1)
     with pytest.raises(ArgumentError, match="stride must be an integer"):
         F.conv1d_weight(X, W.shape, G, stride=[1.0], padding=1)
@@ -128,8 +128,8 @@ def test_arguments_of_another_kind(arguments: dict[str, Any], words: str) -> Non
         F.convolution_backward(G, X, W, transposed=np.array([0]))
 
 
-def test_results_are_the_callers_own(made: list[bytes]) -> None:
-    """Writing into a result changes no later one, nor the arguments."""
+def test_results_belong_to_the_caller(made: list[bytes]) -> None:
+    """Writing to a result changes neither later results nor the arguments."""
     before = X.copy(), W.copy(), G.copy()
     first = F.convolution_backward(G, X, W, None, 1, 1)
     kept = [value.copy() for value in first]
@@ -145,14 +145,14 @@ def test_results_are_the_callers_own(made: list[bytes]) -> None:
 
 
 def _repeated(snippet: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
-    """The snippet in a process of its own that has no onnx_convgrad, onnx or torch."""
+    """Run the snippet in a process without onnx_convgrad, onnx and torch."""
     program = tmp_path / "snippet.py"
     program.write_text(f"import sys\nsys.modules.update(dict.fromkeys(['onnx_convgrad', 'onnx', 'torch']))\n{snippet}")
     command = [sys.executable, str(program)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
 
 
-def test_a_failing_run_says_how_to_repeat_it(
+def test_a_failing_run_has_a_program_that_reproduces_it(
     made: list[bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     class Broken:
@@ -177,10 +177,10 @@ def test_a_failing_run_says_how_to_repeat_it(
     ]
 
 
-def test_a_refused_model_is_refused_by_the_snippet_too(
+def test_a_refused_model_has_a_program_that_reproduces_it(
     made: list[bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A model for CUDA has a convolution in float64, for which the CPU provider has no kernel."""
+    """A model for CUDA contains a float64 convolution, for which the CPU provider has no kernel."""
     original = sessions.build
     monkeypatch.setattr(sessions, "build", lambda g, dtype, task, _: original(g, dtype, task, "cuda"))
     with pytest.raises(ExecutionError, match="NOT_IMPLEMENTED") as caught:
@@ -190,7 +190,7 @@ def test_a_refused_model_is_refused_by_the_snippet_too(
     assert "NOT_IMPLEMENTED" in done.stderr
 
 
-def test_a_model_that_cannot_be_built_is_an_error_of_ours(made: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_cannot_be_built_is_an_execution_error(made: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any) -> None:
         raise ConvGradError("no way")
 
@@ -199,7 +199,7 @@ def test_a_model_that_cannot_be_built_is_an_error_of_ours(made: list[bytes], mon
         F.convolution(X, W)
 
 
-def test_a_missing_provider_is_no_internal_failure(made: list[bytes]) -> None:
+def test_a_missing_provider_has_no_snippet(made: list[bytes]) -> None:
     with pytest.raises(ConvGradError) as caught:
         F.convolution(X, W, providers=["TensorrtExecutionProvider"])
     assert not getattr(caught.value, "snippet", "")

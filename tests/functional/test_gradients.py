@@ -1,4 +1,4 @@
-"""`onnx_convgrad.functional`: agreement with PyTorch's functions of the same names, masks, empty arrays, messages."""
+"""`onnx_convgrad.functional` agrees with PyTorch's functions of the same names; masks, empty arrays, errors."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_aten_backward(transposed: bool, mask: tuple[bool, ...]) -> None:
 @pytest.mark.parametrize("given", range(8))
 @pytest.mark.parametrize("transposed", [False, True])
 def test_aten_double_backward(transposed: bool, given: int) -> None:
-    """Every subset of cotangents, every result; what ATen leaves undefined is zero."""
+    """Every subset of cotangents, every result; results that ATen leaves undefined are zero."""
     x, w = rand(2, 4, 6), rand(4, 3, 3) if transposed else rand(6, 2, 3)
     numbers = ([2], [1], [1], transposed, [1] if transposed else [0], 2)
     y = torch.convolution(torch.tensor(x), torch.tensor(w), None, *numbers)
@@ -88,7 +88,7 @@ def test_aten_double_backward(transposed: bool, given: int) -> None:
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_per_sample(transposed: bool, rank: int, dtype: str) -> None:
-    """Each sample's gradients are those of a batch of it alone; one without a batch axis has them directly."""
+    """Each sample's gradients equal those of a batch of one; without a batch axis the gradients have none either."""
     x = rand(3, 4, *[6] * rank, dtype=dtype)
     w = rand(*((4, 3) if transposed else (6, 2)), *[3] * rank, dtype=dtype)
     extra = {"output_padding": 1} if transposed else {}
@@ -112,10 +112,10 @@ def test_per_sample(transposed: bool, rank: int, dtype: str) -> None:
     assert nothing is None
 
 
-# -- what is computed --------------------------------------------------------------------------------------------------
+# -- excluded results -------------------------------------------------------------------------------------------------
 
 
-def test_what_is_not_asked_for_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_excluded_results_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     import onnx
 
     models: list[bytes] = []
@@ -138,7 +138,7 @@ def test_what_is_not_asked_for_is_not_computed(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("dtype", ["float32", "complex64"])
 @pytest.mark.parametrize(("x", "w"), [((0, 2, 5), (3, 2, 3)), ((2, 0, 5), (3, 0, 3)), ((0, 5), (3, 0, 3))], ids=str)
 def test_empty(x: tuple[int, ...], w: tuple[int, ...], dtype: str) -> None:
-    """Zero batch and zero channels: no product, so all that is left comes from the bias."""
+    """Zero batch and zero channels: there is no product, so only the bias contributes."""
     a, b, bias = rand(*x, dtype=dtype), rand(*w, dtype=dtype), rand(3, dtype=dtype)
     y = F.convolution(a, b, bias)
     assert y.shape == (*x[:-2], 3, 3)
@@ -158,7 +158,7 @@ def test_empty(x: tuple[int, ...], w: tuple[int, ...], dtype: str) -> None:
 
 
 def test_pytorch_outputs_without_channels() -> None:
-    """PyTorch gives the output of an input without channels none either; its gradients come back zero."""
+    """PyTorch's output for an input without channels has no channels either; the gradients are zero."""
     x, w = rand(2, 0, 5), rand(3, 0, 3)
     theirs = [torch.tensor(a, requires_grad=True) for a in (x, w)]
     y = torch.nn.functional.conv1d(*theirs)
@@ -170,8 +170,8 @@ def test_pytorch_outputs_without_channels() -> None:
     assert second.shape == y.shape
 
 
-def test_padding_that_cuts_every_product_away() -> None:
-    """Only the rows that output padding adds are left; ONNX Runtime has no such ConvTranspose."""
+def test_padding_that_trims_every_product() -> None:
+    """Only the rows of output padding remain; ONNX Runtime refuses such a ConvTranspose."""
     x, w, bias = rand(2, 3, 1), rand(3, 1, 1), rand(3)
     options: dict[str, Any] = {"stride": 3, "padding": 1, "output_padding": 2, "groups": 3}
     y = torch.nn.functional.conv_transpose1d(*map(torch.tensor, (x, w, bias)), **options).numpy()
@@ -186,7 +186,7 @@ def test_padding_that_cuts_every_product_away() -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_lists_and_layouts(dtype: str) -> None:
-    """Nested lists, strided views and broadcast arrays are arrays too."""
+    """Nested lists, strided views and broadcast arrays are accepted."""
     x, w = rand(2, 8, 3, dtype=dtype), rand(4, 3, 3, dtype=dtype)
     y = F.convolution(np.ascontiguousarray(x.transpose(0, 2, 1)), w)
     np.testing.assert_array_equal(F.convolution(x.transpose(0, 2, 1), w), y)
@@ -275,7 +275,7 @@ def test_refused_shapes() -> None:
 
 
 def test_bias_sizes_as_in_graphs_of_aten() -> None:
-    """`[0]` stands for no bias; what the mask leaves out is not looked at."""
+    """`[0]` stands for no bias; the size of a bias that the mask excludes is ignored."""
     x, w, g = rand(2, 3, 7), rand(4, 3, 3), rand(2, 4, 5)
     for sizes, mask in (([0], (True, True, False)), ([3], (True, True, False)), ([0], (True, True, True))):
         args = (sizes, [1], [0], [1], False, [0], 1, mask)

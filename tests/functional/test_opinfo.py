@@ -1,4 +1,4 @@
-"""PyTorch's own samples of its convolutions, and the errors that it raises, through `onnx_convgrad.functional`."""
+"""Run PyTorch's own samples and error inputs of its convolutions through `onnx_convgrad.functional`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPERATORS = [f"nn.functional.conv{kind}{rank}d" for kind in ("", "_transpose") f
 DTYPES = [torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128]
 TOLERANCE = {"float16": 1e-3, "float32": 1e-5, "float64": 1e-13, "complex64": 1e-5, "complex128": 1e-13}
 
-pytestmark = [  # torch says so when jvp is first used, and of paddings that it copies for
+pytestmark = [  # torch warns at the first jvp, and about paddings that need a copy
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Using padding=.same:UserWarning"),
 ]
@@ -34,7 +34,7 @@ def _info(name: str) -> Any:
 
 
 def _samples(name: str, dtype: torch.dtype) -> Iterator[tuple[torch.Tensor, torch.Tensor, Any, dict[str, Any]]]:
-    """Every sample in float32; in other dtypes not its twin without a batch axis, which the same models serve."""
+    """Every sample in float32; in other dtypes only samples with a batch axis, since the others use the same models."""
     torch.manual_seed(0)
     count = 0
     for sample in _info(name).sample_inputs("cpu", dtype):
@@ -76,7 +76,7 @@ def _agree(found: Any, expected: torch.Tensor, dtype: torch.dtype, what: str) ->
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_samples(name: str, dtype: torch.dtype) -> None:
-    """Forward, the three gradients, double backward and forward mode, against autograd in double precision."""
+    """Forward, the three gradients, double backward and forward mode agree with autograd in double precision."""
     operator = _info(name).op
     for x, w, b, kwargs in _samples(name, dtype):
         what = f"{list(x.shape)} {list(w.shape)} {kwargs}"
@@ -111,7 +111,7 @@ def test_samples(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_gradients_by_name(name: str) -> None:
-    """The functions for one rank and one gradient give what `convolution_backward` does."""
+    """The functions for one rank and one gradient agree with `convolution_backward`."""
     stem = name.rpartition(".")[2]
     for x, w, _, kwargs in _samples(name, torch.float32):
         transposed = "transpose" in name
@@ -129,7 +129,7 @@ def test_gradients_by_name(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in OPERATORS if "transpose" not in name])
 def test_errors(name: str) -> None:
-    """What PyTorch refuses is refused in its own words."""
+    """Arguments that PyTorch refuses are refused with its message."""
     count = 0
     for error in _info(name).error_inputs("cpu"):
         count += 1
@@ -137,7 +137,7 @@ def test_errors(name: str) -> None:
         x, w, b = _array(sample.input), _array(sample.args[0]), _array(sample.args[1])
         with pytest.raises(ArgumentError, match=error.error_regex):
             F.convolution(x, w, b, **sample.kwargs)
-        for bias_sizes in (None, b.shape):  # a bias of another dtype is none of its business
+        for bias_sizes in (None, b.shape):  # the dtype of the bias does not matter
             with pytest.raises(ArgumentError):
                 F.convolution_backward(x, x, w, bias_sizes, **sample.kwargs)
     assert count >= 9

@@ -1,9 +1,7 @@
-"""Miniature vision, audio and attention networks used as export fixtures.
+"""The miniature networks of the zoo with random parameters, their exports to ONNX, and reference gradients.
 
-Each network keeps the operators and the topology that make its family distinctive (grouping, dense concatenation,
-squeeze-excitation, channel shuffle, dilation, transposed convolution and so on) at a size where the float64 reference
-gradient costs milliseconds.  Parameters are randomised so that no two tensors are equal and nothing sits at a neutral
-value such as scale one, which would hide a missing term.
+At their size a float64 reference gradient costs milliseconds. Parameters are randomized so that no two tensors are equal
+and none has a neutral value such as a scale of one, which would hide a missing term.
 """
 
 from __future__ import annotations
@@ -29,15 +27,15 @@ from torch import Tensor, nn
 from tests.support.zoo import branches, images, residual, separable, signals, tokens
 
 EXPORTS = "ONNX_CONVGRAD_TEST_EXPORTS"
-"""The variable with the folder of exported networks, which lasts for a test run."""
+"""The environment variable with the folder of exported networks of a test run."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """One network and the input it takes.
+    """One network and the shape of its input.
 
-    ``null_in_training`` lists the parameters whose gradient is zero by algebra when batch statistics are used: a shift
-    that only reaches another batch normalisation through a pointwise convolution is subtracted again.
+    `null_in_training` lists the parameters whose gradient is zero with batch statistics: a shift that only reaches
+    another batch normalization through a pointwise convolution is subtracted again.
     """
 
     name: str
@@ -46,7 +44,7 @@ class Family:
     null_in_training: tuple[str, ...] = ()
 
     def example(self, seed: int = 0) -> Tensor:
-        """A standard normal input; does not disturb the global generator."""
+        """A standard normal input; the global generator is not used."""
         return torch.randn(self.input_shape, generator=torch.Generator().manual_seed(seed))
 
 
@@ -57,11 +55,10 @@ class Family:
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
-def _randomise(module: nn.Module, example: Tensor) -> None:
-    """Moves every parameter off its neutral value and gives batch normalisation plausible but inexact statistics.
+def _randomize(module: nn.Module, example: Tensor) -> None:
+    """Move every parameter off its neutral value, and perturb the statistics of one batch for batch normalization.
 
-    The statistics come from one batch, then get perturbed: activations keep a moderate size in evaluation mode, yet
-    mixing up batch and running statistics changes the result visibly.
+    Activations keep a moderate size in evaluation mode, yet confusing batch and running statistics changes the result.
     """
     norms = [m for m in module.modules() if isinstance(m, _BATCH_NORMS)]
     with torch.no_grad():
@@ -90,7 +87,7 @@ def _family(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(sum(map(ord, name)))
             module = make()
-            _randomise(module, torch.randn(8, *input_shape[1:]))
+            _randomize(module, torch.randn(8, *input_shape[1:]))
         return module
 
     return Family(name, build, input_shape, null_in_training)
@@ -131,7 +128,7 @@ FAMILIES: tuple[Family, ...] = (
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporters warn about their own deprecations, print progress, and log; none of it is about the model."""
+    """Silence the exporters: their warnings, output and logs do not concern the model."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -149,7 +146,7 @@ def _quiet() -> Iterator[None]:
 def exported(
     family: Family, *, dynamo: bool, training: bool, dynamic_batch: bool = False, fold: bool = True
 ) -> onnx.ModelProto:
-    """The family's network and example through `export`, once for all the processes of a test run."""
+    """Export the family's network, once for all processes of a test run."""
     folder = Path(os.environ[EXPORTS])
     options = {"dynamo": dynamo, "training": training, "dynamic_batch": dynamic_batch}
 
@@ -215,10 +212,10 @@ def export(
     opset: int = 18,
     fold: bool = True,
 ) -> onnx.ModelProto:
-    """Exports a copy of the module in memory, with input ``x`` and output ``y``.
+    """Export a copy of the module in memory, with input `x` and output `y`.
 
-    ``fold=False`` asks the exporter to leave evaluation-mode batch normalisation and parameter names alone; training
-    exports of the TorchScript exporter are never folded.  See ``keeps_mode`` for training exports of the other one.
+    `fold=False` asks the exporter to keep evaluation-mode batch normalization and parameter names; training exports of
+    the TorchScript exporter are never folded. See `keeps_mode` for training exports of the other one.
     """
     module = copy.deepcopy(module).train(training)
     axes = _axes(example, dynamic_batch=dynamic_batch, dynamic_spatial=dynamic_spatial)
@@ -255,9 +252,9 @@ def export(
 
 
 def keeps_mode(module: nn.Module, *, dynamo: bool, training: bool) -> bool:
-    """Whether the exported graph computes what the module computes in that mode.
+    """Whether the exported graph computes the same as the module in that mode.
 
-    The dynamo exporter's operator library writes batch normalisation in inference form even for a training module.
+    The dynamo exporter writes batch normalization in inference form even for a training module.
     """
     if not (dynamo and training):
         return True
@@ -269,7 +266,7 @@ def keeps_mode(module: nn.Module, *, dynamo: bool, training: bool) -> bool:
 
 
 def _gradients(module: nn.Module, x: Any, seed: Any, dtype: torch.dtype) -> dict[str, np.ndarray]:
-    """Autograd on a copy, so neither the running statistics nor the parameters of the module change."""
+    """Run autograd on a copy, so that neither the running statistics nor the parameters of the module change."""
     module = copy.deepcopy(module).to(dtype)
     data = torch.as_tensor(x).detach().to(dtype).clone().requires_grad_(True)
     parameters = dict(module.named_parameters())
@@ -283,20 +280,20 @@ def _gradients(module: nn.Module, x: Any, seed: Any, dtype: torch.dtype) -> dict
 
 
 def reference_gradients(module: nn.Module, x: Any, seed: Any) -> dict[str, np.ndarray]:
-    """Float64 gradients of ``sum(seed * module(x))`` in the module's current mode, by torch name and ``"x"``."""
+    """Float64 gradients of `sum(seed * module(x))` in the module's current mode, by parameter name and `"x"`."""
     return _gradients(module, x, seed, torch.float64)
 
 
 def float32_gradients(module: nn.Module, x: Any, seed: Any) -> dict[str, np.ndarray]:
-    """The same in float32; its distance to the reference says what precision the problem allows."""
+    """The same in float32; the distance to the reference is the precision that the problem allows."""
     return _gradients(module, x, seed, torch.float32)
 
 
 def match_parameters(proto: onnx.ModelProto, module: nn.Module) -> dict[str, tuple[str, str]]:
-    """Maps initializers to ``(torch name, transform)``, where transform is ``"none"`` or ``"transpose"``.
+    """Map initializers to `(parameter name, transform)`, where transform is `"none"` or `"transpose"`.
 
-    Values decide even when the name was kept, because an exporter that folds batch normalisation may reuse the name
-    for changed weights.  Without a matching name an initializer is only mapped when a single parameter fits.
+    Values are compared even where the name was kept, because an exporter that folds batch normalization may reuse the
+    name for changed weights. Without a matching name an initializer is mapped only if exactly one parameter fits.
     """
     parameters = {name: value.detach().numpy() for name, value in module.named_parameters()}
     result: dict[str, tuple[str, str]] = {}

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.support.zoo.layers import ConvNormAct, Residual, convs
-from tests.support.zoo.residual import BasicBlock, Bottleneck, stages
+from tests.support.zoo.layers import ConvNormAct, Residual, convs, stages
+from tests.support.zoo.residual import BasicBlock, Bottleneck
 
 # -- U-Nets (Ronneberger et al. 2015) ----------------------------------------------------------------------------------
 
@@ -166,9 +166,8 @@ def deeplab_mini() -> nn.Module:
 
 def deeplab(classes: int = 21) -> nn.Module:
     """On a ResNet-18 whose last two stages dilate instead of striding."""
-    trunk = stages(BasicBlock, (2, 2))
-    for cin, width, dilation in ((128, 256, 2), (256, 256, 2), (256, 512, 4), (512, 512, 4)):
-        trunk.append(BasicBlock(cin, width, dilation=dilation))
+    rows = ((64, 2, 1, 1), (128, 2, 2, 1), (256, 2, 1, 2), (512, 2, 1, 4))
+    trunk = stages(64, rows, lambda cin, width, stride, d: BasicBlock(cin, width, stride, dilation=d))
     stem = nn.Sequential(ConvNormAct(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1))
     return DeepLab(stem, trunk, (512, 256), (6, 12, 18), classes, image=False)
 

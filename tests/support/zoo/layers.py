@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +56,19 @@ def convs(cin: int, *steps: tuple[int, Size], norm: Norm | None = None) -> nn.Se
         layers.append(ConvNormAct(cin, width, kernel, norm=norm))
         cin = width
     return nn.Sequential(*layers)
+
+
+def stages(cin: int, rows: Iterable[tuple[Any, ...]], block: Callable[..., nn.Module]) -> list[nn.Module]:
+    """Blocks of several stages: each row has width, number of blocks, stride of the first, and more for `block`.
+
+    `block` makes a module of input channels, width, stride, and the rest of the row.
+    """
+    blocks = []
+    for width, count, stride, *rest in rows:
+        for index in range(count):
+            blocks.append(block(cin, width, 1 if index else stride, *rest))
+            cin = width
+    return blocks
 
 
 class Classifier(nn.Module):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.support.zoo.layers import CONV, NORM, Classifier, ConvNormAct, Residual, Size, chain
+from tests.support.zoo.layers import CONV, NORM, Classifier, ConvNormAct, Residual, Size, chain, stages
 
 
 class BasicBlock(nn.Module):
@@ -48,18 +48,6 @@ class Bottleneck(nn.Module):
         return F.relu(self.expand(self.spatial(self.reduce(x))) + shortcut)
 
 
-def stages(
-    block: Callable[[int, int, int], nn.Module], counts: Sequence[int], first: int = 64, expansion: int = 1
-) -> list[nn.Module]:
-    """Blocks by (input channels, width, stride); each stage after the first doubles the width and halves the size."""
-    blocks, cin = [], first
-    for stage, count in enumerate(counts):
-        for index in range(count):
-            blocks.append(block(cin, first << stage, 2 if stage and not index else 1))
-            cin = expansion * first << stage
-    return blocks
-
-
 def residual_network(blocks: Sequence[nn.Module], channels: int, stem: int = 8, classes: int = 5) -> nn.Module:
     """7x7 stem, overlapping max pooling, the blocks, classifier."""
     return chain(
@@ -84,25 +72,33 @@ def resnext_mini() -> nn.Module:
     return residual_network([Bottleneck(8, 16, 24, groups=4), Bottleneck(24, 16, 32, 2, groups=8)], 32)
 
 
+def _widths(counts: Sequence[int], first: int) -> list[tuple[int, int, int]]:
+    """Stages that double the width and, except the first, halve the size."""
+    return [(first << stage, count, 2 if stage else 1) for stage, count in enumerate(counts)]
+
+
 def resnet(*counts: int) -> nn.Module:
     """ResNet-18 and -34, by the number of blocks in each stage."""
-    return residual_network(stages(BasicBlock, counts), 512, 64, 1000)
+    return residual_network(stages(64, _widths(counts, 64), BasicBlock), 512, 64, 1000)
 
 
 def deep_resnet(*counts: int) -> nn.Module:
     """ResNet-50 and deeper."""
-    return residual_network(stages(lambda a, w, s: Bottleneck(a, w, 4 * w, s), counts, 64, 4), 2048, 64, 1000)
+    blocks = stages(64, _widths(counts, 256), lambda cin, cout, s: Bottleneck(cin, cout // 4, cout, s))
+    return residual_network(blocks, 2048, 64, 1000)
 
 
 def resnext50() -> nn.Module:
     """32x4d (Xie et al. 2017)."""
-    blocks = stages(lambda a, w, s: Bottleneck(a, 2 * w, 4 * w, s, groups=32), (3, 4, 6, 3), 64, 4)
+    rows = _widths((3, 4, 6, 3), 256)
+    blocks = stages(64, rows, lambda cin, cout, s: Bottleneck(cin, cout // 2, cout, s, groups=32))
     return residual_network(blocks, 2048, 64, 1000)
 
 
 def resnet20() -> nn.Module:
     """For images of 32x32 (He et al. 2016, section 4.2)."""
-    return nn.Sequential(ConvNormAct(3, 16, 3), *stages(BasicBlock, (3, 3, 3), 16), Classifier(64, 10))
+    blocks = stages(16, _widths((3, 3, 3), 16), BasicBlock)
+    return nn.Sequential(ConvNormAct(3, 16, 3), *blocks, Classifier(64, 10))
 
 
 def wide_resnet(widen: int = 4, classes: int = 10) -> nn.Module:
@@ -113,21 +109,16 @@ def wide_resnet(widen: int = 4, classes: int = 10) -> nn.Module:
         body += [nn.BatchNorm2d(cout), nn.ReLU(), nn.Conv2d(cout, cout, 3, 1, 1, bias=False)]
         return Residual(nn.Sequential(*body), None if cin == cout else nn.Conv2d(cin, cout, 1, stride, bias=False))
 
-    width = 16 * widen
-    first = [nn.Conv2d(3, 16, 3, padding=1, bias=False), preactivated(16, width, 1), preactivated(width, width, 1)]
-    later = stages(preactivated, (0, 2, 2), width)
-    return nn.Sequential(*first, *later, nn.BatchNorm2d(4 * width), nn.ReLU(), Classifier(4 * width, classes))
+    blocks, last = stages(16, _widths((2, 2, 2), 16 * widen), preactivated), 64 * widen
+    stem = nn.Conv2d(3, 16, 3, padding=1, bias=False)
+    return nn.Sequential(stem, *blocks, nn.BatchNorm2d(last), nn.ReLU(), Classifier(last, classes))
 
 
 def regnet_x(classes: int = 1000) -> nn.Module:
     """RegNetX-400MF (Radosavovic et al. 2020)."""
-    layers: list[nn.Module] = [ConvNormAct(3, 32, 3, 2)]
-    cin = 32
-    for width, count in ((32, 1), (64, 2), (160, 7), (384, 12)):
-        for index in range(count):
-            layers.append(Bottleneck(cin, width, width, 1 if index else 2, groups=width // 16))
-            cin = width
-    return nn.Sequential(*layers, Classifier(cin, classes))
+    rows = ((32, 1, 2), (64, 2, 2), (160, 7, 2), (384, 12, 2))
+    blocks = stages(32, rows, lambda cin, width, s: Bottleneck(cin, width, width, s, groups=width // 16))
+    return nn.Sequential(ConvNormAct(3, 32, 3, 2), *blocks, Classifier(384, classes))
 
 
 # -- volumes -----------------------------------------------------------------------------------------------------------
@@ -167,7 +158,7 @@ def resnet3d_mini() -> nn.Module:
 
 def resnet18_3d() -> nn.Module:
     """R3D-18 (Tran et al. 2018), which does not pool after the stem."""
-    blocks = stages(lambda a, w, s: Block3d(a, w, s, 3), (2, 2, 2, 2))
+    blocks = stages(64, _widths((2, 2, 2, 2), 64), lambda cin, cout, s: Block3d(cin, cout, s, 3))
     return _residual_network_3d(blocks, 512, 64, 400, nn.Identity())
 
 

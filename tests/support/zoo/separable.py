@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from tests.support.zoo.layers import (
     Residual,
     SqueezeExcite,
     chain,
+    stages,
 )
 
 # -- MobileNet V2 and V3 (Sandler et al. 2018, Howard et al. 2019), EfficientNet V1 and V2 (Tan and Le 2019, 2021) -----
@@ -77,16 +78,10 @@ def efficientnet_mini() -> nn.Module:
 
 
 def mobilenet_v2(classes: int = 1000) -> nn.Module:
-    layers: list[nn.Module] = [ConvNormAct(3, 32, 3, 2, act=nn.ReLU6)]
-    cin = 32
-    for expand, cout, count, stride in (
-        *((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2)),
-        *((6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)),
-    ):
-        for index in range(count):
-            layers.append(InvertedResidual(cin, expand * cin, cout, 3, 1 if index else stride, nn.ReLU6))
-            cin = cout
-    return nn.Sequential(*layers, ConvNormAct(cin, 1280, act=nn.ReLU6), Classifier(1280, classes))
+    rows = ((16, 1, 1, 1), (24, 2, 2, 6), (32, 3, 2, 6), (64, 4, 2, 6), (96, 3, 1, 6), (160, 3, 2, 6), (320, 1, 1, 6))
+    blocks = stages(32, rows, lambda cin, cout, s, times: InvertedResidual(cin, times * cin, cout, 3, s, nn.ReLU6))
+    stem, last = ConvNormAct(3, 32, 3, 2, act=nn.ReLU6), ConvNormAct(320, 1280, act=nn.ReLU6)
+    return nn.Sequential(stem, *blocks, last, Classifier(1280, classes))
 
 
 def _divisible(channels: float, by: int = 8) -> int:
@@ -96,27 +91,28 @@ def _divisible(channels: float, by: int = 8) -> int:
 
 
 def mobilenet_v3(classes: int = 1000) -> nn.Module:
-    def squeeze(hidden: int) -> nn.Module:
-        return SqueezeExcite(hidden, _divisible(hidden / 4), nn.ReLU, nn.Hardsigmoid)
+    """The large one."""
 
-    layers: list[nn.Module] = [ConvNormAct(3, 16, 3, 2, act=nn.Hardswish)]
-    cin = 16
-    for kernel, hidden, cout, squeezed, act, stride in (
-        (3, 16, 16, False, nn.ReLU, 1),
-        (3, 64, 24, False, nn.ReLU, 2),
-        (3, 72, 24, False, nn.ReLU, 1),
-        *[(5, hidden, 40, True, nn.ReLU, stride) for hidden, stride in ((72, 2), (120, 1), (120, 1))],
-        *[(3, hidden, 80, False, nn.Hardswish, stride) for hidden, stride in ((240, 2), (200, 1), (184, 1), (184, 1))],
-        *[(3, hidden, 112, True, nn.Hardswish, 1) for hidden in (480, 672)],
-        *[(5, hidden, 160, True, nn.Hardswish, stride) for hidden, stride in ((672, 2), (960, 1), (960, 1))],
-    ):
-        layers.append(InvertedResidual(cin, hidden, cout, kernel, stride, act, squeeze if squeezed else None))
-        cin = cout
+    def block(cin: int, cout: int, stride: int, kernel: int, hidden: int, gate: bool, act: Activation) -> nn.Module:
+        def squeeze(channels: int) -> nn.Module:
+            return SqueezeExcite(channels, _divisible(channels / 4), nn.ReLU, nn.Hardsigmoid)
+
+        return InvertedResidual(cin, hidden, cout, kernel, stride, act, squeeze if gate else None)
+
+    rows = (
+        *((16, 1, 1, 3, 16, False, nn.ReLU), (24, 1, 2, 3, 64, False, nn.ReLU), (24, 1, 1, 3, 72, False, nn.ReLU)),
+        *((40, 1, 2, 5, 72, True, nn.ReLU), (40, 2, 1, 5, 120, True, nn.ReLU)),
+        *((80, 1, 2, 3, 240, False, nn.Hardswish), (80, 1, 1, 3, 200, False, nn.Hardswish)),
+        *((80, 2, 1, 3, 184, False, nn.Hardswish), (112, 1, 1, 3, 480, True, nn.Hardswish)),
+        *((112, 1, 1, 3, 672, True, nn.Hardswish), (160, 1, 2, 5, 672, True, nn.Hardswish)),
+        (160, 2, 1, 5, 960, True, nn.Hardswish),
+    )
     tail = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(960, 1280), nn.Hardswish(), nn.Linear(1280, classes)]
-    return nn.Sequential(*layers, ConvNormAct(cin, 960, act=nn.Hardswish), *tail)
+    stem, last = ConvNormAct(3, 16, 3, 2, act=nn.Hardswish), ConvNormAct(160, 960, act=nn.Hardswish)
+    return nn.Sequential(stem, *stages(16, rows, block), last, *tail)
 
 
-def _efficient(cin: int, times: int, cout: int, kernel: int, stride: int) -> nn.Module:
+def _efficient(cin: int, cout: int, stride: int, times: int, kernel: int = 3) -> nn.Module:
     """The gate is a quarter of the block's input, not of what it expands to."""
     return InvertedResidual(
         cin, times * cin, cout, kernel, stride, nn.SiLU, lambda n: SqueezeExcite(n, cin // 4, nn.SiLU, nn.Sigmoid)
@@ -124,16 +120,17 @@ def _efficient(cin: int, times: int, cout: int, kernel: int, stride: int) -> nn.
 
 
 def efficientnet_b0(classes: int = 1000) -> nn.Module:
-    layers: list[nn.Module] = [ConvNormAct(3, 32, 3, 2, act=nn.SiLU)]
-    cin = 32
-    for expand, kernel, stride, cout, count in (
-        *((1, 3, 1, 16, 1), (6, 3, 2, 24, 2), (6, 5, 2, 40, 2), (6, 3, 2, 80, 3)),
-        *((6, 5, 1, 112, 3), (6, 5, 2, 192, 4), (6, 3, 1, 320, 1)),
-    ):
-        for index in range(count):
-            layers.append(_efficient(cin, expand, cout, kernel, 1 if index else stride))
-            cin = cout
-    return nn.Sequential(*layers, ConvNormAct(cin, 1280, act=nn.SiLU), Classifier(1280, classes))
+    rows = (
+        (16, 1, 1, 1, 3),
+        (24, 2, 2, 6, 3),
+        (40, 2, 2, 6, 5),
+        (80, 3, 2, 6, 3),
+        (112, 3, 1, 6, 5),
+        (192, 4, 2, 6, 5),
+    )
+    blocks = stages(32, (*rows, (320, 1, 1, 6, 3)), _efficient)
+    stem, last = ConvNormAct(3, 32, 3, 2, act=nn.SiLU), ConvNormAct(320, 1280, act=nn.SiLU)
+    return nn.Sequential(stem, *blocks, last, Classifier(1280, classes))
 
 
 def efficientnet_v2(classes: int = 1000) -> nn.Module:
@@ -143,28 +140,27 @@ def efficientnet_v2(classes: int = 1000) -> nn.Module:
         body = nn.Sequential(ConvNormAct(cin, 4 * cin, 3, stride, act=nn.SiLU), ConvNormAct(4 * cin, cout, act=None))
         return Residual(body) if cin == cout and stride == 1 else body
 
-    layers: list[nn.Module] = [ConvNormAct(3, 24, 3, 2, act=nn.SiLU), fused(24, 48, 2), fused(48, 48, 1)]
-    layers += [fused(48, 64, 2), fused(64, 64, 1)]
-    for cin, times, cout, stride in ((64, 4, 128, 2), (128, 6, 160, 1), (160, 6, 256, 2)):
-        layers += [_efficient(cin, times, cout, 3, stride), _efficient(cout, times, cout, 3, 1)]
-    return nn.Sequential(*layers, ConvNormAct(256, 1280, act=nn.SiLU), Classifier(1280, classes))
+    blocks = stages(24, ((48, 2, 2), (64, 2, 2)), fused)
+    blocks += stages(64, ((128, 2, 2, 4), (160, 2, 1, 6), (256, 2, 2, 6)), _efficient)
+    stem, last = ConvNormAct(3, 24, 3, 2, act=nn.SiLU), ConvNormAct(256, 1280, act=nn.SiLU)
+    return nn.Sequential(stem, *blocks, last, Classifier(1280, classes))
 
 
 # -- MobileNet (Howard et al. 2017), GhostNet (Han et al. 2020), ConvMixer (Trockman and Kolter 2023) ------------------
 
-_MOBILENET = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *[(512, 1)] * 5, (1024, 2), (1024, 1))
+_MOBILENET = ((64, 1, 1), (128, 1, 2), (128, 1, 1), (256, 1, 2), (256, 1, 1), (512, 6, 2), (1024, 2, 2))
 
 
 def mobilenet_v1(
-    classes: int = 1000, layers: Iterable[tuple[int, int]] = _MOBILENET, norm: Norm | None = None
+    classes: int = 1000, rows: Sequence[tuple[int, int, int]] = _MOBILENET, norm: Norm | None = None
 ) -> nn.Module:
-    """`layers`: width and stride of each depthwise separable convolution."""
-    modules: list[nn.Module] = [ConvNormAct(3, 32, 3, 2, norm=norm)]
-    cin = 32
-    for cout, stride in layers:
-        modules += [ConvNormAct(cin, cin, 3, stride, groups=cin, norm=norm), ConvNormAct(cin, cout, norm=norm)]
-        cin = cout
-    return nn.Sequential(*modules, Classifier(cin, classes))
+    """`rows`: width, number and first stride of the depthwise separable convolutions of a stage."""
+
+    def block(cin: int, cout: int, stride: int) -> nn.Module:
+        return nn.Sequential(ConvNormAct(cin, cin, 3, stride, groups=cin, norm=norm), ConvNormAct(cin, cout, norm=norm))
+
+    stem = ConvNormAct(3, 32, 3, 2, norm=norm)
+    return nn.Sequential(stem, *stages(32, rows, block), Classifier(rows[-1][0], classes))
 
 
 class Ghost(nn.Module):
@@ -182,19 +178,19 @@ class Ghost(nn.Module):
 
 def ghostnet(classes: int = 1000) -> nn.Module:
     """Without its gates."""
-    layers: list[nn.Module] = [ConvNormAct(3, 16, 3, 2)]
-    cin = 16
-    for inner, cout, stride in (
-        (16, 16, 1), (48, 24, 2), (72, 24, 1), (72, 40, 2), (120, 40, 1), (240, 80, 2), (200, 80, 1), (480, 112, 1),
-        (672, 160, 2), (960, 160, 1),
-    ):  # fmt: skip
+
+    def block(cin: int, cout: int, stride: int, inner: int) -> nn.Module:
         middle = [ConvNormAct(inner, inner, 3, stride, groups=inner, act=None)] if stride > 1 else []
         body = nn.Sequential(Ghost(cin, inner), *middle, Ghost(inner, cout, act=None))
         plain = cin == cout and stride == 1
         short = [ConvNormAct(cin, cin, 3, stride, groups=cin, act=None), ConvNormAct(cin, cout, act=None)]
-        layers.append(Residual(body, None if plain else nn.Sequential(*short)))
-        cin = cout
-    return nn.Sequential(*layers, ConvNormAct(cin, 960), Classifier(960, classes))
+        return Residual(body, None if plain else nn.Sequential(*short))
+
+    rows = ((16, 1, 1, 16), (24, 1, 2, 48), (24, 1, 1, 72), (40, 1, 2, 72), (40, 1, 1, 120), (80, 1, 2, 240))
+    rows += ((80, 1, 1, 200), (112, 1, 1, 480), (160, 1, 2, 672), (160, 1, 1, 960))
+    return nn.Sequential(
+        ConvNormAct(3, 16, 3, 2), *stages(16, rows, block), ConvNormAct(160, 960), Classifier(960, classes)
+    )
 
 
 def convmixer(classes: int = 1000, width: int = 256, depth: int = 8, kernel: int = 9, patch: int = 7) -> nn.Module:
@@ -238,29 +234,20 @@ class ShuffleUnit(nn.Module):
         return out.view(n, 2, c // 2, h, w).transpose(1, 2).contiguous().view(n, c, h, w)
 
 
-def _shuffle(stem: int, stages: Sequence[tuple[int, int]], last: int, classes: int) -> nn.Module:
-    """`stages`: width and number of units of each."""
-
-    def units() -> Iterable[nn.Module]:
-        cin = stem
-        for width, count in stages:
-            for index in range(count):
-                yield ShuffleUnit(cin, width, 1 if index else 2)
-                cin = width
-
+def _shuffle(stem: int, rows: Sequence[tuple[int, int, int]], last: int, classes: int) -> nn.Module:
     return chain(
         stem=ConvNormAct(3, stem, 3, 2),
         pool=nn.MaxPool2d(3, 2, 1),
-        stage=nn.Sequential(*units()),
-        conv5=ConvNormAct(stages[-1][0], last),
+        stage=nn.Sequential(*stages(stem, rows, ShuffleUnit)),
+        conv5=ConvNormAct(rows[-1][0], last),
         mean=Mean(2, 3),
         fc=nn.Linear(last, classes),
     )
 
 
 def shufflenet_mini() -> nn.Module:
-    return _shuffle(8, [(24, 3)], 32, 5)
+    return _shuffle(8, [(24, 3, 2)], 32, 5)
 
 
 def shufflenet() -> nn.Module:
-    return _shuffle(24, [(116, 4), (232, 8), (464, 4)], 1024, 1000)
+    return _shuffle(24, [(116, 4, 2), (232, 8, 2), (464, 4, 2)], 1024, 1000)

@@ -1,4 +1,4 @@
-"""Networks that convolve what a Fourier transform makes of their input."""
+"""Networks that convolve the Fourier transform of their input."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class SpectrogramNet(nn.Module):
-    """A filter in front of a spectrogram, and an image classifier behind it."""
+    """A filter, a spectrogram, and an image classifier."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,8 @@
-"""float64 kernels in NumPy for operators that ONNX Runtime has only in float32 and ONNX's reference runs slowly.
+"""float64 kernels in NumPy, where neither ONNX Runtime nor ONNX's reference evaluator serves.
 
-Or wrongly (LRN, GlobalMaxPool but for two spatial axes), or imprecisely: both compute Erf in float32, and so what is made
-of it, GroupNormalization's statistics, and the scale of DynamicQuantizeLinear.
+The runtime has these operators in float32 only, or computes parts in float32 (Shrink's threshold, GroupNormalization's
+statistics, the scale of DynamicQuantizeLinear). The reference evaluator is slow (AveragePool, ConvTranspose), wrong (LRN,
+GlobalMaxPool unless there are two spatial axes), or computes Erf, and hence Gelu, in float32.
 """
 
 # ruff: noqa: ARG001 - all kernels share one signature
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper
 
-from onnx_convgrad.checking.nodewise_recurrent import gru, lstm, rnn
+from onnx_convgrad.checking.float64_recurrent import gru, lstm, rnn
 from onnx_convgrad.runtime import session
 
 __all__ = ["KERNELS", "Unavailable"]
@@ -25,11 +26,11 @@ Attributes = Mapping[str, Any]
 
 
 class Unavailable(Exception):  # noqa: N818 - a signal to use the reference
-    """This case is left to ONNX's reference evaluator."""
+    """ONNX's reference evaluator has to run this case."""
 
 
 def _taps(x: np.ndarray, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> Any:
-    """For each place in the window, what it sees: strided views of the padded `x`."""
+    """For each tap of the kernel, the strided view of the padded `x` that it reads."""
     counts = [
         (size - (k - 1) * d - 1) // s + 1 for size, k, s, d in zip(x.shape[2:], kernel, strides, dilations, strict=True)
     ]
@@ -38,13 +39,13 @@ def _taps(x: np.ndarray, kernel: Sequence[int], strides: Sequence[int], dilation
 
 
 def _seen(place: Sequence[int], dilations: Sequence[int], counts: Sequence[int], strides: Sequence[int]) -> Any:
-    """Index of what one place of the window meets, over all window positions."""
+    """Index of the elements that one tap reads, over all window positions."""
     axes = zip(place, dilations, counts, strides, strict=True)
     return (..., *(slice(p * d, p * d + (c - 1) * s + 1, s) for p, d, c, s in axes))
 
 
 def _pool_pads(a: Attributes, size: Sequence[int]) -> tuple[list[int], list[int], list[int], list[int], list[int]]:
-    """Strides, dilations, begin pads, end pads, and how far `ceil_mode` reaches beyond those."""
+    """Strides, dilations, begin pads, end pads, and the rows that `ceil_mode` adds behind those."""
     if a.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
         raise Unavailable
     kernel = a["kernel_shape"]
@@ -54,7 +55,9 @@ def _pool_pads(a: Attributes, size: Sequence[int]) -> tuple[list[int], list[int]
     beyond = []
     for i in range(rank):
         room = size[i] + pads[i] + pads[rank + i] - (kernel[i] - 1) * dilations[i] - 1
-        count = (math.ceil(room / strides[i]) if a.get("ceil_mode") else int(room / strides[i])) + 1  # as the runtime
+        count = (
+            math.ceil(room / strides[i]) if a.get("ceil_mode") else int(room / strides[i])
+        ) + 1  # as the runtime counts
         if a.get("ceil_mode") and (count - 1) * strides[i] >= size[i] + pads[i]:
             count -= 1
         beyond.append(max((count - 1) * strides[i] - room, 0))
@@ -73,7 +76,7 @@ def _average_pool(a: Attributes, x: np.ndarray) -> np.ndarray:
 
 
 def _conv_transpose(a: Attributes, x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None) -> np.ndarray:
-    """Each input element adds its kernel to the output; then both ends are cut."""
+    """Add the scaled kernel of each input element to the output, then trim both ends."""
     rank, g = x.ndim - 2, a.get("group", 1)
     if "output_shape" in a or a.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
         raise Unavailable
@@ -120,17 +123,12 @@ def _group_norm(a: Attributes, x: np.ndarray, scale: np.ndarray, bias: np.ndarra
 
 
 def _lrn(a: Attributes, x: np.ndarray) -> np.ndarray:
-    """Each channel over its neighbours; ONNX's reference sums those of the first few channels only."""
+    """Divide each channel by its neighbours; the reference evaluator sums the first few channels only."""
     below = (a["size"] - 1) // 2
     around = np.pad(x**2, [(0, 0), (below, a["size"] - 1 - below), *[(0, 0)] * (x.ndim - 2)])
     total: np.ndarray = sum(around[:, i : i + x.shape[1]] for i in range(a["size"]))  # type: ignore[assignment]
     base = a.get("bias", 1.0) + a.get("alpha", 1e-4) / a["size"] * total
     return np.asarray(x / base ** a.get("beta", 0.75))
-
-
-def _global_average_pool(a: Attributes, x: np.ndarray) -> np.ndarray:
-    result: np.ndarray = x.mean(axis=tuple(range(2, x.ndim)), keepdims=True)
-    return result
 
 
 def _global_max_pool(a: Attributes, x: np.ndarray) -> np.ndarray:
@@ -139,7 +137,7 @@ def _global_max_pool(a: Attributes, x: np.ndarray) -> np.ndarray:
 
 
 def _resize(a: Attributes, x: np.ndarray, roi: Any = None, scales: Any = None, sizes: Any = None) -> np.ndarray:
-    """Every mode is linear and separable: one matrix per axis, taken from the runtime's float32 kernel."""
+    """Apply one matrix per axis, from the runtime's float32 kernel: every mode is linear and separable."""
     if (
         a.get("keep_aspect_ratio_policy", b"stretch") != b"stretch"
         or a.get("coordinate_transformation_mode") == b"tf_crop_and_resize"
@@ -156,7 +154,7 @@ def _resize(a: Attributes, x: np.ndarray, roi: Any = None, scales: Any = None, s
 
 
 def _matrix(a: Attributes, length: int, scale: float | None, size: int | None) -> np.ndarray:
-    """Rows are the responses to a unit impulse at each place of the axis."""
+    """The matrix whose rows are the responses to a unit impulse at each position of the axis."""
     kept = {k: v for k, v in a.items() if k != "axes"}
     infos = [helper.make_tensor_value_info("x", TensorProto.FLOAT, None)]
     name, feed = (
@@ -188,7 +186,6 @@ KERNELS: dict[str, Callable[..., np.ndarray | tuple[np.ndarray, ...]]] = {
     "Erf": _erf,
     "Gelu": _gelu,
     "GRU": gru,
-    "GlobalAveragePool": _global_average_pool,
     "GlobalMaxPool": _global_max_pool,
     "GroupNormalization": _group_norm,
     "LRN": _lrn,
@@ -197,4 +194,4 @@ KERNELS: dict[str, Callable[..., np.ndarray | tuple[np.ndarray, ...]]] = {
     "Resize": _resize,
     "Shrink": _shrink,
 }
-"""Operator -> its first result, or all of them, given attributes and operands."""
+"""Operator -> function of attributes and operands that returns the first result, or a tuple of results."""

@@ -1,7 +1,7 @@
-"""Operators of the canonical opset in PyTorch: an independent reading of the specification, for checking only.
+"""Implement the operators of the canonical opset in PyTorch, independently of the runtime, for checking only.
 
-`OPERATORS` maps an operator to `f(n, *inputs)`, where `n` gives attributes and absent inputs are `None`. A case that is
-not covered raises `NotRebuilt` with what it is.
+`OPERATORS` maps an operator to `f(n, *inputs)`, where `n` holds the attributes and absent inputs are `None`. A case that
+is not covered raises `NotRebuilt`.
 """
 
 # ruff: noqa: ARG001, ARG005, N812 - all operators share one signature; F is PyTorch's custom
@@ -16,10 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onnx_convgrad.checking.torch_layout import DTYPES, LAYOUT, NotRebuilt
+from onnx_convgrad.checking.torch_shapes import DTYPES, LAYOUT, NotRebuilt
 from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.geometry import same_padding
 
-__all__ = ["OPERATORS", "NotRebuilt"]
+__all__ = ["OPERATORS"]
 
 _CONV = (F.conv1d, F.conv2d, F.conv3d)
 _CONV_TRANSPOSE = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
@@ -45,13 +46,9 @@ def _pads(n: Call, size: Sequence[int], kernel: Sequence[int]) -> tuple[list[int
         pads = list(n.ints("pads") or ()) if auto == "NOTSET" else []
         pads = pads or [0] * (2 * rank)
         return strides, dilations, pads[:rank], pads[rank:]
-    begin, end = [], []
-    for length, k, s, d in zip(size, kernel, strides, dilations, strict=True):
-        total = max((math.ceil(length / s) - 1) * s + (k - 1) * d + 1 - length, 0)
-        small = total // 2
-        begin.append(total - small if auto == "SAME_LOWER" else small)
-        end.append(total - begin[-1])
-    return strides, dilations, begin, end
+    axes = zip(size, kernel, strides, dilations, strict=True)
+    both = [same_padding(length, (k - 1) * d + 1, s, upper=auto == "SAME_UPPER") for length, k, s, d in axes]
+    return strides, dilations, [begin for begin, _ in both], [end for _, end in both]
 
 
 def _padded(x: Tensor, begin: Sequence[int], end: Sequence[int], value: float = 0.0) -> Tensor:
@@ -67,7 +64,7 @@ def _conv(n: Call, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
 
 
 def _conv_transpose(n: Call, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-    """The full transposed convolution, then cut at both ends; `output_padding` and `output_shape` only move the cut."""
+    """The full transposed convolution, trimmed at both ends; `output_padding` and `output_shape` only move the trim."""
     rank = x.dim() - 2
     strides, dilations = list(n.ints("strides") or [1] * rank), list(n.ints("dilations") or [1] * rank)
     extra = list(n.ints("output_padding") or [0] * rank)
@@ -91,12 +88,10 @@ def _conv_transpose(n: Call, x: Tensor, w: Tensor, b: Tensor | None = None) -> T
 def _ceil_extension(
     n: Call, size: Sequence[int], kernel: Sequence[int]
 ) -> tuple[list[int], list[int], list[int], list[int], list[int]]:
-    """As `_pads`, and how far `ceil_mode` lets the last window reach beyond the end pad."""
+    """As `_pads`, and the rows by which `ceil_mode` lets the last window reach beyond the end pad."""
     strides, dilations, begin, end = _pads(n, size, kernel)
     if n.string("auto_pad", "NOTSET").startswith("SAME") and any(d != 1 for d in dilations):
-        raise NotRebuilt(
-            f"{n.node.op_type} with auto_pad and dilations"
-        )  # whose padding the runtime finds without them
+        raise NotRebuilt(f"{n.node.op_type} with auto_pad and dilations")  # the runtime ignores dilations in auto_pad
     beyond = []
     for length, k, s, d, b, e in zip(size, kernel, strides, dilations, begin, end, strict=True):
         room = length + b + e - (k - 1) * d - 1
@@ -190,7 +185,7 @@ def _lp_norm(n: Call, x: Tensor) -> Tensor:
 
 
 def _clip(n: Call, x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
-    """Of ReLU6 the derivative at the bounds is 0, of other clamps 1."""
+    """The derivative at the bounds is 0 for ReLU6 and 1 for other clamps."""
     if low is None and high is None:
         return x
     bounds = [b for b in (low, high) if b is not None and not b.requires_grad]
@@ -308,4 +303,4 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "Softmax": lambda n, x: torch.softmax(x, n.int("axis", -1)),
     "LogSoftmax": lambda n, x: torch.log_softmax(x, n.int("axis", -1)),
 }
-"""Operator -> its meaning in PyTorch."""
+"""Operator -> its implementation in PyTorch."""

@@ -1,4 +1,4 @@
-"""The gradients by PyTorch's autograd, where the canonical graph can be rebuilt in PyTorch."""
+"""Rebuild a canonical graph in PyTorch and compute its gradients with autograd."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ def torch_gradients(
     *,
     double: bool = True,
 ) -> dict[str, np.ndarray] | str:
-    """Gradients of sum <target, seed> for the values `wrt`, in float64 (or float32).
+    """Compute the gradients of sum <target, seed> for the values `wrt`.
 
     Args:
         model: A model in canonical form.
         feed: Its inputs.
         seeds: Target value -> cotangent.
         wrt: Inputs, initializers or intermediate values.
-        double: float64 rather than float32.
+        double: Compute in float64 rather than float32.
 
     Returns:
         Value -> gradient, or the reason why the model was not rebuilt.
     """
     import torch
 
-    from onnx_convgrad.checking.torch_ops import NotRebuilt
+    from onnx_convgrad.checking.torch_shapes import NotRebuilt
 
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64 if double else torch.float32)
@@ -53,10 +53,10 @@ def torch_gradients(
         assert isinstance(loss, torch.Tensor)
         if not loss.requires_grad:
             return {name: np.zeros(tuple(v.shape)) for name, v in zip(wrt, leaves, strict=True)}
-        found = torch.autograd.grad(loss, leaves, allow_unused=True)
+        gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
         return {
             name: np.zeros(tuple(v.shape)) if g is None else g.detach().numpy()
-            for name, v, g in zip(wrt, leaves, found, strict=True)
+            for name, v, g in zip(wrt, leaves, gradients, strict=True)
         }
     except NotRebuilt as missing:
         return f"not rebuilt ({missing})"
@@ -76,8 +76,9 @@ def _tensor(array: np.ndarray, leaf: bool) -> Any:
 
 
 def _forward(model: ir.Model, feed: Mapping[str, np.ndarray], wrt: set[str]) -> dict[str, Any]:
-    """Every value of the main graph by name."""
-    from onnx_convgrad.checking.torch_ops import OPERATORS, NotRebuilt
+    """Compute every value of the main graph, by name."""
+    from onnx_convgrad.checking.torch_operators import OPERATORS
+    from onnx_convgrad.checking.torch_shapes import NotRebuilt
 
     graph = model.graph
     missing = sorted({n.op_type for n in graph if n.domain or n.op_type not in OPERATORS})
@@ -95,7 +96,7 @@ def _forward(model: ir.Model, feed: Mapping[str, np.ndarray], wrt: set[str]) -> 
         results = results if isinstance(results, (tuple, list)) else (results,)
         for value, result in zip(node.outputs, results, strict=False):
             if value.name:
-                # A wanted value that nothing wanted leads to starts a branch of its own.
+                # A value in `wrt` that depends on no other of them becomes a leaf.
                 fresh = value.name in wrt and not result.requires_grad
                 values[value.name] = result.detach().requires_grad_() if fresh else result
     return values

@@ -1,4 +1,4 @@
-"""Random inputs that a model accepts: declared sizes where there are any, small ones found by trial elsewhere."""
+"""Find random inputs that a model accepts: declared sizes, and small sizes by trial where none is declared."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SPATIAL = (16, 32, 64, 8, 28, 96, 128, 224, 256, 299, 320, 416, 512, 640)
 _BATCH = (2, 1)
 _CHANNELS = (3, 1, 2, 4)
 _RANGES = (None, (0.1, 1.0), (1.0, 2.0))
-"""What numbers are drawn from: the standard normal distribution, or uniform between two bounds."""
+"""Distributions to try: standard normal (`None`), or uniform between two bounds."""
 
 Feed = dict[str, np.ndarray]
 Runner = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
@@ -26,10 +26,10 @@ Runner = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
 def working_feed(
     inputs: Sequence[ir.Value], run: Runner, seed: int = 0, spatial: Sequence[int] = _SPATIAL
 ) -> tuple[Feed, Mapping[str, np.ndarray]]:
-    """Inputs on which `run` gives finite, non-empty floating results, and those results.
+    """Return inputs for which `run` gives finite, non-empty floating results, and those results.
 
-    A free first axis is a batch of 2 (else 1), a free second axis of an image its channels, other free axes are given
-    the sizes `spatial` in turn. Equal symbols get equal sizes. Values are standard normal, else uniform in one of `_RANGES`.
+    A free first axis is a batch (2, then 1), a free second axis of an image its channels; other free axes try the sizes
+    `spatial` in turn. Equal symbols get equal sizes. Values are drawn from each of `_RANGES` in turn.
 
     Raises:
         ModelError: No trial succeeded, or a rank is unknown.
@@ -44,23 +44,23 @@ def working_feed(
             feed = draw(inputs, sizes, seed, within)
             try:
                 results = run(feed)
-            except Exception as problem:  # noqa: BLE001 - the runtime raises many kinds; each means: not these sizes
+            except Exception as problem:  # noqa: BLE001 - the runtime raises many kinds; each means that these sizes do not fit
                 last = problem
                 continue
             floats = [v for v in results.values() if v.dtype.kind == "f"]
             if all(v.size and np.isfinite(v).all() for v in floats):
                 return feed, results
-            last = ExecutionError("its results are empty or not finite")
-    reason = str(last).strip().splitlines()[0] if last else "it has no floating results"
+            last = ExecutionError("the results are empty or not finite")
+    reason = str(last).strip().splitlines()[0] if last else "there are no floating results"
     if "NOT_IMPLEMENTED" in reason:
         raise ModelError(f"{reason.rstrip('.')}.", hint="The runtime may have it for another dtype.")
     raise ModelError(
-        f"The model runs on none of the inputs tried; the last answer was: {reason.rstrip('.')}.", hint=hint
+        f"The model failed on all random inputs that were tried; the last failure: {reason.rstrip('.')}.", hint=hint
     )
 
 
 def _key(value: ir.Value, axis: int) -> str:
-    """What tells free sizes apart: the symbol, or the place of a nameless one."""
+    """The key of a free size: its symbol, or else its input and axis."""
     assert value.shape is not None
     dim = value.shape[axis]
     name = None if isinstance(dim, int) else dim.value
@@ -81,7 +81,7 @@ def _roles(inputs: Sequence[ir.Value]) -> dict[str, str]:
 
 
 def _trials(inputs: Sequence[ir.Value], spatial: Sequence[int]) -> Iterator[dict[str, int]]:
-    """Assignments of sizes to the free dimensions, likely ones first."""
+    """Yield sizes for the free dimensions, likely ones first."""
     roles = _roles(inputs)
     used = set(roles.values())
     options = [
@@ -97,7 +97,7 @@ def _trials(inputs: Sequence[ir.Value], spatial: Sequence[int]) -> Iterator[dict
 def draw(
     inputs: Sequence[ir.Value], sizes: Mapping[str, int], seed: int, within: tuple[float, float] | None = None
 ) -> Feed:
-    """Random values for `inputs`, with `sizes` for their free dimensions; the same for the same seed."""
+    """Draw values for `inputs`, with `sizes` for their free dimensions; reproducible by `seed`."""
     generator = np.random.default_rng(seed)
     feed: Feed = {}
     for value in inputs:
@@ -106,7 +106,7 @@ def draw(
         if dtype.kind in "biu":
             array = generator.integers(0, 2, shape).astype(dtype)
         elif dtype.kind in "OUS":
-            raise ModelError(f"Input {value.name!r} holds text; the check draws numbers only.")
+            raise ModelError(f"Input {value.name!r} holds text; only numbers can be drawn.")
         else:
             array = (generator.uniform(*within, shape) if within else generator.standard_normal(shape)).astype(dtype)
         feed[value.name or ""] = array

@@ -1,6 +1,6 @@
-"""RNN, GRU and LSTM in NumPy, turn by turn and sample by sample, as the specification has them.
+"""RNN, GRU and LSTM in NumPy, step by step and sample by sample, as specified.
 
-ONNX Runtime has no float64 kernels of them, and ONNX's reference evaluator leaves out their attributes and
+ONNX Runtime has no float64 kernels for them, and ONNX's reference evaluator ignores their attributes and
 `sequence_lens`.
 """
 
@@ -74,14 +74,14 @@ def _run(
     h0: Array | None,
     c0: Array | None,
 ) -> tuple[Array, Array, Array]:
-    turns, batch = x.shape[:2]
-    way = a.get("direction", b"forward").decode()
-    ways = ["forward", "reverse"] if way == "bidirectional" else [way]
+    steps, batch = x.shape[:2]
+    direction = a.get("direction", b"forward").decode()
+    ways = ["forward", "reverse"] if direction == "bidirectional" else [direction]
     functions = _functions(a, default * len(ways))
-    y = np.zeros((turns, len(ways), batch, size), x.dtype)
+    y = np.zeros((steps, len(ways), batch, size), x.dtype)
     finals = [np.zeros((len(ways), batch, size), x.dtype) if v is None else v.copy() for v in (h0, c0)]
     for d, n in np.ndindex(len(ways), batch):
-        order = range(turns if lengths is None else int(lengths[n]))
+        order = range(steps if lengths is None else int(lengths[n]))
         chosen = functions[d * len(default) : (d + 1) * len(default)]
         for t in order if ways[d] == "forward" else reversed(order):
             h, c = cell(d, chosen, x[t, n], finals[0][d, n], finals[1][d, n])
@@ -119,7 +119,7 @@ def _functions(a: Attributes, default: Sequence[str]) -> list[Callable[[Array], 
     for i, name in enumerate(names):
         alpha = (alphas.pop(0) if alphas else _ALPHA[name]) if name in _ALPHA else 0.0
         beta = (betas.pop(0) if betas else _BETA[name]) if name in _BETA else 0.0
-        limit = np.inf if len(default) % 3 == 0 and i % 3 == 2 else clip  # not of the cell on its way out
+        limit = np.inf if len(default) % 3 == 0 and i % 3 == 2 else clip  # the output of the cell is not clipped
         made.append(_clipped(_FUNCTIONS[name], alpha, beta, limit))
     return made
 

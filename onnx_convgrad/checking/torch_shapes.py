@@ -1,4 +1,4 @@
-"""Reductions, shapes, indexing and resizing in PyTorch, for checking only (the other half of `torch_ops`)."""
+"""Reductions, shape operators, indexing and resizing in PyTorch, for `torch_operators`."""
 
 # ruff: noqa: ARG001, ARG005, FBT003, N812 - all operators share one signature; F is PyTorch's custom
 
@@ -16,11 +16,11 @@ from onnx_convgrad.ir.call import Call
 __all__ = ["DTYPES", "LAYOUT", "NotRebuilt"]
 
 DTYPES = {2: torch.uint8, 3: torch.int8, 5: torch.int16, 6: torch.int32, 7: torch.int64, 9: torch.bool}
-"""ONNX element types other than floating ones; those all become the dtype of the check."""
+"""The element types that are not floating; floating types become the dtype of the check."""
 
 
-class NotRebuilt(Exception):  # noqa: N818 - says what is missing, not that something failed
-    """An operator, or a case of one, that the PyTorch check has no reading of."""
+class NotRebuilt(Exception):  # noqa: N818 - a missing operator is no failure
+    """An operator, or a case of one, that is not implemented in PyTorch here."""
 
 
 def _ints(value: Tensor) -> list[int]:
@@ -200,7 +200,7 @@ def _resize(
         elif scales is not None:
             scale[axis] = float(scales[i])
             target[axis] = int(x.shape[axis] * scale[axis])
-    if where == "pytorch_half_pixel" and 1 in target[2:]:  # the one place where PyTorch no longer does what that says
+    if where == "pytorch_half_pixel" and 1 in target[2:]:  # where PyTorch does something else
         raise NotRebuilt("Resize pytorch_half_pixel to one element")
     name, align = _MODES[key]
     rank = x.dim() - 2
@@ -250,4 +250,4 @@ LAYOUT: dict[str, Callable[..., Any]] = {
     "Range": lambda n, start, limit, delta: torch.arange(start.item(), limit.item(), delta.item(), dtype=start.dtype),
     "Resize": _resize,
 }
-"""Operator -> its meaning in PyTorch."""
+"""Operator -> its implementation in PyTorch."""

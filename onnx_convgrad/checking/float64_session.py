@@ -1,6 +1,6 @@
-"""A model run piece by piece: ONNX Runtime where it has a float64 kernel, NumPy or ONNX's reference elsewhere.
+"""Run a float64 model in pieces: ONNX Runtime where it has a kernel, NumPy or ONNX's reference evaluator elsewhere.
 
-The first run goes node by node and finds out who can run what; afterwards neighbours that the runtime can run share a
+The first run goes node by node and finds which nodes the runtime accepts; afterwards neighbours that it accepts share a
 session.
 """
 
@@ -16,30 +16,30 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from onnx_convgrad.checking.nodewise_ops import KERNELS, Unavailable
+from onnx_convgrad.checking.float64_kernels import KERNELS, Unavailable
 from onnx_convgrad.errors import ExecutionError
 from onnx_convgrad.runtime import session
 
-__all__ = ["NodeWise"]
+__all__ = ["Float64Session"]
 
 Arrays = dict[str, np.ndarray]
 Piece = Callable[[Arrays], None]
 
 
-class NodeWise:
-    """Runs a proto as an `InferenceSession` would: `run(names, feed)`."""
+class Float64Session:
+    """Runs a model as an `InferenceSession` does: `run(names, feed)`."""
 
     def __init__(self, proto: onnx.ModelProto) -> None:
         self.nodes = list(proto.graph.node)
         if any(a.type in (a.GRAPH, a.GRAPHS) for n in self.nodes for a in n.attribute):
-            raise ExecutionError("Nested graphs cannot be evaluated in float64.")
+            raise ExecutionError("A model with nested graphs cannot be evaluated in float64.")
         self.opsets = proto.opset_import
         self.weights = {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer}
         self.keep = {o.name for o in proto.graph.output}
         self.pieces: list[Piece] = []
 
     def run(self, names: Sequence[str], feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """The outputs `names` for the inputs `feed`."""
+        """Return the outputs `names` for the inputs `feed`."""
         values: Arrays = {**self.weights, **feed}
         if not self.pieces:
             self._explore(values)
@@ -49,32 +49,32 @@ class NodeWise:
         return [np.asarray(values[name]) for name in names]
 
     def _explore(self, values: Arrays) -> None:
-        """Run node by node, then let neighbours that the runtime can run share a session."""
+        """Run node by node, then make one session of neighbours that the runtime accepts."""
         dtypes: dict[str, np.dtype[Any]] = {k: np.asarray(v).dtype for k, v in values.items()}
-        kernels: list[Piece | None] = []  # `None` for the runtime, whose sessions of single nodes are not kept
+        kernels: list[Piece | None] = []  # `None`: the runtime, whose sessions of single nodes are discarded
         for node in self.nodes:
             alone = self._piece([node], dtypes)
             piece = alone or _kernel(node, self.opsets)
             piece(values)
             kernels.append(None if alone else piece)
             dtypes.update({o: np.asarray(values[o]).dtype for o in node.output if o})
-        found = zip(self.nodes, kernels, strict=True)
-        for in_runtime, neighbours in itertools.groupby(found, key=lambda pair: pair[1] is None):
+        pairs = zip(self.nodes, kernels, strict=True)
+        for in_runtime, neighbours in itertools.groupby(pairs, key=lambda pair: pair[1] is None):
             nodes, others = zip(*neighbours, strict=True)
             pieces = [self._piece(nodes, dtypes)] if in_runtime else others
             self.pieces += [piece for piece in pieces if piece is not None]
 
     def _piece(self, nodes: Sequence[onnx.NodeProto], dtypes: Mapping[str, np.dtype[Any]]) -> Piece | None:
-        """A session of these nodes, or `None` when the runtime refuses them."""
+        """A session of these nodes, or `None` where the runtime refuses them."""
         if len(nodes) == 1 and nodes[0].op_type in KERNELS:
             return None
         made = {o for n in nodes for o in n.output if o}
         taken = list(dict.fromkeys(i for n in nodes for i in n.input if i and i not in made))
         inside = {id(n) for n in nodes}
         later = {i for n in self.nodes if id(n) not in inside for i in n.input} | self.keep
-        given = [o for n in nodes for o in n.output if o and (o in later or len(nodes) == 1)]
+        results = [o for n in nodes for o in n.output if o and (o in later or len(nodes) == 1)]
         infos = [helper.make_tensor_value_info(i, helper.np_dtype_to_tensor_dtype(dtypes[i]), None) for i in taken]
-        outputs = [helper.make_empty_tensor_value_info(o) for o in given]
+        outputs = [helper.make_empty_tensor_value_info(o) for o in results]
         graph = helper.make_graph(list(nodes), "piece", infos, outputs)
         model = helper.make_model(graph, opset_imports=list(self.opsets), ir_version=10)
         try:
@@ -83,13 +83,13 @@ class NodeWise:
             return None
 
         def piece(values: Arrays) -> None:
-            values.update(zip(given, live.run(given, {i: values[i] for i in taken}), strict=True))
+            values.update(zip(results, live.run(results, {i: values[i] for i in taken}), strict=True))
 
         return piece
 
 
 def _kernel(node: onnx.NodeProto, opsets: Any) -> Piece:
-    """One node by NumPy, else by ONNX's reference evaluator."""
+    """Run one node with NumPy, or else with ONNX's reference evaluator."""
     from onnx.reference import ReferenceEvaluator
 
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
@@ -114,7 +114,7 @@ def _kernel(node: onnx.NodeProto, opsets: Any) -> Piece:
         except Unavailable:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                found = reference().run(None, {i: values[i] for i in node.input if i})
-            values.update(zip((o for o in node.output if o), found, strict=False))
+                results = reference().run(None, {i: values[i] for i in node.input if i})
+            values.update(zip((o for o in node.output if o), results, strict=False))
 
     return piece

@@ -1,4 +1,4 @@
-"""Numeric directional derivatives of L = sum <target, seed>, and how precise they are."""
+"""Numeric directional derivatives of L = sum <target, seed>, with an estimate of their precision."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnx_convgrad.checking.double import Primal
+from onnx_convgrad.checking.float64_model import Primal
 
-__all__ = ["Derivative", "Found", "wide"]
+__all__ = ["Derivative", "Difference", "wide"]
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -18,8 +18,8 @@ _EPSILON = float(np.finfo(np.float64).eps)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """The relative error along one direction, and how much of it the rounding of L itself, or kinks, may account for."""
+class Difference:
+    """The relative error along one direction, and the part of it that rounding of L, or kinks, may explain."""
 
     direction: np.ndarray
     error: float
@@ -27,39 +27,41 @@ class Found:
 
 
 class Derivative:
-    """L as a function of the values that may be moved, around one point.
+    """L as a function of the differentiated values, around one point.
 
     Args:
         function: The primal model.
         feed: Its inputs.
-        points: What is fed for each value that may be moved; zeros shift an intermediate one, under `<name>__shift`.
+        points: The input for each differentiated value; zeros under `<name>__shift` for an intermediate value.
         seeds: Target -> cotangent.
     """
 
     def __init__(self, function: Primal, feed: Arrays, points: Arrays, seeds: Arrays) -> None:
         self.function, self.feed, self.points, self.seeds = function, feed, points, seeds
 
-    def compared(self, name: str, gradient: np.ndarray, direction: np.ndarray, scale: float, limit: float) -> Found:
-        """How far <gradient, direction> is from the central difference along it, over `scale`."""
+    def compared(
+        self, name: str, gradient: np.ndarray, direction: np.ndarray, scale: float, limit: float
+    ) -> Difference:
+        """The difference of <gradient, direction> and the central difference along `direction`, over `scale`."""
         line = _Line(self, name, direction)
         exact = float(np.vdot(wide(gradient), direction))
         if not self.function.double:
             steps = [line.size * s for s in (1e-1, 3e-2, 1e-2, 3e-3, 1e-3)]
             error = abs(_agreed([line.slope(step) for step in steps]) - exact) / scale
-            return Found(direction, error, line.kinks(steps[-1]) / scale if error > limit else 0.0)
+            return Difference(direction, error, line.kinks(steps[-1]) / scale if error > limit else 0.0)
         tried = []
-        for step in (1e-5, 3e-7, 1e-8):  # a kink in between spoils a step; a smaller one passes fewer of them
+        for step in (1e-5, 3e-7, 1e-8):  # a kink between the two points spoils a step; a smaller step crosses fewer
             error = abs(line.slope(line.size * step) - exact) / scale
             if error <= limit:
-                return Found(direction, error, 0.0)
+                return Difference(direction, error, 0.0)
             tried.append((error, line.size * step))
         noise = line.noise() / (line.size * 1e-5) / scale
         error, step = tried[0] if noise > limit else min(tried)
-        return Found(direction, error, max(noise if noise > limit else 0.0, line.kinks(step) / scale))
+        return Difference(direction, error, max(noise if noise > limit else 0.0, line.kinks(step) / scale))
 
 
 class _Line:
-    """L along one direction from the point of one value, in steps of which `size` is the value's root mean square."""
+    """L along one direction of one value; `size`, the scale of a step, is the value's root mean square."""
 
     def __init__(self, of: Derivative, name: str, direction: np.ndarray) -> None:
         self.of, self.name, self.direction = of, name, direction
@@ -78,10 +80,10 @@ class _Line:
         return (self(step) - self(-step)) / (2 * step)
 
     def kinks(self, step: float) -> float:
-        """What kinks or jumps between may account for: next to nothing where there are none.
+        """The error that kinks or jumps may cause; almost zero where the function is smooth.
 
-        A kink adds half of what the slopes before and behind the point differ by. Several may cancel in that, though not in
-        the error; so random halves of the direction are looked at as well, and four times the largest counts.
+        A kink adds half of the difference of the slopes before and behind the point. Several kinks may cancel in that sum
+        but not in the error; so random halves of the direction are examined too, and four times the largest counts.
         """
         generator = np.random.default_rng(0)
         halves = [generator.integers(0, 2, self.direction.shape) for _ in range(3)]
@@ -89,12 +91,12 @@ class _Line:
         return 4 * max(_Line(self.of, self.name, part).bend(step) for part in parts)
 
     def bend(self, step: float) -> float:
-        """Half of what the slopes before and behind the point differ by."""
+        """Half of the difference of the slopes before and behind the point."""
         before, at, behind = self(-step), self(0), self(step)
         return abs((behind - at) - (at - before)) / step / 2
 
     def noise(self) -> float:
-        """How much rounding moves L: what steps of a rounding or two change, and at least what its terms are rounded by."""
+        """The rounding error of L: its change over steps of one or two roundings, but at least the rounding of its terms."""
         around = [self(k * self.size * 4e-16) for k in range(-3, 4)]
         results = self.of.function({**self.of.feed, **self.of.points})
         terms = sum(float(np.abs(wide(results[t]) * wide(s)).sum()) for t, s in self.of.seeds.items())
@@ -102,11 +104,11 @@ class _Line:
 
 
 def wide(array: np.ndarray) -> np.ndarray:
-    """In float64."""
+    """Convert to float64."""
     return np.asarray(array).astype(np.float64)
 
 
 def _agreed(slopes: Sequence[float]) -> float:
-    """The mean of the two neighbouring steps that agree best."""
+    """The mean of the two neighbouring slopes that agree best."""
     a, b = min(itertools.pairwise(slopes), key=lambda pair: abs(pair[0] - pair[1]))
     return (a + b) / 2
