@@ -140,6 +140,16 @@ def test_every_argument_is_listed(function: Callable[..., Any]) -> None:
     assert [name for name in sorted(names) if not re.search(rf"\b{name}\b", options)] == []
 
 
+def test_arguments_are_listed_with_the_functions_that_take_them() -> None:
+    functions = [og.augment, og.vjp, og.grad, og.jvp, og.hvp, og.explain, og.lower_gradient_ops]
+    section = (ROOT / "docs" / "options.md").read_text(encoding="utf-8").split("\n## ")[1]
+    for name, taken_by in re.findall(r"^\| `(\w+)` \|.*\| ([^|]*) \|$", section, re.MULTILINE):
+        named = set(re.findall(r"`(\w+)`", taken_by.split(";")[0]))
+        takes = {function.__name__ for function in functions if name in inspect.signature(function).parameters}
+        every = {function.__name__ for function in functions}
+        assert takes == (every - named if taken_by.startswith("all") else named), name
+
+
 def test_every_command_is_listed() -> None:
     options = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
     commands = [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
