@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 
 import onnx_convgrad as og
-from onnx_convgrad.cli import options
 from onnx_convgrad.ir import targets
 from onnx_convgrad.lowering import candidates
 from onnx_convgrad.lowering.sketch import Sketch
+from onnx_convgrad.pipeline import option_text
 from onnx_convgrad.pipeline import stages as pipeline
 from tests.lowering.test_chunks import UNEVEN, candidate
 from tests.support.conv_geometry import Geometry, case, conv_model
@@ -87,10 +87,10 @@ def test_a_budget_is_a_positive_number_of_bytes(limit: object) -> None:
 
 @pytest.mark.parametrize(("text", "count"), [("100", 100), ("64MB", 64_000_000), ("1.5g", 1_500_000_000), (None, None)])
 def test_sizes_on_the_command_line(text: str | None, count: int | None) -> None:
-    assert options.size_in_bytes(text) == count
+    assert option_text.size_in_bytes(text) == count
 
 
 @pytest.mark.parametrize("text", ["", "many", "5TB", "MB"])
 def test_bad_sizes_on_the_command_line(text: str) -> None:
     with pytest.raises(og.ArgumentError, match="is not a size"):
-        options.size_in_bytes(text)
+        option_text.size_in_bytes(text)

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import onnx_convgrad as og
-from onnx_convgrad.cli import options
+from onnx_convgrad.pipeline import option_text
 from onnx_convgrad.runtime import run
 from tests.support.optimizer import optimized
 
@@ -171,10 +171,10 @@ def test_names_that_cannot_be_recomputed(names: str | list[str], message: str) -
 
 
 def test_options_on_the_command_line() -> None:
-    assert options.recomputed(["auto"]) == "auto"
-    assert options.recomputed(["r1,r2", "out*"]) == ["r1", "r2", "out*"]
+    assert option_text.recompute(["auto"]) == "auto"
+    assert option_text.recompute(["r1,r2", "out*"]) == ["r1", "r2", "out*"]
     with pytest.raises(og.ArgumentError, match="cannot be combined"):
-        options.recomputed(["auto,r1"])
+        option_text.recompute(["auto,r1"])
 
 
 def test_nothing_worth_recomputing_changes_nothing() -> None:
