@@ -14,7 +14,15 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.shapes.infer import all_values
 from onnx_convgrad.ir.passes import GraphPass
 
-__all__ = ["CleanDimensions", "DeclaredShapes", "ForgetShapes", "InputShapes", "OverrideShapes", "RecallShapes"]
+__all__ = [
+    "CleanDimensions",
+    "DeclaredShapes",
+    "DeclaredShapesPass",
+    "ForgetShapes",
+    "InputShapes",
+    "OverrideShapes",
+    "RecallShapes",
+]
 
 InputShapes: TypeAlias = Mapping[str, Sequence[int | str | None]]
 """Input name -> its sizes: numbers, symbols, or `None` for an unknown size."""
@@ -61,12 +69,16 @@ def _checked_shape(value: ir.Value, dims: Sequence[int | str | None]) -> ir.Shap
     return ir.Shape([index(d) if isinstance(d, SupportsIndex) else d for d in dims])
 
 
-class ForgetShapes(GraphPass):
-    """Move the declared shapes of results that inference can find to `declared`: exporters write some that are wrong."""
+class DeclaredShapesPass(GraphPass):
+    """Base class of passes that share the declared shapes of a model."""
 
     def __init__(self, declared: DeclaredShapes) -> None:
         super().__init__()
         self.declared = declared
+
+
+class ForgetShapes(DeclaredShapesPass):
+    """Move the declared shapes of results that inference can find to `declared`: exporters write some that are wrong."""
 
     def rewrite(self, model: ir.Model) -> bool:
         values = [v for node in model.graph if not node.domain for v in node.outputs if v.shape is not None]
@@ -76,12 +88,8 @@ class ForgetShapes(GraphPass):
         return bool(values)
 
 
-class RecallShapes(GraphPass):
+class RecallShapes(DeclaredShapesPass):
     """Restore a declared shape where inference found none."""
-
-    def __init__(self, declared: DeclaredShapes) -> None:
-        super().__init__()
-        self.declared = declared
 
     def rewrite(self, model: ir.Model) -> bool:  # noqa: ARG002 - `declared` holds values of the model
         missing = {value: shape for value, shape in self.declared.items() if value.shape is None}
