@@ -11,25 +11,20 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.frontend.shapes.declared import DeclaredShapes
+from onnx_convgrad.frontend.shapes.declared import DeclaredShapes, DeclaredShapesPass
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.namespace import Namespace, rename
 from onnx_convgrad.ir.nodes import is_op
-from onnx_convgrad.ir.passes import GraphPass
 
 __all__ = ["TakeKnownBranches"]
 
 
-class TakeKnownBranches(GraphPass):
+class TakeKnownBranches(DeclaredShapesPass):
     """Replace every If of known condition by its branch, including those inside of such a branch.
 
     The shapes that a branch declares move to `declared`, so that they are inferred: exporters declare the shape of the
     other branch.
     """
-
-    def __init__(self, declared: DeclaredShapes) -> None:
-        super().__init__()
-        self.declared = declared
 
     def rewrite(self, model: ir.Model) -> bool:
         graph, changed = model.graph, False

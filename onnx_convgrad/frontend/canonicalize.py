@@ -24,8 +24,8 @@ from onnx_convgrad.frontend.shapes.declared import (
     DeclaredShapes,
     ForgetShapes,
     InputShapes,
+    OverrideShapes,
     RecallShapes,
-    override_shapes,
 )
 from onnx_convgrad.frontend.shapes.fold_sizes import FoldSizes
 from onnx_convgrad.frontend.shapes.infer import InferShapes
@@ -51,13 +51,19 @@ def canonicalize(model: ir.Model, input_shapes: InputShapes | None = None, *, fo
     refuse_malformed_nodes(model)
     model = inline_functions(convert_ancient(model))
     refuse_unusable_graph(model.graph)
+    run_passes(model, _passes(input_shapes or {}, fold=fold))
+    return model
+
+
+def _passes(input_shapes: InputShapes, *, fold: bool) -> list[ir.passes.PassBase]:
+    """The passes in their order, from a model that can be used to the canonical one."""
     declared: DeclaredShapes = {}
     folding = [FoldSizes()] if fold else []
     infer = InferShapes()
     lift = common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)
-    # declared intermediate shapes belong to the declared inputs, not to those that the caller gives
+    # the declared shapes of results belong to the declared inputs, not to those that the caller gives
     recall = [] if input_shapes else [WhenChanged([RecallShapes(declared)], [infer])]
-    prepare = [
+    return [
         SortNodes(),
         common.RemoveInitializersFromInputsPass(),
         TieCopies(),
@@ -65,10 +71,7 @@ def canonicalize(model: ir.Model, input_shapes: InputShapes | None = None, *, fo
         lift,
         NameNodes(),
         RenameRuntimeShapes(),
-    ]
-    run_passes(model, prepare)
-    override_shapes(model.graph, input_shapes or {})
-    settle = [
+        OverrideShapes(input_shapes),
         CleanDimensions(),
         ForgetShapes(declared),
         *folding,
@@ -81,8 +84,6 @@ def canonicalize(model: ir.Model, input_shapes: InputShapes | None = None, *, fo
         *folding,
         *([UsePlainWindows()] if fold else []),
     ]
-    run_passes(model, settle)
-    return model
 
 
 class WhenChanged(GraphPass):

@@ -266,3 +266,13 @@ def test_numbers_that_only_compute_a_size_are_no_parameters(scales: str) -> None
         }}""")
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((3, 2, 1, 1), np.float32), "w"))
     assert gradients(og.augment(model, wrt="parameters")) == ["w"]
+
+
+def test_attributes_of_old_operators_are_no_parameters() -> None:
+    """The bias of an ImageScaler becomes a stored constant."""
+    model = graph_of(
+        "(float[1,3,1,1] x, float[2,3,1,1] w = {1,2,3,4,5,6}) => (float[1,2,1,1] y)"
+        " { s = ImageScaler <bias = [1.0, 2.0, 3.0], scale = 0.5> (x) y = Conv (s, w) }",
+        opset=8,
+    )
+    assert gradients(og.augment(model)) == ["w"]

@@ -56,8 +56,6 @@ def model_of(
     opset: int,
     *,
     constants: dict[str, np.ndarray] | None = None,
-    functions: list[onnx.FunctionProto] | None = None,
-    domains: tuple[str, ...] = (),
 ) -> onnx.ModelProto:
     graph = helper.make_graph(
         nodes,
@@ -66,8 +64,7 @@ def model_of(
         [onnx.ValueInfoProto(name=name) for name in outputs],
         initializer=[numpy_helper.from_array(np.asarray(v), k) for k, v in (constants or {}).items()],
     )
-    imports = [helper.make_opsetid("", opset), *(helper.make_opsetid(domain, 1) for domain in domains)]
-    return helper.make_model(graph, opset_imports=imports, functions=functions or [], ir_version=10)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
 
 
 def run_plainly(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:

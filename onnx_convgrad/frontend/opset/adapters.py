@@ -18,6 +18,7 @@ from onnx_convgrad.frontend.opset import adapters_above_21 as above
 from onnx_convgrad.frontend.opset import adapters_fused as fused
 from onnx_convgrad.frontend.opset import adapters_training as training
 from onnx_convgrad.frontend.opset.rewriter import Rewriter
+from onnx_convgrad.ir.notes import mark_lifted
 
 __all__ = ["ADAPTERS", "FUSED", "Adapter", "Step"]
 
@@ -252,6 +253,7 @@ def _image_scaler(h: Rewriter) -> None:
     """scale * x + bias, with a bias per channel: experimental until opset 9, and used by converters from CoreML."""
     x = h.required(0)
     bias = h.e.const(np.array(h.floats("bias") or (0.0,), dtype=np.float32).reshape(-1, 1, 1))
+    mark_lifted(bias, from_node=True)  # no parameter: it was an attribute
     if h.dtype(x, h.y) != ir.DataType.FLOAT:
         bias = h.e.op("CastLike", bias, x)
     h.become("Add", h.e.op("Mul", x, h.scalar(h.float("scale", 1.0), x, h.y)), bias)

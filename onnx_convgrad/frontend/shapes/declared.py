@@ -14,7 +14,15 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.shapes.infer import all_values
 from onnx_convgrad.ir.passes import GraphPass
 
-__all__ = ["CleanDimensions", "DeclaredShapes", "ForgetShapes", "InputShapes", "RecallShapes", "override_shapes"]
+__all__ = [
+    "CleanDimensions",
+    "DeclaredShapes",
+    "DeclaredShapesPass",
+    "ForgetShapes",
+    "InputShapes",
+    "OverrideShapes",
+    "RecallShapes",
+]
 
 InputShapes: TypeAlias = Mapping[str, Sequence[int | str | None]]
 """Input name -> its sizes: numbers, symbols, or `None` for an unknown size."""
@@ -29,32 +37,48 @@ _LONGEST = 2**31
 """No axis is as long as this."""
 
 
-def override_shapes(graph: ir.Graph, shapes: InputShapes) -> None:
+class OverrideShapes(GraphPass):
     """Give inputs the shapes that the caller wants."""
-    if not isinstance(shapes, Mapping):
-        raise ArgumentError(f"input_shapes must map names of inputs to their sizes, not {shapes!r}.")
-    inputs = {v.name: v for v in graph.inputs if v.name}
-    check_names(list(shapes), list(inputs), "input")
-    for name, dims in shapes.items():
-        value = inputs[name]
-        allowed = (SupportsIndex, str, type(None))
-        if isinstance(dims, str) or not isinstance(dims, Iterable) or not all(isinstance(d, allowed) for d in dims):
-            raise ArgumentError(f"The shape of input {name!r} must be a list of sizes, symbols and None, not {dims!r}.")
-        if any(isinstance(d, SupportsIndex) and not 0 <= index(d) < _LONGEST for d in dims):
-            raise ArgumentError(
-                f"Input {name!r} cannot have the shape {list(dims)!r}: sizes are from 0 to {_LONGEST - 1}."
-            )
-        if value.shape is not None and len(value.shape) != len(dims):
-            raise ArgumentError(f"Input {name!r} has rank {len(value.shape)}, but {len(dims)} sizes were given.")
-        value.shape = ir.Shape([index(d) if isinstance(d, SupportsIndex) else d for d in dims])
+
+    def __init__(self, shapes: InputShapes) -> None:
+        super().__init__()
+        self.shapes = shapes
+
+    def rewrite(self, model: ir.Model) -> bool:
+        if not isinstance(self.shapes, Mapping):
+            raise ArgumentError(f"input_shapes must map names of inputs to their sizes, not {self.shapes!r}.")
+        inputs = {v.name: v for v in model.graph.inputs if v.name}
+        check_names(list(self.shapes), list(inputs), "input")
+        for name, dims in self.shapes.items():
+            inputs[name].shape = _checked_shape(inputs[name], dims)
+        return bool(self.shapes)
 
 
-class ForgetShapes(GraphPass):
-    """Move the declared shapes of results that inference can find to `declared`: exporters write some that are wrong."""
+def _checked_shape(value: ir.Value, dims: Sequence[int | str | None]) -> ir.Shape:
+    allowed = (SupportsIndex, str, type(None))
+    if isinstance(dims, str) or not isinstance(dims, Iterable) or not all(isinstance(d, allowed) for d in dims):
+        raise ArgumentError(
+            f"The shape of input {value.name!r} must be a list of sizes, symbols and None, not {dims!r}."
+        )
+    if any(isinstance(d, SupportsIndex) and not 0 <= index(d) < _LONGEST for d in dims):
+        raise ArgumentError(
+            f"Input {value.name!r} cannot have the shape {list(dims)!r}: sizes are from 0 to {_LONGEST - 1}."
+        )
+    if value.shape is not None and len(value.shape) != len(dims):
+        raise ArgumentError(f"Input {value.name!r} has rank {len(value.shape)}, but {len(dims)} sizes were given.")
+    return ir.Shape([index(d) if isinstance(d, SupportsIndex) else d for d in dims])
+
+
+class DeclaredShapesPass(GraphPass):
+    """Base class of passes that share the declared shapes of a model."""
 
     def __init__(self, declared: DeclaredShapes) -> None:
         super().__init__()
         self.declared = declared
+
+
+class ForgetShapes(DeclaredShapesPass):
+    """Move the declared shapes of results that inference can find to `declared`: exporters write some that are wrong."""
 
     def rewrite(self, model: ir.Model) -> bool:
         values = [v for node in model.graph if not node.domain for v in node.outputs if v.shape is not None]
@@ -64,12 +88,8 @@ class ForgetShapes(GraphPass):
         return bool(values)
 
 
-class RecallShapes(GraphPass):
+class RecallShapes(DeclaredShapesPass):
     """Restore a declared shape where inference found none."""
-
-    def __init__(self, declared: DeclaredShapes) -> None:
-        super().__init__()
-        self.declared = declared
 
     def rewrite(self, model: ir.Model) -> bool:  # noqa: ARG002 - `declared` holds values of the model
         missing = {value: shape for value, shape in self.declared.items() if value.shape is None}

@@ -21,6 +21,7 @@ from onnx_shape_inference import ShapeInferenceContext, registry
 from onnx_convgrad.base.run_once import once
 from onnx_convgrad.frontend.gradient_edges import GRADIENT, TRAINING_DOMAIN
 from onnx_convgrad.frontend.shapes import shape_rules_broadcast, shape_rules_layout
+from onnx_convgrad.frontend.shapes.shape_rules_layout import Infer
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import DOMAIN, known
@@ -28,7 +29,6 @@ from onnx_convgrad.ir.pooling import Pool
 
 __all__ = ["install"]
 
-Infer = Callable[[ShapeInferenceContext, ir.Node], None]
 Size = int | ir.SymbolicDim
 CorrectSizes = Callable[[ShapeInferenceContext, ir.Node, list[Size]], Sequence[Size]]
 

@@ -7,12 +7,13 @@ the same one wherever the same symbols are broadcast.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 
 import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext, registry
 
+from onnx_convgrad.frontend.shapes.shape_rules_layout import Infer
 from onnx_convgrad.ir.nodes import is_op
 
 __all__ = ["corrections"]
@@ -21,7 +22,6 @@ _LONGEST = 40
 _PARTS: dict[str, frozenset[str]] = {}
 """Symbol of a broadcast size -> the symbols that it is broadcast from."""
 
-Infer = Callable[[ShapeInferenceContext, ir.Node], None]
 Size = int | ir.SymbolicDim
 
 

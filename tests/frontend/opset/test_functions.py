@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
-from onnx import helper
 
-from tests.support.old_models import compare, floats, model_of
-from tests.support.one_input import ROWS, of_rows, rows_gradient
+from tests.support.old_models import compare, floats
+from tests.support.one_input import ROWS, graph_of, of_rows, rows_gradient
 
 
 def test_a_function_of_an_older_opset() -> None:
@@ -21,24 +19,9 @@ def test_a_function_of_an_older_opset() -> None:
 
 def test_function_with_attribute_parameters() -> None:
     """A call of a function is replaced by its body, with the attributes of the call."""
-    function = helper.make_function(
-        "local",
-        "Reduced",
-        ["ROWS"],
-        ["Y"],
-        [
-            helper.make_node("Clip", ["ROWS"], ["L"]),
-            helper.make_node("ReduceMean", ["L"], ["M"], keepdims=0),
-            helper.make_node("Unsqueeze", ["M"], ["U"], axes=[0]),
-            helper.make_node("Sub", ["ROWS", "U"], ["Y"]),
-        ],
-        opset_imports=[helper.make_opsetid("", 11)],
-        attributes=["axes"],
-    )
-    reference = function.node[1].attribute.add()
-    reference.name, reference.ref_attr_name, reference.type = "axes", "axes", onnx.AttributeProto.INTS
-    call = helper.make_node("Reduced", ["x"], ["y"], domain="local", axes=[0])
-    feeds = {"x": floats(2, 3)}
-    model = model_of([call], feeds, ["y"], 11, functions=[function], domains=("local",))
-    after = compare(model, feeds)
+    text = """(float[2,3] x) => (float[] y) { y = local.Reduced <axes = [0]> (x) }
+        <domain: "local", opset_import: ["": 11]> Reduced <axes> (a) => (b) {
+            l = Clip (a) m = ReduceMean <axes: ints = @axes, keepdims = 0> (l) u = Unsqueeze <axes = [0]> (m) b = Sub (a, u)
+        }"""
+    after = compare(graph_of(text, opset=11, domains=', "local": 1'), {"x": floats(2, 3)})
     assert not after.functions
