@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from onnx_convgrad.ir.emit import DOMAIN, Emitter
 from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.pooling import Pool
-from onnx_convgrad.ir.scatter import scatter_flat, scatter_in_order, unpool
+from onnx_convgrad.ir.scatter import Winners, scatter_to_maxima
 from onnx_convgrad.rules.pool import valid_taps
 
 
@@ -31,7 +30,7 @@ def max_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     def x_grad() -> ir.Value:
         x = n["X"]
         if n.node.outputs[1:]:  # the node computes the indices anyway
-            return hand_back(e, Pool.of(n, x), g["Y"], winners_of(e, n), x)
+            return scatter_to_maxima(e, Pool.of(n, x), g["Y"], winners_of(e, n), x)
         return e.op("MaxPoolGrad", g["Y"], x, domain=DOMAIN, **_windows(n))
 
     return {"X": x_grad}
@@ -52,14 +51,6 @@ def max_pool_grad_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 def _windows(n: Call) -> dict[str, Any]:
     """The attributes of a pool that define its windows."""
     return {name: value for name, value in n.attributes().items() if name != "storage_order"}
-
-
-@dataclass(frozen=True, slots=True)
-class Winners:
-    """Row-major positions of the maxima in x, and which windows have one; `None`: all have."""
-
-    indices: ir.Value
-    exist: ir.Value | None
 
 
 def winners_of(e: Emitter, n: Call) -> Winners:
@@ -98,17 +89,6 @@ def own_pool(e: Emitter, n: Call) -> ir.Node | None:
         if node is n.node:  # results of later nodes cannot be used here
             break
     return None
-
-
-def hand_back(e: Emitter, pool: Pool, gy: ir.Value, winners: Winners, x: ir.Value) -> ir.Value:
-    """gx.flat[j] = sum over the p with i[p] = j of gy[p], in the shape of x."""
-    indices = winners.indices
-    if e.target.ordered_sums and winners.exist is None:
-        return scatter_in_order(e, pool, gy, indices, x)
-    if winners.exist is not None:
-        indices, gy = e.op("Where", winners.exist, indices, e.const(np.int64(0))), e.where(winners.exist, gy, 0)
-    unpooled = unpool(e, pool, gy, indices, x)
-    return scatter_flat(e, gy, indices, x) if unpooled is None else unpooled
 
 
 def _may_be_empty(pool: Pool) -> bool:
