@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.registry import Cotangents, linear, vjp
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import DOMAIN, Emitter
-from onnx_convgrad.ir.namespace import Namespace
+from onnx_convgrad.ir.namespace import second_output
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.pooling import Pool
 from onnx_convgrad.ir.scatter import Winners, scatter_to_maxima
@@ -59,14 +59,8 @@ def winners_of(e: Emitter, n: Call) -> Winners:
     if node is None:
         y, indices = e.ops("MaxPool", x, outputs=2, **_windows(n))
     else:
-        if len(node.outputs) < 2:
-            node.resize_outputs(2)
-        y, indices = node.outputs
-        if not indices.name:  # an unnamed optional output would be removed as unused
-            indices.name = Namespace.of_values(e.graph).claim(f"{y.name}_indices")
-        indices.dtype = ir.DataType.INT64
-        if indices.shape is None and y.shape is not None:
-            indices.shape = y.shape
+        y = node.outputs[0]
+        indices = second_output(node, e.graph, "indices", ir.DataType.INT64, y.shape)
     if not _may_be_empty(Pool.of(n, x)):
         return Winners(indices, None)
     lowest = np.finfo((x.dtype or ir.DataType.FLOAT).numpy()).min
