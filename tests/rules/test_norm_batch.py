@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import helper
 
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run, session
 from onnx_convgrad.testing import Case, rand
-from tests.support.operators import one_node, rule_test, text_model
+from tests.support.operators import autograd, one_node, rule_test, text_model
 
 
 def _positive(*shape: int) -> object:
@@ -59,7 +60,6 @@ test_rule = rule_test(CASES)
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 def test_batch_normalization_with_a_large_mean(training: bool) -> None:
     """A mean of a thousand deviations costs no digits: 1e-5 of a float64 computation with the same numbers."""
-    torch = pytest.importorskip("torch")
     generator = np.random.default_rng(0)
     x = (1000 + generator.normal(size=(8, 3, 5, 5))).astype(np.float32)
     g = generator.normal(size=x.shape).astype(np.float32)
@@ -73,12 +73,12 @@ def test_batch_normalization_with_a_large_mean(training: bool) -> None:
     gradient = og.vjp(one_node(node, {k: v.shape for k, v in arrays.items()}), wrt=["X", "scale", "B"], of=["Y"])
     feeds = {**arrays, "Y_grad": g}
     got = run(gradient, {i.name: feeds[i.name] for i in gradient.graph.input})
-    leaves = {k: torch.tensor(arrays[k], dtype=torch.float64, requires_grad=True) for k in ("X", "scale", "B")}
     statistics = [torch.tensor(v, dtype=torch.float64) for v in (mean, var)]
-    y = torch.nn.functional.batch_norm(leaves["X"], *statistics, leaves["scale"], leaves["B"], training, 0.1, 1e-5)
-    y.backward(torch.tensor(g, dtype=torch.float64))
-    for name, leaf in leaves.items():
-        want = leaf.grad.numpy()
+
+    def normalized(x: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.batch_norm(x, *statistics, scale, bias, training, 0.1, 1e-5)
+
+    for name, want in zip(("X", "scale", "B"), autograd(normalized, x, scale, bias, seed=g), strict=True):
         assert np.linalg.norm(got[f"{name}_grad"] - want) <= 1e-5 * np.linalg.norm(want), name
 
 
@@ -99,7 +99,6 @@ def _normalized_twice() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
 
 def test_batch_statistics_are_computed_once_and_blended_in_order() -> None:
     """The gradient uses the statistics that the node returns; the stored ones survive the run."""
-    torch = pytest.importorskip("torch")
     model, stored = _normalized_twice()
     augmented = og.augment(model, wrt=["x", "scale", "B"], training=True)
     assert not [n for n in augmented.graph.node if n.op_type == "ReduceMean"]
