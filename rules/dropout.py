@@ -17,7 +17,7 @@ from onnx_convgrad.ir.namespace import second_output
 
 @elementwise("Dropout", wrt=("data",))
 def dropout(e: Emitter, n: Call) -> Cotangents:
-    """dy/dx = mask / (1 - ratio), or 1."""
+    """y = x mask / (1 - ratio) in training, else y = x: dy/dx = mask / (1 - ratio), or 1."""
     x, ratio, training = n["data"], n.get("ratio"), n.get("training_mode")
     mode = e.number_of(training)
     share = _dropped_fraction(e, ratio)

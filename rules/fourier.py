@@ -23,9 +23,9 @@ from onnx_convgrad.rules.movement import arange, extent
 
 @linear("DFT", wrt=("input",))
 def dft_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """dx is N (inverse transform of g), padded with zeros where `dft_length` cut x, and cut where it padded x.
+    """y = transform of x: dx = N (inverse transform of g). y = inverse transform of x: dx = (transform of g) / N.
 
-    For an inverse transform, dx is (transform of g) / N.
+    Where `dft_length` cuts x, dx is padded with zeros; where it pads x, dx is cut.
     """
 
     def cotangent() -> ir.Value:

@@ -161,7 +161,10 @@ def inverse_deviation(e: Emitter, variance: ir.Value, epsilon: float) -> ir.Valu
 
 @vjp("InstanceNormalization", wrt=("input", "scale", "B"), parameters=("scale", "B"))
 def instance_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y[n, c, p] = scale[c] xhat[n, c, p] + B[c], normalized over the positions p of each sample and channel."""
+    """y[n, c, p] = scale[c] xhat[n, c, p] + B[c], normalized over the positions p of each sample and channel:
+
+    dscale[c] = sum over n, p of g xhat, dB[c] = sum over n, p of g, dx as in the module's derivation.
+    """
     x, scale, bias, gy = n["input"], n["scale"], n["B"], wide(e, g["output"])
     channels = Channels(e, x)
     data = wide(e, x)
@@ -180,7 +183,10 @@ def instance_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotang
 
 @vjp("GroupNormalization", wrt=("X", "scale", "bias"), parameters=("scale", "bias"))
 def group_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y[n, c, p] = scale[c] xhat[n, c, p] + bias[c], normalized over each sample's groups of channels."""
+    """y[n, c, p] = scale[c] xhat[n, c, p] + bias[c], normalized over each sample's groups of channels:
+
+    dscale[c] = sum over n, p of g xhat, dbias[c] = sum over n, p of g, dx as in the module's derivation.
+    """
     x, scale, bias, gy = n["X"], n["scale"], n["bias"], wide(e, g["Y"])
     groups = n.int("num_groups", 1)
     channels = Channels(e, x)
