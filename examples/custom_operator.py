@@ -1,6 +1,6 @@
-"""Differentiates a model with an operator of a private domain, whose rule comes from a plugin (`examples/plugin`).
+"""Differentiate a model with an operator of a private domain, whose rule comes from a plugin (`examples/plugin`).
 
-After `pip install examples/plugin` the rule is found by its entry point; the import is for when it is not.
+`pip install examples/plugin` makes the rule known; this example imports it instead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import swish2_rules  # noqa: F401
 
 
 class Swish2(OpRun):
-    """The operator itself, for ONNX's reference evaluator (ONNX Runtime would take it from a custom-op library)."""
+    """The operator for ONNX's reference evaluator; ONNX Runtime loads custom operators from a library."""
 
     op_domain = "my.domain"
 

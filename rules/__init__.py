@@ -13,8 +13,9 @@ if __name__ != "onnx_convgrad.rules":
 
 MODULES = (
     *("elementwise", "activations", "linalg", "einsum", "conv", "pool", "pool_max", "pool_global"),
-    *("norm", "norm_plain", "norm_folded", "dropout", "softmax", "reduce", "shape", "index", "sequence", "control"),
-    *("recurrent", "slicing", "resize", "grid_sample", "deform_conv", "fourier", "movement", "per_sample", "zeros"),
+    *("norm", "norm_batch", "norm_plain", "norm_folded", "dropout", "softmax", "reduce", "shape", "index"),
+    *("sequence", "control", "recurrent", "slicing", "resize", "grid_sample", "deform_conv", "fourier"),
+    *("movement", "per_sample", "zeros"),
 )
 
 

@@ -68,7 +68,10 @@ def bias_grad(e: Emitter, g: ir.Value, rank: int) -> ir.Value:
 
 @vjp("Conv", wrt=("X", "W", "B"), parameters=("W", "B"))
 def conv_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y[n, o, p] = b[o] + sum over c, t of x[n, c, s p + d t - pad] w[o, c, t]."""
+    """y[n, o, p] = b[o] + sum over c, t of x[n, c, s p + d t - pad] w[o, c, t]:
+
+    dx = ConvInputGrad(g, w), dw = ConvWeightGrad(x, g), db[o] = sum over n, p of g[n, o, p].
+    """
     x, w, gy = n["X"], n["W"], g["Y"]
     require_vector(n.get("B"))
     seen, win, low = padded_data(e, n)
@@ -137,7 +140,7 @@ def _unpad(e: Emitter, gx: ir.Value, low: list[Dim], x: ir.Value) -> ir.Value:
 
 @multilinear(f"{DOMAIN}::ConvInputGrad", wrt=("dY", "W"))
 def conv_input_grad(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """<g, ConvInputGrad(dy, w)> = <dy, conv(g, w)>."""
+    """<g, ConvInputGrad(dy, w)> = <dy, conv(g, w)>: ddy = conv(g, w), dw = ConvWeightGrad(g, dy)."""
     dy, w, gx = n["dY"], n["W"], g["dX"]
     win = window(n, len(n.ints("strides") or ()))
     return {"dY": lambda: conv(e, gx, w, dy, win), "W": lambda: weight_grad(e, gx, dy, w, win)}
@@ -145,7 +148,7 @@ def conv_input_grad(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 @multilinear(f"{DOMAIN}::ConvWeightGrad", wrt=("X", "dY"))
 def conv_weight_grad(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """<g, ConvWeightGrad(x, dy)> = <dy, conv(x, g)>.
+    """<g, ConvWeightGrad(x, dy)> = <dy, conv(x, g)>: dx = ConvInputGrad(dy, g), ddy = conv(x, g).
 
     If x and dy are one value and the kernel is 1x1, dx + ddy = conv(x, g + g').
     """

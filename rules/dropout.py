@@ -12,12 +12,12 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.registry import Cotangents, elementwise
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
-from onnx_convgrad.ir.namespace import Namespace
+from onnx_convgrad.ir.namespace import second_output
 
 
 @elementwise("Dropout", wrt=("data",))
 def dropout(e: Emitter, n: Call) -> Cotangents:
-    """dy/dx = mask / (1 - ratio), or 1."""
+    """y = x mask / (1 - ratio) in training, else y = x: dy/dx = mask / (1 - ratio), or 1."""
     x, ratio, training = n["data"], n.get("ratio"), n.get("training_mode")
     mode = e.number_of(training)
     share = _dropped_fraction(e, ratio)
@@ -28,7 +28,7 @@ def dropout(e: Emitter, n: Call) -> Cotangents:
         kept: ir.Value | float = 1 / (1 - share) if share is not None else _inverse_of_kept_fraction(e, ratio, x)
         if mode is None:
             kept = e.where(training, kept if isinstance(kept, ir.Value) else e.scalar(kept, x), 1)
-        return e.mul(e.mask(_mask(e, n), x), kept)
+        return e.mul(e.mask(second_output(n.node, e.graph, "mask", ir.DataType.BOOL, x.shape), x), kept)
 
     return {"data": local}
 
@@ -42,17 +42,3 @@ def _inverse_of_kept_fraction(e: Emitter, ratio: ir.Value | None, like: ir.Value
     assert ratio is not None
     share = e.cast(ratio, like.dtype or ir.DataType.FLOAT)
     return e.op("Reciprocal", e.sub(1, share))
-
-
-def _mask(e: Emitter, n: Call) -> ir.Value:
-    """The second output of the node, which is added if it is absent."""
-    node = n.node
-    if len(node.outputs) < 2:
-        node.resize_outputs(2)
-    mask = node.outputs[1]
-    if not mask.name:  # an unnamed optional output would be removed as unused
-        mask.name = Namespace.of_values(e.graph).claim(f"{n.y.name}_mask")
-    mask.dtype = ir.DataType.BOOL
-    if mask.shape is None and n["data"].shape is not None:
-        mask.shape = n["data"].shape
-    return mask

@@ -204,7 +204,7 @@ def _all(e: Emitter, conditions: Sequence[ir.Value]) -> ir.Value:
 
 @elementwise("Clip", wrt=("input", "min", "max"))
 def clip(e: Emitter, n: Call) -> Cotangents:
-    """y = min(max(x, min), max): dy/dx = [y = x], dy/dmin = [x < min], dy/dmax = [x > max].
+    """y = min(max(x, min), max): dy/dx = [y = x], dy/dmin = [x < min <= max], dy/dmax = [x > max or min > max].
 
     At the bounds dy/dx is 1. Only with the constant bounds 0 and 6 it is 0 there, as in PyTorch's ReLU6; y then determines
     the derivative, and x need not be kept.

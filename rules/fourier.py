@@ -23,9 +23,9 @@ from onnx_convgrad.rules.movement import arange, extent
 
 @linear("DFT", wrt=("input",))
 def dft_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """dx is N (inverse transform of g), padded with zeros where `dft_length` cut x, and cut where it padded x.
+    """y = transform of x: dx = N (inverse transform of g). y = inverse transform of x: dx = (transform of g) / N.
 
-    For an inverse transform, dx is (transform of g) / N.
+    Where `dft_length` cuts x, dx is padded with zeros; where it pads x, dx is cut.
     """
 
     def cotangent() -> ir.Value:
@@ -36,12 +36,12 @@ def dft_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
         elif n.int("inverse", 0):
             count = e.dim(gy, axis)
             gx = e.div(_transform(e, gy, axis), e.size_as(count, gy))
-            gx = _fitted(e, gx, axis, count, size, given=length)
+            gx = _fitted(e, gx, axis, count, size, length=length)
         else:
             count = size
             if length is not None:
                 count = _read(e, length) if n.int("onesided", 0) else e.dim(gy, axis)
-            gx = _fitted(e, _forward_adjoint(e, gy, axis, count), axis, count, size, given=length)
+            gx = _fitted(e, _forward_adjoint(e, gy, axis, count), axis, count, size, length=length)
         return e.typed(e.slice(gx, [0], [e.dim(x, -1)], [-1]), x)
 
     return {"input": cotangent}
@@ -100,9 +100,9 @@ def _half_inverse_adjoint(e: Emitter, gy: ir.Value, axis: int, size: Dim) -> ir.
     return e.mul(half, e.unsqueeze(weights, range(1, 1 + after)))
 
 
-def _fitted(e: Emitter, gx: ir.Value, axis: int, count: Dim, size: Dim, *, given: ir.Value | None) -> ir.Value:
-    """Padded with zeros or cut from `count` points to the `size` of the signal, if the node has the operand `given`."""
-    return gx if given is None else e.pad(gx, [0], [e.size_sub(size, count)], [axis])
+def _fitted(e: Emitter, gx: ir.Value, axis: int, count: Dim, size: Dim, *, length: ir.Value | None) -> ir.Value:
+    """Padded with zeros or cut from `count` points to the `size` of the signal, if the node has the operand `length`."""
+    return gx if length is None else e.pad(gx, [0], [e.size_sub(size, count)], [axis])
 
 
 @multilinear("STFT", wrt=("signal", "window"))

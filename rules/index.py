@@ -7,7 +7,6 @@ Where the indices are constants that select one row, a run of rows or distinct r
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,11 +17,9 @@ from onnx_convgrad.autodiff.registry import Cotangents, linear, vjp
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter, known, static_dims
-from onnx_convgrad.ir.indices import sliding_windows, takes_one_of_few
+from onnx_convgrad.ir.indices import has_few_rows, sliding_windows, takes_one_of_few
 from onnx_convgrad.ir.scatter import add_windows, adds_windows, scatter, scatter_add
 from onnx_convgrad.rules.movement import adjoint_by_positions, extent, flatten, positions
-
-_FEW_ROWS = 256
 
 # -- Gather ------------------------------------------------------------------------------------------------------------
 
@@ -58,7 +55,7 @@ def ungather(e: Emitter, x: ir.Value, indices: ir.Value, gy: ir.Value, axis: int
         result = _add_windows(e, block, chosen, x, axis) or _unpick(e, block, chosen.reshape(-1), size, 1)
         if result is not None:
             return e.reshape_like(result, x)
-    if isinstance(size, int) and not unique and _has_few_rows(x, size, axis):
+    if isinstance(size, int) and not unique and has_few_rows(x, size, axis):
         hits = _hits(e, flatten(e, indices), size, gy, 1)
         return e.reshape_like(e.op("MatMul", hits, block), x)
     row = e.op("Reshape", e.cast(indices, ir.DataType.INT64), e.ints([1, -1, 1]))
@@ -108,18 +105,6 @@ def _place_row(e: Emitter, gy: ir.Value, index: ir.Value, size: Dim, axis: int) 
     row = e.op("Reshape", e.cast(index, ir.DataType.INT64), e.ints([1]))
     begin = e.where(e.compare("Less", row, 0), e.size_add(row, size), row)
     return e.pad(gy, [begin], [e.size_sub(e.size_sub(size, 1), begin)], [axis])
-
-
-def _has_few_rows(x: ir.Value, size: int, axis: int) -> bool:
-    """Whether a product with a 0/1 matrix (2 ns per row and index) is faster than a scatter (9 ns per element).
-
-    The matrix may have about as many elements as the cotangent.
-    """
-    dims = static_dims(x)
-    if dims is None or x.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
-        return False
-    width = math.prod(d or 0 for i, d in enumerate(dims) if i != axis % len(dims))  # 0 where a size is unknown
-    return size <= min(_FEW_ROWS, 8 + width)
 
 
 def _block_sizes(e: Emitter, x: ir.Value, axis: int) -> tuple[Dim, Dim, Dim]:

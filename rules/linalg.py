@@ -137,7 +137,7 @@ def gemm_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 @vjp("Det", wrt=("X",))
 def det_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """dX[i, j] = g C[i, j] with the cofactors C[i, j] = (-1)^(i+j) det(X without row i and column j).
+    """y = det X: dX[i, j] = g C[i, j] with the cofactors C[i, j] = (-1)^(i+j) det(X without row i and column j).
 
     Unlike det(X) inverse(X)^T, this also holds for singular matrices, and ONNX has all operators for it.
     """

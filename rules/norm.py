@@ -1,4 +1,4 @@
-"""Normalizations with a scale and a bias: batch, instance, layer and group.
+"""Normalizations with a scale and a bias: instance, layer and group, and what they share with `norm_batch`.
 
 With the mean m and the variance v of a group of entries, and r = (v + eps)^(-1/2),
 
@@ -14,7 +14,6 @@ float16 are taken in float32. If the rank is unknown, the graph computes the axe
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +23,7 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.registry import Cotangents, vjp
 from onnx_convgrad.ir.broadcasting import unbroadcast
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.emit import Dim, Emitter, known
+from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.rules.linalg import other_axes
 
 _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -157,123 +156,15 @@ def inverse_deviation(e: Emitter, variance: ir.Value, epsilon: float) -> ir.Valu
     return e.op("Reciprocal", e.op("Sqrt", e.add(variance, epsilon)))
 
 
-# -- BatchNormalization ------------------------------------------------------------------------------------------------
-
-
-@vjp("BatchNormalization", wrt=("X", "scale", "B", "input_mean", "input_var"), parameters=("scale", "B"))
-def batch_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y[n, c, p] = scale[c] (x[n, c, p] - mean[c]) r[c] + B[c] with given statistics, with sums over n and p:
-
-    dx = scale r g, dB = sum of g, dscale = r sum of g (x - mean),
-    dmean = -scale r sum of g, dvar = -scale r^3 / 2 times the sum of g (x - mean).
-    """
-    if n.int("training_mode", 0):
-        return _batch_normalization_training(e, n, g)
-    x, scale, bias, mean, var, gy = n["X"], n["scale"], n["B"], n["input_mean"], n["input_var"], g["Y"]
-    channels = Channels(e, x)
-    inverse = inverse_deviation(e, wide(e, var), n.float("epsilon", 1e-5))
-
-    def factor() -> ir.Value:
-        return e.mul(narrow(e, wide(e, scale), inverse), inverse)
-
-    def total() -> ir.Value:
-        return narrow(e, channels.sum(wide(e, gy)), inverse)
-
-    def moment() -> ir.Value:  # sum(g x) - mean sum(g) would lose digits if the mean is large
-        centred = e.sub(wide(e, x), channels.spread(narrow(e, wide(e, mean), wide(e, x))))
-        return narrow(e, channels.sum(e.mul(wide(e, gy), centred)), inverse)
-
-    return {
-        "X": lambda: e.mul(gy, channels.spread(narrow(e, factor(), x))),
-        "scale": lambda: narrow(e, e.mul(moment(), inverse), scale),
-        "B": lambda: narrow(e, total(), bias),
-        "input_mean": lambda: narrow(e, e.neg(e.mul(total(), factor())), mean),
-        "input_var": lambda: narrow(e, e.mul(e.mul(moment(), factor()), e.mul(e.square(inverse), -0.5)), var),
-    }
-
-
-def _batch_normalization_training(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """Mean and variance are those of the M entries of each channel: running = momentum input + (1 - momentum) batch.
-
-    With a = scale r and z = x - mean,
-
-        dx = a (g - mean(g) - z r^2 mean(g z)) + z k + c,    k = 2 (1 - momentum) / M drunning_var,
-                                                             c = (1 - momentum) / M drunning_mean.
-    """
-    x, scale, bias = n["X"], n["scale"], n["B"]
-    momentum = n.float("momentum", 0.9)
-    channels = Channels(e, x)
-    data = wide(e, x)
-    centred, inverse = _batch_statistics(e, n, channels, data)
-    gy = None if g["Y"] is None else wide(e, g["Y"])
-    count = _count(e, data, scale)
-
-    def moment() -> ir.Value:  # rounding errors of a large mean give z a sum; its product with mean(g) is removed
-        assert gy is not None
-        rest = e.mul(e.div(channels.sum(gy), count), channels.sum(centred))
-        return e.sub(channels.sum(e.mul(gy, centred)), rest)
-
-    def from_running(name: str, weight: float) -> ir.Value:
-        share = e.div(e.scalar(weight * (1 - momentum), data), count)
-        return e.mul(channels.spread(narrow(e, wide(e, g[name]), data)), share)
-
-    def through_y() -> ir.Value:
-        assert gy is not None
-        factor = e.mul(narrow(e, wide(e, scale), data), inverse)
-        slope = e.neg(e.mul(e.square(inverse), e.div(moment(), count)))
-        centring = channels.affine(centred, slope, e.neg(e.div(channels.sum(gy), count)))
-        return e.mul(e.add(gy, centring), channels.spread(factor))
-
-    def data_cotangent() -> ir.Value:
-        terms = [] if gy is None else [through_y()]
-        if g.get("running_var") is not None:
-            terms.append(e.mul(centred, from_running("running_var", 2.0)))
-        if g.get("running_mean") is not None:
-            shift = from_running("running_mean", 1.0)
-            terms.append(shift if terms else e.expand(shift, data))
-        return narrow(e, e.sum(terms), x)
-
-    def running(name: str, like: ir.Value) -> ir.Value | None:
-        return None if g.get(name) is None or momentum == 0 else e.mul(narrow(e, g[name], like), momentum)
-
-    return {
-        "X": data_cotangent,
-        "scale": lambda: None if gy is None else narrow(e, e.mul(moment(), inverse), scale),
-        "B": lambda: None if gy is None else narrow(e, channels.sum(gy), bias),
-        "input_mean": lambda: running("running_mean", n["input_mean"]),
-        "input_var": lambda: running("running_var", n["input_var"]),
-    }
-
-
-def _batch_statistics(e: Emitter, n: Call, channels: Channels, data: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """x - mean, and r of each channel.
-
-    With momentum 0 the node's own outputs are the statistics of the batch. With another momentum, extracting these from the
-    running ones would cost digits.
-    """
-    epsilon = n.float("epsilon", 1e-5)
-    if n.float("momentum", 0.9) == 0 and len(n.node.outputs) == 3 and all(v.name != "" for v in n.node.outputs):
-        mean, var = (narrow(e, wide(e, n.out(name)), data) for name in ("running_mean", "running_var"))
-        return e.sub(data, channels.spread(mean)), inverse_deviation(e, var, epsilon)
-    normalized = Normalized.of(e, data, channels.axes, epsilon)
-    return normalized.centred, channels.flat(normalized.inverse)
-
-
-def _count(e: Emitter, x: ir.Value, scale: ir.Value) -> ir.Value:
-    """The number of entries per channel."""
-    sizes = None if x.shape is None else [known(d) for d in x.shape]
-    if sizes is not None and None not in sizes:
-        return e.scalar(math.prod(d for i, d in enumerate(sizes) if d is not None and (i != 1 or len(sizes) == 1)), x)
-    dtype = x.dtype or ir.DataType.FLOAT
-    return e.div(e.cast(e.op("Size", x), dtype), e.cast(e.op("Size", scale), dtype))
-
-
 # -- InstanceNormalization, GroupNormalization -------------------------------------------------------------------------
 
 
 @vjp("InstanceNormalization", wrt=("input", "scale", "B"), parameters=("scale", "B"))
 def instance_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y[n, c, p] = scale[c] xhat[n, c, p] + B[c], normalized over the positions p of each sample and channel."""
+    """y[n, c, p] = scale[c] xhat[n, c, p] + B[c], normalized over the positions p of each sample and channel:
+
+    dscale[c] = sum over n, p of g xhat, dB[c] = sum over n, p of g, dx as in the module's derivation.
+    """
     x, scale, bias, gy = n["input"], n["scale"], n["B"], wide(e, g["output"])
     channels = Channels(e, x)
     data = wide(e, x)
@@ -292,7 +183,10 @@ def instance_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotang
 
 @vjp("GroupNormalization", wrt=("X", "scale", "bias"), parameters=("scale", "bias"))
 def group_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y[n, c, p] = scale[c] xhat[n, c, p] + bias[c], normalized over each sample's groups of channels."""
+    """y[n, c, p] = scale[c] xhat[n, c, p] + bias[c], normalized over each sample's groups of channels:
+
+    dscale[c] = sum over n, p of g xhat, dbias[c] = sum over n, p of g, dx as in the module's derivation.
+    """
     x, scale, bias, gy = n["X"], n["scale"], n["bias"], wide(e, g["Y"])
     groups = n.int("num_groups", 1)
     channels = Channels(e, x)

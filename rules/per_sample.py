@@ -144,7 +144,7 @@ def batch_normalization_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch
 
 @per_sample("InstanceNormalization", "GroupNormalization")
 def channel_normalization_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> Cotangents:
-    """y[n, c, p] = scale[c] xhat[n, c, p] + B[c], normalized within each sample."""
+    """y[n, c, p] = scale[c] xhat[n, c, p] + B[c]: dscale[n, c] = sum over p of g xhat, dB[n, c] = sum over p of g."""
     x = wide(e, n.node.inputs[0])  # type: ignore[arg-type] # never absent
     gy, at, epsilon = wide(e, g[n.names[1][0]]), batch.of(n.y), n.float("epsilon", 1e-5)
     bias = n.names[0][2]
@@ -163,7 +163,7 @@ def channel_normalization_per_sample(e: Emitter, n: Call, g: dict[str, Any], bat
 
 @per_sample("LayerNormalization")
 def layer_normalization_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> Cotangents:
-    """y = Scale xhat + B, normalized over the last axes."""
+    """y = Scale xhat + B: dScale[n] = g xhat and dB[n] = g, summed over the axes along which Scale and B broadcast."""
     x, at = wide(e, n["X"]), batch.of(n.y)
     if g["Y"] is None:
         return {}

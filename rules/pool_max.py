@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,10 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.registry import Cotangents, linear, vjp
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import DOMAIN, Emitter
-from onnx_convgrad.ir.namespace import Namespace
+from onnx_convgrad.ir.namespace import second_output
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.pooling import Pool
-from onnx_convgrad.ir.scatter import scatter_flat, scatter_in_order, unpool
+from onnx_convgrad.ir.scatter import Winners, scatter_to_maxima
 from onnx_convgrad.rules.pool import valid_taps
 
 
@@ -31,7 +30,7 @@ def max_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     def x_grad() -> ir.Value:
         x = n["X"]
         if n.node.outputs[1:]:  # the node computes the indices anyway
-            return hand_back(e, Pool.of(n, x), g["Y"], winners_of(e, n), x)
+            return scatter_to_maxima(e, Pool.of(n, x), g["Y"], winners_of(e, n), x)
         return e.op("MaxPoolGrad", g["Y"], x, domain=DOMAIN, **_windows(n))
 
     return {"X": x_grad}
@@ -54,28 +53,14 @@ def _windows(n: Call) -> dict[str, Any]:
     return {name: value for name, value in n.attributes().items() if name != "storage_order"}
 
 
-@dataclass(frozen=True, slots=True)
-class Winners:
-    """Row-major positions of the maxima in x, and which windows have one; `None`: all have."""
-
-    indices: ir.Value
-    exist: ir.Value | None
-
-
 def winners_of(e: Emitter, n: Call) -> Winners:
     """The maxima of a pool or of its gradient, by the indices of the model's own pool or else of a new one."""
     x, node = n["X"], own_pool(e, n)
     if node is None:
         y, indices = e.ops("MaxPool", x, outputs=2, **_windows(n))
     else:
-        if len(node.outputs) < 2:
-            node.resize_outputs(2)
-        y, indices = node.outputs
-        if not indices.name:  # an unnamed optional output would be removed as unused
-            indices.name = Namespace.of_values(e.graph).claim(f"{y.name}_indices")
-        indices.dtype = ir.DataType.INT64
-        if indices.shape is None and y.shape is not None:
-            indices.shape = y.shape
+        y = node.outputs[0]
+        indices = second_output(node, e.graph, "indices", ir.DataType.INT64, y.shape)
     if not _may_be_empty(Pool.of(n, x)):
         return Winners(indices, None)
     lowest = np.finfo((x.dtype or ir.DataType.FLOAT).numpy()).min
@@ -98,17 +83,6 @@ def own_pool(e: Emitter, n: Call) -> ir.Node | None:
         if node is n.node:  # results of later nodes cannot be used here
             break
     return None
-
-
-def hand_back(e: Emitter, pool: Pool, gy: ir.Value, winners: Winners, x: ir.Value) -> ir.Value:
-    """gx.flat[j] = sum over the p with i[p] = j of gy[p], in the shape of x."""
-    indices = winners.indices
-    if e.target.ordered_sums and winners.exist is None:
-        return scatter_in_order(e, pool, gy, indices, x)
-    if winners.exist is not None:
-        indices, gy = e.op("Where", winners.exist, indices, e.const(np.int64(0))), e.where(winners.exist, gy, 0)
-    unpooled = unpool(e, pool, gy, indices, x)
-    return scatter_flat(e, gy, indices, x) if unpooled is None else unpooled
 
 
 def _may_be_empty(pool: Pool) -> bool:

@@ -45,13 +45,16 @@ def rnn(e: Emitter, n: Call) -> list[ir.Value | None]:
 
 @expansion("GRU", wrt=("X", "W", "R", "B", "initial_h"), parameters=("W", "R", "B"))
 def gru(e: Emitter, n: Call) -> list[ir.Value | None]:
-    """Gates z, r, h; with `linear_before_reset` the candidate is g(x[t] W' + r (h[t-1] R' + b))."""
+    """h[t] = (1 - z) c + z h[t-1] with the candidate c = g(x[t] W' + (r h[t-1]) R' + b).
+
+    With `linear_before_reset`, c = g(x[t] W' + r (h[t-1] R' + b)).
+    """
     return _unrolled(e, n, 3, ("Sigmoid", "Tanh"), _gru_cell)
 
 
 @expansion("LSTM", wrt=("X", "W", "R", "B", "initial_h", "initial_c", "P"), parameters=("W", "R", "B", "P"))
 def lstm(e: Emitter, n: Call) -> list[ir.Value | None]:
-    """Gates i, o, f, c; the peepholes P add a multiple of the cell to i, o and f."""
+    """c[t] = f c[t-1] + i g(...), h[t] = o h(c[t]); the peepholes P add a multiple of the cell to i, o and f."""
     return _unrolled(e, n, 4, ("Sigmoid", "Tanh", "Tanh"), _lstm_cell)
 
 

@@ -43,11 +43,11 @@ class ResizedAxes:
         scales, sizes = n.get("scales"), n.get("sizes")
         if scales is not None and e.constant_of(scales) is not None and e.constant_of(scales).size == 0:  # type: ignore[union-attr]
             scales = None  # old models write an empty tensor for an absent one
-        given = scales if scales is not None else sizes
-        require(given is not None, "it has neither scales nor sizes.")
-        assert given is not None
+        operand = scales if scales is not None else sizes
+        require(operand is not None, "it has neither scales nor sizes.")
+        assert operand is not None
         axes, sizes = n.ints("axes"), sizes if scales is None else None
-        rank = _rank(e, n, given)
+        rank = _rank(e, n, operand)
         if axes is None:
             return cls(rank, tuple(range(rank or 0)), scales, sizes)
         return cls(rank, tuple(a % rank if rank else a for a in axes), scales, sizes)
@@ -68,7 +68,7 @@ class ResizedAxes:
         return replace(self, scales=e.op("Where", unchanged, e.const(np.float32(1)), self.scales))
 
 
-def _rank(e: Emitter, n: Call, given: ir.Value) -> int | None:
+def _rank(e: Emitter, n: Call, operand: ir.Value) -> int | None:
     """The rank of X, or `None` if it is unknown and `axes` makes it unnecessary."""
     for value in (n["X"], n.y):
         if value.shape is not None:
@@ -77,9 +77,9 @@ def _rank(e: Emitter, n: Call, given: ir.Value) -> int | None:
     if axes is not None and min(axes) >= 0:
         return None
     if axes is None:  # one entry per axis
-        if (constant := e.constant_of(given)) is not None:
+        if (constant := e.constant_of(operand)) is not None:
             return int(constant.size)
-        if given.shape is not None and (count := known(given.shape[0])) is not None:
+        if operand.shape is not None and (count := known(operand.shape[0])) is not None:
             return count
     return e.rank(n["X"])
 

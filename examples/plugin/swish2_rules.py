@@ -1,6 +1,6 @@
-"""The rule of one operator of a private domain, as a package of its own.
+"""A plugin: the rule of an operator of a private domain.
 
-Installing the package is all: `onnx_convgrad` finds it by its entry point in the group `onnx_convgrad.rules`.
+Once the package is installed, `onnx_convgrad` finds it by its entry point of the group `onnx_convgrad.rules`.
 """
 
 from __future__ import annotations

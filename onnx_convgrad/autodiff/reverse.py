@@ -83,14 +83,16 @@ class Walk:
         pending: dict[ir.Value, list[ir.Value]] = {v: [g] for v, g in cotangents.items()}
         fixed = {*cotangents, *sources, *leaves}
         for node in reversed(self.activity.nodes):
-            given = {v: self._total(pending, v) for v in node.outputs if v in pending and v not in leaves}
+            upstream = {v: self._total(pending, v) for v in node.outputs if v in pending and v not in leaves}
             rule = rule_of(node)
-            if self.blocked(node, rule) or not given:
+            if self.blocked(node, rule) or not upstream:
                 continue
-            inner = self._inner(node, fixed)
+            inner = self._joint_producer(node, fixed)
             with self.at(inner or node):
-                contributions = None if inner is None else self._jointly(node, inner, given)
-                for operand, contribution in self.node(node, rule, given) if contributions is None else contributions:
+                contributions = None if inner is None else self._jointly(node, inner, upstream)
+                for operand, contribution in (
+                    self.node(node, rule, upstream) if contributions is None else contributions
+                ):
                     pending.setdefault(operand, []).append(contribution)
         return {v: self._total(pending, v) for v in sources if v in pending}
 
@@ -117,27 +119,27 @@ class Walk:
     # -- one node ------------------------------------------------------------------------------------------------------
 
     def node(
-        self, node: ir.Node, rule: Rule | None, given: dict[ir.Value, ir.Value]
+        self, node: ir.Node, rule: Rule | None, upstream: dict[ir.Value, ir.Value]
     ) -> list[tuple[ir.Value, ir.Value]]:
         """The contributions of one node to the cotangents of its operands, given those of its results."""
         call = Call(node)
         if rule is None or rule.kind == "expansion":
-            return self._through_equivalent(call, rule, given)
+            return self._through_equivalent(call, rule, upstream)
         assert rule.function is not None
         if rule.kind == "elementwise":
             returned = rule.function(self.e, call)
         else:
-            g = {name: given.get(v) for name, v in zip(call.names[1], node.outputs, strict=True)}
+            g = {name: upstream.get(v) for name, v in zip(call.names[1], node.outputs, strict=True)}
             returned = rule.function(self.e, call, g)
         contributions = []
         for name, operand in carriers(node, rule):
             if operand in self.activity.varied:
-                value = self.contribution(call, rule, returned, name, operand, given)
+                value = self.contribution(call, rule, returned, name, operand, upstream)
                 if value is not None:
                     contributions.append((operand, value))
         return contributions
 
-    def _inner(self, node: ir.Node, fixed: Collection[ir.Value]) -> ir.Node | None:
+    def _joint_producer(self, node: ir.Node, fixed: Collection[ir.Value]) -> ir.Node | None:
         """The producer of an operand that a joint rule differentiates with `node`, if nothing else uses that operand."""
         joint = joint_of(node.domain, node.op_type) if self.e.joint else None
         between = None if joint is None else Call(node).get(joint.operand)
@@ -147,7 +149,7 @@ class Walk:
         return inner if is_op(inner, joint.producer) else None
 
     def _jointly(
-        self, node: ir.Node, inner: ir.Node, given: Mapping[ir.Value, ir.Value]
+        self, node: ir.Node, inner: ir.Node, upstream: Mapping[ir.Value, ir.Value]
     ) -> list[tuple[ir.Value, ir.Value]] | None:
         """Differentiate `node` and `inner` by their joint rule; `None` if the rule does not apply."""
         joint = joint_of(node.domain, node.op_type)
@@ -158,19 +160,19 @@ class Walk:
         sources = [v for n in (node, inner) for _, v in carriers(n, rule_of(n)) if v in self.activity.varied]
         between = Call(node)[joint.operand]
         wanted = dict.fromkeys(v for v in sources if v is not between)
-        return list(backward(self.e, {result: given[node.outputs[0]]}, wanted, partial=True).items())
+        return list(backward(self.e, {result: upstream[node.outputs[0]]}, wanted, partial=True).items())
 
     def contribution(
-        self, call: Call, rule: Rule, returned: Any, name: str, operand: ir.Value, given: Mapping[ir.Value, ir.Value]
+        self, call: Call, rule: Rule, returned: Any, name: str, operand: ir.Value, upstream: Mapping[ir.Value, ir.Value]
     ) -> ir.Value | None:
         """The cotangent of one operand from the thunks that the rule `returned`; `None` stands for zero."""
         value = self.take(rule, returned, name)
         if value is None:
             return None
         if rule.kind == "elementwise" and isinstance(value, ir.Value):
-            value = sloped(self.e, given[call.y], value)
+            value = sloped(self.e, upstream[call.y], value)
         elif rule.kind == "elementwise":  # a number: sum first, then multiply the smaller result
-            value = self.e.mul(self._fit(call, rule, given[call.y], operand), value)
+            value = self.e.mul(self._fit(call, rule, upstream[call.y], operand), value)
         return self._fit(call, rule, value, operand)
 
     def take(self, rule: Rule, returned: Any, name: str) -> Any:
@@ -186,15 +188,15 @@ class Walk:
 
     def _fit(self, call: Call, rule: Rule, value: ir.Value, operand: ir.Value) -> ir.Value:
         """Sum over broadcast axes if the rule may broadcast, and check the cotangent against its primal."""
-        found = f"The rule of {rule.name} returned"
+        subject = f"The rule of {rule.name} returned"
         if not isinstance(value, ir.Value):
             raise RuleContractError(
-                f"{found} {value!r} for {operand.name!r}, not an ir.Value.",
+                f"{subject} {value!r} for {operand.name!r}, not an ir.Value.",
                 hint=f"Return what the Emitter returns, in {rule.module}; only elementwise rules may return numbers.",
             )
         if value.dtype is not None and operand.dtype is not None and value.dtype != operand.dtype:
             raise RuleContractError(
-                f"{found} {value.dtype.name} for {operand.name!r}, which is {operand.dtype.name}.",
+                f"{subject} {value.dtype.name} for {operand.name!r}, which is {operand.dtype.name}.",
                 hint=f"Cast the cotangent to the dtype of its operand, e.cast(value, operand.dtype), in {rule.module}.",
             )
         aligned = rule.kind == "elementwise" or rule.broadcasts
@@ -208,17 +210,19 @@ class Walk:
             )
         if shapes_differ(value, operand):
             raise RuleContractError(
-                f"{found} shape {value.shape} for {operand.name!r}, which is {operand.shape}.",
+                f"{subject} shape {value.shape} for {operand.name!r}, which is {operand.shape}.",
                 hint=f"A cotangent has the shape of its operand: correct it in {rule.module}, or declare broadcasts=True.",
             )
         return self.e.typed(value, operand) if value is not operand and value.producer() is not None else value
 
     def _through_equivalent(
-        self, call: Call, rule: Rule | None, given: dict[ir.Value, ir.Value]
+        self, call: Call, rule: Rule | None, upstream: dict[ir.Value, ir.Value]
     ) -> list[tuple[ir.Value, ir.Value]]:
         """Differentiate through an equivalent subgraph."""
         results = equivalent(self.e, call, rule)
-        seeds = {r: given[v] for r, v in zip(results, call.node.outputs, strict=False) if v in given and r is not None}
+        seeds = {
+            r: upstream[v] for r, v in zip(results, call.node.outputs, strict=False) if v in upstream and r is not None
+        }
         sources = dict.fromkeys(v for _, v in carriers(call.node, rule) if v in self.activity.varied)
         return list(self.within(seeds, sources).items())
 

@@ -7,7 +7,7 @@ from typing import Self
 
 import onnx_ir as ir
 
-__all__ = ["Namespace", "named_values", "rename"]
+__all__ = ["Namespace", "named_values", "rename", "second_output"]
 
 
 def named_values(graph: ir.Graph) -> dict[str, ir.Value]:
@@ -52,3 +52,16 @@ class Namespace:
         self._counts[name] = count
         self.used.add(candidate)
         return candidate
+
+
+def second_output(node: ir.Node, graph: ir.Graph, suffix: str, dtype: ir.DataType, shape: ir.Shape | None) -> ir.Value:
+    """The optional second output of a node, added if it is absent, with a dtype and, if it has none, a shape."""
+    if len(node.outputs) < 2:
+        node.resize_outputs(2)
+    first, second = node.outputs[:2]
+    if not second.name:  # an unnamed optional output would be removed as unused
+        second.name = Namespace.of_values(graph).claim(f"{first.name}_{suffix}")
+    second.dtype = dtype
+    if second.shape is None and shape is not None:
+        second.shape = shape
+    return second

@@ -8,13 +8,15 @@ that overwrite each other's sums where an index repeats.
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.pooling import Pool
 
-__all__ = ["add_windows", "adds_windows", "scatter", "scatter_add", "scatter_flat", "scatter_in_order", "unpool"]
+__all__ = ["Winners", "add_windows", "adds_windows", "insert_zeros", "scatter", "scatter_add", "scatter_to_maxima"]
 
 _NARROW = frozenset((ir.DataType.FLOAT16, ir.DataType.BFLOAT16))
 
@@ -34,6 +36,23 @@ def scatter(
 def scatter_add(e: Emitter, like: ir.Value, indices: ir.Value, g: ir.Value, axis: int) -> ir.Value:
     """Sums of `g` at `indices` along `axis` (both of one shape) in zeros of the shape of `like`."""
     return scatter(e, e.zeros_like(like), indices, g, axis, "add")
+
+
+def insert_zeros(e: Emitter, value: ir.Value, like: ir.Value, steps: dict[int, int]) -> ir.Value:
+    """`step - 1` zeros after every element of some axes: [m] -> [m, 1] -> [m, s] -> [m s]; `like` has the same rank.
+
+    A Concat adds the zeros: ONNX Runtime's CPU provider takes 5 to 20 times as long for a Pad of single elements.
+    """
+    if not steps:
+        return value
+    rank = len(value.shape) if value.shape is not None else e.rank(like)
+    sizes = [e.dim(value, axis) for axis in range(rank)]
+    for axis, step in sorted(((axis % rank, step) for axis, step in steps.items()), reverse=True):
+        single = [*sizes[: axis + 1], 1, *sizes[axis + 1 :]]
+        zeros = e.op("Expand", e.scalar(0, value), e.vector(single))
+        sizes[axis] = e.size_mul(sizes[axis], step)
+        value = e.reshape(e.concat([e.reshape(value, single), *[zeros] * (step - 1)], axis + 1), sizes)
+    return value
 
 
 # -- windows -----------------------------------------------------------------------------------------------------------
@@ -65,7 +84,26 @@ def add_windows(
 # -- flat positions ----------------------------------------------------------------------------------------------------
 
 
-def scatter_flat(e: Emitter, updates: ir.Value, indices: ir.Value, like: ir.Value) -> ir.Value:
+@dataclass(frozen=True, slots=True)
+class Winners:
+    """Row-major positions of the maxima in x, and which windows have one; `None`: all have."""
+
+    indices: ir.Value
+    exist: ir.Value | None
+
+
+def scatter_to_maxima(e: Emitter, pool: Pool, gy: ir.Value, winners: Winners, x: ir.Value) -> ir.Value:
+    """gx.flat[j] = sum over the p with i[p] = j of gy[p], in the shape of x."""
+    indices = winners.indices
+    if e.target.ordered_sums and winners.exist is None:
+        return _scatter_in_order(e, pool, gy, indices, x)
+    if winners.exist is not None:
+        indices, gy = e.op("Where", winners.exist, indices, e.const(np.int64(0))), e.where(winners.exist, gy, 0)
+    unpooled = _unpool(e, pool, gy, indices, x)
+    return _scatter_flat(e, gy, indices, x) if unpooled is None else unpooled
+
+
+def _scatter_flat(e: Emitter, updates: ir.Value, indices: ir.Value, like: ir.Value) -> ir.Value:
     """Sums of `updates` at the row-major positions `indices` of a tensor of the shape of `like`, zero elsewhere."""
     wide = e.cast(updates, ir.DataType.FLOAT) if updates.dtype == ir.DataType.FLOAT16 else updates
     zeros = e.op("Expand", e.scalar(0, wide), e.vector([_size(e, like)]))
@@ -75,7 +113,7 @@ def scatter_flat(e: Emitter, updates: ir.Value, indices: ir.Value, like: ir.Valu
     return e.reshape_like(flat, like)
 
 
-def scatter_in_order(e: Emitter, pool: Pool, updates: ir.Value, indices: ir.Value, like: ir.Value) -> ir.Value:
+def _scatter_in_order(e: Emitter, pool: Pool, updates: ir.Value, indices: ir.Value, like: ir.Value) -> ir.Value:
     """The same for one position per window of a pool, with the terms of each sum added in a fixed order.
 
     Every m-th window, with m strides no shorter than a window, shares no element: its updates are scattered without a
@@ -94,7 +132,7 @@ def scatter_in_order(e: Emitter, pool: Pool, updates: ir.Value, indices: ir.Valu
     return e.typed(e.sum(parts), like)
 
 
-def unpool(e: Emitter, pool: Pool, updates: ir.Value, indices: ir.Value, like: ir.Value) -> ir.Value | None:
+def _unpool(e: Emitter, pool: Pool, updates: ir.Value, indices: ir.Value, like: ir.Value) -> ir.Value | None:
     """The same by MaxUnpool, in half the time; `None` where that does not apply.
 
     No two windows may share an element, and none may be left over, because then the indices of MaxUnpool are ambiguous.

@@ -5,27 +5,32 @@ from __future__ import annotations
 import ast
 import importlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import onnx
+import onnx_ir as ir
 import pytest
 
+import onnx_convgrad as og
+from onnx_convgrad.autodiff import registry
 from onnx_convgrad.autodiff.function_bodies import has_body
-from onnx_convgrad.autodiff.registry import lookup, rules
-from onnx_convgrad.ir import emit, sizes, writer
-from onnx_convgrad.ir.call import signature
+from onnx_convgrad.autodiff.registry import Rule, lookup, rules
+from onnx_convgrad.ir.call import Call, signature
+from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.lowering.table import lowerings
 from onnx_convgrad.testing import Case
 from tests.lowering.conv.test_per_sample import FORCED as FORCED_PER_SAMPLE
 from tests.lowering.pool.test_max_grad import FORCED as FORCED_POOLS
 from tests.support.conv_geometry import FORCED
+from tests.support.operators import text_model
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [
     *(ROOT / "rules").glob("*.py"),
     *(ROOT / "onnx_convgrad" / "lowering").rglob("*.py"),
-    *(Path(str(module.__file__)) for module in (emit, sizes, writer)),
+    *(ROOT / "onnx_convgrad" / "ir").glob("*.py"),
 ]
 TESTS = list((ROOT / "tests").rglob("test_*.py"))
 
@@ -84,7 +89,7 @@ def test_emitted_operators_have_rules(operator: str, file: str) -> None:
     domains = ("convgrad",) if operator.startswith(("Conv", "MaxPool")) and operator.endswith("Grad") else ("",)
     if any(lookup(domain, operator) for domain in domains):
         return
-    node = emit.ir.Node("", operator, [])
+    node = ir.Node("", operator, [])
     assert has_body(node), f"{file} emits {operator}, which nothing differentiates"
 
 
@@ -109,3 +114,37 @@ def test_every_lowering_is_forced_over_random_geometry() -> None:
     }
     wanted = {(op, name) for op, table in lowerings().items() if op.endswith("Grad") for name in table}
     assert wanted <= forced
+
+
+BROKEN: dict[str, tuple[Callable[[Emitter, Call], Any], str]] = {
+    "no value": (
+        lambda _e, _n: 2.0,
+        "returned 2.0 for 'x', not an ir.Value.*only elementwise rules may return numbers",
+    ),
+    "dtype": (lambda e, n: e.cast(n["X"], ir.DataType.DOUBLE), "returned DOUBLE for 'x', which is FLOAT.*Cast the cot"),
+    "shape": (
+        lambda e, n: e.reduce_sum(n["X"], [0]),
+        r"returned shape \[1\] for 'x', which is \[3\].*correct it in here",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_broken_rules_say_what_to_correct(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    thunk, message = BROKEN[fault]
+    rule = Rule("Abs", "", "vjp", lambda e, n, _g: {"X": lambda: thunk(e, n)}, ("X",), module="here")
+    monkeypatch.setitem(registry._RULES, ("", "Abs"), rule)
+    with pytest.raises(og.RuleContractError, match=f"The rule of Abs {message}"):
+        og.augment(text_model("(float[3] x) => (float[3] y) { y = Abs (x) }"), wrt="x")
+
+
+def test_missing_thunks_and_second_rules_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(
+        registry._RULES, ("", "Abs"), Rule("Abs", "", "vjp", lambda _e, _n, _g: {}, ("X",), module="here")
+    )
+    with pytest.raises(
+        og.RuleContractError, match=r"declares X in wrt but returned only .*Return a thunk for X.*in here"
+    ):
+        og.augment(text_model("(float[3] x) => (float[3] y) { y = Abs (x) }"), wrt="x")
+    with pytest.raises(og.RuleContractError, match=r"Two rules are declared for Abs.*the other is in here"):
+        registry.zero("Abs")

@@ -1,4 +1,4 @@
-"""The operator Gradient of `ai.onnx.preview.training`, written with plain operators."""
+"""Gradient nodes of `ai.onnx.preview.training`, replaced by plain operators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
-from tests.support.preview_training import close, drawn, lowered, model, wide
+from tests.support.preview_training import close, drawn, lower, lowered, model, wide
 
 # -- ONNX's own tests --------------------------------------------------------------------------------------------------
 
@@ -57,12 +57,10 @@ def net(x: torch.Tensor, w: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
 
 
 def test_parameters_share_the_forward_part() -> None:
-    done = lowered(
-        model(
-            NET + 'dw, dz = T.Gradient<xs=["w", "z"], zs=["x"], y="y">(w, z, x)',
-            INPUTS,
-            "float[2,2] y, float[] dw, float[4,2] dz",
-        )
+    done = lower(
+        NET + 'dw, dz = T.Gradient<xs=["w", "z"], zs=["x"], y="y">(w, z, x)',
+        INPUTS,
+        "float[2,2] y, float[] dw, float[4,2] dz",
     )
     feed = drawn(**SHAPES)
     leaves = wide(feed)
@@ -78,7 +76,7 @@ def test_parameters_share_the_forward_part() -> None:
 
 
 def test_intermediate_tensor_is_a_variable() -> None:
-    """dy/dh, and dy/dw with h held: the members of xs and zs are independent of each other."""
+    """dy/dh, and dy/dw at constant h: the members of xs and zs are independent of each other."""
     body = (
         NET
         + """
@@ -89,9 +87,7 @@ def test_intermediate_tensor_is_a_variable() -> None:
     """
     )
     with pytest.warns(UserWarning, match=r"'y' does not depend on 'w'") as caught:
-        done = lowered(
-            model(body, INPUTS, "float[] dh, float[] dz, float[] again, float[] dw, float[] still, float[] own")
-        )
+        done = lower(body, INPUTS, "float[] dh, float[] dz, float[] again, float[] dw, float[] still, float[] own")
     assert len(caught) == 2
     feed = drawn(**SHAPES)
     leaves = wide(feed)
@@ -105,8 +101,8 @@ def test_intermediate_tensor_is_a_variable() -> None:
     assert np.array_equal(got["own"], np.ones((2, 2)))
 
 
-def test_other_values_are_evaluated_anew() -> None:
-    """At another h (of another size), at another z alone, and at values that depend on the variables themselves."""
+def test_gradients_at_other_values() -> None:
+    """At another h (of another size), at another z, and at values that depend on the variables themselves."""
     body = (
         NET
         + """
@@ -116,12 +112,10 @@ def test_other_values_are_evaluated_anew() -> None:
         dw1, dx1 = T.Gradient<xs=["w", "x"], zs=["z"], y="y">(w1, x, z)
     """
     )
-    done = lowered(
-        model(
-            body,
-            f"{INPUTS}, float[1,4,5,3] h1, float[4,2] z1",
-            "float[2,2] y, float[1,4,5,3] dh, float[4,2] dz, float[] dw, float[] dz2, float[] dw1, float[] dx1",
-        )
+    done = lower(
+        body,
+        f"{INPUTS}, float[1,4,5,3] h1, float[4,2] z1",
+        "float[2,2] y, float[1,4,5,3] dh, float[4,2] dz, float[] dw, float[] dz2, float[] dw1, float[] dx1",
     )
     feed = drawn(**SHAPES, h1=(1, 4, 5, 3), z1=(4, 2))
     t = wide(feed)
@@ -138,7 +132,7 @@ def test_other_values_are_evaluated_anew() -> None:
 
 
 def test_two_variables_of_one_value() -> None:
-    """Each partial derivative on its own, here and in a function that is called with one tensor twice."""
+    """Each partial derivative, in the main graph and in a function that is called with one tensor twice."""
     tail = """
         <domain: "local", opset_import: ["": 17, "ai.onnx.preview.training": 1]>
         slope (a, b) => (y, da, db) {
@@ -156,7 +150,7 @@ def test_two_variables_of_one_value() -> None:
     """
     names = ("dp", "dq", "da", "db", "da3", "db3", "dd")
     outputs = ", ".join(f"float[5] {n}" for n in names)
-    done = lowered(model(body, "float[5] p, float[5] q", outputs, tail=tail))
+    done = lower(body, "float[5] p, float[5] q", outputs, tail=tail)
     assert not any(n.op_type == "Identity" for n in done.graph.node if "p" in n.input)
     feed = drawn(p=(5,), q=(5,))
     got = run(done, feed)
@@ -165,13 +159,13 @@ def test_two_variables_of_one_value() -> None:
         for name, want in zip((first, second), torch.autograd.grad((u * v * u).sum(), [u, v]), strict=True):
             close(got[name], want)
     p = torch.tensor(feed["p"]).double().requires_grad_()
-    a = p.clone()  # inside it is another variable than b, and what comes out depends on p by both
+    a = p.clone()  # inside the function a and b are two variables, and the result depends on p through both
     (da,) = torch.autograd.grad((a * p * a).sum(), a, create_graph=True)
     close(got["dd"], torch.autograd.grad(da.sum(), p)[0])
 
 
 def test_gradient_of_a_gradient() -> None:
-    """The specification's example of second order, with a convolution, and third order on top of it."""
+    """The second-order example of the specification, with a convolution, and third order."""
     body = """
         c = Conv(x, w)
         t = Tanh(c)
@@ -184,7 +178,7 @@ def test_gradient_of_a_gradient() -> None:
     shapes = {"x": (2, 2, 5, 5), "w": (3, 2, 3, 3), "l": (2, 3, 3, 3)}
     declared = ", ".join(f"float[{','.join(map(str, s))}] {n}" for n, s in shapes.items())
     outputs = ("gx", "gw", "hx", "hw", "k")
-    done = lowered(model(body, declared, ", ".join(f"float[] {n}" for n in outputs)))
+    done = lower(body, declared, ", ".join(f"float[] {n}" for n in outputs))
     feed = drawn(**shapes)
     x, w, weight = wide(feed).values()
     first = torch.autograd.grad((F.conv2d(x, w).tanh() * weight).sum(), [x, w], create_graph=True)
@@ -195,14 +189,14 @@ def test_gradient_of_a_gradient() -> None:
 
 
 def test_second_gradient_at_other_values() -> None:
-    """What was a gradient is computed anew, too."""
+    """The nodes of the first gradient are recomputed, too."""
     body = """
         c = Conv(x, w)
         t = Tanh(c)
         g = T.Gradient<xs=["w"], zs=["x"], y="t">(w, x)
         h = T.Gradient<xs=["w"], zs=["x"], y="g">(w1, x)
     """
-    done = lowered(model(body, "float[2,2,5] x, float[3,2,3] w, float[3,2,3] w1", "float[] g, float[3,2,3] h"))
+    done = lower(body, "float[2,2,5] x, float[3,2,3] w, float[3,2,3] w1", "float[] g, float[3,2,3] h")
     feed = drawn(x=(2, 2, 5), w=(3, 2, 3), w1=(3, 2, 3))
     t = wide(feed)
     (g,) = torch.autograd.grad(F.conv1d(t["x"], t["w1"]).tanh().sum(), t["w1"], create_graph=True)
@@ -216,24 +210,24 @@ SQUARE = """
     s = Mul(w, x)
     y = Mul(s, s)
 """
-"""The Gradient stands before what it differentiates: an attribute asks for no order."""
+"""The Gradient precedes the nodes that it differentiates: an attribute requires no order."""
 
 
 def test_unused_results_cost_nothing() -> None:
-    """A result without a name is skipped, and so is what leads to it alone."""
+    """A result without a name is not computed."""
     body = """
         s = Det(m)
         y = Mul(s, w)
         , dw = T.Gradient<xs=["m", "w"], y="y">(m, w)
     """
-    done = lowered(model(body, "float[2,2] m, float w", "float dw"))
+    done = lower(body, "float[2,2] m, float w", "float dw")
     assert [n.op_type for n in done.graph.node if n.op_type != "Identity"].count("Det") == 1
     feed = drawn(m=(2, 2), w=())
     close(run(done, feed)["dw"], torch.tensor(feed["m"]).double().det())
 
 
 def test_kinds_of_models(tmp_path: Path) -> None:
-    """Paths and protos give protos that stand alone, onnx_ir models their kind; there, external weights stay external."""
+    """Paths and protos give self-contained protos; onnx_ir models give onnx_ir models, with weights still external."""
     given = model(SQUARE, "float[4] x", "float[4] y, float[4] dw")
     weight = drawn(w=(4,))["w"]
     given.graph.initializer.append(numpy_helper.from_array(weight, "w"))
@@ -266,18 +260,16 @@ def test_stored_inputs_can_still_be_fed() -> None:
         close(run(done, values)["dw"], torch.tensor(2 * w * feed["x"] ** 2))
 
 
-def test_derivatives_by_statistics_and_dropout_are_as_the_nodes_say() -> None:
-    """BatchNormalization in training mode: the gradient is that of batch statistics."""
+def test_batch_normalization_in_training_mode() -> None:
+    """The gradient includes that of the batch statistics."""
     body = """
         y, m, v = BatchNormalization<training_mode=1>(x, scale, bias, mean, var)
         c = Mul(y, y)
         z = Mul(c, y)
         dx, ds = T.Gradient<xs=["x", "scale"], zs=["bias", "mean", "var"], y="z">(x, scale, bias, mean, var)
     """
-    done = lowered(
-        model(
-            body, "float[4,3,5] x, float[3] scale, float[3] bias, float[3] mean, float[3] var", "float[] dx, float[] ds"
-        )
+    done = lower(
+        body, "float[4,3,5] x, float[3] scale, float[3] bias, float[3] mean, float[3] var", "float[] dx, float[] ds"
     )
     feed = drawn(x=(4, 3, 5), scale=(3,), bias=(3,), mean=(3,)) | {"var": np.ones(3, np.float32)}
     t = wide(feed)
@@ -319,7 +311,7 @@ def test_invalid_nodes(node: str) -> None:
         og.lower_gradient_ops(model(body, "float[4] w, float[4] x, int64[4] n, double[4] d", "float[] dw"))
 
 
-def test_all_that_blocks_is_reported() -> None:
+def test_all_blocking_nodes_are_reported() -> None:
     body = """
         u = local.Mystery(w)
         y = Mul(u, x)
@@ -359,15 +351,15 @@ NESTED = {
 
 
 @pytest.mark.parametrize("name", NESTED)
-def test_bodies_are_refused(name: str) -> None:
+def test_gradients_in_bodies_are_refused(name: str) -> None:
     body, tail, path = NESTED[name]
     with pytest.raises(og.DifferentiationError, match=path) as caught:
         og.lower_gradient_ops(model(body, "bool b, float[4] w", "float[] dw", tail=tail))
     assert "into the main graph" in str(caught.value)
 
 
-def test_other_sizes_than_the_declared_ones() -> None:
-    """Sizes that the model computes are not fixed to those of the tensor that another one takes the place of."""
+def test_values_of_other_sizes() -> None:
+    """Computed sizes are those of the given value, not of the tensor that it replaces."""
     body = """
         c = Conv(x, w)
         s = Shape<start=0, end=2>(c)
@@ -378,7 +370,7 @@ def test_other_sizes_than_the_declared_ones() -> None:
         z = Mul(y, r)
         dc = T.Gradient<xs=["c"], y="z">(c1)
     """
-    done = lowered(model(body, "float[2,3,6] x, float[4,3,3] w, float[1,5,7] c1", "float[] z, float[] dc"))
+    done = lower(body, "float[2,3,6] x, float[4,3,3] w, float[1,5,7] c1", "float[] z, float[] dc")
     feed = drawn(x=(2, 3, 6), w=(4, 3, 3), c1=(1, 5, 7))
     c1 = wide(feed)["c1"]
     close(run(done, feed)["dc"], torch.autograd.grad((c1.softmax(2) * c1).sum(), c1)[0])

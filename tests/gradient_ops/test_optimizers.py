@@ -1,4 +1,4 @@
-"""Adam, Adagrad and Momentum of `ai.onnx.preview.training`, written with plain operators."""
+"""Adam, Adagrad and Momentum of `ai.onnx.preview.training`, replaced by plain operators."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch.nn import functional as F
 
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
-from tests.support.preview_training import DOMAIN, close, drawn, lowered, model, wide
+from tests.support.preview_training import DOMAIN, close, drawn, lower, lowered, model, wide
 
 
 def test_nodes_of_the_standard() -> None:
     assert all(
         module.expect is standard.expect for module in (adagrad, adam, momentum)
-    )  # importing them made the cases
+    )  # importing them creates the cases
     cases = {c.name: c for c in standard._NodeTestCases if c.model.graph.node[0].domain == DOMAIN}
     assert len(cases) == 7
     for case in cases.values():
@@ -36,7 +36,7 @@ def test_nodes_of_the_standard() -> None:
 # -- optimizers --------------------------------------------------------------------------------------------------------
 
 OPTIMIZERS = {
-    # powers of two: the reference computes with attributes in float32
+    # powers of two, because the reference evaluator rounds attributes to float32
     "Adam": (
         4,
         "alpha=0.75, beta=0.9375, epsilon=0.0009765625, norm_coefficient=0.03125, norm_coefficient_post=0.0078125",
@@ -50,7 +50,7 @@ OPTIMIZERS = {
 
 
 def optimizer(name: str, dtypes: dict[str, str], *, rate: str = "float", shape: str = "") -> onnx.ModelProto:
-    """One node that moves a tensor per entry of `dtypes`, none of a declared shape."""
+    """One node that updates a tensor per entry of `dtypes`, without declared shapes."""
     kinds, attributes = OPTIMIZERS[name]
     operands = [f"{kind}{t}" for kind in "xgvh"[:kinds] for t in dtypes]
     results = [f"{kind}{t}_new" for kind in ("x", *"vh"[: kinds - 2]) for t in dtypes]
@@ -63,7 +63,7 @@ def optimizer(name: str, dtypes: dict[str, str], *, rate: str = "float", shape: 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers_equal_the_reference(name: str) -> None:
-    """Several tensors at once, of two dtypes, one of rank 0; the rate in float64, too."""
+    """Several tensors, of two dtypes, one of rank 0; the rate in float32 and float64."""
     shapes = {"a": (2, 3), "b": (), "c": (4,)}
     dtypes = {"a": "float", "b": "float", "c": "double"}
     kinds = OPTIMIZERS[name][0]
@@ -76,7 +76,7 @@ def test_optimizers_equal_the_reference(name: str) -> None:
         arrays = {k: a.astype(np.float64) if k.endswith("c") else a for k, a in arrays.items()}
         arrays |= {k: np.asarray(np.abs(a)) for k, a in arrays.items() if k[0] == "vh"[kinds - 3]}  # sums of squares
         feed = {"r": np.array(0.1, np.float32), "t": np.array(count), **arrays}
-        vectors = {k: a.reshape(1) if k.endswith("b") else a for k, a in feed.items()}  # it cannot return a number
+        vectors = {k: a.reshape(1) if k.endswith("b") else a for k, a in feed.items()}  # it does not support rank 0
         want = dict(zip(reference.output_names, reference.run(None, vectors), strict=True))
         for key, result in run(done, feed).items():
             assert result.dtype == arrays[key[:2]].dtype and result.shape == shapes[key[1]]
@@ -105,7 +105,7 @@ UPDATES: dict[str, tuple[str, int, Callable[[list[torch.Tensor]], torch.optim.Op
 
 @pytest.mark.parametrize("node", UPDATES)
 def test_training_steps_equal_pytorch(node: str) -> None:
-    """A step written with Gradient and an optimizer, run four times."""
+    """Four runs of a step with Gradient and an optimizer."""
     first, kinds, make = UPDATES[node]
     states = [f"s{k}_{p}" for k in range(kinds - 1) for p in "wb"]
     body = f"""
@@ -120,12 +120,8 @@ def test_training_steps_equal_pytorch(node: str) -> None:
     shapes = {"w": "[4,3,3,3]", "b": "[4]"}
     inputs = [f"float{shapes[n[-1]]} {n}" for n in ("w", "b", *states)]
     outputs = ", ".join(i + "_next" for i in inputs)
-    done = lowered(
-        model(
-            body,
-            f"float[N,3,8,8] x, float[N,4,4,4] goal, float r, int64 t, {', '.join(inputs)}",
-            f"float loss, {outputs}",
-        )
+    done = lower(
+        body, f"float[N,3,8,8] x, float[N,4,4,4] goal, float r, int64 t, {', '.join(inputs)}", f"float loss, {outputs}"
     )
     data = drawn(x=(2, 3, 8, 8), goal=(2, 4, 4, 4))
     feed = drawn(w=(4, 3, 3, 3), b=(4,)) | {
@@ -148,7 +144,7 @@ def test_training_steps_equal_pytorch(node: str) -> None:
 
 
 def test_optimizers_are_differentiated() -> None:
-    """Other transformations take optimizers as they are: the gradient through a step, also where T is 0."""
+    """The gradient through a step of an optimizer, also for T = 0."""
     given = optimizer("Adam", {"a": "float"})
     built = og.vjp(given, wrt=["r", "xa", "ga"], of="xa_new", seed="ones")
     arrays = drawn(xa=(5,), ga=(5,), va=(5,)) | {"ha": np.full(5, 0.5, np.float32)}
@@ -165,18 +161,16 @@ def test_optimizers_are_differentiated() -> None:
 
 
 def test_optimizers_in_a_loop() -> None:
-    done = lowered(
-        model(
-            """
+    done = lower(
+        """
             w_last, v_last = Loop (n, , w, v) <body = step (int64 i, bool go, float[3] w0, float[3] v0)
                 => (bool more, float[3] w1, float[3] v1) {
                 more = Identity(go)
                 w1, v1 = T.Momentum<alpha=0.5, beta=0.25, norm_coefficient=0.0, mode="standard">(r, i, w0, w0, v0)
             }>
             """,
-            "int64 n, float r, float[3] w, float[3] v",
-            "float[3] w_last, float[3] v_last",
-        )
+        "int64 n, float r, float[3] w, float[3] v",
+        "float[3] w_last, float[3] v_last",
     )
     feed = drawn(w=(3,), v=(3,)) | {"n": np.array(5), "r": np.array(0.1, np.float32)}
     w, v = feed["w"].astype(np.float64), feed["v"].astype(np.float64)

@@ -1,4 +1,4 @@
-"""Models with a training algorithm in `training_info`: what comes out is one step of it."""
+"""Models with a training algorithm in `training_info` become models of one training step."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_step(kind: str, tmp_path: Path) -> None:
     data = drawn(x=(4, 2, 5), goal=(4, 3, 5))
     w = torch.tensor(drawn(w=(3, 2, 3))["w"], dtype=torch.float64, requires_grad=True)
     oracle = torch.optim.SGD([w], 0.1, momentum=0.75)
-    state: dict[str, np.ndarray] = {}  # the first step starts from what is stored
+    state: dict[str, np.ndarray] = {}  # the first step starts from the stored values
     for count in range(3):
         got = run(tmp_path / "step.onnx" if kind == "path" else done, data | state | {"r": np.array(0.1, np.float32)})
         loss = F.mse_loss(F.conv1d(torch.tensor(data["x"]).double(), w, padding=1), torch.tensor(data["goal"]).double())
@@ -84,7 +84,7 @@ def test_initialization_is_left_out() -> None:
     assert caught[0].filename == __file__
 
 
-def test_what_no_graph_can_hold() -> None:
+def test_invalid_training_info() -> None:
     two = trainable()
     two.training_info.append(two.training_info[0])
     with pytest.raises(og.ModelError, match="2 training algorithms"):
@@ -116,14 +116,14 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "Lowered: 1 Gradient, 1 Momentum." in text and "w_next is the next w" in text
     assert "loss         w   gw  Gradient_4" in text
     assert status(str(path), "-o", str(tmp_path / "s.onnx"), "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["operators"] == {"Gradient": 1, "Momentum": 1} and told["updates"]["v"] == "v_next"
-    assert told["gradients"] == [{"node": "Gradient_4", "y": "loss", "x": "w", "output": "gw"}]
+    report = json.loads(capsys.readouterr().out)
+    assert report["operators"] == {"Gradient": 1, "Momentum": 1} and report["updates"]["v"] == "v_next"
+    assert report["gradients"] == [{"node": "Gradient_4", "y": "loss", "x": "w", "output": "gw"}]
     assert (tmp_path / "m.lowered.onnx").read_bytes() == (tmp_path / "s.onnx").read_bytes()
 
 
 def test_exit_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """3 for what cannot be differentiated, 2 for an invalid model; nothing is written."""
+    """3 if a node cannot be differentiated, 2 for an invalid model; no file is written."""
     path = tmp_path / "m.onnx"
     for body, code in (("y = local.Mystery(w)", 3), ("z = Identity(w)", 2)):
         given = model(f'{body} dw = {DOMAIN}.Gradient<xs=["w"], y="y">(w)', "float[3] w", "float[3] dw")

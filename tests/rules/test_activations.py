@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+import torch
+import torch.nn.functional as F
 
 from onnx_convgrad import api
 from onnx_convgrad.pipeline.options import COMPOSITIONS
 from onnx_convgrad.runtime import run
 from onnx_convgrad.testing import Case, rand
-from tests.support.operators import rule_test, text_model
+from tests.support.operators import autograd, rule_test, text_model
 
 X = rand(3, 5, low=-5, high=5)
 HALF = {"dtype": np.float16}
@@ -85,24 +87,20 @@ KINKS = {
 
 @pytest.mark.parametrize("op", KINKS)
 def test_pytorch_convention_at_kinks(op: str) -> None:
-    torch = pytest.importorskip("torch")
     attributes, function, options, points = KINKS[op]
-    x = torch.tensor(points, requires_grad=True)
-    getattr(torch.nn.functional, function)(x, **options).sum().backward()
-    np.testing.assert_allclose(slope(op, points, **attributes), x.grad.numpy(), rtol=1e-5, atol=1e-6)
+    (want,) = autograd(lambda x: getattr(F, function)(x, **options), points)
+    np.testing.assert_allclose(slope(op, points, **attributes), want, rtol=1e-5, atol=1e-6)
 
 
 def test_relu6_next_to_its_bounds() -> None:
     """The derivative is 1 at the nearest numbers inside, and 0 at the bounds."""
-    torch = pytest.importorskip("torch")
     inside = [float(np.nextafter(np.float32(6), np.float32(0))), 1e-30, 3.0]
-    x = torch.tensor([0.0, 6.0, -1.0, 7.0, *inside], requires_grad=True)
-    torch.nn.functional.relu6(x).sum().backward()
+    x = np.asarray([0.0, 6.0, -1.0, 7.0, *inside], np.float32)
     model = text_model(
         "(float[7] x) => (float[7] y) <float low = {0.0}, float high = {6.0}> { y = Clip(x, low, high) }"
     )
-    got = run(api.augment(model, wrt=["x"], seed="ones"), {"x": x.detach().numpy()})["x_grad"]
-    np.testing.assert_array_equal(got, x.grad.numpy())
+    got = run(api.augment(model, wrt=["x"], seed="ones"), {"x": x})["x_grad"]
+    np.testing.assert_array_equal(got, *autograd(F.relu6, x))
 
 
 SMOOTH = {
@@ -120,11 +118,10 @@ SMOOTH = {
 @pytest.mark.parametrize("name", SMOOTH)
 def test_far_from_zero(name: str) -> None:
     """No overflow, and agreement with float64 where exponentials saturate."""
-    torch = pytest.importorskip("torch")
     attributes, function, options = SMOOTH[name]
     points = [-1e4, -200.0, -90.0, -20.0, -10.0, 10.0, 20.0, 90.0, 200.0, 1e4]
     x = torch.tensor(points, dtype=torch.float64, requires_grad=True)
-    (first,) = torch.autograd.grad(getattr(torch.nn.functional, function)(x, **options).sum(), x, create_graph=True)
+    (first,) = torch.autograd.grad(getattr(F, function)(x, **options).sum(), x, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), x) if first.requires_grad else (torch.zeros_like(x),)
     op = name.removesuffix(" tanh")
     np.testing.assert_allclose(slope(op, points, **attributes), first.detach().numpy(), rtol=1e-5, atol=1e-6)
@@ -154,7 +151,6 @@ def test_second_order_of_a_saturated_gate_is_finite(composition: str) -> None:
 @pytest.mark.parametrize("name", POLES)
 def test_relu_stops_infinite_cotangents(name: str) -> None:
     """A product with zero would be NaN. PyTorch's LPPool2d relies on this."""
-    torch = pytest.importorskip("torch")
     body, function = POLES[name]
     text = f"""<ir_version: 10, opset_import: ["": 21]> g (float[3] x) => (float[3] y) {{ r = Relu (x) {body} }}"""
     model, x = onnx.parser.parse_model(text), torch.tensor([-4.0, 4.0, -1.0], requires_grad=True)

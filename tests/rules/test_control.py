@@ -5,25 +5,20 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, parser
+from onnx import helper, parser
 
 import onnx_convgrad as og
 from onnx_convgrad.checking.check import check as numerically
 from onnx_convgrad.runtime import run
 from onnx_convgrad.testing import Case, rand
-from tests.support.operators import rule_test
+from tests.support.operators import one_node, rule_test, text_model
 
-
-def _body(text: str) -> onnx.GraphProto:
-    return parser.parse_graph(text)
-
-
-RECURRENT = _body("""body (float[2] s, float[2,3] x) => (float[2] s1, float[2,3] z)
+RECURRENT = parser.parse_graph("""body (float[2] s, float[2,3] x) => (float[2] s1, float[2,3] z)
 <int64[1] last = {1}>
 { a = Tanh (s) total = ReduceSum <keepdims = 0> (x, last) s1 = Add (a, total) b = Tanh (x) z = Mul (b, b) }""")
-PLAIN = _body("body (float[3] x, float[3] w) => (float[3] z) { z = Mul (x, w) }")
-COUNTED = _body("""body (int64 i, bool go, float[3] s, float[3] t) => (bool on, float[3] s1, float[3] t1, float[3] z)
-{ on = Identity (go) s1 = Tanh (t) t1 = Mul (s, t) z = Sin (s1) }""")
+PLAIN = parser.parse_graph("body (float[3] x, float[3] w) => (float[3] z) { z = Mul (x, w) }")
+COUNTED = parser.parse_graph("""body (int64 i, bool go, float[3] s, float[3] t)
+=> (bool on, float[3] s1, float[3] t1, float[3] z) { on = Identity (go) s1 = Tanh (t) t1 = Mul (s, t) z = Sin (s1) }""")
 
 CASES = [
     Case("Scan", [rand(2), rand(4, 2, 3)], {"body": RECURRENT, "num_scan_inputs": 1}, outputs=2, dynamic=False),
@@ -36,12 +31,9 @@ test_rule = rule_test(CASES)
 
 def _model(turns: int | str, **attributes: object) -> onnx.ModelProto:
     """`z[t] = x[t] w`, where the body captures w from the outer graph."""
-    body = _body("body (float[3] x) => (float[3] z) { z = Mul (x, w) }")
+    body = parser.parse_graph("body (float[3] x) => (float[3] z) { z = Mul (x, w) }")
     node = helper.make_node("Scan", ["x"], ["z"], name="loop", body=body, num_scan_inputs=1, **attributes)
-    shapes = {"x": [turns, 3], "w": [3]}
-    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
-    graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("z", TensorProto.FLOAT, [turns, 3])])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    return one_node(node, {"x": [turns, 3], "w": [3]})
 
 
 def test_captured_values_have_gradients() -> None:
@@ -85,13 +77,9 @@ LOOPS = {
 }
 
 
-def _loop(text: str) -> onnx.ModelProto:
-    return parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> g {text}')
-
-
 @pytest.mark.parametrize("name", LOOPS)
 def test_loops_of_known_length(name: str) -> None:
-    report = numerically(_loop(LOOPS[name]), wrt="inputs")
+    report = numerically(text_model(LOOPS[name]), wrt="inputs")
     assert [row.value for row in report.rows] == ["x", "w"]
     assert all(row.verdict == "ok" and row.norm > 0 for row in report.rows)
 
@@ -116,4 +104,4 @@ def test_loops_of_known_length(name: str) -> None:
 def test_loops_that_are_refused(before: str, after: str, reason: str) -> None:
     assert before in LOOPS["counted"]
     with pytest.raises(og.DifferentiationError, match=rf"\(Loop, opset 21\): {reason}"):
-        og.augment(_loop(LOOPS["counted"].replace(before, after)), wrt="x")
+        og.augment(text_model(LOOPS["counted"].replace(before, after)), wrt="x")

@@ -9,7 +9,7 @@ import torch
 from onnx_convgrad import api
 from onnx_convgrad.errors import DifferentiationError
 from onnx_convgrad.testing import Case, make_model, rand
-from tests.support.operators import gradient, rule_test
+from tests.support.operators import autograd, gradient, rule_test
 
 ROIS = np.array([[0.3, 0.5, 4.2, 3.1], [1, 1, 5.5, 6.2], [-2, -1, 3, 9], [2, 2, 1, 1]], np.float32)
 IMAGES = np.array([0, 1, 1, 0])
@@ -54,11 +54,8 @@ def test_global_maximum_is_the_first_as_in_pytorch(shape: tuple[int, ...]) -> No
     generator = np.random.default_rng(2)
     x = generator.integers(0, 3, shape).astype(np.float32)
     seed = generator.uniform(-1, 1, (2, 3, *(1 for _ in shape[2:]))).astype(np.float32)
-    t = torch.tensor(x, requires_grad=True)
     pool = {3: torch.nn.AdaptiveMaxPool1d, 4: torch.nn.AdaptiveMaxPool2d, 5: torch.nn.AdaptiveMaxPool3d}[len(shape)]
-    pool(1)(t).backward(torch.tensor(seed))
-    assert t.grad is not None
-    np.testing.assert_array_equal(gradient(Case("GlobalMaxPool", [x]), seed), t.grad.numpy())
+    np.testing.assert_array_equal(gradient(Case("GlobalMaxPool", [x]), seed), *autograd(pool(1), x, seed=seed))
 
 
 @pytest.mark.parametrize("p", [1, 2, 3])
@@ -68,12 +65,9 @@ def test_global_lp_pool_against_pytorch(shape: tuple[int, ...], p: int) -> None:
     seed = np.random.default_rng(2).uniform(-1, 1, (2, 3, *(1 for _ in shape[2:]))).astype(np.float32)
     x = case.arrays[0].copy()
     x[0, 0] = 0  # the derivative of the norm is taken to be 0 here, as in PyTorch
-    t = torch.tensor(x, dtype=torch.float64, requires_grad=True)
-    torch.linalg.vector_norm(t, p, dim=tuple(range(2, len(shape))), keepdim=True).backward(
-        torch.tensor(seed.astype(float))
-    )
-    assert t.grad is not None
-    np.testing.assert_allclose(gradient(Case("GlobalLpPool", [x], {"p": p}), seed), t.grad, rtol=1e-4, atol=1e-6)
+    axes = tuple(range(2, len(shape)))
+    (want,) = autograd(lambda t: torch.linalg.vector_norm(t, p, dim=axes, keepdim=True), x, seed=seed)
+    np.testing.assert_allclose(gradient(Case("GlobalLpPool", [x], {"p": p}), seed), want, rtol=1e-4, atol=1e-6)
 
 
 REFUSED = [

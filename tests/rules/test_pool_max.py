@@ -14,7 +14,7 @@ from onnx_convgrad import api
 from onnx_convgrad.checking.check import check as check_gradients
 from onnx_convgrad.runtime import run, session
 from onnx_convgrad.testing import Case, check, rand
-from tests.support.operators import WINDOWS, gradient, rule_test, text_model
+from tests.support.operators import WINDOWS, autograd, gradient, rule_test, text_model
 
 WHOLE = [(2, 3, 4, 6), (1, 2, 2, 44), (0, 3, 4, 6)]
 
@@ -57,12 +57,13 @@ def test_ties_go_to_the_first_element_as_in_pytorch(
     """On every target and in half precision. Half of the elements are zero, as after a Relu."""
     generator = np.random.default_rng(3)
     x = np.maximum(generator.integers(-3, 3, (2, 3, *size)), 0).astype(dtype)
-    reference = torch.tensor(x.astype(np.float64), requires_grad=True)
-    y = F.max_pool2d(reference, window["kernel_shape"], window["strides"])
-    seed = generator.integers(-4, 5, tuple(y.shape)).astype(dtype)
-    y.backward(torch.tensor(seed.astype(np.float64)))
-    assert reference.grad is not None
-    np.testing.assert_array_equal(gradient(Case("MaxPool", [x], window), seed, target), reference.grad.numpy())
+
+    def pool(v: torch.Tensor) -> torch.Tensor:
+        return F.max_pool2d(v, window["kernel_shape"], window["strides"])
+
+    seed = generator.integers(-4, 5, tuple(pool(torch.tensor(x)).shape)).astype(dtype)
+    (want,) = autograd(pool, x, seed=seed)
+    np.testing.assert_array_equal(gradient(Case("MaxPool", [x], window), seed, target), want)
 
 
 def test_window_of_padding_only_has_no_gradient() -> None:
@@ -96,10 +97,8 @@ def test_added_index_outputs_have_unique_names() -> None:
     onnx.checker.check_model(result, full_check=True)
     values = np.array([[[1, 5, 2, 4, 3, 6]]], np.float32)
     got = run(result, {"x": values, "y_grad": np.ones((1, 1, 5), np.float32)})["x_grad"]
-    t = torch.tensor(values, requires_grad=True)
-    (F.max_pool1d(t, 2, 1) * F.max_pool1d(F.pad(t, (0, 1), value=-100), 3, 1)).sum().backward()
-    assert t.grad is not None
-    np.testing.assert_array_equal(got, t.grad.numpy())
+    (want,) = autograd(lambda t: F.max_pool1d(t, 2, 1) * F.max_pool1d(F.pad(t, (0, 1), value=-100), 3, 1), values)
+    np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.parametrize(

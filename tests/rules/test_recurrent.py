@@ -8,14 +8,14 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper
+from onnx import helper
 
 import onnx_convgrad as og
 from onnx_convgrad.checking.case_evaluator import Evaluator
 from onnx_convgrad.runtime import run
 from onnx_convgrad.testing import Case, make_model, rand
 from tests.support.families import export
-from tests.support.operators import rule_test
+from tests.support.operators import one_node, rule_test
 
 TURNS, BATCH, INPUT, HIDDEN = 3, 2, 3, 2
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
@@ -113,10 +113,7 @@ def test_gradients_are_those_of_pytorch(op: str, dynamo: bool) -> None:
 
 def _model(turns: int | str, **attributes: Any) -> onnx.ModelProto:
     node = helper.make_node("LSTM", ["x", "w", "r"], ["y"], name="memory", hidden_size=1, **attributes)
-    shapes = {"x": [turns, 1, 1], "w": [1, 4, 1], "r": [1, 4, 1]}
-    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
-    graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    return one_node(node, {"x": [turns, 1, 1], "w": [1, 4, 1], "r": [1, 4, 1]})
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from onnx_convgrad import api
 from onnx_convgrad.errors import DifferentiationError
 from onnx_convgrad.runtime import run, session
-from onnx_convgrad.testing import Case, rand
+from onnx_convgrad.testing import Case, make_model, rand
 from tests.support.operators import rule_test, text_model
 
 CROP, POLICY = "tf_crop_and_resize", "keep_aspect_ratio_policy"
@@ -162,25 +162,12 @@ def test_aspect_ratio_with_run_time_sizes(policy: str, mode: str, rank: int) -> 
 @pytest.mark.parametrize("slices", [False, True])
 def test_sizes_copied_from_the_shape_leave_batch_and_channels_alone(slices: bool) -> None:
     """Exporters write sizes = Concat(Shape(x)[:2], ...), which resizes two axes: two matrices, not four."""
-    count = helper.make_tensor("t", TensorProto.INT64, [1], [0])
-    nodes = [helper.make_node("Shape", ["x"], ["head"], start=0, end=2)]
+    head = "head = Shape <start = 0, end = 2> (x)"
     if slices:
-        zero = helper.make_node("Constant", [], ["zero"], value=count)
-        two = helper.make_node("Constant", [], ["two"], value=helper.make_tensor("t", TensorProto.INT64, [1], [2]))
-        nodes = [
-            zero,
-            two,
-            helper.make_node("Shape", ["x"], ["all"]),
-            helper.make_node("Slice", ["all", "zero", "two", "zero"], ["head"]),
-        ]
-    nodes.append(helper.make_node("Concat", ["head", "hw"], ["sizes"], axis=0))
-    nodes.append(helper.make_node("Resize", ["x", "", "", "sizes"], ["y"], mode="nearest"))
-    inputs = [
-        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", "c", "h", "w"]),
-        helper.make_tensor_value_info("hw", TensorProto.INT64, [2]),
-    ]
-    graph = helper.make_graph(nodes, "g", inputs, [helper.make_empty_tensor_value_info("y")])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+        head = """zero = Constant <value = int64[1] {0}> () two = Constant <value = int64[1] {2}> ()
+            all = Shape (x) head = Slice (all, zero, two, zero)"""
+    model = text_model(f"""(float[n,c,h,w] x, int64[2] hw) => (y) {{
+        {head} sizes = Concat <axis = 0> (head, hw) y = Resize <mode = "nearest"> (x, , , sizes) }}""")
     result = api.augment(model, wrt=["x"], of=["y"])
     assert [n.op_type for n in result.graph.node].count("MatMul") == 2
     x = np.random.default_rng(0).standard_normal((2, 3, 4, 5)).astype(np.float32)
@@ -215,18 +202,12 @@ def test_tangent_has_no_extrapolation_value() -> None:
 
 def test_repeated_elements_need_no_matrix() -> None:
     case = resize((1, 2, 3, 4), scales(1, 1, 2, 2), {"mode": "nearest"})
-    from onnx_convgrad.testing import make_model
-
     result = api.augment(make_model(case, case.arrays), wrt=["x0"], of=["y0"])
     assert {n.op_type for n in result.graph.node} == {"Resize", "AveragePool", "Mul"}
 
 
 def test_rank_is_needed_without_axes() -> None:
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, None)
-    to = helper.make_tensor_value_info("to", TensorProto.INT64, None)
-    node = helper.make_node("Resize", ["x", "", "", "to"], ["y"], mode="linear")
-    graph = helper.make_graph([node], "g", [x, to], [helper.make_empty_tensor_value_info("y")])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    model = text_model('(float[] x, int64[] to) => (y) { y = Resize <mode = "linear"> (x, , , to) }')
     with pytest.raises(DifferentiationError, match="rank of 'x' is unknown"):
         api.augment(model, wrt=["x"], of=["y"])
 

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
 from onnx_convgrad.testing import Case, rand
-from tests.support.operators import rule_test
+from tests.support.operators import rule_test, text_model
 
 X = np.random.default_rng(3).normal(size=(2, 7)).astype(np.float32)
 END = 2**63 - 1
@@ -101,16 +101,7 @@ def test_parts(case: int, shapes: str, fed: bool) -> None:
 
 
 def test_another_sequence_is_refused() -> None:
-    nodes = [
-        helper.make_node("SequenceConstruct", ["x", "x"], ["parts"]),
-        helper.make_node("SequenceAt", ["parts", "p"], ["y"], name="at"),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2]), helper.make_tensor_value_info("p", 7, [])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2])],
-    )
-    primal = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    primal = text_model("""(float[2] x, int64 p) => (float[2] y) {
+        parts = SequenceConstruct (x, x) y = SequenceAt (parts, p) }""")
     with pytest.raises(og.DifferentiationError, match="not made by a SplitToSequence"):
         og.augment(primal, wrt=["x"], of=["y"])

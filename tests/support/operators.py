@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import pytest
+import torch
 from onnx import helper, numpy_helper
 
 from onnx_convgrad import api
@@ -81,6 +82,14 @@ def one_node(
     weights = [numpy_helper.from_array(array, name) for name, array in (stored or {}).items()]
     graph = helper.make_graph([node], "g", inputs, outputs, weights)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def autograd(function: Callable[..., torch.Tensor], *arrays: npt.ArrayLike, seed: Any = None) -> list[np.ndarray]:
+    """PyTorch's gradients, in float64, of a function of arrays, given the cotangent of its result (default: ones)."""
+    leaves = [torch.tensor(np.asarray(a, np.float64), requires_grad=True) for a in arrays]
+    y = function(*leaves)
+    y.backward(torch.ones_like(y) if seed is None else torch.tensor(np.asarray(seed, np.float64)))
+    return [np.asarray(leaf.grad) for leaf in leaves]
 
 
 def gradient(case: Case, seed: np.ndarray, target: str = "cpu") -> np.ndarray:

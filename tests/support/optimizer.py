@@ -1,4 +1,4 @@
-"""What ONNX Runtime makes of a model when it loads it, nodes in the order in which it runs them."""
+"""The optimized model that ONNX Runtime runs, with its nodes in the order of execution."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def optimized(given: onnx.ModelProto, folder: Path, level: str = "all") -> onnx.
     options = ort.SessionOptions()
     options.graph_optimization_level = LEVELS[level]
     options.optimized_model_filepath = str(folder / f"{level}.onnx")
-    options.log_severity_level = 3  # that the file is for this machine only is known
+    options.log_severity_level = 3  # no warning that the file is specific to this machine
     ort.InferenceSession(given.SerializeToString(), options, providers=["CPUExecutionProvider"])
     return onnx.load(options.optimized_model_filepath)

@@ -1,6 +1,8 @@
-"""Models with the operators of `ai.onnx.preview.training`, and how their lowered forms are compared."""
+"""Models with the operators of `ai.onnx.preview.training`, and comparisons of the lowered models with autograd."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,13 +16,13 @@ HEAD = """<ir_version: 8, opset_import: ["": {opset}, "{domain}": 1, "local": 1]
 
 
 def model(body: str, inputs: str, outputs: str, *, tail: str = "", opset: int = 17) -> onnx.ModelProto:
-    """A model from the text of its nodes; `T.` stands for the domain of training."""
+    """A model from the text of its nodes, in which `T.` abbreviates the domain."""
     text = HEAD.format(opset=opset, domain=DOMAIN, inputs=inputs, outputs=outputs, body=body, tail=tail)
     return onnx.parser.parse_model(text.replace("T.", f"{DOMAIN}."))
 
 
 def lowered(given: onnx.ModelProto) -> onnx.ModelProto:
-    """The lowered model; nothing of the domain is left, and the interface is the same."""
+    """The lowered model, which has no operator of the domain and the same interface."""
     before = given.SerializeToString()
     done = og.lower_gradient_ops(given)
     assert given.SerializeToString() == before
@@ -28,6 +30,11 @@ def lowered(given: onnx.ModelProto) -> onnx.ModelProto:
     assert [v.name for v in done.graph.input] == [v.name for v in given.graph.input]
     assert [v.name for v in done.graph.output] == [v.name for v in given.graph.output]
     return done
+
+
+def lower(body: str, inputs: str, outputs: str, **options: Any) -> onnx.ModelProto:
+    """The lowered form of a model that is given as text."""
+    return lowered(model(body, inputs, outputs, **options))
 
 
 def drawn(**shapes: tuple[int, ...]) -> dict[str, np.ndarray]:

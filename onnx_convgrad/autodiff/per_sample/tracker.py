@@ -88,27 +88,27 @@ class Tracker:
         for node in sorted(ancestors(targets, self.e.order), key=self.e.order.__getitem__):
             if node in self._done:
                 continue
-            given: list[Label] = [self[v] for v in node.inputs]
+            labels: list[Label] = [self[v] for v in node.inputs]
             outer = [self[v] for v in captured_values(node)]
-            if State.UNKNOWN in (*given, *outer):
+            if State.UNKNOWN in (*labels, *outer):
                 self._assign(node, State.UNKNOWN)
-            elif any(label is not None for label in (*given, *outer)):
+            elif any(label is not None for label in (*labels, *outer)):
                 complete(self.e, node)
                 try:
-                    self._assign(node, self._labels(node, given))
+                    self._assign(node, self._labels(node, labels))
                 except UnsupportedCase as case:
                     self._assign(node, State.UNKNOWN)
                     self._report(node, case)
             self._done.add(node)
 
-    def _labels(self, node: ir.Node, given: Sequence[Label]) -> Any:
+    def _labels(self, node: ir.Node, labels: Sequence[Label]) -> Any:
         rule, call = rule_of(node), Call(node)
-        if State.TOTAL in given:
-            return _of_total(call, rule, given)
+        if State.TOTAL in labels:
+            return _of_total(call, rule, labels)
         if not node.domain and node.op_type in _HANDLERS:
-            return _HANDLERS[node.op_type](self, call, given)
+            return _HANDLERS[node.op_type](self, call, labels)
         if rule is not None and rule.kind == "elementwise":
-            return self.aligned(call, given)
+            return self.aligned(call, labels)
         if rule is not None and rule.kind == "expansion":
             return self._through(node, rule)
         if rule is None and has_body(node):
@@ -141,13 +141,13 @@ class Tracker:
             dims[label.axis] = self.size
         return dims
 
-    def aligned(self, n: Call, given: Sequence[Label]) -> Samples:
+    def aligned(self, n: Call, labels: Sequence[Label]) -> Samples:
         """The label of a result of broadcast operands.
 
         Counted from the end, all operands that hold samples must have them on the same axis. The others must be constant
         along it, or not depend on the sources.
         """
-        operands = [(v, label) for v, label in zip(n.inputs, given, strict=True) if v is not None]
+        operands = [(v, label) for v, label in zip(n.inputs, labels, strict=True) if v is not None]
         places = {label.at(label.axis - self.rank(v)) for v, label in operands if isinstance(label, Samples)}
         if len(places) > 1:
             raise mixes("its operands hold the samples on different axes")
@@ -263,12 +263,12 @@ _ARRANGING = frozenset({"Gather", "Identity", "Reshape", "Slice", "Split", "Sque
 _ADDED = frozenset({"Add", "Sub", "Neg", "Sum", "Mean"})
 
 
-def _of_total(n: Call, rule: Rule | None, given: Sequence[Label]) -> State | None:
+def _of_total(n: Call, rule: Rule | None, labels: Sequence[Label]) -> State | None:
     """The label of a function of a sum over samples, which must be linear in it: other functions mix samples."""
     if n.node.op_type in ("Shape", "Size"):
         return None
-    totals = [i for i, label in enumerate(given) if label is State.TOTAL]
-    others = [label for label in given if label is not None and label is not State.TOTAL]
+    totals = [i for i, label in enumerate(labels) if label is State.TOTAL]
+    others = [label for label in labels if label is not None and label is not State.TOTAL]
     op = n.node.op_type
     scaled = op in ("Mul", "MatMul", "Gemm") or (op == "Div" and totals == [0])
     fits = (rule is not None and rule.kind == "linear") or op in _ADDED or (scaled and len(totals) == 1)

@@ -132,29 +132,29 @@ class _Walk(Walk):
         self.batch = Batch(e, tracker)
 
     def node(
-        self, node: ir.Node, rule: Rule | None, given: dict[ir.Value, ir.Value]
+        self, node: ir.Node, rule: Rule | None, upstream: dict[ir.Value, ir.Value]
     ) -> list[tuple[ir.Value, ir.Value]]:
-        if any(self.tracker[v] is not None for v in given):
-            return super().node(node, rule, given)
+        if any(self.tracker[v] is not None for v in upstream):
+            return super().node(node, rule, upstream)
         wanted = [(name, v) for name, v in carriers(node, rule) if v in self.activity.varied]
         if any(self.tracker[v] is not None for _, v in wanted):
             raise UnsupportedCase("an operand holds samples, but its result does not.")
-        contributions = [(v, self._without_samples(Call(node), rule, given, name, v)) for name, v in wanted]
+        contributions = [(v, self._without_samples(Call(node), rule, upstream, name, v)) for name, v in wanted]
         return [(v, cotangent) for v, cotangent in contributions if cotangent is not None]
 
     def contribution(
-        self, call: Call, rule: Rule, returned: Any, name: str, operand: ir.Value, given: Mapping[ir.Value, ir.Value]
+        self, call: Call, rule: Rule, returned: Any, name: str, operand: ir.Value, upstream: Mapping[ir.Value, ir.Value]
     ) -> ir.Value | None:
         """The cotangent of one operand of a node whose results hold samples or are sums over them."""
         if self.tracker[operand] is not None:
-            return super().contribution(call, rule, returned, name, operand, given)
-        if any(self.tracker[v] is State.TOTAL for v in given):
+            return super().contribution(call, rule, returned, name, operand, upstream)
+        if any(self.tracker[v] is State.TOTAL for v in upstream):
             raise UnsupportedCase(
                 f"its operand {operand.name!r} meets a value that is already summed over the samples."
             )
         special = per_sample_rule(call.node.domain, call.node.op_type)
         if special is not None:
-            g = {n: given.get(v) for n, v in zip(call.names[1], call.node.outputs, strict=True)}
+            g = {n: upstream.get(v) for n, v in zip(call.names[1], call.node.outputs, strict=True)}
             thunks = special(self.e, call, g, self.batch)
             if name not in thunks:
                 raise UnsupportedCase(f"its gradient per sample for the operand {name} is not known.")
@@ -167,9 +167,9 @@ class _Walk(Walk):
         value = self.take(rule, returned, name)
         if value is None:
             return None
-        return self._fitted(value, rule, given[call.y], self.batch.of(call.y), operand)
+        return self._fitted(value, rule, upstream[call.y], self.batch.of(call.y), operand)
 
-    def _inner(self, node: ir.Node, fixed: Collection[ir.Value]) -> None:
+    def _joint_producer(self, node: ir.Node, fixed: Collection[ir.Value]) -> None:
         """Joint rules are not used, because they multiply parameters before these meet the samples."""
 
     def _fitted(self, value: Any, rule: Rule, g: ir.Value, samples: Samples, operand: ir.Value) -> ir.Value:
@@ -181,11 +181,11 @@ class _Walk(Walk):
         return self.e.mul(self.batch.fit(g, samples, operand), value)
 
     def _without_samples(
-        self, call: Call, rule: Rule | None, given: Mapping[ir.Value, ir.Value], name: str, operand: ir.Value
+        self, call: Call, rule: Rule | None, upstream: Mapping[ir.Value, ir.Value], name: str, operand: ir.Value
     ) -> ir.Value | None:
         """The cotangents of an operand of a node that depends on no sample, such as the transposition of a weight."""
         e, node = self.e, call.node
-        g = given.get(call.y)
+        g = upstream.get(call.y)
         if g is not None and rule is not None and rule.kind == "elementwise" and rule.function is not None:
             value = self.take(rule, rule.function(e, call), name)
             return self._fitted(0 if value is None else value, rule, g, Samples(0), operand)
@@ -207,10 +207,10 @@ class _Walk(Walk):
                 "it changes a parameter before any sample meets it, and its gradient per sample is not known.",
                 hint="Take `wrt` after it.",
             )
-        return self._in_loop(call, rule, given, operand)
+        return self._in_loop(call, rule, upstream, operand)
 
     def _in_loop(
-        self, call: Call, rule: Rule | None, given: Mapping[ir.Value, ir.Value], operand: ir.Value
+        self, call: Call, rule: Rule | None, upstream: Mapping[ir.Value, ir.Value], operand: ir.Value
     ) -> ir.Value | None:
         """The same for any node, by a loop over the samples that applies the ordinary rule; `None` stands for zero."""
         e = self.e
@@ -219,7 +219,7 @@ class _Walk(Walk):
             ir.Value, ir.Value
         ] = {}  # cotangent of one sample, an input of the body -> cotangents of all samples
         single: dict[ir.Value, ir.Value] = {}
-        for value, cotangent in given.items():
+        for value, cotangent in upstream.items():
             name = f"turn_{len(e.order)}_{len(stacks)}"
             own = ir.Value(name=name, shape=value.shape, type=ir.TensorType(value.dtype or ir.DataType.FLOAT))
             single[value], stacks[own] = own, cotangent

@@ -21,8 +21,9 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter, known, static_dims
 from onnx_convgrad.ir.geometry import HINT_BATCH, HINT_CHANNELS, HINT_SIZE
 from onnx_convgrad.ir.pooling import Pool
+from onnx_convgrad.ir.scatter import Winners, scatter_to_maxima
 from onnx_convgrad.lowering.table import Query, lowering, spec_builder
-from onnx_convgrad.rules.pool_max import Winners, hand_back, maxima_of, winners_of
+from onnx_convgrad.rules.pool_max import maxima_of, winners_of
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def pool_spec(n: Call) -> PoolSpec:
 @lowering("MaxPoolGrad", "indices")
 def by_indices(e: Emitter, n: Call, spec: PoolSpec) -> ir.Value:
     """The pool's own indices of the maxima, and a scatter."""
-    return hand_back(e, spec.pool, n["dY"], winners_of(e, n), n["X"])
+    return scatter_to_maxima(e, spec.pool, n["dY"], winners_of(e, n), n["X"])
 
 
 # -- 2x2 windows -------------------------------------------------------------------------------------------------------
@@ -95,7 +96,7 @@ def some_elements(q: Query) -> str | None:
 def by_corners(e: Emitter, n: Call, spec: PoolSpec) -> ir.Value:
     """Indices of the maxima of 2x2 windows from pools without indices, and MaxUnpool."""
     x = n["X"]
-    return hand_back(e, spec.pool, n["dY"], Winners(_winners_by_corners(e, x, maxima_of(e, n)), None), x)
+    return scatter_to_maxima(e, spec.pool, n["dY"], Winners(_winners_by_corners(e, x, maxima_of(e, n)), None), x)
 
 
 def _winners_by_corners(e: Emitter, x: ir.Value, y: ir.Value) -> ir.Value:

@@ -10,8 +10,10 @@ import onnx
 import pytest
 import torch
 from torch import Tensor, nn
+from typer.testing import CliRunner
 
 import onnx_convgrad as og
+from onnx_convgrad.cli.app import app
 from onnx_convgrad.runtime import run
 from tests.support.families import FAMILIES
 from tests.support.per_sample import close, compare, looped, model, random, spread
@@ -311,10 +313,6 @@ def test_arguments() -> None:
 
 
 def test_command_line(tmp_path: Any) -> None:
-    from typer.testing import CliRunner
-
-    from onnx_convgrad.cli.app import app
-
     proto = model("g (float[N, 4] x) => (float[N, 3] y) { y = MatMul (x, w) }", w=random(4, 3))
     onnx.save(proto, tmp_path / "m.onnx")
     for flag, name, shape in (("--per-sample", "w_grad", (2, 4, 3)), ("--squared-norm", "w_grad_squared_norm", (2,))):
