@@ -40,7 +40,7 @@ class Gain:
     seconds: float
     seconds_known: float
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:  # Any: what JSON holds
         """Return the fields, ready for JSON."""
         return asdict(self)
 
