@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import onnx_convgrad as og
-from onnx_convgrad.cli import options
+from onnx_convgrad.pipeline.option_text import recompute as recompute_option
 from onnx_convgrad.runtime import run
 from tests.support.optimizer import optimized
 
@@ -171,10 +171,10 @@ def test_names_that_cannot_be_recomputed(names: str | list[str], message: str) -
 
 
 def test_options_on_the_command_line() -> None:
-    assert options.recomputed(["auto"]) == "auto"
-    assert options.recomputed(["r1,r2", "out*"]) == ["r1", "r2", "out*"]
+    assert recompute_option(["auto"]) == "auto"
+    assert recompute_option(["r1,r2", "out*"]) == ["r1", "r2", "out*"]
     with pytest.raises(og.ArgumentError, match="cannot be combined"):
-        options.recomputed(["auto,r1"])
+        recompute_option(["auto,r1"])
 
 
 def test_nothing_worth_recomputing_changes_nothing() -> None:
