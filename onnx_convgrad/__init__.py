@@ -68,7 +68,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> Any:  # Any: a function, a class or a module
     if name in _HOME:
         return getattr(importlib.import_module(f"onnx_convgrad.{_HOME[name]}"), name)
     if name in _MODULES:

@@ -1,4 +1,4 @@
-"""The public contract: what goes in, what comes out, names, seeds, kinds of model, refusals."""
+"""The public contract: inputs, outputs, names, seeds, kinds of model, errors."""
 
 from __future__ import annotations
 
@@ -26,22 +26,33 @@ def small(
     *, opset: int = 17, ir_version: int = 8, weights: str = "initializer", unnamed: bool = False
 ) -> onnx.ModelProto:
     """conv -> relu -> mean over everything ("loss"), with the activation and the loss as outputs."""
-    tensors = {"conv.weight": WEIGHT, "conv.bias": BIAS}
-    nodes = [helper.make_node("Constant", [], [k], value=numpy_helper.from_array(v, k)) for k, v in tensors.items()]
-    nodes = nodes if weights == "constant" else []
-    nodes += [
-        helper.make_node("Conv", ["x", "conv.weight", "conv.bias"], ["h"], name="" if unnamed else "conv"),
-        helper.make_node("Relu", ["h"], ["a"], name="" if unnamed else "relu"),
-        helper.make_node("ReduceMean", ["a"], ["loss"], keepdims=0, name="" if unnamed else "mean"),
-    ]
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 2, 6, 6])]
-    stored = [] if weights == "constant" else [numpy_helper.from_array(v, k) for k, v in tensors.items()]
+    tensors = [numpy_helper.from_array(a, name) for name, a in {"conv.weight": WEIGHT, "conv.bias": BIAS}.items()]
+    model = onnx.parser.parse_model(f"""<ir_version: {ir_version}, opset_import: ["": {opset}]>
+        small (float[N, 2, 6, 6] x) => (float[N, 3, 4, 4] a, float loss) {{
+            [conv] h = Conv (x, weight, bias) [relu] a = Relu (h) [mean] loss = ReduceMean <keepdims = 0> (a)
+        }}""")
+    model.graph.node[0].input[1:] = [tensor.name for tensor in tensors]
+    if weights == "constant":
+        for tensor in reversed(tensors):
+            model.graph.node.insert(0, helper.make_node("Constant", [], [tensor.name], value=tensor))
+    else:
+        model.graph.initializer.extend(tensors)
     if weights == "input":
-        inputs += [helper.make_tensor_value_info(k, TensorProto.FLOAT, v.shape) for k, v in tensors.items()]
-    outputs = [helper.make_tensor_value_info("a", TensorProto.FLOAT, ["N", 3, 4, 4])]
-    outputs += [helper.make_tensor_value_info("loss", TensorProto.FLOAT, [])]
-    graph = helper.make_graph(nodes, "small", inputs, outputs, stored)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version)
+        inputs = [helper.make_tensor_value_info(t.name, TensorProto.FLOAT, t.dims) for t in tensors]
+        model.graph.input.extend(inputs)
+    for node in model.graph.node if unnamed else ():
+        node.name = ""
+    return model
+
+
+def smooth() -> onnx.ModelProto:
+    """conv -> tanh -> sum over everything ("loss")."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        smooth (float[2, 2, 6, 6] x) => (float loss) {
+            h = Conv (x, w) a = Tanh (h) loss = ReduceSum <keepdims = 0> (a)
+        }""")
+    model.graph.initializer.append(numpy_helper.from_array(WEIGHT, "w"))
+    return model
 
 
 X = RNG.standard_normal((2, 2, 6, 6)).astype(np.float32)
@@ -137,7 +148,7 @@ def test_every_floating_output_is_seeded_by_default() -> None:
     ("scale", "found"), [(1.0, ["w_grad", "b_grad"]), (2.0, ["one_grad", "zero_grad", "w_grad", "b_grad"])], ids=str
 )
 def test_group_normalization_as_exporters_write_it(scale: float, found: list[str]) -> None:
-    """The ones and zeros of the normalization of groups are no parameters; its scale and bias are."""
+    """The ones and zeros of the InstanceNormalization are not parameters; the scale and bias after it are."""
     model = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["": 21]> g (float[4,6,5,5] x) => (float[4,6,5,5] y) {'
         " groups = Constant<value_ints = [0, 2, -1]>() shape = Constant<value_ints = [4, 6, 5, 5]>()"
@@ -168,7 +179,7 @@ def test_clashing_names_get_numbers() -> None:
     close(run(augmented, {"x": X})["x_grad_1"], oracle()["x"])
 
 
-def test_names_that_constants_would_take_are_left_alone() -> None:
+def test_new_constants_do_not_take_names_of_the_model() -> None:
     body = "val_2 = Mul(const_0, val_1) const_1 = Sin(val_2) y = Mul(const_1, val_2)"
     given = onnx.parser.parse_model(
         f'<ir_version: 8, opset_import: ["": 17]> g (float[3] const_0, float[3] val_1) => (float[3] y) {{ {body} }}'
@@ -190,7 +201,7 @@ def test_an_unreached_member_gets_zeros_and_a_warning() -> None:
     np.testing.assert_array_equal(result["unused_grad"], np.zeros((2, 5)))
 
 
-def test_a_zero_that_steps_cause_names_them() -> None:
+def test_a_zero_gradient_names_the_steps_that_cause_it() -> None:
     quantized = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["": 21]> g (float[2,3] x, float[2,3] z) => (float[2,3] y)'
         " <float s = {0.1}, int8 o = {0}> { q = QuantizeLinear (x, s, o) d = DequantizeLinear (q, s, o) y = Add (d, z) }"
@@ -224,6 +235,18 @@ def test_kinds_of_model_and_no_mutation(tmp_path: Path) -> None:
     assert ir.to_proto(model).SerializeToString() == text
 
 
+@pytest.mark.parametrize(
+    "settings", [{"recompute": ["*"]}, {"trainable_inputs": True}, {"deterministic": True}], ids=str
+)
+def test_forward_mode_and_products_take_the_shared_keywords(settings: dict[str, Any]) -> None:
+    t = RNG.standard_normal(WEIGHT.shape).astype(np.float32)
+    for function in (og.jvp, og.hvp):
+        plain, model = (function(smooth(), wrt="w", of="loss", **kw) for kw in ({}, settings))
+        want, got = (run(m, {"x": X, "w_tangent": t})[outputs(m)[-1]] for m in (plain, model))
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+        assert inputs(model) == [*inputs(plain), *(["w"] if "trainable_inputs" in settings else [])]
+
+
 def test_only_plain_operators_and_a_valid_model() -> None:
     model = og.augment(small(), wrt="all")
     assert {n.domain for n in model.graph.node} == {""}
@@ -235,21 +258,7 @@ def test_forward_mode_and_hessian_vector_products() -> None:
     t = RNG.standard_normal(X.shape).astype(np.float32)
     pushed = run(og.jvp(small(), wrt="inputs", of="loss"), {"x": X, "x_tangent": t})
     assert float(pushed["loss_tangent"]) == pytest.approx(float(np.vdot(oracle()["x"], t)), rel=1e-4)
-    model = helper.make_model(
-        helper.make_graph(
-            [
-                helper.make_node("Conv", ["x", "w"], ["h"]),
-                helper.make_node("Tanh", ["h"], ["a"]),
-                helper.make_node("ReduceSum", ["a"], ["loss"], keepdims=0),
-            ],
-            "g",
-            [helper.make_tensor_value_info("x", TensorProto.FLOAT, X.shape)],
-            [helper.make_tensor_value_info("loss", TensorProto.FLOAT, [])],
-            [numpy_helper.from_array(WEIGHT, "w")],
-        ),
-        opset_imports=[helper.make_opsetid("", 21)],
-        ir_version=10,
-    )
+    model = smooth()
     x = torch.tensor(X, dtype=torch.float64)
     v = torch.tensor(t, dtype=torch.float64)
 
@@ -328,13 +337,13 @@ def test_all_blocking_nodes_are_reported_with_their_paths() -> None:
     assert (str(sent), sent.problems) == (str(caught.value), caught.value.problems)
 
 
-def test_an_operator_without_a_rule_is_refused_only_on_the_way() -> None:
+def test_an_operator_without_a_rule_is_refused_only_on_the_path() -> None:
     x = RNG.standard_normal((2, 5)).astype(np.float32)
     result = run(og.augment(normalized(), wrt="inputs", of="z", seed="ones"), {"x": x})
     close(result["x_grad"], np.where(x > 0, 1 - np.tanh(np.maximum(x, 0)) ** 2, 0))
 
 
-def test_a_value_that_nothing_defines_is_named() -> None:
+def test_an_undefined_value_is_named() -> None:
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float[2] y) { y = Add(x, k) }'
     )

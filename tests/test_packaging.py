@@ -19,7 +19,17 @@ from packaging.requirements import Requirement
 
 from onnx_convgrad import lowering, rules
 
-SLOW_TO_IMPORT = ("numpy", "onnx", "onnx_ir", "onnx_shape_inference", "onnxruntime", "onnxscript", "sympy", "torch")
+SLOW_TO_IMPORT = (
+    "numpy",
+    "onnx",
+    "onnx_ir",
+    "onnx_shape_inference",
+    "onnxruntime",
+    "onnxscript",
+    "rich",
+    "sympy",
+    "torch",
+)
 KINDS = """
 from pathlib import Path
 

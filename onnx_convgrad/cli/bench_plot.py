@@ -8,7 +8,7 @@ from typing import Any
 
 from onnx_convgrad.bench.measure import BenchReport, ConvTimes
 from onnx_convgrad.bench.timing import machine_text
-from onnx_convgrad.cli.figures import CONTRAST, FAINT, INK, OURS, plain_axis
+from onnx_convgrad.cli.figures import CONTRAST, FAINT, INK, OURS, headline, plain_axis
 from onnx_convgrad.cli.tables import ms_text, shape_text
 
 __all__ = ["plot"]
@@ -32,7 +32,7 @@ def plot(report: BenchReport, path: Path, title: str) -> None:
     width = figure.get_figwidth()
     axes: Any = figure.subplots(1, panels, sharex=True, sharey=True, squeeze=False, gridspec_kw={"wspace": 0.05})[0]
     figure.subplots_adjust(left=_LEFT / width, right=1 - 0.2 / width, top=1 - _TOP / height, bottom=_BOTTOM / height)
-    _headline(figure, report, title)
+    headline(figure, title, _about(report), machine_text(report.machine))
     for axis, operator in zip(axes, operators, strict=False):
         _panel(axis, rows, operator)
     if operators:
@@ -52,21 +52,14 @@ def _rows(convolutions: Sequence[ConvTimes]) -> dict[str, dict[str, ConvTimes]]:
     return rows
 
 
-def _headline(figure: Any, report: BenchReport, title: str) -> None:
-    """Write the model, the time of both passes, and the machine."""
-    width, height = figure.get_size_inches()
+def _about(report: BenchReport) -> str:
+    """The inputs and the time of both passes."""
     shapes = ", ".join(f"{name} {shape_text(shape)}" for name, shape in report.inputs.items())
     passes = f"forward {ms_text(report.forward)}, backward {ms_text(report.backward)}"
     if report.totals:
         ours, theirs = map(ms_text, report.totals)
         passes += f"; convolutions {ours}, in PyTorch {theirs}"
-    lines = (
-        (0.36, title, {"size": 15, "weight": "bold", "color": INK}),
-        (0.66, f"{shapes}:  {passes}", {"size": 10.5, "color": INK}),
-        (0.9, machine_text(report.machine), {"size": 7, "color": FAINT}),
-    )
-    for down, text, style in lines:
-        figure.text(0.2 / width, 1 - down / height, text, **style)
+    return f"{shapes}:  {passes}"
 
 
 def _panel(axis: Any, rows: dict[str, dict[str, ConvTimes]], operator: str) -> None:
@@ -74,16 +67,16 @@ def _panel(axis: Any, rows: dict[str, dict[str, ConvTimes]], operator: str) -> N
     axis.set_title(_TITLES[operator], loc="left", size=10.5, weight="bold", color=INK, pad=8)
     labels = []
     longest = shortest = 1.0
-    for y, (geometry, found) in enumerate(rows.items()):
-        count = max(len(times.nodes) for times in found.values())
+    for y, (geometry, operators) in enumerate(rows.items()):
+        count = max(len(times.nodes) for times in operators.values())
         labels.append(f"{geometry}   {count}\u00d7" if count > 1 else geometry)
         if y % 2:
             axis.axhspan(y - 0.5, y + 0.5, color=_BAND, lw=0, zorder=0)
-        for times in found.values():
+        for times in operators.values():
             everything = [*times.measured.values(), *([times.torch] if times.torch else [])]
             longest, shortest = max(longest, 1e3 * max(everything)), min(shortest, 1e3 * min(everything))
-        if operator in found:
-            _dots(axis, y, found[operator])
+        if operator in operators:
+            _dots(axis, y, operators[operator])
     axis.set_xscale("log")
     axis.set_xlim(shortest / 1.5, longest * (longest / shortest) ** 0.45)
     axis.set_ylim(len(rows) - 0.5, -0.5)

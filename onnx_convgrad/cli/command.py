@@ -10,7 +10,6 @@ import functools
 import inspect
 import logging
 import os
-import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import fields
@@ -71,16 +70,18 @@ def parameters_of(
     kind: type, leave: Collection[str] = (), defaults: Mapping[str, str] | None = None
 ) -> list[inspect.Parameter]:
     """Return one parameter per command-line option of a dataclass; `None` as its value means that it was not given."""
+    given = defaults or {}
     return [
-        _parameter(option, (defaults or {}).get(field.name))
+        _parameter(option, given.get(field.name, field.default))
         for field in fields(kind)
         if field.name not in leave
         for option in field.metadata.get("options", ())
     ]
 
 
-def _parameter(option: CommandOption, default: str | None = None) -> inspect.Parameter:
-    text = option.help if default is None else re.sub(r"\[default: .*\]", f"[default: {default}]", option.help)
+def _parameter(option: CommandOption, default: object = None) -> inspect.Parameter:
+    shown = isinstance(default, (str, int, float)) and option.kind is not bool
+    text = f"{option.help} [default: {default}]" if shown else option.help
     declared = typer.Option(*option.names, help=text, metavar=option.metavar, show_default=False)
     kind: Any = list[str] if option.kind is list else option.kind
     return inspect.Parameter(

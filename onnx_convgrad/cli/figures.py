@@ -10,7 +10,7 @@ from typing import Any
 from onnx_convgrad.errors import ArgumentError, ExecutionError
 from onnx_convgrad.frontend.files import check_folder
 
-__all__ = ["CONTRAST", "FAINT", "GRID", "INK", "OURS", "check_plot", "plain_axis"]
+__all__ = ["CONTRAST", "FAINT", "GRID", "INK", "OURS", "check_plot", "headline", "plain_axis"]
 
 INK, FAINT, GRID = "#1f2933", "#7b8794", "#e4e7eb"
 OURS, CONTRAST = "#0b6e99", "#e4572e"
@@ -34,6 +34,14 @@ def check_plot(path: Path) -> None:
         raise ArgumentError(f"{str(path)!r} cannot be written.", hint="Choose another place for the plot.")
     if find_spec("matplotlib") is None:
         raise ExecutionError("A plot needs matplotlib.", hint="Install it with `pip install onnx-convgrad[plot]`.")
+
+
+def headline(figure: Any, title: str, about: str, details: str) -> None:
+    """Write three lines at the top of a figure, each smaller than the one before."""
+    width, height = figure.get_size_inches()
+    lines = ((0.36, title, 15, INK, "bold"), (0.64, about, 10.5, INK, "normal"), (0.87, details, 7.5, FAINT, "normal"))
+    for down, text, size, color, weight in lines:
+        figure.text(0.2 / width, 1 - down / height, text, size=size, color=color, weight=weight)
 
 
 def plain_axis(axis: Any, grid: str) -> None:

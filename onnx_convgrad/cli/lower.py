@@ -13,7 +13,7 @@ import typer
 
 from onnx_convgrad.cli.command import Model, command
 from onnx_convgrad.cli.tables import Output, Table
-from onnx_convgrad.pipeline.options import Options
+from onnx_convgrad.pipeline.options import LoweringSettings, Options
 
 if TYPE_CHECKING:
     from onnx_convgrad.gradient_ops.lower import Lowered
@@ -26,7 +26,7 @@ _FOLD = 8
 
 
 @command(
-    leave=("wrt", "of", "seed", "training", "per_sample", "trainable_inputs", "recompute"),
+    leave=Options.__annotations__.keys() - LoweringSettings.__annotations__.keys(),
     verbose="List all operators and gradients.",
 )
 def lower(

@@ -12,7 +12,7 @@ import onnx
 from onnx_convgrad.backends.cuda.cuda_kernels import lacks, size_arithmetic
 from onnx_convgrad.cli.tables import Table
 from onnx_convgrad.errors import ExecutionError
-from onnx_convgrad.runtime import Options, import_runtime, session
+from onnx_convgrad.runtime import import_runtime, session
 from onnx_convgrad.runtime.providers import CPU, CUDA, PROVIDERS, Providers, resolve_providers
 
 __all__ = ["Fallen", "Placement", "placement", "predicted_placement"]
@@ -63,8 +63,7 @@ class Placement:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields, ready for JSON."""
         fallen = [{"node": f.node, "operator": f.op_type, "reason": f.reason} for f in self.fallen]
-        counts = dict(self.counts)
-        return {"wanted": self.wanted, "nodes": counts, "arithmetic": self.arithmetic, "fallen": fallen}
+        return {"wanted": self.wanted, "nodes": self.counts, "arithmetic": self.arithmetic, "fallen": fallen}
 
     def __str__(self) -> str:
         return "\n\n".join(table.plain() for table in self.tables)
@@ -74,9 +73,7 @@ def _short(provider: str) -> str:
     return next((short for short, name in PROVIDERS.items() if name == provider), provider)
 
 
-def placement(
-    model: onnx.ModelProto, *, providers: Providers | None = None, options: Options | None = None
-) -> Placement:
+def placement(model: onnx.ModelProto, *, providers: Providers | None = None) -> Placement:
     """Ask ONNX Runtime where it puts each node of a model, after its basic optimizations.
 
     Raises:
@@ -86,7 +83,7 @@ def placement(
     named.CopyFrom(model)
     for index, node in enumerate(named.graph.node):
         node.name = node.name or f"{node.op_type}_{index}"
-    opened = session(named, providers=providers, options=options, record_placement=True)
+    opened = session(named, providers=providers, record_placement=True)
     if not hasattr(opened, "get_provider_graph_assignment_info"):
         raise ExecutionError("This ONNX Runtime does not report where it puts nodes.", hint="Install 1.24 or later.")
     groups = [

@@ -9,7 +9,6 @@ import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +36,17 @@ _COUNTS = ("epochs", "batch_size", "accumulate", "keep", "patience", "checkpoint
 
 
 # Any: a dataclass field has the type of its annotation.
-def _shared(name: str, *, default: Any) -> Any:
+def _shared(name: str, default: Any = None) -> Any:
     """A field that keeps the text of an option of `Options`."""
     (written,) = next(f.metadata["options"] for f in fields(Options) if f.name == name)
     return option(written.usage, written.help, default=default)
+
+
+_DATA = ".npz or .npy files (one option for each), or a folder with one folder of images per class."
+_VALIDATION = "The same, to evaluate on; or a share of the data to hold out, such as 0.1."
+_MAP = "Which array an input takes, if names and order do not settle it."
+_LOSS = "mse, l1, huber, cross_entropy, nll, bce_with_logits, or a scalar of the model; OUTPUT=0.5*NAME for each of several."
+_RESIZE = "Resize the shorter side of images to this, then crop the middle."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,94 +57,49 @@ class Config:
     """
 
     model: str | None = None
-    data: Names = option(
-        "--data [NAME=]PATH...",
-        ".npz or .npy files (one option for each), or a folder with one folder of images per class.",
-        default=(),
-    )
-    validation: Names = option(
-        "--validation [NAME=]PATH|SHARE...",
-        "The same, to evaluate on; or a share of the data to hold out, such as 0.1.",
-        default=(),
-    )
-    map: Names = option(
-        "--map INPUT=ARRAY...", "Which array an input takes, if names and order do not settle it.", default=()
-    )
-    loss: Names = option(
-        "--loss [OUTPUT=]NAME...",
-        "mse, l1, huber, cross_entropy, nll, bce_with_logits, or a scalar of the model; OUTPUT=0.5*NAME if several.",
-        default=(),
-    )
+    data: Names = option("--data [NAME=]PATH...", _DATA, default=())
+    validation: Names = option("--validation [NAME=]PATH|SHARE...", _VALIDATION, default=())
+    map: Names = option("--map INPUT=ARRAY...", _MAP, default=())
+    loss: Names = option("--loss [OUTPUT=]NAME...", _LOSS, default=())
     loss_options: Table = field(default_factory=dict)
-    optimizer: str = option("--optimizer NAME", "sgd, adam, adamw, rmsprop, adagrad. [default: adamw]", default="adamw")
+    optimizer: str = option("--optimizer NAME", "sgd, adam, adamw, rmsprop, adagrad.", default="adamw")
     optimizer_options: Table = field(default_factory=dict)
-    lr: float = option("--lr NUMBER", "Learning rate. [default: 0.001]", default=1e-3)
-    momentum: float | None = option("--momentum NUMBER", "Momentum of sgd and rmsprop.", default=None)
-    weight_decay: float | None = option(
-        "--weight-decay NUMBER", "Weight decay. [default: the optimizer's]", default=None
-    )
-    clip_norm: float | None = option("--clip-norm NUMBER", "Largest norm of all gradients together.", default=None)
-    schedule: str = option(
-        "--schedule NAME", "constant, cosine, step, onecycle. [default: constant]", default="constant"
-    )
+    lr: float = option("--lr NUMBER", "Learning rate.", default=1e-3)
+    momentum: float | None = option("--momentum NUMBER", "Momentum of sgd and rmsprop.")
+    weight_decay: float | None = option("--weight-decay NUMBER", "Weight decay. [default: the optimizer's]")
+    clip_norm: float | None = option("--clip-norm NUMBER", "Largest norm of all gradients together.")
+    schedule: str = option("--schedule NAME", "constant, cosine, step, onecycle.", default="constant")
     schedule_options: Table = field(default_factory=dict)
     warmup: int = option("--warmup INT", "Steps of linear warm-up before the schedule.", default=0)
-    epochs: int = option("--epochs INT", "In total, also when resumed. [default: 10]", default=10)
-    batch_size: int | None = option(
-        "--batch-size INT", "Samples per batch. [default: the model's, or 32 if it takes any]", default=None
-    )
-    accumulate: int = option("--accumulate INT", "Batches per update. [default: 1]", default=1)
-    shuffle: bool = option(
-        "--shuffle/--no-shuffle", "Shuffle the samples in each epoch. [default: shuffle]", default=True
-    )
+    epochs: int = option("--epochs INT", "In total, also when resumed.", default=10)
+    batch_size: int | None = option("--batch-size INT", "Samples. [default: the model's, or 32 if it takes any]")
+    accumulate: int = option("--accumulate INT", "Batches per update.", default=1)
+    shuffle: bool = option("--shuffle/--no-shuffle", "Shuffle the samples. [default: shuffle]", default=True)
     wrt: Names = option("--wrt NAMES...", "Names and globs to train. [default: parameters]", default=())
     freeze: Names = option("--freeze NAMES...", "Names and globs not to train.", default=())
-    freeze_statistics: bool = option(
-        "--freeze-statistics", "Keep the running statistics of BatchNormalization.", default=False
-    )
-    precision: str = option(
-        "--precision NAME", "float32; or float16, bfloat16 (mixed). [default: float32]", default="float32"
-    )
-    seed: int = option("--seed INT", "Seed of order, split and Dropout. [default: 0]", default=0)
+    freeze_statistics: bool = option("--freeze-statistics", "Keep BatchNormalization's statistics.", default=False)
+    precision: str = option("--precision NAME", "float32; or float16, bfloat16 (mixed).", default="float32")
+    seed: int = option("--seed INT", "Seed of order, split and Dropout.", default=0)
     metric: Names = option("--metric NAME...", "accuracy, topK, none. [default: accuracy of classes]", default=())
-    patience: int | None = option(
-        "--patience INT", "Stop if the loss has not fallen for this many epochs.", default=None
-    )
-    out: str | None = option(
-        "-o --out FOLDER", "Folder of the run. [default: <stem>.train beside the model]", default=None
-    )
-    checkpoint_every: int | None = option(
-        "--checkpoint-every INT", "Steps between checkpoints. [default: one per epoch]", default=None
-    )
-    keep: int = option("--keep INT", "Number of checkpoints to keep. [default: 3]", default=3)
-    plot: str | None = option("--plot FILE", "Draw loss and metrics: .png, .svg, .pdf.", default=None)
-    log: str | None = option("--log FILE", ".csv or .jsonl. [default: history.csv in the folder]", default=None)
-    tensorboard: str | None = option("--tensorboard FOLDER", "Also write for TensorBoard.", default=None)
-    providers: Names = option(
-        "--providers NAMES...", "cpu, cuda, cuda:1 or ONNX Runtime's names.", parse=text.names, default=()
-    )
-    threads: int | None = option("--threads INT", "CPU threads. [default: the cores]", default=None)
-    target: str | None = option(
-        "--target NAME", "cpu, cuda, web, portable. [default: that of the first provider]", default=None
-    )
+    patience: int | None = option("--patience INT", "Stop if the loss has not fallen for this many epochs.")
+    out: str | None = option("-o --out FOLDER", "Folder of the run. [default: <stem>.train beside the model]")
+    checkpoint_every: int | None = option("--checkpoint-every INT", "Steps between checkpoints. [default: an epoch]")
+    keep: int = option("--keep INT", "Number of checkpoints to keep.", default=3)
+    plot: str | None = option("--plot FILE", "Draw loss and metrics: .png, .svg, .pdf.")
+    log: str | None = option("--log FILE", ".csv or .jsonl. [default: history.csv in the folder]")
+    tensorboard: str | None = option("--tensorboard FOLDER", "Also write for TensorBoard.")
+    providers: Names = option("--providers NAMES...", "cpu, cuda, cuda:1, ...", parse=text.names, default=())
+    threads: int | None = option("--threads INT", "CPU threads. [default: the cores]")
+    target: str | None = option("--target NAME", "cpu, cuda, web, portable. [default: that of the first provider]")
     deterministic: bool = _shared("deterministic", default=False)
-    lowering: Names = _shared("lowering", default=())
-    max_workspace: str | None = _shared("max_workspace", default=None)
-    recompute: Names = _shared("recompute", default=())
-    input_shape: Names = _shared("input_shapes", default=())
+    lowering: Names = _shared("lowering", ())
+    max_workspace: str | None = _shared("max_workspace")
+    recompute: Names = _shared("recompute", ())
+    input_shape: Names = _shared("input_shapes", ())
     image_size: Names = option("--image-size HxW", "Size of images, if the model takes any size.", default=())
-    resize: int | None = option(
-        "--resize INT", "Resize the shorter side of images to this, then crop the middle.", default=None
-    )
-    mean: Numbers = option(
-        "--mean R,G,B",
-        "Subtracted from images in [0, 1]. [default: 0]",
-        parse=partial(text.numbers, "--mean"),
-        default=(),
-    )
-    std: Numbers = option(
-        "--std R,G,B", "Divides images after that. [default: 1]", parse=partial(text.numbers, "--std"), default=()
-    )
+    resize: int | None = option("--resize INT", _RESIZE)
+    mean: Numbers = option("--mean R,G,B", "Subtracted from images in [0, 1].", parse=text.mean, default=())
+    std: Numbers = option("--std R,G,B", "Divides images after that.", parse=text.std, default=())
 
     def __post_init__(self) -> None:
         for name in _COUNTS:

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from onnx_convgrad.cli.figures import CONTRAST, FAINT, INK, OURS, plain_axis
+from onnx_convgrad.cli.figures import CONTRAST, FAINT, INK, OURS, headline, plain_axis
 from onnx_convgrad.training.run.display import number
 
-__all__ = ["plot"]
+__all__ = ["PLAIN", "plot"]
 
-_PLAIN = frozenset(("epoch", "step", "seconds", "samples_per_second", "learning_rate"))
+PLAIN = frozenset(("epoch", "step", "seconds", "samples_per_second", "learning_rate"))
+"""Columns of a history that are neither losses nor metrics."""
 
 _PANEL, _HEIGHT, _TOP, _BOTTOM, _SIDE, _BETWEEN = 4.6, 4.3, 1.3, 0.6, 0.65, 0.75
 """Inches: panel width, figure height, headline, axis label, axis numbers, gap between panels."""
@@ -28,7 +29,7 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path, title: str, about: str) 
     """
     from matplotlib.figure import Figure
 
-    keys = [key for key in rows[-1] if key not in _PLAIN and not key.startswith("val_")]
+    keys = [key for key in rows[-1] if key not in PLAIN and not key.startswith("val_")]
     width = _SIDE + _PANEL * len(keys) + _BETWEEN * (len(keys) - 1) + 0.2
     figure = Figure(figsize=(width, _HEIGHT), dpi=150, facecolor="white")
     space: dict[str, float] = {"wspace": _BETWEEN / _PANEL}
@@ -36,13 +37,7 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path, title: str, about: str) 
     figure.subplots_adjust(left=_SIDE / width, right=1 - 0.2 / width, top=1 - _TOP / _HEIGHT, bottom=_BOTTOM / _HEIGHT)
     last, epochs = rows[-1], f"{len(rows)} epoch{'s' * (len(rows) > 1)}"
     counts = f"{epochs}, {last['step']} steps, {last['samples_per_second']:,.0f} samples/s"
-    lines: tuple[tuple[float, str, dict[str, Any]], ...] = (
-        (0.36, title, {"size": 15, "weight": "bold", "color": INK}),
-        (0.62, about, {"size": 10.5, "color": INK}),
-        (0.84, counts, {"size": 8, "color": FAINT}),
-    )
-    for down, text, style in lines:
-        figure.text(0.2 / width, 1 - down / _HEIGHT, text, **style)
+    headline(figure, title, about, counts)
     for axis, key in zip(axes, keys, strict=True):
         _panel(axis, rows, key)
     figure.savefig(path)
@@ -52,18 +47,18 @@ def _panel(axis: Any, rows: Sequence[Mapping[str, Any]], key: str) -> None:
     """Draw one quantity over the epochs; the legend shows the last values."""
     axis.set_title(key.replace("_", " ").capitalize(), loc="left", size=10.5, weight="bold", color=INK, pad=8)
     lines = [("training", key, OURS), ("validation", f"val_{key}", CONTRAST)]
-    found = [(label, name, color) for label, name, color in lines if name in rows[-1]]
-    for label, name, color in found:
-        drawn = [(row["epoch"], row[name]) for row in rows if name in row]
-        epochs, values = zip(*drawn, strict=True)
+    drawn = [(label, name, color) for label, name, color in lines if name in rows[-1]]
+    for label, name, color in drawn:
+        points = [(row["epoch"], row[name]) for row in rows if name in row]
+        epochs, values = zip(*points, strict=True)
         mark = "o" if len(rows) < 30 else ""
         axis.plot(epochs, values, color=color, lw=2, marker=mark, ms=4, mec="white", mew=0.6, label=label)
         axis.plot(epochs[-1:], values[-1:], "o", color=color, ms=6, mec="white", mew=0.8, clip_on=False)
     place = {"loc": "upper right", "bbox_to_anchor": (1.0, 1.13), "ncol": 2, "frameon": False, "fontsize": 8.5}
     handles, _ = axis.get_legend_handles_labels()
-    named = [f"{label} {number(rows[-1][name])}" for label, name, _ in found]
+    named = [f"{label} {number(rows[-1][name])}" for label, name, _ in drawn]
     axis.legend(handles, named, handlelength=1.2, columnspacing=1.2, labelcolor=INK, **place)
-    _scale(axis, [row[name] for row in rows for _, name, _ in found if name in row], rows[-1]["epoch"])
+    _scale(axis, [row[name] for row in rows for _, name, _ in drawn if name in row], rows[-1]["epoch"])
 
 
 def _scale(axis: Any, values: Sequence[float], epochs: int) -> None:

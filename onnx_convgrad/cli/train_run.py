@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from json import dumps
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from onnx_convgrad.cli import train_assembly as assembly
 from onnx_convgrad.cli.figures import check_plot
 from onnx_convgrad.cli.tables import Output, Table
 from onnx_convgrad.cli.train_config import Config, absolute, read_config, write_config
-from onnx_convgrad.cli.train_plot import plot
+from onnx_convgrad.cli.train_plot import PLAIN, plot
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.runtime import import_runtime
 from onnx_convgrad.runtime.providers import check_available, resolve_providers
@@ -50,54 +51,67 @@ def train(given: Mapping[str, Any], config_file: Path | None, resume: Path | Non
     Raises:
         ConvGradError: An option is wrong; the model, the data or a checkpoint cannot be used.
     """
-    given = absolute(given, Path.cwd())
-    if resume is not None:
-        if config_file is not None:
-            raise ArgumentError("--resume takes its options from the folder of the run, not from --config.")
-        folder = resume
-        config = _stored(folder).continued(given, folder)
-    else:
-        config = Config.of({**(read_config(config_file) if config_file else {}), **given}, "the command line")
-        folder = _new_folder(config)
+    config, folder = _configure(absolute(given, Path.cwd()), config_file, resume)
     if config.plot:
         check_plot(Path(config.plot))
-    providers = list(config.providers) or None
-    check_available(import_runtime(), [name for name, _ in resolve_providers(providers)])
     with out.stages() as stage:
-        stage("reading the data")
-        train, held = assembly.datasets(config)
-        size, batches = assembly.batches(config, len(train))
-        config = replace(config, batch_size=size)
-        rate = assembly.schedule(config, max(1, batches))
-        program = _program(config, rate, folder / _PROGRAM, stage)
-        loaders = assembly.loaders(config, program.manifest, train, held)
-        assembly.check_classes(program, train)
-        counted = resolve_metrics(assembly.metrics(config, program.manifest), program.manifest)
-        callbacks = _callbacks(config, folder)
-        _checkpoints(folder).mkdir(parents=True, exist_ok=True)  # from here on the run can be resumed
-        write_config(config, folder / _CONFIG)
-        if train.classes:
-            (folder / _CLASSES).write_text(dumps(train.classes), encoding="utf-8")
-        if not (folder / _PROGRAM).exists():
-            program.save(folder / _PROGRAM, shared_weights=True)
-        program = TrainingProgram.load(folder / _PROGRAM)  # in a resumed run too
-        stage("starting ONNX Runtime")
-        options = {"deterministic": config.deterministic} | ({"threads": config.threads} if config.threads else {})
-        trainer = Trainer(program, providers, config.seed, schedule=rate, options=options)
+        config, trainer, callbacks, fit = _start(config, folder, stage)
         if resume is not None and checkpoint.numbered(_checkpoints(folder)):
             trainer.restore(_checkpoints(folder))
-    interruption = Interruption()
-    with interruption:
-        rows = trainer.fit(
-            loaders[0],
-            epochs=config.epochs,
-            validation=loaders[1],
-            metrics=counted,
-            callbacks=[*callbacks, _Diverged(), interruption],
-            accumulate=config.accumulate,
-            progress="none" if out.silent else "auto",
-        )
+    with Interruption() as interruption:
+        progress = "none" if out.silent else "auto"
+        rows = fit(callbacks=[*callbacks, _Diverged(), interruption], progress=progress)
     return _finish(config, trainer, folder, rows, interruption, out)
+
+
+def _configure(given: Mapping[str, Any], config_file: Path | None, resume: Path | None) -> tuple[Config, Path]:
+    """Return the options and the folder of the run."""
+    if resume is None:
+        config = Config.of({**(read_config(config_file) if config_file else {}), **given}, "the command line")
+        return config, _new_folder(config)
+    if config_file is not None:
+        raise ArgumentError("--resume takes its options from the folder of the run, not from --config.")
+    return _stored(resume).continued(given, resume), resume
+
+
+def _start(
+    config: Config, folder: Path, stage: Callable[[str], None]
+) -> tuple[Config, Trainer, list[Callback], Callable[..., Sequence[Mapping[str, Any]]]]:
+    """Read the data, build or load the program, write the folder of the run, and open the trainer.
+
+    Nothing is written before all options are checked.
+    """
+    providers = list(config.providers) or None
+    check_available(import_runtime(), [name for name, _ in resolve_providers(providers)])
+    stage("reading the data")
+    data, held = assembly.datasets(config)
+    size, batches = assembly.batches(config, len(data))
+    config = replace(config, batch_size=size)
+    rate = assembly.schedule(config, max(1, batches))
+    program = _program(config, rate, folder / _PROGRAM, stage)
+    loaders = assembly.loaders(config, program.manifest, data, held)
+    assembly.check_classes(program, data)
+    metrics = resolve_metrics(assembly.metrics(config, program.manifest), program.manifest)
+    callbacks = _callbacks(config, folder)
+    _checkpoints(folder).mkdir(parents=True, exist_ok=True)  # from here on the run can be resumed
+    write_config(config, folder / _CONFIG)
+    if data.classes:
+        (folder / _CLASSES).write_text(dumps(data.classes), encoding="utf-8")
+    if not (folder / _PROGRAM).exists():
+        program.save(folder / _PROGRAM, shared_weights=True)
+    program = TrainingProgram.load(folder / _PROGRAM)  # in a resumed run too
+    stage("starting ONNX Runtime")
+    options = {"deterministic": config.deterministic} | ({"threads": config.threads} if config.threads else {})
+    trainer = Trainer(program, providers, config.seed, schedule=rate, options=options)
+    fit = partial(
+        trainer.fit,
+        loaders[0],
+        epochs=config.epochs,
+        validation=loaders[1],
+        metrics=metrics,
+        accumulate=config.accumulate,
+    )
+    return config, trainer, callbacks, fit
 
 
 # -- the folder --------------------------------------------------------------------------------------------------------
@@ -238,8 +252,7 @@ def _exported(config: Config, trainer: Trainer, folder: Path) -> dict[str, str]:
 
 def _history(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Make a table with one row per epoch; of many epochs, evenly spaced ones and the last."""
-    plain = ("epoch", "step", "seconds", "samples_per_second", "learning_rate")
-    values = [key for key in rows[-1] if key not in plain]
+    values = [key for key in rows[-1] if key not in PLAIN]
     distance = -(-len(rows) // _SHOWN)
     shown = [row for row in rows if row is rows[-1] or (len(rows) - row["epoch"]) % distance == 0]
     cells = [

@@ -18,7 +18,7 @@ _FEW = 256
 def takes_one_of_few(x: ir.Value, indices: ir.Value, axis: int) -> bool:
     """Whether a GatherElements reads one element of each short row of `x` along `axis`, which is not the last.
 
-    Its gradient can then be a product with zeros and ones. A scatter runs on one thread and takes 50 times as long per index.
+    Its gradient can then be a product with zeros and ones. A scatter, on one thread, takes 50 times as long per index.
     """
     if x.shape is None or indices.shape is None or len(x.shape) != len(indices.shape):
         return False

@@ -13,7 +13,6 @@ from onnx_convgrad.errors import ConvGradError
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.ir.emit import known
 from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
-from onnx_convgrad.lowering.lower import Choice
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import Built, build
 
@@ -41,7 +40,7 @@ class Gain:
     seconds: float
     seconds_known: float
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:  # Any: what JSON holds
         """Return the fields, ready for JSON."""
         return asdict(self)
 
@@ -92,9 +91,5 @@ def _typical_shapes(graph: ir.Graph) -> dict[str, tuple[int, ...]]:
 
 def _seconds(built: Built) -> dict[tuple[str, str], tuple[str, float]]:
     """By node and operator, the chosen lowering with its chunks, and its predicted seconds."""
-    return {(c.node, c.op_type): _chosen(c) for c in built.choices}
-
-
-def _chosen(choice: Choice) -> tuple[str, float]:
-    candidate = next(c for c in choice.candidates if c.name == choice.chosen)
-    return str(candidate), candidate.seconds or 0.0
+    chosen = {(c.node, c.op_type): next(k for k in c.candidates if k.name == c.chosen) for c in built.choices}
+    return {key: (str(candidate), candidate.seconds or 0.0) for key, candidate in chosen.items()}

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from onnx_convgrad.errors import ArgumentError
 
-__all__ = ["input_shapes", "lowering", "names", "numbers", "per_sample", "recompute", "size_in_bytes", "wrt"]
+__all__ = ["input_shapes", "lowering", "mean", "names", "per_sample", "recompute", "size_in_bytes", "std", "wrt"]
 
 _GROUPS = ("parameters", "inputs", "all")
 
@@ -32,12 +33,17 @@ def wrt(values: Sequence[str]) -> str | list[str]:
     return groups[0] if groups else chosen
 
 
-def numbers(option: str, text: str) -> list[float]:
+def _numbers(option: str, values: str) -> list[float]:
     """Numbers separated by commas."""
     try:
-        return [float(part) for part in text.split(",")]
+        return [float(part) for part in values.split(",")]
     except ValueError:
-        raise ArgumentError(f"{option} {text!r} is not a list of numbers.", hint="For example: 0.5,0.5,0.5.") from None
+        raise ArgumentError(
+            f"{option} {values!r} is not a list of numbers.", hint="For example: 0.5,0.5,0.5."
+        ) from None
+
+
+mean, std = partial(_numbers, "--mean"), partial(_numbers, "--std")
 
 
 def per_sample(gradients: bool, squared_norms: bool) -> bool | str:

@@ -50,7 +50,7 @@ class CommandOption:
     """How an option is written on the command line.
 
     `usage` holds its names and the placeholder of its value: `-o --out FOLDER`, `--epochs INT`, `--lr NUMBER`, `--json` (no
-    value), `--wrt NAMES...` (repeatable). In `help`, a default that is not obvious stands in square brackets.
+    value), `--wrt NAMES...` (repeatable).
     """
 
     usage: str
@@ -81,11 +81,12 @@ _KINDS: dict[str | None, type] = {None: bool, "INT": int, "NUMBER": float}
 
 
 # Any: a dataclass field has the type of its annotation.
-def option(*written: str, parse: Callable[..., Any] | None = None, default: Any) -> Any:
+def option(*written: str, parse: Callable[..., Any] | None = None, default: Any = None) -> Any:
     """Make a dataclass field with command-line options.
 
     Args:
-        written: Usage and help text of each option; see `CommandOption`.
+        written: Usage and help text of each option; see `CommandOption`. A default that is text or a number is added to the
+            help text; others stand there in square brackets if they are not obvious.
         parse: From the values of the options to the value of the field.
         default: Of the field, if no option is given.
     """
@@ -93,9 +94,10 @@ def option(*written: str, parse: Callable[..., Any] | None = None, default: Any)
     return field(default=default, metadata={"options": options, "parse": parse})
 
 
-_WRT = "Differentiate with respect to: parameters, inputs, all, or names and globs, repeated or separated by commas. "
+_WRT = "Differentiate with respect to: parameters, inputs, all, or names and globs, repeated or separated by commas."
 _RECOMPUTE = "Forward values to compute again instead of keeping: auto, or names and globs, as for --wrt."
 _LOWERING = "Force a lowering (`explain` lists them), or exact, or a file that `bench` saved. Repeatable."
+_WORKSPACE = "Most memory that one lowering may use, such as 256MB."
 _SHAPE = "Shape of an input: numbers, symbols or ?. Repeatable."
 _PER_SAMPLE = "One gradient per sample for each parameter, along a new first axis."
 _NORM = "The squared norm of each sample's gradient; implies --per-sample."
@@ -110,11 +112,11 @@ class Options:
         ArgumentError: A value is not one of those allowed.
     """
 
-    wrt: Names = option("--wrt NAMES...", f"{_WRT}[default: parameters]", parse=text.wrt, default="parameters")
+    wrt: Names = option("--wrt NAMES...", _WRT, parse=text.wrt, default="parameters")
     of: Names | None = option(
-        "--of NAMES...", "Values to differentiate. [default: every floating output]", parse=text.names, default=None
+        "--of NAMES...", "Values to differentiate. [default: every floating output]", parse=text.names
     )
-    seed: str | None = option("--seed ones", "Seed every target with ones instead of adding seed inputs.", default=None)
+    seed: str | None = option("--seed ones", "Seed every target with ones instead of adding seed inputs.")
     training: bool = option("--training", "Run BatchNormalization and Dropout in training mode.", default=False)
     per_sample: bool | str = option(
         "--per-sample", _PER_SAMPLE, "--squared-norm", _NORM, parse=text.per_sample, default=False
@@ -122,19 +124,12 @@ class Options:
     trainable_inputs: bool = option(
         "--trainable-inputs", "Make the differentiated weights graph inputs too.", default=False
     )
-    target: str = option("--target NAME", "cpu, cuda, web or portable. [default: cpu]", default="cpu")
+    target: str = option("--target NAME", "cpu, cuda, web or portable.", default="cpu")
     deterministic: bool = option("--deterministic", _ORDERED, default=False)
     lowering: Choosing = option("--lowering OP=NAME...", _LOWERING, parse=text.lowering, default="auto")
-    max_workspace: int | None = option(
-        "--max-workspace SIZE",
-        "Most memory that one lowering may use, such as 256MB.",
-        parse=text.size_in_bytes,
-        default=None,
-    )
-    recompute: Names | None = option("--recompute NAMES...", _RECOMPUTE, parse=text.recompute, default=None)
-    input_shapes: InputShapes | None = option(
-        "--input-shape NAME:1,3,H,W...", _SHAPE, parse=text.input_shapes, default=None
-    )
+    max_workspace: int | None = option("--max-workspace SIZE", _WORKSPACE, parse=text.size_in_bytes)
+    recompute: Names | None = option("--recompute NAMES...", _RECOMPUTE, parse=text.recompute)
+    input_shapes: InputShapes | None = option("--input-shape NAME:1,3,H,W...", _SHAPE, parse=text.input_shapes)
     composition: str = COMPOSITIONS[0]
 
     def __post_init__(self) -> None:

@@ -34,7 +34,7 @@ class Report:
         return cls(built.choices, built.gradients, options.target, built.recomputation, gain)
 
     @property
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[dict[str, Any]]:  # Any: what JSON holds
         """Return one mapping per gradient operator: node, operator, spec, chosen, forced, candidates."""
         return [
             {

@@ -105,9 +105,9 @@ class Derivatives:
         """Name one output per value `<name>_<suffix>`; a value without a derivative gets zeros and a warning."""
         missing = [v for v in values if v not in reached]
         if missing:
-            what = "of wrt reaches" if suffix == "tangent" else "of `of` depends on"
+            relation = "of wrt reaches" if suffix == "tangent" else "of `of` depends on"
             names = first_few([repr(v.name) for v in missing])
-            text = f"The derivative is zero: no member {what} {names}{self._steps(missing)}."
+            text = f"The derivative is zero: no member {relation} {names}{self._steps(missing)}."
             warn(text)
         emitted = set(self.e.emitted)
         taken: set[ir.Value] = set()

@@ -1,4 +1,4 @@
-"""What `bench` times: that turns are taken, and that each layer is the right thing on both sides."""
+"""Timing in turns, and that both sides of each timed layer compute the same."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_sides_take_turns_and_medians_are_taken() -> None:
     assert order == ["a", "b"] * 3
 
 
-def test_a_disturbed_turn_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disturbed_turn_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     results, clock = iter([7.0, 5.0, 3.0]), [0.0]
     waits = iter([0.0, 0.9, 1.0, 1.9, 2.0, 2.01])  # before and after each try
     monkeypatch.setattr(timing, "_stalled", lambda: next(waits))
@@ -61,7 +61,7 @@ def test_the_least_disturbed_turn_counts_when_none_is_calm(monkeypatch: pytest.M
     assert calm(lambda: next(results), tries=2) == (5.0, False)
 
 
-def test_bound_runs_and_refuses() -> None:
+def test_bound_runs_a_model_and_refuses_an_invalid_one() -> None:
     layer = ConvLayer((1, 2, 5), (3, 2, 3), (1,), (1,), (1,), (1,))
     run = Bound(layer.model().SerializeToString(), layer.feed, 1)
     run()
@@ -112,7 +112,7 @@ def test_forward_by_any_lowering_is_the_convolution(layer: ConvLayer, side: Torc
         np.testing.assert_allclose(lowered.outputs()["y"], run.outputs()["y"], rtol=1e-4, atol=1e-4)
 
 
-def test_a_process_that_ended_is_reported() -> None:
+def test_an_ended_process_is_reported() -> None:
     with TorchSide(1) as process:
         process.process.kill()
         with pytest.raises(ExecutionError, match="PyTorch's process has ended"):
@@ -131,7 +131,7 @@ def test_layer_of_a_spec() -> None:
 
 
 def test_constant_weights_are_part_of_the_model() -> None:
-    """What is made of them alone is then not timed: nobody makes it again from run to run."""
+    """Nodes that depend on them alone are folded and not timed."""
     fed, kept = (replace(LAYERS[1], constant=constant) for constant in (False, True))
     sides = [layer.ours(["x"], 1, {"ConvInputGrad": "col2im"}) for layer in (fed, kept)]
     assert [{v.name for v in side.session.get_inputs()} for side in sides] == [{"x", "w", "y_grad"}, {"x", "y_grad"}]

@@ -1,4 +1,4 @@
-"""What `bench` reports of a model, and what the command prints, writes and refuses."""
+"""The report of `bench`, and the output, files and errors of the command."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
-from typer.testing import CliRunner, Result
+from onnx import helper, numpy_helper
+from typer.testing import Result
 
 import onnx_convgrad as og
 from onnx_convgrad.bench import calibrate, torch_side
@@ -18,35 +18,30 @@ from onnx_convgrad.bench.layer import ConvLayer
 from onnx_convgrad.bench.measure import BenchReport, ConvTimes, bench
 from onnx_convgrad.cli import bench_plot as plot
 from onnx_convgrad.cli import figures
-from onnx_convgrad.cli.app import app
 from onnx_convgrad.ir.targets import Rates
 from onnx_convgrad.lowering.lower import Choice
 from onnx_convgrad.pipeline.options import LoweringSettings, Options
+from tests.support.command_line import invoke
 
 pytestmark = pytest.mark.usefixtures("hasty_timing")
 
 # -- reports -----------------------------------------------------------------------------------------------------------
 
 
-def net(dtype: int = TensorProto.FLOAT) -> onnx.ModelProto:
+def net(dtype: str = "float") -> onnx.ModelProto:
     """Two convolutions of one geometry and a third of another, over images of any size."""
-    rng = np.random.default_rng(0)
-    element = helper.tensor_dtype_to_np_dtype(dtype)
-    weights = {"w1": (4, 4, 3, 3), "w2": (4, 4, 3, 3), "w3": (2, 4, 1, 1)}
-    nodes = [
-        helper.make_node("Conv", ["x", "w1"], ["a"], "first", pads=[1, 1, 1, 1]),
-        helper.make_node("Relu", ["a"], ["b"], "act"),
-        helper.make_node("Conv", ["b", "w2"], ["c"], "second", pads=[1, 1, 1, 1]),
-        helper.make_node("Conv", ["c", "w3"], ["y"], "third", strides=[2, 2]),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "net",
-        [helper.make_tensor_value_info("x", dtype, ["N", 4, "H", "W"])],
-        [helper.make_tensor_value_info("y", dtype, ["N", 2, "P", "Q"])],
-        [numpy_helper.from_array(rng.standard_normal(s).astype(element), n) for n, s in weights.items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    model: onnx.ModelProto = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 17]>
+        net ({dtype}[N, 4, H, W] x) => ({dtype}[N, 2, P, Q] y) {{
+            [first] a = Conv <pads = [1, 1, 1, 1]> (x, w1)
+            [act] b = Relu (a)
+            [second] c = Conv <pads = [1, 1, 1, 1]> (b, w2)
+            [third] y = Conv <strides = [2, 2]> (c, w3)
+        }}""")
+    element = helper.tensor_dtype_to_np_dtype(model.graph.input[0].type.tensor_type.elem_type)
+    draw = np.random.default_rng(0).standard_normal
+    for name, shape in {"w1": (4, 4, 3, 3), "w2": (4, 4, 3, 3), "w3": (2, 4, 1, 1)}.items():
+        model.graph.initializer.append(numpy_helper.from_array(draw(shape).astype(element), name))
+    return model
 
 
 SMALL: LoweringSettings = {"input_shapes": {"x": [1, 4, 8, 8]}}
@@ -74,7 +69,7 @@ def test_report_groups_nodes_of_one_geometry() -> None:
     assert json.loads(json.dumps(report.to_dict()))["convolutions"][0]["nodes"] == ["first", "second"]
 
 
-def test_weights_that_nobody_feeds_are_timed_as_constants(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_weights_are_timed_as_constants(monkeypatch: pytest.MonkeyPatch) -> None:
     timed = []
 
     def time_none(choice: Choice, layer: ConvLayer, *_: object) -> dict[str, float]:
@@ -105,7 +100,7 @@ def test_free_sizes_are_chosen() -> None:
 
 
 def test_half_precision_is_not_timed_by_layer() -> None:
-    report = bench(net(TensorProto.FLOAT16), Options(**SMALL), threads=1, repeats=1, torch=False)
+    report = bench(net("float16"), Options(**SMALL), threads=1, repeats=1, torch=False)
     assert {t.skipped for t in report.convolutions} == {"its dtype is float16, and only float32 is timed"}
     assert report.forward > 0
 
@@ -131,7 +126,7 @@ def test_the_fastest_lowerings_are_named_for_every_node() -> None:
     }
 
 
-def test_what_was_measured_serves_a_training_step_and_parts_of_the_gradients() -> None:
+def test_measured_lowerings_can_be_forced_in_training_and_in_gradients() -> None:
     report = bench(net(), STEP, threads=1, repeats=1, torch=False)
     found = report.lowerings
     assert {"Conv:first", "ConvInputGrad:second", "ConvWeightGrad:third"} <= set(found)
@@ -154,15 +149,15 @@ def model(tmp_path: Path) -> Path:
     return path
 
 
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["bench", *map(str, arguments), "--repeat", "1", "--threads", "1"])
+def quickly(*arguments: object) -> Result:
+    return invoke("bench", *arguments, "--repeat", 1, "--threads", 1)
 
 
 SHAPE = ("--input-shape", "x:1,4,8,8")
 
 
 def test_command_with_pytorch(model: Path) -> None:
-    result = invoke(model, *SHAPE)
+    result = quickly(model, *SHAPE)
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
     assert "Inputs: x 1x4x8x8" in lines
@@ -173,17 +168,17 @@ def test_command_with_pytorch(model: Path) -> None:
 
 
 def test_command_without_pytorch(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = invoke(model, *SHAPE, "--no-torch", "-v")
+    result = quickly(model, *SHAPE, "--no-torch", "-v")
     assert result.exit_code == 0, result.output
     assert "PyTorch" not in result.output
     assert "first and 1 more, weight gradient: 1x4x8x8 * 4x4x3x3 p1" in result.output
     monkeypatch.setattr(torch_side, "torch_installed", lambda: False)
-    assert "PyTorch is not installed, so there is nothing to compare with." in invoke(model, *SHAPE).output
+    assert "PyTorch is not installed, so there is nothing to compare with." in quickly(model, *SHAPE).output
 
 
 def test_command_as_json_with_a_plot(model: Path, tmp_path: Path) -> None:
     picture = tmp_path / "net.png"
-    result = invoke(model, *SHAPE, "--no-torch", "--json", "--plot", picture)
+    result = quickly(model, *SHAPE, "--no-torch", "--json", "--plot", picture)
     assert result.exit_code == 0, result.output
     found = json.loads(result.output)
     assert found["plot"] == str(picture)
@@ -193,13 +188,13 @@ def test_command_as_json_with_a_plot(model: Path, tmp_path: Path) -> None:
 
 def test_command_saves_the_fastest_lowerings(model: Path, tmp_path: Path) -> None:
     saved = tmp_path / "fast.json"
-    result = invoke(model, *SHAPE, "--no-torch", "--save-lowerings", saved)
+    result = quickly(model, *SHAPE, "--no-torch", "--save-lowerings", saved)
     assert result.exit_code == 0, result.output
     assert f"use them with --lowering {saved}" in " ".join(result.output.split())
     found = json.loads(saved.read_text())
     assert {key.partition(":")[0] for key in found} == {"ConvInputGrad", "ConvWeightGrad"}
     chosen = ["--lowering", str(saved), "--lowering", "ConvWeightGrad:first=taps"]
-    result = CliRunner().invoke(app, ["explain", str(model), *SHAPE, "--json", *chosen])
+    result = invoke("explain", model, *SHAPE, "--json", *chosen)
     assert result.exit_code == 0, result.output
     rows = {f"{c['operator']}:{c['node']}": c["chosen"] for c in json.loads(result.stdout)["rows"]}
     assert rows == found | {"ConvWeightGrad:first": "taps"}
@@ -207,7 +202,7 @@ def test_command_saves_the_fastest_lowerings(model: Path, tmp_path: Path) -> Non
 
 def test_lowerings_that_cannot_be_saved_are_refused_first(model: Path, tmp_path: Path) -> None:
     for name, message in {"fast.txt": "Name a .json file", "none/fast.json": "There is no folder"}.items():
-        result = invoke(model, "--save-lowerings", tmp_path / name)
+        result = quickly(model, "--save-lowerings", tmp_path / name)
         assert result.exit_code == 2
         assert message in " ".join(result.output.split())
 
@@ -227,12 +222,12 @@ def test_files_of_lowerings_that_cannot_be_used(model: Path, tmp_path: Path, tex
     path = tmp_path / "fast.json"
     if text is not None:
         path.write_text(text)
-    result = CliRunner().invoke(app, ["explain", str(model), "--lowering", str(path)])
+    result = invoke("explain", model, "--lowering", path)
     assert result.exit_code == 2
     assert message in " ".join(result.output.split())
 
 
-def test_a_plot_says_what_was_chosen_and_measured(model: Path, tmp_path: Path) -> None:
+def test_a_plot_shows_the_chosen_lowerings(model: Path, tmp_path: Path) -> None:
     report = bench(model, Options(**SMALL), threads=1, repeats=1)
     plot.plot(report, tmp_path / "net.svg", "net.onnx")
     drawn = (tmp_path / "net.svg").read_text()
@@ -244,7 +239,7 @@ def test_a_model_without_convolutions(tmp_path: Path) -> None:
     text = '<ir_version: 10, opset_import: ["": 17]> g (float[2,3] x) => (float[2,3] y) { y = Tanh(x) }'
     path = tmp_path / "tanh.onnx"
     onnx.save(onnx.parser.parse_model(text), path)
-    result = invoke(path, "--wrt", "inputs", "--plot", tmp_path / "tanh.png")
+    result = quickly(path, "--wrt", "inputs", "--plot", tmp_path / "tanh.png")
     assert result.exit_code == 0, result.output
     assert "No convolution gradient is needed." in result.output
     assert (tmp_path / "tanh.png").exists()
@@ -257,39 +252,39 @@ def test_a_model_without_convolutions(tmp_path: Path) -> None:
 def test_plots_that_cannot_be_written_are_refused_first(
     model: Path, tmp_path: Path, plot_as: str, message: str
 ) -> None:
-    result = invoke(model, "--plot", tmp_path / plot_as)
+    result = quickly(model, "--plot", tmp_path / plot_as)
     assert result.exit_code == 2
     assert message in result.output
 
 
 def test_missing_matplotlib_is_explained(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "find_spec", lambda _: None)
-    result = invoke(model, "--plot", tmp_path / "net.png")
+    result = quickly(model, "--plot", tmp_path / "net.png")
     assert result.exit_code == 2
     assert "Install it with `pip install onnx-convgrad[plot]`." in result.output
 
 
 def test_other_refusals(tmp_path: Path) -> None:
-    assert invoke(tmp_path / "none.onnx").exit_code == 2
+    assert quickly(tmp_path / "none.onnx").exit_code == 2
     text = """<ir_version: 10, opset_import: ["": 20, "ai.onnx.ml": 3]>
         g (float[2,8] x) => (float[2,8] y) { y = ai.onnx.ml.Normalizer (x) }"""
     path = tmp_path / "normalized.onnx"
     onnx.save(onnx.parser.parse_model(text), path)
-    result = invoke(path, "--wrt", "inputs")
+    result = quickly(path, "--wrt", "inputs")
     assert result.exit_code == 3
     assert "Normalizer" in result.output
 
 
-def test_pytorch_is_found_when_it_is_there() -> None:
+def test_an_installed_pytorch_is_found() -> None:
     assert torch_side.torch_installed()
 
 
 # -- calibration -------------------------------------------------------------------------------------------------------
 
 
-def test_calibrate_stores_what_it_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calibrate_stores_the_speeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONNX_CONVGRAD_CACHE", str(tmp_path))
-    result = CliRunner().invoke(app, ["bench", "--calibrate", "--json"])
+    result = invoke("bench", "--calibrate", "--json")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert found["path"] == str(tmp_path / "rates.json")
@@ -299,21 +294,21 @@ def test_calibrate_stores_what_it_measured(tmp_path: Path, monkeypatch: pytest.M
 def test_calibrate_prints_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONNX_CONVGRAD_CACHE", str(tmp_path))
     monkeypatch.setattr(calibrate, "calibrate", lambda *_, **__: Rates(gemm=1.25e12))
-    result = CliRunner().invoke(app, ["bench", "--calibrate"])
+    result = invoke("bench", "--calibrate")
     assert result.exit_code == 0, result.output
     assert re.search(r"large matrix products +1.25e\+03 +\d+ +GFLOP/s", result.output)
 
 
 def test_calibrate_of_another_provider() -> None:
-    result = CliRunner().invoke(app, ["bench", "--calibrate", "--provider", "cuda"])
+    result = invoke("bench", "--calibrate", "--provider", "cuda")
     assert result.exit_code != 0
     assert "CUDAExecutionProvider" in result.stderr
-    result = CliRunner().invoke(app, ["bench", "--calibrate", "--provider", "cud"])
+    result = invoke("bench", "--calibrate", "--provider", "cud")
     assert result.exit_code == 2
     assert "cuda" in result.stderr
 
 
-def test_bench_of_nothing_is_refused() -> None:
-    result = CliRunner().invoke(app, ["bench"])
+def test_bench_without_a_model_is_refused() -> None:
+    result = invoke("bench")
     assert result.exit_code == 2
     assert "Name a file, or give --calibrate" in result.stderr

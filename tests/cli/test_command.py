@@ -75,6 +75,7 @@ def test_values_become_fields() -> None:
     given = {"wrt": ["a,b"], "max_workspace": "1.5GB", "per_sample": None, "squared_norm": True, "of": [], "rest": 1}
     assert parsed(Options, given) == {"wrt": ["a", "b"], "max_workspace": 1_500_000_000, "per_sample": "squared_norm"}
     assert given == {"rest": 1}
+    assert parsed(Options, {"max_workspace": None, "recompute": [], "input_shape": None, "training": None}) == {}
 
 
 @pytest.mark.parametrize("command", ["augment", "explain", "lower", "check", "bench", "train", "rules"])

@@ -1,4 +1,4 @@
-"""What the commands read and write: weights in files of their own, outputs, and what each error says."""
+"""Files that the commands read and write: external weights, outputs, and error messages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def model(tmp_path: Path) -> Path:
     return stored(tmp_path)
 
 
-# -- weights in files of their own -------------------------------------------------------------------------------------
+# -- external weights --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_external_weights_stay_where_they_are(external: Path) -> None:
     assert {e.key: e.value for e in weights["w1"].external_data}["location"] == "big.weights"
 
 
-def test_external_weights_go_along_to_another_folder(external: Path, tmp_path: Path) -> None:
+def test_external_weights_are_copied_to_another_folder(external: Path, tmp_path: Path) -> None:
     out = tmp_path / "moved.onnx"
     result = invoke("augment", external, "-o", out)
     assert result.exit_code == 0, result.stderr
@@ -110,7 +110,7 @@ def test_a_link_is_followed(model: Path, tmp_path: Path) -> None:
     onnx.checker.check_model(target)
 
 
-def test_what_is_no_ordinary_file_is_left_alone(model: Path, tmp_path: Path) -> None:
+def test_special_files_are_left_alone(model: Path, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     result = invoke("augment", model, "-o", pipe)
@@ -210,7 +210,7 @@ def test_a_file_that_cannot_be_written_while_working(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is full")
-def test_an_output_that_takes_nothing() -> None:
+def test_an_output_that_cannot_be_written() -> None:
     with Path("/dev/full").open("wb") as full:
         command = [sys.executable, "-m", "onnx_convgrad", "rules"]
         result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
@@ -234,7 +234,7 @@ def test_a_negative_seed_is_a_usage_error(model: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["augment", "explain", "check"])
-def test_what_cannot_be_differentiated_is_all_listed(tmp_path: Path, command: str) -> None:
+def test_all_nodes_that_cannot_be_differentiated_are_listed(tmp_path: Path, command: str) -> None:
     path = tmp_path / "normalized.onnx"
     onnx.save(normalized(), path)
     result = process(command, path, "--wrt", "x")

@@ -1,19 +1,18 @@
-"""Which provider runs each node, by the runtime's account and by the table of CUDA's kernels."""
+"""Which provider runs each node: reported by the runtime, or predicted by the table of CUDA's kernels."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import onnx
 import pytest
 from onnx import parser
 
 import onnx_convgrad as og
-from onnx_convgrad.cli.app import main
 from onnx_convgrad.cli.placement import Fallen, _placed, placement, predicted_placement
 from onnx_convgrad.runtime.providers import CPU, CUDA
+from tests.support.command_line import invoke
 
 MODEL = parser.parse_model(
     '<ir_version: 10, opset_import: ["" : 21]> g (float[N,3,5] x) => (float[N,a] y)'
@@ -38,8 +37,8 @@ def test_on_the_cpu_everything_is_on_the_cpu() -> None:
     assert "fell back" not in str(found)
 
 
-def test_what_fell_back_is_told_from_arithmetic_on_sizes() -> None:
-    """As the runtime records it: one group per node, Gather and Concat on the CPU because they compute a shape."""
+def test_fallen_nodes_are_distinguished_from_size_arithmetic() -> None:
+    """The runtime records one group per node; Gather and Concat are on the CPU because they compute a shape."""
     groups = [
         (CUDA, [("shape", "Shape")]),
         (CPU, [("gather", "Gather")]),
@@ -68,7 +67,7 @@ def test_the_table_of_kernels_predicts_it() -> None:
     assert found.counts == {CUDA: 4, CPU: 1}
 
 
-def test_a_newer_runtime_is_asked_for_where_one_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_runtime_that_reports_no_placement_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from onnx_convgrad.cli import placement as module
 
     monkeypatch.setattr(module, "session", lambda *_, **__: object())
@@ -76,39 +75,30 @@ def test_a_newer_runtime_is_asked_for_where_one_does_not_say(monkeypatch: pytest
         placement(MODEL)
 
 
-def _explain(capsys: pytest.CaptureFixture[str], *words: Any) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as caught:
-        main(["explain", *map(str, words)])
-    told = capsys.readouterr()
-    return int(caught.value.code or 0), told.out, told.err
+def test_explain_shows_the_placement(digits_cnn: Path) -> None:
+    result = invoke("explain", digits_cnn, "--placement")
+    assert result.exit_code == 0
+    assert "Placement (ONNX Runtime " in result.stdout
+    result = invoke("explain", digits_cnn, "--placement", "--target", "cuda")
+    assert result.exit_code == 0
+    assert "Placement (predicted from CUDA's kernels)" in result.stdout
+    assert "0 fell back" in result.stdout
 
 
-def test_explain_shows_the_placement(digits_cnn: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, out, _ = _explain(capsys, digits_cnn, "--placement")
-    assert status == 0
-    assert "Placement (ONNX Runtime " in out
-    status, out, _ = _explain(capsys, digits_cnn, "--placement", "--target", "cuda")
-    assert status == 0
-    assert "Placement (predicted from CUDA's kernels)" in out
-    assert "0 fell back" in out
+def test_explain_gives_the_placement_as_json(digits_cnn: Path) -> None:
+    result = invoke("explain", digits_cnn, "--target", "cuda", "--placement", "--json")
+    placed = json.loads(result.stdout)["placement"]
+    assert placed["wanted"] == CUDA
+    assert placed["fallen"] == []
+    assert placed["nodes"][CUDA] > 50
+    assert "placement" not in json.loads(invoke("explain", digits_cnn, "--json").stdout)
 
 
-def test_explain_gives_the_placement_as_json(digits_cnn: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, _ = _explain(capsys, digits_cnn, "--target", "cuda", "--placement", "--json")
-    found = json.loads(out)["placement"]
-    assert found["wanted"] == CUDA
-    assert found["fallen"] == []
-    assert found["nodes"][CUDA] > 50
-    _, out, _ = _explain(capsys, digits_cnn, "--json")
-    assert "placement" not in json.loads(out)
-
-
-def test_explain_says_when_there_is_no_cuda(digits_cnn: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_reports_a_missing_cuda_provider(digits_cnn: Path) -> None:
     import onnxruntime
 
     if CUDA in onnxruntime.get_available_providers():
         pytest.skip("this ONNX Runtime has CUDA")
-    status, out, err = _explain(capsys, digits_cnn, "--providers", "cuda")
-    assert status == 2
-    assert out == ""
-    assert f"has no {CUDA} here" in err
+    result = invoke("explain", digits_cnn, "--providers", "cuda")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"has no {CUDA} here" in result.stderr

@@ -1,4 +1,4 @@
-"""`train`: options from both sides, what it writes and prints, interruption and what follows, what each error says."""
+"""The command `train`: options, files and output, interruption and resuming, error messages."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ import pytest
 from onnx import numpy_helper
 from PIL import Image
 from sklearn.datasets import load_digits
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from onnx_convgrad.cli.app import app
 from onnx_convgrad.cli.train_config import Config, read_config, write_config
 from onnx_convgrad.cli.train_plot import plot
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.training.run.interruption import Interruption
+from tests.support.command_line import invoke as invoke_command
 
 
 def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["train", *(str(a) for a in arguments)])
+    return invoke_command("train", *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_json_and_quiet(course: Path, tmp_path: Path) -> None:
 # -- interruption ------------------------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_saves_and_the_command_it_names_ends_as_if_nothing_had_been(course: Path, tmp_path: Path) -> None:
+def test_a_run_resumed_after_ctrl_c_equals_an_undisturbed_one(course: Path, tmp_path: Path) -> None:
     out, whole = tmp_path / "a run", tmp_path / "whole"
     options = [course / "model.onnx", "--data", course / "train.npz", *BASIC, "--validation", 0.1, "--seed", 7]
     options += ["--schedule", "cosine", "--epochs", 15, "--out"]
@@ -128,7 +128,7 @@ def test_ctrl_c_saves_and_the_command_it_names_ends_as_if_nothing_had_been(cours
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_second_signal_acts_as_usual(number: signal.Signals, status: int) -> None:
+def test_a_second_signal_has_its_usual_effect(number: signal.Signals, status: int) -> None:
     def usual(*_: object) -> None:
         raise InterruptedError
 
@@ -145,7 +145,7 @@ def test_a_second_signal_acts_as_usual(number: signal.Signals, status: int) -> N
         signal.signal(number, before)
 
 
-def test_a_finished_run_goes_on_with_more_epochs(course: Path, tmp_path: Path) -> None:
+def test_a_finished_run_continues_with_more_epochs(course: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     assert train(course, out, "--epochs", 1).exit_code == 0
     more = invoke("--resume", out, "--epochs", 2, "--json")
@@ -160,7 +160,7 @@ def test_a_finished_run_goes_on_with_more_epochs(course: Path, tmp_path: Path) -
 # -- options -----------------------------------------------------------------------------------------------------------
 
 
-def test_toml_says_the_same_and_the_command_line_wins(course: Path, tmp_path: Path) -> None:
+def test_the_command_line_overrides_a_toml_file(course: Path, tmp_path: Path) -> None:
     (tmp_path / "train.toml").write_text(f"""
         model = "{os.path.relpath(course / "model.onnx", tmp_path)}"
         data = "{os.path.relpath(course / "train.npz", tmp_path)}"
@@ -245,7 +245,7 @@ def test_wrong_options_leave_nothing_behind(options: list[str], message: str, co
     assert not (tmp_path / "run").exists()
 
 
-def test_what_is_missing_is_named(course: Path, tmp_path: Path) -> None:
+def test_missing_options_are_named(course: Path, tmp_path: Path) -> None:
     model = course / "model.onnx"
     for arguments, message in (
         ([], "There is no model to train. Name an ONNX file, or --resume the folder of a run."),
@@ -290,7 +290,7 @@ def test_arrays_of_several_files(course: Path, tmp_path: Path) -> None:
     assert doubled.exit_code == 2 and "There is more than one array 'y'. Give each a name: NAME=PATH." in doubled.stderr
 
 
-def test_a_loss_that_is_no_number_ends_the_run(course: Path, tmp_path: Path) -> None:
+def test_a_loss_that_is_not_a_number_ends_the_run(course: Path, tmp_path: Path) -> None:
     picture = tmp_path / "loss.png"
     result = train(course, tmp_path / "run", "--optimizer", "sgd", "--lr", 1e30, "--plot", picture, "--json")
     assert result.exit_code == 1 and picture.is_file()

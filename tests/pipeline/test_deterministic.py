@@ -1,4 +1,4 @@
-"""Models built with `deterministic=True` add nothing in an order that a GPU's atomic operations choose."""
+"""Models built with `deterministic=True` contain no sum that a GPU takes by atomic operations."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_without_it_overlapping_windows_scatter_their_sums() -> None:
     assert _adding(og.vjp(model, wrt=["x"], target="cuda")) == ["ScatterElements"]
 
 
-def test_sums_at_indices_of_the_run_are_named() -> None:
+def test_sums_at_indices_known_only_at_run_time_are_named() -> None:
     model = parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 21]> g (float[300,3] table, int64[4] i) => (float[4,3] y)'
         " { y = Gather (table, i) }"
@@ -75,6 +75,6 @@ def test_sums_at_indices_of_the_run_are_named() -> None:
         og.vjp(model, wrt=["table"], target="cpu", deterministic=True)
 
 
-def test_training_programs_take_it_too() -> None:
+def test_training_programs_can_be_deterministic() -> None:
     program = build(exported(), target="cuda", deterministic=True)
     assert _adding(program.step) == []

@@ -1,4 +1,4 @@
-"""The exported fixtures compute what torch computes, so a gradient mismatch elsewhere is never the exporter's fault."""
+"""The exported networks compute the same as PyTorch, so a gradient mismatch elsewhere is not the exporter's fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slopes of computed data in float16: on the CPU ONNX Runtime rounds such data for some readers, and not for others."""
+"""Slopes of computed float16 data, which ONNX Runtime on the CPU rounds for some consumers and not for others."""
 
 from __future__ import annotations
 

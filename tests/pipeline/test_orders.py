@@ -157,7 +157,7 @@ def example() -> ModuleType:
 
 
 def gan(z: torch.Tensor, real: torch.Tensor, share: torch.Tensor, g1: Any, g2: Any, d1: Any, d2: Any, d3: Any) -> Any:
-    """The network of the example: the value that the critic sees, and its score."""
+    """The network of the example: the input of the critic, and its score."""
     up = F.conv_transpose2d(z, g1, stride=2, padding=1, output_padding=1)
     fake = torch.tanh(F.conv_transpose2d(up, g2, stride=2, padding=1))
     x = fake + share * (real - fake)
@@ -187,7 +187,7 @@ def test_gradient_penalty_against_pytorch(example: ModuleType, at: str) -> None:
 
 @pytest.mark.parametrize("target", ["cpu", "cuda", "web"])
 def test_a_weight_that_is_padded(target: str) -> None:
-    """The weight gradient of a transposed convolution with rows of its own, by x: its cotangent is a padded weight."""
+    """The gradient by x of a transposed convolution's weight gradient: its cotangent acts as a padded weight."""
     model = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["": 21]> g (float[2,2,4,3] x, float[2,3,3,3] w) => (float[2,3,8,6] y)'
         "{ y = ConvTranspose<strides=[2,2], pads=[1,1,1,1], output_padding=[1,1]>(x, w) }"
@@ -221,7 +221,7 @@ def test_an_operand_that_depends_on_another_is_not_counted_twice() -> None:
 
 
 class Recurrent(torch.nn.Module):
-    """The first turn of a convolutional LSTM: a state of zeros, of as many samples as there are."""
+    """The first step of a convolutional LSTM, with a state of zeros for each sample."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -232,8 +232,8 @@ class Recurrent(torch.nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_second_order_where_symbolic_inference_gives_up() -> None:
-    """A Concat with zeros of unknown batch; the size that ONNX infers for it has no name."""
+def test_second_order_without_symbolic_shapes() -> None:
+    """A Concat with zeros of unknown batch size, for which ONNX infers a size without a name."""
     torch.manual_seed(0)
     net, buffer = Recurrent(), io.BytesIO()
     x = torch.randn(2, 3, 8, 7, requires_grad=True)

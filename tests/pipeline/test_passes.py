@@ -1,4 +1,4 @@
-"""The passes give what the functions give, in a pipeline of onnx_ir passes."""
+"""The passes build the same models as the functions, in a pipeline of onnx_ir passes."""
 
 from __future__ import annotations
 
