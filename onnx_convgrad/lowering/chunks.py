@@ -12,6 +12,7 @@ output, and the rows of the input that their windows read, from the whole arrays
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +25,7 @@ from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.loop_bodies import emit_scan, take_body
 from onnx_convgrad.ir.samples import cut_samples, filled, with_samples
 
-__all__ = ["EACH", "counts", "emit_in_chunks", "part_of"]
+__all__ = ["EACH", "counts", "emit_in_chunks", "part_of", "stand_in"]
 
 Emit = Callable[[Emitter, Call, Any], ir.Value]
 
@@ -103,9 +104,7 @@ def part_of(spec: Any, chunks: int) -> Any:
 def emit_in_chunks(e: Emitter, node: ir.Node, spec: Any, chunks: int, emit: Emit) -> ir.Value:
     """Emit a lowering of `node` as the body of a Scan over `chunks` equal parts of the batch, or over its samples."""
     cut = _CUTS[node.op_type]
-    first = node.inputs[cut.operands[0]]
-    assert first is not None, _PRESENT
-    batch: Dim = e.dim(first, 0) if spec.batch is None else spec.batch
+    batch: Dim = e.dim(_present(node, cut.operands[0]), 0) if spec.batch is None else spec.batch
     samples = filled(e, batch)  # a Scan refuses zero iterations
     count: Dim = chunks or samples
     part = part_of(spec, chunks)
@@ -113,49 +112,57 @@ def emit_in_chunks(e: Emitter, node: ir.Node, spec: Any, chunks: int, emit: Emit
     operands = list(node.inputs)
     slices: dict[ir.Value, ir.Value] = {}
     if spec.batch is not None and chunks > spec.batch:
-        x, dy = operands[:2]
-        assert x is not None, _PRESENT
-        assert dy is not None, _PRESENT
-        bands = _bands(e, x, dy, spec, part, chunks)
+        bands = _bands(e, _present(node, 0), _present(node, 1), spec, part, chunks)
         operands[:2], slices = [bands.x, bands.dy], bands.scanned
     else:
         for position in cut.operands:
-            whole = operands[position]
-            assert whole is not None, _PRESENT
+            whole = _present(node, position)
             operands[position] = inner = _slice(e, whole, part.batch, position)
             slices[inner] = _parts(e, whole, batch, [count, part.batch])
-    # the node that the lowering reads; in no graph
-    stand_in = ir.Node(node.domain, node.op_type, operands, list(node.attributes.values()), num_outputs=1)
-    e.typed(stand_in.outputs[0], node.outputs[0])
-    if not cut.added:
-        stand_in.outputs[0].shape = None
-    result = emit(e, Call(stand_in), part)
-    state: ir.Value | None = None
-    if cut.added:
-        state = ir.Value(name=f"sum_{len(e.order)}", shape=result.shape, type=ir.TensorType(result.dtype or _FLOAT))
-        result = e.op("Add", state, result)
-    size = result.shape
-    if not cut.added and size is not None and all(isinstance(d, int) for d in size[1:]):
-        result = _without_view(e, result, set(e.emitted[start:]))
-    for position in range(len(operands)):
-        stand_in.replace_input_with(position, None)
+    with stand_in(node.op_type, node.domain, operands, list(node.attributes.values())) as call:
+        e.typed(call.node.outputs[0], node.outputs[0])
+        if not cut.added:
+            call.node.outputs[0].shape = None
+        result = emit(e, call, part)
     slices = {inner: parts for inner, parts in slices.items() if inner.uses()}
     if not slices:  # no window reads an operand, so there is nothing to loop over
         return emit(e, Call(node), spec)
-    inputs = [*([state] if state else []), *slices]
-    body = ir.Graph(inputs, [result], nodes=take_body(e, start, inputs, result), name="chunk")
     scanned = list(slices.values())
-    if state is not None:
-        like = node.inputs[2]
-        assert like is not None, "the shape of a weight gradient is that of an operand"
-        return e.typed(emit_scan(e, body, [e.zeros_like(like), *scanned], len(scanned)), node.outputs[0])
-    joined = emit_scan(e, body, scanned, len(scanned))
+    if cut.added:
+        state = ir.Value(name=f"sum_{len(e.order)}", shape=result.shape, type=ir.TensorType(result.dtype or _FLOAT))
+        body = _body(e, start, [state, *slices], e.op("Add", state, result))
+        return e.typed(emit_scan(e, body, [e.zeros_like(_present(node, 2)), *scanned], len(scanned)), node.outputs[0])
+    size = result.shape
+    if size is not None and all(isinstance(d, int) for d in size[1:]):
+        result = _without_view(e, result, set(e.emitted[start:]))
+    joined = emit_scan(e, _body(e, start, list(slices), result), scanned, len(scanned))
     joined = _whole(e, joined, result, size, [count, samples, part.batch])
     return e.typed(cut_samples(e, joined, batch), node.outputs[0])
 
 
+@contextmanager
+def stand_in(
+    op_type: str, domain: str, operands: Sequence[ir.Value | None], attributes: Sequence[ir.Attr]
+) -> Iterator[Call]:
+    """A node in no graph for a lowering to read; it releases its operands at the end of the block."""
+    node = ir.Node(domain, op_type, operands, attributes, num_outputs=1)
+    yield Call(node)
+    for position in range(len(operands)):
+        node.replace_input_with(position, None)
+
+
+def _present(node: ir.Node, position: int) -> ir.Value:
+    value = node.inputs[position]
+    assert value is not None, "the operands of gradients are always present"
+    return value
+
+
+def _body(e: Emitter, start: int, inputs: list[ir.Value], result: ir.Value) -> ir.Graph:
+    """The nodes emitted since `start` that depend on the inputs, as the body of a loop."""
+    return ir.Graph(inputs, [result], nodes=take_body(e, start, inputs, result), name="chunk")
+
+
 _FLOAT = ir.DataType.FLOAT
-_PRESENT = "the batch operands are always present"
 
 
 def _without_view(e: Emitter, result: ir.Value, body: Collection[ir.Node]) -> ir.Value:

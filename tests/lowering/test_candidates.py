@@ -1,4 +1,4 @@
-"""The choice among lowerings: predicted time, memory held, number of nodes, chunks that fit the cache, and the budget."""
+"""The choice among lowerings: predicted time, memory held, number of nodes, chunks that fit the cache."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnx_convgrad.lowering import candidates
 from onnx_convgrad.lowering.sketch import Sketch
 from onnx_convgrad.pipeline import option_text
 from onnx_convgrad.pipeline import stages as pipeline
-from tests.lowering.test_chunks import UNEVEN, candidate
+from tests.lowering.test_chunks import candidate
 from tests.support.conv_geometry import Geometry, case, conv_model
 
 
@@ -71,22 +71,8 @@ def test_the_batch_is_cut_where_the_cache_holds_a_part_of_it(
     assert 1 < chunks(cache=2 * default.cache) <= chunks()
 
 
-def test_a_budget_that_nothing_fits_names_the_smallest_that_suffices() -> None:
-    model = conv_model({**UNEVEN, "batch": 2})
-    with pytest.raises(og.LoweringError, match=r"The smallest max_workspace that suffices is (\d+)\.") as failed:
-        og.augment(model, wrt=["w"], max_workspace=1)
-    least = int(str(failed.value).split("suffices is ")[1].split(".")[0])
-    assert og.augment(model, wrt=["w"], max_workspace=least).graph.node
-
-
-@pytest.mark.parametrize("limit", [0, -5, "64MB", 1.5])
-def test_a_budget_is_a_positive_number_of_bytes(limit: object) -> None:
-    with pytest.raises(og.ArgumentError, match="max_workspace must be a positive number of bytes"):
-        og.augment(conv_model(UNEVEN), wrt=["w"], max_workspace=limit)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("text", "count"), [("100", 100), ("64MB", 64_000_000), ("1.5g", 1_500_000_000), (None, None)])
-def test_sizes_on_the_command_line(text: str | None, count: int | None) -> None:
+@pytest.mark.parametrize(("text", "count"), [("100", 100), ("64MB", 64_000_000), ("1.5g", 1_500_000_000)])
+def test_sizes_on_the_command_line(text: str, count: int) -> None:
     assert option_text.size_in_bytes(text) == count
 
 

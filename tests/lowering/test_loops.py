@@ -1,4 +1,4 @@
-"""A file whose gradients run in loops over the samples is differentiated again, as if they did not."""
+"""Files whose gradients run in loops over the samples are differentiated again, as if there were no loops."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def test_second_order_is_that_of_pytorch(batch: str) -> None:
         assert error < 1e-5, name
 
 
-def test_a_loop_whose_operand_has_another_name_is_left_as_it_is() -> None:
-    """As after other tools: then only its own derivative is missing, and said to be."""
+def test_a_loop_whose_operand_was_renamed_is_left_unchanged() -> None:
+    """As after other tools: then only its own derivative is missing, and reported."""
     model = _once("N")
     told = {p.key: p for p in model.metadata_props}[LOOPS]
     told.value = told.value.replace('"x"', '"elsewhere"')

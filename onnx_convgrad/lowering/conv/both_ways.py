@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import onnx_ir as ir
@@ -14,33 +15,47 @@ from onnx_convgrad.ir.geometry import ConvSpec
 from onnx_convgrad.lowering.conv.layout import features_of, x_dims, y_dims
 from onnx_convgrad.lowering.table import Requirement, lowering
 
-__all__ = ["Images", "both_ways", "images_of"]
+__all__ = ["Images", "both_ways"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Images:
-    """The map from `v` of sizes `have` to an image of sizes `want`, both [N, C, *spatial], with the weight `w`.
+    """The map from `v` to another image, both [N, C, *spatial], with the weight `w`: sizes are read at first use.
 
-    The convolution maps x to y, its data gradient (`backward`) dy to dx. `bias` is that of the convolution, if it has one.
+    The convolution maps x to y, with a bias if it has one; its data gradient (`backward`) maps dy to dx.
     """
 
-    v: ir.Value
-    w: ir.Value
-    bias: ir.Value | None
-    have: list[Dim]
-    want: list[Dim]
+    e: Emitter
+    call: Call
+    spec: ConvSpec
     backward: bool
 
+    @property
+    def v(self) -> ir.Value:
+        """The image that is read."""
+        return self.call["dY" if self.backward else "X"]
 
-def images_of(e: Emitter, n: Call, spec: ConvSpec, *, backward: bool) -> Images:
-    """The operands of a Conv whose spatial sizes are known, or of a ConvInputGrad (`backward`)."""
-    w = n["W"]
-    if backward:
-        dy = n["dY"]
-        return Images(dy, w, None, y_dims(e, dy, spec), x_dims(e, n["X_like"], spec), backward)
-    x, have = n["X"], x_dims(e, n["X"], spec)
-    want = [have[0], features_of(e, w, spec), *(size or 0 for size in spec.y)]
-    return Images(x, w, n.get("B"), have, want, backward)
+    @property
+    def w(self) -> ir.Value:
+        """The weight."""
+        return self.call["W"]
+
+    @property
+    def bias(self) -> ir.Value | None:
+        """The bias of the convolution."""
+        return self.call.get("B")
+
+    @cached_property
+    def have(self) -> list[Dim]:
+        """Sizes of `v`."""
+        return (y_dims if self.backward else x_dims)(self.e, self.v, self.spec)
+
+    @cached_property
+    def want(self) -> list[Dim]:
+        """Sizes of the result; the spatial sizes of the convolution's must be known."""
+        if self.backward:
+            return x_dims(self.e, self.call["X_like"], self.spec)
+        return [self.have[0], features_of(self.e, self.w, self.spec), *(size or 0 for size in self.spec.y)]
 
 
 def both_ways(
@@ -55,7 +70,7 @@ def both_ways(
         for backward in (False, True):
 
             def emit(e: Emitter, n: Call, spec: ConvSpec, backward: bool = backward) -> ir.Value:
-                return function(e, spec, images_of(e, n, spec, backward=backward))
+                return function(e, spec, Images(e, n, spec, backward))
 
             emit.__doc__ = function.__doc__
             op_type = "ConvInputGrad" if backward else "Conv"

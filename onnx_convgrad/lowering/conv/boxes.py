@@ -61,8 +61,8 @@ def _much_padding(backward: bool) -> Requirement:
 def boxes(e: Emitter, spec: ConvSpec, images: Images) -> ir.Value:
     """One MatMul for each box of outputs, over the taps that read no padding there."""
     axes = spec.back_axes if images.backward else spec.axes
-    matrices = _matrices(e, images, spec)
     batch, features = images.want[:2]
+    matrices = _matrices(e, images, spec)
 
     def product(box: Sequence[_Part]) -> ir.Value:
         points = [len(where) for where, _ in box]

@@ -218,11 +218,12 @@ def by_bands(e: Emitter, spec: ConvSpec, images: Images) -> ir.Value:
     """Depthwise: bands of rows, one matrix per channel for the bands of all samples; for small images."""
     cut = best(spec, backward=images.backward)
     assert cut is not None, "_small_matrices requires it"
-    maps, w, want = whole_map(cut, spec, backward=images.backward), images.w, images.want
+    maps, w = whole_map(cut, spec, backward=images.backward), images.w
+    have, want = images.have, images.want
     window, columns = maps.shape[1:]
     channels = spec.groups
     matrices = e.matmul(e.reshape(w, [channels, spec.taps or 1]), e.const(maps.reshape(len(maps), -1), w.dtype))
-    product = e.matmul(windows(e, images.v, images.have, cut), e.reshape(matrices, [channels, window, columns]))
+    product = e.matmul(windows(e, images.v, have, cut), e.reshape(matrices, [channels, window, columns]))
     result = e.reshape(product, [channels, want[0], cut.count * cut.rows, *want[3:]])
     result = e.slice(result, [0], [want[2]], [2])
     return biased(e, e.transpose(result, [1, 0, *spec.spatial_axes]), images.bias, spec.rank)

@@ -99,7 +99,7 @@ def folded_sliding(e: Emitter, spec: ConvSpec, images: Images) -> ir.Value:
 def _sliding(e: Emitter, spec: ConvSpec, images: Images, *, folded: bool) -> ir.Value:
     cut = best(spec, backward=images.backward, folded=folded)
     assert cut is not None, "_several_bands requires it"
-    w, have, want = images.w, images.have, images.want
+    want, have, w = images.want, images.have, images.w
     maps = whole_map(cut, spec, backward=images.backward)
     taps, window, columns = maps.shape
     channels, rows, wide = spec.groups, cut.rows, window // cut.pieces

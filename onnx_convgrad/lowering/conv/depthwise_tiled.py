@@ -194,7 +194,7 @@ def tiled_sample_rows(e: Emitter, spec: ConvSpec, images: Images) -> ir.Value:
 def _tiled(e: Emitter, v: ir.Value, spec: ConvSpec, images: Images, size: list[Dim], inside: int) -> ir.Value:
     """One Conv of v to tiles, and the tiles in order: [N, C, *size].
 
-    Every point holds `inside` numbers, which are convolved alike: the last axes of v and of `size` are so much longer.
+    Every point holds `inside` numbers, convolved alike: the last axes of v and of `size` are `inside` times as long.
     """
     axes = [t for t in tilings(spec, inside, backward=images.backward) if t is not None]
     tile = [t.tile for t in axes]
@@ -202,8 +202,8 @@ def _tiled(e: Emitter, v: ir.Value, spec: ConvSpec, images: Images, size: list[D
     kernel = [t.map.shape[2] for t in axes]
     selection = outer_map([t.map for t in axes])
     kernels = remap_taps(e, images.w, spec, selection, kernel, exchange=images.backward, copies=copies)
-    steps = (tuple(getattr(t, name) for t in axes) for name in ("stride", "dilation", "begin", "end"))
-    result = plain_conv(e, v, kernels, Window(*steps, spec.groups).interleaved(inside))
+    strides, dilations, begin, end = zip(*((t.stride, t.dilation, t.begin, t.end) for t in axes), strict=True)
+    result = plain_conv(e, v, kernels, Window(strides, dilations, begin, end, spec.groups).interleaved(inside))
     planes = e.size_mul(*size[:2])
     count = rows_of([t.count for t in axes], inside)
     others = copies // tile[0]

@@ -55,25 +55,18 @@ def tap_rows(e: Emitter, w: ir.Value, channels: Dim, features: Dim, spec: ConvSp
     return e.reshape(w, [g, e.size_mul(inner, taps), per])
 
 
-def columns(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
-    """[N, C taps, P], one product per sample and group."""
+def columns(e: Emitter, n: Call, spec: ConvSpec, *, folded: bool) -> ir.Value:
+    """[N, C taps, P], by one product per group for each sample, or for the whole batch (`folded`)."""
     dy, g = n["dY"], spec.groups
     batch, features, *y = y_dims(e, dy, spec)
-    channels = x_dims(e, n["X_like"], spec)[1]
-    rows = e.size_mul(e.size_div(channels, g), spec.taps or 1)
-    sizes = [batch, rows, e.size_div(features, g), e.size_mul(*y)]
-    return product_of_samples(e, tap_rows(e, n["W"], channels, features, spec), dy, sizes, g)
-
-
-def folded_columns(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
-    """[N, C taps, P], one product per group for the whole batch."""
-    dy = n["dY"]
-    batch, features, *y = y_dims(e, dy, spec)
-    channels = x_dims(e, n["X_like"], spec)[1]
+    channels, taps = x_dims(e, n["X_like"], spec)[1], spec.taps or 1
+    if not folded:
+        sizes = [batch, e.size_mul(e.size_div(channels, g), taps), e.size_div(features, g), e.size_mul(*y)]
+        return product_of_samples(e, tap_rows(e, n["W"], channels, features, spec), dy, sizes, g)
     points = e.size_mul(*y)
     matrix = tap_rows(e, n["W"], channels, features, spec)
-    product = e.matmul(matrix, samples_as_columns(e, dy, batch, features, points, spec.groups))
-    product = e.reshape(product, [e.size_mul(channels, spec.taps or 1), batch, points])
+    product = e.matmul(matrix, samples_as_columns(e, dy, batch, features, points, g))
+    product = e.reshape(product, [e.size_mul(channels, taps), batch, points])
     return e.transpose(product, [1, 0, 2])
 
 
@@ -103,7 +96,7 @@ FOLDED = [not_empty, several_samples]
 @lowering("ConvInputGrad", "folded_gemm", requires=[*FOLDED, is_pointwise])
 def folded_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """1x1: one MatMul for the whole batch."""
-    return e.reshape(folded_columns(e, n, spec), x_dims(e, n["X_like"], spec))
+    return e.reshape(columns(e, n, spec, folded=True), x_dims(e, n["X_like"], spec))
 
 
 COL2IM = [not_empty, has_col2im, static_kernel, col2im_geometry]
@@ -112,10 +105,10 @@ COL2IM = [not_empty, has_col2im, static_kernel, col2im_geometry]
 @lowering("ConvInputGrad", "col2im", requires=COL2IM)
 def col2im(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """One MatMul per sample to columns, and Col2Im."""
-    return add_up(e, columns(e, n, spec), n, spec)
+    return add_up(e, columns(e, n, spec, folded=False), n, spec)
 
 
 @lowering("ConvInputGrad", "folded_col2im", requires=[*COL2IM, *FOLDED])
 def folded_col2im(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """One MatMul for the whole batch to columns, and Col2Im; for small images with many channels."""
-    return add_up(e, folded_columns(e, n, spec), n, spec)
+    return add_up(e, columns(e, n, spec, folded=True), n, spec)

@@ -29,6 +29,7 @@ from onnx_convgrad.ir.convolution import window
 from onnx_convgrad.ir.emit import DOMAIN, Emitter, known
 from onnx_convgrad.ir.geometry import HINT_BATCH, HINT_CHANNELS, HINT_SIZE, ConvSpec, Window
 from onnx_convgrad.ir.samples import squares
+from onnx_convgrad.lowering.chunks import stand_in
 from onnx_convgrad.lowering.conv import interleaved  # noqa: F401 - its lowerings serve here too
 from onnx_convgrad.lowering.conv.layout import zeros
 from onnx_convgrad.lowering.conv.patches import gather_patches, patches_by_conv
@@ -80,7 +81,7 @@ def conv_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> Cot
 
 @per_sample("ConvTranspose")
 def conv_transpose_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> Cotangents:
-    """y is the data gradient of a Conv whose output is x: the cotangent plays the data."""
+    """y is the data gradient of a Conv whose output is x: the cotangent takes the role of the data."""
 
     def operands() -> tuple[Any, ...]:
         big, win = as_conv(e, n, g["Y"])
@@ -152,11 +153,8 @@ def _declare_grouped(source: str) -> None:
         count = spec.batch or 1
         attributes = [a for a in n.node.attributes.values() if a.name != "group"]
         attributes.append(ir.AttrInt64("group", spec.groups * count))
-        operands = _folded(e, n, count)
-        stand_in = ir.Node(DOMAIN, "ConvWeightGrad", operands, attributes, num_outputs=1)  # in no graph
-        total = entry.emit(e, Call(stand_in), _as_groups(spec))
-        for position in range(len(operands)):
-            stand_in.replace_input_with(position, None)
+        with stand_in("ConvWeightGrad", DOMAIN, _folded(e, n, count), attributes) as call:
+            total = entry.emit(e, call, _as_groups(spec))
         return e.reshape(total, [count, *e.dims(n["W_like"])])
 
     def squared(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:

@@ -44,7 +44,7 @@ static_rows = needs(
 )
 few_taps = needs(
     lambda s: s.taps is None or s.taps <= _MOST_TAPS,
-    lambda s: f"the kernel has {s.taps} taps, each a product of its own",
+    lambda s: f"the kernel has {s.taps} taps, each of which is a separate product",
 )
 
 

@@ -26,7 +26,7 @@ from onnx_convgrad.ir.convolution import biased
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.geometry import ConvSpec, Window
 from onnx_convgrad.ir.samples import cut_samples, filled, with_samples
-from onnx_convgrad.lowering.conv.both_ways import images_of
+from onnx_convgrad.lowering.conv.both_ways import Images
 from onnx_convgrad.lowering.conv.kernels import plain_conv, reverse_taps
 from onnx_convgrad.lowering.conv.requirements import (
     conv_kernel,
@@ -83,7 +83,7 @@ def _cut(spec: ConvSpec, most: int, *, backward: bool) -> list[Axis]:
 
 def _filtered(e: Emitter, n: Call, spec: ConvSpec, most: int, *, backward: bool) -> ir.Value:
     """The convolution, of dY with the reversed kernel for dX, its first axis cut into tiles."""
-    images = images_of(e, n, spec, backward=backward)
+    images = Images(e, n, spec, backward)
     win = spec.back_window if backward else spec.window
     first, *inner = _axes(spec, backward=backward)
     (batch, channels, *_), features = images.have, images.want[1]

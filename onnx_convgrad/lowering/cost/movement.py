@@ -21,20 +21,7 @@ from onnx_convgrad.lowering.cost.passes import (
     value_bytes,
 )
 
-__all__ = [
-    "col2im",
-    "concat",
-    "gather",
-    "items",
-    "leading_axes",
-    "max_pool",
-    "pad",
-    "reduce",
-    "scatter",
-    "slice_",
-    "split",
-    "transpose",
-]
+__all__ = ["MOVEMENT", "leading_axes"]
 
 _STREAMS = 64
 """Columns that are written in parallel streams at full speed."""
@@ -205,3 +192,30 @@ def scatter(factor: float, updates: int) -> Callable[[ir.Node, Rates], float]:
 def col2im(node: ir.Node, rates: Rates) -> float:
     """Rows are added as a whole at unit stride, else element by element. Over two axes, as lowerings emit it."""
     return items(0.22 if set(Call(node).ints("strides") or (1,)) == {1} else 0.55)(node, rates)
+
+
+MOVEMENT: dict[str, Callable[[ir.Node, Rates], float]] = {
+    "Transpose": transpose,
+    "Slice": slice_,
+    "Pad": pad,
+    "Concat": concat,
+    "Split": split,
+    "ReduceSum": reduce,
+    "ReduceMean": reduce,
+    "ReduceSumSquare": items(0.4),
+    "SpaceToDepth": items(0.6),
+    "DepthToSpace": items(2.0),
+    "Where": items(0.5),
+    "Gather": gather,
+    "GatherElements": items(2.0),
+    "ScatterElements": scatter(2.5, 2),
+    "ScatterND": scatter(2.5, 2),
+    "MaxPool": max_pool,
+    "MaxUnpool": scatter(1.0, 0),
+    "Cast": on_one_thread,
+    "Col2Im": col2im,
+    "Einsum": items(4.0),
+    "Expand": items(0.3),
+    "Tile": items(0.3),
+}
+"""Operator -> predicted seconds, besides starting it. Others take one pass over their operands and results."""

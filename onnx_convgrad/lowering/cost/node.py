@@ -2,14 +2,13 @@
 
     seconds = node + max(flops / rate(shape), bytes / bandwidth(bytes) + runs * run + items * item)
 
-The terms of each operator, and how the shape of its kernel enters, are given in `products` and `movement`; the speeds are
-those of `Rates`. Sizes must be static, as they are in a `sketch`.
+The terms of each operator are given in the tables of `products` and `movement`; the speeds are those of `Rates`. Sizes must
+be static, as they are in a `sketch`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import onnx_ir as ir
 
@@ -17,54 +16,15 @@ from onnx_convgrad.ir.constants import is_folded
 from onnx_convgrad.ir.emit import VIEWS
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.targets import Rates
-from onnx_convgrad.lowering.cost.movement import (
-    col2im,
-    concat,
-    gather,
-    items,
-    max_pool,
-    pad,
-    reduce,
-    scatter,
-    slice_,
-    split,
-    transpose,
-)
-from onnx_convgrad.lowering.cost.passes import on_one_thread, shape_of, traffic
-from onnx_convgrad.lowering.cost.products import conv, conv_transpose, folds, matmul
+from onnx_convgrad.lowering.cost.movement import MOVEMENT
+from onnx_convgrad.lowering.cost.passes import shape_of, traffic
+from onnx_convgrad.lowering.cost.products import PRODUCTS, folds
 
 __all__ = ["body_of", "node_seconds"]
 
 _FREE = VIEWS | {"Shape", "Size", "Constant"}
 
-_MODELS: dict[str, Callable[[ir.Node, Rates], float]] = {
-    "MatMul": matmul,
-    "Gemm": matmul,
-    "Conv": conv,
-    "ConvTranspose": conv_transpose,
-    "Transpose": transpose,
-    "Slice": slice_,
-    "Pad": pad,
-    "Concat": concat,
-    "Split": split,
-    "ReduceSum": reduce,
-    "ReduceMean": reduce,
-    "ReduceSumSquare": items(0.4),
-    "SpaceToDepth": items(0.6),
-    "DepthToSpace": items(2.0),
-    "Where": items(0.5),
-    "Gather": gather,
-    "GatherElements": items(2.0),
-    "ScatterElements": scatter(2.5, 2),
-    "ScatterND": scatter(2.5, 2),
-    "MaxPool": max_pool,
-    "MaxUnpool": scatter(1.0, 0),
-    "Cast": on_one_thread,
-    "Col2Im": col2im,
-    "Einsum": items(4.0),
-    "Expand": items(0.3),
-    "Tile": items(0.3),
-}
+_MODELS = PRODUCTS | MOVEMENT
 
 
 def body_of(node: ir.Node) -> ir.Graph | None:

@@ -12,7 +12,7 @@ from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.targets import Rates
 from onnx_convgrad.lowering.cost.passes import memory_share, memory_wait, moved_bytes, shape_of, traffic
 
-__all__ = ["conv", "conv_transpose", "folds", "matmul"]
+__all__ = ["PRODUCTS", "folds"]
 
 _LANES = 16
 """Columns that a product computes in parallel."""
@@ -182,3 +182,7 @@ def _places(rank: int, points: int, row: int) -> float:
     In others it is computed for each tap and channel of `points` patches, and in three for every `row` of them.
     """
     return 0.0 if rank == 2 else (18 + 8 * rank) / max(points, 1) + (3 / max(row, 1) if rank > 2 else 0.0)
+
+
+PRODUCTS = {"MatMul": matmul, "Gemm": matmul, "Conv": conv, "ConvTranspose": conv_transpose}
+"""Operator -> predicted seconds, besides starting it."""

@@ -19,10 +19,10 @@ import onnx_ir as ir
 
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter, known, static_dims
-from onnx_convgrad.ir.geometry import HINT_BATCH, HINT_CHANNELS, HINT_SIZE
+from onnx_convgrad.ir.geometry import HINT_BATCH, HINT_CHANNELS, HINT_SIZE, Axis
 from onnx_convgrad.ir.pooling import Pool
 from onnx_convgrad.ir.scatter import Winners, scatter_to_maxima
-from onnx_convgrad.lowering.table import Query, lowering, spec_builder
+from onnx_convgrad.lowering.table import Query, lowering, needs, spec_builder
 from onnx_convgrad.rules.pool_max import maxima_of, winners_of
 
 
@@ -88,8 +88,7 @@ def unpooled(q: Query) -> str | None:
     return f"target {q.target.name} has no MaxUnpool" if "MaxUnpool" in q.target.missing else None
 
 
-def some_elements(q: Query) -> str | None:
-    return "there is nothing to pool" if 0 in (*q.spec.x_shape, *q.spec.y_shape) else None
+some_elements = needs(lambda s: 0 not in (*s.x_shape, *s.y_shape), "there is nothing to pool")
 
 
 @lowering("MaxPoolGrad", "corners", requires=[quartered, unpooled, some_elements])
@@ -138,25 +137,17 @@ _EXACT = 1 << 24
 # -- axis by axis ------------------------------------------------------------------------------------------------------
 
 
-def known_sizes(q: Query) -> str | None:
-    sizes = [*q.spec.pool.sizes, *q.spec.y_shape[2:]]
-    return "a spatial size is not known while building" if None in sizes else None
-
-
-def few_phases(q: Query) -> str | None:
-    widest = max(q.spec.pool.strides)
-    return None if widest <= _PHASES else f"a stride of {widest} leaves little of x to compare at once"
-
-
 _PHASES = 8
 """The largest stride that is split into its phases."""
 
-
-def rows_inside(q: Query) -> str | None:
-    pool = q.spec.pool
-    if all(_axis(pool, axis).taps for axis in range(pool.rank)):
-        return None
-    return "the windows reach nothing but padding"
+known_sizes = needs(lambda s: None not in (*s.pool.sizes, *s.y_shape[2:]), "a spatial size is not known while building")
+few_phases = needs(
+    lambda s: max(s.pool.strides) <= _PHASES,
+    lambda s: f"a stride of {max(s.pool.strides)} leaves little of x to compare at once",
+)
+rows_inside = needs(
+    lambda s: all(_taps(_axis(s.pool, axis)) for axis in range(s.pool.rank)), "the windows reach nothing but padding"
+)
 
 
 def compared(q: Query) -> str | None:
@@ -164,40 +155,18 @@ def compared(q: Query) -> str | None:
     return None if q.dtype in kinds else f"{q.dtype.name} is compared an element at a time"
 
 
-@dataclass(frozen=True, slots=True)
-class _Axis:
-    """One axis of a pool: tap t of window p is row `stride p + offsets[t]`, of `size` rows."""
-
-    size: int
-    count: int
-    stride: int
-    offsets: tuple[int, ...]
-
-    def inside(self, tap: int) -> bool:
-        """Whether a tap is inside x for every window."""
-        first = self.offsets[tap]
-        return first >= 0 and first + self.stride * (self.count - 1) < self.size
-
-    @property
-    def blocks(self) -> int:
-        """Number of whole strides that cover the rows."""
-        return -(-self.size // self.stride)
-
-    @property
-    def taps(self) -> list[int]:
-        """The taps that are inside x for some window."""
-        reach = self.stride * (self.count - 1)
-        return [t for t, first in enumerate(self.offsets) if first + reach >= 0 and first < self.size]
-
-
-def _axis(pool: Pool, axis: int) -> _Axis:
-    assert pool.pads is not None, "the padding is known"
+def _axis(pool: Pool, axis: int) -> Axis:
+    """The axis of the convolution with the windows of a pool: tap t of window p is row `stride p + shift(t)`."""
     size, count = pool.sizes[axis], pool.windows(axis)
-    assert size is not None, "the sizes are known"
-    assert count is not None, "the sizes are known"
-    taps = range(pool.kernel[axis])
-    offsets = tuple([tap * pool.dilations[axis] - pool.pads[axis][0] for tap in taps])
-    return _Axis(size, count, pool.strides[axis], offsets)
+    assert None not in (pool.pads, size, count), "known_sizes requires it"
+    begin = (pool.pads or ())[axis][0]
+    return Axis(size or 0, pool.kernel[axis], count or 0, pool.strides[axis], pool.dilations[axis], begin)
+
+
+def _taps(axis: Axis) -> list[int]:
+    """The taps that are inside x, or between two of its rows, for some window."""
+    reach = axis.stride * (axis.y - 1)
+    return [t for t in range(axis.kernel) if axis.shift(t) + reach >= 0 and axis.shift(t) < axis.x]
 
 
 @lowering("MaxPoolGrad", "axes", requires=[known_sizes, some_elements, few_phases, rows_inside, compared])
@@ -208,10 +177,10 @@ def by_axes(e: Emitter, n: Call, spec: PoolSpec) -> ir.Value:
     lead = e.size_mul(*e.dims(x)[:2])
     behind, found, largest = 1, [], x
     for at, axis in reversed(list(enumerate(axes))):  # the axes behind are already pooled
-        before = e.size_mul(lead, *(a.size for a in axes[:at]))
+        before = e.size_mul(lead, *(a.x for a in axes[:at]))
         windows = _Windows.of(e, axis, largest, before, behind)
         found.append(windows)
-        largest, behind = windows.largest, behind * axis.count
+        largest, behind = windows.largest, behind * axis.y
     g = n["dY"]
     for windows in reversed(found):
         g = windows.hand_back(e, g)
@@ -225,46 +194,51 @@ class _Windows:
     Rows have the shape [before, count, behind], without a trailing 1: the runtime pads rows of one element slowly.
     """
 
-    axis: _Axis
+    axis: Axis
     before: Dim
     behind: int
     rows: tuple[ir.Value, ...]
     largest: ir.Value
 
     @classmethod
-    def of(cls, e: Emitter, axis: _Axis, v: ir.Value, before: Dim, behind: int) -> _Windows:
-        tail = _tail(behind)
-        phases = [e.reshape(v, [before, axis.size, *tail])]
+    def of(cls, e: Emitter, axis: Axis, v: ir.Value, before: Dim, behind: int) -> _Windows:
+        tail, blocks = _tail(behind), _blocks(axis)
+        phases = [e.reshape(v, [before, axis.x, *tail])]
         if axis.stride > 1:
-            whole = e.pad(phases[0], [0], [axis.blocks * axis.stride - axis.size], [1], -math.inf)
-            whole = e.reshape(whole, [before, axis.blocks, axis.stride, *tail])
+            whole = e.pad(phases[0], [0], [blocks * axis.stride - axis.x], [1], -math.inf)
+            whole = e.reshape(whole, [before, blocks, axis.stride, *tail])
             parts = e.ops("Split", whole, outputs=axis.stride, axis=2, num_outputs=axis.stride)
-            phases = [e.reshape(part, [before, axis.blocks, *tail]) for part in parts]
+            phases = [e.reshape(part, [before, blocks, *tail]) for part in parts]
         rows = []
-        for tap in axis.taps:
-            block, phase = divmod(axis.offsets[tap], axis.stride)
-            rows.append(_moved(e, phases[phase], axis.blocks, -block, block + axis.count - axis.blocks, -math.inf))
+        for tap in _taps(axis):
+            block, phase = divmod(axis.shift(tap), axis.stride)
+            rows.append(_moved(e, phases[phase], blocks, -block, block + axis.y - blocks, -math.inf))
         return cls(axis, before, behind, tuple(rows), reduce(partial(e.op, "Max"), rows))
 
     def hand_back(self, e: Emitter, g: ir.Value) -> ir.Value:
         """Add g [before, count, behind] to the first row of each window that equals the maximum."""
-        axis, tail = self.axis, _tail(self.behind)
-        rest = e.reshape(g, [self.before, axis.count, *tail])
+        axis, taps, tail, blocks = self.axis, _taps(self.axis), _tail(self.behind), _blocks(self.axis)
+        rest = e.reshape(g, [self.before, axis.y, *tail])
         parts: list[ir.Value | None] = [None] * axis.stride
-        for tap, row in zip(axis.taps, self.rows, strict=True):
-            mine, last = rest, tap == axis.taps[-1]
-            if not last or not axis.inside(tap):
+        for tap, row in zip(taps, self.rows, strict=True):
+            mine, last = rest, tap == taps[-1]
+            if not last or len(axis.reached(tap)) < axis.y:
                 mine = e.mul(rest, e.mask(e.compare("Equal", row, self.largest), rest))
             if not last:
                 rest = e.sub(rest, mine)
-            block, phase = divmod(axis.offsets[tap], axis.stride)
-            mine = _moved(e, mine, axis.count, block, axis.blocks - axis.count - block, 0)
+            block, phase = divmod(axis.shift(tap), axis.stride)
+            mine = _moved(e, mine, axis.y, block, blocks - axis.y - block, 0)
             old = parts[phase]
             parts[phase] = mine if old is None else e.add(old, mine)
         given = next(part for part in parts if part is not None)
-        size = [self.before, axis.blocks, 1, *tail]
+        size = [self.before, blocks, 1, *tail]
         whole = e.concat([e.reshape(part or e.zeros_like(given), size) for part in parts], 2)
-        return e.slice(e.reshape(whole, [self.before, axis.blocks * axis.stride, *tail]), [0], [axis.size], [1])
+        return e.slice(e.reshape(whole, [self.before, blocks * axis.stride, *tail]), [0], [axis.x], [1])
+
+
+def _blocks(axis: Axis) -> int:
+    """Number of whole strides that cover the rows."""
+    return -(-axis.x // axis.stride)
 
 
 def _tail(behind: int) -> list[int]:

@@ -6,13 +6,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from onnx import TensorProto, helper
 
 import onnx_convgrad as og
 from onnx_convgrad.bench.calibrate import calibrate
 from onnx_convgrad.ir.targets import TARGETS, Rates
 from onnx_convgrad.lowering.cost import calibration
 from onnx_convgrad.lowering.cost.calibration import Store, calibrated, shipped
+from tests.support.conv_geometry import case, conv_model
 
 FAST = Rates(gemm=1e15, small=1, cached=1e6, memory=1e6, cache=1e6, node=1e-9, item=1e-3, run=1e-3, tap=1e-3)
 
@@ -37,7 +37,7 @@ def test_a_second_machine_keeps_the_first_ones_entry(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[1, 2]", '{"a": 3}'])
-def test_a_damaged_store_counts_as_empty_and_says_so(tmp_path: Path, text: str) -> None:
+def test_a_damaged_store_counts_as_empty_with_a_warning(tmp_path: Path, text: str) -> None:
     (tmp_path / "rates.json").write_text(text)
     with pytest.warns(UserWarning, match="is not readable"):
         assert Store(tmp_path).read() == {}
@@ -50,7 +50,7 @@ def test_an_entry_of_another_version_is_left_out(tmp_path: Path) -> None:
     assert calibrated(TARGETS["cpu"], store) == shipped(TARGETS["cpu"])
 
 
-def test_a_known_processor_has_speeds_of_its_own_unless_the_store_is_off(tmp_path: Path) -> None:
+def test_a_known_processor_has_shipped_speeds_unless_the_store_is_off(tmp_path: Path) -> None:
     zen5 = {"vendor_id": "AuthenticAMD", "cpu family": "26"}
     cpu = TARGETS["cpu"]
     assert shipped(cpu, zen5).rates.gemm > 2 * cpu.rates.gemm
@@ -81,12 +81,7 @@ def test_an_empty_variable_turns_the_store_off(monkeypatch: pytest.MonkeyPatch, 
 
 def test_the_measured_speeds_decide_the_lowering(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ONNX_CONVGRAD_CACHE", str(tmp_path))
-    node = helper.make_node("Conv", ["x", "w"], ["y"], name="conv", pads=[1, 1, 1, 1])
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [8, 16, 28, 28])
-    w = helper.make_tensor_value_info("w", TensorProto.FLOAT, [16, 16, 3, 3])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
-    graph = helper.make_graph([node], "g", [x, w], [y])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = conv_model(case((8, 16, 28, 28), 16, (3, 3), begin=1))
 
     def predicted() -> dict[str, float]:
         row = next(r for r in og.explain(model, wrt=["w"]).rows if r["operator"] == "ConvWeightGrad")

@@ -1,4 +1,4 @@
-"""Sizes that are not known while building, where a number is needed."""
+"""Typical numbers for sizes that are unknown while building."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.files import load
 from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
 from onnx_convgrad.pipeline.report import Report
+from tests.support.conv_geometry import case, conv_model
 
 
 def _model(shape: list) -> onnx.ModelProto:
@@ -56,21 +57,17 @@ def test_layers_are_priced_at_their_sizes() -> None:
         assert found[key] == pytest.approx(known[key], rel=0.3), key  # the first chunks of a known batch may be faster
 
 
-def _dilated(batch: object, size: object) -> onnx.ModelProto:
-    node = helper.make_node("Conv", ["x", "w"], ["y"], name="conv", pads=[2, 2, 2, 2], dilations=[2, 2])
-    shapes = {"x": [batch, 64, size, size], "w": [64, 64, 3, 3]}
-    inputs = [helper.make_tensor_value_info(k, TensorProto.FLOAT, dims) for k, dims in shapes.items()]
-    graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+DILATED = case((8, 64, 224, 224), 64, (3, 3), dilations=2, begin=2)
 
 
-def test_explain_says_what_known_sizes_would_gain() -> None:
-    report = og.explain(_dilated("n", "s"), wrt="all")
+def test_explain_states_the_gain_of_known_sizes() -> None:
+    unknown = conv_model(DILATED, {0, 2, 3})
+    report = og.explain(unknown, wrt="all")
     gain = report.gain
     assert gain is not None
     assert gain.shapes == {"x": (8, 64, 224, 224)}
     assert gain.gradients == 2
-    known = og.explain(_dilated(8, 224), wrt="all")
+    known = og.explain(conv_model(DILATED), wrt="all")
     assert known.gain is None
     assert gain.seconds_known == pytest.approx(_predicted(known))
     assert gain.seconds == pytest.approx(_predicted(report))
@@ -81,7 +78,7 @@ def test_explain_says_what_known_sizes_would_gain() -> None:
     )
     assert str(gain) in str(report)
     assert json.loads(report.to_json())["with_known_sizes"]["faster"] == gain.faster
-    assert og.explain(_dilated("n", "s"), wrt="all", input_shapes={"x": [8, 64, 224, 224]}).gain is None
+    assert og.explain(unknown, wrt="all", input_shapes={"x": [8, 64, 224, 224]}).gain is None
 
 
 def _predicted(report: Report) -> float:

@@ -45,7 +45,7 @@ def axes(draw: st.DrawFn) -> tuple[int, ...]:
 def pools(draw: st.DrawFn) -> tuple[tuple[int, ...], Window]:
     """The shape of x, and the attributes of a pool."""
     found = draw(st.lists(axes(), min_size=1, max_size=3))
-    if draw(st.booleans()):  # as most are
+    if draw(st.booleans()):  # the usual case
         found = [(2 * max(size // 2, 1), 2, 2, 1, 0, 0) for size, *_ in found]
     size, kernel, strides, dilations, begin, end = (list(v) for v in zip(*found, strict=True))
     window = {"kernel_shape": kernel, "strides": strides, "dilations": dilations, "pads": begin + end}
@@ -77,9 +77,9 @@ def by_definition(x: np.ndarray, y_grad: np.ndarray, window: Window) -> np.ndarr
     return result
 
 
-def gradient(built_from: onnx.ModelProto, given_: dict[str, np.ndarray], choice: Any = "auto") -> np.ndarray:
+def gradient(built_from: onnx.ModelProto, feeds: dict[str, np.ndarray], choice: Any = "auto") -> np.ndarray:
     found = og.augment(built_from, wrt=["x"], of=["y"], lowering=choice)
-    return np.asarray(run(found, {i.name: given_[i.name] for i in found.graph.input})["x_grad"])
+    return np.asarray(run(found, {i.name: feeds[i.name] for i in found.graph.input})["x_grad"])
 
 
 def feed(shape: tuple[int, ...], window: Window, dtype: type = np.float32) -> dict[str, np.ndarray]:
@@ -93,7 +93,7 @@ def feed(shape: tuple[int, ...], window: Window, dtype: type = np.float32) -> di
 
 
 def usable(built_from: onnx.ModelProto) -> list[dict[str, str]]:
-    """The lowerings that apply, to be forced one by one."""
+    """Choices that force each lowering that applies."""
     (choice,) = build(built_from, Options(wrt=["x"])).choices
     return [{choice.op_type: c.name} for c in choice.candidates if c.reason is None]
 
@@ -102,16 +102,16 @@ def usable(built_from: onnx.ModelProto) -> list[dict[str, str]]:
 @given(pools())
 def test_every_lowering_gives_it_to_the_first_of_the_largest(case: tuple[tuple[int, ...], Window]) -> None:
     shape, window = case
-    given_ = feed(shape, window)
-    want = by_definition(given_["x"], given_["y_grad"], window)
+    feeds = feed(shape, window)
+    want = by_definition(feeds["x"], feeds["y_grad"], window)
     static = model(shape, window)
     for choice in ["auto", *usable(static)]:
-        got = gradient(static, given_, choice)
+        got = gradient(static, feeds, choice)
         np.testing.assert_array_equal(got, want, err_msg=f"{choice}")
     for symbolic in (("N", *shape[1:]), ("N", "C", *shape[2:]), ("N", "C", *"HWD"[: len(shape) - 2])):
         unknown = model(symbolic, window)
         for choice in ["auto", *usable(unknown)]:
-            got = gradient(unknown, given_, choice)
+            got = gradient(unknown, feeds, choice)
             np.testing.assert_array_equal(got, want, err_msg=f"{symbolic} {choice}")
 
 
@@ -124,23 +124,23 @@ WHOLE = {"kernel_shape": [56, 56], "strides": [56, 56], "dilations": [1, 1], "pa
     ("window", "size", "chosen"),
     [(RESNET, 56, "axes"), (VGG, 56, "corners"), (VGG, 4, "indices"), (WHOLE, 56, "indices")],
 )
-def test_what_is_chosen(window: Window, size: int, chosen: str) -> None:
+def test_the_chosen_lowering(window: Window, size: int, chosen: str) -> None:
     (choice,) = build(model((4, 64 if size > 4 else 1, size, size), window), Options(wrt=["x"])).choices
     assert (choice.op_type, choice.chosen) == ("MaxPoolGrad", chosen)
 
 
 @pytest.mark.parametrize("window", [RESNET, VGG])
-def test_large_batches_are_handed_back_in_parts(window: Window) -> None:
+def test_large_batches_are_differentiated_in_parts(window: Window) -> None:
     shape = (6, 16, 32, 32)
     built = build(model(shape, window), Options(wrt=["x"], lowering={"MaxPoolGrad": "axes"}, max_workspace=1 << 18))
     assert "Scan" in {node.op_type for node in built.model.graph}
-    given_ = feed(shape, window)
-    got = run(ir.to_proto(built.model), given_)["x_grad"]
-    np.testing.assert_array_equal(got, by_definition(given_["x"], given_["y_grad"], window))
+    feeds = feed(shape, window)
+    got = run(ir.to_proto(built.model), feeds)["x_grad"]
+    np.testing.assert_array_equal(got, by_definition(feeds["x"], feeds["y_grad"], window))
 
 
 def test_no_indices_are_kept() -> None:
-    """The model's own node stays as it is, but for the lowering that asks for them."""
+    """The model's own node stays unchanged, except for the lowering that reads indices."""
     static = model((4, 16, 32, 32), RESNET)
     for name, outputs in (("axes", 1), ("indices", 2)):
         found = og.augment(static, wrt=["x"], lowering={"MaxPoolGrad": name})
@@ -148,41 +148,41 @@ def test_no_indices_are_kept() -> None:
         assert len(pool.output) == outputs
 
 
-def test_indices_that_the_model_gives_are_used() -> None:
+def test_indices_that_the_model_outputs_are_used() -> None:
     static = model((2, 3, 8, 8), RESNET)
     static.graph.node[0].output.append("i")
     static.graph.output.append(helper.make_tensor_value_info("i", TensorProto.INT64, None))
     built = build(static, Options(wrt=["x"], of=["y"]))
     assert not built.choices
-    given_ = feed((2, 3, 8, 8), RESNET)
-    got = run(ir.to_proto(built.model), given_)["x_grad"]
-    np.testing.assert_array_equal(got, by_definition(given_["x"], given_["y_grad"], RESNET))
+    feeds = feed((2, 3, 8, 8), RESNET)
+    got = run(ir.to_proto(built.model), feeds)["x_grad"]
+    np.testing.assert_array_equal(got, by_definition(feeds["x"], feeds["y_grad"], RESNET))
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])
 def test_other_types(dtype: type) -> None:
     shape, kind = (2, 3, 9, 8), helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-    static, given_ = model(shape, RESNET, kind), feed((2, 3, 9, 8), RESNET, dtype)
+    static, feeds = model(shape, RESNET, kind), feed((2, 3, 9, 8), RESNET, dtype)
     for choice in ["auto", *usable(static)]:
-        got = gradient(static, given_, choice)
+        got = gradient(static, feeds, choice)
         assert got.dtype == dtype
-        np.testing.assert_array_equal(got, by_definition(given_["x"], given_["y_grad"], RESNET))
+        np.testing.assert_array_equal(got, by_definition(feeds["x"], feeds["y_grad"], RESNET))
 
 
 @pytest.mark.parametrize("name", list(lowerings()["MaxPoolGrad"]))
 def test_infinities_stay_where_they_are(name: str) -> None:
     """The largest element may be infinite, and masked elements are minus infinity."""
-    given_ = feed((1, 2, 8, 8), VGG)
-    given_["x"][0, 0, ::2, ::3] = math.inf
-    given_["x"][0, 1, 1::2, ::2] = -math.inf
-    got = gradient(model((1, 2, 8, 8), VGG), given_, {"MaxPoolGrad": name})
-    np.testing.assert_array_equal(got, by_definition(given_["x"], given_["y_grad"], VGG))
+    feeds = feed((1, 2, 8, 8), VGG)
+    feeds["x"][0, 0, ::2, ::3] = math.inf
+    feeds["x"][0, 1, 1::2, ::2] = -math.inf
+    got = gradient(model((1, 2, 8, 8), VGG), feeds, {"MaxPoolGrad": name})
+    np.testing.assert_array_equal(got, by_definition(feeds["x"], feeds["y_grad"], VGG))
 
 
 @pytest.mark.parametrize("batch", ["4", "N"])
 @pytest.mark.parametrize("window", [RESNET, VGG])
 def test_second_order_is_that_of_pytorch(batch: str, window: Window) -> None:
-    """Also of a file whose gradient runs in a loop over the samples."""
+    """Also for a file whose gradient runs in a loop over the samples."""
     size, half = f"float[{batch},8,32,32]", f"float[{batch},8,16,16]"
     written = ", ".join(f"{key} = {value}" for key, value in window.items())
     text = f"""<ir_version: 10, opset_import: ["": 21]> g ({size} x) => ({half} y) {{
@@ -194,9 +194,9 @@ def test_second_order_is_that_of_pytorch(batch: str, window: Window) -> None:
     again = og.vjp(once, wrt=["x", "y_grad"], of=["x_grad"])
     rng = np.random.default_rng(0)
     shapes = {"x": (4, 8, 32, 32), "y_grad": (4, 8, 16, 16), "x_grad_grad": (4, 8, 32, 32)}
-    given_ = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
-    got = run(again, given_)
-    t = {name: torch.tensor(a, dtype=torch.float64, requires_grad=True) for name, a in given_.items()}
+    feeds = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    got = run(again, feeds)
+    t = {name: torch.tensor(a, dtype=torch.float64, requires_grad=True) for name, a in feeds.items()}
     pooled = torch.nn.functional.max_pool2d(t["x"].square(), window["kernel_shape"], 2, window["pads"][0])
     (first,) = torch.autograd.grad(pooled.square(), t["x"], t["y_grad"], create_graph=True)
     second = torch.autograd.grad(first, [t["x"], t["y_grad"]], t["x_grad_grad"])
@@ -207,20 +207,20 @@ def test_second_order_is_that_of_pytorch(batch: str, window: Window) -> None:
 
 
 def test_forward_mode_picks_the_tangent_of_the_first_of_the_largest() -> None:
-    given_ = feed((2, 3, 9, 9), RESNET)
-    tangent = np.random.default_rng(2).integers(-4, 5, given_["x"].shape).astype(np.float32)
-    result = run(og.jvp(model((2, 3, 9, 9), RESNET), wrt=["x"]), {"x": given_["x"], "x_tangent": tangent})
+    feeds = feed((2, 3, 9, 9), RESNET)
+    tangent = np.random.default_rng(2).integers(-4, 5, feeds["x"].shape).astype(np.float32)
+    result = run(og.jvp(model((2, 3, 9, 9), RESNET), wrt=["x"]), {"x": feeds["x"], "x_tangent": tangent})
     got = next(v for k, v in result.items() if k != "y")
     # <y_grad, J t> = <J' y_grad, t>
-    left = float((got * given_["y_grad"]).sum())
-    right = float((by_definition(given_["x"], given_["y_grad"], RESNET) * tangent).sum())
+    left = float((got * feeds["y_grad"]).sum())
+    right = float((by_definition(feeds["x"], feeds["y_grad"], RESNET) * tangent).sum())
     assert left == right
     assert np.abs(got).sum() > 0
 
 
 @pytest.mark.parametrize("name", ["axes", "indices"])
 @pytest.mark.parametrize("order", [0, 1])
-def test_second_order_of_a_pool_that_says_how_its_indices_count(order: int, name: str) -> None:
+def test_second_order_of_a_pool_with_a_storage_order(order: int, name: str) -> None:
     """PyTorch's newer exporter writes `storage_order`; the indices of a pool that counts by columns are not read."""
     text = f"""<ir_version: 10, opset_import: ["": 21]> g (float[2,3,6,8] x) => (float loss) {{
         [square] a = Mul (x, x) [pool] p = MaxPool <kernel_shape = [3, 3], strides = [1, 1], storage_order = {order}> (a)
@@ -229,10 +229,10 @@ def test_second_order_of_a_pool_that_says_how_its_indices_count(order: int, name
     pools = sum(node.op_type == "MaxPool" for node in built.graph.node)
     assert (pools == 1) == (order == 0)
     rng = np.random.default_rng(3)
-    given_ = {k: rng.standard_normal((2, 3, 6, 8)).astype(np.float32) for k in ("x", "x_tangent")}
-    x, tangent = (torch.tensor(given_[k], dtype=torch.float64, requires_grad=k == "x") for k in ("x", "x_tangent"))
+    feeds = {k: rng.standard_normal((2, 3, 6, 8)).astype(np.float32) for k in ("x", "x_tangent")}
+    x, tangent = (torch.tensor(feeds[k], dtype=torch.float64, requires_grad=k == "x") for k in ("x", "x_tangent"))
     loss = torch.nn.functional.max_pool2d(x.square(), 3, 1).pow(3).sum()
     (first,) = torch.autograd.grad(loss, x, create_graph=True)
     (want,) = torch.autograd.grad(first, x, tangent)
-    (got,) = run(built, given_).values()
+    (got,) = run(built, feeds).values()
     assert np.linalg.norm(got - want.numpy()) < 1e-5 * np.linalg.norm(want.numpy())
