@@ -91,7 +91,7 @@ def bare(call: Call) -> Call:
     with mock.patch.object(Compiled, "run", watched):
         call()
     ((compiled, feeds),) = seen
-    return lambda: compiled.live.run(compiled.outputs, feeds)
+    return lambda: compiled.session.run(compiled.outputs, feeds)
 
 
 def measured(arguments: argparse.Namespace) -> list[Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -190,6 +191,34 @@ def test_every_module_with_lowerings_is_listed(root: Path) -> None:
     declare = re.compile(r"^(@lowering\(|@spec_builder\(|declare\()", re.MULTILINE)
     files = [p for kind in ("conv", "pool") for p in (folder / kind).glob("*.py") if declare.search(p.read_text())]
     assert sorted(lowering.MODULES) == sorted(f"{path.parent.name}.{path.stem}" for path in files)
+
+
+MIRRORED = (
+    "rules",
+    "backends/cpu",
+    "backends/cuda",
+    "memory",
+    "lowering",
+    "lowering/conv",
+    "lowering/cost",
+    "lowering/pool",
+)
+"""Folders of which every module with code has a test file of its name in the same folder of `tests`."""
+
+
+def _modules_with_code(folder: Path) -> list[str]:
+    """The names of modules that define a function or a class; others hold only tables of constants."""
+    code = (ast.FunctionDef, ast.ClassDef)
+    files = sorted(path for path in folder.glob("*.py") if path.stem != "__init__")
+    return [path.stem for path in files if any(isinstance(n, code) for n in ast.parse(path.read_text()).body)]
+
+
+@pytest.mark.parametrize("folder", MIRRORED)
+def test_every_module_has_a_test_file_of_its_name(folder: str, root: Path) -> None:
+    source = root / folder if folder == "rules" else root / "onnx_convgrad" / folder
+    tests = {path.stem.removeprefix("test_") for path in (root / "tests" / folder).glob("test_*.py")}
+    missing = [f"tests/{folder}/test_{name}.py" for name in _modules_with_code(source) if name not in tests]
+    assert not missing, f"add {', '.join(missing)}"
 
 
 def test_rules_cannot_be_imported_by_another_name(root: Path) -> None:

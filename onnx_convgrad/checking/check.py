@@ -89,14 +89,14 @@ def verify_numerically(
     targets = [v.name or "" for v in resolve_of(primal.graph, of)]
     feed, outputs = working_feed(list(primal.graph.inputs), narrow_primal(primal, targets), seed)
     generator = np.random.default_rng(seed + 1)
-    taken = json.loads(built.model.metadata_props[SEEDS])
+    seed_names = json.loads(built.model.metadata_props[SEEDS])
     seeds = {
-        t: generator.standard_normal(y.shape).astype(y.dtype) if t in taken else np.ones_like(y)
+        t: generator.standard_normal(y.shape).astype(y.dtype) if t in seed_names else np.ones_like(y)
         for t, y in outputs.items()
     }
     progress("running the gradients")
-    fed = {**feed, **{taken[t]: s for t, s in seeds.items() if t in taken}}
-    comparison = _Comparison(built, feed, fed, seeds, _run(built, fed), generator, samples, progress)
+    inputs = {**feed, **{seed_names[t]: s for t, s in seeds.items() if t in seed_names}}
+    comparison = _Comparison(built, feed, inputs, seeds, _run(built, inputs), generator, samples, progress)
     return comparison.run(seed)
 
 
@@ -112,11 +112,11 @@ def _refuse_random(primal: ir.Model) -> None:
 
 
 def _run(built: Built, feed: Arrays) -> dict[str, np.ndarray]:
-    live = session(built.model)
+    opened = session(built.model)
     names = list(built.gradients.values())
-    wanted = {i.name for i in live.get_inputs()}
+    wanted = {i.name for i in opened.get_inputs()}
     try:
-        results = live.run(names, {k: v for k, v in feed.items() if k in wanted})
+        results = opened.run(names, {k: v for k, v in feed.items() if k in wanted})
     except Exception as problem:
         raise ExecutionError(f"ONNX Runtime failed to run the gradients: {problem}") from problem
     return dict(zip(built.gradients, results, strict=True))
@@ -129,14 +129,14 @@ class _Comparison:
         self,
         built: Built,
         feed: Arrays,
-        fed: Arrays,
+        inputs: Arrays,
         seeds: Arrays,
         gradients: Arrays,
         generator: np.random.Generator,
         samples: int,
         progress: Progress,
     ) -> None:
-        self.built, self.feed, self.fed, self.seeds, self.gradients = built, feed, fed, seeds, gradients
+        self.built, self.feed, self.inputs, self.seeds, self.gradients = built, feed, inputs, seeds, gradients
         self.generator, self.samples, self.progress = generator, samples, progress
         self.points = self._points()
         self.norms = {k: float(np.linalg.norm(wide(g))) for k, g in gradients.items()}
@@ -219,7 +219,7 @@ class _Comparison:
         if self._double is None:
             self.progress("running the gradients in float64")
             try:
-                self._double = (Float64Gradients(self.built, self.fed),)
+                self._double = (Float64Gradients(self.built, self.inputs),)
             except Exception as problem:  # noqa: BLE001 - then the first result stands
                 self.progress(f"no float64 gradients: {problem}")
                 self._double = (None,)

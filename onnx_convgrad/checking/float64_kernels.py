@@ -18,6 +18,7 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from onnx_convgrad.checking.float64_recurrent import gru, lstm, rnn
+from onnx_convgrad.ir.pooling import Pool
 from onnx_convgrad.runtime import session
 
 __all__ = ["KERNELS", "Unavailable"]
@@ -44,32 +45,19 @@ def _seen(place: Sequence[int], dilations: Sequence[int], counts: Sequence[int],
     return (..., *(slice(p * d, p * d + (c - 1) * s + 1, s) for p, d, c, s in axes))
 
 
-def _pool_pads(a: Attributes, size: Sequence[int]) -> tuple[list[int], list[int], list[int], list[int], list[int]]:
-    """Strides, dilations, begin pads, end pads, and the rows that `ceil_mode` adds behind those."""
-    if a.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
-        raise Unavailable
-    kernel = a["kernel_shape"]
-    rank = len(kernel)
-    strides, dilations = list(a.get("strides", [1] * rank)), list(a.get("dilations", [1] * rank))
-    pads = list(a.get("pads", [0] * 2 * rank)) if a.get("auto_pad", b"NOTSET") == b"NOTSET" else [0] * 2 * rank
-    beyond = []
-    for i in range(rank):
-        room = size[i] + pads[i] + pads[rank + i] - (kernel[i] - 1) * dilations[i] - 1
-        count = (
-            math.ceil(room / strides[i]) if a.get("ceil_mode") else int(room / strides[i])
-        ) + 1  # as the runtime counts
-        if a.get("ceil_mode") and (count - 1) * strides[i] >= size[i] + pads[i]:
-            count -= 1
-        beyond.append(max((count - 1) * strides[i] - room, 0))
-    return strides, dilations, pads[:rank], pads[rank:], beyond
-
-
 def _average_pool(a: Attributes, x: np.ndarray) -> np.ndarray:
-    strides, dilations, begin, end, beyond = _pool_pads(a, x.shape[2:])
-    around = [(0, 0), (0, 0), *zip(begin, end, strict=True)]
-    after = [(0, 0), (0, 0), *((0, b) for b in beyond)]
+    auto_pad = a.get("auto_pad", b"NOTSET")
+    if auto_pad not in (b"NOTSET", b"VALID"):
+        raise Unavailable
+    kernel, rank = tuple(a["kernel_shape"]), x.ndim - 2
+    strides, dilations = tuple(a.get("strides", [1] * rank)), tuple(a.get("dilations", [1] * rank))
+    pads = a.get("pads", [0] * 2 * rank) if auto_pad == b"NOTSET" else [0] * 2 * rank
+    both = tuple(zip(pads[:rank], pads[rank:], strict=True))
+    pool = Pool(kernel, strides, dilations, x.shape[2:], both, "NOTSET", bool(a.get("ceil_mode")))
+    around = [(0, 0), (0, 0), *both]
+    after = [(0, 0), (0, 0), *((0, max(pool.excess(axis) or 0, 0)) for axis in range(rank))]
     inside = np.pad(np.ones((1, 1, *x.shape[2:])), around, constant_values=float(bool(a.get("count_include_pad"))))
-    window = (a["kernel_shape"], strides, dilations)
+    window = (kernel, strides, dilations)
     share = sum(_taps(np.pad(inside, after), *window))
     result: np.ndarray = sum(_taps(np.pad(np.pad(x, around), after), *window)) / share
     return result

@@ -69,21 +69,21 @@ class Float64Session:
         if len(nodes) == 1 and nodes[0].op_type in KERNELS:
             return None
         made = {o for n in nodes for o in n.output if o}
-        taken = list(dict.fromkeys(i for n in nodes for i in n.input if i and i not in made))
+        inputs = list(dict.fromkeys(i for n in nodes for i in n.input if i and i not in made))
         inside = {id(n) for n in nodes}
         later = {i for n in self.nodes if id(n) not in inside for i in n.input} | self.keep
         results = [o for n in nodes for o in n.output if o and (o in later or len(nodes) == 1)]
-        infos = [helper.make_tensor_value_info(i, helper.np_dtype_to_tensor_dtype(dtypes[i]), None) for i in taken]
+        infos = [helper.make_tensor_value_info(i, helper.np_dtype_to_tensor_dtype(dtypes[i]), None) for i in inputs]
         outputs = [helper.make_empty_tensor_value_info(o) for o in results]
         graph = helper.make_graph(list(nodes), "piece", infos, outputs)
         model = helper.make_model(graph, opset_imports=list(self.opsets), ir_version=10)
         try:
-            live = session(model, optimize=False)
+            opened = session(model, optimize=False)
         except ExecutionError:
             return None
 
         def piece(values: Arrays) -> None:
-            values.update(zip(results, live.run(results, {i: values[i] for i in taken}), strict=True))
+            values.update(zip(results, opened.run(results, {i: values[i] for i in inputs}), strict=True))
 
         return piece
 

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import onnx_ir as ir
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,6 +20,7 @@ from torch import Tensor
 from onnx_convgrad.checking.torch_shapes import DTYPES, LAYOUT, NotRebuilt
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.geometry import same_padding
+from onnx_convgrad.ir.pooling import Pool
 
 __all__ = ["OPERATORS"]
 
@@ -85,44 +87,33 @@ def _conv_transpose(n: Call, x: Tensor, w: Tensor, b: Tensor | None = None) -> T
     return full if b is None else full + b.reshape(1, -1, *[1] * rank)
 
 
-def _ceil_extension(
-    n: Call, size: Sequence[int], kernel: Sequence[int]
-) -> tuple[list[int], list[int], list[int], list[int], list[int]]:
-    """As `_pads`, and the rows by which `ceil_mode` lets the last window reach beyond the end pad."""
-    strides, dilations, begin, end = _pads(n, size, kernel)
-    if n.string("auto_pad", "NOTSET").startswith("SAME") and any(d != 1 for d in dilations):
-        raise NotRebuilt(f"{n.node.op_type} with auto_pad and dilations")  # the runtime ignores dilations in auto_pad
-    beyond = []
-    for length, k, s, d, b, e in zip(size, kernel, strides, dilations, begin, end, strict=True):
-        room = length + b + e - (k - 1) * d - 1
-        count = (math.ceil(room / s) if n.int("ceil_mode", 0) else room // s) + 1
-        if n.int("ceil_mode", 0) and (count - 1) * s >= length + b:
-            count -= 1
-        beyond.append(max((count - 1) * s - room, 0))
-    return strides, dilations, begin, end, beyond
+def _pool(n: Call, x: Tensor) -> tuple[Pool, list[int], list[int], list[int]]:
+    """The windows, begin and end pads, and the rows by which `ceil_mode` lets the last window reach beyond those."""
+    pool = Pool.of(n, ir.Value(shape=ir.Shape(x.shape)))
+    pads = pool.pads or ()
+    beyond = [max(pool.excess(axis) or 0, 0) for axis in range(pool.rank)]
+    return pool, [begin for begin, _ in pads], [end for _, end in pads], beyond
 
 
 def _max_pool(n: Call, x: Tensor) -> Tensor:
     if len(n.node.outputs) > 1 and n.node.outputs[1].name:
         raise NotRebuilt("MaxPool with indices")
-    kernel = n.ints("kernel_shape") or ()
-    strides, dilations, begin, end, beyond = _ceil_extension(n, x.shape[2:], kernel)
+    pool, begin, end, beyond = _pool(n, x)
     wide = _padded(x, begin, [e + more for e, more in zip(end, beyond, strict=True)], -math.inf)
-    result: Tensor = _of_rank(_MAX_POOL, len(kernel), n)(wide, kernel, strides, 0, dilations)
+    result: Tensor = _of_rank(_MAX_POOL, pool.rank, n)(wide, pool.kernel, pool.strides, 0, pool.dilations)
     return result
 
 
 def _average_pool(n: Call, x: Tensor) -> Tensor:
-    kernel = n.ints("kernel_shape") or ()
-    strides, dilations, begin, end, beyond = _ceil_extension(n, x.shape[2:], kernel)
-    if any(d != 1 for d in dilations):
+    pool, begin, end, beyond = _pool(n, x)
+    if any(d != 1 for d in pool.dilations):
         raise NotRebuilt("AveragePool with dilations")
-    pool = _of_rank(_AVERAGE_POOL, len(kernel), n)
+    average = _of_rank(_AVERAGE_POOL, pool.rank, n)
     inner = torch.ones_like(x[:1, :1])
     counted = _padded(inner, begin, end, 1.0 if n.int("count_include_pad", 0) else 0.0)
-    none = [0] * len(kernel)
-    share = pool(_padded(counted, none, beyond), kernel, strides)
-    result: Tensor = pool(_padded(_padded(x, begin, end), none, beyond), kernel, strides) / share
+    none = [0] * pool.rank
+    share = average(_padded(counted, none, beyond), pool.kernel, pool.strides)
+    result: Tensor = average(_padded(_padded(x, begin, end), none, beyond), pool.kernel, pool.strides) / share
     return result
 
 

@@ -160,8 +160,8 @@ def _plan(
     folded = g.per_sample() if function.per_sample else g
     output = _shape_of(g, "output", batched=batched)
     hollow = shapes.get("grad_output", output) != output
-    live = None if hollow else compiled(folded, dtype, task, resolved(providers, chosen), chosen)
-    outputs = () if live is None else live.outputs
+    model = None if hollow else compiled(folded, dtype, task, resolved(providers, chosen), chosen)
+    outputs = () if model is None else model.outputs
     results = []
     for name in function.results:
         position = outputs.index(f"result_{name}") if f"result_{name}" in outputs else None
@@ -170,10 +170,10 @@ def _plan(
             shape = (g.input[0], *shape)
         results.append(Result(position, shape, dtype) if name in wanted else None)
     feeds = []
-    for name, (shape, kind) in ({} if live is None else live.inputs).items():
+    for name, (shape, kind) in ({} if model is None else model.inputs).items():
         view, same = None if kind == dtype else kind, shape == shapes[name]
         feeds.append(Feed(name, list(function.arrays).index(name), view, None if same else shape))
-    return Plan(live, tuple(feeds), tuple(results))
+    return Plan(model, tuple(feeds), tuple(results))
 
 
 _REQUIRED = ("input", "weight", "grad_output")

@@ -64,7 +64,7 @@ def _by_rank(function: Callable[Concatenate[int, bool, P], R], name: str, *, tra
     def bound(rank: int) -> Callable[P, R]:
         def gradient(*args: P.args, **kwargs: P.kwargs) -> R:
             if not transposed and "output_padding" in kwargs:
-                raise TypeError(f"{gradient.__name__}() has no argument 'output_padding'")
+                raise TypeError(f"{gradient.__name__}() got an unexpected keyword argument 'output_padding'")
             return function(rank, transposed, *args, **kwargs)
 
         own = list(inspect.signature(function).parameters.values())[2:]
@@ -141,8 +141,8 @@ def _per_sample_gradient(
 ) -> tuple[Array, Array | None]:
     """The gradients of {0} for weight and bias of each sample, `[N, *weight]` and `[N, O]`.
 
-    Without `bias` the second is `None`. Their sum over the samples is the gradient of the batch. For an input without a
-    batch axis they have none either. Only the shape of the weight matters.
+    Without `bias` the second is `None`. Their sum over the samples is the gradient of the batch. Without a batch axis in
+    the input the results have none either. Only the shape of the weight matters.
     """
     window = (stride, padding, dilation, transposed, output_padding, groups)
     return _PER_SAMPLE[rank](

@@ -37,7 +37,7 @@ _building = threading.Lock()
 class Compiled:
     """A session, the shape and dtype of each input, and the names of the outputs."""
 
-    live: Any
+    session: Any
     model: bytes
     inputs: Mapping[str, tuple[tuple[int, ...], np.dtype]]
     outputs: tuple[str, ...]
@@ -46,9 +46,9 @@ class Compiled:
     def run(self, feeds: dict[str, Array]) -> list[Array]:
         """Run the session; an error contains a program that reproduces it."""
         try:
-            return self.live.run(self.outputs, feeds)  # type: ignore[no-any-return]
+            return self.session.run(self.outputs, feeds)  # type: ignore[no-any-return]
         except Exception as problem:
-            raise _failure(self.title, problem, self.model, self.inputs, self.live.get_providers()) from problem
+            raise _failure(self.title, problem, self.model, self.inputs, self.session.get_providers()) from problem
 
 
 def compiled(g: Geometry, dtype: np.dtype, task: Task, providers: Resolved, options: SessionOptions) -> Compiled | None:
@@ -80,12 +80,12 @@ def _compiled(
     outputs = tuple(value.name for value in model.graph.output)
     raw = model.SerializeToString()
     try:
-        live = session(raw, providers=wanted, options=options)
+        opened = session(raw, providers=wanted, options=options)
     except ExecutionError as problem:
         if problem.__cause__ is None:  # the runtime or the provider is missing: no failure to reproduce
             raise
         raise _failure(title, problem.__cause__, raw, inputs, wanted) from problem
-    return Compiled(live, raw, inputs, outputs, title)
+    return Compiled(opened, raw, inputs, outputs, title)
 
 
 def _kind(tensor: onnx.TypeProto.Tensor) -> tuple[tuple[int, ...], np.dtype]:

@@ -248,30 +248,44 @@ def test_refused_arguments(changed: dict[str, Any], message: str) -> None:
         torch.convolution(*theirs, *{**defaults, **{k: [0] for k in keys[4:5]}, **given}.values())
 
 
-def test_refused_shapes() -> None:
-    x, w, g = rand(2, 3, 7), rand(4, 3, 3), rand(2, 4, 5)
-    with pytest.raises(
-        ArgumentError, match=r"grad_output to have the size of the output, \[2, 4, 5\], but got \[2, 4, 4\]"
-    ):
-        F.conv1d_weight(x, w.shape, g[..., :4])
-    with pytest.raises(ArgumentError, match=r"Expected 4-dimensional weight, but got 3-dimensional weight"):
-        F.conv2d_input(x.shape, w, g)
-    with pytest.raises(ArgumentError, match="grad_output must be an array, not None"):
-        F.convolution_backward(None, x, w)
-    with pytest.raises(ArgumentError, match="A provider is a name or a pair"):
-        F.conv1d_weight(x, w.shape, g, providers=3)
-    with pytest.raises(ArgumentError, match="input_size must not be negative"):
-        F.conv1d_input((2, 3, -7), w, g)
-    with pytest.raises(
-        ArgumentError, match=r"Input type \(float64\) and grad_output type \(float32\) should be the same"
-    ):
-        F.convolution_backward(g.astype("float32"), x, w)
-    with pytest.raises(ArgumentError, match=r"Input type \(int64\) is not supported. There are float16, float32"):
-        F.convolution(x.astype(int), w.astype(int))
-    with pytest.raises(ArgumentError, match=r"output_mask needs 3 entries, one per result, but has 2 entries"):
-        F.convolution_backward(g, x, w, output_mask=(True, False))
-    with pytest.raises(ArgumentError, match=r"expected bias to be 1-dimensional with 4 elements, .* size \[3\]"):
-        F.convolution_backward(g, x, w, [3])
+X, W, G = (np.random.default_rng(1).standard_normal(shape) for shape in ((2, 3, 7), (4, 3, 3), (2, 4, 5)))
+REFUSED_SHAPES: list[tuple[Any, str]] = [
+    (
+        lambda: F.conv1d_weight(X, W.shape, G[..., :4]),
+        r"grad_output to have the size of the output, \[2, 4, 5\], but got \[2, 4, 4\]",
+    ),
+    (lambda: F.conv2d_input(X.shape, W, G), "Expected 4-dimensional weight, but got 3-dimensional weight"),
+    (lambda: F.convolution_backward(None, X, W), "grad_output must be an array, not None"),
+    (lambda: F.conv1d_weight(X, W.shape, G, providers=3), "A provider is a name or a pair"),
+    (lambda: F.conv1d_input((2, 3, -7), W, G), "input_size must not be negative"),
+    (
+        lambda: F.convolution_backward(G.astype("float32"), X, W),
+        r"Input type \(float64\) and grad_output type \(float32\) should be the same",
+    ),
+    (
+        lambda: F.convolution(X.astype(int), W.astype(int)),
+        r"Input type \(int64\) is not supported. There are float16, float32",
+    ),
+    (
+        lambda: F.convolution_backward(G, X, W, output_mask=(True, False)),
+        "output_mask needs 3 entries, one per result, but has 2 entries",
+    ),
+    (
+        lambda: F.convolution_backward(G, X, W, [3]),
+        r"expected bias to be 1-dimensional with 4 elements, .* size \[3\]",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED_SHAPES, ids=lambda v: v if isinstance(v, str) else "")
+def test_refused_shapes(call: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        call()
+
+
+def test_only_transposed_functions_take_output_padding() -> None:
+    with pytest.raises(TypeError, match=r"conv1d_input\(\) got an unexpected keyword argument 'output_padding'"):
+        F.conv1d_input((2, 3, 7), rand(4, 3, 3), rand(2, 4, 5), output_padding=1)
 
 
 def test_bias_sizes_as_in_graphs_of_aten() -> None:
