@@ -31,6 +31,7 @@ DOMAIN = "convgrad"
 """Private domain of the abstract gradient operators; lowering removes all of them."""
 
 CANONICAL_OPSET = 21
+"""The opset of every emitted node; see quirks.CUDA_OPSET."""
 
 Operand: TypeAlias = ir.Value | float | int | None
 
