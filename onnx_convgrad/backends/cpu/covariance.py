@@ -38,7 +38,7 @@ class NormalizeByCovariance(NodePass):
     """Rewrite training-mode BatchNormalization of a pointwise convolution where it saves time by the rates of the target.
 
     Its statistics must be shared first, see `ShareBatchStatistics`. On targets whose products have the precision of float16
-    nothing is rewritten: the variance would have three digits.
+    nothing is rewritten: the variance would have three digits. The covariance is an abstract operator, to be lowered.
     """
 
     operators = ("BatchNormalization",)
