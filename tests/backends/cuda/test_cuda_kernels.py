@@ -1,4 +1,4 @@
-"""Models built for CUDA hold only what its provider runs, and compute what those for the CPU do."""
+"""Models built for CUDA contain only nodes that its provider runs, and give the same results as for the CPU."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_the_table_names_operators_of_the_standard() -> None:
         ("y, i = MaxPool <kernel_shape=[2], dilations=[2]> (x)", None),
     ],
 )
-def test_what_cuda_lacks_is_named_with_the_reason(body: str, reason: str | None) -> None:
+def test_missing_kernels_are_reported_with_the_reason(body: str, reason: str | None) -> None:
     model = parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 21, "com.microsoft" : 1]> g (float[2,3,5] x) => (float[a,b,c] y)'
         f" {{ {body} }}"
@@ -173,7 +173,7 @@ def test_what_cuda_lacks_is_named_with_the_reason(body: str, reason: str | None)
     assert all(reason in text for text in found if reason)
 
 
-def test_a_newer_opset_is_named() -> None:
+def test_a_newer_opset_is_reported() -> None:
     model = parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 22]> g (float[2] x) => (float[2] y) { y = Relu (x) }'
     )
