@@ -1,1 +1,1 @@
-"""Rewrites that an execution provider needs or is faster with."""
+"""Rewrites for execution providers: forms that they need or are faster with, and workarounds for faults."""

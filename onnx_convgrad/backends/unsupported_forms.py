@@ -51,12 +51,13 @@ def _batch_normalization(e: Emitter, node: ir.Node) -> bool:
         mean, variance = _statistics(e, node, x, mean, variance)
     elif len({v.dtype for v in (x, scale, bias, mean, variance)}) == 1:
         return False
-    if any(v.dtype != x.dtype for v in (scale, bias, mean, variance)):
-        scale, bias, mean, variance = _in_type_of(e, node, x, scale, bias, mean, variance)
+    operands = [scale, bias, mean, variance]
+    if any(v.dtype != x.dtype for v in operands):
+        operands = _in_type_of(e, node, x, *operands)
     node.attributes.pop("training_mode", None)
     node.attributes.pop("momentum", None)
     node.resize_outputs(1)
-    for index, operand in enumerate((scale, bias, mean, variance), 1):
+    for index, operand in enumerate(operands, 1):
         node.replace_input_with(index, operand)
     return True
 
@@ -65,8 +66,7 @@ def _statistics(
     e: Emitter, node: ir.Node, x: ir.Value, old_mean: ir.Value, old_variance: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
     """Mean and variance of the batch, centred before squaring; replaces the node's running statistics."""
-    assert x.shape is not None
-    rank = len(x.shape)
+    rank = e.rank(x)
     axes = [0, *range(2, rank)] if rank > 1 else [0]
     data = e.cast(x, ir.DataType.FLOAT) if x.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) else x
     mean = e.reduce("ReduceMean", data, axes, keepdims=False)
@@ -92,12 +92,11 @@ def _in_type_of(
     e: Emitter, node: ir.Node, x: ir.Value, scale: ir.Value, bias: ir.Value, mean: ir.Value, variance: ir.Value
 ) -> list[ir.Value]:
     """The operands in the type of x; a narrow type cannot hold every variance, so the factor is computed in float32."""
-    assert x.dtype is not None
     wide = ir.DataType.FLOAT
     shifted = e.add(e.cast(variance, wide), Call(node).float("epsilon", 1e-5))
     factor = e.div(e.cast(scale, wide), e.op("Sqrt", shifted))
     node.attributes["epsilon"] = ir.AttrFloat32("epsilon", 0.0)
-    return [e.cast(v, x.dtype) for v in (factor, bias, mean, e.full_like(factor, 1))]
+    return [e.cast(v, x.dtype or wide) for v in (factor, bias, mean, e.full_like(factor, 1))]
 
 
 # -- padding -----------------------------------------------------------------------------------------------------------

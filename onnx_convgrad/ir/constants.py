@@ -159,7 +159,8 @@ def _fold(value: ir.Value, look: Look, sizes: Mapping[str, int] | None = None) -
     if node is None or node.domain:
         return None
     if node.op_type == "Constant":
-        return _constant_node(node)
+        tensor = ir.convenience.get_const_tensor(value)
+        return None if tensor is None or tensor.dtype == ir.DataType.STRING else tensor.numpy()
     if node.op_type in ("Shape", "Size"):
         return _fold_shape(node, sizes or {})
     fold = _FOLDS.get(node.op_type)
@@ -181,16 +182,6 @@ def _applied(node: ir.Node, fold: Callable[..., Any], look: Look) -> np.ndarray 
     except (ValueError, IndexError, TypeError, ZeroDivisionError):
         return None
     return None if result is None else np.asarray(result)
-
-
-def _constant_node(node: ir.Node) -> np.ndarray | None:
-    for name, convert in (("value", lambda a: a.as_tensor().numpy()), ("value_int", lambda a: np.int64(a.as_int())),
-                          ("value_ints", lambda a: np.asarray(a.as_ints(), np.int64)),
-                          ("value_float", lambda a: np.float32(a.as_float())),
-                          ("value_floats", lambda a: np.asarray(a.as_floats(), np.float32))):  # fmt: skip
-        if name in node.attributes:
-            return np.asarray(convert(node.attributes[name]))
-    return None
 
 
 def _fold_shape(node: ir.Node, sizes: Mapping[str, int]) -> np.ndarray | None:

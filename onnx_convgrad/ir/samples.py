@@ -1,7 +1,7 @@
 """Add a sample of zeros to a batch of unknown size that may turn out to be empty, and remove it again.
 
-Kernels that fail on an empty axis then run for every size. Nothing is emitted if the size is known, or if the batch has
-samples, as in training.
+Kernels that fail on an empty axis then run for every size (see quirks.EMPTY_BATCH). Nothing is emitted if the size is known,
+or if the batch has samples, as in training.
 """
 
 from __future__ import annotations

@@ -5,7 +5,10 @@ A static model gets constants and a dynamic one run-time shape arithmetic from t
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
+from functools import reduce
 from typing import TypeAlias
 
 import onnx_ir as ir
@@ -58,26 +61,16 @@ class SizeWriter(NodeWriter):
         if all(isinstance(d, int) for d in dims):
             return self.ints(d for d in dims if isinstance(d, int))
         parts: list[ir.Value] = []
-        run: list[int] = []
-        for d in dims:
-            if isinstance(d, int):
-                run.append(d)
-                continue
-            if run:
-                parts.append(self.ints(run))
-                run = []
-            parts.append(d)
-        if run:
-            parts.append(self.ints(run))
+        for static, group in itertools.groupby(dims, lambda d: isinstance(d, int)):
+            parts += [self.ints(group)] if static else group  # type: ignore[arg-type] # noqa: B031
         return parts[0] if len(parts) == 1 else self.op("Concat", *parts, axis=0)
 
     def size_add(self, a: Dim, b: Dim) -> Dim:
         if isinstance(a, int) and isinstance(b, int):
             return a + b
-        if a == 0 and isinstance(a, int):
-            return b
-        if b == 0 and isinstance(b, int):
-            return a
+        for size, other in ((a, b), (b, a)):
+            if isinstance(size, int) and size == 0:
+                return other
         return self.op("Add", self._size(a), self._size(b))
 
     def size_sub(self, a: Dim, b: Dim) -> Dim:
@@ -87,18 +80,11 @@ class SizeWriter(NodeWriter):
 
     def size_mul(self, *factors: Dim) -> Dim:
         """Product of sizes."""
-        static = 1
-        dynamic: list[ir.Value] = []
-        for f in factors:
-            if isinstance(f, int):
-                static *= f
-            else:
-                dynamic.append(f)
+        static = math.prod(f for f in factors if isinstance(f, int))
+        dynamic = [f for f in factors if not isinstance(f, int)]
         if not dynamic or static == 0:
             return static
-        result = dynamic[0]
-        for f in dynamic[1:]:
-            result = self.op("Mul", result, f)
+        result = reduce(lambda product, f: self.op("Mul", product, f), dynamic)
         return result if static == 1 else self.op("Mul", result, self.ints([static]))
 
     def size_div(self, a: Dim, b: Dim) -> Dim:

@@ -15,7 +15,7 @@ from onnx_convgrad.errors import ArgumentError
 __all__ = ["TARGETS", "Rates", "Target", "target_named"]
 
 _ALL = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE})
-_NO_DOUBLE = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16})
+_NO_DOUBLE = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16})  # see quirks.FLOAT64_CONV
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ DOMAIN = "convgrad"
 """Private domain of the abstract gradient operators; lowering removes all of them."""
 
 CANONICAL_OPSET = 21
+"""The opset of every emitted node; see quirks.CUDA_OPSET."""
 
 Operand: TypeAlias = ir.Value | float | int | None
 
@@ -239,13 +240,8 @@ class NodeWriter:
             self._vectors[key] = self.const(np.asarray(key, np.int64))
         return self._vectors[key]
 
-    def constant_of(self, value: ir.Value | None) -> np.ndarray | None:
-        """The value as an array if it is a constant or folded from known shapes, else `None`."""
-        return constant_of(value)
-
-    def number_of(self, value: ir.Value | None) -> Any:
-        """The first element of a constant or folded value as a Python number, else `None`."""
-        return number_of(value)
+    constant_of = staticmethod(constant_of)
+    number_of = staticmethod(number_of)
 
 
 def _attribute(name: str, value: Any) -> ir.Attr:

@@ -1,4 +1,4 @@
-"""ONNX Runtime sessions: which package to install, which provider to ask for, values that stay on its device."""
+"""Create ONNX Runtime sessions: import the package, check providers, apply options, run once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _RECORD = "session.record_ep_graph_assignment_info"
 
 
 def import_runtime() -> Any:
-    """The `onnxruntime` module; raises `ExecutionError` naming the extras when it is not installed."""
+    """Import `onnxruntime`; raises `ExecutionError` with the extras to install if it is missing."""
     try:
         import onnxruntime
     except ImportError:
@@ -52,18 +52,18 @@ def session(
 
     Raises:
         ArgumentError: An unknown provider or option.
-        ExecutionError: The runtime or a provider is missing (with what it lacks), or the model is refused.
+        ExecutionError: The runtime or a library of a provider is missing, or the model is refused.
     """
     ort = import_runtime()
     chosen = SessionOptions.of(options)
     wanted = resolve_providers(providers, chosen)
     names = [name for name, _ in wanted]
     check_available(ort, names)
-    said = session_options(ort, chosen, optimize=optimize)
+    settings = session_options(ort, chosen, optimize=optimize)
     if record_placement:
-        said.add_session_config_entry(_RECORD, "1")
+        settings.add_session_config_entry(_RECORD, "1")
     try:
-        live = ort.InferenceSession(_source(model), said, providers=wanted)
+        live = ort.InferenceSession(_source(model), settings, providers=wanted)
     except Exception as problem:
         raise ExecutionError(f"ONNX Runtime refused the model: {problem}") from problem
     lost = [name for name in names if name not in live.get_providers()]

@@ -1,4 +1,4 @@
-"""Values that stay where the session computes: parameters, state and activations never travel to the host and back."""
+"""Bind values of a session to its device, so that they are not copied to the host between runs."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ class Binding:
     """Operands and results of a session, bound once and run many times.
 
     Operands are numpy arrays, copied to a GPU when they are bound (on the CPU they are read in place), or `OrtValue`s, used
-    where they lie. Results are allocated by the runtime on the device, or written into an `OrtValue` that is given for
-    them. A training loop holds two bindings of one session, in which the next parameters of the one are the parameters of
-    the other.
+    in place. Results are allocated on the device by the runtime, or written into given `OrtValue`s. A training loop holds
+    two bindings of one session: the results of each are the parameters of the other.
     """
 
     def __init__(self, live: Any) -> None:
@@ -40,18 +39,18 @@ class Binding:
         self._into: dict[str, Any] = {}
 
     def put(self, array: np.ndarray) -> Any:
-        """A copy of `array` on the session's device, as an `OrtValue` that results may be written into."""
+        """Copy `array` to the session's device; results may be written into the returned `OrtValue`."""
         return self._wrapped(np.array(array))
 
     def _wrapped(self, array: np.ndarray) -> Any:
-        """On the CPU an `OrtValue` is a view of the array."""
+        """An `OrtValue` of the array on the device; on the CPU it is a view."""
         return import_runtime().OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"), *self.device)
 
     def bind(self, inputs: Mapping[str, Any]) -> None:
-        """Bind operands by name, arrays or `OrtValue`s; those bound before and not named here stay.
+        """Bind operands by name; those that were bound before stay bound.
 
         Raises:
-            ArgumentError: The session has no operand of a name.
+            ArgumentError: The model has no input of that name.
         """
         for name, value in inputs.items():
             if name not in self._inputs:
@@ -61,7 +60,7 @@ class Binding:
             self._held[name] = held
 
     def bind_results(self, into: Mapping[str, Any] | None = None, *, host: Iterable[str] = ()) -> None:
-        """Say where results go: into given `OrtValue`s, to the host (a loss that is read at once), else to the device."""
+        """Bind results: to the `OrtValue`s in `into`, to the host for names in `host`, else to new memory on the device."""
         self._into = dict(into or {})
         kind, number = self.device
         on_host = set(host)
@@ -75,9 +74,9 @@ class Binding:
                 self._io.bind_output(name, kind, number)
 
     def run(self) -> None:
-        """Run the session on what is bound."""
+        """Run the session on the bound values."""
         self.session.run_with_iobinding(self._io)
 
     def results(self) -> dict[str, Any]:
-        """The `OrtValue`s of the last run by name; `.numpy()` copies one to the host."""
+        """The results of the last run as `OrtValue`s by name; `.numpy()` copies one to the host."""
         return dict(zip(self._outputs, self._io.get_outputs(), strict=True))

@@ -1,7 +1,7 @@
-"""Execution providers: their short names, their options, and what is missing when CUDA cannot run.
+"""Resolve names and options of execution providers, and check that CUDA can run.
 
-ONNX Runtime answers a provider that it cannot load with a line on stderr and a session on the CPU. Here that is an error
-which says what is missing and what installs it.
+If ONNX Runtime cannot load a provider, it prints a line on stderr and creates a session on the CPU. Here that is an error
+that names the missing libraries and the packages that provide them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _DRIVER = "libcuda.so.1"
 def resolve_providers(
     given: Providers | None, options: SessionOptions | None = None
 ) -> list[tuple[str, dict[str, str]]]:
-    """ONNX Runtime's `(name, options)` pairs; what the caller says about a provider wins over `options`.
+    """Convert to ONNX Runtime's `(name, options)` pairs; options in a pair override `options`.
 
     Raises:
         ArgumentError: A member is neither a name nor a pair of a name and options.
@@ -49,14 +49,14 @@ def resolve_providers(
         given = "cpu"
     single = isinstance(given, str) or _is_pair(given) or not isinstance(given, Iterable)
     members = [given] if single else list(given)
-    found: dict[str, dict[str, str]] = {}
+    resolved: dict[str, dict[str, str]] = {}
     for member in members:
-        name, own = _split(member)
+        name, specified = _split(member)
         base = cuda_options(options or SessionOptions()) if name == CUDA else {}
-        found[name] = {**base, **own}
-    if not found:
+        resolved[name] = {**base, **specified}
+    if not resolved:
         raise ArgumentError("providers is empty.", hint='Name at least one, for example providers=["cpu"].')
-    return list(found.items())
+    return list(resolved.items())
 
 
 def _is_pair(given: Any) -> bool:
@@ -64,7 +64,7 @@ def _is_pair(given: Any) -> bool:
 
 
 def _split(member: Any) -> tuple[str, dict[str, str]]:
-    name, own = member if _is_pair(member) else (member, {})
+    name, options = member if _is_pair(member) else (member, {})
     if not isinstance(name, str):
         raise ArgumentError(
             f"A provider is a name or a pair (name, options), not {member!r}.",
@@ -74,22 +74,22 @@ def _split(member: Any) -> tuple[str, dict[str, str]]:
     if device:
         if short.lower() != "cuda" or not device.isdecimal():
             raise ArgumentError(f"Unknown provider {name!r}.", hint='A device is given as "cuda:1".')
-        own = {"device_id": device, **own}
+        options = {"device_id": device, **options}
     known = PROVIDERS.get(short.lower(), short)
     if not known.endswith("ExecutionProvider"):
         raise ArgumentError(f"Unknown provider {name!r}.", hint=f"{', '.join(PROVIDERS)}, or ONNX Runtime's own names.")
-    return known, {key: _text(value) for key, value in own.items()}
+    return known, {key: _text(value) for key, value in options.items()}
 
 
 def _text(value: Any) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
-# -- what is there -----------------------------------------------------------------------------------------------------
+# -- availability ------------------------------------------------------------------------------------------------------
 
 
 def check_available(ort: Any, wanted: Sequence[str]) -> None:
-    """Raise `ExecutionError` when a provider cannot run here, before ONNX Runtime falls back to the CPU in silence."""
+    """Raise `ExecutionError` if a provider cannot run here, since ONNX Runtime would silently fall back to the CPU."""
     available = ort.get_available_providers()
     for name in wanted:
         if name not in available:
@@ -130,7 +130,7 @@ def _check_cuda(ort: Any) -> None:
 
 
 def _preload(ort: Any) -> None:
-    """Load CUDA's libraries from their Python packages; what it prints about missing ones is said better below."""
+    """Load CUDA's libraries from their Python packages, without its messages on missing ones."""
     if hasattr(ort, "preload_dlls"):
         with contextlib.redirect_stdout(io.StringIO()):
             ort.preload_dlls()
@@ -142,7 +142,7 @@ def _cuda_major(ort: Any) -> int:
 
 
 def missing_libraries(major: int) -> list[str]:
-    """The shared libraries of CUDA `major` that ONNX Runtime needs and that cannot be loaded; only Linux is examined."""
+    """The shared libraries of CUDA `major` that ONNX Runtime needs and that cannot be loaded; on Linux only."""
     if sys.platform != "linux":
         return []
     needed = [f"libcudart.so.{major}", f"libcublasLt.so.{major}", f"libcublas.so.{major}", "libcurand.so.10"]
@@ -162,7 +162,7 @@ def _source(library: str, major: int) -> str:
 
 
 def _devices() -> int | None:
-    """GPUs that the driver shows; `None` where it cannot be asked."""
+    """Number of GPUs that the driver reports; `None` if unknown."""
     if sys.platform != "linux":
         return None
     driver = ctypes.CDLL(_DRIVER)

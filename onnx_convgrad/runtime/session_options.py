@@ -1,4 +1,4 @@
-"""What a session may do: precision, determinism, algorithms, threads, memory; a switch per PyTorch flag that people know."""
+"""Options of sessions: precision, determinism, algorithms, threads, memory, each with its counterpart in PyTorch."""
 
 from __future__ import annotations
 
@@ -16,32 +16,31 @@ _SEARCHES = ("default", "heuristic", "exhaustive")
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """Options of one session. The defaults suit training; what only concerns CUDA is ignored elsewhere.
+    """Options of one session. The defaults suit training; other providers ignore the options of CUDA.
 
     Attributes:
-        deterministic: Only kernels that give the same bits in every run, where the provider has them:
-            `torch.use_deterministic_algorithms(True)`. Kernels that add by atomic operations (`ScatterElements`) stay as
-            they are: build the model with `deterministic=True` too.
+        deterministic: Use kernels that give the same bits in every run, if the provider has them:
+            `torch.use_deterministic_algorithms(True)`. Kernels that add by atomic operations (`ScatterElements`) have none:
+            build the model with `deterministic=True` too.
         tf32: Let float32 products run in TensorFloat-32 on tensor cores (CUDA): both
-            `torch.backends.cuda.matmul.allow_tf32` and `torch.backends.cudnn.allow_tf32`. Off, float16 convolutions do
-            without tensor cores too.
+            `torch.backends.cuda.matmul.allow_tf32` and `torch.backends.cudnn.allow_tf32`. If off, float16 convolutions do
+            not use tensor cores either.
         algorithm_search: How cuDNN picks the algorithm of a convolution (CUDA): `"heuristic"` by its quick estimates,
-            `"exhaustive"` by its thorough ones, `"default"` without any, which can be very slow. Nothing is timed: there
-            is no counterpart of `torch.backends.cudnn.benchmark = True` in builds for cuDNN 9.
-        max_workspace: Let convolutions use as much workspace as their algorithm wants (CUDA); without it they get 32 MB.
+            `"exhaustive"` by its thorough ones, `"default"` without any, which can be very slow. None measures times:
+            builds for cuDNN 9 have no counterpart of `torch.backends.cudnn.benchmark = True`.
+        max_workspace: Let convolutions use as much workspace as their algorithm wants (CUDA), not only 32 MB.
         memory_limit: Bytes of GPU memory that the session may hold (CUDA): `torch.cuda.set_per_process_memory_fraction`.
         prefer_nhwc: Run convolutions with channels last (CUDA): `memory_format=torch.channels_last`.
         cuda_graph: Capture the first run and replay it (CUDA): `torch.cuda.CUDAGraph`. All shapes fixed, inputs and
             outputs bound, nothing on the CPU.
-        conv1d_pad_to_nc1d: 1-D convolutions as [N, C, 1, D] instead of [N, C, D, 1] (CUDA).
-        threads: Threads of the CPU provider: `torch.set_num_threads`. `None` takes one per core.
-        spinning: Let idle CPU workers spin between runs, some 40 ms, which answers the next run sooner and takes the
-            processor from everything else: `OMP_WAIT_POLICY`.
-        memory_pattern: Allocate the memory of a run as one block, planned from the first run with the same shapes. Over
-            repeated runs that can hold twice the memory.
-        memory_reuse: Plan that a value takes over the buffer of an earlier one of the same shape. ONNX Runtime holds the
-            buffer in between, and in a training step that is often from the forward pass to the backward pass: up to two
-            thirds more memory.
+        conv1d_pad_to_nc1d: Run 1-D convolutions as [N, C, 1, D] instead of [N, C, D, 1] (CUDA).
+        threads: Threads of the CPU provider: `torch.set_num_threads`. `None` for one per core.
+        spinning: Let idle CPU workers spin for some 40 ms after a run: the next run starts sooner, but other programs get
+            less of the processor: `OMP_WAIT_POLICY`.
+        memory_pattern: Allocate the memory of a run as one block, planned from the first run with the same shapes.
+            Repeated runs can hold twice the memory.
+        memory_reuse: Let a value use the buffer of an earlier one of the same shape. ONNX Runtime holds the buffer in
+            between, in a training step often from the forward to the backward pass: up to two thirds more memory.
     """
 
     deterministic: bool = False
@@ -58,7 +57,7 @@ class SessionOptions:
     memory_reuse: bool = False
 
     def __post_init__(self) -> None:
-        """Raise `ArgumentError` for a value that no session could take."""
+        """Raise `ArgumentError` for a value that no session accepts."""
         for field in fields(self):
             value = getattr(self, field.name)
             if field.type == "bool" and not isinstance(value, bool):
@@ -74,7 +73,7 @@ class SessionOptions:
 
     @classmethod
     def of(cls, given: Options | None) -> SessionOptions:
-        """Options from a mapping, or as they are; raises `ArgumentError` naming an unknown key."""
+        """Convert a mapping to options; raises `ArgumentError` for an unknown key."""
         if isinstance(given, SessionOptions):
             return given
         if given is not None and not isinstance(given, Mapping):
@@ -89,25 +88,25 @@ Options = SessionOptions | Mapping[str, Any]
 
 
 def session_options(ort: Any, options: SessionOptions, *, optimize: bool) -> Any:
-    """The `onnxruntime.SessionOptions` that say this."""
-    said = ort.SessionOptions()
-    said.log_severity_level = 4
-    said.use_deterministic_compute = options.deterministic
-    said.enable_mem_pattern = options.memory_pattern
-    said.enable_mem_reuse = options.memory_reuse
+    """Convert to `onnxruntime.SessionOptions`."""
+    settings = ort.SessionOptions()
+    settings.log_severity_level = 4
+    settings.use_deterministic_compute = options.deterministic
+    settings.enable_mem_pattern = options.memory_pattern
+    settings.enable_mem_reuse = options.memory_reuse
     if options.threads is not None:
-        said.intra_op_num_threads = options.threads
+        settings.intra_op_num_threads = options.threads
     if not options.spinning:
-        said.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        said.add_session_config_entry("session.inter_op.allow_spinning", "0")
+        settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        settings.add_session_config_entry("session.inter_op.allow_spinning", "0")
     if not optimize:
-        said.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return said
+        settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return settings
 
 
 def cuda_options(options: SessionOptions) -> dict[str, str]:
-    """The same for the CUDA provider, under its own names."""
-    said = {
+    """Convert to options of the CUDA provider."""
+    settings = {
         "use_tf32": _flag(options.tf32),
         "cudnn_conv_algo_search": options.algorithm_search.upper(),
         "cudnn_conv_use_max_workspace": _flag(options.max_workspace),
@@ -116,8 +115,8 @@ def cuda_options(options: SessionOptions) -> dict[str, str]:
         "enable_cuda_graph": _flag(options.cuda_graph),
     }
     if options.memory_limit is not None:
-        said["gpu_mem_limit"] = str(options.memory_limit)
-    return said
+        settings["gpu_mem_limit"] = str(options.memory_limit)
+    return settings
 
 
 def _flag(value: bool) -> str:

@@ -1,4 +1,4 @@
-"""Forms that older ONNX Runtimes compute wrongly, or refuse, are not written: a file is for any that its user has."""
+"""Emitted graphs avoid forms that older ONNX Runtimes compute wrongly or refuse, since files are used with any version."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def _conv(shape: list[Any], dtype: int = TensorProto.FLOAT, **window: Any) -> on
 
 @pytest.mark.parametrize("shape", [[2, 4, 5, 4], [2, 4, "h", "w"]], ids=["known", "unknown"])
 @pytest.mark.parametrize("stride", [1, 2])
-def test_no_pad_trims_all_that_there_is(shape: list[Any], stride: int) -> None:
-    """Taps that reach x in no window: ONNX Runtime before 1.24 leaves numbers of elsewhere where zeros belong."""
+def test_no_pad_trims_a_whole_axis(shape: list[Any], stride: int) -> None:
+    """Taps that reach x in no window; see quirks.PAD_TRIMS_ALL."""
     window = {"pads": [6, 1, 6, 1], "dilations": [6, 1], "strides": [stride] * 2}
     made = og.vjp(_conv(shape, **window), wrt=["x"], lowering={"ConvInputGrad": "col2im_gemm"})
     pads = [node for node in made.graph.node if node.op_type == "Pad"]
@@ -60,8 +60,8 @@ def test_no_pad_trims_all_that_there_is(shape: list[Any], stride: int) -> None:
     ],
     ids=str,
 )
-def test_padding_that_counts_is_counted(window: dict[str, Any], training: bool) -> None:
-    """ONNX Runtime 1.21 to 1.24 takes the end of one axis for that of another, where padding counts."""
+def test_counted_padding_is_written_for_every_version(window: dict[str, Any], training: bool) -> None:
+    """See quirks.POOL_PADDING_AXES."""
     rank = len(window["kernel_shape"])
     shape = [2, 16, *(20, 22, 24)[:rank]]
     nodes = [
@@ -85,8 +85,8 @@ def test_padding_that_counts_is_counted(window: dict[str, Any], training: bool) 
 
 
 @pytest.mark.parametrize("group", [1, 2])
-def test_no_product_reads_a_transpose_in_float64(group: int) -> None:
-    """Up to 1.24 ONNX Runtime makes one node of both and has no kernel for it."""
+def test_no_float64_product_reads_a_transpose(group: int) -> None:
+    """See quirks.FLOAT64_FUSED_MATMUL."""
     made = og.vjp(_conv([2, 4, 7, 5], TensorProto.DOUBLE, group=group, pads=[1, 0, 1, 2]), wrt=["x", "w"])
     makers = {name: node.op_type for node in made.graph.node for name in node.output}
     products = [node for node in made.graph.node if node.op_type == "MatMul"]

@@ -1,4 +1,4 @@
-"""Constants that are folded while a graph is built are what ONNX Runtime computes, in value, shape and dtype."""
+"""Folded constants equal the results of ONNX Runtime in value, shape and dtype."""
 
 from __future__ import annotations
 
@@ -135,8 +135,8 @@ def test_a_folded_value_is_the_runtime_s(op_type: str, operands: list[np.ndarray
         ("Sqrt", [_f(4)], {}),
     ],
 )
-def test_what_is_not_folded_is_not_known(op_type: str, operands: list[np.ndarray], attributes: dict[str, Any]) -> None:
-    """Too much memory, or no value at all."""
+def test_values_that_are_not_folded(op_type: str, operands: list[np.ndarray], attributes: dict[str, Any]) -> None:
+    """Too large, or undefined."""
     assert _folded(_model(op_type, operands, attributes)) is None
 
 

@@ -1,9 +1,12 @@
-"""Activation checkpointing: the same gradients, from fewer kept values."""
+"""Activation checkpointing: equal gradients from fewer kept values."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -155,6 +158,25 @@ def test_auto_frees_much_for_little_time() -> None:
     found = og.explain(chain(16, 56, blocks=12), training=True, recompute="auto").recomputation
     assert found.peak_after < 0.7 * found.kept_before
     assert found.seconds <= 0.15 * found.total_seconds
+
+
+def test_every_process_builds_the_same_graph() -> None:
+    """Whatever the seed of hashes, and wherever nodes and values lie in memory."""
+    code = (
+        "import sys, hashlib; junk = [object() for _ in range(int(sys.argv[1]))]; del junk[::2]; "
+        "import onnx_convgrad as og; from tests.memory.test_recompute import chain; "
+        "made = og.augment(chain(16, 56, blocks=8), training=True, recompute='auto'); "
+        "print(hashlib.sha256(made.SerializeToString(deterministic=True)).hexdigest())"
+    )
+    root = Path(__file__).parents[2]
+    path = os.pathsep.join([str(root), *sys.path])
+    digests = set()
+    for seed, junk in ((1, 0), (2, 100_003), (3, 777_777)):
+        environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": str(seed)}
+        command = [sys.executable, "-c", code, str(junk)]
+        done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=True)
+        digests.add(done.stdout)
+    assert len(digests) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Sessions: providers and options as people write them, and what is said when CUDA cannot run."""
+"""Sessions: forms of providers and options, and errors when CUDA cannot run."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ MODEL = parser.parse_model(
         (["DmlExecutionProvider"], ["DmlExecutionProvider"]),
     ],
 )
-def test_providers_as_people_write_them(given: Any, wanted: list[str]) -> None:
+def test_forms_of_providers(given: Any, wanted: list[str]) -> None:
     assert [name for name, _ in resolve_providers(given)] == wanted
 
 
-def test_a_device_has_a_number() -> None:
+def test_device_numbers() -> None:
     assert dict(resolve_providers("cuda:2"))[CUDA]["device_id"] == "2"
     assert dict(resolve_providers([("cuda", {"device_id": 3})]))[CUDA]["device_id"] == "3"
 
 
-def test_what_is_said_of_a_provider_wins_over_the_options() -> None:
+def test_options_of_a_provider_override_session_options() -> None:
     own = {"use_tf32": True, "cudnn_conv_algo_search": "DEFAULT"}
     pairs = resolve_providers([("cuda", own)], SessionOptions(tf32=False))
     assert dict(pairs)[CUDA]["use_tf32"] == "1"
@@ -122,7 +122,7 @@ def test_a_session_runs_with_options() -> None:
     assert session(MODEL.SerializeToString()).get_providers() == [CPU]
 
 
-def test_a_model_that_is_refused() -> None:
+def test_refused_models() -> None:
     bad = onnx.ModelProto()
     bad.CopyFrom(MODEL)
     bad.graph.node[0].op_type = "Rela"
@@ -130,11 +130,11 @@ def test_a_model_that_is_refused() -> None:
         session(bad)
 
 
-# -- CUDA that is not there --------------------------------------------------------------------------------------------
+# -- missing CUDA ------------------------------------------------------------------------------------------------------
 
 
 class _Runtime:
-    """What `check_available` asks of the module, as the package for GPUs answers it."""
+    """The parts of the `onnxruntime` module that `check_available` uses, as in the package for GPUs."""
 
     __version__ = "1.31.1"
     cuda_version = "13.0"
@@ -170,7 +170,7 @@ def test_missing_libraries_are_named_with_their_package(
     assert capsys.readouterr().out == ""
 
 
-def test_a_missing_driver_is_no_matter_of_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(providers_module, "_loads", lambda name: not name.startswith("libcuda."))
     with pytest.raises(
         ExecutionError, match=r"missing libcuda.so.1 \(the NVIDIA driver\). Install the NVIDIA driver\.$"
@@ -187,12 +187,12 @@ def test_a_driver_without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     check_available(_Runtime(CUDA), [CUDA])
 
 
-def test_libraries_are_really_looked_for() -> None:
+def test_libraries_are_loaded() -> None:
     assert "libcublas.so.999" in missing_libraries(999)
 
 
 def test_a_silent_fallback_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The runtime starts a session on the CPU when a provider that it lists cannot start."""
+    """The runtime creates a session on the CPU if a provider that it lists cannot start."""
     from onnx_convgrad import runtime
 
     monkeypatch.setattr(runtime, "check_available", lambda *_: None)
@@ -207,7 +207,7 @@ def test_a_silent_fallback_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_results_of_one_run_feed_the_next() -> None:
-    """The swap of a training loop: two bindings, each writing what the other reads."""
+    """The swap of a training loop: two bindings, each of which writes the operands of the other."""
     model = parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 21]> g (float[2] w, float[2] x) => (float[2] next, float loss)'
         "{ next = Add (w, x) loss = ReduceSum <keepdims: int = 0> (next) }"

@@ -1,9 +1,9 @@
-"""What kernels of older ONNX Runtimes get wrong, refuse or lack, and the tests that need them.
+"""Tests to skip with older versions of ONNX Runtime, and the faults of its kernels that they meet.
 
-The tests run under these as well: `python -m pip install onnxruntime==1.23.2 && python -m pytest -n 2`. What is skipped
-there is no gradient of ours that is wrong, but an operator of the model itself that cannot be compared with, a tensor
-without elements at which the runtime fails, or an operator that it does not know. Tried were 1.20.1, 1.23.2, 1.24.4, 1.26.0,
-1.28.0, 1.30.0 and 1.32.0: the version named is the first of these that passes.
+The tests run with older versions as well: `python -m pip install onnxruntime==1.23.2 && python -m pytest -n 2`. Tests are
+skipped if the model's own operator is wrong or unknown there, or if the runtime fails on tensors without elements; never
+because a gradient is wrong. Tried were 1.20.1, 1.23.2, 1.24.4, 1.26.0, 1.28.0, 1.30.0 and 1.32.0: each key is the first of
+these that passes.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from collections.abc import Iterator, Mapping
 
 from packaging.version import Version
 
-__all__ = ["faults"]
+from onnx_convgrad.backends.quirks import EMPTY_BATCH, PAD_TRIMS_ALL, POOL_PADDING_AXES, Quirk
+
+__all__ = ["FAULTS", "faults"]
 
 _EMPTY = "tensors without elements"
-_COUNTED = "AveragePool whose padding counts"
 _CEIL = "pools that round up"
 _OPSET = "operators of later opsets"
 
-_FAULTS: Mapping[str, Mapping[str, str]] = {
+FAULTS: Mapping[str, Mapping[str, str | Quirk]] = {
     "1.23.2": {
         r"rules/test_norm.py::test_rule\[BatchNormalization vector": "BatchNormalization of a vector",
         r"rules/test_pool.py::.*ceil_mode\W+1": _CEIL,
@@ -32,17 +33,17 @@ _FAULTS: Mapping[str, Mapping[str, str]] = {
     },
     "1.24.4": {
         r"ir/test_constants.py::test_a_folded_value_is_the_runtime_s\[ReduceSum": "reductions of a scalar over no axes",
-        r"cli/test_placement.py::test_(on_the_cpu_everything|explain_shows)": "no answer where nodes are put",
+        r"cli/test_placement.py::test_(on_the_cpu_everything|explain_shows)": "no report of the placement of nodes",
         r"rules/test_activations.py::test_rule\[Swish": _OPSET,
         r"rules/test_norm.py::test_rule\[LayerNormalization broadcast": "LayerNormalization whose scale is broadcast",
         r"rules/test_reduce.py::.*noop_with_empty_axes=1": "reductions over no axes",
-        r"rules/test_slicing.py::test_rule\[Pad cut all": "a Pad that trims all",
+        r"rules/test_slicing.py::test_rule\[Pad cut all": PAD_TRIMS_ALL,
         r"frontend/opset/test_adapters.py::.*-24\(": _OPSET,
         r"frontend/opset/test_adapters.py::.*QuantizeLinear-23": _OPSET,
     },
     "1.26": {
-        r"backends/cpu/test_fast_pools.py::test_means.*\(16, 3, 12, 20, 22\)": _COUNTED,
-        r"rules/test_pool.py::test_rule\[AveragePool.*SAME_UPPER,count_include_pad=1": _COUNTED,
+        r"backends/cpu/test_fast_pools.py::test_means.*\(16, 3, 12, 20, 22\)": POOL_PADDING_AXES,
+        r"rules/test_pool.py::test_rule\[AveragePool.*SAME_UPPER,count_include_pad=1": POOL_PADDING_AXES,
         r"rules/test_deform_conv.py::test_rule": "no DeformConv",
         r"rules/test_linalg.py::test_rule\[Einsum 2x3x4 equation=ijk->ki": "Einsum that sums out an inner axis",
     },
@@ -57,10 +58,10 @@ _FAULTS: Mapping[str, Mapping[str, str]] = {
         r"rules/test_resize.py::test_rule\[Resize.*axes=\[-1, -2\]": "Resize along negative axes",
     },
     "1.30": {
-        r"cli/test_train.py::test_a_loss_that_is_not_a_number_ends_the_run": "MaxPool of what is no number",
-        r"rules/test_activations.py::test_rule\[(Relu|HardSwish) empty": _EMPTY,
-        r"rules/test_elementwise.py::test_rule\[Mul empty": _EMPTY,
-        r"rules/test_linalg.py::test_rule\[(Einsum|MatMul) empty": _EMPTY,
+        r"cli/test_train.py::test_a_loss_that_is_not_a_number_ends_the_run": "MaxPool of NaN returns garbage indices",
+        r"rules/test_activations.py::test_rule\[(Relu|HardSwish) empty": EMPTY_BATCH,
+        r"rules/test_elementwise.py::test_rule\[Mul empty": EMPTY_BATCH,
+        r"rules/test_linalg.py::test_rule\[(Einsum|MatMul) empty": EMPTY_BATCH,
         r"rules/test_recurrent.py::.*\['Affine', 'Softsign'\]": "Affine in a recurrent network",
     },
     "1.32": {
@@ -74,8 +75,9 @@ _FAULTS: Mapping[str, Mapping[str, str]] = {
 
 
 def faults(version: str) -> Iterator[tuple[re.Pattern[str], str]]:
-    """The tests that a version of ONNX Runtime does not pass, each with the reason."""
-    for right, tests in _FAULTS.items():
+    """The tests that fail with a version of ONNX Runtime, each with the reason."""
+    for right, tests in FAULTS.items():
         if Version(version) < Version(right):
-            for test, what in tests.items():
-                yield re.compile(test), f"ONNX Runtime before {right}: {what}"
+            for test, fault in tests.items():
+                reason = fault.symptom if isinstance(fault, Quirk) else fault
+                yield re.compile(test), f"ONNX Runtime before {right}: {reason}"

@@ -45,9 +45,9 @@ class ShareBatchStatistics(GraphPass):
         self.moved = {}
         for node, following in itertools.pairwise([*graph, None]):
             if node is not None and _blends(node) and not any(v in self.keep for v in node.outputs[1:]):
-                stored = node.inputs[3:5]
+                stored = Call(node)["input_mean"], Call(node)["input_var"]
                 with e.rewriting(node, "operand"):
-                    _give_own_operands(e, node)
+                    _give_own_operands(e, node, stored)
                 with e.rewriting(node, "running"):
                     e.anchor = following
                     self.moved.update(_unblend(e, node, stored))
@@ -64,32 +64,27 @@ def _blends(node: ir.Node) -> bool:
     return n.float("momentum", 0.9) != 0
 
 
-def _give_own_operands(e: Emitter, node: ir.Node) -> None:
+def _give_own_operands(e: Emitter, node: ir.Node, stored: Sequence[ir.Value]) -> None:
     """Give the node scratch operands that its kernel may overwrite; see quirks.BATCH_NORMALIZATION_IN_PLACE.
 
     They depend on a number of x, so that they are computed per node and run, and differ from each other, so that they are
     not merged into one.
     """
-    x = node.inputs[0]
-    assert x is not None
+    x = Call(node)["X"]
     rank = 0 if x.shape is None else len(x.shape)
     first = e.op("Slice", x, e.ints([0] * rank), e.ints([1] * rank)) if rank else x
     number = e.op("ReduceSum", first, keepdims=0)
-    for at in (3, 4):
-        stored = node.inputs[at]
-        assert stored is not None
-        assert stored.dtype is not None
-        own = e.mul(stored, e.cast(number, stored.dtype))
-        node.replace_input_with(at, e.typed(own if at == 3 else e.neg(own), stored))
+    for at, value in enumerate(stored, 3):
+        own = e.mul(value, e.cast(number, value.dtype or ir.DataType.FLOAT))
+        node.replace_input_with(at, e.typed(own if at == 3 else e.neg(own), value))
 
 
-def _unblend(e: Emitter, node: ir.Node, before: Sequence[ir.Value | None]) -> dict[ir.Value, ir.Value]:
+def _unblend(e: Emitter, node: ir.Node, before: Sequence[ir.Value]) -> dict[ir.Value, ir.Value]:
     """Let the node return the statistics of the batch, and blend them with the stored ones `before` it."""
     momentum = Call(node).float("momentum", 0.9)
     node.attributes["momentum"] = ir.AttrFloat32("momentum", 0.0)
     moved = {}
     for batch, stored, which in zip(node.outputs[1:], before, ("mean", "var"), strict=True):
-        assert stored is not None
         share = e.mul(e.typed(batch, stored), 1 - momentum)
         running = e.typed(e.add(e.mul(stored, momentum), share), stored)
         batch.replace_all_uses_with(running, replace_graph_outputs=True)

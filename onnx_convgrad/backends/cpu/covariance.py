@@ -18,7 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.emit import DOMAIN, Dim, Emitter, known
+from onnx_convgrad.ir.emit import DOMAIN, Dim, Emitter, known, static_dims
 from onnx_convgrad.ir.geometry import HINT_BATCH, HINT_SIZE
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.passes import NodePass
@@ -38,7 +38,7 @@ class NormalizeByCovariance(NodePass):
     """Rewrite training-mode BatchNormalization of a pointwise convolution where it saves time by the rates of the target.
 
     Its statistics must be shared first, see `ShareBatchStatistics`. On targets whose products have the precision of float16
-    nothing is rewritten: the variance would have three digits.
+    nothing is rewritten: the variance would have three digits. The covariance is an abstract operator, to be lowered.
     """
 
     operators = ("BatchNormalization",)
@@ -103,13 +103,9 @@ def _pointwise(conv: ir.Node) -> bool:
 
 def _pays(conv: ir.Node, rates: Rates) -> bool:
     """Whether the passes over W u take longer than the products and passes for S."""
-    u, w = conv.inputs[:2]
-    assert u is not None
-    assert u.shape is not None
-    assert w is not None
-    assert w.shape is not None
-    features, channels = (known(d) or 1 for d in list(w.shape)[:2])
-    batch, *sizes = (known(d) for d in (u.shape[0], *list(u.shape)[2:]))
+    n = Call(conv)
+    features, channels = (size or 1 for size in (static_dims(n["W"]) or ())[:2])
+    batch, _, *sizes = static_dims(n["X"]) or [None, None]
     points = (batch or HINT_BATCH) * math.prod(s or HINT_SIZE for s in sizes)
     saved = _PASSES * _pass(features * points, rates)
     slow = 1 + (rates.small + 8) / channels
@@ -123,22 +119,17 @@ def _pass(elements: int, rates: Rates) -> float:
 
 
 def _rewrite(e: Emitter, node: ir.Node, conv: ir.Node) -> None:
-    u, w = conv.inputs[:2]
-    scale, bias = node.inputs[1:3]
-    assert u is not None
-    assert w is not None
-    assert scale is not None
-    assert u.shape is not None
-    rank = len(u.shape)
-    features, channels = (e.dim(w, axis) for axis in (0, 1))
-    assert isinstance(channels, int)
+    n = Call(node)
+    u, w, scale, bias = Call(conv)["X"], Call(conv)["W"], n["scale"], n["B"]
+    rank = e.rank(u)
+    features, channels = (size or 1 for size in (static_dims(w) or ())[:2])  # both are known
     mean = e.reduce("ReduceMean", u, [0, *range(2, rank)])
     centred = e.sub(u, mean)
     matrix = e.reshape(w, [features, channels])
     covariance = _covariance(e, centred, channels)
     product = e.mul(e.matmul(matrix, covariance), matrix)
     variance = e.op("Relu", e.reduce_sum(product, [1], keepdims=False))
-    deviation = e.op("Sqrt", e.add(variance, Call(node).float("epsilon", 1e-5)))
+    deviation = e.op("Sqrt", e.add(variance, n.float("epsilon", 1e-5)))
     scaled = e.mul(w, e.unsqueeze(e.div(scale, deviation), list(range(1, rank))))
     if len(node.outputs) == 3:
         means = e.reshape(e.matmul(matrix, e.reshape(mean, [channels, 1])), [features])
@@ -150,8 +141,7 @@ def _rewrite(e: Emitter, node: ir.Node, conv: ir.Node) -> None:
 
 def _covariance(e: Emitter, centred: ir.Value, channels: int) -> ir.Value:
     """z z' / M: the weight gradient of a pointwise convolution with itself."""
-    assert centred.shape is not None
-    rank = len(centred.shape) - 2
+    rank = e.rank(centred) - 2
     like = e.const(np.zeros((channels, channels, *[1] * rank)), centred.dtype)
     window = {"strides": (1,) * rank, "dilations": (1,) * rank, "pads": (0,) * (2 * rank), "group": 1}
     total = e.op("ConvWeightGrad", centred, centred, like, domain=DOMAIN, **window)

@@ -77,12 +77,11 @@ def _per_channel(e: Emitter, value: ir.Value, rank: int) -> ir.Value:
 
 def _normalize_channels(e: Emitter, node: ir.Node) -> None:
     x, scale, bias = (Call(node)[name] for name in ("input", "scale", "B"))
-    assert x.shape is not None
     centred, inverse = _statistics(e, x, Call(node).float("epsilon", 1e-5))
     if _is(scale, 1) and _is(bias, 0):
         become(node, "Mul", [centred, inverse])
         return
-    rank = len(x.shape)
+    rank = e.rank(x)
     slope = e.mul(inverse, _per_channel(e, scale, rank))
     become(node, "Add", [e.mul(centred, slope), _per_channel(e, bias, rank)])
 
@@ -90,13 +89,11 @@ def _normalize_channels(e: Emitter, node: ir.Node) -> None:
 def _normalize_groups(e: Emitter, node: ir.Node) -> None:
     n = Call(node)
     x, scale, bias = (n[name] for name in ("X", "scale", "bias"))
-    assert x.shape is not None
-    rank, groups = len(x.shape), n.int("num_groups", 1)
-    dims = [e.dim(x, axis) for axis in range(rank)]
+    dims, groups = e.dims(x), n.int("num_groups", 1)
     within = e.size_div(e.size_mul(*dims[1:]), groups)
     centred, inverse = _statistics(e, e.reshape(x, [dims[0], groups, within]), n.float("epsilon", 1e-5))
-    scaled = e.mul(e.reshape(centred, dims), _slope(e, inverse, scale, rank))
-    become(node, "Add", [scaled, _per_channel(e, bias, rank)])
+    scaled = e.mul(e.reshape(centred, dims), _slope(e, inverse, scale, len(dims)))
+    become(node, "Add", [scaled, _per_channel(e, bias, len(dims))])
 
 
 def _slope(e: Emitter, inverse: ir.Value, scale: ir.Value, rank: int) -> ir.Value:
@@ -152,8 +149,6 @@ def _scale(e: Emitter, node: ir.Node, found: _Scaled) -> None:
     centred, inverse = _statistics(e, Call(node)["input"], Call(node).float("epsilon", 1e-5))
     found.shaped.replace_input_with(0, centred)
     e.anchor, whole = found.scaling, found.shaped.outputs[0]
-    assert whole.shape is not None
-    slope = _slope(e, inverse, e.reshape(found.factor, [-1]), len(whole.shape))
+    slope = _slope(e, inverse, e.reshape(found.factor, [-1]), e.rank(whole))
     become(found.scaling, "Mul", [whole, slope])
-    assert node.graph is not None
-    node.graph.remove(node, safe=True)
+    e.graph.remove(node, safe=True)

@@ -1,8 +1,8 @@
-"""What ONNX Runtime's CUDA provider runs on the GPU at opset 21, and which nodes of a model are therefore left to the CPU.
+"""A table of the operators and types that ONNX Runtime's CUDA provider runs on the GPU at opset 21, and a check of models.
 
-The table was read off the provider itself: onnxruntime-gpu 1.31.1 was asked, for a model of one node per operator and
-type, which provider it gives the node to (`get_provider_graph_assignment_info`). That says where a node is placed, not that
-its kernel ran. `docs/OperatorKernels.md` in the sources of ONNX Runtime lists the kernels of its development branch.
+The table was measured: for a model of one node per operator and type, onnxruntime-gpu 1.31.1 reported the provider of the
+node (`get_provider_graph_assignment_info`). That is where a node is placed; its kernel was not run.
+`docs/OperatorKernels.md` in the sources of ONNX Runtime lists the kernels of its development branch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import onnx
 __all__ = ["LAST_OPSET", "Lack", "lacks", "size_arithmetic", "types_of"]
 
 LAST_OPSET = 21
-"""Newest opset for which all of the table holds: the kernels of MaxPool, Dropout, Elu and others end here."""
+"""Newest opset for which the whole table holds; see quirks.CUDA_OPSET."""
 
 _FLOATS = "float float16 double"
 _NARROW = "float float16 bfloat16 double"
@@ -58,7 +58,7 @@ _KERNELS = {
 _INLINED = frozenset(
     "Bernoulli CastLike GroupNormalization Mish NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss".split()
 )
-"""Replaced by other operators, which it runs."""
+"""Operators without a kernel that ONNX Runtime expands to others, which it runs on the GPU."""
 
 _BODIES = frozenset("If Loop Scan".split())
 
@@ -75,13 +75,13 @@ _NAMES = {
 
 
 def types_of(op_type: str) -> frozenset[str]:
-    """Element types for which the provider has a kernel of an `ai.onnx` operator; none when it lacks the operator."""
+    """Element types for which the provider has a kernel of an `ai.onnx` operator; empty if it lacks the operator."""
     return _TYPES.get(op_type, frozenset())
 
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """A node that the provider leaves to the CPU, or refuses; `arithmetic` says that it computes sizes."""
+    """A node that the provider leaves to the CPU or refuses; `arithmetic` tells whether it computes sizes only."""
 
     node: str
     op_type: str
@@ -95,8 +95,8 @@ class Lack:
 def lacks(model: onnx.ModelProto) -> list[Lack]:
     """The nodes of a model that CUDA does not run on the GPU, in order, each with the reason.
 
-    What is computed from sizes alone is marked as `arithmetic`: it belongs on the CPU, where ONNX Runtime puts it even if
-    there is a kernel. Element types come from the declared and inferred values; an unknown one counts as supported.
+    Nodes that depend on sizes alone are marked as `arithmetic`: ONNX Runtime puts them on the CPU even if there is a kernel.
+    Element types come from the declared and inferred values; an unknown one counts as supported.
     """
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
     types = _element_types(model.graph)
@@ -110,9 +110,8 @@ def lacks(model: onnx.ModelProto) -> list[Lack]:
 
 
 def size_arithmetic(graph: onnx.GraphProto) -> set[str]:
-    """The values that are computed from sizes and constants alone, in a graph whose nodes are sorted."""
-    given = {v.name for v in graph.input}
-    constants = {t.name for t in graph.initializer} - given | {""}
+    """The values that depend on sizes and constants alone, in a graph whose nodes are sorted."""
+    constants = {t.name for t in graph.initializer} - {v.name for v in graph.input} | {""}
     sizes: set[str] = set()
     for node in graph.node:
         if node.op_type == "Constant":
@@ -130,7 +129,7 @@ def _element_types(graph: onnx.GraphProto) -> dict[str, int]:
 
 
 def _reason(node: onnx.NodeProto, types: dict[str, int]) -> str | None:
-    """Why the provider does not run a node, or `None`."""
+    """The reason why the provider does not run a node, or `None`."""
     if node.domain not in ("", "ai.onnx"):
         return f"domain {node.domain} is not ai.onnx"
     if node.op_type in _BODIES or node.op_type in _INLINED or node.op_type == "Constant":
@@ -145,14 +144,14 @@ def _reason(node: onnx.NodeProto, types: dict[str, int]) -> str | None:
 
 
 def _typed(node: onnx.NodeProto) -> str:
-    """The value whose type chooses the kernel."""
+    """The value whose type selects the kernel."""
     at = {"Where": 1, "OneHot": 2}.get(node.op_type, 0)
     name: str = node.output[0] if node.op_type in _TYPED_BY_OUTPUT else node.input[at]
     return name
 
 
 def _form(node: onnx.NodeProto, types: dict[str, int]) -> str | None:
-    """Forms of nodes with kernels that CUDA refuses all the same."""
+    """The reason why CUDA refuses a node that has a kernel, or `None`."""
     attributes = {a.name: a for a in node.attribute}
     pads = list(attributes["pads"].ints) if "pads" in attributes else []
     half = len(pads) // 2
@@ -166,5 +165,5 @@ def _form(node: onnx.NodeProto, types: dict[str, int]) -> str | None:
     if node.op_type == "MaxPool" and len(node.output) > 1 and any(pads[:half]):
         dilations = attributes["dilations"].ints if "dilations" in attributes else []
         if any(d != 1 for d in dilations):
-            return "indices are wrong with dilation and padding at the beginning"
+            return "indices are wrong with dilation and padding at the beginning"  # see quirks.CUDA_MAX_POOL_INDICES
     return None

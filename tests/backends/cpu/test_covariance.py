@@ -1,4 +1,4 @@
-"""BatchNormalization of a pointwise convolution by the covariance of its input: where, and how exactly."""
+"""BatchNormalization of a pointwise convolution by the covariance of its input: where it applies, and accuracy."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_equals_autograd(rank: int, batch: str, offset: float) -> None:
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_a_large_mean_costs_less_than_without(rank: int) -> None:
-    """The input is centred first, so that a thousand deviations round less than in a convolution of them."""
+    """The input is centred first, so a mean of a thousand deviations costs fewer digits than in the convolution."""
     n, channels, features, *sizes = SIZES[rank]
     stored, generator = _stored(channels, features, rank), np.random.default_rng(1)
     model = _model((n, channels, *sizes), stored)
@@ -164,8 +164,8 @@ def test_where_it_pays_by_cost(shape: tuple[int, ...], features: int, applies: b
     assert (_normalizations(_model(shape, _stored(shape[1], features, 2))) == 0) == applies
 
 
-def test_whatever_else_uses_the_convolution() -> None:
-    """A network behind it, thousands of nodes deep, is another use."""
+def test_other_readers_of_the_convolution() -> None:
+    """A chain of thousands of nodes is another reader."""
     model = _model((4, 3, 5), _stored(3, 20, 1))
     for i in range(2000):
         model.graph.node.append(helper.make_node("Neg", ["u" if i == 0 else f"t{i}"], [f"t{i + 1}"]))

@@ -1,4 +1,4 @@
-"""One number per channel against small images, written out for a sample; one for all, of full rank. No bit changes."""
+"""Broadcast operands expanded to a sample, or given full rank; results are equal to the bit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from onnx_convgrad.runtime import run
     ids=["small images", "of four axes", "larger images", "few samples", "of each sample", "rows", "unknown number"],
 )
 def test_written_out(x: str, scale: str, nodes: int) -> None:
-    """(x s - s)^2, with the operand on either side; written out once for all that read it."""
+    """(x s - s)^2, with the operand on either side; expanded once for all readers."""
     text = f"g (float[{x}] x, float[{scale}] s) => (float[{x}] y) {{ a = Mul(s, x) b = Sub(a, s) y = Mul(b, b) }}"
     model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {text}')
     gradient = og.augment(model, wrt=["x"], seed="ones", training=True)
@@ -57,7 +57,7 @@ def test_written_out(x: str, scale: str, nodes: int) -> None:
     ids=["scalar", "two axes", "a row", "unknown batch", "full rank", "leading axes", "no axis of 1", "few"],
 )
 def test_numbers_of_full_rank(x: str, number: str, *, expected: bool) -> None:
-    """Where the result has an axis of 1 behind a longer one."""
+    """If the result has an axis of 1 after a longer one."""
     text = f"g (float[{x}] x, float{number} s) => (float[{x}] y) {{ a = Sub(s, x) b = Div(a, s) y = Mul(b, b) }}"
     model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {text}')
     gradient = og.augment(model, wrt=["x"], seed="ones", training=True)
@@ -79,7 +79,7 @@ def test_numbers_of_full_rank(x: str, number: str, *, expected: bool) -> None:
 
 
 def test_optimizers_of_1x1_weights_use_numbers_of_full_rank() -> None:
-    """A call per element would take longer than the rest of the step."""
+    """Otherwise a call per element takes longer than the rest of the step."""
     text = "g (float[2, 4, 5, 5] x, float[64, 4, 1, 1] w) => (float[2, 64, 5, 5] y) { y = Conv(x, w) }"
     model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {text}')
     weights = np.random.default_rng(0).standard_normal((64, 4, 1, 1)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""AveragePool over one axis or three, or of channels that make no blocks, in the form that the CPU provider is fast at."""
+"""AveragePool over one axis or three, or of channels that form no blocks, as fast pools over two axes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CASES: list[tuple[tuple[int, ...], dict[str, Any]]] = [
 @pytest.mark.parametrize(("shape", "window"), CASES, ids=str)
 @pytest.mark.parametrize("batch", ["known", "unknown"])
 def test_means(shape: tuple[int, ...], window: dict[str, Any], batch: str) -> None:
-    """Values and gradients are those of the node as it stands, which inference mode keeps."""
+    """Values and gradients equal those of the original node, which inference mode keeps."""
     named = shape if batch == "known" else ("N", *shape[1:])
     model = _model(named, **window)
     rng = np.random.default_rng(0)

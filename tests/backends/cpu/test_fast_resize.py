@@ -1,4 +1,4 @@
-"""Cubic and linear Resize in graphs that train: products with the matrices that the operator itself makes."""
+"""Cubic and linear Resize in training graphs are products with the matrices of the operator."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CASES: list[tuple[list[float], dict[str, Any]]] = [
 @pytest.mark.parametrize(("scales", "attributes"), CASES, ids=str)
 @pytest.mark.parametrize("batch", [2, "N"])
 def test_values_and_gradients_stay(scales: list[float], attributes: dict[str, Any], batch: int | str) -> None:
-    """They are those of inference mode, which keeps the node."""
+    """They equal those of inference mode, which keeps the node."""
     model = _model((batch, 16, 24, 30), scales, **attributes)
     rng = np.random.default_rng(0)
     x = rng.standard_normal((2, 16, 24, 30)).astype(np.float32)
@@ -52,7 +52,7 @@ def test_values_and_gradients_stay(scales: list[float], attributes: dict[str, An
 
 
 @pytest.mark.parametrize("mode", ["nearest", "linear"])
-def test_what_the_runtime_is_fast_at_stays(mode: str) -> None:
+def test_modes_with_fast_kernels_stay(mode: str) -> None:
     """Nearest elements, and lines of many points."""
     made = og.augment(_model((1, 1, 100, 100), [1, 1, 2, 2], mode=mode), wrt=["x", "w"], training=True)
     assert [node for node in made.graph.node if node.op_type == "Resize" and node.input[0] == "x"]

@@ -1,4 +1,4 @@
-"""Images unfolded by Gather, as exporters write it: no element is scattered one by one, in either direction."""
+"""Images unfolded by Gather, as exporters write it, are sliced, and their gradient is no scatter of elements."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ UNFOLD = "a = Gather<axis = 2>(x, rows) b = Gather<axis = 4>(a, columns) u = Tra
 @pytest.mark.parametrize("shape", ["2, 16, 28, 32", "N, 16, 28, 32"], ids=str)
 @pytest.mark.parametrize(("taps", "dilation", "stride"), [(3, 1, 1), (2, 1, 2), (3, 2, 1)], ids=str)
 def test_unfold(taps: int, dilation: int, stride: int, shape: str) -> None:
-    """Values as they were, to the bit, the gradient as PyTorch's, and neither by single elements."""
+    """Values are equal to the bit, the gradient equals PyTorch's, and neither moves single elements."""
     x = np.random.default_rng(0).normal(size=(2, 16, 28, 32)).astype(np.float32)
     model = _model(UNFOLD, shape, *(_table(n, taps, dilation, stride) for n in (28, 32)))
     gradient = og.augment(model, wrt=["x"], seed="ones", training=True)
     ops = Counter(node.op_type for node in gradient.graph.node)
     assert ops["Col2Im"] == 2
     assert not ops["ScatterElements"]
-    if shape.startswith("2"):  # of an unknown number of samples nobody knows whether the nodes are worth it
+    if shape.startswith("2"):  # with an unknown number of samples it may not pay
         assert ops["Gather"] == 1
         assert ops["Slice"] == taps
         assert ops["Concat"] == 1
@@ -64,7 +64,7 @@ def test_unfold(taps: int, dilation: int, stride: int, shape: str) -> None:
     ],
     ids=["last axis", "windows turned", "taps first", "rows are copied whole"],
 )
-def test_what_is_sliced(body: str, gathers: int) -> None:
+def test_gathers_that_are_sliced(body: str, gathers: int) -> None:
     x = np.random.default_rng(0).normal(size=(2, 16, 28, 32)).astype(np.float32)
     model = _model(body, "2, 16, 28, 32", _table(28, 3, 1, 1), _table(32, 3, 1, 1))
     gradient = og.augment(model, wrt=["x"], seed="ones", training=True)
@@ -73,7 +73,6 @@ def test_what_is_sliced(body: str, gathers: int) -> None:
 
 
 def test_an_empty_batch() -> None:
-    """Nothing to add up."""
     model = _model(UNFOLD, "N, 16, 28, 32", _table(28, 3, 1, 1), _table(32, 3, 1, 1))
     gradient = og.augment(model, wrt=["x"], seed="ones")
     assert run(gradient, {"x": np.zeros((0, 16, 28, 32), np.float32)})["x_grad"].shape == (0, 16, 28, 32)

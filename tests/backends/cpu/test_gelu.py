@@ -1,4 +1,4 @@
-"""Written-out GELU becomes one operator in training graphs, in whatever way an exporter writes it."""
+"""In training graphs the forms of GELU that exporters write become one operator."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TANH = {
 
 
 @pytest.mark.parametrize("form", [*ERF, *TANH])
-def test_as_in_pytorch(form: str) -> None:
+def test_equals_pytorch(form: str) -> None:
     m = model({**ERF, **TANH}[form])
     g = og.augment(m, wrt="all", training=True)
     kinds = [n.op_type for n in g.graph.node]
@@ -69,12 +69,12 @@ def test_as_in_pytorch(form: str) -> None:
     ],
     ids=["another scale", "another slope", "another shift", "of something else", "another cubic"],
 )
-def test_what_is_no_gelu_stays(nodes: str) -> None:
+def test_similar_expressions_stay(nodes: str) -> None:
     g = og.augment(model(nodes), wrt="all", training=True)
     assert "Gelu" not in [n.op_type for n in g.graph.node]
 
 
-def test_what_others_see_stays() -> None:
+def test_visible_values_inside_stay() -> None:
     """An output in the middle, a differentiated value, and `lowering="exact"`."""
     m = model(ERF["half last"], "e")
     assert "Gelu" not in [n.op_type for n in og.augment(m, training=True).graph.node]
@@ -84,6 +84,6 @@ def test_what_others_see_stays() -> None:
     assert "Gelu" not in [n.op_type for n in og.augment(m).graph.node]
 
 
-def test_training_programs_have_it() -> None:
+def test_training_programs_fuse_it() -> None:
     program = og.build_training(model(ERF["half last"]), loss={"y": "mse"}, optimizer=og.optim.SGD(lr=0.1))
     assert [n.op_type for n in program.step.graph.node].count("Gelu") == 1

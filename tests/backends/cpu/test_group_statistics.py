@@ -1,4 +1,4 @@
-"""Instance and group normalization written out in training: where, and how exactly."""
+"""Instance and group normalization written out for training: where it applies, and accuracy against autograd."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_the_scale_joins_the_deviation() -> None:
 
 
 @pytest.mark.parametrize("kept", ["ng", "n"])
-def test_a_wanted_value_between_stays(kept: str) -> None:
+def test_differentiated_values_inside_stay(kept: str) -> None:
     model = _model("exported", [3, 8, 7, 5])
     augmented = og.augment(model, wrt=["x", kept], training=True)
     assert not _normalizations(augmented)
@@ -122,7 +122,7 @@ def test_a_wanted_value_between_stays(kept: str) -> None:
     np.testing.assert_allclose(got[f"{kept}_grad"].reshape(x.shape), slope, atol=1e-5)
 
 
-def test_a_second_reader_sees_what_it_saw() -> None:
+def test_a_second_reader_gets_the_same_value() -> None:
     more = [helper.make_node("Add", ["z", "n"], ["both"])]
     model = _model("exported", [3, 8, 7, 5], more=more, last="both")
     augmented = og.augment(model, wrt="inputs", training=True)

@@ -1,4 +1,4 @@
-"""Zeros around an image become the padding of the convolution that reads them, in training graphs."""
+"""In training graphs a Pad with zeros becomes the padding of the convolution that reads it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONV = "y = Conv <strides = [2, 2], pads = [0, 1, 0, 0]> (p, w)"
 
 
 def model(nodes: str, x: str = "3, 2, 6, 7", *outputs: str) -> onnx.ModelProto:
-    """`y = Conv(Pad(x), w)` in some way, with the constants that it takes."""
+    """`y = Conv(Pad(x), w)` in one of its forms, with its constants."""
     text = f"""<ir_version: 10, opset_import: ["" : 21]>
     g (float[{x}] x) => (y{"".join(f", {o}" for o in outputs)})
     <int64[8] right = {{0, 0, 0, 0, 0, 0, 1, 2}}, int64[4] left = {{1, 0, 1, 2}}, int64[2] last = {{2, -1}},
@@ -37,7 +37,7 @@ def model(nodes: str, x: str = "3, 2, 6, 7", *outputs: str) -> onnx.ModelProto:
     ],
     ids=["at the end", "of two axes", "before a Transpose"],
 )
-def test_as_in_pytorch(nodes: str, shape: tuple[int, ...], pads: tuple[int, ...]) -> None:
+def test_equals_pytorch(nodes: str, shape: tuple[int, ...], pads: tuple[int, ...]) -> None:
     """`pads` are PyTorch's: left, right, top, bottom, with those of the convolution."""
     x = np.random.default_rng(1).normal(size=shape).astype(np.float32)
     g = og.augment(model(nodes, ", ".join(map(str, shape))), wrt="all", training=True)
@@ -63,7 +63,7 @@ def test_as_in_pytorch(nodes: str, shape: tuple[int, ...], pads: tuple[int, ...]
     ],
     ids=["ones", "a mirror", "another reader", "an output"],
 )
-def test_what_stays(nodes: str, outputs: tuple[str, ...]) -> None:
+def test_other_pads_stay(nodes: str, outputs: tuple[str, ...]) -> None:
     m = model(nodes, "3, 2, 6, 7", *outputs)
     g = og.augment(m, wrt=["w"], of=["y"], training=True)
     x = np.random.default_rng(1).normal(size=(3, 2, 6, 7)).astype(np.float32)
@@ -73,13 +73,13 @@ def test_what_stays(nodes: str, outputs: tuple[str, ...]) -> None:
     np.testing.assert_allclose(got["y"], want["y"], rtol=1e-5, atol=1e-5)
 
 
-def test_values_that_are_asked_for_stay() -> None:
+def test_differentiated_values_stay() -> None:
     g = og.augment(model(f"p = Pad (x, right) {CONV}"), wrt=["p"], seed="ones", training=True)
     assert "Pad" in {n.op_type for n in g.graph.node}
     x = np.zeros((3, 2, 6, 7), np.float32)
     assert run(g, {"x": x})["p_grad"].shape == (3, 2, 7, 9)
 
 
-def test_other_targets_have_the_same_padding_on_both_sides() -> None:
+def test_no_asymmetric_padding_on_other_targets() -> None:
     g = og.augment(model(f"p = Pad (x, right) {CONV}"), wrt=["w"], training=True, target="cuda")
     assert "Pad" in {n.op_type for n in g.graph.node}

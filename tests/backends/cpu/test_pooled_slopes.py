@@ -1,4 +1,4 @@
-"""The derivative of what stands in front of a MaxPool, multiplied in behind it."""
+"""The derivative of an activation before a MaxPool is multiplied into the cotangent of the pool."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def _model(body: str, shape: str = "2, 3, 6, 6") -> onnx.ModelProto:
 
 
 def _tail(y: str) -> str:
-    """A loss whose cotangent differs from element to element."""
+    """A loss whose cotangent differs between elements."""
     return f"[square] s = Mul({y}, {y}) [sum] z = ReduceSum<keepdims = 0>(s)"
 
 
 def _check(model: onnx.ModelProto, function: Callable[[Tensor], Tensor]) -> onnx.ModelProto:
-    """The gradient, which must be PyTorch's."""
+    """Return the gradient model after a comparison with PyTorch."""
     x = np.random.default_rng(0).standard_normal((2, 3, 6, 6)).astype(np.float32)
     gradient = og.vjp(model, wrt="x", seed="ones")
     leaf = torch.tensor(x, dtype=torch.float64, requires_grad=True)
@@ -58,7 +58,7 @@ def _readers(model: onnx.ModelProto, op_type: str, value: str) -> list[str]:
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_slopes(activation: str, pool: str, sizes: str) -> None:
-    """The activation's result serves the pool alone: its derivative is taken of the pool's."""
+    """The pool is the only reader of the activation: its derivative is computed from the pool's result."""
     operator, _, attributes = activation.partition("<")
     act = f"[act] a = {operator}{'<' + attributes if attributes else ''} (x)"
     model = _model(f"{act} [pool] y = MaxPool<{pool}>(a) {_tail('y')}", sizes)
@@ -79,7 +79,7 @@ def test_slopes_of_half_precision() -> None:
 
 
 def test_shared_activation() -> None:
-    """What else reads the activation hands it a cotangent too: its derivative is that of all elements."""
+    """Another reader contributes a cotangent too, so the derivative is computed for all elements."""
     body = "[act] a = Relu(x) [pool] p = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(a)"
     body += " [mean] q = AveragePool<kernel_shape = [2, 2], strides = [2, 2]>(a) [sub] y = Sub(p, q)"
 
@@ -92,7 +92,7 @@ def test_shared_activation() -> None:
 
 
 def test_two_pools() -> None:
-    """Each pool's cotangent is scattered apart, and their sum meets the slope."""
+    """Each pool's cotangent is scattered separately, and their sum is multiplied by the slope."""
     body = "[act] a = Relu(x) [one] p = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(a)"
     body += " [two] q = MaxPool<kernel_shape = [3, 3], strides = [3, 3]>(a)"
     body += " [t] s = Mul(p, p) [u] t = Mul(q, q) [v] u = ReduceSum<keepdims = 0>(s)"
@@ -106,7 +106,7 @@ def test_two_pools() -> None:
 
 
 def test_factor_of_something_else() -> None:
-    """A product with what was not pooled is no slope."""
+    """A product with a value that was not pooled is no slope."""
     body = "[act] a = Relu(x) [b] b = Tanh(x) [mul] c = Mul(a, b)"
     body += f" [pool] y = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(c) {_tail('y')}"
     gradient = _check(_model(body), lambda v: F.max_pool2d(torch.relu(v) * torch.tanh(v), 2))

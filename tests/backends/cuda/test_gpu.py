@@ -1,6 +1,6 @@
-"""On ONNX Runtime's CUDA provider: right, on the GPU as a whole, and the same from run to run where that is asked for.
+"""ONNX Runtime's CUDA provider: results are right, all nodes run on the GPU, deterministic runs are equal.
 
-`pytest -m gpu` needs `onnx-convgrad[cuda]` and an NVIDIA GPU; without one every test is skipped and says what is missing.
+`pytest -m gpu` needs `onnx-convgrad[cuda]` and an NVIDIA GPU; without one every test is skipped with the reason.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def test_training_lowers_the_loss_and_stays_on_the_gpu(precision: str) -> None:
     trainer = og.Trainer(build(target="cuda", precision=precision), providers=["cuda"])
     losses = [trainer.step(arrays(0))["loss"] for _ in range(40)]
     assert np.mean(losses[-5:]) < 0.7 * np.mean(losses[:5])
-    assert trainer.engine._ready().device == ("cuda", 0)
+    assert device_of(trainer.engine._graph("step").live) == ("cuda", 0)
+    assert {trainer.engine._buffers.current(name).device_name() for name in trainer.engine._buffers.groups} == {"cuda"}
 
 
 def test_steps_equal_those_of_the_cpu() -> None:

@@ -1,4 +1,4 @@
-"""The GPU benchmark on the CPU: every part of it runs, and says so when there is no GPU."""
+"""The GPU benchmark on the CPU: every part runs; without a GPU it says so."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert told.err.startswith("Nothing is measured: ONNX Runtime ")
 
 
-def test_a_failure_is_a_row_and_costs_no_other() -> None:
+def test_a_failure_is_one_row() -> None:
     def broken() -> Row:
         raise ValueError("no memory\nleft")
 
@@ -46,13 +46,13 @@ def test_a_failure_is_a_row_and_costs_no_other() -> None:
     assert Row(what="x", error=2e-3, limit=1e-4).failed
 
 
-def test_when_the_time_is_over_nothing_new_begins() -> None:
+def test_nothing_starts_after_the_time_limit() -> None:
     row = Clock(0.0).row("a layer", "float16", lambda: pytest.fail("it began"))
     assert row.note == "left out: 0 minutes are over"
     assert not row.failed
 
 
-def test_the_table_gives_pairs_and_ratios() -> None:
+def test_the_table_shows_pairs_and_ratios() -> None:
     row = Row(what="net", seconds=(0.010, 0.005), memory=(2_000_000, None), launches=(120, 240), error=1e-6, limit=1e-4)
     cells = [cell.strip() for cell in show([row]).splitlines()[2].split("|")][1:-1]
     assert cells == ["net", "float32", "1.0e-06", "10.00", "5.00", "0.50", "2 / -", "120 / 240", ""]

@@ -1,0 +1,217 @@
+"""Every pass can be run alone by `onnx_ir`, keeps the outputs, and reports whether it changed the model."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+import onnx_convgrad
+from onnx_convgrad import backends, memory
+from onnx_convgrad.backends.cpu.batch_statistics import ShareBatchStatistics
+from onnx_convgrad.backends.cpu.covariance import NormalizeByCovariance
+from onnx_convgrad.backends.cpu.fast_forms import UseFastForms
+from onnx_convgrad.backends.cpu.gelu import FuseGelu
+from onnx_convgrad.backends.cpu.group_statistics import ShareGroupStatistics
+from onnx_convgrad.backends.cpu.pad_in_conv import PadInConv
+from onnx_convgrad.backends.cpu.pooled_slopes import MoveSlopesBehindPools
+from onnx_convgrad.backends.runtime_faults import AvoidRuntimeFaults, SeparateTransposes
+from onnx_convgrad.backends.unsupported_forms import ReplaceUnsupportedForms
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.ir.emit import DOMAIN
+from onnx_convgrad.ir.notes import ORIGIN
+from onnx_convgrad.ir.passes import GraphPass, NodePass, run_passes
+from onnx_convgrad.ir.targets import TARGETS
+from onnx_convgrad.lowering.lower import lower
+from onnx_convgrad.memory.recompute import RecomputeValues, mark_boundary
+from onnx_convgrad.runtime import run
+
+CPU, CUDA = TARGETS["cpu"], TARGETS["cuda"]
+
+
+@dataclass(frozen=True)
+class Example:
+    """A model that a pass changes: inputs and outputs, constants and nodes in ONNX's text form."""
+
+    make: Callable[[ir.Model], GraphPass]
+    declared: str
+    body: str
+    gone: str
+    """An operator that is no longer used afterwards."""
+
+    def model(self) -> onnx.ModelProto:
+        text = f'<ir_version: 10, opset_import: ["" : 21, "{DOMAIN}" : 1]> g {self.declared} {{ {self.body} }}'
+        model = onnx.parser.parse_model(text)
+        for index, node in enumerate(model.graph.node):
+            node.name = f"node_{index}"
+        return onnx.shape_inference.infer_shapes(model)
+
+
+def _recompute(model: ir.Model) -> GraphPass:
+    forward = [node for node in model.graph if node.op_type in ("Relu", "Tanh", "Sigmoid")]
+    return RecomputeValues(CPU, mark_boundary(model.graph, forward), ["a"])
+
+
+EXAMPLES: dict[type[GraphPass], Example] = {
+    AvoidRuntimeFaults: Example(
+        lambda _: AvoidRuntimeFaults(CPU),
+        "(float[1, 3] x) => (float[0, 3] y) <int64[2] s = {0, 3}>",
+        "n = Neg (x) e = Expand (n, s) y = Neg (e)",
+        "Expand",
+    ),
+    FuseGelu: Example(
+        lambda _: FuseGelu(),
+        "(float[4, 5] x) => (float[4, 5] y) <float r = {1.4142135}, float one = {1}, float half = {0.5}>",
+        "u = Div (x, r) e = Erf (u) s = Add (e, one) p = Mul (x, s) y = Mul (p, half)",
+        "Erf",
+    ),
+    NormalizeByCovariance: Example(
+        lambda _: NormalizeByCovariance(CPU),
+        "(float[16, 24, 56, 56] x, float[144, 24, 1, 1] w, float[144] s, float[144] p, float[144] q)"
+        " => (float[16, 144, 56, 56] y)",
+        "u = Conv (x, w) y, m, v = BatchNormalization <training_mode = 1> (u, s, s, p, q)",
+        "BatchNormalization",
+    ),
+    PadInConv: Example(
+        lambda _: PadInConv(CPU),
+        "(float[2, 3, 6, 6] x, float[4, 3, 3, 3] w) => (float[2, 4, 6, 6] y) <int64[8] p = {0, 0, 1, 1, 0, 0, 1, 1}>",
+        "a = Pad (x, p) y = Conv (a, w)",
+        "Pad",
+    ),
+    RecomputeValues: Example(
+        _recompute,
+        "(float[64, 64] x) => (float[64, 64] y)",
+        "a = Relu (x) b = Tanh (a) c = Sigmoid (b) d = Mul (c, c) y = Mul (d, a)",
+        "",
+    ),
+    ReplaceUnsupportedForms: Example(
+        lambda _: ReplaceUnsupportedForms(CUDA),
+        "(float[2, 3, 6, 6] x, float[4, 3, 3, 3] w) => (float[2, 4, 5, 5] y)",
+        "y = Conv <pads = [0, 0, 1, 1]> (x, w)",
+        "",
+    ),
+    SeparateTransposes: Example(
+        lambda _: SeparateTransposes(CPU),
+        "(double[3, 4] x, double[3, 5] w) => (double[4, 5] y)",
+        "t = Transpose <perm = [1, 0]> (x) y = MatMul (t, w)",
+        "",
+    ),
+    ShareBatchStatistics: Example(
+        lambda _: ShareBatchStatistics(),
+        "(float[4, 3, 5] x, float[3] s) => (float[4, 3, 5] y, float[3] m, float[3] v)",
+        "y, m, v = BatchNormalization <training_mode = 1, momentum = 0.7> (x, s, s, s, s)",
+        "",
+    ),
+    ShareGroupStatistics: Example(
+        lambda _: ShareGroupStatistics(CPU),
+        "(float[4, 3, 5] x, float[3] s) => (float[4, 3, 5] y)",
+        "y = InstanceNormalization (x, s, s)",
+        "InstanceNormalization",
+    ),
+    MoveSlopesBehindPools: Example(
+        lambda _: MoveSlopesBehindPools(CPU),
+        "(float[2, 3, 6, 6] x, float[2, 3, 3, 3] g) => (float[2, 3, 6, 6] y, float[2, 3, 3, 3] p)",
+        "a = Relu (x) p = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (a)"
+        " d = convgrad.MaxPoolGrad <kernel_shape = [2, 2], strides = [2, 2]> (g, a) s = HardSigmoid (a) y = Mul (d, s)",
+        "",
+    ),
+    UseFastForms: Example(
+        lambda _: UseFastForms(CPU, training=True),
+        "(float[64, 512] x) => (float[64, 512] y)",
+        "y = Softplus (x)",
+        "Softplus",
+    ),
+}
+
+
+def _passes() -> set[type[GraphPass]]:
+    """Every concrete pass of the rooms that rewrite finished graphs."""
+    for room in (backends, memory):
+        for module in pkgutil.walk_packages(room.__path__, f"{room.__name__}."):
+            importlib.import_module(module.name)
+    found: set[type[GraphPass]] = set()
+    stack: list[type[GraphPass]] = [GraphPass]
+    while stack:
+        kinds = stack.pop().__subclasses__()
+        found.update(kind for kind in kinds if kind.__module__.startswith(f"{onnx_convgrad.__name__}."))
+        stack += kinds
+    return {kind for kind in found if kind.__module__.startswith((backends.__name__, memory.__name__))}
+
+
+def test_every_pass_has_an_example_and_says_what_it_does() -> None:
+    assert _passes() == set(EXAMPLES)
+    for kind in EXAMPLES:
+        assert kind.__doc__
+        assert kind.__doc__ != GraphPass.__doc__
+        assert kind.__module__.rpartition(".")[2] in kind.__module__
+
+
+def _lowered(proto: onnx.ModelProto) -> ir.Model:
+    """The model without abstract operators, which no runtime has."""
+    model = ir.from_proto(proto)
+    lower(model.graph, CPU)
+    return model
+
+
+@pytest.mark.parametrize("kind", EXAMPLES, ids=lambda kind: kind.__name__)
+def test_a_pass_reports_whether_it_changed_the_model(kind: type[GraphPass]) -> None:
+    example = EXAMPLES[kind]
+    before = example.model()
+    model = ir.from_proto(before)
+    if kind is MoveSlopesBehindPools:  # which rewrites what differentiation added
+        for node in [n for n in model.graph if n.op_type in ("MaxPoolGrad", "HardSigmoid", "Mul")]:
+            node.metadata_props[ORIGIN] = "pool"
+    rewrite = example.make(model)
+    assert ir.passes.Sequential(rewrite)(model).modified
+    RemoveUnusedNodesPass()(model)
+    after = ir.to_proto(model)
+    assert example.gone not in {node.op_type for node in after.graph.node}
+    names = [node.name for node in after.graph.node if node.name]
+    assert len(set(names)) == len(names)
+    assert [output.name for output in after.graph.output] == [output.name for output in before.graph.output]
+    assert not rewrite(model).modified
+    assert ir.to_proto(model) == after
+    if before.graph.output[0].type.tensor_type.elem_type == onnx.TensorProto.DOUBLE:
+        return  # see quirks.FLOAT64_FUSED_MATMUL
+    rng = np.random.default_rng(0)
+    feed = {i.name: [d.dim_value for d in i.type.tensor_type.shape.dim] for i in before.graph.input}
+    arrays = {name: rng.uniform(0.5, 1.5, shape).astype(np.float32) for name, shape in feed.items()}
+    if kind is AvoidRuntimeFaults:
+        assert run(after, arrays)["y"].shape == (0, 3)
+        return
+    got, want = (run(_lowered(proto), arrays) for proto in (after, before))
+    for name, value in want.items():
+        np.testing.assert_allclose(got[name], value, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", EXAMPLES, ids=lambda kind: kind.__name__)
+def test_a_pass_leaves_other_models_alone(kind: type[GraphPass]) -> None:
+    text = '<ir_version: 10, opset_import: ["" : 21]> g (float[3] x) => (float[3] y) { y = Neg (x) }'
+    proto = onnx.parser.parse_model(text)
+    model = ir.from_proto(proto)
+    rewrite = EXAMPLES[kind].make(ir.from_proto(EXAMPLES[kind].model()))
+    assert not rewrite(model).modified
+    assert ir.to_proto(model) == ir.to_proto(ir.from_proto(proto))
+
+
+class _Refuse(NodePass):
+    """Raise for every Neg."""
+
+    operators = ("Neg",)
+    label = "refused"
+
+    def rewrite_node(self, e: object, node: ir.Node) -> bool:  # noqa: ARG002 - as the base class
+        raise ArgumentError(f"{node.op_type} is refused.")
+
+
+def test_errors_of_passes_keep_their_type() -> None:
+    text = '<ir_version: 10, opset_import: ["" : 21]> g (float[3] x) => (float[3] y) { y = Neg (x) }'
+    with pytest.raises(ArgumentError, match=r"^Neg is refused\.$"):
+        run_passes(ir.from_proto(onnx.parser.parse_model(text)), [_Refuse()])

@@ -1,0 +1,379 @@
+"""Faults of other packages are still there: a test that fails here names the workaround to delete."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import os
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnx_shape_inference
+import pytest
+import torch
+from onnx.reference import ReferenceEvaluator
+from packaging.specifiers import SpecifierSet
+
+from onnx_convgrad.backends import quirks
+from onnx_convgrad.backends.quirks import QUIRKS, Quirk
+from onnx_convgrad.errors import ExecutionError
+from onnx_convgrad.runtime import import_runtime, run, session
+from onnx_convgrad.runtime.providers import CUDA
+from tests.support.runtime_faults import FAULTS
+
+ROOT = Path(__file__).parents[2]
+
+
+def parsed(body: str, inputs: str, outputs: str = "y", constants: str = "") -> onnx.ModelProto:
+    """A model from text, with outputs of undeclared shape."""
+    text = f'<ir_version: 10, opset_import: ["" : 21]> g ({inputs}) => ({outputs}) {constants} {{ {body} }}'
+    model = onnx.parser.parse_model(text)
+    for value in model.graph.output:
+        value.CopyFrom(onnx.helper.make_empty_tensor_value_info(value.name))
+    return model
+
+
+def numbers(*shape: int, dtype: type = np.float32) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(shape).astype(dtype)
+
+
+def fails(model: onnx.ModelProto, feed: dict[str, np.ndarray]) -> bool:
+    """Whether ONNX Runtime refuses a model or fails to run it."""
+    try:
+        run(model, feed)
+    except Exception:  # noqa: BLE001 - any failure is the fault
+        return True
+    return False
+
+
+def inferred(model: onnx.ModelProto) -> tuple[int, ...]:
+    """The shape of the output that ONNX infers."""
+    (output,) = onnx.shape_inference.infer_shapes(model).graph.output
+    return tuple(d.dim_value for d in output.type.tensor_type.shape.dim)
+
+
+def dies(model: onnx.ModelProto, feed: dict[str, np.ndarray], folder: Path, seconds: float) -> bool:
+    """Whether a process that runs the model is killed by a signal, or does not end in time after it has started to run."""
+    onnx.save(model, folder / "model.onnx")
+    np.savez(folder / "feed.npz", **feed)
+    code = (
+        "import numpy as np, onnxruntime as ort; s = ort.InferenceSession('model.onnx'); "
+        "f = dict(np.load('feed.npz')); print('ready', flush=True); s.run(None, f)"
+    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=folder, capture_output=True, timeout=seconds, check=False
+        )
+    except subprocess.TimeoutExpired as late:
+        return b"ready" in (late.stdout or b"")
+    return done.returncode < 0
+
+
+# -- one function per quirk: whether the fault is there ----------------------------------------------------------------
+
+
+def batch_normalization_in_place(_: Path) -> bool:
+    body = "a = Mul(s, k) b = Mul(s, k) n, m, v = BatchNormalization<training_mode = 1, momentum = 0.5>(x, s, s, a, b)"
+    model = parsed(f"{body} y = Neg(m) z = Neg(v)", "float[4, 3, 5] x, float[3] s", "y, z", "<float[3] k = {1, 2, 3}>")
+    got = run(model, {"x": 3 + numbers(4, 3, 5), "s": np.ones(3, np.float32)})
+    return np.array_equal(got["y"], got["z"])
+
+
+def col2im_axes(_: Path) -> bool:
+    constants = "<int64[1] size = {5}, int64[1] block = {2}>"
+    model = parsed("y = Col2Im(x, size, block)", "float[1, 2, 4] x", constants=constants)
+    got = run(model, {"x": np.ones((1, 2, 4), np.float32)})["y"]
+    return not np.array_equal(got, [[[1, 2, 2, 2, 1]]])
+
+
+def expand_to_nothing(_: Path) -> bool:
+    model = parsed("n = Neg(x) e = Expand(n, s) y = Neg(e)", "float[1, 3] x", constants="<int64[2] s = {0, 3}>")
+    return run(model, {"x": numbers(1, 3)})["y"].shape != (0, 3)
+
+
+def negative_step_to_max(_: Path) -> bool:
+    constants = "<int64[1] s = {1}, int64[1] e = {2147483647}, int64[1] a = {0}, int64[1] d = {-1}>"
+    model = parsed("y = Slice(x, s, e, a, d)", "float[4] x", constants=constants)
+    return run(model, {"x": numbers(4)})["y"].shape != inferred(model)
+
+
+def pool_beyond_padding(_: Path) -> bool:
+    body = "y = AveragePool<kernel_shape = [2, 2], strides = [2, 2], ceil_mode = 1, count_include_pad = 1>(x)"
+    return bool((run(parsed(body, "float[1, 16, 5, 5] x"), {"x": np.ones((1, 16, 5, 5), np.float32)})["y"] != 1).any())
+
+
+def pool_padding_axes(_: Path) -> bool:
+    body = "y = AveragePool<kernel_shape = [2, 2], pads = [0, 0, 1, 1], count_include_pad = 1>(x)"
+    got = run(parsed(body, "float[1, 1, 2, 2] x"), {"x": np.ones((1, 1, 2, 2), np.float32)})["y"]
+    return not np.array_equal(got, [[[[1, 0.5], [0.5, 0.25]]]])
+
+
+def pad_trims_all(_: Path) -> bool:
+    model = parsed("y = Pad(x, p)", "float[2, 3] x", constants="<int64[4] p = {-2, 0, 3, 0}>")
+    return bool(run(model, {"x": 1 + numbers(2, 3) ** 2})["y"].any())
+
+
+def resize_rounding(_: Path) -> bool:
+    model = parsed("y = Resize(x, , s)", "float[1, 1, 12] x", constants="<float[3] s = {1, 1, 0.58333333}>")
+    return run(model, {"x": numbers(1, 1, 12)})["y"].shape != inferred(model)
+
+
+def scatter_nd_add(_: Path) -> bool:
+    if (os.cpu_count() or 1) < 2:
+        pytest.skip("needs two processors")
+    count = 1_000_000
+    model = parsed('y = ScatterND<reduction = "add">(d, i, u)', "float[8] d, int64[N, 1] i, float[N] u")
+    feed = {"d": np.zeros(8, np.float32), "i": np.zeros((count, 1), np.int64), "u": np.ones(count, np.float32)}
+    live = session(model, options={"threads": 2})
+    return any(live.run(None, feed)[0][0] != count for _ in range(100))
+
+
+def sigmoid_tail(_: Path) -> bool:
+    got = run(parsed("y = Sigmoid(x)", "float[2] x"), {"x": np.array([-12, -19], np.float32)})["y"]
+    return bool(abs(got[0] * (1 + np.exp(12.0)) - 1) > 1e-3 or got[1] <= 0)
+
+
+def squeeze_no_axes(_: Path) -> bool:
+    model = parsed("y = Squeeze(x, a)", "float[1, 3, 1] x", constants="<int64[0] a = {}>")
+    return run(model, {"x": numbers(1, 3, 1)})["y"].ndim != 3
+
+
+def vector_times_transpose(_: Path) -> bool:
+    w, g = numbers(2, 3, 4), numbers(3)
+    model = parsed("t = Transpose<perm = [0, 2, 1]>(w) y = MatMul(t, g)", "float[2, 3, 4] w, float[3] g")
+    return not np.allclose(run(model, {"w": w, "g": g})["y"], w.transpose(0, 2, 1) @ g, atol=1e-5)
+
+
+def conv_no_channels(folder: Path) -> bool:
+    model = parsed("y = Conv(x, w)", "float[2, N, 5, 5] x, float[4, N, 3, 3] w")
+    return dies(model, {"x": numbers(2, 0, 5, 5), "w": numbers(4, 0, 3, 3)}, folder, 30)
+
+
+def float16_fused_matmul(folder: Path) -> bool:
+    model = parsed("t = Transpose<perm = [1, 2, 0]>(x) y = MatMul(t, w)", "float16[2, 3, 4] x")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((2, 5), np.float16), "w"))
+    return dies(model, {"x": numbers(2, 3, 4, dtype=np.float16)}, folder, 120)
+
+
+def constant_range_vector(_: Path) -> bool:
+    constants = "<int64 start = {0}, int64[1] limit = {4}, int64 step = {1}>"
+    return fails(parsed("y = Range(start, limit, step)", "float[1] x", constants=constants), {"x": numbers(1)})
+
+
+def conv_empty_axis(_: Path) -> bool:
+    feed = {"x": numbers(1, 8, 0), "w": numbers(4, 8, 1)}
+    return fails(parsed("y = Conv(x, w)", "float[1, 8, N] x, float[4, 8, 1] w"), feed)
+
+
+def einsum_ellipsis_ranks(_: Path) -> bool:
+    model = parsed('y = Einsum<equation = "...mn,...kn->...mk">(a, b)', "float[2, 3, 4] a, float[5, 4] b")
+    return fails(model, {"a": numbers(2, 3, 4), "b": numbers(5, 4)})
+
+
+def empty_batch(folder: Path) -> bool:
+    model = parsed('y = Einsum<equation = "ij,jk->ik">(a, b)', "float[N, 3] a, float[3, 4] b")
+    feed = {"a": numbers(0, 3), "b": numbers(3, 4)}
+    return dies(model, feed, folder, 120) or fails(model, feed)
+
+
+def float16_scatter_add(_: Path) -> bool:
+    model = parsed('y = ScatterElements<reduction = "add">(d, i, u)', "float16[8] d, int64[3] i, float16[3] u")
+    half = np.ones(8, np.float16)
+    return fails(model, {"d": half, "i": np.zeros(3, np.int64), "u": half[:3]})
+
+
+def float64_conv(_: Path) -> bool:
+    x = np.ones((1, 1, 4))
+    return fails(parsed("y = Conv(x, w)", "double[1, 1, 4] x, double[1, 1, 2] w"), {"x": x, "w": x[..., :2]})
+
+
+def float64_fused_matmul(_: Path) -> bool:
+    model = parsed("t = Transpose<perm = [1, 0]>(a) y = MatMul(t, b)", "double[2, 3] a, double[2, 4] b")
+    return fails(model, {"a": np.ones((2, 3)), "b": np.ones((2, 4))})
+
+
+def float64_recurrent(_: Path) -> bool:
+    model = parsed("y = LSTM<hidden_size = 2>(x, w, r)", "double[3, 1, 4] x, double[1, 8, 4] w, double[1, 8, 2] r")
+    session(model)
+    return fails(model, {"x": np.ones((3, 1, 4)), "w": np.ones((1, 8, 4)), "r": np.ones((1, 8, 2))})
+
+
+def gemm_shape_names(_: Path) -> bool:
+    body = "t = MatMul(x, w) z = Add(t, b) y = Reshape(z, gemm_input_shape)"
+    constants = "<int64[1] gemm_input_shape = {-1}>"
+    model = parsed(body, "float[2, 3, 4] x, float[4, 5] w, float[5] b", constants=constants)
+    return fails(model, {"x": numbers(2, 3, 4), "w": numbers(4, 5), "b": numbers(5)})
+
+
+def output_padding(_: Path) -> bool:
+    body = "y = ConvTranspose<strides = [2], dilations = [3], output_padding = [2]>(x, w)"
+    return fails(parsed(body, "float[1, 1, 4] x, float[1, 1, 2] w"), {"x": numbers(1, 1, 4), "w": numbers(1, 1, 2)})
+
+
+def pad_axes(_: Path) -> bool:
+    body = "t = Transpose<perm = [0, 2, 1]>(x) p = Pad(t, pads, , axes) y = Transpose<perm = [0, 2, 1]>(p)"
+    model = parsed(body, "float[2, 3, 4] x", constants="<int64[2] pads = {1, 0}, int64[1] axes = {1}>")
+    return fails(model, {"x": numbers(2, 3, 4)})
+
+
+def pad_of_weight(_: Path) -> bool:
+    constants = "<int64[8] pads = {0, 0, 1, 1, 0, 0, 1, 1}>"
+    model = parsed("p = Pad(w, pads) y = Conv(x, p)", "float[1, 2, 5, 5] x, float[3, 2, 1, 1] w", constants=constants)
+    return fails(model, {"x": numbers(1, 2, 5, 5), "w": numbers(3, 2, 1, 1)})
+
+
+def same_dilation(_: Path) -> bool:
+    model = parsed('y = Conv<auto_pad = "SAME_UPPER", dilations = [2]>(x, w)', "float[1, 1, 8] x, float[1, 1, 3] w")
+    return fails(model, {"x": numbers(1, 1, 8), "w": numbers(1, 1, 3)})
+
+
+def _refused_by_cuda(model: onnx.ModelProto, feed: dict[str, np.ndarray]) -> bool:
+    if CUDA not in import_runtime().get_available_providers():
+        pytest.skip("needs the CUDA provider")
+    try:
+        run(model, feed, providers=["cuda"])
+    except Exception:  # noqa: BLE001 - any failure is the fault
+        return True
+    return False
+
+
+def cuda_batch_statistics(_: Path) -> bool:
+    model = parsed("y, m, v = BatchNormalization<training_mode = 1>(x, s, s, s, s)", "float[4, 3, 5] x, float[3] s")
+    return _refused_by_cuda(model, {"x": numbers(4, 3, 5), "s": np.ones(3, np.float32)})
+
+
+def broadcast_symbols(_: Path) -> bool:
+    model = ir.from_proto(parsed("y = Add(a, b)", "float[p] a, float[q] b"))
+    onnx_shape_inference.infer_symbolic_shapes(model)
+    shape = model.graph.outputs[0].shape
+    return shape is not None and str(shape[0]) == "p"
+
+
+def clone_unsorted(_: Path) -> bool:
+    model = ir.from_proto(parsed("y = Neg(t) t = Neg(x)", "float[3] x"))
+    try:
+        model.clone()
+    except RuntimeError:
+        return True
+    return False
+
+
+def deleted_outputs(_: Path) -> bool:
+    graph = ir.from_proto(parsed("y = Add(a, b)", "float[3] a, float[3] b")).graph
+    value = graph.outputs[0]
+    del graph.outputs[:]
+    return value.is_graph_output()
+
+
+def dimension_names(_: Path) -> bool:
+    proto = parsed("c = Concat<axis = 0>(x, x) y = Neg(c)", "float[N] x")
+    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "?"
+    try:
+        onnx_shape_inference.infer_symbolic_shapes(ir.from_proto(proto))
+    except ValueError:
+        return True
+    return False
+
+
+class _Norms(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.BatchNorm1d(3), torch.nn.BatchNorm1d(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.second(torch.tanh(self.first(x)))
+        return result
+
+
+def merged_initializers(_: Path) -> bool:
+    file = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(_Norms().eval(), (torch.zeros(2, 3, 4),), file, dynamo=False)
+    model = onnx.load_from_string(file.getvalue())
+    return len(model.graph.initializer) < 8
+
+
+def reference_lrn(_: Path) -> bool:
+    model, x = parsed("y = LRN<size = 3>(x)", "float[1, 6, 2, 2] x"), 30 * numbers(1, 6, 2, 2)
+    return not np.allclose(ReferenceEvaluator(model).run(None, {"x": x})[0], run(model, {"x": x})["y"], rtol=1e-3)
+
+
+REPRODUCTIONS: dict[str, Callable[[Path], bool]] = {
+    name.upper(): function for name, function in list(globals().items()) if name.upper() in QUIRKS
+}
+
+NOT_REPRODUCED = {
+    "CUDA_ASYMMETRIC_PADS": "the node may run on the CPU without an error; `tests/backends/cuda` checks the placement",
+    "CUDA_MAX_POOL_INDICES": "was read in the sources and issues of ONNX Runtime",
+    "CUDA_OPSET": "the node runs on the CPU without an error; `tests/backends/cuda` checks the placement",
+    "JS_INPUT_DEFAULTS": "needs Node.js",
+}
+
+
+def _installed(package: str) -> str | None:
+    names = [package, *(["onnxruntime-gpu"] if package == "onnxruntime" else [])]
+    for name in names:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+@pytest.mark.parametrize("name", sorted(REPRODUCTIONS))
+def test_the_fault_is_still_there(name: str, tmp_path: Path) -> None:
+    quirk = QUIRKS[name]
+    installed = _installed(quirk.package)
+    if installed is None:
+        pytest.skip(f"needs {quirk.package}")
+    if not SpecifierSet(quirk.versions, prereleases=True).contains(installed):
+        pytest.skip(f"concerns {quirk.package} {quirk.versions}; installed is {installed}")
+    assert REPRODUCTIONS[name](tmp_path), (
+        f"{quirk.package} {installed} no longer has this fault: {quirk.symptom} Give quirks.{name} its last version, and "
+        f"delete the workaround in {quirk.workaround} when older versions are no longer supported."
+    )
+
+
+@pytest.mark.parametrize("quirk", QUIRKS.values(), ids=lambda quirk: quirk.name)
+def test_entries_are_complete(quirk: Quirk) -> None:
+    """A name, valid versions, a workaround that exists, and a reproduction or a reason why there is none."""
+    assert getattr(quirks, quirk.name) is quirk
+    SpecifierSet(quirk.versions)
+    assert importlib.util.find_spec(quirk.workaround) is not None
+    assert quirk.symptom.endswith(".")
+    assert (quirk.name in REPRODUCTIONS) != (quirk.name in NOT_REPRODUCED)
+
+
+def test_tests_that_are_skipped_with_older_runtimes_agree() -> None:
+    """The first version that passes a test is not one with the fault."""
+    shared = [(right, fault) for right, tests in FAULTS.items() for fault in tests.values() if isinstance(fault, Quirk)]
+    assert shared
+    for right, fault in shared:
+        assert not SpecifierSet(fault.versions).contains(right), fault.name
+
+
+def test_comments_name_existing_quirks() -> None:
+    for folder in ("onnx_convgrad", "rules"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for name in re.findall(r"quirks\.([A-Z][A-Z0-9_]+)", path.read_text(encoding="utf-8")):
+                assert name in QUIRKS, f"{path}: quirks.{name}"
+
+
+def test_a_reproduction_that_fails_to_run_is_a_fault() -> None:
+    """`fails` takes a refusal and a failure at run time alike, and a model that runs for none."""
+    model = parsed("y = Neg(x)", "float[3] x")
+    assert not fails(model, {"x": numbers(3)})
+    assert fails(model, {"x": numbers(4)})
+    model.graph.node[0].op_type = "Nag"
+    with pytest.raises(ExecutionError):
+        session(model)
+    assert fails(model, {"x": numbers(3)})

@@ -1,0 +1,90 @@
+"""Forms that CUDA lacks are replaced in models built for it, with equal results."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import parser
+
+from onnx_convgrad.backends.cuda.cuda_kernels import lacks
+from onnx_convgrad.runtime import run
+from tests.support.cuda_models import augmented, close, lacking
+
+FORMS = {
+    "conv": ("x[2,3,7,8] w[4,3,3,3]", "y = Conv <pads=[0,1,2,1]> (x, w)"),
+    "conv_same": ("x[2,3,7,8] w[4,3,3,3]", 'y = Conv <auto_pad="SAME_UPPER", strides=[2,2]> (x, w)'),
+    "conv1d": ("x[2,3,9] w[4,3,3]", "y = Conv <pads=[0,2]> (x, w)"),
+    "transpose": ("x[2,3,4,5] w[3,4,3,3]", "y = ConvTranspose <pads=[0,1,2,1], strides=[2,3]> (x, w)"),
+    "transpose_extra": (
+        "x[2,3,4,5] w[3,2,3,3]",
+        "y = ConvTranspose <pads=[2,0,1,1], strides=[2,3], output_padding=[1,2], group=1> (x, w)",
+    ),
+    "transpose_same": ("x[2,3,4,5] w[3,2,4,4]", 'y = ConvTranspose <auto_pad="SAME_UPPER", strides=[3,3]> (x, w)'),
+}
+
+
+def _form(name: str) -> onnx.ModelProto:
+    operands, body = FORMS[name]
+    declared = ", ".join(f"float[{text.partition('[')[2]} {text[0]}" for text in operands.split())
+    rank = declared.count(",", 0, declared.index("]")) + 1
+    model = parser.parse_model(
+        f'<ir_version: 10, opset_import: ["" : 21]> g ({declared}) => (float[{",".join("abcd"[:rank])}] y) {{ {body} }}'
+    )
+    model.graph.node[0].name = "node"
+    return model
+
+
+@pytest.mark.parametrize("open_sizes", [False, True])
+@pytest.mark.parametrize("name", FORMS)
+def test_uneven_padding_of_the_model_is_made_even(name: str, open_sizes: bool) -> None:
+    model = _form(name)
+    sizes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.input}
+    if open_sizes and "same" not in name:  # there, the padding is not known
+        for axis, dim in enumerate(model.graph.input[0].type.tensor_type.shape.dim):
+            dim.dim_param = f"n{axis}"
+    built = augmented(model, "cuda", wrt="inputs")
+    assert lacking(augmented(model, "cpu", wrt="inputs", lowering={"Conv": "conv"}))
+    assert lacking(built) == []
+    rng = np.random.default_rng(1)
+    feed = {key: rng.normal(size=size).astype(np.float32) for key, size in sizes.items()}
+    close(run(built, feed), run(augmented(model, "cpu", wrt="inputs"), feed), name)
+
+
+@pytest.mark.parametrize("batch", ["4", "N"])
+@pytest.mark.parametrize("space", ["", ",5", ",5,6"])
+def test_batch_statistics_are_primitives(space: str, batch: str) -> None:
+    model = parser.parse_model(
+        f'<ir_version: 10, opset_import: ["" : 21]> g (float[{batch},3{space}] x) => (float[{batch},3{space}] y)'
+        " <float[3] s = {1, 2, 3}, float[3] b = {0, 1, -1}, float[3] m = {1, 2, 3}, float[3] v = {1, 2, 3}>"
+        " { y = BatchNormalization <epsilon = 0.01, momentum = 0.7> (x, s, b, m, v) }"
+    )
+    model.graph.node[0].name = "norm"
+    built = augmented(model, "cuda", wrt="all", training=True)
+    assert lacking(built) == []
+    plain = augmented(model, "cpu", wrt="all", training=True)
+    assert [o.name for o in built.graph.output] == [o.name for o in plain.graph.output]
+    assert {"m_next", "v_next"} <= {o.name for o in built.graph.output}
+    shape = (4, 3, *(int(size) for size in space.split(",") if size))
+    feed = {"x": (np.random.default_rng(2).normal(size=shape) * 2 + 30).astype(np.float32)}
+    close(run(built, feed), run(plain, feed), space)
+
+
+def test_mixed_precision_keeps_variances_that_float16_does_not_hold() -> None:
+    """Stored statistics in float32 beside data in float16: a variance of 1e-9 is 0 in float16."""
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 21]> g (float16[2,2,3] x) => (float16[2,2,3] y)'
+        " <float[2] s = {1, 2}, float[2] b = {0, 1}, float[2] m = {0.0009765625, 2}, float[2] v = {0.000000001, 90000}>"
+        " { y = BatchNormalization <epsilon = 0.0000000001> (x, s, b, m, v) }"
+    )
+    model.graph.node[0].name = "norm"
+    assert [str(lack) for lack in lacks(model)] == [
+        "norm (BatchNormalization): its statistics are of another type than its data"
+    ]
+    built = augmented(model, "cuda", wrt=["x"])
+    assert lacking(built) == []
+    x = np.array([0.001, 0.00101, 0.0009, 300, -500, 2] * 2, np.float16).reshape(2, 2, 3)
+    got = run(built, {"x": x})["y"].astype(np.float64)
+    mean, deviation = np.array([[2.0**-10], [2]]), np.sqrt([[1.1e-9], [90000]])
+    want = (x - mean) / deviation * [[1], [2]] + [[0], [1]]
+    np.testing.assert_allclose(got, want, rtol=4e-3, atol=1e-2)
