@@ -23,7 +23,7 @@ _OPSET = "operators of later opsets"
 
 FAULTS: Mapping[str, Mapping[str, str | Quirk]] = {
     "1.23.2": {
-        r"rules/test_norm.py::test_rule\[BatchNormalization vector": "BatchNormalization of a vector",
+        r"rules/test_norm_batch.py::test_rule\[BatchNormalization vector": "BatchNormalization of a vector",
         r"rules/test_pool.py::.*ceil_mode\W+1": _CEIL,
         r"rules/test_pool.py::test_rule\[AveragePool partly covered": _CEIL,
         r"lowering/pool/test_max_grad.py::test_every_lowering_gives_it_to_the_first_of_the_largest": _CEIL,
@@ -45,7 +45,7 @@ FAULTS: Mapping[str, Mapping[str, str | Quirk]] = {
         r"backends/cpu/test_fast_pools.py::test_means.*\(16, 3, 12, 20, 22\)": POOL_PADDING_AXES,
         r"rules/test_pool.py::test_rule\[AveragePool.*SAME_UPPER,count_include_pad=1": POOL_PADDING_AXES,
         r"rules/test_deform_conv.py::test_rule": "no DeformConv",
-        r"rules/test_linalg.py::test_rule\[Einsum 2x3x4 equation=ijk->ki": "Einsum that sums out an inner axis",
+        r"rules/test_einsum.py::test_rule\[Einsum 2x3x4 equation=ijk->ki": "Einsum that sums out an inner axis",
     },
     "1.28": {
         r"backends/cuda/test_cuda_kernels.py::test_rules_emit_what_cuda_runs\[test_grid_sample": _EMPTY,
