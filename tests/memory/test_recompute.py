@@ -80,7 +80,7 @@ def equal(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("chosen", ["auto", "r2", ["r*"], ["r1", "out[0-3]"], INSIDE, ["*"]], ids=str)
 def test_gradients_are_the_same(chosen: str | list[str], training: bool) -> None:
-    """Bit for bit as written; the runtime folds a frozen BatchNormalization only into a convolution read nowhere else."""
+    """Equal to the bit without optimization; the runtime folds a frozen BatchNormalization only into an unshared Conv."""
     plain = og.augment(chain(), training=training)
     again = og.augment(chain(), training=training, recompute=chosen)
     assert len(again.graph.node) > len(plain.graph.node)
@@ -161,7 +161,7 @@ def test_auto_frees_much_for_little_time() -> None:
 
 
 def test_every_process_builds_the_same_graph() -> None:
-    """Whatever the seed of hashes, and wherever nodes and values lie in memory."""
+    """Independent of the hash seed and of the addresses of nodes and values."""
     code = (
         "import sys, hashlib; junk = [object() for _ in range(int(sys.argv[1]))]; del junk[::2]; "
         "import onnx_convgrad as og; from tests.memory.test_recompute import chain; "

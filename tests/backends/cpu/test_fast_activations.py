@@ -76,7 +76,7 @@ def test_exponential_units_in_training(body: str, function: Function) -> None:
 def test_bounds_in_training(
     op: str, function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], small: bool
 ) -> None:
-    """By one number, on either side: a Clip, where the result is as large as the tensor and worth it."""
+    """Min and Max with one number on either side are a Clip, if the result has the size of the tensor and is large."""
     x, bound = numbers(8, 8 if small else 2048), np.full((1, 1), 0.25, np.float32)
     x[0, 0] = np.nan
     model = parsed(f"h = {op}(a, x) y = Mul(h, x)", f"8, {x.shape[1]}", bound)
@@ -99,7 +99,7 @@ def test_bounds_that_lengthen_stay() -> None:
     ("shape", "axis", "own"), [("3, 5, 4, 2", 1, False), ("3, n, 1", -2, True), ("3, n", 0, False)]
 )
 def test_softmax_in_training(op: str, shape: str, axis: int, own: bool) -> None:
-    """Over rows the runtime's own is faster."""
+    """Over rows the runtime's kernel is faster."""
     model = parsed(f"s = {op} <axis = {axis}> (x) y = Mul(s, s)", shape)
     trained = og.augment(model, wrt=["x"], seed="ones", training=True)
     assert (op in op_types(trained)) == own

@@ -61,7 +61,7 @@ def test_columns_of_unknown_number() -> None:
     ids=str,
 )
 def test_sums_of_products(shape: tuple[int, ...], scale: tuple[int, ...], product: bool) -> None:
-    """Gradients of what scales whole rows are scalar products; the products of the elements are never written."""
+    """Gradients of factors of whole rows are scalar products; the elementwise products are never stored."""
     x, s = numbers(*shape), numbers(*scale)
     model = parsed("h = Tanh(x) y = Mul(h, a)", ", ".join(map(str, shape)), s)
     gradient = og.augment(model, wrt=["a"])
@@ -74,7 +74,7 @@ def test_sums_of_products(shape: tuple[int, ...], scale: tuple[int, ...], produc
 
 @pytest.mark.parametrize(("rows", "copied"), [(2048, True), (8, False)], ids=str)
 def test_copies_to_outputs(rows: int, copied: bool) -> None:
-    """A large gradient that only changes its shape at the end is copied by all threads, bit by bit."""
+    """A large gradient that is only reshaped at the end is copied by all threads, exactly."""
     model = parsed("shape = Constant<value_ints = [-1, 8]>() h = Reshape(x, shape) y = Mul(h, a)", f"{rows}, 4, 8")
     model.graph.input.append(onnx.helper.make_tensor_value_info("a", onnx.TensorProto.FLOAT, [4 * rows, 8]))
     gradient = og.vjp(model, wrt=["x"])
@@ -86,7 +86,7 @@ def test_copies_to_outputs(rows: int, copied: bool) -> None:
 
 
 def test_means_of_products() -> None:
-    """The variance and the moment of a normalization; no factor is next to a product, into which it would be moved."""
+    """The variance and the moment of a normalization; no factor is next to a product, or the runtime would fuse it."""
     x, seed = numbers(4, 2, 64, 64), numbers(4, 2, 64, 64)[::-1].copy()
     model = parsed(
         "y = InstanceNormalization(x, a, b)", "4, 2, 64, 64", np.ones(2, np.float32), np.zeros(2, np.float32)
@@ -122,7 +122,7 @@ def test_gates(body: str, function: Function, added: list[str]) -> None:
 
 
 def test_a_gate_whose_parts_are_read_elsewhere() -> None:
-    """What s sends back is wanted itself, so it stays."""
+    """The cotangent of s is an output, so it stays."""
     model = parsed("s = Sigmoid(x) y = Mul(x, s)", "4, 6")
     x = numbers(4, 6)
     got = run(og.augment(model, wrt=["x", "s"], seed="ones", training=True), {"x": x})
@@ -155,7 +155,7 @@ def test_prelu_in_training(slope: tuple[int, ...]) -> None:
 
 
 def test_outputs_of_equal_nodes_keep_their_names() -> None:
-    """Each form is written once; both names stay."""
+    """Each form is emitted once; both names stay."""
     x = numbers(4, 8)
     model = parsed(
         "first = Softplus(x) second = Softplus(x) s = Add(first, second) y = Mul(s, a)", "4, 8", np.float32(2)

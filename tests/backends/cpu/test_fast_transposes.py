@@ -1,4 +1,4 @@
-"""Transposes that move single elements, DepthToSpace and SpaceToDepth, in the forms that the CPU provider is fast at."""
+"""Transpose, DepthToSpace and SpaceToDepth that would move single elements are written so that rows are moved."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.optimizer import optimized
 
 
 def _model(node: str, x: str, y: str) -> onnx.ModelProto:
-    """y = w h h of a node's result h; w is what is trained."""
+    """y = w h h of a node's result h, with the parameter w."""
     text = f"""<ir_version: 10, opset_import: ["": 21]> g (float[{x}] x) => (float[{y}] y)
         <float w = {{1.5}}> {{ h = {node} (x) s = Mul (h, h) y = Mul (s, w) }}"""
     return onnx.parser.parse_model(text)
@@ -28,7 +28,7 @@ def _text(sizes: tuple[int | str, ...]) -> str:
 
 
 def _step(model: onnx.ModelProto, x: np.ndarray, y_grad: np.ndarray) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Results of a graph that trains, and its operators."""
+    """Results of a training graph, and its operators."""
     made = og.augment(model, wrt=["x"], training=True)
     return run(made, {"x": x, "y_grad": y_grad}), [node.op_type for node in made.graph.node]
 
@@ -107,7 +107,7 @@ def test_space_to_depth(batch: int | str) -> None:
 
 @pytest.mark.parametrize("lowering", ["sample_rows", "tiled_sample_rows"])
 def test_the_runtime_keeps_samples_and_channels_apart(lowering: str, tmp_path: Path) -> None:
-    """Samples come last in the rows of these; merged with a Transpose to channels last, each element would move alone."""
+    """Samples are last in the rows; merged with a Transpose to channels last, the Transpose would move single elements."""
     text = """<ir_version: 10, opset_import: ["": 21]>
         g (float[4, 6, 8, 8] x, float[6, 1, 3, 3] w, float[6] b) => (float[4, 8, 8, 6] y) {
             h = Conv <group = 6, pads = [1, 1, 1, 1]> (x, w, b)
@@ -123,7 +123,7 @@ def test_the_runtime_keeps_samples_and_channels_apart(lowering: str, tmp_path: P
 @pytest.mark.parametrize("name", ["winograd_2", "winograd_4"])
 @pytest.mark.parametrize("operator", ["ConvInputGrad", "ConvWeightGrad"])
 def test_the_runtime_does_not_merge_the_two_moves_of_groups(operator: str, name: str, tmp_path: Path) -> None:
-    """Samples and groups change places in two passes over rows; merged into one, each element would move alone."""
+    """Samples and groups are exchanged in two passes over rows; merged into one, it would move single elements."""
     text = """<ir_version: 10, opset_import: ["": 21]>
         g (float[4, 32, 40] x, float[48, 16, 3] w) => (float[4, 48, 40] y) {
             y = Conv <group = 2, pads = [1, 1]> (x, w)
@@ -138,7 +138,7 @@ def test_the_runtime_does_not_merge_the_two_moves_of_groups(operator: str, name:
 
 
 def _exchanges(perm: list[int]) -> bool:
-    """Whether two neighbouring parts of the axes change places, and nothing else."""
+    """Whether a permutation exchanges two neighbouring groups of axes and nothing else."""
     lead = next(i for i, axis in enumerate(perm) if i != axis)
     rest = perm[lead:]
     return sum(b != a + 1 for a, b in itertools.pairwise(rest)) == 1
