@@ -42,7 +42,8 @@ def standard_body(node: ir.Node, version: int, overload: str) -> ir.Function:
         raise UnsupportedCase("the body that the standard gives it lacks one of its outputs")
     for index, output in enumerate(node.outputs):
         if index not in wanted:
-            proto.output[index], output.name = proto.output[wanted[0]], None
+            proto.output[index] = proto.output[wanted[0]]
+            output.name = output.shape = output.type = None  # or the inliner would give them to the wanted output
     del proto.output[len(node.outputs) :]
     proto.domain, proto.name, proto.overload = "", node.op_type, overload
     body = ir.serde.deserialize_function(proto)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+from onnx import TensorProto, helper
 
+import onnx_convgrad as og
 from tests.support.old_models import compare, floats
 from tests.support.one_input import ROWS, graph_of, of_rows, rows_gradient
 
@@ -25,3 +27,17 @@ def test_function_with_attribute_parameters() -> None:
         }"""
     after = compare(graph_of(text, opset=11, domains=', "local": 1'), {"x": floats(2, 3)})
     assert not after.functions
+
+
+def test_an_unwanted_output_of_a_standard_body_leaves_no_shape_behind() -> None:
+    """The outputs present_key and present_value are skipped; their shapes are not that of Y."""
+    shapes = {"q": (2, 3, 4, 8), "k": (2, 3, 6, 8), "v": (2, 3, 6, 8)}
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("y", "qk")]
+    node = helper.make_node("Attention", ["q", "k", "v"], ["y", "", "", "qk"])
+    graph = helper.make_graph([node], "g", inputs, outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
+    made = og.augment(model, wrt="inputs", of="y")
+    declared = {v.name: tuple(d.dim_value for d in v.type.tensor_type.shape.dim) for v in made.graph.output}
+    assert {name: declared[f"{name}_grad"] for name in shapes} == shapes
+    assert declared["y"] == (2, 3, 4, 8)
