@@ -21,8 +21,9 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.registry import Cotangents, multilinear, vjp
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.convolution import Window, covering, kernel_of, resolve_padding, spatial_rank, window
+from onnx_convgrad.ir.convolution import covering, kernel_of, resolve_padding, spatial_rank, window
 from onnx_convgrad.ir.emit import DOMAIN, Dim, Emitter, known
+from onnx_convgrad.ir.geometry import Window
 
 # -- emission ----------------------------------------------------------------------------------------------------------
 

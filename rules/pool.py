@@ -16,8 +16,8 @@ import onnx_ir as ir
 
 from onnx_convgrad.autodiff.registry import Cotangents, linear, vjp
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.convolution import Window
 from onnx_convgrad.ir.emit import Dim, Emitter
+from onnx_convgrad.ir.geometry import Window
 from onnx_convgrad.ir.pooling import Pool
 from onnx_convgrad.ir.repeat import repeat_elements
 from onnx_convgrad.ir.sliding_means import counted_padding, sliding_means_are_fast

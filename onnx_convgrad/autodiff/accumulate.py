@@ -23,8 +23,6 @@ from onnx_convgrad.ir.emit import Emitter, known, static_dims
 from onnx_convgrad.ir.geometry import HINT_BATCH
 from onnx_convgrad.ir.nodes import is_op
 
-__all__ = ["merge_terms"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Piece:

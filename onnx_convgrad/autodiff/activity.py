@@ -16,8 +16,6 @@ from onnx_convgrad.errors import Problem
 from onnx_convgrad.ir.call import Call, stem
 from onnx_convgrad.ir.nodes import captured_values
 
-__all__ = ["Activity", "ancestors", "carriers", "floating", "jumps_between", "node_label", "problem", "rule_of"]
-
 _FLOATS = frozenset(
     (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.BFLOAT16, ir.DataType.COMPLEX64)
 )

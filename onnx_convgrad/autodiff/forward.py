@@ -19,8 +19,6 @@ from onnx_convgrad.errors import DifferentiationError
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
 
-__all__ = ["forward"]
-
 Tangents = Iterable[tuple[ir.Value, ir.Value]]
 
 

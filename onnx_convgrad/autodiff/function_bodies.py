@@ -15,8 +15,6 @@ from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter
 
-__all__ = ["equivalent", "has_body"]
-
 
 def _schema(node: ir.Node) -> Any:  # the stubs of onnx lack the attributes of function bodies
     if node.domain:

@@ -24,8 +24,6 @@ from onnx_convgrad.ir.nodes import is_op, sole_producer
 from onnx_convgrad.ir.notes import origin_of
 from onnx_convgrad.ir.shape_hints import input_shape_option
 
-__all__ = ["DETOUR", "Walk", "backward", "sloped"]
-
 DETOUR = "Take `of` before it or `wrt` after it"
 """The hint for a node that cannot be differentiated."""
 

@@ -15,8 +15,6 @@ from onnx_convgrad.ir.emit import Emitter, static_dims
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.passes import NodePass
 
-__all__ = ["AvoidRuntimeFaults", "SeparateTransposes"]
-
 
 class AvoidRuntimeFaults(NodePass):
     """Rewrite Expand to no elements, Pad of a convolution's weight, and Resize by scales that round two ways.

@@ -15,8 +15,6 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.passes import NodePass
 
-__all__ = ["ReplaceUnsupportedForms"]
-
 _END = 2**63 - 1
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from onnx_convgrad.errors import ArgumentError
 
-__all__ = ["as_names", "check_names"]
-
 
 def as_names(names: object, what: str) -> list[str]:
     """Return one name, or several, as a list; raise `ArgumentError` for anything else."""

@@ -10,8 +10,6 @@ import numpy as np
 
 from onnx_convgrad.errors import ArgumentError
 
-__all__ = ["factors", "positive", "share", "whole"]
-
 
 def positive(number: Any, name: str, *, zero: bool = True) -> None:
     """Raise `ArgumentError` unless `number` is finite and at least 0, or above 0 without `zero`."""

@@ -6,8 +6,6 @@ import functools
 import threading
 from collections.abc import Callable
 
-__all__ = ["once"]
-
 
 def once(function: Callable[[], None]) -> Callable[[], None]:
     """Run `function` in the first call only; other threads wait for it, and calls from inside it return at once."""

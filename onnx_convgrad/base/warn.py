@@ -6,8 +6,6 @@ import sys
 import warnings
 from pathlib import Path
 
-__all__ = ["warn"]
-
 _PACKAGE = str(Path(__file__).parents[1])
 _RULES = str(Path(__file__).resolve().parents[2] / "rules")
 """The rules of an uninstalled checkout, in which `onnx_convgrad/rules` is a link."""

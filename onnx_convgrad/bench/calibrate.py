@@ -18,8 +18,6 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx_convgrad.bench.timing import Bound, Turns, interleave
 from onnx_convgrad.ir.targets import Rates
 
-__all__ = ["Probe", "calibrate"]
-
 Shape = tuple[int, ...]
 Progress = Callable[[str], None]
 

@@ -9,8 +9,6 @@ from onnx_convgrad.bench.layer import OPERATORS, ConvLayer
 from onnx_convgrad.bench.timing import Bound, Side, Turns, interleave
 from onnx_convgrad.lowering.lower import Choice
 
-__all__ = ["predicted", "time_lowerings"]
-
 _NEAR = 2.5
 """Lowerings within this factor of the fastest are timed again, more carefully."""
 

@@ -22,8 +22,6 @@ from onnx_convgrad.lowering.lower import lower
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import build
 
-__all__ = ["OPERATORS", "ConvLayer"]
-
 Sizes = tuple[int, ...]
 
 OPERATORS = {"Conv": (), "ConvInputGrad": ("x",), "ConvWeightGrad": ("w",)}

@@ -26,8 +26,6 @@ from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import Built, build
 from onnx_convgrad.runtime import run
 
-__all__ = ["BenchReport", "ConvTimes", "bench"]
-
 Progress = Callable[[str], None]
 
 _TORCH = "PyTorch"

@@ -19,8 +19,6 @@ from onnx_convgrad.lowering.cost.calibration import cores, processor
 from onnx_convgrad.runtime import Providers, session
 from onnx_convgrad.runtime.binding import Binding
 
-__all__ = ["Bound", "Run", "Side", "Turns", "calm", "interleave", "lap", "machine", "machine_text"]
-
 Run = Callable[[], object]
 
 Side = Callable[[], float]

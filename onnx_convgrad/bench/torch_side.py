@@ -25,8 +25,6 @@ from onnx_convgrad.bench.layer import ConvLayer
 from onnx_convgrad.bench.timing import Side, Turns
 from onnx_convgrad.errors import ExecutionError
 
-__all__ = ["TorchSide", "torch_installed"]
-
 _KEPT_BY_MALLOC = 31 * 2**20
 """Bytes. After a block of almost 32 MB is freed, glibc keeps smaller ones for reuse, as in any process that trains."""
 

@@ -13,8 +13,6 @@ from onnx import helper, numpy_helper
 
 from onnx_convgrad.ir.emit import CANONICAL_OPSET
 
-__all__ = ["FLOATS", "Case", "Random", "is_float", "make_model", "rand", "result_names"]
-
 FLOATS = (np.float16, np.float32, np.float64)
 
 

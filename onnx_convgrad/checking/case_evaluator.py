@@ -17,8 +17,6 @@ from onnx_convgrad.checking.float64_session import Float64Session
 from onnx_convgrad.errors import ExecutionError
 from onnx_convgrad.runtime import session
 
-__all__ = ["Evaluator", "to_float"]
-
 _MULTILINEAR = frozenset(
     {"Conv", "ConvTranspose", "AveragePool", "GlobalAveragePool", "Resize", "MatMul", "Gemm", "Einsum", "Mean"}
 )

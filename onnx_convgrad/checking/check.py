@@ -33,8 +33,6 @@ from onnx_convgrad.pipeline.options import Names, Options, Settings
 from onnx_convgrad.pipeline.stages import Built, build
 from onnx_convgrad.runtime import session
 
-__all__ = ["check", "verify_numerically"]
-
 Arrays = Mapping[str, np.ndarray]
 Progress = Callable[[str], None]
 

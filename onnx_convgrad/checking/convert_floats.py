@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-__all__ = ["convert_floats"]
-
 _FLOATS = frozenset((ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE))
 _TYPE_ATTRIBUTES = {"Cast": "to", "RandomNormal": "dtype", "RandomUniform": "dtype", "EyeLike": "dtype"}
 

@@ -21,8 +21,6 @@ from onnx_convgrad.checking.float64_recurrent import gru, lstm, rnn
 from onnx_convgrad.ir.pooling import Pool
 from onnx_convgrad.runtime import session
 
-__all__ = ["KERNELS", "Unavailable"]
-
 Attributes = Mapping[str, Any]
 
 

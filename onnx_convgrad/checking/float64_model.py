@@ -26,8 +26,6 @@ from onnx_convgrad.ir.targets import target_named
 from onnx_convgrad.lowering.lower import lower
 from onnx_convgrad.runtime import session
 
-__all__ = ["Primal", "narrow_primal", "primal_function", "widened"]
-
 
 class Primal:
     """A model as a function of named inputs and differentiated values."""

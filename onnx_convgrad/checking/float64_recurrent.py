@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["gru", "lstm", "rnn"]
-
 Attributes = Mapping[str, Any]
 Array = np.ndarray
 

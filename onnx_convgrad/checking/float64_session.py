@@ -20,8 +20,6 @@ from onnx_convgrad.checking.float64_kernels import KERNELS, Unavailable
 from onnx_convgrad.errors import ExecutionError
 from onnx_convgrad.runtime import session
 
-__all__ = ["Float64Session"]
-
 Arrays = dict[str, np.ndarray]
 Piece = Callable[[Arrays], None]
 

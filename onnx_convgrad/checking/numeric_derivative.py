@@ -10,8 +10,6 @@ import numpy as np
 
 from onnx_convgrad.checking.float64_model import Primal
 
-__all__ = ["Derivative", "Difference", "wide"]
-
 Arrays = Mapping[str, np.ndarray]
 
 _EPSILON = float(np.finfo(np.float64).eps)

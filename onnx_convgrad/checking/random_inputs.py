@@ -11,8 +11,6 @@ import onnx_ir as ir
 from onnx_convgrad.errors import ExecutionError, ModelError
 from onnx_convgrad.ir.shape_hints import input_shape_option
 
-__all__ = ["draw", "working_feed"]
-
 _SPATIAL = (16, 32, 64, 8, 28, 96, 128, 224, 256, 299, 320, 416, 512, 640)
 _BATCH = (2, 1)
 _CHANNELS = (3, 1, 2, 4)

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["CheckReport", "Row"]
-
 
 @dataclass(frozen=True, slots=True)
 class Row:

@@ -16,8 +16,6 @@ import onnx_ir as ir
 from onnx_convgrad.checking.float64_model import Primal, widened
 from onnx_convgrad.pipeline.stages import Built
 
-__all__ = ["Float64Gradients"]
-
 _UNIT = 2.0**-24
 _RUNS = 4
 _MARGIN = 10.0

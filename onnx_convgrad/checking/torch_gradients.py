@@ -10,8 +10,6 @@ import onnx_ir as ir
 
 from onnx_convgrad.ir.call import Call
 
-__all__ = ["available", "torch_gradients"]
-
 
 def available() -> bool:
     """Whether PyTorch is installed."""

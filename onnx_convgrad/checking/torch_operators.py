@@ -22,8 +22,6 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.geometry import same_padding
 from onnx_convgrad.ir.pooling import Pool
 
-__all__ = ["OPERATORS"]
-
 _CONV = (F.conv1d, F.conv2d, F.conv3d)
 _CONV_TRANSPOSE = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 _MAX_POOL = (F.max_pool1d, F.max_pool2d, F.max_pool3d)

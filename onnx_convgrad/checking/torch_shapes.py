@@ -13,8 +13,6 @@ from torch import Tensor
 
 from onnx_convgrad.ir.call import Call
 
-__all__ = ["DTYPES", "LAYOUT", "NotRebuilt"]
-
 DTYPES = {2: torch.uint8, 3: torch.int8, 5: torch.int16, 6: torch.int32, 7: torch.int64, 9: torch.bool}
 """The element types that are not floating; floating types become the dtype of the check."""
 

@@ -24,8 +24,6 @@ from onnx_convgrad.cli.lower import lower
 from onnx_convgrad.cli.rules import rules
 from onnx_convgrad.cli.train import train
 
-__all__ = ["app", "main"]
-
 app = typer.Typer(
     name="onnx-convgrad",
     help="Build gradients of ONNX models as ONNX models, out of plain ai.onnx operators.",

@@ -19,8 +19,6 @@ from onnx_convgrad.pipeline.options import Options
 if TYPE_CHECKING:
     from onnx_convgrad.pipeline.stages import Built, Progress
 
-__all__ = ["augment"]
-
 _FOLD = 8
 """Most gradients that are listed without `--verbose`."""
 

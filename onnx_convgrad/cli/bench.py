@@ -22,8 +22,6 @@ from onnx_convgrad.pipeline.options import Options
 if TYPE_CHECKING:
     from onnx_convgrad.bench.measure import BenchReport, ConvTimes
 
-__all__ = ["bench"]
-
 
 @command(leave=("target", "deterministic"), verbose="Show every lowering.")  # both concern other providers
 def bench(

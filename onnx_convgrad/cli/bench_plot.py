@@ -11,8 +11,6 @@ from onnx_convgrad.bench.timing import machine_text
 from onnx_convgrad.cli.figures import CONTRAST, FAINT, INK, OURS, headline, plain_axis
 from onnx_convgrad.cli.tables import ms_text, shape_text
 
-__all__ = ["plot"]
-
 _TITLES = {"Conv": "Output", "ConvInputGrad": "Data gradient", "ConvWeightGrad": "Weight gradient"}
 _OTHERS, _BAND = "#aab7c4", "#f5f7fa"
 

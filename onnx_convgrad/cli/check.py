@@ -19,8 +19,6 @@ from onnx_convgrad.pipeline.options import Options
 if TYPE_CHECKING:
     from onnx_convgrad.checking.report import CheckReport, Row
 
-__all__ = ["check", "show"]
-
 _FOLD = 20
 """Most rows that are shown without `--verbose`."""
 

@@ -22,8 +22,6 @@ from onnx_convgrad.cli.tables import Output, recorded_warnings
 from onnx_convgrad.errors import ConvGradError
 from onnx_convgrad.pipeline.options import CommandOption, Options
 
-__all__ = ["Model", "command", "errors_as_text", "parameters_of", "parsed"]
-
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)]
 
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from onnx_convgrad.lowering.lower import Choice
     from onnx_convgrad.pipeline.report import Report
 
-__all__ = ["explain"]
-
 
 @command(verbose="Show the lowerings that do not apply, and why.")
 def explain(

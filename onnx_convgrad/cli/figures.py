@@ -10,8 +10,6 @@ from typing import Any
 from onnx_convgrad.errors import ArgumentError, ExecutionError
 from onnx_convgrad.frontend.files import check_folder
 
-__all__ = ["CONTRAST", "FAINT", "GRID", "INK", "OURS", "check_plot", "headline", "plain_axis"]
-
 INK, FAINT, GRID = "#1f2933", "#7b8794", "#e4e7eb"
 OURS, CONTRAST = "#0b6e99", "#e4572e"
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from onnx_convgrad.gradient_ops.lower import Lowered
     from onnx_convgrad.pipeline.stages import Progress
 
-__all__ = ["lower"]
-
 _FOLD = 8
 """Most gradients that are listed without `--verbose`."""
 

@@ -15,8 +15,6 @@ from onnx_convgrad.errors import ExecutionError
 from onnx_convgrad.runtime import import_runtime, session
 from onnx_convgrad.runtime.providers import CPU, CUDA, PROVIDERS, Providers, resolve_providers
 
-__all__ = ["Fallen", "Placement", "placement", "predicted_placement"]
-
 
 @dataclass(frozen=True, slots=True)
 class Fallen:

@@ -16,8 +16,6 @@ from onnx_convgrad.frontend import files
 from onnx_convgrad.frontend.files import load
 from onnx_convgrad.pipeline.stages import Progress
 
-__all__ = ["Rewritten", "described", "rewrite"]
-
 _TOP = 8
 """Most operators that are listed one by one without `--verbose`."""
 

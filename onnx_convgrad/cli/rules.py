@@ -15,8 +15,6 @@ from onnx_convgrad.errors import ArgumentError
 if TYPE_CHECKING:
     from onnx_convgrad.autodiff.registry import Rule
 
-__all__ = ["rules"]
-
 _FAMILIES = {"ConvTranspose": "Conv", "MatMul": "Product", "Gemm": "Product"}
 """Prefix of the names of an operator's lowerings, if it is not the operator's own name."""
 

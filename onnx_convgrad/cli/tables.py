@@ -9,8 +9,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-__all__ = ["Output", "Table", "bytes_text", "ms_text", "recorded_warnings", "shape_text"]
-
 
 @dataclass(frozen=True, slots=True)
 class Table:

@@ -13,8 +13,6 @@ from onnx_convgrad.cli.command import command
 from onnx_convgrad.cli.tables import Output
 from onnx_convgrad.cli.train_config import Config
 
-__all__ = ["train"]
-
 
 @command(source=Config)
 def train(

@@ -25,8 +25,6 @@ from onnx_convgrad.training.program.manifest import Manifest
 from onnx_convgrad.training.program.terms import LOSSES, LossLike
 from onnx_convgrad.training.run.metrics import Accuracy, Metric
 
-__all__ = ["batches", "check_classes", "datasets", "loaders", "metrics", "program", "schedule"]
-
 
 def program(config: Config, rate: Schedule) -> TrainingProgram:
     """Build the training program.

@@ -17,8 +17,6 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.pipeline import option_text as text
 from onnx_convgrad.pipeline.options import Options, option
 
-__all__ = ["Config", "read_config", "spelled", "write_config"]
-
 Names = tuple[str, ...]
 Numbers = tuple[float, ...]
 Table = Mapping[str, Any]

@@ -9,8 +9,6 @@ from typing import Any
 from onnx_convgrad.cli.figures import CONTRAST, FAINT, INK, OURS, headline, plain_axis
 from onnx_convgrad.training.run.display import number
 
-__all__ = ["PLAIN", "plot"]
-
 PLAIN = frozenset(("epoch", "step", "seconds", "samples_per_second", "learning_rate"))
 """Columns of a history that are neither losses nor metrics."""
 

@@ -30,8 +30,6 @@ from onnx_convgrad.training.run.interruption import Interruption
 from onnx_convgrad.training.run.metrics import resolve_metrics
 from onnx_convgrad.training.run.trainer import Trainer
 
-__all__ = ["train"]
-
 _CONFIG, _PROGRAM, _CHECKPOINTS, _HISTORY = "train.toml", "program", "checkpoints", "history.csv"
 _TRAINED, _BEST, _CLASSES = "trained.onnx", "best.onnx", "classes.json"
 

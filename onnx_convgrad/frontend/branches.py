@@ -16,8 +16,6 @@ from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.namespace import Namespace, rename
 from onnx_convgrad.ir.nodes import is_op
 
-__all__ = ["TakeKnownBranches"]
-
 
 class TakeKnownBranches(DeclaredShapesPass):
     """Replace every If of known condition by its branch, including those inside of such a branch.

@@ -34,8 +34,6 @@ from onnx_convgrad.frontend.tidy import MarkConstants, NameNodes, RenameRuntimeS
 from onnx_convgrad.frontend.usable import refuse_unusable_graph, refuse_unusable_model
 from onnx_convgrad.ir.passes import GraphPass, run_passes
 
-__all__ = ["InputShapes", "canonicalize"]
-
 
 def canonicalize(model: ir.Model, input_shapes: InputShapes | None = None, *, fold: bool = True) -> ir.Model:
     """Bring `model` to canonical form and return it. Callers pass a clone: it is rewritten in place where possible.

@@ -12,8 +12,6 @@ import onnx_ir as ir
 
 from onnx_convgrad.errors import ConvGradError, ModelError, RuleContractError
 
-__all__ = ["checker_complaint", "inference_complaint", "judged", "root_cause"]
-
 _UNDECLARED = "Field 'shape' of 'type' is required"
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -15,16 +15,6 @@ from onnx_convgrad.frontend.diagnose import root_cause
 from onnx_convgrad.frontend.sparse import without_sparse
 from onnx_convgrad.ir.serialize import PROTO_LIMIT, external_tensors, in_memory_bytes, stored_tensors
 
-__all__ = [
-    "AnyModel",
-    "check_destination",
-    "check_folder",
-    "default_output",
-    "load",
-    "stored_bytes",
-    "write",
-]
-
 AnyModel = str | os.PathLike[str] | onnx.ModelProto | ir.Model
 
 

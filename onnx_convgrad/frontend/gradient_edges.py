@@ -18,8 +18,6 @@ from onnx_convgrad.errors import ModelError
 from onnx_convgrad.ir.emit import DOMAIN
 from onnx_convgrad.ir.notes import VEIL
 
-__all__ = ["GRADIENT", "TRAINING_DOMAIN", "GradientCall", "bind_gradients", "label", "lift_veils"]
-
 TRAINING_DOMAIN = "ai.onnx.preview.training"
 
 GRADIENT = "Gradient"

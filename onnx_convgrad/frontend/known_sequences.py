@@ -15,8 +15,6 @@ from onnx_convgrad.ir.emit import known as known_size
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.passes import GraphPass
 
-__all__ = ["UseSequenceMembers"]
-
 Members = dict[ir.Value, list[ir.Value]]
 
 

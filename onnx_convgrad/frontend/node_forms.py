@@ -11,8 +11,6 @@ import onnx_ir as ir
 
 from onnx_convgrad.errors import ModelError
 
-__all__ = ["refuse_malformed_nodes"]
-
 _AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 _CONVOLUTIONS = frozenset(("Conv", "ConvTranspose"))
 _SHOWN = 5

@@ -15,8 +15,6 @@ from onnx_convgrad.ir.call import stem
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.notes import INITIALIZER_KIND, is_declared_parameter
 
-__all__ = ["warn_of_choice", "warn_of_derivatives"]
-
 _SHOWN = 4
 
 

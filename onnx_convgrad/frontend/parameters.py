@@ -19,8 +19,6 @@ from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.nodes import is_op, subgraphs
 from onnx_convgrad.ir.notes import is_declared_parameter, was_constant_node
 
-__all__ = ["parameters", "resolve_of", "resolve_wrt"]
-
 _LAYOUT_CHANGES = frozenset(
     "Identity Transpose Reshape Squeeze Unsqueeze Cast CastLike Flatten Expand Tile Slice Split Concat".split()
 )

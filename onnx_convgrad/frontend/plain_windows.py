@@ -20,8 +20,6 @@ from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.passes import GraphPass
 from onnx_convgrad.ir.pooling import Pool
 
-__all__ = ["UsePlainWindows", "pad_pool"]
-
 
 class UsePlainWindows(GraphPass):
     """Give such pools and convolutions explicit padding, where it has the same effect."""

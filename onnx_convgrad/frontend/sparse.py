@@ -10,8 +10,6 @@ from onnx import numpy_helper
 
 from onnx_convgrad.errors import ModelError
 
-__all__ = ["without_sparse"]
-
 
 def without_sparse(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with dense initializers and Constants, or the model itself if it has no sparse ones.

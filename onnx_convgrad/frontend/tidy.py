@@ -12,8 +12,6 @@ from onnx_convgrad.ir.namespace import Namespace, rename
 from onnx_convgrad.ir.notes import mark_lifted
 from onnx_convgrad.ir.passes import GraphPass
 
-__all__ = ["MarkConstants", "NameNodes", "RenameRuntimeShapes", "SortNodes", "store"]
-
 
 class SortNodes(GraphPass):
     """Sort the nodes topologically and name the graph; ONNX Runtime requires neither, ONNX requires both."""

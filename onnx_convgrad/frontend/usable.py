@@ -7,8 +7,6 @@ import onnx_ir as ir
 from onnx_convgrad.errors import ModelError
 from onnx_convgrad.frontend.gradient_edges import GRADIENT, TRAINING_DOMAIN, label
 
-__all__ = ["refuse_unusable_graph", "refuse_unusable_model"]
-
 _RUNTIME_LAYOUTS = frozenset({"com.microsoft.nchwc", "com.ms.internal.nhwc"})
 """Domains of ONNX Runtime's own layouts, which optimization level "all" writes."""
 

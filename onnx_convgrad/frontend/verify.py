@@ -14,8 +14,6 @@ from onnx_convgrad.ir.emit import DOMAIN
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.serialize import skeleton
 
-__all__ = ["verify", "verify_shapes"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -21,8 +21,6 @@ from onnx_convgrad.functional.sessions import Array, Compiled, compiled
 from onnx_convgrad.runtime.providers import Providers
 from onnx_convgrad.runtime.session_options import Options, SessionOptions
 
-__all__ = ["DTYPES", "Function", "Window"]
-
 DTYPES = ("float16", "float32", "float64", "complex64", "complex128")
 
 PLANS = 1024

@@ -12,10 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.ir.convolution import Window
-from onnx_convgrad.ir.geometry import same_padding
-
-__all__ = ["Geometry", "settle"]
+from onnx_convgrad.ir.geometry import Window, same_padding
 
 Sizes = tuple[int, ...]
 

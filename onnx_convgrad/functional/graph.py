@@ -26,8 +26,6 @@ from onnx_convgrad.ir.targets import target_named
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import complete
 
-__all__ = ["Kind", "Task", "build"]
-
 Kind = Literal["convolution", "convolution_backward", "convolution_double_backward", "convolution_jvp"]
 Parts = tuple[ir.Value, ...]
 """A value, or the real and the imaginary part of a complex value."""

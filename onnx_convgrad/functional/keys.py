@@ -11,8 +11,6 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.runtime.providers import resolve_providers
 from onnx_convgrad.runtime.session_options import SessionOptions
 
-__all__ = ["Resolved", "frozen", "resolved", "thawed"]
-
 Resolved = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
 """Execution providers with their options, as pairs."""
 

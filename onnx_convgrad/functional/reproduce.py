@@ -12,8 +12,6 @@ import numpy as np
 
 from onnx_convgrad.base.version import __version__
 
-__all__ = ["reproduction"]
-
 _PROGRAM = '''\
 # {title}
 # onnx_convgrad {version}, onnxruntime {runtime}, numpy {numpy}

@@ -20,8 +20,6 @@ from onnx_convgrad.runtime import session
 from onnx_convgrad.runtime.providers import CUDA
 from onnx_convgrad.runtime.session_options import SessionOptions
 
-__all__ = ["Array", "Compiled", "compiled"]
-
 Array = np.ndarray[Any, Any]
 
 SESSIONS = 256

@@ -27,8 +27,6 @@ from onnx_convgrad.lowering.lower import Choice
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import Progress, complete, target_of
 
-__all__ = ["Lowered", "lower_training_operators"]
-
 
 @dataclass(frozen=True, slots=True)
 class Lowered:

@@ -22,8 +22,6 @@ from onnx_convgrad.ir.emit import DOMAIN, Emitter, dims_equal
 from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.ir.nodes import captured_values
 
-__all__ = ["Derivative", "Expansion"]
-
 
 @dataclass(frozen=True, slots=True)
 class Derivative:

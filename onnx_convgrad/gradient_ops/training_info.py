@@ -17,8 +17,6 @@ from onnx_convgrad.errors import ModelError, first_few
 from onnx_convgrad.frontend.files import AnyModel, load
 from onnx_convgrad.ir.notes import UPDATES
 
-__all__ = ["load_with_algorithm"]
-
 _LISTS = ("node", "initializer", "sparse_initializer", "input", "output", "value_info")
 
 

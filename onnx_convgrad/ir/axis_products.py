@@ -15,8 +15,6 @@ import onnx_ir as ir
 
 from onnx_convgrad.ir.emit import Dim, Emitter
 
-__all__ = ["LONG_AXIS", "contract", "contract_unranked", "sum_blocks", "weigh_windows"]
-
 
 def contract(e: Emitter, g: ir.Value, matrix: ir.Value, axis: int, sizes: list[Dim], size: Dim) -> ir.Value:
     """The product along `axis`, which gets the size `size`; updates `sizes`, the dimensions of g."""

@@ -9,8 +9,6 @@ import onnx_ir as ir
 
 from onnx_convgrad.ir.emit import Emitter, dims_equal, known
 
-__all__ = ["shapes_differ", "unbroadcast"]
-
 
 def shapes_differ(a: ir.Value, b: ir.Value) -> bool:
     """Whether the values certainly have different shapes."""

@@ -13,9 +13,6 @@ import onnx_ir as ir
 from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.ir.writer import DOMAIN
 
-__all__ = ["Call", "declare_signature", "signature", "stem"]
-
-
 Int: TypeAlias = int  # `Call.int` hides the type inside the class
 
 

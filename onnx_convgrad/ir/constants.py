@@ -17,22 +17,6 @@ import onnx_ir as ir
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.notes import FOLDED_VALUE, MARKED_CONSTANT, VARIES
 
-__all__ = [
-    "RANDOM_SOURCES",
-    "Folding",
-    "at_sizes",
-    "backwards",
-    "constant_of",
-    "forget_constants",
-    "is_constant",
-    "is_folded",
-    "is_number",
-    "mark_constant",
-    "mark_folded",
-    "mark_varying",
-    "number_of",
-]
-
 Look = Callable[[ir.Value | None], np.ndarray | None]
 """Operand -> its value if known."""
 

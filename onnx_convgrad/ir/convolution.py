@@ -9,8 +9,6 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.ir.geometry import Window, same_padding
 
-__all__ = ["Window", "biased", "covering", "kernel_of", "resolve_padding", "spatial_rank", "window"]
-
 
 def window(n: Call, rank: int) -> Window:
     """The attributes of a convolution node with `rank` spatial axes; `auto_pad` is resolved by the caller."""

@@ -6,8 +6,6 @@ from typing import Any
 
 import onnx_ir as ir
 
-__all__ = ["dims_equal", "known", "same_shape", "static_dims", "symbols"]
-
 
 def known(dim: Any) -> int | None:
     """The dimension as an `int`, or `None` when it is symbolic."""

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-__all__ = ["ELLIPSIS", "parse_equation"]
-
 ELLIPSIS = "..."
 
 

@@ -18,8 +18,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-__all__ = ["Axis", "ConvSpec", "Window", "same_padding"]
-
 Size = int | None
 
 HINT_BATCH, HINT_CHANNELS, HINT_SIZE, HINT_KERNEL = 8, 64, 28, 3

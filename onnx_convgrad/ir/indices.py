@@ -10,8 +10,6 @@ import onnx_ir as ir
 
 from onnx_convgrad.ir.dims import dims_equal, known, static_dims
 
-__all__ = ["SlidingWindows", "has_few_rows", "sliding_windows", "takes_one_of_few"]
-
 _FEW = 256
 
 

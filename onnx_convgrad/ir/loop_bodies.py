@@ -11,8 +11,6 @@ from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.nodes import ancestors
 from onnx_convgrad.ir.notes import ORIGIN
 
-__all__ = ["emit_scan", "take_body"]
-
 
 def take_body(e: Emitter, start: int, inner: Collection[ir.Value], result: ir.Value) -> Sequence[ir.Node]:
     """Remove the nodes from the graph that were emitted since `start` and depend on `inner`, the inputs of the body.

@@ -7,8 +7,6 @@ from typing import Self
 
 import onnx_ir as ir
 
-__all__ = ["Namespace", "named_values", "rename", "second_output"]
-
 
 def named_values(graph: ir.Graph) -> dict[str, ir.Value]:
     """Every value of the main graph by name, in order of appearance."""

@@ -7,8 +7,6 @@ from typing import TypeGuard
 
 import onnx_ir as ir
 
-__all__ = ["ancestors", "captured_values", "is_op", "sole_producer", "subgraphs"]
-
 
 def is_op(node: ir.Node | None, *op_types: str) -> TypeGuard[ir.Node]:
     """Whether a node exists and is one of these operators of ai.onnx (onnx_ir writes that domain as empty)."""

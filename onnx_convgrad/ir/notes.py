@@ -8,24 +8,6 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-__all__ = [
-    "FOLDED_VALUE",
-    "GRADIENTS",
-    "INITIALIZER_KIND",
-    "LOOPS",
-    "MANIFEST",
-    "MARKED_CONSTANT",
-    "ORIGIN",
-    "SEEDS",
-    "UPDATES",
-    "VARIES",
-    "VEIL",
-    "is_declared_parameter",
-    "mark_lifted",
-    "origin_of",
-    "was_constant_node",
-]
-
 # -- in the file: metadata_props of a model ----------------------------------------------------------------------------
 
 GRADIENTS = "onnx_convgrad.gradients"

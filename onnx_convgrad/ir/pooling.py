@@ -9,8 +9,6 @@ import onnx_ir as ir
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import known
 
-__all__ = ["Pool", "same_pool_padding"]
-
 
 @dataclass(frozen=True, slots=True)
 class Pool:

@@ -9,8 +9,6 @@ import onnx_ir as ir
 
 from onnx_convgrad.ir.emit import Dim, Emitter
 
-__all__ = ["repeat_elements"]
-
 _RESIZED = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 
 

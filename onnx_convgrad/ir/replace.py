@@ -8,8 +8,6 @@ import onnx_ir as ir
 
 from onnx_convgrad.ir.emit import Emitter
 
-__all__ = ["OutputPlaces", "become", "put_in_place"]
-
 
 class OutputPlaces:
     """The positions of a graph's outputs, so that one of thousands is replaced without a search.

@@ -12,8 +12,6 @@ import onnx_ir as ir
 
 from onnx_convgrad.ir.emit import Dim, Emitter
 
-__all__ = ["cut_samples", "filled", "may_be_empty", "squares", "with_samples"]
-
 
 def may_be_empty(e: Emitter, batch: Dim) -> bool:
     """Whether a batch of this size may be empty at run time."""

@@ -16,8 +16,6 @@ import onnx_ir as ir
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.pooling import Pool
 
-__all__ = ["Winners", "add_windows", "adds_windows", "insert_zeros", "scatter", "scatter_add", "scatter_to_maxima"]
-
 _NARROW = frozenset((ir.DataType.FLOAT16, ir.DataType.BFLOAT16))
 
 # -- along one axis ----------------------------------------------------------------------------------------------------

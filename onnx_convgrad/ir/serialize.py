@@ -7,9 +7,6 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-__all__ = ["PROTO_LIMIT", "external_tensors", "in_memory_bytes", "skeleton", "stored_tensors", "whole_proto"]
-
-
 PROTO_LIMIT = 2**31 - 2**24
 """Bytes of weights that fit into a proto: 2 GB without a reserve for the nodes."""
 

@@ -8,8 +8,6 @@ import onnx_ir as ir
 
 from onnx_convgrad.ir.dims import known
 
-__all__ = ["input_shape_option"]
-
 
 def input_shape_option(inputs: Iterable[ir.Value]) -> str:
     """Return an example of `--input-shape` for the first input whose sizes are not all known, or the first input.

@@ -18,8 +18,6 @@ from onnx_convgrad.ir.dims import known, static_dims
 from onnx_convgrad.ir.shape_hints import input_shape_option
 from onnx_convgrad.ir.writer import NodeWriter
 
-__all__ = ["Dim", "SizeWriter"]
-
 Dim: TypeAlias = int | ir.Value
 """A size: an `int` when known while building, else a one-element int64 vector computed by the graph."""
 

@@ -9,8 +9,6 @@ import onnx_ir as ir
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.pooling import Pool
 
-__all__ = ["counted_padding", "in_blocks", "sliding_means_are_fast"]
-
 _BLOCK = 16
 """Channels that ONNX Runtime's CPU provider processes together with AVX-512; fewer without."""
 

@@ -12,8 +12,6 @@ import onnx_ir as ir
 
 from onnx_convgrad.errors import ArgumentError
 
-__all__ = ["TARGETS", "Rates", "Target", "target_named"]
-
 _ALL = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE})
 _NO_DOUBLE = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16})  # see quirks.FLOAT64_CONV
 

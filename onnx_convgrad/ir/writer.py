@@ -23,8 +23,6 @@ from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.ir.notes import ORIGIN, origin_of
 from onnx_convgrad.ir.targets import TARGETS, Target
 
-__all__ = ["CANONICAL_OPSET", "DOMAIN", "RANDOM", "VIEWS", "NodeWriter", "Operand"]
-
 logger = logging.getLogger(__name__)
 
 DOMAIN = "convgrad"

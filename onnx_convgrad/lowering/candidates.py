@@ -18,8 +18,6 @@ from onnx_convgrad.lowering.chunks import EACH, counts, emit_in_chunks, part_of
 from onnx_convgrad.lowering.sketch import Sketch, sketch
 from onnx_convgrad.lowering.table import Lowering, Query, lowerings, reader_of
 
-__all__ = ["Candidate", "Choosing", "Policy", "candidates", "emit_lowering", "forced_candidates", "holding_seconds"]
-
 Choosing = str | Mapping[str, str]
 
 _GAIN = 0.93

@@ -25,8 +25,6 @@ from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.loop_bodies import emit_scan, take_body
 from onnx_convgrad.ir.samples import cut_samples, filled, with_samples
 
-__all__ = ["EACH", "counts", "emit_in_chunks", "part_of", "stand_in"]
-
 Emit = Callable[[Emitter, Call, Any], ir.Value]
 
 

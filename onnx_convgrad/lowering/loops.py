@@ -19,8 +19,6 @@ from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.notes import LOOPS
 
-__all__ = ["note_loop", "record_loops", "undo_loops"]
-
 
 def note_loop(graph: ir.Graph, node: ir.Node, result: ir.Value) -> None:
     """Note in `graph.meta` that the abstract `node` computes `result`."""

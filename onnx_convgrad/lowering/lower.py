@@ -31,8 +31,6 @@ from onnx_convgrad.lowering.loops import note_loop
 from onnx_convgrad.lowering.table import Query, lowerings, reader_of
 from onnx_convgrad.lowering.transposed import DataGradient, as_data_gradient
 
-__all__ = ["Choice", "check_choice", "check_workspace", "lower"]
-
 
 @dataclass(frozen=True, slots=True)
 class Choice:

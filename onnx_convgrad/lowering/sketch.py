@@ -19,8 +19,6 @@ from onnx_convgrad.lowering.cost.node import body_of, node_seconds
 from onnx_convgrad.lowering.cost.passes import value_bytes
 from onnx_convgrad.lowering.cost.products import folds
 
-__all__ = ["Sketch", "sketch"]
-
 
 @dataclass(frozen=True, slots=True)
 class Sketch:

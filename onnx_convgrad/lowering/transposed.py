@@ -12,8 +12,6 @@ from onnx_convgrad.ir.emit import DOMAIN, Emitter
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.lowering.table import reader_of
 
-__all__ = ["DataGradient", "as_data_gradient"]
-
 
 @dataclass(frozen=True, slots=True)
 class DataGradient:

@@ -29,8 +29,6 @@ from onnx_convgrad.ir.targets import Target
 from onnx_convgrad.memory.retained_bytes import Group, Retained
 from onnx_convgrad.memory.selection import choose_groups, recomputation_seconds
 
-__all__ = ["Recomputation", "RecomputeValues", "mark_boundary"]
-
 _FLOATING = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.BFLOAT16)
 
 

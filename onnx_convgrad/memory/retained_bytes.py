@@ -20,8 +20,6 @@ from onnx_convgrad.ir.targets import Rates
 from onnx_convgrad.lowering.cost.node import node_seconds
 from onnx_convgrad.lowering.cost.passes import value_bytes
 
-__all__ = ["Group", "Nodes", "Retained", "Values"]
-
 Nodes = dict[ir.Node, None]
 Values = dict[ir.Value, None]
 """Ordered sets: the order in which a set of nodes or values is iterated differs between processes."""

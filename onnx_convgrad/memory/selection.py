@@ -15,8 +15,6 @@ from onnx_convgrad.base.names import as_names, check_names
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.memory.retained_bytes import Group, Nodes, Retained, Values
 
-__all__ = ["choose_groups", "recomputation_seconds"]
-
 _EXTRA_TIME = 0.15
 """Largest share of the graph's predicted time that `"auto"` adds."""
 

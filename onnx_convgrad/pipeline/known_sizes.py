@@ -16,8 +16,6 @@ from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import Built, build
 
-__all__ = ["Gain", "gain_of_sizes"]
-
 _WORTH_REPORTING = 0.95
 """Gains of less than a twentieth of the time are not reported."""
 

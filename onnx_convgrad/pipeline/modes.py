@@ -17,18 +17,6 @@ from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.passes import NodePass
 from onnx_convgrad.ir.targets import Target
 
-__all__ = [
-    "batch_normalizations",
-    "drop",
-    "dropped_share",
-    "original",
-    "set_inference",
-    "set_training",
-    "training_passes",
-    "use_batch_statistics",
-    "use_stored_statistics",
-]
-
 
 def set_training(graph: ir.Graph) -> list[tuple[str, ir.Value]]:
     """Switch every BatchNormalization and Dropout to training mode.

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from onnx_convgrad.errors import ArgumentError
 
-__all__ = ["input_shapes", "lowering", "mean", "names", "per_sample", "recompute", "size_in_bytes", "std", "wrt"]
-
 _GROUPS = ("parameters", "inputs", "all")
 
 

@@ -15,10 +15,8 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.pipeline import option_text as text
 
 if TYPE_CHECKING:
-    from onnx_convgrad.frontend.canonicalize import InputShapes
+    from onnx_convgrad.frontend.shapes.declared import InputShapes
     from onnx_convgrad.lowering.candidates import Choosing
-
-__all__ = ["COMPOSITIONS", "CommandOption", "LoweringSettings", "Names", "Options", "Settings", "option"]
 
 Names = str | Sequence[str]
 

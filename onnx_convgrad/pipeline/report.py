@@ -14,8 +14,6 @@ from onnx_convgrad.pipeline.known_sizes import Gain, gain_of_sizes
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import Built
 
-__all__ = ["Report"]
-
 
 @dataclass(frozen=True)
 class Report:

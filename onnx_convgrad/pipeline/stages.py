@@ -40,8 +40,6 @@ from onnx_convgrad.pipeline.modes import set_training, training_passes
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.transforms import Derivatives, Mode, check_targets
 
-__all__ = ["Built", "Derived", "Progress", "build", "complete", "derive", "target_of"]
-
 Progress = Callable[[str], None]
 
 

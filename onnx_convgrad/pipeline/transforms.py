@@ -16,8 +16,6 @@ from onnx_convgrad.errors import ArgumentError, first_few
 from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.pipeline.options import Options
 
-__all__ = ["Derivatives", "Mode", "check_targets"]
-
 Mode = Literal["augment", "vjp", "grad", "jvp", "hvp"]
 
 

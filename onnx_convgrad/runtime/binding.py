@@ -11,8 +11,6 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.runtime import import_runtime
 from onnx_convgrad.runtime.providers import CUDA
 
-__all__ = ["Binding", "device_of"]
-
 
 def device_of(live: Any) -> tuple[str, int]:
     """Kind and number of the device that a session computes on: `("cuda", 0)` or `("cpu", 0)`."""

@@ -16,8 +16,6 @@ from typing import Any
 from onnx_convgrad.errors import ArgumentError, ExecutionError
 from onnx_convgrad.runtime.session_options import SessionOptions, cuda_options
 
-__all__ = ["CPU", "CUDA", "PROVIDERS", "Providers", "check_available", "missing_libraries", "resolve_providers"]
-
 Provider = str | tuple[str, Mapping[str, Any]]
 Providers = Provider | Sequence[Provider]
 """`"cpu"`, `"cuda"`, `"cuda:1"`, ONNX Runtime's own names, pairs `(name, options)`, or a sequence of these."""

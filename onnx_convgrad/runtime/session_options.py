@@ -9,8 +9,6 @@ from typing import Any
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.errors import ArgumentError
 
-__all__ = ["Options", "SessionOptions", "cuda_options", "session_options"]
-
 _SEARCHES = ("default", "heuristic", "exhaustive")
 
 

@@ -15,8 +15,6 @@ from packaging.version import Version
 
 from onnx_convgrad.backends.quirks import EMPTY_BATCH, PAD_TRIMS_ALL, POOL_PADDING_AXES, Quirk
 
-__all__ = ["FAULTS", "faults"]
-
 _EMPTY = "tensors without elements"
 _CEIL = "pools that round up"
 _OPSET = "operators of later opsets"

@@ -11,8 +11,6 @@ from onnx_convgrad.autodiff.per_sample.tracker import Tracker
 from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.ir.emit import Dim, Emitter, known
 
-__all__ = ["Batch"]
-
 
 class Batch:
     """The samples of one graph. Rules move them to the first axis and sum over other axes."""

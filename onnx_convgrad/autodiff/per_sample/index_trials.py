@@ -13,8 +13,6 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.per_sample.sample_axis import Product, Samples
 from onnx_convgrad.ir.constants import at_sizes
 
-__all__ = ["axis_of_repeats", "axis_of_samples"]
-
 _TRIALS = ((3, (5, 7, 11, 13)), (4, (6, 9, 10, 17)))
 """Trial sizes, all different: of the batch, and of other symbols."""
 

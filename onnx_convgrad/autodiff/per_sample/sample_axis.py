@@ -14,8 +14,6 @@ from enum import Enum
 
 import onnx_ir as ir
 
-__all__ = ["ONE", "Label", "Product", "Samples", "State", "product", "reshaped", "rows", "same_size"]
-
 
 @dataclass(frozen=True, slots=True)
 class Product:

@@ -11,8 +11,6 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.nodes import is_op
 
-__all__ = ["complete", "entries", "sizes"]
-
 _LIMIT = 16
 """Most nodes of shape arithmetic that are followed back."""
 

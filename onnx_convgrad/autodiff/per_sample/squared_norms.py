@@ -13,8 +13,6 @@ from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.notes import origin_of
 from onnx_convgrad.ir.samples import squares
 
-__all__ = ["squared_norm"]
-
 _LAYOUT = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Transpose", "Identity"})
 
 

@@ -23,8 +23,6 @@ from onnx_convgrad.ir.emit import Dim, Emitter, known
 from onnx_convgrad.ir.nodes import captured_values, is_op
 from onnx_convgrad.ir.shape_hints import input_shape_option
 
-__all__ = ["Handler", "Tracker", "ancestors", "handler", "mixes"]
-
 Handler = Callable[["Tracker", Call, Sequence[Label]], Any]
 """`handler(tracker, call, labels of the operands)`: the label of every result, or one for all of them."""
 

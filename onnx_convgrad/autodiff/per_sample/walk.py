@@ -27,8 +27,6 @@ from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.ir.loop_bodies import emit_scan, take_body
 from onnx_convgrad.ir.samples import cut_samples, with_samples
 
-__all__ = ["PerSampleGradients", "backward_per_sample", "data_inputs"]
-
 
 def data_inputs(graph: ir.Graph, sources: Collection[ir.Value]) -> list[ir.Value]:
     """The graph inputs whose first axis is the batch.

@@ -6,8 +6,6 @@ import onnx_ir as ir
 
 from onnx_convgrad.ir.emit import Emitter
 
-__all__ = ["Form", "Forms"]
-
 Form = Callable[[Emitter, ir.Node], ir.Value | None]
 """Computes the first result of a node in a faster way; `None` where it is no faster."""
 

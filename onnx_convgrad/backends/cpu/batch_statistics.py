@@ -16,8 +16,6 @@ from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.passes import GraphPass
 
-__all__ = ["ShareBatchStatistics"]
-
 _WIDE = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 
 

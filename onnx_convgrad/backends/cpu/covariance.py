@@ -25,8 +25,6 @@ from onnx_convgrad.ir.passes import NodePass
 from onnx_convgrad.ir.replace import become
 from onnx_convgrad.ir.targets import Rates
 
-__all__ = ["NormalizeByCovariance"]
-
 _PASSES = 12
 """Passes over W u that its normalization takes, forward and backward."""
 

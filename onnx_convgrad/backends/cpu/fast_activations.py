@@ -25,8 +25,6 @@ from onnx_convgrad.ir.geometry import HINT_BATCH
 from onnx_convgrad.ir.nodes import is_op, sole_producer
 from onnx_convgrad.rules.activations import selu_scales, step
 
-__all__ = ["ACTIVATIONS"]
-
 _LARGE = 1 << 14
 """Elements from which on the nodes pay."""
 

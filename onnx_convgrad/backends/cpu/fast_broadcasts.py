@@ -18,8 +18,6 @@ from onnx_convgrad.backends.cpu import Forms
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import Emitter, static_dims
 
-__all__ = ["BROADCASTS"]
-
 _STRETCH = 64
 """Elements up to which a call per stretch is slow."""
 

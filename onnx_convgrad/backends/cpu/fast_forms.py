@@ -40,8 +40,6 @@ from onnx_convgrad.ir.passes import NodePass
 from onnx_convgrad.ir.targets import Target
 from onnx_convgrad.lowering.cost.movement import leading_axes
 
-__all__ = ["UseFastForms"]
-
 _ROWS = range(8, 1 << 22)
 """Numbers of rows for which a product pays: few are summed quickly, many need a large vector of ones."""
 

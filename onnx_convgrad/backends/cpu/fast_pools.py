@@ -19,8 +19,6 @@ from onnx_convgrad.ir.geometry import HINT_BATCH
 from onnx_convgrad.ir.pooling import Pool
 from onnx_convgrad.ir.sliding_means import counted_padding, in_blocks
 
-__all__ = ["POOLS"]
-
 _LARGE = 1 << 17
 """Elements of all windows from which on the nodes pay."""
 

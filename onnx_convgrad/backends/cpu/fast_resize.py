@@ -20,8 +20,6 @@ from onnx_convgrad.ir.emit import Emitter, static_dims
 from onnx_convgrad.ir.repeat import repeat_elements
 from onnx_convgrad.rules.resize import by_matrices, whole_factors
 
-__all__ = ["RESIZES"]
-
 _LARGE = 1 << 14
 """Elements of one sample's result from which on the nodes pay."""
 

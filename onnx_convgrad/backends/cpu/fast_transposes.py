@@ -20,8 +20,6 @@ from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.geometry import HINT_BATCH
 from onnx_convgrad.lowering.cost.products import folds
 
-__all__ = ["TRANSPOSES"]
-
 _SHORT = 16
 """Longest axis that is split."""
 

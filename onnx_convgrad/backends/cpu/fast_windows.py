@@ -17,8 +17,6 @@ from onnx_convgrad.ir.emit import Emitter, static_dims
 from onnx_convgrad.ir.indices import sliding_windows
 from onnx_convgrad.ir.nodes import is_op, sole_producer
 
-__all__ = ["WINDOWS"]
-
 _RUN = 8
 """Windows from which on a Slice per tap pays."""
 

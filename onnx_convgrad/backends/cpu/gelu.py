@@ -21,8 +21,6 @@ from onnx_convgrad.ir.nodes import is_op, sole_producer
 from onnx_convgrad.ir.passes import NodePass
 from onnx_convgrad.ir.replace import become
 
-__all__ = ["FuseGelu"]
-
 _CLOSE = 1e-4
 """Exporters write the constants with 5 to 17 digits."""
 

@@ -28,8 +28,6 @@ from onnx_convgrad.ir.passes import NodePass
 from onnx_convgrad.ir.replace import become
 from onnx_convgrad.rules.norm import Normalized, axes_from
 
-__all__ = ["ShareGroupStatistics"]
-
 
 class ShareGroupStatistics(NodePass):
     """Write out InstanceNormalization and GroupNormalization: 21 passes over memory for both directions instead of 30."""

@@ -15,8 +15,6 @@ from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.nodes import is_op, sole_producer
 from onnx_convgrad.ir.passes import NodePass
 
-__all__ = ["PadInConv"]
-
 
 class PadInConv(NodePass):
     """Move constant zeros into the Conv that reads them, through a Transpose if there is one.

@@ -22,8 +22,6 @@ from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
 from onnx_convgrad.ir.targets import Target
 from onnx_convgrad.rules.pool_max import own_pool
 
-__all__ = ["MoveSlopesBehindPools"]
-
 _ELEMENTWISE = frozenset({"Add", "Cast", "Greater", "HardSigmoid", "Less", "Max", "Min", "Mul", "Neg", "Sub"})
 
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 import onnx
 
-__all__ = ["LAST_OPSET", "Lack", "lacks", "size_arithmetic", "types_of"]
-
 LAST_OPSET = 21
 """Newest opset for which the whole table holds; see quirks.CUDA_OPSET."""
 

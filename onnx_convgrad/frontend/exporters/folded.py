@@ -15,8 +15,6 @@ from onnx_convgrad.frontend.exporters.pytorch import FOLDED, sources
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.notes import INITIALIZER_KIND
 
-__all__ = ["is_computed", "is_member_name", "is_uniform", "origins", "stands_for_parameter"]
-
 _CONSTANTS = re.compile(
     r"val_\d+|(arange|const|empty|eye|full|lift_fresh_copy|lifted_tensor|linspace|logspace|ones|scalar_tensor|zeros)"
     r"(_like)?(_default)?(_\d+)?|helper\.constant\.\d+|p2o\.[\w.]+"

@@ -20,19 +20,6 @@ from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.notes import INITIALIZER_KIND
 from onnx_convgrad.ir.passes import GraphPass
 
-__all__ = [
-    "FOLDED",
-    "Merged",
-    "Missing",
-    "TieCopies",
-    "by_exporter",
-    "left_out",
-    "merged",
-    "normalized_inside",
-    "sources",
-    "tie_copies",
-]
-
 FOLDED = "pkg.onnxscript.optimizer.folded_from"
 """Initializer: list of the values that it was computed from."""
 

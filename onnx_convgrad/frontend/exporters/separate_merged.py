@@ -21,8 +21,6 @@ from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.notes import INITIALIZER_KIND
 
-__all__ = ["restore", "separate_members", "untie"]
-
 _LARGE = 1 << 22
 
 _MEMBER = re.compile(r"\w+(\.\w+)+")

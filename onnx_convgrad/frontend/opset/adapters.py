@@ -20,8 +20,6 @@ from onnx_convgrad.frontend.opset import adapters_training as training
 from onnx_convgrad.frontend.opset.rewriter import Rewriter
 from onnx_convgrad.ir.notes import mark_lifted
 
-__all__ = ["ADAPTERS", "FUSED", "Adapter", "Step"]
-
 Adapter: TypeAlias = Callable[[Rewriter], None]
 
 _FLOAT_MAX = float(np.finfo(np.float32).max)

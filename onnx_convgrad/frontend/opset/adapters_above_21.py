@@ -13,20 +13,6 @@ from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.frontend.opset.rewriter import Rewriter
 from onnx_convgrad.frontend.plain_windows import pad_pool
 
-__all__ = [
-    "cast",
-    "cast_like",
-    "celu",
-    "dequantize",
-    "mod",
-    "pool",
-    "quantize",
-    "range_",
-    "rms_norm",
-    "space_to_depth",
-    "swish",
-]
-
 _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _NEWEST_TYPE = ir.DataType.INT4
 """The last element type that opset 21 knows."""

@@ -16,8 +16,6 @@ from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.frontend.opset.adapters_above_21 import swish
 from onnx_convgrad.frontend.opset.rewriter import Rewriter
 
-__all__ = ["activated_conv", "activated_gemm", "activated_matmul", "bias_gelu", "quick_gelu", "skip_layer_norm"]
-
 Step: TypeAlias = tuple[str, list[ir.Value | None], dict[str, Any]]
 """An operator, its operands after the first, and its attributes."""
 

@@ -16,8 +16,6 @@ from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.frontend.gradient_edges import TRAINING_DOMAIN
 from onnx_convgrad.frontend.opset.rewriter import Rewriter
 
-__all__ = ["adagrad", "adam", "momentum"]
-
 Term = ir.Value | float
 
 

@@ -10,8 +10,6 @@ from onnx_convgrad.errors import ModelError
 from onnx_convgrad.frontend.opset.upgrade import OLDEST_OPSET
 from onnx_convgrad.ir.nodes import is_op
 
-__all__ = ["convert_ancient"]
-
 
 def convert_ancient(model: ir.Model) -> ir.Model:
     """Return the model at opset 8 if its opset is older than 7, else the model itself.

@@ -12,8 +12,6 @@ from onnx_ir.passes import common
 from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.ir.writer import CANONICAL_OPSET
 
-__all__ = ["inline_functions", "standard_body"]
-
 
 def inline_functions(model: ir.Model) -> ir.Model:
     """Inline all functions; one of another opset than the model's is converted by ONNX's own inliner."""

@@ -13,8 +13,6 @@ from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
 
-__all__ = ["Rewriter"]
-
 
 @dataclass(slots=True)
 class Rewriter(Call):

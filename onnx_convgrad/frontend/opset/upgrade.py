@@ -22,8 +22,6 @@ from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.ir.nodes import subgraphs
 from onnx_convgrad.ir.passes import GraphPass
 
-__all__ = ["CANONICAL_OPSET", "NEWEST_OPSET", "OLDEST_OPSET", "UpgradeOpset", "upgrade"]
-
 OLDEST_OPSET = 7
 NEWEST_OPSET = 28
 

@@ -14,16 +14,6 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.shapes.infer import all_values
 from onnx_convgrad.ir.passes import GraphPass
 
-__all__ = [
-    "CleanDimensions",
-    "DeclaredShapes",
-    "DeclaredShapesPass",
-    "ForgetShapes",
-    "InputShapes",
-    "OverrideShapes",
-    "RecallShapes",
-]
-
 InputShapes: TypeAlias = Mapping[str, Sequence[int | str | None]]
 """Input name -> its sizes: numbers, symbols, or `None` for an unknown size."""
 

@@ -19,8 +19,6 @@ from onnx_convgrad.ir.emit import RANDOM, known, static_dims
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.passes import GraphPass
 
-__all__ = ["FoldSizes"]
-
 logger = logging.getLogger(__name__)
 
 _EXACT = frozenset((ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL))

@@ -17,8 +17,6 @@ from onnx_convgrad.ir.constants import forget_constants
 from onnx_convgrad.ir.passes import GraphPass
 from onnx_convgrad.ir.serialize import skeleton
 
-__all__ = ["InferShapes", "all_values"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -12,8 +12,6 @@ import onnx_ir as ir
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.passes import GraphPass
 
-__all__ = ["InferRanks"]
-
 
 class InferRanks(GraphPass):
     """Give operands of unknown rank the rank that their node requires.

@@ -27,8 +27,6 @@ from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import DOMAIN, known
 from onnx_convgrad.ir.pooling import Pool
 
-__all__ = ["install"]
-
 Size = int | ir.SymbolicDim
 CorrectSizes = Callable[[ShapeInferenceContext, ir.Node, list[Size]], Sequence[Size]]
 

@@ -16,8 +16,6 @@ from onnx_shape_inference import ShapeInferenceContext, registry
 from onnx_convgrad.frontend.shapes.shape_rules_layout import Infer
 from onnx_convgrad.ir.nodes import is_op
 
-__all__ = ["corrections"]
-
 _LONGEST = 40
 _PARTS: dict[str, frozenset[str]] = {}
 """Symbol of a broadcast size -> the symbols that it is broadcast from."""

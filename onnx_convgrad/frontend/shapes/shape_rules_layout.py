@@ -18,8 +18,6 @@ from onnx_shape_inference import ShapeInferenceContext
 from onnx_convgrad.ir.constants import backwards, constant_of
 from onnx_convgrad.ir.nodes import is_op
 
-__all__ = ["CORRECTIONS", "Infer"]
-
 Infer = Callable[[ShapeInferenceContext, ir.Node], None]
 
 

@@ -15,8 +15,6 @@ from onnx_convgrad.ir.geometry import ConvSpec
 from onnx_convgrad.lowering.conv.layout import features_of, x_dims, y_dims
 from onnx_convgrad.lowering.table import Requirement, lowering
 
-__all__ = ["Images", "both_ways"]
-
 
 @dataclass(frozen=True)
 class Images:

@@ -15,8 +15,6 @@ import onnx_ir as ir
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.samples import cut_samples, filled, may_be_empty, with_samples
 
-__all__ = ["product_of_samples", "zero_if_empty"]
-
 
 def zero_if_empty(e: Emitter, total: ir.Value, batch: Dim) -> ir.Value:
     """A sum over the batch, replaced by zero if the batch is empty: the runtime leaves that unset."""

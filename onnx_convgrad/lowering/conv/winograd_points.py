@@ -18,8 +18,6 @@ from onnx_convgrad.ir.samples import filled, may_be_empty
 from onnx_convgrad.lowering.conv.layout import separate_transpose
 from onnx_convgrad.lowering.conv.winograd_axes import Axis
 
-__all__ = ["from_points", "to_points", "weight_to_points"]
-
 
 def to_points(
     e: Emitter,

@@ -21,8 +21,6 @@ from onnx_convgrad.base.warn import warn
 from onnx_convgrad.ir.targets import Rates, Target
 from onnx_convgrad.runtime.providers import PROVIDERS
 
-__all__ = ["Store", "calibrated", "cores", "key", "processor", "shipped"]
-
 _VECTORS = {"avx512f": "AVX-512", "avx2": "AVX2", "avx": "AVX"}
 _FILE = "rates.json"
 

@@ -21,8 +21,6 @@ from onnx_convgrad.lowering.cost.passes import (
     value_bytes,
 )
 
-__all__ = ["MOVEMENT", "leading_axes"]
-
 _STREAMS = 64
 """Columns that are written in parallel streams at full speed."""
 

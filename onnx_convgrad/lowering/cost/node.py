@@ -20,8 +20,6 @@ from onnx_convgrad.lowering.cost.movement import MOVEMENT
 from onnx_convgrad.lowering.cost.passes import shape_of, traffic
 from onnx_convgrad.lowering.cost.products import PRODUCTS, folds
 
-__all__ = ["body_of", "node_seconds"]
-
 _FREE = VIEWS | {"Shape", "Size", "Constant"}
 
 _MODELS = PRODUCTS | MOVEMENT

@@ -8,18 +8,6 @@ import onnx_ir as ir
 
 from onnx_convgrad.ir.targets import Rates
 
-__all__ = [
-    "Shape",
-    "memory_share",
-    "memory_wait",
-    "missing_share",
-    "moved_bytes",
-    "on_one_thread",
-    "shape_of",
-    "traffic",
-    "value_bytes",
-]
-
 Shape = tuple[int, ...]
 
 

@@ -12,8 +12,6 @@ from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.targets import Rates
 from onnx_convgrad.lowering.cost.passes import memory_share, memory_wait, moved_bytes, shape_of, traffic
 
-__all__ = ["PRODUCTS", "folds"]
-
 _LANES = 16
 """Columns that a product computes in parallel."""
 

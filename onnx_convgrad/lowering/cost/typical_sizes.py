@@ -13,8 +13,6 @@ import onnx_ir as ir
 from onnx_convgrad.ir.emit import known
 from onnx_convgrad.ir.geometry import HINT_BATCH, HINT_SIZE
 
-__all__ = ["TypicalSizes"]
-
 _BY_RANK: Mapping[int, int] = {3: 1024, 4: 224, 5: 64}
 """Typical sizes of signals, images and volumes, by rank."""
 

@@ -19,8 +19,6 @@ from onnx_convgrad.training.data.inputs import Batch, BatchLike, ProgramInputs
 from onnx_convgrad.training.data.prefetch import prefetched
 from onnx_convgrad.training.program.manifest import Manifest
 
-__all__ = ["Batches", "DataLike", "Loader", "Stream", "as_batches", "as_dataset"]
-
 BATCH_SIZE = 32
 """Default number of samples in a batch."""
 

@@ -17,8 +17,6 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.training.data.inputs import as_array
 from onnx_convgrad.training.program.manifest import Manifest
 
-__all__ = ["Arrays", "Dataset", "Part", "read_arrays"]
-
 Rows = slice | np.ndarray
 """A range of samples, or their numbers."""
 

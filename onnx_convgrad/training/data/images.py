@@ -18,8 +18,6 @@ from onnx_convgrad.lowering.cost.calibration import cores
 from onnx_convgrad.training.data.datasets import Dataset, Rows
 from onnx_convgrad.training.program.manifest import Manifest, Port
 
-__all__ = ["ImageFolder", "is_image_folder"]
-
 _SUFFIXES = frozenset(".bmp .gif .jpeg .jpg .pgm .png .ppm .tif .tiff .webp".split())
 
 IMAGE, LABEL = "image", "label"

@@ -13,8 +13,6 @@ from numpy.typing import ArrayLike
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.training.program.manifest import Manifest, Port
 
-__all__ = ["Batch", "BatchLike", "ProgramInputs", "as_array"]
-
 Batch = dict[str, np.ndarray]
 """Input of the program -> array, samples along axis 0."""
 

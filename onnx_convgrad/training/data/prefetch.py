@@ -8,8 +8,6 @@ from contextlib import closing, nullcontext
 from queue import Empty, Queue
 from typing import TypeVar
 
-__all__ = ["prefetched"]
-
 T = TypeVar("T")
 
 _PATIENCE = 5.0

@@ -25,8 +25,6 @@ from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.ir.indices import takes_one_of_few
 from onnx_convgrad.training.losses.elementwise import Loss, Spec, like, reduce, shape_of, wide
 
-__all__ = ["NLL", "CrossEntropy"]
-
 
 def class_axis(y: ir.Value) -> int:
     """The class axis: 1, or 0 for a vector."""

@@ -22,8 +22,6 @@ from onnx_convgrad.ir.dims import static_dims
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.shape_hints import input_shape_option
 
-__all__ = ["L1", "MSE", "BCEWithLogits", "Huber", "Loss", "Reduction", "like", "reduce", "shape_of", "wide"]
-
 Reduction = Literal["mean", "sum", "none"]
 
 Spec = tuple[ir.DataType, ir.Shape | None]

@@ -15,8 +15,6 @@ from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.nodes import subgraphs
 
-__all__ = ["ScriptLoss", "is_onnxscript"]
-
 
 def is_onnxscript(function: object) -> TypeGuard[Any]:
     """Whether an object is an `onnxscript.OnnxFunction`; `Any`, because the package may not be installed."""

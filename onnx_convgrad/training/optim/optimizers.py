@@ -20,8 +20,6 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.training.optim.schedules import Schedule, as_schedule
 
-__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Operands", "Optimizer", "RMSprop", "optimizer_named"]
-
 
 @dataclass(frozen=True, slots=True)
 class Operands:

@@ -16,8 +16,6 @@ from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import positive, share, whole
 from onnx_convgrad.errors import ArgumentError
 
-__all__ = ["Constant", "Cosine", "OneCycle", "Schedule", "Step", "Warmup"]
-
 
 class Schedule(ABC):
     """A learning rate that depends on the step."""

@@ -20,10 +20,11 @@ import onnx_ir as ir
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.frontend.canonicalize import InputShapes, canonicalize
+from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.diagnose import judged
 from onnx_convgrad.frontend.exporters.separate_merged import restore, untie
 from onnx_convgrad.frontend.files import AnyModel, load
+from onnx_convgrad.frontend.shapes.declared import InputShapes
 from onnx_convgrad.frontend.verify import verify_shapes
 from onnx_convgrad.ir.serialize import whole_proto
 from onnx_convgrad.lowering.candidates import Choosing
@@ -38,8 +39,6 @@ from onnx_convgrad.training.program.precision import NARROW
 from onnx_convgrad.training.program.storage import read_manifest, read_part, write_program
 from onnx_convgrad.training.program.terms import LossLike, resolve
 from onnx_convgrad.training.program.update import LossScale
-
-__all__ = ["TrainingProgram", "build_training"]
 
 
 class TrainingProgram:

@@ -17,8 +17,6 @@ from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import complete
 from onnx_convgrad.training.program.manifest import Manifest, Port
 
-__all__ = ["Draft", "empty_model", "name_nodes"]
-
 
 def empty_model(name: str) -> ir.Model:
     """Create a model without nodes."""

@@ -27,8 +27,6 @@ from onnx_convgrad.training.program.precision import NARROW, to_narrow
 from onnx_convgrad.training.program.training_mode import set_training
 from onnx_convgrad.training.program.update import update
 
-__all__ = ["PARTS", "Builder", "Part"]
-
 Part = Literal["step", "gradients", "update", "evaluate", "inference"]
 
 PARTS: tuple[Part, ...] = ("step", "gradients", "update", "evaluate", "inference")

@@ -17,8 +17,6 @@ from onnx_convgrad.frontend.files import check_destination, write
 from onnx_convgrad.ir.serialize import PROTO_LIMIT
 from onnx_convgrad.pipeline.modes import set_inference
 
-__all__ = ["export", "inference_model"]
-
 _OLDEST = 7
 """Before opset 7 an attribute of BatchNormalization and Dropout chose their mode."""
 

@@ -15,8 +15,6 @@ import onnx_ir as ir
 
 from onnx_convgrad.errors import ModelError
 
-__all__ = ["FORMAT", "VERSION", "Manifest", "Parameter", "Port", "State"]
-
 FORMAT = "onnx_convgrad.training_program"
 
 VERSION = 1

@@ -19,8 +19,6 @@ import onnx_ir as ir
 
 from onnx_convgrad.ir.emit import Dim, Emitter
 
-__all__ = ["Masks", "initial_state"]
-
 _STRIDE = 0x9E3779B1
 """2^32 divided by the golden ratio, odd, so that neighbours start far apart."""
 

@@ -23,8 +23,6 @@ from onnx_convgrad.training.program.terms import Term
 from onnx_convgrad.training.program.training_mode import dropouts
 from onnx_convgrad.training.program.update import LossScale
 
-__all__ = ["Plan", "check_groups", "create_manifest", "frozen_nodes", "output_names", "parameter_names"]
-
 
 @dataclass(frozen=True, eq=False)
 class Plan:

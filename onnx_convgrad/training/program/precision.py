@@ -21,8 +21,6 @@ from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter
 from onnx_convgrad.ir.nodes import captured_values
 from onnx_convgrad.training.program.draft import Draft, name_nodes
 
-__all__ = ["NARROW", "Narrow", "to_narrow"]
-
 
 @dataclass(frozen=True, slots=True)
 class Narrow:

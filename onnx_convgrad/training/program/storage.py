@@ -21,8 +21,6 @@ from onnx_convgrad.frontend.files import load
 from onnx_convgrad.ir.serialize import PROTO_LIMIT
 from onnx_convgrad.training.program.manifest import Manifest
 
-__all__ = ["read_manifest", "read_part", "write_program"]
-
 _MANIFEST = "manifest.json"
 _WEIGHTS = "weights.bin"
 _INITIAL = "initial"

@@ -21,8 +21,6 @@ from onnx_convgrad.training.losses.cross_entropy import NLL, CrossEntropy
 from onnx_convgrad.training.losses.elementwise import L1, MSE, BCEWithLogits, Huber, Loss, Spec, reduce
 from onnx_convgrad.training.losses.script import ScriptLoss, is_onnxscript
 
-__all__ = ["LOSSES", "Custom", "LossLike", "Term", "resolve"]
-
 LOSSES: dict[str, type[Loss]] = {
     "mse": MSE,
     "l1": L1,

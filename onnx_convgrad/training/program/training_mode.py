@@ -15,8 +15,6 @@ from onnx_convgrad.pipeline.modes import drop, dropped_share, original, use_batc
 from onnx_convgrad.training.program.draft import Draft, name_nodes
 from onnx_convgrad.training.program.masks import Masks
 
-__all__ = ["dropouts", "set_training"]
-
 
 def dropouts(graph: ir.Graph) -> list[tuple[ir.Node, float]]:
     """The Dropout nodes with a ratio that is known and not 0, and the ratio."""

@@ -19,8 +19,6 @@ from onnx_convgrad.training.optim.optimizers import Operands, Optimizer, joint_s
 from onnx_convgrad.training.program.draft import Draft
 from onnx_convgrad.training.program.manifest import Manifest
 
-__all__ = ["LossScale", "update"]
-
 
 @dataclass(frozen=True, slots=True)
 class LossScale:

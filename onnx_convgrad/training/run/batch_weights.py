@@ -16,8 +16,6 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.training.program.manifest import Manifest
 from onnx_convgrad.training.run.progress import PART
 
-__all__ = ["CLASS_LOSSES", "batch_weights", "concatenate", "loss_terms", "samples"]
-
 Arrays = Mapping[str, np.ndarray]
 
 CLASS_LOSSES = ("CrossEntropy", "NLL")

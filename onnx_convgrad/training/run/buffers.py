@@ -13,9 +13,6 @@ import numpy as np
 
 from onnx_convgrad.runtime import import_runtime
 
-__all__ = ["BoundGraph", "Buffers", "Device"]
-
-
 Device = tuple[str, int]
 """Kind and number: `("cuda", 0)` or `("cpu", 0)`."""
 

@@ -19,8 +19,6 @@ from onnx_convgrad.frontend.files import check_folder
 from onnx_convgrad.training.run import checkpoint
 from onnx_convgrad.training.run.protocols import Row, Run
 
-__all__ = ["Callback", "Checkpoints", "EarlyStopping", "Log", "TensorBoard"]
-
 Mode = Literal["auto", "min", "max"]
 
 

@@ -24,20 +24,6 @@ from onnx_convgrad.training.program.manifest import Manifest
 from onnx_convgrad.training.run.progress import Progress
 from onnx_convgrad.training.run.protocols import TrainerLike
 
-__all__ = [
-    "FORMAT",
-    "VERSION",
-    "Checkpoint",
-    "newest",
-    "numbered",
-    "numbered_name",
-    "prune",
-    "read",
-    "restore",
-    "save",
-    "write",
-]
-
 FORMAT = "onnx_convgrad.checkpoint"
 """Key of the JSON in the file's header."""
 

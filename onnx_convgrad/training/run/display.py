@@ -10,8 +10,6 @@ from onnx_convgrad.base.names import check_names
 from onnx_convgrad.training.run.callbacks import Callback
 from onnx_convgrad.training.run.protocols import Row, Run
 
-__all__ = ["display_named", "number"]
-
 _INTERVAL = 0.2
 """Least number of seconds between two updates of the bar."""
 

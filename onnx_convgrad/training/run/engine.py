@@ -19,8 +19,6 @@ from onnx_convgrad.training.run.batch_weights import batch_weights, concatenate
 from onnx_convgrad.training.run.buffers import BoundGraph, Buffers, Device
 from onnx_convgrad.training.run.sessions import Accumulation, defaults, fed_session
 
-__all__ = ["Engine", "Results"]
-
 Arrays = Mapping[str, np.ndarray]
 
 Results = dict[str, Any]

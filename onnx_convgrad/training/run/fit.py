@@ -21,8 +21,6 @@ from onnx_convgrad.training.run.metrics import Metric
 from onnx_convgrad.training.run.progress import Progress
 from onnx_convgrad.training.run.protocols import TrainerLike
 
-__all__ = ["TrainingRun", "check_callbacks", "validate"]
-
 T = TypeVar("T")
 
 

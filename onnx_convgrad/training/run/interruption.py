@@ -10,8 +10,6 @@ from typing import Any, Self
 from onnx_convgrad.training.run.callbacks import Callback
 from onnx_convgrad.training.run.protocols import Row, Run
 
-__all__ = ["Interruption"]
-
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 

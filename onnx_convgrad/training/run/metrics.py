@@ -15,8 +15,6 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.training.program.manifest import Manifest
 from onnx_convgrad.training.run.batch_weights import CLASS_LOSSES, samples
 
-__all__ = ["Accuracy", "Metric", "MetricLike", "resolve_metrics"]
-
 Arrays = Mapping[str, Any]
 """Name -> array or number. `Any`, so that a metric may use them in any arithmetic."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-__all__ = ["PART", "Progress"]
-
 PART = "\n"
 """Separates the name of an average from that of one of its terms, each averaged by itself; no metric's name has it."""
 

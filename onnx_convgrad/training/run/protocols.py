@@ -12,8 +12,6 @@ from onnx_convgrad.training.program.manifest import Manifest
 from onnx_convgrad.training.run.engine import Engine, Results
 from onnx_convgrad.training.run.progress import Progress
 
-__all__ = ["Row", "Run", "TrainerLike"]
-
 Row = Mapping[str, Any]
 """A row of the history: name -> number. `Any`, since it is written as JSON."""
 

@@ -18,8 +18,6 @@ from onnx_convgrad.runtime import session
 from onnx_convgrad.training.program.draft import name_nodes
 from onnx_convgrad.training.program.manifest import Manifest
 
-__all__ = ["Accumulation", "defaults", "fed_session"]
-
 
 def defaults(model: ir.Model, names: Iterable[str]) -> dict[str, np.ndarray]:
     """Copy the stored default values of inputs."""

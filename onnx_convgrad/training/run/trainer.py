@@ -27,8 +27,6 @@ from onnx_convgrad.training.run.fit import TrainingRun, check_callbacks, validat
 from onnx_convgrad.training.run.metrics import MetricLike, resolve_metrics
 from onnx_convgrad.training.run.progress import Progress
 
-__all__ = ["Trainer"]
-
 
 class Trainer:
     """Trains a program in ONNX Runtime sessions. Parameters and state stay on the device of the first provider.
