@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import re
@@ -186,39 +185,40 @@ def test_every_rule_module_is_listed(root: Path) -> None:
     assert set(rules.MODULES) == files, "bring MODULES in rules/__init__.py up to date"
 
 
+DECLARES = re.compile(r"^ *(@lowering|@spec_builder|@both_ways|declare)\(", re.MULTILINE)
+"""How a module declares lowerings, or how their geometry is read off a node."""
+
+
+def _declaring(folder: Path) -> set[str]:
+    return {p.stem for p in folder.glob("*.py") if DECLARES.search(p.read_text(encoding="utf-8"))}
+
+
 def test_every_module_with_lowerings_is_listed(root: Path) -> None:
     folder = root / "onnx_convgrad" / "lowering"
-    declare = re.compile(r"^(@lowering\(|@spec_builder\(|declare\()", re.MULTILINE)
-    files = [p for kind in ("conv", "pool") for p in (folder / kind).glob("*.py") if declare.search(p.read_text())]
-    assert sorted(lowering.MODULES) == sorted(f"{path.parent.name}.{path.stem}" for path in files)
+    assert set(lowering.MODULES) == {
+        f"{kind}.{name}" for kind in ("conv", "pool") for name in _declaring(folder / kind)
+    }
 
 
-MIRRORED = (
-    "rules",
-    "backends/cpu",
-    "backends/cuda",
-    "memory",
-    "lowering",
-    "lowering/conv",
-    "lowering/cost",
-    "lowering/pool",
-)
-"""Folders of which every module with code has a test file of its name in the same folder of `tests`."""
+PASSES = re.compile(r"^class \w+\((GraphPass|NodePass)", re.MULTILINE)
 
 
-def _modules_with_code(folder: Path) -> list[str]:
-    """The names of modules that define a function or a class; others hold only tables of constants."""
-    code = (ast.FunctionDef, ast.ClassDef)
-    files = sorted(path for path in folder.glob("*.py") if path.stem != "__init__")
-    return [path.stem for path in files if any(isinstance(n, code) for n in ast.parse(path.read_text()).body)]
+def _mirrored(root: Path) -> set[str]:
+    """Every rule module, module of a pass and module of lowerings, by folder."""
+    package = root / "onnx_convgrad"
+    modules = {f"rules/{name}" for name in rules.MODULES}
+    for folder in ("backends", "backends/cpu", "backends/cuda", "memory", "frontend", "pipeline"):
+        files = (package / folder).rglob("*.py") if folder == "frontend" else (package / folder).glob("*.py")
+        modules |= {
+            p.relative_to(package).with_suffix("").as_posix() for p in files if PASSES.search(p.read_text("utf-8"))
+        }
+    return modules | {f"lowering/{name.replace('.', '/')}" for name in lowering.MODULES}
 
 
-@pytest.mark.parametrize("folder", MIRRORED)
-def test_every_module_has_a_test_file_of_its_name(folder: str, root: Path) -> None:
-    source = root / folder if folder == "rules" else root / "onnx_convgrad" / folder
-    tests = {path.stem.removeprefix("test_") for path in (root / "tests" / folder).glob("test_*.py")}
-    missing = [f"tests/{folder}/test_{name}.py" for name in _modules_with_code(source) if name not in tests]
-    assert not missing, f"add {', '.join(missing)}"
+def test_every_rule_pass_and_lowering_has_a_test_file_of_its_name(root: Path) -> None:
+    files = {name: "tests/{}/test_{}.py".format(*name.rsplit("/", 1)) for name in _mirrored(root)}
+    assert len(files) > 60
+    assert not [file for file in files.values() if not (root / file).exists()]
 
 
 def test_rules_cannot_be_imported_by_another_name(root: Path) -> None:

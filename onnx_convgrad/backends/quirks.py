@@ -88,7 +88,7 @@ PAD_TRIMS_ALL = Quirk(
     "onnxruntime",
     "<1.24",
     "A Pad whose negative amounts trim a whole axis before it is padded leaves unset memory in the result.",
-    "onnx_convgrad.lowering.conv.shared",
+    "onnx_convgrad.lowering.conv.patches",
 )
 RESIZE_ROUNDING = Quirk(
     "RESIZE_ROUNDING",
@@ -204,7 +204,7 @@ FLOAT64_RECURRENT = Quirk(
     "onnxruntime",
     "",
     "float64 GRU and LSTM are loaded but fail at run time.",
-    "onnx_convgrad.checking.evaluator",
+    "onnx_convgrad.checking.case_evaluator",
 )
 GEMM_SHAPE_NAMES = Quirk(
     "GEMM_SHAPE_NAMES",
@@ -323,7 +323,7 @@ REFERENCE_LRN = Quirk(
     "onnx",
     "",
     "The reference evaluator's LRN sums over the first few channels only.",
-    "onnx_convgrad.checking.nodewise_ops",
+    "onnx_convgrad.checking.float64_kernels",
 )
 
 QUIRKS = {quirk.name: quirk for quirk in list(globals().values()) if isinstance(quirk, Quirk)}

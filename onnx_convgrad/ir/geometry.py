@@ -147,6 +147,8 @@ class ConvSpec:
         cls, win: Window, kernel: Sequence[Size], x: Sequence[Size], w: Sequence[Size], y: Sequence[Size]
     ) -> ConvSpec:
         """The convolution of a window by the shapes of x, w and y, of which each fills the gaps of the others."""
+        if not len(x) == len(y) == 2 + len(kernel):
+            raise ValueError(f"data of rank {len(x)} and a result of rank {len(y)} with {len(kernel)} kernel sizes")
         out = list(y[2:])
         for axis, (size, k, d) in enumerate(zip(x[2:], kernel, win.dilations, strict=True)):
             if out[axis] is None and size is not None and k is not None:

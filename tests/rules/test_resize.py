@@ -259,5 +259,5 @@ def test_a_region_has_no_gradient_and_a_warning() -> None:
         " <int64[4] sizes = {1, 1, 3, 3}>"
         f' {{ y = Resize <mode = "linear", coordinate_transformation_mode = "{CROP}"> (x, region, , sizes) }}'
     )
-    with pytest.warns(UserWarning, match=r"no derivative here: .* \(Resize\): roi and scales get no gradient"):
+    with pytest.warns(UserWarning, match=r"without a derivative here: .* \(Resize\): roi and scales get no gradient"):
         api.augment(model, wrt="region")

@@ -1,0 +1,59 @@
+"""Which shapes count: those of the caller, those of the file, or those of inference."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import pytest
+from onnx import parser
+
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.frontend.shapes.declared import CleanDimensions, ForgetShapes, OverrideShapes, RecallShapes
+from onnx_convgrad.ir.passes import run_passes
+
+
+def _model() -> ir.Model:
+    text = '<ir_version: 8, opset_import: ["" : 21]> g (float[N, 3] x) => (float[N, 3] y) <float[N, 3] t> {'
+    return ir.from_proto(parser.parse_model(f"{text} t = Neg (x) y = Neg (t) }}"))
+
+
+def test_a_forgotten_shape_is_recalled_unless_inference_finds_one() -> None:
+    model, declared = _model(), {}
+    t, y = (node.outputs[0] for node in model.graph)
+    assert run_passes(model, [ForgetShapes(declared)])
+    assert t.shape is None
+    assert y.shape is None
+    y.shape = ir.Shape([2, 3])  # as inference would
+    assert run_passes(model, [RecallShapes(declared)])
+    assert str(t.shape) == "[N,3]"
+    assert str(y.shape) == "[2,3]"
+    assert not run_passes(model, [RecallShapes(declared)])
+
+
+def test_placeholders_become_anonymous_and_symbols_stay() -> None:
+    model = _model()
+    model.graph.inputs[0].shape = ir.Shape(["?", "N", -1, 3])
+    assert run_passes(model, [CleanDimensions()])
+    dims = list(model.graph.inputs[0].shape or ())
+    assert [getattr(d, "value", d) for d in dims] == [None, "N", None, 3]
+    assert not run_passes(model, [CleanDimensions()])
+
+
+def test_shapes_of_the_caller_replace_those_of_inputs() -> None:
+    model = _model()
+    assert run_passes(model, [OverrideShapes({"x": [5, 3]})])
+    assert list(model.graph.inputs[0].shape or ()) == [5, 3]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ({"z": [1]}, "Unknown input"),
+        ({"x": [1]}, "has rank 2, but 1 sizes were given"),
+        ({"x": "13"}, "must be a list of sizes, symbols and None"),
+        ({"x": [2**31, 3]}, "sizes are from 0 to"),
+        ([("x", [1, 3])], "must map names of inputs to their sizes"),
+    ],
+)
+def test_unusable_shapes_are_refused(shapes: object, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        run_passes(_model(), [OverrideShapes(shapes)])  # type: ignore[arg-type]
