@@ -20,7 +20,7 @@ CASES = {
     ),
     "pad of a weight": (
         AvoidRuntimeFaults,
-        "(float[1,1,5,5] d, float[1,1,2,2] x) => (float[1,1,3,3] y) <int64[8] p = {0,0,0,0,0,0,1,1}> {w = Pad(x, p) y = Conv(d, w)}",
+        "(float[1,1,5,5] d, float[1,1,2,2] x) => (float[1,1,3,3] y) <int64[8] p={0,0,0,0,0,0,1,1}> {w=Pad(x,p) y=Conv(d,w)}",
         "Pad",
     ),
     "float64 product of a transpose": (

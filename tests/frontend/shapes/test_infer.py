@@ -22,8 +22,8 @@ def _inferred(declared: str, body: str) -> dict[str, str]:
 
 def test_relations_between_symbols_are_kept() -> None:
     found = _inferred(
-        "(float[N, 3, H, W] x) => (float[a, b] y)",
-        "t = Transpose <perm = [0, 2, 3, 1]> (x) u = Flatten (t) y = Neg (u)",
+        "(float[N, 3, H, W] x) => (float y)",
+        "t = Transpose <perm = [0, 2, 3, 1]> (x) u = Flatten (t) y = ReduceSum <keepdims = 0> (u)",
     )
     assert (found["t"], found["u"]) == ("FLOAT[N,H,W,3]", "FLOAT[N,3*H*W]")
 
