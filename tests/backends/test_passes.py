@@ -32,8 +32,10 @@ from onnx_convgrad.ir.targets import TARGETS
 from onnx_convgrad.lowering.lower import lower
 from onnx_convgrad.memory.recompute import RecomputeValues, mark_boundary
 from onnx_convgrad.runtime import run
+from tests.support.one_input import graph_of
 
 CPU, CUDA = TARGETS["cpu"], TARGETS["cuda"]
+NEGATED = graph_of("(float[3] x) => (float[3] y) { y = Neg (x) }", opset=21)
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,7 @@ class Example:
     """An operator that is no longer used afterwards."""
 
     def model(self) -> onnx.ModelProto:
-        text = f'<ir_version: 10, opset_import: ["" : 21, "{DOMAIN}" : 1]> g {self.declared} {{ {self.body} }}'
-        model = onnx.parser.parse_model(text)
+        model = graph_of(f"{self.declared} {{ {self.body} }}", opset=21, domains=f', "{DOMAIN}" : 1')
         for index, node in enumerate(model.graph.node):
             node.name = f"node_{index}"
         return onnx.shape_inference.infer_shapes(model)
@@ -193,12 +194,10 @@ def test_a_pass_reports_whether_it_changed_the_model(kind: type[GraphPass]) -> N
 
 @pytest.mark.parametrize("kind", EXAMPLES, ids=lambda kind: kind.__name__)
 def test_a_pass_leaves_other_models_alone(kind: type[GraphPass]) -> None:
-    text = '<ir_version: 10, opset_import: ["" : 21]> g (float[3] x) => (float[3] y) { y = Neg (x) }'
-    proto = onnx.parser.parse_model(text)
-    model = ir.from_proto(proto)
+    model = ir.from_proto(NEGATED)
     rewrite = EXAMPLES[kind].make(ir.from_proto(EXAMPLES[kind].model()))
     assert not rewrite(model).modified
-    assert ir.to_proto(model) == ir.to_proto(ir.from_proto(proto))
+    assert ir.to_proto(model) == ir.to_proto(ir.from_proto(NEGATED))
 
 
 class _Refuse(NodePass):
@@ -212,6 +211,5 @@ class _Refuse(NodePass):
 
 
 def test_errors_of_passes_keep_their_type() -> None:
-    text = '<ir_version: 10, opset_import: ["" : 21]> g (float[3] x) => (float[3] y) { y = Neg (x) }'
     with pytest.raises(ArgumentError, match=r"^Neg is refused\.$"):
-        run_passes(ir.from_proto(onnx.parser.parse_model(text)), [_Refuse()])
+        run_passes(ir.from_proto(NEGATED), [_Refuse()])

@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 import onnx_convgrad as og
 from onnx_convgrad.pipeline import option_text
 from onnx_convgrad.runtime import run
+from tests.support.one_input import graph_of
 from tests.support.optimizer import optimized
 
 CHANNELS, BLOCKS = 8, 5
@@ -200,21 +201,15 @@ def test_options_on_the_command_line() -> None:
 
 
 def test_nothing_worth_recomputing_changes_nothing() -> None:
-    model = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 21]> g (float[3] x) => (float[3] y) { y = Neg(x) }'
-    )
+    model = graph_of("(float[3] x) => (float[3] y) { y = Neg(x) }", opset=21)
     x = np.arange(3, dtype=np.float32)
     got = run(og.augment(model, wrt="inputs", recompute="auto"), {"x": x, "y_grad": x})
     np.testing.assert_array_equal(got["x_grad"], -x)
 
 
 def test_sizes_of_which_nothing_is_known() -> None:
-    text = """<ir_version: 10, opset_import: ["": 18]> g (float[n, 3, h, w] x) => (float[n, 24, p, q] y)
-        <float[24, 3, 3, 3] k> { y = Conv (x, k) }"""
-    model = onnx.parser.parse_model(text)
     k = np.random.default_rng(0).standard_normal((24, 3, 3, 3)).astype(np.float32)
-    del model.graph.initializer[:]
-    model.graph.initializer.append(numpy_helper.from_array(k, "k"))
+    model = graph_of("(float[n, 3, h, w] x) => (float[n, 24, p, q] y) { y = Conv (x, k) }", opset=18, k=k)
     feed = {**FEED, "y_grad": np.ones((2, 24, 18, 18), np.float32)}
     plain, freed = (run(og.vjp(model, wrt="all", recompute=r), feed) for r in (None, "auto"))
     assert equal(plain, freed)

@@ -35,12 +35,8 @@ SETTINGS = settings(
     max_examples=60 if QUICK else settings.default.max_examples, suppress_health_check=list(HealthCheck)
 )
 
-CONV = {1: torch.nn.functional.conv1d, 2: torch.nn.functional.conv2d, 3: torch.nn.functional.conv3d}
-TRANSPOSED = {
-    1: torch.nn.functional.conv_transpose1d,
-    2: torch.nn.functional.conv_transpose2d,
-    3: torch.nn.functional.conv_transpose3d,
-}
+CONV = {rank: getattr(torch.nn.functional, f"conv{rank}d") for rank in (1, 2, 3)}
+TRANSPOSED = {rank: getattr(torch.nn.functional, f"conv_transpose{rank}d") for rank in (1, 2, 3)}
 
 FORCED: list[dict[str, str]] = [{op: name} for op in ("ConvInputGrad", "ConvWeightGrad") for name in lowerings()[op]]
 
@@ -62,13 +58,8 @@ def case(
 ) -> Geometry:
     """A geometry by its sizes; a step or padding that is a number holds for every axis."""
     rank = len(kernel)
-    each = {
-        "strides": strides,
-        "dilations": dilations,
-        "begin": begin,
-        "end": begin if end is None else end,
-        "extra": 0,
-    }
+    end = begin if end is None else end
+    each = {"strides": strides, "dilations": dilations, "begin": begin, "end": end, "extra": 0}
     lists = {name: [v] * rank if isinstance(v, int) else list(v) for name, v in each.items()}
     sizes = {"rank": rank, "batch": x[0], "channels": x[1], "size": [*x[2:]], "kernel": [*kernel]}
     return sizes | {"features": features, "groups": groups} | lists
@@ -222,6 +213,23 @@ def error(got: np.ndarray, want: np.ndarray) -> float:
 # -- one lowering ------------------------------------------------------------------------------------------------------
 
 
+def check_built(
+    op: str, built: onnx.ModelProto, arrays: Arrays, g: Geometry, bound: float = 1e-5, *, static: bool = True
+) -> None:
+    """The results of an augmented model of one node equal float64 PyTorch."""
+    seed = cotangent(oracle(op, arrays, g)["y"], static=static).astype(arrays["x"].dtype)
+    want = oracle(op, arrays, g, seed)
+    for name, got in run_inputs(built, {**arrays, "y_grad": seed}).items():
+        assert error(got, want[name]) < bound, (name, g)
+
+
+def check_even_padding(model: onnx.ModelProto) -> None:
+    """All padding is symmetric, which some providers need."""
+    for node in model.graph.node:
+        pads = next((list(a.ints) for a in node.attribute if a.name == "pads"), [])
+        assert pads[: len(pads) // 2] == pads[len(pads) // 2 :], node.name
+
+
 def forced_results(
     op_type: str, name: str, g: Geometry, shapes: str | set[int] = "static", *, bias: bool = True, target: str = "cpu"
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -252,3 +260,28 @@ def check_refused(op_type: str, name: str, g: Geometry, reason: str, **options: 
     """A lowering does not apply, for this reason."""
     with pytest.raises(og.LoweringError, match=reason):
         og.augment(conv_model(g), wrt=["x", "w"], lowering={op_type: name}, **options)
+
+
+def equal_test(
+    *cases: tuple[str | Sequence[str], str, Geometry],
+    shapes: Sequence[str | set[int]] = ("static",),
+    bound: float = 1e-5,
+) -> Callable[..., None]:
+    """A test that runs each (operators, lowering, geometry) through `check_forced`, to be named `test_equals_pytorch`."""
+
+    @pytest.mark.parametrize("known", shapes, ids=str)
+    @pytest.mark.parametrize(("op_types", "name", "g"), cases)
+    def test_equals_pytorch(op_types: str | Sequence[str], name: str, g: Geometry, known: str | set[int]) -> None:
+        check_forced(op_types, name, g, known, bound=bound)
+
+    return test_equals_pytorch
+
+
+def refusal_test(*cases: tuple[str, str, Geometry, str], **options: Any) -> Callable[..., None]:
+    """A test that runs each (operator, lowering, geometry, reason) through `check_refused`."""
+
+    @pytest.mark.parametrize(("op_type", "name", "g", "reason"), cases)
+    def test_refusals(op_type: str, name: str, g: Geometry, reason: str) -> None:
+        check_refused(op_type, name, g, reason, **options)
+
+    return test_refusals

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import onnx_convgrad as og
 from onnx_convgrad.lowering.conv.winograd import SIZES
 from tests.support.conv_geometry import (
+    SETTINGS,
     Axis,
     Geometry,
     axes,
     axis_fits,
     case,
-    check_refused,
     conv_model,
     error,
     forced_results,
     geometry,
+    refusal_test,
 )
-
-SETTINGS = settings(deadline=None, max_examples=100, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 def _axis(_: int, position: int) -> st.SearchStrategy[Axis]:
@@ -31,7 +30,7 @@ def _axis(_: int, position: int) -> st.SearchStrategy[Axis]:
     return first.map(lambda a: (a[0], a[1], 1, 1, a[2], a[3], 0)).filter(axis_fits)
 
 
-@SETTINGS
+@settings(SETTINGS, max_examples=100)
 @given(
     geometry(axis=_axis, ranks=(2, 3), channels=(1, 3), features=(1, 3), batch=(1, 3)),
     st.sampled_from(SIZES),
@@ -70,19 +69,17 @@ def test_the_conv_takes_a_stride_along_the_other_axes() -> None:
     assert error(*forced_results("Conv", "winograd_rows_4", {**DENSE, "strides": [1, 2]})) < 1e-4
 
 
-@pytest.mark.parametrize(
-    ("op", "change", "reason"),
-    [
-        ("Conv", {"kernel": [1, 3]}, "the kernel has one row"),
-        ("Conv", {"kernel": [9, 3], "begin": [4, 1], "end": [4, 1]}, "a kernel of 9 rows needs more than 8 points"),
-        ("Conv", {"strides": [2, 1]}, "the stride and dilation of the rows are 2 and 1"),
-        ("ConvInputGrad", {"strides": [1, 2]}, r"strides \[1, 2\] are not 1"),
-        ("ConvInputGrad", {"begin": [3, 1]}, "the rows are padded by -1 and 1, which cuts some off"),
-        ("Conv", {"size": [4, 9]}, "smaller tiles do the same"),
-    ],
+REFUSALS: list[tuple[str, Geometry, str]] = [
+    ("Conv", {"kernel": [1, 3]}, "the kernel has one row"),
+    ("Conv", {"kernel": [9, 3], "begin": [4, 1], "end": [4, 1]}, "a kernel of 9 rows needs more than 8 points"),
+    ("Conv", {"strides": [2, 1]}, "the stride and dilation of the rows are 2 and 1"),
+    ("ConvInputGrad", {"strides": [1, 2]}, r"strides \[1, 2\] are not 1"),
+    ("ConvInputGrad", {"begin": [3, 1]}, "the rows are padded by -1 and 1, which cuts some off"),
+    ("Conv", {"size": [4, 9]}, "smaller tiles do the same"),
+]
+test_refusals = refusal_test(
+    *((op, "winograd_rows_6", {**DENSE, **change}, reason) for op, change, reason in REFUSALS), training=True
 )
-def test_refusals(op: str, change: Geometry, reason: str) -> None:
-    check_refused(op, "winograd_rows_6", {**DENSE, **change}, reason, training=True)
 
 
 def test_exact_leaves_it_out() -> None:
