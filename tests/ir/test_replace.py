@@ -7,7 +7,7 @@ import pytest
 
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import Namespace
-from onnx_convgrad.ir.replace import OutputPlaces, become, put_in_place
+from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
 from tests.support.one_input import graph_of
 
 
@@ -25,15 +25,6 @@ def test_an_output_keeps_its_name_and_place(source: str) -> None:
     assert [v.name for v in graph.outputs] == ["y", "z"]
     assert graph.outputs[0] is result
     assert (result is values[source]) == (source == "t")
-
-
-def test_a_node_becomes_another_operator() -> None:
-    graph = _graph()
-    node = graph[0]
-    become(node, "Mul", [graph.inputs[0], graph.inputs[0]])
-    assert node.op_type == "Mul"
-    assert [v.name for v in node.outputs] == ["y"]
-    assert len(node.inputs) == 2
 
 
 def test_names_are_claimed_once() -> None:

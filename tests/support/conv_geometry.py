@@ -90,9 +90,8 @@ def _transposed_axis_fits(axis: Axis) -> bool:
     return extra < stride and stride * (size - 1) + extra + dilation * (kernel - 1) + 1 > begin + end
 
 
-def _usual_axis(rank: int, *, transposed: bool) -> st.SearchStrategy[Axis]:
-    size, kernel = {1: (9, 5), 2: (9, 4), 3: (7, 3)}[rank] if QUICK else (9, 5)
-    return axes(size, kernel, transposed=transposed)
+_MOST = {1: (9, 5), 2: (9, 4), 3: (7, 3)} if QUICK else dict.fromkeys((1, 2, 3), (9, 5))
+"""The largest size and kernel of an axis, by rank."""
 
 
 @st.composite
@@ -109,7 +108,7 @@ def geometry(
 ) -> Geometry:
     """Random geometries; `axis(rank, position)` draws a spatial axis, and channels and features are per group."""
     rank = draw(st.integers(*ranks))
-    drawn = [draw(axis(rank, i) if axis else _usual_axis(rank, transposed=transposed)) for i in range(rank)]
+    drawn = [draw(axis(rank, i) if axis else axes(*_MOST[rank], transposed=transposed)) for i in range(rank)]
     names = ("size", "kernel", "strides", "dilations", "begin", "end", "extra")
     count = draw(st.integers(*groups))
     return {
@@ -156,17 +155,17 @@ def model_of(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def conv_model(g: Geometry, shapes: str | set[int] = "static", *, bias: bool = False) -> onnx.ModelProto:
-    """The Conv of a geometry."""
-    return model_of("Conv", arrays_of(g, bias=bias), shapes, **attributes_of(g))
-
-
-def lowered(model: onnx.ModelProto, name: str, target: str = "cpu") -> onnx.ModelProto:
-    """The model with its Conv replaced by a lowering, as in training."""
-    graph = ir.from_proto(model)
-    graph.graph.opset_imports[""] = 21
-    lower(graph.graph, target_named(target), Policy({"Conv": name}, training=True))
-    return ir.to_proto(graph)
+def conv_model(
+    g: Geometry,
+    shapes: str | set[int] = "static",
+    *,
+    bias: bool = False,
+    transposed: bool = False,
+    **attributes: object,
+) -> onnx.ModelProto:
+    """The Conv or ConvTranspose of a geometry, with further attributes."""
+    arrays = arrays_of(g, transposed=transposed, bias=bias)
+    return model_of("ConvTranspose" if transposed else "Conv", arrays, shapes, **attributes_of(g), **attributes)
 
 
 # -- the oracle --------------------------------------------------------------------------------------------------------
@@ -214,9 +213,18 @@ def error(got: np.ndarray, want: np.ndarray) -> float:
 
 
 def check_built(
-    op: str, built: onnx.ModelProto, arrays: Arrays, g: Geometry, bound: float = 1e-5, *, static: bool = True
+    built: onnx.ModelProto,
+    g: Geometry,
+    bound: float = 1e-5,
+    *,
+    arrays: Arrays | None = None,
+    transposed: bool = False,
+    static: bool = True,
 ) -> None:
-    """The results of an augmented model of one node equal float64 PyTorch."""
+    """The results of an augmented `conv_model` equal float64 PyTorch; by default for `arrays_of` the geometry."""
+    op = "ConvTranspose" if transposed else "Conv"
+    names = {value.name for value in (*built.graph.input, *built.graph.output)}
+    arrays = arrays or arrays_of(g, transposed=transposed, bias=bool({"b", "b_grad"} & names))
     seed = cotangent(oracle(op, arrays, g)["y"], static=static).astype(arrays["x"].dtype)
     want = oracle(op, arrays, g, seed)
     for name, got in run_inputs(built, {**arrays, "y_grad": seed}).items():
@@ -238,8 +246,11 @@ def forced_results(
     model = model_of("Conv", arrays, shapes, **attributes_of(g))
     key = _RESULTS[op_type]
     seed = cotangent(oracle("Conv", arrays, g)["y"], static=shapes == "static")
-    if op_type == "Conv":
-        built = lowered(model, name, target)
+    if op_type == "Conv":  # replaced as in training
+        graph = ir.from_proto(model)
+        graph.graph.opset_imports[""] = 21
+        lower(graph.graph, target_named(target), Policy({"Conv": name}, training=True))
+        built = ir.to_proto(graph)
     else:
         built = og.augment(model, wrt=[key[0]], lowering={op_type: name}, target=target)
     got = run_inputs(built, {**arrays, "y_grad": seed})

@@ -14,6 +14,7 @@ import torch
 
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
+from tests.support.operators import autograd
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 
@@ -71,10 +72,7 @@ def op_types(model: onnx.ModelProto) -> list[str]:
 
 
 def by_torch(function: Function, x: np.ndarray) -> np.ndarray:
-    leaf = torch.tensor(x, dtype=torch.float64, requires_grad=True)
-    function(leaf).sum().backward()
-    assert leaf.grad is not None
-    return leaf.grad.numpy()
+    return autograd(lambda leaf: function(leaf).sum(), x)[0]
 
 
 def check_by_torch(

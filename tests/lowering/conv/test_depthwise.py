@@ -11,8 +11,6 @@ import onnx_convgrad as og
 from tests.support.conv_geometry import (
     SETTINGS,
     Geometry,
-    arrays_of,
-    attributes_of,
     axes,
     case,
     check_built,
@@ -20,7 +18,6 @@ from tests.support.conv_geometry import (
     check_refused,
     conv_model,
     geometry,
-    model_of,
 )
 
 LOWERINGS = ("masked_windows", "placed_windows", "batch_windows")
@@ -73,9 +70,8 @@ def test_negative_padding(name: str, strides: list[int]) -> None:
     if name == "masked_windows" and strides != [1, 1]:
         pytest.skip("takes unit strides")
     g = case((2, 3, 4, 5), 3, (3, 2), strides=strides, begin=[0, 1], end=[1, 0], groups=3)
-    arrays = arrays_of(g, transposed=True, bias=False)
-    model = model_of("ConvTranspose", arrays, **attributes_of(g))
-    check_built("ConvTranspose", og.vjp(model, wrt=["w"], lowering={"ConvWeightGrad": name}), arrays, g)
+    built = og.vjp(conv_model(g, transposed=True), wrt=["w"], lowering={"ConvWeightGrad": name})
+    check_built(built, g, transposed=True)
 
 
 @pytest.mark.parametrize("name", LOWERINGS)

@@ -12,6 +12,7 @@ from tests.support.conv_geometry import (
     case,
     check_built,
     check_refused,
+    conv_model,
     equal_test,
     model_of,
     refusal_test,
@@ -50,17 +51,17 @@ test_an_unknown_batch = equal_test(*(c for c in EACH if c[1] != "pointwise_gemm"
 def test_float64(name: str) -> None:
     arrays = {k: v.astype(np.float64) for k, v in arrays_of(SAME, bias=False).items()}
     model = og.vjp(model_of("Conv", arrays, **attributes_of(SAME)), wrt="w", lowering={"ConvWeightGrad": name})
-    check_built("Conv", model, arrays, SAME, 1e-12)
+    check_built(model, SAME, 1e-12, arrays=arrays)
 
 
 @pytest.mark.parametrize("name", ["im2col_conv", "im2col_gemm", *SHIFTS, "winograd_2", "winograd_4", "winograd_6"])
 def test_negative_padding(name: str) -> None:
     """The weight gradient of a ConvTranspose padded by more than its kernel is that of a convolution with negative pads."""
     g = case((2, 3, 12, 11), 4, (3, 3), begin=[4, 0], end=[3, 5])
-    arrays, winograd = arrays_of(g, transposed=True, bias=False), name.startswith("winograd")
-    model = model_of("ConvTranspose", arrays, pads=[4, 0, 3, 5])
+    winograd = name.startswith("winograd")
+    model = conv_model(g, transposed=True)
     built = og.vjp(model, wrt=["w"] if winograd else ["x", "w"], lowering={"ConvWeightGrad": name})
-    check_built("ConvTranspose", built, arrays, g, 1e-4 if winograd else 1e-6)
+    check_built(built, g, 1e-4 if winograd else 1e-6, transposed=True)
 
 
 test_refusals = refusal_test(

@@ -48,7 +48,7 @@ def _check(
             continue
         used[op] = f"winograd_{most}"
     built = og.augment(model, wrt=list(arrays), training=True, lowering=used or "auto")
-    check_built("Conv", built, arrays, g, bound, static=not unknown)
+    check_built(built, g, bound, arrays=arrays, static=not unknown)
     return set(used)
 
 
@@ -128,7 +128,7 @@ def test_targets_without_asymmetric_padding(target: str) -> None:
     choices = {"ConvInputGrad": "winograd_4", "ConvWeightGrad": "winograd_4"}
     model = og.augment(conv_model(g), wrt=["x", "w"], lowering=choices, target=target)
     check_even_padding(model)
-    check_built("Conv", model, arrays_of(g, bias=False), g)
+    check_built(model, g)
 
 
 def test_no_sample_is_added_to_a_batch_of_unknown_size_in_training() -> None:

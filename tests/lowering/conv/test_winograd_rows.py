@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from tests.support.conv_geometry import (
     axis_fits,
     case,
     conv_model,
+    equal_test,
     error,
     forced_results,
     geometry,
@@ -48,26 +48,21 @@ def test_random_geometry(g: Geometry, most: int, op: str, unknown: set[int]) -> 
 DENSE = case((2, 4, 14, 9), 6, (3, 3), begin=1)
 
 
-@pytest.mark.parametrize("op", ["Conv", "ConvInputGrad"])
-@pytest.mark.parametrize("most", SIZES)
-@pytest.mark.parametrize(
-    "g",
-    [
-        DENSE,
-        case((2, 12, 14, 9), 18, (3, 3), begin=1, groups=3),
-        case((2, 4, 14, 9), 6, (3, 1), end=[2, 0]),
-        case((2, 4, 14, 9), 6, (2, 4), begin=1),
-        case((2, 4, 13, 5, 6), 6, (3, 2, 3), dilations=[1, 2, 1], begin=[1, 0, 1], end=[2, 1, 0]),
-    ],
-    ids=["plain", "groups", "rows alone", "even", "volume"],
+APPLIES = [
+    DENSE,
+    case((2, 12, 14, 9), 18, (3, 3), begin=1, groups=3),
+    case((2, 4, 14, 9), 6, (3, 1), end=[2, 0]),
+    case((2, 4, 14, 9), 6, (2, 4), begin=1),
+    case((2, 4, 13, 5, 6), 6, (3, 2, 3), dilations=[1, 2, 1], begin=[1, 0, 1], end=[2, 1, 0]),
+]
+test_applies = equal_test(
+    *((("Conv", "ConvInputGrad"), f"winograd_rows_{most}", g) for most in SIZES for g in APPLIES),
+    shapes=[{0}],
+    bound=1e-4,
 )
-def test_applies(op: str, most: int, g: Geometry) -> None:
-    assert error(*forced_results(op, f"winograd_rows_{most}", g, {0})) < 1e-4
-
-
-def test_the_conv_takes_a_stride_along_the_other_axes() -> None:
-    assert error(*forced_results("Conv", "winograd_rows_4", {**DENSE, "strides": [1, 2]})) < 1e-4
-
+test_the_conv_takes_a_stride_along_the_other_axes = equal_test(
+    ("Conv", "winograd_rows_4", {**DENSE, "strides": [1, 2]}), bound=1e-4
+)
 
 REFUSALS: list[tuple[str, Geometry, str]] = [
     ("Conv", {"kernel": [1, 3]}, "the kernel has one row"),
