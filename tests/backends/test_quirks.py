@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import io
 import os
@@ -297,12 +298,9 @@ NOT_REPRODUCED = {
 
 
 def _installed(package: str) -> str | None:
-    names = [package, *(["onnxruntime-gpu"] if package == "onnxruntime" else [])]
-    for name in names:
-        try:
+    for name in [package, *(["onnxruntime-gpu"] if package == "onnxruntime" else [])]:
+        with contextlib.suppress(PackageNotFoundError):
             return version(name)
-        except PackageNotFoundError:
-            continue
     return None
 
 
