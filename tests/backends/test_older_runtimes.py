@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -11,32 +12,28 @@ from onnx import TensorProto, helper
 
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
+from tests.support.conv_geometry import model_of
+from tests.support.one_input import dims, graph_of, node_of
 
 
-def _conv(shape: list[Any], dtype: int = TensorProto.FLOAT, **window: Any) -> onnx.ModelProto:
-    node = helper.make_node("Conv", ["x", "w"], ["y"], "conv", **window)
-    x = helper.make_tensor_value_info("x", dtype, shape)
-    w = helper.make_tensor_value_info("w", dtype, [6, 4 // window.get("group", 1), 3, 3])
-    y = helper.make_tensor_value_info("y", dtype, None)
-    graph = helper.make_graph([node], "g", [x, w], [y])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+def _conv(
+    size: tuple[int, ...], dtype: type = np.float32, *, unknown: Iterable[int] = (), **window: Any
+) -> onnx.ModelProto:
+    w = np.zeros((6, 4 // window.get("group", 1), 3, 3), dtype)
+    return model_of("Conv", {"x": np.zeros(size, dtype), "w": w}, {*unknown}, **window)
 
 
-@pytest.mark.parametrize("shape", [[2, 4, 5, 4], [2, 4, "h", "w"]], ids=["known", "unknown"])
+@pytest.mark.parametrize("unknown", [(), (2, 3)], ids=str)
 @pytest.mark.parametrize("stride", [1, 2])
-def test_no_pad_trims_a_whole_axis(shape: list[Any], stride: int) -> None:
+def test_no_pad_trims_a_whole_axis(unknown: tuple[int, ...], stride: int) -> None:
     """Taps that reach x in no window; see quirks.PAD_TRIMS_ALL."""
     window = {"pads": [6, 1, 6, 1], "dilations": [6, 1], "strides": [stride] * 2}
-    made = og.vjp(_conv(shape, **window), wrt=["x"], lowering={"ConvInputGrad": "col2im_gemm"})
+    made = og.vjp(_conv((2, 4, 5, 4), unknown=unknown, **window), wrt=["x"], lowering={"ConvInputGrad": "col2im_gemm"})
     pads = [node for node in made.graph.node if node.op_type == "Pad"]
     assert pads
     for index, node in enumerate(pads):
-        made.graph.node.extend(
-            [
-                helper.make_node("Shape", [node.input[0]], [f"size_{index}"]),
-                helper.make_node("Identity", [node.input[1]], [f"amounts_{index}"]),
-            ]
-        )
+        made.graph.node.append(helper.make_node("Shape", [node.input[0]], [f"size_{index}"]))
+        made.graph.node.append(helper.make_node("Identity", [node.input[1]], [f"amounts_{index}"]))
         for name in (f"size_{index}", f"amounts_{index}"):
             made.graph.output.append(helper.make_tensor_value_info(name, TensorProto.INT64, None))
     rng = np.random.default_rng(0)
@@ -64,14 +61,9 @@ def test_counted_padding_is_written_for_every_version(window: dict[str, Any], tr
     """See quirks.POOL_PADDING_AXES."""
     rank = len(window["kernel_shape"])
     shape = [2, 16, *(20, 22, 24)[:rank]]
-    nodes = [
-        helper.make_node("Mul", ["x", "x"], ["s"]),
-        helper.make_node("AveragePool", ["s"], ["y"], "pool", **window),
-    ]
-    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", shape), ("y", None)))
-    model = helper.make_model(
-        helper.make_graph(nodes, "g", [x], [y]), opset_imports=[helper.make_opsetid("", 21)], ir_version=10
-    )
+    pool = node_of("AveragePool", "s", **window)
+    text = f"(float[{dims(shape)}] x) => (float[] y) {{ s = Mul (x, x) [pool] y = {pool} }}"
+    model = graph_of(text, opset=21)
     made = og.augment(model, wrt=["x"], training=training)
     pools = [node for node in made.graph.node if node.op_type == "AveragePool" and (training or node.name != "pool")]
     assert pools
@@ -87,7 +79,7 @@ def test_counted_padding_is_written_for_every_version(window: dict[str, Any], tr
 @pytest.mark.parametrize("group", [1, 2])
 def test_no_float64_product_reads_a_transpose(group: int) -> None:
     """See quirks.FLOAT64_FUSED_MATMUL."""
-    made = og.vjp(_conv([2, 4, 7, 5], TensorProto.DOUBLE, group=group, pads=[1, 0, 1, 2]), wrt=["x", "w"])
+    made = og.vjp(_conv((2, 4, 7, 5), np.float64, group=group, pads=[1, 0, 1, 2]), wrt=["x", "w"])
     makers = {name: node.op_type for node in made.graph.node for name in node.output}
     products = [node for node in made.graph.node if node.op_type == "MatMul"]
     assert products

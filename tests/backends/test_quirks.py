@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import io
 import os
@@ -12,6 +13,7 @@ import warnings
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,6 +21,7 @@ import onnx_ir as ir
 import onnx_shape_inference
 import pytest
 import torch
+from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from packaging.specifiers import SpecifierSet
 
@@ -27,6 +30,7 @@ from onnx_convgrad.backends.quirks import QUIRKS, Quirk
 from onnx_convgrad.errors import ExecutionError
 from onnx_convgrad.runtime import import_runtime, run, session
 from onnx_convgrad.runtime.providers import CUDA
+from tests.support.one_input import graph_of
 from tests.support.runtime_faults import FAULTS
 
 ROOT = Path(__file__).parents[2]
@@ -34,21 +38,27 @@ ROOT = Path(__file__).parents[2]
 
 def parsed(body: str, inputs: str, outputs: str = "y", constants: str = "") -> onnx.ModelProto:
     """A model from text, with outputs of undeclared shape."""
-    text = f'<ir_version: 10, opset_import: ["" : 21]> g ({inputs}) => ({outputs}) {constants} {{ {body} }}'
-    model = onnx.parser.parse_model(text)
-    for value in model.graph.output:
-        value.CopyFrom(onnx.helper.make_empty_tensor_value_info(value.name))
-    return model
+    return graph_of(f"({inputs}) => ({outputs}) {constants} {{ {body} }}", opset=21)
 
 
-def numbers(*shape: int, dtype: type = np.float32) -> np.ndarray:
-    return np.random.default_rng(0).standard_normal(shape).astype(dtype)
+def numbers(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
 
 
-def fails(model: onnx.ModelProto, feed: dict[str, np.ndarray]) -> bool:
+def random_feed(model: onnx.ModelProto) -> dict[str, np.ndarray]:
+    """Random operands, and zeros as indices; unknown sizes are 0."""
+    feed = {}
+    for value in model.graph.input:
+        dtype = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+        array = numbers(*(d.dim_value for d in value.type.tensor_type.shape.dim)).astype(dtype)
+        feed[value.name] = array if dtype.kind == "f" else np.zeros_like(array)
+    return feed
+
+
+def fails(model: onnx.ModelProto, feed: dict[str, np.ndarray], **options: Any) -> bool:
     """Whether ONNX Runtime refuses a model or fails to run it."""
     try:
-        run(model, feed)
+        run(model, feed, **options)
     except Exception:  # noqa: BLE001 - any failure is the fault
         return True
     return False
@@ -154,100 +164,32 @@ def vector_times_transpose(_: Path) -> bool:
 
 def conv_no_channels(folder: Path) -> bool:
     model = parsed("y = Conv(x, w)", "float[2, N, 5, 5] x, float[4, N, 3, 3] w")
-    return dies(model, {"x": numbers(2, 0, 5, 5), "w": numbers(4, 0, 3, 3)}, folder, 30)
+    return dies(model, random_feed(model), folder, 30)
 
 
 def float16_fused_matmul(folder: Path) -> bool:
     model = parsed("t = Transpose<perm = [1, 2, 0]>(x) y = MatMul(t, w)", "float16[2, 3, 4] x")
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((2, 5), np.float16), "w"))
-    return dies(model, {"x": numbers(2, 3, 4, dtype=np.float16)}, folder, 120)
-
-
-def constant_range_vector(_: Path) -> bool:
-    constants = "<int64 start = {0}, int64[1] limit = {4}, int64 step = {1}>"
-    return fails(parsed("y = Range(start, limit, step)", "float[1] x", constants=constants), {"x": numbers(1)})
-
-
-def conv_empty_axis(_: Path) -> bool:
-    feed = {"x": numbers(1, 8, 0), "w": numbers(4, 8, 1)}
-    return fails(parsed("y = Conv(x, w)", "float[1, 8, N] x, float[4, 8, 1] w"), feed)
-
-
-def einsum_ellipsis_ranks(_: Path) -> bool:
-    model = parsed('y = Einsum<equation = "...mn,...kn->...mk">(a, b)', "float[2, 3, 4] a, float[5, 4] b")
-    return fails(model, {"a": numbers(2, 3, 4), "b": numbers(5, 4)})
+    return dies(model, random_feed(model), folder, 120)
 
 
 def empty_batch(folder: Path) -> bool:
     model = parsed('y = Einsum<equation = "ij,jk->ik">(a, b)', "float[N, 3] a, float[3, 4] b")
-    feed = {"a": numbers(0, 3), "b": numbers(3, 4)}
-    return dies(model, feed, folder, 120) or fails(model, feed)
-
-
-def float16_scatter_add(_: Path) -> bool:
-    model = parsed('y = ScatterElements<reduction = "add">(d, i, u)', "float16[8] d, int64[3] i, float16[3] u")
-    half = np.ones(8, np.float16)
-    return fails(model, {"d": half, "i": np.zeros(3, np.int64), "u": half[:3]})
-
-
-def float64_conv(_: Path) -> bool:
-    x = np.ones((1, 1, 4))
-    return fails(parsed("y = Conv(x, w)", "double[1, 1, 4] x, double[1, 1, 2] w"), {"x": x, "w": x[..., :2]})
-
-
-def float64_fused_matmul(_: Path) -> bool:
-    model = parsed("t = Transpose<perm = [1, 0]>(a) y = MatMul(t, b)", "double[2, 3] a, double[2, 4] b")
-    return fails(model, {"a": np.ones((2, 3)), "b": np.ones((2, 4))})
+    return dies(model, random_feed(model), folder, 120) or fails(model, random_feed(model))
 
 
 def float64_recurrent(_: Path) -> bool:
     model = parsed("y = LSTM<hidden_size = 2>(x, w, r)", "double[3, 1, 4] x, double[1, 8, 4] w, double[1, 8, 2] r")
     session(model)
-    return fails(model, {"x": np.ones((3, 1, 4)), "w": np.ones((1, 8, 4)), "r": np.ones((1, 8, 2))})
-
-
-def gemm_shape_names(_: Path) -> bool:
-    body = "t = MatMul(x, w) z = Add(t, b) y = Reshape(z, gemm_input_shape)"
-    constants = "<int64[1] gemm_input_shape = {-1}>"
-    model = parsed(body, "float[2, 3, 4] x, float[4, 5] w, float[5] b", constants=constants)
-    return fails(model, {"x": numbers(2, 3, 4), "w": numbers(4, 5), "b": numbers(5)})
-
-
-def output_padding(_: Path) -> bool:
-    body = "y = ConvTranspose<strides = [2], dilations = [3], output_padding = [2]>(x, w)"
-    return fails(parsed(body, "float[1, 1, 4] x, float[1, 1, 2] w"), {"x": numbers(1, 1, 4), "w": numbers(1, 1, 2)})
-
-
-def pad_axes(_: Path) -> bool:
-    body = "t = Transpose<perm = [0, 2, 1]>(x) p = Pad(t, pads, , axes) y = Transpose<perm = [0, 2, 1]>(p)"
-    model = parsed(body, "float[2, 3, 4] x", constants="<int64[2] pads = {1, 0}, int64[1] axes = {1}>")
-    return fails(model, {"x": numbers(2, 3, 4)})
-
-
-def pad_of_weight(_: Path) -> bool:
-    constants = "<int64[8] pads = {0, 0, 1, 1, 0, 0, 1, 1}>"
-    model = parsed("p = Pad(w, pads) y = Conv(x, p)", "float[1, 2, 5, 5] x, float[3, 2, 1, 1] w", constants=constants)
-    return fails(model, {"x": numbers(1, 2, 5, 5), "w": numbers(3, 2, 1, 1)})
-
-
-def same_dilation(_: Path) -> bool:
-    model = parsed('y = Conv<auto_pad = "SAME_UPPER", dilations = [2]>(x, w)', "float[1, 1, 8] x, float[1, 1, 3] w")
-    return fails(model, {"x": numbers(1, 1, 8), "w": numbers(1, 1, 3)})
-
-
-def _refused_by_cuda(model: onnx.ModelProto, feed: dict[str, np.ndarray]) -> bool:
-    if CUDA not in import_runtime().get_available_providers():
-        pytest.skip("needs the CUDA provider")
-    try:
-        run(model, feed, providers=["cuda"])
-    except Exception:  # noqa: BLE001 - any failure is the fault
-        return True
-    return False
+    return fails(model, random_feed(model))
 
 
 def cuda_batch_statistics(_: Path) -> bool:
+    if CUDA not in import_runtime().get_available_providers():
+        pytest.skip("needs the CUDA provider")
     model = parsed("y, m, v = BatchNormalization<training_mode = 1>(x, s, s, s, s)", "float[4, 3, 5] x, float[3] s")
-    return _refused_by_cuda(model, {"x": numbers(4, 3, 5), "s": np.ones(3, np.float32)})
+    feed = {"x": numbers(4, 3, 5), "s": np.ones(3, np.float32)}
+    return fails(model, feed, providers=["cuda"])
 
 
 def broadcast_symbols(folder: Path) -> bool:
@@ -311,8 +253,40 @@ def reference_lrn(_: Path) -> bool:
     return not np.allclose(ReferenceEvaluator(model).run(None, {"x": x})[0], run(model, {"x": x})["y"], rtol=1e-3)
 
 
+# -- models that fail -------------------------------------------------------------------------------------------------
+
+FAILING = {
+    "CONSTANT_RANGE_VECTOR": """(float[1] x) => (y) <int64 start = {0}, int64[1] limit = {4}, int64 step = {1}>
+        { y = Range(start, limit, step) }""",
+    "CONV_EMPTY_AXIS": "(float[1, 8, N] x, float[4, 8, 1] w) => (y) { y = Conv(x, w) }",
+    "EINSUM_ELLIPSIS_RANKS": """(float[2, 3, 4] a, float[5, 4] b) => (y)
+        { y = Einsum<equation = "...mn,...kn->...mk">(a, b) }""",
+    "FLOAT16_SCATTER_ADD": """(float16[8] d, int64[3] i, float16[3] u) => (y)
+        { y = ScatterElements<reduction = "add">(d, i, u) }""",
+    "FLOAT64_CONV": "(double[1, 1, 4] x, double[1, 1, 2] w) => (y) { y = Conv(x, w) }",
+    "FLOAT64_FUSED_MATMUL": """(double[2, 3] a, double[2, 4] b) => (y)
+        { t = Transpose<perm = [1, 0]>(a) y = MatMul(t, b) }""",
+    "GEMM_SHAPE_NAMES": """(float[2, 3, 4] x, float[4, 5] w, float[5] b) => (y) <int64[1] gemm_input_shape = {-1}>
+        { t = MatMul(x, w) z = Add(t, b) y = Reshape(z, gemm_input_shape) }""",
+    "OUTPUT_PADDING": """(float[1, 1, 4] x, float[1, 1, 2] w) => (y)
+        { y = ConvTranspose<strides = [2], dilations = [3], output_padding = [2]>(x, w) }""",
+    "PAD_AXES": """(float[2, 3, 4] x) => (y) <int64[2] pads = {1, 0}, int64[1] axes = {1}>
+        { t = Transpose<perm = [0, 2, 1]>(x) p = Pad(t, pads, , axes) y = Transpose<perm = [0, 2, 1]>(p) }""",
+    "PAD_OF_WEIGHT": """(float[1, 2, 5, 5] x, float[3, 2, 1, 1] w) => (y) <int64[8] pads = {0, 0, 1, 1, 0, 0, 1, 1}>
+        { p = Pad(w, pads) y = Conv(x, p) }""",
+    "SAME_DILATION": """(float[1, 1, 8] x, float[1, 1, 3] w) => (y)
+        { y = Conv<auto_pad = "SAME_UPPER", dilations = [2]>(x, w) }""",
+}
+
+
+def _fails(text: str) -> Callable[[Path], bool]:
+    model = graph_of(text, opset=21)
+    return lambda _: fails(model, random_feed(model))
+
+
 REPRODUCTIONS: dict[str, Callable[[Path], bool]] = {
-    name.upper(): function for name, function in list(globals().items()) if name.upper() in QUIRKS
+    **{name.upper(): function for name, function in list(globals().items()) if name.upper() in QUIRKS},
+    **{name: _fails(text) for name, text in FAILING.items()},
 }
 
 NOT_REPRODUCED = {
@@ -324,12 +298,9 @@ NOT_REPRODUCED = {
 
 
 def _installed(package: str) -> str | None:
-    names = [package, *(["onnxruntime-gpu"] if package == "onnxruntime" else [])]
-    for name in names:
-        try:
+    for name in [package, *(["onnxruntime-gpu"] if package == "onnxruntime" else [])]:
+        with contextlib.suppress(PackageNotFoundError):
             return version(name)
-        except PackageNotFoundError:
-            continue
     return None
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from onnx import parser
 
 from onnx_convgrad.backends.cuda.cuda_kernels import lacks
 from onnx_convgrad.runtime import run
 from tests.support.cuda_models import augmented, close, lacking
+from tests.support.one_input import graph_of
 
 FORMS = {
     "conv": ("x[2,3,7,8] w[4,3,3,3]", "y = Conv <pads=[0,1,2,1]> (x, w)"),
@@ -28,11 +28,7 @@ def _form(name: str) -> onnx.ModelProto:
     operands, body = FORMS[name]
     declared = ", ".join(f"float[{text.partition('[')[2]} {text[0]}" for text in operands.split())
     rank = declared.count(",", 0, declared.index("]")) + 1
-    model = parser.parse_model(
-        f'<ir_version: 10, opset_import: ["" : 21]> g ({declared}) => (float[{",".join("abcd"[:rank])}] y) {{ {body} }}'
-    )
-    model.graph.node[0].name = "node"
-    return model
+    return graph_of(f"({declared}) => (float[{','.join('abcd'[:rank])}] y) {{ [node] {body} }}", opset=21)
 
 
 @pytest.mark.parametrize("open_sizes", [False, True])
@@ -54,12 +50,12 @@ def test_uneven_padding_of_the_model_is_made_even(name: str, open_sizes: bool) -
 @pytest.mark.parametrize("batch", ["4", "N"])
 @pytest.mark.parametrize("space", ["", ",5", ",5,6"])
 def test_batch_statistics_are_primitives(space: str, batch: str) -> None:
-    model = parser.parse_model(
-        f'<ir_version: 10, opset_import: ["" : 21]> g (float[{batch},3{space}] x) => (float[{batch},3{space}] y)'
+    model = graph_of(
+        f"(float[{batch},3{space}] x) => (float[{batch},3{space}] y)"
         " <float[3] s = {1, 2, 3}, float[3] b = {0, 1, -1}, float[3] m = {1, 2, 3}, float[3] v = {1, 2, 3}>"
-        " { y = BatchNormalization <epsilon = 0.01, momentum = 0.7> (x, s, b, m, v) }"
+        " { [norm] y = BatchNormalization <epsilon = 0.01, momentum = 0.7> (x, s, b, m, v) }",
+        opset=21,
     )
-    model.graph.node[0].name = "norm"
     built = augmented(model, "cuda", wrt="all", training=True)
     assert lacking(built) == []
     plain = augmented(model, "cpu", wrt="all", training=True)
@@ -72,12 +68,12 @@ def test_batch_statistics_are_primitives(space: str, batch: str) -> None:
 
 def test_mixed_precision_keeps_variances_that_float16_does_not_hold() -> None:
     """Stored statistics in float32 beside data in float16: a variance of 1e-9 is 0 in float16."""
-    model = parser.parse_model(
-        '<ir_version: 10, opset_import: ["" : 21]> g (float16[2,2,3] x) => (float16[2,2,3] y)'
+    model = graph_of(
+        "(float16[2,2,3] x) => (float16[2,2,3] y)"
         " <float[2] s = {1, 2}, float[2] b = {0, 1}, float[2] m = {0.0009765625, 2}, float[2] v = {0.000000001, 90000}>"
-        " { y = BatchNormalization <epsilon = 0.0000000001> (x, s, b, m, v) }"
+        " { [norm] y = BatchNormalization <epsilon = 0.0000000001> (x, s, b, m, v) }",
+        opset=21,
     )
-    model.graph.node[0].name = "norm"
     assert [str(lack) for lack in lacks(model)] == [
         "norm (BatchNormalization): its statistics are of another type than its data"
     ]

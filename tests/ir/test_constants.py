@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 import onnx_convgrad as og
 from onnx_convgrad.ir.constants import _FOLDS, constant_of
 from onnx_convgrad.runtime import run
+from tests.support.one_input import graph_of
 
 I64, F32, BOOL = np.int64, np.float32, np.bool_
 LOWEST = -(2**63)
@@ -143,13 +144,9 @@ def test_values_that_are_not_folded(op_type: str, operands: list[np.ndarray], at
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_an_exponent_that_is_a_quotient(dtype: type) -> None:
     """PyTorch's exporter writes the p-norm with the exponent 1 / p, divided in the graph."""
-    text = f"""<ir_version: 10, opset_import: ["": 21]>
-        g ({np.dtype(dtype).name.replace("float64", "double").replace("float32", "float")}[4] x) => (y) {{
-            one = Constant<value_float = 1.0>()
-            p = Constant<value_float = 3.0>()
-            e = Div(one, p)
-            y = Pow(x, e)
-        }}"""
+    kind = {np.float32: "float", np.float64: "double"}[dtype]
+    body = "one = Constant<value_float = 1.0>() p = Constant<value_float = 3.0>() e = Div(one, p) y = Pow(x, e)"
+    model = graph_of(f"({kind}[4] x) => (y) {{ {body} }}", opset=21)
     x = np.asarray([0.5, 1, 2, 3], dtype)
-    got = run(og.vjp(onnx.parser.parse_model(text), wrt=["x"]), {"x": x, "y_grad": np.ones_like(x)})["x_grad"]
+    got = run(og.vjp(model, wrt=["x"]), {"x": x, "y_grad": np.ones_like(x)})["x_grad"]
     np.testing.assert_allclose(got, x ** (-2 / 3) / 3, rtol=1e-5)

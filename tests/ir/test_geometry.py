@@ -45,15 +45,6 @@ def test_axes_against_brute_force(g: Geometry) -> None:
 
 
 @SETTINGS
-@given(geometry())
-def test_the_data_gradient_of_unit_stride_is_a_convolution_back(g: Geometry) -> None:
-    spec = _spec({**g, "strides": [1] * g["rank"]})
-    for axis, back, end in zip(spec.axes, spec.back_axes, spec.back_window.end, strict=True):
-        assert (back.x, back.y) == (axis.y, axis.x)
-        assert back.x + back.begin + end - back.dilation * (back.kernel - 1) == back.y
-
-
-@SETTINGS
 @given(geometry().filter(lambda g: g["batch"]), st.booleans(), st.booleans())
 def test_typical_sizes_keep_what_is_known(g: Geometry, x: bool, w: bool) -> None:
     spec = _spec(g, {"x": x, "w": w})

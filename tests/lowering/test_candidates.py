@@ -15,28 +15,22 @@ from onnx_convgrad.pipeline import stages as pipeline
 from tests.lowering.test_chunks import candidate
 from tests.support.conv_geometry import Geometry, case, conv_model
 
+IMAGES = case((8, 3, 28, 28), 8, (3, 3), begin=1)
+LARGE = case((8, 3, 224, 224), 64, (3, 3), begin=1)
+SMALL = case((1, 3, 8, 8), 4, (3, 3))
+
 
 @pytest.mark.parametrize(
     ("g", "wrt", "prices", "chosen"),
     [
         # a data gradient is the cheapest one, even if one node is nearly as cheap
-        (case((8, 3, 28, 28), 8, (3, 3), begin=1), "x", (("conv_transpose", 0.0100), ("flipped_conv", 0.0085)), 1),
+        (IMAGES, "x", (("conv_transpose", 0.0100), ("flipped_conv", 0.0085)), 1),
         # memory costs half a pass over it, which a lowering that is much faster is worth
-        (
-            case((8, 3, 224, 224), 64, (3, 3), begin=1),
-            "w",
-            (("im2col_gemm", 0.0100, 200_000_000), ("im2col_conv", 0.0105, 20_000_000)),
-            1,
-        ),
-        (
-            case((8, 3, 224, 224), 64, (3, 3), begin=1),
-            "w",
-            (("im2col_gemm", 0.0100, 200_000_000), ("im2col_conv", 0.0130, 20_000_000)),
-            0,
-        ),
+        (LARGE, "w", (("im2col_gemm", 0.0100, 200_000_000), ("im2col_conv", 0.0105, 20_000_000)), 1),
+        (LARGE, "w", (("im2col_gemm", 0.0100, 200_000_000), ("im2col_conv", 0.0130, 20_000_000)), 0),
         # of two that are about as fast, the one with fewer nodes is taken
-        (case((1, 3, 8, 8), 4, (3, 3)), "w", (("im2col_gemm", 100e-6, 0, 12), ("conv_swap", 101.5e-6, 0, 4)), 1),
-        (case((1, 3, 8, 8), 4, (3, 3)), "w", (("im2col_gemm", 100e-6, 0, 12), ("conv_swap", 105e-6, 0, 4)), 0),
+        (SMALL, "w", (("im2col_gemm", 100e-6, 0, 12), ("conv_swap", 101.5e-6, 0, 4)), 1),
+        (SMALL, "w", (("im2col_gemm", 100e-6, 0, 12), ("conv_swap", 105e-6, 0, 4)), 0),
     ],
     ids=["cheapest", "less memory", "much faster", "fewer nodes", "faster"],
 )

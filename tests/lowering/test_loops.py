@@ -13,6 +13,7 @@ import torch
 import onnx_convgrad as og
 from onnx_convgrad.ir.notes import GRADIENTS, LOOPS
 from onnx_convgrad.runtime import run
+from tests.support.one_input import graph_of
 
 SHAPES = {"x": (3, 8, 48, 48), "w": (8, 8, 3, 3), "y_grad": (3, 8, 48, 48)}
 BUDGET = 200_000
@@ -20,9 +21,9 @@ BUDGET = 200_000
 
 def _once(batch: str) -> onnx.ModelProto:
     size = f"float[{batch},8,48,48]"
-    text = f"""<ir_version: 10, opset_import: ["": 21]> g ({size} x, float[8,8,3,3] w) => ({size} y) {{
-        [conv] a = Conv <pads = [1, 1, 1, 1]> (x, w) y = Mul (a, a) }}"""
-    model = og.augment(onnx.parser.parse_model(text), wrt=["x", "w"], max_workspace=BUDGET)
+    body = "[conv] a = Conv <pads = [1, 1, 1, 1]> (x, w) y = Mul (a, a)"
+    proto = graph_of(f"({size} x, float[8,8,3,3] w) => ({size} y) {{ {body} }}", opset=21)
+    model = og.augment(proto, wrt=["x", "w"], max_workspace=BUDGET)
     assert {made["op_type"] for made in _metadata(model, LOOPS).values()} == {"ConvWeightGrad"}
     assert "Scan" in {node.op_type for node in model.graph.node}
     return model

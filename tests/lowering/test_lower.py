@@ -35,6 +35,7 @@ def test_a_choice_by_operator_node_or_both(key: str) -> None:
         ("fast", "Unknown lowering 'fast'"),
         ({"ConvWeightGrad": 3}, "must be a name"),
         ({"ConvWeightGrad": "winograd"}, "Unknown lowering for ConvWeightGrad: 'winograd'"),
+        ({"ConvWeightGrad": "im2col_gem"}, "im2col_gemm"),
         ({"con": "im2col_gemm"}, "operator or node in lowering: 'con'"),
         (["im2col_gemm"], "must be 'auto', 'exact' or a mapping"),
     ],

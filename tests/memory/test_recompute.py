@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 import onnx_convgrad as og
 from onnx_convgrad.pipeline import option_text
 from onnx_convgrad.runtime import run
+from tests.support.one_input import graph_of, node_of
 from tests.support.optimizer import optimized
 
 CHANNELS, BLOCKS = 8, 5
@@ -27,33 +27,27 @@ def chain(
 ) -> onnx.ModelProto:
     """Residual blocks conv, BatchNorm, Relu (, Dropout), conv, BatchNorm, sum, Relu; then the mean."""
     rng = np.random.default_rng(0)
-    nodes: list[onnx.NodeProto] = []
-    stored = []
+    nodes: list[str] = []
+    stored: dict[str, np.ndarray] = {}
 
-    def add(op: str, inputs: list[str], name: str, **attributes: object) -> str:
-        nodes.append(helper.make_node(op, inputs, [name], name=name, **attributes))
+    def add(name: str, op: str, *operands: str, **attributes: object) -> str:
+        nodes.append(f"[{name}] {name} = {node_of(op, *(json.dumps(v) for v in operands), **attributes)}")
         return name
 
     def normal(x: str, fan: int, index: str) -> str:
-        w = rng.standard_normal((CHANNELS, fan, 3, 3)) / np.sqrt(9 * fan)
-        statistics = [rng.uniform(0.5, 1.5, CHANNELS) for _ in range(4)]
         names = [f"n{index}.{s}" for s in ("scale", "bias", "mean", "var")]
-        arrays = {f"c{index}.weight": w, **dict(zip(names, statistics, strict=True))}
-        stored.extend(numpy_helper.from_array(a.astype(np.float32), k) for k, a in arrays.items())
-        conv = add("Conv", [x, f"c{index}.weight"], f"c{index}", pads=[1, 1, 1, 1])
-        return add("BatchNormalization", [conv, *names], f"n{index}")
+        stored[f"c{index}.weight"] = (rng.standard_normal((CHANNELS, fan, 3, 3)) / np.sqrt(9 * fan)).astype(np.float32)
+        stored.update({name: rng.uniform(0.5, 1.5, CHANNELS).astype(np.float32) for name in names})
+        conv = add(f"c{index}", "Conv", x, f"c{index}.weight", pads=[1, 1, 1, 1])
+        return add(f"n{index}", "BatchNormalization", conv, *names)
 
-    x = add("Relu", [normal("x", 3, "_stem")], "stem")
+    x = add("stem", "Relu", normal("x", 3, "_stem"))
     for i in range(blocks):
-        y = add("Relu", [normal(x, CHANNELS, f"{i}a")], f"r{i}")
-        y = add("Dropout", [y], f"d{i}") if dropout else y
-        total = add("Add", [normal(y, CHANNELS, f"{i}b"), x], f"s{i}")
-        x = add("Relu", [total], f"out{i}")
-    add("ReduceMean", [x], "loss", keepdims=0)
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 3, size, size])]
-    outputs = [helper.make_tensor_value_info("loss", TensorProto.FLOAT, [])]
-    graph = helper.make_graph(nodes, "chain", inputs, outputs, stored)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        y = add(f"r{i}", "Relu", normal(x, CHANNELS, f"{i}a"))
+        y = add(f"d{i}", "Dropout", y) if dropout else y
+        x = add(f"out{i}", "Relu", add(f"s{i}", "Add", normal(y, CHANNELS, f"{i}b"), x))
+    add("loss", "ReduceMean", x, keepdims=0)
+    return graph_of(f"(float[{batch}, 3, {size}, {size}] x) => (float loss) {{ {' '.join(nodes)} }}", **stored)
 
 
 FEED = {"x": np.random.default_rng(1).standard_normal((2, 3, 20, 20)).astype(np.float32)}
@@ -200,21 +194,15 @@ def test_options_on_the_command_line() -> None:
 
 
 def test_nothing_worth_recomputing_changes_nothing() -> None:
-    model = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 21]> g (float[3] x) => (float[3] y) { y = Neg(x) }'
-    )
+    model = graph_of("(float[3] x) => (float[3] y) { y = Neg(x) }", opset=21)
     x = np.arange(3, dtype=np.float32)
     got = run(og.augment(model, wrt="inputs", recompute="auto"), {"x": x, "y_grad": x})
     np.testing.assert_array_equal(got["x_grad"], -x)
 
 
 def test_sizes_of_which_nothing_is_known() -> None:
-    text = """<ir_version: 10, opset_import: ["": 18]> g (float[n, 3, h, w] x) => (float[n, 24, p, q] y)
-        <float[24, 3, 3, 3] k> { y = Conv (x, k) }"""
-    model = onnx.parser.parse_model(text)
     k = np.random.default_rng(0).standard_normal((24, 3, 3, 3)).astype(np.float32)
-    del model.graph.initializer[:]
-    model.graph.initializer.append(numpy_helper.from_array(k, "k"))
+    model = graph_of("(float[n, 3, h, w] x) => (float[n, 24, p, q] y) { y = Conv (x, k) }", opset=18, k=k)
     feed = {**FEED, "y_grad": np.ones((2, 24, 18, 18), np.float32)}
     plain, freed = (run(og.vjp(model, wrt="all", recompute=r), feed) for r in (None, "auto"))
     assert equal(plain, freed)

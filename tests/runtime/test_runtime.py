@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from onnx import parser
 
 from onnx_convgrad.errors import ArgumentError, ExecutionError
 from onnx_convgrad.runtime import SessionOptions, import_runtime, run, session
@@ -16,10 +16,9 @@ from onnx_convgrad.runtime import providers as providers_module
 from onnx_convgrad.runtime.binding import Binding
 from onnx_convgrad.runtime.providers import CPU, CUDA, check_available, missing_libraries, resolve_providers
 from onnx_convgrad.runtime.session_options import cuda_options, session_options
+from tests.support.one_input import graph_of
 
-MODEL = parser.parse_model(
-    '<ir_version: 10, opset_import: ["" : 21]> g (float[N, 3] x) => (float[N, 3] y) { y = Relu (x) }'
-)
+MODEL = graph_of("(float[N, 3] x) => (float[N, 3] y) { y = Relu (x) }", opset=21)
 
 
 @pytest.mark.parametrize(
@@ -55,33 +54,23 @@ def test_options_of_a_provider_override_session_options() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("resolve", "given", "message"),
     [
-        ([], "providers is empty"),
-        (["tpu"], "Unknown provider 'tpu'. cpu, cuda, or"),
-        (["cuda:x"], 'A device is given as "cuda:1"'),
-        (["cpu:1"], "Unknown provider 'cpu:1'"),
-        ([3], "a name or a pair"),
+        (resolve_providers, [], "providers is empty"),
+        (resolve_providers, ["tpu"], "Unknown provider 'tpu'. cpu, cuda, or"),
+        (resolve_providers, ["cuda:x"], 'A device is given as "cuda:1"'),
+        (resolve_providers, ["cpu:1"], "Unknown provider 'cpu:1'"),
+        (resolve_providers, [3], "a name or a pair"),
+        (SessionOptions.of, {"tf_32": False}, "Unknown session option 'tf_32'. Did you mean 'tf32'"),
+        (SessionOptions.of, {"tf32": 1}, "tf32 must be True or False, not 1"),
+        (SessionOptions.of, {"threads": 0}, "threads must be a positive number, not 0"),
+        (SessionOptions.of, {"memory_limit": -1}, "memory_limit must be a positive number"),
+        (SessionOptions.of, {"algorithm_search": "best"}, "One of default, heuristic, exhaustive"),
     ],
 )
-def test_providers_that_are_none(given: Any, message: str) -> None:
+def test_bad_providers_and_options(resolve: Callable[[Any], object], given: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
-        resolve_providers(given)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"tf_32": False}, "Unknown session option 'tf_32'. Did you mean 'tf32'"),
-        ({"tf32": 1}, "tf32 must be True or False, not 1"),
-        ({"threads": 0}, "threads must be a positive number, not 0"),
-        ({"memory_limit": -1}, "memory_limit must be a positive number"),
-        ({"algorithm_search": "best"}, "One of default, heuristic, exhaustive"),
-    ],
-)
-def test_options_that_are_none(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        SessionOptions.of(given)
+        resolve(given)
 
 
 def test_options_reach_the_runtime() -> None:
@@ -149,12 +138,20 @@ class _Runtime:
         sys.stdout.write("Failed to load libcublas.so.13")
 
 
-def test_the_cpu_package_has_no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(providers_module, "_cpu_only", lambda: True)
-    with pytest.raises(
-        ExecutionError, match=r"has no CUDAExecutionProvider here.*Uninstall onnxruntime.*onnx-convgrad.cuda"
-    ):
-        check_available(_Runtime(), [CUDA])
+@pytest.mark.parametrize(
+    ("available", "answers", "message"),
+    [
+        ([], {"_cpu_only": True}, r"has no CUDAExecutionProvider here.*Uninstall onnxruntime.*onnx-convgrad.cuda"),
+        ([CUDA], {"_loads": True, "_devices": 0}, "driver shows no GPU"),
+    ],
+)
+def test_cuda_that_cannot_run(
+    available: list[str], answers: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, answer in answers.items():
+        monkeypatch.setattr(providers_module, name, lambda *_, answer=answer: answer)
+    with pytest.raises(ExecutionError, match=message):
+        check_available(_Runtime(*available), [CUDA])
 
 
 def test_missing_libraries_are_named_with_their_package(
@@ -178,11 +175,8 @@ def test_a_missing_driver(monkeypatch: pytest.MonkeyPatch) -> None:
         check_available(_Runtime(CUDA), [CUDA])
 
 
-def test_a_driver_without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_that_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(providers_module, "_loads", lambda _: True)
-    monkeypatch.setattr(providers_module, "_devices", lambda: 0)
-    with pytest.raises(ExecutionError, match="driver shows no GPU"):
-        check_available(_Runtime(CUDA), [CUDA])
     monkeypatch.setattr(providers_module, "_devices", lambda: 1)
     check_available(_Runtime(CUDA), [CUDA])
 
@@ -208,8 +202,8 @@ def test_a_silent_fallback_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_results_of_one_run_feed_the_next() -> None:
     """The swap of a training loop: two bindings, each of which writes the operands of the other."""
-    model = parser.parse_model(
-        '<ir_version: 10, opset_import: ["" : 21]> g (float[2] w, float[2] x) => (float[2] next, float loss)'
+    model = graph_of(
+        "(float[2] w, float[2] x) => (float[2] next, float loss)"
         "{ next = Add (w, x) loss = ReduceSum <keepdims: int = 0> (next) }"
     )
     live = session(model)

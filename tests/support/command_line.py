@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
 from typer.testing import CliRunner, Result
 
 from onnx_convgrad.cli.app import app
+from tests.support.one_input import graph_of
 
 
 def invoke(*arguments: object) -> Result:
@@ -26,16 +26,12 @@ def process(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 def convs() -> onnx.ModelProto:
     """Two convolutions over a batch of images of any size."""
-    proto: onnx.ModelProto = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 17]>
-        g (float[N, 3, H, W] image) => (float[N, 4, P, Q] y) {
-            a = Conv <pads = [1, 1, 1, 1]> (image, w1, b1)
-            r = Relu (a)
-            y = Conv <strides = [2, 2]> (r, w2)
-        }""")
+    text = """(float[N, 3, H, W] image) => (float[N, 4, P, Q] y) {
+            a = Conv <pads = [1, 1, 1, 1]> (image, w1, b1) r = Relu (a) y = Conv <strides = [2, 2]> (r, w2)
+        }"""
     generator = np.random.default_rng(0)
-    for name, shape in {"w1": (4, 3, 3, 3), "b1": (4,), "w2": (4, 4, 3, 3)}.items():
-        proto.graph.initializer.append(numpy_helper.from_array(generator.standard_normal(shape).astype("f"), name))
-    return proto
+    shapes = {"w1": (4, 3, 3, 3), "b1": (4,), "w2": (4, 4, 3, 3)}
+    return graph_of(text, **{name: generator.standard_normal(shape).astype("f") for name, shape in shapes.items()})
 
 
 def stored(folder: Path) -> Path:

@@ -35,12 +35,8 @@ SETTINGS = settings(
     max_examples=60 if QUICK else settings.default.max_examples, suppress_health_check=list(HealthCheck)
 )
 
-CONV = {1: torch.nn.functional.conv1d, 2: torch.nn.functional.conv2d, 3: torch.nn.functional.conv3d}
-TRANSPOSED = {
-    1: torch.nn.functional.conv_transpose1d,
-    2: torch.nn.functional.conv_transpose2d,
-    3: torch.nn.functional.conv_transpose3d,
-}
+CONV = {rank: getattr(torch.nn.functional, f"conv{rank}d") for rank in (1, 2, 3)}
+TRANSPOSED = {rank: getattr(torch.nn.functional, f"conv_transpose{rank}d") for rank in (1, 2, 3)}
 
 FORCED: list[dict[str, str]] = [{op: name} for op in ("ConvInputGrad", "ConvWeightGrad") for name in lowerings()[op]]
 
@@ -62,13 +58,8 @@ def case(
 ) -> Geometry:
     """A geometry by its sizes; a step or padding that is a number holds for every axis."""
     rank = len(kernel)
-    each = {
-        "strides": strides,
-        "dilations": dilations,
-        "begin": begin,
-        "end": begin if end is None else end,
-        "extra": 0,
-    }
+    end = begin if end is None else end
+    each = {"strides": strides, "dilations": dilations, "begin": begin, "end": end, "extra": 0}
     lists = {name: [v] * rank if isinstance(v, int) else list(v) for name, v in each.items()}
     sizes = {"rank": rank, "batch": x[0], "channels": x[1], "size": [*x[2:]], "kernel": [*kernel]}
     return sizes | {"features": features, "groups": groups} | lists
@@ -99,9 +90,8 @@ def _transposed_axis_fits(axis: Axis) -> bool:
     return extra < stride and stride * (size - 1) + extra + dilation * (kernel - 1) + 1 > begin + end
 
 
-def _usual_axis(rank: int, *, transposed: bool) -> st.SearchStrategy[Axis]:
-    size, kernel = {1: (9, 5), 2: (9, 4), 3: (7, 3)}[rank] if QUICK else (9, 5)
-    return axes(size, kernel, transposed=transposed)
+_MOST = {1: (9, 5), 2: (9, 4), 3: (7, 3)} if QUICK else dict.fromkeys((1, 2, 3), (9, 5))
+"""The largest size and kernel of an axis, by rank."""
 
 
 @st.composite
@@ -118,7 +108,7 @@ def geometry(
 ) -> Geometry:
     """Random geometries; `axis(rank, position)` draws a spatial axis, and channels and features are per group."""
     rank = draw(st.integers(*ranks))
-    drawn = [draw(axis(rank, i) if axis else _usual_axis(rank, transposed=transposed)) for i in range(rank)]
+    drawn = [draw(axis(rank, i) if axis else axes(*_MOST[rank], transposed=transposed)) for i in range(rank)]
     names = ("size", "kernel", "strides", "dilations", "begin", "end", "extra")
     count = draw(st.integers(*groups))
     return {
@@ -165,17 +155,17 @@ def model_of(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def conv_model(g: Geometry, shapes: str | set[int] = "static", *, bias: bool = False) -> onnx.ModelProto:
-    """The Conv of a geometry."""
-    return model_of("Conv", arrays_of(g, bias=bias), shapes, **attributes_of(g))
-
-
-def lowered(model: onnx.ModelProto, name: str, target: str = "cpu") -> onnx.ModelProto:
-    """The model with its Conv replaced by a lowering, as in training."""
-    graph = ir.from_proto(model)
-    graph.graph.opset_imports[""] = 21
-    lower(graph.graph, target_named(target), Policy({"Conv": name}, training=True))
-    return ir.to_proto(graph)
+def conv_model(
+    g: Geometry,
+    shapes: str | set[int] = "static",
+    *,
+    bias: bool = False,
+    transposed: bool = False,
+    **attributes: object,
+) -> onnx.ModelProto:
+    """The Conv or ConvTranspose of a geometry, with further attributes."""
+    arrays = arrays_of(g, transposed=transposed, bias=bias)
+    return model_of("ConvTranspose" if transposed else "Conv", arrays, shapes, **attributes_of(g), **attributes)
 
 
 # -- the oracle --------------------------------------------------------------------------------------------------------
@@ -222,6 +212,32 @@ def error(got: np.ndarray, want: np.ndarray) -> float:
 # -- one lowering ------------------------------------------------------------------------------------------------------
 
 
+def check_built(
+    built: onnx.ModelProto,
+    g: Geometry,
+    bound: float = 1e-5,
+    *,
+    arrays: Arrays | None = None,
+    transposed: bool = False,
+    static: bool = True,
+) -> None:
+    """The results of an augmented `conv_model` equal float64 PyTorch; by default for `arrays_of` the geometry."""
+    op = "ConvTranspose" if transposed else "Conv"
+    names = {value.name for value in (*built.graph.input, *built.graph.output)}
+    arrays = arrays or arrays_of(g, transposed=transposed, bias=bool({"b", "b_grad"} & names))
+    seed = cotangent(oracle(op, arrays, g)["y"], static=static).astype(arrays["x"].dtype)
+    want = oracle(op, arrays, g, seed)
+    for name, got in run_inputs(built, {**arrays, "y_grad": seed}).items():
+        assert error(got, want[name]) < bound, (name, g)
+
+
+def check_even_padding(model: onnx.ModelProto) -> None:
+    """All padding is symmetric, which some providers need."""
+    for node in model.graph.node:
+        pads = next((list(a.ints) for a in node.attribute if a.name == "pads"), [])
+        assert pads[: len(pads) // 2] == pads[len(pads) // 2 :], node.name
+
+
 def forced_results(
     op_type: str, name: str, g: Geometry, shapes: str | set[int] = "static", *, bias: bool = True, target: str = "cpu"
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -230,8 +246,11 @@ def forced_results(
     model = model_of("Conv", arrays, shapes, **attributes_of(g))
     key = _RESULTS[op_type]
     seed = cotangent(oracle("Conv", arrays, g)["y"], static=shapes == "static")
-    if op_type == "Conv":
-        built = lowered(model, name, target)
+    if op_type == "Conv":  # replaced as in training
+        graph = ir.from_proto(model)
+        graph.graph.opset_imports[""] = 21
+        lower(graph.graph, target_named(target), Policy({"Conv": name}, training=True))
+        built = ir.to_proto(graph)
     else:
         built = og.augment(model, wrt=[key[0]], lowering={op_type: name}, target=target)
     got = run_inputs(built, {**arrays, "y_grad": seed})
@@ -252,3 +271,28 @@ def check_refused(op_type: str, name: str, g: Geometry, reason: str, **options: 
     """A lowering does not apply, for this reason."""
     with pytest.raises(og.LoweringError, match=reason):
         og.augment(conv_model(g), wrt=["x", "w"], lowering={op_type: name}, **options)
+
+
+def equal_test(
+    *cases: tuple[str | Sequence[str], str, Geometry],
+    shapes: Sequence[str | set[int]] = ("static",),
+    bound: float = 1e-5,
+) -> Callable[..., None]:
+    """A test that runs each (operators, lowering, geometry) through `check_forced`, to be named `test_equals_pytorch`."""
+
+    @pytest.mark.parametrize("known", shapes, ids=str)
+    @pytest.mark.parametrize(("op_types", "name", "g"), cases)
+    def test_equals_pytorch(op_types: str | Sequence[str], name: str, g: Geometry, known: str | set[int]) -> None:
+        check_forced(op_types, name, g, known, bound=bound)
+
+    return test_equals_pytorch
+
+
+def refusal_test(*cases: tuple[str, str, Geometry, str], **options: Any) -> Callable[..., None]:
+    """A test that runs each (operator, lowering, geometry, reason) through `check_refused`."""
+
+    @pytest.mark.parametrize(("op_type", "name", "g", "reason"), cases)
+    def test_refusals(op_type: str, name: str, g: Geometry, reason: str) -> None:
+        check_refused(op_type, name, g, reason, **options)
+
+    return test_refusals

@@ -39,9 +39,17 @@ class Family:
     """
 
     name: str
-    build: Callable[[], nn.Module]
+    make: Callable[[], nn.Module]
     input_shape: tuple[int, ...]
     null_in_training: tuple[str, ...] = ()
+
+    def build(self) -> nn.Module:
+        """The network with the parameters of its name."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(sum(map(ord, self.name)))
+            module = self.make()
+            _randomize(module, torch.randn(8, *self.input_shape[1:]))
+        return module
 
     def example(self, seed: int = 0) -> Tensor:
         """A standard normal input; the global generator is not used."""
@@ -80,45 +88,27 @@ def _randomize(module: nn.Module, example: Tensor) -> None:
     module.eval()
 
 
-def _family(
-    name: str, make: Callable[[], nn.Module], input_shape: tuple[int, ...], null_in_training: tuple[str, ...] = ()
-) -> Family:
-    def build() -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(sum(map(ord, name)))
-            module = make()
-            _randomize(module, torch.randn(8, *input_shape[1:]))
-        return module
-
-    return Family(name, build, input_shape, null_in_training)
-
+_SHIFTED = (
+    *(f"stage.0.branch{path}.1.bias" for path in ("1.0", "2.1")),
+    *(f"stage.{i}.branch2.1.1.bias" for i in (1, 2)),
+)
 
 FAMILIES: tuple[Family, ...] = (
-    _family("resnet_basic", residual.resnet_basic_mini, (2, 3, 33, 33)),
-    _family("resnet_bottleneck", residual.resnet_bottleneck_mini, (2, 3, 32, 32)),
-    _family("resnext", residual.resnext_mini, (2, 3, 33, 33)),
-    _family("densenet", branches.densenet_mini, (2, 3, 33, 33)),
-    _family("mobilenet_v3", separable.mobilenet_v3_mini, (2, 3, 24, 24)),
-    _family("efficientnet", separable.efficientnet_mini, (2, 3, 24, 24)),
-    _family(
-        "shufflenet_v2",
-        separable.shufflenet_mini,
-        (2, 3, 32, 32),
-        (
-            "stage.0.branch1.0.1.bias",
-            "stage.0.branch2.1.1.bias",
-            "stage.1.branch2.1.1.bias",
-            "stage.2.branch2.1.1.bias",
-        ),
-    ),
-    _family("inception", branches.inception_mini, (2, 3, 25, 25)),
-    _family("convnext", tokens.convnext_mini, (2, 3, 32, 32)),
-    _family("unet", images.SkewUNet, (2, 3, 24, 17)),
-    _family("deeplab", images.deeplab_mini, (2, 3, 33, 25)),
-    _family("resnet3d", residual.resnet3d_mini, (2, 3, 8, 16, 16)),
-    _family("audio1d", signals.audio_mini, (2, 1, 400)),
-    _family("transformer", partial(tokens.TransformerMini, tokens.SelfAttention), (2, 3, 16, 16)),
-    _family("transformer_mha", partial(tokens.TransformerMini, tokens.FusedAttention), (2, 3, 16, 16)),
+    Family("resnet_basic", residual.resnet_basic_mini, (2, 3, 33, 33)),
+    Family("resnet_bottleneck", residual.resnet_bottleneck_mini, (2, 3, 32, 32)),
+    Family("resnext", residual.resnext_mini, (2, 3, 33, 33)),
+    Family("densenet", branches.densenet_mini, (2, 3, 33, 33)),
+    Family("mobilenet_v3", separable.mobilenet_v3_mini, (2, 3, 24, 24)),
+    Family("efficientnet", separable.efficientnet_mini, (2, 3, 24, 24)),
+    Family("shufflenet_v2", separable.shufflenet_mini, (2, 3, 32, 32), _SHIFTED),
+    Family("inception", branches.inception_mini, (2, 3, 25, 25)),
+    Family("convnext", tokens.convnext_mini, (2, 3, 32, 32)),
+    Family("unet", images.SkewUNet, (2, 3, 24, 17)),
+    Family("deeplab", images.deeplab_mini, (2, 3, 33, 25)),
+    Family("resnet3d", residual.resnet3d_mini, (2, 3, 8, 16, 16)),
+    Family("audio1d", signals.audio_mini, (2, 1, 400)),
+    Family("transformer", partial(tokens.TransformerMini, tokens.SelfAttention), (2, 3, 16, 16)),
+    Family("transformer_mha", partial(tokens.TransformerMini, tokens.FusedAttention), (2, 3, 16, 16)),
 )
 
 
@@ -256,37 +246,34 @@ def keeps_mode(module: nn.Module, *, dynamo: bool, training: bool) -> bool:
 
     The dynamo exporter writes batch normalization in inference form even for a training module.
     """
-    if not (dynamo and training):
-        return True
-    return not any(isinstance(m, _BATCH_NORMS) for m in module.modules())
+    return not (dynamo and training and any(isinstance(m, _BATCH_NORMS) for m in module.modules()))
 
 
 # --------------------------------------------------------------------------------------------------------------------
 # References
 
 
-def _gradients(module: nn.Module, x: Any, seed: Any, dtype: torch.dtype) -> dict[str, np.ndarray]:
-    """Run autograd on a copy, so that neither the running statistics nor the parameters of the module change."""
+def reference_gradients(
+    module: nn.Module, x: Any, seed: Any, dtype: torch.dtype = torch.float64
+) -> dict[str, np.ndarray]:
+    """Gradients of `sum(seed * module(x))` in the module's current mode, by parameter name and `"x"`.
+
+    Autograd runs on a copy, so that neither the running statistics nor the parameters of the module change.
+    """
     module = copy.deepcopy(module).to(dtype)
     data = torch.as_tensor(x).detach().to(dtype).clone().requires_grad_(True)
     parameters = dict(module.named_parameters())
     grads = torch.autograd.grad(
         module(data), [data, *parameters.values()], torch.as_tensor(seed).to(dtype), allow_unused=True
     )
-    result: dict[str, np.ndarray] = {}
-    for name, value, grad in zip(["x", *parameters], [data, *parameters.values()], grads, strict=True):
-        result[name] = (torch.zeros_like(value) if grad is None else grad).detach().numpy()
-    return result
+    return {
+        name: (torch.zeros_like(value) if grad is None else grad).detach().numpy()
+        for name, value, grad in zip(["x", *parameters], [data, *parameters.values()], grads, strict=True)
+    }
 
 
-def reference_gradients(module: nn.Module, x: Any, seed: Any) -> dict[str, np.ndarray]:
-    """Float64 gradients of `sum(seed * module(x))` in the module's current mode, by parameter name and `"x"`."""
-    return _gradients(module, x, seed, torch.float64)
-
-
-def float32_gradients(module: nn.Module, x: Any, seed: Any) -> dict[str, np.ndarray]:
-    """The same in float32; the distance to the reference is the precision that the problem allows."""
-    return _gradients(module, x, seed, torch.float32)
+float32_gradients = partial(reference_gradients, dtype=torch.float32)
+"""The same in float32; the distance to the reference is the precision that the problem allows."""
 
 
 def match_parameters(proto: onnx.ModelProto, module: nn.Module) -> dict[str, tuple[str, str]]:
@@ -299,14 +286,12 @@ def match_parameters(proto: onnx.ModelProto, module: nn.Module) -> dict[str, tup
     result: dict[str, tuple[str, str]] = {}
     for initializer in proto.graph.initializer:
         value = numpy_helper.to_array(initializer)
-        if initializer.name in parameters and np.array_equal(parameters[initializer.name], value):
-            result[initializer.name] = (initializer.name, "none")
-            continue
         same = [name for name, parameter in parameters.items() if np.array_equal(parameter, value)]
-        if len(same) == 1:
+        turned = [name for name, parameter in parameters.items() if np.array_equal(parameter.T, value)]
+        if initializer.name in same:
+            result[initializer.name] = (initializer.name, "none")
+        elif len(same) == 1:
             result[initializer.name] = (same[0], "none")
-        elif not same and value.ndim == 2:
-            turned = [name for name, parameter in parameters.items() if np.array_equal(parameter.T, value)]
-            if len(turned) == 1:
-                result[initializer.name] = (turned[0], "transpose")
+        elif not same and value.ndim == 2 and len(turned) == 1:
+            result[initializer.name] = (turned[0], "transpose")
     return result

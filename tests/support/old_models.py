@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnx_ir as ir
-import onnxruntime as ort
 from onnx import helper, numpy_helper
 
 from onnx_convgrad.frontend.opset.functions import inline_functions
 from onnx_convgrad.frontend.opset.upgrade import CANONICAL_OPSET, upgrade
+from onnx_convgrad.runtime import run
 
 _RNG = np.random.default_rng(0)
 
@@ -68,13 +68,8 @@ def model_of(
 
 
 def run_plainly(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-    options = ort.SessionOptions()
-    # With fusions the comparison would be one of kernels and not of operators.
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 4
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return list(session.run(None, feeds))
+    """Without fusions, with which the comparison would be one of kernels and not of operators."""
+    return list(run(model, feeds, optimize=False).values())
 
 
 def upgraded(model: onnx.ModelProto) -> onnx.ModelProto:

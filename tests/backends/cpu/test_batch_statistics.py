@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from onnx_convgrad.backends.cpu.batch_statistics import ShareBatchStatistics
 from onnx_convgrad.runtime import run
+from tests.support.one_input import graph_of
 
-TEXT = """<ir_version: 10, opset_import: ["" : 21]>
-    g (float[4, 3, 5] x, float[3] s) => (float[4, 3, 5] y, float[3] m, float[3] v)
+TEXT = """(float[4, 3, 5] x, float[3] s) => (float[4, 3, 5] y, float[3] m, float[3] v)
     <float[3] a = {1, 1, 1}, float[3] b = {1, 1, 1}> {
         y, m, v = BatchNormalization <training_mode = 1, momentum = 0.75> (x, s, s, a, b)
     }"""
@@ -18,7 +17,7 @@ TEXT = """<ir_version: 10, opset_import: ["" : 21]>
 
 def test_equal_stored_statistics_stay_apart() -> None:
     """Operands that the kernel overwrites are scratch values that differ; see quirks.BATCH_NORMALIZATION_IN_PLACE."""
-    model = ir.from_proto(onnx.parser.parse_model(TEXT))
+    model = ir.from_proto(graph_of(TEXT, opset=21))
     sharing = ShareBatchStatistics()
     assert sharing(model).modified
     (node,) = (n for n in model.graph if n.op_type == "BatchNormalization")
@@ -32,5 +31,5 @@ def test_equal_stored_statistics_stay_apart() -> None:
 
 
 def test_kept_statistics_are_left_alone() -> None:
-    model = ir.from_proto(onnx.parser.parse_model(TEXT))
+    model = ir.from_proto(graph_of(TEXT, opset=21))
     assert not ShareBatchStatistics(keep=[model.graph.outputs[1]])(model).modified

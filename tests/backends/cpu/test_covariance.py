@@ -8,11 +8,12 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import helper, numpy_helper
+from onnx import helper
 
 import onnx_convgrad as og
 from onnx_convgrad.backends.cpu import covariance
 from onnx_convgrad.runtime import run
+from tests.support.one_input import dims, graph_of, node_of
 
 SIZES = {1: (6, 3, 20, 30), 2: (4, 3, 20, 9, 7), 3: (3, 2, 12, 3, 4, 5)}
 """Batch, channels, features, points; by the number of spatial axes."""
@@ -37,20 +38,10 @@ def _stored(channels: int, features: int, rank: int, seed: int = 0) -> dict[str,
 
 def _model(shape: tuple[Any, ...], stored: dict[str, np.ndarray], **conv: Any) -> onnx.ModelProto:
     """A pointwise convolution, a BatchNormalization and a Tanh."""
-    operands = ["x", "w", *(["b"] if "b" in stored else [])]
-    nodes = [
-        helper.make_node("Conv", operands, ["u"], **conv),
-        helper.make_node("BatchNormalization", ["u", "scale", "B", "mean", "var"], ["z"], momentum=0.75, epsilon=1e-3),
-        helper.make_node("Tanh", ["z"], ["y"]),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, shape)],
-        [helper.make_empty_tensor_value_info("y")],
-        [numpy_helper.from_array(array, name) for name, array in stored.items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    convolve = node_of("Conv", "x", "w", *(["b"] if "b" in stored else []), **conv)
+    normalize = "BatchNormalization <momentum = 0.75, epsilon = 0.001> (u, scale, B, mean, var)"
+    text = f"(float[{dims(shape)}] x) => (y) {{ u = {convolve} z = {normalize} y = Tanh (z) }}"
+    return graph_of(text, opset=21, **stored)
 
 
 def _expected(x: np.ndarray, g: np.ndarray, stored: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -7,23 +7,18 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import helper
 
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
+from tests.support.one_input import dims, graph_of, node_of
 
 
 def _model(shape: tuple[int | str, ...], **window: Any) -> onnx.ModelProto:
     """y = w times the means of x."""
-    nodes = [
-        helper.make_node("AveragePool", ["x"], ["m"], "pool", **window),
-        helper.make_node("Mul", ["m", "w"], ["y"]),
-    ]
-    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", shape), ("y", None)))
-    w = onnx.numpy_helper.from_array(np.float32(1.5), "w")
-    return helper.make_model(
-        helper.make_graph(nodes, "pool", [x], [y], [w]), opset_imports=[helper.make_opsetid("", 21)], ir_version=10
-    )
+    pool = node_of("AveragePool", "x", **window)
+    text = f"(float[{dims(shape)}] x) => (float[] y) <float w = {{1.5}}> {{ [pool] m = {pool} y = Mul (m, w) }}"
+    return graph_of(text, opset=21)
 
 
 CASES: list[tuple[tuple[int, ...], dict[str, Any]]] = [

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import onnx
-import onnx.parser
 import pytest
 import torch
 
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
+from tests.support.one_input import check_by_torch, graph_of, op_types
 
 
 def _table(size: int, taps: int, dilation: int, stride: int) -> np.ndarray:
@@ -19,12 +20,8 @@ def _table(size: int, taps: int, dilation: int, stride: int) -> np.ndarray:
 
 
 def _model(body: str, shape: str, rows: np.ndarray, columns: np.ndarray) -> onnx.ModelProto:
-    text = f'<ir_version: 10, opset_import: ["" : 21]> g (float[{shape}] x) => (y) {{ {body} z = Mul(u, u) y = Mul(z, u) }}'
-    model = onnx.parser.parse_model(text)
-    model.graph.output[0].CopyFrom(onnx.helper.make_empty_tensor_value_info("y"))
-    for name, array in (("rows", rows), ("columns", columns)):
-        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
-    return model
+    text = f"(float[{shape}] x) => (y) {{ {body} z = Mul(u, u) y = Mul(z, u) }}"
+    return graph_of(text, opset=21, rows=rows, columns=columns)
 
 
 UNFOLD = "a = Gather<axis = 2>(x, rows) b = Gather<axis = 4>(a, columns) u = Transpose<perm = [0, 1, 2, 4, 3, 5]>(b)"
@@ -37,7 +34,7 @@ def test_unfold(taps: int, dilation: int, stride: int, shape: str) -> None:
     x = np.random.default_rng(0).normal(size=(2, 16, 28, 32)).astype(np.float32)
     model = _model(UNFOLD, shape, *(_table(n, taps, dilation, stride) for n in (28, 32)))
     gradient = og.augment(model, wrt=["x"], seed="ones", training=True)
-    ops = Counter(node.op_type for node in gradient.graph.node)
+    ops = Counter(op_types(gradient))
     assert ops["Col2Im"] == 2
     assert not ops["ScatterElements"]
     if shape.startswith("2"):  # with an unknown number of samples it may not pay
@@ -47,11 +44,8 @@ def test_unfold(taps: int, dilation: int, stride: int, shape: str) -> None:
 
     got = run(gradient, {"x": x})
     np.testing.assert_array_equal(got["y"], run(model, {"x": x})["y"])
-    leaf = torch.tensor(x, dtype=torch.float64, requires_grad=True)
-    unfolded = torch.nn.functional.unfold(leaf, taps, dilation=dilation, stride=stride)
-    unfolded.pow(3).sum().backward()
-    assert leaf.grad is not None
-    np.testing.assert_allclose(got["x_grad"], leaf.grad.numpy(), rtol=1e-5, atol=1e-5)
+    unfold = partial(torch.nn.functional.unfold, kernel_size=taps, dilation=dilation, stride=stride)
+    check_by_torch({"x_grad": got["x_grad"]}, lambda v: unfold(v).pow(3), x=x)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +62,7 @@ def test_gathers_that_are_sliced(body: str, gathers: int) -> None:
     x = np.random.default_rng(0).normal(size=(2, 16, 28, 32)).astype(np.float32)
     model = _model(body, "2, 16, 28, 32", _table(28, 3, 1, 1), _table(32, 3, 1, 1))
     gradient = og.augment(model, wrt=["x"], seed="ones", training=True)
-    assert [node.op_type for node in gradient.graph.node].count("Gather") == gathers
+    assert op_types(gradient).count("Gather") == gathers
     np.testing.assert_array_equal(run(gradient, {"x": x})["y"], run(model, {"x": x})["y"])
 
 

@@ -9,19 +9,20 @@ import torch
 
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
+from tests.support.one_input import check_by_torch, graph_of
+
+W = np.linspace(-2, 2, 16).round(3).reshape(4, 4)
 
 
 def model(nodes: str, *outputs: str) -> onnx.ModelProto:
     """`y = f(x w)`, with a weight, so that there is something to train."""
-    text = f"""<ir_version: 10, opset_import: ["" : 18]>
-    g (float[5, 4] x) => (float[5, 4] y{"".join(f", float[5, 4] {o}" for o in outputs)})
-    <float[4, 4] w = {{{", ".join(str(v) for v in np.linspace(-2, 2, 16).round(3))}}},
-     float half = {{0.5}}, float one = {{1}}, float root = {{1.4142135}}, float inverse = {{0.70710677}},
+    text = f"""(float[5, 4] x) => (float[5, 4] y{"".join(f", float[5, 4] {o}" for o in outputs)})
+    <float half = {{0.5}}, float one = {{1}}, float root = {{1.4142135}}, float inverse = {{0.70710677}},
      float three = {{3}}, float b = {{0.044715}}, float c = {{0.7978846}}, float other = {{0.6}}> {{
       h = MatMul(x, w)
       {nodes}
     }}"""
-    return onnx.parser.parse_model(text)
+    return graph_of(text, opset=18, w=W.astype(np.float32))
 
 
 ERF = {
@@ -45,14 +46,12 @@ def test_equals_pytorch(form: str) -> None:
     assert kinds.count("Gelu") == 1
     x = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
     dy = np.random.default_rng(1).normal(size=(5, 4)).astype(np.float32)
+    kind = "tanh" if form in TANH else "none"
     got = run(g, {"x": x, "y_grad": dy})
-    w = torch.tensor(np.linspace(-2, 2, 16).round(3).reshape(4, 4)).requires_grad_()
-    xt = torch.tensor(x).double().requires_grad_()
-    y = torch.nn.functional.gelu(xt @ w, approximate="tanh" if form in TANH else "none")
-    y.backward(torch.tensor(dy).double())
-    for name, want in (("y", y), ("x_grad", xt.grad), ("w_grad", w.grad)):
-        assert want is not None
-        np.testing.assert_allclose(got[name], want.detach().numpy(), rtol=2e-5, atol=2e-5)
+    check_by_torch(
+        got, lambda v, w: torch.nn.functional.gelu(v @ w, approximate=kind), seed=dy, x=x, w=W, rtol=2e-5, atol=2e-5
+    )
+    assert got.keys() == {"y", "x_grad", "w_grad"}
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from onnx import helper, numpy_helper
 
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
+from tests.support.one_input import dims, graph_of
 
 SIZES = {1: (3, 8, 30), 2: (3, 8, 7, 5), 3: (2, 8, 3, 4, 5)}
 """Batch, channels, points; by the number of spatial axes."""
@@ -25,41 +26,25 @@ def _vector(rng: np.random.Generator, size: int) -> np.ndarray:
     return rng.uniform(0.5, 2, size).astype(np.float32)
 
 
-def _model(form: str, shape: Sequence[Any], *, more: Sequence[onnx.NodeProto] = (), last: str = "z") -> onnx.ModelProto:
+def _model(form: str, shape: Sequence[Any], *, more: str = "", last: str = "z") -> onnx.ModelProto:
     """A normalization of x by one of the forms, and a Tanh of its result `z` or of what `more` makes of it."""
     rng = np.random.default_rng(0)
     channels, rank = 8, len(shape) - 2
     groups = GROUPS[form]
-    affine = {"scale": _vector(rng, channels), "B": _vector(rng, channels)}
+    stored = {"scale": _vector(rng, channels), "B": _vector(rng, channels)}
     if form == "plain":
-        affine = {"scale": np.ones(channels, np.float32), "B": np.zeros(channels, np.float32)}
-    stored: dict[str, np.ndarray] = dict(affine)
+        stored = {"scale": np.ones(channels, np.float32), "B": np.zeros(channels, np.float32)}
     if form in ("instance", "plain"):
-        nodes = [helper.make_node("InstanceNormalization", ["x", "scale", "B"], ["z"], "norm", epsilon=1e-3)]
+        nodes = "[norm] z = InstanceNormalization <epsilon = 0.001> (x, scale, B)"
     elif form in ("group", "one"):
-        nodes = [
-            helper.make_node("GroupNormalization", ["x", "scale", "B"], ["z"], "norm", num_groups=groups, epsilon=1e-3)
-        ]
+        nodes = f"[norm] z = GroupNormalization <num_groups = {groups}, epsilon = 0.001> (x, scale, B)"
     else:
-        lead = [1] if form == "led" else []
-        stored = {k: v.reshape(*lead, channels, *[1] * rank) for k, v in affine.items()}
+        stored = {k: v.reshape(*[1] * (form == "led"), channels, *[1] * rank) for k, v in stored.items()}
         stored |= {"ones": np.ones(groups, np.float32), "zeros": np.zeros(groups, np.float32)}
         stored |= {"grouped": np.array([0, groups, -1]), "whole": np.array([0, *shape[1:]])}
-        nodes = [
-            helper.make_node("Reshape", ["x", "grouped"], ["xg"]),
-            helper.make_node("InstanceNormalization", ["xg", "ones", "zeros"], ["ng"], "norm", epsilon=1e-3),
-            helper.make_node("Reshape", ["ng", "whole"], ["n"]),
-            helper.make_node("Mul", ["n", "scale"] if form == "exported" else ["scale", "n"], ["s"]),
-            helper.make_node("Add", ["s", "B"], ["z"]),
-        ]
-    graph = helper.make_graph(
-        [*nodes, *more, helper.make_node("Tanh", [last], ["y"])],
-        "g",
-        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, shape)],
-        [helper.make_empty_tensor_value_info("y")],
-        [numpy_helper.from_array(array, name) for name, array in stored.items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+        nodes = f"""xg = Reshape (x, grouped) [norm] ng = InstanceNormalization <epsilon = 0.001> (xg, ones, zeros)
+            n = Reshape (ng, whole) s = Mul ({"n, scale" if form == "exported" else "scale, n"}) z = Add (s, B)"""
+    return graph_of(f"(float[{dims(shape)}] x) => (y) {{ {nodes} {more} y = Tanh ({last}) }}", opset=21, **stored)
 
 
 def _expected(form: str, model: onnx.ModelProto, x: np.ndarray, g: np.ndarray) -> dict[str, np.ndarray]:
@@ -123,8 +108,7 @@ def test_differentiated_values_inside_stay(kept: str) -> None:
 
 
 def test_a_second_reader_gets_the_same_value() -> None:
-    more = [helper.make_node("Add", ["z", "n"], ["both"])]
-    model = _model("exported", [3, 8, 7, 5], more=more, last="both")
+    model = _model("exported", [3, 8, 7, 5], more="both = Add (z, n)", last="both")
     augmented = og.augment(model, wrt="inputs", training=True)
     rng = np.random.default_rng(1)
     x = rng.normal(size=(3, 8, 7, 5)).astype(np.float32)
@@ -140,10 +124,8 @@ def test_inference_mode_and_exact_keep_the_operator() -> None:
 
 def test_second_order_equals_autograd() -> None:
     model = _model("exported", [3, 8, 7, 5])
-    loss = helper.make_node("ReduceSumSquare", ["y"], ["loss"], keepdims=0)
-    model.graph.node.append(loss)
-    del model.graph.output[:]
-    model.graph.output.append(helper.make_empty_tensor_value_info("loss"))
+    model.graph.node.append(helper.make_node("ReduceSumSquare", ["y"], ["loss"], keepdims=0))
+    model.graph.output[0].CopyFrom(helper.make_empty_tensor_value_info("loss"))
     product = og.hvp(model, wrt=["x"], of="loss", training=True)
     rng = np.random.default_rng(1)
     x, v = (rng.normal(size=(3, 8, 7, 5)).astype(np.float32) for _ in range(2))

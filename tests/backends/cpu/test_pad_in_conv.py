@@ -9,6 +9,7 @@ import torch
 
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
+from tests.support.one_input import check_by_torch, graph_of
 
 W = np.random.default_rng(0).normal(size=(4, 2, 3, 3)).astype(np.float32)
 CONV = "y = Conv <strides = [2, 2], pads = [0, 1, 0, 0]> (p, w)"
@@ -16,16 +17,11 @@ CONV = "y = Conv <strides = [2, 2], pads = [0, 1, 0, 0]> (p, w)"
 
 def model(nodes: str, x: str = "3, 2, 6, 7", *outputs: str) -> onnx.ModelProto:
     """`y = Conv(Pad(x), w)` in one of its forms, with its constants."""
-    text = f"""<ir_version: 10, opset_import: ["" : 21]>
-    g (float[{x}] x) => (y{"".join(f", {o}" for o in outputs)})
+    text = f"""(float[{x}] x) => (y{"".join(f", {o}" for o in outputs)})
     <int64[8] right = {{0, 0, 0, 0, 0, 0, 1, 2}}, int64[4] left = {{1, 0, 1, 2}}, int64[2] last = {{2, -1}},
      int64[8] nhwc = {{0, 1, 0, 0, 0, 1, 2, 0}},
      float zero = {{0}}, float one = {{1}}> {{ {nodes} }}"""
-    found = onnx.parser.parse_model(text)
-    for output in found.graph.output:
-        output.CopyFrom(onnx.helper.make_empty_tensor_value_info(output.name))
-    found.graph.initializer.append(onnx.numpy_helper.from_array(W, "w"))
-    return found
+    return graph_of(text, opset=21, w=W)
 
 
 @pytest.mark.parametrize(
@@ -42,15 +38,16 @@ def test_equals_pytorch(nodes: str, shape: tuple[int, ...], pads: tuple[int, ...
     x = np.random.default_rng(1).normal(size=shape).astype(np.float32)
     g = og.augment(model(nodes, ", ".join(map(str, shape))), wrt="all", training=True)
     assert "Pad" not in {n.op_type for n in g.graph.node}
-    xt, w = torch.tensor(x).double().requires_grad_(), torch.tensor(W).double().requires_grad_()
-    image = xt.permute(0, 3, 1, 2) if "Transpose" in nodes else xt
-    y = torch.nn.functional.conv2d(torch.nn.functional.pad(image, pads), w, stride=2)
-    dy = np.random.default_rng(2).normal(size=y.shape).astype(np.float32)
-    y.backward(torch.tensor(dy).double())
+
+    def function(v: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        image = v.permute(0, 3, 1, 2) if "Transpose" in nodes else v
+        return torch.nn.functional.conv2d(torch.nn.functional.pad(image, pads), w, stride=2)
+
+    shape_of_y = function(torch.tensor(x), torch.tensor(W)).shape
+    dy = np.random.default_rng(2).normal(size=shape_of_y).astype(np.float32)
     got = run(g, {"x": x, "y_grad": dy})
-    for name, value in (("y", y), ("x_grad", xt.grad), ("w_grad", w.grad)):
-        assert value is not None
-        np.testing.assert_allclose(got[name], value.detach().numpy(), rtol=1e-5, atol=1e-5)
+    assert got.keys() == {"y", "x_grad", "w_grad"}
+    check_by_torch(got, function, seed=dy, x=x, w=W)
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import parser
 
 import onnx_convgrad as og
 from benchmarks.gpu import speed as gpu
-from onnx_convgrad.backends.cuda.cuda_kernels import LAST_OPSET, types_of
+from onnx_convgrad.backends.cuda.cuda_kernels import _TYPES, LAST_OPSET, types_of
 from onnx_convgrad.bench.layer import ConvLayer
 from onnx_convgrad.errors import ConvGradError, ExecutionError
 from onnx_convgrad.lowering.table import lowerings
@@ -21,6 +20,7 @@ from onnx_convgrad.runtime import run
 from onnx_convgrad.testing import Case, make_model
 from tests.support.cuda_models import augmented, close, lacking
 from tests.support.families import FAMILIES, Family, exported
+from tests.support.one_input import graph_of
 
 MODULES = sorted(path.stem for path in Path(__file__).parents[2].glob("rules/test_*.py"))
 
@@ -95,11 +95,8 @@ GEOMETRIES = {
 def test_every_lowering_that_applies_runs_on_cuda(geometry: str) -> None:
     attributes = GEOMETRIES[geometry]
     inner = 2 if "group" in attributes else 4
-    model = parser.parse_model(
-        f'<ir_version: 10, opset_import: ["" : 21]> g (float[2,4,9,9] x, float[4,{inner},3,3] w) => (y)'
-        f" {{ y = Conv <{attributes}> (x, w) }}".replace("(y)", "(float[n,c,h,w_] y)")
-    )
-    model.graph.node[0].name = "conv"
+    operands = f"(float[2,4,9,9] x, float[4,{inner},3,3] w) => (float[n,c,h,w_] y)"
+    model = graph_of(f"{operands} {{ [conv] y = Conv <{attributes}> (x, w) }}", opset=21)
     rng = np.random.default_rng(0)
     feed = {"x": rng.normal(size=(2, 4, 9, 9)), "w": rng.normal(size=(4, inner, 3, 3))}
     feed = {name: array.astype(np.float32) for name, array in feed.items()}
@@ -117,6 +114,9 @@ def test_every_lowering_that_applies_runs_on_cuda(geometry: str) -> None:
     assert used >= 6
 
 
+PRODUCTS = "bands im2col_conv im2col_gemm pointwise pointwise_gemm row_shift split_shift taps".split()
+
+
 @pytest.mark.parametrize("layer", gpu.LAYERS, ids=str)
 def test_large_layers_are_products_not_convolutions_with_huge_kernels(layer: ConvLayer) -> None:
     report = og.explain(layer.model(), wrt="inputs", target="cuda")
@@ -128,18 +128,6 @@ def test_large_layers_are_products_not_convolutions_with_huge_kernels(layer: Con
         assert "a kernel as large as the output gradient" in reasons["conv_swap"]
 
 
-PRODUCTS = {
-    "bands",
-    "im2col_conv",
-    "im2col_gemm",
-    "pointwise",
-    "pointwise_gemm",
-    "row_shift",
-    "split_shift",
-    "taps",
-}
-
-
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 
@@ -148,9 +136,7 @@ def test_the_table_names_operators_of_the_standard() -> None:
     assert types_of("Conv") == {"float", "float16", "double"}
     assert types_of("MatMul") > types_of("Conv")
     assert not types_of("Col2Im")
-    from onnx_convgrad.backends.cuda import cuda_kernels
-
-    assert set(cuda_kernels._TYPES) <= known
+    assert set(_TYPES) <= known
 
 
 @pytest.mark.parametrize(
@@ -164,17 +150,13 @@ def test_the_table_names_operators_of_the_standard() -> None:
     ],
 )
 def test_missing_kernels_are_reported_with_the_reason(body: str, reason: str | None) -> None:
-    model = parser.parse_model(
-        '<ir_version: 10, opset_import: ["" : 21, "com.microsoft" : 1]> g (float[2,3,5] x) => (float[a,b,c] y)'
-        f" {{ {body} }}"
-    )
+    text = f"(float[2,3,5] x) => (float[a,b,c] y) {{ {body} }}"
+    model = graph_of(text, opset=21, domains=', "com.microsoft" : 1')
     found = lacking(onnx.shape_inference.infer_shapes(model))
     assert len(found) == (reason is not None)
     assert all(reason in text for text in found if reason)
 
 
 def test_a_newer_opset_is_reported() -> None:
-    model = parser.parse_model(
-        '<ir_version: 10, opset_import: ["" : 22]> g (float[2] x) => (float[2] y) { y = Relu (x) }'
-    )
+    model = graph_of("(float[2] x) => (float[2] y) { y = Relu (x) }", opset=22)
     assert lacking(model) == ["unnamed (opset): the model has opset 22"]

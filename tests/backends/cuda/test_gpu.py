@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 
 import onnx_convgrad as og
@@ -18,6 +17,7 @@ from onnx_convgrad.lowering.table import lowerings
 from onnx_convgrad.runtime import run, session
 from onnx_convgrad.runtime.binding import Binding, device_of
 from tests.support.families import FAMILIES, exported
+from tests.support.one_input import graph_of
 from tests.support.training_nets import arrays, build
 
 pytestmark = pytest.mark.gpu
@@ -111,10 +111,7 @@ def test_a_captured_graph_gives_what_a_run_gives() -> None:
 
 
 def test_sessions_and_values_are_on_the_gpu() -> None:
-    model = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["" : 21]> g (float[3] x) => (float[3] y) { y = Relu (x) }'
-    )
-    live = session(model, providers="cuda")
+    live = session(graph_of("(float[3] x) => (float[3] y) { y = Relu (x) }", opset=21), providers="cuda")
     assert device_of(live) == ("cuda", 0)
     binding = Binding(live)
     binding.bind({"x": np.array([-1, 0, 2], np.float32)})

@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-import pytest
+from tests.support.conv_geometry import case, equal_test, refusal_test
 
-from tests.support.conv_geometry import Geometry, case, check_forced, check_refused
+BOTH = ("Conv", "ConvInputGrad")
 
-BOTH = ["Conv", "ConvInputGrad"]
-
-
-@pytest.mark.parametrize(
-    ("op_types", "name", "g"),
-    [
-        (BOTH, "tiled_conv", case((2, 3, 31, 6), 3, (3, 5), begin=1, end=2, groups=3)),
-        ("ConvInputGrad", "tiled_conv", case((2, 2, 13, 11), 4, (5, 3), strides=2, begin=2, groups=2)),
-        ("ConvInputGrad", "tiled_conv", case((1, 2, 5, 6, 7), 2, (3, 3, 2), strides=2, begin=1, groups=2)),
-        ("ConvInputGrad", "tiled_conv", case((1, 2, 23), 2, (4,), dilations=2, begin=5, end=0, groups=2)),
-        ("Conv", "tiled_conv", case((2, 2, 23, 11), 4, (5, 3), strides=2, begin=2, groups=2)),
-        ("Conv", "tiled_conv", case((1, 2, 6, 6, 7), 2, (3, 3, 2), dilations=2, begin=2, groups=2)),
-        (BOTH, "tiled_sample_rows", case((2, 3, 31, 6), 3, (3, 5), begin=1, end=2, groups=3)),
-        (BOTH, "tiled_sample_rows", case((3, 2, 7, 11), 2, (5, 3), dilations=2, begin=4, groups=2)),
-        (BOTH, "tiled_sample_rows", case((2, 2, 5, 6, 7), 2, (3, 3, 2), begin=1, end=0, groups=2)),
-    ],
+test_equals_pytorch = equal_test(
+    (BOTH, "tiled_conv", case((2, 3, 31, 6), 3, (3, 5), begin=1, end=2, groups=3)),
+    ("ConvInputGrad", "tiled_conv", case((2, 2, 13, 11), 4, (5, 3), strides=2, begin=2, groups=2)),
+    ("ConvInputGrad", "tiled_conv", case((1, 2, 5, 6, 7), 2, (3, 3, 2), strides=2, begin=1, groups=2)),
+    ("ConvInputGrad", "tiled_conv", case((1, 2, 23), 2, (4,), dilations=2, begin=5, end=0, groups=2)),
+    ("Conv", "tiled_conv", case((2, 2, 23, 11), 4, (5, 3), strides=2, begin=2, groups=2)),
+    ("Conv", "tiled_conv", case((1, 2, 6, 6, 7), 2, (3, 3, 2), dilations=2, begin=2, groups=2)),
+    (BOTH, "tiled_sample_rows", case((2, 3, 31, 6), 3, (3, 5), begin=1, end=2, groups=3)),
+    (BOTH, "tiled_sample_rows", case((3, 2, 7, 11), 2, (5, 3), dilations=2, begin=4, groups=2)),
+    (BOTH, "tiled_sample_rows", case((2, 2, 5, 6, 7), 2, (3, 3, 2), begin=1, end=0, groups=2)),
 )
-def test_equals_pytorch(op_types: str | list[str], name: str, g: Geometry) -> None:
-    check_forced(op_types, name, g)
-
-
-@pytest.mark.parametrize(
-    ("name", "g", "reason"),
-    [
-        ("tiled_conv", case((2, 2, 8, 8), 2, (3, 3)), "one channel per group"),
-        ("tiled_conv", case((2, 2, 1, 8), 2, (1, 3), groups=2), "one row"),
-        ("tiled_sample_rows", case((2, 2, 8), 2, (3,), groups=2), "there is one spatial axis"),
-        ("tiled_sample_rows", case((2, 2, 8, 8), 2, (3, 3), strides=2, groups=2), "stride along the last axis is 2"),
-    ],
+STRIDED = case((2, 2, 8, 8), 2, (3, 3), strides=2, groups=2)
+test_refusals = refusal_test(
+    ("ConvInputGrad", "tiled_conv", case((2, 2, 8, 8), 2, (3, 3)), "one channel per group"),
+    ("ConvInputGrad", "tiled_conv", case((2, 2, 1, 8), 2, (1, 3), groups=2), "one row"),
+    ("ConvInputGrad", "tiled_sample_rows", case((2, 2, 8), 2, (3,), groups=2), "there is one spatial axis"),
+    (
+        "ConvInputGrad",
+        "tiled_sample_rows",
+        case((2, 2, 8, 8), 2, (3, 3), strides=2, groups=2),
+        "stride along the last axis is 2",
+    ),
 )
-def test_refusals(name: str, g: Geometry, reason: str) -> None:
-    check_refused("ConvInputGrad", name, g, reason)

@@ -8,50 +8,42 @@ import pytest
 
 import onnx_convgrad as og
 from tests.support.conv_geometry import (
-    Geometry,
     case,
-    check_forced,
-    check_refused,
+    check_even_padding,
     conv_model,
+    equal_test,
     error,
     forced_results,
+    refusal_test,
 )
 
-
-@pytest.mark.parametrize(
-    ("name", "g"),
-    [
-        *(
-            (name, g)
-            for name in ("conv_transpose", "col2im_gemm")
-            for g in (
-                case((2, 4, 9, 8), 6, (3, 2), strides=3, begin=[0, 1], end=[2, 0], groups=2),
-                case((2, 3, 17), 4, (5,), strides=2, dilations=3, begin=4, end=1),
-                case((1, 2, 5, 6, 7), 3, (2, 3, 2), strides=2, begin=1),
-            )
-        ),
-        ("flipped_conv", case((2, 4, 7, 6), 6, (3, 2), begin=[2, 0], end=[0, 1], groups=2)),
-        ("flipped_conv", case((2, 3, 17), 4, (5,), dilations=3, begin=4)),
-        ("flipped_conv", case((2, 3, 4, 5, 3), 2, (2, 3, 1), dilations=[1, 2, 1], begin=[0, 3, 1])),
+CASES = {
+    ("conv_transpose", "col2im_gemm"): [
+        case((2, 4, 9, 8), 6, (3, 2), strides=3, begin=[0, 1], end=[2, 0], groups=2),
+        case((2, 3, 17), 4, (5,), strides=2, dilations=3, begin=4, end=1),
+        case((1, 2, 5, 6, 7), 3, (2, 3, 2), strides=2, begin=1),
     ],
+    ("flipped_conv",): [
+        case((2, 4, 7, 6), 6, (3, 2), begin=[2, 0], end=[0, 1], groups=2),
+        case((2, 3, 17), 4, (5,), dilations=3, begin=4),
+        case((2, 3, 4, 5, 3), 2, (2, 3, 1), dilations=[1, 2, 1], begin=[0, 3, 1]),
+    ],
+}
+
+test_equals_pytorch = equal_test(
+    *(("ConvInputGrad", name, g) for names, cases in CASES.items() for name in names for g in cases)
 )
-def test_equals_pytorch(name: str, g: Geometry) -> None:
-    check_forced("ConvInputGrad", name, g)
-
-
-def test_strides_are_refused() -> None:
-    check_refused("ConvInputGrad", "flipped_conv", case((1, 2, 8, 8), 2, (3, 3), strides=2), "are not 1")
+STRIDED = case((1, 2, 8, 8), 2, (3, 3), strides=2)
+test_refusals = refusal_test(("ConvInputGrad", "flipped_conv", STRIDED, "are not 1"))
 
 
 @pytest.mark.parametrize("name", ["flipped_conv", "phases", "row_phases", "tiled_conv"])
 def test_uneven_padding_is_made_explicit_where_the_provider_needs_it(name: str) -> None:
     g = case((2, 2, 9, 9), 2, (3, 3), strides=2 if name.endswith("phases") else 1, begin=2, end=0, groups=2)
     augmented = og.augment(conv_model(g, bias=True), wrt=["x"], lowering={"ConvInputGrad": name}, target="cuda")
-    added = [n for n in augmented.graph.node if n.op_type == "Conv"][1:]
-    assert added
-    for node in added:
-        pads = next(list(a.ints) for a in node.attribute if a.name == "pads")
-        assert pads[: len(pads) // 2] == pads[len(pads) // 2 :]
+    assert sum(n.op_type == "Conv" for n in augmented.graph.node) > 1
+    del augmented.graph.node[0]  # the model's own
+    check_even_padding(augmented)
     assert error(*forced_results("ConvInputGrad", name, g, target="cuda")) < 1e-5
 
 

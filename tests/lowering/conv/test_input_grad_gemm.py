@@ -6,38 +6,30 @@ import pytest
 
 import onnx_convgrad as og
 from onnx_convgrad.bench.layer import ConvLayer
-from tests.support.conv_geometry import Geometry, case, check_forced, check_refused
+from tests.support.conv_geometry import case, equal_test, refusal_test
 
-
-@pytest.mark.parametrize(
-    ("name", "g"),
-    [
-        ("folded_gemm", case((3, 4, 5, 6), 6, (1, 1), groups=2)),
-        ("folded_gemm", case((2, 5, 7), 3, (1,))),
-        ("folded_gemm", case((2, 5, 3, 2, 4), 3, (1, 1, 1))),
-        ("col2im", case((2, 4, 9, 8), 6, (3, 2), strides=2, dilations=2, begin=2, end=1, groups=2)),
-        ("col2im", case((2, 3, 9), 4, (3,), strides=3, begin=1)),
-        ("col2im", case((2, 3, 12), 4, (3,), strides=2, dilations=2, begin=2, end=1)),
-        ("folded_col2im", case((2, 4, 9, 8), 6, (1, 1), strides=2, groups=2)),
-        ("folded_col2im", case((3, 2, 7, 7), 3, (3, 3), begin=1)),
-        ("folded_col2im", case((2, 4, 12), 4, (3,), dilations=3, begin=1, end=2, groups=2)),
-    ],
+test_equals_pytorch = equal_test(
+    ("ConvInputGrad", "folded_gemm", case((3, 4, 5, 6), 6, (1, 1), groups=2)),
+    ("ConvInputGrad", "folded_gemm", case((2, 5, 7), 3, (1,))),
+    ("ConvInputGrad", "folded_gemm", case((2, 5, 3, 2, 4), 3, (1, 1, 1))),
+    ("ConvInputGrad", "col2im", case((2, 4, 9, 8), 6, (3, 2), strides=2, dilations=2, begin=2, end=1, groups=2)),
+    ("ConvInputGrad", "col2im", case((2, 3, 9), 4, (3,), strides=3, begin=1)),
+    ("ConvInputGrad", "col2im", case((2, 3, 12), 4, (3,), strides=2, dilations=2, begin=2, end=1)),
+    ("ConvInputGrad", "folded_col2im", case((2, 4, 9, 8), 6, (1, 1), strides=2, groups=2)),
+    ("ConvInputGrad", "folded_col2im", case((3, 2, 7, 7), 3, (3, 3), begin=1)),
+    ("ConvInputGrad", "folded_col2im", case((2, 4, 12), 4, (3,), dilations=3, begin=1, end=2, groups=2)),
 )
-def test_equals_pytorch(name: str, g: Geometry) -> None:
-    check_forced("ConvInputGrad", name, g)
-
-
-@pytest.mark.parametrize(
-    ("name", "g", "reason"),
-    [
-        ("folded_gemm", case((2, 2, 8, 8), 2, (3, 3)), "the kernel is not 1x1"),
-        ("folded_gemm", case((1, 2, 8, 8), 2, (1, 1)), "there is only one sample"),
-        ("col2im", case((2, 2, 4, 5, 6), 2, (3, 3, 3)), "before 1.28 adds up windows wrongly over three axes"),
-        ("col2im", case((2, 2, 8, 8), 2, (1, 1)), "leaves nothing to add up"),
-    ],
+test_refusals = refusal_test(
+    ("ConvInputGrad", "folded_gemm", case((2, 2, 8, 8), 2, (3, 3)), "the kernel is not 1x1"),
+    ("ConvInputGrad", "folded_gemm", case((1, 2, 8, 8), 2, (1, 1)), "there is only one sample"),
+    (
+        "ConvInputGrad",
+        "col2im",
+        case((2, 2, 4, 5, 6), 2, (3, 3, 3)),
+        "before 1.28 adds up windows wrongly over three axes",
+    ),
+    ("ConvInputGrad", "col2im", case((2, 2, 8, 8), 2, (1, 1)), "leaves nothing to add up"),
 )
-def test_refusals(name: str, g: Geometry, reason: str) -> None:
-    check_refused("ConvInputGrad", name, g, reason)
 
 
 @pytest.mark.parametrize("name", ["col2im", "folded_col2im"])

@@ -13,7 +13,17 @@ from onnx_convgrad.ir.emit import DOMAIN, Emitter
 from onnx_convgrad.lowering.lower import lower
 from onnx_convgrad.lowering.table import lowerings
 from onnx_convgrad.runtime import run
-from tests.support.conv_geometry import Geometry, arrays_of, attributes_of, case, error, geometry, model_of, oracle
+from tests.support.conv_geometry import (
+    Geometry,
+    arrays_of,
+    attributes_of,
+    case,
+    conv_model,
+    error,
+    geometry,
+    model_of,
+    oracle,
+)
 
 SETTINGS = settings(max_examples=8, suppress_health_check=list(HealthCheck))
 
@@ -36,19 +46,18 @@ def _check(op: str, g: Geometry, **more: object) -> None:
         name: np.stack([s[f"{name}_grad"] for s in samples]) if samples else np.zeros((0, *arrays[name].shape))
         for name in "wb"
     }
+    squares = {n: (v.reshape(g["batch"], v[:1].size) ** 2).sum(1) for n, v in want.items()}
     feed = {**arrays, "y_grad": seed}
     for shapes in ("static", "symbolic"):
         model = model_of(op, arrays, shapes, **attributes)
-        for choice in FORCED if shapes == "static" else ["auto"]:
-            got = _run(model, feed, y.size, choice, per_sample=True)
-            for name in want if got else ():
-                assert got[f"{name}_grad"].shape == want[name].shape
-                assert error(got[f"{name}_grad"], want[name]) < 1e-5, (name, shapes, choice)
-        for choice in FORCED_NORMS if shapes == "static" else ["auto"]:
-            got = _run(model, feed, y.size, choice, per_sample="squared_norm")
-            for name in want if got else ():
-                squares = (want[name].reshape(g["batch"], want[name][:1].size) ** 2).sum(1)
-                assert error(got[f"{name}_grad_squared_norm"], squares) < 1e-5, (name, shapes, choice)
+        for form, forced, end, results in (
+            (True, FORCED, "_grad", want),
+            ("squared_norm", FORCED_NORMS, "_grad_squared_norm", squares),
+        ):
+            for choice in forced if shapes == "static" else ["auto"]:
+                got = _run(model, feed, y.size, choice, per_sample=form)
+                for name, value in results.items() if got else ():
+                    assert error(got[name + end], value) < 1e-5, (name, form, shapes, choice)
 
 
 def _run(model: object, feed: dict, size: int, choice: object, **arguments: object) -> dict:
@@ -84,22 +93,18 @@ def test_depthwise(stride: int, features: int) -> None:
     chosen = {"grouped_conv", "grouped_placed_windows", "grouped_batch_windows"}
     if features == g["groups"]:
         chosen |= {"grouped_bands"} | ({"grouped_masked_windows"} if stride == 1 else set())
-    model = model_of("Conv", arrays_of(g), **attributes_of(g))
     for name in chosen:
-        og.augment(model, wrt=["w"], per_sample=True, lowering={"ConvPerSampleGrad": name})
+        og.augment(conv_model(g, bias=True), wrt=["w"], per_sample=True, lowering={"ConvPerSampleGrad": name})
 
 
 @pytest.mark.parametrize("mode", ["SAME_UPPER", "SAME_LOWER", "VALID"])
 @pytest.mark.parametrize("stride", [1, 2])
 def test_auto_pad(mode: str, stride: int) -> None:
-    arrays = {"x": (3, 2, 7, 8), "w": (4, 2, 3, 4), "b": (4,)}
-    arrays = {k: np.random.default_rng(0).standard_normal(s).astype(np.float32) for k, s in arrays.items()}
-    for shapes in ("static", "symbolic"):
-        model = model_of("Conv", arrays, shapes, strides=[stride] * 2, auto_pad=mode)
+    arrays = arrays_of(case((3, 2, 7, 8), 4, (3, 4)))
+    models = [model_of("Conv", arrays, s, strides=[stride] * 2, auto_pad=mode) for s in ("static", "symbolic")]
+    single = og.augment(models[1], wrt=["w", "b"], seed="ones")
+    for model in models:
         each = run(og.augment(model, wrt=["w", "b"], per_sample=True, seed="ones"), arrays)
-        single = og.augment(
-            model_of("Conv", arrays, "symbolic", strides=[stride] * 2, auto_pad=mode), wrt=["w", "b"], seed="ones"
-        )
         for i in range(3):
             alone = run(single, {**arrays, "x": arrays["x"][i : i + 1]})
             for name in ("w_grad", "b_grad"):

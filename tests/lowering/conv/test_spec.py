@@ -8,7 +8,7 @@ import pytest
 import onnx_convgrad as og
 from onnx_convgrad.ir.geometry import same_padding
 from onnx_convgrad.runtime import run
-from tests.support.conv_geometry import arrays_of, case, cotangent, error, model_of, oracle, run_inputs
+from tests.support.conv_geometry import arrays_of, case, check_built, model_of
 
 
 @pytest.mark.parametrize("mode", ["SAME_UPPER", "SAME_LOWER", "VALID"])
@@ -21,13 +21,9 @@ def test_auto_pad(mode: str, stride: int, size: int) -> None:
     begin, end = zip(*pairs, strict=True)
     g = case((2, 2, *sizes), 3, kernel, strides=stride, begin=begin, end=end)
     arrays = arrays_of(g)
-    seed = cotangent(oracle("Conv", arrays, g)["y"])
-    want = oracle("Conv", arrays, g, seed)
     for shapes in ("static", "symbolic", "absent"):
-        model = og.augment(model_of("Conv", arrays, shapes, strides=g["strides"], auto_pad=mode), wrt=["x", "w", "b"])
-        got = run_inputs(model, {**arrays, "y_grad": seed})
-        for name in ("x_grad", "w_grad", "b_grad"):
-            assert error(got[name], want[name]) < 1e-5
+        model = model_of("Conv", arrays, shapes, strides=g["strides"], auto_pad=mode)
+        check_built(og.augment(model, wrt=["x", "w", "b"]), g)
 
 
 @pytest.mark.parametrize("mode", ["NOTSET", "SAME_UPPER", "SAME_LOWER"])

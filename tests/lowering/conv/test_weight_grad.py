@@ -7,18 +7,15 @@ import pytest
 
 import onnx_convgrad as og
 from tests.support.conv_geometry import (
-    Geometry,
     arrays_of,
     attributes_of,
     case,
-    check_forced,
+    check_built,
     check_refused,
     conv_model,
-    cotangent,
-    error,
+    equal_test,
     model_of,
-    oracle,
-    run_inputs,
+    refusal_test,
 )
 
 SAME = case((2, 4, 7, 6), 5, (3, 3), begin=1)
@@ -44,62 +41,37 @@ CASES = {
 SHIFTS = ["row_shift", "split_shift", "moved_channel_rows", "taps"]
 
 
-@pytest.mark.parametrize(("name", "g"), [(name, g) for name, cases in CASES.items() for g in cases])
-@pytest.mark.parametrize("unknown", [set(), {0}], ids=["static", "batch"])
-def test_equals_pytorch(name: str, g: Geometry, unknown: set[int]) -> None:
-    if name == "pointwise_gemm" and unknown:
-        pytest.skip("needs the batch size")
-    check_forced("ConvWeightGrad", name, g, unknown, bound=1e-6)
+EACH = [("ConvWeightGrad", name, g) for name, cases in CASES.items() for g in cases]
 
-
-@pytest.mark.parametrize(
-    ("name", "g"),
-    [
-        ("pointwise", POINTS),
-        ("patches", case((2, 3, 9, 11), 4, (2, 3), strides=[2, 3], begin=[1, 0], end=[0, 2])),
-        *((name, SAME) for name in ("im2col_conv", "im2col_gemm", *SHIFTS)),
-    ],
-)
-def test_an_empty_batch_gives_zeros(name: str, g: Geometry) -> None:
-    check_forced("ConvWeightGrad", name, {**g, "batch": 0}, {0})
+test_equals_pytorch = equal_test(*EACH, bound=1e-6)
+test_an_unknown_batch = equal_test(*(c for c in EACH if c[1] != "pointwise_gemm"), shapes=[{0}], bound=1e-6)
 
 
 @pytest.mark.parametrize("name", ["im2col_gemm", "taps"])
 def test_float64(name: str) -> None:
     arrays = {k: v.astype(np.float64) for k, v in arrays_of(SAME, bias=False).items()}
-    seed = cotangent(oracle("Conv", arrays, SAME)["y"]).astype(np.float64)
     model = og.vjp(model_of("Conv", arrays, **attributes_of(SAME)), wrt="w", lowering={"ConvWeightGrad": name})
-    got = run_inputs(model, {**arrays, "y_grad": seed})["w_grad"]
-    assert error(got, oracle("Conv", arrays, SAME, seed)["w_grad"]) < 1e-12
+    check_built(model, SAME, 1e-12, arrays=arrays)
 
 
 @pytest.mark.parametrize("name", ["im2col_conv", "im2col_gemm", *SHIFTS, "winograd_2", "winograd_4", "winograd_6"])
 def test_negative_padding(name: str) -> None:
     """The weight gradient of a ConvTranspose padded by more than its kernel is that of a convolution with negative pads."""
     g = case((2, 3, 12, 11), 4, (3, 3), begin=[4, 0], end=[3, 5])
-    arrays = arrays_of(g, transposed=True, bias=False)
-    model = model_of("ConvTranspose", arrays, pads=[4, 0, 3, 5])
-    seed = cotangent(oracle("ConvTranspose", arrays, g)["y"])
-    backward = og.vjp(model, wrt=["x", "w"], lowering={"ConvWeightGrad": name})
-    got, want = run_inputs(backward, {**arrays, "y_grad": seed}), oracle("ConvTranspose", arrays, g, seed)
-    assert error(got["w_grad"], want["w_grad"]) < (1e-4 if name.startswith("winograd") else 1e-6)
-    assert error(got["x_grad"], want["x_grad"]) < 1e-5
+    winograd = name.startswith("winograd")
+    model = conv_model(g, transposed=True)
+    built = og.vjp(model, wrt=["w"] if winograd else ["x", "w"], lowering={"ConvWeightGrad": name})
+    check_built(built, g, 1e-4 if winograd else 1e-6, transposed=True)
 
 
-@pytest.mark.parametrize(
-    ("name", "g", "reason"),
-    [
-        ("pointwise", SAME, "the kernel is not 1x1"),
-        ("pointwise", case((1, 2, 3, 3), 2, (1, 1), begin=1), "the input is padded"),
-        ("pointwise_gemm", case((1, 2, 3, 3), 2, (1, 1)), "there is only one sample"),
-    ],
+test_refusals = refusal_test(
+    ("ConvWeightGrad", "pointwise", SAME, "the kernel is not 1x1"),
+    ("ConvWeightGrad", "pointwise", case((1, 2, 3, 3), 2, (1, 1), begin=1), "the input is padded"),
+    ("ConvWeightGrad", "pointwise_gemm", case((1, 2, 3, 3), 2, (1, 1)), "there is only one sample"),
 )
-def test_refusals(name: str, g: Geometry, reason: str) -> None:
-    check_refused("ConvWeightGrad", name, g, reason)
 
 
 def test_cuda_has_no_fast_convolution_with_a_large_kernel() -> None:
     """The output gradient would be the kernel."""
-    g = case((2, 4, 20, 20), 4, (3, 3))
-    with pytest.raises(og.LoweringError, match="no fast convolution with a kernel as large as the output gradient"):
-        og.vjp(conv_model(g), wrt="w", lowering={"ConvWeightGrad": "conv_swap"}, target="cuda")
+    reason = "no fast convolution with a kernel as large as the output gradient"
+    check_refused("ConvWeightGrad", "conv_swap", case((2, 4, 20, 20), 4, (3, 3)), reason, target="cuda")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from tests.support.conv_geometry import Geometry, case, check_forced, check_refused
+from tests.support.conv_geometry import case, equal_test, refusal_test
 
 SAME = case((2, 4, 7, 6), 5, (3, 3), begin=1)
 GROUPED = case((2, 6, 7, 6), 9, (3, 3), begin=[1, 0], end=[2, 1], groups=3)
@@ -26,23 +24,14 @@ CASES = {
     "patches": [TILES, case((2, 3, 8), 4, (4,), strides=4), case((2, 3, 4, 6, 2), 4, (2, 3, 2), strides=[2, 3, 2])],
 }
 
-
-@pytest.mark.parametrize(("name", "g"), [(name, g) for name, cases in CASES.items() for g in cases])
-@pytest.mark.parametrize("unknown", [set(), {0}], ids=["static", "batch"])
-def test_equals_pytorch(name: str, g: Geometry, unknown: set[int]) -> None:
-    check_forced("ConvWeightGrad", name, g, unknown, bound=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("name", "g", "reason"),
-    [
-        ("row_shift", case((1, 2, 3, 5), 2, (1, 3)), "the kernel has one row"),
-        ("row_shift", BOTH_STRIDED, "the stride along the first axis is 2"),
-        ("split_shift", BOTH_STRIDED, "the stride along the first axis is 2"),
-        ("taps", GROUPED, "there are 3 groups"),
-        ("taps", case((1, 1, 9, 9), 1, (9, 8)), "the kernel has 72 taps"),
-        ("patches", SAME, "the windows overlap or leave gaps"),
-    ],
+test_equals_pytorch = equal_test(
+    *(("ConvWeightGrad", name, g) for name, cases in CASES.items() for g in cases), shapes=[set(), {0}], bound=1e-6
 )
-def test_refusals(name: str, g: Geometry, reason: str) -> None:
-    check_refused("ConvWeightGrad", name, g, reason)
+test_refusals = refusal_test(
+    ("ConvWeightGrad", "row_shift", case((1, 2, 3, 5), 2, (1, 3)), "the kernel has one row"),
+    ("ConvWeightGrad", "row_shift", BOTH_STRIDED, "the stride along the first axis is 2"),
+    ("ConvWeightGrad", "split_shift", BOTH_STRIDED, "the stride along the first axis is 2"),
+    ("ConvWeightGrad", "taps", GROUPED, "there are 3 groups"),
+    ("ConvWeightGrad", "taps", case((1, 1, 9, 9), 1, (9, 8)), "the kernel has 72 taps"),
+    ("ConvWeightGrad", "patches", SAME, "the windows overlap or leave gaps"),
+)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,8 +10,7 @@ from hypothesis import strategies as st
 import onnx_convgrad as og
 from onnx_convgrad.lowering.conv.winograd import SIZES
 from onnx_convgrad.lowering.conv.winograd_axes import MOST, matrices, tiled
-from onnx_convgrad.runtime import session
-from tests.support.conv_geometry import Geometry, arrays_of, case, conv_model, error, oracle
+from tests.support.conv_geometry import Geometry, case, check_built, check_even_padding, conv_model
 
 STEPS = [(1, 1), (1, 2), (1, 3), (2, 1), (3, 1)]
 """Stride and dilation of an axis: with both there are no tiles."""
@@ -56,15 +54,6 @@ def _unknown(g: Geometry) -> set[int]:
     return {0, *range(2, 2 + g["rank"])}
 
 
-def _check(backward: onnx.ModelProto, g: Geometry) -> None:
-    arrays = arrays_of(g)
-    seed = np.random.default_rng(1).standard_normal(oracle("Conv", arrays, g)["y"].shape).astype(np.float32)
-    want = oracle("Conv", arrays, g, seed)
-    names = ["y", "x_grad", "w_grad"]
-    for name, got in zip(names, session(backward).run(names, {**arrays, "y_grad": seed}), strict=True):
-        assert error(got, want[name]) <= 1e-4, (name, g["size"])
-
-
 @pytest.mark.parametrize("most", SIZES)
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_every_size(name: str, most: int) -> None:
@@ -81,9 +70,9 @@ def test_every_size(name: str, most: int) -> None:
                 continue
             used += 1
             for size in ((4, 5, 6), (7, 12, 5), (13, 6, 4)):
-                _check(backward, {**g, "size": [*size[:rank]]})
+                check_built(backward, {**g, "size": [*size[:rank]]}, 1e-4, static=False)
             if not training:
-                _check(backward, {**g, "batch": 0, "size": [4, 5, 6][:rank]})
+                check_built(backward, {**g, "batch": 0, "size": [4, 5, 6][:rank]}, 1e-4, static=False)
     assert used or most > 2
 
 
@@ -94,17 +83,17 @@ def test_one_unknown_axis(unknown: int, step: int, key: str) -> None:
     """The other axis may have any step."""
     g = {**GEOMETRIES["same"], "size": [7, 5]}
     g[key] = [1 if axis == unknown else step for axis in range(2)]
-    _check(og.augment(conv_model(g, {0, 2 + unknown}, bias=True), wrt=["x", "w"], lowering=BOTH), g)
+    check_built(
+        og.augment(conv_model(g, {0, 2 + unknown}, bias=True), wrt=["x", "w"], lowering=BOTH), g, 1e-4, static=False
+    )
 
 
 @pytest.mark.parametrize("target", ["cuda", "web"])
 def test_even_padding_only(target: str) -> None:
     g = GEOMETRIES["same"]
     backward = og.augment(conv_model(g, _unknown(g), bias=True), wrt=["x", "w"], lowering=BOTH, target=target)
-    for node in backward.graph.node:
-        pads = next((list(a.ints) for a in node.attribute if a.name == "pads"), [])
-        assert pads[: len(pads) // 2] == pads[len(pads) // 2 :]
-    _check(backward, g)
+    check_even_padding(backward)
+    check_built(backward, g, 1e-4, static=False)
 
 
 @pytest.mark.parametrize(

@@ -22,12 +22,14 @@ from onnx_convgrad.lowering.table import lowerings
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import build
 from onnx_convgrad.runtime import run
+from tests.support.one_input import dims, graph_of, node_of
 
 FORCED = [{"MaxPoolGrad": name} for name in lowerings()["MaxPoolGrad"]]
 
 MOST = settings.default.max_examples
 
 Window = dict[str, Any]
+KINDS: dict[type, str] = {np.float16: "float16", np.float32: "float", np.float64: "double"}
 
 
 @st.composite
@@ -53,11 +55,9 @@ def pools(draw: st.DrawFn) -> tuple[tuple[int, ...], Window]:
     return (draw(st.integers(1, 3)), draw(st.integers(1, 3)), *size), window
 
 
-def model(shape: tuple[int | str, ...], window: Window, dtype: int = TensorProto.FLOAT) -> onnx.ModelProto:
-    node = helper.make_node("MaxPool", ["x"], ["y"], "pool", **window)
-    x, y = (helper.make_tensor_value_info(name, dtype, s) for name, s in (("x", shape), ("y", None)))
-    graph = helper.make_graph([node], "pool", [x], [y])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+def model(shape: tuple[int | str, ...], window: Window, kind: str = "float") -> onnx.ModelProto:
+    pool = node_of("MaxPool", "x", **window)
+    return graph_of(f"({kind}[{dims(shape)}] x) => ({kind}[] y) {{ [pool] y = {pool} }}", opset=21)
 
 
 def by_definition(x: np.ndarray, y_grad: np.ndarray, window: Window) -> np.ndarray:
@@ -86,8 +86,7 @@ def feed(shape: tuple[int, ...], window: Window, dtype: type = np.float32) -> di
     """x of few different numbers, so that many windows have several largest elements, and whole numbers for y_grad."""
     rng = np.random.default_rng(0)
     x = rng.integers(-2, 3, shape).astype(dtype)
-    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-    y = run(model(shape, window, kind), {"x": x})["y"]
+    y = run(model(shape, window, KINDS[dtype]), {"x": x})["y"]
     seed = rng.integers(-4, 5, y.shape) if y.size > 1 else np.ones(y.shape)  # one element needs no seed
     return {"x": x, "y_grad": seed.astype(dtype)}
 
@@ -98,21 +97,22 @@ def usable(built_from: onnx.ModelProto) -> list[dict[str, str]]:
     return [{choice.op_type: c.name} for c in choice.candidates if c.reason is None]
 
 
+def check(built_from: onnx.ModelProto, feeds: dict[str, np.ndarray], want: np.ndarray) -> None:
+    """Every lowering that applies gives the gradient, in the type of the operands."""
+    for choice in ["auto", *usable(built_from)]:
+        got = gradient(built_from, feeds, choice)
+        assert got.dtype == feeds["x"].dtype
+        np.testing.assert_array_equal(got, want, err_msg=f"{choice}")
+
+
 @settings(max_examples=80 if MOST < 1000 else MOST, suppress_health_check=list(HealthCheck))
 @given(pools())
 def test_every_lowering_gives_it_to_the_first_of_the_largest(case: tuple[tuple[int, ...], Window]) -> None:
     shape, window = case
     feeds = feed(shape, window)
     want = by_definition(feeds["x"], feeds["y_grad"], window)
-    static = model(shape, window)
-    for choice in ["auto", *usable(static)]:
-        got = gradient(static, feeds, choice)
-        np.testing.assert_array_equal(got, want, err_msg=f"{choice}")
-    for symbolic in (("N", *shape[1:]), ("N", "C", *shape[2:]), ("N", "C", *"HWD"[: len(shape) - 2])):
-        unknown = model(symbolic, window)
-        for choice in ["auto", *usable(unknown)]:
-            got = gradient(unknown, feeds, choice)
-            np.testing.assert_array_equal(got, want, err_msg=f"{symbolic} {choice}")
+    for sizes in (shape, ("N", *shape[1:]), ("N", "C", *shape[2:]), ("N", "C", *"HWD"[: len(shape) - 2])):
+        check(model(sizes, window), feeds, want)
 
 
 RESNET = {"kernel_shape": [3, 3], "strides": [2, 2], "dilations": [1, 1], "pads": [1, 1, 1, 1]}
@@ -161,12 +161,9 @@ def test_indices_that_the_model_outputs_are_used() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])
 def test_other_types(dtype: type) -> None:
-    shape, kind = (2, 3, 9, 8), helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-    static, feeds = model(shape, RESNET, kind), feed((2, 3, 9, 8), RESNET, dtype)
-    for choice in ["auto", *usable(static)]:
-        got = gradient(static, feeds, choice)
-        assert got.dtype == dtype
-        np.testing.assert_array_equal(got, by_definition(feeds["x"], feeds["y_grad"], RESNET))
+    feeds = feed((2, 3, 9, 8), RESNET, dtype)
+    want = by_definition(feeds["x"], feeds["y_grad"], RESNET)
+    check(model((2, 3, 9, 8), RESNET, KINDS[dtype]), feeds, want)
 
 
 @pytest.mark.parametrize("name", list(lowerings()["MaxPoolGrad"]))
@@ -184,11 +181,10 @@ def test_infinities_stay_where_they_are(name: str) -> None:
 def test_second_order_is_that_of_pytorch(batch: str, window: Window) -> None:
     """Also for a file whose gradient runs in a loop over the samples."""
     size, half = f"float[{batch},8,32,32]", f"float[{batch},8,16,16]"
-    written = ", ".join(f"{key} = {value}" for key, value in window.items())
-    text = f"""<ir_version: 10, opset_import: ["": 21]> g ({size} x) => ({half} y) {{
-        [square] a = Mul (x, x) [pool] p = MaxPool <{written}> (a) y = Mul (p, p) }}"""
+    pool = node_of("MaxPool", "a", **window)
+    text = f"({size} x) => ({half} y) {{ [square] a = Mul (x, x) [pool] p = {pool} y = Mul (p, p) }}"
     forced = {"MaxPoolGrad": "axes"}
-    once = og.augment(onnx.parser.parse_model(text), wrt=["x"], lowering=forced, max_workspace=100_000)
+    once = og.augment(graph_of(text, opset=21), wrt=["x"], lowering=forced, max_workspace=100_000)
     told = json.loads({p.key: p.value for p in once.metadata_props}[LOOPS])
     assert {loop["op_type"] for loop in told.values()} == {"MaxPoolGrad"}
     again = og.vjp(once, wrt=["x", "y_grad"], of=["x_grad"])
@@ -222,10 +218,10 @@ def test_forward_mode_picks_the_tangent_of_the_first_of_the_largest() -> None:
 @pytest.mark.parametrize("order", [0, 1])
 def test_second_order_of_a_pool_with_a_storage_order(order: int, name: str) -> None:
     """PyTorch's newer exporter writes `storage_order`; the indices of a pool that counts by columns are not read."""
-    text = f"""<ir_version: 10, opset_import: ["": 21]> g (float[2,3,6,8] x) => (float loss) {{
+    text = f"""(float[2,3,6,8] x) => (float loss) {{
         [square] a = Mul (x, x) [pool] p = MaxPool <kernel_shape = [3, 3], strides = [1, 1], storage_order = {order}> (a)
         s = Mul (p, p) c = Mul (s, p) loss = ReduceSum <keepdims = 0> (c) }}"""
-    built = og.hvp(onnx.parser.parse_model(text), wrt=["x"], of="loss", lowering={"MaxPoolGrad": name})
+    built = og.hvp(graph_of(text, opset=21), wrt=["x"], of="loss", lowering={"MaxPoolGrad": name})
     pools = sum(node.op_type == "MaxPool" for node in built.graph.node)
     assert (pools == 1) == (order == 0)
     rng = np.random.default_rng(3)
