@@ -47,8 +47,7 @@ def external(tmp_path: Path) -> Path:
 
 def test_external_weights_stay_where_they_are(external: Path) -> None:
     before = (external.parent / "big.weights").stat()
-    result = invoke("augment", external, "--wrt", "all")
-    assert result.exit_code == 0, result.stderr
+    invoke("augment", external, "--wrt", "all")
     after = (external.parent / "big.weights").stat()
     assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
     assert sorted(p.name for p in external.parent.iterdir()) == ["big.grad.onnx", "big.onnx", "big.weights"]
@@ -61,7 +60,6 @@ def test_external_weights_stay_where_they_are(external: Path) -> None:
 def test_external_weights_are_copied_to_another_folder(external: Path, tmp_path: Path) -> None:
     out = tmp_path / "moved.onnx"
     result = invoke("augment", external, "-o", out)
-    assert result.exit_code == 0, result.stderr
     assert f"The weights are in {out}.data." in result.stdout
     here, there = onnx.load(out), onnx.load(external)
     arrays = {t.name: numpy_helper.to_array(t) for t in here.graph.initializer}
@@ -78,8 +76,7 @@ def test_weights_beyond_the_limit_go_to_a_file(model: Path, tmp_path: Path) -> N
 
 def test_an_output_over_the_weights_is_refused(external: Path) -> None:
     weights = (external.parent / "big.weights").read_bytes()
-    result = invoke("augment", external, "-o", external.parent / "big.weights")
-    assert result.exit_code == 2
+    result = invoke("augment", external, "-o", external.parent / "big.weights", status=2)
     assert "holds the model's weights" in result.stderr
     assert (external.parent / "big.weights").read_bytes() == weights
 
@@ -94,8 +91,7 @@ def test_a_failure_while_writing_leaves_the_old_file(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(ir, "save", full)
-    result = invoke("augment", model, "-o", out)
-    assert result.exit_code == 2
+    result = invoke("augment", model, "-o", out, status=2)
     assert "could not be written: No space left on device." in result.stderr
     assert out.read_bytes() == b"old"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["convs.onnx", "out.onnx"]
@@ -105,7 +101,7 @@ def test_a_link_is_followed(model: Path, tmp_path: Path) -> None:
     target, link = tmp_path / "target.onnx", tmp_path / "link.onnx"
     target.write_bytes(b"old")
     link.symlink_to(target)
-    assert invoke("augment", model, "-o", link).exit_code == 0
+    invoke("augment", model, "-o", link)
     assert link.is_symlink()
     onnx.checker.check_model(target)
 
@@ -113,9 +109,7 @@ def test_a_link_is_followed(model: Path, tmp_path: Path) -> None:
 def test_special_files_are_left_alone(model: Path, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    result = invoke("augment", model, "-o", pipe)
-    assert result.exit_code == 2
-    assert "is not a regular file" in result.stderr
+    assert "is not a regular file" in invoke("augment", model, "-o", pipe, status=2).stderr
     assert pipe.is_fifo()
 
 
@@ -128,8 +122,7 @@ def test_nodes_in_any_order(tmp_path: Path) -> None:
     onnx.save(shuffled, path, save_as_external_data=True, location="weights", size_threshold=0)
     for output in (tmp_path / "out.onnx", tmp_path / "elsewhere" / "out.onnx"):
         output.parent.mkdir(exist_ok=True)
-        result = invoke("augment", path, "-o", output)
-        assert result.exit_code == 0, result.stderr
+        invoke("augment", path, "-o", output)
         onnx.checker.check_model(output)
 
 
@@ -193,8 +186,7 @@ def bad(model: Path) -> list[tuple[list[object], str]]:
 
 def test_bad_arguments_are_one_paragraph(model: Path) -> None:
     for arguments, message in bad(model):
-        result = invoke(*arguments)
-        assert result.exit_code == 2, (arguments, result.output)
+        result = invoke(*arguments, status=2)
         assert message in result.stderr, (arguments, result.stderr)
         assert len(result.stderr.strip().splitlines()) == 1, result.stderr
         assert result.stderr.startswith("Error: ")
@@ -227,12 +219,6 @@ def test_streams_that_are_closed(stream: str, monkeypatch: pytest.MonkeyPatch) -
     getattr(sys, stream).close()
 
 
-def test_a_negative_seed_is_a_usage_error(model: Path) -> None:
-    result = process("check", model, "--seed-value", "-1")
-    assert result.returncode == 2
-    assert result.stderr.startswith("Error: Invalid value for '--seed-value'")
-
-
 @pytest.mark.parametrize("command", ["augment", "explain", "check"])
 def test_all_nodes_that_cannot_be_differentiated_are_listed(tmp_path: Path, command: str) -> None:
     path = tmp_path / "normalized.onnx"
@@ -245,17 +231,6 @@ def test_all_nodes_that_cannot_be_differentiated_are_listed(tmp_path: Path, comm
     assert "Traceback" not in result.stderr
     assert not result.stdout
     assert sorted(p.name for p in tmp_path.iterdir()) == ["normalized.onnx"]
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only for root")
-def test_a_read_only_folder_is_refused(model: Path) -> None:
-    model.parent.chmod(0o500)
-    try:
-        result = invoke("augment", model)
-    finally:
-        model.parent.chmod(0o700)
-    assert result.exit_code == 2
-    assert "is not writable" in result.stderr
 
 
 def test_a_read_only_folder_is_refused_before_any_work(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

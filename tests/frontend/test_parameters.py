@@ -16,6 +16,7 @@ from onnx_convgrad.pipeline.stages import build
 from onnx_convgrad.runtime import run
 from tests.support.families import export
 from tests.support.one_input import FOLDED, KIND, gradients, graph_of, mark
+from tests.support.training_nets import TorchRun, check_losses
 
 
 def close(got: dict[str, np.ndarray], want: dict[str, torch.Tensor], rtol: float, atol: float = 0) -> None:
@@ -159,34 +160,23 @@ def test_weights_that_are_stored_as_integers() -> None:
         assert gradients(og.augment(running)) == ["b"]
 
 
-@pytest.mark.parametrize(("dynamo", "layers"), [(True, 1), (False, 1), (False, 2)])
+@pytest.mark.parametrize(("dynamo", "layers"), [(True, 1), (False, 1), (False, 2), (False, 0)])
 def test_members_of_a_fresh_network_are_separate(dynamo: bool, layers: int) -> None:
     """Exporters merge scales with variances, and shifts with means: gradients must not include those of statistics.
 
-    The older one keeps all names, which separate two layers, too; the newer one writes notes.
+    The older one keeps all names, which separate two layers, too; the newer one writes notes. Without further layers
+    the normalization is alone.
     """
     torch.manual_seed(0)
     normalized = [part for _ in range(layers) for part in (torch.nn.Tanh(), torch.nn.BatchNorm2d(4))]
-    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), *normalized).eval()
-    x, seed = torch.randn(2, 3, 6, 6), torch.randn(2, 4, 4, 4)
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), *normalized) if layers else torch.nn.BatchNorm2d(3)
+    x = torch.randn(2, 3, 6, 6)
+    y = net.eval()(x)
+    seed = torch.randn_like(y)
     model = export(net, x, dynamo=dynamo, training=False, fold=dynamo)
-    want = torch.autograd.grad(net(x), list(net.parameters()), seed)
-    _fresh_gradients_equal(net, model, x, seed, want)
-
-
-def _fresh_gradients_equal(
-    net: torch.nn.Module, model: onnx.ModelProto, x: torch.Tensor, seed: torch.Tensor, want: tuple[torch.Tensor, ...]
-) -> None:
+    want = torch.autograd.grad(y, list(net.parameters()), seed)
     got = run(og.vjp(model, wrt="parameters"), {"x": x.numpy(), "y_grad": seed.numpy()})
     close(got, dict(zip(dict(net.named_parameters()), want, strict=True)), rtol=1e-4, atol=1e-4)
-
-
-def test_a_batch_normalization_fresh_and_alone() -> None:
-    torch.manual_seed(0)
-    net, x, seed = torch.nn.BatchNorm2d(4).eval(), torch.randn(2, 4, 3, 3), torch.randn(2, 4, 3, 3)
-    want = torch.autograd.grad(net(x), list(net.parameters()), seed)
-    model = export(net, x, dynamo=False, training=False, fold=False)
-    _fresh_gradients_equal(net, model, x, seed, want)
 
 
 class Twice(torch.nn.Module):
@@ -212,18 +202,12 @@ def test_a_weight_that_is_folded_for_each_of_its_uses(tmp_path: Path) -> None:
     want = torch.autograd.grad(net(x).sum(), net.layer.weight)[0].numpy().T
     assert [name for name in got if name.removesuffix("_grad") in copies] == [f"{copies[0]}_grad"]
     assert np.linalg.norm(got[f"{copies[0]}_grad"] - want) < 1e-5 * np.linalg.norm(want)
-    trainer, target = og.Trainer(program), torch.randn(2, 3, 2)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        loss = F.mse_loss(net(x), target)
-        loss.backward()
-        optimizer.step()
-        got = trainer.step({"x": x.numpy(), "target": target.numpy()})
-        assert float(got["loss"]) == pytest.approx(loss.item(), rel=1e-5)
+    trainer, feeds = og.Trainer(program), {"x": x, "target": torch.randn(2, 3, 2)}
+    theirs = TorchRun(net, lambda p: torch.optim.SGD(p, 0.1), torch.float32, F.mse_loss)
+    check_losses(trainer.step, theirs, [feeds] * 3, 1e-5)
     trainer.export(tmp_path / "trained.onnx")
     trained = run(onnx.load(tmp_path / "trained.onnx"), {"x": x.numpy()})
-    np.testing.assert_allclose(next(iter(trained.values())), net(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(trained["y"], theirs.module(x).detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
 def test_a_filter_in_a_constant_node_is_no_weight() -> None:

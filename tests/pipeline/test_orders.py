@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
+import runpy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -145,17 +144,6 @@ def test_augmenting_three_times(net: Net) -> None:
         value = sum((w * torch.tensor(u, dtype=torch.float64)).sum() for w, u in zip(want, weights, strict=True))
 
 
-@pytest.fixture(scope="module")
-def example() -> ModuleType:
-    path = Path(__file__).parents[2] / "examples" / "gradient_penalty.py"
-    spec = importlib.util.spec_from_file_location("gradient_penalty", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def gan(z: torch.Tensor, real: torch.Tensor, share: torch.Tensor, g1: Any, g2: Any, d1: Any, d2: Any, d3: Any) -> Any:
     """The network of the example: the input of the critic, and its score."""
     up = F.conv_transpose2d(z, g1, stride=2, padding=1, output_padding=1)
@@ -166,9 +154,10 @@ def gan(z: torch.Tensor, real: torch.Tensor, share: torch.Tensor, g1: Any, g2: A
 
 
 @pytest.mark.parametrize("at", ["x", "z"])
-def test_gradient_penalty_against_pytorch(example: ModuleType, at: str) -> None:
+def test_gradient_penalty_against_pytorch(root: Path, at: str) -> None:
     """At `x` it is WGAN-GP's, through the critic; at `z` it passes through the generator's transposed convolutions too."""
-    model = onnx.parser.parse_model(example.GAN)
+    example = runpy.run_path(str(root / "examples" / "gradient_penalty.py"))
+    model = onnx.parser.parse_model(example["GAN"])
     shapes = {i.name: [d.dim_value for d in i.type.tensor_type.shape.dim] for i in model.graph.input}
     draw = np.random.default_rng(0).standard_normal
     feed = {name: (0.3 * draw(shape)).astype(np.float32) for name, shape in shapes.items()}
@@ -179,7 +168,7 @@ def test_gradient_penalty_against_pytorch(example: ModuleType, at: str) -> None:
     slope = torch.autograd.grad(score.sum(), place, create_graph=True)[0]
     loss = (slope.flatten(1).norm(dim=1) - 1).square().mean()
     want = torch.autograd.grad(loss, [operands[name] for name in weights])
-    got = run(example.gradient_penalty(model, weights, at), feed)
+    got = run(example["gradient_penalty"](model, weights, at), feed)
     assert float(got["loss"]) == pytest.approx(loss.item(), rel=1e-5)
     for name, w in zip(weights, want, strict=True):
         close(got[f"{name}_grad"], w, 1e-5)

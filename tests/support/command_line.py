@@ -15,8 +15,11 @@ from typer.testing import CliRunner, Result
 from onnx_convgrad.cli.app import app
 
 
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(a) for a in arguments])
+def invoke(*arguments: object, status: int = 0) -> Result:
+    """Run a command in this process; it must end with this status."""
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    assert result.exit_code == status, result.output
+    return result
 
 
 def process(*arguments: object) -> subprocess.CompletedProcess[str]:

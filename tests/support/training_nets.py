@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import pytest
 import torch
 import torch.nn.functional as F
 from onnx import numpy_helper
@@ -20,6 +22,7 @@ from onnx_convgrad.runtime import run, session
 from tests.support.families import export
 
 Feeds = dict[str, np.ndarray]
+Batch = dict[str, torch.Tensor]
 
 
 def parsed(text: str, opset: int = 17, **initializers: np.ndarray) -> onnx.ModelProto:
@@ -73,7 +76,7 @@ def exported(*, training: bool = False) -> onnx.ModelProto:
     return model
 
 
-def batch(step: int) -> dict[str, torch.Tensor]:
+def batch(step: int) -> Batch:
     generator = torch.Generator().manual_seed(100 + step)
     x = torch.randn((6, 3, 8, 8), generator=generator)
     return {"x": x, "target": torch.randint(0, 5, (6,), generator=generator)}
@@ -102,9 +105,13 @@ class TorchRun:
     """Trains a copy of a module in PyTorch, without Dropout; a call is a step and returns the loss."""
 
     def __init__(
-        self, module: nn.Module, optimizer: Callable[..., torch.optim.Optimizer], dtype: torch.dtype = torch.float64
+        self,
+        module: nn.Module,
+        optimizer: Callable[..., torch.optim.Optimizer],
+        dtype: torch.dtype = torch.float64,
+        loss: Callable[..., torch.Tensor] = F.cross_entropy,
     ) -> None:
-        self.module, self.dtype = copy.deepcopy(module).to(dtype).train(), dtype
+        self.module, self.dtype, self.loss = copy.deepcopy(module).to(dtype).train(), dtype, loss
         for part in self.module.modules():
             if isinstance(part, nn.Dropout):
                 part.p = 0.0
@@ -112,10 +119,17 @@ class TorchRun:
 
     def __call__(self, x: torch.Tensor, target: torch.Tensor) -> float:
         self.optimizer.zero_grad()
-        loss = F.cross_entropy(self.module(x.to(self.dtype)), target)
+        loss = self.loss(self.module(x.to(self.dtype)), target.to(self.dtype) if target.is_floating_point() else target)
         loss.backward()
         self.optimizer.step()
         return loss.item()
+
+
+def check_losses(ours: Callable[[Feeds], Feeds], theirs: TorchRun, batches: Iterable[Batch], rel: float) -> None:
+    """Train both on the batches and compare the losses."""
+    for step, feeds in enumerate(batches):
+        got = ours({name: value.numpy() for name, value in feeds.items()})["loss"]
+        assert float(got) == pytest.approx(theirs(**feeds), rel=rel), step
 
 
 def off(got: np.ndarray, want: np.ndarray | torch.Tensor) -> float:
@@ -168,3 +182,13 @@ def two_outputs() -> onnx.ModelProto:
     }""",
         **stored,
     )
+
+
+def untrained(path: Path, generator: np.random.Generator) -> onnx.ModelProto:
+    """A network with new random weights, as before any training."""
+    model = onnx.load(path)
+    for tensor in model.graph.initializer:
+        if len(tensor.dims) > 1:
+            drawn = generator.standard_normal(tensor.dims) * np.sqrt(2 / np.prod(tensor.dims[1:]))
+            tensor.CopyFrom(numpy_helper.from_array(drawn.astype(np.float32), tensor.name))
+    return model

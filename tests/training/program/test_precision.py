@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx
 import pytest
@@ -11,7 +9,6 @@ import torch
 from onnx import TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-import onnx_convgrad as og
 from onnx_convgrad import optim
 from onnx_convgrad.backends.cuda.cuda_kernels import lacks
 from onnx_convgrad.runtime import run
@@ -163,37 +160,6 @@ def test_constants_that_float16_cannot_hold_stay_in_float32() -> None:
     got = run(program.step, {"x": X, "target": np.zeros(4, np.int64)})
     assert float(got["y"].min()) == np.float32(-1e9)
     assert dtypes(program.step)["MatMul"] == {TensorProto.FLOAT16}
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"precision": "half"}, "Unknown precision 'half'"),
-        ({"loss_scale": optim.LossScale()}, "loss_scale is for precision='float16'"),
-        (
-            {"target": "cuda", "precision": "bfloat16", "loss_scale": optim.LossScale()},
-            "loss_scale is for precision='float16'",
-        ),
-        ({"precision": "bfloat16"}, "needs target='cuda': other providers have no bfloat16 products"),
-    ],
-)
-def test_bad_arguments(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(og.ArgumentError, match=message):
-        build(**options)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"initial": 0}, "initial must be above 0, not 0"),
-        ({"growth": 0.5}, "growth must be at least 1, not 0.5"),
-        ({"backoff": 2.0}, "backoff must be between 0 and 1, not 2.0"),
-        ({"interval": 0}, "interval must be at least 1, not 0"),
-    ],
-)
-def test_bad_scales(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(og.ArgumentError, match=message):
-        optim.LossScale(**options)
 
 
 # -- bfloat16 ----------------------------------------------------------------------------------------------------------

@@ -128,6 +128,8 @@ def test_seeds() -> None:
     assert states[0] == initial_state(5) and len(set(states)) == 3
     losses_ = [float(og.Trainer(program, seed=s).step(arrays(0))["loss"]) for s in (0, 1, 1)]
     assert losses_[0] != losses_[1] == losses_[2]
+    still = og.Trainer(program, schedule=0.0)  # every step draws a new mask
+    assert len({float(still.step(arrays(0))["loss"]) for _ in range(4)}) == 4
 
 
 @pytest.mark.parametrize("limit", [None, 500])
