@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
 from typer.testing import Result
 
 import onnx_convgrad as og
@@ -22,6 +21,7 @@ from onnx_convgrad.ir.targets import Rates
 from onnx_convgrad.lowering.lower import Choice
 from onnx_convgrad.pipeline.options import LoweringSettings, Options
 from tests.support.command_line import invoke
+from tests.support.one_input import graph_of
 
 pytestmark = pytest.mark.usefixtures("hasty_timing")
 
@@ -30,18 +30,16 @@ pytestmark = pytest.mark.usefixtures("hasty_timing")
 
 def net(dtype: str = "float") -> onnx.ModelProto:
     """Two convolutions of one geometry and a third of another, over images of any size."""
-    model: onnx.ModelProto = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 17]>
-        net ({dtype}[N, 4, H, W] x) => ({dtype}[N, 2, P, Q] y) {{
-            [first] a = Conv <pads = [1, 1, 1, 1]> (x, w1)
-            [act] b = Relu (a)
-            [second] c = Conv <pads = [1, 1, 1, 1]> (b, w2)
-            [third] y = Conv <strides = [2, 2]> (c, w3)
-        }}""")
-    element = helper.tensor_dtype_to_np_dtype(model.graph.input[0].type.tensor_type.elem_type)
-    draw = np.random.default_rng(0).standard_normal
-    for name, shape in {"w1": (4, 4, 3, 3), "w2": (4, 4, 3, 3), "w3": (2, 4, 1, 1)}.items():
-        model.graph.initializer.append(numpy_helper.from_array(draw(shape).astype(element), name))
-    return model
+    text = f"""({dtype}[N, 4, H, W] x) => ({dtype}[N, 2, P, Q] y) {{
+        [first] a = Conv <pads = [1, 1, 1, 1]> (x, w1) [act] b = Relu (a)
+        [second] c = Conv <pads = [1, 1, 1, 1]> (b, w2) [third] y = Conv <strides = [2, 2]> (c, w3)
+    }}"""
+    draw, shapes = (
+        np.random.default_rng(0).standard_normal,
+        {"w1": (4, 4, 3, 3), "w2": (4, 4, 3, 3), "w3": (2, 4, 1, 1)},
+    )
+    element = {"float": np.float32, "float16": np.float16}[dtype]
+    return graph_of(text, **{name: draw(shape).astype(element) for name, shape in shapes.items()})
 
 
 SMALL: LoweringSettings = {"input_shapes": {"x": [1, 4, 8, 8]}}
@@ -105,21 +103,17 @@ def test_half_precision_is_not_timed_by_layer() -> None:
     assert report.forward > 0
 
 
-def _report(*convolutions: ConvTimes) -> BenchReport:
-    return BenchReport({}, {}, 1.0, 2.0, convolutions, torch=False)
-
-
 def _times(measured: dict[str, float], *nodes: str) -> ConvTimes:
     return ConvTimes(nodes, "ConvWeightGrad", "", "taps", dict.fromkeys(measured, 1.0), measured)
 
 
 def test_the_fastest_lowerings_are_named_for_every_node() -> None:
-    report = _report(
+    times = [
         _times({"taps": 3.0, "im2col_conv": 2.0}, "a", "b"),
         _times({"taps": 2.05, "im2col_conv": 2.0}, "about as fast"),
         _times({}, "not timed"),
-    )
-    assert report.lowerings == {
+    ]
+    assert BenchReport({}, {}, 1.0, 2.0, tuple(times), torch=False).lowerings == {
         "ConvWeightGrad:a": "im2col_conv",
         "ConvWeightGrad:b": "im2col_conv",
         "ConvWeightGrad:about as fast": "taps",
@@ -229,9 +223,8 @@ def test_a_plot_shows_the_chosen_lowerings(model: Path, tmp_path: Path) -> None:
 
 
 def test_a_model_without_convolutions(tmp_path: Path) -> None:
-    text = '<ir_version: 10, opset_import: ["": 17]> g (float[2,3] x) => (float[2,3] y) { y = Tanh(x) }'
     path = tmp_path / "tanh.onnx"
-    onnx.save(onnx.parser.parse_model(text), path)
+    onnx.save(graph_of("(float[2,3] x) => (float[2,3] y) { y = Tanh(x) }"), path)
     result = quickly(path, "--wrt", "inputs", "--plot", tmp_path / "tanh.png")
     assert "No convolution gradient is needed." in result.output
     assert (tmp_path / "tanh.png").exists()
@@ -255,15 +248,9 @@ def test_missing_matplotlib_is_explained(model: Path, tmp_path: Path, monkeypatc
 
 def test_other_refusals(tmp_path: Path) -> None:
     quickly(tmp_path / "none.onnx", status=2)
-    text = """<ir_version: 10, opset_import: ["": 20, "ai.onnx.ml": 3]>
-        g (float[2,8] x) => (float[2,8] y) { y = ai.onnx.ml.Normalizer (x) }"""
-    path = tmp_path / "normalized.onnx"
-    onnx.save(onnx.parser.parse_model(text), path)
+    text, path = "(float[2,8] x) => (float[2,8] y) { y = ai.onnx.ml.Normalizer (x) }", tmp_path / "normalized.onnx"
+    onnx.save(graph_of(text, opset=20, domains=', "ai.onnx.ml": 3'), path)
     assert "Normalizer" in quickly(path, "--wrt", "inputs", status=3).output
-
-
-def test_an_installed_pytorch_is_found() -> None:
-    assert torch_side.torch_installed()
 
 
 # -- calibration -------------------------------------------------------------------------------------------------------

@@ -19,13 +19,7 @@ from onnx_convgrad.cli.command import errors_as_text
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend import files
 from tests.support.command_line import convs, invoke, process, stored
-
-
-def normalized() -> onnx.ModelProto:
-    """Two operators in a row that no rule covers."""
-    text = """<ir_version: 10, opset_import: ["": 20, "ai.onnx.ml": 3]> g (float[2,8] x) => (float[2,8] y) {
-        [first] s = ai.onnx.ml.Normalizer (x) [second] y = ai.onnx.ml.Normalizer (s) }"""
-    return onnx.parser.parse_model(text)
+from tests.support.one_input import graph_of
 
 
 @pytest.fixture
@@ -140,32 +134,27 @@ def bad(model: Path) -> list[tuple[list[object], str]]:
     }
     undefined, cyclic, double, integers = (model.with_name(f"{name}.onnx") for name in texts)
     for name, text in texts.items():
-        odd = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g {text}')
-        onnx.save(odd, model.with_name(f"{name}.onnx"))
+        onnx.save(graph_of(text, opset=21), model.with_name(f"{name}.onnx"))
     short, cut = onnx.load(model), model.with_name("cut.onnx")
     short.graph.initializer[0].raw_data = short.graph.initializer[0].raw_data[:-7]
     onnx.save(short, cut)
     return [
         (["augment", model.with_name("none.onnx")], "There is no file"),
         (["augment", model.parent], "is a folder"),
-        (["augment", "."], "is a folder"),
         (["augment", broken], "is not a readable ONNX model"),
         (["augment", model, "--wrt", "w11"], "Did you mean 'w1'"),
         (["augment", model, "--wrt", "inputs,w1"], "is a group"),
-        (["augment", model, "--of", "z"], "Unknown value in of"),
         (["augment", model, "--target", "tpu"], "Targets: cpu, cuda, web, portable."),
-        (["augment", model, "--seed", "twos"], "seed must be"),
         (["augment", model, "-o", model], "is the model itself"),
         (["augment", model, "-o", "-"], "Models are written to files"),
         (["augment", model, "-o", model.parent], "is a folder"),
         (["augment", model, "-o", model.parent / "no" / "x.onnx"], "There is no folder"),
         (["augment", model, "-o", model.with_name("x.json")], "has the name of a text file"),
-        (["augment", undefined], "reads 'nothing', which is neither an input, nor an initializer"),
+        (["augment", undefined], "Node 'y' (Add) reads 'nothing', which is neither an input, nor an initializer"),
         (["augment", cyclic], "depends on its own result"),
         (["augment", integers, "--wrt", "all"], "has neither floating inputs nor trainable parameters"),
         (["augment", model, "--input-shape", "image=1,3"], "NAME:1,3,224,224"),
         (["augment", model, "--input-shape", "image:1,3,-2,2"], "neither a size"),
-        (["augment", model, "--input-shape", "image:1,3"], "has rank 4, but 2 sizes"),
         (["augment", model, "--input-shape", f"image:{2**63},3,6,6"], "sizes are from 0 to 2147483647"),
         (["augment", cut], "The weight 'w1' of shape [4, 3, 3, 3] takes 432 bytes, but the file has 425 of it."),
         (["augment", model, *["--input-shape", "image:1,3,8,8"] * 2], "gives the shape of 'image' twice"),
@@ -176,8 +165,6 @@ def bad(model: Path) -> list[tuple[list[object], str]]:
         (["explain", model, "--max-workspace", "lots"], "is not a size"),
         (["augment", model, "--lowering", "ConvWeightGrad=im2colgemm"], "Did you mean 'im2col_gemm'"),
         (["augment", model, "--lowering", "ConvWieghtGrad=im2col_gemm"], "Did you mean 'ConvWeightGrad'"),
-        (["explain", model, "--wrt", "w11"], "Did you mean 'w1'"),
-        (["check", model.with_name("none.onnx")], "There is no file"),
         (["rules", "Cnov"], "Did you mean 'Conv'"),
         (["rules", "If"], "is replaced by one branch if its condition is constant"),
         (["rules", "SequenceConstruct"], "if the members of the sequence are known"),
@@ -221,10 +208,10 @@ def test_streams_that_are_closed(stream: str, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("command", ["augment", "explain", "check"])
 def test_all_nodes_that_cannot_be_differentiated_are_listed(tmp_path: Path, command: str) -> None:
-    path = tmp_path / "normalized.onnx"
-    onnx.save(normalized(), path)
-    result = process(command, path, "--wrt", "x")
-    assert result.returncode == 3
+    nodes = "[first] s = ai.onnx.ml.Normalizer (x) [second] y = ai.onnx.ml.Normalizer (s)"
+    text, path = f"(float[2,8] x) => (float[2,8] y) {{ {nodes} }}", tmp_path / "normalized.onnx"
+    onnx.save(graph_of(text, opset=20, domains=', "ai.onnx.ml": 3'), path)
+    result = process(command, path, "--wrt", "x", status=3)
     assert result.stderr.startswith("Error: 2 nodes cannot be differentiated:\n")
     assert "first (ai.onnx.ml::Normalizer" in result.stderr
     assert "second (ai.onnx.ml::Normalizer" in result.stderr

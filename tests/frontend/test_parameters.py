@@ -16,7 +16,7 @@ from onnx_convgrad.pipeline.stages import build
 from onnx_convgrad.runtime import run
 from tests.support.families import export
 from tests.support.one_input import FOLDED, KIND, gradients, graph_of, mark
-from tests.support.training_nets import TorchRun, check_losses
+from tests.support.training_nets import Formula, TorchRun, check_losses
 
 
 def close(got: dict[str, np.ndarray], want: dict[str, torch.Tensor], rtol: float, atol: float = 0) -> None:
@@ -179,27 +179,18 @@ def test_members_of_a_fresh_network_are_separate(dynamo: bool, layers: int) -> N
     close(got, dict(zip(dict(net.named_parameters()), want, strict=True)), rtol=1e-4, atol=1e-4)
 
 
-class Twice(torch.nn.Module):
-    """A layer that is used twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.last = torch.nn.Linear(40, 40), torch.nn.Linear(40, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(self.layer(self.layer(x).tanh()).tanh())
-
-
 def test_a_weight_that_is_folded_for_each_of_its_uses(tmp_path: Path) -> None:
     """The newer exporter stores its transpose once for each use, and merges only small copies."""
     torch.manual_seed(0)
-    net, x = Twice(), torch.randn(2, 3, 40)
+    layer, last = torch.nn.Linear(40, 40), torch.nn.Linear(40, 2)
+    net = Formula(lambda m, x: m.last(m.layer(m.layer(x).tanh()).tanh()), layer=layer, last=last)
+    x = torch.randn(2, 3, 40)
     model = export(net, x, dynamo=True, training=False, fold=True)
     copies = [i.name for i in model.graph.initializer if list(i.dims) == [40, 40]]
     assert len(copies) == 2
     got = run(og.vjp(model, wrt="parameters", seed="ones"), {"x": x.numpy()})
     program = og.build_training(model, loss="mse", optimizer=og.optim.SGD(lr=0.1))
-    want = torch.autograd.grad(net(x).sum(), net.layer.weight)[0].numpy().T
+    want = torch.autograd.grad(net(x).sum(), layer.weight)[0].numpy().T
     assert [name for name in got if name.removesuffix("_grad") in copies] == [f"{copies[0]}_grad"]
     assert np.linalg.norm(got[f"{copies[0]}_grad"] - want) < 1e-5 * np.linalg.norm(want)
     trainer, feeds = og.Trainer(program), {"x": x, "target": torch.randn(2, 3, 2)}
@@ -239,7 +230,7 @@ def test_ones_and_zeros_of_an_exporter_are_no_parameters(name: str, *, affine: b
 @pytest.mark.parametrize("scales", ["c = Concat <axis = 0> (ones, by)", "c = Mul (two, by4)"])
 def test_numbers_that_only_compute_a_size_are_no_parameters(scales: str) -> None:
     """PyTorch's older exporter concatenates the scales of a Resize from two Constant nodes; others multiply sizes."""
-    model = graph_of(f"""(float[1, 2, 4, 4] x, float[3, 2, 1, 1] w) => (float[1, 3, 8, 8] y) {{
+    text = f"""(float[1, 2, 4, 4] x, float[3, 2, 1, 1] w) => (float[1, 3, 8, 8] y) {{
             h = Conv (x, w)
             ones = Constant <value = float[2] {{1, 1}}> ()
             by = Constant <value = float[2] {{2, 2}}> ()
@@ -247,8 +238,8 @@ def test_numbers_that_only_compute_a_size_are_no_parameters(scales: str) -> None
             by4 = Constant <value = float[4] {{0.5, 0.5, 1, 1}}> ()
             {scales}
             y = Resize <mode = "nearest"> (h, , c)
-        }}""")
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((3, 2, 1, 1), np.float32), "w"))
+        }}"""
+    model = graph_of(text, w=np.ones((3, 2, 1, 1), np.float32))
     assert gradients(og.augment(model, wrt="parameters")) == ["w"]
 
 

@@ -21,6 +21,7 @@ from tests.support.families import (
     match_parameters,
     reference_gradients,
 )
+from tests.support.training_nets import off
 
 BY_NAME = {family.name: family for family in FAMILIES}
 
@@ -58,13 +59,9 @@ def _references(name: str, training: bool) -> tuple[torch.nn.Module, torch.Tenso
     return module, x, y, seed, want, single
 
 
-def _relative(got: np.ndarray, want: np.ndarray) -> float:
-    return float(np.linalg.norm(got - want) / max(np.linalg.norm(want), 1e-12))
-
-
 def _assert_close(got: np.ndarray, want: np.ndarray, float32: np.ndarray, name: str) -> None:
-    limit = max(1e-3, 5 * _relative(float32, want))
-    assert _relative(got, want) <= limit, f"{name}: off by {_relative(got, want):.1e}, allowed {limit:.1e}"
+    limit = max(1e-3, 5 * off(float32, want))
+    assert off(got, want) <= limit, f"{name}: off by {off(got, want):.1e}, allowed {limit:.1e}"
 
 
 def _assert_parameters_close(
@@ -76,9 +73,7 @@ def _assert_parameters_close(
 
 
 @pytest.mark.filterwarnings("ignore:The exporter folded BatchNormalizations")
-@pytest.mark.filterwarnings(
-    "ignore:The exporter computed 'expand' from 'cls_token'"
-)  # for each sample of a fixed batch
+@pytest.mark.filterwarnings("ignore:The exporter computed 'expand' from 'cls_token'")  # for each sample of a batch
 @pytest.mark.parametrize(("name", "options"), _variants())
 def test_gradients_equal_autograd(name: str, options: dict[str, bool]) -> None:
     family: Family = BY_NAME[name]

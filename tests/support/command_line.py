@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
 from typer.testing import CliRunner, Result
 
 from onnx_convgrad.cli.app import app
+from tests.support.one_input import graph_of
 
 
 def invoke(*arguments: object, status: int = 0) -> Result:
@@ -22,23 +22,24 @@ def invoke(*arguments: object, status: int = 0) -> Result:
     return result
 
 
-def process(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "onnx_convgrad", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "40"})
+def process(*arguments: object, status: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process of its own; it must end with this status."""
+    command, environment = (
+        [sys.executable, "-m", "onnx_convgrad", *map(str, arguments)],
+        {**os.environ, "COLUMNS": "40"},
+    )
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert result.returncode == status, result.stdout + result.stderr
+    return result
 
 
 def convs() -> onnx.ModelProto:
     """Two convolutions over a batch of images of any size."""
-    proto: onnx.ModelProto = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 17]>
-        g (float[N, 3, H, W] image) => (float[N, 4, P, Q] y) {
-            a = Conv <pads = [1, 1, 1, 1]> (image, w1, b1)
-            r = Relu (a)
-            y = Conv <strides = [2, 2]> (r, w2)
-        }""")
-    generator = np.random.default_rng(0)
-    for name, shape in {"w1": (4, 3, 3, 3), "b1": (4,), "w2": (4, 4, 3, 3)}.items():
-        proto.graph.initializer.append(numpy_helper.from_array(generator.standard_normal(shape).astype("f"), name))
-    return proto
+    text = """(float[N, 3, H, W] image) => (float[N, 4, P, Q] y) {
+        a = Conv <pads = [1, 1, 1, 1]> (image, w1, b1) r = Relu (a) y = Conv <strides = [2, 2]> (r, w2)
+    }"""
+    draw, shapes = np.random.default_rng(0).standard_normal, {"w1": (4, 3, 3, 3), "b1": (4,), "w2": (4, 4, 3, 3)}
+    return graph_of(text, **{name: draw(shape).astype(np.float32) for name, shape in shapes.items()})
 
 
 def stored(folder: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,9 +17,11 @@ from onnx_convgrad.runtime import run
 Function = Callable[[torch.Tensor], torch.Tensor]
 
 
-def graph_of(text: str, *, opset: int = 17, domains: str = "") -> onnx.ModelProto:
+def graph_of(text: str, *, opset: int = 17, domains: str = "", **initializers: np.ndarray) -> onnx.ModelProto:
     """A model of the graph `text`, from its inputs on; `domains` lists further opset imports."""
-    return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}{domains}]> g {text}')
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}{domains}]> g {text}')
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in initializers.items())
+    return model
 
 
 def parsed(body: str, shape: str, *initializers: np.ndarray) -> onnx.ModelProto:
@@ -70,6 +73,12 @@ def gradients(made: onnx.ModelProto) -> list[str]:
     assert names[0] == "y" or names[0].endswith("_grad")
     assert all(name.endswith("_grad") for name in names[1:])
     return [name.removesuffix("_grad") for name in names if name != "y"]
+
+
+def gradient_map(made: onnx.ModelProto) -> dict[str, str]:
+    """Values and the outputs that hold their gradients, by the metadata."""
+    found: dict[str, str] = json.loads({p.key: p.value for p in made.metadata_props}["onnx_convgrad.gradients"])
+    return found
 
 
 def mark(model: onnx.ModelProto, name: str, key: str, value: str) -> None:

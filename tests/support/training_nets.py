@@ -20,16 +20,10 @@ import onnx_convgrad as og
 from onnx_convgrad import optim
 from onnx_convgrad.runtime import run, session
 from tests.support.families import export
+from tests.support.one_input import graph_of
 
 Feeds = dict[str, np.ndarray]
 Batch = dict[str, torch.Tensor]
-
-
-def parsed(text: str, opset: int = 17, **initializers: np.ndarray) -> onnx.ModelProto:
-    """A model in ONNX's text form, with initializers by name."""
-    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}]> g {text}')
-    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in initializers.items())
-    return model
 
 
 X, A, B = (np.random.default_rng(i).standard_normal((4, n)).astype(np.float32) for i, n in ((3, 3), (4, 2), (5, 2)))
@@ -52,6 +46,21 @@ class Net(nn.Module):
         h = F.relu(self.bn2(self.conv2(h)))
         h = F.relu(self.conv3(self.drop(h)) + h)
         return self.fc(h.mean((2, 3)))
+
+
+class Formula(nn.Module):
+    """Parts and parameters by name, and a function of them and the input."""
+
+    def __init__(
+        self, function: Callable[[Any, torch.Tensor], torch.Tensor], **members: nn.Module | nn.Parameter
+    ) -> None:
+        super().__init__()
+        self.function = function
+        for name, member in members.items():
+            setattr(self, name, member)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self, x)
 
 
 @cache
@@ -133,8 +142,9 @@ def check_losses(ours: Callable[[Feeds], Feeds], theirs: TorchRun, batches: Iter
 
 
 def off(got: np.ndarray, want: np.ndarray | torch.Tensor) -> float:
-    """The relative error."""
+    """The relative error of an array of the same shape."""
     want = np.asarray(want.detach().numpy() if isinstance(want, torch.Tensor) else want, np.float64)
+    assert got.shape == want.shape
     return float(np.linalg.norm(got.astype(np.float64) - want) / max(float(np.linalg.norm(want)), 1e-12))
 
 
@@ -172,7 +182,7 @@ def two_outputs() -> onnx.ModelProto:
     generator = np.random.default_rng(0)
     shapes = {f"{head}.{kind}": shape for head in "ab" for kind, shape in (("weight", (3, 2)), ("bias", (2,)))}
     stored = {name: generator.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
-    return parsed(
+    return graph_of(
         """(float[N,3] x) => (float[N,2] a, float[N,2] b, float distance, int64[1,2] best) {
         [head_a] a = Gemm (x, "a.weight", "a.bias")
         [head_b] b = Gemm (x, "b.weight", "b.bias")

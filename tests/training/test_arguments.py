@@ -15,13 +15,13 @@ import torch
 import onnx_convgrad as og
 from onnx_convgrad import losses, optim
 from onnx_convgrad.callbacks import Checkpoints, EarlyStopping
-from tests.support.training_nets import parsed
+from tests.support.one_input import graph_of
 
 BATCH = {"x": np.ones((2, 4), np.float32), "target": np.asarray([0, 1])}
 
 
 def model() -> onnx.ModelProto:
-    return parsed("(float[N,4] x) => (float[N,3] y) { y = Gemm (x, w) }", w=np.ones((4, 3), np.float32))
+    return graph_of("(float[N,4] x) => (float[N,3] y) { y = Gemm (x, w) }", w=np.ones((4, 3), np.float32))
 
 
 def program(loss: Any = "cross_entropy", **options: Any) -> og.TrainingProgram:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,7 +15,7 @@ from torch import nn
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
 from tests.support.families import export
-from tests.support.training_nets import ProgramRun, TorchRun, check_losses, off
+from tests.support.training_nets import Formula, ProgramRun, TorchRun, check_losses, off
 
 
 class Block(nn.Module):
@@ -48,7 +50,7 @@ class Network(nn.Module):
         return self.second(torch.tanh(self.first(self.up(y))))
 
 
-def _fresh(build: type[nn.Module], *shape: int) -> tuple[nn.Module, onnx.ModelProto, torch.Tensor]:
+def _fresh(build: Callable[[], nn.Module], *shape: int) -> tuple[nn.Module, onnx.ModelProto, torch.Tensor]:
     torch.manual_seed(0)
     module, x = build().eval(), torch.randn(2, *shape)
     return module, export(module, x, dynamo=True, training=False), x
@@ -125,15 +127,11 @@ def test_gradients_of_inputs_leave_a_merged_file_as_it_is() -> None:
 def test_statistics_that_equal_parameters_are_their_own() -> None:
     """The exporter keeps a BatchNormalization before a convolution, with equal shift and mean, scale and variance."""
 
-    class Normalized(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm, self.conv, self.last = nn.BatchNorm1d(4), nn.Conv1d(4, 4, 3), nn.BatchNorm1d(4)
+    def build() -> Formula:
+        norm, conv, last = nn.BatchNorm1d(4), nn.Conv1d(4, 4, 3), nn.BatchNorm1d(4)
+        return Formula(lambda m, x: m.last(torch.tanh(m.conv(m.norm(x)))), norm=norm, conv=conv, last=last)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.last(torch.tanh(self.conv(self.norm(x))))
-
-    module, model, x = _fresh(Normalized, 4, 8)
+    module, model, x = _fresh(build, 4, 8)
     assert not {"norm.running_mean", "last.weight"} & set(_named(model))
     program = _program(model)
     errors = _trained_alike(program, module, x, 4, 6)
@@ -143,16 +141,12 @@ def test_statistics_that_equal_parameters_are_their_own() -> None:
 def test_tied_weights_stay_tied() -> None:
     """A module that is used twice, and a weight that two modules share."""
 
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm, self.one, self.two = nn.LayerNorm(8), nn.Conv1d(4, 4, 1), nn.Conv1d(4, 4, 1)
-            self.two.weight = self.one.weight
+    def build() -> Formula:
+        norm, one, two = nn.LayerNorm(8), nn.Conv1d(4, 4, 1), nn.Conv1d(4, 4, 1)
+        two.weight = one.weight
+        return Formula(lambda m, x: m.norm(m.two(torch.tanh(m.norm(m.one(x))))), norm=norm, one=one, two=two)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.norm(self.two(torch.tanh(self.norm(self.one(x)))))
-
-    _, model, _ = _fresh(Tied, 4, 8)
+    _, model, _ = _fresh(build, 4, 8)
     gradients = [o.name for o in og.augment(model).graph.output[1:]]
     program = _program(model)
     names = ["two.weight", "one.bias", "norm.weight", "norm.bias", "two.bias"]
@@ -189,17 +183,16 @@ def test_layers_of_a_recurrent_operation_and_normalizations_without_parameters()
 
 
 def test_biases_of_linear_layers_that_are_zero_are_trained() -> None:
-    class Head(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.last = nn.Linear(8, 6), nn.Linear(6, 3)
-            for layer in (self.first, self.last):
-                nn.init.zeros_(layer.bias)
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(m.last.bias, torch.tanh(m.first(x)), m.last.weight.T)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.addmm(self.last.bias, torch.tanh(self.first(x)), self.last.weight.T)
+    def build() -> Formula:
+        first, last = nn.Linear(8, 6), nn.Linear(6, 3)
+        for layer in (first, last):
+            nn.init.zeros_(layer.bias)
+        return Formula(forward, first=first, last=last)
 
-    module, model, x = _fresh(Head, 8)
+    module, model, x = _fresh(build, 8)
     assert not {"first.bias", "last.bias"} & set(_named(model))
     program = _program(model)
     assert {"first.bias", "last_bias"} < {p.name for p in program.manifest.parameters}  # no module computed the last
@@ -220,19 +213,15 @@ def test_biases_of_linear_layers_that_are_zero_are_trained() -> None:
 def test_a_normalization_that_is_used_twice(options: dict[str, bool], fresh: bool) -> None:
     """Exported in training mode, its second use reads the statistics that the first has updated."""
 
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.norm = nn.Conv1d(4, 4, 3), nn.BatchNorm1d(4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            first = torch.tanh(self.norm(self.conv(x)))
-            return first - self.norm(self.conv(2 * torch.cos(x)))
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        first = torch.tanh(m.norm(m.conv(x)))
+        return first - m.norm(m.conv(2 * torch.cos(x)))
 
     torch.manual_seed(0)
-    module, x = Twice(), torch.randn(3, 4, 9)
+    conv, norm = nn.Conv1d(4, 4, 3), nn.BatchNorm1d(4)
+    module, x = Formula(forward, conv=conv, norm=norm), torch.randn(3, 4, 9)
     if not fresh:
-        for value in (*module.norm.parameters(), module.norm.running_mean, module.norm.running_var):
+        for value in (*norm.parameters(), norm.running_mean, norm.running_var):
             nn.init.uniform_(value, 0.5, 1.5)
     model = export(module, x, **options)
     program = _program(model)
@@ -245,15 +234,11 @@ def test_a_normalization_that_is_used_twice(options: dict[str, bool], fresh: boo
 def test_statistics_without_notes_are_no_parameters() -> None:
     """A tool that drops the notes leaves a scale that is a variance, and a shift that is a mean."""
 
-    class Normalized(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.norm = nn.Conv1d(4, 4, 3), nn.BatchNorm1d(4)
+    def build() -> Formula:
+        conv, norm = nn.Conv1d(4, 4, 3), nn.BatchNorm1d(4)
+        return Formula(lambda m, x: torch.tanh(m.norm(torch.tanh(m.conv(x)))), conv=conv, norm=norm)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.tanh(self.norm(torch.tanh(self.conv(x))))
-
-    module, model, x = _fresh(Normalized, 4, 8)
+    module, model, x = _fresh(build, 4, 8)
     for holder in (*model.graph.node, *model.graph.initializer, *model.graph.value_info):
         del holder.metadata_props[:]
     program = _program(model)

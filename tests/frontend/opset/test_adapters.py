@@ -32,9 +32,10 @@ _REDUCES = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Su
 _POSITIVE = np.abs(X) + 1
 CROP = const([0, 0, 0.2, 0.2, 1, 1, 0.7, 0.9], np.float32)
 BOXES = const([[0.0, 0.0, 3.0, 3.0], [1.0, 1.0, 4.0, 2.0]], np.float32)
-_PLACES, _HALF = "coordinate_transformation_mode", TensorProto.FLOAT16
+_PLACES = "coordinate_transformation_mode"
 _POOLED = {"output_height": 2, "output_width": 2, "sampling_ratio": 2}
-_NEAREST, _HEADS = {_PLACES: "tf_half_pixel_for_nn"}, {"q_num_heads": 3, "kv_num_heads": 3}
+_NEAREST = {_PLACES: "tf_half_pixel_for_nn"}
+_HEADS = {"q_num_heads": 3, "kv_num_heads": 3}
 
 
 def _scales(*values: float) -> np.ndarray:
@@ -162,7 +163,7 @@ CASES = [
         "DequantizeLinear",
         23,
         [const([1, 2, 3], np.int8), const(0.1, np.float32)],
-        {"output_dtype": _HALF},
+        {"output_dtype": TensorProto.FLOAT16},
         exact=False,
     ),
     Case("QuantizeLinear", 23, [X, const(0.1, np.float32), const(3, np.uint8)], {"precision": TensorProto.FLOAT}),

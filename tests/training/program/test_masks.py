@@ -15,7 +15,8 @@ from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.runtime import run
 from onnx_convgrad.training.program.draft import empty_model
 from onnx_convgrad.training.program.masks import Masks, initial_state
-from tests.support.training_nets import arrays, build, exported, parsed
+from tests.support.one_input import graph_of
+from tests.support.training_nets import arrays, build, exported
 
 
 def drawn(
@@ -24,9 +25,8 @@ def drawn(
     """A mask, computed by the graph."""
     m = empty_model("mask")
     dims: dict[str, Any] = {"static": shape, "symbolic": [f"d{i}" for i in range(len(shape))]}
-    x = ir.Value(
-        name="x", shape=ir.Shape(dims[shapes]) if shapes in dims else None, type=ir.TensorType(ir.DataType.FLOAT)
-    )
+    shape_ = ir.Shape(dims[shapes]) if shapes in dims else None
+    x = ir.Value(name="x", shape=shape_, type=ir.TensorType(ir.DataType.FLOAT))
     seed = ir.Value(name="state", shape=ir.Shape([]), type=ir.TensorType(ir.DataType.INT32))
     m.graph.inputs.extend([x, seed])
     keep = Masks(Emitter(m.graph), seed, 3).keep(x, node, share)
@@ -110,7 +110,7 @@ def dropping(ratio: float | None, *, mask: bool = False) -> onnx.ModelProto:
     fed, stored = (", float ratio", {}) if ratio is None else ("", {"ratio": np.float32(ratio)})
     outputs, results = ("float[N,50] y, bool[N,50] mask", "y, mask") if mask else ("float[N,50] y", "y")
     text = f"(float[N,50] x{fed}) => ({outputs}) {{ [scale] h = Mul (x, w)  [dropout] {results} = Dropout (h, ratio) }}"
-    return parsed(text, w=np.ones(50, np.float32), **stored)
+    return graph_of(text, w=np.ones(50, np.float32), **stored)
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.3, 1.0])

@@ -14,6 +14,7 @@ from onnx_convgrad.backends.cuda.cuda_kernels import lacks
 from onnx_convgrad.runtime import run
 from tests.support.families import FAMILIES
 from tests.support.families import exported as export_family
+from tests.support.one_input import graph_of
 from tests.support.training_nets import (
     A,
     B,
@@ -24,7 +25,6 @@ from tests.support.training_nets import (
     check_halves,
     exported,
     off,
-    parsed,
     two_outputs,
 )
 
@@ -151,7 +151,7 @@ def test_outputs_keep_names_and_types() -> None:
 
 def test_constants_that_float16_cannot_hold_stay_in_float32() -> None:
     """A mask of -1e9 would become an infinity."""
-    model = parsed(
+    model = graph_of(
         "(float[N,3] x) => (float[N,2] y) { [product] h = MatMul (x, w)  [masked] y = Add (h, mask) }",
         w=np.ones((3, 2), np.float32),
         mask=np.array([0, -1e9], np.float32),
@@ -187,7 +187,7 @@ def test_gradients_have_the_digits_of_bfloat16() -> None:
     text = """(float[N,6] x) => (float[N,4] y) {
         [a] h = Gemm (x, "a.w", "a.b")  [r] r = Relu (h)  [b] y = Gemm (r, "b.w", "b.b")
     }"""
-    model = parsed(text, 21, **stored)
+    model = graph_of(text, opset=21, **stored)
     feed = {"x": rng.normal(size=(8, 6)).astype(np.float32), "target": rng.normal(size=(8, 4)).astype(np.float32)}
     found = {}
     for precision in ("float32", "bfloat16"):
