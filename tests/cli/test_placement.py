@@ -5,28 +5,21 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import onnx
 import pytest
-from onnx import parser
 
 import onnx_convgrad as og
 from onnx_convgrad.cli.placement import Fallen, _placed, placement, predicted_placement
 from onnx_convgrad.runtime.providers import CPU, CUDA
 from tests.support.command_line import invoke
+from tests.support.one_input import graph_of
 
-MODEL = parser.parse_model(
-    '<ir_version: 10, opset_import: ["" : 21]> g (float[N,3,5] x) => (float[N,a] y)'
+MODEL = graph_of(
+    "(float[N,3,5] x) => (float[N,a] y)"
     " <int64[1] minus = {-1}, int64[1] zero = {0}>"
-    " { s = Shape (x) n = Gather (s, zero) to = Concat <axis = 0> (n, minus) c = Celu (x) y = Reshape (c, to) }"
+    " { [shape] s = Shape (x) [gather] n = Gather (s, zero) [concat] to = Concat <axis = 0> (n, minus)"
+    " [celu] c = Celu (x) [reshape] y = Reshape (c, to) }",
+    opset=21,
 )
-
-
-def _named() -> onnx.ModelProto:
-    model = onnx.ModelProto()
-    model.CopyFrom(MODEL)
-    for node in model.graph.node:
-        node.name = node.op_type.lower()
-    return model
 
 
 def test_on_the_cpu_everything_is_on_the_cpu() -> None:
@@ -46,7 +39,7 @@ def test_fallen_nodes_are_distinguished_from_size_arithmetic() -> None:
         (CPU, [("celu", "Celu")]),
         (CUDA, [("reshape", "Reshape")]),
     ]
-    found = _placed(_named(), groups, CUDA, "a test")
+    found = _placed(MODEL, groups, CUDA, "a test")
     assert found.counts == {CUDA: 2, CPU: 3}
     assert found.arithmetic == 2
     assert found.fallen == (Fallen("celu", "Celu", "CUDA has no such operator"),)
@@ -62,7 +55,7 @@ def test_fallen_nodes_are_distinguished_from_size_arithmetic() -> None:
 
 
 def test_the_table_of_kernels_predicts_it() -> None:
-    found = predicted_placement(_named())
+    found = predicted_placement(MODEL)
     assert found.fallen == (Fallen("celu", "Celu", "CUDA has no such operator"),)
     assert found.counts == {CUDA: 4, CPU: 1}
 
@@ -76,11 +69,8 @@ def test_an_old_runtime_that_reports_no_placement_is_refused(monkeypatch: pytest
 
 
 def test_explain_shows_the_placement(digits_cnn: Path) -> None:
-    result = invoke("explain", digits_cnn, "--placement")
-    assert result.exit_code == 0
-    assert "Placement (ONNX Runtime " in result.stdout
+    assert "Placement (ONNX Runtime " in invoke("explain", digits_cnn, "--placement").stdout
     result = invoke("explain", digits_cnn, "--placement", "--target", "cuda")
-    assert result.exit_code == 0
     assert "Placement (predicted from CUDA's kernels)" in result.stdout
     assert "0 fell back" in result.stdout
 
@@ -99,6 +89,6 @@ def test_explain_reports_a_missing_cuda_provider(digits_cnn: Path) -> None:
 
     if CUDA in onnxruntime.get_available_providers():
         pytest.skip("this ONNX Runtime has CUDA")
-    result = invoke("explain", digits_cnn, "--providers", "cuda")
-    assert (result.exit_code, result.stdout) == (2, "")
+    result = invoke("explain", digits_cnn, "--providers", "cuda", status=2)
+    assert result.stdout == ""
     assert f"has no {CUDA} here" in result.stderr

@@ -15,7 +15,6 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import numpy_helper
 from PIL import Image
 from sklearn.datasets import load_digits
 from typer.testing import Result
@@ -25,10 +24,11 @@ from onnx_convgrad.cli.train_plot import plot
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.training.run.interruption import Interruption
 from tests.support.command_line import invoke as invoke_command
+from tests.support.training_nets import untrained
 
 
-def invoke(*arguments: object) -> Result:
-    return invoke_command("train", *arguments)
+def invoke(*arguments: object, status: int = 0) -> Result:
+    return invoke_command("train", *arguments, status=status)
 
 
 @pytest.fixture(scope="module")
@@ -40,21 +40,15 @@ def course(tmp_path_factory: pytest.TempPathFactory, digits_cnn: Path) -> Path:
     images, labels = (digits.images[order][:, None] / 16).astype("f"), digits.target[order]
     for name, part in {"train": slice(0, 640), "test": slice(640, 1000)}.items():
         np.savez(folder / f"{name}.npz", image=images[part], target=labels[part])
-    model = onnx.load(digits_cnn)
-    for tensor in model.graph.initializer:
-        array = numpy_helper.to_array(tensor)
-        if array.ndim > 1:
-            fresh = generator.standard_normal(array.shape) * np.sqrt(2 / np.prod(array.shape[1:]))
-            tensor.CopyFrom(numpy_helper.from_array(fresh.astype(array.dtype), tensor.name))
-    onnx.save(model, folder / "model.onnx")
+    onnx.save(untrained(digits_cnn, generator), folder / "model.onnx")
     return folder
 
 
 BASIC = ["--loss", "cross_entropy", "--threads", "1", "--batch-size", "64"]
 
 
-def train(course: Path, out: Path, *more: object) -> Result:
-    return invoke(course / "model.onnx", "--data", course / "train.npz", *BASIC, "--out", out, *more)
+def train(course: Path, out: Path, *more: object, status: int = 0) -> Result:
+    return invoke(course / "model.onnx", "--data", course / "train.npz", *BASIC, "--out", out, *more, status=status)
 
 
 def accuracy(model: Path, course: Path) -> float:
@@ -68,7 +62,6 @@ def test_a_model_is_trained(course: Path, tmp_path: Path) -> None:
     out, picture = tmp_path / "run", tmp_path / "loss.png"
     options = ["--validation", course / "test.npz", "--epochs", 4, "--lr", 0.01, "--schedule", "onecycle"]
     result = train(course, out, *options, "--keep", 2, "--plot", picture)
-    assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     heading = "epoch loss accuracy validation loss validation accuracy learning rate seconds samples/s"
     assert lines[0].split() == heading.split()
@@ -84,18 +77,17 @@ def test_a_model_is_trained(course: Path, tmp_path: Path) -> None:
     assert len((out / "history.csv").read_text().splitlines()) == 5
     with Image.open(picture) as drawn:
         assert drawn.size[0] > 1000
-    again = train(course, out)
-    assert again.exit_code == 2
+    again = train(course, out, status=2)
     assert "already holds a run. Continue it with `python -m onnx_convgrad train --resume" in again.stderr
 
 
 def test_json_and_quiet(course: Path, tmp_path: Path) -> None:
     result = train(course, tmp_path / "run", "--epochs", 1, "--json", "--metric", "accuracy,top3")
     found = json.loads(result.stdout)
-    assert result.exit_code == 0 and result.stderr == "" and found["interrupted"] is None
+    assert result.stderr == "" and found["interrupted"] is None
     assert set(found["history"][0]) >= {"epoch", "loss", "accuracy", "top3", "samples_per_second"}
     quiet = train(course, tmp_path / "other", "--epochs", 1, "-q", "--log", tmp_path / "log.jsonl")
-    assert (quiet.exit_code, quiet.output) == (0, "")
+    assert quiet.output == ""
     (row,) = map(json.loads, (tmp_path / "log.jsonl").read_text().splitlines())
     assert row["loss"] == found["history"][0]["loss"] and Path(found["trained"]).is_file()
 
@@ -118,7 +110,6 @@ def test_a_run_resumed_after_ctrl_c_equals_an_undisturbed_one(course: Path, tmp_
     assert said.strip().splitlines()[-1] == f"  python -m onnx_convgrad train --resume '{out}'"
     resumed = invoke("--resume", out, "--json")
     undisturbed = invoke(*options, whole, "--json")
-    assert (resumed.exit_code, undisturbed.exit_code) == (0, 0)
     histories = [json.loads(result.stdout)["history"] for result in (resumed, undisturbed)]
     for row in [row for history in histories for row in history]:
         del row["seconds"], row["samples_per_second"]
@@ -147,13 +138,11 @@ def test_a_second_signal_has_its_usual_effect(number: signal.Signals, status: in
 
 def test_a_finished_run_continues_with_more_epochs(course: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    assert train(course, out, "--epochs", 1).exit_code == 0
+    train(course, out, "--epochs", 1)
     more = invoke("--resume", out, "--epochs", 2, "--json")
-    assert more.exit_code == 0, more.output
     assert [row["epoch"] for row in json.loads(more.stdout)["history"]] == [1, 2]
     assert tomllib.loads((out / "train.toml").read_text())["epochs"] == 2
-    refused = invoke("--resume", out, "--batch-size", 32)
-    assert refused.exit_code == 2
+    refused = invoke("--resume", out, "--batch-size", 32, status=2)
     assert f"--batch-size cannot change while the run goes on: in '{out}' it is 64, not 32" in refused.stderr
 
 
@@ -177,8 +166,7 @@ def test_the_command_line_overrides_a_toml_file(course: Path, tmp_path: Path) ->
         [optimizer-options]
         nesterov = true
     """)
-    result = invoke("--config", tmp_path / "train.toml", "--epochs", 1, "--clip-norm", 2, "--json")
-    assert result.exit_code == 0, result.output
+    invoke("--config", tmp_path / "train.toml", "--epochs", 1, "--clip-norm", 2, "--json")
     written = tomllib.loads((tmp_path / "run" / "train.toml").read_text())
     assert written["epochs"] == 1 and written["clip-norm"] == 2 and written["batch-size"] == 32
     manifest = json.loads((tmp_path / "run" / "program" / "manifest.json").read_text())
@@ -240,8 +228,8 @@ def test_a_wrong_file_is_refused(text: str, message: str, tmp_path: Path) -> Non
 def test_wrong_options_leave_nothing_behind(options: list[str], message: str, course: Path, tmp_path: Path) -> None:
     given = dict(zip(options[::2], options[1::2], strict=True))
     usual = {"--data": course / "train.npz", "--loss": "cross_entropy", "--batch-size": 64, "--out": tmp_path / "run"}
-    result = invoke(course / "model.onnx", *(x for pair in (usual | given).items() for x in pair))
-    assert result.exit_code == 2 and message in result.stderr and result.stdout == ""
+    result = invoke(course / "model.onnx", *(x for pair in (usual | given).items() for x in pair), status=2)
+    assert message in result.stderr and result.stdout == ""
     assert not (tmp_path / "run").exists()
 
 
@@ -254,8 +242,7 @@ def test_missing_options_are_named(course: Path, tmp_path: Path) -> None:
         (["--resume", tmp_path], "is not the folder of a run: there is no train.toml"),
         ([model, "--out", course], "already exists and is not a run"),
     ):
-        result = invoke(*arguments)
-        assert result.exit_code == 2 and message in result.stderr
+        assert message in invoke(*arguments, status=2).stderr
 
 
 # -- data and results --------------------------------------------------------------------------------------------------
@@ -269,12 +256,12 @@ def test_a_folder_of_images(course: Path, tmp_path: Path) -> None:
         Image.fromarray((digits.images[i] * 15).astype(np.uint8)).resize((24, 24)).save(path / f"{i}.png")
     options = ["--validation", 0.2, "--loss", "cross_entropy", "--epochs", 1, "--mean", 0.3, "--std", "0.4", "-q"]
     result = invoke(course / "model.onnx", "--data", tmp_path / "digits", *options, "--out", tmp_path / "run")
-    assert result.exit_code == 0, result.output
     assert json.loads((tmp_path / "run" / "classes.json").read_text()) == [f"class{i}" for i in range(10)]
     (tmp_path / "digits" / "other").mkdir()
     Image.new("L", (8, 8)).save(tmp_path / "digits" / "other" / "0.png")
-    result = invoke(course / "model.onnx", "--data", tmp_path / "digits", *options, "--out", tmp_path / "more")
-    assert result.exit_code == 2 and "The data has 11 classes; the output 'logits' has 10." in result.stderr
+    more = [*options, "--out", tmp_path / "more"]
+    result = invoke(course / "model.onnx", "--data", tmp_path / "digits", *more, status=2)
+    assert "The data has 11 classes; the output 'logits' has 10." in result.stderr
 
 
 def test_arrays_of_several_files(course: Path, tmp_path: Path) -> None:
@@ -286,14 +273,14 @@ def test_arrays_of_several_files(course: Path, tmp_path: Path) -> None:
     whole = train(course, tmp_path / "whole", "--epochs", 1, "--json")
     losses = [json.loads(r.stdout)["history"][0]["loss"] for r in (result, whole)]
     assert losses[0] == losses[1]
-    doubled = invoke(course / "model.onnx", *named, "--data", tmp_path / "y.npy", *BASIC, "--out", tmp_path / "more")
-    assert doubled.exit_code == 2 and "There is more than one array 'y'. Give each a name: NAME=PATH." in doubled.stderr
+    doubled = invoke(course / "model.onnx", *named, "--data", tmp_path / "y.npy", *BASIC, status=2)
+    assert "There is more than one array 'y'. Give each a name: NAME=PATH." in doubled.stderr
 
 
 def test_a_loss_that_is_not_a_number_ends_the_run(course: Path, tmp_path: Path) -> None:
     picture = tmp_path / "loss.png"
-    result = train(course, tmp_path / "run", "--optimizer", "sgd", "--lr", 1e30, "--plot", picture, "--json")
-    assert result.exit_code == 1 and picture.is_file()
+    result = train(course, tmp_path / "run", "--optimizer", "sgd", "--lr", 1e30, "--plot", picture, "--json", status=1)
+    assert picture.is_file()
     assert [row["loss"] for row in json.loads(result.stdout)["history"]] == [None]
     assert "Warning: The loss is not a number. Try a lower --lr" in result.stderr
     assert len((tmp_path / "run" / "history.csv").read_text().splitlines()) == 2

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
-import onnx
 import pytest
 import torch
+from torch.nn import Parameter
 from torch.nn import functional as F
 
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
 from tests.support.families import export
 from tests.support.one_input import FOLDED, KIND, graph_of, mark
+from tests.support.training_nets import Formula, off
 
 
 def test_warning_of_a_parameter_that_also_acts_through_a_folded_value() -> None:
@@ -25,78 +29,61 @@ def test_warning_of_a_parameter_that_also_acts_through_a_folded_value() -> None:
     og.augment(model, wrt="inputs")
 
 
-class Tied(torch.nn.Module):
+def tied() -> Formula:
     """An encoder, and a decoder with the same kernels turned around."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.encode = torch.nn.Conv2d(3, 4, 3, bias=False)
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(torch.tanh(m.encode(x)), m.encode.weight.transpose(0, 1).flip(2, 3), padding=2)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.conv2d(torch.tanh(self.encode(x)), self.encode.weight.transpose(0, 1).flip(2, 3), padding=2)
+    return Formula(forward, encode=torch.nn.Conv2d(3, 4, 3, bias=False))
 
 
-def test_a_file_that_was_not_optimized_keeps_weights_tied() -> None:
-    torch.manual_seed(0)
-    net, x = Tied(), torch.randn(2, 3, 6, 6)
-    y = net(x)
-    seed = torch.randn_like(y)
-    (want,) = torch.autograd.grad(y, [net.encode.weight], seed)
-    folded, whole = (export(net, x, dynamo=True, training=False, fold=fold) for fold in (True, False))
-    with pytest.warns(UserWarning, match=r"from 'encode.weight', and it is a value of its own now"):
-        og.vjp(folded, wrt="parameters")
-    got = run(og.vjp(whole, wrt="parameters"), {"x": x.numpy(), "y_grad": seed.numpy()})
-    assert list(got) == ["encode.weight_grad"]
-    assert np.linalg.norm(got["encode.weight_grad"] - want.numpy()) < 1e-5 * np.linalg.norm(want.numpy())
-
-
-class Computed(torch.nn.Module):
+def computed() -> Formula:
     """A scale that is learned as its logarithm, and kernels that are standardized."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.log_scale = torch.nn.Conv2d(3, 4, 3, bias=False), torch.nn.Parameter(torch.randn(4, 1, 1))
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        w = m.conv.weight
+        return F.conv2d(x, (w - w.mean((1, 2, 3), keepdim=True)) / w.norm()) * m.log_scale.exp()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        w = self.conv.weight
-        return F.conv2d(x, (w - w.mean((1, 2, 3), keepdim=True)) / w.norm()) * self.log_scale.exp()
+    return Formula(forward, conv=torch.nn.Conv2d(3, 4, 3, bias=False), log_scale=Parameter(torch.randn(4, 1, 1)))
 
 
-def test_arithmetic_on_parameters() -> None:
+@pytest.mark.parametrize(
+    ("make", "messages"),
+    [
+        (tied, ["from 'encode.weight', and it is a value of its own now"]),
+        (computed, [f"from '{name}': the gradient is that of" for name in ("conv.weight", "log_scale")]),
+    ],
+)
+def test_arithmetic_on_parameters(make: Callable[[], torch.nn.Module], messages: list[str]) -> None:
     """Declared parameters are trained wherever they act; a warning names values that the exporter computed from them."""
     torch.manual_seed(0)
-    net, x = Computed(), torch.randn(2, 3, 6, 6)
+    net, x = make(), torch.randn(2, 3, 6, 6)
     y = net(x)
-    seed = torch.randn_like(y)
-    want = torch.autograd.grad(y, [net.conv.weight, net.log_scale], seed)
+    seed, parameters = torch.randn_like(y), dict(net.named_parameters())
+    want = dict(zip(parameters, torch.autograd.grad(y, list(parameters.values()), seed), strict=True))
     folded, whole = (export(net, x, dynamo=True, training=False, fold=fold) for fold in (True, False))
     with pytest.warns(UserWarning, match="The exporter computed") as caught:
         og.vjp(folded, wrt="parameters")
-    told = " ".join(str(warning.message) for warning in caught)
-    assert "from 'conv.weight': the gradient is that of" in told
-    assert "from 'log_scale': the gradient is that of" in told
+    text = " ".join(str(warning.message) for warning in caught)
+    assert all(message in text for message in messages)
     got = run(og.vjp(whole, wrt="parameters"), {"x": x.numpy(), "y_grad": seed.numpy()})
-    assert set(got) == {"conv.weight_grad", "log_scale_grad"}
-    for name, gradient in zip(("conv.weight", "log_scale"), want, strict=True):
-        assert np.linalg.norm(got[f"{name}_grad"] - gradient.numpy()) < 1e-5 * np.linalg.norm(gradient.numpy())
+    assert set(got) == {f"{name}_grad" for name in want}
+    for name, gradient in want.items():
+        assert off(got[f"{name}_grad"], gradient) < 1e-5
 
 
-class Scaled(torch.nn.Module):
+def scaled() -> Formula:
     """A learned temperature and a learned exponent beside a convolution; a constant of the module's own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.pool = torch.nn.Conv2d(3, 4, 3), torch.nn.Module()
-        self.pool.p, self.pool.scale = torch.nn.Parameter(torch.ones(1) * 3), torch.nn.Parameter(torch.tensor(0.7))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.conv(x).abs().pow(self.pool.p).mean((2, 3)) * self.pool.scale * 2
+    pool = Formula(lambda _, x: x, p=Parameter(torch.ones(1) * 3), scale=Parameter(torch.tensor(0.7)))
+    conv = torch.nn.Conv2d(3, 4, 3)
+    return Formula(lambda m, x: m.conv(x).abs().pow(m.pool.p).mean((2, 3)) * m.pool.scale * 2, conv=conv, pool=pool)
 
 
 def test_warning_of_values_that_may_be_parameters() -> None:
     """The older exporter does not declare whether scalars and exponents are parameters; the newer one does."""
     torch.manual_seed(0)
-    net, x = Scaled(), torch.randn(2, 3, 6, 6)
+    net, x = scaled(), torch.randn(2, 3, 6, 6)
     older, newer = (export(net, x, dynamo=dynamo, training=False, fold=False) for dynamo in (False, True))
     with pytest.warns(UserWarning, match="'pool.p', 'pool.scale' may be parameters or constants.* Name them in wrt"):
         assert {o.name for o in og.vjp(older, wrt="parameters").graph.output} == {"conv.weight_grad", "conv.bias_grad"}
@@ -107,82 +94,62 @@ def test_warning_of_values_that_may_be_parameters() -> None:
 
 def test_constants_that_an_exporter_names_with_dots_are_no_members() -> None:
     """Paddle's exporter names constants like this, and parameters as in conv2d_0.w_0."""
+    body = """c = Conv (x, "conv2d_0.w_0") d = Clip (c, , "helper.constant.1")
+        e = Div (d, "p2o.pd_op.full.0.0") y = Mul (e, "scale_0.w_0")"""
     stored = {"conv2d_0.w_0": [2, 3, 3, 3], "helper.constant.1": [], "p2o.pd_op.full.0.0": [1], "scale_0.w_0": [1]}
-    graph = onnx.helper.make_graph(
-        [
-            onnx.helper.make_node("Conv", ["x", "conv2d_0.w_0"], ["c"]),
-            onnx.helper.make_node("Clip", ["c", "", "helper.constant.1"], ["d"]),
-            onnx.helper.make_node("Div", ["d", "p2o.pd_op.full.0.0"], ["e"]),
-            onnx.helper.make_node("Mul", ["e", "scale_0.w_0"], ["y"]),
-        ],
-        "g",
-        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 3, 5, 5])],
-        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)],
-        [onnx.numpy_helper.from_array(np.full(shape, 6, np.float32), name) for name, shape in stored.items()],
-    )
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
+    weights = {name: np.full(shape, 6, np.float32) for name, shape in stored.items()}
+    model = graph_of(f"(float[1,3,5,5] x) => (float[1,2,3,3] y) {{ {body} }}", opset=21, **weights)
     with pytest.warns(UserWarning, match="^'scale_0.w_0' may be parameters") as caught:
         og.augment(model)
     assert len(caught) == 1
 
 
-class Decay(torch.nn.Module):
+def decay() -> Formula:
     """A rate that is learned as its logarithm and given an axis last, as in state space models."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.log_rate, self.seen = torch.nn.Parameter(torch.randn(3, 4)), torch.nn.Linear(4, 4)
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        return (m.seen(x)[:, None] * (-torch.exp(m.log_rate))[None]).exp().sum(1)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (self.seen(x)[:, None] * (-torch.exp(self.log_rate))[None]).exp().sum(1)
+    return Formula(forward, log_rate=Parameter(torch.randn(3, 4)), seen=torch.nn.Linear(4, 4))
 
 
-def test_warning_of_arithmetic_before_a_change_of_layout() -> None:
-    torch.manual_seed(0)
-    model = export(Decay(), torch.randn(2, 4), dynamo=True, training=False, fold=True)
-    with pytest.warns(UserWarning, match="'unsqueeze_1' from 'log_rate': the gradient is that of 'unsqueeze_1'"):
-        og.vjp(model, wrt="parameters")
-
-
-class Experts(torch.nn.Module):
+def experts() -> Formula:
     """Weights that are selected by the data, and a temperature that is learned as its logarithm."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate, self.weights = torch.nn.Linear(6, 4), torch.nn.Parameter(torch.randn(4, 6, 5))
-        self.log_scale = torch.nn.Parameter(torch.tensor(0.3))
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        chosen = m.weights[m.gate(x).argmax(-1)]
+        return (x[:, None] @ chosen)[:, 0] * m.log_scale.exp() + m.gate(x).mean()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        chosen = self.weights[self.gate(x).argmax(-1)]
-        return (x[:, None] @ chosen)[:, 0] * self.log_scale.exp() + self.gate(x).mean()
+    gate, weights = torch.nn.Linear(6, 4), Parameter(torch.randn(4, 6, 5))
+    return Formula(forward, gate=gate, weights=weights, log_scale=Parameter(torch.tensor(0.3)))
 
 
-def test_warning_of_a_folded_value_that_is_no_operand_for_parameters() -> None:
-    torch.manual_seed(0)
-    model = export(Experts(), torch.randn(3, 6), dynamo=True, training=False, fold=True)
-    with pytest.warns(UserWarning, match=r"\(of 'log_scale'\).* may be parameters or constants"):
-        og.vjp(model, wrt="parameters")
-
-
-class Times(torch.nn.Module):
+def times(m: Any, x: torch.Tensor) -> torch.Tensor:
     """Sines and cosines of a time, as diffusion networks embed it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = torch.nn.Linear(8, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        angles = x[:, None] * torch.exp(-np.log(100) * torch.arange(4, dtype=torch.float32) / 4)[None]
-        return self.linear(torch.cat([angles.sin(), angles.cos()], 1))
+    angles = x[:, None] * torch.exp(-np.log(100) * torch.arange(4, dtype=torch.float32) / 4)[None]
+    return m.linear(torch.cat([angles.sin(), angles.cos()], 1))
 
 
 def test_no_warning_of_values_computed_from_constants() -> None:
-    model = export(Times(), torch.randn(3), dynamo=True, training=False, fold=True)
+    model = export(Formula(times, linear=torch.nn.Linear(8, 3)), torch.randn(3), dynamo=True, training=False, fold=True)
     assert len(og.vjp(model, wrt="parameters").graph.output) == 2
 
 
-def test_warning_of_a_folded_normalization() -> None:
-    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
-    model = export(net, torch.randn(2, 3, 6, 6), dynamo=True, training=False, fold=True)
-    with pytest.warns(UserWarning, match="folded BatchNormalizations into .*Conv.* keep their statistics"):
+def normalized() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "message"),
+    [
+        (decay, (2, 4), "'unsqueeze_1' from 'log_rate': the gradient is that of 'unsqueeze_1'"),
+        (experts, (3, 6), r"\(of 'log_scale'\).* may be parameters or constants"),
+        (normalized, (2, 3, 6, 6), "folded BatchNormalizations into .*Conv.* keep their statistics"),
+    ],
+    ids=["arithmetic before a change of layout", "no operand for parameters", "normalization"],
+)
+def test_warning_of_a_folded_value(make: Callable[[], torch.nn.Module], shape: tuple[int, ...], message: str) -> None:
+    torch.manual_seed(0)
+    model = export(make(), torch.randn(shape), dynamo=True, training=False, fold=True)
+    with pytest.warns(UserWarning, match=message):
         og.vjp(model, wrt="parameters")

@@ -16,6 +16,7 @@ from onnx_convgrad.pipeline.stages import build
 from onnx_convgrad.runtime import run
 from tests.support.families import export
 from tests.support.one_input import FOLDED, KIND, gradients, graph_of, mark
+from tests.support.training_nets import Formula, TorchRun, check_losses
 
 
 def close(got: dict[str, np.ndarray], want: dict[str, torch.Tensor], rtol: float, atol: float = 0) -> None:
@@ -159,71 +160,45 @@ def test_weights_that_are_stored_as_integers() -> None:
         assert gradients(og.augment(running)) == ["b"]
 
 
-@pytest.mark.parametrize(("dynamo", "layers"), [(True, 1), (False, 1), (False, 2)])
+@pytest.mark.parametrize(("dynamo", "layers"), [(True, 1), (False, 1), (False, 2), (False, 0)])
 def test_members_of_a_fresh_network_are_separate(dynamo: bool, layers: int) -> None:
     """Exporters merge scales with variances, and shifts with means: gradients must not include those of statistics.
 
-    The older one keeps all names, which separate two layers, too; the newer one writes notes.
+    The older one keeps all names, which separate two layers, too; the newer one writes notes. Without further layers
+    the normalization is alone.
     """
     torch.manual_seed(0)
     normalized = [part for _ in range(layers) for part in (torch.nn.Tanh(), torch.nn.BatchNorm2d(4))]
-    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), *normalized).eval()
-    x, seed = torch.randn(2, 3, 6, 6), torch.randn(2, 4, 4, 4)
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), *normalized) if layers else torch.nn.BatchNorm2d(3)
+    x = torch.randn(2, 3, 6, 6)
+    y = net.eval()(x)
+    seed = torch.randn_like(y)
     model = export(net, x, dynamo=dynamo, training=False, fold=dynamo)
-    want = torch.autograd.grad(net(x), list(net.parameters()), seed)
-    _fresh_gradients_equal(net, model, x, seed, want)
-
-
-def _fresh_gradients_equal(
-    net: torch.nn.Module, model: onnx.ModelProto, x: torch.Tensor, seed: torch.Tensor, want: tuple[torch.Tensor, ...]
-) -> None:
+    want = torch.autograd.grad(y, list(net.parameters()), seed)
     got = run(og.vjp(model, wrt="parameters"), {"x": x.numpy(), "y_grad": seed.numpy()})
     close(got, dict(zip(dict(net.named_parameters()), want, strict=True)), rtol=1e-4, atol=1e-4)
-
-
-def test_a_batch_normalization_fresh_and_alone() -> None:
-    torch.manual_seed(0)
-    net, x, seed = torch.nn.BatchNorm2d(4).eval(), torch.randn(2, 4, 3, 3), torch.randn(2, 4, 3, 3)
-    want = torch.autograd.grad(net(x), list(net.parameters()), seed)
-    model = export(net, x, dynamo=False, training=False, fold=False)
-    _fresh_gradients_equal(net, model, x, seed, want)
-
-
-class Twice(torch.nn.Module):
-    """A layer that is used twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.last = torch.nn.Linear(40, 40), torch.nn.Linear(40, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(self.layer(self.layer(x).tanh()).tanh())
 
 
 def test_a_weight_that_is_folded_for_each_of_its_uses(tmp_path: Path) -> None:
     """The newer exporter stores its transpose once for each use, and merges only small copies."""
     torch.manual_seed(0)
-    net, x = Twice(), torch.randn(2, 3, 40)
+    layer, last = torch.nn.Linear(40, 40), torch.nn.Linear(40, 2)
+    net = Formula(lambda m, x: m.last(m.layer(m.layer(x).tanh()).tanh()), layer=layer, last=last)
+    x = torch.randn(2, 3, 40)
     model = export(net, x, dynamo=True, training=False, fold=True)
     copies = [i.name for i in model.graph.initializer if list(i.dims) == [40, 40]]
     assert len(copies) == 2
     got = run(og.vjp(model, wrt="parameters", seed="ones"), {"x": x.numpy()})
     program = og.build_training(model, loss="mse", optimizer=og.optim.SGD(lr=0.1))
-    want = torch.autograd.grad(net(x).sum(), net.layer.weight)[0].numpy().T
+    want = torch.autograd.grad(net(x).sum(), layer.weight)[0].numpy().T
     assert [name for name in got if name.removesuffix("_grad") in copies] == [f"{copies[0]}_grad"]
     assert np.linalg.norm(got[f"{copies[0]}_grad"] - want) < 1e-5 * np.linalg.norm(want)
-    trainer, target = og.Trainer(program), torch.randn(2, 3, 2)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        loss = F.mse_loss(net(x), target)
-        loss.backward()
-        optimizer.step()
-        got = trainer.step({"x": x.numpy(), "target": target.numpy()})
-        assert float(got["loss"]) == pytest.approx(loss.item(), rel=1e-5)
+    trainer, feeds = og.Trainer(program), {"x": x, "target": torch.randn(2, 3, 2)}
+    theirs = TorchRun(net, lambda p: torch.optim.SGD(p, 0.1), torch.float32, F.mse_loss)
+    check_losses(trainer.step, theirs, [feeds] * 3, 1e-5)
     trainer.export(tmp_path / "trained.onnx")
     trained = run(onnx.load(tmp_path / "trained.onnx"), {"x": x.numpy()})
-    np.testing.assert_allclose(next(iter(trained.values())), net(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(trained["y"], theirs.module(x).detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
 def test_a_filter_in_a_constant_node_is_no_weight() -> None:
@@ -255,7 +230,7 @@ def test_ones_and_zeros_of_an_exporter_are_no_parameters(name: str, *, affine: b
 @pytest.mark.parametrize("scales", ["c = Concat <axis = 0> (ones, by)", "c = Mul (two, by4)"])
 def test_numbers_that_only_compute_a_size_are_no_parameters(scales: str) -> None:
     """PyTorch's older exporter concatenates the scales of a Resize from two Constant nodes; others multiply sizes."""
-    model = graph_of(f"""(float[1, 2, 4, 4] x, float[3, 2, 1, 1] w) => (float[1, 3, 8, 8] y) {{
+    text = f"""(float[1, 2, 4, 4] x, float[3, 2, 1, 1] w) => (float[1, 3, 8, 8] y) {{
             h = Conv (x, w)
             ones = Constant <value = float[2] {{1, 1}}> ()
             by = Constant <value = float[2] {{2, 2}}> ()
@@ -263,8 +238,8 @@ def test_numbers_that_only_compute_a_size_are_no_parameters(scales: str) -> None
             by4 = Constant <value = float[4] {{0.5, 0.5, 1, 1}}> ()
             {scales}
             y = Resize <mode = "nearest"> (h, , c)
-        }}""")
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((3, 2, 1, 1), np.float32), "w"))
+        }}"""
+    model = graph_of(text, w=np.ones((3, 2, 1, 1), np.float32))
     assert gradients(og.augment(model, wrt="parameters")) == ["w"]
 
 

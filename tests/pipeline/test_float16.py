@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
 import pytest
-from onnx import numpy_helper
 
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
+from tests.support.one_input import graph_of
 
 BODIES = [
     "y = Clip (s, low, high)",
@@ -40,13 +39,10 @@ def test_slopes_of_computed_data(body: str) -> None:
     got: dict[str, np.ndarray] = {}
     seed = None
     for kind, dtype in (("float16", np.float16), ("float", np.float32)):
-        model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 18]>
-            g ({kind}[1, 2, 4, 4] x) => ({kind}[?, ?, ?, ?] y)
-            <int64[1] last = {{3}}, int64[1] two = {{2}}> {{
-                mean = ReduceMean (x, last)  part = Mul (mean, third)  s = Sub (x, part)  {body}
-            }}""")
-        for name, number in NUMBERS.items():
-            model.graph.initializer.append(numpy_helper.from_array(np.array(number, dtype), name))
+        text = f"""({kind}[1, 2, 4, 4] x) => ({kind}[?, ?, ?, ?] y) <int64[1] last = {{3}}, int64[1] two = {{2}}> {{
+            mean = ReduceMean (x, last)  part = Mul (mean, third)  s = Sub (x, part)  {body}
+        }}"""
+        model = graph_of(text, opset=18, **{name: np.array(number, dtype) for name, number in NUMBERS.items()})
         if seed is None:
             seed = draw.standard_normal(run(model, {"x": x})["y"].shape).astype(np.float16)
         got[kind] = run(og.vjp(model, wrt="inputs"), {"x": x.astype(dtype), "y_grad": seed.astype(dtype)})["x_grad"]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
-import json
+import runpy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -20,6 +18,8 @@ from torch.nn import functional as F
 import onnx_convgrad as og
 from onnx_convgrad.pipeline.options import COMPOSITIONS
 from onnx_convgrad.runtime import run
+from tests.support.one_input import gradient_map, graph_of
+from tests.support.training_nets import off
 
 Arrays = dict[str, np.ndarray]
 
@@ -41,8 +41,8 @@ class Net:
     @property
     def model(self) -> onnx.ModelProto:
         infos = ", ".join(f"float[{','.join(map(str, a.shape))}] {name}" for name, a in self.arrays.items())
-        text = f'<ir_version: 10, opset_import: ["": 21]> g ({infos}) => (float[] y, float loss) {{ {self.body}'
-        return onnx.parser.parse_model(text + " square = Mul(y, y) loss = ReduceSum<keepdims=0>(square) }")
+        loss = "square = Mul(y, y) loss = ReduceSum<keepdims=0>(square)"
+        return graph_of(f"({infos}) => (float[] y, float loss) {{ {self.body} {loss} }}", opset=21)
 
     def __str__(self) -> str:
         return self.name
@@ -92,12 +92,6 @@ def random_like(arrays: Sequence[Any], seed: int) -> list[np.ndarray]:
     return [generator.standard_normal(tuple(a.shape)).astype(np.float32) for a in arrays]
 
 
-def close(got: np.ndarray, want: torch.Tensor, bound: float) -> None:
-    wanted = want.detach().numpy()
-    assert got.shape == wanted.shape
-    assert np.linalg.norm(got - wanted) <= bound * np.linalg.norm(wanted)
-
-
 @pytest.mark.parametrize("net", NETS, ids=str)
 def test_hessian_vector_products_in_every_composition(net: Net) -> None:
     operands = doubles(net.arrays)
@@ -108,7 +102,7 @@ def test_hessian_vector_products_in_every_composition(net: Net) -> None:
     for composition in COMPOSITIONS:
         got = run(og.hvp(net.model, wrt="inputs", of="loss", composition=composition), feed)
         for name, w in zip(net.arrays, want, strict=True):
-            close(got[f"{name}_grad_tangent"], w, 1e-5)
+            assert off(got[f"{name}_grad_tangent"], w) < 1e-5
 
 
 def test_an_unknown_composition_is_refused() -> None:
@@ -116,11 +110,6 @@ def test_an_unknown_composition_is_refused() -> None:
         og.ArgumentError, match=r"Unknown composition 'reverse_over_revers'\. Did you mean 'reverse_over"
     ):
         og.hvp(NETS[0].model, wrt="inputs", of="loss", composition="reverse_over_revers")
-
-
-def results(model: onnx.ModelProto) -> list[str]:
-    """The outputs that hold the derivatives, in the order of `wrt`."""
-    return list(json.loads({p.key: p.value for p in model.metadata_props}["onnx_convgrad.gradients"]).values())
 
 
 @pytest.mark.parametrize("net", NETS, ids=str)
@@ -136,24 +125,13 @@ def test_augmenting_three_times(net: Net) -> None:
         want = torch.autograd.grad(value, sources, create_graph=True)
         model = og.augment(model, wrt=[*net.arrays, "y_grad"][: len(sources)], of=of)
         assert {n.domain for n in model.graph.node} == {""}
-        of = results(model)
+        of = list(gradient_map(model).values())
         got = run(model, feed)
         for name, w in zip(of, want, strict=True):
-            close(got[name], w, 1e-5)
+            assert off(got[name], w) < 1e-5
         weights = random_like(want, 2 + order)
         feed |= {f"{name}_grad": u for name, u in zip(of, weights, strict=True)}
         value = sum((w * torch.tensor(u, dtype=torch.float64)).sum() for w, u in zip(want, weights, strict=True))
-
-
-@pytest.fixture(scope="module")
-def example() -> ModuleType:
-    path = Path(__file__).parents[2] / "examples" / "gradient_penalty.py"
-    spec = importlib.util.spec_from_file_location("gradient_penalty", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def gan(z: torch.Tensor, real: torch.Tensor, share: torch.Tensor, g1: Any, g2: Any, d1: Any, d2: Any, d3: Any) -> Any:
@@ -166,9 +144,10 @@ def gan(z: torch.Tensor, real: torch.Tensor, share: torch.Tensor, g1: Any, g2: A
 
 
 @pytest.mark.parametrize("at", ["x", "z"])
-def test_gradient_penalty_against_pytorch(example: ModuleType, at: str) -> None:
+def test_gradient_penalty_against_pytorch(root: Path, at: str) -> None:
     """At `x` it is WGAN-GP's, through the critic; at `z` it passes through the generator's transposed convolutions too."""
-    model = onnx.parser.parse_model(example.GAN)
+    example = runpy.run_path(str(root / "examples" / "gradient_penalty.py"))
+    model = onnx.parser.parse_model(example["GAN"])
     shapes = {i.name: [d.dim_value for d in i.type.tensor_type.shape.dim] for i in model.graph.input}
     draw = np.random.default_rng(0).standard_normal
     feed = {name: (0.3 * draw(shape)).astype(np.float32) for name, shape in shapes.items()}
@@ -179,35 +158,31 @@ def test_gradient_penalty_against_pytorch(example: ModuleType, at: str) -> None:
     slope = torch.autograd.grad(score.sum(), place, create_graph=True)[0]
     loss = (slope.flatten(1).norm(dim=1) - 1).square().mean()
     want = torch.autograd.grad(loss, [operands[name] for name in weights])
-    got = run(example.gradient_penalty(model, weights, at), feed)
+    got = run(example["gradient_penalty"](model, weights, at), feed)
     assert float(got["loss"]) == pytest.approx(loss.item(), rel=1e-5)
     for name, w in zip(weights, want, strict=True):
-        close(got[f"{name}_grad"], w, 1e-5)
+        assert off(got[f"{name}_grad"], w) < 1e-5
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda", "web"])
 def test_a_weight_that_is_padded(target: str) -> None:
     """The gradient by x of a transposed convolution's weight gradient: its cotangent acts as a padded weight."""
-    model = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 21]> g (float[2,2,4,3] x, float[2,3,3,3] w) => (float[2,3,8,6] y)'
-        "{ y = ConvTranspose<strides=[2,2], pads=[1,1,1,1], output_padding=[1,1]>(x, w) }"
-    )
+    body = "{ y = ConvTranspose<strides=[2,2], pads=[1,1,1,1], output_padding=[1,1]>(x, w) }"
+    model = graph_of(f"(float[2,2,4,3] x, float[2,3,3,3] w) => (float[2,3,8,6] y) {body}", opset=21)
     first = og.augment(model, wrt=["w"], target=target)
     draw = np.random.default_rng(0).standard_normal
     shapes = {"y_grad": (2, 3, 8, 6), "w_grad_grad": (2, 3, 3, 3), "x": (2, 2, 4, 3), "w": (2, 3, 3, 3)}
     feed = {name: draw(shape).astype(np.float32) for name, shape in shapes.items()}
     got = run(og.vjp(first, wrt=["x"], of=["w_grad"], target=target), feed)
     v, u, *_ = doubles(feed)
-    close(got["x_grad"], F.conv2d(v, u, stride=2, padding=1), 1e-5)
+    assert off(got["x_grad"], F.conv2d(v, u, stride=2, padding=1)) < 1e-5
 
 
 def test_an_operand_that_depends_on_another_is_not_counted_twice() -> None:
     """A spatial transformer: the grid of an expanded GridSample comes from the image that it samples."""
-    model = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 21]> g (float[2,1,4,4] x, float[2,4,4,2] k) => (float[2,1,4,4] y)'
-        " <int64[4] shape = {2, 4, 4, 1}>"
-        "{ m = Reshape(x, shape) t = Tanh(m) grid = Mul(t, k) y = GridSample(x, grid) }"
-    )
+    body = "{ m = Reshape(x, shape) t = Tanh(m) grid = Mul(t, k) y = GridSample(x, grid) }"
+    head = "(float[2,1,4,4] x, float[2,4,4,2] k) => (float[2,1,4,4] y) <int64[4] shape = {2, 4, 4, 1}>"
+    model = graph_of(f"{head} {body}", opset=21)
     generator = np.random.default_rng(0)
     feed = {"x": generator.standard_normal((2, 1, 4, 4)), "k": generator.uniform(-1, 1, (2, 4, 4, 2))}
     feed = {name: a.astype(np.float32) for name, a in feed.items()}
@@ -217,7 +192,7 @@ def test_an_operand_that_depends_on_another_is_not_counted_twice() -> None:
     want = torch.autograd.grad(y, [x, k], torch.tensor(seed, dtype=torch.float64))
     got = run(og.augment(model, wrt="inputs"), feed | {"y_grad": seed})
     for name, w in zip(feed, want, strict=True):
-        close(got[f"{name}_grad"], w, 1e-5)
+        assert off(got[f"{name}_grad"], w) < 1e-5
 
 
 class Recurrent(torch.nn.Module):
@@ -240,13 +215,12 @@ def test_second_order_without_symbolic_shapes() -> None:
     names: dict[str, Any] = {"input_names": ["x"], "output_names": ["y"], "dynamic_axes": {"x": {0: "n"}}}
     torch.onnx.export(net, (x,), buffer, dynamo=False, opset_version=18, **names)
     first = og.vjp(onnx.load_from_string(buffer.getvalue()), wrt=["x"])
-    penalty = '<ir_version: 10, opset_import: ["": 21]> p (float[a, b, c, d] slope) => (float loss)'
-    penalty += "{ loss = ReduceSumSquare <keepdims = 0> (slope) }"
-    both = onnx.compose.merge_models(first, onnx.parser.parse_model(penalty), io_map=[("x_grad", "slope")])
+    text = "(float[a, b, c, d] slope) => (float loss) { loss = ReduceSumSquare <keepdims = 0> (slope) }"
+    both = onnx.compose.merge_models(first, graph_of(text, opset=21), io_map=[("x_grad", "slope")])
     y = net(x)
     seed = torch.randn_like(y)
     (slope,) = torch.autograd.grad(y, x, seed, create_graph=True)
     want = torch.autograd.grad(slope.square().sum(), net.conv.weight)[0]
     feed = {"x": x.detach().numpy(), "y_grad": seed.numpy()}
     got = run(og.augment(both, wrt=["conv.weight"], of="loss"), feed)
-    close(got["conv.weight_grad"], want, 1e-4)
+    assert off(got["conv.weight_grad"], want) < 1e-4

@@ -15,13 +15,22 @@ from onnx_convgrad.cli.app import app
 from tests.support.one_input import graph_of
 
 
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(a) for a in arguments])
+def invoke(*arguments: object, status: int = 0) -> Result:
+    """Run a command in this process; it must end with this status."""
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    assert result.exit_code == status, result.output
+    return result
 
 
-def process(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "onnx_convgrad", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "40"})
+def process(*arguments: object, status: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process of its own; it must end with this status."""
+    command, environment = (
+        [sys.executable, "-m", "onnx_convgrad", *map(str, arguments)],
+        {**os.environ, "COLUMNS": "40"},
+    )
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert result.returncode == status, result.stdout + result.stderr
+    return result
 
 
 def convs() -> onnx.ModelProto:

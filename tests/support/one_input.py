@@ -105,6 +105,12 @@ def gradients(made: onnx.ModelProto) -> list[str]:
     return [name.removesuffix("_grad") for name in names if name != "y"]
 
 
+def gradient_map(made: onnx.ModelProto) -> dict[str, str]:
+    """Values and the outputs that hold their gradients, by the metadata."""
+    found: dict[str, str] = json.loads({p.key: p.value for p in made.metadata_props}["onnx_convgrad.gradients"])
+    return found
+
+
 def mark(model: onnx.ModelProto, name: str, key: str, value: str) -> None:
     """Add an exporter's note to an initializer."""
     stored = next(t for t in model.graph.initializer if t.name == name)

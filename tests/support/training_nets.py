@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import pytest
 import torch
 import torch.nn.functional as F
 from onnx import numpy_helper
@@ -18,15 +20,10 @@ import onnx_convgrad as og
 from onnx_convgrad import optim
 from onnx_convgrad.runtime import run, session
 from tests.support.families import export
+from tests.support.one_input import graph_of
 
 Feeds = dict[str, np.ndarray]
-
-
-def parsed(text: str, opset: int = 17, **initializers: np.ndarray) -> onnx.ModelProto:
-    """A model in ONNX's text form, with initializers by name."""
-    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}]> g {text}')
-    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in initializers.items())
-    return model
+Batch = dict[str, torch.Tensor]
 
 
 X, A, B = (np.random.default_rng(i).standard_normal((4, n)).astype(np.float32) for i, n in ((3, 3), (4, 2), (5, 2)))
@@ -51,6 +48,21 @@ class Net(nn.Module):
         return self.fc(h.mean((2, 3)))
 
 
+class Formula(nn.Module):
+    """Parts and parameters by name, and a function of them and the input."""
+
+    def __init__(
+        self, function: Callable[[Any, torch.Tensor], torch.Tensor], **members: nn.Module | nn.Parameter
+    ) -> None:
+        super().__init__()
+        self.function = function
+        for name, member in members.items():
+            setattr(self, name, member)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self, x)
+
+
 @cache
 def net() -> nn.Module:
     torch.manual_seed(0)
@@ -73,7 +85,7 @@ def exported(*, training: bool = False) -> onnx.ModelProto:
     return model
 
 
-def batch(step: int) -> dict[str, torch.Tensor]:
+def batch(step: int) -> Batch:
     generator = torch.Generator().manual_seed(100 + step)
     x = torch.randn((6, 3, 8, 8), generator=generator)
     return {"x": x, "target": torch.randint(0, 5, (6,), generator=generator)}
@@ -102,9 +114,13 @@ class TorchRun:
     """Trains a copy of a module in PyTorch, without Dropout; a call is a step and returns the loss."""
 
     def __init__(
-        self, module: nn.Module, optimizer: Callable[..., torch.optim.Optimizer], dtype: torch.dtype = torch.float64
+        self,
+        module: nn.Module,
+        optimizer: Callable[..., torch.optim.Optimizer],
+        dtype: torch.dtype = torch.float64,
+        loss: Callable[..., torch.Tensor] = F.cross_entropy,
     ) -> None:
-        self.module, self.dtype = copy.deepcopy(module).to(dtype).train(), dtype
+        self.module, self.dtype, self.loss = copy.deepcopy(module).to(dtype).train(), dtype, loss
         for part in self.module.modules():
             if isinstance(part, nn.Dropout):
                 part.p = 0.0
@@ -112,15 +128,23 @@ class TorchRun:
 
     def __call__(self, x: torch.Tensor, target: torch.Tensor) -> float:
         self.optimizer.zero_grad()
-        loss = F.cross_entropy(self.module(x.to(self.dtype)), target)
+        loss = self.loss(self.module(x.to(self.dtype)), target.to(self.dtype) if target.is_floating_point() else target)
         loss.backward()
         self.optimizer.step()
         return loss.item()
 
 
+def check_losses(ours: Callable[[Feeds], Feeds], theirs: TorchRun, batches: Iterable[Batch], rel: float) -> None:
+    """Train both on the batches and compare the losses."""
+    for step, feeds in enumerate(batches):
+        got = ours({name: value.numpy() for name, value in feeds.items()})["loss"]
+        assert float(got) == pytest.approx(theirs(**feeds), rel=rel), step
+
+
 def off(got: np.ndarray, want: np.ndarray | torch.Tensor) -> float:
-    """The relative error."""
+    """The relative error of an array of the same shape."""
     want = np.asarray(want.detach().numpy() if isinstance(want, torch.Tensor) else want, np.float64)
+    assert got.shape == want.shape
     return float(np.linalg.norm(got.astype(np.float64) - want) / max(float(np.linalg.norm(want)), 1e-12))
 
 
@@ -158,7 +182,7 @@ def two_outputs() -> onnx.ModelProto:
     generator = np.random.default_rng(0)
     shapes = {f"{head}.{kind}": shape for head in "ab" for kind, shape in (("weight", (3, 2)), ("bias", (2,)))}
     stored = {name: generator.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
-    return parsed(
+    return graph_of(
         """(float[N,3] x) => (float[N,2] a, float[N,2] b, float distance, int64[1,2] best) {
         [head_a] a = Gemm (x, "a.weight", "a.bias")
         [head_b] b = Gemm (x, "b.weight", "b.bias")
@@ -168,3 +192,13 @@ def two_outputs() -> onnx.ModelProto:
     }""",
         **stored,
     )
+
+
+def untrained(path: Path, generator: np.random.Generator) -> onnx.ModelProto:
+    """A network with new random weights, as before any training."""
+    model = onnx.load(path)
+    for tensor in model.graph.initializer:
+        if len(tensor.dims) > 1:
+            drawn = generator.standard_normal(tensor.dims) * np.sqrt(2 / np.prod(tensor.dims[1:]))
+            tensor.CopyFrom(numpy_helper.from_array(drawn.astype(np.float32), tensor.name))
+    return model

@@ -15,17 +15,17 @@ import torch
 import onnx_convgrad as og
 from onnx_convgrad import losses, optim
 from onnx_convgrad.callbacks import Checkpoints, EarlyStopping
-from tests.support.training_nets import parsed
+from tests.support.one_input import graph_of
 
 BATCH = {"x": np.ones((2, 4), np.float32), "target": np.asarray([0, 1])}
 
 
 def model() -> onnx.ModelProto:
-    return parsed("(float[N,4] x) => (float[N,3] y) { y = Gemm (x, w) }", w=np.ones((4, 3), np.float32))
+    return graph_of("(float[N,4] x) => (float[N,3] y) { y = Gemm (x, w) }", w=np.ones((4, 3), np.float32))
 
 
 def program(loss: Any = "cross_entropy", **options: Any) -> og.TrainingProgram:
-    return og.build_training(model(), loss=loss, optimizer=optim.SGD(lr=0.1), **options)
+    return og.build_training(model(), loss=loss, **{"optimizer": optim.SGD(lr=0.1), **options})
 
 
 def fit(trainer: og.Trainer | None = None, **options: Any) -> list[dict[str, Any]]:
@@ -77,6 +77,34 @@ def fit(trainer: og.Trainer | None = None, **options: Any) -> list[dict[str, Any
         (lambda: program({"y": (math.nan, "cross_entropy")}), "The weight of a loss must be finite, not nan"),
         (lambda: losses.Huber(delta="1"), "delta must be a number"),
         (lambda: program(losses.BCEWithLogits(pos_weight=[1, 2])).step, r"pos_weight has shape \[2\].*output's \['\?', 3\]"),
+        (lambda: optim.SGD(lr=-1), "lr must be at least 0, not -1"),
+        (lambda: optim.SGD(lr=float("nan")), "lr must be at least 0, not nan"),
+        (lambda: optim.SGD(nesterov=True), "nesterov needs a momentum above 0 and no dampening"),
+        (lambda: optim.SGD(momentum=0.9, dampening=0.1, nesterov=True), "nesterov needs a momentum"),
+        (lambda: optim.SGD(lr="fast"), "lr must be a number, not 'fast'"),
+        (lambda: optim.Adam(betas=0.9), "betas must be two numbers, not 0.9"),
+        (lambda: optim.Adam(betas=(0.9, 1.0)), r"betas\[1\] must be at least 0 and below 1, not 1.0"),
+        (lambda: optim.Adam(clip_norm=0), "clip_norm must be above 0, not 0"),
+        (lambda: optim.Adam(groups={"*": {"momentum": 1}}), r"Unknown option of group '\*': 'momentum'"),
+        (lambda: optim.Adam(groups={"*": {"eps": -1}}), "eps must be at least 0, not -1"),
+        (lambda: optim.Adam(groups={"*": {"lr": optim.Constant(1)}}), "The lr of group '.*' is a schedule"),
+        (lambda: optim.Step(0.1), "takes either step_size"),
+        (lambda: optim.Cosine(0.1, 0), "steps must be at least 1, not 0"),
+        (lambda: optim.OneCycle(0.1, 10, rise=1.0), "rise must be at least 0 and below 1"),
+        (lambda: optim.OneCycle(0.1, 10, anneal="sine"), "Unknown anneal 'sine'"),
+        (lambda: optim.Warmup(0.1, 10, start=2), "start must be between 0 and 1"),
+        (lambda: program(optimizer=optim.SGD(groups={"v*": {"lr": 1}})), r"Unknown parameter in groups: 'v\*'"),
+        (lambda: program(optimizer=optim.SGD(lr=0, groups={"*": {"lr": 1}})),
+         "A group sets the learning rate of 'w', but that of the optimizer is 0"),
+        (lambda: optim.LossScale(initial=0), "initial must be above 0, not 0"),
+        (lambda: optim.LossScale(growth=0.5), "growth must be at least 1, not 0.5"),
+        (lambda: optim.LossScale(backoff=2.0), "backoff must be between 0 and 1, not 2.0"),
+        (lambda: optim.LossScale(interval=0), "interval must be at least 1, not 0"),
+        (lambda: losses.MSE(reduction="average"), "Unknown reduction 'average'"),
+        (lambda: losses.Huber(delta=0), "delta must be above 0, not 0"),
+        (lambda: losses.CrossEntropy(label_smoothing=1.5), "label_smoothing must be between 0 and 1, not 1.5"),
+        (lambda: losses.CrossEntropy(weight=[[1.0]]), "weight must be one number per class"),
+        (lambda: program(losses.CrossEntropy(weight=[1.0, 2.0])).step, "There are 2 class weights for 3 classes"),
     ],
 )  # fmt: skip
 def test_refused(call: Callable[[], object], message: str) -> None:

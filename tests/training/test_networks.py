@@ -7,7 +7,6 @@ that the results are determined.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -18,53 +17,35 @@ from torch import Tensor, nn
 
 from onnx_convgrad import optim
 from tests.support.families import export
-from tests.support.training_nets import ProgramRun, TorchRun, build
-from tests.support.zoo.layers import Classifier, ConvNormAct
+from tests.support.training_nets import ProgramRun, TorchRun, build, check_losses
+from tests.support.zoo.layers import Classifier, ConvNormAct, stages
 from tests.support.zoo.residual import BasicBlock, residual_network
+from tests.support.zoo.separable import InvertedResidual
 
 STEPS, CLASSES = 20, 5
 
 
 def resnet18() -> nn.Module:
     """Torchvision's layout: two basic blocks in each of four stages."""
-    widths = [8, 8, 16, 32, 64]
-    stages = list(itertools.pairwise(widths))
-    blocks = [[BasicBlock(a, b, 1 if i == 0 else 2), BasicBlock(b, b)] for i, (a, b) in enumerate(stages)]
-    return residual_network([block for stage in blocks for block in stage], widths[-1])
-
-
-class LinearBottleneck(nn.Module):
-    """MobileNetV2's block: 1x1 up, 3x3 per channel, 1x1 down without an activation, and a shortcut where it fits."""
-
-    def __init__(self, cin: int, cout: int, stride: int, expansion: int) -> None:
-        super().__init__()
-        hidden = expansion * cin
-        up = [ConvNormAct(cin, hidden, act=nn.ReLU6)] if expansion > 1 else []
-        depthwise = ConvNormAct(hidden, hidden, 3, stride, groups=hidden, act=nn.ReLU6)
-        self.layers = nn.Sequential(*up, depthwise, ConvNormAct(hidden, cout, act=None))
-        self.shortcut = stride == 1 and cin == cout
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.layers(x) if self.shortcut else self.layers(x)
+    return residual_network(stages(8, [(8, 2, 1), (16, 2, 2), (32, 2, 2), (64, 2, 2)], BasicBlock), 64)
 
 
 def mobilenet_v2() -> nn.Module:
-    """The first three rows of the paper's table 2 (expansion, channels, repetitions, stride), its stem and its head."""
-    width, layers = 4, [ConvNormAct(3, 4, 3, 2, act=nn.ReLU6)]
-    for expansion, channels, repetitions, stride in ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 2, 2)):
-        for i in range(repetitions):
-            layers.append(LinearBottleneck(width, channels // 8, stride if i == 0 else 1, expansion))
-            width = channels // 8
-    return nn.Sequential(*layers, ConvNormAct(width, 160, act=nn.ReLU6), Classifier(160, CLASSES))
+    """The first three rows of the paper's table 2 (channels, repetitions, stride, expansion), its stem and its head."""
+    rows = ((2, 1, 1, 1), (3, 2, 2, 6), (4, 2, 2, 6))
+    blocks = stages(4, rows, lambda cin, cout, s, times: InvertedResidual(cin, times * cin, cout, 3, s, nn.ReLU6))
+    stem, last = ConvNormAct(3, 4, 3, 2, act=nn.ReLU6), ConvNormAct(4, 160, act=nn.ReLU6)
+    return nn.Sequential(stem, *blocks, last, Classifier(160, CLASSES))
 
 
-def batches(count: int, size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(count: int, size: int, seed: int) -> Iterator[dict[str, Tensor]]:
     """Noisy pictures of five smooth patterns."""
     generator = torch.Generator().manual_seed(seed)
     patterns = F.interpolate(torch.randn(CLASSES, 3, 4, 4, generator=generator), size=(size, size), mode="bilinear")
     for _ in range(STEPS):
         target = torch.randint(0, CLASSES, (count,), generator=generator)
-        yield 0.1 * torch.randn(count, 3, size, size, generator=generator) + patterns[target], target
+        x = 0.1 * torch.randn(count, 3, size, size, generator=generator) + patterns[target]
+        yield {"x": x, "target": target}
 
 
 def together(values: list[Tensor | np.ndarray]) -> np.ndarray:
@@ -88,9 +69,7 @@ def test_twenty_steps_as_in_pytorch(
         ours, theirs = optim.AdamW(lr=rate), lambda p: torch.optim.AdamW(p, rate)
     model = export(module, torch.zeros(count, 3, size, size), dynamo=False, training=False, fold=False)
     onnx_run, torch_run = ProgramRun(build(model, optimizer=ours)), TorchRun(module, theirs, dtype)
-    for x, target in batches(count, size, seed):
-        want = torch_run(x, target)
-        assert float(onnx_run({"x": x.numpy(), "target": target.numpy()})["loss"]) == pytest.approx(want, rel=1e-3)
+    check_losses(onnx_run, torch_run, batches(count, size, seed), 1e-3)
     trained = dict(torch_run.module.named_parameters())
     for values in (trained, {k: v for k, v in torch_run.module.named_buffers() if "running" in k}):
         want = together([v.detach() for v in values.values()])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,7 +15,7 @@ from torch import nn
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
 from tests.support.families import export
-from tests.support.training_nets import ProgramRun, off
+from tests.support.training_nets import Formula, ProgramRun, TorchRun, check_losses, off
 
 
 class Block(nn.Module):
@@ -48,23 +50,24 @@ class Network(nn.Module):
         return self.second(torch.tanh(self.first(self.up(y))))
 
 
-def _fresh(build: type[nn.Module], *shape: int) -> tuple[nn.Module, onnx.ModelProto, torch.Tensor]:
+def _fresh(build: Callable[[], nn.Module], *shape: int) -> tuple[nn.Module, onnx.ModelProto, torch.Tensor]:
     torch.manual_seed(0)
     module, x = build().eval(), torch.randn(2, *shape)
     return module, export(module, x, dynamo=True, training=False), x
 
 
-def _trained_alike(program: og.TrainingProgram, module: nn.Module, x: torch.Tensor, target: torch.Tensor) -> ProgramRun:
-    """Five steps of both, with equal losses."""
-    course, optimizer = ProgramRun(program), torch.optim.SGD(module.parameters(), 0.5)
-    for _ in range(5):
-        got = float(course({"x": x.numpy(), "target": target.numpy()})["loss"])
-        loss = nn.functional.mse_loss(module(x.double()), target.double())
-        np.testing.assert_allclose(got, loss.item(), rtol=1e-5)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return course
+def _trained_alike(
+    program: og.TrainingProgram, module: nn.Module, x: torch.Tensor, *sizes: int
+) -> dict[str, np.ndarray]:
+    """Train both for five steps with equal losses; return the relative errors of parameters and statistics by name."""
+    ours, theirs = ProgramRun(program), TorchRun(module, lambda p: torch.optim.SGD(p, 0.5), loss=nn.functional.mse_loss)
+    check_losses(ours, theirs, [{"x": x, "target": torch.randn(len(x), *sizes)}] * 5, 1e-5)
+    values = dict([*theirs.module.named_parameters(), *theirs.module.named_buffers()])
+    return {name: off(value, values[name]) for name, value in ours.state.items() if name in values}
+
+
+def _program(model: onnx.ModelProto) -> og.TrainingProgram:
+    return og.build_training(model, loss="mse", optimizer=og.optim.SGD(lr=0.5), unbiased_variance=True)
 
 
 def _named(model: onnx.ModelProto) -> list[str]:
@@ -75,19 +78,18 @@ def test_equal_parameters_are_trained_separately() -> None:
     """As in PyTorch; the exported file has all of them, and its results equal those of PyTorch."""
     module, model, x = _fresh(Network, 4, 8)
     assert not {"other", "blocks.1.gamma", "blocks.1.norm.bias", "stem.bias", "up.bias"} & set(_named(model))
-    program = og.build_training(model, loss="mse", optimizer=og.optim.SGD(lr=0.5))
-    parameters = dict(module.named_parameters())
+    program = _program(model)
+    parameters = {name for name, _ in module.named_parameters()}
     trained = [p.name for p in program.manifest.parameters]
     assert len(trained) == len(parameters)
     folded = {name for name in trained if name.startswith("val_")}  # transposed or reshaped by the exporter
-    assert set(parameters) - set(trained) == {
+    assert parameters - set(trained) == {
         *(f"blocks.{i}.{name}.weight" for i in range(2) for name in ("Linear", "act")),
         *(f"{norm}.{kind}" for norm in ("first", "second") for kind in ("weight", "bias")),
     }
     assert len(folded) == 8
-    course = _trained_alike(program, module.double(), x, torch.randn(2, 6, 9))
-    for name in set(trained) - folded:
-        assert off(course.state[name], parameters[name]) < 1e-4, name
+    errors = _trained_alike(program, module, x, 6, 9)
+    assert errors.keys() == set(trained) - folded and max(errors.values()) < 1e-4, errors
     fresh, _, _ = _fresh(Network, 4, 8)
     want = fresh(x).detach().numpy()
     np.testing.assert_allclose(run(program.inference, {"x": x.numpy()})["y"], want, rtol=1e-4, atol=1e-5)
@@ -125,38 +127,28 @@ def test_gradients_of_inputs_leave_a_merged_file_as_it_is() -> None:
 def test_statistics_that_equal_parameters_are_their_own() -> None:
     """The exporter keeps a BatchNormalization before a convolution, with equal shift and mean, scale and variance."""
 
-    class Normalized(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm, self.conv, self.last = nn.BatchNorm1d(4), nn.Conv1d(4, 4, 3), nn.BatchNorm1d(4)
+    def build() -> Formula:
+        norm, conv, last = nn.BatchNorm1d(4), nn.Conv1d(4, 4, 3), nn.BatchNorm1d(4)
+        return Formula(lambda m, x: m.last(torch.tanh(m.conv(m.norm(x)))), norm=norm, conv=conv, last=last)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.last(torch.tanh(self.conv(self.norm(x))))
-
-    module, model, x = _fresh(Normalized, 4, 8)
+    module, model, x = _fresh(build, 4, 8)
     assert not {"norm.running_mean", "last.weight"} & set(_named(model))
-    program = og.build_training(model, loss="mse", optimizer=og.optim.SGD(lr=0.5), unbiased_variance=True)
-    course = _trained_alike(program, module.double().train(), x, torch.randn(2, 4, 6))
-    for name, value in (*module.named_parameters(), *module.named_buffers()):
-        if "num_batches" not in name:
-            assert off(course.state[name], value) < 1e-5, name
+    program = _program(model)
+    errors = _trained_alike(program, module, x, 4, 6)
+    assert len(errors) == 10 and max(errors.values()) < 1e-5, errors
 
 
 def test_tied_weights_stay_tied() -> None:
     """A module that is used twice, and a weight that two modules share."""
 
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm, self.one, self.two = nn.LayerNorm(8), nn.Conv1d(4, 4, 1), nn.Conv1d(4, 4, 1)
-            self.two.weight = self.one.weight
+    def build() -> Formula:
+        norm, one, two = nn.LayerNorm(8), nn.Conv1d(4, 4, 1), nn.Conv1d(4, 4, 1)
+        two.weight = one.weight
+        return Formula(lambda m, x: m.norm(m.two(torch.tanh(m.norm(m.one(x))))), norm=norm, one=one, two=two)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.norm(self.two(torch.tanh(self.norm(self.one(x)))))
-
-    _, model, _ = _fresh(Tied, 4, 8)
+    _, model, _ = _fresh(build, 4, 8)
     gradients = [o.name for o in og.augment(model).graph.output[1:]]
-    program = og.build_training(model, loss="mse", optimizer=og.optim.SGD(lr=0.5))
+    program = _program(model)
     names = ["two.weight", "one.bias", "norm.weight", "norm.bias", "two.bias"]
     assert gradients == [f"{name}_grad" for name in names]
     assert [p.name for p in program.manifest.parameters] == names
@@ -184,73 +176,71 @@ def test_layers_of_a_recurrent_operation_and_normalizations_without_parameters()
             return self.norms[2](torch.tanh(self.norms[1](y)))
 
     module, model, x = _fresh(Recurrent, 4, 6)
-    program = og.build_training(model, loss="mse", optimizer=og.optim.SGD(lr=0.5))
+    program = _program(model)
     sizes = sum(int(np.prod([d for d in p.shape if isinstance(d, int)])) for p in program.manifest.parameters)
     assert sizes == sum(p.numel() for p in module.parameters())
-    _trained_alike(program, module.double().train(), x, torch.randn(2, 4, 6))
+    _trained_alike(program, module, x, 4, 6)
 
 
 def test_biases_of_linear_layers_that_are_zero_are_trained() -> None:
-    class Head(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.last = nn.Linear(8, 6), nn.Linear(6, 3)
-            for layer in (self.first, self.last):
-                nn.init.zeros_(layer.bias)
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(m.last.bias, torch.tanh(m.first(x)), m.last.weight.T)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.addmm(self.last.bias, torch.tanh(self.first(x)), self.last.weight.T)
+    def build() -> Formula:
+        first, last = nn.Linear(8, 6), nn.Linear(6, 3)
+        for layer in (first, last):
+            nn.init.zeros_(layer.bias)
+        return Formula(forward, first=first, last=last)
 
-    module, model, x = _fresh(Head, 8)
+    module, model, x = _fresh(build, 8)
     assert not {"first.bias", "last.bias"} & set(_named(model))
-    program = og.build_training(model, loss="mse", optimizer=og.optim.SGD(lr=0.5))
+    program = _program(model)
     assert {"first.bias", "last_bias"} < {p.name for p in program.manifest.parameters}  # no module computed the last
-    _trained_alike(program, module.double(), x, torch.randn(2, 3))
+    _trained_alike(program, module, x, 3)
 
 
-@pytest.mark.parametrize("fold", [True, False], ids=["optimized", "as it is"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dynamo": True, "training": True},
+        {"dynamo": True, "training": True, "fold": False},
+        {"dynamo": False, "training": False, "fold": False},
+        {"dynamo": False, "training": False, "fold": False, "dynamic_batch": True},
+    ],
+    ids=["optimized", "as it is", "TorchScript", "TorchScript of any size"],
+)
 @pytest.mark.parametrize("fresh", [True, False], ids=["fresh", "trained"])
-def test_a_normalization_that_is_used_twice(fold: bool, fresh: bool) -> None:
+def test_a_normalization_that_is_used_twice(options: dict[str, bool], fresh: bool) -> None:
     """Exported in training mode, its second use reads the statistics that the first has updated."""
 
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.norm = nn.Conv1d(4, 4, 3), nn.BatchNorm1d(4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            first = torch.tanh(self.norm(self.conv(x)))
-            return first - self.norm(self.conv(2 * torch.cos(x)))
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        first = torch.tanh(m.norm(m.conv(x)))
+        return first - m.norm(m.conv(2 * torch.cos(x)))
 
     torch.manual_seed(0)
-    module, x = Twice(), torch.randn(3, 4, 9)
+    conv, norm = nn.Conv1d(4, 4, 3), nn.BatchNorm1d(4)
+    module, x = Formula(forward, conv=conv, norm=norm), torch.randn(3, 4, 9)
     if not fresh:
-        for value in (*module.norm.parameters(), module.norm.running_mean, module.norm.running_var):
+        for value in (*norm.parameters(), norm.running_mean, norm.running_var):
             nn.init.uniform_(value, 0.5, 1.5)
-    model = export(copy.deepcopy(module), x, dynamo=True, training=True, fold=fold)
-    program = og.build_training(model, loss="mse", optimizer=og.optim.SGD(lr=0.5), unbiased_variance=True)
+    model = export(module, x, **options)
+    program = _program(model)
     assert {p.name for p in program.manifest.parameters} == {name for name, _ in module.named_parameters()}
-    course = _trained_alike(program, module.double().train(), x, torch.randn(3, 4, 7))
-    for name, value in (*module.norm.named_parameters(), *module.norm.named_buffers()):
-        if "num_batches" not in name:
-            assert off(course.state[f"norm.{name}"], value) < 1e-4, name
+    errors = _trained_alike(program, module, x, 4, 7)
+    assert {f"norm.{name}" for name in ("weight", "bias", "running_mean", "running_var")} < errors.keys()
+    assert max(errors.values()) < 1e-4, errors
 
 
 def test_statistics_without_notes_are_no_parameters() -> None:
     """A tool that drops the notes leaves a scale that is a variance, and a shift that is a mean."""
 
-    class Normalized(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.norm = nn.Conv1d(4, 4, 3), nn.BatchNorm1d(4)
+    def build() -> Formula:
+        conv, norm = nn.Conv1d(4, 4, 3), nn.BatchNorm1d(4)
+        return Formula(lambda m, x: torch.tanh(m.norm(torch.tanh(m.conv(x)))), conv=conv, norm=norm)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.tanh(self.norm(torch.tanh(self.conv(x))))
-
-    module, model, x = _fresh(Normalized, 4, 8)
+    module, model, x = _fresh(build, 4, 8)
     for holder in (*model.graph.node, *model.graph.initializer, *model.graph.value_info):
         del holder.metadata_props[:]
-    program = og.build_training(model, loss="mse", optimizer=og.optim.SGD(lr=0.5), unbiased_variance=True)
+    program = _program(model)
     assert {p.name for p in program.manifest.state} == {"step", "norm.running_mean", "norm.running_var"}
-    course = _trained_alike(program, module.double().train(), x, torch.randn(2, 4, 6))
-    assert off(course.state["norm.weight"], module.norm.weight) < 1e-4
+    assert _trained_alike(program, module, x, 4, 6)["norm.weight"] < 1e-4

@@ -30,6 +30,12 @@ NONE = np.zeros(0, np.float32)
 GRID = (_RNG.random((2, 3, 3, 2)) * 2 - 1).astype(np.float32)
 _REDUCES = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
 _POSITIVE = np.abs(X) + 1
+CROP = const([0, 0, 0.2, 0.2, 1, 1, 0.7, 0.9], np.float32)
+BOXES = const([[0.0, 0.0, 3.0, 3.0], [1.0, 1.0, 4.0, 2.0]], np.float32)
+_PLACES = "coordinate_transformation_mode"
+_POOLED = {"output_height": 2, "output_width": 2, "sampling_ratio": 2}
+_NEAREST = {_PLACES: "tf_half_pixel_for_nn"}
+_HEADS = {"q_num_heads": 3, "kv_num_heads": 3}
 
 
 def _scales(*values: float) -> np.ndarray:
@@ -94,36 +100,18 @@ CASES = [
     Case("Resize", 11, [IMAGE, const(NONE), const(NONE), const([2, 1, 3, 9])], {"mode": "linear"}),
     Case("Resize", 11, [IMAGE, NONE, NONE, np.array([2, 1, 3, 9])], {"mode": "cubic"}),
     Case(
-        "Resize",
-        11,
-        [IMAGE, const([0, 0, 0.2, 0.2, 1, 1, 0.7, 0.9], np.float32), const(NONE), const([2, 1, 3, 9])],
-        {"mode": "linear", "coordinate_transformation_mode": "tf_crop_and_resize"},
+        "Resize", 11, [IMAGE, CROP, const(NONE), const([2, 1, 3, 9])], {"mode": "linear", _PLACES: "tf_crop_and_resize"}
     ),
     *(
-        Case(
-            "Resize",
-            11,
-            [IMAGE, const(NONE), _scales(1, 1, *scales)],
-            {"coordinate_transformation_mode": "tf_half_pixel_for_nn", "nearest_mode": nearest},
-        )
+        Case("Resize", 11, [IMAGE, const(NONE), _scales(1, 1, *scales)], _NEAREST | {"nearest_mode": nearest})
         for scales in ((2, 1.7), (0.5, 0.7), (3, 2.5))
         for nearest in ("floor", "ceil", "round_prefer_floor", "round_prefer_ceil")
     ),
-    Case(
-        "Resize",
-        12,
-        [IMAGE, const(NONE), _scales(1, 1, 2, 1.7)],
-        {"coordinate_transformation_mode": "tf_half_pixel_for_nn", "mode": "linear"},
-    ),
+    Case("Resize", 12, [IMAGE, const(NONE), _scales(1, 1, 2, 1.7)], _NEAREST | {"mode": "linear"}),
     Case("Resize", 13, [IMAGE, None, _scales(1, 1, 2, 1.7)], {"mode": "linear"}),
     *(
-        Case(
-            "RoiAlign",
-            opset,
-            [X, const([[0.0, 0.0, 3.0, 3.0], [1.0, 1.0, 4.0, 2.0]], np.float32), const([0, 1])],
-            {"output_height": 2, "output_width": 2, "sampling_ratio": 2, **attributes},
-        )
-        for opset, attributes in [(10, {}), (16, {}), (16, {"coordinate_transformation_mode": "output_half_pixel"})]
+        Case("RoiAlign", opset, [X, BOXES, const([0, 1])], _POOLED | more)
+        for opset, more in [(10, {}), (16, {}), (16, {_PLACES: "output_half_pixel"})]
     ),
     *(Case("GridSample", 16, [X[:2], GRID], {"mode": mode}) for mode in ("bilinear", "bicubic", "nearest")),
     Case("GridSample", 16, [X[:2], GRID], {}),
@@ -168,16 +156,9 @@ CASES = [
     Case("Celu", 28, [X.astype(np.float64)], {"alpha": 1.5}, exact=False),
     Case("Celu", 28, [X.astype(np.float16)], {}, exact=False),
     Case("RotaryEmbedding", 23, [floats(2, 3, 4, 8), floats(2, 4, 4), floats(2, 4, 4)], {}, exact=False),
-    Case("Attention", 23, [floats(2, 3, 4, 8) for _ in range(3)], {"is_causal": 1}, exact=False),
-    Case("Attention", 24, [floats(2, 4, 24) for _ in range(3)], {"q_num_heads": 3, "kv_num_heads": 3}, exact=False),
-    Case(
-        "Attention",
-        23,
-        [*[floats(2, 3, 4, 8) for _ in range(3)], None, *[floats(2, 3, 5, 8) for _ in range(2)]],
-        {},
-        outputs=3,
-        exact=False,
-    ),
+    Case("Attention", 23, [*floats(3, 2, 3, 4, 8)], {"is_causal": 1}, exact=False),
+    Case("Attention", 24, [*floats(3, 2, 4, 24)], _HEADS, exact=False),
+    Case("Attention", 23, [*floats(3, 2, 3, 4, 8), None, *floats(2, 2, 3, 5, 8)], {}, outputs=3, exact=False),
     Case(
         "DequantizeLinear",
         23,
@@ -198,14 +179,7 @@ REFERENCE_CASES = [
     Case("Range", 27, [const(v, np.float32) for v in (0, 5, 0.5)], {"stash_type": 1}),
     Case("SwiGLU", 28, [floats(2, 3), floats(2, 3)], {}, exact=False),
     Case("RMSNormalization", 28, [X.astype(np.float16), np.ones(5, np.float16)], {}, exact=False),
-    Case(
-        "LinearAttention",
-        27,
-        [floats(2, 4, 6) for _ in range(3)],
-        {"q_num_heads": 3, "kv_num_heads": 3, "update_rule": "linear"},
-        outputs=2,
-        exact=False,
-    ),
+    Case("LinearAttention", 27, [*floats(3, 2, 4, 6)], _HEADS | {"update_rule": "linear"}, outputs=2, exact=False),
     Case("CausalConvWithState", 27, [floats(2, 3, 8), floats(3, 1, 4)], {}, outputs=2, exact=False),
 ]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from onnx import TensorProto, helper
 
 import onnx_convgrad as og
 from tests.support.old_models import compare, floats
@@ -32,12 +31,9 @@ def test_function_with_attribute_parameters() -> None:
 def test_an_unwanted_output_of_a_standard_body_leaves_no_shape_behind() -> None:
     """The outputs present_key and present_value are skipped; their shapes are not that of Y."""
     shapes = {"q": (2, 3, 4, 8), "k": (2, 3, 6, 8), "v": (2, 3, 6, 8)}
-    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
-    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("y", "qk")]
-    node = helper.make_node("Attention", ["q", "k", "v"], ["y", "", "", "qk"])
-    graph = helper.make_graph([node], "g", inputs, outputs)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
-    made = og.augment(model, wrt="inputs", of="y")
+    inputs = ", ".join(f"float[{','.join(map(str, shape))}] {name}" for name, shape in shapes.items())
+    text = f"({inputs}) => (float[] y, float[] qk) {{ y, , , qk = Attention (q, k, v) }}"
+    made = og.augment(graph_of(text, opset=23), wrt="inputs", of="y")
     declared = {v.name: tuple(d.dim_value for d in v.type.tensor_type.shape.dim) for v in made.graph.output}
     assert {name: declared[f"{name}_grad"] for name in shapes} == shapes
     assert declared["y"] == (2, 3, 4, 8)

@@ -144,13 +144,9 @@ def test_opset_too_old_or_too_new() -> None:
 
 
 def test_all_problems_are_listed() -> None:
-    nodes = [
-        helper.make_node("CumProd", ["x", "axis"], ["a"], name="product"),
-        helper.make_node("BitCast", ["a"], ["b"], to=TensorProto.INT32),
-        helper.make_node("NoSuchOperator", ["b"], ["c"], name="unknown"),
-        helper.make_node("Cast", ["c"], ["y"], to=TensorProto.FLOAT8E8M0, name="tiny"),
-    ]
-    message = _refusal(model_of(nodes, {"x": X}, ["y"], 26, constants={"axis": np.array(1)}))
+    nodes = "[product] a = CumProd (x, axis) b = BitCast <to = 6> (a) [unknown] c = NoSuchOperator (b)"
+    nodes += f" [tiny] y = Cast <to = {TensorProto.FLOAT8E8M0}> (c)"
+    message = _refusal(graph_of(f"(float[2,3,4,5] x) => (float[] y) <int64 axis = {{1}}> {{ {nodes} }}", opset=26))
     assert "4 node(s)" in message
     for text in ("product (CumProd, opset 26)", "BitCast", "unknown (NoSuchOperator", "tiny (Cast", "E8M0"):
         assert text in message

@@ -14,55 +14,24 @@ from onnx_convgrad.frontend.opset.upgrade import CANONICAL_OPSET, NEWEST_OPSET, 
 
 _INSTALLED = onnx.defs.onnx_opset_version()
 
-_NEW_DEFAULT = "new attribute whose default is the old behaviour"
-_OPTIONAL = "an operand became optional; old models give it"
-UNCHANGED = {
-    ("ArgMax", 12): _NEW_DEFAULT,
-    ("ArgMin", 12): _NEW_DEFAULT,
-    ("AveragePool", 10): _NEW_DEFAULT,
-    ("AveragePool", 19): _NEW_DEFAULT,
-    ("Cast", 19): _NEW_DEFAULT,
-    ("CastLike", 19): _NEW_DEFAULT,
-    ("Constant", 11): "the value may be sparse, too; a dense one is written as before",
-    ("Constant", 12): _NEW_DEFAULT,
-    ("DepthToSpace", 11): _NEW_DEFAULT,
-    ("DequantizeLinear", 13): "per-axis quantisation; before, the scale was a scalar, for which axis is ignored",
-    ("DequantizeLinear", 21): _NEW_DEFAULT,
-    ("GRU", 14): _NEW_DEFAULT,
-    ("GatherND", 12): _NEW_DEFAULT,
-    ("Gemm", 11): _OPTIONAL,
-    ("LSTM", 14): _NEW_DEFAULT,
-    ("LpPool", 18): _NEW_DEFAULT,
-    ("MaxPool", 8): "a second output and the order in which it counts",
-    ("MaxPool", 10): _NEW_DEFAULT,
-    ("OptionalHasElement", 18): _OPTIONAL,
-    ("Pad", 18): "optional axes; without them pads covers all axes as before",
-    ("QuantizeLinear", 13): "per-axis quantisation; before, the scale was a scalar, for which axis is ignored",
-    ("QuantizeLinear", 19): _NEW_DEFAULT,
-    ("QuantizeLinear", 21): _NEW_DEFAULT,
-    ("RNN", 14): _NEW_DEFAULT,
-    ("Reshape", 14): _NEW_DEFAULT,
-    ("Resize", 18): _NEW_DEFAULT,
-    ("ScatterElements", 16): _NEW_DEFAULT,
-    ("ScatterND", 16): _NEW_DEFAULT,
-    ("Shape", 15): _NEW_DEFAULT,
-    ("TopK", 11): _NEW_DEFAULT,
-    ("Upsample", 10): "deprecated: every Upsample becomes a Resize",
-    ("Cast", 24): "adapted with the element types of 23",
-    ("Loop", 11): "a body that carries nothing may have no operands",
-    # The function bodies are taken from the version that the model imports.
-    ("Attention", 24): "replaced by its function body",
-    ("Attention", 25): "replaced by its function body",
+EXPLAINED = {
+    "new attribute whose default is the old behaviour": """
+        ArgMax-12 ArgMin-12 AveragePool-10 AveragePool-19 Cast-19 CastLike-19 Constant-12 DepthToSpace-11
+        DequantizeLinear-21 GRU-14 GatherND-12 LSTM-14 LpPool-18 MaxPool-10 QuantizeLinear-19 QuantizeLinear-21 RNN-14
+        Reshape-14 Resize-18 ScatterElements-16 ScatterND-16 Shape-15 TopK-11""",
+    "an operand became optional; old models give it": "Gemm-11 OptionalHasElement-18",
+    "the value may be sparse, too; a dense one is written as before": "Constant-11",
+    "per-axis quantisation; before, the scale was a scalar, for which axis is ignored": """
+        DequantizeLinear-13 QuantizeLinear-13""",
+    "a second output and the order in which it counts": "MaxPool-8",
+    "optional axes; without them pads covers all axes as before": "Pad-18",
+    "deprecated: every Upsample becomes a Resize": "Upsample-10",
+    "adapted with the element types of 23": "Cast-24",
+    "a body that carries nothing may have no operands": "Loop-11",
+    "replaced by its function body, which is taken from the version that the model imports": "Attention-24 Attention-25",
 }
-_REPLACED = {
-    "Attention",
-    "CausalConvWithState",
-    "LinearAttention",
-    "RMSNormalization",
-    "RotaryEmbedding",
-    "SwiGLU",
-    "Swish",
-}
+UNCHANGED = {(op, int(since)) for names in EXPLAINED.values() for op, since in (n.split("-") for n in names.split())}
+_REPLACED = set("Attention CausalConvWithState LinearAttention RMSNormalization RotaryEmbedding SwiGLU Swish".split())
 _REFUSED = {"BitCast", "CumProd", "TensorScatter"}
 
 

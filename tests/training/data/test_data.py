@@ -56,12 +56,7 @@ def test_an_epoch_is_a_permutation_that_depends_on_seed_and_epoch_alone() -> Non
     assert order(again, 0) == first and sorted(first) == list(range(10)) and first != list(range(10))
     assert order(loader, 1) != first and order(Loader(Arrays(arrays()), IMAGES, batch_size=3, seed=6), 0) != first
     assert order(loader, 1) == order(again, 1)
-
-
-def test_an_epoch_can_start_at_any_batch() -> None:
-    loader = Loader(Arrays(arrays()), IMAGES, batch_size=3)
-    assert order(loader, 2, start=2) == order(loader, 2)[6:]
-    assert order(loader, 2, start=4) == []
+    assert order(loader, 2, start=2) == order(loader, 2)[6:] and order(loader, 2, start=4) == []
 
 
 @pytest.mark.parametrize(("drop", "sizes"), [(False, [4, 4, 2]), (True, [4, 4])])
@@ -131,14 +126,11 @@ def test_arrays_without_a_match_are_refused(arrays_: list[str], names: dict[str,
 # -- dtypes and shapes -------------------------------------------------------------------------------------------------
 
 
-def test_arrays_are_cast_to_the_dtypes_of_the_inputs() -> None:
+def test_arrays_are_cast_to_the_dtypes_of_the_inputs_or_not_copied() -> None:
     data = {"image": np.ones((4, 1, 8, 8), np.uint8), "target": np.arange(4, dtype=np.float64)}
     batch = next(iter(Loader(Arrays(data), IMAGES, shuffle=False).epoch_iterator(0)))
     assert (batch["image"].dtype, batch["target"].dtype) == (np.float32, np.int64)
     assert batch["target"].tolist() == [0, 1, 2, 3]
-
-
-def test_arrays_of_the_right_dtype_are_not_copied() -> None:
     data = arrays()
     batch = next(iter(Loader(Arrays(data), IMAGES, shuffle=False, batch_size=4).epoch_iterator(0)))
     assert np.shares_memory(batch["image"], data["image"]) and np.shares_memory(batch["target"], data["target"])

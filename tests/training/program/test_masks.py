@@ -12,10 +12,11 @@ import pytest
 import onnx_convgrad as og
 from onnx_convgrad import optim
 from onnx_convgrad.ir.emit import Emitter
-from onnx_convgrad.runtime import run, session
+from onnx_convgrad.runtime import run
 from onnx_convgrad.training.program.draft import empty_model
 from onnx_convgrad.training.program.masks import Masks, initial_state
-from tests.support.training_nets import ProgramRun, arrays, build, exported, parsed, same
+from tests.support.one_input import graph_of
+from tests.support.training_nets import arrays, build, exported
 
 
 def drawn(
@@ -24,9 +25,8 @@ def drawn(
     """A mask, computed by the graph."""
     m = empty_model("mask")
     dims: dict[str, Any] = {"static": shape, "symbolic": [f"d{i}" for i in range(len(shape))]}
-    x = ir.Value(
-        name="x", shape=ir.Shape(dims[shapes]) if shapes in dims else None, type=ir.TensorType(ir.DataType.FLOAT)
-    )
+    shape_ = ir.Shape(dims[shapes]) if shapes in dims else None
+    x = ir.Value(name="x", shape=shape_, type=ir.TensorType(ir.DataType.FLOAT))
     seed = ir.Value(name="state", shape=ir.Shape([]), type=ir.TensorType(ir.DataType.INT32))
     m.graph.inputs.extend([x, seed])
     keep = Masks(Emitter(m.graph), seed, 3).keep(x, node, share)
@@ -97,36 +97,6 @@ def test_masks_look_random(share: float) -> None:
             assert abs((a * b).mean()) < 5 * spread / np.sqrt(n)
 
 
-def test_runs_are_reproducible_by_seed() -> None:
-    """Equal seeds give equal losses, other seeds others, and every step draws a new mask."""
-
-    def losses(seed: int, steps: int = 4) -> list[float]:
-        onnx_run = ProgramRun(
-            build(exported(training=True), seed=seed, optimizer=optim.SGD(lr=0.0), freeze_statistics=True)
-        )
-        return [float(onnx_run(arrays(0))["loss"]) for _ in range(steps)]
-
-    model = losses(0)
-    assert model == losses(0)
-    assert model != losses(1)
-    assert len(set(model)) == len(model)
-
-
-def test_a_resumed_run_is_bit_identical() -> None:
-    """In a new session, from the values of the inputs alone."""
-    program = build(exported(training=True), optimizer=optim.AdamW(lr=1e-2, clip_norm=1.0))
-    assert [s.name for s in program.manifest.state if s.kind == "random"] == ["random_state"]
-    whole, first, second = ProgramRun(program), ProgramRun(program), ProgramRun(program)
-    for step in range(6):
-        whole(arrays(step))
-    for step in range(3):
-        first(arrays(step))
-    second.state = first.state
-    for step in range(3, 6):
-        second(arrays(step))
-    same(second.state, whole.state)
-
-
 def test_step_and_gradients_draw_the_same_mask() -> None:
     program = build(exported(training=True))
     step, gradients = run(program.step, arrays(0)), run(program.gradients, arrays(0))
@@ -140,7 +110,7 @@ def dropping(ratio: float | None, *, mask: bool = False) -> onnx.ModelProto:
     fed, stored = (", float ratio", {}) if ratio is None else ("", {"ratio": np.float32(ratio)})
     outputs, results = ("float[N,50] y, bool[N,50] mask", "y, mask") if mask else ("float[N,50] y", "y")
     text = f"(float[N,50] x{fed}) => ({outputs}) {{ [scale] h = Mul (x, w)  [dropout] {results} = Dropout (h, ratio) }}"
-    return parsed(text, w=np.ones(50, np.float32), **stored)
+    return graph_of(text, w=np.ones(50, np.float32), **stored)
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.3, 1.0])
@@ -161,11 +131,6 @@ def test_shares(ratio: float) -> None:
 def test_a_ratio_known_at_run_time_uses_the_random_numbers_of_onnx_runtime() -> None:
     program = og.build_training(dropping(None), loss="mse", optimizer=optim.SGD(lr=1.0))
     assert not [s for s in program.manifest.state if s.kind == "random"]
-    feeds = {
-        "x": np.ones((40, 50), np.float32),
-        "target": np.zeros((40, 50), np.float32),
-        "ratio": np.array(0.3, np.float32),
-    }
-    live = session(program.step)
-    (y,) = live.run(["y"], feeds)
+    x, target = np.ones((40, 50), np.float32), np.zeros((40, 50), np.float32)
+    y = run(program.step, {"x": x, "target": target, "ratio": np.array(0.3, np.float32)})["y"]
     assert abs((y == 0).mean() - 0.3) < 0.05

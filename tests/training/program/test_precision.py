@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx
 import pytest
@@ -11,12 +9,12 @@ import torch
 from onnx import TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-import onnx_convgrad as og
 from onnx_convgrad import optim
 from onnx_convgrad.backends.cuda.cuda_kernels import lacks
 from onnx_convgrad.runtime import run
 from tests.support.families import FAMILIES
 from tests.support.families import exported as export_family
+from tests.support.one_input import graph_of
 from tests.support.training_nets import (
     A,
     B,
@@ -27,7 +25,6 @@ from tests.support.training_nets import (
     check_halves,
     exported,
     off,
-    parsed,
     two_outputs,
 )
 
@@ -154,7 +151,7 @@ def test_outputs_keep_names_and_types() -> None:
 
 def test_constants_that_float16_cannot_hold_stay_in_float32() -> None:
     """A mask of -1e9 would become an infinity."""
-    model = parsed(
+    model = graph_of(
         "(float[N,3] x) => (float[N,2] y) { [product] h = MatMul (x, w)  [masked] y = Add (h, mask) }",
         w=np.ones((3, 2), np.float32),
         mask=np.array([0, -1e9], np.float32),
@@ -163,37 +160,6 @@ def test_constants_that_float16_cannot_hold_stay_in_float32() -> None:
     got = run(program.step, {"x": X, "target": np.zeros(4, np.int64)})
     assert float(got["y"].min()) == np.float32(-1e9)
     assert dtypes(program.step)["MatMul"] == {TensorProto.FLOAT16}
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"precision": "half"}, "Unknown precision 'half'"),
-        ({"loss_scale": optim.LossScale()}, "loss_scale is for precision='float16'"),
-        (
-            {"target": "cuda", "precision": "bfloat16", "loss_scale": optim.LossScale()},
-            "loss_scale is for precision='float16'",
-        ),
-        ({"precision": "bfloat16"}, "needs target='cuda': other providers have no bfloat16 products"),
-    ],
-)
-def test_bad_arguments(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(og.ArgumentError, match=message):
-        build(**options)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"initial": 0}, "initial must be above 0, not 0"),
-        ({"growth": 0.5}, "growth must be at least 1, not 0.5"),
-        ({"backoff": 2.0}, "backoff must be between 0 and 1, not 2.0"),
-        ({"interval": 0}, "interval must be at least 1, not 0"),
-    ],
-)
-def test_bad_scales(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(og.ArgumentError, match=message):
-        optim.LossScale(**options)
 
 
 # -- bfloat16 ----------------------------------------------------------------------------------------------------------
@@ -221,7 +187,7 @@ def test_gradients_have_the_digits_of_bfloat16() -> None:
     text = """(float[N,6] x) => (float[N,4] y) {
         [a] h = Gemm (x, "a.w", "a.b")  [r] r = Relu (h)  [b] y = Gemm (r, "b.w", "b.b")
     }"""
-    model = parsed(text, 21, **stored)
+    model = graph_of(text, opset=21, **stored)
     feed = {"x": rng.normal(size=(8, 6)).astype(np.float32), "target": rng.normal(size=(8, 4)).astype(np.float32)}
     found = {}
     for precision in ("float32", "bfloat16"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from onnx import numpy_helper
 from onnxscript import opset17 as op
 from onnxscript import script
 
+import onnx_convgrad as og
 from onnx_convgrad import losses
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import Emitter
@@ -20,56 +22,57 @@ from onnx_convgrad.runtime import run
 from tests.support.training_nets import A, B, Feeds, X, build, off, same, two_outputs
 
 
-def heads(
-    dtype: torch.dtype = torch.float64,
-) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor, torch.Tensor]:
-    weights = {
-        i.name: torch.tensor(numpy_helper.to_array(i), dtype=dtype).requires_grad_()
-        for i in two_outputs().graph.initializer
-    }
-    x = torch.tensor(X, dtype=dtype)
-    a, b = (x @ weights[f"{h}.weight"] + weights[f"{h}.bias"] for h in "ab")
-    return weights, x, a, b
-
-
-def compare(got: Feeds, loss: torch.Tensor, weights: dict[str, torch.Tensor]) -> None:
-    assert float(got["loss"] if "loss" in got else got["distance"]) == pytest.approx(loss.item(), rel=1e-5)
-    loss.backward()
+def check(
+    loss: Any,
+    reference: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    targets: Feeds | None = None,
+    **options: Any,
+) -> tuple[og.TrainingProgram, Feeds]:
+    """Compare a loss of `two_outputs` and its gradients with those of a function of both heads in PyTorch."""
+    program = build(two_outputs(), loss=loss, **options)
+    got = run(program.gradients, {"x": X, **(targets or {})})
+    stored = {i.name: numpy_helper.to_array(i) for i in two_outputs().graph.initializer}
+    weights = {name: torch.tensor(array, dtype=torch.float64, requires_grad=True) for name, array in stored.items()}
+    x = torch.tensor(X, dtype=torch.float64)
+    want = reference(*(x @ weights[f"{head}.weight"] + weights[f"{head}.bias"] for head in "ab"))
+    assert off(got[program.manifest.loss], want) < 1e-5
+    want.sum().backward()
     for name, weight in weights.items():
         if weight.grad is not None:
             assert off(got[f"{name}_grad"], weight.grad) < 1e-5, name
+    return program, got
 
 
 def test_a_loss_computed_by_the_model() -> None:
-    program = build(two_outputs(), loss="distance")
+    program, _ = check("distance", lambda a, b: ((a - b) ** 2).sum())
     assert program.manifest.loss == "distance"
     assert program.manifest.targets == ()
     assert program.manifest.outputs == ("a", "b", "best")
-    weights, _, a, b = heads()
-    compare(run(program.gradients, {"x": X}), ((a - b) ** 2).sum(), weights)
 
 
 def test_several_weighted_terms() -> None:
-    program = build(
-        two_outputs(), loss={"a": "mse", "b": (0.5, losses.L1(reduction="sum")), "distance": (2.0, "distance")}
-    )
+    found: list[torch.Tensor] = []
+
+    def reference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        l1 = F.l1_loss(b, torch.tensor(B), reduction="sum")
+        found.extend([F.mse_loss(a, torch.tensor(A)), l1, ((a - b) ** 2).sum()])
+        return found[0] + 0.5 * found[1] + 2 * found[2]
+
+    loss = {"a": "mse", "b": (0.5, losses.L1(reduction="sum")), "distance": (2.0, "distance")}
+    program, got = check(loss, reference, {"a_target": A, "b_target": B})
     assert program.manifest.terms == ("loss_a", "loss_b", "loss_distance")
     assert [t.name for t in program.manifest.targets] == ["a_target", "b_target"]
-    got = run(program.gradients, {"x": X, "a_target": A, "b_target": B})
-    weights, _, a, b = heads()
-    terms = [F.mse_loss(a, torch.tensor(A)), F.l1_loss(b, torch.tensor(B), reduction="sum"), ((a - b) ** 2).sum()]
-    for name, term in zip(program.manifest.terms, terms, strict=True):
+    for name, term in zip(program.manifest.terms, found, strict=True):
         assert float(got[name]) == pytest.approx(term.item(), rel=1e-5)
-    compare(got, terms[0] + 0.5 * terms[1] + 2 * terms[2], weights)
 
 
 def test_one_target_for_two_terms() -> None:
+    def reference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return F.mse_loss(a, torch.tensor(A)) + 3 * F.huber_loss(b, torch.tensor(A, dtype=torch.float64))
+
     terms = [losses.Term(losses.MSE(), "a", target="target"), losses.Term(losses.Huber(), "b", 3.0, "target")]
-    program = build(two_outputs(), loss=terms)
+    program, _ = check(terms, reference, {"target": A})
     assert [t.name for t in program.manifest.targets] == ["target"]
-    weights, _, a, b = heads()
-    loss = F.mse_loss(a, torch.tensor(A)) + 3 * F.huber_loss(b, torch.tensor(A, dtype=torch.float64))
-    compare(run(program.gradients, {"x": X, "target": A}), loss, weights)
 
 
 def test_functions_as_losses() -> None:
@@ -79,34 +82,24 @@ def test_functions_as_losses() -> None:
     def penalty(e: Emitter, y: ir.Value) -> ir.Value:
         return e.op("ReduceSum", e.op("Exp", y), keepdims=0)
 
-    program = build(two_outputs(), loss={"a": quartic, "b": (0.1, penalty)})
+    loss, target = {"a": quartic, "b": (0.1, penalty)}, torch.tensor(A)
+    program, _ = check(loss, lambda a, b: ((a - target) ** 4).mean() + 0.1 * b.exp().sum(), {"target": A})
     assert [t.name for t in program.manifest.targets] == ["target"]
-    weights, _, a, b = heads()
-    loss = ((a - torch.tensor(A)) ** 4).mean() + 0.1 * b.exp().sum()
-    compare(run(program.gradients, {"x": X, "target": A}), loss, weights)
 
 
 def test_a_custom_target() -> None:
     def picked(e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
         return e.neg(e.op("GatherElements", y, target, axis=1))
 
-    loss = losses.Custom(picked, dtype=np.int64, shape=["N", 1], reduction="sum")
-    program = build(two_outputs(), loss={"a": loss}, wrt="a.*")
+    loss, index = losses.Custom(picked, dtype=np.int64, shape=["N", 1], reduction="sum"), np.array([[0], [1], [1], [0]])
+    program, _ = check({"a": loss}, lambda a, _: -a.gather(1, torch.tensor(index)).sum(), {"target": index}, wrt="a.*")
     (target,) = program.manifest.targets
     assert (target.dtype, target.shape) == ("int64", ("N", 1))
-    weights, _, a, _ = heads()
-    index = np.array([[0], [1], [1], [0]])
-    compare(run(program.gradients, {"x": X, "target": index}), -a.gather(1, torch.tensor(index)).sum(), weights)
 
 
 def test_without_reduction_the_sum_is_differentiated() -> None:
-    program = build(two_outputs(), loss={"a": losses.MSE(reduction="none")}, wrt="a.*")
-    got = run(program.gradients, {"x": X, "target": A})
-    weights, _, a, _ = heads()
-    want = F.mse_loss(a, torch.tensor(A), reduction="none")
-    assert off(got["loss"], want) < 1e-6
-    want.sum().backward()
-    assert off(got["a.weight_grad"], weights["a.weight"].grad) < 1e-5
+    loss = {"a": losses.MSE(reduction="none")}
+    check(loss, lambda a, _: F.mse_loss(a, torch.tensor(A), reduction="none"), {"target": A}, wrt="a.*")
 
 
 # -- onnxscript --------------------------------------------------------------------------------------------------------

@@ -17,12 +17,12 @@ from onnx_convgrad import optim
 from onnx_convgrad.runtime import run, session
 from tests.support.families import FAMILIES, export, match_parameters
 from tests.support.training_nets import (
-    Feeds,
     ProgramRun,
     TorchRun,
     arrays,
     batch,
     build,
+    check_losses,
     check_values,
     exported,
     net,
@@ -45,35 +45,24 @@ def test_twenty_steps_as_in_pytorch(
     optimizer: optim.Optimizer, theirs: Callable[..., torch.optim.Optimizer], training_export: bool
 ) -> None:
     """Losses, parameters and running statistics, with Dropout of ratio zero."""
-    torch_run = TorchRun(net(), theirs)
-    want = [torch_run(**batch(step)) for step in range(20)]
     model = onnx.ModelProto()
     model.CopyFrom(exported(training=training_export))
-    without_dropout(model)
-    onnx_run = ProgramRun(build(model, optimizer=optimizer))
-    got = [float(onnx_run(arrays(step))["loss"]) for step in range(20)]
-    np.testing.assert_allclose(got, want, rtol=1e-4)
-    module = torch_run.module.eval()
-    check_values(onnx_run.state, module, 1e-4)
-    assert int(onnx_run.state["step"]) == 20
-    b = batch(99)
-    results = run(onnx_run.program.evaluate, {**arrays(99), **evaluated(onnx_run)})
-    logits = module(b["x"].double())
-    assert off(results["y"], logits) < 1e-4
-    assert float(results["loss"]) == pytest.approx(F.cross_entropy(logits, b["target"]).item(), rel=1e-4)
-
-
-def without_dropout(model: onnx.ModelProto) -> None:
-    """Set the ratio of every Dropout to zero."""
     model.graph.initializer.append(numpy_helper.from_array(np.float32(0), "no_share"))
     for node in model.graph.node:
         if node.op_type == "Dropout":
             node.input[:] = [node.input[0], "no_share", *node.input[2:]]
-
-
-def evaluated(onnx_run: ProgramRun) -> Feeds:
-    """The values of a run that `evaluate` takes."""
-    return {i.name: onnx_run.state[i.name] for i in onnx_run.program.evaluate.graph.input if i.name in onnx_run.state}
+    onnx_run, torch_run = ProgramRun(build(model, optimizer=optimizer)), TorchRun(net(), theirs)
+    check_losses(onnx_run, torch_run, map(batch, range(20)), 1e-4)
+    module = torch_run.module.eval()
+    check_values(onnx_run.state, module, 1e-4)
+    assert int(onnx_run.state["step"]) == 20
+    b = batch(99)
+    inputs = {i.name for i in onnx_run.program.evaluate.graph.input}
+    state = {name: value for name, value in onnx_run.state.items() if name in inputs}
+    results = run(onnx_run.program.evaluate, {**arrays(99), **state})
+    logits = module(b["x"].double())
+    assert off(results["y"], logits) < 1e-4
+    assert float(results["loss"]) == pytest.approx(F.cross_entropy(logits, b["target"]).item(), rel=1e-4)
 
 
 def test_dropout_and_batch_norm_as_in_pytorch() -> None:
@@ -105,16 +94,17 @@ def test_architectures_as_in_pytorch(name: str) -> None:
     family = next(f for f in FAMILIES if f.name == name)
     module = family.build()
     example = family.example()
-    model = export(copy.deepcopy(module).eval(), example, dynamo=False, training=False, fold=False)
+    model = export(module, example, dynamo=False, training=False, fold=False)
     onnx_run = ProgramRun(build(model, optimizer=optim.SGD(lr=0.01, momentum=0.9)))
     torch_run = TorchRun(module, lambda p: torch.optim.SGD(p, 0.01, 0.9))
     shape = list(module.eval()(example).shape)
-    for step in range(20):
+
+    def drawn(step: int) -> dict[str, torch.Tensor]:
         generator = torch.Generator().manual_seed(step)
         x = torch.randn(example.shape, generator=generator)
-        target = torch.randint(0, shape[1], (shape[0], *shape[2:]), generator=generator)
-        got = onnx_run({"x": x.numpy(), "target": target.numpy()})["loss"]
-        assert float(got) == pytest.approx(torch_run(x, target), rel=1e-4), step
+        return {"x": x, "target": torch.randint(0, shape[1], (shape[0], *shape[2:]), generator=generator)}
+
+    check_losses(onnx_run, torch_run, map(drawn, range(20)), 1e-4)
     matched = match_parameters(model, family.build())
     assert len(matched) == len(list(module.parameters()))
     parameters = dict(torch_run.module.named_parameters())
@@ -126,16 +116,8 @@ def test_architectures_as_in_pytorch(name: str) -> None:
 def test_one_program_serves_every_size() -> None:
     family = next(f for f in FAMILIES if f.name == "unet")
     module, x = family.build(), family.example()
-    model = export(
-        copy.deepcopy(module).eval(),
-        x,
-        dynamo=False,
-        training=False,
-        fold=False,
-        dynamic_batch=True,
-        dynamic_spatial=True,
-    )
-    program = build(model)
+    options = {"dynamo": False, "training": False, "fold": False}
+    program = build(export(module, x, dynamic_batch=True, dynamic_spatial=True, **options))
     module = module.double().train()
     for count, grow in ((1, 0), (3, 16)):
         generator = torch.Generator().manual_seed(count)
@@ -165,29 +147,26 @@ def test_a_folded_model_is_trainable() -> None:
 # -- statistics --------------------------------------------------------------------------------------------------------
 
 
-def test_frozen_statistics() -> None:
-    program = build(freeze_statistics=True)
-    assert not [s for s in program.manifest.state if s.kind == "statistic"]
-    module = copy.deepcopy(net()).double().eval()
+BN2 = ["bn2.running_mean", "bn2.running_var"]
+
+
+@pytest.mark.parametrize(
+    ("frozen", "kept"), [(True, []), ("bn1.*", BN2), ("bn1.running_mean", BN2), ("/bn1/*", BN2)], ids=str
+)
+def test_frozen_statistics(frozen: bool | str, kept: list[str]) -> None:
+    program = build(freeze_statistics=frozen)
+    assert [s.name for s in program.manifest.state if s.kind == "statistic"] == kept
+    module = copy.deepcopy(net()).double().train()
+    module.drop.p = 0.0
+    module.bn1.eval()
+    module.bn2.train(bool(kept))
     got = run(program.step, arrays(0))
     loss = F.cross_entropy(module(batch(0)["x"].double()), batch(0)["target"])
     loss.backward()
     assert float(got["loss"]) == pytest.approx(loss.item(), rel=1e-5)
-    moved = module.bn1.weight - 0.05 * module.bn1.weight.grad
-    assert off(got["bn1.weight_next"], moved) < 1e-6
-
-
-@pytest.mark.parametrize("glob", ["bn1.*", "bn1.running_mean", "/bn1/*"])
-def test_statistics_frozen_by_name(glob: str) -> None:
-    program = build(freeze_statistics=glob)
-    assert [s.name for s in program.manifest.state if s.kind == "statistic"] == ["bn2.running_mean", "bn2.running_var"]
-    module = copy.deepcopy(net()).double().train()
-    module.drop.p = 0.0
-    module.bn1.eval()
-    got = run(program.step, arrays(0))
-    loss = F.cross_entropy(module(batch(0)["x"].double()), batch(0)["target"])
-    assert float(got["loss"]) == pytest.approx(loss.item(), rel=1e-5)
-    assert off(got["bn2.running_var_next"], module.bn2.running_var) < 1e-6
+    assert off(got["bn1.weight_next"], module.bn1.weight - 0.05 * module.bn1.weight.grad) < 1e-6
+    for name in kept:
+        assert off(got[f"{name}_next"], module.get_buffer(name)) < 1e-6
 
 
 @pytest.mark.parametrize("part", ["step", "gradients"])
@@ -231,30 +210,5 @@ def test_parameters_that_the_exporter_merged_are_untied() -> None:
     onnx_run = ProgramRun(build(model, optimizer=optim.SGD(lr=0.1)))
     assert {p.name for p in onnx_run.program.manifest.parameters} == {name for name, _ in module.named_parameters()}
     torch_run = TorchRun(module, lambda p: torch.optim.SGD(p, 0.1))
-    want = [torch_run(**batch(step)) for step in range(5)]
-    got = [float(onnx_run(arrays(step))["loss"]) for step in range(5)]
-    np.testing.assert_allclose(got, want, rtol=1e-5)
+    check_losses(onnx_run, torch_run, map(batch, range(5)), 1e-5)
     check_values(onnx_run.state, torch_run.module, 1e-5)
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_statistics_of_a_batch_norm_that_is_used_twice(dynamic: bool) -> None:
-    """Two nodes share the statistics: the second continues from the update of the first, as in PyTorch."""
-
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.bn = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.bn(torch.tanh(self.bn(self.conv(x)))).mean((2, 3))
-
-    torch.manual_seed(1)
-    module = Twice()
-    model = export(module, batch(0)["x"], dynamo=False, training=False, fold=False, dynamic_batch=dynamic)
-    got = run(build(model, optimizer=optim.SGD(lr=0.1)).step, {"x": arrays(0)["x"], "target": np.zeros(6, np.int64)})
-    module = module.double().train()
-    F.cross_entropy(module(batch(0)["x"].double()), torch.zeros(6, dtype=torch.int64)).backward()
-    for name in ("running_mean", "running_var"):
-        assert off(got[f"bn.{name}_next"], getattr(module.bn, name)) < 1e-5
-    assert off(got["bn.weight_next"], module.bn.weight - 0.1 * module.bn.weight.grad) < 1e-5

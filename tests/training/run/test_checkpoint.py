@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,11 +122,12 @@ def change(edit: Callable[[bytes], bytes]) -> Callable[[Path], object]:
     return lambda path: path.write_bytes(edit(path.read_bytes()))
 
 
-def save_with(optimizer: optim.Optimizer) -> Callable[[Path], object]:
-    return lambda path: og.Trainer(linear(optimizer=optimizer)).save(path)
+def save_with(name: str, **options: Any) -> Callable[[Path], object]:
+    return lambda path: og.Trainer(linear(optimizer=getattr(optim, name)(lr=0.1, **options))).save(path)
 
 
 CUT = "truncated, damaged or not a safetensors file"
+OTHER = "of another program:"
 DIGEST = "is damaged: its content does not match the digest"
 SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty": (change(lambda _: b""), CUT),
@@ -134,20 +136,14 @@ SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
     "flipped": (change(lambda content: content[:-3] + bytes([content[-3] ^ 1]) + content[-2:]), DIGEST),
     "steps": (change(lambda content: content.replace(rb"\"steps\": 2", rb"\"steps\": 3")), DIGEST),
     "text": (change(lambda _: b"not a checkpoint at all"), CUT),
-    "other": (
-        lambda path: safetensors.numpy.save_file({"a": np.zeros(3)}, path),
-        "is a safetensors file, but not a checkpoint",
-    ),
+    "other": (partial(safetensors.numpy.save_file, {"a": np.zeros(3)}), "is a safetensors file, but not a checkpoint"),
     "later": (write_later_version, "has version 2; this release reads version 1"),
-    "optimizer": (
-        save_with(optim.AdamW(lr=0.1)),
-        "of another program: its optimizer is AdamW, this program's is Adam",
-    ),
+    "optimizer": (save_with("AdamW"), f"{OTHER} its optimizer is AdamW, this program's is Adam"),
     "state": (
-        save_with(optim.Adam(lr=0.1, amsgrad=True)),
-        "of another program: it has '[bw]_max_exp_avg_sq', which this program does not have",
+        save_with("Adam", amsgrad=True),
+        f"{OTHER} it has '[bw]_max_exp_avg_sq', which this program does not have",
     ),
-    "shape": (write_other_shape, r"of another program: 'b' is float32\[7\] there and float32\[4\] here"),
+    "shape": (write_other_shape, rf"{OTHER} 'b' is float32\[7\] there and float32\[4\] here"),
 }
 
 
@@ -180,6 +176,9 @@ def test_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
     with pytest.raises(og.ExecutionError, match=r"pip install onnx-convgrad\[train\]"):
         trainer.save(tmp_path)
+    with pytest.raises(og.ExecutionError, match=r"safetensors.*is not installed"):
+        fit(fresh := og.Trainer(program()), callbacks.Checkpoints(tmp_path / "run"))
+    assert fresh.progress.steps == 0  # noticed before training
 
 
 def test_another_schedule_and_other_data_give_warnings(tmp_path: Path) -> None:
@@ -285,11 +284,3 @@ def test_killed_at_twenty_random_moments(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     killed, finished = map(int, done.stdout.split())
     assert killed >= 20 and finished >= 1
-
-
-def test_a_missing_package_is_noticed_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
-    trainer = og.Trainer(program())
-    with pytest.raises(og.ExecutionError, match=r"safetensors.*is not installed"):
-        fit(trainer, callbacks.Checkpoints(tmp_path / "run"))
-    assert trainer.progress.steps == 0

@@ -20,7 +20,8 @@ from onnx_convgrad.runtime import run
 from onnx_convgrad.training.program.masks import initial_state
 from onnx_convgrad.training.run import engine
 from onnx_convgrad.training.run.sessions import fed_session
-from tests.support.training_nets import A, B, Feeds, ProgramRun, X, arrays, build, exported, parsed, same, two_outputs
+from tests.support.one_input import graph_of
+from tests.support.training_nets import A, B, Feeds, ProgramRun, X, arrays, build, exported, same, two_outputs
 
 
 def data(steps: int = 5) -> Feeds:
@@ -33,7 +34,7 @@ def linear(**options: Any) -> og.TrainingProgram:
     """y = x w + b, in which samples do not affect each other."""
     rng = np.random.default_rng(1)
     w, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((3, 4), (4,)))
-    model = parsed("(float[N,3] x) => (float[N,4] y) { y = Gemm (x, w, b) }", w=w, b=b)
+    model = graph_of("(float[N,3] x) => (float[N,4] y) { y = Gemm (x, w, b) }", w=w, b=b)
     return build(model, **{"optimizer": optim.Adam(lr=0.1), **options})
 
 
@@ -54,13 +55,10 @@ def test_steps_equal_those_of_the_program() -> None:
         assert float(got["loss"]) == float(want["loss"])
         np.testing.assert_array_equal(got["y"], want["y"])
     same({**trainer.parameters(), **trainer.state()}, onnx_run.state)
-    want = run(program.evaluate, {**arrays(9), **{k: v for k, v in onnx_run.state.items() if k in evaluated(program)}})
+    inputs = {i.name for i in program.evaluate.graph.input}
+    want = run(program.evaluate, {**arrays(9), **{k: v for k, v in onnx_run.state.items() if k in inputs}})
     same(trainer.evaluate(arrays(9)), want)
     assert repr(trainer).startswith("<Trainer: 4 steps, 0 epochs done; <TrainingProgram: ")
-
-
-def evaluated(program: og.TrainingProgram) -> set[str]:
-    return {value.name for value in program.evaluate.graph.input}
 
 
 def test_results_are_kept_and_outputs_chosen() -> None:
@@ -128,6 +126,8 @@ def test_seeds() -> None:
     assert states[0] == initial_state(5) and len(set(states)) == 3
     losses_ = [float(og.Trainer(program, seed=s).step(arrays(0))["loss"]) for s in (0, 1, 1)]
     assert losses_[0] != losses_[1] == losses_[2]
+    still = og.Trainer(program, schedule=0.0)  # every step draws a new mask
+    assert len({float(still.step(arrays(0))["loss"]) for _ in range(4)}) == 4
 
 
 @pytest.mark.parametrize("limit", [None, 500])
@@ -147,14 +147,14 @@ def test_frozen_weights_are_read_from_the_program_folder(
 
 # -- several batches, one update -----------------------------------------------------------------------------------------
 
-UNION: list[tuple[str, Any]] = [
-    ("plain", "cross_entropy"),
-    ("weights", losses.CrossEntropy(weight=[1.0, 5.0, 0.5, 2.0], ignore_index=3)),
-    ("smooth sum", losses.CrossEntropy(reduction="sum", label_smoothing=0.1)),
-]
+UNION = {
+    "plain": "cross_entropy",
+    "weights": losses.CrossEntropy(weight=[1.0, 5.0, 0.5, 2.0], ignore_index=3),
+    "smooth sum": losses.CrossEntropy(reduction="sum", label_smoothing=0.1),
+}
 
 
-@pytest.mark.parametrize("loss", [loss for _, loss in UNION], ids=[name for name, _ in UNION])
+@pytest.mark.parametrize("loss", UNION.values(), ids=UNION)
 def test_a_step_over_several_batches_equals_one_over_their_union(loss: Any) -> None:
     rng = np.random.default_rng(0)
     batch = {"x": rng.standard_normal((9, 3)).astype(np.float32), "target": rng.integers(0, 4, 9)}
@@ -193,7 +193,7 @@ def test_terms_that_weight_batches_differently_are_refused() -> None:
 
 def sized(**options: Any) -> og.TrainingProgram:
     """A convolution of stride 2 over an axis of any size: 2 n + 1 entries give n."""
-    model = parsed(
+    model = graph_of(
         "(float[N,1,L] x) => (float[N,1,M] y) { y = Conv <strides = [2]> (x, w) }", w=np.ones((1, 1, 3), np.float32)
     )
     return build(model, **{"loss": "mse", **options})
@@ -313,8 +313,10 @@ def test_top_k_breaks_ties_by_index() -> None:
 
 def test_batches_of_different_sizes_are_accumulated() -> None:
     """Inputs are concatenated only if a metric needs them."""
-    model = parsed(
-        "(float[N,1,L] x) => (float[N,1,L] y) { y = Conv <pads = [1, 1]> (x, w) }", 21, w=np.float32([[[1, 2, 1]]])
+    model = graph_of(
+        "(float[N,1,L] x) => (float[N,1,L] y) { y = Conv <pads = [1, 1]> (x, w) }",
+        opset=21,
+        w=np.float32([[[1, 2, 1]]]),
     )
     program = og.build_training(model, loss="mse", optimizer=optim.SGD(lr=0.1))
     batches = [{"x": np.ones((2, 1, size), "f"), "target": np.zeros((2, 1, size), "f")} for size in (8, 5)]
