@@ -145,9 +145,7 @@ def _residual_network_3d(
         relu=nn.ReLU(),
         pool=pool,
         layers=nn.Sequential(*blocks),
-        avgpool=nn.AdaptiveAvgPool3d(1),
-        flatten=nn.Flatten(),
-        fc=nn.Linear(channels, classes),
+        head=Classifier(channels, classes, 3),
     )
 
 
