@@ -145,7 +145,9 @@ def _residual_network_3d(
         relu=nn.ReLU(),
         pool=pool,
         layers=nn.Sequential(*blocks),
-        head=Classifier(channels, classes, 3),
+        avgpool=nn.AdaptiveAvgPool3d(1),
+        flatten=nn.Flatten(),
+        fc=nn.Linear(channels, classes),
     )
 
 
