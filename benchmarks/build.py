@@ -14,50 +14,44 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 
 import onnx_convgrad as og
 from benchmarks.environments import environment
 from benchmarks.networks import NETWORKS, export
-from benchmarks.program import Row, announced, carry_out, parser
+from benchmarks.program import Row, announced, carry_out, parser, table
 from benchmarks.steps import ROOT, why
-from benchmarks.tables import table
 from onnx_convgrad.autodiff.registry import load_rules
 
 
-def one_conv() -> onnx.ModelProto:
-    return chain(1, only_conv=True)
-
-
-def chain(blocks: int, *, only_conv: bool = False) -> onnx.ModelProto:
-    """Residual blocks of five nodes: Conv, Relu, Conv, Add, Relu; or the first Conv alone."""
+def text_model(body: str, result: str, weights: list[str]) -> onnx.ModelProto:
+    shape = "float[2,4,16,16]"
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
+        chain ({shape} x) => ({shape} {result}) {{ {body} }}""")
     weight = np.random.default_rng(0).standard_normal((4, 4, 3, 3)).astype(np.float32)
-    nodes, weights, top = [], [], "x"
+    model.graph.initializer.extend(numpy_helper.from_array(weight, name) for name in weights)
+    return onnx.shape_inference.infer_shapes(model)
+
+
+def one_conv() -> onnx.ModelProto:
+    return text_model("a = Conv <pads = [1,1,1,1]> (x, w)", "a", ["w"])
+
+
+def chain(blocks: int) -> onnx.ModelProto:
+    """Residual blocks of five nodes: Conv, Relu, Conv, Add, Relu."""
+    body, top = [], "x"
     for i in range(blocks):
-        weights += [numpy_helper.from_array(weight, f"w{i}a"), numpy_helper.from_array(weight, f"w{i}b")]
-        nodes += [
-            helper.make_node("Conv", [top, f"w{i}a"], [f"a{i}"], pads=[1, 1, 1, 1]),
-            helper.make_node("Relu", [f"a{i}"], [f"b{i}"]),
-            helper.make_node("Conv", [f"b{i}", f"w{i}b"], [f"c{i}"], pads=[1, 1, 1, 1]),
-            helper.make_node("Add", [f"c{i}", top], [f"d{i}"]),
-            helper.make_node("Relu", [f"d{i}"], [f"e{i}"]),
-        ]
+        body.append(f"""a{i} = Conv <pads = [1,1,1,1]> ({top}, w{i}a) b{i} = Relu (a{i})
+            c{i} = Conv <pads = [1,1,1,1]> (b{i}, w{i}b) d{i} = Add (c{i}, {top}) e{i} = Relu (d{i})""")
         top = f"e{i}"
-    if only_conv:
-        nodes, weights, top = nodes[:1], weights[:1], "a0"
-    shape = [2, 4, 16, 16]
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)]
-    outputs = [helper.make_tensor_value_info(top, TensorProto.FLOAT, shape)]
-    graph = helper.make_graph(nodes, "chain", inputs, outputs, weights)
-    return onnx.shape_inference.infer_shapes(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    )
+    return text_model("\n".join(body), top, [f"w{i}{kind}" for i in range(blocks) for kind in "ab"])
 
 
 def exported(name: str, *, training: bool = False) -> onnx.ModelProto:
@@ -69,14 +63,11 @@ Maker = Callable[[], onnx.ModelProto]
 MODELS: dict[str, tuple[Maker, Maker | None]] = {
     "one Conv": (one_conv, None),
     **{
-        NETWORKS[name].title: (
-            lambda name=name: exported(name),
-            lambda name=name: exported(name, training=True),
-        )
+        NETWORKS[name].title: (partial(exported, name), partial(exported, name, training=True))
         for name in ("resnet18", "resnet50", "mobilenet_v2", "convnext_tiny")
     },
-    "chain of 1,000 nodes": (lambda: chain(200), None),
-    "chain of 10,000 nodes": (lambda: chain(2000), None),
+    "chain of 1,000 nodes": (partial(chain, 200), None),
+    "chain of 10,000 nodes": (partial(chain, 2000), None),
 }
 LONG = "chain of 10,000 nodes"
 
@@ -125,12 +116,7 @@ def measured(arguments: argparse.Namespace) -> list[Row]:
 
 def print_build(rows: Sequence[Row]) -> None:
     columns = ["model", "nodes"]
-    titles = {
-        "onnx-ad": "onnx-ad, inputs",
-        "inputs": "ours, inputs",
-        "parameters": "parameters",
-        "training": "training",
-    }
+    titles = {"onnx-ad": "onnx-ad, inputs", "inputs": "ours, inputs", **{k: k for k in ("parameters", "training")}}
     columns += [cell for title in titles.values() for cell in (f"{title} s", "nodes")]
     body = []
     for row in rows:

@@ -19,8 +19,7 @@ import numpy as np
 import torch
 
 import onnx_convgrad.functional as F
-from benchmarks.program import Row, announced, carry_out, parser
-from benchmarks.tables import table
+from benchmarks.program import Row, announced, carry_out, parser, table
 from onnx_convgrad.autodiff.registry import load_rules
 from onnx_convgrad.bench.timing import Turns, interleave
 from onnx_convgrad.functional.sessions import Compiled
@@ -115,17 +114,10 @@ def show(rows: Sequence[Row]) -> None:
     def us(seconds: float | None) -> str:
         return "-" if seconds is None else f"{1e6 * seconds:.0f}"
 
-    body = [
-        [
-            r["call"],
-            us(r["run"]),
-            us(r["ours"]),
-            us(r["ours"] - r["run"]),
-            us(r.get("torch")),
-            f"{1e3 * r['first']:.0f}",
-        ]
-        for r in rows
-    ]
+    body = []
+    for r in rows:
+        times = (r["run"], r["ours"], r["ours"] - r["run"], r.get("torch"))
+        body.append([r["call"], *map(us, times), f"{1e3 * r['first']:.0f}"])
     print(f"\n{table(['call', 'run', 'ours', 'overhead', 'PyTorch', 'first, ms'], body)}\n")
     small = [row for row in rows if row["run"] < 1e-3]
     worst = max(small, key=lambda row: row["ours"] - row["run"])

@@ -17,9 +17,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from benchmarks.program import Row, announced, carry_out, parser
+from benchmarks.program import Row, announced, carry_out, geometric_mean, ms, parser, table
 from benchmarks.shapes import GROUPS, LAYERS, Case, random_layers
-from benchmarks.tables import geometric_mean, ms, table
 from onnx_convgrad.api import explain
 from onnx_convgrad.autodiff.registry import load_rules
 from onnx_convgrad.bench.choice import predicted, time_lowerings
@@ -66,20 +65,19 @@ def ratio(row: Row, kind: str) -> float:
     return pair["torch"] / pair["ours"]
 
 
+def cells(row: Row, kind: str) -> list[str]:
+    pair = row["kinds"][kind]
+    return [ms(pair["torch"]), ms(pair["ours"]), f"{ratio(row, kind):.2f}"]
+
+
 def print_against(rows: Sequence[Row]) -> None:
     """The table, the means by class of layer, and the shapes below `FLOOR`."""
     columns = ["layer (x * w)"]
     for kind in KINDS:
         columns += [f"{kind} PyTorch", "ours", "ratio"]
     for group in dict.fromkeys(row["group"] for row in rows):
-        body = []
-        for row in rows:
-            if row["group"] == group:
-                cells = [row["layer"]]
-                for kind in KINDS:
-                    pair = row["kinds"][kind]
-                    cells += [ms(pair["torch"]), ms(pair["ours"]), f"{ratio(row, kind):.2f}"]
-                body.append(cells)
+        members = [row for row in rows if row["group"] == group]
+        body = [[row["layer"], *(cell for kind in KINDS for cell in cells(row, kind))] for row in members]
         print(f"\n**{group}** (ms)\n\n{table(columns, body)}")
     print("\nGeometric means of PyTorch's time over ours:\n")
     classes = ["all", *dict.fromkeys(name for row in rows for name in row["classes"])]
@@ -105,9 +103,7 @@ def print_lowerings(rows: Sequence[Row]) -> None:
     """Per gradient operator: every lowering by measured time, with the prediction; then how good the choices are."""
     for operator in OPERATORS:
         body = []
-        for row in rows:
-            if row["operator"] != operator:
-                continue
+        for row in (row for row in rows if row["operator"] == operator):
             measured, predicted = row["measured"], row["predicted"]
             order = sorted(measured, key=lambda name: measured[name])
             shown = [f"{name} {ms(measured[name])} ({ms(predicted[name])})" for name in order]
@@ -142,7 +138,7 @@ def measured(arguments: argparse.Namespace) -> list[Row]:
         cases = cases[index - 1 :: count]
     rows: list[Row] = []
     with TorchSide(arguments.threads) as torch:
-        for case, _ in zip(cases, announced(str(case.layer) for case in cases), strict=True):
+        for case in announced(cases, lambda case: case.layer):
             if arguments.all:
                 rows += every_lowering(case, arguments.threads, arguments.repeat)
             else:

@@ -21,8 +21,7 @@ import torch.nn.functional as F
 from onnx import TensorProto, helper, numpy_helper
 
 import onnx_convgrad as og
-from benchmarks.program import Row, announced, carry_out, parser
-from benchmarks.tables import geometric_mean, ms, table
+from benchmarks.program import Row, announced, carry_out, geometric_mean, ms, parser, table
 from onnx_convgrad.bench.timing import Bound, Turns, interleave
 
 Function = Callable[[torch.Tensor], torch.Tensor]
@@ -152,9 +151,8 @@ def measured(arguments: argparse.Namespace) -> list[Row]:
     wanted = [c for c in cases() if not arguments.titles or any(part in c.title for part in arguments.titles)]
     if not wanted:
         raise SystemExit(f"No operator's title contains {' or '.join(arguments.titles)}.")
-    wanted = wanted[:: 4 if arguments.quick else 1]
-    titles = announced(case.title for case in wanted)
-    return [measure(case, arguments.threads, arguments.repeat) for case, _ in zip(wanted, titles, strict=True)]
+    chosen = announced(wanted[:: 4 if arguments.quick else 1], lambda case: case.title)
+    return [measure(case, arguments.threads, arguments.repeat) for case in chosen]
 
 
 def measure(case: Case, threads: int, repeats: int) -> Row:

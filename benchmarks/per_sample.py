@@ -21,8 +21,7 @@ from torch.func import functional_call, grad, vmap
 
 import onnx_convgrad as og
 from benchmarks.networks import export
-from benchmarks.program import Row, announced, carry_out, parser
-from benchmarks.tables import geometric_mean, ms, table
+from benchmarks.program import Row, announced, carry_out, geometric_mean, ms, parser, table
 from onnx_convgrad.bench.timing import Bound, Turns, interleave
 from tests.support.zoo.layers import Classifier, ConvNormAct, Residual, stages
 from tests.support.zoo.separable import mobilenet_v1

@@ -1,18 +1,20 @@
-"""Options, saving and printing of the programs that make the tables."""
+"""Options, saved measurements and Markdown tables of the programs that make the tables."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from benchmarks.tables import save, saved
 from onnx_convgrad.bench.timing import machine, machine_text
 from onnx_convgrad.lowering.cost.calibration import cores
 
 Row = dict[str, Any]
+T = TypeVar("T")
 
 
 def parser(name: str, doc: str, quick: str, *, timing: bool = True) -> argparse.ArgumentParser:
@@ -50,13 +52,47 @@ def carry_out(
         if arguments.quick and "repeat" in arguments:
             arguments.repeat = min(3, arguments.repeat)
         facts, rows = machine(arguments.threads), measure(arguments)
-        save(arguments.json, kind, facts, rows)
+        if arguments.json:
+            arguments.json.write_text(json.dumps({"table": kind, "machine": facts, "rows": rows}, indent=1))
     print(machine_text(facts))
     show(rows)
 
 
-def announced(names: Iterable[str]) -> Iterator[str]:
-    """Each name, printed to stderr before it is measured."""
-    for name in names:
-        print(f"  {name}", file=sys.stderr, flush=True)
-        yield name
+def announced(items: Iterable[T], name: Callable[[T], object] = str) -> Iterator[T]:
+    """Each item; its name is printed to stderr before it is measured."""
+    for item in items:
+        print(f"  {name(item)}", file=sys.stderr, flush=True)
+        yield item
+
+
+def geometric_mean(ratios: Iterable[float]) -> float:
+    """The geometric mean; NaN for no ratios."""
+    ratios = list(ratios)
+    return statistics.geometric_mean(ratios) if ratios else float("nan")
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; all columns but the first are right-aligned."""
+    rows = [list(row) for row in rows]
+    widths = [max(3, *(len(row[i]) for row in [list(columns), *rows])) for i in range(len(columns))]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = [c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))]
+        return "| " + " | ".join(padded) + " |"
+
+    rule = "|" + "|".join(("-" * (w + 1) + ":") if i else "-" * (w + 2) for i, w in enumerate(widths)) + "|"
+    return "\n".join([line(columns), rule, *map(line, rows)])
+
+
+def ms(seconds: float | None) -> str:
+    """Milliseconds with three digits."""
+    return "-" if seconds is None else f"{1e3 * seconds:.2f}" if seconds < 0.0995 else f"{1e3 * seconds:.0f}"
+
+
+def saved(paths: Iterable[Path], kind: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The machine and the rows of one table, from files that `--json` wrote in several runs."""
+    parts = [json.loads(path.read_text()) for path in paths]
+    parts = [part for part in parts if part["table"] == kind]
+    if not parts:
+        raise SystemExit(f"No measurements of {kind!r} in these files.")
+    return parts[0]["machine"], [row for part in parts for row in part["rows"]]

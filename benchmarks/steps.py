@@ -29,8 +29,7 @@ from onnx import numpy_helper
 import onnx_convgrad as og
 from benchmarks.environments import environment
 from benchmarks.networks import NETWORKS, OTHERS, export, network
-from benchmarks.program import Row, announced, carry_out, parser
-from benchmarks.tables import geometric_mean, table
+from benchmarks.program import Row, announced, carry_out, geometric_mean, parser, table
 from onnx_convgrad.bench.timing import calm
 
 ROOT = Path(__file__).parent.parent
@@ -78,7 +77,7 @@ def prepare(
     facts: Row = {"network": name, "title": net.title, "x": list(x.shape), "missing": {}}
     facts |= {"build": seconds, "nodes": len(step.graph.node)}
     if ort:
-        command = [str(ort), "-m", "benchmarks.sides.ort_training", "prepare", str(folder)]
+        command = [str(ort), "-m", "benchmarks.sides.train", "prepare", str(folder)]
         result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if result.returncode:
             facts["missing"]["ort"] = why(result.stderr)
@@ -136,16 +135,13 @@ class Side:
 
 def commands(wanted: Sequence[str], folder: Path, threads: int, ort: Path | None) -> dict[str, list[str]]:
     """The command of every side."""
+    pythons = {**dict.fromkeys(SIDES, sys.executable), "ort": ort}
     arguments = [str(folder), str(threads)]
-    python = [sys.executable, "-m"]
-    known = {
-        "eager": [*python, "benchmarks.sides.eager", *arguments],
-        "compile": [*python, "benchmarks.sides.eager", *arguments, "compile"],
-        "ours": [*python, "benchmarks.sides.ours", *arguments],
+    return {
+        name: [str(python), "-m", "benchmarks.sides.train", name, *arguments]
+        for name, python in pythons.items()
+        if name in wanted and python
     }
-    if ort:
-        known["ort"] = [str(ort), "-m", "benchmarks.sides.ort_training", *arguments]
-    return {name: known[name] for name in SIDES if name in wanted and name in known}
 
 
 def measure(facts: Row, sides: Mapping[str, list[str]], repeats: int) -> Row:

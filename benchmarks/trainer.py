@@ -11,41 +11,36 @@ import contextlib
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import onnxruntime
+import torch
 from torch import nn
 
 import onnx_convgrad as og
 from benchmarks.networks import NETWORKS, export, network
-from benchmarks.program import Row, announced, carry_out, parser
-from benchmarks.tables import table
+from benchmarks.program import Row, announced, carry_out, parser, table
 
 WAYS = {"step": "step()", "fit": "fit()", "bar": "fit() with a bar"}
 
 
 def tiny() -> tuple[nn.Module, Any, Any]:
     """A network with microseconds of arithmetic, so that overhead dominates."""
-    import torch
-
     torch.manual_seed(0)
-    module = nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 10)
-    ).train()
-    return module, torch.randn(8, 1, 8, 8), torch.randint(10, (8,))
+    layers = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 10)]
+    return nn.Sequential(*layers), torch.randn(8, 1, 8, 8), torch.randint(10, (8,))
 
 
 class InRuntime:
     """Measures the seconds inside `InferenceSession.run_with_iobinding`."""
 
-    def __init__(self) -> None:
-        self.seconds = 0.0
+    seconds = 0.0
 
-    @contextlib.contextmanager
-    def counted(self) -> Iterator[None]:
+    def counted(self) -> contextlib.AbstractContextManager[Any]:
         original = onnxruntime.InferenceSession.run_with_iobinding
 
         def timed(*arguments: Any) -> None:
@@ -53,11 +48,7 @@ class InRuntime:
             original(*arguments)
             self.seconds += time.perf_counter() - start
 
-        onnxruntime.InferenceSession.run_with_iobinding = timed
-        try:
-            yield
-        finally:
-            onnxruntime.InferenceSession.run_with_iobinding = original
+        return mock.patch.object(onnxruntime.InferenceSession, "run_with_iobinding", timed)
 
 
 def beyond(call: Callable[[], object], steps: int, inside: InRuntime) -> tuple[float, float]:
@@ -76,9 +67,8 @@ def measure(name: str, batch: int, threads: int, repeats: int) -> Row:
         net = network(name)
         module, (x, target) = net.module(), net.data(batch)
         title, steps = net.title, 2
-    program = og.build_training(
-        export(module, x), loss={"y": "cross_entropy"}, optimizer=og.optim.SGD(lr=1e-3, momentum=0.9), outputs=[]
-    )
+    optimizer = og.optim.SGD(lr=1e-3, momentum=0.9)
+    program = og.build_training(export(module, x), loss={"y": "cross_entropy"}, optimizer=optimizer, outputs=[])
     feed = {"x": x.numpy(), "target": target.numpy().astype(np.int64)}
     trainer = og.Trainer(program, options={"threads": threads})
 

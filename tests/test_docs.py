@@ -51,22 +51,23 @@ def _programs() -> list[tuple[str, str, str | None]]:
 
 
 PROGRAMS = _programs()
+EACH_PAGE = pytest.mark.parametrize("page", NAMING, ids=lambda page: page.relative_to(ROOT).as_posix())
+OPTIONS = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
 
 
-def _anchor(heading: str) -> str:
-    """The anchor of a heading, as GitHub makes it."""
-    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+def _prose(page: Path) -> str:
+    return FENCED.sub("", page.read_text(encoding="utf-8"))
 
 
-def _headings(page: Path) -> set[str]:
-    text = FENCED.sub("", page.read_text(encoding="utf-8"))
-    return {_anchor(heading.strip()) for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
+def _anchors(page: Path) -> set[str]:
+    """The anchors of the headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", _prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(page: Path) -> None:
-    text = FENCED.sub("", page.read_text(encoding="utf-8"))
-    for link in LINK.findall(text):
+    for link in LINK.findall(_prose(page)):
         if link.startswith(("http://", "https://")):
             continue
         path, _, anchor = link.partition("#")
@@ -75,12 +76,12 @@ def test_links_lead_somewhere(page: Path) -> None:
         if page in DOCS:
             assert target in DOCS, f"{link} leaves docs/, which a documentation site cannot follow"
         if anchor:
-            assert anchor in _headings(target), f"{link}: no such heading"
+            assert anchor in _anchors(target), f"{link}: no such heading"
 
 
-@pytest.mark.parametrize("page", NAMING, ids=lambda page: page.relative_to(ROOT).as_posix())
+@EACH_PAGE
 def test_named_files_and_modules_exist(page: Path) -> None:
-    text = FENCED.sub("", page.read_text(encoding="utf-8"))
+    text = _prose(page)
     missing = [path for path in FILE.findall(text) if not (ROOT / path).exists()]
     for name in DOTTED.findall(text):
         try:
@@ -95,11 +96,8 @@ def test_every_page_is_linked() -> None:
     assert {page.name for page in DOCS} - {"index.md"} <= set(LINK.findall(index))
 
 
-def test_readme_stays_short() -> None:
+def test_readme_is_short_and_shows_a_result() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
-
-
-def test_readme_shows_a_result() -> None:
     assert any(name.startswith("README") and printed for name, _, printed in PROGRAMS)
 
 
@@ -107,9 +105,8 @@ def test_readme_shows_a_result() -> None:
 def test_code_runs(text: str, printed: str | None, tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")  # what a program writes stays in `tmp_path`
     (tmp_path / "program.py").write_text(f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{text}", encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "program.py"], capture_output=True, text=True, check=False, cwd=tmp_path, timeout=300
-    )
+    command = [sys.executable, "program.py"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=300)
     assert done.returncode == 0, done.stderr
     if printed is not None:
         assert done.stdout == printed
@@ -118,45 +115,31 @@ def test_code_runs(text: str, printed: str | None, tmp_path: Path) -> None:
 # -- the lists of arguments and commands are complete ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        og.augment,
-        og.vjp,
-        og.grad,
-        og.jvp,
-        og.hvp,
-        og.explain,
-        og.lower_gradient_ops,
-        og.build_training,
-        og.Trainer,
-        og.Trainer.fit,
-    ],
-    ids=lambda function: function.__qualname__,
-)
+BUILDING = [og.augment, og.vjp, og.grad, og.jvp, og.hvp, og.explain, og.lower_gradient_ops]
+TRAINING = [og.build_training, og.Trainer, og.Trainer.fit]
+
+
+@pytest.mark.parametrize("function", [*BUILDING, *TRAINING], ids=lambda function: function.__qualname__)
 def test_every_argument_is_listed(function: Callable[..., Any]) -> None:
-    options = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
     names = set(inspect.signature(function).parameters) - {"self", "model", "data", "program"}
-    assert [name for name in sorted(names) if not re.search(rf"\b{name}\b", options)] == []
+    assert [name for name in sorted(names) if not re.search(rf"\b{name}\b", OPTIONS)] == []
 
 
 def test_arguments_are_listed_with_the_functions_that_take_them() -> None:
-    functions = [og.augment, og.vjp, og.grad, og.jvp, og.hvp, og.explain, og.lower_gradient_ops]
-    section = (ROOT / "docs" / "options.md").read_text(encoding="utf-8").split("\n## ")[1]
+    section = OPTIONS.split("\n## ")[1]
     for name, taken_by in re.findall(r"^\| `(\w+)` \|.*\| ([^|]*) \|$", section, re.MULTILINE):
         named = set(re.findall(r"`(\w+)`", taken_by.split(";")[0]))
-        takes = {function.__name__ for function in functions if name in inspect.signature(function).parameters}
-        every = {function.__name__ for function in functions}
+        takes = {function.__name__ for function in BUILDING if name in inspect.signature(function).parameters}
+        every = {function.__name__ for function in BUILDING}
         assert takes == (every - named if taken_by.startswith("all") else named), name
 
 
 def test_every_command_is_listed() -> None:
-    options = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
     commands = [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
-    assert [name for name in commands if f"| `{name} " not in options] == []
+    assert [name for name in commands if f"| `{name} " not in OPTIONS] == []
 
 
-@pytest.mark.parametrize("page", NAMING, ids=lambda page: page.relative_to(ROOT).as_posix())
+@EACH_PAGE
 def test_options_of_shown_commands_exist(page: Path) -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     for line in re.findall(r"python -m onnx_convgrad ([a-z][^`\n]*)", page.read_text(encoding="utf-8")):

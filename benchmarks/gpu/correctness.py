@@ -93,14 +93,9 @@ def rows(target: str, providers: Providers, clock: Clock, *, quick: bool) -> Ite
     layers = LAYERS[1:6:2] if quick else LAYERS
     for operator in ("ConvInputGrad", "ConvWeightGrad"):
         for name in lowerings()[operator]:
-            yield clock.row(
-                f"{operator} by {name}",
-                "float32",
-                lambda o=operator, n=name: check_lowering(o, n, layers, target, providers),
-            )
+            title = f"{operator} by {name}"
+            yield clock.row(title, "float32", check_lowering, operator, name, layers, target, providers)
     from tests.support.families import FAMILIES
 
     for family in FAMILIES[:2] if quick else FAMILIES:
-        yield clock.row(
-            f"{family.name}, gradients", "float32", lambda n=family.name: check_family(n, target, providers)
-        )
+        yield clock.row(f"{family.name}, gradients", "float32", check_family, family.name, target, providers)

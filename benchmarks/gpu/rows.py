@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from benchmarks.tables import ms, table
+from benchmarks.program import ms, table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +39,12 @@ class Clock:
     def up(self) -> bool:
         return time.monotonic() - self.start > 60 * self.minutes
 
-    def row(self, what: str, precision: str, measure: Callable[[], Row]) -> Row:
+    def row(self, what: str, precision: str, measure: Callable[..., Row], *arguments: Any) -> Row:
         """Measure one row; a failure becomes a row too, so that the rest of the table is measured."""
         if self.up:
             return Row(what=what, precision=precision, note=f"left out: {self.minutes:g} minutes are over")
         try:
-            return measure()
+            return measure(*arguments)
         except Exception as problem:  # noqa: BLE001 - shown in the table and by the exit status
             text = " ".join(str(problem).split())
             return Row(what=what, precision=precision, error=float("nan"), limit=0.0, note=f"failed: {text[:160]}")

@@ -179,14 +179,8 @@ def step_row(
     x, target = net.data(batch, size)
     module = net.module()
     proto = export(module, x)
-    program = og.build_training(
-        proto,
-        loss={"y": "cross_entropy"},
-        optimizer=og.optim.SGD(lr=RATE),
-        outputs=[],
-        target=device.kind,
-        precision=precision,
-    )
+    options = {"outputs": [], "target": device.kind, "precision": precision}
+    program = og.build_training(proto, loss={"y": "cross_entropy"}, optimizer=og.optim.SGD(lr=RATE), **options)
     theirs = first = held = launched = None
     if device.torch and (device.gpu or precision == "float32"):  # PyTorch on the CPU takes seconds in float16
         before = device.free()
@@ -221,15 +215,8 @@ def rows(target: str, providers: Providers, clock: Clock, *, quick: bool) -> Ite
     repeats = 1 if quick else 10
     for name, (batch, size) in (QUICK_STEPS if quick else STEPS).items():
         for precision in TYPES:
-            yield clock.row(
-                f"{name}, batch {batch}",
-                precision,
-                lambda n=name, b=batch, s=size, p=precision: step_row(n, b, s, p, device, providers, repeats),
-            )
+            how = (precision, device, providers, repeats)
+            yield clock.row(f"{name}, batch {batch}", precision, step_row, name, batch, size, *how)
     for layer in QUICK_LAYERS if quick else LAYERS:
         for precision in TYPES:
-            yield clock.row(
-                str(layer),
-                precision,
-                lambda la=layer, p=precision: layer_row(la, p, device, providers, repeats),
-            )
+            yield clock.row(str(layer), precision, layer_row, layer, precision, device, providers, repeats)

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
+import onnx
 import pytest
 import torch
 
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
 from tests.support.one_input import Function, by_torch, numbers, op_types, parsed
+
+
+def added_operators(model: onnx.ModelProto, function: Function, x: np.ndarray) -> Counter[str]:
+    """How many nodes of each operator the gradient adds; compares it with that of PyTorch."""
+    gradient = og.augment(model, wrt=["x"], seed="ones")
+    np.testing.assert_allclose(run(gradient, {"x": x})["x_grad"], by_torch(function, x), rtol=1e-5, atol=1e-6)
+    return Counter(op_types(gradient)) - Counter(op_types(model))
+
 
 # -- pieces ------------------------------------------------------------------------------------------------------------
 
@@ -42,8 +53,7 @@ PIECES: dict[str, tuple[str, Function, list[str]]] = {
     "unbound": (
         (
             "i = Constant<value_int = 0>() j = Constant<value_int = 1>() k = Constant<value_int = 2>() "
-            "q = Gather<axis = 0>(x, i) r = Gather<axis = 0>(x, j) v = Gather<axis = 0>(x, k)"
-            " m = Mul(q, r) y = Mul(m, v)"
+            "q = Gather<axis = 0>(x, i) r = Gather<axis = 0>(x, j) v = Gather<axis = 0>(x, k) m = Mul(q, r) y = Mul(m, v)"
         ),
         lambda x: x[0] * x[1] * x[2],
         ["Concat"],
@@ -63,12 +73,8 @@ PIECES: dict[str, tuple[str, Function, list[str]]] = {
 def test_pieces(name: str) -> None:
     """Cotangents of adjacent slices are concatenated, others are padded."""
     body, function, expected = PIECES[name]
-    x = numbers(3, 6, 8)
-    model = parsed(body, "3, 6, 8")
-    gradient = og.augment(model, wrt=["x"], seed="ones")
-    added = [op for op in ("Concat", "Pad") for _ in range(op_types(gradient).count(op) - op_types(model).count(op))]
-    assert added == expected
-    np.testing.assert_allclose(run(gradient, {"x": x})["x_grad"], by_torch(function, x), rtol=1e-5, atol=1e-6)
+    added = added_operators(parsed(body, "3, 6, 8"), function, numbers(3, 6, 8))
+    assert [op for op in ("Concat", "Pad") for _ in range(added[op])] == expected
 
 
 SQUARES: dict[str, tuple[str, Function, int]] = {
@@ -81,16 +87,8 @@ SQUARES: dict[str, tuple[str, Function, int]] = {
     "a square of its own, and a third use": ("s = Mul(x, x) y = Mul(s, x)", lambda x: x**3, 1),
     "a sum of three": ("s = Add(x, x) y = Add(s, x)", lambda x: 3 * x, 0),
     "a sum of five": ("s = Sum(x, x, x, x, x) y = Tanh(s)", lambda x: (5 * x).tanh(), 0),
-    "a product of three": (
-        'y = Einsum<equation = "ij,ij,ij->ij">(x, x, x)',
-        lambda x: x**3,
-        0,
-    ),
-    "two squares": (
-        "s = Mul(x, x) t = Mul(x, x) u = Tanh(t) y = Add(s, u)",
-        lambda x: x.square() + x.square().tanh(),
-        1,
-    ),
+    "a product of three": ('y = Einsum<equation = "ij,ij,ij->ij">(x, x, x)', lambda x: x**3, 0),
+    "two squares": ("s = Mul(x, x) t = Mul(x, x) u = Tanh(t) y = Add(s, u)", lambda x: x**2 + (x**2).tanh(), 1),
 }
 
 
@@ -98,11 +96,7 @@ SQUARES: dict[str, tuple[str, Function, int]] = {
 def test_squares(name: str) -> None:
     """Equal products become one, whose smaller factor is multiplied."""
     body, function, most = SQUARES[name]
-    x = numbers(4, 6)
-    model = parsed(body, "4, 6", np.array([1]))
-    gradient = og.augment(model, wrt=["x"], seed="ones")
-    assert op_types(gradient).count("Add") - op_types(model).count("Add") <= most
-    np.testing.assert_allclose(run(gradient, {"x": x})["x_grad"], by_torch(function, x), rtol=1e-5, atol=1e-6)
+    assert added_operators(parsed(body, "4, 6", np.array([1])), function, numbers(4, 6))["Add"] <= most
 
 
 # -- a matrix that many products share ---------------------------------------------------------------------------------

@@ -9,14 +9,6 @@ import pytest
 from onnx_convgrad.base.run_once import once
 
 
-def test_later_calls_do_nothing() -> None:
-    calls: list[int] = []
-    first = once(lambda: calls.append(1))
-    first()
-    first()
-    assert calls == [1]
-
-
 def test_other_threads_wait_until_it_is_done() -> None:
     begun, may_end, calls, seen = threading.Event(), threading.Event(), [], []
 

@@ -10,12 +10,6 @@ from onnx_convgrad.base import warn as module
 from onnx_convgrad.base.warn import warn
 
 
-def test_a_warning_has_the_callers_line() -> None:
-    with pytest.warns(UserWarning, match="careful") as seen:
-        warn("careful")
-    assert seen[0].filename == __file__
-
-
 def test_frames_of_the_package_are_skipped() -> None:
     inner = ModuleType("inner")
     code = compile("def call(warn):\n    warn('deep', DeprecationWarning)\n", f"{module._PACKAGE}/inner.py", "exec")

@@ -14,23 +14,24 @@ from onnx import numpy_helper
 
 from onnx_convgrad.api import augment
 from onnx_convgrad.checking.check import check, verify_numerically
-from onnx_convgrad.checking.report import CheckReport
 from onnx_convgrad.errors import ModelError
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import Built, build
+from tests.support.operators import text_model
 
 
-def model(text: str, **weights: tuple[int, ...]) -> onnx.ModelProto:
-    """A model in ONNX's text form with normally distributed weights."""
-    proto: onnx.ModelProto = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {text}')
+def model(text: str, **weights: tuple[int, ...] | np.ndarray) -> onnx.ModelProto:
+    """A model in ONNX's text form; weights of which only the shape is given are normally distributed."""
+    proto = text_model(text)
     generator = np.random.default_rng(0)
     for name, shape in weights.items():
-        values = 0.4 * generator.standard_normal(shape).astype(np.float32)
+        drawn = not isinstance(shape, np.ndarray)
+        values = 0.4 * generator.standard_normal(shape).astype(np.float32) if drawn else shape
         proto.graph.initializer.append(numpy_helper.from_array(values, name))
     return proto
 
 
-MIXED = """g (float[N, C, H, W] x) => (float[A, B, D, E] y) {
+MIXED = """(float[N, C, H, W] x) => (float[A, B, D, E] y) {
     a = Conv <pads = [1, 1, 1, 1], strides = [2, 2]> (x, w1, b1)
     h = HardSwish (a)
     p = AveragePool <kernel_shape = [3, 3], pads = [1, 1, 1, 1], ceil_mode = 1, strides = [2, 2]> (h)
@@ -84,7 +85,7 @@ def test_a_wrong_gradient_fails(factor: float) -> None:
     assert not report.passed
 
 
-SATURATED = """g (float[N, 3, 6, 6] x) => (float[N, K] y) {
+SATURATED = """(float[N, 3, 6, 6] x) => (float[N, K] y) {
     a = Conv <pads = [1, 1, 1, 1]> (x, w1)
     r = Relu (a)
     f = Flatten (r)
@@ -126,9 +127,8 @@ def test_inputs_on_kinks_differ_from_a_wrong_gradient(
     bounds = " ".join(
         f"{name} = Constant <value_float = {v}> ()" for name, v in (("zero", 0.0), ("one", 1.0), ("six", 6.0))
     )
-    text = f"g (float[N, 4, 5] x) => (float[N, 4, 5] y) {{ {bounds} z = Mul (x, zero) a = Add (z, b) {step} }}"
-    proto = model(text)
-    proto.graph.initializer.append(numpy_helper.from_array(np.zeros((4, 1), np.float32), "b"))
+    text = f"(float[N, 4, 5] x) => (float[N, 4, 5] y) {{ {bounds} z = Mul (x, zero) a = Add (z, b) {step} }}"
+    proto = model(text, b=np.zeros((4, 1), np.float32))
     built = build(proto, Options(wrt="b"))
     (row,) = verify_numerically(built).rows
     assert row.verdict == "kinks"
@@ -147,75 +147,59 @@ def test_intermediate_values_can_be_checked() -> None:
 
 
 def test_resize_and_normalization() -> None:
-    text = """g (float[N, 2, H, W] x) => (float[N, 2, P, Q] y) {
-        n = InstanceNormalization (x, s, b)
-        r = Resize <mode = "linear"> (n, , scales)
-        y = Mul (r, r)
-    }"""
-    proto = model(text, s=(2,), b=(2,))
-    proto.graph.initializer.append(numpy_helper.from_array(np.array([1, 1, 2, 1.5], np.float32), "scales"))
-    report = check(proto, input_shapes={"x": ["N", 2, 6, 8]})
+    text = """(float[N, 2, H, W] x) => (float[N, 2, P, Q] y) <float[4] scales = {1, 1, 2, 1.5}> {
+        n = InstanceNormalization (x, s, b) r = Resize <mode = "linear"> (n, , scales) y = Mul (r, r) }"""
+    report = check(model(text, s=(2,), b=(2,)), input_shapes={"x": ["N", 2, 6, 8]})
     assert report.passed
     assert report.precision == "float64"
     assert report.inputs == {"x": (2, 2, 6, 8)}
 
 
 def test_operators_not_implemented_in_pytorch_are_reported() -> None:
-    text = 'g (float[2, 3] x) => (float[2, 3] y) { y = Einsum <equation = "ij,ij->ij"> (x, x) }'
+    text = '(float[2, 3] x) => (float[2, 3] y) { y = Einsum <equation = "ij,ij->ij"> (x, x) }'
     assert check(model(text), wrt="inputs").pytorch == "compared with float64 autograd"
-    text = "g (float[3, 3] x) => (float[3, 3] y) { y = Trilu (x) }"
-    report = check(model(text), wrt="inputs")
+    report = check(model("(float[3, 3] x) => (float[3, 3] y) { y = Trilu (x) }"), wrt="inputs")
     assert report.passed
     assert report.pytorch == "not rebuilt (operator Trilu)"
     assert all(row.torch is None for row in report.rows)
 
 
 def test_training_mode_with_batch_statistics() -> None:
-    text = """g (float[N, 3, 8, 8] x) => (float[N, 3, 8, 8] y) {
-        y = BatchNormalization (x, s, b, mean, var)
-    }"""
-    proto = model(text, s=(3,), b=(3,), mean=(3,))
-    proto.graph.initializer.append(numpy_helper.from_array(np.ones(3, np.float32), "var"))
+    text = "(float[N, 3, 8, 8] x) => (float[N, 3, 8, 8] y) { y = BatchNormalization (x, s, b, mean, var) }"
+    proto = model(text, s=(3,), b=(3,), mean=(3,), var=np.ones(3, np.float32))
     assert check(proto, training=True).passed
     assert check(proto).passed
 
 
 def test_random_models_are_refused() -> None:
-    text = "g (float[N, 3] x) => (float[N, 3] y) { y = Dropout (x) }"
+    text = "(float[N, 3] x) => (float[N, 3] y) { y = Dropout (x) }"
     with pytest.raises(ModelError, match=r"draws random numbers.*without --training"):
         check(model(text), wrt="inputs", training=True)
     assert check(model(text), wrt="inputs").passed
 
 
 def test_a_model_that_fails_on_every_size_is_refused_with_a_hint() -> None:
-    text = """g (float[1, 2, H, W] x) => (float[P, Q] y) { y = Reshape (x, shape) }"""
-    proto = model(text)
-    proto.graph.initializer.append(numpy_helper.from_array(np.array([7, 11]), "shape"))
+    proto = model("(float[1, 2, H, W] x) => (float[P, Q] y) <int64[2] shape = {7, 11}> { y = Reshape (x, shape) }")
     with pytest.raises(ModelError, match="--input-shape"):
         check(proto, wrt="inputs")
 
 
 def test_sizes_are_found_by_trial() -> None:
-    proto = model("g (float[N, 3, H, W] x) => (float[P, Q] y) { f = Flatten (x) y = Gemm (f, w) }", w=(3 * 28 * 28, 4))
+    proto = model("(float[N, 3, H, W] x) => (float[P, Q] y) { f = Flatten (x) y = Gemm (f, w) }", w=(3 * 28 * 28, 4))
     assert check(proto).inputs == {"x": (2, 3, 28, 28)}
 
 
 def test_report_as_data() -> None:
-    report = check(model("g (float[2, 3] x) => (float[2, 3] y) { y = Tanh (x) }"), wrt="inputs")
+    report = check(model("(float[2, 3] x) => (float[2, 3] y) { y = Tanh (x) }"), wrt="inputs")
     data = report.to_dict()
     assert data["passed"] is True
     assert data["rows"][0]["shape"] == [2, 3]
-    worse = replace(report, rows=(replace(report.rows[0], ok=False),))
-    assert isinstance(worse, CheckReport)
-    assert not worse.passed
+    assert not replace(report, rows=(replace(report.rows[0], ok=False),)).passed
 
 
 def test_operators_that_both_evaluators_compute_in_float32_stay_precise() -> None:
-    text = """g (float[N, 4, 5] x) => (float[N, 4, 5] y) {
-        e = Erf (x)
-        n = GroupNormalization <num_groups = 2> (e, s, b)
-        y = Gelu (n)
-    }"""
+    text = """(float[N, 4, 5] x) => (float[N, 4, 5] y) {
+        e = Erf (x) n = GroupNormalization <num_groups = 2> (e, s, b) y = Gelu (n) }"""
     report = check(model(text, s=(4,), b=(4,)), samples=3)
     assert report.passed
     assert max(row.numeric or 0 for row in report.rows) < 1e-5
@@ -234,18 +218,15 @@ REFERENCES = [
 @pytest.mark.parametrize("body", REFERENCES, ids=lambda body: body.split(" = ")[1].split()[0])
 def test_the_references_are_correct(body: str) -> None:
     """ONNX's reference evaluator, or PyTorch, computes something else than the runtime for these operators."""
-    last = 1 if "Squeeze" in body else 5
-    text = f"g (float[3, 4, 6, {last}] x) => (float[A, B, C, D] y) "
-    text += f"<int64[1] last = {{3}}, int64[4] sizes = {{3, 4, 1, 3}}> {{ {body} }}"
-    if last == 1:
-        text = text.replace("[A, B, C, D]", "[A, B, C]")
-    (row,) = check(model(text)).rows
+    last, y = (1, "A, B, C") if "Squeeze" in body else (5, "A, B, C, D")
+    constants = "<int64[1] last = {3}, int64[4] sizes = {3, 4, 1, 3}>"
+    (row,) = check(model(f"(float[3, 4, 6, {last}] x) => (float[{y}] y) {constants} {{ {body} }}")).rows
     assert row.verdict == "ok", row
 
 
 def test_a_gradient_that_is_not_finite_fails() -> None:
     """The root of a zero difference: infinity minus infinity, in PyTorch too."""
-    report = check(model("g (float[2, 3] x) => (float[2, 3] y) { r = Sub (x, x) y = Sqrt (r) }"))
+    report = check(model("(float[2, 3] x) => (float[2, 3] y) { r = Sub (x, x) y = Sqrt (r) }"))
     assert not report.passed
     assert json.loads(json.dumps(report.to_dict(), allow_nan=False))["rows"][0]["norm"] is None
 
@@ -262,7 +243,7 @@ def test_a_gradient_that_is_not_finite_fails() -> None:
     ids=["at least 1", "positive", "scalars", "padded with an input", "a scale in float64"],
 )
 def test_inputs_and_derivatives_of_special_operators(graph: str, wrt: str) -> None:
-    report = check(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> g {graph}'), wrt=wrt)
+    report = check(model(graph), wrt=wrt)
     assert report.passed
     assert all(row.verdict == "ok" for row in report.rows)
 
@@ -277,7 +258,7 @@ def test_the_gradients_of_a_network_are_checked_in_float64() -> None:
 
 def test_other_outputs_are_not_computed() -> None:
     """A gradient output would need a cotangent of the shape of y."""
-    text = "g (float[N, 3, H, W] x) => (float[N, 4, P, Q] y) { y = Conv (x, w) }"
+    text = "(float[N, 3, H, W] x) => (float[N, 4, P, Q] y) { y = Conv (x, w) }"
     twice = augment(model(text, w=(4, 3, 3, 3)), wrt=["w"], max_workspace=2_000_000)
     report = check(twice, of="y", wrt="x", input_shapes={"x": [1, 3, 7, 7]})
     assert report.passed

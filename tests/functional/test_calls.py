@@ -6,8 +6,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -26,12 +28,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
     """The models compiled during the test, with empty caches."""
     models: list[bytes] = []
     original = sessions.session
-
-    def counted(model: bytes, **arguments: Any) -> Any:
-        models.append(model)
-        return original(model, **arguments)
-
-    monkeypatch.setattr(sessions, "session", counted)
+    monkeypatch.setattr(
+        sessions, "session", lambda model, **options: models.append(model) or original(model, **options)
+    )
     calls._plan.cache_clear()
     sessions._compiled.cache_clear()
     yield models
@@ -40,25 +39,18 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
 
 
 def test_equal_meanings_are_compiled_once(made: list[bytes]) -> None:
-    """Numbers, tuples, lists and "same"; no batch axis; another array of the same shape."""
+    """Numbers, tuples, lists and "same"; another array of the same shape, or of the other byte order; no batch axis."""
     first = F.conv1d_weight(X, W.shape, G, padding=1)
     for padding in (1, (1,), [1], np.array([1]), np.array(1), "same", np.int64(1)):
         np.testing.assert_array_equal(F.conv1d_weight(X, list(W.shape), G, padding=padding), first)
     np.testing.assert_array_equal(F.conv1d_weight(2 * X, W.shape, G, 1, 1), 2 * first)
     assert len(made) == 1
-    F.conv1d_weight(X[0], W.shape, G[0], padding=1)
-    np.testing.assert_array_equal(
-        F.conv1d_weight(X[:1], W.shape, G[:1], padding=1), F.conv1d_weight(X[0], W.shape, G[0], padding=1)
-    )
-    assert len(made) == 2
-
-
-def test_arrays_of_the_other_byte_order(made: list[bytes]) -> None:
     swapped = [a.astype(a.dtype.newbyteorder()) for a in (X, G)]
-    np.testing.assert_array_equal(
-        F.conv1d_weight(swapped[0], W.shape, swapped[1], 1, 1), F.conv1d_weight(X, W.shape, G, 1, 1)
-    )
+    np.testing.assert_array_equal(F.conv1d_weight(swapped[0], W.shape, swapped[1], 1, 1), first)
     assert len(made) == 1
+    alone = F.conv1d_weight(X[0], W.shape, G[0], padding=1)
+    np.testing.assert_array_equal(F.conv1d_weight(X[:1], W.shape, G[:1], padding=1), alone)
+    assert len(made) == 2
 
 
 def test_different_calls_are_compiled_separately(made: list[bytes]) -> None:
@@ -76,21 +68,17 @@ def test_different_calls_are_compiled_separately(made: list[bytes]) -> None:
 
 
 def test_threads_that_miss_together_compile_once(made: list[bytes]) -> None:
-    barrier, results = threading.Barrier(4), []
+    barrier = threading.Barrier(4)
 
-    def call() -> None:
+    def call(_: int) -> np.ndarray:
         barrier.wait()
-        results.append(F.conv1d_input(X.shape, W, G, padding=1))
+        return F.conv1d_input(X.shape, W, G, padding=1)
 
-    workers = [threading.Thread(target=call) for _ in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    with ThreadPoolExecutor(4) as workers:
+        first, *others = workers.map(call, range(4))
     assert len(made) == 1
-    assert len(results) == 4
-    for found in results:
-        np.testing.assert_array_equal(found, results[0])
+    for found in others:
+        np.testing.assert_array_equal(found, first)
 
 
 def test_the_caches_are_bounded() -> None:
@@ -155,15 +143,9 @@ def _repeated(snippet: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
 def test_a_failing_run_has_a_program_that_reproduces_it(
     made: list[bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    class Broken:
-        def __init__(self, live: Any) -> None:
-            self.get_providers = live.get_providers
-
-        def run(self, *_: Any) -> None:
-            raise RuntimeError("out of luck")
-
-    original = sessions.session
-    monkeypatch.setattr(sessions, "session", lambda *a, **k: Broken(original(*a, **k)))
+    broken = mock.Mock(**{"run.side_effect": RuntimeError("out of luck")})
+    broken.get_providers.return_value = ["CPUExecutionProvider"]
+    monkeypatch.setattr(sessions, "session", lambda *_, **__: broken)
     with pytest.raises(ExecutionError, match="out of luck") as caught:
         F.convolution_backward(G.astype("complex64"), X.astype("complex64"), W.astype("complex64"), None, 1, 1)
     assert caught.value.snippet.strip() in str(caught.value)
@@ -191,10 +173,7 @@ def test_a_refused_model_has_a_program_that_reproduces_it(
 
 
 def test_a_model_that_cannot_be_built_is_an_execution_error(made: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: Any) -> None:
-        raise ConvGradError("no way")
-
-    monkeypatch.setattr(sessions, "build", fails)
+    monkeypatch.setattr(sessions, "build", mock.Mock(side_effect=ConvGradError("no way")))
     with pytest.raises(ExecutionError, match=r"No model could be built for convolution giving output .* no way"):
         F.convolution(X, W)
 

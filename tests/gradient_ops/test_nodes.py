@@ -37,13 +37,7 @@ def test_models_of_the_standard(name: str) -> None:
 
 # -- values ------------------------------------------------------------------------------------------------------------
 
-NET = """
-    h = Conv<pads=[1,1,1,1]>(x, w)
-    p = Relu(h)
-    q = GlobalAveragePool(p)
-    f = Flatten(q)
-    y = Gemm(f, z)
-"""
+NET = "h = Conv<pads=[1,1,1,1]>(x, w) p = Relu(h) q = GlobalAveragePool(p) f = Flatten(q) y = Gemm(f, z) "
 INPUTS = "float[2,3,6,6] x, float[4,3,3,3] w, float[4,2] z"
 SHAPES = {"x": (2, 3, 6, 6), "w": (4, 3, 3, 3), "z": (4, 2)}
 
@@ -57,11 +51,8 @@ def net(x: torch.Tensor, w: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
 
 
 def test_parameters_share_the_forward_part() -> None:
-    done = lower(
-        NET + 'dw, dz = T.Gradient<xs=["w", "z"], zs=["x"], y="y">(w, z, x)',
-        INPUTS,
-        "float[2,2] y, float[] dw, float[4,2] dz",
-    )
+    body = NET + 'dw, dz = T.Gradient<xs=["w", "z"], zs=["x"], y="y">(w, z, x)'
+    done = lower(body, INPUTS, "float[2,2] y, float[] dw, float[4,2] dz")
     feed = drawn(**SHAPES)
     leaves = wide(feed)
     y = net(**leaves)
@@ -77,15 +68,12 @@ def test_parameters_share_the_forward_part() -> None:
 
 def test_intermediate_tensor_is_a_variable() -> None:
     """dy/dh, and dy/dw at constant h: the members of xs and zs are independent of each other."""
-    body = (
-        NET
-        + """
+    body = f"""{NET}
         dh, dz = T.Gradient<xs=["h", "z"], y="y">(h, z)
         again, dw = T.Gradient<xs=["h", "w"], zs=["z"], y="y">(h, w, z)
         still = T.Gradient<xs=["w"], zs=["h", "z"], y="y">(w, h, z)
         own = T.Gradient<xs=["y"], y="y">(y)
     """
-    )
     with pytest.warns(UserWarning, match=r"'y' does not depend on 'w'") as caught:
         done = lower(body, INPUTS, "float[] dh, float[] dz, float[] again, float[] dw, float[] still, float[] own")
     assert len(caught) == 2
@@ -103,31 +91,24 @@ def test_intermediate_tensor_is_a_variable() -> None:
 
 def test_gradients_at_other_values() -> None:
     """At another h (of another size), at another z, and at values that depend on the variables themselves."""
-    body = (
-        NET
-        + """
+    body = f"""{NET}
         dh, dz = T.Gradient<xs=["h", "z"], y="y">(h1, z1)
         dw, dz2 = T.Gradient<xs=["w", "z"], zs=["x"], y="y">(w, z1, x)
         w1 = Add(w, dw)
         dw1, dx1 = T.Gradient<xs=["w", "x"], zs=["z"], y="y">(w1, x, z)
     """
-    )
-    done = lower(
-        body,
-        f"{INPUTS}, float[1,4,5,3] h1, float[4,2] z1",
-        "float[2,2] y, float[1,4,5,3] dh, float[4,2] dz, float[] dw, float[] dz2, float[] dw1, float[] dx1",
-    )
+    outputs = "float[2,2] y, float[1,4,5,3] dh, float[4,2] dz, float[] dw, float[] dz2, float[] dw1, float[] dx1"
+    done = lower(body, f"{INPUTS}, float[1,4,5,3] h1, float[4,2] z1", outputs)
     feed = drawn(**SHAPES, h1=(1, 4, 5, 3), z1=(4, 2))
     t = wide(feed)
-    want = dict(zip(("dh", "dz"), torch.autograd.grad(head(t["h1"], t["z1"]).sum(), [t["h1"], t["z1"]]), strict=True))
-    y = net(t["x"], t["w"], t["z1"]).sum()
-    want |= dict(zip(("dw", "dz2"), torch.autograd.grad(y, [t["w"], t["z1"]]), strict=True))
-    w1 = (t["w"] + want["dw"]).detach().requires_grad_()
-    want |= dict(zip(("dw1", "dx1"), torch.autograd.grad(net(t["x"], w1, t["z"]).sum(), [w1, t["x"]]), strict=True))
-    got = run(done, feed)
-    close(got["y"], net(t["x"], t["w"], t["z"]))
-    for name, expected in want.items():
-        close(got[name], expected, 5e-6)
+    third = torch.autograd.grad(net(t["x"], t["w"], t["z1"]).sum(), [t["w"], t["z1"]])
+    w1 = (t["w"] + third[0]).detach().requires_grad_()
+    want = [*torch.autograd.grad(head(t["h1"], t["z1"]).sum(), [t["h1"], t["z1"]]), *third]
+    want += torch.autograd.grad(net(t["x"], w1, t["z"]).sum(), [w1, t["x"]])
+    y, *gradients = run(done, feed).values()
+    close(y, net(t["x"], t["w"], t["z"]))
+    for got, expected in zip(gradients, want, strict=True):
+        close(got, expected, 5e-6)
     assert [n.name for n in done.graph.node if n.op_type == "Conv" and n.name.endswith("anew")]
 
 
@@ -250,13 +231,11 @@ def test_stored_inputs_can_still_be_fed() -> None:
     given = model(SQUARE, "float[4] w, float[4] x, int64[1] shape", "float[4] y, float[4] dw")
     given.graph.node.add(op_type="Reshape", input=["y", "shape"], output=["r"])
     given.graph.output.add(name="r").type.tensor_type.elem_type = 1
-    given.graph.initializer.extend(
-        [numpy_helper.from_array(drawn(w=(4,))["w"], "w"), numpy_helper.from_array(np.array([4]), "shape")]
-    )
+    stored, other = drawn(w=(4,)) | {"shape": np.array([4])}, np.arange(4, dtype=np.float32)
+    given.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in stored.items())
     done = lowered(given)
     feed = drawn(x=(4,))
-    other = np.arange(4, dtype=np.float32)
-    for w, values in ((drawn(w=(4,))["w"], feed), (other, feed | {"w": other})):
+    for w, values in ((stored["w"], feed), (other, feed | {"w": other})):
         close(run(done, values)["dw"], torch.tensor(2 * w * feed["x"] ** 2))
 
 
@@ -268,9 +247,8 @@ def test_batch_normalization_in_training_mode() -> None:
         z = Mul(c, y)
         dx, ds = T.Gradient<xs=["x", "scale"], zs=["bias", "mean", "var"], y="z">(x, scale, bias, mean, var)
     """
-    done = lower(
-        body, "float[4,3,5] x, float[3] scale, float[3] bias, float[3] mean, float[3] var", "float[] dx, float[] ds"
-    )
+    inputs = "float[4,3,5] x, float[3] scale, float[3] bias, float[3] mean, float[3] var"
+    done = lower(body, inputs, "float[] dx, float[] ds")
     feed = drawn(x=(4, 3, 5), scale=(3,), bias=(3,), mean=(3,)) | {"var": np.ones(3, np.float32)}
     t = wide(feed)
     z = F.batch_norm(t["x"], None, None, t["scale"], t["bias"], training=True) ** 3
@@ -328,31 +306,20 @@ def test_all_blocking_nodes_are_reported() -> None:
         assert problem.path and "wrt" not in str(problem)
 
 
+SLOPE = """<domain: "local", opset_import: ["": 17, "ai.onnx.preview.training": 1]>
+    slope (a) => (da) { y = Mul(a, a) da = ai.onnx.preview.training.Gradient<xs=["a"], y="y">(a) }"""
 NESTED = {
-    "in a branch": (
-        """
-        y = Mul(w, w)
-        dw = If (b) <then_branch = one () => (float[4] r) { r = T.Gradient<xs=["w"], y="y">(w) },
-                     else_branch = two () => (float[4] s) { s = Identity(w) }>
-        """,
-        "",
-        r"then_branch of If that makes 'dw'",
-    ),
-    "in a function that a branch calls": (
-        """
-        dw = If (b) <then_branch = one () => (float[4] r) { r = local.slope(w) },
-                     else_branch = two () => (float[4] s) { s = Identity(w) }>
-        """,
-        """<domain: "local", opset_import: ["": 17, "ai.onnx.preview.training": 1]>
-        slope (a) => (da) { y = Mul(a, a) da = ai.onnx.preview.training.Gradient<xs=["a"], y="y">(a) }""",
-        r"then_branch of If 'If_0'",
-    ),
+    "r = local.slope(w)": (SLOPE, r"then_branch of If 'If_1'"),
+    'r = T.Gradient<xs=["w"], y="y">(w)': ("", r"then_branch of If that makes 'dw'"),
 }
 
 
-@pytest.mark.parametrize("name", NESTED)
-def test_gradients_in_bodies_are_refused(name: str) -> None:
-    body, tail, path = NESTED[name]
+@pytest.mark.parametrize("node", NESTED, ids=["in a function that a branch calls", "in a branch"])
+def test_gradients_in_bodies_are_refused(node: str) -> None:
+    tail, path = NESTED[node]
+    body = f"""y = Mul(w, w)
+        dw = If (b) <then_branch = one () => (float[4] r) {{ {node} }},
+                     else_branch = two () => (float[4] s) {{ s = Identity(w) }}>"""
     with pytest.raises(og.DifferentiationError, match=path) as caught:
         og.lower_gradient_ops(model(body, "bool b, float[4] w", "float[] dw", tail=tail))
     assert "into the main graph" in str(caught.value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,9 +19,7 @@ from tests.support.preview_training import DOMAIN, close, drawn, lower, lowered,
 
 
 def test_nodes_of_the_standard() -> None:
-    assert all(
-        module.expect is standard.expect for module in (adagrad, adam, momentum)
-    )  # importing them creates the cases
+    assert all(m.expect is standard.expect for m in (adagrad, adam, momentum))  # importing them creates the cases
     cases = {c.name: c for c in standard._NodeTestCases if c.model.graph.node[0].domain == DOMAIN}
     assert len(cases) == 7
     for case in cases.values():
@@ -88,25 +86,19 @@ def test_optimizers_equal_the_reference(name: str) -> None:
         np.testing.assert_allclose(result, expected, rtol=1e-12)
 
 
-UPDATES: dict[str, tuple[str, int, Callable[[list[torch.Tensor]], torch.optim.Optimizer]]] = {
-    'Momentum<alpha=0.75, beta=1.0, norm_coefficient=0.125, mode="nesterov">': (
-        0,
-        2,
-        lambda p: torch.optim.SGD(p, 0.1, momentum=0.75, weight_decay=0.125, nesterov=True),
-    ),
-    "Adagrad<decay_factor=0.25, epsilon=1e-10>": (0, 2, lambda p: torch.optim.Adagrad(p, 0.1, lr_decay=0.25)),
-    "Adam<alpha=0.75, beta=0.875, epsilon=0.0>": (
-        1,
-        3,
-        lambda p: torch.optim.Adam(p, 0.1, betas=(0.75, 0.875), eps=0),
-    ),
-}
+UPDATES: list[tuple[str, int, int, type[torch.optim.Optimizer], dict[str, Any]]] = [
+    ('Momentum<alpha=0.75, beta=1.0, norm_coefficient=0.125, mode="nesterov">', 0, 2, torch.optim.SGD,
+     {"momentum": 0.75, "weight_decay": 0.125, "nesterov": True}),
+    ("Adagrad<decay_factor=0.25, epsilon=1e-10>", 0, 2, torch.optim.Adagrad, {"lr_decay": 0.25}),
+    ("Adam<alpha=0.75, beta=0.875, epsilon=0.0>", 1, 3, torch.optim.Adam, {"betas": (0.75, 0.875), "eps": 0}),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("node", UPDATES)
-def test_training_steps_equal_pytorch(node: str) -> None:
-    """Four runs of a step with Gradient and an optimizer."""
-    first, kinds, make = UPDATES[node]
+@pytest.mark.parametrize(("node", "first", "kinds", "kind", "options"), UPDATES, ids=[u[0] for u in UPDATES])
+def test_training_steps_equal_pytorch(
+    node: str, first: int, kinds: int, kind: type[torch.optim.Optimizer], options: dict[str, Any]
+) -> None:
+    """Four runs of a step with Gradient and an optimizer; `first` is the number of the first run."""
     states = [f"s{k}_{p}" for k in range(kinds - 1) for p in "wb"]
     body = f"""
         h = Conv<pads=[1,1,1,1], strides=[2,2]>(x, w, b)
@@ -120,21 +112,18 @@ def test_training_steps_equal_pytorch(node: str) -> None:
     shapes = {"w": "[4,3,3,3]", "b": "[4]"}
     inputs = [f"float{shapes[n[-1]]} {n}" for n in ("w", "b", *states)]
     outputs = ", ".join(i + "_next" for i in inputs)
-    done = lower(
-        body, f"float[N,3,8,8] x, float[N,4,4,4] goal, float r, int64 t, {', '.join(inputs)}", f"float loss, {outputs}"
-    )
+    inputs = ["float[N,3,8,8] x, float[N,4,4,4] goal, float r, int64 t", *inputs]
+    done = lower(body, ", ".join(inputs), f"float loss, {outputs}")
     data = drawn(x=(2, 3, 8, 8), goal=(2, 4, 4, 4))
-    feed = drawn(w=(4, 3, 3, 3), b=(4,)) | {
-        s: np.zeros((4, 3, 3, 3) if s[-1] == "w" else (4,), np.float32) for s in states
-    }
+    feed = drawn(w=(4, 3, 3, 3), b=(4,))
+    feed |= {s: np.zeros_like(feed[s[-1]]) for s in states}
     w, b = parameters = [torch.tensor(feed[k], dtype=torch.float64, requires_grad=True) for k in "wb"]
-    oracle = make(parameters)
+    oracle = kind(parameters, lr=0.1, **options)
     for count in range(4):
         got = run(done, data | feed | {"r": np.array(0.1, np.float32), "t": np.array(count + first)})
         oracle.zero_grad()
-        loss = F.mse_loss(
-            F.conv2d(torch.tensor(data["x"]).double(), w, b, 2, 1).relu(), torch.tensor(data["goal"]).double()
-        )
+        x, goal = (torch.tensor(data[name]).double() for name in ("x", "goal"))
+        loss = F.mse_loss(F.conv2d(x, w, b, 2, 1).relu(), goal)
         loss.backward()
         oracle.step()
         close(got["loss"], loss, 1e-5)
@@ -161,17 +150,11 @@ def test_optimizers_are_differentiated() -> None:
 
 
 def test_optimizers_in_a_loop() -> None:
-    done = lower(
-        """
-            w_last, v_last = Loop (n, , w, v) <body = step (int64 i, bool go, float[3] w0, float[3] v0)
-                => (bool more, float[3] w1, float[3] v1) {
-                more = Identity(go)
-                w1, v1 = T.Momentum<alpha=0.5, beta=0.25, norm_coefficient=0.0, mode="standard">(r, i, w0, w0, v0)
-            }>
-            """,
-        "int64 n, float r, float[3] w, float[3] v",
-        "float[3] w_last, float[3] v_last",
-    )
+    body = """w_last, v_last = Loop (n, , w, v) <body = step (int64 i, bool go, float[3] w0, float[3] v0)
+        => (bool more, float[3] w1, float[3] v1) {
+            more = Identity(go)
+            w1, v1 = T.Momentum<alpha=0.5, beta=0.25, norm_coefficient=0.0, mode="standard">(r, i, w0, w0, v0) }>"""
+    done = lower(body, "int64 n, float r, float[3] w, float[3] v", "float[3] w_last, float[3] v_last")
     feed = drawn(w=(3,), v=(3,)) | {"n": np.array(5), "r": np.array(0.1, np.float32)}
     w, v = feed["w"].astype(np.float64), feed["v"].astype(np.float64)
     for count in range(5):

@@ -12,7 +12,7 @@ from onnx_convgrad import api
 from onnx_convgrad.pipeline.options import COMPOSITIONS
 from onnx_convgrad.runtime import run
 from onnx_convgrad.testing import Case, rand
-from tests.support.operators import autograd, rule_test, text_model
+from tests.support.operators import autograd, one_node, rule_test, text_model
 
 X = rand(3, 5, low=-5, high=5)
 HALF = {"dtype": np.float16}
@@ -61,10 +61,7 @@ test_rule = rule_test(CASES)
 
 def slope(op: str, points: list[float], order: int = 1, **attributes: object) -> np.ndarray:
     """The first or second derivative of an operator at given points."""
-    node = onnx.helper.make_node(op, ["x"], ["y"], **attributes)
-    infos = [onnx.helper.make_tensor_value_info(v, onnx.TensorProto.FLOAT, [len(points)]) for v in "xy"]
-    graph = onnx.helper.make_graph([node], "g", infos[:1], infos[1:])
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
+    model = one_node(onnx.helper.make_node(op, ["x"], ["y"], **attributes), {"x": [len(points)]})
     feed = {"x": np.asarray(points, np.float32)}
     for _ in range(order):
         model = api.vjp(model, wrt=["x"], seed="ones")
@@ -139,9 +136,9 @@ POLES = {
 @pytest.mark.parametrize("composition", COMPOSITIONS)
 def test_second_order_of_a_saturated_gate_is_finite(composition: str) -> None:
     """exp(-x) is multiplied by a large tangent before the square cancels it."""
-    text = """<ir_version: 10, opset_import: ["": 21]> g (float[N] x, float[N] w) => (float s) {
+    text = """(float[N] x, float[N] w) => (float s) {
         y = Sigmoid (x) r = Neg (y) q = Mul (r, w) s = ReduceSum <keepdims = 0> (q) }"""
-    model = api.hvp(onnx.parser.parse_model(text), wrt=["x"], of="s", composition=composition)
+    model = api.hvp(text_model(text), wrt=["x"], of="s", composition=composition)
     x = np.asarray([-700, -90, -88, -60, -30, 0.5, 100], np.float32)
     y = 1 / (1 + np.exp(-x.astype(np.float64)))
     got = run(model, {"x": x, "w": np.full_like(x, 1e4), "x_tangent": np.full_like(x, 1e4)})["x_grad_tangent"]
@@ -152,8 +149,8 @@ def test_second_order_of_a_saturated_gate_is_finite(composition: str) -> None:
 def test_relu_stops_infinite_cotangents(name: str) -> None:
     """A product with zero would be NaN. PyTorch's LPPool2d relies on this."""
     body, function = POLES[name]
-    text = f"""<ir_version: 10, opset_import: ["": 21]> g (float[3] x) => (float[3] y) {{ r = Relu (x) {body} }}"""
-    model, x = onnx.parser.parse_model(text), torch.tensor([-4.0, 4.0, -1.0], requires_grad=True)
+    model = text_model(f"(float[3] x) => (float[3] y) {{ r = Relu (x) {body} }}")
+    x = torch.tensor([-4.0, 4.0, -1.0], requires_grad=True)
     function(x, torch.relu(x)).sum().backward()
     got = run(api.vjp(model, wrt=["x"], seed="ones"), {"x": x.detach().numpy()})["x_grad"]
     np.testing.assert_allclose(got, x.grad.numpy(), rtol=1e-6)

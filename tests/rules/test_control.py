@@ -87,14 +87,10 @@ def test_loops_of_known_length(name: str) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "reason"),
     [
-        (
-            "<int64 n = {4}> {",
-            "{ r = ReduceMax <keepdims = 0> (x) n = Cast <to = 7> (r)",
-            "its trip count is not known",
-        ),
+        ("<int64 n = {4}> {", "{ r = ReduceMax <keepdims=0> (x) n = Cast <to=7> (r)", "its trip count is not known"),
         (
             "on = Identity (go)",
-            "m = ReduceMax <keepdims = 0> (s) on = Cast <to = 9> (m)",
+            "m = ReduceMax <keepdims=0> (s) on = Cast <to=9> (m)",
             "its condition for another iteration is not known",
         ),
         ("n = {4}", "n = {300}", "it has more than 256 iterations"),

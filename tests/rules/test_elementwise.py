@@ -11,7 +11,7 @@ from onnx_convgrad import api
 from onnx_convgrad.errors import DifferentiationError
 from onnx_convgrad.runtime import run
 from onnx_convgrad.testing import Case, rand
-from tests.support.operators import autograd, rule_test
+from tests.support.operators import autograd, rule_test, text_model
 
 POSITIVE = {"low": 0.5, "high": 2.0}
 UNIT = {"low": -0.9, "high": 0.9}
@@ -43,12 +43,9 @@ CASES = [
     Case("Mod", [rand(2, 3, low=-5, high=5), rand(3, low=-2, high=-0.5)], {"fmod": 1}, name="negative"),
     # Pow: every branch of a constant exponent, integer exponents, and exponents known only at run time
     *(
-        Case("Pow", [rand(2, 3), np.asarray(k, np.float32)], wrt=[0], constants=[1], name=f"{k}")
-        for k in (0, 1, 2, 3, 4)
-    ),
-    *(
-        Case("Pow", [rand(2, 3, **POSITIVE), np.asarray(k, np.float32)], wrt=[0], constants=[1], name=f"{k}")
-        for k in (0.5, -1, 1.7)
+        Case("Pow", [base, np.asarray(k, np.float32)], wrt=[0], constants=[1], name=f"{k}")
+        for base, exponents in ((A, (0, 1, 2, 3, 4)), (rand(2, 3, **POSITIVE), (0.5, -1, 1.7)))
+        for k in exponents
     ),
     Case("Pow", [A, np.asarray([3, 2, 1])], name="int64"),
     Case("Pow", [A, np.asarray([3, 0, 1], np.int32)], name="int32 with zero"),
@@ -90,25 +87,24 @@ CASES = [
 test_rule = rule_test(CASES)
 
 
-def gradients(body: str, wrt: str, feed: dict[str, np.ndarray], seed: str | None = "ones") -> dict[str, np.ndarray]:
+def gradients(body: str, wrt: str, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Gradients of a model written in ONNX's text form, by name of the operand."""
-    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {body}')
     names = wrt.split()
-    result = run(api.augment(model, wrt=names, of=["y"], seed=seed), feed)
+    result = run(api.augment(text_model(body), wrt=names, of=["y"], seed="ones"), feed)
     return {name: result[f"{name}_grad"] for name in names}
 
 
 CONVENTIONS = {
-    "abs": ("g (float[3] x) => (float[3] y) { y = Abs(x) }", lambda t, x: t.abs(x)),
-    "pow": ("g (float[3] x, float[3] k) => (float[3] y) { y = Pow(x, k) }", lambda t, x, k: t.pow(x, k)),
-    "maximum": ("g (float[3] x, float[3] k) => (float[3] y) { y = Max(x, k) }", lambda t, x, k: t.maximum(x, k)),
-    "minimum": ("g (float[3] x, float[3] k) => (float[3] y) { y = Min(x, k) }", lambda t, x, k: t.minimum(x, k)),
+    "abs": ("(float[3] x) => (float[3] y) { y = Abs(x) }", lambda t, x: t.abs(x)),
+    "pow": ("(float[3] x, float[3] k) => (float[3] y) { y = Pow(x, k) }", lambda t, x, k: t.pow(x, k)),
+    "maximum": ("(float[3] x, float[3] k) => (float[3] y) { y = Max(x, k) }", lambda t, x, k: t.maximum(x, k)),
+    "minimum": ("(float[3] x, float[3] k) => (float[3] y) { y = Min(x, k) }", lambda t, x, k: t.minimum(x, k)),
     "clamp": (
-        "g (float[3] x, float k, float m) => (float[3] y) { y = Clip(x, k, m) }",
+        "(float[3] x, float k, float m) => (float[3] y) { y = Clip(x, k, m) }",
         lambda t, x, k, m: t.clamp(x, k, m),
     ),
     "where": (
-        """g (float[3] x) => (float[3] y) {
+        """(float[3] x) => (float[3] y) {
             z = Constant <value_float = 0.0> () one = Constant <value_float = 1.0> () c = Greater (x, z)
             s = Where (c, x, one) l = Sqrt (s) w = Where (c, l, z) q = Sqrt (w) y = Where (c, q, z)
         }""",
@@ -138,14 +134,13 @@ def test_pytorch_convention_at_kinks(name: str) -> None:
 
 
 def test_exponent_of_a_zero_base() -> None:
-    body = "g (float[2] x, float[2] k) => (float[2] y) { y = Pow(x, k) }"
-    got = gradients(body, "k", {"x": np.zeros(2, np.float32), "k": np.asarray([0, 2], np.float32)})
-    np.testing.assert_array_equal(got["k"], [0, 0])
+    got = gradients(CONVENTIONS["pow"][0], "k", {"x": np.zeros(3, np.float32), "k": np.asarray([0, 2, 1], np.float32)})
+    np.testing.assert_array_equal(got["k"], [0, 0, 0])
 
 
 def test_broadcast_mean_is_a_third_of_the_sum() -> None:
     """Finite differences need a broadcasting Mean in float64, which neither the runtime nor the reference evaluator has."""
-    body = "g (float[2, 3] x, float[3] k, float[4, 1, 3] m) => (float[4, 2, 3] y) {{ y = {} (x, k, m) }}"
+    body = "(float[2, 3] x, float[3] k, float[4, 1, 3] m) => (float[4, 2, 3] y) {{ y = {} (x, k, m) }}"
     feed = {n: np.ones(shape, np.float32) for n, shape in (("x", (2, 3)), ("k", (3,)), ("m", (4, 1, 3)))}
     mean, total = (gradients(body.format(op), "x k m", feed) for op in ("Mean", "Sum"))
     for name, value in total.items():
@@ -153,21 +148,13 @@ def test_broadcast_mean_is_a_third_of_the_sum() -> None:
 
 
 def test_three_equal_operands_share() -> None:
-    body = "g (float[1] x, float[1] k, float[1] m) => (float[1] y) { y = Max(x, k, m) }"
+    body = "(float[1] x, float[1] k, float[1] m) => (float[1] y) { y = Max(x, k, m) }"
     got = gradients(body, "x k m", dict.fromkeys("xkm", np.ones(1, np.float32)))
     np.testing.assert_allclose([got[n][0] for n in "xkm"], [1 / 3] * 3, rtol=1e-6)
 
 
-def test_where_keeps_out_infinite_cotangents() -> None:
-    body = """g (float[2] x) => (float[2] y) {
-        z = Constant <value_float = 0.0> () c = Greater (x, z) w = Where (c, x, z) y = Sqrt (w)
-    }"""
-    got = gradients(body, "x", {"x": np.asarray([-1, 4], np.float32)})
-    np.testing.assert_array_equal(got["x"], [0, 0.25])
-
-
 def test_clip_with_crossed_bounds_follows_the_upper_one() -> None:
-    body = "g (float[2] x, float low, float high) => (float[2] y) { y = Clip(x, low, high) }"
+    body = "(float[2] x, float low, float high) => (float[2] y) { y = Clip(x, low, high) }"
     feed = {"x": np.asarray([0, 3], np.float32), "low": np.float32(2), "high": np.float32(1)}
     got = gradients(body, "x low high", {k: np.asarray(v) for k, v in feed.items()})
     np.testing.assert_array_equal(got["x"], [0, 0])
@@ -177,14 +164,14 @@ def test_clip_with_crossed_bounds_follows_the_upper_one() -> None:
 @pytest.mark.parametrize("wide", ["double", "float16"])
 def test_cast_keeps_the_precision_of_its_operand(wide: str) -> None:
     number = {"double": 11, "float16": 10}[wide]
-    body = f"g (float[2] x) => ({wide}[2] y) {{ s = Mul(x, x) y = Cast <to = {number}> (s) }}"
+    body = f"(float[2] x) => ({wide}[2] y) {{ s = Mul(x, x) y = Cast <to = {number}> (s) }}"
     got = gradients(body, "x", {"x": np.asarray([1, 3], np.float32)})["x"]
     assert got.dtype == np.float32
     np.testing.assert_array_equal(got, [2, 6])
 
 
 def test_exponent_of_another_dtype_is_refused() -> None:
-    body = "g (float[2] x, double[2] k) => (float[2] y) { y = Pow(x, k) }"
+    body = "(float[2] x, double[2] k) => (float[2] y) { y = Pow(x, k) }"
     with pytest.raises(DifferentiationError, match=r"exponent is DOUBLE and its base is FLOAT.*Cast one of them"):
         gradients(body, "k", {})
     base = gradients(body, "x", {"x": np.asarray([1, 3], np.float32), "k": np.asarray([2.0, 2.0])})

@@ -14,7 +14,7 @@ from onnx_convgrad.runtime import run
 from onnx_convgrad.testing import Case, rand
 from tests.support.families import export
 from tests.support.operators import rule_test, text_model
-from tests.support.zoo.spectral import FourierUnit, SpectrogramNet
+from tests.support.zoo.signals import FourierUnit, SpectrogramNet
 
 
 def dft(shape: tuple[int, ...], length: int | None = None, axis: int | None = None, **options: Any) -> Case:
@@ -54,25 +54,19 @@ test_rule = rule_test(CASES)
 
 def test_wrong_number_of_frequencies_is_refused() -> None:
     """ONNX Runtime accepts them, with undefined results."""
-    model = text_model(
-        "(float[1,6,2] x) => (float[1,8,1] y) <int64 n = {8}> { y = DFT <inverse = 1, onesided = 1> (x, n) }",
-        opset=20,
-    )
+    text = "(float[1,6,2] x) => (float[1,8,1] y) <int64 n = {8}> { y = DFT <inverse = 1, onesided = 1> (x, n) }"
+    model = text_model(text, opset=20)
     with pytest.raises(og.DifferentiationError, match="it reads 6 frequencies where 8 real points have 5"):
         og.augment(model, wrt="x")
 
 
 def test_overlapping_windows_of_unknown_number_are_added_by_col2im() -> None:
     """A scatter would be slow for each element."""
-    model = text_model(
-        "(float[N,T,1] x, float[64] w) => (float[N,F,33,2] y) <int64 s = {16}> { y = STFT (x, s, w) }",
-        opset=17,
-    )
-    made = og.augment(model, wrt="x")
+    text = "(float[N,T,1] x, float[64] w) => (float[N,F,33,2] y) <int64 s = {16}> { y = STFT (x, s, w) }"
+    made = og.augment(text_model(text, opset=17), wrt="x")
     assert {"Col2Im"} == {n.op_type for n in made.graph.node} & {"Col2Im", "ScatterElements"}
     generator = np.random.default_rng(0)
-    x, window = (generator.standard_normal(s).astype(np.float32) for s in ((2, 330, 1), (64,)))
-    g = generator.standard_normal((2, 17, 33, 2)).astype(np.float32)
+    x, window, g = (generator.standard_normal(s).astype(np.float32) for s in ((2, 330, 1), (64,), (2, 17, 33, 2)))
     signal = torch.tensor(x[..., 0], dtype=torch.float64, requires_grad=True)
     spectrum = torch.stft(
         signal, 64, 16, window=torch.tensor(window).double(), center=False, return_complex=True

@@ -18,47 +18,42 @@ _INT8 = np.array([[3, -7, 100, 5, 0], [-128, 127, 1, -2, 9]], np.int8)
 
 
 MATMUL = [
-    Case("MatMul", [rand(3, 4), rand(4, 5)]),
-    Case("MatMul", [rand(3, 4), rand(4, 5)], dtype=np.float16),
-    Case("MatMul", [rand(3, 4), rand(4, 5)], dtype=np.float64),
-    Case("MatMul", [rand(4), rand(4)]),
-    Case("MatMul", [rand(4), rand(4, 5)]),
-    Case("MatMul", [rand(3, 4), rand(4)]),
-    Case("MatMul", [rand(4), rand(2, 4, 5)]),
-    Case("MatMul", [rand(2, 3, 4), rand(4)]),
-    Case("MatMul", [rand(4), rand(2, 3, 4, 5)]),
-    Case("MatMul", [rand(2, 3, 4), rand(4, 5)]),
-    Case("MatMul", [rand(6, 2, 3, 4), rand(4, 5)]),
+    *(Case("MatMul", [rand(3, 4), rand(4, 5)], dtype=dtype) for dtype in (np.float32, np.float16, np.float64)),
+    *(
+        Case("MatMul", [rand(*a), rand(*b)])
+        for b, others in {
+            (4,): [(4,), (3, 4), (2, 3, 4)],
+            (4, 5): [(4,), (2, 3, 4), (6, 2, 3, 4)],
+            (2, 4, 5): [(4,), (3, 4), (2, 3, 4), (1, 3, 4)],
+            (2, 3, 4, 5): [(4,)],
+            (6, 4, 5): [(2, 1, 3, 4)],
+            (1, 1): [(1, 1)],
+        }.items()
+        for a in others
+    ),
     Case("MatMul", [rand(6, 2, 3, 4), rand(4, 5)], constants=[1], name="dense layer"),
-    Case("MatMul", [rand(3, 4), rand(2, 4, 5)]),
-    Case("MatMul", [rand(2, 3, 4), rand(2, 4, 5)]),
-    Case("MatMul", [rand(1, 3, 4), rand(2, 4, 5)]),
-    Case("MatMul", [rand(2, 1, 3, 4), rand(6, 4, 5)]),
     Case("MatMul", [rand(2, 1, 3, 4), rand(1, 6, 4, 5)], dtype=np.float64),
-    Case("MatMul", [rand(0, 4), rand(4, 5)], name="empty batch"),
-    Case("MatMul", [rand(2, 0, 4), rand(4, 5)], name="empty batch"),
-    Case("MatMul", [rand(1, 1), rand(1, 1)]),
+    *(Case("MatMul", [rand(*a), rand(4, 5)], name="empty batch") for a in ((0, 4), (2, 0, 4))),
 ]
 
+ROWS = [rand(3, 4), rand(4, 5)]
+BOTH = {"transA": 1, "transB": 1, "alpha": 1.5}
 GEMM = [
+    Case("Gemm", ROWS, {"transA": 0, "transB": 0}),
+    Case("Gemm", [rand(3, 4), rand(5, 4)], {"transA": 0, "transB": 1}),
+    Case("Gemm", [rand(4, 3), rand(4, 5)], {"transA": 1, "transB": 0}),
+    Case("Gemm", [rand(4, 3), rand(5, 4)], {"transA": 1, "transB": 1}),
     *(
-        Case(
-            "Gemm", [rand(*((4, 3) if ta else (3, 4))), rand(*((5, 4) if tb else (4, 5)))], {"transA": ta, "transB": tb}
-        )
-        for ta in (0, 1)
-        for tb in (0, 1)
-    ),
-    *(
-        Case("Gemm", [rand(3, 4), rand(4, 5), rand(*c)], {"alpha": 0.5, "beta": -2.0})
+        Case("Gemm", [*ROWS, rand(*c)], {"alpha": 0.5, "beta": -2.0})
         for c in [(), (1,), (5,), (1, 5), (3, 1), (3, 5), (1, 1)]
     ),
-    Case("Gemm", [rand(4, 3), rand(5, 4), rand(5)], {"transA": 1, "transB": 1, "alpha": 1.5, "beta": 0.5}),
-    Case("Gemm", [rand(4, 3), rand(5, 4), rand(5)], {"transA": 1, "transB": 1, "alpha": 1.5}, dtype=np.float64),
+    Case("Gemm", [rand(4, 3), rand(5, 4), rand(5)], {**BOTH, "beta": 0.5}),
+    Case("Gemm", [rand(4, 3), rand(5, 4), rand(5)], BOTH, dtype=np.float64),
     Case("Gemm", [rand(3, 4), rand(5, 4), rand(5)], {"transB": 1}, dtype=np.float16),
     Case("Gemm", [rand(3, 4), rand(5, 4), rand(5)], {"transB": 1}, constants=[1, 2], name="dense layer"),
-    Case("Gemm", [rand(3, 4), rand(4, 5), rand(5)], {"beta": 0.0}),
+    Case("Gemm", [*ROWS, rand(5)], {"beta": 0.0}),
     Case("Gemm", [rand(0, 4), rand(4, 5), rand(5)], name="empty batch"),
-    Case("Gemm", [rand(3, 4), rand(4, 5), rand(5)], opset=9),
+    Case("Gemm", [*ROWS, rand(5)], opset=9),
     Case("Gemm", [rand(1, 4), rand(4, 5), rand(1, 5)]),
 ]
 

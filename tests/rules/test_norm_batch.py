@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
 import pytest
 import torch
 from onnx import helper
@@ -66,9 +65,8 @@ def test_batch_normalization_with_a_large_mean(training: bool) -> None:
     scale, bias = np.array([0.5, 1, -2], np.float32), np.zeros(3, np.float32)
     mean, var = np.full(3, 1000.3, np.float32), np.array([1, 2, 0.5], np.float32)
     names = ["X", "scale", "B", "mean", "var"]
-    node = helper.make_node(
-        "BatchNormalization", names, ["Y", "m", "v"] if training else ["Y"], training_mode=int(training)
-    )
+    results = ["Y", "m", "v"] if training else ["Y"]
+    node = helper.make_node("BatchNormalization", names, results, training_mode=int(training))
     arrays = dict(zip(names, (x, scale, bias, mean, var), strict=True))
     gradient = og.vjp(one_node(node, {k: v.shape for k, v in arrays.items()}), wrt=["X", "scale", "B"], of=["Y"])
     feeds = {**arrays, "Y_grad": g}
@@ -82,24 +80,12 @@ def test_batch_normalization_with_a_large_mean(training: bool) -> None:
         assert np.linalg.norm(got[f"{name}_grad"] - want) <= 1e-5 * np.linalg.norm(want), name
 
 
-def _normalized_twice() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
-    """Two nodes with the same stored statistics and different data."""
-    stored = {k: np.full(3, v, np.float32) for k, v in {"scale": 2, "B": 1, "mean": 5, "var": 4}.items()}
-    nodes = [
-        helper.make_node("BatchNormalization", ["x", *stored], ["z"], momentum=0.75),
-        helper.make_node("Mul", ["z", "z"], ["s"]),
-        helper.make_node("BatchNormalization", ["s", *stored], ["y"], momentum=0.75),
-    ]
-    model = one_node(nodes[0], {"x": (4, 3, 5, 5)}, stored)
-    del model.graph.node[:], model.graph.output[:]
-    model.graph.node.extend(nodes)
-    model.graph.output.append(helper.make_empty_tensor_value_info("y"))
-    return model, stored
-
-
 def test_batch_statistics_are_computed_once_and_blended_in_order() -> None:
     """The gradient uses the statistics that the node returns; the stored ones survive the run."""
-    model, stored = _normalized_twice()
+    model = text_model("""(float[4,3,5,5] x) => (y)
+        <float[3] scale = {2, 2, 2}, float[3] B = {1, 1, 1}, float[3] mean = {5, 5, 5}, float[3] var = {4, 4, 4}> {
+        z = BatchNormalization <momentum = 0.75> (x, scale, B, mean, var) s = Mul (z, z)
+        y = BatchNormalization <momentum = 0.75> (s, scale, B, mean, var) }""")
     augmented = og.augment(model, wrt=["x", "scale", "B"], training=True)
     assert not [n for n in augmented.graph.node if n.op_type == "ReduceMean"]
     generator = np.random.default_rng(0)
@@ -109,8 +95,8 @@ def test_batch_statistics_are_computed_once_and_blended_in_order() -> None:
     names = [o.name for o in augmented.graph.output]
     for _ in range(2):  # ONNX Runtime must not overwrite the operands of the second run
         got = dict(zip(names, stepper.run(None, {"x": x, "y_grad": g}), strict=True))
-        leaves = {k: torch.tensor(v, dtype=torch.float64, requires_grad=True)
-                  for k, v in {"x": x, "scale": stored["scale"], "B": stored["B"]}.items()}  # fmt: skip
+        arrays = {"x": x, "scale": np.full(3, 2.0), "B": np.ones(3)}
+        leaves = {k: torch.tensor(v, dtype=torch.float64, requires_grad=True) for k, v in arrays.items()}
         z = torch.nn.functional.batch_norm(leaves["x"], None, None, leaves["scale"], leaves["B"], True, 0.1, 1e-5)
         s = z.square()
         y = torch.nn.functional.batch_norm(s, None, None, leaves["scale"], leaves["B"], True, 0.1, 1e-5)
@@ -128,29 +114,20 @@ def test_batch_statistics_are_computed_once_and_blended_in_order() -> None:
 
 def test_statistics_stored_as_copies() -> None:
     """PyTorch's older exporter stores equal tensors once: initial statistics are copies of the scale and the shift."""
-    model = text_model(
-        "(float[4,2,3] x) => (float[4,2,3] y)"
-        " <float[2] scale = {1.0, 1.0}, float[2] shift = {0.0, 0.0}> {"
-        " mean = Identity (shift) var = Identity (scale) y = BatchNormalization (x, scale, shift, mean, var) }",
-        opset=17,
-        ir_version=8,
-    )
+    text = """(float[4,2,3] x) => (float[4,2,3] y) <float[2] scale = {1.0, 1.0}, float[2] shift = {0.0, 0.0}> {
+        mean = Identity (shift) var = Identity (scale) y = BatchNormalization (x, scale, shift, mean, var) }"""
+    model = text_model(text, opset=17, ir_version=8)
     x = np.random.default_rng(0).standard_normal((4, 2, 3)).astype(np.float32)
     got = run(og.augment(model, wrt=["x"], training=True, seed="ones"), {"x": x})
     np.testing.assert_allclose(got["mean_next"], 0.1 * x.mean((0, 2)), rtol=1e-5, atol=1e-7)
     np.testing.assert_allclose(got["var_next"], 0.9 + 0.1 * x.var((0, 2)), rtol=1e-5)
 
 
-def test_frozen_batch_normalization_is_one_product() -> None:
-    """With stored statistics dX is a product with a number per channel."""
+def test_frozen_batch_normalization() -> None:
+    """With stored statistics dX is a product with a number per channel; they are no parameters."""
     stored = {k: np.ones(3, np.float32) for k in ("scale", "B", "mean", "var")}
-    node = helper.make_node("BatchNormalization", ["X", *stored], ["Y"])
-    nodes = og.vjp(one_node(node, {"X": (2, 3, 8, 8)}, stored), wrt=["X"]).graph.node
+    model = one_node(helper.make_node("BatchNormalization", ["X", *stored], ["Y"]), {"X": (2, 3, 8, 8)}, stored)
+    nodes = og.vjp(model, wrt=["X"]).graph.node
     assert [n.op_type for n in nodes] == ["Add", "Sqrt", "Reciprocal", "Mul", "Unsqueeze", "Mul"]
-
-
-def test_running_statistics_are_no_parameters() -> None:
-    stored = {k: np.ones(3, np.float32) for k in ("scale", "B", "mean", "var")}
-    node = helper.make_node("BatchNormalization", ["X", *stored], ["Y"])
-    augmented = og.augment(one_node(node, {"X": (2, 3, 8, 8)}, stored))
+    augmented = og.augment(model)
     assert [o.name for o in augmented.graph.output] == ["Y", "scale_grad", "B_grad"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,38 +16,29 @@ from onnx_convgrad.runtime import run
 from onnx_convgrad.testing import Case, make_model, rand
 from tests.support.operators import WINDOWS, autograd, gradient, rule_test
 
+average, lp = partial(Case, "AveragePool"), partial(Case, "LpPool")
+X = [rand(2, 3, 6, 5)]
+HALVES = {"kernel_shape": [2, 2], "strides": [2, 2]}
+PADDED = {"kernel_shape": [3, 2], "pads": [1, 0, 1, 0]}
+
 AVERAGE = [
-    *(
-        Case("AveragePool", [rand(2, 3, 6, 5)], {**w, "count_include_pad": include})
-        for w, include in itertools.product(WINDOWS, (0, 1))
-    ),
-    Case("AveragePool", [rand(2, 3, 6, 5)], {"kernel_shape": [1, 2], "strides": [4, 1], "auto_pad": "SAME_UPPER"}),
-    Case("AveragePool", [rand(2, 3, 1)], {"kernel_shape": [2], "strides": [2]}, dynamic=False, name="partly covered"),
-    Case("AveragePool", [rand(2, 3, 7)], {"kernel_shape": [3], "strides": [2], "pads": [1, 0]}),
-    Case(
-        "AveragePool",
-        [rand(1, 2, 4, 5, 4)],
-        {"kernel_shape": [3, 2, 2], "strides": [2, 1, 2], "pads": [1, 0, 1, 1, 1, 0]},
-    ),
-    Case("AveragePool", [rand(2, 3, 6, 5)], {"kernel_shape": [2, 2], "strides": [2, 2]}, dtype=np.float16),
-    Case("AveragePool", [rand(2, 3, 6, 5)], {"kernel_shape": [3, 2], "pads": [1, 0, 1, 0]}, dtype=np.float16),
-    Case("AveragePool", [rand(0, 3, 6, 5)], {"kernel_shape": [3, 2], "pads": [1, 0, 1, 0]}),
-    Case("AveragePool", [rand(0, 3, 6, 5)], {"kernel_shape": [2, 2], "strides": [2, 2]}),
+    *(average(X, {**w, "count_include_pad": include}) for w, include in itertools.product(WINDOWS, (0, 1))),
+    average(X, {"kernel_shape": [1, 2], "strides": [4, 1], "auto_pad": "SAME_UPPER"}),
+    average([rand(2, 3, 1)], {"kernel_shape": [2], "strides": [2]}, dynamic=False, name="partly covered"),
+    average([rand(2, 3, 7)], {"kernel_shape": [3], "strides": [2], "pads": [1, 0]}),
+    average([rand(1, 2, 4, 5, 4)], {"kernel_shape": [3, 2, 2], "strides": [2, 1, 2], "pads": [1, 0, 1, 1, 1, 0]}),
+    *(average(X, window, dtype=np.float16) for window in (HALVES, PADDED)),
+    *(average([rand(0, 3, 6, 5)], window) for window in (PADDED, HALVES)),
 ]
 
 LP = [
     *(
-        Case("LpPool", [rand(1, 2, 4, 5)], {**w, "p": p})
-        for w, p in itertools.product(
-            (
-                {"kernel_shape": [2, 2], "strides": [2, 2]},
-                {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 0, 1]},
-            ),
-            (1, 2, 3),
-        )
+        lp([rand(1, 2, 4, 5)], {**w, "p": p})
+        for w in (HALVES, {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 0, 1]})
+        for p in (1, 2, 3)
     ),
-    Case("LpPool", [rand(2, 3, 7)], {"kernel_shape": [3]}),
-    Case("LpPool", [rand(2, 3, 6, 5)], {"kernel_shape": [2, 2]}, opset=11),
+    lp([rand(2, 3, 7)], {"kernel_shape": [3]}),
+    lp(X, {"kernel_shape": [2, 2]}, opset=11),
 ]
 
 test_rule = rule_test([*AVERAGE, *LP])
@@ -55,9 +47,9 @@ test_rule = rule_test([*AVERAGE, *LP])
 @pytest.mark.parametrize("opset", [7, 11])
 def test_average_of_old_opsets(opset: int) -> None:
     """Their forward kernel is another one, whose result may differ in the last bit."""
-    old = Case("AveragePool", [rand(2, 3, 6, 5)], {"kernel_shape": [2, 2]}, opset=opset)
+    old = average(X, {"kernel_shape": [2, 2]}, opset=opset)
     seed = np.random.default_rng(0).uniform(-1, 1, (2, 3, 5, 4)).astype(np.float32)
-    new = Case("AveragePool", old.arrays, {"kernel_shape": [2, 2]})
+    new = average(old.arrays, {"kernel_shape": [2, 2]})
     np.testing.assert_allclose(gradient(old, seed), gradient(new, seed), rtol=1e-6)
 
 
@@ -66,8 +58,7 @@ def test_average_of_doubles(window: dict[str, Any]) -> None:
     """The CPU provider has no float64 AveragePool, but runs its gradient, which does not need the primal."""
     generator = np.random.default_rng(5)
     x = generator.uniform(-1, 1, (2, 3, 6, 5))
-    model = make_model(Case("AveragePool", [x], window), [x])
-    narrow = make_model(Case("AveragePool", [x], window), [x.astype(np.float32)])
+    model, narrow = (make_model(average([x], window), [x.astype(dtype)]) for dtype in (np.float64, np.float32))
     v = generator.uniform(-1, 1, x.shape)
     y = run(narrow, {"x0": v.astype(np.float32)})["y0"]
     seed = generator.uniform(-1, 1, y.shape)
@@ -93,7 +84,7 @@ def lp_pool(x: torch.Tensor, size: int, stride: int, pads: tuple[int, int], p: i
 )
 def test_lp_pool_against_pytorch(attributes: dict[str, Any], pads: tuple[int, int], p: int) -> None:
     """For attributes with which ONNX's reference evaluator and ONNX Runtime differ in the forward value."""
-    case = Case("LpPool", [rand(2, 3, 6)], {"kernel_shape": [3], "p": p, **attributes})
+    case = lp([rand(2, 3, 6)], {"kernel_shape": [3], "p": p, **attributes})
     x, stride = case.arrays[0], attributes["strides"][0]
     y = lp_pool(torch.tensor(x, dtype=torch.float64), 3, stride, pads, p)
     seed = np.random.default_rng(1).uniform(-1, 1, tuple(y.shape)).astype(np.float32)
@@ -103,7 +94,7 @@ def test_lp_pool_against_pytorch(attributes: dict[str, Any], pads: tuple[int, in
 
 
 def test_lp_pool_of_zeros_has_gradient_zero() -> None:
-    case = Case("LpPool", [np.zeros((1, 1, 4), np.float32)], {"kernel_shape": [2], "strides": [2]})
+    case = lp([np.zeros((1, 1, 4), np.float32)], {"kernel_shape": [2], "strides": [2]})
     assert not gradient(case, np.ones((1, 1, 2), np.float32)).any()
 
 
@@ -111,14 +102,13 @@ def test_lp_pool_of_zeros_has_gradient_zero() -> None:
 @pytest.mark.parametrize("target", ["cpu", "cuda"])
 def test_the_adjoint_of_sliding_means_is_a_pool(pads: list[int], target: str) -> None:
     """CUDA's pools do not support asymmetric padding."""
-    case = Case("AveragePool", [rand(2, 16, 6, 5)], {"kernel_shape": [3, 3], "pads": pads, "count_include_pad": 1})
+    case = average([rand(2, 16, 6, 5)], {"kernel_shape": [3, 3], "pads": pads, "count_include_pad": 1})
     arrays = case.arrays
     model = api.vjp(make_model(case, arrays), wrt=["x0"], of=["y0"], target=target)
     operators = [node.op_type for node in model.graph.node]
     assert (operators == ["AveragePool"]) == (pads == [1, 1, 1, 1] or target == "cpu")
     seed = np.random.default_rng(0).standard_normal((2, 16, 6, 5)).astype(np.float32)
-    begin, end = pads[:2], pads[2:]
-    around = (begin[1], end[1], begin[0], end[0])
+    around = (pads[1], pads[3], pads[0], pads[2])
     (want,) = autograd(lambda x: F.avg_pool2d(F.pad(x, around), 3, 1), np.zeros((2, 16, 6, 5)), seed=seed)
     given = {"x0": arrays[0], "y0_grad": seed}
     got = run(model, {i.name: given[i.name] for i in model.graph.input})

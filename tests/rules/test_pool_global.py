@@ -13,12 +13,10 @@ from tests.support.operators import autograd, gradient, rule_test
 
 ROIS = np.array([[0.3, 0.5, 4.2, 3.1], [1, 1, 5.5, 6.2], [-2, -1, 3, 9], [2, 2, 1, 1]], np.float32)
 IMAGES = np.array([0, 1, 1, 0])
+GRID = {"output_height": 2, "output_width": 3, "spatial_scale": 0.9}
 
 CASES = [
-    Case("GlobalAveragePool", [rand(2, 3, 6, 5)]),
-    Case("GlobalAveragePool", [rand(2, 3, 6)]),
-    Case("GlobalAveragePool", [rand(2, 3, 2, 3, 4)]),
-    Case("GlobalAveragePool", [rand(0, 3, 6, 5)]),
+    *(Case("GlobalAveragePool", [rand(*x)]) for x in ((2, 3, 6, 5), (2, 3, 6), (2, 3, 2, 3, 4), (0, 3, 6, 5))),
     Case("GlobalAveragePool", [rand(2, 3, 6, 5)], dtype=np.float16),
     # evaluated in float32 only: a larger step
     *(Case("GlobalLpPool", [rand(2, 3, 4, 5)], {"p": p}, step=3e-3) for p in (1, 2, 3)),
@@ -29,13 +27,7 @@ CASES = [
         Case(
             "RoiAlign",
             [rand(2, 3, 6, 7), ROIS, IMAGES],
-            {
-                "output_height": 2,
-                "output_width": 3,
-                "sampling_ratio": s,
-                "spatial_scale": 0.9,
-                "coordinate_transformation_mode": c,
-            },
+            {**GRID, "sampling_ratio": s, "coordinate_transformation_mode": c},
             wrt=[0],
             constants=k,
         )
@@ -61,9 +53,8 @@ def test_global_maximum_is_the_first_as_in_pytorch(shape: tuple[int, ...]) -> No
 @pytest.mark.parametrize("p", [1, 2, 3])
 @pytest.mark.parametrize("shape", [(2, 3, 6), (2, 3, 4, 5)])
 def test_global_lp_pool_against_pytorch(shape: tuple[int, ...], p: int) -> None:
-    case = Case("GlobalLpPool", [rand(*shape)], {"p": p})
     seed = np.random.default_rng(2).uniform(-1, 1, (2, 3, *(1 for _ in shape[2:]))).astype(np.float32)
-    x = case.arrays[0].copy()
+    x = Case("GlobalLpPool", [rand(*shape)]).arrays[0].copy()
     x[0, 0] = 0  # the derivative of the norm is taken to be 0 here, as in PyTorch
     axes = tuple(range(2, len(shape)))
     (want,) = autograd(lambda t: torch.linalg.vector_norm(t, p, dim=axes, keepdim=True), x, seed=seed)

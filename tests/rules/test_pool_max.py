@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,36 +19,32 @@ from tests.support.operators import WINDOWS, autograd, gradient, rule_test, text
 
 WHOLE = [(2, 3, 4, 6), (1, 2, 2, 44), (0, 3, 4, 6)]
 
+maximum, unpool = partial(Case, "MaxPool"), partial(Case, "MaxUnpool")
+X = [rand(2, 3, 6, 5)]
+HALVES = {"kernel_shape": [2, 2], "strides": [2, 2]}
+
 MAX = [
-    *(Case("MaxPool", [rand(2, 3, 6, 5)], w) for w in WINDOWS),
-    Case("MaxPool", [rand(2, 3, 7)], {"kernel_shape": [3], "strides": [2], "pads": [1, 0]}),
-    Case(
-        "MaxPool", [rand(1, 2, 4, 5, 4)], {"kernel_shape": [3, 2, 2], "strides": [2, 1, 2], "pads": [1, 0, 1, 1, 1, 0]}
-    ),
-    Case("MaxPool", [rand(2, 3, 6, 5)], {"kernel_shape": [2, 3], "storage_order": 1}),
-    Case("MaxPool", [rand(2, 3, 6, 5)], {"kernel_shape": [2, 3], "storage_order": 1}, outputs=2),
-    Case("MaxPool", [rand(2, 3, 6, 5)], {"kernel_shape": [2, 3]}, outputs=2),
-    Case("MaxPool", [rand(2, 3, 6, 5)], {"kernel_shape": [2, 2], "strides": [2, 2]}, dtype=np.float64),
-    Case("MaxPool", [rand(2, 3, 6, 5)], {"kernel_shape": [3, 3], "strides": [2, 2]}, dtype=np.float64),
-    *(Case("MaxPool", [rand(*shape)], {"kernel_shape": [2, 2], "strides": [2, 2]}) for shape in WHOLE),
-    Case("MaxPool", [rand(0, 3, 6, 5)], {"kernel_shape": [2, 2], "strides": [2, 2]}),
-    Case("MaxPool", [rand(0, 3, 6, 5)], {"kernel_shape": [3, 3]}),
-    Case("MaxPool", [rand(2, 3, 6, 5)], {"kernel_shape": [2, 2]}, opset=8),
+    *(maximum(X, w) for w in WINDOWS),
+    maximum([rand(2, 3, 7)], {"kernel_shape": [3], "strides": [2], "pads": [1, 0]}),
+    maximum([rand(1, 2, 4, 5, 4)], {"kernel_shape": [3, 2, 2], "strides": [2, 1, 2], "pads": [1, 0, 1, 1, 1, 0]}),
+    *(maximum(X, {"kernel_shape": [2, 3], "storage_order": 1}, outputs=outputs) for outputs in (1, 2)),
+    maximum(X, {"kernel_shape": [2, 3]}, outputs=2),
+    *(maximum(X, w, dtype=np.float64) for w in (HALVES, {"kernel_shape": [3, 3], "strides": [2, 2]})),
+    *(maximum([rand(*shape)], HALVES) for shape in [*WHOLE, (0, 3, 6, 5)]),
+    maximum([rand(0, 3, 6, 5)], {"kernel_shape": [3, 3]}),
+    maximum(X, {"kernel_shape": [2, 2]}, opset=8),
 ]
 
 DISTINCT = np.array([0, 3, 9, 10, 17, 18, 24, 31]).reshape(1, 2, 2, 2)
 UNPOOL = [
-    Case("MaxUnpool", [rand(1, 2, 2, 2), DISTINCT], {"kernel_shape": [2, 2], "strides": [2, 2]}),
-    Case("MaxUnpool", [rand(1, 2, 2, 2), DISTINCT], {"kernel_shape": [2, 2], "strides": [2, 2]}, feed_integers=True),
-    Case("MaxUnpool", [rand(1, 1, 2), np.array([[[1, 2]]])], {"kernel_shape": [2], "strides": [2]}),
+    *(unpool([rand(1, 2, 2, 2), DISTINCT], HALVES, feed_integers=fed) for fed in (False, True)),
+    unpool([rand(1, 1, 2), np.array([[[1, 2]]])], {"kernel_shape": [2], "strides": [2]}),
 ]
 
 test_rule = rule_test([*MAX, *UNPOOL])
 
 
-@pytest.mark.parametrize(
-    "window", [{"kernel_shape": [2, 2], "strides": [2, 2]}, {"kernel_shape": [3, 3], "strides": [2, 2]}]
-)
+@pytest.mark.parametrize("window", [HALVES, {"kernel_shape": [3, 3], "strides": [2, 2]}])
 @pytest.mark.parametrize("target", ["cpu", "cuda", "web", "portable"])
 @pytest.mark.parametrize("size", [(7, 6), (8, 6)], ids=str)
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
@@ -63,27 +60,26 @@ def test_ties_go_to_the_first_element_as_in_pytorch(
 
     seed = generator.integers(-4, 5, tuple(pool(torch.tensor(x)).shape)).astype(dtype)
     (want,) = autograd(pool, x, seed=seed)
-    np.testing.assert_array_equal(gradient(Case("MaxPool", [x], window), seed, target), want)
+    np.testing.assert_array_equal(gradient(maximum([x], window), seed, target), want)
 
 
 def test_window_of_padding_only_has_no_gradient() -> None:
     """With dilation a window may contain no element; ONNX Runtime's index for it is undefined."""
-    case = Case("MaxPool", [rand(1, 2, 1, 5)], {"kernel_shape": [2, 1], "dilations": [2, 1], "pads": [1, 0, 1, 0]})
+    case = maximum([rand(1, 2, 1, 5)], {"kernel_shape": [2, 1], "dilations": [2, 1], "pads": [1, 0, 1, 0]})
     assert not gradient(case, np.ones((1, 2, 1, 5), np.float32)).any()
 
 
 def test_unpool_to_a_larger_shape() -> None:
     """ONNX Runtime interprets the indices in the requested shape."""
     indices = np.array([[[[0, 6], [18, 20]]]])
-    attributes = {"kernel_shape": [2, 2], "strides": [2, 2]}
-    case = Case("MaxUnpool", [rand(1, 1, 2, 2), indices, np.array([1, 1, 5, 5])], attributes)
+    case = unpool([rand(1, 1, 2, 2), indices, np.array([1, 1, 5, 5])], HALVES)
     seed = np.arange(25, dtype=np.float32).reshape(1, 1, 5, 5)
     np.testing.assert_array_equal(gradient(case, seed), indices)
 
 
 def test_the_last_of_repeated_unpool_indices_gets_the_gradient() -> None:
     indices = np.array([[[0, 3, 3, 7]]])
-    case = Case("MaxUnpool", [rand(1, 1, 4), indices], {"kernel_shape": [3], "strides": [2]})
+    case = unpool([rand(1, 1, 4), indices], {"kernel_shape": [3], "strides": [2]})
     check(case)
     seed = np.arange(1, 10, dtype=np.float32).reshape(1, 1, 9)
     np.testing.assert_array_equal(gradient(case, seed), [[[1, 0, 4, 8]]])

@@ -25,19 +25,10 @@ LENGTHS = np.array([2, 3], np.int32)
 def _case(op: str, *, ways: int = 1, order: int = 1, given: str = "", **attributes: Any) -> Case:
     """`given`: the optional operands: b (bias), l (lengths), h, c (initial states), p (peepholes)."""
     gates = GATES[op]
-    inputs = [
-        rand(TURNS, BATCH, INPUT),
-        rand(ways, gates * HIDDEN, INPUT),
-        rand(ways, gates * HIDDEN, HIDDEN),
-        rand(ways, 2 * gates * HIDDEN) if "b" in given else None,
-        LENGTHS if "l" in given else None,
-        rand(ways, BATCH, HIDDEN) if "h" in given else None,
-    ]
-    if op == "LSTM":
-        inputs += [
-            rand(ways, BATCH, HIDDEN) if "c" in given else None,
-            rand(ways, 3 * HIDDEN) if "p" in given else None,
-        ]
+    state = rand(ways, BATCH, HIDDEN)
+    optional = {"b": rand(ways, 2 * gates * HIDDEN), "l": LENGTHS, "h": state, "c": state, "p": rand(ways, 3 * HIDDEN)}
+    inputs = [rand(TURNS, BATCH, INPUT), rand(ways, gates * HIDDEN, INPUT), rand(ways, gates * HIDDEN, HIDDEN)]
+    inputs += [optional[letter] if letter in given else None for letter in "blhcp"]
     while inputs[-1] is None:
         inputs.pop()
     outputs = 3 if op == "LSTM" else 2
@@ -45,26 +36,17 @@ def _case(op: str, *, ways: int = 1, order: int = 1, given: str = "", **attribut
     return Case(op, inputs, named, outputs, order=order, dynamic=False, name=given)
 
 
+SCALED = {"activations": ["HardSigmoid", "ScaledTanh"], "activation_alpha": [0.3, 1.2], "activation_beta": [0.4, 0.7]}
+AFFINE = {"activations": ["Affine", "Softsign"], "activation_alpha": [0.5]}
+
+
 CASES = [
     _case("RNN", order=2, given="bh"),
-    _case(
-        "RNN",
-        ways=2,
-        given="blh",
-        direction="bidirectional",
-        activations=["Affine", "Softsign"],
-        activation_alpha=[0.5],
-    ),
+    _case("RNN", ways=2, given="blh", direction="bidirectional", **AFFINE),
     _case("GRU", order=2, given="bh", linear_before_reset=1),
     _case("GRU", given="bl", direction="reverse"),
     _case("GRU", ways=2, given="bh", direction="bidirectional"),
-    _case(
-        "GRU",
-        given="bh",
-        activations=["HardSigmoid", "ScaledTanh"],
-        activation_alpha=[0.3, 1.2],
-        activation_beta=[0.4, 0.7],
-    ),
+    _case("GRU", given="bh", **SCALED),
     _case("LSTM", order=2, given="bhcp"),
     _case("LSTM", given="p", input_forget=1),
     _case("LSTM", ways=2, given="blhcp", direction="bidirectional"),

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
@@ -22,25 +22,20 @@ def model(
     split: np.ndarray | None, positions: list[int], attributes: dict[str, int], *, shapes: str, fed: bool
 ) -> onnx.ModelProto:
     """`y0 = x.split(...)[p0] ** 2`, `y1 = x.split(...)[p1] ** 2`, ..."""
-    dims = {"static": X.shape, "symbolic": ("a", "b"), "absent": None}[shapes]
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, dims)]
-    initializers, nodes, names = [], [], ["x"]
+    declared = {"static": "[2,7]", "symbolic": "[a,b]", "absent": "[]"}[shapes]
     operands = {} if split is None else {"split": split}
     operands |= {f"p{i}": np.asarray(p) for i, p in enumerate(positions)}
-    for name, array in operands.items():
-        if fed:
-            inputs.append(helper.make_tensor_value_info(name, TensorProto.INT64, array.shape))
-        else:
-            initializers.append(numpy_helper.from_array(array, name))
-    if split is not None:
-        names.append("split")
-    nodes.append(helper.make_node("SplitToSequence", names, ["parts"], name="split_node", **attributes))
-    for i in range(len(positions)):
-        nodes.append(helper.make_node("SequenceAt", ["parts", f"p{i}"], [f"part{i}"], name=f"at{i}"))
-        nodes.append(helper.make_node("Mul", [f"part{i}", f"part{i}"], [f"y{i}"]))
-    outputs = [helper.make_empty_tensor_value_info(f"y{i}") for i in range(len(positions))]
-    graph = helper.make_graph(nodes, "sequence", inputs, outputs, initializers)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    inputs = "".join(f", int64{list(array.shape) or ''} {name}" for name, array in operands.items()) if fed else ""
+    options = ", ".join(f"{name} = {value}" for name, value in attributes.items())
+    body = f"parts = SplitToSequence <{options}> (x{'' if split is None else ', split'})"
+    body += "".join(f" t{i} = SequenceAt (parts, p{i}) y{i} = Mul (t{i}, t{i})" for i in range(len(positions)))
+    results = ", ".join(f"y{i}" for i in range(len(positions)))
+    proto = text_model(f"(float{declared} x{inputs}) => ({results}) {{ {body} }}".replace("<> ", ""))
+    if not fed:
+        proto.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in operands.items())
+    if shapes == "absent":
+        proto.graph.input[0].type.tensor_type.ClearField("shape")
+    return proto
 
 
 def expected(bounds: list[slice], axis: int, seeds: list[np.ndarray]) -> np.ndarray:

@@ -17,9 +17,7 @@ END = 2**63 - 1
 
 def cut(start: int, end: int, step: int = 1, size: int = 7, **kwargs: Any) -> Case:
     """One slice of a vector."""
-    return Case(
-        "Slice", [rand(size), ints(start), ints(end), ints(0), ints(step)], name=f"{start}:{end}:{step}", **kwargs
-    )
+    return Case("Slice", [rand(size), *map(ints, (start, end, 0, step))], name=f"{start}:{end}:{step}", **kwargs)
 
 
 X = rand(3, 5, 6)

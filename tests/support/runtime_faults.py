@@ -52,7 +52,7 @@ FAULTS: Mapping[str, Mapping[str, str | Quirk]] = {
         r"rules/test_slicing.py::test_rule\[Pad empty": _EMPTY,
         r"rules/test_fourier.py::test_rule\[DFT.*inverse=1,onesided=1": "DFT that is inverse and onesided",
         r"rules/test_fourier.py::test_networks\[unit": "DFT that is inverse and onesided",
-        r"autodiff/per_sample/test_walk.py::test_fourier_transforms\[all": "DFT that is inverse and onesided",
+        r"autodiff/per_sample/test_walk.py::test_networks\[Fourier unit": "DFT that is inverse and onesided",
         r"rules/test_resize.py::test_rule\[Resize.*axes=\[-1, -2\]": "Resize along negative axes",
     },
     "1.30": {

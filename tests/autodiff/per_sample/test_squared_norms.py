@@ -27,15 +27,15 @@ def test_a_weight_used_twice_adds_up_before_the_norm() -> None:
 @pytest.mark.parametrize("batch", ["3", "N"])
 def test_norms_of_half_precision_are_taken_in_single(batch: str, way: str | None) -> None:
     """They are beyond what float16 holds, 65,504."""
-    text = (
-        f"g (float16[{batch}, 3, 5, 5] x, float16[4, 3, 3, 3] w) => (float16[{batch}, 4, 3, 3] y) {{ y = Conv (x, w) }}"
-    )
+    proto = model(f"""g (float16[{batch}, 3, 5, 5] x, float16[4, 3, 3, 3] w) => (float16[{batch}, 4, 3, 3] y) {{
+        y = Conv (x, w) }}""")
     choice: Any = {} if way is None else {"lowering": {"ConvGradSquaredNorm": way}}
-    x, seed = np.full((3, 3, 5, 5), 8), np.full((3, 4, 3, 3), 4)
-    feed = {name: value.astype(np.float16) for name, value in (("x", x), ("y_grad", seed))}
-    got = run(
-        og.vjp(model(text), wrt=["w"], per_sample="squared_norm", **choice), {**feed, "w": np.ones((4, 3, 3, 3), "e")}
-    )
+    feed = {
+        "x": np.full((3, 3, 5, 5), 8, "e"),
+        "y_grad": np.full((3, 4, 3, 3), 4, "e"),
+        "w": np.ones((4, 3, 3, 3), "e"),
+    }
+    got = run(og.vjp(proto, wrt=["w"], per_sample="squared_norm", **choice), feed)
     norms = got["w_grad_squared_norm"]
     assert norms.dtype == np.float32
     np.testing.assert_allclose(norms, np.full(3, 108 * (9 * 8 * 4) ** 2), rtol=1e-3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from onnx_convgrad.cli.app import app
 from onnx_convgrad.runtime import run
 from tests.support.families import FAMILIES
 from tests.support.per_sample import close, compare, looped, model, random, spread
-from tests.support.zoo.spectral import FourierUnit, SpectrogramNet
+from tests.support.zoo.signals import FourierUnit, SpectrogramNet
 
 # -- networks ----------------------------------------------------------------------------------------------------------
 
@@ -63,56 +64,8 @@ class Factored(nn.Module):
         return y + nn.functional.embedding((x[:, :, 0].abs() * 2).clamp(0, 4).long(), self.table).unsqueeze(1)
 
 
-@pytest.mark.parametrize(
-    ("build", "shape"),
-    [
-        (Embedded, (3, 3, 8, 8)),
-        (Factored, (3, 5, 6)),
-        (
-            lambda: nn.Sequential(
-                nn.Conv3d(2, 4, 3, padding=1, bias=False),
-                nn.InstanceNorm3d(4, affine=True),
-                nn.SiLU(),
-                nn.ConvTranspose3d(4, 6, 2, 2, groups=2),
-                nn.ReLU(),
-                nn.Conv3d(6, 6, 3, groups=6),
-                nn.Flatten(),
-                nn.Linear(6 * 8 * 8 * 6, 3),
-            ),
-            (3, 2, 5, 5, 4),
-        ),
-        (
-            lambda: nn.Sequential(
-                nn.Conv2d(3, 6, 3, padding=1, bias=False),
-                nn.GroupNorm(2, 6),
-                nn.PReLU(6),
-                nn.Conv2d(6, 8, 3, 2, groups=2),
-                nn.BatchNorm2d(8),
-                nn.Flatten(2),
-                nn.Linear(16, 6),
-                nn.LayerNorm((8, 6)),
-            ),
-            (4, 3, 9, 9),
-        ),
-        (
-            lambda: nn.Sequential(
-                nn.Conv1d(2, 4, 5, padding=4, dilation=2),
-                nn.BatchNorm1d(4),
-                nn.ELU(),
-                nn.ConvTranspose1d(4, 6, 3, 2, 1, output_padding=1),
-            ),
-            (5, 2, 13),
-        ),
-    ],
-    ids=["embedded", "factored", "three axes", "norms", "one axis"],
-)
-@pytest.mark.parametrize("dynamo", [False, True], ids=["torchscript", "dynamo"])
-def test_networks(build: Callable[[], nn.Module], shape: tuple[int, ...], dynamo: bool) -> None:
-    compare(spread(build()), torch.randn(shape, generator=torch.Generator().manual_seed(0)), dynamo=dynamo)
-
-
 class Placed(nn.Module):
-    """Features that replace others, and positions at constant indices."""
+    """Features that replace others, and positions at constant indices. The older exporter also indexes the samples."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,15 +80,8 @@ class Placed(nn.Module):
         return torch.tanh(y)[:, self.rows, self.columns] + y.mean(1)[:, :3]
 
 
-@pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
-@pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "static"])
-def test_replaced_features(dynamic: bool, dynamo: bool) -> None:
-    """PyTorch's older exporter also indexes the samples."""
-    compare(spread(Placed()), torch.randn(3, 5, 4), dynamo=dynamo, dynamic=dynamic, least=4)
-
-
 class Masked(nn.Module):
-    """Attention with a mask that is indexed by samples and positions, and token types."""
+    """Attention with a mask indexed by samples and positions, and token types, as in the library transformers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,12 +97,6 @@ class Masked(nn.Module):
         return torch.softmax(torch.where(mask[of, at], scores, -1e4), -1)[:, 0] @ x
 
 
-@pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
-def test_masks_indexed_by_samples(dynamo: bool) -> None:
-    """As in the library transformers."""
-    compare(spread(Masked()), torch.randn(3, 5, 4), dynamo=dynamo, least=3)
-
-
 class Repeated(nn.Module):
     """Position scores that all samples share, repeated for each sample and head, as in DeBERTa."""
 
@@ -169,10 +109,6 @@ class Repeated(nn.Module):
         heads = self.query(x).view(x.shape[0], 5, 2, 2).transpose(1, 2).flatten(0, 1)
         shared = torch.tanh(self.key(self.positions)).view(5, 2, 2).transpose(0, 1)
         return (heads @ shared.repeat(x.shape[0], 1, 1).transpose(1, 2)).view(x.shape[0], 2, 25)
-
-
-def test_copies_for_each_sample() -> None:
-    compare(spread(Repeated()), torch.randn(3, 5, 4), dynamo=True, least=3)
 
 
 class Stateful(nn.Module):
@@ -198,12 +134,6 @@ class ConvolutionalState(nn.Module):
         return torch.tanh(self.seen(x) + self.kept(state))
 
 
-@pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "static"])
-@pytest.mark.parametrize("kind", [nn.RNN, nn.LSTM, nn.GRU], ids=lambda kind: kind.__name__)
-def test_first_states_of_zeros(kind: type[nn.RNNBase], dynamic: bool) -> None:
-    compare(spread(Stateful(kind)), torch.randn(3, 5, 4), dynamic=dynamic, least=6)
-
-
 class RunningMean(nn.Module):
     """The same with a learned decay, from zeros of the shape of the first input."""
 
@@ -219,21 +149,55 @@ class RunningMean(nn.Module):
         return state
 
 
-@pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "static"])
-@pytest.mark.parametrize("dynamo", [False, True], ids=["older", "newer"])
-@pytest.mark.parametrize(("net", "shape"), [(ConvolutionalState, (2, 3, 6, 5)), (RunningMean, (3, 5, 4))])
-def test_first_states_written_out(
-    net: Callable[[], nn.Module], shape: tuple[int, ...], dynamo: bool, dynamic: bool
-) -> None:
-    compare(spread(net()), torch.randn(shape), dynamo=dynamo, dynamic=dynamic, least=2)
+def volumes() -> nn.Module:
+    first = [nn.Conv3d(2, 4, 3, padding=1, bias=False), nn.InstanceNorm3d(4, affine=True), nn.SiLU()]
+    second = [nn.ConvTranspose3d(4, 6, 2, 2, groups=2), nn.ReLU(), nn.Conv3d(6, 6, 3, groups=6)]
+    return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(6 * 8 * 8 * 6, 3))
 
 
-@pytest.mark.parametrize(
-    ("net", "shape"), [(SpectrogramNet, (3, 1, 120)), (FourierUnit, (3, 3, 6, 8))], ids=["short", "all"]
-)
-def test_fourier_transforms(net: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
+def norms() -> nn.Module:
+    first = [nn.Conv2d(3, 6, 3, padding=1, bias=False), nn.GroupNorm(2, 6), nn.PReLU(6)]
+    second = [nn.Conv2d(6, 8, 3, 2, groups=2), nn.BatchNorm2d(8), nn.Flatten(2)]
+    return nn.Sequential(*first, *second, nn.Linear(16, 6), nn.LayerNorm((8, 6)))
+
+
+def signals() -> nn.Module:
+    first = [nn.Conv1d(2, 4, 5, padding=4, dilation=2), nn.BatchNorm1d(4), nn.ELU()]
+    return nn.Sequential(*first, nn.ConvTranspose1d(4, 6, 3, 2, 1, output_padding=1))
+
+
+STATES = {kind.__name__: partial(Stateful, kind) for kind in (nn.RNN, nn.LSTM, nn.GRU)}
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str, str, int]] = {
+    "embedded": (Embedded, (3, 3, 8, 8), "old new", "dynamic", 1),
+    "factored": (Factored, (3, 5, 6), "old new", "dynamic", 1),
+    "three axes": (volumes, (3, 2, 5, 5, 4), "old new", "dynamic", 1),
+    "norms": (norms, (4, 3, 9, 9), "old new", "dynamic", 1),
+    "one axis": (signals, (5, 2, 13), "old new", "dynamic", 1),
+    "replaced features": (Placed, (3, 5, 4), "old new", "dynamic static", 4),
+    "mask of samples": (Masked, (3, 5, 4), "old new", "dynamic", 3),
+    "copies for each sample": (Repeated, (3, 5, 4), "new", "dynamic", 3),
+    **{name: (build, (3, 5, 4), "old", "dynamic static", 6) for name, build in STATES.items()},
+    "convolved state": (ConvolutionalState, (2, 3, 6, 5), "old new", "dynamic static", 2),
+    "running mean": (RunningMean, (3, 5, 4), "old new", "dynamic static", 2),
+    "spectrogram": (SpectrogramNet, (3, 1, 120), "new", "static", 1),
+    "Fourier unit": (FourierUnit, (3, 3, 6, 8), "new", "static", 1),
+}
+"""Network, shape of its input, exporters, batch sizes, and the least number of parameters that keep their values."""
+
+WAYS = [
+    (name, exporter, batch)
+    for name, (_, _, exporters, batches, _) in NETWORKS.items()
+    for exporter in exporters.split()
+    for batch in batches.split()
+]
+
+
+@pytest.mark.parametrize(("name", "exporter", "batch"), WAYS)
+def test_networks(name: str, exporter: str, batch: str) -> None:
+    build, shape, _, _, least = NETWORKS[name]
+    torch.manual_seed(0)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    compare(spread(net()), x, dynamo=True, dynamic=False)
+    compare(spread(build()), x, dynamo=exporter == "new", dynamic=batch == "dynamic", least=least)
 
 
 # -- models in text form -----------------------------------------------------------------------------------------------

@@ -116,24 +116,23 @@ class SqueezeExcite(nn.Module):
         return x * self.gate(self.fc2(self.act(self.fc1(self.avgpool(x)))))
 
 
-class Mean(nn.Module):
-    """The mean over some axes."""
+class Apply(nn.Module):
+    """A function without parameters as a layer."""
 
-    def __init__(self, *axes: int) -> None:
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.axes = list(axes)
+        self.function = function
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.mean(self.axes)
+        return self.function(x)
 
 
-class Permute(nn.Module):
-    def __init__(self, *order: int) -> None:
-        super().__init__()
-        self.order = order
+def mean(*axes: int) -> nn.Module:
+    return Apply(lambda x: x.mean(axes))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x.permute(self.order)
+
+def permute(*order: int) -> nn.Module:
+    return Apply(lambda x: x.permute(order))
 
 
 class Causal(nn.Module):

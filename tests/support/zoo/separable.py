@@ -12,11 +12,11 @@ from tests.support.zoo.layers import (
     Activation,
     Classifier,
     ConvNormAct,
-    Mean,
     Norm,
     Residual,
     SqueezeExcite,
     chain,
+    mean,
     stages,
 )
 
@@ -225,11 +225,8 @@ class ShuffleUnit(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.stride == 1:
-            kept, changed = x.chunk(2, dim=1)
-            out = torch.cat((kept, self.branch2(changed)), 1)
-        else:
-            out = torch.cat((self.branch1(x), self.branch2(x)), 1)
+        first, second = x.chunk(2, dim=1) if self.stride == 1 else (self.branch1(x), x)
+        out = torch.cat((first, self.branch2(second)), 1)
         n, c, h, w = out.shape
         return out.view(n, 2, c // 2, h, w).transpose(1, 2).contiguous().view(n, c, h, w)
 
@@ -240,7 +237,7 @@ def _shuffle(stem: int, rows: Sequence[tuple[int, int, int]], last: int, classes
         pool=nn.MaxPool2d(3, 2, 1),
         stage=nn.Sequential(*stages(stem, rows, ShuffleUnit)),
         conv5=ConvNormAct(rows[-1][0], last),
-        mean=Mean(2, 3),
+        mean=mean(2, 3),
         fc=nn.Linear(last, classes),
     )
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.support.zoo.layers import Classifier, ConvNormAct, Mean, Permute, Residual, chain
+from tests.support.zoo.layers import Apply, Classifier, ConvNormAct, Residual, chain, mean, permute
 
 # -- ConvNeXt (Liu et al. 2022), ConvNeXt V2 (Woo et al. 2023) ---------------------------------------------------------
 
@@ -53,9 +53,9 @@ class ResponseNorm(nn.Module):
 
 
 def _second_block(dim: int) -> nn.Module:
-    first = [nn.Conv2d(dim, dim, 7, padding=3, groups=dim), Permute(0, 2, 3, 1), nn.LayerNorm(dim, eps=1e-6)]
+    first = [nn.Conv2d(dim, dim, 7, padding=3, groups=dim), permute(0, 2, 3, 1), nn.LayerNorm(dim, eps=1e-6)]
     mlp = [nn.Linear(dim, 4 * dim), nn.GELU(), ResponseNorm(4 * dim), nn.Linear(4 * dim, dim)]
-    return Residual(nn.Sequential(*first, *mlp, Permute(0, 3, 1, 2)))
+    return Residual(nn.Sequential(*first, *mlp, permute(0, 3, 1, 2)))
 
 
 def _stem(width: int) -> nn.Sequential:
@@ -83,7 +83,7 @@ def convnext_mini() -> nn.Module:
         stage1=nn.Sequential(ConvNeXtBlock(12), ConvNeXtBlock(12)),
         down=_down(12, 16),
         stage2=ConvNeXtBlock(16),
-        mean=Mean(-2, -1),
+        mean=mean(-2, -1),
         norm=nn.LayerNorm(16, eps=1e-6),
         fc=nn.Linear(16, 5),
     )
@@ -91,7 +91,7 @@ def convnext_mini() -> nn.Module:
 
 def convnext_tiny(classes: int = 1000) -> nn.Module:
     layers = _convnext(lambda dim: ConvNeXtBlock(dim, 4, 1e-6), ((96, 3), (192, 3), (384, 9), (768, 3)))
-    return nn.Sequential(*layers, Mean(-2, -1), nn.LayerNorm(768, eps=1e-6), nn.Linear(768, classes))
+    return nn.Sequential(*layers, mean(-2, -1), nn.LayerNorm(768, eps=1e-6), nn.Linear(768, classes))
 
 
 def convnext_v2(classes: int = 1000) -> nn.Module:
@@ -100,15 +100,6 @@ def convnext_v2(classes: int = 1000) -> nn.Module:
 
 
 # -- PoolFormer (Yu et al. 2022) ---------------------------------------------------------------------------------------
-
-
-class PoolMixer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.pool = nn.AvgPool2d(3, 1, 1, count_include_pad=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.pool(x) - x
 
 
 class Scale(nn.Module):
@@ -129,9 +120,9 @@ def poolformer(classes: int = 1000) -> nn.Module:
         if width != cin:
             layers.append(nn.Conv2d(cin, width, 3, 2, 1))
         for _ in range(count):
-            mixer = [nn.GroupNorm(1, width), PoolMixer(), Scale(width)]
+            mixer = [nn.GroupNorm(1, width), Apply(lambda x: F.avg_pool2d(x, 3, 1, 1, count_include_pad=False) - x)]
             mlp = [nn.GroupNorm(1, width), nn.Conv2d(width, 4 * width, 1), nn.GELU(), nn.Conv2d(4 * width, width, 1)]
-            layers += [Residual(nn.Sequential(*mixer)), Residual(nn.Sequential(*mlp, Scale(width)))]
+            layers += [Residual(nn.Sequential(*mixer, Scale(width))), Residual(nn.Sequential(*mlp, Scale(width)))]
         cin = width
     return nn.Sequential(*layers, nn.GroupNorm(1, cin), Classifier(cin, classes))
 
@@ -206,5 +197,5 @@ def conv_vit(classes: int = 1000, width: int = 192, depth: int = 6, heads: int =
     """A small one that averages over the tokens."""
     stem = [ConvNormAct(a, b, 3, 2) for a, b in ((3, 24), (24, 48), (48, 96), (96, width))]
     blocks = [TransformerBlock(width, SelfAttention(width, heads), 4) for _ in range(depth)]
-    tail = [nn.LayerNorm(width), Permute(0, 2, 1), Classifier(width, classes, 1)]
-    return nn.Sequential(*stem, nn.Flatten(2), Permute(0, 2, 1), *blocks, *tail)
+    tail = [nn.LayerNorm(width), permute(0, 2, 1), Classifier(width, classes, 1)]
+    return nn.Sequential(*stem, nn.Flatten(2), permute(0, 2, 1), *blocks, *tail)
