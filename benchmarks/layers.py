@@ -21,8 +21,8 @@ from benchmarks.program import Row, announced, carry_out, geometric_mean, ms, pa
 from benchmarks.shapes import GROUPS, LAYERS, Case, random_layers
 from onnx_convgrad.api import explain
 from onnx_convgrad.autodiff.registry import load_rules
-from onnx_convgrad.bench.choice import predicted, time_lowerings
 from onnx_convgrad.bench.layer import OPERATORS
+from onnx_convgrad.bench.measure import predicted, time_lowerings
 from onnx_convgrad.bench.timing import Turns, interleave
 from onnx_convgrad.bench.torch_side import TorchSide
 

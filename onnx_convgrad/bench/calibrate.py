@@ -52,10 +52,6 @@ class Probe:
         return interleave({"probe": side}, repeats=repeats)["probe"] / self.length
 
 
-def _add(count: int, length: int = 1) -> Probe:
-    return Probe("Add", ((count,), (count,)), length=length)
-
-
 def calibrate(threads: int, *, provider: str = "cpu", repeats: int = 5, progress: Progress = lambda _: None) -> Rates:
     """Measure the rates of a provider, `"cpu"` or `"cuda"`; takes some seconds.
 
@@ -74,7 +70,7 @@ def calibrate(threads: int, *, provider: str = "cpu", repeats: int = 5, progress
     m = n = k = 4096 if large else 1024
     images = 64 if large else 4
     sizes = [2**p for p in range(17, 26)]
-    speeds = {3 * 4 * size: 12 * size / timed("passes over memory", _add(size)) for size in sizes}
+    speeds = {3 * 4 * size: 12 * size / timed("passes over memory", Probe("Add", ((size,), (size,)))) for size in sizes}
     memory = speeds[3 * 4 * sizes[-1]]
     cached = max(memory, statistics.median(list(speeds.values())[1:5]))  # the smallest fits the cores' own caches
     cache = float(max(b for b, speed in speeds.items() if speed > 0.8 * cached))

@@ -1,7 +1,5 @@
 """The command `augment`: write a model with its gradients."""
 
-# ruff: noqa: D301 - click wants a backspace before examples
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -18,9 +16,6 @@ from onnx_convgrad.pipeline.options import Options
 
 if TYPE_CHECKING:
     from onnx_convgrad.pipeline.stages import Built, Progress
-
-_FOLD = 8
-"""Most gradients that are listed without `--verbose`."""
 
 
 @command(verbose="List all operators and gradients.")
@@ -69,7 +64,7 @@ def augment(
         rewritten.show(out)
         _show_seeds(loads(built.model.metadata_props[SEEDS]), out)
         rows = [[row["value"], row["output"], shape_text(row["shape"]), row["dtype"] or "?"] for row in gradients]
-        out.table(Table(["gradient of", "output", "shape", "dtype"], rows), fold=_FOLD)
+        out.table(Table(["gradient of", "output", "shape", "dtype"], rows), fold=8)
         if report:
             out.line()
             show_check(report, out)

@@ -1,7 +1,5 @@
 """The command `bench`: time a model, its gradients and each convolution, or calibrate the cost model."""
 
-# ruff: noqa: D301 - click wants a backspace before examples
-
 from __future__ import annotations
 
 import math
@@ -194,23 +192,12 @@ def _named(times: ConvTimes) -> str:
 
 def _convolutions(report: BenchReport) -> Table:
     """One row per operator and geometry: the chosen lowering, and a better one if there is one."""
-    columns = [
-        "convolution",
-        "computes",
-        "chosen",
-        "predicted",
-        "measured",
-        *(["PyTorch", "ratio"] if report.torch else []),
-    ]
+    compared = ["PyTorch", "ratio"] if report.torch else []
+    columns = ["convolution", "computes", "chosen", "predicted", "measured", *compared]
     rows = []
     for times in report.convolutions:
-        row = [
-            _named(times),
-            _COMPUTES[times.operator],
-            times.chosen,
-            ms_text(times.predicted.get(times.chosen, math.nan)),
-        ]
-        row.append(_ms(times.seconds))
+        expected = ms_text(times.predicted.get(times.chosen, math.nan))
+        row = [_named(times), _COMPUTES[times.operator], times.chosen, expected, _ms(times.seconds)]
         if report.torch:
             ratio = f"{times.torch / times.seconds:.2f}" if times.torch and times.seconds else "-"
             row += [_ms(times.torch), ratio]

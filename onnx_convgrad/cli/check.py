@@ -1,7 +1,5 @@
 """The command `check`: compare gradients with numeric ones and PyTorch's, and print the report."""
 
-# ruff: noqa: D301 - click wants a backspace before examples
-
 from __future__ import annotations
 
 import math

@@ -11,7 +11,7 @@ import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -54,7 +54,12 @@ def command(
             raise typer.Exit(status or 0)
 
         wanted = inspect.signature(run, eval_str=True).parameters
-        options = parameters_of(source, leave, defaults)
+        options = [
+            _parameter(option, defaults.get(field.name, field.default))
+            for field in fields(source)
+            if field.name not in leave
+            for option in field.metadata.get("options", ())
+        ]
         derived = {"options": options, "given": options, "out": _printing(verbose)}
         parameters = [p for name, parameter in wanted.items() for p in derived.get(name, [parameter])]
         by_keyword = [p.replace(kind=p.KEYWORD_ONLY) for p in parameters]
@@ -64,20 +69,8 @@ def command(
     return decorate
 
 
-def parameters_of(
-    kind: type, leave: Collection[str] = (), defaults: Mapping[str, str] | None = None
-) -> list[inspect.Parameter]:
-    """Return one parameter per command-line option of a dataclass; `None` as its value means that it was not given."""
-    given = defaults or {}
-    return [
-        _parameter(option, given.get(field.name, field.default))
-        for field in fields(kind)
-        if field.name not in leave
-        for option in field.metadata.get("options", ())
-    ]
-
-
 def _parameter(option: CommandOption, default: object = None) -> inspect.Parameter:
+    """Return the parameter of an option; `None` as its value means that it was not given."""
     shown = isinstance(default, (str, int, float)) and option.kind is not bool
     text = f"{option.help} [default: {default}]" if shown else option.help
     declared = typer.Option(*option.names, help=text, metavar=option.metavar, show_default=False)

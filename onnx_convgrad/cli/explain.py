@@ -1,7 +1,5 @@
 """The command `explain`: show how each gradient of a convolution or pool would be computed, and where nodes run."""
 
-# ruff: noqa: D301 - click wants a backspace before examples
-
 from __future__ import annotations
 
 from collections import Counter

@@ -1,7 +1,5 @@
 """The command `lower`: replace ONNX's training operators by plain ones."""
 
-# ruff: noqa: D301 - click wants a backspace before examples
-
 from __future__ import annotations
 
 from dataclasses import asdict
@@ -18,9 +16,6 @@ from onnx_convgrad.pipeline.options import LoweringSettings, Options
 if TYPE_CHECKING:
     from onnx_convgrad.gradient_ops.lower import Lowered
     from onnx_convgrad.pipeline.stages import Progress
-
-_FOLD = 8
-"""Most gradients that are listed without `--verbose`."""
 
 
 @command(
@@ -70,4 +65,4 @@ def lower(
     if lowered.derivatives:
         out.line()
         rows = [[d.y, d.x, d.output, d.node] for d in lowered.derivatives]
-        out.table(Table(["gradient of", "by", "is", "node"], rows), fold=_FOLD)
+        out.table(Table(["gradient of", "by", "is", "node"], rows), fold=8)

@@ -1,7 +1,5 @@
 """The command `rules`: list the operators that have a rule, and those of ai.onnx that have none."""
 
-# ruff: noqa: D301 - click wants a backspace before examples
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any

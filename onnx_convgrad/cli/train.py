@@ -1,7 +1,5 @@
 """The command `train`: its options are the fields of `Config`."""
 
-# ruff: noqa: D301 - click wants a backspace before examples
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -213,16 +213,11 @@ def metrics(config: Config, manifest: Manifest) -> list[Metric]:
     wanted = text.names(config.metric)
     if wanted == ["none"]:
         return []
-    if wanted:
-        return [_metric(name) for name in wanted]
-    try:
-        return [Accuracy().of(manifest)]
-    except ArgumentError:
-        return []
-
-
-def _metric(name: str) -> Metric:
-    if name.startswith("top") and name[3:].isdecimal():
-        return Accuracy(top=int(name[3:]))
-    check_names([name], ["accuracy", "top5", "none"], "metric")
-    return Accuracy()
+    if not wanted:
+        try:
+            return [Accuracy().of(manifest)]
+        except ArgumentError:
+            return []
+    top = {name: int(name[3:]) for name in wanted if name.startswith("top") and name[3:].isdecimal()}
+    check_names([name for name in wanted if name not in top], ["accuracy", "top5", "none"], "metric")
+    return [Accuracy(top.get(name, 1)) for name in wanted]

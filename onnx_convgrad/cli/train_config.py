@@ -110,14 +110,9 @@ class Config:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], where: str) -> Config:
-        """Make options from a mapping.
+        """Make options from a mapping with dashes or underscores in its keys; `None` counts as not given.
 
-        Args:
-            given: Key -> value, with dashes or underscores; `None` counts as not given.
-            where: The file or command that they come from, for messages.
-
-        Raises:
-            ArgumentError: An unknown key, or a value of the wrong kind.
+        Raises `ArgumentError`, which names `where` they come from, for an unknown key or a value of the wrong kind.
         """
         return cls(**_checked(given, where))
 
@@ -268,10 +263,6 @@ def _quoted(text: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    return (
-        "not given"
-        if value in (None, (), {})
-        else ", ".join(map(str, value))
-        if isinstance(value, tuple)
-        else str(value)
-    )
+    if value in (None, (), {}):
+        return "not given"
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)

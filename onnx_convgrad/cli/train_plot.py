@@ -7,24 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from onnx_convgrad.cli.figures import CONTRAST, FAINT, INK, OURS, headline, plain_axis
-from onnx_convgrad.training.run.display import number
-
-PLAIN = frozenset(("epoch", "step", "seconds", "samples_per_second", "learning_rate"))
-"""Columns of a history that are neither losses nor metrics."""
+from onnx_convgrad.training.run.display import PLAIN, number
 
 _PANEL, _HEIGHT, _TOP, _BOTTOM, _SIDE, _BETWEEN = 4.6, 4.3, 1.3, 0.6, 0.65, 0.75
 """Inches: panel width, figure height, headline, axis label, axis numbers, gap between panels."""
 
 
 def plot(rows: Sequence[Mapping[str, Any]], path: Path, title: str, about: str) -> None:
-    """Draw the history of a run; the suffix chooses the format.
-
-    Args:
-        rows: One per epoch.
-        path: The file to write.
-        title: Headline.
-        about: Loss and optimizer, below the headline.
-    """
+    """Draw the history of a run, one row per epoch; the suffix chooses the format. `about` stands below the headline."""
     from matplotlib.figure import Figure
 
     keys = [key for key in rows[-1] if key not in PLAIN and not key.startswith("val_")]

@@ -17,15 +17,14 @@ from onnx_convgrad.cli import train_assembly as assembly
 from onnx_convgrad.cli.figures import check_plot
 from onnx_convgrad.cli.tables import Output, Table
 from onnx_convgrad.cli.train_config import Config, absolute, read_config, write_config
-from onnx_convgrad.cli.train_plot import PLAIN, plot
+from onnx_convgrad.cli.train_plot import plot
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.runtime import import_runtime
 from onnx_convgrad.runtime.providers import check_available, resolve_providers
-from onnx_convgrad.training.optim.schedules import Schedule
 from onnx_convgrad.training.program.build import TrainingProgram
 from onnx_convgrad.training.run import checkpoint
 from onnx_convgrad.training.run.callbacks import Callback, Checkpoints, EarlyStopping, Log, TensorBoard
-from onnx_convgrad.training.run.display import number
+from onnx_convgrad.training.run.display import PLAIN, number
 from onnx_convgrad.training.run.interruption import Interruption
 from onnx_convgrad.training.run.metrics import resolve_metrics
 from onnx_convgrad.training.run.trainer import Trainer
@@ -38,17 +37,7 @@ _SHOWN = 20
 
 
 def train(given: Mapping[str, Any], config_file: Path | None, resume: Path | None, out: Output) -> int:
-    """Train and print; return the exit status.
-
-    Args:
-        given: Fields of `Config` from the command line.
-        config_file: TOML with further options; the command line overrides them.
-        resume: Folder of a run to continue.
-        out: Prints the results.
-
-    Raises:
-        ConvGradError: An option is wrong; the model, the data or a checkpoint cannot be used.
-    """
+    """Train and print; return the exit status. `given` are fields of `Config`, which override those of `config_file`."""
     config, folder = _configure(absolute(given, Path.cwd()), config_file, resume)
     if config.plot:
         check_plot(Path(config.plot))
@@ -86,7 +75,11 @@ def _start(
     size, batches = assembly.batches(config, len(data))
     config = replace(config, batch_size=size)
     rate = assembly.schedule(config, max(1, batches))
-    program = _program(config, rate, folder / _PROGRAM, stage)
+    if (folder / _PROGRAM).exists():
+        program = TrainingProgram.load(folder / _PROGRAM)
+    else:
+        stage("building the program")
+        program = assembly.program(config, rate)
     loaders = assembly.loaders(config, program.manifest, data, held)
     assembly.check_classes(program, data)
     metrics = resolve_metrics(assembly.metrics(config, program.manifest), program.manifest)
@@ -134,14 +127,6 @@ def _stored(folder: Path) -> Config:
     if not (folder / _CONFIG).is_file():
         raise ArgumentError(f"{str(folder)!r} is not the folder of a run: there is no {_CONFIG}.")
     return Config.of(read_config(folder / _CONFIG), _CONFIG)
-
-
-def _program(config: Config, rate: Schedule, path: Path, stage: Callable[[str], None]) -> TrainingProgram:
-    """Load the program of the run, or build it if none is saved yet."""
-    if path.exists():
-        return TrainingProgram.load(path)
-    stage("building the program")
-    return assembly.program(config, rate)
 
 
 def _checkpoints(folder: Path) -> Path:

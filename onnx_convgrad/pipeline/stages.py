@@ -181,14 +181,8 @@ def complete(
 ) -> tuple[list[Choice], Recomputation | None]:
     """Run the stages after differentiation, in place: simplify, lower, recompute, fit the provider, verify.
 
-    Args:
-        m: A differentiated model.
-        primal: The model before differentiation, for complaints that it shares.
-        options: The arguments of the transformation.
-        target: What the model will run on.
-        progress: Called with the name of each stage.
-        forward: The nodes from before differentiation; without them, nothing is recomputed.
-        compare: Price every lowering, even where one is forced.
+    `primal` is the model before differentiation, for complaints that it shares; `forward` are its nodes, without which
+    nothing is recomputed. `compare` prices every lowering, even where one is forced.
     """
     graph = m.graph
     run_passes(m, [MoveSlopesBehindPools(target), common.RemoveUnusedNodesPass()])
@@ -223,9 +217,7 @@ def _warn_of_unordered_sums(graph: ir.Graph, target: str) -> None:
 def _clean_up(m: ir.Model) -> None:
     """Remove unused nodes and opsets, and name the new nodes after their forward nodes."""
     common.RemoveUnusedNodesPass()(m)
-    used = {"", *(node.domain for node in m.graph.all_nodes())}
-    for domain in [domain for domain in m.opset_imports if domain not in used]:
-        del m.opset_imports[domain]
+    common.RemoveUnusedOpsetsPass()(m)
     counts: dict[str, int] = {}
     taken = {node.name for node in m.graph}  # the model may be differentiated already
     for node in m.graph:

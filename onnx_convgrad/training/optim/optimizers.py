@@ -99,8 +99,9 @@ class Optimizer(ABC):
             raise ArgumentError(
                 f'groups takes options by glob, as in {{"*.bias": {{"lr": 0.1}}}}, not {self.groups!r}.'
             )
+        allowed = {f.name for f in fields(self)} - {"groups", "clip_value", "clip_norm"}
         for glob, options in self.groups.items():
-            check_names(list(options), sorted(self.group_options()), f"option of group {glob!r}:")
+            check_names(list(options), sorted(allowed), f"option of group {glob!r}:")
             if isinstance(options.get("lr"), Schedule):
                 raise ArgumentError(
                     f"The lr of group {glob!r} is a schedule.",
@@ -120,11 +121,6 @@ class Optimizer(ABC):
     def _check_positive(self, *names: str) -> None:
         for name in names:
             positive(getattr(self, name), name)
-
-    @classmethod
-    def group_options(cls) -> set[str]:
-        """Names of the options that a group may set."""
-        return {f.name for f in fields(cls)} - {"groups", "clip_value", "clip_norm"}
 
     @property
     def schedule(self) -> Schedule:

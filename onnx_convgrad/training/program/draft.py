@@ -72,11 +72,6 @@ class Draft:
         self.graph.remove(holder)
         return value
 
-    def make_input(self, name: str) -> None:
-        """Make an initializer an input too, with the stored value as its default."""
-        if self.values[name] not in self.graph.inputs:
-            self.graph.inputs.append(self.values[name])
-
     # -- outputs -------------------------------------------------------------------------------------------------------
 
     def output(self, value: ir.Value, name: str) -> ir.Value:

@@ -43,16 +43,11 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Differentiated:
-    """A draft with forward and backward pass, and the gradient of each parameter.
-
-    Attributes:
-        premultiplied: Whether the gradients are multiplied by the learning rate.
-    """
+    """A draft with forward and backward pass, and the gradient of each parameter."""
 
     draft: Draft
     forward: Forward
     gradients: dict[str, ir.Value]
-    premultiplied: bool = False
 
 
 class Builder:
@@ -93,7 +88,7 @@ class Builder:
         for value in [v for v in draft.graph.inputs if v.is_initializer() and v.name not in updated]:
             draft.graph.inputs.remove(value)  # a parameter that is not trained, since the loss does not depend on it
         parameters = {p.name: draft.values[p.name] for p in self.manifest.parameters}
-        following = self._updates(draft, parameters, done.gradients, premultiplied=done.premultiplied)
+        following = self._updates(draft, parameters, done.gradients, premultiplied=self._premultiplied)
         self._add_results(draft, done.forward)
         self._add_next(draft, {**following, **done.forward.following})
         return draft
@@ -154,7 +149,7 @@ class Builder:
             with draft.named("loss_scale"):
                 inverse = e.op("Reciprocal", scale)
                 gradients = {k: e.mul(g, e.cast(inverse, g.dtype or ir.DataType.FLOAT)) for k, g in gradients.items()}
-        return Differentiated(draft, forward, gradients, premultiplied)
+        return Differentiated(draft, forward, gradients)
 
     def _updates(
         self,
@@ -178,7 +173,8 @@ class Builder:
         plan = self.plan
         targets = {port.name: draft.input(port) for port in self.manifest.targets}
         for name in (*plan.parameters, *plan.statistics()):
-            draft.make_input(name)
+            if draft.values[name] not in draft.graph.inputs:
+                draft.graph.inputs.append(draft.values[name])
         if plan.precision in NARROW and training:
             to_narrow(draft, NARROW[plan.precision])
         following: dict[str, ir.Value] = {}

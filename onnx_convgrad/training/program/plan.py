@@ -62,12 +62,6 @@ class Plan:
         stored = [v for n in nodes for v in n.inputs[3:5] if v is not None and v.is_initializer()]
         return tuple(dict.fromkeys(v.name or "" for v in stored))
 
-    @property
-    def loss_value(self) -> str | None:
-        """Name of the model's value that is the whole loss, if there is one."""
-        first = self.terms[0]
-        return first.output if len(self.terms) == 1 and first.loss is None and first.weight == 1 else None
-
 
 def parameter_names(graph: ir.Graph, wrt: Names, freeze: Names) -> tuple[str, ...]:
     """Names of the initializers to train; running statistics only if listed, not if a glob (`bn1.*`) matches them."""
@@ -133,8 +127,9 @@ def create_manifest(plan: Plan, options: dict[str, Any]) -> Manifest:
             dtype, shape = term.loss.target(values[term.output or ""])
             value = ir.Value(shape=shape, type=ir.TensorType(dtype))
             targets[term.target] = Port.from_value(value, names.claim(term.target or "target"))
-    several = len(plan.terms) > 1
-    loss = plan.loss_value or names.claim("loss")
+    several, first = len(plan.terms) > 1, plan.terms[0]
+    in_model = not several and first.loss is None and first.weight == 1  # a value of the model is the whole loss
+    loss = first.output if in_model and first.output else names.claim("loss")
     parameters = []
     for name in plan.parameters:
         port = Port.from_value(values[name])

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import Literal
 
 import numpy as np
 import onnx
@@ -89,9 +90,10 @@ def to_narrow(draft: Draft, narrow: Narrow) -> None:
 
 def _convert(e: Emitter, node: ir.Node, narrow: Narrow) -> None:
     """Cast the operands of a node to the type in which it computes."""
-    typed = list(_typed_inputs(node, narrow))
+    known = not node.domain and node.op_type in narrow.products | narrow.follow
+    typed = list(_typed(node, "inputs")) if known else []
     operands = [node.inputs[i] for i in typed]
-    half = not node.domain and bool(typed) and _computes_narrow(node, operands, narrow)
+    half = bool(typed) and _computes_narrow(node, operands, narrow)
     for i, value in enumerate(node.inputs):
         if value is None or value.dtype not in (_FLOAT, narrow.dtype):
             continue
@@ -99,7 +101,7 @@ def _convert(e: Emitter, node: ir.Node, narrow: Narrow) -> None:
         if value.dtype != wanted:
             node.replace_input_with(i, _stored(e, value, wanted) if _constant(value) else e.cast(value, wanted))
     if half:
-        for i in _typed_outputs(node):
+        for i in _typed(node, "outputs"):
             if node.outputs[i].dtype == _FLOAT:
                 node.outputs[i].type = ir.TensorType(narrow.dtype)  # a new object: copies of a model share types
 
@@ -136,19 +138,10 @@ def _schema(op_type: str) -> onnx.defs.OpSchema:
     return onnx.defs.get_schema(op_type, CANONICAL_OPSET)
 
 
-def _typed_inputs(node: ir.Node, narrow: Narrow) -> Iterator[int]:
-    """Indices of the operands whose type the schema ties to that of the first result."""
-    if node.op_type not in narrow.products | narrow.follow or node.domain:
-        return
+def _typed(node: ir.Node, side: Literal["inputs", "outputs"]) -> Iterator[int]:
+    """Indices of the operands, or of the results, whose type the schema ties to that of the first result."""
     schema = _schema(node.op_type)
-    for i in range(len(node.inputs)):
-        if schema.inputs[min(i, len(schema.inputs) - 1)].type_str == schema.outputs[0].type_str:
-            yield i
-
-
-def _typed_outputs(node: ir.Node) -> Iterator[int]:
-    """Indices of the results whose type the schema ties to that of the first."""
-    schema = _schema(node.op_type)
-    for i in range(len(node.outputs)):
-        if schema.outputs[min(i, len(schema.outputs) - 1)].type_str == schema.outputs[0].type_str:
+    declared = getattr(schema, side)
+    for i in range(len(getattr(node, side))):
+        if declared[min(i, len(declared) - 1)].type_str == schema.outputs[0].type_str:
             yield i

@@ -27,15 +27,10 @@ def set_training(
 ) -> dict[str, ir.Value]:
     """Switch BatchNormalization, except the nodes called `frozen`, and Dropout to training mode.
 
-    A statistic that several nodes share is updated by one after the other.
-
-    Args:
-        draft: Draft of a canonical graph.
-        frozen: Names of BatchNormalization nodes that keep to their stored statistics.
-        state: Random state of the Dropout masks, an int32 scalar. A node whose ratio is known at run time only draws its
-            mask with ONNX Runtime's own generator.
-        unbiased: Whether running variances average variances with the denominator n - 1 (as PyTorch and TensorFlow do)
-            instead of n (as ONNX defines the operator).
+    A statistic that several nodes share is updated by one after the other. With `unbiased`, running variances average
+    variances with the denominator n - 1 (as PyTorch and TensorFlow do) instead of n (as ONNX defines the operator). The
+    Dropout masks depend on the random `state`, an int32 scalar; a node whose ratio is known at run time only draws its mask
+    with ONNX Runtime's own generator.
 
     Returns:
         Name of each running statistic that is stored in the graph -> the value with its update.

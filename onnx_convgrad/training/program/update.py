@@ -58,21 +58,9 @@ def update(
     *,
     premultiplied: bool = False,
 ) -> dict[str, ir.Value]:
-    """Emit one update.
+    """Emit one update; return the next value of each parameter and state.
 
-    Args:
-        draft: The graph.
-        manifest: Names the state.
-        optimizer: The update rule.
-        scale: The loss scale, if any.
-        parameters: Parameter -> its value.
-        gradients: Parameter -> its gradient.
-        state: State of the optimizer -> its value.
-        rate: The learning rate.
-        premultiplied: Whether the gradients are already multiplied by the learning rate; needs a linear optimizer.
-
-    Returns:
-        Parameter or state -> its next value.
+    With `premultiplied`, the gradients are already multiplied by the learning rate, which needs a linear optimizer.
     """
     e = draft.e
     slots: dict[str, dict[str, str]] = {}

@@ -22,13 +22,6 @@ def empty(like: np.ndarray, device: Device = ("cpu", 0)) -> Any:
     return import_runtime().OrtValue.ortvalue_from_shape_and_type(list(like.shape), like.dtype, *device)
 
 
-def copied(array: np.ndarray, device: Device) -> Any:
-    """An OrtValue with a copy of the array."""
-    value = empty(array, device)
-    value.update_inplace(np.asarray(array, order="C"))
-    return value
-
-
 class Buffers:
     """Two OrtValues for every value. The values of a group are swapped together."""
 
@@ -44,8 +37,9 @@ class Buffers:
             self._turn.setdefault(group, 0)
         for name, array in start.items():
             self.groups[name] = group
-            values = (copied(array, self.device), empty(array, self.device))
-            self._sets[self._turn[group]][name], self._sets[1 - self._turn[group]][name] = values
+            for buffers in self._sets:
+                buffers[name] = empty(array, self.device)
+        self.write(start)
 
     def __contains__(self, name: str) -> bool:
         return name in self.groups

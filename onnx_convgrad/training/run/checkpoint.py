@@ -12,6 +12,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -131,11 +132,6 @@ def _flush_folder(folder: Path) -> None:
 # -- a folder of them --------------------------------------------------------------------------------------------------
 
 
-def numbered_name(steps: int) -> str:
-    """File name of the checkpoint after `steps` steps."""
-    return f"step-{steps:08d}.safetensors"
-
-
 def numbered(folder: Path) -> list[tuple[int, Path]]:
     """List the numbered checkpoints of a folder as (steps, path), the newest last."""
     matches = ((_NUMBERED.fullmatch(path.name), path) for path in folder.iterdir())
@@ -175,11 +171,11 @@ def prune(folder: Path, keep: int, steps: int) -> None:
 def save(trainer: TrainerLike, path: Path) -> Path:
     """Write a checkpoint; see `Trainer.save`."""
     if path.is_dir():
-        path /= numbered_name(trainer.progress.steps)
+        path /= f"step-{trainer.progress.steps:08d}.safetensors"
     if trainer.on_save is not None:
         trainer.on_save()
     info = {
-        "progress": trainer.progress.to_json(),
+        "progress": asdict(trainer.progress),
         "optimizer": trainer.manifest.optimizer["name"],
         "schedule": describe_schedule(trainer.schedule),
         "seed": trainer.seed,
@@ -213,16 +209,15 @@ def _check(state: Checkpoint, manifest: Manifest, path: Path) -> None:
     stored = {name: _typed(array.dtype, array.shape) for name, array in state.tensors.items()}
     wanted = {entry.name: _typed(entry.dtype, entry.shape) for entry in manifest.moving()}
     missing, unknown = [n for n in wanted if n not in stored], [n for n in stored if n not in wanted]
-    changed = [n for n in wanted if n in stored and wanted[n] != stored[n]]
+    changed = next((n for n in wanted if n in stored and wanted[n] != stored[n]), None)
     if state.info["optimizer"] != manifest.optimizer["name"]:
         reason = f"its optimizer is {state.info['optimizer']}, this program's is {manifest.optimizer['name']}"
     elif missing:
         reason = f"it has no {missing[0]!r}"
     elif unknown:
         reason = f"it has {unknown[0]!r}, which this program does not have"
-    elif changed:
-        name = changed[0]
-        reason = f"{name!r} is {stored[name]} there and {wanted[name]} here"
+    elif changed is not None:
+        reason = f"{changed!r} is {stored[changed]} there and {wanted[changed]} here"
     else:
         return
     raise CheckpointError(f"{str(path)!r} is of another program: {reason}.")

@@ -10,6 +10,9 @@ from onnx_convgrad.base.names import check_names
 from onnx_convgrad.training.run.callbacks import Callback
 from onnx_convgrad.training.run.protocols import Row, Run
 
+PLAIN = frozenset(("epoch", "step", "seconds", "samples_per_second", "learning_rate"))
+"""Columns of a history that are neither losses nor metrics."""
+
 _INTERVAL = 0.2
 """Least number of seconds between two updates of the bar."""
 
@@ -83,8 +86,7 @@ class Bar(Lines):
 
 def _epoch_line(row: Row, epochs: int) -> str:
     """Format a row of the history as a line."""
-    plain = ("epoch", "step", "seconds", "samples_per_second", "learning_rate")
-    values = [f"{name} {number(value)}" for name, value in row.items() if name not in plain]
+    values = [f"{name} {number(value)}" for name, value in row.items() if name not in PLAIN]
     rates = [f"lr {row['learning_rate']:.3g}", f"{row['samples_per_second']:,.0f} samples/s"]
     return "  ".join([f"epoch {row['epoch']:>{len(str(epochs))}}/{epochs}", *values, *rates])
 

@@ -28,13 +28,10 @@ Run = Literal["step", "accumulate", "update", "evaluate"]
 
 
 class Engine:
-    """Runs the graphs of a program; sessions are created on first use.
+    """Runs the graphs of a program; sessions, whose `options` are those of `runtime.session`, are created on first use.
 
-    Args:
-        program: The program.
-        seed: Unless 0, the initial random state depends on it and on the program's own seed.
-        providers: As for `runtime.session`; values stay on the device of the first one.
-        options: As for `runtime.session`.
+    Values stay on the device of the first of the `providers`. Unless it is 0, the initial random state depends on `seed`
+    and on the program's own seed.
     """
 
     def __init__(

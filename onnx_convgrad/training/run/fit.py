@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import islice
+from operator import length_hint
 from typing import Self, TypeVar
 
 import numpy as np
@@ -37,7 +38,7 @@ class TrainingRun:
         display: Callback,
     ) -> None:
         self.trainer, self.epochs, self.source = trainer, epochs, source
-        self.batches = _length(source)
+        self.batches = length_hint(source) or None
         self.reason = ""
         self.callbacks, self.metrics = (*callbacks, display), metrics
         self._named = dict(_names(callbacks))
@@ -155,13 +156,6 @@ def _needed(metrics: Sequence[Metric], outputs: Sequence[str]) -> list[str]:
     """The outputs that the metrics read."""
     wanted = {name for metric in metrics for name in (outputs if metric.outputs is None else metric.outputs)}
     return [name for name in outputs if name in wanted]
-
-
-def _length(source: Batches) -> int | None:
-    try:
-        return len(source)  # type: ignore[arg-type]
-    except TypeError:
-        return None
 
 
 def _names(callbacks: Sequence[Callback]) -> Iterator[tuple[str, Callback]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 PART = "\n"
@@ -56,10 +56,6 @@ class Progress:
         self.epoch += 1
         self.position = self.samples = 0
         self.sums, self.seconds = {}, 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """Convert to JSON values."""
-        return asdict(self)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Progress:
