@@ -17,8 +17,17 @@ import numpy as np
 import onnx
 
 from onnx_convgrad import api
-from onnx_convgrad.checking.case import FLOATS, Case, Random, is_float, make_model, rand, result_names
-from onnx_convgrad.checking.case_evaluator import Evaluator, to_float
+from onnx_convgrad.checking.case import (
+    FLOATS,
+    Case,
+    Evaluator,
+    Random,
+    is_float,
+    make_model,
+    rand,
+    result_names,
+    to_float,
+)
 from onnx_convgrad.errors import ExecutionError
 from onnx_convgrad.ir.notes import GRADIENTS
 from onnx_convgrad.runtime import run
@@ -189,8 +198,8 @@ def _check_second_order(
         else:
             u[...] = 1
     got = run(second, {**{k: v for k, v in feed.items() if k in names}, **extra}, optimize=False)
-    gradient_map = json.loads(next(p.value for p in second.metadata_props if p.key == GRADIENTS))
-    results = {name: got[f] for name, f in gradient_map.items()}
+    outputs: dict[str, str] = json.loads({p.key: p.value for p in second.metadata_props}[GRADIENTS])
+    results = {name: got[output] for name, output in outputs.items()}
     evaluate = Evaluator(augmented, case)
     for name in variables:
         direction = generator.choice([-1.0, 1.0], feed[name].shape)

@@ -79,7 +79,11 @@ def conv_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
     def data() -> ir.Value:
         gx = input_grad(e, gy, w, seen, win)
-        return gx if low is None else _unpad(e, gx, low, x)
+        if low is None:
+            return gx
+        axes = list(range(2, 2 + win.rank))
+        ends = [e.size_add(b, e.dim(x, axis)) for axis, b in zip(axes, low, strict=True)]
+        return e.typed(e.slice(gx, low, ends, axes), x)
 
     return {
         "X": data,
@@ -129,11 +133,6 @@ def _pad_same_at_run_time(
         low.append(half if upper else rest)
         high.append(rest if upper else half)
     return e.pad(x, low, high, list(range(2, 2 + win.rank))), low
-
-
-def _unpad(e: Emitter, gx: ir.Value, low: list[Dim], x: ir.Value) -> ir.Value:
-    axes = list(range(2, 2 + len(low)))
-    return e.typed(e.slice(gx, low, [e.size_add(b, e.dim(x, a)) for a, b in zip(axes, low, strict=True)], axes), x)
 
 
 # -- the abstract operators --------------------------------------------------------------------------------------------

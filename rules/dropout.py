@@ -20,25 +20,18 @@ def dropout(e: Emitter, n: Call) -> Cotangents:
     """y = x mask / (1 - ratio) in training, else y = x: dy/dx = mask / (1 - ratio), or 1."""
     x, ratio, training = n["data"], n.get("ratio"), n.get("training_mode")
     mode = e.number_of(training)
-    share = _dropped_fraction(e, ratio)
+    share = 0.5 if ratio is None else e.number_of(ratio)
     if training is None or mode is False or share == 0:
         return {"data": lambda: 1}
 
     def local() -> ir.Value:
-        kept: ir.Value | float = 1 / (1 - share) if share is not None else _inverse_of_kept_fraction(e, ratio, x)
+        if share is not None:
+            kept: ir.Value | float = 1 / (1 - share)
+        else:
+            assert ratio is not None
+            kept = e.op("Reciprocal", e.sub(1, e.cast(ratio, x.dtype or ir.DataType.FLOAT)))
         if mode is None:
             kept = e.where(training, kept if isinstance(kept, ir.Value) else e.scalar(kept, x), 1)
         return e.mul(e.mask(second_output(n.node, e.graph, "mask", ir.DataType.BOOL, x.shape), x), kept)
 
     return {"data": local}
-
-
-def _dropped_fraction(e: Emitter, ratio: ir.Value | None) -> float | None:
-    """The fraction that is dropped, one half by default; `None` if it is not known while building."""
-    return 0.5 if ratio is None else e.number_of(ratio)
-
-
-def _inverse_of_kept_fraction(e: Emitter, ratio: ir.Value | None, like: ir.Value) -> ir.Value:
-    assert ratio is not None
-    share = e.cast(ratio, like.dtype or ir.DataType.FLOAT)
-    return e.op("Reciprocal", e.sub(1, share))

@@ -230,11 +230,7 @@ def clip(e: Emitter, n: Call) -> Cotangents:
             return e.mask(_all(e, [e.compare(op, x, limit) for op, limit in bound if limit is not None]), x)
         return e.mask(e.compare("Equal", x, n.y), x)
 
-    return {
-        "input": inside,
-        "min": lower,
-        "max": upper,
-    }
+    return {"input": inside, "min": lower, "max": upper}
 
 
 @linear("Where", wrt=("X", "Y"), broadcasts=True)

@@ -34,14 +34,8 @@ def folded_conv(e: Emitter, n: Call, inner: Call, varied: Collection[ir.Value]) 
     a = e.mul(scale, inverse_deviation(e, var, n.float("epsilon", 1e-5)))
     rank = e.rank(w, "the gradient of a convolution")
     shift = e.neg(mean) if bias is None else e.sub(bias, mean)
-    folded = e.op(
-        "Conv",
-        inner["X"],
-        e.mul(w, e.unsqueeze(a, range(1, rank))),
-        e.add(e.mul(shift, a), n["B"]),
-        **inner.attributes(),
-    )
-    return e.typed(folded, n.y)
+    weight, offset = e.mul(w, e.unsqueeze(a, range(1, rank))), e.add(e.mul(shift, a), n["B"])
+    return e.typed(e.op("Conv", inner["X"], weight, offset, **inner.attributes()), n.y)
 
 
 def _worthwhile(w: ir.Value, y: ir.Value) -> bool:

@@ -98,9 +98,5 @@ def _band(e: Emitter, size: Dim, below: int, above: int, like: ir.Value) -> ir.V
         return e.const((ahead >= -below) & (ahead <= above), dtype)
     row = arange(e, size)
     distance = e.op("Sub", row, e.unsqueeze(row, [1]))
-    inside = e.op(
-        "And",
-        e.compare("GreaterOrEqual", distance, e.const(-below)),
-        e.compare("LessOrEqual", distance, e.const(above)),
-    )
-    return e.cast(inside, dtype)
+    bounds = (("GreaterOrEqual", -below), ("LessOrEqual", above))
+    return e.cast(e.op("And", *(e.compare(op, distance, e.const(bound)) for op, bound in bounds)), dtype)

@@ -40,7 +40,7 @@ class State:
 @expansion("RNN", wrt=("X", "W", "R", "B", "initial_h"), parameters=("W", "R", "B"))
 def rnn(e: Emitter, n: Call) -> list[ir.Value | None]:
     """h[t] = f(x[t] W' + h[t-1] R' + b)."""
-    return _unrolled(e, n, 1, ("Tanh",), _rnn_cell)
+    return _unrolled(e, n, 1, ("Tanh",), lambda d, x, s: State(d.functions[0](e, d.clipped(d.plus(x, s.h)))))
 
 
 @expansion("GRU", wrt=("X", "W", "R", "B", "initial_h"), parameters=("W", "R", "B"))
@@ -59,11 +59,6 @@ def lstm(e: Emitter, n: Call) -> list[ir.Value | None]:
 
 
 # -- one step ----------------------------------------------------------------------------------------------------------
-
-
-def _rnn_cell(d: _Direction, x: ir.Value, state: State) -> State:
-    (f,) = d.functions
-    return State(f(d.e, d.clipped(d.plus(x, state.h))))
 
 
 def _gru_cell(d: _Direction, x: ir.Value, state: State) -> State:

@@ -32,31 +32,20 @@ def identity_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 
 @linear("Reshape", wrt=("data",))
+@linear("Flatten", wrt=("input",))
 def reshape_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[k] = x[k] in row-major order: dx[k] = g[k]."""
-    return {"data": lambda: e.reshape_like(g["reshaped"], n["data"])}
+    operand, result = n.names[0][0], n.names[1][0]
+    return {operand: lambda: e.reshape_like(g[result], n[operand])}
 
 
-@linear("Flatten", wrt=("input",))
-def flatten_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y[k] = x[k] in row-major order: dx[k] = g[k]."""
-    return {"input": lambda: e.reshape_like(g["output"], n["input"])}
-
-
-@linear("Squeeze", wrt=("data",))
+@linear("Squeeze", "Unsqueeze", wrt=("data",))
 def squeeze_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y[i] = x[i, 0]: dx[i, 0] = g[i]."""
+    """Squeeze: y[i] = x[i, 0], so dx[i, 0] = g[i]. Unsqueeze: y[i, 0] = x[i], so dx[i] = g[i, 0]."""
+    gy, inverse = g[n.names[1][0]], "Unsqueeze" if n.node.op_type == "Squeeze" else "Squeeze"
     if (axes := _named_axes(e, n)) is not None:
-        return {"data": lambda: e.op("Unsqueeze", g["squeezed"], axes)}
-    return {"data": lambda: e.reshape_like(g["squeezed"], n["data"])}
-
-
-@linear("Unsqueeze", wrt=("data",))
-def unsqueeze_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y[i, 0] = x[i]: dx[i] = g[i, 0]."""
-    if (axes := _named_axes(e, n)) is not None:
-        return {"data": lambda: e.op("Squeeze", g["expanded"], axes)}
-    return {"data": lambda: e.reshape_like(g["expanded"], n["data"])}
+        return {"data": lambda: e.op(inverse, gy, axes)}
+    return {"data": lambda: e.reshape_like(gy, n["data"])}
 
 
 def _named_axes(e: Emitter, n: Call) -> ir.Value | None:

@@ -1,7 +1,8 @@
-"""The test case of the rule checker: one use of an operator, and the model that holds it."""
+"""The test case of the rule checker: one use of an operator, the model that holds it, and its precise evaluation."""
 
 from __future__ import annotations
 
+import warnings
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,9 +10,14 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+import onnx_ir as ir
+from onnx import helper, inliner, numpy_helper
 
+from onnx_convgrad.checking.float64_model import convert_floats
+from onnx_convgrad.checking.float64_session import Float64Session
+from onnx_convgrad.errors import ExecutionError
 from onnx_convgrad.ir.emit import CANONICAL_OPSET
+from onnx_convgrad.runtime import session
 
 FLOATS = (np.float16, np.float32, np.float64)
 
@@ -73,7 +79,8 @@ class Case:
     body: str = ""
 
     def __str__(self) -> str:
-        shapes = ",".join("x".join(map(str, np.shape(_template(i)))) if i is not None else "-" for i in self.inputs)
+        sizes = [i.shape if isinstance(i, Random) else np.shape(i) for i in self.inputs]
+        shapes = ",".join("-" if i is None else "x".join(map(str, s)) for i, s in zip(self.inputs, sizes, strict=True))
         extra = ",".join(f"{k}={v}" for k, v in self.attributes.items() if not isinstance(v, onnx.GraphProto))
         label = " ".join(filter(None, (self.op, self.name, shapes, extra, np.dtype(self.dtype).name)))
         return label.replace("\n", "") if self.dtype is not np.float32 else label.rsplit(" ", 1)[0]
@@ -89,10 +96,6 @@ class Case:
             else:
                 drawn.append(None if operand is None else np.asarray(operand))
         return drawn
-
-
-def _template(operand: Any) -> Any:
-    return np.empty(operand.shape) if isinstance(operand, Random) else operand
 
 
 def is_float(array: np.ndarray | None) -> bool:
@@ -116,18 +119,12 @@ def make_model(case: Case, arrays: Sequence[np.ndarray | None], *, shapes: str =
             names.append("")
             continue
         names.append(f"x{i}")
-        constant = i in case.constants or (not is_float(array) and not case.feed_integers)
-        if constant:
+        if i in case.constants or (not is_float(array) and not case.feed_integers):
             initializers.append(numpy_helper.from_array(array, f"x{i}"))
             continue
-        dims: Sequence[Any] | None = array.shape
-        if shapes == "symbolic":
-            dims = [f"d{i}_{axis}" for axis in range(array.ndim)]
-        inputs.append(
-            helper.make_tensor_value_info(
-                f"x{i}", helper.np_dtype_to_tensor_dtype(array.dtype), dims if shapes != "absent" else None
-            )
-        )
+        symbols = [f"d{i}_{axis}" for axis in range(array.ndim)]
+        dims: Any = {"static": array.shape, "symbolic": symbols, "absent": None}[shapes]
+        inputs.append(helper.make_tensor_value_info(f"x{i}", helper.np_dtype_to_tensor_dtype(array.dtype), dims))
     while names and not names[-1]:
         names.pop()
     results = result_names(case)
@@ -145,3 +142,70 @@ def _function(case: Case, operands: Sequence[str]) -> onnx.FunctionProto:
     return onnx.parser.parse_function(
         f"{header} {name} ({', '.join(operands)}) => ({', '.join(result_names(case))}) {{ {case.body} }}"
     )
+
+
+_MULTILINEAR = frozenset(
+    {"Conv", "ConvTranspose", "AveragePool", "GlobalAveragePool", "Resize", "MatMul", "Gemm", "Einsum", "Mean"}
+)
+_RECURRENT = ("RNN", "GRU", "LSTM")
+"""ONNX Runtime loads GRU and LSTM in float64 but fails to run them."""
+
+_FLOAT32_INSIDE = ("GroupNormalization", "MeanVarianceNormalization")
+"""Operators that compute in float32, by specification or for want of a kernel; replaced by their function bodies."""
+
+
+def _to_double(model: onnx.ModelProto) -> onnx.ModelProto:
+    inlined = inliner.inline_selected_functions(
+        model, [("", op) for op in _FLOAT32_INSIDE], inline_schema_functions=True
+    )
+    return _to_type(inlined, ir.DataType.DOUBLE)
+
+
+def to_float(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of the model that computes in float32."""
+    return _to_type(model, ir.DataType.FLOAT)
+
+
+def _to_type(model: onnx.ModelProto, dtype: ir.DataType) -> onnx.ModelProto:
+    result = ir.from_proto(model)
+    convert_floats(result.graph, dtype)
+    return ir.to_proto(result)
+
+
+class Evaluator:
+    """A model, evaluated as precisely as possible, with a suitable step for a central difference.
+
+    ONNX Runtime evaluates in float64. Where it lacks a kernel, operators that are linear in each operand run in float32
+    with a step of 1, which is exact for them; others run in float64 by ONNX's reference evaluator or, if that lacks the
+    operator, in float32, for which the case needs a larger step.
+    """
+
+    def __init__(self, model: onnx.ModelProto, case: Case) -> None:
+        self.names = [o.name for o in model.graph.output]
+        self.step: float = case.step
+        self.dtype: type = np.float64
+        if case.op in _RECURRENT:
+            self._run: Any = Float64Session(_to_double(model))
+            return
+        try:
+            self._run = session(_to_double(model), optimize=False)
+        except ExecutionError:
+            if case.op in _MULTILINEAR:
+                self.step, self.dtype = 1.0, np.float32
+                self._run = session(to_float(model), optimize=False)
+            else:
+                from onnx.reference import ReferenceEvaluator
+                from onnx.reference.op_run import RuntimeImplementationError
+
+                try:
+                    self._run = ReferenceEvaluator(_to_double(model))
+                except RuntimeImplementationError:
+                    self.dtype = np.float32
+                    self._run = session(to_float(model), optimize=False)
+
+    def __call__(self, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        cast = {k: np.asarray(v, self.dtype) if v.dtype in FLOATS else v for k, v in feed.items()}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            results = self._run.run(self.names, cast)
+        return {k: np.asarray(v).astype(np.float64) for k, v in zip(self.names, results, strict=True)}

@@ -18,7 +18,7 @@ from typing import Unpack
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.checking.float64_model import Primal, narrow_primal, primal_function
+from onnx_convgrad.checking.float64_model import Primal, primal_function
 from onnx_convgrad.checking.numeric_derivative import Derivative, Difference, wide
 from onnx_convgrad.checking.random_inputs import working_feed
 from onnx_convgrad.checking.report import CheckReport, Row
@@ -85,7 +85,7 @@ def verify_numerically(
     _refuse_random(primal)
     progress("finding inputs")
     targets = [v.name or "" for v in resolve_of(primal.graph, of)]
-    feed, outputs = working_feed(list(primal.graph.inputs), narrow_primal(primal, targets), seed)
+    feed, outputs = working_feed(list(primal.graph.inputs), primal_function(primal, targets, double=False), seed)
     generator = np.random.default_rng(seed + 1)
     seed_names = json.loads(built.model.metadata_props[SEEDS])
     seeds = {

@@ -5,7 +5,7 @@ statistics, the scale of DynamicQuantizeLinear). The reference evaluator is slow
 GlobalMaxPool unless there are two spatial axes), or computes Erf, and hence Gelu, in float32.
 """
 
-# ruff: noqa: ARG001 - all kernels share one signature
+# ruff: noqa: ARG001, ARG005 - all kernels share one signature
 
 from __future__ import annotations
 
@@ -117,11 +117,6 @@ def _lrn(a: Attributes, x: np.ndarray) -> np.ndarray:
     return np.asarray(x / base ** a.get("beta", 0.75))
 
 
-def _global_max_pool(a: Attributes, x: np.ndarray) -> np.ndarray:
-    result: np.ndarray = x.max(axis=tuple(range(2, x.ndim)), keepdims=True)
-    return result
-
-
 def _resize(a: Attributes, x: np.ndarray, roi: Any = None, scales: Any = None, sizes: Any = None) -> np.ndarray:
     """Apply one matrix per axis, from the runtime's float32 kernel: every mode is linear and separable."""
     if (
@@ -172,7 +167,7 @@ KERNELS: dict[str, Callable[..., np.ndarray | tuple[np.ndarray, ...]]] = {
     "Erf": _erf,
     "Gelu": _gelu,
     "GRU": gru,
-    "GlobalMaxPool": _global_max_pool,
+    "GlobalMaxPool": lambda a, x: x.max(tuple(range(2, x.ndim)), keepdims=True),
     "GroupNormalization": _group_norm,
     "LRN": _lrn,
     "LSTM": lstm,

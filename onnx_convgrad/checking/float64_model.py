@@ -15,7 +15,6 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from onnx_convgrad.checking.convert_floats import convert_floats
 from onnx_convgrad.checking.float64_kernels import KERNELS
 from onnx_convgrad.checking.float64_session import Float64Session
 from onnx_convgrad.errors import ConvGradError
@@ -56,34 +55,23 @@ class Primal:
         return array.astype(np.float64) if self.double and floats else array
 
 
-def narrow_primal(model: ir.Model, targets: Sequence[str]) -> Primal:
-    """The canonical model in its own dtype, with `targets` as its outputs."""
-    return Primal(_prepared(model, targets, (), double=False), double=False)
-
-
-def primal_function(model: ir.Model, targets: Sequence[str], moved: Sequence[str], *, double: bool) -> Primal:
-    """`targets` as a function of the inputs and of the values `moved`.
+def primal_function(model: ir.Model, targets: Sequence[str], moved: Sequence[str] = (), *, double: bool) -> Primal:
+    """`targets` as a function of the inputs and of the values `moved`, in float64 or in the dtypes of the model.
 
     An initializer becomes an input of its name; an intermediate value gets the input `<name>__shift`, which is added.
     """
-    return Primal(_prepared(model, targets, moved, double=double), double=double)
+    return Primal(prepared(model, targets, moved, double=double), double=double)
 
 
-def widened(
-    model: ir.Model, targets: Sequence[str], change: Callable[[ir.Graph], None] = lambda _: None
-) -> onnx.ModelProto:
-    """The model in float64 with `targets` as its outputs; `change` may rewrite its graph."""
-    return _prepared(model, targets, (), double=True, change=change)
-
-
-def _prepared(
+def prepared(
     model: ir.Model,
     targets: Sequence[str],
-    moved: Sequence[str],
+    moved: Sequence[str] = (),
     *,
-    double: bool,
+    double: bool = True,
     change: Callable[[ir.Graph], None] = lambda _: None,
 ) -> onnx.ModelProto:
+    """The model with `targets` as its outputs, as `primal_function` runs it; `change` may rewrite its graph."""
     m = model.clone()
     graph = m.graph
     values = named_values(graph)
@@ -127,3 +115,43 @@ def _free(graph: ir.Graph, value: ir.Value) -> None:
         moved.name = name
     else:
         moved.name = f"{value.name}__moved"
+
+
+_FLOATS = frozenset((ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE))
+_TYPE_ATTRIBUTES = {"Cast": "to", "RandomNormal": "dtype", "RandomUniform": "dtype", "EyeLike": "dtype"}
+
+
+def convert_floats(graph: ir.Graph, dtype: ir.DataType) -> None:
+    """Give every floating value, constant and conversion the type `dtype`; the scales of Resize stay float32."""
+    for g in (graph, *graph.subgraphs()):
+        for value in (*g.inputs, *g.initializers.values()):
+            _convert(value, dtype)
+    for node in list(graph.all_nodes()):
+        for value in node.outputs:
+            _convert(value, dtype)
+        for name, attr in node.attributes.items():
+            if attr.type == ir.AttributeType.TENSOR and attr.value.dtype in _FLOATS:
+                converted = ir.Tensor(attr.value.numpy().astype(dtype.numpy()), name=attr.value.name)
+                node.attributes[name] = ir.AttrTensor(name, converted)
+            elif attr.name == _TYPE_ATTRIBUTES.get(node.op_type) and ir.DataType(attr.value) in _FLOATS:
+                node.attributes[name] = ir.AttrInt64(name, int(dtype))
+        if node.op_type == "Resize" and dtype != ir.DataType.FLOAT:
+            _keep_float32(node, 2)
+
+
+def _convert(value: ir.Value, dtype: ir.DataType) -> None:
+    if value.dtype in _FLOATS and value.dtype != dtype:
+        value.type = ir.TensorType(dtype)  # a clone shares its type object with the original
+        if value.const_value is not None:
+            value.const_value = ir.Tensor(value.const_value.numpy().astype(dtype.numpy()), name=value.name)
+
+
+def _keep_float32(node: ir.Node, index: int) -> None:
+    value = node.inputs[index] if len(node.inputs) > index else None
+    if value is None or node.graph is None:
+        return
+    cast = ir.Node("", "Cast", [value], {"to": ir.AttrInt64("to", int(ir.DataType.FLOAT))}, num_outputs=1)
+    cast.outputs[0].name = f"{node.name}__float32_{index}"
+    cast.outputs[0].dtype = ir.DataType.FLOAT
+    node.graph.insert_before(node, cast)
+    node.replace_input_with(index, cast.outputs[0])

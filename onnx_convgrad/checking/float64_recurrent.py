@@ -17,49 +17,41 @@ Array = np.ndarray
 
 def rnn(a: Attributes, x: Array, w: Array, r: Array, *rest: Array | None) -> tuple[Array, ...]:
     """Y and Y_h."""
-    b, lengths, h0 = (*rest, *[None] * 3)[:3]
-    size = r.shape[2]
 
-    def cell(d: int, functions: Sequence[Any], row: Array, h: Array, c: Array) -> tuple[Array, Array]:
-        wb, rb = _bias(b, d, size, x.dtype)
-        return functions[0](w[d] @ row + r[d] @ h + wb + rb), c
+    def cell(d: int, functions: Sequence[Any], wx: Array, rb: Array, h: Array, c: Array) -> tuple[Array, Array]:
+        return functions[0](wx + r[d] @ h + rb), c
 
-    return _run(a, ["Tanh"], cell, x, size, lengths, h0, None)[:2]
+    return _run(a, ["Tanh"], cell, x, w, r, rest)[:2]
 
 
 def gru(a: Attributes, x: Array, w: Array, r: Array, *rest: Array | None) -> tuple[Array, ...]:
     """Y and Y_h."""
-    b, lengths, h0 = (*rest, *[None] * 3)[:3]
-    size = r.shape[2]
 
-    def cell(d: int, functions: Sequence[Any], row: Array, h: Array, c: Array) -> tuple[Array, Array]:
+    def cell(d: int, functions: Sequence[Any], wx: Array, rb: Array, h: Array, c: Array) -> tuple[Array, Array]:
         f, g = functions
-        wb, rb = _bias(b, d, 3 * size, x.dtype)
-        wz, wr, wh = np.split(w[d] @ row + wb, 3)
+        wz, wr, wh = np.split(wx, 3)
         (rz, rr, rh), (bz, br, bh) = np.split(r[d], 3), np.split(rb, 3)
         z, reset = f(wz + rz @ h + bz), f(wr + rr @ h + br)
         inner = reset * (rh @ h + bh) if a.get("linear_before_reset") else rh @ (reset * h) + bh
         return (1 - z) * g(wh + inner) + z * h, c
 
-    return _run(a, ["Sigmoid", "Tanh"], cell, x, size, lengths, h0, None)[:2]
+    return _run(a, ["Sigmoid", "Tanh"], cell, x, w, r, rest)[:2]
 
 
 def lstm(a: Attributes, x: Array, w: Array, r: Array, *rest: Array | None) -> tuple[Array, ...]:
     """Y, Y_h and Y_c."""
-    b, lengths, h0, c0, p = (*rest, *[None] * 5)[:5]
-    size = r.shape[2]
+    p = rest[4] if len(rest) > 4 else None
 
-    def cell(d: int, functions: Sequence[Any], row: Array, h: Array, c: Array) -> tuple[Array, Array]:
+    def cell(d: int, functions: Sequence[Any], wx: Array, rb: Array, h: Array, c: Array) -> tuple[Array, Array]:
         f, g, last = functions
-        wb, rb = _bias(b, d, 4 * size, x.dtype)
-        i, o, forget, new = np.split(w[d] @ row + r[d] @ h + wb + rb, 4)
-        pi, po, pf = np.zeros((3, size)) if p is None else np.split(p[d], 3)
+        i, o, forget, new = np.split(wx + r[d] @ h + rb, 4)
+        pi, po, pf = np.zeros((3, r.shape[2])) if p is None else np.split(p[d], 3)
         i = f(i + pi * c)
         forget = 1 - i if a.get("input_forget") else f(forget + pf * c)
         c = forget * c + i * g(new)
         return f(o + po * c) * last(c), c
 
-    return _run(a, ["Sigmoid", "Tanh", "Tanh"], cell, x, size, lengths, h0, c0)
+    return _run(a, ["Sigmoid", "Tanh", "Tanh"], cell, x, w, r, rest)
 
 
 def _run(
@@ -67,29 +59,28 @@ def _run(
     default: list[str],
     cell: Callable[..., tuple[Array, Array]],
     x: Array,
-    size: int,
-    lengths: Array | None,
-    h0: Array | None,
-    c0: Array | None,
+    w: Array,
+    r: Array,
+    rest: Sequence[Array | None],
 ) -> tuple[Array, Array, Array]:
+    """Run the `cell` from (direction, activations, W x + b of W, b of R, h, c) to the next h and c."""
+    b, lengths, *starts = (*rest, *[None] * 4)[:4]
     steps, batch = x.shape[:2]
     direction = a.get("direction", b"forward").decode()
     ways = ["forward", "reverse"] if direction == "bidirectional" else [direction]
     functions = _functions(a, default * len(ways))
-    y = np.zeros((steps, len(ways), batch, size), x.dtype)
-    finals = [np.zeros((len(ways), batch, size), x.dtype) if v is None else v.copy() for v in (h0, c0)]
+    biases = np.zeros((len(ways), 2 * w.shape[1]), x.dtype) if b is None else b
+    y = np.zeros((steps, len(ways), batch, r.shape[2]), x.dtype)
+    finals = [np.zeros(y.shape[1:], x.dtype) if v is None else v.copy() for v in starts]
     for d, n in np.ndindex(len(ways), batch):
         order = range(steps if lengths is None else int(lengths[n]))
         chosen = functions[d * len(default) : (d + 1) * len(default)]
+        wb, rb = np.split(biases[d], 2)
         for t in order if ways[d] == "forward" else reversed(order):
-            h, c = cell(d, chosen, x[t, n], finals[0][d, n], finals[1][d, n])
+            h, c = cell(d, chosen, w[d] @ x[t, n] + wb, rb, finals[0][d, n], finals[1][d, n])
             y[t, d, n] = h
             finals[0][d, n], finals[1][d, n] = h, c
     return y, finals[0], finals[1]
-
-
-def _bias(b: Array | None, d: int, size: int, dtype: Any) -> tuple[Array, Array]:
-    return (np.zeros(size, dtype), np.zeros(size, dtype)) if b is None else (b[d, :size], b[d, size:])
 
 
 _FUNCTIONS: dict[str, Callable[[Array, float, float], Array]] = {

@@ -6,6 +6,7 @@ session.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import warnings
@@ -99,20 +100,18 @@ def _kernel(node: onnx.NodeProto, opsets: Any) -> Piece:
         graph = helper.make_graph([node], "node", inputs, outputs)
         return ReferenceEvaluator(helper.make_model(graph, opset_imports=list(opsets), ir_version=10))
 
-    def by_numpy(values: Arrays) -> None:
-        if node.op_type not in KERNELS:
-            raise Unavailable
-        results = KERNELS[node.op_type](attributes, *(values[i] if i else None for i in node.input))
-        made = results if isinstance(results, tuple) else (results,)
-        values.update((o, v) for o, v in zip(node.output, made, strict=False) if o)
+    kernel = KERNELS.get(node.op_type)
 
     def piece(values: Arrays) -> None:
-        try:
-            by_numpy(values)
-        except Unavailable:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                results = reference().run(None, {i: values[i] for i in node.input if i})
-            values.update(zip((o for o in node.output if o), results, strict=False))
+        if kernel is not None:
+            with contextlib.suppress(Unavailable):
+                results = kernel(attributes, *(values[i] if i else None for i in node.input))
+                made = results if isinstance(results, tuple) else (results,)
+                values.update((o, v) for o, v in zip(node.output, made, strict=False) if o)
+                return
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            computed = reference().run(None, {i: values[i] for i in node.input if i})
+        values.update(zip((o for o in node.output if o), computed, strict=False))
 
     return piece

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.checking.float64_model import Primal, widened
+from onnx_convgrad.checking.float64_model import Primal, prepared
 from onnx_convgrad.pipeline.stages import Built
 
 _UNIT = 2.0**-24
@@ -37,8 +37,8 @@ class Float64Gradients:
         self.feed = feed
         self._names = dict(built.gradients)
         outputs = list(built.gradients.values())
-        self._exact = self._named(Primal(widened(built.model, outputs), double=True)(feed))
-        self._jittered = Primal(widened(built.model, outputs, _jitter), double=True)
+        self._exact = self._named(Primal(prepared(built.model, outputs), double=True)(feed))
+        self._jittered = Primal(prepared(built.model, outputs, change=_jitter), double=True)
         self._spreads: dict[str, float] | None = None
 
     def __getitem__(self, name: str) -> np.ndarray:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from onnx_convgrad.checking.torch_shapes import DTYPES, LAYOUT, NotRebuilt
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.geometry import same_padding
+from onnx_convgrad.ir.convolution import resolve_padding, window
 from onnx_convgrad.ir.pooling import Pool
 
 _CONV = (F.conv1d, F.conv2d, F.conv3d)
@@ -37,29 +37,17 @@ def _of_rank(functions: Sequence[Any], rank: int, n: Call) -> Any:
 # -- windows -----------------------------------------------------------------------------------------------------------
 
 
-def _pads(n: Call, size: Sequence[int], kernel: Sequence[int]) -> tuple[list[int], list[int], list[int], list[int]]:
-    """Strides, dilations, begin and end pads of a window, with `auto_pad` resolved."""
-    rank = len(kernel)
-    strides, dilations = list(n.ints("strides") or [1] * rank), list(n.ints("dilations") or [1] * rank)
-    auto = n.string("auto_pad", "NOTSET")
-    if auto in ("NOTSET", "VALID"):
-        pads = list(n.ints("pads") or ()) if auto == "NOTSET" else []
-        pads = pads or [0] * (2 * rank)
-        return strides, dilations, pads[:rank], pads[rank:]
-    axes = zip(size, kernel, strides, dilations, strict=True)
-    both = [same_padding(length, (k - 1) * d + 1, s, upper=auto == "SAME_UPPER") for length, k, s, d in axes]
-    return strides, dilations, [begin for begin, _ in both], [end for _, end in both]
-
-
 def _padded(x: Tensor, begin: Sequence[int], end: Sequence[int], value: float = 0.0) -> Tensor:
     flat = [p for b, e in zip(reversed(begin), reversed(end), strict=True) for p in (b, e)]
     return F.pad(x, flat, value=value) if any(flat) else x
 
 
 def _conv(n: Call, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-    strides, dilations, begin, end = _pads(n, x.shape[2:], w.shape[2:])
-    function = _of_rank(_CONV, x.dim() - 2, n)
-    result: Tensor = function(_padded(x, begin, end), w, b, strides, 0, dilations, n.int("group", 1))
+    rank = x.dim() - 2
+    win = resolve_padding(n, window(n, rank), ir.Value(shape=ir.Shape(x.shape)), tuple(w.shape[2:]))
+    assert win is not None, "all sizes are known"
+    padded = _padded(x, win.begin, win.end)
+    result: Tensor = _of_rank(_CONV, rank, n)(padded, w, b, win.strides, 0, win.dilations, win.group)
     return result
 
 
@@ -148,14 +136,8 @@ def _layer_norm(n: Call, x: Tensor, scale: Tensor, bias: Tensor | None = None) -
 
 
 def _group_norm(n: Call, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-    return F.group_norm(x, n.int("num_groups", 1), scale, bias, n.float("epsilon", 1e-5))
-
-
-def _instance_norm(n: Call, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-    shape = (1, -1, *[1] * (x.dim() - 2))
-    mean, var = x.mean(_spatial(x), keepdim=True), x.var(_spatial(x), unbiased=False, keepdim=True)
-    normal = (x - mean) / torch.sqrt(var + n.float("epsilon", 1e-5))
-    return normal * scale.reshape(shape) + bias.reshape(shape)
+    groups = x.shape[1] if n.node.op_type == "InstanceNormalization" else n.int("num_groups", 1)
+    return torch.group_norm(x, groups, scale, bias, n.float("epsilon", 1e-5))
 
 
 def _lrn(n: Call, x: Tensor) -> Tensor:
@@ -163,11 +145,6 @@ def _lrn(n: Call, x: Tensor) -> Tensor:
     before = (size - 1) // 2
     squares = F.pad((x * x).transpose(1, -1), (before, size - 1 - before)).unfold(-1, size, 1).sum(-1).transpose(1, -1)
     return x / (n.float("bias", 1.0) + n.float("alpha", 1e-4) / size * squares) ** n.float("beta", 0.75)
-
-
-def _lp_norm(n: Call, x: Tensor) -> Tensor:
-    length: Tensor = torch.linalg.vector_norm(x, n.int("p", 2), n.int("axis", -1), keepdim=True)
-    return x / length
 
 
 # -- elementwise -------------------------------------------------------------------------------------------------------
@@ -183,10 +160,6 @@ def _clip(n: Call, x: Tensor, low: Tensor | None = None, high: Tensor | None = N
     return torch.clamp(x, *(None if bound is None else bound.to(x.dtype) for bound in (low, high)))
 
 
-def _div(n: Call, a: Tensor, b: Tensor) -> Tensor:
-    return a / b if a.is_floating_point() else torch.div(a, b, rounding_mode="trunc")
-
-
 def _cast(n: Call, x: Tensor) -> Tensor:
     to = n.int("to", 1)
     if to in (1, 10, 11, 16):
@@ -194,10 +167,6 @@ def _cast(n: Call, x: Tensor) -> Tensor:
     if to not in DTYPES:
         raise NotRebuilt(f"Cast to type {to}")
     return x.to(DTYPES[to])
-
-
-def _prelu(n: Call, x: Tensor, slope: Tensor) -> Tensor:
-    return torch.where(x < 0, x * slope, x)
 
 
 def _dropout(n: Call, x: Tensor, ratio: Tensor | None = None, training: Tensor | None = None) -> Any:
@@ -223,19 +192,10 @@ def _gemm(n: Call, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
     return y if c is None else y + n.float("beta", 1.0) * c
 
 
-def _unary(function: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    return lambda n, x: function(x)
-
-
-def _binary(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
-    return lambda n, a, b: function(a, b)
-
-
-_UNARY: dict[str, Callable[[Tensor], Tensor]] = {
+_PLAIN: dict[str, Callable[..., Tensor]] = {
     **{name: getattr(torch, name.lower()) for name in "Relu Sigmoid Tanh Exp Log Sqrt Abs Neg Reciprocal Erf".split()},
     **{name: getattr(torch, name.lower()) for name in "Floor Ceil Round Sign Sin Cos Tan Asin Acos Atan".split()},
     **{name: getattr(torch, name.lower()) for name in "Sinh Cosh Asinh Acosh Atanh".split()},
-    "Not": torch.logical_not,
     "Identity": lambda x: x,
     "Softplus": lambda x: torch.logaddexp(x, torch.zeros_like(x)),
     "Softsign": F.softsign,
@@ -243,19 +203,25 @@ _UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "HardSwish": lambda x: x * torch.clamp(x / 6 + 0.5, 0, 1),
     "GlobalAveragePool": lambda x: x.mean(_spatial(x), keepdim=True),
     "GlobalMaxPool": lambda x: x.amax(_spatial(x), keepdim=True),
+    **{name: getattr(torch, name.lower()) for name in "Add Sub Mul MatMul Pow".split()},
+    "Equal": torch.eq,
+    "Greater": torch.gt,
+    "Less": torch.lt,
+    "GreaterOrEqual": torch.ge,
+    "LessOrEqual": torch.le,
+    **{name: getattr(torch, f"logical_{name.lower()}") for name in "And Or Xor Not".split()},
 }
+"""Functions of the operands alone."""
 
-_BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "Add": torch.add, "Sub": torch.sub, "Mul": torch.mul, "MatMul": torch.matmul, "Pow": torch.pow,
-    "Equal": torch.eq, "Greater": torch.gt, "Less": torch.lt, "GreaterOrEqual": torch.ge, "LessOrEqual": torch.le,
-    "And": torch.logical_and, "Or": torch.logical_or, "Xor": torch.logical_xor,
-}  # fmt: skip
+
+def _without_attributes(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda n, *xs: function(*xs)
+
 
 OPERATORS: dict[str, Callable[..., Any]] = {
-    **{name: _unary(function) for name, function in _UNARY.items()},
-    **{name: _binary(function) for name, function in _BINARY.items()},
+    **{name: _without_attributes(function) for name, function in _PLAIN.items()},
     **LAYOUT,
-    "Div": _div,
+    "Div": lambda n, a, b: torch.div(a, b, rounding_mode=None if a.is_floating_point() else "trunc"),
     "Mod": lambda n, a, b: torch.fmod(a, b) if n.int("fmod", 0) else torch.remainder(a, b),
     "Min": _fold(torch.minimum),
     "Max": _fold(torch.maximum),
@@ -265,7 +231,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "Clip": _clip,
     "Cast": _cast,
     "CastLike": lambda n, x, like: x if x.is_floating_point() and like.is_floating_point() else x.to(like.dtype),
-    "PRelu": _prelu,
+    "PRelu": lambda n, x, slope: torch.where(x < 0, x * slope, x),
     "Dropout": _dropout,
     "LeakyRelu": lambda n, x: torch.where(x < 0, n.float("alpha", 0.01) * x, x),
     "Elu": lambda n, x: torch.where(x < 0, n.float("alpha", 1.0) * torch.expm1(x.clamp(max=0)), x),
@@ -284,11 +250,11 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "MaxPool": _max_pool,
     "AveragePool": _average_pool,
     "BatchNormalization": _batch_norm,
-    "InstanceNormalization": _instance_norm,
+    "InstanceNormalization": _group_norm,
     "LayerNormalization": _layer_norm,
     "GroupNormalization": _group_norm,
     "LRN": _lrn,
-    "LpNormalization": _lp_norm,
+    "LpNormalization": lambda n, x: x / torch.linalg.vector_norm(x, n.int("p", 2), n.int("axis", -1), keepdim=True),
     "Softmax": lambda n, x: torch.softmax(x, n.int("axis", -1)),
     "LogSoftmax": lambda n, x: torch.log_softmax(x, n.int("axis", -1)),
 }

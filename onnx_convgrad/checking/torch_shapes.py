@@ -5,8 +5,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -60,10 +61,6 @@ def _flatten(n: Call, x: Tensor) -> Tensor:
     return x.reshape(x.shape[:axis].numel(), x.shape[axis:].numel())
 
 
-def _squeeze(n: Call, x: Tensor, axes: Tensor | None = None) -> Tensor:
-    return x.squeeze() if axes is None else x.squeeze(_ints(axes))
-
-
 def _unsqueeze(n: Call, x: Tensor, axes: Tensor) -> Tensor:
     rank = x.dim() + axes.numel()
     for axis in sorted(a % rank for a in _ints(axes)):
@@ -115,7 +112,7 @@ def _scatter_nd(n: Call, x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
 
 
 def _pad(n: Call, x: Tensor, pads: Tensor, value: Tensor | None = None, axes: Tensor | None = None) -> Tensor:
-    amounts, mode = _ints(pads), n.string("mode", "constant")
+    amounts, mode = _ints(pads), cast(Any, n.string("mode", "constant"))
     where = [a % x.dim() for a in _ints(axes)] if axes is not None else list(range(x.dim()))
     begin, end = [0] * x.dim(), [0] * x.dim()
     for i, axis in enumerate(where):
@@ -126,17 +123,8 @@ def _pad(n: Call, x: Tensor, pads: Tensor, value: Tensor | None = None, axes: Te
         return padded if value is None else torch.where(F.pad(torch.ones_like(x), flat) > 0, padded, value)
     for axis, (b, e) in enumerate(zip(begin, end, strict=True)):
         if b or e:
-            places = torch.arange(-b, x.shape[axis] + e)
-            size = x.shape[axis]
-            if mode == "edge":
-                places = places.clamp(0, size - 1)
-            elif mode == "wrap":
-                places = places % size
-            else:
-                period = max(2 * (size - 1), 1)
-                places = places % period
-                places = torch.minimum(places, period - places) if size > 1 else places * 0
-            x = x.index_select(axis, places)
+            rows = np.pad(np.arange(x.shape[axis]), (max(b, 0), max(e, 0)), mode)  # the modes have NumPy's names
+            x = x.index_select(axis, torch.from_numpy(rows[max(-b, 0) : len(rows) + min(e, 0)]))
     return x
 
 
@@ -230,7 +218,7 @@ LAYOUT: dict[str, Callable[..., Any]] = {
     "Reshape": _reshape,
     "Flatten": _flatten,
     "Transpose": lambda n, x: x.permute(n.ints("perm") or tuple(reversed(range(x.dim())))),
-    "Squeeze": _squeeze,
+    "Squeeze": lambda n, x, axes=None: x.squeeze() if axes is None else x.squeeze(_ints(axes)),
     "Unsqueeze": _unsqueeze,
     "Concat": lambda n, *xs: torch.cat(xs, n.int("axis", 0)),
     "Split": _split,

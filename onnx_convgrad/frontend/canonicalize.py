@@ -14,10 +14,8 @@ from onnx_ir.passes import common
 from onnx_convgrad.frontend.branches import TakeKnownBranches
 from onnx_convgrad.frontend.exporters.pytorch import TieCopies
 from onnx_convgrad.frontend.known_sequences import UseSequenceMembers
-from onnx_convgrad.frontend.node_forms import refuse_malformed_nodes
-from onnx_convgrad.frontend.opset.ancient import convert_ancient
 from onnx_convgrad.frontend.opset.functions import inline_functions
-from onnx_convgrad.frontend.opset.upgrade import UpgradeOpset
+from onnx_convgrad.frontend.opset.upgrade import UpgradeOpset, convert_ancient
 from onnx_convgrad.frontend.plain_windows import UsePlainWindows
 from onnx_convgrad.frontend.shapes.declared import (
     CleanDimensions,
@@ -31,7 +29,7 @@ from onnx_convgrad.frontend.shapes.fold_sizes import FoldSizes
 from onnx_convgrad.frontend.shapes.infer import InferShapes
 from onnx_convgrad.frontend.shapes.infer_ranks import InferRanks
 from onnx_convgrad.frontend.tidy import MarkConstants, NameNodes, RenameRuntimeShapes, SortNodes
-from onnx_convgrad.frontend.usable import refuse_unusable_graph, refuse_unusable_model
+from onnx_convgrad.frontend.usable import refuse_malformed_nodes, refuse_unusable_graph, refuse_unusable_model
 from onnx_convgrad.ir.passes import GraphPass, run_passes
 
 

@@ -117,10 +117,10 @@ class _Names:
     def of(cls, node: ir.Node, tensors: Mapping[str, ir.Value]) -> _Names:
         for name, attribute in node.attributes.items():
             if attribute.is_ref():
-                _refuse(node, f"takes its attribute {name!r} from the call of a function, where its names are unknown.")
+                refuse(node, f"takes its attribute {name!r} from the call of a function, where its names are unknown.")
         missing = [name for name in ("xs", "y") if name not in node.attributes]
         if missing:
-            _refuse(node, f"lacks its attribute {missing[0]!r}.")
+            refuse(node, f"lacks its attribute {missing[0]!r}.")
         y = node.attributes["y"].as_string()
         xs = tuple(node.attributes["xs"].as_strings())
         zs = tuple(node.attributes["zs"].as_strings()) if "zs" in node.attributes else ()
@@ -128,19 +128,20 @@ class _Names:
             if name not in tensors:
                 near = difflib.get_close_matches(name, tensors, n=3)
                 hint = f"Did you mean {', '.join(map(repr, near))}?" if near else "It must be one of the same graph."
-                _refuse(node, f"names {name!r} in {what}, but its graph has no such tensor.", hint)
+                refuse(node, f"names {name!r} in {what}, but its graph has no such tensor.", hint)
         twice = [name for name, count in Counter((*xs, *zs)).items() if count > 1]
         if twice:
-            _refuse(node, f"names {twice[0]!r} twice in xs and zs.")
+            refuse(node, f"names {twice[0]!r} twice in xs and zs.")
         if None in node.inputs or len(node.inputs) != len(xs) + len(zs):
             count = sum(v is not None for v in node.inputs)
-            _refuse(node, f"has {count} inputs, but xs and zs name {len(xs) + len(zs)} tensors.")
+            refuse(node, f"has {count} inputs, but xs and zs name {len(xs) + len(zs)} tensors.")
         if len(node.outputs) > len(xs):
-            _refuse(node, f"has {len(node.outputs)} outputs, but xs names {len(xs)} tensors.")
+            refuse(node, f"has {len(node.outputs)} outputs, but xs names {len(xs)} tensors.")
         return cls(y, xs, zs)
 
 
-def _refuse(node: ir.Node, reason: str, hint: str = "") -> NoReturn:
+def refuse(node: ir.Node, reason: str, hint: str = "") -> NoReturn:
+    """Raise the error for a Gradient node."""
     raise ModelError(f"Gradient node {label(node)} {reason}", hint=hint)
 
 

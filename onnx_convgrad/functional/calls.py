@@ -205,17 +205,13 @@ def _common_dtype(dtypes: Mapping[str, np.dtype]) -> np.dtype:
     return dtype
 
 
-def _hollow(g: Geometry, output: Sizes) -> Sizes:
-    """The shape of PyTorch's output for an input without channels: it has no channels either."""
-    return output if g.input[1] else (*output[: -g.rank - 1], 0, *output[-g.rank :])
-
-
 def _check_shapes(function: Function, g: Geometry, shapes: Mapping[str, Sizes], *, batched: bool) -> None:
     """Check each shape against that which follows from the input and the weight."""
     for name, shape in shapes.items():
         of = function.arrays.get(name, name)
         wanted = _shape_of(g, of, batched=batched)
-        if shape == wanted or (of == "output" and shape == _hollow(g, wanted)):
+        without_channels = (*wanted[: -g.rank - 1], 0, *wanted[-g.rank :])  # PyTorch's output for an input without any
+        if shape == wanted or (of == "output" and not g.input[1] and shape == without_channels):
             continue
         if name == "bias":
             raise ArgumentError(

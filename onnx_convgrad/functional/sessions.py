@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import textwrap
 import threading
-from collections.abc import Mapping
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -11,11 +14,11 @@ from typing import Any
 import numpy as np
 import onnx
 
+from onnx_convgrad.base.version import __version__
 from onnx_convgrad.errors import ConvGradError, ExecutionError
 from onnx_convgrad.functional.geometry import Geometry
 from onnx_convgrad.functional.graph import Task, build
 from onnx_convgrad.functional.keys import Resolved
-from onnx_convgrad.functional.reproduce import reproduction
 from onnx_convgrad.runtime import session
 from onnx_convgrad.runtime.providers import CUDA
 from onnx_convgrad.runtime.session_options import SessionOptions
@@ -98,4 +101,52 @@ def _failure(
         f"ONNX Runtime failed at {title}: {problem}\n"
         f"The following program reproduces it with numpy and onnxruntime alone. Please report it.\n\n{program}",
         snippet=program,
+    )
+
+
+_PROGRAM = '''\
+# {title}
+# onnx_convgrad {version}, onnxruntime {runtime}, numpy {numpy}
+import base64
+import zlib
+
+import numpy as np
+import onnxruntime
+
+model = zlib.decompress(base64.b64decode("""
+{model}
+"""))
+session = onnxruntime.InferenceSession(model, providers={providers!r})
+rng = np.random.default_rng(0)
+feeds = {{
+{feeds}
+}}
+for output, value in zip(session.get_outputs(), session.run(None, feeds)):
+    print(output.name, value.dtype, value.shape)
+'''
+
+
+def reproduction(
+    title: str, model: bytes, feeds: Mapping[str, tuple[Sequence[int], np.dtype]], providers: Sequence[Any]
+) -> str:
+    """Return the text of the program, which draws random operands.
+
+    Args:
+        title: A description of the call, in one line.
+        model: The serialized model, which the program contains.
+        feeds: Shape and dtype of each operand.
+        providers: As `onnxruntime.InferenceSession` takes them.
+    """
+    import onnxruntime
+
+    made = "    {!r}: rng.standard_normal({}).astype({!r}),"
+    lines = [made.format(name, tuple(shape), dtype.name) for name, (shape, dtype) in feeds.items()]
+    return _PROGRAM.format(
+        title=title,
+        version=__version__,
+        runtime=onnxruntime.__version__,
+        numpy=np.__version__,
+        model="\n".join(textwrap.wrap(base64.b64encode(zlib.compress(model, 9)).decode(), 110)),
+        providers=list(providers),
+        feeds="\n".join(lines),
     )

@@ -7,15 +7,14 @@ then differentiates ordinary nodes.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NoReturn
 
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import floating
 from onnx_convgrad.autodiff.reverse import DETOUR, backward
 from onnx_convgrad.base.warn import warn
-from onnx_convgrad.errors import DifferentiationError, ModelError, Problem, first_few
-from onnx_convgrad.frontend.gradient_edges import GRADIENT, GradientCall, label
+from onnx_convgrad.errors import DifferentiationError, Problem, first_few
+from onnx_convgrad.frontend.gradient_edges import GRADIENT, GradientCall, label, refuse
 from onnx_convgrad.ir.broadcasting import shapes_differ
 from onnx_convgrad.ir.constants import mark_varying
 from onnx_convgrad.ir.emit import DOMAIN, Emitter, dims_equal
@@ -91,22 +90,18 @@ class Expansion:
         for i in wanted:
             if not floating(call.named[i]):
                 reason = f"differentiates by {call.xs[i]!r}, which is {_dtype(call.named[i])}."
-                self._refuse(call, reason, "Name it in zs instead of xs.")
+                refuse(call.node, reason, "Name it in zs instead of xs.")
         if not floating(call.y):
-            self._refuse(
-                call, f"differentiates {call.y_name!r}, which is {_dtype(call.y)}.", "Choose y before the Cast."
+            refuse(
+                call.node, f"differentiates {call.y_name!r}, which is {_dtype(call.y)}.", "Choose y before the Cast."
             )
         for given, named in zip(call.given, call.named, strict=True):
             if None not in (given.dtype, named.dtype) and given.dtype != named.dtype:
-                self._refuse(
-                    call,
+                refuse(
+                    call.node,
                     f"takes {given.name!r}, which is {_dtype(given)}, for {named.name!r}, which is {_dtype(named)}.",
                     "Insert a Cast.",
                 )
-
-    @staticmethod
-    def _refuse(call: GradientCall, reason: str, hint: str) -> NoReturn:
-        raise ModelError(f"Gradient node {label(call.node)} {reason}", hint=hint)
 
     # -- the point at which a gradient is taken ------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import torch
 from onnx import helper
 
 import onnx_convgrad as og
-from onnx_convgrad.checking.case_evaluator import Evaluator
+from onnx_convgrad.checking.case import Evaluator
 from onnx_convgrad.runtime import run
 from onnx_convgrad.testing import Case, make_model, rand
 from tests.support.families import export

@@ -56,23 +56,15 @@ def _before_layout_changes(gradient: ir.Value) -> ir.Value:
 
 
 def _same_first(a: ir.Value, b: ir.Value) -> bool:
-    return (
-        a.shape is not None
-        and b.shape is not None
-        and min(len(a.shape), len(b.shape)) > 0
-        and dims_equal(a.shape[0], b.shape[0])
-    )
+    return bool(a.shape and b.shape and dims_equal(a.shape[0], b.shape[0]))
 
 
 def _paired(node: ir.Node) -> bool:
     """Whether a MatMul multiplies one pair of matrices per sample."""
     a, b = node.inputs
-    return (
-        a is not None
-        and b is not None
-        and all(v.shape is not None and len(v.shape) == 3 for v in (a, b))
-        and _same_first(a, b)
-    )
+    if a is None or b is None or any(v.shape is None or len(v.shape) != 3 for v in (a, b)):
+        return False
+    return _same_first(a, b)
 
 
 def _origin(value: ir.Value) -> str:

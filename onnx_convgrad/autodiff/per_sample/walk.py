@@ -213,9 +213,8 @@ class _Walk(Walk):
         """The same for any node, by a loop over the samples that applies the ordinary rule; `None` stands for zero."""
         e = self.e
         start, count = len(e.emitted), self.batch.count
-        stacks: dict[
-            ir.Value, ir.Value
-        ] = {}  # cotangent of one sample, an input of the body -> cotangents of all samples
+        # cotangent of one sample, an input of the body -> cotangents of all samples
+        stacks: dict[ir.Value, ir.Value] = {}
         single: dict[ir.Value, ir.Value] = {}
         for value, cotangent in upstream.items():
             name = f"turn_{len(e.order)}_{len(stacks)}"

@@ -292,7 +292,7 @@ ADAPTERS: dict[str, tuple[Step, ...]] = {
     # Above the canonical opset, newest last.
     **{name: (Step(22, above.pool),) for name in ("AveragePool", "LpPool", "MaxPool")},
     "Cast": (Step(23, above.cast),),
-    "CastLike": (Step(24, above.cast_like),),
+    "CastLike": (Step(24, above.cast),),
     "Celu": (Step(28, above.celu),),
     "DequantizeLinear": (Step(23, above.dequantize),),
     "QuantizeLinear": (Step(23, above.quantize),),
@@ -313,7 +313,7 @@ FUSED: dict[tuple[str, str], Adapter] = {
     ("com.microsoft", "Gelu"): fused.bias_gelu,
     ("com.microsoft", "BiasGelu"): fused.bias_gelu,
     ("com.microsoft", "FastGelu"): fused.bias_gelu,
-    ("com.microsoft", "QuickGelu"): fused.quick_gelu,
+    ("com.microsoft", "QuickGelu"): above.swish,
     ("com.microsoft", "SkipLayerNormalization"): fused.skip_layer_norm,
     (TRAINING_DOMAIN, "Adagrad"): training.adagrad,
     (TRAINING_DOMAIN, "Adam"): training.adam,

@@ -28,15 +28,7 @@ def pool(h: Rewriter) -> None:
 
 def cast(h: Rewriter) -> None:
     """Drop `round_mode`: it concerns only an element type that opset 21 does not have."""
-    target = ir.DataType(h.int("to", 0))
-    if target > _NEWEST_TYPE:
-        raise UnsupportedCase(f"opset 21 has no element type {target.name}")
-    h.drop("round_mode")
-
-
-def cast_like(h: Rewriter) -> None:
-    """As `cast`; the target is the type of the second input."""
-    target = h.dtype(h.operand(1), h.y)
+    target = ir.DataType(h.int("to", 0)) if h.node.op_type == "Cast" else h.dtype(h.operand(1), h.y)
     if target is not None and target > _NEWEST_TYPE:
         raise UnsupportedCase(f"opset 21 has no element type {target.name}")
     h.drop("round_mode")
@@ -89,9 +81,9 @@ def rms_norm(h: Rewriter) -> None:
     h.become("Mul", normal, scale)
 
 
-def swish(h: Rewriter, default: float = 1.0) -> None:
-    """x * sigmoid(alpha * x)"""
-    x, alpha = h.required(0), h.float("alpha", default)
+def swish(h: Rewriter) -> None:
+    """x * sigmoid(alpha * x), also for ONNX Runtime's QuickGelu."""
+    x, alpha = h.required(0), h.float("alpha", 1.702 if h.node.op_type == "QuickGelu" else 1.0)
     inner = x if alpha == 1.0 else h.e.op("Mul", x, h.scalar(alpha, x, h.y))
     h.become("Mul", x, h.e.op("Sigmoid", inner))
 

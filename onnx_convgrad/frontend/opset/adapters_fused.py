@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 import onnx_ir as ir
 
 from onnx_convgrad.errors import UnsupportedCase
-from onnx_convgrad.frontend.opset.adapters_above_21 import swish
 from onnx_convgrad.frontend.opset.rewriter import Rewriter
 
 Step: TypeAlias = tuple[str, list[ir.Value | None], dict[str, Any]]
@@ -119,11 +118,6 @@ def bias_gelu(h: Rewriter) -> None:
         h.become("Gelu", h.required(0), **attributes)
     else:
         _end(h, [("Add", [h.required(0), bias], {}), ("Gelu", [], attributes)])
-
-
-def quick_gelu(h: Rewriter) -> None:
-    """x sigmoid(alpha x)"""
-    swish(h, default=1.702)
 
 
 def skip_layer_norm(h: Rewriter) -> None:

@@ -6,7 +6,7 @@ float64, since 1 - beta^T would lose digits. `T > 0 ? a : b` becomes a Where, so
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import onnx
@@ -51,6 +51,8 @@ class _Update:
     def __init__(self, h: Rewriter, kinds: int) -> None:
         self.h = h
         self.wide = _Formula(h, ir.DataType.DOUBLE)
+        self.last: list[tuple[str, Sequence[ir.Value]]] = []
+        self.states: list[Sequence[ir.Value]] = []
         count, rest = divmod(len(h.node.inputs) - 2, kinds)
         if rest or count < 1:
             raise UnsupportedCase(f"it has {len(h.node.inputs)} inputs, which is not 2 + {kinds} per tensor")
@@ -75,23 +77,30 @@ class _Update:
         """T > 0"""
         return self.h.e.op("Greater", count, self.h.e.const(np.int64(0)))
 
-    def formula(self, tensors: Sequence[ir.Value]) -> _Formula:
-        """Arithmetic in the dtype of one optimized tensor and its states."""
-        dtype = self.h.dtype(*tensors)
-        if dtype is None:
-            raise UnsupportedCase(f"the element type of {tensors[0].name!r} is unknown: declare it")
-        return _Formula(self.h, dtype)
+    def each(self, norm: float) -> Iterator[tuple[_Formula, ir.Value, ir.Value, ir.Value, ir.Value]]:
+        """For each tensor X: arithmetic in its dtype, X, its gradient + norm X, and its first and last state."""
+        for tensors in self.tensors:
+            dtype = self.h.dtype(*tensors)
+            if dtype is None:
+                raise UnsupportedCase(f"the element type of {tensors[0].name!r} is unknown: declare it")
+            f, (x, gradient, *states) = _Formula(self.h, dtype), tensors
+            yield f, x, f.plus(gradient, norm, x), states[0], states[-1]
 
-    def finish(self, last: Sequence[tuple[str, Sequence[ir.Value]]], states: Sequence[Sequence[ir.Value]]) -> None:
-        """Redirect the outputs: `last` holds the last step of each new tensor, `states` the new states of each."""
+    def add(self, op_type: str, *inputs: ir.Value, states: Sequence[ir.Value]) -> None:
+        """Add the last step of a new tensor, and its new states."""
+        self.last.append((op_type, inputs))
+        self.states.append(states)
+
+    def finish(self) -> None:
+        """Redirect the outputs: all new tensors, then their states by kind."""
         h = self.h
-        values = [h.e.op(op, *inputs) for op, inputs in last[1:]]
-        values += [state[kind] for kind in range(len(states[0])) for state in states]
+        values = [h.e.op(op, *inputs) for op, inputs in self.last[1:]]
+        values += [state[kind] for kind in range(len(self.states[0])) for state in self.states]
         for old, new in zip(h.node.outputs[1:], values, strict=False):
             if old.name:
                 h.redirect(old, new)
         h.node.resize_outputs(1)
-        op, inputs = last[0]
+        op, inputs = self.last[0]
         h.become(op, *inputs)
 
 
@@ -119,16 +128,12 @@ def adam(h: Rewriter) -> None:
     correction = wide.of("Div", root, wide.of("Sub", 1, wide.of("Pow", alpha, t)))
     factor = wide.of("Where", update.later(count), correction, 1)
     rate = wide.of("Mul", wide.cast(update.rate), factor)
-    last: list[tuple[str, list[ir.Value]]] = []
-    states = []
-    for tensors in update.tensors:
-        (x, gradient, v, squares), f = tensors, update.formula(tensors)
-        g = f.plus(gradient, norm, x)
+    for f, x, g, v, squares in update.each(norm):
         v_new, h_new = f.mixed(alpha, v, g), f.mixed(beta, squares, f.of("Mul", g, g))
         move = f.of("Mul", f.cast(rate), f.of("Div", v_new, f.of("Add", f.of("Sqrt", h_new), epsilon)))
-        last.append(("Mul", [f.of("Sub", x, move), f.term(1 - post)]) if post else ("Sub", [x, move]))
-        states.append((v_new, h_new))
-    update.finish(last, states)
+        last = ("Mul", f.of("Sub", x, move), f.term(1 - post)) if post else ("Sub", x, move)
+        update.add(*last, states=(v_new, h_new))
+    update.finish()
 
 
 def adagrad(h: Rewriter) -> None:
@@ -142,15 +147,11 @@ def adagrad(h: Rewriter) -> None:
     if decay:
         slowdown = wide.of("Add", wide.of("Mul", wide.cast(update.count()), decay), 1)
         rate = wide.of("Div", wide.cast(rate), slowdown)
-    last: list[tuple[str, list[ir.Value]]] = []
-    states = []
-    for tensors in update.tensors:
-        (x, gradient, squares), f = tensors, update.formula(tensors)
-        g = f.plus(gradient, norm, x)
+    for f, x, g, squares, _ in update.each(norm):
         h_new = f.of("Add", squares, f.of("Mul", g, g))
-        last.append(("Sub", [x, f.of("Mul", f.cast(rate), f.of("Div", g, f.of("Add", f.of("Sqrt", h_new), epsilon)))]))
-        states.append((h_new,))
-    update.finish(last, states)
+        move = f.of("Mul", f.cast(rate), f.of("Div", g, f.of("Add", f.of("Sqrt", h_new), epsilon)))
+        update.add("Sub", x, move, states=(h_new,))
+    update.finish()
 
 
 def momentum(h: Rewriter) -> None:
@@ -164,13 +165,8 @@ def momentum(h: Rewriter) -> None:
     if mode not in ("standard", "nesterov"):
         raise UnsupportedCase(f"its mode is {mode!r}, which is neither 'standard' nor 'nesterov'")
     share = None if beta == 1 else update.wide.of("Where", update.later(update.count()), beta, 1)
-    last: list[tuple[str, list[ir.Value]]] = []
-    states = []
-    for tensors in update.tensors:
-        (x, gradient, v), f = tensors, update.formula(tensors)
-        g = f.plus(gradient, norm, x)
+    for f, x, g, v, _ in update.each(norm):
         v_new = f.of("Add", f.of("Mul", v, alpha), g if share is None else f.of("Mul", f.cast(share), g))
         move = v_new if mode == "standard" else f.plus(g, alpha, v_new)
-        last.append(("Sub", [x, f.of("Mul", f.cast(update.rate), move)]))
-        states.append((v_new,))
-    update.finish(last, states)
+        update.add("Sub", x, f.of("Mul", f.cast(update.rate), move), states=(v_new,))
+    update.finish()

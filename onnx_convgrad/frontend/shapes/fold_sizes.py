@@ -101,9 +101,8 @@ def _replace(graph: ir.Graph, node: ir.Node) -> None:
     new = store(graph, name or "", array.astype(old.dtype.numpy()), old.dtype)
     ranges = [use for use in old.uses() if is_op(use.node, "Range")] if array.shape == (1,) else []
     old.replace_all_uses_with(new)
-    for (
-        use
-    ) in ranges:  # the runtime accepts a computed vector of one, as in ONNX's AffineGrid body, but not a constant one
+    # The runtime accepts a computed vector of one, as in ONNX's AffineGrid body, but not a constant one.
+    for use in ranges:
         use.node.replace_input_with(use.idx, _scalar(graph, new))
     graph.remove(node, safe=True)
 

@@ -11,8 +11,10 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper
 
+import onnx_convgrad as og
 from onnx_convgrad.errors import ModelError
 from onnx_convgrad.frontend.opset.upgrade import NEWEST_OPSET, OLDEST_OPSET, upgrade
+from onnx_convgrad.runtime import run
 from tests.support.old_models import (
     Case,
     assert_same,
@@ -167,3 +169,17 @@ def test_training_statistics() -> None:
 def test_types_needed() -> None:
     case = Case("Attention", 23, [floats(2, 3, 4, 8) for _ in range(3)])
     assert "run shape inference first" in _refusal(single(case, declared=False)[0])
+
+
+@pytest.mark.parametrize("rest", [(), (4,), (3,), (4, 3)])
+def test_slopes_per_channel_of_an_old_prelu(rest: tuple[int, ...]) -> None:
+    """Before opset 7 a vector of slopes went along the channels, not along the last axis."""
+    dims = ", ".join(map(str, (2, 3, *rest)))
+    graph = f"g (float[{dims}] x, float[3] w = {{0.1, 0.2, 0.3}}) => (float[{dims}] y) {{ y = PRelu (x, w) }}"
+    model = onnx.parser.parse_model(f'<ir_version: 3, opset_import: ["": 6]> {graph}')
+    x = np.random.default_rng(0).standard_normal((2, 3, *rest)).astype(np.float32)
+    got = run(og.augment(model, seed="ones"), {"x": x})
+    slopes = np.asarray([0.1, 0.2, 0.3], np.float32).reshape(3, *[1] * len(rest))
+    np.testing.assert_allclose(got["y"], np.where(x > 0, x, x * slopes), rtol=1e-6)
+    others = (0, *range(2, x.ndim))
+    np.testing.assert_allclose(got["w_grad"], np.minimum(x, 0).sum(others), rtol=1e-5)
