@@ -17,314 +17,223 @@ class Quirk:
     """A fault and where it is worked around.
 
     Attributes:
-        name: The name of the constant in this module.
+        name: Its key in `QUIRKS`.
         package: The package at fault, as it is called on PyPI or npm.
-        versions: Affected versions as a PEP 440 specifier; empty for all that were tried.
         symptom: What goes wrong.
         workaround: The module that works around it.
+        versions: Affected versions as a PEP 440 specifier; empty for all that were tried.
         issue: The upstream report, if there is one.
     """
 
     name: str
     package: str
-    versions: str
     symptom: str
     workaround: str
+    versions: str = ""
     issue: str | None = None
 
 
 _ORT = "https://github.com/microsoft/onnxruntime"
 
-# -- ONNX Runtime: wrong results ---------------------------------------------------------------------------------------
+_FAULTS: dict[str, dict[str, tuple[str, ...]]] = {
+    "onnxruntime": {
+        # wrong results
+        "BATCH_NORMALIZATION_IN_PLACE": (
+            (
+                "Training-mode BatchNormalization writes running statistics over its operands: stored values are lost, and "
+                "equal mean and variance, merged into one value, get the results of each other."
+            ),
+            "onnx_convgrad.backends.cpu.batch_statistics",
+        ),
+        "COL2IM_AXES": (
+            "Col2Im adds wrongly unless it is over two axes.",
+            "onnx_convgrad.lowering.conv.input_grad_gemm",
+            "<1.28",
+            f"{_ORT}/issues/18156",
+        ),
+        "EXPAND_TO_NOTHING": (
+            "An Expand of sizes 1 to sizes 0 is removed as if it changed nothing.",
+            "onnx_convgrad.backends.runtime_faults",
+            ">=1.32",
+        ),
+        "NEGATIVE_STEP_TO_MAX": (
+            "A Slice with a negative step and the end 2^31 - 1 keeps all up to the first element, where ONNX infers none.",
+            "onnx_convgrad.rules.slicing",
+        ),
+        "POOL_BEYOND_PADDING": (
+            "AveragePool that counts padding and rounds the number of windows up also counts rows beyond the padding.",
+            "onnx_convgrad.backends.cpu.fast_pools",
+            "<1.30",
+            f"{_ORT}/issues/16203",
+        ),
+        "POOL_PADDING_AXES": (
+            "AveragePool that counts padding takes the end padding of one axis for another's.",
+            "onnx_convgrad.rules.pool",
+            ">=1.21,<1.25",
+            f"{_ORT}/issues/26708",
+        ),
+        "PAD_TRIMS_ALL": (
+            "A Pad whose negative amounts trim a whole axis before it is padded leaves unset memory in the result.",
+            "onnx_convgrad.lowering.conv.patches",
+            "<1.24",
+        ),
+        "RESIZE_ROUNDING": (
+            "Resize by scales computes sizes in float32, ONNX infers them in float64: 12 * 0.58333333 is 7 and 6.",
+            "onnx_convgrad.backends.runtime_faults",
+            "",
+            "https://github.com/onnx/onnx/issues/4919",
+        ),
+        "SCATTER_ND_ADD": (
+            "ScatterND with reduction=add runs on several threads, which lose sums where indices repeat.",
+            "onnx_convgrad.rules.movement",
+            "",
+            f"{_ORT}/issues/18048",
+        ),
+        "SIGMOID_TAIL": (
+            "float32 Sigmoid is off by 0.6 % at -12 and 0 below -18.",
+            "onnx_convgrad.rules.activations",
+            "",
+            f"{_ORT}/issues/22557",
+        ),
+        "SQUEEZE_NO_AXES": (
+            "Squeeze with an empty list of axes removes every axis of size one.",
+            "onnx_convgrad.rules.shape",
+        ),
+        "VECTOR_TIMES_TRANSPOSE": (
+            "MatMul of a Transpose and a vector is fused, and the fused kernel ignores the transposition.",
+            "onnx_convgrad.rules.linalg",
+        ),
+        # crashes and hangs
+        "CONV_NO_CHANNELS": (
+            "A Conv with zero input channels never returns.",
+            "onnx_convgrad.lowering.conv.interleaved",
+            "<1.32",
+        ),
+        "FLOAT16_FUSED_MATMUL": (
+            "Loading a float16 MatMul of a constant and a Transpose that moves the first axis back kills the process.",
+            "onnx_convgrad.backends.runtime_faults",
+            ">=1.32",
+        ),
+        # valid models that it refuses
+        "CONSTANT_RANGE_VECTOR": (
+            "Range takes operands of shape [1] unless they are constants.",
+            "onnx_convgrad.frontend.shapes.fold_sizes",
+        ),
+        "CONV_EMPTY_AXIS": (
+            "A Conv refuses a spatial axis of size 0.",
+            "onnx_convgrad.lowering.conv.empty_batch",
+        ),
+        "EINSUM_ELLIPSIS_RANKS": (
+            "Einsum refuses operands in which the ellipsis covers different numbers of axes.",
+            "onnx_convgrad.rules.linalg",
+        ),
+        "EMPTY_BATCH": (
+            "On an empty batch Reshape and Einsum fail or kill the process, and MatMul over no terms is left unset.",
+            "onnx_convgrad.ir.samples",
+            "<1.30",
+        ),
+        "FLOAT16_SCATTER_ADD": (
+            "ScatterElements with reduction=add has no float16 kernel.",
+            "onnx_convgrad.rules.movement",
+        ),
+        "FLOAT64_CONV": (
+            "Conv, ConvTranspose and AveragePool have no float64 kernels.",
+            "onnx_convgrad.ir.targets",
+            "",
+            f"{_ORT}/issues/7546",
+        ),
+        "FLOAT64_FUSED_MATMUL": (
+            "A float64 MatMul of a Transpose is fused into an operator without a float64 kernel.",
+            "onnx_convgrad.backends.runtime_faults",
+            "<1.25",
+            f"{_ORT}/issues/28136",
+        ),
+        "FLOAT64_RECURRENT": (
+            "float64 GRU and LSTM are loaded but fail at run time.",
+            "onnx_convgrad.checking.case_evaluator",
+        ),
+        "GEMM_SHAPE_NAMES": (
+            "The optimizer adds an initializer `gemm_input_shape` and fails if the model has one, as files it wrote do.",
+            "onnx_convgrad.frontend.canonicalize",
+        ),
+        "OUTPUT_PADDING": (
+            "ConvTranspose refuses output_padding of a whole stride, also where the dilation is larger.",
+            "onnx_convgrad.functional.graph",
+        ),
+        "PAD_AXES": (
+            "The transpose optimizer moves a Transpose through a Pad with `axes` as if the amounts were for all axes.",
+            "onnx_convgrad.ir.emit",
+        ),
+        "PAD_OF_WEIGHT": (
+            "A Pad before a Conv is fused into the Conv's padding even if it pads the weight; one with `axes` is not.",
+            "onnx_convgrad.backends.runtime_faults",
+            ">=1.32",
+        ),
+        "SAME_DILATION": (
+            "A Conv with auto_pad=SAME_* and dilation is refused.",
+            "onnx_convgrad.frontend.plain_windows",
+        ),
+    },
+    "onnxruntime-gpu": {
+        "CUDA_ASYMMETRIC_PADS": (
+            "On CUDA a ConvTranspose with different padding at the two ends runs on the CPU, and a Conv may fail.",
+            "onnx_convgrad.backends.unsupported_forms",
+        ),
+        "CUDA_BATCH_STATISTICS": (
+            "On CUDA BatchNormalization refuses training mode from opset 14 on.",
+            "onnx_convgrad.backends.unsupported_forms",
+            "",
+            f"{_ORT}/issues/16867",
+        ),
+        "CUDA_MAX_POOL_INDICES": (
+            "On CUDA the indices of MaxPool are wrong with dilation and padding at the beginning.",
+            "onnx_convgrad.backends.cuda.cuda_kernels",
+        ),
+        "CUDA_OPSET": (
+            "On CUDA operators of opset 22 (MaxPool, ConvTranspose) silently run on the CPU.",
+            "onnx_convgrad.ir.writer",
+        ),
+    },
+    "onnxruntime-node": {
+        "JS_INPUT_DEFAULTS": (
+            "Values fed to inputs with a default are ignored; onnxruntime-web refuses them.",
+            "onnx_convgrad.training.program.storage",
+        ),
+    },
+    "onnx-shape-inference": {
+        "BROADCAST_SYMBOLS": (
+            "Broadcasting of two different symbols is inferred as the first one, though it may be 1.",
+            "onnx_convgrad.frontend.shapes.shape_rules_broadcast",
+        ),
+        "DIMENSION_NAMES": (
+            "A dimension whose name is no expression, such as `?`, raises an error.",
+            "onnx_convgrad.frontend.canonicalize",
+        ),
+    },
+    "onnx-ir": {
+        "CLONE_UNSORTED": (
+            "A model whose nodes are not sorted cannot be cloned.",
+            "onnx_convgrad.frontend.files",
+        ),
+        "DELETED_OUTPUTS": (
+            "After `del graph.outputs[:]` or `del graph.inputs[0]` the values still count as outputs or inputs.",
+            "onnx_convgrad.ir.replace",
+        ),
+    },
+    "torch": {
+        "MERGED_INITIALIZERS": (
+            "The TorchScript exporter stores equal parameters once, so that they would be trained as one.",
+            "onnx_convgrad.frontend.exporters.separate_merged",
+        ),
+    },
+    "onnx": {
+        "REFERENCE_LRN": (
+            "The reference evaluator's LRN sums over the first few channels only.",
+            "onnx_convgrad.checking.float64_kernels",
+        ),
+    },
+}
+"""Package -> name -> symptom, workaround, versions, issue."""
 
-BATCH_NORMALIZATION_IN_PLACE = Quirk(
-    "BATCH_NORMALIZATION_IN_PLACE",
-    "onnxruntime",
-    "",
-    "Training-mode BatchNormalization writes running statistics over its operands: stored values are lost, and equal mean "
-    "and variance, merged into one value, get the results of each other.",
-    "onnx_convgrad.backends.cpu.batch_statistics",
-)
-COL2IM_AXES = Quirk(
-    "COL2IM_AXES",
-    "onnxruntime",
-    "<1.28",
-    "Col2Im adds wrongly unless it is over two axes.",
-    "onnx_convgrad.lowering.conv.input_grad_gemm",
-    f"{_ORT}/issues/18156",
-)
-EXPAND_TO_NOTHING = Quirk(
-    "EXPAND_TO_NOTHING",
-    "onnxruntime",
-    ">=1.32",
-    "An Expand of sizes 1 to sizes 0 is removed as if it changed nothing.",
-    "onnx_convgrad.backends.runtime_faults",
-)
-NEGATIVE_STEP_TO_MAX = Quirk(
-    "NEGATIVE_STEP_TO_MAX",
-    "onnxruntime",
-    "",
-    "A Slice with a negative step and the end 2^31 - 1 keeps everything up to the first element, where ONNX infers none.",
-    "onnx_convgrad.rules.slicing",
-)
-POOL_BEYOND_PADDING = Quirk(
-    "POOL_BEYOND_PADDING",
-    "onnxruntime",
-    "<1.30",
-    "AveragePool that counts padding and rounds the number of windows up also counts rows beyond the padding.",
-    "onnx_convgrad.backends.cpu.fast_pools",
-    f"{_ORT}/issues/16203",
-)
-POOL_PADDING_AXES = Quirk(
-    "POOL_PADDING_AXES",
-    "onnxruntime",
-    ">=1.21,<1.25",
-    "AveragePool that counts padding takes the end padding of one axis for another's.",
-    "onnx_convgrad.rules.pool",
-    f"{_ORT}/issues/26708",
-)
-PAD_TRIMS_ALL = Quirk(
-    "PAD_TRIMS_ALL",
-    "onnxruntime",
-    "<1.24",
-    "A Pad whose negative amounts trim a whole axis before it is padded leaves unset memory in the result.",
-    "onnx_convgrad.lowering.conv.shared",
-)
-RESIZE_ROUNDING = Quirk(
-    "RESIZE_ROUNDING",
-    "onnxruntime",
-    "",
-    "Resize by scales computes sizes in float32, ONNX infers them in float64: 12 * 0.58333333 is 7 and 6.",
-    "onnx_convgrad.backends.runtime_faults",
-    "https://github.com/onnx/onnx/issues/4919",
-)
-SCATTER_ND_ADD = Quirk(
-    "SCATTER_ND_ADD",
-    "onnxruntime",
-    "",
-    "ScatterND with reduction=add runs on several threads, which lose sums where indices repeat.",
-    "onnx_convgrad.rules.movement",
-    f"{_ORT}/issues/18048",
-)
-SIGMOID_TAIL = Quirk(
-    "SIGMOID_TAIL",
-    "onnxruntime",
-    "",
-    "float32 Sigmoid is off by 0.6 % at -12 and 0 below -18.",
-    "onnx_convgrad.rules.activations",
-    f"{_ORT}/issues/22557",
-)
-SQUEEZE_NO_AXES = Quirk(
-    "SQUEEZE_NO_AXES",
-    "onnxruntime",
-    "",
-    "Squeeze with an empty list of axes removes every axis of size one.",
-    "onnx_convgrad.rules.shape",
-)
-VECTOR_TIMES_TRANSPOSE = Quirk(
-    "VECTOR_TIMES_TRANSPOSE",
-    "onnxruntime",
-    "",
-    "MatMul of a Transpose and a vector is fused, and the fused kernel ignores the transposition.",
-    "onnx_convgrad.rules.linalg",
-)
-
-# -- ONNX Runtime: crashes and hangs -----------------------------------------------------------------------------------
-
-CONV_NO_CHANNELS = Quirk(
-    "CONV_NO_CHANNELS",
-    "onnxruntime",
-    "<1.32",
-    "A Conv with zero input channels never returns.",
-    "onnx_convgrad.lowering.conv.interleaved",
-)
-FLOAT16_FUSED_MATMUL = Quirk(
-    "FLOAT16_FUSED_MATMUL",
-    "onnxruntime",
-    ">=1.32",
-    "Loading a float16 MatMul of a constant and a Transpose that moves the first axis back kills the process.",
-    "onnx_convgrad.backends.runtime_faults",
-)
-
-# -- ONNX Runtime: valid models that it refuses ------------------------------------------------------------------------
-
-CONSTANT_RANGE_VECTOR = Quirk(
-    "CONSTANT_RANGE_VECTOR",
-    "onnxruntime",
-    "",
-    "Range takes operands of shape [1] unless they are constants.",
-    "onnx_convgrad.frontend.shapes.fold_sizes",
-)
-CONV_EMPTY_AXIS = Quirk(
-    "CONV_EMPTY_AXIS",
-    "onnxruntime",
-    "",
-    "A Conv refuses a spatial axis of size 0.",
-    "onnx_convgrad.lowering.conv.empty_batch",
-)
-EINSUM_ELLIPSIS_RANKS = Quirk(
-    "EINSUM_ELLIPSIS_RANKS",
-    "onnxruntime",
-    "",
-    "Einsum refuses operands in which the ellipsis covers different numbers of axes.",
-    "onnx_convgrad.rules.linalg",
-)
-EMPTY_BATCH = Quirk(
-    "EMPTY_BATCH",
-    "onnxruntime",
-    "<1.30",
-    "On an empty batch Reshape and Einsum fail or kill the process, and MatMul over an empty inner axis is left unset.",
-    "onnx_convgrad.ir.samples",
-)
-FLOAT16_SCATTER_ADD = Quirk(
-    "FLOAT16_SCATTER_ADD",
-    "onnxruntime",
-    "",
-    "ScatterElements with reduction=add has no float16 kernel.",
-    "onnx_convgrad.rules.movement",
-)
-FLOAT64_CONV = Quirk(
-    "FLOAT64_CONV",
-    "onnxruntime",
-    "",
-    "Conv, ConvTranspose and AveragePool have no float64 kernels.",
-    "onnx_convgrad.ir.targets",
-    f"{_ORT}/issues/7546",
-)
-FLOAT64_FUSED_MATMUL = Quirk(
-    "FLOAT64_FUSED_MATMUL",
-    "onnxruntime",
-    "<1.25",
-    "A float64 MatMul of a Transpose is fused into an operator without a float64 kernel.",
-    "onnx_convgrad.backends.runtime_faults",
-    f"{_ORT}/issues/28136",
-)
-FLOAT64_RECURRENT = Quirk(
-    "FLOAT64_RECURRENT",
-    "onnxruntime",
-    "",
-    "float64 GRU and LSTM are loaded but fail at run time.",
-    "onnx_convgrad.checking.evaluator",
-)
-GEMM_SHAPE_NAMES = Quirk(
-    "GEMM_SHAPE_NAMES",
-    "onnxruntime",
-    "",
-    "The optimizer adds an initializer `gemm_input_shape`, and fails if the model has one, as files that it wrote do.",
-    "onnx_convgrad.frontend.canonicalize",
-)
-OUTPUT_PADDING = Quirk(
-    "OUTPUT_PADDING",
-    "onnxruntime",
-    "",
-    "ConvTranspose refuses output_padding of a whole stride, also where the dilation is larger.",
-    "onnx_convgrad.functional.graph",
-)
-PAD_AXES = Quirk(
-    "PAD_AXES",
-    "onnxruntime",
-    "",
-    "The transpose optimizer moves a Transpose through a Pad with `axes` as if the amounts were for all axes.",
-    "onnx_convgrad.ir.emit",
-)
-PAD_OF_WEIGHT = Quirk(
-    "PAD_OF_WEIGHT",
-    "onnxruntime",
-    ">=1.32",
-    "A Pad before a Conv is fused into the Conv's padding even if it pads the weight; one with `axes` is not.",
-    "onnx_convgrad.backends.runtime_faults",
-)
-SAME_DILATION = Quirk(
-    "SAME_DILATION",
-    "onnxruntime",
-    "",
-    "A Conv with auto_pad=SAME_* and dilation is refused.",
-    "onnx_convgrad.frontend.plain_windows",
-)
-
-# -- ONNX Runtime: other providers and languages -----------------------------------------------------------------------
-
-CUDA_ASYMMETRIC_PADS = Quirk(
-    "CUDA_ASYMMETRIC_PADS",
-    "onnxruntime-gpu",
-    "",
-    "On CUDA a ConvTranspose with different padding at the two ends runs on the CPU, and a Conv may fail.",
-    "onnx_convgrad.backends.unsupported_forms",
-)
-CUDA_BATCH_STATISTICS = Quirk(
-    "CUDA_BATCH_STATISTICS",
-    "onnxruntime-gpu",
-    "",
-    "On CUDA BatchNormalization refuses training mode from opset 14 on.",
-    "onnx_convgrad.backends.unsupported_forms",
-    f"{_ORT}/issues/16867",
-)
-CUDA_MAX_POOL_INDICES = Quirk(
-    "CUDA_MAX_POOL_INDICES",
-    "onnxruntime-gpu",
-    "",
-    "On CUDA the indices of MaxPool are wrong with dilation and padding at the beginning.",
-    "onnx_convgrad.backends.cuda.cuda_kernels",
-)
-CUDA_OPSET = Quirk(
-    "CUDA_OPSET",
-    "onnxruntime-gpu",
-    "",
-    "On CUDA operators of opset 22 (MaxPool, ConvTranspose) silently run on the CPU.",
-    "onnx_convgrad.ir.writer",
-)
-JS_INPUT_DEFAULTS = Quirk(
-    "JS_INPUT_DEFAULTS",
-    "onnxruntime-node",
-    "",
-    "Values fed to inputs with a default are ignored; onnxruntime-web refuses them.",
-    "onnx_convgrad.training.program.storage",
-)
-
-# -- other packages ----------------------------------------------------------------------------------------------------
-
-BROADCAST_SYMBOLS = Quirk(
-    "BROADCAST_SYMBOLS",
-    "onnx-shape-inference",
-    "",
-    "Broadcasting of two different symbols is inferred as the first one, though it may be 1.",
-    "onnx_convgrad.frontend.shapes.shape_rules_broadcast",
-)
-CLONE_UNSORTED = Quirk(
-    "CLONE_UNSORTED",
-    "onnx-ir",
-    "",
-    "A model whose nodes are not sorted cannot be cloned.",
-    "onnx_convgrad.frontend.files",
-)
-DELETED_OUTPUTS = Quirk(
-    "DELETED_OUTPUTS",
-    "onnx-ir",
-    "",
-    "After `del graph.outputs[:]` or `del graph.inputs[0]` the values still count as outputs or inputs.",
-    "onnx_convgrad.ir.replace",
-)
-DIMENSION_NAMES = Quirk(
-    "DIMENSION_NAMES",
-    "onnx-shape-inference",
-    "",
-    "A dimension whose name is no expression, such as `?`, raises an error.",
-    "onnx_convgrad.frontend.canonicalize",
-)
-MERGED_INITIALIZERS = Quirk(
-    "MERGED_INITIALIZERS",
-    "torch",
-    "",
-    "The TorchScript exporter stores equal parameters once, so that they would be trained as one.",
-    "onnx_convgrad.frontend.exporters.separate_merged",
-)
-REFERENCE_LRN = Quirk(
-    "REFERENCE_LRN",
-    "onnx",
-    "",
-    "The reference evaluator's LRN sums over the first few channels only.",
-    "onnx_convgrad.checking.nodewise_ops",
-)
-
-QUIRKS = {quirk.name: quirk for quirk in list(globals().values()) if isinstance(quirk, Quirk)}
+QUIRKS = {name: Quirk(name, package, *fault) for package, faults in _FAULTS.items() for name, fault in faults.items()}
 """Name -> quirk."""

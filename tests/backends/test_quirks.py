@@ -22,7 +22,6 @@ import torch
 from onnx.reference import ReferenceEvaluator
 from packaging.specifiers import SpecifierSet
 
-from onnx_convgrad.backends import quirks
 from onnx_convgrad.backends.quirks import QUIRKS, Quirk
 from onnx_convgrad.errors import ExecutionError
 from onnx_convgrad.runtime import import_runtime, run, session
@@ -350,7 +349,7 @@ def test_the_fault_is_still_there(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("quirk", QUIRKS.values(), ids=lambda quirk: quirk.name)
 def test_entries_are_complete(quirk: Quirk) -> None:
     """A name, valid versions, a workaround that exists, and a reproduction or a reason why there is none."""
-    assert getattr(quirks, quirk.name) is quirk
+    assert QUIRKS[quirk.name] is quirk
     SpecifierSet(quirk.versions)
     assert importlib.util.find_spec(quirk.workaround) is not None
     assert quirk.symptom.endswith(".")
