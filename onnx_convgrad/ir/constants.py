@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial, reduce
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -239,10 +239,6 @@ def _reshape(node: ir.Node, data: Any, shape: Any) -> Any:
     return data.reshape(tuple(shape))
 
 
-def _unsqueeze(_: ir.Node, data: Any, axes: Any) -> Any:
-    return np.expand_dims(data, _axes(axes) or ())
-
-
 def _divide(_: ir.Node, a: Any, b: Any) -> Any:
     """Integer quotients are truncated towards zero."""
     if a.dtype.kind == "f":
@@ -281,10 +277,6 @@ def _fill(node: ir.Node, shape: Any) -> Any:
     return np.full(tuple(shape), fill) if math.prod(map(int, shape)) <= _LIMIT else None
 
 
-def _elementwise(function: np.ufunc, _: ir.Node, *operands: Any) -> Any:
-    return function(*operands)
-
-
 _ELEMENTWISE = {
     "Add": np.add,
     "And": np.bitwise_and,
@@ -306,7 +298,7 @@ _FOLDS: dict[str, Callable[..., Any]] = {
     "Identity": lambda _, x: x,
     "Gather": lambda n, x, i: np.take(x, i, axis=_attr(n, "axis", 0)),
     "Concat": lambda n, *xs: np.concatenate(xs, axis=_attr(n, "axis", 0)),
-    "Unsqueeze": _unsqueeze,
+    "Unsqueeze": lambda _, x, axes: np.expand_dims(x, _axes(axes) or ()),
     "Squeeze": lambda _, x, axes=None: np.squeeze(x, _axes(axes)),
     "Slice": _slice,
     "Reshape": _reshape,
@@ -323,6 +315,6 @@ _FOLDS: dict[str, Callable[..., Any]] = {
     "Expand": lambda _, x, s: np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(s))),
     "Tile": _tile,
     "ConstantOfShape": _fill,
-    **{op: partial(_elementwise, function) for op, function in _ELEMENTWISE.items()},
+    **{op: lambda _, *xs, function=function: function(*xs) for op, function in _ELEMENTWISE.items()},
 }
 """Operator -> its result from the node and the known operands, or `None`."""

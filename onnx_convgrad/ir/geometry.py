@@ -225,15 +225,11 @@ class ConvSpec:
     @cached_property
     def leftover(self) -> tuple[Size, ...]:
         """Trailing padded rows that no window reaches; 0 for unit stride, `None` where a size is unknown."""
-        return tuple(self._leftover(axis) for axis in range(self.rank))
-
-    def _leftover(self, axis: int) -> Size:
-        if self.strides[axis] == 1:
-            return 0
-        size, span = self.x[axis], self.span[axis]
-        if size is None or span is None:
-            return None
-        return (size + self.begin[axis] + self.end[axis] - span) % self.strides[axis]
+        rows = zip(self.x, self.span, self.strides, self.begin, self.end, strict=True)
+        return tuple(
+            0 if s == 1 else None if size is None or span is None else (size + b + e - span) % s
+            for size, span, s, b, e in rows
+        )
 
     @cached_property
     def static(self) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.ir.emit import Dim, Emitter
+from onnx_convgrad.ir.emit import Emitter
 
 _RESIZED = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 
@@ -30,11 +30,7 @@ def repeat_elements(e: Emitter, v: ir.Value, times: Sequence[int]) -> ir.Value:
         dims[last:] = [e.size_mul(size, k) for size, k in zip(dims[last:], times[last:], strict=True)]
     for axis in reversed(range(last)):
         if times[axis] > 1:
-            v = _side_by_side(e, v, dims, axis, times[axis])
+            rows = e.reshape(v, [e.size_mul(1, *dims[: axis + 1]), 1, e.size_mul(1, *dims[axis + 1 :])])
+            v = e.concat([rows] * times[axis], 1)
             dims[axis] = e.size_mul(dims[axis], times[axis])
     return e.reshape(v, dims)
-
-
-def _side_by_side(e: Emitter, v: ir.Value, dims: Sequence[Dim], axis: int, times: int) -> ir.Value:
-    rows = e.reshape(v, [e.size_mul(1, *dims[: axis + 1]), 1, e.size_mul(1, *dims[axis + 1 :])])
-    return e.concat([rows] * times, 1)

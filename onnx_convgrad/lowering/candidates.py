@@ -107,13 +107,16 @@ def forced_candidates(node: ir.Node, query: Query, policy: Policy, name: str) ->
 
 def _refusal(entry: Lowering, query: Query, policy: Policy) -> str | None:
     reason = next((r for r in (requirement(query) for requirement in entry.requires) if r), None)
-    if reason is None and not entry.exact and policy.choosing == "exact":
-        reason = "it rounds more than a direct sum"
-    if reason is None and not entry.exact and query.dtype != ir.DataType.FLOAT:
-        reason = f"it rounds too much for {query.dtype.name}"
-    if reason is None and not entry.exact and query.target.narrow_products and not _is_forced(entry, policy.choosing):
-        reason = "it rounds too much for TensorFloat-32, in which this provider multiplies float32 by default"
-    return reason
+    if reason is not None or entry.exact:
+        return reason
+    if policy.choosing == "exact":
+        return "it rounds more than a direct sum"
+    if query.dtype != ir.DataType.FLOAT:
+        return f"it rounds too much for {query.dtype.name}"
+    forced = not isinstance(policy.choosing, str) and entry.name in policy.choosing.values()
+    if query.target.narrow_products and not forced:
+        return "it rounds too much for TensorFloat-32, in which this provider multiplies float32 by default"
+    return None
 
 
 def _candidate(entry: Lowering, node: ir.Node, query: Query, policy: Policy, *, near: bool) -> Candidate:
@@ -130,10 +133,6 @@ def _candidate(entry: Lowering, node: ir.Node, query: Query, policy: Policy, *, 
     rates = query.target.rates
     chunks, way = min(ways.items(), key=lambda item: item[1].seconds + holding_seconds(item[1].workspace, rates))
     return Candidate(entry.name, way.seconds, None, way.workspace, chunks, way.nodes)
-
-
-def _is_forced(entry: Lowering, choosing: Choosing) -> bool:
-    return not isinstance(choosing, str) and entry.name in choosing.values()
 
 
 def _ways(
@@ -159,8 +158,13 @@ def _cuts(entry: Lowering, query: Query, whole: Sketch) -> list[int]:
     """Numbers of chunks at which one chunk may fit the cache, on targets where loops cost little."""
     if not query.target.loops:
         return []
-    limits = [query.target.rates.cache / share for share in _SHARES]
-    return sorted({n for limit in limits for n in _fewest(entry, query, whole.workspace, limit)})
+    found: set[int] = set()
+    for limit in (query.target.rates.cache / share for share in _SHARES):
+        for chunks in _counts(entry, query, whole.workspace, limit):
+            found.add(chunks)
+            if chunks >= -(-whole.workspace // max(int(limit), 1)):
+                break  # before that, they are single samples, too large for the limit
+    return sorted(found)
 
 
 def _counts(entry: Lowering, query: Query, workspace: int, limit: float) -> Iterator[int]:
@@ -169,15 +173,6 @@ def _counts(entry: Lowering, query: Query, workspace: int, limit: float) -> Iter
         part = replace(query, spec=part_of(query.spec, chunks), typical=part_of(query.typical, chunks))
         if not any(requirement(part) for requirement in entry.requires):
             yield chunks
-
-
-def _fewest(entry: Lowering, query: Query, workspace: int, limit: float) -> Iterator[int]:
-    """The fewest chunks that could stay below the limit; where that takes parts of samples, single samples too."""
-    enough = -(-workspace // max(int(limit), 1))
-    for chunks in _counts(entry, query, workspace, limit):
-        yield chunks
-        if chunks >= enough:
-            break
 
 
 def _sketched(entry: Lowering, node: ir.Node, query: Query, chunks: int) -> Sketch:

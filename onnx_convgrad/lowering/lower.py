@@ -138,11 +138,9 @@ def _needs_lowering(node: ir.Node, target: Target, policy: Policy) -> bool:
         return True
     if node.op_type != "Conv" or is_constant(node.inputs[1]):
         return False
-    return policy.training or _of_a_gradient(node)
-
-
-def _of_a_gradient(node: ir.Node) -> bool:
-    """Whether a convolution is part of a derivative, such as that of ConvTranspose, and has elements to compute."""
+    if policy.training:
+        return True
+    # part of a derivative, such as that of ConvTranspose, with elements to compute
     empty = any(v is not None and v.shape is not None and 0 in v.shape for v in (*node.inputs, *node.outputs))
     return bool(origin_of(node)) and not empty and "auto_pad" not in node.attributes
 
@@ -182,10 +180,8 @@ class _Stage:
         transposed = node in self.from_transposed
         wanted = _forced(self.policy.choosing, node, origin, transposed=transposed)
         query = self._query(node, spec)
-        if wanted is None:
-            found = candidates(node, query, self.policy)
-        else:
-            found = forced_candidates(node, query, self.policy, wanted)
+        arguments = node, query, self.policy
+        found = candidates(*arguments) if wanted is None else forced_candidates(*arguments, wanted)
         chosen = _chosen(node.op_type, origin, spec, found, wanted, e.target.rates)
         plain = transposed or (node.op_type == "Conv" and not self.policy.training)  # one node without lowering
         if wanted is None and plain:

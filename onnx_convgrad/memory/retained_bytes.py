@@ -62,7 +62,11 @@ class Retained:
             for value in node.outputs:
                 families.setdefault(self.owner(value), []).append(value)
         self.families = {owner: members for owner, members in families.items() if owner.producer() is not None}
-        self.last_use = {owner: self._last_use(members) for owner, members in self.families.items()}
+        end = len(self.nodes)
+        self.last_use = {
+            owner: max((self.at.get(node, end) for v in members for node in v.consumers()), default=-1)
+            for owner, members in self.families.items()
+        }
         self.kept = {
             owner: _bytes(owner)
             for owner, members in self.families.items()
@@ -76,9 +80,6 @@ class Retained:
             view = node is not None and node.op_type in VIEWS and node.inputs[0] is not None
             self._owner[value] = self.owner(node.inputs[0]) if view else value  # type: ignore[union-attr, arg-type]
         return self._owner[value]
-
-    def _last_use(self, members: Iterable[ir.Value]) -> int:
-        return max((self.at.get(node, len(self.nodes)) for v in members for node in v.consumers()), default=-1)
 
     def readers(self, value: ir.Value) -> list[int]:
         """Positions of the backward nodes that read the value."""
@@ -216,15 +217,12 @@ class Retained:
         return most
 
 
-_HINTS = (HINT_BATCH, HINT_CHANNELS)
-
-
 def _hinted(value: ir.Value) -> ir.Value:
     """A copy of the value with typical sizes for unknown ones."""
     if value.shape is None:
         shape = ir.Shape((HINT_BATCH, HINT_CHANNELS, HINT_SIZE, HINT_SIZE)) if value.const_value is None else None
     else:
-        hints = (*_HINTS, *[HINT_SIZE] * len(value.shape))
+        hints = (HINT_BATCH, HINT_CHANNELS, *[HINT_SIZE] * len(value.shape))
         shape = ir.Shape([size if (size := known(d)) is not None else hints[i] for i, d in enumerate(value.shape)])
     kind = ir.TensorType(value.dtype or ir.DataType.FLOAT)
     return ir.Value(name=value.name, shape=shape, type=kind, const_value=value.const_value)

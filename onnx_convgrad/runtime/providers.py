@@ -76,11 +76,7 @@ def _split(member: Any) -> tuple[str, dict[str, str]]:
     known = PROVIDERS.get(short.lower(), short)
     if not known.endswith("ExecutionProvider"):
         raise ArgumentError(f"Unknown provider {name!r}.", hint=f"{', '.join(PROVIDERS)}, or ONNX Runtime's own names.")
-    return known, {key: _text(value) for key, value in options.items()}
-
-
-def _text(value: Any) -> str:
-    return str(int(value)) if isinstance(value, bool) else str(value)
+    return known, {key: str(int(value) if isinstance(value, bool) else value) for key, value in options.items()}
 
 
 # -- availability ------------------------------------------------------------------------------------------------------
@@ -110,33 +106,24 @@ def _cpu_only() -> bool:
 
 
 def _check_cuda(ort: Any) -> None:
-    _preload(ort)
-    major = _cuda_major(ort)
+    if hasattr(ort, "preload_dlls"):
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints messages on missing libraries
+            ort.preload_dlls()
+    version = str(getattr(ort, "cuda_version", "") or "13").partition(".")[0]
+    major = int(version) if version.isdecimal() else 13
     missing = missing_libraries(major)
     if missing:
-        listed = "; ".join(f"{name} ({_source(name, major)})" for name in missing)
+        sources = (_PACKAGES[name.partition(".")[0]].format(major=major) for name in missing)
+        listed = "; ".join(f"{name} ({source})" for name, source in zip(missing, sources, strict=True))
         hint = f"{_EXTRA} installs them."
         if _DRIVER in missing:
             hint = f"Install the NVIDIA driver{'' if len(missing) == 1 else f'; {_EXTRA} installs the rest'}."
         raise ExecutionError(f"ONNX Runtime's CUDA provider cannot be loaded: missing {listed}.", hint=hint)
-    count = _devices()
-    if count == 0:
+    if _devices() == 0:
         raise ExecutionError(
             "The CUDA libraries are here, but the NVIDIA driver shows no GPU.",
             hint='See `nvidia-smi` and CUDA_VISIBLE_DEVICES, or use providers=["cpu"].',
         )
-
-
-def _preload(ort: Any) -> None:
-    """Load CUDA's libraries from their Python packages, without its messages on missing ones."""
-    if hasattr(ort, "preload_dlls"):
-        with contextlib.redirect_stdout(io.StringIO()):
-            ort.preload_dlls()
-
-
-def _cuda_major(ort: Any) -> int:
-    text = str(getattr(ort, "cuda_version", "") or "13").partition(".")[0]
-    return int(text) if text.isdecimal() else 13
 
 
 def missing_libraries(major: int) -> list[str]:
@@ -153,10 +140,6 @@ def _loads(name: str) -> bool:
     except OSError:
         return False
     return True
-
-
-def _source(library: str, major: int) -> str:
-    return _PACKAGES[library.partition(".")[0]].format(major=major)
 
 
 def _devices() -> int | None:

@@ -104,18 +104,15 @@ def session_options(ort: Any, options: SessionOptions, *, optimize: bool) -> Any
 
 def cuda_options(options: SessionOptions) -> dict[str, str]:
     """Convert to options of the CUDA provider."""
-    settings = {
-        "use_tf32": _flag(options.tf32),
-        "cudnn_conv_algo_search": options.algorithm_search.upper(),
-        "cudnn_conv_use_max_workspace": _flag(options.max_workspace),
-        "cudnn_conv1d_pad_to_nc1d": _flag(options.conv1d_pad_to_nc1d),
-        "prefer_nhwc": _flag(options.prefer_nhwc),
-        "enable_cuda_graph": _flag(options.cuda_graph),
+    flags = {
+        "use_tf32": options.tf32,
+        "cudnn_conv_use_max_workspace": options.max_workspace,
+        "cudnn_conv1d_pad_to_nc1d": options.conv1d_pad_to_nc1d,
+        "prefer_nhwc": options.prefer_nhwc,
+        "enable_cuda_graph": options.cuda_graph,
     }
+    settings = {name: str(int(value)) for name, value in flags.items()}
+    settings["cudnn_conv_algo_search"] = options.algorithm_search.upper()
     if options.memory_limit is not None:
         settings["gpu_mem_limit"] = str(options.memory_limit)
     return settings
-
-
-def _flag(value: bool) -> str:
-    return "1" if value else "0"

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 
 from packaging.version import Version
 
-from onnx_convgrad.backends.quirks import EMPTY_BATCH, PAD_TRIMS_ALL, POOL_PADDING_AXES, Quirk
+from onnx_convgrad.backends.quirks import QUIRKS, Quirk
 
 _EMPTY = "tensors without elements"
 _CEIL = "pools that round up"
@@ -35,13 +35,13 @@ FAULTS: Mapping[str, Mapping[str, str | Quirk]] = {
         r"rules/test_activations.py::test_rule\[Swish": _OPSET,
         r"rules/test_norm.py::test_rule\[LayerNormalization broadcast": "LayerNormalization whose scale is broadcast",
         r"rules/test_reduce.py::.*noop_with_empty_axes=1": "reductions over no axes",
-        r"rules/test_slicing.py::test_rule\[Pad cut all": PAD_TRIMS_ALL,
+        r"rules/test_slicing.py::test_rule\[Pad cut all": QUIRKS["PAD_TRIMS_ALL"],
         r"frontend/opset/test_adapters.py::.*-24\(": _OPSET,
         r"frontend/opset/test_adapters.py::.*QuantizeLinear-23": _OPSET,
     },
     "1.26": {
-        r"backends/cpu/test_fast_pools.py::test_means.*\(16, 3, 12, 20, 22\)": POOL_PADDING_AXES,
-        r"rules/test_pool.py::test_rule\[AveragePool.*SAME_UPPER,count_include_pad=1": POOL_PADDING_AXES,
+        r"backends/cpu/test_fast_pools.py::test_means.*\(16, 3, 12, 20, 22\)": QUIRKS["POOL_PADDING_AXES"],
+        r"rules/test_pool.py::test_rule\[AveragePool.*SAME_UPPER,count_include_pad=1": QUIRKS["POOL_PADDING_AXES"],
         r"rules/test_deform_conv.py::test_rule": "no DeformConv",
         r"rules/test_einsum.py::test_rule\[Einsum 2x3x4 equation=ijk->ki": "Einsum that sums out an inner axis",
     },
@@ -57,9 +57,9 @@ FAULTS: Mapping[str, Mapping[str, str | Quirk]] = {
     },
     "1.30": {
         r"cli/test_train.py::test_a_loss_that_is_not_a_number_ends_the_run": "MaxPool of NaN returns garbage indices",
-        r"rules/test_activations.py::test_rule\[(Relu|HardSwish) empty": EMPTY_BATCH,
-        r"rules/test_elementwise.py::test_rule\[Mul empty": EMPTY_BATCH,
-        r"rules/test_linalg.py::test_rule\[(Einsum|MatMul) empty": EMPTY_BATCH,
+        r"rules/test_activations.py::test_rule\[(Relu|HardSwish) empty": QUIRKS["EMPTY_BATCH"],
+        r"rules/test_elementwise.py::test_rule\[Mul empty": QUIRKS["EMPTY_BATCH"],
+        r"rules/test_linalg.py::test_rule\[(Einsum|MatMul) empty": QUIRKS["EMPTY_BATCH"],
         r"rules/test_recurrent.py::.*\['Affine', 'Softsign'\]": "Affine in a recurrent network",
     },
     "1.32": {

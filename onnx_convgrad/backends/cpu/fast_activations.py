@@ -45,11 +45,6 @@ def _tanh(e: Emitter, node: ir.Node) -> ir.Value | None:
     return _gate_of_mish(e, inner.inputs[0])
 
 
-def _mish(e: Emitter, node: ir.Node) -> ir.Value | None:
-    x = node.inputs[0]
-    return None if x is None else e.mul(x, _gate_of_mish(e, x))
-
-
 def _gate_of_mish(e: Emitter, x: ir.Value) -> ir.Value:
     s = e.op("Sigmoid", x)
     n = e.mul(s, e.sub(2.0, s))
@@ -86,10 +81,6 @@ def _bounded(e: Emitter, node: ir.Node) -> ir.Value | None:
     return None
 
 
-def _elu(e: Emitter, node: ir.Node) -> ir.Value | None:
-    return _exponential_unit(e, node, Call(node).float("alpha", 1.0))
-
-
 def _selu(e: Emitter, node: ir.Node) -> ir.Value | None:
     alpha, gamma = selu_scales(Call(node))
     return _exponential_unit(e, node, alpha * gamma, gamma)
@@ -116,40 +107,26 @@ def _is_large(y: ir.Value) -> bool:
 
 
 def _softmax(e: Emitter, node: ir.Node) -> ir.Value | None:
-    """exp(x - m) / sum exp(x - m), with m the maximum."""
-    shifted = _shifted(e, node)
-    if shifted is None:
-        return None
-    power = e.op("Exp", shifted)
-    return e.div(power, e.reduce_sum(power, [_axis(node)]))
+    """exp(x - m) / sum exp(x - m), with m the maximum, or its logarithm.
 
-
-def _log_softmax(e: Emitter, node: ir.Node) -> ir.Value | None:
-    shifted = _shifted(e, node)
-    if shifted is None:
-        return None
-    return e.sub(shifted, e.op("Log", e.reduce_sum(e.op("Exp", shifted), [_axis(node)])))
-
-
-def _axis(node: ir.Node) -> int:
-    return Call(node).int("axis", -1)
-
-
-def _shifted(e: Emitter, node: ir.Node) -> ir.Value | None:
-    """x - m, or `None` for rows (only axes of one element follow), for which the runtime's kernel is faster."""
-    x, axis = node.inputs[0], _axis(node)
+    Not for rows (only axes of one element follow), for which the runtime's kernel is faster.
+    """
+    x, axis = node.inputs[0], Call(node).int("axis", -1)
     if x is None or x.shape is None or all(size == 1 for size in x.shape[axis % len(x.shape) + 1 :]):
         return None
-    return e.sub(x, e.reduce("ReduceMax", x, [axis]))
+    shifted = e.sub(x, e.reduce("ReduceMax", x, [axis]))
+    power = e.op("Exp", shifted)
+    total = e.reduce_sum(power, [axis])
+    return e.div(power, total) if node.op_type == "Softmax" else e.sub(shifted, e.op("Log", total))
 
 
 ACTIVATIONS: Forms = {
     "Celu": _celu,
-    "Elu": _elu,
-    "LogSoftmax": _log_softmax,
+    "Elu": lambda e, node: _exponential_unit(e, node, Call(node).float("alpha", 1.0)),
+    "LogSoftmax": _softmax,
     "Max": _bounded,
     "Min": _bounded,
-    "Mish": _mish,
+    "Mish": lambda e, node: None if (x := node.inputs[0]) is None else e.mul(x, _gate_of_mish(e, x)),
     "Mul": _half_of_erf,
     "Selu": _selu,
     "Sign": _sign,

@@ -66,12 +66,12 @@ def _permuted(e: Emitter, v: ir.Value, dims: Sequence[Dim], perm: Sequence[int])
     back = [int(axis) for axis in np.argsort(perm)]
     leaving, coming = _Plan.of(perm), _Plan.of(back)
     if leaving is not None and _short(dims[-1]) and not _exchanged(leaving, dims, dims[-1]):
-        return e.transpose(_from_the_end(e, e.reshape(v, dims), dims, leaving.at), leaving.perm)
+        return e.transpose(_moved(e, e.reshape(v, dims), dims, len(dims) - 1, leaving.at), leaving.perm)
     count = dims[perm[-1]]
     if coming is not None and _short(count) and (count in _LINES or not _exchanged(coming, dims, count)):
         order = [int(axis) for axis in np.argsort(coming.perm)]
         moved = e.transpose(e.reshape(v, dims), order)
-        return _to_the_end(e, moved, [dims[axis] for axis in order], coming.at)
+        return _moved(e, moved, [dims[axis] for axis in order], coming.at, len(dims) - 1)
     return None
 
 
@@ -88,31 +88,20 @@ def _short(size: Dim) -> bool:
     return isinstance(size, int) and 1 < size <= _SHORT
 
 
-def _from_the_end(e: Emitter, v: ir.Value, dims: Sequence[Dim], at: int) -> ir.Value:
-    """Move the last axis to the place `at`.
+def _moved(e: Emitter, v: ir.Value, dims: Sequence[Dim], source: int, to: int) -> ir.Value:
+    """Move an axis from the place `source` to the place `to`, one of which is the end.
 
     Axes are merged in between, so that the runtime cannot move a Transpose through Split and Concat and merge two into a
     slow one.
     """
-    *rest, count = dims
-    before, behind = e.size_mul(*rest[:at]), e.size_mul(*rest[at:])
-    parts = _split(e, e.reshape(v, [before, behind, count]), count, 2)
-    whole = e.concat([e.reshape(part, [before, 1, behind]) for part in parts], 1)
-    return e.reshape(whole, [*rest[:at], count, *rest[at:]])
-
-
-def _to_the_end(e: Emitter, v: ir.Value, dims: Sequence[Dim], at: int) -> ir.Value:
-    """Move the axis at the place `at` to the end."""
-    rest, count = [*dims[:at], *dims[at + 1 :]], dims[at]
-    before, behind = e.size_mul(*rest[:at]), e.size_mul(*rest[at:])
-    parts = _split(e, e.reshape(v, [before, count, behind]), count, 1)
-    whole = e.concat([e.reshape(part, [before, behind, 1]) for part in parts], 2)
-    return e.reshape(whole, [*rest, count])
-
-
-def _split(e: Emitter, v: ir.Value, count: Dim, axis: int) -> Sequence[ir.Value]:
+    rest, count, at = [*dims[:source], *dims[source + 1 :]], dims[source], min(source, to)
     assert isinstance(count, int), "the axis is short"
-    return e.ops("Split", v, outputs=count, axis=axis, num_outputs=count)
+    before, behind = e.size_mul(*rest[:at]), e.size_mul(*rest[at:])
+    inner, last = [before, count, behind], [before, behind, count]
+    whole = e.reshape(v, inner if source < to else last)
+    parts = e.ops("Split", whole, outputs=count, axis=1 if source < to else 2, num_outputs=count)
+    shape, axis = ([before, behind, 1], 2) if source < to else ([before, 1, behind], 1)
+    return e.reshape(e.concat([e.reshape(part, shape) for part in parts], axis), [*rest[:to], count, *rest[to:]])
 
 
 # -- the operators -----------------------------------------------------------------------------------------------------

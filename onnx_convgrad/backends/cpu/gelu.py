@@ -63,8 +63,11 @@ class _Product:
             return None
         for x, shifted in (self.factors, self.factors[::-1]):
             gate = self._minus_one(shifted)
-            if is_op(gate, "Erf") and self._is_scaled(gate.inputs[0], x, math.sqrt(0.5)):
-                return x, "none"
+            if is_op(gate, "Erf"):
+                scaled = self._inside(gate.inputs[0])
+                factors, scale = self._factors(scaled) if is_op(scaled, "Mul", "Div") else ([], 0.0)
+                if factors == [x] and math.isclose(scale, math.sqrt(0.5), rel_tol=_CLOSE):
+                    return x, "none"
             if is_op(gate, "Tanh") and self._is_cubic(gate.inputs[0], x):
                 return x, "tanh"
         return None
@@ -101,13 +104,6 @@ class _Product:
             if _number(number) == 1:
                 return self._inside(other)
         return None
-
-    def _is_scaled(self, value: ir.Value | None, x: ir.Value, by: float) -> bool:
-        node = self._inside(value)
-        if not is_op(node, "Mul", "Div"):
-            return False
-        factors, scale = self._factors(node)
-        return factors == [x] and math.isclose(scale, by, rel_tol=_CLOSE)
 
     def _is_cubic(self, value: ir.Value | None, x: ir.Value) -> bool:
         """Whether the value is sqrt(2 / pi) (x + 0.044715 x^3)."""

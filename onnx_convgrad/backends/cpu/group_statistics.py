@@ -68,20 +68,15 @@ def _statistics(e: Emitter, x: ir.Value, epsilon: float) -> tuple[ir.Value, ir.V
     return normalized.centred, normalized.inverse
 
 
-def _per_channel(e: Emitter, value: ir.Value, rank: int) -> ir.Value:
-    """Reshape a vector over the channels to broadcast against values of this rank."""
-    return e.unsqueeze(value, range(1, rank - 1))
-
-
 def _normalize_channels(e: Emitter, node: ir.Node) -> None:
     x, scale, bias = (Call(node)[name] for name in ("input", "scale", "B"))
     centred, inverse = _statistics(e, x, Call(node).float("epsilon", 1e-5))
     if _is(scale, 1) and _is(bias, 0):
         become(node, "Mul", [centred, inverse])
         return
-    rank = e.rank(x)
-    slope = e.mul(inverse, _per_channel(e, scale, rank))
-    become(node, "Add", [e.mul(centred, slope), _per_channel(e, bias, rank)])
+    inner = range(1, e.rank(x) - 1)
+    slope = e.mul(inverse, e.unsqueeze(scale, inner))
+    become(node, "Add", [e.mul(centred, slope), e.unsqueeze(bias, inner)])
 
 
 def _normalize_groups(e: Emitter, node: ir.Node) -> None:
@@ -91,7 +86,7 @@ def _normalize_groups(e: Emitter, node: ir.Node) -> None:
     within = e.size_div(e.size_mul(*dims[1:]), groups)
     centred, inverse = _statistics(e, e.reshape(x, [dims[0], groups, within]), n.float("epsilon", 1e-5))
     scaled = e.mul(e.reshape(centred, dims), _slope(e, inverse, scale, len(dims)))
-    become(node, "Add", [scaled, _per_channel(e, bias, len(dims))])
+    become(node, "Add", [scaled, e.unsqueeze(bias, range(1, len(dims) - 1))])
 
 
 def _slope(e: Emitter, inverse: ir.Value, scale: ir.Value, rank: int) -> ir.Value:

@@ -48,24 +48,21 @@ def _pitches(sizes: Sequence[int]) -> list[int]:
     return [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
 
 
-@dataclass(frozen=True, slots=True)
-class _Slide:
-    """A kernel of `height` rows of `step` elements, which slides row by row over data with `windows - 1` more rows."""
-
-    height: int
-    step: Dim
-    windows: int
-
-
 def _four(windows: int) -> int:
     """The number of windows to compute: four are multiplied at a time, else two or one, so after three a fourth is free."""
     return windows + 1 if windows % 4 == 3 else windows
 
 
-def _slide(e: Emitter, data: ir.Value, kernel: ir.Value, groups: int, features: int, size: _Slide) -> ir.Value:
-    """out[f, m] = sum over q of data[g(f), q + m step] kernel[f, q], as [1, features, windows, 1]."""
-    data = e.reshape(data, [1, groups, size.height + size.windows - 1, size.step])
-    kernel = e.reshape(kernel, [features, 1, size.height, size.step])
+def _slide(
+    e: Emitter, data: ir.Value, kernel: ir.Value, groups: int, features: int, size: tuple[int, Dim, int]
+) -> ir.Value:
+    """out[f, m] = sum over q of data[g(f), q + m step] kernel[f, q], as [1, features, windows, 1].
+
+    For `size` height, step, windows: the kernel has that many rows of `step` elements, the data `windows - 1` more rows.
+    """
+    height, step, windows = size
+    data = e.reshape(data, [1, groups, height + windows - 1, step])
+    kernel = e.reshape(kernel, [features, 1, height, step])
     return e.op("Conv", data, kernel, group=groups)
 
 
@@ -92,7 +89,7 @@ def masked_windows(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
         # the last kernel row comes first, since it is dy that moves
         front = rows.shift(rows.kernel - 1) * pitch + sum(map(math.prod, zip(shifts, _pitches(grid), strict=True)))
         shifted = extend(e, shifted, [lead, rows.y * pitch], 1, front, total - front - rows.y * pitch)
-        parts.append(_slide(e, shifted, x, lead, lead, _Slide(height, rows.dilation * pitch, windows)))
+        parts.append(_slide(e, shifted, x, lead, lead, (height, rows.dilation * pitch, windows)))
     taps = e.reshape(e.concat(parts, 3), [spec.batch or 0, spec.groups, windows, len(parts)])
     taps = e.reduce_sum(taps, [0], keepdims=False)
     reverse = ([rows.kernel - 1], [-(2**31)], [1], [-1])
@@ -135,7 +132,7 @@ def placed_windows(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
         spans = [_span(a, t) for a, t in zip(inner, tap, strict=True)]
         data = _thinned(e, n["X"], rows, spans, high, spec)
         kernel = _placed(e, n["dY"], rows, inner, spans, height * rows.dilation, spec)
-        size = _Slide(height, rows.dilation * math.prod(s.count for s in spans), windows)
+        size = (height, rows.dilation * math.prod(s.count for s in spans), windows)
         parts.append(_slide(e, data, kernel, lead, lead * (spec.features or 0) // spec.groups, size))
     taps = e.reshape(e.concat(parts, 3), [spec.batch or 0, spec.features or 0, windows, len(parts)])
     taps = e.reduce_sum(taps, [0], keepdims=False)
@@ -235,7 +232,7 @@ def batch_windows(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     front = sum(a.begin * p for a, p in zip(axes, pitches, strict=True))
     have = rows.x * pitches[0]
     x = extend(e, x, [channels, have, batch], 1, front, height + windows - 1 - front - have)
-    lags = _slide(e, x, dy, channels, features, _Slide(height, batch, windows))
+    lags = _slide(e, x, dy, channels, features, (height, batch, windows))
     at = [sum(t * a.dilation * p for t, a, p in zip(tap, axes, pitches, strict=True)) for tap in _taps(axes)]
     return e.reshape_like(e.op("Gather", e.reshape(lags, [features, windows]), e.ints(at), axis=1), n["W_like"])
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 import numpy as np
 import onnx_ir as ir
@@ -108,7 +108,7 @@ def _first_map(cut: Bands, spec: ConvSpec, *, backward: bool) -> np.ndarray:
     return entries
 
 
-@cache
+@lru_cache(maxsize=1024)
 def heights(spec: ConvSpec, *, backward: bool) -> tuple[tuple[Bands, int, int], ...]:
     """Bands of every height whose matrices can be stored, with the points of a window and those of a band."""
     first, *inner = spec.axes
@@ -238,27 +238,11 @@ def bands_weight_grad(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     backward, cut = found
     maps = whole_map(cut, spec, backward=backward)
     taps = len(maps)
-    sizes = {"x": x_dims(e, x, spec), "dy": y_dims(e, dy, spec)}
-    if backward:
-        rows, columns = windows(e, dy, sizes["dy"], cut), whole_bands(e, x, sizes["x"], cut)
-    else:
-        rows, columns = whole_bands(e, dy, sizes["dy"], cut), windows(e, x, sizes["x"], cut)
+    x_size, y_size = x_dims(e, x, spec), y_dims(e, dy, spec)
+    whole = Bands(cut.rows, cut.count, 1, cut.rows, 0)
+    x_cut, y_cut = (whole, cut) if backward else (cut, whole)
+    rows, columns = windows(e, dy, y_size, y_cut), windows(e, x, x_size, x_cut)
     products = e.matmul(e.swap_last(rows), columns)
     takes = maps.transpose(1, 2, 0) if backward else maps.transpose(2, 1, 0)
     total = e.matmul(e.reshape(products, [spec.groups, takes[..., 0].size]), e.const(takes.reshape(-1, taps), x.dtype))
-    return e.reshape_like(zero_if_empty(e, total, sizes["x"][0]), n["W_like"])
-
-
-def whole_bands(e: Emitter, v: ir.Value, size: list[Dim], cut: Bands) -> ir.Value:
-    """[N, C, *size] as bands of rows: [C, N * bands, rows * inner size]."""
-    (batch, channels, *space), inner = size, e.size_mul(*size[3:])
-    whole = Bands(cut.rows, cut.count, 1, cut.rows, 0)
-    v = padded_rows(
-        e,
-        channels_first(e, v, batch, channels, e.size_mul(*space)),
-        e.size_mul(batch, channels),
-        space[0],
-        inner,
-        whole,
-    )
-    return e.reshape(v, [channels, e.size_mul(batch, cut.count), e.size_mul(cut.rows, inner)])
+    return e.reshape_like(zero_if_empty(e, total, x_size[0]), n["W_like"])

@@ -106,41 +106,26 @@ def _sliding(e: Emitter, spec: ConvSpec, images: Images, *, folded: bool) -> ir.
     made = e.matmul(e.reshape(w, [channels, taps]), e.const(maps.transpose(0, 2, 1).reshape(taps, -1), w.dtype))
     kernels = e.reshape(made, [channels * columns, 1, cut.pieces, wide])
     v, samples = with_samples(e, images.v, have), filled(e, have[0])
-    data = (_all_samples if folded else _each_sample)(e, v, [samples, *have[1:]], cut)
-    result = e.op("Conv", data, kernels, group=channels)
-    if folded:
-        assert isinstance(have[2], int), "static_sizes requires it"
-        pitch = _pitch(cut, have[2])
-        result = _transposed(e, result, [channels, columns, e.size_mul(samples, pitch)])
-        result = e.reshape(result, [channels, samples, pitch * rows, *want[3:]])
-    else:
-        result = _transposed(e, result, [samples, channels, columns, cut.count])
-        result = e.reshape(result, [samples, channels, cut.count * rows, *want[3:]])
-    result = e.slice(result, [0], [want[2]], [2])
+    result = e.op("Conv", _pieces(e, v, [samples, *have[1:]], cut, folded=folded), kernels, group=channels)
+    assert isinstance(have[2], int), "static_sizes requires it"
+    count = _pitch(cut, have[2]) if folded else cut.count
+    lead: list[Dim] = [channels, samples] if folded else [samples, channels]
+    size = [channels, columns, e.size_mul(samples, count)] if folded else [*lead, columns, count]
+    result = e.matmul(e.swap_last(e.reshape(result, size)), e.const(np.eye(columns), result.dtype))
+    result = e.slice(e.reshape(result, [*lead, count * rows, *want[3:]]), [0], [want[2]], [2])
     if folded:
         result = e.transpose(result, [1, 0, *spec.spatial_axes])
     return biased(e, cut_samples(e, result, want[0]), images.bias, spec.rank)
 
 
-def _transposed(e: Emitter, v: ir.Value, size: list[Dim]) -> ir.Value:
-    """v, of `size`, with the last two axes exchanged."""
-    columns = size[-2]
-    assert isinstance(columns, int), "the points of a band are known"
-    return e.matmul(e.swap_last(e.reshape(v, size)), e.const(np.eye(columns), v.dtype))
-
-
-def _each_sample(e: Emitter, v: ir.Value, size: list[Dim], cut: Bands) -> ir.Value:
-    """[N, C, pieces, points of a piece]."""
-    (batch, channels, have, *_), inner = size, e.size_mul(1, *size[3:])
-    v = padded_rows(e, v, e.size_mul(batch, channels), have, inner, cut)
-    return e.reshape(v, [batch, channels, cut.count + cut.pieces - 1, e.size_mul(cut.step, inner)])
-
-
-def _all_samples(e: Emitter, v: ir.Value, size: list[Dim], cut: Bands) -> ir.Value:
-    """[1, C, pieces of all samples, points of a piece]."""
+def _pieces(e: Emitter, v: ir.Value, size: list[Dim], cut: Bands, *, folded: bool) -> ir.Value:
+    """[N, C, pieces, points of a piece]; folded, [1, C, pieces of all samples, points of a piece]."""
     (batch, channels, have, *_), inner = size, e.size_mul(1, *size[3:])
     assert isinstance(have, int), "static_sizes requires it"
     assert isinstance(inner, int), "static_sizes requires it"
+    if not folded:
+        v = padded_rows(e, v, e.size_mul(batch, channels), have, inner, cut)
+        return e.reshape(v, [batch, channels, cut.count + cut.pieces - 1, cut.step * inner])
     pitch, piece = _pitch(cut, have), cut.step * inner
     v = channels_first(e, v, batch, channels, have * inner)
     after = pitch * piece - (cut.front + have) * inner

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 import numpy as np
 import onnx_ir as ir
@@ -95,7 +95,7 @@ def tiling(reads: np.ndarray, used: np.ndarray, size: tuple[int, int], stride: i
     return Tiling(positions, count, stride, dilation, -low, high + (count - 1) * stride + 1 - have)
 
 
-@cache
+@lru_cache(maxsize=1024)
 def tilings(spec: ConvSpec, inside: int = 1, *, backward: bool) -> list[Tiling | None]:
     """Bands of rows on the first axis, single rows on the others; for dX the phases of the stride on every axis.
 

@@ -108,21 +108,17 @@ def interleave(e: Emitter, parts: list[ir.Value], lead: Dim, size: list[Dim], st
 def phase_convs(e: Emitter, dy: ir.Value, w: ir.Value, spec: ConvSpec, inside: int = 1) -> list[ir.Value]:
     """One Conv of unit stride per phase, in row-major order, of rows of dY whose points each hold `inside` numbers."""
     more, ones, parts = [extra(spec, axis) for axis in range(spec.rank)], (1,) * spec.rank, []
+    kernel = [k or 1 for k in spec.kernel]
     for chosen in itertools.product(*(phases(spec, axis) for axis in range(spec.rank))):
         phase = [p for p in chosen if p is not None]
-        kernels = remap_taps(e, w, spec, _phase_taps(phase, spec), [len(p.taps) for p in phase], exchange=True)
+        picked = [np.ravel_multi_index(t, kernel) for t in itertools.product(*(p.taps for p in phase))]
+        selection = np.eye(math.prod(kernel))[:, picked]  # [taps, taps']
+        kernels = remap_taps(e, w, spec, selection, [len(p.taps) for p in phase], exchange=True)
         begin = tuple(-p.offset for p in phase)
         end = tuple(m + p.last for m, p in zip(more, phase, strict=True))
         win = Window(ones, tuple(p.dilation for p in phase), begin, end, spec.groups)
         parts.append(plain_conv(e, dy, kernels, win.interleaved(inside)))
     return parts
-
-
-def _phase_taps(phase: Sequence[Phase], spec: ConvSpec) -> np.ndarray:
-    """The map from all taps to those of a phase: [taps, 1, taps']."""
-    kernel = [k or 1 for k in spec.kernel]
-    picked = [np.ravel_multi_index(t, kernel) for t in itertools.product(*(p.taps for p in phase))]
-    return np.eye(math.prod(kernel))[:, picked]
 
 
 _REQUIRES = [not_empty, conv_kernel, strided, static_kernel, static_groups, few_phases, full_phases, phases_within]

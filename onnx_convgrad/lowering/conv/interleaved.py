@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import onnx_ir as ir
 
@@ -60,24 +61,19 @@ def copied_rows(q: Query) -> str | None:
     return f"the {q.target.name} provider copies no rows to patches" if q.target.name == "cuda" else None
 
 
-def _rows_left(spec: ConvSpec) -> bool:
+def _rows_left(spec: ConvSpec, *, backward: bool) -> bool:
     """Some rows remain after negative padding is sliced off, before zeros are added."""
     if not spec.static:
         return True  # another requirement gives the reason
-    ends = (end - (rest or 0) for end, rest in zip(spec.end, spec.leftover, strict=True))
-    rows = (axis.x + min(axis.begin, 0) + min(high, 0) for axis, high in zip(spec.axes, ends, strict=True))
-    return min(rows) > 0
+    ends = (
+        spec.back_window.end if backward else [b - (rest or 0) for b, rest in zip(spec.end, spec.leftover, strict=True)]
+    )
+    axes = spec.back_axes if backward else spec.axes
+    return min(axis.x + min(axis.begin, 0) + min(end, 0) for axis, end in zip(axes, ends, strict=True)) > 0
 
 
-def _rows_left_backward(spec: ConvSpec) -> bool:
-    if not spec.static:
-        return True
-    rows = (a.x + min(a.begin, 0) + min(end, 0) for a, end in zip(spec.back_axes, spec.back_window.end, strict=True))
-    return min(rows) > 0
-
-
-rows_left = needs(_rows_left, "negative padding removes every row")
-rows_left_backward = needs(_rows_left_backward, "the padding leaves no row of the output gradient")
+rows_left = needs(partial(_rows_left, backward=False), "negative padding removes every row")
+rows_left_backward = needs(partial(_rows_left, backward=True), "the padding leaves no row of the output gradient")
 
 # -- shared pieces -----------------------------------------------------------------------------------------------------
 

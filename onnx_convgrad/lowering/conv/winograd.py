@@ -44,7 +44,6 @@ from onnx_convgrad.lowering.conv.winograd_axes import (
     forward_matrices,
     rows_read,
     tiled,
-    weight_matrices,
 )
 from onnx_convgrad.lowering.conv.winograd_points import from_points, to_points, weight_to_points
 from onnx_convgrad.lowering.table import Query, Requirement, lowering
@@ -195,7 +194,7 @@ def weight_grad(e: Emitter, n: Call, spec: ConvSpec, most: int) -> ir.Value:
     x, dy = with_samples(e, x, x_size), with_samples(e, dy, y_size)
     x_size[0] = y_size[0] = filled(e, x_size[0])
     axes = _counted(e, _y_axes(spec, most), y_size[2:])
-    a, g, b = zip(*map(weight_matrices, axes), strict=True)
+    a, g, b = zip(*(forward_matrices(axis, weight_grad=True) for axis in axes), strict=True)
     # A shape of its own, so that the runtime does not share tiles, larger than x, with the forward pass and hold them.
     flat = e.reshape(x, [*x_size[:2], e.size_mul(*x_size[2:]), 1])
     pads = list(zip(spec.begin, spec.end, strict=True))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 import numpy as np
 
@@ -73,7 +73,7 @@ def tiled(size: int | None, taps: int, dilation: int, most: int, stride: int = 1
     return Axis(-(-rows // count), taps, count, dilation, stride)
 
 
-@cache
+@lru_cache(maxsize=1024)
 def matrices(outputs: int, taps: int) -> Triple:
     """A, G and B of F(outputs, taps): evaluation at the points, and interpolation through them, transposed."""
     if 1 in (outputs, taps):  # nothing to save and nothing to round
@@ -92,13 +92,20 @@ def matrices(outputs: int, taps: int) -> Triple:
 # -- the three convolutions --------------------------------------------------------------------------------------------
 
 
-def forward_matrices(axis: Axis) -> Triple:
-    """A [tile, points], G [points, taps] and B [points, rows of x]: the sum of the phases."""
+def forward_matrices(axis: Axis, *, weight_grad: bool = False) -> Triple:
+    """A [tile, points], G [points, taps] and B [points, rows of x]: the sum of the phases.
+
+    For the weight gradient the taps are the outputs: A [taps, points] and G [points, tile of dY].
+    """
     rows = axis.step - axis.stride + axis.taps
     parts = []
     for phase, taps in enumerate(axis.phases):
-        a, g, b = matrices(axis.tile, taps)
-        parts.append((a, _spread(g, axis.taps, phase, axis.stride), _spread(b, rows, phase, axis.stride)))
+        a, g, b = matrices(taps, axis.tile) if weight_grad else matrices(axis.tile, taps)
+        if weight_grad:
+            a = _spread(a.T, axis.taps, phase, axis.stride).T
+        else:
+            g = _spread(g, axis.taps, phase, axis.stride)
+        parts.append((a, g, _spread(b, rows, phase, axis.stride)))
     return _stacked(parts)
 
 
@@ -122,17 +129,6 @@ def data_matrices(axis: Axis, begin: int) -> Triple:
         a, g, b = matrices(axis.tile, taps)
         a = _spread(a.T, axis.step, row, axis.stride).T
         parts.append((a, _spread(g[:, ::-1], axis.taps, first, axis.stride), _spread(b, rows, start - low)))
-    return _stacked(parts)
-
-
-def weight_matrices(axis: Axis) -> Triple:
-    """A [taps, points], G [points, tile of dY] and B [points, rows of x]: the taps are the outputs."""
-    rows = axis.step - axis.stride + axis.taps
-    parts = []
-    for phase, taps in enumerate(axis.phases):
-        a, g, b = matrices(taps, axis.tile)
-        a = _spread(a.T, axis.taps, phase, axis.stride).T
-        parts.append((a, g, _spread(b, rows, phase, axis.stride)))
     return _stacked(parts)
 
 
