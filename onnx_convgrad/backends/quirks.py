@@ -204,7 +204,7 @@ FLOAT64_RECURRENT = Quirk(
     "onnxruntime",
     "",
     "float64 GRU and LSTM are loaded but fail at run time.",
-    "onnx_convgrad.checking.case_evaluator",
+    "onnx_convgrad.checking.case",
 )
 GEMM_SHAPE_NAMES = Quirk(
     "GEMM_SHAPE_NAMES",
