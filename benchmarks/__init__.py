@@ -1,1 +1,1 @@
-"""What the performance tables of the README are made with: `python -m benchmarks` makes all of them."""
+"""Make the performance tables of docs/performance.md: `python -m benchmarks` makes all of them."""

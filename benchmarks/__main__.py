@@ -1,4 +1,4 @@
-"""Make all tables of the README: `python -m benchmarks [--quick] [--threads N] [--json FOLDER]`.
+"""Make all tables of docs/performance.md: `python -m benchmarks [--quick] [--threads N] [--json FOLDER]`.
 
 Each is also a program: `python -m benchmarks.layers`, `.operators`, `.steps`, `.build`, `.per_sample`, `.functional` and
 `.trainer`. All of them take an hour, with `--quick` some minutes.
