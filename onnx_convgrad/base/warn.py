@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from pathlib import Path
 
-_PACKAGE = str(Path(__file__).parents[1])
-_RULES = str(Path(__file__).resolve().parents[2] / "rules")
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep  # a package whose name only begins alike is the caller's
+_RULES = str(Path(__file__).resolve().parents[2] / "rules") + os.sep
 """The rules of an uninstalled checkout, in which `onnx_convgrad/rules` is a link."""
 
 

@@ -26,6 +26,7 @@ def test_frames_of_the_package_are_skipped() -> None:
         (f"{module._RULES}/conv.py", True),
         ("/site-packages/onnx_ir/passes/_pass_infra.py", True),
         ("/home/me/train.py", False),
+        (f"{module._PACKAGE[:-1]}_plugin/rules.py", False),
     ],
 )
 def test_internal_files(filename: str, internal: bool) -> None:
