@@ -13,12 +13,15 @@ from onnx_convgrad.base.version import __version__
 if TYPE_CHECKING:
     from onnx_convgrad import callbacks, data, functional, losses, metrics, optim
     from onnx_convgrad.api import augment, explain, grad, hvp, jvp, lower_gradient_ops, vjp
+    from onnx_convgrad.base.limits import Limits
     from onnx_convgrad.errors import (
         ArgumentError,
         CheckpointError,
         ConvGradError,
         DifferentiationError,
         ExecutionError,
+        InternalError,
+        LimitError,
         LoweringError,
         ModelError,
         RuleContractError,
@@ -29,8 +32,9 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "api": "augment explain grad hvp jvp lower_gradient_ops vjp",
-    "errors": "ArgumentError CheckpointError ConvGradError DifferentiationError ExecutionError LoweringError ModelError "
-    "RuleContractError",
+    "base.limits": "Limits",
+    "errors": "ArgumentError CheckpointError ConvGradError DifferentiationError ExecutionError InternalError LimitError "
+    "LoweringError ModelError RuleContractError",
     "pipeline.report": "Report",
     "training.program.build": "TrainingProgram build_training",
     "training.run.trainer": "Trainer",
@@ -44,6 +48,9 @@ __all__ = [
     "ConvGradError",
     "DifferentiationError",
     "ExecutionError",
+    "InternalError",
+    "LimitError",
+    "Limits",
     "LoweringError",
     "ModelError",
     "Report",

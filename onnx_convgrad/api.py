@@ -12,6 +12,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar, Unpack, cast, over
 import onnx
 import onnx_ir as ir
 
+from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.gradient_ops.lower import lower_training_operators
 from onnx_convgrad.ir.serialize import whole_proto
@@ -56,6 +57,7 @@ def _keywords(settings: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
 def _transformation(function: Callable[Concatenate[AnyModel, P], ir.Model]) -> Transformation[P]:
     """Return the result in the kind of the given model; for a path, a proto that holds all weights if it can."""
 
+    @typed_errors
     @functools.wraps(function)
     def transform(model: AnyModel, *args: P.args, **kwargs: P.kwargs) -> onnx.ModelProto | ir.Model:
         result = function(model, *args, **kwargs)
@@ -114,6 +116,8 @@ def augment(
             `explain` shows what it saves and costs.
 
             input_shapes (mapping): Shapes that replace those declared by the graph's inputs.
+
+            limits (Limits): Bounds on what a file can ask for, see `onnx_convgrad.Limits`.
 
     Returns:
         The augmented model (a `ModelProto` for a path). For each member `x` of `wrt` an output `x_grad` of x's shape and
@@ -183,6 +187,7 @@ def hvp(
     return build(model, Options(wrt=wrt, of=of, composition=composition, **settings), mode="hvp").model
 
 
+@typed_errors
 @_keywords(Settings)
 def explain(
     model: AnyModel,
@@ -226,7 +231,7 @@ def lower_gradient_ops(model: AnyModel, **settings: Unpack[LoweringSettings]) ->
 
     Args:
         model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
-        settings: `target`, `deterministic`, `lowering`, `max_workspace` and `input_shapes`, as for `augment`.
+        settings: `target`, `deterministic`, `lowering`, `max_workspace`, `input_shapes` and `limits`, as for `augment`.
 
     Returns:
         The model (a `ModelProto` for a path) at opset 21. `metadata_props["onnx_convgrad.gradients"]` maps each `x` to the

@@ -5,13 +5,15 @@
     ConvGradError
     ├── ArgumentError            an argument is wrong (unknown value, bad option)        exit status 2
     ├── ModelError               the model cannot be used (unreadable, unknown rank)     exit status 2
+    │   └── LimitError           it asks for more work or memory than `Limits` allow     exit status 2
     ├── DifferentiationError     some nodes cannot be differentiated; lists all of them  exit status 3
     ├── LoweringError            no lowering of a gradient operator applies              exit status 3
     ├── UnsupportedCase          a rule does not cover the attributes or operands        exit status 3
     │   └── UnknownShape         a rule needs a rank or a dimension that is unknown      exit status 3
     ├── RuleContractError        a rule broke its contract; addressed to its author      exit status 3
     ├── ExecutionError           ONNX Runtime is missing, or refused or failed a model   exit status 2
-    └── CheckpointError          a checkpoint is unreadable, foreign or not writable     exit status 2
+    ├── CheckpointError          a checkpoint is unreadable, foreign or not writable     exit status 2
+    └── InternalError            a fault of this package; please report it               exit status 3
 
 Rules raise `UnsupportedCase` and `UnknownShape`; the walk adds the nodes and raises one `DifferentiationError` for all of
 a model's problems.
@@ -30,6 +32,8 @@ __all__ = [
     "ConvGradError",
     "DifferentiationError",
     "ExecutionError",
+    "InternalError",
+    "LimitError",
     "LoweringError",
     "ModelError",
     "Problem",
@@ -68,6 +72,10 @@ class ModelError(ConvGradError):
     """The model cannot be read, is invalid, or lacks something that every transformation needs."""
 
 
+class LimitError(ModelError):
+    """The model asks for more work or memory than the limits allow; see `onnx_convgrad.Limits`."""
+
+
 class LoweringError(ConvGradError):
     """No lowering of an abstract gradient operator applies; the message gives each candidate's reason."""
 
@@ -93,6 +101,15 @@ class ExecutionError(ConvGradError):
 
 class CheckpointError(ConvGradError):
     """A checkpoint is damaged, belongs to another program, or cannot be written."""
+
+
+class InternalError(ConvGradError):
+    """An error that this package did not foresee; `__cause__` is the original one."""
+
+    exit_status = 3
+
+    def __init__(self, message: str, *, hint: str = "Please report it, with the model if you can share it.") -> None:
+        super().__init__(message, hint=hint)
 
 
 class UnsupportedCase(ConvGradError):  # noqa: N818 - a signal from a rule to the walk

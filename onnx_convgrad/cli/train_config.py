@@ -94,6 +94,7 @@ class Config:
     max_workspace: str | None = _shared("max_workspace")
     recompute: Names = _shared("recompute", ())
     input_shape: Names = _shared("input_shapes", ())
+    limit: Names = _shared("limits", ())
     image_size: Names = option("--image-size HxW", "Size of images, if the model takes any size.", default=())
     resize: int | None = option("--resize INT", _RESIZE)
     mean: Numbers = option("--mean R,G,B", "Subtracted from images in [0, 1].", parse=text.mean, default=())

@@ -10,6 +10,8 @@ from typing import Any, TypeVar, cast
 import onnx
 import onnx_ir as ir
 
+from onnx_convgrad.base.boundary import unforeseen
+from onnx_convgrad.base.limits import limits_of
 from onnx_convgrad.errors import ConvGradError, ModelError, RuleContractError
 
 _UNDECLARED = "Field 'shape' of 'type' is required"
@@ -20,20 +22,28 @@ F = TypeVar("F", bound=Callable[..., Any])
 def judged(function: F) -> F:
     """Make `function`, whose first argument is a model, raise `ModelError` if it fails for a model that ONNX refuses.
 
+    Other unexpected exceptions become `InternalError`. The limits that apply inside are the keyword `limits`, or those of
+    the options that follow the model.
     The checker runs only after a failure, so that models which it refuses for trifles are accepted.
     """
 
     @functools.wraps(function)
     def checked(model: Any, *args: Any, **kwargs: Any) -> Any:
+        chosen = kwargs.get("limits") or (getattr(args[0], "limits", None) if args else None)
         try:
-            return function(model, *args, **kwargs)
+            with limits_of(chosen):
+                return function(model, *args, **kwargs)
         except Exception as problem:
             if isinstance(problem, ConvGradError) and not isinstance(problem, RuleContractError):
                 raise
+            if isinstance(problem, (MemoryError, RecursionError)):
+                raise unforeseen(problem) from problem
             complaint = _complaint(model)
-            if complaint is None:
+            if complaint is not None:
+                raise ModelError(f"The model is not valid: {complaint}") from problem
+            if isinstance(problem, ConvGradError):
                 raise
-            raise ModelError(f"The model is not valid: {complaint}") from problem
+            raise unforeseen(problem) from problem
 
     return cast(F, checked)
 

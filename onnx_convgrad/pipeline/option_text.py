@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
+from onnx_convgrad.base.limits import Limits
 from onnx_convgrad.errors import ArgumentError
 
 _GROUPS = ("parameters", "inputs", "all")
@@ -106,6 +108,18 @@ def size_in_bytes(text: str) -> int:
         return int(float(digits) * _UNITS[unit])
     except (ValueError, KeyError, OverflowError):
         raise ArgumentError(f"--max-workspace {text!r} is not a size.", hint="For example: 256MB.") from None
+
+
+def limits(values: Sequence[str]) -> Limits:
+    """`--limit NAME=N`, repeated."""
+    names = [field.name for field in fields(Limits)]
+    chosen = {}
+    for value in values:
+        name, _, number = value.partition("=")
+        if name not in names or not number.isdecimal():
+            raise ArgumentError(f"--limit {value!r} is not NAME=N with NAME one of {', '.join(names)}.")
+        chosen[name] = int(number)
+    return Limits(**chosen)
 
 
 def input_shapes(values: Sequence[str]) -> dict[str, list[int | str | None]]:

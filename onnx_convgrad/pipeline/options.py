@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from onnx_convgrad.base.limits import Limits
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.pipeline import option_text as text
 
@@ -33,6 +34,7 @@ class LoweringSettings(TypedDict, total=False):
     lowering: Choosing
     max_workspace: int | None
     input_shapes: InputShapes | None
+    limits: Limits | None
 
 
 class Settings(LoweringSettings, total=False):
@@ -96,6 +98,7 @@ _WRT = "Differentiate with respect to: parameters, inputs, all, or names and glo
 _RECOMPUTE = "Forward values to compute again instead of keeping: auto, or names and globs, as for --wrt."
 _LOWERING = "Force a lowering (`explain` lists them), or exact, or a file that `bench` saved. Repeatable."
 _WORKSPACE = "Most memory that one lowering may use, such as 256MB."
+_LIMIT = "Raise a limit on what a file can ask for: nodes, constant_bytes or depth. Repeatable."
 _SHAPE = "Shape of an input: numbers, symbols or ?. Repeatable."
 _PER_SAMPLE = "One gradient per sample for each parameter, along a new first axis."
 _NORM = "The squared norm of each sample's gradient; implies --per-sample."
@@ -128,6 +131,7 @@ class Options:
     max_workspace: int | None = option("--max-workspace SIZE", _WORKSPACE, parse=text.size_in_bytes)
     recompute: Names | None = option("--recompute NAMES...", _RECOMPUTE, parse=text.recompute)
     input_shapes: InputShapes | None = option("--input-shape NAME:1,3,H,W...", _SHAPE, parse=text.input_shapes)
+    limits: Limits | None = option("--limit NAME=N...", _LIMIT, parse=text.limits)
     composition: str = COMPOSITIONS[0]
 
     def __post_init__(self) -> None:
@@ -143,3 +147,5 @@ class Options:
         target_named(self.target)
         check_choice(self.lowering)
         check_workspace(self.max_workspace)
+        if self.limits is not None and not isinstance(self.limits, Limits):
+            raise ArgumentError(f"limits must be an onnx_convgrad.Limits, not {self.limits!r}.")

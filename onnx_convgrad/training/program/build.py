@@ -17,6 +17,8 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
+from onnx_convgrad.base.boundary import typed_errors
+from onnx_convgrad.base.limits import Limits
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.errors import ArgumentError
@@ -60,6 +62,7 @@ class TrainingProgram:
         self._source = source
         self._models: dict[Part, ir.Model] = {}
 
+    @typed_errors
     def model(self, part: Part) -> ir.Model:
         """A graph as an onnx_ir model, built on first use; weights are shared with the other graphs."""
         check_names([part], PARTS, "part")
@@ -92,6 +95,7 @@ class TrainingProgram:
         """The original model, in inference mode."""
         return whole_proto(self.model("inference"))
 
+    @typed_errors
     def save(
         self, folder: str | os.PathLike[str], *, shared_weights: bool = False, defaults: bool | None = None
     ) -> None:
@@ -116,6 +120,7 @@ class TrainingProgram:
         write_program(Path(folder), self.manifest, models, shared=shared_weights, defaults=defaults)
 
     @classmethod
+    @typed_errors
     def load(cls, folder: str | os.PathLike[str]) -> TrainingProgram:
         """Load a program that `save` wrote; its graphs are read on first use.
 
@@ -132,6 +137,7 @@ class TrainingProgram:
         return f"<TrainingProgram: {len(m.parameters)} parameters of {count:,} numbers, {name}, loss {m.loss!r}>"
 
 
+@typed_errors
 @judged
 def build_training(
     model: AnyModel,
@@ -152,6 +158,7 @@ def build_training(
     max_workspace: int | None = None,
     recompute: Names | None = None,
     input_shapes: InputShapes | None = None,
+    limits: Limits | None = None,
 ) -> TrainingProgram:
     """Turn an inference model into a training program.
 
@@ -180,6 +187,7 @@ def build_training(
         max_workspace: Bytes that the lowering of one convolution or its gradient may allocate besides operands and result.
         recompute: Forward values to recompute instead of storing, as for `augment`: names, globs or `"auto"`.
         input_shapes: Shapes that replace those declared by the graph's inputs.
+        limits: Bounds on what a file can ask for, an `onnx_convgrad.Limits`.
 
     Raises:
         ArgumentError: An unknown name or option.
@@ -203,6 +211,7 @@ def build_training(
         max_workspace=max_workspace,
         recompute=recompute,
         input_shapes=input_shapes,
+        limits=limits,
         training=True,
     )
     if not isinstance(optimizer, Optimizer):

@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.reverse import backward
+from onnx_convgrad.base.limits import limits_of
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError, first_few
 from onnx_convgrad.ir.emit import Emitter
@@ -71,6 +72,10 @@ class Builder:
 
     def build(self, part: Part) -> ir.Model:
         """Build one graph of the program."""
+        with limits_of(self.plan.options.limits):
+            return self._build(part)
+
+    def _build(self, part: Part) -> ir.Model:
         if part == "inference":
             m = inference_model(self.plan.source, self.plan.base, [e.name for e in self.manifest.stored()])
             m.metadata_props[MANIFEST] = self.manifest.to_json()
