@@ -119,6 +119,8 @@ def augment(
 
             limits (Limits): Bounds on what a file can ask for, see `onnx_convgrad.Limits`.
 
+            base_dir (path): The folder of external weights, for a model that is not given by its path.
+
     Returns:
         The augmented model (a `ModelProto` for a path). For each member `x` of `wrt` an output `x_grad` of x's shape and
         dtype; the map is in `metadata_props["onnx_convgrad.gradients"]` as JSON.
@@ -231,7 +233,8 @@ def lower_gradient_ops(model: AnyModel, **settings: Unpack[LoweringSettings]) ->
 
     Args:
         model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
-        settings: `target`, `deterministic`, `lowering`, `max_workspace`, `input_shapes` and `limits`, as for `augment`.
+        settings: `target`, `deterministic`, `lowering`, `max_workspace`, `input_shapes`, `limits` and `base_dir`, as for
+            `augment`.
 
     Returns:
         The model (a `ModelProto` for a path) at opset 21. `metadata_props["onnx_convgrad.gradients"]` maps each `x` to the

@@ -18,6 +18,8 @@ from typing import Annotated, Any
 
 import typer
 
+from onnx_convgrad.base.boundary import unforeseen
+from onnx_convgrad.base.limits import limits_of
 from onnx_convgrad.cli.tables import Output, recorded_warnings
 from onnx_convgrad.errors import ConvGradError
 from onnx_convgrad.pipeline.options import CommandOption, Options
@@ -50,7 +52,8 @@ def command(
                 if "given" in wanted:
                     given["given"] = parsed(source, given)
                 given["out"] = Output(**{name: bool(given.pop(name, None)) for name in ("verbose", "quiet", "json")})
-                status = run(**given)
+                with limits_of(getattr(given.get("options"), "limits", None)):
+                    status = run(**given)
             raise typer.Exit(status or 0)
 
         wanted = inspect.signature(run, eval_str=True).parameters
@@ -121,6 +124,11 @@ def errors_as_text() -> Iterator[None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             _fail(f"the output cannot be written: {problem.strerror or problem}.", 2)
         _fail(f"{os.fspath(problem.filename)!r} cannot be used: {problem.strerror}.", 2)
+    except Exception as problem:
+        if hasattr(problem, "exit_code"):  # an exit or a usage error of click, which typer may bundle
+            raise
+        fault = unforeseen(problem)  # the last net: no traceback reaches a user
+        _fail(f"{fault}", fault.exit_status)
 
 
 def _fail(message: str, status: int) -> None:

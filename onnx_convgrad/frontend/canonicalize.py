@@ -29,12 +29,12 @@ from onnx_convgrad.frontend.shapes.fold_sizes import FoldSizes
 from onnx_convgrad.frontend.shapes.infer import InferShapes
 from onnx_convgrad.frontend.shapes.infer_ranks import InferRanks
 from onnx_convgrad.frontend.tidy import MarkConstants, NameNodes, RenameRuntimeShapes, SortNodes
-from onnx_convgrad.frontend.usable import refuse_malformed_nodes, refuse_unusable_graph, refuse_unusable_model
+from onnx_convgrad.frontend.usable import refuse_unusable_graph
 from onnx_convgrad.ir.passes import GraphPass, run_passes
 
 
 def canonicalize(model: ir.Model, input_shapes: InputShapes | None = None, *, fold: bool = True) -> ir.Model:
-    """Bring `model` to canonical form and return it. Callers pass a clone: it is rewritten in place where possible.
+    """Bring `model` to canonical form and return it. Callers pass what `files.load` gave: it is rewritten in place.
 
     With `fold`, integers that follow from constants and static sizes become constants. Without it, the graph stays valid
     for parts of it that are evaluated at other sizes.
@@ -43,8 +43,6 @@ def canonicalize(model: ir.Model, input_shapes: InputShapes | None = None, *, fo
         ModelError: The model is not a usable ONNX model, or its opset has no equivalent at 21.
         ArgumentError: `input_shapes` names an unknown input or contradicts a rank.
     """
-    refuse_unusable_model(model)
-    refuse_malformed_nodes(model)
     model = inline_functions(convert_ancient(model))
     refuse_unusable_graph(model.graph)
     run_passes(model, _passes(input_shapes or {}, fold=fold))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
+import stat
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,9 +16,13 @@ import onnx_ir as ir
 from onnx import numpy_helper
 from onnx.serialization import registry as formats
 
+from onnx_convgrad.base.limits import check_limit
 from onnx_convgrad.errors import ArgumentError, ConvGradError, ModelError
 from onnx_convgrad.frontend.diagnose import root_cause
-from onnx_convgrad.ir.serialize import PROTO_LIMIT, external_tensors, in_memory_bytes, stored_tensors
+from onnx_convgrad.frontend.external_data import Folder, locate_weights
+from onnx_convgrad.frontend.gate import check_structure
+from onnx_convgrad.frontend.usable import refuse_malformed_nodes, refuse_unusable_model
+from onnx_convgrad.ir.serialize import PROTO_LIMIT, external_tensors, in_memory_bytes
 
 AnyModel = str | os.PathLike[str] | onnx.ModelProto | ir.Model
 
@@ -23,48 +30,104 @@ AnyModel = str | os.PathLike[str] | onnx.ModelProto | ir.Model
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def load(model: AnyModel) -> ir.Model:
-    """Return a copy of the model that may be changed; external weights stay on disk.
+def load(model: AnyModel, base_dir: str | os.PathLike[str] | None = None) -> ir.Model:
+    """Return a copy of the model that may be changed, with a checked structure; external weights stay on disk.
+
+    Args:
+        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`.
+        base_dir: The folder of external weights, for a model without a path.
 
     Raises:
-        ArgumentError: `model` is no path, `onnx.ModelProto` or `onnx_ir.Model`.
-        ModelError: The file cannot be read or is not an ONNX model.
+        ArgumentError: `model` is no path, `onnx.ModelProto` or `onnx_ir.Model`, or `base_dir` is no folder.
+        ModelError: The file cannot be read or is not a usable ONNX model.
+        LimitError: The model exceeds the limits.
     """
     if isinstance(model, ir.Model):
-        return _copied(model)
-    if isinstance(model, onnx.ModelProto):
-        try:
-            return _read(model)
-        except ir.serde.SerdeError as problem:
-            raise ModelError(f"The model cannot be read: {root_cause(problem)}.", hint=_remedy(problem)) from problem
-    if not isinstance(model, (str, os.PathLike)):
-        raise ArgumentError(
-            f"A model is a path, an onnx.ModelProto or an onnx_ir.Model, not {type(model).__name__}.",
-            hint="Convert serialized bytes with onnx.load_from_string." if isinstance(model, bytes) else "",
-        )
-    path = Path(model)
-    try:
-        loaded = _read(onnx.load(path, load_external_data=False))
-        ir.external_data.set_base_dir(loaded.graph, path.parent)
-    except ConvGradError:
-        raise
-    except FileNotFoundError:
-        raise ModelError(f"There is no file {str(path)!r}.") from None
-    except IsADirectoryError:
-        raise ModelError(f"{str(path)!r} is a folder, not a model.") from None
-    except Exception as problem:
-        cause = root_cause(problem)
-        raise ModelError(f"{str(path)!r} is not a readable ONNX model ({cause}).", hint=_remedy(problem)) from problem
-    _check_weights(loaded)
+        loaded = _copied(model)
+    elif isinstance(model, onnx.ModelProto):
+        loaded = from_proto(model)
+    else:
+        loaded = from_proto(read_proto(model))
+    check_loaded(loaded, folder_of(model, base_dir))
     return loaded
 
 
-def _read(proto: onnx.ModelProto) -> ir.Model:
-    model = ir.from_proto(without_sparse(proto))
-    for value, info in zip(model.graph.inputs, proto.graph.input, strict=True):
-        if value.type is None:  # onnx_ir takes the type of an input that is an output, too, from the output
-            ir.serde.deserialize_value_info_proto(info, value)
+def folder_of(model: AnyModel, base_dir: str | os.PathLike[str] | None) -> Folder | None:
+    """The folder of a model's external weights, if it is known."""
+    if base_dir is not None:
+        if not isinstance(base_dir, (str, os.PathLike)) or not Path(base_dir).is_dir():
+            raise ArgumentError(f"base_dir must be a folder, not {base_dir!r}.")
+        return Folder(Path(base_dir))
+    return Folder.of_file(Path(model)) if isinstance(model, (str, os.PathLike)) else None
+
+
+def check_loaded(model: ir.Model, folder: Folder | None) -> None:
+    """Refuse a model that the later stages cannot rely on, in place: external weights are located."""
+    refuse_unusable_model(model)
+    check_structure(model)
+    refuse_malformed_nodes(model)
+    locate_weights(model, folder)
+
+
+def read_proto(path: str | os.PathLike[str]) -> onnx.ModelProto:
+    """Read a file without its external weights.
+
+    Raises:
+        ArgumentError: `path` is no path.
+        ModelError: It is not a readable ONNX model.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        raise ArgumentError(
+            f"A model is a path, an onnx.ModelProto or an onnx_ir.Model, not {type(path).__name__}.",
+            hint="Convert serialized bytes with onnx.load_from_string." if isinstance(path, bytes) else "",
+        )
+    path = Path(path)
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        raise ModelError(f"There is no file {str(path)!r}.") from None
+    except (OSError, ValueError) as problem:
+        raise ModelError(f"{str(path)!r} cannot be read: {problem}.") from problem
+    if not stat.S_ISREG(mode):
+        raise ModelError(f"{str(path)!r} is {'a folder' if stat.S_ISDIR(mode) else 'no regular file'}, not a model.")
+    try:
+        return onnx.load(path, load_external_data=False)
+    except Exception as problem:
+        raise ModelError(f"{str(path)!r} is not a readable ONNX model ({root_cause(problem)}).") from problem
+
+
+def from_proto(proto: onnx.ModelProto) -> ir.Model:
+    """Convert a proto, also one with sparse weights or with stored weights that are listed as inputs more than once.
+
+    Raises:
+        ModelError: It cannot be converted.
+    """
+    try:
+        proto = without_sparse(_with_distinct_inputs(proto))
+        model = ir.from_proto(proto)
+        for value, info in zip(model.graph.inputs, proto.graph.input, strict=True):
+            if value.type is None:  # onnx_ir takes the type of an input that is an output, too, from the output
+                ir.serde.deserialize_value_info_proto(info, value)
+    except (ConvGradError, MemoryError):
+        raise
+    except Exception as problem:
+        raise ModelError(f"The model cannot be read: {root_cause(problem)}.", hint=_remedy(problem)) from problem
     return model
+
+
+def _with_distinct_inputs(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """List a stored weight once among the inputs: ONNX Runtime accepts repetitions of these."""
+    stored = {tensor.name for tensor in proto.graph.initializer}
+    counts = Counter(info.name for info in proto.graph.input)
+    if not any(count > 1 and name in stored for name, count in counts.items()):
+        return proto
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    inputs = {info.name: info for info in reversed(proto.graph.input) if info.name in stored}
+    others = [info for info in proto.graph.input if info.name not in stored]
+    del result.graph.input[:]
+    result.graph.input.extend([*others, *reversed(inputs.values())])
+    return result
 
 
 def _copied(model: ir.Model) -> ir.Model:
@@ -72,7 +135,10 @@ def _copied(model: ir.Model) -> ir.Model:
     try:
         return model.clone()
     except RuntimeError:
-        copy = ir.from_proto(ir.to_proto(model))
+        try:
+            copy = ir.from_proto(ir.to_proto(model))
+        except Exception as problem:
+            raise ModelError(f"The model cannot be copied: {root_cause(problem)}.") from problem
     for folder in {t.base_dir for t in external_tensors(model)}:
         ir.external_data.set_base_dir(copy.graph, folder)  # all external weights of a file are relative to one folder
     return copy
@@ -81,30 +147,6 @@ def _copied(model: ir.Model) -> ir.Model:
 def _remedy(problem: Exception) -> str:
     maps = "Map types" in root_cause(problem)
     return "Convert with options={'zipmap': False}, so that probabilities are a tensor and no ZipMap." if maps else ""
-
-
-def _check_weights(model: ir.Model) -> None:
-    """Refuse weights that are too short or whose file is missing or too short."""
-    for tensor in stored_tensors(model):
-        raw = tensor.raw if isinstance(tensor, ir.TensorProtoTensor) else None
-        if raw is not None and raw.HasField("raw_data") and len(raw.raw_data) != tensor.nbytes:
-            raise ModelError(
-                f"The weight {tensor.name!r} of shape {list(tensor.shape)} takes {tensor.nbytes} bytes, but the file has "
-                f"{len(raw.raw_data)} of it.",
-                hint="The file may be damaged.",
-            )
-    sizes: dict[str, int] = {}
-    for tensor in external_tensors(model):
-        path = os.fspath(tensor.path)
-        if not Path(path).exists():
-            raise ModelError(f"The weight {tensor.name!r} is in the file {path!r}, which is not there.")
-        size = sizes.setdefault(path, Path(path).stat().st_size)
-        end = (tensor.offset or 0) + (tensor.length or tensor.nbytes)
-        if end > size:
-            raise ModelError(
-                f"The weight {tensor.name!r} is in the file {path!r} up to byte {end}, but that has {size} bytes.",
-                hint="It may be cut off, or belong to another model.",
-            )
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
@@ -233,15 +275,16 @@ def _dense(sparse: onnx.SparseTensorProto, name: str) -> onnx.TensorProto:
         raise ModelError(
             f"The sparse tensor {name!r} is in an external file.", hint="Store it densely, or in the model."
         )
-    values, indices = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
-    result = np.zeros(tuple(sparse.dims), values.dtype)
+    dims = tuple(sparse.dims)
+    size = math.prod(dims) * onnx.helper.tensor_dtype_to_np_dtype(sparse.values.data_type).itemsize
+    check_limit("constant_bytes", size, f"The dense form of the sparse tensor {name!r}")
     try:
+        values, indices = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
+        result = np.zeros(dims, values.dtype)
         if indices.ndim == 1:
             result.reshape(-1)[indices] = values
         else:
             result[tuple(indices.T)] = values
-    except (IndexError, ValueError) as problem:
-        raise ModelError(
-            f"The sparse tensor {name!r} of shape {list(sparse.dims)} is not valid: {problem}."
-        ) from problem
+    except (IndexError, ValueError, TypeError) as problem:
+        raise ModelError(f"The sparse tensor {name!r} of shape {list(dims)} is not valid: {problem}.") from problem
     return numpy_helper.from_array(result, name)

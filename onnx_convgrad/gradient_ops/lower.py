@@ -49,7 +49,7 @@ def lower_training_operators(
     """Run all stages, and call `progress` with the name of each. Arguments and errors as for `lower_gradient_ops`."""
     target = target_of(options)
     progress("reading")
-    m = load_with_algorithm(model)
+    m = load_with_algorithm(model, options.base_dir)
     graphs = [m.graph, *(f.graph for f in m.functions.values())]
     operators = Counter(n.op_type for g in graphs for n in g.all_nodes() if n.domain == TRAINING_DOMAIN)
     progress("canonicalizing")

@@ -7,20 +7,20 @@ Runtimes ignore `training_info`, but can run the combined graph.
 from __future__ import annotations
 
 import json
-from pathlib import Path
+import os
 
 import onnx
 import onnx_ir as ir
 
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ModelError, first_few
-from onnx_convgrad.frontend.files import AnyModel, load
+from onnx_convgrad.frontend.files import AnyModel, check_loaded, folder_of, from_proto, load, read_proto
 from onnx_convgrad.ir.notes import UPDATES
 
 _LISTS = ("node", "initializer", "sparse_initializer", "input", "output", "value_info")
 
 
-def load_with_algorithm(model: AnyModel) -> ir.Model:
+def load_with_algorithm(model: AnyModel, base_dir: str | os.PathLike[str] | None = None) -> ir.Model:
     """Load a model, combined with the algorithm of its `training_info` if it has one, as an onnx_ir model of its own.
 
     The tensors that the algorithm updates become graph inputs with their stored values as defaults; `UPDATES` maps each to
@@ -30,16 +30,12 @@ def load_with_algorithm(model: AnyModel) -> ir.Model:
         ModelError: The file cannot be read or is not an ONNX model; there are several algorithms; or one updates a tensor
             that is not an initializer, or by a value that is not an output.
     """
-    m = load(model)
     if isinstance(model, ir.Model):  # onnx_ir does not keep training_info
-        return m
-    proto = model if isinstance(model, onnx.ModelProto) else onnx.load(model, load_external_data=False)
-    if not proto.training_info:
-        return m
-    combined, updates = _combined(proto)
-    m = ir.from_proto(combined)
-    if not isinstance(model, onnx.ModelProto):
-        ir.external_data.set_base_dir(m.graph, Path(model).parent)
+        return load(model, base_dir)
+    proto = model if isinstance(model, onnx.ModelProto) else read_proto(model)
+    combined, updates = _combined(proto) if proto.training_info else (proto, {})
+    m = from_proto(combined)
+    check_loaded(m, folder_of(model, base_dir))
     if updates:
         m.metadata_props[UPDATES] = json.dumps(updates)
     return m

@@ -7,6 +7,7 @@ Imports nothing slow, so that `--help` answers at once; validation imports what 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -35,6 +36,7 @@ class LoweringSettings(TypedDict, total=False):
     max_workspace: int | None
     input_shapes: InputShapes | None
     limits: Limits | None
+    base_dir: str | os.PathLike[str] | None
 
 
 class Settings(LoweringSettings, total=False):
@@ -132,6 +134,7 @@ class Options:
     recompute: Names | None = option("--recompute NAMES...", _RECOMPUTE, parse=text.recompute)
     input_shapes: InputShapes | None = option("--input-shape NAME:1,3,H,W...", _SHAPE, parse=text.input_shapes)
     limits: Limits | None = option("--limit NAME=N...", _LIMIT, parse=text.limits)
+    base_dir: str | os.PathLike[str] | None = None
     composition: str = COMPOSITIONS[0]
 
     def __post_init__(self) -> None:

@@ -106,9 +106,9 @@ def build(
     """
     target = target_of(options)
     progress("reading")
-    m = load(model)
+    m = load(model, options.base_dir)
     progress("canonicalizing")
-    m = _canonicalize(m, options, lambda: load(model))
+    m = _canonicalize(m, options, lambda: load(model, options.base_dir))
     progress("differentiating")
     derived = derive(m, options, target, mode)
     if not lower:

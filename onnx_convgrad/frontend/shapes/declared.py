@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from functools import lru_cache
 from operator import index
 from typing import SupportsIndex, TypeAlias
 
@@ -111,11 +112,19 @@ def _clean(dim: int | ir.SymbolicDim) -> int | ir.SymbolicDim | None:
     return dim if name not in _PLACEHOLDERS and _is_expression(name) else None
 
 
-@cache
+_LONGEST_NAME, _MOST_POWERS, _MOST_PARENTHESES = 500, 4, 40
+_UNBOUNDED = re.compile(r"\d{13}|\*\*(?!\s*\d(?![\w.]|\s*\*\*))")
+"""A huge number, or a power whose exponent is not one digit: evaluating it may take for ever."""
+
+
+@lru_cache(maxsize=4096)
 def _is_expression(name: str) -> bool:
-    """Whether shape inference can parse the name of a dimension, as an expression of symbols."""
+    """Whether shape inference can parse the name of a dimension, as an expression of symbols, in bounded time."""
+    powers, parentheses = name.count("**"), name.count("(")
+    if len(name) > _LONGEST_NAME or powers > _MOST_POWERS or parentheses > _MOST_PARENTHESES or _UNBOUNDED.search(name):
+        return False
     try:
         ir.SymbolicDim(name).free_symbols()
-    except ValueError:
+    except (ValueError, ArithmeticError, TypeError, RecursionError):
         return False
     return True

@@ -159,6 +159,7 @@ def build_training(
     recompute: Names | None = None,
     input_shapes: InputShapes | None = None,
     limits: Limits | None = None,
+    base_dir: str | os.PathLike[str] | None = None,
 ) -> TrainingProgram:
     """Turn an inference model into a training program.
 
@@ -188,6 +189,7 @@ def build_training(
         recompute: Forward values to recompute instead of storing, as for `augment`: names, globs or `"auto"`.
         input_shapes: Shapes that replace those declared by the graph's inputs.
         limits: Bounds on what a file can ask for, an `onnx_convgrad.Limits`.
+        base_dir: The folder of external weights, for a model that is not given by its path.
 
     Raises:
         ArgumentError: An unknown name or option.
@@ -216,7 +218,7 @@ def build_training(
     )
     if not isinstance(optimizer, Optimizer):
         raise ArgumentError(f"optimizer must be a member of onnx_convgrad.optim, not {optimizer!r}.")
-    source = load(model)
+    source = load(model, base_dir)
     restore(source.graph)
     base = canonicalize(source.clone(), input_shapes)
     if input_shapes:

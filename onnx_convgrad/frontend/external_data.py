@@ -1,0 +1,111 @@
+"""Find the files of external weights, and refuse those outside the folder of the model.
+
+A model names the files of its external weights. These names are not trusted: a weight must be in a regular file inside the
+folder of the model. A link is followed if it leads into that folder, or, where the model file is a link itself, into the
+folder of the file that this leads to: the layout of content-addressed caches such as that of huggingface_hub.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+import onnx_ir as ir
+
+from onnx_convgrad.errors import ModelError
+from onnx_convgrad.ir.serialize import external_tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """The folder of a model, and the folder that links may also lead to."""
+
+    path: Path
+    linked: Path | None = None
+
+    @classmethod
+    def of_file(cls, model: Path) -> Folder:
+        """The folder of a model file."""
+        return cls(model.parent, Path(os.path.realpath(model)).parent if model.is_symlink() else None)
+
+    def holds(self, file: Path) -> bool:
+        """Whether `file`, with all links resolved, is inside."""
+        roots = [Path(os.path.realpath(self.path)), *([self.linked] if self.linked else [])]
+        return any(file.is_relative_to(root) for root in roots)
+
+
+class _HardLinked(ir.ExternalTensor):
+    """A tensor in a checked file with several hard links, as caches make them; `onnx_ir` refuses to read such files."""
+
+    def _check_path_containment(self) -> None:
+        """Accept the file: `locate_weights` has checked it."""
+
+
+def locate_weights(model: ir.Model, folder: Folder | None) -> None:
+    """Check the file of each external weight, in place, and replace links by the files that they lead to.
+
+    Args:
+        model: The model.
+        folder: The folder of the model; `None` if only the tensors themselves can tell, as in an `onnx_ir.Model`.
+
+    Raises:
+        ModelError: A file is outside the folder, missing, not a regular file or too short; or there is no folder.
+    """
+    if not external_tensors(model):
+        return
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            tensor = value.const_value
+            if isinstance(tensor, ir.ExternalTensor):
+                if folder is None and not tensor.base_dir:
+                    raise ModelError(
+                        f"The weight {value.name!r} is in the file {os.fspath(tensor.location)!r}, and the folder of that"
+                        " file is not known.",
+                        hint="Pass the path of the model file, or base_dir=, the folder of its weights.",
+                    )
+                value.const_value = _located(tensor, folder or Folder(Path(tensor.base_dir)))
+
+
+def _located(tensor: ir.ExternalTensor, folder: Folder) -> ir.ExternalTensor:
+    location = os.fspath(tensor.location)
+    path = folder.path / location
+    what = f"The weight {tensor.name!r} is in the file {str(path)!r}"
+    parts = {*PurePosixPath(location).parts, *PureWindowsPath(location).parts}
+    if not location or "\0" in location or ".." in parts or path.is_absolute() != folder.path.is_absolute():
+        raise ModelError(
+            f"The weight {tensor.name!r} names the file {location!r}, which is not inside the model's folder."
+        )
+    try:
+        real = Path(os.path.realpath(path, strict=True))
+        found = real.stat()
+    except FileNotFoundError:
+        raise ModelError(f"{what}, which is not there.") from None
+    except (OSError, ValueError) as problem:
+        raise ModelError(f"{what}, which cannot be read: {problem}.") from None
+    if not folder.holds(real):
+        raise ModelError(f"{what}, a link to {str(real)!r} outside the model's folder.", hint="Copy the file there.")
+    if not stat.S_ISREG(found.st_mode):
+        raise ModelError(f"{what}, which is not a regular file.")
+    offset, length = tensor.offset or 0, tensor.length or 0
+    if offset < 0 or length < 0 or (0 < length < tensor.nbytes):
+        raise ModelError(f"The weight {tensor.name!r} takes {tensor.nbytes} bytes, not {length} from byte {offset} on.")
+    end = offset + max(length, tensor.nbytes)
+    if end > found.st_size:
+        raise ModelError(
+            f"{what} up to byte {end}, but that has {found.st_size} bytes.",
+            hint="It may be cut off, or belong to another model.",
+        )
+    kind = _HardLinked if found.st_nlink > 1 else ir.ExternalTensor
+    inside = kind is ir.ExternalTensor and real.is_relative_to(os.path.realpath(folder.path))
+    return kind(
+        location if inside else real.name,
+        tensor.offset,
+        tensor.length,
+        tensor.dtype,
+        shape=tensor.shape,
+        name=tensor.name,
+        doc_string=tensor.doc_string,
+        base_dir=folder.path if inside else real.parent,
+    )

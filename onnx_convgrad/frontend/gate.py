@@ -1,0 +1,264 @@
+"""Check a model once, right after it is read, so that later stages can rely on its structure.
+
+Later stages assume: tensors hold as many numbers as their shapes say; attributes refer to attributes of functions only
+inside functions; every graph input has a type and is listed once; sizes are small enough for 64 bits; functions call each
+other without recursion and expand to a bounded number of nodes; and nothing is nested too deeply. ONNX's C++ shape inference
+ends the whole process on some nodes that break these rules.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from onnx_convgrad.base.limits import check_limit
+from onnx_convgrad.errors import ModelError
+
+_LARGEST = 2**63 - 1
+"""ONNX counts the elements of a tensor with signed 64-bit numbers."""
+
+
+def check_structure(model: ir.Model) -> None:
+    """Refuse a model whose structure is not what all later stages rely on.
+
+    Raises:
+        ModelError: Naming the tensor, value, node or function at fault.
+        LimitError: Functions expand to too many nodes, or graphs are nested too deeply.
+    """
+    check_depth(model.graph)
+    for function in model.functions.values():
+        check_depth(function.graph)
+    _check_interface(model.graph)
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            check_tensor(value.const_value, f"The weight {value.name!r}")
+            _check_stored(value)
+        _check_values(graph)
+    for node in model.graph.all_nodes():
+        for attribute in node.attributes.values():
+            if attribute.is_ref():
+                raise ModelError(
+                    f"The attribute {attribute.name!r} of node {_label(node)} refers to the attribute"
+                    f" {attribute.ref_attr_name!r} of a function, but the node is in no function."
+                )
+            _check_attribute(node, attribute)
+    _check_functions(model)
+
+
+def _label(node: ir.Node) -> str:
+    name = node.name or next((v.name for v in node.outputs if v.name), None) or "unnamed"
+    return f"{name!r} ({node.op_type})"
+
+
+# -- nesting -----------------------------------------------------------------------------------------------------------
+
+
+def check_depth(graph: ir.Graph) -> None:
+    """Raise `LimitError` if graphs are nested too deeply."""
+    level, depth = [graph], 0
+    while level:
+        check_limit("depth", depth, "The nesting of graphs")
+        level = [inner for outer in level for node in outer for inner in _graphs(node)]
+        depth += 1
+
+
+def _graphs(node: ir.Node) -> Iterator[ir.Graph]:
+    for attribute in node.attributes.values():
+        if attribute.is_ref():
+            continue
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield attribute.as_graph()
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            yield from attribute.as_graphs()
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+
+def _check_interface(graph: ir.Graph) -> None:
+    """Check the names and types of graph inputs and outputs."""
+    for what, values in (("input", graph.inputs), ("output", graph.outputs)):
+        unnamed = next((position for position, value in enumerate(values) if not value.name), None)
+        if unnamed is not None:
+            raise ModelError(f"The {what} {unnamed} of the model has no name.")
+    for name, count in Counter(value.name for value in graph.inputs).items():
+        if count > 1:
+            raise ModelError(f"The input {name!r} of the model is listed {count} times.")
+    for value in graph.inputs:
+        if value.type is None:
+            raise ModelError(f"The input {value.name!r} of the model has no type.")
+
+
+def _check_values(graph: ir.Graph) -> None:
+    """Check that each value is defined once, and that its declared shape is possible."""
+    defined = {*graph.initializers, *(value.name for value in graph.inputs)}
+    for value in graph.inputs:
+        _check_shape(value)
+    for node in graph:
+        for value in node.outputs:
+            if value.shape is not None:
+                _check_shape(value)
+            if value.name:
+                if value.name in defined:
+                    raise ModelError(
+                        f"The value {value.name!r} is defined more than once: by node {_label(node)}, and before."
+                    )
+                defined.add(value.name)
+
+
+def _check_shape(value: ir.Value) -> None:
+    if value.shape is None:
+        return
+    if math.prod(d for d in value.shape if isinstance(d, int)) > _LARGEST:
+        raise ModelError(
+            f"The value {value.name!r} of shape [{', '.join(map(str, value.shape))}] has more elements than 64 bits count."
+        )
+
+
+def _check_stored(value: ir.Value) -> None:
+    """Compare an initializer that is a graph input with its declaration."""
+    stored = value.const_value
+    if stored is None or value.shape is None or not value.is_graph_input():
+        return
+    declared = list(value.shape)
+    fits = len(declared) == len(stored.shape) and all(
+        not isinstance(d, int) or d == size for d, size in zip(declared, stored.shape, strict=True)
+    )
+    if not fits or value.dtype not in (None, stored.dtype):
+        raise ModelError(
+            f"The weight {value.name!r} is {stored.dtype} of shape {list(stored.shape)}, but declared as an input of type"
+            f" {value.dtype} and shape [{', '.join(map(str, declared))}]."
+        )
+
+
+# -- tensors -----------------------------------------------------------------------------------------------------------
+
+
+def _check_attribute(node: ir.Node, attribute: ir.Attr) -> None:
+    if attribute.type == ir.AttributeType.TENSOR:
+        check_tensor(attribute.value, f"The attribute {attribute.name} of node {_label(node)}")
+    elif attribute.type == ir.AttributeType.TENSORS:
+        for tensor in attribute.value:
+            check_tensor(tensor, f"The attribute {attribute.name} of node {_label(node)}")
+
+
+def check_tensor(tensor: ir.TensorProtocol | None, what: str) -> None:
+    """Refuse a tensor whose data are of another size than its shape says; `what` begins the sentence of the error."""
+    proto = tensor.raw if isinstance(tensor, ir.TensorProtoTensor) else None
+    if proto is None:
+        if isinstance(tensor, ir.ExternalTensor):
+            _check_dims(tuple(tensor.shape), what)
+        return
+    _check_dims(proto.dims, what)
+    if proto.data_type not in _FIELDS:
+        raise ModelError(f"{what} has the unknown element type {proto.data_type}.")
+    if proto.HasField("segment"):
+        raise ModelError(f"{what} is stored in segments, which no version of ONNX Runtime reads.")
+    if proto.HasField("raw_data"):
+        if proto.data_type == onnx.TensorProto.STRING:
+            raise ModelError(f"{what} holds strings, but is stored as raw data.")
+        wanted, held, unit = tensor.nbytes, len(proto.raw_data), "bytes"  # type: ignore[union-attr]
+    else:
+        field, numerator, denominator = _FIELDS[proto.data_type]
+        wanted, unit = -(-math.prod(proto.dims) * numerator // denominator), "numbers"
+        held = len(getattr(proto, field))
+    if wanted != held:
+        raise ModelError(
+            f"{what} of shape {list(proto.dims)} takes {wanted} {unit}, but the file has {held} of it.",
+            hint="The file may be damaged.",
+        )
+
+
+def _check_dims(dims: Iterable[Any], what: str) -> None:
+    if any(not isinstance(d, int) or d < 0 for d in dims) or math.prod(dims) > _LARGEST:
+        raise ModelError(f"{what} cannot have the shape {list(dims)}.")
+
+
+def _fields() -> dict[int, tuple[str, int, int]]:
+    """Element type -> field of a TensorProto with its numbers, and entries of the field per so many elements."""
+    fields = {}
+    for dtype in ir.DataType:
+        if dtype == ir.DataType.UNDEFINED:
+            continue
+        try:
+            field = onnx.helper.tensor_dtype_to_field(int(dtype))
+        except KeyError:  # newer than this version of onnx
+            continue
+        complex_ = dtype in (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128)
+        packed = 8 // dtype.bitwidth if dtype != ir.DataType.STRING and dtype.bitwidth in (2, 4) else 1
+        fields[int(dtype)] = (field, 2 if complex_ else 1, packed)
+    return fields
+
+
+_FIELDS = _fields()
+
+
+# -- functions ---------------------------------------------------------------------------------------------------------
+
+
+def _check_functions(model: ir.Model) -> None:
+    """Check that function calls end, fit the functions, and expand to a bounded number of nodes."""
+    functions = model.functions
+    if not functions:
+        return
+    added: dict[ir.OperatorIdentifier, int] = {}
+    for key, function in functions.items():
+        for what, values in (("input", function.inputs), ("output", function.outputs)):
+            if any(not value.name for value in values):
+                raise ModelError(f"The function {function.name!r} has an {what} without a name.")
+        for node in function.all_nodes():
+            for attribute in node.attributes.values():
+                if attribute.is_ref() and attribute.ref_attr_name not in function.attributes:
+                    raise ModelError(
+                        f"Node {_label(node)} refers to the attribute {attribute.ref_attr_name!r} of function"
+                        f" {function.name!r}, which has no such attribute."
+                    )
+                if not attribute.is_ref():
+                    _check_attribute(node, attribute)
+        _expanded(key, model, added)
+    total = 0
+    for node in model.graph.all_nodes():
+        total += _call(node, model, added, "the model")
+    check_limit("nodes", total, "Inlining the model's functions")
+
+
+def _expanded(key: ir.OperatorIdentifier, model: ir.Model, added: dict[ir.OperatorIdentifier, int]) -> int:
+    """Number of nodes that a call of function `key` becomes; fills `added` for all functions that it calls."""
+    path = [key]  # no recursion: the chain of calls may be long
+    while path:
+        current = path[-1]
+        if current in added:
+            path.pop()
+            continue
+        function = model.functions[current]
+        callees = {node.op_identifier() for node in function.all_nodes()} & model.functions.keys()
+        missing = [callee for callee in callees if callee not in added]
+        if any(callee in path for callee in missing):
+            raise ModelError(f"The function {function.name!r} calls itself, directly or through others.")
+        if missing:
+            check_limit("depth", len(path), f"The chain of calls from function {model.functions[key].name!r}")
+            path.append(missing[0])
+            continue
+        added[current] = sum(
+            1 + _call(node, model, added, f"function {function.name!r}") for node in function.all_nodes()
+        )
+    return added[key]
+
+
+def _call(node: ir.Node, model: ir.Model, added: dict[ir.OperatorIdentifier, int], where: str) -> int:
+    """Number of nodes that a node becomes, beyond itself; checks the operands of a call."""
+    function = model.functions.get(node.op_identifier())
+    if function is None:
+        return 0
+    for what, count, most in (
+        ("inputs", len(node.inputs), len(function.inputs)),
+        ("outputs", len(node.outputs), len(function.outputs)),
+    ):
+        if count > most:
+            raise ModelError(f"Node {_label(node)} of {where} has {count} {what}, but its function has {most}.")
+    return added[node.op_identifier()]
