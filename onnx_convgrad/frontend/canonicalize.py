@@ -29,7 +29,7 @@ from onnx_convgrad.frontend.shapes.fold_sizes import FoldSizes
 from onnx_convgrad.frontend.shapes.infer import InferShapes
 from onnx_convgrad.frontend.shapes.infer_ranks import InferRanks
 from onnx_convgrad.frontend.tidy import MarkConstants, NameNodes, RenameRuntimeShapes, SortNodes
-from onnx_convgrad.frontend.usable import refuse_unusable_graph
+from onnx_convgrad.frontend.usable import refuse_malformed_nodes, refuse_unusable_graph
 from onnx_convgrad.ir.passes import GraphPass, run_passes
 
 
@@ -43,7 +43,10 @@ def canonicalize(model: ir.Model, input_shapes: InputShapes | None = None, *, fo
         ModelError: The model is not a usable ONNX model, or its opset has no equivalent at 21.
         ArgumentError: `input_shapes` names an unknown input or contradicts a rank.
     """
-    model = inline_functions(convert_ancient(model))
+    model = convert_ancient(model)
+    if model.functions:
+        model = inline_functions(model)
+        refuse_malformed_nodes(model)  # with the attributes of the calls
     refuse_unusable_graph(model.graph)
     run_passes(model, _passes(input_shapes or {}, fold=fold))
     return model

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnx_convgrad.base.boundary import unforeseen
 from onnx_convgrad.base.limits import limits_of
 from onnx_convgrad.errors import ConvGradError, ModelError, RuleContractError
+from onnx_convgrad.frontend.usable import has_known_operands
 
 _UNDECLARED = "Field 'shape' of 'type' is required"
 
@@ -74,14 +75,17 @@ def inference_complaint(model: onnx.ModelProto) -> str | None:
 
 
 def _complaint(model: Any) -> str | None:
-    checked = os.fspath(model) if isinstance(model, (str, os.PathLike)) else model
-    if isinstance(checked, ir.Model):
-        checked = ir.to_proto(checked)
     try:
-        complaint = checker_complaint(checked)
+        if isinstance(model, (str, os.PathLike)):
+            proto = onnx.load(model, load_external_data=False)
+        else:
+            proto = ir.to_proto(model) if isinstance(model, ir.Model) else model
+        if not has_known_operands(ir.from_proto(proto)):
+            return None
+        complaint = checker_complaint(os.fspath(model) if isinstance(model, (str, os.PathLike)) else proto)
+        if complaint is None or _UNDECLARED not in complaint:
+            return complaint
+        # an output without a declared shape, which no runtime requires: look for other faults
+        return inference_complaint(proto)
     except Exception:  # noqa: BLE001 - the checker cannot read the model, so it has no objection to it
         return None
-    if complaint is None or _UNDECLARED not in complaint:
-        return complaint
-    # an output without a declared shape, which no runtime requires: look for other faults
-    return inference_complaint(onnx.load(checked, load_external_data=False) if isinstance(checked, str) else checked)

@@ -65,7 +65,18 @@ def refuse_unusable_graph(graph: ir.Graph) -> None:
 _AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 _CONVOLUTIONS = frozenset(("Conv", "ConvTranspose"))
 _SHOWN = 5
+_POSITIONS = frozenset(("axis", "batch_dims", "batch_axis", "new_axis", "time_axis"))
+_MOST_AXES = 1000
 _WINDOWED = _CONVOLUTIONS | {"MaxPool", "AveragePool", "LpPool"}
+
+
+def has_known_operands(model: ir.Model) -> bool:
+    """Whether onnx's inference can be given the model: with operands of unknown type, some operators end the process."""
+    fragile = (node for node in model.graph.all_nodes() if node.op_type in _NEED_TYPES)
+    return all(value is None or value.dtype is not None for node in fragile for value in node.inputs)
+
+
+_NEED_TYPES = frozenset(("DictVectorizer", "EyeLike", "LabelEncoder", "RegexFullMatch", "TreeEnsemble"))
 
 
 def refuse_malformed_nodes(model: ir.Model) -> None:
@@ -98,18 +109,43 @@ def _objections(node: ir.Node, version: int) -> Iterator[str]:
         if not least <= count <= most:
             allowed = f"{least}" if least == most else f"{least} or more" if most > 1000 else f"{least} to {most}"
             yield f"it has {count} {what[:-1] if count == 1 else what}, and must have {allowed}."
+    yield from _wrong_attributes(node, schema)
+    yield from _wrong_positions(node)
+    if node.op_type in _WINDOWED:
+        yield from _windows(node)
+
+
+def _wrong_attributes(node: ir.Node, schema: onnx.defs.OpSchema) -> Iterator[str]:
+    """Objections to the names and the types of attributes."""
     for key, attribute in node.attributes.items():
         if key in schema.attributes:
             wanted: Any = schema.attributes[key].type
             if attribute.type.value != wanted.value:
                 yield f"its attribute {key} is of type {attribute.type.name}, and must be {wanted.name}."
+            elif isinstance(attribute.value, bytes):
+                yield f"its attribute {key} is not UTF-8 text."
         elif not key.startswith("__"):
             yield f"it has an attribute {key!r}, which {node.op_type} does not have."
     for key, known in schema.attributes.items():
         if known.required and key not in node.attributes:
             yield f"its attribute {key} is missing."
-    if node.op_type in _WINDOWED:
-        yield from _windows(node)
+
+
+def _wrong_positions(node: ir.Node) -> Iterator[str]:
+    """Objections to numbers of axes and of outputs; some end the process in onnx's shape inference."""
+    for key in _POSITIONS & node.attributes.keys():
+        number = _int(node, key)
+        if number is not None and abs(number) > _MOST_AXES:
+            yield f"its {key} is {number}, and no tensor has that many axes."
+    parts = _int(node, "num_outputs") if node.op_type == "Split" else None
+    if parts is not None and parts != len(node.outputs):
+        yield f"its num_outputs is {parts}, but it has {len(node.outputs)} outputs."
+
+
+def _int(node: ir.Node, key: str) -> int | None:
+    attribute = node.attributes.get(key)
+    usable = attribute is not None and attribute.type == ir.AttributeType.INT and not attribute.is_ref()
+    return attribute.as_int() if usable and attribute is not None else None
 
 
 @cache

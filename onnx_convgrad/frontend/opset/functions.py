@@ -9,18 +9,24 @@ import onnx.inliner
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from onnx_convgrad.errors import UnsupportedCase
+from onnx_convgrad.errors import ModelError, UnsupportedCase
+from onnx_convgrad.frontend.diagnose import root_cause
 from onnx_convgrad.ir.writer import CANONICAL_OPSET
 
 
 def inline_functions(model: ir.Model) -> ir.Model:
-    """Inline all functions; one of another opset than the model's is converted by ONNX's own inliner."""
-    if not model.functions:
-        return model
+    """Inline all functions; one of another opset than the model's is converted by ONNX's own inliner.
+
+    Raises:
+        ModelError: Neither can inline them.
+    """
     try:
-        common.InlinePass()(model)
-    except ValueError:
-        return ir.from_proto(onnx.inliner.inline_local_functions(ir.to_proto(model), convert_version=True))
+        try:
+            common.InlinePass()(model)
+        except ValueError:
+            return ir.from_proto(onnx.inliner.inline_local_functions(ir.to_proto(model), convert_version=True))
+    except Exception as problem:
+        raise ModelError(f"The model's functions cannot be inlined: {root_cause(problem)}.") from problem
     return model
 
 

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnx_shape_inference import infer_symbolic_shapes
 
 from onnx_convgrad.frontend.shapes import shape_rules
+from onnx_convgrad.frontend.usable import has_known_operands
 from onnx_convgrad.ir.constants import forget_constants
 from onnx_convgrad.ir.passes import GraphPass
 from onnx_convgrad.ir.serialize import skeleton
@@ -57,6 +58,8 @@ def _quiet() -> Iterator[None]:
 
 def _infer_with_onnx(model: ir.Model) -> None:
     """Take dtypes and shapes that only ONNX's inference knows, such as types through the bodies of an If."""
+    if not has_known_operands(model):
+        return
     try:
         inferred = onnx.shape_inference.infer_shapes(skeleton(model), data_prop=True)
     except Exception as problem:  # noqa: BLE001 - as above
