@@ -179,7 +179,7 @@ def _trainable(value: ir.Value, dedicated: bool) -> bool:
 
 def resolve_wrt(graph: ir.Graph, wrt: str | Sequence[str]) -> list[ir.Value]:
     """The values that `wrt` names; raises `ArgumentError` for unknown or non-floating ones."""
-    inputs = [v for v in graph.inputs if floating(v)]
+    inputs = [v for v in graph.inputs if _floating_tensor(v)]
     if wrt == "parameters":
         values, message = parameters(graph), "The model has no trainable parameters."
         hint = "Use wrt='inputs' or name a value; nothing is there to train."
@@ -194,6 +194,8 @@ def resolve_wrt(graph: ir.Graph, wrt: str | Sequence[str]) -> list[ir.Value]:
         values = _by_name(graph, as_names(wrt, "wrt"), "wrt")
         message, hint = "wrt is empty.", "Use 'parameters', 'inputs', 'all' or names."
     if not values:
+        if any(isinstance(v.type, (ir.SequenceType, ir.OptionalType)) for v in graph.inputs):
+            message += " Sequences and optional values have no derivative of their own."
         raise ArgumentError(message, hint=hint)
     warn_of_derivatives(graph, values)
     if wrt in ("parameters", "all"):
@@ -204,7 +206,7 @@ def resolve_wrt(graph: ir.Graph, wrt: str | Sequence[str]) -> list[ir.Value]:
 def resolve_of(graph: ir.Graph, of: str | Sequence[str] | None) -> list[ir.Value]:
     """The values that `of` names; every floating output by default."""
     if of is None:
-        values = [v for v in dict.fromkeys(graph.outputs) if floating(v)]
+        values = [v for v in dict.fromkeys(graph.outputs) if _floating_tensor(v)]
         message, hint = "The model has no floating output.", "Name a floating value in of."
     else:
         values, message, hint = _by_name(graph, as_names(of, "of"), "of"), "of is empty.", ""
@@ -213,19 +215,25 @@ def resolve_of(graph: ir.Graph, of: str | Sequence[str] | None) -> list[ir.Value
     return values
 
 
+def _floating_tensor(value: ir.Value) -> bool:
+    """Whether a value can have a derivative of its own: a sequence of tensors passes derivatives on, but has none."""
+    return floating(value) and (value.type is None or isinstance(value.type, ir.TensorType))
+
+
 def _by_name(graph: ir.Graph, names: Sequence[str], argument: str) -> list[ir.Value]:
     values = named_values(graph)
     chosen: dict[ir.Value, None] = {}
     for name in names:
         if name in values:
-            if not floating(values[name]):
-                dtype = values[name].dtype
-                raise ArgumentError(
-                    f"{argument} names {name!r}, which is {dtype.name if dtype else '?'}, not floating."
+            if not _floating_tensor(values[name]):
+                kind = values[name].type
+                shown = (
+                    "of unknown type" if kind is None else kind.dtype.name if isinstance(kind, ir.TensorType) else kind
                 )
+                raise ArgumentError(f"{argument} names {name!r}, which is {shown}, not a floating tensor.")
             chosen[values[name]] = None
             continue
-        matches = [v for n, v in values.items() if fnmatch.fnmatchcase(n, name) and floating(v)]
+        matches = [v for n, v in values.items() if fnmatch.fnmatchcase(n, name) and _floating_tensor(v)]
         if not matches:
             check_names([name], list(values), f"value in {argument}:")
         chosen.update(dict.fromkeys(matches))

@@ -129,7 +129,12 @@ def _nested(graph: ir.Graph, path: tuple[str, ...]) -> Iterator[tuple[ir.Node, t
 def _note(m: ir.Model, derivatives: list[Derivative]) -> None:
     """Record which graph output holds which derivative; of several for one tensor the first, which has the lowest order."""
     outputs = {v.name for v in m.graph.outputs}
-    gradients: dict[str, str] = json.loads(m.metadata_props.get(GRADIENTS, "{}"))
+    try:
+        stored = json.loads(m.metadata_props.pop(GRADIENTS, "{}"))
+    except (ValueError, RecursionError):  # not written by this package
+        stored = {}
+    entries = stored.items() if isinstance(stored, dict) else ()
+    gradients: dict[str, str] = {x: y for x, y in entries if isinstance(y, str) and y in outputs}
     for d in derivatives:
         if d.output in outputs:
             gradients.setdefault(d.x, d.output)

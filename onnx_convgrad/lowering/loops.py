@@ -3,62 +3,132 @@
 A Scan of unknown length has no derivative here, and one of known length is differentiated iteration by iteration. The
 abstract operator that it computes has derivatives for all samples at once: so it replaces the loop, and is lowered anew
 together with its derivatives.
+
+A file may say anything in its metadata. So an entry is only a hint: the recorded lowering is emitted again, and the abstract
+operator replaces the loop only if that gives the very nodes that the file has.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import onnx_ir as ir
 from onnx_ir.passes import common
 
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.ir.emit import DOMAIN, Emitter
+from onnx_convgrad.ir.isomorphism import computes_the_same
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.notes import LOOPS
+from onnx_convgrad.ir.targets import TARGETS, target_named
+from onnx_convgrad.lowering.candidates import emit_lowering
+from onnx_convgrad.lowering.table import lowerings, reader_of
 
 
-def note_loop(graph: ir.Graph, node: ir.Node, result: ir.Value) -> None:
-    """Note in `graph.meta` that the abstract `node` computes `result`."""
-    notes = graph.meta.setdefault(LOOPS, [])
-    notes.append((result, node.op_type, node.domain, tuple(node.inputs), Call(node).attributes()))
+@dataclass(frozen=True, slots=True)
+class _Loop:
+    """An entry of the metadata: an abstract operator, and the lowering that the loop comes from."""
+
+    op_type: str
+    domain: str
+    inputs: Sequence[str]
+    attributes: Mapping[str, Any]
+    lowering: str
+    chunks: int
+    target: str
+    deterministic: bool
+    training: bool
+
+    @classmethod
+    def parsed(cls, entry: Any) -> _Loop | None:
+        """The entry, or `None` for one that is not of this form."""
+        try:
+            loop = cls(**entry)
+            usable = (
+                loop.lowering in lowerings()[loop.op_type]
+                and (loop.domain, loop.op_type) in ((DOMAIN, loop.op_type), ("", "Conv"))
+                and loop.target in TARGETS
+                and isinstance(loop.attributes, dict)
+                and all(isinstance(name, str) for name in loop.inputs)
+                and type(loop.chunks) is int
+            )
+        except (TypeError, KeyError):
+            return None
+        return loop if usable else None
+
+
+def note_loop(e: Emitter, node: ir.Node, result: ir.Value, lowering: str, chunks: int) -> None:
+    """Note in `graph.meta` that the abstract `node` computes `result` by a lowering in chunks."""
+    loop = _Loop(
+        node.op_type,
+        node.domain,
+        (),
+        Call(node).attributes(),
+        lowering,
+        chunks,
+        e.target.name,
+        e.target.ordered_sums,
+        e.samples,
+    )
+    e.graph.meta.setdefault(LOOPS, []).append((result, tuple(node.inputs), loop))
 
 
 def record_loops(model: ir.Model) -> None:
     """Write the notes into the metadata, once all values have their names; leave out results that no longer exist."""
     graph = model.graph
     model.metadata_props.pop(LOOPS, None)
-    recorded = {}
     names: dict[ir.Value | None, str] = {None: "", **{v: name for name, v in named_values(graph).items()}}
-    for result, op_type, domain, operands, attributes in graph.meta.pop(LOOPS, []):
-        if names.keys() >= {result, *operands}:
-            inputs = [names[v] for v in operands]
-            recorded[names[result]] = {"op_type": op_type, "domain": domain, "inputs": inputs, "attributes": attributes}
+    recorded = {
+        names[result]: {**asdict(loop), "inputs": [names[v] for v in operands]}
+        for result, operands, loop in graph.meta.pop(LOOPS, [])
+        if names.keys() >= {result, *operands}
+    }
     if recorded:
         model.metadata_props[LOOPS] = json.dumps(recorded)
 
 
 def undo_loops(model: ir.Model) -> None:
-    """Replace the loops that the metadata records by their abstract operators, where all operands still exist."""
-    recorded: Mapping[str, Mapping[str, Any]] = json.loads(model.metadata_props.pop(LOOPS, "{}"))
-    if not recorded:
+    """Replace the loops that the metadata records by their abstract operators, where the nodes confirm it."""
+    text = model.metadata_props.pop(LOOPS, None)
+    if text is None:
         return
-    graph = model.graph
-    values: dict[str, ir.Value | None] = {"": None, **named_values(graph)}
-    e = Emitter(graph, opsets=model.opset_imports)
-    for name, made in recorded.items():
+    for name, loop in _entries(text):
+        values: dict[str, ir.Value | None] = {"": None, **named_values(model.graph)}
         result = values.get(name)
-        producer = None if result is None else result.producer()
-        if result is None or producer is None or not values.keys() >= set(made["inputs"]):
-            continue
-        operands = [values[operand] for operand in made["inputs"]]
-        e.anchor, e.origin = producer, producer.name or ""
-        whole = e.op(made["op_type"], *operands, domain=made["domain"], **made["attributes"])
+        if result is not None and result.producer() is not None and values.keys() >= set(loop.inputs):
+            _undo(model, result, [values[operand] for operand in loop.inputs], loop)
+    common.RemoveUnusedNodesPass()(model)  # the loops, which would else count as uses of their operands
+
+
+def _entries(text: str) -> Iterator[tuple[str, _Loop]]:
+    try:
+        recorded = json.loads(text)
+    except (ValueError, RecursionError):
+        return
+    if isinstance(recorded, dict):
+        loops = ((name, _Loop.parsed(entry)) for name, entry in recorded.items())
+        yield from ((name, loop) for name, loop in loops if loop is not None)
+
+
+def _undo(model: ir.Model, result: ir.Value, operands: Sequence[ir.Value | None], loop: _Loop) -> None:
+    producer = result.producer()
+    assert producer is not None, "the caller has looked"
+    target = target_named(loop.target, deterministic=loop.deterministic)
+    e = Emitter(model.graph, opsets=model.opset_imports, target=target, samples=loop.training)
+    e.anchor, e.origin = producer, producer.name or ""
+    try:
+        whole = e.op(loop.op_type, *operands, domain=loop.domain, **loop.attributes)
         whole.shape, whole.type = result.shape, result.type
-        result.name = None
+        node = whole.producer()
+        assert node is not None, "it was just emitted"
+        spec = reader_of(loop.op_type).build(Call(node))
+        again = emit_lowering(e, lowerings()[loop.op_type][loop.lowering], node, spec, loop.chunks)
+    except Exception:  # noqa: BLE001 - the entry is of another version, or forged: then the loop stays as it is
+        return
+    if computes_the_same(again, result):
+        name, result.name = result.name, None
         whole.name = name
         result.replace_all_uses_with(whole, replace_graph_outputs=True)
-        values[name] = whole
-    common.RemoveUnusedNodesPass()(model)  # the loops, which would else count as uses of their operands

@@ -192,7 +192,7 @@ class _Stage:
         new = result.producer() in e.emitted[before:]
         whole = put_in_place(e, self.outputs, node.outputs[0], result, new=new)
         if chosen.chunks != 1:
-            note_loop(e.graph, node, whole)
+            note_loop(e, node, whole, chosen.name, chosen.chunks)
         return Choice(origin, node.op_type, spec, chosen.name, wanted is not None, found)
 
     def _query(self, node: ir.Node, spec: Any) -> Query:

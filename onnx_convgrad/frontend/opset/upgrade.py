@@ -105,6 +105,7 @@ class _Walk:
                 self.problems.append(f"{name} ({op_type}, opset {version}): {problem.message}.")
 
     def _rewrite(self, node: ir.Node, version: int) -> None:
+        op_type = node.op_type
         if version > CANONICAL_OPSET:
             for step in reversed(ADAPTERS.get(node.op_type, ())):
                 if CANONICAL_OPSET < step.since <= version:
@@ -117,6 +118,8 @@ class _Walk:
                 at = upward.since
         if _is_canonical(node.op_type):
             node.version = None
+            if version > CANONICAL_OPSET and node.op_type == op_type:
+                _check_types(node)
         else:
             self.bodies.append(standard_body(node, version, overload=str(len(self.bodies))))
 
@@ -144,6 +147,23 @@ def _is_canonical(op_type: str) -> bool:
         return not onnx.defs.get_schema(op_type, CANONICAL_OPSET, "").deprecated
     except onnx.defs.SchemaError:
         return False
+
+
+def _check_types(node: ir.Node) -> None:
+    """Refuse operand types that the operator takes in a newer opset only."""
+    allowed = _operand_types(node.op_type)
+    for position, value in enumerate(node.inputs):
+        types = allowed[min(position, len(allowed) - 1)] if allowed else frozenset()
+        dtype = value.dtype if value is not None and isinstance(value.type, ir.TensorType) else None
+        if types and dtype is not None and f"tensor({dtype.name.lower()})" not in types:
+            raise UnsupportedCase(f"at opset {CANONICAL_OPSET} it does not take {dtype.name}")
+
+
+@functools.cache
+def _operand_types(op_type: str) -> tuple[frozenset[str], ...]:
+    """The types that each operand may have at the canonical opset."""
+    schema = onnx.defs.get_schema(op_type, CANONICAL_OPSET, "")
+    return tuple(frozenset(formal.types) for formal in schema.inputs)
 
 
 def _opset(model: ir.Model) -> int:
