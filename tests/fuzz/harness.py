@@ -10,6 +10,7 @@ import faulthandler
 import logging
 import multiprocessing
 import os
+import pickle
 import random
 import re
 import resource
@@ -73,8 +74,9 @@ class Find:
 # -- Workers -----------------------------------------------------------------------------------------------------------
 
 
-def _work(connection: Connection, log: Path) -> None:
+def _work(connection: Connection, others: Connection, log: Path) -> None:
     """Judge what comes through the connection: jobs, or numbers of mutants as `(seed, index)`."""
+    others.close()  # or the end of the other process would go unnoticed
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder, log.open("w", encoding="utf-8") as stream:
         furnish(Path(folder))
         for descriptor in (1, 2):
@@ -84,12 +86,26 @@ def _work(connection: Connection, log: Path) -> None:
         faulthandler.enable(stream)
         warnings.simplefilter("ignore")
         logging.disable(logging.CRITICAL)
-        for task in iter(connection.recv, None):
+        for task in iter(lambda: _received(connection), None):
             faulthandler.dump_traceback_later(SECONDS["build"] - 1, file=stream)
             job = task if isinstance(task, Job) else Job.numbered(*task)
+            _kept(log).write_bytes(pickle.dumps(job))
             verdict = judge(job.data, job.call, Path(folder), job.feeds, connection.send)
             faulthandler.cancel_dump_traceback_later()
             connection.send((verdict, job if verdict.find else None))
+
+
+def _received(connection: Connection) -> Any:
+    """The next task; none if nobody is left to give it."""
+    try:
+        return connection.recv()
+    except EOFError:
+        return None
+
+
+def _kept(log: Path) -> Path:
+    """The file with the job that a worker is at."""
+    return log.with_suffix(".job")
 
 
 class Worker:
@@ -98,11 +114,12 @@ class Worker:
     def __init__(self, log: Path) -> None:
         self.log, self.done = log, 0
         self.task: Any = None
+        _kept(log).touch()
         self._start()
 
     def _start(self) -> None:
         self.connection, other = FORK.Pipe()
-        self.process = FORK.Process(target=_work, args=(other, self.log), daemon=True)
+        self.process = FORK.Process(target=_work, args=(other, self.connection, self.log), daemon=True)
         self.process.start()
         other.close()
 
@@ -113,6 +130,7 @@ class Worker:
             self._start()
         self.task, self.phase, self.since = task, "build", time.monotonic()
         self.done += 1
+        _kept(self.log).write_bytes(b"")
         self.connection.send(task)
 
     def poll(self) -> tuple[Verdict, Job | None] | None:
@@ -134,16 +152,19 @@ class Worker:
         if kind == "hang":
             self.process.kill()
         self.process.join()
+        kept = _kept(self.log).read_bytes()
         words, code = self.log.read_text("utf-8", errors="replace"), self.process.exitcode or 0
         self.stop()
         self.done = 0
         self._start()
+        if not kept:
+            return Verdict("skipped", text="the mutator died"), None
         if self.phase == "original":
             return Verdict("ok", text=f"{kind} of ONNX Runtime on the model itself"), None
         own = re.findall(r'File "\S*/onnx_convgrad/([\w/]+\.py)", line \d+ in (\S+)', words)
         spot = "{} {}".format(*own[0]) if own and self.phase == "build" else f"ONNX Runtime ({self.phase})"
         name = kind if kind == "hang" else f"crash {-code}"
-        return Verdict(name, spot, words[:300]), self.task if isinstance(self.task, Job) else Job.numbered(*self.task)
+        return Verdict(name, spot, words[:300]), pickle.loads(kept)
 
     def stop(self) -> None:
         with contextlib.suppress(OSError):

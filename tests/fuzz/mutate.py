@@ -19,82 +19,17 @@ Mutation = Callable[[ModelProto, random.Random], None]
 
 INTEGERS = (0, 1, -1, 2, 3, 7, -2, 64, 20_000, 10**9, 2**31 - 1, -(2**31), 2**31, 2**40, 2**62, 2**63 - 1, -(2**63))
 FLOATS = (0.0, -0.0, 1.0, -1.0, math.nan, math.inf, -math.inf, 1e38, 1e-45, 1e300, 0.5)
-WORDS = [
-    b"",
-    b"\xff\xfe\x00",
-    b"NOTSET",
-    b"SAME_UPPER",
-    b"linear",
-    b"reflect",
-    b"sum",
-    b"ij,jk->ik",
-    b"..->",
-    b"x" * 10**5,
-]
+WORDS = [*b"NOTSET SAME_UPPER linear reflect sum ij,jk->ik ..->".split(), b"", b"\xff\xfe\x00", b"x" * 10**5]
 NAMES = ("", "x", "y", "nowhere", "x_grad", "y_grad", "\u00fc\U0001f600", "a" * 10**4, "../../x", "*", "[", "\0", "NaN")
-DIMENSIONS = (
-    *(
-        "9**9**9",
-        "(" * 300,
-        "N%0",
-        "",
-        "\u00fc",
-        "N",
-        "-N",
-        "2**2**40",
-        "N*N",
-        "N//0",
-        "1e999",
-        "N+1",
-        "-1",
-        "0",
-        "None",
-    ),
-    *("lambda: 0", "__import__('os')", "N" * 10**4, "a b", "+".join("abcdefgh" * 50), "N-N", "max(N,", "floor(N/2)"),
+FORMULAS = "9**9**9 N%0 \u00fc N -N 2**2**40 N*N N//0 1e999 N+1 -1 0 None __import__('os') N-N max(N, floor(N/2)"
+DIMENSIONS = [*FORMULAS.split(), "", "(" * 300, "N" * 10**4, "+".join("abcdefgh" * 50), "lambda: 0", "a b"]
+DOMAINS = ["", *"ai.onnx com.microsoft ai.onnx.ml ai.onnx.preview.training f onnx_convgrad pkg.odd \u00fc".split()]
+FILES = (
+    "weights.bin .. . ../secret.bin /etc/passwd folder link.bin pipe.bin missing /dev/zero ~ folder/../../secret.bin"
 )
-DOMAINS = (
-    "",
-    "ai.onnx",
-    "com.microsoft",
-    "ai.onnx.ml",
-    "ai.onnx.preview.training",
-    "f",
-    "onnx_convgrad",
-    "pkg.odd",
-    "\u00fc",
-)
-LOCATIONS = (
-    *(
-        "weights.bin",
-        "",
-        "..",
-        ".",
-        "../secret.bin",
-        "/etc/passwd",
-        "folder",
-        "link.bin",
-        "pipe.bin",
-        "missing",
-        "/dev/zero",
-    ),
-    *("\0", "a" * 5000, "folder/../../secret.bin", "~", "model.onnx"),
-)
+LOCATIONS = [*FILES.split(), "", "\0", "a" * 5000]
 KEYS = "gradients updates loops labels preprocessing training adapters quantization statistics tangents manifest odd".split()
-TEXTS = (
-    "",
-    "{",
-    "[]",
-    "{}",
-    "null",
-    "NaN",
-    '{"y": {}}',
-    '{"x": "y"}',
-    '{"x": 1}',
-    "[" * 10**5,
-    '[["y"]]',
-    "\u00fc",
-    "1e999",
-)
+TEXTS = ["", *'{ [] {} null NaN {"y":{}} {"x":"y"} {"x":1} [["y"]] \u00fc 1e999'.split(), "[" * 10**5]
 KINDS = [*range(-1, 30), 99, 2**31 - 1]
 OPERATORS = sorted({schema.name for schema in onnx.defs.get_all_schemas()})
 
