@@ -441,7 +441,8 @@ def subgraph(model: ModelProto, r: random.Random) -> None:
     graph, choice = r.choice(graphs_of(model)), r.randrange(5)
     holders = [a for n in nodes_of(model) for a in n.attribute if a.type == AttributeProto.GRAPH]
     if choice == 0:
-        r.choice(holders).g.CopyFrom(r.choice([*(a.g for a in holders), model.graph]))
+        body = GraphProto.FromString(r.choice([*(a.g for a in holders), model.graph]).SerializeToString())
+        r.choice(holders).g.CopyFrom(body)
     elif choice == 1:
         r.choice(holders).g.Clear()
     elif choice == 2:
