@@ -57,7 +57,9 @@ def mutant(seeds: Seeds, r: random.Random, base: Seed | None = None) -> bytes:
             splice(model, seeds.draw(r).model(), r)
             continue
         # Where there is nothing of the kind, or the field cannot hold the value, the model stays as it is.
-        with contextlib.suppress(IndexError, ValueError, TypeError, OverflowError, onnx.defs.SchemaError, MessageError):
+        with contextlib.suppress(
+            IndexError, KeyError, ValueError, TypeError, OverflowError, onnx.defs.SchemaError, MessageError
+        ):
             r.choice(MUTATIONS)(model, r)
     try:
         data = model.SerializeToString()
@@ -355,7 +357,7 @@ def odd_tensor(t: TensorProto, r: random.Random) -> TensorProto:
         case 8:
             t.CopyFrom(numpy_helper.from_array(np.array(r.choices(INTEGERS, k=r.randrange(5)), np.int64), t.name))
         case 9:
-            kind = numpy_helper.to_array(t).dtype
+            kind = helper.tensor_dtype_to_np_dtype(t.data_type or TensorProto.FLOAT)
             t.CopyFrom(
                 numpy_helper.from_array(np.full(r.choice([(), (0,), (1, 1), (2, 0, 3)]), 1).astype(kind), t.name)
             )
