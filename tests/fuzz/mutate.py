@@ -57,15 +57,16 @@ def mutant(seeds: Seeds, r: random.Random, base: Seed | None = None) -> bytes:
             splice(model, seeds.draw(r).model(), r)
             continue
         # Where there is nothing of the kind, or the field cannot hold the value, the model stays as it is.
-        with contextlib.suppress(
-            IndexError, KeyError, ValueError, TypeError, OverflowError, onnx.defs.SchemaError, MessageError
-        ):
+        with contextlib.suppress(Exception):
             r.choice(MUTATIONS)(model, r)
     try:
         data = model.SerializeToString()
     except MessageError:  # nested too deeply
         data = base.data
-    return damage(data, r) if r.random() < 0.06 else data
+    if r.random() < 0.06:
+        with contextlib.suppress(Exception):
+            return damage(data, r)
+    return data
 
 
 def damage(data: bytes, r: random.Random) -> bytes:

@@ -86,7 +86,7 @@ def _proto(text: str, r: random.Random) -> TypeProto:
     if outer == "map":
         key, _, value = inner.partition(",")
         return helper.make_map_type_proto(onnx.TensorProto.DataType.Value(key.upper()), _proto(value.strip(), r))
-    name = {"float": "FLOAT"}.get(inner, inner.upper())
+    name = (inner or outer).upper()
     dims = [r.choice((0, 1, 2, 2, 3, 3, 4, "N", "M", None)) for _ in range(r.choice((0, 1, 1, 2, 2, 3, 4, 4, 5)))]
     return helper.make_tensor_type_proto(onnx.TensorProto.DataType.Value(name), dims if r.random() < 0.95 else None)
 
