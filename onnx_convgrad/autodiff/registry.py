@@ -109,6 +109,11 @@ class Rule:
         return f"{self.domain}::{self.op_type}" if self.domain else self.op_type
 
 
+def is_built_in(rule: Rule) -> bool:
+    """Whether a rule belongs to this package."""
+    return rule.module.startswith("onnx_convgrad.rules.") or not rule.module
+
+
 _RULES: dict[tuple[str, str], Rule] = {}
 
 

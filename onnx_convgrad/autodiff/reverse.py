@@ -15,8 +15,16 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.accumulate import merge_terms
 from onnx_convgrad.autodiff.activity import Activity, carriers, problem, rule_of
 from onnx_convgrad.autodiff.function_bodies import equivalent, has_body
-from onnx_convgrad.autodiff.registry import Rule, joint_of
-from onnx_convgrad.errors import DifferentiationError, Problem, RuleContractError, UnsupportedCase
+from onnx_convgrad.autodiff.registry import Rule, is_built_in, joint_of
+from onnx_convgrad.base.boundary import unforeseen
+from onnx_convgrad.errors import (
+    ConvGradError,
+    DifferentiationError,
+    Problem,
+    RuleContractError,
+    UnsupportedCase,
+    require,
+)
 from onnx_convgrad.ir.broadcasting import shapes_differ, unbroadcast
 from onnx_convgrad.ir.call import Call, stem
 from onnx_convgrad.ir.emit import Emitter
@@ -111,6 +119,10 @@ class Walk:
             self._report(node, case.message, case.hint)
         except DifferentiationError as inner:
             self.problems.extend(inner.problems)
+        except ConvGradError:
+            raise
+        except Exception as fault:
+            raise _failure(node, fault) from fault
         finally:
             self.e.origin = previous
 
@@ -207,6 +219,9 @@ class Walk:
                 [v for v in call.inputs if v is not None] if aligned else (),
             )
         if shapes_differ(value, operand):
+            require(
+                not is_built_in(rule), f"{operand.name!r} of shape {operand.shape} does not fit its other operands."
+            )
             raise RuleContractError(
                 f"{subject} shape {value.shape} for {operand.name!r}, which is {operand.shape}.",
                 hint=f"A cotangent has the shape of its operand: correct it in {rule.module}, or declare broadcasts=True.",
@@ -252,6 +267,16 @@ class Walk:
             if path:
                 break
         self.problems.append(problem(self.e.graph, node, reason, path, hint))
+
+
+def _failure(node: ir.Node, fault: Exception) -> ConvGradError:
+    """The error for an unforeseen exception in the rule of a node."""
+    rule, where = rule_of(node), f"node {node.name or node.outputs[0].name!r} ({node.op_type})"
+    if rule is None or is_built_in(rule) or isinstance(fault, (MemoryError, RecursionError)):
+        return unforeseen(fault, where)
+    return RuleContractError(
+        f"The rule of {rule.name} in {rule.module} failed at {where}: {type(fault).__name__}: {fault}."
+    )
 
 
 def sloped(e: Emitter, value: ir.Value, slope: ir.Value | float) -> ir.Value:

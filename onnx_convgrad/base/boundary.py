@@ -39,11 +39,13 @@ def typed_errors(function: F) -> F:
     return cast(F, call)
 
 
-def unforeseen(problem: Exception) -> ConvGradError:
-    """The error of this package for an exception that nothing has caught."""
+def unforeseen(problem: Exception, where: str = "") -> ConvGradError:
+    """The error of this package for an exception that nothing has caught; `where` names a node."""
+    if isinstance(problem, ConvGradError):
+        return problem
     if isinstance(problem, MemoryError):
         return LimitError("There is not enough memory for this model.", hint="Use a machine with more memory.")
     if isinstance(problem, RecursionError):
         return ModelError("The model is nested too deeply, or an expression in it is.")
     text = f"{type(problem).__name__}: {problem}" if f"{problem}" else type(problem).__name__
-    return InternalError(f"onnx_convgrad failed unexpectedly ({text}).")
+    return InternalError(f"onnx_convgrad failed unexpectedly{f' at {where}' if where else ''} ({text}).")

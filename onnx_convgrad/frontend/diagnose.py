@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -12,7 +15,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.base.boundary import unforeseen
 from onnx_convgrad.base.limits import limits_of
-from onnx_convgrad.errors import ConvGradError, ModelError, RuleContractError
+from onnx_convgrad.errors import InternalError, ModelError, RuleContractError
 from onnx_convgrad.frontend.usable import has_known_operands
 
 _UNDECLARED = "Field 'shape' of 'type' is required"
@@ -35,16 +38,14 @@ def judged(function: F) -> F:
             with limits_of(chosen):
                 return function(model, *args, **kwargs)
         except Exception as problem:
-            if isinstance(problem, ConvGradError) and not isinstance(problem, RuleContractError):
+            error = unforeseen(problem)
+            if isinstance(error, (RuleContractError, InternalError)):
+                complaint = _complaint(model)
+                if complaint is not None:
+                    raise ModelError(f"The model is not valid: {complaint}") from problem
+            if error is problem:
                 raise
-            if isinstance(problem, (MemoryError, RecursionError)):
-                raise unforeseen(problem) from problem
-            complaint = _complaint(model)
-            if complaint is not None:
-                raise ModelError(f"The model is not valid: {complaint}") from problem
-            if isinstance(problem, ConvGradError):
-                raise
-            raise unforeseen(problem) from problem
+            raise error from problem
 
     return cast(F, checked)
 
@@ -60,7 +61,7 @@ def checker_complaint(model: onnx.ModelProto | str) -> str | None:
     """The first objection of onnx.checker to a model or file."""
     try:
         onnx.checker.check_model(model, full_check=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as problem:
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError, RuntimeError) as problem:
         return " ".join(str(problem).split())
     return None
 
@@ -69,23 +70,54 @@ def inference_complaint(model: onnx.ModelProto) -> str | None:
     """The first node to which ONNX's strict shape inference objects."""
     try:
         onnx.shape_inference.infer_shapes(model, strict_mode=True)
-    except onnx.shape_inference.InferenceError as problem:
+    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError) as problem:
         return " ".join(str(problem).split())
     return None
 
 
 def _complaint(model: Any) -> str | None:
+    """What ONNX, or else ONNX Runtime, objects to in a model."""
     try:
-        if isinstance(model, (str, os.PathLike)):
-            proto = onnx.load(model, load_external_data=False)
+        path = os.fspath(model) if isinstance(model, (str, os.PathLike)) else None
+        if path is not None:
+            proto = onnx.load(path, load_external_data=False)
         else:
             proto = ir.to_proto(model) if isinstance(model, ir.Model) else model
-        if not has_known_operands(ir.from_proto(proto)):
-            return None
-        complaint = checker_complaint(os.fspath(model) if isinstance(model, (str, os.PathLike)) else proto)
-        if complaint is None or _UNDECLARED not in complaint:
-            return complaint
-        # an output without a declared shape, which no runtime requires: look for other faults
-        return inference_complaint(proto)
+        complaint = None
+        if has_known_operands(ir.from_proto(proto)):
+            complaint = checker_complaint(path or proto)
+            if complaint is not None and _UNDECLARED in complaint:
+                # an output without a declared shape, which no runtime requires: look for other faults
+                complaint = inference_complaint(proto)
+        return complaint or _runtime_complaint(path or proto)
     except Exception:  # noqa: BLE001 - the checker cannot read the model, so it has no objection to it
         return None
+
+
+_LOAD = """
+import sys
+import onnxruntime as ort
+ort.set_default_logger_severity(4)
+state = ort.capi.onnxruntime_pybind11_state
+try:
+    ort.InferenceSession(sys.argv[1] or sys.stdin.buffer.read(), providers=["CPUExecutionProvider"])
+except (state.Fail, state.InvalidArgument, state.InvalidGraph, state.RuntimeException) as problem:
+    sys.exit(" ".join(str(problem).split()))
+"""
+
+
+def _runtime_complaint(model: onnx.ModelProto | str) -> str | None:
+    """The objection of ONNX Runtime to a model, loaded by another process, which it may end; `None` without a runtime."""
+    if importlib.util.find_spec("onnxruntime") is None or not sys.executable:
+        return None
+    path, data = (model, b"") if isinstance(model, str) else ("", model.SerializeToString())
+    done = subprocess.run(  # noqa: S603 - our own program
+        [sys.executable, "-c", _LOAD, path], input=data, capture_output=True, check=False, timeout=_PATIENCE
+    )
+    if done.returncode < 0:
+        return "ONNX Runtime does not survive loading it."
+    return done.stderr.decode(errors="replace").strip() or None if done.returncode == 1 else None
+
+
+_PATIENCE = 10
+"""Seconds."""

@@ -43,7 +43,7 @@ def load(model: AnyModel, base_dir: str | os.PathLike[str] | None = None) -> ir.
         LimitError: The model exceeds the limits.
     """
     if isinstance(model, ir.Model):
-        loaded = _copied(model)
+        loaded = copied(model)
     elif isinstance(model, onnx.ModelProto):
         loaded = from_proto(model)
     else:
@@ -106,7 +106,7 @@ def from_proto(proto: onnx.ModelProto) -> ir.Model:
         proto = without_sparse(_with_distinct_inputs(proto))
         model = ir.from_proto(proto)
         for value, info in zip(model.graph.inputs, proto.graph.input, strict=True):
-            if value.type is None:  # onnx_ir takes the type of an input that is an output, too, from the output
+            if value.is_graph_output():  # onnx_ir takes the type of an input that is an output, too, from the output
                 ir.serde.deserialize_value_info_proto(info, value)
     except (ConvGradError, MemoryError):
         raise
@@ -130,7 +130,7 @@ def _with_distinct_inputs(proto: onnx.ModelProto) -> onnx.ModelProto:
     return result
 
 
-def _copied(model: ir.Model) -> ir.Model:
+def copied(model: ir.Model) -> ir.Model:
     """Copy a model, also one that onnx_ir refuses to clone because of unsorted nodes or undefined values."""
     try:
         return model.clone()

@@ -83,14 +83,14 @@ def _graphs(node: ir.Node) -> Iterator[ir.Graph]:
 def _check_interface(graph: ir.Graph) -> None:
     """Check the names and types of graph inputs and outputs."""
     for what, values in (("input", graph.inputs), ("output", graph.outputs)):
-        unnamed = next((position for position, value in enumerate(values) if not value.name), None)
-        if unnamed is not None:
-            raise ModelError(f"The {what} {unnamed} of the model has no name.")
+        for position, value in enumerate(values):
+            if not value.name or not isinstance(value.name, str):
+                raise ModelError(f"The {what} {position} of the model has no name, or one that is not UTF-8 text.")
     for name, count in Counter(value.name for value in graph.inputs).items():
         if count > 1:
             raise ModelError(f"The input {name!r} of the model is listed {count} times.")
     for value in graph.inputs:
-        if value.type is None:
+        if value.type is None or value.dtype == ir.DataType.UNDEFINED:
             raise ModelError(f"The input {value.name!r} of the model has no type.")
 
 
@@ -100,9 +100,17 @@ def _check_values(graph: ir.Graph) -> None:
     for value in graph.inputs:
         _check_shape(value)
     for node in graph:
+        if not all(isinstance(text, str) for text in (node.name or "", node.op_type, node.domain)):
+            raise ModelError(
+                f"The name, operator or domain of node {node.name!r} ({node.op_type!r}) is not UTF-8 text."
+            )
         for value in node.outputs:
+            if not isinstance(value.name or "", str):
+                raise ModelError(f"The name of value {value.name!r} is not UTF-8 text.")
             if value.shape is not None:
                 _check_shape(value)
+            if value.dtype == ir.DataType.UNDEFINED:
+                value.type = None
             if value.name:
                 if value.name in defined:
                     raise ModelError(

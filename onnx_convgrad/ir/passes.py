@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
+from onnx_convgrad.base.boundary import unforeseen
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
 from onnx_convgrad.ir.targets import Target
@@ -60,15 +61,19 @@ class NodePass(GraphPass):
         if not nodes:
             return False
         e, outputs = Emitter(graph, opsets=graph.opset_imports, target=self.target), OutputPlaces(graph)
-        for node in nodes:
-            if node.graph is not graph:  # removed together with another one
-                continue
-            with e.rewriting(node, self.label) as start:
-                result = self.rewrite_node(e, node)
-                if isinstance(result, ir.Value):
-                    put_in_place(e, outputs, node.outputs[0], result, new=result.producer() in e.emitted[start:])
-                    replaced.append(node)
-            changed = changed or result not in (None, False)
+        node = nodes[0]
+        try:
+            for node in nodes:
+                if node.graph is not graph:  # removed together with another one
+                    continue
+                with e.rewriting(node, self.label) as start:
+                    result = self.rewrite_node(e, node)
+                    if isinstance(result, ir.Value):
+                        put_in_place(e, outputs, node.outputs[0], result, new=result.producer() in e.emitted[start:])
+                        replaced.append(node)
+                changed = changed or result not in (None, False)
+        except Exception as problem:
+            raise unforeseen(problem, f"node {node.name!r} ({node.op_type})") from problem
         graph.remove(replaced, safe=True)
         return changed
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
+from onnx_convgrad.errors import ModelError
+
 PROTO_LIMIT = 2**31 - 2**24
 """Bytes of weights that fit into a proto: 2 GB without a reserve for the nodes."""
 
@@ -56,6 +58,11 @@ def skeleton(model: ir.Model) -> onnx.ModelProto:
     graph.inputs.extend(added)
     try:
         return ir.to_proto(model)
+    except ir.serde.SerdeError as problem:
+        cause: BaseException = problem
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise ModelError(f"The model holds what no ONNX file can: {cause}.") from problem
     finally:
         for _ in added:  # see quirks.DELETED_OUTPUTS: `del graph.inputs[i]` would leave them marked as inputs
             graph.inputs.pop()

@@ -55,7 +55,7 @@ def _fits(node: ir.Node) -> bool:
     x, scale = node.inputs[:2]
     if x is None or scale is None or x.shape is None or scale.shape is None or x.dtype not in _TYPES:
         return False
-    channels = known(scale.shape[0])
+    channels = known(scale.shape[0]) if scale.shape else None
     return len(x.shape) >= 3 and channels is not None and channels % n.int("num_groups", 1) == 0
 
 

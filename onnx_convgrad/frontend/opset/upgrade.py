@@ -14,7 +14,7 @@ import onnx.version_converter
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from onnx_convgrad.errors import ModelError, UnsupportedCase
+from onnx_convgrad.errors import ConvGradError, ModelError, UnsupportedCase
 from onnx_convgrad.frontend.opset.adapters import ADAPTERS, FUSED, Adapter, Step
 from onnx_convgrad.frontend.opset.functions import standard_body
 from onnx_convgrad.frontend.opset.rewriter import Rewriter
@@ -100,9 +100,16 @@ class _Walk:
                     self._adapt(node, fused)
                 else:
                     self._rewrite(node, version)
-            except UnsupportedCase as problem:
-                name = node.name or f"the producer of {', '.join(str(o.name) for o in node.outputs)}"
-                self.problems.append(f"{name} ({op_type}, opset {version}): {problem.message}.")
+            except ConvGradError as problem:
+                if not isinstance(problem, UnsupportedCase):
+                    raise
+                self._report(node, op_type, version, problem.message)
+            except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError) as problem:
+                self._report(node, op_type, version, f"its operands or attributes are not valid ({problem})")
+
+    def _report(self, node: ir.Node, op_type: str, version: int, reason: str) -> None:
+        name = node.name or f"the producer of {', '.join(str(o.name) for o in node.outputs)}"
+        self.problems.append(f"{name} ({op_type}, opset {version}): {reason}.")
 
     def _rewrite(self, node: ir.Node, version: int) -> None:
         op_type = node.op_type

@@ -25,7 +25,7 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.diagnose import judged
 from onnx_convgrad.frontend.exporters.separate_merged import restore, untie
-from onnx_convgrad.frontend.files import AnyModel, load
+from onnx_convgrad.frontend.files import AnyModel, copied, load
 from onnx_convgrad.frontend.shapes.declared import InputShapes
 from onnx_convgrad.frontend.verify import verify_shapes
 from onnx_convgrad.ir.serialize import whole_proto
@@ -220,9 +220,9 @@ def build_training(
         raise ArgumentError(f"optimizer must be a member of onnx_convgrad.optim, not {optimizer!r}.")
     source = load(model, base_dir)
     restore(source.graph)
-    base = canonicalize(source.clone(), input_shapes)
+    base = canonicalize(copied(source), input_shapes)
     if input_shapes:
-        verify_shapes(base, lambda: canonicalize(source.clone()))
+        verify_shapes(base, lambda: canonicalize(copied(source)))
     untie(base.graph)
     parameters = parameter_names(base.graph, wrt, freeze)
     check_groups(optimizer, parameters)

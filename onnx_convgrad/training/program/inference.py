@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.frontend.files import check_destination, write
+from onnx_convgrad.frontend.files import check_destination, copied, write
 from onnx_convgrad.ir.serialize import PROTO_LIMIT
 from onnx_convgrad.pipeline.modes import set_inference
 
@@ -29,7 +29,7 @@ def inference_model(source: ir.Model, base: ir.Model, names: Iterable[str]) -> i
         base: Its canonical form, with the initial values of the training.
         names: Parameters and running statistics.
     """
-    m = source.clone()
+    m = copied(source)
     start = {name: base.graph.initializers[name].const_value for name in names}
     if source.functions or source.opset_imports.get("", _OLDEST) < _OLDEST or not _place(m.graph, start):
         m = base.clone()
