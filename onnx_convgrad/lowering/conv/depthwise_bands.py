@@ -117,18 +117,17 @@ def heights(spec: ConvSpec, *, backward: bool) -> tuple[tuple[Bands, int, int], 
     if backward:
         read, written, last = written, read, -(-first.x // first.stride)
     found: list[tuple[Bands, int, int]] = []
-    larger = False
-    for unit in range(1, last + 1):
-        if larger and unit < last:
-            continue  # higher bands have larger matrices, except the whole image, which reads no padding
+    unit, each = 1, written * (first.stride if backward else 1) * (spec.taps or 1)
+    while unit <= last and unit * each <= _MOST_ENTRIES:
         cut = bands(spec, unit, backward=backward)
         if cut is None:
             break
         window, columns = cut.pieces * cut.step * read, cut.rows * written
         if window * columns * (spec.taps or 1) <= _MOST_ENTRIES:
             found.append((cut, window, columns))
-        else:
-            larger = True
+            unit += 1
+        else:  # higher bands have larger matrices, except the whole image, which reads no padding
+            unit = last + (unit == last)
     return tuple(found)
 
 
