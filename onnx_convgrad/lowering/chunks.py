@@ -231,7 +231,8 @@ def _bands(e: Emitter, x: ir.Value, dy: ir.Value, spec: Any, part: Any, chunks: 
     Whole rows are gathered, channel by channel. Rows of the padding are any rows, set to zero.
     """
     bands = chunks // spec.batch
-    check_limit("constant_bytes", 8 * chunks * max(part.x[0], part.y[0]), "a table of the rows of each band")
+    entries = max(chunks * part.x[0], chunks * part.y[0], spec.channels, spec.features)
+    check_limit("constant_bytes", 8 * entries, "A table of the rows of each band")
     tops = np.arange(bands)[:, None] * part.y[0]
     reached = tops * spec.strides[0] - spec.begin[0] + np.arange(part.x[0])
     inside = (reached >= 0) & (reached < spec.x[0])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import onnx_ir as ir
 
@@ -37,10 +38,19 @@ MOST_NODES = 6000
 class _Bounded(Emitter):
     """An emitter that stops a lowering which grows with the numbers in a model."""
 
+    stored = 0
+    """Bytes of the constants asked for."""
+
     def place(self, node: ir.Node) -> None:
         if len(self.emitted) >= MOST_NODES:
             raise LimitError(f"it takes more than {MOST_NODES:,} nodes")
         super().place(node)
+
+    def const(self, array: Any, dtype: ir.DataType | None = None) -> ir.Value:
+        value = super().const(array, dtype)
+        self.stored += value.const_value.nbytes if value.const_value is not None else 0
+        self.check_bytes(self.stored, "It")
+        return value
 
 
 def sketch(

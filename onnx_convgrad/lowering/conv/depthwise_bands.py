@@ -207,8 +207,9 @@ def windows(e: Emitter, v: ir.Value, size: list[Dim], cut: Bands) -> ir.Value:
     v = padded_rows(e, channels_first(e, v, batch, channels, e.size_mul(*space)), images, space[0], inner, cut)
     if cut.pieces > 1:
         v = e.reshape(v, [images, cut.count + cut.pieces - 1, e.size_mul(cut.step, inner)])
+        e.check_bytes(8 * cut.count * cut.pieces, "The table of the pieces of each window")
         at = np.arange(cut.count)[:, None] + np.arange(cut.pieces)
-        v = e.op("Gather", v, e.ints(at.reshape(-1).tolist()), axis=1)
+        v = e.op("Gather", v, e.const(at.reshape(-1)), axis=1)
     return e.reshape(v, [channels, e.size_mul(batch, cut.count), e.size_mul(cut.pieces * cut.step, inner)])
 
 

@@ -26,8 +26,9 @@ known_kernel = needs(lambda s: s.taps is not None, "the kernel size is not known
 _few_taps = needs(
     lambda s: s.taps is None or s.taps <= MOST_TAPS, lambda s: f"the kernel has {s.taps:,} taps, too many to list"
 )
-_few_points = needs(
-    lambda s: max(math.prod(s.x), math.prod(s.y)) <= MOST_POINTS, "an image has too many points to list"
+few_points = needs(
+    lambda s: all(math.prod(d or 1 for d in sizes) <= MOST_POINTS for sizes in (s.x, s.y, [s.channels], [s.features])),
+    "an image has too many points or channels to list",
 )
 _known_sizes = needs(lambda s: s.static, "a spatial size is not known while building")
 
@@ -39,7 +40,7 @@ def static_kernel(q: Query) -> str | None:
 
 def static_sizes(q: Query) -> str | None:
     """The spatial sizes are known, and small enough to list taps and points."""
-    return _known_sizes(q) or _few_taps(q) or _few_points(q)
+    return _known_sizes(q) or _few_taps(q) or few_points(q)
 
 
 several_samples = needs(lambda s: s.batch != 1, "there is only one sample")
