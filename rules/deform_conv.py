@@ -19,6 +19,7 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.convolution import biased
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.rules.grid_sample import interpolated, taps_at
+from onnx_convgrad.rules.movement import arange
 
 
 @expansion("DeformConv", wrt=("X", "W", "offset", "B", "mask"), parameters=("W", "B"))
@@ -61,16 +62,25 @@ def _kernel(e: Emitter, n: Call) -> list[int]:
     return kernel
 
 
+_LISTED = 2**22
+"""Positions of taps up to which they are one constant."""
+
+
 def _window(e: Emitter, n: Call, axis: int, kernel: list[int], points: list[Dim], like: ir.Value) -> ir.Value:
     """Positions of the taps on one axis without offsets, to be broadcast to `[taps, *points]`."""
     rank = len(kernel)
     stride, dilation = ((n.ints(name) or (1,) * rank)[axis] for name in ("strides", "dilations"))
     begin = (n.ints("pads") or (0,) * 2 * rank)[axis]
+    taps = math.prod(kernel)
+    e.check_bytes(8 * taps * rank, f"The offsets of {taps:,} taps")
     steps = np.indices(kernel)[axis].reshape(-1, *[1] * rank) * dilation - begin
     size = points[axis]
-    if isinstance(size, int):
+    if isinstance(size, int) and taps * size <= _LISTED:
         starts = (np.arange(size) * stride).reshape([-1 if a == axis else 1 for a in range(rank)])
         return e.const(steps + starts, like.dtype)
-    order = e.op("Range", e.const(np.int64(0)), e.op("Squeeze", e.vector([size])), e.const(np.int64(1)))
+    if isinstance(size, int):
+        order = arange(e, size)
+    else:
+        order = e.op("Range", e.const(np.int64(0)), e.op("Squeeze", e.vector([size])), e.const(np.int64(1)))
     ramp = e.reshape(e.cast(order, like.dtype or ir.DataType.FLOAT), [-1 if a == axis else 1 for a in range(rank)])
     return e.add(e.mul(ramp, stride), e.const(steps, like.dtype))

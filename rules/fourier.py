@@ -79,6 +79,10 @@ def _forward_adjoint(e: Emitter, gy: ir.Value, axis: int, count: Dim) -> ir.Valu
     return e.mul(_transform(e, gy, axis, points, inverse=1), e.size_as(count, gy))
 
 
+_LISTED = 2**20
+"""Frequencies up to which their weights are a constant."""
+
+
 def _half_inverse_adjoint(e: Emitter, gy: ir.Value, axis: int, size: Dim) -> ir.Value:
     """y[n] = sum over k of c[k] Re(w^(-k n) x[k]) / N: dx[k] = c[k] / N (transform of g)[k].
 
@@ -89,7 +93,7 @@ def _half_inverse_adjoint(e: Emitter, gy: ir.Value, axis: int, size: Dim) -> ir.
     if isinstance(size, int) and isinstance(bins, int):
         require(size == bins, f"it reads {size} frequencies where {count} real points have {bins}.")
     twice = arange(e, bins, 2)
-    if isinstance(count, int) and isinstance(bins, int):
+    if isinstance(count, int) and isinstance(bins, int) and bins <= _LISTED:
         weights = e.const(np.where(2 * np.arange(bins) % count == 0, 1, 2) / count, gy.dtype or ir.DataType.FLOAT)
     else:
         alone = e.compare("Equal", e.op("Mod", twice, count if isinstance(count, ir.Value) else e.ints([count])), 0)

@@ -71,6 +71,10 @@ def _normalized(indices: np.ndarray | None, size: Dim) -> np.ndarray | None:
     return np.where(indices < 0, indices + size, indices) if isinstance(size, int) else indices
 
 
+_LISTED = 2**24
+"""Rows up to which a constant may say where each comes from."""
+
+
 def _unpick(e: Emitter, gy: ir.Value, chosen: np.ndarray, size: Dim, axis: int) -> ir.Value | None:
     """For constant indices: pad a run of rows, or gather distinct rows back, and the other rows from a row of zeros."""
     first, count = int(chosen[0]), len(chosen)
@@ -78,7 +82,7 @@ def _unpick(e: Emitter, gy: ir.Value, chosen: np.ndarray, size: Dim, axis: int) 
         begin = e.size_add(size, first) if first < 0 else first
         end = e.size_sub(size, first + count) if first >= 0 else -first - count
         return e.pad(gy, [begin], [end], [axis])
-    if not isinstance(size, int) or len(set(chosen.tolist())) < count:
+    if not isinstance(size, int) or size > _LISTED or len(set(chosen.tolist())) < count:
         return None
     inverse = np.full(size, count, np.int64)
     inverse[chosen] = np.arange(count)

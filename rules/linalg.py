@@ -157,9 +157,13 @@ def det_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     return {"X": cotangent}
 
 
+_LISTED = 1024
+"""Rows up to which the indices of all minors are a constant."""
+
+
 def _minors(e: Emitter, size: Dim, like: ir.Value) -> tuple[ir.Value, ir.Value]:
     """For each i the indices other than i, and the signs (-1)^(i+j)."""
-    if isinstance(size, int):
+    if isinstance(size, int) and size <= _LISTED:
         every = np.arange(size)
         rest = np.arange(max(size - 1, 0))
         signs = 1 - 2 * ((every[:, None] + every) % 2)

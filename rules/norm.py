@@ -26,6 +26,9 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.rules.linalg import other_axes
 
+_LISTED = 2**20
+"""Channels up to which the mean 0 and the variance 1 are constants."""
+
 _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 # -- precision and axes ------------------------------------------------------------------------------------------------
@@ -101,10 +104,8 @@ class Channels:
         if self.rank is None or self.rank < 2:
             return self.e.add(self.e.mul(value, self.spread(slope)), self.spread(shift))
         size = self.e.dim(slope, 0)
-        plain = [
-            self.e.full_like(slope, v) if isinstance(size, ir.Value) else self.e.const(np.full(size, v), slope.dtype)
-            for v in (0, 1)
-        ]
+        listed = isinstance(size, int) and size <= _LISTED
+        plain = [self.e.const(np.full(size, v), slope.dtype) if listed else self.e.full_like(slope, v) for v in (0, 1)]
         return self.e.typed(self.e.op("BatchNormalization", value, slope, shift, *plain, epsilon=0.0), value)
 
     def flat(self, value: ir.Value) -> ir.Value:

@@ -22,6 +22,13 @@ from onnx_convgrad.ir.pooling import Pool
 from onnx_convgrad.ir.repeat import repeat_elements
 from onnx_convgrad.ir.sliding_means import counted_padding, sliding_means_are_fast
 from onnx_convgrad.rules.conv import input_grad
+from onnx_convgrad.rules.movement import arange
+
+_MOST_TAPS = 1024
+"""Taps of a window up to which one convolution sums it."""
+
+_LISTED = 2**22
+"""Windows up to which one constant holds the number of taps of each."""
 
 # -- geometry ----------------------------------------------------------------------------------------------------------
 
@@ -39,14 +46,17 @@ def _padding(e: Emitter, pool: Pool, size: Dim, axis: int) -> tuple[Dim, Dim]:
     return pool.pads[axis] if pool.pads is not None else _same_at_run_time(e, pool, size, axis)
 
 
-def valid_taps(pool: Pool, axis: int, *, end_counts: bool) -> np.ndarray:
+def valid_taps(e: Emitter, pool: Pool, axis: int, *, end_counts: bool) -> np.ndarray:
     """The number of taps of each window inside x, on an axis of known size; with `end_counts` padding counts too."""
     assert pool.pads is not None
-    size, (low, high) = pool.sizes[axis] or 0, pool.pads[axis]
-    at = np.arange(pool.windows(axis) or 0)[:, None] * pool.strides[axis] - low
-    at = at + np.arange(pool.kernel[axis]) * pool.dilations[axis]
-    counted = (at < size + high) if end_counts else (at >= 0) & (at < size)
-    return np.asarray(counted.sum(1))
+    size, (low, high), step = pool.sizes[axis] or 0, pool.pads[axis], pool.dilations[axis]
+    count = pool.windows(axis) or 0
+    e.check_bytes(8 * count, f"The table of the {count:,} windows along spatial axis {axis}")
+    first = np.arange(count) * pool.strides[axis] - low
+    begin, end = (None, size + high) if end_counts else (0, size)
+    last = np.minimum((end - 1 - first) // step, pool.kernel[axis] - 1)
+    skipped = 0 if begin is None else np.maximum(-(first // step), 0)
+    return np.asarray(np.maximum(last - skipped + 1, 0))
 
 
 # -- the adjoint of a sum over windows ---------------------------------------------------------------------------------
@@ -62,8 +72,11 @@ def window_sum_grad(e: Emitter, pool: Pool, gy: ir.Value, x: ir.Value, weight: f
     if _slides(e, pool, x):
         return e.typed(e.mul(_means(e, pool, gy), weight * math.prod(pool.kernel)), x)
     rank = pool.rank
+    if math.prod(pool.kernel) > _MOST_TAPS and sum(k > 1 for k in pool.kernel) > 1:
+        return _axis_by_axis(e, pool, e.mul(gy, weight), x)
     flat = [e.size_mul(e.dim(x, 0), e.dim(x, 1)), 1]
     outer = [e.dim(gy, 2 + axis) for axis in range(rank)]
+    e.check_bytes(8 * math.prod(pool.kernel), f"A window of {math.prod(pool.kernel):,} taps")
     ones = e.const(np.full((1, 1, *pool.kernel), weight), x.dtype or ir.DataType.FLOAT)
     rows = e.reshape(gy, [*flat, *outer])
     counts = [pool.windows(axis) for axis in range(rank)]
@@ -86,6 +99,28 @@ def window_sum_grad(e: Emitter, pool: Pool, gy: ir.Value, x: ir.Value, weight: f
         before.append(e.size_sub(0, low))
         after.append(e.size_sub(e.size_add(size, low), covered[axis]))
     return e.reshape_like(e.pad(full, before, after, list(range(2, 2 + rank))), x)
+
+
+def _axis_by_axis(e: Emitter, pool: Pool, gy: ir.Value, x: ir.Value) -> ir.Value:
+    """The same for large windows: over one axis after the other, which takes far fewer products."""
+    dims = [*e.dims(gy)]
+    sizes = [pool.windows(axis) for axis in range(pool.rank)]
+    for axis in range(pool.rank):
+        single = [1] * pool.rank
+
+        def one(values: tuple[int, ...], axis: int = axis, rest: list[int] = single) -> tuple[int, ...]:
+            return (*rest[:axis], values[axis], *rest[axis + 1 :])
+
+        sizes[axis] = pool.sizes[axis]
+        pads = None if pool.pads is None else tuple(p if i == axis else (0, 0) for i, p in enumerate(pool.pads))
+        along = Pool(
+            one(pool.kernel), one(pool.strides), one(pool.dilations), tuple(sizes), pads, pool.auto_pad, pool.ceil
+        )
+        dims[2 + axis] = e.dim(x, 2 + axis)
+        like = e.typed(e.op("Expand", e.scalar(0, x), e.vector(dims)), gy)
+        like.shape = ir.Shape([d if isinstance(d, int) else None for d in dims])
+        gy = window_sum_grad(e, along, gy, like)
+    return e.typed(gy, x)
 
 
 def _slides(e: Emitter, pool: Pool, x: ir.Value) -> bool:
@@ -142,8 +177,11 @@ def average_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 def _counts(e: Emitter, pool: Pool, n: Call, x: ir.Value, axis: int) -> int | np.ndarray | ir.Value:
     """The divisor along one axis: a number for all windows, or a vector. Taps beyond the padding do not count."""
     padded = bool(n.int("count_include_pad", 0))
-    if pool.windows(axis) is not None:
-        taps = np.maximum(valid_taps(pool, axis, end_counts=padded), 1)
+    count = pool.windows(axis)
+    if count is not None and not pool.ceil and pool.pads is not None and pool.pads[axis] == (0, 0) and count > _LISTED:
+        return pool.kernel[axis]
+    if count is not None:
+        taps = np.maximum(valid_taps(e, pool, axis, end_counts=padded), 1)
         return int(taps[0]) if taps.size and (taps == taps[0]).all() else taps
     if not pool.ceil and pool.pads is not None and (padded or pool.pads[axis] == (0, 0)):
         return pool.kernel[axis]
@@ -153,7 +191,7 @@ def _counts(e: Emitter, pool: Pool, n: Call, x: ir.Value, axis: int) -> int | np
     last = e.op("Squeeze", e.vector([e.dim(n.y, 2 + axis)]), e.ints([0]))
     start = e.op("Mul", e.op("Range", zero, last, one), e.ints([pool.strides[axis]]))
     start = e.op("Unsqueeze", e.op("Sub", start, e.vector([low])), e.ints([1]))
-    at = e.op("Add", start, e.const(np.arange(pool.kernel[axis], dtype=np.int64) * pool.dilations[axis]))
+    at = e.op("Add", start, arange(e, pool.kernel[axis], pool.dilations[axis]))
     inside = e.compare("Less", at, e.vector([e.size_add(size, high) if padded else size]))
     if not padded:
         inside = e.op("And", inside, e.compare("GreaterOrEqual", at, e.ints([0])))
@@ -165,9 +203,12 @@ def _divide(e: Emitter, gy: ir.Value, counts: list[int | np.ndarray | ir.Value])
     """gy divided by the counts that vary along their axis: one multiplication if all are constants."""
     rank = len(counts)
     static = np.ones((1,) * rank)
+    listed = math.prod(count.size for count in counts if isinstance(count, np.ndarray)) <= _LISTED
     for axis, count in enumerate(counts):
         after = [1 + i for i in range(rank - 1 - axis)]
-        if isinstance(count, np.ndarray):
+        if isinstance(count, np.ndarray) and not listed:
+            gy = e.mul(gy, e.const(1 / count.reshape([-1, *(1 for _ in after)]), gy.dtype))
+        elif isinstance(count, np.ndarray):
             static = static / count.reshape([-1, *(1 for _ in after)])
         elif isinstance(count, ir.Value):
             gy = e.typed(e.div(gy, e.unsqueeze(count, after)), gy)

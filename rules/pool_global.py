@@ -108,6 +108,7 @@ def _samples(e: Emitter, n: Call, coordinate: int, bins: int, size: Dim) -> ir.V
     extent = extent if half else e.op("Max", extent, 1)
     bin_size = e.div(extent, bins)
     ratio = n.int("sampling_ratio", 0)
+    e.check_bytes(4 * max(bins, ratio), f"The table of {bins:,} bins or of {ratio:,} samples in each")
     length = e.size_as(size, rois)
     samples: ir.Value | None = None
     grid: ir.Value | int = ratio

@@ -61,7 +61,7 @@ def winners_of(e: Emitter, n: Call) -> Winners:
     else:
         y = node.outputs[0]
         indices = second_output(node, e.graph, "indices", ir.DataType.INT64, y.shape)
-    if not _may_be_empty(Pool.of(n, x)):
+    if not _may_be_empty(e, Pool.of(n, x)):
         return Winners(indices, None)
     lowest = np.finfo((x.dtype or ir.DataType.FLOAT).numpy()).min
     return Winners(indices, e.compare("Greater", y, e.scalar(lowest, x)))
@@ -85,7 +85,7 @@ def own_pool(e: Emitter, n: Call) -> ir.Node | None:
     return None
 
 
-def _may_be_empty(pool: Pool) -> bool:
+def _may_be_empty(e: Emitter, pool: Pool) -> bool:
     """Whether a window may consist of padding only, which needs dilation; its index is then undefined."""
     for axis in range(pool.rank):
         if pool.dilations[axis] == 1 or pool.pads is None:
@@ -93,7 +93,7 @@ def _may_be_empty(pool: Pool) -> bool:
         low, high = pool.pads[axis]
         if low == 0 and high == 0 and not pool.ceil:
             continue
-        if pool.sizes[axis] is None or 0 in valid_taps(pool, axis, end_counts=False):
+        if pool.sizes[axis] is None or 0 in valid_taps(e, pool, axis, end_counts=False):
             return True
     return pool.pads is None and set(pool.dilations) != {1}
 

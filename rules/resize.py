@@ -9,6 +9,7 @@ cubic and antialiasing filters, also for sizes known only at run time.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +18,14 @@ import onnx_ir as ir
 
 from onnx_convgrad.autodiff.registry import Cotangents, vjp
 from onnx_convgrad.errors import require
-from onnx_convgrad.ir.axis_products import LONG_AXIS, contract, contract_unranked, sum_blocks, weigh_windows
+from onnx_convgrad.ir.axis_products import (
+    LONG_AXIS,
+    contract,
+    contract_blocks,
+    contract_unranked,
+    sum_blocks,
+    weigh_windows,
+)
 from onnx_convgrad.ir.broadcasting import shapes_differ
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import is_constant
@@ -113,8 +121,12 @@ def resize_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
             if factor is not None:
                 gx = weigh_windows(e, gx, factor, axis, sizes)
             else:
-                matrix = _matrix(e, n, resized, position, sizes[axis])
-                gx = contract(e, gx, matrix, axis, sizes, e.dim(x, axis))
+                blocks = _blocks(e, n, resized, position, sizes[axis])
+                if blocks is not None:
+                    gx = contract_blocks(e, gx, *blocks, axis, sizes, e.dim(x, axis))
+                else:
+                    matrix = _matrix(e, n, resized, position, sizes[axis])
+                    gx = contract(e, gx, matrix, axis, sizes, e.dim(x, axis))
         if repeats:
             gx = sum_blocks(e, gx, repeats, sizes)
         return e.typed(gx, x)
@@ -133,7 +145,7 @@ def by_matrices(e: Emitter, n: Call) -> ir.Value | None:
     result = x
     for position, axis in reversed(list(enumerate(resized.axes))):
         if _repeats(e, n, resized, position) != 1:
-            if axis == 0:
+            if axis == 0 or sizes[axis] > _LONG:  # type: ignore[operator] # the sizes are numbers
                 return None
             matrix = e.transpose(_matrix(e, n, resized, position, wanted[axis]), [1, 0])
             result = contract(e, result, matrix, axis, sizes, wanted[axis])
@@ -262,20 +274,28 @@ def _matrix(e: Emitter, n: Call, resized: ResizedAxes, position: int, out: Dim) 
     if n.string("keep_aspect_ratio_policy", "stretch") != "stretch" and resized.sizes is not None:
         units = _resize_all(e, n, resized, position, attributes)
     else:
-        # the last axis, of one element, is doubled so that a size changes: otherwise the runtime would copy
-        basis = e.reshape(_identity(e, size), [1, size, 1, size])
-        roi = _roi(e, n, resized, [position], lead=3)
-        if resized.scales is not None:
-            lead = e.const(np.array([1, 1, 2], np.float32))
-            scales = _place(e, resized.scales, position, lead, computed=_rounded(e, resized.scales, position, size))
-            units = e.op("Resize", basis, roi, scales, **attributes)
-        else:
-            assert resized.sizes is not None
-            sizes = _place(e, resized.sizes, position, e.vector([1, size, 2]))
-            units = e.op("Resize", basis, roi, None, sizes, **attributes)
-        units = e.op("Slice", units, e.ints([0]), e.ints([1]), e.ints([2]))
+        units = _resize_rows(e, n, resized, position, _identity(e, size), size, attributes)
     matrix = e.op("Reshape", units, e.vector([size, out]), allowzero=1)
     return e.cast(matrix, x.dtype or ir.DataType.FLOAT)
+
+
+def _resize_rows(
+    e: Emitter, n: Call, resized: ResizedAxes, position: int, rows: ir.Value, count: Dim, attributes: dict[str, Any]
+) -> ir.Value:
+    """`count` rows of the input size, each resized like one axis: [1, count, 1, output size]."""
+    size = e.dim(n["X"], resized.axes[position])
+    # the last axis, of one element, is doubled so that a size changes: otherwise the runtime would copy
+    basis = e.reshape(rows, [1, count, 1, size])
+    roi = _roi(e, n, resized, [position], lead=3)
+    if resized.scales is not None:
+        lead = e.const(np.array([1, 1, 2], np.float32))
+        scales = _place(e, resized.scales, position, lead, computed=_rounded(e, resized.scales, position, size))
+        units = e.op("Resize", basis, roi, scales, **attributes)
+    else:
+        assert resized.sizes is not None
+        sizes = _place(e, resized.sizes, position, e.vector([1, count, 2]))
+        units = e.op("Resize", basis, roi, None, sizes, **attributes)
+    return e.op("Slice", units, e.ints([0]), e.ints([1]), e.ints([2]))
 
 
 def _resize_all(e: Emitter, n: Call, resized: ResizedAxes, position: int, attributes: dict[str, Any]) -> ir.Value:
@@ -298,9 +318,55 @@ def _resize_all(e: Emitter, n: Call, resized: ResizedAxes, position: int, attrib
     return e.slice(units, [0] * len(others), [1] * len(others), others) if others else units
 
 
+def _blocks(e: Emitter, n: Call, resized: ResizedAxes, position: int, out: Dim) -> tuple[ir.Value, ir.Value] | None:
+    """The matrix of a long axis in blocks around its diagonal; `None` for other axes.
+
+    Block k maps the outputs `rows[k]` to b inputs, from input k b on: matrices [blocks, rows, b] and rows [blocks, rows].
+
+    An output p reads inputs near its place m[p] only. So the entries of rows that are w inputs apart are found with one
+    Resize of their sum, a comb, and w combs and a ramp, whose result is m, take the place of all unit vectors.
+    """
+    x, axis = n["X"], resized.axes[position]
+    size = e.dim(x, axis)
+    if not isinstance(size, int) or not isinstance(out, int) or size <= _LONG or not out:
+        return None
+    policy = n.string("keep_aspect_ratio_policy", "stretch") != "stretch" and resized.sizes is not None
+    if policy or n.string("coordinate_transformation_mode", "half_pixel") == _CROP:
+        return None  # places depend on more than the two sizes
+    ratio = size / out
+    near = 2 * max(ratio, 1) if n.int("antialias", 0) else 2
+    reach = math.ceil(near) + 2 + (size >> 22)  # in inputs around m, which is rounded to float32
+    w = 2 * reach + 1
+    b = w * max(96 // w, 1)
+    count = -(-size // b)
+    index = arange(e, size)
+    combs = e.compare("Equal", e.op("Mod", index, e.ints([w])), e.unsqueeze(arange(e, w), [1]))
+    kinds = [e.cast(combs, ir.DataType.FLOAT), e.unsqueeze(e.cast(index, ir.DataType.FLOAT), [0])]
+    attributes = {k: v for k, v in n.attributes().items() if k in _FILTER}
+    units = _resize_rows(e, n, resized, position, e.concat(kinds, 0), w + 1, attributes)
+    units = e.transpose(e.reshape(units, [w + 1, out]), [1, 0])
+    # places differ from p size / out by less than `slack` in every coordinate mode
+    slack = 2 + 2 * max(ratio, 1) + reach
+    height = min(math.ceil((b + 2 * slack) / ratio) + 2, out)
+    first = np.floor((np.arange(count) * b - slack) / ratio).astype(np.int64) - 1
+    rows = e.op("Add", e.const(first.clip(0, out - height)[:, None]), arange(e, height))
+    entries = e.op("Gather", units, rows, axis=0)  # [count, height, w + 1]
+    found, place = e.slice(entries, [0], [w], [2]), e.slice(entries, [w], [w + 1], [2])
+    found = e.op("Expand", e.unsqueeze(found, [2]), e.ints([count, height, b // w, w]))
+    inputs = e.cast(e.reshape(arange(e, count * b), [count, 1, b]), ir.DataType.FLOAT)
+    close = e.compare("LessOrEqual", e.op("Abs", e.sub(inputs, place)), float(reach))
+    matrices = e.where(close, e.reshape(found, [count, height, b]), 0)
+    return e.cast(matrices, x.dtype or ir.DataType.FLOAT), rows
+
+
+_LONG = 4096
+"""Inputs of an axis up to which its matrix is computed as a whole."""
+
+
 def _identity(e: Emitter, size: Dim) -> ir.Value:
     """An identity matrix, in float32: the only dtype that every runtime resizes."""
     if isinstance(size, int):
+        e.check_bytes(4 * size**2, f"The matrix of an axis of {size:,}")
         return e.const(np.eye(size, dtype=np.float32))
     index = arange(e, size)
     return e.cast(e.compare("Equal", e.unsqueeze(index, [1]), index), ir.DataType.FLOAT)

@@ -10,7 +10,7 @@ graph computes the axes or the steps, the cotangent is scattered to the position
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import onnx_ir as ir
@@ -94,9 +94,16 @@ def _starts(e: Emitter, starts: ir.Value, count: int) -> list[Dim]:
     return [e.op("Slice", wide, e.ints([i]), e.ints([i + 1]), e.ints([0])) for i in range(count)]
 
 
+_FAR_STEP = 1024
+"""Steps above it are looked at more closely, as so many zeros may exceed the data."""
+
+
 def _unslice(e: Emitter, x: ir.Value, gy: ir.Value, cuts: list[_Cut]) -> ir.Value:
     """Reverse the axes with negative steps, insert s - 1 zeros after every element, and pad to the size of x."""
     partial = [cut for cut in cuts if not cut.reversal]
+    for at, cut in enumerate(partial):
+        if abs(cut.step) > _FAR_STEP and e.dim(gy, cut.axis) == 1:  # no zeros between elements if there is one
+            partial[at] = replace(cut, step=cut.step // abs(cut.step))
     counts = [e.dim(gy, cut.axis) for cut in partial]
     for cut in cuts:
         if cut.step < 0:

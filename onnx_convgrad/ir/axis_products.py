@@ -29,6 +29,23 @@ def contract(e: Emitter, g: ir.Value, matrix: ir.Value, axis: int, sizes: list[D
     return e.reshape(e.matmul(_per_batch(e, matrix, lead), columns), sizes)
 
 
+def contract_blocks(
+    e: Emitter, g: ir.Value, matrices: ir.Value, rows: ir.Value, axis: int, sizes: list[Dim], size: int
+) -> ir.Value:
+    """The product along `axis` with a matrix that is zero outside of blocks; updates `sizes`, the dimensions of g.
+
+    Block k of `matrices` [blocks, height, width] multiplies the elements `rows[k]` of g to the next `width` results.
+    """
+    before, after = e.size_mul(1, *sizes[:axis]), e.size_mul(1, *sizes[axis + 1 :])
+    blocks, height, width = (d for d in e.dims(matrices) if isinstance(d, int))
+    v = e.op("Gather", e.reshape(g, [before, sizes[axis], after]), rows, axis=1)
+    v = e.reshape(e.transpose(v, [1, 0, 3, 2]), [blocks, e.size_mul(before, after), height])
+    v = e.reshape(e.matmul(v, matrices), [blocks, before, after, width])
+    v = e.reshape(e.transpose(v, [1, 0, 3, 2]), [before, blocks * width, after])
+    sizes[axis] = size
+    return e.reshape(e.slice(v, [0], [size], [1]), sizes)
+
+
 LONG_AXIS = 128
 """Size from which on a product with a matrix takes longer than `weigh_windows`."""
 

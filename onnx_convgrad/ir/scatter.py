@@ -36,6 +36,10 @@ def scatter_add(e: Emitter, like: ir.Value, indices: ir.Value, g: ir.Value, axis
     return scatter(e, e.zeros_like(like), indices, g, axis, "add")
 
 
+_MOST_COPIES = 1024
+"""Operands of a Concat of equal zeros; for more, one operand holds all of them."""
+
+
 def insert_zeros(e: Emitter, value: ir.Value, like: ir.Value, steps: dict[int, int]) -> ir.Value:
     """`step - 1` zeros after every element of some axes: [m] -> [m, 1] -> [m, s] -> [m s]; `like` has the same rank.
 
@@ -47,9 +51,10 @@ def insert_zeros(e: Emitter, value: ir.Value, like: ir.Value, steps: dict[int, i
     sizes = [e.dim(value, axis) for axis in range(rank)]
     for axis, step in sorted(((axis % rank, step) for axis, step in steps.items()), reverse=True):
         single = [*sizes[: axis + 1], 1, *sizes[axis + 1 :]]
-        zeros = e.op("Expand", e.scalar(0, value), e.vector(single))
+        each, copies = (1, step - 1) if step <= _MOST_COPIES else (step - 1, 1)
+        zeros = e.op("Expand", e.scalar(0, value), e.vector([*sizes[: axis + 1], each, *sizes[axis + 1 :]]))
         sizes[axis] = e.size_mul(sizes[axis], step)
-        value = e.reshape(e.concat([e.reshape(value, single), *[zeros] * (step - 1)], axis + 1), sizes)
+        value = e.reshape(e.concat([e.reshape(value, single), *[zeros] * copies], axis + 1), sizes)
     return value
 
 

@@ -17,6 +17,8 @@ import onnx
 import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext, registry
 
+from onnx_convgrad.base.limits import check_limit
+from onnx_convgrad.errors import LimitError
 from onnx_convgrad.ir.constants import RANDOM_SOURCES, constant_of, number_of
 from onnx_convgrad.ir.dims import dims_equal, symbols
 from onnx_convgrad.ir.namespace import Namespace
@@ -32,6 +34,9 @@ CANONICAL_OPSET = 21
 """The opset of every emitted node; see quirks.CUDA_OPSET."""
 
 Operand: TypeAlias = ir.Value | float | int | None
+
+_LARGE = 2**20
+"""Elements of a constant from which on its size is compared with the limits."""
 
 _ELEMENTWISE = frozenset(
     "Abs Add Cos Div Erf Exp Floor Log Max Min Mul Neg Pow Reciprocal Relu Sigmoid Sign Sin Sqrt Sub Sum Tanh".split()
@@ -216,6 +221,8 @@ class NodeWriter:
         array = np.asarray(array)
         if dtype is None:
             dtype = ir.DataType.from_numpy(array.dtype)
+        if array.size > _LARGE:
+            self.check_bytes(array.size * dtype.numpy().itemsize, "A constant")
         array = np.ascontiguousarray(array, dtype=dtype.numpy()).reshape(array.shape)
         key = (dtype, array.shape, array.tobytes())
         if key not in self._constants:
@@ -235,8 +242,19 @@ class NodeWriter:
         """An int64 vector constant."""
         key = tuple(values)
         if key not in self._vectors:
-            self._vectors[key] = self.const(np.asarray(key, np.int64))
+            try:
+                array = np.asarray(key, np.int64)
+            except OverflowError:
+                raise LimitError(f"A size{self._of_node()} is {max(key, key=abs):,}, more than 64 bits hold.") from None
+            self._vectors[key] = self.const(array)
         return self._vectors[key]
+
+    def check_bytes(self, count: int, what: str) -> None:
+        """Raise `LimitError` if a constant of `count` bytes is larger than the limits allow; `what` begins the sentence."""
+        check_limit("constant_bytes", count, what + self._of_node())
+
+    def _of_node(self) -> str:
+        return f" for node {self.origin!r}" if self.origin else ""
 
     constant_of = staticmethod(constant_of)
     number_of = staticmethod(number_of)

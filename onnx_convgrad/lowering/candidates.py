@@ -11,6 +11,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnx_convgrad.errors import LimitError
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.targets import Rates
@@ -87,7 +88,13 @@ def candidates(node: ir.Node, query: Query, policy: Policy) -> tuple[Candidate, 
 
 def _candidates(entries: Collection[Lowering], node: ir.Node, query: Query, policy: Policy) -> list[Candidate]:
     reasons = {entry.name: _refusal(entry, query, policy) for entry in entries}
-    whole = {entry.name: _sketched(entry, node, query, 1) for entry in entries if not reasons[entry.name]}
+    whole: dict[str, Sketch] = {}
+    for entry in entries:
+        if not reasons[entry.name]:
+            try:
+                whole[entry.name] = _sketched(entry, node, query, 1)
+            except LimitError as problem:
+                reasons[entry.name] = problem.message.rstrip(".")
     least = min((way.seconds for way in whole.values()), default=0.0)
     return [
         Candidate(entry.name, None, reason)
@@ -100,7 +107,12 @@ def _candidates(entries: Collection[Lowering], node: ir.Node, query: Query, poli
 def forced_candidates(node: ir.Node, query: Query, policy: Policy, name: str) -> tuple[Candidate, ...]:
     """The lowering `name` alone, where the prices of the others do not matter."""
     entry = lowerings()[node.op_type][name]
-    if policy.compare or _refusal(entry, query, policy) or _cuts(entry, query, _sketched(entry, node, query, 1)):
+    try:
+        alone = not (policy.compare or _refusal(entry, query, policy))
+        alone = alone and not _cuts(entry, query, _sketched(entry, node, query, 1))
+    except LimitError:
+        alone = False
+    if not alone:
         return candidates(node, query, policy)
     return (_candidate(entry, node, query, policy, near=False),)
 
@@ -143,12 +155,14 @@ def _ways(
     yield 1, whole
     if near:
         for chunks in _cuts(entry, query, whole):
-            cut = _sketched(entry, node, query, chunks)
-            if cut.seconds < _GAIN * whole.seconds:
+            cut = _in_chunks(entry, node, query, chunks)
+            if cut is not None and cut.seconds < _GAIN * whole.seconds:
                 yield chunks, cut
     if budget is not None:
         for chunks in _counts(entry, query, whole.workspace, budget):
-            way = _sketched(entry, node, query, chunks)
+            way = _in_chunks(entry, node, query, chunks)
+            if way is None:
+                break
             yield chunks, way
             if way.workspace <= budget:
                 break
@@ -173,6 +187,14 @@ def _counts(entry: Lowering, query: Query, workspace: int, limit: float) -> Iter
         part = replace(query, spec=part_of(query.spec, chunks), typical=part_of(query.typical, chunks))
         if not any(requirement(part) for requirement in entry.requires):
             yield chunks
+
+
+def _in_chunks(entry: Lowering, node: ir.Node, query: Query, chunks: int) -> Sketch | None:
+    """The sketch of a lowering in chunks; `None` if the tables of their rows are too large."""
+    try:
+        return _sketched(entry, node, query, chunks)
+    except LimitError:
+        return None
 
 
 def _sketched(entry: Lowering, node: ir.Node, query: Query, chunks: int) -> Sketch:

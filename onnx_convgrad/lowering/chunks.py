@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.base.limits import check_limit
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.dims import static_dims
 from onnx_convgrad.ir.emit import Dim, Emitter
@@ -62,6 +63,9 @@ EACH = 0
 _ROWS = 4
 """Least rows of output in a band."""
 
+_MOST_TRIED = 4096
+"""Numbers of chunks that are tried as divisors of the batch or of the rows."""
+
 
 def counts(op_type: str, spec: Any, workspace: int, limit: float) -> Iterator[int]:
     """Numbers of equal chunks that could bring the workspace below `limit` bytes, starting with the fewest.
@@ -75,10 +79,17 @@ def counts(op_type: str, spec: Any, workspace: int, limit: float) -> Iterator[in
         yield EACH
         return
     least = -(-workspace // max(int(limit), 1))
-    yield from (n for n in range(min(least, batch), batch + 1) if n > 1 and batch % n == 0)
+    yield from (n for n in _tried(min(least, batch), batch) if n > 1 and batch % n == 0)
     if op_type == "ConvWeightGrad" and least > batch > 0 and spec.rank > 1 and spec.static:
         rows = spec.y[0]
-        yield from (batch * n for n in range(-(-least // batch), rows // _ROWS + 1) if rows % n == 0)
+        yield from (batch * n for n in _tried(-(-least // batch), rows // _ROWS) if rows % n == 0)
+
+
+def _tried(first: int, last: int) -> Iterator[int]:
+    """The numbers from first to last, without most of very many."""
+    yield from range(first, min(last, first + _MOST_TRIED) + 1)
+    if last > first + _MOST_TRIED:
+        yield last
 
 
 def part_of(spec: Any, chunks: int) -> Any:
@@ -220,6 +231,8 @@ def _bands(e: Emitter, x: ir.Value, dy: ir.Value, spec: Any, part: Any, chunks: 
     Whole rows are gathered, channel by channel. Rows of the padding are any rows, set to zero.
     """
     bands = chunks // spec.batch
+    entries = max(chunks * part.x[0], chunks * part.y[0], spec.channels, spec.features)
+    check_limit("constant_bytes", 8 * entries, "A table of the rows of each band")
     tops = np.arange(bands)[:, None] * part.y[0]
     reached = tops * spec.strides[0] - spec.begin[0] + np.arange(part.x[0])
     inside = (reached >= 0) & (reached < spec.x[0])

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import onnx_ir as ir
 
+from onnx_convgrad.errors import LimitError
 from onnx_convgrad.ir.constants import mark_constant, mark_folded
 from onnx_convgrad.ir.emit import CANONICAL_OPSET, VIEWS, Emitter
 from onnx_convgrad.ir.nodes import ancestors, captured_values
@@ -29,6 +31,28 @@ class Sketch:
     nodes: int = 0
 
 
+MOST_NODES = 6000
+"""Nodes of one lowering: beyond, it is declined before the rest of it is emitted."""
+
+
+class _Bounded(Emitter):
+    """An emitter that stops a lowering which grows with the numbers in a model."""
+
+    stored = 0
+    """Bytes of the constants asked for."""
+
+    def place(self, node: ir.Node) -> None:
+        if len(self.emitted) >= MOST_NODES:
+            raise LimitError(f"it takes more than {MOST_NODES:,} nodes")
+        super().place(node)
+
+    def const(self, array: Any, dtype: ir.DataType | None = None) -> ir.Value:
+        value = super().const(array, dtype)
+        self.stored += value.const_value.nbytes if value.const_value is not None else 0
+        self.check_bytes(self.stored, "It")
+        return value
+
+
 def sketch(
     node: ir.Node,
     shapes: Mapping[int, tuple[int, ...]],
@@ -42,6 +66,9 @@ def sketch(
 
     `constant` are the positions of operands that are known when the model is loaded: nodes that read only these are free.
     A result that `ends` its graph is copied if it is a view of another value.
+
+    Raises:
+        LimitError: The lowering takes more than `MOST_NODES` nodes, or a constant beyond the limits.
     """
     graph = ir.Graph([], [], nodes=[], opset_imports={"": CANONICAL_OPSET}, name="sketch")
     operands: list[ir.Value | None] = []
@@ -57,7 +84,7 @@ def sketch(
             graph.inputs.append(operand)
         operands.append(operand)
     copy = ir.Node(node.domain, node.op_type, operands, list(node.attributes.values()), num_outputs=len(node.outputs))
-    e = Emitter(graph, target=target)
+    e = _Bounded(graph, target=target)
     result = emit(e, copy)
     mark_folded(e.emitted)
     live = ancestors(result)

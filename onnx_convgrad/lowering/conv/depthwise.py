@@ -171,6 +171,7 @@ def _thinned(e: Emitter, x: ir.Value, rows: Axis, spans: Sequence[_Span], high: 
     over = [p.size + b - f - 1 - p.stride * (p.count - 1) for p, f, b in zip(picks, first, low, strict=True)]
     # a wider kernel leaves out the surplus columns, unless they are less than a stride
     extent = [f + 1 + (o if o >= p.stride else 0) for p, f, o in zip(picks, first, over, strict=True)]
+    e.check_bytes(8 * channels * math.prod(extent), "The kernels that thin the rows")
     one = np.zeros(extent)
     one[tuple(first)] = 1
     weight = e.const(np.tile(one, [channels, 1, *[1] * len(picks)]), x.dtype)

@@ -117,18 +117,17 @@ def heights(spec: ConvSpec, *, backward: bool) -> tuple[tuple[Bands, int, int], 
     if backward:
         read, written, last = written, read, -(-first.x // first.stride)
     found: list[tuple[Bands, int, int]] = []
-    larger = False
-    for unit in range(1, last + 1):
-        if larger and unit < last:
-            continue  # higher bands have larger matrices, except the whole image, which reads no padding
+    unit, each = 1, written * (first.stride if backward else 1) * (spec.taps or 1)
+    while unit <= last and unit * each <= _MOST_ENTRIES:
         cut = bands(spec, unit, backward=backward)
         if cut is None:
             break
         window, columns = cut.pieces * cut.step * read, cut.rows * written
         if window * columns * (spec.taps or 1) <= _MOST_ENTRIES:
             found.append((cut, window, columns))
-        else:
-            larger = True
+            unit += 1
+        else:  # higher bands have larger matrices, except the whole image, which reads no padding
+            unit = last + (unit == last)
     return tuple(found)
 
 
@@ -208,8 +207,9 @@ def windows(e: Emitter, v: ir.Value, size: list[Dim], cut: Bands) -> ir.Value:
     v = padded_rows(e, channels_first(e, v, batch, channels, e.size_mul(*space)), images, space[0], inner, cut)
     if cut.pieces > 1:
         v = e.reshape(v, [images, cut.count + cut.pieces - 1, e.size_mul(cut.step, inner)])
+        e.check_bytes(8 * cut.count * cut.pieces, "The table of the pieces of each window")
         at = np.arange(cut.count)[:, None] + np.arange(cut.pieces)
-        v = e.op("Gather", v, e.ints(at.reshape(-1).tolist()), axis=1)
+        v = e.op("Gather", v, e.const(at.reshape(-1)), axis=1)
     return e.reshape(v, [channels, e.size_mul(batch, cut.count), e.size_mul(cut.pieces * cut.step, inner)])
 
 

@@ -89,7 +89,12 @@ def tiling(reads: np.ndarray, used: np.ndarray, size: tuple[int, int], stride: i
     if not used.any():
         return None
     low, high = int(reads[used].min()), int(reads[used].max())
-    positions = np.zeros((taps, tile, (high - low) // dilation + 1))
+    shape = taps, tile, (high - low) // dilation + 1
+    if math.prod(shape) > _MOST_ENTRIES:  # too many to store: `_worth_tiling` declines them by their number
+        return Tiling(
+            np.broadcast_to(0.0, shape), count, stride, dilation, -low, high + (count - 1) * stride + 1 - have
+        )
+    positions = np.zeros(shape)
     for a, t in np.argwhere(used):
         positions[t, a, (reads[a, t] - low) // dilation] = 1
     return Tiling(positions, count, stride, dilation, -low, high + (count - 1) * stride + 1 - have)
@@ -155,6 +160,8 @@ def _worth_tiling(backward: bool, *, interleaved: bool = False) -> list[Requirem
     def requirement(q: Query) -> str | None:
         if not q.spec.static:
             return None  # another requirement gives the reason
+        if backward and max(axis.stride * axis.kernel for axis in q.spec.axes) > _MOST_ENTRIES:
+            return "the tiles would be too large"
         axes = tilings(q.spec, (q.spec.batch or 1) if interleaved else 1, backward=backward)
         maps = [t.map for t in axes if t]
         if len(maps) < len(axes):
@@ -215,5 +222,5 @@ def _tiled(e: Emitter, v: ir.Value, spec: ConvSpec, images: Images, size: list[D
     result = e.reshape(result, [*size[:2], e.size_mul(tile[0], count[0]), *count[1:]])
     if tile[0] > 1 and count[0] != 1:  # rows are listed band by band for each row of a band; no view reorders them
         order = np.arange(tile[0] * axes[0].count).reshape(tile[0], -1).T.reshape(-1)
-        result = e.op("Gather", result, e.ints(order[: size[2]].tolist()), axis=2)
+        result = e.op("Gather", result, e.const(order[: size[2]]), axis=2)
     return e.slice(result, [0] * spec.rank, size[2:], spec.spatial_axes)

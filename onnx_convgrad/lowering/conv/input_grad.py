@@ -15,6 +15,7 @@ from onnx_convgrad.lowering.conv.patches import scatter_columns
 from onnx_convgrad.lowering.conv.requirements import (
     conv_kernel,
     is_empty,
+    known_kernel,
     not_empty,
     static_groups,
     static_kernel,
@@ -73,7 +74,7 @@ def flipped_conv(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     return plain_conv(e, n["dY"], reverse_taps(e, n["W"], spec), spec.back_window)
 
 
-@lowering("ConvInputGrad", "col2im_gemm", requires=[not_empty, static_kernel])
+@lowering("ConvInputGrad", "col2im_gemm", requires=[not_empty, known_kernel])
 def col2im_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """One MatMul to columns, each tap spread by the stride and added in place; runs for every dtype."""
     return scatter_columns(e, n["dY"], n["W"], x_dims(e, n["X_like"], spec)[1:], spec)

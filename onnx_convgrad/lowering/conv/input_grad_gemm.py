@@ -15,7 +15,7 @@ from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.geometry import ConvSpec
 from onnx_convgrad.lowering.conv.empty_batch import product_of_samples
 from onnx_convgrad.lowering.conv.layout import x_dims, y_dims
-from onnx_convgrad.lowering.conv.requirements import not_empty, several_samples, static_kernel
+from onnx_convgrad.lowering.conv.requirements import known_kernel, not_empty, several_samples
 from onnx_convgrad.lowering.conv.stacked import samples_as_columns
 from onnx_convgrad.lowering.table import Query, lowering, needs
 
@@ -99,7 +99,7 @@ def folded_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     return e.reshape(columns(e, n, spec, folded=True), x_dims(e, n["X_like"], spec))
 
 
-COL2IM = [not_empty, has_col2im, static_kernel, col2im_geometry]
+COL2IM = [not_empty, has_col2im, known_kernel, col2im_geometry]
 
 
 @lowering("ConvInputGrad", "col2im", requires=COL2IM)

@@ -64,6 +64,8 @@ def row_phases(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     for p in phases(spec, last):
         assert p is not None, "full_phases requires it"
         kernel = [*(t.map.shape[2] for t in rows), len(p.taps)]
+        entries = math.prod(t.map.size for t in rows) * axis.kernel * len(p.taps)
+        e.check_bytes(8 * entries, "The map of the taps to each phase")
         selection = outer_map([*(t.map for t in rows), np.eye(axis.kernel)[:, None, list(p.taps)]])
         w = remap_taps(e, n["W"], spec, selection, kernel, exchange=True, copies=copies)
         dilations = (*(t.dilation for t in rows), p.dilation)
@@ -75,4 +77,4 @@ def row_phases(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     whole = e.reshape(whole, [batch, channels, points, width * stride])
     whole = e.slice(whole, [0], [x[last]], [3])
     size: list[Dim] = [batch, channels, *x]
-    return e.reshape(e.op("Gather", whole, e.ints(_order(spec, rows).tolist()), axis=2), size)
+    return e.reshape(e.op("Gather", whole, e.const(_order(spec, rows)), axis=2), size)

@@ -16,7 +16,9 @@ from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.geometry import ConvSpec, Window
 from onnx_convgrad.lowering.conv.empty_batch import product_of_samples
 from onnx_convgrad.lowering.conv.layout import x_dims, y_dims, zeros
+from onnx_convgrad.lowering.conv.requirements import MOST_TAPS
 from onnx_convgrad.rules.conv import conv, trim
+from onnx_convgrad.rules.movement import arange
 
 _MOST_VIEWS = 16
 """Slices of the whole of x; every node takes time to build."""
@@ -34,6 +36,8 @@ def gather_patches(e: Emitter, x: ir.Value, y: list[Dim], spec: ConvSpec) -> ir.
     """[N, C, K, *y], by one strided Slice of the padded input per tap, or per tap of each axis in turn."""
     batch, channels = x_dims(e, x, spec)[:2]
     x = e.pad(x, spec.begin, spec.end, spec.spatial_axes)
+    if (spec.taps or 1) > MOST_TAPS:
+        return e.reshape(_gathered_rows(e, x, y, spec), [batch, channels, spec.taps or 1, *y])
     if (spec.taps or 1) <= _MOST_VIEWS:
         return e.concat([e.unsqueeze(_view(e, x, y, spec, tap), [2]) for tap in tap_offsets(spec)], axis=2)
     for axis, (kernel, dilation) in enumerate(zip(spec.kernel, spec.dilations, strict=True)):
@@ -44,6 +48,16 @@ def gather_patches(e: Emitter, x: ir.Value, y: list[Dim], spec: ConvSpec) -> ir.
         ]
         x = e.concat([e.unsqueeze(view, [2 + axis]) for view in views], axis=2 + axis)
     return e.reshape(x, [batch, channels, spec.taps or 1, *y])
+
+
+def _gathered_rows(e: Emitter, x: ir.Value, y: list[Dim], spec: ConvSpec) -> ir.Value:
+    """[N, C, *kernel, *y] from the padded input, by one Gather per axis: for kernels with too many taps to list."""
+    for axis, (kernel, dilation, stride) in enumerate(zip(spec.kernel, spec.dilations, spec.strides, strict=True)):
+        at = e.op("Add", e.unsqueeze(arange(e, kernel or 1, dilation), [1]), arange(e, y[axis], stride))
+        x = e.op("Gather", x, at, axis=2 + 2 * axis)
+        rest = [a for a in range(spec.rank + axis + 3) if a != 2 + 2 * axis]
+        x = e.transpose(x, [*rest[: 2 + axis], 2 + 2 * axis, *rest[2 + axis :]])
+    return x
 
 
 def _view(e: Emitter, x: ir.Value, y: list[Dim], spec: ConvSpec, tap: tuple[int, ...]) -> ir.Value:
@@ -79,7 +93,10 @@ def scatter_columns(e: Emitter, dy: ir.Value, w: ir.Value, size: list[Dim], spec
     per, inner, taps = e.size_div(o, spec.groups), e.size_div(channels, spec.groups), spec.taps or 1
     matrix = e.transpose(e.reshape(w, [spec.groups, per, e.size_mul(inner, taps)]), [0, 2, 1])
     sizes = [batch, e.size_mul(inner, taps), per, e.size_mul(*y)]
-    columns = e.reshape(product_of_samples(e, matrix, dy, sizes, spec.groups), [batch, channels, taps, *y])
+    product = product_of_samples(e, matrix, dy, sizes, spec.groups)
+    if taps > MOST_TAPS:
+        return _skewed(e, product, [batch, channels], x, y, spec)
+    columns = e.reshape(product, [batch, channels, taps, *y])
     shifts = [[t - b for t, b in zip(tap, spec.begin, strict=True)] for tap in tap_offsets(spec)]
     rows: list[Dim] = [e.size_mul(count, s) for count, s in zip(y, spec.strides, strict=True)]
     known = [
@@ -93,6 +110,34 @@ def scatter_columns(e: Emitter, dy: ir.Value, w: ir.Value, size: list[Dim], spec
     for part in parts:
         total = part if total is None else e.add(total, part)
     return zeros(e, dy, [batch, channels, *x]) if total is None else total
+
+
+def _skewed(e: Emitter, columns: ir.Value, lead: list[Dim], x: list[Dim], y: list[Dim], spec: ConvSpec) -> ir.Value:
+    """The columns added in place, axis by axis, in a few nodes for any number of taps.
+
+    Rows that are d longer than the result, and read as rows of its length, shift tap t by d t: then they are summed.
+    """
+    kernel = [k or 1 for k in spec.kernel]
+    order = [0, *(a for i in range(spec.rank) for a in (1 + i, 1 + spec.rank + i))]
+    pairs: list[Dim] = [d for pair in zip(kernel, y, strict=True) for d in pair]
+    v = e.transpose(e.reshape(columns, [e.size_mul(*lead), *kernel, *y]), order)
+    for axis in reversed(range(spec.rank)):
+        k, d, s = kernel[axis], spec.dilations[axis], spec.strides[axis]
+        before, after = e.size_mul(*lead, *pairs[: 2 * axis]), e.size_mul(1, *pairs[2 * axis + 2 :])
+        v = e.reshape(v, [before, k, y[axis], 1, after])
+        v = e.pad(v, [0], [s - 1], [3])
+        length = e.size_mul(y[axis], s)
+        wide = e.size_add(length, d * (k - 1))
+        v = e.pad(e.reshape(v, [before, k, length, after]), [0], [d * k], [2])
+        v = e.reshape(v, [before, e.size_mul(e.size_add(wide, d), k), after])
+        v = e.reshape(e.slice(v, [0], [e.size_mul(wide, k)], [1]), [before, k, wide, after])
+        v = e.reduce_sum(v, [1], keepdims=False)
+        first, want = spec.begin[axis], x[axis]
+        v = e.pad(v, [0], [e.size_max(e.size_sub(e.size_add(want, first), wide), 0)], [1])
+        v = e.pad(v, [max(-first, 0)], [0], [1])
+        v = e.slice(v, [max(first, 0)], [e.size_add(want, max(first, 0))], [1])
+        pairs[2 * axis : 2 * axis + 2] = [want]
+    return e.reshape(v, [*lead, *x])
 
 
 def _placed(

@@ -38,6 +38,7 @@ from onnx_convgrad.lowering.conv.requirements import (
     is_empty,
     known_batch,
     known_channels,
+    known_kernel,
     not_empty,
     static_kernel,
 )
@@ -194,7 +195,7 @@ def gram(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     return _by_patches(e, n, seen, spec)
 
 
-@lowering("ConvGradSquaredNorm", "gram_gemm", requires=[not_empty, static_kernel])
+@lowering("ConvGradSquaredNorm", "gram_gemm", requires=[not_empty, known_kernel])
 def gram_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """The same with patches by one strided Slice per tap; runs for every dtype."""
     return _by_patches(e, n, gather_patches(e, n["X"], sizes_of(e, n, spec)[3], spec), spec)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from onnx_convgrad.lowering.table import Query, needs
 
 # -- the geometry ------------------------------------------------------------------------------------------------------
@@ -13,8 +15,33 @@ known_batch = needs(lambda s: s.batch is not None, "the batch size is not known 
 known_channels = needs(lambda s: s.channels is not None, "the number of channels is not known")
 known_features = needs(lambda s: s.features is not None, "the number of features is not known")
 static_groups = needs(lambda s: s.groups == 1 or s.features is not None, "the number of features is not known")
-static_kernel = needs(lambda s: s.taps is not None, "the kernel size is not known while building")
-static_sizes = needs(lambda s: s.static, "a spatial size is not known while building")
+
+MOST_TAPS = 1024
+"""Taps of a kernel up to which a lowering may list them: as nodes, or as the rows of a constant matrix."""
+
+MOST_POINTS = 2**24
+"""Points of an image up to which a lowering may list them in a constant."""
+
+known_kernel = needs(lambda s: s.taps is not None, "the kernel size is not known while building")
+_few_taps = needs(
+    lambda s: s.taps is None or s.taps <= MOST_TAPS, lambda s: f"the kernel has {s.taps:,} taps, too many to list"
+)
+few_points = needs(
+    lambda s: all(math.prod(d or 1 for d in sizes) <= MOST_POINTS for sizes in (s.x, s.y, [s.channels], [s.features])),
+    "an image has too many points or channels to list",
+)
+_known_sizes = needs(lambda s: s.static, "a spatial size is not known while building")
+
+
+def static_kernel(q: Query) -> str | None:
+    """The kernel size is known, and its taps are few enough to list."""
+    return known_kernel(q) or _few_taps(q)
+
+
+def static_sizes(q: Query) -> str | None:
+    """The spatial sizes are known, and small enough to list taps and points."""
+    return _known_sizes(q) or _few_taps(q) or few_points(q)
+
 
 several_samples = needs(lambda s: s.batch != 1, "there is only one sample")
 several_axes = needs(lambda s: s.rank > 1, "there is one spatial axis")

@@ -25,6 +25,7 @@ from onnx_convgrad.lowering.conv.requirements import (
     conv_kernel,
     is_empty,
     known_channels,
+    known_kernel,
     not_empty,
     several_samples,
     static_kernel,
@@ -225,7 +226,7 @@ def im2col_conv(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     return _from_patches(e, n, patches_by_conv(e, n["X"], spec.kernel, spec.window, spec.channels or 1), spec)
 
 
-@of_samples("im2col_gemm", requires=[not_empty, static_kernel])
+@of_samples("im2col_gemm", requires=[not_empty, known_kernel])
 def im2col_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """im2col by one strided Slice per tap, then one MatMul per sample and group; runs for every dtype."""
     return _from_patches(e, n, gather_patches(e, n["X"], y_dims(e, n["dY"], spec)[2:], spec), spec)

@@ -36,7 +36,7 @@ from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.geometry import ConvSpec
 from onnx_convgrad.ir.samples import filled, with_samples
 from onnx_convgrad.lowering.conv.layout import features_of, x_dims, y_dims
-from onnx_convgrad.lowering.conv.requirements import conv_kernel, not_empty, static_kernel
+from onnx_convgrad.lowering.conv.requirements import conv_kernel, few_points, not_empty, static_kernel
 from onnx_convgrad.lowering.conv.winograd_axes import (
     MOST,
     Axis,
@@ -142,6 +142,7 @@ REQUIRES = [
     strides_of_taps,
     wide_groups,
     static_kernel,
+    few_points,
     small_kernel,
     rows_remain,
     usual_padding,

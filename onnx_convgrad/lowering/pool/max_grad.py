@@ -22,6 +22,7 @@ from onnx_convgrad.ir.emit import Dim, Emitter, known, static_dims
 from onnx_convgrad.ir.geometry import HINT_BATCH, HINT_CHANNELS, HINT_SIZE, Axis
 from onnx_convgrad.ir.pooling import Pool
 from onnx_convgrad.ir.scatter import Winners, scatter_to_maxima
+from onnx_convgrad.lowering.conv.requirements import MOST_POINTS, MOST_TAPS
 from onnx_convgrad.lowering.table import Query, lowering, needs, spec_builder
 from onnx_convgrad.rules.pool_max import maxima_of, winners_of
 
@@ -88,10 +89,13 @@ def unpooled(q: Query) -> str | None:
     return f"target {q.target.name} has no MaxUnpool" if "MaxUnpool" in q.target.missing else None
 
 
+listed = needs(
+    lambda s: math.prod(size or 1 for size in s.pool.sizes) <= MOST_POINTS, "an image has too many points to list"
+)
 some_elements = needs(lambda s: 0 not in (*s.x_shape, *s.y_shape), "there is nothing to pool")
 
 
-@lowering("MaxPoolGrad", "corners", requires=[quartered, unpooled, some_elements])
+@lowering("MaxPoolGrad", "corners", requires=[quartered, unpooled, some_elements, listed])
 def by_corners(e: Emitter, n: Call, spec: PoolSpec) -> ir.Value:
     """Indices of the maxima of 2x2 windows from pools without indices, and MaxUnpool."""
     x = n["X"]
@@ -145,6 +149,10 @@ few_phases = needs(
     lambda s: max(s.pool.strides) <= _PHASES,
     lambda s: f"a stride of {max(s.pool.strides)} leaves little of x to compare at once",
 )
+few_taps = needs(
+    lambda s: sum(s.pool.kernel) <= MOST_TAPS,
+    lambda s: f"the windows have {sum(s.pool.kernel):,} rows, too many to list",
+)
 rows_inside = needs(
     lambda s: all(_taps(_axis(s.pool, axis)) for axis in range(s.pool.rank)), "the windows reach nothing but padding"
 )
@@ -169,7 +177,7 @@ def _taps(axis: Axis) -> list[int]:
     return [t for t in range(axis.kernel) if axis.shift(t) + reach >= 0 and axis.shift(t) < axis.x]
 
 
-@lowering("MaxPoolGrad", "axes", requires=[known_sizes, some_elements, few_phases, rows_inside, compared])
+@lowering("MaxPoolGrad", "axes", requires=[known_sizes, some_elements, few_phases, few_taps, rows_inside, compared])
 def by_axes(e: Emitter, n: Call, spec: PoolSpec) -> ir.Value:
     """Comparisons with the maxima over one axis after the other."""
     x, pool = n["X"], spec.pool

@@ -1,0 +1,114 @@
+"""Sizes at which constants would be too large: the forms that take their place, at small sizes, and the refusals."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+
+import onnx_convgrad as og
+from onnx_convgrad.runtime import run
+from onnx_convgrad.testing import Case, check, rand
+from tests.rules.test_deform_conv import CASES as DEFORM
+from tests.rules.test_fourier import CASES as FOURIER
+from tests.rules.test_norm_plain import CASES as NORM_PLAIN
+from tests.rules.test_pool import AVERAGE, LP
+from tests.rules.test_resize import CASES as RESIZE
+from tests.rules.test_slicing import SLICES
+
+FORMS: dict[str, tuple[Sequence[Case], dict[str, int]]] = {
+    "windows axis by axis": ([*AVERAGE, *LP], {"rules.pool._MOST_TAPS": 1}),
+    "counts axis by axis": (AVERAGE, {"rules.pool._LISTED": 0}),
+    "band matrix": (NORM_PLAIN, {"rules.norm_plain._LISTED": 0}),
+    "minors": ([Case("Det", [rand(2, 4, 4)])], {"rules.linalg._LISTED": 0}),
+    "offsets of taps": (DEFORM, {"rules.deform_conv._LISTED": 0}),
+    "frequencies": (FOURIER, {"rules.fourier._LISTED": 0}),
+    "zeros": (SLICES, {"ir.scatter._MOST_COPIES": 1, "rules.slicing._FAR_STEP": 1}),
+    "blocks of a matrix": (RESIZE, {"rules.resize._LONG": 1}),
+}
+
+
+@pytest.mark.parametrize(
+    ("form", "case"), [(form, case) for form, (cases, _) in FORMS.items() for case in cases], ids=str
+)
+def test_form(form: str, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place, limit in FORMS[form][1].items():
+        module, _, name = place.rpartition(".")
+        monkeypatch.setattr(importlib.import_module(f"onnx_convgrad.{module}"), name, limit)
+    check(replace(case, dynamic=False))
+
+
+def model(inputs: str, output: str, nodes: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> g ({inputs}) => ({output}) {{ {nodes} }}')
+
+
+EMPTY = "e = Constant <value = float[0] {}> () "
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.37, 1.3])
+@pytest.mark.parametrize("mode", ["linear", "cubic", "nearest"])
+def test_resize_of_a_long_axis(mode: str, factor: float) -> None:
+    """The adjoint of 16,000 samples, in a file of a few thousand bytes."""
+    nodes = f'{EMPTY} s = Constant <value = float[4] {{1, 1, 1, {factor}}}> () y = Resize <mode = "{mode}"> (x, e, s)'
+    primal = model("float[1,1,2,16000] x", "float[1,1,M,N] y", nodes)
+    built = og.augment(primal, wrt=["x"])
+    assert built.ByteSize() < 20_000
+    x, v = np.random.default_rng(0).standard_normal((2, 1, 1, 2, 16000)).astype(np.float32)
+    y = run(primal, {"x": x})["y"]
+    seed = np.random.default_rng(1).standard_normal(y.shape).astype(np.float32)
+    gx = run(built, {"x": x, "y_grad": seed})["x_grad"]
+    left = np.vdot(run(primal, {"x": v})["y"].astype(float), seed)
+    assert abs(left - np.vdot(v.astype(float), gx)) < 1e-5 * np.linalg.norm(v) * np.linalg.norm(gx)
+
+
+BIG = {
+    "average pool": ("float[1,1,400,400] x", "float[1,1,N,M] y", "y = AveragePool <kernel_shape = [200,200]> (x)"),
+    "pool of a huge image": (
+        "float[1,3,100000,100000] x",
+        "float[1,3,N,M] y",
+        "y = AveragePool <kernel_shape = [3,3], pads = [1,1,1,1], strides = [2,2]> (x)",
+    ),
+    "lp pool": ("float[1,1,4000,4000] x", "float[1,1,N,M] y", "y = LpPool <kernel_shape = [3000,3000]> (x)"),
+    "max pool": ("float[1,1,8000000000] x", "float[1,1,N] y", "y = MaxPool <kernel_shape = [1000000000]> (x)"),
+    "many channels": ("float[1,1000000000,8] x", "float[1,N,8] y", "y = LRN <size = 5> (x)"),
+    "determinant": ("float[100000,100000] x", "float y", "y = Det (x)"),
+    "a far step": (
+        "float[10] x",
+        "float[N] y",
+        """s = Constant <value = int64[1] {0}> () e = Constant <value = int64[1] {9223372036854775807}> ()
+        t = Constant <value = int64[1] {1000000000000}> () y = Slice (x, s, e, s, t)""",
+    ),
+    "deformed": (
+        "float[1,1,1000,1000] x, float[1,1,300,300] w, float[1,180000,701,701] o",
+        "float[1,1,701,701] y",
+        "y = DeformConv (x, w, o)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BIG)
+def test_big_numbers_make_small_graphs(name: str) -> None:
+    built = og.augment(model(*BIG[name]), wrt="inputs")
+    assert len(built.graph.node) < 200
+    assert built.ByteSize() < 3_000_000
+
+
+REFUSED = {
+    "AveragePool_0": ("float[1,1,4000000000] x", "float[1,1,N] y", "y = AveragePool <kernel_shape = [1000000000]> (x)"),
+    "Resize_0": (
+        "float[1,1,1000000] x",
+        "float[1,1,N] y",
+        """r = Constant <value = float[6] {0,0,0.1,1,1,0.7}> () s = Constant <value = float[3] {1,1,0.5}> ()
+        y = Resize <mode = "linear", coordinate_transformation_mode = "tf_crop_and_resize"> (x, r, s)""",
+    ),
+}
+
+
+@pytest.mark.parametrize("node", REFUSED)
+def test_refusals_name_the_node(node: str) -> None:
+    with pytest.raises(og.LimitError, match=f"for node '{node}' asks for [0-9,]+ constant bytes"):
+        og.augment(model(*REFUSED[node]), wrt="inputs")
