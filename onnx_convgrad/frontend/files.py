@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import onnx_ir as ir
 from onnx import numpy_helper
 from onnx.serialization import registry as formats
 
+from onnx_convgrad.base.drafts import draft_folder
 from onnx_convgrad.errors import ArgumentError, ConvGradError, ModelError
 from onnx_convgrad.frontend.diagnose import root_cause
 from onnx_convgrad.ir.serialize import PROTO_LIMIT, external_tensors, in_memory_bytes, stored_tensors
@@ -179,11 +179,11 @@ def write(model: ir.Model, output: Path, limit: int = PROTO_LIMIT) -> Path | Non
             f"The output {str(output)!r} holds the model's weights.", hint="Choose another name with -o."
         )
     try:
-        with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=folder) as work:
-            draft = Path(work) / output.name
+        with draft_folder(folder / output.name) as work:
+            draft = work / output.name
             ir.save(model, draft, format="protobuf", external_data=data.name if data else None)
-            if data is not None and (Path(work) / data.name).exists():
-                (Path(work) / data.name).replace(data)
+            if data is not None and (work / data.name).exists():
+                (work / data.name).replace(data)
             else:
                 data = None
             draft.replace(output)

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.training.data.datasets import Arrays, Dataset, Rows, permutation, read_arrays, seed_sequence
+from onnx_convgrad.training.data.datasets import Arrays, Dataset, Part, Rows, permutation, read_arrays, seed_sequence
 from onnx_convgrad.training.data.images import ImageFolder, is_image_folder
 from onnx_convgrad.training.data.inputs import Batch, BatchLike, ProgramInputs
 from onnx_convgrad.training.data.prefetch import prefetched
@@ -107,12 +107,20 @@ class Loader:
         options = ("batch_size", "shuffle", "seed", "drop_last")
         return {**self.dataset.describe(), **{name: getattr(self, name) for name in options}}
 
+    def rows(self, epoch: int, number: int) -> Rows:
+        """The numbers of the samples in one batch of an epoch, in the set that a part was split from."""
+        rows = next(self._rows(epoch, number))
+        return self.dataset.rows[rows] if isinstance(self.dataset, Part) else rows
+
     def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
+        return map(self._batch, self._rows(epoch, start))
+
+    def _rows(self, epoch: int, start: int) -> Iterator[Rows]:
         count, size = len(self.dataset), self.batch_size
         order = permutation(count, self.seed, epoch) if self.shuffle else None
         for first in range(start * size, len(self) * size, size):
             rows = slice(first, min(first + size, count))
-            yield self._batch(rows if order is None else order[rows])
+            yield rows if order is None else order[rows]
 
     def _batch(self, rows: Rows) -> Batch:
         return self.inputs(self.dataset.take(rows))
