@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike
 
+from onnx_convgrad.base.boundary import CallersCode
 from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.training.data.datasets import Arrays, Dataset, Part, Rows, permutation, read_arrays, seed_sequence
@@ -18,6 +19,8 @@ from onnx_convgrad.training.data.images import ImageFolder, is_image_folder
 from onnx_convgrad.training.data.inputs import Batch, BatchLike, ProgramInputs
 from onnx_convgrad.training.data.prefetch import prefetched
 from onnx_convgrad.training.program.manifest import Manifest
+
+_END: Any = object()
 
 BATCH_SIZE = 32
 """Default number of samples in a batch."""
@@ -123,7 +126,9 @@ class Loader:
             yield rows if order is None else order[rows]
 
     def _batch(self, rows: Rows) -> Batch:
-        return self.inputs(self.dataset.take(rows))
+        with CallersCode(self.dataset):
+            arrays = self.dataset.take(rows)
+        return self.inputs(arrays)
 
 
 class Stream:
@@ -175,7 +180,13 @@ class Stream:
         }
 
     def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
-        for batch in islice(self._opened(epoch), start, None):
+        with CallersCode(self.source):
+            batches = islice(self._opened(epoch), start, None)
+        while True:
+            with CallersCode(self.source):
+                batch = next(batches, _END)
+            if batch is _END:
+                return
             yield self.inputs(batch)
 
     def _opened(self, epoch: int) -> Iterator[BatchLike]:

@@ -122,7 +122,7 @@ class TrainingRun:
         outputs = _needed(self.metrics, m.outputs)
         batches = map(trainer.inputs, self.source.epoch_iterator(progress.epoch, progress.position))
         start, before = time.perf_counter(), progress.seconds
-        while group := list(islice(batches, accumulate)):
+        while group := self._next(batches, accumulate):
             results = trainer.step(*group, outputs=outputs)
             self._check_loss(results, group)
             progress.position += len(group)
@@ -139,6 +139,10 @@ class TrainingRun:
         if progress.position == 0:
             raise ArgumentError(f"The data give no batches in epoch {progress.epoch + 1}.")
         return True
+
+    def _next(self, batches: Iterator[Batch], count: int) -> list[Batch]:
+        with CallersCode(self.source):
+            return list(islice(batches, count))
 
     def _check_loss(self, results: Results, group: Sequence[Batch]) -> None:
         progress, rows = self.trainer.progress, getattr(self.source, "rows", None)
@@ -170,7 +174,13 @@ def validate(
     """
     sums, m = Progress(), trainer.manifest
     outputs = _needed(metrics, m.outputs)
-    for batch in map(trainer.inputs, source.epoch_iterator(0, 0)):
+    batches = source.epoch_iterator(0, 0)
+    while True:
+        with CallersCode(source):
+            found = next(batches, None)
+        if found is None:
+            break
+        batch = trainer.inputs(found)
         results = trainer.evaluate(batch, outputs=outputs)
         for term in loss_terms(m, results, batch):
             sums.count(*term)
