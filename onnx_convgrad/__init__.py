@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         CheckpointError,
         ConvGradError,
         DifferentiationError,
+        DivergenceError,
         ExecutionError,
         InternalError,
         LimitError,
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 _NAMES = {
     "api": "augment explain grad hvp jvp lower_gradient_ops vjp",
     "base.limits": "Limits",
-    "errors": "ArgumentError CheckpointError ConvGradError DifferentiationError ExecutionError InternalError LimitError "
-    "LoweringError ModelError RuleContractError",
+    "errors": "ArgumentError CheckpointError ConvGradError DifferentiationError DivergenceError ExecutionError "
+    "InternalError LimitError LoweringError ModelError RuleContractError",
     "pipeline.report": "Report",
     "training.program.build": "TrainingProgram build_training",
     "training.run.trainer": "Trainer",
@@ -47,6 +48,7 @@ __all__ = [
     "CheckpointError",
     "ConvGradError",
     "DifferentiationError",
+    "DivergenceError",
     "ExecutionError",
     "InternalError",
     "LimitError",

@@ -13,6 +13,7 @@
     ├── RuleContractError        a rule broke its contract; addressed to its author      exit status 3
     ├── ExecutionError           ONNX Runtime is missing, or refused or failed a model   exit status 2
     ├── CheckpointError          a checkpoint is unreadable, foreign or not writable     exit status 2
+    ├── DivergenceError          training has left the finite numbers, or never updates  exit status 3
     └── InternalError            a fault of this package; please report it               exit status 3
 
 Rules raise `UnsupportedCase` and `UnknownShape`; the walk adds the nodes and raises one `DifferentiationError` for all of
@@ -31,6 +32,7 @@ __all__ = [
     "CheckpointError",
     "ConvGradError",
     "DifferentiationError",
+    "DivergenceError",
     "ExecutionError",
     "InternalError",
     "LimitError",
@@ -101,6 +103,12 @@ class ExecutionError(ConvGradError):
 
 class CheckpointError(ConvGradError):
     """A checkpoint is damaged, belongs to another program, or cannot be written."""
+
+
+class DivergenceError(ConvGradError):
+    """Training cannot go on: a loss or a parameter is not finite, or no step of float16 training updates anything."""
+
+    exit_status = 3
 
 
 class InternalError(ConvGradError):

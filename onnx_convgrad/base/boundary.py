@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+from abc import ABCMeta
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from onnx_convgrad.errors import ArgumentError, ConvGradError, InternalError, LimitError, ModelError
@@ -29,6 +32,8 @@ def typed_errors(function: F) -> F:
         except ConvGradError:
             raise
         except Exception as problem:
+            if getattr(problem, _MARK, False):
+                raise
             if isinstance(problem, TypeError):
                 try:
                     inspect.signature(function).bind(*args, **kwargs)
@@ -37,6 +42,42 @@ def typed_errors(function: F) -> F:
             raise unforeseen(problem) from problem
 
     return cast(F, call)
+
+
+_MARK = "_onnx_convgrad_of_caller"
+
+
+class CallersCode:
+    """A block that runs an object of the caller: its exceptions pass `typed_errors` as they are.
+
+    `owner` is the object; exceptions of this package's own objects are not marked.
+    """
+
+    __slots__ = ("own",)
+
+    def __init__(self, owner: object) -> None:
+        kind = owner if isinstance(owner, type) or inspect.isfunction(owner) else type(owner)
+        self.own = kind.__module__.partition(".")[0] == "onnx_convgrad"
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, problem: BaseException | None, trace: TracebackType | None) -> None:
+        if problem is not None and not self.own:
+            with contextlib.suppress(AttributeError):  # a class with slots
+                setattr(problem, _MARK, True)
+
+
+class TypedArguments(ABCMeta):
+    """A metaclass: arguments that do not fit the constructor of a class of this package give an `ArgumentError`."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().__call__(*args, **kwargs)
+        except (TypeError, ValueError, OverflowError) as problem:
+            if isinstance(problem, ConvGradError) or cls.__module__.partition(".")[0] != "onnx_convgrad":
+                raise
+            text = f"{problem}".replace(f"{cls.__name__}.__init__()", cls.__name__)
+            raise ArgumentError(f"{text.rstrip('.')}.") from problem
 
 
 def unforeseen(problem: Exception, where: str = "") -> ConvGradError:

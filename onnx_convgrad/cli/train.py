@@ -29,7 +29,7 @@ def train(
 ) -> int:
     """Train a model.
 
-    Exit status 130 after Ctrl-C and 143 after SIGTERM: everything is saved. 1: the loss is not a number.
+    Exit status 130 after Ctrl-C and 143 after SIGTERM: everything is saved. 3: the loss or a parameter is not finite.
 
     \b
     Example:

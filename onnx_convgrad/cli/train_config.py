@@ -4,15 +4,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shlex
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from onnx_convgrad.base.names import check_names
+from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.pipeline import option_text as text
 from onnx_convgrad.pipeline.options import Options, option
@@ -128,6 +131,17 @@ class Config:
             ArgumentError: As for `of`, or an option that determines the program or the order of samples is changed.
         """
         following = self.changed(given, "the command line")
+        for name, path in self.outside(folder).items():
+            if name not in given:
+                raise ArgumentError(
+                    f"{str(folder / 'train.toml')!r} writes {name} to {path!r}, which is not in the folder of the run.",
+                    hint=f"If you want that, give {spelled(name)} {shlex.quote(path)} again; else name another place.",
+                )
+        if following.threads != self.threads:
+            warn(
+                f"The run goes on with --threads {_shown(following.threads)} instead of {_shown(self.threads)}: sums are "
+                "rounded in another order, so that it will not end in the same bits."
+            )
         for f in fields(self):
             before, after = getattr(self, f.name), getattr(following, f.name)
             if before != after and f.name not in _CHANGEABLE:
@@ -138,6 +152,13 @@ class Config:
                 )
         return following
 
+    def outside(self, folder: Path) -> dict[str, str]:
+        """The outputs that are not in the folder of the run: option -> path."""
+        given = {name: getattr(self, name) for name in _OUTPUTS}
+        return {name: path for name, path in given.items() if path is not None and not _inside(Path(path), folder)}
+
+
+_OUTPUTS = ("plot", "log", "tensorboard")
 
 _KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
     "str": ("text", (str,)),
@@ -234,16 +255,40 @@ def share_of(entry: str) -> float | None:
         return None
 
 
-def write_config(config: Config, path: Path) -> None:
-    """Write all options that have a value, atomically; the file alone repeats the run."""
+def check_links(folder: Path) -> None:
+    """Refuse the folder of a run with a link to a place outside, where resuming would write."""
+    for parent, folders, files in os.walk(folder):
+        for path in (Path(parent, name) for name in (*folders, *files)):
+            if path.is_symlink() and not _inside(path, folder):
+                raise ArgumentError(
+                    f"{str(path)!r} is a link to {os.path.realpath(path)!r}, outside the folder of the run.",
+                    hint="Replace the link by what it links to.",
+                )
+
+
+def _inside(path: Path, folder: Path) -> bool:
+    """Whether a path is in a folder once all links are followed."""
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+
+
+def draft_name(name: str) -> str:
+    """The name under which the options are written at first."""
+    return f".{name}.part"
+
+
+@contextlib.contextmanager
+def written_config(config: Config, path: Path) -> Iterator[None]:
+    """Write all options that have a value; the file alone repeats the run. It gets its name after the block."""
     plain = {_key(f.name): getattr(config, f.name) for f in fields(config)}
     tables = {key: value for key, value in plain.items() if isinstance(value, Mapping) and value}
     lines = [f"{key} = {_toml(value)}" for key, value in plain.items()
              if value is not None and value != () and not isinstance(value, Mapping)]  # fmt: skip
     for key, table in tables.items():
         lines += ["", f"[{key}]", *(f"{_quoted(name)} = {_toml(value)}" for name, value in table.items())]
-    draft = path.with_name(f".{path.name}.part")
+    draft = path.with_name(draft_name(path.name))
+    draft.unlink(missing_ok=True)  # it may be a link to something else
     draft.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    yield
     draft.replace(path)
 
 

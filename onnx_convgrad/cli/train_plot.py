@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from onnx_convgrad.base.drafts import draft_of
 from onnx_convgrad.cli.figures import CONTRAST, FAINT, INK, OURS, headline, plain_axis
 from onnx_convgrad.training.run.display import PLAIN, number
 
@@ -28,7 +29,8 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path, title: str, about: str) 
     headline(figure, title, about, counts)
     for axis, key in zip(axes, keys, strict=True):
         _panel(axis, rows, key)
-    figure.savefig(path)
+    with draft_of(path) as draft:
+        figure.savefig(draft)
 
 
 def _panel(axis: Any, rows: Sequence[Mapping[str, Any]], key: str) -> None:

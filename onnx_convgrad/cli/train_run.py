@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import shlex
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,12 +12,21 @@ from json import dumps
 from pathlib import Path
 from typing import Any
 
+from onnx_convgrad.base.drafts import remove_leftovers, write_text
 from onnx_convgrad.cli import train_assembly as assembly
 from onnx_convgrad.cli.figures import check_plot
 from onnx_convgrad.cli.tables import Output, Table
-from onnx_convgrad.cli.train_config import Config, absolute, read_config, write_config
+from onnx_convgrad.cli.train_config import (
+    Config,
+    absolute,
+    check_links,
+    draft_name,
+    read_config,
+    spelled,
+    written_config,
+)
 from onnx_convgrad.cli.train_plot import plot
-from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.errors import ArgumentError, DivergenceError
 from onnx_convgrad.runtime import import_runtime
 from onnx_convgrad.runtime.providers import check_available, resolve_providers
 from onnx_convgrad.training.program.build import TrainingProgram
@@ -42,13 +50,20 @@ def train(given: Mapping[str, Any], config_file: Path | None, resume: Path | Non
     if config.plot:
         check_plot(Path(config.plot))
     with out.stages() as stage:
-        config, trainer, callbacks, fit = _start(config, folder, stage)
+        config, trainer, callbacks, fit = _start(config, folder, stage, resumed=resume is not None)
         if resume is not None and checkpoint.numbered(_checkpoints(folder)):
             trainer.restore(_checkpoints(folder))
+    diverged = None
     with Interruption() as interruption:
         progress = "none" if out.silent else "auto"
-        rows = fit(callbacks=[*callbacks, _Diverged(), interruption], progress=progress)
-    return _finish(config, trainer, folder, rows, interruption, out)
+        try:
+            fit(callbacks=[*callbacks, interruption], progress=progress)
+        except DivergenceError as problem:
+            diverged = DivergenceError(
+                f"{problem.message} No model was exported.",
+                hint=f"{problem.hint} Then continue with:\n  {_resume(config, folder)}",
+            )
+    return _finish(config, trainer, folder, interruption, diverged, out)
 
 
 def _configure(given: Mapping[str, Any], config_file: Path | None, resume: Path | None) -> tuple[Config, Path]:
@@ -58,15 +73,17 @@ def _configure(given: Mapping[str, Any], config_file: Path | None, resume: Path 
         return config, _new_folder(config)
     if config_file is not None:
         raise ArgumentError("--resume takes its options from the folder of the run, not from --config.")
+    check_links(resume)
     return _stored(resume).continued(given, resume), resume
 
 
 def _start(
-    config: Config, folder: Path, stage: Callable[[str], None]
+    config: Config, folder: Path, stage: Callable[[str], None], *, resumed: bool
 ) -> tuple[Config, Trainer, list[Callback], Callable[..., Sequence[Mapping[str, Any]]]]:
     """Read the data, build or load the program, write the folder of the run, and open the trainer.
 
-    Nothing is written before all options are checked.
+    Nothing is written before all options are checked. The options get their final name last, so that a folder with them is
+    a whole run, and one with their draft is the start of one.
     """
     providers = list(config.providers) or None
     check_available(import_runtime(), [name for name, _ in resolve_providers(providers)])
@@ -75,7 +92,8 @@ def _start(
     size, batches = assembly.batches(config, len(data))
     config = replace(config, batch_size=size)
     rate = assembly.schedule(config, max(1, batches))
-    if (folder / _PROGRAM).exists():
+    stored = resumed and (folder / _PROGRAM).exists()
+    if stored:
         program = TrainingProgram.load(folder / _PROGRAM)
     else:
         stage("building the program")
@@ -84,12 +102,14 @@ def _start(
     assembly.check_classes(program, data)
     metrics = resolve_metrics(assembly.metrics(config, program.manifest), program.manifest)
     callbacks = _callbacks(config, folder)
-    _checkpoints(folder).mkdir(parents=True, exist_ok=True)  # from here on the run can be resumed
-    write_config(config, folder / _CONFIG)
-    if data.classes:
-        (folder / _CLASSES).write_text(dumps(data.classes), encoding="utf-8")
-    if not (folder / _PROGRAM).exists():
-        program.save(folder / _PROGRAM, shared_weights=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    with written_config(config, folder / _CONFIG):
+        remove_leftovers(folder)
+        _checkpoints(folder).mkdir(exist_ok=True)
+        if data.classes:
+            write_text(folder / _CLASSES, dumps(data.classes))
+        if not stored:
+            program.save(folder / _PROGRAM, shared_weights=True)
     program = TrainingProgram.load(folder / _PROGRAM)  # in a resumed run too
     stage("starting ONNX Runtime")
     options = {"deterministic": config.deterministic} | ({"threads": config.threads} if config.threads else {})
@@ -116,14 +136,28 @@ def _new_folder(config: Config) -> Path:
     if (folder / _CONFIG).exists():
         raise ArgumentError(
             f"{_here(folder)!r} already holds a run.",
-            hint=f"Continue it with `{_resume(folder)}`, or give another --out.",
+            hint=f"Continue it with `{_resume(config, folder)}`, or give another --out.",
         )
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and not _started(folder) and (not folder.is_dir() or any(folder.iterdir())):
         raise ArgumentError(f"{_here(folder)!r} already exists and is not a run.", hint="Give another --out.")
     return folder
 
 
+def _started(folder: Path) -> bool:
+    """Whether a folder holds nothing but the start of a run that was killed before its first step."""
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    known = {draft_name(_CONFIG), _CHECKPOINTS, _PROGRAM, _CLASSES}
+    return draft_name(_CONFIG) in names and all(
+        n in known or n.startswith((f".{_PROGRAM}.", f".{_CLASSES}.")) for n in names
+    )
+
+
 def _stored(folder: Path) -> Config:
+    if _started(folder):
+        raise ArgumentError(
+            f"The run in {str(folder)!r} was killed before its first step.",
+            hint="Start it again, with the same command as before.",
+        )
     if not (folder / _CONFIG).is_file():
         raise ArgumentError(f"{str(folder)!r} is not the folder of a run: there is no {_CONFIG}.")
     return Config.of(read_config(folder / _CONFIG), _CONFIG)
@@ -133,8 +167,12 @@ def _checkpoints(folder: Path) -> Path:
     return folder / _CHECKPOINTS
 
 
-def _resume(folder: Path) -> str:
-    return f"python -m onnx_convgrad train --resume {shlex.quote(_here(folder))}"
+def _resume(config: Config, folder: Path) -> str:
+    """The command that continues a run; it repeats the outputs outside of the folder, which `--resume` does not trust."""
+    words = ["--resume", _here(folder)]
+    for name, path in config.outside(folder).items():
+        words += [spelled(name), _here(path)]
+    return f"python -m onnx_convgrad train {shlex.join(words)}"
 
 
 def _here(path: Path | str) -> str:
@@ -144,14 +182,6 @@ def _here(path: Path | str) -> str:
 
 
 # -- the run -----------------------------------------------------------------------------------------------------------
-
-
-class _Diverged(Callback):
-    """Ends a run whose loss is not a number."""
-
-    def on_epoch(self, run: Any, row: Mapping[str, Any]) -> None:
-        if not math.isfinite(row["loss"]):
-            run.stop("the loss is not a number")
 
 
 def _callbacks(config: Config, folder: Path) -> list[Callback]:
@@ -174,12 +204,14 @@ def _finish(
     config: Config,
     trainer: Trainer,
     folder: Path,
-    rows: Sequence[Mapping[str, Any]],
     interruption: Interruption,
+    diverged: DivergenceError | None,
     out: Output,
 ) -> int:
-    """Save, draw and print; return the exit status."""
-    interrupted = interruption.signal is not None and trainer.progress.epoch < config.epochs
+    """Save, draw and print; return the exit status, or raise the error of a run that has diverged."""
+    rows = trainer.progress.history
+    stopped = interruption.signal is not None and trainer.progress.epoch < config.epochs
+    interrupted = stopped and diverged is None
     saved = trainer.save(_checkpoints(folder)) if interrupted else None
     result = {
         "model": config.model,
@@ -191,17 +223,16 @@ def _finish(
         "plot": config.plot if rows else None,
         "history": [{k: v if math.isfinite(v) else None for k, v in row.items()} for row in rows],
     }
-    diverged = bool(rows) and not math.isfinite(rows[-1]["loss"])
     if rows:
         out.table(_history(rows))
     if saved is not None:
         progress = trainer.progress
         print(
             f"{result['interrupted']} after step {progress.steps}, in epoch {progress.epoch + 1} of {config.epochs}. "
-            f"Everything is saved. Continue with:\n  {_resume(folder)}",
+            f"Everything is saved. Continue with:\n  {_resume(config, folder)}",
             file=sys.stderr,
         )
-    else:
+    elif diverged is None:
         result |= _exported(config, trainer, folder)
         out.line(f"\n{_here(config.model or '')} -> {_here(folder / _TRAINED)}")
         if result["best"]:
@@ -212,13 +243,9 @@ def _finish(
         out.line(f"The plot is in {_here(config.plot)}.")
     if out.json:
         out.print_json(result)
-    if diverged:
-        warnings.warn(
-            "The loss is not a number. Try a lower --lr or --clip-norm, and check that all targets are valid classes.",
-            UserWarning,
-            stacklevel=1,
-        )
-    return interruption.exit_status if interrupted else int(diverged)
+    if diverged is not None:
+        raise diverged
+    return interruption.exit_status if interrupted else 0
 
 
 def _exported(config: Config, trainer: Trainer, folder: Path) -> dict[str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import stat
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from onnx import numpy_helper
 from onnx.serialization import registry as formats
 
 from onnx_convgrad.base.limits import check_limit
+from onnx_convgrad.base.drafts import draft_folder
 from onnx_convgrad.errors import ArgumentError, ConvGradError, ModelError
 from onnx_convgrad.frontend.diagnose import root_cause
 from onnx_convgrad.frontend.external_data import Folder, locate_weights
@@ -221,11 +221,11 @@ def write(model: ir.Model, output: Path, limit: int = PROTO_LIMIT) -> Path | Non
             f"The output {str(output)!r} holds the model's weights.", hint="Choose another name with -o."
         )
     try:
-        with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=folder) as work:
-            draft = Path(work) / output.name
+        with draft_folder(folder / output.name) as work:
+            draft = work / output.name
             ir.save(model, draft, format="protobuf", external_data=data.name if data else None)
-            if data is not None and (Path(work) / data.name).exists():
-                (Path(work) / data.name).replace(data)
+            if data is not None and (work / data.name).exists():
+                (work / data.name).replace(data)
             else:
                 data = None
             draft.replace(output)

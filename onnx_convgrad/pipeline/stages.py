@@ -15,6 +15,7 @@ from onnx_convgrad.backends.cpu.pooled_slopes import MoveSlopesBehindPools
 from onnx_convgrad.backends.runtime_faults import AvoidRuntimeFaults, SeparateTransposes
 from onnx_convgrad.backends.unsupported_forms import ReplaceUnsupportedForms
 from onnx_convgrad.base.names import as_names
+from onnx_convgrad.base.version import __version__
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import first_few
 from onnx_convgrad.frontend.canonicalize import canonicalize
@@ -228,4 +229,4 @@ def _clean_up(m: ir.Model) -> None:
                 counts[origin] += 1
             node.name = f"{origin}/grad_{counts[origin]}"
     record_loops(m)
-    m.producer_name = "onnx_convgrad"
+    m.producer_name, m.producer_version = "onnx_convgrad", __version__

@@ -11,13 +11,16 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike
 
+from onnx_convgrad.base.boundary import CallersCode
 from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.training.data.datasets import Arrays, Dataset, Rows, permutation, read_arrays, seed_sequence
+from onnx_convgrad.training.data.datasets import Arrays, Dataset, Part, Rows, permutation, read_arrays, seed_sequence
 from onnx_convgrad.training.data.images import ImageFolder, is_image_folder
 from onnx_convgrad.training.data.inputs import Batch, BatchLike, ProgramInputs
 from onnx_convgrad.training.data.prefetch import prefetched
 from onnx_convgrad.training.program.manifest import Manifest
+
+_END: Any = object()
 
 BATCH_SIZE = 32
 """Default number of samples in a batch."""
@@ -107,15 +110,25 @@ class Loader:
         options = ("batch_size", "shuffle", "seed", "drop_last")
         return {**self.dataset.describe(), **{name: getattr(self, name) for name in options}}
 
+    def rows(self, epoch: int, number: int) -> Rows:
+        """The numbers of the samples in one batch of an epoch, in the set that a part was split from."""
+        rows = next(self._rows(epoch, number))
+        return self.dataset.rows[rows] if isinstance(self.dataset, Part) else rows
+
     def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
+        return map(self._batch, self._rows(epoch, start))
+
+    def _rows(self, epoch: int, start: int) -> Iterator[Rows]:
         count, size = len(self.dataset), self.batch_size
         order = permutation(count, self.seed, epoch) if self.shuffle else None
         for first in range(start * size, len(self) * size, size):
             rows = slice(first, min(first + size, count))
-            yield self._batch(rows if order is None else order[rows])
+            yield rows if order is None else order[rows]
 
     def _batch(self, rows: Rows) -> Batch:
-        return self.inputs(self.dataset.take(rows))
+        with CallersCode(self.dataset):
+            arrays = self.dataset.take(rows)
+        return self.inputs(arrays)
 
 
 class Stream:
@@ -167,7 +180,13 @@ class Stream:
         }
 
     def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
-        for batch in islice(self._opened(epoch), start, None):
+        with CallersCode(self.source):
+            batches = islice(self._opened(epoch), start, None)
+        while True:
+            with CallersCode(self.source):
+                batch = next(batches, _END)
+            if batch is _END:
+                return
             yield self.inputs(batch)
 
     def _opened(self, epoch: int) -> Iterator[BatchLike]:

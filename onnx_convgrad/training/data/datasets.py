@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from onnx_convgrad.base.boundary import CallersCode
 from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.training.data.inputs import as_array
@@ -117,7 +118,8 @@ class Part(Dataset):
         return len(self.rows)
 
     def take(self, rows: Rows) -> dict[str, np.ndarray]:
-        return self.dataset.take(self.rows[rows])
+        with CallersCode(self.dataset):
+            return self.dataset.take(self.rows[rows])
 
     def bound(self, manifest: Manifest) -> Dataset:
         return Part(self.dataset.bound(manifest), self.rows)

@@ -10,12 +10,12 @@ the outputs of one more file, `initial.onnx`, which has no inputs.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import onnx_ir as ir
 
+from onnx_convgrad.base.drafts import draft_folder, recover_folder, replace_folder
 from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.frontend.files import load
 from onnx_convgrad.ir.serialize import PROTO_LIMIT
@@ -43,6 +43,7 @@ def write_program(
         ArgumentError: The folder holds something else.
         ModelError: It cannot be written.
     """
+    recover_folder(folder)
     if folder.exists():
         _refuse_others(folder)
     clones = {name: model.clone() for name, model in models.items()}
@@ -50,8 +51,8 @@ def write_program(
     if not defaults:
         clones[_INITIAL] = _take_defaults({name: m for name, m in clones.items() if name != "inference"})
     try:
-        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.absolute().parent) as work:
-            draft = Path(work) / "program"
+        with draft_folder(folder) as work:
+            draft = work / "program"
             draft.mkdir()
             if shared:
                 _share(clones, draft)
@@ -60,9 +61,7 @@ def write_program(
                     ir.external_data.load_to_model(model)
                 ir.save(model, draft / f"{name}.onnx", format="protobuf")
             (draft / _MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
-            if folder.exists():
-                folder.replace(Path(work) / "old")
-            draft.replace(folder)
+            replace_folder(draft, folder)
     except OSError as problem:
         raise ModelError(f"{str(folder)!r} could not be written: {problem.strerror or problem}.") from problem
 
@@ -124,6 +123,7 @@ def read_manifest(folder: Path) -> Manifest:
         ModelError: The folder is not a program, or of a later version.
     """
     try:
+        recover_folder(folder)
         return Manifest.from_json((folder / _MANIFEST).read_bytes())
     except ModelError as problem:
         raise ModelError(

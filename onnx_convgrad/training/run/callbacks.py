@@ -12,8 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from onnx_convgrad.base.drafts import remove_leftovers, write_text
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import positive, whole
+from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.errors import ArgumentError, CheckpointError
 from onnx_convgrad.frontend.files import check_folder
 from onnx_convgrad.training.run import checkpoint
@@ -100,7 +102,7 @@ class Checkpoints(Callback):
     ) -> None:
         if every_steps is not None:
             whole(every_steps, "every_steps")
-        self.folder, self.keep = Path(folder), whole(keep, "keep")
+        self.folder, self.keep = as_path(folder, "The folder of checkpoints"), whole(keep, "keep")
         self.every_steps, self.every_epochs = every_steps, whole(every_epochs, "every_epochs", 0)
         self.best = None if best is None else _Best(best, mode)
 
@@ -110,6 +112,7 @@ class Checkpoints(Callback):
         if self.folder.exists() and not self.folder.is_dir():
             raise ArgumentError(f"{str(self.folder)!r} is a file; checkpoints need a folder.")
         self.folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(self.folder, "*.safetensors")
         steps = run.trainer.progress.steps
         if self.best is not None and not steps:  # a new run, not a resumed one
             self.best.value = None
@@ -195,7 +198,7 @@ class Log(Callback):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path = as_path(path, "The path of a log")
         check_names([self.path.suffix], [".csv", ".jsonl"], "kind of log")
 
     def on_begin(self, run: Run) -> None:  # noqa: ARG002
@@ -204,9 +207,10 @@ class Log(Callback):
         check_folder(self.path)
 
     def on_epoch(self, run: Run, row: Row) -> None:  # noqa: ARG002
-        draft = self.path.with_name(f".{self.path.name}.part")
-        draft.write_text(self._text(run.trainer.progress.history), encoding="utf-8", newline="")
-        draft.replace(self.path)
+        try:
+            write_text(self.path, self._text(run.trainer.progress.history))
+        except OSError as problem:
+            raise ArgumentError(f"{str(self.path)!r} could not be written: {problem.strerror or problem}.") from problem
 
     def _text(self, rows: list[dict[str, Any]]) -> str:
         if self.path.suffix == ".jsonl":
@@ -229,7 +233,7 @@ class TensorBoard(Callback):
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.writer_class, self.folder = _summary_writer(), Path(folder)
+        self.writer_class, self.folder = _summary_writer(), as_path(folder, "The folder for TensorBoard")
         self.writer: Any = None
 
     def on_begin(self, run: Run) -> None:

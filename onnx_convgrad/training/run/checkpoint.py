@@ -1,15 +1,13 @@
 """Save and restore trainers: arrays and JSON in one safetensors file, written atomically, without pickle.
 
 The JSON is in the file's header, with a digest of the whole content that detects damage. A file is written under a
-temporary name in the same folder, flushed to the disk and renamed, so that it appears complete or not at all.
+temporary name, flushed to the disk and renamed, so that it appears complete or not at all.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -18,10 +16,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from onnx_convgrad.base.drafts import draft_of
 from onnx_convgrad.base.warn import warn
-from onnx_convgrad.errors import CheckpointError, ExecutionError
+from onnx_convgrad.errors import CheckpointError, DivergenceError, ExecutionError
 from onnx_convgrad.training.optim.schedules import describe_schedule
-from onnx_convgrad.training.program.manifest import Manifest
+from onnx_convgrad.training.run.divergence import check_values
 from onnx_convgrad.training.run.progress import Progress
 from onnx_convgrad.training.run.protocols import TrainerLike
 
@@ -68,16 +67,12 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
     text = json.dumps({"version": VERSION, **checkpoint.info})
     arrays = {name: np.asarray(array, order="C") for name, array in checkpoint.tensors.items()}
     header = {FORMAT: text, _DIGEST: _digest(text, arrays)}
-    draft = path.with_name(f".{path.name}.part")  # a fixed name, so that the draft of a killed run is overwritten
     try:
-        safetensors.numpy.save_file(arrays, draft, header)
-        with draft.open("rb+") as file:
-            os.fsync(file.fileno())
-        draft.replace(path)
-        _flush_folder(path.absolute().parent)
+        with draft_of(
+            path, flush=True
+        ) as draft:  # safetensors has a draft of its own, which it puts into the same folder
+            safetensors.numpy.save_file(arrays, draft, header)
     except (OSError, safetensors.SafetensorError) as problem:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
         raise CheckpointError(f"The checkpoint {str(path)!r} could not be written: {problem}.") from problem
 
 
@@ -117,16 +112,6 @@ def _digest(text: str, arrays: Mapping[str, np.ndarray]) -> str:
         total.update(f"\0{name}\0{array.dtype.str}\0{array.shape}\0".encode())
         total.update(array.reshape(-1).view(np.uint8).data)
     return total.hexdigest()
-
-
-def _flush_folder(folder: Path) -> None:
-    """Flush a rename to the disk; Windows cannot open folders and does not need it."""
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 # -- a folder of them --------------------------------------------------------------------------------------------------
@@ -181,20 +166,20 @@ def save(trainer: TrainerLike, path: Path) -> Path:
         "seed": trainer.seed,
     }
     tensors = trainer.engine.read(entry.name for entry in trainer.manifest.moving())
+    check_values(tensors, trainer.engine, trainer.progress.steps)
     write(path, Checkpoint(tensors, info))
     return path
 
 
 def restore(trainer: TrainerLike, path: Path) -> Path:
     """Continue from a checkpoint; see `Trainer.restore`."""
-    manifest = trainer.manifest
     if path.is_dir():
-        path, state, problems = newest(path, lambda p, c: _check(c, manifest, p))
+        path, state, problems = newest(path, lambda p, c: _check(c, trainer, p))
         for problem in problems:
             warn(f"{problem.message} Continuing from {path.name}.")
     else:
         state = read(path)
-        _check(state, manifest, path)
+        _check(state, trainer, path)
     schedule = describe_schedule(trainer.schedule)
     if state.info["schedule"] != schedule:
         warn(f"The learning rate now follows {schedule}; the checkpoint was made with {state.info['schedule']}.")
@@ -204,8 +189,9 @@ def restore(trainer: TrainerLike, path: Path) -> Path:
     return path
 
 
-def _check(state: Checkpoint, manifest: Manifest, path: Path) -> None:
-    """Refuse the checkpoint of another program; the message names the first difference."""
+def _check(state: Checkpoint, trainer: TrainerLike, path: Path) -> None:
+    """Refuse the checkpoint of another program, naming the first difference, or of a run that had diverged."""
+    manifest = trainer.manifest
     stored = {name: _typed(array.dtype, array.shape) for name, array in state.tensors.items()}
     wanted = {entry.name: _typed(entry.dtype, entry.shape) for entry in manifest.moving()}
     missing, unknown = [n for n in wanted if n not in stored], [n for n in stored if n not in wanted]
@@ -219,6 +205,10 @@ def _check(state: Checkpoint, manifest: Manifest, path: Path) -> None:
     elif changed is not None:
         reason = f"{changed!r} is {stored[changed]} there and {wanted[changed]} here"
     else:
+        try:
+            check_values(state.tensors, trainer.engine, state.info["progress"]["steps"])
+        except DivergenceError as problem:
+            raise CheckpointError(f"{str(path)!r} is of a run that had diverged: {problem.message}") from None
         return
     raise CheckpointError(f"{str(path)!r} is of another program: {reason}.")
 

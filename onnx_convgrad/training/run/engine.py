@@ -84,6 +84,10 @@ class Engine:
         """Copy values from the device."""
         return self._buffers.read(names)
 
+    def initial(self, name: str) -> np.ndarray:
+        """The value with which the program starts."""
+        return defaults(self.program.model("step"), [name])[name]
+
     def write(self, values: Arrays) -> None:
         """Replace values by others of the same shape and dtype."""
         self._buffers.write(values)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import islice
 from operator import length_hint
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
+from onnx_convgrad.base.boundary import CallersCode
 from onnx_convgrad.base.warn import warn
-from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.errors import ArgumentError, DivergenceError
 from onnx_convgrad.training.data.batches import Batches
+from onnx_convgrad.training.data.inputs import Batch
 from onnx_convgrad.training.run.batch_weights import concatenate, loss_terms, samples
 from onnx_convgrad.training.run.callbacks import Callback, Checkpoints
+from onnx_convgrad.training.run.checkpoint import numbered
+from onnx_convgrad.training.run.divergence import check_values, diverged, finite
 from onnx_convgrad.training.run.engine import Results
 from onnx_convgrad.training.run.metrics import Metric
 from onnx_convgrad.training.run.progress import Progress
@@ -57,9 +61,26 @@ class TrainingRun:
         """Run the remaining epochs, each followed by a validation."""
         trainer = self.trainer
         with self:
-            while trainer.progress.epoch < self.epochs and not trainer.stopped:
-                if self._finish_epoch(accumulate):
-                    self._close_epoch({} if validation is None else validate(trainer, validation, self.metrics))
+            try:
+                while trainer.progress.epoch < self.epochs and not trainer.stopped:
+                    if not self._finish_epoch(accumulate):
+                        return
+                    values = trainer.engine.read(entry.name for entry in trainer.manifest.moving())
+                    check_values(values, trainer.engine, trainer.progress.steps)
+                    means = None if validation is None else validate(trainer, validation, self.metrics, self._stopped)
+                    if not trainer.stopped:  # else the validation is repeated when the run goes on
+                        self._close_epoch(means or {})
+            except DivergenceError as problem:
+                raise DivergenceError(f"{problem.message}{self._last_good()}", hint=problem.hint) from None
+
+    def _stopped(self) -> bool:
+        return self.trainer.stopped
+
+    def _last_good(self) -> str:
+        """A sentence that names the newest checkpoint; those of a run that diverged are never saved."""
+        folders = [c.folder for c in self.callbacks if isinstance(c, Checkpoints)]
+        paths = [path for folder in folders if folder.is_dir() for _, path in numbered(folder)]
+        return f" The last good checkpoint is {str(paths[-1])!r}." if paths else ""
 
     def __enter__(self) -> Self:
         trainer, description = self.trainer, self.source.describe()
@@ -69,10 +90,10 @@ class TrainingRun:
         trainer.progress.data = description
         for name, callback in self._named.items():
             if trainer.restored and name in trainer.progress.callbacks:
-                callback.restore(trainer.progress.callbacks[name])
+                with CallersCode(callback):
+                    callback.restore(trainer.progress.callbacks[name])
         trainer.restored = trainer.stopped = False
-        for callback in self.callbacks:
-            callback.on_begin(self)
+        self._call("on_begin")
         trainer.on_save = self._store_callbacks
         return self
 
@@ -81,11 +102,19 @@ class TrainingRun:
         self.trainer.on_save = None
         with ExitStack() as stack:  # every callback is called, even if another one raises
             for callback in reversed(self.callbacks):
-                stack.callback(callback.on_end, self)
+                stack.callback(self._call, "on_end", callbacks=[callback])
+
+    def _call(self, method: str, *values: Any, callbacks: Iterable[Callback] | None = None) -> None:
+        """Call a method of callbacks, by default of all."""
+        for callback in self.callbacks if callbacks is None else callbacks:
+            with CallersCode(callback):
+                getattr(callback, method)(self, *values)
 
     def _store_callbacks(self) -> None:
         """Copy the state of the callbacks to the progress, which checkpoints contain."""
-        self.trainer.progress.callbacks.update({name: c.state() for name, c in self._named.items()})
+        for name, callback in self._named.items():
+            with CallersCode(callback):
+                self.trainer.progress.callbacks[name] = callback.state()
 
     def _finish_epoch(self, accumulate: int) -> bool:
         """Train on the remaining batches of the epoch; return False if the run was stopped before the end."""
@@ -93,8 +122,9 @@ class TrainingRun:
         outputs = _needed(self.metrics, m.outputs)
         batches = map(trainer.inputs, self.source.epoch_iterator(progress.epoch, progress.position))
         start, before = time.perf_counter(), progress.seconds
-        while group := list(islice(batches, accumulate)):
+        while group := self._next(batches, accumulate):
             results = trainer.step(*group, outputs=outputs)
+            self._check_loss(results, group)
             progress.position += len(group)
             progress.samples += sum(samples(m, batch) for batch in group)
             for term in loss_terms(m, results, *group):
@@ -103,13 +133,25 @@ class TrainingRun:
                 union = group[0] if len(group) == 1 else {k: concatenate(k, [b[k] for b in group]) for k in group[0]}
                 _measure(progress, self.metrics, results, union)
             progress.seconds = before + time.perf_counter() - start
-            for callback in self.callbacks:
-                callback.on_step(self, results)
+            self._call("on_step", results)
             if trainer.stopped:
                 return False
         if progress.position == 0:
             raise ArgumentError(f"The data give no batches in epoch {progress.epoch + 1}.")
         return True
+
+    def _next(self, batches: Iterator[Batch], count: int) -> list[Batch]:
+        with CallersCode(self.source):
+            return list(islice(batches, count))
+
+    def _check_loss(self, results: Results, group: Sequence[Batch]) -> None:
+        progress, rows = self.trainer.progress, getattr(self.source, "rows", None)
+        number, several = progress.position, len(group) > 1
+        if not finite(results["loss"]):
+            batches = f"batches {number + 1} to {number + len(group)}" if several else f"batch {number + 1}"
+            where = f"at step {progress.steps} (epoch {progress.epoch + 1}, {batches})"
+            numbers = [None if rows is None else rows(progress.epoch, number + i) for i in range(len(group))]
+            raise diverged(results["loss"], where, list(zip(group, numbers, strict=True)))
 
     def _close_epoch(self, validation: Mapping[str, float]) -> None:
         """Add a row to the history and call the callbacks, `Checkpoints` last: they save the state of the others."""
@@ -119,23 +161,32 @@ class TrainingRun:
         row |= {"learning_rate": self.rate, "seconds": progress.seconds}
         row["samples_per_second"] = progress.samples / max(progress.seconds, 1e-9)
         progress.close_epoch(row)
-        for callback in sorted(self.callbacks, key=lambda c: isinstance(c, Checkpoints)):
-            callback.on_epoch(self, row)
+        self._call("on_epoch", row, callbacks=sorted(self.callbacks, key=lambda c: isinstance(c, Checkpoints)))
 
 
-def validate(trainer: TrainerLike, source: Batches, metrics: Sequence[Metric]) -> dict[str, float]:
-    """Average loss and metrics over all batches in inference mode.
+def validate(
+    trainer: TrainerLike, source: Batches, metrics: Sequence[Metric], stopped: Callable[[], bool] = lambda: False
+) -> dict[str, float]:
+    """Average loss and metrics over all batches in inference mode, or over those until it is `stopped`.
 
     Raises:
         ArgumentError: There are no batches.
     """
     sums, m = Progress(), trainer.manifest
     outputs = _needed(metrics, m.outputs)
-    for batch in map(trainer.inputs, source.epoch_iterator(0, 0)):
+    batches = source.epoch_iterator(0, 0)
+    while True:
+        with CallersCode(source):
+            found = next(batches, None)
+        if found is None:
+            break
+        batch = trainer.inputs(found)
         results = trainer.evaluate(batch, outputs=outputs)
         for term in loss_terms(m, results, batch):
             sums.count(*term)
         _measure(sums, metrics, results, batch)
+        if stopped():
+            break
     if not sums.sums:
         raise ArgumentError("The data to evaluate on give no batches.")
     return sums.averages()
@@ -149,7 +200,9 @@ def check_callbacks(callbacks: object) -> None:
 
 def _measure(progress: Progress, metrics: Sequence[Metric], results: Results, batch: Mapping[str, np.ndarray]) -> None:
     for metric in metrics:
-        progress.count(metric.name, *metric(results, batch))
+        with CallersCode(metric):
+            value = metric(results, batch)
+        progress.count(metric.name, *value)
 
 
 def _needed(metrics: Sequence[Metric], outputs: Sequence[str]) -> list[str]:

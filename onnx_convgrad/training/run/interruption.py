@@ -1,4 +1,4 @@
-"""Stop a run on SIGINT or SIGTERM: after the current step, so that a checkpoint can be saved."""
+"""Stop a run on SIGINT or SIGTERM: after the current step, or batch of a validation, so that a checkpoint can be saved."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import FrameType
 from typing import Any, Self
 
 from onnx_convgrad.training.run.callbacks import Callback
-from onnx_convgrad.training.run.protocols import Row, Run
+from onnx_convgrad.training.run.protocols import Run
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -23,6 +23,7 @@ class Interruption(Callback):
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
         self._previous: dict[signal.Signals, Any] = {}
+        self._run: Run | None = None
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # Python refuses handlers in other threads
@@ -40,15 +41,15 @@ class Interruption(Callback):
         return 0 if self.signal is None else 128 + self.signal
 
     def on_begin(self, run: Run) -> None:
+        self._run = run
         if self.signal is not None:
             run.stop()
 
-    def on_step(self, run: Run, results: Row) -> None:  # noqa: ARG002 - the signature of every callback
-        self.on_begin(run)
-
-    def on_epoch(self, run: Run, row: Row) -> None:  # noqa: ARG002
-        self.on_begin(run)
+    def on_end(self, run: Run) -> None:  # noqa: ARG002 - the signature of every callback
+        self._run = None
 
     def _record(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature of a handler
         self.signal = signal.Signals(number)
+        if self._run is not None:
+            self._run.stop()
         self.__exit__()

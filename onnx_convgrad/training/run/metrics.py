@@ -9,6 +9,7 @@ from typing import Any, SupportsFloat, TypeAlias
 
 import numpy as np
 
+from onnx_convgrad.base.boundary import CallersCode
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.errors import ArgumentError
@@ -126,7 +127,8 @@ class _Function(Metric):
         self.name = getattr(function, "__name__", type(function).__name__)
 
     def __call__(self, results: Arrays, batch: Arrays) -> tuple[float, float]:
-        number = self.function(results, batch)
+        with CallersCode(self.function):
+            number = self.function(results, batch)
         if not isinstance(number, SupportsFloat):
             raise ArgumentError(f"The metric {self.name!r} returned {number!r}, not a number.")
         return float(number), float(samples(self.manifest, batch))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.base.drafts import draft_folder
 from onnx_convgrad.frontend.files import write
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import Namespace
@@ -38,8 +39,8 @@ def fed_session(model: ir.Model, fed: Iterable[str], limit: int = PROTO_LIMIT, *
     if sum(v.const_value.nbytes for v in m.graph.initializers.values() if v.const_value is not None) <= limit:
         ir.external_data.load_to_model(m)
         return session(m, **options)
-    with tempfile.TemporaryDirectory(prefix="onnx_convgrad-") as folder:
-        path = Path(folder) / "graph.onnx"
+    with draft_folder(Path(tempfile.gettempdir()) / "onnx_convgrad") as folder:
+        path = folder / "graph.onnx"
         write(m, path, limit)
         return session(str(path), **options)
 

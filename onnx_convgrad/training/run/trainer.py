@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from onnx_convgrad.base.boundary import CallersCode, typed_errors
 from onnx_convgrad.base.names import as_names, check_names
 from onnx_convgrad.base.numbers import positive, whole
+from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.runtime import Options, Providers
 from onnx_convgrad.training.data.batches import DataLike, as_batches
@@ -22,6 +24,7 @@ from onnx_convgrad.training.program.inference import export
 from onnx_convgrad.training.run.callbacks import Callback
 from onnx_convgrad.training.run.checkpoint import restore, save
 from onnx_convgrad.training.run.display import display_named
+from onnx_convgrad.training.run.divergence import SkippedSteps, check_values
 from onnx_convgrad.training.run.engine import Engine, Results
 from onnx_convgrad.training.run.fit import TrainingRun, check_callbacks, validate
 from onnx_convgrad.training.run.metrics import MetricLike, resolve_metrics
@@ -50,6 +53,7 @@ class Trainer:
         ModelError: The folder holds no program.
     """
 
+    @typed_errors
     def __init__(
         self,
         program: TrainingProgram | str | os.PathLike[str],
@@ -71,11 +75,13 @@ class Trainer:
         self.progress = Progress()
         self.engine = Engine(self.program, self.seed, providers, options)
         self.inputs = ProgramInputs(self.manifest)
+        self.skipped = SkippedSteps(self.engine)
         self.stopped = self.restored = False
         self.on_save: Callable[[], None] | None = None
 
     # -- one step ------------------------------------------------------------------------------------------------------
 
+    @typed_errors
     def step(self, batch: BatchLike, *more: BatchLike, outputs: Sequence[str] | None = None) -> Results:
         """Update once, from one batch or from the union of several.
 
@@ -93,6 +99,7 @@ class Trainer:
 
         Raises:
             ArgumentError: Arrays are missing or do not fit, or the losses of several batches cannot be averaged.
+            DivergenceError: With precision="float16", the last steps changed no parameter, because every gradient overflows.
         """
         names, rate = self._result_names(outputs), self.learning_rate
         if more:
@@ -100,8 +107,10 @@ class Trainer:
         else:
             results = self.engine.step(self.inputs(batch), rate, names)
         self.progress.steps += 1
+        self.skipped.count()
         return self._renamed(results)
 
+    @typed_errors
     def evaluate(self, batch: BatchLike, *, outputs: Sequence[str] | None = None) -> Results:
         """Compute loss and outputs in inference mode; nothing changes. Arguments, result and errors as for `step`."""
         return self._renamed(self.engine.evaluate(self.inputs(batch), self._result_names(outputs)))
@@ -109,12 +118,14 @@ class Trainer:
     @property
     def learning_rate(self) -> float:
         """The learning rate of the next step."""
-        rate = self.schedule(self.progress.steps)
+        with CallersCode(self.schedule):
+            rate = self.schedule(self.progress.steps)
         positive(rate, f"The learning rate of step {self.progress.steps}")
         return float(rate)
 
     # -- many steps ----------------------------------------------------------------------------------------------------
 
+    @typed_errors
     def fit(
         self,
         data: DataLike,
@@ -150,6 +161,8 @@ class Trainer:
 
         Raises:
             ArgumentError: An argument does not fit the program.
+            DivergenceError: The loss or a parameter is not finite. Nothing of that step is saved, and the message names
+                the newest checkpoint. Exceptions of callbacks, data and metrics of your own arrive as they are.
         """
         accumulate, epochs = whole(accumulate, "accumulate"), whole(epochs, "epochs", 0)
         check_callbacks(callbacks)
@@ -161,6 +174,7 @@ class Trainer:
         TrainingRun(self, epochs, source, callbacks, resolved, display_named(progress)).train(accumulate, held_out)
         return self.progress.history
 
+    @typed_errors
     def validate(
         self,
         data: DataLike,
@@ -190,14 +204,17 @@ class Trainer:
 
     # -- values --------------------------------------------------------------------------------------------------------
 
+    @typed_errors
     def parameters(self) -> dict[str, np.ndarray]:
         """Copies of the parameters, by name."""
         return self.engine.read(p.name for p in self.manifest.parameters)
 
+    @typed_errors
     def state(self) -> dict[str, np.ndarray]:
         """Copies of the other values that training updates: optimizer state, running statistics, random state."""
         return self.engine.read(s.name for s in self.manifest.state)
 
+    @typed_errors
     def load(self, values: Mapping[str, ArrayLike]) -> None:
         """Replace some parameters and state by arrays of the same shape.
 
@@ -221,10 +238,12 @@ class Trainer:
             arrays[name] = np.asarray(array, entry.dtype)
         self.engine.write(arrays)
 
+    @typed_errors
     def flat_parameters(self, *, statistics: bool = False) -> np.ndarray:
         """All parameters as one vector, in the order of the manifest; with `statistics` the running statistics too."""
         return self.engine.read_flat(self.manifest.stored() if statistics else self.manifest.parameters)
 
+    @typed_errors
     def load_flat(self, vector: np.ndarray, *, statistics: bool = False) -> None:
         """Replace all parameters by a result of `flat_parameters`.
 
@@ -235,6 +254,7 @@ class Trainer:
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
+    @typed_errors
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write a checkpoint to a file of this name or, in an existing folder, to one named after the number of steps.
 
@@ -245,9 +265,11 @@ class Trainer:
 
         Raises:
             CheckpointError: It cannot be written.
+            DivergenceError: A value is not finite.
         """
-        return save(self, Path(path))
+        return save(self, as_path(path))
 
+    @typed_errors
     def restore(self, path: str | os.PathLike[str]) -> Path:
         """Continue from a checkpoint: a file, or the newest usable one of a folder. Newer unusable ones give warnings.
 
@@ -257,8 +279,10 @@ class Trainer:
         Raises:
             CheckpointError: The file, or every one in the folder, is damaged or of another program.
         """
-        return restore(self, Path(path))
+        self.skipped = SkippedSteps(self.engine)
+        return restore(self, as_path(path))
 
+    @typed_errors
     def export(self, path: str | os.PathLike[str]) -> None:
         """Write the trained model in its original form: same inputs, outputs and opset, in inference mode.
 
@@ -266,9 +290,12 @@ class Trainer:
 
         Raises:
             ArgumentError: The path is a folder, or not writable.
+            DivergenceError: A value is not finite.
             ModelError: Writing failed.
         """
+        path = as_path(path)
         values = self.engine.read(entry.name for entry in self.manifest.stored())
+        check_values(values, self.engine, self.progress.steps)
         export(self.program.model("inference"), values, path)
 
     def __repr__(self) -> str:
