@@ -207,6 +207,11 @@ class Walk:
                 [v for v in call.inputs if v is not None] if aligned else (),
             )
         if shapes_differ(value, operand):
+            if rule.module.startswith("onnx_convgrad.rules."):  # these fit wherever the operands fit together
+                raise UnsupportedCase(
+                    f"its operands do not fit together: {operand.name!r} is {operand.shape}, its gradient {value.shape}.",
+                    hint="Correct the shapes that the model declares and stores, or the attributes of the node.",
+                )
             raise RuleContractError(
                 f"{subject} shape {value.shape} for {operand.name!r}, which is {operand.shape}.",
                 hint=f"A cotangent has the shape of its operand: correct it in {rule.module}, or declare broadcasts=True.",
