@@ -23,7 +23,6 @@ from onnx_convgrad.errors import (
     Problem,
     RuleContractError,
     UnsupportedCase,
-    require,
 )
 from onnx_convgrad.ir.broadcasting import shapes_differ, unbroadcast
 from onnx_convgrad.ir.call import Call, stem
@@ -219,9 +218,11 @@ class Walk:
                 [v for v in call.inputs if v is not None] if aligned else (),
             )
         if shapes_differ(value, operand):
-            require(
-                not is_built_in(rule), f"{operand.name!r} of shape {operand.shape} does not fit its other operands."
-            )
+            if is_built_in(rule):  # these fit wherever the operands fit together
+                raise UnsupportedCase(
+                    f"its operands do not fit together: {operand.name!r} is {operand.shape}, its gradient {value.shape}.",
+                    hint="Correct the shapes that the model declares and stores, or the attributes of the node.",
+                )
             raise RuleContractError(
                 f"{subject} shape {value.shape} for {operand.name!r}, which is {operand.shape}.",
                 hint=f"A cotangent has the shape of its operand: correct it in {rule.module}, or declare broadcasts=True.",

@@ -15,8 +15,8 @@ import onnx_ir as ir
 from onnx import numpy_helper
 from onnx.serialization import registry as formats
 
-from onnx_convgrad.base.limits import check_limit
 from onnx_convgrad.base.drafts import draft_folder
+from onnx_convgrad.base.limits import check_limit
 from onnx_convgrad.errors import ArgumentError, ConvGradError, ModelError
 from onnx_convgrad.frontend.diagnose import root_cause
 from onnx_convgrad.frontend.external_data import Folder, locate_weights

@@ -132,6 +132,28 @@ def test_broken_rules_say_what_to_correct(fault: str, monkeypatch: pytest.Monkey
         og.augment(text_model("(float[3] x) => (float[3] y) { y = Abs (x) }"), wrt="x")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(float[4,6] x, float[2] w) => (float[4,6] y) { y = LayerNormalization (x, w) }",
+        "(float[3,3] x, float[4] w) => (float[3,3] y) { y = PRelu (x, w) }",
+        "(float[3,2,2] x, float w) => (float[3,2,2] y) { y = InstanceNormalization (x, w, w) }",
+    ],
+)
+def test_operands_that_do_not_fit_together_are_the_fault_of_the_model(text: str) -> None:
+    with pytest.raises(
+        og.DifferentiationError, match=r"its operands do not fit together: '[xw]' is \[.*Correct the shapes"
+    ):
+        og.augment(text_model(text), wrt="inputs")
+
+
+def test_a_function_body_that_onnx_does_not_give() -> None:
+    body = "b (float[1,3] u) => (float[1,3] v) { v = Tanh (u) }"
+    model = text_model(f"(float[4,3] x) => (float[4,3] y) {{ y = SequenceMap <body = {body}> (x) }}")
+    with pytest.raises(og.DifferentiationError, match="its function body cannot be built: Expected a sequence type"):
+        og.augment(model, wrt="x")
+
+
 def test_missing_thunks_and_second_rules_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     rule = Rule("Abs", "", "vjp", lambda _e, _n, _g: {}, ("X",), module="here")
     monkeypatch.setitem(registry._RULES, ("", "Abs"), rule)

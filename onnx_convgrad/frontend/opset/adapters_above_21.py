@@ -28,7 +28,7 @@ def pool(h: Rewriter) -> None:
 
 def cast(h: Rewriter) -> None:
     """Drop `round_mode`: it concerns only an element type that opset 21 does not have."""
-    target = ir.DataType(h.int("to", 0)) if h.node.op_type == "Cast" else h.dtype(h.operand(1), h.y)
+    target = h.element_type("to", 0) if h.node.op_type == "Cast" else h.dtype(h.operand(1), h.y)
     if target is not None and target > _NEWEST_TYPE:
         raise UnsupportedCase(f"opset 21 has no element type {target.name}")
     h.drop("round_mode")
@@ -47,7 +47,7 @@ def dequantize(h: Rewriter) -> None:
 def quantize(h: Rewriter) -> None:
     """Cast data and scale to `precision`, or the data to the scale's type: opset 21 divides in the type of the data."""
     x, scale = h.required(0), h.required(1)
-    precision = ir.DataType(h.int("precision", 0)) or h.dtype(scale)
+    precision = h.element_type("precision", 0) or h.dtype(scale)
     explicit = bool(h.int("precision", 0))
     h.drop("precision")
 
@@ -62,7 +62,7 @@ def quantize(h: Rewriter) -> None:
 def rms_norm(h: Rewriter) -> None:
     """x / sqrt(mean(x^2) + epsilon) in the precision of `stash_type`, then scaled in the type of x."""
     x, scale, axis = h.required(0), h.required(1), h.int("axis", -1)
-    stash = ir.DataType(h.int("stash_type", 1))
+    stash = h.element_type("stash_type", 1)
     if axis < 0:
         axes = h.e.ints(list(range(axis, 0)))
     elif x.shape is not None:
@@ -101,7 +101,7 @@ def celu(h: Rewriter) -> None:
 
 def range_(h: Rewriter) -> None:
     """Half precision is new, and is accumulated in the type `stash_type`, by default float32."""
-    stash = ir.DataType(h.int("stash_type", 1))
+    stash = h.element_type("stash_type", 1)
     dtype = h.dtype(*h.node.inputs, h.y)
     h.drop("stash_type")
     if dtype not in _NARROW:

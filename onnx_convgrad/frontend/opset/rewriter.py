@@ -30,8 +30,16 @@ class Rewriter(Call):
 
     def floats(self, name: str) -> Sequence[float] | None:
         """A list of floats, `None` when absent."""
-        attribute = self.node.attributes.get(name)
-        return None if attribute is None else attribute.as_floats()
+        values: Sequence[float] | None = self._value(name, ir.AttributeType.FLOATS)
+        return values
+
+    def element_type(self, name: str, default: int) -> ir.DataType:
+        """The element type that an integer attribute stands for."""
+        number = self.int(name, default)
+        try:
+            return ir.DataType(number)
+        except ValueError:
+            raise UnsupportedCase(f"its attribute {name} is {number}, which is no element type") from None
 
     def operand(self, index: int) -> ir.Value | None:
         """An operand, `None` when it is omitted."""

@@ -8,6 +8,7 @@ import pytest
 from onnx import TensorProto
 from onnx.reference import ReferenceEvaluator
 
+import onnx_convgrad as og
 from onnx_convgrad.frontend.opset.adapters import ADAPTERS
 from tests.support.old_models import (
     Case,
@@ -19,6 +20,7 @@ from tests.support.old_models import (
     single,
     upgraded,
 )
+from tests.support.operators import text_model
 
 _INSTALLED = onnx.defs.onnx_opset_version()
 _RNG = np.random.default_rng(1)
@@ -218,3 +220,16 @@ def test_every_adapter_has_a_case() -> None:
     tried = {case.op for case in (*CASES, *REFERENCE_CASES)}
     # Scan is only refused.
     assert set(ADAPTERS) - tried == {"Scan"}
+
+
+@pytest.mark.parametrize(
+    ("body", "opset", "message"),
+    [
+        ("y = Cast <to = -2> (x)", 24, "its attribute to is -2, which is no element type"),
+        ("y = Range <stash_type = 99> (x, x, x)", 27, "its attribute stash_type is 99, which is no element type"),
+    ],
+)
+def test_unknown_element_types_are_refused(body: str, opset: int, message: str) -> None:
+    model = text_model(f"(float x) => (float y) {{ {body} }}", opset)
+    with pytest.raises(og.ModelError, match=message):
+        og.augment(model, wrt="x")
