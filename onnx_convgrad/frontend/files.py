@@ -63,8 +63,8 @@ def folder_of(model: AnyModel, base_dir: str | os.PathLike[str] | None) -> Folde
 
 def check_loaded(model: ir.Model, folder: Folder | None) -> None:
     """Refuse a model that the later stages cannot rely on, in place: external weights are located."""
-    refuse_unusable_model(model)
     check_structure(model)
+    refuse_unusable_model(model)
     refuse_malformed_nodes(model)
     locate_weights(model, folder)
 
@@ -137,10 +137,10 @@ def copied(model: ir.Model) -> ir.Model:
     except RuntimeError:
         try:
             copy = ir.from_proto(ir.to_proto(model))
+            for folder in {t.base_dir for t in external_tensors(model)}:  # all weights of a file are relative to one
+                ir.external_data.set_base_dir(copy.graph, folder)
         except Exception as problem:
             raise ModelError(f"The model cannot be copied: {root_cause(problem)}.") from problem
-    for folder in {t.base_dir for t in external_tensors(model)}:
-        ir.external_data.set_base_dir(copy.graph, folder)  # all external weights of a file are relative to one folder
     return copy
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import onnx
@@ -30,9 +30,9 @@ def check_structure(model: ir.Model) -> None:
         ModelError: Naming the tensor, value, node or function at fault.
         LimitError: Functions expand to too many nodes, or graphs are nested too deeply.
     """
-    check_depth(model.graph)
+    _check_nesting(model.graph, ())
     for function in model.functions.values():
-        check_depth(function.graph)
+        _check_nesting(function.graph, function.attributes, f" of function {function.name!r}")
     _check_interface(model.graph)
     for graph in model.graphs():
         for value in graph.initializers.values():
@@ -41,11 +41,6 @@ def check_structure(model: ir.Model) -> None:
         _check_values(graph)
     for node in model.graph.all_nodes():
         for attribute in node.attributes.values():
-            if attribute.is_ref():
-                raise ModelError(
-                    f"The attribute {attribute.name!r} of node {_label(node)} refers to the attribute"
-                    f" {attribute.ref_attr_name!r} of a function, but the node is in no function."
-                )
             _check_attribute(node, attribute)
     _check_functions(model)
 
@@ -58,23 +53,27 @@ def _label(node: ir.Node) -> str:
 # -- nesting -----------------------------------------------------------------------------------------------------------
 
 
-def check_depth(graph: ir.Graph) -> None:
-    """Raise `LimitError` if graphs are nested too deeply."""
+def _check_nesting(graph: ir.Graph, attributes: Collection[str], where: str = "") -> None:
+    """Check the depth of nested graphs, and that nodes refer to `attributes` of their function only."""
     level, depth = [graph], 0
     while level:
-        check_limit("depth", depth, "The nesting of graphs")
-        level = [inner for outer in level for node in outer for inner in _graphs(node)]
+        check_limit("depth", depth, f"The nesting of graphs{where}")
+        level = [inner for outer in level for node in outer for inner in _bodies(node, attributes, where)]
         depth += 1
 
 
-def _graphs(node: ir.Node) -> Iterator[ir.Graph]:
+def _bodies(node: ir.Node, attributes: Collection[str], where: str) -> Iterator[ir.Graph]:
     for attribute in node.attributes.values():
+        graphs = attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
         if attribute.is_ref():
-            continue
-        if attribute.type == ir.AttributeType.GRAPH:
-            yield attribute.as_graph()
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            yield from attribute.as_graphs()
+            if graphs or attribute.ref_attr_name not in attributes:
+                raise ModelError(
+                    f"The attribute {attribute.name!r} of node {_label(node)}{where} refers to the attribute"
+                    f" {attribute.ref_attr_name!r} of a function, which"
+                    f" {'holds a graph' if graphs else 'its function lacks' if where else 'it is not in'}."
+                )
+        elif graphs:
+            yield from (attribute.value,) if attribute.type == ir.AttributeType.GRAPH else attribute.value
 
 
 # -- values ------------------------------------------------------------------------------------------------------------
@@ -221,11 +220,6 @@ def _check_functions(model: ir.Model) -> None:
                 raise ModelError(f"The function {function.name!r} has an {what} without a name.")
         for node in function.all_nodes():
             for attribute in node.attributes.values():
-                if attribute.is_ref() and attribute.ref_attr_name not in function.attributes:
-                    raise ModelError(
-                        f"Node {_label(node)} refers to the attribute {attribute.ref_attr_name!r} of function"
-                        f" {function.name!r}, which has no such attribute."
-                    )
                 if not attribute.is_ref():
                     _check_attribute(node, attribute)
         _expanded(key, model, added)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnx_convgrad.base.limits import check_limit
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import Emitter
@@ -74,6 +75,7 @@ def _split(e: Emitter, n: Call) -> list[ir.Value] | None:
         each = 1 if lengths is None else int(lengths)
         if not size or each < 1:
             return None
+        check_limit("nodes", -(-size // each), f"Writing out the sequence of {n.node.name!r} (SplitToSequence)")
         sizes = [min(each, size - start) for start in range(0, size, each)]
     parts = list(e.ops("Split", x, e.ints(sizes), outputs=len(sizes), axis=axis))
     if split is None and not n.int("keepdims", 1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -67,6 +68,12 @@ _CONVOLUTIONS = frozenset(("Conv", "ConvTranspose"))
 _SHOWN = 5
 _POSITIONS = frozenset(("axis", "batch_dims", "batch_axis", "new_axis", "time_axis"))
 _MOST_AXES = 1000
+_SWITCHES = frozenset(
+    "allowzero antialias ceil_mode count_include_pad exclude_outside exclusive fmod inverse is_causal keepdims largest"
+    " layout linear_before_reset noop_with_empty_axes onesided periodic reverse saturate select_last_index sorted"
+    " storage_order training_mode transA transB upper".split()
+)
+"""Attributes that are 0 or 1: runtimes differ in what other numbers mean."""
 _WINDOWED = _CONVOLUTIONS | {"MaxPool", "AveragePool", "LpPool"}
 
 
@@ -124,6 +131,8 @@ def _wrong_attributes(node: ir.Node, schema: onnx.defs.OpSchema) -> Iterator[str
                 yield f"its attribute {key} is of type {attribute.type.name}, and must be {wanted.name}."
             elif isinstance(attribute.value, bytes):
                 yield f"its attribute {key} is not UTF-8 text."
+            elif isinstance(attribute.value, float) and not _is_allowed(attribute.value, node.op_type):
+                yield f"its attribute {key} is {attribute.value}."
         elif not key.startswith("__"):
             yield f"it has an attribute {key!r}, which {node.op_type} does not have."
     for key, known in schema.attributes.items():
@@ -131,12 +140,21 @@ def _wrong_attributes(node: ir.Node, schema: onnx.defs.OpSchema) -> Iterator[str
             yield f"its attribute {key} is missing."
 
 
+def _is_allowed(number: float, op_type: str) -> bool:
+    return math.isfinite(number) or op_type == "Constant" or (math.isinf(number) and op_type in ("Clip", "Pad"))
+
+
 def _wrong_positions(node: ir.Node) -> Iterator[str]:
-    """Objections to numbers of axes and of outputs; some end the process in onnx's shape inference."""
+    """Objections to numbers of axes and of outputs, of which some end the process in onnx's inference, and to switches."""
     for key in _POSITIONS & node.attributes.keys():
         number = _int(node, key)
         if number is not None and abs(number) > _MOST_AXES:
             yield f"its {key} is {number}, and no tensor has that many axes."
+        elif number is not None and key == "batch_dims" and number < 0:
+            yield f"its batch_dims is {number}, and must be at least 0."
+    for key in _SWITCHES & node.attributes.keys():
+        if _int(node, key) not in (None, 0, 1):
+            yield f"its {key} is {_int(node, key)}, and must be 0 or 1."
     parts = _int(node, "num_outputs") if node.op_type == "Split" else None
     if parts is not None and parts != len(node.outputs):
         yield f"its num_outputs is {parts}, but it has {len(node.outputs)} outputs."

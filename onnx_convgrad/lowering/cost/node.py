@@ -50,4 +50,7 @@ def node_seconds(node: ir.Node, rates: Rates) -> float:
     if node.outputs[0].dtype == ir.DataType.INT64 and math.prod(shape_of(node.outputs[0])) <= 64:
         return rates.node / 3  # arithmetic on sizes
     model = _MODELS.get(node.op_type)
-    return rates.node + (model(node, rates) if model else traffic(node, rates))
+    try:
+        return rates.node + (model(node, rates) if model else traffic(node, rates))
+    except ZeroDivisionError:  # an operand without elements
+        return rates.node
