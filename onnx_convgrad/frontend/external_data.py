@@ -72,8 +72,8 @@ def _located(tensor: ir.ExternalTensor, folder: Folder) -> ir.ExternalTensor:
     location = os.fspath(tensor.location)
     path = folder.path / location
     what = f"The weight {tensor.name!r} is in the file {str(path)!r}"
-    parts = {*PurePosixPath(location).parts, *PureWindowsPath(location).parts}
-    if not location or "\0" in location or ".." in parts or path.is_absolute() != folder.path.is_absolute():
+    names = [PurePosixPath(location), PureWindowsPath(location)]
+    if not location or "\0" in location or any(name.anchor or ".." in name.parts for name in names):
         raise ModelError(
             f"The weight {tensor.name!r} names the file {location!r}, which is not inside the model's folder."
         )

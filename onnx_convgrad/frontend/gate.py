@@ -147,19 +147,22 @@ def _check_stored(value: ir.Value) -> None:
 
 
 def _check_attribute(node: ir.Node, attribute: ir.Attr) -> None:
-    if attribute.type == ir.AttributeType.TENSOR:
-        check_tensor(attribute.value, f"The attribute {attribute.name} of node {_label(node)}")
-    elif attribute.type == ir.AttributeType.TENSORS:
-        for tensor in attribute.value:
-            check_tensor(tensor, f"The attribute {attribute.name} of node {_label(node)}")
+    one = attribute.type == ir.AttributeType.TENSOR
+    for tensor in (attribute.value,) if one else attribute.value if attribute.type == ir.AttributeType.TENSORS else ():
+        what = f"The attribute {attribute.name} of node {_label(node)}"
+        if isinstance(tensor, ir.ExternalTensor):
+            raise ModelError(f"{what} is in an external file, where only weights may be.")
+        check_tensor(tensor, what)
 
 
 def check_tensor(tensor: ir.TensorProtocol | None, what: str) -> None:
     """Refuse a tensor whose data are of another size than its shape says; `what` begins the sentence of the error."""
     proto = tensor.raw if isinstance(tensor, ir.TensorProtoTensor) else None
     if proto is None:
-        if isinstance(tensor, ir.ExternalTensor):
+        if isinstance(tensor, (ir.ExternalTensor, ir.StringTensor)):
             _check_dims(tuple(tensor.shape), what)
+        if isinstance(tensor, ir.StringTensor) and len(tensor.string_data()) != tensor.size:
+            raise ModelError(f"{what} of shape {tensor.shape} has {len(tensor.string_data())} strings.")
         return
     _check_dims(proto.dims, what)
     if proto.data_type not in _FIELDS:
@@ -167,8 +170,6 @@ def check_tensor(tensor: ir.TensorProtocol | None, what: str) -> None:
     if proto.HasField("segment"):
         raise ModelError(f"{what} is stored in segments, which no version of ONNX Runtime reads.")
     if proto.HasField("raw_data"):
-        if proto.data_type == onnx.TensorProto.STRING:
-            raise ModelError(f"{what} holds strings, but is stored as raw data.")
         wanted, held, unit = tensor.nbytes, len(proto.raw_data), "bytes"  # type: ignore[union-attr]
     else:
         field, numerator, denominator = _FIELDS[proto.data_type]

@@ -62,3 +62,51 @@ def test_a_loop_whose_operand_was_renamed_is_left_unchanged() -> None:
     feed = {name: np.ones(shape, np.float32) for name, shape in SHAPES.items()}
     kept = run(og.augment(model, wrt=["x"], of=["y"], seed="ones"), feed)
     np.testing.assert_allclose(kept["w_grad"], run(model, feed)["w_grad"], rtol=1e-6)
+
+
+FORGED = {
+    "another operator": lambda made: {**made, "op_type": "ConvInputGrad"},
+    "a plain operator": lambda made: {**made, "op_type": "Neg", "domain": "", "inputs": ["x"], "attributes": {}},
+    "other strides": lambda made: {**made, "attributes": {**made["attributes"], "strides": [2, 2]}},
+    "other padding": lambda made: {**made, "attributes": {**made["attributes"], "pads": [0, 0, 2, 2]}},
+    "another operand": lambda made: {**made, "inputs": [made["inputs"][0], made["inputs"][0], made["inputs"][2]]},
+    "an unknown lowering": lambda made: {**made, "lowering": "none"},
+    "no attributes": lambda made: {**made, "attributes": None},
+    "huge numbers": lambda made: {**made, "chunks": 10**12},
+    "another form": list,
+    "nothing": lambda _: {},
+}
+
+
+@pytest.mark.parametrize("case", FORGED)
+def test_metadata_that_the_nodes_do_not_confirm_changes_nothing(case: str) -> None:
+    """Metadata can say anything: an abstract operator replaces a loop only if it gives the nodes that are there."""
+    model = _once("3")
+    feed = {name: np.random.default_rng(1).standard_normal(shape).astype(np.float32) for name, shape in SHAPES.items()}
+    want = run(model, feed)
+    entry = next(p for p in model.metadata_props if p.key == LOOPS)
+    entry.value = json.dumps({name: FORGED[case](made) for name, made in json.loads(entry.value).items()})
+    got = run(og.augment(model, wrt=["x"], of=["y"], seed="ones"), feed)
+    for name, value in want.items():
+        np.testing.assert_array_equal(got[name], value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        "[" * 100_000,
+        '{"y": {}}',
+        '{"y": []}',
+        "1",
+        '{"y": {"op_type": "Neg", "domain": "", "inputs": ["x"], "attributes": {}}}',
+    ],
+)
+def test_metadata_of_no_form_is_ignored(text: str) -> None:
+    model = graph_of("(float[3] x) => (float[3] y) { y = Tanh (x) }")
+    model.metadata_props.add(key=LOOPS, value=text)
+    x = np.float32([0.5, 1, 2])
+    got = run(og.augment(model, wrt="inputs", seed="ones"), {"x": x})
+    np.testing.assert_allclose(got["y"], np.tanh(x), rtol=1e-6)
+    np.testing.assert_allclose(got["x_grad"], 1 - np.tanh(x) ** 2, rtol=1e-5)
