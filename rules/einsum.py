@@ -23,6 +23,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.autodiff.per_sample.batch import Batch
 from onnx_convgrad.autodiff.registry import Cotangents, multilinear, per_sample
+from onnx_convgrad.base.limits import check_limit
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.einsum_equation import ELLIPSIS, parse_equation
@@ -47,6 +48,7 @@ class Factor:
 def _factors(n: Call) -> tuple[list[Factor], tuple[str, ...]]:
     """The operands, and the indices of the output."""
     operands = [v for v in n.inputs if v is not None]
+    check_limit("nodes", len(operands) ** 2, f"The gradient of an Einsum of {len(operands)} operands")
     terms, out = parse_equation(n.string("equation", ""), operands)
     return [Factor(term, v) for term, v in zip(terms, operands, strict=True)], out
 
@@ -151,7 +153,9 @@ def _contract(e: Emitter, factors: Sequence[Factor], out: tuple[str, ...]) -> ir
     if len(tensors) == 1 and len(set(tensors[0].term)) == len(tensors[0].term):
         value = _rearrange(e, tensors[0], out)
     elif tensors:
-        tensors = [_without_ones(e, f, tensors) for f in tensors]
+        indices = dict.fromkeys(index for f in tensors for index in f.term)
+        longest = {index: _longest([d for f in tensors for d in f.sizes(index)]) for index in indices}
+        tensors = [_without_ones(e, f, longest) for f in tensors]
         equation = f"{','.join(''.join(f.term) for f in tensors)}->{''.join(out)}"
         value = e.op("Einsum", *(f.value for f in tensors), equation=equation)
         if ELLIPSIS not in out:
@@ -163,11 +167,13 @@ def _contract(e: Emitter, factors: Sequence[Factor], out: tuple[str, ...]) -> ir
     return value
 
 
-def _without_ones(e: Emitter, factor: Factor, factors: Sequence[Factor]) -> Factor:
-    """Drop axes of size one whose index is longer in another factor: inference would use their size."""
+def _without_ones(e: Emitter, factor: Factor, sizes: dict[str, Any]) -> Factor:
+    """Drop axes of size one whose index is longer in another factor: inference would use their size.
+
+    `sizes` holds the longest size of each index.
+    """
     if factor.value.shape is None or ELLIPSIS in factor.term:
         return factor
-    sizes = {index: _longest([d for f in factors for d in f.sizes(index)]) for index in factor.term}
     spare = [
         axis
         for axis, (index, d) in enumerate(zip(factor.term, factor.value.shape, strict=True))

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial, reduce
+from functools import cache, partial, reduce
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.registry import Cotangents, elementwise, linear, vjp
+from onnx_convgrad.base.limits import check_limit
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter, Operand
@@ -172,25 +173,34 @@ def _power_exponent(e: Emitter, n: Call) -> ir.Value:
 @elementwise("Max", "Min", wrt=("data_0",))
 def extremum(e: Emitter, n: Call) -> Mapping[str, Any]:
     """y = max over i of x_i: dy/dx_i = [x_i = y] / #{j: x_j = y}. Equal operands share the derivative equally."""
-    return {"data_0": lambda i: _share_of_extremum(e, n, i)}
-
-
-def _share_of_extremum(e: Emitter, n: Call, i: int) -> Operand:
     operands = [v for v in n.inputs if v is not None]
-    if len(operands) == 1:
-        return 1
-    if len(operands) == 2:
-        mine, other = operands[i], operands[1 - i]
-        wins = e.compare("Greater" if n.node.op_type == "Max" else "Less", mine, other)
-        return e.where(e.compare("Equal", mine, other), 0.5, e.mask(wins, n.y))
-    if n.y.dtype == ir.DataType.FLOAT16:
-        above = "GreaterOrEqual" if n.node.op_type == "Max" else "LessOrEqual"
-        others = [[w for j, w in enumerate(operands) if j != k] for k in range(len(operands))]
-        best = [_all(e, [e.compare(above, v, w) for w in rest]) for v, rest in zip(operands, others, strict=True)]
-    else:
-        best = [e.compare("Equal", v, n.y) for v in operands]
-    reached = [e.mask(b, n.y) for b in best]
-    return e.div(reached[i], e.sum(reached))
+
+    @cache
+    def reached() -> tuple[list[ir.Value], ir.Value]:
+        masks = [e.mask(b, n.y) for b in _best(e, n, operands)]
+        return masks, e.sum(masks)
+
+    def share(i: int) -> Operand:
+        if len(operands) == 1:
+            return 1
+        if len(operands) == 2:
+            mine, other = operands[i], operands[1 - i]
+            wins = e.compare("Greater" if n.node.op_type == "Max" else "Less", mine, other)
+            return e.where(e.compare("Equal", mine, other), 0.5, e.mask(wins, n.y))
+        masks, count = reached()
+        return e.div(masks[i], count)
+
+    return {"data_0": share}
+
+
+def _best(e: Emitter, n: Call, operands: Sequence[ir.Value]) -> list[ir.Value]:
+    """Where each of several operands is the largest, or the smallest."""
+    if n.y.dtype != ir.DataType.FLOAT16:
+        return [e.compare("Equal", v, n.y) for v in operands]
+    check_limit("nodes", len(operands) ** 2, f"The gradient of a {n.node.op_type} of {len(operands)} float16 operands")
+    above = "GreaterOrEqual" if n.node.op_type == "Max" else "LessOrEqual"
+    others = [[w for j, w in enumerate(operands) if j != k] for k in range(len(operands))]
+    return [_all(e, [e.compare(above, v, w) for w in rest]) for v, rest in zip(operands, others, strict=True)]
 
 
 def _all(e: Emitter, conditions: Sequence[ir.Value]) -> ir.Value:

@@ -116,19 +116,30 @@ def concat_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
         assert value is not None, "operands of Concat are not optional"
         return e.dim(value, axis)
 
-    def total(values: tuple[ir.Value | None, ...]) -> Dim:
-        result: Dim = 0
-        for value in values:
-            result = e.size_add(result, size(value))
-        return result
+    starts: list[Dim] = [0]
+    tails: list[int | None] = []
+
+    def start_of(k: int) -> Dim:
+        while len(starts) <= k:
+            starts.append(e.size_add(starts[-1], size(n.inputs[len(starts) - 1])))
+        return starts[k]
+
+    def from_end(k: int) -> int | None:
+        """The sum of the sizes from operand k on; `None` if they are not all known."""
+        if not tails:
+            tails.append(0)
+            for value in reversed(n.inputs):
+                have = None if value is None or value.shape is None else known(value.shape[axis])
+                tails.append(None if have is None or tails[-1] is None else tails[-1] + have)
+        return tails[len(n.inputs) - k]
 
     def part(k: int) -> ir.Value:
-        start = total(n.inputs[:k])
+        start = start_of(k)
         if isinstance(start, int):
             last = k == len(n.inputs) - 1
             return e.slice(gy, [start], [_END if last else e.size_add(start, size(n.inputs[k]))], [axis])
-        tail, after = total(n.inputs[k:]), total(n.inputs[k + 1 :])
-        if isinstance(tail, int) and isinstance(after, int) and tail:  # counting from the end needs no computed size
+        tail, after = from_end(k), from_end(k + 1)
+        if tail:  # counting from the end needs no computed size
             return e.slice(gy, [-tail], [-after if after else _END], [axis])
         return e.slice(gy, [start], [e.size_add(start, size(n.inputs[k]))], [axis])
 

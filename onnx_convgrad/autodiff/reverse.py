@@ -215,7 +215,7 @@ class Walk:
                 value,
                 operand,
                 call.y if aligned else None,
-                [v for v in call.inputs if v is not None] if aligned else (),
+                call.node.inputs if aligned else (),
             )
         if shapes_differ(value, operand):
             if is_built_in(rule):  # these fit wherever the operands fit together

@@ -24,7 +24,7 @@ def unbroadcast(
     value: ir.Value,
     operand: ir.Value,
     result: ir.Value | None = None,
-    others: Sequence[ir.Value] = (),
+    others: Sequence[ir.Value | None] = (),
 ) -> ir.Value:
     """Sum `value` over the axes on which `operand` was broadcast, to the shape of `operand`.
 
@@ -41,7 +41,9 @@ def unbroadcast(
     axes = list(range(extra))
     for i, size in enumerate(operand.shape):
         outer = shape[i + extra]
-        undisputed = known(size) is not None or all(_agrees(v, size, len(operand.shape) - i) for v in others)
+        undisputed = known(size) is not None or all(
+            _agrees(v, size, len(operand.shape) - i) for v in others if v is not None
+        )
         if (dims_equal(size, outer) and undisputed) or known(outer) == 1:
             continue
         if known(size) == 1:

@@ -163,7 +163,7 @@ def _applied(node: ir.Node, fold: Callable[..., Any], look: Look) -> np.ndarray 
         return None
     try:
         result = fold(node, *inputs)
-    except (ValueError, IndexError, TypeError, ZeroDivisionError):
+    except (ValueError, IndexError, TypeError, ArithmeticError):
         return None
     return None if result is None else np.asarray(result)
 
@@ -272,6 +272,11 @@ def _tile(_: ir.Node, x: Any, repeats: Any) -> Any:
     return np.tile(x, repeats) if x.size * math.prod(map(int, repeats)) <= _LIMIT else None
 
 
+def _expand(_: ir.Node, x: Any, shape: Any) -> Any:
+    whole = np.broadcast_shapes(x.shape, tuple(shape))
+    return np.broadcast_to(x, whole) if math.prod(map(int, whole)) <= _LIMIT else None
+
+
 def _fill(node: ir.Node, shape: Any) -> Any:
     fill = node.attributes["value"].as_tensor().numpy().reshape(-1)[0] if "value" in node.attributes else np.float32(0)
     return np.full(tuple(shape), fill) if math.prod(map(int, shape)) <= _LIMIT else None
@@ -312,7 +317,7 @@ _FOLDS: dict[str, Callable[..., Any]] = {
     "ReduceProd": _reduced(np.prod),
     "ReduceSum": _reduced(np.sum),
     "Range": _range,
-    "Expand": lambda _, x, s: np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(s))),
+    "Expand": _expand,
     "Tile": _tile,
     "ConstantOfShape": _fill,
     **{op: lambda _, *xs, function=function: function(*xs) for op, function in _ELEMENTWISE.items()},

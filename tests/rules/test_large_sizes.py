@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -112,3 +113,59 @@ REFUSED = {
 def test_refusals_name_the_node(node: str) -> None:
     with pytest.raises(og.LimitError, match=f"for node '{node}' asks for [0-9,]+ constant bytes"):
         og.augment(model(*REFUSED[node]), wrt="inputs")
+
+
+def _many(count: int) -> str:
+    return ", ".join(["x", "z"] * (count // 2))
+
+
+MANY = {
+    "max": ("float[2] x, float[2] z", "float[2] y", f"y = Max ({_many(1000)})", 3000),
+    "concat": ("float[2] x, float[2] z", "float[N] y", f"y = Concat <axis = 0> ({_many(2000)})", 6000),
+    "concat of unknown sizes": ("float[K] x, float[L] z", "float[N] y", f"y = Concat <axis = 0> ({_many(300)})", 3000),
+    "einsum": (
+        "float[2,2] x, float[2,2] z",
+        "float[2,2] y",
+        f'y = Einsum <equation = "{",".join(["ab"] * 200)}->ab"> ({_many(200)})',
+        10,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_many_operands_take_time_in_proportion(name: str) -> None:
+    """Each of these took a time that grows with the square or the cube of the number of operands."""
+    *parts, most = MANY[name]
+    began = time.process_time()
+    built = og.augment(model(*parts), wrt=["x"])
+    assert time.process_time() - began < 10
+    assert len(built.graph.node) < most
+
+
+def test_more_operands_of_an_einsum_are_refused() -> None:
+    equation = ",".join(["ab"] * 400)
+    with pytest.raises(og.LimitError, match="The gradient of an Einsum of 400 operands asks for 160,000 nodes"):
+        og.augment(
+            model(
+                "float[2,2] x, float[2,2] z", "float[2,2] y", f'y = Einsum <equation = "{equation}->ab"> ({_many(400)})'
+            ),
+            wrt="inputs",
+        )
+
+
+def test_long_vectors_of_integers_are_data() -> None:
+    """Shape inference makes no symbol for each element of a long vector, as it does for sizes."""
+    primal = model(
+        "float[2] x, int64[1000000] i", "float[2] y, int64[N] j", "y = Tanh (x) j = Concat <axis = 0> (i, i)"
+    )
+    built = og.augment(primal, wrt=["x"])
+    assert built.ByteSize() < 2000
+    (joined,) = (v for v in built.graph.output if v.name == "j")
+    assert joined.type.tensor_type.shape.dim[0].dim_value == 2_000_000
+
+
+def test_a_range_without_end_is_not_folded() -> None:
+    nodes = """a = Constant <value = double {0}> () b = Constant <value = double {1e300}> ()
+        c = Constant <value = double {1e-300}> () r = Range (a, b, c) s = ReduceSum <keepdims = 0> (r)
+        t = Cast <to = 1> (s) y = Mul (x, t)"""
+    assert og.augment(model("float[2] x", "float[2] y", nodes), wrt=["x"]).graph.output[1].name == "x_grad"

@@ -61,7 +61,7 @@ def _infer_with_onnx(model: ir.Model) -> None:
     if not has_known_operands(model):
         return
     try:
-        inferred = onnx.shape_inference.infer_shapes(skeleton(model), data_prop=True)
+        inferred = onnx.shape_inference.infer_shapes(skeleton(model), data_prop=not _has_long_vectors(model))
     except Exception as problem:  # noqa: BLE001 - as above
         logger.info("onnx.shape_inference stopped: %s", problem)
         return
@@ -77,6 +77,23 @@ def _infer_with_onnx(model: ir.Model) -> None:
             if value.shape is None and info.HasField("shape"):
                 dims = info.shape.dim
                 value.shape = ir.Shape([d.dim_value if d.HasField("dim_value") else next(fresh) for d in dims])
+
+
+_LONG = 4096
+"""Elements of a vector of integers beyond which ONNX may not write out each of them."""
+
+
+def _has_long_vectors(model: ir.Model) -> bool:
+    """Whether an input or a result is a long vector of integers, whose elements ONNX would propagate as if sizes."""
+    return any(
+        v.dtype in (ir.DataType.INT64, ir.DataType.INT32)
+        and v.shape is not None
+        and len(v.shape) == 1
+        and isinstance(size := v.shape[0], int)
+        and size > _LONG
+        for graph in model.graphs()
+        for v in (*graph.inputs, *graph.initializers.values(), *(v for node in graph for v in node.outputs))
+    )
 
 
 def _fresh_dimensions(graph: ir.Graph) -> Iterator[str]:

@@ -40,9 +40,34 @@ def install() -> None:
         original = registry.get("", op_type, version=since)
         assert original is not None, op_type
         registry.register("", op_type, since_version=since)(_in_turn(original, correct))
+    concat = registry.get("", "Concat", version=4)
+    assert concat is not None, "the library has a rule for Concat"
+    registry.register("", "Concat", since_version=4)(_of_short_vectors(concat))
     registry.register(DOMAIN, GRADIENT, since_version=1)(_gradient)
     for op_type in ("Adagrad", "Adam", "Momentum"):
         registry.register(TRAINING_DOMAIN, op_type, since_version=1)(_optimizer)
+
+
+_LONG = 1024
+"""Elements of a vector from which on they are data, not sizes."""
+
+
+def _of_short_vectors(original: Infer) -> Infer:
+    """The rule of Concat without the elements of long vectors, for each of which the library makes a symbol."""
+
+    def infer(context: ShapeInferenceContext, node: ir.Node) -> None:
+        lengths = [v.shape[0] for v in node.inputs if v is not None and v.shape is not None and len(v.shape) == 1]
+        total = sum(length for length in lengths if isinstance(length, int))
+        if total <= _LONG or len(lengths) < len(node.inputs):
+            original(context, node)
+            return
+        size: Size = 0
+        for length in lengths:
+            size = size + length
+        dtype = next((v.dtype for v in node.inputs if v is not None), None)
+        context.set_shape_and_dtype(node.outputs[0], ir.Shape([size]), dtype)
+
+    return infer
 
 
 def _gradient(_: ShapeInferenceContext, node: ir.Node) -> None:
