@@ -132,7 +132,9 @@ def failure(problem: BaseException) -> Verdict:
             return Verdict(f"internal {type(cause).__name__}", place(cause), text)
         if isinstance(problem, (og.InternalError, og.RuleContractError)):
             return Verdict(type(problem).__name__, f"{place(problem)}: {gist(text)}", text)
-        return Verdict(f"typed {type(problem).__name__}", text=text)
+        blamed = cause is not None and text.startswith("The model is not valid")
+        after = f" after {type(cause).__name__}" if blamed else ""
+        return Verdict(f"typed {type(problem).__name__}{after}", place(cause) if blamed else "", text)
     return Verdict(f"untyped {type(problem).__name__}", place(problem), text)
 
 
