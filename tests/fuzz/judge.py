@@ -99,11 +99,13 @@ def judge(data: bytes, call: Call, folder: Path, feeds: Arrays, phase: Callable[
     model: Any = folder / "model" / "model.onnx"
     model.write_bytes(data)
     phase("build")
+    original: bytes | str = data if call.form == "proto" else os.fspath(model)
     try:
         if call.form != "path":
             model = onnx.load_from_string(data)
         if call.form == "ir":
-            model = ir.from_proto(model)
+            model = ir.from_proto(model)  # which leaves out what it does not represent
+            original = ir.to_proto(model).SerializeToString()
     except MessageError:
         return Verdict("skipped", text="not a protobuf message")
     except Exception:  # noqa: BLE001 - the caller's own reading fails
@@ -118,7 +120,7 @@ def judge(data: bytes, call: Call, folder: Path, feeds: Arrays, phase: Callable[
         if SECRET[:8] in result.SerializeToString():
             return Verdict("leak", text="the result holds data from outside the folder")
         if call.name in COMPARED:
-            return compare(data if call.form == "proto" else str(folder / "model" / "model.onnx"), result, feeds, phase)
+            return compare(original, result, feeds, phase)
     return Verdict("ok")
 
 
