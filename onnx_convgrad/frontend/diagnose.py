@@ -20,8 +20,6 @@ from onnx_convgrad.frontend.usable import has_known_operands
 
 _UNDECLARED = "Field 'shape' of 'type' is required"
 
-_CORRECT = "Correct the shapes that the model declares and stores, or the attributes of the node."
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -41,12 +39,10 @@ def judged(function: F) -> F:
                 return function(model, *args, **kwargs)
         except Exception as problem:
             error = unforeseen(problem)
-            if isinstance(error, (RuleContractError, InternalError)):
+            if isinstance(problem, RuleContractError) or isinstance(error, InternalError):
                 complaint = _complaint(model)
                 if complaint is not None:
                     raise ModelError(f"The model is not valid: {complaint}") from problem
-                if isinstance(error, RuleContractError) and error.suspect:
-                    raise ModelError(error.suspect, hint=_CORRECT) from problem
             if error is problem:
                 raise
             raise error from problem
