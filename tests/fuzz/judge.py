@@ -22,6 +22,7 @@ from tests.fuzz.seeds import Arrays
 
 ROOT = Path(og.__file__).resolve().parent
 SECRET = b"LEAKED!!" * 512
+LEAK = re.compile(b"LEAK|EAKE|AKED|KED!|ED!!|D!!L|!!LE|!LEA")  # one number of it is enough
 HARMLESS = ("ok", "typed", "skipped")
 
 
@@ -117,7 +118,7 @@ def judge(data: bytes, call: Call, folder: Path, feeds: Arrays, phase: Callable[
     if call.form == "ir" and isinstance(result, ir.Model):
         result = ir.to_proto(result)
     if isinstance(result, onnx.ModelProto):
-        if SECRET[:8] in result.SerializeToString():
+        if LEAK.search(result.SerializeToString()):
             return Verdict("leak", text="the result holds data from outside the folder")
         if call.name in COMPARED:
             return compare(original, result, feeds, phase)
