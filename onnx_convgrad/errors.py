@@ -85,9 +85,16 @@ class LoweringError(ConvGradError):
 
 
 class RuleContractError(ConvGradError):
-    """A rule returned something that its declaration does not allow. Addressed to the author of the rule."""
+    """A rule returned something that its declaration does not allow. Addressed to the author of the rule.
+
+    `suspect` says what is wrong with the model instead, if the rule is right, as those of this package should be.
+    """
 
     exit_status = 3
+
+    def __init__(self, message: str, *, hint: str = "", suspect: str = "") -> None:
+        self.suspect = suspect
+        super().__init__(message, hint=hint)
 
 
 class ExecutionError(ConvGradError):

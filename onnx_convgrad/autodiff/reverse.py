@@ -218,14 +218,14 @@ class Walk:
                 call.node.inputs if aligned else (),
             )
         if shapes_differ(value, operand):
-            if is_built_in(rule):  # these fit wherever the operands fit together
-                raise UnsupportedCase(
-                    f"its operands do not fit together: {operand.name!r} is {operand.shape}, its gradient {value.shape}.",
-                    hint="Correct the shapes that the model declares and stores, or the attributes of the node.",
-                )
+            fault = (
+                f"The operands of node {call.node.name!r} ({rule.name}) do not fit together: {operand.name!r} is"
+                f" {operand.shape}, its gradient {value.shape}."
+            )
             raise RuleContractError(
                 f"{subject} shape {value.shape} for {operand.name!r}, which is {operand.shape}.",
                 hint=f"A cotangent has the shape of its operand: correct it in {rule.module}, or declare broadcasts=True.",
+                suspect=fault if is_built_in(rule) else "",
             )
         return self.e.typed(value, operand) if value is not operand and value.producer() is not None else value
 

@@ -40,7 +40,10 @@ def _expand_to_nothing(e: Emitter, node: ir.Node) -> ir.Value | None:
         return None
     if None in (have := static_dims(x) or [None]):
         return None
-    result = np.broadcast_shapes(tuple(d for d in have if d is not None), tuple(sizes))
+    try:
+        result = np.broadcast_shapes(tuple(d for d in have if d is not None), tuple(sizes))
+    except ValueError:  # the model is wrong, and its node fails as it does without gradients
+        return None
     value = ir.tensor(np.zeros(1, x.dtype.numpy()), x.dtype)
     return e.op("ConstantOfShape", e.ints(result), value=value)
 

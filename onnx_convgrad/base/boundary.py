@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
-from onnx_convgrad.errors import ArgumentError, ConvGradError, InternalError, LimitError, ModelError
+from onnx_convgrad.errors import ArgumentError, ConvGradError, InternalError, LimitError, ModelError, RuleContractError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -29,17 +29,16 @@ def typed_errors(function: F) -> F:
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
-        except ConvGradError:
-            raise
         except Exception as problem:
-            if getattr(problem, _MARK, False):
+            error = unforeseen(problem)
+            if error is problem or getattr(problem, _MARK, False):
                 raise
             if isinstance(problem, TypeError):
                 try:
                     inspect.signature(function).bind(*args, **kwargs)
                 except TypeError as misfit:
                     raise ArgumentError(f"{function.__name__}: {misfit}.") from None
-            raise unforeseen(problem) from problem
+            raise error from problem
 
     return cast(F, call)
 
@@ -80,8 +79,13 @@ class TypedArguments(ABCMeta):
             raise ArgumentError(f"{text.rstrip('.')}.") from problem
 
 
+_CORRECT = "Correct the shapes that the model declares and stores, or the attributes of the node."
+
+
 def unforeseen(problem: Exception, where: str = "") -> ConvGradError:
     """The error of this package for an exception that nothing has caught; `where` names a node."""
+    if isinstance(problem, RuleContractError) and problem.suspect:
+        return ModelError(problem.suspect, hint=_CORRECT)
     if isinstance(problem, ConvGradError):
         return problem
     if isinstance(problem, MemoryError):

@@ -39,7 +39,7 @@ def judged(function: F) -> F:
                 return function(model, *args, **kwargs)
         except Exception as problem:
             error = unforeseen(problem)
-            if isinstance(error, (RuleContractError, InternalError)):
+            if isinstance(problem, RuleContractError) or isinstance(error, InternalError):
                 complaint = _complaint(model)
                 if complaint is not None:
                     raise ModelError(f"The model is not valid: {complaint}") from problem

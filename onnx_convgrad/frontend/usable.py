@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -120,6 +121,24 @@ def _objections(node: ir.Node, version: int) -> Iterator[str]:
     yield from _wrong_positions(node)
     if node.op_type in _WINDOWED:
         yield from _windows(node)
+    if node.op_type == "Einsum":
+        yield from _wrong_equation(node)
+
+
+def _wrong_equation(node: ir.Node) -> Iterator[str]:
+    """Objections to the equation of an Einsum; onnx's shape inference never ends on some."""
+    attribute = node.attributes.get("equation")
+    if attribute is None or not isinstance(attribute.value, str):
+        return
+    equation, count = attribute.value, len(node.inputs)
+    if not _EQUATION.fullmatch(equation):
+        yield f"its equation {equation!r} has not the form 'ij,jk->ik'."
+    elif equation.count(",") + 1 != count:
+        yield f"its equation {equation!r} has a term for {equation.count(',') + 1} of its {count} inputs."
+
+
+_TERM = r"[A-Za-z ]*(\.\.\.[A-Za-z ]*)?"
+_EQUATION = re.compile(rf"{_TERM}(,{_TERM})*(->{_TERM})?")
 
 
 def _wrong_attributes(node: ir.Node, schema: onnx.defs.OpSchema) -> Iterator[str]:

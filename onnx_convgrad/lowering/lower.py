@@ -10,7 +10,7 @@ from typing import Any, SupportsIndex
 import onnx_ir as ir
 
 from onnx_convgrad.base.names import check_names
-from onnx_convgrad.errors import ArgumentError, LoweringError, ModelError
+from onnx_convgrad.errors import ArgumentError, LoweringError, RuleContractError
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import Folding, is_constant
 from onnx_convgrad.ir.emit import DOMAIN, Emitter
@@ -176,7 +176,7 @@ class _Stage:
             spec = reader_of(node.op_type).build(Call(node))
         except ValueError as problem:
             message = f"{node.op_type} of node {origin!r} has an impossible geometry: {problem}."
-            raise ModelError(message) from problem
+            raise RuleContractError(message, suspect=message) from problem
         transposed = node in self.from_transposed
         wanted = _forced(self.policy.choosing, node, origin, transposed=transposed)
         query = self._query(node, spec)

@@ -7,6 +7,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+import onnx_convgrad as og
 from onnx_convgrad.backends.runtime_faults import AvoidRuntimeFaults, SeparateTransposes
 from onnx_convgrad.ir.passes import NodePass, run_passes
 from onnx_convgrad.ir.targets import TARGETS
@@ -49,6 +50,14 @@ def test_values_stay(kind: type[NodePass], text: str, operator: str) -> None:
     assert operator in {node.op_type for node in model.graph}
     got, want = run(ir.to_proto(model), feed)["y"], run(proto, feed, optimize=False)["y"]
     np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_an_expansion_that_fails_stays() -> None:
+    text = "(float[3, 4] x, float[0, 0, 2] w) => (float[] y) { y = PRelu (x, w) }"
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 17]> g {text}')
+    with pytest.raises(og.ConvGradError) as refusal:
+        og.augment(model, wrt="all")
+    assert not isinstance(refusal.value, og.InternalError)
 
 
 def test_a_float32_product_stays() -> None:

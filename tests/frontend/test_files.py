@@ -49,6 +49,29 @@ def test_a_path_gives_a_model_that_stands_alone(tmp_path: Path) -> None:
     assert og.TrainingProgram.load(tmp_path / "program").manifest.optimizer["lr"] == 0.5
 
 
+def test_data_of_an_attribute_are_read_from_the_folder_of_the_model_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder, number in (("model", 2.0), ("elsewhere", 7.0)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "w.bin").write_bytes(np.full(3, number, np.float32).tobytes())
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    model = of_rows("{ w = Constant <value = float[3] {1, 1, 1}> () y = Mul (x, w) }")
+    tensor = model.graph.node[0].attribute[0].t
+    tensor.ClearField("float_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    location = tensor.external_data.add(key="location", value="w.bin")
+    path = tmp_path / "model" / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    np.testing.assert_array_equal(rows_gradient(path), np.full((2, 3), 2, np.float32))
+    with pytest.raises(og.ModelError, match=r"value of node .* is in the file .w.bin., and the folder"):
+        og.augment(model, wrt="inputs")
+    location.value = "../elsewhere/w.bin"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(og.ModelError, match=r"value of node .* is not inside the model's folder"):
+        og.augment(path, wrt="inputs")
+
+
 def test_maps_are_refused_with_the_remedy() -> None:
     """scikit-learn's converter writes probabilities as maps by default."""
     model = of_rows("{ y = Tanh (x) p = ai.onnx.ml.ZipMap <classlabels_int64s = [0, 1, 2]> (y) }")

@@ -20,7 +20,11 @@ from tests.support.one_input import of_rows
         ("{ a = Add (x, b) b = Relu (a) y = Relu (b) }", r"Node 'a' \(Add\) depends on its own result"),
         ("{ z = Relu (x) }", "The output 'y' is neither an input, nor an initializer, nor the result of a node"),
         ("{ y = Relu (x) y = Exp (x) }", "Output 'y' is redeclared in the current graph scope"),
-        ("{ y = Einsum <equation = 'ab'> (x, x) }".replace("'", '"'), "The model is not valid"),
+        ("{ y = Einsum <equation = 'ab'> (x, x) }".replace("'", '"'), "a term for 1 of its 2 inputs"),
+        (
+            "{ y = Einsum <equation = '..->'> (x) }".replace("'", '"'),
+            "its equation '..->' has not the form 'ij,jk->ik'",
+        ),
     ],
 )
 def test_wrong_models(body: str, message: str) -> None:

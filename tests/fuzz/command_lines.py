@@ -9,8 +9,10 @@ import contextlib
 import io
 import os
 import random
+import re
 import resource
 import shlex
+import shutil
 import sys
 import tempfile
 import warnings
@@ -21,11 +23,13 @@ from typing import Any
 import numpy as np
 import onnx
 import typer.main
+from PIL import Image
 
 import onnx_convgrad.cli.train_run  # noqa: F401 - what commands import late, once for all processes
 from onnx_convgrad.cli.app import app, main
 from tests.fuzz.harness import FORK, MEMORY
 from tests.fuzz.judge import place
+from tests.fuzz.mutate import scrambled
 from tests.fuzz.seeds import EXAMPLE, NETWORKS, parsed
 
 PATHS = (
@@ -62,10 +66,46 @@ def furnish(folder: Path) -> None:
     draw = np.random.default_rng(0)
     x, target = draw.random((8, 1, 8, 8), np.float32), draw.integers(0, 10, 8)
     np.savez(folder / "data.npz", x=x, input=x, image=x, target=target)
+    np.save(folder / "x.npy", x)
+    np.save(folder / "target.npy", target)
+    for name in ("pictures/a/0.png", "pictures/b/0.jpg", "pictures/b/1.png"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((draw.random((8, 8)) * 255).astype(np.uint8)).save(folder / name)
+    (folder / "options.toml").write_text(
+        'loss = ["cross_entropy"]\nepochs = 1\nlr = 0.1\nwrt = ["*"]\nkeep = 2\n', "utf-8"
+    )
     (folder / "link").symlink_to("model.onnx")
     (folder / "loop").symlink_to("loop")
     os.mkfifo(folder / "pipe")
     os.chdir(folder)
+    assert not complaint([*TRAIN, "--data", "data.npz", "--out", "run"])
+
+
+TRAIN = "train model.onnx --loss cross_entropy --epochs 1 --checkpoint-every 1".split()
+READERS = {
+    "data.npz": [*TRAIN, "--data", "data.npz"],
+    "x.npy": [*TRAIN, "--data", "input=x.npy", "--data", "target=target.npy"],
+    "pictures": [*TRAIN, "--data", "pictures"],
+    "options.toml": ["train", "model.onnx", "--data", "data.npz", "--config", "options.toml"],
+    "run": ["train", "--resume", "run", "--epochs", "2"],
+}
+"""What is damaged, and a command that reads it."""
+
+
+def reading_damage(r: random.Random) -> tuple[Path, list[str]]:
+    """Damage a file; return it and a command that reads it."""
+    name = r.choice(list(READERS))
+    file = r.choice([p for p in sorted([Path(name), *Path(name).rglob("*")]) if p.is_file()])
+    data = file.read_bytes()
+    if file.suffix in (".toml", ".json", ".csv") and r.random() < 0.7:  # another value
+        places = list(re.finditer(rb"[-+\w./\"]+", data))
+        value = r.choice([*ODD_VALUES, *ODD_PATHS, '"../x"', "[]", "{}", "null", '"x"', "[[1]]", "true"])
+        at = r.choice(places).span()
+        data = data[: at[0]] + value.encode("utf-8", "surrogateescape") + data[at[1] :]
+    else:
+        data = scrambled(data, r)
+    file.write_bytes(data)
+    return file, READERS[name]
 
 
 def line(r: random.Random) -> list[str]:
@@ -78,7 +118,7 @@ def line(r: random.Random) -> list[str]:
         odd = name == "bench" or r.random() < 0.3
         words.append(r.choice(ODD_PATHS[2:]) if odd else r.choice(ODD_PATHS[:2]))
     if name == "train":
-        words += ["--data", "data.npz" if r.random() < 0.7 else r.choice(ODD_PATHS), "--epochs", "1"]
+        words += [*TRAIN[2:], "--data", "data.npz" if r.random() < 0.7 else r.choice(ODD_PATHS)]
     options = [p for p in COMMANDS[name].params if p.name not in ("epochs", "help") and p.opts[0].startswith("-")]
     for option in r.sample(options, min(r.choice((0, 1, 1, 2, 3)), len(options))):
         words.append(option.opts[-1])
@@ -136,22 +176,30 @@ def _wrong(words: list[str], status: Any, text: str) -> str:
 
 def run(count: int, seed: int) -> int:
     """Try this many command lines; the number of finds."""
-    found = 0
-    home = Path.cwd()
-    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
-        furnish(Path(folder))
-        before = set(Path(folder).iterdir())
+    found, home = 0, Path.cwd()
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as top:
+        work, whole = Path(top) / "outer" / "work", Path(top) / "whole"
+        work.mkdir(parents=True)
+        furnish(work)
+        shutil.copytree(work, whole, symlinks=True, ignore=lambda *_: ["pipe"])
         for i in range(count):
-            words = line(random.Random(f"{seed} {i}"))
+            r, file = random.Random(f"{seed} {i}"), None
+            if r.random() < 0.5:
+                file, words = reading_damage(r)
+            else:
+                words = line(r)
             trouble = complaint(words)
-            if trouble:
+            kept = {p.name for p in work.iterdir()} | {"pipe"} >= {p.name for p in whole.iterdir()}
+            if trouble or not kept:
                 found += 1
-                print(f"{i}: {shlex.join(words)[:300]!r}\n    {trouble!r}", flush=True)
-        lost = before - set(Path(folder).iterdir())
-        if lost:
-            print(f"deleted: {lost}")
+                print(f"{i}: {shlex.join(words)[:300]!r}, damaged: {file}\n    {trouble or 'deletes'!r}", flush=True)
+            os.chdir(top)
+            shutil.rmtree(work)
+            shutil.copytree(whole, work, symlinks=True)
+            os.mkfifo(work / "pipe")
+            os.chdir(work)
         os.chdir(home)
-    return found + len(lost)
+    return found
 
 
 if __name__ == "__main__":

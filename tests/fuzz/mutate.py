@@ -70,23 +70,27 @@ def mutant(seeds: Seeds, r: random.Random, base: Seed | None = None) -> bytes:
 
 
 def damage(data: bytes, r: random.Random) -> bytes:
-    """Flip, cut or repeat bytes, or make a name invalid UTF-8."""
+    """Damage the file of a model, or make a name in it invalid UTF-8."""
+    if r.random() < 0.8:
+        return scrambled(data, r)
+    names = [word for n in nodes_of(onnx.load_from_string(data)) for word in (n.op_type, n.name, *n.input, *n.output)]
+    word = r.choice([*filter(None, names), "x"]).encode()
+    return data.replace(word, b"\xff" * len(word), r.choice((1, -1)))
+
+
+def scrambled(data: bytes, r: random.Random) -> bytes:
+    """Cut, flip, repeat or drop bytes of any file."""
     changed, at = bytearray(data), r.randrange(len(data) + 1)
-    match r.randrange(5):
+    match r.randrange(4):
         case 0:
             del changed[at:]
         case 1:
-            for _ in range(r.randint(1, 8)):
+            for _ in range(r.randint(1, 8) if changed else 0):
                 changed[r.randrange(len(changed))] = r.randrange(256)
         case 2:
             changed[at:at] = changed[at : at + r.randint(1, 40)]
         case 3:
             del changed[at : at + r.randint(1, 8)]
-        case 4:
-            model = onnx.load_from_string(data)
-            names = [word for n in nodes_of(model) for word in (n.op_type, n.name, *n.input, *n.output) if word]
-            word = r.choice(names or ["x"]).encode()
-            changed = bytearray(data.replace(word, b"\xff" * len(word), r.choice((1, -1))))
     return bytes(changed)
 
 

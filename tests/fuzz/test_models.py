@@ -6,7 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import onnx
 import pytest
+from hypothesis import given, settings
+
+import onnx_convgrad as og
+from tests.fuzz.judge import failure
+from tests.fuzz.strategies import operator_models
 
 pytestmark = pytest.mark.fuzz
 
@@ -16,3 +22,16 @@ def test_damaged_models_get_a_typed_error_or_the_right_answer(root: Path, tmp_pa
     result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root, timeout=150)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "ok (compared)" in result.stdout and (tmp_path / "finds.md").exists()
+
+
+@given(operator_models())
+@settings(max_examples=100)
+@pytest.mark.filterwarnings("ignore")
+def test_nodes_of_any_operator_get_a_typed_error_or_gradients(model: onnx.ModelProto) -> None:
+    try:
+        og.augment(model, wrt="inputs")
+    except Exception as problem:  # noqa: BLE001 - what is thrown is the question
+        verdict = failure(problem)
+    else:
+        return
+    assert not verdict.find, verdict

@@ -83,7 +83,7 @@ def rms_norm(h: Rewriter) -> None:
 
 def swish(h: Rewriter) -> None:
     """x * sigmoid(alpha * x), also for ONNX Runtime's QuickGelu."""
-    x, alpha = h.required(0), h.float("alpha", 1.702 if h.node.op_type == "QuickGelu" else 1.0)
+    x, alpha = h.required(0), h.finite("alpha", 1.702 if h.node.op_type == "QuickGelu" else 1.0)
     inner = x if alpha == 1.0 else h.e.op("Mul", x, h.scalar(alpha, x, h.y))
     h.become("Mul", x, h.e.op("Sigmoid", inner))
 
@@ -93,7 +93,7 @@ def celu(h: Rewriter) -> None:
     x = h.required(0)
     if h.dtype(x, h.y) in (None, ir.DataType.FLOAT):
         return
-    zero, one, scale = (h.scalar(number, x, h.y) for number in (0.0, 1.0, h.float("alpha", 1.0)))
+    zero, one, scale = (h.scalar(number, x, h.y) for number in (0.0, 1.0, h.finite("alpha", 1.0)))
     power = h.e.op("Exp", h.e.op("Div", h.e.op("Min", x, zero), scale))
     below = h.e.op("Mul", h.e.op("Sub", power, one), scale)
     h.become("Add", h.e.op("Max", x, zero), below)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,13 @@ class Rewriter(Call):
     """New values that have taken over the name of another one."""
 
     # -- reading -------------------------------------------------------------------------------------------------------
+
+    def finite(self, name: str, default: float) -> float:
+        """A number; a formula would make NaN of an infinite one, where the operator need not."""
+        value = self.float(name, default)
+        if not math.isfinite(value):
+            raise UnsupportedCase(f"its attribute {name} is {value}")
+        return value
 
     def floats(self, name: str) -> Sequence[float] | None:
         """A list of floats, `None` when absent."""

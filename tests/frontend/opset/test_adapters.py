@@ -227,9 +227,10 @@ def test_every_adapter_has_a_case() -> None:
     [
         ("y = Cast <to = -2> (x)", 24, "its attribute to is -2, which is no element type"),
         ("y = Range <stash_type = 99> (x, x, x)", 27, "its attribute stash_type is 99, which is no element type"),
+        ("y = Swish <alpha = inf> (x)", 24, "its attribute alpha is inf"),
     ],
 )
-def test_unknown_element_types_are_refused(body: str, opset: int, message: str) -> None:
+def test_attributes_without_meaning_are_refused(body: str, opset: int, message: str) -> None:
     model = text_model(f"(float x) => (float y) {{ {body} }}", opset)
     with pytest.raises(og.ModelError, match=message):
         og.augment(model, wrt="x")
