@@ -15,7 +15,6 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 import onnx_ir as ir
 
 from onnx_convgrad.errors import ModelError
-from onnx_convgrad.ir.serialize import external_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,30 +52,39 @@ def locate_weights(model: ir.Model, folder: Folder | None) -> None:
     Raises:
         ModelError: A file is outside the folder, missing, not a regular file or too short; or there is no folder.
     """
-    if not external_tensors(model):
-        return
     for graph in model.graphs():
         for value in graph.initializers.values():
-            tensor = value.const_value
-            if isinstance(tensor, ir.ExternalTensor):
-                if folder is None and not tensor.base_dir:
-                    raise ModelError(
-                        f"The weight {value.name!r} is in the file {os.fspath(tensor.location)!r}, and the folder of that"
-                        " file is not known.",
-                        hint="Pass the path of the model file, or base_dir=, the folder of its weights.",
-                    )
-                value.const_value = _located(tensor, folder or Folder(Path(tensor.base_dir)))
+            if isinstance(value.const_value, ir.ExternalTensor):
+                value.const_value = _located(value.const_value, folder, f"The weight {value.name!r}")
+    for node in (n for body in (model.graph, *model.functions.values()) for n in body.all_nodes()):
+        for name, attribute in list(node.attributes.items()):
+            if attribute.is_ref():
+                continue
+            if attribute.type == ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
+                what = f"The attribute {name} of node {node.name or node.op_type!r}"
+                node.attributes[name] = ir.AttrTensor(name, _located(attribute.value, folder, what))
+            elif attribute.type == ir.AttributeType.TENSORS and any(
+                isinstance(tensor, ir.ExternalTensor) for tensor in attribute.value
+            ):
+                raise ModelError(
+                    f"The attribute {name} of node {node.name or node.op_type!r} has its data in other files."
+                )
 
 
-def _located(tensor: ir.ExternalTensor, folder: Folder) -> ir.ExternalTensor:
+def _located(tensor: ir.ExternalTensor, folder: Folder | None, subject: str) -> ir.ExternalTensor:
+    """The tensor in the file that it may be read from; `subject` begins the sentence of an error."""
+    if folder is None and not tensor.base_dir:
+        raise ModelError(
+            f"{subject} is in the file {os.fspath(tensor.location)!r}, and the folder of that file is not known.",
+            hint="Pass the path of the model file, or base_dir=, the folder of its weights.",
+        )
+    folder = folder or Folder(Path(tensor.base_dir))
     location = os.fspath(tensor.location)
     path = folder.path / location
-    what = f"The weight {tensor.name!r} is in the file {str(path)!r}"
+    what = f"{subject} is in the file {str(path)!r}"
     names = [PurePosixPath(location), PureWindowsPath(location)]
     if not location or "\0" in location or any(name.anchor or ".." in name.parts for name in names):
-        raise ModelError(
-            f"The weight {tensor.name!r} names the file {location!r}, which is not inside the model's folder."
-        )
+        raise ModelError(f"{subject} names the file {location!r}, which is not inside the model's folder.")
     try:
         real = Path(os.path.realpath(path, strict=True))
         found = real.stat()
@@ -90,7 +98,7 @@ def _located(tensor: ir.ExternalTensor, folder: Folder) -> ir.ExternalTensor:
         raise ModelError(f"{what}, which is not a regular file.")
     offset, length = tensor.offset or 0, tensor.length or 0
     if offset < 0 or length < 0 or (0 < length < tensor.nbytes):
-        raise ModelError(f"The weight {tensor.name!r} takes {tensor.nbytes} bytes, not {length} from byte {offset} on.")
+        raise ModelError(f"{subject} takes {tensor.nbytes} bytes, not {length} from byte {offset} on.")
     end = offset + max(length, tensor.nbytes)
     if end > found.st_size:
         raise ModelError(

@@ -150,8 +150,6 @@ def _check_attribute(node: ir.Node, attribute: ir.Attr) -> None:
     one = attribute.type == ir.AttributeType.TENSOR
     for tensor in (attribute.value,) if one else attribute.value if attribute.type == ir.AttributeType.TENSORS else ():
         what = f"The attribute {attribute.name} of node {_label(node)}"
-        if isinstance(tensor, ir.ExternalTensor):
-            raise ModelError(f"{what} is in an external file, where only weights may be.")
         check_tensor(tensor, what)
 
 

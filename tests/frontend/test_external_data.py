@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
 
 import onnx_convgrad as og
 from tests.support.one_input import graph_of
@@ -129,10 +128,3 @@ def test_content_addressed_caches(tmp_path: Path) -> None:
     (snapshot / "own.onnx").write_bytes((blobs / "A").read_bytes())
     with pytest.raises(og.ModelError, match="outside the model's folder"):
         og.augment(snapshot / "own.onnx", wrt="inputs")
-
-
-def test_external_data_of_a_constant_are_refused(folder: Path) -> None:
-    model = graph_of("(float[4,4] x) => (float[4,4] y) { y = Mul (x, c) }")
-    model.graph.node.insert(0, helper.make_node("Constant", [], ["c"], value=_model().graph.initializer[0]))
-    with pytest.raises(og.ModelError, match=r"attribute value of node 'c' .* external file"):
-        og.augment(model, wrt="inputs", base_dir=folder)
