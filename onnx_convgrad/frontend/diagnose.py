@@ -84,7 +84,7 @@ def _complaint(model: Any) -> str | None:
         else:
             proto = ir.to_proto(model) if isinstance(model, ir.Model) else model
         complaint = None
-        if has_known_operands(ir.from_proto(proto)):
+        if has_known_operands(ir.from_proto(proto).graph.all_nodes()):
             complaint = checker_complaint(path or proto)
             if complaint is not None and _UNDECLARED in complaint:
                 # an output without a declared shape, which no runtime requires: look for other faults

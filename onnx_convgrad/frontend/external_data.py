@@ -39,40 +39,20 @@ class _HardLinked(ir.ExternalTensor):
     """A tensor in a checked file with several hard links, as caches make them; `onnx_ir` refuses to read such files."""
 
     def _check_path_containment(self) -> None:
-        """Accept the file: `locate_weights` has checked it."""
+        """Accept the file: `located` has checked it."""
 
 
-def locate_weights(model: ir.Model, folder: Folder | None) -> None:
-    """Check the file of each external weight, in place, and replace links by the files that they lead to.
+def located(tensor: ir.ExternalTensor, folder: Folder | None, subject: str) -> ir.ExternalTensor:
+    """Check the file of an external tensor, and return the tensor with the file that a link leads to.
 
     Args:
-        model: The model.
-        folder: The folder of the model; `None` if only the tensors themselves can tell, as in an `onnx_ir.Model`.
+        tensor: The tensor.
+        folder: The folder of the model; `None` if only the tensor itself can tell, as in an `onnx_ir.Model`.
+        subject: Beginning of the sentence of an error.
 
     Raises:
-        ModelError: A file is outside the folder, missing, not a regular file or too short; or there is no folder.
+        ModelError: The file is outside the folder, missing, not a regular file or too short; or there is no folder.
     """
-    for graph in model.graphs():
-        for value in graph.initializers.values():
-            if isinstance(value.const_value, ir.ExternalTensor):
-                value.const_value = _located(value.const_value, folder, f"The weight {value.name!r}")
-    for node in (n for body in (model.graph, *model.functions.values()) for n in body.all_nodes()):
-        for name, attribute in list(node.attributes.items()):
-            if attribute.is_ref():
-                continue
-            if attribute.type == ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
-                what = f"The attribute {name} of node {node.name or node.op_type!r}"
-                node.attributes[name] = ir.AttrTensor(name, _located(attribute.value, folder, what))
-            elif attribute.type == ir.AttributeType.TENSORS and any(
-                isinstance(tensor, ir.ExternalTensor) for tensor in attribute.value
-            ):
-                raise ModelError(
-                    f"The attribute {name} of node {node.name or node.op_type!r} has its data in other files."
-                )
-
-
-def _located(tensor: ir.ExternalTensor, folder: Folder | None, subject: str) -> ir.ExternalTensor:
-    """The tensor in the file that it may be read from; `subject` begins the sentence of an error."""
     if folder is None and not tensor.base_dir:
         raise ModelError(
             f"{subject} is in the file {os.fspath(tensor.location)!r}, and the folder of that file is not known.",

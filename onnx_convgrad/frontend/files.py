@@ -19,7 +19,7 @@ from onnx_convgrad.base.drafts import draft_folder
 from onnx_convgrad.base.limits import check_limit
 from onnx_convgrad.errors import ArgumentError, ConvGradError, ModelError
 from onnx_convgrad.frontend.diagnose import root_cause
-from onnx_convgrad.frontend.external_data import Folder, locate_weights
+from onnx_convgrad.frontend.external_data import Folder, located
 from onnx_convgrad.frontend.gate import check_structure
 from onnx_convgrad.frontend.usable import refuse_malformed_nodes, refuse_unusable_model
 from onnx_convgrad.ir.serialize import PROTO_LIMIT, external_tensors, in_memory_bytes
@@ -63,10 +63,9 @@ def folder_of(model: AnyModel, base_dir: str | os.PathLike[str] | None) -> Folde
 
 def check_loaded(model: ir.Model, folder: Folder | None) -> None:
     """Refuse a model that the later stages cannot rely on, in place: external weights are located."""
-    check_structure(model)
+    check_structure(model, lambda tensor, what: located(tensor, folder, what))
     refuse_unusable_model(model)
     refuse_malformed_nodes(model)
-    locate_weights(model, folder)
 
 
 def read_proto(path: str | os.PathLike[str]) -> onnx.ModelProto:

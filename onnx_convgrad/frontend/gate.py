@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import onnx
@@ -23,26 +23,23 @@ _LARGEST = 2**63 - 1
 """ONNX counts the elements of a tensor with signed 64-bit numbers."""
 
 
-def check_structure(model: ir.Model) -> None:
-    """Refuse a model whose structure is not what all later stages rely on.
+Locate = Callable[[ir.ExternalTensor, str], ir.ExternalTensor]
+"""Check the file of an external tensor and return the tensor to read; the text begins the sentence of an error."""
+
+
+def check_structure(model: ir.Model, locate: Locate) -> None:
+    """Refuse a model whose structure is not what all later stages rely on; external tensors are located in place.
 
     Raises:
         ModelError: Naming the tensor, value, node or function at fault.
         LimitError: Functions expand to too many nodes, or graphs are nested too deeply.
     """
-    _check_nesting(model.graph, ())
-    for function in model.functions.values():
-        _check_nesting(function.graph, function.attributes, f" of function {function.name!r}")
+    _Gate(locate).check(model.graph)
     _check_interface(model.graph)
-    for graph in model.graphs():
-        for value in graph.initializers.values():
-            check_tensor(value.const_value, f"The weight {value.name!r}")
-            _check_stored(value)
-        _check_values(graph)
-    for node in model.graph.all_nodes():
-        for attribute in node.attributes.values():
-            _check_attribute(node, attribute)
-    _check_functions(model)
+    for function in model.functions.values():
+        _Gate(locate, function.attributes, f" of function {function.name!r}").check(function.graph)
+    if model.functions:
+        _check_functions(model)
 
 
 def _label(node: ir.Node) -> str:
@@ -50,30 +47,64 @@ def _label(node: ir.Node) -> str:
     return f"{name!r} ({node.op_type})"
 
 
-# -- nesting -----------------------------------------------------------------------------------------------------------
+# -- nodes -------------------------------------------------------------------------------------------------------------
+
+_TENSORS = (ir.AttributeType.TENSOR, ir.AttributeType.TENSORS)
+_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
-def _check_nesting(graph: ir.Graph, attributes: Collection[str], where: str = "") -> None:
-    """Check the depth of nested graphs, and that nodes refer to `attributes` of their function only."""
-    level, depth = [graph], 0
-    while level:
-        check_limit("depth", depth, f"The nesting of graphs{where}")
-        level = [inner for outer in level for node in outer for inner in _bodies(node, attributes, where)]
-        depth += 1
+class _Gate:
+    """One walk over a graph, or over that of a function, which may refer to its `attributes`, and all nested graphs."""
 
+    def __init__(self, locate: Locate, attributes: Collection[str] = (), where: str = "") -> None:
+        self._locate, self._attributes, self._where = locate, attributes, where
 
-def _bodies(node: ir.Node, attributes: Collection[str], where: str) -> Iterator[ir.Graph]:
-    for attribute in node.attributes.values():
-        graphs = attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-        if attribute.is_ref():
-            if graphs or attribute.ref_attr_name not in attributes:
-                raise ModelError(
-                    f"The attribute {attribute.name!r} of node {_label(node)}{where} refers to the attribute"
-                    f" {attribute.ref_attr_name!r} of a function, which"
-                    f" {'holds a graph' if graphs else 'its function lacks' if where else 'it is not in'}."
-                )
-        elif graphs:
-            yield from (attribute.value,) if attribute.type == ir.AttributeType.GRAPH else attribute.value
+    def check(self, graph: ir.Graph) -> None:
+        level, depth = [graph], 0
+        while level:
+            check_limit("depth", depth, f"The nesting of graphs{self._where}")
+            level, depth = [inner for outer in level for inner in self._graph(outer)], depth + 1
+
+    def _graph(self, graph: ir.Graph) -> Iterator[ir.Graph]:
+        """Check a graph; give the graphs nested in it."""
+        for value in graph.initializers.values():
+            value.const_value = self._tensor(value.const_value, f"The weight {value.name!r}")
+            if value.is_graph_input():
+                _check_stored(value)
+        _check_values(graph)
+        for node in graph:
+            if node.attributes:
+                yield from self._node(node)
+
+    def _node(self, node: ir.Node) -> Iterator[ir.Graph]:
+        for name, attribute in node.attributes.items():
+            kind = attribute.type
+            if attribute.ref_attr_name is not None:
+                if kind in _GRAPHS or attribute.ref_attr_name not in self._attributes:
+                    raise ModelError(
+                        f"The attribute {name!r} of node {_label(node)}{self._where} refers to the attribute"
+                        f" {attribute.ref_attr_name!r} of a function, which"
+                        f" {'holds a graph' if kind in _GRAPHS else 'it does not have' if self._where else 'it is not in'}."
+                    )
+            elif kind in _GRAPHS:
+                yield from (attribute.value,) if kind == ir.AttributeType.GRAPH else attribute.value
+            elif kind in _TENSORS:
+                self._attribute(node, attribute)
+
+    def _attribute(self, node: ir.Node, attribute: ir.Attr) -> None:
+        what = f"The attribute {attribute.name} of node {_label(node)}"
+        one = attribute.type == ir.AttributeType.TENSOR
+        given = [attribute.value] if one else list(attribute.value)
+        checked = [self._tensor(tensor, what) for tensor in given]
+        if any(new is not old for new, old in zip(checked, given, strict=True)):
+            node.attributes.add(ir.Attr(attribute.name, attribute.type, checked[0] if one else checked))
+
+    def _tensor(self, tensor: Any, what: str) -> Any:
+        if isinstance(tensor, ir.ExternalTensor):
+            _check_dims(tuple(tensor.shape), what)
+            return self._locate(tensor, what)
+        _check_tensor(tensor, what)
+        return tensor
 
 
 # -- values ------------------------------------------------------------------------------------------------------------
@@ -119,11 +150,13 @@ def _check_values(graph: ir.Graph) -> None:
 
 
 def _check_shape(value: ir.Value) -> None:
-    if value.shape is None:
-        return
-    if math.prod(d for d in value.shape if isinstance(d, int)) > _LARGEST:
+    size = 1
+    for d in value.shape or ():
+        if isinstance(d, int):
+            size *= d
+    if size > _LARGEST:
         raise ModelError(
-            f"The value {value.name!r} of shape [{', '.join(map(str, value.shape))}] has more elements than 64 bits count."
+            f"The value {value.name!r} of shape [{', '.join(map(str, value.shape or ()))}] has more elements than 64 bits count."
         )
 
 
@@ -146,19 +179,10 @@ def _check_stored(value: ir.Value) -> None:
 # -- tensors -----------------------------------------------------------------------------------------------------------
 
 
-def _check_attribute(node: ir.Node, attribute: ir.Attr) -> None:
-    one = attribute.type == ir.AttributeType.TENSOR
-    for tensor in (attribute.value,) if one else attribute.value if attribute.type == ir.AttributeType.TENSORS else ():
-        what = f"The attribute {attribute.name} of node {_label(node)}"
-        check_tensor(tensor, what)
-
-
-def check_tensor(tensor: ir.TensorProtocol | None, what: str) -> None:
+def _check_tensor(tensor: ir.TensorProtocol | None, what: str) -> None:
     """Refuse a tensor whose data are of another size than its shape says; `what` begins the sentence of the error."""
     proto = tensor.raw if isinstance(tensor, ir.TensorProtoTensor) else None
     if proto is None:
-        if isinstance(tensor, (ir.ExternalTensor, ir.StringTensor)):
-            _check_dims(tuple(tensor.shape), what)
         if isinstance(tensor, ir.StringTensor) and len(tensor.string_data()) != tensor.size:
             raise ModelError(f"{what} of shape {tensor.shape} has {len(tensor.string_data())} strings.")
         return
@@ -210,17 +234,11 @@ _FIELDS = _fields()
 def _check_functions(model: ir.Model) -> None:
     """Check that function calls end, fit the functions, and expand to a bounded number of nodes."""
     functions = model.functions
-    if not functions:
-        return
     added: dict[ir.OperatorIdentifier, int] = {}
     for key, function in functions.items():
         for what, values in (("input", function.inputs), ("output", function.outputs)):
             if any(not value.name for value in values):
                 raise ModelError(f"The function {function.name!r} has an {what} without a name.")
-        for node in function.all_nodes():
-            for attribute in node.attributes.values():
-                if not attribute.is_ref():
-                    _check_attribute(node, attribute)
         _expanded(key, model, added)
     total = 0
     for node in model.graph.all_nodes():

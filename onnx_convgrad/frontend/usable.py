@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -78,9 +79,9 @@ _SWITCHES = frozenset(
 _WINDOWED = _CONVOLUTIONS | {"MaxPool", "AveragePool", "LpPool"}
 
 
-def has_known_operands(model: ir.Model) -> bool:
-    """Whether onnx's inference can be given the model: with operands of unknown type, some operators end the process."""
-    fragile = (node for node in model.graph.all_nodes() if node.op_type in _NEED_TYPES)
+def has_known_operands(nodes: Iterable[ir.Node]) -> bool:
+    """Whether onnx's inference can be given the nodes: with operands of unknown type, some end the process."""
+    fragile = (node for node in nodes if node.op_type in _NEED_TYPES)
     return all(value is None or value.dtype is not None for node in fragile for value in node.inputs)
 
 
@@ -106,23 +107,83 @@ def refuse_malformed_nodes(model: ir.Model) -> None:
         raise ModelError("\n".join([head, *(f"  - {problem}" for problem in problems[:_SHOWN]), *more]))
 
 
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What the schema of an operator allows."""
+
+    inputs: tuple[int, int]
+    outputs: tuple[int, int]
+    kinds: Mapping[str, ir.AttributeType]
+    required: Collection[str]
+
+
+@cache
+def _form(op_type: str, version: int) -> _Form | None:
+    """The form of an operator; `None` if ONNX does not know it, as a runtime may."""
+    try:
+        schema = onnx.defs.get_schema(op_type, max_inclusive_version=version, domain="")
+    except (onnx.defs.SchemaError, TypeError):  # a version beyond 32 bits
+        return None
+    attributes: Mapping[str, Any] = schema.attributes
+    return _Form(
+        (schema.min_input, schema.max_input),
+        (schema.min_output, schema.max_output),
+        {name: ir.AttributeType(known.type.value) for name, known in attributes.items()},
+        [name for name, known in attributes.items() if known.required],
+    )
+
+
 def _objections(node: ir.Node, version: int) -> Iterator[str]:
-    schema = _schema(node.op_type, version)
-    if schema is None:
+    form = _form(node.op_type, version)
+    if form is None:
         return
-    for what, count, least, most in (
-        ("inputs", len(node.inputs), schema.min_input, schema.max_input),
-        ("outputs", len(node.outputs), schema.min_output, schema.max_output),
+    for what, count, (least, most) in (
+        ("inputs", len(node.inputs), form.inputs),
+        ("outputs", len(node.outputs), form.outputs),
     ):
         if not least <= count <= most:
             allowed = f"{least}" if least == most else f"{least} or more" if most > 1000 else f"{least} to {most}"
             yield f"it has {count} {what[:-1] if count == 1 else what}, and must have {allowed}."
-    yield from _wrong_attributes(node, schema)
-    yield from _wrong_positions(node)
+    yield from _wrong_attributes(node, form)
     if node.op_type in _WINDOWED:
         yield from _windows(node)
     if node.op_type == "Einsum":
         yield from _wrong_equation(node)
+
+
+def _wrong_attributes(node: ir.Node, form: _Form) -> Iterator[str]:
+    """Objections to the names, types and values of attributes."""
+    for key, attribute in node.attributes.items():
+        wanted = form.kinds.get(key)
+        if wanted is None:
+            if not key.startswith("__"):
+                yield f"it has an attribute {key!r}, which {node.op_type} does not have."
+        elif attribute.type != wanted:
+            yield f"its attribute {key} is of type {attribute.type.name}, and must be {wanted.name}."
+        elif attribute.ref_attr_name is None:
+            yield from _wrong_value(node, key, attribute.value)
+    for key in form.required:
+        if key not in node.attributes:
+            yield f"its attribute {key} is missing."
+
+
+def _wrong_value(node: ir.Node, key: str, value: object) -> Iterator[str]:
+    """Objections to the value of an attribute; some numbers of axes and outputs end the process in onnx's inference."""
+    if isinstance(value, int):
+        if key in _POSITIONS and abs(value) > _MOST_AXES:
+            yield f"its {key} is {value}, and no tensor has that many axes."
+        elif key in _SWITCHES and value not in (0, 1):
+            yield f"its {key} is {value}, and must be 0 or 1."
+        elif key == "batch_dims" and value < 0:
+            yield f"its batch_dims is {value}, and must be at least 0."
+        elif key == "num_outputs" and value != len(node.outputs):
+            yield f"its num_outputs is {value}, but it has {len(node.outputs)} outputs."
+    elif isinstance(value, float):
+        unbounded = math.isinf(value) and node.op_type in ("Clip", "Pad")
+        if not (math.isfinite(value) or unbounded or node.op_type == "Constant"):
+            yield f"its attribute {key} is {value}."
+    elif isinstance(value, bytes):
+        yield f"its attribute {key} is not UTF-8 text."
 
 
 def _wrong_equation(node: ir.Node) -> Iterator[str]:
@@ -139,59 +200,6 @@ def _wrong_equation(node: ir.Node) -> Iterator[str]:
 
 _TERM = r"[A-Za-z ]*(\.\.\.[A-Za-z ]*)?"
 _EQUATION = re.compile(rf"{_TERM}(,{_TERM})*(->{_TERM})?")
-
-
-def _wrong_attributes(node: ir.Node, schema: onnx.defs.OpSchema) -> Iterator[str]:
-    """Objections to the names and the types of attributes."""
-    for key, attribute in node.attributes.items():
-        if key in schema.attributes:
-            wanted: Any = schema.attributes[key].type
-            if attribute.type.value != wanted.value:
-                yield f"its attribute {key} is of type {attribute.type.name}, and must be {wanted.name}."
-            elif isinstance(attribute.value, bytes):
-                yield f"its attribute {key} is not UTF-8 text."
-            elif isinstance(attribute.value, float) and not _is_allowed(attribute.value, node.op_type):
-                yield f"its attribute {key} is {attribute.value}."
-        elif not key.startswith("__"):
-            yield f"it has an attribute {key!r}, which {node.op_type} does not have."
-    for key, known in schema.attributes.items():
-        if known.required and key not in node.attributes:
-            yield f"its attribute {key} is missing."
-
-
-def _is_allowed(number: float, op_type: str) -> bool:
-    return math.isfinite(number) or op_type == "Constant" or (math.isinf(number) and op_type in ("Clip", "Pad"))
-
-
-def _wrong_positions(node: ir.Node) -> Iterator[str]:
-    """Objections to numbers of axes and of outputs, of which some end the process in onnx's inference, and to switches."""
-    for key in _POSITIONS & node.attributes.keys():
-        number = _int(node, key)
-        if number is not None and abs(number) > _MOST_AXES:
-            yield f"its {key} is {number}, and no tensor has that many axes."
-        elif number is not None and key == "batch_dims" and number < 0:
-            yield f"its batch_dims is {number}, and must be at least 0."
-    for key in _SWITCHES & node.attributes.keys():
-        if _int(node, key) not in (None, 0, 1):
-            yield f"its {key} is {_int(node, key)}, and must be 0 or 1."
-    parts = _int(node, "num_outputs") if node.op_type == "Split" else None
-    if parts is not None and parts != len(node.outputs):
-        yield f"its num_outputs is {parts}, but it has {len(node.outputs)} outputs."
-
-
-def _int(node: ir.Node, key: str) -> int | None:
-    attribute = node.attributes.get(key)
-    usable = attribute is not None and attribute.type == ir.AttributeType.INT and not attribute.is_ref()
-    return attribute.as_int() if usable and attribute is not None else None
-
-
-@cache
-def _schema(op_type: str, version: int) -> onnx.defs.OpSchema | None:
-    """The schema of an operator; `None` if ONNX does not know it, as a runtime may."""
-    try:
-        return onnx.defs.get_schema(op_type, max_inclusive_version=version, domain="")
-    except onnx.defs.SchemaError:
-        return None
 
 
 def _windows(node: ir.Node) -> Iterator[str]:

@@ -55,10 +55,11 @@ def verify(model: ir.Model, primal: ir.Model) -> None:
     Raises:
         RuleContractError: A private operator is left, or ONNX's full check fails where the primal's passes.
     """
-    left = {node.op_type for node in model.graph.all_nodes() if node.domain == DOMAIN}
+    nodes = list(model.graph.all_nodes())
+    left = {node.op_type for node in nodes if node.domain == DOMAIN}
     if left:
         raise RuleContractError(f"Operators of the private domain are left after lowering: {sorted(left)}.")
-    if not has_known_operands(model):
+    if not has_known_operands(nodes):
         return
     complaint = checker_complaint(skeleton(model))
     if complaint is None:

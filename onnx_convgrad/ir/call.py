@@ -27,14 +27,6 @@ SIGNATURES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 """Operand and result names of operators that have no ONNX schema."""
 
 
-_KINDS = {
-    ir.AttributeType.INT: "an integer",
-    ir.AttributeType.FLOAT: "a number",
-    ir.AttributeType.STRING: "UTF-8 text",
-    ir.AttributeType.INTS: "a list of integers",
-}
-
-
 @dataclass(slots=True)
 class Call:
     """One node: operands and results by schema name, attributes with defaults."""
@@ -74,29 +66,36 @@ class Call:
         return tuple(self.node.inputs)
 
     def int(self, name: str, default: int) -> int:
-        value: int | None = self._value(name, ir.AttributeType.INT)
-        return default if value is None else value
+        attr = self.node.attributes.get(name)
+        try:
+            return default if attr is None else attr.as_int()
+        except TypeError:
+            raise self._wrong(name, "an integer") from None
 
     def float(self, name: str, default: float) -> float:
-        value: float | None = self._value(name, ir.AttributeType.FLOAT)
-        return default if value is None else value
+        attr = self.node.attributes.get(name)
+        try:
+            return default if attr is None else attr.as_float()
+        except TypeError:
+            raise self._wrong(name, "a number") from None
 
     def string(self, name: str, default: str) -> str:
-        value: str | None = self._value(name, ir.AttributeType.STRING)
-        return default if value is None else value
+        attr = self.node.attributes.get(name)
+        try:
+            return default if attr is None else attr.as_string()
+        except TypeError:
+            raise self._wrong(name, "UTF-8 text") from None
 
     def ints(self, name: str) -> tuple[Int, ...] | None:
-        value = self._value(name, ir.AttributeType.INTS)
-        return None if value is None else tuple(value)
-
-    def _value(self, name: str, kind: ir.AttributeType) -> Any:
-        """The value of an attribute, which must be of this kind; `None` if it is absent."""
         attr = self.node.attributes.get(name)
-        if attr is None:
-            return None
-        if attr.type != kind or attr.is_ref() or isinstance(attr.value, bytes):
-            raise UnsupportedCase(f"its attribute {name} is not {_KINDS[kind]}.")
-        return attr.value
+        try:
+            return None if attr is None else tuple(attr.as_ints())
+        except TypeError:
+            raise self._wrong(name, "a list of integers") from None
+
+    @staticmethod
+    def _wrong(name: str, kind: str) -> UnsupportedCase:
+        return UnsupportedCase(f"its attribute {name} is not {kind}.")
 
     def attributes(self) -> dict[str, Any]:
         """All attributes as Python values, to emit the same operator again."""

@@ -122,7 +122,7 @@ REFUSED: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
             _functions("F (a) => (b) { b = Softmax (a) }"),
             lambda m: m.functions[0].node[0].attribute.add(name="axis", type=2, ref_attr_name="alpha"),
         ),
-        "of function 'F' refers to the attribute 'alpha' of a function, which its function lacks",
+        "of function 'F' refers to the attribute 'alpha' of a function, which it does not have",
     ),
     "a recursive function": (lambda: _functions("F (a) => (b) { b = f.F (a) }"), "function 'F' calls itself"),
     "a call with too many operands": (

@@ -38,8 +38,11 @@ class Rewriter(Call):
 
     def floats(self, name: str) -> Sequence[float] | None:
         """A list of floats, `None` when absent."""
-        values: Sequence[float] | None = self._value(name, ir.AttributeType.FLOATS)
-        return values
+        attr = self.node.attributes.get(name)
+        try:
+            return None if attr is None else attr.as_floats()
+        except TypeError:
+            raise self._wrong(name, "a list of numbers") from None
 
     def element_type(self, name: str, default: int) -> ir.DataType:
         """The element type that an integer attribute stands for."""

@@ -104,7 +104,7 @@ class _Walk:
                 if not isinstance(problem, UnsupportedCase):
                     raise
                 self._report(node, op_type, version, problem.message)
-            except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError) as problem:
+            except (ArithmeticError, IndexError, KeyError, TypeError, ValueError) as problem:
                 self._report(node, op_type, version, f"its operands or attributes are not valid ({problem})")
 
     def _report(self, node: ir.Node, op_type: str, version: int, reason: str) -> None:

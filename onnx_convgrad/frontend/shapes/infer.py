@@ -58,7 +58,7 @@ def _quiet() -> Iterator[None]:
 
 def _infer_with_onnx(model: ir.Model) -> None:
     """Take dtypes and shapes that only ONNX's inference knows, such as types through the bodies of an If."""
-    if not has_known_operands(model):
+    if not has_known_operands(model.graph.all_nodes()):
         return
     try:
         inferred = onnx.shape_inference.infer_shapes(skeleton(model), data_prop=not _has_long_vectors(model))
