@@ -86,13 +86,25 @@ def test_the_example_works_with_the_installed_package(installed: Path) -> None:
     assert "1 of my.domain" in run(ROOT / "examples" / "custom_operator.py", path=(installed,))
 
 
-def test_a_broken_package_is_a_warning(installed: Path) -> None:
-    (installed / "swish2_rules.py").write_text("raise RuntimeError('no such thing')\n")
+@pytest.mark.parametrize(
+    ("statement", "reason"),
+    [
+        ("raise RuntimeError('no such thing')", "no such thing"),
+        ("raise SystemExit('stop')", "stop"),
+        ("0 / 0", "division by zero"),
+    ],
+)
+def test_a_broken_package_is_a_warning(installed: Path, statement: str, reason: str) -> None:
+    (installed / "swish2_rules.py").write_text(f"{statement}\n")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), str(ROOT)])}
     command = [sys.executable, "-m", "onnx_convgrad", "rules", "Conv"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0
-    assert done.stderr == "Warning: The rules of swish2_rules could not be loaded: no such thing\n"
+    warning = f"Warning: The rules of swish2_rules of package swish2-rules could not be loaded: {reason}\n"
+    assert done.stderr == warning
+    environment["ONNX_CONVGRAD_PLUGINS"] = "0"
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_plugin_declares_its_entry_point() -> None:

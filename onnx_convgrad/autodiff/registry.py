@@ -35,22 +35,25 @@ broadcast axes. To refuse a case, call `errors.require(condition, "its mode is n
 
         return {"X": slope}
 
-A package registers its rules by an entry point of the group `onnx_convgrad.rules` that names the module with the rules.
+A package registers its rules by an entry point of the group `onnx_convgrad.rules` that names the module with the rules;
+the environment variable `ONNX_CONVGRAD_PLUGINS=0` leaves them out.
 Every decorator takes `wrt`, the operands with a derivative, `parameters`, those of them that are weights, and `note`, a
 remark for the tables of the command line.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast
 
 from onnx_convgrad.base.run_once import once
 from onnx_convgrad.base.warn import warn
-from onnx_convgrad.errors import RuleContractError
+from onnx_convgrad.errors import ConvGradError, RuleContractError
 
 __all__ = [
     "Cotangents",
@@ -134,7 +137,46 @@ def _add(op: str, kind: Kind, function: Callable[..., Any] | None, fields: Mappi
             hint=f"Remove one; the other is in {_RULES[domain, op_type].module}.",
         )
     module = getattr(function, "__module__", "") if function else ""
+    function = function and guarded(function, f"The rule of {op}", thunks=kind != "expansion")
     _RULES[domain, op_type] = Rule(op_type, domain, kind, function, module=module, **fields)
+
+
+def guarded(function: F, what: str, *, thunks: bool = False) -> F:
+    """The function of a plugin, whose errors name it, and those of the thunks that it returns; a built-in one as it is.
+
+    `what` says what the function is, at the beginning of a sentence.
+    """
+    module = getattr(function, "__module__", None) or "an unknown module"
+    if module.startswith("onnx_convgrad."):
+        return function
+
+    def failed(problem: Exception) -> RuleContractError:
+        return RuleContractError(
+            f"{what} in {module} failed: {type(problem).__name__}: {problem}.",
+            hint=f"Report it to the authors of {module}. {_SWITCH}=0 in the environment leaves out all plugins.",
+        )
+
+    def attempt(call: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return call(*args)
+        except ConvGradError:
+            raise
+        except Exception as problem:
+            raise failed(problem) from problem
+
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        result = attempt(function, *args)
+        if not thunks:
+            return result
+        if not isinstance(result, Mapping):
+            raise failed(TypeError(f"it returned {result!r}, not a mapping from operands to functions"))
+        return {name: functools.partial(attempt, thunk) for name, thunk in result.items()}
+
+    return cast(F, call)
+
+
+_SWITCH = "ONNX_CONVGRAD_PLUGINS"
 
 
 def zero(*op_types: str) -> None:
@@ -224,7 +266,7 @@ def per_sample(*op_types: str) -> Decorator:
     def decorate(function: F) -> F:
         for op in op_types:
             domain, _, op_type = op.rpartition("::")
-            _PER_SAMPLE[domain, op_type] = function
+            _PER_SAMPLE[domain, op_type] = guarded(function, f"The rule per sample of {op}", thunks=True)
         return function
 
     return decorate
@@ -238,13 +280,20 @@ def per_sample_rule(domain: str, op_type: str) -> Callable[..., Cotangents] | No
 
 @once
 def load_rules() -> None:
-    """Import the built-in rules and those of the entry-point group `onnx_convgrad.rules`, once."""
+    """Import the built-in rules and those of the entry-point group `onnx_convgrad.rules`, once.
+
+    The environment variable `ONNX_CONVGRAD_PLUGINS=0` leaves out the entry points.
+    """
     importlib.import_module("onnx_convgrad.rules").load()
+    if os.environ.get(_SWITCH) == "0":
+        return
     for entry in importlib.metadata.entry_points(group="onnx_convgrad.rules"):
         try:
             entry.load()
-        except Exception as problem:  # noqa: BLE001 - a broken plugin must not take the package down
-            warn(f"The rules of {entry.value} could not be loaded: {problem}", RuntimeWarning)
+        except (Exception, SystemExit) as problem:  # noqa: BLE001 - a broken plugin must not take the package down
+            package = f" of package {entry.dist.name}" if entry.dist is not None else ""
+            reason = f"{problem}" or type(problem).__name__
+            warn(f"The rules of {entry.value}{package} could not be loaded: {reason}", RuntimeWarning)
 
 
 def lookup(domain: str, op_type: str) -> Rule | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.base.memory import machine_bytes
 from onnx_convgrad.bench.layer import OPERATORS, ConvLayer
 from onnx_convgrad.bench.timing import Bound, Side, Turns, interleave, machine
 from onnx_convgrad.bench.torch_side import TorchSide
@@ -243,7 +243,7 @@ def time_lowerings(
     """
     rough = {}
     for candidate in choice.candidates:
-        fits = candidate.name == choice.chosen or candidate.workspace < _ROOM * _memory()
+        fits = candidate.name == choice.chosen or candidate.workspace < _ROOM * machine_bytes()
         if candidate.seconds is not None and fits:
             run = Turns(_run(choice.op_type, layer, candidate.name, threads), tries=3)
             rough[candidate.name] = run()
@@ -252,14 +252,6 @@ def time_lowerings(
     near = [name for name, seconds in rough.items() if name == choice.chosen or seconds < bound]
     careful: dict[str, Side] = {name: Turns(_run(choice.op_type, layer, name, threads)) for name in near}
     return rough | interleave({**careful, **(others or {})}, repeats=repeats)
-
-
-def _memory() -> float:
-    """Return the bytes of the machine's memory; infinity if the system does not report it (Windows)."""
-    names = getattr(os, "sysconf_names", {})
-    if not {"SC_PAGE_SIZE", "SC_PHYS_PAGES"} <= set(names):
-        return float("inf")
-    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def _run(op_type: str, layer: ConvLayer, lowering: str, threads: int) -> Bound:

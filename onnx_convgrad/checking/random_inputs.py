@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.errors import ExecutionError, ModelError
+from onnx_convgrad.base.memory import machine_bytes
+from onnx_convgrad.errors import ExecutionError, LimitError, ModelError
 from onnx_convgrad.ir.shape_hints import input_shape_option
 
 _SPATIAL = (16, 32, 64, 8, 28, 96, 128, 224, 256, 299, 320, 416, 512, 640)
@@ -92,14 +94,35 @@ def _trials(inputs: Sequence[ir.Value], spatial: Sequence[int]) -> Iterator[dict
         yield {key: chosen[role] for key, role in roles.items()}
 
 
+_SHARE = 0.25
+"""The part of the machine's memory that the drawn inputs may take, in float64: the model needs several times as much."""
+
+
+def _check_memory(shapes: Mapping[ir.Value, Sequence[int]]) -> None:
+    """Refuse inputs that cannot be held, before they are drawn; the first names are those of the largest."""
+    counts = {value: 8 * math.prod(shape) for value, shape in shapes.items()}
+    if sum(counts.values()) > _SHARE * machine_bytes():
+        largest = max(counts, key=lambda value: counts[value])
+        smaller = ",".join(str(min(size, 64)) for size in shapes[largest])
+        raise LimitError(
+            f"Input {largest.name!r}, {list(shapes[largest])}, is too large: random inputs of these sizes would take"
+            f" {sum(counts.values()):.1e} bytes, and {_SHARE:.0%} of this machine's memory may be used.",
+            hint=f"Give smaller sizes where the model allows it, as in --input-shape {largest.name}:{smaller}.",
+        )
+
+
 def draw(
     inputs: Sequence[ir.Value], sizes: Mapping[str, int], seed: int, within: tuple[float, float] | None = None
 ) -> Feed:
     """Draw values for `inputs`, with `sizes` for their free dimensions; reproducible by `seed`."""
     generator = np.random.default_rng(seed)
+    shapes = {
+        value: [d if isinstance(d, int) else sizes[_key(value, axis)] for axis, d in enumerate(value.shape or ())]
+        for value in inputs
+    }
+    _check_memory(shapes)
     feed: Feed = {}
-    for value in inputs:
-        shape = [d if isinstance(d, int) else sizes[_key(value, axis)] for axis, d in enumerate(value.shape or ())]
+    for value, shape in shapes.items():
         dtype = (value.dtype or ir.DataType.FLOAT).numpy()
         if dtype.kind in "biu":
             array = generator.integers(0, 2, shape).astype(dtype)

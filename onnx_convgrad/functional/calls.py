@@ -6,6 +6,7 @@ the arguments, so `padding=1` and `padding=(1, 1)` share one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,18 +14,19 @@ from typing import Any
 
 import numpy as np
 
+from onnx_convgrad.base.memory import machine_bytes
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.functional.geometry import Geometry, settle
 from onnx_convgrad.functional.graph import Kind, Task
 from onnx_convgrad.functional.keys import frozen, resolved, thawed
-from onnx_convgrad.functional.sessions import Array, Compiled, compiled
+from onnx_convgrad.functional.sessions import SESSIONS, Array, Compiled, compiled
 from onnx_convgrad.runtime.providers import Providers
 from onnx_convgrad.runtime.session_options import Options, SessionOptions
 
 DTYPES = ("float16", "float32", "float64", "complex64", "complex128")
 
-PLANS = 1024
-"""The number of plans kept."""
+PLANS = SESSIONS
+"""The number of plans kept, each with its session."""
 
 Window = tuple[Any, Any, Any, Any, Any, Any]
 """stride, padding, dilation, transposed, output_padding and groups, as passed."""
@@ -69,7 +71,12 @@ class Function:
 
 
 def _array(values: Any) -> Array:
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except Exception as problem:
+        raise ArgumentError(
+            f"An operand of type {type(values).__name__} cannot become an array: {problem}."
+        ) from problem
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
@@ -143,15 +150,15 @@ def _plan(
     shapes = {name: shape for name, (shape, _) in arrays.items()}
     input_size, weight_size, bias_size = sizes
     stride, padding, dilation, transposed, output_padding, groups = window
-    if isinstance(transposed, tuple):
-        raise ArgumentError(f"transposed must be True or False, not {transposed!r}.")
+    transposed = flag(transposed, "transposed")
     data, weight = shapes.get("input", input_size), shapes.get("weight", weight_size)
-    numbers = (stride, padding, dilation, bool(transposed), output_padding, groups)
+    numbers = (stride, padding, dilation, transposed, output_padding, groups)
     g, batched = settle(data, weight, *numbers, function.rank)
     wanted = _wanted(function, mask)
     if bias_size not in {None, (0,)} and "bias" in wanted:  # ATen's graphs have [0] for no bias
         shapes["bias"] = bias_size if isinstance(bias_size, tuple) else (bias_size,)
     _check_shapes(function, g, shapes, batched=batched)
+    _check_memory(g, wanted, dtype, per_sample=function.per_sample)
     optional = [name for name in function.arrays if name in arrays and name not in _REQUIRED]
     task = Task(function.kind, tuple(name.removesuffix("_direction") for name in optional), wanted)
     chosen = SessionOptions.of(thawed(options))
@@ -172,6 +179,13 @@ def _plan(
         view, same = None if kind == dtype else kind, shape == shapes[name]
         feeds.append(Feed(name, list(function.arrays).index(name), view, None if same else shape))
     return Plan(model, tuple(feeds), tuple(results))
+
+
+def flag(value: Any, name: str) -> bool:
+    """The value as a bool; raises `ArgumentError` for anything but True, False, 1 and 0."""
+    if isinstance(value, (bool, int, np.bool_)) and value in (0, 1):
+        return bool(value)
+    raise ArgumentError(f"{name} must be True or False, not {value!r}.")
 
 
 _REQUIRED = ("input", "weight", "grad_output")
@@ -222,3 +236,18 @@ def _check_shapes(function: Function, g: Geometry, shapes: Mapping[str, Sizes], 
             f"Expected {name} to have the size of the {of}, {list(wanted)}, but got {list(shape)} instead.",
             hint=f"The input is of size {list(g.input)}, the weight of size {list(g.weight)}.",
         )
+
+
+def _check_memory(g: Geometry, wanted: Sequence[str], dtype: np.dtype, *, per_sample: bool) -> None:
+    """Refuse results, and a padded input, that this machine cannot hold."""
+    sizes = {f"The result for {name}": g.shape(name) for name in wanted}
+    if per_sample:
+        sizes = {what: (g.input[0], *shape) for what, shape in sizes.items()}
+    if not g.transposed:
+        sizes["The padded input"] = (*g.input[:2], *g.padded_size)
+    for what, shape in sizes.items():
+        count = math.prod(shape) * dtype.itemsize
+        if count > machine_bytes():
+            raise ArgumentError(
+                f"{what}, of size {list(shape)}, would take {count:.1e} bytes, more than this machine has."
+            )

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 from numpy.typing import ArrayLike
 
+from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.functional.calls import Function
 from onnx_convgrad.functional.sessions import Array
 from onnx_convgrad.runtime.providers import Providers
@@ -39,6 +40,7 @@ _DOUBLE = Function("convolution_double_backward", {**_OPERANDS, **_DIRECTIONS}, 
 _JVP = Function("convolution_jvp", {"input": "input", "weight": "weight", **_DIRECTIONS}, ("output",))
 
 
+@typed_errors
 def convolution(
     input: ArrayLike,  # noqa: A002 - the names are PyTorch's
     weight: ArrayLike,
@@ -65,6 +67,7 @@ def convolution(
     return output  # type: ignore[no-any-return]
 
 
+@typed_errors
 def convolution_backward(
     grad_output: ArrayLike,
     input: ArrayLike,  # noqa: A002
@@ -99,6 +102,7 @@ def convolution_backward(
     )
 
 
+@typed_errors
 def convolution_double_backward(
     ggI: ArrayLike | None,  # noqa: N803 - the names are ATen's
     ggW: ArrayLike | None,  # noqa: N803
@@ -128,6 +132,7 @@ def convolution_double_backward(
     return _DOUBLE(arrays, window, mask=output_mask, providers=providers, options=options)
 
 
+@typed_errors
 def convolution_jvp(
     input: ArrayLike,  # noqa: A002
     weight: ArrayLike,

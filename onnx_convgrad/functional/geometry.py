@@ -128,6 +128,10 @@ def settle(
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
+_TOO_FAR = 2**31
+"""ONNX Runtime computes steps and padding in 64 bits; their products with a size must fit."""
+
+
 def _integer(value: Any, name: str) -> int:
     try:
         return operator.index(value)
@@ -140,6 +144,8 @@ def _sizes(value: Any, name: str) -> Sizes:
         sizes = tuple(map(operator.index, value))
     except TypeError:
         raise ArgumentError(f"{name} must be a sequence of integers, not {value!r}.") from None
+    if math.prod(max(size, 1) for size in sizes) >= 2**62:
+        raise ArgumentError(f"{name} has more elements than any machine can hold: {list(sizes)}.")
     if min(sizes, default=0) < 0:
         raise ArgumentError(f"{name} must not be negative, but got {list(sizes)}: {min(sizes)} is less than 0.")
     return sizes
@@ -156,6 +162,8 @@ def _per_axis(value: Any, rank: int, name: str) -> Sizes:
             f"expected {name} to be a single integer value or a list of {rank} values to match the convolution"
             f" dimensions, but got {name}={list(values)}, which has {len(values)}."
         )
+    if max(map(abs, values)) >= _TOO_FAR:
+        raise ArgumentError(f"{name} must be less than {_TOO_FAR:,}, but got {name}={list(values)}.")
     return values * (rank // len(values))
 
 

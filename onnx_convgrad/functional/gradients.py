@@ -12,7 +12,9 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from numpy.typing import ArrayLike
 
-from onnx_convgrad.functional.calls import Function
+from onnx_convgrad.base.boundary import typed_errors
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.functional.calls import Function, flag
 from onnx_convgrad.functional.sessions import Array
 from onnx_convgrad.runtime.providers import Providers
 from onnx_convgrad.runtime.session_options import Options
@@ -64,7 +66,7 @@ def _by_rank(function: Callable[Concatenate[int, bool, P], R], name: str, *, tra
     def bound(rank: int) -> Callable[P, R]:
         def gradient(*args: P.args, **kwargs: P.kwargs) -> R:
             if not transposed and "output_padding" in kwargs:
-                raise TypeError(f"{gradient.__name__}() got an unexpected keyword argument 'output_padding'")
+                raise ArgumentError(f"{gradient.__name__}() got an unexpected keyword argument 'output_padding'.")
             return function(rank, transposed, *args, **kwargs)
 
         own = list(inspect.signature(function).parameters.values())[2:]
@@ -74,7 +76,7 @@ def _by_rank(function: Callable[Concatenate[int, bool, P], R], name: str, *, tra
         gradient.__doc__ = (function.__doc__ or "").format(f"conv{'_transpose' * transposed}{rank}d")
         kept = {*(p.name for p in own), "return"}
         gradient.__annotations__ = {k: v for k, v in function.__annotations__.items() if k in kept}
-        return gradient
+        return typed_errors(gradient)
 
     return bound(1), bound(2), bound(3)
 
@@ -146,7 +148,7 @@ def _per_sample_gradient(
     """
     window = (stride, padding, dilation, transposed, output_padding, groups)
     return _PER_SAMPLE[rank](
-        (input, weight, grad_output), window, mask=(True, bool(bias)), providers=providers, options=options
+        (input, weight, grad_output), window, mask=(True, flag(bias, "bias")), providers=providers, options=options
     )
 
 

@@ -34,17 +34,28 @@ class _Inexact(float):
 
 def frozen(value: Any) -> Any:
     """Return the value with lists as tuples, uninterpreted; raise `ArgumentError` for sets and other unhashable types."""
+    try:
+        result = _frozen(value)
+        hash(result)
+    except ArgumentError:
+        raise
+    except Exception as problem:
+        raise ArgumentError(f"An argument of type {type(value).__name__} cannot be read: {problem}.") from problem
+    return result
+
+
+def _frozen(value: Any) -> Any:
     kind = type(value)
     if value is None or kind is int or kind is bool or kind is str:
         return value
     if kind is np.ndarray:
-        return frozen(value.tolist())
+        return _frozen(value.tolist())
     if isinstance(value, Mapping):
-        return _Pairs((key, frozen(value[key])) for key in sorted(value))
+        return _Pairs((key, _frozen(value[key])) for key in sorted(value))
     if isinstance(value, (float, np.floating)):
         return _Inexact(value)
     if isinstance(value, (list, tuple)):
-        return tuple([frozen(v) for v in value])
+        return tuple([_frozen(v) for v in value])
     if kind.__hash__ is None:
         raise ArgumentError(f"{value!r} is neither a number, a name nor a sequence of them.")
     return value

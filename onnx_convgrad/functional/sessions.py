@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import base64
+import os
 import textwrap
 import threading
+import weakref
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -26,15 +27,18 @@ from onnx_convgrad.runtime.session_options import SessionOptions
 Array = np.ndarray[Any, Any]
 
 SESSIONS = 256
-"""The number of sessions kept; the least recently used is dropped first."""
+"""The number of sessions kept: one for each plan of a call, of which the least recently used is dropped first."""
+
+_open: weakref.WeakValueDictionary[Any, Compiled] = weakref.WeakValueDictionary()
+"""The sessions that plans hold, by the meaning of the calls: no session outlives its plans."""
 
 _SMALL = 500_000
-"""Multiplications below which a second thread costs more than it gains; the session then uses one."""
+"""Multiplications for each thread: below, a second one costs more than it gains. Each session keeps its own threads."""
 
 _building = threading.Lock()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Compiled:
     """A session, the shape and dtype of each input, and the names of the outputs."""
 
@@ -59,11 +63,14 @@ def compiled(g: Geometry, dtype: np.dtype, task: Task, providers: Resolved, opti
         ExecutionError: The provider is missing; or the model cannot be built; or the runtime refuses it, with a program
             that reproduces the failure in `snippet`.
     """
+    key = (g, dtype, task, providers, options)
     with _building:
-        return _compiled(g, dtype, task, providers, options)
+        found = _open.get(key) or _compiled(*key)
+        if found is not None:
+            _open[key] = found
+        return found
 
 
-@lru_cache(maxsize=SESSIONS)
 def _compiled(
     g: Geometry, dtype: np.dtype, task: Task, providers: Resolved, options: SessionOptions
 ) -> Compiled | None:
@@ -75,8 +82,8 @@ def _compiled(
         raise ExecutionError(f"No model could be built for {title}: {problem}", hint="Please report it.") from problem
     if model is None:
         return None
-    if options.threads is None and g.multiplications < _SMALL:
-        options = replace(options, threads=1)
+    if options.threads is None:
+        options = replace(options, threads=min(1 + g.multiplications // _SMALL, os.cpu_count() or 1))
     inputs = {value.name: _kind(value.type.tensor_type) for value in model.graph.input}
     outputs = tuple(value.name for value in model.graph.output)
     raw = model.SerializeToString()

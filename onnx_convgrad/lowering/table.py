@@ -27,7 +27,7 @@ from typing import Any, Protocol, Self
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Decorator, F, load_rules
+from onnx_convgrad.autodiff.registry import Decorator, F, guarded, load_rules
 from onnx_convgrad.base.run_once import once
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
@@ -124,7 +124,8 @@ def lowering(op_type: str, name: str, *, requires: Sequence[Requirement] = (), e
 
     def decorate(function: F) -> F:
         summary = (function.__doc__ or "").strip().split("\n")[0]
-        entry = Lowering(op_type, name, function, tuple(requires), exact, summary)
+        checks = tuple(guarded(check, f"A requirement of lowering {name}") for check in requires)
+        entry = Lowering(op_type, name, guarded(function, f"Lowering {name}"), checks, exact, summary)
         _LOWERINGS.setdefault(op_type, {})[name] = entry
         return function
 

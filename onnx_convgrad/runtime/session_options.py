@@ -9,6 +9,7 @@ from typing import Any
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.errors import ArgumentError
 
+_MOST = {"threads": 1024, "memory_limit": 2**63 - 1}
 _SEARCHES = ("default", "heuristic", "exhaustive")
 
 
@@ -68,6 +69,8 @@ class SessionOptions:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ArgumentError(f"Session option {name} must be a positive number, not {value!r}.")
+            if value is not None and value > _MOST[name]:
+                raise ArgumentError(f"Session option {name} must be at most {_MOST[name]:,}, not {value!r}.")
 
     @classmethod
     def of(cls, given: Options | None) -> SessionOptions:

@@ -19,6 +19,7 @@ from onnx_convgrad.autodiff.function_bodies import has_body
 from onnx_convgrad.autodiff.registry import Rule, lookup, rules
 from onnx_convgrad.ir.call import Call, signature
 from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.lowering import table
 from onnx_convgrad.lowering.table import lowerings
 from onnx_convgrad.testing import Case
 from tests.lowering.conv.test_per_sample import FORCED as FORCED_PER_SAMPLE
@@ -161,3 +162,40 @@ def test_missing_thunks_and_second_rules_are_refused(monkeypatch: pytest.MonkeyP
         og.augment(text_model("(float[3] x) => (float[3] y) { y = Abs (x) }"), wrt="x")
     with pytest.raises(og.RuleContractError, match=r"Two rules are declared for Abs.*the other is in here"):
         registry.zero("Abs")
+
+
+FAILING: dict[str, tuple[Callable[..., Any], str]] = {
+    "rule": (lambda _e, _n, _g: 1 / 0, "ZeroDivisionError: division by zero"),
+    "thunk": (
+        lambda _e, n, _g: {"X": lambda: n["X"].missing},
+        "AttributeError: 'Value' object has no attribute 'missing'",
+    ),
+    "no mapping": (lambda _e, _n, _g: None, "TypeError: it returned None, not a mapping"),
+    "no function": (lambda _e, _n, _g: {"X": 3}, "TypeError: 'int' object is not callable"),
+}
+
+
+@pytest.mark.parametrize("fault", FAILING)
+def test_errors_of_a_plugin_name_it(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, reason = FAILING[fault]
+    monkeypatch.delitem(registry._RULES, ("", "Abs"))
+    registry.vjp("Abs", wrt=["X"])(function)
+    message = f"The rule of Abs in tests.autodiff.test_registry failed: {reason}.*ONNX_CONVGRAD_PLUGINS=0"
+    with pytest.raises(og.RuleContractError, match=message):
+        og.augment(text_model("(float[3] x) => (float[3] y) { y = Abs (x) }"), wrt="x")
+
+
+def test_errors_of_the_lowering_of_a_plugin_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(table._LOWERINGS, "ConvInputGrad", dict(table.lowerings()["ConvInputGrad"]))
+
+    @table.lowering("ConvInputGrad", "plugin_way")
+    def plugin_way(e: Emitter, n: Call, spec: Any) -> ir.Value:
+        raise KeyError("w")
+
+    message = "Lowering plugin_way in tests.autodiff.test_registry failed: KeyError: 'w'"
+    with pytest.raises(og.RuleContractError, match=message):
+        og.augment(
+            text_model("(float[1,2,9] x, float[3,2,4] w) => (float[1,3,6] y) { y = Conv (x, w) }"),
+            wrt="x",
+            lowering={"ConvInputGrad": "plugin_way"},
+        )

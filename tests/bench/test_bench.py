@@ -149,7 +149,7 @@ def test_a_lowering_without_room_in_memory_is_not_timed(monkeypatch: pytest.Monk
     layer = LAYERS[0]
     choice = og.explain(layer.model(), wrt=["w"]).choices[0]
     largest = max((c for c in choice.candidates if c.name != choice.chosen), key=lambda c: c.workspace)
-    monkeypatch.setattr("onnx_convgrad.bench.measure._memory", lambda: float(largest.workspace))
+    monkeypatch.setattr("onnx_convgrad.bench.measure.machine_bytes", lambda: float(largest.workspace))
     found = time_lowerings(choice, layer, 1, 1)
     assert choice.chosen in found
     assert largest.name not in found

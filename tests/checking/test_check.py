@@ -13,8 +13,9 @@ import pytest
 from onnx import numpy_helper
 
 from onnx_convgrad.api import augment
+from onnx_convgrad.bench.measure import bench
 from onnx_convgrad.checking.check import check, verify_numerically
-from onnx_convgrad.errors import ModelError
+from onnx_convgrad.errors import LimitError, ModelError
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import Built, build
 from tests.support.operators import text_model
@@ -264,3 +265,11 @@ def test_other_outputs_are_not_computed() -> None:
     assert report.passed
     assert report.inputs["x"] == (1, 3, 7, 7)
     assert [row.value for row in report.rows] == ["x"]
+
+
+def test_inputs_beyond_the_memory_are_refused_before_they_are_drawn() -> None:
+    model = text_model("(float[1000000000000] x) => (float[1000000000000] y) { y = Tanh (x) }")
+    with pytest.raises(LimitError, match=r"Input 'x', \[1000000000000\], is too large.*--input-shape x:64"):
+        check(model)
+    with pytest.raises(LimitError, match="Input 'x'"):
+        bench(model, Options(wrt="inputs"), threads=1, torch=False)

@@ -32,10 +32,10 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
         sessions, "session", lambda model, **options: models.append(model) or original(model, **options)
     )
     calls._plan.cache_clear()
-    sessions._compiled.cache_clear()
+    sessions._open.clear()
     yield models
     calls._plan.cache_clear()
-    sessions._compiled.cache_clear()
+    sessions._open.clear()
 
 
 def test_equal_meanings_are_compiled_once(made: list[bytes]) -> None:
@@ -82,8 +82,7 @@ def test_threads_that_miss_together_compile_once(made: list[bytes]) -> None:
 
 
 def test_the_caches_are_bounded() -> None:
-    assert sessions._compiled.cache_info().maxsize == sessions.SESSIONS
-    assert calls._plan.cache_info().maxsize == calls.PLANS
+    assert calls._plan.cache_info().maxsize == calls.PLANS == sessions.SESSIONS
 
 
 def test_refused_arguments_are_not_cached(made: list[bytes]) -> None:
@@ -186,3 +185,26 @@ def test_a_missing_provider_has_no_snippet(made: list[bytes]) -> None:
         F.convolution(X, W, providers="gpu")
     with pytest.raises(ArgumentError, match="Unknown session option 'tf23'"):
         F.convolution(X, W, options={"tf23": True})
+
+
+def test_no_session_outlives_its_plan(made: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many sessions are kept as plans, however many calls there were; each has few threads."""
+    for size in range(8, 8 + sessions.SESSIONS + 20):
+        F.conv1d_weight(np.ones((1, 1, size), np.float32), (1, 1, 3), np.ones((1, 1, size - 2), np.float32))
+    assert len(made) == sessions.SESSIONS + 20
+    assert len(sessions._open) == calls._plan.cache_info().currsize == sessions.SESSIONS
+
+
+def test_small_calls_take_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+    original = sessions.session
+
+    def noted(model: bytes, *, providers: Any, options: Any) -> Any:
+        threads.append(options.threads)
+        return original(model, providers=providers, options=options)
+
+    monkeypatch.setattr(sessions.os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(sessions, "session", noted)
+    F.conv1d_weight(np.ones((1, 1, 77), np.float32), (1, 1, 3), np.ones((1, 1, 75), np.float32))
+    F.conv2d_weight(np.ones((1, 16, 79, 8), np.float32), (16, 16, 3, 3), np.ones((1, 16, 77, 6), np.float32))
+    assert threads == [1, 3]

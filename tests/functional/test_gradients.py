@@ -263,7 +263,7 @@ def test_refused_shapes(message: str) -> None:
 
 
 def test_only_transposed_functions_take_output_padding() -> None:
-    with pytest.raises(TypeError, match=r"conv1d_input\(\) got an unexpected keyword argument 'output_padding'"):
+    with pytest.raises(ArgumentError, match=r"conv1d_input\(\) got an unexpected keyword argument 'output_padding'"):
         F.conv1d_input((2, 3, 7), rand(4, 3, 3), rand(2, 4, 5), output_padding=1)
 
 

@@ -127,7 +127,7 @@ MANY = {
         "float[2,2] x, float[2,2] z",
         "float[2,2] y",
         f'y = Einsum <equation = "{",".join(["ab"] * 200)}->ab"> ({_many(200)})',
-        10,
+        300,
     ),
 }
 
