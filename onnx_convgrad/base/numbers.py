@@ -14,12 +14,12 @@ from onnx_convgrad.errors import ArgumentError
 def positive(number: Any, name: str, *, zero: bool = True) -> None:
     """Raise `ArgumentError` unless `number` is finite and at least 0, or above 0 without `zero`."""
     try:
-        value = math.nan if isinstance(number, str | bytes) else float(number)
+        value = None if isinstance(number, (str, bytes)) else float(number)
     except (TypeError, ValueError):
-        value = math.nan
+        value = None
     except OverflowError:
         value = math.inf
-    if math.isnan(value):
+    if value is None:
         raise ArgumentError(f"{name} must be a number, not {number!r}.")
     if not 0 <= value < math.inf or not (zero or value):
         raise ArgumentError(f"{name} must be {'at least' if zero else 'above'} 0, not {number!r:.60}.")

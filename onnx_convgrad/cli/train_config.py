@@ -207,10 +207,10 @@ def _value(name: str, value: Any, kind: str, where: str) -> Any:
 
 
 def _usable(value: Any) -> bool:
-    """Whether a number has 64 bits and is finite, and a text can be the name of a file; tables are checked where used."""
+    """Whether a whole number has 64 bits, and a text can be the name of a file; tables are checked where they are used."""
     if isinstance(value, str):
         return "\0" not in value and not any("\ud800" <= c <= "\udfff" for c in value)
-    return not isinstance(value, (int, float)) or -(2**63) <= value < 2**63
+    return not isinstance(value, int) or -(2**63) <= value < 2**63
 
 
 _LONGEST = 2**20
