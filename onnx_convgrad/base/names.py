@@ -13,7 +13,10 @@ def as_names(names: object, what: str) -> list[str]:
     """Return one name, or several, as a list; raise `ArgumentError` for anything else."""
     if isinstance(names, str):
         return [names]
-    several: list[Any] = list(names) if isinstance(names, Iterable) else [names]
+    try:
+        several: list[Any] = list(names) if isinstance(names, Iterable) else [names]
+    except TypeError:  # an array without axes
+        several = [names]
     for name in several:
         if not isinstance(name, str):
             raise ArgumentError(f"{what} takes a name or several, not {names!r}.")
@@ -27,6 +30,8 @@ _SHOWN = 80
 def check_names(names: Sequence[str], options: Sequence[str], what: str) -> None:
     """Raise `ArgumentError` with near matches for unknown names."""
     for name in names:
+        if not isinstance(name, str):
+            raise ArgumentError(f"A name of {what.rstrip(':')} must be text, not {name!r}.")
         if name not in options:
             near = difflib.get_close_matches(name, options, n=3)
             shown, rest = ", ".join(options[:_SHOWN]) or "none", len(options) - _SHOWN

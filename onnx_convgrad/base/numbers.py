@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from operator import index
-from typing import Any, SupportsFloat, SupportsIndex
+from typing import Any
 
 import numpy as np
 
@@ -13,10 +13,16 @@ from onnx_convgrad.errors import ArgumentError
 
 def positive(number: Any, name: str, *, zero: bool = True) -> None:
     """Raise `ArgumentError` unless `number` is finite and at least 0, or above 0 without `zero`."""
-    if not isinstance(number, SupportsFloat):
+    try:
+        value = None if isinstance(number, (str, bytes)) else float(number)
+    except (TypeError, ValueError):
+        value = None
+    except OverflowError:
+        value = math.inf
+    if value is None:
         raise ArgumentError(f"{name} must be a number, not {number!r}.")
-    if not 0 <= float(number) < math.inf or not (zero or number):
-        raise ArgumentError(f"{name} must be {'at least' if zero else 'above'} 0, not {number!r}.")
+    if not 0 <= value < math.inf or not (zero or value):
+        raise ArgumentError(f"{name} must be {'at least' if zero else 'above'} 0, not {number!r:.60}.")
 
 
 def share(number: Any, name: str, *, one: bool = True) -> None:
@@ -30,7 +36,7 @@ def factors(values: Any, name: str) -> np.ndarray:
     """Return finite numbers as a float64 array, or raise `ArgumentError`."""
     try:
         numbers = np.asarray(values, np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         numbers = np.full(1, np.nan)
     if not np.isfinite(numbers).all():
         raise ArgumentError(f"{name} must be finite numbers, not {values!r}.")
@@ -39,8 +45,19 @@ def factors(values: Any, name: str) -> np.ndarray:
 
 def whole(number: Any, name: str, least: int = 1) -> int:
     """Return an integer of any type as an `int`; raise `ArgumentError` for other types and below `least`."""
-    if not isinstance(number, SupportsIndex):
-        raise ArgumentError(f"{name} must be a whole number, not {number!r}.")
-    if index(number) < least:
-        raise ArgumentError(f"{name} must be at least {least}, not {number!r}.")
-    return index(number)
+    try:
+        value = index(number)
+    except TypeError:
+        raise ArgumentError(f"{name} must be a whole number, not {number!r}.") from None
+    if value < least:
+        raise ArgumentError(f"{name} must be at least {least}, not {number!r:.60}.")
+    if value >= 2**63:
+        raise ArgumentError(f"{name} must be below 2**63, not {number!r:.60}.")
+    return value
+
+
+def flag(value: Any, name: str) -> bool:
+    """Return a truth value as a `bool`; raise `ArgumentError` for anything but True, False, 1 and 0."""
+    if isinstance(value, (bool, np.bool_)) or (isinstance(value, int) and value in (0, 1)):
+        return bool(value)
+    raise ArgumentError(f"{name} must be True or False, not {value!r}.")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from onnx_convgrad.base.names import check_names
+from onnx_convgrad.base.paths import check_regular
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.pipeline import option_text as text
@@ -198,10 +199,22 @@ def _value(name: str, value: Any, kind: str, where: str) -> Any:
     for entry in entries:
         if not isinstance(entry, types) or (isinstance(entry, bool) and kind != "bool"):
             raise ArgumentError(f"{_key(name)!r} in {where} must be {description}, not {entry!r}.")
+        if not _usable(entry):
+            raise ArgumentError(f"{_key(name)!r} in {where} cannot be {entry!r:.60}.")
     if kind in ("Names", "Numbers"):
         return tuple(str(entry) if kind == "Names" else float(entry) for entry in entries)
     return float(value) if kind == "float" else value
 
+
+def _usable(value: Any) -> bool:
+    """Whether a whole number has 64 bits, and a text can be the name of a file; tables are checked where they are used."""
+    if isinstance(value, str):
+        return "\0" not in value and not any("\ud800" <= c <= "\udfff" for c in value)
+    return not isinstance(value, int) or -(2**63) <= value < 2**63
+
+
+_LONGEST = 2**20
+"""Most bytes of a file with options; one of this length has a thousand times too many."""
 
 # -- files -------------------------------------------------------------------------------------------------------------
 
@@ -212,12 +225,14 @@ def read_config(path: Path) -> dict[str, Any]:
     Raises:
         ArgumentError: It cannot be read, has an unknown key, or a value of the wrong kind.
     """
+    check_regular(path)
     try:
+        if path.stat().st_size > _LONGEST:
+            raise ValueError(f"it is longer than {_LONGEST:,} bytes")  # noqa: TRY301
         content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        raise ArgumentError(f"There is no file {str(path)!r}.") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
-        raise ArgumentError(f"{str(path)!r} could not be read as TOML: {problem}.") from problem
+    except (OSError, ValueError, RecursionError) as problem:
+        reason = "it is nested too deeply" if isinstance(problem, RecursionError) else f"{problem}".rstrip(".")
+        raise ArgumentError(f"{str(path)!r} could not be read as TOML: {reason}.") from problem
     return absolute(_checked(content, path.name), path.absolute().parent)
 
 

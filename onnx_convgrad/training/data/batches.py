@@ -11,8 +11,8 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from onnx_convgrad.base.boundary import CallersCode
-from onnx_convgrad.base.numbers import whole
+from onnx_convgrad.base.boundary import CallersCode, TypedArguments
+from onnx_convgrad.base.numbers import flag, whole
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.training.data.datasets import Arrays, Dataset, Part, Rows, permutation, read_arrays, seed_sequence
 from onnx_convgrad.training.data.images import ImageFolder, is_image_folder
@@ -49,7 +49,7 @@ DataLike: TypeAlias = (
 """Anything that `as_batches` takes."""
 
 
-class Loader:
+class Loader(metaclass=TypedArguments):
     """Batches of a data set.
 
     Args:
@@ -88,13 +88,13 @@ class Loader:
                 hint="Build it with a symbolic batch size: input_shapes, or"
                 f" --input-shape {manifest.data[0].name}:N,... .",
             )
-        self.shuffle, self.seed = shuffle, seed
-        self.drop_last = fixed is not None if drop_last is None else drop_last
+        self.shuffle, self.seed = flag(shuffle, "shuffle"), whole(seed, "seed", 0)
+        self.drop_last = fixed is not None if drop_last is None else flag(drop_last, "drop_last")
         if not len(self):
             raise ArgumentError(
                 f"{len(self.dataset)} samples make no batch of {self.batch_size}, and smaller ones are left out."
             )
-        self.prefetch = (2 if self.dataset.slow else 0) if prefetch is None else prefetch
+        self.prefetch = (2 if self.dataset.slow else 0) if prefetch is None else whole(prefetch, "prefetch", 0)
         self._batch(slice(0, min(self.batch_size, len(self.dataset))))  # reports arrays that do not fit at once
 
     def __len__(self) -> int:
@@ -131,7 +131,7 @@ class Loader:
         return self.inputs(arrays)
 
 
-class Stream:
+class Stream(metaclass=TypedArguments):
     """Batches of any iterable.
 
     Args:
@@ -153,7 +153,7 @@ class Stream:
         prefetch: int = 0,
         names: Mapping[str, str] | None = None,
     ) -> None:
-        self.source, self.seed, self.prefetch = source, seed, prefetch
+        self.source, self.seed, self.prefetch = source, whole(seed, "seed", 0), whole(prefetch, "prefetch", 0)
         self.inputs = ProgramInputs(manifest, names)
         self._spent = False
 
@@ -192,7 +192,10 @@ class Stream:
     def _opened(self, epoch: int) -> Iterator[BatchLike]:
         source = self.source
         if not isinstance(source, Iterable):
-            return iter(source(epoch))
+            opened = source(epoch)
+            if not isinstance(opened, Iterable):
+                raise ArgumentError(f"The function for the data returned {opened!r}, not batches.")
+            return iter(opened)
         if isinstance(source, Iterator):
             if self._spent:
                 raise ArgumentError(
@@ -243,11 +246,13 @@ def as_batches(
     """
     if isinstance(source, Batches):
         return source
+    flag(shuffle, "shuffle")
     dataset = as_dataset(source)
     if dataset is not None:
         return Loader(dataset, manifest, batch_size=batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last,
                       prefetch=prefetch, names=names)  # fmt: skip
-    if isinstance(source, Iterable) or callable(source):
+    single = isinstance(source, np.ndarray) and source.ndim == 0
+    if (isinstance(source, Iterable) or callable(source)) and not single:
         return Stream(source, manifest, seed=seed, prefetch=prefetch or 0, names=names)
     raise ArgumentError(
         f"{source!r} is not a source of data.",

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import zipfile
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from onnx_convgrad.base.boundary import CallersCode
-from onnx_convgrad.base.numbers import whole
+from onnx_convgrad.base.boundary import CallersCode, TypedArguments
+from onnx_convgrad.base.numbers import positive, whole
+from onnx_convgrad.base.paths import as_path, check_regular
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.training.data.inputs import as_array
 from onnx_convgrad.training.program.manifest import Manifest
@@ -22,7 +25,7 @@ Rows = slice | np.ndarray
 """A range of samples, or their numbers."""
 
 
-class Dataset(ABC):
+class Dataset(metaclass=TypedArguments):
     """Samples that can be read in any order.
 
     Attributes:
@@ -54,6 +57,7 @@ class Dataset(ABC):
         Raises:
             ArgumentError: A part would be empty.
         """
+        positive(share, "share")
         size = round(len(self) * share) if 0 < share < 1 else 0
         if not 0 < size < len(self):
             raise ArgumentError(f"A share of {share} of {len(self)} samples leaves one part empty.")
@@ -79,6 +83,8 @@ class Arrays(Dataset):
     """
 
     def __init__(self, arrays: Mapping[str, ArrayLike | os.PathLike[str]]) -> None:
+        if not isinstance(arrays, Mapping):
+            raise ArgumentError(f"Arrays takes a mapping from names to arrays, not {type(arrays).__name__}.")
         self.arrays = {str(name): _opened(value) for name, value in arrays.items()}
         if not self.arrays:
             raise ArgumentError("There are no arrays to train on.")
@@ -139,7 +145,7 @@ def read_arrays(path: str | os.PathLike[str]) -> Arrays:
     Raises:
         ArgumentError: A file is missing or does not hold plain arrays.
     """
-    path = Path(path)
+    path = as_path(path, "The path of data")
     if path.is_dir():
         files = sorted(path.glob("*.npy"))
         if not files:
@@ -158,35 +164,40 @@ def read_arrays(path: str | os.PathLike[str]) -> Arrays:
 def _opened(value: ArrayLike | os.PathLike[str]) -> np.ndarray:
     if not isinstance(value, (str, os.PathLike)):
         return as_array(value)
-    path = Path(value)
-    try:
-        array: Any = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as problem:
-        raise _unreadable(path, problem) from problem
-    if not isinstance(array, np.ndarray):
-        raise ArgumentError(f"{str(path)!r} holds several arrays, not one.", hint="Pass the path of an .npz alone.")
-    return array
+    path = as_path(value, "The path of an array")
+    with _reading(path), path.open("rb") as file:
+        if file.read(2) == b"PK":
+            raise ArgumentError(f"{str(path)!r} holds several arrays, not one.", hint="Pass the path of an .npz alone.")
+        file.seek(0)
+        shape, by_columns, dtype = _header(file, path.stat().st_size)
+        if 0 in shape or not shape:
+            file.seek(0)
+            return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
+        return np.memmap(path, dtype, "r", file.tell(), shape, "F" if by_columns else "C")
 
 
 def _read_npz(path: Path) -> dict[str, np.ndarray]:
-    try:
-        with zipfile.ZipFile(path) as archive, path.open("rb") as raw:
-            return {
-                info.filename.removesuffix(".npy"): _member(archive, info, raw, path) for info in archive.infolist()
-            }
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as problem:
-        raise _unreadable(path, problem) from problem
+    with _reading(path), zipfile.ZipFile(path) as archive, path.open("rb") as raw:
+        members = archive.infolist()
+        arrays = {info.filename.removesuffix(".npy"): _member(archive, info, raw, path) for info in members}
+        if len(arrays) < len(members):
+            raise ValueError("two of its arrays have the same name")
+        return arrays
 
 
 def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, raw: Any, path: Path) -> np.ndarray:
     """One array of an `.npz`: memory-mapped if it is stored uncompressed, else read."""
+    if info.compress_size > path.stat().st_size:
+        raise ValueError(f"{info.filename!r} is cut off")
+    if info.file_size > max(_EXPANDED, _RATIO * info.compress_size):
+        raise ValueError(
+            f"{info.filename!r} has {info.compress_size:,} bytes and expands to {info.file_size:,}; "
+            "np.savez, which does not compress, writes arrays that are read piece by piece"
+        )
     with archive.open(info) as file:
-        version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, by_columns, dtype = read(file)
+        shape, by_columns, dtype = _header(file, info.file_size)
         header = file.tell()
-        stored = info.compress_type == zipfile.ZIP_STORED and not dtype.hasobject and 0 not in shape and shape
-        if not stored:
+        if info.compress_type != zipfile.ZIP_STORED or 0 in shape or not shape:
             file.seek(0)
             return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
     raw.seek(info.header_offset + 26)  # the lengths of the name and of the extra field, which precede the data
@@ -195,8 +206,40 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, raw: Any, path: Pat
     return np.memmap(path, dtype, "r", start, shape, "F" if by_columns else "C")
 
 
+_EXPANDED, _RATIO = 2**30, 200
+"""A compressed array of more bytes must not be smaller than one in so many: a file of megabytes could fill the memory."""
+
+
+def _header(file: Any, size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Read shape, order and type of an array of numbers; raise ValueError unless it fills a file of `size` bytes."""
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0), (3, 0)):
+        raise ValueError(f"it has the unknown version {version}")
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, by_columns, dtype = read(file)
+    if dtype.hasobject:
+        raise ValueError("Object arrays cannot be loaded: they can run any code")
+    if dtype.kind not in "biufcSUMm":
+        raise ValueError(f"it holds {dtype}, not numbers")
+    wanted, there = math.prod(shape) * dtype.itemsize, size - file.tell()
+    if min(shape, default=0) < 0 or wanted > there:
+        raise ValueError(f"its shape {shape} of {dtype} takes {wanted:,} bytes, and it has {there:,}")
+    return shape, by_columns, dtype
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn whatever the block finds wrong with a file into an `ArgumentError`."""
+    check_regular(path)
+    try:
+        yield
+    except ArgumentError:
+        raise
+    except Exception as problem:
+        raise _unreadable(path, problem) from problem
+
+
 def _unreadable(path: Path, problem: Exception) -> ArgumentError:
-    if isinstance(problem, FileNotFoundError):
-        return ArgumentError(f"There is no file {str(path)!r}.")
     reason = problem.strerror if isinstance(problem, OSError) and problem.strerror else str(problem)
-    return ArgumentError(f"{str(path)!r} could not be read as arrays: {reason.rstrip('.')}.")
+    reason = reason[:300].rstrip(".") or type(problem).__name__
+    return ArgumentError(f"{str(path)!r} could not be read as arrays: {reason}.")

@@ -13,12 +13,20 @@ from typing import Any
 
 import numpy as np
 
+from onnx_convgrad.base.numbers import factors, whole
+from onnx_convgrad.base.paths import as_path, check_regular
 from onnx_convgrad.errors import ArgumentError, ExecutionError
 from onnx_convgrad.lowering.cost.calibration import cores
 from onnx_convgrad.training.data.datasets import Dataset, Rows
 from onnx_convgrad.training.program.manifest import Manifest, Port
 
 _SUFFIXES = frozenset(".bmp .gif .jpeg .jpg .pgm .png .ppm .tif .tiff .webp".split())
+
+_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""Pillow would judge by the content alone, and run other programs for some formats."""
+
+_MUCH = 4
+"""An image that grows to so many times the pixels of itself and of the result together is cropped before it is enlarged."""
 
 IMAGE, LABEL = "image", "label"
 """Names of the two arrays."""
@@ -65,7 +73,7 @@ class ImageFolder(Dataset):
     ) -> None:
         if find_spec("PIL") is None:
             raise ExecutionError("Folders of images need Pillow.", hint="Install `onnx-convgrad[train]`.")
-        self.folder = Path(folder)
+        self.folder = as_path(folder, "The folder of images")
         by_class = {d.name: _images(d) for d in _folders(self.folder)}
         by_class = {name: files for name, files in sorted(by_class.items()) if files}
         if not by_class:
@@ -78,9 +86,10 @@ class ImageFolder(Dataset):
             if name not in self.classes:
                 raise ArgumentError(f"{str(folder)!r} has the class {name!r}, which is not among {self.classes}.")
         self.files = [(file, self.classes.index(name)) for name, files in by_class.items() for file in files]
-        self.size = (size, size) if isinstance(size, int) else size
-        self.resize, self.workers = resize, workers or cores()
-        self.mean, self.std = np.asarray(mean, np.float32), np.asarray(std, np.float32)
+        self.size = None if size is None else _pair(size)
+        self.resize = None if resize is None else whole(resize, "resize")
+        self.workers = cores() if workers is None else whole(workers, "workers")
+        self.mean, self.std = (factors(v, n).astype(np.float32) for v, n in ((mean, "mean"), (std, "std")))
         if not (self.std > 0).all():
             raise ArgumentError(f"std must be above 0, not {std!r}.")
         self.format: Format | None = None
@@ -136,16 +145,28 @@ class ImageFolder(Dataset):
         form = self.format
         if form is None:
             raise ArgumentError("The image format is not known yet.", hint="Call bound(program.manifest) first.")
+        check_regular(path)
         try:
-            with Image.open(path) as opened:
+            with Image.open(path, formats=_FORMATS) as opened:
+                _check_pixels(opened)
                 image = _in_bytes(ImageOps.exif_transpose(opened)).convert("L" if form.channels == 1 else "RGB")
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as problem:
-            raise ArgumentError(f"The image {str(path)!r} could not be read: {problem}.") from problem
+        except Exception as problem:  # whatever the library says of foreign bytes
+            reason = f"{problem}".rstrip(".") or type(problem).__name__
+            raise ArgumentError(f"The image {str(path)!r} could not be read: {reason}.") from problem
         pixels = np.asarray(_cropped(image, form.size, self.resize))
         pixels = pixels[..., None] if pixels.ndim == 2 else pixels
         if not form.integers:
             pixels = (pixels.astype(np.float32) / np.float32(255) - self.mean) / self.std
         return np.moveaxis(pixels, -1, 0) if form.channels_first else pixels
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    """Height and width from one number or two."""
+    sizes = list(size) if isinstance(size, Sequence) and not isinstance(size, str) else [size, size]
+    if len(sizes) != 2:
+        raise ArgumentError(f"size must be a number, or height and width, not {size!r}.")
+    height, width = (whole(number, "size") for number in sizes)
+    return height, width
 
 
 def is_image_folder(path: Path) -> bool:
@@ -164,6 +185,17 @@ def _images(folder: Path) -> list[Path]:
     """The images in a folder at any depth, except hidden ones."""
     files = (f for f in folder.rglob("*") if f.suffix.lower() in _SUFFIXES)
     return sorted(f for f in files if not any(part.startswith(".") for part in f.relative_to(folder).parts))
+
+
+def _check_pixels(image: Any) -> None:
+    """Raise ValueError for an image that Pillow takes for a decompression bomb, where it would only warn."""
+    from PIL import Image
+
+    pixels, most = image.width * image.height, Image.MAX_IMAGE_PIXELS
+    if most is not None and pixels > most:
+        raise ValueError(
+            f"it has {pixels:,} pixels, and PIL.Image.MAX_IMAGE_PIXELS allows {most:,}; make it smaller, or set that number"
+        )
 
 
 def _in_bytes(image: Any) -> Any:  # a `PIL.Image.Image`; Pillow may not be installed
@@ -197,13 +229,19 @@ def _layout(port: Port) -> tuple[bool, int]:
 
 
 def _cropped(image: Any, size: tuple[int, int], resize: int | None) -> Any:  # a `PIL.Image.Image`
-    """Resize an image, keeping its proportions, and crop its center."""
+    """Resize an image, keeping its proportions, and crop its center.
+
+    A long and narrow image, which would become very large, is cropped first: that is the same but for single bits.
+    """
     from PIL import Image
 
     height, width = size
     scale = max(height / image.height, width / image.width, (resize or 0) / min(image.height, image.width))
     wide, high = max(width, round(image.width * scale)), max(height, round(image.height * scale))
-    if (wide, high) != image.size:
-        image = image.resize((wide, high), Image.Resampling.BILINEAR)
     left, top = (wide - width) // 2, (high - height) // 2
-    return image.crop((left, top, left + width, top + height))
+    if wide * high <= _MUCH * (width * height + image.width * image.height):
+        whole = image if image.size == (wide, high) else image.resize((wide, high), Image.Resampling.BILINEAR)
+        return whole.crop((left, top, left + width, top + height))
+    across, down = image.width / wide, image.height / high
+    box = (left * across, top * down, (left + width) * across, (top + height) * down)
+    return image.resize((width, height), Image.Resampling.BILINEAR, box)

@@ -21,6 +21,9 @@ BatchLike: TypeAlias = Mapping[str, ArrayLike] | Sequence[ArrayLike | Sequence[A
 
 Shape: TypeAlias = Sequence[int | str | None]
 
+_LONGEST = 1000
+"""Most characters of an expression for a size."""
+
 _DATA = frozenset("x input inputs data image images feature features".split())
 _TARGET = frozenset("y target targets label labels class classes".split())
 
@@ -36,8 +39,12 @@ class ProgramInputs:
     def __init__(self, manifest: Manifest, names: Mapping[str, str] | None = None) -> None:
         self.data, self.targets = manifest.data, manifest.targets
         self.ports = {port.name: port for port in (*self.data, *self.targets)}
+        if names is not None and not isinstance(names, Mapping):
+            raise ArgumentError(f"names takes a mapping from inputs to names of arrays, not {names!r}.")
         self.names = dict(names or {})
-        for name in self.names:
+        for name, array in self.names.items():
+            if not isinstance(array, str):
+                raise ArgumentError(f"names takes the name of the array for {name!r}, not {array!r}.")
             if name not in self.ports:
                 raise ArgumentError(
                     f"The program has no input {name!r} for an array.", hint=f"It takes {_listed(self.ports)}."
@@ -131,9 +138,9 @@ class ProgramInputs:
     @cached_property
     def _computed(self) -> list[tuple[str, int, ir.SymbolicDim]]:
         """Target, axis and size of the targets' sizes that are expressions of other sizes."""
-        sizes = ((p.name, axis, ir.SymbolicDim(d)) for p in self.targets for axis, d in enumerate(p.shape or ())
+        sizes = ((p.name, axis, _expression(d)) for p in self.targets for axis, d in enumerate(p.shape or ())
                  if isinstance(d, str))  # fmt: skip
-        return [(port, axis, size) for port, axis, size in sizes if size.free_symbols() - {size.value}]
+        return [(port, axis, size) for port, axis, size in sizes if size is not None]
 
     @staticmethod
     def _refuse_size(port: str, axis: int, size: int, why: str) -> NoReturn:
@@ -145,6 +152,17 @@ class ProgramInputs:
         return next((size for size in sizes if isinstance(size, int)), None)
 
 
+def _expression(dim: str) -> ir.SymbolicDim | None:
+    """The name of a size as an expression of other sizes; `None` if it is not one, or one that grows without bounds."""
+    if len(dim) > _LONGEST or "**" in dim:
+        return None
+    size = ir.SymbolicDim(dim)
+    try:
+        return size if size.free_symbols() - {dim} else None
+    except (ValueError, RecursionError):
+        return None
+
+
 def as_array(value: ArrayLike) -> np.ndarray:
     """Convert to a numpy array; a CPU tensor of PyTorch without a copy."""
     if hasattr(value, "detach"):
@@ -152,7 +170,7 @@ def as_array(value: ArrayLike) -> np.ndarray:
         return np.asarray((tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy())
     try:
         return value if isinstance(value, np.memmap) else np.asarray(value)
-    except ValueError as problem:
+    except (TypeError, ValueError, OverflowError) as problem:
         raise ArgumentError(f"Cannot convert a value to a numpy array: {problem}.") from problem
 
 

@@ -27,8 +27,14 @@ from onnx_convgrad.training.losses.elementwise import Loss, Spec, like, reduce, 
 
 
 def class_axis(y: ir.Value) -> int:
-    """The class axis: 1, or 0 for a vector."""
-    return min(1, len(shape_of(y, "the class axis")) - 1)
+    """The class axis: 1, or 0 for a vector; raises `ArgumentError` for a scalar."""
+    rank = len(shape_of(y, "the class axis"))
+    if rank == 0:
+        raise ArgumentError(
+            f"The output {y.name!r} is a single number, and a loss over classes needs an axis of them.",
+            hint="Its output has the shape [N, classes] or [N, classes, ...].",
+        )
+    return min(1, rank - 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ bfloat16 are widened to float32 first.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import ArrayLike
 
+from onnx_convgrad.base.boundary import TypedArguments
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import factors, positive
 from onnx_convgrad.errors import ArgumentError, ModelError
@@ -29,7 +30,7 @@ Spec = tuple[ir.DataType, ir.Shape | None]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Loss(ABC):
+class Loss(metaclass=TypedArguments):
     """A loss of one output. Called as `loss(e, y, target)`, it returns a scalar, or entries with the reduction `"none"`.
 
     Args:
@@ -42,7 +43,7 @@ class Loss(ABC):
         check_names([self.reduction], ["mean", "sum", "none"], "reduction")
         self.check()
 
-    def check(self) -> None:  # noqa: B027 - most losses have no options to check
+    def check(self) -> None:
         """Raise `ArgumentError` for invalid options."""
 
     def target(self, y: ir.Value) -> Spec:

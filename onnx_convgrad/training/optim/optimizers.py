@@ -6,7 +6,7 @@ learning rate. Values that depend on t alone are computed once per graph, in flo
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
@@ -14,6 +14,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnx_convgrad.base.boundary import TypedArguments
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import positive, share
 from onnx_convgrad.errors import ArgumentError
@@ -76,7 +77,7 @@ Step = tuple[ir.Value, dict[str, ir.Value]]
 
 
 @dataclass(frozen=True)
-class Optimizer(ABC):
+class Optimizer(metaclass=TypedArguments):
     """Base class of the optimizers; names and defaults of the options are PyTorch's.
 
     Args:

@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import cached_property
-from pathlib import Path
 
 import onnx
 import onnx_ir as ir
@@ -21,7 +20,8 @@ from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.limits import Limits
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import whole
-from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.base.paths import as_path
+from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.diagnose import judged
 from onnx_convgrad.frontend.exporters.separate_merged import restore, untie
@@ -117,7 +117,9 @@ class TrainingProgram:
         models: dict[str, ir.Model] = {part: self.model(part) for part in PARTS}
         if defaults is None:
             defaults = self.manifest.options.get("target") != "web"
-        write_program(Path(folder), self.manifest, models, shared=shared_weights, defaults=defaults)
+        write_program(
+            as_path(folder, "The folder of a program"), self.manifest, models, shared=shared_weights, defaults=defaults
+        )
 
     @classmethod
     @typed_errors
@@ -127,8 +129,14 @@ class TrainingProgram:
         Raises:
             ModelError: The folder holds no program, or one of a later version.
         """
-        path = Path(folder)
-        return cls(read_manifest(path), lambda part: read_part(path, part))
+        path = as_path(folder, "The folder of a program")
+        manifest = read_manifest(path)
+        try:
+            return cls(manifest, lambda part: read_part(path, part, manifest))
+        except ArgumentError as problem:
+            raise ModelError(
+                f"The schedule in the manifest of {str(path)!r} cannot be used: {problem.message}"
+            ) from None
 
     def __repr__(self) -> str:
         m = self.manifest

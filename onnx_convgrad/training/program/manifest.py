@@ -7,12 +7,14 @@ a single file is self-contained.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import onnx_ir as ir
 
+from onnx_convgrad.base.forms import NAME, NATURAL, NUMBER, Is, check_form, parse_json
 from onnx_convgrad.errors import ModelError
 
 FORMAT = "onnx_convgrad.training_program"
@@ -121,18 +123,67 @@ class Manifest:
             ModelError: It is not a manifest, or of a later version.
         """
         try:
-            values = json.loads(text)
-            if values.pop("format") != FORMAT:
-                raise ModelError("The manifest is not of a training program.")
-            version = values.pop("version")
-        except (ValueError, KeyError, AttributeError, TypeError) as problem:
+            values = parse_json(text, {"format": str, "version": int, str: object})
+        except ValueError as problem:
             raise ModelError(f"This is not a manifest of a training program ({problem}).") from problem
-        if version != VERSION:
-            raise ModelError(f"The manifest has version {version}; this release reads version {VERSION}.")
+        if values["format"] != FORMAT:
+            raise ModelError("The manifest is not of a training program.")
+        if values["version"] != VERSION:
+            raise ModelError(f"The manifest has version {values['version']}; this release reads version {VERSION}.")
         try:
-            return cls(**{f.name: _field(f.name, values[f.name]) for f in fields(cls)})
-        except (KeyError, TypeError) as problem:
-            raise ModelError(f"The manifest is incomplete ({problem}).") from problem
+            check_form(values, _FORM)
+            _check_names(values)
+        except ValueError as problem:
+            raise ModelError(f"The manifest is incomplete or damaged: {problem}.") from problem
+        return cls(**{f.name: _field(f.name, values[f.name]) for f in fields(cls)})
+
+
+_DTYPES = frozenset(kind.numpy().name for kind in ir.DataType if kind != ir.DataType.UNDEFINED)
+_PORT = {
+    "name": NAME,
+    "dtype": Is("numpy's name of a type", lambda name: isinstance(name, str) and name in _DTYPES),
+    "shape": (None, [(NATURAL, str, None)]),
+}
+_STORED = {**_PORT, "shape": [NATURAL], "next": NAME}
+_KIND = Is("'optimizer', 'statistic' or 'random'", lambda kind: kind in ("optimizer", "statistic", "random"))
+_FORM = {
+    "format": str,
+    "version": int,
+    "data": [_PORT],
+    "targets": [_PORT],
+    "learning_rate": _PORT,
+    "loss": NAME,
+    "terms": [NAME],
+    "outputs": [NAME],
+    "parameters": [{**_STORED, "gradient": NAME}],
+    "state": [{**_STORED, "kind": _KIND, "of": (None, str), "slot": (None, str)}],
+    "optimizer": {"name": NAME, "lr": NUMBER, "schedule": {"name": str, str: object}, str: object},
+    "losses": [
+        {"loss": (None, str), "output": NAME, "weight": NUMBER, "target": (None, str), "options": {str: object}},
+        ...,
+    ],
+    "options": {"seed": NATURAL, str: object},
+}
+
+
+def _check_names(values: Mapping[str, Any]) -> None:
+    """Raise ValueError for a name with two roles, a loss of an unknown target, or several losses without terms."""
+    trained, state, losses = values["parameters"], values["state"], values["losses"]
+    ports = [*values["data"], *values["targets"], values["learning_rate"], *trained, *state]
+    results = [values["loss"], *values["terms"], *values["outputs"], *(e["next"] for e in (*trained, *state))]
+    for names in ([p["name"] for p in ports], [*results, *(p["gradient"] for p in trained)]):
+        for name, count in Counter(names).items():
+            if count > 1:
+                raise ValueError(f"{name[:80]!r} has two roles")
+    targets = {port["name"] for port in values["targets"]}
+    for loss in losses:
+        if loss["target"] not in targets and (loss["target"] is not None or loss["loss"] in _CLASSIFIES):
+            raise ValueError(f"a loss has the target {str(loss['target'])[:80]!r}, which is no input")
+    if len(values["terms"]) != (len(losses) if len(losses) > 1 else 0):
+        raise ValueError(f"'terms' has {len(values['terms'])} members for {len(losses)} losses")
+
+
+_CLASSIFIES = frozenset(("CrossEntropy", "NLL", "BCEWithLogits"))
 
 
 _PORTS: dict[str, type[Port]] = {

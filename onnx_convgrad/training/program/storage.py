@@ -12,14 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
 from onnx_convgrad.base.drafts import draft_folder, recover_folder, replace_folder
+from onnx_convgrad.base.paths import check_regular
 from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.frontend.files import load
 from onnx_convgrad.ir.serialize import PROTO_LIMIT
-from onnx_convgrad.training.program.manifest import Manifest
+from onnx_convgrad.training.program.manifest import Manifest, Port
+
+if TYPE_CHECKING:
+    from onnx_convgrad.training.program.graphs import Part
 
 _MANIFEST = "manifest.json"
 _WEIGHTS = "weights.bin"
@@ -124,23 +129,70 @@ def read_manifest(folder: Path) -> Manifest:
     """
     try:
         recover_folder(folder)
+        check_regular(folder / _MANIFEST)
         return Manifest.from_json((folder / _MANIFEST).read_bytes())
     except ModelError as problem:
         raise ModelError(
             f"{str(folder / _MANIFEST)!r}: {problem.message}", hint="Save the program again with TrainingProgram.save."
         ) from problem
-    except FileNotFoundError:
-        raise ModelError(f"{str(folder)!r} is not a training program: it has no {_MANIFEST}.") from None
+    except ArgumentError as problem:
+        missing = not (folder / _MANIFEST).exists()
+        reason = f"it has no {_MANIFEST}." if missing else problem.message
+        raise ModelError(f"{str(folder)!r} is not a training program: {reason}") from None
     except OSError as problem:
         raise ModelError(f"{str(folder)!r} could not be read: {problem.strerror or problem}.") from problem
 
 
-def read_part(folder: Path, part: str) -> ir.Model:
-    """Read one graph of a program, with the default values of its inputs."""
+def read_part(folder: Path, part: Part, manifest: Manifest) -> ir.Model:
+    """Read one graph of a program, with the default values of its inputs.
+
+    Raises:
+        ModelError: It cannot be read, or its inputs and outputs are not those of the manifest.
+    """
     model = load(folder / f"{part}.onnx")
     if (path := folder / f"{_INITIAL}.onnx").exists():
         initial = load(path).graph.initializers
         for value in [v for v in model.graph.inputs if v.name in initial]:
             value.const_value = initial[value.name or ""].const_value
             model.graph.register_initializer(value)
+    _check_part(folder / f"{part}.onnx", model, part, manifest)
     return model
+
+
+def _check_part(path: Path, model: ir.Model, part: Part, manifest: Manifest) -> None:
+    """Refuse a graph that lacks a name of the manifest, or has another type or shape for it."""
+    graph, m = model.graph, manifest
+    ports = {p.name: p for p in (*m.data, *m.targets, m.learning_rate, *m.moving())}
+    ports |= {p.gradient: Port(p.gradient, p.dtype, p.shape) for p in m.parameters}
+    found = {v.name or "": v for v in (*graph.inputs, *graph.initializers.values())}
+    updated = [s for s in m.state if s.kind == "optimizer"]
+    gradients, results = [p.gradient for p in m.parameters], [m.loss, *m.terms, *m.outputs]
+    wanted: dict[Part, tuple[list[str], list[str]]] = {
+        "step": ([e.name for e in m.moving()], [*results, *(e.next for e in m.moving())]),
+        "gradients": ([], [*results, *gradients, *(s.next for s in m.state if s not in updated)]),
+        "update": (gradients, [*(p.next for p in m.parameters), *(s.next for s in updated)]),
+        "evaluate": ([], results),
+        "inference": ([e.name for e in m.stored()], []),
+    }
+    needed, made = wanted[part]
+    missing = [n for n in needed if n not in found] + sorted({*made} - {v.name for v in graph.outputs})
+    results_of = {e.next: Port(e.next, e.dtype, e.shape) for e in m.moving()}
+    for value in (*found.values(), *graph.outputs):
+        port = ports.get(value.name or "") or results_of.get(value.name or "")
+        if port is not None and not _agree(port, value):
+            missing.append(value.name or "")
+    unknown = [v.name for v in graph.inputs if v.name not in ports] if part != "inference" else []
+    if missing or unknown:
+        what = f"has no {missing[0]!r} of that type and shape" if missing else f"has the input {unknown[0]!r}"
+        raise ModelError(
+            f"{str(path)!r} does not belong to the manifest beside it: it {what}.",
+            hint="Save the program again with TrainingProgram.save.",
+        )
+
+
+def _agree(port: Port, value: ir.Value) -> bool:
+    """Whether a value has the type and the sizes of a port."""
+    other = Port.from_value(value)
+    if value.const_value is not None and tuple(value.const_value.shape) != port.shape:
+        return False
+    return (other.dtype, other.shape) == (port.dtype, port.shape)

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from numpy.typing import DTypeLike
 
 from onnx_convgrad.autodiff.activity import floating
+from onnx_convgrad.base.boundary import TypedArguments
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import Emitter, known
@@ -78,7 +79,7 @@ class Custom(Loss):
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
+class Term(metaclass=TypedArguments):
     """A loss of one value of the model.
 
     Args:

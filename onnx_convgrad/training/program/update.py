@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onnx_convgrad.base.boundary import TypedArguments
 from onnx_convgrad.base.numbers import positive, share, whole
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import Emitter
@@ -21,7 +22,7 @@ from onnx_convgrad.training.program.manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True)
-class LossScale:
+class LossScale(metaclass=TypedArguments):
     """Initial value and changes of the scale.
 
     Args:

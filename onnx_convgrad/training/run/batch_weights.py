@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from onnx_convgrad.base.numbers import factors
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.training.program.manifest import Manifest
 from onnx_convgrad.training.run.progress import PART
@@ -94,7 +95,7 @@ def _count(manifest: Manifest, term: Mapping[str, Any], batch: Arrays) -> float 
     if weights is None:
         return float(counted.size)
     classes = counted[(counted >= 0) & (counted < len(weights))]  # any other class makes the loss NaN
-    return float(np.asarray(weights, np.float64)[classes].sum())
+    return float(factors(weights, "weight")[classes].sum())
 
 
 def _listed(numbers: np.ndarray) -> str:

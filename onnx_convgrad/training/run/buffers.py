@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from onnx_convgrad.errors import ExecutionError
 from onnx_convgrad.runtime import import_runtime
 
 Device = tuple[str, int]
@@ -94,12 +95,15 @@ class BoundGraph:
     def __call__(self, feeds: Mapping[str, Any], results: Sequence[str], keep: Collection[str] = ()) -> dict[str, Any]:
         """Run on OrtValues, swap the written groups except those to `keep`, and return some results."""
         arrays = [name for name in results if name not in self._scalars]
-        binding = self._binding(tuple(results))
-        for name, value in feeds.items():
-            binding.bind_ortvalue_input(name, value)
-        for name in arrays:
-            binding.bind_output(name, "cpu")  # new memory: that of the last run belongs to its results
-        self.session.run_with_iobinding(binding)
+        try:
+            binding = self._binding(tuple(results))
+            for name, value in feeds.items():
+                binding.bind_ortvalue_input(name, value)
+            for name in arrays:
+                binding.bind_output(name, "cpu")  # new memory: that of the last run belongs to its results
+            self.session.run_with_iobinding(binding)
+        except Exception as problem:
+            raise ExecutionError(f"ONNX Runtime could not run the program: {problem}") from problem
         self.buffers.swap(group for group in self.groups if group not in keep)
         found = {name: self._scalars[name].numpy()[()] for name in results if name in self._scalars}
         if arrays:

@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from onnx_convgrad.base.boundary import TypedArguments
 from onnx_convgrad.base.drafts import remove_leftovers, write_text
+from onnx_convgrad.base.forms import NATURAL, check_form
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import positive, whole
 from onnx_convgrad.base.paths import as_path
@@ -24,7 +26,7 @@ from onnx_convgrad.training.run.protocols import Row, Run
 Mode = Literal["auto", "min", "max"]
 
 
-class Callback:
+class Callback(metaclass=TypedArguments):
     """Base class: a run calls these methods. `run` has the trainer, the number of epochs and `stop()`."""
 
     def on_begin(self, run: Run) -> None:
@@ -45,6 +47,9 @@ class Callback:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from a result of `state`."""
+
+
+_STATE = {"best": (None, float), "monitor": str, "waited": NATURAL, str: object}
 
 
 class _Best:
@@ -71,7 +76,15 @@ class _Best:
         return {"best": self.value, "monitor": self.monitor}
 
     def restore(self, state: Mapping[str, Any]) -> bool:
-        """Continue from a result of `state`, if it is of the same column; return whether it is."""
+        """Continue from a result of `state`, if it is of the same column; return whether it is.
+
+        Raises:
+            CheckpointError: It is not a result of `state`.
+        """
+        try:
+            check_form({"best": None, "monitor": "", "waited": 0, **state}, _STATE)
+        except ValueError as problem:
+            raise CheckpointError(f"The checkpoint holds no state of {self.monitor!r}: {problem}.") from problem
         same = bool(state.get("monitor", self.monitor) == self.monitor)
         if same:
             self.value = state.get("best")
@@ -187,7 +200,7 @@ class EarlyStopping(Callback):
         return {**self.best.state(), "waited": self.waited}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.waited = state["waited"] if self.best.restore(state) else 0
+        self.waited = state.get("waited", 0) if self.best.restore(state) else 0
 
 
 class Log(Callback):

@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onnx_convgrad.base.drafts import draft_of
+from onnx_convgrad.base.forms import NATURAL, check_form, parse_json
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import CheckpointError, DivergenceError, ExecutionError
 from onnx_convgrad.training.optim.schedules import describe_schedule
 from onnx_convgrad.training.run.divergence import check_values
-from onnx_convgrad.training.run.progress import Progress
+from onnx_convgrad.training.run.progress import PROGRESS, Progress
 from onnx_convgrad.training.run.protocols import TrainerLike
 
 FORMAT = "onnx_convgrad.checkpoint"
@@ -29,6 +30,10 @@ FORMAT = "onnx_convgrad.checkpoint"
 
 VERSION = 1
 """Version of the format, incremented with incompatible changes."""
+
+_FORM = {
+    "progress": PROGRESS, "optimizer": str, "schedule": {"name": str, str: object}, "seed": NATURAL, str: object
+}  # fmt: skip
 
 _DIGEST = "onnx_convgrad.digest"
 _NUMBERED = re.compile(r"step-(\d+)\.safetensors")
@@ -90,7 +95,7 @@ def read(path: Path) -> Checkpoint:
         with safetensors.safe_open(path, "numpy") as file:
             header = file.metadata() or {}
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    except (OSError, safetensors.SafetensorError) as problem:
+    except Exception as problem:  # whatever the library says of foreign bytes
         raise CheckpointError(
             f"{str(path)!r} is truncated, damaged or not a safetensors file ({str(problem).rstrip('.')})."
         ) from problem
@@ -99,9 +104,13 @@ def read(path: Path) -> Checkpoint:
     text = header[FORMAT]
     if header.get(_DIGEST) != _digest(text, arrays):
         raise CheckpointError(f"{str(path)!r} is damaged: its content does not match the digest in its header.")
-    info = json.loads(text)
-    if info["version"] != VERSION:
-        raise CheckpointError(f"{str(path)!r} has version {info['version']}; this release reads version {VERSION}.")
+    try:
+        info = parse_json(text, {"version": int, str: object})
+        if info["version"] != VERSION:
+            raise CheckpointError(f"{str(path)!r} has version {info['version']}; this release reads version {VERSION}.")
+        check_form(info, _FORM)
+    except ValueError as problem:
+        raise CheckpointError(f"{str(path)!r} is damaged: in its header {problem}.") from problem
     return Checkpoint(arrays, info)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.runtime import Options, Providers, import_runtime
 from onnx_convgrad.runtime.providers import CUDA, check_available, resolve_providers
+from onnx_convgrad.training.data.inputs import as_array
 from onnx_convgrad.training.program.build import TrainingProgram
 from onnx_convgrad.training.program.manifest import Port
 from onnx_convgrad.training.program.masks import initial_state
@@ -103,7 +104,9 @@ class Engine:
         Raises:
             ArgumentError: The vector has another length.
         """
-        sizes, vector = [math.prod(entry.static_shape()) for entry in entries], np.asarray(vector)
+        sizes, vector = [math.prod(entry.static_shape()) for entry in entries], as_array(vector)
+        if vector.dtype.kind not in "biuf":
+            raise ArgumentError(f"The vector holds {vector.dtype}, not numbers.")
         if vector.shape != (sum(sizes),):
             raise ArgumentError(f"The vector has shape {vector.shape}; the {len(sizes)} values need ({sum(sizes)},).")
         pieces = zip(entries, np.split(vector, np.cumsum(sizes)[:-1]), strict=True)

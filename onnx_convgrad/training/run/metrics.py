@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, SupportsFloat, TypeAlias
 
 import numpy as np
 
-from onnx_convgrad.base.boundary import CallersCode
+from onnx_convgrad.base.boundary import CallersCode, TypedArguments
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.errors import ArgumentError
@@ -20,7 +20,7 @@ Arrays = Mapping[str, Any]
 """Name -> array or number. `Any`, so that a metric may use them in any arithmetic."""
 
 
-class Metric(ABC):
+class Metric(metaclass=TypedArguments):
     """A quantity that is averaged over batches.
 
     Attributes:
@@ -165,4 +165,8 @@ def _resolved(metric: MetricLike, manifest: Manifest) -> Metric:
     if isinstance(metric, str):
         check_names([metric], ["accuracy"], "metric")
         return Accuracy().of(manifest)
-    return metric.of(manifest) if isinstance(metric, Metric) else _Function(metric, manifest)
+    if isinstance(metric, Metric):
+        return metric.of(manifest)
+    if not callable(metric):
+        raise ArgumentError(f"A metric is a name, a member of onnx_convgrad.metrics or a function, not {metric!r}.")
+    return _Function(metric, manifest)

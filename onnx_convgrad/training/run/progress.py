@@ -5,8 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from onnx_convgrad.base.forms import NATURAL, NUMBER, Is
+
 PART = "\n"
 """Separates the name of an average from that of one of its terms, each averaged by itself; no metric's name has it."""
+
+
+_ROW = {
+    "epoch": NATURAL, "step": NATURAL, "loss": float, "learning_rate": float, "seconds": float,
+    "samples_per_second": float, str: float,
+}  # fmt: skip
+_SUM = Is("two numbers", lambda v: isinstance(v, list) and len(v) == 2 and all(isinstance(x, (int, float)) for x in v))
+PROGRESS = {
+    "steps": NATURAL, "epoch": NATURAL, "position": NATURAL, "sums": {str: _SUM}, "samples": NATURAL,
+    "seconds": NUMBER, "history": [_ROW], "callbacks": {str: {str: object}}, "data": (None, {str: object}),
+}  # fmt: skip
+"""The form of a progress in JSON."""
 
 
 @dataclass
@@ -59,5 +73,5 @@ class Progress:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Progress:
-        """Create from JSON values; raises KeyError if some are missing."""
+        """Create from JSON values of the form `PROGRESS`."""
         return cls(**{f.name: values[f.name] for f in fields(cls)})
