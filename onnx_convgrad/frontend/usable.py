@@ -69,6 +69,7 @@ _CONVOLUTIONS = frozenset(("Conv", "ConvTranspose"))
 _SHOWN = 5
 _POSITIONS = frozenset(("axis", "batch_dims", "batch_axis", "new_axis", "time_axis"))
 _MOST_AXES = 1000
+_COUNTS = frozenset(("blocksize", "group", "hidden_size", "kv_num_heads", "num_groups", "offset_group", "q_num_heads"))
 _SWITCHES = frozenset(
     "allowzero antialias ceil_mode count_include_pad exclude_outside exclusive fmod inverse is_causal keepdims largest"
     " layout linear_before_reset noop_with_empty_axes onesided periodic reverse saturate select_last_index sorted"
@@ -171,6 +172,10 @@ def _wrong_positions(node: ir.Node) -> Iterator[str]:
             yield f"its {key} is {number}, and no tensor has that many axes."
         elif number is not None and key == "batch_dims" and number < 0:
             yield f"its batch_dims is {number}, and must be at least 0."
+    for key in _COUNTS & node.attributes.keys():
+        number = _int(node, key)
+        if number is not None and not 0 < number < 2**31:
+            yield f"its {key} is {number}, and must be a size above 0."
     for key in _SWITCHES & node.attributes.keys():
         if _int(node, key) not in (None, 0, 1):
             yield f"its {key} is {_int(node, key)}, and must be 0 or 1."
@@ -209,6 +214,9 @@ def _windows(node: ir.Node) -> Iterator[str]:
         if len(kernel) != len(sizes) or any(isinstance(b, int) and a != b for a, b in pairs):
             yield f"its kernel_shape is {list(kernel)}, but its weight has the kernel {'x'.join(map(str, sizes))}."
             return
+    if kernel is not None and not kernel:
+        yield "its kernel_shape is empty."
+        return
     rank = len(kernel) if kernel is not None else None if sizes is None else len(sizes)
     for key, per_axis in (("strides", 1), ("dilations", 1), ("pads", 2)):
         values = _ints(node, key)
