@@ -155,9 +155,7 @@ def _check_shape(value: ir.Value) -> None:
         if isinstance(d, int):
             size *= d
     if size > _LARGEST:
-        raise ModelError(
-            f"The value {value.name!r} of shape [{', '.join(map(str, value.shape or ()))}] has more elements than 64 bits count."
-        )
+        raise ModelError(f"The value {value.name!r} of shape {value.shape} has more elements than 64 bits count.")
 
 
 def _check_stored(value: ir.Value) -> None:

@@ -70,6 +70,7 @@ _CONVOLUTIONS = frozenset(("Conv", "ConvTranspose"))
 _SHOWN = 5
 _POSITIONS = frozenset(("axis", "batch_dims", "batch_axis", "new_axis", "time_axis"))
 _MOST_AXES = 1000
+_COUNTS = frozenset(("blocksize", "group", "hidden_size", "kv_num_heads", "num_groups", "offset_group", "q_num_heads"))
 _SWITCHES = frozenset(
     "allowzero antialias ceil_mode count_include_pad exclude_outside exclusive fmod inverse is_causal keepdims largest"
     " layout linear_before_reset noop_with_empty_axes onesided periodic reverse saturate select_last_index sorted"
@@ -174,6 +175,8 @@ def _wrong_value(node: ir.Node, key: str, value: object) -> Iterator[str]:
             yield f"its {key} is {value}, and no tensor has that many axes."
         elif key in _SWITCHES and value not in (0, 1):
             yield f"its {key} is {value}, and must be 0 or 1."
+        elif key in _COUNTS and not 0 < value < 2**31:
+            yield f"its {key} is {value}, and must be a size above 0."
         elif key == "batch_dims" and value < 0:
             yield f"its batch_dims is {value}, and must be at least 0."
         elif key == "num_outputs" and value != len(node.outputs):
@@ -217,6 +220,9 @@ def _windows(node: ir.Node) -> Iterator[str]:
         if len(kernel) != len(sizes) or any(isinstance(b, int) and a != b for a, b in pairs):
             yield f"its kernel_shape is {list(kernel)}, but its weight has the kernel {'x'.join(map(str, sizes))}."
             return
+    if kernel is not None and not kernel:
+        yield "its kernel_shape is empty."
+        return
     rank = len(kernel) if kernel is not None else None if sizes is None else len(sizes)
     for key, per_axis in (("strides", 1), ("dilations", 1), ("pads", 2)):
         values = _ints(node, key)

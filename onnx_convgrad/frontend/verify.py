@@ -67,4 +67,7 @@ def verify(model: ir.Model, primal: ir.Model) -> None:
     if checker_complaint(skeleton(primal)) is not None:
         logger.info("The given model does not pass onnx.checker, nor does the result: %s", complaint)
         return
-    raise RuleContractError(f"The emitted model does not pass onnx.checker: {complaint}")
+    raise RuleContractError(
+        f"The emitted model does not pass onnx.checker: {complaint}",
+        suspect=f"The shapes or types that the model declares contradict one another: with its gradients, {complaint.rstrip('.')}.",
+    )

@@ -59,7 +59,17 @@ MALFORMED = [
     (one_node("Conv", strides=1), "strides is of type INT, and must be INTS"),
     (one_node("Conv", stride=[1, 1]), "an attribute 'stride', which Conv does not have"),
     (one_node("AveragePool", "x"), "its attribute kernel_shape is missing"),
+    (one_node("Conv", group=0), "its group is 0, and must be a size above 0"),
+    (
+        one_node("DepthToSpace", "x", blocksize=-(2**63)),
+        "its blocksize is -9223372036854775808, and must be a size above 0",
+    ),
 ]
+
+
+def test_a_window_without_axes_is_refused() -> None:
+    with pytest.raises(ModelError, match="its kernel_shape is empty"):
+        og.augment(of_rows("{ y = MaxPool <kernel_shape: ints = []> (x) }"), wrt="inputs")
 
 
 @pytest.mark.parametrize(("model", "reason"), MALFORMED, ids=[reason for _, reason in MALFORMED])

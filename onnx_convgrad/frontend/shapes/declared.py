@@ -90,10 +90,17 @@ class RecallShapes(DeclaredShapesPass):
 
 
 class CleanDimensions(GraphPass):
-    """Make placeholder names such as `?` anonymous and negative sizes unknown; distinct unknown sizes stay distinct."""
+    """Make placeholder names such as `?` anonymous and negative sizes unknown; distinct unknown sizes stay distinct.
+
+    Stored values have the shape and the type that they are stored with, whatever is declared.
+    """
 
     def rewrite(self, model: ir.Model) -> bool:
         changed = False
+        for value in (v for graph in model.graphs() for v in graph.initializers.values()):
+            stored = value.const_value
+            if stored is not None and (value.dtype, value.shape) != (stored.dtype, stored.shape):
+                value.type, value.shape, changed = ir.TensorType(stored.dtype), ir.Shape(stored.shape), True
         for value in all_values(model.graph):
             if value.shape is None:
                 continue
@@ -119,12 +126,14 @@ _UNBOUNDED = re.compile(r"\d{13}|\*\*(?!\s*\d(?![\w.]|\s*\*\*))")
 
 @lru_cache(maxsize=4096)
 def _is_expression(name: str) -> bool:
-    """Whether shape inference can parse the name of a dimension, as an expression of symbols, in bounded time."""
+    """Whether shape inference can parse the name of a dimension, as an expression of symbols, in bounded time.
+
+    A name that stands for a number, such as "0", is a name to runtimes, and only to shape inference that number.
+    """
     powers, parentheses = name.count("**"), name.count("(")
     if len(name) > _LONGEST_NAME or powers > _MOST_POWERS or parentheses > _MOST_PARENTHESES or _UNBOUNDED.search(name):
         return False
     try:
-        ir.SymbolicDim(name).free_symbols()
+        return bool(ir.SymbolicDim(name).free_symbols())
     except (ValueError, ArithmeticError, TypeError, RecursionError):
         return False
-    return True

@@ -38,6 +38,27 @@ def test_placeholders_become_anonymous_and_symbols_stay() -> None:
     assert not run_passes(model, [CleanDimensions()])
 
 
+@pytest.mark.parametrize("name", ["0", "-1", "N-N", "9**9**9"])
+def test_names_that_are_numbers_are_unknown_sizes(name: str) -> None:
+    model = _model()
+    model.graph.inputs[0].shape = ir.Shape([ir.SymbolicDim(name), 3])
+    assert run_passes(model, [CleanDimensions()])
+    assert [getattr(d, "value", d) for d in model.graph.inputs[0].shape or ()] == [None, 3]
+
+
+def test_a_stored_value_has_its_own_shape() -> None:
+    text = '<ir_version: 8, opset_import: ["" : 21]> g (float[2] x) => (float[2] y) <float[2] w = {1, 2}> { y = Mul (x, w) }'
+    proto = parser.parse_model(text)
+    declared = proto.graph.value_info.add(name="w")
+    declared.type.tensor_type.elem_type = 7
+    declared.type.tensor_type.shape.dim.add().dim_param = "2**2**40"
+    model = ir.from_proto(proto)
+    assert run_passes(model, [CleanDimensions()])
+    w = model.graph.initializers["w"]
+    assert str(w.shape) == "[2]" and w.dtype == ir.DataType.FLOAT
+    assert not run_passes(model, [CleanDimensions()])
+
+
 def test_shapes_of_the_caller_replace_those_of_inputs() -> None:
     model = _model()
     assert run_passes(model, [OverrideShapes({"x": [5, 3]})])
