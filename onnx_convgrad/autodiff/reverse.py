@@ -16,7 +16,7 @@ from onnx_convgrad.autodiff.accumulate import merge_terms
 from onnx_convgrad.autodiff.activity import Activity, carriers, problem, rule_of
 from onnx_convgrad.autodiff.function_bodies import equivalent, has_body
 from onnx_convgrad.autodiff.registry import Rule, joint_of
-from onnx_convgrad.errors import DifferentiationError, Problem, RuleContractError, UnsupportedCase
+from onnx_convgrad.errors import ConvGradError, DifferentiationError, Problem, RuleContractError, UnsupportedCase
 from onnx_convgrad.ir.broadcasting import shapes_differ, unbroadcast
 from onnx_convgrad.ir.call import Call, stem
 from onnx_convgrad.ir.emit import Emitter
@@ -60,6 +60,9 @@ def backward(
     if walk.problems:
         raise DifferentiationError(walk.problems)
     return result
+
+
+_CHECK = "onnx.checker.check_model(model, full_check=True) may say more."
 
 
 class Walk:
@@ -111,6 +114,10 @@ class Walk:
             self._report(node, case.message, case.hint)
         except DifferentiationError as inner:
             self.problems.extend(inner.problems)
+        except ConvGradError:
+            raise
+        except (ArithmeticError, IndexError, ValueError) as misfit:  # what arithmetic of axes, sizes and steps raises
+            self._report(node, f"its attributes and operands do not fit together ({misfit}).", _CHECK)
         finally:
             self.e.origin = previous
 
