@@ -195,8 +195,8 @@ def _counts(e: Emitter, pool: Pool, n: Call, x: ir.Value, axis: int) -> int | np
     inside = e.compare("Less", at, e.vector([e.size_add(size, high) if padded else size]))
     if not padded:
         inside = e.op("And", inside, e.compare("GreaterOrEqual", at, e.ints([0])))
-    count = e.op("ReduceSum", e.cast(inside, x.dtype or ir.DataType.FLOAT), e.ints([1]), keepdims=0)
-    return e.op("Max", count, e.scalar(1, x))
+    taps_inside = e.op("ReduceSum", e.cast(inside, x.dtype or ir.DataType.FLOAT), e.ints([1]), keepdims=0)
+    return e.op("Max", taps_inside, e.scalar(1, x))
 
 
 def _divide(e: Emitter, gy: ir.Value, counts: list[int | np.ndarray | ir.Value]) -> ir.Value:

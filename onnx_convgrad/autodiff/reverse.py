@@ -69,6 +69,9 @@ def backward(
     return result
 
 
+_CHECK = "onnx.checker.check_model(model, full_check=True) may say more."
+
+
 class Walk:
     """The reverse walk, and what forward mode shares with it: the activity, and the problems found so far."""
 
@@ -121,7 +124,13 @@ class Walk:
         except ConvGradError:
             raise
         except Exception as fault:
-            raise _failure(node, fault) from fault
+            rule = rule_of(node)
+            known = isinstance(
+                fault, (ArithmeticError, IndexError, ValueError)
+            )  # from arithmetic of axes, sizes and steps
+            if not known or (rule is not None and not is_built_in(rule)):
+                raise _failure(node, fault) from fault
+            self._report(node, f"its attributes and operands do not fit together ({fault}).", _CHECK)
         finally:
             self.e.origin = previous
 

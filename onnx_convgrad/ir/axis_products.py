@@ -30,7 +30,7 @@ def contract(e: Emitter, g: ir.Value, matrix: ir.Value, axis: int, sizes: list[D
 
 
 def contract_blocks(
-    e: Emitter, g: ir.Value, matrices: ir.Value, rows: ir.Value, axis: int, sizes: list[Dim], size: int
+    e: Emitter, g: ir.Value, matrices: ir.Value, rows: ir.Value, axis: int, sizes: list[Dim], size: Dim
 ) -> ir.Value:
     """The product along `axis` with a matrix that is zero outside of blocks; updates `sizes`, the dimensions of g.
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
+from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import known
 
@@ -26,10 +27,13 @@ class Pool:
     def of(cls, n: Call, x: ir.Value) -> Pool:
         kernel = n.ints("kernel_shape") or ()
         rank = len(kernel)
+        require(x.shape is None or len(x.shape) == rank + 2, f"kernel_shape {list(kernel)} does not fit the rank of X.")
         strides = n.ints("strides") or (1,) * rank
         sizes = tuple(None if x.shape is None else known(x.shape[2 + axis]) for axis in range(rank))
         mode = n.string("auto_pad", "NOTSET")
         dilations = n.ints("dilations") or (1,) * rank
+        for name, steps in (("kernel_shape", kernel), ("strides", strides), ("dilations", dilations)):
+            require(len(steps) == rank and min(steps, default=1) > 0, f"{name} must be {rank} positive numbers.")
         pads = _explicit(n, kernel, strides, sizes)
         return cls(kernel, strides, dilations, sizes, pads, mode, bool(n.int("ceil_mode", 0)))
 
@@ -92,6 +96,7 @@ def _explicit(
     rank, mode = len(kernel), n.string("auto_pad", "NOTSET")
     if mode in ("NOTSET", "", "VALID"):
         pads = (n.ints("pads") if mode != "VALID" else None) or (0,) * (2 * rank)
+        require(len(pads) == 2 * rank, f"pads must be {2 * rank} numbers, not {list(pads)}.")
         return tuple(zip(pads[:rank], pads[rank:], strict=True))
     found = []
     for size, k, s in zip(sizes, kernel, strides, strict=True):
