@@ -176,6 +176,12 @@ def test_the_command_line_overrides_a_toml_file(course: Path, tmp_path: Path) ->
     assert trained and not any(name.startswith(("bn", "conv1.")) for name in trained)
 
 
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.toml").write_bytes(b'model = "\xff\xfe"')
+    with pytest.raises(ArgumentError, match="could not be read as TOML: 'utf-8' codec"):
+        read_config(tmp_path / "train.toml")
+
+
 def test_options_survive_the_file(tmp_path: Path) -> None:
     config = Config(
         model='/a/m"ü.onnx', data=("/x.npy",), loss=("a=0.5*mse",), mean=(0.5, 1e-07), validation=("0.25",),
@@ -197,6 +203,13 @@ def test_options_survive_the_file(tmp_path: Path) -> None:
         ("seed = -1", "--seed must be at least 0, not -1"),
         ("warmup = -3", "--warmup must be at least 0, not -3"),
         ("epochs = ", "could not be read as TOML"),
+        (f"epochs = {10**400}", "'epochs' in train.toml cannot be 1000"),
+        (f"epochs = {'9' * 5000}", "could not be read as TOML: Exceeds the limit"),
+        ('model = "a\\u0000b"', r"'model' in train.toml cannot be 'a\\x00b'"),
+        ("data = " + "[" * 5000, "could not be read as TOML: it is nested too deeply"),
+        ("# " + "x" * 2**20, "could not be read as TOML: it is longer than"),
+        ("data = {}", "'data' in train.toml must be text, or a list of texts"),
+        ("loss-options = 3", "'loss-options' in train.toml must be a table, not 3"),
     ],
 )
 def test_a_wrong_file_is_refused(text: str, message: str, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -138,3 +139,84 @@ def test_a_label_out_of_range_makes_the_loss_nan(label: int) -> None:
     wrong = {**BATCH, "target": np.asarray([0, label])}
     assert math.isnan(float(trainer.validate(wrong)["loss"]))
     assert math.isnan(float(trainer.step(wrong, BATCH)["loss"]))
+
+
+# -- anything whatsoever -----------------------------------------------------------------------------------------------
+
+ODD: list[Any] = [
+    None, 0, -1, 2.5, math.nan, math.inf, True, 1j, 10**30, 10**400, "x", "", "a\0b", "a\ud800", "/no/such/folder/file",
+    b"x", [], [1], ["x"], (1, 2), {}, {"a": 1}, {1: 2}, [[1, [2]]], range(3), ..., object(), np.zeros(3), np.zeros((0, 3)),
+    np.array([object()]), np.datetime64("2020"), int,
+]  # fmt: skip
+USUAL = {"lr": 0.1, "steps": 10, "schedule": 0.1, "folder": "f", "path": "log.csv", "step_size": 3, "loss": None}
+CLASSES = [
+    kind
+    for module in (optim, losses, og.metrics, og.callbacks, og.data)
+    for kind in (getattr(module, name) for name in module.__all__)
+    if isinstance(kind, type) and not inspect.isabstract(kind) and kind not in (og.data.Batches, og.callbacks.Callback)
+]
+
+
+def typed(call: Callable[[], object]) -> None:
+    """Call; no error but one of this package may come out, and no internal one."""
+    try:
+        call()
+    except og.InternalError as problem:
+        raise AssertionError from problem
+    except og.ConvGradError:
+        pass
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_constructors_take_anything_or_refuse_it(kind: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    parameters = inspect.signature(kind).parameters
+    needed = {p.name: USUAL.get(p.name) for p in parameters.values() if p.default is p.empty}
+    for name in parameters:
+        for value in ODD:
+            typed(lambda options={**needed, name: value}: kind(**options))
+    typed(lambda: kind(no_such_option=1))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("value", ODD, ids=[f"{i}" for i in range(len(ODD))])
+def test_methods_take_anything_or_refuse_it(value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = program()
+    trainer = og.Trainer(made)
+    for name in ("step", "evaluate", "load", "load_flat", "save", "restore", "export", "validate"):
+        if value is not int or name != "validate":  # a function that makes no batches: the caller's error
+            typed(lambda method=name: getattr(trainer, method)(value))
+    for name in ("batch_size", "shuffle", "accumulate", "validation", "callbacks", "progress", "metrics"):
+        if value is not int:
+            typed(lambda option=name: fit(og.Trainer(made), **{option: value}))
+    for name in ("batch_size", "shuffle", "seed", "drop_last", "prefetch", "names"):
+        typed(lambda option=name: trainer.validate(BATCH, **{option: value}))
+    for name in ("seed", "schedule", "options", "providers"):
+        if value is not int:
+            typed(lambda option=name: og.Trainer(made, **{option: value}).step(BATCH))
+    for function in (
+        og.Trainer,
+        og.TrainingProgram.load,
+        made.save,
+        made.model,
+        og.data.read_arrays,
+        og.data.as_dataset,
+    ):
+        typed(lambda call=function: call(value))  # type: ignore[misc]
+    typed(lambda: og.data.Arrays(BATCH).split(value))
+
+
+def test_arguments_that_do_not_fit_a_signature_are_refused() -> None:
+    with pytest.raises(og.ArgumentError, match=r"SGD got an unexpected keyword argument 'rate'\."):
+        optim.SGD(rate=1)  # type: ignore[call-arg]
+    with pytest.raises(og.ArgumentError, match=r"step: got an unexpected keyword argument 'rate'"):
+        og.Trainer(program()).step(BATCH, rate=1)  # type: ignore[call-arg]
+
+
+def test_a_loss_over_classes_needs_an_axis_of_them() -> None:
+    scalar = graph_of("(float[N,4] x) => (float y) { h = MatMul (x, w) y = ReduceSum <keepdims = 0> (h) }",
+                      w=np.ones((4, 3), np.float32))  # fmt: skip
+    for loss in ("cross_entropy", "nll"):
+        with pytest.raises(og.ArgumentError, match=r"'y' is a single number, .* has the shape \[N, classes\]"):
+            og.build_training(scalar, loss=loss, optimizer=optim.SGD(lr=0.1))

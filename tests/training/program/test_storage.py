@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -127,3 +130,84 @@ def test_broken_manifests(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(og.ModelError, match=rf"manifest\.json': {message}.*Save the program again"):
         og.TrainingProgram.load(tmp_path)
+
+
+# -- strange and damaged programs ----------------------------------------------------------------------------------------
+
+
+def forged(**changes: Any) -> str:
+    return json.dumps(json.loads(build().manifest.to_json()) | changes)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (lambda: forged(parameters=[7]), r"'parameters\[0\]' must be a map, not 7"),
+        (lambda: forged(options={}), r"there is no 'options\.seed'"),
+        (lambda: forged(losses=[]), "'losses' must be a list with members"),
+        (lambda: forged(terms=["a"]), "'terms' has 1 members for 1 losses"),
+        (lambda: forged(loss="y"), "'y' has two roles"),
+        (lambda: forged().replace('"float32"', '"V8"', 1), "must be numpy's name of a type, not 'V8'"),
+        (lambda: forged(outputs=[["y"]]), r"'outputs\[0\]' must be a name"),
+        (lambda: "[" * 100_000, "nested too deeply"),
+        (lambda: '{"format": "\ud800"}', "not a manifest"),
+    ],
+)
+def test_forged_manifests(tmp_path: Path, text: Any, message: str) -> None:
+    (tmp_path / "manifest.json").write_text(text(), errors="surrogatepass")
+    with pytest.raises(og.ModelError, match=rf"manifest\.json': .*{message}"):
+        og.TrainingProgram.load(tmp_path)
+
+
+def test_a_schedule_that_cannot_be_made(tmp_path: Path) -> None:
+    optimizer = json.loads(build().manifest.to_json())["optimizer"]
+    (tmp_path / "manifest.json").write_text(
+        forged(optimizer=optimizer | {"schedule": {"name": "Cosine", "steps": "x"}})
+    )
+    with pytest.raises(og.ModelError, match=r"The schedule in the manifest of .* cannot be used: Cosine"):
+        og.TrainingProgram.load(tmp_path)
+
+
+@pytest.mark.parametrize("change", ["shape", "name", "next", "input"])
+def test_a_manifest_of_other_graphs_is_refused_before_memory_is_taken(tmp_path: Path, change: str) -> None:
+    build().save(tmp_path / "program")
+    path = tmp_path / "program" / "manifest.json"
+    values = json.loads(path.read_text())
+    if change == "input":
+        values["data"][0]["name"] = "other"
+    else:
+        values["parameters"][0][change] = [2**40] if change == "shape" else "other"
+    path.write_text(json.dumps(values))
+    with pytest.raises(og.ModelError, match=r"step\.onnx' does not belong to the manifest beside it: it has"):
+        og.Trainer(tmp_path / "program").step(arrays(0))
+
+
+KILLED_WHILE_SAVING = """
+import os, signal, sys
+from onnx_convgrad.base import drafts
+from onnx_convgrad.training.program import storage
+from tests.support.training_nets import build
+program, exchange = build(), drafts.replace_folder
+def die(*arguments):
+    if sys.argv[2] == "after":
+        exchange(*arguments)
+    os.kill(os.getpid(), signal.SIGKILL)
+storage.replace_folder = die
+program.save(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_kill_while_a_program_is_replaced_leaves_one(tmp_path: Path, when: str) -> None:
+    folder, program = tmp_path / "program", build()
+    program.save(folder)
+    command = [sys.executable, "-c", KILLED_WHILE_SAVING, str(folder), when]
+    assert subprocess.run(command, check=False, cwd=Path(__file__).parents[3]).returncode == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 2  # a draft
+    same(run(og.TrainingProgram.load(folder).step, arrays(0)), run(program.step, arrays(0)))
+    program.save(folder)
+    assert [p.name for p in tmp_path.iterdir()] == ["program"]
+
+
+def test_results_name_their_producer() -> None:
+    assert (build().step.producer_name, build().step.producer_version) == ("onnx_convgrad", og.__version__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -126,6 +127,18 @@ def save_with(name: str, **options: Any) -> Callable[[Path], object]:
     return lambda path: og.Trainer(linear(optimizer=getattr(optim, name)(lr=0.1, **options))).save(path)
 
 
+def forge(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
+    """A change of the JSON in the header, with a fitting digest."""
+
+    def write(path: Path) -> None:
+        content = checkpoint.read(path)
+        info = json.loads(json.dumps(content.info))
+        change(info)
+        checkpoint.write(path, checkpoint.Checkpoint(content.tensors, info))
+
+    return write
+
+
 CUT = "truncated, damaged or not a safetensors file"
 OTHER = "of another program:"
 DIGEST = "is damaged: its content does not match the digest"
@@ -138,6 +151,18 @@ SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
     "text": (change(lambda _: b"not a checkpoint at all"), CUT),
     "other": (partial(safetensors.numpy.save_file, {"a": np.zeros(3)}), "is a safetensors file, but not a checkpoint"),
     "later": (write_later_version, "has version 2; this release reads version 1"),
+    "no progress": (forge(lambda info: info.pop("progress")), "is damaged: in its header there is no 'progress'"),
+    "negative": (forge(lambda info: info["progress"].update(steps=-1)), r"'progress\.steps' must be a whole number"),
+    "history": (
+        forge(lambda info: info["progress"].update(history=[{}])),
+        r"there is no 'progress\.history\[0\]\.epoch'",
+    ),
+    "sums": (
+        forge(lambda info: info["progress"].update(sums={"loss": [1]})),
+        r"'progress\.sums\.loss' must be two numbers",
+    ),
+    "seed": (forge(lambda info: info.update(seed="a")), "'seed' must be a whole number"),
+    "schedule": (forge(lambda info: info.update(schedule=[])), "'schedule' must be a map"),
     "optimizer": (save_with("AdamW"), f"{OTHER} its optimizer is AdamW, this program's is Adam"),
     "state": (
         save_with("Adam", amsgrad=True),
@@ -188,6 +213,16 @@ def test_another_schedule_and_other_data_give_warnings(tmp_path: Path) -> None:
         other.restore(tmp_path)
     with pytest.warns(UserWarning, match="The data are not those of the restored run"):
         other.fit(data(2), batch_size=2, progress="none")
+
+
+def test_the_state_of_a_callback_must_be_one(tmp_path: Path) -> None:
+    trainer = fit(og.Trainer(program()), callbacks.EarlyStopping("loss", patience=9))
+    path = trainer.save(tmp_path)
+    forge(lambda info: info["progress"]["callbacks"]["EarlyStopping"].update(waited="long"))(path)
+    again = og.Trainer(program())
+    again.restore(path)
+    with pytest.raises(og.CheckpointError, match=r"no state of 'loss': 'waited' must be a whole number"):
+        fit(again, callbacks.EarlyStopping("loss", patience=9), epochs=9)
 
 
 # -- kept files ----------------------------------------------------------------------------------------------------------
