@@ -69,5 +69,6 @@ def verify(model: ir.Model, primal: ir.Model) -> None:
         return
     raise RuleContractError(
         f"The emitted model does not pass onnx.checker: {complaint}",
-        suspect=f"The shapes or types that the model declares contradict one another: with its gradients, {complaint.rstrip('.')}.",
+        suspect="The shapes or types that the model declares contradict one another: with its gradients,"
+        f" {complaint.rstrip('.')}.",
     )
