@@ -16,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.registry import Cotangents, expansion, linear
+from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter, known
 
@@ -30,6 +31,8 @@ Tap = tuple[ir.Value, ir.Value | None]
 def grid_sample(e: Emitter, n: Call) -> ir.Value:
     """y[n, c, p] = sum over t of w_t(grid[n, p]) x[n, c, i_t(grid[n, p])], as in the module's derivation."""
     x, grid = n["X"], n["grid"]
+    same = None in (x.dtype, grid.dtype) or x.dtype == grid.dtype
+    require(same, "its data and its grid have different dtypes.", "Cast one of them to the dtype of the other.")
     cubic = n.string("mode", "linear") in ("cubic", "bicubic")  # defined for two axes only
     rank = 2 if cubic else e.rank(x if x.shape is not None else grid) - 2
     sizes = [e.dim(x, 2 + axis) for axis in range(rank)]

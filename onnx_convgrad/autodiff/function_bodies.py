@@ -65,12 +65,23 @@ def equivalent(e: Emitter, call: Call, rule: Rule | None) -> list[ir.Value | Non
     return [results] if isinstance(results, ir.Value) else list(results)
 
 
+def _check_axes(call: Call, schema: Any) -> None:
+    """Refuse axes beyond the rank of the first operand: the operator's own kernel may ignore them, its body does not."""
+    x = call.inputs[0] if call.inputs else None
+    if "axes" not in schema.attributes or x is None or x.shape is None:
+        return
+    axes, rank = call.ints("axes") or tuple(schema.attributes["axes"].default_value.ints), len(x.shape)
+    if any(not -rank <= axis < rank for axis in axes):
+        raise UnsupportedCase(f"its axes are {list(axes)}, and its operand has rank {rank}.")
+
+
 def _inline(e: Emitter, call: Call) -> list[ir.Value | None]:
     """Emit the operator's function body on its operands."""
     node = call.node
     schema = _schema(node)
     if schema is None:
         raise UnsupportedCase("it has no function body.")
+    _check_axes(call, schema)
     function = _body(node, schema)
     values: dict[str, ir.Value | None] = dict.fromkeys(function.input)
     values.update(zip(function.input, node.inputs, strict=False))

@@ -18,6 +18,9 @@ from onnx_convgrad.base.limits import limits_of
 from onnx_convgrad.errors import InternalError, ModelError, RuleContractError
 from onnx_convgrad.frontend.usable import has_known_operands
 
+_UNTYPED = (ValueError, RuntimeError, IndexError)
+"""What onnx's C++ code raises besides its own errors."""
+
 _UNDECLARED = "Field 'shape' of 'type' is required"
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -61,7 +64,7 @@ def checker_complaint(model: onnx.ModelProto | str) -> str | None:
     """The first objection of onnx.checker to a model or file."""
     try:
         onnx.checker.check_model(model, full_check=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError, RuntimeError) as problem:
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, *_UNTYPED) as problem:
         return " ".join(str(problem).split())
     return None
 
@@ -70,7 +73,7 @@ def inference_complaint(model: onnx.ModelProto) -> str | None:
     """The first node to which ONNX's strict shape inference objects."""
     try:
         onnx.shape_inference.infer_shapes(model, strict_mode=True)
-    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError) as problem:
+    except (onnx.shape_inference.InferenceError, *_UNTYPED) as problem:
         return " ".join(str(problem).split())
     return None
 

@@ -9,7 +9,7 @@ import pytest
 import onnx_convgrad as og
 from onnx_convgrad.autodiff import registry
 from onnx_convgrad.autodiff.registry import load_rules, lookup
-from onnx_convgrad.frontend.diagnose import _runtime_complaint
+from onnx_convgrad.frontend.diagnose import _runtime_complaint, checker_complaint
 from tests.support.one_input import graph_of
 
 
@@ -59,3 +59,8 @@ def test_an_unforeseen_error_names_the_node_and_asks_for_the_model(monkeypatch: 
         og.RuleContractError, match=r"Tanh in my_package.rules failed at node 'squash' \(Tanh\): KeyError"
     ):
         og.augment(model, wrt="inputs")
+
+
+def test_an_exception_inside_the_checker_is_its_objection() -> None:
+    text = "(float[4,2,2,2] x) => (float[] y) <int64[0] n = {}> { y = STFT (x, n) }"
+    assert checker_complaint(graph_of(text))

@@ -13,7 +13,7 @@ from onnx_convgrad import api
 from onnx_convgrad.errors import DifferentiationError
 from onnx_convgrad.runtime import run
 from onnx_convgrad.testing import Case, make_model, rand
-from tests.support.operators import autograd, rule_test
+from tests.support.operators import autograd, rule_test, text_model
 
 X, GRID = rand(2, 2, 4, 5), rand(2, 3, 4, 2, low=-1.6, high=1.6)
 VOLUME, POINTS = rand(1, 2, 3, 4, 3), rand(1, 2, 2, 3, 3, low=-1.4, high=1.4)
@@ -64,6 +64,12 @@ def test_older_names_of_modes() -> None:
     feed = {**dict(zip(("x0", "x1"), new.arrays, strict=True)), "y0_grad": np.ones((2, 2, 3, 4), np.float32)}
     results = [run(api.augment(make_model(c, new.arrays), wrt=["x0", "x1"], of=["y0"]), feed) for c in (old, new)]
     np.testing.assert_array_equal(results[0]["x1_grad"], results[1]["x1_grad"])
+
+
+def test_a_grid_of_another_dtype_is_refused() -> None:
+    text = "(float[1,1,3,2] x, float16[1,2,4,2] grid) => (float[1,1,2,4] y) { y = GridSample (x, grid) }"
+    with pytest.raises(DifferentiationError, match="its data and its grid have different dtypes"):
+        api.augment(text_model(text), wrt="inputs")
 
 
 def test_unknown_rank_is_refused() -> None:
