@@ -72,10 +72,16 @@ def transpose_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     return {"data": lambda: e.op("Transpose", g["transposed"], perm=inverse)}
 
 
+def _block_size(n: Call) -> int:
+    size = n.int("blocksize", 1)
+    require(size > 0, f"its blocksize is {size}, not a positive number.")
+    return size
+
+
 @linear("DepthToSpace", wrt=("input",))
 def depth_to_space_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[n, c, h b + i, w b + j] = x[n, (i b + j) C + c, h, w] (DCR) or x[n, (c b + i) b + j, h, w] (CRD): inverted."""
-    b, x = n.int("blocksize", 1), n["input"]
+    b, x = _block_size(n), n["input"]
     if n.string("mode", "DCR") == "DCR":
         return {"input": lambda: e.op("SpaceToDepth", g["output"], blocksize=b)}
 
@@ -90,7 +96,8 @@ def depth_to_space_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 @linear("SpaceToDepth", wrt=("input",))
 def space_to_depth_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[n, (i b + j) C + c, h, w] = x[n, c, h b + i, w b + j]: a permutation, whose inverse is DepthToSpace."""
-    return {"input": lambda: e.op("DepthToSpace", g["output"], blocksize=n.int("blocksize", 1), mode="DCR")}
+    b = _block_size(n)
+    return {"input": lambda: e.op("DepthToSpace", g["output"], blocksize=b, mode="DCR")}
 
 
 @linear("ReverseSequence", wrt=("input",))

@@ -35,6 +35,10 @@ MOST_NODES = 6000
 """Nodes of one lowering: beyond, it is declined before the rest of it is emitted."""
 
 
+_LARGE = 2**20
+"""Bytes of constants from which on they are compared with the limits."""
+
+
 class _Bounded(Emitter):
     """An emitter that stops a lowering which grows with the numbers in a model."""
 
@@ -49,7 +53,8 @@ class _Bounded(Emitter):
     def const(self, array: Any, dtype: ir.DataType | None = None) -> ir.Value:
         value = super().const(array, dtype)
         self.stored += value.const_value.nbytes if value.const_value is not None else 0
-        self.check_bytes(self.stored, "It")
+        if self.stored > _LARGE:
+            self.check_bytes(self.stored, "It")
         return value
 
 

@@ -12,7 +12,6 @@ MISFITS = {
     "too many strides": "(float[1,1,8,8] x) => (float[1,1,N,M] y) { y = LpPool <kernel_shape = [2,2], strides = [1]> (x) }",
     "too few pads": "(float[1,1,8,8] x) => (float[1,1,N,M] y) { y = LpPool <kernel_shape = [2,2], pads = [1,1]> (x) }",
     "no permutation": "(float[2,3] x) => (float[N,M] y) { y = Transpose <perm = [0,0]> (x) }",
-    "an axis out of range": "(float[2,3] x) => (float[2,3] y) { y = Softmax <axis = 5> (x) }",
     "blocks of zero": "(float[1,4,2,2] x) => (float[N,M,K,L] y) { y = SpaceToDepth <blocksize = 0> (x) }",
     "an equation of other characters": '(float[2,3] x) => (float[N] y) { y = Einsum <equation = "é"> (x) }',
 }

@@ -35,7 +35,8 @@ _known_sizes = needs(lambda s: s.static, "a spatial size is not known while buil
 
 def static_kernel(q: Query) -> str | None:
     """The kernel size is known, and its taps are few enough to list."""
-    return known_kernel(q) or _few_taps(q)
+    taps = q.spec.taps
+    return None if taps is not None and taps <= MOST_TAPS else known_kernel(q) or _few_taps(q)
 
 
 def static_sizes(q: Query) -> str | None:
