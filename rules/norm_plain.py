@@ -47,6 +47,7 @@ def mean_variance_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> C
     """y = (x - m) / d with d = s + eps: dx = (g - mean(g)) / d - (x - m) mean(g (x - m)) / (d^2 s)."""
     x, gy = wide(e, n["X"]), wide(e, g["Y"])
     axes = n.ints("axes") or (0, 2, 3)
+    require(n["X"].shape is None or max(axes) < len(n["X"].shape), f"its axes are {list(axes)}, beyond its operand's.")
 
     def mean(value: ir.Value) -> ir.Value:
         return e.reduce("ReduceMean", value, axes)

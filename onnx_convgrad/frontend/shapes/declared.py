@@ -100,7 +100,7 @@ class CleanDimensions(GraphPass):
         for value in (v for graph in model.graphs() for v in graph.initializers.values()):
             stored = value.const_value
             if stored is not None and (value.dtype, value.shape) != (stored.dtype, stored.shape):
-                value.type, value.shape, changed = ir.TensorType(stored.dtype), ir.Shape(stored.shape), True
+                value.type, value.shape, changed = ir.TensorType(stored.dtype), ir.Shape(stored.shape.numpy()), True
         for value in all_values(model.graph):
             if value.shape is None:
                 continue
