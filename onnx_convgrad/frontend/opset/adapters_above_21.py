@@ -93,7 +93,10 @@ def celu(h: Rewriter) -> None:
     x = h.required(0)
     if h.dtype(x, h.y) in (None, ir.DataType.FLOAT):
         return
-    zero, one, scale = (h.scalar(number, x, h.y) for number in (0.0, 1.0, h.finite("alpha", 1.0)))
+    alpha = h.finite("alpha", 1.0)
+    if abs(alpha) < 1e-7:  # 0 in half precision
+        raise UnsupportedCase(f"its attribute alpha is {alpha}")
+    zero, one, scale = (h.scalar(number, x, h.y) for number in (0.0, 1.0, alpha))
     power = h.e.op("Exp", h.e.op("Div", h.e.op("Min", x, zero), scale))
     below = h.e.op("Mul", h.e.op("Sub", power, one), scale)
     h.become("Add", h.e.op("Max", x, zero), below)
