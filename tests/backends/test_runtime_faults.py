@@ -52,8 +52,14 @@ def test_values_stay(kind: type[NodePass], text: str, operator: str) -> None:
     np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
-def test_an_expansion_that_fails_stays() -> None:
-    text = "(float[3, 4] x, float[0, 0, 2] w) => (float[] y) { y = PRelu (x, w) }"
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(float[3, 4] x, float[0, 0, 2] w) => (float[] y) { y = PRelu (x, w) }",
+        "(float x) => (float[] y) { y = LpNormalization (x) }",
+    ],
+)
+def test_nodes_of_impossible_shapes_stay(text: str) -> None:
     model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 17]> g {text}')
     with pytest.raises(og.ConvGradError) as refusal:
         og.augment(model, wrt="all")

@@ -65,7 +65,7 @@ def _sum_of_products(e: Emitter, node: ir.Node) -> ir.Value | None:
     if a is None or b is None or axes is None:
         return None
     sizes = static_dims(a)
-    if sizes is None or sizes != static_dims(b) or None in sizes:
+    if not sizes or sizes != static_dims(b) or None in sizes:
         return None
     dims = [d or 0 for d in sizes]
     summed = {int(axis) % len(dims) for axis in axes.reshape(-1)}
