@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.registry import Rule, lookup
-from onnx_convgrad.errors import Problem
+from onnx_convgrad.errors import Problem, UnsupportedCase
 from onnx_convgrad.ir.call import Call, stem
 from onnx_convgrad.ir.nodes import captured_values
 
@@ -24,6 +24,18 @@ _FLOATS = frozenset(
 def floating(value: ir.Value) -> bool:
     """Whether the value is a floating tensor; an unknown dtype counts as floating."""
     return value.dtype is None or value.dtype in _FLOATS
+
+
+MISFIT = (ArithmeticError, AssertionError, IndexError, TypeError, ValueError)
+"""What built-in rules raise where attributes, ranks and sizes of a node contradict one another."""
+
+
+def misfit(fault: Exception) -> UnsupportedCase:
+    """The problem of a node on which a built-in rule raised one of `MISFIT`."""
+    return UnsupportedCase(
+        f"its attributes and operands do not fit together ({type(fault).__name__}: {fault}).",
+        hint="If ONNX Runtime runs the model, please report this error with it.",
+    )
 
 
 def rule_of(node: ir.Node) -> Rule | None:

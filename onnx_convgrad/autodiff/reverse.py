@@ -13,7 +13,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.accumulate import merge_terms
-from onnx_convgrad.autodiff.activity import Activity, carriers, problem, rule_of
+from onnx_convgrad.autodiff.activity import MISFIT, Activity, carriers, misfit, problem, rule_of
 from onnx_convgrad.autodiff.function_bodies import equivalent, has_body
 from onnx_convgrad.autodiff.registry import Rule, is_built_in, joint_of
 from onnx_convgrad.base.boundary import unforeseen
@@ -69,9 +69,6 @@ def backward(
     return result
 
 
-_CHECK = "onnx.checker.check_model(model, full_check=True) may say more."
-
-
 class Walk:
     """The reverse walk, and what forward mode shares with it: the activity, and the problems found so far."""
 
@@ -125,12 +122,10 @@ class Walk:
             raise
         except Exception as fault:
             rule = rule_of(node)
-            known = isinstance(
-                fault, (ArithmeticError, IndexError, ValueError)
-            )  # from arithmetic of axes, sizes and steps
-            if not known or (rule is not None and not is_built_in(rule)):
+            if not isinstance(fault, MISFIT) or (rule is not None and not is_built_in(rule)):
                 raise _failure(node, fault) from fault
-            self._report(node, f"its attributes and operands do not fit together ({fault}).", _CHECK)
+            case = misfit(fault)
+            self._report(node, case.message, case.hint)
         finally:
             self.e.origin = previous
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.activity import Activity, carriers, problem, rule_of
+from onnx_convgrad.autodiff.activity import MISFIT, Activity, carriers, misfit, problem, rule_of
 from onnx_convgrad.autodiff.function_bodies import equivalent, has_body
 from onnx_convgrad.autodiff.per_sample.index_trials import axis_of_repeats
 from onnx_convgrad.autodiff.per_sample.sample_axis import Label, Samples, State, product, rows, same_size
@@ -91,12 +91,15 @@ class Tracker:
             if State.UNKNOWN in (*labels, *outer):
                 self._assign(node, State.UNKNOWN)
             elif any(label is not None for label in (*labels, *outer)):
-                complete(self.e, node)
                 try:
+                    complete(self.e, node)
                     self._assign(node, self._labels(node, labels))
                 except UnsupportedCase as case:
                     self._assign(node, State.UNKNOWN)
                     self._report(node, case)
+                except MISFIT as fault:
+                    self._assign(node, State.UNKNOWN)
+                    self._report(node, misfit(fault))
             self._done.add(node)
 
     def _labels(self, node: ir.Node, labels: Sequence[Label]) -> Any:
