@@ -124,8 +124,8 @@ class Walk:
             rule = rule_of(node)
             if not isinstance(fault, MISFIT) or (rule is not None and not is_built_in(rule)):
                 raise _failure(node, fault) from fault
-            case = misfit(fault)
-            self._report(node, case.message, case.hint)
+            contradiction = misfit(fault)
+            self._report(node, contradiction.message, contradiction.hint)
         finally:
             self.e.origin = previous
 
@@ -211,6 +211,10 @@ class Walk:
             raise RuleContractError(
                 f"{subject} {value.dtype.name} for {operand.name!r}, which is {operand.dtype.name}.",
                 hint=f"Cast the cotangent to the dtype of its operand, e.cast(value, operand.dtype), in {rule.module}.",
+                suspect=f"The types around node {call.node.name!r} ({rule.name}) contradict one another: {operand.name!r} is"
+                f" {operand.dtype.name}, its gradient {value.dtype.name}."
+                if is_built_in(rule)
+                else "",
             )
         aligned = rule.kind == "elementwise" or rule.broadcasts
         if aligned or rule.kind == "multilinear":

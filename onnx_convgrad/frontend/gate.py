@@ -95,9 +95,8 @@ class _Gate:
         what = f"The attribute {attribute.name} of node {_label(node)}"
         one = attribute.type == ir.AttributeType.TENSOR
         given = [attribute.value] if one else list(attribute.value)
-        checked = [self._tensor(tensor, what) for tensor in given]
-        if any(new is not old for new, old in zip(checked, given, strict=True)):
-            node.attributes.add(ir.Attr(attribute.name, attribute.type, checked[0] if one else checked))
+        checked = [_unnamed(self._tensor(tensor, what)) for tensor in given]
+        node.attributes.add(ir.Attr(attribute.name, attribute.type, checked[0] if one else checked))
 
     def _tensor(self, tensor: Any, what: str) -> Any:
         if isinstance(tensor, ir.ExternalTensor):
@@ -174,6 +173,13 @@ def _check_stored(value: ir.Value) -> None:
         )
 
 
+def _unnamed(tensor: Any) -> Any:
+    """A tensor whose name may be set: `onnx_ir` writes names of tensors into the proto, which is the caller's."""
+    if not isinstance(tensor, ir.TensorProtoTensor):
+        return tensor
+    return ir.Tensor(tensor, dtype=tensor.dtype, shape=tensor.shape, name=tensor.name)
+
+
 # -- tensors -----------------------------------------------------------------------------------------------------------
 
 
@@ -234,6 +240,12 @@ def _check_functions(model: ir.Model) -> None:
     functions = model.functions
     added: dict[ir.OperatorIdentifier, int] = {}
     for key, function in functions.items():
+        if function.domain in ("", "ai.onnx") and onnx.defs.has(function.name):
+            raise ModelError(
+                f"The model has a function with the name of the operator {function.name!r}, and runtimes differ in which"
+                " they run.",
+                hint="Rename the function.",
+            )
         for what, values in (("input", function.inputs), ("output", function.outputs)):
             if any(not value.name for value in values):
                 raise ModelError(f"The function {function.name!r} has an {what} without a name.")

@@ -154,16 +154,26 @@ def _is_bias(node: ir.Node, value: ir.Value, passed: Passed) -> bool:
 
 
 def _sources(value: ir.Value, passed: Passed) -> list[ir.Value]:
-    """The initializers that a value consists of; none if it depends on anything else."""
-    if value.is_initializer():
-        return [value]
-    if value in passed:
-        return _sources(passed[value], passed)
-    node = value.producer()
-    if node is None or node.op_type not in _LAYOUT_CHANGES:
-        return []
-    pieces = [[] if v is None else _sources(v, passed) for v in node.inputs[: None if node.op_type == "Concat" else 1]]
-    return [source for piece in pieces for source in piece] if all(pieces) else []
+    """The initializers that a value consists of, each once; none if it depends on anything else."""
+    sources, seen, todo = [], set(), [value]
+    while todo:
+        value = todo.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        node = value.producer()
+        if value.is_initializer():
+            sources.append(value)
+        elif value in passed:
+            todo.append(passed[value])
+        elif node is None or node.op_type not in _LAYOUT_CHANGES:
+            return []
+        else:
+            operands = node.inputs[: None if node.op_type == "Concat" else 1]
+            if not operands or None in operands:
+                return []
+            todo += [v for v in reversed(operands) if v is not None]
+    return sources
 
 
 def _trainable(value: ir.Value, dedicated: bool) -> bool:

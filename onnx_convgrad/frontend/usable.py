@@ -81,9 +81,9 @@ _WINDOWED = _CONVOLUTIONS | {"MaxPool", "AveragePool", "LpPool"}
 
 
 def has_known_operands(nodes: Iterable[ir.Node]) -> bool:
-    """Whether onnx's inference can be given the nodes: with operands of unknown type, some end the process."""
+    """Whether onnx's inference can be given the nodes: without operands of known type, some end the process."""
     fragile = (node for node in nodes if node.op_type in _NEED_TYPES)
-    return all(value is None or value.dtype is not None for node in fragile for value in node.inputs)
+    return all(value is not None and value.dtype is not None for node in fragile for value in node.inputs)
 
 
 _NEED_TYPES = frozenset(("DictVectorizer", "EyeLike", "LabelEncoder", "RegexFullMatch", "TreeEnsemble"))

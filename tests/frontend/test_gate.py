@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import resource
 import subprocess
 import sys
@@ -291,3 +292,38 @@ def test_types_that_only_a_newer_opset_takes() -> None:
     )
     with pytest.raises(og.ModelError, match=r"BitShift, opset 26.*at opset 21 it does not take INT32"):
         og.augment(model, wrt="inputs")
+
+
+def _doubled(op: str, first: str, count: int = 70) -> str:
+    """Nodes that each read the last result twice."""
+    names = [first, *(f"d{i}" for i in range(count))]
+    attribute = " <axis = 0>" if op == "Concat" else ""
+    return " ".join(f"{b} = {op}{attribute} ({a}, {a})" for a, b in itertools.pairwise(names))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [f"{{ y = Tanh (x) {_doubled('Concat', 'y')} }}", f"{{ y = Tanh (x) s = Shape (x) {_doubled('Mul', 's')} }}"],
+)
+def test_values_that_are_read_twice_again_and_again(body: str) -> None:
+    for wrt in ("inputs", "all"):
+        model = og.augment(of_rows(body), wrt=wrt, of="y", seed="ones")
+        np.testing.assert_allclose(run(model, {"x": ROWS})["x_grad"], 1 - np.tanh(ROWS) ** 2, rtol=1e-5)
+
+
+def test_a_function_with_the_name_of_an_operator_is_refused() -> None:
+    """ONNX Runtime runs its own operator instead."""
+    model = of_rows("{ y = Relu (x) }")
+    model.functions.append(_functions("Relu (a) => (b) { b = Tanh (a) }").functions[0])
+    model.functions[0].domain = ""
+    with pytest.raises(og.ModelError, match="function with the name of the operator 'Relu'"):
+        og.augment(model, wrt="inputs")
+
+
+def test_the_given_model_is_never_changed() -> None:
+    model = graph_of("(float[2,3] x) => (float[2,3] y) { c = Constant <value = float[3] {1, 2, 3}> () y = Mul (x, c) }")
+    model.graph.node[0].attribute[0].t.name = ""
+    before = model.SerializeToString(deterministic=True)
+    og.augment(model, wrt="inputs")
+    og.lower_gradient_ops(model)
+    assert model.SerializeToString(deterministic=True) == before

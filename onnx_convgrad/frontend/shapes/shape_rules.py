@@ -43,6 +43,10 @@ def install() -> None:
     concat = registry.get("", "Concat", version=4)
     assert concat is not None, "the library has a rule for Concat"
     registry.register("", "Concat", since_version=4)(_of_short_vectors(concat))
+    for op_type in ("Add", "Mul", "Sub"):
+        arithmetic = registry.get("", op_type, version=7)
+        assert arithmetic is not None, "the library has rules for arithmetic"
+        registry.register("", op_type, since_version=7)(_of_64_bits(arithmetic))
     registry.register(DOMAIN, GRADIENT, since_version=1)(_gradient)
     for op_type in ("Adagrad", "Adam", "Momentum"):
         registry.register(TRAINING_DOMAIN, op_type, since_version=1)(_optimizer)
@@ -68,6 +72,29 @@ def _of_short_vectors(original: Infer) -> Infer:
         context.set_shape_and_dtype(node.outputs[0], ir.Shape([size]), dtype)
 
     return infer
+
+
+def _of_64_bits(original: Infer) -> Infer:
+    """The rule of arithmetic on sizes, with an unknown size for a number beyond 64 bits: it would grow and grow."""
+
+    def infer(context: ShapeInferenceContext, node: ir.Node) -> None:
+        try:
+            original(context, node)
+        finally:  # it notes the numbers, and fails to make a tensor of them
+            numbers = context.get_symbolic_value(node.outputs[0])
+            if numbers is not None and any(_is_endless(n) for n in numbers):
+                context.set_symbolic_value(node.outputs[0], [context.new_symbolic_dim() for _ in numbers])
+
+    return infer
+
+
+def _is_endless(size: Size) -> bool:
+    """Whether a number exceeds 64 bits, or an expression of symbols is long."""
+    return not -(2**63) <= size < 2**63 if isinstance(size, int) else len(size.value or "") > _LONGEST
+
+
+_LONGEST = 200
+"""Characters of an expression of sizes."""
 
 
 def _gradient(_: ShapeInferenceContext, node: ir.Node) -> None:
