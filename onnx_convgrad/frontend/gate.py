@@ -27,6 +27,10 @@ Locate = Callable[[ir.ExternalTensor, str], ir.ExternalTensor]
 """Check the file of an external tensor and return the tensor to read; the text begins the sentence of an error."""
 
 
+_MOST_AXES = 64
+"""Axes of a NumPy array."""
+
+
 def check_structure(model: ir.Model, locate: Locate) -> None:
     """Refuse a model whose structure is not what all later stages rely on; external tensors are located in place.
 
@@ -149,6 +153,10 @@ def _check_values(graph: ir.Graph) -> None:
 
 
 def _check_shape(value: ir.Value) -> None:
+    if value.shape is not None and len(value.shape) > _MOST_AXES:
+        raise ModelError(
+            f"The value {value.name!r} has {len(value.shape)} axes, and at most {_MOST_AXES} are supported."
+        )
     size = 1
     for d in value.shape or ():
         if isinstance(d, int):
@@ -209,7 +217,8 @@ def _check_tensor(tensor: ir.TensorProtocol | None, what: str) -> None:
 
 
 def _check_dims(dims: Iterable[Any], what: str) -> None:
-    if any(not isinstance(d, int) or d < 0 for d in dims) or math.prod(dims) > _LARGEST:
+    dims = list(dims)
+    if len(dims) > _MOST_AXES or any(not isinstance(d, int) or d < 0 for d in dims) or math.prod(dims) > _LARGEST:
         raise ModelError(f"{what} cannot have the shape {list(dims)}.")
 
 

@@ -72,8 +72,8 @@ _POSITIONS = frozenset(("axis", "batch_dims", "batch_axis", "new_axis", "time_ax
 _MOST_AXES = 1000
 _COUNTS = frozenset(("blocksize", "group", "hidden_size", "kv_num_heads", "num_groups", "offset_group", "q_num_heads"))
 _SWITCHES = frozenset(
-    "allowzero antialias ceil_mode count_include_pad exclude_outside exclusive fmod inverse is_causal keepdims largest"
-    " layout linear_before_reset noop_with_empty_axes onesided periodic reverse saturate select_last_index sorted"
+    "allowzero antialias ceil_mode count_include_pad exclude_outside exclusive fmod interleaved inverse is_causal keepdims"
+    " largest layout linear_before_reset noop_with_empty_axes onesided periodic reverse saturate select_last_index sorted"
     " storage_order training_mode transA transB upper".split()
 )
 """Attributes that are 0 or 1: runtimes differ in what other numbers mean."""

@@ -151,6 +151,10 @@ REFUSED: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
         lambda: of_rows("{ s = ReduceSum <keepdims = -2> (x) y = Add (x, s) }"),
         "its keepdims is -2, and must be 0 or 1",
     ),
+    "more axes than NumPy has": (
+        lambda: graph_of(f"(float[{','.join('1' * 65)}] x) => (y) {{ y = Tanh (x) }}"),
+        "value 'x' has 65 axes, and at most 64 are supported",
+    ),
     "an attribute that is not a number": (
         lambda: _changed(
             of_rows("{ y = Elu <alpha = 1.0> (x) }"), lambda m: setattr(m.graph.node[0].attribute[0], "f", np.nan)
