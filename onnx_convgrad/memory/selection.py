@@ -86,7 +86,7 @@ class _Greedy:
         floor = sum(self.model.kept.values()) / 1000
         heap: list[tuple[float, int, ir.Value]] = []
         for count, (owner, size) in enumerate(self.model.kept.items()):
-            if size >= floor and self.model.refusal(owner) is None:
+            if size >= floor and size and self.model.refusal(owner) is None:
                 heap.append((self._try(owner)[0] / size, count, owner))
         heapq.heapify(heap)
         while heap:

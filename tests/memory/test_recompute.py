@@ -206,3 +206,9 @@ def test_sizes_of_which_nothing_is_known() -> None:
     feed = {**FEED, "y_grad": np.ones((2, 24, 18, 18), np.float32)}
     plain, freed = (run(og.vjp(model, wrt="all", recompute=r), feed) for r in (None, "auto"))
     assert equal(plain, freed)
+
+
+def test_values_without_elements_free_nothing() -> None:
+    model = graph_of("(float[0] x) => (float[0] y) { a = Sigmoid (x) b = Mul (a, x) y = Exp (b) }")
+    got = run(og.augment(model, wrt="inputs", recompute="auto", seed="ones"), {"x": np.zeros(0, np.float32)})
+    assert got["x_grad"].shape == (0,)
