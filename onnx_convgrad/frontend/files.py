@@ -129,6 +129,18 @@ def _with_distinct_inputs(proto: onnx.ModelProto) -> onnx.ModelProto:
     return result
 
 
+def cloned(model: ir.Model) -> ir.Model:
+    """Copy a model that is sorted.
+
+    Raises:
+        ModelError: It cannot be: a nested graph reads a value that depends on it.
+    """
+    try:
+        return model.clone()
+    except RuntimeError as problem:
+        raise ModelError(f"The nodes of the model cannot be put in order: {root_cause(problem)}.") from problem
+
+
 def copied(model: ir.Model) -> ir.Model:
     """Copy a model, also one that onnx_ir refuses to clone because of unsorted nodes or undefined values."""
     try:

@@ -246,9 +246,7 @@ _FIELDS = _fields()
 
 def _check_functions(model: ir.Model) -> None:
     """Check that function calls end, fit the functions, and expand to a bounded number of nodes."""
-    functions = model.functions
-    added: dict[ir.OperatorIdentifier, int] = {}
-    for key, function in functions.items():
+    for function in model.functions.values():
         if function.domain in ("", "ai.onnx") and onnx.defs.has(function.name):
             raise ModelError(
                 f"The model has a function with the name of the operator {function.name!r}, and runtimes differ in which"
@@ -258,11 +256,15 @@ def _check_functions(model: ir.Model) -> None:
         for what, values in (("input", function.inputs), ("output", function.outputs)):
             if any(not value.name for value in values):
                 raise ModelError(f"The function {function.name!r} has an {what} without a name.")
+    check_limit("nodes", expanded_nodes(model), "Inlining the model's functions")
+
+
+def expanded_nodes(model: ir.Model) -> int:
+    """Number of nodes that the functions of a model become; raises `ModelError` for calls that do not fit or never end."""
+    added: dict[ir.OperatorIdentifier, int] = {}
+    for key in model.functions:
         _expanded(key, model, added)
-    total = 0
-    for node in model.graph.all_nodes():
-        total += _call(node, model, added, "the model")
-    check_limit("nodes", total, "Inlining the model's functions")
+    return sum(_call(node, model, added, "the model") for node in model.graph.all_nodes())
 
 
 def _expanded(key: ir.OperatorIdentifier, model: ir.Model, added: dict[ir.OperatorIdentifier, int]) -> int:

@@ -35,8 +35,9 @@ def _mismatch(model: ir.Model) -> str | None:
     """The first node whose operands do not fit together. Declared shapes are ignored: they may belong to other inputs."""
     for node in model.graph:
         x, w = (*node.inputs, None, None)[:2]
-        if is_op(node, "Conv") and x is not None and w is not None and x.shape is not None and w.shape is not None:
-            channels, each = x.shape[1], w.shape[1]  # inference does not compare them
+        shapes = [v.shape for v in (x, w) if v is not None and v.shape is not None and len(v.shape) > 1]
+        if is_op(node, "Conv") and x is not None and len(shapes) == 2:
+            channels, each = shapes[0][1], shapes[1][1]  # inference does not compare them
             if isinstance(channels, int) and isinstance(each, int):
                 expected = each * Call(node).int("group", 1)
                 if channels != expected:

@@ -16,7 +16,7 @@ from onnx_convgrad.autodiff.activity import floating, node_label
 from onnx_convgrad.errors import DifferentiationError, Problem
 from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.diagnose import judged
-from onnx_convgrad.frontend.files import AnyModel
+from onnx_convgrad.frontend.files import AnyModel, cloned
 from onnx_convgrad.frontend.gradient_edges import GRADIENT, TRAINING_DOMAIN, bind_gradients, label, lift_veils
 from onnx_convgrad.gradient_ops.nodes import Derivative, Expansion
 from onnx_convgrad.gradient_ops.training_info import load_with_algorithm
@@ -59,7 +59,7 @@ def lower_training_operators(
     other_values = bind_gradients(m)
     m = canonicalize(m, options.input_shapes, fold=not other_values)
     _refuse_nested(m.graph)
-    canonical = m.clone()
+    canonical = cloned(m)
     progress("differentiating")
     joint = options.lowering != "exact"
     derivatives = Expansion(Emitter(m.graph, opsets=m.opset_imports, target=target, joint=joint)).run()

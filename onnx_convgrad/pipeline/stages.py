@@ -21,7 +21,7 @@ from onnx_convgrad.errors import first_few
 from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.diagnose import judged
 from onnx_convgrad.frontend.exporters.separate_merged import restore, separate_members
-from onnx_convgrad.frontend.files import AnyModel, load
+from onnx_convgrad.frontend.files import AnyModel, cloned, load
 from onnx_convgrad.frontend.parameters import resolve_of, resolve_wrt
 from onnx_convgrad.frontend.verify import verify, verify_shapes
 from onnx_convgrad.ir.call import Call
@@ -164,7 +164,7 @@ def _prepare(
     sharing = ShareBatchStatistics(kept)
     if not options.per_sample:  # per sample, batch statistics are refused
         run_passes(m, [sharing])
-    primal = m.clone()
+    primal = cloned(m)
     if training and options.lowering != "exact":
         run_passes(m, training_passes(target, {*sources, *targets}))
     return primal, [(name, sharing.moved.get(value, value)) for name, value in statistics]

@@ -7,6 +7,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -331,3 +332,29 @@ def test_the_given_model_is_never_changed() -> None:
     og.augment(model, wrt="inputs")
     og.lower_gradient_ops(model)
     assert model.SerializeToString(deterministic=True) == before
+
+
+def test_many_calls_are_inlined_in_time_and_keep_external_weights(tmp_path: Path) -> None:
+    model = _doubling(11)
+    model.graph.node[0].input[0] = "h"
+    model.graph.node.insert(0, helper.make_node("Mul", ["x", "w"], ["h"]))
+    model.graph.initializer.append(numpy_helper.from_array(np.float32([1, 2, 3]), "w"))
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    result = og.augment(tmp_path / "m.onnx", wrt="parameters", seed="ones")
+    assert sum(node.op_type == "Tanh" for node in result.graph.node) == 2**11
+    assert np.isfinite(run(result, {"x": ROWS})["w_grad"]).all()
+
+
+def test_a_window_of_a_billion_in_a_branch_is_not_written_out() -> None:
+    branches = (
+        "then_branch = t () => (float[K] p) { p = HannWindow (n) }, else_branch = e () => (q) { q = Identity (x) }"
+    )
+    text = f"(float[3] x, bool c) => (float[3] y) <int64 n = {{1000000000}}> {{ w = If (c) <{branches}> y = Sin (x) }}"
+    model = og.augment(graph_of(text), wrt="inputs")
+    assert [output.name for output in model.graph.output] == ["y", "x_grad"]
+
+
+def test_a_branch_that_reads_the_result_of_its_own_node_is_refused() -> None:
+    branches = "then_branch = t () => (p) { p = Sin (y) }, else_branch = e () => (q) { q = Sin (x) }"
+    with pytest.raises(og.ModelError, match=r"topologically sorted|put in order|cannot be copied"):
+        og.augment(graph_of(f"(float[3] x, bool c) => (float[3] y) {{ y = If (c) <{branches}> }}"), wrt="inputs")

@@ -11,6 +11,7 @@ from onnx_ir.passes import common
 
 from onnx_convgrad.errors import ModelError, UnsupportedCase
 from onnx_convgrad.frontend.diagnose import root_cause
+from onnx_convgrad.frontend.gate import expanded_nodes
 from onnx_convgrad.ir.writer import CANONICAL_OPSET
 
 
@@ -21,13 +22,27 @@ def inline_functions(model: ir.Model) -> ir.Model:
         ModelError: Neither can inline them.
     """
     try:
+        if expanded_nodes(model) > _MANY:
+            return _inlined_by_onnx(model)
         try:
             common.InlinePass()(model)
         except ValueError:
-            return ir.from_proto(onnx.inliner.inline_local_functions(ir.to_proto(model), convert_version=True))
+            return _inlined_by_onnx(model)
     except Exception as problem:
         raise ModelError(f"The model's functions cannot be inlined: {root_cause(problem)}.") from problem
     return model
+
+
+_MANY = 1000
+"""Nodes from which on ONNX's inliner is used, since the time of onnx_ir's grows with their square."""
+
+
+def _inlined_by_onnx(model: ir.Model) -> ir.Model:
+    stored = {name: value.const_value for name, value in model.graph.initializers.items()}
+    result = ir.from_proto(onnx.inliner.inline_local_functions(ir.to_proto(model), convert_version=True))
+    for name, value in result.graph.initializers.items():  # external ones know their folder
+        value.const_value = stored.get(name, value.const_value)
+    return result
 
 
 def standard_body(node: ir.Node, version: int, overload: str) -> ir.Function:

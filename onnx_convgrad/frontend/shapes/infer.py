@@ -75,10 +75,14 @@ def _quiet() -> Iterator[None]:
 
 def _infer_with_onnx(model: ir.Model) -> None:
     """Take dtypes and shapes that only ONNX's inference knows, such as types through the bodies of an If."""
-    if not has_known_operands(model.graph.all_nodes()):
+    nodes = list(model.graph.all_nodes())
+    if not has_known_operands(nodes):
         return
+    count = any(
+        node.op_type in _COUNTERS and (node.op_type != "Range" or node.graph is not model.graph) for node in nodes
+    )
     try:
-        inferred = onnx.shape_inference.infer_shapes(skeleton(model), data_prop=not _has_long_vectors(model))
+        inferred = onnx.shape_inference.infer_shapes(skeleton(model), data_prop=not (count or _has_long_vectors(model)))
     except Exception as problem:  # noqa: BLE001 - as above
         logger.info("onnx.shape_inference stopped: %s", problem)
         return
@@ -95,6 +99,9 @@ def _infer_with_onnx(model: ir.Model) -> None:
                 dims = info.shape.dim
                 value.shape = ir.Shape([d.dim_value if d.HasField("dim_value") else next(fresh) for d in dims])
 
+
+_COUNTERS = ("BlackmanWindow", "HammingWindow", "HannWindow", "Range")
+"""Operators whose result, of a size that is an operand, ONNX may write out in a nested graph or a function body."""
 
 _LONG = 4096
 """Elements of a vector of integers beyond which ONNX may not write out each of them."""

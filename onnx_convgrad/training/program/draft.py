@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.frontend.files import cloned
 from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter
 from onnx_convgrad.ir.namespace import Namespace, named_values
 from onnx_convgrad.ir.notes import MANIFEST
@@ -38,7 +39,7 @@ class Draft:
 
     def __init__(self, base: ir.Model, target: Target) -> None:
         self.base, self.target = base, target
-        self.m = base.clone()
+        self.m = cloned(base)
         self.graph = self.m.graph
         self.values = named_values(self.graph)
         self.outputs: list[ir.Value] = []
