@@ -29,7 +29,7 @@ class Limits:
         ArgumentError: A limit is not a whole number above 0.
     """
 
-    nodes: int = 100_000
+    nodes: int = 50_000
     constant_bytes: int = 2**28
     depth: int = 60
 

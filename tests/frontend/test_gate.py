@@ -354,6 +354,13 @@ def test_a_window_of_a_billion_in_a_branch_is_not_written_out() -> None:
     assert [output.name for output in model.graph.output] == ["y", "x_grad"]
 
 
+def test_a_vector_of_a_billion_equal_numbers_is_not_written_out() -> None:
+    """Where symbolic inference stops, as at a sequence that is added, ONNX's own takes over."""
+    body = "{ s = SplitToSequence (x, k) c = ConstantOfShape (n) v = Add (s, c) y = Sin (x) }"
+    text = f"(float[3] x, int64 k) => (float[3] y) <int64[1] n = {{1000000000}}> {body}"
+    assert len(og.augment(graph_of(text), wrt="inputs").graph.output) == 2
+
+
 def test_a_branch_that_reads_the_result_of_its_own_node_is_refused() -> None:
     branches = "then_branch = t () => (p) { p = Sin (y) }, else_branch = e () => (q) { q = Sin (x) }"
     with pytest.raises(og.ModelError, match=r"topologically sorted|put in order|cannot be copied"):

@@ -17,6 +17,7 @@ from onnx_convgrad.errors import ModelError
 from onnx_convgrad.frontend.shapes import shape_rules
 from onnx_convgrad.frontend.usable import has_known_operands
 from onnx_convgrad.ir.constants import forget_constants
+from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.passes import GraphPass
 from onnx_convgrad.ir.serialize import skeleton
 
@@ -108,9 +109,9 @@ _LONG = 4096
 
 
 def _has_long_vectors(model: ir.Model) -> bool:
-    """Whether an input or a result is a long vector of integers, whose elements ONNX would propagate as if sizes."""
+    """Whether a value is a long vector that ONNX would write out: of integers, as if they were sizes, or of one number."""
     return any(
-        v.dtype in (ir.DataType.INT64, ir.DataType.INT32)
+        (v.dtype in (ir.DataType.INT64, ir.DataType.INT32) or is_op(v.producer(), "ConstantOfShape"))
         and v.shape is not None
         and len(v.shape) == 1
         and isinstance(size := v.shape[0], int)
