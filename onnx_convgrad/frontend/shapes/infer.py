@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,6 @@ import onnx
 import onnx_ir as ir
 from onnx_shape_inference import infer_symbolic_shapes
 
-from onnx_convgrad.errors import ModelError
 from onnx_convgrad.frontend.shapes import shape_rules
 from onnx_convgrad.frontend.usable import has_known_operands
 from onnx_convgrad.ir.constants import forget_constants
@@ -32,7 +30,6 @@ class InferShapes(GraphPass):
 
     def rewrite(self, model: ir.Model) -> bool:
         shape_rules.install()
-        _check_equations(model)
         try:
             with _quiet():
                 infer_symbolic_shapes(model, policy="refine", warn_on_missing=False)
@@ -44,20 +41,6 @@ class InferShapes(GraphPass):
                 _infer_with_onnx(model)
         forget_constants(model.graph)
         return True
-
-
-_EQUATION = re.compile(r"[A-Za-z .,>-]*")
-
-
-def _check_equations(model: ir.Model) -> None:
-    """Refuse equations with other characters than those of Einsum: ONNX's inference never returns from some of them."""
-    for node in model.graph.all_nodes():
-        if node.op_type == "Einsum" and not node.domain and "equation" in node.attributes:
-            equation = node.attributes["equation"].as_string()
-            if not _EQUATION.fullmatch(equation):
-                raise ModelError(
-                    f"The equation {equation!r} of node {node.name!r} (Einsum) has a character that is no index."
-                )
 
 
 @contextmanager
