@@ -48,11 +48,8 @@ def _body(node: ir.Node, schema: Any) -> onnx.FunctionProto:
     proto.output.extend(f"out{i}" for i in range(len(node.outputs)))
     try:
         text = schema.get_context_dependent_function(proto.SerializeToString(), types)
-    except (
-        ValueError,
-        RuntimeError,
-        onnx.shape_inference.InferenceError,
-    ) as problem:  # its operands are of other types
+    except (ValueError, RuntimeError, onnx.shape_inference.InferenceError) as problem:
+        # its operands are of other types
         raise UnsupportedCase(f"its function body cannot be built: {problem}.") from None
     function = onnx.FunctionProto()
     function.ParseFromString(text)

@@ -114,7 +114,11 @@ class Rule:
 
 def is_built_in(rule: Rule) -> bool:
     """Whether a rule belongs to this package."""
-    return rule.module.startswith("onnx_convgrad.rules.") or not rule.module
+    return not rule.module or _is_ours(rule.module)
+
+
+def _is_ours(module: str) -> bool:
+    return module.startswith("onnx_convgrad.")
 
 
 _RULES: dict[tuple[str, str], Rule] = {}
@@ -147,7 +151,7 @@ def guarded(function: F, what: str, *, thunks: bool = False) -> F:
     `what` says what the function is, at the beginning of a sentence.
     """
     module = getattr(function, "__module__", None) or "an unknown module"
-    if module.startswith("onnx_convgrad."):
+    if _is_ours(module):
         return function
 
     def failed(problem: Exception) -> RuleContractError:

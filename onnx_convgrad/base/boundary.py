@@ -94,3 +94,10 @@ def unforeseen(problem: Exception, where: str = "") -> ConvGradError:
         return ModelError("The model is nested too deeply, or an expression in it is.")
     text = f"{type(problem).__name__}: {problem}" if f"{problem}" else type(problem).__name__
     return InternalError(f"onnx_convgrad failed unexpectedly{f' at {where}' if where else ''} ({text}).")
+
+
+def root_cause(problem: BaseException) -> str:
+    """The message of the first error in a chain of errors."""
+    while problem.__cause__ is not None:
+        problem = problem.__cause__
+    return f"{problem}".strip() or type(problem).__name__

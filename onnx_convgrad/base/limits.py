@@ -23,7 +23,7 @@ class Limits:
         nodes: Nodes in the graph once functions are inlined and loops are written out.
         constant_bytes: Bytes of one constant that the file does not hold but asks for: a sparse tensor in its dense form,
             the matrix of a Resize or a DFT.
-        depth: Levels of nested graphs, functions and types.
+        depth: Levels of nested graphs, and of functions that call one another.
 
     Raises:
         ArgumentError: A limit is not a whole number above 0.

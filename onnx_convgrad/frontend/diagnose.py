@@ -53,13 +53,6 @@ def judged(function: F) -> F:
     return cast(F, checked)
 
 
-def root_cause(problem: BaseException) -> str:
-    """The message of the first error in a chain of errors."""
-    while problem.__cause__ is not None:
-        problem = problem.__cause__
-    return f"{problem}".strip() or type(problem).__name__
-
-
 def checker_complaint(model: onnx.ModelProto | str) -> str | None:
     """The first objection of onnx.checker to a model or file."""
     try:
@@ -123,4 +116,4 @@ def _runtime_complaint(model: onnx.ModelProto | str) -> str | None:
 
 
 _PATIENCE = 10
-"""Seconds."""
+"""Seconds in which ONNX Runtime must have loaded a model."""

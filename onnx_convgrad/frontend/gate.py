@@ -87,13 +87,17 @@ class _Gate:
                 if kind in _GRAPHS or attribute.ref_attr_name not in self._attributes:
                     raise ModelError(
                         f"The attribute {name!r} of node {_label(node)}{self._where} refers to the attribute"
-                        f" {attribute.ref_attr_name!r} of a function, which"
-                        f" {'holds a graph' if kind in _GRAPHS else 'it does not have' if self._where else 'it is not in'}."
+                        f" {attribute.ref_attr_name!r} of a function, {self._objection(kind)}."
                     )
             elif kind in _GRAPHS:
                 yield from (attribute.value,) if kind == ir.AttributeType.GRAPH else attribute.value
             elif kind in _TENSORS:
                 self._attribute(node, attribute)
+
+    def _objection(self, kind: ir.AttributeType) -> str:
+        if not self._where:
+            return "but the node is in no function"
+        return "which holds a graph" if kind in _GRAPHS else "which it does not have"
 
     def _attribute(self, node: ir.Node, attribute: ir.Attr) -> None:
         what = f"The attribute {attribute.name} of node {_label(node)}"

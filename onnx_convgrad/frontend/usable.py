@@ -196,7 +196,7 @@ def _wrong_equation(node: ir.Node) -> Iterator[str]:
         return
     equation, count = attribute.value, len(node.inputs)
     if not _EQUATION.fullmatch(equation):
-        yield f"its equation {equation!r} has not the form 'ij,jk->ik'."
+        yield f"its equation {equation!r} is not of the form 'ij,jk->ik'."
     elif equation.count(",") + 1 != count:
         yield f"its equation {equation!r} has a term for {equation.count(',') + 1} of its {count} inputs."
 

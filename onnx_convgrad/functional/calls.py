@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from onnx_convgrad.base.memory import machine_bytes
+from onnx_convgrad.base.numbers import flag
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.functional.geometry import Geometry, settle
 from onnx_convgrad.functional.graph import Kind, Task
@@ -179,13 +180,6 @@ def _plan(
         view, same = None if kind == dtype else kind, shape == shapes[name]
         feeds.append(Feed(name, list(function.arrays).index(name), view, None if same else shape))
     return Plan(model, tuple(feeds), tuple(results))
-
-
-def flag(value: Any, name: str) -> bool:
-    """The value as a bool; raises `ArgumentError` for anything but True, False, 1 and 0."""
-    if isinstance(value, (bool, int, np.bool_)) and value in (0, 1):
-        return bool(value)
-    raise ArgumentError(f"{name} must be True or False, not {value!r}.")
 
 
 _REQUIRED = ("input", "weight", "grad_output")

@@ -13,8 +13,9 @@ from typing import Concatenate, ParamSpec, TypeVar
 from numpy.typing import ArrayLike
 
 from onnx_convgrad.base.boundary import typed_errors
+from onnx_convgrad.base.numbers import flag
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.functional.calls import Function, flag
+from onnx_convgrad.functional.calls import Function
 from onnx_convgrad.functional.sessions import Array
 from onnx_convgrad.runtime.providers import Providers
 from onnx_convgrad.runtime.session_options import Options

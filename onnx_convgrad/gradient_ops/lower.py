@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import floating, node_label
+from onnx_convgrad.base.forms import parse_json
 from onnx_convgrad.errors import DifferentiationError, Problem
 from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.diagnose import judged
@@ -130,11 +131,10 @@ def _note(m: ir.Model, derivatives: list[Derivative]) -> None:
     """Record which graph output holds which derivative; of several for one tensor the first, which has the lowest order."""
     outputs = {v.name for v in m.graph.outputs}
     try:
-        stored = json.loads(m.metadata_props.pop(GRADIENTS, "{}"))
-    except (ValueError, RecursionError):  # not written by this package
+        stored = parse_json(m.metadata_props.pop(GRADIENTS, "{}"), {str: object})
+    except ValueError:  # not written by this package
         stored = {}
-    entries = stored.items() if isinstance(stored, dict) else ()
-    gradients: dict[str, str] = {x: y for x, y in entries if isinstance(y, str) and y in outputs}
+    gradients = {x: y for x, y in stored.items() if isinstance(y, str) and y in outputs}
     for d in derivatives:
         if d.output in outputs:
             gradients.setdefault(d.x, d.output)

@@ -7,6 +7,7 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
+from onnx_convgrad.base.boundary import root_cause
 from onnx_convgrad.errors import ModelError
 
 PROTO_LIMIT = 2**31 - 2**24
@@ -59,10 +60,7 @@ def skeleton(model: ir.Model) -> onnx.ModelProto:
     try:
         return ir.to_proto(model)
     except ir.serde.SerdeError as problem:
-        cause: BaseException = problem
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
-        raise ModelError(f"The model holds what no ONNX file can: {cause}.") from problem
+        raise ModelError(f"The model holds what no ONNX file can: {root_cause(problem)}.") from problem
     finally:
         for _ in added:  # see quirks.DELETED_OUTPUTS: `del graph.inputs[i]` would leave them marked as inputs
             graph.inputs.pop()

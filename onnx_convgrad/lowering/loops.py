@@ -18,6 +18,7 @@ from typing import Any
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from onnx_convgrad.base.forms import check_form, parse_json
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import DOMAIN, Emitter
 from onnx_convgrad.ir.isomorphism import computes_the_same
@@ -42,22 +43,25 @@ class _Loop:
     deterministic: bool
     training: bool
 
-    @classmethod
-    def parsed(cls, entry: Any) -> _Loop | None:
-        """The entry, or `None` for one that is not of this form."""
-        try:
-            loop = cls(**entry)
-            usable = (
-                loop.lowering in lowerings()[loop.op_type]
-                and (loop.domain, loop.op_type) in ((DOMAIN, loop.op_type), ("", "Conv"))
-                and loop.target in TARGETS
-                and isinstance(loop.attributes, dict)
-                and all(isinstance(name, str) for name in loop.inputs)
-                and type(loop.chunks) is int
-            )
-        except (TypeError, KeyError):
-            return None
-        return loop if usable else None
+    @property
+    def is_known(self) -> bool:
+        """Whether this version has the operator, the lowering and the target."""
+        abstract = self.domain == DOMAIN or (self.domain, self.op_type) == ("", "Conv")
+        return abstract and self.target in TARGETS and self.lowering in lowerings().get(self.op_type, ())
+
+
+_FORM = {
+    "op_type": str,
+    "domain": str,
+    "inputs": [str],
+    "attributes": dict,
+    "lowering": str,
+    "chunks": int,
+    "target": str,
+    "deterministic": bool,
+    "training": bool,
+}
+"""Form of an entry."""
 
 
 def note_loop(e: Emitter, node: ir.Node, result: ir.Value, lowering: str, chunks: int) -> None:
@@ -104,13 +108,19 @@ def undo_loops(model: ir.Model) -> None:
 
 
 def _entries(text: str) -> Iterator[tuple[str, _Loop]]:
+    """The entries of the form and of this version; another version may write others."""
     try:
-        recorded = json.loads(text)
-    except (ValueError, RecursionError):
+        recorded = parse_json(text, {str: object})
+    except ValueError:
         return
-    if isinstance(recorded, dict):
-        loops = ((name, _Loop.parsed(entry)) for name, entry in recorded.items())
-        yield from ((name, loop) for name, loop in loops if loop is not None)
+    for name, entry in recorded.items():
+        try:
+            check_form(entry, _FORM)
+        except ValueError:
+            continue
+        loop = _Loop(**entry)
+        if loop.is_known:
+            yield name, loop
 
 
 def _undo(model: ir.Model, result: ir.Value, operands: Sequence[ir.Value | None], loop: _Loop) -> None:

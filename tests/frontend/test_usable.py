@@ -23,7 +23,7 @@ from tests.support.one_input import of_rows
         ("{ y = Einsum <equation = 'ab'> (x, x) }".replace("'", '"'), "a term for 1 of its 2 inputs"),
         (
             "{ y = Einsum <equation = '..->'> (x) }".replace("'", '"'),
-            "its equation '..->' has not the form 'ij,jk->ik'",
+            "its equation '..->' is not of the form 'ij,jk->ik'",
         ),
     ],
 )

@@ -28,5 +28,5 @@ def test_misfits(name: str) -> None:
 def test_the_reason_names_the_attribute() -> None:
     with pytest.raises(og.ConvGradError, match=r"perm"):
         og.augment(text_model(MISFITS["no permutation"]), wrt="x")
-    with pytest.raises(og.ModelError, match="its equation 'é' has not the form"):
+    with pytest.raises(og.ModelError, match="its equation 'é' is not of the form"):
         og.augment(text_model(MISFITS["an equation of other characters"]), wrt="x")

@@ -9,8 +9,8 @@ import onnx.inliner
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from onnx_convgrad.base.boundary import root_cause
 from onnx_convgrad.errors import ModelError, UnsupportedCase
-from onnx_convgrad.frontend.diagnose import root_cause
 from onnx_convgrad.frontend.gate import expanded_nodes
 from onnx_convgrad.ir.writer import CANONICAL_OPSET
 
