@@ -170,7 +170,7 @@ def _resize(context: ShapeInferenceContext, node: ir.Node, dims: list[Size]) -> 
         scale = None
         if sizes is not None and sizes.size == len(axes) and all(have):
             ratios = sizes.astype(np.float32) / np.asarray(have, np.float32)
-            scale = ratios.min() if policy == "not_larger" else ratios.max()
+            scale = np.min(ratios) if policy == "not_larger" else np.max(ratios)
         for axis, size in zip(axes, have, strict=True):
             known_size = scale is not None and size is not None
             dims[axis] = _round(scale * np.float32(size)) if known_size else context.new_symbolic_dim()

@@ -1,0 +1,119 @@
+"""Labels and preprocessing in the metadata of a model, so that the file alone is enough to run it on images.
+
+`metadata_props["onnx_convgrad.labels"]` is a JSON list with the names of the classes, by number.
+`metadata_props["onnx_convgrad.preprocessing"]` is a JSON object; `Preprocessing` says what its keys mean.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import onnx_ir as ir
+
+from onnx_convgrad.base.forms import NUMBER, Is, check_form, parse_json
+from onnx_convgrad.errors import ModelError
+
+LABELS, PREPROCESSING = "onnx_convgrad.labels", "onnx_convgrad.preprocessing"
+
+_LARGEST = 2**16
+"""Most pixels along one side of an image, and most channels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preprocessing:
+    """How the pixels of an image, 0 to 255, become the numbers of an input: `(pixel * scale - mean) / std`.
+
+    Attributes:
+        size: Height and width that the image is resized and center-cropped to; `None` for any size.
+        layout: `"NCHW"` or `"NHWC"`.
+        mean: One number per channel, or one for all.
+        std: One number per channel, or one for all, above 0.
+        scale: Factor of the pixels; 1/255 gives numbers in [0, 1].
+        resize: Length of the shorter side before the crop; `None`: just enough for the crop.
+    """
+
+    size: tuple[int, int] | None = None
+    layout: Literal["NCHW", "NHWC"] = "NCHW"
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    scale: float = 1 / 255
+    resize: int | None = None
+
+    def to_json(self) -> str:
+        """Convert to JSON text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Preprocessing:
+        """Create from JSON text; keys may be missing, and unknown ones are ignored.
+
+        Raises:
+            ValueError: It is not such an object.
+        """
+        values = {**json.loads(cls().to_json()), **parse_json(text, {str: object})}
+        check_form(values, _FORM)
+        known: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in values.items() if name in _FORM
+        }
+        return cls(**known)
+
+
+_POSITIVE = Is("a number above 0", lambda value: NUMBER.test(value) and value > 0)
+_PIXELS = Is(
+    f"a whole number from 1 to {_LARGEST}",
+    lambda value: isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _LARGEST,
+)
+_FORM = {
+    "size": (None, Is("[height, width]", lambda v: isinstance(v, list) and len(v) == 2 and all(map(_PIXELS.test, v)))),
+    "layout": Is("'NCHW' or 'NHWC'", lambda value: value in ("NCHW", "NHWC")),
+    "mean": [NUMBER, ...],
+    "std": [_POSITIVE, ...],
+    "scale": _POSITIVE,
+    "resize": (None, _PIXELS),
+    str: object,
+}
+
+
+def labels_of(model: ir.Model) -> tuple[str, ...] | None:
+    """The names of a model's classes by number; `None` if the file has none.
+
+    Raises:
+        ModelError: The metadata is damaged.
+    """
+    text = model.metadata_props.get(LABELS)
+    if text is None:
+        return None
+    try:
+        return tuple(parse_json(text, [str]))
+    except ValueError as problem:
+        raise _damaged(LABELS, problem) from problem
+
+
+def preprocessing_of(model: ir.Model) -> Preprocessing | None:
+    """How images become the model's input; `None` if the file does not say.
+
+    Raises:
+        ModelError: The metadata is damaged.
+    """
+    text = model.metadata_props.get(PREPROCESSING)
+    if text is None:
+        return None
+    try:
+        return Preprocessing.from_json(text)
+    except ValueError as problem:
+        raise _damaged(PREPROCESSING, problem) from problem
+
+
+def _damaged(key: str, problem: ValueError) -> ModelError:
+    return ModelError(f"The model's metadata {key!r} cannot be used: {problem}.", hint="Correct or delete it.")
+
+
+def describe(model: ir.Model, labels: Sequence[str] | None = None, preprocessing: Preprocessing | None = None) -> None:
+    """Write labels and preprocessing into the metadata of a model, in place; `None` leaves what is there."""
+    if labels is not None:
+        model.metadata_props[LABELS] = json.dumps(list(labels))
+    if preprocessing is not None:
+        model.metadata_props[PREPROCESSING] = preprocessing.to_json()
