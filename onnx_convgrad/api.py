@@ -14,11 +14,11 @@ import onnx_ir as ir
 
 from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.frontend.files import AnyModel
-from onnx_convgrad.gradient_ops.lower import lower_training_operators
+from onnx_convgrad.gradient_ops.lower import Lowered, lower_training_operators
 from onnx_convgrad.ir.serialize import whole_proto
 from onnx_convgrad.pipeline.options import COMPOSITIONS, LoweringSettings, Names, Options, Settings
 from onnx_convgrad.pipeline.report import Report
-from onnx_convgrad.pipeline.stages import build
+from onnx_convgrad.pipeline.stages import Built, build
 
 __all__ = ["Transformation", "augment", "explain", "grad", "hvp", "jvp", "lower_gradient_ops", "vjp"]
 
@@ -54,14 +54,16 @@ def _keywords(settings: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return decorate
 
 
-def _transformation(function: Callable[Concatenate[AnyModel, P], ir.Model]) -> Transformation[P]:
+def _transformation(function: Callable[Concatenate[AnyModel, P], Built | Lowered]) -> Transformation[P]:
     """Return the result in the kind of the given model; for a path, a proto that holds all weights if it can."""
 
     @typed_errors
     @functools.wraps(function)
     def transform(model: AnyModel, *args: P.args, **kwargs: P.kwargs) -> onnx.ModelProto | ir.Model:
         result = function(model, *args, **kwargs)
-        return result if isinstance(model, ir.Model) else whole_proto(result)
+        if isinstance(model, ir.Model):
+            return result.model
+        return result.proto() if isinstance(result, Built) else whole_proto(result.model)
 
     return cast("Transformation[P]", transform)
 
@@ -76,7 +78,7 @@ def augment(
     seed: str | None = None,
     per_sample: bool | str = False,
     **settings: Unpack[Settings],
-) -> ir.Model:
+) -> Built:
     """Add the gradients of `of` with respect to `wrt` to a model; the original outputs come first.
 
     Args:
@@ -131,7 +133,7 @@ def augment(
         DifferentiationError: Some nodes cannot be differentiated; all are listed.
         LoweringError: No lowering applies to a convolution or pool, or the forced one does not.
     """
-    return build(model, Options(wrt=wrt, of=of, seed=seed, per_sample=per_sample, **settings)).model
+    return build(model, Options(wrt=wrt, of=of, seed=seed, per_sample=per_sample, **settings))
 
 
 @_transformation
@@ -144,40 +146,40 @@ def vjp(
     seed: str | None = None,
     per_sample: bool | str = False,
     **settings: Unpack[Settings],
-) -> ir.Model:
+) -> Built:
     """Return the gradients alone: `augment` without the original outputs and the nodes that only those need.
 
     Arguments, result and errors as for `augment`.
     """
-    return build(model, Options(wrt=wrt, of=of, seed=seed, per_sample=per_sample, **settings), mode="vjp").model
+    return build(model, Options(wrt=wrt, of=of, seed=seed, per_sample=per_sample, **settings), mode="vjp")
 
 
 @_transformation
 @_keywords(Settings)
-def grad(model: AnyModel, *, wrt: Names, of: str, **settings: Unpack[Settings]) -> ir.Model:
+def grad(model: AnyModel, *, wrt: Names, of: str, **settings: Unpack[Settings]) -> Built:
     """Return the gradient of one scalar value, without a seed input.
 
     Arguments, result and errors as for `augment`; `of` must have one element as far as its shape is known.
     """
-    return build(model, Options(wrt=wrt, of=of, **settings), mode="grad").model
+    return build(model, Options(wrt=wrt, of=of, **settings), mode="grad")
 
 
 @_transformation
 @_keywords(Settings)
-def jvp(model: AnyModel, *, wrt: Names, of: Names | None = None, **settings: Unpack[Settings]) -> ir.Model:
+def jvp(model: AnyModel, *, wrt: Names, of: Names | None = None, **settings: Unpack[Settings]) -> Built:
     """Add the derivative of each member of `of` along a direction of `wrt`, by forward mode.
 
     Each member `x` of `wrt` gets a graph input `x_tangent` of its shape and dtype, each `y` of `of` an output `y_tangent`.
     Arguments, result and errors as for `augment`.
     """
-    return build(model, Options(wrt=wrt, of=of, **settings), mode="jvp").model
+    return build(model, Options(wrt=wrt, of=of, **settings), mode="jvp")
 
 
 @_transformation
 @_keywords(Settings)
 def hvp(
     model: AnyModel, *, wrt: Names, of: str, composition: str = COMPOSITIONS[0], **settings: Unpack[Settings]
-) -> ir.Model:
+) -> Built:
     """Return the Hessian of one scalar value times a vector.
 
     Each member `x` of `wrt` gets a graph input `x_tangent` and an output `x_grad_tangent` of its shape and dtype.
@@ -186,7 +188,7 @@ def hvp(
     tangents). All are equal up to rounding; the first is usually the cheapest.
     Other arguments, result and errors as for `augment`.
     """
-    return build(model, Options(wrt=wrt, of=of, composition=composition, **settings), mode="hvp").model
+    return build(model, Options(wrt=wrt, of=of, composition=composition, **settings), mode="hvp")
 
 
 @typed_errors
@@ -212,7 +214,7 @@ def explain(
 
 @_transformation
 @_keywords(LoweringSettings)
-def lower_gradient_ops(model: AnyModel, **settings: Unpack[LoweringSettings]) -> ir.Model:
+def lower_gradient_ops(model: AnyModel, **settings: Unpack[LoweringSettings]) -> Lowered:
     """Replace the operators Gradient, Adam, Adagrad and Momentum (`ai.onnx.preview.training`) by plain ones.
 
     ONNX Runtime has no kernels for them; the result runs anywhere. Graph inputs, outputs and weights stay as they are.
@@ -250,4 +252,4 @@ def lower_gradient_ops(model: AnyModel, **settings: Unpack[LoweringSettings]) ->
 
     The operators are specified in ONNX's `docs/Operators.md`, domain ai.onnx.preview.training, version 1.
     """
-    return lower_training_operators(model, Options(**settings)).model
+    return lower_training_operators(model, Options(**settings))

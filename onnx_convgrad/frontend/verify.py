@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+import onnx
 import onnx_ir as ir
 
 from onnx_convgrad.errors import ArgumentError, RuleContractError
@@ -50,8 +51,11 @@ def _mismatch(model: ir.Model) -> str | None:
     return None if complaint is None else complaint.rstrip(".")
 
 
-def verify(model: ir.Model, primal: ir.Model) -> None:
+def verify(model: ir.Model, primal: ir.Model) -> onnx.ModelProto | None:
     """Check the emitted `model`; a complaint is only logged if the canonical `primal` draws one, too.
+
+    Returns:
+        The `skeleton` that was checked, if one was made.
 
     Raises:
         RuleContractError: A private operator is left, or ONNX's full check fails where the primal's passes.
@@ -61,13 +65,14 @@ def verify(model: ir.Model, primal: ir.Model) -> None:
     if left:
         raise RuleContractError(f"Operators of the private domain are left after lowering: {sorted(left)}.")
     if not has_known_operands(nodes):
-        return
-    complaint = checker_complaint(skeleton(model))
+        return None
+    proto = skeleton(model)
+    complaint = checker_complaint(proto)
     if complaint is None:
-        return
+        return proto
     if checker_complaint(skeleton(primal)) is not None:
         logger.info("The given model does not pass onnx.checker, nor does the result: %s", complaint)
-        return
+        return proto
     raise RuleContractError(
         f"The emitted model does not pass onnx.checker: {complaint}",
         suspect="The shapes or types that the model declares contradict one another: with its gradients,"

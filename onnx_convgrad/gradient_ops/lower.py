@@ -65,10 +65,10 @@ def lower_training_operators(
     joint = options.lowering != "exact"
     derivatives = Expansion(Emitter(m.graph, opsets=m.opset_imports, target=target, joint=joint)).run()
     lift_veils(m.graph)
-    choices, _ = complete(m, canonical, options, target, progress=progress)
+    choices = complete(m, canonical, options, target, progress=progress).choices
     interface.restore(m)
     _note(m, derivatives)
-    return Lowered(m, dict(operators), tuple(derivatives), tuple(choices))
+    return Lowered(m, dict(operators), tuple(derivatives), choices)
 
 
 class _Interface:

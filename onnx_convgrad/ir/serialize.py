@@ -68,5 +68,24 @@ def skeleton(model: ir.Model) -> onnx.ModelProto:
             graph.initializers[name] = value
 
 
+def completed(proto: onnx.ModelProto, model: ir.Model) -> onnx.ModelProto:
+    """Make a `skeleton` of the model, in place, what `whole_proto` returns, so that nodes are not converted twice.
+
+    Nodes, inputs and outputs must be unchanged since; metadata may have changed.
+    """
+    if external_tensors(model):
+        return whole_proto(model)
+    graph, inputs = proto.graph, len(model.graph.inputs)
+    graph.value_info.extend(graph.input[inputs:])
+    del graph.input[inputs:], graph.initializer[:], proto.metadata_props[:]
+    for name, value in model.graph.initializers.items():
+        if value.const_value is not None:
+            value.const_value.name = name
+            ir.serde.serialize_tensor_into(graph.initializer.add(), from_=value.const_value)
+    for key in sorted(model.metadata_props):
+        proto.metadata_props.add(key=key, value=model.metadata_props[key])
+    return proto
+
+
 def _is_large(tensor: ir.TensorProtocol) -> bool:
     return tensor.size > _SMALL or isinstance(tensor, ir.ExternalTensor)

@@ -67,7 +67,7 @@ class Report:
     def of(cls, model: AnyModel, options: Options, built: Built) -> Report:
         """Report on `built`, which was made from `model` with `options` and all lowerings priced."""
         gain = gain_of_sizes(model, options, built)
-        return cls(built.choices, built.gradients, options.target, built.recomputation, gain)
+        return cls(built.choices, built.gradients, options.target, built.completion.recomputation, gain)
 
     @property
     def rows(self) -> list[dict[str, Any]]:  # Any: what JSON holds

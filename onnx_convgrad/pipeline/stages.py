@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
 
@@ -30,6 +31,7 @@ from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.notes import GRADIENTS, ORIGIN, SEEDS
 from onnx_convgrad.ir.passes import run_passes
+from onnx_convgrad.ir.serialize import completed, whole_proto
 from onnx_convgrad.ir.targets import Target, target_named
 from onnx_convgrad.lowering.candidates import Policy
 from onnx_convgrad.lowering.cost.calibration import calibrated
@@ -45,6 +47,15 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
+class Completion:
+    """The decisions of the stages after differentiation, and the proto that was verified: a `skeleton` of the model."""
+
+    choices: tuple[Choice, ...] = ()
+    recomputation: Recomputation | None = None
+    checked: onnx.ModelProto | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Built:
     """A transformed model, the canonical model before differentiation, and the decisions made.
 
@@ -54,8 +65,16 @@ class Built:
     model: ir.Model
     primal: ir.Model
     gradients: dict[str, str]
-    choices: tuple[Choice, ...] = ()
-    recomputation: Recomputation | None = None
+    completion: Completion = Completion()
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        return self.completion.choices
+
+    def proto(self) -> onnx.ModelProto:
+        """The model as a proto with all its weights, if they fit."""
+        checked = self.completion.checked
+        return whole_proto(self.model) if checked is None else completed(checked, self.model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +133,10 @@ def build(
     derived = derive(m, options, target, mode)
     if not lower:
         return Built(m, derived.primal, derived.note_gradients(m))
-    choices, recomputation = complete(
+    completion = complete(
         m, derived.primal, options, target, progress=progress, forward=derived.forward, compare=compare
     )
-    return Built(m, derived.primal, derived.note_gradients(m), tuple(choices), recomputation)
+    return Built(m, derived.primal, derived.note_gradients(m), completion)
 
 
 def _canonicalize(m: ir.Model, options: Options, original: Callable[[], ir.Model]) -> ir.Model:
@@ -179,7 +198,7 @@ def complete(
     progress: Progress = lambda _: None,
     forward: Collection[ir.Node] | None = None,
     compare: bool = False,
-) -> tuple[list[Choice], Recomputation | None]:
+) -> Completion:
     """Run the stages after differentiation, in place: simplify, lower, recompute, fit the provider, verify.
 
     `primal` is the model before differentiation, for complaints that it shares; `forward` are its nodes, without which
@@ -203,8 +222,7 @@ def complete(
     _clean_up(m)
     if target.ordered_sums:
         _warn_of_unordered_sums(graph, target.name)
-    verify(m, primal)
-    return choices, recomputation
+    return Completion(tuple(choices), recomputation, verify(m, primal))
 
 
 def _warn_of_unordered_sums(graph: ir.Graph, target: str) -> None:
