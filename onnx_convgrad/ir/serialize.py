@@ -11,6 +11,7 @@ import math
 import uuid
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -110,12 +111,15 @@ def _nbytes(tensor: onnx.TensorProto) -> int:
 def _in_memory(marked: onnx.TensorProto) -> ir.LazyTensor:
     """The tensor as if it were not marked. Its bytes are copied when they are read: protobuf gives no view of them."""
 
-    def unmarked() -> ir.TensorProtoTensor:
+    dtype, shape = ir.DataType(marked.data_type), ir.Shape(marked.dims)
+
+    def unmarked() -> ir.TensorProtocol:
+        if dtype.bitwidth >= 8:
+            return ir.Tensor(np.frombuffer(marked.raw_data, dtype.numpy()).reshape(shape.numpy()), dtype=dtype)
         return ir.TensorProtoTensor(
             onnx.TensorProto(data_type=marked.data_type, dims=marked.dims, raw_data=marked.raw_data)
         )
 
-    dtype, shape = ir.DataType(marked.data_type), ir.Shape(marked.dims)
     tensor = ir.LazyTensor(unmarked, dtype, shape, name=marked.name, doc_string=marked.doc_string)
     if len(marked.raw_data) != tensor.nbytes:
         raise ModelError(f"The weight {marked.name!r} takes {tensor.nbytes} bytes, not {len(marked.raw_data)}.")
