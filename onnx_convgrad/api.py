@@ -1,4 +1,7 @@
-"""The transformations: a model goes in, a model of the same kind comes out, and the input is never changed."""
+"""The transformations: a model goes in, a model of the same kind comes out, and the input is never changed.
+
+`save` and `session` write and run results of any size.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,24 @@ import inspect
 import os
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Concatenate, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
 import onnx
 import onnx_ir as ir
 
 from onnx_convgrad.base.boundary import typed_errors
-from onnx_convgrad.frontend.files import AnyModel
+from onnx_convgrad.base.paths import as_path
+from onnx_convgrad.frontend.files import AnyModel, check_destination, load, model_file, write
 from onnx_convgrad.gradient_ops.lower import Lowered, lower_training_operators
 from onnx_convgrad.ir.serialize import whole_proto
 from onnx_convgrad.pipeline.options import COMPOSITIONS, LoweringSettings, Names, Options, Settings
 from onnx_convgrad.pipeline.report import Report
 from onnx_convgrad.pipeline.stages import Built, build
+from onnx_convgrad.runtime import Options as SessionOptions
+from onnx_convgrad.runtime import Providers
+from onnx_convgrad.runtime import session as open_session
 
-__all__ = ["Transformation", "augment", "explain", "grad", "hvp", "jvp", "lower_gradient_ops", "vjp"]
+__all__ = ["Transformation", "augment", "explain", "grad", "hvp", "jvp", "lower_gradient_ops", "save", "session", "vjp"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -253,3 +260,53 @@ def lower_gradient_ops(model: AnyModel, **settings: Unpack[LoweringSettings]) ->
     The operators are specified in ONNX's `docs/Operators.md`, domain ai.onnx.preview.training, version 1.
     """
     return lower_training_operators(model, Options(**settings))
+
+
+@typed_errors
+def save(model: AnyModel, path: str | os.PathLike[str], *, base_dir: str | os.PathLike[str] | None = None) -> None:
+    """Write a model with all its weights, which stay as they are in `model`; more than 2 GB go to `<path>.data`.
+
+    An existing file is replaced once everything is written. Weights are copied from wherever they are, so the result
+    can be moved (with its `.data`) and run from anywhere.
+
+    Args:
+        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`, such as any result of this package.
+        path: The file to write.
+        base_dir: The folder of external weights, for a model that is not given by its path.
+
+    Raises:
+        ArgumentError: The path is a folder, or the file cannot be written there.
+        ModelError: The model cannot be read, or writing failed.
+    """
+    output = as_path(path, "The file of a model")
+    check_destination(output)
+    write(load(model, base_dir), output, alone=True)
+
+
+@typed_errors
+def session(
+    model: AnyModel,
+    *,
+    providers: Providers | None = None,
+    options: SessionOptions | None = None,
+    base_dir: str | os.PathLike[str] | None = None,
+) -> Any:
+    """Open an `onnxruntime.InferenceSession` for a model of any size.
+
+    `onnxruntime.InferenceSession(model.SerializeToString())` is the same for models up to 2 GB, beyond which protobuf
+    serializes nothing.
+
+    Args:
+        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`.
+        providers: As in `onnxruntime.InferenceSession`, also `"cpu"`, `"cuda"` and `"cuda:1"`; the CPU by default.
+        options: Session options by name, as for `onnx_convgrad.Trainer`.
+        base_dir: The folder of external weights, for a model that is not given by its path.
+
+    Raises:
+        ArgumentError: An unknown provider or option.
+        ModelError: The model cannot be read.
+        ExecutionError: The runtime or a library of a provider is missing, or the model is refused.
+    """
+    if isinstance(model, (str, os.PathLike)):
+        return open_session(model_file(model), providers=providers, options=options)
+    return open_session(load(model, base_dir), providers=providers, options=options)

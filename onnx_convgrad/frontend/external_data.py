@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 import onnx_ir as ir
 
 from onnx_convgrad.errors import ModelError
+from onnx_convgrad.ir.serialize import GONE, REMEDY
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,20 @@ class Folder:
         return any(file.is_relative_to(root) for root in roots)
 
 
-class _HardLinked(ir.ExternalTensor):
+class _Located(ir.ExternalTensor):
+    """A tensor in a checked file, which may be gone when it is read."""
+
+    def _load(self) -> None:
+        try:
+            super()._load()
+        except (OSError, ValueError) as problem:
+            gone = GONE if isinstance(problem, FileNotFoundError) else f"which cannot be read: {problem}"
+            raise ModelError(
+                f"The weight {self.name!r} was in the file {self.path!r}, {gone}.", hint=REMEDY
+            ) from problem
+
+
+class _HardLinked(_Located):
     """A tensor in a checked file with several hard links, as caches make them; `onnx_ir` refuses to read such files."""
 
     def _check_path_containment(self) -> None:
@@ -85,8 +99,8 @@ def located(tensor: ir.ExternalTensor, folder: Folder | None, subject: str) -> i
             f"{what} up to byte {end}, but that has {found.st_size} bytes.",
             hint="It may be cut off, or belong to another model.",
         )
-    kind = _HardLinked if found.st_nlink > 1 else ir.ExternalTensor
-    inside = kind is ir.ExternalTensor and real.is_relative_to(os.path.realpath(folder.path))
+    kind = _HardLinked if found.st_nlink > 1 else _Located
+    inside = kind is _Located and real.is_relative_to(os.path.realpath(folder.path))
     return kind(
         location if inside else real.name,
         tensor.offset,
@@ -95,5 +109,5 @@ def located(tensor: ir.ExternalTensor, folder: Folder | None, subject: str) -> i
         shape=tensor.shape,
         name=tensor.name,
         doc_string=tensor.doc_string,
-        base_dir=folder.path if inside else real.parent,
+        base_dir=folder.path.absolute() if inside else real.parent,  # the caller may change the working directory
     )

@@ -22,7 +22,7 @@ from onnx_convgrad.errors import ArgumentError, ConvGradError, ModelError
 from onnx_convgrad.frontend.external_data import Folder, located
 from onnx_convgrad.frontend.gate import check_structure
 from onnx_convgrad.frontend.usable import refuse_malformed_nodes, refuse_unusable_model
-from onnx_convgrad.ir.serialize import PROTO_LIMIT, external_tensors, in_memory_bytes
+from onnx_convgrad.ir.serialize import check_present, external_tensors, fits, held, model_of
 
 AnyModel = str | os.PathLike[str] | onnx.ModelProto | ir.Model
 
@@ -75,6 +75,15 @@ def read_proto(path: str | os.PathLike[str]) -> onnx.ModelProto:
         ArgumentError: `path` is no path.
         ModelError: It is not a readable ONNX model.
     """
+    path = model_file(path)
+    try:
+        return onnx.load(path, load_external_data=False)
+    except Exception as problem:
+        raise ModelError(f"{str(path)!r} is not a readable ONNX model ({root_cause(problem)}).") from problem
+
+
+def model_file(path: str | os.PathLike[str]) -> Path:
+    """Return the path of a regular file; raise `ArgumentError` if it is no path, `ModelError` if there is no such file."""
     if not isinstance(path, (str, os.PathLike)):
         raise ArgumentError(
             f"A model is a path, an onnx.ModelProto or an onnx_ir.Model, not {type(path).__name__}.",
@@ -89,10 +98,7 @@ def read_proto(path: str | os.PathLike[str]) -> onnx.ModelProto:
         raise ModelError(f"{str(path)!r} cannot be read: {problem}.") from problem
     if not stat.S_ISREG(mode):
         raise ModelError(f"{str(path)!r} is {'a folder' if stat.S_ISDIR(mode) else 'no regular file'}, not a model.")
-    try:
-        return onnx.load(path, load_external_data=False)
-    except Exception as problem:
-        raise ModelError(f"{str(path)!r} is not a readable ONNX model ({root_cause(problem)}).") from problem
+    return path
 
 
 def from_proto(proto: onnx.ModelProto) -> ir.Model:
@@ -103,7 +109,7 @@ def from_proto(proto: onnx.ModelProto) -> ir.Model:
     """
     try:
         proto = without_sparse(_with_distinct_inputs(proto))
-        model = ir.from_proto(proto)
+        model = model_of(proto)
         for value, info in zip(model.graph.inputs, proto.graph.input, strict=True):
             if value.is_graph_output():  # onnx_ir takes the type of an input that is an output, too, from the output
                 ir.serde.deserialize_value_info_proto(info, value)
@@ -206,11 +212,12 @@ def stored_bytes(model: ir.Model, path: Path) -> int:
     return path.stat().st_size + sum(f.stat().st_size for f in files if f.exists())
 
 
-def write(model: ir.Model, output: Path, limit: int = PROTO_LIMIT) -> Path | None:
+def write(model: ir.Model, output: Path, limit: int | None = None, *, alone: bool = False) -> Path | None:
     """Write `model` to `output`. An existing file, or the target of a link, is replaced once everything is written.
 
     External weights in the folder of `output` stay where they are. Otherwise, or if the weights in memory exceed the
-    `limit` of one file in bytes, weights are written to `<output>.data`.
+    `limit` of one file in bytes, weights are written to `<output>.data`. With `alone` no other file is referred to, and
+    `<output>.data` is only written if the weights exceed the limit.
 
     Returns:
         The data file that was written, if any.
@@ -221,12 +228,17 @@ def write(model: ir.Model, output: Path, limit: int = PROTO_LIMIT) -> Path | Non
     """
     if output.is_symlink():
         output = output.resolve()
+    check_present(model)
     external = external_tensors(model)
     folder = output.parent.resolve()
     elsewhere = any(Path(t.base_dir or ".").resolve() != folder for t in external)
-    data = output.with_name(f"{output.name}.data") if elsewhere or in_memory_bytes(model) > limit else None
+    if alone:
+        model, elsewhere = held(model), False
+    data = output.with_name(f"{output.name}.data") if elsewhere or not fits(model, limit, memory=True) else None
     if data is not None and any(Path(t.path).resolve() == data.resolve() for t in external):
-        raise ArgumentError(f"The weights are read from {str(data)!r}, which would be overwritten.", hint="Use -o.")
+        raise ArgumentError(
+            f"The weights are read from {str(data)!r}, which would be overwritten.", hint="Choose another name with -o."
+        )
     if any(Path(t.path).resolve() == output.resolve() for t in external):
         raise ArgumentError(
             f"The output {str(output)!r} holds the model's weights.", hint="Choose another name with -o."

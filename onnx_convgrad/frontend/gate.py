@@ -110,6 +110,8 @@ class _Gate:
         if isinstance(tensor, ir.ExternalTensor):
             _check_dims(tuple(tensor.shape), what)
             return self._locate(tensor, what)
+        if isinstance(tensor, ir.LazyTensor):
+            _check_dims(tensor.shape, what)
         _check_tensor(tensor, what)
         return tensor
 

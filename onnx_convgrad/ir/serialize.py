@@ -1,9 +1,17 @@
-"""Convert models to protos, within protobuf's limit of 2 GB: with all weights, or without the large ones."""
+"""Convert models to protos with all weights, or without the large ones, and back.
+
+Protobuf holds more than 2 GB in memory, but does not serialize it. Beyond this limit, the large weights of a proto are
+in its memory and marked as external, with the name of a file that does not exist yet. That is the form that
+`onnx.external_data_helper.convert_model_to_external_data` makes: `onnx.save(model, path)` writes the file beside `path`.
+"""
 
 from __future__ import annotations
 
+import math
+import uuid
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -12,6 +20,8 @@ from onnx_convgrad.errors import ModelError
 
 PROTO_LIMIT = 2**31 - 2**24
 """Bytes of weights that fit into a proto: 2 GB without a reserve for the nodes."""
+
+_SMALL = 1024
 
 
 def stored_tensors(model: ir.Model) -> list[ir.TensorProtocol]:
@@ -25,24 +35,95 @@ def external_tensors(model: ir.Model) -> list[ir.ExternalTensor]:
     return [t for t in stored_tensors(model) if isinstance(t, ir.ExternalTensor)]
 
 
-def in_memory_bytes(model: ir.Model) -> int:
-    """Bytes of the tensors that are not external."""
-    return sum(t.nbytes for t in stored_tensors(model) if not isinstance(t, ir.ExternalTensor))
+def check_present(model: ir.Model) -> None:
+    """Raise `ModelError` if a file of external weights, which was there when the model was read, is gone."""
+    for tensor in external_tensors(model):
+        if not Path(tensor.path).is_file():
+            raise ModelError(f"The weight {tensor.name!r} was in the file {tensor.path!r}, {GONE}.", hint=REMEDY)
 
 
-def whole_proto(model: ir.Model, limit: int = PROTO_LIMIT) -> onnx.ModelProto:
-    """The model as a proto that includes its external weights, if they fit into `limit` bytes.
+GONE = "which has been moved or deleted since the model was read"
+REMEDY = "Put the file back, or read the model again."
 
-    A proto does not know the folder of its external weights, so without them it could only be run from there.
+
+def fits(model: ir.Model, limit: int | None = None, *, memory: bool = False) -> bool:
+    """Whether the weights of the model, or those in `memory`, fit into one file of `limit` bytes: by default 2 GB."""
+    counted = (t for t in stored_tensors(model) if not (memory and isinstance(t, ir.ExternalTensor)))
+    return sum(t.nbytes for t in counted) <= (PROTO_LIMIT if limit is None else limit)
+
+
+def held(model: ir.Model) -> ir.Model:
+    """A copy of the model that refers to no file: external weights are views of their files, which are mapped."""
+    result = model.clone()
+    for graph in result.graphs():
+        for value in graph.initializers.values():
+            if isinstance(tensor := value.const_value, ir.ExternalTensor):
+                value.const_value = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=value.name)
+    return result
+
+
+def whole_proto(model: ir.Model, limit: int | None = None) -> onnx.ModelProto:
+    """The model as a proto that holds all weights, so that it can be saved and run anywhere.
+
+    Raises:
+        ModelError: The file of external weights is no longer there.
     """
-    external = external_tensors(model)
-    size = in_memory_bytes(model) + sum(t.nbytes for t in external)
-    if not external or size > limit or not all(Path(t.path).exists() for t in external):
-        return ir.to_proto(model)
-    return ir.to_proto(ir.external_data.load_to_model(model.clone()))
+    proto = ir.to_proto(held(model) if external_tensors(model) else model)
+    if not fits(model, limit):
+        location = f"weights-{uuid.uuid4().hex[:12]}.data"  # onnx.save appends to a file that exists
+        for tensor in proto.graph.initializer:
+            if model.graph.initializers[tensor.name].const_value.nbytes > _SMALL and tensor.HasField("raw_data"):
+                tensor.data_location = onnx.TensorProto.EXTERNAL
+                tensor.external_data.add(key="location", value=location)
+    return proto
 
 
-_SMALL = 1024
+def model_of(proto: onnx.ModelProto) -> ir.Model:
+    """Convert a proto, also one with weights in its memory that are marked as external; they are not copied.
+
+    Raises:
+        ModelError: Such a weight has too few or too many bytes.
+    """
+    model = ir.from_proto(proto)
+    for tensor in filter(_is_marked, proto.graph.initializer):
+        model.graph.initializers[tensor.name].const_value = _in_memory(tensor)
+    return model
+
+
+def is_large(proto: onnx.ModelProto) -> bool:
+    """Whether a proto holds more weights than can be serialized, or some that are marked as external."""
+    stored = proto.graph.initializer
+    return any(map(_is_marked, stored)) or sum(map(_nbytes, stored)) > PROTO_LIMIT
+
+
+def _is_marked(tensor: onnx.TensorProto) -> bool:
+    return tensor.data_location == onnx.TensorProto.EXTERNAL and tensor.HasField("raw_data")
+
+
+def _nbytes(tensor: onnx.TensorProto) -> int:
+    """Bytes of the elements, without a look at them."""
+    external = tensor.data_location == onnx.TensorProto.EXTERNAL and not tensor.HasField("raw_data")
+    if external or tensor.data_type not in ir.DataType or tensor.data_type == onnx.TensorProto.STRING:
+        return 0
+    return math.prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth // 8
+
+
+def _in_memory(marked: onnx.TensorProto) -> ir.LazyTensor:
+    """The tensor as if it were not marked. Its bytes are copied when they are read: protobuf gives no view of them."""
+
+    dtype, shape = ir.DataType(marked.data_type), ir.Shape(marked.dims)
+
+    def unmarked() -> ir.TensorProtocol:
+        if dtype.bitwidth >= 8:
+            return ir.Tensor(np.frombuffer(marked.raw_data, dtype.numpy()).reshape(shape.numpy()), dtype=dtype)
+        return ir.TensorProtoTensor(
+            onnx.TensorProto(data_type=marked.data_type, dims=marked.dims, raw_data=marked.raw_data)
+        )
+
+    tensor = ir.LazyTensor(unmarked, dtype, shape, name=marked.name, doc_string=marked.doc_string)
+    if len(marked.raw_data) != tensor.nbytes:
+        raise ModelError(f"The weight {marked.name!r} takes {tensor.nbytes} bytes, not {len(marked.raw_data)}.")
+    return tensor
 
 
 def skeleton(model: ir.Model) -> onnx.ModelProto:
@@ -73,7 +154,7 @@ def completed(proto: onnx.ModelProto, model: ir.Model) -> onnx.ModelProto:
 
     Nodes, inputs and outputs must be unchanged since; metadata may have changed.
     """
-    if external_tensors(model):
+    if external_tensors(model) or not fits(model):
         return whole_proto(model)
     graph, inputs = proto.graph, len(model.graph.inputs)
     graph.value_info.extend(graph.input[inputs:])

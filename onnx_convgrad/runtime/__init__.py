@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnx_convgrad.errors import ExecutionError
-from onnx_convgrad.ir.serialize import whole_proto
+from onnx_convgrad.base.drafts import draft_folder
+from onnx_convgrad.errors import ConvGradError, ExecutionError
+from onnx_convgrad.ir.serialize import check_present, external_tensors, fits, held, is_large, model_of, whole_proto
 from onnx_convgrad.runtime.providers import Providers, check_available, resolve_providers
 from onnx_convgrad.runtime.session_options import Options, SessionOptions, session_options
 
 __all__ = ["Options", "Providers", "SessionOptions", "import_runtime", "run", "session"]
 
+_FOLDER = "session.model_external_initializers_file_folder_path"
 _RECORD = "session.record_ep_graph_assignment_info"
 
 
@@ -39,16 +44,18 @@ def session(
     options: Options | None = None,
     optimize: bool = True,
     record_placement: bool = False,
+    limit: int | None = None,
 ) -> Any:
     """An `onnxruntime.InferenceSession` for a model, its bytes, or a path.
 
     Args:
-        model: A proto or an onnx_ir model (both up to 2 GB), serialized bytes, or a path.
+        model: A proto or an onnx_ir model of any size, serialized bytes, or a path.
         providers: `"cpu"`, `"cuda"`, `"cuda:1"`, ONNX Runtime's own names or `(name, options)` pairs, or a sequence of
             these, best first; the CPU by default.
         options: `SessionOptions`, or a mapping with some of its attributes.
         optimize: Whether the runtime may rewrite the graph.
         record_placement: Keep, for `placement.placement`, which provider each node went to.
+        limit: Most bytes of weights that are passed in memory; by default what protobuf can serialize.
 
     Raises:
         ArgumentError: An unknown provider or option.
@@ -63,7 +70,10 @@ def session(
     if record_placement:
         settings.add_session_config_entry(_RECORD, "1")
     try:
-        live = ort.InferenceSession(_source(model), settings, providers=wanted)
+        with _source(model, settings, limit) as source:
+            live = ort.InferenceSession(source, settings, providers=wanted)
+    except ConvGradError:
+        raise
     except Exception as problem:
         raise ExecutionError(f"ONNX Runtime refused the model: {problem}") from problem
     lost = [name for name in names if name not in live.get_providers()]
@@ -75,13 +85,35 @@ def session(
     return live
 
 
-def _source(model: onnx.ModelProto | ir.Model | bytes | str | os.PathLike[str]) -> bytes | str:
+@contextlib.contextmanager
+def _source(
+    model: onnx.ModelProto | ir.Model | bytes | str | os.PathLike[str], settings: Any, limit: int | None
+) -> Iterator[bytes | str]:
+    """What the runtime reads a model from.
+
+    Weights beyond the limit are read from the folder that they all are in, which `settings` then names, or else from a
+    temporary file.
+    """
+    if isinstance(model, onnx.ModelProto) and is_large(model):
+        model = model_of(model)
+    if isinstance(model, ir.Model) and not fits(model, limit):
+        folders = {os.path.realpath(t.base_dir) for t in external_tensors(model)}
+        if len(folders) == 1 and fits(model, limit, memory=True):
+            check_present(model)
+            settings.add_session_config_entry(_FOLDER, folders.pop())
+            yield ir.to_proto(model).SerializeToString()
+            return
+        with draft_folder(Path(tempfile.gettempdir()) / "onnx_convgrad") as folder:
+            path = folder / "graph.onnx"
+            ir.save(held(model), path, format="protobuf", external_data="weights")
+            yield str(path)
+        return
     if isinstance(model, ir.Model):
         model = whole_proto(model)
     if isinstance(model, onnx.ModelProto):
-        data: bytes = model.SerializeToString()
-        return data
-    return model if isinstance(model, bytes) else os.fspath(model)
+        yield model.SerializeToString()
+    else:
+        yield model if isinstance(model, bytes) else os.fspath(model)
 
 
 def run(model: Any, feed: Mapping[str, np.ndarray], **options: Any) -> dict[str, np.ndarray]:

@@ -14,7 +14,6 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.frontend.files import check_destination, copied, write
-from onnx_convgrad.ir.serialize import PROTO_LIMIT
 from onnx_convgrad.pipeline.modes import set_inference
 
 _OLDEST = 7
@@ -76,7 +75,7 @@ def _same(a: ir.TensorProtocol, b: ir.TensorProtocol) -> bool:
 
 
 def export(
-    model: ir.Model, values: Mapping[str, np.ndarray], path: str | os.PathLike[str], limit: int = PROTO_LIMIT
+    model: ir.Model, values: Mapping[str, np.ndarray], path: str | os.PathLike[str], limit: int | None = None
 ) -> None:
     """Write an inference model with new values in its initializers; more than `limit` bytes go to `<path>.data`.
 
@@ -89,7 +88,4 @@ def export(
     m = model.clone()
     for name, array in values.items():
         m.graph.initializers[name].const_value = ir.Tensor(np.asarray(array, order="C"), name=name)
-    for value in m.graph.initializers.values():
-        if isinstance(value.const_value, ir.ExternalTensor):  # the exported file must not refer to the program's files
-            value.const_value = ir.Tensor(value.const_value.numpy().copy(), name=value.name)
-    write(m, output, limit)
+    write(m, output, limit, alone=True)  # it must not refer to the program's files

@@ -20,7 +20,7 @@ from onnx_convgrad.base.drafts import draft_folder, recover_folder, replace_fold
 from onnx_convgrad.base.paths import check_regular
 from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.frontend.files import load
-from onnx_convgrad.ir.serialize import PROTO_LIMIT
+from onnx_convgrad.ir.serialize import check_present, fits, held
 from onnx_convgrad.training.program.manifest import Manifest, Port
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def write_program(
     *,
     shared: bool,
     defaults: bool = True,
-    limit: int = PROTO_LIMIT,
+    limit: int | None = None,
 ) -> None:
     """Write a program; an existing one is replaced when everything is written.
 
@@ -51,8 +51,10 @@ def write_program(
     recover_folder(folder)
     if folder.exists():
         _refuse_others(folder)
+    for model in models.values():
+        check_present(model)
     clones = {name: model.clone() for name, model in models.items()}
-    shared = shared or any(_bytes(m) > limit for m in clones.values())
+    shared = shared or not all(fits(m, limit) for m in clones.values())
     if not defaults:
         clones[_INITIAL] = _take_defaults({name: m for name, m in clones.items() if name != "inference"})
     try:
@@ -62,9 +64,7 @@ def write_program(
             if shared:
                 _share(clones, draft)
             for name, model in clones.items():
-                if not shared:
-                    ir.external_data.load_to_model(model)
-                ir.save(model, draft / f"{name}.onnx", format="protobuf")
+                ir.save(model if shared else held(model), draft / f"{name}.onnx", format="protobuf")
             (draft / _MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
             replace_folder(draft, folder)
     except OSError as problem:
@@ -87,10 +87,6 @@ def _refuse_others(folder: Path) -> None:
             )
     if entries and not (folder / _MANIFEST).exists():
         raise ArgumentError(f"{str(folder)!r} exists and is not a training program.", hint=_ELSEWHERE)
-
-
-def _bytes(model: ir.Model) -> int:
-    return sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
 
 
 def _take_defaults(models: Mapping[str, ir.Model]) -> ir.Model:

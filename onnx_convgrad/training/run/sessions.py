@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.base.drafts import draft_folder
-from onnx_convgrad.frontend.files import write
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import Namespace
-from onnx_convgrad.ir.serialize import PROTO_LIMIT
 from onnx_convgrad.runtime import session
 from onnx_convgrad.training.program.draft import name_nodes
 from onnx_convgrad.training.program.manifest import Manifest
@@ -27,22 +22,15 @@ def defaults(model: ir.Model, names: Iterable[str]) -> dict[str, np.ndarray]:
     return {name: np.array(tensor.numpy()) for name, tensor in tensors.items() if tensor is not None}
 
 
-def fed_session(model: ir.Model, fed: Iterable[str], limit: int = PROTO_LIMIT, **options: Any) -> Any:
+def fed_session(model: ir.Model, fed: Iterable[str], **options: Any) -> Any:
     """Create a session of a graph without the defaults of the inputs `fed`, so that it holds no copy of them.
 
     `options` are those of `runtime.session`; the result, an `InferenceSession`, is `Any` because ONNX Runtime is untyped.
-    A graph with more than `limit` bytes of constants is loaded from a temporary file.
     """
     m = model.clone()
     for name in fed:
         m.graph.initializers.pop(name, None)
-    if sum(v.const_value.nbytes for v in m.graph.initializers.values() if v.const_value is not None) <= limit:
-        ir.external_data.load_to_model(m)
-        return session(m, **options)
-    with draft_folder(Path(tempfile.gettempdir()) / "onnx_convgrad") as folder:
-        path = folder / "graph.onnx"
-        write(m, path, limit)
-        return session(str(path), **options)
+    return session(m, **options)
 
 
 class Accumulation:
