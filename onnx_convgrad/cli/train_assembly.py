@@ -23,7 +23,9 @@ from onnx_convgrad.training.optim.schedules import Constant, Cosine, OneCycle, S
 from onnx_convgrad.training.program.build import TrainingProgram, build_training
 from onnx_convgrad.training.program.manifest import Manifest
 from onnx_convgrad.training.program.terms import LOSSES, LossLike
-from onnx_convgrad.training.run.metrics import Accuracy, Metric
+from onnx_convgrad.training.run.class_metrics import Accuracy
+from onnx_convgrad.training.run.metric import Metric
+from onnx_convgrad.training.run.metrics import metric_named
 
 
 def program(config: Config, rate: Schedule) -> TrainingProgram:
@@ -218,6 +220,4 @@ def metrics(config: Config, manifest: Manifest) -> list[Metric]:
             return [Accuracy().of(manifest)]
         except ArgumentError:
             return []
-    top = {name: int(name[3:]) for name in wanted if name.startswith("top") and name[3:].isdecimal()}
-    check_names([name for name in wanted if name not in top], ["accuracy", "top5", "none"], "metric")
-    return [Accuracy(top.get(name, 1)) for name in wanted]
+    return [metric_named(name) for name in wanted]

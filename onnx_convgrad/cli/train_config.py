@@ -82,7 +82,11 @@ class Config:
     freeze_statistics: bool = option("--freeze-statistics", "Keep BatchNormalization's statistics.", default=False)
     precision: str = option("--precision NAME", "float32; or float16, bfloat16 (mixed).", default="float32")
     seed: int = option("--seed INT", "Seed of order, split and Dropout.", default=0)
-    metric: Names = option("--metric NAME...", "accuracy, topK, none. [default: accuracy of classes]", default=())
+    metric: Names = option(
+        "--metric NAME...",
+        "accuracy, topK, precision, recall, f1, auroc, confusion, none. [default: accuracy of classes]",
+        default=(),
+    )
     patience: int | None = option("--patience INT", "Stop if the loss has not fallen for this many epochs.")
     out: str | None = option("-o --out FOLDER", "Folder of the run. [default: <stem>.train beside the model]")
     checkpoint_every: int | None = option("--checkpoint-every INT", "Steps between checkpoints. [default: an epoch]")

@@ -32,13 +32,17 @@ from onnx_convgrad.runtime.providers import check_available, resolve_providers
 from onnx_convgrad.training.program.build import TrainingProgram
 from onnx_convgrad.training.run import checkpoint
 from onnx_convgrad.training.run.callbacks import Callback, Checkpoints, EarlyStopping, Log, TensorBoard
-from onnx_convgrad.training.run.display import PLAIN, number
+from onnx_convgrad.training.run.display import measures, number
 from onnx_convgrad.training.run.interruption import Interruption
 from onnx_convgrad.training.run.metrics import resolve_metrics
+from onnx_convgrad.training.run.run_folder import BEST as _BEST
+from onnx_convgrad.training.run.run_folder import CHECKPOINTS as _CHECKPOINTS
+from onnx_convgrad.training.run.run_folder import CLASSES as _CLASSES
+from onnx_convgrad.training.run.run_folder import CONFIG as _CONFIG
+from onnx_convgrad.training.run.run_folder import HISTORY as _HISTORY
+from onnx_convgrad.training.run.run_folder import PROGRAM as _PROGRAM
+from onnx_convgrad.training.run.run_folder import TRAINED as _TRAINED
 from onnx_convgrad.training.run.trainer import Trainer
-
-_CONFIG, _PROGRAM, _CHECKPOINTS, _HISTORY = "train.toml", "program", "checkpoints", "history.csv"
-_TRAINED, _BEST, _CLASSES = "trained.onnx", "best.onnx", "classes.json"
 
 _SHOWN = 20
 """Most epochs in the table."""
@@ -221,7 +225,9 @@ def _finish(
         "trained": None,
         "best": None,
         "plot": config.plot if rows else None,
-        "history": [{k: v if math.isfinite(v) else None for k, v in row.items()} for row in rows],
+        "history": [
+            {k: v if isinstance(v, list) or math.isfinite(v) else None for k, v in row.items()} for row in rows
+        ],
     }
     if rows:
         out.table(_history(rows))
@@ -262,7 +268,7 @@ def _exported(config: Config, trainer: Trainer, folder: Path) -> dict[str, str]:
 
 def _history(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Make a table with one row per epoch; of many epochs, evenly spaced ones and the last."""
-    values = [key for key in rows[-1] if key not in PLAIN]
+    values = list(measures(rows[-1]))
     distance = -(-len(rows) // _SHOWN)
     shown = [row for row in rows if row is rows[-1] or (len(rows) - row["epoch"]) % distance == 0]
     cells = [

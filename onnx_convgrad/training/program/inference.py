@@ -21,21 +21,38 @@ _OLDEST = 7
 """Before opset 7 an attribute of BatchNormalization and Dropout chose their mode."""
 
 
-def inference_model(source: ir.Model, base: ir.Model, names: Iterable[str]) -> ir.Model:
+def inference_model(
+    source: ir.Model, base: ir.Model, names: Iterable[str], input_shapes: Iterable[str] = ()
+) -> ir.Model:
     """Copy `source`, or else `base`, with the named values as initializers, in inference mode.
+
+    The copy declares the sizes that are trained at, those of `base`.
 
     Args:
         source: The original model.
         base: Its canonical form, with the initial values of the training.
         names: Parameters and running statistics.
+        input_shapes: The inputs whose shapes were given.
     """
     m = copied(source)
     start = {name: base.graph.initializers[name].const_value for name in names}
     if source.functions or source.opset_imports.get("", _OLDEST) < _OLDEST or not _place(m.graph, start):
         m = base.clone()
+    elif input_shapes:
+        _declare(m.graph, base.graph, set(input_shapes))
     for graph in m.graphs():
         set_inference(graph)
     return m
+
+
+def _declare(graph: ir.Graph, base: ir.Graph, inputs: set[str]) -> None:
+    """Copy the shapes of inputs and outputs from the canonical graph, in place; forget those in between."""
+    for value in (v for node in graph.all_nodes() for v in node.outputs):
+        value.shape = None
+    pairs = [*zip(graph.outputs, base.outputs, strict=True)]
+    pairs += [(v, w) for v in graph.inputs for w in base.inputs if v.name == w.name and v.name in inputs]
+    for value, trained in pairs:
+        value.shape = None if trained.shape is None else ir.Shape(trained.shape)
 
 
 def _place(graph: ir.Graph, start: Mapping[str, ir.TensorProtocol | None]) -> bool:
