@@ -15,12 +15,14 @@ from onnx_convgrad.base.names import as_names, check_names
 from onnx_convgrad.base.numbers import positive, whole
 from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.runtime import Options, Providers
-from onnx_convgrad.training.data.batches import DataLike, as_batches
+from onnx_convgrad.training.data.batches import DataLike, Loader, as_batches
 from onnx_convgrad.training.data.inputs import BatchLike, ProgramInputs, as_array
 from onnx_convgrad.training.optim.schedules import Schedule, as_schedule
 from onnx_convgrad.training.program.build import TrainingProgram
 from onnx_convgrad.training.program.inference import export
+from onnx_convgrad.training.program.manifest import Manifest
 from onnx_convgrad.training.run.callbacks import Callback
 from onnx_convgrad.training.run.checkpoint import restore, save
 from onnx_convgrad.training.run.display import display_named
@@ -46,6 +48,8 @@ class Trainer:
         engine: Sessions and values.
         inputs: Converts batches to the inputs of the program.
         progress: Numbers of updates and epochs, position in the epoch, history.
+        labels: Names of the classes by number: those of the model's file, or of the folder of images that `fit` was given.
+        preprocessing: How images become inputs, likewise. `export` writes both into the metadata.
 
     Raises:
         ArgumentError: A loaded program has a schedule of a custom class: pass `schedule`.
@@ -75,9 +79,19 @@ class Trainer:
         self.progress = Progress()
         self.engine = Engine(self.program, self.seed, providers, options)
         self.inputs = ProgramInputs(self.manifest)
+        self.labels = self.manifest.labels
         self.skipped = SkippedSteps(self.engine)
         self.stopped = self.restored = False
         self.on_save: Callable[[], None] | None = None
+
+    @property
+    def preprocessing(self) -> Preprocessing | None:
+        """How images become inputs, if it is known; arrays of pixels (uint8) are scaled by it."""
+        return self.inputs.preprocessing
+
+    @preprocessing.setter
+    def preprocessing(self, preprocessing: Preprocessing | None) -> None:
+        self.inputs.preprocessing = preprocessing
 
     # -- one step ------------------------------------------------------------------------------------------------------
 
@@ -166,10 +180,14 @@ class Trainer:
         """
         accumulate, epochs = whole(accumulate, "accumulate"), whole(epochs, "epochs", 0)
         check_callbacks(callbacks)
-        m = self.manifest
-        source = as_batches(data, m, batch_size=batch_size, shuffle=shuffle, seed=self.seed)
-        held_out = None if validation is None else as_batches(validation, m, batch_size=batch_size, shuffle=False)
-        resolved = resolve_metrics(metrics, m)
+        source = as_batches(data, self._described(), batch_size=batch_size, shuffle=shuffle, seed=self.seed)
+        if isinstance(source, Loader):
+            self.labels = source.dataset.classes or self.labels
+            self.preprocessing = source.inputs.preprocessing
+        held_out = None
+        if validation is not None:
+            held_out = as_batches(validation, self._described(), batch_size=batch_size, shuffle=False)
+        resolved = resolve_metrics(metrics, self.manifest)
         self.engine.prepare(*(("step",) if accumulate == 1 else ("accumulate", "update")))
         TrainingRun(self, epochs, source, callbacks, resolved, display_named(progress)).train(accumulate, held_out)
         return self.progress.history
@@ -194,7 +212,7 @@ class Trainer:
         Raises:
             ArgumentError: The data or the metrics do not fit the program, or there are no data.
         """
-        source = as_batches(data, self.manifest, batch_size=batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last,
+        source = as_batches(data, self._described(), batch_size=batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last,
                             prefetch=prefetch, names=names)  # fmt: skip
         return validate(self, source, resolve_metrics(metrics, self.manifest))
 
@@ -296,12 +314,17 @@ class Trainer:
         path = as_path(path)
         values = self.engine.read(entry.name for entry in self.manifest.stored())
         check_values(values, self.engine, self.progress.steps)
-        export(self.program.model("inference"), values, path)
+        model = self.program.model("inference")
+        export(model, values, path, labels=self.labels, preprocessing=self.preprocessing)
 
     def __repr__(self) -> str:
         p = self.progress
         loss = f", loss {p.history[-1]['loss']:.4f}" if p.history else ""
         return f"<Trainer: {p.steps} steps, {p.epoch} epochs done{loss}; {self.program!r}>"
+
+    def _described(self) -> Manifest:
+        """The manifest with the labels and the preprocessing that are known by now."""
+        return self.manifest.described(self.labels, self.preprocessing)
 
     # -- names of results ----------------------------------------------------------------------------------------------
 
