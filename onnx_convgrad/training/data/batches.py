@@ -78,8 +78,9 @@ class Loader(metaclass=TypedArguments):
         prefetch: int | None = None,
         names: Mapping[str, str] | None = None,
     ) -> None:
-        self.inputs = ProgramInputs(manifest, names)
         self.dataset = dataset.bound(manifest)
+        self.inputs = ProgramInputs(manifest, names)
+        self.inputs.preprocessing = self.dataset.preprocessing or self.inputs.preprocessing
         fixed = self.inputs.batch_size()
         self.batch_size = (fixed or BATCH_SIZE) if batch_size is None else whole(batch_size, "batch_size")
         if fixed not in (None, self.batch_size):

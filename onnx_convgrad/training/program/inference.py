@@ -7,13 +7,14 @@ the program; else the canonical graph, which computes the same at opset 21.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.frontend.files import check_destination, copied, write
+from onnx_convgrad.frontend.metadata import Preprocessing, describe
 from onnx_convgrad.ir.serialize import PROTO_LIMIT
 from onnx_convgrad.pipeline.modes import set_inference
 
@@ -93,9 +94,17 @@ def _same(a: ir.TensorProtocol, b: ir.TensorProtocol) -> bool:
 
 
 def export(
-    model: ir.Model, values: Mapping[str, np.ndarray], path: str | os.PathLike[str], limit: int = PROTO_LIMIT
+    model: ir.Model,
+    values: Mapping[str, np.ndarray],
+    path: str | os.PathLike[str],
+    limit: int = PROTO_LIMIT,
+    *,
+    labels: Sequence[str] | None = None,
+    preprocessing: Preprocessing | None = None,
 ) -> None:
     """Write an inference model with new values in its initializers; more than `limit` bytes go to `<path>.data`.
+
+    `labels` and `preprocessing` go into the metadata; `None` leaves what is there.
 
     Raises:
         ArgumentError: The path is a folder, or cannot be written.
@@ -104,6 +113,7 @@ def export(
     output = Path(path)
     check_destination(output)
     m = model.clone()
+    describe(m, labels, preprocessing)
     for name, array in values.items():
         m.graph.initializers[name].const_value = ir.Tensor(np.asarray(array, order="C"), name=name)
     for value in m.graph.initializers.values():

@@ -15,12 +15,14 @@ from onnx_convgrad.base.names import as_names, check_names
 from onnx_convgrad.base.numbers import flag, positive, whole
 from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.runtime import Options, Providers
-from onnx_convgrad.training.data.batches import DataLike, as_batches
+from onnx_convgrad.training.data.batches import DataLike, Loader, as_batches
 from onnx_convgrad.training.data.inputs import Batch, BatchLike, ProgramInputs, as_array
 from onnx_convgrad.training.optim.schedules import Schedule, as_schedule
 from onnx_convgrad.training.program.build import TrainingProgram
 from onnx_convgrad.training.program.inference import export
+from onnx_convgrad.training.program.manifest import Manifest
 from onnx_convgrad.training.run.callbacks import Callback
 from onnx_convgrad.training.run.checkpoint import restore, save
 from onnx_convgrad.training.run.display import display_named
@@ -49,6 +51,8 @@ class Trainer:
         inputs: Converts batches to the inputs of the program.
         progress: Numbers of updates and epochs, position in the epoch, history.
         sample: A few samples of the first batch, to check exported files with.
+        labels: Names of the classes by number: those of the model's file, or of the folder of images that `fit` was given.
+        preprocessing: How images become inputs, likewise. `export` writes both into the metadata.
 
     Raises:
         ArgumentError: A loaded program has a schedule of a custom class: pass `schedule`.
@@ -78,10 +82,20 @@ class Trainer:
         self.progress = Progress()
         self.engine = Engine(self.program, self.seed, providers, options)
         self.inputs = ProgramInputs(self.manifest)
+        self.labels = self.manifest.labels
         self.skipped = SkippedSteps(self.engine)
         self.sample: Batch | None = None
         self.stopped = self.restored = False
         self.on_save: Callable[[], None] | None = None
+
+    @property
+    def preprocessing(self) -> Preprocessing | None:
+        """How images become inputs, if it is known; arrays of pixels (uint8) are scaled by it."""
+        return self.inputs.preprocessing
+
+    @preprocessing.setter
+    def preprocessing(self, preprocessing: Preprocessing | None) -> None:
+        self.inputs.preprocessing = preprocessing
 
     # -- one step ------------------------------------------------------------------------------------------------------
 
@@ -196,10 +210,14 @@ class Trainer:
         """
         accumulate, epochs = whole(accumulate, "accumulate"), whole(epochs, "epochs", 0)
         check_callbacks(callbacks)
-        m = self.manifest
-        source = as_batches(data, m, batch_size=batch_size, shuffle=shuffle, seed=self.seed)
-        held_out = None if validation is None else as_batches(validation, m, batch_size=batch_size, shuffle=False)
-        resolved = resolve_metrics(metrics, m)
+        source = as_batches(data, self._described(), batch_size=batch_size, shuffle=shuffle, seed=self.seed)
+        if isinstance(source, Loader):
+            self.labels = source.dataset.classes or self.labels
+            self.preprocessing = source.inputs.preprocessing
+        held_out = None
+        if validation is not None:
+            held_out = as_batches(validation, self._described(), batch_size=batch_size, shuffle=False)
+        resolved = resolve_metrics(metrics, self.manifest)
         self.engine.prepare(*(("step",) if accumulate == 1 else ("accumulate", "update")))
         TrainingRun(self, epochs, source, callbacks, resolved, display_named(progress)).train(accumulate, held_out)
         return self.progress.history
@@ -224,7 +242,7 @@ class Trainer:
         Raises:
             ArgumentError: The data or the metrics do not fit the program, or there are no data.
         """
-        source = as_batches(data, self.manifest, batch_size=batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last,
+        source = as_batches(data, self._described(), batch_size=batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last,
                             prefetch=prefetch, names=names)  # fmt: skip
         return validate(self, source, resolve_metrics(metrics, self.manifest))
 
@@ -334,7 +352,7 @@ class Trainer:
         values = self.engine.read(entry.name for entry in self.manifest.stored())
         check_values(values, self.engine, self.progress.steps)
         model = self.program.model("inference")
-        export(model, values, path)
+        export(model, values, path, labels=self.labels, preprocessing=self.preprocessing)
         if flag(check, "check"):
             check_export(path, model, self.engine, self.sample)
 
@@ -342,6 +360,10 @@ class Trainer:
         p = self.progress
         loss = f", loss {p.history[-1]['loss']:.4f}" if p.history else ""
         return f"<Trainer: {p.steps} steps, {p.epoch} epochs done{loss}; {self.program!r}>"
+
+    def _described(self) -> Manifest:
+        """The manifest with the labels and the preprocessing that are known by now."""
+        return self.manifest.described(self.labels, self.preprocessing)
 
     # -- names of results ----------------------------------------------------------------------------------------------
 
