@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     )
     from onnx_convgrad.pipeline.report import Report
     from onnx_convgrad.training.program.build import TrainingProgram, build_training
+    from onnx_convgrad.training.run.evaluation import evaluate
+    from onnx_convgrad.training.run.predictions import predict
     from onnx_convgrad.training.run.trainer import Trainer
 
 _NAMES = {
@@ -38,6 +40,8 @@ _NAMES = {
     "InternalError LimitError LoweringError ModelError RuleContractError",
     "pipeline.report": "Report",
     "training.program.build": "TrainingProgram build_training",
+    "training.run.evaluation": "evaluate",
+    "training.run.predictions": "predict",
     "training.run.trainer": "Trainer",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
@@ -64,6 +68,7 @@ __all__ = [
     "build_training",
     "callbacks",
     "data",
+    "evaluate",
     "explain",
     "functional",
     "grad",
@@ -73,6 +78,7 @@ __all__ = [
     "lower_gradient_ops",
     "metrics",
     "optim",
+    "predict",
     "vjp",
 ]
 

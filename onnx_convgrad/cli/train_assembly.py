@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,12 @@ from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.training.data.batches import BATCH_SIZE, Loader
 from onnx_convgrad.training.data.datasets import Arrays, Dataset, read_arrays
 from onnx_convgrad.training.data.images import ImageFolder, is_image_folder
+from onnx_convgrad.training.data.pictures import layout_of
 from onnx_convgrad.training.losses.elementwise import Loss
 from onnx_convgrad.training.optim.optimizers import Optimizer, optimizer_named
 from onnx_convgrad.training.optim.schedules import Constant, Cosine, OneCycle, Schedule, Step, Warmup
 from onnx_convgrad.training.program.build import TrainingProgram, build_training
-from onnx_convgrad.training.program.manifest import Manifest
+from onnx_convgrad.training.program.manifest import Manifest, Port
 from onnx_convgrad.training.program.terms import LOSSES, LossLike
 from onnx_convgrad.training.run.class_metrics import Accuracy
 from onnx_convgrad.training.run.metric import Metric
@@ -157,11 +158,35 @@ def _dataset(config: Config, entries: tuple[str, ...], classes: tuple[str, ...] 
     return Arrays(arrays)
 
 
-def _images(config: Config, path: Path, classes: tuple[str, ...] | None) -> ImageFolder:
+def sized(config: Config) -> Config:
+    """Give the input for images the size of `--image-size`, if the model declares another one; `--input-shape` wins."""
+    size = _image_size(config)
+    if size is None:
+        return config
+    given = text.input_shapes(config.input_shape)
+    for value in load(config.model or "").graph.inputs:
+        port = Port.from_value(value)
+        if value.is_initializer() or port.name in given or port.shape is None or len(port.shape) != 4:
+            continue
+        layout, _ = layout_of(port)
+        dims = list(port.shape)
+        first = 2 if layout == "NCHW" else 1
+        if any(isinstance(d, int) and d != s for d, s in zip(dims[first : first + 2], size, strict=True)):
+            dims[first : first + 2] = size
+            shape = [str(d) if isinstance(d, int) or (d and d.isidentifier()) else "?" for d in dims]
+            return replace(config, input_shape=(*config.input_shape, f"{port.name}:{','.join(shape)}"))
+    return config
+
+
+def _image_size(config: Config) -> tuple[int, int] | None:
     sizes = [size for entry in config.image_size for size in entry.lower().replace("x", ",").split(",")]
     if not all(size.isdecimal() for size in sizes) or len(sizes) > 2:
         raise ArgumentError(f"--image-size {','.join(config.image_size)!r} is not H or HxW.")
-    size = (int(sizes[0]), int(sizes[-1])) if sizes else None
+    return (int(sizes[0]), int(sizes[-1])) if sizes else None
+
+
+def _images(config: Config, path: Path, classes: tuple[str, ...] | None) -> ImageFolder:
+    size = _image_size(config)
     return ImageFolder(
         path, size=size, resize=config.resize, mean=config.mean or 0.0, std=config.std or 1.0, classes=classes
     )

@@ -103,7 +103,9 @@ class Config:
     recompute: Names = _shared("recompute", ())
     input_shape: Names = _shared("input_shapes", ())
     limit: Names = _shared("limits", ())
-    image_size: Names = option("--image-size HxW", "Size of images, if the model takes any size.", default=())
+    image_size: Names = option(
+        "--image-size HxW", "Size of images; also of the model's input. [default: the model's]", default=()
+    )
     resize: int | None = option("--resize INT", _RESIZE)
     mean: Numbers = option("--mean R,G,B", "Subtracted from images in [0, 1].", parse=text.mean, default=())
     std: Numbers = option("--std R,G,B", "Divides images after that.", parse=text.std, default=())

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from json import dumps
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from onnx_convgrad.base.drafts import remove_leftovers, write_text
 from onnx_convgrad.cli import train_assembly as assembly
+from onnx_convgrad.cli.evaluate import matrix_table
 from onnx_convgrad.cli.figures import check_plot
 from onnx_convgrad.cli.tables import Output, Table
 from onnx_convgrad.cli.train_config import (
@@ -46,6 +49,9 @@ from onnx_convgrad.training.run.trainer import Trainer
 
 _SHOWN = 20
 """Most epochs in the table."""
+
+_WIDE = 4
+"""Losses and metrics above which the headings of the table are abbreviated."""
 
 
 def train(given: Mapping[str, Any], config_file: Path | None, resume: Path | None, out: Output) -> int:
@@ -92,6 +98,7 @@ def _start(
     providers = list(config.providers) or None
     check_available(import_runtime(), [name for name, _ in resolve_providers(providers)])
     stage("reading the data")
+    config = assembly.sized(config)
     data, held = assembly.datasets(config)
     size, batches = assembly.batches(config, len(data))
     config = replace(config, batch_size=size)
@@ -231,6 +238,9 @@ def _finish(
     }
     if rows:
         out.table(_history(rows))
+        for table in _confusions(rows[-1], trainer.labels):
+            out.line()
+            out.table(table)
     if saved is not None:
         progress = trainer.progress
         print(
@@ -266,6 +276,15 @@ def _exported(config: Config, trainer: Trainer, folder: Path) -> dict[str, str]:
     return {name: str(path) for name, path in files.items()}
 
 
+def _confusions(row: Mapping[str, Any], labels: Sequence[str] | None) -> Iterator[Table]:
+    """The confusion matrices of the last epoch, of the validation if there is one."""
+    for name in [k for k, v in row.items() if isinstance(v, list) and f"val_{k}" not in row]:
+        if len(np.shape(row[name])) == 2:
+            count = len(row[name])
+            names = list(labels) if labels and len(labels) == count else list(map(str, range(count)))
+            yield replace(matrix_table(row[name], names), title=name.replace("val_", "validation "))
+
+
 def _history(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Make a table with one row per epoch; of many epochs, evenly spaced ones and the last."""
     values = list(measures(rows[-1]))
@@ -281,6 +300,7 @@ def _history(rows: Sequence[Mapping[str, Any]]) -> Table:
         ]
         for row in shown
     ]
-    named = [key.replace("val_", "validation ") for key in values]
-    columns = ["epoch", *named, "learning rate", "seconds", "samples/s"]
+    wide = len(values) > _WIDE
+    named = [key.replace("val_", "val. " if wide else "validation ") for key in values]
+    columns = ["epoch", *named, "rate" if wide else "learning rate", "seconds", "samples/s"]
     return Table(columns, cells, frozenset(range(len(columns))))

@@ -20,7 +20,7 @@ from onnx_convgrad.training.data.datasets import Dataset, Rows
 from onnx_convgrad.training.data.pictures import ImageReader, check_pillow, image_port
 from onnx_convgrad.training.program.manifest import Manifest, Port
 
-_SUFFIXES = frozenset(".bmp .gif .jpeg .jpg .pgm .png .ppm .tif .tiff .webp".split())
+SUFFIXES = frozenset(".bmp .gif .jpeg .jpg .pgm .png .ppm .tif .tiff .webp".split())
 
 IMAGE, LABEL = "image", "label"
 """Names of the two arrays."""
@@ -65,7 +65,7 @@ class ImageFolder(Dataset):
     ) -> None:
         check_pillow()
         self.folder = as_path(folder, "The folder of images")
-        by_class = {d.name: _images(d) for d in _folders(self.folder)}
+        by_class = {d.name: images_in(d) for d in _folders(self.folder)}
         self._by_class = {name: files for name, files in sorted(by_class.items()) if files}
         if not self._by_class:
             raise ArgumentError(
@@ -76,7 +76,7 @@ class ImageFolder(Dataset):
         self._number(tuple(self._by_class if classes is None else classes))
         self.workers = cores() if workers is None else whole(workers, "workers")
         self._wanted = _checked(preprocessing)
-        self._given = _given(size, resize, mean, std, scale)
+        self._given = given_preprocessing(size, resize, mean, std, scale)
         self.reader: ImageReader | None = None
 
     def __len__(self) -> int:
@@ -93,7 +93,7 @@ class ImageFolder(Dataset):
         bound = copy(self)
         bound.reader = ImageReader.of(port, wanted)
         bound.preprocessing = bound.reader.preprocessing
-        _check_size(port, bound.preprocessing, self._given.get("size"))
+        check_size(port, bound.preprocessing, self._given.get("size"))
         if set(self._given).intersection(("mean", "std", "scale")) and np.dtype(port.dtype).kind in "iu":
             raise ArgumentError(
                 f"The input {port.name!r} takes {port.dtype}, the pixels as they are: mean, std and scale do not apply.",
@@ -134,7 +134,7 @@ def overridden(base: Preprocessing | None, given: dict[str, Any]) -> Preprocessi
     return replace(base, **given)
 
 
-def _given(size: Any, resize: Any, mean: Any, std: Any, scale: Any) -> dict[str, Any]:
+def given_preprocessing(size: Any, resize: Any, mean: Any, std: Any, scale: Any) -> dict[str, Any]:
     """The options that were given, checked."""
     given: dict[str, Any] = {}
     if size is not None:
@@ -177,7 +177,7 @@ def _pair(size: Any) -> tuple[int, int]:
 
 def is_image_folder(path: Path) -> bool:
     """Whether a path is a folder that contains folders with images."""
-    return path.is_dir() and any(_images(folder) for folder in _folders(path))
+    return path.is_dir() and any(images_in(folder) for folder in _folders(path))
 
 
 def _folders(path: Path) -> list[Path]:
@@ -187,13 +187,13 @@ def _folders(path: Path) -> list[Path]:
         raise ArgumentError(f"The folder {str(path)!r} could not be read: {problem.strerror or problem}.") from problem
 
 
-def _images(folder: Path) -> list[Path]:
+def images_in(folder: Path) -> list[Path]:
     """The images in a folder at any depth, except hidden ones."""
-    files = (f for f in folder.rglob("*") if f.suffix.lower() in _SUFFIXES)
+    files = (f for f in folder.rglob("*") if f.suffix.lower() in SUFFIXES)
     return sorted(f for f in files if not any(part.startswith(".") for part in f.relative_to(folder).parts))
 
 
-def _check_size(port: Port, p: Preprocessing, wanted: tuple[int, int] | None) -> None:
+def check_size(port: Port, p: Preprocessing, wanted: tuple[int, int] | None) -> None:
     """Refuse a size that is not known, or not that of the input."""
     if p.size is None:
         axes = (port.shape or ())[2:] if p.layout == "NCHW" else (port.shape or ())[1:3]

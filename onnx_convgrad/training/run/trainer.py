@@ -156,7 +156,7 @@ class Trainer:
         known = [v.name or "" for v in self.program.model("inference").graph.outputs]
         names = list(dict.fromkeys(known if outputs is None else as_names(outputs, "outputs")))
         check_names(names, known, "output")
-        return predict(self.manifest, data, lambda batch: self.engine.predict(batch, names), batch_size)
+        return predict(self._described(), data, lambda batch: self.engine.predict(batch, names), batch_size)
 
     @property
     def learning_rate(self) -> float:
