@@ -83,8 +83,15 @@ def evaluate(
         stage("opening the model")
         predictor = opened(model, options, loss=True)
         stage("evaluating")
-        chosen = {"output": options.output, "task": options.task, "target": target, "batch_size": options.batch_size}
-        found = evaluation(predictor, source, top=top, **chosen)
+        found = evaluation(
+            predictor,
+            source,
+            output=options.output,
+            task=options.task,
+            target=target,
+            top=top,
+            batch_size=options.batch_size,
+        )
     if plot is not None and found.confusion is None:
         raise ArgumentError("There is no confusion matrix to draw: the outputs are numbers.", hint="Leave --plot out.")
     text = json.dumps(as_json(found), indent=2)

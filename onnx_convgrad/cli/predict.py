@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -114,8 +115,10 @@ def _write(found: Predictions, path: Path, top: int) -> None:
     from onnx_convgrad.base.drafts import draft_of, write_text
 
     if path.suffix.lower() == ".npz":
-        with draft_of(path) as draft:
-            np.savez(draft, **dict(found.outputs))
+        with draft_of(path) as draft, zipfile.ZipFile(draft, "w") as archive:
+            for name, array in found.outputs.items():  # `np.savez` refuses some names
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, array, allow_pickle=False)
     elif path.suffix.lower() == ".json":
         write_text(path, json.dumps(_as_json(found, top), indent=2) + "\n")
     else:

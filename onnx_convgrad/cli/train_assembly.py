@@ -7,11 +7,14 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
+
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.cli.command import parsed
 from onnx_convgrad.cli.train_config import Config, share_of, spelled
-from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.frontend.files import load
+from onnx_convgrad.errors import ArgumentError, ConvGradError
+from onnx_convgrad.frontend.canonicalize import canonicalize
+from onnx_convgrad.frontend.files import copied, load
 from onnx_convgrad.pipeline import option_text as text
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.training.data.batches import BATCH_SIZE, Loader
@@ -159,23 +162,48 @@ def _dataset(config: Config, entries: tuple[str, ...], classes: tuple[str, ...] 
 
 
 def sized(config: Config) -> Config:
-    """Give the input for images the size of `--image-size`, if the model declares another one; `--input-shape` wins."""
-    size = _image_size(config)
-    if size is None:
-        return config
-    given = text.input_shapes(config.input_shape)
-    for value in load(config.model or "").graph.inputs:
+    """Add input shapes for `--image-size`, and for batches of several samples, where the model's file fixes others.
+
+    `--input-shape` wins. A number of samples is only freed if every output then has as many.
+    """
+    model, size, given = load(config.model or ""), _image_size(config), text.input_shapes(config.input_shape)
+    shapes: dict[str, list[int | str | None]] = {}
+    for value in model.graph.inputs:
         port = Port.from_value(value)
-        if value.is_initializer() or port.name in given or port.shape is None or len(port.shape) != 4:
+        if value.is_initializer() or port.name in given or not port.shape:
             continue
-        layout, _ = layout_of(port)
         dims = list(port.shape)
-        first = 2 if layout == "NCHW" else 1
-        if any(isinstance(d, int) and d != s for d, s in zip(dims[first : first + 2], size, strict=True)):
-            dims[first : first + 2] = size
-            shape = [str(d) if isinstance(d, int) or (d and d.isidentifier()) else "?" for d in dims]
-            return replace(config, input_shape=(*config.input_shape, f"{port.name}:{','.join(shape)}"))
-    return config
+        if size is not None and len(dims) == 4:
+            first = 2 if layout_of(port)[0] == "NCHW" else 1
+            fixed = [s if isinstance(d, int) else d for d, s in zip(dims[first:], size, strict=False)]
+            dims[first : first + 2] = fixed
+        if dims != list(port.shape) or isinstance(dims[0], int):
+            shapes[port.name] = dims
+    free = {name: [_SAMPLES, *dims[1:]] for name, dims in shapes.items()}
+    wanted = {dims[0] for dims in shapes.values()}
+    if wanted != {config.batch_size} and (config.batch_size or wanted == {1}) and _takes_batches(model, free):
+        shapes = free
+    declared = {v.name: list(Port.from_value(v).shape or ()) for v in model.graph.inputs}
+    written = [f"{n}:{','.join(map(_dim, dims))}" for n, dims in shapes.items() if dims != declared[n]]
+    return replace(config, input_shape=(*config.input_shape, *written)) if written else config
+
+
+_SAMPLES = "N"
+"""Name of a free number of samples."""
+
+
+def _takes_batches(model: ir.Model, shapes: Mapping[str, list[int | str | None]]) -> bool:
+    """Whether every output has a free number of samples if the inputs have one."""
+    try:
+        outputs = canonicalize(copied(model), shapes).graph.outputs
+    except ConvGradError:
+        return False
+    firsts = [v.shape[0] if v.shape is not None and len(v.shape) else None for v in outputs]
+    return all(isinstance(first, ir.SymbolicDim) and first.value == _SAMPLES for first in firsts)
+
+
+def _dim(dim: int | str | None) -> str:
+    return str(dim) if isinstance(dim, int) or (dim and dim.isidentifier()) else "?"
 
 
 def _image_size(config: Config) -> tuple[int, int] | None:

@@ -197,3 +197,25 @@ def test_help_and_pipe(work: Path) -> None:
     command = [sys.executable, "-m", "onnx_convgrad", "predict", str(work / "run"), str(work / "test"), "-v"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "80"})
     assert done.returncode == 0 and len(done.stdout.splitlines()) == 13 and done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("declared", "options", "trained"),
+    [
+        ("1,3,16,16", [], ["N", 3, 16, 16]),
+        ("1,3,16,16", ["--image-size", 8], ["N", 3, 8, 8]),
+        ("1,3,16,16", ["--batch-size", 1], [1, 3, 16, 16]),
+        ("4,3,16,16", [], [4, 3, 16, 16]),
+        ("4,3,16,16", ["--batch-size", 6], ["N", 3, 16, 16]),
+        ("4,3,16,16", ["--image-size", 8, "--input-shape", "image:2,3,8,8"], [2, 3, 8, 8]),
+    ],
+)
+def test_files_declare_the_size_that_they_were_trained_at(
+    work: Path, tmp_path: Path, declared: str, options: list[object], trained: list[object]
+) -> None:
+    onnx.save(model(declared), tmp_path / "model.onnx")
+    invoke("train", tmp_path / "model.onnx", "--data", work / "test", "--loss", "cross_entropy", "--epochs", 1,
+           "--threads", 1, "-q", "--mean", 0.5, *options)  # fmt: skip
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.train" / "trained.onnx"))
+    assert session.get_inputs()[0].shape == trained and session.get_outputs()[0].shape == [trained[0], 3]
+    invoke("predict", tmp_path / "model.train", work / "test" / "red", "-q")

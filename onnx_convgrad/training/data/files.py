@@ -70,8 +70,8 @@ def read_data(data: DataLike | Sequence[str | os.PathLike[str]]) -> Any:
         return Arrays({"data": data})
     if isinstance(data, (str, os.PathLike)):
         data = [data]
-    listed = isinstance(data, (list, tuple)) and data and all(isinstance(p, (str, os.PathLike)) for p in data)
-    return _of_paths([os.fspath(p) for p in data]) if listed else data  # type: ignore[union-attr]
+    paths = [p for p in data if isinstance(p, (str, os.PathLike))] if isinstance(data, (list, tuple)) else []
+    return _of_paths(list(map(os.fspath, paths))) if paths and len(paths) == len(data) else data  # type: ignore[arg-type]
 
 
 def _of_paths(entries: list[str]) -> Dataset:

@@ -205,8 +205,10 @@ class _Reading:
                  (("precision", precision), ("recall", recall), ("f1", f1))}  # fmt: skip
         last = {name: values.pop(name) for name in ("auroc",) if name in values}
         labels = self._names(len(counts))
-        columns = zip(labels, precision, recall, f1, areas, support, strict=True)
-        rows = [ClassScores(name, *map(float, numbers), int(n)) for name, *numbers, n in columns]
+        rows = [
+            ClassScores(name, float(precision[i]), float(recall[i]), float(f1[i]), float(areas[i]), int(support[i]))
+            for i, name in enumerate(labels)
+        ]
         return Evaluation(count, self.task or "", {**values, **means, **last}, tuple(rows), counts, labels)
 
     def _names(self, count: int) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Scores of predictions in numpy: confusion matrix, precision, recall, F1, ROC and errors of numbers.
 
-Equal to those of scikit-learn and torchmetrics: a ratio over nothing is 0, and a mean over classes leaves out those that
-neither occur nor are predicted.
+A ratio over nothing is 0, and a mean over classes leaves out those that neither occur nor are predicted, as in scikit-learn
+and torchmetrics.
 """
 
 from __future__ import annotations
@@ -134,7 +134,8 @@ def softmax(y: np.ndarray, axis: int) -> np.ndarray:
 def sigmoid(y: np.ndarray) -> np.ndarray:
     """Probabilities of logits of single labels, in float64."""
     e = np.exp(-np.abs(y.astype(np.float64)))
-    return np.where(y >= 0, 1, e) / (1 + e)
+    result: np.ndarray = np.where(y >= 0, 1, e) / (1 + e)
+    return result
 
 
 class Errors:
