@@ -33,6 +33,7 @@ from onnx_convgrad.training.run.predictions import (
     described,
     label_names,
     probabilities,
+    squeezed,
 )
 from onnx_convgrad.training.run.predictor import CLASSES, LABELS, NUMBERS, Output, Predictor, open_model, task_of
 from onnx_convgrad.training.run.progress import Progress
@@ -160,6 +161,9 @@ class _Reading:
         self.count = 0
 
     def add(self, progress: Progress, y: np.ndarray, target: np.ndarray) -> None:
+        flat = squeezed(y)
+        if flat is not y:
+            y, self.axis = flat, None
         if not self.count:
             self._begin(y, target)
         if self.task == NUMBERS:
@@ -171,6 +175,8 @@ class _Reading:
     def _begin(self, y: np.ndarray, target: np.ndarray) -> None:
         """Settle the task and choose the metrics."""
         width = y.shape[1] if y.ndim > 1 else 1
+        if self.axis is None and y.ndim > 2 and target.shape == y.shape[:-1] != (len(y), *y.shape[2:]):
+            self.axis = -1  # classes last, as sequence models have them
         self.task = self.task or task_of(self.predictor, self.output, y.ndim, width, target)
         self.count = y.shape[min(1, y.ndim - 1) if self.axis is None else self.axis] if self.task == CLASSES else width
         if self.task == NUMBERS:

@@ -128,18 +128,21 @@ def predictions(
     chosen = predictor.output(output)
     names = [o.name for o in predictor.outputs]
     outputs = outputs_over(predictor.manifest, data, lambda batch: predictor.run(batch, names), batch_size)
-    y = outputs[chosen.name]
+    y = squeezed(outputs[chosen.name])
     task = check_task(task) or task_of(predictor, chosen, y.ndim, y.shape[1] if y.ndim > 1 else 1)
-    values = y if task == NUMBERS else probabilities(y, chosen, task)
     samples = sample_names(data, len(y))
-    if task == NUMBERS:
-        return Predictions(samples, task, outputs, values)
-    if values.ndim > 2:
-        return Predictions(samples, NUMBERS, outputs, values)
-    values = values.reshape(len(values), -1)
+    if task == NUMBERS or y.ndim > 2:
+        return Predictions(samples, NUMBERS, outputs, y)
+    values = probabilities(y, chosen, task).reshape(len(y), -1)
     if values.shape[1] == 1:  # one probability: that of the second of two classes
         values, task = np.column_stack([1 - values, values]), CLASSES
     return Predictions(samples, task, outputs, values, label_names(predictor, values.shape[1]))
+
+
+def squeezed(y: np.ndarray) -> np.ndarray:
+    """Leave out axes of one entry, of an output with one axis besides that of the samples: [N, C, 1, 1], [N, 1, 1, C]."""
+    single = y.ndim > 2 and sum(size > 1 for size in y.shape[1:]) <= 1
+    return y.reshape(len(y), -1) if single and len(y) else y
 
 
 def check_task(task: str | None) -> str | None:

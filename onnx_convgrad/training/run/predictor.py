@@ -212,7 +212,8 @@ def task_of(predictor: Predictor, output: Output, rank: int, width: int, target:
         return NUMBERS
     if target is not None:
         whole = target.dtype.kind in "biu"
-        if whole and width > 1 and target.ndim == rank - 1:
+        single = target.ndim == rank - 1 or (target.ndim == rank > 1 and target.shape[1] == 1)
+        if whole and width > 1 and single:
             return CLASSES
         return LABELS if whole and bool(np.isin(target, (0, 1)).all()) else NUMBERS
     return (

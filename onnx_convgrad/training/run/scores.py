@@ -27,14 +27,24 @@ def class_rows(y: ArrayLike, target: ArrayLike, ignored: int | None = None, axis
     Targets equal to `ignored` are left out.
 
     Raises:
-        ArgumentError: A target is not a class.
+        ArgumentError: A target is not a class, or there is not one for each prediction.
     """
     y, target = np.asarray(y), np.asarray(target)
     axis = min(1, y.ndim - 1) if axis is None else axis
-    if target.ndim == y.ndim:
+    if target.shape == y.shape:
         target = target.argmax(axis)
+    elif target.ndim == y.ndim and target.shape[axis] == 1:
+        target = target.take(0, axis)
+    if target.size * y.shape[axis] != y.size or target.ndim >= max(y.ndim, 2):
+        raise ArgumentError(
+            f"The output has the shape {y.shape} in a batch, and the targets have the shape {target.shape}.",
+            hint=f"Give the number of a class, or a probability for each, for every prediction along axis {axis}.",
+        )
     scores = np.moveaxis(y, axis, -1).reshape(-1, y.shape[axis])
-    numbers = target.reshape(-1).astype(np.int64)
+    with np.errstate(invalid="ignore"):  # checked below
+        numbers = target.reshape(-1).astype(np.int64)
+    if not np.array_equal(numbers, target.reshape(-1)):
+        raise ArgumentError("A target is not a whole number, so it is not a class.")
     if ignored is not None:
         scores, numbers = scores[numbers != ignored], numbers[numbers != ignored]
     wrong = numbers[(numbers < 0) | (numbers >= y.shape[axis])]

@@ -116,6 +116,33 @@ def test_segmentations_are_counted_by_pixel() -> None:
     assert "auroc" not in got.metrics and got.metrics["accuracy"] == pytest.approx((flat == target.reshape(-1)).mean())
 
 
+def test_outputs_with_classes_last_and_with_axes_of_one() -> None:
+    y, target = RNG.standard_normal((4, 7, 3)).astype("f"), RNG.integers(0, 3, (4, 7))
+    model = graph_of("(float[N,7,3] x) => (float[N,7,3] y) { y = Softmax (x) }")
+    got = og.evaluate(model, {"x": y, "target": target})
+    want = reference.confusion_matrix(target.reshape(-1), y.argmax(2).reshape(-1))
+    np.testing.assert_array_equal(got.confusion, want)
+    found = og.predict(model, y)
+    assert found.task == "numbers" and found.values.shape == (4, 7, 3)
+    for sizes in ("N,3,1,1", "N,1,1,3"):
+        pooled = graph_of(f"(float[{sizes}] x) => (float[{sizes}] y) {{ y = Identity (x) }}")
+        x = y[:, 0].reshape([4 if d == "N" else int(d) for d in sizes.split(",")])
+        np.testing.assert_allclose(og.predict(pooled, x).values, softmax(y[:, 0]), atol=1e-6)
+        right = og.evaluate(pooled, {"x": x, "target": target[:, :1]}).metrics["accuracy"]
+        assert right == (y[:, 0].argmax(1) == target[:, 0]).mean()
+
+
+def test_targets_that_are_no_classes() -> None:
+    model = linear("y = Softmax (z)")
+    for target, message in (
+        (np.full(len(X), 0.5), "not a whole number"),
+        (np.zeros((len(X), 2), int), r"targets have the shape \(\d+, 2\)"),
+        (np.full(len(X), np.nan), "not a whole number"),
+    ):
+        with pytest.raises(og.ArgumentError, match=message):
+            og.evaluate(model, {"x": X, "target": target})
+
+
 # -- images ------------------------------------------------------------------------------------------------------------
 
 
