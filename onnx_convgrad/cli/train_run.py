@@ -285,7 +285,7 @@ def _confusions(row: Mapping[str, Any], labels: Sequence[str] | None) -> Iterato
             yield replace(matrix_table(row[name], names), title=name.replace("val_", "validation "))
 
 
-def _history(rows: Sequence[Mapping[str, Any]], *, narrow: bool) -> Table:
+def _history(rows: Sequence[Mapping[str, Any]], *, narrow: bool = False) -> Table:
     """Make a table with one row per epoch; of many epochs, evenly spaced ones and the last.
 
     With `narrow`, headings are abbreviated, and columns that do not fit the page are left out: `history.csv` has all.

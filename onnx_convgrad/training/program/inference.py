@@ -80,7 +80,9 @@ def _stored(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
     else:
         return None
     name, old.name = old.name, None
-    new = ir.Value(name=name, shape=ir.Shape(tensor.shape.numpy()), type=ir.TensorType(tensor.dtype), const_value=tensor)
+    new = ir.Value(
+        name=name, shape=ir.Shape(tensor.shape.numpy()), type=ir.TensorType(tensor.dtype), const_value=tensor
+    )
     old.replace_all_uses_with(new, replace_graph_outputs=True)
     graph.remove(node, safe=True)
     graph.register_initializer(new)

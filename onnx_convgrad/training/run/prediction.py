@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from onnx_convgrad.base.boundary import CallersCode
 from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.training.data.batches import BATCH_SIZE, Batches, DataLike, Loader, Stream, as_dataset
@@ -73,10 +74,7 @@ def _batches(
         dataset = dataset.bound(manifest)
         names = names if targets else _data_names(full, dataset)
         return Loader(dataset, manifest, batch_size=size, shuffle=False, drop_last=False, names=names)
-    source: Any = (
-        data if targets or not _iterates(data) else lambda _: (_without_targets(b, full) for b in _opened(data))
-    )
-    return Stream(source, manifest)
+    return Stream(data if targets or not _iterates(data) else lambda _: _data_only(data, full), manifest)
 
 
 def _data_names(manifest: Manifest, dataset: Dataset) -> dict[str, str] | None:
@@ -92,15 +90,17 @@ def _iterates(data: Any) -> bool:
     return hasattr(data, "__iter__") or callable(data)
 
 
-def _opened(data: Any) -> Iterator[BatchLike]:
-    return iter(data if hasattr(data, "__iter__") else data(0))
-
-
-def _without_targets(batch: Any, manifest: Manifest) -> Any:
-    """The data of a batch that is a sequence of data and targets."""
-    count = len(manifest.data)
-    several = isinstance(batch, (list, tuple)) and len(batch) == count + len(manifest.targets)
-    return batch[:count] if several and isinstance(batch, Sequence) else batch
+def _data_only(source: Any, manifest: Manifest) -> Iterator[BatchLike]:
+    """The batches of an iterable, or of a function from the epoch, without the targets in those that are sequences."""
+    count, several = len(manifest.data), len(manifest.data) + len(manifest.targets)
+    with CallersCode(source):
+        batches = iter(source if hasattr(source, "__iter__") else source(0))
+    while True:
+        with CallersCode(source):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch[:count] if isinstance(batch, (list, tuple)) and len(batch) == several else batch
 
 
 def _free_of_batch(manifest: Manifest, fixed: int | None) -> Manifest:

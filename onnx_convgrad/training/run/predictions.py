@@ -79,8 +79,8 @@ def predict(
 ) -> Predictions:
     """Predict with any ONNX model, or with the folder of a training run.
 
-    Probabilities are those of the output if it ends in Softmax or Sigmoid; else its Softmax, or its Sigmoid if the model was
-    trained with `bce_with_logits`.
+    Probabilities are those of the output if it ends in Softmax or Sigmoid, or adds up to 1; else its Softmax, or its
+    Sigmoid if the model was trained with `bce_with_logits`.
 
     Args:
         model: A path, a model, or the folder of a run, whose best model is used, else the trained one, else the newest
@@ -170,7 +170,10 @@ def probabilities(y: np.ndarray, output: Output, task: str, axis: int | None = N
         return y
     if task == LABELS:
         return scores.sigmoid(y)
-    return scores.softmax(y, min(1, y.ndim - 1) if axis is None else axis)
+    axis = min(1, y.ndim - 1) if axis is None else axis
+    if (y >= 0).all() and np.allclose(y.sum(axis), 1, atol=1e-3):  # a Softmax of several nodes, or of another domain
+        return y
+    return scores.softmax(y, axis)
 
 
 def label_names(predictor: Predictor, count: int) -> tuple[str, ...]:

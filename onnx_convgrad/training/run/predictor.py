@@ -28,7 +28,10 @@ from onnx_convgrad.training.run.sessions import fed_session
 from onnx_convgrad.training.run.trainer import Trainer
 
 _ACTIVATIONS = ("Softmax", "LogSoftmax", "Sigmoid")
-_LAYOUT = ("Identity", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose")
+_LAYOUT = (
+    *("Identity", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose"),
+    *("QuantizeLinear", "DequantizeLinear"),
+)
 
 Run = Callable[[Batch, Sequence[str]], Mapping[str, Any]]
 """Computes outputs, by name, of a batch."""
@@ -177,7 +180,7 @@ def _outputs(graph: ir.Graph) -> tuple[Output, ...]:
 
 
 def activation_of(value: ir.Value | None) -> str:
-    """The operator that computes a value, behind changes of layout, if it gives probabilities or their logarithms."""
+    """The operator that computes a value, behind changes of layout and type, if it gives (logarithms of) probabilities."""
     while value is not None and is_op(value.producer(), *_LAYOUT):
         value = value.producer().inputs[0]  # type: ignore[union-attr]
     node = None if value is None else value.producer()

@@ -29,7 +29,8 @@ MACRO: dict[str, Any] = {"average": "macro", "zero_division": 0.0}
 def linear(tail: str = "", *, batch: int | str = "N", classes: int = 3) -> onnx.ModelProto:
     """A matrix product, then `tail`, which computes y from z."""
     body = f"z = MatMul (x, w) {tail}" if tail else "y = MatMul (x, w)"
-    return graph_of(f"(float[{batch},6] x) => (float[{batch},{classes}] y) {{ {body} }}", w=W[:, :classes])
+    text = f"(float[{batch},6] x) => (float[{batch},{classes}] y) {{ {body} }}"
+    return graph_of(text, w=W[:, :classes], **({"a": np.array([1])} if "(e, a)" in tail else {}))
 
 
 def softmax(z: np.ndarray) -> np.ndarray:
@@ -38,7 +39,14 @@ def softmax(z: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("batch", ["N", 1, 5])
 @pytest.mark.parametrize(
-    "tail", ["", "y = Softmax (z)", "y = LogSoftmax (z)", "p = Softmax (z) f = Flatten (p) y = Identity (f)"]
+    "tail",
+    [
+        "",
+        "y = Softmax (z)",
+        "y = LogSoftmax (z)",
+        "p = Softmax (z) f = Flatten (p) y = Identity (f)",
+        "e = Exp (z) s = ReduceSum <keepdims = 1> (e, a) y = Div (e, s)",
+    ],
 )
 def test_classes(tail: str, batch: int | str) -> None:
     target, want = RNG.integers(0, 3, len(X)), softmax(X @ W)

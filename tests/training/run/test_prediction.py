@@ -45,6 +45,15 @@ def test_predict_equals_evaluate_and_needs_no_targets() -> None:
         trainer.predict([{}])
 
 
+def test_errors_of_the_callers_data_arrive_as_they_are() -> None:
+    def broken() -> Any:
+        yield X
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        og.Trainer(build()).predict(broken())
+
+
 def test_predict_pads_the_last_batch_of_a_fixed_size() -> None:
     whole = og.Trainer(build(pooled("N,3,8,8")))
     want = whole.predict({"x": X})["y"]
