@@ -170,7 +170,7 @@ def sized(config: Config) -> Config:
     shapes: dict[str, list[int | str | None]] = {}
     for value in model.graph.inputs:
         port = Port.from_value(value)
-        if value.is_initializer() or port.name in given or not port.shape:
+        if value.is_initializer() or port.name in given or port.shape is None or len(port.shape) < 2:
             continue
         dims = list(port.shape)
         if size is not None and len(dims) == 4:
@@ -181,7 +181,8 @@ def sized(config: Config) -> Config:
             shapes[port.name] = dims
     free = {name: [_SAMPLES, *dims[1:]] for name, dims in shapes.items()}
     wanted = {dims[0] for dims in shapes.values()}
-    if wanted != {config.batch_size} and (config.batch_size or wanted == {1}) and _takes_batches(model, free):
+    other = wanted != {config.batch_size} and (config.batch_size is not None or wanted == {1})
+    if shapes and other and _takes_batches(model, free):
         shapes = free
     declared = {v.name: list(Port.from_value(v).shape or ()) for v in model.graph.inputs}
     written = [f"{n}:{','.join(map(_dim, dims))}" for n, dims in shapes.items() if dims != declared[n]]

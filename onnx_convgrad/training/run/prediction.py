@@ -11,7 +11,7 @@ import numpy as np
 from onnx_convgrad.base.boundary import CallersCode
 from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.training.data.batches import BATCH_SIZE, Batches, DataLike, Loader, Stream, as_dataset
+from onnx_convgrad.training.data.batches import BATCH_SIZE, Batches, DataLike, Loader, as_batches, as_dataset
 from onnx_convgrad.training.data.datasets import Dataset
 from onnx_convgrad.training.data.inputs import Batch, BatchLike, ProgramInputs
 from onnx_convgrad.training.program.manifest import Manifest, Port
@@ -74,7 +74,9 @@ def _batches(
         dataset = dataset.bound(manifest)
         names = names if targets else _data_names(full, dataset)
         return Loader(dataset, manifest, batch_size=size, shuffle=False, drop_last=False, names=names)
-    return Stream(data if targets or not _iterates(data) else lambda _: _data_only(data, full), manifest)
+    iterates = hasattr(data, "__iter__") or callable(data)
+    source: Any = (lambda _: _data_only(data, full)) if iterates and not targets else data
+    return as_batches(source, manifest)
 
 
 def _data_names(manifest: Manifest, dataset: Dataset) -> dict[str, str] | None:
@@ -84,10 +86,6 @@ def _data_names(manifest: Manifest, dataset: Dataset) -> dict[str, str] | None:
     except ArgumentError:
         return None
     return {port.name: matches[port.name] for port in manifest.data}
-
-
-def _iterates(data: Any) -> bool:
-    return hasattr(data, "__iter__") or callable(data)
 
 
 def _data_only(source: Any, manifest: Manifest) -> Iterator[BatchLike]:

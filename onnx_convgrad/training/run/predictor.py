@@ -33,6 +33,8 @@ _LAYOUT = (
     *("QuantizeLinear", "DequantizeLinear"),
 )
 
+_ALONE = "Name the file instead of the folder."
+
 Run = Callable[[Batch, Sequence[str]], Mapping[str, Any]]
 """Computes outputs, by name, of a batch."""
 
@@ -142,7 +144,11 @@ def _of_run(folder: Path, file: Path | None, *, loss: bool, providers: Any, opti
         described = trainer.program.model("inference")
     else:
         described = load(file)
-        tensors = {p.name: described.graph.initializers[p.name].const_value for p in trainer.manifest.stored()}
+        stored = described.graph.initializers
+        missing = [p.name for p in trainer.manifest.stored() if p.name not in stored]
+        if missing:
+            raise ModelError(f"{str(file)!r} has no {missing[0]!r}, which the program beside it trains.", hint=_ALONE)
+        tensors = {p.name: stored[p.name].const_value for p in trainer.manifest.stored()}
         trainer.load({name: tensor.numpy() for name, tensor in tensors.items() if tensor is not None})
     outputs = _outputs(described.graph)
     m = trainer.manifest.described(
