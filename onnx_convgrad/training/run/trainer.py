@@ -18,7 +18,8 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.runtime import Options, Providers
 from onnx_convgrad.training.data.batches import DataLike, Loader, as_batches
-from onnx_convgrad.training.data.inputs import BatchLike, ProgramInputs, as_array
+from onnx_convgrad.training.data.checks import check_batch
+from onnx_convgrad.training.data.inputs import Batch, BatchLike, ProgramInputs, as_array
 from onnx_convgrad.training.optim.schedules import Schedule, as_schedule
 from onnx_convgrad.training.program.build import TrainingProgram
 from onnx_convgrad.training.program.inference import export
@@ -117,9 +118,9 @@ class Trainer:
         """
         names, rate = self._result_names(outputs), self.learning_rate
         if more:
-            results = self.engine.step_over([self.inputs(b) for b in (batch, *more)], rate, names)
+            results = self.engine.step_over([self._checked(b) for b in (batch, *more)], rate, names)
         else:
-            results = self.engine.step(self.inputs(batch), rate, names)
+            results = self.engine.step(self._checked(batch), rate, names)
         self.progress.steps += 1
         self.skipped.count()
         return self._renamed(results)
@@ -127,7 +128,11 @@ class Trainer:
     @typed_errors
     def evaluate(self, batch: BatchLike, *, outputs: Sequence[str] | None = None) -> Results:
         """Compute loss and outputs in inference mode; nothing changes. Arguments, result and errors as for `step`."""
-        return self._renamed(self.engine.evaluate(self.inputs(batch), self._result_names(outputs)))
+        return self._renamed(self.engine.evaluate(self._checked(batch), self._result_names(outputs)))
+
+    def _checked(self, batch: BatchLike) -> Batch:
+        """The inputs of a batch; labels out of range and numbers that are not finite are refused."""
+        return check_batch(self.inputs(batch), self.manifest)
 
     @property
     def learning_rate(self) -> float:
