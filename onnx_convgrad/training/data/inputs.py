@@ -32,6 +32,12 @@ _DATA = frozenset("x input inputs data image images feature features".split())
 _TARGET = frozenset("y target targets label labels class classes".split())
 
 
+class Checked(dict[str, np.ndarray]):
+    """A batch whose values were checked for the classes `classes`, so that they need not be checked again."""
+
+    classes: Mapping[str, object] | None = None
+
+
 class ProgramInputs:
     """Converts batches to the inputs of a program.
 
@@ -122,6 +128,10 @@ class ProgramInputs:
             for port, (label, value) in chosen.items()
         }
         self._check_sizes(arrays)
+        if isinstance(batch, Checked):
+            result = Checked(arrays)
+            result.classes = batch.classes
+            return result
         return arrays
 
     def _numbers(self, array: np.ndarray, port: Port, label: str) -> np.ndarray:

@@ -118,6 +118,11 @@ class Manifest:
         values = self.options.get("preprocessing")
         return None if values is None else Preprocessing.from_json(json.dumps(values))
 
+    @property
+    def classes(self) -> dict[str, tuple[int, int | None]]:
+        """Target of labels -> number of classes, and the label that the loss ignores, where they are known."""
+        return {name: (count, ignored) for name, (count, ignored) in self.options.get("classes", {}).items()}
+
     def described(self, labels: Sequence[str] | None, preprocessing: Preprocessing | None) -> Manifest:
         """The manifest with other labels and another preprocessing; `None` if they are not known."""
         known: dict[str, Any] = {} if labels is None else {"labels": list(labels)}
@@ -154,9 +159,10 @@ class Manifest:
         try:
             check_form(values, _FORM)
             check_form(values["options"].get("labels"), (None, [str]))
+            check_form(values["options"].get("classes", {}), {str: [(NATURAL, int, None)]})
             _check_names(values)
             manifest = cls(**{f.name: _field(f.name, values[f.name]) for f in fields(cls)})
-            _ = manifest.preprocessing
+            _ = manifest.preprocessing, manifest.classes
         except ValueError as problem:
             raise ModelError(f"The manifest is incomplete or damaged: {problem}.") from problem
         return manifest

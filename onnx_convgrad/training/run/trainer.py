@@ -18,6 +18,7 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.runtime import Options, Providers
 from onnx_convgrad.training.data.batches import DataLike, Loader, as_batches
+from onnx_convgrad.training.data.checks import check_batch
 from onnx_convgrad.training.data.inputs import Batch, BatchLike, ProgramInputs, as_array
 from onnx_convgrad.training.optim.schedules import Schedule, as_schedule
 from onnx_convgrad.training.program.build import TrainingProgram
@@ -120,11 +121,11 @@ class Trainer:
             DivergenceError: With precision="float16", the last steps changed no parameter, because every gradient overflows.
         """
         names, rate = self._result_names(outputs), self.learning_rate
-        first = self.inputs(batch)
+        first = self._checked(batch)
         if self.sample is None:
             self.sample = few_samples(self.inputs, first)
         if more:
-            results = self.engine.step_over([first, *map(self.inputs, more)], rate, names)
+            results = self.engine.step_over([first, *map(self._checked, more)], rate, names)
         else:
             results = self.engine.step(first, rate, names)
         self.progress.steps += 1
@@ -134,7 +135,11 @@ class Trainer:
     @typed_errors
     def evaluate(self, batch: BatchLike, *, outputs: Sequence[str] | None = None) -> Results:
         """Compute loss and outputs in inference mode; nothing changes. Arguments, result and errors as for `step`."""
-        return self._renamed(self.engine.evaluate(self.inputs(batch), self._result_names(outputs)))
+        return self._renamed(self.engine.evaluate(self._checked(batch), self._result_names(outputs)))
+
+    def _checked(self, batch: BatchLike) -> Batch:
+        """The inputs of a batch; labels out of range and numbers that are not finite are refused."""
+        return check_batch(self.inputs(batch), self.manifest)
 
     @typed_errors
     def predict(
