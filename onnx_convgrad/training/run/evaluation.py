@@ -162,7 +162,7 @@ class _Reading:
 
     def add(self, progress: Progress, y: np.ndarray, target: np.ndarray) -> None:
         flat = squeezed(y)
-        if flat is not y:
+        if flat is not y or y.ndim < 2:
             y, self.axis = flat, None
         if not self.count:
             self._begin(y, target)

@@ -16,22 +16,16 @@ from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.errors import ArgumentError, ExecutionError, ModelError
 from onnx_convgrad.frontend.files import AnyModel, load
 from onnx_convgrad.frontend.metadata import labels_of, preprocessing_of
-from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.notes import MANIFEST
 from onnx_convgrad.runtime import Options, Providers, session
 from onnx_convgrad.training.data.inputs import Batch
 from onnx_convgrad.training.program.manifest import Manifest, Port
+from onnx_convgrad.training.program.reading import Ending
 from onnx_convgrad.training.run.batch_weights import CLASS_LOSSES
 from onnx_convgrad.training.run.class_metrics import LABEL_LOSSES
 from onnx_convgrad.training.run.run_folder import CHECKPOINTS, PROGRAM, class_names, trained_file
 from onnx_convgrad.training.run.sessions import fed_session
 from onnx_convgrad.training.run.trainer import Trainer
-
-_ACTIVATIONS = ("Softmax", "LogSoftmax", "Sigmoid")
-_LAYOUT = (
-    *("Identity", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose"),
-    *("QuantizeLinear", "DequantizeLinear"),
-)
 
 _ALONE = "Name the file instead of the folder."
 
@@ -182,15 +176,7 @@ def _port(value: ir.Value) -> Port:
 
 def _outputs(graph: ir.Graph) -> tuple[Output, ...]:
     floats = [v for v in dict.fromkeys(graph.outputs) if v.dtype is not None and v.dtype.is_floating_point()]
-    return tuple(Output(v.name or "", activation_of(v), Port.from_value(v).shape) for v in floats)
-
-
-def activation_of(value: ir.Value | None) -> str:
-    """The operator that computes a value, behind changes of layout and type, if it gives (logarithms of) probabilities."""
-    while value is not None and is_op(value.producer(), *_LAYOUT):
-        value = value.producer().inputs[0]  # type: ignore[union-attr]
-    node = None if value is None else value.producer()
-    return node.op_type if node is not None and is_op(node, *_ACTIVATIONS) else ""
+    return tuple(Output(v.name or "", Ending.of(v).activation, Port.from_value(v).shape) for v in floats)
 
 
 # -- what an output means ----------------------------------------------------------------------------------------------

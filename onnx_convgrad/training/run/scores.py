@@ -30,7 +30,7 @@ def class_rows(y: ArrayLike, target: ArrayLike, ignored: int | None = None, axis
         ArgumentError: A target is not a class, or there is not one for each prediction.
     """
     y, target = np.asarray(y), np.asarray(target)
-    axis = min(1, y.ndim - 1) if axis is None else axis
+    axis = min(1, y.ndim - 1) if axis is None or y.ndim < 2 else axis
     if target.shape == y.shape:
         target = target.argmax(axis)
     elif target.ndim == y.ndim and target.shape[axis] == 1:
