@@ -184,8 +184,11 @@ def test_methods_take_anything_or_refuse_it(value: Any, tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     made = program()
     trainer = og.Trainer(made)
-    for name in ("step", "evaluate", "load", "load_flat", "save", "restore", "export", "validate"):
-        if value is not int or name != "validate":  # a function that makes no batches: the caller's error
+    for name in ("step", "evaluate", "load", "load_flat", "save", "restore", "export", "validate", "predict"):
+        if value is not int or name not in (
+            "validate",
+            "predict",
+        ):  # a function that makes no batches: the caller's error
             typed(lambda method=name: getattr(trainer, method)(value))
     for name in ("batch_size", "shuffle", "accumulate", "validation", "callbacks", "progress", "metrics"):
         if value is not int:
@@ -205,6 +208,27 @@ def test_methods_take_anything_or_refuse_it(value: Any, tmp_path: Path, monkeypa
     ):
         typed(lambda call=function: call(value))  # type: ignore[misc]
     typed(lambda: og.data.Arrays(BATCH).split(value))
+    model = made.inference
+    typed(lambda: trainer.export("t.onnx", check=value))
+    for name in ("batch_size", "outputs"):
+        typed(lambda option=name: trainer.predict(BATCH, **{option: value}))
+    for call in (og.predict, og.evaluate):
+        typed(lambda function=call: function(value, BATCH))  # type: ignore[misc]
+        if value is not int:
+            typed(lambda function=call: function(model, value))  # type: ignore[misc]
+        for name in (
+            "output",
+            "task",
+            "labels",
+            "preprocessing",
+            "batch_size",
+            "providers",
+            "options",
+            "target",
+            "top",
+        ):
+            if value is not int and name in inspect.signature(call).parameters:
+                typed(lambda function=call, option=name: function(model, BATCH, **{option: value}))  # type: ignore[misc]
 
 
 def test_arguments_that_do_not_fit_a_signature_are_refused() -> None:
