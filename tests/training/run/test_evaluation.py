@@ -145,7 +145,7 @@ def test_targets_that_are_no_classes() -> None:
     for target, message in (
         (np.full(len(X), 0.5), "not a whole number"),
         (np.zeros((len(X), 2), int), r"targets have the shape \(\d+, 2\)"),
-        (np.full(len(X), np.nan), "not a whole number"),
+        (np.full(len(X), np.nan), "holds nan in sample 0"),
     ):
         with pytest.raises(og.ArgumentError, match=message):
             og.evaluate(model, {"x": X, "target": target})
