@@ -160,10 +160,7 @@ def _checked(preprocessing: Any) -> Preprocessing | None:
             f"preprocessing takes an onnx_convgrad.data.Preprocessing, not {preprocessing!r}.",
             hint="Or give size, resize, mean, std and scale one by one.",
         )
-    try:
-        return Preprocessing.from_json(preprocessing.to_json())
-    except (TypeError, ValueError) as problem:
-        raise ArgumentError(f"The preprocessing cannot be used: {problem}.") from problem
+    return preprocessing
 
 
 def _pair(size: Any) -> tuple[int, int]:

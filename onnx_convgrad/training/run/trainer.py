@@ -14,6 +14,7 @@ from onnx_convgrad.base.boundary import CallersCode, typed_errors
 from onnx_convgrad.base.names import as_names, check_names
 from onnx_convgrad.base.numbers import positive, whole
 from onnx_convgrad.base.paths import as_path
+from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.runtime import Options, Providers
@@ -193,6 +194,11 @@ class Trainer:
         if validation is not None:
             held_out = as_batches(validation, self._described(), batch_size=batch_size, shuffle=False)
         resolved = resolve_metrics(metrics, self.manifest)
+        if 0 < epochs <= self.progress.epoch and not self.restored:
+            warn(
+                f"Nothing is trained: {self.progress.epoch} epochs are finished already, and fit was called with epochs="
+                f"{epochs}, which counts all epochs of this trainer. Give epochs={self.progress.epoch + epochs} to go on."
+            )
         self.engine.prepare(*(("step",) if accumulate == 1 else ("accumulate", "update")))
         TrainingRun(self, epochs, source, callbacks, resolved, display_named(progress)).train(accumulate, held_out)
         return self.progress.history
