@@ -33,6 +33,7 @@ from onnx_convgrad.training.run.engine import Engine, Results
 from onnx_convgrad.training.run.fit import TrainingRun, check_callbacks, validate
 from onnx_convgrad.training.run.metrics import MetricLike, resolve_metrics
 from onnx_convgrad.training.run.progress import Progress
+from onnx_convgrad.training.run.summary import Summary, summarize
 
 
 class Trainer:
@@ -202,6 +203,32 @@ class Trainer:
         self.engine.prepare(*(("step",) if accumulate == 1 else ("accumulate", "update")))
         TrainingRun(self, epochs, source, callbacks, resolved, display_named(progress)).train(accumulate, held_out)
         return self.progress.history
+
+    @typed_errors
+    def summary(
+        self,
+        data: DataLike | None = None,
+        *,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        validation: DataLike | None = None,
+        accumulate: int = 1,
+    ) -> Summary:
+        """Say what `fit` would do with these arguments; `print` it.
+
+        It has the classes and the ranges of values of the data and what is odd about them, the layers that are trained and
+        frozen, the loss and the output that it reads, the optimizer, the schedule and the number of steps. Iterables of
+        batches are not read.
+
+        Raises:
+            ArgumentError: The data cannot be read, or do not fit the program.
+        """
+        m = self._described()
+        source = None if data is None else as_batches(data, m, batch_size=batch_size, seed=self.seed)
+        if isinstance(source, Loader):
+            m = m.described(source.dataset.classes or m.labels, source.inputs.preprocessing)
+        held = None if validation is None else as_batches(validation, m, batch_size=batch_size, shuffle=False)
+        return summarize(self, source, held, epochs, whole(accumulate, "accumulate"))
 
     @typed_errors
     def validate(
