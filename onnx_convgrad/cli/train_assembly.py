@@ -19,7 +19,7 @@ from onnx_convgrad.pipeline import option_text as text
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.training.data.batches import BATCH_SIZE, Loader
 from onnx_convgrad.training.data.datasets import Arrays, Dataset, read_arrays
-from onnx_convgrad.training.data.images import ImageFolder, is_image_folder
+from onnx_convgrad.training.data.images import ImageFolder, given_preprocessing, is_image_folder, overridden
 from onnx_convgrad.training.data.pictures import layout_of
 from onnx_convgrad.training.losses.elementwise import Loss
 from onnx_convgrad.training.optim.optimizers import Optimizer, optimizer_named
@@ -217,7 +217,7 @@ def _image_size(config: Config) -> tuple[int, int] | None:
 def _images(config: Config, path: Path, classes: tuple[str, ...] | None) -> ImageFolder:
     size = _image_size(config)
     return ImageFolder(
-        path, size=size, resize=config.resize, mean=config.mean or 0.0, std=config.std or 1.0, classes=classes
+        path, size=size, resize=config.resize, mean=config.mean or None, std=config.std or None, classes=classes
     )
 
 
@@ -245,6 +245,11 @@ def loaders(config: Config, manifest: Manifest, train: Dataset, held: Dataset | 
         if not equals:
             raise ArgumentError(f"--map {entry!r} is not of the form INPUT=ARRAY.")
         names[port] = array
+    if not isinstance(train, ImageFolder):  # of arrays of pixels
+        given = {"size": None, "resize": None, "mean": config.mean or None, "std": config.std or None, "scale": None}
+        options = given_preprocessing(**given)
+        if options:
+            manifest = manifest.described(manifest.labels, overridden(manifest.preprocessing, options))
     common: dict[str, Any] = {"batch_size": config.batch_size, "seed": config.seed, "names": names}
     return (
         Loader(train, manifest, shuffle=config.shuffle, **common),

@@ -29,6 +29,7 @@ from onnx_convgrad.cli.train_config import (
     written_config,
 )
 from onnx_convgrad.cli.train_plot import plot
+from onnx_convgrad.cli.train_summary import print_summary
 from onnx_convgrad.errors import ArgumentError, DivergenceError
 from onnx_convgrad.runtime import import_runtime
 from onnx_convgrad.runtime.providers import check_available, resolve_providers
@@ -45,6 +46,7 @@ from onnx_convgrad.training.run.run_folder import CONFIG as _CONFIG
 from onnx_convgrad.training.run.run_folder import HISTORY as _HISTORY
 from onnx_convgrad.training.run.run_folder import PROGRAM as _PROGRAM
 from onnx_convgrad.training.run.run_folder import TRAINED as _TRAINED
+from onnx_convgrad.training.run.summary import Summary
 from onnx_convgrad.training.run.trainer import Trainer
 
 _SHOWN = 20
@@ -63,6 +65,10 @@ def train(given: Mapping[str, Any], config_file: Path | None, resume: Path | Non
         config, trainer, callbacks, fit = _start(config, folder, stage, resumed=resume is not None)
         if resume is not None and checkpoint.numbered(_checkpoints(folder)):
             trainer.restore(_checkpoints(folder))
+    summary = trainer.summary(
+        fit.keywords["data"], epochs=config.epochs, validation=fit.keywords["validation"], accumulate=config.accumulate
+    )
+    print_summary(summary, out)
     diverged = None
     with Interruption() as interruption:
         progress = "none" if out.silent else "auto"
@@ -73,7 +79,7 @@ def train(given: Mapping[str, Any], config_file: Path | None, resume: Path | Non
                 f"{problem.message} No model was exported.",
                 hint=f"{problem.hint} Then continue with:\n  {_resume(config, folder)}",
             )
-    return _finish(config, trainer, folder, interruption, diverged, out)
+    return _finish(config, trainer, folder, interruption, diverged, out, summary)
 
 
 def _configure(given: Mapping[str, Any], config_file: Path | None, resume: Path | None) -> tuple[Config, Path]:
@@ -89,7 +95,7 @@ def _configure(given: Mapping[str, Any], config_file: Path | None, resume: Path 
 
 def _start(
     config: Config, folder: Path, stage: Callable[[str], None], *, resumed: bool
-) -> tuple[Config, Trainer, list[Callback], Callable[..., Sequence[Mapping[str, Any]]]]:
+) -> tuple[Config, Trainer, list[Callback], partial[list[dict[str, Any]]]]:
     """Read the data, build or load the program, write the folder of the run, and open the trainer.
 
     Nothing is written before all options are checked. The options get their final name last, so that a folder with them is
@@ -127,7 +133,7 @@ def _start(
     trainer = Trainer(program, providers, config.seed, schedule=rate, options=options)
     fit = partial(
         trainer.fit,
-        loaders[0],
+        data=loaders[0],
         epochs=config.epochs,
         validation=loaders[1],
         metrics=metrics,
@@ -218,6 +224,7 @@ def _finish(
     interruption: Interruption,
     diverged: DivergenceError | None,
     out: Output,
+    summary: Summary,
 ) -> int:
     """Save, draw and print; return the exit status, or raise the error of a run that has diverged."""
     rows = trainer.progress.history
@@ -227,6 +234,7 @@ def _finish(
     result = {
         "model": config.model,
         "folder": str(folder),
+        "summary": summary.to_json(),
         "interrupted": interruption.signal.name if interrupted and interruption.signal else None,
         "checkpoint": str(saved) if saved else None,
         "trained": None,

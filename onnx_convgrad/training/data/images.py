@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
@@ -45,6 +46,7 @@ class ImageFolder(Dataset):
         workers: Number of threads that read images; by default the number of cores.
 
     Attributes:
+        empty: Folders without images, which are no classes.
         preprocessing: What is done to the images, once the set is bound to a program; `None` before.
     """
 
@@ -67,6 +69,8 @@ class ImageFolder(Dataset):
         self.folder = as_path(folder, "The folder of images")
         by_class = {d.name: images_in(d) for d in _folders(self.folder)}
         self._by_class = {name: files for name, files in sorted(by_class.items()) if files}
+        self.empty = tuple(name for name, files in by_class.items() if not files)
+        _check_depth(self.folder, tuple(self._by_class))
         if not self._by_class:
             raise ArgumentError(
                 f"The folder {str(folder)!r} contains no folders with images.",
@@ -126,6 +130,31 @@ class ImageFolder(Dataset):
         self.files = [(file, numbers[name]) for name, files in self._by_class.items() for file in files]
 
 
+_SPLITS = {
+    name: role
+    for role, names in {
+        "train": "train training",
+        "validation": "val valid validation dev",
+        "test": "test testing",
+    }.items()
+    for name in names.split()
+}
+"""Usual names of the folders of parts of a data set."""
+
+
+def _check_depth(folder: Path, names: tuple[str, ...]) -> None:
+    """Refuse a folder whose "classes" are training and validation data with folders of classes in them."""
+    parts = {_SPLITS[name.lower()]: folder / name for name in names if name.lower() in _SPLITS}
+    if "train" not in parts or not is_image_folder(parts["train"]):
+        return
+    held = parts.get("validation", parts.get("test"))
+    more = f" --validation {shlex.quote(str(held))}" if held else ""
+    raise ArgumentError(
+        f"The folder {str(folder)!r} holds no classes but parts of a data set: {', '.join(names)}.",
+        hint=f"Give --data {shlex.quote(str(parts['train']))}{more} (in Python, these paths as data and validation).",
+    )
+
+
 def overridden(base: Preprocessing | None, given: dict[str, Any]) -> Preprocessing:
     """The preprocessing with some of its values replaced; a new size makes an old `resize` meaningless."""
     base = base or Preprocessing()
@@ -160,10 +189,7 @@ def _checked(preprocessing: Any) -> Preprocessing | None:
             f"preprocessing takes an onnx_convgrad.data.Preprocessing, not {preprocessing!r}.",
             hint="Or give size, resize, mean, std and scale one by one.",
         )
-    try:
-        return Preprocessing.from_json(preprocessing.to_json())
-    except (TypeError, ValueError) as problem:
-        raise ArgumentError(f"The preprocessing cannot be used: {problem}.") from problem
+    return preprocessing
 
 
 def _pair(size: Any) -> tuple[int, int]:

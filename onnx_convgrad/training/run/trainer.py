@@ -14,6 +14,7 @@ from onnx_convgrad.base.boundary import CallersCode, typed_errors
 from onnx_convgrad.base.names import as_names, check_names
 from onnx_convgrad.base.numbers import flag, positive, whole
 from onnx_convgrad.base.paths import as_path
+from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.runtime import Options, Providers
@@ -34,6 +35,7 @@ from onnx_convgrad.training.run.fit import TrainingRun, check_callbacks, validat
 from onnx_convgrad.training.run.metrics import MetricLike, resolve_metrics
 from onnx_convgrad.training.run.prediction import predict
 from onnx_convgrad.training.run.progress import Progress
+from onnx_convgrad.training.run.summary import Summary, summarize
 
 
 class Trainer:
@@ -223,9 +225,40 @@ class Trainer:
         if validation is not None:
             held_out = as_batches(validation, self._described(), batch_size=batch_size, shuffle=False)
         resolved = resolve_metrics(metrics, self.manifest)
+        if 0 < epochs <= self.progress.epoch and not self.restored:
+            warn(
+                f"Nothing is trained: {self.progress.epoch} epochs are finished already, and fit was called with epochs="
+                f"{epochs}, which counts all epochs of this trainer. Give epochs={self.progress.epoch + epochs} to go on."
+            )
         self.engine.prepare(*(("step",) if accumulate == 1 else ("accumulate", "update")))
         TrainingRun(self, epochs, source, callbacks, resolved, display_named(progress)).train(accumulate, held_out)
         return self.progress.history
+
+    @typed_errors
+    def summary(
+        self,
+        data: DataLike | None = None,
+        *,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        validation: DataLike | None = None,
+        accumulate: int = 1,
+    ) -> Summary:
+        """Say what `fit` would do with these arguments; `print` it.
+
+        It has the classes and the ranges of values of the data and what is odd about them, the layers that are trained and
+        frozen, the loss and the output that it reads, the optimizer, the schedule and the number of steps. Iterables of
+        batches are not read.
+
+        Raises:
+            ArgumentError: The data cannot be read, or do not fit the program.
+        """
+        m = self._described()
+        source = None if data is None else as_batches(data, m, batch_size=batch_size, seed=self.seed)
+        if isinstance(source, Loader):
+            m = m.described(source.dataset.classes or m.labels, source.inputs.preprocessing)
+        held = None if validation is None else as_batches(validation, m, batch_size=batch_size, shuffle=False)
+        return summarize(self, source, held, epochs, whole(accumulate, "accumulate"))
 
     @typed_errors
     def validate(
