@@ -12,7 +12,7 @@ from onnx_convgrad.base.version import __version__
 
 if TYPE_CHECKING:
     from onnx_convgrad import callbacks, data, functional, losses, metrics, optim
-    from onnx_convgrad.api import augment, explain, grad, hvp, jvp, lower_gradient_ops, save, session, vjp
+    from onnx_convgrad.api import augment, explain, grad, hvp, jvp, lower_gradient_ops, replace_head, save, session, vjp
     from onnx_convgrad.base.limits import Limits
     from onnx_convgrad.errors import (
         ArgumentError,
@@ -29,15 +29,19 @@ if TYPE_CHECKING:
     )
     from onnx_convgrad.pipeline.report import Report
     from onnx_convgrad.training.program.build import TrainingProgram, build_training
+    from onnx_convgrad.training.run.evaluation import evaluate
+    from onnx_convgrad.training.run.predictions import predict
     from onnx_convgrad.training.run.trainer import Trainer
 
 _NAMES = {
-    "api": "augment explain grad hvp jvp lower_gradient_ops save session vjp",
+    "api": "augment explain grad hvp jvp lower_gradient_ops replace_head save session vjp",
     "base.limits": "Limits",
     "errors": "ArgumentError CheckpointError ConvGradError DifferentiationError DivergenceError ExecutionError "
     "InternalError LimitError LoweringError ModelError RuleContractError",
     "pipeline.report": "Report",
     "training.program.build": "TrainingProgram build_training",
+    "training.run.evaluation": "evaluate",
+    "training.run.predictions": "predict",
     "training.run.trainer": "Trainer",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
@@ -64,6 +68,7 @@ __all__ = [
     "build_training",
     "callbacks",
     "data",
+    "evaluate",
     "explain",
     "functional",
     "grad",
@@ -73,6 +78,8 @@ __all__ = [
     "lower_gradient_ops",
     "metrics",
     "optim",
+    "predict",
+    "replace_head",
     "save",
     "session",
     "vjp",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
@@ -26,8 +26,21 @@ from onnx_convgrad.pipeline.stages import Built, build
 from onnx_convgrad.runtime import Options as SessionOptions
 from onnx_convgrad.runtime import Providers
 from onnx_convgrad.runtime import session as open_session
+from onnx_convgrad.training.surgery.head import with_new_head
 
-__all__ = ["Transformation", "augment", "explain", "grad", "hvp", "jvp", "lower_gradient_ops", "save", "session", "vjp"]
+__all__ = [
+    "Transformation",
+    "augment",
+    "explain",
+    "grad",
+    "hvp",
+    "jvp",
+    "lower_gradient_ops",
+    "replace_head",
+    "save",
+    "session",
+    "vjp",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -61,16 +74,17 @@ def _keywords(settings: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return decorate
 
 
-def _transformation(function: Callable[Concatenate[AnyModel, P], Built | Lowered]) -> Transformation[P]:
+def _transformation(function: Callable[Concatenate[AnyModel, P], Built | Lowered | ir.Model]) -> Transformation[P]:
     """Return the result in the kind of the given model; for a path, a proto that holds all weights if it can."""
 
     @typed_errors
     @functools.wraps(function)
     def transform(model: AnyModel, *args: P.args, **kwargs: P.kwargs) -> onnx.ModelProto | ir.Model:
         result = function(model, *args, **kwargs)
+        made = result if isinstance(result, ir.Model) else result.model
         if isinstance(model, ir.Model):
-            return result.model
-        return result.proto() if isinstance(result, Built) else whole_proto(result.model)
+            return made
+        return result.proto() if isinstance(result, Built) else whole_proto(made)
 
     return cast("Transformation[P]", transform)
 
@@ -310,3 +324,34 @@ def session(
     if isinstance(model, (str, os.PathLike)):
         return open_session(model_file(model), providers=providers, options=options)
     return open_session(load(model, base_dir), providers=providers, options=options)
+
+
+@_transformation
+def replace_head(
+    model: AnyModel,
+    classes: int,
+    *,
+    head: str | None = None,
+    seed: int = 0,
+    labels: Sequence[str] | None = None,
+) -> ir.Model:
+    """Give a classifier a new last layer, for another number of classes, with fresh weights.
+
+    The layer is the last Gemm, MatMul or Conv before the outputs, also through Softmax, Sigmoid, pooling and changes of
+    layout, whose sizes are corrected. Weight and bias are drawn from U(-b, b) with b = 1 / sqrt(inputs of one number), with
+    which PyTorch's Linear and Conv start. Everything else stays as it is.
+
+    Args:
+        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        classes: Number of classes.
+        head: The layer, by the name of its node, weight or result; needed if the outputs come from several.
+        seed: Seed of the weights.
+        labels: Names of the classes, written into the metadata. Without them, the labels of the file are removed if their
+            number changes.
+
+    Raises:
+        ArgumentError: The layer is ambiguous, there is none of this name, or labels do not fit.
+        ModelError: The model cannot be read, its last layer has no stored weights (or shared or quantized ones), or what
+            follows it depends on the number of classes.
+    """
+    return with_new_head(load(model), classes, head=head, seed=seed, labels=labels)

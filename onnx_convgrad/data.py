@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.training.data.batches import Batches, Loader, Stream, as_batches, as_dataset
 from onnx_convgrad.training.data.datasets import Arrays, Dataset, Part, read_arrays
 from onnx_convgrad.training.data.images import ImageFolder
@@ -16,6 +17,7 @@ __all__ = [
     "ImageFolder",
     "Loader",
     "Part",
+    "Preprocessing",
     "Stream",
     "as_batches",
     "as_dataset",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from onnx_convgrad.training.run.metrics import Accuracy, Metric
+from onnx_convgrad.training.run.class_metrics import AUROC, F1, Accuracy, ConfusionMatrix, Precision, Recall
+from onnx_convgrad.training.run.metric import Metric, Total
 
-__all__ = ["Accuracy", "Metric"]
+__all__ = ["AUROC", "F1", "Accuracy", "ConfusionMatrix", "Metric", "Precision", "Recall", "Total"]

@@ -6,10 +6,11 @@ import contextlib
 import functools
 import inspect
 from abc import ABCMeta
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
+from onnx_convgrad.base.names import check_names
 from onnx_convgrad.errors import ArgumentError, ConvGradError, InternalError, LimitError, ModelError, RuleContractError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -31,16 +32,27 @@ def typed_errors(function: F) -> F:
             return function(*args, **kwargs)
         except Exception as problem:
             error = unforeseen(problem)
-            if error is problem or getattr(problem, _MARK, False):
+            if getattr(problem, _MARK, False):
                 raise
-            if isinstance(problem, TypeError):
+            if isinstance(problem, TypeError) or isinstance(problem.__cause__, TypeError):
                 try:
                     inspect.signature(function).bind(*args, **kwargs)
                 except TypeError as misfit:
-                    raise ArgumentError(f"{function.__name__}: {misfit}.") from None
+                    name = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
+                    check_keywords(name, inspect.signature(function), kwargs)
+                    raise ArgumentError(f"{name}: {misfit}.") from None
+            if error is problem:
+                raise
             raise error from problem
 
     return cast(F, call)
+
+
+def check_keywords(name: str, signature: inspect.Signature, given: Iterable[str]) -> None:
+    """Raise `ArgumentError` with near matches for a keyword that the function or class `name` does not have."""
+    known = [p.name for p in signature.parameters.values() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if all(p.kind != p.VAR_KEYWORD for p in signature.parameters.values()):
+        check_names(list(given), [keyword for keyword in known if keyword != "self"], f"keyword of {name}:")
 
 
 _MARK = "_onnx_convgrad_of_caller"
@@ -75,6 +87,8 @@ class TypedArguments(ABCMeta):
         except (TypeError, ValueError, OverflowError) as problem:
             if isinstance(problem, ConvGradError) or cls.__module__.partition(".")[0] != "onnx_convgrad":
                 raise
+            if isinstance(problem, TypeError):
+                check_keywords(cls.__name__, inspect.signature(cls.__init__), kwargs)  # type: ignore[misc]
             text = f"{problem}".replace(f"{cls.__name__}.__init__()", cls.__name__)
             raise ArgumentError(f"{text.rstrip('.')}.") from problem
 

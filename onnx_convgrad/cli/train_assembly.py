@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
+
+import onnx_ir as ir
 
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.cli.command import parsed
 from onnx_convgrad.cli.train_config import Config, share_of, spelled
-from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.frontend.files import load
+from onnx_convgrad.errors import ArgumentError, ConvGradError
+from onnx_convgrad.frontend.canonicalize import canonicalize
+from onnx_convgrad.frontend.files import copied, load
 from onnx_convgrad.pipeline import option_text as text
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.training.data.batches import BATCH_SIZE, Loader
 from onnx_convgrad.training.data.datasets import Arrays, Dataset, read_arrays
-from onnx_convgrad.training.data.images import ImageFolder, is_image_folder
+from onnx_convgrad.training.data.images import ImageFolder, given_preprocessing, is_image_folder, overridden
+from onnx_convgrad.training.data.pictures import layout_of
 from onnx_convgrad.training.losses.elementwise import Loss
 from onnx_convgrad.training.optim.optimizers import Optimizer, optimizer_named
 from onnx_convgrad.training.optim.schedules import Constant, Cosine, OneCycle, Schedule, Step, Warmup
 from onnx_convgrad.training.program.build import TrainingProgram, build_training
-from onnx_convgrad.training.program.manifest import Manifest
+from onnx_convgrad.training.program.manifest import Manifest, Port
 from onnx_convgrad.training.program.terms import LOSSES, LossLike
-from onnx_convgrad.training.run.metrics import Accuracy, Metric
+from onnx_convgrad.training.run.class_metrics import Accuracy
+from onnx_convgrad.training.run.metric import Metric
+from onnx_convgrad.training.run.metrics import metric_named
 
 
 def program(config: Config, rate: Schedule) -> TrainingProgram:
@@ -155,13 +161,63 @@ def _dataset(config: Config, entries: tuple[str, ...], classes: tuple[str, ...] 
     return Arrays(arrays)
 
 
-def _images(config: Config, path: Path, classes: tuple[str, ...] | None) -> ImageFolder:
+def sized(config: Config) -> Config:
+    """Add input shapes for `--image-size`, and for batches of several samples, where the model's file fixes others.
+
+    `--input-shape` wins. A number of samples is only freed if every output then has as many.
+    """
+    model, size, given = load(config.model or ""), _image_size(config), text.input_shapes(config.input_shape)
+    shapes: dict[str, list[int | str | None]] = {}
+    for value in model.graph.inputs:
+        port = Port.from_value(value)
+        if value.is_initializer() or port.name in given or port.shape is None or len(port.shape) < 2:
+            continue
+        dims = list(port.shape)
+        if size is not None and len(dims) == 4:
+            first = 2 if layout_of(port)[0] == "NCHW" else 1
+            fixed = [s if isinstance(d, int) else d for d, s in zip(dims[first:], size, strict=False)]
+            dims[first : first + 2] = fixed
+        if dims != list(port.shape) or isinstance(dims[0], int):
+            shapes[port.name] = dims
+    free = {name: [_SAMPLES, *dims[1:]] for name, dims in shapes.items()}
+    wanted = {dims[0] for dims in shapes.values()}
+    other = wanted != {config.batch_size} and (config.batch_size is not None or wanted == {1})
+    if shapes and other and _takes_batches(model, free):
+        shapes = free
+    declared = {v.name: list(Port.from_value(v).shape or ()) for v in model.graph.inputs}
+    written = [f"{n}:{','.join(map(_dim, dims))}" for n, dims in shapes.items() if dims != declared[n]]
+    return replace(config, input_shape=(*config.input_shape, *written)) if written else config
+
+
+_SAMPLES = "N"
+"""Name of a free number of samples."""
+
+
+def _takes_batches(model: ir.Model, shapes: Mapping[str, list[int | str | None]]) -> bool:
+    """Whether every output has a free number of samples if the inputs have one."""
+    try:
+        outputs = canonicalize(copied(model), shapes).graph.outputs
+    except ConvGradError:
+        return False
+    firsts = [v.shape[0] if v.shape is not None and len(v.shape) else None for v in outputs]
+    return all(isinstance(first, ir.SymbolicDim) and first.value == _SAMPLES for first in firsts)
+
+
+def _dim(dim: int | str | None) -> str:
+    return str(dim) if isinstance(dim, int) or (dim and dim.isidentifier()) else "?"
+
+
+def _image_size(config: Config) -> tuple[int, int] | None:
     sizes = [size for entry in config.image_size for size in entry.lower().replace("x", ",").split(",")]
     if not all(size.isdecimal() for size in sizes) or len(sizes) > 2:
         raise ArgumentError(f"--image-size {','.join(config.image_size)!r} is not H or HxW.")
-    size = (int(sizes[0]), int(sizes[-1])) if sizes else None
+    return (int(sizes[0]), int(sizes[-1])) if sizes else None
+
+
+def _images(config: Config, path: Path, classes: tuple[str, ...] | None) -> ImageFolder:
+    size = _image_size(config)
     return ImageFolder(
-        path, size=size, resize=config.resize, mean=config.mean or 0.0, std=config.std or 1.0, classes=classes
+        path, size=size, resize=config.resize, mean=config.mean or None, std=config.std or None, classes=classes
     )
 
 
@@ -189,6 +245,11 @@ def loaders(config: Config, manifest: Manifest, train: Dataset, held: Dataset | 
         if not equals:
             raise ArgumentError(f"--map {entry!r} is not of the form INPUT=ARRAY.")
         names[port] = array
+    if not isinstance(train, ImageFolder):  # of arrays of pixels
+        given = {"size": None, "resize": None, "mean": config.mean or None, "std": config.std or None, "scale": None}
+        options = given_preprocessing(**given)
+        if options:
+            manifest = manifest.described(manifest.labels, overridden(manifest.preprocessing, options))
     common: dict[str, Any] = {"batch_size": config.batch_size, "seed": config.seed, "names": names}
     return (
         Loader(train, manifest, shuffle=config.shuffle, **common),
@@ -218,6 +279,4 @@ def metrics(config: Config, manifest: Manifest) -> list[Metric]:
             return [Accuracy().of(manifest)]
         except ArgumentError:
             return []
-    top = {name: int(name[3:]) for name in wanted if name.startswith("top") and name[3:].isdecimal()}
-    check_names([name for name in wanted if name not in top], ["accuracy", "top5", "none"], "metric")
-    return [Accuracy(top.get(name, 1)) for name in wanted]
+    return [metric_named(name) for name in wanted]

@@ -82,7 +82,11 @@ class Config:
     freeze_statistics: bool = option("--freeze-statistics", "Keep BatchNormalization's statistics.", default=False)
     precision: str = option("--precision NAME", "float32; or float16, bfloat16 (mixed).", default="float32")
     seed: int = option("--seed INT", "Seed of order, split and Dropout.", default=0)
-    metric: Names = option("--metric NAME...", "accuracy, topK, none. [default: accuracy of classes]", default=())
+    metric: Names = option(
+        "--metric NAME...",
+        "accuracy, topK, precision, recall, f1, auroc, confusion, none. [default: accuracy of classes]",
+        default=(),
+    )
     patience: int | None = option("--patience INT", "Stop if the loss has not fallen for this many epochs.")
     out: str | None = option("-o --out FOLDER", "Folder of the run. [default: <stem>.train beside the model]")
     checkpoint_every: int | None = option("--checkpoint-every INT", "Steps between checkpoints. [default: an epoch]")
@@ -99,7 +103,9 @@ class Config:
     recompute: Names = _shared("recompute", ())
     input_shape: Names = _shared("input_shapes", ())
     limit: Names = _shared("limits", ())
-    image_size: Names = option("--image-size HxW", "Size of images, if the model takes any size.", default=())
+    image_size: Names = option(
+        "--image-size HxW", "Size of images; also of the model's input. [default: the model's]", default=()
+    )
     resize: int | None = option("--resize INT", _RESIZE)
     mean: Numbers = option("--mean R,G,B", "Subtracted from images in [0, 1].", parse=text.mean, default=())
     std: Numbers = option("--std R,G,B", "Divides images after that.", parse=text.std, default=())

@@ -8,7 +8,7 @@ from typing import Any
 
 from onnx_convgrad.base.drafts import draft_of
 from onnx_convgrad.cli.figures import CONTRAST, FAINT, INK, OURS, headline, plain_axis
-from onnx_convgrad.training.run.display import PLAIN, number
+from onnx_convgrad.training.run.display import measures, number
 
 _PANEL, _HEIGHT, _TOP, _BOTTOM, _SIDE, _BETWEEN = 4.6, 4.3, 1.3, 0.6, 0.65, 0.75
 """Inches: panel width, figure height, headline, axis label, axis numbers, gap between panels."""
@@ -18,7 +18,7 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path, title: str, about: str) 
     """Draw the history of a run, one row per epoch; the suffix chooses the format. `about` stands below the headline."""
     from matplotlib.figure import Figure
 
-    keys = [key for key in rows[-1] if key not in PLAIN and not key.startswith("val_")]
+    keys = [key for key in measures(rows[-1]) if not key.startswith("val_")]
     width = _SIDE + _PANEL * len(keys) + _BETWEEN * (len(keys) - 1) + 0.2
     figure = Figure(figsize=(width, _HEIGHT), dpi=150, facecolor="white")
     space: dict[str, float] = {"wspace": _BETWEEN / _PANEL}

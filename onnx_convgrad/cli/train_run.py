@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from json import dumps
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from onnx_convgrad.base.drafts import remove_leftovers, write_text
 from onnx_convgrad.cli import train_assembly as assembly
+from onnx_convgrad.cli.evaluate import matrix_table
 from onnx_convgrad.cli.figures import check_plot
 from onnx_convgrad.cli.tables import Output, Table
 from onnx_convgrad.cli.train_config import (
@@ -26,22 +29,31 @@ from onnx_convgrad.cli.train_config import (
     written_config,
 )
 from onnx_convgrad.cli.train_plot import plot
+from onnx_convgrad.cli.train_summary import print_summary
 from onnx_convgrad.errors import ArgumentError, DivergenceError
 from onnx_convgrad.runtime import import_runtime
 from onnx_convgrad.runtime.providers import check_available, resolve_providers
 from onnx_convgrad.training.program.build import TrainingProgram
 from onnx_convgrad.training.run import checkpoint
 from onnx_convgrad.training.run.callbacks import Callback, Checkpoints, EarlyStopping, Log, TensorBoard
-from onnx_convgrad.training.run.display import PLAIN, number
+from onnx_convgrad.training.run.display import measures, number
 from onnx_convgrad.training.run.interruption import Interruption
 from onnx_convgrad.training.run.metrics import resolve_metrics
+from onnx_convgrad.training.run.run_folder import BEST as _BEST
+from onnx_convgrad.training.run.run_folder import CHECKPOINTS as _CHECKPOINTS
+from onnx_convgrad.training.run.run_folder import CLASSES as _CLASSES
+from onnx_convgrad.training.run.run_folder import CONFIG as _CONFIG
+from onnx_convgrad.training.run.run_folder import HISTORY as _HISTORY
+from onnx_convgrad.training.run.run_folder import PROGRAM as _PROGRAM
+from onnx_convgrad.training.run.run_folder import TRAINED as _TRAINED
+from onnx_convgrad.training.run.summary import Summary
 from onnx_convgrad.training.run.trainer import Trainer
-
-_CONFIG, _PROGRAM, _CHECKPOINTS, _HISTORY = "train.toml", "program", "checkpoints", "history.csv"
-_TRAINED, _BEST, _CLASSES = "trained.onnx", "best.onnx", "classes.json"
 
 _SHOWN = 20
 """Most epochs in the table."""
+
+_WIDE, _WIDTH = 4, 80
+"""Losses and metrics, and characters in a line, above which the table is made narrower."""
 
 
 def train(given: Mapping[str, Any], config_file: Path | None, resume: Path | None, out: Output) -> int:
@@ -53,6 +65,10 @@ def train(given: Mapping[str, Any], config_file: Path | None, resume: Path | Non
         config, trainer, callbacks, fit = _start(config, folder, stage, resumed=resume is not None)
         if resume is not None and checkpoint.numbered(_checkpoints(folder)):
             trainer.restore(_checkpoints(folder))
+    summary = trainer.summary(
+        fit.keywords["data"], epochs=config.epochs, validation=fit.keywords["validation"], accumulate=config.accumulate
+    )
+    print_summary(summary, out)
     diverged = None
     with Interruption() as interruption:
         progress = "none" if out.silent else "auto"
@@ -63,7 +79,7 @@ def train(given: Mapping[str, Any], config_file: Path | None, resume: Path | Non
                 f"{problem.message} No model was exported.",
                 hint=f"{problem.hint} Then continue with:\n  {_resume(config, folder)}",
             )
-    return _finish(config, trainer, folder, interruption, diverged, out)
+    return _finish(config, trainer, folder, interruption, diverged, out, summary)
 
 
 def _configure(given: Mapping[str, Any], config_file: Path | None, resume: Path | None) -> tuple[Config, Path]:
@@ -79,7 +95,7 @@ def _configure(given: Mapping[str, Any], config_file: Path | None, resume: Path 
 
 def _start(
     config: Config, folder: Path, stage: Callable[[str], None], *, resumed: bool
-) -> tuple[Config, Trainer, list[Callback], Callable[..., Sequence[Mapping[str, Any]]]]:
+) -> tuple[Config, Trainer, list[Callback], partial[list[dict[str, Any]]]]:
     """Read the data, build or load the program, write the folder of the run, and open the trainer.
 
     Nothing is written before all options are checked. The options get their final name last, so that a folder with them is
@@ -88,6 +104,7 @@ def _start(
     providers = list(config.providers) or None
     check_available(import_runtime(), [name for name, _ in resolve_providers(providers)])
     stage("reading the data")
+    config = assembly.sized(config)
     data, held = assembly.datasets(config)
     size, batches = assembly.batches(config, len(data))
     config = replace(config, batch_size=size)
@@ -116,7 +133,7 @@ def _start(
     trainer = Trainer(program, providers, config.seed, schedule=rate, options=options)
     fit = partial(
         trainer.fit,
-        loaders[0],
+        data=loaders[0],
         epochs=config.epochs,
         validation=loaders[1],
         metrics=metrics,
@@ -207,6 +224,7 @@ def _finish(
     interruption: Interruption,
     diverged: DivergenceError | None,
     out: Output,
+    summary: Summary,
 ) -> int:
     """Save, draw and print; return the exit status, or raise the error of a run that has diverged."""
     rows = trainer.progress.history
@@ -216,15 +234,21 @@ def _finish(
     result = {
         "model": config.model,
         "folder": str(folder),
+        "summary": summary.to_json(),
         "interrupted": interruption.signal.name if interrupted and interruption.signal else None,
         "checkpoint": str(saved) if saved else None,
         "trained": None,
         "best": None,
         "plot": config.plot if rows else None,
-        "history": [{k: v if math.isfinite(v) else None for k, v in row.items()} for row in rows],
+        "history": [
+            {k: v if isinstance(v, list) or math.isfinite(v) else None for k, v in row.items()} for row in rows
+        ],
     }
     if rows:
-        out.table(_history(rows))
+        out.table(_history(rows, narrow=sys.stdout.isatty() or len(measures(rows[-1])) > _WIDE))
+        for table in _confusions(rows[-1], trainer.labels):
+            out.line()
+            out.table(table)
     if saved is not None:
         progress = trainer.progress
         print(
@@ -260,21 +284,32 @@ def _exported(config: Config, trainer: Trainer, folder: Path) -> dict[str, str]:
     return {name: str(path) for name, path in files.items()}
 
 
-def _history(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Make a table with one row per epoch; of many epochs, evenly spaced ones and the last."""
-    values = [key for key in rows[-1] if key not in PLAIN]
+def _confusions(row: Mapping[str, Any], labels: Sequence[str] | None) -> Iterator[Table]:
+    """The confusion matrices of the last epoch, of the validation if there is one."""
+    for name in [k for k, v in row.items() if isinstance(v, list) and f"val_{k}" not in row]:
+        if len(np.shape(row[name])) == 2:
+            count = len(row[name])
+            names = list(labels) if labels and len(labels) == count else list(map(str, range(count)))
+            yield replace(matrix_table(row[name], names), title=name.replace("val_", "validation "))
+
+
+def _history(rows: Sequence[Mapping[str, Any]], *, narrow: bool = False) -> Table:
+    """Make a table with one row per epoch; of many epochs, evenly spaced ones and the last.
+
+    With `narrow`, headings are abbreviated, and columns that do not fit the page are left out: `history.csv` has all.
+    """
     distance = -(-len(rows) // _SHOWN)
     shown = [row for row in rows if row is rows[-1] or (len(rows) - row["epoch"]) % distance == 0]
-    cells = [
-        [
-            str(row["epoch"]),
-            *(number(row[key]) for key in values),
-            f"{row['learning_rate']:.3g}",
-            f"{row['seconds']:.1f}",
-            f"{row['samples_per_second']:,.0f}",
-        ]
-        for row in shown
-    ]
-    named = [key.replace("val_", "validation ") for key in values]
-    columns = ["epoch", *named, "learning rate", "seconds", "samples/s"]
-    return Table(columns, cells, frozenset(range(len(columns))))
+    values, before = list(measures(rows[-1])), "val. " if narrow else "validation "
+    columns = {"epoch": [str(row["epoch"]) for row in shown]}
+    columns |= {key.replace("val_", before): [number(row[key]) for row in shown] for key in values}
+    columns["rate" if narrow else "learning rate"] = [f"{row['learning_rate']:.3g}" for row in shown]
+    columns["seconds"] = [f"{row['seconds']:.1f}" for row in shown]
+    columns["samples/s"] = [f"{row['samples_per_second']:,.0f}" for row in shown]
+    if narrow:
+        doubled = [key for key in values if key != "loss" and f"val_{key}" in values]
+        for name in ["samples/s", "seconds", *reversed(doubled), "rate", *reversed(list(columns)[3:])]:
+            if sum(max(map(len, (heading, *cells))) + 3 for heading, cells in columns.items()) <= _WIDTH:
+                break
+            columns.pop(name, None)
+    return Table(list(columns), list(zip(*columns.values(), strict=True)), frozenset(range(len(columns))))

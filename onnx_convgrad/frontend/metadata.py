@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 import onnx_ir as ir
 
+from onnx_convgrad.base.boundary import TypedArguments
 from onnx_convgrad.base.forms import NUMBER, Is, check_form, parse_json
-from onnx_convgrad.errors import ModelError
+from onnx_convgrad.errors import ArgumentError, ModelError
 
 LABELS, PREPROCESSING = "onnx_convgrad.labels", "onnx_convgrad.preprocessing"
 
@@ -23,7 +24,7 @@ _LARGEST = 2**16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Preprocessing:
+class Preprocessing(metaclass=TypedArguments):
     """How the pixels of an image, 0 to 255, become the numbers of an input: `(pixel * scale - mean) / std`.
 
     Attributes:
@@ -41,6 +42,12 @@ class Preprocessing:
     std: tuple[float, ...] = (1.0,)
     scale: float = 1 / 255
     resize: int | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            check_form(json.loads(self.to_json()), _FORM)
+        except (TypeError, ValueError) as problem:
+            raise ArgumentError(f"The preprocessing cannot be used: {problem}.") from problem
 
     def to_json(self) -> str:
         """Convert to JSON text."""

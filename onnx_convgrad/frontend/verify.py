@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 
 import onnx
@@ -43,6 +44,10 @@ def _mismatch(model: ir.Model) -> str | None:
                 expected = each * Call(node).int("group", 1)
                 if channels != expected:
                     return f"{node.name} (Conv) takes {expected} channels, and {x.name!r} has {channels}"
+        if is_op(node, "Reshape") and x is not None and x.shape is not None and node.outputs[0].shape is not None:
+            before, after = x.shape, node.outputs[0].shape
+            if before.is_static() and after.is_static() and math.prod(before.numpy()) != math.prod(after.numpy()):
+                return f"{node.name} (Reshape) makes {after} of {before}"
     proto = skeleton(model)
     del proto.graph.value_info[:]
     for info in proto.graph.output:

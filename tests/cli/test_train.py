@@ -231,7 +231,7 @@ def test_a_wrong_file_is_refused(text: str, message: str, tmp_path: Path) -> Non
             ["--map", "image=target"],
             "The array 'target' has shape (64,) in a batch; the input 'image' takes (N, 1, 8, 8).",
         ),
-        (["--metric", "recall"], "Unknown metric 'recall'."),
+        (["--metric", "recal"], "Unknown metric 'recal'."),
         (["--plot", "loss.bmp"], "A plot cannot be written as 'loss.bmp'"),
         (["--loss", "logits=a*mse"], "'a' is not a number. Write OUTPUT=0.5*NAME."),
         (["--providers", "cdua"], "Unknown provider 'cdua'. cpu, cuda, or"),

@@ -26,8 +26,8 @@ from PIL import Image
 import onnx_convgrad as og
 from onnx_convgrad.cli import train_assembly as assembly
 from onnx_convgrad.cli.train_config import Config, read_config
-from onnx_convgrad.data import ImageFolder, Loader, read_arrays
-from onnx_convgrad.training.data.images import Format
+from onnx_convgrad.data import ImageFolder, Loader, Preprocessing, read_arrays
+from onnx_convgrad.training.data.pictures import ImageReader
 from onnx_convgrad.training.program.manifest import Manifest
 from onnx_convgrad.training.run import checkpoint
 from onnx_convgrad.training.run.callbacks import Checkpoints, EarlyStopping
@@ -180,7 +180,7 @@ class Files:
         path.write_bytes(damaged(content, rng))
         try:
             folder = ImageFolder(self.folder / "images", size=8, workers=1)
-            folder.format = Format((8, 8), 3, channels_first=True, integers=False)
+            folder.reader = ImageReader(Preprocessing(size=(8, 8)))
             folder.take(slice(0, 1))
         finally:
             path.unlink()

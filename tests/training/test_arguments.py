@@ -134,11 +134,12 @@ def test_callbacks_restart_with_a_new_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("label", [7, -1])
 def test_a_label_out_of_range_makes_the_loss_nan(label: int) -> None:
-    """Also with class weights, which decide the weight of each batch."""
+    """In the graphs, which others may run; also with class weights, which decide the weight of each batch."""
     trainer = og.Trainer(program(losses.CrossEntropy(weight=[1, 2, 3])))
     wrong = {**BATCH, "target": np.asarray([0, label])}
-    assert math.isnan(float(trainer.validate(wrong)["loss"]))
-    assert math.isnan(float(trainer.step(wrong, BATCH)["loss"]))
+    batches, names = [trainer.inputs(batch) for batch in (wrong, BATCH)], [trainer.manifest.loss]
+    assert math.isnan(float(trainer.engine.evaluate(batches[0], names)[names[0]]))
+    assert math.isnan(float(trainer.engine.step_over(batches, 0.1, names)[names[0]]))
 
 
 # -- anything whatsoever -----------------------------------------------------------------------------------------------
@@ -184,8 +185,11 @@ def test_methods_take_anything_or_refuse_it(value: Any, tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     made = program()
     trainer = og.Trainer(made)
-    for name in ("step", "evaluate", "load", "load_flat", "save", "restore", "export", "validate"):
-        if value is not int or name != "validate":  # a function that makes no batches: the caller's error
+    for name in ("step", "evaluate", "load", "load_flat", "save", "restore", "export", "validate", "predict"):
+        if value is not int or name not in (
+            "validate",
+            "predict",
+        ):  # a function that makes no batches: the caller's error
             typed(lambda method=name: getattr(trainer, method)(value))
     for name in ("batch_size", "shuffle", "accumulate", "validation", "callbacks", "progress", "metrics"):
         if value is not int:
@@ -207,11 +211,37 @@ def test_methods_take_anything_or_refuse_it(value: Any, tmp_path: Path, monkeypa
     typed(lambda: og.data.Arrays(BATCH).split(value))
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("value", ODD, ids=[f"{i}" for i in range(len(ODD))])
+def test_predictions_take_anything_or_refuse_it(value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = program()
+    trainer, model = og.Trainer(made), made.inference
+    typed(lambda: trainer.export("t.onnx", check=value))
+    for name in ("batch_size", "outputs"):
+        typed(lambda option=name: trainer.predict(BATCH, **{option: value}))
+    for function in (og.predict, og.evaluate):
+        typed(lambda call=function: call(value, BATCH))  # type: ignore[misc]
+        if value is not int:  # a function that makes no batches: the caller's error
+            typed(lambda call=function: call(model, value))  # type: ignore[misc]
+    for name in ("output", "task", "labels", "preprocessing", "batch_size", "target", "top"):
+        typed(lambda option=name: og.evaluate(model, BATCH, **{option: value}))
+
+
 def test_arguments_that_do_not_fit_a_signature_are_refused() -> None:
-    with pytest.raises(og.ArgumentError, match=r"SGD got an unexpected keyword argument 'rate'\."):
+    with pytest.raises(og.ArgumentError, match=r"Unknown keyword of SGD: 'rate'\."):
         optim.SGD(rate=1)  # type: ignore[call-arg]
-    with pytest.raises(og.ArgumentError, match=r"step: got an unexpected keyword argument 'rate'"):
+    with pytest.raises(og.ArgumentError, match=r"Unknown keyword of step: 'rate'"):
         og.Trainer(program()).step(BATCH, rate=1)  # type: ignore[call-arg]
+    near: list[tuple[Any, str, str]] = [
+        (lambda: og.Trainer(program()).fit(BATCH, epoch=3), "fit: 'epoch'", "'epochs'"),  # type: ignore[call-arg]
+        (lambda: og.Trainer(program(), provider="cpu"), "Trainer: 'provider'", "'providers'"),  # type: ignore[call-arg]
+        (lambda: og.build_training("x.onnx", los="mse"), "build_training: 'los'", "'loss'"),  # type: ignore[call-arg]
+        (lambda: optim.AdamW(weight_decya=1), "AdamW: 'weight_decya'", "'weight_decay'"),  # type: ignore[call-arg]
+    ]
+    for call, what, remedy in near:
+        with pytest.raises(og.ArgumentError, match=rf"Unknown keyword of {what}\. Did you mean {remedy}"):
+            call()
 
 
 def test_a_loss_over_classes_needs_an_axis_of_them() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
+from functools import partial
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -14,6 +15,7 @@ from numpy.typing import ArrayLike
 from onnx_convgrad.base.boundary import CallersCode, TypedArguments
 from onnx_convgrad.base.numbers import flag, whole
 from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.training.data.checks import check_batch, check_labels
 from onnx_convgrad.training.data.datasets import Arrays, Dataset, Part, Rows, permutation, read_arrays, seed_sequence
 from onnx_convgrad.training.data.images import ImageFolder, is_image_folder
 from onnx_convgrad.training.data.inputs import Batch, BatchLike, ProgramInputs
@@ -78,8 +80,11 @@ class Loader(metaclass=TypedArguments):
         prefetch: int | None = None,
         names: Mapping[str, str] | None = None,
     ) -> None:
-        self.inputs = ProgramInputs(manifest, names)
         self.dataset = dataset.bound(manifest)
+        self.inputs = ProgramInputs(manifest, names)
+        self.inputs.preprocessing = self.dataset.preprocessing or self.inputs.preprocessing
+        self.manifest = manifest
+        self._check_all_labels()
         fixed = self.inputs.batch_size()
         self.batch_size = (fixed or BATCH_SIZE) if batch_size is None else whole(batch_size, "batch_size")
         if fixed not in (None, self.batch_size):
@@ -112,23 +117,38 @@ class Loader(metaclass=TypedArguments):
 
     def rows(self, epoch: int, number: int) -> Rows:
         """The numbers of the samples in one batch of an epoch, in the set that a part was split from."""
-        rows = next(self._rows(epoch, number))
-        return self.dataset.rows[rows] if isinstance(self.dataset, Part) else rows
+        return self._numbers(next(self._rows(epoch, number)))
 
     def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
         return map(self._batch, self._rows(epoch, start))
 
     def _rows(self, epoch: int, start: int) -> Iterator[Rows]:
-        count, size = len(self.dataset), self.batch_size
-        order = permutation(count, self.seed, epoch) if self.shuffle else None
+        samples, size = len(self.dataset), self.batch_size
+        order = permutation(samples, self.seed, epoch) if self.shuffle else None
         for first in range(start * size, len(self) * size, size):
-            rows = slice(first, min(first + size, count))
+            rows = slice(first, min(first + size, samples))
             yield rows if order is None else order[rows]
 
     def _batch(self, rows: Rows) -> Batch:
         with CallersCode(self.dataset):
             arrays = self.dataset.take(rows)
-        return self.inputs(arrays)
+        return check_batch(self.inputs(arrays), self.manifest, lambda i: _number(self._numbers(rows), i))
+
+    def _numbers(self, rows: Rows) -> Rows:
+        """The numbers of samples in the set that a part was split from."""
+        return self.dataset.rows[rows] if isinstance(self.dataset, Part) else rows
+
+    def _check_all_labels(self) -> None:
+        """Refuse labels out of range in arrays before the first step."""
+        whole = self.dataset.dataset if isinstance(self.dataset, Part) else self.dataset
+        if isinstance(whole, Arrays) and self.manifest.classes:
+            for port, name in self.inputs.match(list(whole.arrays)).items():
+                if port in self.manifest.classes and whole.arrays[name].dtype.kind in "iu":
+                    check_labels(name, whole.arrays[name], *self.manifest.classes[port], lambda i: _number(slice(0), i))
+
+
+def _number(rows: Rows, i: int) -> str:
+    return f"sample {(rows.start or 0) + i if isinstance(rows, slice) else rows[i]}, counted from 0"
 
 
 class Stream(metaclass=TypedArguments):
@@ -154,7 +174,7 @@ class Stream(metaclass=TypedArguments):
         names: Mapping[str, str] | None = None,
     ) -> None:
         self.source, self.seed, self.prefetch = source, whole(seed, "seed", 0), whole(prefetch, "prefetch", 0)
-        self.inputs = ProgramInputs(manifest, names)
+        self.inputs, self.manifest = ProgramInputs(manifest, names), manifest
         self._spent = False
 
     def __len__(self) -> int:
@@ -182,12 +202,12 @@ class Stream(metaclass=TypedArguments):
     def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
         with CallersCode(self.source):
             batches = islice(self._opened(epoch), start, None)
-        while True:
+        for number in count(start + 1):
             with CallersCode(self.source):
                 batch = next(batches, _END)
             if batch is _END:
                 return
-            yield self.inputs(batch)
+            yield check_batch(self.inputs(batch), self.manifest, partial(_of_stream, number))
 
     def _opened(self, epoch: int) -> Iterator[BatchLike]:
         source = self.source
@@ -210,6 +230,10 @@ class Stream(metaclass=TypedArguments):
             if call is not None:
                 call(number)
         return iter(source)
+
+
+def _of_stream(batch: int, i: int) -> str:
+    return f"sample {i} of batch {batch}; samples count from 0, batches from 1"
 
 
 def as_dataset(source: DataLike) -> Dataset | None:

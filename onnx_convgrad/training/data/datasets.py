@@ -18,6 +18,7 @@ from onnx_convgrad.base.boundary import CallersCode, TypedArguments
 from onnx_convgrad.base.numbers import positive, whole
 from onnx_convgrad.base.paths import as_path, check_regular
 from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.training.data.inputs import as_array
 from onnx_convgrad.training.program.manifest import Manifest
 
@@ -31,10 +32,12 @@ class Dataset(metaclass=TypedArguments):
     Attributes:
         slow: Whether samples should be read ahead in a thread.
         classes: Names of the classes by label, if known.
+        preprocessing: How its images became numbers, if it knows.
     """
 
     slow = False
     classes: tuple[str, ...] = ()
+    preprocessing: Preprocessing | None = None
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -118,7 +121,7 @@ class Part(Dataset):
 
     def __init__(self, dataset: Dataset, rows: np.ndarray) -> None:
         self.dataset, self.rows = dataset, rows
-        self.slow, self.classes = dataset.slow, dataset.classes
+        self.slow, self.classes, self.preprocessing = dataset.slow, dataset.classes, dataset.preprocessing
 
     def __len__(self) -> int:
         return len(self.rows)

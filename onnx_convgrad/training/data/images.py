@@ -3,50 +3,36 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from copy import copy
-from dataclasses import dataclass
-from importlib.util import find_spec
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from onnx_convgrad.base.numbers import factors, whole
-from onnx_convgrad.base.paths import as_path, check_regular
-from onnx_convgrad.errors import ArgumentError, ExecutionError
+from onnx_convgrad.base.numbers import factors, positive, whole
+from onnx_convgrad.base.paths import as_path
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.lowering.cost.calibration import cores
 from onnx_convgrad.training.data.datasets import Dataset, Rows
+from onnx_convgrad.training.data.pictures import ImageReader, check_pillow, image_port
 from onnx_convgrad.training.program.manifest import Manifest, Port
 
-_SUFFIXES = frozenset(".bmp .gif .jpeg .jpg .pgm .png .ppm .tif .tiff .webp".split())
-
-_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-"""Pillow would judge by the content alone, and run other programs for some formats."""
-
-_MUCH = 4
-"""An image that grows to so many times the pixels of itself and of the result together is cropped before it is enlarged."""
+SUFFIXES = frozenset(".bmp .gif .jpeg .jpg .pgm .png .ppm .tif .tiff .webp".split())
 
 IMAGE, LABEL = "image", "label"
 """Names of the two arrays."""
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
-    """The image format of an input; `integers` means pixels from 0 to 255."""
-
-    size: tuple[int, int]
-    channels: int
-    channels_first: bool
-    integers: bool
-
-
 class ImageFolder(Dataset):
     """Images in `folder/<class>/`, resized, center-cropped, scaled to [0, 1] and normalized.
 
-    Classes are numbered in alphabetical order. The program's input decides the layout, gray or color, and the size if it is
-    fixed. Pixels stay in 0 to 255 for an input of integers.
+    Classes are numbered as the model's file numbers them if it names all of them, else in alphabetical order. The program's
+    input decides the layout, gray or color, and the size if it is fixed; what is not given here is taken from the
+    preprocessing in the model's file. Pixels stay in 0 to 255 for an input of integers.
 
     Args:
         folder: Contains one folder of images per class, which may be nested.
@@ -54,8 +40,14 @@ class ImageFolder(Dataset):
         resize: Length of the shorter side before the crop; by default just enough for the crop.
         mean: Subtracted from each channel after scaling to [0, 1].
         std: Divisor of each channel after the subtraction.
+        scale: Factor of the pixels, by default 1/255.
+        preprocessing: All of these in one value, instead of what the model's file says; the arguments above win.
         classes: Names of the classes by number, to use the numbering of another folder.
         workers: Number of threads that read images; by default the number of cores.
+
+    Attributes:
+        empty: Folders without images, which are no classes.
+        preprocessing: What is done to the images, once the set is bound to a program; `None` before.
     """
 
     slow = True
@@ -66,33 +58,30 @@ class ImageFolder(Dataset):
         *,
         size: tuple[int, int] | int | None = None,
         resize: int | None = None,
-        mean: Sequence[float] | float = 0.0,
-        std: Sequence[float] | float = 1.0,
+        mean: Sequence[float] | float | None = None,
+        std: Sequence[float] | float | None = None,
+        scale: float | None = None,
+        preprocessing: Preprocessing | None = None,
         classes: Sequence[str] | None = None,
         workers: int | None = None,
     ) -> None:
-        if find_spec("PIL") is None:
-            raise ExecutionError("Folders of images need Pillow.", hint="Install `onnx-convgrad[train]`.")
+        check_pillow()
         self.folder = as_path(folder, "The folder of images")
-        by_class = {d.name: _images(d) for d in _folders(self.folder)}
-        by_class = {name: files for name, files in sorted(by_class.items()) if files}
-        if not by_class:
+        by_class = {d.name: images_in(d) for d in _folders(self.folder)}
+        self._by_class = {name: files for name, files in sorted(by_class.items()) if files}
+        self.empty = tuple(name for name, files in by_class.items() if not files)
+        _check_depth(self.folder, tuple(self._by_class))
+        if not self._by_class:
             raise ArgumentError(
                 f"The folder {str(folder)!r} contains no folders with images.",
                 hint="Make one folder of images per class.",
             )
-        self.classes = tuple(by_class if classes is None else classes)
-        for name in by_class:
-            if name not in self.classes:
-                raise ArgumentError(f"{str(folder)!r} has the class {name!r}, which is not among {self.classes}.")
-        self.files = [(file, self.classes.index(name)) for name, files in by_class.items() for file in files]
-        self.size = None if size is None else _pair(size)
-        self.resize = None if resize is None else whole(resize, "resize")
+        self._numbered = classes is not None
+        self._number(tuple(self._by_class if classes is None else classes))
         self.workers = cores() if workers is None else whole(workers, "workers")
-        self.mean, self.std = (factors(v, n).astype(np.float32) for v, n in ((mean, "mean"), (std, "std")))
-        if not (self.std > 0).all():
-            raise ArgumentError(f"std must be above 0, not {std!r}.")
-        self.format: Format | None = None
+        self._wanted = _checked(preprocessing)
+        self._given = given_preprocessing(size, resize, mean, std, scale)
+        self.reader: ImageReader | None = None
 
     def __len__(self) -> int:
         return len(self.files)
@@ -103,61 +92,104 @@ class ImageFolder(Dataset):
         Raises:
             ArgumentError: No input takes images, or its size contradicts `size`.
         """
-        port = next((p for p in manifest.data if p.shape is not None and len(p.shape) == 4), None)
-        if port is None or port.shape is None:
-            raise ArgumentError("No input of the program takes a batch of images (4 axes).")
-        first, channels = _layout(port)
-        height, width = (s if isinstance(s, int) else None for s in (port.shape[2:] if first else port.shape[1:3]))
-        wanted = self.size or (None, None)
-        size = (
-            _image_size(port, "height", height, wanted[0]),
-            _image_size(port, "width", width, wanted[1]),
-        )
-        for name in ("mean", "std"):
-            numbers = getattr(self, name)
-            if numbers.size not in (1, channels):
-                raise ArgumentError(f"{name} has {numbers.size} numbers for {channels} channels.")
+        port = image_port(manifest.data)
+        wanted = overridden(self._wanted or manifest.preprocessing, self._given)
         bound = copy(self)
-        bound.format = Format(size, channels, first, np.dtype(port.dtype).kind in "iu")
+        bound.reader = ImageReader.of(port, wanted)
+        bound.preprocessing = bound.reader.preprocessing
+        check_size(port, bound.preprocessing, self._given.get("size"))
+        if set(self._given).intersection(("mean", "std", "scale")) and np.dtype(port.dtype).kind in "iu":
+            raise ArgumentError(
+                f"The input {port.name!r} takes {port.dtype}, the pixels as they are: mean, std and scale do not apply.",
+                hint="Leave them out.",
+            )
+        labels = manifest.labels
+        if not self._numbered and labels and set(self.classes) <= set(labels):
+            bound._number(labels)  # noqa: SLF001 - a copy of this set
         return bound
 
     def take(self, rows: Rows) -> dict[str, np.ndarray]:
+        if self.reader is None:
+            raise ArgumentError("The image format is not known yet.", hint="Call bound(program.manifest) first.")
         chosen = self.files[rows] if isinstance(rows, slice) else [self.files[i] for i in rows]
-        paths = [path for path, _ in chosen]
-        with ThreadPoolExecutor(self.workers) as pool:  # Pillow decodes and resizes without holding the interpreter
-            images = np.stack(list(pool.map(self._read, paths)))
+        images = self.reader.batch([path for path, _ in chosen], self.workers)
         return {IMAGE: images, LABEL: np.array([number for _, number in chosen], np.int64)}
 
     def describe(self) -> dict[str, Any]:
-        return {
-            "kind": "images",
-            "samples": len(self),
-            "classes": list(self.classes),
-            "size": list(self.format.size) if self.format else self.size,
-            "resize": self.resize,
-            "mean": self.mean.tolist(),
-            "std": self.std.tolist(),
-        }
+        p = self.preprocessing or overridden(self._wanted, self._given)
+        options = {"size": p.size and list(p.size), "resize": p.resize, "mean": list(p.mean), "std": list(p.std)}
+        return {"kind": "images", "samples": len(self), "classes": list(self.classes), **options, "scale": p.scale}
 
-    def _read(self, path: Path) -> np.ndarray:
-        from PIL import Image, ImageOps
+    def _number(self, classes: tuple[str, ...]) -> None:
+        """Number the classes."""
+        numbers = {name: number for number, name in enumerate(classes)}
+        for name in self._by_class:
+            if name not in numbers:
+                raise ArgumentError(f"{str(self.folder)!r} has the class {name!r}, which is not among {classes}.")
+        self.classes = classes
+        self.files = [(file, numbers[name]) for name, files in self._by_class.items() for file in files]
 
-        form = self.format
-        if form is None:
-            raise ArgumentError("The image format is not known yet.", hint="Call bound(program.manifest) first.")
-        check_regular(path)
-        try:
-            with Image.open(path, formats=_FORMATS) as opened:
-                _check_pixels(opened)
-                image = _in_bytes(ImageOps.exif_transpose(opened)).convert("L" if form.channels == 1 else "RGB")
-        except Exception as problem:  # whatever the library says of foreign bytes
-            reason = f"{problem}".rstrip(".") or type(problem).__name__
-            raise ArgumentError(f"The image {str(path)!r} could not be read: {reason}.") from problem
-        pixels = np.asarray(_cropped(image, form.size, self.resize))
-        pixels = pixels[..., None] if pixels.ndim == 2 else pixels
-        if not form.integers:
-            pixels = (pixels.astype(np.float32) / np.float32(255) - self.mean) / self.std
-        return np.moveaxis(pixels, -1, 0) if form.channels_first else pixels
+
+_SPLITS = {
+    name: role
+    for role, names in {
+        "train": "train training",
+        "validation": "val valid validation dev",
+        "test": "test testing",
+    }.items()
+    for name in names.split()
+}
+"""Usual names of the folders of parts of a data set."""
+
+
+def _check_depth(folder: Path, names: tuple[str, ...]) -> None:
+    """Refuse a folder whose "classes" are training and validation data with folders of classes in them."""
+    parts = {_SPLITS[name.lower()]: folder / name for name in names if name.lower() in _SPLITS}
+    if "train" not in parts or not is_image_folder(parts["train"]):
+        return
+    held = parts.get("validation", parts.get("test"))
+    more = f" --validation {shlex.quote(str(held))}" if held else ""
+    raise ArgumentError(
+        f"The folder {str(folder)!r} holds no classes but parts of a data set: {', '.join(names)}.",
+        hint=f"Give --data {shlex.quote(str(parts['train']))}{more} (in Python, these paths as data and validation).",
+    )
+
+
+def overridden(base: Preprocessing | None, given: dict[str, Any]) -> Preprocessing:
+    """The preprocessing with some of its values replaced; a new size makes an old `resize` meaningless."""
+    base = base or Preprocessing()
+    if given.get("size", base.size) != base.size:
+        base = replace(base, resize=None)
+    return replace(base, **given)
+
+
+def given_preprocessing(size: Any, resize: Any, mean: Any, std: Any, scale: Any) -> dict[str, Any]:
+    """The options that were given, checked."""
+    given: dict[str, Any] = {}
+    if size is not None:
+        given["size"] = _pair(size)
+    if resize is not None:
+        given["resize"] = whole(resize, "resize")
+    for name, numbers in (("mean", mean), ("std", std)):
+        if numbers is not None:
+            given[name] = tuple(factors(numbers, name).reshape(-1).tolist())
+    if not all(number > 0 for number in given.get("std", ())):
+        raise ArgumentError(f"std must be above 0, not {std!r}.")
+    if scale is not None:
+        positive(scale, "scale", zero=False)
+        given["scale"] = float(scale)
+    return given
+
+
+def _checked(preprocessing: Any) -> Preprocessing | None:
+    if preprocessing is None:
+        return None
+    if not isinstance(preprocessing, Preprocessing):
+        raise ArgumentError(
+            f"preprocessing takes an onnx_convgrad.data.Preprocessing, not {preprocessing!r}.",
+            hint="Or give size, resize, mean, std and scale one by one.",
+        )
+    return preprocessing
 
 
 def _pair(size: Any) -> tuple[int, int]:
@@ -171,7 +203,7 @@ def _pair(size: Any) -> tuple[int, int]:
 
 def is_image_folder(path: Path) -> bool:
     """Whether a path is a folder that contains folders with images."""
-    return path.is_dir() and any(_images(folder) for folder in _folders(path))
+    return path.is_dir() and any(images_in(folder) for folder in _folders(path))
 
 
 def _folders(path: Path) -> list[Path]:
@@ -181,67 +213,18 @@ def _folders(path: Path) -> list[Path]:
         raise ArgumentError(f"The folder {str(path)!r} could not be read: {problem.strerror or problem}.") from problem
 
 
-def _images(folder: Path) -> list[Path]:
+def images_in(folder: Path) -> list[Path]:
     """The images in a folder at any depth, except hidden ones."""
-    files = (f for f in folder.rglob("*") if f.suffix.lower() in _SUFFIXES)
+    files = (f for f in folder.rglob("*") if f.suffix.lower() in SUFFIXES)
     return sorted(f for f in files if not any(part.startswith(".") for part in f.relative_to(folder).parts))
 
 
-def _check_pixels(image: Any) -> None:
-    """Raise ValueError for an image that Pillow takes for a decompression bomb, where it would only warn."""
-    from PIL import Image
-
-    pixels, most = image.width * image.height, Image.MAX_IMAGE_PIXELS
-    if most is not None and pixels > most:
-        raise ValueError(
-            f"it has {pixels:,} pixels, and PIL.Image.MAX_IMAGE_PIXELS allows {most:,}; make it smaller, or set that number"
-        )
-
-
-def _in_bytes(image: Any) -> Any:  # a `PIL.Image.Image`; Pillow may not be installed
-    """Scale an image of 16 bits per pixel to 8 bits, where Pillow would clip."""
-    from PIL import Image
-
-    if image.mode.startswith("I;16"):
-        return Image.fromarray((np.asarray(image).astype(np.float32) / 257).round().astype(np.uint8))
-    if image.mode in ("I", "F"):
-        raise ValueError(f"its pixels have the mode {image.mode!r}, whose largest value is not known")
-    return image
-
-
-def _image_size(port: Port, axis: str, fixed: int | None, wanted: int | None) -> int:
-    """Height or width of the images: that of the input, which must be `wanted` if both are given."""
-    if fixed is None and wanted is None:
+def check_size(port: Port, p: Preprocessing, wanted: tuple[int, int] | None) -> None:
+    """Refuse a size that is not known, or not that of the input."""
+    if p.size is None:
+        axes = (port.shape or ())[2:] if p.layout == "NCHW" else (port.shape or ())[1:3]
+        axis = next(name for name, size in zip(("height", "width"), axes, strict=True) if not isinstance(size, int))
         raise ArgumentError(f"The input {port.name!r} takes images of any {axis}.", hint="Give size=(H, W).")
-    if fixed is not None and wanted not in (None, fixed):
-        raise ArgumentError(f"The input {port.name!r} takes images of {axis} {fixed}, not {wanted}.")
-    return fixed or wanted or 0
-
-
-def _layout(port: Port) -> tuple[bool, int]:
-    """Whether the channels precede height and width, and their number."""
-    axes = port.shape or ()
-    if axes[1] in (1, 3):
-        return True, int(axes[1])
-    if axes[3] in (1, 3):
-        return False, int(axes[3])
-    raise ArgumentError(f"The input {port.name!r} has shape {axes}, which has no axis of 1 or 3 channels.")
-
-
-def _cropped(image: Any, size: tuple[int, int], resize: int | None) -> Any:  # a `PIL.Image.Image`
-    """Resize an image, keeping its proportions, and crop its center.
-
-    A long and narrow image, which would become very large, is cropped first: that is the same but for single bits.
-    """
-    from PIL import Image
-
-    height, width = size
-    scale = max(height / image.height, width / image.width, (resize or 0) / min(image.height, image.width))
-    wide, high = max(width, round(image.width * scale)), max(height, round(image.height * scale))
-    left, top = (wide - width) // 2, (high - height) // 2
-    if wide * high <= _MUCH * (width * height + image.width * image.height):
-        whole = image if image.size == (wide, high) else image.resize((wide, high), Image.Resampling.BILINEAR)
-        return whole.crop((left, top, left + width, top + height))
-    across, down = image.width / wide, image.height / high
-    box = (left * across, top * down, (left + width) * across, (top + height) * down)
-    return image.resize((width, height), Image.Resampling.BILINEAR, box)
+    for axis, fixed, size in zip(("height", "width"), p.size, wanted or p.size, strict=True):
+        if fixed != size:
+            raise ArgumentError(f"The input {port.name!r} takes images of {axis} {fixed}, not {size}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, NoReturn, TypeAlias
 
@@ -10,7 +11,10 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import ArrayLike
 
+from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.frontend.metadata import Preprocessing
+from onnx_convgrad.training.data.pictures import layout_of, scaled
 from onnx_convgrad.training.program.manifest import Manifest, Port
 
 Batch = dict[str, np.ndarray]
@@ -28,16 +32,29 @@ _DATA = frozenset("x input inputs data image images feature features".split())
 _TARGET = frozenset("y target targets label labels class classes".split())
 
 
+class Checked(dict[str, np.ndarray]):
+    """A batch whose values were checked for the classes `classes`, so that they need not be checked again."""
+
+    classes: Mapping[str, object] | None = None
+
+
 class ProgramInputs:
     """Converts batches to the inputs of a program.
+
+    Arrays of uint8 with 4 axes are pixels for an input of floats that takes images: they are scaled like image files, by the
+    manifest's preprocessing or else to [0, 1]. Arrays of other dtypes are taken as they are.
 
     Args:
         manifest: Manifest of the program.
         names: Input -> name of its array, for inputs that `match` would not match.
+
+    Attributes:
+        preprocessing: How pixels become numbers; that of the manifest, or that of the pixels so far, or `None`.
     """
 
     def __init__(self, manifest: Manifest, names: Mapping[str, str] | None = None) -> None:
         self.data, self.targets = manifest.data, manifest.targets
+        self.preprocessing = manifest.preprocessing
         self.ports = {port.name: port for port in (*self.data, *self.targets)}
         if names is not None and not isinstance(names, Mapping):
             raise ArgumentError(f"names takes a mapping from inputs to names of arrays, not {names!r}.")
@@ -106,9 +123,34 @@ class ProgramInputs:
                 )
             numbered = enumerate(zip(self.ports, values, strict=True), 1)
             chosen = {port: (f"array number {i}", value) for i, (port, value) in numbered}
-        arrays = {port: cast(as_array(value), self.ports[port], label) for port, (label, value) in chosen.items()}
+        arrays = {
+            port: cast(self._numbers(as_array(value), self.ports[port], label), self.ports[port], label)
+            for port, (label, value) in chosen.items()
+        }
         self._check_sizes(arrays)
+        if isinstance(batch, Checked):
+            result = Checked(arrays)
+            result.classes = batch.classes
+            return result
         return arrays
+
+    def _numbers(self, array: np.ndarray, port: Port, label: str) -> np.ndarray:
+        """Scale pixels; return any other array as it is."""
+        if array.dtype != np.uint8 or array.ndim != 4 or port not in self.data or np.dtype(port.dtype).kind in "biu":
+            return array
+        try:
+            layout, channels = layout_of(port, self.preprocessing.layout if self.preprocessing else "NCHW")
+        except ArgumentError:  # no image
+            return array
+        axes = (1, 3) if layout == "NCHW" else (3, 1)
+        array = np.moveaxis(array, axes[0] if array.shape[axes[0]] == channels else axes[1], -1)
+        if self.preprocessing is None:
+            warn(
+                f"The {label} holds uint8, which is taken for pixels of images and scaled to [0, 1] for the input "
+                f"{port.name!r}. Give float32 numbers to use them as they are."
+            )
+            self.preprocessing = Preprocessing()
+        return scaled(array, replace(self.preprocessing, layout=layout), port.dtype)
 
     def _check_sizes(self, batch: Batch) -> None:
         """Refuse inputs with different numbers of samples, and targets whose sizes contradict those of the data."""

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import cached_property
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -26,6 +27,7 @@ from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.diagnose import judged
 from onnx_convgrad.frontend.exporters.separate_merged import restore, untie
 from onnx_convgrad.frontend.files import AnyModel, copied, load
+from onnx_convgrad.frontend.metadata import labels_of, preprocessing_of
 from onnx_convgrad.frontend.shapes.declared import InputShapes
 from onnx_convgrad.frontend.verify import verify_shapes
 from onnx_convgrad.ir.serialize import whole_proto
@@ -251,8 +253,15 @@ def build_training(
         scale=_scale(precision, loss_scale, target),
     )
     options = {"target": target, "unbiased_variance": unbiased_variance, "seed": plan.seed, "precision": precision}
-    builder = Builder(plan, options | ({"loss_scale": asdict(plan.scale)} if plan.scale else {}))
+    builder = Builder(plan, options | ({"loss_scale": asdict(plan.scale)} if plan.scale else {}) | _described(source))
     return TrainingProgram(builder.manifest, builder.build, optimizer.schedule)
+
+
+def _described(source: ir.Model) -> dict[str, Any]:
+    """What the model's file says of its labels and preprocessing."""
+    labels, preprocessing = labels_of(source), preprocessing_of(source)
+    known: dict[str, Any] = {} if labels is None else {"labels": list(labels)}
+    return known | ({} if preprocessing is None else {"preprocessing": asdict(preprocessing)})
 
 
 def _scale(precision: str, scale: LossScale | None, target: str) -> LossScale | None:

@@ -7,34 +7,52 @@ the program; else the canonical graph, which computes the same at opset 21.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.frontend.files import check_destination, copied, write
+from onnx_convgrad.frontend.metadata import Preprocessing, describe
 from onnx_convgrad.pipeline.modes import set_inference
 
 _OLDEST = 7
 """Before opset 7 an attribute of BatchNormalization and Dropout chose their mode."""
 
 
-def inference_model(source: ir.Model, base: ir.Model, names: Iterable[str]) -> ir.Model:
+def inference_model(
+    source: ir.Model, base: ir.Model, names: Iterable[str], input_shapes: Iterable[str] = ()
+) -> ir.Model:
     """Copy `source`, or else `base`, with the named values as initializers, in inference mode.
+
+    The copy declares the sizes that are trained at, those of `base`.
 
     Args:
         source: The original model.
         base: Its canonical form, with the initial values of the training.
         names: Parameters and running statistics.
+        input_shapes: The inputs whose shapes were given.
     """
     m = copied(source)
     start = {name: base.graph.initializers[name].const_value for name in names}
     if source.functions or source.opset_imports.get("", _OLDEST) < _OLDEST or not _place(m.graph, start):
         m = base.clone()
+    elif input_shapes:
+        _declare(m.graph, base.graph, set(input_shapes))
     for graph in m.graphs():
         set_inference(graph)
     return m
+
+
+def _declare(graph: ir.Graph, base: ir.Graph, inputs: set[str]) -> None:
+    """Copy the shapes of inputs and outputs from the canonical graph, in place; forget those in between."""
+    for value in (v for node in graph.all_nodes() for v in node.outputs):
+        value.shape = None
+    pairs = [*zip(graph.outputs, base.outputs, strict=True)]
+    pairs += [(v, w) for v in graph.inputs for w in base.inputs if v.name == w.name and v.name in inputs]
+    for value, trained in pairs:
+        value.shape = None if trained.shape is None else ir.Shape(trained.shape)
 
 
 def _place(graph: ir.Graph, start: Mapping[str, ir.TensorProtocol | None]) -> bool:
@@ -61,7 +79,9 @@ def _stored(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
     else:
         return None
     name, old.name = old.name, None
-    new = ir.Value(name=name, shape=old.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
+    new = ir.Value(
+        name=name, shape=ir.Shape(tensor.shape.numpy()), type=ir.TensorType(tensor.dtype), const_value=tensor
+    )
     old.replace_all_uses_with(new, replace_graph_outputs=True)
     graph.remove(node, safe=True)
     graph.register_initializer(new)
@@ -75,9 +95,17 @@ def _same(a: ir.TensorProtocol, b: ir.TensorProtocol) -> bool:
 
 
 def export(
-    model: ir.Model, values: Mapping[str, np.ndarray], path: str | os.PathLike[str], limit: int | None = None
+    model: ir.Model,
+    values: Mapping[str, np.ndarray],
+    path: str | os.PathLike[str],
+    limit: int | None = None,
+    *,
+    labels: Sequence[str] | None = None,
+    preprocessing: Preprocessing | None = None,
 ) -> None:
     """Write an inference model with new values in its initializers; more than `limit` bytes go to `<path>.data`.
+
+    `labels` and `preprocessing` go into the metadata; `None` leaves what is there.
 
     Raises:
         ArgumentError: The path is a folder, or cannot be written.
@@ -86,6 +114,7 @@ def export(
     output = Path(path)
     check_destination(output)
     m = model.clone()
+    describe(m, labels, preprocessing)
     for name, array in values.items():
         m.graph.initializers[name].const_value = ir.Tensor(np.asarray(array, order="C"), name=name)
     write(m, output, limit, alone=True)  # it must not refer to the program's files

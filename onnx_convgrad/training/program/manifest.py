@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import onnx_ir as ir
 
 from onnx_convgrad.base.forms import NAME, NATURAL, NUMBER, Is, check_form, parse_json
 from onnx_convgrad.errors import ModelError
+from onnx_convgrad.frontend.metadata import Preprocessing
 
 FORMAT = "onnx_convgrad.training_program"
 
@@ -81,8 +82,8 @@ class Manifest:
         terms: Outputs with the terms of a loss that has several.
         outputs: Outputs of the model.
         optimizer: Name and options.
-        losses: Name, output and options of each term.
-        options: Further arguments of `build_training`.
+        losses: Name, output, the value that the loss reads, and options of each term.
+        options: Further arguments of `build_training`, and what the model's file says of its labels and preprocessing.
     """
 
     data: tuple[Port, ...]
@@ -104,6 +105,31 @@ class Manifest:
     def stored(self) -> tuple[Parameter | State, ...]:
         """The values that a trained model stores: parameters and running statistics."""
         return (*self.parameters, *(s for s in self.state if s.kind == "statistic"))
+
+    @property
+    def labels(self) -> tuple[str, ...] | None:
+        """The names of the classes by number, if they are known."""
+        labels = self.options.get("labels")
+        return None if labels is None else tuple(labels)
+
+    @property
+    def preprocessing(self) -> Preprocessing | None:
+        """How images become numbers of the data, if it is known."""
+        values = self.options.get("preprocessing")
+        return None if values is None else Preprocessing.from_json(json.dumps(values))
+
+    @property
+    def classes(self) -> dict[str, tuple[int, int | None]]:
+        """Target of labels -> number of classes, and the label that the loss ignores, where they are known."""
+        return {name: (count, ignored) for name, (count, ignored) in self.options.get("classes", {}).items()}
+
+    def described(self, labels: Sequence[str] | None, preprocessing: Preprocessing | None) -> Manifest:
+        """The manifest with other labels and another preprocessing; `None` if they are not known."""
+        known: dict[str, Any] = {} if labels is None else {"labels": list(labels)}
+        if preprocessing is not None:
+            known["preprocessing"] = asdict(preprocessing)
+        rest = {name: value for name, value in self.options.items() if name not in ("labels", "preprocessing")}
+        return replace(self, options={**rest, **known})
 
     def inputs(self) -> list[str]:
         """Names of the inputs of all graphs, in order."""
@@ -132,10 +158,14 @@ class Manifest:
             raise ModelError(f"The manifest has version {values['version']}; this release reads version {VERSION}.")
         try:
             check_form(values, _FORM)
+            check_form(values["options"].get("labels"), (None, [str]))
+            check_form(values["options"].get("classes", {}), {str: [(NATURAL, int, None)]})
             _check_names(values)
+            manifest = cls(**{f.name: _field(f.name, values[f.name]) for f in fields(cls)})
+            _ = manifest.preprocessing, manifest.classes
         except ValueError as problem:
             raise ModelError(f"The manifest is incomplete or damaged: {problem}.") from problem
-        return cls(**{f.name: _field(f.name, values[f.name]) for f in fields(cls)})
+        return manifest
 
 
 _DTYPES = frozenset(kind.numpy().name for kind in ir.DataType if kind != ir.DataType.UNDEFINED)
@@ -159,7 +189,14 @@ _FORM = {
     "state": [{**_STORED, "kind": _KIND, "of": (None, str), "slot": (None, str)}],
     "optimizer": {"name": NAME, "lr": NUMBER, "schedule": {"name": str, str: object}, str: object},
     "losses": [
-        {"loss": (None, str), "output": NAME, "weight": NUMBER, "target": (None, str), "options": {str: object}},
+        {
+            "loss": (None, str),
+            "output": NAME,
+            "weight": NUMBER,
+            "target": (None, str),
+            "options": {str: object},
+            str: object,
+        },
         ...,
     ],
     "options": {"seed": NATURAL, str: object},

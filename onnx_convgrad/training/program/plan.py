@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -116,6 +116,22 @@ def _matching(globs: Names, names: Sequence[str], what: str) -> set[str]:
     return matches
 
 
+def _classes(
+    plan: Plan, values: Mapping[str, ir.Value], targets: Mapping[str | None, Port]
+) -> dict[str, tuple[int, int | None]]:
+    """Target of integers -> number of classes of its output, and the label that the loss ignores."""
+    known = {}
+    for term in plan.terms:
+        shape, port = values[term.output or ""].shape, targets.get(term.target)
+        if port is None or not hasattr(term.loss, "ignore_index") or np.dtype(port.dtype).kind not in "iu" or not shape:
+            continue
+        axis, ignored = getattr(term.loss, "axis", 1), getattr(term.loss, "ignore_index", None)
+        count = shape[axis] if isinstance(axis, int) and -len(shape) <= axis < len(shape) else None
+        if isinstance(count, int):
+            known[port.name] = count, ignored
+    return known
+
+
 def create_manifest(plan: Plan, options: dict[str, Any]) -> Manifest:
     """Name all inputs and outputs; the names are the same in every graph of the program."""
     graph, names = plan.base.graph, Namespace.of_values(plan.base.graph)
@@ -127,6 +143,7 @@ def create_manifest(plan: Plan, options: dict[str, Any]) -> Manifest:
             dtype, shape = term.loss.target(values[term.output or ""])
             value = ir.Value(shape=shape, type=ir.TensorType(dtype))
             targets[term.target] = Port.from_value(value, names.claim(term.target or "target"))
+    options = options | {"classes": _classes(plan, values, targets)}
     several, first = len(plan.terms) > 1, plan.terms[0]
     in_model = not several and first.loss is None and first.weight == 1  # a value of the model is the whole loss
     loss = first.output if in_model and first.output else names.claim("loss")

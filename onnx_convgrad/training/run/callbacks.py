@@ -64,7 +64,7 @@ class _Best:
 
     def improved(self, row: Row) -> bool:
         """Take a row; return whether it is better than all before it. A NaN never is."""
-        if self.monitor not in row:
+        if isinstance(row.get(self.monitor), (list, type(None))):
             check_names([self.monitor], [k for k, v in row.items() if isinstance(v, float)], "monitored value")
         value = float(row[self.monitor])
         if math.isnan(value) or not (self.value is None or self.sign * value < self.sign * self.value - self.margin):

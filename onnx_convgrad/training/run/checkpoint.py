@@ -10,7 +10,6 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,6 +107,8 @@ def read(path: Path) -> Checkpoint:
         info = parse_json(text, {"version": int, str: object})
         if info["version"] != VERSION:
             raise CheckpointError(f"{str(path)!r} has version {info['version']}; this release reads version {VERSION}.")
+        if isinstance(info.get("progress"), dict):
+            info["progress"].setdefault("collected", {})  # older files have none
         check_form(info, _FORM)
     except ValueError as problem:
         raise CheckpointError(f"{str(path)!r} is damaged: in its header {problem}.") from problem
@@ -169,7 +170,7 @@ def save(trainer: TrainerLike, path: Path) -> Path:
     if trainer.on_save is not None:
         trainer.on_save()
     info = {
-        "progress": asdict(trainer.progress),
+        "progress": trainer.progress.to_json(),
         "optimizer": trainer.manifest.optimizer["name"],
         "schedule": describe_schedule(trainer.schedule),
         "seed": trainer.seed,

@@ -10,8 +10,13 @@ from onnx_convgrad.base.names import check_names
 from onnx_convgrad.training.run.callbacks import Callback
 from onnx_convgrad.training.run.protocols import Row, Run
 
-PLAIN = frozenset(("epoch", "step", "seconds", "samples_per_second", "learning_rate"))
-"""Columns of a history that are neither losses nor metrics."""
+_PLAIN = frozenset(("epoch", "step", "seconds", "samples_per_second", "learning_rate"))
+
+
+def measures(row: Row) -> dict[str, float]:
+    """Losses and metrics of a row of the history that are one number each."""
+    return {name: value for name, value in row.items() if name not in _PLAIN and not isinstance(value, list)}
+
 
 _INTERVAL = 0.2
 """Least number of seconds between two updates of the bar."""
@@ -86,7 +91,7 @@ class Bar(Lines):
 
 def _epoch_line(row: Row, epochs: int) -> str:
     """Format a row of the history as a line."""
-    values = [f"{name} {number(value)}" for name, value in row.items() if name not in PLAIN]
+    values = [f"{name} {number(value)}" for name, value in measures(row).items()]
     rates = [f"lr {row['learning_rate']:.3g}", f"{row['samples_per_second']:,.0f} samples/s"]
     return "  ".join([f"epoch {row['epoch']:>{len(str(epochs))}}/{epochs}", *values, *rates])
 

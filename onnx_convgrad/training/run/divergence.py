@@ -30,8 +30,20 @@ def diverged(loss: object, where: str, batches: Sequence[tuple[Arrays, Rows | No
     `batches` are those of the step, each with the numbers of its samples in the data, if known.
     """
     spoiled = [text for batch, rows in batches for name in batch for text in _spoiled(batch[name], name, rows)]
-    reason = f" In its data {' and '.join(spoiled)}." if spoiled else ""
+    reason = f" In its data {' and '.join(spoiled)}." if spoiled else _listed([r for _, r in batches])
     return DivergenceError(f"The loss is {np.sum(loss)} {where}.{reason}", hint=_REMEDY)  # type: ignore[call-overload]
+
+
+def _listed(several: Sequence[Rows | None]) -> str:
+    """A sentence with the numbers of the samples, if they are known."""
+    known = [range(r.start, r.stop) if isinstance(r, slice) else r for r in several if r is not None]
+    numbers = [str(number) for rows in known for number in rows]
+    more = f" and {len(numbers) - _NAMED} more" if len(numbers) > _NAMED else ""
+    return f" Its samples are {', '.join(numbers[:_NAMED])}{more}, counted from 0." if numbers else ""
+
+
+_NAMED = 8
+"""Most samples that are listed."""
 
 
 def _spoiled(array: np.ndarray, name: str, rows: Rows | None) -> list[str]:

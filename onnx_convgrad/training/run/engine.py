@@ -25,7 +25,7 @@ Arrays = Mapping[str, np.ndarray]
 Results = dict[str, Any]
 """Output of a graph -> array, or numpy scalar. `Any`, so that callers may do arithmetic with either."""
 
-Run = Literal["step", "accumulate", "update", "evaluate"]
+Run = Literal["step", "accumulate", "update", "evaluate", "inference"]
 
 
 class Engine:
@@ -72,6 +72,10 @@ class Engine:
     def evaluate(self, batch: Arrays, outputs: Sequence[str]) -> Results:
         """Run in inference mode; return the named outputs."""
         return self._graph("evaluate")(_values(batch), outputs)
+
+    def predict(self, batch: Arrays, outputs: Sequence[str]) -> Results:
+        """Run the model alone; return the named outputs."""
+        return self._graph("inference")(_values(batch), outputs)
 
     def _combined(self, name: str, results: list[Any], factors: list[float]) -> Any:
         """The weighted sum of a loss, the concatenation of any other output."""
@@ -134,6 +138,11 @@ class Engine:
             self._buffers.add({k: v for k, v in zeros.items() if k not in self._buffers}, "gradient")
             reads |= {name: name for name in zeros} | self._accumulation.reads
             writes |= self._accumulation.writes
+        if run == "inference":
+            model = model.clone()
+            inputs = {value.name for value in model.graph.inputs}
+            stored = (model.graph.initializers[entry.name] for entry in self.manifest.stored())
+            model.graph.inputs.extend(value for value in stored if value.name not in inputs)
         session = fed_session(model, self._fed, providers=self.providers, options=self.options)
         return BoundGraph(session, self._buffers, reads, writes)
 

@@ -22,7 +22,7 @@ from onnx_convgrad.training.run.callbacks import Callback, Checkpoints
 from onnx_convgrad.training.run.checkpoint import numbered
 from onnx_convgrad.training.run.divergence import check_values, diverged, finite
 from onnx_convgrad.training.run.engine import Results
-from onnx_convgrad.training.run.metrics import Metric
+from onnx_convgrad.training.run.metric import Metric, Total
 from onnx_convgrad.training.run.progress import Progress
 from onnx_convgrad.training.run.protocols import TrainerLike
 
@@ -131,7 +131,7 @@ class TrainingRun:
                 progress.count(*term)
             if self.metrics:
                 union = group[0] if len(group) == 1 else {k: concatenate(k, [b[k] for b in group]) for k in group[0]}
-                _measure(progress, self.metrics, results, union)
+                measure(progress, self.metrics, results, union)
             progress.seconds = before + time.perf_counter() - start
             self._call("on_step", results)
             if trainer.stopped:
@@ -156,7 +156,7 @@ class TrainingRun:
     def _close_epoch(self, validation: Mapping[str, float]) -> None:
         """Add a row to the history and call the callbacks, `Checkpoints` last: they save the state of the others."""
         progress = self.trainer.progress
-        row = {"epoch": progress.epoch + 1, "step": progress.steps, **progress.averages()}
+        row = {"epoch": progress.epoch + 1, "step": progress.steps, **measured(progress, self.metrics)}
         row |= {f"val_{name}": value for name, value in validation.items()}
         row |= {"learning_rate": self.rate, "seconds": progress.seconds}
         row["samples_per_second"] = progress.samples / max(progress.seconds, 1e-9)
@@ -166,7 +166,7 @@ class TrainingRun:
 
 def validate(
     trainer: TrainerLike, source: Batches, metrics: Sequence[Metric], stopped: Callable[[], bool] = lambda: False
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Average loss and metrics over all batches in inference mode, or over those until it is `stopped`.
 
     Raises:
@@ -184,12 +184,25 @@ def validate(
         results = trainer.evaluate(batch, outputs=outputs)
         for term in loss_terms(m, results, batch):
             sums.count(*term)
-        _measure(sums, metrics, results, batch)
+        measure(sums, metrics, results, batch)
         if stopped():
             break
     if not sums.sums:
         raise ArgumentError("The data to evaluate on give no batches.")
-    return sums.averages()
+    return measured(sums, metrics)
+
+
+def measured(progress: Progress, metrics: Sequence[Metric]) -> dict[str, Any]:
+    """Losses and metrics over all batches so far; the metrics in their order."""
+    values: dict[str, Any] = progress.averages()
+    for metric in metrics:
+        if isinstance(metric, Total):
+            parts = progress.collected.get(metric.name)
+            with CallersCode(metric):
+                values[metric.name] = metric.result(parts) if parts else float("nan")
+        else:
+            values[metric.name] = values.pop(metric.name, float("nan"))
+    return values
 
 
 def check_callbacks(callbacks: object) -> None:
@@ -198,11 +211,16 @@ def check_callbacks(callbacks: object) -> None:
         raise ArgumentError(f"callbacks takes a list of members of onnx_convgrad.callbacks, not {callbacks!r}.")
 
 
-def _measure(progress: Progress, metrics: Sequence[Metric], results: Results, batch: Mapping[str, np.ndarray]) -> None:
+def measure(
+    progress: Progress, metrics: Sequence[Metric], results: Mapping[str, Any], batch: Mapping[str, np.ndarray]
+) -> None:
+    """Add the metrics of a batch."""
     for metric in metrics:
         with CallersCode(metric):
-            value = metric(results, batch)
-        progress.count(metric.name, *value)
+            if isinstance(metric, Total):
+                progress.collect(metric.name, metric.collect(results, batch), summed=metric.summed)
+            else:
+                progress.count(metric.name, *metric(results, batch))
 
 
 def _needed(metrics: Sequence[Metric], outputs: Sequence[str]) -> list[str]:

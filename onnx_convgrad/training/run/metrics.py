@@ -1,122 +1,25 @@
-"""Metrics: functions of a batch's outputs and arrays, averaged over an epoch."""
+"""Resolve names, metrics and functions to the metrics of a training run."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, SupportsFloat, TypeAlias
+from collections.abc import Callable, Iterable
+from typing import SupportsFloat, TypeAlias
 
-import numpy as np
-
-from onnx_convgrad.base.boundary import CallersCode, TypedArguments
+from onnx_convgrad.base.boundary import CallersCode
 from onnx_convgrad.base.names import check_names
-from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.training.program.manifest import Manifest
-from onnx_convgrad.training.run.batch_weights import CLASS_LOSSES, samples
-
-Arrays = Mapping[str, Any]
-"""Name -> array or number. `Any`, so that a metric may use them in any arithmetic."""
-
-
-class Metric(metaclass=TypedArguments):
-    """A quantity that is averaged over batches.
-
-    Attributes:
-        name: Key in the rows of the history.
-        outputs: Outputs of the model that the metric reads; `None` for all.
-    """
-
-    name: str
-    outputs: tuple[str, ...] | None = None
-
-    def of(self, manifest: Manifest) -> Metric:  # noqa: ARG002 - most metrics do not depend on the program
-        """The metric for a program; raises `ArgumentError` if it does not apply to it."""
-        return self
-
-    @abstractmethod
-    def __call__(self, results: Arrays, batch: Arrays) -> tuple[float, float]:
-        """Compute the value of a batch and its weight in an average.
-
-        Args:
-            results: `"loss"`, and outputs of the model by name.
-            batch: Data and targets by name.
-        """
-
+from onnx_convgrad.training.run.batch_weights import samples
+from onnx_convgrad.training.run.class_metrics import AUROC, F1, Accuracy, ConfusionMatrix, Precision, Recall
+from onnx_convgrad.training.run.metric import Arrays, Metric
 
 MetricLike: TypeAlias = str | Metric | Callable[[Arrays, Arrays], SupportsFloat]
-"""`"accuracy"`, a metric, or a function `(results, batch) -> number`, which is averaged over samples."""
+"""A name, a metric, or a function `(results, batch) -> number`, which is averaged over samples."""
 
-
-@dataclass(frozen=True)
-class Accuracy(Metric):
-    """Share of targets that the output predicts; targets that the loss ignores do not count.
-
-    With `cross_entropy` and `nll` the target must be among the `top` classes with the largest outputs; with
-    `bce_with_logits` the sign of each entry is compared.
-
-    Args:
-        top: Number of predicted classes.
-        output: The output to compare, if the program has several losses.
-    """
-
-    top: int = 1
-    output: str | None = None
-    target: str = ""
-    binary: bool = False
-    ignored: int | None = None
-    label: str = ""
-
-    def __post_init__(self) -> None:
-        whole(self.top, "top")
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        """`accuracy` or, for example, `top5`; followed by the name of the output if one was given."""
-        return ("accuracy" if self.top == 1 else f"top{self.top}") + self.label
-
-    @property
-    def outputs(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The compared output."""
-        return (self.output or "",)
-
-    def of(self, manifest: Manifest) -> Accuracy:
-        if self.target:  # a metric for a program already
-            return self
-        terms = [t for t in manifest.losses if t["loss"] in (*CLASS_LOSSES, "BCEWithLogits")]
-        if self.output is not None:
-            terms = [t for t in terms if t["output"] == self.output]
-        if not terms:
-            raise ArgumentError(
-                "Accuracy needs the loss cross_entropy, nll or bce_with_logits"
-                + (f" of {self.output!r}." if self.output else "."),
-                hint="Give a function (results, batch) -> number as metric instead.",
-            )
-        term = terms[0]
-        binary = term["loss"] == "BCEWithLogits"
-        ignored = term["options"].get("ignore_index", -100)
-        label = "" if self.output is None else f"_{self.output}"
-        return Accuracy(self.top, term["output"], term["target"], binary, ignored, label)
-
-    def __call__(self, results: Arrays, batch: Arrays) -> tuple[float, float]:
-        y, target = np.asarray(results[self.output or ""]), np.asarray(batch[self.target])
-        if self.binary:
-            return float(np.mean((y > 0) == (target > 0.5))), float(y.size)
-        axis = min(1, y.ndim - 1)
-        if target.ndim == y.ndim:  # probabilities
-            target = target.argmax(axis)
-        if self.top == 1:
-            hit = y.argmax(axis) == target
-        else:
-            place = np.expand_dims(np.clip(target, 0, y.shape[axis] - 1), axis)
-            scored = np.take_along_axis(y, place, axis)
-            before = np.arange(y.shape[axis]).reshape(-1, *[1] * (y.ndim - axis - 1)) < place
-            ahead = (y > scored) | ((y == scored) & before)  # among equal outputs the first wins, as with argmax
-            hit = (ahead.sum(axis) < self.top) & ~np.isnan(y).any(axis)
-        counted = np.ones_like(hit) if self.ignored is None else target != self.ignored
-        count = int(counted.sum())
-        return (float((hit & counted).sum() / count) if count else 0.0), float(count)
+METRICS: dict[str, type[Metric]] = {
+    "accuracy": Accuracy, "precision": Precision, "recall": Recall, "f1": F1, "auroc": AUROC, "confusion": ConfusionMatrix
+}  # fmt: skip
+"""Metrics by name; further ones are `top2`, `top5` and so on."""
 
 
 class _Function(Metric):
@@ -163,10 +66,21 @@ def resolve_metrics(metrics: Iterable[MetricLike] | MetricLike, manifest: Manife
 
 def _resolved(metric: MetricLike, manifest: Manifest) -> Metric:
     if isinstance(metric, str):
-        check_names([metric], ["accuracy"], "metric")
-        return Accuracy().of(manifest)
+        return metric_named(metric).of(manifest)
     if isinstance(metric, Metric):
         return metric.of(manifest)
     if not callable(metric):
         raise ArgumentError(f"A metric is a name, a member of onnx_convgrad.metrics or a function, not {metric!r}.")
     return _Function(metric, manifest)
+
+
+def metric_named(name: str) -> Metric:
+    """Create a metric by name: `"accuracy"`, `"top5"`, `"precision"`, `"recall"`, `"f1"`, `"auroc"`, `"confusion"`.
+
+    Raises:
+        ArgumentError: The name is unknown.
+    """
+    if name.startswith("top") and name[3:].isdecimal():
+        return Accuracy(int(name[3:]))
+    check_names([name], [*METRICS, "top5"], "metric")
+    return METRICS[name]()

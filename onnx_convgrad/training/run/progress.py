@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
+
+import numpy as np
 
 from onnx_convgrad.base.forms import NATURAL, NUMBER, Is
 
@@ -13,11 +15,13 @@ PART = "\n"
 
 _ROW = {
     "epoch": NATURAL, "step": NATURAL, "loss": float, "learning_rate": float, "seconds": float,
-    "samples_per_second": float, str: float,
+    "samples_per_second": float, str: (float, list),
 }  # fmt: skip
 _SUM = Is("two numbers", lambda v: isinstance(v, list) and len(v) == 2 and all(isinstance(x, (int, float)) for x in v))
+_NUMBERS = Is("an array of numbers", lambda v: isinstance(v, list) and _array(v) is not None)
 PROGRESS = {
     "steps": NATURAL, "epoch": NATURAL, "position": NATURAL, "sums": {str: _SUM}, "samples": NATURAL,
+    "collected": {str: [_NUMBERS]},
     "seconds": NUMBER, "history": [_ROW], "callbacks": {str: {str: object}}, "data": (None, {str: object}),
 }  # fmt: skip
 """The form of a progress in JSON."""
@@ -25,13 +29,14 @@ PROGRESS = {
 
 @dataclass
 class Progress:
-    """Counts and records of a run; `position`, `sums`, `samples` and `seconds` are of the current epoch.
+    """Counts and records of a run; `position`, `sums`, `collected`, `samples` and `seconds` are of the current epoch.
 
     Attributes:
         steps: Updates done.
         epoch: Epochs done.
         position: Batches done.
         sums: Name -> weighted sum and total weight of an average.
+        collected: Name -> what a metric of all samples has collected.
         samples: Samples done.
         seconds: Time spent.
         history: One row for each finished epoch.
@@ -43,6 +48,7 @@ class Progress:
     epoch: int = 0
     position: int = 0
     sums: dict[str, list[float]] = field(default_factory=dict)
+    collected: dict[str, list[np.ndarray]] = field(default_factory=dict)
     samples: int = 0
     seconds: float = 0.0
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -55,6 +61,14 @@ class Progress:
         if weight:  # the mean over no targets is NaN
             entry[0] += value * weight
             entry[1] += weight
+
+    def collect(self, name: str, array: np.ndarray, *, summed: bool) -> None:
+        """Add an array of a batch: to the sum, or to the list of all."""
+        parts = self.collected.setdefault(name, [])
+        if summed and parts:
+            parts[0] = parts[0] + array
+        elif array.size:
+            parts.append(array)
 
     def averages(self) -> dict[str, float]:
         """The averages so far; the averages of terms are added up."""
@@ -69,9 +83,24 @@ class Progress:
         self.history.append(row)
         self.epoch += 1
         self.position = self.samples = 0
-        self.sums, self.seconds = {}, 0.0
+        self.sums, self.collected, self.seconds = {}, {}, 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to JSON values."""
+        lists = {name: [part.tolist() for part in parts] for name, parts in self.collected.items()}
+        return {**asdict(replace(self, collected={})), "collected": lists}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Progress:
         """Create from JSON values of the form `PROGRESS`."""
-        return cls(**{f.name: values[f.name] for f in fields(cls)})
+        arrays = {name: [np.asarray(part) for part in parts] for name, parts in values["collected"].items()}
+        return cls(**{f.name: values[f.name] for f in fields(cls) if f.name != "collected"}, collected=arrays)
+
+
+def _array(values: list[Any]) -> np.ndarray | None:
+    """The array of nested lists; `None` unless they are regular and hold numbers."""
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        return None
+    return array if array.dtype.kind in "if" else None

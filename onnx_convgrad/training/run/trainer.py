@@ -12,23 +12,30 @@ from numpy.typing import ArrayLike
 
 from onnx_convgrad.base.boundary import CallersCode, typed_errors
 from onnx_convgrad.base.names import as_names, check_names
-from onnx_convgrad.base.numbers import positive, whole
+from onnx_convgrad.base.numbers import flag, positive, whole
 from onnx_convgrad.base.paths import as_path
+from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.runtime import Options, Providers
-from onnx_convgrad.training.data.batches import DataLike, as_batches
-from onnx_convgrad.training.data.inputs import BatchLike, ProgramInputs, as_array
+from onnx_convgrad.training.data.batches import DataLike, Loader, as_batches
+from onnx_convgrad.training.data.checks import check_batch
+from onnx_convgrad.training.data.inputs import Batch, BatchLike, ProgramInputs, as_array
 from onnx_convgrad.training.optim.schedules import Schedule, as_schedule
 from onnx_convgrad.training.program.build import TrainingProgram
 from onnx_convgrad.training.program.inference import export
+from onnx_convgrad.training.program.manifest import Manifest
 from onnx_convgrad.training.run.callbacks import Callback
 from onnx_convgrad.training.run.checkpoint import restore, save
 from onnx_convgrad.training.run.display import display_named
 from onnx_convgrad.training.run.divergence import SkippedSteps, check_values
 from onnx_convgrad.training.run.engine import Engine, Results
+from onnx_convgrad.training.run.export_check import check_export, few_samples
 from onnx_convgrad.training.run.fit import TrainingRun, check_callbacks, validate
 from onnx_convgrad.training.run.metrics import MetricLike, resolve_metrics
+from onnx_convgrad.training.run.prediction import predict
 from onnx_convgrad.training.run.progress import Progress
+from onnx_convgrad.training.run.summary import Summary, summarize
 
 
 class Trainer:
@@ -46,6 +53,9 @@ class Trainer:
         engine: Sessions and values.
         inputs: Converts batches to the inputs of the program.
         progress: Numbers of updates and epochs, position in the epoch, history.
+        sample: A few samples of the first batch, to check exported files with.
+        labels: Names of the classes by number: those of the model's file, or of the folder of images that `fit` was given.
+        preprocessing: How images become inputs, likewise. `export` writes both into the metadata.
 
     Raises:
         ArgumentError: A loaded program has a schedule of a custom class: pass `schedule`.
@@ -75,9 +85,20 @@ class Trainer:
         self.progress = Progress()
         self.engine = Engine(self.program, self.seed, providers, options)
         self.inputs = ProgramInputs(self.manifest)
+        self.labels = self.manifest.labels
         self.skipped = SkippedSteps(self.engine)
+        self.sample: Batch | None = None
         self.stopped = self.restored = False
         self.on_save: Callable[[], None] | None = None
+
+    @property
+    def preprocessing(self) -> Preprocessing | None:
+        """How images become inputs, if it is known; arrays of pixels (uint8) are scaled by it."""
+        return self.inputs.preprocessing
+
+    @preprocessing.setter
+    def preprocessing(self, preprocessing: Preprocessing | None) -> None:
+        self.inputs.preprocessing = preprocessing
 
     # -- one step ------------------------------------------------------------------------------------------------------
 
@@ -102,10 +123,13 @@ class Trainer:
             DivergenceError: With precision="float16", the last steps changed no parameter, because every gradient overflows.
         """
         names, rate = self._result_names(outputs), self.learning_rate
+        first = self._checked(batch)
+        if self.sample is None:
+            self.sample = few_samples(self.inputs, first)
         if more:
-            results = self.engine.step_over([self.inputs(b) for b in (batch, *more)], rate, names)
+            results = self.engine.step_over([first, *map(self._checked, more)], rate, names)
         else:
-            results = self.engine.step(self.inputs(batch), rate, names)
+            results = self.engine.step(first, rate, names)
         self.progress.steps += 1
         self.skipped.count()
         return self._renamed(results)
@@ -113,7 +137,33 @@ class Trainer:
     @typed_errors
     def evaluate(self, batch: BatchLike, *, outputs: Sequence[str] | None = None) -> Results:
         """Compute loss and outputs in inference mode; nothing changes. Arguments, result and errors as for `step`."""
-        return self._renamed(self.engine.evaluate(self.inputs(batch), self._result_names(outputs)))
+        return self._renamed(self.engine.evaluate(self._checked(batch), self._result_names(outputs)))
+
+    def _checked(self, batch: BatchLike) -> Batch:
+        """The inputs of a batch; labels out of range and numbers that are not finite are refused."""
+        return check_batch(self.inputs(batch), self.manifest)
+
+    @typed_errors
+    def predict(
+        self, data: DataLike, *, batch_size: int | None = None, outputs: Sequence[str] | None = None
+    ) -> dict[str, np.ndarray]:
+        """Compute the outputs of the model over data, in inference mode.
+
+        Args:
+            data: As for `fit`. Targets are not needed; those that the data have are left out.
+            batch_size: Samples at a time; by default those that the model takes, or 32.
+            outputs: Outputs of the model to return; by default all of them.
+
+        Returns:
+            The outputs by name, concatenated over all samples.
+
+        Raises:
+            ArgumentError: The data do not fit the inputs, or an output is unknown.
+        """
+        known = [v.name or "" for v in self.program.model("inference").graph.outputs]
+        names = list(dict.fromkeys(known if outputs is None else as_names(outputs, "outputs")))
+        check_names(names, known, "output")
+        return predict(self._described(), data, lambda batch: self.engine.predict(batch, names), batch_size)
 
     @property
     def learning_rate(self) -> float:
@@ -149,7 +199,8 @@ class Trainer:
             batch_size: Samples in a batch, unless the data are batches already.
             shuffle: Whether each epoch has a new order, drawn from the trainer's seed; without effect on batches.
             validation: Further data, on which the model is evaluated after each epoch.
-            metrics: `"accuracy"`, members of `onnx_convgrad.metrics`, or functions `(results, batch) -> number`.
+            metrics: Names (`"accuracy"`, `"top5"`, `"precision"`, `"recall"`, `"f1"`, `"auroc"`, `"confusion"`), members of
+                `onnx_convgrad.metrics`, or functions `(results, batch) -> number`.
             callbacks: Members of `onnx_convgrad.callbacks` or subclasses of `Callback`, called in this order.
             accumulate: Number of batches per update.
             progress: Display on stderr: `"bar"`, `"text"` (a line for each epoch), `"none"`, or `"auto"`: the bar on a
@@ -166,13 +217,48 @@ class Trainer:
         """
         accumulate, epochs = whole(accumulate, "accumulate"), whole(epochs, "epochs", 0)
         check_callbacks(callbacks)
-        m = self.manifest
-        source = as_batches(data, m, batch_size=batch_size, shuffle=shuffle, seed=self.seed)
-        held_out = None if validation is None else as_batches(validation, m, batch_size=batch_size, shuffle=False)
-        resolved = resolve_metrics(metrics, m)
+        source = as_batches(data, self._described(), batch_size=batch_size, shuffle=shuffle, seed=self.seed)
+        if isinstance(source, Loader):
+            self.labels = source.dataset.classes or self.labels
+            self.preprocessing = source.inputs.preprocessing
+        held_out = None
+        if validation is not None:
+            held_out = as_batches(validation, self._described(), batch_size=batch_size, shuffle=False)
+        resolved = resolve_metrics(metrics, self.manifest)
+        if 0 < epochs <= self.progress.epoch and not self.restored:
+            warn(
+                f"Nothing is trained: {self.progress.epoch} epochs are finished already, and fit was called with epochs="
+                f"{epochs}, which counts all epochs of this trainer. Give epochs={self.progress.epoch + epochs} to go on."
+            )
         self.engine.prepare(*(("step",) if accumulate == 1 else ("accumulate", "update")))
         TrainingRun(self, epochs, source, callbacks, resolved, display_named(progress)).train(accumulate, held_out)
         return self.progress.history
+
+    @typed_errors
+    def summary(
+        self,
+        data: DataLike | None = None,
+        *,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        validation: DataLike | None = None,
+        accumulate: int = 1,
+    ) -> Summary:
+        """Say what `fit` would do with these arguments; `print` it.
+
+        It has the classes and the ranges of values of the data and what is odd about them, the layers that are trained and
+        frozen, the loss and the output that it reads, the optimizer, the schedule and the number of steps. Iterables of
+        batches are not read.
+
+        Raises:
+            ArgumentError: The data cannot be read, or do not fit the program.
+        """
+        m = self._described()
+        source = None if data is None else as_batches(data, m, batch_size=batch_size, seed=self.seed)
+        if isinstance(source, Loader):
+            m = m.described(source.dataset.classes or m.labels, source.inputs.preprocessing)
+        held = None if validation is None else as_batches(validation, m, batch_size=batch_size, shuffle=False)
+        return summarize(self, source, held, epochs, whole(accumulate, "accumulate"))
 
     @typed_errors
     def validate(
@@ -186,7 +272,7 @@ class Trainer:
         drop_last: bool | None = None,
         prefetch: int | None = None,
         names: Mapping[str, str] | None = None,
-    ) -> dict[str, float]:
+    ) -> dict[str, Any]:
         """Compute loss and metrics over data in inference mode, averaged as over one large batch.
 
         `data` and `metrics` are as for `fit`, the other arguments those of `onnx_convgrad.data.as_batches`.
@@ -194,7 +280,7 @@ class Trainer:
         Raises:
             ArgumentError: The data or the metrics do not fit the program, or there are no data.
         """
-        source = as_batches(data, self.manifest, batch_size=batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last,
+        source = as_batches(data, self._described(), batch_size=batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last,
                             prefetch=prefetch, names=names)  # fmt: skip
         return validate(self, source, resolve_metrics(metrics, self.manifest))
 
@@ -283,25 +369,39 @@ class Trainer:
         return restore(self, as_path(path))
 
     @typed_errors
-    def export(self, path: str | os.PathLike[str]) -> None:
+    def export(self, path: str | os.PathLike[str], *, check: bool = True) -> None:
         """Write the trained model in its original form: same inputs, outputs and opset, in inference mode.
 
-        Weights of more than 2 GB go to `<path>.data`.
+        Inputs declare the sizes that they were trained at, if `input_shapes` changed them. Weights of more than 2 GB go to
+        `<path>.data`.
+
+        Args:
+            path: The file.
+            check: Run the written file on a few samples of the first batch (or on drawn ones, before any training) and
+                compare its outputs with the trainer's.
 
         Raises:
             ArgumentError: The path is a folder, or not writable.
             DivergenceError: A value is not finite.
-            ModelError: Writing failed.
+            ExecutionError: ONNX Runtime does not run the file.
+            ModelError: Writing failed, or the file computes other numbers than the trainer.
         """
         path = as_path(path)
         values = self.engine.read(entry.name for entry in self.manifest.stored())
         check_values(values, self.engine, self.progress.steps)
-        export(self.program.model("inference"), values, path)
+        model = self.program.model("inference")
+        export(model, values, path, labels=self.labels, preprocessing=self.preprocessing)
+        if flag(check, "check"):
+            check_export(path, model, self.engine, self.sample)
 
     def __repr__(self) -> str:
         p = self.progress
         loss = f", loss {p.history[-1]['loss']:.4f}" if p.history else ""
         return f"<Trainer: {p.steps} steps, {p.epoch} epochs done{loss}; {self.program!r}>"
+
+    def _described(self) -> Manifest:
+        """The manifest with the labels and the preprocessing that are known by now."""
+        return self.manifest.described(self.labels, self.preprocessing)
 
     # -- names of results ----------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from PIL import Image
 from torch.utils.data import DataLoader, TensorDataset
 
 import onnx_convgrad as og
-from onnx_convgrad.data import Arrays, Batches, ImageFolder, Loader, Stream, as_batches, read_arrays
+from onnx_convgrad.data import Arrays, Batches, ImageFolder, Loader, Preprocessing, Stream, as_batches, read_arrays
 from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.training.data.datasets import Dataset
 from onnx_convgrad.training.data.inputs import ProgramInputs
 from onnx_convgrad.training.data.prefetch import prefetched
 from onnx_convgrad.training.program.manifest import Manifest, Port
@@ -127,7 +129,7 @@ def test_arrays_without_a_match_are_refused(arrays_: list[str], names: dict[str,
 
 
 def test_arrays_are_cast_to_the_dtypes_of_the_inputs_or_not_copied() -> None:
-    data = {"image": np.ones((4, 1, 8, 8), np.uint8), "target": np.arange(4, dtype=np.float64)}
+    data = {"image": np.ones((4, 1, 8, 8), np.int16), "target": np.arange(4, dtype=np.float64)}
     batch = next(iter(Loader(Arrays(data), IMAGES, shuffle=False).epoch_iterator(0)))
     assert (batch["image"].dtype, batch["target"].dtype) == (np.float32, np.int64)
     assert batch["target"].tolist() == [0, 1, 2, 3]
@@ -361,6 +363,45 @@ def test_images_take_the_layout_of_the_input(photos: Path) -> None:
     far, near = read((None, 3, 10, 20)), read((None, 3, 10, 20), resize=40)
     assert np.ptp(far[0, 0]) > 0 and np.ptp(near[0, 0]) == 0  # the whole image, and its colored middle
     np.testing.assert_array_equal(read((None, 3, 20, 40))[1], read((None, 3, 20, 40), resize=20)[1])
+
+
+def test_pixels_in_arrays_are_scaled_like_image_files(photos: Path) -> None:
+    """In either layout; with the preprocessing of the file, or in its absence to [0, 1], which a warning says."""
+
+    def first(data: Dataset, ports: Manifest) -> dict[str, np.ndarray]:
+        return next(iter(Loader(data, ports, shuffle=False).epoch_iterator(0)))
+
+    known = Preprocessing(mean=(0.4, 0.5, 0.6), std=(0.2,), scale=1 / 128)
+    for shape in (("N", 3, 10, 16), ("N", 10, 16, 3)):
+        plain = manifest(Port("input", "float32", shape))
+        raw = next(
+            iter(Loader(ImageFolder(photos), manifest(Port("input", "uint8", shape)), shuffle=False).epoch_iterator(0))
+        )
+        pixels = {"input": raw["input"], "target": raw["target"]}
+        for ports in (plain.described(None, known), plain):
+            wanted = first(ImageFolder(photos), ports)
+            with warnings.catch_warnings() if ports.preprocessing else pytest.warns(UserWarning, match="scaled to"):
+                found = first(Arrays(pixels), ports)
+            np.testing.assert_array_equal(found["input"], wanted["input"])
+    other = {**pixels, "input": np.moveaxis(pixels["input"], -1, 1)}
+    with pytest.warns(UserWarning, match="scaled to"):
+        again = first(Arrays(other), plain)
+    np.testing.assert_array_equal(again["input"], wanted["input"])
+
+
+def test_preprocessing_and_numbering_come_from_the_model_unless_options_say_otherwise(photos: Path) -> None:
+    known = Preprocessing(size=(12, 14), mean=(0.5,), resize=30)
+    ports = manifest(Port("input", "float32", ("N", 3, "H", "W"))).described(["horse", "dog", "cat"], known)
+    folder = ImageFolder(photos).bound(ports)
+    assert folder.preprocessing == known and folder.take(slice(0, 1))["image"].shape == (1, 3, 12, 14)
+    assert folder.classes == ("horse", "dog", "cat") and folder.take(slice(0, 5))["label"].tolist() == [2, 2, 2, 1, 1]
+    assert ImageFolder(photos, size=12, std=0.5).bound(ports).preprocessing == Preprocessing(
+        size=(12, 12), mean=(0.5,), std=(0.5,)
+    )
+    mine = Preprocessing(size=(8, 8), scale=1.0)
+    assert ImageFolder(photos, preprocessing=mine).bound(ports).preprocessing == mine
+    with pytest.raises(ArgumentError, match="cannot be used: 'std"):
+        ImageFolder(photos, preprocessing=Preprocessing(std=(0.0,)))
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ from PIL import Image
 
 import onnx_convgrad as og
 from onnx_convgrad.cli.train_config import read_config
-from onnx_convgrad.data import ImageFolder, read_arrays
+from onnx_convgrad.data import ImageFolder, Preprocessing, read_arrays
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.training.data.images import Format, _cropped
+from onnx_convgrad.training.data.pictures import ImageReader, cropped
 
 
 def png(width: int, height: int) -> bytes:
@@ -39,7 +39,7 @@ def pictures(folder: Path, content: bytes, name: str = "0.png") -> ImageFolder:
     (folder / "a").mkdir(exist_ok=True)
     (folder / "a" / name).write_bytes(content)
     made = ImageFolder(folder, size=(224, 224), workers=1)
-    made.format = Format((224, 224), 3, channels_first=True, integers=False)
+    made.reader = ImageReader(Preprocessing(size=(224, 224)))
     return made
 
 
@@ -64,7 +64,7 @@ def test_a_crop_of_the_enlarged_picture_equals_a_crop_that_is_enlarged(shape: tu
     whole = image.resize((wide, high), Image.Resampling.BILINEAR)
     left, top = (wide - 50) // 2, (high - 60) // 2
     expected = np.asarray(whole.crop((left, top, left + 50, top + 60))).astype(int)
-    assert np.abs(np.asarray(_cropped(image, (60, 50), None)).astype(int) - expected).max() <= 1
+    assert np.abs(np.asarray(cropped(image, (60, 50), None)).astype(int) - expected).max() <= 1
 
 
 @pytest.mark.parametrize(

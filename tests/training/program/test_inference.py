@@ -12,6 +12,7 @@ import pytest
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
 from onnx_convgrad.training.program.inference import export
+from tests.support.one_input import graph_of
 from tests.support.training_nets import A, Feeds, X, arrays, build, exported, same
 
 
@@ -88,3 +89,17 @@ def test_export_of_weights_in_constants_and_of_a_model_with_functions(tmp_path: 
         got = onnx.load(tmp_path / "trained.onnx")
         assert [o.version for o in got.opset_import if not o.domain] == [21 if domain else 17]
         np.testing.assert_allclose(run(got, {"x": X})["y"], X @ trainer.parameters()["w"], rtol=1e-5, atol=1e-6)
+
+
+def test_a_weight_that_an_identity_copies_is_stored_with_its_shape(tmp_path: Path) -> None:
+    """PyTorch's older exporter stores equal weights once; a saved program checks the shapes of what it stores."""
+    text = """(float[N,2] x) => (float[N,2] y) {
+        c = Identity (b) h = Gemm (x, w, b) r = Relu (h) y = Gemm (r, w2, c) }"""
+    w, w2 = (np.random.default_rng(i).standard_normal((2, 2)).astype(np.float32) for i in (0, 1))
+    program = build(graph_of(text, w=w, w2=w2, b=np.zeros(2, np.float32)), loss="mse")
+    program.save(tmp_path / "program")
+    trainer = og.Trainer(tmp_path / "program")
+    trainer.step({"x": X[:, :2], "target": A})
+    trainer.export(tmp_path / "trained.onnx")
+    got = run(str(tmp_path / "trained.onnx"), {"x": X[:, :2]})["y"]
+    np.testing.assert_allclose(got, trainer.predict({"x": X[:, :2]})["y"], rtol=1e-5, atol=1e-6)

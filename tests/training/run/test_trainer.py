@@ -245,7 +245,8 @@ def test_fit_averages_over_samples(capsys: pytest.CaptureFixture[str]) -> None:
     assert row["val_top2"] == pytest.approx((order == held["target"][:, None]).any(1).mean())
     assert (row["epoch"], row["step"], row["learning_rate"]) == (1, 4, 0.05)
     assert trainer.validate(held, ["accuracy"]).keys() == {"loss", "accuracy"}
-    assert trainer.fit(whole, epochs=1, progress="none") == [row]  # nothing left to do
+    with pytest.warns(UserWarning, match=r"Nothing is trained: 1 epochs are finished already.* Give epochs=2 to go on"):
+        assert trainer.fit(whole, epochs=1, progress="none") == [row]
     assert capsys.readouterr().err.startswith(f"epoch 1/1  loss {row['loss']:.4f}  accuracy")
 
 

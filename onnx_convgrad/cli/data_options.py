@@ -1,0 +1,73 @@
+"""Options that `predict` and `evaluate` share: how images become inputs, the names of the classes, where the model runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.pipeline import option_text as text
+from onnx_convgrad.pipeline.options import option
+
+if TYPE_CHECKING:
+    from onnx_convgrad.training.run.predictor import Predictor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataOptions:
+    """Options of `predict` and `evaluate`; what is not given comes from the metadata of the model's file."""
+
+    labels: str | None = option("--labels FILE", "Names of the classes: a text with one on each line, or a JSON list.")
+    image_size: str | None = option("--image-size HxW", "Size that images are cropped to. [default: the model's]")
+    resize: int | None = option("--resize INT", "Resize the shorter side of images to this, then crop the middle.")
+    mean: Sequence[float] | None = option("--mean R,G,B", "Subtracted from scaled pixels.", parse=text.mean)
+    std: Sequence[float] | None = option("--std R,G,B", "Divides pixels after that.", parse=text.std)
+    scale: float | None = option("--scale NUMBER", "Factor of pixels from 0 to 255. [default: 1/255]")
+    output: str | None = option("--output NAME", "The output to read. [default: that of the loss, or the only one]")
+    task: str | None = option("--task NAME", "classes, labels or numbers, if the model does not settle it.")
+    batch_size: int | None = option("--batch-size INT", "Samples at a time. [default: the model's, or 32]")
+    providers: Sequence[str] | None = option("--providers NAMES...", "cpu, cuda, cuda:1, ...", parse=text.names)
+    threads: int | None = option("--threads INT", "CPU threads. [default: the cores]")
+
+
+def opened(model: str, options: DataOptions, *, loss: bool = False) -> Predictor:
+    """Open a model with the labels and the preprocessing of the options, or else its own.
+
+    Raises:
+        ConvGradError: The model cannot be used, or an option is wrong.
+    """
+    from onnx_convgrad.training.run.predictions import described
+    from onnx_convgrad.training.run.predictor import open_model
+    from onnx_convgrad.training.run.run_folder import read_labels
+
+    predictor = open_model(
+        model,
+        loss=loss,
+        providers=list(options.providers or ()) or None,
+        options={"threads": options.threads} if options.threads else None,
+    )
+    labels = read_labels(Path(options.labels)) if options.labels else None
+    return described(predictor, labels, _preprocessing(predictor, options))
+
+
+def _preprocessing(predictor: Predictor, options: DataOptions) -> Any:
+    """The preprocessing with the given options in place of the file's; `None` if there are none."""
+    import numpy as np
+
+    from onnx_convgrad.training.data.images import check_size, given_preprocessing, overridden
+    from onnx_convgrad.training.data.pictures import ImageReader, image_port
+
+    size = None if options.image_size is None else options.image_size.lower().split("x")
+    if size is not None and (not all(part.strip().isdecimal() for part in size) or len(size) > 2):
+        raise ArgumentError(f"--image-size {options.image_size!r} is not H or HxW.")
+    sizes = None if size is None else (int(size[0]), int(size[-1]))
+    given = given_preprocessing(sizes, options.resize, options.mean, options.std, options.scale)
+    if not given:
+        return None
+    known, port = predictor.manifest.preprocessing, image_port(predictor.manifest.data)
+    wanted = overridden(known, given)
+    check_size(port, ImageReader.of(port, wanted).preprocessing, wanted.size)
+    settled = known is not None or np.dtype(port.dtype).kind in "iu" or {"mean", "std", "scale"}.intersection(given)
+    return wanted if settled else None  # a size alone does not say how pixels become numbers

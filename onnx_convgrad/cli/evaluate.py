@@ -1,0 +1,188 @@
+"""The command `evaluate`: loss, accuracy, precision, recall, F1, AUROC and confusion matrix, as tables, CSV, JSON, plot."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from onnx_convgrad.cli.command import command
+from onnx_convgrad.cli.data_options import DataOptions
+from onnx_convgrad.cli.tables import Output, Table
+from onnx_convgrad.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from onnx_convgrad.training.run.evaluation import Evaluation
+
+_ROWS = 20
+"""Most classes in the table without `--verbose`."""
+
+_WIDTH, _PAIRS = 76, 10
+"""Characters of a confusion matrix; else the most frequent confusions, at most so many."""
+
+_CORNER = "true \\ predicted"
+
+_SUFFIXES = (".csv", ".json")
+
+
+@command(source=DataOptions, verbose="Show all classes.")
+def evaluate(
+    model: Annotated[str, typer.Argument(metavar="MODEL|RUN", help="An ONNX file, or a folder that `train` made.")],
+    data: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="DATA...", help="A folder with one folder of images per class, .npz, or [NAME=]FILE.npy."
+        ),
+    ],
+    *,
+    output_file: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="FILE", help="Write .csv (by class) or .json.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw the confusion matrix: .png, .svg, .pdf.")
+    ] = None,
+    top: Annotated[int, typer.Option("--top", metavar="INT", help="Also the accuracy among so many classes.")] = 5,
+    target: Annotated[
+        str | None, typer.Option("--target", metavar="ARRAY", help="The array with the targets. [default: by its name]")
+    ] = None,
+    given: dict[str, Any],
+    out: Output,
+) -> None:
+    """Evaluate a model on data with targets.
+
+    \b
+    Example:
+      onnx-convgrad evaluate model.train images/test --plot confusion.png
+      onnx-convgrad evaluate model.onnx test.npz -o classes.csv
+    """
+    from onnx_convgrad.base.drafts import write_text
+    from onnx_convgrad.cli.confusion_plot import plot as draw
+    from onnx_convgrad.cli.data_options import opened
+    from onnx_convgrad.cli.figures import check_plot
+    from onnx_convgrad.frontend.files import check_folder
+    from onnx_convgrad.training.data.files import read_data
+    from onnx_convgrad.training.run.evaluation import evaluation
+
+    options = DataOptions(**given)
+    if output_file is not None:
+        if output_file.suffix.lower() not in _SUFFIXES:
+            raise ArgumentError(
+                f"An evaluation cannot be written as {output_file.name!r}.", hint=f"Use {', '.join(_SUFFIXES)}."
+            )
+        check_folder(output_file)
+    if plot is not None:
+        check_plot(plot)
+    with out.stages() as stage:
+        stage("reading the data")
+        source = read_data(data)
+        stage("opening the model")
+        predictor = opened(model, options, loss=True)
+        stage("evaluating")
+        found = evaluation(
+            predictor,
+            source,
+            output=options.output,
+            task=options.task,
+            target=target,
+            top=top,
+            batch_size=options.batch_size,
+        )
+    if plot is not None and found.confusion is None:
+        raise ArgumentError("There is no confusion matrix to draw: the outputs are numbers.", hint="Leave --plot out.")
+    text = json.dumps(as_json(found), indent=2)
+    if output_file is not None:
+        write_text(output_file, f"{text}\n" if output_file.suffix.lower() == ".json" else _as_csv(found))
+    if plot is not None and found.confusion is not None:
+        draw(found, plot, Path(model).name)
+    if out.json:
+        out.print_json(as_json(found))
+    _show(found, out)
+    for what, path in (("The scores are", output_file), ("The plot is", plot)):
+        if path is not None:
+            out.line(f"{what} in {path}.")
+
+
+def _show(found: Evaluation, out: Output) -> None:
+    """Print metrics, classes and confusions, each at most 80 columns wide."""
+    rows = [["samples", f"{found.samples:,}"], *([name, _number(v)] for name, v in found.metrics.items())]
+    out.table(Table(["metric", "value"], rows, frozenset({1})))
+    if found.confusion is None:
+        return
+    out.line()
+    named = [c.label for c in found.classes]
+    cells = [
+        [label, *(_number(v) for v in (c.precision, c.recall, c.f1, c.auroc)), f"{c.support:,}"]
+        for label, c in zip(named, found.classes, strict=True)
+    ]
+    columns = ["class" if found.task == "classes" else "label", "precision", "recall", "f1", "auroc", "targets"]
+    out.table(Table(columns, cells, frozenset(range(1, 6))), fold=_ROWS)
+    out.line()
+    out.table(confusion_table(found))
+
+
+def confusion_table(found: Evaluation) -> Table:
+    """The confusion matrix if it fits, else the most frequent confusions; of labels one row for each."""
+    counts, labels = found.confusion, list(found.labels)
+    if counts is None or counts.ndim == 3:
+        cells = [[n, *map(str, c.reshape(-1))] for n, c in zip(labels, [] if counts is None else counts, strict=True)]
+        return Table(["label", "true 0", "false 1", "false 0", "true 1"], cells, frozenset(range(1, 5)))
+    return matrix_table(counts.tolist(), labels)
+
+
+def matrix_table(counts: list[list[int]], labels: list[str]) -> Table:
+    """A confusion matrix, its columns named or numbered, or the most frequent confusions if it is wider than the page."""
+    numbers = list(map(str, range(len(labels))))
+    numbered = [label if label == n else f"{n} {label}" for n, label in zip(numbers, labels, strict=True)]
+    for columns, names in ((labels, labels), (numbers, numbered)):
+        widths = [max(len(label), *(len(str(row[i])) for row in counts)) for i, label in enumerate(columns)]
+        if sum(widths) + 3 * len(widths) + max(len(_CORNER), *map(len, names)) <= _WIDTH:
+            rows = [[name, *map(str, row)] for name, row in zip(names, counts, strict=True)]
+            return Table([_CORNER, *columns], rows, frozenset(range(1, len(labels) + 1)))
+    pairs = [(n, i, j) for i, row in enumerate(counts) for j, n in enumerate(row) if n and i != j]
+    pairs.sort(key=lambda pair: (-pair[0], *pair[1:]))
+    rows = [[labels[i], labels[j], str(n)] for n, i, j in pairs[:_PAIRS]]
+    return Table(["true", "predicted", "count"], rows or [["none", "", "0"]], frozenset({2}))
+
+
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.4f}"
+
+
+def as_json(found: Evaluation) -> dict[str, Any]:
+    """The evaluation as JSON values; what is not defined is null."""
+    rows = [{name: _plain(getattr(c, name)) for name in _COLUMNS} for c in found.classes]
+    return {
+        "samples": found.samples,
+        "task": found.task,
+        "metrics": {name: _plain(value) for name, value in found.metrics.items()},
+        "classes": rows,
+        "confusion": None if found.confusion is None else found.confusion.tolist(),
+    }
+
+
+_COLUMNS = ("label", "precision", "recall", "f1", "auroc", "support")
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _as_csv(found: Evaluation) -> str:
+    """A row for each class, with its row of the confusion matrix; of numbers a row for each metric."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    if found.confusion is None:
+        writer.writerows([("metric", "value"), ("samples", found.samples), *found.metrics.items()])
+        return text.getvalue()
+    single = found.confusion.ndim == 2
+    named = [f"predicted {label}" for label in found.labels] if single else ["true 0", "false 1", "false 0", "true 1"]
+    writer.writerow([*_COLUMNS, *named])
+    for c, counts in zip(found.classes, found.confusion.reshape(len(found.classes), -1).tolist(), strict=True):
+        values = (_plain(getattr(c, name)) for name in _COLUMNS)
+        writer.writerow(["" if value is None else value for value in (*values, *counts)])
+    return text.getvalue()

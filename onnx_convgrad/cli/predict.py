@@ -1,0 +1,141 @@
+"""The command `predict`: labels and probabilities of images and arrays, as table, CSV, JSON or arrays."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from onnx_convgrad.cli.command import command
+from onnx_convgrad.cli.data_options import DataOptions
+from onnx_convgrad.cli.tables import Output, Table
+from onnx_convgrad.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from onnx_convgrad.training.run.predictions import Predictions
+
+_ROWS = 20
+"""Most rows of the table without `--verbose`."""
+
+_SHOWN = 4
+"""Most numbers of a sample in the table."""
+
+_SUFFIXES = (".csv", ".json", ".npz")
+
+
+@command(source=DataOptions, verbose="Show all samples.")
+def predict(
+    model: Annotated[str, typer.Argument(metavar="MODEL|RUN", help="An ONNX file, or a folder that `train` made.")],
+    data: Annotated[
+        list[str],
+        typer.Argument(metavar="DATA...", help="Images, a folder of images, .npz files, or [NAME=]FILE.npy."),
+    ],
+    *,
+    output_file: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="FILE", help="Write .csv, .json, or .npz (all outputs).")
+    ] = None,
+    top: Annotated[int, typer.Option("--top", metavar="INT", help="Number of labels for each sample.")] = 3,
+    given: dict[str, Any],
+    out: Output,
+) -> None:
+    """Predict labels and probabilities.
+
+    \b
+    Example:
+      onnx-convgrad predict model.train image.png
+      onnx-convgrad predict model.onnx images --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 -o predictions.csv
+    """
+    from onnx_convgrad.base.numbers import whole
+    from onnx_convgrad.cli.data_options import opened
+    from onnx_convgrad.frontend.files import check_folder
+    from onnx_convgrad.training.data.files import read_data
+    from onnx_convgrad.training.run.predictions import predictions
+
+    options = DataOptions(**given)
+    whole(top, "--top")
+    if output_file is not None:
+        if output_file.suffix.lower() not in _SUFFIXES:
+            raise ArgumentError(
+                f"Predictions cannot be written as {output_file.name!r}.", hint=f"Use {', '.join(_SUFFIXES)}."
+            )
+        check_folder(output_file)
+    with out.stages() as stage:
+        stage("reading the data")
+        source = read_data(data)
+        stage("opening the model")
+        predictor = opened(model, options)
+        stage("predicting")
+        found = predictions(predictor, source, output=options.output, task=options.task, batch_size=options.batch_size)
+    if output_file is not None:
+        _write(found, output_file, top)
+    if out.json:
+        out.print_json(_as_json(found, top))
+    out.table(_table(found, top), fold=_ROWS)
+    if output_file is not None:
+        out.line(f"\n{len(found)} predictions are in {output_file}.")
+
+
+def _table(found: Predictions, top: int) -> Table:
+    if not found.labels:
+        rows = [[name, _numbers(values)] for name, values in zip(found.names, found.values, strict=True)]
+        return Table(["sample", "values"], rows)
+    rows = []
+    for name, best in zip(found.names, found.top(top), strict=True):
+        (label, probability), *others = best
+        rows.append([name, label, f"{probability:.4f}", ", ".join(f"{n} {p:.4f}" for n, p in others)])
+    if not any(row[3] for row in rows):
+        return Table(["sample", "label", "probability"], [row[:3] for row in rows], frozenset({2}))
+    return Table(["sample", "label", "probability", "next"], rows, frozenset({2}))
+
+
+def _numbers(values: Any) -> str:
+    flat = values.reshape(-1)
+    shape = f" ... ({'x'.join(map(str, values.shape))})" if flat.size > _SHOWN else ""
+    return ", ".join(f"{v:.4g}" for v in flat[:_SHOWN]) + shape
+
+
+def _as_json(found: Predictions, top: int) -> dict[str, Any]:
+    if not found.labels:
+        rows = [{"sample": n, "values": v.tolist()} for n, v in zip(found.names, found.values, strict=True)]
+        return {"task": found.task, "predictions": rows}
+    listed = zip(found.names, found.top(top), strict=True)
+    rows = [{"sample": n, "labels": [{"label": t, "probability": p} for t, p in best]} for n, best in listed]
+    return {"task": found.task, "classes": list(found.labels), "predictions": rows}
+
+
+def _write(found: Predictions, path: Path, top: int) -> None:
+    """Write all predictions; the suffix chooses the format."""
+    import numpy as np
+
+    from onnx_convgrad.base.drafts import draft_of, write_text
+
+    if path.suffix.lower() == ".npz":
+        with draft_of(path) as draft, zipfile.ZipFile(draft, "w") as archive:
+            for name, array in found.outputs.items():  # `np.savez` refuses some names
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, array, allow_pickle=False)
+    elif path.suffix.lower() == ".json":
+        write_text(path, json.dumps(_as_json(found, top), indent=2) + "\n")
+    else:
+        write_text(path, _as_csv(found, top))
+
+
+def _as_csv(found: Predictions, top: int) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    if found.labels:
+        count = min(top, len(found.labels))
+        named = [f"{column}{i or ''}" for i in (0, *range(2, count + 1)) for column in ("label", "probability")]
+        writer.writerow(["sample", *named])
+        for name, best in zip(found.names, found.top(top), strict=True):
+            writer.writerow([name, *(cell for entry in best for cell in entry)])
+    else:
+        values = found.values.reshape(len(found), -1)
+        writer.writerow(["sample", *(f"value{i}" for i in range(values.shape[1]))])
+        writer.writerows([name, *row] for name, row in zip(found.names, values.tolist(), strict=True))
+    return text.getvalue()

@@ -1,0 +1,115 @@
+"""Data to predict or evaluate on: image files and folders of them, with or without classes, and files of arrays."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from copy import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnx_convgrad.base.paths import as_path
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.lowering.cost.calibration import cores
+from onnx_convgrad.training.data.batches import DataLike
+from onnx_convgrad.training.data.datasets import Arrays, Dataset, Rows, read_arrays
+from onnx_convgrad.training.data.images import IMAGE, SUFFIXES, ImageFolder, check_size, images_in, is_image_folder
+from onnx_convgrad.training.data.pictures import ImageReader, check_pillow, image_port
+from onnx_convgrad.training.program.manifest import Manifest
+
+
+class ImageFiles(Dataset):
+    """Image files in the order given, without classes, prepared as a model's file says.
+
+    Args:
+        files: The files.
+    """
+
+    slow = True
+
+    def __init__(self, files: Iterable[str | os.PathLike[str]]) -> None:
+        check_pillow()
+        self.files = [as_path(file, "The path of an image") for file in files]
+        if not self.files:
+            raise ArgumentError("There are no images.")
+        self.reader: ImageReader | None = None
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def bound(self, manifest: Manifest) -> ImageFiles:
+        port = image_port(manifest.data)
+        bound = copy(self)
+        bound.reader = ImageReader.of(port, manifest.preprocessing)
+        bound.preprocessing = bound.reader.preprocessing
+        check_size(port, bound.reader.preprocessing, None)
+        return bound
+
+    def take(self, rows: Rows) -> dict[str, np.ndarray]:
+        if self.reader is None:
+            raise ArgumentError("The image format is not known yet.", hint="Call bound(manifest) first.")
+        chosen = self.files[rows] if isinstance(rows, slice) else [self.files[i] for i in rows]
+        return {IMAGE: self.reader.batch(chosen, cores())}
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "image files", "samples": len(self)}
+
+
+def read_data(data: DataLike | Sequence[str | os.PathLike[str]]) -> Any:
+    """Open what `predict` and `evaluate` take: paths become a data set, everything else stays as it is.
+
+    Paths are image files, a folder of images (with one folder per class, or without), or files of arrays, of which several
+    may be given, also as `NAME=PATH`.
+
+    Raises:
+        ArgumentError: A path is missing or of no known kind.
+    """
+    if isinstance(data, np.ndarray) and data.ndim:
+        return Arrays({"data": data})
+    if isinstance(data, (str, os.PathLike)):
+        data = [data]
+    paths = [p for p in data if isinstance(p, (str, os.PathLike))] if isinstance(data, (list, tuple)) else []
+    return _of_paths(list(map(os.fspath, paths))) if paths and len(paths) == len(data) else data  # type: ignore[arg-type]
+
+
+def _of_paths(entries: list[str]) -> Dataset:
+    if len(entries) == 1 and is_image_folder(Path(entries[0])) and not _direct(Path(entries[0])):
+        return ImageFolder(entries[0])
+    files: list[Path] = []
+    arrays: dict[str, Any] = {}
+    for entry in entries:
+        path = as_path(entry, "The path of data")
+        if path.suffix.lower() in SUFFIXES or (path.is_dir() and (found := images_in(path))):
+            files += found if path.is_dir() else [path]
+            continue
+        name, _, rest = entry.rpartition("=")
+        more: dict[str, Any] = {name: rest} if name and not path.exists() else dict(read_arrays(path).arrays)
+        doubled = [key for key in more if key in arrays]
+        if doubled:
+            raise ArgumentError(f"There is more than one array {doubled[0]!r}.", hint="Give each a name: NAME=PATH.")
+        arrays |= more
+    if files and arrays:
+        raise ArgumentError("The data are images and arrays at once.", hint="Give one kind.")
+    return ImageFiles(files) if files else Arrays(arrays)
+
+
+def _direct(folder: Path) -> bool:
+    """Whether images are in the folder itself."""
+    return any(path.suffix.lower() in SUFFIXES for path in folder.iterdir())
+
+
+def sample_names(dataset: object, count: int) -> tuple[str, ...]:
+    """A name for each sample: its file, relative to the folder of a set with classes, or its number from 0."""
+    files = [Path(file[0] if isinstance(file, tuple) else file) for file in getattr(dataset, "files", [])]
+    if len(files) != count:
+        return tuple(map(str, range(count)))
+    folder = getattr(dataset, "folder", None)
+    return tuple(str(f.relative_to(folder)) if folder and f.is_relative_to(folder) else str(f) for f in files)
+
+
+def needs_preprocessing(dataset: object, manifest: Manifest) -> bool:
+    """Whether images are read for an input of floats of which nothing says how pixels become numbers."""
+    images = isinstance(dataset, (ImageFiles, ImageFolder))
+    return images and manifest.preprocessing is None and np.dtype(image_port(manifest.data).dtype).kind not in "iu"

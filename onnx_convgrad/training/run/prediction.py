@@ -1,0 +1,123 @@
+"""Run a model over data in batches of any size: the last batch is padded where the model takes a fixed number of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from onnx_convgrad.base.boundary import CallersCode
+from onnx_convgrad.base.numbers import whole
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.training.data.batches import BATCH_SIZE, Batches, DataLike, Loader, as_batches, as_dataset
+from onnx_convgrad.training.data.datasets import Dataset
+from onnx_convgrad.training.data.inputs import Batch, BatchLike, ProgramInputs
+from onnx_convgrad.training.program.manifest import Manifest, Port
+from onnx_convgrad.training.run.batch_weights import concatenate, samples
+
+_FREE = "samples"
+"""Name of the first axis in place of a fixed number of samples."""
+
+
+def predict(
+    manifest: Manifest, data: DataLike, run: Callable[[Batch], Mapping[str, Any]], batch_size: int | None = None
+) -> dict[str, np.ndarray]:
+    """Concatenate the outputs over data, whose targets are left out if there are any.
+
+    Args:
+        manifest: Names the inputs.
+        data: As for `Trainer.fit`.
+        run: Computes the outputs of a batch.
+        batch_size: Samples at a time; by default those that the model takes, or 32.
+
+    Raises:
+        ArgumentError: The data do not fit the inputs, or there are none.
+    """
+    parts = [results for _, results, _ in batch_results(manifest, data, run, batch_size, targets=False)]
+    if not parts:
+        raise ArgumentError("The data to predict on give no batches.")
+    return {name: concatenate(name, [part[name] for part in parts]) for name in parts[0]}
+
+
+def batch_results(
+    manifest: Manifest,
+    data: DataLike,
+    run: Callable[[Batch], Mapping[str, Any]],
+    batch_size: int | None = None,
+    *,
+    targets: bool = True,
+    names: Mapping[str, str] | None = None,
+) -> Iterator[tuple[Batch, dict[str, Any], bool]]:
+    """Yield every batch with its results and whether it is whole; what was padded is cut off from both."""
+    fixed = ProgramInputs(manifest).batch_size()
+    size = fixed or (BATCH_SIZE if batch_size is None else whole(batch_size, "batch_size"))
+    if batch_size not in (None, size):
+        raise ArgumentError(f"The model takes batches of {size}, not of {batch_size}.", hint="Leave batch_size out.")
+    free = _free_of_batch(manifest, fixed)
+    for batch in _batches(free, data, size, names, targets=targets).epoch_iterator(0):
+        count = samples(manifest, batch)
+        padded = batch if fixed in (None, count) else {name: _padded(a, count, size) for name, a in batch.items()}
+        results = {name: _cut(value, count, size) for name, value in run(padded).items()}
+        yield batch, results, padded is batch
+
+
+def _batches(
+    manifest: Manifest, data: DataLike, size: int, names: Mapping[str, str] | None, *, targets: bool
+) -> Batches:
+    if isinstance(data, Batches):
+        return data
+    dataset = as_dataset(data)
+    full, manifest = manifest, manifest if targets else replace(manifest, targets=())
+    if dataset is not None:
+        dataset = dataset.bound(manifest)
+        names = names if targets else _data_names(full, dataset)
+        return Loader(dataset, manifest, batch_size=size, shuffle=False, drop_last=False, names=names)
+    iterates = hasattr(data, "__iter__") or callable(data)
+    source: Any = (lambda _: _data_only(data, full)) if iterates and not targets else data
+    return as_batches(source, manifest)
+
+
+def _data_names(manifest: Manifest, dataset: Dataset) -> dict[str, str] | None:
+    """Which arrays the data inputs take, if inputs and targets together can be matched; targets may be missing."""
+    try:
+        matches = ProgramInputs(manifest).match(list(dataset.take(slice(0, 1))))
+    except ArgumentError:
+        return None
+    return {port.name: matches[port.name] for port in manifest.data}
+
+
+def _data_only(source: Any, manifest: Manifest) -> Iterator[BatchLike]:
+    """The batches of an iterable, or of a function from the epoch, without the targets in those that are sequences."""
+    count, several = len(manifest.data), len(manifest.data) + len(manifest.targets)
+    with CallersCode(source):
+        batches = iter(source if hasattr(source, "__iter__") else source(0))
+    while True:
+        with CallersCode(source):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch[:count] if isinstance(batch, (list, tuple)) and len(batch) == several else batch
+
+
+def _free_of_batch(manifest: Manifest, fixed: int | None) -> Manifest:
+    """The manifest with a free number of samples."""
+
+    def free(port: Port) -> Port:
+        return replace(port, shape=(_FREE, *port.shape[1:])) if port.shape and port.shape[0] == fixed else port
+
+    if fixed is None:
+        return manifest
+    return replace(manifest, data=tuple(map(free, manifest.data)), targets=tuple(map(free, manifest.targets)))
+
+
+def _padded(array: np.ndarray, count: int, size: int) -> np.ndarray:
+    """Repeat the last sample."""
+    if not array.ndim or len(array) != count:
+        return array
+    return np.concatenate([array, np.repeat(array[-1:], size - count, axis=0)])
+
+
+def _cut(value: Any, count: int, size: int) -> Any:
+    return value[:count] if np.ndim(value) and len(value) == size else value

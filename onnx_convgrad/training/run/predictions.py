@@ -1,0 +1,193 @@
+"""Predict with a model: its outputs over data, as classes with probabilities, labels, or numbers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from onnx_convgrad.base.boundary import typed_errors
+from onnx_convgrad.base.names import as_names, check_names
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.frontend.files import AnyModel
+from onnx_convgrad.frontend.metadata import Preprocessing
+from onnx_convgrad.runtime import Options, Providers
+from onnx_convgrad.training.data.batches import DataLike
+from onnx_convgrad.training.data.files import needs_preprocessing, read_data, sample_names
+from onnx_convgrad.training.run import scores
+from onnx_convgrad.training.run.prediction import predict as outputs_over
+from onnx_convgrad.training.run.predictor import (
+    CLASSES,
+    LABELS,
+    NUMBERS,
+    TASKS,
+    Output,
+    Predictor,
+    open_model,
+    task_of,
+)
+
+Data = DataLike | Sequence[str | os.PathLike[str]]
+"""What `read_data` takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Predictions:
+    """What a model predicts for each sample.
+
+    Attributes:
+        names: The file of each sample, or its number.
+        task: `"classes"` (one of several), `"labels"` (each present or not) or `"numbers"`.
+        outputs: All floating outputs by name, with the samples along axis 0.
+        values: Probabilities `[N, C]` of classes or labels, or the numbers `[N, ...]`.
+        labels: Names of the classes or labels by number; empty for numbers.
+    """
+
+    names: tuple[str, ...]
+    task: str
+    outputs: Mapping[str, np.ndarray]
+    values: np.ndarray
+    labels: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def top(self, count: int = 1) -> list[list[tuple[str, float]]]:
+        """For each sample the labels with the largest probabilities, and these, in order."""
+        places = np.argsort(-self.values, axis=1, kind="stable")[:, :count]
+        rows = np.take_along_axis(self.values, places, 1)
+        return [
+            [(self.labels[i], float(p)) for i, p in zip(r, v, strict=True)] for r, v in zip(places, rows, strict=True)
+        ]
+
+
+@typed_errors
+def predict(
+    model: AnyModel,
+    data: Data,
+    *,
+    output: str | None = None,
+    task: str | None = None,
+    labels: Sequence[str] | None = None,
+    preprocessing: Preprocessing | None = None,
+    batch_size: int | None = None,
+    providers: Providers | None = None,
+    options: Options | None = None,
+) -> Predictions:
+    """Predict with any ONNX model, or with the folder of a training run.
+
+    Probabilities are those of the output if it ends in Softmax or Sigmoid, or adds up to 1; else its Softmax, or its
+    Sigmoid if the model was trained with `bce_with_logits`.
+
+    Args:
+        model: A path, a model, or the folder of a run, whose best model is used, else the trained one, else the newest
+            checkpoint.
+        data: Image files, a folder of images, `.npz` and `.npy` files, arrays by name, one array, or batches. Targets are
+            ignored.
+        output: The output to read; by default that of the loss, or the only one.
+        task: `"classes"`, `"labels"` or `"numbers"`, if the model does not settle it.
+        labels: Names of the classes; by default those in the metadata of the file.
+        preprocessing: How images become inputs; by default what the metadata of the file say.
+        batch_size: Samples at a time; by default those that the model takes, or 32.
+        providers: As for `Trainer`.
+        options: Session options, as for `Trainer`.
+
+    Raises:
+        ArgumentError: The data do not fit the model, or the file does not say how images are prepared.
+        ExecutionError: ONNX Runtime or a provider is missing, or cannot run the model.
+        ModelError: The file is not a usable ONNX model.
+    """
+    opened = described(open_model(model, providers=providers, options=options), labels, preprocessing)
+    return predictions(opened, read_data(data), output=output, task=task, batch_size=batch_size)
+
+
+def described(predictor: Predictor, labels: Sequence[str] | None, preprocessing: Preprocessing | None) -> Predictor:
+    """The predictor with other labels and another preprocessing, where they are given."""
+    m = predictor.manifest
+    if preprocessing is not None and not isinstance(preprocessing, Preprocessing):
+        raise ArgumentError(f"preprocessing takes an onnx_convgrad.data.Preprocessing, not {preprocessing!r}.")
+    names = m.labels if labels is None else as_names(labels, "labels")
+    return Predictor(
+        m.described(names, preprocessing or m.preprocessing), predictor.outputs, predictor.run, predictor.has_loss
+    )
+
+
+def predictions(
+    predictor: Predictor,
+    data: Any,
+    *,
+    output: str | None = None,
+    task: str | None = None,
+    batch_size: int | None = None,
+) -> Predictions:
+    """Predict; arguments and errors as for `predict`, whose `data` are read already."""
+    check_images(predictor, data)
+    chosen = predictor.output(output)
+    names = [o.name for o in predictor.outputs]
+    outputs = outputs_over(predictor.manifest, data, lambda batch: predictor.run(batch, names), batch_size)
+    y = squeezed(outputs[chosen.name])
+    task = check_task(task) or task_of(predictor, chosen, y.ndim, y.shape[1] if y.ndim > 1 else 1)
+    samples = sample_names(data, len(y))
+    if task == NUMBERS or y.ndim > 2:
+        return Predictions(samples, NUMBERS, outputs, y)
+    values = probabilities(y, chosen, task).reshape(len(y), -1)
+    if values.shape[1] == 1:  # one probability: that of the second of two classes
+        values, task = np.column_stack([1 - values, values]), CLASSES
+    return Predictions(samples, task, outputs, values, label_names(predictor, values.shape[1]))
+
+
+def squeezed(y: np.ndarray) -> np.ndarray:
+    """Leave out axes of one entry, of an output with one axis besides that of the samples: [N, C, 1, 1], [N, 1, 1, C]."""
+    single = y.ndim > 2 and sum(size > 1 for size in y.shape[1:]) <= 1
+    return y.reshape(len(y), -1) if single and len(y) else y
+
+
+def check_task(task: str | None) -> str | None:
+    """Refuse an unknown task."""
+    if task is not None:
+        check_names([task], TASKS, "task")
+    return task
+
+
+def check_images(predictor: Predictor, data: object) -> None:
+    """Refuse images if nothing says how pixels become numbers: a guess would give wrong results without an error."""
+    if needs_preprocessing(data, predictor.manifest):
+        raise ArgumentError(
+            "The model's file does not say how images become its input: it has no metadata 'onnx_convgrad.preprocessing'.",
+            hint="Give what the model was trained with: --mean and --std (of pixels in [0, 1]), --scale if pixels are not "
+            "divided by 255, --image-size and --resize; --mean 0 --std 1 means pixels in [0, 1]. In Python: preprocessing=.",
+        )
+
+
+def probabilities(y: np.ndarray, output: Output, task: str, axis: int | None = None) -> np.ndarray:
+    """The probabilities of an output: as they are if it ends in Softmax or Sigmoid, else its Softmax or Sigmoid."""
+    if output.activation == "LogSoftmax":
+        return np.exp(y.astype(np.float64))
+    if output.activation:
+        return y
+    if task == LABELS:
+        return scores.sigmoid(y)
+    axis = min(1, y.ndim - 1) if axis is None else axis
+    if (y >= 0).all() and np.allclose(y.sum(axis), 1, atol=1e-3):  # a Softmax of several nodes, or of another domain
+        return y
+    return scores.softmax(y, axis)
+
+
+def label_names(predictor: Predictor, count: int) -> tuple[str, ...]:
+    """The names of the classes, or their numbers.
+
+    Raises:
+        ArgumentError: There are more or fewer names than classes.
+    """
+    labels = predictor.manifest.labels
+    if labels is None:
+        return tuple(map(str, range(count)))
+    if len(labels) != count:
+        raise ArgumentError(
+            f"There are {len(labels)} labels, and the output has {count} classes.",
+            hint="Give the right ones with --labels, in Python labels=.",
+        )
+    return labels

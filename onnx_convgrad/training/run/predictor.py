@@ -1,0 +1,218 @@
+"""Open a model that is used as it is: an ONNX file of anyone, or what a training run has made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_convgrad.base.names import check_names
+from onnx_convgrad.base.paths import as_path
+from onnx_convgrad.errors import ArgumentError, ExecutionError, ModelError
+from onnx_convgrad.frontend.files import AnyModel, load
+from onnx_convgrad.frontend.metadata import labels_of, preprocessing_of
+from onnx_convgrad.ir.notes import MANIFEST
+from onnx_convgrad.runtime import Options, Providers, session
+from onnx_convgrad.training.data.inputs import Batch
+from onnx_convgrad.training.program.manifest import Manifest, Port
+from onnx_convgrad.training.program.reading import Ending
+from onnx_convgrad.training.run.batch_weights import CLASS_LOSSES
+from onnx_convgrad.training.run.class_metrics import LABEL_LOSSES
+from onnx_convgrad.training.run.run_folder import CHECKPOINTS, PROGRAM, class_names, trained_file
+from onnx_convgrad.training.run.sessions import fed_session
+from onnx_convgrad.training.run.trainer import Trainer
+
+_ALONE = "Name the file instead of the folder."
+
+Run = Callable[[Batch, Sequence[str]], Mapping[str, Any]]
+"""Computes outputs, by name, of a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """An output of a model.
+
+    Attributes:
+        activation: The operator that computes it, if that is one of `Softmax`, `LogSoftmax` and `Sigmoid`.
+        shape: Sizes, as in a `Port`.
+    """
+
+    name: str
+    activation: str
+    shape: tuple[int | str | None, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Predictor:
+    """A model with what is known of it.
+
+    Attributes:
+        manifest: Inputs, labels and preprocessing, and, of a model that this package has trained, its losses.
+        outputs: The floating outputs.
+        run: Runs it.
+        has_loss: Whether `run` takes targets, and computes the losses of the manifest.
+    """
+
+    manifest: Manifest
+    outputs: tuple[Output, ...]
+    run: Run
+    has_loss: bool = False
+
+    def output(self, name: str | None = None) -> Output:
+        """The output to read: by name, that of the loss, or the only one.
+
+        Raises:
+            ArgumentError: There are several, or none.
+        """
+        names = [output.name for output in self.outputs]
+        if name is None:
+            losses = [t["output"] for t in self.manifest.losses if t["output"] in names]
+            certain = losses or [o.name for o in self.outputs if o.activation] or names
+            if len(certain) != 1:
+                raise ArgumentError(
+                    f"The model has {len(names)} floating outputs ({', '.join(names)}).",
+                    hint="Name one with --output, in Python output=." if names else "",
+                )
+            (name,) = certain
+        check_names([name], names, "output")
+        return self.outputs[names.index(name)]
+
+    def loss_of(self, output: str) -> Mapping[str, Any] | None:
+        """The loss that an output was trained with."""
+        return next((term for term in self.manifest.losses if term["output"] == output), None)
+
+
+def open_model(
+    model: AnyModel, *, loss: bool = False, providers: Providers | None = None, options: Options | None = None
+) -> Predictor:
+    """Open a model, or the folder of a training run: its best model, else the trained one, else the newest checkpoint.
+
+    With `loss`, the model of a run also computes its loss.
+
+    Raises:
+        ArgumentError: The folder is not that of a run.
+        ModelError: The file is not a usable ONNX model, or an input is not a tensor of numbers.
+    """
+    if not isinstance(model, (str, os.PathLike)) or not as_path(model, "The model").is_dir():
+        return _of_file(model, providers, options)
+    folder = Path(model)
+    file, names = trained_file(folder), class_names(folder)
+    if (file is None or loss) and (folder / PROGRAM).is_dir():
+        opened = _of_run(folder, file, loss=loss, providers=providers, options=options)
+    else:
+        opened = _of_file(file or folder, providers, options)
+    m = opened.manifest
+    return Predictor(m.described(m.labels or names, m.preprocessing), opened.outputs, opened.run, opened.has_loss)
+
+
+def _of_file(model: AnyModel, providers: Providers | None, options: Options | None) -> Predictor:
+    loaded = load(model)
+    stored = set(loaded.graph.initializers)
+    ports = tuple(_port(value) for value in loaded.graph.inputs if value.name not in stored)
+    if not ports:
+        raise ModelError("The model has no inputs.")
+    if isinstance(model, (str, os.PathLike)):
+        live = session(str(model), providers=providers, options=options)
+    else:
+        live = fed_session(loaded, (), providers=providers, options=options)
+
+    def run(batch: Batch, names: Sequence[str]) -> Mapping[str, Any]:
+        try:
+            return dict(zip(names, live.run(list(names), {p.name: batch[p.name] for p in ports}), strict=True))
+        except Exception as problem:
+            raise ExecutionError(f"ONNX Runtime could not run the model: {problem}") from problem
+
+    return Predictor(_manifest(loaded, ports), _outputs(loaded.graph), run)
+
+
+def _of_run(folder: Path, file: Path | None, *, loss: bool, providers: Any, options: Any) -> Predictor:
+    """The program of a run with the values of one of its files, or of its newest checkpoint."""
+    trainer = Trainer(folder / PROGRAM, providers, options=options)
+    if file is None:
+        trainer.restore(folder / CHECKPOINTS)
+        described = trainer.program.model("inference")
+    else:
+        described = load(file)
+        stored = described.graph.initializers
+        missing = [p.name for p in trainer.manifest.stored() if p.name not in stored]
+        if missing:
+            raise ModelError(f"{str(file)!r} has no {missing[0]!r}, which the program beside it trains.", hint=_ALONE)
+        tensors = {p.name: stored[p.name].const_value for p in trainer.manifest.stored()}
+        trainer.load({name: tensor.numpy() for name, tensor in tensors.items() if tensor is not None})
+    outputs = _outputs(described.graph)
+    m = trainer.manifest.described(
+        labels_of(described) or trainer.manifest.labels, preprocessing_of(described) or trainer.manifest.preprocessing
+    )
+    if loss and {output.name for output in outputs} <= set(m.outputs):
+        return Predictor(
+            m, outputs, lambda b, names: trainer.engine.evaluate(b, (*names, m.loss, *m.terms)), has_loss=True
+        )
+    data = [p.name for p in m.data]
+    return Predictor(m, outputs, lambda b, names: trainer.engine.predict({n: b[n] for n in data}, names))
+
+
+def _manifest(model: ir.Model, ports: tuple[Port, ...]) -> Manifest:
+    """Describe a file: its own inputs, and the losses that it was trained with, if this package has trained it."""
+    losses: tuple[Mapping[str, Any], ...] = ()
+    targets: tuple[Port, ...] = ()
+    text = model.metadata_props.get(MANIFEST)
+    if text is not None:
+        trained = Manifest.from_json(text)
+        losses, targets = trained.losses, trained.targets
+    plain = Manifest(ports, targets, Port("", "float32", ()), "", (), (), (), (), losses=losses)
+    return plain.described(labels_of(model), preprocessing_of(model))
+
+
+def _port(value: ir.Value) -> Port:
+    if not isinstance(value.type, ir.TensorType) or value.dtype in (None, ir.DataType.STRING, ir.DataType.UNDEFINED):
+        raise ModelError(f"The input {value.name!r} is not a tensor of numbers, so no data can be fed to it.")
+    return Port.from_value(value)
+
+
+def _outputs(graph: ir.Graph) -> tuple[Output, ...]:
+    floats = [v for v in dict.fromkeys(graph.outputs) if v.dtype is not None and v.dtype.is_floating_point()]
+    return tuple(Output(v.name or "", Ending.of(v).activation, Port.from_value(v).shape) for v in floats)
+
+
+# -- what an output means ----------------------------------------------------------------------------------------------
+
+CLASSES, LABELS, NUMBERS = "classes", "labels", "numbers"
+TASKS = (CLASSES, LABELS, NUMBERS)
+"""Exclusive classes; labels that are 0 or 1 by themselves; numbers as they are."""
+
+
+def task_of(predictor: Predictor, output: Output, rank: int, width: int, target: np.ndarray | None = None) -> str:
+    """What an output means: from the loss it was trained with, its last operator, its shape, and some targets.
+
+    Args:
+        predictor: The model.
+        output: The output.
+        rank: Its number of axes.
+        width: Its size along axis 1; 1 if it has none.
+        target: Some of the targets.
+    """
+    term = predictor.loss_of(output.name)
+    if term is not None and term["loss"] in CLASS_LOSSES:
+        return CLASSES
+    if term is not None and term["loss"] in LABEL_LOSSES:
+        return LABELS
+    if output.activation:
+        return LABELS if output.activation == "Sigmoid" else CLASSES
+    if term is not None and term["loss"] in ("MSE", "L1", "Huber"):
+        return NUMBERS
+    if target is not None:
+        whole = target.dtype.kind in "biu"
+        single = target.ndim == rank - 1 or (target.ndim == rank > 1 and target.shape[1] == 1)
+        if whole and width > 1 and single:
+            return CLASSES
+        return LABELS if whole and bool(np.isin(target, (0, 1)).all()) else NUMBERS
+    return (
+        CLASSES
+        if width > 1 and (predictor.manifest.labels is None or len(predictor.manifest.labels) == width)
+        else NUMBERS
+    )
