@@ -32,6 +32,47 @@ class Table:
         ]
         return "\n".join([self.title, *text] if self.title else text)
 
+    def fitted(self, width: int) -> tuple[Table, list[int]]:
+        """The table for a terminal of so many columns, and the widths of its own.
+
+        The longest columns lose most. Names are shortened in the middle, since their ends tell most; sentences will wrap.
+        """
+        count = len(self.columns)
+        cells = [[row[i] for row in (self.columns, *self.rows)] for i in range(count)]
+        widths = [max(map(len, column)) for column in cells]
+        wraps = [i for i in range(count) if any(len(cell.split()) > _WORDS for cell in cells[i])]
+        least = [w if i in self.right else min(w, _LEAST[i in wraps]) for i, w in enumerate(widths)]
+        while sum(widths) + _BETWEEN * count > width and widths != least:
+            widest = max(range(count), key=lambda i: (widths[i] > least[i], widths[i]))
+            widths[widest] -= 1
+        short = [[c if i in wraps else shortened(c, widths[i]) for i, c in enumerate(row)] for row in self.rows]
+        title = " ".join(shortened(word, _LONGEST) for word in self.title.split(" "))
+        return replace(self, rows=short, title=title), widths
+
+
+_WORDS = 5
+"""A cell of more words is a sentence."""
+
+_LEAST = {False: 12, True: 24}
+"""Columns of a terminal that names and sentences keep."""
+
+_LONGEST = 40
+"""Most characters of a name in a title."""
+
+_BETWEEN = 3
+"""Columns of a terminal around each column of a table."""
+
+
+def shortened(text: str, width: int) -> str:
+    """A text of at most so many characters: the middle of a longer one is left out."""
+    if len(text) <= width:
+        return text
+    kept = max(width - len(_GAP), 2)
+    return text[: kept // 2] + _GAP + text[len(text) - (kept - kept // 2) :]
+
+
+_GAP = "..."
+
 
 class Output:
     """Prints a command's results; `quiet` silences everything but errors, `json` everything but the JSON text."""
@@ -68,13 +109,17 @@ class Output:
         from rich.table import Table as Grid
         from rich.text import Text
 
-        title = Text(table.title, style="bold") if table.title else None
-        grid = Grid(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+        console = Console()
+        table, widths = table.fitted(console.width)
+        if table.title:
+            console.print(Text(table.title, style="bold"))
+        grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False)
         for i, column in enumerate(table.columns):
-            grid.add_column(column, justify="right" if i in table.right else "left", overflow="fold")
+            side = "right" if i in table.right else "left"
+            grid.add_column(column, justify=side, overflow="fold", max_width=widths[i])  # type: ignore[arg-type]
         for row in table.rows:
             grid.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
-        Console().print(grid)
+        console.print(grid)
 
     @contextlib.contextmanager
     def stages(self) -> Iterator[Callable[[str], None]]:
@@ -103,7 +148,7 @@ def recorded_warnings() -> Iterator[list[str]]:
             yield texts
         finally:
             kept = (w for w in caught if issubclass(w.category, (UserWarning, RuntimeWarning)))
-            texts.extend(" ".join(str(w.message).split()) for w in kept)
+            texts.extend(dict.fromkeys(" ".join(str(w.message).split()) for w in kept))
             for text in texts:
                 print(f"Warning: {text}", file=sys.stderr)
 

@@ -44,6 +44,7 @@ def session(
     options: Options | None = None,
     optimize: bool = True,
     record_placement: bool = False,
+    profile: str = "",
     limit: int | None = None,
 ) -> Any:
     """An `onnxruntime.InferenceSession` for a model, its bytes, or a path.
@@ -55,6 +56,7 @@ def session(
         options: `SessionOptions`, or a mapping with some of its attributes.
         optimize: Whether the runtime may rewrite the graph.
         record_placement: Keep, for `placement.placement`, which provider each node went to.
+        profile: Write the times of all nodes to a file whose name begins with this path, when `end_profiling` is called.
         limit: Most bytes of weights that are passed in memory; by default what protobuf can serialize.
 
     Raises:
@@ -69,6 +71,8 @@ def session(
     settings = session_options(ort, chosen, optimize=optimize)
     if record_placement:
         settings.add_session_config_entry(_RECORD, "1")
+    if profile:
+        settings.enable_profiling, settings.profile_file_prefix = True, profile
     try:
         with _source(model, settings, limit) as source:
             live = ort.InferenceSession(source, settings, providers=wanted)
