@@ -32,29 +32,27 @@ class Table:
         ]
         return "\n".join([self.title, *text] if self.title else text)
 
-    def fitted(self, width: int) -> tuple[Table, list[int]]:
-        """The table for a terminal of so many columns, and the widths of its own.
+    def fitted(self, width: int) -> Table:
+        """The table for a terminal of so many columns: long names are shortened in the middle, since their ends tell most.
 
-        The longest columns lose most. Names are shortened in the middle, since their ends tell most; sentences will wrap.
+        The longest names lose most. Sentences will wrap, in columns that are not too narrow.
         """
-        count = len(self.columns)
-        cells = [[row[i] for row in (self.columns, *self.rows)] for i in range(count)]
-        widths = [max(map(len, column)) for column in cells]
-        wraps = [i for i in range(count) if any(len(cell.split()) > _WORDS for cell in cells[i])]
-        least = [w if i in self.right else min(w, _LEAST[i in wraps]) for i, w in enumerate(widths)]
-        while sum(widths) + _BETWEEN * count > width and widths != least:
-            widest = max(range(count), key=lambda i: (widths[i] > least[i], widths[i]))
-            widths[widest] -= 1
-        short = [[c if i in wraps else shortened(c, widths[i]) for i, c in enumerate(row)] for row in self.rows]
-        title = " ".join(shortened(word, _LONGEST) for word in self.title.split(" "))
-        return replace(self, rows=short, title=title), widths
+        columns = range(len(self.columns))
+        cells = [[row[i] for row in (self.columns, *self.rows)] for i in columns]
+        wraps = {i for i in columns if any(len(cell.split()) > _WORDS for cell in cells[i])}
+        widths = [min(max(map(len, cells[i])), _SENTENCE if i in wraps else width) for i in columns]
+        names = [i for i in columns if widths[i] > _SHORT and i not in wraps and i not in self.right]
+        while sum(widths) + _BETWEEN * len(columns) > width and any(widths[i] > _LEAST for i in names):
+            widths[max(names, key=lambda i: widths[i])] -= 1
+        rows = [[shortened(cell, widths[i]) if i in names else cell for i, cell in enumerate(row)] for row in self.rows]
+        return replace(self, rows=rows, title=" ".join(shortened(word, _LONGEST) for word in self.title.split(" ")))
 
 
 _WORDS = 5
 """A cell of more words is a sentence."""
 
-_LEAST = {False: 12, True: 24}
-"""Columns of a terminal that names and sentences keep."""
+_SENTENCE, _SHORT, _LEAST = 24, 25, 12
+"""Columns of a terminal: that a sentence keeps, that a short name takes, that a long name keeps."""
 
 _LONGEST = 40
 """Most characters of a name in a title."""
@@ -110,13 +108,12 @@ class Output:
         from rich.text import Text
 
         console = Console()
-        table, widths = table.fitted(console.width)
+        table = table.fitted(console.width)
         if table.title:
             console.print(Text(table.title, style="bold"))
         grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False)
         for i, column in enumerate(table.columns):
-            side = "right" if i in table.right else "left"
-            grid.add_column(column, justify=side, overflow="fold", max_width=widths[i])  # type: ignore[arg-type]
+            grid.add_column(column, justify="right" if i in table.right else "left", overflow="fold")
         for row in table.rows:
             grid.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
         console.print(grid)

@@ -110,7 +110,6 @@ def _nbytes(tensor: onnx.TensorProto) -> int:
 
 def _in_memory(marked: onnx.TensorProto) -> ir.LazyTensor:
     """The tensor as if it were not marked. Its bytes are copied when they are read: protobuf gives no view of them."""
-
     dtype, shape = ir.DataType(marked.data_type), ir.Shape(marked.dims)
 
     def unmarked() -> ir.TensorProtocol:
