@@ -177,7 +177,7 @@ def bench(
         augmented = Turns(Bound(built.model, full, threads), budget=whole)
         seconds = interleave({"forward": forward, "augmented": augmented}, repeats=repeats, budget=whole)
         del forward, augmented
-        report = replace(report, **seconds)
+        report = replace(report, forward=seconds["forward"], augmented=seconds["augmented"])
         if depth != DEPTHS[0] and budget.left:
             progress("timing each layer")
             report = replace(
@@ -332,7 +332,8 @@ def time_lowerings(
     All are first timed roughly, one after the other, while the budget lasts; then the fast ones, the chosen one and the
     others in turns. Returns seconds.
     """
-    budget, rough = budget or Budget(), {}
+    budget = budget or Budget()
+    rough: dict[str, float] = {}
     for name in fitting(choice) if every else [choice.chosen]:
         if rough and not budget.left:
             break

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,8 +77,8 @@ def _by_layer(primal: ir.Model, kernels: Iterator[tuple[str, float]], runs: int)
     for node in primal.graph:
         owners |= {v.name or "": node.name or "" for v in node.outputs}
     owners |= {node.name or "": node.name or "" for node in primal.graph}
-    forward: Counter[str] = Counter()
-    gradients: Counter[str] = Counter()
+    forward: dict[str, float] = defaultdict(float)
+    gradients: dict[str, float] = defaultdict(float)
     for name, seconds in kernels:
         part = gradients if _MARK in name else forward
         part[_owner(name, owners)] += seconds / runs

@@ -136,6 +136,8 @@ def _show_rest(report: BenchReport, seconds: float, depth: str, out: Output) -> 
     left = ["the gradients"] if report.augmented is None else []
     if depth != "model" and not report.layers:
         left.append("the layers")
+    if depth == "lowerings" and report.interrupted and not report.distinct:
+        left.append("the convolutions")
     if report.untimed:
         left.append(f"{report.untimed} of {report.distinct} distinct convolutions")
     if report.incomplete:

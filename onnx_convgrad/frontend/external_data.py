@@ -41,7 +41,7 @@ class _Located(ir.ExternalTensor):
 
     def _load(self) -> None:
         try:
-            super()._load()
+            super()._load()  # type: ignore[no-untyped-call]
         except (OSError, ValueError) as problem:
             gone = GONE if isinstance(problem, FileNotFoundError) else f"which cannot be read: {problem}"
             raise ModelError(
