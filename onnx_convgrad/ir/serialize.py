@@ -103,10 +103,9 @@ def _is_marked(tensor: onnx.TensorProto) -> bool:
 def _nbytes(tensor: onnx.TensorProto) -> int:
     """Bytes of the elements, without a look at them."""
     external = tensor.data_location == onnx.TensorProto.EXTERNAL and not tensor.HasField("raw_data")
-    if external or tensor.data_type not in {*map(int, ir.DataType)} - {onnx.TensorProto.STRING}:
+    if external or tensor.data_type not in {*map(int, ir.DataType)} - {onnx.TensorProto.STRING, 0}:
         return 0
-    bits: int = ir.DataType(tensor.data_type).bitwidth
-    return math.prod(tensor.dims) * bits // 8
+    return int(math.prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth // 8)
 
 
 def _in_memory(marked: onnx.TensorProto) -> ir.LazyTensor:
