@@ -83,7 +83,7 @@ def read_proto(path: str | os.PathLike[str]) -> onnx.ModelProto:
             f"{str(path)!r} is not a readable ONNX model ({root_cause(problem)}).", hint=_kind(path)
         ) from problem
     if not proto.HasField("graph"):
-        raise ModelError(f"{str(path)!r} is not an ONNX model: it has no graph.", hint=_kind(path))
+        raise ModelError(f"The model is empty: {str(path)!r} has no graph.", hint=_kind(path))
     return proto
 
 

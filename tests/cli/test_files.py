@@ -154,7 +154,7 @@ def bad(model: Path) -> list[tuple[list[object], str]]:
         (["augment", model.with_name("w.pt")], "export the model with torch.onnx.export"),
         (["augment", model.with_name("w.h5")], "convert it with tf2onnx"),
         (["augment", model.with_name("lfs.onnx")], "`git lfs pull`"),
-        (["augment", model.with_name("empty.onnx")], "it has no graph. The file may be damaged or cut off."),
+        (["augment", model.with_name("empty.onnx")], "has no graph. The file may be damaged or cut off."),
         (["augment", apart], "apart.data', which is not there. Put it back"),
         (["augment", model, "--wrt", ""], "--wrt is empty. Give it a value"),
         (["explain", model, "--of", ","], "--of is empty."),
