@@ -15,7 +15,6 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx_convgrad.bench.timing import Bound
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.geometry import ConvSpec
-from onnx_convgrad.ir.serialize import whole_proto
 from onnx_convgrad.ir.targets import target_named
 from onnx_convgrad.lowering.candidates import Policy
 from onnx_convgrad.lowering.lower import lower
@@ -109,10 +108,10 @@ class ConvLayer:
     def ours(self, wrt: Sequence[str], threads: int, lowering: str | Mapping[str, str] = "auto") -> Bound:
         """Return the gradients with respect to `wrt` (`x`, `w`), ready to run; errors as for `onnx_convgrad.vjp`."""
         gradients = build(self.model(), Options(wrt=list(wrt), lowering=lowering), mode="vjp").model
-        return Bound(whole_proto(gradients).SerializeToString(), self.feed, threads)
+        return Bound(gradients, self.feed, threads)
 
     def forward(self, threads: int, lowering: str = "conv") -> Bound:
         """Return the convolution itself, computed by `lowering` as in a training graph."""
         model = ir.from_proto(self.model())
         lower(model.graph, target_named("cpu"), Policy({"Conv": lowering}, training=True))
-        return Bound(ir.to_proto(model).SerializeToString(), self.feed, threads)
+        return Bound(model, self.feed, threads)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,18 +14,18 @@ import onnx_ir as ir
 
 from onnx_convgrad.base.memory import machine_bytes
 from onnx_convgrad.bench.layer import OPERATORS, ConvLayer
-from onnx_convgrad.bench.timing import Bound, Side, Turns, interleave, machine
+from onnx_convgrad.bench.profile import LayerTimes, profile
+from onnx_convgrad.bench.timing import Bound, Budget, Side, Turns, interleave, machine
 from onnx_convgrad.bench.torch_side import TorchSide
 from onnx_convgrad.checking.random_inputs import Feed, draw, working_feed
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.ir.constants import is_constant
 from onnx_convgrad.ir.notes import SEEDS
-from onnx_convgrad.ir.serialize import whole_proto
 from onnx_convgrad.lowering.lower import Choice
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import Built, build
-from onnx_convgrad.runtime import run
+from onnx_convgrad.runtime import session
 
 Progress = Callable[[str], None]
 
@@ -32,6 +33,9 @@ _TORCH = "PyTorch"
 
 _SAME = 1.05
 """Times that differ by less count as equal."""
+
+DEPTHS = ("model", "layers", "lowerings")
+"""How far a measurement goes."""
 
 _SPATIAL = {3: (1024, 256, 64), 4: (224, 64, 32), 5: (32, 16)}
 """Sizes tried for free spatial axes, by the rank of the input: typical ones, larger than those of a check."""
@@ -41,7 +45,7 @@ _SPATIAL = {3: (1024, 256, 64), 4: (224, 64, 32), 5: (32, 16)}
 class ConvTimes:
     """Seconds by lowering, predicted and measured, of one operator on one geometry, for all nodes that share it.
 
-    `skipped` is the reason if nothing was measured.
+    `skipped` is the reason if nothing was measured, `complete` whether every lowering that fits into memory was.
     """
 
     nodes: tuple[str, ...]
@@ -52,6 +56,7 @@ class ConvTimes:
     measured: Mapping[str, float]
     torch: float | None = None
     skipped: str = ""
+    complete: bool = False
 
     @property
     def seconds(self) -> float | None:
@@ -66,19 +71,36 @@ class ConvTimes:
 
 @dataclass(frozen=True)
 class BenchReport:
-    """Seconds of the model (`forward`), of the model with its gradients (`augmented`), and of each convolution."""
+    """Seconds of the model (`forward`), of the model with its gradients (`augmented`), of its layers and convolutions.
+
+    All but `forward` may be missing. `distinct` is the number of convolutions to be timed, and `interrupted` whether Ctrl-C
+    ended the measurement.
+    """
 
     inputs: Mapping[str, tuple[int, ...]]
     machine: Mapping[str, Any]
     forward: float
-    augmented: float
-    convolutions: tuple[ConvTimes, ...]
-    torch: bool
+    augmented: float | None
+    convolutions: tuple[ConvTimes, ...] = ()
+    torch: bool = False
+    layers: tuple[LayerTimes, ...] = ()
+    distinct: int = 0
+    interrupted: bool = False
 
     @property
-    def backward(self) -> float:
+    def backward(self) -> float | None:
         """Time that the gradients add; less than they take, if the runtime fuses fewer of the model's nodes."""
-        return self.augmented - self.forward
+        return None if self.augmented is None else self.augmented - self.forward
+
+    @property
+    def untimed(self) -> int:
+        """Number of convolutions for which there was no time."""
+        return self.distinct - len(self.convolutions)
+
+    @property
+    def incomplete(self) -> int:
+        """Number of timed convolutions with lowerings for which there was no time."""
+        return sum(not times.complete and not times.skipped for times in self.convolutions)
 
     @property
     def totals(self) -> tuple[float, float] | None:
@@ -104,6 +126,10 @@ class BenchReport:
             "forward": self.forward,
             "augmented": self.augmented,
             "backward": self.backward,
+            "interrupted": self.interrupted,
+            "layers": [asdict(layer) for layer in self.layers],
+            "untimed": self.untimed,
+            "incomplete": self.incomplete,
             "convolutions": [{**asdict(c), "seconds": c.seconds, "fastest": c.fastest} for c in self.convolutions],
         }
 
@@ -115,62 +141,107 @@ def bench(
     threads: int,
     repeats: int = 5,
     torch: bool = True,
+    depth: str = DEPTHS[-1],
+    budget: Budget | None = None,
     progress: Progress = lambda _: None,
 ) -> BenchReport:
     """Measure a model on ONNX Runtime's CPU provider; free sizes of its inputs are found by trial.
 
-    Each time is the median of `repeats` turns. With `torch`, PyTorch's convolutions, which need an installed PyTorch, are
-    timed too.
+    Each time is the median of `repeats` turns, or of as many as the budget allows. The whole model comes first, then each
+    layer, then the convolutions by their predicted share of the time, first with the chosen lowering, then with all: as far
+    as `depth`, one of `DEPTHS`. With `torch`, PyTorch's convolutions, which need an installed PyTorch, are timed too. Ctrl-C
+    ends the measurement once the model itself has been timed; the report has what was measured until then.
 
     Raises:
         ModelError: No inputs were found on which the model runs.
         ConvGradError: What `augment` raises.
     """
+    budget = budget or Budget()
+    progress("building")
+    compare = depth == DEPTHS[-1]
+    built = build(model, options, compare=compare)
     progress("finding inputs")
-    feed = _feed(build(model, options))
+    feed, results = _working(built)
     shapes = {name: array.shape for name, array in feed.items()}
-    sizes = {name: list(shape) for name, shape in shapes.items()}
-    built = build(model, replace(options, input_shapes=sizes), compare=True)
+    if any(v.shape is None or not v.shape.is_static() for v in built.primal.graph.inputs):
+        progress("building for these inputs")
+        sizes = {name: list(shape) for name, shape in shapes.items()}
+        built = build(model, replace(options, input_shapes=sizes), compare=compare)
     progress("timing the model")
-    forward, augmented = _whole(built, feed, threads, repeats)
-    convolutions = []
-    groups = _grouped(built)
-    with ExitStack() as stack:
-        side = stack.enter_context(TorchSide(threads)) if torch and groups else None
-        for index, group in enumerate(groups, 1):
-            first = group.choices[0]
-            progress(f"timing convolution {index} of {len(groups)}: {first.op_type} of {first.node}")
-            convolutions.append(_times(group, side, threads, repeats))
-    return BenchReport(shapes, machine(threads), forward, augmented, tuple(convolutions), torch)
+    whole = budget.part(_WHOLE if compare else 1.0)
+    forward = Turns(Bound(built.primal, feed, threads), budget=whole)
+    report = BenchReport(shapes, machine(threads), forward(), None, torch=torch)
+    try:
+        progress("timing the model with its gradients")
+        full = feed | _seeds(built, feed, results)
+        augmented = Turns(Bound(built.model, full, threads), budget=whole)
+        seconds = interleave({"forward": forward, "augmented": augmented}, repeats=repeats, budget=whole)
+        del forward, augmented
+        report = replace(report, forward=seconds["forward"], augmented=seconds["augmented"])
+        if depth != DEPTHS[0] and budget.left:
+            progress("timing each layer")
+            report = replace(
+                report, layers=profile(built.primal, built.model, full, threads, budget=budget.part(_WHOLE))
+            )
+        if compare:
+            groups = _grouped(built)
+            report = replace(report, distinct=len(groups))
+            for found in _convolutions(groups, budget, threads, repeats, torch=torch, progress=progress):
+                report = replace(report, convolutions=found)
+    except KeyboardInterrupt:
+        report = replace(report, interrupted=True)
+    return report
 
 
-def _feed(built: Built) -> Feed:
-    primal = whole_proto(built.primal)
+_WHOLE, _CHOSEN = 0.4, 0.4
+"""The share of the time left for the whole model, if its convolutions are timed, too, and for their chosen lowerings."""
+
+
+def _working(built: Built) -> tuple[Feed, Mapping[str, np.ndarray]]:
+    """Inputs on which the model runs, and its results."""
     rank = max((len(v.shape) for v in built.primal.graph.inputs if v.shape is not None), default=4)
-    sizes = _SPATIAL.get(rank, _SPATIAL[4])
-    return working_feed(list(built.primal.graph.inputs), lambda feed: run(primal, feed), spatial=sizes)[0]
+    opened = cache(lambda: session(built.primal))
+
+    def run(feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        names = [output.name for output in opened().get_outputs()]
+        return dict(zip(names, opened().run(names, dict(feed)), strict=True))
+
+    return working_feed(list(built.primal.graph.inputs), run, spatial=_SPATIAL.get(rank, _SPATIAL[4]))
 
 
-def _whole(built: Built, feed: Feed, threads: int, repeats: int) -> tuple[float, float]:
-    """Time the model, and the model with its gradients."""
-    seeds = [v for v in built.model.graph.inputs if v.name not in feed and not v.is_initializer()]
-    results = run(whole_proto(built.primal), feed)
+def _seeds(built: Built, feed: Feed, results: Mapping[str, np.ndarray]) -> Feed:
+    """Random values for the inputs that the gradients add: cotangents have the shapes of the model's `results`."""
+    added = [v for v in built.model.graph.inputs if v.name not in feed and not v.is_initializer()]
     targets = {seed: y for y, seed in json.loads(built.model.metadata_props[SEEDS]).items()}
     rng = np.random.default_rng(1)
-    whole = {**feed}
-    for value in seeds:
+    seeds: Feed = {}
+    for value in added:
         name = value.name or ""
         like = results.get(targets.get(name, ""))
-        if like is not None:
-            whole[name] = rng.standard_normal(like.shape).astype(like.dtype)
-        else:
-            whole |= draw([value], {}, 1)
-    sides: dict[str, Side] = {
-        "forward": Turns(Bound(whole_proto(built.primal).SerializeToString(), feed, threads)),
-        "augmented": Turns(Bound(whole_proto(built.model).SerializeToString(), whole, threads)),
-    }
-    seconds = interleave(sides, repeats=repeats)
-    return seconds["forward"], seconds["augmented"]
+        seeds |= draw([value], {}, 1) if like is None else {name: rng.standard_normal(like.shape).astype(like.dtype)}
+    return seeds
+
+
+def _convolutions(
+    groups: Sequence[_Group], budget: Budget, threads: int, repeats: int, *, torch: bool, progress: Progress
+) -> Iterator[tuple[ConvTimes, ...]]:
+    """Time the groups by their predicted share, first the chosen lowerings, then all; give what there is after each one."""
+    found: dict[int, ConvTimes] = {}
+    order = sorted(range(len(groups)), key=lambda index: -groups[index].predicted)
+    with ExitStack() as stack:
+        side = stack.enter_context(TorchSide(threads)) if torch and groups else None
+        for every, limit in ((False, budget.part(_CHOSEN)), (True, budget)):
+            for place, index in enumerate(order):
+                if not budget.left:
+                    return
+                if every and found[index].complete:
+                    continue
+                first = groups[index].choices[0]
+                what = "all lowerings of convolution" if every else "convolution"
+                progress(f"timing {what} {place + 1} of {len(groups)}: {first.op_type} of {first.node}")
+                turn = limit.part(1 / (len(groups) - place))
+                found[index] = _times(groups[index], side, threads, repeats, every=every, budget=turn)
+                yield tuple(found[i] for i in sorted(found))
 
 
 @dataclass(frozen=True)
@@ -180,6 +251,12 @@ class _Group:
     choices: list[Choice]
     dtype: ir.DataType | None
     constant: bool
+
+    @property
+    def predicted(self) -> float:
+        """Predicted seconds of all choices together."""
+        choice = self.choices[0]
+        return len(self.choices) * predicted(choice).get(choice.chosen, 0.0)
 
 
 def _grouped(built: Built) -> list[_Group]:
@@ -197,27 +274,26 @@ def _grouped(built: Built) -> list[_Group]:
     return list(groups.values())
 
 
-def _times(group: _Group, torch: TorchSide | None, threads: int, repeats: int) -> ConvTimes:
+def _times(
+    group: _Group, torch: TorchSide | None, threads: int, repeats: int, *, every: bool, budget: Budget
+) -> ConvTimes:
+    """Time the chosen lowering of a group, or all of them, if there is time for `every` one."""
     choice = group.choices[0]
-    facts: dict[str, Any] = {
-        "nodes": tuple(c.node for c in group.choices),
-        "operator": choice.op_type,
-        "geometry": str(choice.spec),
-        "chosen": choice.chosen,
-        "predicted": predicted(choice),
-    }
+    times = ConvTimes(
+        tuple(c.node for c in group.choices), choice.op_type, str(choice.spec), choice.chosen, predicted(choice), {}
+    )
     if group.dtype not in (ir.DataType.FLOAT, None):
-        return ConvTimes(
-            **facts, measured={}, skipped=f"its dtype is {group.dtype.name.lower()}, and only float32 is timed"
-        )
+        why = f"its dtype is {group.dtype.name.lower()}, and only float32 is timed"
+        return replace(times, skipped=why, complete=True)
     try:
         layer = ConvLayer.of(choice.spec, constant=group.constant)
     except ArgumentError as problem:
-        return ConvTimes(**facts, measured={}, skipped=str(problem))
-    facts["geometry"] = str(layer)
-    others = {_TORCH: torch.side(layer, OPERATORS[choice.op_type])} if torch else {}
-    measured = time_lowerings(choice, layer, threads, repeats, others)
-    return ConvTimes(**facts, torch=measured.pop(_TORCH, None), measured=measured)
+        return replace(times, skipped=str(problem), complete=True)
+    others = {_TORCH: torch.side(layer, OPERATORS[choice.op_type], budget)} if torch else {}
+    measured = time_lowerings(choice, layer, threads, repeats, others, every=every, budget=budget)
+    complete = len(fitting(choice)) == len(measured.keys() - others)
+    seconds = measured.pop(_TORCH, None)
+    return replace(times, geometry=str(layer), torch=seconds, measured=measured, complete=complete)
 
 
 # -- one convolution ---------------------------------------------------------------------------------------------------
@@ -234,24 +310,42 @@ def predicted(choice: Choice) -> dict[str, float]:
     return {c.name: c.seconds for c in choice.candidates if c.seconds is not None}
 
 
-def time_lowerings(
-    choice: Choice, layer: ConvLayer, threads: int, repeats: int, others: Mapping[str, Side] | None = None
-) -> dict[str, float]:
-    """Time every lowering that applies to a convolution and fits into memory, and `others`; return seconds.
+def fitting(choice: Choice) -> list[str]:
+    """The lowerings that apply to a convolution and fit into memory, the chosen one first, then by predicted time."""
+    room, seconds = _ROOM * machine_bytes(), predicted(choice)
+    names = [c.name for c in choice.candidates if c.name in seconds and (c.name == choice.chosen or c.workspace < room)]
+    return sorted(names, key=lambda name: (name != choice.chosen, seconds[name]))
 
-    All are first timed roughly, one after the other; then the fast ones, the chosen one and the others in turns.
+
+def time_lowerings(
+    choice: Choice,
+    layer: ConvLayer,
+    threads: int,
+    repeats: int,
+    others: Mapping[str, Side] | None = None,
+    *,
+    every: bool = True,
+    budget: Budget | None = None,
+) -> dict[str, float]:
+    """Time the chosen lowering, or `every` one that applies to a convolution and fits into memory, and `others`.
+
+    All are first timed roughly, one after the other, while the budget lasts; then the fast ones, the chosen one and the
+    others in turns. Returns seconds.
     """
-    rough = {}
-    for candidate in choice.candidates:
-        fits = candidate.name == choice.chosen or candidate.workspace < _ROOM * machine_bytes()
-        if candidate.seconds is not None and fits:
-            run = Turns(_run(choice.op_type, layer, candidate.name, threads), tries=3)
-            rough[candidate.name] = run()
-            del run  # a session never releases memory
+    budget = budget or Budget()
+    rough: dict[str, float] = {}
+    for name in fitting(choice) if every else [choice.chosen]:
+        if rough and not budget.left:
+            break
+        run = Turns(_run(choice.op_type, layer, name, threads), tries=3, budget=budget)
+        rough[name] = run()
+        del run  # a session never releases memory
     bound = _NEAR * min(rough.values())
     near = [name for name, seconds in rough.items() if name == choice.chosen or seconds < bound]
-    careful: dict[str, Side] = {name: Turns(_run(choice.op_type, layer, name, threads)) for name in near}
-    return rough | interleave({**careful, **(others or {})}, repeats=repeats)
+    careful: dict[str, Side] = {}
+    for name in near if budget.left else ():
+        careful[name] = Turns(_run(choice.op_type, layer, name, threads), budget=budget)
+    return rough | interleave({**careful, **(others or {})}, repeats=repeats, budget=budget)
 
 
 def _run(op_type: str, layer: ConvLayer, lowering: str, threads: int) -> Bound:

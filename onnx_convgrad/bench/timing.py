@@ -5,6 +5,7 @@ A machine may be slower one minute than the next, so only ratios of interleaved 
 
 from __future__ import annotations
 
+import math
 import platform
 import statistics
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from onnx_convgrad.lowering.cost.calibration import cores, processor
 from onnx_convgrad.runtime import Providers, session
@@ -47,35 +49,58 @@ def lap(run: Run, calls: int = 1) -> float:
     return (time.perf_counter() - start) / calls
 
 
+class Budget:
+    """The time that measurements may take; without a number of seconds, as long as they want."""
+
+    def __init__(self, seconds: float = math.inf) -> None:
+        self._end = time.monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left, never fewer than 0."""
+        return max(0.0, self._end - time.monotonic())
+
+    def part(self, share: float) -> Budget:
+        """A share of the time that is left, from now on."""
+        return Budget(self.left * share)
+
+
 class Turns:
     """A side that runs in this process.
 
-    A turn is some untimed calls, which wake threads and fill caches, then the same number of timed calls.
+    A turn is some untimed calls, which wake threads and fill caches, then the same number of timed calls. Where the budget
+    has no time for that, the second call of all counts.
     """
 
-    def __init__(self, run: Run, *, tries: int = 12) -> None:
+    def __init__(self, run: Run, *, tries: int = 12, budget: Budget | None = None) -> None:
         run()
         self.run = run
-        self.calls = max(1, round(_SHORTEST / max(lap(run), 1e-6)))
-        self.tries = tries
+        self._second = lap(run)
+        self.calls = max(1, round(_SHORTEST / max(self._second, 1e-6)))
+        self.tries, self.budget = tries, budget or Budget()
 
     def __call__(self) -> float:
         def turn() -> float:
             return lap(self.run, self.calls)
 
-        seconds, was_calm = calm(turn, before=turn, tries=self.tries)
+        if self.budget.left < 2 * self.calls * self._second:
+            return self._second
+        seconds, was_calm = calm(turn, before=turn, tries=self.tries, budget=self.budget)
         if not was_calm:
             self.tries = 1  # as with more threads than cores: take each turn as it comes
         return seconds
 
 
-def calm(measure: Side, before: Run = lambda: None, *, tries: int) -> tuple[float, bool]:
+def calm(measure: Side, before: Run = lambda: None, *, tries: int, budget: Budget | None = None) -> tuple[float, bool]:
     """Run `measure` until no other process disturbs it; return its result and whether it was undisturbed.
 
-    Each try starts with a pause and a call of `before`. If every try was disturbed, the least disturbed one counts.
+    Each try starts with a pause and a call of `before`. If every try within the budget was disturbed, the least disturbed
+    one counts.
     """
     results = []
     for attempt in range(tries):
+        if attempt and budget is not None and not budget.left:
+            break
         time.sleep(_PATIENCE if attempt else _PAUSE)
         before()
         stalled, start = _stalled(), time.perf_counter()
@@ -95,10 +120,12 @@ def _stalled() -> float:
         return 0.0
 
 
-def interleave(sides: Mapping[str, Side], *, repeats: int = 7) -> dict[str, float]:
-    """Let the sides take turns; return the median seconds of one call of each."""
+def interleave(sides: Mapping[str, Side], *, repeats: int = 7, budget: Budget | None = None) -> dict[str, float]:
+    """Let the sides take turns, each at least once, while the budget lasts; return the median seconds of a call of each."""
     laps: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(repeats):
+    for turn in range(repeats):
+        if turn and budget is not None and not budget.left:
+            break
         for name, side in sides.items():
             laps[name].append(side())
     return {name: statistics.median(times) for name, times in laps.items()}
@@ -108,9 +135,9 @@ class Bound:
     """A model with inputs that are bound once, called without arguments; the runtime reuses its memory between calls."""
 
     def __init__(
-        self, model: bytes | str, feed: Mapping[str, np.ndarray], threads: int, providers: Providers = "cpu"
+        self, model: ir.Model | bytes | str, feed: Mapping[str, np.ndarray], threads: int, providers: Providers = "cpu"
     ) -> None:
-        """Load a model from bytes or a path; raises `ExecutionError` if the runtime is missing or refuses it."""
+        """Load a model, its bytes or a path; raises `ExecutionError` if the runtime is missing or refuses it."""
         self.session = session(model, providers=providers, options={"threads": threads, "memory_pattern": True})
         self.binding = Binding(self.session)
         self.binding.bind({value.name: feed[value.name] for value in self.session.get_inputs()})

@@ -9,6 +9,7 @@ by a factor of two. The process is `python -m onnx_convgrad.bench.torch_side`; r
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,11 +23,15 @@ from typing import Any, Self
 import numpy as np
 
 from onnx_convgrad.bench.layer import ConvLayer
-from onnx_convgrad.bench.timing import Side, Turns
+from onnx_convgrad.bench.timing import Budget, Side, Turns
 from onnx_convgrad.errors import ExecutionError
 
 _KEPT_BY_MALLOC = 31 * 2**20
 """Bytes. After a block of almost 32 MB is freed, glibc keeps smaller ones for reuse, as in any process that trains."""
+
+
+_LONG = 1e6
+"""Seconds: no budget."""
 
 
 def torch_installed() -> bool:
@@ -46,12 +51,14 @@ class TorchSide:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        if kind is not None:  # an interruption does not wait for the turn to end
+            self.process.kill()
         self.process.communicate()
 
-    def side(self, layer: ConvLayer, wrt: Sequence[str]) -> Side:
+    def side(self, layer: ConvLayer, wrt: Sequence[str], budget: Budget | None = None) -> Side:
         """Time `convolution_backward` for the gradients of `wrt` (`x`, `w`), or the convolution itself if `wrt` is empty."""
         self._ask("prepare", layer=asdict(layer), wrt=list(wrt))
-        return lambda: float(self._ask("turn"))
+        return lambda: float(self._ask("turn", left=min(budget.left, _LONG) if budget else _LONG))
 
     def results(self) -> list[np.ndarray]:
         """Return the results of the current layer."""
@@ -101,6 +108,7 @@ def _call(layer: ConvLayer, wrt: Sequence[str]) -> Callable[[], Any]:
 def _serve(threads: int) -> None:
     import torch
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the other one ends this
     torch.set_num_threads(threads)
     torch.zeros(_KEPT_BY_MALLOC // 4)
     turns: Turns | None = None
@@ -112,6 +120,7 @@ def _serve(threads: int) -> None:
             layer = ConvLayer(**fields)
             turns = Turns(_call(layer, request["wrt"]))
         elif turns is not None and request["do"] == "turn":
+            turns.budget = Budget(request["left"])
             answer = turns()
         elif turns is not None:
             tensors: Any = turns.run()

@@ -21,11 +21,27 @@ if TYPE_CHECKING:
     from onnx_convgrad.bench.measure import BenchReport, ConvTimes
 
 
+BUDGET, QUICK = 60.0, 10.0
+"""Seconds that a measurement takes by default."""
+
+
 @command(leave=("target", "deterministic"), verbose="Show every lowering.")  # both concern other providers
 def bench(
     model: Annotated[Path | None, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)] = None,
     *,
     options: Options,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            "--budget",
+            metavar="SECONDS",
+            help="Seconds that it takes in all. [default: 60]",
+        ),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Time the model as a whole only, in 10 seconds.")] = False,
+    layers: Annotated[
+        bool, typer.Option("--layers", help="Time the model and each layer only, and show them all.")
+    ] = False,
     threads: Annotated[
         int | None,
         typer.Option(
@@ -50,17 +66,23 @@ def bench(
         str, typer.Option("--provider", metavar="NAME", help="Provider that --calibrate measures: cpu or cuda.")
     ] = "cpu",
     out: Output,
-) -> None:
+) -> int:
     """Time a model, its gradients and each convolution on the CPU.
+
+    What tells most is timed first: the model, its gradients, each layer, each convolution, other lowerings. When the time is
+    spent, or after Ctrl-C, what was measured is printed.
 
     \b
     Example:
+      onnx-convgrad bench model.onnx --quick
       onnx-convgrad bench model.onnx --input-shape image:8,3,224,224 --plot a.png
       onnx-convgrad bench model.onnx --save-lowerings fast.json
       onnx-convgrad bench --calibrate
       onnx-convgrad bench --calibrate --provider cuda
     """
+    from onnx_convgrad.base.numbers import positive
     from onnx_convgrad.bench.measure import bench as measure
+    from onnx_convgrad.bench.timing import Budget
     from onnx_convgrad.bench.torch_side import torch_installed
     from onnx_convgrad.cli.bench_plot import plot as draw
     from onnx_convgrad.lowering.cost.calibration import cores
@@ -70,29 +92,60 @@ def bench(
         _calibrate(out, provider, threads, json=out.json and not model)
     if model is None:
         if calibrate:
-            return
+            return 0
         raise ArgumentError(
             "There is no model to time.", hint="Name a file, or give --calibrate to measure this machine."
         )
     _check_files(plot, save_lowerings)
+    depth = "model" if quick else "layers" if layers else "lowerings"
+    if depth != "lowerings" and (plot or save_lowerings):
+        raise ArgumentError(
+            f"--{'quick' if quick else 'layers'} times no lowerings.", hint="Omit it, or --plot and --save-lowerings."
+        )
+    seconds = (QUICK if quick else BUDGET) if budget is None else budget
+    positive(seconds, "--budget", zero=False)
     with out.stages() as stage:
-        compared = torch and torch_installed()
-        report = measure(model, options, threads=threads, repeats=repeat, torch=compared, progress=stage)
+        compared, limit = torch and depth == "lowerings" and torch_installed(), Budget(seconds)
+        report = measure(
+            model, options, threads=threads, repeats=repeat, torch=compared, depth=depth, budget=limit, progress=stage
+        )
     if plot:
         draw(report, plot, model.name)
     if save_lowerings:
         save_lowerings.write_text(dumps(report.lowerings, indent=2) + "\n", encoding="utf-8")
     if out.json:
         written = {"plot": plot and str(plot), "lowerings": save_lowerings and str(save_lowerings)}
-        out.print_json({"model": str(model), **written, **report.to_dict()})
-        return
-    _show(report, out)
-    if torch and not compared:
-        out.line("PyTorch is not installed, so there is nothing to compare with.")
-    if plot:
-        out.line(f"\nThe plot is in {plot}.")
-    if save_lowerings:
-        out.line(f"\nThe fastest lowerings are in {save_lowerings}; use them with --lowering {save_lowerings}.")
+        out.print_json({"model": str(model), **written, "budget": seconds, **report.to_dict()})
+    else:
+        _show(report, out, depth)
+        _show_rest(report, seconds, depth, out)
+        if torch and not compared and depth == "lowerings":
+            out.line("PyTorch is not installed, so there is nothing to compare with.")
+        if plot:
+            out.line(f"\nThe plot is in {plot}.")
+        if save_lowerings:
+            out.line(f"\nThe fastest lowerings are in {save_lowerings}; use them with --lowering {save_lowerings}.")
+    return INTERRUPTED if report.interrupted else 0
+
+
+INTERRUPTED = 130
+
+
+def _show_rest(report: BenchReport, seconds: float, depth: str, out: Output) -> None:
+    """Say what was not measured, and why."""
+    left = ["the gradients"] if report.augmented is None else []
+    if depth != "model" and not report.layers:
+        left.append("the layers")
+    if depth == "lowerings" and report.interrupted and not report.distinct:
+        left.append("the convolutions")
+    if report.untimed:
+        left.append(f"{report.untimed} of {report.distinct} distinct convolutions")
+    if report.incomplete:
+        left.append(f"some lowerings of {report.incomplete} {'others' if report.untimed else 'convolutions'}")
+    if report.interrupted:
+        out.line(f"Interrupted. Not timed: {', '.join(left) or 'further turns'}.")
+    elif left:
+        out.line(f"Not timed in {seconds:g} seconds: {', '.join(left)}. --budget {10 * seconds:g} measures for longer.")
 
 
 def _check_files(plot: Path | None, lowerings: Path | None) -> None:
@@ -163,26 +216,49 @@ def _calibrate(out: Output, provider: str, threads: int, *, json: bool) -> None:
 # -- the report --------------------------------------------------------------------------------------------------------
 
 
-def _show(report: BenchReport, out: Output) -> None:
+def _show(report: BenchReport, out: Output, depth: str) -> None:
     from onnx_convgrad.bench.timing import machine_text
 
     shapes = ", ".join(f"{name} {shape_text(shape)}" for name, shape in report.inputs.items())
     out.line(f"{machine_text(report.machine)}\nInputs: {shapes or 'none'}\n")
     parts = {"forward": report.forward, "backward": report.backward, "both": report.augmented}
-    rows = [[name, ms_text(t), f"{t / report.forward:.2f}"] for name, t in parts.items()]
+    rows = [[name, ms_text(t), f"{t / report.forward:.2f}"] for name, t in parts.items() if t is not None]
     out.table(Table(["pass", "time", "of forward"], rows, frozenset({1, 2})))
     out.line()
+    if report.layers:
+        out.table(_layers(report), fold=None if depth == "layers" else 8)
     if not report.convolutions:
-        out.line("No convolution gradient is needed.")
+        if depth == "lowerings" and not (report.distinct or report.interrupted):
+            out.line("No convolution gradient is needed.")
         return
     for times in report.convolutions if out.verbose else ():
         out.table(_lowerings(times))
-    out.table(_convolutions(report))
+    out.table(_convolutions(report), fold=16)
     for times in report.convolutions:
         if times.skipped:
             out.line(f"{times.operator} of {', '.join(times.nodes)} was not timed: {times.skipped}.")
     for line in _verdict(report):
         out.line(line)
+
+
+_NO_LAYER = "(memory layout and others)"
+
+
+def _layers(report: BenchReport) -> Table:
+    """One row per node of the model, from long to short."""
+    total = sum(layer.seconds for layer in report.layers)
+    rows = [
+        [
+            t.node or _NO_LAYER,
+            t.operator,
+            _ms(t.forward),
+            _ms(t.gradients),
+            f"{100 * t.seconds / total:.1f} %",
+        ]
+        for t in sorted(report.layers, key=lambda t: -t.seconds)
+    ]
+    columns = ["layer", "operator", "forward", "gradients", "share"]
+    return Table(columns, rows, frozenset({2, 3, 4}), title="Layers, the longest first")
 
 
 def _named(times: ConvTimes) -> str:
@@ -191,23 +267,23 @@ def _named(times: ConvTimes) -> str:
 
 
 def _convolutions(report: BenchReport) -> Table:
-    """One row per operator and geometry: the chosen lowering, and a better one if there is one."""
+    """One row per operator and geometry, from long to short: the chosen lowering, and a better one if there is one."""
     compared = ["PyTorch", "ratio"] if report.torch else []
-    columns = ["convolution", "computes", "chosen", "predicted", "measured", *compared]
+    columns = ["convolution", "of", "chosen", "measured", *compared, "better"]
     rows = []
-    for times in report.convolutions:
-        expected = ms_text(times.predicted.get(times.chosen, math.nan))
-        row = [_named(times), _COMPUTES[times.operator], times.chosen, expected, _ms(times.seconds)]
+    for times in sorted(report.convolutions, key=lambda t: -(t.seconds or 0) * len(t.nodes)):
+        row = [_named(times), _COMPUTES[times.operator], times.chosen, _ms(times.seconds)]
         if report.torch:
             ratio = f"{times.torch / times.seconds:.2f}" if times.torch and times.seconds else "-"
             row += [_ms(times.torch), ratio]
         better = times.fastest if times.seconds and times.measured[times.fastest] < times.seconds / 1.05 else ""
-        row.append(f"{better}: {_ms(times.measured[better])}" if better else "")
+        row.append(f"{better} {_ms(times.measured[better])}" if better else "")
         rows.append(row)
-    return Table([*columns, ""], rows, frozenset(range(3, len(columns))), title="Convolutions")
+    return Table(columns, rows, frozenset(range(3, len(columns) - 1)), title="Convolutions, the longest first")
 
 
-_COMPUTES = {"Conv": "output", "ConvInputGrad": "data gradient", "ConvWeightGrad": "weight gradient"}
+_COMPUTES = {"Conv": "output", "ConvInputGrad": "data", "ConvWeightGrad": "weight"}
+"""What a lowering computes, or the gradient of what."""
 
 
 def _lowerings(times: ConvTimes) -> Table:
@@ -217,7 +293,7 @@ def _lowerings(times: ConvTimes) -> Table:
     rows = [[n, ms_text(times.predicted[n]), _ms(times.measured.get(n)), mark.get(n, "")] for n in order]
     if times.torch:
         rows.append(["PyTorch", "", _ms(times.torch), ""])
-    title = f"{_named(times)}, {_COMPUTES[times.operator]}: {times.geometry}"
+    title = f"{times.operator} of {_named(times)}: {times.geometry}"
     return Table(["lowering", "predicted", "measured", ""], rows, frozenset({1, 2}), title=title)
 
 
@@ -227,13 +303,15 @@ def _ms(seconds: float | None) -> str:
 
 def _verdict(report: BenchReport) -> Iterator[str]:
     """Summarize how good the choices are, and how they compare with PyTorch."""
-    timed = [times for times in report.convolutions if times.seconds]
-    if not timed:
-        return
-    good = sum((times.seconds or 0) <= 1.25 * times.measured[times.fastest] for times in timed)
-    yield f"The chosen lowering takes at most 1.25 times the fastest for {good} of {len(timed)} distinct convolutions."
+    timed = [times for times in report.convolutions if times.seconds and times.complete]
+    if timed:
+        good = sum((times.seconds or 0) <= 1.25 * times.measured[times.fastest] for times in timed)
+        yield (
+            f"The chosen lowering takes at most 1.25 times the fastest for {good} of {len(timed)} distinct convolutions"
+            f"{' with every lowering timed' if report.incomplete else ''}."
+        )
     if report.totals:
-        ratios = [times.torch / times.seconds for times in timed if times.torch and times.seconds]
+        ratios = [times.torch / times.seconds for times in report.convolutions if times.torch and times.seconds]
         ours, theirs = report.totals
         yield (
             f"PyTorch's time over ours: geometric mean {geometric_mean(ratios):.2f}; over all nodes {ms_text(theirs)} to "

@@ -53,7 +53,9 @@ def _rows(convolutions: Sequence[ConvTimes]) -> dict[str, dict[str, ConvTimes]]:
 def _about(report: BenchReport) -> str:
     """The inputs and the time of both passes."""
     shapes = ", ".join(f"{name} {shape_text(shape)}" for name, shape in report.inputs.items())
-    passes = f"forward {ms_text(report.forward)}, backward {ms_text(report.backward)}"
+    passes = f"forward {ms_text(report.forward)}"
+    if report.backward is not None:
+        passes += f", backward {ms_text(report.backward)}"
     if report.totals:
         ours, theirs = map(ms_text, report.totals)
         passes += f"; convolutions {ours}, in PyTorch {theirs}"

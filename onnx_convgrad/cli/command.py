@@ -21,7 +21,7 @@ import typer
 from onnx_convgrad.base.boundary import unforeseen
 from onnx_convgrad.base.limits import limits_of
 from onnx_convgrad.cli.tables import Output, recorded_warnings
-from onnx_convgrad.errors import ConvGradError
+from onnx_convgrad.errors import ArgumentError, ConvGradError
 from onnx_convgrad.pipeline.options import CommandOption, Options
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)]
@@ -94,7 +94,7 @@ def parsed(kind: type, given: dict[str, Any]) -> dict[str, Any]:
     """Take the command-line values of a dataclass's options out of `given`; return the fields that were given.
 
     Raises:
-        ArgumentError: A value cannot be parsed.
+        ArgumentError: A value is empty or cannot be parsed.
     """
     values = {}
     for field in fields(kind):
@@ -102,7 +102,10 @@ def parsed(kind: type, given: dict[str, Any]) -> dict[str, Any]:
         if any(value not in (None, [], ()) for value in raw):
             parse = field.metadata["parse"]
             values[field.name] = raw[0] if parse is None else parse(*raw)
-    return {name: value for name, value in values.items() if value not in ([], {})}
+            if values[field.name] in ([], {}):
+                option = field.metadata["options"][0].names[-1]
+                raise ArgumentError(f"{option} is empty.", hint="Give it a value, or omit it.")
+    return values
 
 
 @contextlib.contextmanager

@@ -55,7 +55,9 @@ def rules(
             {**counts, "through_function_body": by_body, "missing": missing, "rules": [_described(r) for r in table]}
         )
         return
-    rows = [[r.name, r.kind, ", ".join(r.wrt), ", ".join(r.parameters), _module(r)] for r in table]
+    rows = [
+        [r.name, r.kind, ", ".join(r.wrt), ", ".join(r.parameters), _module(r).removeprefix("rules.")] for r in table
+    ]
     out.table(Table(["operator", "kind", "differentiated", "parameters", "module"], rows))
     out.line(f"\n{len(covered)} of the {len(standard)} operators of ai.onnx {CANONICAL_OPSET} have a rule.")
     if by_body:

@@ -32,6 +32,45 @@ class Table:
         ]
         return "\n".join([self.title, *text] if self.title else text)
 
+    def fitted(self, width: int) -> Table:
+        """The table for a terminal of so many columns: long names are shortened in the middle, since their ends tell most.
+
+        The longest names lose most. Sentences will wrap, in columns that are not too narrow.
+        """
+        columns = range(len(self.columns))
+        cells = [[row[i] for row in (self.columns, *self.rows)] for i in columns]
+        wraps = {i for i in columns if any(len(cell.split()) > _WORDS for cell in cells[i])}
+        widths = [min(max(map(len, cells[i])), _SENTENCE if i in wraps else width) for i in columns]
+        names = [i for i in columns if widths[i] > _SHORT and i not in wraps and i not in self.right]
+        while sum(widths) + _BETWEEN * len(columns) > width and any(widths[i] > _LEAST for i in names):
+            widths[max(names, key=lambda i: widths[i])] -= 1
+        rows = [[shortened(cell, widths[i]) if i in names else cell for i, cell in enumerate(row)] for row in self.rows]
+        return replace(self, rows=rows, title=" ".join(shortened(word, _LONGEST) for word in self.title.split(" ")))
+
+
+_WORDS = 5
+"""A cell of more words is a sentence."""
+
+_SENTENCE, _SHORT, _LEAST = 24, 25, 12
+"""Columns of a terminal: that a sentence keeps, that a short name takes, that a long name keeps."""
+
+_LONGEST = 40
+"""Most characters of a name in a title."""
+
+_BETWEEN = 3
+"""Columns of a terminal around each column of a table."""
+
+
+def shortened(text: str, width: int) -> str:
+    """A text of at most so many characters: the middle of a longer one is left out."""
+    if len(text) <= width:
+        return text
+    kept = max(width - len(_GAP), 2)
+    return text[: kept // 2] + _GAP + text[len(text) - (kept - kept // 2) :]
+
+
+_GAP = "..."
+
 
 class Output:
     """Prints a command's results; `quiet` silences everything but errors, `json` everything but the JSON text."""
@@ -68,13 +107,16 @@ class Output:
         from rich.table import Table as Grid
         from rich.text import Text
 
-        title = Text(table.title, style="bold") if table.title else None
-        grid = Grid(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+        console = Console()
+        table = table.fitted(console.width)
+        if table.title:
+            console.print(Text(table.title, style="bold"))
+        grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False)
         for i, column in enumerate(table.columns):
             grid.add_column(column, justify="right" if i in table.right else "left", overflow="fold")
         for row in table.rows:
             grid.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
-        Console().print(grid)
+        console.print(grid)
 
     @contextlib.contextmanager
     def stages(self) -> Iterator[Callable[[str], None]]:
@@ -103,7 +145,7 @@ def recorded_warnings() -> Iterator[list[str]]:
             yield texts
         finally:
             kept = (w for w in caught if issubclass(w.category, (UserWarning, RuntimeWarning)))
-            texts.extend(" ".join(str(w.message).split()) for w in kept)
+            texts.extend(dict.fromkeys(" ".join(str(w.message).split()) for w in kept))
             for text in texts:
                 print(f"Warning: {text}", file=sys.stderr)
 

@@ -41,7 +41,7 @@ class _Located(ir.ExternalTensor):
 
     def _load(self) -> None:
         try:
-            super()._load()
+            super()._load()  # type: ignore[no-untyped-call]
         except (OSError, ValueError) as problem:
             gone = GONE if isinstance(problem, FileNotFoundError) else f"which cannot be read: {problem}"
             raise ModelError(
@@ -83,7 +83,7 @@ def located(tensor: ir.ExternalTensor, folder: Folder | None, subject: str) -> i
         real = Path(os.path.realpath(path, strict=True))
         found = real.stat()
     except FileNotFoundError:
-        raise ModelError(f"{what}, which is not there.") from None
+        raise ModelError(f"{what}, which is not there.", hint="Put it back: the model needs both files.") from None
     except (OSError, ValueError) as problem:
         raise ModelError(f"{what}, which cannot be read: {problem}.") from None
     if not folder.holds(real):

@@ -77,9 +77,33 @@ def read_proto(path: str | os.PathLike[str]) -> onnx.ModelProto:
     """
     path = model_file(path)
     try:
-        return onnx.load(path, load_external_data=False)
+        proto = onnx.load(path, load_external_data=False)
     except Exception as problem:
-        raise ModelError(f"{str(path)!r} is not a readable ONNX model ({root_cause(problem)}).") from problem
+        raise ModelError(
+            f"{str(path)!r} is not a readable ONNX model ({root_cause(problem)}).", hint=_kind(path)
+        ) from problem
+    if not proto.HasField("graph"):
+        raise ModelError(f"The model is empty: {str(path)!r} has no graph.", hint=_kind(path))
+    return proto
+
+
+_KINDS = {
+    b"PK": "It is a zip archive, as PyTorch's own files are: export the model with torch.onnx.export.",
+    b"\x80": "It is a pickle, as PyTorch's own files are: export the model with torch.onnx.export.",
+    b"\x89HDF": "It is an HDF5 file, as Keras writes them: convert it with tf2onnx.",
+    b"\x89PNG": "It is a picture.",
+    b"\xff\xd8": "It is a picture.",
+    b"version https://git-lfs": "It is a pointer of Git LFS: fetch the file itself with `git lfs pull`.",
+    b"": "The file may be damaged or cut off.",
+}
+"""How a file begins -> what it is."""
+
+
+def _kind(path: Path) -> str:
+    """What a file that is no model is, as far as its beginning tells."""
+    with path.open("rb") as file:
+        start = file.read(32)
+    return next(kind for begin, kind in _KINDS.items() if start.startswith(begin))
 
 
 def model_file(path: str | os.PathLike[str]) -> Path:

@@ -72,7 +72,7 @@ def whole_proto(model: ir.Model, limit: int | None = None) -> onnx.ModelProto:
     if not fits(model, limit):
         location = f"weights-{uuid.uuid4().hex[:12]}.data"  # onnx.save appends to a file that exists
         for tensor in proto.graph.initializer:
-            if model.graph.initializers[tensor.name].const_value.nbytes > _SMALL and tensor.HasField("raw_data"):
+            if tensor.HasField("raw_data") and _nbytes(tensor) > _SMALL:
                 tensor.data_location = onnx.TensorProto.EXTERNAL
                 tensor.external_data.add(key="location", value=location)
     return proto
@@ -103,9 +103,9 @@ def _is_marked(tensor: onnx.TensorProto) -> bool:
 def _nbytes(tensor: onnx.TensorProto) -> int:
     """Bytes of the elements, without a look at them."""
     external = tensor.data_location == onnx.TensorProto.EXTERNAL and not tensor.HasField("raw_data")
-    if external or tensor.data_type not in ir.DataType or tensor.data_type == onnx.TensorProto.STRING:
+    if external or tensor.data_type not in {*map(int, ir.DataType)} - {onnx.TensorProto.STRING, 0}:
         return 0
-    return math.prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth // 8
+    return int(math.prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth // 8)
 
 
 def _in_memory(marked: onnx.TensorProto) -> ir.LazyTensor:

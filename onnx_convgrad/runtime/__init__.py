@@ -22,6 +22,9 @@ from onnx_convgrad.runtime.session_options import Options, SessionOptions, sessi
 __all__ = ["Options", "Providers", "SessionOptions", "import_runtime", "run", "session"]
 
 _FOLDER = "session.model_external_initializers_file_folder_path"
+_COPIED = 2**26
+"""Most bytes of weights in files that are copied to pass them in memory."""
+
 _RECORD = "session.record_ep_graph_assignment_info"
 
 
@@ -44,6 +47,7 @@ def session(
     options: Options | None = None,
     optimize: bool = True,
     record_placement: bool = False,
+    profile: str = "",
     limit: int | None = None,
 ) -> Any:
     """An `onnxruntime.InferenceSession` for a model, its bytes, or a path.
@@ -55,6 +59,7 @@ def session(
         options: `SessionOptions`, or a mapping with some of its attributes.
         optimize: Whether the runtime may rewrite the graph.
         record_placement: Keep, for `placement.placement`, which provider each node went to.
+        profile: Write the times of all nodes to a file whose name begins with this path, when `end_profiling` is called.
         limit: Most bytes of weights that are passed in memory; by default what protobuf can serialize.
 
     Raises:
@@ -69,6 +74,8 @@ def session(
     settings = session_options(ort, chosen, optimize=optimize)
     if record_placement:
         settings.add_session_config_entry(_RECORD, "1")
+    if profile:
+        settings.enable_profiling, settings.profile_file_prefix = True, profile
     try:
         with _source(model, settings, limit) as source:
             live = ort.InferenceSession(source, settings, providers=wanted)
@@ -91,18 +98,20 @@ def _source(
 ) -> Iterator[bytes | str]:
     """What the runtime reads a model from.
 
-    Weights beyond the limit are read from the folder that they all are in, which `settings` then names, or else from a
+    Large weights are read from the folder that they all are in, which `settings` then names; others beyond the limit from a
     temporary file.
     """
     if isinstance(model, onnx.ModelProto) and is_large(model):
         model = model_of(model)
-    if isinstance(model, ir.Model) and not fits(model, limit):
+    if isinstance(model, ir.Model):
         folders = {os.path.realpath(t.base_dir) for t in external_tensors(model)}
-        if len(folders) == 1 and fits(model, limit, memory=True):
+        large = not (fits(model, limit) and fits(model, _COPIED))
+        if large and len(folders) == 1 and fits(model, limit, memory=True):
             check_present(model)
             settings.add_session_config_entry(_FOLDER, folders.pop())
             yield ir.to_proto(model).SerializeToString()
             return
+    if isinstance(model, ir.Model) and not fits(model, limit):
         with draft_folder(Path(tempfile.gettempdir()) / "onnx_convgrad") as folder:
             path = folder / "graph.onnx"
             ir.save(held(model), path, format="protobuf", external_data="weights")

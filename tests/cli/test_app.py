@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 import time
@@ -211,10 +212,11 @@ def test_rules() -> None:
 # -- on a terminal -----------------------------------------------------------------------------------------------------
 
 
-def test_tables_are_drawn_on_a_terminal(model: Path) -> None:
+def on_a_terminal(*arguments: object, columns: int) -> str:
+    """What a command prints on a terminal of so many columns; it must succeed without a word on stderr."""
     primary, secondary = pty.openpty()
-    command = [sys.executable, "-m", "onnx_convgrad", "augment", str(model)]
-    environment = {**os.environ, "COLUMNS": "100", "TERM": "xterm"}
+    command = [sys.executable, "-m", "onnx_convgrad", *map(str, arguments)]
+    environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm"}
     running = subprocess.Popen(command, stdout=secondary, stderr=subprocess.PIPE, env=environment)
     os.close(secondary)
     text = b""
@@ -231,7 +233,29 @@ def test_tables_are_drawn_on_a_terminal(model: Path) -> None:
     assert running.stderr is not None
     assert running.stderr.read() == b""  # the spinner is for terminals only
     running.stderr.close()
-    assert "───" in text.decode()
+    return re.sub(r"\x1b\[[0-9;]*m", "", text.decode())
+
+
+def test_tables_are_drawn_on_a_terminal(model: Path) -> None:
+    assert "───" in on_a_terminal("augment", model, columns=100)
+
+
+@pytest.mark.parametrize("command", ["augment", "explain", "check", "bench"])
+def test_tables_with_long_names_fit_80_columns(model: Path, command: str) -> None:
+    """The exporters' names are paths through the modules. What tells them apart is at their ends."""
+    proto = onnx.load(model)
+    prefix = "encoder.layers.encoder_layer_11.self_attention.out_proj.parametrizations.deeply."
+    for node in proto.graph.node:
+        node.name = f"{prefix}{node.output[0]}"
+        node.input[:] = [prefix + name if name.startswith("w") else name for name in node.input]
+    for tensor in proto.graph.initializer:
+        tensor.name = prefix + tensor.name if tensor.name.startswith("w") else tensor.name
+    onnx.save(proto, model)
+    options = {"check": ["-v"], "bench": ["--budget", "1", "--no-torch", "-v"]}.get(command, [])
+    text = on_a_terminal(command, model, "--input-shape", "image:2,3,8,8", *options, columns=80)
+    tables = [line for line in text.splitlines() if line.startswith(" ")]
+    assert max(map(len, tables)) <= 80, text
+    assert any(re.search(r"enco\S*\.\.\.\S*(w1|w2|r|a|y)\b", line) for line in text.splitlines()), text
 
 
 # -- pieces ------------------------------------------------------------------------------------------------------------

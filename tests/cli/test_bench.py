@@ -14,7 +14,8 @@ from typer.testing import Result
 import onnx_convgrad as og
 from onnx_convgrad.bench import calibrate, torch_side
 from onnx_convgrad.bench.layer import ConvLayer
-from onnx_convgrad.bench.measure import BenchReport, ConvTimes, bench
+from onnx_convgrad.bench.measure import BenchReport, ConvTimes, bench, predicted
+from onnx_convgrad.bench.timing import Budget
 from onnx_convgrad.cli import bench_plot as plot
 from onnx_convgrad.cli import figures
 from onnx_convgrad.ir.targets import Rates
@@ -70,18 +71,18 @@ def test_report_groups_nodes_of_one_geometry() -> None:
 def test_stored_weights_are_timed_as_constants(monkeypatch: pytest.MonkeyPatch) -> None:
     timed = []
 
-    def time_none(choice: Choice, layer: ConvLayer, *_: object) -> dict[str, float]:
+    def time_none(choice: Choice, layer: ConvLayer, *_: object, **__: object) -> dict[str, float]:
         timed.append((choice.op_type, choice.node, layer.constant))
         return {choice.chosen: 1.0}
 
     monkeypatch.setattr("onnx_convgrad.bench.measure.time_lowerings", time_none)
     report = bench(net(), Options(wrt=["x", "w2"], trainable_inputs=True, **SMALL), threads=1, repeats=1, torch=False)
-    assert timed == [
+    assert set(timed) == {
         ("ConvInputGrad", "first", True),
         ("ConvInputGrad", "second", False),
         ("ConvWeightGrad", "second", False),
         ("ConvInputGrad", "third", True),
-    ]
+    }
     assert {t.nodes for t in report.convolutions} == {("first",), ("second",), ("third",)}
 
 
@@ -101,6 +102,40 @@ def test_half_precision_is_not_timed_by_layer() -> None:
     report = bench(net("float16"), Options(**SMALL), threads=1, repeats=1, torch=False)
     assert {t.skipped for t in report.convolutions} == {"its dtype is float16, and only float32 is timed"}
     assert report.forward > 0
+
+
+def test_layers_have_their_forward_and_gradient_times() -> None:
+    report = bench(net(), Options(wrt="all", **SMALL), threads=1, repeats=1, torch=False, depth="layers")
+    assert not report.convolutions and report.distinct == 0
+    layers = {layer.node: layer for layer in report.layers}
+    assert layers.keys() - {""} == {"first", "act", "second", "third"} or layers.keys() - {""} == {
+        "act",
+        "second",
+        "third",
+    }
+    assert {layers[name].operator for name in ("second", "third")} == {"Conv"}
+    assert all(layers[name].gradients > 0 for name in ("second", "third"))
+    assert all(layer.forward >= 0 and layer.seconds > 0 for layer in report.layers)
+
+
+def test_a_spent_budget_leaves_the_model_itself() -> None:
+    report = bench(net(), Options(wrt="all", **SMALL), threads=1, repeats=5, torch=False, budget=Budget(0.0))
+    assert report.augmented is not None
+    assert (report.distinct, report.untimed, report.convolutions, report.layers) == (4, 4, (), ())
+
+
+def test_every_convolution_comes_before_every_lowering(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And long ones before short ones."""
+    order = []
+
+    def time_one(choice: Choice, *_: object, every: bool, **__: object) -> dict[str, float]:
+        order.append((every, -predicted(choice)[choice.chosen]))
+        return {choice.chosen: 1.0}
+
+    monkeypatch.setattr("onnx_convgrad.bench.measure.time_lowerings", time_one)
+    bench(net(), Options(wrt=["w1", "w3", "x"], **SMALL), threads=1, repeats=1, torch=False)
+    assert [every for every, _ in order] == sorted(every for every, _ in order)
+    assert len(order) > 4
 
 
 def _times(measured: dict[str, float], *nodes: str) -> ConvTimes:
@@ -154,16 +189,56 @@ def test_command_with_pytorch(model: Path) -> None:
     result = quickly(model, *SHAPE)
     lines = result.output.splitlines()
     assert "Inputs: x 1x4x8x8" in lines
-    assert any(line.split() == "convolution computes chosen predicted measured PyTorch ratio".split() for line in lines)
-    assert any(line.startswith("first and 1 more") and "weight gradient" in line for line in lines)
+    assert any(line.split() == "convolution of chosen measured PyTorch ratio better".split() for line in lines)
+    assert any(line.startswith("first and 1 more") and "weight" in line for line in lines)
     assert "of 4 distinct convolutions" in result.output
     assert "PyTorch's time over ours: geometric mean" in result.output
+
+
+def test_quick_and_layers(model: Path) -> None:
+    quick = quickly(model, *SHAPE, "--quick").stdout
+    assert re.search(r"both +\S+ ms", quick) and "Layers" not in quick and "Convolutions" not in quick
+    layers = quickly(model, *SHAPE, "--layers").stdout
+    assert re.search(r"second +Conv +\S+ ms +\S+ ms +\S+ %", layers) and "Convolutions" not in layers
+    assert quickly(model, *SHAPE, "--budget", 0.01, "--no-torch").stdout.endswith(
+        "Not timed in 0.01 seconds: the layers, 4 of 4 distinct convolutions. --budget 0.1 measures for longer.\n"
+    )
+
+
+@pytest.mark.parametrize("budget", ["0", "-3", "nan", "inf"])
+def test_budgets_that_are_refused(model: Path, budget: str) -> None:
+    assert "--budget must be above 0, not" in quickly(model, "--budget", budget, status=2).stderr
+
+
+def test_quick_times_no_lowerings(model: Path, tmp_path: Path) -> None:
+    for option in ("--quick", "--layers"):
+        result = quickly(model, option, "--save-lowerings", tmp_path / "fast.json", status=2)
+        assert f"{option} times no lowerings." in result.stderr
+
+
+@pytest.mark.parametrize("after", [0, 3])
+def test_ctrl_c_prints_what_there_is(model: Path, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    count = iter(range(100))
+
+    def time_some(choice: Choice, *_: object, **__: object) -> dict[str, float]:
+        if next(count) == after:
+            raise KeyboardInterrupt
+        return {choice.chosen: 1.0}
+
+    monkeypatch.setattr("onnx_convgrad.bench.measure.time_lowerings", time_some)
+    shown = quickly(model, *SHAPE, "--no-torch", status=130).stdout
+    assert "forward" in shown and "Layers" in shown
+    assert ("1e+03 ms" in shown) == (after > 0)
+    assert f"Interrupted. Not timed: {4 - after} of 4 distinct convolutions" in shown
+    count = iter(range(100))
+    found = json.loads(quickly(model, *SHAPE, "--no-torch", "--json", status=130).stdout)
+    assert found["interrupted"] and len(found["convolutions"]) == after
 
 
 def test_command_without_pytorch(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = quickly(model, *SHAPE, "--no-torch", "-v")
     assert "PyTorch" not in result.output
-    assert "first and 1 more, weight gradient: 1x4x8x8 * 4x4x3x3 p1" in result.output
+    assert "ConvWeightGrad of first and 1 more: 1x4x8x8 * 4x4x3x3 p1" in result.output
     monkeypatch.setattr(torch_side, "torch_installed", lambda: False)
     assert "PyTorch is not installed, so there is nothing to compare with." in quickly(model, *SHAPE).output
 

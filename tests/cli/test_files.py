@@ -138,8 +138,26 @@ def bad(model: Path) -> list[tuple[list[object], str]]:
     short, cut = onnx.load(model), model.with_name("cut.onnx")
     short.graph.initializer[0].raw_data = short.graph.initializer[0].raw_data[:-7]
     onnx.save(short, cut)
+    others = {
+        "w.pt": b"PK\3\4\0\0",
+        "w.h5": b"\x89HDF\r\n",
+        "lfs.onnx": b"version https://git-lfs.github.com/spec/v1\n",
+    }
+    for name, start in others.items():
+        model.with_name(name).write_bytes(start)
+    model.with_name("empty.onnx").write_bytes(b"")
+    apart = model.with_name("apart.onnx")
+    onnx.save(onnx.load(model), apart, save_as_external_data=True, location="apart.data", size_threshold=0)
+    apart.with_suffix(".data").unlink()
     return [
         (["augment", model.with_name("none.onnx")], "There is no file"),
+        (["augment", model.with_name("w.pt")], "export the model with torch.onnx.export"),
+        (["augment", model.with_name("w.h5")], "convert it with tf2onnx"),
+        (["augment", model.with_name("lfs.onnx")], "`git lfs pull`"),
+        (["augment", model.with_name("empty.onnx")], "has no graph. The file may be damaged or cut off."),
+        (["augment", apart], "apart.data', which is not there. Put it back"),
+        (["augment", model, "--wrt", ""], "--wrt is empty. Give it a value"),
+        (["explain", model, "--of", ","], "--of is empty."),
         (["augment", model.parent], "is a folder"),
         (["augment", broken], "is not a readable ONNX model"),
         (["augment", model, "--wrt", "w11"], "Did you mean 'w1'"),
