@@ -123,9 +123,12 @@ def _start(
     with written_config(config, folder / _CONFIG):
         remove_leftovers(folder)
         _checkpoints(folder).mkdir(exist_ok=True)
-        if data.classes:
-            write_text(folder / _CLASSES, dumps(data.classes))
-        if not stored:
+        classes = loaders[0].dataset.classes
+        if classes:
+            write_text(folder / _CLASSES, dumps(classes))
+        if not stored:  # checkpoints alone are enough to predict
+            m = program.manifest
+            program.manifest = m.described(classes or m.labels, loaders[0].inputs.preprocessing)
             program.save(folder / _PROGRAM, shared_weights=True)
     program = TrainingProgram.load(folder / _PROGRAM)  # in a resumed run too
     stage("starting ONNX Runtime")
