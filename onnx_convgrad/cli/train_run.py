@@ -15,7 +15,8 @@ from typing import Any
 from onnx_convgrad.base.drafts import remove_leftovers, write_text
 from onnx_convgrad.cli import train_assembly as assembly
 from onnx_convgrad.cli.figures import check_plot
-from onnx_convgrad.cli.tables import Output, Table
+from onnx_convgrad.cli.tables import Output, Table, recorded_warnings
+from onnx_convgrad.cli.train_classes import fitted_model, with_default_loss
 from onnx_convgrad.cli.train_config import (
     Config,
     absolute,
@@ -50,7 +51,8 @@ def train(given: Mapping[str, Any], config_file: Path | None, resume: Path | Non
     if config.plot:
         check_plot(Path(config.plot))
     with out.stages() as stage:
-        config, trainer, callbacks, fit = _start(config, folder, stage, resumed=resume is not None)
+        tell = (lambda _: None) if out.silent else partial(print, file=sys.stderr)
+        config, trainer, callbacks, fit = _start(config, folder, stage, tell, resumed=resume is not None)
         if resume is not None and checkpoint.numbered(_checkpoints(folder)):
             trainer.restore(_checkpoints(folder))
     diverged = None
@@ -78,7 +80,7 @@ def _configure(given: Mapping[str, Any], config_file: Path | None, resume: Path 
 
 
 def _start(
-    config: Config, folder: Path, stage: Callable[[str], None], *, resumed: bool
+    config: Config, folder: Path, stage: Callable[[str], None], tell: Callable[[str], object], *, resumed: bool
 ) -> tuple[Config, Trainer, list[Callback], Callable[..., Sequence[Mapping[str, Any]]]]:
     """Read the data, build or load the program, write the folder of the run, and open the trainer.
 
@@ -89,6 +91,7 @@ def _start(
     check_available(import_runtime(), [name for name, _ in resolve_providers(providers)])
     stage("reading the data")
     data, held = assembly.datasets(config)
+    config = with_default_loss(config, data, tell)
     size, batches = assembly.batches(config, len(data))
     config = replace(config, batch_size=size)
     rate = assembly.schedule(config, max(1, batches))
@@ -97,7 +100,9 @@ def _start(
         program = TrainingProgram.load(folder / _PROGRAM)
     else:
         stage("building the program")
-        program = assembly.program(config, rate)
+        with recorded_warnings():  # printed before the training
+            config, model = fitted_model(config, [data] if held is None else [data, held], tell)
+            program = assembly.program(config, rate, model)
     loaders = assembly.loaders(config, program.manifest, data, held)
     assembly.check_classes(program, data)
     metrics = resolve_metrics(assembly.metrics(config, program.manifest), program.manifest)

@@ -25,7 +25,8 @@ _LONGEST = 1000
 """Most characters of an expression for a size."""
 
 _DATA = frozenset("x input inputs data image images feature features".split())
-_TARGET = frozenset("y target targets label labels class classes".split())
+USUAL_TARGETS = frozenset("y target targets label labels class classes".split())
+"""Usual names of arrays with targets."""
 
 
 class ProgramInputs:
@@ -64,7 +65,7 @@ class ProgramInputs:
                 )
         matches = dict(self.names)
         matches |= {port: port for port in self.ports if port in arrays and port not in matches}
-        for ports, usual in ((self.data, _DATA), (self.targets, _TARGET)):
+        for ports, usual in ((self.data, _DATA), (self.targets, USUAL_TARGETS)):
             unmatched = [port.name for port in ports if port.name not in matches]
             candidates = [name for name in arrays if name.lower() in usual and name not in matches.values()]
             if len(unmatched) == len(candidates) == 1:
