@@ -117,12 +117,12 @@ def _matching(globs: Names, names: Sequence[str], what: str) -> set[str]:
 
 
 def _classes(
-    plan: Plan, values: Mapping[str, ir.Value], targets: Mapping[str | None, Port]
+    plan: Plan, values: Mapping[str, ir.Value], targets: Mapping[str, Port]
 ) -> dict[str, tuple[int, int | None]]:
     """Target of integers -> number of classes of its output, and the label that the loss ignores."""
     known = {}
     for term in plan.terms:
-        shape, port = values[term.output or ""].shape, targets.get(term.target)
+        shape, port = values[term.output or ""].shape, targets.get(term.target or "")
         if port is None or not hasattr(term.loss, "ignore_index") or np.dtype(port.dtype).kind not in "iu" or not shape:
             continue
         axis, ignored = getattr(term.loss, "axis", 1), getattr(term.loss, "ignore_index", None)
