@@ -7,7 +7,29 @@ custom losses can be composed of them.
 from __future__ import annotations
 
 from onnx_convgrad.training.losses.cross_entropy import NLL, CrossEntropy
+from onnx_convgrad.training.losses.ctc import CTC
+from onnx_convgrad.training.losses.divergence import KLDiv
 from onnx_convgrad.training.losses.elementwise import L1, MSE, BCEWithLogits, Huber, Loss
+from onnx_convgrad.training.losses.embedding import Contrastive, Triplet
+from onnx_convgrad.training.losses.focal import BinaryDice, Dice, Focal, SigmoidFocal
 from onnx_convgrad.training.program.terms import Custom, Term
 
-__all__ = ["L1", "MSE", "NLL", "BCEWithLogits", "CrossEntropy", "Custom", "Huber", "Loss", "Term"]
+__all__ = [
+    "CTC",
+    "L1",
+    "MSE",
+    "NLL",
+    "BCEWithLogits",
+    "BinaryDice",
+    "Contrastive",
+    "CrossEntropy",
+    "Custom",
+    "Dice",
+    "Focal",
+    "Huber",
+    "KLDiv",
+    "Loss",
+    "SigmoidFocal",
+    "Term",
+    "Triplet",
+]

@@ -27,19 +27,20 @@ from onnx_convgrad.training.optim.schedules import Constant, Cosine, OneCycle, S
 from onnx_convgrad.training.program.build import TrainingProgram, build_training
 from onnx_convgrad.training.program.manifest import Manifest, Port
 from onnx_convgrad.training.program.terms import LOSSES, LossLike
+from onnx_convgrad.training.run.batch_weights import CLASS_LOSSES
 from onnx_convgrad.training.run.class_metrics import Accuracy
 from onnx_convgrad.training.run.metric import Metric
 from onnx_convgrad.training.run.metrics import metric_named
 
 
-def program(config: Config, rate: Schedule) -> TrainingProgram:
-    """Build the training program.
+def program(config: Config, rate: Schedule, model: ir.Model) -> TrainingProgram:
+    """Build the training program of a model that was read, and perhaps given a new last layer.
 
     Raises:
         ConvGradError: What `build_training` raises; an option is wrong.
     """
     return build_training(
-        config.model or "",
+        model,
         loss=_loss(config),
         optimizer=_optimizer(config, rate),
         freeze=text.names(config.freeze),
@@ -261,11 +262,13 @@ def check_classes(program: TrainingProgram, dataset: Dataset) -> None:
     """Raise if the data has more classes than the output, which would make the loss NaN."""
     outputs = {value.name: value.shape for value in program.model("inference").graph.outputs}
     for loss in program.manifest.losses:
-        shape = outputs.get(loss["output"])
-        count = None if shape is None or len(shape) < 2 else shape[1]
-        if loss["loss"] in ("CrossEntropy", "NLL") and isinstance(count, int) and len(dataset.classes) > count:
+        shape, axis = outputs.get(loss["output"]), loss["options"].get("axis", 1)
+        count = None if shape is None or not -len(shape) <= axis < len(shape) or len(shape) < 2 else shape[axis]
+        if loss["loss"] in CLASS_LOSSES and isinstance(count, int) and len(dataset.classes) > count:
             raise ArgumentError(
-                f"The data has {len(dataset.classes)} classes; the output {loss['output']!r} has {count}."
+                f"The data has {len(dataset.classes)} classes; the output {loss['output']!r} has {count}.",
+                hint=f"Give the model a new last layer: --classes {len(dataset.classes)}, with --head NAME if it is not "
+                f"found, or og.replace_head(model, {len(dataset.classes)}) in Python.",
             )
 
 

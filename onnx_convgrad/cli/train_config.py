@@ -34,7 +34,7 @@ _CHANGEABLE = frozenset(
 )
 """Options that may change when a run is resumed."""
 
-_COUNTS = ("epochs", "batch_size", "accumulate", "keep", "patience", "checkpoint_every", "threads", "resize")
+_COUNTS = ("epochs", "classes", "batch_size", "accumulate", "keep", "patience", "checkpoint_every", "threads", "resize")
 
 
 # Any: a dataclass field has the type of its annotation.
@@ -44,10 +44,21 @@ def _shared(name: str, default: Any = None) -> Any:
     return option(written.usage, written.help, default=default)
 
 
+def _table(usage: str, text_of_help: str) -> Any:
+    """A field with a table of options, given one by one on the command line."""
+    return field(default_factory=dict, metadata=option(usage, text_of_help, parse=text.table).metadata)
+
+
 _DATA = ".npz or .npy files (one option for each), or a folder with one folder of images per class."
 _VALIDATION = "The same, to evaluate on; or a share of the data to hold out, such as 0.1."
 _MAP = "Which array an input takes, if names and order do not settle it."
-_LOSS = "mse, l1, huber, cross_entropy, nll, bce_with_logits, or a scalar of the model; OUTPUT=0.5*NAME for each of several."
+_LOSS = (
+    "mse, l1, huber, cross_entropy, nll, bce_with_logits, focal, sigmoid_focal, dice, binary_dice, ctc, kl_div, triplet, "
+    "contrastive, or a scalar of the model; OUTPUT=0.5*NAME for each of several. [default: cross_entropy for a folder of "
+    "classes]"
+)
+_CLASSES = "Replace the last layer by one with this many classes. [default: as many as the data have]"
+_HEAD = "The last layer, by its node or weight, if several could be meant."
 _RESIZE = "Resize the shorter side of images to this, then crop the middle."
 
 
@@ -63,9 +74,13 @@ class Config:
     validation: Names = option("--validation [NAME=]PATH|SHARE...", _VALIDATION, default=())
     map: Names = option("--map INPUT=ARRAY...", _MAP, default=())
     loss: Names = option("--loss [OUTPUT=]NAME...", _LOSS, default=())
-    loss_options: Table = field(default_factory=dict)
+    loss_options: Table = _table("--loss-option KEY=VALUE...", "An option of the loss, such as axis=-1. Repeatable.")
+    classes: int | None = option("--classes INT", _CLASSES)
+    head: str | None = option("--head NAME", _HEAD)
     optimizer: str = option("--optimizer NAME", "sgd, adam, adamw, rmsprop, adagrad.", default="adamw")
-    optimizer_options: Table = field(default_factory=dict)
+    optimizer_options: Table = _table(
+        "--optimizer-option KEY=VALUE...", "One of the optimizer, such as eps=1e-6. Repeatable."
+    )
     lr: float = option("--lr NUMBER", "Learning rate.", default=1e-3)
     momentum: float | None = option("--momentum NUMBER", "Momentum of sgd and rmsprop.")
     weight_decay: float | None = option("--weight-decay NUMBER", "Weight decay. [default: the optimizer's]")

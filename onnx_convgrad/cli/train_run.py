@@ -18,7 +18,8 @@ from onnx_convgrad.base.drafts import remove_leftovers, write_text
 from onnx_convgrad.cli import train_assembly as assembly
 from onnx_convgrad.cli.evaluate import matrix_table
 from onnx_convgrad.cli.figures import check_plot
-from onnx_convgrad.cli.tables import Output, Table
+from onnx_convgrad.cli.tables import Output, Table, recorded_warnings
+from onnx_convgrad.cli.train_classes import fitted_model, with_default_loss
 from onnx_convgrad.cli.train_config import (
     Config,
     absolute,
@@ -62,7 +63,8 @@ def train(given: Mapping[str, Any], config_file: Path | None, resume: Path | Non
     if config.plot:
         check_plot(Path(config.plot))
     with out.stages() as stage:
-        config, trainer, callbacks, fit = _start(config, folder, stage, resumed=resume is not None)
+        tell = (lambda _: None) if out.silent else partial(print, file=sys.stderr)
+        config, trainer, callbacks, fit = _start(config, folder, stage, tell, resumed=resume is not None)
         if resume is not None and checkpoint.numbered(_checkpoints(folder)):
             trainer.restore(_checkpoints(folder))
     summary = trainer.summary(
@@ -94,7 +96,7 @@ def _configure(given: Mapping[str, Any], config_file: Path | None, resume: Path 
 
 
 def _start(
-    config: Config, folder: Path, stage: Callable[[str], None], *, resumed: bool
+    config: Config, folder: Path, stage: Callable[[str], None], tell: Callable[[str], object], *, resumed: bool
 ) -> tuple[Config, Trainer, list[Callback], partial[list[dict[str, Any]]]]:
     """Read the data, build or load the program, write the folder of the run, and open the trainer.
 
@@ -106,6 +108,7 @@ def _start(
     stage("reading the data")
     config = assembly.sized(config)
     data, held = assembly.datasets(config)
+    config = with_default_loss(config, data, tell)
     size, batches = assembly.batches(config, len(data))
     config = replace(config, batch_size=size)
     rate = assembly.schedule(config, max(1, batches))
@@ -114,7 +117,9 @@ def _start(
         program = TrainingProgram.load(folder / _PROGRAM)
     else:
         stage("building the program")
-        program = assembly.program(config, rate)
+        with recorded_warnings():  # printed before the training
+            config, model = fitted_model(config, [data] if held is None else [data, held], tell)
+            program = assembly.program(config, rate, model)
     loaders = assembly.loaders(config, program.manifest, data, held)
     assembly.check_classes(program, data)
     metrics = resolve_metrics(assembly.metrics(config, program.manifest), program.manifest)
@@ -123,9 +128,12 @@ def _start(
     with written_config(config, folder / _CONFIG):
         remove_leftovers(folder)
         _checkpoints(folder).mkdir(exist_ok=True)
-        if data.classes:
-            write_text(folder / _CLASSES, dumps(data.classes))
-        if not stored:
+        classes = loaders[0].dataset.classes
+        if classes:
+            write_text(folder / _CLASSES, dumps(classes))
+        if not stored:  # checkpoints alone are enough to predict
+            m = program.manifest
+            program.manifest = m.described(classes or m.labels, loaders[0].inputs.preprocessing)
             program.save(folder / _PROGRAM, shared_weights=True)
     program = TrainingProgram.load(folder / _PROGRAM)  # in a resumed run too
     stage("starting ONNX Runtime")

@@ -6,10 +6,12 @@ Imports nothing slow: the options of every command refer to these functions.
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from onnx_convgrad.base.limits import Limits
 from onnx_convgrad.errors import ArgumentError
@@ -98,6 +100,22 @@ def _lowerings_in(path: Path) -> dict[str, str]:
 
 
 _UNITS = {"": 1, "B": 1, "K": 10**3, "KB": 10**3, "M": 10**6, "MB": 10**6, "G": 10**9, "GB": 10**9}
+
+
+def table(values: Sequence[str]) -> dict[str, Any]:
+    """Parse `KEY=VALUE`, repeated; a value is a number, true, false or a list as in TOML, else text."""
+    parsed: dict[str, Any] = {}
+    for entry in values:
+        key, equals, value = entry.partition("=")
+        if not equals or not key.strip():
+            raise ArgumentError(f"The option {entry!r} is not of the form KEY=VALUE.")
+        written = value.strip()
+        try:
+            content = tomllib.loads(f"value = {written.lower() if written in ('True', 'False') else written}")
+        except ValueError:
+            content = {}
+        parsed[key.strip()] = content["value"] if list(content) == ["value"] else written
+    return parsed
 
 
 def size_in_bytes(text: str) -> int:

@@ -62,7 +62,11 @@ def test_a_model_is_trained(course: Path, tmp_path: Path) -> None:
     out, picture = tmp_path / "run", tmp_path / "loss.png"
     options = ["--validation", course / "test.npz", "--epochs", 4, "--lr", 0.01, "--schedule", "onecycle"]
     result = train(course, out, *options, "--keep", 2, "--plot", picture)
-    lines = result.stdout.splitlines()
+    summary, _, printed = result.stdout.partition("\n\n")
+    lines = printed.splitlines()
+    assert summary.startswith("train       640 samples of 10 classes") and max(map(len, summary.splitlines())) < 80
+    for part in ("loss        CrossEntropy of 'logits'", "10 per epoch, 40 in total", "fc       1,930       0"):
+        assert part in summary
     heading = "epoch loss accuracy validation loss validation accuracy learning rate seconds samples/s"
     assert lines[0].split() == heading.split()
     assert [line.split()[0] for line in lines[1:5]] == list("1234")
@@ -294,7 +298,7 @@ def test_arrays_of_several_files(course: Path, tmp_path: Path) -> None:
 def test_a_loss_that_is_not_a_number_ends_the_run(course: Path, tmp_path: Path) -> None:
     result = train(course, tmp_path / "run", "--optimizer", "sgd", "--lr", 1e30, "--json", status=3)
     assert json.loads(result.stdout)["trained"] is None
-    assert "Error: The loss is nan at step 2 (epoch 1, batch 2). No model was exported." in result.stderr
+    assert "Error: The loss is nan at step 2 (epoch 1, batch 2). Its samples are " in result.stderr
     assert "try a lower learning rate" in result.stderr
     assert not list((tmp_path / "run" / "checkpoints").iterdir())
 

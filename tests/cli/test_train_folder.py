@@ -201,7 +201,7 @@ def test_nan_in_the_data_keeps_the_healthy_checkpoints_and_models(work: Path) ->
     train("--keep", 2, "--checkpoint-every", 2)
     exported = (work / "run" / "trained.onnx").read_bytes()
     data = dict(np.load("d.npz"))
-    data["x"][30] = np.inf
+    data["x"][30] = -np.inf
     np.savez("bad.npz", **data)
     for _ in range(2):
         failed = resume("--data", "bad.npz", "--epochs", 4, status=3)

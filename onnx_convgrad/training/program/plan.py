@@ -117,12 +117,12 @@ def _matching(globs: Names, names: Sequence[str], what: str) -> set[str]:
 
 
 def _classes(
-    plan: Plan, values: Mapping[str, ir.Value], targets: Mapping[str | None, Port]
+    plan: Plan, values: Mapping[str, ir.Value], targets: Mapping[str, Port]
 ) -> dict[str, tuple[int, int | None]]:
     """Target of integers -> number of classes of its output, and the label that the loss ignores."""
     known = {}
     for term in plan.terms:
-        shape, port = values[term.output or ""].shape, targets.get(term.target)
+        shape, port = values[term.output or ""].shape, targets.get(term.target or "")
         if port is None or not hasattr(term.loss, "ignore_index") or np.dtype(port.dtype).kind not in "iu" or not shape:
             continue
         axis, ignored = getattr(term.loss, "axis", 1), getattr(term.loss, "ignore_index", None)
@@ -139,10 +139,10 @@ def create_manifest(plan: Plan, options: dict[str, Any]) -> Manifest:
     rate = np.float32(plan.optimizer.schedule(0))
     targets = {}
     for term in plan.terms:
-        if term.loss is not None and term.has_target and term.target not in targets:
-            dtype, shape = term.loss.target(values[term.output or ""])
-            value = ir.Value(shape=shape, type=ir.TensorType(dtype))
-            targets[term.target] = Port.from_value(value, names.claim(term.target or "target"))
+        for name, (dtype, shape) in term.targets(values[term.output or ""]).items():
+            if name not in targets:
+                value = ir.Value(shape=shape, type=ir.TensorType(dtype))
+                targets[name] = Port.from_value(value, names.claim(name))
     options = options | {"classes": _classes(plan, values, targets)}
     several, first = len(plan.terms) > 1, plan.terms[0]
     in_model = not several and first.loss is None and first.weight == 1  # a value of the model is the whole loss

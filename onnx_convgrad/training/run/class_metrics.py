@@ -12,11 +12,8 @@ from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.training.program.manifest import Manifest
 from onnx_convgrad.training.run import scores
-from onnx_convgrad.training.run.batch_weights import CLASS_LOSSES
+from onnx_convgrad.training.run.batch_weights import BINARY_LOSSES, CLASS_LOSSES
 from onnx_convgrad.training.run.metric import Arrays, Metric, Total
-
-LABEL_LOSSES = ("BCEWithLogits",)
-"""Losses whose targets are labels, each 0 or 1 by itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +46,7 @@ class OfClasses(Metric):
     def of(self, manifest: Manifest) -> Self:
         if self.target:  # a metric for a program already
             return self
-        terms = [t for t in manifest.losses if t["loss"] in (*CLASS_LOSSES, *LABEL_LOSSES)]
+        terms = [t for t in manifest.losses if t["loss"] in (*CLASS_LOSSES, *BINARY_LOSSES)]
         if self.output is not None:
             terms = [t for t in terms if t["output"] == self.output]
         if not terms:
@@ -64,7 +61,7 @@ class OfClasses(Metric):
             self,
             output=term["output"],
             target=term["target"],
-            binary=term["loss"] in LABEL_LOSSES,
+            binary=term["loss"] in BINARY_LOSSES,
             ignored=term["options"].get("ignore_index", -100),
             axis=term["options"].get("axis"),
             logits=term["loss"] != "NLL" and not before,

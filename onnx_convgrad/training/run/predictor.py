@@ -21,8 +21,7 @@ from onnx_convgrad.runtime import Options, Providers, session
 from onnx_convgrad.training.data.inputs import Batch
 from onnx_convgrad.training.program.manifest import Manifest, Port
 from onnx_convgrad.training.program.reading import Ending
-from onnx_convgrad.training.run.batch_weights import CLASS_LOSSES
-from onnx_convgrad.training.run.class_metrics import LABEL_LOSSES
+from onnx_convgrad.training.run.batch_weights import BINARY_LOSSES, CLASS_LOSSES
 from onnx_convgrad.training.run.run_folder import CHECKPOINTS, PROGRAM, class_names, trained_file
 from onnx_convgrad.training.run.sessions import fed_session
 from onnx_convgrad.training.run.trainer import Trainer
@@ -199,7 +198,7 @@ def task_of(predictor: Predictor, output: Output, rank: int, width: int, target:
     term = predictor.loss_of(output.name)
     if term is not None and term["loss"] in CLASS_LOSSES:
         return CLASSES
-    if term is not None and term["loss"] in LABEL_LOSSES:
+    if term is not None and term["loss"] in BINARY_LOSSES:
         return LABELS
     if output.activation:
         return LABELS if output.activation == "Sigmoid" else CLASSES

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.frontend.parameters import parameters
 from onnx_convgrad.training.data.batches import Loader
 from onnx_convgrad.training.data.datasets import Arrays, Dataset, Part
@@ -126,7 +127,7 @@ def summarize(
         optimizer=m.optimizer,
         schedule=describe_schedule(trainer.schedule),
         steps=steps,
-        preprocessing=_images(trainer) if loader is not None else "",
+        preprocessing=_images(loader.inputs.preprocessing) if loader is not None else "",
     )
 
 
@@ -143,7 +144,7 @@ def _data(loader: Loader, trained: Data | None = None) -> Data:
     for count, _ in loader.manifest.classes.values() if trained is None and loader.dataset.classes else ():
         if count > len(loader.dataset.classes):
             warnings.append(
-                f"The model has {count} classes, the data {len(loader.dataset.classes)}: the others are trained to be improbable."
+                f"The model has {count} classes, the data {len(loader.dataset.classes)}: the others become improbable."
                 f" Give the model a head of its own (onnx_convgrad.replace_head, --classes {len(loader.dataset.classes)})."
             )
     if isinstance(loader.dataset, ImageFolder) and loader.dataset.empty and trained is None:
@@ -217,8 +218,7 @@ def _odd_values(loader: Loader, ranges: Mapping[str, tuple[str, tuple[int, ...],
 _PIXELS = 64
 
 
-def _images(trainer: TrainerLike) -> str:
-    p = trainer.inputs.preprocessing
+def _images(p: Preprocessing | None) -> str:
     if p is None:
         return ""
     size = "" if p.size is None else f"{p.size[0]}x{p.size[1]}, "
