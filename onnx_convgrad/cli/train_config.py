@@ -78,7 +78,9 @@ class Config:
     classes: int | None = option("--classes INT", _CLASSES)
     head: str | None = option("--head NAME", _HEAD)
     optimizer: str = option("--optimizer NAME", "sgd, adam, adamw, rmsprop, adagrad.", default="adamw")
-    optimizer_options: Table = _table("--optimizer-option KEY=VALUE...", "One of the optimizer, such as eps=1e-6. Repeatable.")
+    optimizer_options: Table = _table(
+        "--optimizer-option KEY=VALUE...", "One of the optimizer, such as eps=1e-6. Repeatable."
+    )
     lr: float = option("--lr NUMBER", "Learning rate.", default=1e-3)
     momentum: float | None = option("--momentum NUMBER", "Momentum of sgd and rmsprop.")
     weight_decay: float | None = option("--weight-decay NUMBER", "Weight decay. [default: the optimizer's]")

@@ -81,7 +81,9 @@ class CTC(Loss):
         gain = e.cast(e.neg(share), u.dtype or ir.DataType.FLOAT)
         passed = e.where(e.compare("Equal", gain, 0), 0, e.mul(gain, e.op("Max", chances, e.scalar(_NEVER, u))))
         passed = e.reduce_sum(passed, [1, 2], keepdims=False)
-        apart = e.sub(passed, e.cast(_constant(e, passed), u.dtype or ir.DataType.FLOAT))  # 0, with the gradient of the loss
+        apart = e.sub(
+            passed, e.cast(_constant(e, passed), u.dtype or ir.DataType.FLOAT)
+        )  # 0, with the gradient of the loss
         possible = e.compare("Less", cost, -_NEVER / 10)
         else_ = 0.0 if self.zero_infinity else float("inf")
         cost = e.cast(e.where(possible, cost, else_), u.dtype or ir.DataType.FLOAT)

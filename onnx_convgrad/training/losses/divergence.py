@@ -38,7 +38,9 @@ class KLDiv(Loss):
         if self.temperature is not None:
             positive(self.temperature, "temperature", zero=False)
             if self.log_target:
-                raise ArgumentError("log_target is for targets of log-probabilities; with a temperature they are logits.")
+                raise ArgumentError(
+                    "log_target is for targets of log-probabilities; with a temperature they are logits."
+                )
 
     @property
     def takes(self) -> Takes:
@@ -51,9 +53,7 @@ class KLDiv(Loss):
         axis = self.axis_of(y)
         logarithm, target = wide(e, y), wide(e, target)
         if self.temperature is not None:
-            logarithm, target = (
-                e.op("LogSoftmax", e.div(v, self.temperature), axis=axis) for v in (logarithm, target)
-            )
+            logarithm, target = (e.op("LogSoftmax", e.div(v, self.temperature), axis=axis) for v in (logarithm, target))
         if self.log_target or self.temperature is not None:
             loss = e.mul(e.op("Exp", target), e.sub(target, logarithm))
         else:

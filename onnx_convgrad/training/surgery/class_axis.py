@@ -24,7 +24,19 @@ _TARGETS = {"Reshape": 1, "Resize": 3, "Upsample": 1, "Expand": 1}
 """Operators with an operand that holds the sizes (or scales) of the result, and its index."""
 
 PASSING = frozenset(
-    (*_SAME, *_POOLS, *_REDUCTIONS, *_BINARY, *_TARGETS, "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Gather")
+    (
+        *_SAME,
+        *_POOLS,
+        *_REDUCTIONS,
+        *_BINARY,
+        *_TARGETS,
+        "Transpose",
+        "Flatten",
+        "Squeeze",
+        "Unsqueeze",
+        "Slice",
+        "Gather",
+    )
 )
 """Operators between the last layer and an output that keep classes apart."""
 
@@ -68,14 +80,22 @@ class Follower:
     """
 
     def __init__(
-        self, model: ir.Model, node: ir.Node, axis: int, counts: tuple[int, int], label: str, shapes: Mapping[str, ir.Shape]
+        self,
+        model: ir.Model,
+        node: ir.Node,
+        axis: int,
+        counts: tuple[int, int],
+        label: str,
+        shapes: Mapping[str, ir.Shape],
     ) -> None:
         self.graph, self.node, self.label, self.shapes = model.graph, node, label, dict(shapes)
         self.old, self.new = counts
         shape = self._shape(node.outputs[0])
         self.axes: dict[ir.Value, int] = {}
         if axis < 0 and shape is None:
-            raise ModelError(f"The rank of the result of the head {label} is unknown.", hint="Infer the model's shapes.")
+            raise ModelError(
+                f"The rank of the result of the head {label} is unknown.", hint="Infer the model's shapes."
+            )
         self.axes[node.outputs[0]] = axis % len(shape) if shape is not None else axis
 
     def follow(self) -> None:

@@ -105,7 +105,9 @@ def find_head(model: ir.Model, name: str | None = None) -> Head:
             raise ModelError(f"The layer {name!r} is quantized.", hint=_FLOAT_HINT)
         check_names([name], list(names), "layer in head:")
         return _head_of(names[name])
-    last = {node: None for output in graph.outputs if floating(output) or output.dtype is None for node in _last(output)}
+    last = {
+        node: None for output in graph.outputs if floating(output) or output.dtype is None for node in _last(output)
+    }
     heads = [_head_of(node) for node in last if is_op(node, *_PRODUCTS) and _weight_of(node) is not None]
     if len(heads) == 1 and len(last) == 1:
         return heads[0]
@@ -124,7 +126,9 @@ def find_head(model: ir.Model, name: str | None = None) -> Head:
     found = ", ".join(map(labelled, last))
     raise ModelError(
         "The last layer cannot be found: "
-        + (f"the outputs come from {found}, which is no layer with stored weights." if last else "no node has weights."),
+        + (
+            f"the outputs come from {found}, which is no layer with stored weights." if last else "no node has weights."
+        ),
         hint="Name a Gemm, MatMul or Conv with head= (or --head), by its node or its weight.",
     )
 
@@ -258,4 +262,3 @@ def _store(graph: ir.Graph, value: ir.Value, array: np.ndarray) -> None:
     else:
         value.const_value = tensor
     value.shape = ir.Shape(array.shape)
-

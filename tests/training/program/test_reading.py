@@ -18,7 +18,11 @@ from onnx_convgrad.training.program.manifest import Manifest
 
 RNG = np.random.default_rng(0)
 W = RNG.standard_normal((6, 4)).astype(np.float32)
-X, CLASSES, HOT = (RNG.standard_normal((5, 6)).astype("f"), RNG.integers(0, 4, 5), RNG.integers(0, 2, (5, 4)).astype("f"))
+X, CLASSES, HOT = (
+    RNG.standard_normal((5, 6)).astype("f"),
+    RNG.integers(0, 4, 5),
+    RNG.integers(0, 2, (5, 4)).astype("f"),
+)
 
 
 def model(text: str, opset: int = 17, **stored: np.ndarray) -> onnx.ModelProto:
@@ -41,7 +45,9 @@ ENDINGS = {
     "identity": head("s = Softmax(z) y = Identity(s)"),
     "cast": head("s = Softmax(z) h = Cast<to=11>(s) y = Cast<to=1>(h)"),
     "reshape": head("s = Softmax(z) y = Reshape(s, to)", to=np.array([-1, 4])),
-    "positions": head("u = Unsqueeze(z, at) v = Unsqueeze(u, at) s = Softmax<axis=1>(v) y = Flatten(s)", at=np.array([2])),
+    "positions": head(
+        "u = Unsqueeze(z, at) v = Unsqueeze(u, at) s = Softmax<axis=1>(v) y = Flatten(s)", at=np.array([2])
+    ),
     "squeezed": head("u = Unsqueeze(z, at) s = Softmax<axis=1>(u) y = Squeeze(s, at)", at=np.array([2])),
     "turned": head("t = Transpose<perm=[1,0]>(z) s = Softmax<axis=0>(t) y = Transpose<perm=[1,0]>(s)"),
     "old": model("(float[N,6] x) => (float[N,4] y) { z = MatMul(x, w) y = Softmax(z) }", opset=11),
@@ -51,7 +57,9 @@ ENDINGS = {
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("name", ["cross_entropy", "nll"])
 def test_softmax(ending: str, name: str) -> None:
-    with pytest.warns(UserWarning, match=rf"'y' ends in Softmax, and the loss {name} takes .*: it reads .*, the value before"):
+    with pytest.warns(
+        UserWarning, match=rf"'y' ends in Softmax, and the loss {name} takes .*: it reads .*, the value before"
+    ):
         program = built(ENDINGS[ending], name)
     (term,) = program.manifest.losses
     assert (term["output"], term["target"]) == ("y", "target") and term["reads"] != "y"
@@ -156,6 +164,8 @@ def test_ctc_has_several_targets() -> None:
 
 @pytest.mark.filterwarnings("ignore:The output 'y' ends in Softmax")
 def test_half_precision_reads_the_same_value() -> None:
-    program = og.build_training(head("y = Softmax(z)"), loss="cross_entropy", optimizer=og.optim.SGD(0.1), precision="float16")
+    program = og.build_training(
+        head("y = Softmax(z)"), loss="cross_entropy", optimizer=og.optim.SGD(0.1), precision="float16"
+    )
     loss = og.Trainer(program).evaluate({"x": X, "target": CLASSES})["loss"]
     assert float(loss) == pytest.approx(F.cross_entropy(torch.tensor(X @ W), torch.tensor(CLASSES)).item(), rel=1e-2)
