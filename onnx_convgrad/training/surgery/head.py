@@ -193,7 +193,7 @@ def _head_of(node: ir.Node) -> Head:
     weight, axis = found
     tensor = stored(weight)
     assert tensor is not None
-    return Head(node, weight, axis, int(tensor.shape[axis]))
+    return Head(node, weight, axis, tensor.shape.numpy()[axis])
 
 
 def _refuse_shared(head: Head) -> None:
@@ -220,7 +220,7 @@ def _renew(graph: ir.Graph, head: Head, classes: int, generator: np.random.Gener
     """Draw weight and bias anew, in place."""
     tensor = stored(head.weight)
     assert tensor is not None
-    shape = [classes if i == head.axis else int(d) for i, d in enumerate(tensor.shape)]
+    shape = [classes if i == head.axis else d for i, d in enumerate(tensor.shape.numpy())]
     bound = 1 / math.sqrt(max(1, math.prod(shape) // classes))
 
     def drawn(shape: Sequence[int], dtype: ir.DataType) -> np.ndarray:
@@ -230,7 +230,7 @@ def _renew(graph: ir.Graph, head: Head, classes: int, generator: np.random.Gener
     for node, index, axis in _biases(head):
         old = stored(node.inputs[index])
         assert old is not None
-        sizes = [classes if i == axis else int(d) for i, d in enumerate(old.shape)]
+        sizes = [classes if i == axis else d for i, d in enumerate(old.shape.numpy())]
         bias = node.inputs[index]
         assert bias is not None
         if len(bias.uses()) == 1 and not bias.is_graph_output():
