@@ -55,11 +55,12 @@ def fitted_model(config: Config, data: Sequence[Dataset], tell: Tell) -> tuple[C
         return config, model
     names = data[0].classes if len(data[0].classes) == wanted else None
     with_new_head(model, wanted, head=config.head, seed=config.seed, labels=names)
-    text = f"The last layer, {head.label}, had {head.classes} classes: it was replaced by one with {wanted} and fresh weights."
+    text = f"The last layer, {head.label}, had {head.classes} classes: it was replaced by one with {wanted}"
+    text += " and fresh weights."
     if config.classes is None:
-        text += f" The data have {counted} classes; --classes {head.classes} keeps the layer." if (
-            counted is not None and counted < head.classes
-        ) else f" The data have {counted} classes."  # fmt: skip
+        text += f" The data have {counted} classes" + (
+            f"; --classes {head.classes} keeps it." if wanted < head.classes else "."
+        )
     tell(text)
     return replace(config, classes=wanted), model
 

@@ -67,6 +67,7 @@ def test_keywords_agree_with_the_options() -> None:
 
 def test_a_toml_file_may_hold_every_option_of_train() -> None:
     keys = {f"--{f.name.replace('_', '-')}" for f in fields(Config)}
+    keys |= {key.removesuffix("s") for key in keys if key.endswith("-options")}  # given one by one
     not_stored = {"--resume", "--config", "--quiet", "--json", "--help", "--no-shuffle"}
     assert {name for name in offered("train") if name.startswith("--")} - not_stored <= keys
 

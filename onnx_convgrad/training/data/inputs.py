@@ -233,11 +233,11 @@ def _axis_hints(manifest: Manifest) -> Iterator[tuple[str, str]]:
         axis = loss["options"].get("axis", 1)
         if loss["loss"] in ("CrossEntropy", "NLL", "Focal", "Dice") and port is not None and len(port.shape or ()) > 1:
             other = 1 if axis == -1 else -1
-            yield (
-                port.name,
+            options = f"{loss['loss']}(axis={other}) or --loss-option axis={other}"
+            text = (
                 f"The loss has its classes along axis {axis} of the output; if they are elsewhere, give axis=, as in "
-                f"{loss['loss']}(axis={other}) or --loss-option axis={other}.",
             )
+            yield port.name, f"{text}{options}."
 
 
 def cast(array: np.ndarray, port: Port, label: str, hint: str = "") -> np.ndarray:

@@ -1,6 +1,6 @@
 """Connectionist temporal classification (Graves et al. 2006), equal to `torch.nn.CTCLoss`.
 
-With the extended labels l (a blank around every label) and log probabilities u, the paths that end in state s at frame t have
+With the extended labels l (a blank around every label) and log probabilities u, the paths to state s at frame t have
 
     alpha[t, s] = u[t, l[s]] + log sum exp (alpha[t - 1, s], alpha[t - 1, s - 1], alpha[t - 1, s - 2] unless a label repeats)
 

@@ -175,7 +175,7 @@ def build_training(
 
     Args:
         model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
-        loss: A name (`"mse"`, `"l1"`, `"huber"`, `"cross_entropy"`, `"nll"`, `"bce_with_logits"`), a member of
+        loss: A name (a key of `training.program.terms.LOSSES`, such as `"mse"` or `"cross_entropy"`), a member of
             `onnx_convgrad.losses`, the name of a scalar output of the model, a function
             `(emitter, output, target) -> value`, an onnxscript function `(prediction, target) -> loss`; or several, as
             `{output: loss or (weight, loss)}`.

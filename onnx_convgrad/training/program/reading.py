@@ -133,7 +133,10 @@ def value_read(y: ir.Value, loss: Loss, name: str) -> ir.Value:
     if activation == "LogSoftmax":
         return y
     reads = f"the LogSoftmax of {source.name!r}" if takes == "log-probabilities" else f"{source.name!r}"
-    text = f"The output {y.name!r} ends in {activation}, and the loss {name} takes {takes}: it reads {reads}, the value before."
+    text = (
+        f"The output {y.name!r} ends in {activation}, and the loss {name} takes {takes}: it reads {reads}, the value "
+    )
+    text += "before."
     if takes == "logits" and activation == "Sigmoid":
         text += " Its Softmax is not part of the model: the largest output stays the predicted class, no more."
     warn(text)

@@ -14,8 +14,8 @@ from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.ir.nodes import is_op
 
 _SAME = (
-    "Identity Cast CastLike Softmax LogSoftmax Hardmax Sigmoid Relu LeakyRelu Elu Selu Tanh HardSigmoid HardSwish Clip Exp Log "
-    "Softplus Neg Sqrt Abs Dropout QuantizeLinear DequantizeLinear"
+    "Identity Cast CastLike Softmax LogSoftmax Hardmax Sigmoid Relu LeakyRelu Elu Selu Tanh HardSigmoid HardSwish Clip "
+    "Exp Log Softplus Neg Sqrt Abs Dropout QuantizeLinear DequantizeLinear"
 ).split()
 _POOLS = "GlobalAveragePool GlobalMaxPool GlobalLpPool AveragePool MaxPool LpPool".split()
 _REDUCTIONS = "ReduceMean ReduceMax ReduceSum ReduceMin ReduceL1 ReduceL2 ReduceLogSumExp".split()
@@ -143,17 +143,22 @@ class Follower:
         x = node.inputs[0]
         if x is None or x not in self.axes:
             return self._refuse(node, "it takes the classes for sizes or options")
-        axis, call = self.axes[x], Call(node)
+        axis = self.axes[x]
         if op in _SAME:
             return axis
         if op in _POOLS:
             return axis if axis == 1 else self._refuse(node, "it pools over the classes")
+        return self._moved(node, axis)
+
+    def _moved(self, node: ir.Node, axis: int) -> int | None:
+        """The axis of the classes in the result of a node that changes the layout, reduces or picks."""
+        op, x = node.op_type, node.inputs[0]
         before, after = self._shape(x), self._shape(node.outputs[0])
         if before is None:
             return self._refuse(node, "the shape of its operand is unknown")
         rank = len(before)
         if op == "Transpose":
-            return list(call.ints("perm") or reversed(range(rank))).index(axis)
+            return list(Call(node).ints("perm") or reversed(range(rank))).index(axis)
         if op in _REDUCTIONS:
             return self._reduced(node, axis, rank)
         if op in ("Slice", "Gather"):

@@ -70,7 +70,7 @@ def with_new_head(
         if len(labels) != classes:
             raise ArgumentError(f"There are {len(labels)} labels for {classes} classes.")
     last = find_head(model, head)
-    _refuse_shared(model.graph, last)
+    _refuse_shared(last)
     if classes != last.classes:
         Follower(model, last.node, last.class_axis, (last.classes, classes), last.label, _shapes(model)).follow()
     _renew(model.graph, last, classes, np.random.default_rng(seed))
@@ -193,10 +193,10 @@ def _head_of(node: ir.Node) -> Head:
     weight, axis = found
     tensor = stored(weight)
     assert tensor is not None
-    return Head(node, weight, axis, int(tensor.shape[axis]))
+    return Head(node, weight, axis, tensor.shape.numpy()[axis])
 
 
-def _refuse_shared(graph: ir.Graph, head: Head) -> None:
+def _refuse_shared(head: Head) -> None:
     """Raise `ModelError` if something else reads the weight."""
     path: list[ir.Value] = []
     value = head.node.inputs[1]
@@ -220,21 +220,21 @@ def _renew(graph: ir.Graph, head: Head, classes: int, generator: np.random.Gener
     """Draw weight and bias anew, in place."""
     tensor = stored(head.weight)
     assert tensor is not None
-    shape = [classes if i == head.axis else int(d) for i, d in enumerate(tensor.shape)]
+    shape = [classes if i == head.axis else d for i, d in enumerate(tensor.shape.numpy())]
     bound = 1 / math.sqrt(max(1, math.prod(shape) // classes))
 
     def drawn(shape: Sequence[int], dtype: ir.DataType) -> np.ndarray:
         return generator.uniform(-bound, bound, shape).astype(dtype.numpy())
 
-    _store(graph, head.weight, drawn(shape, tensor.dtype))
+    _store(head.weight, drawn(shape, tensor.dtype))
     for node, index, axis in _biases(head):
         old = stored(node.inputs[index])
         assert old is not None
-        sizes = [classes if i == axis else int(d) for i, d in enumerate(old.shape)]
+        sizes = [classes if i == axis else d for i, d in enumerate(old.shape.numpy())]
         bias = node.inputs[index]
         assert bias is not None
         if len(bias.uses()) == 1 and not bias.is_graph_output():
-            _store(graph, bias, drawn(sizes, old.dtype))
+            _store(bias, drawn(sizes, old.dtype))
         else:  # exporters store equal biases once
             node.replace_input_with(index, added(graph, f"{bias.name}_head", drawn(sizes, old.dtype)))
 
@@ -252,8 +252,8 @@ def _biases(head: Head) -> Iterator[tuple[ir.Node, int, int]]:
             yield user, index, axis
 
 
-def _store(graph: ir.Graph, value: ir.Value, array: np.ndarray) -> None:
-    """Replace the number of a stored value, in place."""
+def _store(value: ir.Value, array: np.ndarray) -> None:
+    """Replace the numbers of a stored value, in place."""
     tensor = ir.Tensor(array, name=value.name)
     node = value.producer()
     if node is not None:  # a Constant

@@ -73,8 +73,9 @@ STYLES: dict[str, tuple[onnx.ModelProto, np.ndarray, str]] = {
                              s=np.array([-1, 6]), u=np.array([5, 2, 4])), FRAMES, "w"),
     "two-outputs": (model("(float[N,6] x) => (float[N,4] z, float[N,4] y, int64[N] best) { z = Gemm(x, w, b) y = Softmax(z) "
                           "best = ArgMax<axis=1, keepdims=0>(y) }", w=W, b=B), ROWS, "w"),
-    "written-softmax": (model("(float[N,6] x) => (float[N,4] y) { z = Gemm(x, w, b) m = ReduceMax<axes=[1]>(z) d = Sub(z, m) "
-                              "e = Exp(d) s = ReduceSum(e, one) y = Div(e, s) }", w=W, b=B, one=np.array([1])), ROWS, "w"),
+    "written-softmax": (model("(float[N,6] x) => (float[N,4] y) { z = Gemm(x, w, b) m = ReduceMax<axes=[1]>(z) "
+                              "d = Sub(z, m) e = Exp(d) "
+                              "s = ReduceSum(e, one) y = Div(e, s) }", w=W, b=B, one=np.array([1])), ROWS, "w"),
 }  # fmt: skip
 
 
@@ -95,8 +96,8 @@ def test_a_new_head_in_every_style(style: str, classes: int) -> None:
     want, got = run(before, {"x": x}), run(after, {"x": x})
     for value, output in zip(after.graph.output, before.graph.output, strict=True):
         name = value.name
-        assert [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim] == [
-            d.dim_param or (classes if d.dim_value == 4 else d.dim_value) for d in output.type.tensor_type.shape.dim]  # fmt: skip
+        sizes, old_sizes = ([d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in (value, output))
+        assert sizes == [classes if size == 4 else size for size in old_sizes]
         assert got[name].shape == tuple(classes if d == 4 and i else d for i, d in enumerate(want[name].shape))
     old, new = stored(before), stored(after)
     assert (new[weight].ndim, new[weight].size) == (old[weight].ndim, old[weight].size // 4 * classes)
