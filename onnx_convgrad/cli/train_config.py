@@ -101,6 +101,12 @@ class Config:
     limit: Names = _shared("limits", ())
     image_size: Names = option("--image-size HxW", "Size of images, if the model takes any size.", default=())
     resize: int | None = option("--resize INT", _RESIZE)
+    augment: Names = option(
+        "--augment NAMES...",
+        "Change training images at random: flip, crop, color, rotate.",
+        parse=text.names,
+        default=(),
+    )
     mean: Numbers = option("--mean R,G,B", "Subtracted from images in [0, 1].", parse=text.mean, default=())
     std: Numbers = option("--std R,G,B", "Divides images after that.", parse=text.std, default=())
 
