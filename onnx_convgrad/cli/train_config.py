@@ -48,6 +48,7 @@ _DATA = ".npz or .npy files (one option for each), or a folder with one folder o
 _VALIDATION = "The same, to evaluate on; or a share of the data to hold out, such as 0.1."
 _MAP = "Which array an input takes, if names and order do not settle it."
 _LOSS = "mse, l1, huber, cross_entropy, nll, bce_with_logits, or a scalar of the model; OUTPUT=0.5*NAME for each of several."
+_AUGMENT = "Change training images at random: flip, crop, color, rotate."
 _RESIZE = "Resize the shorter side of images to this, then crop the middle."
 
 
@@ -101,13 +102,7 @@ class Config:
     limit: Names = _shared("limits", ())
     image_size: Names = option("--image-size HxW", "Size of images, if the model takes any size.", default=())
     resize: int | None = option("--resize INT", _RESIZE)
-    augment: Names = option(
-        "--augment NAMES...",
-        "Change training images at random: flip, crop, color, rotate.",
-        parse=text.names,
-        default=(),
-    )
-    mean: Numbers = option("--mean R,G,B", "Subtracted from images in [0, 1].", parse=text.mean, default=())
+    augment: Names = option("--augment NAMES...", _AUGMENT, parse=text.names, default=())
     std: Numbers = option("--std R,G,B", "Divides images after that.", parse=text.std, default=())
 
     def __post_init__(self) -> None:

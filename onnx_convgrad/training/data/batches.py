@@ -102,9 +102,8 @@ class Loader(metaclass=TypedArguments):
                 f"{len(self.dataset)} samples make no batch of {self.batch_size}, and smaller ones are left out."
             )
         self.prefetch = (2 if self.dataset.slow else 0) if prefetch is None else whole(prefetch, "prefetch", 0)
-        self._batch(
-            slice(0, min(self.batch_size, len(self.dataset))), self.dataset
-        )  # reports arrays that do not fit at once
+        first = slice(0, min(self.batch_size, len(self.dataset)))
+        self._batch(first, self.dataset)  # reports arrays that do not fit at once
 
     def __len__(self) -> int:
         full, rest = divmod(len(self.dataset), self.batch_size)
