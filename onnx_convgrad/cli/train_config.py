@@ -103,6 +103,7 @@ class Config:
     image_size: Names = option("--image-size HxW", "Size of images, if the model takes any size.", default=())
     resize: int | None = option("--resize INT", _RESIZE)
     augment: Names = option("--augment NAMES...", _AUGMENT, parse=text.names, default=())
+    mean: Numbers = option("--mean R,G,B", "Subtracted from images in [0, 1].", parse=text.mean, default=())
     std: Numbers = option("--std R,G,B", "Divides images after that.", parse=text.std, default=())
 
     def __post_init__(self) -> None:
