@@ -151,6 +151,8 @@ def _dataset(config: Config, entries: tuple[str, ...], classes: tuple[str, ...] 
     """Read a folder of images, or the arrays of all files; `NAME=PATH` names the array of an `.npy` file."""
     if len(entries) == 1 and is_image_folder(Path(entries[0])):
         return _images(config, Path(entries[0]), classes)
+    if config.augment:
+        raise ArgumentError("--augment changes images in folders, and the data are arrays.", hint="Leave it out.")
     arrays: dict[str, Any] = {}
     for entry in entries:
         name, _, path = entry.rpartition("=")
@@ -218,7 +220,13 @@ def _image_size(config: Config) -> tuple[int, int] | None:
 def _images(config: Config, path: Path, classes: tuple[str, ...] | None) -> ImageFolder:
     size = _image_size(config)
     return ImageFolder(
-        path, size=size, resize=config.resize, mean=config.mean or None, std=config.std or None, classes=classes
+        path,
+        size=size,
+        resize=config.resize,
+        mean=config.mean or None,
+        std=config.std or None,
+        classes=classes,
+        augment=config.augment,
     )
 
 
@@ -253,7 +261,7 @@ def loaders(config: Config, manifest: Manifest, train: Dataset, held: Dataset | 
             manifest = manifest.described(manifest.labels, overridden(manifest.preprocessing, options))
     common: dict[str, Any] = {"batch_size": config.batch_size, "seed": config.seed, "names": names}
     return (
-        Loader(train, manifest, shuffle=config.shuffle, **common),
+        Loader(train, manifest, shuffle=config.shuffle, augment=True, **common),
         None if held is None else Loader(held, manifest, shuffle=False, **common),
     )
 

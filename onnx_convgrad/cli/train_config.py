@@ -59,6 +59,7 @@ _LOSS = (
 )
 _CLASSES = "Replace the last layer by one with this many classes. [default: as many as the data have]"
 _HEAD = "The last layer, by its node or weight, if several could be meant."
+_AUGMENT = "Change training images at random: flip, crop, color, rotate."
 _RESIZE = "Resize the shorter side of images to this, then crop the middle."
 
 
@@ -122,6 +123,7 @@ class Config:
         "--image-size HxW", "Size of images; also of the model's input. [default: the model's]", default=()
     )
     resize: int | None = option("--resize INT", _RESIZE)
+    augment: Names = option("--augment NAMES...", _AUGMENT, parse=text.names, default=())
     mean: Numbers = option("--mean R,G,B", "Subtracted from images in [0, 1].", parse=text.mean, default=())
     std: Numbers = option("--std R,G,B", "Divides images after that.", parse=text.std, default=())
 

@@ -34,6 +34,9 @@ from onnx_convgrad.cli.train_summary import print_summary
 from onnx_convgrad.errors import ArgumentError, DivergenceError
 from onnx_convgrad.runtime import import_runtime
 from onnx_convgrad.runtime.providers import check_available, resolve_providers
+from onnx_convgrad.training.data.batches import Loader
+from onnx_convgrad.training.data.datasets import Part
+from onnx_convgrad.training.data.images import ImageFolder
 from onnx_convgrad.training.program.build import TrainingProgram
 from onnx_convgrad.training.run import checkpoint
 from onnx_convgrad.training.run.callbacks import Callback, Checkpoints, EarlyStopping, Log, TensorBoard
@@ -49,6 +52,8 @@ from onnx_convgrad.training.run.run_folder import PROGRAM as _PROGRAM
 from onnx_convgrad.training.run.run_folder import TRAINED as _TRAINED
 from onnx_convgrad.training.run.summary import Summary
 from onnx_convgrad.training.run.trainer import Trainer
+
+_BROKEN = "broken_images.txt"
 
 _SHOWN = 20
 """Most epochs in the table."""
@@ -81,6 +86,7 @@ def train(given: Mapping[str, Any], config_file: Path | None, resume: Path | Non
                 f"{problem.message} No model was exported.",
                 hint=f"{problem.hint} Then continue with:\n  {_resume(config, folder)}",
             )
+    _list_broken([fit.keywords["data"], fit.keywords["validation"]], folder)
     return _finish(config, trainer, folder, interruption, diverged, out, summary)
 
 
@@ -148,6 +154,16 @@ def _start(
         accumulate=config.accumulate,
     )
     return config, trainer, callbacks, fit
+
+
+def _list_broken(loaders: Sequence[Loader | None], folder: Path) -> None:
+    """List the images that could not be read in a file of the run."""
+    sets = [
+        loader.dataset.dataset if isinstance(loader.dataset, Part) else loader.dataset for loader in loaders if loader
+    ]
+    broken = {file: reason for data in sets if isinstance(data, ImageFolder) for file, reason in data.broken.items()}
+    if broken:
+        write_text(folder / _BROKEN, "".join(f"{file}: {reason}\n" for file, reason in broken.items()))
 
 
 # -- the folder --------------------------------------------------------------------------------------------------------

@@ -63,6 +63,7 @@ class Loader(metaclass=TypedArguments):
         drop_last: Leave out a smaller last batch; by default only if the program has a fixed batch size.
         prefetch: Number of batches to make ahead in a thread; by default 2 if the data come from files, else 0.
         names: Input of the program -> name of its array, for inputs that cannot be matched automatically.
+        augment: Whether images are changed at random, as their set says; `Trainer.fit` does so with the data to train on.
 
     Raises:
         ArgumentError: An input has no array, or the arrays do not fit the inputs.
@@ -79,8 +80,9 @@ class Loader(metaclass=TypedArguments):
         drop_last: bool | None = None,
         prefetch: int | None = None,
         names: Mapping[str, str] | None = None,
+        augment: bool = False,
     ) -> None:
-        self.dataset = dataset.bound(manifest)
+        self.dataset, self.augment = dataset.bound(manifest), flag(augment, "augment")
         self.inputs = ProgramInputs(manifest, names)
         self.inputs.preprocessing = self.dataset.preprocessing or self.inputs.preprocessing
         self.manifest = manifest
@@ -100,7 +102,8 @@ class Loader(metaclass=TypedArguments):
                 f"{len(self.dataset)} samples make no batch of {self.batch_size}, and smaller ones are left out."
             )
         self.prefetch = (2 if self.dataset.slow else 0) if prefetch is None else whole(prefetch, "prefetch", 0)
-        self._batch(slice(0, min(self.batch_size, len(self.dataset))))  # reports arrays that do not fit at once
+        first = slice(0, min(self.batch_size, len(self.dataset)))
+        self._batch(first, self.dataset)  # reports arrays that do not fit at once
 
     def __len__(self) -> int:
         full, rest = divmod(len(self.dataset), self.batch_size)
@@ -120,7 +123,8 @@ class Loader(metaclass=TypedArguments):
         return self._numbers(next(self._rows(epoch, number)))
 
     def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
-        return map(self._batch, self._rows(epoch, start))
+        dataset = self.dataset.augmented(self.seed, epoch) if self.augment else self.dataset
+        return (self._batch(rows, dataset) for rows in self._rows(epoch, start))
 
     def _rows(self, epoch: int, start: int) -> Iterator[Rows]:
         samples, size = len(self.dataset), self.batch_size
@@ -129,9 +133,9 @@ class Loader(metaclass=TypedArguments):
             rows = slice(first, min(first + size, samples))
             yield rows if order is None else order[rows]
 
-    def _batch(self, rows: Rows) -> Batch:
-        with CallersCode(self.dataset):
-            arrays = self.dataset.take(rows)
+    def _batch(self, rows: Rows, dataset: Dataset) -> Batch:
+        with CallersCode(dataset):
+            arrays = dataset.take(rows)
         return check_batch(self.inputs(arrays), self.manifest, lambda i: _number(self._numbers(rows), i))
 
     def _numbers(self, rows: Rows) -> Rows:
@@ -258,6 +262,7 @@ def as_batches(
     drop_last: bool | None = None,
     prefetch: int | None = None,
     names: Mapping[str, str] | None = None,
+    augment: bool = False,
 ) -> Batches:
     """Convert any source of data to batches.
 
@@ -274,7 +279,7 @@ def as_batches(
     dataset = as_dataset(source)
     if dataset is not None:
         return Loader(dataset, manifest, batch_size=batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last,
-                      prefetch=prefetch, names=names)  # fmt: skip
+                      prefetch=prefetch, names=names, augment=augment)  # fmt: skip
     single = isinstance(source, np.ndarray) and source.ndim == 0
     if (isinstance(source, Iterable) or callable(source)) and not single:
         return Stream(source, manifest, seed=seed, prefetch=prefetch or 0, names=names)

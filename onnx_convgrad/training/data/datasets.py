@@ -54,6 +54,10 @@ class Dataset(metaclass=TypedArguments):
         """The set for a program, whose inputs decide, for example, the size of images."""
         return self
 
+    def augmented(self, seed: int, epoch: int) -> Dataset:  # noqa: ARG002 - most sets are the same in all epochs
+        """The set to train on in an epoch, with random changes that depend on the arguments and the sample alone."""
+        return self
+
     def split(self, share: float, seed: int = 0) -> tuple[Dataset, Dataset]:
         """Split into two random disjoint parts, the second one with `share` of the samples.
 
@@ -132,6 +136,9 @@ class Part(Dataset):
 
     def bound(self, manifest: Manifest) -> Dataset:
         return Part(self.dataset.bound(manifest), self.rows)
+
+    def augmented(self, seed: int, epoch: int) -> Dataset:
+        return Part(self.dataset.augmented(seed, epoch), self.rows)
 
     def describe(self) -> dict[str, Any]:
         return {**self.dataset.describe(), "samples": len(self), "of": len(self.dataset)}

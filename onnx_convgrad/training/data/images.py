@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -12,16 +13,22 @@ from typing import Any
 
 import numpy as np
 
+from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import factors, positive, whole
 from onnx_convgrad.base.paths import as_path
+from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.lowering.cost.calibration import cores
-from onnx_convgrad.training.data.datasets import Dataset, Rows
-from onnx_convgrad.training.data.pictures import ImageReader, check_pillow, image_port
+from onnx_convgrad.training.data.augmentation import Augmentation, Transform
+from onnx_convgrad.training.data.datasets import Dataset, Rows, seed_sequence
+from onnx_convgrad.training.data.pictures import ImageReader, check_pillow, image_port, unreadable
 from onnx_convgrad.training.program.manifest import Manifest, Port
 
 SUFFIXES = frozenset(".bmp .gif .jpeg .jpg .pgm .png .ppm .tif .tiff .webp".split())
+
+_SHOWN = 5
+"""Most broken images that a warning names."""
 
 IMAGE, LABEL = "image", "label"
 """Names of the two arrays."""
@@ -44,8 +51,14 @@ class ImageFolder(Dataset):
         preprocessing: All of these in one value, instead of what the model's file says; the arguments above win.
         classes: Names of the classes by number, to use the numbering of another folder.
         workers: Number of threads that read images; by default the number of cores.
+        augment: Random changes of the images to train on: `"flip"`, `"crop"`, `"color"`, `"rotate"`, or several of them.
+        transform: A further change: a function of a `PIL.Image.Image`, and of the keyword `rng` (a NumPy generator) if it
+            has one, that returns an image or its pixels. All numbers drawn depend on seed, epoch and sample alone.
+        on_broken: `"skip"`: files that are no images are left out, with a warning, and in place of one that turns out to be
+            damaged the next image of its class is read. `"error"`: both are errors.
 
     Attributes:
+        broken: File -> what is wrong with it, for those that were left out or replaced.
         empty: Folders without images, which are no classes.
         preprocessing: What is done to the images, once the set is bound to a program; `None` before.
     """
@@ -64,10 +77,19 @@ class ImageFolder(Dataset):
         preprocessing: Preprocessing | None = None,
         classes: Sequence[str] | None = None,
         workers: int | None = None,
+        augment: Sequence[str] | str = (),
+        transform: Transform | None = None,
+        on_broken: str = "skip",
     ) -> None:
         check_pillow()
+        self.augmentation = Augmentation(augment, transform)
+        check_names([on_broken], ["skip", "error"], "value of on_broken:")
+        self.workers = cores() if workers is None else whole(workers, "workers")
+        self.broken: dict[str, str] = {}
         self.folder = as_path(folder, "The folder of images")
         by_class = {d.name: images_in(d) for d in _folders(self.folder)}
+        if on_broken == "skip":
+            by_class = self._usable(by_class)
         self._by_class = {name: files for name, files in sorted(by_class.items()) if files}
         self.empty = tuple(name for name, files in by_class.items() if not files)
         _check_depth(self.folder, tuple(self._by_class))
@@ -76,12 +98,12 @@ class ImageFolder(Dataset):
                 f"The folder {str(folder)!r} contains no folders with images.",
                 hint="Make one folder of images per class.",
             )
-        self._numbered = classes is not None
+        self._skips, self._numbered = on_broken == "skip", classes is not None
         self._number(tuple(self._by_class if classes is None else classes))
-        self.workers = cores() if workers is None else whole(workers, "workers")
         self._wanted = _checked(preprocessing)
         self._given = given_preprocessing(size, resize, mean, std, scale)
         self.reader: ImageReader | None = None
+        self.drawn: tuple[int, int] | None = None
 
     def __len__(self) -> int:
         return len(self.files)
@@ -112,13 +134,65 @@ class ImageFolder(Dataset):
         if self.reader is None:
             raise ArgumentError("The image format is not known yet.", hint="Call bound(program.manifest) first.")
         chosen = self.files[rows] if isinstance(rows, slice) else [self.files[i] for i in rows]
-        images = self.reader.batch([path for path, _ in chosen], self.workers)
+        numbers = range(len(self))[rows] if isinstance(rows, slice) else [int(i) for i in rows]
+        with ThreadPoolExecutor(self.workers) as pool:  # Pillow decodes and resizes without holding the interpreter
+            images = np.stack(list(pool.map(self._read, numbers)))
         return {IMAGE: images, LABEL: np.array([number for _, number in chosen], np.int64)}
 
     def describe(self) -> dict[str, Any]:
         p = self.preprocessing or overridden(self._wanted, self._given)
         options = {"size": p.size and list(p.size), "resize": p.resize, "mean": list(p.mean), "std": list(p.std)}
-        return {"kind": "images", "samples": len(self), "classes": list(self.classes), **options, "scale": p.scale}
+        return {"kind": "images", "samples": len(self), "classes": list(self.classes), **options, "scale": p.scale} | (
+            self.augmentation.describe()
+        )
+
+    def augmented(self, seed: int, epoch: int) -> ImageFolder:
+        changed = copy(self)
+        changed.drawn = seed, epoch
+        return changed
+
+    def _read(self, number: int) -> np.ndarray:
+        """Read a sample; in place of an image that cannot be decoded, the next one of its class that can."""
+        assert self.reader is not None
+        image, name = None, self.files[number][1]
+        same = (
+            [file for file, other in self.files[number:] + self.files[:number] if other == name] if self._skips else []
+        )
+        for file in [self.files[number][0], *same[1:]]:
+            try:
+                image = self.reader.opened(file)
+            except ArgumentError as problem:
+                if not self._skips:
+                    raise
+                self._report(file, problem)
+            else:
+                break
+        if image is None:
+            raise ArgumentError(f"No image of the class {self.classes[name]!r} can be read.")
+        if self.drawn is not None and self.augmentation:
+            rng = np.random.Generator(np.random.PCG64(seed_sequence(*self.drawn, number)))
+            image = self.augmentation(image, rng).convert(image.mode)
+        return self.reader.numbers(self.reader.cropped(image))
+
+    def _report(self, file: Path, problem: ArgumentError) -> None:
+        if str(file) not in self.broken:
+            self.broken[str(file)] = problem.message
+            warn(f"{problem.message} Another image of its class takes its place.")
+
+    def _usable(self, by_class: dict[str, list[Path]]) -> dict[str, list[Path]]:
+        """Leave out files whose first bytes are no image."""
+        files = [file for several in by_class.values() for file in several]
+        with ThreadPoolExecutor(self.workers) as pool:
+            reasons = dict(zip(files, pool.map(unreadable, files), strict=True))
+        self.broken.update({str(file): reason for file, reason in reasons.items() if reason})
+        if self.broken:
+            shown = ", ".join(repr(name) for name in list(self.broken)[:_SHOWN])
+            more = f" and {len(self.broken) - _SHOWN} more" if len(self.broken) > _SHOWN else ""
+            warn(
+                f"{len(self.broken)} of {len(files)} images in {str(self.folder)!r} cannot be read and are left out: "
+                f"{shown}{more}. The first: {next(iter(self.broken.values()))}."
+            )
+        return {name: [file for file in several if not reasons[file]] for name, several in by_class.items()}
 
     def _number(self, classes: tuple[str, ...]) -> None:
         """Number the classes."""

@@ -110,6 +110,19 @@ def scaled(pixels: np.ndarray, preprocessing: Preprocessing, dtype: str = "float
     return np.moveaxis(result, -1, -3) if p.layout == "NCHW" else result
 
 
+def unreadable(path: Path) -> str:
+    """What is wrong with the first bytes of a file, which are read alone; nothing if they are those of an image."""
+    from PIL import Image
+
+    try:
+        check_regular(path)
+        with Image.open(path, formats=_FORMATS) as opened:
+            _check_pixels(opened)
+    except Exception as problem:  # noqa: BLE001 - whatever the library says of foreign bytes
+        return f"{problem}".rstrip(".") or type(problem).__name__
+    return ""
+
+
 def check_pillow() -> None:
     """Raise `ExecutionError` unless Pillow is installed."""
     if find_spec("PIL") is None:

@@ -217,7 +217,9 @@ class Trainer:
         """
         accumulate, epochs = whole(accumulate, "accumulate"), whole(epochs, "epochs", 0)
         check_callbacks(callbacks)
-        source = as_batches(data, self._described(), batch_size=batch_size, shuffle=shuffle, seed=self.seed)
+        source = as_batches(
+            data, self._described(), batch_size=batch_size, shuffle=shuffle, seed=self.seed, augment=True
+        )
         if isinstance(source, Loader):
             self.labels = source.dataset.classes or self.labels
             self.preprocessing = source.inputs.preprocessing

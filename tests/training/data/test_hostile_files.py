@@ -38,7 +38,7 @@ def png(width: int, height: int) -> bytes:
 def pictures(folder: Path, content: bytes, name: str = "0.png") -> ImageFolder:
     (folder / "a").mkdir(exist_ok=True)
     (folder / "a" / name).write_bytes(content)
-    made = ImageFolder(folder, size=(224, 224), workers=1)
+    made = ImageFolder(folder, size=(224, 224), workers=1, on_broken="error")
     made.reader = ImageReader(Preprocessing(size=(224, 224)))
     return made
 
