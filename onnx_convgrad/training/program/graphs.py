@@ -77,7 +77,8 @@ class Builder:
 
     def _build(self, part: Part) -> ir.Model:
         if part == "inference":
-            m = inference_model(self.plan.source, self.plan.base, [e.name for e in self.manifest.stored()])
+            names, bound = [e.name for e in self.manifest.stored()], tuple(self.plan.options.input_values or ())
+            m = inference_model(self.plan.source, self.plan.base, names, bound)
             m.metadata_props[MANIFEST] = self.manifest.to_json()
             return m
         draft: Draft = getattr(self, f"_{part}")()
