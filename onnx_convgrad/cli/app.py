@@ -20,6 +20,7 @@ from onnx_convgrad.cli.augment import augment
 from onnx_convgrad.cli.bench import bench
 from onnx_convgrad.cli.check import check
 from onnx_convgrad.cli.explain import explain
+from onnx_convgrad.cli.inspect import inspect
 from onnx_convgrad.cli.lower import lower
 from onnx_convgrad.cli.rules import rules
 from onnx_convgrad.cli.train import train
@@ -33,7 +34,7 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (augment, explain, lower, check, bench, train, rules):
+for _command in (inspect, augment, explain, lower, check, bench, train, rules):
     app.command()(_command)
 
 

@@ -47,7 +47,17 @@ def program(config: Config, rate: Schedule) -> TrainingProgram:
 def _settings(config: Config) -> dict[str, Any]:
     """The keywords of `build_training` that other transformations have too."""
     first = next(iter(config.providers), "cpu").lower()
-    names = ("wrt", "target", "deterministic", "lowering", "max_workspace", "recompute", "input_shape", "input_value", "limit")
+    names = (
+        "wrt",
+        "target",
+        "deterministic",
+        "lowering",
+        "max_workspace",
+        "recompute",
+        "input_shape",
+        "input_value",
+        "limit",
+    )
     given = {name: getattr(config, name) or None for name in names}
     return {"target": "cuda" if first.startswith("cuda") else "cpu", **parsed(Options, given)}
 

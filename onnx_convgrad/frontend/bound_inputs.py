@@ -42,8 +42,9 @@ def bind_inputs(model: ir.Model, values: InputValues | None) -> ir.Model:
 
 def _converted(value: ir.Value, given: Any) -> np.ndarray:
     """The given value in the dtype of the input; raises `ArgumentError` where that would change it."""
-    if not isinstance(value.type, ir.TensorType) or value.dtype not in (ir.DataType.BOOL, *_WHOLE, *_FLOATS):
-        kind = value.dtype.name.lower() if isinstance(value.type, ir.TensorType) and value.dtype else "no tensor"
+    dtype = value.dtype if isinstance(value.type, ir.TensorType) else None
+    if dtype is None or dtype not in (ir.DataType.BOOL, *_WHOLE, *_FLOATS):
+        kind = "no tensor of known dtype" if dtype is None else dtype.name.lower()
         raise _misfit(value, f"it is {kind}, and only numbers and bools can be bound")
     try:
         array = np.asarray(given)
@@ -51,10 +52,10 @@ def _converted(value: ir.Value, given: Any) -> np.ndarray:
         raise _misfit(value, f"{given!r:.60} is no array ({problem})") from None
     if array.dtype.kind not in "biuf":
         raise _misfit(value, f"{given!r:.60} is not made of numbers")
-    wanted = "true or false" if value.dtype == ir.DataType.BOOL else f"{value.dtype.name.lower()} numbers"
+    wanted = "true or false" if dtype == ir.DataType.BOOL else f"{dtype.name.lower()} numbers"
     with np.errstate(all="ignore"):
-        result = array.astype(value.dtype.numpy())
-    if not _same(array, result, value.dtype):
+        result = array.astype(dtype.numpy())
+    if not _same(array, result, dtype):
         raise _misfit(value, f"it takes {wanted}, not {given!r:.60}")
     return result
 
@@ -84,14 +85,18 @@ def _shaped(value: ir.Value, array: np.ndarray) -> np.ndarray:
     sizes = [d if isinstance(d, int) and d >= 0 else None for d in value.shape]
     if None not in sizes:
         shape = tuple(size for size in sizes if size is not None)
-        check_limit("constant_bytes", int(np.prod(shape, dtype=object)) * array.itemsize, f"The value of {value.name!r}")
+        check_limit(
+            "constant_bytes", int(np.prod(shape, dtype=object)) * array.itemsize, f"The value of {value.name!r}"
+        )
         try:
             return np.array(np.broadcast_to(array, shape))
         except ValueError:
             raise _misfit(value, f"a value of shape {list(array.shape)} does not fit {sizes}") from None
     if len(sizes) != array.ndim or any(size not in (None, n) for size, n in zip(sizes, array.shape, strict=True)):
         declared = [d if isinstance(d, int) else str(d.value or "?") for d in value.shape]
-        raise _misfit(value, f"a value of shape {list(array.shape)} does not fit {declared}", "Give every number of it.")
+        raise _misfit(
+            value, f"a value of shape {list(array.shape)} does not fit {declared}", "Give every number of it."
+        )
     return array
 
 

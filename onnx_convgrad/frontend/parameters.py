@@ -25,7 +25,7 @@ _NORMALIZATIONS = frozenset(
 _ARITHMETIC = ("elementwise", "linear")
 """Kinds of rules of operators that also compute sizes."""
 
-_INTEGER_WEIGHTS = frozenset({"ConvInteger", "DequantizeLinear", "MatMulInteger", "QLinearConv", "QLinearMatMul"})
+INTEGER_WEIGHTS = frozenset({"ConvInteger", "DequantizeLinear", "MatMulInteger", "QLinearConv", "QLinearMatMul"})
 """Operators that take weights stored as integers."""
 
 Passed = Mapping[ir.Value, ir.Value]
@@ -190,7 +190,7 @@ def resolve_wrt(graph: ir.Graph, wrt: str | Sequence[str], *, stored: bool = Fal
     if wrt == "parameters":
         values, message = parameters(graph), "The model has no trainable parameters."
         hint = "Use wrt='inputs' or name a value; nothing is there to train."
-        if any(node.op_type in _INTEGER_WEIGHTS for node in graph):
+        if any(node.op_type in INTEGER_WEIGHTS for node in graph):
             hint = "Its weights are stored as integers; differentiate the model from before its quantization."
     elif wrt == "inputs":
         values, message, hint = inputs, "The model has no floating input.", "Name a value in wrt."

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 
 import onnx_ir as ir
 
@@ -10,6 +11,7 @@ from onnx_convgrad.autodiff.activity import floating
 from onnx_convgrad.base.names import INSPECT, is_glob, matches, select
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError, first_few
+from onnx_convgrad.frontend.exporters.pytorch import sources
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.notes import is_bound, was_constant_node
@@ -29,6 +31,20 @@ def statistics(graph: ir.Graph) -> list[ir.Value]:
     """The running means and variances of BatchNormalization."""
     operands = (v for node in graph if is_op(node, "BatchNormalization") for v in node.inputs[3:5])
     return list(dict.fromkeys(v for v in operands if v is not None))
+
+
+def original_names(value: ir.Value) -> list[str]:
+    """The names in the module of parameters that PyTorch's newer exporter transposed and stored under a number."""
+    return [name for name in sources(value) if re.fullmatch(r"[^\W\d]\w*(\.\w+)+", name)]
+
+
+def by_name(values: Iterable[ir.Value]) -> dict[str, list[ir.Value]]:
+    """Name -> the values of that name, and those that were stored under it originally."""
+    named = {v.name or "": [v] for v in values}
+    for value in list(named.values()):
+        for name in original_names(value[0]):
+            named.setdefault(name, []).extend(value)
+    return named
 
 
 def read_by(values: Sequence[ir.Value]) -> dict[str, list[ir.Value]]:
@@ -53,7 +69,7 @@ def readers(value: ir.Value) -> Iterator[ir.Node]:
 def values_of(graph: ir.Graph, names: Sequence[str]) -> list[ir.Value]:
     """The values that the argument `of` names; a glob means results of nodes, if it matches any."""
     values = _named(graph, names, "of")
-    computed = {name: [v] for name, v in values.items() if not v.is_initializer()}
+    computed = {name: [v] for name, v in values.items() if v.producer() is not None}
     return select(names, computed, {name: [v] for name, v in values.items()}, what="value in of:", see=INSPECT)
 
 
@@ -63,7 +79,7 @@ def values_wrt(
     """The values that the argument `wrt` names.
 
     A glob means the parameters, and the floating inputs, that it matches. If it matches none, it means other stored values,
-    then results of nodes, and last the parameters that nodes of matching names read.
+    then results of nodes, then the parameters that nodes of matching names read, and last constants of the graph.
 
     Args:
         graph: A canonical graph.
@@ -73,16 +89,23 @@ def values_wrt(
     """
     values = _named(graph, names, "wrt")
     inputs = () if stored else graph.inputs
-    leaves = {v.name or "": [v] for v in (*inputs, *trained) if floating_tensor(v)}
-    kept = {name: [v] for name, v in values.items() if v.is_initializer() and name not in leaves}
-    results = {name: [v] for name, v in values.items() if name not in leaves and name not in kept}
-    tiers = [leaves, kept, *([] if stored else [results]), read_by(trained)]
+    leaves = by_name(v for v in (*inputs, *trained) if floating_tensor(v))
+    others = {name: [v] for name, v in values.items() if name not in leaves}
+    kept = {name: v for name, v in others.items() if v[0].is_initializer() and not _is_constant(v[0])}
+    constants = {name: v for name, v in others.items() if v[0].is_initializer() and name not in kept}
+    results = {name: v for name, v in others.items() if not v[0].is_initializer()}
+    tiers = [leaves, kept, *([] if stored else [results]), read_by(trained), constants]
     _warn_of_constants(graph, [name for name in names if name not in values], leaves, kept)
 
     def meant(name: str) -> list[ir.Value]:
         return [values[name]] if name in values else select(name, *tiers, what="value in wrt:", see=INSPECT)
 
     return list(dict.fromkeys(value for name in names for value in meant(name)))
+
+
+def _is_constant(value: ir.Value) -> bool:
+    """Whether a stored value is known to be a constant of the graph or of the caller."""
+    return bool(was_constant_node(value)) or is_bound(value)
 
 
 def _named(graph: ir.Graph, names: Sequence[str], argument: str) -> dict[str, ir.Value]:
@@ -96,13 +119,13 @@ def _named(graph: ir.Graph, names: Sequence[str], argument: str) -> dict[str, ir
     return {name: value for name, value in values.items() if floating_tensor(value)}
 
 
-def _warn_of_constants(
-    graph: ir.Graph, patterns: Sequence[str], leaves: Sequence[str], kept: dict[str, list[ir.Value]]
-) -> None:
+def _warn_of_constants(graph: ir.Graph, patterns: Sequence[str], leaves: Iterable[str], kept: Iterable[str]) -> None:
     """Warn of stored values that a glob matches but does not mean, since they look like constants."""
     expected = {v.name for v in statistics(graph)}
-    doubtful = [name for name, (v,) in kept.items() if not (name in expected or was_constant_node(v) or is_bound(v))]
+    doubtful = [name for name in kept if name not in expected]
     globs = [p for p in patterns if is_glob(p) and any(matches(p, name) for name in leaves)]
     left = [repr(name) for name in doubtful if any(matches(glob, name) for glob in globs)]
     if left:
-        warn(f"{first_few(left)} match a glob in wrt, but look like constants: they are left out. Name them to include them.")
+        warn(
+            f"{first_few(left)} match a glob in wrt, but look like constants: they are left out. Name them to include them."
+        )

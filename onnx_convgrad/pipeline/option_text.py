@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from onnx_convgrad.base.limits import Limits
+from onnx_convgrad.base.names import check_names
 from onnx_convgrad.errors import ArgumentError
 
 _GROUPS = ("parameters", "inputs", "all")
@@ -118,8 +119,9 @@ def limits(values: Sequence[str]) -> Limits:
     chosen = {}
     for value in values:
         name, _, number = value.partition("=")
-        if name not in names or not number.isdecimal():
+        if not number.isdecimal():
             raise ArgumentError(f"--limit {value!r} is not NAME=N with NAME one of {', '.join(names)}.")
+        check_names([name], names, "limit")
         chosen[name] = int(number)
     return Limits(**chosen)
 
@@ -143,7 +145,9 @@ def input_values(values: Sequence[str]) -> dict[str, Any]:
     for value in values:
         name, equals, written = value.partition("=")
         if not equals or not name:
-            raise ArgumentError(f"--input-value {value!r} is not of the form NAME=VALUE.", hint="For example: sr=16000.")
+            raise ArgumentError(
+                f"--input-value {value!r} is not of the form NAME=VALUE.", hint="For example: sr=16000."
+            )
         if name in bound:
             raise ArgumentError(f"--input-value gives the value of {name!r} twice.")
         if written.startswith("@"):

@@ -155,9 +155,13 @@ class Options:
         check_choice(self.lowering)
         check_workspace(self.max_workspace)
         if not isinstance(self.input_values or {}, Mapping):
-            raise ArgumentError(f"input_values must map names of inputs to their values, not {self.input_values!r:.60}.")
+            raise ArgumentError(
+                f"input_values must map names of inputs to their values, not {self.input_values!r:.60}."
+            )
         if self.input_values and isinstance(self.input_shapes, Mapping):
             for name in filter(self.input_values.__contains__, self.input_shapes):
-                raise ArgumentError(f"The input {name!r} is in input_values and in input_shapes.", hint="Leave out one.")
+                raise ArgumentError(
+                    f"The input {name!r} is in input_values and in input_shapes.", hint="Leave out one."
+                )
         if self.limits is not None and not isinstance(self.limits, Limits):
             raise ArgumentError(f"limits must be an onnx_convgrad.Limits, not {self.limits!r}.")

@@ -256,7 +256,12 @@ def build_training(
         precision=precision,
         scale=_scale(precision, loss_scale, target),
     )
-    options: dict[str, Any] = {"target": target, "unbiased_variance": unbiased_variance, "seed": plan.seed, "precision": precision}
+    options: dict[str, Any] = {
+        "target": target,
+        "unbiased_variance": unbiased_variance,
+        "seed": plan.seed,
+        "precision": precision,
+    }
     if input_values:
         options["input_values"] = {name: np.asarray(value).tolist() for name, value in input_values.items()}
     builder = Builder(plan, options | ({"loss_scale": asdict(plan.scale)} if plan.scale else {}))

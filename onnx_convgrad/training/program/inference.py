@@ -68,7 +68,9 @@ def _with_inputs(
 def _lift(graph: ir.Graph, names: Collection[str]) -> None:
     """Make the named constants in nested graphs initializers of the main graph, in place, where a name is unique."""
     bodies = [body for body in graph.subgraphs() if body is not graph]
-    counts = Counter(name for body in bodies for name in (*body.initializers, *(v.name for n in body for v in n.outputs)))
+    counts = Counter(
+        name for body in bodies for name in (*body.initializers, *(v.name for n in body for v in n.outputs))
+    )
     for body in bodies:
         for node in [n for n in body if n.op_type == "Constant" and n.outputs[0].name in names]:
             if counts[node.outputs[0].name] == 1 and not node.outputs[0].is_graph_output():

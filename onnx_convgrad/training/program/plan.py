@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnx_convgrad.base.names import INSPECT, as_names, literal, select
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.parameters import resolve_wrt
-from onnx_convgrad.frontend.selection import read_by, statistics
+from onnx_convgrad.frontend.selection import by_name, read_by, statistics
 from onnx_convgrad.ir.namespace import Namespace, named_values
 from onnx_convgrad.ir.targets import Target
 from onnx_convgrad.pipeline.modes import batch_normalizations
@@ -71,7 +71,8 @@ def parameter_names(graph: ir.Graph, wrt: Names, freeze: Names) -> tuple[str, ..
     for value in values:
         if not value.is_initializer():
             raise ArgumentError(
-                f"wrt names {value.name!r}, which is not an initializer of the model and cannot be trained.", hint=INSPECT
+                f"wrt names {value.name!r}, which is not an initializer of the model and cannot be trained.",
+                hint=INSPECT,
             )
     frozen = _frozen(graph, values, freeze, averaged)
     names = tuple(v.name or "" for v in values if v.name not in frozen)
@@ -82,10 +83,10 @@ def parameter_names(graph: ir.Graph, wrt: Names, freeze: Names) -> tuple[str, ..
 
 def _frozen(graph: ir.Graph, trained: Sequence[ir.Value], freeze: Names, averaged: Collection[str]) -> set[str]:
     """The names of initializers that `freeze` means: by their own names, or else by those of the nodes that read them."""
-    stored = {name: [name] for name in graph.initializers}
+    tiers = _by_name(trained), _read_by(trained), {name: [name] for name in graph.initializers}
     frozen: set[str] = set()
     for pattern in as_names(freeze, "freeze"):
-        found = select(pattern, stored, _read_by(trained), what="initializer in freeze:", see=INSPECT)
+        found = select(pattern, *tiers, what="initializer in freeze:", see=INSPECT)
         if averaged.issuperset(found):
             raise ArgumentError(
                 f"freeze names {pattern!r}, and {found[0]!r} is a running statistic, not a parameter.",
@@ -93,6 +94,11 @@ def _frozen(graph: ir.Graph, trained: Sequence[ir.Value], freeze: Names, average
             )
         frozen.update(found)
     return frozen
+
+
+def _by_name(values: Sequence[ir.Value]) -> dict[str, list[str]]:
+    """Name -> names of the values that have it, or had it originally."""
+    return {name: [v.name or "" for v in named] for name, named in by_name(values).items()}
 
 
 def _read_by(values: Sequence[ir.Value]) -> dict[str, list[str]]:
@@ -106,10 +112,10 @@ def grouped(optimizer: Optimizer, graph: ir.Graph, names: Sequence[str]) -> Opti
     Raises:
         ArgumentError: A group has no parameters.
     """
-    nodes = _read_by([graph.initializers[name] for name in names])
+    trained = [graph.initializers[name] for name in names]
     merged: dict[str, dict[str, Any]] = {}
     for pattern, options in optimizer.groups.items():
-        for name in select(pattern, {name: [name] for name in names}, nodes, what="parameter in groups:", see=INSPECT):
+        for name in select(pattern, _by_name(trained), _read_by(trained), what="parameter in groups:", see=INSPECT):
             merged.setdefault(name, {}).update(options)
     same = all(optimizer.of(name) == replace(optimizer, groups={name: merged.get(name, {})}).of(name) for name in names)
     return optimizer if same else replace(optimizer, groups={literal(name): own for name, own in merged.items()})
