@@ -180,9 +180,10 @@ class _Inspected:
             f"{domain or 'ai.onnx'} {version}" for domain, version in self.source.graph.opset_imports.items()
         )
         made = " ".join(filter(None, (self.source.producer_name, self.source.producer_version)))
-        out.line(f"{self.path}: {bytes_text(self.bytes)}, {f'made by {made}, ' if made else ''}opset {opsets}")
-        for name, size in self.files.items():
-            out.line(f"External data in {name}: {'the file is missing' if size is None else bytes_text(size)}")
+        out.line(f"{self.path}")
+        out.line(f"{bytes_text(self.bytes)}, {f'made by {made}, ' if made else ''}opset {opsets}")
+        for name, held in self.files.items():
+            out.line(f"External data in {name}: {'the file is missing' if held is None else bytes_text(held)}")
         if self.preprocessing is not None:
             p = self.preprocessing
             size = "any size" if p.size is None else f"{p.size[0]}x{p.size[1]}"
@@ -213,7 +214,7 @@ class _Inspected:
             reason = member.reason if isinstance(member, Stored) else ""
             rows.append(
                 [
-                    "  " * row["level"] + row["layer"],
+                    "  " * row["level"] + _short(row["layer"]),
                     shape_text(member.shape) if isinstance(member, Stored) else "",
                     f"{row['parameters']:,}" if row["tensors"] else "",
                     f"{row['share']:.1%}" if row["tensors"] else "",
@@ -241,8 +242,16 @@ class _Inspected:
             out.line("In a shell, put globs in quotes: --freeze 'GLOB'.")
 
     def _results(self) -> Table:
+        from onnx_convgrad.cli.rewrite import described
+
         rows = [
-            [node.name or "", node.op_type, v.name or "", "?" if v.dtype is None else v.dtype.name.lower(), _sizes(v)]
+            [
+                node.name or "",
+                node.op_type,
+                v.name or "",
+                described(v)["dtype"] or "?",
+                shape_text(described(v)["shape"]),
+            ]
             for node in self.base.graph
             for v in node.outputs
             if v.name
@@ -250,8 +259,12 @@ class _Inspected:
         return Table(["node", "operator", "result", "dtype", "shape"], rows)
 
 
-def _sizes(value: ir.Value) -> str:
-    return shape_text(None if value.shape is None else [d if isinstance(d, int) else d.value for d in value.shape])
+_LONGEST = 26
+"""Most characters of a label in the tree."""
+
+
+def _short(label: str) -> str:
+    return label if len(label) <= _LONGEST else f"...{label[3 - _LONGEST :]}"
 
 
 def _numbers(values: Sequence[float]) -> str:

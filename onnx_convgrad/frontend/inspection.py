@@ -121,7 +121,7 @@ def stored_values(
         if input_shapes or input_values:
             raise
         warn(f"Nothing in this model can be trained: {problem.message}")
-        return [_described(v, "unclear", problem.message) for v in source.graph.initializers.values()], source
+        return [_described(v, "unclear", "not known") for v in source.graph.initializers.values()], source
     graph = base.graph
     warn_of_derivatives(graph, trained)
     unclear, averaged, chosen = unrecognized(graph, trained), set(statistics(graph)), set(trained)
@@ -167,7 +167,7 @@ def _kind(value: ir.Value) -> tuple[Kind, str]:
 def _described(value: ir.Value, kind: Kind, reason: str) -> Stored:
     reading = list(dict.fromkeys(readers(value)))
     shape = tuple(d for d in value.shape or () if isinstance(d, int))
-    dtype = value.dtype.name.lower() if value.dtype else "?"
+    dtype = str(value.dtype.numpy()) if value.dtype else "?"
     nodes = tuple(node.name for node in reading if node.name)
     originals = tuple(original_names(value))
     return Stored(value.name or "", _path(value, reading, originals), dtype, shape, kind, reason, nodes, originals)
@@ -219,13 +219,16 @@ class Globs:
         chosen = [v for v in self.trained if v.name in wanted]
         names = [_names(v)[-1] for v in chosen]
         for glob in _beginnings(names):
-            if {v.name for v in self.trained if any(matches(glob, name) for name in _names(v))} == wanted:
-                return glob
+            if self._by_name(glob) == wanted:
+                return min([g for g in _shorter(glob) if self._by_name(g) == wanted], key=len, default=glob)
         for glob in _beginnings([node for v in chosen for node in v.nodes]):
             read = {v.name for v in self.trained if any(matches(glob, node) for node in v.nodes)}
             if read == wanted and not any(matches(glob, name) for name in self.taken):
                 return glob
         return ""
+
+    def _by_name(self, glob: str) -> set[str]:
+        return {v.name for v in self.trained if any(matches(glob, name) for name in _names(v))}
 
     def across(self) -> dict[str, list[Stored]]:
         """Globs for parameters whose names end alike in several layers, such as `*.bias`."""
@@ -235,6 +238,16 @@ class Globs:
             if found and not _NAMELESS.fullmatch(value.name):
                 ends.setdefault(f"*{literal(found[0])}", []).append(value)
         return {glob: values for glob, values in ends.items() if 1 < len(values) < len(self.trained)}
+
+
+_LONG = 24
+"""Length from which a glob is replaced by a shorter one."""
+
+
+def _shorter(glob: str) -> Iterator[str]:
+    """Globs for the ends of a long one: `*.layer_0.*` for `encoder.layers.layer_0.*`."""
+    if len(glob) > _LONG:
+        yield from (f"*{glob[found.start() :]}" for found in re.finditer(r"[./]", glob[:-2]) if found.start())
 
 
 def _names(value: Stored) -> tuple[str, ...]:

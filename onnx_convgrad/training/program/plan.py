@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -81,7 +81,7 @@ def parameter_names(graph: ir.Graph, wrt: Names, freeze: Names) -> tuple[str, ..
     return names
 
 
-def _frozen(graph: ir.Graph, trained: Sequence[ir.Value], freeze: Names, averaged: Collection[str]) -> set[str]:
+def _frozen(graph: ir.Graph, trained: Sequence[ir.Value], freeze: Names, averaged: set[str]) -> set[str]:
     """The names of initializers that `freeze` means: by their own names, or else by those of the nodes that read them."""
     tiers = _by_name(trained), _read_by(trained), {name: [name] for name in graph.initializers}
     frozen: set[str] = set()
