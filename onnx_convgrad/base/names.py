@@ -116,7 +116,8 @@ def select(patterns: object, *tiers: Mapping[str, Iterable[T]], what: str, see: 
         found = exact or next(filter(None, globbed), [])
         if not found:
             names = list(dict.fromkeys(name for tier in tiers for name in tier))
-            raise unknown(pattern, names, what, see, globs_of(names))
+            globs = [glob for glob in globs_of(names) if is_glob(pattern) or not glob.startswith("*")]
+            raise unknown(pattern, names, what, see, globs)
         chosen.update(dict.fromkeys(member for members in found for member in members))
     return list(chosen)
 
