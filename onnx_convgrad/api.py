@@ -140,6 +140,10 @@ def augment(
 
             input_shapes (mapping): Shapes that replace those declared by the graph's inputs.
 
+            input_values (mapping): Inputs that are bound to constants, as in `{"sr": 16000}`: numbers, bools, lists or
+            arrays, which are broadcast to a fixed shape. The result has no such inputs, and an If whose condition depends
+            on them alone is replaced by the branch that it takes.
+
             limits (Limits): Bounds on what a file can ask for, see `onnx_convgrad.Limits`.
 
             base_dir (path): The folder of external weights, for a model that is not given by its path.
@@ -256,8 +260,8 @@ def lower_gradient_ops(model: AnyModel, **settings: Unpack[LoweringSettings]) ->
 
     Args:
         model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
-        settings: `target`, `deterministic`, `lowering`, `max_workspace`, `input_shapes`, `limits` and `base_dir`, as for
-            `augment`.
+        settings: `target`, `deterministic`, `lowering`, `max_workspace`, `input_shapes`, `input_values`, `limits` and
+            `base_dir`, as for `augment`.
 
     Returns:
         The model (a `ModelProto` for a path) at opset 21. `metadata_props["onnx_convgrad.gradients"]` maps each `x` to the

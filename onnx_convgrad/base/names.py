@@ -1,12 +1,23 @@
-"""Check names that a caller passes."""
+"""Check names that a caller passes, and find what names and globs mean.
+
+A pattern means what has exactly that name. If nothing has, it is a glob: `*` stands for any text, dots and slashes included,
+`?` for one character, `[ab]` for one of several, and upper and lower case differ. `[[]` stands for a bracket.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
-from typing import Any
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, TypeVar
 
 from onnx_convgrad.errors import ArgumentError
+
+T = TypeVar("T")
+
+INSPECT = "`python -m onnx_convgrad inspect MODEL` lists the names."
+"""Where the names of a model's values are listed: part of errors about them."""
 
 
 def as_names(names: object, what: str) -> list[str]:
@@ -23,18 +34,100 @@ def as_names(names: object, what: str) -> list[str]:
     return several
 
 
+# -- unknown names -----------------------------------------------------------------------------------------------------
+
 _SHOWN = 80
 """The most names that an error lists; a network has thousands."""
 
+_SHOWN_OF_MODEL = 10
+"""The most names of values that an error lists, if it says where all are listed."""
 
-def check_names(names: Sequence[str], options: Sequence[str], what: str) -> None:
-    """Raise `ArgumentError` with near matches for unknown names."""
+
+def check_names(names: Sequence[str], options: Iterable[str], what: str, see: str = "") -> None:
+    """Raise `ArgumentError` with near matches for unknown names; `see` says where all names are listed."""
+    known = list(options)
     for name in names:
         if not isinstance(name, str):
             raise ArgumentError(f"A name of {what.rstrip(':')} must be text, not {name!r}.")
-        if name not in options:
-            near = difflib.get_close_matches(name, options, n=3)
-            shown, rest = ", ".join(options[:_SHOWN]) or "none", len(options) - _SHOWN
-            listed = f"There are: {shown}{f' and {rest} more' if rest > 0 else ''}."
-            hint = f"Did you mean {', '.join(map(repr, near))}?" if near else listed
-            raise ArgumentError(f"Unknown {what} {name!r}.", hint=hint)
+        if name not in known:
+            raise unknown(name, known, what, see)
+
+
+def unknown(name: str, options: Sequence[str], what: str, see: str = "", globs: Sequence[str] = ()) -> ArgumentError:
+    """The error for an unknown name: near matches among the options and `globs`, or else the options."""
+    near = near_matches(name, [*options, *globs])
+    most = _SHOWN_OF_MODEL if see else _SHOWN
+    rest = len(options) - most
+    listed = f"There are: {', '.join(options[:most]) or 'none'}{f' and {rest} more' if rest > 0 else ''}."
+    hint = f"Did you mean {', '.join(map(repr, near))}?" if near else listed
+    return ArgumentError(f"Unknown {what} {name!r}{_REMARK * is_glob(name)}.", hint=f"{hint} {see}".strip())
+
+
+_REMARK = ", a glob that matches nothing"
+
+_SHORTEST = 3
+"""Shorter names are no clue where they are part of another one."""
+
+
+def near_matches(name: str, options: Iterable[str]) -> list[str]:
+    """The options that a misspelt name may stand for, at most three: equal but for case, similar, or longer."""
+    known, wanted = list(dict.fromkeys(options)), name.lower()
+    equal = [option for option in known if option.lower() == wanted]
+    similar = difflib.get_close_matches(name, known, n=3)
+    longer = [option for option in known if wanted in option.lower()] if len(name) >= _SHORTEST else []
+    return list(dict.fromkeys([*equal, *similar, *longer]))[:3]
+
+
+# -- globs -------------------------------------------------------------------------------------------------------------
+
+
+def is_glob(pattern: str) -> bool:
+    """Whether a pattern may match other names than itself."""
+    return bool(re.search(r"[*?[]", pattern))
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether a name is the pattern, or matches it as a glob."""
+    return name == pattern or (is_glob(pattern) and fnmatchcase(name, pattern))
+
+
+def literal(name: str) -> str:
+    """The glob that matches one name alone."""
+    return re.sub(r"([*?[])", r"[\1]", name)
+
+
+def select(patterns: object, *tiers: Mapping[str, Iterable[T]], what: str, see: str = "") -> list[T]:
+    """What names and globs mean, each member once.
+
+    Args:
+        patterns: A name or glob, or several.
+        tiers: Name -> what it means. An exact name counts in every tier; a glob means all its matches in the first tier
+            that has any.
+        what: Completes the message "Unknown ... 'name'", such as `"value in wrt:"`.
+        see: Where all names are listed.
+
+    Raises:
+        ArgumentError: A pattern is no text, or means nothing; with near matches.
+    """
+    chosen: dict[T, None] = {}
+    for pattern in as_names(patterns, what.rpartition(" in ")[2].rstrip(":")):
+        exact = [tier[pattern] for tier in tiers if pattern in tier][:1]
+        globbed = ([members for name, members in tier.items() if matches(pattern, name)] for tier in tiers)
+        found = exact or next(filter(None, globbed), [])
+        if not found:
+            names = list(dict.fromkeys(name for tier in tiers for name in tier))
+            globs = [glob for glob in globs_of(names) if is_glob(pattern) or not glob.startswith("*")]
+            raise unknown(pattern, names, what, see, globs)
+        chosen.update(dict.fromkeys(member for members in found for member in members))
+    return list(chosen)
+
+
+def globs_of(names: Iterable[str]) -> list[str]:
+    """Globs for the parts of a tree of names with dots and slashes: `layer4.*`, `layer4.0.*`, `*.bias`."""
+    globs: dict[str, None] = {}
+    for name in names:
+        ends = [found.end() for found in re.finditer(r"[./]", name) if found.start()]
+        globs.update(dict.fromkeys(f"{literal(name[:end])}*" for end in ends))
+        if ends:
+            globs[f"*{literal(name[ends[-1] - 1 :])}"] = None
+    return list(globs)

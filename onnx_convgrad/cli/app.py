@@ -21,6 +21,7 @@ from onnx_convgrad.cli.bench import bench
 from onnx_convgrad.cli.check import check
 from onnx_convgrad.cli.evaluate import evaluate
 from onnx_convgrad.cli.explain import explain
+from onnx_convgrad.cli.inspect import inspect
 from onnx_convgrad.cli.lower import lower
 from onnx_convgrad.cli.predict import predict
 from onnx_convgrad.cli.rules import rules
@@ -35,7 +36,7 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (augment, explain, lower, check, bench, train, predict, evaluate, rules):
+for _command in (inspect, augment, explain, lower, check, bench, train, predict, evaluate, rules):
     app.command()(_command)
 
 

@@ -54,7 +54,17 @@ def program(config: Config, rate: Schedule, model: ir.Model) -> TrainingProgram:
 def _settings(config: Config) -> dict[str, Any]:
     """The keywords of `build_training` that other transformations have too."""
     first = next(iter(config.providers), "cpu").lower()
-    names = ("wrt", "target", "deterministic", "lowering", "max_workspace", "recompute", "input_shape", "limit")
+    names = (
+        "wrt",
+        "target",
+        "deterministic",
+        "lowering",
+        "max_workspace",
+        "recompute",
+        "input_shape",
+        "input_value",
+        "limit",
+    )
     given = {name: getattr(config, name) or None for name in names}
     return {"target": "cuda" if first.startswith("cuda") else "cpu", **parsed(Options, given)}
 
@@ -234,7 +244,10 @@ def batches(config: Config, samples: int) -> tuple[int, int]:
     """Return the batch size (the given one, or that of the model's inputs, or the default) and the batches per epoch."""
     shapes = text.input_shapes(config.input_shape)
     fixed = None
+    bound = text.input_values(config.input_value)
     for value in load(config.model or "").graph.inputs:
+        if value.name in bound:
+            continue
         shape = shapes.get(value.name or "", None if value.shape is None else list(value.shape))
         if fixed is None and shape and isinstance(shape[0], int) and not value.is_initializer():
             fixed = shape[0]

@@ -118,6 +118,7 @@ class Config:
     max_workspace: str | None = _shared("max_workspace")
     recompute: Names = _shared("recompute", ())
     input_shape: Names = _shared("input_shapes", ())
+    input_value: Names = _shared("input_values", ())
     limit: Names = _shared("limits", ())
     image_size: Names = option(
         "--image-size HxW", "Size of images; also of the model's input. [default: the model's]", default=()
@@ -270,6 +271,8 @@ def absolute(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
             fixed[name] = tuple(_data_path(folder, entry) for entry in fixed[name])
     if fixed.get("lowering") is not None:
         fixed["lowering"] = tuple(_joined(folder, v) if v.endswith(".json") else v for v in fixed["lowering"])
+    if fixed.get("input_value") is not None:
+        fixed["input_value"] = tuple(_value_path(folder, entry) for entry in fixed["input_value"])
     return fixed
 
 
@@ -283,6 +286,12 @@ def _data_path(folder: Path, entry: str) -> str:
         return entry
     name, equals, path = entry.rpartition("=")
     return f"{name}{equals}{_joined(folder, path)}"
+
+
+def _value_path(folder: Path, entry: str) -> str:
+    """Make the path in `NAME=@PATH` absolute."""
+    name, at, path = entry.partition("=@")
+    return f"{name}{at}{_joined(folder, path)}" if at else entry
 
 
 def share_of(entry: str) -> float | None:

@@ -6,7 +6,6 @@ are the values given for `xs` and `zs`, then the tensors that `xs` and `zs` name
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import NoReturn
 
 import onnx_ir as ir
 
+from onnx_convgrad.base.names import near_matches
 from onnx_convgrad.errors import ModelError
 from onnx_convgrad.ir.emit import DOMAIN
 from onnx_convgrad.ir.notes import VEIL
@@ -126,7 +126,7 @@ class _Names:
         zs = tuple(node.attributes["zs"].as_strings()) if "zs" in node.attributes else ()
         for what, name in (("y", y), *(("xs", x) for x in xs), *(("zs", z) for z in zs)):
             if name not in tensors:
-                near = difflib.get_close_matches(name, tensors, n=3)
+                near = near_matches(name, tensors)
                 hint = f"Did you mean {', '.join(map(repr, near))}?" if near else "It must be one of the same graph."
                 refuse(node, f"names {name!r} in {what}, but its graph has no such tensor.", hint)
         twice = [name for name, count in Counter((*xs, *zs)).items() if count > 1]

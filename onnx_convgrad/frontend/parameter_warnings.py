@@ -13,7 +13,7 @@ from onnx_convgrad.frontend.exporters.folded import is_computed, is_member_name,
 from onnx_convgrad.frontend.exporters.pytorch import left_out, merged, normalized_inside, sources
 from onnx_convgrad.ir.call import stem
 from onnx_convgrad.ir.nodes import is_op
-from onnx_convgrad.ir.notes import INITIALIZER_KIND, is_declared_parameter
+from onnx_convgrad.ir.notes import INITIALIZER_KIND, is_bound, is_declared_parameter
 
 _SHOWN = 4
 
@@ -93,7 +93,18 @@ def _warn_of_computed(wrt: Sequence[ir.Value]) -> None:
 
 
 def _warn_of_unrecognized(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:
-    """Warn of values that act on the outputs and may be parameters, or be folded from some, but are not in `wrt`.
+    """Warn of values that may be parameters, but are not in `wrt`."""
+    found = unrecognized(graph, wrt)
+    lost = [repr(value.name) + (f" (of {_listed(members)})" if members else "") for value, members in found.items()]
+    if lost:
+        warn(
+            f"{first_few(lost)} may be parameters or constants, and the file does not say which: they are left out."
+            " Name them in wrt to differentiate by them, too."
+        )
+
+
+def unrecognized(graph: ir.Graph, wrt: Sequence[ir.Value]) -> dict[ir.Value, list[str]]:
+    """Values that act on the outputs and may be parameters, but are not in `wrt`, with those that they are folded from.
 
     PyTorch's older exporter stores parameters and buffers under the names of members of a module, and constants under
     other names. The newer one notes the names of folded values, but not their kinds.
@@ -107,17 +118,13 @@ def _warn_of_unrecognized(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:
         for name, value in carriers(node, rule)
         if value.is_initializer() and not (node.op_type == "BatchNormalization" and stem(name) not in rule.parameters)
     }
-    lost = []
+    lost: dict[ir.Value, list[str]] = {}
     computed = {output.name for node in graph for output in node.outputs}
-    for value in [v for v in acting if v not in wrt and not is_uniform(v)]:
+    for value in [v for v in acting if v not in wrt and not is_uniform(v) and not is_bound(v)]:
         members = origins([n for n in sources(value) if n not in computed])
         if members if declared else is_member_name(value.name or ""):
-            lost.append(repr(value.name) + (f" (of {_listed(members)})" if declared else ""))
-    if lost:
-        warn(
-            f"{first_few(lost)} may be parameters or constants, and the file does not say which: they are left out."
-            " Name them in wrt to differentiate by them, too."
-        )
+            lost[value] = members if declared else []
+    return lost
 
 
 def _listed(names: Sequence[str]) -> str:

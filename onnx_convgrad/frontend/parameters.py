@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import fnmatch
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import ancestors, carriers, floating, rule_of
-from onnx_convgrad.base.names import as_names, check_names
+from onnx_convgrad.base.names import as_names
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.exporters.folded import is_uniform, stands_for_parameter
 from onnx_convgrad.frontend.parameter_warnings import warn_of_choice, warn_of_derivatives
+from onnx_convgrad.frontend.selection import LAYOUT_CHANGES, floating_tensor, values_of, values_wrt
 from onnx_convgrad.ir.call import Call, stem
 from onnx_convgrad.ir.constants import constant_of
-from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.nodes import is_op, subgraphs
-from onnx_convgrad.ir.notes import is_declared_parameter, was_constant_node
-
-_LAYOUT_CHANGES = frozenset(
-    "Identity Transpose Reshape Squeeze Unsqueeze Cast CastLike Flatten Expand Tile Slice Split Concat".split()
-)
-"""Operators that may stand between a stored weight and the operand that makes it a parameter."""
+from onnx_convgrad.ir.notes import is_bound, is_declared_parameter, was_constant_node
 
 _NORMALIZATIONS = frozenset(
     {"BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization"}
@@ -31,7 +25,7 @@ _NORMALIZATIONS = frozenset(
 _ARITHMETIC = ("elementwise", "linear")
 """Kinds of rules of operators that also compute sizes."""
 
-_INTEGER_WEIGHTS = frozenset({"ConvInteger", "DequantizeLinear", "MatMulInteger", "QLinearConv", "QLinearMatMul"})
+INTEGER_WEIGHTS = frozenset({"ConvInteger", "DequantizeLinear", "MatMulInteger", "QLinearConv", "QLinearMatMul"})
 """Operators that take weights stored as integers."""
 
 Passed = Mapping[ir.Value, ir.Value]
@@ -166,7 +160,7 @@ def _sources(value: ir.Value, passed: Passed) -> list[ir.Value]:
             sources.append(value)
         elif value in passed:
             todo.append(passed[value])
-        elif node is None or node.op_type not in _LAYOUT_CHANGES:
+        elif node is None or node.op_type not in LAYOUT_CHANGES:
             return []
         else:
             operands = node.inputs[: None if node.op_type == "Concat" else 1]
@@ -178,7 +172,7 @@ def _sources(value: ir.Value, passed: Passed) -> list[ir.Value]:
 
 def _trainable(value: ir.Value, dedicated: bool) -> bool:
     """Whether dtype and size fit a parameter; `dedicated` operands may be vectors of one element."""
-    if not floating(value) or value.shape is None:
+    if not floating(value) or value.shape is None or is_bound(value):
         return False
     many = any(isinstance(d, int) and d > 1 for d in value.shape) and 0 not in value.shape
     return is_declared_parameter(value) or many or (dedicated and len(value.shape) > 0)
@@ -187,13 +181,16 @@ def _trainable(value: ir.Value, dedicated: bool) -> bool:
 # -- arguments ---------------------------------------------------------------------------------------------------------
 
 
-def resolve_wrt(graph: ir.Graph, wrt: str | Sequence[str]) -> list[ir.Value]:
-    """The values that `wrt` names; raises `ArgumentError` for unknown or non-floating ones."""
-    inputs = [v for v in graph.inputs if _floating_tensor(v)]
+def resolve_wrt(graph: ir.Graph, wrt: str | Sequence[str], *, stored: bool = False) -> list[ir.Value]:
+    """The values that `wrt` names; raises `ArgumentError` for unknown or non-floating ones.
+
+    With `stored`, globs mean stored values alone: inputs and results of nodes cannot be trained.
+    """
+    inputs = [v for v in graph.inputs if floating_tensor(v)]
     if wrt == "parameters":
         values, message = parameters(graph), "The model has no trainable parameters."
         hint = "Use wrt='inputs' or name a value; nothing is there to train."
-        if any(node.op_type in _INTEGER_WEIGHTS for node in graph):
+        if any(node.op_type in INTEGER_WEIGHTS for node in graph):
             hint = "Its weights are stored as integers; differentiate the model from before its quantization."
     elif wrt == "inputs":
         values, message, hint = inputs, "The model has no floating input.", "Name a value in wrt."
@@ -201,7 +198,7 @@ def resolve_wrt(graph: ir.Graph, wrt: str | Sequence[str]) -> list[ir.Value]:
         values, hint = list(dict.fromkeys([*inputs, *parameters(graph)])), "Name a value in wrt."
         message = "The model has neither floating inputs nor trainable parameters."
     else:
-        values = _by_name(graph, as_names(wrt, "wrt"), "wrt")
+        values = values_wrt(graph, as_names(wrt, "wrt"), parameters(graph), stored=stored)
         message, hint = "wrt is empty.", "Use 'parameters', 'inputs', 'all' or names."
     if not values:
         if any(isinstance(v.type, (ir.SequenceType, ir.OptionalType)) for v in graph.inputs):
@@ -216,35 +213,10 @@ def resolve_wrt(graph: ir.Graph, wrt: str | Sequence[str]) -> list[ir.Value]:
 def resolve_of(graph: ir.Graph, of: str | Sequence[str] | None) -> list[ir.Value]:
     """The values that `of` names; every floating output by default."""
     if of is None:
-        values = [v for v in dict.fromkeys(graph.outputs) if _floating_tensor(v)]
+        values = [v for v in dict.fromkeys(graph.outputs) if floating_tensor(v)]
         message, hint = "The model has no floating output.", "Name a floating value in of."
     else:
-        values, message, hint = _by_name(graph, as_names(of, "of"), "of"), "of is empty.", ""
+        values, message, hint = values_of(graph, as_names(of, "of")), "of is empty.", ""
     if not values:
         raise ArgumentError(message, hint=hint)
     return values
-
-
-def _floating_tensor(value: ir.Value) -> bool:
-    """Whether a value can have a derivative of its own: a sequence of tensors passes derivatives on, but has none."""
-    return floating(value) and (value.type is None or isinstance(value.type, ir.TensorType))
-
-
-def _by_name(graph: ir.Graph, names: Sequence[str], argument: str) -> list[ir.Value]:
-    values = named_values(graph)
-    chosen: dict[ir.Value, None] = {}
-    for name in names:
-        if name in values:
-            if not _floating_tensor(values[name]):
-                kind = values[name].type
-                shown = (
-                    "of unknown type" if kind is None else kind.dtype.name if isinstance(kind, ir.TensorType) else kind
-                )
-                raise ArgumentError(f"{argument} names {name!r}, which is {shown}, not a floating tensor.")
-            chosen[values[name]] = None
-            continue
-        matches = [v for n, v in values.items() if fnmatch.fnmatchcase(n, name) and _floating_tensor(v)]
-        if not matches:
-            check_names([name], list(values), f"value in {argument}:")
-        chosen.update(dict.fromkeys(matches))
-    return list(chosen)

@@ -15,6 +15,7 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.activity import floating, node_label
 from onnx_convgrad.base.forms import parse_json
 from onnx_convgrad.errors import DifferentiationError, Problem
+from onnx_convgrad.frontend.bound_inputs import bind_inputs
 from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.diagnose import judged
 from onnx_convgrad.frontend.files import AnyModel, cloned
@@ -50,7 +51,7 @@ def lower_training_operators(
     """Run all stages, and call `progress` with the name of each. Arguments and errors as for `lower_gradient_ops`."""
     target = target_of(options)
     progress("reading")
-    m = load_with_algorithm(model, options.base_dir)
+    m = bind_inputs(load_with_algorithm(model, options.base_dir), options.input_values)
     graphs = [m.graph, *(f.graph for f in m.functions.values())]
     operators = Counter(n.op_type for g in graphs for n in g.all_nodes() if n.domain == TRAINING_DOMAIN)
     progress("canonicalizing")

@@ -59,6 +59,10 @@ _CONSTANT_NODE = "onnx_convgrad.constant_node"
 """Initializer: whether the file stored it as a Constant node. Written by canonicalization."""
 
 
+_BOUND = "onnx_convgrad.bound"
+"""Initializer: an input that the caller bound to a constant. Written by `frontend.bound_inputs`."""
+
+
 def origin_of(node: ir.Node) -> str:
     """Name of the forward node whose gradient a node computes; empty for a node of the model itself."""
     return node.metadata_props.get(ORIGIN, "")
@@ -72,6 +76,16 @@ def is_declared_parameter(value: ir.Value) -> bool:
 def mark_lifted(value: ir.Value, *, from_node: bool) -> None:
     """Record whether an initializer was a Constant node in the file."""
     value.meta[_CONSTANT_NODE] = from_node
+
+
+def mark_bound(value: ir.Value) -> None:
+    """Record that an initializer was an input of the file, which the caller bound to a constant."""
+    value.meta[_BOUND] = True
+
+
+def is_bound(value: ir.Value) -> bool:
+    """Whether an initializer was an input of the file, which the caller bound to a constant."""
+    return _BOUND in value.meta
 
 
 def was_constant_node(value: ir.Value) -> bool | None:

@@ -9,7 +9,7 @@ from typing import Any, SupportsIndex
 
 import onnx_ir as ir
 
-from onnx_convgrad.base.names import check_names
+from onnx_convgrad.base.names import INSPECT, check_names
 from onnx_convgrad.errors import ArgumentError, LoweringError, RuleContractError
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import Folding, is_constant
@@ -107,7 +107,7 @@ def _check_keys(choosing: Collection[str], graph: ir.Graph, todo: Sequence[ir.No
 
     options = {*lowerings(), *origins, *(f"{node.op_type}:{_origin(node)}" for node in todo)}
     unknown = [key for key in choosing if not elsewhere(key)]
-    check_names(unknown, sorted(options), "operator or node in lowering:")
+    check_names(unknown, sorted(options), "operator or node in lowering:", INSPECT)
 
 
 def _transposed_as_gradients(graph: ir.Graph, e: Emitter, outputs: OutputPlaces) -> list[DataGradient]:

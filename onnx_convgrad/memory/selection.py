@@ -5,13 +5,12 @@ Chen et al., "Training deep nets with sublinear memory cost", 2016.
 
 from __future__ import annotations
 
-import fnmatch
 import heapq
 from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnx_convgrad.base.names import as_names, check_names
+from onnx_convgrad.base.names import INSPECT, as_names, select
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.memory.retained_bytes import Group, Nodes, Retained, Values
 
@@ -42,18 +41,12 @@ def _named(model: Retained, names: Sequence[str]) -> Values:
     """The kept families that match names and globs."""
     owners = {v.name: o for o, members in model.families.items() for v in members if v.name}
     reasons = {name: model.refusal(owner) for name, owner in owners.items()}
-    found: Values = {}
     for name in names:
-        if name in owners:
-            if reasons[name] is not None:
-                raise ArgumentError(f"recompute names {name!r}, which {reasons[name]}.", hint="It is kept.")
-            matches = [name]
-        else:
-            matches = [n for n in owners if reasons[n] is None and fnmatch.fnmatchcase(n, name)]
-            if not matches:
-                check_names([name], [n for n in owners if reasons[n] is None], "forward value in recompute:")
-        found.update(dict.fromkeys(owners[n] for n in matches if owners[n] in model.kept))
-    return found
+        if reasons.get(name) is not None:
+            raise ArgumentError(f"recompute names {name!r}, which {reasons[name]}.", hint="It is kept.")
+    possible = {name: [owner] for name, owner in owners.items() if reasons[name] is None}
+    found = select(names, possible, what="forward value in recompute:", see=INSPECT)
+    return {owner: None for owner in found if owner in model.kept}
 
 
 def _cheapest(model: Retained, total: float) -> list[Group]:

@@ -5,6 +5,7 @@ Imports nothing slow: the options of every command refer to these functions.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tomllib
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from onnx_convgrad.base.limits import Limits
+from onnx_convgrad.base.names import check_names
 from onnx_convgrad.errors import ArgumentError
 
 _GROUPS = ("parameters", "inputs", "all")
@@ -134,8 +136,9 @@ def limits(values: Sequence[str]) -> Limits:
     chosen = {}
     for value in values:
         name, _, number = value.partition("=")
-        if name not in names or not number.isdecimal():
+        if not number.isdecimal():
             raise ArgumentError(f"--limit {value!r} is not NAME=N with NAME one of {', '.join(names)}.")
+        check_names([name], names, "limit")
         chosen[name] = int(number)
     return Limits(**chosen)
 
@@ -151,6 +154,47 @@ def input_shapes(values: Sequence[str]) -> dict[str, list[int | str | None]]:
             raise ArgumentError(f"--input-shape gives the shape of {name!r} twice.")
         shapes[name] = [_size(size.strip(), value) for size in sizes.split(",")] if sizes.strip() else []
     return shapes
+
+
+def input_values(values: Sequence[str]) -> dict[str, Any]:
+    """`--input-value NAME=VALUE`: a number, `true`, `false`, numbers separated by commas, or `@FILE.npy`."""
+    bound: dict[str, Any] = {}
+    for value in values:
+        name, equals, written = value.partition("=")
+        if not equals or not name:
+            raise ArgumentError(
+                f"--input-value {value!r} is not of the form NAME=VALUE.", hint="For example: sr=16000."
+            )
+        if name in bound:
+            raise ArgumentError(f"--input-value gives the value of {name!r} twice.")
+        if written.startswith("@"):
+            bound[name] = _array_in(Path(written[1:]))
+            continue
+        parts = [_constant(part.strip(), value) for part in written.removesuffix(",").split(",")]
+        bound[name] = parts if "," in written else parts[0]
+    return bound
+
+
+def _constant(text: str, option: str) -> bool | int | float:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    raise ArgumentError(f"--input-value {option!r}: {text!r} is neither a number, 'true', 'false' nor @FILE.npy.")
+
+
+def _array_in(path: Path) -> Any:
+    """Read an `.npy` file."""
+    import numpy as np
+
+    from onnx_convgrad.base.paths import check_regular
+
+    check_regular(path)
+    try:
+        return np.array(np.lib.format.open_memmap(path, mode="r"))
+    except (OSError, ValueError, EOFError) as problem:
+        raise ArgumentError(f"--input-value {str(path)!r} is not a readable .npy file: {problem}.") from None
 
 
 def _size(text: str, option: str) -> int | str | None:

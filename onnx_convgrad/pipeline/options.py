@@ -8,7 +8,7 @@ Imports nothing slow, so that `--help` answers at once; validation imports what 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -17,6 +17,7 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.pipeline import option_text as text
 
 if TYPE_CHECKING:
+    from onnx_convgrad.frontend.bound_inputs import InputValues
     from onnx_convgrad.frontend.shapes.declared import InputShapes
     from onnx_convgrad.lowering.candidates import Choosing
 
@@ -35,6 +36,7 @@ class LoweringSettings(TypedDict, total=False):
     lowering: Choosing
     max_workspace: int | None
     input_shapes: InputShapes | None
+    input_values: InputValues | None
     limits: Limits | None
     base_dir: str | os.PathLike[str] | None
 
@@ -102,6 +104,7 @@ _LOWERING = "Force a lowering (`explain` lists them), or exact, or a file that `
 _WORKSPACE = "Most memory that one lowering may use, such as 256MB."
 _LIMIT = "Raise a limit on what a file can ask for: nodes, constant_bytes or depth. Repeatable."
 _SHAPE = "Shape of an input: numbers, symbols or ?. Repeatable."
+_VALUE = "Bind an input to a constant: a number, true, false, numbers separated by commas, or @FILE.npy. Repeatable."
 _PER_SAMPLE = "One gradient per sample for each parameter, along a new first axis."
 _NORM = "The squared norm of each sample's gradient; implies --per-sample."
 _ORDERED = "Emit no sum whose order differs from run to run on a GPU."
@@ -133,6 +136,7 @@ class Options:
     max_workspace: int | None = option("--max-workspace SIZE", _WORKSPACE, parse=text.size_in_bytes)
     recompute: Names | None = option("--recompute NAMES...", _RECOMPUTE, parse=text.recompute)
     input_shapes: InputShapes | None = option("--input-shape NAME:1,3,H,W...", _SHAPE, parse=text.input_shapes)
+    input_values: InputValues | None = option("--input-value NAME=VALUE...", _VALUE, parse=text.input_values)
     limits: Limits | None = option("--limit NAME=N...", _LIMIT, parse=text.limits)
     base_dir: str | os.PathLike[str] | None = None
     composition: str = COMPOSITIONS[0]
@@ -150,5 +154,14 @@ class Options:
         target_named(self.target)
         check_choice(self.lowering)
         check_workspace(self.max_workspace)
+        if not isinstance(self.input_values or {}, Mapping):
+            raise ArgumentError(
+                f"input_values must map names of inputs to their values, not {self.input_values!r:.60}."
+            )
+        if self.input_values and isinstance(self.input_shapes, Mapping):
+            for name in filter(self.input_values.__contains__, self.input_shapes):
+                raise ArgumentError(
+                    f"The input {name!r} is in input_values and in input_shapes.", hint="Leave out one."
+                )
         if self.limits is not None and not isinstance(self.limits, Limits):
             raise ArgumentError(f"limits must be an onnx_convgrad.Limits, not {self.limits!r}.")

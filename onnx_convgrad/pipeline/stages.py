@@ -19,6 +19,7 @@ from onnx_convgrad.base.names import as_names
 from onnx_convgrad.base.version import __version__
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import first_few
+from onnx_convgrad.frontend.bound_inputs import bind_inputs
 from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.diagnose import judged
 from onnx_convgrad.frontend.exporters.separate_merged import restore, separate_members
@@ -126,9 +127,9 @@ def build(
     """
     target = target_of(options)
     progress("reading")
-    m = load(model, options.base_dir)
+    m = bind_inputs(load(model, options.base_dir), options.input_values)
     progress("canonicalizing")
-    m = _canonicalize(m, options, lambda: load(model, options.base_dir))
+    m = _canonicalize(m, options, lambda: bind_inputs(load(model, options.base_dir), options.input_values))
     progress("differentiating")
     derived = derive(m, options, target, mode)
     if not lower:

@@ -61,10 +61,7 @@ class SessionOptions:
             value = getattr(self, field.name)
             if field.type == "bool" and not isinstance(value, bool):
                 raise ArgumentError(f"Session option {field.name} must be True or False, not {value!r}.")
-        if self.algorithm_search not in _SEARCHES:
-            raise ArgumentError(
-                f"Unknown algorithm_search {self.algorithm_search!r}.", hint=f"One of {', '.join(_SEARCHES)}."
-            )
+        check_names([self.algorithm_search], list(_SEARCHES), "algorithm_search")
         for name in ("threads", "memory_limit"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):

@@ -270,7 +270,7 @@ def test_other_transformations_name_the_remedy() -> None:
 INVALID = {
     'dw = T.Gradient<xs=["v"], y="y">(w)': r"names 'v' in xs, but its graph has no such tensor",
     'dw = T.Gradient<xs=["weights"], y="y">(w)': r"Did you mean 'weight'",
-    'dw = T.Gradient<xs=["w"], y="Y">(w)': r"names 'Y' in y, but its graph has no such tensor. It must be one",
+    'dw = T.Gradient<xs=["w"], y="Z">(w)': r"names 'Z' in y, but its graph has no such tensor. It must be one",
     'dw = T.Gradient<xs=["w", "x"], y="y">(w)': r"has 1 inputs, but xs and zs name 2 tensors",
     'dw = T.Gradient<xs=["w"], zs=["w"], y="y">(w, w)': r"names 'w' twice",
     'dw, dx = T.Gradient<xs=["w"], y="y">(w)': r"has 2 outputs, but xs names 1 tensors",

@@ -65,7 +65,7 @@ def test_options_of_a_provider_override_session_options() -> None:
         (SessionOptions.of, {"tf32": 1}, "tf32 must be True or False, not 1"),
         (SessionOptions.of, {"threads": 0}, "threads must be a positive number, not 0"),
         (SessionOptions.of, {"memory_limit": -1}, "memory_limit must be a positive number"),
-        (SessionOptions.of, {"algorithm_search": "best"}, "One of default, heuristic, exhaustive"),
+        (SessionOptions.of, {"algorithm_search": "best"}, "There are: default, heuristic, exhaustive"),
     ],
 )
 def test_bad_providers_and_options(resolve: Callable[[Any], object], given: Any, message: str) -> None:

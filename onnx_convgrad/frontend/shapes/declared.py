@@ -10,7 +10,7 @@ from typing import SupportsIndex, TypeAlias
 
 import onnx_ir as ir
 
-from onnx_convgrad.base.names import check_names
+from onnx_convgrad.base.names import INSPECT, check_names
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.shapes.infer import all_values
 from onnx_convgrad.ir.passes import GraphPass
@@ -39,7 +39,7 @@ class OverrideShapes(GraphPass):
         if not isinstance(self.shapes, Mapping):
             raise ArgumentError(f"input_shapes must map names of inputs to their sizes, not {self.shapes!r}.")
         inputs = {v.name: v for v in model.graph.inputs if v.name}
-        check_names(list(self.shapes), list(inputs), "input")
+        check_names(list(self.shapes), list(inputs), "input", INSPECT)
         for name, dims in self.shapes.items():
             inputs[name].shape = _checked_shape(inputs[name], dims)
         return bool(self.shapes)

@@ -9,13 +9,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from fnmatch import fnmatchcase
 from typing import Any
 
 import onnx_ir as ir
 
 from onnx_convgrad.base.boundary import TypedArguments
-from onnx_convgrad.base.names import check_names
+from onnx_convgrad.base.names import check_names, matches
 from onnx_convgrad.base.numbers import positive, share
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import Emitter
@@ -139,7 +138,7 @@ class Optimizer(metaclass=TypedArguments):
         """The optimizer of one parameter, and its factor of the learning rate."""
         options: dict[str, Any] = {}
         for glob, changes in self.groups.items():
-            if parameter == glob or fnmatchcase(parameter, glob):
+            if matches(glob, parameter):
                 options.update(changes)
         scale = 1.0
         if "lr" in options:

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -23,6 +24,7 @@ from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.errors import ArgumentError, ModelError
+from onnx_convgrad.frontend.bound_inputs import InputValues, bind_inputs
 from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.diagnose import judged
 from onnx_convgrad.frontend.exporters.separate_merged import restore, untie
@@ -38,7 +40,7 @@ from onnx_convgrad.training.optim.optimizers import Optimizer
 from onnx_convgrad.training.optim.schedules import Schedule, schedule_from
 from onnx_convgrad.training.program.graphs import PARTS, Builder, Part
 from onnx_convgrad.training.program.manifest import Manifest
-from onnx_convgrad.training.program.plan import Plan, check_groups, frozen_nodes, output_names, parameter_names
+from onnx_convgrad.training.program.plan import Plan, frozen_nodes, grouped, output_names, parameter_names
 from onnx_convgrad.training.program.precision import NARROW
 from onnx_convgrad.training.program.storage import read_manifest, read_part, write_program
 from onnx_convgrad.training.program.terms import LossLike, resolve
@@ -168,6 +170,7 @@ def build_training(
     max_workspace: int | None = None,
     recompute: Names | None = None,
     input_shapes: InputShapes | None = None,
+    input_values: InputValues | None = None,
     limits: Limits | None = None,
     base_dir: str | os.PathLike[str] | None = None,
 ) -> TrainingProgram:
@@ -198,6 +201,8 @@ def build_training(
         max_workspace: Bytes that the lowering of one convolution or its gradient may allocate besides operands and result.
         recompute: Forward values to recompute instead of storing, as for `augment`: names, globs or `"auto"`.
         input_shapes: Shapes that replace those declared by the graph's inputs.
+        input_values: Inputs that are bound to constants, as for `augment`. The graphs of the program do not have them;
+            `inference`, and the exported model, have them as before.
         limits: Bounds on what a file can ask for, an `onnx_convgrad.Limits`.
         base_dir: The folder of external weights, for a model that is not given by its path.
 
@@ -223,6 +228,7 @@ def build_training(
         max_workspace=max_workspace,
         recompute=recompute,
         input_shapes=input_shapes,
+        input_values=input_values,
         limits=limits,
         training=True,
     )
@@ -230,12 +236,11 @@ def build_training(
         raise ArgumentError(f"optimizer must be a member of onnx_convgrad.optim, not {optimizer!r}.")
     source = load(model, base_dir)
     restore(source.graph)
-    base = canonicalize(copied(source), input_shapes)
+    base = canonicalize(bind_inputs(copied(source), input_values), input_shapes)
     if input_shapes:
-        verify_shapes(base, lambda: canonicalize(copied(source)))
+        verify_shapes(base, lambda: canonicalize(bind_inputs(copied(source), input_values)))
     untie(base.graph)
     parameters = parameter_names(base.graph, wrt, freeze)
-    check_groups(optimizer, parameters)
     chosen = output_names(base.graph, outputs)
     plan = Plan(
         source=source,
@@ -243,7 +248,7 @@ def build_training(
         target=target_of(settings),
         options=settings,
         terms=resolve(base.graph, loss, chosen if outputs else None),
-        optimizer=optimizer,
+        optimizer=grouped(optimizer, base.graph, parameters),
         parameters=parameters,
         outputs=chosen,
         frozen=frozen_nodes(base.graph, freeze_statistics),
@@ -252,7 +257,14 @@ def build_training(
         precision=precision,
         scale=_scale(precision, loss_scale, target),
     )
-    options = {"target": target, "unbiased_variance": unbiased_variance, "seed": plan.seed, "precision": precision}
+    options: dict[str, Any] = {
+        "target": target,
+        "unbiased_variance": unbiased_variance,
+        "seed": plan.seed,
+        "precision": precision,
+    }
+    if input_values:
+        options["input_values"] = {name: np.asarray(value).tolist() for name, value in input_values.items()}
     builder = Builder(plan, options | ({"loss_scale": asdict(plan.scale)} if plan.scale else {}) | _described(source))
     return TrainingProgram(builder.manifest, builder.build, optimizer.schedule)
 

@@ -79,8 +79,9 @@ class Builder:
 
     def _build(self, part: Part) -> ir.Model:
         if part == "inference":
-            names = [e.name for e in self.manifest.stored()]
-            m = inference_model(self.plan.source, self.plan.base, names, self.plan.options.input_shapes or ())
+            names, bound = [e.name for e in self.manifest.stored()], tuple(self.plan.options.input_values or ())
+            shaped = self.plan.options.input_shapes or ()
+            m = inference_model(self.plan.source, self.plan.base, names, shaped, bound)
             m.metadata_props[MANIFEST] = self.manifest.to_json()
             return m
         draft: Draft = getattr(self, f"_{part}")()

@@ -1,18 +1,24 @@
 """Build and export the trained model in inference mode.
 
 It is the original graph, with its opset, inputs and outputs, if the trained values can be stored in it under their names in
-the program; else the canonical graph, which computes the same at opset 21.
+the program; else the canonical graph, which computes the same at opset 21. Inputs that were bound to constants stay inputs:
+weights in the branches of an If that depends on them become initializers of the main graph.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.base.warn import warn
+from onnx_convgrad.errors import first_few
+from onnx_convgrad.frontend.canonicalize import canonicalize
+from onnx_convgrad.frontend.exporters.separate_merged import untie
 from onnx_convgrad.frontend.files import check_destination, copied, write
 from onnx_convgrad.frontend.metadata import Preprocessing, describe
 from onnx_convgrad.pipeline.modes import set_inference
@@ -22,7 +28,11 @@ _OLDEST = 7
 
 
 def inference_model(
-    source: ir.Model, base: ir.Model, names: Iterable[str], input_shapes: Iterable[str] = ()
+    source: ir.Model,
+    base: ir.Model,
+    names: Iterable[str],
+    input_shapes: Iterable[str] = (),
+    bound: Collection[str] = (),
 ) -> ir.Model:
     """Copy `source`, or else `base`, with the named values as initializers, in inference mode.
 
@@ -33,11 +43,14 @@ def inference_model(
         base: Its canonical form, with the initial values of the training.
         names: Parameters and running statistics.
         input_shapes: The inputs whose shapes were given.
+        bound: The inputs of `source` that are constants in `base`.
     """
     m = copied(source)
     start = {name: base.graph.initializers[name].const_value for name in names}
+    if bound:
+        _lift(m.graph, start)
     if source.functions or source.opset_imports.get("", _OLDEST) < _OLDEST or not _place(m.graph, start):
-        m = base.clone()
+        m = _with_inputs(source, start, bound) or base.clone()
     elif input_shapes:
         _declare(m.graph, base.graph, set(input_shapes))
     for graph in m.graphs():
@@ -53,6 +66,39 @@ def _declare(graph: ir.Graph, base: ir.Graph, inputs: set[str]) -> None:
     pairs += [(v, w) for v in graph.inputs for w in base.inputs if v.name == w.name and v.name in inputs]
     for value, trained in pairs:
         value.shape = None if trained.shape is None else ir.Shape(trained.shape)
+
+
+def _with_inputs(
+    source: ir.Model, start: Mapping[str, ir.TensorProtocol | None], bound: Collection[str]
+) -> ir.Model | None:
+    """The canonical graph with the bound inputs as inputs, and the values in `start`; `None` if none are bound."""
+    if not bound:
+        return None
+    m = canonicalize(copied(source))
+    untie(m.graph)
+    _lift(m.graph, start)
+    if _place(m.graph, start):
+        return m
+    warn(
+        f"The exported model will not have the inputs {first_few([repr(name) for name in bound])}: trained values are stored"
+        " in branches that depend on them, under names that are not unique."
+    )
+    return None
+
+
+def _lift(graph: ir.Graph, names: Collection[str]) -> None:
+    """Make the named constants in nested graphs initializers of the main graph, in place, where a name is unique."""
+    bodies = [body for body in graph.subgraphs() if body is not graph]
+    counts = Counter(
+        name for body in bodies for name in (*body.initializers, *(v.name for n in body for v in n.outputs))
+    )
+    for body in bodies:
+        for node in [n for n in body if n.op_type == "Constant" and n.outputs[0].name in names]:
+            if counts[node.outputs[0].name] == 1 and not node.outputs[0].is_graph_output():
+                _stored(body, node)
+        for name in [name for name in body.initializers if name in names and counts[name] == 1]:
+            if name not in graph.initializers and not body.initializers[name].is_graph_output():
+                graph.register_initializer(body.initializers.pop(name))
 
 
 def _place(graph: ir.Graph, start: Mapping[str, ir.TensorProtocol | None]) -> bool:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.base.names import as_names, check_names
+from onnx_convgrad.base.names import INSPECT, as_names, literal, select
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.parameters import resolve_wrt
+from onnx_convgrad.frontend.selection import by_name, read_by, statistics
 from onnx_convgrad.ir.namespace import Namespace, named_values
 from onnx_convgrad.ir.targets import Target
 from onnx_convgrad.pipeline.modes import batch_normalizations
@@ -66,23 +66,59 @@ class Plan:
 def parameter_names(graph: ir.Graph, wrt: Names, freeze: Names) -> tuple[str, ...]:
     """Names of the initializers to train; running statistics only if listed, not if a glob (`bn1.*`) matches them."""
     listed = set(as_names(wrt, "wrt"))
-    statistics = {v.name for n in batch_normalizations(graph) for v in n.inputs[3:5] if v is not None} - listed
-    values = [v for v in resolve_wrt(graph, wrt) if v.name not in statistics]
+    averaged = {v.name or "" for v in statistics(graph)}
+    values = [v for v in resolve_wrt(graph, wrt, stored=True) if v.name in listed or v.name not in averaged]
     for value in values:
         if not value.is_initializer():
             raise ArgumentError(
-                f"wrt names {value.name!r}, which is not an initializer of the model and cannot be trained."
+                f"wrt names {value.name!r}, which is not an initializer of the model and cannot be trained.",
+                hint=INSPECT,
             )
-    frozen = _matching(freeze, list(graph.initializers), "initializer in freeze:")
+    frozen = _frozen(graph, values, freeze, averaged)
     names = tuple(v.name or "" for v in values if v.name not in frozen)
     if not names:
         raise ArgumentError("Every parameter is frozen: there is nothing to train.")
     return names
 
 
-def check_groups(optimizer: Optimizer, parameters: Sequence[str]) -> None:
-    """Raise `ArgumentError` for a group without parameters."""
-    _matching(tuple(optimizer.groups), parameters, "parameter in groups:")
+def _frozen(graph: ir.Graph, trained: Sequence[ir.Value], freeze: Names, averaged: set[str]) -> set[str]:
+    """The names of initializers that `freeze` means: by their own names, or else by those of the nodes that read them."""
+    tiers = _by_name(trained), _read_by(trained), {name: [name] for name in graph.initializers}
+    frozen: set[str] = set()
+    for pattern in as_names(freeze, "freeze"):
+        found = select(pattern, *tiers, what="initializer in freeze:", see=INSPECT)
+        if averaged.issuperset(found):
+            raise ArgumentError(
+                f"freeze names {pattern!r}, and {found[0]!r} is a running statistic, not a parameter.",
+                hint="Use freeze_statistics to keep statistics as they are.",
+            )
+        frozen.update(found)
+    return frozen
+
+
+def _by_name(values: Sequence[ir.Value]) -> dict[str, list[str]]:
+    """Name -> names of the values that have it, or had it originally."""
+    return {name: [v.name or "" for v in named] for name, named in by_name(values).items()}
+
+
+def _read_by(values: Sequence[ir.Value]) -> dict[str, list[str]]:
+    """Node name -> names of those of the stored values that it reads."""
+    return {node: [v.name or "" for v in read] for node, read in read_by(values).items()}
+
+
+def grouped(optimizer: Optimizer, graph: ir.Graph, names: Sequence[str]) -> Optimizer:
+    """The optimizer with groups that its method `of` can tell by the name of a parameter alone.
+
+    Raises:
+        ArgumentError: A group has no parameters.
+    """
+    trained = [graph.initializers[name] for name in names]
+    merged: dict[str, dict[str, Any]] = {}
+    for pattern, options in optimizer.groups.items():
+        for name in select(pattern, _by_name(trained), _read_by(trained), what="parameter in groups:", see=INSPECT):
+            merged.setdefault(name, {}).update(options)
+    same = all(optimizer.of(name) == replace(optimizer, groups={name: merged.get(name, {})}).of(name) for name in names)
+    return optimizer if same else replace(optimizer, groups={literal(name): own for name, own in merged.items()})
 
 
 def output_names(graph: ir.Graph, outputs: Names | None) -> tuple[str, ...]:
@@ -90,30 +126,20 @@ def output_names(graph: ir.Graph, outputs: Names | None) -> tuple[str, ...]:
     names = list(dict.fromkeys(v.name or "" for v in graph.outputs))
     if outputs is None:
         return tuple(names)
-    chosen = _matching(outputs, names, "output")
+    chosen = select(outputs, {name: [name] for name in names}, what="output", see=INSPECT)
     return tuple(name for name in names if name in chosen)
 
 
 def frozen_nodes(graph: ir.Graph, freeze: bool | Names) -> frozenset[str]:
     """Names of the BatchNormalization nodes to freeze: by their own name, or by that of a statistic or parameter."""
-    names_of = {n.name or "": [n.name or "", *(v.name or "" for v in n.inputs[1:] if v is not None)]
-                for n in batch_normalizations(graph)}  # fmt: skip
+    nodes = batch_normalizations(graph)
     if isinstance(freeze, bool):
-        return frozenset(names_of) if freeze else frozenset()
-    known = [name for names in names_of.values() for name in names]
-    chosen = _matching(freeze, known, "BatchNormalization or statistic in freeze_statistics:")
-    return frozenset(node for node, names in names_of.items() if chosen.intersection(names))
-
-
-def _matching(globs: Names, names: Sequence[str], what: str) -> set[str]:
-    """The names that match any glob; raises `ArgumentError` for a glob without a match."""
-    matches: set[str] = set()
-    for glob in as_names(globs, what.rstrip(":")):
-        matched = {name for name in names if name == glob} or {name for name in names if fnmatchcase(name, glob)}
-        if not matched:
-            check_names([glob], names, what)
-        matches |= matched
-    return matches
+        return frozenset(node.name or "" for node in nodes) if freeze else frozenset()
+    known: dict[str, list[str]] = {}
+    for node in nodes:
+        for name in (node.name, *(v.name for v in node.inputs[1:] if v is not None)):
+            known.setdefault(name or "", []).append(node.name or "")
+    return frozenset(select(freeze, known, what="BatchNormalization or statistic in freeze_statistics:", see=INSPECT))
 
 
 def _classes(

@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike
 
 from onnx_convgrad.autodiff.activity import floating
 from onnx_convgrad.base.boundary import TypedArguments
-from onnx_convgrad.base.names import check_names
+from onnx_convgrad.base.names import INSPECT, check_names
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.ir.namespace import named_values
@@ -210,7 +210,7 @@ def _placed(graph: ir.Graph, term: Term, outputs: Sequence[str] | None) -> Term:
         term = replace(term, output=chosen[0])
     assert term.output is not None
     if term.output not in values:
-        check_names([term.output], [v.name or "" for v in graph.outputs], "output in loss:")
+        check_names([term.output], [v.name or "" for v in graph.outputs], "output in loss:", INSPECT)
     value = values[term.output]
     if not floating(value):
         raise ArgumentError(

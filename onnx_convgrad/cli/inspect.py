@@ -1,0 +1,271 @@
+"""The command `inspect`: show inputs, outputs, layers and parameters of a model, and the globs that select them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from onnx_convgrad.cli.command import Model, command
+from onnx_convgrad.cli.tables import Output, Table, bytes_text, shape_text
+from onnx_convgrad.pipeline.options import Options
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from onnx_convgrad.frontend.inspection import Globs, Layer, Stored
+    from onnx_convgrad.frontend.metadata import Preprocessing
+
+_ROWS = 30
+"""Most rows of the tree if no depth is given."""
+
+
+@command(
+    leave=Options.__annotations__.keys() - {"input_shapes", "input_values", "limits"},
+    verbose="Show the whole tree, constants, and the results of all nodes.",
+)
+def inspect(
+    model: Model,
+    *,
+    options: Options,
+    depth: Annotated[
+        int | None,
+        typer.Option("--depth", metavar="INT", min=1, help=f"Levels of the tree. [default: what fits {_ROWS} rows]"),
+    ] = None,
+    out: Output,
+) -> None:
+    """Show inputs, outputs, layers and parameters of a model.
+
+    The last column has the glob that selects a layer in --wrt and --freeze.
+
+    \b
+    Example:
+      onnx-convgrad inspect model.onnx
+      onnx-convgrad inspect model.onnx --depth 2
+      onnx-convgrad inspect speech.onnx --input-value sr=16000
+    """
+    with out.stages() as stage:
+        stage("reading")
+        shown = _Inspected.of(model, options)
+    if out.json:
+        out.print_json(shown.to_dict())
+    else:
+        shown.show(out, depth)
+
+
+@dataclass(frozen=True, slots=True)
+class _Inspected:
+    """What a file holds; `source` is its graph, `base` the canonical one, which `values` are from."""
+
+    path: Path
+    source: ir.Model
+    base: ir.Model
+    values: Sequence[Stored]
+    globs: Globs
+    labels: Sequence[str] | None
+    preprocessing: Preprocessing | None
+    files: Mapping[str, int | None]
+    bytes: int
+
+    @classmethod
+    def of(cls, path: Path, options: Options) -> _Inspected:
+        from onnx_convgrad.frontend.bound_inputs import bind_inputs
+        from onnx_convgrad.frontend.files import copied, load
+        from onnx_convgrad.frontend.inspection import Globs, stored_values
+        from onnx_convgrad.frontend.metadata import labels_of, preprocessing_of
+        from onnx_convgrad.ir.serialize import external_tensors
+
+        source = load(path)
+        files = {str(t.location): Path(t.path) for t in external_tensors(source)}
+        sizes = {name: file.stat().st_size if file.exists() else None for name, file in files.items()}
+        values, base = stored_values(copied(source), options.input_shapes, options.input_values)
+        return cls(
+            path,
+            bind_inputs(source, options.input_values),
+            base,
+            values,
+            Globs(values),
+            labels_of(source),
+            preprocessing_of(source),
+            sizes,
+            path.stat().st_size,
+        )
+
+    @property
+    def trained(self) -> int:
+        """The numbers that are trained by default."""
+        return sum(v.count for v in self.values if v.kind == "parameter")
+
+    def layers(self, values: Sequence[Stored], depth: int) -> Iterator[dict[str, Any]]:
+        """The rows of the tree of some values."""
+        from onnx_convgrad.frontend.inspection import Layer, tree
+
+        for level, label, member in tree(values).rows(depth):
+            inside = list(member.everything()) if isinstance(member, Layer) else [member]
+            count = sum(v.count for v in inside if v.kind == "parameter")
+            yield {
+                "level": level,
+                "layer": label,
+                "tensors": sum(v.kind == "parameter" for v in inside),
+                "parameters": count,
+                "share": count / self.trained if self.trained else 0.0,
+                "glob": self.globs.of(inside),
+                "member": member,
+            }
+
+    def _ports(self) -> list[tuple[str, dict[str, Any]]]:
+        from onnx_convgrad.cli.rewrite import described
+
+        graph = self.source.graph
+        inputs = [("input", described(v)) for v in graph.inputs if v.name not in graph.initializers]
+        return [*inputs, *(("output", described(v)) for v in graph.outputs)]
+
+    # -- JSON ----------------------------------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, ready for JSON."""
+        from onnx_convgrad.cli.rewrite import described
+
+        rows = [
+            {**{k: v for k, v in row.items() if k != "member"}, "share": round(row["share"], 6)}
+            for row in self.layers([v for v in self.values if v.kind != "constant"], 10**6)
+        ]
+        nodes = [
+            {"name": node.name, "operator": node.op_type, "results": [described(v) for v in node.outputs if v.name]}
+            for node in self.base.graph
+        ]
+        return {
+            "model": str(self.path),
+            "bytes": self.bytes,
+            "external_data": dict(self.files),
+            "opset": dict(self.source.graph.opset_imports),
+            "ir_version": self.source.ir_version,
+            "producer": self.source.producer_name,
+            "producer_version": self.source.producer_version,
+            "inputs": [port for kind, port in self._ports() if kind == "input"],
+            "outputs": [port for kind, port in self._ports() if kind == "output"],
+            "labels": list(self.labels) if self.labels is not None else None,
+            "preprocessing": asdict(self.preprocessing) if self.preprocessing else None,
+            "parameters": self.trained,
+            "layers": rows,
+            "globs": {glob: [v.name for v in values] for glob, values in self.globs.across().items()},
+            "values": [{**asdict(v), "path": "".join(v.path), "numbers": v.count} for v in self.values],
+            "nodes": nodes,
+        }
+
+    # -- text ----------------------------------------------------------------------------------------------------------
+
+    def show(self, out: Output, depth: int | None) -> None:
+        """Print the file, the inputs and outputs, the tree, and what is trained."""
+        self._show_file(out)
+        rows = [[k, str(p["name"]), p["dtype"] or "?", shape_text(p["shape"])] for k, p in self._ports()]
+        out.table(Table(["", "name", "dtype", "shape"], rows), fold=20)
+        out.line()
+        values = [v for v in self.values if out.verbose or v.kind != "constant"]
+        depth = 10**6 if out.verbose and depth is None else depth or self._fitting(values)
+        if values:
+            out.table(self._tree(values, depth), fold=2 * _ROWS)
+            out.line()
+        self._show_training(out)
+        if out.verbose:
+            out.line()
+            out.table(self._results())
+
+    def _show_file(self, out: Output) -> None:
+        opsets = ", ".join(
+            f"{domain or 'ai.onnx'} {version}" for domain, version in self.source.graph.opset_imports.items()
+        )
+        made = " ".join(filter(None, (self.source.producer_name, self.source.producer_version)))
+        out.line(f"{self.path}")
+        out.line(f"{bytes_text(self.bytes)}, {f'made by {made}, ' if made else ''}opset {opsets}")
+        for name, held in self.files.items():
+            out.line(f"External data in {name}: {'the file is missing' if held is None else bytes_text(held)}")
+        if self.preprocessing is not None:
+            p = self.preprocessing
+            size = "any size" if p.size is None else f"{p.size[0]}x{p.size[1]}"
+            out.line(f"Images: {size}, {p.layout}, (pixel * {p.scale:.6g} - {_numbers(p.mean)}) / {_numbers(p.std)}")
+        if self.labels is not None:
+            rest = len(self.labels) - 5
+            out.line(f"Labels: {', '.join(self.labels[:5])}{f' and {rest} more' if rest > 0 else ''}")
+        out.line()
+
+    def _fitting(self, values: Sequence[Stored]) -> int:
+        """The largest depth at which the tree has few rows, at least 1."""
+        from onnx_convgrad.frontend.inspection import tree
+
+        root, depth = tree(values), 1
+        while depth < len(max((v.path for v in values), key=len, default=())):
+            if sum(1 for _ in root.rows(depth + 1)) > _ROWS:
+                break
+            depth += 1
+        return depth
+
+    def _tree(self, values: Sequence[Stored], depth: int) -> Table:
+        from onnx_convgrad.frontend.inspection import Stored
+
+        rows = []
+        for row in self.layers(values, depth):
+            member: Layer | Stored = row["member"]
+            trained = isinstance(member, Stored) and member.kind == "parameter"
+            reason = member.reason if isinstance(member, Stored) else ""
+            rows.append(
+                [
+                    "  " * row["level"] + _short(row["layer"]),
+                    shape_text(member.shape) if isinstance(member, Stored) else "",
+                    f"{row['parameters']:,}" if row["tensors"] else "",
+                    f"{row['share']:.1%}" if row["tensors"] else "",
+                    reason or ("" if trained and row["level"] else row["glob"]),
+                ]
+            )
+        return Table(["layer", "shape", "parameters", "share", "glob, or why not trained"], rows, frozenset({2, 3}))
+
+    def _show_training(self, out: Output) -> None:
+        """Say what is trained by default, what is not and why, and which globs help."""
+        chosen = [v for v in self.values if v.kind == "parameter"]
+        out.line(f"Trained by default: {self.trained:,} numbers in {len(chosen)} tensors.")
+        reasons = Counter(v.reason for v in self.values if v.kind != "parameter")
+        listed = "\n  ".join(f"{count:>5}  {reason}" for reason, count in reasons.most_common())
+        if reasons:
+            out.line(f"Not trained:\n  {listed}")
+        unclear = [v.name for v in self.values if v.kind == "unclear"]
+        if unclear and chosen:
+            out.line(f"To train an unclear one, name it: --wrt parameters is not enough for {unclear[0]!r}.")
+        across = self.globs.across()
+        if across:
+            few = sorted(across, key=lambda glob: -len(across[glob]))[:6]
+            out.line(f"In all layers: {', '.join(f'{glob} ({len(across[glob])})' for glob in few)}")
+        if chosen:
+            out.line("In a shell, put globs in quotes: --freeze 'GLOB'.")
+
+    def _results(self) -> Table:
+        from onnx_convgrad.cli.rewrite import described
+
+        rows = [
+            [
+                node.name or "",
+                node.op_type,
+                v.name or "",
+                described(v)["dtype"] or "?",
+                shape_text(described(v)["shape"]),
+            ]
+            for node in self.base.graph
+            for v in node.outputs
+            if v.name
+        ]
+        return Table(["node", "operator", "result", "dtype", "shape"], rows)
+
+
+_LONGEST = 26
+"""Most characters of a label in the tree."""
+
+
+def _short(label: str) -> str:
+    return label if len(label) <= _LONGEST else f"...{label[3 - _LONGEST :]}"
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return f"[{', '.join(f'{v:.4g}' for v in values)}]" if len(values) > 1 else f"{values[0]:.4g}"

@@ -1,0 +1,131 @@
+"""Find the values of a graph that names and globs mean, in the arguments `wrt` and `of`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+import onnx_ir as ir
+
+from onnx_convgrad.autodiff.activity import floating
+from onnx_convgrad.base.names import INSPECT, is_glob, matches, select
+from onnx_convgrad.base.warn import warn
+from onnx_convgrad.errors import ArgumentError, first_few
+from onnx_convgrad.frontend.exporters.pytorch import sources
+from onnx_convgrad.ir.namespace import named_values
+from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.notes import is_bound, was_constant_node
+
+LAYOUT_CHANGES = frozenset(
+    "Identity Transpose Reshape Squeeze Unsqueeze Cast CastLike Flatten Expand Tile Slice Split Concat".split()
+)
+"""Operators that may stand between a stored weight and the operand that makes it a parameter."""
+
+
+def floating_tensor(value: ir.Value) -> bool:
+    """Whether a value can have a derivative of its own: a sequence of tensors passes derivatives on, but has none."""
+    return floating(value) and (value.type is None or isinstance(value.type, ir.TensorType))
+
+
+def statistics(graph: ir.Graph) -> list[ir.Value]:
+    """The running means and variances of BatchNormalization."""
+    operands = (v for node in graph if is_op(node, "BatchNormalization") for v in node.inputs[3:5])
+    return list(dict.fromkeys(v for v in operands if v is not None))
+
+
+def original_names(value: ir.Value) -> list[str]:
+    """The names in the module of parameters that PyTorch's newer exporter transposed and stored under a number."""
+    return [name for name in sources(value) if re.fullmatch(r"[^\W\d]\w*(\.\w+)+", name)]
+
+
+def by_name(values: Iterable[ir.Value]) -> dict[str, list[ir.Value]]:
+    """Name -> the values of that name, and those that were stored under it originally."""
+    named = {v.name or "": [v] for v in values}
+    for value in list(named.values()):
+        for name in original_names(value[0]):
+            named.setdefault(name, []).extend(value)
+    return named
+
+
+def read_by(values: Sequence[ir.Value]) -> dict[str, list[ir.Value]]:
+    """Node name -> those of the stored values that it reads, also through changes of layout."""
+    found: dict[str, list[ir.Value]] = {}
+    for value in values:
+        for node in dict.fromkeys(readers(value)):
+            if node.name:
+                found.setdefault(node.name, []).append(value)
+    return found
+
+
+def readers(value: ir.Value) -> Iterator[ir.Node]:
+    """The nodes that read a value, also through changes of layout."""
+    for use in value.uses():
+        yield use.node
+        if use.node.op_type in LAYOUT_CHANGES:
+            for result in use.node.outputs:
+                yield from readers(result)
+
+
+def values_of(graph: ir.Graph, names: Sequence[str]) -> list[ir.Value]:
+    """The values that the argument `of` names; a glob means results of nodes, if it matches any."""
+    values = _named(graph, names, "of")
+    computed = {name: [v] for name, v in values.items() if v.producer() is not None}
+    return select(names, computed, {name: [v] for name, v in values.items()}, what="value in of:", see=INSPECT)
+
+
+def values_wrt(
+    graph: ir.Graph, names: Sequence[str], trained: Sequence[ir.Value], *, stored: bool = False
+) -> list[ir.Value]:
+    """The values that the argument `wrt` names.
+
+    A glob means the parameters, and the floating inputs, that it matches. If it matches none, it means other stored values,
+    then results of nodes, then the parameters that nodes of matching names read, and last constants of the graph.
+
+    Args:
+        graph: A canonical graph.
+        names: Names and globs.
+        trained: The parameters that are trained by default.
+        stored: Globs mean stored values alone.
+    """
+    values = _named(graph, names, "wrt")
+    inputs = () if stored else graph.inputs
+    leaves = by_name(v for v in (*inputs, *trained) if floating_tensor(v))
+    others = {name: [v] for name, v in values.items() if name not in leaves}
+    kept = {name: v for name, v in others.items() if v[0].is_initializer() and not _is_constant(v[0])}
+    constants = {name: v for name, v in others.items() if v[0].is_initializer() and name not in kept}
+    results = {name: v for name, v in others.items() if not v[0].is_initializer()}
+    tiers = [leaves, kept, *([] if stored else [results]), read_by(trained), constants]
+    _warn_of_constants(graph, [name for name in names if name not in values], leaves, kept)
+
+    def meant(name: str) -> list[ir.Value]:
+        return [values[name]] if name in values else select(name, *tiers, what="value in wrt:", see=INSPECT)
+
+    return list(dict.fromkeys(value for name in names for value in meant(name)))
+
+
+def _is_constant(value: ir.Value) -> bool:
+    """Whether a stored value is known to be a constant of the graph or of the caller."""
+    return bool(was_constant_node(value)) or is_bound(value)
+
+
+def _named(graph: ir.Graph, names: Sequence[str], argument: str) -> dict[str, ir.Value]:
+    """The floating values by name; raises `ArgumentError` if another kind of value is named."""
+    values = named_values(graph)
+    for value in (values[name] for name in names if name in values):
+        if not floating_tensor(value):
+            kind = value.type
+            shown = "of unknown type" if kind is None else kind.dtype.name if isinstance(kind, ir.TensorType) else kind
+            raise ArgumentError(f"{argument} names {value.name!r}, which is {shown}, not a floating tensor.")
+    return {name: value for name, value in values.items() if floating_tensor(value)}
+
+
+def _warn_of_constants(graph: ir.Graph, patterns: Sequence[str], leaves: Iterable[str], kept: Iterable[str]) -> None:
+    """Warn of stored values that a glob matches but does not mean, since they look like constants."""
+    expected = {v.name for v in statistics(graph)}
+    doubtful = [name for name in kept if name not in expected]
+    globs = [p for p in patterns if is_glob(p) and any(matches(p, name) for name in leaves)]
+    left = [repr(name) for name in doubtful if any(matches(glob, name) for glob in globs)]
+    if left:
+        warn(
+            f"{first_few(left)} match a glob in wrt, but look like constants: they are left out. Name them to include them."
+        )

@@ -1,0 +1,200 @@
+"""Inputs that are bound to constants: in every transformation, in training, in exported files and on the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+import onnx_convgrad as og
+from onnx_convgrad.checking.check import check
+from onnx_convgrad.frontend.bound_inputs import bind_inputs
+from onnx_convgrad.frontend.files import load
+from onnx_convgrad.pipeline import option_text
+from tests.support.command_line import invoke
+from tests.support.one_input import graph_of
+
+RNG = np.random.default_rng(0)
+STORED = {"k": np.array(16000), "b": np.zeros(2, np.float32), "w": RNG.standard_normal((3, 2)).astype(np.float32)}
+
+
+def speech(*, names: tuple[str, str] = ("fast", "slow")) -> onnx.ModelProto:
+    """A network with a weight in each branch of an If on the sample rate."""
+    text = """(float[N,4] x, int64 sr) => (float[N,2] y) {
+        c = Equal (sr, k)
+        h = If (c) <then_branch = g () => (float[N,3] f) { f = MatMul (x, "FIRST") },
+                    else_branch = g () => (float[N,3] s) { s = MatMul (x, "SECOND") }>
+        y = Gemm (h, w, b) }"""
+    weights = [f"{name}.w" for name in names]
+    model = graph_of(text.replace("FIRST", weights[0]).replace("SECOND", weights[1]), **STORED)
+    for i, (attribute, name) in enumerate(zip(model.graph.node[1].attribute, weights, strict=True), 1):
+        array = i * np.arange(12, dtype=np.float32).reshape(4, 3) / 10
+        attribute.g.initializer.append(onnx.numpy_helper.from_array(array, name))
+    return model
+
+
+def run(model: onnx.ModelProto | Path, **feed: np.ndarray) -> list[np.ndarray]:
+    data = model.SerializeToString() if isinstance(model, onnx.ModelProto) else str(model)
+    return ort.InferenceSession(data, providers=["CPUExecutionProvider"]).run(None, feed)
+
+
+X = RNG.standard_normal((5, 4)).astype(np.float32)
+
+
+@pytest.mark.parametrize(("rate", "weight"), [(16000, "fast.w"), (8000, "slow.w")])
+def test_the_branch_that_a_bound_input_chooses_is_static(rate: int, weight: str) -> None:
+    with pytest.raises(og.DifferentiationError):
+        og.augment(speech(), wrt="x")
+    model = og.augment(speech(), wrt="x", input_values={"sr": rate})
+    assert [i.name for i in model.graph.input] == ["x", "y_grad"]
+    assert "If" not in {node.op_type for node in model.graph.node}
+    seed = np.ones((5, 2), np.float32)
+    np.testing.assert_allclose(run(model, x=X, y_grad=seed)[0], run(speech(), x=X, sr=np.array(rate))[0], rtol=1e-6)
+    assert f"{weight}_grad" in [o.name for o in og.augment(speech(), input_values={"sr": rate}).graph.output]
+    assert check(speech(), input_values={"sr": rate}).passed
+    for made in (og.vjp, og.jvp):
+        assert "sr" not in [i.name for i in made(speech(), wrt="x", input_values={"sr": rate}).graph.input]
+    assert "sr" not in [i.name for i in og.lower_gradient_ops(speech(), input_values={"sr": rate}).graph.input]
+    assert og.explain(speech(), input_values={"sr": rate}).choices == ()
+
+
+def test_an_exported_model_keeps_the_inputs_that_were_bound(tmp_path: Path) -> None:
+    path = tmp_path / "trained.onnx"
+    program = og.build_training(speech(), loss="mse", optimizer=og.optim.SGD(0.1), input_values={"sr": 16000})
+    assert [p.name for p in program.manifest.data] == ["x"]
+    assert {p.name for p in program.manifest.parameters} == {"fast.w", "w", "b"}
+    assert json.loads(program.manifest.to_json())["options"]["input_values"] == {"sr": 16000}
+    trainer = og.Trainer(program)
+    batch = {"x": X, "target": np.ones((5, 2), np.float32)}
+    trainer.step(batch)
+    trainer.export(path)
+    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    assert [i.name for i in session.get_inputs()] == ["x", "sr"]
+    fast, slow = (session.run(None, {"x": X, "sr": np.array(rate)})[0] for rate in (16000, 8000))
+    np.testing.assert_allclose(fast, trainer.evaluate(batch)["y"], rtol=1e-5)
+    assert not np.allclose(fast, slow)
+
+
+def test_an_export_that_loses_its_bound_inputs_says_so(tmp_path: Path) -> None:
+    program = og.build_training(
+        speech(names=("same", "same")), loss="mse", optimizer=og.optim.SGD(0.1), input_values={"sr": 8000}
+    )
+    with pytest.warns(UserWarning, match="exported model will not have the inputs 'sr'"):
+        og.Trainer(program).export(tmp_path / "trained.onnx")
+    trained = run(tmp_path / "trained.onnx", x=X)[0]
+    np.testing.assert_allclose(trained, run(speech(), x=X, sr=np.array(8000))[0], rtol=1e-5)
+
+
+def test_bound_numbers_are_no_parameters() -> None:
+    text = "(float[N,4] x, float[3] scale) => (float[N,3] y) { h = MatMul (x, w) y = Mul (h, scale) }"
+    model = graph_of(text, w=np.ones((4, 3), np.float32))
+    made = og.augment(model, input_values={"scale": [1, 2, 3]})
+    assert [o.name for o in made.graph.output] == ["y", "w_grad"]
+    np.testing.assert_allclose(
+        run(made, x=X, y_grad=np.ones((5, 3), np.float32))[0], X.sum(1)[:, None] * [1, 2, 3], rtol=1e-5
+    )
+
+
+DECLARED = {
+    "int64": ("int64", 3, np.array(3)),
+    "int32[1]": ("int32[1]", 3, np.array([3], np.int32)),
+    "float[2,3]": ("float[2,3]", 0.5, np.full((2, 3), 0.5, np.float32)),
+    "float[2,2]": ("float[2,2]", [1, 2], np.array([[1, 2], [1, 2]], np.float32)),
+    "float16": ("float16", 0.1, np.array(0.1, np.float16)),
+    "bool": ("bool", True, np.array(True)),
+    "bool of 0": ("bool[1]", 0, np.array([False])),
+    "int64[N]": ("int64[N]", [4, 5], np.array([4, 5])),
+    "whole float": ("uint8", 7.0, np.array(7, np.uint8)),
+}
+
+
+@pytest.mark.parametrize("case", DECLARED)
+def test_dtypes_and_shapes(case: str) -> None:
+    declared, given, expected = DECLARED[case]
+    model = bind_inputs(load(graph_of(f"({declared} v) => (y) {{ y = Identity (v) }}", opset=21)), {"v": given})
+    stored: Any = model.graph.initializers["v"].const_value
+    assert not model.graph.inputs
+    assert stored.numpy().dtype == expected.dtype
+    np.testing.assert_array_equal(stored.numpy(), expected)
+
+
+REFUSED = {
+    "fraction": ("int64 v", {"v": 0.5}, "it takes int64 numbers, not 0.5"),
+    "overflow": ("uint8 v", {"v": 300}, "it takes uint8 numbers, not 300"),
+    "nan": ("int64 v", {"v": float("nan")}, "it takes int64 numbers, not nan"),
+    "float16": ("float16 v", {"v": 1e9}, "it takes float16 numbers"),
+    "bool for int": ("int64 v", {"v": True}, "it takes int64 numbers, not True"),
+    "number for bool": ("bool v", {"v": 2}, "it takes true or false, not 2"),
+    "text": ("int64 v", {"v": "16k"}, "'16k' is not made of numbers"),
+    "string input": ("string v", {"v": 1}, "it is string, and only numbers and bools can be bound"),
+    "ragged": ("float[N] v", {"v": [[1], [2, 3]]}, "is no array"),
+    "shape": ("float[2] v", {"v": [1, 2, 3]}, r"a value of shape \[3\] does not fit \[2\]"),
+    "symbol": ("float[N] v", {"v": 1}, r"a value of shape \[\] does not fit \['N'\]. Give every number"),
+    "name": ("int64 rate", {"rat": 1}, r"Unknown input in input_values: 'rat'. Did you mean 'rate'\? `python -m"),
+    "no mapping": ("int64 v", [1], "input_values must map names of inputs to their values"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_values(case: str) -> None:
+    inputs, given, message = REFUSED[case]
+    model = graph_of(f"({inputs}, float[2] x) => (y) {{ y = Relu (x) }}", opset=21)
+    values: Any = given
+    with pytest.raises(og.ArgumentError, match=message):
+        og.augment(model, wrt="x", input_values=values)
+
+
+def test_values_and_shapes_of_one_input_exclude_each_other() -> None:
+    with pytest.raises(og.ArgumentError, match="'sr' is in input_values and in input_shapes"):
+        og.augment(speech(), input_values={"sr": 1}, input_shapes={"sr": []})
+
+
+# -- the command line --------------------------------------------------------------------------------------------------
+
+
+def test_values_on_the_command_line(tmp_path: Path) -> None:
+    np.save(tmp_path / "v.npy", np.arange(3))
+    written = ["a=16000", "b=0.5", "c=true", "d=1,2,3", "e=1,", f"f=@{tmp_path / 'v.npy'}"]
+    parsed = option_text.input_values(written)
+    np.testing.assert_array_equal(parsed.pop("f"), np.arange(3))
+    assert parsed == {"a": 16000, "b": 0.5, "c": True, "d": [1, 2, 3], "e": [1]}
+    assert [type(v) for v in parsed.values()] == [int, float, bool, list, list]
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        (["sr"], "is not of the form NAME=VALUE"),
+        (["=1"], "is not of the form NAME=VALUE"),
+        (["sr=16k"], "'16k' is neither a number"),
+        (["sr="], "'' is neither a number"),
+        (["sr=1", "sr=2"], "gives the value of 'sr' twice"),
+        (["sr=@nowhere.npy"], "There is no file 'nowhere.npy'"),
+        (["sr=@pyproject.toml"], "is not a readable .npy file"),
+    ],
+)
+def test_refused_values_on_the_command_line(written: list[str], message: str) -> None:
+    with pytest.raises(og.ArgumentError, match=message):
+        option_text.input_values(written)
+
+
+def test_every_command_binds_inputs(tmp_path: Path) -> None:
+    model, out = tmp_path / "speech.onnx", tmp_path / "out"
+    onnx.save(speech(), model)
+    np.savez(tmp_path / "d.npz", x=X, target=np.ones((5, 2), np.float32))
+    bound = ("--input-value", "sr=16000")
+    invoke("augment", model, *bound, "-o", tmp_path / "g.onnx")
+    invoke("check", model, *bound)
+    invoke("explain", model, *bound)
+    invoke("lower", model, *bound, "-o", tmp_path / "l.onnx")
+    invoke("train", model, "--data", tmp_path / "d.npz", "--loss", "mse", "--epochs", 1, "--out", out, *bound, "-q")
+    assert [i.name for i in onnx.load(out / "trained.onnx").graph.input] == ["x", "sr"]
+    assert 'input-value = ["sr=16000"]' in (out / "train.toml").read_text()
+    data = json.loads(invoke("inspect", model, "--json", *bound).stdout)
+    assert [i["name"] for i in data["inputs"]] == ["x"]
+    assert "fast.w" in [v["name"] for v in data["values"]]
