@@ -1,19 +1,24 @@
-"""Scan and Loop with a known number of iterations: unrolled, and differentiated through the unrolled body.
+"""Scan and Loop. A known number of iterations is unrolled, and differentiated through the unrolled body.
+
+A Scan of unknown length, or one too long to unroll, is differentiated by another Scan (`autodiff.loops`).
 
 s[t + 1], z[t] = body(s[t], x[t]) for t = 0 .. T - 1
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.loops import layouts, scan_forward, scan_reverse
 from onnx_convgrad.autodiff.registry import expansion
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.ir.loop_bodies import emit_once
 from onnx_convgrad.ir.shape_hints import input_shape_option
 
 _MOST_ITERATIONS = 256
@@ -25,24 +30,47 @@ _SCAN_HINT = (
 )
 
 
-@expansion("Scan", wrt=("initial_state_and_scan_inputs",))
-def scan(e: Emitter, n: Call) -> list[ir.Value | None]:
-    """s[t + 1], z[t] = body(s[t], x[t]), unrolled over the slices x[t]."""
-    body = n.node.attributes["body"].as_graph()
-    for name in ("scan_input_axes", "scan_input_directions", "scan_output_axes", "scan_output_directions"):
-        require(not any(n.ints(name) or ()), f"its {name} are not all 0.")
+def _in_loop(e: Emitter, n: Call) -> bool:
+    """Whether a Scan is differentiated by another Scan: if its number of turns is unknown or too large to unroll."""
+    turns = e.dim(_sequences(n)[0], (n.ints("scan_input_axes") or [0])[0])
+    return not isinstance(turns, int) or turns > _MOST_ITERATIONS
+
+
+def _sequences(n: Call) -> list[ir.Value]:
     operands = [v for v in n.inputs if v is not None]
-    scanned = operands[len(operands) - n.int("num_scan_inputs", 0) :]
-    state = operands[: len(operands) - len(scanned)]
-    turns = known_iterations(e, scanned[0], "its number of iterations", _SCAN_HINT)
-    made: list[list[ir.Value]] = [[] for _ in body.outputs[len(state) :]]
+    return operands[len(operands) - n.int("num_scan_inputs", 0) :]
+
+
+def _reverse(e: Emitter, n: Call, upstream: Mapping[ir.Value, ir.Value], wanted: Collection[ir.Value]) -> Any:
+    return scan_reverse(e, n, upstream, wanted) if _in_loop(e, n) else None
+
+
+def _forward(e: Emitter, n: Call, tangents: Mapping[ir.Value, ir.Value]) -> Any:
+    return scan_forward(e, n, tangents) if _in_loop(e, n) else None
+
+
+@expansion("Scan", wrt=("initial_state_and_scan_inputs",), reverse=_reverse, forward=_forward)
+def scan(e: Emitter, n: Call) -> list[ir.Value | None]:
+    """s[t + 1], z[t] = body(s[t], x[t]): a second Scan, or unrolled over the slices x[t] if these are known and few."""
+    body, scanned = n.node.attributes["body"].as_graph(), _sequences(n)
+    state = [v for v in n.inputs[: len(n.inputs) - len(scanned)] if v is not None]
+    takes, gives = layouts(n, "scan_input", scanned), layouts(n, "scan_output", body.outputs[len(state) :])
+    turns = known_iterations(e, scanned[0], "its number of iterations", _SCAN_HINT, axis=takes[0].axis)
+    made: list[list[ir.Value]] = [[] for _ in gives]
     for turn in range(turns):
-        slices = [e.squeeze(e.slice(v, [turn], [turn + 1], [0]), [0]) for v in scanned]
-        results = _iteration(e, body, [*state, *slices])
+        slices = []
+        for v, layout in zip(scanned, takes, strict=True):
+            at = turns - 1 - turn if layout.backwards else turn
+            slices.append(e.squeeze(e.slice(v, [at], [at + 1], [layout.axis]), [layout.axis]))
+        results = emit_once(e, body, [*state, *slices])
         state = results[: len(state)]
-        for parts, part in zip(made, results[len(state) :], strict=True):
-            parts.append(e.unsqueeze(part, [0]))
-    return [*state, *(e.concat(parts, 0) for parts in made)]
+        for parts, part, layout in zip(made, results[len(state) :], gives, strict=True):
+            parts.append(e.unsqueeze(part, [layout.axis]))
+    joined = [
+        e.concat(parts[::-1] if layout.backwards else parts, layout.axis)
+        for parts, layout in zip(made, gives, strict=True)
+    ]
+    return [*state, *joined]
 
 
 _LOOP_HINT = (
@@ -61,7 +89,7 @@ def loop(e: Emitter, n: Call) -> list[ir.Value | None]:
     turn, going = 0, go is None or bool(_number(e, go, "its condition"))
     while going and (most is None or turn < most):
         require(turn < _MOST_ITERATIONS, f"it has more than {_MOST_ITERATIONS} iterations, the most that are unrolled.")
-        results = _iteration(e, body, [e.const(np.int64(turn)), e.const(np.ones((), np.bool_)), *state])
+        results = emit_once(e, body, [e.const(np.int64(turn)), e.const(np.ones((), np.bool_)), *state])
         going = bool(_number(e, results[0], "its condition for another iteration"))
         state = results[1 : 1 + len(state)]
         for parts, part in zip(made, results[1 + len(state) :], strict=True):
@@ -79,28 +107,11 @@ def _number(e: Emitter, value: ir.Value, what: str) -> int:
     return int(number)
 
 
-def known_iterations(e: Emitter, sequence: ir.Value, what: str, hint: str) -> int:
-    """The number of iterations over the first axis of `sequence`; refuses the node if `what` is unknown or too large."""
-    turns = e.dim(sequence, 0)
+def known_iterations(e: Emitter, sequence: ir.Value, what: str, hint: str, axis: int = 0) -> int:
+    """The number of iterations over an axis of `sequence`; refuses the node if `what` is unknown or too large."""
+    turns = e.dim(sequence, axis)
     option = input_shape_option(e.graph.inputs)
     require(isinstance(turns, int), f"{what} is not known while building.", hint.format(option=option))
     assert isinstance(turns, int)
     require(0 < turns <= _MOST_ITERATIONS, f"it has {turns} iterations; 1 to {_MOST_ITERATIONS} are unrolled.")
     return turns
-
-
-def _iteration(e: Emitter, body: ir.Graph, operands: Sequence[ir.Value]) -> list[ir.Value]:
-    """Emit the body once, on `operands`; values that it captures from the outer graph stay as they are."""
-    values = dict(zip(body.inputs, operands, strict=True))
-    for constant in body.initializers.values():
-        require(constant.const_value is not None, "its body has an initializer without a value.")
-        assert constant.const_value is not None
-        values[constant] = e.const(constant.const_value.numpy(), constant.dtype)
-    for node in body:
-        call = Call(node)
-        kinds = {attr.type for attr in node.attributes.values()}
-        require(not kinds & {ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS}, f"its body contains {node.op_type}.")
-        inputs = [None if v is None else values.get(v, v) for v in node.inputs]
-        results = e.ops(node.op_type, *inputs, outputs=len(node.outputs), domain=node.domain, **call.attributes())
-        values.update(zip(node.outputs, results, strict=True))
-    return [values.get(v, v) for v in body.outputs]

@@ -80,7 +80,7 @@ def _merge_matrix_products(e: Emitter, terms: Sequence[ir.Value]) -> list[ir.Val
     groups: dict[str, list[tuple[ir.Value, ir.Value, ir.Value]]] = {}
     others = []
     for term in terms:
-        factors = _rows_multiplied(term)
+        factors = rows_multiplied(term)
         if factors is None or not _is_low(*factors, term):
             others.append(term)
         else:
@@ -97,7 +97,7 @@ def _merge_matrix_products(e: Emitter, terms: Sequence[ir.Value]) -> list[ir.Val
     return others
 
 
-def _rows_multiplied(term: ir.Value) -> tuple[ir.Value, ir.Value] | None:
+def rows_multiplied(term: ir.Value) -> tuple[ir.Value, ir.Value] | None:
     """The factors a [.., k, m] and b [.., k, n] of a term a' b, the cotangent for the right operand of a product."""
     node = term.producer()
     if not is_op(node, "Gemm", "MatMul") or len(node.inputs) != 2:

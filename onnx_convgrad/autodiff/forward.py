@@ -8,6 +8,7 @@ reverse walk through that form is the forward form (J = (J')').
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import cast
 
 import onnx_ir as ir
 
@@ -66,6 +67,10 @@ class _ForwardWalk(Walk):
         moving = [(name, v) for name, v in carriers(n.node, rule) if v in tangents]
         if not moving:
             return ()
+        if rule is not None and rule.forward is not None:
+            pushed = rule.forward(e, n, {v: tangents[v] for _, v in moving})
+            if pushed is not None:
+                return cast(Tangents, pushed)
         if rule is None or rule.kind == "expansion":
             results = equivalent(e, n, rule)
             inner = forward(e, {v: tangents[v] for _, v in moving}, [r for r in results if r is not None])

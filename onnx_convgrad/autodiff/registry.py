@@ -103,6 +103,8 @@ class Rule:
     wrt: tuple[str, ...] = ()
     parameters: tuple[str, ...] = ()
     broadcasts: bool = False
+    reverse: Callable[..., Any] | None = None
+    forward: Callable[..., Any] | None = None
     reason: str = ""
     note: str = ""
     module: str = ""
@@ -221,7 +223,11 @@ def vjp(*op_types: str, wrt: Sequence[str], parameters: Sequence[str] = (), **fi
 
 
 def expansion(*op_types: str, wrt: Sequence[str], parameters: Sequence[str] = (), **fields: Any) -> Decorator:
-    """Declare an expansion `rule(e, n) -> results`, which computes the same results with operators that have rules."""
+    """Declare an expansion `rule(e, n) -> results`, which computes the same results with operators that have rules.
+
+    Where there is a direct form, `reverse(e, n, cotangents, wanted)` gives pairs of an operand and a contribution to its
+    cotangent, and `forward(e, n, tangents)` pairs of a result and its tangent; `None` stands for the expansion.
+    """
     return _declare("expansion", op_types, wrt=tuple(wrt), parameters=tuple(parameters), **fields)
 
 

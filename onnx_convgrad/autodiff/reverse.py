@@ -72,6 +72,9 @@ def backward(
 class Walk:
     """The reverse walk, and what forward mode shares with it: the activity, and the problems found so far."""
 
+    direct = True
+    """Whether expansions that have a direct form take it."""
+
     def __init__(self, e: Emitter, activity: Activity, targets: tuple[ir.Value, ...]) -> None:
         self.e = e
         self.activity = activity
@@ -240,12 +243,17 @@ class Walk:
     def _through_equivalent(
         self, call: Call, rule: Rule | None, upstream: dict[ir.Value, ir.Value]
     ) -> list[tuple[ir.Value, ir.Value]]:
-        """Differentiate through an equivalent subgraph."""
-        results = equivalent(self.e, call, rule)
-        seeds = {
-            r: upstream[v] for r, v in zip(results, call.node.outputs, strict=False) if v in upstream and r is not None
-        }
+        """Differentiate directly, or through an equivalent subgraph."""
         sources = dict.fromkeys(v for _, v in carriers(call.node, rule) if v in self.activity.varied)
+        direct = rule.reverse if rule is not None and self.direct else None
+        contributions = None if direct is None else direct(self.e, call, upstream, sources)
+        if contributions is not None:
+            return list(contributions)
+        results = equivalent(self.e, call, rule)
+        seeds: dict[ir.Value, ir.Value] = {}
+        for r, v in zip(results, call.node.outputs, strict=False):
+            if v in upstream and r is not None:  # several results may be one value
+                seeds[r] = self.e.add(seeds[r], upstream[v]) if r in seeds else upstream[v]
         return list(self.within(seeds, sources).items())
 
     def within(self, seeds: dict[ir.Value, ir.Value], sources: dict[ir.Value, None]) -> dict[ir.Value, ir.Value]:

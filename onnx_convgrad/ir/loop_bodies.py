@@ -3,31 +3,107 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
 
 import onnx_ir as ir
 
+from onnx_convgrad.errors import require
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
-from onnx_convgrad.ir.nodes import ancestors
+from onnx_convgrad.ir.nodes import captured_values, subgraphs
 from onnx_convgrad.ir.notes import ORIGIN
+from onnx_convgrad.ir.writer import RANDOM
 
 
-def take_body(e: Emitter, start: int, inner: Collection[ir.Value], result: ir.Value) -> Sequence[ir.Node]:
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the slices of all turns lie in one value: along which axis, and whether the first turn has the last slice."""
+
+    axis: int = 0
+    backwards: bool = False
+
+    def turned(self) -> Self:
+        """The layout for a loop that takes the turns in reverse order."""
+        return replace(self, backwards=not self.backwards)
+
+
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """A value that holds a slice for each turn."""
+
+    whole: ir.Value
+    layout: Layout = Layout()
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A value carried from turn to turn: before the first turn, and in the body at the beginning and the end of a turn."""
+
+    first: ir.Value
+    inner: ir.Value
+    next: ir.Value
+
+
+def placeholder(e: Emitter, like: ir.Value, shape: ir.Shape | None) -> ir.Value:
+    """An input of a body, with the dtype of `like`."""
+    return ir.Value(name=e.names.claim("turn"), shape=shape, type=ir.TensorType(like.dtype or ir.DataType.FLOAT))
+
+
+def emit_once(
+    e: Emitter, body: ir.Graph, operands: Sequence[ir.Value], values: dict[ir.Value, ir.Value] | None = None
+) -> list[ir.Value]:
+    """Emit a body once, on `operands`; values that it captures from the outer graph stay as they are.
+
+    `values` receives what became of each value of the body.
+    """
+    values = {} if values is None else values
+    values.update(zip(body.inputs, operands, strict=True))
+    for constant in body.initializers.values():
+        require(constant.const_value is not None, "its body has an initializer without a value.")
+        assert constant.const_value is not None
+        values[constant] = e.const(constant.const_value.numpy(), constant.dtype)
+    for node in body:
+        require(not any(subgraphs(node)), f"its body contains {node.op_type}.")
+        inputs = [None if v is None else values.get(v, v) for v in node.inputs]
+        attributes = Call(node).attributes()
+        results = e.ops(node.op_type, *inputs, outputs=len(node.outputs), domain=node.domain, **attributes)
+        values.update(zip(node.outputs, results, strict=True))
+    return [values.get(v, v) for v in body.outputs]
+
+
+def depending(nodes: Iterable[ir.Node], inner: Collection[ir.Value]) -> list[ir.Node]:
+    """The nodes that depend on values `inner` to a turn, or draw random numbers in every turn; `nodes` are in order."""
+    found, values = [], set(inner)
+    for node in nodes:
+        if node.op_type in RANDOM or any(v in values for v in _operands(node)):
+            found.append(node)
+            values.update(node.outputs)
+    return found
+
+
+def _operands(node: ir.Node) -> list[ir.Value]:
+    return [v for v in (*node.inputs, *captured_values(node)) if v is not None]
+
+
+def take_body(e: Emitter, start: int, inner: Collection[ir.Value], results: Collection[ir.Value]) -> list[ir.Node]:
     """Remove the nodes from the graph that were emitted since `start` and depend on `inner`, the inputs of the body.
 
     Returns:
-        Those of them that `result` depends on, in order.
+        Those of them that the `results` depend on, in order.
     """
-    depending = set(inner)
-    moved = []
-    for node in e.emitted[start:]:
-        if any(v in depending for v in node.inputs):
-            moved.append(node)
-            depending.update(node.outputs)
+    moved = depending(e.emitted[start:], inner)
     removed = set(moved)
     e.emitted[start:] = [node for node in e.emitted[start:] if node not in removed]
     e.graph.remove(moved)
-    used = ancestors(result)
+    used: set[ir.Node] = set()
+    todo = [v.producer() for v in results]
+    while todo:
+        node = todo.pop()
+        if node is not None and node in removed and node not in used:
+            used.add(node)
+            todo += [v.producer() for v in _operands(node)]
     body = [node for node in moved if node in used]
     names = itertools.count()
     for node in body:
@@ -40,6 +116,83 @@ def take_body(e: Emitter, start: int, inner: Collection[ir.Value], result: ir.Va
             for index in range(len(node.inputs)):
                 node.replace_input_with(index, None)
     return body
+
+
+def emit_loop(
+    e: Emitter,
+    start: int,
+    states: Sequence[State],
+    scanned: Mapping[ir.Value, Slices],
+    made: Sequence[tuple[ir.Value, Layout]],
+    *,
+    also: Collection[ir.Value] = (),
+) -> tuple[list[ir.Value], list[ir.Value]]:
+    """Emit a Scan whose body are the nodes emitted since `start` that depend on its inputs.
+
+    Args:
+        e: The emitter.
+        start: Number of nodes emitted before those of the body.
+        states: The carried values.
+        scanned: Inputs of the body -> what they are slices of; all but one may be unused, and are then left out.
+        made: Values of the body whose slices are joined.
+        also: Further values that the nodes of a body depend on; the results do not.
+
+    Returns:
+        The last states, and the joined values.
+    """
+    inner = [*(s.inner for s in states), *scanned]
+    asked, made = made, list(dict.fromkeys(made))
+    results = [*(s.next for s in states), *(v for v, _ in made)]
+    body = take_body(e, start, {*inner, *also}, results)
+    produced = {v for node in body for v in node.outputs}
+    outputs: list[ir.Value] = []
+    for value in results:
+        if value not in produced or value in outputs:  # an input, a value of the outer graph, or an output already
+            name = f"chunk_{len(e.order)}_copy_{len(outputs)}"
+            body.append(ir.node("Identity", [value], outputs=[ir.Value(name=name)], name=name))
+            outputs.append(e.typed(body[-1].outputs[0], value))
+        else:
+            outputs.append(value)
+    used = {v: s for v, s in scanned.items() if v.uses()} or dict(itertools.islice(scanned.items(), 1))
+    graph = ir.Graph([*(s.inner for s in states), *used], outputs, nodes=body, name="turn")
+    layouts = [s.layout for s in used.values()]
+    attributes = [
+        ir.AttrGraph("body", graph),
+        ir.AttrInt64("num_scan_inputs", len(used)),
+        *_attributes("scan_input", layouts),
+        *_attributes("scan_output", [layout for _, layout in made]),
+    ]
+    operands = [*(s.first for s in states), *(s.whole for s in used.values())]
+    node = ir.Node("", "Scan", operands, attributes, num_outputs=len(outputs))
+    e.place(node)
+    turns = turns_of(next(iter(used.values())))
+    finals, joined = list(node.outputs[: len(states)]), list(node.outputs[len(states) :])
+    for final, state in zip(finals, states, strict=True):
+        e.typed(final, state.first)
+    for whole, (value, layout) in zip(joined, made, strict=True):
+        e.typed(whole, value).shape = joined_shape(value, layout.axis, turns)
+    return finals, [joined[made.index(wanted)] for wanted in asked]
+
+
+def _attributes(kind: str, layouts: Sequence[Layout]) -> list[ir.Attr]:
+    """The attributes for the axes and directions of scanned operands or results, where they are not the defaults."""
+    named = {"axes": [x.axis for x in layouts], "directions": [int(x.backwards) for x in layouts]}
+    return [ir.AttrInt64s(f"{kind}_{name}", numbers) for name, numbers in named.items() if any(numbers)]
+
+
+def turns_of(slices: Slices) -> int | ir.SymbolicDim:
+    """The number of slices."""
+    shape = slices.whole.shape
+    return ir.SymbolicDim(None) if shape is None else shape[slices.layout.axis]
+
+
+def joined_shape(value: ir.Value, axis: int, turns: int | ir.SymbolicDim) -> ir.Shape | None:
+    """The shape of the slices `value` of all turns, joined along a new axis."""
+    if value.shape is None:
+        return None
+    sizes = list(value.shape)
+    sizes.insert(axis % (len(sizes) + 1), turns)
+    return ir.Shape(sizes)
 
 
 def emit_scan(e: Emitter, body: ir.Graph, operands: Sequence[ir.Value], scanned: int) -> ir.Value:

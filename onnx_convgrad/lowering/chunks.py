@@ -168,7 +168,7 @@ def _present(node: ir.Node, position: int) -> ir.Value:
 
 def _body(e: Emitter, start: int, inputs: list[ir.Value], result: ir.Value) -> ir.Graph:
     """The nodes emitted since `start` that depend on the inputs, as the body of a loop."""
-    return ir.Graph(inputs, [result], nodes=take_body(e, start, inputs, result), name="chunk")
+    return ir.Graph(inputs, [result], nodes=take_body(e, start, inputs, [result]), name="chunk")
 
 
 _FLOAT = ir.DataType.FLOAT

@@ -124,6 +124,8 @@ class PerSampleGradients:
 class _Walk(Walk):
     """The reverse walk with the labels of the samples."""
 
+    direct = False
+
     def __init__(self, e: Emitter, activity: Activity, targets: tuple[ir.Value, ...], tracker: Tracker) -> None:
         super().__init__(e, activity, targets)
         self.tracker = tracker
@@ -227,7 +229,7 @@ class _Walk(Walk):
         result = e.sum(parts)
         if result in stacks:  # passed on unchanged
             return self.batch.stacked(stacks[result], operand)
-        body = ir.Graph([*stacks], [result], nodes=take_body(e, start, stacks, result), name="turn")
+        body = ir.Graph([*stacks], [result], nodes=take_body(e, start, stacks, [result]), name="turn")
         stacked = [with_samples(e, whole, [count, *e.dims(own)]) for own, whole in stacks.items()]
         return self.batch.stacked(cut_samples(e, emit_scan(e, body, stacked, len(stacked)), count), operand)
 
