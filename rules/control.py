@@ -17,8 +17,9 @@ from onnx_convgrad.autodiff.loops import layouts, scan_forward, scan_reverse
 from onnx_convgrad.autodiff.registry import expansion
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.loop_bodies import emit_once
+from onnx_convgrad.ir.nodes import subgraphs
 from onnx_convgrad.ir.shape_hints import input_shape_option
 
 _MOST_ITERATIONS = 256
@@ -30,10 +31,25 @@ _SCAN_HINT = (
 )
 
 
+_SHORT = 16
+"""Most iterations that are unrolled where a loop can take their place: a loop of more loads faster and is as fast."""
+
+_NOT_IN_LOOPS = frozenset(("Conv", "ConvTranspose", "MaxPool"))
+"""Operators with gradients that only the main graph can hold."""
+
+
+def is_long(turns: Dim) -> bool:
+    """Whether a number of iterations is unknown or large, so that they are differentiated in a loop."""
+    return not isinstance(turns, int) or turns > _SHORT
+
+
 def _in_loop(e: Emitter, n: Call) -> bool:
-    """Whether a Scan is differentiated by another Scan: if its number of turns is unknown or too large to unroll."""
+    """Whether a Scan is differentiated by another Scan."""
     turns = e.dim(_sequences(n)[0], (n.ints("scan_input_axes") or [0])[0])
-    return not isinstance(turns, int) or turns > _MOST_ITERATIONS
+    if not isinstance(turns, int) or turns > _MOST_ITERATIONS:
+        return True
+    body = n.node.attributes["body"].as_graph()
+    return is_long(turns) and not any(node.op_type in _NOT_IN_LOOPS or any(subgraphs(node)) for node in body)
 
 
 def _sequences(n: Call) -> list[ir.Value]:

@@ -1,4 +1,4 @@
-"""RNN, GRU and LSTM: the recurrence unrolled, with ONNX's names for the gates.
+"""RNN, GRU and LSTM: the recurrence as a Scan, or unrolled if it is short, with ONNX's names for the gates.
 
     RNN   h[t] = f(x[t] W' + h[t-1] R' + b)
     GRU   z, r = f(...);  c = g(x[t] W' + (r h[t-1]) R' + b);  h[t] = (1 - z) c + z h[t-1]
@@ -19,8 +19,11 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.registry import expansion
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.emit import Emitter
-from onnx_convgrad.rules.control import known_iterations
+from onnx_convgrad.ir.emit import Dim, Emitter
+from onnx_convgrad.ir.loop_bodies import Layout, Slices, emit_loop, placeholder
+from onnx_convgrad.ir.loop_bodies import State as Carried
+from onnx_convgrad.rules.control import is_long
+from onnx_convgrad.rules.movement import arange
 
 Function = Callable[[Emitter, ir.Value], ir.Value]
 Cell = Callable[["_Direction", ir.Value, "State"], "State"]
@@ -40,7 +43,7 @@ class State:
 @expansion("RNN", wrt=("X", "W", "R", "B", "initial_h"), parameters=("W", "R", "B"))
 def rnn(e: Emitter, n: Call) -> list[ir.Value | None]:
     """h[t] = f(x[t] W' + h[t-1] R' + b)."""
-    return _unrolled(e, n, 1, ("Tanh",), lambda d, x, s: State(d.functions[0](e, d.clipped(d.plus(x, s.h)))))
+    return _expanded(e, n, 1, ("Tanh",), lambda d, x, s: State(d.functions[0](e, d.clipped(d.plus(x, s.h)))))
 
 
 @expansion("GRU", wrt=("X", "W", "R", "B", "initial_h"), parameters=("W", "R", "B"))
@@ -49,13 +52,13 @@ def gru(e: Emitter, n: Call) -> list[ir.Value | None]:
 
     With `linear_before_reset`, c = g(x[t] W' + r (h[t-1] R' + b)).
     """
-    return _unrolled(e, n, 3, ("Sigmoid", "Tanh"), _gru_cell)
+    return _expanded(e, n, 3, ("Sigmoid", "Tanh"), _gru_cell)
 
 
 @expansion("LSTM", wrt=("X", "W", "R", "B", "initial_h", "initial_c", "P"), parameters=("W", "R", "B", "P"))
 def lstm(e: Emitter, n: Call) -> list[ir.Value | None]:
     """c[t] = f c[t-1] + i g(...), h[t] = o h(c[t]); the peepholes P add a multiple of the cell to i, o and f."""
-    return _unrolled(e, n, 4, ("Sigmoid", "Tanh", "Tanh"), _lstm_cell)
+    return _expanded(e, n, 4, ("Sigmoid", "Tanh", "Tanh"), _lstm_cell)
 
 
 # -- one step ----------------------------------------------------------------------------------------------------------
@@ -176,14 +179,15 @@ class _Direction:
         return self.e.op("Clip", value, self.e.scalar(-self.clip, value), self.e.scalar(self.clip, value))
 
 
-def _unrolled(e: Emitter, n: Call, gates: int, default: Sequence[str], cell: Cell) -> list[ir.Value | None]:
-    """Unroll all directions; returns the operator's outputs Y, Y_h and Y_c."""
+def _expanded(e: Emitter, n: Call, gates: int, default: Sequence[str], cell: Cell) -> list[ir.Value | None]:
+    """Emit all directions; returns the operator's outputs Y, Y_h and Y_c."""
     require(
         n.int("layout", 0) == 0,
         "its layout is 1, which ONNX Runtime does not run.",
         hint="Export the model with layout 0.",
     )
-    steps = known_iterations(e, n["X"], "the length of its sequence", "Give it, as in {option}.")
+    steps = e.dim(n["X"], 0)
+    require(steps != 0, "its sequence is empty.")
     way = n.string("direction", "forward")
     ways = ["forward", "reverse"] if way == "bidirectional" else [way]
     functions = _functions(n, [*default] * len(ways))
@@ -205,7 +209,7 @@ def _steps(
     x: ir.Value,
     state: State,
     lengths: ir.Value | None,
-    steps: int,
+    steps: Dim,
     *,
     reverse: bool,
 ) -> tuple[ir.Value, State]:
@@ -214,22 +218,84 @@ def _steps(
     ends = lengths if reverse else None  # where each sample begins
     backwards = reverse and ends is None
     products = d.products(x if ends is None else _reversed(e, x, ends))
-    parts = e.ops("Split", products, outputs=steps, axis=0, num_outputs=steps) if steps > 1 else [products]
+    running = None
+    if lengths is not None:  # whether step t is inside of each sample, [steps, batch, 1]
+        times = e.unsqueeze(arange(e, steps), [1, 2])
+        running = e.compare("Greater", e.unsqueeze(e.cast(lengths, ir.DataType.INT64), [1]), times)
+    if isinstance(steps, int) and not is_long(steps):
+        result, last = _unrolled(d, cell, products, running, state, steps, backwards=backwards)
+    else:
+        result, last = _looped(d, cell, products, running, state, [e.dim(x, 1), d.hidden], backwards=backwards)
+    return (result if ends is None else _reversed(e, result, ends)), last
+
+
+def _unrolled(
+    d: _Direction,
+    cell: Cell,
+    products: ir.Value,
+    running: ir.Value | None,
+    state: State,
+    steps: int,
+    *,
+    backwards: bool,
+) -> tuple[ir.Value, State]:
+    e = d.e
     history: list[ir.Value] = []
+    parts, masks = ([None] * steps if v is None else _parts(e, v, steps) for v in (products, running))
     for t in reversed(range(steps)) if backwards else range(steps):
-        new = cell(d, e.squeeze(parts[t], [0]), state)
-        assert new.h is not None
-        shown = new.h
-        if lengths is not None:
-            running = e.unsqueeze(e.compare("Greater", lengths, t), [1])
-            shown = e.where(running, new.h, 0)
-            new = State(_selected(e, running, new.h, state.h), _selected(e, running, new.c, state.c))
-        state = new
+        x = parts[t]
+        assert x is not None
+        shown, state = _turn(d, cell, x, state, masks[t])
         history.append(e.unsqueeze(shown, [0]))
-    if backwards:
-        history.reverse()
-    result = e.concat(history, 0)
-    return (result if ends is None else _reversed(e, result, ends)), state
+    return e.concat(history[::-1] if backwards else history, 0), state
+
+
+def _parts(e: Emitter, value: ir.Value, count: int) -> Sequence[ir.Value | None]:
+    """The slices along the first axis."""
+    parts = e.ops("Split", value, outputs=count, axis=0, num_outputs=count) if count > 1 else [value]
+    return [e.squeeze(part, [0]) for part in parts]
+
+
+def _looped(
+    d: _Direction,
+    cell: Cell,
+    products: ir.Value,
+    running: ir.Value | None,
+    state: State,
+    sizes: Sequence[Dim],
+    *,
+    backwards: bool,
+) -> tuple[ir.Value, State]:
+    """`sizes`: of the state."""
+    e, start, layout = d.e, len(d.e.emitted), Layout(0, backwards=backwards)
+
+    def sliced(whole: ir.Value) -> ir.Value:
+        return placeholder(e, whole, None if whole.shape is None else ir.Shape(whole.shape[1:]))
+
+    def begun(first: ir.Value | None) -> ir.Value:
+        return first or e.op("Expand", e.scalar(0, products), e.vector(sizes))
+
+    x, mask = sliced(products), None if running is None else sliced(running)
+    scanned = {x: Slices(products, layout)}
+    if mask is not None and running is not None:
+        scanned[mask] = Slices(running, layout)
+    firsts = [begun(state.h), *([begun(state.c)] if cell is _lstm_cell else [])]
+    inner = [placeholder(e, v, v.shape) for v in firsts]
+    shown, new = _turn(d, cell, x, State(*inner), mask)
+    ends = [v for v in (new.h, new.c) if v is not None]
+    carried = [Carried(*parts) for parts in zip(firsts, inner, ends, strict=True)]
+    finals, (history,) = emit_loop(e, start, carried, scanned, [(shown, layout)])
+    return history, State(*finals)
+
+
+def _turn(d: _Direction, cell: Cell, x: ir.Value, state: State, running: ir.Value | None) -> tuple[ir.Value, State]:
+    """One step: what it shows as h, and the next state. A sample that is not `running` shows zeros and keeps its state."""
+    new = cell(d, x, state)
+    assert new.h is not None
+    if running is None:
+        return new.h, new
+    kept = State(_selected(d.e, running, new.h, state.h), _selected(d.e, running, new.c, state.c))
+    return d.e.where(running, new.h, 0), kept
 
 
 def _stacked(e: Emitter, states: Sequence[ir.Value | None]) -> ir.Value | None:

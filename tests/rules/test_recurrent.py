@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 import torch
 from onnx import helper
 
 import onnx_convgrad as og
 from onnx_convgrad.checking.case import Evaluator
+from onnx_convgrad.checking.check import check as numerically
 from onnx_convgrad.runtime import run
 from onnx_convgrad.testing import Case, make_model, rand
 from tests.support.families import export
@@ -93,6 +95,98 @@ def test_gradients_are_those_of_pytorch(op: str, dynamo: bool) -> None:
         np.testing.assert_allclose(got[f"{name}_grad"], want.numpy(), rtol=1e-4, atol=1e-6, err_msg=name)
 
 
+def _of_any_length(case: Case) -> onnx.ModelProto:
+    model = make_model(case, case.arrays)
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
+    return model
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_sequences_of_unknown_length_have_the_same_derivatives(case: Case) -> None:
+    known, unknown = make_model(case, case.arrays), _of_any_length(case)
+    wrt = [i.name for i in known.graph.input if i.type.tensor_type.elem_type == onnx.TensorProto.FLOAT]
+    for transform in (og.augment, og.jvp):
+        _assert_equal(transform(known, wrt=wrt), transform(unknown, wrt=wrt), case)
+    if case.order > 1:
+        first = [og.augment(m, wrt=wrt) for m in (known, unknown)]
+        second = [og.vjp(m, wrt=[*wrt, "y0_grad"], of=["x0_grad", "x2_grad"]) for m in first]
+        _assert_equal(second[0], second[1], case)
+
+
+def _assert_equal(known: onnx.ModelProto, unknown: onnx.ModelProto, case: Case) -> None:
+    rng = np.random.default_rng(0)
+    feed = {i.name: rng.uniform(-1, 1, [d.dim_value for d in i.type.tensor_type.shape.dim]) for i in known.graph.input}
+    feed = {name: LENGTHS if name == "x4" else array.astype(np.float32) for name, array in feed.items()}
+    want, got = run(known, feed), run(unknown, feed)
+    assert "Scan" in {node.op_type for node in unknown.graph.node}
+    for name, value in want.items():
+        np.testing.assert_allclose(got[name], value, rtol=1e-5, atol=1e-5, err_msg=f"{case} {name}")
+
+
+ORDER = {"RNN": [0], "GRU": [1, 0, 2], "LSTM": [0, 3, 1, 2]}
+"""PyTorch's number of each of ONNX's gates."""
+
+
+def _weights(module: torch.nn.RNNBase, op: str, values: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    """Tensors by PyTorch's names of the parameters of one layer, stacked and ordered as ONNX's operands."""
+
+    def gates(name: str, end: str) -> np.ndarray:
+        value = values[f"{name}_l0{end}"].detach().numpy()
+        return np.concatenate([np.split(value, GATES[op])[g] for g in ORDER[op]])
+
+    ends = ["", "_reverse"] if module.bidirectional else [""]
+    stacked = {onnx_name: np.stack([gates(name, end) for end in ends]) for onnx_name, name in WEIGHTS.items()}
+    return {"w": stacked["w"], "r": stacked["r"], "b": np.concatenate([stacked["wb"], stacked["rb"]], 1)}
+
+
+WEIGHTS = {"w": "weight_ih", "r": "weight_hh", "wb": "bias_ih", "rb": "bias_hh"}
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("ways", [1, 2])
+@pytest.mark.parametrize("op", GATES)
+def test_sequences_of_any_length_have_the_gradients_of_pytorch(op: str, ways: int, *, padded: bool) -> None:
+    torch.manual_seed(0)
+    turns, sizes = 23, torch.tensor([23, 9, 1]) if padded else torch.tensor([23, 23, 23])
+    module = getattr(torch.nn, op)(INPUT, HIDDEN, bidirectional=ways == 2)
+    x, seed = torch.randn(turns, 3, INPUT, requires_grad=True), torch.randn(turns, 3, ways * HIDDEN)
+    packed = torch.nn.utils.rnn.pack_padded_sequence(x, sizes)
+    y, _ = torch.nn.utils.rnn.pad_packed_sequence(module(packed)[0])
+    named = dict(module.named_parameters())
+    dx, *dw = torch.autograd.grad(y, [x, *named.values()], seed)
+    want = {"x": dx.numpy(), **_weights(module, op, dict(zip(named, dw, strict=True)))}
+
+    gates, lengths = GATES[op], ["l"] if padded else []
+    way = "bidirectional" if ways == 2 else "forward"
+    attributes = {"linear_before_reset": 1} if op == "GRU" else {}
+    node = helper.make_node(op, ["x", "w", "r", "b", *lengths], ["y"], hidden_size=HIDDEN, direction=way, **attributes)
+    shapes = {"x": ["n", 3, INPUT], "w": [ways, gates * HIDDEN, INPUT], "r": [ways, gates * HIDDEN, HIDDEN]}
+    shapes["b"] = [ways, 2 * gates * HIDDEN]
+    model = one_node(node, shapes, {"l": sizes.numpy().astype(np.int32)} if padded else {})
+    feed = {"x": x.detach().numpy(), **_weights(module, op, named)}
+    feed["y_grad"] = seed.reshape(turns, 3, ways, HIDDEN).movedim(2, 1).numpy()
+    got = run(og.augment(model, wrt=[*want]), feed)
+    for name, value in want.items():
+        np.testing.assert_allclose(got[f"{name}_grad"], value, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def test_numeric_derivatives_of_a_sequence_of_unknown_length() -> None:
+    report = numerically(_of_any_length(_case("LSTM", given="bhcp")), wrt="inputs")
+    assert all(row.verdict == "ok" and row.norm > 0 for row in report.rows)
+
+
+@pytest.mark.parametrize("op", GATES)
+def test_the_number_of_nodes_does_not_depend_on_the_length(op: str) -> None:
+    counts = set()
+    for turns in (200, 2_000, 10_000):
+        node = helper.make_node(op, ["x", "w", "r"], ["y"], hidden_size=2, direction="bidirectional")
+        shapes = {"x": [turns, 1, 1], "w": [2, 2 * GATES[op], 1], "r": [2, 2 * GATES[op], 2]}
+        graph = ir.from_proto(og.augment(one_node(node, shapes), wrt=["x", "w", "r"])).graph
+        counts.add(len(list(graph.all_nodes())))
+    assert len(counts) == 1
+    assert max(counts) < 300
+
+
 def _model(turns: int | str, **attributes: Any) -> onnx.ModelProto:
     node = helper.make_node("LSTM", ["x", "w", "r"], ["y"], name="memory", hidden_size=1, **attributes)
     return one_node(node, {"x": [turns, 1, 1], "w": [1, 4, 1], "r": [1, 4, 1]})
@@ -101,8 +195,7 @@ def _model(turns: int | str, **attributes: Any) -> onnx.ModelProto:
 @pytest.mark.parametrize(
     ("turns", "attributes", "reason"),
     [
-        ("n", {}, "the length of its sequence is not known while building"),
-        (300, {}, "it has 300 iterations; 1 to 256 are unrolled"),
+        (0, {}, "its sequence is empty"),
         (4, {"layout": 1}, "its layout is 1"),
         (4, {"activations": ["Sigmoid", "Tanh"]}, "it has 2 activations, but needs 3"),
         (4, {"activations": ["Sigmoid", "Swish", "Tanh"]}, "its activation 'Swish' is not defined by ONNX"),
