@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.loops import layouts, scan_forward, scan_reverse
+from onnx_convgrad.autodiff.loops import scan_forward, scan_reverse
 from onnx_convgrad.autodiff.registry import expansion
+from onnx_convgrad.autodiff.turns import layouts
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter
-from onnx_convgrad.ir.loop_bodies import emit_once
+from onnx_convgrad.ir.loop_bodies import draws, emit_once
 from onnx_convgrad.ir.nodes import subgraphs
 from onnx_convgrad.ir.shape_hints import input_shape_option
 
@@ -49,6 +50,8 @@ def _in_loop(e: Emitter, n: Call) -> bool:
     if not isinstance(turns, int) or turns > _MOST_ITERATIONS:
         return True
     body = n.node.attributes["body"].as_graph()
+    if any(map(draws, body)):  # the turns written down would draw again
+        return True
     return is_long(turns) and not any(node.op_type in _NOT_IN_LOOPS or any(subgraphs(node)) for node in body)
 
 
@@ -69,6 +72,7 @@ def _forward(e: Emitter, n: Call, tangents: Mapping[ir.Value, ir.Value]) -> Any:
 def scan(e: Emitter, n: Call) -> list[ir.Value | None]:
     """s[t + 1], z[t] = body(s[t], x[t]): a second Scan, or unrolled over the slices x[t] if these are known and few."""
     body, scanned = n.node.attributes["body"].as_graph(), _sequences(n)
+    require(not any(map(draws, body)), "its body draws random numbers.")
     state = [v for v in n.inputs[: len(n.inputs) - len(scanned)] if v is not None]
     takes, gives = layouts(n, "scan_input", scanned), layouts(n, "scan_output", body.outputs[len(state) :])
     turns = known_iterations(e, scanned[0], "its number of iterations", _SCAN_HINT, axis=takes[0].axis)
@@ -100,6 +104,7 @@ def loop(e: Emitter, n: Call) -> list[ir.Value | None]:
     """go[t + 1], s[t + 1], z[t] = body(t, go[t], s[t]) while go[t] holds, at most M times: unrolled."""
     body, count, go = n.node.attributes["body"].as_graph(), n.get("M"), n.get("cond")
     state = [v for v in n.inputs[2:] if v is not None]
+    require(not any(map(draws, body)), "its body draws random numbers.")
     made: list[list[ir.Value]] = [[] for _ in body.outputs[1 + len(state) :]]
     most = None if count is None else _number(e, count, "its trip count")
     turn, going = 0, go is None or bool(_number(e, go, "its condition"))

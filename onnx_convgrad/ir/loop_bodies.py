@@ -11,10 +11,10 @@ import onnx_ir as ir
 
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.constants import RANDOM_SOURCES
 from onnx_convgrad.ir.emit import Emitter
-from onnx_convgrad.ir.nodes import captured_values, subgraphs
+from onnx_convgrad.ir.nodes import captured_values, is_op, subgraphs
 from onnx_convgrad.ir.notes import ORIGIN
-from onnx_convgrad.ir.writer import RANDOM
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +73,16 @@ def emit_once(
     return [values.get(v, v) for v in body.outputs]
 
 
+def draws(node: ir.Node) -> bool:
+    """Whether a node draws random numbers."""
+    return node.op_type in RANDOM_SOURCES or (is_op(node, "Dropout") and len(node.inputs) > 2)
+
+
 def depending(nodes: Iterable[ir.Node], inner: Collection[ir.Value]) -> list[ir.Node]:
     """The nodes that depend on values `inner` to a turn, or draw random numbers in every turn; `nodes` are in order."""
     found, values = [], set(inner)
     for node in nodes:
-        if node.op_type in RANDOM or any(v in values for v in _operands(node)):
+        if draws(node) or any(v in values for v in _operands(node)):
             found.append(node)
             values.update(node.outputs)
     return found

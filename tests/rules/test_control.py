@@ -20,10 +20,15 @@ PLAIN = parser.parse_graph("body (float[3] x, float[3] w) => (float[3] z) { z = 
 COUNTED = parser.parse_graph("""body (int64 i, bool go, float[3] s, float[3] t)
 => (bool on, float[3] s1, float[3] t1, float[3] z) { on = Identity (go) s1 = Tanh (t) t1 = Mul (s, t) z = Sin (s1) }""")
 
+TURNED = {"scan_input_axes": [1], "scan_input_directions": [1], "scan_output_axes": [-1], "scan_output_directions": [1]}
+
 CASES = [
-    Case("Scan", [rand(2), rand(4, 2, 3)], {"body": RECURRENT, "num_scan_inputs": 1}, outputs=2, dynamic=False),
+    Case("Scan", [rand(2), rand(4, 2, 3)], {"body": RECURRENT, "num_scan_inputs": 1}, outputs=2),
+    Case(
+        "Scan", [rand(2), rand(2, 3, 3)], {"body": RECURRENT, "num_scan_inputs": 1, **TURNED}, outputs=2, name="turned"
+    ),
     Case("Loop", [np.int64(3), np.asarray(True), rand(3), rand(3)], {"body": COUNTED}, outputs=3, dynamic=False),
-    Case("Scan", [rand(3, 3), rand(3, 3)], {"body": PLAIN, "num_scan_inputs": 2}, dynamic=False, name="stateless"),
+    Case("Scan", [rand(3, 3), rand(3, 3)], {"body": PLAIN, "num_scan_inputs": 2}, name="stateless"),
 ]
 
 test_rule = rule_test(CASES)
@@ -50,6 +55,10 @@ CONV = (
     "(float[N,1,2,5] x, float[2,2,3] w) => (float[N,1,2,3] y) { y = Scan <num_scan_inputs = 1, body = "
     "b (float[1,2,5] p) => (float[1,2,3] q) { q = Conv (p, w) }> (x) }"
 )
+DROPPING = (
+    "(float[N,3] x) => (float[N,3] y) <bool yes = {1}, float half = {0.5}> { y = Scan <num_scan_inputs = 1, body = "
+    "b (float[3] p) => (float[3] q) { q = Dropout (p, half, yes) }> (x) }"
+)
 NESTED = (
     "(float[N,3] x, float[3,3] w) => (float[N,3,3] y) { y = Scan <num_scan_inputs = 1, body = "
     "b (float[3] p) => (float[3,3] q) { q = Scan <num_scan_inputs = 1, body = "
@@ -65,11 +74,21 @@ NESTED = (
             "its body needs ConvInputGrad, which is not computed in loops.*sizes of all inputs, cotangents included",
         ),
         (NESTED, "its body contains Scan"),
+        (DROPPING, "its body contains Dropout, whose random result cannot be kept"),
     ],
 )
 def test_refusals(text: str, reason: str) -> None:
     with pytest.raises(og.DifferentiationError, match=reason):
         og.augment(text_model(text), wrt=["x"])
+
+
+@pytest.mark.parametrize("turns", [4, "N"])
+def test_random_numbers_of_the_forward_pass_are_those_of_its_gradient(turns: int | str) -> None:
+    text = f"(float[{turns},3] x) => (float[{turns},3] y) {{ y = Scan <num_scan_inputs = 1, body = "
+    text += "b (float[3] p) => (float[3] q) { r = RandomNormalLike (p) q = Mul (p, r) }> (x) }"
+    x = np.random.default_rng(0).uniform(1, 2, (4, 3)).astype(np.float32)
+    got = run(og.augment(text_model(text), wrt=["x"], seed="ones"), {"x": x})
+    np.testing.assert_allclose(got["x_grad"], got["y"] / x, rtol=1e-5)
 
 
 def test_gradients_per_sample_are_refused() -> None:
@@ -114,6 +133,7 @@ def test_loops_of_known_length(name: str) -> None:
         ),
         ("n = {4}", "n = {300}", "it has more than 256 iterations"),
         ("n = {4}", "n = {0}", "it has no iteration"),
+        ("s1 = Tanh (a)", "r = RandomNormalLike (a) s1 = Mul (a, r)", "its body draws random numbers"),
     ],
 )
 def test_loops_that_are_refused(before: str, after: str, reason: str) -> None:

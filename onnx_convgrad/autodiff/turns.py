@@ -1,0 +1,240 @@
+"""One turn of a Scan, emitted into the graph to be differentiated there, and what becomes the body of another Scan.
+
+See `autodiff.loops`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import onnx_ir as ir
+
+from onnx_convgrad.autodiff.activity import Activity, ancestors, carriers, floating, rule_of
+from onnx_convgrad.errors import require
+from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.emit import DOMAIN, Emitter
+from onnx_convgrad.ir.loop_bodies import (
+    Layout,
+    Slices,
+    State,
+    depending,
+    draws,
+    emit_loop,
+    emit_once,
+    joined_shape,
+    placeholder,
+    turns_of,
+)
+from onnx_convgrad.ir.nodes import captured_values, is_op
+from onnx_convgrad.ir.shape_hints import input_shape_option
+
+_STORED = frozenset(
+    "Acos Acosh Asin Asinh Atan Atanh Celu Conv ConvTranspose Cos Cosh CumSum Einsum Elu Erf Exp Gelu Gemm GRU"
+    " InstanceNormalization LayerNormalization Log LogSoftmax LSTM MatMul Mish Pow ReduceL1 ReduceL2 ReduceLogSum"
+    " ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare RNN Selu Sigmoid Sin Sinh Softmax"
+    " Softplus Sqrt Tan Tanh TopK".split()
+)
+"""Operators whose results the forward Scan gives out, because they take longer to compute again."""
+
+
+class Turn:
+    """One turn of a Scan, emitted into the graph on placeholders for the carried values and for the slices."""
+
+    def __init__(self, e: Emitter, n: Call) -> None:
+        self.e, self.node, self.body = e, n.node, n.node.attributes["body"].as_graph()
+        operands = [v for v in n.inputs if v is not None]
+        count = len(operands) - n.int("num_scan_inputs", 0)
+        self.first = operands[:count]
+        self.sequences = [
+            Slices(v, layout)
+            for v, layout in zip(operands[count:], layouts(n, "scan_input", operands[count:]), strict=True)
+        ]
+        self.made = layouts(n, "scan_output", n.node.outputs[count:])
+        self.start = len(e.emitted)
+        self.inputs: list[ir.Value] = []
+        self.states = [
+            self.input(v, _anonymous(own.shape) if v.shape is None else v.shape)
+            for v, own in zip(self.first, self.body.inputs, strict=False)
+        ]
+        self.slices = [
+            self.input(x.whole, _anonymous(own.shape) if x.whole.shape is None else _slice_shape(x))
+            for x, own in zip(self.sequences, self.body.inputs[count:], strict=True)
+        ]
+        values: dict[ir.Value, ir.Value] = {}
+        self.results = emit_once(e, self.body, [*self.states, *self.slices], values)
+        inner = self.nodes()
+        made = {v for node in inner for v in node.outputs}
+        self.in_body = {emitted: own for own, emitted in reversed(values.items()) if emitted in made}
+        own = {*made, *self.states, *self.slices}
+        read = (v for node in inner for v in node.inputs if v is not None)
+        self.boundary = [v for v in dict.fromkeys((*read, *self.results)) if v not in own and floating(v)]
+        self._symbols = {d.value for v in (*self.states, *self.slices, *self.boundary) for d in _unknown(v) if d.value}
+
+    def input(self, like: ir.Value, shape: ir.Shape | None) -> ir.Value:
+        """A placeholder for an input of the body, with the dtype of `like`."""
+        self.inputs.append(placeholder(self.e, like, shape))
+        return self.inputs[-1]
+
+    def nodes(self) -> dict[ir.Node, None]:
+        """The nodes emitted so far that depend on the inputs of the body."""
+        return dict.fromkeys(depending(self.e.emitted[self.start :], self.inputs))
+
+    # -- which values carry derivatives --------------------------------------------------------------------------------
+
+    def reaching(self, targets: Sequence[ir.Value], live: set[int]) -> set[int]:
+        """The states that targets of a later turn depend on; `live` are those whose last value is a target itself."""
+        while True:
+            ends = [*targets, *(self.results[j] for j in live)]
+            nodes = ancestors(ends, self.e.order, stop=self.boundary)
+            reached = {*ends, *(v for node in nodes for _, v in carriers(node, rule_of(node)))}
+            more = {j for j, s in enumerate(self.states) if s in reached and floating(s)} - live
+            if not more:
+                return live
+            live = live | more
+
+    def moving(self, moving: set[int], slices: Iterable[int], outer: Iterable[ir.Value]) -> set[int]:
+        """The states that depend on the given states, slices or values of the outer graph, in any turn."""
+        others = [*(self.slices[i] for i in slices), *outer]
+        while True:
+            sources = {*others, *(self.states[j] for j in moving)}
+            held = {*self.boundary, *self.states, *self.slices} - sources
+            varied = Activity.between(sources, self.results, self.e.order, partial=True, held=held).varied
+            more = {j for j, s in enumerate(self.states) if floating(s) and self.results[j] in varied} - moving
+            if not more:
+                return moving
+            moving = moving | more
+
+    def outer_varied(self, captured: Sequence[ir.Value]) -> list[ir.Value]:
+        """The values of the outer graph that the turn reads and that depend on the captured ones."""
+        varied = Activity.between(captured, self.boundary, self.e.order, partial=True).varied if captured else ()
+        return [v for v in self.boundary if v in varied]
+
+    # -- values of all turns -------------------------------------------------------------------------------------------
+
+    def same_in_all_turns(self, value: ir.Value) -> bool:
+        """Whether the shape is certainly the same in every turn, so that slices can be joined."""
+        if value.shape is None:
+            return False
+        return all(d.value in self._symbols for d in _unknown(value))
+
+    def is_matrix(self, value: ir.Value) -> bool:
+        """Whether the value has two axes, of the same sizes in all turns."""
+        return value.shape is not None and len(value.shape) == 2 and self.same_in_all_turns(value)
+
+    def kept(self, value: ir.Value) -> Slices | None:
+        """The values of all turns, if they are an operand of the Scan or given out by it."""
+        if value in self.slices:
+            return self.sequences[self.slices.index(value)]
+        if value in self.states:
+            return self._given_out(self.body.inputs[self.states.index(value)], value)
+        node = value.producer()
+        if node is None or not (node.op_type in _STORED or draws(node)):
+            return None
+        storable = value in self.in_body and self.same_in_all_turns(value)
+        require(storable or not draws(node), f"its body contains {node.op_type}, whose random result cannot be kept.")
+        return self._given_out(self.in_body[value], value) if storable else None
+
+    def rows(self, value: ir.Value) -> ir.Value | None:
+        """The `kept` values of all turns, if they are joined in order along the first axis."""
+        kept = self.kept(value)
+        return kept.whole if kept is not None and kept.layout == Layout() else None
+
+    def _given_out(self, own: ir.Value, like: ir.Value) -> Slices:
+        """A value of the body as a result of the Scan, which is extended by it if it has no such result."""
+        count = len(self.states)
+        for whole, output, layout in zip(self.node.outputs[count:], self.body.outputs[count:], self.made, strict=True):
+            copy = output.producer()
+            if output is own or (is_op(copy, "Identity") and copy.inputs[0] is own):
+                return Slices(whole, layout)
+        if own in self.body.outputs or own.producer() is None:
+            name = self.e.names.claim("kept")
+            self.body.append(ir.node("Identity", [own], outputs=[ir.Value(name=name)], name=name))
+            own = self.e.typed(self.body[-1].outputs[0], like)
+        self.body.outputs.append(own)
+        self.made.append(Layout())
+        for kind in ("axes", "directions"):
+            numbers = self.node.attributes.get(f"scan_output_{kind}")
+            if numbers is not None:
+                self.node.attributes[numbers.name] = ir.AttrInt64s(numbers.name, [*numbers.as_ints(), 0])
+        self.node.resize_outputs(len(self.node.outputs) + 1)
+        whole = self.e.typed(self.node.outputs[-1], like)
+        whole.shape = joined_shape(like, 0, turns_of(self.sequences[0]))
+        whole.name = self.e.names.claim(f"{self.node.outputs[0].name}_turns")
+        return Slices(whole)
+
+    # -- the new Scan --------------------------------------------------------------------------------------------------
+
+    def loop(
+        self,
+        states: Sequence[State],
+        scanned: Mapping[ir.Value, Slices],
+        made: Sequence[tuple[ir.Value, Layout]],
+        *,
+        backwards: bool,
+    ) -> tuple[list[ir.Value], list[ir.Value]]:
+        """Move what the results need into a Scan; see `emit_loop`. `scanned` are inputs of the body besides this turn's."""
+        needed, kept = self._needed([*(s.next for s in states), *(v for v, _ in made)])
+        private = sorted({node.op_type for node in needed if node.domain == DOMAIN})
+        require(
+            not private,
+            f"its body needs {', '.join(private)}, which is not computed in loops.",
+            hint=f"Give the sizes of all inputs, cotangents included, as with {input_shape_option(self.e.graph.inputs)}: a"
+            " Scan of few turns is unrolled.",
+        )
+        stand_ins: dict[ir.Value, ir.Value] = {}
+        slices = {}
+        for value, whole in kept.items():
+            own = value in self.states or value in self.slices
+            stand_ins[value] = inner = value if own else self.input(value, value.shape)
+            slices[inner] = Slices(whole.whole, whole.layout.turned() if backwards else whole.layout)
+            for use in [] if own else list(value.uses()):
+                if use.node in needed or use.node.graph is not self.e.graph:
+                    use.node.replace_input_with(use.idx, inner)
+        if not slices and not scanned:  # only the number of turns matters
+            slices[self.slices[0]] = self.sequences[0]
+        ends = [State(s.first, s.inner, stand_ins.get(s.next, s.next)) for s in states]
+        results = [(stand_ins.get(v, v), layout) for v, layout in made]
+        return emit_loop(self.e, self.start, ends, {**scanned, **slices}, results, also=self.inputs)
+
+    def _needed(self, results: Sequence[ir.Value]) -> tuple[set[ir.Node], dict[ir.Value, Slices]]:
+        """The nodes of the new body, and the values that it reads from the forward Scan."""
+        inner = self.nodes()
+        needed: set[ir.Node] = set()
+        kept: dict[ir.Value, Slices] = {}
+        seen: set[ir.Value] = set()
+        todo = list(results)
+        while todo:
+            value = todo.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            whole = self.kept(value)
+            node = value.producer()
+            if whole is not None:
+                kept[value] = whole
+            elif node is not None and node in inner and node not in needed:
+                needed.add(node)
+                todo += [v for v in (*node.inputs, *captured_values(node)) if v is not None]
+        return needed, kept
+
+
+def layouts(n: Call, kind: str, values: Sequence[ir.Value]) -> list[Layout]:
+    """The layouts of the scanned operands (`scan_input`) or results (`scan_output`) of a Scan."""
+    axes = n.ints(f"{kind}_axes") or [0] * len(values)
+    directions = n.ints(f"{kind}_directions") or [0] * len(values)
+    return [Layout(axis, bool(direction)) for axis, direction in zip(axes, directions, strict=True)]
+
+
+def _slice_shape(x: Slices) -> ir.Shape | None:
+    sizes = list(x.whole.shape or ())
+    del sizes[x.layout.axis]
+    return ir.Shape(sizes)
+
+
+def _anonymous(shape: ir.Shape | None) -> ir.Shape | None:
+    """A shape without the names of its sizes, which the body may share with other sizes of the outer graph."""
+    return None if shape is None else ir.Shape([d if isinstance(d, int) else None for d in shape])
+
+
+def _unknown(value: ir.Value) -> list[ir.SymbolicDim]:
+    return [d for d in value.shape or () if not isinstance(d, int)]
