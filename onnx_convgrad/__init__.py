@@ -12,6 +12,9 @@ from onnx_convgrad.base.version import __version__
 
 if TYPE_CHECKING:
     from onnx_convgrad import callbacks, data, functional, losses, metrics, optim
+    from onnx_convgrad.adapters.add import add_adapters
+    from onnx_convgrad.adapters.files import load_adapters
+    from onnx_convgrad.adapters.merge import merge_adapters
     from onnx_convgrad.api import augment, explain, grad, hvp, jvp, lower_gradient_ops, vjp
     from onnx_convgrad.base.limits import Limits
     from onnx_convgrad.errors import (
@@ -28,15 +31,20 @@ if TYPE_CHECKING:
         RuleContractError,
     )
     from onnx_convgrad.pipeline.report import Report
+    from onnx_convgrad.training.data.calibration import unfold_batchnorm
     from onnx_convgrad.training.program.build import TrainingProgram, build_training
     from onnx_convgrad.training.run.trainer import Trainer
 
 _NAMES = {
+    "adapters.add": "add_adapters",
+    "adapters.files": "load_adapters",
+    "adapters.merge": "merge_adapters",
     "api": "augment explain grad hvp jvp lower_gradient_ops vjp",
     "base.limits": "Limits",
     "errors": "ArgumentError CheckpointError ConvGradError DifferentiationError DivergenceError ExecutionError "
     "InternalError LimitError LoweringError ModelError RuleContractError",
     "pipeline.report": "Report",
+    "training.data.calibration": "unfold_batchnorm",
     "training.program.build": "TrainingProgram build_training",
     "training.run.trainer": "Trainer",
 }
@@ -60,6 +68,7 @@ __all__ = [
     "Trainer",
     "TrainingProgram",
     "__version__",
+    "add_adapters",
     "augment",
     "build_training",
     "callbacks",
@@ -69,10 +78,13 @@ __all__ = [
     "grad",
     "hvp",
     "jvp",
+    "load_adapters",
     "losses",
     "lower_gradient_ops",
+    "merge_adapters",
     "metrics",
     "optim",
+    "unfold_batchnorm",
     "vjp",
 ]
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
-import os
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Concatenate, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
+from typing import ParamSpec, TypeVar, Unpack
 
-import onnx
 import onnx_ir as ir
 
 from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.frontend.files import AnyModel
+from onnx_convgrad.frontend.kinds import Transformation, transformation
 from onnx_convgrad.gradient_ops.lower import lower_training_operators
-from onnx_convgrad.ir.serialize import whole_proto
 from onnx_convgrad.pipeline.options import COMPOSITIONS, LoweringSettings, Names, Options, Settings
 from onnx_convgrad.pipeline.report import Report
 from onnx_convgrad.pipeline.stages import build
@@ -24,16 +21,6 @@ __all__ = ["Transformation", "augment", "explain", "grad", "hvp", "jvp", "lower_
 
 P = ParamSpec("P")
 R = TypeVar("R")
-M = TypeVar("M", onnx.ModelProto, ir.Model)
-
-
-class Transformation(Protocol[P]):
-    """A function from a model to a model of the same kind; a path gives a proto."""
-
-    @overload
-    def __call__(self, model: str | os.PathLike[str], *args: P.args, **kwargs: P.kwargs) -> onnx.ModelProto: ...
-    @overload
-    def __call__(self, model: M, *args: P.args, **kwargs: P.kwargs) -> M: ...
 
 
 def _keywords(settings: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -54,19 +41,7 @@ def _keywords(settings: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return decorate
 
 
-def _transformation(function: Callable[Concatenate[AnyModel, P], ir.Model]) -> Transformation[P]:
-    """Return the result in the kind of the given model; for a path, a proto that holds all weights if it can."""
-
-    @typed_errors
-    @functools.wraps(function)
-    def transform(model: AnyModel, *args: P.args, **kwargs: P.kwargs) -> onnx.ModelProto | ir.Model:
-        result = function(model, *args, **kwargs)
-        return result if isinstance(model, ir.Model) else whole_proto(result)
-
-    return cast("Transformation[P]", transform)
-
-
-@_transformation
+@transformation
 @_keywords(Settings)
 def augment(
     model: AnyModel,
@@ -134,7 +109,7 @@ def augment(
     return build(model, Options(wrt=wrt, of=of, seed=seed, per_sample=per_sample, **settings)).model
 
 
-@_transformation
+@transformation
 @_keywords(Settings)
 def vjp(
     model: AnyModel,
@@ -152,7 +127,7 @@ def vjp(
     return build(model, Options(wrt=wrt, of=of, seed=seed, per_sample=per_sample, **settings), mode="vjp").model
 
 
-@_transformation
+@transformation
 @_keywords(Settings)
 def grad(model: AnyModel, *, wrt: Names, of: str, **settings: Unpack[Settings]) -> ir.Model:
     """Return the gradient of one scalar value, without a seed input.
@@ -162,7 +137,7 @@ def grad(model: AnyModel, *, wrt: Names, of: str, **settings: Unpack[Settings]) 
     return build(model, Options(wrt=wrt, of=of, **settings), mode="grad").model
 
 
-@_transformation
+@transformation
 @_keywords(Settings)
 def jvp(model: AnyModel, *, wrt: Names, of: Names | None = None, **settings: Unpack[Settings]) -> ir.Model:
     """Add the derivative of each member of `of` along a direction of `wrt`, by forward mode.
@@ -173,7 +148,7 @@ def jvp(model: AnyModel, *, wrt: Names, of: Names | None = None, **settings: Unp
     return build(model, Options(wrt=wrt, of=of, **settings), mode="jvp").model
 
 
-@_transformation
+@transformation
 @_keywords(Settings)
 def hvp(
     model: AnyModel, *, wrt: Names, of: str, composition: str = COMPOSITIONS[0], **settings: Unpack[Settings]
@@ -210,7 +185,7 @@ def explain(
     return Report.of(model, options, build(model, options, compare=True))
 
 
-@_transformation
+@transformation
 @_keywords(LoweringSettings)
 def lower_gradient_ops(model: AnyModel, **settings: Unpack[LoweringSettings]) -> ir.Model:
     """Replace the operators Gradient, Adam, Adagrad and Momentum (`ai.onnx.preview.training`) by plain ones.

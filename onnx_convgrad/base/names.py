@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 from onnx_convgrad.errors import ArgumentError
@@ -38,3 +39,14 @@ def check_names(names: Sequence[str], options: Sequence[str], what: str) -> None
             listed = f"There are: {shown}{f' and {rest} more' if rest > 0 else ''}."
             hint = f"Did you mean {', '.join(map(repr, near))}?" if near else listed
             raise ArgumentError(f"Unknown {what} {name!r}.", hint=hint)
+
+
+def matching(globs: str | Iterable[str], names: Sequence[str], what: str) -> set[str]:
+    """The names that match any glob; raises `ArgumentError` for a glob without a match."""
+    matches: set[str] = set()
+    for glob in as_names(globs, what.rstrip(":")):
+        matched = {name for name in names if name == glob} or {name for name in names if fnmatchcase(name, glob)}
+        if not matched:
+            check_names([glob], names, what)
+        matches |= matched
+    return matches

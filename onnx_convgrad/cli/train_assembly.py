@@ -7,14 +7,16 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from onnx_convgrad.adapters.add import add_adapters
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.cli.command import parsed
 from onnx_convgrad.cli.train_config import Config, share_of, spelled
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.frontend.files import load
+from onnx_convgrad.frontend.files import AnyModel, load
 from onnx_convgrad.pipeline import option_text as text
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.training.data.batches import BATCH_SIZE, Loader
+from onnx_convgrad.training.data.calibration import unfold_batchnorm
 from onnx_convgrad.training.data.datasets import Arrays, Dataset, read_arrays
 from onnx_convgrad.training.data.images import ImageFolder, is_image_folder
 from onnx_convgrad.training.losses.elementwise import Loss
@@ -26,14 +28,14 @@ from onnx_convgrad.training.program.terms import LOSSES, LossLike
 from onnx_convgrad.training.run.metrics import Accuracy, Metric
 
 
-def program(config: Config, rate: Schedule) -> TrainingProgram:
+def program(config: Config, rate: Schedule, data: Dataset) -> TrainingProgram:
     """Build the training program.
 
     Raises:
         ConvGradError: What `build_training` raises; an option is wrong.
     """
     return build_training(
-        config.model or "",
+        _model(config, data),
         loss=_loss(config),
         optimizer=_optimizer(config, rate),
         freeze=text.names(config.freeze),
@@ -42,6 +44,25 @@ def program(config: Config, rate: Schedule) -> TrainingProgram:
         precision=config.precision,
         **_settings(config),
     )
+
+
+def _model(config: Config, data: Dataset) -> AnyModel:
+    """The model to train: as it is, or with the changes that options ask for."""
+    if config.lora is None and (config.lora_targets or config.lora_alpha is not None):
+        raise ArgumentError("--lora-targets and --lora-alpha are for --lora.", hint="Give a rank, such as --lora 8.")
+    if config.lora is None and not config.unfold_batchnorm:
+        return config.model or ""
+    if config.lora is not None and config.unfold_batchnorm:
+        raise ArgumentError(
+            "--unfold-batchnorm has no effect with --lora: adapters are trained alone, with stored statistics.",
+            hint="Give one of the two.",
+        )
+    model = load(config.model or "")
+    if config.lora is None:
+        return unfold_batchnorm(model, data, batch_size=config.batch_size)
+    alpha = 16.0 if config.lora_alpha is None else config.lora_alpha
+    targets = text.names(config.lora_targets) or "*"
+    return add_adapters(model, rank=config.lora, alpha=alpha, targets=targets, seed=config.seed)
 
 
 def _settings(config: Config) -> dict[str, Any]:

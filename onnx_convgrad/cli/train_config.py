@@ -34,7 +34,7 @@ _CHANGEABLE = frozenset(
 )
 """Options that may change when a run is resumed."""
 
-_COUNTS = ("epochs", "batch_size", "accumulate", "keep", "patience", "checkpoint_every", "threads", "resize")
+_COUNTS = ("epochs", "batch_size", "accumulate", "keep", "patience", "checkpoint_every", "threads", "resize", "lora")
 
 
 # Any: a dataclass field has the type of its annotation.
@@ -48,6 +48,7 @@ _DATA = ".npz or .npy files (one option for each), or a folder with one folder o
 _VALIDATION = "The same, to evaluate on; or a share of the data to hold out, such as 0.1."
 _MAP = "Which array an input takes, if names and order do not settle it."
 _LOSS = "mse, l1, huber, cross_entropy, nll, bce_with_logits, or a scalar of the model; OUTPUT=0.5*NAME for each of several."
+_UNFOLD = "Put BatchNormalization back behind convolutions, with statistics of the data."
 _RESIZE = "Resize the shorter side of images to this, then crop the middle."
 
 
@@ -80,6 +81,10 @@ class Config:
     wrt: Names = option("--wrt NAMES...", "Names and globs to train. [default: parameters]", default=())
     freeze: Names = option("--freeze NAMES...", "Names and globs not to train.", default=())
     freeze_statistics: bool = option("--freeze-statistics", "Keep BatchNormalization's statistics.", default=False)
+    unfold_batchnorm: bool = option("--unfold-batchnorm", _UNFOLD, default=False)
+    lora: int | None = option("--lora INT", "Train low-rank adapters of this rank alone (LoRA).")
+    lora_alpha: float | None = option("--lora-alpha NUMBER", "Scales adapters by alpha / rank. [default: 16]")
+    lora_targets: Names = option("--lora-targets NAMES...", "Weights and nodes to adapt. [default: *]", default=())
     precision: str = option("--precision NAME", "float32; or float16, bfloat16 (mixed).", default="float32")
     seed: int = option("--seed INT", "Seed of order, split and Dropout.", default=0)
     metric: Names = option("--metric NAME...", "accuracy, topK, none. [default: accuracy of classes]", default=())

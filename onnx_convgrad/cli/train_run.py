@@ -39,6 +39,7 @@ from onnx_convgrad.training.run.trainer import Trainer
 
 _CONFIG, _PROGRAM, _CHECKPOINTS, _HISTORY = "train.toml", "program", "checkpoints", "history.csv"
 _TRAINED, _BEST, _CLASSES = "trained.onnx", "best.onnx", "classes.json"
+_ADAPTERS = ("adapter.onnx_adapter", "adapter.safetensors")
 
 _SHOWN = 20
 """Most epochs in the table."""
@@ -97,7 +98,7 @@ def _start(
         program = TrainingProgram.load(folder / _PROGRAM)
     else:
         stage("building the program")
-        program = assembly.program(config, rate)
+        program = assembly.program(config, rate, data)
     loaders = assembly.loaders(config, program.manifest, data, held)
     assembly.check_classes(program, data)
     metrics = resolve_metrics(assembly.metrics(config, program.manifest), program.manifest)
@@ -235,6 +236,8 @@ def _finish(
     elif diverged is None:
         result |= _exported(config, trainer, folder)
         out.line(f"\n{_here(config.model or '')} -> {_here(folder / _TRAINED)}")
+        if config.lora is not None:
+            out.line(f"The adapters alone are in {' and '.join(_ADAPTERS)} beside it.")
         if result["best"]:
             out.line(f"{_here(folder / _BEST)} has the parameters of the epoch with the lowest validation loss.")
         out.line(f"Checkpoints, history and program are in {_here(folder)}.")
@@ -252,6 +255,9 @@ def _exported(config: Config, trainer: Trainer, folder: Path) -> dict[str, str]:
     """Write the trained model, and the best one if there was a validation."""
     files = {"trained": folder / _TRAINED}
     trainer.export(files["trained"])
+    if config.lora is not None:
+        for name in _ADAPTERS:
+            trainer.export_adapter(folder / name)
     best = _checkpoints(folder) / "best.safetensors"
     if config.validation and best.exists():
         trainer.restore(best)

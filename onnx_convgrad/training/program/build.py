@@ -16,6 +16,7 @@ from functools import cached_property
 import onnx
 import onnx_ir as ir
 
+from onnx_convgrad.adapters.notes import adapter_names
 from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.limits import Limits
 from onnx_convgrad.base.names import check_names
@@ -178,7 +179,8 @@ def build_training(
             `(emitter, output, target) -> value`, an onnxscript function `(prediction, target) -> loss`; or several, as
             `{output: loss or (weight, loss)}`.
         optimizer: A member of `onnx_convgrad.optim`.
-        wrt: The parameters to train: `"parameters"`, or names and globs of initializers.
+        wrt: The parameters to train: `"parameters"`, or names and globs of initializers. `"parameters"` of a model with
+            adapters (`add_adapters`) are the adapters alone, and all running statistics are kept.
         freeze: Names and globs of parameters that are not trained.
         outputs: Names and globs of the model's outputs that the graphs have too; all by default.
         freeze_statistics: Keep BatchNormalization nodes in inference mode: all (`True`), or those matched by names and
@@ -227,12 +229,13 @@ def build_training(
     if not isinstance(optimizer, Optimizer):
         raise ArgumentError(f"optimizer must be a member of onnx_convgrad.optim, not {optimizer!r}.")
     source = load(model, base_dir)
+    adapters = adapter_names(source) if wrt == "parameters" else []
     restore(source.graph)
     base = canonicalize(copied(source), input_shapes)
     if input_shapes:
         verify_shapes(base, lambda: canonicalize(copied(source)))
     untie(base.graph)
-    parameters = parameter_names(base.graph, wrt, freeze)
+    parameters = parameter_names(base.graph, adapters or wrt, freeze)
     check_groups(optimizer, parameters)
     chosen = output_names(base.graph, outputs)
     plan = Plan(
@@ -244,7 +247,7 @@ def build_training(
         optimizer=optimizer,
         parameters=parameters,
         outputs=chosen,
-        frozen=frozen_nodes(base.graph, freeze_statistics),
+        frozen=frozen_nodes(base.graph, freeze_statistics or bool(adapters)),
         unbiased=unbiased_variance,
         seed=whole(seed, "seed", 0),
         precision=precision,

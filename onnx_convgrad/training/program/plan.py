@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.base.names import as_names, check_names
+from onnx_convgrad.base.names import as_names, matching
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.parameters import resolve_wrt
 from onnx_convgrad.ir.namespace import Namespace, named_values
@@ -73,7 +72,7 @@ def parameter_names(graph: ir.Graph, wrt: Names, freeze: Names) -> tuple[str, ..
             raise ArgumentError(
                 f"wrt names {value.name!r}, which is not an initializer of the model and cannot be trained."
             )
-    frozen = _matching(freeze, list(graph.initializers), "initializer in freeze:")
+    frozen = matching(freeze, list(graph.initializers), "initializer in freeze:")
     names = tuple(v.name or "" for v in values if v.name not in frozen)
     if not names:
         raise ArgumentError("Every parameter is frozen: there is nothing to train.")
@@ -82,7 +81,7 @@ def parameter_names(graph: ir.Graph, wrt: Names, freeze: Names) -> tuple[str, ..
 
 def check_groups(optimizer: Optimizer, parameters: Sequence[str]) -> None:
     """Raise `ArgumentError` for a group without parameters."""
-    _matching(tuple(optimizer.groups), parameters, "parameter in groups:")
+    matching(tuple(optimizer.groups), parameters, "parameter in groups:")
 
 
 def output_names(graph: ir.Graph, outputs: Names | None) -> tuple[str, ...]:
@@ -90,7 +89,7 @@ def output_names(graph: ir.Graph, outputs: Names | None) -> tuple[str, ...]:
     names = list(dict.fromkeys(v.name or "" for v in graph.outputs))
     if outputs is None:
         return tuple(names)
-    chosen = _matching(outputs, names, "output")
+    chosen = matching(outputs, names, "output")
     return tuple(name for name in names if name in chosen)
 
 
@@ -101,19 +100,8 @@ def frozen_nodes(graph: ir.Graph, freeze: bool | Names) -> frozenset[str]:
     if isinstance(freeze, bool):
         return frozenset(names_of) if freeze else frozenset()
     known = [name for names in names_of.values() for name in names]
-    chosen = _matching(freeze, known, "BatchNormalization or statistic in freeze_statistics:")
+    chosen = matching(freeze, known, "BatchNormalization or statistic in freeze_statistics:")
     return frozenset(node for node, names in names_of.items() if chosen.intersection(names))
-
-
-def _matching(globs: Names, names: Sequence[str], what: str) -> set[str]:
-    """The names that match any glob; raises `ArgumentError` for a glob without a match."""
-    matches: set[str] = set()
-    for glob in as_names(globs, what.rstrip(":")):
-        matched = {name for name in names if name == glob} or {name for name in names if fnmatchcase(name, glob)}
-        if not matched:
-            check_names([glob], names, what)
-        matches |= matched
-    return matches
 
 
 def create_manifest(plan: Plan, options: dict[str, Any]) -> Manifest:
