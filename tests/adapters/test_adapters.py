@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -232,48 +233,51 @@ def dynamic() -> onnx.ModelProto:
 
 
 def bits() -> onnx.ModelProto:
-    model = graph_of("(float[N,32] x) => (float[N,12] y) { y = Identity (x) }")
-    node = helper.make_node(
-        "MatMulNBits", ["x", "w", "s"], ["y"], domain="com.microsoft", K=32, N=12, bits=4, block_size=16
-    )
-    model.graph.node[0].CopyFrom(node)
-    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
-    for name, array in {
-        "w": RNG.integers(0, 256, (12, 2, 8)).astype(np.uint8),
-        "s": np.full((24,), 0.1, np.float32),
-    }.items():
-        model.graph.initializer.append(numpy_helper.from_array(array, name))
-    return model
+    """Two products with weights of 4 bits."""
+    text = """(float[N,32] x) => (float[N,12] y) {
+        h = com.microsoft.MatMulNBits <K = 32, N = 32, bits = 4, block_size = 16> (x, v, s)
+        r = Relu (h) y = com.microsoft.MatMulNBits <K = 32, N = 12, bits = 4, block_size = 16> (r, w, t) }"""
+    stored = {"v": RNG.integers(0, 256, (32, 2, 8)), "w": RNG.integers(0, 256, (12, 2, 8))}
+    scales = {"s": np.full((64,), 0.05, np.float32), "t": np.full((24,), 0.05, np.float32)}
+    quantized = {name: array.astype(np.uint8) for name, array in stored.items()}
+    return graph_of(text, **quantized, **scales, domains=', "com.microsoft": 1')
 
 
-@pytest.mark.parametrize(("make", "weight"), [(dequantized, "p"), (dynamic, "w"), (bits, "w")])
+@pytest.mark.parametrize(("make", "weight"), [(dequantized, "p"), (dynamic, "w"), (bits, "v")])
 def test_quantized_bases(make: Callable[[], onnx.ModelProto], weight: str) -> None:
     model = make()
     adapted = og.add_adapters(model, rank=2, alpha=4, targets=weight)
     x = normal(5, model.graph.input[0].type.tensor_type.shape.dim[1].dim_value)
-    a = {t.name: numpy_helper.to_array(t) for t in adapted.graph.initializer}[f"{weight}.lora_A"]
-    b, before = normal(2, 12), run(model, {"x": x})
-    np.testing.assert_array_equal(run(adapted, {"x": x})["y"], before["y"])
-    h = (
-        np.maximum(x @ (0.01 * numpy_helper.to_array(model.graph.initializer[0]).astype(np.float32)), 0)
-        if weight == "p"
-        else x
-    )
-    assert off(run(adapted, {"x": x, f"{weight}.lora_B": b})["y"], before["y"] + 2 * h @ a @ b) < 1e-6
+    np.testing.assert_array_equal(run(adapted, {"x": x})["y"], run(model, {"x": x})["y"])
+    parts = {t.name: numpy_helper.to_array(t) for t in adapted.graph.initializer}
+    a = parts[f"{weight}.lora_A"]
+    b = normal(2, parts[f"{weight}.lora_B"].shape[1])
+    layer = next(n for n in adapted.graph.node if f"{weight}.lora_A" in n.input)
+    total = next(n for n in adapted.graph.node if n.name == layer.name.replace("_down", "_sum"))
+    shown = copy.deepcopy(adapted)
+    shown.graph.output.extend(onnx.ValueInfoProto(name=n) for n in (layer.input[0], *total.input[:1], *total.output))
+    got = run(shown, {"x": x, f"{weight}.lora_B": b})
+    activation = x if layer.input[0] == "x" else got[layer.input[0]]
+    assert off(got[total.output[0]], got[total.input[0]] + 2 * activation @ a @ b) < 1e-6
     assert initializers(model).items() <= initializers(adapted).items()
     with pytest.raises(og.ArgumentError, match=f"adapters of '{weight}' cannot be merged: these weights are quantized"):
         og.merge_adapters(adapted)
 
 
-def test_training_on_a_quantized_base(tmp_path: Path) -> None:
-    base = dequantized()
+@pytest.mark.parametrize(("make", "weights"), [(dequantized, "qp"), (bits, "vw")])
+def test_training_on_a_quantized_base(make: Callable[[], onnx.ModelProto], weights: str, tmp_path: Path) -> None:
+    base = make()
     trainer = og.Trainer(og.build_training(og.add_adapters(base, rank=2), loss="mse", optimizer=og.optim.Adam(0.02)))
-    batch = {"x": normal(8, 16), "target": normal(8, 12)}
+    columns = base.graph.input[0].type.tensor_type.shape.dim[1].dim_value
+    batch = {"x": normal(8, columns), "target": normal(8, 12)}
     losses = [float(trainer.step(batch)["loss"]) for _ in range(30)]
     assert losses[-1] < 0.8 * losses[0]
-    assert {f"{w}.lora_{x}" for w in "qp" for x in "AB"} == set(trainer.parameters())
+    assert {f"{w}.lora_{x}" for w in weights for x in "AB"} == set(trainer.parameters())
     trainer.export(tmp_path / "t.onnx")
-    assert initializers(base).items() <= initializers(onnx.load(tmp_path / "t.onnx")).items()
+    trained = onnx.load(tmp_path / "t.onnx")
+    assert initializers(base).items() <= initializers(trained).items()
+    want = trainer.evaluate(batch)["y"]
+    assert off(run(trained, {"x": batch["x"]})["y"], want) < 1e-5
 
 
 # -- BatchNormalization, names, kinds ----------------------------------------------------------------------------------
