@@ -93,7 +93,7 @@ class Layer:
         if count < whole:
             return ""
         kind = "it is depthwise, and " if self.kind == "Conv" and self.group > 1 and self.shape[1] == 1 else ""
-        return f"{kind}an adapter of rank {rank} has {count:,} numbers, its weight only {whole:,}"
+        return f"{kind}an adapter of rank {rank} has {count:,} numbers and its weight only {whole:,}"
 
     def product(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         """The change of W that the adapter computes, without its scale, in float64."""

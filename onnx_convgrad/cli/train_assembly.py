@@ -59,7 +59,9 @@ def _model(config: Config, data: Dataset) -> AnyModel:
         )
     model = load(config.model or "")
     if config.lora is None:
-        return unfold_batchnorm(model, data, batch_size=config.batch_size)
+        inputs = {value.name for value in model.graph.inputs}
+        names = {port: array for port, array in _names(config).items() if port in inputs}
+        return unfold_batchnorm(model, data, batch_size=config.batch_size, names=names)
     alpha = 16.0 if config.lora_alpha is None else config.lora_alpha
     targets = text.names(config.lora_targets) or "*"
     return add_adapters(model, rank=config.lora, alpha=alpha, targets=targets, seed=config.seed)
@@ -204,17 +206,22 @@ def loaders(config: Config, manifest: Manifest, train: Dataset, held: Dataset | 
     Raises:
         ArgumentError: The data does not fit the program.
     """
+    common: dict[str, Any] = {"batch_size": config.batch_size, "seed": config.seed, "names": _names(config)}
+    return (
+        Loader(train, manifest, shuffle=config.shuffle, **common),
+        None if held is None else Loader(held, manifest, shuffle=False, **common),
+    )
+
+
+def _names(config: Config) -> dict[str, str]:
+    """Input -> array, of the entries `INPUT=ARRAY` of --map."""
     names: dict[str, str] = {}
     for entry in config.map:
         port, equals, array = entry.partition("=")
         if not equals:
             raise ArgumentError(f"--map {entry!r} is not of the form INPUT=ARRAY.")
         names[port] = array
-    common: dict[str, Any] = {"batch_size": config.batch_size, "seed": config.seed, "names": names}
-    return (
-        Loader(train, manifest, shuffle=config.shuffle, **common),
-        None if held is None else Loader(held, manifest, shuffle=False, **common),
-    )
+    return names
 
 
 def check_classes(program: TrainingProgram, dataset: Dataset) -> None:

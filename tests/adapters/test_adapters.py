@@ -331,7 +331,7 @@ def test_a_file_of_the_oldest_format_has_only_adapters_to_feed() -> None:
         ({"targets": "cnov"}, "Unknown weight or node in targets: 'cnov'. Did you mean 'conv'"),
         ({"targets": 3}, "targets takes a name or several"),
         ({"targets": ["conv", "depth.weight"]}, "for 'depth.weight', because it is depthwise, and an adapter of rank 2"),
-        ({"rank": 500}, "for 'conv.weight', because an adapter of rank 500 has 44,000 numbers, its weight only 1,152"),
+        ({"rank": 500}, "for 'conv.weight', because an adapter of rank 500 has 44,000 numbers and its weight only 1,152"),
         ({"model": graph_of("(float[2] x) => (float[2] y) { y = Relu (x) }")}, "has no layer with a stored weight"),
         ({"model": og.add_adapters(normed(), rank=2)}, "The model has adapters already. Merge them first"),
         (

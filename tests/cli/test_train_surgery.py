@@ -21,12 +21,28 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     digits = load_digits()
     path = tmp_path_factory.mktemp("data") / "train.npz"
     images = np.rot90(digits.images, axes=(1, 2))[:256, None].astype("f") / 16
-    np.savez(path, image=images, target=digits.target[:256])
+    np.savez(path, pixels=images, target=digits.target[:256])
     return path
 
 
 def basic(model: Path, data: Path, out: Path) -> list[object]:
-    return [model, "--data", data, "--loss", "cross_entropy", "--lr", 0.01, "--epochs", 3, "--out", out, "--threads", 1]
+    return [
+        model,
+        "--data",
+        data,
+        "--loss",
+        "cross_entropy",
+        "--lr",
+        0.01,
+        "--epochs",
+        3,
+        "--out",
+        out,
+        "--threads",
+        1,
+        "--map",
+        "image=pixels",
+    ]
 
 
 def numbers(path: Path) -> dict[str, np.ndarray]:
@@ -42,7 +58,7 @@ def test_adapters_are_trained_and_written(digits_cnn: Path, data: Path, tmp_path
     assert trained["fc.lora_B"].any()
     added = set(trained) - set(base)
     assert {name.rpartition(".")[2] for name in added} == {"lora_A", "lora_B", "adapter_scale"}
-    x = np.load(data)["image"][:20]
+    x = np.load(data)["pixels"][:20]
     adapted = og.add_adapters(digits_cnn, rank=2, alpha=4, targets=["conv*", "fc.weight"])
     filled = og.load_adapters(adapted, tmp_path / "run" / "adapter.safetensors")
     (want,) = onnxruntime.InferenceSession(str(tmp_path / "run" / "trained.onnx")).run(None, {"image": x})
@@ -63,7 +79,7 @@ def test_batchnormalization_is_put_back(data: Path, tmp_path: Path) -> None:
     invoke("train", *basic(tmp_path / "folded.onnx", data, tmp_path / "run"), "--unfold-batchnorm")
     trained = onnx.load(tmp_path / "run" / "trained.onnx")
     assert [n.op_type for n in trained.graph.node][:3] == ["Conv", "BatchNormalization", "Relu"]
-    before = og.unfold_batchnorm(model, np.load(data))
+    before = og.unfold_batchnorm(model, {"image": np.load(data)["pixels"]})
     changed = numbers(tmp_path / "run" / "trained.onnx")
     for tensor in before.graph.initializer:
         assert not np.array_equal(changed[tensor.name], numpy_helper.to_array(tensor)), tensor.name

@@ -87,9 +87,8 @@ def test_the_step_trains_in_javascript(package: str, target: str, root: Path, di
     assert got[-1] < 0.3 * got[0]
 
 
-@pytest.mark.parametrize("package", ["onnxruntime-node", "onnxruntime-web"], ids=["node", "web"])
-def test_an_adapter_runs_in_javascript(package: str, root: Path, digits_cnn: Path, tmp_path: Path) -> None:
-    modules = packages(package)
+def test_an_adapter_runs_in_javascript(root: Path, digits_cnn: Path, tmp_path: Path) -> None:
+    modules = packages("onnxruntime-node")
     adapted = og.add_adapters(str(digits_cnn), rank=2)
     trainer = og.Trainer(og.build_training(adapted, loss="cross_entropy", optimizer=og.optim.Adam(0.05)))
     for step in range(3):
@@ -104,9 +103,7 @@ def test_an_adapter_runs_in_javascript(package: str, root: Path, digits_cnn: Pat
     (tmp_path / "node_modules").symlink_to(modules)
     script = shutil.copy(root / "examples" / "adapter_in_node.mjs", tmp_path)
     names = [str(tmp_path / name) for name in ("base.onnx", "adapter.safetensors", "data.safetensors")]
-    done = subprocess.run(
-        ["node", str(script), *names, package], capture_output=True, text=True, check=False, timeout=100
-    )
+    done = subprocess.run(["node", str(script), *names], capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, done.stderr[-2000:]
     want = trainer.evaluate({"image": image, "target": digits()["target"][:4]})["logits"]
     np.testing.assert_allclose(np.reshape(json.loads(done.stdout), want.shape), want, rtol=1e-4, atol=1e-5)

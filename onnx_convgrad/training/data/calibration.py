@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,7 @@ def unfold_batchnorm(
     layers: str | Iterable[str] = "*",
     samples: int = 1024,
     batch_size: int | None = None,
+    names: Mapping[str, str] | None = None,
     base_dir: str | os.PathLike[str] | None = None,
 ) -> ir.Model:
     """Put BatchNormalization back behind the convolutions (Conv, ConvTranspose) that it was folded into.
@@ -54,6 +55,7 @@ def unfold_batchnorm(
             Loop or Scan; such a name in full is an error.
         samples: Most samples to measure. They are taken in random order, always the same.
         batch_size: Samples that are run at a time.
+        names: Input -> name of its array, for inputs that cannot be matched automatically.
         base_dir: The folder of external weights, for a model that is not given by its path.
 
     Returns:
@@ -72,8 +74,8 @@ def unfold_batchnorm(
             hint="Convert it with onnx.version_converter.",
         )
     nodes = convolutions(loaded.graph, layers)
-    measured = channel_moments(loaded, [n.outputs[0].name or "" for n in nodes], data, whole(samples, "samples"),
-                               batch_size)  # fmt: skip
+    values = [node.outputs[0].name or "" for node in nodes]
+    measured = channel_moments(loaded, values, data, whole(samples, "samples"), batch_size, names)
     for node in nodes:
         moments = measured[node.outputs[0].name or ""]
         insert(loaded, node, moments.mean, moments.variance)
@@ -100,7 +102,12 @@ class Moments:
 
 
 def channel_moments(
-    model: ir.Model, names: Sequence[str], data: DataLike, samples: int, batch_size: int | None = None
+    model: ir.Model,
+    values: Sequence[str],
+    data: DataLike,
+    samples: int,
+    batch_size: int | None = None,
+    names: Mapping[str, str] | None = None,
 ) -> dict[str, Moments]:
     """Measure values of a model in inference mode on data; the channels are along axis 1.
 
@@ -108,8 +115,8 @@ def channel_moments(
     """
     m = canonicalize(copied(model))
     set_inference(m.graph)
-    batches = _inputs_of(m.graph, data, batch_size)
-    results = _with_moments(m.graph, names)
+    batches = _inputs_of(m.graph, data, batch_size, names)
+    results = _with_moments(m.graph, values)
     live = session(m)
     total: dict[str, Moments] = {}
     done = 0
@@ -151,16 +158,18 @@ def _with_moments(graph: ir.Graph, names: Sequence[str]) -> list[str]:
     return list(names)
 
 
-def _inputs_of(graph: ir.Graph, data: DataLike, batch_size: int | None) -> Iterator[Batch]:
+def _inputs_of(
+    graph: ir.Graph, data: DataLike, batch_size: int | None, names: Mapping[str, str] | None
+) -> Iterator[Batch]:
     """The batches of data for the inputs of a graph, in a random order that is always the same; targets are dropped."""
     ports = tuple(Port.from_value(v) for v in graph.inputs)
     manifest = Manifest(data=ports, targets=(), learning_rate=Port("learning_rate", "float32", ()), loss="", terms=(),
                         outputs=(), parameters=(), state=())  # fmt: skip
     if as_dataset(data) is None and not isinstance(data, Batches) and (isinstance(data, Iterable) or callable(data)):
         data = _without_targets(data, len(ports))
-    names = {port.name for port in ports}
-    for batch in as_batches(data, manifest, batch_size=batch_size).epoch_iterator(0):
-        yield {name: array for name, array in batch.items() if name in names}
+    own = {port.name for port in ports}
+    for batch in as_batches(data, manifest, batch_size=batch_size, names=names).epoch_iterator(0):
+        yield {name: array for name, array in batch.items() if name in own}
 
 
 def _without_targets(data: Any, count: int) -> Callable[[int], Iterable[Any]]:

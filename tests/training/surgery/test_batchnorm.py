@@ -171,6 +171,8 @@ def test_data_of_every_form() -> None:
     ):
         got = stored(og.unfold_batchnorm(model, data))
         np.testing.assert_allclose(got["first.bn.running_var"], want["first.bn.running_var"], rtol=1e-5)
+    named = og.unfold_batchnorm(model, {"a": np.zeros(70), "b": x}, batch_size=10, names={"x": "b"})
+    np.testing.assert_array_equal(stored(named)["up.bn.bias"], want["up.bn.bias"])
     first = stored(og.unfold_batchnorm(model, [*parts[:2], x[:0]], samples=20))
     np.testing.assert_allclose(
         first["up.bn.running_mean"], stored(og.unfold_batchnorm(model, parts[:2]))["up.bn.running_mean"]
