@@ -9,6 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnx_convgrad.adapters.add import add_adapters
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.cli.command import parsed
 from onnx_convgrad.cli.train_config import Config, share_of, spelled
@@ -18,6 +19,7 @@ from onnx_convgrad.frontend.files import copied, load
 from onnx_convgrad.pipeline import option_text as text
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.training.data.batches import BATCH_SIZE, Loader
+from onnx_convgrad.training.data.calibration import unfold_batchnorm
 from onnx_convgrad.training.data.datasets import Arrays, Dataset, read_arrays
 from onnx_convgrad.training.data.images import ImageFolder, given_preprocessing, is_image_folder, overridden
 from onnx_convgrad.training.data.pictures import layout_of
@@ -33,14 +35,14 @@ from onnx_convgrad.training.run.metric import Metric
 from onnx_convgrad.training.run.metrics import metric_named
 
 
-def program(config: Config, rate: Schedule, model: ir.Model) -> TrainingProgram:
+def program(config: Config, rate: Schedule, model: ir.Model, data: Dataset) -> TrainingProgram:
     """Build the training program of a model that was read, and perhaps given a new last layer.
 
     Raises:
         ConvGradError: What `build_training` raises; an option is wrong.
     """
     return build_training(
-        model,
+        _model(config, model, data),
         loss=_loss(config),
         optimizer=_optimizer(config, rate),
         freeze=text.names(config.freeze),
@@ -49,6 +51,26 @@ def program(config: Config, rate: Schedule, model: ir.Model) -> TrainingProgram:
         precision=config.precision,
         **_settings(config),
     )
+
+
+def _model(config: Config, model: ir.Model, data: Dataset) -> ir.Model:
+    """The model to train: as it is, or with the changes that options ask for."""
+    if config.lora is None and (config.lora_targets or config.lora_alpha is not None):
+        raise ArgumentError("--lora-targets and --lora-alpha are for --lora.", hint="Give a rank, such as --lora 8.")
+    if config.lora is None and not config.unfold_batchnorm:
+        return model
+    if config.lora is not None and config.unfold_batchnorm:
+        raise ArgumentError(
+            "--unfold-batchnorm has no effect with --lora: adapters are trained alone, with stored statistics.",
+            hint="Give one of the two.",
+        )
+    if config.lora is None:
+        inputs = {value.name for value in model.graph.inputs}
+        names = {port: array for port, array in _names(config).items() if port in inputs}
+        return unfold_batchnorm(model, data, batch_size=config.batch_size, names=names)
+    alpha = 16.0 if config.lora_alpha is None else config.lora_alpha
+    targets = text.names(config.lora_targets) or "*"
+    return add_adapters(model, rank=config.lora, alpha=alpha, targets=targets, seed=config.seed)
 
 
 def _settings(config: Config) -> dict[str, Any]:
@@ -261,22 +283,27 @@ def loaders(config: Config, manifest: Manifest, train: Dataset, held: Dataset | 
     Raises:
         ArgumentError: The data does not fit the program.
     """
+    if not isinstance(train, ImageFolder):  # of arrays of pixels
+        given = {"size": None, "resize": None, "mean": config.mean or None, "std": config.std or None, "scale": None}
+        options = given_preprocessing(**given)
+        if options:
+            manifest = manifest.described(manifest.labels, overridden(manifest.preprocessing, options))
+    common: dict[str, Any] = {"batch_size": config.batch_size, "seed": config.seed, "names": _names(config)}
+    return (
+        Loader(train, manifest, shuffle=config.shuffle, augment=True, **common),
+        None if held is None else Loader(held, manifest, shuffle=False, **common),
+    )
+
+
+def _names(config: Config) -> dict[str, str]:
+    """Input -> array, of the entries `INPUT=ARRAY` of --map."""
     names: dict[str, str] = {}
     for entry in config.map:
         port, equals, array = entry.partition("=")
         if not equals:
             raise ArgumentError(f"--map {entry!r} is not of the form INPUT=ARRAY.")
         names[port] = array
-    if not isinstance(train, ImageFolder):  # of arrays of pixels
-        given = {"size": None, "resize": None, "mean": config.mean or None, "std": config.std or None, "scale": None}
-        options = given_preprocessing(**given)
-        if options:
-            manifest = manifest.described(manifest.labels, overridden(manifest.preprocessing, options))
-    common: dict[str, Any] = {"batch_size": config.batch_size, "seed": config.seed, "names": names}
-    return (
-        Loader(train, manifest, shuffle=config.shuffle, augment=True, **common),
-        None if held is None else Loader(held, manifest, shuffle=False, **common),
-    )
+    return names
 
 
 def check_classes(program: TrainingProgram, dataset: Dataset) -> None:

@@ -34,7 +34,18 @@ _CHANGEABLE = frozenset(
 )
 """Options that may change when a run is resumed."""
 
-_COUNTS = ("epochs", "classes", "batch_size", "accumulate", "keep", "patience", "checkpoint_every", "threads", "resize")
+_COUNTS = (
+    "epochs",
+    "classes",
+    "batch_size",
+    "accumulate",
+    "keep",
+    "patience",
+    "checkpoint_every",
+    "threads",
+    "resize",
+    "lora",
+)
 
 
 # Any: a dataclass field has the type of its annotation.
@@ -60,6 +71,7 @@ _LOSS = (
 _CLASSES = "Replace the last layer by one with this many classes. [default: as many as the data have]"
 _HEAD = "The last layer, by its node or weight, if several could be meant."
 _AUGMENT = "Change training images at random: flip, crop, color, rotate."
+_UNFOLD = "Put BatchNormalization back behind convolutions, with statistics of the data."
 _RESIZE = "Resize the shorter side of images to this, then crop the middle."
 
 
@@ -96,6 +108,10 @@ class Config:
     wrt: Names = option("--wrt NAMES...", "Names and globs to train. [default: parameters]", default=())
     freeze: Names = option("--freeze NAMES...", "Names and globs not to train.", default=())
     freeze_statistics: bool = option("--freeze-statistics", "Keep BatchNormalization's statistics.", default=False)
+    unfold_batchnorm: bool = option("--unfold-batchnorm", _UNFOLD, default=False)
+    lora: int | None = option("--lora INT", "Train low-rank adapters of this rank alone (LoRA).")
+    lora_alpha: float | None = option("--lora-alpha NUMBER", "Scales adapters by alpha / rank. [default: 16]")
+    lora_targets: Names = option("--lora-targets NAMES...", "Weights and nodes to adapt. [default: *]", default=())
     precision: str = option("--precision NAME", "float32; or float16, bfloat16 (mixed).", default="float32")
     seed: int = option("--seed INT", "Seed of order, split and Dropout.", default=0)
     metric: Names = option(

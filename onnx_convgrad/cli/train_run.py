@@ -54,6 +54,7 @@ from onnx_convgrad.training.run.summary import Summary
 from onnx_convgrad.training.run.trainer import Trainer
 
 _BROKEN = "broken_images.txt"
+_ADAPTERS = ("adapter.onnx_adapter", "adapter.safetensors")
 
 _SHOWN = 20
 """Most epochs in the table."""
@@ -125,7 +126,7 @@ def _start(
         stage("building the program")
         with recorded_warnings():  # printed before the training
             config, model = fitted_model(config, [data] if held is None else [data, held], tell)
-            program = assembly.program(config, rate, model)
+            program = assembly.program(config, rate, model, data)
     loaders = assembly.loaders(config, program.manifest, data, held)
     assembly.check_classes(program, data)
     metrics = resolve_metrics(assembly.metrics(config, program.manifest), program.manifest)
@@ -283,6 +284,8 @@ def _finish(
     elif diverged is None:
         result |= _exported(config, trainer, folder)
         out.line(f"\n{_here(config.model or '')} -> {_here(folder / _TRAINED)}")
+        if config.lora is not None:
+            out.line(f"The adapters alone are in {' and '.join(_ADAPTERS)} beside it.")
         if result["best"]:
             out.line(f"{_here(folder / _BEST)} has the parameters of the epoch with the lowest validation loss.")
         out.line(f"Checkpoints, history and program are in {_here(folder)}.")
@@ -300,6 +303,9 @@ def _exported(config: Config, trainer: Trainer, folder: Path) -> dict[str, str]:
     """Write the trained model, and the best one if there was a validation."""
     files = {"trained": folder / _TRAINED}
     trainer.export(files["trained"])
+    if config.lora is not None:
+        for name in _ADAPTERS:
+            trainer.export_adapter(folder / name)
     best = _checkpoints(folder) / "best.safetensors"
     if config.validation and best.exists():
         trainer.restore(best)

@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onnx_convgrad.adapters.notes import adapter_names
 from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.limits import Limits
 from onnx_convgrad.base.names import check_names
@@ -183,7 +184,8 @@ def build_training(
             `(emitter, output, target) -> value`, an onnxscript function `(prediction, target) -> loss`; or several, as
             `{output: loss or (weight, loss)}`.
         optimizer: A member of `onnx_convgrad.optim`.
-        wrt: The parameters to train: `"parameters"`, or names and globs of initializers.
+        wrt: The parameters to train: `"parameters"`, or names and globs of initializers. `"parameters"` of a model with
+            adapters (`add_adapters`) are the adapters alone, and all running statistics are kept.
         freeze: Names and globs of parameters that are not trained.
         outputs: Names and globs of the model's outputs that the graphs have too; all by default.
         freeze_statistics: Keep BatchNormalization nodes in inference mode: all (`True`), or those matched by names and
@@ -235,12 +237,13 @@ def build_training(
     if not isinstance(optimizer, Optimizer):
         raise ArgumentError(f"optimizer must be a member of onnx_convgrad.optim, not {optimizer!r}.")
     source = load(model, base_dir)
+    adapters = adapter_names(source) if wrt == "parameters" else []
     restore(source.graph)
     base = canonicalize(bind_inputs(copied(source), input_values), input_shapes)
     if input_shapes:
         verify_shapes(base, lambda: canonicalize(bind_inputs(copied(source), input_values)))
     untie(base.graph)
-    parameters = parameter_names(base.graph, wrt, freeze)
+    parameters = parameter_names(base.graph, adapters or wrt, freeze)
     chosen = output_names(base.graph, outputs)
     plan = Plan(
         source=source,
@@ -251,7 +254,7 @@ def build_training(
         optimizer=grouped(optimizer, base.graph, parameters),
         parameters=parameters,
         outputs=chosen,
-        frozen=frozen_nodes(base.graph, freeze_statistics),
+        frozen=frozen_nodes(base.graph, freeze_statistics or bool(adapters)),
         unbiased=unbiased_variance,
         seed=whole(seed, "seed", 0),
         precision=precision,

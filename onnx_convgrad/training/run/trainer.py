@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from onnx_convgrad.adapters.files import write_adapters
+from onnx_convgrad.adapters.notes import adapter_names
 from onnx_convgrad.base.boundary import CallersCode, typed_errors
 from onnx_convgrad.base.names import as_names, check_names
 from onnx_convgrad.base.numbers import flag, positive, whole
@@ -17,6 +19,7 @@ from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.metadata import Preprocessing
+from onnx_convgrad.ir.notes import ADAPTERS
 from onnx_convgrad.runtime import Options, Providers
 from onnx_convgrad.training.data.batches import DataLike, Loader, as_batches
 from onnx_convgrad.training.data.checks import check_batch
@@ -395,6 +398,33 @@ class Trainer:
         export(model, values, path, labels=self.labels, preprocessing=self.preprocessing)
         if flag(check, "check"):
             check_export(path, model, self.engine, self.sample)
+
+    @typed_errors
+    def export_adapter(self, path: str | os.PathLike[str]) -> None:
+        """Write the trained adapters alone; `add_adapters` put them into the model.
+
+        Args:
+            path: `<name>.onnx_adapter`, which ONNX Runtime takes with the exported model, or with the one that was trained
+                (`LoraAdapter.Load`, `RunOptions.add_active_adapter`); or `<name>.safetensors`, with rank and alpha in the
+                header. `onnx_convgrad.load_adapters` reads both.
+
+        Raises:
+            ArgumentError: The model has no adapters, or the path is of neither kind or not writable.
+            DivergenceError: A value is not finite.
+        """
+        path, model = as_path(path), self.program.model("inference")
+        names = adapter_names(model)
+        if not names:
+            raise ArgumentError(
+                "The program has no adapters to export.",
+                hint="Build it from a model with adapters: onnx_convgrad.add_adapters.",
+            )
+        trained = {p.name for p in self.manifest.parameters}
+        values = self.engine.read(name for name in names if name in trained)
+        check_values(values, self.engine, self.progress.steps)
+        stored = {name: model.graph.initializers[name].const_value for name in names if name not in trained}
+        frozen = {name: tensor.numpy() for name, tensor in stored.items() if tensor is not None}
+        write_adapters(path, {**values, **frozen}, model.metadata_props[ADAPTERS])
 
     def __repr__(self) -> str:
         p = self.progress
