@@ -18,7 +18,8 @@ from onnx_convgrad.training.data.batches import BATCH_SIZE, Loader
 from onnx_convgrad.training.data.datasets import Arrays, Dataset, read_arrays
 from onnx_convgrad.training.data.images import ImageFolder, is_image_folder
 from onnx_convgrad.training.losses.elementwise import Loss
-from onnx_convgrad.training.optim.optimizers import Optimizer, optimizer_named
+from onnx_convgrad.training.optim.named import optimizer_named
+from onnx_convgrad.training.optim.optimizers import Optimizer
 from onnx_convgrad.training.optim.schedules import Constant, Cosine, OneCycle, Schedule, Step, Warmup
 from onnx_convgrad.training.program.build import TrainingProgram, build_training
 from onnx_convgrad.training.program.manifest import Manifest

@@ -32,7 +32,8 @@ from onnx_convgrad.ir.serialize import whole_proto
 from onnx_convgrad.lowering.candidates import Choosing
 from onnx_convgrad.pipeline.options import Names, Options
 from onnx_convgrad.pipeline.stages import target_of
-from onnx_convgrad.training.optim.optimizers import Optimizer
+from onnx_convgrad.training.optim.layers import layers_of
+from onnx_convgrad.training.optim.named import OptimizerLike, as_optimizer
 from onnx_convgrad.training.optim.schedules import Schedule, schedule_from
 from onnx_convgrad.training.program.graphs import PARTS, Builder, Part
 from onnx_convgrad.training.program.manifest import Manifest
@@ -151,7 +152,7 @@ def build_training(
     model: AnyModel,
     *,
     loss: LossLike,
-    optimizer: Optimizer,
+    optimizer: OptimizerLike,
     wrt: Names = "parameters",
     freeze: Names = (),
     outputs: Names | None = None,
@@ -177,7 +178,8 @@ def build_training(
             `onnx_convgrad.losses`, the name of a scalar output of the model, a function
             `(emitter, output, target) -> value`, an onnxscript function `(prediction, target) -> loss`; or several, as
             `{output: loss or (weight, loss)}`.
-        optimizer: A member of `onnx_convgrad.optim`.
+        optimizer: A member of `onnx_convgrad.optim`, or its name (`"sgd"`, `"adam"`, `"adamw"`, `"rmsprop"`, `"adagrad"`,
+            `"lion"`, `"lamb"`, `"muon"`), for its default options.
         wrt: The parameters to train: `"parameters"`, or names and globs of initializers.
         freeze: Names and globs of parameters that are not trained.
         outputs: Names and globs of the model's outputs that the graphs have too; all by default.
@@ -224,8 +226,7 @@ def build_training(
         limits=limits,
         training=True,
     )
-    if not isinstance(optimizer, Optimizer):
-        raise ArgumentError(f"optimizer must be a member of onnx_convgrad.optim, not {optimizer!r}.")
+    optimizer = as_optimizer(optimizer)
     source = load(model, base_dir)
     restore(source.graph)
     base = canonicalize(copied(source), input_shapes)
@@ -234,6 +235,7 @@ def build_training(
     untie(base.graph)
     parameters = parameter_names(base.graph, wrt, freeze)
     check_groups(optimizer, parameters)
+    optimizer = optimizer.fitted(layers_of(base.graph, parameters))
     chosen = output_names(base.graph, outputs)
     plan = Plan(
         source=source,

@@ -71,15 +71,20 @@ def update(
             (shared if s.of is None else slots.setdefault(s.of, {}))[s.slot] = s.name
     done = state[shared["step"]]
     with draft.named("step"):
-        ready = prepared(e, gradients, optimizer)
+        ready = prepared(e, gradients, optimizer, done)
         following = {shared["step"]: e.add(done, 1)}
     for name, parameter in parameters.items():
         rule, factor = optimizer.of(name)
         values = {slot: state[key] for slot, key in slots.get(name, {}).items()}
         with draft.named(f"{name}/{type(rule).__name__}"):
+            own = e.op("Max", e.sub(done, rule.start), e.scalar(0, done)) if rule.start else done
             following[name], updates = rule.step(
-                Operands(e, parameter, ready[name], values, done, rate, factor, premultiplied)
+                Operands(e, parameter, ready[name], values, own, rate, factor, premultiplied)
             )
+            if rule.start:
+                begun = e.compare("GreaterOrEqual", done, rule.start)
+                following[name] = e.typed(e.where(begun, following[name], parameter), parameter)
+                updates = {slot: e.typed(e.where(begun, v, values[slot]), values[slot]) for slot, v in updates.items()}
         following.update({slots[name][slot]: value for slot, value in updates.items()})
     if scale is not None:
         with draft.named("loss_scale"):
