@@ -20,23 +20,21 @@ def layers_of(graph: ir.Graph, names: Collection[str]) -> list[Layer]:
     A layer is what has the same name up to the first number: `blocks.3`, `layer1.0`, `encoder_layer_3`, `conv2`; else what
     has the same name but for the last part: `head` of `head.weight` and `head.bias`. Names that say nothing
     (`onnx::MatMul_12`) are replaced by that of the node. Parameters of one node are of one layer, and vectors, such as
-    those of a normalization, join the layer before them if their name starts another one.
+    those of a normalization, join the layer before them unless their name is that of a layer with a matrix or kernel.
     """
     shapes = {name: _shape(graph.initializers[name]) for name in names}
-    layers: dict[str, Layer] = {}
-    latest, placed = "", set[str]()
+    keys: dict[str, str] = {}
     for node, used in _uses(graph, shapes):
-        new = {name: shapes[name] for name in used if name not in placed}
-        if not new:
-            continue
-        placed |= new.keys()
-        first = next((name for name, shape in new.items() if _is_matrix(shape)), next(iter(new)))
-        key = _layer_name((node.name or first) if "::" in first else first)
-        if key not in layers and latest and not _is_matrix(shapes[first]):
-            key = latest
-        layers.setdefault(key, {}).update(new)
-        latest = key
-    unused = {name: shape for name, shape in shapes.items() if name not in placed}
+        new = [name for name in used if name not in keys]
+        first = next((name for name in new if _is_matrix(shapes[name])), new[0] if new else "")
+        keys |= dict.fromkeys(new, _layer_name((node.name or first) if "::" in first else first))
+    own = {key for name, key in keys.items() if _is_matrix(shapes[name])}
+    layers: dict[str, Layer] = {}
+    latest = ""
+    for name, key in keys.items():
+        latest = key if key in own or not latest else latest
+        layers.setdefault(latest, {})[name] = shapes[name]
+    unused = {name: shape for name, shape in shapes.items() if name not in keys}
     return [*([unused] if unused else []), *layers.values()]
 
 

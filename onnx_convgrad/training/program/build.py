@@ -19,7 +19,7 @@ import onnx_ir as ir
 from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.limits import Limits
 from onnx_convgrad.base.names import check_names
-from onnx_convgrad.base.numbers import whole
+from onnx_convgrad.base.numbers import share, whole
 from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.frontend.canonicalize import canonicalize
@@ -159,6 +159,7 @@ def build_training(
     freeze_statistics: bool | Names = False,
     unbiased_variance: bool = True,
     seed: int = 0,
+    ema: float | None = None,
     precision: str = "float32",
     loss_scale: LossScale | None = None,
     target: str = "cpu",
@@ -187,6 +188,10 @@ def build_training(
             globs of nodes, statistics or parameters.
         unbiased_variance: Running variances average variances with the denominator n - 1, as in PyTorch, instead of n.
         seed: Seed of the Dropout masks.
+        ema: Also keep an average of every parameter, which is multiplied by this after each update before 1 - `ema` times
+            the parameter is added; the first update copies it. The evaluation and the exported model use the average,
+            with the latest running statistics. Equal to `torch.optim.swa_utils.AveragedModel` with
+            `get_ema_multi_avg_fn(ema)`, updated after each step.
         precision: `"float32"`: the types of the model. `"float16"`: convolutions and matrix products in float16, with
             float32 parameters and dynamic loss scaling. `"bfloat16"` (CUDA): matrix products and operators that move
             their operands in bfloat16, with float32 parameters; convolutions stay in float32, because CUDA has no
@@ -253,6 +258,9 @@ def build_training(
         scale=_scale(precision, loss_scale, target),
     )
     options = {"target": target, "unbiased_variance": unbiased_variance, "seed": plan.seed, "precision": precision}
+    if ema is not None:
+        share(ema, "ema", one=False)
+        options["ema"] = float(ema)
     builder = Builder(plan, options | ({"loss_scale": asdict(plan.scale)} if plan.scale else {}))
     return TrainingProgram(builder.manifest, builder.build, optimizer.schedule)
 

@@ -60,7 +60,8 @@ class State(Port):
         kind: `"optimizer"` (changed by `update`), `"statistic"` (running mean or variance of a BatchNormalization) or
             `"random"` (state of the random numbers); the latter two are changed by the forward pass.
         of: The parameter that it belongs to, if any.
-        slot: Its name in the optimizer, for example `exp_avg`; the names are PyTorch's.
+        slot: Its name in the optimizer, for example `exp_avg`; the names are PyTorch's. `ema` is the average of the
+            parameter.
     """
 
     next: str
@@ -104,6 +105,10 @@ class Manifest:
     def stored(self) -> tuple[Parameter | State, ...]:
         """The values that a trained model stores: parameters and running statistics."""
         return (*self.parameters, *(s for s in self.state if s.kind == "statistic"))
+
+    def averages(self) -> dict[str, str]:
+        """Parameter -> state with its average, in a program that keeps one."""
+        return {s.of: s.name for s in self.state if s.slot == "ema" and s.of is not None}
 
     def inputs(self) -> list[str]:
         """Names of the inputs of all graphs, in order."""

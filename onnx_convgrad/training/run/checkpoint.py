@@ -108,6 +108,8 @@ def read(path: Path) -> Checkpoint:
         info = parse_json(text, {"version": int, str: object})
         if info["version"] != VERSION:
             raise CheckpointError(f"{str(path)!r} has version {info['version']}; this release reads version {VERSION}.")
+        if isinstance(info.get("progress"), dict):
+            info["progress"].setdefault("learning_rate", None)  # files of earlier releases have none
         check_form(info, _FORM)
     except ValueError as problem:
         raise CheckpointError(f"{str(path)!r} is damaged: in its header {problem}.") from problem

@@ -19,6 +19,7 @@ _SUM = Is("two numbers", lambda v: isinstance(v, list) and len(v) == 2 and all(i
 PROGRESS = {
     "steps": NATURAL, "epoch": NATURAL, "position": NATURAL, "sums": {str: _SUM}, "samples": NATURAL,
     "seconds": NUMBER, "history": [_ROW], "callbacks": {str: {str: object}}, "data": (None, {str: object}),
+    "learning_rate": (None, NUMBER),
 }  # fmt: skip
 """The form of a progress in JSON."""
 
@@ -37,6 +38,7 @@ class Progress:
         history: One row for each finished epoch.
         callbacks: State of the callbacks of `fit`, by name.
         data: Description of the data of `fit`.
+        learning_rate: The learning rate that was set in place of the schedule, if any.
     """
 
     steps: int = 0
@@ -48,6 +50,7 @@ class Progress:
     history: list[dict[str, Any]] = field(default_factory=list)
     callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)
     data: dict[str, Any] | None = None
+    learning_rate: float | None = None
 
     def count(self, name: str, value: float, weight: float) -> None:
         """Add a weighted value to an average over the epoch."""
