@@ -24,11 +24,12 @@ from onnx_convgrad.training.optim.schedules import Constant, Cosine, OneCycle, S
 from onnx_convgrad.training.program.build import TrainingProgram, build_training
 from onnx_convgrad.training.program.manifest import Manifest
 from onnx_convgrad.training.program.terms import LOSSES, LossLike
+from onnx_convgrad.training.run.callbacks import ReduceOnPlateau
 from onnx_convgrad.training.run.metrics import Accuracy, Metric
 
 
-def program(config: Config, rate: Schedule) -> TrainingProgram:
-    """Build the training program.
+def program(config: Config, rate: Schedule, updates: int) -> TrainingProgram:
+    """Build the training program; an epoch has this many `updates`.
 
     Raises:
         ConvGradError: What `build_training` raises; an option is wrong.
@@ -36,10 +37,11 @@ def program(config: Config, rate: Schedule) -> TrainingProgram:
     return build_training(
         config.model or "",
         loss=_loss(config),
-        optimizer=_optimizer(config, rate),
+        optimizer=_optimizer(config, rate, updates),
         freeze=text.names(config.freeze),
         freeze_statistics=config.freeze_statistics,
         seed=config.seed,
+        ema=config.ema,
         precision=config.precision,
         **_settings(config),
     )
@@ -83,21 +85,38 @@ def _one_loss(name: str, settings: Mapping[str, Any]) -> LossLike:
     return made
 
 
-def _optimizer(config: Config, rate: Schedule) -> Optimizer:
+def _optimizer(config: Config, rate: Schedule, updates: int) -> Optimizer:
     kind = optimizer_named(config.optimizer)
-    chosen = {name: getattr(config, name) for name in ("momentum", "weight_decay", "clip_norm")}
+    chosen = {name: getattr(config, name) for name in ("momentum", "weight_decay", "clip_norm", "layer_decay")}
     chosen = {name: value for name, value in chosen.items() if value is not None}
     for name in chosen:
         if name not in {f.name for f in fields(kind)}:
             raise ArgumentError(f"{spelled(name)} is not an option of {config.optimizer}.")
-    made: Optimizer = _made(kind, {**chosen, **config.optimizer_options}, "optimizer-options", lr=rate)
+    settings = {**chosen, **config.optimizer_options}
+    if config.unfreeze:
+        settings["groups"] = _unfrozen(config.unfreeze, settings.get("groups", {}), updates)
+    made: Optimizer = _made(kind, settings, "optimizer-options", lr=rate)
     return made
+
+
+def _unfrozen(entries: tuple[str, ...], groups: Mapping[str, Any], updates: int) -> dict[str, Any]:
+    """Groups of the optimizer with the first step of each; `GLOB@EPOCH` trains from this epoch on, counted from 1."""
+    merged = dict(groups)
+    for entry in entries:
+        glob, _, epoch = entry.rpartition("@")
+        if not glob or not epoch.isdecimal() or int(epoch) < 1:
+            raise ArgumentError(
+                f"--unfreeze {entry!r} is not of the form GLOB@EPOCH.",
+                hint="For example: 'layer4.*@3'; the first epoch is 1.",
+            )
+        merged[glob] = {**merged.pop(glob, {}), "start": (int(epoch) - 1) * updates}
+    return merged
 
 
 def _made(kind: Any, settings: Mapping[str, Any], where: str, **more: Any) -> Any:
     """Make an instance, with lists as tuples; unknown names are errors."""
     named = {key.replace("-", "_"): tuple(v) if isinstance(v, list) else v for key, v in settings.items()}
-    check_names(list(named), [f.name for f in fields(kind) if f.name not in more], f"key in {where}:")
+    check_names(list(named), [f.name for f in fields(kind) if f.init and f.name not in more], f"key in {where}:")
     try:
         return kind(**named, **more)
     except TypeError as problem:
@@ -113,12 +132,26 @@ def schedule(config: Config, batches: int) -> Schedule:
         "onecycle": (OneCycle, {"steps": steps}),
         "step": (Step, {"step_size": -(-steps // 3)}),
     }
-    check_names([config.schedule], list(spans), "schedule")
+    check_names([config.schedule], [*spans, _PLATEAU], "schedule")
+    if config.schedule == _PLATEAU:
+        plateau(config)  # checks its options
+        return Warmup(Constant(config.lr), config.warmup) if config.warmup else Constant(config.lr)
     kind, span = spans[config.schedule]
     if "milestones" in config.schedule_options:
         span = {}
     chosen: Schedule = _made(kind, {**span, **config.schedule_options}, "schedule-options", lr=config.lr)
     return Warmup(chosen, config.warmup) if config.warmup else chosen
+
+
+_PLATEAU = "plateau"
+
+
+def plateau(config: Config) -> list[ReduceOnPlateau]:
+    """The callback of `--schedule plateau`, or none."""
+    if config.schedule != _PLATEAU:
+        return []
+    settings = {"monitor": "val_loss" if config.validation else "loss", **config.schedule_options}
+    return [_made(ReduceOnPlateau, settings, "schedule-options")]
 
 
 # -- data --------------------------------------------------------------------------------------------------------------

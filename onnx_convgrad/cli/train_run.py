@@ -6,7 +6,7 @@ import math
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from json import dumps
 from pathlib import Path
@@ -25,15 +25,18 @@ from onnx_convgrad.cli.train_config import (
     spelled,
     written_config,
 )
-from onnx_convgrad.cli.train_plot import plot
+from onnx_convgrad.cli.train_plot import plot, plot_rates
 from onnx_convgrad.errors import ArgumentError, DivergenceError
 from onnx_convgrad.runtime import import_runtime
 from onnx_convgrad.runtime.providers import check_available, resolve_providers
+from onnx_convgrad.training.data.batches import Loader
+from onnx_convgrad.training.optim.schedules import Schedule
 from onnx_convgrad.training.program.build import TrainingProgram
 from onnx_convgrad.training.run import checkpoint
-from onnx_convgrad.training.run.callbacks import Callback, Checkpoints, EarlyStopping, Log, TensorBoard
+from onnx_convgrad.training.run.callbacks import Callback, Checkpoints, EarlyStopping
 from onnx_convgrad.training.run.display import PLAIN, number
 from onnx_convgrad.training.run.interruption import Interruption
+from onnx_convgrad.training.run.loggers import Log, MLflow, TensorBoard, WandB
 from onnx_convgrad.training.run.metrics import resolve_metrics
 from onnx_convgrad.training.run.trainer import Trainer
 
@@ -53,6 +56,8 @@ def train(given: Mapping[str, Any], config_file: Path | None, resume: Path | Non
         config, trainer, callbacks, fit = _start(config, folder, stage, resumed=resume is not None)
         if resume is not None and checkpoint.numbered(_checkpoints(folder)):
             trainer.restore(_checkpoints(folder))
+            if {"lr", "schedule"} & given.keys():
+                trainer.learning_rate = None  # which `--schedule plateau` may have set
     diverged = None
     with Interruption() as interruption:
         progress = "none" if out.silent else "auto"
@@ -85,21 +90,9 @@ def _start(
     Nothing is written before all options are checked. The options get their final name last, so that a folder with them is
     a whole run, and one with their draft is the start of one.
     """
-    providers = list(config.providers) or None
-    check_available(import_runtime(), [name for name, _ in resolve_providers(providers)])
-    stage("reading the data")
-    data, held = assembly.datasets(config)
-    size, batches = assembly.batches(config, len(data))
-    config = replace(config, batch_size=size)
-    rate = assembly.schedule(config, max(1, batches))
-    stored = resumed and (folder / _PROGRAM).exists()
-    if stored:
-        program = TrainingProgram.load(folder / _PROGRAM)
-    else:
-        stage("building the program")
-        program = assembly.program(config, rate)
-    loaders = assembly.loaders(config, program.manifest, data, held)
-    assembly.check_classes(program, data)
+    stored = folder / _PROGRAM if resumed and (folder / _PROGRAM).exists() else None
+    config, program, loaders, rate = _assembled(config, stage, stored)
+    data = loaders[0].dataset
     metrics = resolve_metrics(assembly.metrics(config, program.manifest), program.manifest)
     callbacks = _callbacks(config, folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -108,12 +101,9 @@ def _start(
         _checkpoints(folder).mkdir(exist_ok=True)
         if data.classes:
             write_text(folder / _CLASSES, dumps(data.classes))
-        if not stored:
+        if stored is None:
             program.save(folder / _PROGRAM, shared_weights=True)
-    program = TrainingProgram.load(folder / _PROGRAM)  # in a resumed run too
-    stage("starting ONNX Runtime")
-    options = {"deterministic": config.deterministic} | ({"threads": config.threads} if config.threads else {})
-    trainer = Trainer(program, providers, config.seed, schedule=rate, options=options)
+    trainer = _trainer(config, TrainingProgram.load(folder / _PROGRAM), rate, stage)  # loaded in a resumed run too
     fit = partial(
         trainer.fit,
         loaders[0],
@@ -123,6 +113,61 @@ def _start(
         accumulate=config.accumulate,
     )
     return config, trainer, callbacks, fit
+
+
+def _assembled(
+    config: Config, stage: Callable[[str], None], stored: Path | None = None
+) -> tuple[Config, TrainingProgram, tuple[Loader, Loader | None], Schedule]:
+    """Read the data, build the program or load the one that is `stored`; return the options with the batch size, too."""
+    check_available(import_runtime(), [name for name, _ in resolve_providers(list(config.providers) or None)])
+    stage("reading the data")
+    data, held = assembly.datasets(config)
+    size, batches = assembly.batches(config, len(data))
+    config, batches = replace(config, batch_size=size), max(1, batches)
+    rate = assembly.schedule(config, batches)
+    if stored is not None:
+        program = TrainingProgram.load(stored)
+    else:
+        stage("building the program")
+        program = assembly.program(config, rate, -(-batches // config.accumulate))
+    loaders = assembly.loaders(config, program.manifest, data, held)
+    assembly.check_classes(program, data)
+    return config, program, loaders, rate
+
+
+def _trainer(config: Config, program: TrainingProgram, rate: Schedule, stage: Callable[[str], None]) -> Trainer:
+    stage("starting ONNX Runtime")
+    options = {"deterministic": config.deterministic} | ({"threads": config.threads} if config.threads else {})
+    return Trainer(program, list(config.providers) or None, config.seed, schedule=rate, options=options)
+
+
+def find_rate(given: Mapping[str, Any], config_file: Path | None, resume: Path | None, out: Output) -> int:
+    """Search for a learning rate and print it; nothing is trained or written but the plot. Arguments as for `train`."""
+    if resume is not None:
+        raise ArgumentError("--find-lr is for a new run, not for one to --resume.")
+    given = absolute(given, Path.cwd())
+    config = Config.of({**(read_config(config_file) if config_file else {}), **given}, "the command line")
+    if config.model is None:
+        raise ArgumentError("There is no model to train.", hint="Name an ONNX file.")
+    if config.plot:
+        check_plot(Path(config.plot))
+    with out.stages() as stage:
+        config, program, loaders, rate = _assembled(config, stage)
+        trainer = _trainer(config, program, rate, stage)
+        stage("searching for a learning rate")
+        found = trainer.find_learning_rate(loaders[0], accumulate=config.accumulate)
+    if config.plot:
+        plot_rates(found, Path(config.plot), Path(config.model).name, f"{', '.join(config.loss)}, {config.optimizer}")
+    out.line(f"{len(found.rates)} steps, with rates from {found.rates[0]:.3g} to {found.rates[-1]:.3g}.")
+    if found.suggestion is None:
+        out.line("The loss does not fall at any of them: there is no rate to suggest.")
+    else:
+        out.line(f"Suggested learning rate: {found.suggestion:.2g}. Train with --lr {found.suggestion:.2g}.")
+    if config.plot:
+        out.line(f"The plot is in {_here(config.plot)}.")
+    if out.json:
+        out.print_json({"model": config.model, "plot": config.plot, **asdict(found)})
+    return 0
 
 
 # -- the folder --------------------------------------------------------------------------------------------------------
@@ -192,6 +237,11 @@ def _callbacks(config: Config, folder: Path) -> list[Callback]:
     ]
     if config.tensorboard:
         callbacks.append(TensorBoard(config.tensorboard))
+    if config.mlflow:
+        callbacks.append(MLflow(config.mlflow))
+    if config.wandb:
+        callbacks.append(WandB(config.wandb))
+    callbacks += assembly.plateau(config)
     if config.patience:
         callbacks.append(EarlyStopping(best or "loss", patience=config.patience))
     return callbacks

@@ -6,10 +6,12 @@ Imports nothing slow: the options of every command refer to these functions.
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from onnx_convgrad.base.limits import Limits
 from onnx_convgrad.errors import ArgumentError
@@ -143,3 +145,26 @@ def _size(text: str, option: str) -> int | str | None:
     if text.isidentifier():
         return text
     raise ArgumentError(f"--input-shape {option!r}: {text!r} is neither a size, a name nor '?'.")
+
+
+def table(option: str, values: Sequence[str]) -> dict[str, Any]:
+    """KEY=VALUE, repeated: a number, true or false, several of them separated by commas, TOML, or else text."""
+    chosen = {}
+    for value in values:
+        key, equals, text = value.partition("=")
+        if not equals or not key.strip() or not text.strip():
+            raise ArgumentError(f"{option} {value!r} is not of the form KEY=VALUE.")
+        if key.strip() in chosen:
+            raise ArgumentError(f"{option} gives {key.strip()!r} twice.")
+        parts = [text] if _toml(text) is not None else text.split(",")
+        read = [part.strip() if _toml(part) is None else _toml(part) for part in parts]
+        chosen[key.strip()] = read[0] if len(read) == 1 else read
+    return chosen
+
+
+def _toml(text: str) -> Any:
+    """A value of TOML; `None` if it is none."""
+    try:
+        return tomllib.loads(f"value = {text.strip()}")["value"]
+    except (tomllib.TOMLDecodeError, RecursionError, ValueError):
+        return None

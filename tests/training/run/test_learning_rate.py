@@ -165,13 +165,13 @@ def test_the_search_changes_nothing_and_suggests_a_rate_that_trains() -> None:
     trainer, held = og.Trainer(linear(optimizer=optim.SGD(0.1, momentum=0.9))), data()
     trainer.fit(held, batch_size=16, progress="none")
     before, progress = {**trainer.parameters(), **trainer.state()}, repr(trainer.progress)
-    found = trainer.find_learning_rate(held, batch_size=16, accumulate=2)
+    found = trainer.find_learning_rate(held, highest=1e3, batch_size=16, accumulate=2)
     same({**trainer.parameters(), **trainer.state()}, before)
     assert repr(trainer.progress) == progress
     assert found.rates[0] == 1e-7 and len(found.rates) == len(found.losses) == len(found.smoothed) < 100
     assert found.smoothed[-1] > 4 * min(found.smoothed)  # it ended because the loss had exploded
     steps = np.diff(np.log(found.rates))
-    np.testing.assert_allclose(steps, np.log(10 / 1e-7) / 99)
+    np.testing.assert_allclose(steps, np.log(1e3 / 1e-7) / 99)
     assert found.suggestion is not None
     diverging = (
         2 * 4 / np.linalg.eigvalsh(held["x"].T @ held["x"] / len(held["x"]) * 2)[-1]

@@ -125,8 +125,10 @@ def test_wandb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     trainer = fit(callbacks.WandB("digits", mode="offline"))
     (row,) = trainer.progress.history
     (_, project, run_id, config, resume, mode), *steps, epoch, end = library.calls
-    assert (project, run_id, resume, mode) == ("digits", None, None, "offline")
-    assert [step for step, _ in steps] == [1, 2] and all(values.keys() == {"loss", "learning_rate"} for _, values in steps)
+    assert (project, run_id, resume, mode) == ("digits", None, None, "offline") and config["epochs"] == 1
+    assert [step for step, _ in steps] == [1, 2] and all(
+        values.keys() == {"loss", "learning_rate"} for _, values in steps
+    )
     assert epoch[0] == 2 and epoch[1]["epoch/loss"] == row["loss"] and end == ("finish", 0)
     resumed = og.Trainer(build())
     resumed.restore(trainer.save(tmp_path / "a.safetensors"))
