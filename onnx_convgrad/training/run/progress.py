@@ -15,11 +15,12 @@ _ROW = {
     "epoch": NATURAL, "step": NATURAL, "loss": float, "learning_rate": float, "seconds": float,
     "samples_per_second": float, str: float,
 }  # fmt: skip
+_RATE = Is("a finite number, at least 0", lambda v: NUMBER.test(v) and v >= 0)
 _SUM = Is("two numbers", lambda v: isinstance(v, list) and len(v) == 2 and all(isinstance(x, (int, float)) for x in v))
 PROGRESS = {
     "steps": NATURAL, "epoch": NATURAL, "position": NATURAL, "sums": {str: _SUM}, "samples": NATURAL,
     "seconds": NUMBER, "history": [_ROW], "callbacks": {str: {str: object}}, "data": (None, {str: object}),
-    "learning_rate": (None, NUMBER),
+    "learning_rate": (None, _RATE),
 }  # fmt: skip
 """The form of a progress in JSON."""
 
