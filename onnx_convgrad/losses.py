@@ -7,7 +7,21 @@ custom losses can be composed of them.
 from __future__ import annotations
 
 from onnx_convgrad.training.losses.cross_entropy import NLL, CrossEntropy
+from onnx_convgrad.training.losses.distillation import Distillation
 from onnx_convgrad.training.losses.elementwise import L1, MSE, BCEWithLogits, Huber, Loss
+from onnx_convgrad.training.program.distill import distillation
 from onnx_convgrad.training.program.terms import Custom, Term
 
-__all__ = ["L1", "MSE", "NLL", "BCEWithLogits", "CrossEntropy", "Custom", "Huber", "Loss", "Term"]
+__all__ = [
+    "L1",
+    "MSE",
+    "NLL",
+    "BCEWithLogits",
+    "CrossEntropy",
+    "Custom",
+    "Distillation",
+    "Huber",
+    "Loss",
+    "Term",
+    "distillation",
+]

@@ -17,11 +17,13 @@ from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.training.data.batches import BATCH_SIZE, Loader
 from onnx_convgrad.training.data.datasets import Arrays, Dataset, read_arrays
 from onnx_convgrad.training.data.images import ImageFolder, is_image_folder
+from onnx_convgrad.training.data.teacher import Taught, with_teacher
 from onnx_convgrad.training.losses.elementwise import Loss
 from onnx_convgrad.training.optim.named import optimizer_named
 from onnx_convgrad.training.optim.optimizers import Optimizer
 from onnx_convgrad.training.optim.schedules import Constant, Cosine, OneCycle, Schedule, Step, Warmup
 from onnx_convgrad.training.program.build import TrainingProgram, build_training
+from onnx_convgrad.training.program.distill import distillation
 from onnx_convgrad.training.program.manifest import Manifest
 from onnx_convgrad.training.program.terms import LOSSES, LossLike
 from onnx_convgrad.training.run.callbacks import ReduceOnPlateau
@@ -36,7 +38,7 @@ def program(config: Config, rate: Schedule, updates: int) -> TrainingProgram:
     """
     return build_training(
         config.model or "",
-        loss=_loss(config),
+        loss=_taught(_loss(config), config) if config.teacher else _loss(config),
         optimizer=_optimizer(config, rate, updates),
         freeze=text.names(config.freeze),
         freeze_statistics=config.freeze_statistics,
@@ -75,6 +77,18 @@ def _loss(config: Config) -> LossLike:
             raise ArgumentError(f"--loss {entry!r}: {weight!r} is not a number.", hint="Write OUTPUT=0.5*NAME.")
         several[output] = (1.0 if factor is None else factor, _one_loss(name, config.loss_options))
     return several
+
+
+def _taught(loss: LossLike, config: Config) -> LossLike:
+    """Add the loss of a teacher's predictions to the only one."""
+    output, weight = None, 1.0
+    if isinstance(loss, Mapping) and len(loss) == 1:
+        ((output, (weight, loss)),) = loss.items()  # type: ignore[misc]
+    if weight != 1 or not isinstance(loss, (str, Loss)):
+        raise ArgumentError(
+            "--teacher needs one --loss, without a weight.", hint="--distill-weight is that of the teacher."
+        )
+    return distillation(loss, weight=config.distill_weight, temperature=config.temperature, output=output)
 
 
 def _one_loss(name: str, settings: Mapping[str, Any]) -> LossLike:
@@ -166,12 +180,17 @@ def datasets(config: Config) -> tuple[Dataset, Dataset | None]:
     if not config.data:
         raise ArgumentError("There is no data.", hint="Give --data: an .npz file, .npy files, or a folder of images.")
     train = _dataset(config, config.data)
+    if config.teacher:
+        settings = {"threads": config.threads} if config.threads else None
+        providers = list(config.providers) or None
+        train = with_teacher(train, config.teacher, names=_names(config), providers=providers, options=settings)
     if not config.validation:
         return train, None
     share = share_of(config.validation[0]) if len(config.validation) == 1 else None
     if share is not None:
         return train.split(share, config.seed)
-    return train, _dataset(config, config.validation, train.classes or None)
+    held = _dataset(config, config.validation, train.classes or None)
+    return train, held if not isinstance(train, Taught) else train.of(held)
 
 
 def _dataset(config: Config, entries: tuple[str, ...], classes: tuple[str, ...] | None = None) -> Dataset:
@@ -217,17 +236,23 @@ def loaders(config: Config, manifest: Manifest, train: Dataset, held: Dataset | 
     Raises:
         ArgumentError: The data does not fit the program.
     """
+    names = {} if config.teacher else _names(config)
+    common: dict[str, Any] = {"batch_size": config.batch_size, "seed": config.seed, "names": names}
+    return (
+        Loader(train, manifest, shuffle=config.shuffle, **common),
+        None if held is None else Loader(held, manifest, shuffle=False, **common),
+    )
+
+
+def _names(config: Config) -> dict[str, str]:
+    """Parse `--map INPUT=ARRAY`."""
     names: dict[str, str] = {}
     for entry in config.map:
         port, equals, array = entry.partition("=")
         if not equals:
             raise ArgumentError(f"--map {entry!r} is not of the form INPUT=ARRAY.")
         names[port] = array
-    common: dict[str, Any] = {"batch_size": config.batch_size, "seed": config.seed, "names": names}
-    return (
-        Loader(train, manifest, shuffle=config.shuffle, **common),
-        None if held is None else Loader(held, manifest, shuffle=False, **common),
-    )
+    return names
 
 
 def check_classes(program: TrainingProgram, dataset: Dataset) -> None:

@@ -55,6 +55,7 @@ _DATA = ".npz or .npy files (one option for each), or a folder with one folder o
 _VALIDATION = "The same, to evaluate on; or a share of the data to hold out, such as 0.1."
 _MAP = "Which array an input takes, if names and order do not settle it."
 _LOSS = "mse, l1, huber, cross_entropy, nll, bce_with_logits, or a scalar of the model; OUTPUT=0.5*NAME for each of several."
+_TEACHER = "Also learn the predictions of this ONNX file (distillation)."
 _OPTIMIZER = "sgd, adam, adamw, rmsprop, adagrad, lion, lamb, muon."
 _LAYER_DECAY = "Factor of the learning rate for every layer further from the output, such as 0.8."
 _UNFREEZE = "Train these parameters from this epoch on, the first is 1; later options win. Repeatable."
@@ -64,7 +65,7 @@ _RESIZE = "Resize the shorter side of images to this, then crop the middle."
 
 PANELS = {
     "Data": "data validation map image_size resize mean std batch_size shuffle",
-    "Loss and metrics": "loss loss_options metric",
+    "Loss and metrics": "loss loss_options metric teacher distill_weight temperature",
     "Optimizer": "optimizer optimizer_options lr momentum weight_decay clip_norm layer_decay accumulate ema",
     "Schedule": "epochs schedule schedule_options warmup unfreeze patience",
     "What is trained": "wrt freeze freeze_statistics precision seed",
@@ -87,6 +88,9 @@ class Config:
     map: Names = option("--map INPUT=ARRAY...", _MAP, default=())
     loss: Names = option("--loss [OUTPUT=]NAME...", _LOSS, default=())
     loss_options: Table = _table("--loss-option", "Option of the loss, such as label_smoothing=0.1.")
+    teacher: str | None = option("--teacher FILE", _TEACHER)
+    distill_weight: float = option("--distill-weight NUMBER", "Share of the teacher in the loss.", default=0.5)
+    temperature: float = option("--temperature NUMBER", "Softens the predictions that are compared.", default=4.0)
     optimizer: str = option("--optimizer NAME", _OPTIMIZER, default="adamw")
     optimizer_options: Table = _table("--optimizer-option", "Option of the optimizer, such as betas=0.9,0.95.")
     lr: float = option("--lr NUMBER", "Learning rate.", default=1e-3)
@@ -205,7 +209,7 @@ _KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
     "Table": ("a table", (dict,)),
 }
 
-_PATHS = ("model", "out", "plot", "log", "tensorboard")
+_PATHS = ("model", "teacher", "out", "plot", "log", "tensorboard")
 
 
 def spelled(name: str) -> str:

@@ -11,6 +11,7 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import numpy_helper
 from PIL import Image
@@ -22,6 +23,7 @@ from onnx_convgrad.cli.train_config import PANELS, Config
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.pipeline.option_text import table
 from tests.support.command_line import invoke as invoke_command
+from tests.support.training_nets import untrained
 
 
 def invoke(*arguments: object, status: int = 0) -> Result:
@@ -30,11 +32,22 @@ def invoke(*arguments: object, status: int = 0) -> Result:
 
 @pytest.fixture(scope="module")
 def course(tmp_path_factory: pytest.TempPathFactory, digits_cnn: Path) -> list[object]:
-    """The first options of a run: a model, few digits, and a folder whose name is still missing."""
+    """The first options of a run: an untrained model and few digits."""
     folder, digits = tmp_path_factory.mktemp("course"), load_digits()
     images = (digits.images[:160, None] / 16).astype("f")
     np.savez(folder / "train.npz", image=images, target=digits.target[:160])
-    return [digits_cnn, "--data", folder / "train.npz", "--loss", "cross_entropy", "--threads", 1, "--batch-size", 40]
+    onnx.save(untrained(digits_cnn, np.random.default_rng(0)), folder / "model.onnx")
+    return [
+        folder / "model.onnx",
+        "--data",
+        folder / "train.npz",
+        "--loss",
+        "cross_entropy",
+        "--threads",
+        1,
+        "--batch-size",
+        40,
+    ]
 
 
 def stored(model: Path) -> dict[str, np.ndarray]:
@@ -81,6 +94,18 @@ def test_options_of_a_run(course: list[object], tmp_path: Path) -> None:
     assert rows[3]["learning_rate"] == 0.02
 
 
+def test_a_teacher(course: list[object], tmp_path: Path, digits_cnn: Path) -> None:
+    """The student comes close to the teacher, also where its own targets are wrong."""
+    data = dict(np.load(str(course[2])))
+    np.savez(tmp_path / "wrong.npz", image=data["image"], label=np.zeros(160, np.int64))
+    options = ["--teacher", digits_cnn, "--distill-weight", 1, "--temperature", 2, "--epochs", 6, "--lr", 0.01]
+    out = tmp_path / "run"
+    invoke(course[0], "--data", tmp_path / "wrong.npz", *course[3:], *options, "--validation", 0.2, "--out", out)
+    (logits,) = onnxruntime.InferenceSession(str(out / "trained.onnx")).run(None, {"image": data["image"]})
+    assert (logits.argmax(1) == data["target"]).mean() > 0.8
+    invoke("--resume", out, "--epochs", 7, "-q")
+
+
 def test_loggers(course: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder of a run cannot send anything to a service by itself."""
     seen: list[str | None] = []
@@ -100,7 +125,7 @@ def test_loggers(course: list[object], tmp_path: Path, monkeypatch: pytest.Monke
     ("options", "message"),
     [
         (["--find-lr", "--resume", "run"], "--find-lr is for a new run"),
-        (["--find-lr", "--plot", "rates.gif"], "A plot cannot be written as rates.gif"),
+        (["--find-lr", "--plot", "rates.gif"], "A plot cannot be written as 'rates.gif'"),
         (["--find-lr", "--accumulate", 0], "--accumulate must be at least 1"),
         (["--optimizer", "lamp"], "Unknown optimizer 'lamp'. Did you mean 'lamb'"),
         (["--optimizer-option", "betas"], "--optimizer-option 'betas' is not of the form KEY=VALUE"),
@@ -115,6 +140,10 @@ def test_loggers(course: list[object], tmp_path: Path, monkeypatch: pytest.Monke
         (["--schedule", "plateau", "--schedule-option", "waited=2"], "Unknown key in schedule-options: 'waited'"),
         (["--layer-decay", 2], "layer_decay must be between 0 and 1"),
         (["--layer-decay", 0], "layer_decay must be above 0"),
+        (["--teacher", "none.onnx"], "none.onnx"),
+        (["--teacher", "MODEL", "--temperature", 0], "temperature must be above 0"),
+        (["--teacher", "MODEL", "--distill-weight", 1.5], "weight must be between 0 and 1"),
+        (["--teacher", "MODEL", "--loss", "logits=mse"], "--teacher needs one --loss"),
         (["--ema", 1], "ema must be at least 0 and below 1"),
         (["--unfreeze", "fc.*"], "--unfreeze 'fc.*' is not of the form GLOB@EPOCH"),
         (["--unfreeze", "fc.*@0"], "the first epoch is 1"),
@@ -128,6 +157,7 @@ def test_bad_options(
     options: list[object], message: str, course: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)
+    options = [course[0] if option == "MODEL" else option for option in options]
     result = invoke(*course, *options, "--out", tmp_path / "run", status=2)
     assert message in result.stderr and result.stderr.count("\n") == 1 and not (tmp_path / "run").exists()
 

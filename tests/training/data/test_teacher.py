@@ -1,0 +1,124 @@
+"""Distillation: the loss against PyTorch's, and data to which a teacher adds its logits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+import torch.nn.functional as F
+
+import onnx_convgrad as og
+from onnx_convgrad import losses, optim
+from onnx_convgrad.runtime import run
+from tests.support.one_input import graph_of
+from tests.support.training_nets import same
+
+RNG = np.random.default_rng(0)
+W, V = (RNG.standard_normal((3, 4)).astype(np.float32) for _ in range(2))
+DATA = {"x": RNG.standard_normal((10, 3)).astype(np.float32), "label": RNG.integers(0, 4, 10)}
+
+
+def linear(w: np.ndarray, batch: str = "N", end: str = "") -> onnx.ModelProto:
+    text = f"(float[{batch},3] x) => (float[{batch},4] y) {{ z = MatMul (x, w) y = {end or 'Identity'} (z) }}"
+    return graph_of(text, opset=21, w=w)
+
+
+def program(**options: Any) -> og.TrainingProgram:
+    loss = losses.distillation("cross_entropy", **options)
+    return og.build_training(linear(W), loss=loss, optimizer=optim.SGD(0.1))
+
+
+@pytest.mark.parametrize(("weight", "temperature"), [(0.5, 4.0), (0.9, 1.0), (1.0, 2.5)])
+def test_the_loss_and_its_gradient_are_those_of_pytorch(weight: float, temperature: float) -> None:
+    """The teacher's logits are the target of a divergence of softened predictions, times T^2."""
+    trainer = og.Trainer(program(weight=weight, temperature=temperature))
+    taught: dict[str, Any] = og.data.with_teacher(DATA, linear(V)).bound(trainer.manifest).take(slice(0, 10))
+    np.testing.assert_allclose(taught["teacher"], DATA["x"] @ V, rtol=1e-5)
+    w = torch.tensor(W).double().requires_grad_()
+    x, label, t = (torch.tensor(taught[name]) for name in ("x", "target", "teacher"))
+    y = x.double() @ w
+    soft = F.kl_div(
+        F.log_softmax(y / temperature, 1),
+        F.log_softmax(t.double() / temperature, 1),
+        reduction="batchmean",
+        log_target=True,
+    )
+    want = (1 - weight) * F.cross_entropy(y, label) + weight * temperature**2 * soft
+    want.backward()
+    got = trainer.step(taught)
+    assert float(got["loss"]) == pytest.approx(want.item(), rel=1e-5)
+    assert w.grad is not None
+    np.testing.assert_allclose((W - trainer.parameters()["w"]) / 0.1, w.grad.numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((5, 4, 3), 1), ((5, 3, 4), -1), ((4,), 0)])
+def test_the_loss_along_an_axis(shape: tuple[int, ...], axis: int) -> None:
+    y, t = (RNG.standard_normal(shape).astype(np.float32) for _ in range(2))
+    sizes = ",".join(map(str, shape))
+    model = graph_of(f"(float[{sizes}] x) => (float[{sizes}] y) {{ y = Mul (x, w) }}", w=np.float32([1]))
+    built = og.build_training(model, loss=losses.Distillation(temperature=3, axis=axis), optimizer="sgd")
+    got = run(built.evaluate, {"x": y, "target": t})["loss"]
+    own, wanted = (F.log_softmax(torch.tensor(v).double() / 3, axis) for v in (y, t))
+    want = 9 * F.kl_div(own, wanted, reduction="none", log_target=True).sum(axis).mean()
+    assert float(got) == pytest.approx(want.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("end", ["", "Softmax"])
+@pytest.mark.parametrize("batch", ["N", "1", "4"])
+def test_a_softmax_is_left_out_and_fixed_batches_are_kept(batch: str, end: str) -> None:
+    manifest = program().manifest
+    taught = og.data.with_teacher(DATA, linear(V, batch, end)).bound(manifest)
+    for rows in (slice(0, 10), np.array([7, 2, 5])):
+        np.testing.assert_allclose(taught.take(rows)["teacher"], DATA["x"][rows] @ V, rtol=1e-5, atol=1e-6)
+
+
+def test_a_run_is_resumed_with_its_teacher(tmp_path: Path) -> None:
+    """The student comes close to the teacher; a resumed run ends as one that was not interrupted."""
+    onnx.save(linear(V), tmp_path / "teacher.onnx")
+    data = og.data.with_teacher(DATA, tmp_path / "teacher.onnx", options={"threads": 1})
+    built = program(weight=1.0, temperature=2.0)
+    whole = og.Trainer(built)
+    rows = whole.fit(data, epochs=4, batch_size=4, validation=data, metrics="accuracy", progress="none")
+    assert rows[-1]["val_loss"] < 0.5 * rows[0]["loss"]
+    first, second = og.Trainer(built), og.Trainer(built)
+    first.fit(data, epochs=2, batch_size=4, progress="none")
+    second.restore(first.save(tmp_path / "a.safetensors"))
+    second.fit(data, epochs=4, batch_size=4, progress="none")
+    same(second.parameters(), whole.parameters())
+    assert second.progress.data is not None and second.progress.data["teacher"] == "teacher.onnx"
+
+
+def test_the_teacher_runs_in_inference_mode() -> None:
+    text = """(float[N,3] x) => (float[N,4] y) {
+        z = MatMul (x, w)
+        y = Dropout <seed = 1> (z, share, on)
+    }"""
+    model = graph_of(text, opset=21, w=V, share=np.float32(0.5), on=np.array(True))
+    taught = og.data.with_teacher(DATA, model).bound(program().manifest)
+    np.testing.assert_allclose(taught.take(slice(0, 10))["teacher"], DATA["x"] @ V, rtol=1e-5)
+
+
+def test_refusals(tmp_path: Path) -> None:
+    two = graph_of("(float[N,3] x) => (float[N,4] a, float[N,4] b) { a = MatMul (x, w) b = Tanh (a) }", w=W)
+    wide = graph_of("(float[N,5] x) => (float[N,4] y) { y = MatMul (x, w) }", w=np.ones((5, 4), np.float32))
+    cases: list[tuple[Any, str]] = [
+        (lambda: og.data.with_teacher([DATA], linear(V)), "needs arrays, a file or a folder of images, not list"),
+        (lambda: og.data.with_teacher(DATA, two), "has 2 floating outputs"),
+        (lambda: og.data.with_teacher(DATA, two, output="c"), "Unknown output of the teacher: 'c'"),
+        (lambda: og.data.with_teacher(DATA, tmp_path / "none.onnx"), "none.onnx"),
+        (lambda: og.data.with_teacher(DATA, linear(V)).take(slice(0, 1)), "are read by a program"),
+        (lambda: og.data.with_teacher(DATA, linear(V), name="tutor").bound(program().manifest), "'tutor'"),
+        (lambda: og.data.with_teacher(DATA, wide).bound(program().manifest).take(slice(0, 2)), "of the teacher"),
+        (lambda: losses.distillation("cross_entropy", weight=2), "weight must be between 0 and 1"),
+        (lambda: losses.distillation("cross_entropy", temperature=0), "temperature must be above 0"),
+        (lambda: losses.distillation("crossentropy"), "Unknown loss 'crossentropy'"),
+        (lambda: losses.distillation(3), "by name or a member of onnx_convgrad.losses"),  # type: ignore[arg-type]
+        (lambda: program(axis=2), "has 2 axes"),
+    ]
+    for call, message in cases:
+        with pytest.raises(og.ConvGradError, match=message):
+            call()
