@@ -90,7 +90,11 @@ class Panels(TyperCommand):
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record is not None:
-                panel = "Arguments" if parameter.param_type_name == "argument" else parameter.rich_help_panel
+                panel = (
+                    "Arguments"
+                    if parameter.param_type_name == "argument"
+                    else getattr(parameter, "rich_help_panel", None)
+                )
                 (rest if panel is None else sections.setdefault(panel, [])).append(record)
         last = "Other options" if len(sections) > 1 else "Options"
         for heading, records in {**sections, last: rest}.items():

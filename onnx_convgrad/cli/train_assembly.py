@@ -81,14 +81,13 @@ def _loss(config: Config) -> LossLike:
 
 def _taught(loss: LossLike, config: Config) -> LossLike:
     """Add the loss of a teacher's predictions to the only one."""
-    output, weight = None, 1.0
-    if isinstance(loss, Mapping) and len(loss) == 1:
-        ((output, (weight, loss)),) = loss.items()  # type: ignore[misc]
-    if weight != 1 or not isinstance(loss, (str, Loss)):
+    (output, entry), *rest = loss.items() if isinstance(loss, Mapping) else [(None, (1.0, loss))]
+    weight, own = entry if isinstance(entry, tuple) else (1.0, entry)
+    if rest or weight != 1 or not isinstance(own, (str, Loss)):
         raise ArgumentError(
             "--teacher needs one --loss, without a weight.", hint="--distill-weight is that of the teacher."
         )
-    return distillation(loss, weight=config.distill_weight, temperature=config.temperature, output=output)
+    return distillation(own, weight=config.distill_weight, temperature=config.temperature, output=output)
 
 
 def _one_loss(name: str, settings: Mapping[str, Any]) -> LossLike:

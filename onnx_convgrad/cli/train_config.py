@@ -166,9 +166,10 @@ class Config:
         following = self.changed(given, "the command line")
         for name, path in self.outside(folder).items():
             if name not in given:
-                where = "a service" if name in _SERVICES else "which is not in the folder of the run"
+                service = name in _SERVICES
+                what = f"sends its history to {name}, {path!r}" if service else f"writes {name} to {path!r}"
                 raise ArgumentError(
-                    f"{str(folder / 'train.toml')!r} writes {name} to {path!r}, {where}.",
+                    f"{str(folder / 'train.toml')!r} {what}, which is not in the folder of the run.",
                     hint=f"If you want that, give {spelled(name)} {shlex.quote(path)} again; else name another place.",
                 )
         if following.threads != self.threads:

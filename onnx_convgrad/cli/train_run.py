@@ -157,7 +157,9 @@ def find_rate(given: Mapping[str, Any], config_file: Path | None, resume: Path |
         stage("searching for a learning rate")
         found = trainer.find_learning_rate(loaders[0], accumulate=config.accumulate)
     if config.plot:
-        plot_rates(found, Path(config.plot), Path(config.model).name, f"{', '.join(config.loss)}, {config.optimizer}")
+        plot_rates(
+            found, Path(config.plot), Path(config.model or "").name, f"{', '.join(config.loss)}, {config.optimizer}"
+        )
     out.line(f"{len(found.rates)} steps, with rates from {found.rates[0]:.3g} to {found.rates[-1]:.3g}.")
     if found.suggestion is None:
         out.line("The loss does not fall at any of them: there is no rate to suggest.")

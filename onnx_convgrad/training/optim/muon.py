@@ -62,7 +62,7 @@ class Muon(Optimizer):
     def fitted(self, layers: Sequence[Mapping[str, Sequence[int]]]) -> Self:
         decayed, others = super().fitted(layers), {}
         for name, shape in ((name, shape) for layer in layers for name, shape in layer.items()):
-            if len(shape) < 2 or not self.of(name)[0].orthogonal:
+            if len(shape) < 2 or not self._options_of(name).get("orthogonal", self.orthogonal):
                 own_rate = {} if self.adamw_lr is None or "lr" in self._options_of(name) else {"lr": self.adamw_lr}
                 others[name] = {"orthogonal": False, **own_rate}
         return decayed.regrouped(others)
@@ -82,7 +82,7 @@ class Muon(Optimizer):
         direction = buffer
         if self.nesterov:
             direction = e.add(e.mul(p.gradient, 1 - self.momentum), e.mul(buffer, self.momentum))
-        rows, *rest = (int(d) for d in p.parameter.shape or ())
+        rows, *rest = (d for d in p.parameter.shape or () if isinstance(d, int))
         columns = math.prod(rest)
         matrix = e.reshape(direction, [rows, columns])
         move = e.reshape(self._orthogonalized(p, matrix, rows > columns), [rows, *rest])

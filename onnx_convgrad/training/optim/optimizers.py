@@ -403,15 +403,16 @@ def prepared(
 ) -> dict[str, ir.Value]:
     """Clip the gradients, with norms in float32, and negate those of parameters to maximize.
 
-    Gradients of parameters that are not trained before a later step than `done`, the number of finished ones, are 0.
+    Those of parameters that start after `done` steps do not count in the norm.
     """
-    starts = {k: optimizer.of(k)[0].start for k in gradients}
-    begun = {start: e.compare("GreaterOrEqual", done, start) for start in {*starts.values()} - {0}}
-    clipped = {k: e.where(begun[starts[k]], g, 0) if starts[k] else g for k, g in gradients.items()}
+    clipped = dict(gradients)
     if optimizer.clip_value is not None:
         limit = optimizer.clip_value
         clipped = {k: e.op("Clip", g, e.scalar(-limit, g), e.scalar(limit, g)) for k, g in clipped.items()}
     if optimizer.clip_norm is not None:
+        starts = {k: optimizer.of(k)[0].start for k in gradients}
+        begun = {start: e.compare("GreaterOrEqual", done, start) for start in sorted({*starts.values()} - {0})}
+        clipped = {k: e.where(begun[starts[k]], g, 0) if starts[k] else g for k, g in clipped.items()}
         norm = e.op("Sqrt", joint_square(e, list(clipped.values())))
         factor = e.op("Min", e.div(e.scalar(optimizer.clip_norm, norm), e.add(norm, 1e-6)), e.scalar(1, norm))
         clipped = {k: e.mul(g, e.cast(factor, g.dtype or ir.DataType.FLOAT)) for k, g in clipped.items()}

@@ -87,7 +87,7 @@ def update(
                 begun = e.compare("GreaterOrEqual", done, rule.start)
                 following[name] = e.typed(e.where(begun, following[name], parameter), parameter)
                 updates = {slot: e.typed(e.where(begun, v, values[slot]), values[slot]) for slot, v in updates.items()}
-        if "ema" in values:
+        if kept is not None:
             updates["ema"] = _averaged(e, values["ema"], following[name], kept)
         following.update({slots[name][slot]: value for slot, value in updates.items()})
     if scale is not None:

@@ -101,7 +101,7 @@ class MLflow(Callback):
     def __init__(
         self, experiment: str | None = None, *, run_name: str | None = None, tracking_uri: str | None = None
     ) -> None:
-        self.library = _installed("mlflow", "mlflow")
+        self.library = _installed("mlflow", "start_run")
         self.experiment, self.run_name, self.tracking_uri = experiment, run_name, tracking_uri
         self.run_id: str | None = None
         self.own = False
@@ -148,7 +148,7 @@ class WandB(Callback):
     """
 
     def __init__(self, project: str | None = None, **options: Any) -> None:
-        self.library = _installed("wandb", "wandb")
+        self.library = _installed("wandb", "init")
         self.project, self.options = project, options
         self.run_id: str | None = None
         self.run: Any = None
@@ -211,14 +211,19 @@ def _text(state: Mapping[str, Any], key: str) -> str | None:
     return value
 
 
-def _installed(module: str, extra: str) -> Any:
+def _installed(package: str, function: str) -> Any:
+    """Import a package that has an extra of its name; a folder of this name, where its files lie, is no package."""
     try:
-        return importlib.import_module(module)
+        library = importlib.import_module(package)
     except ImportError as problem:
-        missing = "is not installed" if problem.name == module else f"cannot be imported: {problem}"
+        library, reason = None, "is not installed" if problem.name == package else f"cannot be imported: {problem}"
+    else:
+        reason = "is not installed"
+    if not hasattr(library, function):
         raise ArgumentError(
-            f"The package {module} {missing}.", hint=f"Install it with `pip install onnx-convgrad[{extra}]`."
-        ) from None
+            f"The package {package} {reason}.", hint=f"Install it with `pip install onnx-convgrad[{package}]`."
+        )
+    return library
 
 
 def _summary_writer() -> Any:

