@@ -18,17 +18,20 @@ def layers_of(graph: ir.Graph, names: Collection[str]) -> list[Layer]:
     """Group the named initializers by layers, in the order in which data reach them in a sorted graph.
 
     A layer is what has the same name up to the first number: `blocks.3`, `layer1.0`, `encoder_layer_3`, `conv2`; else what
-    has the same name but for the last part: `head` of `head.weight` and `head.bias`. Names that say nothing
-    (`onnx::MatMul_12`) are replaced by that of the node. Parameters of one node are of one layer, and vectors, such as
-    those of a normalization, join the layer before them unless their name is that of a layer with a matrix or kernel.
+    has the same name but for the last part: `head` of `head.weight` and `head.bias`. Names of exporters, such as
+    `onnx::MatMul_12` and `val_12`, are replaced by that of the node if it has one of a module, or else belong to the layer
+    before. Parameters of one node are of one layer, and vectors, such as those of a normalization, join the layer before
+    them unless their name is that of a layer with a matrix or kernel.
     """
     shapes = {name: _shape(graph.initializers[name]) for name in names}
     keys: dict[str, str] = {}
     for node, used in _uses(graph, shapes):
         new = [name for name in used if name not in keys]
         first = next((name for name in new if _is_matrix(shapes[name])), new[0] if new else "")
-        keys |= dict.fromkeys(new, _layer_name((node.name or first) if "::" in first else first))
-    own = {key for name, key in keys.items() if _is_matrix(shapes[name])}
+        keys |= dict.fromkeys(new, _layer_name(_module_name(node) if _ANONYMOUS.fullmatch(first) else first))
+    if not any(keys.values()):  # no name says anything: every matrix begins a layer
+        keys = {name: name for name in keys}
+    own = {key for name, key in keys.items() if key and _is_matrix(shapes[name])}
     layers: dict[str, Layer] = {}
     latest = ""
     for name, key in keys.items():
@@ -36,6 +39,10 @@ def layers_of(graph: ir.Graph, names: Collection[str]) -> list[Layer]:
         layers.setdefault(latest, {})[name] = shapes[name]
     unused = {name: shape for name, shape in shapes.items() if name not in keys}
     return [*([unused] if unused else []), *layers.values()]
+
+
+_ANONYMOUS = re.compile(r"onnx::\w+|val_\d+|\d+")
+"""Names that PyTorch's exporters make up."""
 
 
 def _uses(graph: ir.Graph, names: Mapping[str, object]) -> list[tuple[ir.Node, list[str]]]:
@@ -61,6 +68,13 @@ def _shape(value: ir.Value) -> tuple[int, ...]:
 
 def _is_matrix(shape: tuple[int, ...]) -> bool:
     return sum(size != 1 for size in shape) > 1
+
+
+def _module_name(node: ir.Node) -> str:
+    """`features.4.block.0` of `/features/features.4/block/block.0/Conv`; empty if the name is not of this form."""
+    *parts, _ = (node.name or "").strip("/").split("/")
+    following = [*parts[1:], ""]
+    return ".".join(part for part, after in zip(parts, following, strict=False) if not after.startswith(f"{part}."))
 
 
 def _layer_name(name: str) -> str:

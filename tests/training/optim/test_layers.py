@@ -21,26 +21,28 @@ from tests.support.training_nets import ProgramRun, off
 
 SIZES = {
     "stem.weight": (3, 6), "stem.bias": (6,), "blocks.0.norm": (6,), "blocks.0.fc.weight": (6, 6),
-    "blocks.0.fc.bias": (6,), "onnx::MatMul_7": (6, 6), "norm.weight": (6,), "head.weight": (2, 6), "head.bias": (2,),
+    "blocks.0.fc.bias": (6,), "val_3": (6, 6), "onnx::MatMul_7": (6, 6), "norm.weight": (6,),
+    "head.weight": (2, 6), "head.bias": (2,),
 }  # fmt: skip
 LAYERS = [
     ["stem.weight", "stem.bias"],
-    ["blocks.0.norm", "blocks.0.fc.weight", "blocks.0.fc.bias"],
+    ["blocks.0.norm", "blocks.0.fc.weight", "blocks.0.fc.bias", "val_3"],
     ["onnx::MatMul_7", "norm.weight"],
     ["head.weight", "head.bias"],
 ]
 
 
 def network() -> onnx.ModelProto:
-    """The weight of the head is transposed first of all, and one name says nothing."""
+    """The weight of the head is transposed first of all, and two names say nothing."""
     text = """(float[N,3] x) => (float[N,2] y) {
         turned = Transpose ("head.weight")
         a = MatMul (x, "stem.weight")
         [bias] b = Add (a, "stem.bias")
         c = Mul (b, "blocks.0.norm")
         d = Gemm (c, "blocks.0.fc.weight", "blocks.0.fc.bias")
-        f = Tanh (d)
-        ["/blocks.1/fc/MatMul"] g = MatMul (f, "onnx::MatMul_7")
+        i = MatMul (d, val_3)
+        f = Tanh (i)
+        ["/blocks/blocks.1/fc/MatMul"] g = MatMul (f, "onnx::MatMul_7")
         h = Mul (g, "norm.weight")
         y = Gemm (h, turned, "head.bias")
     }"""
@@ -53,6 +55,13 @@ def test_layers_follow_the_data() -> None:
     assert [list(layer) for layer in layers_of(graph, list(SIZES))] == LAYERS
     (layer,) = layers_of(graph, ["norm.weight"])
     assert layer == {"norm.weight": (6,)}
+    text = "(float[N,3] x) => (float[N,3] y) { a = MatMul (x, val_1) b = Add (a, val_2) y = MatMul (b, val_3) }"
+    model = graph_of(text, **{f"val_{i}": np.eye(3, dtype=np.float32)[: 1 if i == 2 else 3] for i in (1, 2, 3)})
+    nameless = canonicalize(load(model)).graph
+    assert [list(layer) for layer in layers_of(nameless, ["val_1", "val_2", "val_3"])] == [
+        ["val_1", "val_2"],
+        ["val_3"],
+    ]
 
 
 def test_layers_of_a_convolutional_network() -> None:
