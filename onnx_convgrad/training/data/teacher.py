@@ -44,6 +44,11 @@ class Teacher:
         value = next(v for v in m.graph.outputs if v.name == (output or known[0]))
         while (node := value.producer()) is not None and node.op_type in ("Softmax", "Identity") and node.inputs[0]:
             value = node.inputs[0]
+        if node is not None and node.op_type == "Sigmoid":
+            raise ArgumentError(
+                "The teacher ends in Sigmoid, and distillation compares classes that exclude each other.",
+                hint="Use a teacher with logits or a Softmax.",
+            )
         m.graph.outputs.clear()
         m.graph.outputs.append(value)
         self.ports = [Port.from_value(v) for v in m.graph.inputs if not v.is_initializer()]

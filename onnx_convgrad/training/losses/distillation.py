@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import onnx_ir as ir
 
@@ -31,15 +32,23 @@ class Distillation(Loss):
         positive(self.temperature, "temperature", zero=False)
         whole(self.axis, "axis", -8)
 
-    def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
+    @property
+    def takes(self) -> Literal["logits"]:
+        """What the numbers of the output must be."""
+        return "logits"
+
+    def axis_of(self, y: ir.Value) -> int:
+        """The axis of the classes in the output."""
         rank = len(shape_of(y, "the class axis"))
         if not -rank <= self.axis < rank:
             raise ArgumentError(
                 f"The output {y.name!r} has {rank} axes, and the loss has its classes along {self.axis}."
             )
-        own, wanted = (
-            e.op("LogSoftmax", e.div(wide(e, value), self.temperature), axis=self.axis) for value in (y, target)
-        )
+        return self.axis % rank
+
+    def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
+        axis = self.axis_of(y)
+        own, wanted = (e.op("LogSoftmax", e.div(wide(e, value), self.temperature), axis=axis) for value in (y, target))
         apart = e.mul(e.op("Exp", wanted), e.sub(wanted, own))
-        sums = e.reduce_sum(apart, [self.axis % rank], keepdims=False)
+        sums = e.reduce_sum(apart, [axis], keepdims=False)
         return reduce(e, e.mul(sums, self.temperature**2), self.reduction)

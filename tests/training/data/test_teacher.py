@@ -108,6 +108,7 @@ def test_refusals(tmp_path: Path) -> None:
     cases: list[tuple[Any, str]] = [
         (lambda: og.data.with_teacher([DATA], linear(V)), "needs arrays, a file or a folder of images, not list"),
         (lambda: og.data.with_teacher(DATA, two), "has 2 floating outputs"),
+        (lambda: og.data.with_teacher(DATA, linear(V, end="Sigmoid")), "The teacher ends in Sigmoid"),
         (lambda: og.data.with_teacher(DATA, two, output="c"), "Unknown output of the teacher: 'c'"),
         (lambda: og.data.with_teacher(DATA, tmp_path / "none.onnx"), "none.onnx"),
         (lambda: og.data.with_teacher(DATA, linear(V)).take(slice(0, 1)), "are read by a program"),
