@@ -15,7 +15,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import onnx_convgrad as og
 from onnx_convgrad import optim
 from onnx_convgrad.runtime import run
-from tests.support.training_nets import ProgramRun, TorchRun, arrays, batch, build, check_halves, net, off, same
+from tests.support.one_input import graph_of
+from tests.support.training_nets import Feeds, ProgramRun, TorchRun, arrays, batch, build, check_halves, net, off, same
 
 
 def test_averages_equal_those_of_pytorch(tmp_path: Path) -> None:
@@ -43,24 +44,34 @@ def test_averages_equal_those_of_pytorch(tmp_path: Path) -> None:
     assert off(b, theirs.module.eval()(held["x"].double())) < 1e-4 < off(b, a)
 
 
+def linear() -> onnx.ModelProto:
+    w, b = np.eye(3, 4, dtype=np.float32), np.ones(4, np.float32)
+    return graph_of("(float[N,3] x) => (float[N,4] y) { y = Gemm (x, w, b) }", w=w, b=b)
+
+
+def rows(step: int) -> Feeds:
+    rng = np.random.default_rng(step)
+    return {"x": rng.standard_normal((6, 3)).astype(np.float32), "target": rng.integers(0, 4, 6)}
+
+
 def test_parameters_train_as_without_averages(tmp_path: Path) -> None:
     """In every graph of the program, also after it was saved, and with accumulated gradients."""
-    plain, program = ProgramRun(build()), build(ema=0.9)
+    plain, program = ProgramRun(build(linear())), build(linear(), ema=0.9)
     program.save(tmp_path / "program")
     averaging, loaded = ProgramRun(program), og.Trainer(tmp_path / "program")
     for step in range(3):
-        plain(arrays(step)), averaging(arrays(step)), loaded.step(arrays(step))
+        plain(rows(step)), averaging(rows(step)), loaded.step(rows(step))
     same({k: v for k, v in averaging.state.items() if not k.endswith("_ema")}, plain.state)
     same({**loaded.parameters(), **loaded.state()}, averaging.state)
     assert {e.name for e in program.manifest.moving()} - {e.name for e in plain.program.manifest.moving()} == {
         f"{p.name}_ema" for p in program.manifest.parameters
     }
-    check_halves(program, arrays(0))
+    check_halves(program, rows(0))
     loaded.save(tmp_path / "checkpoint.safetensors")
     resumed = og.Trainer(tmp_path / "program")
     resumed.restore(tmp_path / "checkpoint.safetensors")
     same(resumed.state(), loaded.state())
-    halves = [{k: v[part] for k, v in arrays(3).items()} for part in (slice(0, 3), slice(3, 6))]
+    halves = [{k: v[part] for k, v in rows(3).items()} for part in (slice(0, 3), slice(3, 6))]
     resumed.step(*halves)
     state, parameters = resumed.state(), resumed.parameters()
     before = loaded.state()
@@ -71,8 +82,8 @@ def test_parameters_train_as_without_averages(tmp_path: Path) -> None:
 
 
 def test_before_the_first_step_the_average_is_the_model() -> None:
-    trainer = og.Trainer(build(ema=0.999))
-    assert float(trainer.evaluate(arrays(0))["loss"]) == float(og.Trainer(build()).evaluate(arrays(0))["loss"])
+    trainer = og.Trainer(build(linear(), ema=0.999))
+    assert float(trainer.evaluate(rows(0))["loss"]) == float(og.Trainer(build(linear())).evaluate(rows(0))["loss"])
 
 
 def test_a_step_that_overflows_in_float16_leaves_the_average() -> None:
@@ -89,10 +100,10 @@ def test_a_step_that_overflows_in_float16_leaves_the_average() -> None:
 @pytest.mark.parametrize("ema", [1.0, -0.1, "much"])
 def test_refused_averages(ema: Any) -> None:
     with pytest.raises(og.ArgumentError, match="ema must be"):
-        build(ema=ema)
+        build(linear(), ema=ema)
 
 
 def test_there_is_no_average_to_export(tmp_path: Path) -> None:
     with pytest.raises(og.ArgumentError, match="keeps no averages") as caught:
-        og.Trainer(build()).export(tmp_path / "a.onnx", average=True)
+        og.Trainer(build(linear())).export(tmp_path / "a.onnx", average=True)
     assert "ema=0.999" in str(caught.value.hint)

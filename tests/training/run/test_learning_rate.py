@@ -18,7 +18,7 @@ from onnx_convgrad import callbacks, optim
 from onnx_convgrad.training.run.checkpoint import Checkpoint, write
 from onnx_convgrad.training.run.rate_finder import LearningRates, _valley
 from tests.support.one_input import graph_of
-from tests.support.training_nets import Feeds, arrays, build, same
+from tests.support.training_nets import Feeds, arrays, build, exported, same
 
 Options = dict[str, Any]
 
@@ -183,10 +183,10 @@ def test_the_search_changes_nothing_and_suggests_a_rate_that_trains() -> None:
 
 
 def test_the_search_is_deterministic_with_dropout() -> None:
-    trainer = og.Trainer(build())
+    """Running statistics and random state are put back, too."""
+    trainer = og.Trainer(build(exported(training=True)))
     first, second = (trainer.find_learning_rate(arrays(0), steps=12, batch_size=3) for _ in range(2))
     assert first == second and isinstance(first, LearningRates)
-    assert first.losses[0] == pytest.approx(float(trainer.evaluate(arrays(0))["loss"]), rel=0.5)
 
 
 def test_the_valley_is_the_middle_of_the_longest_falling_chain() -> None:
