@@ -1,4 +1,4 @@
-"""Cross entropy and negative log likelihood over the class axis: axis 1, or the only axis of an unbatched vector.
+"""Cross entropy and negative log likelihood over the class axis: axis 1 by default, or the only axis of a vector.
 
 With u = log softmax(y), weights w, smoothing s and C classes, one sample costs
 
@@ -23,18 +23,25 @@ from onnx_convgrad.base.numbers import factors, share
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.ir.indices import takes_one_of_few
-from onnx_convgrad.training.losses.elementwise import Loss, Spec, like, reduce, shape_of, wide
+from onnx_convgrad.training.losses.elementwise import Loss, Spec, Takes, like, reduce, shape_of, wide
 
 
-def class_axis(y: ir.Value) -> int:
-    """The class axis: 1, or 0 for a vector; raises `ArgumentError` for a scalar."""
+def class_axis(y: ir.Value, axis: int = 1) -> int:
+    """The class axis: `axis`, or 0 for a vector; raises `ArgumentError` if the output has no such axis."""
     rank = len(shape_of(y, "the class axis"))
     if rank == 0:
         raise ArgumentError(
             f"The output {y.name!r} is a single number, and a loss over classes needs an axis of them.",
             hint="Its output has the shape [N, classes] or [N, classes, ...].",
         )
-    return min(1, rank - 1)
+    if rank == 1 and axis in (0, 1, -1):
+        return 0
+    if not -rank <= axis < rank:
+        raise ArgumentError(
+            f"The output {y.name!r} has {rank} axes, and the loss has its classes along axis {axis}.",
+            hint=f"axis is at least {-rank} and below {rank}.",
+        )
+    return axis % rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +54,8 @@ class LogProbabilities:
     axis: int
 
     @classmethod
-    def of_logits(cls, e: Emitter, y: ir.Value) -> LogProbabilities:
-        """Emit the log probabilities of logits."""
-        axis = class_axis(y)
+    def of_logits(cls, e: Emitter, y: ir.Value, axis: int) -> LogProbabilities:
+        """Emit the log probabilities of logits along `axis`."""
         if axis == len(shape_of(y, "the class axis")) - 1:
             return cls(e, e.op("LogSoftmax", y, axis=axis), None, axis)
         shifted = e.sub(y, e.op("Ceil", e.reduce("ReduceMax", y, [axis])))
@@ -104,17 +110,29 @@ class ClassLoss(Loss):
     Args:
         weight: Factor for each class.
         ignore_index: Target that is ignored; `None` for none.
+        axis: Axis of the classes in the output; the target has all other axes. -1 for sequences: an output of
+            [N, T, classes] and targets of [N, T].
     """
 
     weight: Sequence[float] | np.ndarray | None = None
     ignore_index: int | None = -100
+    axis: int = 1
+
+    @property
+    def takes(self) -> Takes:
+        return "logits"
+
+    def axis_of(self, y: ir.Value) -> int:
+        return class_axis(y, self.axis)
 
     def target(self, y: ir.Value) -> Spec:
         shape = list(shape_of(y, "the target"))
-        del shape[class_axis(y)]
+        del shape[self.axis_of(y)]
         return ir.DataType.INT64, ir.Shape(shape)
 
     def check(self) -> None:
+        if not isinstance(self.axis, SupportsIndex) or isinstance(self.axis, bool):
+            raise ArgumentError(f"axis must be a whole number, not {self.axis!r}.")
         if self.weight is not None and factors(self.weight, "weight").ndim != 1:
             raise ArgumentError("weight must be one number per class.")
         if self.ignore_index is not None and not isinstance(self.ignore_index, SupportsIndex):
@@ -185,7 +203,7 @@ class CrossEntropy(ClassLoss):
         return Loss.target(self, y) if self.probabilities else super().target(y)
 
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
-        u = LogProbabilities.of_logits(e, wide(e, y))
+        u = LogProbabilities.of_logits(e, wide(e, y), self.axis_of(y))
         if not self.probabilities:
             return self.by_index(e, u, target, self.label_smoothing)
         weights, share, target = self.weights(e, u), self.label_smoothing, wide(e, target)
@@ -202,6 +220,10 @@ class CrossEntropy(ClassLoss):
 class NLL(ClassLoss):
     """Negative log likelihood: cross entropy of log probabilities."""
 
+    @property
+    def takes(self) -> Takes:
+        return "log-probabilities"
+
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
-        u = LogProbabilities(e, wide(e, y), None, class_axis(y))
+        u = LogProbabilities(e, wide(e, y), None, self.axis_of(y))
         return self.by_index(e, u, target)

@@ -28,6 +28,9 @@ Reduction = Literal["mean", "sum", "none"]
 Spec = tuple[ir.DataType, ir.Shape | None]
 """Dtype and shape of a target."""
 
+Takes = Literal["", "logits", "binary logits", "log-probabilities"]
+"""What a loss takes: any numbers, logits of classes that exclude each other, or of independent ones, or logarithms."""
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Loss(metaclass=TypedArguments):
@@ -45,6 +48,15 @@ class Loss(metaclass=TypedArguments):
 
     def check(self) -> None:
         """Raise `ArgumentError` for invalid options."""
+
+    @property
+    def takes(self) -> Takes:
+        """What the numbers of the output must be."""
+        return ""
+
+    def axis_of(self, y: ir.Value) -> int:
+        """The axis of the classes, for a loss that takes logits or log-probabilities of classes."""
+        return len(shape_of(y, "the class axis")) - 1
 
     def target(self, y: ir.Value) -> Spec:
         """Dtype and shape of the target for the output `y`; those of `y` by default."""
@@ -149,6 +161,10 @@ class BCEWithLogits(Loss):
 
     weight: ArrayLike | None = None
     pos_weight: ArrayLike | None = None
+
+    @property
+    def takes(self) -> Takes:
+        return "binary logits"
 
     def check(self) -> None:
         for name in ("weight", "pos_weight"):

@@ -25,6 +25,8 @@ from onnx_convgrad.training.program.manifest import Port, State
 from onnx_convgrad.training.program.masks import initial_state
 from onnx_convgrad.training.program.plan import Plan, create_manifest
 from onnx_convgrad.training.program.precision import NARROW, to_narrow
+from onnx_convgrad.training.program.reading import read
+from onnx_convgrad.training.program.terms import Term
 from onnx_convgrad.training.program.training_mode import set_training
 from onnx_convgrad.training.program.update import update
 
@@ -182,11 +184,14 @@ class Builder:
                 draft.graph.inputs.append(draft.values[name])
         if plan.precision in NARROW and training:
             to_narrow(draft, NARROW[plan.precision])
+            draft.restart()
+        names = [self._read(draft, term).name or "" for term in plan.terms]
         following: dict[str, ir.Value] = {}
         if training:
             following = self._set_training(draft)
+            draft.restart()  # nodes were replaced
             if plan.options.lowering != "exact":
-                keep = {*draft.graph.outputs, *following.values(), *(draft.values[t.output or ""] for t in plan.terms)}
+                keep = {*draft.graph.outputs, *following.values(), *(draft.values[name] for name in names)}
                 run_passes(draft.m, training_passes(plan.target, keep))
         else:
             set_inference(draft.graph)
@@ -195,12 +200,19 @@ class Builder:
         by_name = dict(zip(dict.fromkeys(t.target for t in plan.terms if t.has_target), targets.values(), strict=True))
         values = []
         with draft.named("loss"):
-            for term in plan.terms:
-                y = draft.values[term.output or ""]
+            for term, name in zip(plan.terms, names, strict=True):
+                y = draft.values[name]
                 operands = (by_name[term.target],) if term.has_target else ()
                 values.append(y if term.loss is None else term.loss(e, y, *operands))
             total = _total(e, values, [t.weight for t in plan.terms])
         return Forward(total, tuple(values), following)
+
+    @staticmethod
+    def _read(draft: Draft, term: Term) -> ir.Value:
+        """The value that the loss of a term reads."""
+        y = draft.values[term.output or ""]
+        with draft.named("loss"):
+            return y if term.loss is None else read(draft.e, y, term.loss, term.reads or "")
 
     def _set_training(self, draft: Draft) -> dict[str, ir.Value]:
         """Switch to training mode; return the updates of statistics and random state by name."""

@@ -82,7 +82,7 @@ class Manifest:
         terms: Outputs with the terms of a loss that has several.
         outputs: Outputs of the model.
         optimizer: Name and options.
-        losses: Name, output and options of each term.
+        losses: Name, output, the value that the loss reads, and options of each term.
         options: Further arguments of `build_training`.
     """
 
@@ -164,7 +164,8 @@ _FORM = {
     "state": [{**_STORED, "kind": _KIND, "of": (None, str), "slot": (None, str)}],
     "optimizer": {"name": NAME, "lr": NUMBER, "schedule": {"name": str, str: object}, str: object},
     "losses": [
-        {"loss": (None, str), "output": NAME, "weight": NUMBER, "target": (None, str), "options": {str: object}},
+        {"loss": (None, str), "output": NAME, "weight": NUMBER, "target": (None, str), "options": {str: object},
+         str: object},
         ...,
     ],
     "options": {"seed": NATURAL, str: object},

@@ -21,6 +21,7 @@ from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.training.losses.cross_entropy import NLL, CrossEntropy
 from onnx_convgrad.training.losses.elementwise import L1, MSE, BCEWithLogits, Huber, Loss, Spec, reduce
 from onnx_convgrad.training.losses.script import ScriptLoss, is_onnxscript
+from onnx_convgrad.training.program.reading import value_read
 
 LOSSES: dict[str, type[Loss]] = {
     "mse": MSE,
@@ -87,12 +88,15 @@ class Term(metaclass=TypedArguments):
         output: Name of the value.
         weight: Factor in the sum of all terms.
         target: Name of the graph input for the target; by default `target`, or `<output>_target` if there are several.
+        reads: Name of the value that the loss reads: the output, or the one before its final Softmax or Sigmoid. Found by
+            `resolve`.
     """
 
     loss: Loss | None
     output: str | None = None
     weight: float = 1.0
     target: str | None = None
+    reads: str | None = None
 
     @property
     def has_target(self) -> bool:
@@ -103,7 +107,14 @@ class Term(metaclass=TypedArguments):
         """The term as JSON values, with the options of its loss."""
         name = None if self.loss is None else type(self.loss).__name__
         options = {} if self.loss is None else self.loss.options()
-        return {"loss": name, "output": self.output, "weight": self.weight, "target": self.target, "options": options}
+        return {
+            "loss": name,
+            "output": self.output,
+            "reads": self.reads or self.output,
+            "weight": self.weight,
+            "target": self.target,
+            "options": options,
+        }
 
 
 OneLoss: TypeAlias = str | Loss | type[Loss] | Callable[..., ir.Value] | Term
@@ -176,7 +187,8 @@ def _placed(graph: ir.Graph, term: Term, outputs: Sequence[str] | None) -> Term:
                 f"The model has {len(chosen)} floating outputs ({', '.join(chosen)}); the loss does not name one.",
                 hint="Give loss={output: loss}, with one or several entries.",
             )
-        return replace(term, output=chosen[0])
+        term = replace(term, output=chosen[0])
+    assert term.output is not None
     if term.output not in values:
         check_names([term.output], [v.name or "" for v in graph.outputs], "output in loss:")
     value = values[term.output]
@@ -189,4 +201,8 @@ def _placed(graph: ir.Graph, term: Term, outputs: Sequence[str] | None) -> Term:
             f"The loss {term.output!r} has shape {value.shape}; it must be one number.",
             hint=_HINT,
         )
-    return term
+    return term if term.loss is None else replace(term, reads=value_read(value, term.loss, _name(term.loss)).name)
+
+
+def _name(loss: Loss) -> str:
+    return next((name for name, kind in LOSSES.items() if type(loss) is kind), type(loss).__name__)

@@ -54,7 +54,7 @@ class Accuracy(Metric):
     """Share of targets that the output predicts; targets that the loss ignores do not count.
 
     With `cross_entropy` and `nll` the target must be among the `top` classes with the largest outputs; with
-    `bce_with_logits` the sign of each entry is compared.
+    `bce_with_logits` the sign of each entry is compared, or whether it is above 0.5 if the output ends in Sigmoid.
 
     Args:
         top: Number of predicted classes.
@@ -67,6 +67,8 @@ class Accuracy(Metric):
     binary: bool = False
     ignored: int | None = None
     label: str = ""
+    threshold: float = 0.0
+    axis: int = 1
 
     def __post_init__(self) -> None:
         whole(self.top, "top")
@@ -97,13 +99,15 @@ class Accuracy(Metric):
         binary = term["loss"] == "BCEWithLogits"
         ignored = term["options"].get("ignore_index", -100)
         label = "" if self.output is None else f"_{self.output}"
-        return Accuracy(self.top, term["output"], term["target"], binary, ignored, label)
+        threshold = 0.0 if term.get("reads", term["output"]) == term["output"] else 0.5
+        axis = term["options"].get("axis", 1)
+        return Accuracy(self.top, term["output"], term["target"], binary, ignored, label, threshold, axis)
 
     def __call__(self, results: Arrays, batch: Arrays) -> tuple[float, float]:
         y, target = np.asarray(results[self.output or ""]), np.asarray(batch[self.target])
         if self.binary:
-            return float(np.mean((y > 0) == (target > 0.5))), float(y.size)
-        axis = min(1, y.ndim - 1)
+            return float(np.mean((y > self.threshold) == (target > 0.5))), float(y.size)
+        axis = self.axis % y.ndim if y.ndim > 1 else 0
         if target.ndim == y.ndim:  # probabilities
             target = target.argmax(axis)
         if self.top == 1:
