@@ -199,4 +199,5 @@ def test_every_option_is_in_the_help_and_in_the_documentation() -> None:
 def test_headings_name_fields() -> None:
     named = [name for names in PANELS.values() for name in names.split()]
     assert len(named) == len(set(named)) and set(named) <= {field.name for field in fields(Config)}
-    assert max(map(len, invoke("--help").stdout.splitlines())) <= 80
+    lines = invoke("--help").stdout.splitlines()
+    assert {f"{heading}:" for heading in (*PANELS, "Other options")} <= set(lines) and max(map(len, lines)) <= 80

@@ -15,12 +15,17 @@ from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.errors import ArgumentError, ExecutionError
 from onnx_convgrad.frontend.files import AnyModel, copied, load
+from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.pipeline.modes import set_inference
 from onnx_convgrad.runtime import Options, Providers, session
 from onnx_convgrad.training.data.batches import DataLike, as_dataset
 from onnx_convgrad.training.data.datasets import Dataset, Rows
 from onnx_convgrad.training.data.inputs import Batch, ProgramInputs, cast
 from onnx_convgrad.training.program.manifest import Manifest, Port
+from onnx_convgrad.training.program.reading import Ending
+
+_TINY = np.float32(1e-37)
+"""Smallest probability of a class, whose logarithm is a logit."""
 
 
 class Teacher:
@@ -42,13 +47,15 @@ class Teacher:
                 hint="Name that with the logits: output=...",
             )
         value = next(v for v in m.graph.outputs if v.name == (output or known[0]))
-        while (node := value.producer()) is not None and node.op_type in ("Softmax", "Identity") and node.inputs[0]:
-            value = node.inputs[0]
-        if node is not None and node.op_type == "Sigmoid":
+        ending = Ending.of(value)
+        if ending.activation == "Sigmoid":
             raise ArgumentError(
                 "The teacher ends in Sigmoid, and distillation compares classes that exclude each other.",
                 hint="Use a teacher with logits or a Softmax.",
             )
+        self.probabilities = ending.activation == "Softmax"
+        if self.probabilities and ending.last is not None and all(is_op(n, "Identity") for n in ending.layout):
+            value, self.probabilities = ending.last.inputs[0] or value, False
         m.graph.outputs.clear()
         m.graph.outputs.append(value)
         self.ports = [Port.from_value(v) for v in m.graph.inputs if not v.is_initializer()]
@@ -72,7 +79,7 @@ class Teacher:
                 (logits,) = self.session.run(None, feeds)
             except Exception as problem:
                 raise ExecutionError(f"ONNX Runtime could not run the teacher: {problem}") from problem
-            parts.append(logits)
+            parts.append(np.log(np.maximum(logits, _TINY)) if self.probabilities else logits)
         return np.concatenate(parts)[:count]
 
 
@@ -132,7 +139,7 @@ def with_teacher(
     """Add the logits of a teacher to every batch, for the loss `onnx_convgrad.losses.distillation`.
 
     The teacher runs in inference mode on the same numbers as the program, after any augmentation. A Softmax at its end is
-    left out. A fixed batch size of the teacher is kept by running it several times.
+    left out, or undone. A fixed batch size of the teacher is kept by running it several times.
 
     Args:
         data: A data set, arrays by name, a file or a folder of images.

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import onnx_ir as ir
 
 from onnx_convgrad.base.numbers import positive, whole
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import Emitter
-from onnx_convgrad.training.losses.elementwise import Loss, reduce, shape_of, wide
+from onnx_convgrad.training.losses.elementwise import Loss, Takes, reduce, shape_of, wide
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,12 +32,10 @@ class Distillation(Loss):
         whole(self.axis, "axis", -8)
 
     @property
-    def takes(self) -> Literal["logits"]:
-        """What the numbers of the output must be."""
+    def takes(self) -> Takes:
         return "logits"
 
     def axis_of(self, y: ir.Value) -> int:
-        """The axis of the classes in the output."""
         rank = len(shape_of(y, "the class axis"))
         if not -rank <= self.axis < rank:
             raise ArgumentError(

@@ -164,8 +164,14 @@ _FORM = {
     "state": [{**_STORED, "kind": _KIND, "of": (None, str), "slot": (None, str)}],
     "optimizer": {"name": NAME, "lr": NUMBER, "schedule": {"name": str, str: object}, str: object},
     "losses": [
-        {"loss": (None, str), "output": NAME, "weight": NUMBER, "target": (None, str), "options": {str: object},
-         str: object},
+        {
+            "loss": (None, str),
+            "output": NAME,
+            "weight": NUMBER,
+            "target": (None, str),
+            "options": {str: object},
+            str: object,
+        },
         ...,
     ],
     "options": {"seed": NATURAL, str: object},

@@ -172,4 +172,3 @@ def read(e: Emitter, y: ir.Value, loss: Loss, reads: str) -> ir.Value:
     for node in ending.layout:
         value = e.op(node.op_type, value, *node.inputs[1:], **Call(node).attributes())
     return value if value is source else e.typed(value, y)
-

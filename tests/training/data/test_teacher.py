@@ -76,6 +76,23 @@ def test_a_softmax_is_left_out_and_fixed_batches_are_kept(batch: str, end: str) 
         np.testing.assert_allclose(taught.take(rows)["teacher"], DATA["x"][rows] @ V, rtol=1e-5, atol=1e-6)
 
 
+def test_a_softmax_further_inside_is_undone() -> None:
+    text = "(float[N,3] x) => (float[N,4] y) { a = MatMul (x, w) b = Softmax (a) y = Reshape (b, sizes) }"
+    model = graph_of(text, opset=21, w=V, sizes=np.array([-1, 4]))
+    got = og.data.with_teacher(DATA, model).bound(program().manifest).take(slice(0, 10))["teacher"]
+    np.testing.assert_allclose(got, F.log_softmax(torch.tensor(DATA["x"] @ V), 1), rtol=1e-5, atol=1e-6)
+
+
+def test_the_loss_reads_the_value_before_the_softmax_of_a_student() -> None:
+    """Both losses of a model that ends in Softmax are those of the same model without."""
+    teacher = {"teacher": DATA["x"] @ V, "target": DATA["label"], "x": DATA["x"]}
+    loss = losses.distillation("cross_entropy")
+    with pytest.warns(UserWarning, match="ends in Softmax"):
+        built = og.build_training(linear(W, end="Softmax"), loss=loss, optimizer="sgd")
+    got, want = (og.Trainer(p).step(teacher)["loss"] for p in (built, program()))
+    assert float(got) == pytest.approx(float(want), rel=1e-5)
+
+
 def test_a_run_is_resumed_with_its_teacher(tmp_path: Path) -> None:
     """The student comes close to the teacher; a resumed run ends as one that was not interrupted."""
     onnx.save(linear(V), tmp_path / "teacher.onnx")
