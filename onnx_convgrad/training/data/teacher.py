@@ -105,7 +105,10 @@ class Taught(Dataset):
     def bound(self, manifest: Manifest) -> Dataset:
         targets = tuple(port for port in manifest.targets if port.name != self.name)
         if len(targets) == len(manifest.targets):
-            check_names([self.name], [port.name for port in targets], "target of the program for the teacher:")
+            raise ArgumentError(
+                f"The program has no target {self.name!r} for the predictions of the teacher.",
+                hint="Build it with loss=onnx_convgrad.losses.distillation(...), or give the name of the target as name=.",
+            )
         inputs = ProgramInputs(replace(manifest, targets=targets), self.names)
         return Taught(self.dataset.bound(manifest), self.teacher, self.name, self.names, inputs)
 

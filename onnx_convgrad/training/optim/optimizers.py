@@ -89,7 +89,7 @@ class Optimizer(metaclass=TypedArguments):
             its state changes, and its gradient does not count in `clip_norm`. Layers are unfrozen one after another
             this way: Howard and Ruder, "Universal Language Model Fine-tuning" (2018).
         layer_decay: Multiply the learning rate by this once more for every layer further from the output, as in ELECTRA
-            (Clark et al., 2020) and BEiT (Bao et al., 2022); `layers.layers_of` says what a layer is.
+            (Clark et al., 2020) and BEiT (Bao et al., 2022); `training.optim.layers` says what a layer is.
         clip_value: Clamp every entry of every gradient to [-clip_value, clip_value].
         clip_norm: Scale all gradients together so that their joint L2 norm is at most this; after `clip_value`.
         maximize: Move along the gradient instead of against it.

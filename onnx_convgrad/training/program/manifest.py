@@ -108,7 +108,8 @@ class Manifest:
 
     def averages(self) -> dict[str, str]:
         """Parameter -> state with its average, in a program that keeps one."""
-        return {s.of: s.name for s in self.state if s.slot == "ema" and s.of is not None}
+        ports = {p.name: (p.dtype, p.shape) for p in self.parameters}
+        return {s.of: s.name for s in self.state if s.slot == "ema" and s.of and ports.get(s.of) == (s.dtype, s.shape)}
 
     def inputs(self) -> list[str]:
         """Names of the inputs of all graphs, in order."""
