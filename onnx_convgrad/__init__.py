@@ -12,7 +12,7 @@ from onnx_convgrad.base.version import __version__
 
 if TYPE_CHECKING:
     from onnx_convgrad import callbacks, data, functional, losses, metrics, optim
-    from onnx_convgrad.api import augment, explain, grad, hvp, jvp, lower_gradient_ops, vjp
+    from onnx_convgrad.api import augment, explain, grad, hvp, jvp, lower_gradient_ops, replace_head, vjp
     from onnx_convgrad.base.limits import Limits
     from onnx_convgrad.errors import (
         ArgumentError,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from onnx_convgrad.training.run.trainer import Trainer
 
 _NAMES = {
-    "api": "augment explain grad hvp jvp lower_gradient_ops vjp",
+    "api": "augment explain grad hvp jvp lower_gradient_ops replace_head vjp",
     "base.limits": "Limits",
     "errors": "ArgumentError CheckpointError ConvGradError DifferentiationError DivergenceError ExecutionError "
     "InternalError LimitError LoweringError ModelError RuleContractError",
@@ -73,6 +73,7 @@ __all__ = [
     "lower_gradient_ops",
     "metrics",
     "optim",
+    "replace_head",
     "vjp",
 ]
 

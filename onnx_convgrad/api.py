@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Concatenate, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
@@ -13,14 +13,15 @@ import onnx
 import onnx_ir as ir
 
 from onnx_convgrad.base.boundary import typed_errors
-from onnx_convgrad.frontend.files import AnyModel
+from onnx_convgrad.frontend.files import AnyModel, load
 from onnx_convgrad.gradient_ops.lower import lower_training_operators
 from onnx_convgrad.ir.serialize import whole_proto
 from onnx_convgrad.pipeline.options import COMPOSITIONS, LoweringSettings, Names, Options, Settings
 from onnx_convgrad.pipeline.report import Report
 from onnx_convgrad.pipeline.stages import build
+from onnx_convgrad.training.surgery.head import with_new_head
 
-__all__ = ["Transformation", "augment", "explain", "grad", "hvp", "jvp", "lower_gradient_ops", "vjp"]
+__all__ = ["Transformation", "augment", "explain", "grad", "hvp", "jvp", "lower_gradient_ops", "replace_head", "vjp"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -251,3 +252,34 @@ def lower_gradient_ops(model: AnyModel, **settings: Unpack[LoweringSettings]) ->
     The operators are specified in ONNX's `docs/Operators.md`, domain ai.onnx.preview.training, version 1.
     """
     return lower_training_operators(model, Options(**settings)).model
+
+
+@_transformation
+def replace_head(
+    model: AnyModel,
+    classes: int,
+    *,
+    head: str | None = None,
+    seed: int = 0,
+    labels: Sequence[str] | None = None,
+) -> ir.Model:
+    """Give a classifier a new last layer, for another number of classes, with fresh weights.
+
+    The layer is the last Gemm, MatMul or Conv before the outputs, also through Softmax, Sigmoid, pooling and changes of
+    layout, whose sizes are corrected. Weight and bias are drawn from U(-b, b) with b = 1 / sqrt(inputs of one number), with
+    which PyTorch's Linear and Conv start. Everything else stays as it is.
+
+    Args:
+        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        classes: Number of classes.
+        head: The layer, by the name of its node, weight or result; needed if the outputs come from several.
+        seed: Seed of the weights.
+        labels: Names of the classes, written into the metadata. Without them, the labels of the file are removed if their
+            number changes.
+
+    Raises:
+        ArgumentError: The layer is ambiguous, there is none of this name, or labels do not fit.
+        ModelError: The model cannot be read, its last layer has no stored weights (or shared or quantized ones), or what
+            follows it depends on the number of classes.
+    """
+    return with_new_head(load(model), classes, head=head, seed=seed, labels=labels)

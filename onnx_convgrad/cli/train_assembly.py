@@ -7,6 +7,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
+
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.cli.command import parsed
 from onnx_convgrad.cli.train_config import Config, share_of, spelled
@@ -17,7 +19,7 @@ from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.training.data.batches import BATCH_SIZE, Loader
 from onnx_convgrad.training.data.datasets import Arrays, Dataset, read_arrays
 from onnx_convgrad.training.data.images import ImageFolder, is_image_folder
-from onnx_convgrad.training.data.teacher import Taught, with_teacher
+from onnx_convgrad.training.data.teacher import Teacher
 from onnx_convgrad.training.losses.elementwise import Loss
 from onnx_convgrad.training.optim.named import optimizer_named
 from onnx_convgrad.training.optim.optimizers import Optimizer
@@ -26,18 +28,21 @@ from onnx_convgrad.training.program.build import TrainingProgram, build_training
 from onnx_convgrad.training.program.distill import distillation
 from onnx_convgrad.training.program.manifest import Manifest
 from onnx_convgrad.training.program.terms import LOSSES, LossLike
+from onnx_convgrad.training.run.batch_weights import CLASS_LOSSES
 from onnx_convgrad.training.run.callbacks import ReduceOnPlateau
 from onnx_convgrad.training.run.metrics import Accuracy, Metric
 
 
-def program(config: Config, rate: Schedule, updates: int) -> TrainingProgram:
-    """Build the training program; an epoch has this many `updates`.
+def program(config: Config, rate: Schedule, model: ir.Model, updates: int) -> TrainingProgram:
+    """Build the training program of a model that was read, and perhaps given a new last layer.
+
+    An epoch has this many `updates`.
 
     Raises:
         ConvGradError: What `build_training` raises; an option is wrong.
     """
     return build_training(
-        config.model or "",
+        model,
         loss=_taught(_loss(config), config) if config.teacher else _loss(config),
         optimizer=_optimizer(config, rate, updates),
         freeze=text.names(config.freeze),
@@ -179,17 +184,22 @@ def datasets(config: Config) -> tuple[Dataset, Dataset | None]:
     if not config.data:
         raise ArgumentError("There is no data.", hint="Give --data: an .npz file, .npy files, or a folder of images.")
     train = _dataset(config, config.data)
-    if config.teacher:
-        settings = {"threads": config.threads} if config.threads else None
-        providers = list(config.providers) or None
-        train = with_teacher(train, config.teacher, names=_names(config), providers=providers, options=settings)
     if not config.validation:
         return train, None
     share = share_of(config.validation[0]) if len(config.validation) == 1 else None
     if share is not None:
         return train.split(share, config.seed)
-    held = _dataset(config, config.validation, train.classes or None)
-    return train, held if not isinstance(train, Taught) else train.of(held)
+    return train, _dataset(config, config.validation, train.classes or None)
+
+
+def taught(config: Config, train: Dataset, held: Dataset | None) -> tuple[Dataset, Dataset | None]:
+    """Add the predictions of `--teacher` to the data."""
+    if config.teacher is None:
+        return train, held
+    settings: dict[str, Any] = {"providers": list(config.providers) or None, "names": _names(config)}
+    settings["options"] = {"threads": config.threads} if config.threads else None
+    teacher = Teacher(config.teacher, **settings)
+    return teacher.teaching(train), None if held is None else teacher.teaching(held)
 
 
 def _dataset(config: Config, entries: tuple[str, ...], classes: tuple[str, ...] | None = None) -> Dataset:
@@ -258,11 +268,13 @@ def check_classes(program: TrainingProgram, dataset: Dataset) -> None:
     """Raise if the data has more classes than the output, which would make the loss NaN."""
     outputs = {value.name: value.shape for value in program.model("inference").graph.outputs}
     for loss in program.manifest.losses:
-        shape = outputs.get(loss["output"])
-        count = None if shape is None or len(shape) < 2 else shape[1]
-        if loss["loss"] in ("CrossEntropy", "NLL") and isinstance(count, int) and len(dataset.classes) > count:
+        shape, axis = outputs.get(loss["output"]), loss["options"].get("axis", 1)
+        count = None if shape is None or not -len(shape) <= axis < len(shape) or len(shape) < 2 else shape[axis]
+        if loss["loss"] in CLASS_LOSSES and isinstance(count, int) and len(dataset.classes) > count:
             raise ArgumentError(
-                f"The data has {len(dataset.classes)} classes; the output {loss['output']!r} has {count}."
+                f"The data has {len(dataset.classes)} classes; the output {loss['output']!r} has {count}.",
+                hint=f"Give the model a new last layer: --classes {len(dataset.classes)}, with --head NAME if it is not "
+                f"found, or og.replace_head(model, {len(dataset.classes)}) in Python.",
             )
 
 

@@ -35,7 +35,7 @@ _CHANGEABLE = frozenset(
 )
 """Options that may change when a run is resumed."""
 
-_COUNTS = ("epochs", "batch_size", "accumulate", "keep", "patience", "checkpoint_every", "threads", "resize")
+_COUNTS = ("epochs", "classes", "batch_size", "accumulate", "keep", "patience", "checkpoint_every", "threads", "resize")
 
 
 # Any: a dataclass field has the type of its annotation.
@@ -54,7 +54,13 @@ def _table(name: str, described: str) -> Any:
 _DATA = ".npz or .npy files (one option for each), or a folder with one folder of images per class."
 _VALIDATION = "The same, to evaluate on; or a share of the data to hold out, such as 0.1."
 _MAP = "Which array an input takes, if names and order do not settle it."
-_LOSS = "mse, l1, huber, cross_entropy, nll, bce_with_logits, or a scalar of the model; OUTPUT=0.5*NAME for each of several."
+_LOSS = (
+    "mse, l1, huber, cross_entropy, nll, bce_with_logits, focal, sigmoid_focal, dice, binary_dice, ctc, kl_div, triplet, "
+    "contrastive, or a scalar of the model; OUTPUT=0.5*NAME for each of several. [default: cross_entropy for a folder of "
+    "classes]"
+)
+_CLASSES = "Replace the last layer by one with this many classes. [default: as many as the data have]"
+_HEAD = "The last layer, by its node or weight, if several could be meant."
 _TEACHER = "Also learn the predictions of this ONNX file (distillation)."
 _OPTIMIZER = "sgd, adam, adamw, rmsprop, adagrad, lion, lamb, muon."
 _LAYER_DECAY = "Factor of the learning rate for every layer further from the output, such as 0.8."
@@ -65,7 +71,7 @@ _RESIZE = "Resize the shorter side of images to this, then crop the middle."
 
 PANELS = {
     "Data": "data validation map image_size resize mean std batch_size shuffle",
-    "Loss and metrics": "loss loss_options metric teacher distill_weight temperature",
+    "Loss and metrics": "loss loss_options classes head metric teacher distill_weight temperature",
     "Optimizer": "optimizer optimizer_options lr momentum weight_decay clip_norm layer_decay accumulate ema",
     "Schedule": "epochs schedule schedule_options warmup unfreeze patience",
     "What is trained": "wrt freeze freeze_statistics precision seed",
@@ -87,12 +93,14 @@ class Config:
     validation: Names = option("--validation [NAME=]PATH|SHARE...", _VALIDATION, default=())
     map: Names = option("--map INPUT=ARRAY...", _MAP, default=())
     loss: Names = option("--loss [OUTPUT=]NAME...", _LOSS, default=())
-    loss_options: Table = _table("--loss-option", "Option of the loss, such as label_smoothing=0.1.")
+    loss_options: Table = _table("--loss-option", "An option of the loss, such as axis=-1. Repeatable.")
+    classes: int | None = option("--classes INT", _CLASSES)
+    head: str | None = option("--head NAME", _HEAD)
     teacher: str | None = option("--teacher FILE", _TEACHER)
     distill_weight: float = option("--distill-weight NUMBER", "Share of the teacher in the loss.", default=0.5)
     temperature: float = option("--temperature NUMBER", "Softens the predictions that are compared.", default=4.0)
     optimizer: str = option("--optimizer NAME", _OPTIMIZER, default="adamw")
-    optimizer_options: Table = _table("--optimizer-option", "Option of the optimizer, such as betas=0.9,0.95.")
+    optimizer_options: Table = _table("--optimizer-option", "One of the optimizer, such as betas=0.9,0.95. Repeatable.")
     lr: float = option("--lr NUMBER", "Learning rate.", default=1e-3)
     momentum: float | None = option("--momentum NUMBER", "Momentum of sgd, rmsprop and muon.")
     weight_decay: float | None = option("--weight-decay NUMBER", "Weight decay. [default: the optimizer's]")

@@ -15,7 +15,8 @@ from typing import Any
 from onnx_convgrad.base.drafts import remove_leftovers, write_text
 from onnx_convgrad.cli import train_assembly as assembly
 from onnx_convgrad.cli.figures import check_plot
-from onnx_convgrad.cli.tables import Output, Table
+from onnx_convgrad.cli.tables import Output, Table, recorded_warnings
+from onnx_convgrad.cli.train_classes import Tell, fitted_model, with_default_loss
 from onnx_convgrad.cli.train_config import (
     Config,
     absolute,
@@ -53,7 +54,8 @@ def train(given: Mapping[str, Any], config_file: Path | None, resume: Path | Non
     if config.plot:
         check_plot(Path(config.plot))
     with out.stages() as stage:
-        config, trainer, callbacks, fit = _start(config, folder, stage, resumed=resume is not None)
+        tell = (lambda _: None) if out.silent else partial(print, file=sys.stderr)
+        config, trainer, callbacks, fit = _start(config, folder, stage, tell, resumed=resume is not None)
         if resume is not None and checkpoint.numbered(_checkpoints(folder)):
             trainer.restore(_checkpoints(folder))
             if {"lr", "schedule"} & given.keys():
@@ -83,7 +85,7 @@ def _configure(given: Mapping[str, Any], config_file: Path | None, resume: Path 
 
 
 def _start(
-    config: Config, folder: Path, stage: Callable[[str], None], *, resumed: bool
+    config: Config, folder: Path, stage: Callable[[str], None], tell: Callable[[str], object], *, resumed: bool
 ) -> tuple[Config, Trainer, list[Callback], Callable[..., Sequence[Mapping[str, Any]]]]:
     """Read the data, build or load the program, write the folder of the run, and open the trainer.
 
@@ -91,7 +93,7 @@ def _start(
     a whole run, and one with their draft is the start of one.
     """
     stored = folder / _PROGRAM if resumed and (folder / _PROGRAM).exists() else None
-    config, program, loaders, rate = _assembled(config, stage, stored)
+    config, program, loaders, rate = _assembled(config, stage, tell, stored)
     data = loaders[0].dataset
     metrics = resolve_metrics(assembly.metrics(config, program.manifest), program.manifest)
     callbacks = _callbacks(config, folder)
@@ -116,12 +118,13 @@ def _start(
 
 
 def _assembled(
-    config: Config, stage: Callable[[str], None], stored: Path | None = None
+    config: Config, stage: Callable[[str], None], tell: Tell, stored: Path | None = None
 ) -> tuple[Config, TrainingProgram, tuple[Loader, Loader | None], Schedule]:
     """Read the data, build the program or load the one that is `stored`; return the options with the batch size, too."""
     check_available(import_runtime(), [name for name, _ in resolve_providers(list(config.providers) or None)])
     stage("reading the data")
     data, held = assembly.datasets(config)
+    config = with_default_loss(config, data, tell)
     size, batches = assembly.batches(config, len(data))
     config, batches = replace(config, batch_size=size), max(1, batches)
     rate = assembly.schedule(config, batches)
@@ -129,8 +132,10 @@ def _assembled(
         program = TrainingProgram.load(stored)
     else:
         stage("building the program")
-        program = assembly.program(config, rate, -(-batches // config.accumulate))
-    loaders = assembly.loaders(config, program.manifest, data, held)
+        with recorded_warnings():  # printed before the training
+            config, model = fitted_model(config, [data] if held is None else [data, held], tell)
+            program = assembly.program(config, rate, model, -(-batches // config.accumulate))
+    loaders = assembly.loaders(config, program.manifest, *assembly.taught(config, data, held))
     assembly.check_classes(program, data)
     return config, program, loaders, rate
 
@@ -152,7 +157,8 @@ def find_rate(given: Mapping[str, Any], config_file: Path | None, resume: Path |
     if config.plot:
         check_plot(Path(config.plot))
     with out.stages() as stage:
-        config, program, loaders, rate = _assembled(config, stage)
+        tell = (lambda _: None) if out.silent else partial(print, file=sys.stderr)
+        config, program, loaders, rate = _assembled(config, stage, tell)
         trainer = _trainer(config, program, rate, stage)
         stage("searching for a learning rate")
         found = trainer.find_learning_rate(loaders[0], accumulate=config.accumulate)

@@ -164,7 +164,8 @@ def table(option: str, values: Sequence[str]) -> dict[str, Any]:
 
 def _toml(text: str) -> Any:
     """A value of TOML; `None` if it is none."""
+    written = text.strip().lower() if text.strip() in ("True", "False") else text.strip()
     try:
-        return tomllib.loads(f"value = {text.strip()}")["value"]
+        return tomllib.loads(f"value = {written}")["value"]
     except (tomllib.TOMLDecodeError, RecursionError, ValueError):
         return None

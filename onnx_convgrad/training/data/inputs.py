@@ -25,7 +25,8 @@ _LONGEST = 1000
 """Most characters of an expression for a size."""
 
 _DATA = frozenset("x input inputs data image images feature features".split())
-_TARGET = frozenset("y target targets label labels class classes".split())
+USUAL_TARGETS = frozenset("y target targets label labels class classes".split())
+"""Usual names of arrays with targets."""
 
 
 class ProgramInputs:
@@ -39,6 +40,7 @@ class ProgramInputs:
     def __init__(self, manifest: Manifest, names: Mapping[str, str] | None = None) -> None:
         self.data, self.targets = manifest.data, manifest.targets
         self.ports = {port.name: port for port in (*self.data, *self.targets)}
+        self._axis_hints = dict(_axis_hints(manifest))
         if names is not None and not isinstance(names, Mapping):
             raise ArgumentError(f"names takes a mapping from inputs to names of arrays, not {names!r}.")
         self.names = dict(names or {})
@@ -64,7 +66,7 @@ class ProgramInputs:
                 )
         matches = dict(self.names)
         matches |= {port: port for port in self.ports if port in arrays and port not in matches}
-        for ports, usual in ((self.data, _DATA), (self.targets, _TARGET)):
+        for ports, usual in ((self.data, _DATA), (self.targets, USUAL_TARGETS)):
             unmatched = [port.name for port in ports if port.name not in matches]
             candidates = [name for name in arrays if name.lower() in usual and name not in matches.values()]
             if len(unmatched) == len(candidates) == 1:
@@ -106,7 +108,10 @@ class ProgramInputs:
                 )
             numbered = enumerate(zip(self.ports, values, strict=True), 1)
             chosen = {port: (f"array number {i}", value) for i, (port, value) in numbered}
-        arrays = {port: cast(as_array(value), self.ports[port], label) for port, (label, value) in chosen.items()}
+        arrays = {
+            port: cast(as_array(value), self.ports[port], label, self._axis_hints.get(port, ""))
+            for port, (label, value) in chosen.items()
+        }
         self._check_sizes(arrays)
         return arrays
 
@@ -142,9 +147,11 @@ class ProgramInputs:
                  if isinstance(d, str))  # fmt: skip
         return [(port, axis, size) for port, axis, size in sizes if size is not None]
 
-    @staticmethod
-    def _refuse_size(port: str, axis: int, size: int, why: str) -> NoReturn:
-        raise ArgumentError(f"The input {port!r} has size {size} along axis {axis} in a batch, but {why}.")
+    def _refuse_size(self, port: str, axis: int, size: int, why: str) -> NoReturn:
+        raise ArgumentError(
+            f"The input {port!r} has size {size} along axis {axis} in a batch, but {why}.",
+            hint=self._axis_hints.get(port, ""),
+        )
 
     def batch_size(self) -> int | None:
         """Number of samples that the program takes at a time, if it is fixed."""
@@ -174,8 +181,25 @@ def as_array(value: ArrayLike) -> np.ndarray:
         raise ArgumentError(f"Cannot convert a value to a numpy array: {problem}.") from problem
 
 
-def cast(array: np.ndarray, port: Port, label: str) -> np.ndarray:
+def _axis_hints(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """For targets of classes with positions: where the loss has its classes, if that may be meant otherwise."""
+    ports = {port.name: port for port in manifest.targets}
+    for loss in manifest.losses:
+        port = ports.get(loss["target"] or "")
+        axis = loss["options"].get("axis", 1)
+        if loss["loss"] in ("CrossEntropy", "NLL", "Focal", "Dice") and port is not None and len(port.shape or ()) > 1:
+            other = 1 if axis == -1 else -1
+            yield (
+                port.name,
+                f"The loss has its classes along axis {axis} of the output; if they are elsewhere, give axis=, as in "
+                f"{loss['loss']}(axis={other}) or --loss-option axis={other}.",
+            )
+
+
+def cast(array: np.ndarray, port: Port, label: str, hint: str = "") -> np.ndarray:
     """Cast an array to the dtype of an input and make it contiguous, without a copy if it is already.
+
+    `hint` is the remedy for a shape that does not fit, where none is obvious.
 
     Raises:
         ArgumentError: The shape does not fit, the array does not hold numbers, or integers would change.
@@ -183,7 +207,7 @@ def cast(array: np.ndarray, port: Port, label: str) -> np.ndarray:
     if port.shape is not None and not _fits(array.shape, port.shape):
         raise ArgumentError(
             f"The {label} has shape {_shape(array.shape)} in a batch; the input {port.name!r} takes {_shape(port.shape)}.",
-            hint=_remedy(array.shape, port.shape),
+            hint=_remedy(array.shape, port.shape) or hint,
         )
     dtype = np.dtype(port.dtype)
     if array.dtype == dtype:

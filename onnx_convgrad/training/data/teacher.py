@@ -19,7 +19,7 @@ from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.pipeline.modes import set_inference
 from onnx_convgrad.runtime import Options, Providers, session
 from onnx_convgrad.training.data.batches import DataLike, as_dataset
-from onnx_convgrad.training.data.datasets import Dataset, Rows
+from onnx_convgrad.training.data.datasets import Dataset, Part, Rows
 from onnx_convgrad.training.data.inputs import Batch, ProgramInputs, cast
 from onnx_convgrad.training.program.manifest import Manifest, Port
 from onnx_convgrad.training.program.reading import Ending
@@ -29,12 +29,20 @@ _TINY = np.float32(1e-37)
 
 
 class Teacher:
-    """A model in inference mode, which computes logits from batches."""
+    """A model in inference mode, which computes logits from batches; see `with_teacher` for the arguments."""
 
     def __init__(
-        self, model: AnyModel, output: str | None, providers: Providers | None, options: Options | None
+        self,
+        model: AnyModel,
+        *,
+        output: str | None = None,
+        name: str = "teacher",
+        names: Mapping[str, str] | None = None,
+        providers: Providers | None = None,
+        options: Options | None = None,
     ) -> None:
-        self.name = Path(model).name if isinstance(model, (str, os.PathLike)) else "model"
+        self.file = Path(model).name if isinstance(model, (str, os.PathLike)) else "model"
+        self.name, self.names = name, names
         m = copied(load(model))
         for graph in m.graphs():
             set_inference(graph)
@@ -60,6 +68,12 @@ class Teacher:
         m.graph.outputs.append(value)
         self.ports = [Port.from_value(v) for v in m.graph.inputs if not v.is_initializer()]
         self.session = session(m, providers=providers, options=options)
+
+    def teaching(self, dataset: Dataset) -> Dataset:
+        """A data set with the logits; one of a part is a part, whose samples keep their numbers."""
+        if isinstance(dataset, Part):
+            return Part(self.teaching(dataset.dataset), dataset.rows)
+        return Taught(dataset, self)
 
     def __call__(self, batch: Mapping[str, np.ndarray]) -> np.ndarray:
         """The logits of a batch, whose arrays have the names of the teacher's inputs or their order."""
@@ -88,33 +102,23 @@ class Taught(Dataset):
 
     slow = True
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        teacher: Teacher,
-        name: str,
-        names: Mapping[str, str] | None,
-        inputs: ProgramInputs | None,
-    ) -> None:
-        self.dataset, self.teacher, self.name, self.names, self.inputs = dataset, teacher, name, names, inputs
+    def __init__(self, dataset: Dataset, teacher: Teacher, inputs: ProgramInputs | None = None) -> None:
+        self.dataset, self.teacher, self.inputs = dataset, teacher, inputs
         self.classes = dataset.classes
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def bound(self, manifest: Manifest) -> Dataset:
-        targets = tuple(port for port in manifest.targets if port.name != self.name)
+        name = self.teacher.name
+        targets = tuple(port for port in manifest.targets if port.name != name)
         if len(targets) == len(manifest.targets):
             raise ArgumentError(
-                f"The program has no target {self.name!r} for the predictions of the teacher.",
+                f"The program has no target {name!r} for the predictions of the teacher.",
                 hint="Build it with loss=onnx_convgrad.losses.distillation(...), or give the name of the target as name=.",
             )
-        inputs = ProgramInputs(replace(manifest, targets=targets), self.names)
-        return Taught(self.dataset.bound(manifest), self.teacher, self.name, self.names, inputs)
-
-    def of(self, dataset: Dataset) -> Taught:
-        """Other data with the same teacher."""
-        return Taught(dataset, self.teacher, self.name, self.names, None)
+        inputs = ProgramInputs(replace(manifest, targets=targets), self.teacher.names)
+        return Taught(self.dataset.bound(manifest), self.teacher, inputs)
 
     def take(self, rows: Rows) -> Batch:
         """Samples as the inputs of the program."""
@@ -122,10 +126,10 @@ class Taught(Dataset):
             raise ArgumentError("Data with a teacher are read by a program: pass them to a Trainer or a Loader.")
         batch = self.inputs(self.dataset.take(rows))
         data = {port.name: batch[port.name] for port in self.inputs.data}
-        return {**batch, self.name: self.teacher(data)}
+        return {**batch, self.teacher.name: self.teacher(data)}
 
     def describe(self) -> dict[str, Any]:
-        return {**self.dataset.describe(), "teacher": self.teacher.name}
+        return {**self.dataset.describe(), "teacher": self.teacher.file}
 
 
 @typed_errors
@@ -163,4 +167,5 @@ def with_teacher(
             f"A teacher needs arrays, a file or a folder of images, not {type(data).__name__}.",
             hint="Add its logits to batches of your own, as an array of the name of the target.",
         )
-    return Taught(dataset, Teacher(teacher, output, providers, options), name, names, None)
+    made = Teacher(teacher, output=output, name=name, names=names, providers=providers, options=options)
+    return made.teaching(dataset)

@@ -149,6 +149,10 @@ class ClassLoss(Loss):
             )
         return like(e, self.weight, u.value)
 
+    def modulated(self, e: Emitter, loss: ir.Value) -> ir.Value:  # noqa: ARG002 - for subclasses
+        """The loss of each target before weights, from its cross entropy."""
+        return loss
+
     def by_index(self, e: Emitter, u: LogProbabilities, target: ir.Value, smoothing: float = 0.0) -> ir.Value:
         """Emit the loss for class numbers as targets; one that is neither a class nor ignored makes the loss NaN."""
         axis, weights = u.axis, self.weights(e, u)
@@ -165,7 +169,7 @@ class ClassLoss(Loss):
             inside = e.op("And", inside, e.op("Not", ignored))
             outside = e.where(ignored, e.scalar(0, u.value), float("nan"))
         safe = e.op("Mul", index, e.cast(inside, ir.DataType.INT64))
-        loss = e.neg(u.pick(safe))
+        loss = self.modulated(e, e.neg(u.pick(safe)))
         share = None if weights is None else e.op("Gather", weights, safe)
         if share is not None:
             loss = e.mul(loss, share)

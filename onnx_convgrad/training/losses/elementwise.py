@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -23,7 +23,7 @@ from onnx_convgrad.ir.dims import static_dims
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.shape_hints import input_shape_option
 
-Reduction = Literal["mean", "sum", "none"]
+Reduction = Literal["mean", "batchmean", "sum", "none"]
 
 Spec = tuple[ir.DataType, ir.Shape | None]
 """Dtype and shape of a target."""
@@ -40,10 +40,11 @@ class Loss(metaclass=TypedArguments):
         reduction: `"mean"`, `"sum"`, or `"none"`; with `"none"` the sum is differentiated.
     """
 
+    reductions: ClassVar[tuple[str, ...]] = ("mean", "sum", "none")
     reduction: Reduction = "mean"
 
     def __post_init__(self) -> None:
-        check_names([self.reduction], ["mean", "sum", "none"], "reduction")
+        check_names([self.reduction], self.reductions, "reduction")
         self.check()
 
     def check(self) -> None:
@@ -61,6 +62,10 @@ class Loss(metaclass=TypedArguments):
     def target(self, y: ir.Value) -> Spec:
         """Dtype and shape of the target for the output `y`; those of `y` by default."""
         return y.dtype or ir.DataType.FLOAT, y.shape
+
+    def more_targets(self, y: ir.Value) -> dict[str, Spec]:  # noqa: ARG002 - most losses have one target
+        """Further targets: the input `<target>_<key>` for each key; the loss is called with them behind the target."""
+        return {}
 
     @abstractmethod
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:

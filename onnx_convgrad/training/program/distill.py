@@ -6,7 +6,7 @@ from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import share
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.training.losses.distillation import Distillation
+from onnx_convgrad.training.losses.divergence import KLDiv
 from onnx_convgrad.training.losses.elementwise import Loss
 from onnx_convgrad.training.program.terms import LOSSES, Term
 
@@ -15,14 +15,14 @@ from onnx_convgrad.training.program.terms import LOSSES, Term
 def distillation(
     loss: str | Loss, *, weight: float = 0.5, temperature: float = 4.0, axis: int = 1, output: str | None = None
 ) -> list[Term]:
-    """(1 - weight) times a loss of the target, plus `weight` times a `Distillation` loss of the target `teacher`.
+    """(1 - weight) times a loss of the target, plus `weight` times the divergence from the logits of the target `teacher`.
 
     Hinton et al. (2015). `onnx_convgrad.data.with_teacher` makes the data of such a program.
 
     Args:
         loss: The loss of the target `target`: a name or a member of `onnx_convgrad.losses`.
         weight: Share of the teacher, from 0 to 1.
-        temperature: Of both predictions; see `Distillation`.
+        temperature: Of both predictions; see `KLDiv`, whose reduction is `"batchmean"`.
         axis: Axis of the classes.
         output: Output of the model; by default its only one.
 
@@ -35,5 +35,5 @@ def distillation(
         loss = LOSSES[loss]()
     if not isinstance(loss, Loss):
         raise ArgumentError(f"distillation takes a loss by name or a member of onnx_convgrad.losses, not {loss!r}.")
-    taught = Distillation(temperature=temperature, axis=axis)
+    taught = KLDiv(temperature=temperature, axis=axis, reduction="batchmean")
     return [Term(loss, output, 1 - weight, "target"), Term(taught, output, weight, "teacher")]

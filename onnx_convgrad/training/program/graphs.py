@@ -197,12 +197,12 @@ class Builder:
             set_inference(draft.graph)
         draft.restart()
         e = draft.e
-        by_name = dict(zip(dict.fromkeys(t.target for t in plan.terms if t.has_target), targets.values(), strict=True))
+        wanted = [list(t.targets(draft.values[name])) for t, name in zip(plan.terms, names, strict=True)]
+        by_name = dict(zip(dict.fromkeys(n for several in wanted for n in several), targets.values(), strict=True))
         values = []
         with draft.named("loss"):
-            for term, name in zip(plan.terms, names, strict=True):
-                y = draft.values[name]
-                operands = (by_name[term.target],) if term.has_target else ()
+            for term, name, several in zip(plan.terms, names, wanted, strict=True):
+                y, operands = draft.values[name], [by_name[n] for n in several]
                 values.append(y if term.loss is None else term.loss(e, y, *operands))
             total = _total(e, values, [t.weight for t in plan.terms])
         return Forward(total, tuple(values), following)

@@ -123,10 +123,10 @@ def create_manifest(plan: Plan, options: dict[str, Any]) -> Manifest:
     rate = np.float32(plan.optimizer.schedule(0))
     targets = {}
     for term in plan.terms:
-        if term.loss is not None and term.has_target and term.target not in targets:
-            dtype, shape = term.loss.target(values[term.output or ""])
-            value = ir.Value(shape=shape, type=ir.TensorType(dtype))
-            targets[term.target] = Port.from_value(value, names.claim(term.target or "target"))
+        for name, (dtype, shape) in term.targets(values[term.output or ""]).items():
+            if name not in targets:
+                value = ir.Value(shape=shape, type=ir.TensorType(dtype))
+                targets[name] = Port.from_value(value, names.claim(name))
     several, first = len(plan.terms) > 1, plan.terms[0]
     in_model = not several and first.loss is None and first.weight == 1  # a value of the model is the whole loss
     loss = first.output if in_model and first.output else names.claim("loss")

@@ -19,7 +19,11 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.training.losses.cross_entropy import NLL, CrossEntropy
+from onnx_convgrad.training.losses.ctc import CTC
+from onnx_convgrad.training.losses.divergence import KLDiv
 from onnx_convgrad.training.losses.elementwise import L1, MSE, BCEWithLogits, Huber, Loss, Spec, reduce
+from onnx_convgrad.training.losses.embedding import Contrastive, Triplet
+from onnx_convgrad.training.losses.focal import BinaryDice, Dice, Focal, SigmoidFocal
 from onnx_convgrad.training.losses.script import ScriptLoss, is_onnxscript
 from onnx_convgrad.training.program.reading import value_read
 
@@ -30,6 +34,14 @@ LOSSES: dict[str, type[Loss]] = {
     "cross_entropy": CrossEntropy,
     "nll": NLL,
     "bce_with_logits": BCEWithLogits,
+    "focal": Focal,
+    "sigmoid_focal": SigmoidFocal,
+    "dice": Dice,
+    "binary_dice": BinaryDice,
+    "ctc": CTC,
+    "kl_div": KLDiv,
+    "triplet": Triplet,
+    "contrastive": Contrastive,
 }
 """Losses by name."""
 
@@ -102,6 +114,14 @@ class Term(metaclass=TypedArguments):
     def has_target(self) -> bool:
         """Whether the loss compares with a target."""
         return self.loss is not None and getattr(self.loss, "has_target", True)
+
+    def targets(self, y: ir.Value) -> dict[str, Spec]:
+        """The targets of the loss of a value, by name; none without a loss."""
+        if self.loss is None or not self.has_target:
+            return {}
+        name = self.target or "target"
+        more = {f"{name}_{key}": spec for key, spec in self.loss.more_targets(y).items()}
+        return {name: self.loss.target(y), **more}
 
     def options(self) -> dict[str, Any]:
         """The term as JSON values, with the options of its loss."""

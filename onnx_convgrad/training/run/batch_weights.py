@@ -19,10 +19,13 @@ from onnx_convgrad.training.run.progress import PART
 
 Arrays = Mapping[str, np.ndarray]
 
-CLASS_LOSSES = ("CrossEntropy", "NLL")
+CLASS_LOSSES = ("CrossEntropy", "NLL", "Focal", "Dice")
 """Losses whose targets are classes."""
 
-_ENTRY_LOSSES = ("MSE", "L1", "Huber", "BCEWithLogits")
+BINARY_LOSSES = ("BCEWithLogits", "SigmoidFocal", "BinaryDice")
+"""Losses whose targets say for each class whether it is there."""
+
+_ENTRY_LOSSES = ("MSE", "L1", "Huber", "BCEWithLogits", "SigmoidFocal", "KLDiv")
 
 
 def samples(manifest: Manifest, batch: Arrays) -> int:
@@ -82,10 +85,12 @@ def concatenate(name: str, arrays: Sequence[ArrayLike]) -> np.ndarray:
 def _count(manifest: Manifest, term: Mapping[str, Any], batch: Arrays) -> float | None:
     """The denominator of a term's mean over a batch, up to a common factor; `None` if the term is not a mean."""
     options = term["options"]
+    if options.get("reduction", "mean") == "batchmean":
+        return float(samples(manifest, batch))
     if options.get("reduction", "mean") != "mean":
         return None
     target = batch.get(term["target"] or "")
-    if target is None or term["loss"] not in (*CLASS_LOSSES, *_ENTRY_LOSSES):
+    if target is None or term["loss"] == "Dice" or term["loss"] not in (*CLASS_LOSSES, *_ENTRY_LOSSES):
         return float(samples(manifest, batch))
     if term["loss"] in _ENTRY_LOSSES or options.get("probabilities"):
         return float(target.size)

@@ -14,7 +14,7 @@ from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.training.program.manifest import Manifest
-from onnx_convgrad.training.run.batch_weights import CLASS_LOSSES, samples
+from onnx_convgrad.training.run.batch_weights import BINARY_LOSSES, CLASS_LOSSES, samples
 
 Arrays = Mapping[str, Any]
 """Name -> array or number. `Any`, so that a metric may use them in any arithmetic."""
@@ -86,7 +86,7 @@ class Accuracy(Metric):
     def of(self, manifest: Manifest) -> Accuracy:
         if self.target:  # a metric for a program already
             return self
-        terms = [t for t in manifest.losses if t["loss"] in (*CLASS_LOSSES, "BCEWithLogits")]
+        terms = [t for t in manifest.losses if t["loss"] in (*CLASS_LOSSES, *BINARY_LOSSES)]
         if self.output is not None:
             terms = [t for t in terms if t["output"] == self.output]
         if not terms:
@@ -96,7 +96,7 @@ class Accuracy(Metric):
                 hint="Give a function (results, batch) -> number as metric instead.",
             )
         term = terms[0]
-        binary = term["loss"] == "BCEWithLogits"
+        binary = term["loss"] in BINARY_LOSSES
         ignored = term["options"].get("ignore_index", -100)
         label = "" if self.output is None else f"_{self.output}"
         threshold = 0.0 if term.get("reads", term["output"]) == term["output"] else 0.5

@@ -1,0 +1,102 @@
+"""The number of classes of a training run: from `--classes` or the data; the model's last layer is replaced to fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_convgrad.cli.train_config import Config
+from onnx_convgrad.errors import ArgumentError, ConvGradError
+from onnx_convgrad.frontend.files import load
+from onnx_convgrad.training.data.datasets import Arrays, Dataset, Part
+from onnx_convgrad.training.data.inputs import USUAL_TARGETS
+from onnx_convgrad.training.losses.cross_entropy import ClassLoss
+from onnx_convgrad.training.program.terms import LOSSES
+from onnx_convgrad.training.surgery.head import find_head, with_new_head
+
+Tell = Callable[[str], object]
+
+
+def with_default_loss(config: Config, data: Dataset, tell: Tell) -> Config:
+    """The options with the loss for a folder of classes, if none was given."""
+    if config.loss or not data.classes:
+        return config
+    tell("The loss is cross_entropy, as no --loss was given and the data is a folder of classes.")
+    return replace(config, loss=("cross_entropy",))
+
+
+def fitted_model(config: Config, data: Sequence[Dataset], tell: Tell) -> tuple[Config, ir.Model]:
+    """Read the model, and replace its last layer if the number of classes is another; the options then name that number.
+
+    Raises:
+        ArgumentError: There are fewer `--classes` than the data have, or the layer is ambiguous.
+        ModelError: The model cannot be read, or its last layer cannot be replaced.
+    """
+    model = load(config.model or "")
+    counted = count_classes(config, data, [v.name or "" for v in model.graph.inputs])
+    if config.classes is not None and counted is not None and config.classes < counted:
+        raise ArgumentError(
+            f"--classes {config.classes} is fewer than the {counted} classes of the data.",
+            hint="Give as many or more; 0 is the first class of targets.",
+        )
+    wanted = config.classes or counted
+    if wanted is None:
+        return config, model
+    try:
+        head = find_head(model, config.head)
+    except ConvGradError:
+        if config.classes is None and config.head is None:
+            return config, model  # a number that does not fit is refused with the remedy later
+        raise
+    if head.classes == wanted:
+        return config, model
+    names = data[0].classes if len(data[0].classes) == wanted else None
+    with_new_head(model, wanted, head=config.head, seed=config.seed, labels=names)
+    text = f"The last layer, {head.label}, had {head.classes} classes: it was replaced by one with {wanted} and fresh weights."
+    if config.classes is None:
+        text += f" The data have {counted} classes; --classes {head.classes} keeps the layer." if (
+            counted is not None and counted < head.classes
+        ) else f" The data have {counted} classes."  # fmt: skip
+    tell(text)
+    return replace(config, classes=wanted), model
+
+
+def count_classes(config: Config, data: Sequence[Dataset], inputs: Sequence[str]) -> int | None:
+    """The number of classes in the data; `None` if the loss is not over classes, or the targets are not certain."""
+    if data[0].classes:
+        return len(data[0].classes) if _is_over_classes(config) else None
+    if not _is_over_classes(config):
+        return None
+    ignored = config.loss_options.get("ignore_index", config.loss_options.get("ignore-index", -100))
+    counts = []
+    for dataset in data:
+        whole = dataset
+        while isinstance(whole, Part):
+            whole = whole.dataset
+        targets = _targets(config, whole, inputs) if isinstance(whole, Arrays) else None
+        if targets is None:
+            return None
+        counted = targets[targets != ignored] if (targets == ignored).any() else targets
+        counts.append(int(counted.max(initial=-1)) + 1)
+    return max(counts) or None
+
+
+def _is_over_classes(config: Config) -> bool:
+    """Whether there is one loss, whose targets are numbers of classes."""
+    kind = LOSSES.get(config.loss[0].rpartition("=")[2]) if len(config.loss) == 1 else None
+    return kind is not None and issubclass(kind, ClassLoss) and not config.loss_options.get("probabilities")
+
+
+def _targets(config: Config, arrays: Arrays, inputs: Sequence[str]) -> np.ndarray | None:
+    """The array of targets, if it is certain and holds integers."""
+    mapped = [name for port, _, name in (entry.partition("=") for entry in config.map) if port not in inputs]
+    spare = [name for name in arrays.arrays if name not in inputs]
+    usual = [name for name in spare if name.lower() in USUAL_TARGETS]
+    for names in (mapped, [n for n in spare if n == "target"], usual, spare):
+        if len(names) == 1 and names[0] in arrays.arrays:
+            found = arrays.arrays[names[0]]
+            return found if found.dtype.kind in "iu" else None
+    return None

@@ -1,0 +1,1 @@
+"""Changes to a model's structure before training."""
