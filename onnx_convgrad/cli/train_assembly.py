@@ -23,31 +23,38 @@ from onnx_convgrad.training.data.calibration import unfold_batchnorm
 from onnx_convgrad.training.data.datasets import Arrays, Dataset, read_arrays
 from onnx_convgrad.training.data.images import ImageFolder, given_preprocessing, is_image_folder, overridden
 from onnx_convgrad.training.data.pictures import layout_of
+from onnx_convgrad.training.data.teacher import Teacher
 from onnx_convgrad.training.losses.elementwise import Loss
-from onnx_convgrad.training.optim.optimizers import Optimizer, optimizer_named
+from onnx_convgrad.training.optim.named import optimizer_named
+from onnx_convgrad.training.optim.optimizers import Optimizer
 from onnx_convgrad.training.optim.schedules import Constant, Cosine, OneCycle, Schedule, Step, Warmup
 from onnx_convgrad.training.program.build import TrainingProgram, build_training
+from onnx_convgrad.training.program.distill import distillation
 from onnx_convgrad.training.program.manifest import Manifest, Port
 from onnx_convgrad.training.program.terms import LOSSES, LossLike
 from onnx_convgrad.training.run.batch_weights import CLASS_LOSSES
+from onnx_convgrad.training.run.callbacks import ReduceOnPlateau
 from onnx_convgrad.training.run.class_metrics import Accuracy
 from onnx_convgrad.training.run.metric import Metric
 from onnx_convgrad.training.run.metrics import metric_named
 
 
-def program(config: Config, rate: Schedule, model: ir.Model, data: Dataset) -> TrainingProgram:
+def program(config: Config, rate: Schedule, model: ir.Model, data: Dataset, updates: int) -> TrainingProgram:
     """Build the training program of a model that was read, and perhaps given a new last layer.
+
+    An epoch has this many `updates`.
 
     Raises:
         ConvGradError: What `build_training` raises; an option is wrong.
     """
     return build_training(
         _model(config, model, data),
-        loss=_loss(config),
-        optimizer=_optimizer(config, rate),
+        loss=_taught(_loss(config), config) if config.teacher else _loss(config),
+        optimizer=_optimizer(config, rate, updates),
         freeze=text.names(config.freeze),
         freeze_statistics=config.freeze_statistics,
         seed=config.seed,
+        ema=config.ema,
         precision=config.precision,
         **_settings(config),
     )
@@ -113,6 +120,17 @@ def _loss(config: Config) -> LossLike:
     return several
 
 
+def _taught(loss: LossLike, config: Config) -> LossLike:
+    """Add the loss of a teacher's predictions to the only one."""
+    (output, entry), *rest = loss.items() if isinstance(loss, Mapping) else [(None, (1.0, loss))]
+    weight, own = entry if isinstance(entry, tuple) else (1.0, entry)
+    if rest or weight != 1 or not isinstance(own, (str, Loss)):
+        raise ArgumentError(
+            "--teacher needs one --loss, without a weight.", hint="--distill-weight is that of the teacher."
+        )
+    return distillation(own, weight=config.distill_weight, temperature=config.temperature, output=output)
+
+
 def _one_loss(name: str, settings: Mapping[str, Any]) -> LossLike:
     if not settings:
         return name
@@ -121,21 +139,38 @@ def _one_loss(name: str, settings: Mapping[str, Any]) -> LossLike:
     return made
 
 
-def _optimizer(config: Config, rate: Schedule) -> Optimizer:
+def _optimizer(config: Config, rate: Schedule, updates: int) -> Optimizer:
     kind = optimizer_named(config.optimizer)
-    chosen = {name: getattr(config, name) for name in ("momentum", "weight_decay", "clip_norm")}
+    chosen = {name: getattr(config, name) for name in ("momentum", "weight_decay", "clip_norm", "layer_decay")}
     chosen = {name: value for name, value in chosen.items() if value is not None}
     for name in chosen:
         if name not in {f.name for f in fields(kind)}:
             raise ArgumentError(f"{spelled(name)} is not an option of {config.optimizer}.")
-    made: Optimizer = _made(kind, {**chosen, **config.optimizer_options}, "optimizer-options", lr=rate)
+    settings = {**chosen, **config.optimizer_options}
+    if config.unfreeze:
+        settings["groups"] = _unfrozen(config.unfreeze, settings.get("groups", {}), updates)
+    made: Optimizer = _made(kind, settings, "optimizer-options", lr=rate)
     return made
+
+
+def _unfrozen(entries: tuple[str, ...], groups: Mapping[str, Any], updates: int) -> dict[str, Any]:
+    """Groups of the optimizer with the first step of each; `GLOB@EPOCH` trains from this epoch on, counted from 1."""
+    merged = dict(groups)
+    for entry in entries:
+        glob, _, epoch = entry.rpartition("@")
+        if not glob or not epoch.isdecimal() or int(epoch) < 1:
+            raise ArgumentError(
+                f"--unfreeze {entry!r} is not of the form GLOB@EPOCH.",
+                hint="For example: 'layer4.*@3'; the first epoch is 1.",
+            )
+        merged[glob] = {**merged.pop(glob, {}), "start": (int(epoch) - 1) * updates}
+    return merged
 
 
 def _made(kind: Any, settings: Mapping[str, Any], where: str, **more: Any) -> Any:
     """Make an instance, with lists as tuples; unknown names are errors."""
     named = {key.replace("-", "_"): tuple(v) if isinstance(v, list) else v for key, v in settings.items()}
-    check_names(list(named), [f.name for f in fields(kind) if f.name not in more], f"key in {where}:")
+    check_names(list(named), [f.name for f in fields(kind) if f.init and f.name not in more], f"key in {where}:")
     try:
         return kind(**named, **more)
     except TypeError as problem:
@@ -151,12 +186,26 @@ def schedule(config: Config, batches: int) -> Schedule:
         "onecycle": (OneCycle, {"steps": steps}),
         "step": (Step, {"step_size": -(-steps // 3)}),
     }
-    check_names([config.schedule], list(spans), "schedule")
+    check_names([config.schedule], [*spans, _PLATEAU], "schedule")
+    if config.schedule == _PLATEAU:
+        plateau(config)  # checks its options
+        return Warmup(Constant(config.lr), config.warmup) if config.warmup else Constant(config.lr)
     kind, span = spans[config.schedule]
     if "milestones" in config.schedule_options:
         span = {}
     chosen: Schedule = _made(kind, {**span, **config.schedule_options}, "schedule-options", lr=config.lr)
     return Warmup(chosen, config.warmup) if config.warmup else chosen
+
+
+_PLATEAU = "plateau"
+
+
+def plateau(config: Config) -> list[ReduceOnPlateau]:
+    """The callback of `--schedule plateau`, or none."""
+    if config.schedule != _PLATEAU:
+        return []
+    settings = {"monitor": "val_loss" if config.validation else "loss", **config.schedule_options}
+    return [_made(ReduceOnPlateau, settings, "schedule-options")]
 
 
 # -- data --------------------------------------------------------------------------------------------------------------
@@ -177,6 +226,16 @@ def datasets(config: Config) -> tuple[Dataset, Dataset | None]:
     if share is not None:
         return train.split(share, config.seed)
     return train, _dataset(config, config.validation, train.classes or None)
+
+
+def taught(config: Config, train: Dataset, held: Dataset | None) -> tuple[Dataset, Dataset | None]:
+    """Add the predictions of `--teacher` to the data."""
+    if config.teacher is None:
+        return train, held
+    settings: dict[str, Any] = {"providers": list(config.providers) or None, "names": _names(config)}
+    settings["options"] = {"threads": config.threads} if config.threads else None
+    teacher = Teacher(config.teacher, **settings)
+    return teacher.teaching(train), None if held is None else teacher.teaching(held)
 
 
 def _dataset(config: Config, entries: tuple[str, ...], classes: tuple[str, ...] | None = None) -> Dataset:
@@ -288,7 +347,11 @@ def loaders(config: Config, manifest: Manifest, train: Dataset, held: Dataset | 
         options = given_preprocessing(**given)
         if options:
             manifest = manifest.described(manifest.labels, overridden(manifest.preprocessing, options))
-    common: dict[str, Any] = {"batch_size": config.batch_size, "seed": config.seed, "names": _names(config)}
+    common: dict[str, Any] = {
+        "batch_size": config.batch_size,
+        "seed": config.seed,
+        "names": {} if config.teacher else _names(config),
+    }
     return (
         Loader(train, manifest, shuffle=config.shuffle, augment=True, **common),
         None if held is None else Loader(held, manifest, shuffle=False, **common),

@@ -6,7 +6,7 @@ import math
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from json import dumps
 from pathlib import Path
@@ -19,7 +19,7 @@ from onnx_convgrad.cli import train_assembly as assembly
 from onnx_convgrad.cli.evaluate import matrix_table
 from onnx_convgrad.cli.figures import check_plot
 from onnx_convgrad.cli.tables import Output, Table, recorded_warnings
-from onnx_convgrad.cli.train_classes import fitted_model, with_default_loss
+from onnx_convgrad.cli.train_classes import Tell, fitted_model, with_default_loss
 from onnx_convgrad.cli.train_config import (
     Config,
     absolute,
@@ -29,19 +29,22 @@ from onnx_convgrad.cli.train_config import (
     spelled,
     written_config,
 )
-from onnx_convgrad.cli.train_plot import plot
+from onnx_convgrad.cli.train_plot import plot, plot_rates
 from onnx_convgrad.cli.train_summary import print_summary
 from onnx_convgrad.errors import ArgumentError, DivergenceError
 from onnx_convgrad.runtime import import_runtime
 from onnx_convgrad.runtime.providers import check_available, resolve_providers
 from onnx_convgrad.training.data.batches import Loader
-from onnx_convgrad.training.data.datasets import Part
+from onnx_convgrad.training.data.datasets import Dataset, Part
 from onnx_convgrad.training.data.images import ImageFolder
+from onnx_convgrad.training.data.teacher import Taught
+from onnx_convgrad.training.optim.schedules import Schedule
 from onnx_convgrad.training.program.build import TrainingProgram
 from onnx_convgrad.training.run import checkpoint
-from onnx_convgrad.training.run.callbacks import Callback, Checkpoints, EarlyStopping, Log, TensorBoard
+from onnx_convgrad.training.run.callbacks import Callback, Checkpoints, EarlyStopping
 from onnx_convgrad.training.run.display import measures, number
 from onnx_convgrad.training.run.interruption import Interruption
+from onnx_convgrad.training.run.loggers import Log, MLflow, TensorBoard, WandB
 from onnx_convgrad.training.run.metrics import resolve_metrics
 from onnx_convgrad.training.run.run_folder import BEST as _BEST
 from onnx_convgrad.training.run.run_folder import CHECKPOINTS as _CHECKPOINTS
@@ -73,6 +76,8 @@ def train(given: Mapping[str, Any], config_file: Path | None, resume: Path | Non
         config, trainer, callbacks, fit = _start(config, folder, stage, tell, resumed=resume is not None)
         if resume is not None and checkpoint.numbered(_checkpoints(folder)):
             trainer.restore(_checkpoints(folder))
+            if {"lr", "schedule"} & given.keys():
+                trainer.learning_rate = None  # which `--schedule plateau` may have set
     summary = trainer.summary(
         fit.keywords["data"], epochs=config.epochs, validation=fit.keywords["validation"], accumulate=config.accumulate
     )
@@ -110,25 +115,8 @@ def _start(
     Nothing is written before all options are checked. The options get their final name last, so that a folder with them is
     a whole run, and one with their draft is the start of one.
     """
-    providers = list(config.providers) or None
-    check_available(import_runtime(), [name for name, _ in resolve_providers(providers)])
-    stage("reading the data")
-    config = assembly.sized(config)
-    data, held = assembly.datasets(config)
-    config = with_default_loss(config, data, tell)
-    size, batches = assembly.batches(config, len(data))
-    config = replace(config, batch_size=size)
-    rate = assembly.schedule(config, max(1, batches))
-    stored = resumed and (folder / _PROGRAM).exists()
-    if stored:
-        program = TrainingProgram.load(folder / _PROGRAM)
-    else:
-        stage("building the program")
-        with recorded_warnings():  # printed before the training
-            config, model = fitted_model(config, [data] if held is None else [data, held], tell)
-            program = assembly.program(config, rate, model, data)
-    loaders = assembly.loaders(config, program.manifest, data, held)
-    assembly.check_classes(program, data)
+    stored = folder / _PROGRAM if resumed and (folder / _PROGRAM).exists() else None
+    config, program, loaders, rate = _assembled(config, stage, tell, stored)
     metrics = resolve_metrics(assembly.metrics(config, program.manifest), program.manifest)
     callbacks = _callbacks(config, folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -138,14 +126,11 @@ def _start(
         classes = loaders[0].dataset.classes
         if classes:
             write_text(folder / _CLASSES, dumps(classes))
-        if not stored:  # checkpoints alone are enough to predict
+        if stored is None:  # checkpoints alone are enough to predict
             m = program.manifest
             program.manifest = m.described(classes or m.labels, loaders[0].inputs.preprocessing)
             program.save(folder / _PROGRAM, shared_weights=True)
-    program = TrainingProgram.load(folder / _PROGRAM)  # in a resumed run too
-    stage("starting ONNX Runtime")
-    options = {"deterministic": config.deterministic} | ({"threads": config.threads} if config.threads else {})
-    trainer = Trainer(program, providers, config.seed, schedule=rate, options=options)
+    trainer = _trainer(config, TrainingProgram.load(folder / _PROGRAM), rate, stage)  # loaded in a resumed run too
     fit = partial(
         trainer.fit,
         data=loaders[0],
@@ -159,12 +144,74 @@ def _start(
 
 def _list_broken(loaders: Sequence[Loader | None], folder: Path) -> None:
     """List the images that could not be read in a file of the run."""
-    sets = [
-        loader.dataset.dataset if isinstance(loader.dataset, Part) else loader.dataset for loader in loaders if loader
-    ]
+    sets: list[Dataset] = [loader.dataset for loader in loaders if loader]
+    while wrapped := [data for data in sets if isinstance(data, (Part, Taught))]:
+        sets = [data for data in sets if data not in wrapped] + [data.dataset for data in wrapped]
     broken = {file: reason for data in sets if isinstance(data, ImageFolder) for file, reason in data.broken.items()}
     if broken:
         write_text(folder / _BROKEN, "".join(f"{file}: {reason}\n" for file, reason in broken.items()))
+
+
+def _assembled(
+    config: Config, stage: Callable[[str], None], tell: Tell, stored: Path | None = None
+) -> tuple[Config, TrainingProgram, tuple[Loader, Loader | None], Schedule]:
+    """Read the data, build the program or load the one that is `stored`; return the options with the batch size, too."""
+    check_available(import_runtime(), [name for name, _ in resolve_providers(list(config.providers) or None)])
+    stage("reading the data")
+    config = assembly.sized(config)
+    data, held = assembly.datasets(config)
+    config = with_default_loss(config, data, tell)
+    size, batches = assembly.batches(config, len(data))
+    config, batches = replace(config, batch_size=size), max(1, batches)
+    rate = assembly.schedule(config, batches)
+    if stored is not None:
+        program = TrainingProgram.load(stored)
+    else:
+        stage("building the program")
+        with recorded_warnings():  # printed before the training
+            config, model = fitted_model(config, [data] if held is None else [data, held], tell)
+            program = assembly.program(config, rate, model, data, -(-batches // config.accumulate))
+    loaders = assembly.loaders(config, program.manifest, *assembly.taught(config, data, held))
+    assembly.check_classes(program, data)
+    return config, program, loaders, rate
+
+
+def _trainer(config: Config, program: TrainingProgram, rate: Schedule, stage: Callable[[str], None]) -> Trainer:
+    stage("starting ONNX Runtime")
+    options = {"deterministic": config.deterministic} | ({"threads": config.threads} if config.threads else {})
+    return Trainer(program, list(config.providers) or None, config.seed, schedule=rate, options=options)
+
+
+def find_rate(given: Mapping[str, Any], config_file: Path | None, resume: Path | None, out: Output) -> int:
+    """Search for a learning rate and print it; nothing is trained or written but the plot. Arguments as for `train`."""
+    if resume is not None:
+        raise ArgumentError("--find-lr is for a new run, not for one to --resume.")
+    given = absolute(given, Path.cwd())
+    config = Config.of({**(read_config(config_file) if config_file else {}), **given}, "the command line")
+    if config.model is None:
+        raise ArgumentError("There is no model to train.", hint="Name an ONNX file.")
+    if config.plot:
+        check_plot(Path(config.plot))
+    with out.stages() as stage:
+        tell = (lambda _: None) if out.silent else partial(print, file=sys.stderr)
+        config, program, loaders, rate = _assembled(config, stage, tell)
+        trainer = _trainer(config, program, rate, stage)
+        stage("searching for a learning rate")
+        found = trainer.find_learning_rate(loaders[0], accumulate=config.accumulate)
+    if config.plot:
+        plot_rates(
+            found, Path(config.plot), Path(config.model or "").name, f"{', '.join(config.loss)}, {config.optimizer}"
+        )
+    out.line(f"{len(found.rates)} steps, with rates from {found.rates[0]:.3g} to {found.rates[-1]:.3g}.")
+    if found.suggestion is None:
+        out.line("The loss does not fall at any of them: there is no rate to suggest.")
+    else:
+        out.line(f"Suggested learning rate: {found.suggestion:.2g}. Train with --lr {found.suggestion:.2g}.")
+    if config.plot:
+        out.line(f"The plot is in {_here(config.plot)}.")
+    if out.json:
+        out.print_json({"model": config.model, "plot": config.plot, **asdict(found)})
+    return 0
 
 
 # -- the folder --------------------------------------------------------------------------------------------------------
@@ -234,6 +281,11 @@ def _callbacks(config: Config, folder: Path) -> list[Callback]:
     ]
     if config.tensorboard:
         callbacks.append(TensorBoard(config.tensorboard))
+    if config.mlflow:
+        callbacks.append(MLflow(config.mlflow))
+    if config.wandb:
+        callbacks.append(WandB(config.wandb))
+    callbacks += assembly.plateau(config)
     if config.patience:
         callbacks.append(EarlyStopping(best or "loss", patience=config.patience))
     return callbacks
