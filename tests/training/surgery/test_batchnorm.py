@@ -205,7 +205,7 @@ def test_kind_of_the_model_and_constant_channels() -> None:
         ({"layers": "last*"}, r"follow 'last', because its result is an output"),
         ({"layers": 3}, "layers takes a name or several"),
         ({"samples": 0}, "samples must be at least 1"),
-        ({"data": {"x": np.full((4, 2, 8, 8), np.nan, np.float32)}}, "'a' is not finite on the data"),
+        ({"data": {"x": np.full((4, 2, 8, 8), np.nan, np.float32)}}, "'x' holds nan in sample 0"),
         ({"data": {"x": np.zeros((4, 8, 8), np.float32)}}, "has shape"),
         ({"data": []}, "The data hold no batch to measure"),
         ({"data": 3}, "3 is not a source of data"),
