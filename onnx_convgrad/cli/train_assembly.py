@@ -15,12 +15,12 @@ from onnx_convgrad.cli.command import parsed
 from onnx_convgrad.cli.train_config import Config, share_of, spelled
 from onnx_convgrad.errors import ArgumentError, ConvGradError
 from onnx_convgrad.frontend.canonicalize import canonicalize
-from onnx_convgrad.frontend.files import copied, load
+from onnx_convgrad.frontend.files import copied
 from onnx_convgrad.pipeline import option_text as text
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.training.data.batches import BATCH_SIZE, Loader
 from onnx_convgrad.training.data.calibration import unfold_batchnorm
-from onnx_convgrad.training.data.datasets import Arrays, Dataset, read_arrays
+from onnx_convgrad.training.data.datasets import Arrays, Dataset, named_arrays
 from onnx_convgrad.training.data.images import ImageFolder, given_preprocessing, is_image_folder, overridden
 from onnx_convgrad.training.data.pictures import layout_of
 from onnx_convgrad.training.data.teacher import Teacher
@@ -244,23 +244,15 @@ def _dataset(config: Config, entries: tuple[str, ...], classes: tuple[str, ...] 
         return _images(config, Path(entries[0]), classes)
     if config.augment:
         raise ArgumentError("--augment changes images in folders, and the data are arrays.", hint="Leave it out.")
-    arrays: dict[str, Any] = {}
-    for entry in entries:
-        name, _, path = entry.rpartition("=")
-        more: dict[str, Any] = {name: path} if name else dict(read_arrays(path).arrays)
-        doubled = [key for key in more if key in arrays]
-        if doubled:
-            raise ArgumentError(f"There is more than one array {doubled[0]!r}.", hint="Give each a name: NAME=PATH.")
-        arrays |= more
-    return Arrays(arrays)
+    return Arrays(named_arrays(entries))
 
 
-def sized(config: Config) -> Config:
+def sized(config: Config, model: ir.Model) -> Config:
     """Add input shapes for `--image-size`, and for batches of several samples, where the model's file fixes others.
 
     `--input-shape` wins. A number of samples is only freed if every output then has as many.
     """
-    model, size, given = load(config.model or ""), _image_size(config), text.input_shapes(config.input_shape)
+    size, given = _image_size(config), text.input_shapes(config.input_shape)
     shapes: dict[str, list[int | str | None]] = {}
     for value in model.graph.inputs:
         port = Port.from_value(value)
@@ -321,12 +313,12 @@ def _images(config: Config, path: Path, classes: tuple[str, ...] | None) -> Imag
     )
 
 
-def batches(config: Config, samples: int) -> tuple[int, int]:
+def batches(config: Config, model: ir.Model, samples: int) -> tuple[int, int]:
     """Return the batch size (the given one, or that of the model's inputs, or the default) and the batches per epoch."""
     shapes = text.input_shapes(config.input_shape)
     fixed = None
     bound = text.input_values(config.input_value)
-    for value in load(config.model or "").graph.inputs:
+    for value in model.graph.inputs:
         if value.name in bound:
             continue
         shape = shapes.get(value.name or "", None if value.shape is None else list(value.shape))

@@ -120,6 +120,10 @@ class Taught(Dataset):
         inputs = ProgramInputs(replace(manifest, targets=targets), self.teacher.names)
         return Taught(self.dataset.bound(manifest), self.teacher, inputs)
 
+    @property
+    def broken(self) -> Mapping[str, str]:
+        return self.dataset.broken
+
     def augmented(self, seed: int, epoch: int) -> Dataset:
         return Taught(self.dataset.augmented(seed, epoch), self.teacher, self.inputs)
 
