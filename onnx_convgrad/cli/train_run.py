@@ -118,7 +118,7 @@ def _start(
         classes = loaders[0].dataset.classes
         if classes:
             write_text(folder / CLASSES, dumps(classes))
-        if stored is None:  # checkpoints alone are enough to predict
+        if stored is None:  # with labels and preprocessing, which `predict` needs
             m = program.manifest
             program.manifest = m.described(classes or m.labels, loaders[0].inputs.preprocessing)
             program.save(folder / PROGRAM, shared_weights=True)

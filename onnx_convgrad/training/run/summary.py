@@ -27,7 +27,7 @@ _SHOWN, _LAYERS = 6, 12
 """Most classes and most layers that are listed one by one."""
 
 _BEYOND = 2.0
-"""Numbers this many times the range of images are none that the model has seen."""
+"""Numbers beyond this many times the range that images have are reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

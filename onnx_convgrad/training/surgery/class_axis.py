@@ -167,7 +167,7 @@ class Follower:
         return self._reshaped(node, axis, before, after)
 
     def _binary(self, node: ir.Node) -> int:
-        """The axis in the result of a sum or product; the other operand must not have values per class, but as a bias."""
+        """The axis in the result of a sum or product; the other operand may have values per class only as a bias."""
         rank = max((len(s) for v in node.inputs if (s := self._shape(v)) is not None), default=0)
         behind = {len(s) - self.axes[v] for v in node.inputs
                   if v in self.axes and v is not None and (s := self._shape(v)) is not None}  # fmt: skip
