@@ -145,9 +145,9 @@ def a_tensor(model: ModelProto, r: random.Random) -> TensorProto:
 
 
 def shuffle(items: MutableSequence[Any], r: random.Random, odd: Callable[[], Any]) -> None:
-    """Drop, repeat, swap, replace or append members of a repeated field of scalars."""
+    """Drop, repeat, swap, replace or append members of a repeated field of scalars; an empty one gets a member."""
     values, at = list(items), r.randrange(max(len(items), 1))
-    match r.randrange(6):
+    match r.randrange(6) if values else 5:
         case 0:
             del values[at]
         case 1:

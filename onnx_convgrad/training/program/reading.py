@@ -130,7 +130,8 @@ def value_read(y: ir.Value, loss: Loss, name: str) -> ir.Value:
     text = f"The output {y.name!r} ends in {activation}, and the loss {name} takes {takes}: "
     text += f"it reads {reads}, the value before it."
     if takes == "logits" and activation == "Sigmoid":
-        text += " The model keeps its Sigmoid: the largest output is still the predicted class, but the outputs do not add up to 1."
+        text += " The model keeps its Sigmoid: the largest output is still the predicted "
+        text += "class, but the outputs do not add up to 1."
     warn(text)
     return source
 
