@@ -12,6 +12,9 @@ from onnx_convgrad.base.version import __version__
 
 if TYPE_CHECKING:
     from onnx_convgrad import callbacks, data, functional, losses, metrics, optim
+    from onnx_convgrad.adapters.add import add_adapters
+    from onnx_convgrad.adapters.files import load_adapters
+    from onnx_convgrad.adapters.merge import merge_adapters
     from onnx_convgrad.api import augment, explain, grad, hvp, jvp, lower_gradient_ops, replace_head, save, session, vjp
     from onnx_convgrad.base.limits import Limits
     from onnx_convgrad.errors import (
@@ -28,17 +31,22 @@ if TYPE_CHECKING:
         RuleContractError,
     )
     from onnx_convgrad.pipeline.report import Report
+    from onnx_convgrad.training.data.calibration import unfold_batchnorm
     from onnx_convgrad.training.program.build import TrainingProgram, build_training
     from onnx_convgrad.training.run.evaluation import evaluate
     from onnx_convgrad.training.run.predictions import predict
     from onnx_convgrad.training.run.trainer import Trainer
 
 _NAMES = {
+    "adapters.add": "add_adapters",
+    "adapters.files": "load_adapters",
+    "adapters.merge": "merge_adapters",
     "api": "augment explain grad hvp jvp lower_gradient_ops replace_head save session vjp",
     "base.limits": "Limits",
     "errors": "ArgumentError CheckpointError ConvGradError DifferentiationError DivergenceError ExecutionError "
     "InternalError LimitError LoweringError ModelError RuleContractError",
     "pipeline.report": "Report",
+    "training.data.calibration": "unfold_batchnorm",
     "training.program.build": "TrainingProgram build_training",
     "training.run.evaluation": "evaluate",
     "training.run.predictions": "predict",
@@ -64,6 +72,7 @@ __all__ = [
     "Trainer",
     "TrainingProgram",
     "__version__",
+    "add_adapters",
     "augment",
     "build_training",
     "callbacks",
@@ -74,14 +83,17 @@ __all__ = [
     "grad",
     "hvp",
     "jvp",
+    "load_adapters",
     "losses",
     "lower_gradient_ops",
+    "merge_adapters",
     "metrics",
     "optim",
     "predict",
     "replace_head",
     "save",
     "session",
+    "unfold_batchnorm",
     "vjp",
 ]
 

@@ -5,21 +5,19 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
+from typing import Any, ParamSpec, TypeVar, Unpack
 
-import onnx
 import onnx_ir as ir
 
 from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.frontend.files import AnyModel, check_destination, load, model_file, write
+from onnx_convgrad.frontend.kinds import Transformation, transformation
 from onnx_convgrad.gradient_ops.lower import Lowered, lower_training_operators
-from onnx_convgrad.ir.serialize import whole_proto
 from onnx_convgrad.pipeline.options import COMPOSITIONS, LoweringSettings, Names, Options, Settings
 from onnx_convgrad.pipeline.report import Report
 from onnx_convgrad.pipeline.stages import Built, build
@@ -44,16 +42,6 @@ __all__ = [
 
 P = ParamSpec("P")
 R = TypeVar("R")
-M = TypeVar("M", onnx.ModelProto, ir.Model)
-
-
-class Transformation(Protocol[P]):
-    """A function from a model to a model of the same kind; a path gives a proto."""
-
-    @overload
-    def __call__(self, model: str | os.PathLike[str], *args: P.args, **kwargs: P.kwargs) -> onnx.ModelProto: ...
-    @overload
-    def __call__(self, model: M, *args: P.args, **kwargs: P.kwargs) -> M: ...
 
 
 def _keywords(settings: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -74,22 +62,7 @@ def _keywords(settings: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return decorate
 
 
-def _transformation(function: Callable[Concatenate[AnyModel, P], Built | Lowered | ir.Model]) -> Transformation[P]:
-    """Return the result in the kind of the given model; for a path, a proto that holds all weights if it can."""
-
-    @typed_errors
-    @functools.wraps(function)
-    def transform(model: AnyModel, *args: P.args, **kwargs: P.kwargs) -> onnx.ModelProto | ir.Model:
-        result = function(model, *args, **kwargs)
-        made = result if isinstance(result, ir.Model) else result.model
-        if isinstance(model, ir.Model):
-            return made
-        return result.proto() if isinstance(result, Built) else whole_proto(made)
-
-    return cast("Transformation[P]", transform)
-
-
-@_transformation
+@transformation
 @_keywords(Settings)
 def augment(
     model: AnyModel,
@@ -161,7 +134,7 @@ def augment(
     return build(model, Options(wrt=wrt, of=of, seed=seed, per_sample=per_sample, **settings))
 
 
-@_transformation
+@transformation
 @_keywords(Settings)
 def vjp(
     model: AnyModel,
@@ -179,7 +152,7 @@ def vjp(
     return build(model, Options(wrt=wrt, of=of, seed=seed, per_sample=per_sample, **settings), mode="vjp")
 
 
-@_transformation
+@transformation
 @_keywords(Settings)
 def grad(model: AnyModel, *, wrt: Names, of: str, **settings: Unpack[Settings]) -> Built:
     """Return the gradient of one scalar value, without a seed input.
@@ -189,7 +162,7 @@ def grad(model: AnyModel, *, wrt: Names, of: str, **settings: Unpack[Settings]) 
     return build(model, Options(wrt=wrt, of=of, **settings), mode="grad")
 
 
-@_transformation
+@transformation
 @_keywords(Settings)
 def jvp(model: AnyModel, *, wrt: Names, of: Names | None = None, **settings: Unpack[Settings]) -> Built:
     """Add the derivative of each member of `of` along a direction of `wrt`, by forward mode.
@@ -200,7 +173,7 @@ def jvp(model: AnyModel, *, wrt: Names, of: Names | None = None, **settings: Unp
     return build(model, Options(wrt=wrt, of=of, **settings), mode="jvp")
 
 
-@_transformation
+@transformation
 @_keywords(Settings)
 def hvp(
     model: AnyModel, *, wrt: Names, of: str, composition: str = COMPOSITIONS[0], **settings: Unpack[Settings]
@@ -237,7 +210,7 @@ def explain(
     return Report.of(model, options, build(model, options, compare=True))
 
 
-@_transformation
+@transformation
 @_keywords(LoweringSettings)
 def lower_gradient_ops(model: AnyModel, **settings: Unpack[LoweringSettings]) -> Lowered:
     """Replace the operators Gradient, Adam, Adagrad and Momentum (`ai.onnx.preview.training`) by plain ones.
@@ -330,7 +303,7 @@ def session(
     return open_session(load(model, base_dir), providers=providers, options=options)
 
 
-@_transformation
+@transformation
 def replace_head(
     model: AnyModel,
     classes: int,

@@ -9,6 +9,7 @@ from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.training.data.batches import Batches, Loader, Stream, as_batches, as_dataset
 from onnx_convgrad.training.data.datasets import Arrays, Dataset, Part, read_arrays
 from onnx_convgrad.training.data.images import ImageFolder
+from onnx_convgrad.training.data.teacher import with_teacher
 
 __all__ = [
     "Arrays",
@@ -22,4 +23,5 @@ __all__ = [
     "as_batches",
     "as_dataset",
     "read_arrays",
+    "with_teacher",
 ]

@@ -46,9 +46,9 @@ __all__ = [
 ]
 
 
-def first_few(names: Sequence[str]) -> str:
-    """The first five names, and how many more there are."""
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+def first_few(names: Sequence[str], most: int = 5) -> str:
+    """The first names, at most so many, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 class ConvGradError(Exception):

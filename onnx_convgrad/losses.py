@@ -12,6 +12,7 @@ from onnx_convgrad.training.losses.divergence import KLDiv
 from onnx_convgrad.training.losses.elementwise import L1, MSE, BCEWithLogits, Huber, Loss
 from onnx_convgrad.training.losses.embedding import Contrastive, Triplet
 from onnx_convgrad.training.losses.focal import BinaryDice, Dice, Focal, SigmoidFocal
+from onnx_convgrad.training.program.distill import distillation
 from onnx_convgrad.training.program.terms import Custom, Term
 
 __all__ = [
@@ -32,4 +33,5 @@ __all__ = [
     "SigmoidFocal",
     "Term",
     "Triplet",
+    "distillation",
 ]

@@ -1,19 +1,25 @@
-"""Optimizers and learning-rate schedules of a training program, equal to PyTorch's."""
+"""Optimizers and learning-rate schedules of a training program, equal to PyTorch's or the papers'."""
 
 from __future__ import annotations
 
+from onnx_convgrad.training.optim.lamb import LAMB
+from onnx_convgrad.training.optim.lion import Lion
+from onnx_convgrad.training.optim.muon import Muon
 from onnx_convgrad.training.optim.optimizers import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 from onnx_convgrad.training.optim.schedules import Constant, Cosine, OneCycle, Schedule, Step, Warmup
 from onnx_convgrad.training.program.update import LossScale
 
 __all__ = [
+    "LAMB",
     "SGD",
     "Adagrad",
     "Adam",
     "AdamW",
     "Constant",
     "Cosine",
+    "Lion",
     "LossScale",
+    "Muon",
     "OneCycle",
     "Optimizer",
     "RMSprop",

@@ -22,6 +22,7 @@ RESULTS: dict[str, tuple[str, float, list[str]]] = {
     "fine_tune_last_block": (r"Accuracy after: +([\d.]+)%", 93, ["digits_on_their_side.onnx"]),
     "segment_unet": (r"IoU of \w+ +([\d.]+)", 0.7, []),
     "federated": (r"round 12  accuracy ([\d.]+)%", 95, []),
+    "test_time_adaptation": (r"([\d.]+)% after", 85, ["folded.onnx"]),
     "explain_pictures": (r"misled (\d) of 4", 2, ["explained.png"]),
 }
 """Pattern of the printed result, its least value, and the files that the example leaves."""

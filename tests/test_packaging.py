@@ -129,7 +129,8 @@ def test_metadata(metadata: Message) -> None:
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["Description-Content-Type"] == "text/markdown"
     extras = set(metadata.get_all("Provides-Extra", []))
-    assert extras == {"cpu", "cuda", "examples", "onnxscript", "plot", "test", "train"}
+    loggers = {"mlflow", "tensorboard", "wandb"}
+    assert extras == {"cpu", "cuda", "examples", "onnxscript", "plot", "test", "train", *loggers}
 
 
 def test_the_runtime_is_an_extra(metadata: Message) -> None:

@@ -66,7 +66,7 @@ def unknown(name: str, options: Sequence[str], what: str, see: str = "", globs: 
 _REMARK = ", a glob that matches nothing"
 
 _SHORTEST = 3
-"""Shorter names are no clue where they are part of another one."""
+"""A shorter name is part of too many others to suggest these."""
 
 
 def near_matches(name: str, options: Iterable[str]) -> list[str]:

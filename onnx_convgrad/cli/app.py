@@ -19,6 +19,7 @@ from onnx_convgrad.base.version import __version__
 from onnx_convgrad.cli.augment import augment
 from onnx_convgrad.cli.bench import bench
 from onnx_convgrad.cli.check import check
+from onnx_convgrad.cli.command import Panels
 from onnx_convgrad.cli.evaluate import evaluate
 from onnx_convgrad.cli.explain import explain
 from onnx_convgrad.cli.inspect import inspect
@@ -37,7 +38,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for _command in (inspect, augment, explain, lower, check, bench, train, predict, evaluate, rules):
-    app.command()(_command)
+    app.command(cls=Panels)(_command)
 
 
 def _version(wanted: bool) -> None:

@@ -11,12 +11,13 @@ import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from onnx_convgrad.base.boundary import unforeseen
 from onnx_convgrad.base.limits import limits_of
@@ -28,7 +29,12 @@ Model = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file.", sh
 
 
 def command(
-    *, source: type = Options, leave: Collection[str] = (), verbose: str = "", **defaults: str
+    *,
+    source: type = Options,
+    leave: Collection[str] = (),
+    verbose: str = "",
+    panels: Mapping[str, str] | None = None,
+    **defaults: str,
 ) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
     """Turn a function into a typer command.
 
@@ -40,6 +46,7 @@ def command(
         source: The dataclass whose fields `given` maps.
         leave: Fields of `Options` that the command has no use for.
         verbose: Help text of `--verbose`, for commands that have it.
+        panels: Heading in the help -> names of the fields below it; others stand below "Options".
         defaults: Defaults of fields that differ from those of `Options`.
     """
 
@@ -57,8 +64,9 @@ def command(
             raise typer.Exit(status or 0)
 
         wanted = inspect.signature(run, eval_str=True).parameters
+        panel_of = {name: panel for panel, names in (panels or {}).items() for name in names.split()}
         options = [
-            _parameter(option, defaults.get(field.name, field.default))
+            _parameter(option, defaults.get(field.name, field.default), panel_of.get(field.name))
             for field in fields(source)
             if field.name not in leave
             for option in field.metadata.get("options", ())
@@ -72,11 +80,34 @@ def command(
     return decorate
 
 
-def _parameter(option: CommandOption, default: object = None) -> inspect.Parameter:
+class Panels(TyperCommand):
+    """A command whose help lists its options below several headings; those without one come last."""
+
+    # Any: typer may bundle click, whose classes these are.
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": []}
+        rest: list[tuple[str, str]] = []
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                panel = (
+                    "Arguments"
+                    if parameter.param_type_name == "argument"
+                    else getattr(parameter, "rich_help_panel", None)
+                )
+                (rest if panel is None else sections.setdefault(panel, [])).append(record)
+        last = "Other options" if len(sections) > 1 else "Options"
+        for heading, records in {**sections, last: rest}.items():
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)
+
+
+def _parameter(option: CommandOption, default: object = None, panel: str | None = None) -> inspect.Parameter:
     """Return the parameter of an option; `None` as its value means that it was not given."""
     shown = isinstance(default, (str, int, float)) and option.kind is not bool
     text = f"{option.help} [default: {default}]" if shown else option.help
-    declared = typer.Option(*option.names, help=text, metavar=option.metavar, show_default=False)
+    declared = typer.Option(*option.names, help=text, metavar=option.metavar, show_default=False, rich_help_panel=panel)
     kind: Any = list[str] if option.kind is list else option.kind
     return inspect.Parameter(
         option.parameter, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, declared]

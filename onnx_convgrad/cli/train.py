@@ -9,10 +9,10 @@ import typer
 
 from onnx_convgrad.cli.command import command
 from onnx_convgrad.cli.tables import Output
-from onnx_convgrad.cli.train_config import Config
+from onnx_convgrad.cli.train_config import PANELS, Config
 
 
-@command(source=Config)
+@command(source=Config, panels=PANELS, verbose="List every layer before the first step.")
 def train(
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)] = None,
     *,
@@ -25,6 +25,9 @@ def train(
         Path | None,
         typer.Option("--config", metavar="TOML", help="A file with these options; the command line overrides it."),
     ] = None,
+    find_lr: Annotated[
+        bool, typer.Option("--find-lr", help="Only search for a learning rate; --plot FILE draws the search.")
+    ] = False,
     out: Output,
 ) -> int:
     """Train a model.
@@ -35,8 +38,12 @@ def train(
     Example:
       onnx-convgrad train model.onnx --data train.npz --loss cross_entropy
       onnx-convgrad train model.onnx --data images --validation 0.1 --epochs 5
+      onnx-convgrad train model.onnx --data images --find-lr --plot rates.png
       onnx-convgrad train --resume model.train
     """
-    from onnx_convgrad.cli.train_run import train as run
+    from onnx_convgrad.cli import train_run
 
-    return run(given if model is None else {"model": model, **given}, config, resume, out)
+    given = given if model is None else {"model": model, **given}
+    if find_lr:
+        return train_run.find_rate(given, config, resume, out)
+    return train_run.train(given, config, resume, out)

@@ -9,46 +9,75 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnx_convgrad.adapters.add import add_adapters
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.cli.command import parsed
 from onnx_convgrad.cli.train_config import Config, share_of, spelled
 from onnx_convgrad.errors import ArgumentError, ConvGradError
 from onnx_convgrad.frontend.canonicalize import canonicalize
-from onnx_convgrad.frontend.files import copied, load
+from onnx_convgrad.frontend.files import copied
 from onnx_convgrad.pipeline import option_text as text
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.training.data.batches import BATCH_SIZE, Loader
-from onnx_convgrad.training.data.datasets import Arrays, Dataset, read_arrays
+from onnx_convgrad.training.data.calibration import unfold_batchnorm
+from onnx_convgrad.training.data.datasets import Arrays, Dataset, named_arrays
 from onnx_convgrad.training.data.images import ImageFolder, given_preprocessing, is_image_folder, overridden
 from onnx_convgrad.training.data.pictures import layout_of
+from onnx_convgrad.training.data.teacher import Teacher
 from onnx_convgrad.training.losses.elementwise import Loss
-from onnx_convgrad.training.optim.optimizers import Optimizer, optimizer_named
+from onnx_convgrad.training.optim.named import optimizer_named
+from onnx_convgrad.training.optim.optimizers import Optimizer
 from onnx_convgrad.training.optim.schedules import Constant, Cosine, OneCycle, Schedule, Step, Warmup
 from onnx_convgrad.training.program.build import TrainingProgram, build_training
+from onnx_convgrad.training.program.distill import distillation
 from onnx_convgrad.training.program.manifest import Manifest, Port
 from onnx_convgrad.training.program.terms import LOSSES, LossLike
 from onnx_convgrad.training.run.batch_weights import CLASS_LOSSES
+from onnx_convgrad.training.run.callbacks import ReduceOnPlateau
 from onnx_convgrad.training.run.class_metrics import Accuracy
 from onnx_convgrad.training.run.metric import Metric
 from onnx_convgrad.training.run.metrics import metric_named
 
 
-def program(config: Config, rate: Schedule, model: ir.Model) -> TrainingProgram:
+def program(config: Config, rate: Schedule, model: ir.Model, data: Dataset, updates: int) -> TrainingProgram:
     """Build the training program of a model that was read, and perhaps given a new last layer.
+
+    An epoch has this many `updates`.
 
     Raises:
         ConvGradError: What `build_training` raises; an option is wrong.
     """
     return build_training(
-        model,
-        loss=_loss(config),
-        optimizer=_optimizer(config, rate),
+        _model(config, model, data),
+        loss=_taught(_loss(config), config) if config.teacher else _loss(config),
+        optimizer=_optimizer(config, rate, updates),
         freeze=text.names(config.freeze),
         freeze_statistics=config.freeze_statistics,
         seed=config.seed,
+        ema=config.ema,
         precision=config.precision,
         **_settings(config),
     )
+
+
+def _model(config: Config, model: ir.Model, data: Dataset) -> ir.Model:
+    """The model to train: as it is, or with the changes that options ask for."""
+    if config.lora is None and (config.lora_targets or config.lora_alpha is not None):
+        raise ArgumentError("--lora-targets and --lora-alpha are for --lora.", hint="Give a rank, such as --lora 8.")
+    if config.lora is None and not config.unfold_batchnorm:
+        return model
+    if config.lora is not None and config.unfold_batchnorm:
+        raise ArgumentError(
+            "--unfold-batchnorm has no effect with --lora: adapters are trained alone, with stored statistics.",
+            hint="Give one of the two.",
+        )
+    if config.lora is None:
+        inputs = {value.name for value in model.graph.inputs}
+        names = {port: array for port, array in _names(config).items() if port in inputs}
+        return unfold_batchnorm(model, data, batch_size=config.batch_size, names=names)
+    alpha = 16.0 if config.lora_alpha is None else config.lora_alpha
+    targets = text.names(config.lora_targets) or "*"
+    return add_adapters(model, rank=config.lora, alpha=alpha, targets=targets, seed=config.seed)
 
 
 def _settings(config: Config) -> dict[str, Any]:
@@ -91,6 +120,17 @@ def _loss(config: Config) -> LossLike:
     return several
 
 
+def _taught(loss: LossLike, config: Config) -> LossLike:
+    """Add the loss of a teacher's predictions to the only one."""
+    (output, entry), *rest = loss.items() if isinstance(loss, Mapping) else [(None, (1.0, loss))]
+    weight, own = entry if isinstance(entry, tuple) else (1.0, entry)
+    if rest or weight != 1 or not isinstance(own, (str, Loss)):
+        raise ArgumentError(
+            "--teacher needs one --loss, without a weight.", hint="--distill-weight is that of the teacher."
+        )
+    return distillation(own, weight=config.distill_weight, temperature=config.temperature, output=output)
+
+
 def _one_loss(name: str, settings: Mapping[str, Any]) -> LossLike:
     if not settings:
         return name
@@ -99,21 +139,38 @@ def _one_loss(name: str, settings: Mapping[str, Any]) -> LossLike:
     return made
 
 
-def _optimizer(config: Config, rate: Schedule) -> Optimizer:
+def _optimizer(config: Config, rate: Schedule, updates: int) -> Optimizer:
     kind = optimizer_named(config.optimizer)
-    chosen = {name: getattr(config, name) for name in ("momentum", "weight_decay", "clip_norm")}
+    chosen = {name: getattr(config, name) for name in ("momentum", "weight_decay", "clip_norm", "layer_decay")}
     chosen = {name: value for name, value in chosen.items() if value is not None}
     for name in chosen:
         if name not in {f.name for f in fields(kind)}:
             raise ArgumentError(f"{spelled(name)} is not an option of {config.optimizer}.")
-    made: Optimizer = _made(kind, {**chosen, **config.optimizer_options}, "optimizer-options", lr=rate)
+    settings = {**chosen, **config.optimizer_options}
+    if config.unfreeze:
+        settings["groups"] = _unfrozen(config.unfreeze, settings.get("groups", {}), updates)
+    made: Optimizer = _made(kind, settings, "optimizer-options", lr=rate)
     return made
+
+
+def _unfrozen(entries: tuple[str, ...], groups: Mapping[str, Any], updates: int) -> dict[str, Any]:
+    """Groups of the optimizer with the first step of each; `GLOB@EPOCH` trains from this epoch on, counted from 1."""
+    merged = dict(groups)
+    for entry in entries:
+        glob, _, epoch = entry.rpartition("@")
+        if not glob or not epoch.isdecimal() or int(epoch) < 1:
+            raise ArgumentError(
+                f"--unfreeze {entry!r} is not of the form GLOB@EPOCH.",
+                hint="For example: 'layer4.*@3'; the first epoch is 1.",
+            )
+        merged[glob] = {**merged.pop(glob, {}), "start": (int(epoch) - 1) * updates}
+    return merged
 
 
 def _made(kind: Any, settings: Mapping[str, Any], where: str, **more: Any) -> Any:
     """Make an instance, with lists as tuples; unknown names are errors."""
     named = {key.replace("-", "_"): tuple(v) if isinstance(v, list) else v for key, v in settings.items()}
-    check_names(list(named), [f.name for f in fields(kind) if f.name not in more], f"key in {where}:")
+    check_names(list(named), [f.name for f in fields(kind) if f.init and f.name not in more], f"key in {where}:")
     try:
         return kind(**named, **more)
     except TypeError as problem:
@@ -129,12 +186,26 @@ def schedule(config: Config, batches: int) -> Schedule:
         "onecycle": (OneCycle, {"steps": steps}),
         "step": (Step, {"step_size": -(-steps // 3)}),
     }
-    check_names([config.schedule], list(spans), "schedule")
+    check_names([config.schedule], [*spans, _PLATEAU], "schedule")
+    if config.schedule == _PLATEAU:
+        plateau(config)  # checks its options
+        return Warmup(Constant(config.lr), config.warmup) if config.warmup else Constant(config.lr)
     kind, span = spans[config.schedule]
     if "milestones" in config.schedule_options:
         span = {}
     chosen: Schedule = _made(kind, {**span, **config.schedule_options}, "schedule-options", lr=config.lr)
     return Warmup(chosen, config.warmup) if config.warmup else chosen
+
+
+_PLATEAU = "plateau"
+
+
+def plateau(config: Config) -> list[ReduceOnPlateau]:
+    """The callback of `--schedule plateau`, or none."""
+    if config.schedule != _PLATEAU:
+        return []
+    settings = {"monitor": "val_loss" if config.validation else "loss", **config.schedule_options}
+    return [_made(ReduceOnPlateau, settings, "schedule-options")]
 
 
 # -- data --------------------------------------------------------------------------------------------------------------
@@ -157,29 +228,31 @@ def datasets(config: Config) -> tuple[Dataset, Dataset | None]:
     return train, _dataset(config, config.validation, train.classes or None)
 
 
+def taught(config: Config, train: Dataset, held: Dataset | None) -> tuple[Dataset, Dataset | None]:
+    """Add the predictions of `--teacher` to the data."""
+    if config.teacher is None:
+        return train, held
+    settings: dict[str, Any] = {"providers": list(config.providers) or None, "names": _names(config)}
+    settings["options"] = {"threads": config.threads} if config.threads else None
+    teacher = Teacher(config.teacher, **settings)
+    return teacher.teaching(train), None if held is None else teacher.teaching(held)
+
+
 def _dataset(config: Config, entries: tuple[str, ...], classes: tuple[str, ...] | None = None) -> Dataset:
     """Read a folder of images, or the arrays of all files; `NAME=PATH` names the array of an `.npy` file."""
     if len(entries) == 1 and is_image_folder(Path(entries[0])):
         return _images(config, Path(entries[0]), classes)
     if config.augment:
         raise ArgumentError("--augment changes images in folders, and the data are arrays.", hint="Leave it out.")
-    arrays: dict[str, Any] = {}
-    for entry in entries:
-        name, _, path = entry.rpartition("=")
-        more: dict[str, Any] = {name: path} if name else dict(read_arrays(path).arrays)
-        doubled = [key for key in more if key in arrays]
-        if doubled:
-            raise ArgumentError(f"There is more than one array {doubled[0]!r}.", hint="Give each a name: NAME=PATH.")
-        arrays |= more
-    return Arrays(arrays)
+    return Arrays(named_arrays(entries))
 
 
-def sized(config: Config) -> Config:
+def sized(config: Config, model: ir.Model) -> Config:
     """Add input shapes for `--image-size`, and for batches of several samples, where the model's file fixes others.
 
     `--input-shape` wins. A number of samples is only freed if every output then has as many.
     """
-    model, size, given = load(config.model or ""), _image_size(config), text.input_shapes(config.input_shape)
+    size, given = _image_size(config), text.input_shapes(config.input_shape)
     shapes: dict[str, list[int | str | None]] = {}
     for value in model.graph.inputs:
         port = Port.from_value(value)
@@ -240,12 +313,12 @@ def _images(config: Config, path: Path, classes: tuple[str, ...] | None) -> Imag
     )
 
 
-def batches(config: Config, samples: int) -> tuple[int, int]:
+def batches(config: Config, model: ir.Model, samples: int) -> tuple[int, int]:
     """Return the batch size (the given one, or that of the model's inputs, or the default) and the batches per epoch."""
     shapes = text.input_shapes(config.input_shape)
     fixed = None
     bound = text.input_values(config.input_value)
-    for value in load(config.model or "").graph.inputs:
+    for value in model.graph.inputs:
         if value.name in bound:
             continue
         shape = shapes.get(value.name or "", None if value.shape is None else list(value.shape))
@@ -261,22 +334,31 @@ def loaders(config: Config, manifest: Manifest, train: Dataset, held: Dataset | 
     Raises:
         ArgumentError: The data does not fit the program.
     """
+    if not isinstance(train, ImageFolder):  # of arrays of pixels
+        given = {"size": None, "resize": None, "mean": config.mean or None, "std": config.std or None, "scale": None}
+        options = given_preprocessing(**given)
+        if options:
+            manifest = manifest.described(manifest.labels, overridden(manifest.preprocessing, options))
+    common: dict[str, Any] = {
+        "batch_size": config.batch_size,
+        "seed": config.seed,
+        "names": {} if config.teacher else _names(config),
+    }
+    return (
+        Loader(train, manifest, shuffle=config.shuffle, augment=True, **common),
+        None if held is None else Loader(held, manifest, shuffle=False, **common),
+    )
+
+
+def _names(config: Config) -> dict[str, str]:
+    """Input -> array, of the entries `INPUT=ARRAY` of --map."""
     names: dict[str, str] = {}
     for entry in config.map:
         port, equals, array = entry.partition("=")
         if not equals:
             raise ArgumentError(f"--map {entry!r} is not of the form INPUT=ARRAY.")
         names[port] = array
-    if not isinstance(train, ImageFolder):  # of arrays of pixels
-        given = {"size": None, "resize": None, "mean": config.mean or None, "std": config.std or None, "scale": None}
-        options = given_preprocessing(**given)
-        if options:
-            manifest = manifest.described(manifest.labels, overridden(manifest.preprocessing, options))
-    common: dict[str, Any] = {"batch_size": config.batch_size, "seed": config.seed, "names": names}
-    return (
-        Loader(train, manifest, shuffle=config.shuffle, augment=True, **common),
-        None if held is None else Loader(held, manifest, shuffle=False, **common),
-    )
+    return names
 
 
 def check_classes(program: TrainingProgram, dataset: Dataset) -> None:

@@ -10,8 +10,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.cli.train_config import Config
 from onnx_convgrad.errors import ArgumentError, ConvGradError
-from onnx_convgrad.frontend.files import load
-from onnx_convgrad.training.data.datasets import Arrays, Dataset, Part
+from onnx_convgrad.training.data.datasets import Arrays, Dataset
 from onnx_convgrad.training.data.inputs import USUAL_TARGETS
 from onnx_convgrad.training.losses.cross_entropy import ClassLoss
 from onnx_convgrad.training.program.terms import LOSSES
@@ -28,14 +27,13 @@ def with_default_loss(config: Config, data: Dataset, tell: Tell) -> Config:
     return replace(config, loss=("cross_entropy",))
 
 
-def fitted_model(config: Config, data: Sequence[Dataset], tell: Tell) -> tuple[Config, ir.Model]:
-    """Read the model, and replace its last layer if the number of classes is another; the options then name that number.
+def fitted_model(config: Config, model: ir.Model, data: Sequence[Dataset], tell: Tell) -> Config:
+    """Replace the last layer of a model, in place, if the number of classes is another; the options then name that number.
 
     Raises:
         ArgumentError: There are fewer `--classes` than the data have, or the layer is ambiguous.
-        ModelError: The model cannot be read, or its last layer cannot be replaced.
+        ModelError: Its last layer cannot be replaced.
     """
-    model = load(config.model or "")
     counted = count_classes(config, data, [v.name or "" for v in model.graph.inputs])
     if config.classes is not None and counted is not None and config.classes < counted:
         raise ArgumentError(
@@ -44,15 +42,15 @@ def fitted_model(config: Config, data: Sequence[Dataset], tell: Tell) -> tuple[C
         )
     wanted = config.classes or counted
     if wanted is None:
-        return config, model
+        return config
     try:
         head = find_head(model, config.head)
     except ConvGradError:
         if config.classes is None and config.head is None:
-            return config, model  # a number that does not fit is refused with the remedy later
+            return config  # a number that does not fit is refused with the remedy later
         raise
     if head.classes == wanted:
-        return config, model
+        return config
     names = data[0].classes if len(data[0].classes) == wanted else None
     with_new_head(model, wanted, head=config.head, seed=config.seed, labels=names)
     text = f"The last layer, {head.label}, had {head.classes} classes: it was replaced by one with {wanted}"
@@ -62,7 +60,7 @@ def fitted_model(config: Config, data: Sequence[Dataset], tell: Tell) -> tuple[C
             f"; --classes {head.classes} keeps it." if wanted < head.classes else "."
         )
     tell(text)
-    return replace(config, classes=wanted), model
+    return replace(config, classes=wanted)
 
 
 def count_classes(config: Config, data: Sequence[Dataset], inputs: Sequence[str]) -> int | None:
@@ -74,10 +72,7 @@ def count_classes(config: Config, data: Sequence[Dataset], inputs: Sequence[str]
     ignored = config.loss_options.get("ignore_index", config.loss_options.get("ignore-index", -100))
     counts = []
     for dataset in data:
-        whole = dataset
-        while isinstance(whole, Part):
-            whole = whole.dataset
-        targets = _targets(config, whole, inputs) if isinstance(whole, Arrays) else None
+        targets = _targets(config, dataset.source, inputs) if isinstance(dataset.source, Arrays) else None
         if targets is None:
             return None
         counted = targets[targets != ignored] if (targets == ignored).any() else targets

@@ -11,6 +11,7 @@ import shlex
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,23 @@ Table = Mapping[str, Any]
 _CHANGEABLE = frozenset(
     (
         "data map lr schedule schedule_options warmup epochs metric patience "
-        "checkpoint_every keep plot log tensorboard providers threads"
+        "checkpoint_every keep plot log tensorboard mlflow wandb providers threads"
     ).split()
 )
 """Options that may change when a run is resumed."""
 
-_COUNTS = ("epochs", "classes", "batch_size", "accumulate", "keep", "patience", "checkpoint_every", "threads", "resize")
+_COUNTS = (
+    "epochs",
+    "classes",
+    "batch_size",
+    "accumulate",
+    "keep",
+    "patience",
+    "checkpoint_every",
+    "threads",
+    "resize",
+    "lora",
+)
 
 
 # Any: a dataclass field has the type of its annotation.
@@ -44,9 +56,10 @@ def _shared(name: str, default: Any = None) -> Any:
     return option(written.usage, written.help, default=default)
 
 
-def _table(usage: str, text_of_help: str) -> Any:
+def _table(name: str, described: str) -> Any:
     """A field with a table of options, given one by one on the command line."""
-    return field(default_factory=dict, metadata=option(usage, text_of_help, parse=text.table).metadata)
+    written = option(f"{name} KEY=VALUE...", described, parse=partial(text.table, name))
+    return field(default_factory=dict, metadata=written.metadata)
 
 
 _DATA = ".npz or .npy files (one option for each), or a folder with one folder of images per class."
@@ -60,7 +73,25 @@ _LOSS = (
 _CLASSES = "Replace the last layer by one with this many classes. [default: as many as the data have]"
 _HEAD = "The last layer, by its node or weight, if several could be meant."
 _AUGMENT = "Change training images at random: flip, crop, color, rotate."
+_UNFOLD = "Put BatchNormalization back behind convolutions, with statistics of the data."
+_TEACHER = "Also learn the predictions of this ONNX file (distillation)."
+_OPTIMIZER = "sgd, adam, adamw, rmsprop, adagrad, lion, lamb, muon."
+_LAYER_DECAY = "Factor of the learning rate for every layer further from the output, such as 0.8."
+_UNFREEZE = "Train these parameters from this epoch on, the first is 1; later options win. Repeatable."
+_EMA = "Also average the weights, such as 0.999; validation and exported models use the average."
 _RESIZE = "Resize the shorter side of images to this, then crop the middle."
+
+
+PANELS = {
+    "Data": "data validation map image_size resize mean std batch_size shuffle",
+    "Loss and metrics": "loss loss_options classes head metric teacher distill_weight temperature",
+    "Optimizer": "optimizer optimizer_options lr momentum weight_decay clip_norm layer_decay accumulate ema",
+    "Schedule": "epochs schedule schedule_options warmup unfreeze patience",
+    "What is trained": "wrt freeze freeze_statistics precision seed",
+    "Files and logs": "out checkpoint_every keep plot log tensorboard mlflow wandb",
+    "Graphs": "providers threads target deterministic lowering max_workspace recompute input_shape limit",
+}
+"""Heading in the help -> fields below it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,20 +106,24 @@ class Config:
     validation: Names = option("--validation [NAME=]PATH|SHARE...", _VALIDATION, default=())
     map: Names = option("--map INPUT=ARRAY...", _MAP, default=())
     loss: Names = option("--loss [OUTPUT=]NAME...", _LOSS, default=())
-    loss_options: Table = _table("--loss-option KEY=VALUE...", "An option of the loss, such as axis=-1. Repeatable.")
+    loss_options: Table = _table("--loss-option", "An option of the loss, such as axis=-1. Repeatable.")
     classes: int | None = option("--classes INT", _CLASSES)
     head: str | None = option("--head NAME", _HEAD)
-    optimizer: str = option("--optimizer NAME", "sgd, adam, adamw, rmsprop, adagrad.", default="adamw")
-    optimizer_options: Table = _table(
-        "--optimizer-option KEY=VALUE...", "One of the optimizer, such as eps=1e-6. Repeatable."
-    )
+    teacher: str | None = option("--teacher FILE", _TEACHER)
+    distill_weight: float = option("--distill-weight NUMBER", "Share of the teacher in the loss.", default=0.5)
+    temperature: float = option("--temperature NUMBER", "Softens the predictions that are compared.", default=4.0)
+    optimizer: str = option("--optimizer NAME", _OPTIMIZER, default="adamw")
+    optimizer_options: Table = _table("--optimizer-option", "One of the optimizer, such as betas=0.9,0.95. Repeatable.")
     lr: float = option("--lr NUMBER", "Learning rate.", default=1e-3)
-    momentum: float | None = option("--momentum NUMBER", "Momentum of sgd and rmsprop.")
+    momentum: float | None = option("--momentum NUMBER", "Momentum of sgd, rmsprop and muon.")
     weight_decay: float | None = option("--weight-decay NUMBER", "Weight decay. [default: the optimizer's]")
     clip_norm: float | None = option("--clip-norm NUMBER", "Largest norm of all gradients together.")
-    schedule: str = option("--schedule NAME", "constant, cosine, step, onecycle.", default="constant")
-    schedule_options: Table = field(default_factory=dict)
+    layer_decay: float | None = option("--layer-decay NUMBER", _LAYER_DECAY)
+    ema: float | None = option("--ema NUMBER", _EMA)
+    schedule: str = option("--schedule NAME", "constant, cosine, step, onecycle, plateau.", default="constant")
+    schedule_options: Table = _table("--schedule-option", "Option of the schedule, such as gamma=0.5.")
     warmup: int = option("--warmup INT", "Steps of linear warm-up before the schedule.", default=0)
+    unfreeze: Names = option("--unfreeze GLOB@EPOCH...", _UNFREEZE, default=())
     epochs: int = option("--epochs INT", "In total, also when resumed.", default=10)
     batch_size: int | None = option("--batch-size INT", "Samples. [default: the model's, or 32 if it takes any]")
     accumulate: int = option("--accumulate INT", "Batches per update.", default=1)
@@ -96,6 +131,10 @@ class Config:
     wrt: Names = option("--wrt NAMES...", "Names and globs to train. [default: parameters]", default=())
     freeze: Names = option("--freeze NAMES...", "Names and globs not to train.", default=())
     freeze_statistics: bool = option("--freeze-statistics", "Keep BatchNormalization's statistics.", default=False)
+    unfold_batchnorm: bool = option("--unfold-batchnorm", _UNFOLD, default=False)
+    lora: int | None = option("--lora INT", "Train low-rank adapters of this rank alone (LoRA).")
+    lora_alpha: float | None = option("--lora-alpha NUMBER", "Scales adapters by alpha / rank. [default: 16]")
+    lora_targets: Names = option("--lora-targets NAMES...", "Weights and nodes to adapt. [default: *]", default=())
     precision: str = option("--precision NAME", "float32; or float16, bfloat16 (mixed).", default="float32")
     seed: int = option("--seed INT", "Seed of order, split and Dropout.", default=0)
     metric: Names = option(
@@ -110,6 +149,8 @@ class Config:
     plot: str | None = option("--plot FILE", "Draw loss and metrics: .png, .svg, .pdf.")
     log: str | None = option("--log FILE", ".csv or .jsonl. [default: history.csv in the folder]")
     tensorboard: str | None = option("--tensorboard FOLDER", "Also write for TensorBoard.")
+    mlflow: str | None = option("--mlflow NAME", "Also write to MLflow, to the experiment of this name.")
+    wandb: str | None = option("--wandb PROJECT", "Also write to Weights & Biases, to this project.")
     providers: Names = option("--providers NAMES...", "cpu, cuda, cuda:1, ...", parse=text.names, default=())
     threads: int | None = option("--threads INT", "CPU threads. [default: the cores]")
     target: str | None = option("--target NAME", "cpu, cuda, web, portable. [default: that of the first provider]")
@@ -158,8 +199,10 @@ class Config:
         following = self.changed(given, "the command line")
         for name, path in self.outside(folder).items():
             if name not in given:
+                service = name in _SERVICES
+                what = f"sends its history to {name}, {path!r}" if service else f"writes {name} to {path!r}"
                 raise ArgumentError(
-                    f"{str(folder / 'train.toml')!r} writes {name} to {path!r}, which is not in the folder of the run.",
+                    f"{str(folder / 'train.toml')!r} {what}, which is not in the folder of the run.",
                     hint=f"If you want that, give {spelled(name)} {shlex.quote(path)} again; else name another place.",
                 )
         if following.threads != self.threads:
@@ -178,12 +221,17 @@ class Config:
         return following
 
     def outside(self, folder: Path) -> dict[str, str]:
-        """The outputs that are not in the folder of the run: option -> path."""
-        given = {name: getattr(self, name) for name in _OUTPUTS}
-        return {name: path for name, path in given.items() if path is not None and not _inside(Path(path), folder)}
+        """The outputs that are not in the folder of the run, and the services: option -> path or name."""
+        given = {name: getattr(self, name) for name in (*_OUTPUTS, *_SERVICES)}
+        return {
+            name: path
+            for name, path in given.items()
+            if path is not None and (name in _SERVICES or not _inside(Path(path), folder))
+        }
 
 
 _OUTPUTS = ("plot", "log", "tensorboard")
+_SERVICES = ("mlflow", "wandb")
 
 _KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
     "str": ("text", (str,)),
@@ -195,12 +243,12 @@ _KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
     "Table": ("a table", (dict,)),
 }
 
-_PATHS = ("model", "out", "plot", "log", "tensorboard")
+_PATHS = ("model", "teacher", "out", "plot", "log", "tensorboard")
 
 
 def spelled(name: str) -> str:
     """Return the command-line option of a field."""
-    return "MODEL" if name == "model" else f"--{_key(name)}"
+    return "MODEL" if name == "model" else f"--{_key(name)}".removesuffix("s" if name.endswith("_options") else "")
 
 
 def _key(name: str) -> str:

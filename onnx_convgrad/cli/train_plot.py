@@ -1,4 +1,4 @@
-"""Plot a training run: loss and metrics by epoch, of training and validation, side by side."""
+"""Plot a training run, loss and metrics by epoch, and a search for a learning rate."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from onnx_convgrad.base.drafts import draft_of
 from onnx_convgrad.cli.figures import CONTRAST, FAINT, INK, OURS, headline, plain_axis
 from onnx_convgrad.training.run.display import measures, number
+from onnx_convgrad.training.run.rate_finder import LearningRates
 
 _PANEL, _HEIGHT, _TOP, _BOTTOM, _SIDE, _BETWEEN = 4.6, 4.3, 1.3, 0.6, 0.65, 0.75
 """Inches: panel width, figure height, headline, axis label, axis numbers, gap between panels."""
@@ -29,6 +30,45 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path, title: str, about: str) 
     headline(figure, title, about, counts)
     for axis, key in zip(axes, keys, strict=True):
         _panel(axis, rows, key)
+    with draft_of(path) as draft:
+        figure.savefig(draft)
+
+
+def plot_rates(found: LearningRates, path: Path, title: str, about: str) -> None:
+    """Draw the loss over the learning rate, with the suggestion; arguments as for `plot`."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    width = 1.5 * _PANEL
+    figure = Figure(figsize=(width, _HEIGHT), dpi=150, facecolor="white")
+    axis: Any = figure.subplots()
+    figure.subplots_adjust(left=_SIDE / width, right=1 - 0.2 / width, top=1 - _TOP / _HEIGHT, bottom=_BOTTOM / _HEIGHT)
+    headline(figure, title, about, f"{len(found.rates)} steps with growing learning rates")
+    axis.plot(found.rates, found.losses, color=FAINT, lw=0.8, label="loss of each step")
+    axis.plot(found.rates, found.smoothed, color=OURS, lw=2, label="smoothed")
+    if found.suggestion is not None:
+        height = found.smoothed[found.rates.index(found.suggestion)]
+        axis.plot(
+            [found.suggestion],
+            [height],
+            "o",
+            color=CONTRAST,
+            ms=7,
+            mec="white",
+            mew=0.8,
+            label=f"suggestion {found.suggestion:.2g}",
+        )
+    low, high = min(found.smoothed), max(found.smoothed[0], min(found.smoothed) * 1.5, sorted(found.smoothed)[-6:][0])
+    axis.set_ylim(low - 0.15 * (high - low), high + 0.25 * (high - low))
+    axis.set_xscale("log")
+    axis.xaxis.set_major_locator(LogLocator(numticks=12))
+    axis.xaxis.set_minor_formatter(NullFormatter())
+    axis.tick_params(labelsize=8, colors=FAINT, which="both", length=0)
+    axis.set_xlabel("learning rate", size=8, color=FAINT, loc="left")
+    axis.set_title("Loss", loc="left", size=10.5, weight="bold", color=INK, pad=8)
+    place = {"loc": "upper right", "bbox_to_anchor": (1.0, 1.13), "ncol": 3, "frameon": False, "fontsize": 8.5}
+    axis.legend(handlelength=1.2, columnspacing=1.2, labelcolor=INK, **place)
+    plain_axis(axis, "y")
     with draft_of(path) as draft:
         figure.savefig(draft)
 

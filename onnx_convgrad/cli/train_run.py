@@ -6,7 +6,7 @@ import math
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from json import dumps
 from pathlib import Path
@@ -19,7 +19,7 @@ from onnx_convgrad.cli import train_assembly as assembly
 from onnx_convgrad.cli.evaluate import matrix_table
 from onnx_convgrad.cli.figures import check_plot
 from onnx_convgrad.cli.tables import Output, Table, recorded_warnings
-from onnx_convgrad.cli.train_classes import fitted_model, with_default_loss
+from onnx_convgrad.cli.train_classes import Tell, fitted_model, with_default_loss
 from onnx_convgrad.cli.train_config import (
     Config,
     absolute,
@@ -29,31 +29,27 @@ from onnx_convgrad.cli.train_config import (
     spelled,
     written_config,
 )
-from onnx_convgrad.cli.train_plot import plot
+from onnx_convgrad.cli.train_plot import plot, plot_rates
 from onnx_convgrad.cli.train_summary import print_summary
 from onnx_convgrad.errors import ArgumentError, DivergenceError
+from onnx_convgrad.frontend.files import load
 from onnx_convgrad.runtime import import_runtime
 from onnx_convgrad.runtime.providers import check_available, resolve_providers
 from onnx_convgrad.training.data.batches import Loader
-from onnx_convgrad.training.data.datasets import Part
-from onnx_convgrad.training.data.images import ImageFolder
+from onnx_convgrad.training.optim.schedules import Schedule
 from onnx_convgrad.training.program.build import TrainingProgram
 from onnx_convgrad.training.run import checkpoint
-from onnx_convgrad.training.run.callbacks import Callback, Checkpoints, EarlyStopping, Log, TensorBoard
+from onnx_convgrad.training.run.callbacks import Callback, Checkpoints, EarlyStopping
 from onnx_convgrad.training.run.display import measures, number
 from onnx_convgrad.training.run.interruption import Interruption
+from onnx_convgrad.training.run.loggers import Log, MLflow, TensorBoard, WandB
 from onnx_convgrad.training.run.metrics import resolve_metrics
-from onnx_convgrad.training.run.run_folder import BEST as _BEST
-from onnx_convgrad.training.run.run_folder import CHECKPOINTS as _CHECKPOINTS
-from onnx_convgrad.training.run.run_folder import CLASSES as _CLASSES
-from onnx_convgrad.training.run.run_folder import CONFIG as _CONFIG
-from onnx_convgrad.training.run.run_folder import HISTORY as _HISTORY
-from onnx_convgrad.training.run.run_folder import PROGRAM as _PROGRAM
-from onnx_convgrad.training.run.run_folder import TRAINED as _TRAINED
+from onnx_convgrad.training.run.run_folder import BEST, CHECKPOINTS, CLASSES, CONFIG, HISTORY, PROGRAM, TRAINED
 from onnx_convgrad.training.run.summary import Summary
 from onnx_convgrad.training.run.trainer import Trainer
 
 _BROKEN = "broken_images.txt"
+_ADAPTERS = ("adapter.onnx_adapter", "adapter.safetensors")
 
 _SHOWN = 20
 """Most epochs in the table."""
@@ -72,6 +68,8 @@ def train(given: Mapping[str, Any], config_file: Path | None, resume: Path | Non
         config, trainer, callbacks, fit = _start(config, folder, stage, tell, resumed=resume is not None)
         if resume is not None and checkpoint.numbered(_checkpoints(folder)):
             trainer.restore(_checkpoints(folder))
+            if {"lr", "schedule"} & given.keys():
+                trainer.learning_rate = None  # which `--schedule plateau` may have set
     summary = trainer.summary(
         fit.keywords["data"], epochs=config.epochs, validation=fit.keywords["validation"], accumulate=config.accumulate
     )
@@ -109,42 +107,22 @@ def _start(
     Nothing is written before all options are checked. The options get their final name last, so that a folder with them is
     a whole run, and one with their draft is the start of one.
     """
-    providers = list(config.providers) or None
-    check_available(import_runtime(), [name for name, _ in resolve_providers(providers)])
-    stage("reading the data")
-    config = assembly.sized(config)
-    data, held = assembly.datasets(config)
-    config = with_default_loss(config, data, tell)
-    size, batches = assembly.batches(config, len(data))
-    config = replace(config, batch_size=size)
-    rate = assembly.schedule(config, max(1, batches))
-    stored = resumed and (folder / _PROGRAM).exists()
-    if stored:
-        program = TrainingProgram.load(folder / _PROGRAM)
-    else:
-        stage("building the program")
-        with recorded_warnings():  # printed before the training
-            config, model = fitted_model(config, [data] if held is None else [data, held], tell)
-            program = assembly.program(config, rate, model)
-    loaders = assembly.loaders(config, program.manifest, data, held)
-    assembly.check_classes(program, data)
+    stored = folder / PROGRAM if resumed and (folder / PROGRAM).exists() else None
+    config, program, loaders, rate = _assembled(config, stage, tell, stored)
     metrics = resolve_metrics(assembly.metrics(config, program.manifest), program.manifest)
     callbacks = _callbacks(config, folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with written_config(config, folder / _CONFIG):
+    with written_config(config, folder / CONFIG):
         remove_leftovers(folder)
         _checkpoints(folder).mkdir(exist_ok=True)
         classes = loaders[0].dataset.classes
         if classes:
-            write_text(folder / _CLASSES, dumps(classes))
-        if not stored:  # checkpoints alone are enough to predict
+            write_text(folder / CLASSES, dumps(classes))
+        if stored is None:  # with labels and preprocessing, which `predict` needs
             m = program.manifest
             program.manifest = m.described(classes or m.labels, loaders[0].inputs.preprocessing)
-            program.save(folder / _PROGRAM, shared_weights=True)
-    program = TrainingProgram.load(folder / _PROGRAM)  # in a resumed run too
-    stage("starting ONNX Runtime")
-    options = {"deterministic": config.deterministic} | ({"threads": config.threads} if config.threads else {})
-    trainer = Trainer(program, providers, config.seed, schedule=rate, options=options)
+            program.save(folder / PROGRAM, shared_weights=True)
+    trainer = _trainer(config, TrainingProgram.load(folder / PROGRAM), rate, stage)  # loaded in a resumed run too
     fit = partial(
         trainer.fit,
         data=loaders[0],
@@ -158,12 +136,72 @@ def _start(
 
 def _list_broken(loaders: Sequence[Loader | None], folder: Path) -> None:
     """List the images that could not be read in a file of the run."""
-    sets = [
-        loader.dataset.dataset if isinstance(loader.dataset, Part) else loader.dataset for loader in loaders if loader
-    ]
-    broken = {file: reason for data in sets if isinstance(data, ImageFolder) for file, reason in data.broken.items()}
+    broken = {file: reason for loader in loaders if loader for file, reason in loader.dataset.broken.items()}
     if broken:
         write_text(folder / _BROKEN, "".join(f"{file}: {reason}\n" for file, reason in broken.items()))
+
+
+def _assembled(
+    config: Config, stage: Callable[[str], None], tell: Tell, stored: Path | None = None
+) -> tuple[Config, TrainingProgram, tuple[Loader, Loader | None], Schedule]:
+    """Read the data, build the program or load the one that is `stored`; return the options with the batch size, too."""
+    check_available(import_runtime(), [name for name, _ in resolve_providers(list(config.providers) or None)])
+    stage("reading the data")
+    model = load(config.model or "")
+    config = assembly.sized(config, model)
+    data, held = assembly.datasets(config)
+    config = with_default_loss(config, data, tell)
+    size, batches = assembly.batches(config, model, len(data))
+    config, batches = replace(config, batch_size=size), max(1, batches)
+    rate = assembly.schedule(config, batches)
+    if stored is not None:
+        program = TrainingProgram.load(stored)
+    else:
+        stage("building the program")
+        with recorded_warnings():  # printed before the training
+            config = fitted_model(config, model, [data] if held is None else [data, held], tell)
+            program = assembly.program(config, rate, model, data, -(-batches // config.accumulate))
+    loaders = assembly.loaders(config, program.manifest, *assembly.taught(config, data, held))
+    assembly.check_classes(program, data)
+    return config, program, loaders, rate
+
+
+def _trainer(config: Config, program: TrainingProgram, rate: Schedule, stage: Callable[[str], None]) -> Trainer:
+    stage("starting ONNX Runtime")
+    options = {"deterministic": config.deterministic} | ({"threads": config.threads} if config.threads else {})
+    return Trainer(program, list(config.providers) or None, config.seed, schedule=rate, options=options)
+
+
+def find_rate(given: Mapping[str, Any], config_file: Path | None, resume: Path | None, out: Output) -> int:
+    """Search for a learning rate and print it; nothing is trained or written but the plot. Arguments as for `train`."""
+    if resume is not None:
+        raise ArgumentError("--find-lr is for a new run, not for one to --resume.")
+    given = absolute(given, Path.cwd())
+    config = Config.of({**(read_config(config_file) if config_file else {}), **given}, "the command line")
+    if config.model is None:
+        raise ArgumentError("There is no model to train.", hint="Name an ONNX file.")
+    if config.plot:
+        check_plot(Path(config.plot))
+    with out.stages() as stage:
+        tell = (lambda _: None) if out.silent else partial(print, file=sys.stderr)
+        config, program, loaders, rate = _assembled(config, stage, tell)
+        trainer = _trainer(config, program, rate, stage)
+        stage("searching for a learning rate")
+        found = trainer.find_learning_rate(loaders[0], accumulate=config.accumulate)
+    if config.plot:
+        plot_rates(
+            found, Path(config.plot), Path(config.model or "").name, f"{', '.join(config.loss)}, {config.optimizer}"
+        )
+    out.line(f"{len(found.rates)} steps, with rates from {found.rates[0]:.3g} to {found.rates[-1]:.3g}.")
+    if found.suggestion is None:
+        out.line("The loss does not fall at any of them: there is no rate to suggest.")
+    else:
+        out.line(f"Suggested learning rate: {found.suggestion:.2g}. Train with --lr {found.suggestion:.2g}.")
+    if config.plot:
+        out.line(f"The plot is in {_here(config.plot)}.")
+    if out.json:
+        out.print_json({"model": config.model, "plot": config.plot, **asdict(found)})
+    return 0
 
 
 # -- the folder --------------------------------------------------------------------------------------------------------
@@ -174,7 +212,7 @@ def _new_folder(config: Config) -> Path:
         raise ArgumentError("There is no model to train.", hint="Name an ONNX file, or --resume the folder of a run.")
     model = Path(config.model)
     folder = Path(config.out) if config.out else model.with_name(f"{model.stem}.train")
-    if (folder / _CONFIG).exists():
+    if (folder / CONFIG).exists():
         raise ArgumentError(
             f"{_here(folder)!r} already holds a run.",
             hint=f"Continue it with `{_resume(config, folder)}`, or give another --out.",
@@ -187,9 +225,9 @@ def _new_folder(config: Config) -> Path:
 def _started(folder: Path) -> bool:
     """Whether a folder holds nothing but the start of a run that was killed before its first step."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    known = {draft_name(_CONFIG), _CHECKPOINTS, _PROGRAM, _CLASSES}
-    return draft_name(_CONFIG) in names and all(
-        n in known or n.startswith((f".{_PROGRAM}.", f".{_CLASSES}.")) for n in names
+    known = {draft_name(CONFIG), CHECKPOINTS, PROGRAM, CLASSES}
+    return draft_name(CONFIG) in names and all(
+        n in known or n.startswith((f".{PROGRAM}.", f".{CLASSES}.")) for n in names
     )
 
 
@@ -199,13 +237,13 @@ def _stored(folder: Path) -> Config:
             f"The run in {str(folder)!r} was killed before its first step.",
             hint="Start it again, with the same command as before.",
         )
-    if not (folder / _CONFIG).is_file():
-        raise ArgumentError(f"{str(folder)!r} is not the folder of a run: there is no {_CONFIG}.")
-    return Config.of(read_config(folder / _CONFIG), _CONFIG)
+    if not (folder / CONFIG).is_file():
+        raise ArgumentError(f"{str(folder)!r} is not the folder of a run: there is no {CONFIG}.")
+    return Config.of(read_config(folder / CONFIG), CONFIG)
 
 
 def _checkpoints(folder: Path) -> Path:
-    return folder / _CHECKPOINTS
+    return folder / CHECKPOINTS
 
 
 def _resume(config: Config, folder: Path) -> str:
@@ -228,11 +266,16 @@ def _here(path: Path | str) -> str:
 def _callbacks(config: Config, folder: Path) -> list[Callback]:
     best = "val_loss" if config.validation else None
     callbacks: list[Callback] = [
-        Log(config.log or folder / _HISTORY),
+        Log(config.log or folder / HISTORY),
         Checkpoints(_checkpoints(folder), every_steps=config.checkpoint_every, keep=config.keep, best=best),
     ]
     if config.tensorboard:
         callbacks.append(TensorBoard(config.tensorboard))
+    if config.mlflow:
+        callbacks.append(MLflow(config.mlflow))
+    if config.wandb:
+        callbacks.append(WandB(config.wandb))
+    callbacks += assembly.plateau(config)
     if config.patience:
         callbacks.append(EarlyStopping(best or "loss", patience=config.patience))
     return callbacks
@@ -282,9 +325,11 @@ def _finish(
         )
     elif diverged is None:
         result |= _exported(config, trainer, folder)
-        out.line(f"\n{_here(config.model or '')} -> {_here(folder / _TRAINED)}")
+        out.line(f"\n{_here(config.model or '')} -> {_here(folder / TRAINED)}")
+        if config.lora is not None:
+            out.line(f"The adapters alone are in {' and '.join(_ADAPTERS)} beside it.")
         if result["best"]:
-            out.line(f"{_here(folder / _BEST)} has the parameters of the epoch with the lowest validation loss.")
+            out.line(f"{_here(folder / BEST)} has the parameters of the epoch with the lowest validation loss.")
         out.line(f"Checkpoints, history and program are in {_here(folder)}.")
     if config.plot and rows:
         plot(rows, Path(config.plot), Path(config.model or "").name, f"{', '.join(config.loss)}, {config.optimizer}")
@@ -298,12 +343,15 @@ def _finish(
 
 def _exported(config: Config, trainer: Trainer, folder: Path) -> dict[str, str]:
     """Write the trained model, and the best one if there was a validation."""
-    files = {"trained": folder / _TRAINED}
+    files = {"trained": folder / TRAINED}
     trainer.export(files["trained"])
+    if config.lora is not None:
+        for name in _ADAPTERS:
+            trainer.export_adapter(folder / name)
     best = _checkpoints(folder) / "best.safetensors"
     if config.validation and best.exists():
         trainer.restore(best)
-        files["best"] = folder / _BEST
+        files["best"] = folder / BEST
         trainer.export(files["best"])
     return {name: str(path) for name, path in files.items()}
 

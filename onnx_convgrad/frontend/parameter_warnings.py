@@ -128,4 +128,4 @@ def unrecognized(graph: ir.Graph, wrt: Sequence[ir.Value]) -> dict[ir.Value, lis
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names[:_SHOWN])) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    return first_few(list(map(repr, names)), _SHOWN)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import onnx
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import floating, node_label
@@ -25,6 +26,7 @@ from onnx_convgrad.gradient_ops.training_info import load_with_algorithm
 from onnx_convgrad.ir.emit import DOMAIN, Emitter
 from onnx_convgrad.ir.nodes import subgraphs
 from onnx_convgrad.ir.notes import GRADIENTS
+from onnx_convgrad.ir.serialize import whole_proto
 from onnx_convgrad.lowering.lower import Choice
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import Progress, complete, target_of
@@ -39,6 +41,10 @@ class Lowered:
     """Number of nodes of each operator in the given model."""
     derivatives: tuple[Derivative, ...]
     choices: tuple[Choice, ...]
+
+    def proto(self) -> onnx.ModelProto:
+        """The model as a proto with all its weights."""
+        return whole_proto(self.model)
 
 
 @judged

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -22,6 +24,11 @@ def dims_equal(a: Any, b: Any) -> bool:
 def static_dims(value: ir.Value) -> list[int | None] | None:
     """The dimensions of a value with `None` for unknown ones, or `None` when even the rank is unknown."""
     return None if value.shape is None else [known(d) for d in value.shape]
+
+
+def static_product(dims: Sequence[Any]) -> int | None:
+    """The product of dimensions, or `None` when one of them is symbolic."""
+    return math.prod(dims) if all(isinstance(d, int) for d in dims) else None
 
 
 def same_shape(a: ir.Shape, b: ir.Shape) -> bool:

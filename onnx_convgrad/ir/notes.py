@@ -25,6 +25,9 @@ UPDATES = "onnx_convgrad.updates"
 MANIFEST = "onnx_convgrad.training"
 """JSON: the manifest of a training program. Written by `training.program`, read by `training.run`."""
 
+ADAPTERS = "onnx_convgrad.adapters"
+"""JSON: rank, alpha and the names of the adapters of a model. Written and read by `adapters`, verified in the graph."""
+
 LOOPS = "onnx_convgrad.loops"
 """JSON object: result of a loop over samples -> the abstract operator, operands and attributes that it computes.
 

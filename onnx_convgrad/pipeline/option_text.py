@@ -104,22 +104,6 @@ def _lowerings_in(path: Path) -> dict[str, str]:
 _UNITS = {"": 1, "B": 1, "K": 10**3, "KB": 10**3, "M": 10**6, "MB": 10**6, "G": 10**9, "GB": 10**9}
 
 
-def table(values: Sequence[str]) -> dict[str, Any]:
-    """Parse `KEY=VALUE`, repeated; a value is a number, true, false or a list as in TOML, else text."""
-    parsed: dict[str, Any] = {}
-    for entry in values:
-        key, equals, value = entry.partition("=")
-        if not equals or not key.strip():
-            raise ArgumentError(f"The option {entry!r} is not of the form KEY=VALUE.")
-        written = value.strip()
-        try:
-            content = tomllib.loads(f"value = {written.lower() if written in ('True', 'False') else written}")
-        except ValueError:
-            content = {}
-        parsed[key.strip()] = content["value"] if list(content) == ["value"] else written
-    return parsed
-
-
 def size_in_bytes(text: str) -> int:
     """`--max-workspace`: a number of bytes, optionally with a unit: `64MB`, `1.5GB`."""
     digits = text.strip().rstrip("BbKkMmGg")
@@ -205,3 +189,27 @@ def _size(text: str, option: str) -> int | str | None:
     if text.isidentifier():
         return text
     raise ArgumentError(f"--input-shape {option!r}: {text!r} is neither a size, a name nor '?'.")
+
+
+def table(option: str, values: Sequence[str]) -> dict[str, Any]:
+    """KEY=VALUE, repeated: a number, true or false, several of them separated by commas, TOML, or else text."""
+    chosen = {}
+    for value in values:
+        key, equals, text = value.partition("=")
+        if not equals or not key.strip() or not text.strip():
+            raise ArgumentError(f"{option} {value!r} is not of the form KEY=VALUE.")
+        if key.strip() in chosen:
+            raise ArgumentError(f"{option} gives {key.strip()!r} twice.")
+        parts = [text] if _toml(text) is not None else text.split(",")
+        read = [part.strip() if _toml(part) is None else _toml(part) for part in parts]
+        chosen[key.strip()] = read[0] if len(read) == 1 else read
+    return chosen
+
+
+def _toml(text: str) -> Any:
+    """A value of TOML; `None` if it is none."""
+    written = text.strip().lower() if text.strip() in ("True", "False") else text.strip()
+    try:
+        return tomllib.loads(f"value = {written}")["value"]
+    except (tomllib.TOMLDecodeError, RecursionError, ValueError):
+        return None

@@ -251,7 +251,7 @@ def test_tables_with_long_names_fit_80_columns(model: Path, command: str) -> Non
     for tensor in proto.graph.initializer:
         tensor.name = prefix + tensor.name if tensor.name.startswith("w") else tensor.name
     onnx.save(proto, model)
-    options = {"check": ["-v"], "bench": ["--budget", "1", "--no-torch", "-v"]}.get(command, [])
+    options = {"check": ["-v"], "bench": ["--budget", "10", "--no-torch", "-v"]}.get(command, [])
     text = on_a_terminal(command, model, "--input-shape", "image:2,3,8,8", *options, columns=80)
     tables = [line for line in text.splitlines() if line.startswith(" ")]
     assert max(map(len, tables)) <= 80, text

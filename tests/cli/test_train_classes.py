@@ -81,7 +81,7 @@ def test_a_folder_of_other_classes(course: Path, tmp_path: Path) -> None:
 def test_classes_that_are_kept_or_given(course: Path, tmp_path: Path) -> None:
     common = [course / "model.onnx", "--data", course / "images", "--loss", "cross_entropy", "--epochs", 1]
     kept = invoke(*common, "--out", tmp_path / "kept", "--classes", 10)
-    assert "replaced" not in kept.stderr and labels(tmp_path / "kept" / "trained.onnx")[0] == "old0"
+    assert "replaced" not in kept.stderr and labels(tmp_path / "kept" / "trained.onnx")[0] == "blue"
     invoke(*common, "--out", tmp_path / "five", "--classes", 5, "--head", "w")
     output = onnx.load(tmp_path / "five" / "trained.onnx").graph.output[0]
     assert output.type.tensor_type.shape.dim[1].dim_value == 5
@@ -104,7 +104,7 @@ def test_classes_of_arrays(course: Path, tmp_path: Path) -> None:
     (["--classes", "many"], "Invalid value for '--classes'"),
     (["--head", "v"], "Unknown layer in head: 'v'"),
     (["--loss", "bce_with_logits"], "Use the loss cross_entropy"),
-    (["--loss-option", "axis"], "The option 'axis' is not of the form KEY=VALUE"),
+    (["--loss-option", "axis"], "--loss-option 'axis' is not of the form KEY=VALUE"),
     (["--loss-option", "smoothing=0.1"], "Unknown key in loss-options: 'smoothing'. Did you mean 'label_smoothing'"),
     (["--loss-option", "label_smoothing=2"], "label_smoothing must be between 0 and 1, not 2"),
     (["--loss-option", "weight=[1, 2]"], "There are 2 class weights for 3 classes"),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import random
-from collections.abc import Callable, Iterator, MutableSequence
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from typing import Any
 
 import numpy as np
@@ -145,9 +146,9 @@ def a_tensor(model: ModelProto, r: random.Random) -> TensorProto:
 
 
 def shuffle(items: MutableSequence[Any], r: random.Random, odd: Callable[[], Any]) -> None:
-    """Drop, repeat, swap, replace or append members of a repeated field of scalars."""
+    """Drop, repeat, swap, replace or append members of a repeated field of scalars; an empty one gets a member."""
     values, at = list(items), r.randrange(max(len(items), 1))
-    match r.randrange(6):
+    match r.randrange(6) if values else 5:
         case 0:
             del values[at]
         case 1:
@@ -182,12 +183,18 @@ def odd_attribute(name: str, kind: int, r: random.Random) -> AttributeProto:
         case AttributeProto.SPARSE_TENSOR:
             a.sparse_tensor.CopyFrom(odd_sparse(r))
         case AttributeProto.INTS:
-            a.ints.extend([r.choice(INTEGERS)] * length if r.random() < 0.5 else r.choices(INTEGERS, k=length))
+            a.ints.extend([r.choice(INTEGERS)] * length if r.random() < 0.5 else _cycle(INTEGERS, length, r))
         case AttributeProto.FLOATS:
-            a.floats.extend(r.choices(FLOATS, k=length))
+            a.floats.extend(_cycle(FLOATS, length, r))
         case AttributeProto.STRINGS:
-            a.strings.extend(r.choices(WORDS[:-1], k=length))
+            a.strings.extend(_cycle(WORDS[:-1], length, r))
     return a
+
+
+def _cycle(choices: Sequence[Any], length: int, r: random.Random) -> list[Any]:
+    """Up to eight drawn values, repeated to this length."""
+    drawn = r.choices(choices, k=min(length, 8))
+    return list(itertools.islice(itertools.cycle(drawn), length))
 
 
 @mutation(6)

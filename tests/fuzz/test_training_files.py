@@ -199,7 +199,7 @@ class Files:
         config = Config.of(read_config(path), "train.toml")
         assembly.datasets(config)
         rate = assembly.schedule(config, 4)
-        assembly._optimizer(config, rate), assembly._loss(config), assembly._settings(config)
+        assembly._optimizer(config, rate, 4), assembly._loss(config), assembly._settings(config)
 
     @property
     def kinds(self) -> dict[str, Callable[[random.Random], None]]:

@@ -5,6 +5,7 @@ The packages are taken from `NODE_PATH`, or from a cache that npm fills.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ import numpy as np
 import onnx
 import platformdirs
 import pytest
+from safetensors.numpy import save_file
 from sklearn.datasets import load_digits
 
 import onnx_convgrad as og
@@ -83,6 +85,29 @@ def test_the_step_trains_in_javascript(package: str, target: str, root: Path, di
     got, want = [float(line) for line in done.stdout.split()], losses_in_python(program, data)
     np.testing.assert_allclose(got, want, rtol=1e-5)
     assert got[-1] < 0.3 * got[0]
+
+
+def test_an_adapter_runs_in_javascript(root: Path, digits_cnn: Path, tmp_path: Path) -> None:
+    modules = packages("onnxruntime-node")
+    adapted = og.add_adapters(str(digits_cnn), rank=2)
+    trainer = og.Trainer(og.build_training(adapted, loss="cross_entropy", optimizer=og.optim.Adam(0.05)))
+    for step in range(3):
+        trainer.step({name: array[step * BATCH : (step + 1) * BATCH] for name, array in digits().items()})
+    trainer.export_adapter(tmp_path / "adapter.safetensors")
+    without = [t for t in adapted.graph.initializer if ".lora_" not in t.name]
+    del adapted.graph.initializer[:]
+    adapted.graph.initializer.extend(without)
+    onnx.save(adapted, tmp_path / "base.onnx")
+    image = digits()["image"][:4]
+    save_file({"image": image}, tmp_path / "data.safetensors")
+    (tmp_path / "node_modules").symlink_to(modules)
+    script = shutil.copy(root / "examples" / "adapter_in_node.mjs", tmp_path)
+    names = [str(tmp_path / name) for name in ("base.onnx", "adapter.safetensors", "data.safetensors")]
+    done = subprocess.run(["node", str(script), *names], capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stderr[-2000:]
+    want = trainer.evaluate({"image": image, "target": digits()["target"][:4]})["logits"]
+    np.testing.assert_allclose(np.reshape(json.loads(done.stdout), want.shape), want, rtol=1e-4, atol=1e-5)
+    assert not np.allclose(want, run(str(digits_cnn), {"image": image})["logits"], atol=0.1)
 
 
 def test_inputs_without_defaults(digits_cnn: Path, tmp_path: Path) -> None:

@@ -310,6 +310,7 @@ FUSED: dict[tuple[str, str], Adapter] = {
     ("com.microsoft", "FusedMatMul"): fused.activated_matmul,
     ("com.microsoft", "FusedMatMulActivation"): fused.activated_matmul,
     ("com.microsoft", "TransposeMatMul"): fused.activated_matmul,
+    ("com.microsoft", "MatMulNBits"): fused.blocks_matmul,
     ("com.microsoft", "Gelu"): fused.bias_gelu,
     ("com.microsoft", "BiasGelu"): fused.bias_gelu,
     ("com.microsoft", "FastGelu"): fused.bias_gelu,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.errors import UnsupportedCase
@@ -131,3 +132,31 @@ def skip_layer_norm(h: Rewriter) -> None:
         h.node.resize_outputs(3)
     epsilon = h.float("epsilon", 1e-12)
     h.become("LayerNormalization", total, h.required(2), h.operand(3), axis=-1, epsilon=epsilon)
+
+
+def blocks_matmul(h: Rewriter) -> None:
+    """A W + bias: W `[K, N]` is stored as `[N, blocks, bytes]`, with 4 or 8 bits per number and a scale per block."""
+    packed, zeros = h.array(h.operand(1)), h.array(h.operand(3))
+    inner, outer, bits, block = (
+        h.int(name, default) for name, default in (("K", 0), ("N", 0), ("bits", 4), ("block_size", 0))
+    )
+    if packed is None or bits not in (4, 8) or block < 1 or inner % block or packed.size * 8 != inner * outer * bits:
+        raise UnsupportedCase("its weight is not stored in whole blocks of 4 or 8 bits")
+    if (zeros is None) != (h.operand(3) is None) or (zeros is not None and zeros.dtype != np.uint8):
+        raise UnsupportedCase("its zero points are not stored integers")
+    if h.operand(4) is not None:
+        raise UnsupportedCase("its weight has an order of its own (g_idx)")
+    dtype, count = ir.DataType.UINT4 if bits == 4 else ir.DataType.UINT8, inner // block
+    zeros = np.full((outer, count), 2 ** (bits - 1)) if zeros is None else _unpacked(zeros, outer, bits)[:, :count]
+    numbers = h.e.const(_unpacked(packed, outer, bits).astype(dtype.numpy()), dtype)
+    scales = h.e.reshape(h.required(2), [outer, count])
+    weight = h.e.op("DequantizeLinear", numbers, scales, h.e.const(zeros.astype(dtype.numpy()), dtype), axis=1,
+                    block_size=block)  # fmt: skip
+    added: list[Step] = [] if h.operand(5) is None else [("Add", [h.operand(5)], {})]
+    _end(h, [("MatMul", [h.required(0), h.e.op("Transpose", weight, perm=[1, 0])], {}), *added])
+
+
+def _unpacked(stored: np.ndarray, rows: int, bits: int) -> np.ndarray:
+    """The numbers in bytes, the lower half of a byte first."""
+    stored = stored.reshape(rows, -1)
+    return stored if bits == 8 else np.stack([stored & 15, stored >> 4], axis=-1).reshape(rows, -1)

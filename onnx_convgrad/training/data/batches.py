@@ -144,7 +144,7 @@ class Loader(metaclass=TypedArguments):
 
     def _check_all_labels(self) -> None:
         """Refuse labels out of range in arrays before the first step."""
-        whole = self.dataset.dataset if isinstance(self.dataset, Part) else self.dataset
+        whole = self.dataset.source
         if isinstance(whole, Arrays) and self.manifest.classes:
             for port, name in self.inputs.match(list(whole.arrays)).items():
                 if port in self.manifest.classes and whole.arrays[name].dtype.kind in "iu":

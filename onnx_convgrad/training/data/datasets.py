@@ -7,7 +7,7 @@ import math
 import os
 import zipfile
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,16 @@ class Dataset(metaclass=TypedArguments):
     def bound(self, manifest: Manifest) -> Dataset:  # noqa: ARG002 - most sets do not depend on the program
         """The set for a program, whose inputs decide, for example, the size of images."""
         return self
+
+    @property
+    def source(self) -> Dataset:
+        """The set that a part was split from; any other set itself."""
+        return self
+
+    @property
+    def broken(self) -> Mapping[str, str]:
+        """File -> what is wrong with it, for those that were left out or replaced so far."""
+        return {}
 
     def augmented(self, seed: int, epoch: int) -> Dataset:  # noqa: ARG002 - most sets are the same in all epochs
         """The set to train on in an epoch, with random changes that depend on the arguments and the sample alone."""
@@ -137,6 +147,14 @@ class Part(Dataset):
     def bound(self, manifest: Manifest) -> Dataset:
         return Part(self.dataset.bound(manifest), self.rows)
 
+    @property
+    def source(self) -> Dataset:
+        return self.dataset.source
+
+    @property
+    def broken(self) -> Mapping[str, str]:
+        return self.dataset.broken
+
     def augmented(self, seed: int, epoch: int) -> Dataset:
         return Part(self.dataset.augmented(seed, epoch), self.rows)
 
@@ -169,6 +187,24 @@ def read_arrays(path: str | os.PathLike[str]) -> Arrays:
             hint="Give an .npz or .npy file, or a folder of images.",
         )
     return Arrays(_read_npz(path))
+
+
+def named_arrays(entries: Iterable[str | os.PathLike[str]]) -> dict[str, Any]:
+    """The arrays of several files by name; `NAME=PATH` names that of an `.npy` file.
+
+    Raises:
+        ArgumentError: Two arrays have one name, or a file is missing or does not hold plain arrays.
+    """
+    arrays: dict[str, Any] = {}
+    for entry in entries:
+        name, _, path = os.fspath(entry).rpartition("=")
+        named = bool(name) and not Path(entry).exists()
+        more: dict[str, Any] = {name: path} if named else dict(read_arrays(entry).arrays)
+        doubled = [key for key in more if key in arrays]
+        if doubled:
+            raise ArgumentError(f"There is more than one array {doubled[0]!r}.", hint="Give each a name: NAME=PATH.")
+        arrays |= more
+    return arrays
 
 
 def _opened(value: ArrayLike | os.PathLike[str]) -> np.ndarray:

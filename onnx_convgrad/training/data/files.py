@@ -14,7 +14,7 @@ from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.lowering.cost.calibration import cores
 from onnx_convgrad.training.data.batches import DataLike
-from onnx_convgrad.training.data.datasets import Arrays, Dataset, Rows, read_arrays
+from onnx_convgrad.training.data.datasets import Arrays, Dataset, Rows, named_arrays
 from onnx_convgrad.training.data.images import IMAGE, SUFFIXES, ImageFolder, check_size, images_in, is_image_folder
 from onnx_convgrad.training.data.pictures import ImageReader, check_pillow, image_port
 from onnx_convgrad.training.program.manifest import Manifest
@@ -78,18 +78,14 @@ def _of_paths(entries: list[str]) -> Dataset:
     if len(entries) == 1 and is_image_folder(Path(entries[0])) and not _direct(Path(entries[0])):
         return ImageFolder(entries[0])
     files: list[Path] = []
-    arrays: dict[str, Any] = {}
+    others: list[Path] = []
     for entry in entries:
         path = as_path(entry, "The path of data")
         if path.suffix.lower() in SUFFIXES or (path.is_dir() and (found := images_in(path))):
             files += found if path.is_dir() else [path]
-            continue
-        name, _, rest = entry.rpartition("=")
-        more: dict[str, Any] = {name: rest} if name and not path.exists() else dict(read_arrays(path).arrays)
-        doubled = [key for key in more if key in arrays]
-        if doubled:
-            raise ArgumentError(f"There is more than one array {doubled[0]!r}.", hint="Give each a name: NAME=PATH.")
-        arrays |= more
+        else:
+            others.append(path)
+    arrays = named_arrays(others)
     if files and arrays:
         raise ArgumentError("The data are images and arrays at once.", hint="Give one kind.")
     return ImageFiles(files) if files else Arrays(arrays)

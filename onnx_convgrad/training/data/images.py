@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import replace
@@ -17,7 +17,7 @@ from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import factors, positive, whole
 from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.base.warn import warn
-from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.errors import ArgumentError, first_few
 from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.lowering.cost.calibration import cores
 from onnx_convgrad.training.data.augmentation import Augmentation, Transform
@@ -26,9 +26,6 @@ from onnx_convgrad.training.data.pictures import ImageReader, check_pillow, imag
 from onnx_convgrad.training.program.manifest import Manifest, Port
 
 SUFFIXES = frozenset(".bmp .gif .jpeg .jpg .pgm .png .ppm .tif .tiff .webp".split())
-
-_SHOWN = 5
-"""Most broken images that a warning names."""
 
 IMAGE, LABEL = "image", "label"
 """Names of the two arrays."""
@@ -58,7 +55,7 @@ class ImageFolder(Dataset):
             damaged the next image of its class is read. `"error"`: both are errors.
 
     Attributes:
-        broken: File -> what is wrong with it, for those that were left out or replaced.
+        broken: File -> what is wrong with it, for those that were left out or replaced so far.
         empty: Folders without images, which are no classes.
         preprocessing: What is done to the images, once the set is bound to a program; `None` before.
     """
@@ -85,7 +82,7 @@ class ImageFolder(Dataset):
         self.augmentation = Augmentation(augment, transform)
         check_names([on_broken], ["skip", "error"], "value of on_broken:")
         self.workers = cores() if workers is None else whole(workers, "workers")
-        self.broken: dict[str, str] = {}
+        self._broken: dict[str, str] = {}
         self.folder = as_path(folder, "The folder of images")
         by_class = {d.name: images_in(d) for d in _folders(self.folder)}
         if on_broken == "skip":
@@ -100,13 +97,17 @@ class ImageFolder(Dataset):
             )
         self._skips, self._numbered = on_broken == "skip", classes is not None
         self._number(tuple(self._by_class if classes is None else classes))
-        self._wanted = _checked(preprocessing)
+        self._wanted = None if preprocessing is None else checked_preprocessing(preprocessing)
         self._given = given_preprocessing(size, resize, mean, std, scale)
         self.reader: ImageReader | None = None
         self.drawn: tuple[int, int] | None = None
 
     def __len__(self) -> int:
         return len(self.files)
+
+    @property
+    def broken(self) -> Mapping[str, str]:
+        return self._broken
 
     def bound(self, manifest: Manifest) -> ImageFolder:
         """The set with layout, channels and size of the program's image input.
@@ -154,29 +155,33 @@ class ImageFolder(Dataset):
     def _read(self, number: int) -> np.ndarray:
         """Read a sample; in place of an image that cannot be decoded, the next one of its class that can."""
         assert self.reader is not None
-        image, name = None, self.files[number][1]
-        same = (
-            [file for file, other in self.files[number:] + self.files[:number] if other == name] if self._skips else []
-        )
-        for file in [self.files[number][0], *same[1:]]:
-            try:
-                image = self.reader.opened(file)
-            except ArgumentError as problem:
-                if not self._skips:
-                    raise
-                self._report(file, problem)
-            else:
-                break
-        if image is None:
-            raise ArgumentError(f"No image of the class {self.classes[name]!r} can be read.")
+        image = self._opened(number)
         if self.drawn is not None and self.augmentation:
             rng = np.random.Generator(np.random.PCG64(seed_sequence(*self.drawn, number)))
             image = self.augmentation(image, rng).convert(image.mode)
         return self.reader.numbers(self.reader.cropped(image))
 
+    def _opened(self, number: int) -> Any:
+        """The image of a sample, or the next one of its class that can be decoded."""
+        assert self.reader is not None
+        file, label = self.files[number]
+        try:
+            return self.reader.opened(file)
+        except ArgumentError as problem:
+            if not self._skips:
+                raise
+            self._report(file, problem)
+        for other, own in self.files[number + 1 :] + self.files[:number]:
+            if own == label:
+                try:
+                    return self.reader.opened(other)
+                except ArgumentError as problem:
+                    self._report(other, problem)
+        raise ArgumentError(f"No image of the class {self.classes[label]!r} can be read.")
+
     def _report(self, file: Path, problem: ArgumentError) -> None:
-        if str(file) not in self.broken:
-            self.broken[str(file)] = problem.message
+        if str(file) not in self._broken:
+            self._broken[str(file)] = problem.message
             warn(f"{problem.message} Another image of its class takes its place.")
 
     def _usable(self, by_class: dict[str, list[Path]]) -> dict[str, list[Path]]:
@@ -184,13 +189,11 @@ class ImageFolder(Dataset):
         files = [file for several in by_class.values() for file in several]
         with ThreadPoolExecutor(self.workers) as pool:
             reasons = dict(zip(files, pool.map(unreadable, files), strict=True))
-        self.broken.update({str(file): reason for file, reason in reasons.items() if reason})
+        self._broken.update({str(file): reason for file, reason in reasons.items() if reason})
         if self.broken:
-            shown = ", ".join(repr(name) for name in list(self.broken)[:_SHOWN])
-            more = f" and {len(self.broken) - _SHOWN} more" if len(self.broken) > _SHOWN else ""
             warn(
                 f"{len(self.broken)} of {len(files)} images in {str(self.folder)!r} cannot be read and are left out: "
-                f"{shown}{more}. The first: {next(iter(self.broken.values()))}."
+                f"{first_few(list(map(repr, self.broken)))}. The first: {next(iter(self.broken.values()))}."
             )
         return {name: [file for file in several if not reasons[file]] for name, several in by_class.items()}
 
@@ -255,9 +258,8 @@ def given_preprocessing(size: Any, resize: Any, mean: Any, std: Any, scale: Any)
     return given
 
 
-def _checked(preprocessing: Any) -> Preprocessing | None:
-    if preprocessing is None:
-        return None
+def checked_preprocessing(preprocessing: object) -> Preprocessing:
+    """Refuse what is no `Preprocessing`."""
     if not isinstance(preprocessing, Preprocessing):
         raise ArgumentError(
             f"preprocessing takes an onnx_convgrad.data.Preprocessing, not {preprocessing!r}.",

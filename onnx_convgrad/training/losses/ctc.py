@@ -22,7 +22,7 @@ from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.training.losses.elementwise import Loss, Spec, Takes, reduce, shape_of, wide
 
 _NEVER = -1e30
-"""The logarithm of the probability of what cannot be; finite, so that differences are no NaN."""
+"""Stands for the logarithm of 0; it is finite, so that differences are not NaN."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +107,7 @@ class _Labels:
         states: `[N, 2 S + 1]`, with a blank around each label.
         counts: `[N]`, the number of states that a sample has.
         used: Whether a state is one of those.
-        skips: 0 where a path may skip the blank before a state, else the logarithm of nothing; float64.
+        skips: 0 where a path may skip the blank before a state, else the logarithm of 0; float64.
     """
 
     states: ir.Value
@@ -132,7 +132,7 @@ class _Labels:
         return cls(states, counts, used, e.op("Where", free, none, never))
 
     def masked(self, e: Emitter, chances: ir.Value) -> ir.Value:
-        """Log probabilities `[N, T, states]` with nothing for the states that a sample lacks."""
+        """Log probabilities `[N, T, states]`, with the logarithm of 0 for the states that a sample lacks."""
         return e.op("Where", e.unsqueeze(self.used, [1]), e.op("Max", chances, e.scalar(_NEVER, chances)),
                     e.scalar(_NEVER, chances))  # fmt: skip
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Self
 
 import onnx_ir as ir
 
 from onnx_convgrad.base.boundary import TypedArguments
-from onnx_convgrad.base.names import check_names, matches
-from onnx_convgrad.base.numbers import positive, share
+from onnx_convgrad.base.names import check_names, literal, matches
+from onnx_convgrad.base.numbers import positive, share, whole
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.training.optim.schedules import Schedule, as_schedule
@@ -82,6 +82,12 @@ class Optimizer(metaclass=TypedArguments):
     Args:
         groups: Glob over parameter names -> options that differ for them; later entries win. A group's `lr` keeps its
             ratio to the optimizer's `lr` under a schedule.
+        lr_scale: Factor of the learning rate, for groups.
+        start: Number of updates before the first one of a parameter, for groups: until then neither the parameter nor
+            its state changes, and its gradient does not count in `clip_norm`. Layers are unfrozen one after another
+            this way: Howard and Ruder, "Universal Language Model Fine-tuning" (2018).
+        layer_decay: Multiply the learning rate by this once more for every layer further from the output, as in ELECTRA
+            (Clark et al., 2020) and BEiT (Bao et al., 2022); `training.optim.layers` says what a layer is.
         clip_value: Clamp every entry of every gradient to [-clip_value, clip_value].
         clip_norm: Scale all gradients together so that their joint L2 norm is at most this; after `clip_value`.
         maximize: Move along the gradient instead of against it.
@@ -92,6 +98,9 @@ class Optimizer(metaclass=TypedArguments):
     clip_value: float | None = field(default=None, kw_only=True)
     clip_norm: float | None = field(default=None, kw_only=True)
     maximize: bool = field(default=False, kw_only=True)
+    lr_scale: float = field(default=1.0, kw_only=True)
+    start: int = field(default=0, kw_only=True)
+    layer_decay: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         self.check()
@@ -99,7 +108,7 @@ class Optimizer(metaclass=TypedArguments):
             raise ArgumentError(
                 f'groups takes options by glob, as in {{"*.bias": {{"lr": 0.1}}}}, not {self.groups!r}.'
             )
-        allowed = {f.name for f in fields(self)} - {"groups", "clip_value", "clip_norm"}
+        allowed = {f.name for f in fields(self)} - {"groups", "clip_value", "clip_norm", "layer_decay"}
         for glob, options in self.groups.items():
             check_names(list(options), sorted(allowed), f"option of group {glob!r}:")
             if isinstance(options.get("lr"), Schedule):
@@ -117,6 +126,11 @@ class Optimizer(metaclass=TypedArguments):
             limit = getattr(self, name)
             if limit is not None:
                 positive(limit, name, zero=False)
+        positive(self.lr_scale, "lr_scale")
+        whole(self.start, "start", 0)
+        if self.layer_decay is not None:
+            positive(self.layer_decay, "layer_decay", zero=False)
+            share(self.layer_decay, "layer_decay")
 
     def _check_positive(self, *names: str) -> None:
         for name in names:
@@ -136,11 +150,8 @@ class Optimizer(metaclass=TypedArguments):
 
     def of(self, parameter: str) -> tuple[Optimizer, float]:
         """The optimizer of one parameter, and its factor of the learning rate."""
-        options: dict[str, Any] = {}
-        for glob, changes in self.groups.items():
-            if matches(glob, parameter):
-                options.update(changes)
-        scale = 1.0
+        options = self._options_of(parameter)
+        scale = float(options.get("lr_scale", self.lr_scale))
         if "lr" in options:
             base = _base_rate(self.schedule)
             if base == 0:
@@ -148,8 +159,31 @@ class Optimizer(metaclass=TypedArguments):
                     f"A group sets the learning rate of {parameter!r}, but that of the optimizer is 0.",
                     hint="Give the optimizer an lr above 0: the rate of a group is stored as a ratio to it.",
                 )
-            scale = float(options["lr"]) / base
+            scale *= float(options["lr"]) / base
         return replace(self, **options, groups={}), scale
+
+    def _options_of(self, parameter: str) -> dict[str, Any]:
+        """What the groups say of one parameter."""
+        options: dict[str, Any] = {}
+        for glob, changes in self.groups.items():
+            if matches(glob, parameter):
+                options.update(changes)
+        return options
+
+    def fitted(self, layers: Sequence[Mapping[str, Sequence[int]]]) -> Self:
+        """The optimizer of the parameters of one model; their shapes by name, by layer, from the input to the output."""
+        if self.layer_decay is None:
+            return self
+        return self.regrouped({
+            name: {"lr_scale": self.of(name)[0].lr_scale * self.layer_decay**distance}
+            for distance, layer in enumerate(reversed(layers))
+            for name in layer
+        })  # fmt: skip
+
+    def regrouped(self, options: Mapping[str, Mapping[str, Any]]) -> Self:
+        """Change the options of some parameters, whatever the groups say."""
+        last = {literal(name): {**self._options_of(name), **changes} for name, changes in options.items()}
+        return replace(self, groups={**{k: v for k, v in self.groups.items() if k not in last}, **last})
 
     def is_linear(self) -> bool:
         """Whether every update is linear in the gradient, so that the loss may be multiplied by the learning rate."""
@@ -170,17 +204,25 @@ def _base_rate(schedule: Schedule) -> float:
     return _base_rate(inner) if isinstance(inner, Schedule) else float(getattr(schedule, "lr", schedule(0)))
 
 
-def _decayed(p: Operands, weight_decay: float) -> ir.Value:
+def check_betas(betas: Sequence[float]) -> None:
+    """Raise `ArgumentError` unless these are two numbers from 0 to below 1."""
+    if not isinstance(betas, Sequence) or len(betas) != 2:
+        raise ArgumentError(f"betas must be two numbers, not {betas!r}.")
+    for i, beta in enumerate(betas):
+        share(beta, f"betas[{i}]", one=False)
+
+
+def decayed(p: Operands, weight_decay: float) -> ir.Value:
     """g + weight_decay p."""
     return p.e.add(p.gradient, p.e.mul(p.parameter, weight_decay)) if weight_decay else p.gradient
 
 
-def _descend(p: Operands, parameter: ir.Value, move: ir.Value) -> ir.Value:
+def descend(p: Operands, parameter: ir.Value, move: ir.Value) -> ir.Value:
     """The parameter minus a move, in the parameter's dtype and shape."""
     return p.e.typed(p.e.sub(parameter, move), p.parameter)
 
 
-def _average(p: Operands, slot: str, value: ir.Value, beta: float) -> ir.Value:
+def average(p: Operands, slot: str, value: ir.Value, beta: float) -> ir.Value:
     """beta slot + (1 - beta) value."""
     return p.e.add(p.e.mul(p.state[slot], beta), p.e.mul(value, 1 - beta))
 
@@ -214,23 +256,23 @@ class SGD(Optimizer):
     def step(self, p: Operands) -> Step:
         if p.premultiplied:
             return self._premultiplied(p), {}
-        e, d = p.e, _decayed(p, self.weight_decay)
+        e, d = p.e, decayed(p, self.weight_decay)
         if not self.momentum:
-            return _descend(p, p.parameter, e.mul(d, p.rate)), {}
+            return descend(p, p.parameter, e.mul(d, p.rate)), {}
         fresh = d
         if self.dampening:
             kept = e.where(e.compare("Equal", p.done, 0), e.scalar(1, p.t), 1 - self.dampening)
             fresh = e.mul(d, p.cast(kept))
         buffer = e.add(e.mul(p.state["momentum_buffer"], self.momentum), fresh)
         move = e.add(d, e.mul(buffer, self.momentum)) if self.nesterov else buffer
-        return _descend(p, p.parameter, e.mul(move, p.rate)), {"momentum_buffer": buffer}
+        return descend(p, p.parameter, e.mul(move, p.rate)), {"momentum_buffer": buffer}
 
     def _premultiplied(self, p: Operands) -> ir.Value:
         """p <- (1 - eta weight_decay) p - eta g, from eta g: one pass over the parameters fewer."""
         e, parameter = p.e, p.parameter
         if self.weight_decay:
             parameter = e.mul(parameter, p.cast(e.sub(1, e.mul(p.eta, self.weight_decay))))
-        return _descend(p, parameter, e.mul(p.gradient, p.scale))
+        return descend(p, parameter, e.mul(p.gradient, p.scale))
 
 
 @dataclass(frozen=True)
@@ -248,32 +290,36 @@ class Adam(Optimizer):
 
     def check(self) -> None:
         super().check()
-        if not isinstance(self.betas, Sequence) or len(self.betas) != 2:
-            raise ArgumentError(f"betas must be two numbers, not {self.betas!r}.")
-        for i, beta in enumerate(self.betas):
-            share(beta, f"betas[{i}]", one=False)
+        check_betas(self.betas)
         self._check_positive("eps", "weight_decay")
 
     def state(self) -> dict[str, float]:
         return dict.fromkeys(("exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if self.amsgrad else [])), 0.0)
 
     def step(self, p: Operands) -> Step:
-        return self.adam(p, _decayed(p, self.weight_decay), p.parameter)
+        return self.adam(p, decayed(p, self.weight_decay), p.parameter)
 
     def adam(self, p: Operands, g: ir.Value, parameter: ir.Value) -> Step:
-        """p - eta / c1 m / (sqrt(v / c2) + eps), with c1 and c2 in two scalars: eta sqrt(c2) / c1 and eps sqrt(c2)."""
+        """p - eta mhat / (sqrt(vhat) + eps)."""
+        ratio, factor, state = self.moments(p, g)
+        return descend(p, parameter, p.e.mul(ratio, p.cast(p.e.mul(p.eta, factor)))), state
+
+    def moments(self, p: Operands, g: ir.Value) -> tuple[ir.Value, ir.Value, dict[str, ir.Value]]:
+        """mhat / (sqrt(vhat) + eps) as a value and a float64 factor of it, and the next state.
+
+        With c1 and c2 the corrections, these are m / (sqrt(v) + eps sqrt(c2)) and sqrt(c2) / c1.
+        """
         e, (beta1, beta2) = p.e, self.betas
         state = {
-            "exp_avg": _average(p, "exp_avg", g, beta1),
-            "exp_avg_sq": _average(p, "exp_avg_sq", e.square(g), beta2),
+            "exp_avg": average(p, "exp_avg", g, beta1),
+            "exp_avg_sq": average(p, "exp_avg_sq", e.square(g), beta2),
         }
         second = state["exp_avg_sq"]
         if self.amsgrad:
             second = state["max_exp_avg_sq"] = e.op("Max", p.state["max_exp_avg_sq"], second)
         root = e.op("Sqrt", p.correction(beta2))
-        rate = p.cast(e.div(e.mul(p.eta, root), p.correction(beta1)))
         ratio = e.div(state["exp_avg"], e.add(e.op("Sqrt", second), p.cast(e.mul(root, self.eps))))
-        return _descend(p, parameter, e.mul(ratio, rate)), state
+        return ratio, e.div(root, p.correction(beta1)), state
 
 
 @dataclass(frozen=True)
@@ -312,16 +358,16 @@ class RMSprop(Optimizer):
         return dict.fromkeys(("square_avg", *extra), 0.0)
 
     def step(self, p: Operands) -> Step:
-        e, g = p.e, _decayed(p, self.weight_decay)
-        state = {"square_avg": _average(p, "square_avg", e.square(g), self.alpha)}
+        e, g = p.e, decayed(p, self.weight_decay)
+        state = {"square_avg": average(p, "square_avg", e.square(g), self.alpha)}
         spread = state["square_avg"]
         if self.centered:
-            state["grad_avg"] = _average(p, "grad_avg", g, self.alpha)
+            state["grad_avg"] = average(p, "grad_avg", g, self.alpha)
             spread = e.sub(spread, e.square(state["grad_avg"]))
         move = e.div(g, e.add(e.op("Sqrt", spread), self.eps))
         if self.momentum:
             move = state["momentum_buffer"] = e.add(e.mul(p.state["momentum_buffer"], self.momentum), move)
-        return _descend(p, p.parameter, e.mul(move, p.rate)), state
+        return descend(p, p.parameter, e.mul(move, p.rate)), state
 
 
 @dataclass(frozen=True)
@@ -342,21 +388,29 @@ class Adagrad(Optimizer):
         return {"sum": self.initial_accumulator_value}
 
     def step(self, p: Operands) -> Step:
-        e, g = p.e, _decayed(p, self.weight_decay)
+        e, g = p.e, decayed(p, self.weight_decay)
         total = e.add(p.state["sum"], e.square(g))
         rate = p.rate
         if self.lr_decay:
             rate = p.cast(e.div(p.eta, e.add(e.mul(p.steps, self.lr_decay), 1)))
-        return _descend(p, p.parameter, e.mul(e.div(g, e.add(e.op("Sqrt", total), self.eps)), rate)), {"sum": total}
+        return descend(p, p.parameter, e.mul(e.div(g, e.add(e.op("Sqrt", total), self.eps)), rate)), {"sum": total}
 
 
-def prepared(e: Emitter, gradients: Mapping[str, ir.Value], optimizer: Optimizer) -> dict[str, ir.Value]:
-    """Clip the gradients, with norms in float32, and negate those of parameters to maximize."""
+def prepared(
+    e: Emitter, gradients: Mapping[str, ir.Value], optimizer: Optimizer, done: ir.Value
+) -> dict[str, ir.Value]:
+    """Clip the gradients, with norms in float32, and negate those of parameters to maximize.
+
+    Those of parameters that start after `done` steps do not count in the norm.
+    """
     clipped = dict(gradients)
     if optimizer.clip_value is not None:
         limit = optimizer.clip_value
         clipped = {k: e.op("Clip", g, e.scalar(-limit, g), e.scalar(limit, g)) for k, g in clipped.items()}
     if optimizer.clip_norm is not None:
+        starts = {k: optimizer.of(k)[0].start for k in gradients}
+        begun = {start: e.compare("GreaterOrEqual", done, start) for start in sorted({*starts.values()} - {0})}
+        clipped = {k: e.where(begun[starts[k]], g, 0) if starts[k] else g for k, g in clipped.items()}
         norm = e.op("Sqrt", joint_square(e, list(clipped.values())))
         factor = e.op("Min", e.div(e.scalar(optimizer.clip_norm, norm), e.add(norm, 1e-6)), e.scalar(1, norm))
         clipped = {k: e.mul(g, e.cast(factor, g.dtype or ir.DataType.FLOAT)) for k, g in clipped.items()}
@@ -367,10 +421,3 @@ def joint_square(e: Emitter, values: list[ir.Value]) -> ir.Value:
     """The sum of the squares of all entries of all values, a float32 scalar (float64 if any value is)."""
     wide = ir.DataType.DOUBLE if any(v.dtype == ir.DataType.DOUBLE for v in values) else ir.DataType.FLOAT
     return e.sum([e.op("ReduceSumSquare", e.cast(v, wide), keepdims=0) for v in values])
-
-
-def optimizer_named(name: str) -> type[Optimizer]:
-    """The class called `name`, ignoring case."""
-    classes = {c.__name__.lower(): c for c in (SGD, Adam, AdamW, RMSprop, Adagrad)}
-    check_names([name.lower()], sorted(classes), "optimizer")
-    return classes[name.lower()]

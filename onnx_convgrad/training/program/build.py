@@ -18,10 +18,11 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onnx_convgrad.adapters.notes import adapter_names
 from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.limits import Limits
 from onnx_convgrad.base.names import check_names
-from onnx_convgrad.base.numbers import whole
+from onnx_convgrad.base.numbers import share, whole
 from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.frontend.bound_inputs import InputValues, bind_inputs
@@ -36,7 +37,8 @@ from onnx_convgrad.ir.serialize import whole_proto
 from onnx_convgrad.lowering.candidates import Choosing
 from onnx_convgrad.pipeline.options import Names, Options
 from onnx_convgrad.pipeline.stages import target_of
-from onnx_convgrad.training.optim.optimizers import Optimizer
+from onnx_convgrad.training.optim.layers import layers_of
+from onnx_convgrad.training.optim.named import OptimizerLike, as_optimizer
 from onnx_convgrad.training.optim.schedules import Schedule, schedule_from
 from onnx_convgrad.training.program.graphs import PARTS, Builder, Part
 from onnx_convgrad.training.program.manifest import Manifest
@@ -155,13 +157,14 @@ def build_training(
     model: AnyModel,
     *,
     loss: LossLike,
-    optimizer: Optimizer,
+    optimizer: OptimizerLike,
     wrt: Names = "parameters",
     freeze: Names = (),
     outputs: Names | None = None,
     freeze_statistics: bool | Names = False,
     unbiased_variance: bool = True,
     seed: int = 0,
+    ema: float | None = None,
     precision: str = "float32",
     loss_scale: LossScale | None = None,
     target: str = "cpu",
@@ -182,14 +185,20 @@ def build_training(
             `onnx_convgrad.losses`, the name of a scalar output of the model, a function
             `(emitter, output, target) -> value`, an onnxscript function `(prediction, target) -> loss`; or several, as
             `{output: loss or (weight, loss)}`.
-        optimizer: A member of `onnx_convgrad.optim`.
-        wrt: The parameters to train: `"parameters"`, or names and globs of initializers.
+        optimizer: A member of `onnx_convgrad.optim`, or its name (`"sgd"`, `"adam"`, `"adamw"`, `"rmsprop"`, `"adagrad"`,
+            `"lion"`, `"lamb"`, `"muon"`), for its default options.
+        wrt: The parameters to train: `"parameters"`, or names and globs of initializers. `"parameters"` of a model with
+            adapters (`add_adapters`) are the adapters alone, and all running statistics are kept.
         freeze: Names and globs of parameters that are not trained.
         outputs: Names and globs of the model's outputs that the graphs have too; all by default.
         freeze_statistics: Keep BatchNormalization nodes in inference mode: all (`True`), or those matched by names and
             globs of nodes, statistics or parameters.
         unbiased_variance: Running variances average variances with the denominator n - 1, as in PyTorch, instead of n.
         seed: Seed of the Dropout masks.
+        ema: Also keep an average of every parameter, which is multiplied by this after each update before 1 - `ema` times
+            the parameter is added; the first update copies it. The evaluation and the exported model use the average,
+            with the latest running statistics. Equal to `torch.optim.swa_utils.AveragedModel` with
+            `get_ema_multi_avg_fn(ema)`, updated after each step.
         precision: `"float32"`: the types of the model. `"float16"`: convolutions and matrix products in float16, with
             float32 parameters and dynamic loss scaling. `"bfloat16"` (CUDA): matrix products and operators that move
             their operands in bfloat16, with float32 parameters; convolutions stay in float32, because CUDA has no
@@ -232,15 +241,16 @@ def build_training(
         limits=limits,
         training=True,
     )
-    if not isinstance(optimizer, Optimizer):
-        raise ArgumentError(f"optimizer must be a member of onnx_convgrad.optim, not {optimizer!r}.")
+    optimizer = as_optimizer(optimizer)
     source = load(model, base_dir)
+    adapters = adapter_names(source) if wrt == "parameters" else []
     restore(source.graph)
     base = canonicalize(bind_inputs(copied(source), input_values), input_shapes)
     if input_shapes:
         verify_shapes(base, lambda: canonicalize(bind_inputs(copied(source), input_values)))
     untie(base.graph)
-    parameters = parameter_names(base.graph, wrt, freeze)
+    parameters = parameter_names(base.graph, adapters or wrt, freeze)
+    optimizer = grouped(optimizer, base.graph, parameters).fitted(layers_of(base.graph, parameters))
     chosen = output_names(base.graph, outputs)
     plan = Plan(
         source=source,
@@ -248,10 +258,10 @@ def build_training(
         target=target_of(settings),
         options=settings,
         terms=resolve(base.graph, loss, chosen if outputs else None),
-        optimizer=grouped(optimizer, base.graph, parameters),
+        optimizer=optimizer,
         parameters=parameters,
         outputs=chosen,
-        frozen=frozen_nodes(base.graph, freeze_statistics),
+        frozen=frozen_nodes(base.graph, freeze_statistics or bool(adapters)),
         unbiased=unbiased_variance,
         seed=whole(seed, "seed", 0),
         precision=precision,
@@ -265,6 +275,9 @@ def build_training(
     }
     if input_values:
         options["input_values"] = {name: np.asarray(value).tolist() for name, value in input_values.items()}
+    if ema is not None:
+        share(ema, "ema", one=False)
+        options["ema"] = float(ema)
     builder = Builder(plan, options | ({"loss_scale": asdict(plan.scale)} if plan.scale else {}) | _described(source))
     return TrainingProgram(builder.manifest, builder.build, optimizer.schedule)
 

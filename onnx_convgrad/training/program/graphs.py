@@ -250,9 +250,13 @@ class Builder:
     def _stored(self, draft: Draft, s: State) -> ir.Value:
         """The input of a state, with its initial value as the default."""
         if s.name not in self._tensors:
-            start = 0.0 if s.of is None else self.plan.optimizer.of(s.of)[0].state()[s.slot or ""]
+            start: Any = 0.0
             if s.slot == "loss_scale" and self.plan.scale is not None:
                 start = self.plan.scale.initial
+            elif s.slot == "ema":
+                start = self.plan.base.graph.initializers[s.of or ""].const_value
+            elif s.of is not None:
+                start = self.plan.optimizer.of(s.of)[0].state()[s.slot or ""]
             self._tensors[s.name] = ir.Tensor(np.full(s.static_shape(), start, s.dtype), name=s.name)
         return draft.input(s, self._tensors[s.name])
 

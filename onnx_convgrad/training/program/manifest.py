@@ -61,7 +61,8 @@ class State(Port):
         kind: `"optimizer"` (changed by `update`), `"statistic"` (running mean or variance of a BatchNormalization) or
             `"random"` (state of the random numbers); the latter two are changed by the forward pass.
         of: The parameter that it belongs to, if any.
-        slot: Its name in the optimizer, for example `exp_avg`; the names are PyTorch's.
+        slot: Its name in the optimizer, for example `exp_avg`; the names are PyTorch's. `ema` is the average of the
+            parameter.
     """
 
     next: str
@@ -130,6 +131,11 @@ class Manifest:
             known["preprocessing"] = asdict(preprocessing)
         rest = {name: value for name, value in self.options.items() if name not in ("labels", "preprocessing")}
         return replace(self, options={**rest, **known})
+
+    def averages(self) -> dict[str, str]:
+        """Parameter -> state with its average, in a program that keeps one."""
+        ports = {p.name: (p.dtype, p.shape) for p in self.parameters}
+        return {s.of: s.name for s in self.state if s.slot == "ema" and s.of and ports.get(s.of) == (s.dtype, s.shape)}
 
     def inputs(self) -> list[str]:
         """Names of the inputs of all graphs, in order."""

@@ -181,7 +181,7 @@ def create_manifest(plan: Plan, options: dict[str, Any]) -> Manifest:
     state = [State(names.claim("step"), "int64", (), names.claim("step_next"), "optimizer", slot="step")]
     for name in plan.parameters:
         port = Port.from_value(values[name])
-        for slot in plan.optimizer.of(name)[0].state():
+        for slot in (*plan.optimizer.of(name)[0].state(), *(["ema"] if "ema" in options else [])):
             key = names.claim(f"{name}_{slot}")
             state.append(State(key, port.dtype, port.shape, names.claim(f"{key}_next"), "optimizer", name, slot))
     if plan.scale is not None:

@@ -6,7 +6,6 @@ without an error; so it reads the value before. Changes of layout and type behin
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -14,7 +13,7 @@ import onnx_ir as ir
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.dims import known
+from onnx_convgrad.ir.dims import known, static_product
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.training.losses.elementwise import Loss
@@ -79,16 +78,11 @@ def _moved(node: ir.Node, axis: int) -> int | None:
     if node.op_type == "Transpose":
         order = list(Call(node).ints("perm") or reversed(range(len(before))))
         return order.index(axis) if axis in order else None
-    size, behind = known(before[axis]), _product(before[axis + 1 :])
+    size, behind = known(before[axis]), static_product(before[axis + 1 :])
     if size is None or behind is None:
         return None
-    found = [i for i, d in enumerate(after) if known(d) == size and _product(after[i + 1 :]) == behind]
+    found = [i for i, d in enumerate(after) if known(d) == size and static_product(after[i + 1 :]) == behind]
     return found[0] if len(found) == 1 else None
-
-
-def _product(dims: tuple[int | ir.SymbolicDim, ...]) -> int | None:
-    sizes = [d for d in dims if isinstance(d, int)]
-    return math.prod(sizes) if len(sizes) == len(dims) else None
 
 
 def value_read(y: ir.Value, loss: Loss, name: str) -> ir.Value:
@@ -133,12 +127,11 @@ def value_read(y: ir.Value, loss: Loss, name: str) -> ir.Value:
     if activation == "LogSoftmax":
         return y
     reads = f"the LogSoftmax of {source.name!r}" if takes == "log-probabilities" else f"{source.name!r}"
-    text = (
-        f"The output {y.name!r} ends in {activation}, and the loss {name} takes {takes}: it reads {reads}, the value "
-    )
-    text += "before."
+    text = f"The output {y.name!r} ends in {activation}, and the loss {name} takes {takes}: "
+    text += f"it reads {reads}, the value before it."
     if takes == "logits" and activation == "Sigmoid":
-        text += " Its Softmax is not part of the model: the largest output stays the predicted class, no more."
+        text += " The model keeps its Sigmoid: the largest output is still the predicted "
+        text += "class, but the outputs do not add up to 1."
     warn(text)
     return source
 

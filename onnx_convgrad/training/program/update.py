@@ -71,15 +71,24 @@ def update(
             (shared if s.of is None else slots.setdefault(s.of, {}))[s.slot] = s.name
     done = state[shared["step"]]
     with draft.named("step"):
-        ready = prepared(e, gradients, optimizer)
+        ready = prepared(e, gradients, optimizer, done)
         following = {shared["step"]: e.add(done, 1)}
+        ema = manifest.options.get("ema")
+        kept = None if ema is None else e.where(e.compare("Equal", done, 0), 0.0, e.scalar(ema, rate))
     for name, parameter in parameters.items():
         rule, factor = optimizer.of(name)
         values = {slot: state[key] for slot, key in slots.get(name, {}).items()}
         with draft.named(f"{name}/{type(rule).__name__}"):
+            own = e.op("Max", e.sub(done, rule.start), e.scalar(0, done)) if rule.start else done
             following[name], updates = rule.step(
-                Operands(e, parameter, ready[name], values, done, rate, factor, premultiplied)
+                Operands(e, parameter, ready[name], values, own, rate, factor, premultiplied)
             )
+            if rule.start:
+                begun = e.compare("GreaterOrEqual", done, rule.start)
+                following[name] = e.typed(e.where(begun, following[name], parameter), parameter)
+                updates = {slot: e.typed(e.where(begun, v, values[slot]), values[slot]) for slot, v in updates.items()}
+        if kept is not None:
+            updates["ema"] = _averaged(e, values["ema"], following[name], kept)
         following.update({slots[name][slot]: value for slot, value in updates.items()})
     if scale is not None:
         with draft.named("loss_scale"):
@@ -90,6 +99,12 @@ def update(
             scale_name, good = shared["loss_scale"], shared["good_steps"]
             following[scale_name], following[good] = _rescale(e, scale, state[scale_name], state[good], ok)
     return following
+
+
+def _averaged(e: Emitter, average: ir.Value, parameter: ir.Value, kept: ir.Value) -> ir.Value:
+    """kept average + (1 - kept) parameter."""
+    share = e.cast(kept, average.dtype or ir.DataType.FLOAT)
+    return e.typed(e.add(e.mul(average, share), e.mul(parameter, e.sub(1, share))), average)
 
 
 def _rescale(e: Emitter, rule: LossScale, scale: ir.Value, good: ir.Value, ok: ir.Value) -> tuple[ir.Value, ir.Value]:

@@ -1,25 +1,21 @@
-"""Callbacks of a training run: checkpoints, early stopping and logs."""
+"""Callbacks of a training run: checkpoints, early stopping and lower learning rates."""
 
 from __future__ import annotations
 
-import csv
-import importlib
-import io
-import json
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from onnx_convgrad.base.boundary import TypedArguments
-from onnx_convgrad.base.drafts import remove_leftovers, write_text
+from onnx_convgrad.base.drafts import remove_leftovers
 from onnx_convgrad.base.forms import NATURAL, check_form
 from onnx_convgrad.base.names import check_names
-from onnx_convgrad.base.numbers import positive, whole
+from onnx_convgrad.base.numbers import positive, share, whole
 from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.errors import ArgumentError, CheckpointError
-from onnx_convgrad.frontend.files import check_folder
 from onnx_convgrad.training.run import checkpoint
 from onnx_convgrad.training.run.protocols import Row, Run
 
@@ -49,16 +45,16 @@ class Callback(metaclass=TypedArguments):
         """Continue from a result of `state`."""
 
 
-_STATE = {"best": (None, float), "monitor": str, "waited": NATURAL, str: object}
+_STATE = {"best": (None, float), "monitor": str, "waited": NATURAL, "cooling": NATURAL, str: object}
 
 
 class _Best:
     """The best value so far of one column of the history."""
 
-    def __init__(self, monitor: str, mode: Mode, margin: float = 0.0) -> None:
+    def __init__(self, monitor: str, mode: Mode, margin: float = 0.0, *, relative: bool = False) -> None:
         check_names([mode], ["auto", "min", "max"], "mode")
-        positive(margin, "min_delta")
-        self.monitor, self.margin = monitor, margin
+        positive(margin, "threshold" if relative else "min_delta")
+        self.monitor, self.margin, self.relative = monitor, margin, relative
         self.sign = 1 if mode == "min" or (mode == "auto" and "loss" in monitor) else -1
         self.value: float | None = None
 
@@ -67,10 +63,13 @@ class _Best:
         if isinstance(row.get(self.monitor), (list, type(None))):
             check_names([self.monitor], [k for k, v in row.items() if isinstance(v, float)], "monitored value")
         value = float(row[self.monitor])
-        if math.isnan(value) or not (self.value is None or self.sign * value < self.sign * self.value - self.margin):
+        if math.isnan(value) or not (self.value is None or self._better(value, self.value)):
             return False
         self.value = value
         return True
+
+    def _better(self, value: float, best: float) -> bool:
+        return self.sign * value < self.sign * best - (self.margin * best if self.relative else self.margin)
 
     def state(self) -> dict[str, Any]:
         return {"best": self.value, "monitor": self.monitor}
@@ -82,7 +81,7 @@ class _Best:
             CheckpointError: It is not a result of `state`.
         """
         try:
-            check_form({"best": None, "monitor": "", "waited": 0, **state}, _STATE)
+            check_form({"best": None, "monitor": "", "waited": 0, "cooling": 0, **state}, _STATE)
         except ValueError as problem:
             raise CheckpointError(f"The checkpoint holds no state of {self.monitor!r}: {problem}.") from problem
         same = bool(state.get("monitor", self.monitor) == self.monitor)
@@ -203,75 +202,64 @@ class EarlyStopping(Callback):
         self.waited = state.get("waited", 0) if self.best.restore(state) else 0
 
 
-class Log(Callback):
-    """Writes the whole history to a file after each epoch, so that a resumed run leaves neither gaps nor duplicates.
+@dataclass(eq=False)
+class ReduceOnPlateau(Callback):
+    """Multiplies the learning rate by `factor` when a value has not improved for more than `patience` epochs.
+
+    Equal to `torch.optim.lr_scheduler.ReduceLROnPlateau`. It sets `trainer.learning_rate`, in place of the schedule.
 
     Args:
-        path: `.csv`, with a column for each value, or `.jsonl`, with an object on each line.
+        monitor: Column of the history.
+        factor: Factor of the learning rate, below 1.
+        patience: Number of epochs without improvement that are tolerated.
+        threshold: Smallest change that counts as an improvement: a share of the best value, or with
+            `threshold_mode="abs"` a difference to it.
+        threshold_mode: `"rel"` or `"abs"`.
+        cooldown: Number of epochs after a reduction that do not count.
+        min_lr: Smallest learning rate.
+        eps: The learning rate stays if it would change by no more than this.
+        mode: As for `Checkpoints`.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = as_path(path, "The path of a log")
-        check_names([self.path.suffix], [".csv", ".jsonl"], "kind of log")
+    monitor: str = "val_loss"
+    factor: float = 0.1
+    patience: int = 10
+    threshold: float = 1e-4
+    threshold_mode: Literal["rel", "abs"] = "rel"
+    cooldown: int = 0
+    min_lr: float = 0.0
+    eps: float = 1e-8
+    mode: Mode = "auto"
+    waited: int = field(default=0, init=False)
+    cooling: int = field(default=0, init=False)
 
-    def on_begin(self, run: Run) -> None:  # noqa: ARG002
-        """Raise `ArgumentError` if the folder is not writable, before any training."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        check_folder(self.path)
-
-    def on_epoch(self, run: Run, row: Row) -> None:  # noqa: ARG002
-        try:
-            write_text(self.path, self._text(run.trainer.progress.history))
-        except OSError as problem:
-            raise ArgumentError(f"{str(self.path)!r} could not be written: {problem.strerror or problem}.") from problem
-
-    def _text(self, rows: list[dict[str, Any]]) -> str:
-        if self.path.suffix == ".jsonl":
-            return "".join(json.dumps(row) + "\n" for row in rows)
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        return text.getvalue()
-
-
-class TensorBoard(Callback):
-    """Writes the loss of every step and the history for TensorBoard, with PyTorch's writer or tensorboardX.
-
-    Args:
-        folder: Folder of the event files.
-
-    Raises:
-        ArgumentError: Neither writer is installed.
-    """
-
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.writer_class, self.folder = _summary_writer(), as_path(folder, "The folder for TensorBoard")
-        self.writer: Any = None
+    def __post_init__(self) -> None:
+        share(self.factor, "factor", one=False)
+        check_names([self.threshold_mode], ["rel", "abs"], "threshold_mode")
+        for name in ("min_lr", "eps"):
+            positive(getattr(self, name), name)
+        for name in ("patience", "cooldown"):
+            whole(getattr(self, name), name, 0)
+        self.best = _Best(self.monitor, self.mode, self.threshold, relative=self.threshold_mode == "rel")
 
     def on_begin(self, run: Run) -> None:
-        self.writer = self.writer_class(str(self.folder), purge_step=run.trainer.progress.steps + 1)
-
-    def on_step(self, run: Run, results: Row) -> None:
-        self.writer.add_scalar("loss", float(results["loss"]), run.trainer.progress.steps)
-        self.writer.add_scalar("learning_rate", run.rate, run.trainer.progress.steps)
+        if not run.trainer.progress.steps:  # a new run, as in a loop over folds
+            self.best.value, self.waited, self.cooling = None, 0, 0
 
     def on_epoch(self, run: Run, row: Row) -> None:
-        for name, value in row.items():
-            if isinstance(value, float):
-                self.writer.add_scalar(f"epoch/{name}", value, run.trainer.progress.steps)
+        self.waited = 0 if self.best.improved(row) else self.waited + 1
+        if self.cooling:
+            self.cooling, self.waited = self.cooling - 1, 0
+        if self.waited > self.patience:
+            rate = run.trainer.learning_rate
+            reduced = max(rate * self.factor, self.min_lr)
+            if rate - reduced > self.eps:
+                run.trainer.learning_rate = reduced
+            self.cooling, self.waited = self.cooldown, 0
 
-    def on_end(self, run: Run) -> None:  # noqa: ARG002
-        self.writer.close()
+    def state(self) -> dict[str, Any]:
+        return {**self.best.state(), "waited": self.waited, "cooling": self.cooling}
 
-
-def _summary_writer() -> Any:
-    for module in ("torch.utils.tensorboard", "tensorboardX"):
-        try:
-            return importlib.import_module(module).SummaryWriter
-        except ImportError:
-            continue
-    raise ArgumentError(
-        "Neither PyTorch's TensorBoard writer nor tensorboardX is installed.",
-        hint="Install it with `pip install tensorboardX`, or `pip install torch tensorboard`.",
-    )
+    def restore(self, state: Mapping[str, Any]) -> None:
+        same = self.best.restore(state)
+        self.waited, self.cooling = (state.get("waited", 0), state.get("cooling", 0)) if same else (0, 0)

@@ -109,6 +109,7 @@ def read(path: Path) -> Checkpoint:
             raise CheckpointError(f"{str(path)!r} has version {info['version']}; this release reads version {VERSION}.")
         if isinstance(info.get("progress"), dict):
             info["progress"].setdefault("collected", {})  # older files have none
+            info["progress"].setdefault("learning_rate", None)  # files of earlier releases have none
         check_form(info, _FORM)
     except ValueError as problem:
         raise CheckpointError(f"{str(path)!r} is damaged: in its header {problem}.") from problem

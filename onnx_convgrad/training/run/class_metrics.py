@@ -183,7 +183,7 @@ class F1(Precision):
 
 @dataclass(frozen=True)
 class AUROC(OfClasses, Total):
-    """Area under the ROC curve of each class against all others: the mean over those that occur, but not always.
+    """Area under the ROC curve of each class against all others: the mean over classes that some, but not all, targets have.
 
     With `bce_with_logits` the mean over labels. It keeps the outputs of an epoch in memory.
 

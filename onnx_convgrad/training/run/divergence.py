@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from onnx_convgrad.errors import DivergenceError
+from onnx_convgrad.errors import DivergenceError, first_few
 from onnx_convgrad.training.data.datasets import Rows
 from onnx_convgrad.training.run.engine import Engine
 
@@ -38,8 +38,7 @@ def _listed(several: Sequence[Rows | None]) -> str:
     """A sentence with the numbers of the samples, if they are known."""
     known = [range(r.start, r.stop) if isinstance(r, slice) else r for r in several if r is not None]
     numbers = [str(number) for rows in known for number in rows]
-    more = f" and {len(numbers) - _NAMED} more" if len(numbers) > _NAMED else ""
-    return f" Its samples are {', '.join(numbers[:_NAMED])}{more}, counted from 0." if numbers else ""
+    return f" Its samples are {first_few(numbers, _NAMED)}, counted from 0." if numbers else ""
 
 
 _NAMED = 8

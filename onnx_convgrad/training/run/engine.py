@@ -133,6 +133,8 @@ class Engine:
     def _bound(self, run: Run) -> BoundGraph:
         model = self._accumulation.model if run == "accumulate" else self.program.model(run)
         reads, writes = {name: name for name in self._fed if name in self._buffers}, dict(self._next)
+        if run not in ("step", "accumulate", "update"):  # inference
+            reads |= self.manifest.averages()
         if run in ("accumulate", "update"):
             zeros = {p.gradient: np.zeros(p.static_shape(), p.dtype) for p in self.manifest.parameters}
             self._buffers.add({k: v for k, v in zeros.items() if k not in self._buffers}, "gradient")

@@ -68,7 +68,7 @@ def check_export(path: Path, model: ir.Model, engine: Engine, batch: Batch | Non
     expected = _expected(engine, batch, data, list(dict.fromkeys(names)))
     live = session(str(path), providers=engine.providers, options=engine.options)
     try:
-        results = live.run(list(expected), data)
+        results = live.run(list(expected), data | _bound(model, manifest))
     except Exception as problem:
         raise ExecutionError(
             f"The exported file {str(path)!r} does not run on a batch of the training: {problem}"
@@ -76,6 +76,13 @@ def check_export(path: Path, model: ir.Model, engine: Engine, batch: Batch | Non
     rough = operators.intersection(_ROUNDS) or any(np.asarray(value).dtype.itemsize < 4 for value in results)
     for (name, wanted), value in zip(expected.items(), results, strict=True):
         _compare(str(path), name, np.asarray(value), np.asarray(wanted), _ROUGH_LIMIT if rough else _LIMIT)
+
+
+def _bound(model: ir.Model, manifest: Manifest) -> Batch:
+    """Values of the inputs that the file has, and that are constants in the program."""
+    values: Mapping[str, Any] = manifest.options.get("input_values") or {}
+    dtypes = {v.name: v.dtype.numpy() for v in model.graph.inputs if v.dtype is not None}
+    return {name: np.asarray(value, dtypes[name]) for name, value in values.items() if name in dtypes}
 
 
 def _expected(engine: Engine, batch: Batch, data: Batch, names: list[str]) -> Mapping[str, Any]:

@@ -44,13 +44,17 @@ class TrainingRun:
         self.trainer, self.epochs, self.source = trainer, epochs, source
         self.batches = length_hint(source) or None
         self.reason = ""
+        self._rate: float | None = None
         self.callbacks, self.metrics = (*callbacks, display), metrics
         self._named = dict(_names(callbacks))
 
     @property
     def rate(self) -> float:
         """Learning rate of the last update."""
-        return float(self.trainer.schedule(max(self.trainer.progress.steps - 1, 0)))
+        if self._rate is None:  # no update since a checkpoint was restored
+            progress, rate = self.trainer.progress, self.trainer.progress.learning_rate
+            self._rate = float(self.trainer.schedule(max(progress.steps - 1, 0))) if rate is None else rate
+        return self._rate
 
     def stop(self, reason: str = "") -> None:
         """End the run after the current step."""
@@ -123,6 +127,7 @@ class TrainingRun:
         batches = map(trainer.inputs, self.source.epoch_iterator(progress.epoch, progress.position))
         start, before = time.perf_counter(), progress.seconds
         while group := self._next(batches, accumulate):
+            self._rate = trainer.learning_rate
             results = trainer.step(*group, outputs=outputs)
             self._check_loss(results, group)
             progress.position += len(group)

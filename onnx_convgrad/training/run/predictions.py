@@ -17,6 +17,7 @@ from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.runtime import Options, Providers
 from onnx_convgrad.training.data.batches import DataLike
 from onnx_convgrad.training.data.files import needs_preprocessing, read_data, sample_names
+from onnx_convgrad.training.data.images import checked_preprocessing
 from onnx_convgrad.training.run import scores
 from onnx_convgrad.training.run.prediction import predict as outputs_over
 from onnx_convgrad.training.run.predictor import (
@@ -107,12 +108,9 @@ def predict(
 def described(predictor: Predictor, labels: Sequence[str] | None, preprocessing: Preprocessing | None) -> Predictor:
     """The predictor with other labels and another preprocessing, where they are given."""
     m = predictor.manifest
-    if preprocessing is not None and not isinstance(preprocessing, Preprocessing):
-        raise ArgumentError(f"preprocessing takes an onnx_convgrad.data.Preprocessing, not {preprocessing!r}.")
+    how = m.preprocessing if preprocessing is None else checked_preprocessing(preprocessing)
     names = m.labels if labels is None else as_names(labels, "labels")
-    return Predictor(
-        m.described(names, preprocessing or m.preprocessing), predictor.outputs, predictor.run, predictor.has_loss
-    )
+    return Predictor(m.described(names, how), predictor.outputs, predictor.run, predictor.has_loss)
 
 
 def predictions(

@@ -17,12 +17,14 @@ _ROW = {
     "epoch": NATURAL, "step": NATURAL, "loss": float, "learning_rate": float, "seconds": float,
     "samples_per_second": float, str: (float, list),
 }  # fmt: skip
+_RATE = Is("a finite number, at least 0", lambda v: NUMBER.test(v) and v >= 0)
 _SUM = Is("two numbers", lambda v: isinstance(v, list) and len(v) == 2 and all(isinstance(x, (int, float)) for x in v))
 _NUMBERS = Is("an array of numbers", lambda v: isinstance(v, list) and _array(v) is not None)
 PROGRESS = {
     "steps": NATURAL, "epoch": NATURAL, "position": NATURAL, "sums": {str: _SUM}, "samples": NATURAL,
     "collected": {str: [_NUMBERS]},
     "seconds": NUMBER, "history": [_ROW], "callbacks": {str: {str: object}}, "data": (None, {str: object}),
+    "learning_rate": (None, _RATE),
 }  # fmt: skip
 """The form of a progress in JSON."""
 
@@ -42,6 +44,7 @@ class Progress:
         history: One row for each finished epoch.
         callbacks: State of the callbacks of `fit`, by name.
         data: Description of the data of `fit`.
+        learning_rate: The learning rate that was set in place of the schedule, if any.
     """
 
     steps: int = 0
@@ -54,6 +57,7 @@ class Progress:
     history: list[dict[str, Any]] = field(default_factory=list)
     callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)
     data: dict[str, Any] | None = None
+    learning_rate: float | None = None
 
     def count(self, name: str, value: float, weight: float) -> None:
         """Add a weighted value to an average over the epoch."""

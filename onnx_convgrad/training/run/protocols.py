@@ -22,6 +22,7 @@ class TrainerLike(Protocol):
     Attributes:
         stopped: Whether `fit` ends after the current step.
         restored: Whether a checkpoint was restored and no run has continued from it yet.
+        learning_rate: The learning rate of the next step; may be set, see `Trainer`.
         on_save: Called before a checkpoint is written, so that a run can add the state of its callbacks to `progress`.
     """
 
@@ -34,6 +35,7 @@ class TrainerLike(Protocol):
     stopped: bool
     restored: bool
     on_save: Callable[[], None] | None
+    learning_rate: Any
 
     def step(self, batch: BatchLike, *more: BatchLike, outputs: Sequence[str] | None = None) -> Results: ...
 

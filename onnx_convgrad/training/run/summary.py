@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
+from onnx_convgrad.errors import first_few
 from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.frontend.parameters import parameters
 from onnx_convgrad.training.data.batches import Loader
-from onnx_convgrad.training.data.datasets import Arrays, Dataset, Part
+from onnx_convgrad.training.data.datasets import Arrays, Part
 from onnx_convgrad.training.data.images import ImageFolder
 from onnx_convgrad.training.data.pictures import layout_of
 from onnx_convgrad.training.optim.schedules import describe_schedule
@@ -26,7 +27,7 @@ _SHOWN, _LAYERS = 6, 12
 """Most classes and most layers that are listed one by one."""
 
 _BEYOND = 2.0
-"""Numbers this many times the range of images are none that the model has seen."""
+"""Numbers beyond this many times the range that images have are reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +155,7 @@ def _data(loader: Loader, trained: Data | None = None) -> Data:
 
 def _classes(loader: Loader) -> dict[str, int]:
     """Samples by class, where labels are known without reading the data."""
-    whole, names = _whole(loader.dataset), loader.dataset.classes
+    whole, names = loader.dataset.source, loader.dataset.classes
     if isinstance(whole, ImageFolder):
         labels, count = np.array([label for _, label in whole.files]), len(names)
     elif isinstance(whole, Arrays) and len(loader.manifest.classes) == 1:
@@ -168,10 +169,6 @@ def _classes(loader: Loader) -> dict[str, int]:
         labels = labels[loader.dataset.rows]
     counts = np.bincount(labels[(labels >= 0) & (labels < count)].reshape(-1), minlength=count)
     return {names[i] if i < len(names) else str(i): int(n) for i, n in enumerate(counts)}
-
-
-def _whole(dataset: Dataset) -> Dataset:
-    return dataset.dataset if isinstance(dataset, Part) else dataset
 
 
 def _odd_classes(classes: Mapping[str, int], trained: Data | None) -> Iterator[str]:
@@ -270,6 +267,5 @@ def _options(options: Mapping[str, Any]) -> str:
     return ", ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in options.items())
 
 
-def _few(names: list[str] | tuple[str, ...]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{', '.join(map(repr, names[:_SHOWN]))}{more}"
+def _few(names: Iterable[str]) -> str:
+    return first_few(list(map(repr, names)), _SHOWN)

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from onnx_convgrad.adapters.files import write_adapters
+from onnx_convgrad.adapters.notes import adapter_names
 from onnx_convgrad.base.boundary import CallersCode, typed_errors
 from onnx_convgrad.base.names import as_names, check_names
 from onnx_convgrad.base.numbers import flag, positive, whole
@@ -17,6 +19,7 @@ from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.metadata import Preprocessing
+from onnx_convgrad.ir.notes import ADAPTERS
 from onnx_convgrad.runtime import Options, Providers
 from onnx_convgrad.training.data.batches import DataLike, Loader, as_batches
 from onnx_convgrad.training.data.checks import check_batch
@@ -35,6 +38,7 @@ from onnx_convgrad.training.run.fit import TrainingRun, check_callbacks, validat
 from onnx_convgrad.training.run.metrics import MetricLike, resolve_metrics
 from onnx_convgrad.training.run.prediction import predict
 from onnx_convgrad.training.run.progress import Progress
+from onnx_convgrad.training.run.rate_finder import LearningRates, find_learning_rate
 from onnx_convgrad.training.run.summary import Summary, summarize
 
 
@@ -136,7 +140,10 @@ class Trainer:
 
     @typed_errors
     def evaluate(self, batch: BatchLike, *, outputs: Sequence[str] | None = None) -> Results:
-        """Compute loss and outputs in inference mode; nothing changes. Arguments, result and errors as for `step`."""
+        """Compute loss and outputs in inference mode; nothing changes. Arguments, result and errors as for `step`.
+
+        With the averages of the parameters if the program keeps them (`ema`).
+        """
         return self._renamed(self.engine.evaluate(self._checked(batch), self._result_names(outputs)))
 
     def _checked(self, batch: BatchLike) -> Batch:
@@ -167,11 +174,23 @@ class Trainer:
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate of the next step."""
+        """The learning rate of the next step.
+
+        A number that is set replaces the schedule from the next step on, also in runs that are resumed from checkpoints;
+        `None` returns to the schedule, at the step that it would have reached. Rates of groups keep their ratios.
+        """
+        if self.progress.learning_rate is not None:
+            return self.progress.learning_rate
         with CallersCode(self.schedule):
             rate = self.schedule(self.progress.steps)
         positive(rate, f"The learning rate of step {self.progress.steps}")
         return float(rate)
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float | None) -> None:
+        if rate is not None:
+            positive(rate, "learning_rate")
+        self.progress.learning_rate = None if rate is None else float(rate)
 
     # -- many steps ----------------------------------------------------------------------------------------------------
 
@@ -286,6 +305,37 @@ class Trainer:
                             prefetch=prefetch, names=names)  # fmt: skip
         return validate(self, source, resolve_metrics(metrics, self.manifest))
 
+    @typed_errors
+    def find_learning_rate(
+        self,
+        data: DataLike,
+        *,
+        lowest: float = 1e-7,
+        highest: float = 10.0,
+        steps: int = 100,
+        batch_size: int | None = None,
+        accumulate: int = 1,
+    ) -> LearningRates:
+        """Train with rates that grow exponentially, and suggest one from where the loss falls; then put everything back.
+
+        Smith, "Cyclical Learning Rates" (2017), with the options of fastai's `lr_find`: the loss is averaged with a weight
+        of 0.98, the search ends when the average is four times its minimum, and the suggestion is that of the rule
+        "valley". Parameters and state, also random state, are those of before; data that can be read only once are spent.
+
+        Args:
+            data: As for `fit`.
+            lowest: The first rate.
+            highest: The last rate.
+            steps: Number of updates, at least 10.
+            batch_size: As for `fit`.
+            accumulate: Number of batches per update.
+
+        Raises:
+            ArgumentError: An argument does not fit, or the first loss is not finite.
+        """
+        source = as_batches(data, self.manifest, batch_size=batch_size, seed=self.seed)
+        return find_learning_rate(self, source, lowest, highest, steps, whole(accumulate, "accumulate"))
+
     def stop(self) -> None:
         """Let `fit` end after the current step; may be called from a callback, a thread or a signal handler."""
         self.stopped = True
@@ -371,7 +421,7 @@ class Trainer:
         return restore(self, as_path(path))
 
     @typed_errors
-    def export(self, path: str | os.PathLike[str], *, check: bool = True) -> None:
+    def export(self, path: str | os.PathLike[str], *, average: bool | None = None, check: bool = True) -> None:
         """Write the trained model in its original form: same inputs, outputs and opset, in inference mode.
 
         Inputs declare the sizes that they were trained at, if `input_shapes` changed them. Weights of more than 2 GB go to
@@ -381,20 +431,58 @@ class Trainer:
             path: The file.
             check: Run the written file on a few samples of the first batch (or on drawn ones, before any training) and
                 compare its outputs with the trainer's.
+            average: Whether to write the averages of the parameters; by default if the program keeps them (`ema`).
 
         Raises:
-            ArgumentError: The path is a folder, or not writable.
+            ArgumentError: The path is a folder, or not writable; or the program keeps no averages.
             DivergenceError: A value is not finite.
             ExecutionError: ONNX Runtime does not run the file.
             ModelError: Writing failed, or the file computes other numbers than the trainer.
         """
         path = as_path(path)
+        averages = self.manifest.averages()
+        if average and not averages:
+            raise ArgumentError(
+                "The program keeps no averages of its parameters.", hint="Build it with build_training(..., ema=0.999)."
+            )
         values = self.engine.read(entry.name for entry in self.manifest.stored())
+        if averages if average is None else average:
+            values |= {
+                name: array
+                for name, (_, array) in zip(averages, self.engine.read(averages.values()).items(), strict=True)
+            }
         check_values(values, self.engine, self.progress.steps)
         model = self.program.model("inference")
         export(model, values, path, labels=self.labels, preprocessing=self.preprocessing)
-        if flag(check, "check"):
+        if flag(check, "check") and not (averages and average is False):  # the trainer predicts with the averages
             check_export(path, model, self.engine, self.sample)
+
+    @typed_errors
+    def export_adapter(self, path: str | os.PathLike[str]) -> None:
+        """Write the trained adapters alone; `add_adapters` put them into the model.
+
+        Args:
+            path: `<name>.onnx_adapter`, which ONNX Runtime takes with the exported model, or with the one that was trained
+                (`LoraAdapter.Load`, `RunOptions.add_active_adapter`); or `<name>.safetensors`, with rank and alpha in the
+                header. `onnx_convgrad.load_adapters` reads both.
+
+        Raises:
+            ArgumentError: The model has no adapters, or the path is of neither kind or not writable.
+            DivergenceError: A value is not finite.
+        """
+        path, model = as_path(path), self.program.model("inference")
+        names = adapter_names(model)
+        if not names:
+            raise ArgumentError(
+                "The program has no adapters to export.",
+                hint="Build it from a model with adapters: onnx_convgrad.add_adapters.",
+            )
+        trained = {p.name for p in self.manifest.parameters}
+        values = self.engine.read(name for name in names if name in trained)
+        check_values(values, self.engine, self.progress.steps)
+        stored = {name: model.graph.initializers[name].const_value for name in names if name not in trained}
+        frozen = {name: tensor.numpy() for name, tensor in stored.items() if tensor is not None}
+        write_adapters(path, {**values, **frozen}, model.metadata_props[ADAPTERS])
 
     def __repr__(self) -> str:
         p = self.progress

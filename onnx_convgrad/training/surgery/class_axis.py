@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.errors import ModelError
+from onnx_convgrad.frontend.tidy import store
 from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.dims import static_product
 from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.ir.nodes import is_op
 
@@ -166,7 +167,7 @@ class Follower:
         return self._reshaped(node, axis, before, after)
 
     def _binary(self, node: ir.Node) -> int:
-        """The axis in the result of a sum or product; the other operand must not have values per class, but as a bias."""
+        """The axis in the result of a sum or product; the other operand may have values per class only as a bias."""
         rank = max((len(s) for v in node.inputs if (s := self._shape(v)) is not None), default=0)
         behind = {len(s) - self.axes[v] for v in node.inputs
                   if v in self.axes and v is not None and (s := self._shape(v)) is not None}  # fmt: skip
@@ -213,8 +214,8 @@ class Follower:
         """The axis in the result of a change of shape, whose target is corrected if it names the old number."""
         if after is None:
             return self._refuse(node, "the shape of its result is unknown")
-        behind = _product(before[axis + 1 :])
-        places = [i for i, d in enumerate(after) if d == self.old and _product(after[i + 1 :]) == behind]
+        behind = static_product(before[axis + 1 :])
+        places = [i for i, d in enumerate(after) if d == self.old and static_product(after[i + 1 :]) == behind]
         if node.op_type in ("Resize", "Upsample", "Expand"):
             places = [axis + len(after) - len(before)]
         if len(places) > 1 and axis in places:
@@ -255,15 +256,6 @@ class Follower:
             place -= size
 
 
-def _product(dims: Sequence[int | ir.SymbolicDim]) -> int | None:
-    sizes = [d for d in dims if isinstance(d, int)]
-    return math.prod(sizes) if len(sizes) == len(dims) else None
-
-
 def added(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
     """Add an initializer under a free name."""
-    name = Namespace.of_values(graph).claim(name)
-    value = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(ir.DataType.from_numpy(array.dtype)))
-    value.const_value = ir.Tensor(array, name=name)
-    graph.register_initializer(value)
-    return value
+    return store(graph, Namespace.of_values(graph).claim(name), array)

@@ -125,6 +125,28 @@ def test_fused_node_against_pytorch(body: str, shapes: dict[str, tuple[int, ...]
         assert off(got[f"{name}_grad"], operand.grad) < 1e-5
 
 
+@pytest.mark.parametrize(("bits", "zeros", "bias"), [(4, False, False), (4, True, True), (8, True, False)])
+def test_products_with_blocks_of_bits(bits: int, zeros: bool, bias: bool) -> None:
+    """The values are ONNX Runtime's, and so is the gradient: that of the matrix that unit vectors show."""
+    generator = np.random.default_rng(0)
+    arrays = {
+        "w": generator.integers(0, 256, (10, 3, 2 * bits)).astype(np.uint8),
+        "s": generator.random(30).astype(np.float32),
+    }
+    names = "x, w, s" + (", z" if zeros else ", " if bias else "") + (", , b" if bias else "")
+    arrays |= {"z": generator.integers(0, 256, (10, 2 if bits == 4 else 3)).astype(np.uint8)} if zeros else {}
+    arrays |= {"b": generator.random(10).astype(np.float32)} if bias else {}
+    node = f"y = com.microsoft.MatMulNBits<K=48, N=10, bits={bits}, block_size=16>({names})"
+    given = stored(model(node, {"x": (5, 48)}, outputs="float[5,10] y"), arrays)
+    x = drawn({"x": (5, 48)})["x"]
+    seed = generator.standard_normal((5, 10)).astype(np.float32)
+    got = run(og.augment(given, wrt="inputs"), {"x": x, "y_grad": seed})
+    assert off(got["y"], run(given, {"x": x})["y"]) < 1e-5
+    units = np.concatenate([np.eye(48, dtype=np.float32), np.zeros((2, 48), np.float32)]).reshape(10, 5, 48)
+    rows = np.concatenate([run(given, {"x": five})["y"] for five in units])
+    assert off(got["x_grad"], seed @ (rows[:48] - rows[48]).T) < 1e-5
+
+
 @pytest.mark.parametrize(
     ("node", "message"),
     [

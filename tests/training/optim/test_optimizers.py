@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import onnx_convgrad as og
 from onnx_convgrad import optim
 from onnx_convgrad.runtime import run
 from tests.support.one_input import graph_of
-from tests.support.training_nets import ProgramRun
+from tests.support.training_nets import ProgramRun, off
 
 SHAPES = {"layer1.weight": (3, 4), "layer1.bias": (4,), "layer2.weight": (4, 2), "layer2.bias": (2,)}
 STEPS = 100
@@ -119,6 +119,127 @@ RULES = [
 @pytest.mark.parametrize(("name", "options"), RULES, ids=str)
 def test_a_hundred_steps(name: str, options: dict[str, Any]) -> None:
     close(ours(getattr(optim, name)(**options)), theirs(lambda groups: getattr(torch.optim, name)(groups, **options)))
+
+
+# -- optimizers of papers ----------------------------------------------------------------------------------------------
+
+
+class PaperLion(torch.optim.Optimizer):
+    """Algorithm 2 of Chen et al. (2023)."""
+
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            (p,), (b1, b2), eta = group["params"], group["betas"], group["lr"]
+            m = self.state[p].setdefault("m", torch.zeros_like(p))
+            update = torch.sign(b1 * m + (1 - b1) * p.grad) + group["weight_decay"] * p
+            self.state[p]["m"] = b2 * m + (1 - b2) * p.grad
+            p.data -= eta * update
+
+
+class PaperLAMB(torch.optim.Optimizer):
+    """Algorithm 2 of You et al. (2020)."""
+
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            (p,), (b1, b2), eta = group["params"], group["betas"], group["lr"]
+            state = self.state[p]
+            t = state["t"] = state.get("t", 0) + 1
+            m = state["m"] = b1 * state.get("m", 0) + (1 - b1) * p.grad
+            v = state["v"] = b2 * state.get("v", 0) + (1 - b2) * p.grad**2
+            r = (m / (1 - b1**t)) / ((v / (1 - b2**t)).sqrt() + group["eps"])
+            u = r + group["weight_decay"] * p.data
+            p.data -= eta * p.data.norm() / u.norm() * u
+
+
+class MuonAndAdamW:
+    """PyTorch's Muon for matrices, its AdamW for vectors."""
+
+    def __init__(self, groups: list[dict[str, Any]], adamw_lr: float | None = None, **options: Any) -> None:
+        matrices = [g for g in groups if g["params"][0].ndim == 2]
+        rest, decay = [g for g in groups if g["params"][0].ndim != 2], options.get("weight_decay", 0.1)
+        adamw = torch.optim.AdamW(rest, adamw_lr or options["lr"], weight_decay=decay)
+        self.both = (torch.optim.Muon(matrices, **options), adamw)
+
+    def step(self) -> None:
+        for optimizer in self.both:
+            optimizer.step()
+
+
+PAPERS: list[tuple[str, Callable[..., Any], dict[str, Any]]] = [
+    ("Lion", PaperLion, {"lr": 1e-2, "betas": (0.9, 0.99), "weight_decay": 0.0}),
+    ("Lion", PaperLion, {"lr": 1e-3, "betas": (0.95, 0.98), "weight_decay": 0.5}),
+    ("LAMB", PaperLAMB, {"lr": 1e-2, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01}),
+    ("LAMB", PaperLAMB, {"lr": 1e-3, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.0}),
+    ("Muon", MuonAndAdamW, {"lr": 0.02}),
+    ("Muon", MuonAndAdamW, {"lr": 0.02, "adamw_lr": 1e-3, "weight_decay": 0.5, "momentum": 0.8}),
+    ("Muon", MuonAndAdamW, {"lr": 0.01, "nesterov": False, "ns_steps": 3, "adjust_lr_fn": "match_rms_adamw"}),
+]
+
+
+@pytest.mark.parametrize(("name", "reference", "options"), PAPERS, ids=str)
+def test_a_hundred_steps_of_the_reference(
+    name: str, reference: Callable[..., Any], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.Tensor, "bfloat16", lambda tensor: tensor.clone())  # Muon rounds to it on purpose
+    make = partial(reference, **options) if name == "Muon" else lambda groups: reference(groups, options)
+    close(ours(getattr(optim, name)(**options)), theirs(make))
+
+
+def test_a_norm_of_zero_in_lamb() -> None:
+    """A parameter of zeros has the trust ratio 1; one that does not change stays."""
+    model = graph_of("(float[N,2] x) => (float[N,2] y) { y = Add (x, b) }", b=np.zeros(2, np.float32))
+    program = og.build_training(model, loss="mse", optimizer=optim.LAMB(0.1))
+    update = ProgramRun(program, "update")
+    update({program.manifest.parameters[0].gradient: np.zeros(2, np.float32)})
+    np.testing.assert_array_equal(update.state["b"], 0)
+    update({program.manifest.parameters[0].gradient: np.array([1, -1], np.float32)})
+    assert np.isfinite(update.state["b"]).all() and update.state["b"].all()
+
+
+def test_muon_flattens_kernels_and_leaves_the_rest_to_adamw(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "bfloat16", lambda tensor: tensor.clone())
+    rng = np.random.default_rng(0)
+    w, fc = (rng.standard_normal(s).astype(np.float32) for s in ((6, 2, 1, 2), (6, 4)))
+    text = """(float[N,2,1,3] x) => (float[N,4] y) {
+        h = Conv (x, w)
+        z = ReduceMean <keepdims=0> (h, axes)
+        y = MatMul (z, fc)
+    }"""
+    model = graph_of(text, opset=21, w=w, fc=fc, axes=np.array([2, 3]))
+    optimizer = optim.Muon(0.02, adamw_lr=1e-3, groups={"fc": {"orthogonal": False}})
+    program = og.build_training(model, loss="mse", optimizer=optimizer)
+    assert {s.slot for s in program.manifest.state if s.of == "w"} == {"momentum_buffer"}
+    assert {s.slot for s in program.manifest.state if s.of == "fc"} == {"exp_avg", "exp_avg_sq"}
+    kernel = torch.tensor(w.reshape(6, 4)).double().requires_grad_()
+    matrix = torch.tensor(fc).double().requires_grad_()
+    theirs = torch.optim.Muon([kernel], 0.02), torch.optim.AdamW([matrix], 1e-3, weight_decay=0.1)
+    update = ProgramRun(program, "update")
+    for _ in range(10):
+        feeds = {
+            p.gradient: rng.standard_normal(p.static_shape()).astype(np.float32) for p in program.manifest.parameters
+        }
+        named = {p.name: torch.tensor(feeds[p.gradient]).double() for p in program.manifest.parameters}
+        kernel.grad, matrix.grad = named["w"].reshape(6, 4), named["fc"]
+        update(feeds)
+        for optimizer_ in theirs:
+            optimizer_.step()
+    assert off(update.state["w"].reshape(6, 4), kernel) < 1e-5
+    assert off(update.state["fc"], matrix) < 1e-6
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "AdamW", optim.AdamW])
+def test_optimizers_by_name(optimizer: Any) -> None:
+    program = og.build_training(network(), loss="mse", optimizer=optimizer)
+    assert program.manifest.optimizer == optim.AdamW().options() | {"lr": float(np.float32(1e-3))}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "hint"), [("adamm", "Did you mean 'adam'"), (3, "by name: sgd, adam"), (int, "by name")]
+)
+def test_unknown_optimizers(optimizer: Any, hint: str) -> None:
+    with pytest.raises(og.ArgumentError, match="optimizer") as caught:
+        og.build_training(network(), loss="mse", optimizer=optimizer)
+    assert hint in str(caught.value.hint)
 
 
 def test_options_by_group() -> None:

@@ -183,7 +183,7 @@ def test_the_model_is_not_changed() -> None:
         ({"loss": {}}, "The argument loss is empty"),
         ({"loss": {"logits": "mse"}}, "Unknown output in loss: 'logits'"),
         ({"loss": "y"}, r"The loss 'y' has shape .*; it must be one number"),
-        ({"optimizer": "sgd"}, "optimizer must be a member of onnx_convgrad.optim, not 'sgd'"),
+        ({"optimizer": 3}, "optimizer must be a name or a member of onnx_convgrad.optim, not 3"),
         ({"wrt": "inputs"}, "wrt names 'x', which is not an initializer of the model and cannot be trained"),
         ({"wrt": "conv9.*"}, "Unknown value in wrt: 'conv9"),
         ({"freeze": "conv9.*"}, "Unknown initializer in freeze: 'conv9"),

@@ -86,7 +86,9 @@ def test_sigmoid() -> None:
 
 @pytest.mark.parametrize("loss", ["cross_entropy", losses.Focal()], ids=str)
 def test_classes_behind_a_sigmoid(loss: Any) -> None:
-    with pytest.warns(UserWarning, match="Its Softmax is not part of the model"):
+    with pytest.warns(
+        UserWarning, match="The model keeps its Sigmoid: the largest output is still the predicted class"
+    ):
         assert built(head("y = Sigmoid(z)"), loss).manifest.losses[0]["reads"] == "z"
 
 

@@ -1,0 +1,1 @@
+"""Low-rank adapters (LoRA): add them to a model, recognize them again, merge them, and keep them in files."""
