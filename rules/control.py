@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.branches import if_forward, if_reverse
 from onnx_convgrad.autodiff.loops import scan_forward, scan_reverse
 from onnx_convgrad.autodiff.registry import expansion
 from onnx_convgrad.autodiff.turns import layouts
-from onnx_convgrad.errors import require
+from onnx_convgrad.errors import UnsupportedCase, require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.loop_bodies import draws, emit_once
-from onnx_convgrad.ir.nodes import subgraphs
 from onnx_convgrad.ir.shape_hints import input_shape_option
 
 _MOST_ITERATIONS = 256
@@ -34,9 +34,6 @@ _SCAN_HINT = (
 
 _SHORT = 16
 """Most iterations that are unrolled where a loop can take their place: a loop of more loads faster and is as fast."""
-
-_NOT_IN_LOOPS = frozenset(("Conv", "ConvTranspose", "MaxPool"))
-"""Operators with gradients that only the main graph can hold."""
 
 
 def is_long(turns: Dim) -> bool:
@@ -52,7 +49,7 @@ def _in_loop(e: Emitter, n: Call) -> bool:
     body = n.node.attributes["body"].as_graph()
     if any(map(draws, body)):  # the turns written down would draw again
         return True
-    return is_long(turns) and not any(node.op_type in _NOT_IN_LOOPS or any(subgraphs(node)) for node in body)
+    return is_long(turns)
 
 
 def _sequences(n: Call) -> list[ir.Value]:
@@ -66,6 +63,16 @@ def _reverse(e: Emitter, n: Call, upstream: Mapping[ir.Value, ir.Value], wanted:
 
 def _forward(e: Emitter, n: Call, tangents: Mapping[ir.Value, ir.Value]) -> Any:
     return scan_forward(e, n, tangents) if _in_loop(e, n) else None
+
+
+@expansion("If", wrt=(), reverse=if_reverse, forward=if_forward)
+def if_(e: Emitter, n: Call) -> list[ir.Value | None]:
+    """y = f(c) or g(c): another If, of the derivatives of both branches."""
+    raise UnsupportedCase(
+        "its condition is known only at run time, and gradients of each sample are not followed through branches.",
+        hint=f"Make its condition a constant; static input sizes may determine it, as with"
+        f" {input_shape_option(e.graph.inputs)}.",
+    )
 
 
 @expansion("Scan", wrt=("initial_state_and_scan_inputs",), reverse=_reverse, forward=_forward)

@@ -29,13 +29,9 @@ from onnx_convgrad.ir.call import Call, stem
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.nodes import is_op, sole_producer
 from onnx_convgrad.ir.notes import origin_of
-from onnx_convgrad.ir.shape_hints import input_shape_option
 
 DETOUR = "Take `of` before it or `wrt` after it"
 """The hint for a node that cannot be differentiated."""
-
-_BRANCHES = "its condition is known only at run time, and gradients of branches are not supported."
-_BRANCHES_HINT = "Make its condition a constant; static input sizes may determine it, as with {option}. Or:"
 
 
 def backward(
@@ -270,9 +266,6 @@ class Walk:
         if rule is None and not has_body(node):
             reason = "no rule covers this operator."
             hint = f"{DETOUR}, or add a rule (entry-point group onnx_convgrad.rules)."
-            if is_op(node, "If"):
-                hint = _BRANCHES_HINT.format(option=input_shape_option(self.e.graph.inputs))
-                reason, hint = _BRANCHES, f"{hint} {DETOUR[0].lower()}{DETOUR[1:]}."
             self._report(node, reason, hint)
             return True
         return False

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.activity import Activity, ancestors, carriers, floating, rule_of
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.emit import DOMAIN, Emitter
+from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.loop_bodies import (
     Layout,
     Slices,
@@ -26,7 +26,6 @@ from onnx_convgrad.ir.loop_bodies import (
     turns_of,
 )
 from onnx_convgrad.ir.nodes import captured_values, is_op
-from onnx_convgrad.ir.shape_hints import input_shape_option
 
 _STORED = frozenset(
     "Acos Acosh Asin Asinh Atan Atanh Celu Conv ConvTranspose Cos Cosh CumSum Einsum Elu Erf Exp Gelu Gemm GRU"
@@ -174,13 +173,6 @@ class Turn:
     ) -> tuple[list[ir.Value], list[ir.Value]]:
         """Move what the results need into a Scan; see `emit_loop`. `scanned` are inputs of the body besides this turn's."""
         needed, kept = self._needed([*(s.next for s in states), *(v for v, _ in made)])
-        private = sorted({node.op_type for node in needed if node.domain == DOMAIN})
-        require(
-            not private,
-            f"its body needs {', '.join(private)}, which is not computed in loops.",
-            hint=f"Give the sizes of all inputs, cotangents included, as with {input_shape_option(self.e.graph.inputs)}: a"
-            " Scan of few turns is unrolled.",
-        )
         stand_ins: dict[ir.Value, ir.Value] = {}
         slices = {}
         for value, whole in kept.items():

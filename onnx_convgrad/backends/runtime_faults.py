@@ -25,6 +25,7 @@ class AvoidRuntimeFaults(NodePass):
 
     operators = ("Expand", "Pad", "Resize")
     label = "runtime"
+    bodies = True
 
     def rewrite_node(self, e: Emitter, node: ir.Node) -> ir.Value | bool | None:
         """Rewrite one node."""

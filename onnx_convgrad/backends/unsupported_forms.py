@@ -26,6 +26,7 @@ class ReplaceUnsupportedForms(NodePass):
 
     operators = ("BatchNormalization", "Conv", "ConvTranspose")
     label = "supported"
+    bodies = True
 
     def rewrite_node(self, e: Emitter, node: ir.Node) -> ir.Value | bool | None:
         """Rewrite one node."""

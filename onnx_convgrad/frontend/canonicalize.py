@@ -66,6 +66,7 @@ def _passes(input_shapes: InputShapes, *, fold: bool) -> list[ir.passes.PassBase
         TieCopies(),
         MarkConstants(),
         lift,
+        common.LiftSubgraphInitializersToMainGraphPass(),  # so that those of branches and loops are parameters
         NameNodes(),
         RenameRuntimeShapes(),
         OverrideShapes(input_shapes),

@@ -71,9 +71,10 @@ class MarkConstants(GraphPass):
     """Note which constants the file stores as Constant nodes, before they become initializers."""
 
     def rewrite(self, model: ir.Model) -> bool:
-        for value in model.graph.initializers.values():
-            mark_lifted(value, from_node=False)
-        for node in model.graph:
+        for graph in (model.graph, *model.graph.subgraphs()):
+            for value in graph.initializers.values():
+                mark_lifted(value, from_node=False)
+        for node in model.graph.all_nodes():
             if node.op_type == "Constant":
                 mark_lifted(node.outputs[0], from_node=True)
         return False

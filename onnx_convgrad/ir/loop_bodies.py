@@ -14,7 +14,6 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import RANDOM_SOURCES
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.nodes import captured_values, is_op, subgraphs
-from onnx_convgrad.ir.notes import ORIGIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +64,34 @@ def emit_once(
         assert constant.const_value is not None
         values[constant] = e.const(constant.const_value.numpy(), constant.dtype)
     for node in body:
-        require(not any(subgraphs(node)), f"its body contains {node.op_type}.")
         inputs = [None if v is None else values.get(v, v) for v in node.inputs]
-        attributes = Call(node).attributes()
-        results = e.ops(node.op_type, *inputs, outputs=len(node.outputs), domain=node.domain, **attributes)
+        if any(subgraphs(node)):
+            results: Sequence[ir.Value] = _copy(e, node, inputs, values).outputs
+        else:
+            attributes = Call(node).attributes()
+            results = e.ops(node.op_type, *inputs, outputs=len(node.outputs), domain=node.domain, **attributes)
         values.update(zip(node.outputs, results, strict=True))
     return [values.get(v, v) for v in body.outputs]
+
+
+def _copy(e: Emitter, node: ir.Node, inputs: Sequence[ir.Value | None], values: Mapping[ir.Value, ir.Value]) -> ir.Node:
+    """Emit a copy of a node with bodies, which read `values` in place of those that they captured."""
+    attributes = [
+        ir.AttrGraph(a.name, a.as_graph().clone(allow_outer_scope_values=True))
+        if a.type == ir.AttributeType.GRAPH
+        else a
+        for a in node.attributes.values()
+    ]
+    copy = ir.Node(node.domain, node.op_type, inputs, attributes, num_outputs=len(node.outputs))
+    for _, body in subgraphs(copy):
+        for inner in body.all_nodes():
+            for index, value in enumerate(inner.inputs):
+                if value is not None and value in values:
+                    inner.replace_input_with(index, values[value])
+    e.place(copy)
+    for result, original in zip(copy.outputs, node.outputs, strict=True):
+        e.typed(result, original)
+    return copy
 
 
 def draws(node: ir.Node) -> bool:
@@ -98,9 +119,13 @@ def take_body(e: Emitter, start: int, inner: Collection[ir.Value], results: Coll
     Returns:
         Those of them that the `results` depend on, in order.
     """
-    moved = depending(e.emitted[start:], inner)
+    return take_nodes(e, depending(e.emitted[start:], inner), results)
+
+
+def take_nodes(e: Emitter, moved: Sequence[ir.Node], results: Collection[ir.Value]) -> list[ir.Node]:
+    """Remove nodes that were emitted from the graph; return those of them that the `results` depend on, in order."""
     removed = set(moved)
-    e.emitted[start:] = [node for node in e.emitted[start:] if node not in removed]
+    e.forget(removed)
     e.graph.remove(moved)
     used: set[ir.Node] = set()
     todo = [v.producer() for v in results]
@@ -110,17 +135,20 @@ def take_body(e: Emitter, start: int, inner: Collection[ir.Value], results: Coll
             used.add(node)
             todo += [v.producer() for v in _operands(node)]
     body = [node for node in moved if node in used]
-    names = itertools.count()
     for node in body:
-        node.metadata_props.pop(ORIGIN, None)
-        node.name = f"chunk_{len(e.order)}_{next(names)}"
-        for value in node.outputs:  # names of the enclosing graph are given without a look at its bodies
-            value.name = f"chunk_{len(e.order)}_{next(names)}"
+        node.name = e.names.claim("inner_node")
+        name_inner_values(e, node)
     for node in moved:
         if node not in used:
             for index in range(len(node.inputs)):
                 node.replace_input_with(index, None)
     return body
+
+
+def name_inner_values(e: Emitter, node: ir.Node) -> None:
+    """Give the results of a node of a body names that no graph around it uses, nor gives later."""
+    for value in node.outputs:
+        value.name = e.names.claim("inner")
 
 
 def emit_loop(
@@ -153,7 +181,7 @@ def emit_loop(
     outputs: list[ir.Value] = []
     for value in results:
         if value not in produced or value in outputs:  # an input, a value of the outer graph, or an output already
-            name = f"chunk_{len(e.order)}_copy_{len(outputs)}"
+            name = e.names.claim("inner")
             body.append(ir.node("Identity", [value], outputs=[ir.Value(name=name)], name=name))
             outputs.append(e.typed(body[-1].outputs[0], value))
         else:

@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.base.boundary import unforeseen
 from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.ir.loop_bodies import name_inner_values
 from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
 from onnx_convgrad.ir.targets import Target
 
@@ -33,7 +34,7 @@ class GraphPass(ir.passes.InPlacePass):
 
 
 class NodePass(GraphPass):
-    """Base class of passes that rewrite nodes one by one, in the order of the main graph.
+    """Base class of passes that rewrite nodes one by one, in the order of the graph.
 
     Args:
         target: The execution provider that will run the model, if it matters.
@@ -46,6 +47,9 @@ class NodePass(GraphPass):
     label: ClassVar[str]
     """Part of the names of new nodes, see `Emitter.rewriting`."""
 
+    bodies: ClassVar[bool] = False
+    """Whether nodes in the bodies of other nodes are rewritten too."""
+
     def __init__(self, target: Target | None = None, keep: Collection[ir.Value] = ()) -> None:
         super().__init__()
         self.target, self.keep = target, keep
@@ -56,11 +60,23 @@ class NodePass(GraphPass):
 
     def rewrite(self, model: ir.Model) -> bool:
         """Call `rewrite_node` for the nodes of `operators`, and remove those that are replaced at the end."""
-        graph, replaced, changed = model.graph, [], False
-        nodes = [node for node in graph if not node.domain and node.op_type in self.operators]
-        if not nodes:
-            return False
-        e, outputs = Emitter(graph, opsets=graph.opset_imports, target=self.target), OutputPlaces(graph)
+        graph, writer, changed = model.graph, None, False
+        for g in (graph, *(graph.subgraphs() if self.bodies else ())):
+            nodes = [node for node in g if not node.domain and node.op_type in self.operators]
+            if not nodes:
+                continue
+            writer = writer or Emitter(graph, opsets=graph.opset_imports, target=self.target)
+            if g is graph:
+                changed = self._rewrite(writer, nodes)
+                continue
+            e = writer.of_body(g)
+            changed = self._rewrite(e, nodes) or changed
+            for node in e.emitted:
+                name_inner_values(e, node)
+        return changed
+
+    def _rewrite(self, e: Emitter, nodes: Sequence[ir.Node]) -> bool:
+        graph, outputs, replaced, changed = e.graph, OutputPlaces(e.graph), [], False
         node = nodes[0]
         try:
             for node in nodes:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import onnx
@@ -94,6 +94,12 @@ class NodeWriter:
         self._context.reserve_symbol_names(symbols(graph))
         registry.collect()
 
+    def of_body(self, body: ir.Graph) -> Self:
+        """A writer of a body of this graph, with names that are unique in both."""
+        writer = type(self)(body, target=self.target, joint=self.joint, samples=self.samples)
+        writer.names = self.names
+        return writer
+
     @cached_property
     def names(self) -> Namespace:
         """The names of the graph's values at the first use of this property, and those claimed since."""
@@ -143,6 +149,11 @@ class NodeWriter:
             self.graph.insert_before(self.anchor, node)
         self.order[node] = len(self.order)
         self.emitted.append(node)
+
+    def forget(self, nodes: Collection[ir.Node]) -> None:
+        """Take nodes out of those emitted: they move to another graph, where later nodes cannot read their results."""
+        self.emitted[:] = [node for node in self.emitted if node not in nodes]
+        self._memo = {key: made for key, made in self._memo.items() if made[0].producer() not in nodes}
 
     @contextmanager
     def rewriting(self, node: ir.Node, label: str) -> Iterator[int]:

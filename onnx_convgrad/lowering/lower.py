@@ -14,6 +14,7 @@ from onnx_convgrad.errors import ArgumentError, LoweringError, RuleContractError
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import Folding, is_constant
 from onnx_convgrad.ir.emit import DOMAIN, Emitter
+from onnx_convgrad.ir.loop_bodies import name_inner_values
 from onnx_convgrad.ir.notes import origin_of
 from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
 from onnx_convgrad.ir.targets import Rates, Target
@@ -71,6 +72,8 @@ def check_workspace(limit: int | None) -> None:
 def lower(graph: ir.Graph, target: Target, policy: Policy | None = None) -> list[Choice]:
     """Replace the abstract operators in `graph`, the convolutions of derivatives, and operators that a dtype lacks.
 
+    Those in the bodies of nodes are replaced too.
+
     Raises:
         LoweringError: No candidate applies to a node, or the forced one does not; with each reason.
     """
@@ -79,15 +82,22 @@ def lower(graph: ir.Graph, target: Target, policy: Policy | None = None) -> list
     check_choice(choosing)
     e, outputs = Emitter(graph, target=target, samples=policy.training), OutputPlaces(graph)
     transposed = _transposed_as_gradients(graph, e, outputs) if policy.training else []
-    todo = [node for node in graph if _needs_lowering(node, target, policy)]
+    bodies = list(graph.subgraphs())
+    todo = {g: [node for node in g if _needs_lowering(node, target, policy)] for g in (graph, *bodies)}
     if not isinstance(choosing, str):
-        _check_keys(choosing, graph, todo)
-    if not todo:
-        return []
+        _check_keys(choosing, graph, [node for nodes in todo.values() for node in nodes])
     from_transposed = {gradient.node for gradient in transposed}
-    stage = _Stage(e, policy, TypicalSizes(graph), Folding(), outputs, from_transposed)
-    choices = [stage.lower(node) for node in todo]
-    graph.remove(todo, safe=True)
+    sizes, folded, choices = TypicalSizes(graph), Folding(), []
+    for g, nodes in todo.items():
+        if not nodes:
+            continue
+        if g is not graph:
+            e, outputs = e.of_body(g), OutputPlaces(g)
+        stage = _Stage(e, policy, sizes, folded, outputs, from_transposed)
+        choices += [stage.lower(node) for node in nodes]
+        g.remove(nodes, safe=True)
+        for node in e.emitted if g is not graph else ():
+            name_inner_values(e, node)
     for gradient in transposed:
         gradient.settle()
     return choices
@@ -99,7 +109,7 @@ def _check_keys(choosing: Collection[str], graph: ir.Graph, todo: Sequence[ir.No
     OP:NODE is valid too where that node has no such operator, because its gradient is not wanted.
     """
     origins = {_origin(node) for node in todo}
-    named = origins | {node.name for node in graph}
+    named = origins | {node.name for node in graph.all_nodes()}
 
     def elsewhere(key: str) -> bool:
         operator, colon, name = key.partition(":")

@@ -247,5 +247,7 @@ def _clean_up(m: ir.Model) -> None:
             while f"{origin}/grad_{counts[origin]}" in taken:
                 counts[origin] += 1
             node.name = f"{origin}/grad_{counts[origin]}"
+    for node in m.graph.all_nodes():
+        node.metadata_props.pop(ORIGIN, None)
     record_loops(m)
     m.producer_name, m.producer_version = "onnx_convgrad", __version__

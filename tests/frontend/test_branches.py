@@ -31,10 +31,7 @@ def test_branches_of_known_condition() -> None:
     )
     np.testing.assert_array_equal(rows_gradient(model), np.float32([[2, 4, 6]] * 2))
     model.graph.output.append(onnx.helper.make_tensor_value_info("z", 1, [2, 3]))
-    with pytest.raises(
-        og.DifferentiationError, match=r"\(If, opset 21\): its condition .*static input sizes may determine it"
-    ):
-        og.augment(model, wrt="inputs")
+    assert [node.op_type for node in og.augment(model, wrt="inputs").graph.node].count("If") == 2
 
 
 @pytest.mark.parametrize("rows", ["2", "n"])
