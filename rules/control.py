@@ -21,6 +21,7 @@ from onnx_convgrad.errors import UnsupportedCase, require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.loop_bodies import draws, emit_once
+from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.shape_hints import input_shape_option
 
 _MOST_ITERATIONS = 256
@@ -106,7 +107,33 @@ _LOOP_HINT = (
 )
 
 
-@expansion("Loop", wrt=("v_initial",))
+def _loop_in_loop(e: Emitter, n: Call) -> bool:
+    """Whether a Loop is differentiated by a Scan over its turns."""
+    body, count = n.node.attributes["body"].as_graph(), n.get("M")
+    most = None if count is None else e.number_of(count)
+    if any(map(draws, body)) or (count is not None and (most is None or most > _MOST_ITERATIONS)):
+        return True
+    going = body.outputs[0].producer()
+    if (
+        most is not None and is_op(going, "Identity") and going.inputs[0] is body.inputs[1]
+    ):  # no condition but the count
+        return is_long(int(most))
+    try:
+        loop(e, n)
+    except UnsupportedCase:
+        return True
+    return False
+
+
+def _loop_reverse(e: Emitter, n: Call, upstream: Mapping[ir.Value, ir.Value], wanted: Collection[ir.Value]) -> Any:
+    return scan_reverse(e, n, upstream, wanted) if _loop_in_loop(e, n) else None
+
+
+def _loop_forward(e: Emitter, n: Call, tangents: Mapping[ir.Value, ir.Value]) -> Any:
+    return scan_forward(e, n, tangents) if _loop_in_loop(e, n) else None
+
+
+@expansion("Loop", wrt=("v_initial",), reverse=_loop_reverse, forward=_loop_forward)
 def loop(e: Emitter, n: Call) -> list[ir.Value | None]:
     """go[t + 1], s[t + 1], z[t] = body(t, go[t], s[t]) while go[t] holds, at most M times: unrolled."""
     body, count, go = n.node.attributes["body"].as_graph(), n.get("M"), n.get("cond")

@@ -18,7 +18,7 @@ from onnx_convgrad.autodiff.reverse import backward
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
-from onnx_convgrad.ir.loop_bodies import draws, emit_once, take_nodes
+from onnx_convgrad.ir.loop_bodies import draws, emit_if, emit_once
 from onnx_convgrad.ir.nodes import captured_values
 
 Pairs = list[tuple[ir.Value, ir.Value]]
@@ -76,24 +76,12 @@ def _if(e: Emitter, n: Call, derive: Callable[[Sequence[ir.Value]], Derivatives]
     if not values:
         return []
     branches = []
-    for name, made, nodes in zip(_BRANCHES, found, regions, strict=True):
+    for made, nodes in zip(found, regions, strict=True):
         zeros, more = emit(lambda made=made: {v: e.zeros_like(v) for v in values if v not in made})  # type: ignore[misc]
-        results = [(made | zeros)[v] for v in values]
-        branches.append(ir.AttrGraph(name, _branch(e, [*nodes, *more], results, values)))
-    node = ir.Node("", "If", [n.node.inputs[0]], branches, num_outputs=len(values))
-    e.place(node)
-    return [(v, e.typed(g, v)) for v, g in zip(values, node.outputs, strict=True)]
-
-
-def _branch(e: Emitter, nodes: list[ir.Node], results: Sequence[ir.Value], likes: Sequence[ir.Value]) -> ir.Graph:
-    """A graph of the nodes that the results need; each result is one of its own."""
-    outputs = []
-    for result, like in zip(results, likes, strict=True):
-        copy = ir.Node("", "Identity", [result], num_outputs=1)
-        e.place(copy)
-        nodes.append(copy)
-        outputs.append(e.typed(copy.outputs[0], like))
-    return ir.Graph([], outputs, nodes=take_nodes(e, nodes, outputs), name="branch")
+        branches.append(([*nodes, *more], [(made | zeros)[v] for v in values]))
+    condition = n.inputs[0]
+    assert condition is not None
+    return list(zip(values, emit_if(e, condition, branches[0], branches[1], values), strict=True))
 
 
 def _alike(e: Emitter, value: ir.Value, like: ir.Value) -> ir.Value:

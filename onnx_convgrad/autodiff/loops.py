@@ -131,7 +131,7 @@ class _Sums:
             rest = []
             for term in _terms(cotangent):
                 pair = rows_multiplied(term)
-                if pair is not None and all(v in inner and turn.is_matrix(v) for v in pair):
+                if pair is not None and all(v in inner and turn.can_join(v) for v in pair):
                     self.products.append((value, *pair))
                 else:
                     rest.append(term)

@@ -1,4 +1,4 @@
-"""One turn of a Scan, emitted into the graph to be differentiated there, and what becomes the body of another Scan.
+"""One turn of a Scan or Loop, emitted into the graph to be differentiated there, and what becomes the body of a Scan.
 
 See `autodiff.loops`.
 """
@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import Activity, ancestors, carriers, floating, rule_of
 from onnx_convgrad.errors import require
+from onnx_convgrad.ir.broadcasting import shapes_differ
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.loop_bodies import (
@@ -19,6 +21,7 @@ from onnx_convgrad.ir.loop_bodies import (
     State,
     depending,
     draws,
+    emit_if,
     emit_loop,
     emit_once,
     joined_shape,
@@ -37,37 +40,62 @@ _STORED = frozenset(
 
 
 class Turn:
-    """One turn of a Scan, emitted into the graph on placeholders for the carried values and for the slices."""
+    """One turn of a Scan or Loop, emitted into the graph on placeholders for the carried values and for the slices.
+
+    A Loop is taken for a Scan over the numbers of its turns, which it gives out.
+    """
 
     def __init__(self, e: Emitter, n: Call) -> None:
         self.e, self.node, self.body = e, n.node, n.node.attributes["body"].as_graph()
-        operands = [v for v in n.inputs if v is not None]
-        count = len(operands) - n.int("num_scan_inputs", 0)
-        self.first = operands[:count]
-        self.sequences = [
-            Slices(v, layout)
-            for v, layout in zip(operands[count:], layouts(n, "scan_input", operands[count:]), strict=True)
-        ]
-        self.made = layouts(n, "scan_output", n.node.outputs[count:])
         self.start = len(e.emitted)
         self.inputs: list[ir.Value] = []
+        self.is_loop = n.node.op_type == "Loop"
+        operands = [v for v in n.node.inputs[2 if self.is_loop else 0 :] if v is not None]
+        count = len(operands) - n.int("num_scan_inputs", 0)
+        self.first = operands[:count]
+        self._own_outputs = list(self.body.outputs)[1 + count if self.is_loop else count :]
+        self.made = layouts(n, "scan_output", self._own_outputs)
+        own = list(self.body.inputs[2:] if self.is_loop else self.body.inputs)
+        self._own_states = own[:count]
         self.states = [
-            self.input(v, _anonymous(own.shape) if v.shape is None else v.shape)
-            for v, own in zip(self.first, self.body.inputs, strict=False)
-        ]
-        self.slices = [
-            self.input(x.whole, _anonymous(own.shape) if x.whole.shape is None else _slice_shape(x))
-            for x, own in zip(self.sequences, self.body.inputs[count:], strict=True)
+            self.input(v, _anonymous(body.shape) if v.shape is None else v.shape)
+            for v, body in zip(self.first, own, strict=False)
         ]
         values: dict[ir.Value, ir.Value] = {}
-        self.results = emit_once(e, self.body, [*self.states, *self.slices], values)
+        if self.is_loop:
+            self._turns: int | ir.SymbolicDim = ir.SymbolicDim(None)
+            number = ir.Value(shape=ir.Shape([]), type=ir.TensorType(ir.DataType.INT64))
+            self.slices = [self.input(number, number.shape)]
+            self.sequences = [self._given_out(self.body.inputs[0], number)]
+            going = e.const(np.ones((), np.bool_))
+            self.results = emit_once(e, self.body, [*self.slices, going, *self.states], values)[
+                1 : 1 + count + len(self.made)
+            ]
+            self._check_states()
+        else:
+            whole = zip(operands[count:], layouts(n, "scan_input", operands[count:]), strict=True)
+            self.sequences = [Slices(v, layout) for v, layout in whole]
+            self._turns = turns_of(self.sequences[0])
+            self.slices = [
+                self.input(x.whole, _anonymous(body.shape) if x.whole.shape is None else _slice_shape(x))
+                for x, body in zip(self.sequences, own[count:], strict=True)
+            ]
+            self.results = emit_once(e, self.body, [*self.states, *self.slices], values)
         inner = self.nodes()
         made = {v for node in inner for v in node.outputs}
         self.in_body = {emitted: own for own, emitted in reversed(values.items()) if emitted in made}
-        own = {*made, *self.states, *self.slices}
-        read = (v for node in inner for v in node.inputs if v is not None)
-        self.boundary = [v for v in dict.fromkeys((*read, *self.results)) if v not in own and floating(v)]
+        inside = {*made, *self.states, *self.slices}
+        read = (v for node in inner for v in (*node.inputs, *captured_values(node)) if v is not None)
+        self.boundary = [v for v in dict.fromkeys((*read, *self.results)) if v not in inside and floating(v)]
         self._symbols = {d.value for v in (*self.states, *self.slices, *self.boundary) for d in _unknown(v) if d.value}
+
+    def _check_states(self) -> None:
+        """Refuse states that cannot be joined over the turns."""
+        for first, result in zip(self.first, self.results, strict=False):
+            require(
+                not isinstance(first.type, ir.SequenceType) and not shapes_differ(result, first),
+                f"its state {first.name!r} is a sequence, or changes its shape from turn to turn.",
+            )
 
     def input(self, like: ir.Value, shape: ir.Shape | None) -> ir.Value:
         """A placeholder for an input of the body, with the dtype of `like`."""
@@ -116,16 +144,18 @@ class Turn:
             return False
         return all(d.value in self._symbols for d in _unknown(value))
 
-    def is_matrix(self, value: ir.Value) -> bool:
-        """Whether the value has two axes, of the same sizes in all turns."""
-        return value.shape is not None and len(value.shape) == 2 and self.same_in_all_turns(value)
+    def can_join(self, value: ir.Value) -> bool:
+        """Whether the value is a matrix of the same sizes in all turns; of no turn, ONNX Runtime knows static ones only."""
+        if value.shape is None or len(value.shape) != 2 or not self.same_in_all_turns(value):
+            return False
+        return isinstance(value.shape[1], int) or not self.is_loop
 
     def kept(self, value: ir.Value) -> Slices | None:
         """The values of all turns, if they are an operand of the Scan or given out by it."""
         if value in self.slices:
             return self.sequences[self.slices.index(value)]
         if value in self.states:
-            return self._given_out(self.body.inputs[self.states.index(value)], value)
+            return self._given_out(self._own_states[self.states.index(value)], value)
         node = value.producer()
         if node is None or not (node.op_type in _STORED or draws(node)):
             return None
@@ -141,7 +171,7 @@ class Turn:
     def _given_out(self, own: ir.Value, like: ir.Value) -> Slices:
         """A value of the body as a result of the Scan, which is extended by it if it has no such result."""
         count = len(self.states)
-        for whole, output, layout in zip(self.node.outputs[count:], self.body.outputs[count:], self.made, strict=True):
+        for whole, output, layout in zip(self.node.outputs[count:], self._own_outputs, self.made, strict=True):
             copy = output.producer()
             if output is own or (is_op(copy, "Identity") and copy.inputs[0] is own):
                 return Slices(whole, layout)
@@ -150,6 +180,7 @@ class Turn:
             self.body.append(ir.node("Identity", [own], outputs=[ir.Value(name=name)], name=name))
             own = self.e.typed(self.body[-1].outputs[0], like)
         self.body.outputs.append(own)
+        self._own_outputs.append(own)
         self.made.append(Layout())
         for kind in ("axes", "directions"):
             numbers = self.node.attributes.get(f"scan_output_{kind}")
@@ -157,7 +188,7 @@ class Turn:
                 self.node.attributes[numbers.name] = ir.AttrInt64s(numbers.name, [*numbers.as_ints(), 0])
         self.node.resize_outputs(len(self.node.outputs) + 1)
         whole = self.e.typed(self.node.outputs[-1], like)
-        whole.shape = joined_shape(like, 0, turns_of(self.sequences[0]))
+        whole.shape = joined_shape(like, 0, self._turns)
         whole.name = self.e.names.claim(f"{self.node.outputs[0].name}_turns")
         return Slices(whole)
 
@@ -186,7 +217,24 @@ class Turn:
             slices[self.slices[0]] = self.sequences[0]
         ends = [State(s.first, s.inner, stand_ins.get(s.next, s.next)) for s in states]
         results = [(stand_ins.get(v, v), layout) for v, layout in made]
-        return emit_loop(self.e, self.start, ends, {**scanned, **slices}, results, also=self.inputs)
+        made_once = emit_loop(self.e, self.start, ends, {**scanned, **slices}, results, also=self.inputs)
+        return self._unless_empty(ends, *made_once) if self.is_loop else made_once
+
+    def _unless_empty(
+        self, states: Sequence[State], finals: list[ir.Value], joined: list[ir.Value]
+    ) -> tuple[list[ir.Value], list[ir.Value]]:
+        """The results of the Scan just emitted, in an If: ONNX Runtime runs no Scan of no turn; see quirks.EMPTY_SCAN."""
+        e = self.e
+        loop = e.emitted[-1]
+        e.forget([loop])
+        start = len(e.emitted)
+        firsts = [e.op("Identity", s.first) for s in states]
+        nothing = [_no_slices(e, v) for v in joined]
+        nodes = e.emitted[start:]
+        e.forget(nodes)
+        some = e.compare("Greater", e.op("Size", self.sequences[0].whole), 0)
+        results = emit_if(e, some, ([loop], [*finals, *joined]), (nodes, [*firsts, *nothing]), [*finals, *joined])
+        return results[: len(finals)], results[len(finals) :]
 
     def _needed(self, results: Sequence[ir.Value]) -> tuple[set[ir.Node], dict[ir.Value, Slices]]:
         """The nodes of the new body, and the values that it reads from the forward Scan."""
@@ -221,6 +269,15 @@ def _slice_shape(x: Slices) -> ir.Shape | None:
     sizes = list(x.whole.shape or ())
     del sizes[x.layout.axis]
     return ir.Shape(sizes)
+
+
+def _no_slices(e: Emitter, joined: ir.Value) -> ir.Value:
+    """What the slices of no turn are when joined; unknown sizes are zero, as in the results of ONNX Runtime's Loop."""
+    assert joined.shape is not None
+    assert joined.dtype is not None
+    sizes = [d if isinstance(d, int) else 0 for d in joined.shape[1:]]
+    value = ir.tensor(np.zeros(1, joined.dtype.numpy()), joined.dtype)
+    return e.op("ConstantOfShape", e.ints([0, *sizes]), value=value)
 
 
 def _anonymous(shape: ir.Shape | None) -> ir.Shape | None:

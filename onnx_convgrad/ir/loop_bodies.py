@@ -228,6 +228,26 @@ def joined_shape(value: ir.Value, axis: int, turns: int | ir.SymbolicDim) -> ir.
     return ir.Shape(sizes)
 
 
+Branch = tuple[Sequence[ir.Node], Sequence[ir.Value]]
+"""Nodes that were emitted and forgotten, and the results of a branch."""
+
+
+def emit_if(e: Emitter, condition: ir.Value, then: Branch, other: Branch, likes: Sequence[ir.Value]) -> list[ir.Value]:
+    """Emit an If with these two branches; its results have the dtypes and shapes of `likes`."""
+    branches = []
+    for name, (nodes, results) in (("then_branch", then), ("else_branch", other)):
+        start = len(e.emitted)
+        outputs = []
+        for result in results:  # each output of a branch is a value of its own
+            e.place(ir.Node("", "Identity", [result], num_outputs=1))
+            outputs.append(e.typed(e.emitted[-1].outputs[0], result))
+        body = take_nodes(e, [*nodes, *e.emitted[start:]], outputs)
+        branches.append(ir.AttrGraph(name, ir.Graph([], outputs, nodes=body, name=name)))
+    node = ir.Node("", "If", [condition], branches, num_outputs=len(likes))
+    e.place(node)
+    return [e.typed(value, like) for value, like in zip(node.outputs, likes, strict=True)]
+
+
 def emit_scan(e: Emitter, body: ir.Graph, operands: Sequence[ir.Value], scanned: int) -> ir.Value:
     """Emit a Scan with one result; the body gets the last `scanned` operands slice by slice."""
     attributes = [ir.AttrGraph("body", body), ir.AttrInt64("num_scan_inputs", scanned)]
