@@ -28,7 +28,7 @@ from onnx_convgrad.frontend.shapes.declared import (
 from onnx_convgrad.frontend.shapes.fold_sizes import FoldSizes
 from onnx_convgrad.frontend.shapes.infer import InferShapes
 from onnx_convgrad.frontend.shapes.infer_ranks import InferRanks
-from onnx_convgrad.frontend.tidy import MarkConstants, NameNodes, RenameRuntimeShapes, SortNodes
+from onnx_convgrad.frontend.tidy import GiveConditions, MarkConstants, NameNodes, RenameRuntimeShapes, SortNodes
 from onnx_convgrad.frontend.usable import refuse_malformed_nodes, refuse_unusable_graph
 from onnx_convgrad.ir.passes import GraphPass, run_passes
 
@@ -68,6 +68,7 @@ def _passes(input_shapes: InputShapes, *, fold: bool) -> list[ir.passes.PassBase
         lift,
         common.LiftSubgraphInitializersToMainGraphPass(),  # so that those of branches and loops are parameters
         NameNodes(),
+        GiveConditions(),
         RenameRuntimeShapes(),
         OverrideShapes(input_shapes),
         CleanDimensions(),

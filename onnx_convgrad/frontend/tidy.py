@@ -8,7 +8,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.errors import ModelError
+from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import Namespace, rename
+from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.notes import mark_lifted
 from onnx_convgrad.ir.passes import GraphPass
 
@@ -42,6 +44,19 @@ class NameNodes(GraphPass):
             if node.name in seen:
                 node.name = names.claim(node.name or f"{node.op_type}_{number}")
             seen.add(node.name)
+        return True
+
+
+class GiveConditions(GraphPass):
+    """Give every Loop without a condition the constant True; shape inference knows no other form."""
+
+    def rewrite(self, model: ir.Model) -> bool:
+        loops = [n for n in model.graph.all_nodes() if is_op(n, "Loop") and len(n.inputs) > 1 and n.inputs[1] is None]
+        if not loops:
+            return False
+        true = Emitter(model.graph).const(np.ones((), np.bool_))
+        for loop in loops:
+            loop.replace_input_with(1, true)
         return True
 
 

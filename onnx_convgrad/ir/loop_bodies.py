@@ -89,6 +89,7 @@ def _copy(e: Emitter, node: ir.Node, inputs: Sequence[ir.Value | None], values: 
                 if value is not None and value in values:
                     inner.replace_input_with(index, values[value])
     e.place(copy)
+    e.infer(copy)
     for result, original in zip(copy.outputs, node.outputs, strict=True):
         e.typed(result, original)
     return copy
@@ -186,6 +187,11 @@ def emit_loop(
             outputs.append(e.typed(body[-1].outputs[0], value))
         else:
             outputs.append(value)
+    for output, state in zip(outputs, states, strict=False):
+        if output.shape is None:
+            output.shape = state.inner.shape
+    unknown = next((v for v in outputs if v.shape is None), None)  # ONNX Runtime's Scan needs the rank
+    require(unknown is None, f"the rank of {unknown.name if unknown else ''!r} in its body is not known.")
     used = {v: s for v, s in scanned.items() if v.uses()} or dict(itertools.islice(scanned.items(), 1))
     graph = ir.Graph([*(s.inner for s in states), *used], outputs, nodes=body, name="turn")
     layouts = [s.layout for s in used.values()]
