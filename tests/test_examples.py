@@ -46,6 +46,7 @@ def test_example_runs(example: Path, tmp_path: Path) -> None:
     assert run(example, folder=tmp_path).strip()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RESULTS)
 def test_example_reaches_its_result(name: str, tmp_path: Path) -> None:
     pattern, least, files = RESULTS[name]

@@ -23,6 +23,7 @@ from tests.support.families import (
 )
 from tests.support.training_nets import off
 
+QUICK = ("ts-eval", "ts-train-dynamic")
 BY_NAME = {family.name: family for family in FAMILIES}
 
 
@@ -37,7 +38,7 @@ def _variants() -> list[Any]:
         "dynamo-eval-dynamic": {"dynamo": True, "training": False, "dynamic_batch": True},
     }
     return [
-        pytest.param(family.name, options, id=f"{family.name}-{name}")
+        pytest.param(family.name, options, id=f"{family.name}-{name}", marks=() if name in QUICK else pytest.mark.slow)
         for family in FAMILIES
         for name, options in variants.items()
     ]

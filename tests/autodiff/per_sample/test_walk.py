@@ -185,7 +185,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str, str, in
 """Network, shape of its input, exporters, batch sizes, and the least number of parameters that keep their values."""
 
 WAYS = [
-    (name, exporter, batch)
+    pytest.param(name, exporter, batch, marks=pytest.mark.slow if batch == "dynamic" and exporter == "new" else ())
     for name, (_, _, exporters, batches, _) in NETWORKS.items()
     for exporter in exporters.split()
     for batch in batches.split()

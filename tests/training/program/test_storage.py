@@ -197,6 +197,7 @@ program.save(sys.argv[1])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_kill_while_a_program_is_replaced_leaves_one(tmp_path: Path, when: str) -> None:
     folder, program = tmp_path / "program", build()

@@ -308,6 +308,7 @@ print(killed, finished)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="needs fork")
 def test_killed_at_twenty_random_moments(tmp_path: Path) -> None:
     """After SIGKILL at any moment, mostly while a checkpoint is written, only the last steps are lost."""
