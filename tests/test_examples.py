@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 PLUGIN = ROOT / "examples" / "plugin"
@@ -46,7 +48,6 @@ def test_example_runs(example: Path, tmp_path: Path) -> None:
     assert run(example, folder=tmp_path).strip()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", RESULTS)
 def test_example_reaches_its_result(name: str, tmp_path: Path) -> None:
     pattern, least, files = RESULTS[name]

@@ -185,6 +185,7 @@ def quickly(*arguments: object, status: int = 0) -> Result:
 SHAPE = ("--input-shape", "x:1,4,8,8")
 
 
+@pytest.mark.slow
 def test_command_with_pytorch(model: Path) -> None:
     result = quickly(model, *SHAPE)
     lines = result.output.splitlines()

@@ -16,10 +16,11 @@ from onnx_convgrad import ArgumentError
 
 OPERATORS = [f"nn.functional.conv{kind}{rank}d" for kind in ("", "_transpose") for rank in (1, 2, 3)]
 DTYPES = [torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128]
-QUICK = (torch.float32, torch.complex64)
 TOLERANCE = {"float16": 1e-3, "float32": 1e-5, "float64": 1e-13, "complex64": 1e-5, "complex128": 1e-13}
 
-pytestmark = [  # torch warns at the first jvp, and about paddings that need a copy
+pytestmark = [
+    pytest.mark.slow,
+    # torch warns at the first jvp, and about paddings that need a copy
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Using padding=.same:UserWarning"),
 ]
@@ -70,9 +71,7 @@ def _agree(found: Any, expected: torch.Tensor, dtype: torch.dtype, what: str) ->
     assert np.abs(found - wanted).max(initial=0) <= TOLERANCE[name] * scale, what
 
 
-@pytest.mark.parametrize(
-    "dtype", [pytest.param(d, marks=() if d in QUICK else pytest.mark.slow) for d in DTYPES], ids=str
-)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_samples(name: str, dtype: torch.dtype) -> None:
     """Forward, the three gradients, double backward and forward mode agree with autograd in double precision."""

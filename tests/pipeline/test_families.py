@@ -23,7 +23,7 @@ from tests.support.families import (
 )
 from tests.support.training_nets import off
 
-QUICK = ("ts-eval", "ts-train-dynamic")
+QUICK = ("ts-eval",)
 BY_NAME = {family.name: family for family in FAMILIES}
 
 
@@ -96,6 +96,7 @@ def test_gradients_equal_autograd(name: str, options: dict[str, bool]) -> None:
         assert {p for p, _ in matched.values()} == set(dict(module.named_parameters()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet_basic", "unet", "deeplab", "audio1d"])
 def test_one_file_serves_every_size(name: str) -> None:
     family = BY_NAME[name]

@@ -185,13 +185,14 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str, str, in
 """Network, shape of its input, exporters, batch sizes, and the least number of parameters that keep their values."""
 
 WAYS = [
-    pytest.param(name, exporter, batch, marks=pytest.mark.slow if batch == "dynamic" and exporter == "new" else ())
+    (name, exporter, batch)
     for name, (_, _, exporters, batches, _) in NETWORKS.items()
     for exporter in exporters.split()
     for batch in batches.split()
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "exporter", "batch"), WAYS)
 def test_networks(name: str, exporter: str, batch: str) -> None:
     build, shape, _, _, least = NETWORKS[name]

@@ -97,6 +97,7 @@ def test_conv_transpose(g: Geometry) -> None:
         _check("ConvTranspose", g, shapes, forced if shapes == "static" else [], output_padding=g["extra"])
 
 
+@pytest.mark.slow
 @settings(SETTINGS, max_examples=20 if QUICK else SETTINGS.max_examples)
 @given(geometry().filter(lambda g: g["batch"]))
 def test_an_unknown_batch_in_training(g: Geometry) -> None:

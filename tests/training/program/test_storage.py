@@ -19,6 +19,8 @@ from onnx_convgrad.training.program.manifest import FORMAT, Manifest
 from onnx_convgrad.training.program.storage import write_program
 from tests.support.training_nets import arrays, build, net, same
 
+pytestmark = pytest.mark.slow
+
 PLAIN = """
 import json, sys
 import numpy, onnxruntime
@@ -197,7 +199,6 @@ program.save(sys.argv[1])
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_kill_while_a_program_is_replaced_leaves_one(tmp_path: Path, when: str) -> None:
     folder, program = tmp_path / "program", build()

@@ -52,6 +52,7 @@ class StopAt(callbacks.Callback):
             run.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [3, 5, 10])
 def test_a_resumed_run_is_bit_identical(tmp_path: Path, step: int) -> None:
     """Stopped in the first epoch, at the end of the first, in the last."""
