@@ -6,6 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
+import onnxruntime
 import pytest
 from hypothesis import settings
 
@@ -15,6 +16,15 @@ from tests.support.runtime_faults import faults
 # Libraries read these when they are loaded, so they are set before any test module is.
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
+
+
+class _OneThread(onnxruntime.SessionOptions):  # type: ignore[misc]  # ONNX Runtime reads none of these variables
+    def __init__(self) -> None:
+        super().__init__()
+        self.intra_op_num_threads = 1
+
+
+onnxruntime.SessionOptions = _OneThread
 
 # Measurements of `bench --calibrate` on this machine must not influence tests.
 os.environ["ONNX_CONVGRAD_CACHE"] = ""

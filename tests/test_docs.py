@@ -18,6 +18,8 @@ import typer
 import onnx_convgrad as og
 from onnx_convgrad.cli.app import app
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 NAMING = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md")] + DOCS

@@ -21,6 +21,8 @@ from packaging.requirements import Requirement
 import onnx_convgrad
 from onnx_convgrad import lowering, rules
 
+pytestmark = pytest.mark.slow
+
 SLOW_TO_IMPORT = set("numpy onnx onnx_ir onnx_shape_inference onnxruntime onnxscript rich sympy torch".split())
 KINDS = """
 from pathlib import Path
@@ -112,7 +114,6 @@ def test_an_editable_install_is_a_plain_path(root: Path, tmp_path: Path) -> None
         assert editable.read(link).decode().split() == [str(source)]
 
 
-@pytest.mark.slow
 def test_the_readme_type_checks(root: Path, tmp_path: Path) -> None:
     readme = (root / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)

@@ -85,6 +85,7 @@ def side() -> Iterator[TorchSide]:
         yield process
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrt", [["x"], ["w"], ["x", "w"]], ids="+".join)
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
 def test_both_sides_compute_the_same(layer: ConvLayer, wrt: list[str], side: TorchSide) -> None:

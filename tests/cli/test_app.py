@@ -145,6 +145,7 @@ def test_long_lists_are_folded(tmp_path: Path) -> None:
 # -- explain, check, rules ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_explain_shows_the_choice_and_the_reasons_against_others(model: Path) -> None:
     result = process("explain", model, "--wrt", "all", "--input-shape", "image:2,3,9,9")
     assert "Conv 2x3x9x9 * 4x3x3x3 -> 2x4x9x9" in result.stdout
@@ -158,6 +159,7 @@ def test_explain_shows_the_choice_and_the_reasons_against_others(model: Path) ->
     assert "see -v" not in whole.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [("augment", "MODEL"), ("explain", "MODEL"), ("rules",)], ids="-".join)
 def test_quiet_commands_print_nothing(model: Path, command: tuple[str, ...]) -> None:
     result = process(*(model if part == "MODEL" else part for part in command), "-q")
@@ -171,6 +173,7 @@ def test_explain_json_and_forced(model: Path) -> None:
     assert all(r["forced"] for r in rows if r["operator"] == "ConvWeightGrad")
 
 
+@pytest.mark.slow
 def test_check_passes(model: Path) -> None:
     result = process("check", model, "--samples", "2")
     assert "4 of 4 gradients agree." in result.stdout
@@ -240,6 +243,7 @@ def test_tables_are_drawn_on_a_terminal(model: Path) -> None:
     assert "───" in on_a_terminal("augment", model, columns=100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["augment", "explain", "check", "bench"])
 def test_tables_with_long_names_fit_80_columns(model: Path, command: str) -> None:
     """The exporters' names are paths through the modules. What tells them apart is at their ends."""
@@ -251,7 +255,7 @@ def test_tables_with_long_names_fit_80_columns(model: Path, command: str) -> Non
     for tensor in proto.graph.initializer:
         tensor.name = prefix + tensor.name if tensor.name.startswith("w") else tensor.name
     onnx.save(proto, model)
-    options = {"check": ["-v"], "bench": ["--budget", "10", "--no-torch", "-v"]}.get(command, [])
+    options = {"check": ["-v"], "bench": ["--budget", "1", "--no-torch", "-v"]}.get(command, [])
     text = on_a_terminal(command, model, "--input-shape", "image:2,3,8,8", *options, columns=80)
     tables = [line for line in text.splitlines() if line.startswith(" ")]
     assert max(map(len, tables)) <= 80, text

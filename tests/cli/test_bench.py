@@ -185,6 +185,7 @@ def quickly(*arguments: object, status: int = 0) -> Result:
 SHAPE = ("--input-shape", "x:1,4,8,8")
 
 
+@pytest.mark.slow
 def test_command_with_pytorch(model: Path) -> None:
     result = quickly(model, *SHAPE)
     lines = result.output.splitlines()
@@ -289,6 +290,7 @@ def test_files_of_lowerings_that_cannot_be_used(model: Path, tmp_path: Path, tex
     assert message in " ".join(result.output.split())
 
 
+@pytest.mark.slow
 def test_a_plot_shows_the_chosen_lowerings(model: Path, tmp_path: Path) -> None:
     report = bench(model, Options(**SMALL), threads=1, repeats=1)
     plot.plot(report, tmp_path / "net.svg", "net.onnx")
@@ -331,6 +333,7 @@ def test_other_refusals(tmp_path: Path) -> None:
 # -- calibration -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_calibrate_stores_the_speeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONNX_CONVGRAD_CACHE", str(tmp_path))
     result = invoke("bench", "--calibrate", "--json")

@@ -99,6 +99,7 @@ def test_json_and_quiet(course: Path, tmp_path: Path) -> None:
 # -- interruption ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_resumed_after_ctrl_c_equals_an_undisturbed_one(course: Path, tmp_path: Path) -> None:
     out, whole = tmp_path / "a run", tmp_path / "whole"
     options = [course / "model.onnx", "--data", course / "train.npz", *BASIC, "--validation", 0.1, "--seed", 7]

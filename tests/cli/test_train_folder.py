@@ -81,6 +81,7 @@ def killed(where: str, number: int, *arguments: str) -> None:
 # -- kills -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_run_that_was_killed_at_its_start_can_be_started_again(work: Path, number: int) -> None:
     killed("rename", number, "model.onnx", *OPTIONS)  # the program and the options get their names
@@ -92,6 +93,7 @@ def test_a_run_that_was_killed_at_its_start_can_be_started_again(work: Path, num
     assert drafts(work) == []
 
 
+@pytest.mark.slow
 def test_a_kill_while_a_checkpoint_is_written_leaves_nothing(work: Path) -> None:
     killed("checkpoint", 1, "model.onnx", *OPTIONS, "--checkpoint-every", "3")
     assert len(drafts(work)) == 2

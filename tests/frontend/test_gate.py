@@ -334,6 +334,7 @@ def test_the_given_model_is_never_changed() -> None:
     assert model.SerializeToString(deterministic=True) == before
 
 
+@pytest.mark.slow
 def test_many_calls_are_inlined_in_time_and_keep_external_weights(tmp_path: Path) -> None:
     model = _doubling(11)
     model.graph.node[0].input[0] = "h"

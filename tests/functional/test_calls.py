@@ -187,6 +187,7 @@ def test_a_missing_provider_has_no_snippet(made: list[bytes]) -> None:
         F.convolution(X, W, options={"tf23": True})
 
 
+@pytest.mark.slow
 def test_no_session_outlives_its_plan(made: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     """As many sessions are kept as plans, however many calls there were; each has few threads."""
     for size in range(8, 8 + sessions.SESSIONS + 20):

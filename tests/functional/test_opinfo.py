@@ -18,7 +18,9 @@ OPERATORS = [f"nn.functional.conv{kind}{rank}d" for kind in ("", "_transpose") f
 DTYPES = [torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128]
 TOLERANCE = {"float16": 1e-3, "float32": 1e-5, "float64": 1e-13, "complex64": 1e-5, "complex128": 1e-13}
 
-pytestmark = [  # torch warns at the first jvp, and about paddings that need a copy
+pytestmark = [
+    pytest.mark.slow,
+    # torch warns at the first jvp, and about paddings that need a copy
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Using padding=.same:UserWarning"),
 ]

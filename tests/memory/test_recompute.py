@@ -154,6 +154,7 @@ def test_auto_frees_much_for_little_time() -> None:
     assert found.seconds <= 0.15 * found.total_seconds
 
 
+@pytest.mark.slow
 def test_every_process_builds_the_same_graph() -> None:
     """Independent of the hash seed and of the addresses of nodes and values."""
     code = (

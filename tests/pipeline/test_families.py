@@ -23,6 +23,7 @@ from tests.support.families import (
 )
 from tests.support.training_nets import off
 
+QUICK = ("ts-eval",)
 BY_NAME = {family.name: family for family in FAMILIES}
 
 
@@ -37,7 +38,7 @@ def _variants() -> list[Any]:
         "dynamo-eval-dynamic": {"dynamo": True, "training": False, "dynamic_batch": True},
     }
     return [
-        pytest.param(family.name, options, id=f"{family.name}-{name}")
+        pytest.param(family.name, options, id=f"{family.name}-{name}", marks=() if name in QUICK else pytest.mark.slow)
         for family in FAMILIES
         for name, options in variants.items()
     ]
@@ -95,6 +96,7 @@ def test_gradients_equal_autograd(name: str, options: dict[str, bool]) -> None:
         assert {p for p, _ in matched.values()} == set(dict(module.named_parameters()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet_basic", "unet", "deeplab", "audio1d"])
 def test_one_file_serves_every_size(name: str) -> None:
     family = BY_NAME[name]

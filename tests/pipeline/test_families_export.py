@@ -21,6 +21,8 @@ from tests.support.families import (
     reference_gradients,
 )
 
+EXPORTERS = [False, pytest.param(True, marks=pytest.mark.slow)]
+
 
 @pytest.fixture(autouse=True)
 def _few_threads() -> Iterator[None]:
@@ -45,7 +47,7 @@ def _forward(module: torch.nn.Module, x: torch.Tensor, training: bool) -> np.nda
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-@pytest.mark.parametrize("dynamo", [False, True], ids=["torchscript", "dynamo"])
+@pytest.mark.parametrize("dynamo", EXPORTERS, ids=["torchscript", "dynamo"])
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_forward(family: Family, dynamo: bool, training: bool) -> None:
     module, x = family.build(), family.example()
@@ -56,7 +58,7 @@ def test_forward(family: Family, dynamo: bool, training: bool) -> None:
     np.testing.assert_allclose(_run(proto, x), _forward(module, x, training), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("dynamo", [False, True], ids=["torchscript", "dynamo"])
+@pytest.mark.parametrize("dynamo", EXPORTERS, ids=["torchscript", "dynamo"])
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_unfolded_keeps_every_parameter(family: Family, dynamo: bool) -> None:
     module, x = family.build(), family.example()

@@ -81,6 +81,7 @@ class Layers(torch.nn.Module):
         return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamo", [False, True])
 @pytest.mark.parametrize("op", ["GRU", "LSTM"])
 def test_gradients_are_those_of_pytorch(op: str, dynamo: bool) -> None:

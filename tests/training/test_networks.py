@@ -52,9 +52,13 @@ def together(values: list[Tensor | np.ndarray]) -> np.ndarray:
     return np.concatenate([np.asarray(v, np.float64).reshape(-1) for v in values])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 @pytest.mark.parametrize("name", ["SGD", "AdamW"])
-@pytest.mark.parametrize(("make", "count", "size", "seed"), [(resnet18, 16, 64, 1), (mobilenet_v2, 8, 32, 0)])
+@pytest.mark.parametrize(
+    ("make", "count", "size", "seed"),
+    [(resnet18, 16, 64, 1), (mobilenet_v2, 8, 32, 0)],
+)
 def test_twenty_steps_as_in_pytorch(
     make: Callable[[], nn.Module], count: int, size: int, seed: int, name: str, dtype: torch.dtype
 ) -> None:

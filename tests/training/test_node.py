@@ -23,6 +23,8 @@ import onnx_convgrad as og
 from onnx_convgrad.runtime import run
 from tests.support.training_nets import ProgramRun, same, untrained
 
+pytestmark = pytest.mark.slow
+
 VERSION = "1.30.0"
 STEPS, BATCH = 12, 32
 

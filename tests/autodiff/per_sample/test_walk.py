@@ -192,6 +192,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "exporter", "batch"), WAYS)
 def test_networks(name: str, exporter: str, batch: str) -> None:
     build, shape, _, _, least = NETWORKS[name]

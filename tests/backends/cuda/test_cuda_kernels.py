@@ -31,6 +31,7 @@ def _cases(module: str) -> Iterator[Case]:
             yield from (case for case in value if isinstance(case, Case))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", MODULES)
 def test_rules_emit_what_cuda_runs(module: str) -> None:
     seen = compared = 0
@@ -61,6 +62,7 @@ def test_rules_emit_what_cuda_runs(module: str) -> None:
     assert compared or module not in ("test_conv", "test_norm_batch", "test_pool")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_networks_run_on_cuda_as_a_whole(family: Family) -> None:
     proto = exported(family, dynamo=False, training=True)

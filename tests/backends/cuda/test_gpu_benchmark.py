@@ -13,6 +13,7 @@ from onnx_convgrad.runtime import import_runtime
 from onnx_convgrad.runtime.providers import CUDA
 
 
+@pytest.mark.slow
 def test_every_part_runs_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = tmp_path / "rows.json"
     assert main(["--provider", "cpu", "--quick", "--json", str(saved)]) == 0

@@ -17,6 +17,8 @@ from onnx_convgrad.runtime import run
 from tests.support.families import export
 from tests.support.training_nets import Formula, ProgramRun, TorchRun, check_losses, off
 
+pytestmark = pytest.mark.slow
+
 
 class Block(nn.Module):
     """A copy of it has equal weights, scales, slopes, and biases of zero."""

@@ -44,6 +44,7 @@ def test_windows(name: str, g: Geometry) -> None:
     check_forced("ConvWeightGrad", name, g)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOWERINGS)
 @SETTINGS
 @given(GEOMETRY)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import onnx
 import onnx_ir as ir
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -79,6 +80,7 @@ def _check(
         _check_gradients(built, got, want, terms, (shapes, choice))
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(geometry())
 def test_conv(g: Geometry) -> None:
@@ -86,6 +88,7 @@ def test_conv(g: Geometry) -> None:
         _check("Conv", g, shapes, FORCED if shapes == "static" else [])
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(geometry(transposed=True))
 def test_conv_transpose(g: Geometry) -> None:
@@ -94,18 +97,21 @@ def test_conv_transpose(g: Geometry) -> None:
         _check("ConvTranspose", g, shapes, forced if shapes == "static" else [], output_padding=g["extra"])
 
 
+@pytest.mark.slow
 @settings(SETTINGS, max_examples=20 if QUICK else SETTINGS.max_examples)
 @given(geometry().filter(lambda g: g["batch"]))
 def test_an_unknown_batch_in_training(g: Geometry) -> None:
     _check("Conv", g, {0}, [*FORCED, *({"Conv": name} for name in lowerings()["Conv"])], training=True)
 
 
+@pytest.mark.slow
 @settings(SETTINGS, max_examples=30 if QUICK else SETTINGS.max_examples)
 @given(geometry())
 def test_an_unknown_batch_that_may_be_empty(g: Geometry) -> None:
     _check("Conv", g, {0}, FORCED)
 
 
+@pytest.mark.slow
 @settings(SETTINGS, max_examples=30 if QUICK else SETTINGS.max_examples)
 @given(geometry(), st.data())
 def test_some_unknown_sizes(g: Geometry, data: st.DataObject) -> None:

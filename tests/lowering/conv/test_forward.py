@@ -22,6 +22,7 @@ from tests.support.conv_geometry import (
 FORWARD = [name for name in lowerings()["Conv"] if name != "conv"]
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(geometry())
 def test_forward_lowerings(g: Geometry) -> None:

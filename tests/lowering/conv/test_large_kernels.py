@@ -21,6 +21,7 @@ from tests.support.conv_geometry import (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op_type", ["Conv", "ConvInputGrad", "ConvWeightGrad"])
 @SETTINGS
 @given(g=geometry(batch=(1, 2)))

@@ -72,12 +72,14 @@ def _run(model: object, feed: dict, size: int, choice: object, **arguments: obje
     return run(augmented, {name: v for name, v in feed.items() if name in names})
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(geometry(batch=(0, 3)))
 def test_conv(g: Geometry) -> None:
     _check("Conv", g)
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(geometry(transposed=True, batch=(0, 3)))
 def test_conv_transpose(g: Geometry) -> None:

@@ -60,6 +60,7 @@ def _axis(rank: int, _: int) -> st.SearchStrategy[Axis]:
     return found.map(lambda a: (*a[:2], *a[2], *a[3:], 0)).filter(axis_fits)
 
 
+@pytest.mark.slow
 @settings(SETTINGS, max_examples=100)
 @given(
     geometry(axis=_axis, groups=(1, 1), channels=(1, 5), features=(1, 5), batch=(1, 2)).filter(

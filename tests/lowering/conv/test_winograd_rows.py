@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,6 +31,7 @@ def _axis(_: int, position: int) -> st.SearchStrategy[Axis]:
     return first.map(lambda a: (a[0], a[1], 1, 1, a[2], a[3], 0)).filter(axis_fits)
 
 
+@pytest.mark.slow
 @settings(SETTINGS, max_examples=100)
 @given(
     geometry(axis=_axis, ranks=(2, 3), channels=(1, 3), features=(1, 3), batch=(1, 3)),

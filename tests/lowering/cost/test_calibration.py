@@ -94,6 +94,7 @@ def test_the_measured_speeds_decide_the_lowering(monkeypatch: pytest.MonkeyPatch
     assert all(before[name] != after[name] for name in before)
 
 
+@pytest.mark.slow
 def test_calibration_measures_every_rate() -> None:
     stages: list[str] = []
     found = asdict(calibrate(1, repeats=1, progress=stages.append))

@@ -19,6 +19,8 @@ from onnx_convgrad.training.program.manifest import FORMAT, Manifest
 from onnx_convgrad.training.program.storage import write_program
 from tests.support.training_nets import arrays, build, net, same
 
+pytestmark = pytest.mark.slow
+
 PLAIN = """
 import json, sys
 import numpy, onnxruntime

@@ -29,6 +29,8 @@ from tests.support.training_nets import (
     off,
 )
 
+pytestmark = pytest.mark.slow
+
 # -- whole runs --------------------------------------------------------------------------------------------------------
 
 

@@ -52,6 +52,7 @@ class StopAt(callbacks.Callback):
             run.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [3, 5, 10])
 def test_a_resumed_run_is_bit_identical(tmp_path: Path, step: int) -> None:
     """Stopped in the first epoch, at the end of the first, in the last."""
@@ -308,6 +309,7 @@ print(killed, finished)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="needs fork")
 def test_killed_at_twenty_random_moments(tmp_path: Path) -> None:
     """After SIGKILL at any moment, mostly while a checkpoint is written, only the last steps are lost."""
