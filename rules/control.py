@@ -1,6 +1,7 @@
-"""Scan and Loop. A known number of iterations is unrolled, and differentiated through the unrolled body.
+"""If, Scan and Loop.
 
-A Scan of unknown length, or one too long to unroll, is differentiated by another Scan (`autodiff.loops`).
+A small known number of iterations is unrolled, and differentiated through the unrolled body. Other loops are differentiated
+by a Scan (`autodiff.loops`), and an If by another If (`autodiff.branches`).
 
 s[t + 1], z[t] = body(s[t], x[t]) for t = 0 .. T - 1
 """

@@ -1,4 +1,4 @@
-"""Scan of any length, differentiated by a second Scan.
+"""Scan and Loop of any length, differentiated by a second Scan.
 
     s[t + 1], z[t] = f(s[t], x[t], c)    for t = 0 .. T - 1, with values c of the outer graph
 
@@ -15,6 +15,8 @@ become results of the forward Scan, which is extended in place; elementwise func
 
 gc is the sum over the turns. If gc[t] is a product a[t]' g[t] of matrices, as for a weight, then a and g of all turns are
 joined and multiplied once. Other contributions are added up from turn to turn.
+
+A Loop is a Scan over the numbers of the turns that it made.
 """
 
 from __future__ import annotations

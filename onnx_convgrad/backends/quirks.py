@@ -53,6 +53,13 @@ COL2IM_AXES = Quirk(
     "onnx_convgrad.lowering.conv.input_grad_gemm",
     f"{_ORT}/issues/18156",
 )
+EMPTY_SCAN = Quirk(
+    "EMPTY_SCAN",
+    "onnxruntime",
+    "",
+    "A Scan over no slices fails when it runs.",
+    "onnx_convgrad.autodiff.turns",
+)
 EXPAND_TO_NOTHING = Quirk(
     "EXPAND_TO_NOTHING",
     "onnxruntime",

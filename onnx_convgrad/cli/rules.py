@@ -18,7 +18,6 @@ _FAMILIES = {"ConvTranspose": "Conv", "MatMul": "Product", "Gemm": "Product"}
 
 _MEMBERS = "is replaced by operators on its members if the members of the sequence are known"
 _WITHOUT_RULE = {
-    "If": "is replaced by one branch if its condition is constant",
     **dict.fromkeys(
         ["ConcatFromSequence", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert"], _MEMBERS
     ),

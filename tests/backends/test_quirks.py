@@ -261,6 +261,8 @@ FAILING = {
     "CONV_EMPTY_AXIS": "(float[1, 8, N] x, float[4, 8, 1] w) => (y) { y = Conv(x, w) }",
     "EINSUM_ELLIPSIS_RANKS": """(float[2, 3, 4] a, float[5, 4] b) => (y)
         { y = Einsum<equation = "...mn,...kn->...mk">(a, b) }""",
+    "EMPTY_SCAN": """(float[N, 3] x) => (y)
+        { y = Scan<num_scan_inputs = 1, body = b (float[3] p) => (float[3] q) { q = Neg(p) }>(x) }""",
     "FLOAT16_SCATTER_ADD": """(float16[8] d, int64[3] i, float16[3] u) => (y)
         { y = ScatterElements<reduction = "add">(d, i, u) }""",
     "FLOAT64_CONV": "(double[1, 1, 4] x, double[1, 1, 2] w) => (y) { y = Conv(x, w) }",

@@ -184,7 +184,6 @@ def bad(model: Path) -> list[tuple[list[object], str]]:
         (["augment", model, "--lowering", "ConvWeightGrad=im2colgemm"], "Did you mean 'im2col_gemm'"),
         (["augment", model, "--lowering", "ConvWieghtGrad=im2col_gemm"], "Did you mean 'ConvWeightGrad'"),
         (["rules", "Cnov"], "Did you mean 'Conv'"),
-        (["rules", "If"], "is replaced by one branch if its condition is constant"),
         (["rules", "SequenceConstruct"], "if the members of the sequence are known"),
     ]
 
