@@ -3,22 +3,28 @@
     y = f(c) if p else g(c)    with values c of the outer graph
 
 Both derivatives are emitted into the graph and moved into the branches of a new If on the same condition. A value that one
-branch does not read has the derivative zero there. A branch of the new If computes again what it needs of f or g.
+branch does not read has the derivative zero there.
+
+The new If needs values from inside f or g. Results of products, reductions, transcendental and random functions become
+results of the old If, which is extended in place; elementwise functions and sizes are computed again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
+import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import floating
 from onnx_convgrad.autodiff.forward import forward
 from onnx_convgrad.autodiff.reverse import backward
+from onnx_convgrad.autodiff.turns import STORED
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
-from onnx_convgrad.ir.loop_bodies import draws, emit_if, emit_once
+from onnx_convgrad.ir.loop_bodies import Branch, draws, emit_if, emit_once
 from onnx_convgrad.ir.nodes import captured_values
 
 Pairs = list[tuple[ir.Value, ir.Value]]
@@ -55,33 +61,89 @@ def if_forward(e: Emitter, n: Call, tangents: Mapping[ir.Value, ir.Value]) -> Pa
 
 def _if(e: Emitter, n: Call, derive: Callable[[Sequence[ir.Value]], Derivatives]) -> Pairs:
     """An If whose branches hold what `derive` emits for the results of each branch of `n`."""
-    regions: list[list[ir.Node]] = []
-    found: list[Derivatives] = []
-
-    def emit(body: Callable[[], Derivatives]) -> tuple[Derivatives, list[ir.Node]]:
-        start = len(e.emitted)
-        made = body()
-        nodes = e.emitted[start:]
-        e.forget(nodes)
-        return made, nodes
-
-    for name in _BRANCHES:
-        body = n.node.attributes[name].as_graph()
-        drawn = next((node.op_type for node in body.all_nodes() if draws(node)), None)
-        require(drawn is None, f"a branch contains {drawn}, whose random result cannot be computed again.")
-        made, nodes = emit(lambda body=body: derive(emit_once(e, body, [])))  # type: ignore[misc]
-        found.append(made)
-        regions.append(nodes)
-    values = list(dict.fromkeys(v for made in found for v in made))
-    if not values:
-        return []
-    branches = []
-    for made, nodes in zip(found, regions, strict=True):
-        zeros, more = emit(lambda made=made: {v: e.zeros_like(v) for v in values if v not in made})  # type: ignore[misc]
-        branches.append(([*nodes, *more], [(made | zeros)[v] for v in values]))
+    branches = [_Branch(e, n.node, name, derive) for name in _BRANCHES]
+    values = list(dict.fromkeys(v for branch in branches for v in branch.found))
     condition = n.inputs[0]
     assert condition is not None
-    return list(zip(values, emit_if(e, condition, branches[0], branches[1], values), strict=True))
+    ends = [branch.end(values) for branch in branches]
+    return list(zip(values, emit_if(e, condition, ends[0], ends[1], values), strict=True)) if values else []
+
+
+class _Branch:
+    """The derivatives of one branch, emitted into the graph together with the branch itself, and taken out of it."""
+
+    def __init__(
+        self, e: Emitter, node: ir.Node, name: str, derive: Callable[[Sequence[ir.Value]], Derivatives]
+    ) -> None:
+        self.e, self.node, self.name = e, node, name
+        self.nodes: list[ir.Node] = []
+        values: dict[ir.Value, ir.Value] = {}
+        with self._emitting():
+            results = emit_once(e, self._body(name), [], values)
+            made = {v for n in e.emitted[self._start :] for v in n.outputs}
+            self.found = derive(results)
+        self.in_body = {emitted: own for own, emitted in reversed(values.items()) if emitted in made}
+
+    @contextmanager
+    def _emitting(self) -> Iterator[None]:
+        self._start = len(self.e.emitted)
+        yield
+        nodes = self.e.emitted[self._start :]
+        self.e.forget(nodes)
+        self.nodes += nodes
+
+    def _body(self, name: str) -> ir.Graph:
+        return self.node.attributes[name].as_graph()
+
+    def end(self, values: Sequence[ir.Value]) -> Branch:
+        """The nodes of the branch of the new If and its results, the derivatives of all `values`."""
+        with self._emitting():
+            results = [self.found[v] if v in self.found else self.e.zeros_like(v) for v in values]
+            kept = {value: self._kept(own, value) for value, own in self._stored(results).items()}
+        copies = self.nodes[len(self.nodes) - len(kept) :]
+        for value, copy in kept.items():
+            value.replace_all_uses_with(copy)
+        return [*copies, *self.nodes[: len(self.nodes) - len(kept)]], [kept.get(v, v) for v in results]
+
+    def _stored(self, results: Sequence[ir.Value]) -> dict[ir.Value, ir.Value]:
+        """The values of the branch that the results need and the old If gives out, each with its own in the old branch."""
+        inner, stored = {*self.nodes, *self.e.emitted[self._start :]}, {}
+        seen: set[ir.Value] = set()
+        todo = list(results)
+        while todo:
+            value = todo.pop()
+            node = value.producer()
+            if value in seen or node is None or node not in inner:
+                continue
+            seen.add(value)
+            known = value in self.in_body and value.shape is not None
+            require(known or not draws(node), f"a branch contains {node.op_type}, whose random result cannot be kept.")
+            if known and (node.op_type in STORED or draws(node)):
+                stored[value] = self.in_body[value]
+            else:
+                todo += [v for v in (*node.inputs, *captured_values(node)) if v is not None]
+        return stored
+
+    def _kept(self, own: ir.Value, like: ir.Value) -> ir.Value:
+        """A copy of a value of the old branch, which the old If gives out; its other branch gives out no elements."""
+        e, node, body = self.e, self.node, self._body(self.name)
+        if own not in body.outputs:
+            body.outputs.append(own)
+            other = self._body(next(name for name in _BRANCHES if name != self.name))
+            assert like.shape is not None
+            assert like.dtype is not None
+            nothing = ir.tensor(np.zeros([0] * len(like.shape), like.dtype.numpy()), like.dtype)
+            name = e.names.claim("kept")
+            other.append(ir.node("Constant", [], {"value": nothing}, outputs=[ir.Value(name=name)], name=name))
+            other.outputs.append(e.typed(other[-1].outputs[0], like))
+            other.outputs[-1].shape = ir.Shape([0] * len(like.shape))
+            node.resize_outputs(len(node.outputs) + 1)
+            added = node.outputs[-1]
+            added.name = e.names.claim(f"{node.outputs[0].name}_kept")
+            added.dtype, added.shape = like.dtype, ir.Shape([None] * len(like.shape))
+        copy = ir.Node("", "Identity", [node.outputs[list(body.outputs).index(own)]], num_outputs=1)
+        e.place(copy)
+        return e.typed(copy.outputs[0], like)
 
 
 def _alike(e: Emitter, value: ir.Value, like: ir.Value) -> ir.Value:

@@ -30,13 +30,13 @@ from onnx_convgrad.ir.loop_bodies import (
 )
 from onnx_convgrad.ir.nodes import captured_values, is_op
 
-_STORED = frozenset(
+STORED = frozenset(
     "Acos Acosh Asin Asinh Atan Atanh Celu Conv ConvTranspose Cos Cosh CumSum Einsum Elu Erf Exp Gelu Gemm GRU"
     " InstanceNormalization LayerNormalization Log LogSoftmax LSTM MatMul Mish Pow ReduceL1 ReduceL2 ReduceLogSum"
     " ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare RNN Selu Sigmoid Sin Sinh Softmax"
     " Softplus Sqrt Tan Tanh TopK".split()
 )
-"""Operators whose results the forward Scan gives out, because they take longer to compute again."""
+"""Operators whose results the forward node gives out, because they take longer to compute again."""
 
 
 class Turn:
@@ -157,7 +157,7 @@ class Turn:
         if value in self.states:
             return self._given_out(self._own_states[self.states.index(value)], value)
         node = value.producer()
-        if node is None or not (node.op_type in _STORED or draws(node)):
+        if node is None or not (node.op_type in STORED or draws(node)):
             return None
         storable = value in self.in_body and self.same_in_all_turns(value)
         require(storable or not draws(node), f"its body contains {node.op_type}, whose random result cannot be kept.")

@@ -133,12 +133,25 @@ def test_parameters_of_a_branch_are_trained() -> None:
         np.testing.assert_allclose(got[f"{other}_grad"], [[0, 0]])
 
 
-def test_random_numbers_of_a_branch_are_refused() -> None:
+def test_random_numbers_of_a_branch_are_those_of_its_gradient() -> None:
     text = """(float[3] x, bool p) => (float[3] y) { y = If (p) <
         then_branch = one () => (float[3] z) { r = RandomNormalLike (x)  z = Mul (r, x) },
         else_branch = two () => (float[3] z) { z = Neg (x) }> }"""
-    with pytest.raises(og.DifferentiationError, match="a branch contains RandomNormalLike, whose random result"):
-        og.augment(text_model(text), wrt="x")
+    model, x = og.augment(text_model(text), wrt="x", seed="ones"), np.float32([1, 2, 3])
+    got = run(model, {"x": x, "p": np.array(True)})
+    np.testing.assert_allclose(got["x_grad"], got["y"] / x, rtol=1e-6)
+    np.testing.assert_allclose(run(model, {"x": x, "p": np.array(False)})["x_grad"], [-1, -1, -1])
+
+
+def test_convolutions_of_a_branch_are_computed_once() -> None:
+    """The forward If gives out what the gradient reads, so that its branches hold no Conv of the forward pass."""
+    model = og.augment(model_of(CONVOLUTIONS), wrt=["x", "w", "b"], lowering="exact")
+    first, second = (node for node in model.graph.node if node.op_type == "If")
+    assert len(first.output) > 1
+    forward = [n for a in first.attribute for n in a.g.node if n.op_type == "Conv"]
+    assert [list(n.input) for n in forward] == [["a", "w", "b"]]
+    backward = [n for a in second.attribute for n in a.g.node]
+    assert not [n for n in backward if n.op_type == "Conv" and list(n.input[:2]) == ["a", "w"]]
 
 
 def test_gradients_of_each_sample_are_refused() -> None:
