@@ -272,9 +272,15 @@ def _looped(
     def sliced(whole: ir.Value) -> ir.Value:
         return placeholder(e, whole, None if whole.shape is None else ir.Shape(whole.shape[1:]))
 
-    def begun(first: ir.Value | None) -> ir.Value:
-        return first or e.op("Expand", e.scalar(0, products), e.vector(sizes))
+    def sized(value: ir.Value, *sizes: int | None) -> ir.Value:
+        if value.shape is None:
+            value.shape = ir.Shape(sizes)
+        return value
 
+    def begun(first: ir.Value | None) -> ir.Value:
+        return sized(first or e.op("Expand", e.scalar(0, products), e.vector(sizes)), None, d.hidden)
+
+    sized(products, None, None, None)
     x, mask = sliced(products), None if running is None else sliced(running)
     scanned = {x: Slices(products, layout)}
     if mask is not None and running is not None:
@@ -282,7 +288,8 @@ def _looped(
     firsts = [begun(state.h), *([begun(state.c)] if cell is _lstm_cell else [])]
     inner = [placeholder(e, v, v.shape) for v in firsts]
     shown, new = _turn(d, cell, x, State(*inner), mask)
-    ends = [v for v in (new.h, new.c) if v is not None]
+    ends = [sized(v, None, d.hidden) for v in (new.h, new.c) if v is not None]
+    sized(shown, None, d.hidden)
     carried = [Carried(*parts) for parts in zip(firsts, inner, ends, strict=True)]
     finals, (history,) = emit_loop(e, start, carried, scanned, [(shown, layout)])
     return history, State(*finals)

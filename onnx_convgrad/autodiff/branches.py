@@ -22,6 +22,7 @@ from onnx_convgrad.autodiff.forward import forward
 from onnx_convgrad.autodiff.reverse import backward
 from onnx_convgrad.autodiff.turns import STORED
 from onnx_convgrad.errors import require
+from onnx_convgrad.ir.broadcasting import shapes_differ
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.loop_bodies import Branch, draws, emit_if, emit_once
@@ -41,7 +42,7 @@ def if_reverse(e: Emitter, n: Call, upstream: Mapping[ir.Value, ir.Value], wante
         seeds: Derivatives = {}
         for result, y in zip(results, n.node.outputs, strict=True):
             if y in upstream:
-                g = _alike(e, upstream[y], result)
+                g = _alike(e, upstream[y], result, y)
                 seeds[result] = e.add(seeds[result], g) if result in seeds else g
         return backward(e, seeds, captured, partial=True)
 
@@ -146,10 +147,12 @@ class _Branch:
         return e.typed(copy.outputs[0], like)
 
 
-def _alike(e: Emitter, value: ir.Value, like: ir.Value) -> ir.Value:
-    """The value with the shape that it has in this branch."""
-    if value.shape == like.shape:
+def _alike(e: Emitter, value: ir.Value, like: ir.Value, whole: ir.Value) -> ir.Value:
+    """A cotangent of the result `whole` of an If, with the shape that this result has in the branch where it is `like`."""
+    if like.shape is None or value.shape == like.shape:
         return value
+    if value.shape is None or shapes_differ(value, like):  # where the rank is another one, the branch is never taken
+        return e.typed(e.op("Reshape", value, e.op("Shape", whole)), like)
     node = ir.Node("", "Identity", [value], num_outputs=1)
     e.place(node)
     return e.typed(node.outputs[0], like)

@@ -112,6 +112,23 @@ def test_second_derivatives() -> None:
             np.testing.assert_allclose(got["x_grad_tangent"], want.numpy(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+def test_branches_of_different_ranks(rows: int) -> None:
+    """PyTorch's exporter writes a squeeze of an axis of unknown size like this."""
+    text = """(float[N,3] x) => (float y) <int64[1] first = {0}, int64 zero = {0}, int64 one = {1}> {
+        sizes = Shape (x)  n = Gather (sizes, zero)  single = Equal (n, one)
+        z = If (single) <
+            then_branch = a () => (float[3] s) {
+                again = Equal (n, one)
+                s = If (again) <then_branch = c () => (float[3] t) { t = Squeeze (x, first) },
+                                else_branch = d () => (float[N,3] t) { t = Identity (x) }> },
+            else_branch = b () => (float[N,3] s) { s = Sin (x) }>
+        q = Mul (z, z)  y = ReduceSum <keepdims = 0> (q) }"""
+    x = RANDOM.standard_normal((rows, 3)).astype(np.float32)
+    got = run(og.grad(text_model(text), of="y", wrt="x"), {"x": x})
+    np.testing.assert_allclose(got["x_grad"], 2 * x if rows == 1 else np.sin(2 * x), rtol=1e-5)
+
+
 def test_parameters_of_a_branch_are_trained() -> None:
     """A weight that a branch stores is a parameter like others."""
     branches = []
