@@ -151,8 +151,9 @@ def _alike(e: Emitter, value: ir.Value, like: ir.Value, whole: ir.Value) -> ir.V
     """A cotangent of the result `whole` of an If, with the shape that this result has in the branch where it is `like`."""
     if like.shape is None or value.shape == like.shape:
         return value
-    if value.shape is None or shapes_differ(value, like):  # where the rank is another one, the branch is never taken
-        return e.typed(e.op("Reshape", value, e.op("Shape", whole)), like)
+    never = shapes_differ(value, like) or shapes_differ(whole, like)  # this branch is never taken
+    if never or value.shape is None:
+        return e.typed(e.op("Reshape", value, e.op("Shape", like if never else whole)), like)
     node = ir.Node("", "Identity", [value], num_outputs=1)
     e.place(node)
     return e.typed(node.outputs[0], like)
