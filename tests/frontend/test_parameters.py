@@ -94,7 +94,7 @@ def test_the_notes_of_the_exporter_decide(marked: bool) -> None:
 
 
 def test_weights_that_only_a_body_reads() -> None:
-    """They are parameters; initializers of the body are not, since nothing outside can name them."""
+    """They are parameters, and so are initializers of the body, which become initializers of the graph."""
     body = "b (float[3] h, float[3] x) => (float[3] g) <float[3] own = {1.0, 2.0, 3.0}>"
     body += "{ m = Mul(h, w) s = Add(m, x) t = Mul(s, own) g = Tanh(t) }"
     model = graph_of(
@@ -105,12 +105,13 @@ def test_weights_that_only_a_body_reads() -> None:
     feed = {name: np.random.default_rng(0).standard_normal(shape) for name, shape in (("h0", 3), ("xs", (4, 3)))}
     feed = {name: a.astype(np.float32) for name, a in feed.items()}
     w, v = (torch.tensor([0.5, 0.2, 0.1], requires_grad=True) for _ in range(2))
+    own = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
     h = torch.tensor(feed["h0"])
     for x in torch.tensor(feed["xs"]):
-        h = torch.tanh((h * w + x) * torch.tensor([1.0, 2.0, 3.0]))
-    want = torch.autograd.grad((h * v).sum(), [w, v])
+        h = torch.tanh((h * w + x) * own)
+    want = torch.autograd.grad((h * v).sum(), [w, v, own])
     got = run(og.vjp(model, wrt="parameters", seed="ones"), feed)
-    close(got, dict(zip("wv", want, strict=True)), rtol=1e-5)
+    close(got, dict(zip(("w", "v", "own"), want, strict=True)), rtol=1e-5)
 
 
 def test_weights_that_a_loop_passes_on() -> None:

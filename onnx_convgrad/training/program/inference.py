@@ -76,12 +76,11 @@ def _with_inputs(
         return None
     m = canonicalize(copied(source))
     untie(m.graph)
-    _lift(m.graph, start)
     if _place(m.graph, start):
         return m
     warn(
-        f"The exported model will not have the inputs {first_few([repr(name) for name in bound])}: trained values are stored"
-        " in branches that depend on them, under names that are not unique."
+        f"The exported model will not have the inputs {first_few([repr(name) for name in bound])}: trained values have no"
+        " place in the model that has them."
     )
     return None
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.frontend.bound_inputs import bind_inputs
 from onnx_convgrad.runtime import Options, Providers, import_runtime
 from onnx_convgrad.runtime.providers import CUDA, check_available, resolve_providers
 from onnx_convgrad.training.data.inputs import as_array
@@ -141,8 +142,9 @@ class Engine:
             reads |= {name: name for name in zeros} | self._accumulation.reads
             writes |= self._accumulation.writes
         if run == "inference":
-            model = model.clone()
             inputs = {value.name for value in model.graph.inputs}
+            given = self.manifest.options.get("input_values") or {}
+            model = bind_inputs(model.clone(), {name: value for name, value in given.items() if name in inputs})
             stored = (model.graph.initializers[entry.name] for entry in self.manifest.stored())
             model.graph.inputs.extend(value for value in stored if value.name not in inputs)
         session = fed_session(model, self._fed, providers=self.providers, options=self.options)
