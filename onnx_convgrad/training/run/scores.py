@@ -21,15 +21,16 @@ class Rows(NamedTuple):
     target: np.ndarray
 
 
-def class_rows(y: ArrayLike, target: ArrayLike, ignored: int | None = None, axis: int | None = None) -> Rows:
-    """The scores `y` of classes along `axis` (1, or 0 of a single row), and classes or probabilities, as rows.
+def class_rows(predicted: ArrayLike, wanted: ArrayLike, ignored: int | None = None, axis: int | None = None) -> Rows:
+    """Predicted scores of classes along `axis` (1, or 0 of a single row), and wanted classes or probabilities, as rows.
 
-    Targets equal to `ignored` are left out.
+    Wanted classes equal to `ignored` are left out.
 
     Raises:
         ArgumentError: A target is not a class, or there is not one for each prediction.
     """
-    y, target = np.asarray(y), np.asarray(target)
+    y: np.ndarray = np.asarray(predicted)
+    target: np.ndarray = np.asarray(wanted)
     axis = min(1, y.ndim - 1) if axis is None or y.ndim < 2 else axis
     if target.shape == y.shape:
         target = target.argmax(axis)
