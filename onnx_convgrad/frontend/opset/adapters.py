@@ -16,6 +16,7 @@ from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.frontend.gradient_edges import TRAINING_DOMAIN
 from onnx_convgrad.frontend.opset import adapters_above_21 as above
 from onnx_convgrad.frontend.opset import adapters_fused as fused
+from onnx_convgrad.frontend.opset import adapters_scan as scan
 from onnx_convgrad.frontend.opset import adapters_training as training
 from onnx_convgrad.frontend.opset.rewriter import Rewriter
 from onnx_convgrad.ir.notes import mark_lifted
@@ -257,10 +258,6 @@ def _image_scaler(h: Rewriter) -> None:
     h.become("Add", h.e.op("Mul", x, h.scalar(h.float("scale", 1.0), x, h.y)), bias)
 
 
-def _scan_8(h: Rewriter) -> None:
-    raise UnsupportedCase("it is a Scan of opset 8, which runs over a batch and takes sequence lengths")
-
-
 _ATTRIBUTE_AXES = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")
 
 ADAPTERS: dict[str, tuple[Step, ...]] = {
@@ -282,7 +279,7 @@ ADAPTERS: dict[str, tuple[Step, ...]] = {
     "Hardmax": (Step(13, _softmax),),
     "BatchNormalization": (Step(9, _batchnorm_spatial), Step(14, _batchnorm_mode)),
     "Scatter": (Step(11, _scatter),),
-    "Scan": (Step(9, _scan_8),),
+    "Scan": (Step(9, scan.batched),),
     "RoiAlign": (Step(16, _roi_align),),
     "GridSample": (Step(20, _grid_sample),),
     "DFT": (Step(20, _dft),),
@@ -294,10 +291,12 @@ ADAPTERS: dict[str, tuple[Step, ...]] = {
     "Cast": (Step(23, above.cast),),
     "CastLike": (Step(24, above.cast),),
     "Celu": (Step(28, above.celu),),
+    "CumProd": (Step(26, above.cum_prod),),
     "DequantizeLinear": (Step(23, above.dequantize),),
     "QuantizeLinear": (Step(23, above.quantize),),
     "RMSNormalization": (Step(23, above.rms_norm),),
     "Swish": (Step(24, above.swish),),
+    "TensorScatter": (Step(24, above.tensor_scatter),),
     "Range": (Step(27, above.range_),),
     "Mod": (Step(28, above.mod),),
     "SpaceToDepth": (Step(28, above.space_to_depth),),

@@ -52,6 +52,9 @@ def install() -> None:
         arithmetic = registry.get("", op_type, version=7)
         assert arithmetic is not None, "the library has rules for arithmetic"
         registry.register("", op_type, since_version=7)(_of_64_bits(arithmetic))
+    registry.register("ai.onnx.ml", "ArrayFeatureExtractor", since_version=1)(
+        shape_rules_layout.array_feature_extractor
+    )
     registry.register(DOMAIN, GRADIENT, since_version=1)(_gradient)
     for op_type in ("Adagrad", "Adam", "Momentum"):
         registry.register(TRAINING_DOMAIN, op_type, since_version=1)(_optimizer)
