@@ -103,7 +103,8 @@ class Report:
         return json.dumps(content, indent=2)
 
     def __str__(self) -> str:
-        lines = [f"{len(self.choices)} operators of convolutions and pools for target {self.target}"]
+        count = len(self.choices)
+        lines = [f"{count} operator{'s' * (count != 1)} of convolutions and pools for target {self.target}"]
         if self.recomputation is not None:
             lines.append(str(self.recomputation))
         if self.gain is not None:
