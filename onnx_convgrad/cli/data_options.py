@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.pipeline import option_text as text
-from onnx_convgrad.pipeline.options import option
+from onnx_convgrad.pipeline.options import option, shared
 
 if TYPE_CHECKING:
     from onnx_convgrad.training.run.predictor import Predictor
@@ -28,6 +28,7 @@ class DataOptions:
     output: str | None = option("--output NAME", "The output to read. [default: that of the loss, or the only one]")
     task: str | None = option("--task NAME", "classes, labels or numbers, if the model does not settle it.")
     batch_size: int | None = option("--batch-size INT", "Samples at a time. [default: the model's, or 32]")
+    input_values: Mapping[str, Any] | None = shared("input_values")
     providers: Sequence[str] | None = option("--providers NAMES...", "cpu, cuda, cuda:1, ...", parse=text.names)
     threads: int | None = option("--threads INT", "CPU threads. [default: the cores]")
 
@@ -45,6 +46,7 @@ def opened(model: str, options: DataOptions, *, loss: bool = False) -> Predictor
     predictor = open_model(
         model,
         loss=loss,
+        input_values=options.input_values,
         providers=list(options.providers or ()) or None,
         options={"threads": options.threads} if options.threads else None,
     )

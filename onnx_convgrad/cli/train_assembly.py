@@ -15,7 +15,7 @@ from onnx_convgrad.cli.command import parsed
 from onnx_convgrad.cli.train_config import Config, share_of, spelled
 from onnx_convgrad.errors import ArgumentError, ConvGradError
 from onnx_convgrad.frontend.canonicalize import canonicalize
-from onnx_convgrad.frontend.files import copied
+from onnx_convgrad.frontend.files import copied, load
 from onnx_convgrad.pipeline import option_text as text
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.training.data.batches import BATCH_SIZE, Loader
@@ -74,7 +74,8 @@ def _model(config: Config, model: ir.Model, data: Dataset) -> ir.Model:
     if config.lora is None:
         inputs = {value.name for value in model.graph.inputs}
         names = {port: array for port, array in _names(config).items() if port in inputs}
-        return unfold_batchnorm(model, data, batch_size=config.batch_size, names=names)
+        values = text.input_values(config.input_value)
+        return unfold_batchnorm(model, data, batch_size=config.batch_size, names=names, input_values=values)
     alpha = 16.0 if config.lora_alpha is None else config.lora_alpha
     targets = text.names(config.lora_targets) or "*"
     return add_adapters(model, rank=config.lora, alpha=alpha, targets=targets, seed=config.seed)
@@ -234,6 +235,10 @@ def taught(config: Config, train: Dataset, held: Dataset | None) -> tuple[Datase
         return train, held
     settings: dict[str, Any] = {"providers": list(config.providers) or None, "names": _names(config)}
     settings["options"] = {"threads": config.threads} if config.threads else None
+    if config.input_value:
+        inputs = {value.name for value in load(config.teacher).graph.inputs}
+        values = text.input_values(config.input_value)
+        settings["input_values"] = {name: value for name, value in values.items() if name in inputs}
     teacher = Teacher(config.teacher, **settings)
     return teacher.teaching(train), None if held is None else teacher.teaching(held)
 

@@ -14,6 +14,7 @@ from onnx_convgrad.autodiff.activity import floating
 from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.errors import ArgumentError, ExecutionError
+from onnx_convgrad.frontend.bound_inputs import InputValues, bind_inputs
 from onnx_convgrad.frontend.files import AnyModel, copied, load
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.pipeline.modes import set_inference
@@ -38,12 +39,13 @@ class Teacher:
         output: str | None = None,
         name: str = "teacher",
         names: Mapping[str, str] | None = None,
+        input_values: InputValues | None = None,
         providers: Providers | None = None,
         options: Options | None = None,
     ) -> None:
         self.file = Path(model).name if isinstance(model, (str, os.PathLike)) else "model"
         self.name, self.names = name, names
-        m = copied(load(model))
+        m = bind_inputs(copied(load(model)), input_values)
         for graph in m.graphs():
             set_inference(graph)
         known = [v.name or "" for v in m.graph.outputs if floating(v)]
@@ -147,6 +149,7 @@ def with_teacher(
     output: str | None = None,
     name: str = "teacher",
     names: Mapping[str, str] | None = None,
+    input_values: InputValues | None = None,
     providers: Providers | None = None,
     options: Options | None = None,
 ) -> Dataset:
@@ -161,6 +164,7 @@ def with_teacher(
         output: The teacher's output with the logits, if it has several.
         name: The target of the program that takes them.
         names: Input of the program -> name of its array, for inputs that cannot be matched automatically.
+        input_values: Inputs of the teacher that are bound to constants.
         providers: Of the teacher, as in `onnxruntime.InferenceSession`.
         options: Session options of the teacher.
 
@@ -174,5 +178,13 @@ def with_teacher(
             f"A teacher needs arrays, a file or a folder of images, not {type(data).__name__}.",
             hint="Add its logits to batches of your own, as an array of the name of the target.",
         )
-    made = Teacher(teacher, output=output, name=name, names=names, providers=providers, options=options)
+    made = Teacher(
+        teacher,
+        output=output,
+        name=name,
+        names=names,
+        input_values=input_values,
+        providers=providers,
+        options=options,
+    )
     return made.teaching(dataset)

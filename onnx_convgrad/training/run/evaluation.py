@@ -11,6 +11,7 @@ import numpy as np
 from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.frontend.bound_inputs import InputValues
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.runtime import Options, Providers
@@ -87,6 +88,7 @@ def evaluate(
     labels: Sequence[str] | None = None,
     preprocessing: Preprocessing | None = None,
     batch_size: int | None = None,
+    input_values: InputValues | None = None,
     providers: Providers | None = None,
     options: Options | None = None,
 ) -> Evaluation:
@@ -102,6 +104,7 @@ def evaluate(
         labels: As for `predict`, like the arguments that follow.
         preprocessing: How images become inputs.
         batch_size: Samples at a time.
+        input_values: Inputs that are bound to constants; other values than those of the training leave out the loss.
         providers: As for `Trainer`.
         options: As for `Trainer`.
 
@@ -110,7 +113,8 @@ def evaluate(
         ExecutionError: ONNX Runtime or a provider is missing, or cannot run the model.
         ModelError: The file is not a usable ONNX model.
     """
-    opened = described(open_model(model, loss=True, providers=providers, options=options), labels, preprocessing)
+    found = open_model(model, loss=True, input_values=input_values, providers=providers, options=options)
+    opened = described(found, labels, preprocessing)
     return evaluation(opened, read_data(data), output=output, task=task, target=target, top=top, batch_size=batch_size)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.names import as_names, check_names
 from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.frontend.bound_inputs import InputValues
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.runtime import Options, Providers
@@ -75,6 +76,7 @@ def predict(
     labels: Sequence[str] | None = None,
     preprocessing: Preprocessing | None = None,
     batch_size: int | None = None,
+    input_values: InputValues | None = None,
     providers: Providers | None = None,
     options: Options | None = None,
 ) -> Predictions:
@@ -93,6 +95,7 @@ def predict(
         labels: Names of the classes; by default those in the metadata of the file.
         preprocessing: How images become inputs; by default what the metadata of the file say.
         batch_size: Samples at a time; by default those that the model takes, or 32.
+        input_values: Inputs that are bound to constants, as for `augment`; by default those of the training.
         providers: As for `Trainer`.
         options: Session options, as for `Trainer`.
 
@@ -101,7 +104,8 @@ def predict(
         ExecutionError: ONNX Runtime or a provider is missing, or cannot run the model.
         ModelError: The file is not a usable ONNX model.
     """
-    opened = described(open_model(model, providers=providers, options=options), labels, preprocessing)
+    found = open_model(model, input_values=input_values, providers=providers, options=options)
+    opened = described(found, labels, preprocessing)
     return predictions(opened, read_data(data), output=output, task=task, batch_size=batch_size)
 
 
