@@ -22,6 +22,7 @@ from onnx_convgrad.training.data.batches import BATCH_SIZE, Loader
 from onnx_convgrad.training.data.calibration import unfold_batchnorm
 from onnx_convgrad.training.data.datasets import Arrays, Dataset, named_arrays
 from onnx_convgrad.training.data.images import ImageFolder, given_preprocessing, is_image_folder, overridden
+from onnx_convgrad.training.data.mixing import MIXINGS
 from onnx_convgrad.training.data.pictures import layout_of
 from onnx_convgrad.training.data.teacher import Teacher
 from onnx_convgrad.training.losses.elementwise import Loss
@@ -106,8 +107,11 @@ def _loss(config: Config) -> LossLike:
     """Parse `NAME`, or `OUTPUT=NAME` and `OUTPUT=WEIGHT*NAME` for several."""
     if not config.loss:
         raise ArgumentError("There is no loss.", hint=f"Give --loss: {', '.join(LOSSES)}, or a scalar of the model.")
+    options = dict(config.loss_options)
+    if set(config.augment) & set(MIXINGS) and config.loss == ("cross_entropy",):
+        options["probabilities"] = True
     if len(config.loss) == 1 and "=" not in config.loss[0]:
-        return _one_loss(config.loss[0], config.loss_options)
+        return _one_loss(config.loss[0], options)
     several: dict[str, Any] = {}
     for entry in config.loss:
         output, equals, name = entry.partition("=")
@@ -247,9 +251,13 @@ def _dataset(config: Config, entries: tuple[str, ...], classes: tuple[str, ...] 
     """Read a folder of images, or the arrays of all files; `NAME=PATH` names the array of an `.npy` file."""
     if len(entries) == 1 and is_image_folder(Path(entries[0])):
         return _images(config, Path(entries[0]), classes)
-    if config.augment:
-        raise ArgumentError("--augment changes images in folders, and the data are arrays.", hint="Leave it out.")
-    return Arrays(named_arrays(entries))
+    other = [name for name in config.augment if name not in MIXINGS]
+    if other:
+        raise ArgumentError(
+            f"--augment {other[0]} changes images in folders, and the data are arrays.",
+            hint=f"Use {' or '.join(MIXINGS)}, or leave it out.",
+        )
+    return Arrays(named_arrays(entries), augment=config.augment)
 
 
 def sized(config: Config, model: ir.Model) -> Config:

@@ -72,7 +72,7 @@ _LOSS = (
 )
 _CLASSES = "Replace the last layer by one with this many classes. [default: as many as the data have]"
 _HEAD = "The last layer, by its node or weight, if several could be meant."
-_AUGMENT = "Change training images at random: flip, crop, color, rotate."
+_AUGMENT = "Change training images at random: flip, crop, color, rotate; mixup, cutmix (of arrays, too)."
 _UNFOLD = "Put BatchNormalization back behind convolutions, with statistics of the data."
 _TEACHER = "Also learn the predictions of this ONNX file (distillation)."
 _OPTIMIZER = "sgd, adam, adamw, rmsprop, adagrad, lion, lamb, muon."

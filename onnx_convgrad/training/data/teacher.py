@@ -19,7 +19,7 @@ from onnx_convgrad.frontend.files import AnyModel, copied, load
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.pipeline.modes import set_inference
 from onnx_convgrad.runtime import Options, Providers, session
-from onnx_convgrad.training.data.batches import DataLike, as_dataset
+from onnx_convgrad.training.data.batches import DataLike, as_dataset, first_of
 from onnx_convgrad.training.data.datasets import Dataset, Part, Rows
 from onnx_convgrad.training.data.inputs import Batch, ProgramInputs, cast
 from onnx_convgrad.training.program.manifest import Manifest, Port
@@ -104,8 +104,14 @@ class Taught(Dataset):
 
     slow = True
 
-    def __init__(self, dataset: Dataset, teacher: Teacher, inputs: ProgramInputs | None = None) -> None:
-        self.dataset, self.teacher, self.inputs = dataset, teacher, inputs
+    def __init__(
+        self,
+        dataset: Dataset,
+        teacher: Teacher,
+        inputs: ProgramInputs | None = None,
+        program: Manifest | None = None,
+    ) -> None:
+        self.dataset, self.teacher, self.inputs, self.program = dataset, teacher, inputs, program
         self.classes, self.preprocessing = dataset.classes, dataset.preprocessing
 
     def __len__(self) -> int:
@@ -119,21 +125,24 @@ class Taught(Dataset):
                 f"The program has no target {name!r} for the predictions of the teacher.",
                 hint="Build it with loss=onnx_convgrad.losses.distillation(...), or give the name of the target as name=.",
             )
-        inputs = ProgramInputs(replace(manifest, targets=targets), self.teacher.names)
-        return Taught(self.dataset.bound(manifest), self.teacher, inputs)
+        own = replace(manifest, targets=targets)
+        self.dataset.mixing.check(own)
+        return Taught(self.dataset.bound(manifest), self.teacher, ProgramInputs(own, self.teacher.names), own)
 
     @property
     def broken(self) -> Mapping[str, str]:
         return self.dataset.broken
 
     def augmented(self, seed: int, epoch: int) -> Dataset:
-        return Taught(self.dataset.augmented(seed, epoch), self.teacher, self.inputs)
+        return Taught(self.dataset.augmented(seed, epoch), self.teacher, self.inputs, self.program)
 
     def take(self, rows: Rows) -> Batch:
         """Samples as the inputs of the program."""
         if self.inputs is None:
             raise ArgumentError("Data with a teacher are read by a program: pass them to a Trainer or a Loader.")
         batch = self.inputs(self.dataset.take(rows))
+        if self.dataset.mixing.drawn and self.program is not None:  # the teacher sees the mixed samples
+            batch = self.dataset.mixing(batch, self.program, first_of(rows))
         data = {port.name: batch[port.name] for port in self.inputs.data}
         return {**batch, self.teacher.name: self.teacher(data)}
 
