@@ -57,6 +57,7 @@ def program(config: Config, rate: Schedule, model: ir.Model, data: Dataset, upda
         seed=config.seed,
         ema=config.ema,
         precision=config.precision,
+        master_weights=config.master_weights,
         **_settings(config),
     )
 

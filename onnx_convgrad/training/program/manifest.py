@@ -62,7 +62,7 @@ class State(Port):
             `"random"` (state of the random numbers); the latter two are changed by the forward pass.
         of: The parameter that it belongs to, if any.
         slot: Its name in the optimizer, for example `exp_avg`; the names are PyTorch's. `ema` is the average of the
-            parameter.
+            parameter, `master` and `ema_master` are float32 copies of narrow ones.
     """
 
     next: str

@@ -19,6 +19,7 @@ from onnx_convgrad.pipeline.modes import batch_normalizations
 from onnx_convgrad.pipeline.options import Names, Options
 from onnx_convgrad.training.optim.optimizers import Optimizer
 from onnx_convgrad.training.program.manifest import Manifest, Parameter, Port, State
+from onnx_convgrad.training.program.masters import slots
 from onnx_convgrad.training.program.terms import Term
 from onnx_convgrad.training.program.training_mode import dropouts
 from onnx_convgrad.training.program.update import LossScale
@@ -40,6 +41,7 @@ class Plan:
         seed: Seed of the Dropout masks.
         precision: `"float32"`, or a key of `precision.NARROW`.
         scale: The loss scale; `None` if the precision needs none.
+        masters: Whether float16 and bfloat16 parameters have float32 masters.
     """
 
     source: ir.Model
@@ -55,6 +57,7 @@ class Plan:
     seed: int
     precision: str
     scale: LossScale | None
+    masters: bool
 
     def statistics(self) -> tuple[str, ...]:
         """Names of the running statistics that are updated."""
@@ -181,9 +184,10 @@ def create_manifest(plan: Plan, options: dict[str, Any]) -> Manifest:
     state = [State(names.claim("step"), "int64", (), names.claim("step_next"), "optimizer", slot="step")]
     for name in plan.parameters:
         port = Port.from_value(values[name])
-        for slot in (*plan.optimizer.of(name)[0].state(), *(["ema"] if "ema" in options else [])):
+        own = plan.optimizer.of(name)[0].state()
+        for slot, kind in slots(port, own, average="ema" in options, masters=plan.masters):
             key = names.claim(f"{name}_{slot}")
-            state.append(State(key, port.dtype, port.shape, names.claim(f"{key}_next"), "optimizer", name, slot))
+            state.append(State(key, kind, port.shape, names.claim(f"{key}_next"), "optimizer", name, slot))
     if plan.scale is not None:
         for slot, kind in (("loss_scale", "float32"), ("good_steps", "int32")):
             key = names.claim(slot)
