@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from onnx_convgrad.training.data.images import ImageFolder, given_preprocessing,
 from onnx_convgrad.training.data.mixing import MIXINGS
 from onnx_convgrad.training.data.pictures import layout_of
 from onnx_convgrad.training.data.teacher import Teacher
+from onnx_convgrad.training.data.texts import TextImages, holds_images, is_table
 from onnx_convgrad.training.losses.elementwise import Loss
 from onnx_convgrad.training.optim.named import optimizer_named
 from onnx_convgrad.training.optim.optimizers import Optimizer
@@ -38,6 +40,8 @@ from onnx_convgrad.training.run.callbacks import ReduceOnPlateau
 from onnx_convgrad.training.run.class_metrics import Accuracy
 from onnx_convgrad.training.run.metric import Metric
 from onnx_convgrad.training.run.metrics import metric_named
+from onnx_convgrad.training.run.run_folder import read_labels
+from onnx_convgrad.training.run.texts import CharacterErrorRate, ExactMatch
 
 
 def program(config: Config, rate: Schedule, model: ir.Model, data: Dataset, updates: int) -> TrainingProgram:
@@ -250,8 +254,15 @@ def taught(config: Config, train: Dataset, held: Dataset | None) -> tuple[Datase
 
 def _dataset(config: Config, entries: tuple[str, ...], classes: tuple[str, ...] | None = None) -> Dataset:
     """Read a folder of images, or the arrays of all files; `NAME=PATH` names the array of an `.npy` file."""
-    if len(entries) == 1 and is_image_folder(Path(entries[0])):
-        return _images(config, Path(entries[0]), classes)
+    labels = classes or (read_labels(Path(config.labels)) if config.labels else None)
+    only = Path(entries[0]) if len(entries) == 1 else None
+    if only is not None and (is_table(only) or ("ctc" in config.loss and only.is_dir() and holds_images(only))):
+        if config.augment:
+            raise ArgumentError("--augment is for images of classes, not of texts.", hint="Leave it out.")
+        size, mean, std = _image_size(config), config.mean or None, config.std or None
+        return TextImages(only, labels=classes, size=size, mean=mean, std=std)
+    if only is not None and is_image_folder(only):
+        return _images(config, only, labels)
     other = [name for name in config.augment if name not in MIXINGS]
     if other:
         raise ArgumentError(
@@ -348,7 +359,7 @@ def loaders(config: Config, manifest: Manifest, train: Dataset, held: Dataset | 
     Raises:
         ArgumentError: The data does not fit the program.
     """
-    if not isinstance(train, ImageFolder):  # of arrays of pixels
+    if not isinstance(train.source, (ImageFolder, TextImages)):  # of arrays of pixels
         given = {"size": None, "resize": None, "mean": config.mean or None, "std": config.std or None, "scale": None}
         options = given_preprocessing(**given)
         if options:
@@ -395,8 +406,8 @@ def metrics(config: Config, manifest: Manifest) -> list[Metric]:
     if wanted == ["none"]:
         return []
     if not wanted:
-        try:
-            return [Accuracy().of(manifest)]
-        except ArgumentError:
-            return []
+        for usual in ([Accuracy()], [ExactMatch(), CharacterErrorRate()]):
+            with contextlib.suppress(ArgumentError):
+                return [metric.of(manifest) for metric in usual]
+        return []
     return [metric_named(name) for name in wanted]

@@ -20,6 +20,7 @@ from onnx_convgrad.training.data.datasets import Arrays, Dataset, Part, Rows, pe
 from onnx_convgrad.training.data.images import ImageFolder, is_image_folder
 from onnx_convgrad.training.data.inputs import Batch, BatchLike, ProgramInputs
 from onnx_convgrad.training.data.prefetch import prefetched
+from onnx_convgrad.training.data.texts import TextImages, is_table
 from onnx_convgrad.training.program.manifest import Manifest
 
 _END: Any = object()
@@ -258,6 +259,8 @@ def as_dataset(source: DataLike) -> Dataset | None:
         return Arrays(source)
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
+        if is_table(path):
+            return TextImages(path)
         return ImageFolder(path) if is_image_folder(path) else read_arrays(path)
     return None
 

@@ -17,6 +17,7 @@ from onnx_convgrad.ir.namespace import Namespace, named_values
 from onnx_convgrad.ir.targets import Target
 from onnx_convgrad.pipeline.modes import batch_normalizations
 from onnx_convgrad.pipeline.options import Names, Options
+from onnx_convgrad.training.losses.ctc import CTC
 from onnx_convgrad.training.optim.optimizers import Optimizer
 from onnx_convgrad.training.program.manifest import Manifest, Parameter, Port, State
 from onnx_convgrad.training.program.masters import slots
@@ -161,6 +162,19 @@ def _classes(
     return known
 
 
+def _characters(
+    plan: Plan, values: Mapping[str, ir.Value], targets: Mapping[str, Port]
+) -> dict[str, tuple[int, int | None]]:
+    """Target of texts (CTC) -> number of classes of its output, and frames if there are always as many."""
+    found: dict[str, tuple[int, int | None]] = {}
+    for term in plan.terms:
+        shape, port = values[term.output or ""].shape, targets.get(term.target or "")
+        if isinstance(term.loss, CTC) and shape is not None and port is not None and isinstance(shape[2], int):
+            frames = shape[0 if term.loss.time_first else 1]
+            found[port.name] = shape[2], frames if isinstance(frames, int) else None
+    return found
+
+
 def create_manifest(plan: Plan, options: dict[str, Any]) -> Manifest:
     """Name all inputs and outputs; the names are the same in every graph of the program."""
     graph, names = plan.base.graph, Namespace.of_values(plan.base.graph)
@@ -173,6 +187,9 @@ def create_manifest(plan: Plan, options: dict[str, Any]) -> Manifest:
                 value = ir.Value(shape=shape, type=ir.TensorType(dtype))
                 targets[name] = Port.from_value(value, names.claim(name))
     options = options | {"classes": _classes(plan, values, targets)}
+    characters = _characters(plan, values, targets)
+    if characters:
+        options["characters"] = characters
     several, first = len(plan.terms) > 1, plan.terms[0]
     in_model = not several and first.loss is None and first.weight == 1  # a value of the model is the whole loss
     loss = first.output if in_model and first.output else names.claim("loss")

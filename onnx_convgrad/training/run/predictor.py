@@ -209,9 +209,15 @@ def _outputs(graph: ir.Graph) -> tuple[Output, ...]:
 
 # -- what an output means ----------------------------------------------------------------------------------------------
 
-CLASSES, LABELS, NUMBERS = "classes", "labels", "numbers"
-TASKS = (CLASSES, LABELS, NUMBERS)
-"""Exclusive classes; labels that are 0 or 1 by themselves; numbers as they are."""
+CLASSES, LABELS, NUMBERS, TEXT = "classes", "labels", "numbers", "text"
+TASKS = (CLASSES, LABELS, NUMBERS, TEXT)
+"""Exclusive classes; labels that are 0 or 1 by themselves; numbers as they are; texts, decoded from characters by frame."""
+
+
+def reads_text(predictor: Predictor, output: Output, task: str | None = None) -> bool:
+    """Whether an output is to be decoded as texts: as asked, or since it was trained with CTC."""
+    term = predictor.loss_of(output.name)
+    return task == TEXT or (task is None and term is not None and term["loss"] == "CTC")
 
 
 def task_of(predictor: Predictor, output: Output, rank: int, width: int, target: np.ndarray | None = None) -> str:
