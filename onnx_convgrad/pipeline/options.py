@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from onnx_convgrad.base.limits import Limits
@@ -165,3 +165,9 @@ class Options:
                 )
         if self.limits is not None and not isinstance(self.limits, Limits):
             raise ArgumentError(f"limits must be an onnx_convgrad.Limits, not {self.limits!r}.")
+
+
+def shared(name: str, *, default: Any = None) -> Any:
+    """A dataclass field with the command-line options of a field of `Options`."""
+    (own,) = (f for f in fields(Options) if f.name == name)
+    return field(default=default, metadata=own.metadata)

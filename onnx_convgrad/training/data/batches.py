@@ -20,6 +20,7 @@ from onnx_convgrad.training.data.datasets import Arrays, Dataset, Part, Rows, pe
 from onnx_convgrad.training.data.images import ImageFolder, is_image_folder
 from onnx_convgrad.training.data.inputs import Batch, BatchLike, ProgramInputs
 from onnx_convgrad.training.data.prefetch import prefetched
+from onnx_convgrad.training.data.texts import TextImages, is_table
 from onnx_convgrad.training.program.manifest import Manifest
 
 _END: Any = object()
@@ -63,7 +64,7 @@ class Loader(metaclass=TypedArguments):
         drop_last: Leave out a smaller last batch; by default only if the program has a fixed batch size.
         prefetch: Number of batches to make ahead in a thread; by default 2 if the data come from files, else 0.
         names: Input of the program -> name of its array, for inputs that cannot be matched automatically.
-        augment: Whether images are changed at random, as their set says; `Trainer.fit` does so with the data to train on.
+        augment: Whether samples are changed at random, as their set says; `Trainer.fit` does so with the data to train on.
 
     Raises:
         ArgumentError: An input has no array, or the arrays do not fit the inputs.
@@ -102,6 +103,8 @@ class Loader(metaclass=TypedArguments):
                 f"{len(self.dataset)} samples make no batch of {self.batch_size}, and smaller ones are left out."
             )
         self.prefetch = (2 if self.dataset.slow else 0) if prefetch is None else whole(prefetch, "prefetch", 0)
+        if self.augment:
+            self.dataset.mixing.check(manifest)
         first = slice(0, min(self.batch_size, len(self.dataset)))
         self._batch(first, self.dataset)  # reports arrays that do not fit at once
 
@@ -136,7 +139,10 @@ class Loader(metaclass=TypedArguments):
     def _batch(self, rows: Rows, dataset: Dataset) -> Batch:
         with CallersCode(dataset):
             arrays = dataset.take(rows)
-        return check_batch(self.inputs(arrays), self.manifest, lambda i: _number(self._numbers(rows), i))
+        batch = check_batch(self.inputs(arrays), self.manifest, lambda i: _number(self._numbers(rows), i))
+        if not dataset.mixing.drawn:
+            return batch
+        return dataset.mixing(batch, self.manifest, first_of(rows))
 
     def _numbers(self, rows: Rows) -> Rows:
         """The numbers of samples in the set that a part was split from."""
@@ -149,6 +155,11 @@ class Loader(metaclass=TypedArguments):
             for port, name in self.inputs.match(list(whole.arrays)).items():
                 if port in self.manifest.classes and whole.arrays[name].dtype.kind in "iu":
                     check_labels(name, whole.arrays[name], *self.manifest.classes[port], lambda i: _number(slice(0), i))
+
+
+def first_of(rows: Rows) -> int:
+    """The number of the first sample."""
+    return int((rows.start or 0) if isinstance(rows, slice) else rows[0])
 
 
 def _number(rows: Rows, i: int) -> str:
@@ -248,6 +259,8 @@ def as_dataset(source: DataLike) -> Dataset | None:
         return Arrays(source)
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
+        if is_table(path):
+            return TextImages(path)
         return ImageFolder(path) if is_image_folder(path) else read_arrays(path)
     return None
 

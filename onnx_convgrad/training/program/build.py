@@ -22,7 +22,7 @@ from onnx_convgrad.adapters.notes import adapter_names
 from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.limits import Limits
 from onnx_convgrad.base.names import check_names
-from onnx_convgrad.base.numbers import share, whole
+from onnx_convgrad.base.numbers import flag, share, whole
 from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.frontend.bound_inputs import InputValues, bind_inputs
@@ -166,6 +166,7 @@ def build_training(
     seed: int = 0,
     ema: float | None = None,
     precision: str = "float32",
+    master_weights: bool = True,
     loss_scale: LossScale | None = None,
     target: str = "cpu",
     deterministic: bool = False,
@@ -203,6 +204,8 @@ def build_training(
             float32 parameters and dynamic loss scaling. `"bfloat16"` (CUDA): matrix products and operators that move
             their operands in bfloat16, with float32 parameters; convolutions stay in float32, because CUDA has no
             bfloat16 convolution up to opset 21.
+        master_weights: Update float16 and bfloat16 parameters of the model in float32, with the optimizer's state in
+            float32; the parameters are these numbers, rounded. `False`: update them as they are, which loses small updates.
         loss_scale: Options of the loss scale of float16, an `onnx_convgrad.optim.LossScale`.
         target: `"cpu"`, `"cuda"`, `"web"` or `"portable"`.
         deterministic: Build no sum whose order differs from run to run on a GPU; see `augment`.
@@ -266,6 +269,7 @@ def build_training(
         seed=whole(seed, "seed", 0),
         precision=precision,
         scale=_scale(precision, loss_scale, target),
+        masters=flag(master_weights, "master_weights"),
     )
     options: dict[str, Any] = {
         "target": target,

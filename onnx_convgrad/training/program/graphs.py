@@ -23,6 +23,7 @@ from onnx_convgrad.training.program.draft import Draft, empty_model
 from onnx_convgrad.training.program.inference import inference_model
 from onnx_convgrad.training.program.manifest import Port, State
 from onnx_convgrad.training.program.masks import initial_state
+from onnx_convgrad.training.program.masters import AVERAGE, AVERAGE_MASTER, MASTER
 from onnx_convgrad.training.program.plan import Plan, create_manifest
 from onnx_convgrad.training.program.precision import NARROW, to_narrow
 from onnx_convgrad.training.program.reading import read
@@ -253,8 +254,9 @@ class Builder:
             start: Any = 0.0
             if s.slot == "loss_scale" and self.plan.scale is not None:
                 start = self.plan.scale.initial
-            elif s.slot == "ema":
-                start = self.plan.base.graph.initializers[s.of or ""].const_value
+            elif s.slot in (AVERAGE, MASTER, AVERAGE_MASTER):
+                tensor = self.plan.base.graph.initializers[s.of or ""].const_value
+                start = tensor if tensor is None or s.slot == AVERAGE else tensor.numpy().astype(s.dtype)
             elif s.of is not None:
                 start = self.plan.optimizer.of(s.of)[0].state()[s.slot or ""]
             self._tensors[s.name] = ir.Tensor(np.full(s.static_shape(), start, s.dtype), name=s.name)

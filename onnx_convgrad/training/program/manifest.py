@@ -62,7 +62,7 @@ class State(Port):
             `"random"` (state of the random numbers); the latter two are changed by the forward pass.
         of: The parameter that it belongs to, if any.
         slot: Its name in the optimizer, for example `exp_avg`; the names are PyTorch's. `ema` is the average of the
-            parameter.
+            parameter, `master` and `ema_master` are float32 copies of narrow ones.
     """
 
     next: str
@@ -124,6 +124,11 @@ class Manifest:
         """Target of labels -> number of classes, and the label that the loss ignores, where they are known."""
         return {name: (count, ignored) for name, (count, ignored) in self.options.get("classes", {}).items()}
 
+    @property
+    def characters(self) -> dict[str, tuple[int, int | None]]:
+        """Target of texts -> number of classes, and number of frames, where they are known."""
+        return {name: (count, frames) for name, (count, frames) in self.options.get("characters", {}).items()}
+
     def described(self, labels: Sequence[str] | None, preprocessing: Preprocessing | None) -> Manifest:
         """The manifest with other labels and another preprocessing; `None` if they are not known."""
         known: dict[str, Any] = {} if labels is None else {"labels": list(labels)}
@@ -166,9 +171,10 @@ class Manifest:
             check_form(values, _FORM)
             check_form(values["options"].get("labels"), (None, [str]))
             check_form(values["options"].get("classes", {}), {str: [(NATURAL, int, None)]})
+            check_form(values["options"].get("characters", {}), {str: [(NATURAL, int, None)]})
             _check_names(values)
             manifest = cls(**{f.name: _field(f.name, values[f.name]) for f in fields(cls)})
-            _ = manifest.preprocessing, manifest.classes
+            _ = manifest.preprocessing, manifest.classes, manifest.characters
         except ValueError as problem:
             raise ModelError(f"The manifest is incomplete or damaged: {problem}.") from problem
         return manifest

@@ -17,6 +17,7 @@ from onnx_convgrad.training.data.inputs import as_array
 from onnx_convgrad.training.program.build import TrainingProgram
 from onnx_convgrad.training.program.manifest import Port
 from onnx_convgrad.training.program.masks import initial_state
+from onnx_convgrad.training.program.masters import masters_of
 from onnx_convgrad.training.run.batch_weights import batch_weights, concatenate
 from onnx_convgrad.training.run.buffers import BoundGraph, Buffers, Device
 from onnx_convgrad.training.run.sessions import Accumulation, defaults, fed_session
@@ -95,8 +96,8 @@ class Engine:
         return defaults(self.program.model("step"), [name])[name]
 
     def write(self, values: Arrays) -> None:
-        """Replace values by others of the same shape and dtype."""
-        self._buffers.write(values)
+        """Replace values by others of the same shape and dtype; masters that are not given follow their parameters."""
+        self._buffers.write({**masters_of(self.manifest, values), **values})
 
     def read_flat(self, entries: Sequence[Port]) -> np.ndarray:
         """Concatenate values to a vector, in the widest of their dtypes."""
