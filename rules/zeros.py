@@ -19,7 +19,8 @@ zero("OptionalHasElement", "RegexFullMatch")
 zero("ArgMax", "ArgMin", "NonMaxSuppression", "NonZero", "SequenceLength", "Shape", "Size")
 zero("BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor")
 
-# Quantized results: QuantizeLinear rounds the quotient by its scale to an integer.
+# Quantized results: QuantizeLinear rounds the quotient by its scale to an integer. Derivatives that do not stop there pass
+# through the operator StraightThrough of `rules.quantize`.
 zero("ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul", "QuantizeLinear")
 
 # Constants, and functions of the shape alone.

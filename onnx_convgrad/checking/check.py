@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Unpack
 
 import numpy as np
@@ -69,7 +70,8 @@ def check(
         ModelError: The model runs on no random input that was tried, or it holds more than 2 GB.
         ConvGradError: As `augment` raises.
     """
-    options = Options(wrt=wrt, of=of, **settings)
+    # the numeric derivative of a quantizer is that of a step function
+    options = replace(Options(wrt=wrt, of=of, **settings), straight_through=False)
     built = build(model, options, mode="vjp", progress=progress)  # other outputs may need inputs of other shapes
     return verify_numerically(built, of=of, seed=seed, samples=samples, progress=progress)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -30,7 +31,7 @@ _VERDICTS = {
 }
 
 
-@command(leave=("seed", "per_sample"), verbose="List all values.", wrt="all")
+@command(leave=("seed", "per_sample", "straight_through"), verbose="List all values.", wrt="all")
 def check(
     model: Model,
     *,
@@ -51,6 +52,7 @@ def check(
     from onnx_convgrad.pipeline.stages import build
 
     with out.stages() as stage:
+        options = replace(options, straight_through=False)  # the model itself is a step function
         built = build(model, options, mode="vjp", progress=stage)  # other outputs may need inputs of other shapes
         report = verify_numerically(built, of=options.of, seed=seed_value, samples=samples, progress=stage)
     if out.json:

@@ -46,6 +46,7 @@ class Settings(LoweringSettings, total=False):
 
     training: bool
     trainable_inputs: bool
+    straight_through: bool
     recompute: Names | None
 
 
@@ -129,6 +130,11 @@ class Options:
     )
     trainable_inputs: bool = option(
         "--trainable-inputs", "Make the differentiated weights graph inputs too.", default=False
+    )
+    straight_through: bool = option(
+        "--straight-through/--no-straight-through",
+        "Derivatives pass quantizers as if they did not round; without it they are zero.",
+        default=True,
     )
     target: str = option("--target NAME", "cpu, cuda, web or portable.", default="cpu")
     deterministic: bool = option("--deterministic", _ORDERED, default=False)

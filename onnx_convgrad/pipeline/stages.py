@@ -24,7 +24,9 @@ from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.diagnose import judged
 from onnx_convgrad.frontend.exporters.separate_merged import restore, separate_members
 from onnx_convgrad.frontend.files import AnyModel, cloned, load
+from onnx_convgrad.frontend.parameter_warnings import warn_of_quantized
 from onnx_convgrad.frontend.parameters import resolve_of, resolve_wrt
+from onnx_convgrad.frontend.quantized import mark_quantized, unmark_quantized
 from onnx_convgrad.frontend.verify import verify, verify_shapes
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import mark_varying
@@ -158,6 +160,11 @@ def derive(m: ir.Model, options: Options, target: Target, mode: Mode) -> Derived
     sources, targets = resolve_wrt(graph, options.wrt), resolve_of(graph, options.of)
     check_targets(targets, mode)
     primal, statistics = _prepare(m, options, target, sources, targets)
+    if options.straight_through:
+        marks = mark_quantized(graph, sources)
+        sources, targets = ([marks.get(v, v) for v in values] for values in (sources, targets))
+    else:
+        warn_of_quantized(graph)
     forward = list(graph)
     e = Emitter(graph, opsets=graph.opset_imports, target=target, joint=options.lowering != "exact")
     derivatives = Derivatives(e, sources, targets)
@@ -206,10 +213,11 @@ def complete(
     nothing is recomputed. `compare` prices every lowering, even where one is forced.
     """
     graph = m.graph
+    unmark_quantized(graph)
     run_passes(m, [MoveSlopesBehindPools(target), common.RemoveUnusedNodesPass()])
     progress("lowering")
     names = None if forward is None else options.recompute
-    mark = None if names is None else mark_boundary(graph, forward or ())
+    mark = None if names is None else mark_boundary(graph, [n for n in forward or () if n.graph is graph])
     choices = lower_operators(graph, target, Policy(options.lowering, options.max_workspace, options.training, compare))
     recomputation = None
     if mark is not None and names is not None:
