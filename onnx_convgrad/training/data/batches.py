@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import count, islice
@@ -24,6 +26,9 @@ from onnx_convgrad.training.data.texts import TextImages, is_table
 from onnx_convgrad.training.program.manifest import Manifest
 
 _END: Any = object()
+
+_PROBED = 8
+"""Samples that `Loader.probe` looks at."""
 
 BATCH_SIZE = 32
 """Default number of samples in a batch."""
@@ -50,6 +55,13 @@ DataLike: TypeAlias = (
     | Callable[[int], Iterable[BatchLike]]
 )
 """Anything that `as_batches` takes."""
+
+
+def shard_of(count: int, rank: int, size: int) -> slice:
+    """The samples of one of `size` ranks, out of `count`: as even as possible, the first ranks have more."""
+    each, more = divmod(count, size)
+    start = rank * each + min(rank, more)
+    return slice(start, start + each + (rank < more))
 
 
 class Loader(metaclass=TypedArguments):
@@ -105,6 +117,7 @@ class Loader(metaclass=TypedArguments):
         self.prefetch = (2 if self.dataset.slow else 0) if prefetch is None else whole(prefetch, "prefetch", 0)
         if self.augment:
             self.dataset.mixing.check(manifest)
+        self.own: Callable[[int], slice] | None = None
         first = slice(0, min(self.batch_size, len(self.dataset)))
         self._batch(first, self.dataset)  # reports arrays that do not fit at once
 
@@ -125,6 +138,32 @@ class Loader(metaclass=TypedArguments):
         """The numbers of the samples in one batch of an epoch, in the set that a part was split from."""
         return self._numbers(next(self._rows(epoch, number)))
 
+    def shard(self, rank: int, size: int) -> Loader:
+        """The loader of one of several ranks: its shard of every batch, or an empty mapping where it has none.
+
+        Raises:
+            ArgumentError: The program takes batches of a fixed size.
+        """
+        fixed = self.inputs.batch_size()
+        if fixed is not None:
+            raise ArgumentError(
+                f"The program takes batches of {fixed}, which {size} ranks cannot divide among themselves.",
+                hint="Build it with a symbolic batch size: input_shapes, or"
+                f" --input-shape {self.manifest.data[0].name}:N,... .",
+            )
+        loader = copy.copy(self)
+        loader.own = partial(shard_of, rank=rank, size=size)
+        return loader
+
+    def probe(self) -> int:
+        """A checksum of the first samples, which differs between data of the same kind and size."""
+        with CallersCode(self.dataset):
+            arrays = self.dataset.take(slice(0, min(_PROBED, len(self.dataset))))
+        total = 0
+        for name in sorted(arrays):
+            total = zlib.crc32(np.ascontiguousarray(arrays[name]).tobytes(), total)
+        return total
+
     def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
         dataset = self.dataset.augmented(self.seed, epoch) if self.augment else self.dataset
         return (self._batch(rows, dataset) for rows in self._rows(epoch, start))
@@ -134,9 +173,14 @@ class Loader(metaclass=TypedArguments):
         order = permutation(samples, self.seed, epoch) if self.shuffle else None
         for first in range(start * size, len(self) * size, size):
             rows = slice(first, min(first + size, samples))
+            if self.own is not None:
+                own = self.own(rows.stop - rows.start)
+                rows = slice(first + own.start, first + own.stop)
             yield rows if order is None else order[rows]
 
     def _batch(self, rows: Rows, dataset: Dataset) -> Batch:
+        if not (rows.stop - rows.start if isinstance(rows, slice) else len(rows)):
+            return {}
         with CallersCode(dataset):
             arrays = dataset.take(rows)
         batch = check_batch(self.inputs(arrays), self.manifest, lambda i: _number(self._numbers(rows), i))
