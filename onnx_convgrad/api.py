@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import fields
-from typing import Any, ParamSpec, TypeVar, Unpack
+from collections.abc import Sequence
+from typing import Any, Unpack
 
 import onnx_ir as ir
 
@@ -18,6 +16,7 @@ from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.frontend.files import AnyModel, check_destination, load, model_file, write
 from onnx_convgrad.frontend.kinds import Transformation, transformation
 from onnx_convgrad.gradient_ops.lower import Lowered, lower_training_operators
+from onnx_convgrad.pipeline.keywords import keywords
 from onnx_convgrad.pipeline.options import COMPOSITIONS, LoweringSettings, Names, Options, Settings
 from onnx_convgrad.pipeline.report import Report
 from onnx_convgrad.pipeline.stages import Built, build
@@ -40,30 +39,9 @@ __all__ = [
     "vjp",
 ]
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def _keywords(settings: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Let `inspect.signature` show the keywords of a TypedDict, with the defaults of `Options`, instead of `**settings`."""
-
-    def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        signature, default = inspect.signature(function), {field.name: field.default for field in fields(Options)}
-        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        shared = [
-            inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=default[name], annotation=kind.__forward_arg__
-            )
-            for name, kind in settings.__annotations__.items()
-        ]
-        function.__signature__ = signature.replace(parameters=[*own, *shared])  # type: ignore[attr-defined]
-        return function
-
-    return decorate
-
 
 @transformation
-@_keywords(Settings)
+@keywords(Settings)
 def augment(
     model: AnyModel,
     *,
@@ -140,7 +118,7 @@ def augment(
 
 
 @transformation
-@_keywords(Settings)
+@keywords(Settings)
 def vjp(
     model: AnyModel,
     *,
@@ -158,7 +136,7 @@ def vjp(
 
 
 @transformation
-@_keywords(Settings)
+@keywords(Settings)
 def grad(model: AnyModel, *, wrt: Names, of: str, **settings: Unpack[Settings]) -> Built:
     """Return the gradient of one scalar value, without a seed input.
 
@@ -168,7 +146,7 @@ def grad(model: AnyModel, *, wrt: Names, of: str, **settings: Unpack[Settings]) 
 
 
 @transformation
-@_keywords(Settings)
+@keywords(Settings)
 def jvp(model: AnyModel, *, wrt: Names, of: Names | None = None, **settings: Unpack[Settings]) -> Built:
     """Add the derivative of each member of `of` along a direction of `wrt`, by forward mode.
 
@@ -179,7 +157,7 @@ def jvp(model: AnyModel, *, wrt: Names, of: Names | None = None, **settings: Unp
 
 
 @transformation
-@_keywords(Settings)
+@keywords(Settings)
 def hvp(
     model: AnyModel, *, wrt: Names, of: str, composition: str = COMPOSITIONS[0], **settings: Unpack[Settings]
 ) -> Built:
@@ -195,7 +173,7 @@ def hvp(
 
 
 @typed_errors
-@_keywords(Settings)
+@keywords(Settings)
 def explain(
     model: AnyModel,
     *,
@@ -216,7 +194,7 @@ def explain(
 
 
 @transformation
-@_keywords(LoweringSettings)
+@keywords(LoweringSettings)
 def lower_gradient_ops(model: AnyModel, **settings: Unpack[LoweringSettings]) -> Lowered:
     """Replace the operators Gradient, Adam, Adagrad and Momentum (`ai.onnx.preview.training`) by plain ones.
 

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from onnx_convgrad.base.version import __version__
+from onnx_convgrad.cli.attribute import attribute
 from onnx_convgrad.cli.augment import augment
 from onnx_convgrad.cli.bench import bench
 from onnx_convgrad.cli.check import check
@@ -37,7 +38,7 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (inspect, augment, explain, lower, check, bench, train, predict, evaluate, rules):
+for _command in (inspect, augment, explain, lower, check, bench, train, predict, evaluate, attribute, rules):
     app.command(cls=Panels)(_command)
 
 

@@ -131,7 +131,7 @@ def build(
     progress("reading")
     m = bind_inputs(load(model, options.base_dir), options.input_values)
     progress("canonicalizing")
-    m = _canonicalize(m, options, lambda: bind_inputs(load(model, options.base_dir), options.input_values))
+    m = canonical(m, options, lambda: bind_inputs(load(model, options.base_dir), options.input_values))
     progress("differentiating")
     derived = derive(m, options, target, mode)
     if not lower:
@@ -142,7 +142,7 @@ def build(
     return Built(m, derived.primal, derived.note_gradients(m), completion)
 
 
-def _canonicalize(m: ir.Model, options: Options, original: Callable[[], ir.Model]) -> ir.Model:
+def canonical(m: ir.Model, options: Options, original: Callable[[], ir.Model]) -> ir.Model:
     """Bring a loaded model to canonical form, with an initializer of its own for each parameter that may be in `wrt`."""
     if set(as_names(options.wrt, "wrt")) - {"inputs", *(value.name for value in m.graph.inputs)}:
         restore(m.graph)

@@ -36,8 +36,10 @@ class Port:
     def from_value(cls, value: ir.Value, name: str | None = None) -> Port:
         """The port of a value, perhaps under another name."""
         dtype = (value.dtype or ir.DataType.FLOAT).numpy().name
-        dims = None if value.shape is None else tuple(d if isinstance(d, int) else d.value for d in value.shape)
-        return cls(name or value.name or "", dtype, dims)
+        shape = () if value.shape is None else value.shape
+        sizes = (d if isinstance(d, int) else d.value for d in shape)
+        dims = tuple(None if isinstance(d, int) and d < 0 else d for d in sizes)  # some exporters write -1
+        return cls(name or value.name or "", dtype, None if value.shape is None else dims)
 
     def static_shape(self) -> tuple[int, ...]:
         """The sizes of a value that is stored in the model, which are all numbers."""

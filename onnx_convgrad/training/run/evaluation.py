@@ -49,8 +49,8 @@ from onnx_convgrad.training.run.predictor import (
     task_of,
 )
 from onnx_convgrad.training.run.progress import Progress
-from onnx_convgrad.training.run.texts import TextCounts, codes_of, decoded
 from onnx_convgrad.training.run.tally import measure, measured
+from onnx_convgrad.training.run.texts import TextCounts, codes_of, decoded
 
 _OUTPUT, _TARGET = "output", "target"
 
