@@ -191,8 +191,8 @@ def test_check_json(model: Path) -> None:
 def test_a_failed_check_has_status_1(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from onnx_convgrad.checking import check
 
-    right = check._run
-    monkeypatch.setattr(check, "_run", lambda *a: {k: -v for k, v in right(*a).items()})
+    right = check.run_gradients
+    monkeypatch.setattr(check, "run_gradients", lambda *a: {k: -v for k, v in right(*a).items()})
     result = invoke("check", model, status=1)
     assert "FAIL" in result.stdout
     assert "0 of 4 gradients agree. 4 FAIL." in result.stdout

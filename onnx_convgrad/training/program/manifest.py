@@ -17,6 +17,7 @@ import onnx_ir as ir
 from onnx_convgrad.base.forms import NAME, NATURAL, NUMBER, Is, check_form, parse_json
 from onnx_convgrad.errors import ModelError
 from onnx_convgrad.frontend.metadata import Preprocessing
+from onnx_convgrad.training.program.order import order_json
 
 FORMAT = "onnx_convgrad.training_program"
 
@@ -151,7 +152,7 @@ class Manifest:
 
     def to_json(self) -> str:
         """Convert to JSON text; options may be numpy arrays or PyTorch tensors."""
-        plain = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        plain = {"format": FORMAT, "version": VERSION, **asdict(self), "order": order_json(self)}
         return json.dumps(plain, indent=1, default=lambda option: option.tolist())
 
     @classmethod
@@ -169,6 +170,7 @@ class Manifest:
             raise ModelError("The manifest is not of a training program.")
         if values["version"] != VERSION:
             raise ModelError(f"The manifest has version {values['version']}; this release reads version {VERSION}.")
+        order = values.pop("order", None)
         try:
             check_form(values, _FORM)
             check_form(values["options"].get("labels"), (None, [str]))
@@ -177,6 +179,7 @@ class Manifest:
             _check_names(values)
             manifest = cls(**{f.name: _field(f.name, values[f.name]) for f in fields(cls)})
             _ = manifest.preprocessing, manifest.classes, manifest.characters
+            _check_order(manifest, order)
         except ValueError as problem:
             raise ModelError(f"The manifest is incomplete or damaged: {problem}.") from problem
         return manifest
@@ -232,6 +235,12 @@ def _check_names(values: Mapping[str, Any]) -> None:
             raise ValueError(f"a loss has the target {str(loss['target'])[:80]!r}, which is no input")
     if len(values["terms"]) != (len(losses) if len(losses) > 1 else 0):
         raise ValueError(f"'terms' has {len(values['terms'])} members for {len(losses)} losses")
+
+
+def _check_order(manifest: Manifest, order: Any) -> None:
+    """Raise ValueError if a file states another order of inputs and outputs than that of this version."""
+    if order not in (None, json.loads(json.dumps(order_json(manifest)))):
+        raise ValueError("'order' is not that of this version")
 
 
 _CLASSIFIES = frozenset(("CrossEntropy", "NLL", "BCEWithLogits"))
