@@ -16,6 +16,7 @@ from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.frontend.gradient_edges import TRAINING_DOMAIN
 from onnx_convgrad.frontend.opset import adapters_above_21 as above
 from onnx_convgrad.frontend.opset import adapters_fused as fused
+from onnx_convgrad.frontend.opset import adapters_recurrent as recurrent
 from onnx_convgrad.frontend.opset import adapters_scan as scan
 from onnx_convgrad.frontend.opset import adapters_training as training
 from onnx_convgrad.frontend.opset.rewriter import Rewriter
@@ -302,6 +303,9 @@ ADAPTERS: dict[str, tuple[Step, ...]] = {
     "SpaceToDepth": (Step(28, above.space_to_depth),),
 }
 """Operator -> its changes, oldest first."""
+
+PLAIN: dict[str, Adapter] = dict.fromkeys(("GRU", "LSTM", "RNN"), recurrent.batch_first)
+"""Operator -> an adapter for its forms that ONNX Runtime does not run, at any opset."""
 
 FUSED: dict[tuple[str, str], Adapter] = {
     ("com.microsoft", "FusedConv"): fused.activated_conv,
