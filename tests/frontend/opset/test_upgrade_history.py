@@ -32,7 +32,8 @@ EXPLAINED = {
 }
 UNCHANGED = {(op, int(since)) for names in EXPLAINED.values() for op, since in (n.split("-") for n in names.split())}
 _REPLACED = set(
-    "Attention CausalConvWithState CumProd LinearAttention RMSNormalization RotaryEmbedding SwiGLU Swish TensorScatter".split()
+    "Attention CausalConvWithState CumProd LinearAttention RMSNormalization RotaryEmbedding SwiGLU Swish"
+    " TensorScatter".split()
 )
 _REFUSED = {"BitCast"}
 
