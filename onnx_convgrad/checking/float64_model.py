@@ -141,9 +141,16 @@ def convert_floats(graph: ir.Graph, dtype: ir.DataType) -> None:
 
 def _convert(value: ir.Value, dtype: ir.DataType) -> None:
     if value.dtype in _FLOATS and value.dtype != dtype:
-        value.type = ir.TensorType(dtype)  # a clone shares its type object with the original
+        value.type = _typed(value.type, dtype)
         if value.const_value is not None:
             value.const_value = ir.Tensor(value.const_value.numpy().astype(dtype.numpy()), name=value.name)
+
+
+def _typed(kind: Any, dtype: ir.DataType) -> Any:
+    """The type of a tensor, a sequence or an optional value with other elements; a clone shares that of the original."""
+    if isinstance(kind, (ir.SequenceType, ir.OptionalType)):
+        return type(kind)(_typed(kind.elem_type, dtype))
+    return ir.TensorType(dtype)
 
 
 def _keep_float32(node: ir.Node, index: int) -> None:

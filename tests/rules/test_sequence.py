@@ -59,6 +59,7 @@ def _parts(split: object, axis: int, *positions: int) -> Case:
 
 CHECKED = [
     Case("OptionalGetElement", [rand(2, 3)]),
+    Case("local::Given", [rand(2, 3)], body="o = Optional(x0) e = OptionalGetElement(o) y0 = Mul(e, e)"),
     *[_parts(3, 1, 0, -1), _parts([1, 4, 2], 1, 1, 1), _parts(None, 0, 2)],
 ]
 """Checked in both modes and to second order."""

@@ -15,7 +15,9 @@ import onnx_ir as ir
 from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.frontend.gradient_edges import TRAINING_DOMAIN
 from onnx_convgrad.frontend.opset import adapters_above_21 as above
+from onnx_convgrad.frontend.opset import adapters_attention as attention
 from onnx_convgrad.frontend.opset import adapters_fused as fused
+from onnx_convgrad.frontend.opset import adapters_recurrent as recurrent
 from onnx_convgrad.frontend.opset import adapters_scan as scan
 from onnx_convgrad.frontend.opset import adapters_training as training
 from onnx_convgrad.frontend.opset.rewriter import Rewriter
@@ -303,6 +305,9 @@ ADAPTERS: dict[str, tuple[Step, ...]] = {
 }
 """Operator -> its changes, oldest first."""
 
+PLAIN: dict[str, Adapter] = dict.fromkeys(("GRU", "LSTM", "RNN"), recurrent.batch_first)
+"""Operator -> an adapter for its forms that ONNX Runtime does not run, at any opset."""
+
 FUSED: dict[tuple[str, str], Adapter] = {
     ("com.microsoft", "FusedConv"): fused.activated_conv,
     ("com.microsoft", "FusedGemm"): fused.activated_gemm,
@@ -315,8 +320,9 @@ FUSED: dict[tuple[str, str], Adapter] = {
     ("com.microsoft", "FastGelu"): fused.bias_gelu,
     ("com.microsoft", "QuickGelu"): above.swish,
     ("com.microsoft", "SkipLayerNormalization"): fused.skip_layer_norm,
+    (attention.PREVIEW_DOMAIN, "FlexAttention"): attention.flex_attention,
     (TRAINING_DOMAIN, "Adagrad"): training.adagrad,
     (TRAINING_DOMAIN, "Adam"): training.adam,
     (TRAINING_DOMAIN, "Momentum"): training.momentum,
 }
-"""(Domain, operator) -> its adapter: operators that ONNX Runtime fuses, and optimizers."""
+"""(Domain, operator) -> its adapter: operators that ONNX Runtime fuses, FlexAttention, and optimizers."""

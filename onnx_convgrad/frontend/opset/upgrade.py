@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from onnx_convgrad.errors import ConvGradError, ModelError, UnsupportedCase
-from onnx_convgrad.frontend.opset.adapters import ADAPTERS, FUSED, Adapter, Step
+from onnx_convgrad.frontend.opset.adapters import ADAPTERS, FUSED, PLAIN, Adapter, Step
 from onnx_convgrad.frontend.opset.functions import standard_body
 from onnx_convgrad.frontend.opset.rewriter import Rewriter
 from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter
@@ -113,6 +113,8 @@ class _Walk:
 
     def _rewrite(self, node: ir.Node, version: int) -> None:
         op_type = node.op_type
+        if op_type in PLAIN:
+            self._adapt(node, PLAIN[op_type])
         if version > CANONICAL_OPSET:
             for step in reversed(ADAPTERS.get(node.op_type, ())):
                 if CANONICAL_OPSET < step.since <= version:
