@@ -13,6 +13,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnx_convgrad.base.boundary import TypedArguments
 from onnx_convgrad.errors import ConvGradError
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.ir.emit import known
@@ -54,7 +55,7 @@ class Gain:
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(metaclass=TypedArguments):
     """The lowering decisions for one model and target; `rows` and `to_json()` for programs, `str()` for people."""
 
     choices: tuple[Choice, ...]

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
 
 import onnx_convgrad.functional as F
 from onnx_convgrad import ArgumentError
 from onnx_convgrad.functional import plans, sessions
+from tests.support.optimizer import optimized
 
 SIZES: list[tuple[int, dict[str, Any]]] = [
     (1, {"stride": 2, "padding": 1}),
@@ -94,12 +94,7 @@ def test_one_node(add: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         F.convolution_add_relu(x, w, z, None, b)
     else:
         F.convolution_relu(x, w, b)
-    options = onnxruntime.SessionOptions()
-    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
-    options.log_severity_level = 3
-    onnxruntime.InferenceSession(models[-1], options, providers=["CPUExecutionProvider"])
-    optimized = onnx.load(tmp_path / "optimized.onnx")
-    assert [node.op_type for node in optimized.graph.node] == ["FusedConv"]
+    assert [node.op_type for node in optimized(onnx.load_from_string(models[-1]), tmp_path).graph.node] == ["FusedConv"]
 
 
 def test_refused() -> None:

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import helper, numpy_helper, parser
 
 import onnx_convgrad as og
+from tests.support.optimizer import optimized
 
 ACTIVATIONS = ["Relu ({})", "LeakyRelu <alpha = 0.1> ({})", "Tanh ({})", "HardSigmoid ({})", "Clip ({}, zero, six)"]
 CONV = "Conv <pads = [1, 1, 1, 1]>"
@@ -46,24 +46,21 @@ def _fed(model: onnx.ModelProto) -> onnx.ModelProto:
     return fed
 
 
-def _fused(model: onnx.ModelProto, path: Path) -> Counter[tuple[str, int]]:
+def _fused(model: onnx.ModelProto, folder: Path) -> Counter[tuple[str, int]]:
     """How often ONNX Runtime fuses which activation into a convolution with how many operands."""
-    options = onnxruntime.SessionOptions()
-    options.optimized_model_filepath, options.log_severity_level = str(path), 3
-    onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     found: Counter[tuple[str, int]] = Counter()
-    for node in onnx.load(path).graph.node:
+    for node in optimized(model, folder).graph.node:
         activation = [a.s.decode() for a in node.attribute if a.name == "activation"]
         if node.op_type in ("Conv", "FusedConv") and activation:
             found[activation[0], len([name for name in node.input if name])] += 1
     return found
 
 
-def _kept(model: onnx.ModelProto, path: Path, **settings: Any) -> Counter[tuple[str, int]]:
+def _kept(model: onnx.ModelProto, folder: Path, **settings: Any) -> Counter[tuple[str, int]]:
     """The fused nodes of a model, of which those with gradients have as many."""
     fed = settings.get("trainable_inputs", False)
-    expected = _fused(_fed(model) if fed else model, path)
-    assert _fused(og.augment(model, **settings), path) == expected
+    expected = _fused(_fed(model) if fed else model, folder)
+    assert _fused(og.augment(model, **settings), folder) == expected
     return expected
 
 
@@ -73,7 +70,7 @@ def test_activations(activation: str, tmp_path: Path) -> None:
     name = activation.split(maxsplit=1)[0]
     model = _model(body)
     for settings in ({"trainable_inputs": True}, {"trainable_inputs": True, "training": True}, {"wrt": "all"}):
-        assert _kept(model, tmp_path / "m.onnx", **settings) == {(name, 3): 2}
+        assert _kept(model, tmp_path, **settings) == {(name, 3): 2}
 
 
 @pytest.mark.parametrize("order", ["c, r", "r, c"])
@@ -85,11 +82,11 @@ def test_additions(order: str, tmp_path: Path) -> None:
     )
     model = _model(body)
     for settings in ({"trainable_inputs": True}, {"wrt": "inputs"}, {"wrt": "all", "trainable_inputs": True}):
-        assert _kept(model, tmp_path / "m.onnx", **settings) == {("Relu", 3): 2, ("Relu", 4): 1}
+        assert _kept(model, tmp_path, **settings) == {("Relu", 3): 2, ("Relu", 4): 1}
 
 
 def test_training_step(tmp_path: Path) -> None:
     """The graph of a training program too, where the convolutions themselves are not lowered otherwise."""
     model = _model(f"a = {CONV} (x, w1, b1) r = Relu (a) c = {CONV} (r, w2, b2) s = Add (c, r) y = Relu (s)")
     program = og.build_training(model, loss="mse", optimizer=og.optim.SGD(0.1), lowering={"Conv": "conv"})
-    assert _fused(program.step, tmp_path / "m.onnx") == {("Relu", 3): 1, ("Relu", 4): 1}
+    assert _fused(program.step, tmp_path) == {("Relu", 3): 1, ("Relu", 4): 1}

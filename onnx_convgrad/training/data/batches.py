@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from onnx_convgrad.base.boundary import CallersCode, TypedArguments
+from onnx_convgrad.base.boundary import CallersCode, TypedArguments, typed_errors
 from onnx_convgrad.base.numbers import flag, whole
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.training.data.checks import check_batch, check_labels
@@ -271,10 +271,7 @@ class Stream(metaclass=TypedArguments):
     def _opened(self, epoch: int) -> Iterator[BatchLike]:
         source = self.source
         if not isinstance(source, Iterable):
-            opened = source(epoch)
-            if not isinstance(opened, Iterable):
-                raise ArgumentError(f"The function for the data returned {opened!r}, not batches.")
-            return iter(opened)
+            return called(source, epoch)
         if isinstance(source, Iterator):
             if self._spent:
                 raise ArgumentError(
@@ -309,6 +306,15 @@ def as_dataset(source: DataLike) -> Dataset | None:
     return None
 
 
+def called(source: Callable[[int], Any], epoch: int) -> Iterator[BatchLike]:
+    """The batches that a function returns for an epoch."""
+    opened = source(epoch)
+    if not isinstance(opened, Iterable):
+        raise ArgumentError(f"The function for the data returned {opened!r}, not batches.")
+    return iter(opened)
+
+
+@typed_errors
 def as_batches(
     source: DataLike,
     manifest: Manifest,
