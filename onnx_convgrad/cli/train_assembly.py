@@ -28,7 +28,7 @@ from onnx_convgrad.training.data.pictures import layout_of
 from onnx_convgrad.training.data.teacher import Teacher
 from onnx_convgrad.training.data.texts import TextImages, holds_images, is_table
 from onnx_convgrad.training.losses.elementwise import Loss
-from onnx_convgrad.training.optim.named import optimizer_named
+from onnx_convgrad.training.optim.named import OPTIMIZERS, optimizer_named
 from onnx_convgrad.training.optim.optimizers import Optimizer
 from onnx_convgrad.training.optim.schedules import Constant, Cosine, OneCycle, Schedule, Step, Warmup
 from onnx_convgrad.training.program.build import TrainingProgram, build_training
@@ -155,7 +155,10 @@ def _optimizer(config: Config, rate: Schedule, updates: int) -> Optimizer:
     chosen = {name: value for name, value in chosen.items() if value is not None}
     for name in chosen:
         if name not in {f.name for f in fields(kind)}:
-            raise ArgumentError(f"{spelled(name)} is not an option of {config.optimizer}.")
+            others = [other for other, own in OPTIMIZERS.items() if name in {f.name for f in fields(own)}]
+            raise ArgumentError(
+                f"{spelled(name)} is not an option of {config.optimizer}.", hint=f"It is one of {', '.join(others)}."
+            )
     settings = {**chosen, **config.optimizer_options}
     if config.unfreeze:
         settings["groups"] = _unfrozen(config.unfreeze, settings.get("groups", {}), updates)

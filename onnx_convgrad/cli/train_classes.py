@@ -138,6 +138,8 @@ def count_classes(config: Config, data: Sequence[Dataset], inputs: Sequence[str]
         if targets is None:
             return None
         counted = targets[targets != ignored] if (targets == ignored).any() else targets
+        if counted.min(initial=0) < 0:
+            return None  # refused with the sample later
         counts.append(int(counted.max(initial=-1)) + 1)
     return max(counts) or None
 

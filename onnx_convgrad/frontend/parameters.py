@@ -189,7 +189,10 @@ def resolve_wrt(graph: ir.Graph, wrt: str | Sequence[str], *, stored: bool = Fal
     inputs = [v for v in graph.inputs if floating_tensor(v)]
     if wrt == "parameters":
         values, message = parameters(graph), "The model has no trainable parameters."
-        hint = "Use wrt='inputs' or name a value; nothing is there to train."
+        hint = "Use wrt='inputs' (--wrt inputs) or name a value; nothing is there to train."
+        foreign = sorted({f"{node.domain}.{node.op_type}" for node in graph if node.domain and rule_of(node) is None})
+        if foreign:
+            hint += f" Operators that are not known may have weights: {', '.join(foreign[:5])}."
         if any(node.op_type in INTEGER_WEIGHTS for node in graph):
             hint = (
                 "Its weights are stored as integers: train them with quantization='qat' (build_training, train --qat),"

@@ -48,8 +48,11 @@ def check_labels(name: str, labels: np.ndarray, count: int, ignored: int | None,
     if not wrong.any():
         return
     known = labels[labels != ignored]
+    if known.min() < 0:
+        remedy = f"use {ignored} for what the loss shall ignore" if ignored is not None else "leave these samples out"
+    else:
+        remedy = f"give the model a head for {int(known.max()) + 1} classes (onnx_convgrad.replace_head, --classes)"
     from_one = known.min() == 1 and known.max() == count
-    remedy = f"give the model a head for {max(int(known.max()) + 1, 1)} classes (onnx_convgrad.replace_head, --classes)"
     raise ArgumentError(
         f"The label {labels[wrong].flat[0]} in {name!r} ({place(_first(wrong))}) is out of range: the model has {count} "
         f"classes, which are numbered 0 to {count - 1}.",

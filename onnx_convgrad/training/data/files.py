@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from onnx_convgrad.base.paths import as_path
+from onnx_convgrad.base.paths import as_path, check_regular
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.lowering.cost.calibration import cores
 from onnx_convgrad.training.data.batches import DataLike
@@ -35,6 +35,8 @@ class ImageFiles(Dataset):
         self.files = [as_path(file, "The path of an image") for file in files]
         if not self.files:
             raise ArgumentError("There are no images.")
+        for file in self.files:
+            check_regular(file)
         self.reader: ImageReader | None = None
 
     def __len__(self) -> int:

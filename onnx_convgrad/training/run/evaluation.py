@@ -321,8 +321,14 @@ def _target(
     names = ProgramInputs(replace(m, targets=ports), given).match(list(arrays))
     if not predictor.has_loss:  # any numbers will do: they are not fed
         ports = tuple(replace(p, dtype=str(as_array(arrays[names[p.name]]).dtype), shape=None) for p in ports)
-    opened = Predictor(replace(m, targets=ports), predictor.outputs, predictor.run, predictor.has_loss)
-    return opened, port, names
+    for p in ports:
+        kind = as_array(arrays[names[p.name]]).dtype
+        if kind.kind not in "biuf":
+            raise ArgumentError(
+                f"The array {names[p.name]!r} with the targets holds {kind}, not numbers.",
+                hint="Number the classes from 0; --labels names them.",
+            )
+    return replace(predictor, manifest=replace(m, targets=ports)), port, names
 
 
 def _classes_of(predictor: Predictor, dataset: Dataset) -> tuple[str, ...]:

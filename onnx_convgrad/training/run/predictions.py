@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -124,7 +124,7 @@ def described(predictor: Predictor, labels: Sequence[str] | None, preprocessing:
     m = predictor.manifest
     how = m.preprocessing if preprocessing is None else checked_preprocessing(preprocessing)
     names = m.labels if labels is None else as_names(labels, "labels")
-    return Predictor(m.described(names, how), predictor.outputs, predictor.run, predictor.has_loss)
+    return replace(predictor, manifest=m.described(names, how), labelled=labels is not None)
 
 
 def predictions(
