@@ -40,6 +40,7 @@ class Plan:
         seed: Seed of the Dropout masks.
         precision: `"float32"`, or a key of `precision.NARROW`.
         scale: The loss scale; `None` if the precision needs none.
+        quantization: A member of `surgery.quantization.MODES`; `None` without quantization-aware training.
     """
 
     source: ir.Model
@@ -55,6 +56,7 @@ class Plan:
     seed: int
     precision: str
     scale: LossScale | None
+    quantization: str | None = None
 
     def statistics(self) -> tuple[str, ...]:
         """Names of the running statistics that are updated."""
