@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         RuleContractError,
     )
     from onnx_convgrad.pipeline.report import Report
+    from onnx_convgrad.quantization.insert import insert_quantizers
     from onnx_convgrad.training.data.calibration import unfold_batchnorm
     from onnx_convgrad.training.program.build import TrainingProgram, build_training
     from onnx_convgrad.training.run.evaluation import evaluate
@@ -46,6 +47,7 @@ _NAMES = {
     "errors": "ArgumentError CheckpointError ConvGradError DifferentiationError DivergenceError ExecutionError "
     "InternalError LimitError LoweringError ModelError RuleContractError",
     "pipeline.report": "Report",
+    "quantization.insert": "insert_quantizers",
     "training.data.calibration": "unfold_batchnorm",
     "training.program.build": "TrainingProgram build_training",
     "training.run.evaluation": "evaluate",
@@ -83,6 +85,7 @@ __all__ = [
     "functional",
     "grad",
     "hvp",
+    "insert_quantizers",
     "jvp",
     "load_adapters",
     "losses",

@@ -41,6 +41,12 @@ def dequantize_linear_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 # -- StraightThrough ---------------------------------------------------------------------------------------------------
 
 
+_SLACK = 1e-3
+"""Part of a level, apart from rounding errors, by which a number may be outside."""
+
+_EPSILONS = {ir.DataType.FLOAT: 2.0**-23, ir.DataType.FLOAT16: 2.0**-10, ir.DataType.BFLOAT16: 2.0**-7}
+
+
 @vjp(f"{DOMAIN}::StraightThrough", wrt=("X", "scale"))
 def straight_through_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """Without a scale dX = g. With the levels low .. high, u = X / s and the levels l = low - z, h = high - z:
@@ -48,7 +54,8 @@ def straight_through_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
         dX = g where l <= u <= h, else 0
         ds = sum of g (Y / s - u) where l <= u <= h, of g l where u < l, and of g h where u > h
 
-    The latter is the gradient of Learned Step Size Quantization (Esser et al. 2020, arXiv:1902.08153, equation 3).
+    The latter is the gradient of Learned Step Size Quantization (Esser et al. 2020, arXiv:1902.08153, equation 3). Numbers
+    that rounding errors put outside count as inside: the largest weight is at the border if it determines the scale.
     """
     gy, scale = g["Z"], n.get("scale")
     if scale is None:
@@ -60,24 +67,29 @@ def straight_through_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
         """A bound of the levels minus the zero point."""
         if zero is None:
             return number
-        dtype = scale.dtype or x.dtype or ir.DataType.FLOAT
         known_zero = e.constant_of(zero)
         if known_zero is not None:
             return e.const(number - known_zero.astype(np.float64), dtype)
         return e.sub(e.const(number, dtype), e.cast(zero, dtype))
 
-    bounds = [levels(n.float("low", 0.0)), levels(n.float("high", 0.0))]
-    low, high = (_spread(e, e.mul(scale, bound), x, axis, block) for bound in bounds)
+    dtype = scale.dtype or x.dtype or ir.DataType.FLOAT
+    ends = n.float("low", 0.0), n.float("high", 0.0)
+    slack = min(_SLACK + 4 * _EPSILONS.get(dtype, 0.0) * max(map(abs, ends)), 0.5)
+    low, high = (
+        _spread(e, e.mul(scale, levels(end + margin)), x, axis, block)
+        for end, margin in zip(ends, (-slack, slack), strict=True)
+    )
     below, above = e.compare("Less", x, low), e.compare("Greater", x, high)
 
     def data() -> ir.Value:
         return e.where(e.op("Or", below, above), 0, gy)
 
     def step() -> ir.Value:
+        bounds = map(levels, ends)
         spread = [b if not isinstance(b, ir.Value) else _spread(e, b, x, axis, block) for b in bounds]
         inside = e.div(e.sub(n["Y"], x), _spread(e, scale, x, axis, block))
         local = e.where(below, spread[0], e.where(above, spread[1], inside))
-        return _sum_to_scale(e, e.mul(gy, local), x, scale, axis, block)
+        return e.mul(_sum_to_scale(e, e.mul(gy, local), x, scale, axis, block), n.float("step_factor", 1.0))
 
     return {"X": data, "scale": step}
 

@@ -12,6 +12,7 @@ Values in the bodies of other nodes are not marked.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
@@ -65,15 +66,24 @@ def level_range(dtype: ir.DataType) -> tuple[float, float] | None:
     return (0.0, 2.0**bits - 1) if dtype.name.startswith("U") else (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1) - 1)
 
 
-def mark_quantized(graph: ir.Graph, sources: Collection[ir.Value]) -> dict[ir.Value, ir.Value]:
+def mark_quantized(
+    graph: ir.Graph, sources: Collection[ir.Value], *, even_steps: bool = False
+) -> dict[ir.Value, ir.Value]:
     """Insert StraightThrough after the values that depend on `sources` through quantizers, in place.
+
+    Args:
+        graph: A canonical graph.
+        sources: The values to differentiate with respect to.
+        even_steps: Divide the gradient of a scale by the root of the number of values that share it times the greatest
+            level (Esser et al. 2020, section 2.2), so that scales and weights make steps of like size. Of an activation the
+            values of one sample count.
 
     Returns:
         Value -> the result of StraightThrough that took its name, its readers and its place among the outputs.
     """
     if not any(is_quantizer(node) for node in graph):
         return {}
-    return _Marking(graph, sources).run()
+    return _Marking(graph, sources, even_steps).run()
 
 
 def unmark_quantized(graph: ir.Graph) -> None:
@@ -115,6 +125,13 @@ def _is_single(value: ir.Value) -> bool:
     return value.shape is not None and all(known(d) == 1 for d in value.shape)
 
 
+def _sharing(source: ir.Value, twin: _Twin) -> float:
+    """How many values of a weight, or of one sample of an activation, share an entry of the scale; unknown sizes are 1."""
+    sizes = [known(d) or 1 for d in source.shape or ()]
+    scales = [known(d) or 1 for d in twin.scale.shape or ()]
+    return math.prod(sizes if source.is_initializer() else sizes[1:]) / math.prod(scales)
+
+
 def _same(a: ir.Value | None, b: ir.Value | None) -> bool:
     """Whether two scales or zero points are known to be equal; an absent zero point is zero."""
     if a is b:
@@ -131,8 +148,8 @@ def _same(a: ir.Value | None, b: ir.Value | None) -> bool:
 class _Marking:
     """One walk over the graph in its order, with the twins of the integer values so far."""
 
-    def __init__(self, graph: ir.Graph, sources: Collection[ir.Value]) -> None:
-        self.graph, self.varied = graph, set(sources)
+    def __init__(self, graph: ir.Graph, sources: Collection[ir.Value], even_steps: bool) -> None:
+        self.graph, self.varied, self.even_steps = graph, set(sources), even_steps
         self.e, self.outputs = Emitter(graph, opsets=graph.opset_imports), OutputPlaces(graph)
         self.twins: dict[ir.Value, _Twin] = {}
         self.moved: dict[ir.Value, ir.Value] = {}
@@ -159,7 +176,9 @@ class _Marking:
         low, high = twin.bounds
         zero = None if twin.zero is None or twin.zero.dtype in _FLOAT8 else twin.zero
         operands = source, twin.scale, zero, value
-        options = {"axis": twin.axis, "block_size": twin.block, "low": low, "high": high}
+        options: dict[str, float] = {"axis": twin.axis, "block_size": twin.block, "low": low, "high": high}
+        if self.even_steps and source is not None:
+            options["step_factor"] = 1 / math.sqrt(max(_sharing(source, twin), 1) * high)
         return self.e.op(STRAIGHT_THROUGH, *operands, domain=DOMAIN, **options)
 
     def put(self, value: ir.Value, mark: ir.Value) -> None:

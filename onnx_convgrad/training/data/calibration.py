@@ -119,7 +119,7 @@ def channel_moments(
     """
     m = canonicalize(bind_inputs(copied(model), input_values))
     set_inference(m.graph)
-    batches = _inputs_of(m.graph, data, batch_size, names)
+    batches = inputs_of(m.graph, data, batch_size, names)
     results = _with_moments(m.graph, values)
     live = session(m)
     total: dict[str, Moments] = {}
@@ -162,7 +162,7 @@ def _with_moments(graph: ir.Graph, names: Sequence[str]) -> list[str]:
     return list(names)
 
 
-def _inputs_of(
+def inputs_of(
     graph: ir.Graph, data: DataLike, batch_size: int | None, names: Mapping[str, str] | None
 ) -> Iterator[Batch]:
     """The batches of data for the inputs of a graph, in a random order that is always the same; targets are dropped."""

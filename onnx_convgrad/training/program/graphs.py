@@ -144,7 +144,7 @@ class Builder:
         draft = Draft(self.plan.base, self.plan.target)
         forward = self._forward(draft, training=True)
         sources = {name: draft.values[name] for name in self.plan.parameters}
-        marks = mark_quantized(draft.graph, sources.values())
+        marks = mark_quantized(draft.graph, sources.values(), even_steps=self.plan.quantization == "lsq")
         if marks:
             draft.restart()
             forward = replace(forward, loss=marks.get(forward.loss, forward.loss))
