@@ -15,7 +15,20 @@ if TYPE_CHECKING:
     from onnx_convgrad.adapters.add import add_adapters
     from onnx_convgrad.adapters.files import load_adapters
     from onnx_convgrad.adapters.merge import merge_adapters
-    from onnx_convgrad.api import augment, explain, grad, hvp, jvp, lower_gradient_ops, replace_head, save, session, vjp
+    from onnx_convgrad.api import (
+        augment,
+        explain,
+        grad,
+        hessian,
+        hvp,
+        jacobian,
+        jvp,
+        lower_gradient_ops,
+        replace_head,
+        save,
+        session,
+        vjp,
+    )
     from onnx_convgrad.base.limits import Limits
     from onnx_convgrad.errors import (
         ArgumentError,
@@ -42,7 +55,7 @@ _NAMES = {
     "adapters.add": "add_adapters",
     "adapters.files": "load_adapters",
     "adapters.merge": "merge_adapters",
-    "api": "augment explain grad hvp jvp lower_gradient_ops replace_head save session vjp",
+    "api": "augment explain grad hessian hvp jacobian jvp lower_gradient_ops replace_head save session vjp",
     "base.limits": "Limits",
     "errors": "ArgumentError CheckpointError ConvGradError DifferentiationError DivergenceError ExecutionError "
     "InternalError LimitError LoweringError ModelError RuleContractError",
@@ -84,8 +97,10 @@ __all__ = [
     "explainers",
     "functional",
     "grad",
+    "hessian",
     "hvp",
     "insert_quantizers",
+    "jacobian",
     "jvp",
     "load_adapters",
     "losses",

@@ -12,10 +12,14 @@ from typing import Any, Unpack
 import onnx_ir as ir
 
 from onnx_convgrad.base.boundary import typed_errors
+from onnx_convgrad.base.names import check_names
+from onnx_convgrad.base.numbers import flag
 from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.frontend.files import AnyModel, check_destination, load, model_file, write
 from onnx_convgrad.frontend.kinds import Transformation, transformation
 from onnx_convgrad.gradient_ops.lower import Lowered, lower_training_operators
+from onnx_convgrad.pipeline.composed import compose
+from onnx_convgrad.pipeline.dense import MODES, write_hessian, write_jacobian
 from onnx_convgrad.pipeline.keywords import keywords
 from onnx_convgrad.pipeline.options import COMPOSITIONS, LoweringSettings, Names, Options, Settings
 from onnx_convgrad.pipeline.report import Report
@@ -30,7 +34,9 @@ __all__ = [
     "augment",
     "explain",
     "grad",
+    "hessian",
     "hvp",
+    "jacobian",
     "jvp",
     "lower_gradient_ops",
     "replace_head",
@@ -170,6 +176,89 @@ def hvp(
     Other arguments, result and errors as for `augment`.
     """
     return build(model, Options(wrt=wrt, of=of, composition=composition, **settings), mode="hvp")
+
+
+@transformation
+@keywords(LoweringSettings)
+def jacobian(
+    model: AnyModel,
+    *,
+    of: Names | None = None,
+    wrt: Names,
+    mode: str = "auto",
+    per_sample: bool = False,
+    **settings: Unpack[LoweringSettings],
+) -> Built:
+    """Return the Jacobians: all derivatives of each number of `of` with respect to each number of `wrt`.
+
+    A loop in the file computes one row after another by reverse mode, or one column after another by forward mode. The
+    forward pass, and the slopes that all directions share, are computed once.
+
+    Args:
+        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        of: Names of the values to differentiate; by default every floating output.
+        wrt: The values to differentiate with respect to, as for `augment`.
+        mode: `"reverse"`, `"forward"`, or `"auto"`: forward if `of` has more numbers than `wrt`, as far as sizes are known.
+        per_sample: The Jacobian of each sample, without the zeros between different samples. The first axis of the data
+            inputs and of the targets is the batch; operators that mix samples are refused. Parameters need reverse mode.
+        settings: `target`, `deterministic`, `lowering`, `max_workspace`, `input_shapes`, `input_values`, `limits` and
+            `base_dir`, as for `augment`.
+
+    Returns:
+        The model (a `ModelProto` for a path) with one output `<y>_<x>_jacobian` for each `y` of `of` and each `x` of `wrt`,
+        in this order, of shape `[*y, *x]` and the dtype of x (of y in forward mode). Per sample it is `[N, *y, *x]`, where y
+        and x are the shapes without the batch.
+
+    Raises:
+        ArgumentError: An unknown name or option, or a value without samples.
+        ModelError: The model cannot be read or brought to opset 21.
+        DifferentiationError: Some nodes cannot be differentiated or mix samples; all are listed.
+        LoweringError: No lowering applies to a convolution or pool, or the forced one does not.
+    """
+    check_names([mode], MODES, "mode")
+    per_sample = flag(per_sample, "per_sample")
+    return compose(
+        model,
+        Options(wrt=wrt, of=of, **settings),
+        lambda e: write_jacobian(e, of, wrt, mode, per_sample=per_sample),
+        keep_outputs=False,
+    )
+
+
+@transformation
+@keywords(LoweringSettings)
+def hessian(
+    model: AnyModel, *, of: str, wrt: Names, per_sample: bool = False, **settings: Unpack[LoweringSettings]
+) -> Built:
+    """Return the Hessians: all second derivatives of a scalar value by each pair of members of `wrt`.
+
+    A loop in the file pushes one direction after another through the gradient, which is computed once.
+
+    Args:
+        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        of: Name of the value: one number or, with `per_sample`, one number per sample.
+        wrt: The values to differentiate with respect to, as for `augment`.
+        per_sample: The Hessian of each sample. The first axis of the data inputs and of `of` is the batch, and `wrt` names
+            data inputs; operators that mix samples are refused.
+        settings: As for `jacobian`.
+
+    Returns:
+        The model (a `ModelProto` for a path) with one output `<a>_<b>_hessian` for each `a` and `b` of `wrt`, in this order,
+        of shape `[*a, *b]`; per sample `[N, *a, *b]`, where a and b are the shapes without the batch.
+
+    Raises:
+        ArgumentError: An unknown name or option, a target with more numbers, or a value without samples.
+        ModelError: The model cannot be read or brought to opset 21.
+        DifferentiationError: Some nodes cannot be differentiated or mix samples; all are listed.
+        LoweringError: No lowering applies to a convolution or pool, or the forced one does not.
+    """
+    per_sample = flag(per_sample, "per_sample")
+    return compose(
+        model,
+        Options(wrt=wrt, of=of, **settings),
+        lambda e: write_hessian(e, of, wrt, per_sample=per_sample),
+        keep_outputs=False,
+    )
 
 
 @typed_errors
