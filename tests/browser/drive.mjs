@@ -1,0 +1,100 @@
+// Drive a page in a headless Chromium: node drive.mjs URL SCENARIO [JSON options]; prints the result as JSON.
+import { chromium } from "playwright-core";
+
+const [url, scenario, json = "{}"] = process.argv.slice(2);
+const options = JSON.parse(json);
+const executablePath = options.browser || (await (await import("@sparticuz/chromium")).default.executablePath());
+const gpu = options.gpu ? ["--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--enable-features=Vulkan"] : [];
+const browser = await chromium.launch({ executablePath, args: ["--no-sandbox", "--disable-dev-shm-usage", ...gpu] });
+
+async function ready(page) {
+  await page.goto(url);
+  await page.waitForFunction(() => document.body.dataset.ready || document.querySelector("#status.error"), null, { timeout: 60000 });
+}
+
+const said = (page) => page.locator("#status").textContent();
+
+async function exported(page, path) {
+  const [file] = await Promise.all([page.waitForEvent("download"), page.click("#export")]);
+  await file.saveAs(path);
+}
+
+const scenarios = {
+  /** Steps on given batches, in the Worker, without the page's own controls. */
+  async steps(page) {
+    await ready(page);
+    return page.evaluate(async ({ provider, batch, steps }) => {
+      const { RemoteTrainer } = await import("./client.js");
+      const { PROGRAM, RUNTIME } = await import("./config.js");
+      const address = (path) => new URL(path, location.href).href;
+      const trainer = new RemoteTrainer();
+      const start = performance.now();
+      await trainer.call("load", address(PROGRAM), address(RUNTIME), { provider });
+      const read = async (name) => (await fetch(name)).arrayBuffer();
+      const image = new Float32Array(await read("image.f32"));
+      const target = new BigInt64Array(await read("target.i64"));
+      const losses = [];
+      let first = 0;
+      for (let i = 0; i < steps; i++) {
+        losses.push(await trainer.call("step", {
+          image: { data: image.slice(64 * i * batch, 64 * (i + 1) * batch), shape: [batch, 1, 8, 8] },
+          target: { data: target.slice(i * batch, (i + 1) * batch), shape: [batch] },
+        }));
+        first ||= performance.now() - start;
+      }
+      trainer.close();
+      return { losses, first };
+    }, options);
+  },
+
+  /** The page's own controls: data from files, training, undo, storage, export. */
+  async train(page) {
+    await ready(page);
+    await page.setInputFiles("#file-image", options.image);
+    await page.setInputFiles("#file-target", options.target);
+    await page.fill("#epochs", String(options.epochs));
+    if (options.provider) await page.selectOption("#provider", options.provider);
+    await exported(page, options.before);
+    await page.click("#train");
+    await page.waitForFunction(() => !document.querySelector("#undo").disabled, null, { timeout: 120000 });
+    const trained = await said(page);
+    await page.screenshot({ path: options.shot, fullPage: true });
+    await exported(page, options.after);
+    await page.click("#save");
+    await page.waitForFunction(() => document.querySelector("#status").textContent.startsWith("Saved"));
+    await page.click("#undo");
+    await page.waitForFunction(() => document.querySelector("#undo").disabled);
+    await exported(page, options.undone);
+    await ready(page); // a reload starts from the beginning
+    await page.click("#load");
+    await page.waitForFunction(() => document.querySelector("#status").textContent.startsWith("Loaded"));
+    await exported(page, options.loaded);
+    return { trained, loaded: await said(page) };
+  },
+
+  /** What the page says without WebGPU, and without data. */
+  async errors(page) {
+    await ready(page);
+    await page.click("#train");
+    await page.waitForSelector("#status.error");
+    const nothing = await said(page);
+    await page.selectOption("#provider", "webgpu");
+    await page.waitForFunction(() => /WebGPU/.test(document.querySelector("#status").textContent), null, { timeout: 60000 });
+    const result = { nothing, gpu: await said(page), provider: await page.inputValue("#provider") };
+    await page.click("#random");
+    await page.fill("#epochs", "1");
+    await page.click("#train");
+    await page.waitForFunction(() => !document.querySelector("#undo").disabled, null, { timeout: 60000 });
+    return { ...result, random: await said(page) };
+  },
+};
+
+try {
+  const page = await browser.newPage({ viewport: { width: 900, height: 900 }, acceptDownloads: true });
+  const problems = [];
+  page.on("pageerror", (problem) => problems.push(problem.message));
+  const result = await scenarios[scenario](page);
+  console.log(JSON.stringify({ ...result, problems, version: browser.version() }));
+} finally {
+  await browser.close();
+}
