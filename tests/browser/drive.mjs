@@ -72,6 +72,61 @@ const scenarios = {
     return { trained, loaded: await said(page) };
   },
 
+  /** Teach three symbols by drawing them with the mouse, test on more drawings, undo, save and load. */
+  async draw(page) {
+    await ready(page);
+    const box = await page.locator("#pad").boundingBox();
+    let seed = 7;
+    const random = () => (seed = (seed * 1664525 + 1013904223) % 4294967296) / 4294967296 - 0.5;
+    const stroke = async ([first, ...rest]) => {
+      const at = ([x, y]) => [box.x + box.width / 2 + x, box.y + box.height / 2 + y];
+      await page.mouse.move(...at(first));
+      await page.mouse.down();
+      for (const point of rest) await page.mouse.move(...at(point), { steps: 3 });
+      await page.mouse.up();
+    };
+    const symbol = async (kind) => {
+      const [cx, cy, r] = [random() * 24, random() * 24, 60 + random() * 24];
+      const point = (angle) => [cx + r * Math.cos(angle) + random() * 10, cy + r * Math.sin(angle) + random() * 10];
+      const turn = Math.PI / 4;
+      if (kind === 0) await stroke(Array.from({ length: 17 }, (_, i) => point((i * Math.PI) / 8)));
+      if (kind === 1) await stroke([point(turn), point(5 * turn)]), await stroke([point(3 * turn), point(7 * turn)]);
+      if (kind === 2) await stroke([0, 1, 2, 3].map((i) => point(-Math.PI / 2 + (i * 2 * Math.PI) / 3)));
+    };
+    const drawings = (count) => page.waitForFunction((n) => document.querySelectorAll("#examples canvas").length === n, count);
+    for (let i = 0; i < 12; i++) {
+      await symbol(i % 3);
+      await page.locator("#teach button").nth(i % 3).click();
+      await drawings(i + 1);
+    }
+    const best = () => page.evaluate(() => {
+      const shares = [...document.querySelectorAll("#guess tr")].map((row) => parseInt(row.cells[2].textContent));
+      return shares.indexOf(Math.max(...shares));
+    });
+    let right = 0;
+    for (let i = 0; i < 24; i++) {
+      await page.click("#clear");
+      await page.evaluate(() => document.querySelector("#guess").replaceChildren());
+      await symbol(i % 3);
+      await page.waitForSelector("#guess tr");
+      await page.waitForTimeout(100); // after the last of two strokes
+      right += (await best()) === i % 3;
+    }
+    await page.screenshot({ path: options.shot, fullPage: true });
+    const taught = await said(page);
+    await page.click("#save");
+    await page.waitForFunction(() => document.querySelector("#status").textContent.startsWith("Saved"));
+    await exported(page, options.after);
+    await page.click("#undo");
+    await drawings(11);
+    const undone = await said(page);
+    await ready(page);
+    await page.click("#load");
+    await drawings(12);
+    await exported(page, options.loaded);
+    return { right, taught, undone };
+  },
+
   /** What the page says without WebGPU, and without data. */
   async errors(page) {
     await ready(page);

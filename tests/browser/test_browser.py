@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -139,3 +140,23 @@ def test_the_page_says_what_is_missing(node_modules: Path, address: str) -> None
     assert said["gpu"].startswith("This browser offers no WebGPU device.")
     assert said["provider"] == "wasm"
     assert said["random"].startswith("Step 2 of 2")
+
+
+def test_symbols_are_taught_by_drawing(node_modules: Path, root: Path, tmp_path: Path) -> None:
+    example = root / "examples" / "web"
+    command = [sys.executable, str(example / "make_program.py"), str(tmp_path / "program")]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    subprocess.run(command, check=True, capture_output=True, env=environment)
+    runtime = packages("onnxruntime-web") / "onnxruntime-web" / "dist"
+    write_site(tmp_path / "program", tmp_path / "site", runtime=str(runtime), page=example)
+    files = {name: tmp_path / f"{name}.onnx" for name in ("after", "loaded")}
+    shot = Path(os.environ.get("SCREENSHOTS", tmp_path)) / "draw.png"
+    serving = served(tmp_path / "site")
+    said = drive(node_modules, next(serving), "draw", shot=shot, **files)
+    next(serving, None)
+    assert said["right"] >= 20  # of 24
+    assert said["taught"].startswith("12 drawings, 144 steps, loss ")
+    assert said["undone"].startswith("11 drawings, 132 steps, loss ")
+    assert files["loaded"].read_bytes() == files["after"].read_bytes()
+    logits = run(str(files["after"]), {"image": np.zeros((1, 1, 8, 8), np.float32)})["logits"]
+    assert logits.shape == (1, 5)
