@@ -13,6 +13,7 @@ from onnx_ir.passes import common
 from onnx_convgrad.backends.cpu.batch_statistics import ShareBatchStatistics
 from onnx_convgrad.backends.cpu.fast_forms import UseFastForms
 from onnx_convgrad.backends.cpu.pooled_slopes import MoveSlopesBehindPools
+from onnx_convgrad.backends.cpu.widen_bfloat16 import WidenBfloat16
 from onnx_convgrad.backends.runtime_faults import AvoidRuntimeFaults, SeparateTransposes
 from onnx_convgrad.backends.unsupported_forms import ReplaceUnsupportedForms
 from onnx_convgrad.base.names import as_names
@@ -225,7 +226,7 @@ def complete(
         recomputing = RecomputeValues(target, mark, names)
         run_passes(m, [recomputing])
         recomputation = recomputing.report
-    fast = [UseFastForms(target, training=options.training)] if target.name == "cpu" else []
+    fast = [WidenBfloat16(target), UseFastForms(target, training=options.training)] if target.name == "cpu" else []
     run_passes(m, [AvoidRuntimeFaults(target), ReplaceUnsupportedForms(target), *fast, SeparateTransposes(target)])
     progress("verifying")
     _clean_up(m)

@@ -260,6 +260,25 @@ def _image_scaler(h: Rewriter) -> None:
     h.become("Add", h.e.op("Mul", x, h.scalar(h.float("scale", 1.0), x, h.y)), bias)
 
 
+_EXPONENTS = frozenset(
+    (
+        ir.DataType.INT32,
+        ir.DataType.INT64,
+        ir.DataType.FLOAT,
+        ir.DataType.DOUBLE,
+        ir.DataType.FLOAT16,
+        ir.DataType.BFLOAT16,
+    )
+)
+
+
+def _exponent(h: Rewriter) -> None:
+    """Cast an exponent of another integer type."""
+    y = h.required(1)
+    if y.dtype is not None and y.dtype not in _EXPONENTS:
+        h.set_inputs(h.required(0), h.e.op("Cast", y, to=ir.DataType.INT64))
+
+
 _ATTRIBUTE_AXES = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")
 
 ADAPTERS: dict[str, tuple[Step, ...]] = {
@@ -305,7 +324,7 @@ ADAPTERS: dict[str, tuple[Step, ...]] = {
 }
 """Operator -> its changes, oldest first."""
 
-PLAIN: dict[str, Adapter] = dict.fromkeys(("GRU", "LSTM", "RNN"), recurrent.batch_first)
+PLAIN: dict[str, Adapter] = {**dict.fromkeys(("GRU", "LSTM", "RNN"), recurrent.batch_first), "Pow": _exponent}
 """Operator -> an adapter for its forms that ONNX Runtime does not run, at any opset."""
 
 FUSED: dict[tuple[str, str], Adapter] = {

@@ -20,6 +20,22 @@ _NEWEST_TYPE = ir.DataType.INT4
 """The last element type that opset 21 knows."""
 
 
+def widened(h: Rewriter) -> None:
+    """Compute in float32 and round to bfloat16, which the operator does not take at opset 21."""
+    for index, value in enumerate(h.node.inputs):
+        if value is not None and value.dtype == ir.DataType.BFLOAT16:
+            h.node.replace_input_with(index, h.e.op("Cast", value, to=ir.DataType.FLOAT))
+    for result in h.node.outputs:
+        if result.dtype == ir.DataType.BFLOAT16:
+            cast = ir.node(
+                "Cast", [None], {"to": int(ir.DataType.BFLOAT16)}, name=h.e.names.claim(f"{result.name}_Cast")
+            )
+            h.redirect(result, cast.outputs[0])
+            cast.replace_input_with(0, result)
+            result.type = ir.TensorType(ir.DataType.FLOAT)
+            h.e.graph.insert_after(h.node, cast)
+
+
 def pool(h: Rewriter) -> None:
     """Since 22, `ceil_mode` drops windows that start in the padding at the end: give such a node explicit padding.
 

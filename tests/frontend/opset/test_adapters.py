@@ -179,6 +179,7 @@ REFERENCE_CASES = [
     Case("SpaceToDepth", 28, [floats(2, 3, 4, 6)], {"blocksize": 2}),
     Case("Range", 27, [const(v, np.float16) for v in (0, 5, 0.5)], {}),
     Case("Range", 27, [const(v, np.float32) for v in (0, 5, 0.5)], {"stash_type": 1}),
+    *(Case("Pow", 15, [floats(4), const([1, 2, 0, 3], t)], {}, exact=False) for t in (np.uint32, np.int8)),
     Case("SwiGLU", 28, [floats(2, 3), floats(2, 3)], {}, exact=False),
     Case("RMSNormalization", 28, [X.astype(np.float16), np.ones(5, np.float16)], {}, exact=False),
     Case("LinearAttention", 27, [*floats(3, 2, 4, 6)], _HEADS | {"update_rule": "linear"}, outputs=2, exact=False),
