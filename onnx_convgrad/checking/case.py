@@ -14,6 +14,7 @@ import onnx_ir as ir
 from onnx import helper, inliner, numpy_helper
 
 from onnx_convgrad.base.boundary import TypedArguments, typed_errors
+from onnx_convgrad.base.numbers import factors, whole
 from onnx_convgrad.checking.float64_model import convert_floats
 from onnx_convgrad.checking.float64_session import Float64Session
 from onnx_convgrad.errors import ExecutionError
@@ -30,6 +31,11 @@ class Random(metaclass=TypedArguments):
     shape: tuple[int, ...]
     low: float = -2.0
     high: float = 2.0
+
+    def __post_init__(self) -> None:
+        for size in self.shape:
+            whole(size, "A size of a random operand", 0)
+        factors((self.low, self.high), "low and high")
 
 
 def rand(*shape: int, low: float = -2.0, high: float = 2.0) -> Random:
