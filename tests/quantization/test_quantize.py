@@ -115,7 +115,12 @@ def test_slopes_of_the_outputs_are_those_of_the_divergence() -> None:
     assert scale.const_value is not None
     steps = scale.const_value.numpy()[:, None]
     rounded = np.clip(np.rint(weight.const_value.numpy() / steps), -128, 127) * steps
-    np.testing.assert_allclose(slopes, logits.grad.numpy() @ rounded, rtol=2e-3, atol=1e-5)
+    outputs = logits.detach().numpy()
+    inside = ((outputs > outputs.min()) & (outputs < outputs.max())).all(
+        1
+    )  # not clipped by the quantizer of the output
+    assert inside.sum() > 20
+    np.testing.assert_allclose(slopes[inside], (logits.grad.numpy() @ rounded)[inside], rtol=2e-3, atol=1e-5)
 
 
 def test_other_outputs_use_the_squared_difference() -> None:
