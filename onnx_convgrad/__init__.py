@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     )
     from onnx_convgrad.pipeline.report import Report
     from onnx_convgrad.quantization.insert import insert_quantizers
+    from onnx_convgrad.quantization.quantize import quantize
     from onnx_convgrad.training.data.calibration import unfold_batchnorm
     from onnx_convgrad.training.program.build import TrainingProgram, build_training
     from onnx_convgrad.training.run.evaluation import evaluate
@@ -61,6 +62,7 @@ _NAMES = {
     "InternalError LimitError LoweringError ModelError RuleContractError",
     "pipeline.report": "Report",
     "quantization.insert": "insert_quantizers",
+    "quantization.quantize": "quantize",
     "training.data.calibration": "unfold_batchnorm",
     "training.program.build": "TrainingProgram build_training",
     "training.run.evaluation": "evaluate",
@@ -109,6 +111,7 @@ __all__ = [
     "metrics",
     "optim",
     "predict",
+    "quantize",
     "replace_head",
     "save",
     "session",

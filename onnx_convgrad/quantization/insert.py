@@ -145,7 +145,6 @@ def _quantized(
         "AddQDQPairToWeight": True,
         "WeightSymmetric": not weights.startswith("u"),
         "ActivationSymmetric": False,
-        "ForceQuantizeNoInputCheck": False,
     }
     with tempfile.TemporaryDirectory() as folder, _quiet():
         path = Path(folder) / "model.onnx"

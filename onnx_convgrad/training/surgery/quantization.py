@@ -149,6 +149,16 @@ def quantized(node: ir.Node, numbers: np.ndarray) -> np.ndarray:
     return levels
 
 
+def spread_over(node: ir.Node, operand: int) -> np.ndarray:
+    """Scale (operand 1) or zero point (2) of a quantizer of a stored tensor, broadcast against that tensor; floating."""
+    x = node.inputs[0]
+    assert x is not None, "the operand is given"
+    assert x.const_value is not None, "the operand is stored"
+    present = len(node.inputs) > operand and node.inputs[operand] is not None
+    entries = _array(node.inputs[operand]).astype(np.float32) if present else np.zeros((), np.float32)
+    return _spread(entries, tuple(x.const_value.shape.numpy()), _axis(node), _block(node))
+
+
 def _axis(node: ir.Node) -> int:
     return Call(node).int("axis", 1)
 
@@ -199,7 +209,7 @@ def store_integers(model: ir.Model) -> None:
     if model.metadata_props.pop(QUANTIZATION, None) is None:
         return
     graph = model.graph
-    _fold_scales(graph)
+    fold_scales(graph)
     names = Namespace.of_values(graph)
     for node in [node for node in graph if is_op(node, "QuantizeLinear")]:
         x = node.inputs[0]
@@ -215,7 +225,7 @@ def store_integers(model: ir.Model) -> None:
     common.RemoveUnusedNodesPass()(model)
 
 
-def _fold_scales(graph: ir.Graph) -> None:
+def fold_scales(graph: ir.Graph) -> None:
     """Replace the magnitude of a learned scale by a stored number."""
     for node in [node for node in graph if is_op(node, "Max")]:
         inner = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
