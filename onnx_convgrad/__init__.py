@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from onnx_convgrad.training.data.calibration import unfold_batchnorm
     from onnx_convgrad.training.program.build import TrainingProgram, build_training
     from onnx_convgrad.training.run.evaluation import evaluate
+    from onnx_convgrad.training.run.mapper import Mapper
     from onnx_convgrad.training.run.predictions import predict
     from onnx_convgrad.training.run.trainer import Trainer
 
@@ -66,6 +67,7 @@ _NAMES = {
     "training.data.calibration": "unfold_batchnorm",
     "training.program.build": "TrainingProgram build_training",
     "training.run.evaluation": "evaluate",
+    "training.run.mapper": "Mapper",
     "training.run.predictions": "predict",
     "training.run.trainer": "Trainer",
 }
@@ -83,6 +85,7 @@ __all__ = [
     "LimitError",
     "Limits",
     "LoweringError",
+    "Mapper",
     "ModelError",
     "Report",
     "RuleContractError",

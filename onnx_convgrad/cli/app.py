@@ -25,6 +25,7 @@ from onnx_convgrad.cli.evaluate import evaluate
 from onnx_convgrad.cli.explain import explain
 from onnx_convgrad.cli.inspect import inspect
 from onnx_convgrad.cli.lower import lower
+from onnx_convgrad.cli.map import map_gradients
 from onnx_convgrad.cli.predict import predict
 from onnx_convgrad.cli.rules import rules
 from onnx_convgrad.cli.train import train
@@ -41,6 +42,7 @@ app = typer.Typer(
 )
 for _command in (inspect, augment, explain, lower, check, bench, train, predict, evaluate, attribute, web, rules):
     app.command(cls=Panels)(_command)
+app.command("map", cls=Panels)(map_gradients)
 
 
 def _version(wanted: bool) -> None:

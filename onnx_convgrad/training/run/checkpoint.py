@@ -175,7 +175,7 @@ def save(trainer: TrainerLike, path: Path) -> Path:
         "schedule": describe_schedule(trainer.schedule),
         "seed": trainer.seed,
     }
-    tensors = trainer.engine.read(entry.name for entry in trainer.manifest.moving())
+    tensors = trainer.engine.to_save()
     check_values(tensors, trainer.engine, trainer.progress.steps)
     if trainer.ranks.leader:
         write(path, Checkpoint(tensors, info))

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
+import onnx_ir as ir
 
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.bound_inputs import bind_inputs
@@ -99,6 +100,14 @@ class Engine:
         """Copy values from the device."""
         return self._buffers.read(names)
 
+    def held(self) -> list[str]:
+        """The names of the values that this engine holds: all that a step changes."""
+        return [entry.name for entry in self.manifest.moving()]
+
+    def to_save(self) -> dict[str, np.ndarray]:
+        """The values of a checkpoint."""
+        return self.read(entry.name for entry in self.manifest.moving())
+
     def initial(self, name: str) -> np.ndarray:
         """The value with which the program starts."""
         return defaults(self.program.model("step"), [name])[name]
@@ -148,8 +157,11 @@ class Engine:
             self._graphs[run] = self._bound(run)
         return self._graphs[run]
 
+    def _model(self, run: Run) -> ir.Model:
+        return self._accumulation.model if run == "accumulate" else self.program.model(run)
+
     def _bound(self, run: Run) -> BoundGraph:
-        model = self._accumulation.model if run == "accumulate" else self.program.model(run)
+        model = self._model(run)
         reads, writes = {name: name for name in self._fed if name in self._buffers}, dict(self._next)
         if run not in ("step", "accumulate", "update"):  # inference
             reads |= self.manifest.averages()
@@ -190,9 +202,17 @@ class Engine:
             if kinds.get(name) == "random":
                 start[name] = self._first_random(start[name], self._random_seeds())
         buffers = Buffers(self._device)
-        buffers.add({k: v for k, v in start.items() if kinds.get(k, "optimizer") == "optimizer"}, "update")
-        buffers.add({k: v for k, v in start.items() if kinds.get(k) in ("statistic", "random")}, "forward")
+        self._add_values(
+            buffers, {k: v for k, v in start.items() if kinds.get(k, "optimizer") == "optimizer"}, "update"
+        )
+        self._add_values(
+            buffers, {k: v for k, v in start.items() if kinds.get(k) in ("statistic", "random")}, "forward"
+        )
         return buffers
+
+    def _add_values(self, buffers: Buffers, start: Arrays, group: str) -> None:
+        """Add buffers for values that the program updates, with their first values."""
+        buffers.add(start, group)
 
 
 def _device(providers: Providers | None) -> Device:

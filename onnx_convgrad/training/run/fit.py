@@ -72,7 +72,7 @@ class TrainingRun:
                 while trainer.progress.epoch < self.epochs and not self._stopped():
                     if not self._finish_epoch(accumulate):
                         return
-                    values = trainer.engine.read(entry.name for entry in trainer.manifest.moving())
+                    values = trainer.engine.read(trainer.engine.held())
                     check_values(values, trainer.engine, trainer.progress.steps)
                     trainer.engine.check_ranks()
                     means = None if validation is None else validate(trainer, validation, self.metrics, self._stopped)

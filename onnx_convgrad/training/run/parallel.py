@@ -120,15 +120,16 @@ class ParallelEngine(Engine):
         """Continue with the values of rank 0, which has a checkpoint; random states keep their distances from its own."""
         self.seed = seed
         ahead = self._ahead()
-        for name, array in self.read(entry.name for entry in self.manifest.moving()).items():
-            taken = np.array(values.get(name, array), array.dtype, order="C")
+        for entry in self.manifest.moving():
+            taken = np.zeros(entry.static_shape(), entry.dtype)
+            taken[...] = values.get(entry.name, taken)
             self.ranks.broadcast(taken)
-            self.write({name: _shifted(taken, ahead.get(name, 0))})
+            self.write({entry.name: _shifted(taken, ahead.get(entry.name, 0))})
 
     def check_ranks(self) -> None:
-        """Raise `ExecutionError` if the parameters or the optimizer state of a rank have other bits than those of rank 0."""
-        names = [*(p.name for p in self.manifest.parameters), *(s.name for s in self._states("optimizer"))]
-        total = 0
+        """Raise `ExecutionError` if the parameters or the step of a rank have other bits than those of rank 0."""
+        parts = {s.name for s in self.manifest.state if s.kind != "optimizer" or s.of is not None}
+        names, total = [name for name in self.held() if name not in parts], 0
         for array in self.read(names).values():
             total = zlib.crc32(array.tobytes(), total)
         sums = [int(content) for content in self.ranks.gather(str(total).encode())]

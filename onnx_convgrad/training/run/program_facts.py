@@ -30,8 +30,8 @@ def facts_of(program: TrainingProgram, schedule: Callable[[int], float], seed: i
         "loss": described["losses"],
         "optimizer": described["optimizer"],
         "set of parameters": sorted(trained),
-        "set of first values of parameters": _values(program.model("step"), lambda name: name in trained),
-        "set of frozen weights": _values(model, lambda name: name not in trained),
+        "set of first values of parameters": weights_checksum(program.model("step"), lambda name: name in trained),
+        "set of frozen weights": weights_checksum(model, lambda name: name not in trained),
         "schedule": describe_schedule(schedule),
         "seed": [seed, m.options["seed"]],
     }
@@ -41,7 +41,7 @@ def _checksum(texts: Iterable[str]) -> int:
     return zlib.crc32("\n".join(texts).encode())
 
 
-def _values(model: ir.Model, wanted: Callable[[str], bool]) -> int:
+def weights_checksum(model: ir.Model, wanted: Callable[[str], bool] = lambda _: True) -> int:
     """A checksum of stored values."""
     total = 0
     for name in sorted(filter(wanted, model.graph.initializers)):

@@ -44,6 +44,7 @@ from onnx_convgrad.training.run.prediction import predict
 from onnx_convgrad.training.run.program_facts import SAME_PROGRAM, facts_of
 from onnx_convgrad.training.run.progress import Progress
 from onnx_convgrad.training.run.rate_finder import LearningRates, find_learning_rate
+from onnx_convgrad.training.run.sharded import ShardedEngine
 from onnx_convgrad.training.run.summary import Summary, summarize
 
 
@@ -61,6 +62,8 @@ class Trainer:
             `"auto"` for either, or a communicator (`onnx_convgrad.distributed.Communicator`). Every process makes the same
             calls. `fit` and `validate` take the same data on all, and each computes its shard of every batch; `step` takes
             each one's own samples. Rank 0 writes files.
+        shard_optimizer: Divide the optimizer's state among the processes (ZeRO, stage 1): each holds and updates a part, and
+            `state` and `save` collect it. The results are the same.
 
     Attributes:
         engine: Sessions and values.
@@ -88,6 +91,7 @@ class Trainer:
         schedule: Schedule | Callable[[int], float] | float | None = None,
         options: Options | None = None,
         distributed: Distributed = None,
+        shard_optimizer: bool = False,
     ) -> None:
         if not isinstance(program, (TrainingProgram, str, os.PathLike)):
             raise ArgumentError(
@@ -101,8 +105,11 @@ class Trainer:
         self.progress = Progress()
         self.ranks = Ranks(connect(distributed))
         if self.ranks.several:
-            self.ranks.agree(facts_of(self.program, self.schedule, self.seed), SAME_PROGRAM)
-            self.engine: Engine = ParallelEngine(self.program, self.seed, providers, options, self.ranks)
+            self.ranks.agree(
+                {**facts_of(self.program, self.schedule, self.seed), "shard_optimizer": shard_optimizer}, SAME_PROGRAM
+            )
+            kind = ShardedEngine if flag(shard_optimizer, "shard_optimizer") else ParallelEngine
+            self.engine: Engine = kind(self.program, self.seed, providers, options, self.ranks)
         else:
             self.engine = Engine(self.program, self.seed, providers, options)
         self.inputs = ProgramInputs(self.manifest)
