@@ -36,7 +36,11 @@ __all__ = ["Case", "Random", "check", "make_model", "rand"]
 
 
 def check(case: Case) -> None:
-    """Assert that the rule is correct for this case, in every way listed above."""
+    """Assert that the rule is correct for this case, in every way listed above.
+
+    Args:
+        case: The operator, its operands and attributes.
+    """
     arrays = case.arrays
     wrt = [i for i, a in enumerate(arrays) if is_float(a)] if case.wrt is None else list(case.wrt)
     model = make_model(case, arrays)

@@ -44,14 +44,22 @@ class Dataset(metaclass=TypedArguments):
 
     @abstractmethod
     def take(self, rows: Rows) -> dict[str, np.ndarray]:
-        """Read samples: name -> array."""
+        """Read samples: name -> array.
+
+        Args:
+            rows: A range of samples, or their numbers.
+        """
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
         """Describe kind and sizes as JSON values."""
 
     def bound(self, manifest: Manifest) -> Dataset:  # noqa: ARG002 - most sets do not depend on the program
-        """The set for a program, whose inputs decide, for example, the size of images."""
+        """The set for a program, whose inputs decide, for example, the size of images.
+
+        Args:
+            manifest: The description of the program.
+        """
         return self
 
     @property
@@ -65,11 +73,20 @@ class Dataset(metaclass=TypedArguments):
         return {}
 
     def augmented(self, seed: int, epoch: int) -> Dataset:  # noqa: ARG002 - most sets are the same in all epochs
-        """The set to train on in an epoch, with random changes that depend on the arguments and the sample alone."""
+        """The set to train on in an epoch, with random changes that depend on the arguments and the sample alone.
+
+        Args:
+            seed: The seed of the run.
+            epoch: Number of the epoch, counted from 0.
+        """
         return self
 
     def split(self, share: float, seed: int = 0) -> tuple[Dataset, Dataset]:
         """Split into two random disjoint parts, the second one with `share` of the samples.
+
+        Args:
+            share: Share of the samples in the second part, above 0 and below 1.
+            seed: Seed of the random order.
 
         Raises:
             ArgumentError: A part would be empty.
@@ -131,7 +148,12 @@ class Arrays(Dataset):
 
 
 class Part(Dataset):
-    """A subset of a set: the samples with the numbers `rows`."""
+    """A subset of a set: the samples with the numbers `rows`.
+
+    Args:
+        dataset: The set.
+        rows: Numbers of the samples.
+    """
 
     def __init__(self, dataset: Dataset, rows: np.ndarray) -> None:
         self.dataset, self.rows = dataset, rows
@@ -169,6 +191,9 @@ def read_arrays(path: str | os.PathLike[str]) -> Arrays:
     """Open the arrays of an `.npz` file, of a `.npy` file, or of the `.npy` files in a folder, named like the files.
 
     `.npy` files and the members of an uncompressed `.npz` are memory-mapped; compressed members are read into memory.
+
+    Args:
+        path: The file or folder.
 
     Raises:
         ArgumentError: A file is missing or does not hold plain arrays.
