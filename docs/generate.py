@@ -1,8 +1,9 @@
-"""Write the generated pages of the documentation: the API, commands, operators, and pages from the repository's files.
+"""Write the generated pages of the documentation: the API, commands, operators, the gallery, and the repository's files.
 
 python docs/generate.py && zensical build --strict
 
-The pages go into `docs/reference/` and `docs/project/`, which git ignores.
+The pages go into `docs/reference/`, `docs/project/` and `docs/gallery/`, which git ignores. The examples of the gallery are
+run, which takes some minutes; their results are kept in `.cache/` until an example or the package changes.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from generator import api, commands, operators
+from generator import api, commands, gallery, operators
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-GENERATED = ("reference", "project")
+GENERATED = ("reference", "project", "gallery")
 """Folders below `docs/` that hold nothing but generated pages."""
 
 PROJECT = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md",
@@ -74,3 +75,4 @@ def write(pages: dict[str, str], docs: Path = DOCS) -> None:
 
 if __name__ == "__main__":
     write(reference())
+    gallery.write(DOCS / "gallery", ROOT / ".cache" / "gallery")

@@ -82,7 +82,7 @@ def test_contents_of_the_wheel(wheel: zipfile.ZipFile, root: Path) -> None:
     names = wheel.namelist()
     assert len(names) == len(set(names))
     shipped = {n for n in names if ".dist-info/" not in n}
-    assert shipped == _modules(root) | {"onnx_convgrad/py.typed"}
+    assert shipped == _modules(root) | {"onnx_convgrad/py.typed", "onnx_convgrad/cli/view.html"}
     assert wheel.read(f"{INFO}/licenses/LICENSE") == (root / "LICENSE").read_bytes()
     entry_points = wheel.read(f"{INFO}/entry_points.txt").decode()
     assert "[console_scripts]\nonnx-convgrad = onnx_convgrad.cli.app:main\n" in entry_points

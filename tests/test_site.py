@@ -53,7 +53,7 @@ def test_the_navigation_has_every_page_once(generate: ModuleType, pages: dict[st
     listed = _listed(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])
     written = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
     written = {path for path in written if path.partition("/")[0] not in generate.GENERATED}
-    assert sorted(listed) == sorted(written | pages.keys()), "mkdocs.yml, nav"
+    assert sorted(listed) == sorted(written | pages.keys() | {"gallery/index.md"}), "mkdocs.yml, nav"
 
 
 def test_the_reference_has_every_public_name(pages: dict[str, str]) -> None:
@@ -74,6 +74,34 @@ def test_the_table_of_operators_has_every_rule(pages: dict[str, str]) -> None:
     text = pages["reference/operators.md"]
     names = [rule.name for rule in rules() if rule.domain != "convgrad"]
     assert [name for name in names if f"| `{name}` |" not in text] == []
+
+
+def test_the_gallery_has_every_example(generate: ModuleType) -> None:
+    gallery = generate.gallery
+    there = {path.stem for path in (ROOT / "examples").glob("*.py")}
+    listed = gallery.names()
+    assert len(listed) == len(set(listed)) >= 25
+    assert {*listed, *gallery.LEFT_OUT} == there
+
+
+def test_a_page_of_the_gallery(generate: ModuleType, tmp_path: Path) -> None:
+    program = tmp_path / "draw_a_line.py"
+    program.write_text(
+        '"""Draw a line.\n\npython examples/draw_a_line.py\n"""\nprint(1 + 1)\nopen("a.png", "w").close()\n'
+    )
+    for _ in range(2):  # the second time from the results of the first
+        example = generate.gallery._run(program, tmp_path / "kept")
+        assert example.printed == "2\n"
+        assert [picture.name for picture in example.pictures] == ["a.png"]
+        assert example.about == "Draw a line."
+    page = generate.gallery._page(example)
+    assert page.startswith("# Draw a line\n\nDraw a line.\n\n![")
+    assert "```text\n2\n```" in page
+    program.write_text("import no_such_module\n")
+    assert generate.gallery._run(program, tmp_path / "other").printed is None
+    program.write_text("1 / 0\n")
+    with pytest.raises(SystemExit, match="ZeroDivisionError"):
+        generate.gallery._run(program, tmp_path / "other")
 
 
 @pytest.mark.parametrize(
