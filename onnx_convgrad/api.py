@@ -70,45 +70,32 @@ def augment(
             `"squared_norm"` gives the squared Euclidean norm of each of them instead: outputs `x_grad_squared_norm` of shape
             `[N]` (float32, or float64 for float64), computed without the gradients where that is predicted to be cheaper.
             A target may be a sum or a mean over the samples. Other operators that mix samples are refused.
-        settings: The remaining keywords, which all transformations share:
-
-            training (bool): Run BatchNormalization and Dropout in training mode; updated running statistics become
-            outputs `<name>_next`.
-
-            trainable_inputs (bool): Make the `wrt` initializers graph inputs too, with the stored values as defaults.
-
-            target (str): `"cpu"`, `"cuda"`, `"web"` or `"portable"`.
-
-            deterministic (bool): Emit no sum whose order differs from run to run on a GPU: gradients of max-pools are
-            added up window by window. Sums at indices known only at run time remain, and a warning names them. On the CPU
-            all sums are ordered. Sessions have an option of the same name.
-
-            lowering (str or mapping): `"auto"` (the fastest predicted for the target), `"exact"` (only lowerings that round
-            no more than a direct sum, so not Winograd's), or a mapping from gradient operator (or node name) to the name
-            of a lowering.
-
-            max_workspace (int): Most bytes that the lowering of one gradient may use besides its operands and result.
-            Larger batches are cut into chunks; lowerings that still exceed the limit are not used.
-
-            straight_through (bool): Derivatives pass quantizers (QuantizeLinear, DynamicQuantizeLinear, QLinearConv,
-            QLinearMatMul) as if they did not round: one inside their range, zero outside. Scales have the gradients of
-            Learned Step Size Quantization; those of DynamicQuantizeLinear count as constants. `False`: quantizers are step
-            functions, with derivative zero.
-
-            recompute (str or list): Forward values to compute again for the gradients instead of keeping them: names and
-            globs, or `"auto"`, which frees the most memory for at most 15 % more predicted time. Random values (Dropout)
-            are always kept. Results are bit-equal, unless the runtime fuses the nodes of a copied value differently.
+        training: Run BatchNormalization and Dropout in training mode; updated running statistics become outputs
+            `<name>_next`.
+        trainable_inputs: Make the `wrt` initializers graph inputs too, with the stored values as defaults.
+        target: `"cpu"`, `"cuda"`, `"web"` or `"portable"`.
+        deterministic: Emit no sum whose order differs from run to run on a GPU: gradients of max-pools are added up
+            window by window. Sums at indices known only at run time remain, and a warning names them. On the CPU all
+            sums are ordered. Sessions have an option of the same name.
+        lowering: `"auto"` (the fastest predicted for the target), `"exact"` (only lowerings that round no more than a
+            direct sum, so not Winograd's), or a mapping from gradient operator (or node name) to the name of a
+            lowering.
+        max_workspace: Most bytes that the lowering of one gradient may use besides its operands and result. Larger
+            batches are cut into chunks; lowerings that still exceed the limit are not used.
+        straight_through: Derivatives pass quantizers (QuantizeLinear, DynamicQuantizeLinear, QLinearConv, QLinearMatMul)
+            as if they did not round: one inside their range, zero outside. Scales have the gradients of Learned Step Size
+            Quantization; those of DynamicQuantizeLinear count as constants. `False`: quantizers are step functions, with
+            derivative zero.
+        recompute: Forward values to compute again for the gradients instead of keeping them: names and globs, or
+            `"auto"`, which frees the most memory for at most 15 % more predicted time. Random values (Dropout) are
+            always kept. Results are bit-equal, unless the runtime fuses the nodes of a copied value differently.
             `explain` shows what it saves and costs.
-
-            input_shapes (mapping): Shapes that replace those declared by the graph's inputs.
-
-            input_values (mapping): Inputs that are bound to constants, as in `{"sr": 16000}`: numbers, bools, lists or
-            arrays, which are broadcast to a fixed shape. The result has no such inputs, and an If whose condition depends
-            on them alone is replaced by the branch that it takes.
-
-            limits (Limits): Bounds on what a file can ask for, see `onnx_convgrad.Limits`.
-
-            base_dir (path): The folder of external weights, for a model that is not given by its path.
+        input_shapes: Shapes that replace those declared by the graph's inputs.
+        input_values: Inputs that are bound to constants, as in `{"sr": 16000}`: numbers, bools, lists or arrays, which
+            are broadcast to a fixed shape. The result has no such inputs, and an If whose condition depends on them
+            alone is replaced by the branch that it takes.
+        limits: Bounds on what a file can ask for, see `onnx_convgrad.Limits`.
+        base_dir: The folder of external weights, for a model that is not given by its path.
 
     Returns:
         The augmented model (a `ModelProto` for a path). For each member `x` of `wrt` an output `x_grad` of x's shape and
@@ -174,6 +161,12 @@ def hvp(
     gradient of the product of gradient and tangents) or `"reverse_over_forward"` (the gradient of the derivative along the
     tangents). All are equal up to rounding; the first is usually the cheapest.
     Other arguments, result and errors as for `augment`.
+
+    Args:
+        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        wrt: The values x, as for `augment`.
+        of: The scalar.
+        composition: How to compose the product: one of the three above.
     """
     return build(model, Options(wrt=wrt, of=of, composition=composition, **settings), mode="hvp")
 

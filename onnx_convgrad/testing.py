@@ -36,7 +36,11 @@ __all__ = ["Case", "Random", "check", "make_model", "rand"]
 
 
 def check(case: Case) -> None:
-    """Assert that the rule is correct for this case, in every way listed above."""
+    """Assert that the rule is correct for this case, in every way listed above.
+
+    Args:
+        case: The operator, its operands and attributes.
+    """
     if not isinstance(case, Case):
         raise ArgumentError(f"case must be an onnx_convgrad.testing.Case, not {case!r:.60}.")
     arrays = case.arrays

@@ -83,7 +83,7 @@ def test_contents_of_the_wheel(wheel: zipfile.ZipFile, root: Path) -> None:
     assert len(names) == len(set(names))
     shipped = {n for n in names if ".dist-info/" not in n}
     site = {p.relative_to(root).as_posix() for p in (root / "onnx_convgrad" / "cli" / "site").iterdir()}
-    assert shipped == _modules(root) | {"onnx_convgrad/py.typed"} | site
+    assert shipped == _modules(root) | {"onnx_convgrad/py.typed", "onnx_convgrad/cli/view.html"} | site
     assert wheel.read(f"{INFO}/licenses/LICENSE") == (root / "LICENSE").read_bytes()
     entry_points = wheel.read(f"{INFO}/entry_points.txt").decode()
     assert "[console_scripts]\nonnx-convgrad = onnx_convgrad.cli.app:main\n" in entry_points

@@ -26,7 +26,13 @@ FLOATS = (np.float16, np.float32, np.float64)
 
 @dataclass(frozen=True)
 class Random(metaclass=TypedArguments):
-    """A floating operand with uniform random values in [low, high], which depend on the case only."""
+    """A floating operand with uniform random values in [low, high], which depend on the case only.
+
+    Args:
+        shape: Its shape.
+        low: Least value.
+        high: Largest value.
+    """
 
     shape: tuple[int, ...]
     low: float = -2.0
@@ -39,7 +45,13 @@ class Random(metaclass=TypedArguments):
 
 
 def rand(*shape: int, low: float = -2.0, high: float = 2.0) -> Random:
-    """A random operand of the given shape."""
+    """A random operand of the given shape.
+
+    Args:
+        shape: Its shape.
+        low: Least value.
+        high: Largest value.
+    """
     return Random(shape, low, high)
 
 
@@ -119,7 +131,13 @@ def result_names(case: Case) -> list[str]:
 
 @typed_errors
 def make_model(case: Case, arrays: Sequence[np.ndarray | None], *, shapes: str = "static") -> onnx.ModelProto:
-    """Build the model of one node. `shapes` is `"static"`, `"symbolic"` or `"absent"`."""
+    """Build the model of one node. `shapes` is `"static"`, `"symbolic"` or `"absent"`.
+
+    Args:
+        case: The case.
+        arrays: Its operands; `None` for an absent one.
+        shapes: `"static"`, `"symbolic"` or `"absent"`.
+    """
     domain, _, op_type = case.op.rpartition("::")
     inputs, initializers, names = [], [], []
     for i, array in enumerate(arrays):

@@ -29,6 +29,7 @@ from onnx_convgrad.cli.map import map_gradients
 from onnx_convgrad.cli.predict import predict
 from onnx_convgrad.cli.rules import rules
 from onnx_convgrad.cli.train import train
+from onnx_convgrad.cli.view import view
 from onnx_convgrad.cli.web import web
 
 app = typer.Typer(
@@ -40,7 +41,7 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (inspect, augment, explain, lower, check, bench, train, predict, evaluate, attribute, web, rules):
+for _command in (inspect, augment, explain, view, lower, check, bench, train, predict, evaluate, attribute, web, rules):
     app.command(cls=Panels)(_command)
 app.command("map", cls=Panels)(map_gradients)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from json import loads
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from onnx_convgrad.cli.command import Model, command
 from onnx_convgrad.cli.tables import Output, Table, ms_text
+from onnx_convgrad.cli.view import page_path, write_page
 from onnx_convgrad.pipeline.option_text import names
 from onnx_convgrad.pipeline.options import Options
 
@@ -36,6 +38,9 @@ def explain(
         list[str] | None,
         typer.Option("--providers", metavar="NAMES", help="Place nodes on these: cuda, cpu. Implies --placement."),
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Also write the page that `view` writes.")
+    ] = None,
     out: Output,
 ) -> None:
     """Show how each convolution gradient would be computed.
@@ -57,10 +62,13 @@ def explain(
     from onnx_convgrad.pipeline.stages import build
 
     placed = None
+    drawn = None if html is None else page_path(model, html)
     with out.stages() as stage:
         built = build(model, options, compare=True, progress=stage)
         if placement or providers:
             placed = _placement(built.model, options.target, names(providers or []), stage)
+        if drawn is not None:
+            write_page(model, options, built, drawn, stage)
         stage("comparing")
         report = Report.of(model, options, built)
     if out.json:

@@ -1,18 +1,7 @@
 """Convolutions of numpy arrays and their gradients, run by ONNX Runtime: PyTorch's functions under their names.
 
-======================================  ===============================================================================
-`conv{1,2,3}d`                          forward, as in `torch.nn.functional`; also `conv_transpose{1,2,3}d`
-`conv{1,2,3}d_input`, `_weight`         gradients of one convolution, as in `torch.nn.grad`
-`conv_transpose{1,2,3}d_...`            the same for transposed convolutions
-`conv{1,2,3}d_per_sample_grad`          gradients for weight and bias of every sample; also transposed
-`convolution`                           forward, `torch.convolution`
-`convolution_backward`                  input, weight and bias at once, `torch.ops.aten.convolution_backward`
-`convolution_double_backward`           its own backward pass, `torch.ops.aten._convolution_double_backward`
-`convolution_jvp`                       forward mode
-`convolution_relu`, `_add_relu`         with a ReLU, `torch.cudnn_convolution_relu`, `torch.cudnn_convolution_add_relu`
-`convolution_relu_backward`, ...        their gradients
-`explain`                               which lowering a call takes, and why
-======================================  ===============================================================================
+| functions | what they compute |
+|---|---|
 
 The first call with certain shapes and arguments builds a small model with the rules and lowerings of `augment`, and compiles
 it; later calls only run it. The conventions of all functions are in `onnx_convgrad.functional.aten`.

@@ -67,6 +67,21 @@ def convolution(
     >>> convolution(np.ones((1, 1, 3, 3)), np.ones((1, 1, 2, 2)))
     array([[[[4., 4.],
              [4., 4.]]]])
+
+    Args:
+        input: `[N, C, *]`, or `[C, *]` for one sample, with one to three spatial axes.
+        weight: `[O, C / groups, *]`, or `[C, O / groups, *]` if transposed.
+        bias: `[O]`.
+        stride: Step of the window: a number, or one per spatial axis.
+        padding: Zeros at both ends of each axis: a number, one per axis, `"valid"` (none), or `"same"` for an
+            untransposed convolution without a stride.
+        dilation: Distance of the taps of the kernel: a number, or one per axis.
+        transposed: Whether the convolution is a transposed one.
+        output_padding: Rows added at the end of the output of a transposed convolution: a number, or one per axis.
+        groups: Number of groups that the channels are divided into.
+        lowering: `"auto"` (the fastest predicted), `"exact"`, or a mapping from gradient operator to the name of a lowering.
+        providers: `"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default.
+        options: Options of the session, for example `{"tf32": False}`.
     """
     window = (stride, padding, dilation, transposed, output_padding, groups)
     (output,) = _CONVOLUTION((input, weight, bias), window, providers=providers, options=options)
@@ -101,6 +116,23 @@ def convolution_backward(
     >>> dx, dw, db = convolution_backward(np.ones((1, 2, 2)), x, w, output_mask=(True, False, True))
     >>> dx, dw, db
     (array([[[2., 4., 2.]]]), None, array([2., 2.]))
+
+    Args:
+        grad_output: Cotangent of the output, `[N, O, *]` or `[O, *]`.
+        input: `[N, C, *]`, or `[C, *]` for one sample, with one to three spatial axes.
+        weight: `[O, C / groups, *]`, or `[C, O / groups, *]` if transposed.
+        bias_sizes: `[O]`, which is only checked.
+        stride: Step of the window: a number, or one per spatial axis.
+        padding: Zeros at both ends of each axis: a number, one per axis, `"valid"` (none), or `"same"` for an
+            untransposed convolution without a stride.
+        dilation: Distance of the taps of the kernel: a number, or one per axis.
+        transposed: Whether the convolution is a transposed one.
+        output_padding: Rows added at the end of the output of a transposed convolution: a number, or one per axis.
+        groups: Number of groups that the channels are divided into.
+        output_mask: Which results to compute; the others are `None`.
+        lowering: `"auto"` (the fastest predicted), `"exact"`, or a mapping from gradient operator to the name of a lowering.
+        providers: `"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default.
+        options: Options of the session, for example `{"tf32": False}`.
     """
     window = (stride, padding, dilation, transposed, output_padding, groups)
     arrays, sizes = (input, weight, grad_output), (None, None, bias_sizes)
@@ -134,6 +166,25 @@ def convolution_double_backward(
     `ggI`, `ggW` and `ggb` are the cotangents of the gradients for input, weight and bias, `None` for zero; `gO` is the
     `grad_output` of the backward pass. The results are the gradients for gO, input and weight, zero where no cotangent
     reaches them.
+
+    Args:
+        ggI: Cotangent of the input's gradient; `None` for zero.
+        ggW: Cotangent of the weight's gradient.
+        ggb: Cotangent of the bias's gradient.
+        gO: The `grad_output` of the backward pass.
+        weight: `[O, C / groups, *]`, or `[C, O / groups, *]` if transposed.
+        input: `[N, C, *]`, or `[C, *]` for one sample, with one to three spatial axes.
+        stride: Step of the window: a number, or one per spatial axis.
+        padding: Zeros at both ends of each axis: a number, one per axis, `"valid"` (none), or `"same"` for an
+            untransposed convolution without a stride.
+        dilation: Distance of the taps of the kernel: a number, or one per axis.
+        transposed: Whether the convolution is a transposed one.
+        output_padding: Rows added at the end of the output of a transposed convolution: a number, or one per axis.
+        groups: Number of groups that the channels are divided into.
+        output_mask: Which results to compute; the others are `None`.
+        lowering: `"auto"` (the fastest predicted), `"exact"`, or a mapping from gradient operator to the name of a lowering.
+        providers: `"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default.
+        options: Options of the session, for example `{"tf32": False}`.
     """
     window = (stride, padding, dilation, transposed, output_padding, groups)
     arrays = (input, weight, gO, ggI, ggW, ggb)
@@ -164,6 +215,23 @@ def convolution_jvp(
     >>> x, w = np.ones((1, 1, 3)), np.ones((1, 1, 2))
     >>> convolution_jvp(x, w, input_tangent=x, weight_tangent=w)
     array([[[4., 4.]]])
+
+    Args:
+        input: `[N, C, *]`, or `[C, *]` for one sample, with one to three spatial axes.
+        weight: `[O, C / groups, *]`, or `[C, O / groups, *]` if transposed.
+        input_tangent: Direction of the input, of its shape; `None` for zero.
+        weight_tangent: Direction of the weight.
+        bias_tangent: Direction of the bias, `[O]`.
+        stride: Step of the window: a number, or one per spatial axis.
+        padding: Zeros at both ends of each axis: a number, one per axis, `"valid"` (none), or `"same"` for an
+            untransposed convolution without a stride.
+        dilation: Distance of the taps of the kernel: a number, or one per axis.
+        transposed: Whether the convolution is a transposed one.
+        output_padding: Rows added at the end of the output of a transposed convolution: a number, or one per axis.
+        groups: Number of groups that the channels are divided into.
+        lowering: `"auto"` (the fastest predicted), `"exact"`, or a mapping from gradient operator to the name of a lowering.
+        providers: `"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default.
+        options: Options of the session, for example `{"tf32": False}`.
     """
     window = (stride, padding, dilation, transposed, output_padding, groups)
     arrays = (input, weight, input_tangent, weight_tangent, bias_tangent)

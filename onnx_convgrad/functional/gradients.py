@@ -49,7 +49,7 @@ _PER_SAMPLE = {
 }
 
 
-def _input_gradient(
+def _input_gradient(  # noqa: D417 - the functions made of it have neither rank nor transposed
     rank: int,
     transposed: bool,
     input_size: Sequence[int],
@@ -65,7 +65,22 @@ def _input_gradient(
     providers: Providers | None = None,
     options: Options | None = None,
 ) -> Array:
-    """The gradient of {0} for its input, of shape `input_size`."""
+    """The gradient of {0} for its input, of shape `input_size`.
+
+    Args:
+        input_size: Shape of the input, with or without a batch axis.
+        weight: `[O, C / groups, *]`, or `[C, O / groups, *]` if transposed.
+        grad_output: Cotangent of the output, `[N, O, *]` or `[O, *]`.
+        stride: Step of the window: a number, or one per spatial axis.
+        padding: Zeros at both ends of each axis: a number, one per axis, `"valid"` (none), or `"same"` for an
+            untransposed convolution without a stride.
+        dilation: Distance of the taps of the kernel: a number, or one per axis.
+        groups: Number of groups that the channels are divided into.
+        output_padding: Rows added at the end of the output of a transposed convolution: a number, or one per axis.
+        lowering: `"auto"` (the fastest predicted), `"exact"`, or a mapping from gradient operator to the name of a lowering.
+        providers: `"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default.
+        options: Options of the session, for example `{{"tf32": False}}`.
+    """
     window = (stride, padding, dilation, transposed, output_padding, groups)
     sizes = (input_size, None, None)
     (gradient,) = _INPUT[rank](
@@ -74,7 +89,7 @@ def _input_gradient(
     return gradient  # type: ignore[no-any-return]
 
 
-def _weight_gradient(
+def _weight_gradient(  # noqa: D417 - the functions made of it have neither rank nor transposed
     rank: int,
     transposed: bool,
     input: ArrayLike,  # noqa: A002 - the names are PyTorch's
@@ -90,7 +105,22 @@ def _weight_gradient(
     providers: Providers | None = None,
     options: Options | None = None,
 ) -> Array:
-    """The gradient of {0} for its weight, of shape `weight_size`."""
+    """The gradient of {0} for its weight, of shape `weight_size`.
+
+    Args:
+        input: `[N, C, *]`, or `[C, *]` for one sample, with one to three spatial axes.
+        weight_size: Shape of the weight.
+        grad_output: Cotangent of the output, `[N, O, *]` or `[O, *]`.
+        stride: Step of the window: a number, or one per spatial axis.
+        padding: Zeros at both ends of each axis: a number, one per axis, `"valid"` (none), or `"same"` for an
+            untransposed convolution without a stride.
+        dilation: Distance of the taps of the kernel: a number, or one per axis.
+        groups: Number of groups that the channels are divided into.
+        output_padding: Rows added at the end of the output of a transposed convolution: a number, or one per axis.
+        lowering: `"auto"` (the fastest predicted), `"exact"`, or a mapping from gradient operator to the name of a lowering.
+        providers: `"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default.
+        options: Options of the session, for example `{{"tf32": False}}`.
+    """
     window = (stride, padding, dilation, transposed, output_padding, groups)
     sizes = (None, weight_size, None)
     (gradient,) = _WEIGHT[rank](
@@ -99,7 +129,7 @@ def _weight_gradient(
     return gradient  # type: ignore[no-any-return]
 
 
-def _per_sample_gradient(
+def _per_sample_gradient(  # noqa: D417 - the functions made of it have neither rank nor transposed
     rank: int,
     transposed: bool,
     input: ArrayLike,  # noqa: A002
@@ -120,6 +150,21 @@ def _per_sample_gradient(
 
     Without `bias` the second is `None`. Their sum over the samples is the gradient of the batch. Without a batch axis in
     the input the results have none either. Only the shape of the weight matters.
+
+    Args:
+        input: `[N, C, *]`, or `[C, *]` for one sample, with one to three spatial axes.
+        weight: `[O, C / groups, *]`, or `[C, O / groups, *]` if transposed.
+        grad_output: Cotangent of the output, `[N, O, *]` or `[O, *]`.
+        stride: Step of the window: a number, or one per spatial axis.
+        padding: Zeros at both ends of each axis: a number, one per axis, `"valid"` (none), or `"same"` for an
+            untransposed convolution without a stride.
+        dilation: Distance of the taps of the kernel: a number, or one per axis.
+        groups: Number of groups that the channels are divided into.
+        bias: Whether the convolution has a bias, whose gradients are then the second result.
+        output_padding: Rows added at the end of the output of a transposed convolution: a number, or one per axis.
+        lowering: `"auto"` (the fastest predicted), `"exact"`, or a mapping from gradient operator to the name of a lowering.
+        providers: `"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default.
+        options: Options of the session, for example `{{"tf32": False}}`.
     """
     window = (stride, padding, dilation, transposed, output_padding, groups)
     mask = (True, flag(bias, "bias"))

@@ -56,7 +56,15 @@ class Gain:
 
 @dataclass(frozen=True)
 class Report(metaclass=TypedArguments):
-    """The lowering decisions for one model and target; `rows` and `to_json()` for programs, `str()` for people."""
+    """The lowering decisions for one model and target; `rows` and `to_json()` for programs, `str()` for people.
+
+    Args:
+        choices: The decision for each gradient operator.
+        gradients: Differentiated value -> output with its gradient.
+        target: The execution provider.
+        recomputation: What is computed again, if that was requested.
+        gain: What known sizes would save, if it is worth telling.
+    """
 
     choices: tuple[Choice, ...]
     gradients: Mapping[str, str]
@@ -66,7 +74,13 @@ class Report(metaclass=TypedArguments):
 
     @classmethod
     def of(cls, model: AnyModel, options: Options, built: Built) -> Report:
-        """Report on `built`, which was made from `model` with `options` and all lowerings priced."""
+        """Report on `built`, which was made from `model` with `options` and all lowerings priced.
+
+        Args:
+            model: The model that was transformed.
+            options: The arguments of the transformation.
+            built: Its result.
+        """
         gain = gain_of_sizes(model, options, built)
         return cls(built.choices, built.gradients, options.target, built.completion.recomputation, gain)
 

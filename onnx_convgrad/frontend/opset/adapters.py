@@ -1,7 +1,7 @@
 """Write each operator that changed between opsets 7 and 28 in its form at opset 21.
 
 `ADAPTERS` is the table; above it stands one small function per change. An operator that is not in it only gained element
-types, broadcasting or attributes whose default is its old behaviour.
+types, broadcasting or attributes whose default is its old behavior.
 """
 
 from __future__ import annotations

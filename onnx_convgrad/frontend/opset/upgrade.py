@@ -1,6 +1,6 @@
 """Bring a model of any ai.onnx opset from 7 to 28 to opset 21, so that one set of rules covers them all.
 
-ONNX's own version converter needs declared shapes and a serialised model, and stops at foreign domains and 2 GB of weights.
+ONNX's own version converter needs declared shapes and a serialized model, and stops at foreign domains and 2 GB of weights.
 This one works in place on onnx_ir, node by node, driven by the table in `adapters`.
 """
 
@@ -50,7 +50,7 @@ class UpgradeOpset(GraphPass):
 def upgrade(model: ir.Model) -> None:
     """Rewrite `model`, which has no functions, in place to opset 21 without changing the values that it computes.
 
-    Covers nested graphs and what ONNX Runtime fused. Graph outputs keep their names. The model is neither serialised nor
+    Covers nested graphs and what ONNX Runtime fused. Graph outputs keep their names. The model is neither serialized nor
     copied, and of its weights only the `scales` and `sizes` of old Resize nodes are read.
 
     Raises:

@@ -39,7 +39,12 @@ class Batches(Protocol):
     """The data of a training run. May have a length: the number of batches of an epoch."""
 
     def epoch_iterator(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch, from number `start` on; the same for the same arguments."""
+        """The batches of an epoch, from number `start` on; the same for the same arguments.
+
+        Args:
+            epoch: Number of the epoch, counted from 0, which decides the order.
+            start: Number of the first batch that is wanted.
+        """
 
     def describe(self) -> dict[str, Any]:
         """A description that distinguishes these data from others, as JSON values; checkpoints contain it."""
@@ -126,7 +131,12 @@ class Loader(metaclass=TypedArguments):
         return full + (rest > 0 and not self.drop_last)
 
     def epoch_iterator(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch, from number `start` on; earlier ones are not read."""
+        """The batches of an epoch, from number `start` on; earlier ones are not read.
+
+        Args:
+            epoch: Number of the epoch, counted from 0, which decides the order.
+            start: Number of the first batch that is wanted.
+        """
         return prefetched(self._batches(epoch, start), self.prefetch)
 
     def describe(self) -> dict[str, Any]:
@@ -135,7 +145,12 @@ class Loader(metaclass=TypedArguments):
         return {**self.dataset.describe(), **{name: getattr(self, name) for name in options}}
 
     def rows(self, epoch: int, number: int) -> Rows:
-        """The numbers of the samples in one batch of an epoch, in the set that a part was split from."""
+        """The numbers of the samples in one batch of an epoch, in the set that a part was split from.
+
+        Args:
+            epoch: Number of the epoch, counted from 0.
+            number: Number of the batch.
+        """
         return self._numbers(next(self._rows(epoch, number)))
 
     def shard(self, rank: int, size: int) -> Loader:
@@ -242,7 +257,12 @@ class Stream(metaclass=TypedArguments):
         return len(source)
 
     def epoch_iterator(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch; those before `start` are read from the source and skipped."""
+        """The batches of an epoch; those before `start` are read from the source and skipped.
+
+        Args:
+            epoch: Number of the epoch, counted from 0, which decides the order.
+            start: Number of the first batch that is wanted.
+        """
         return prefetched(self._batches(epoch, start), self.prefetch)
 
     def describe(self) -> dict[str, Any]:
@@ -293,7 +313,11 @@ def _of_stream(batch: int, i: int) -> str:
 
 
 def as_dataset(source: DataLike) -> Dataset | None:
-    """Convert a data set, arrays by name, or a path to a data set; `None` for anything else."""
+    """Convert a data set, arrays by name, or a path to a data set; `None` for anything else.
+
+    Args:
+        source: A data set, arrays by name, or a path.
+    """
     if isinstance(source, Dataset):
         return source
     if isinstance(source, Mapping):
@@ -332,6 +356,17 @@ def as_batches(
     `source` is a `Dataset`, arrays by name, or the path of an `.npz` or `.npy` file or of a folder with images per class,
     read by a `Loader`; an iterable of batches, such as a PyTorch `DataLoader`, or a function from the epoch to one, read by
     a `Stream`; or `Batches`, which are returned unchanged. The other arguments are those of `Loader` and `Stream`.
+
+    Args:
+        source: The data, as above.
+        manifest: The description of the program.
+        batch_size: Samples per batch; the program's, or 32.
+        shuffle: Whether each epoch has a new order.
+        seed: Seed of the order.
+        drop_last: Whether to leave out a last batch that is smaller.
+        prefetch: Batches that are read ahead in a thread.
+        names: Input or target of the program -> name of its array.
+        augment: Whether to change samples at random, as `Dataset.augmented` does.
 
     Raises:
         ArgumentError: The data cannot be read, or do not fit the program.

@@ -57,6 +57,9 @@ class TrainingProgram(metaclass=TypedArguments):
     Parameters, state and learning rate have the stored values as defaults, so that `step` runs with data and target alone.
     Feed each `next` output to the input that it updates in the following step.
 
+    Args:
+        source: Builds a graph of the program from its name.
+
     Attributes:
         manifest: The roles of all names.
         schedule: Number of finished steps -> learning rate; `None` in a loaded program with a schedule of a custom class.
@@ -72,7 +75,11 @@ class TrainingProgram(metaclass=TypedArguments):
 
     @typed_errors
     def model(self, part: Part) -> ir.Model:
-        """A graph as an onnx_ir model, built on first use; weights are shared with the other graphs."""
+        """A graph as an onnx_ir model, built on first use; weights are shared with the other graphs.
+
+        Args:
+            part: `"step"`, `"gradients"`, `"update"`, `"evaluate"` or `"inference"`.
+        """
         check_names([part], PARTS, "part")
         if part not in self._models:
             self._models[part] = self._source(part)
@@ -133,6 +140,9 @@ class TrainingProgram(metaclass=TypedArguments):
     @typed_errors
     def load(cls, folder: str | os.PathLike[str]) -> TrainingProgram:
         """Load a program that `save` wrote; its graphs are read on first use.
+
+        Args:
+            folder: The folder that `save` wrote.
 
         Raises:
             ModelError: The folder holds no program, or one of a later version.

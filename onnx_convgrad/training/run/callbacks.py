@@ -35,23 +35,45 @@ class Callback(metaclass=TypedArguments):
     leader_only = False
 
     def on_begin(self, run: Run) -> None:
-        """Called before the first step; also when a run is resumed."""
+        """Called before the first step; also when a run is resumed.
+
+        Args:
+            run: The run: `run.trainer`, `run.epochs` and `run.stop()`.
+        """
 
     def on_step(self, run: Run, results: Row) -> None:
-        """Called after an update; `results` has the loss."""
+        """Called after an update; `results` has the loss.
+
+        Args:
+            run: The run: `run.trainer`, `run.epochs` and `run.stop()`.
+            results: `"loss"`, and the outputs of the model by name.
+        """
 
     def on_epoch(self, run: Run, row: Row) -> None:
-        """Called after an epoch; `row` was added to the history."""
+        """Called after an epoch; `row` was added to the history.
+
+        Args:
+            run: The run: `run.trainer`, `run.epochs` and `run.stop()`.
+            row: The row of the history: losses, metrics and learning rate by name.
+        """
 
     def on_end(self, run: Run) -> None:
-        """Called after the last step, also when an error ended the run."""
+        """Called after the last step, also when an error ended the run.
+
+        Args:
+            run: The run: `run.trainer`, `run.epochs` and `run.stop()`.
+        """
 
     def state(self) -> dict[str, Any]:
         """State that a checkpoint must hold to resume the callback, as JSON values."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a result of `state`."""
+        """Continue from a result of `state`.
+
+        Args:
+            state: What `state` returned before.
+        """
 
 
 _STATE = {"best": (None, float), "monitor": str, "waited": NATURAL, "cooling": NATURAL, str: object}
@@ -157,7 +179,11 @@ class Checkpoints(Callback):
             self.save(run)
 
     def save(self, run: Run) -> None:
-        """Save a checkpoint and delete old ones."""
+        """Save a checkpoint and delete old ones.
+
+        Args:
+            run: The run: `run.trainer`, `run.epochs` and `run.stop()`.
+        """
         run.trainer.save(self.folder)
         if run.trainer.ranks.leader:
             checkpoint.prune(self.folder, self.keep, run.trainer.progress.steps)

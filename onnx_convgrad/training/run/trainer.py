@@ -301,6 +301,13 @@ class Trainer:
         frozen, the loss and the output that it reads, the optimizer, the schedule and the number of steps. Iterables of
         batches are not read.
 
+        Args:
+            data: As for `fit`.
+            epochs: Number of epochs.
+            batch_size: Samples per batch.
+            validation: As for `fit`.
+            accumulate: Number of batches per update.
+
         Raises:
             ArgumentError: The data cannot be read, or do not fit the program.
         """
@@ -327,6 +334,16 @@ class Trainer:
         """Compute loss and metrics over data in inference mode, averaged as over one large batch.
 
         `data` and `metrics` are as for `fit`, the other arguments those of `onnx_convgrad.data.as_batches`.
+
+        Args:
+            data: As for `fit`.
+            metrics: As for `fit`.
+            batch_size: Samples per batch; the program's, or 32.
+            shuffle: Whether to draw the order from the seed.
+            seed: Seed of the order.
+            drop_last: Whether to leave out a last batch that is smaller.
+            prefetch: Batches that are read ahead in a thread.
+            names: Input or target of the program -> name of its array.
 
         Raises:
             ArgumentError: The data or the metrics do not fit the program, or there are no data.
@@ -390,6 +407,9 @@ class Trainer:
     def load(self, values: Mapping[str, ArrayLike]) -> None:
         """Replace some parameters and state by arrays of the same shape.
 
+        Args:
+            values: Name -> array.
+
         Raises:
             ArgumentError: A name is unknown, or an array has another shape.
         """
@@ -412,12 +432,20 @@ class Trainer:
 
     @typed_errors
     def flat_parameters(self, *, statistics: bool = False) -> np.ndarray:
-        """All parameters as one vector, in the order of the manifest; with `statistics` the running statistics too."""
+        """All parameters as one vector, in the order of the manifest; with `statistics` the running statistics too.
+
+        Args:
+            statistics: Whether to append the running statistics.
+        """
         return self.engine.read_flat(self.manifest.stored() if statistics else self.manifest.parameters)
 
     @typed_errors
     def load_flat(self, vector: np.ndarray, *, statistics: bool = False) -> None:
         """Replace all parameters by a result of `flat_parameters`.
+
+        Args:
+            vector: Float32, of the length that `flat_parameters` returns.
+            statistics: Whether the vector has the running statistics, too.
 
         Raises:
             ArgumentError: The vector has another length.
@@ -433,6 +461,9 @@ class Trainer:
         It is a safetensors file with all values, and with the progress as JSON in its header, written atomically. Of several
         ranks, all call this, and rank 0 writes.
 
+        Args:
+            path: The file, or an existing folder.
+
         Returns:
             The file.
 
@@ -447,6 +478,9 @@ class Trainer:
         """Continue from a checkpoint: a file, or the newest usable one of a folder. Newer unusable ones give warnings.
 
         Of several ranks, all call this, rank 0 reads the file, and their number may differ from that of the run before.
+
+        Args:
+            path: The file, or the folder.
 
         Returns:
             The file.
