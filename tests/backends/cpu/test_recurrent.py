@@ -45,10 +45,10 @@ def _kinds(model: onnx.ModelProto) -> Counter[str]:
 @pytest.mark.parametrize(
     ("kind", "last", "steps", "options"),
     [
-        ("LSTM", False, 70, {"bidirectional": True}),
+        pytest.param("LSTM", False, 70, {"bidirectional": True}, marks=pytest.mark.slow),
         ("LSTM", True, 3, {}),
-        ("GRU", True, 70, {}),
-        ("RNN", False, 3, {}),
+        pytest.param("GRU", True, 70, {}, marks=pytest.mark.slow),
+        ("RNN", False, 70, {}),
     ],
 )
 def test_a_step(kind: str, last: bool, steps: int, options: dict[str, Any]) -> None:
