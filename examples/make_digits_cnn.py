@@ -36,13 +36,13 @@ def block(index: int, cin: int, cout: int) -> list[tuple[str, nn.Module]]:
 layers = block(1, 1, 16) + block(2, 16, 32) + [("pool2", nn.MaxPool2d(2))]
 layers += [*block(3, 32, 48), ("pool3", nn.MaxPool2d(2)), ("flatten", nn.Flatten()), ("fc", nn.Linear(48 * 2 * 2, 10))]
 model = nn.Sequential(OrderedDict(layers))
-optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=1e-2)
-schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 1e-2, total_steps=EPOCHS * -(-len(train) // BATCH))
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=1e-2)
+schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=EPOCHS * -(-len(train) // BATCH))
 for _ in range(EPOCHS):
     for batch in train[torch.randperm(len(train))].split(BATCH):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         F.cross_entropy(model(images[batch]), labels[batch]).backward()
-        optimiser.step()
+        optimizer.step()
         schedule.step()
 
 model.eval()

@@ -41,7 +41,7 @@ def main() -> None:
     digits = load_digits()
     clean = digits.images[:, None].astype(np.float32) / 16
     noise = np.random.default_rng(0).standard_normal(clean.shape).astype(np.float32)
-    images = 0.4 * clean + 0.5 + 0.08 * noise  # pale, on a grey background
+    images = 0.4 * clean + 0.5 + 0.08 * noise  # pale, on a gray background
     deploy("folded.onnx")
     model = og.unfold_batchnorm("folded.onnx", {"image": clean[:512]})
 

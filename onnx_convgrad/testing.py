@@ -28,7 +28,7 @@ from onnx_convgrad.checking.case import (
     result_names,
     to_float,
 )
-from onnx_convgrad.errors import ExecutionError
+from onnx_convgrad.errors import ArgumentError, ExecutionError
 from onnx_convgrad.ir.notes import GRADIENTS
 from onnx_convgrad.runtime import run
 
@@ -36,7 +36,13 @@ __all__ = ["Case", "Random", "check", "make_model", "rand"]
 
 
 def check(case: Case) -> None:
-    """Assert that the rule is correct for this case, in every way listed above."""
+    """Assert that the rule is correct for this case, in every way listed above.
+
+    Args:
+        case: The operator, its operands and attributes.
+    """
+    if not isinstance(case, Case):
+        raise ArgumentError(f"case must be an onnx_convgrad.testing.Case, not {case!r:.60}.")
     arrays = case.arrays
     wrt = [i for i, a in enumerate(arrays) if is_float(a)] if case.wrt is None else list(case.wrt)
     model = make_model(case, arrays)

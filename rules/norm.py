@@ -8,7 +8,7 @@ If h = scale g is the cotangent of xhat, and m and v are functions of x,
 
     dx = r (h - mean(h) - xhat mean(h xhat))
 
-The rules recompute the statistics from x and centre x before squaring, so that a large mean costs no digits. All sums of
+The rules recompute the statistics from x and center x before squaring, so that a large mean costs no digits. All sums of
 float16 are taken in float32. If the rank is unknown, the graph computes the axes.
 """
 
@@ -24,7 +24,7 @@ from onnx_convgrad.autodiff.registry import Cotangents, vjp
 from onnx_convgrad.ir.broadcasting import unbroadcast
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter
-from onnx_convgrad.rules.linalg import other_axes
+from onnx_convgrad.rules.movement import other_axes
 
 _LISTED = 2**20
 """Channels up to which the mean 0 and the variance 1 are constants."""
@@ -118,25 +118,25 @@ class Normalized:
     """x normalized over `axes`: x - m and r, in which these axes have size one."""
 
     e: Emitter
-    centred: ir.Value
+    centered: ir.Value
     inverse: ir.Value
     axes: ir.Value
 
     @classmethod
     def of(cls, e: Emitter, x: ir.Value, axes: ir.Value, epsilon: float) -> Normalized:
-        centred = e.sub(x, reduce(e, "ReduceMean", x, axes))
-        return cls(e, centred, inverse_deviation(e, reduce(e, "ReduceMean", e.square(centred), axes), epsilon), axes)
+        centered = e.sub(x, reduce(e, "ReduceMean", x, axes))
+        return cls(e, centered, inverse_deviation(e, reduce(e, "ReduceMean", e.square(centered), axes), epsilon), axes)
 
     @property
     def value(self) -> ir.Value:
-        return self.e.mul(self.centred, self.inverse)
+        return self.e.mul(self.centered, self.inverse)
 
     def mean(self, value: ir.Value) -> ir.Value:
         return reduce(self.e, "ReduceMean", value, self.axes)
 
     def moment(self, h: ir.Value) -> ir.Value:
-        """mean(h (x - m)), with h centred first, so that rounding errors of m have no effect."""
-        return self.mean(self.e.mul(self._centre(h), self.centred))
+        """mean(h (x - m)), with h centered first, so that rounding errors of m have no effect."""
+        return self.mean(self.e.mul(self._centre(h), self.centered))
 
     def pull(self, h: ir.Value, scale: ir.Value | None = None) -> ir.Value:
         """dx = scale r (h - mean(h) - (x - m) r^2 mean(h (x - m))), where scale h is the cotangent of xhat.
@@ -146,7 +146,7 @@ class Normalized:
         e = self.e
         slope = e.mul(self.moment(h), e.square(self.inverse))
         factor = self.inverse if scale is None else e.mul(self.inverse, scale)
-        return e.mul(e.sub(self._centre(h), e.mul(self.centred, slope)), factor)
+        return e.mul(e.sub(self._centre(h), e.mul(self.centered, slope)), factor)
 
     def _centre(self, h: ir.Value) -> ir.Value:
         return self.e.sub(h, self.mean(h))

@@ -38,8 +38,8 @@ def batch_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangent
         return narrow(e, channels.sum(wide(e, gy)), inverse)
 
     def moment() -> ir.Value:  # sum(g x) - mean sum(g) would lose digits if the mean is large
-        centred = e.sub(wide(e, x), channels.spread(narrow(e, wide(e, mean), wide(e, x))))
-        return narrow(e, channels.sum(e.mul(wide(e, gy), centred)), inverse)
+        centered = e.sub(wide(e, x), channels.spread(narrow(e, wide(e, mean), wide(e, x))))
+        return narrow(e, channels.sum(e.mul(wide(e, gy), centered)), inverse)
 
     return {
         "X": lambda: e.mul(gy, channels.spread(narrow(e, factor(), x))),
@@ -62,14 +62,14 @@ def _batch_normalization_training(e: Emitter, n: Call, g: dict[str, Any]) -> Cot
     momentum = n.float("momentum", 0.9)
     channels = Channels(e, x)
     data = wide(e, x)
-    centred, inverse = _batch_statistics(e, n, channels, data)
+    centered, inverse = _batch_statistics(e, n, channels, data)
     gy = None if g["Y"] is None else wide(e, g["Y"])
     count = _count(e, data, scale)
 
     def moment() -> ir.Value:  # rounding errors of a large mean give z a sum; its product with mean(g) is removed
         assert gy is not None
-        rest = e.mul(e.div(channels.sum(gy), count), channels.sum(centred))
-        return e.sub(channels.sum(e.mul(gy, centred)), rest)
+        rest = e.mul(e.div(channels.sum(gy), count), channels.sum(centered))
+        return e.sub(channels.sum(e.mul(gy, centered)), rest)
 
     def from_running(name: str, weight: float) -> ir.Value:
         share = e.div(e.scalar(weight * (1 - momentum), data), count)
@@ -79,13 +79,13 @@ def _batch_normalization_training(e: Emitter, n: Call, g: dict[str, Any]) -> Cot
         assert gy is not None
         factor = e.mul(narrow(e, wide(e, scale), data), inverse)
         slope = e.neg(e.mul(e.square(inverse), e.div(moment(), count)))
-        centring = channels.affine(centred, slope, e.neg(e.div(channels.sum(gy), count)))
+        centring = channels.affine(centered, slope, e.neg(e.div(channels.sum(gy), count)))
         return e.mul(e.add(gy, centring), channels.spread(factor))
 
     def data_cotangent() -> ir.Value:
         terms = [] if gy is None else [through_y()]
         if g.get("running_var") is not None:
-            terms.append(e.mul(centred, from_running("running_var", 2.0)))
+            terms.append(e.mul(centered, from_running("running_var", 2.0)))
         if g.get("running_mean") is not None:
             shift = from_running("running_mean", 1.0)
             terms.append(shift if terms else e.expand(shift, data))
@@ -114,7 +114,7 @@ def _batch_statistics(e: Emitter, n: Call, channels: Channels, data: ir.Value) -
         mean, var = (narrow(e, wide(e, n.out(name)), data) for name in ("running_mean", "running_var"))
         return e.sub(data, channels.spread(mean)), inverse_deviation(e, var, epsilon)
     normalized = Normalized.of(e, data, channels.axes, epsilon)
-    return normalized.centred, channels.flat(normalized.inverse)
+    return normalized.centered, channels.flat(normalized.inverse)
 
 
 def _count(e: Emitter, x: ir.Value, scale: ir.Value) -> ir.Value:

@@ -5,7 +5,7 @@ With mean and variance given, and a = scale (var + eps)^(-1/2) per channel,
     scale (conv(x, w) + b - mean) (var + eps)^(-1/2) + B = conv(x, a w) + a (b - mean) + B
 
 so no cotangent needs the value between them: that of the scale follows from that of the folded weight. The forward nodes
-are unchanged. The sums of products are not centred on the mean, which costs digits if that is large against the deviation.
+are unchanged. The sums of products are not centered on the mean, which costs digits if that is large against the deviation.
 """
 
 from __future__ import annotations

@@ -53,13 +53,13 @@ def mean_variance_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> C
         return e.reduce("ReduceMean", value, axes)
 
     def cotangent() -> ir.Value:
-        centred = e.sub(x, mean(x))
-        variance = mean(e.square(centred))
+        centered = e.sub(x, mean(x))
+        variance = mean(e.square(centered))
         nonzero = e.compare("Greater", variance, 0)
         deviation = e.op("Sqrt", e.where(nonzero, variance, 1))
         inverse = e.op("Reciprocal", e.add(e.where(nonzero, deviation, 0), _MVN_EPSILON))
-        slope = e.div(e.mul(mean(e.mul(gy, centred)), inverse), deviation)
-        return narrow(e, e.mul(e.sub(e.sub(gy, mean(gy)), e.mul(centred, slope)), inverse), n["X"])
+        slope = e.div(e.mul(mean(e.mul(gy, centered)), inverse), deviation)
+        return narrow(e, e.mul(e.sub(e.sub(gy, mean(gy)), e.mul(centered, slope)), inverse), n["X"])
 
     return {"X": cotangent}
 

@@ -126,8 +126,8 @@ def batch_normalization_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch
         return batch.sum(gy, at, [1])
 
     def moment() -> ir.Value:
-        centred = e.sub(wide(e, x), channels.spread(narrow(e, wide(e, n["input_mean"]), gy)))
-        return batch.sum(e.mul(gy, centred), at, [1])
+        centered = e.sub(wide(e, x), channels.spread(narrow(e, wide(e, n["input_mean"]), gy)))
+        return batch.sum(e.mul(gy, centered), at, [1])
 
     def factor() -> ir.Value:
         return e.mul(narrow(e, wide(e, n["scale"]), gy), inverse)

@@ -64,13 +64,13 @@ def _batch_normalization(e: Emitter, node: ir.Node) -> bool:
 def _statistics(
     e: Emitter, node: ir.Node, x: ir.Value, old_mean: ir.Value, old_variance: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
-    """Mean and variance of the batch, centred before squaring; replaces the node's running statistics."""
+    """Mean and variance of the batch, centered before squaring; replaces the node's running statistics."""
     rank = e.rank(x)
     axes = [0, *range(2, rank)] if rank > 1 else [0]
     data = e.cast(x, ir.DataType.FLOAT) if x.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) else x
     mean = e.reduce("ReduceMean", data, axes, keepdims=False)
-    centred = e.sub(data, e.unsqueeze(mean, range(1, rank - 1)))
-    total = e.reduce("ReduceSumSquare", centred, axes, keepdims=False)
+    centered = e.sub(data, e.unsqueeze(mean, range(1, rank - 1)))
+    total = e.reduce("ReduceSumSquare", centered, axes, keepdims=False)
     count = e.size_mul(*(e.dim(x, axis) for axis in axes))
     variance = e.mul(total, 1 / max(count, 1)) if isinstance(count, int) else e.div(total, e.size_as(count, total))
     kept = Call(node).float("momentum", 0.9)

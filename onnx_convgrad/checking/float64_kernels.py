@@ -109,7 +109,7 @@ def _group_norm(a: Attributes, x: np.ndarray, scale: np.ndarray, bias: np.ndarra
 
 
 def _lrn(a: Attributes, x: np.ndarray) -> np.ndarray:
-    """Divide each channel by its neighbours; the reference evaluator sums the first few channels only."""
+    """Divide each channel by its neighbors; the reference evaluator sums the first few channels only."""
     below = (a["size"] - 1) // 2
     around = np.pad(x**2, [(0, 0), (below, a["size"] - 1 - below), *[(0, 0)] * (x.ndim - 2)])
     total: np.ndarray = sum(around[:, i : i + x.shape[1]] for i in range(a["size"]))  # type: ignore[assignment]

@@ -1,6 +1,6 @@
 """Run a float64 model in pieces: ONNX Runtime where it has a kernel, NumPy or ONNX's reference evaluator elsewhere.
 
-The first run goes node by node and finds which nodes the runtime accepts; afterwards neighbours that it accepts share a
+The first run goes node by node and finds which nodes the runtime accepts; afterwards neighbors that it accepts share a
 session.
 """
 
@@ -48,7 +48,7 @@ class Float64Session:
         return [np.asarray(values[name]) for name in names]
 
     def _explore(self, values: Arrays) -> None:
-        """Run node by node, then make one session of neighbours that the runtime accepts."""
+        """Run node by node, then make one session of neighbors that the runtime accepts."""
         dtypes: dict[str, np.dtype[Any]] = {k: np.asarray(v).dtype for k, v in values.items()}
         kernels: list[Piece | None] = []  # `None`: the runtime, whose sessions of single nodes are discarded
         for node in self.nodes:
@@ -58,8 +58,8 @@ class Float64Session:
             kernels.append(None if alone else piece)
             dtypes.update({o: np.asarray(values[o]).dtype for o in node.output if o})
         pairs = zip(self.nodes, kernels, strict=True)
-        for in_runtime, neighbours in itertools.groupby(pairs, key=lambda pair: pair[1] is None):
-            nodes, others = zip(*neighbours, strict=True)
+        for in_runtime, neighbors in itertools.groupby(pairs, key=lambda pair: pair[1] is None):
+            nodes, others = zip(*neighbors, strict=True)
             pieces = [self._piece(nodes, dtypes)] if in_runtime else others
             self.pieces += [piece for piece in pieces if piece is not None]
 

@@ -107,6 +107,6 @@ def wide(array: np.ndarray) -> np.ndarray:
 
 
 def _agreed(slopes: Sequence[float]) -> float:
-    """The mean of the two neighbouring slopes that agree best."""
+    """The mean of the two neighboring slopes that agree best."""
     a, b = min(itertools.pairwise(slopes), key=lambda pair: abs(pair[0] - pair[1]))
     return (a + b) / 2

@@ -53,10 +53,10 @@ def opened(model: str, options: DataOptions, *, loss: bool = False) -> Predictor
         options={"threads": options.threads} if options.threads else None,
     )
     labels = read_labels(Path(options.labels)) if options.labels else None
-    return described(predictor, labels, _preprocessing(predictor, options))
+    return described(predictor, labels, preprocessing_of(predictor, options))
 
 
-def _preprocessing(predictor: Predictor, options: DataOptions) -> Any:
+def preprocessing_of(predictor: Predictor, options: DataOptions) -> Any:
     """The preprocessing with the given options in place of the file's; `None` if there are none."""
     import numpy as np
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from json import loads
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from onnx_convgrad.cli.command import Model, command
 from onnx_convgrad.cli.tables import Output, Table, ms_text
+from onnx_convgrad.cli.view import page_path, write_page
 from onnx_convgrad.pipeline.option_text import names
 from onnx_convgrad.pipeline.options import Options
 
@@ -36,23 +38,37 @@ def explain(
         list[str] | None,
         typer.Option("--providers", metavar="NAMES", help="Place nodes on these: cuda, cpu. Implies --placement."),
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Also write the page that `view` writes.")
+    ] = None,
     out: Output,
 ) -> None:
     """Show how each convolution gradient would be computed.
+
+    If MODEL is the folder of a training program, show memory, operations and files of a step, and what each layer takes.
 
     \b
     Example:
       onnx-convgrad explain model.onnx --target cuda --input-shape image:8,3,224,224
       onnx-convgrad explain model.onnx --target cuda --placement
+      onnx-convgrad explain --training program --input-shape image:8,3,224,224
     """
+    if model.is_dir():
+        from onnx_convgrad.cli.program_report import show_program
+
+        show_program(model, options.input_shapes, out)
+        return
     from onnx_convgrad.pipeline.report import Report
     from onnx_convgrad.pipeline.stages import build
 
     placed = None
+    drawn = None if html is None else page_path(model, html)
     with out.stages() as stage:
         built = build(model, options, compare=True, progress=stage)
         if placement or providers:
             placed = _placement(built.model, options.target, names(providers or []), stage)
+        if drawn is not None:
+            write_page(model, options, built, drawn, stage)
         stage("comparing")
         report = Report.of(model, options, built)
     if out.json:

@@ -1,4 +1,4 @@
-"""Colours and helpers that the plots share, and the check whether a plot can be drawn."""
+"""Colors and helpers that the plots share, and the check whether a plot can be drawn."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ Table = Mapping[str, Any]
 _CHANGEABLE = frozenset(
     (
         "data map lr schedule schedule_options warmup epochs metric patience "
-        "checkpoint_every keep plot log tensorboard mlflow wandb providers threads"
+        "checkpoint_every keep plot log tensorboard mlflow wandb providers threads rank_timeout shard_optimizer"
     ).split()
 )
 """Options that may change when a run is resumed."""
@@ -86,6 +86,8 @@ _LAYER_DECAY = "Factor of the learning rate for every layer further from the out
 _UNFREEZE = "Train these parameters from this epoch on, the first is 1; later options win. Repeatable."
 _EMA = "Also average the weights, such as 0.999; validation and exported models use the average."
 _MASTERS = "Update float16 and bfloat16 parameters of the model in float32. [default: master-weights]"
+_SHARD = "Divide the optimizer's state among the processes of mpiexec or torchrun."
+_RANK_TIMEOUT = "How long to wait for other processes of mpiexec or torchrun. [default: 1800]"
 _RESIZE = "Resize the shorter side of images to this, then crop the middle."
 
 
@@ -97,6 +99,7 @@ PANELS = {
     "What is trained": "wrt freeze freeze_statistics precision master_weights seed",
     "Files and logs": "out checkpoint_every keep plot log tensorboard mlflow wandb",
     "Graphs": "providers threads target deterministic lowering max_workspace recompute input_shape limit",
+    "Several processes": "rank_timeout shard_optimizer",
 }
 """Heading in the help -> fields below it."""
 
@@ -163,6 +166,8 @@ class Config:
     wandb: str | None = option("--wandb PROJECT", "Also write to Weights & Biases, to this project.")
     providers: Names = option("--providers NAMES...", "cpu, cuda, cuda:1, ...", parse=text.names, default=())
     threads: int | None = option("--threads INT", "CPU threads. [default: the cores]")
+    rank_timeout: float | None = option("--rank-timeout SECONDS", _RANK_TIMEOUT)
+    shard_optimizer: bool = option("--shard-optimizer", _SHARD, default=False)
     target: str | None = option("--target NAME", "cpu, cuda, web, portable. [default: that of the first provider]")
     deterministic: bool = _shared("deterministic", default=False)
     lowering: Names = _shared("lowering", ())

@@ -60,6 +60,9 @@ class Preprocessing(metaclass=TypedArguments):
     def from_json(cls, text: str) -> Preprocessing:
         """Create from JSON text; keys may be missing, and unknown ones are ignored.
 
+        Args:
+            text: A JSON object.
+
         Raises:
             ValueError: It is not such an object.
         """

@@ -53,7 +53,7 @@ LONG_AXIS = 128
 def weigh_windows(e: Emitter, g: ir.Value, factor: int, axis: int, sizes: list[Dim]) -> ir.Value:
     """The product with the adjoint of linear interpolation by a whole factor k, as a Conv of stride k; updates `sizes`.
 
-    y[k m + r] = (1 - |d|) x[m] + |d| x[m +- 1] with d = (r + 1/2) / k - 1/2, whose sign determines the neighbour. Beyond
+    y[k m + r] = (1 - |d|) x[m] + |d| x[m +- 1] with d = (r + 1/2) / k - 1/2, whose sign determines the neighbor. Beyond
     the ends the first and the last element are repeated; their cotangents are collected by extending g with its mirror
     image.
     """

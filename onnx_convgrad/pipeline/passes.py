@@ -19,6 +19,11 @@ class Differentiate(GraphPass):
 
     Arguments and errors as for `onnx_convgrad.augment`. `lower=False` leaves the abstract gradient operators in the model
     (domain `convgrad`), so that later passes can replace them; `Lower` replaces the rest.
+
+    Args:
+        mode: `"augment"`, `"vjp"`, `"grad"`, `"jvp"` or `"hvp"`.
+        lower: Whether to replace the abstract gradient operators, too.
+        settings: The other keywords of `augment`.
     """
 
     def __init__(
@@ -51,6 +56,10 @@ class Lower(GraphPass):
     """Replace the abstract gradient operators that `Differentiate(lower=False)` left in a model by plain ones.
 
     Arguments and errors as for `onnx_convgrad.augment`.
+
+    Args:
+        training: Whether the model is a training step, whose convolutions are lowered, too.
+        settings: `target`, `lowering` and the other keywords of `augment` that concern lowerings.
     """
 
     def __init__(self, *, training: bool = False, **settings: Unpack[LoweringSettings]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnx_convgrad.base.boundary import TypedArguments
 from onnx_convgrad.errors import ConvGradError
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.ir.emit import known
@@ -54,8 +55,16 @@ class Gain:
 
 
 @dataclass(frozen=True)
-class Report:
-    """The lowering decisions for one model and target; `rows` and `to_json()` for programs, `str()` for people."""
+class Report(metaclass=TypedArguments):
+    """The lowering decisions for one model and target; `rows` and `to_json()` for programs, `str()` for people.
+
+    Args:
+        choices: The decision for each gradient operator.
+        gradients: Differentiated value -> output with its gradient.
+        target: The execution provider.
+        recomputation: What is computed again, if that was requested.
+        gain: What known sizes would save, if it is worth telling.
+    """
 
     choices: tuple[Choice, ...]
     gradients: Mapping[str, str]
@@ -65,7 +74,13 @@ class Report:
 
     @classmethod
     def of(cls, model: AnyModel, options: Options, built: Built) -> Report:
-        """Report on `built`, which was made from `model` with `options` and all lowerings priced."""
+        """Report on `built`, which was made from `model` with `options` and all lowerings priced.
+
+        Args:
+            model: The model that was transformed.
+            options: The arguments of the transformation.
+            built: Its result.
+        """
         gain = gain_of_sizes(model, options, built)
         return cls(built.choices, built.gradients, options.target, built.completion.recomputation, gain)
 
@@ -103,7 +118,8 @@ class Report:
         return json.dumps(content, indent=2)
 
     def __str__(self) -> str:
-        lines = [f"{len(self.choices)} operators of convolutions and pools for target {self.target}"]
+        count = len(self.choices)
+        lines = [f"{count} operator{'s' * (count != 1)} of convolutions and pools for target {self.target}"]
         if self.recomputation is not None:
             lines.append(str(self.recomputation))
         if self.gain is not None:

@@ -134,7 +134,13 @@ def _source(
 
 
 def run(model: Any, feed: Mapping[str, np.ndarray], **options: Any) -> dict[str, np.ndarray]:
-    """Run a model once and return its outputs by name."""
+    """Run a model once and return its outputs by name.
+
+    Args:
+        model: As for `session`.
+        feed: Name of an input -> array.
+        options: Keywords of `session`.
+    """
     live = session(model, **options)
     names = [o.name for o in live.get_outputs()]
     return dict(zip(names, live.run(names, dict(feed)), strict=True))

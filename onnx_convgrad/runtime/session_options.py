@@ -71,7 +71,11 @@ class SessionOptions:
 
     @classmethod
     def of(cls, given: Options | None) -> SessionOptions:
-        """Convert a mapping to options; raises `ArgumentError` for an unknown key."""
+        """Convert a mapping to options; raises `ArgumentError` for an unknown key.
+
+        Args:
+            given: Options, a mapping with some of their attributes, or `None`.
+        """
         if isinstance(given, SessionOptions):
             return given
         if given is not None and not isinstance(given, Mapping):

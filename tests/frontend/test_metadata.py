@@ -36,7 +36,7 @@ def test_what_is_written_is_read() -> None:
 
 def test_missing_keys_have_defaults_and_unknown_ones_are_ignored() -> None:
     model = _model()
-    model.metadata_props[PREPROCESSING] = '{"size": [8, 8], "colour": "BGR"}'
+    model.metadata_props[PREPROCESSING] = '{"size": [8, 8], "color": "BGR"}'
     assert preprocessing_of(model) == Preprocessing(size=(8, 8))
 
 

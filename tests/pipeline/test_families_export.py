@@ -52,7 +52,7 @@ def _forward(module: torch.nn.Module, x: torch.Tensor, training: bool) -> np.nda
 def test_forward(family: Family, dynamo: bool, training: bool) -> None:
     module, x = family.build(), family.example()
     if not keeps_mode(module, dynamo=dynamo, training=training):
-        pytest.skip("this exporter has no training-mode batch normalisation")
+        pytest.skip("this exporter has no training-mode batch normalization")
     proto = exported(family, dynamo=dynamo, training=training)
     onnx.checker.check_model(proto, full_check=True)
     np.testing.assert_allclose(_run(proto, x), _forward(module, x, training), rtol=1e-4, atol=1e-4)

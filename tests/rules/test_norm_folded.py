@@ -100,7 +100,7 @@ def test_a_used_value_between_is_kept(arguments: dict[str, object], extra: str) 
 
 @pytest.mark.parametrize(("mean", "bound"), [(0.0, 1e-5), (30.0, 1e-4)])
 def test_a_large_mean_costs_few_digits(mean: float, bound: float) -> None:
-    """The error grows with the ratio of mean and deviation, because x is not centred; `lowering="exact"` centres it."""
+    """The error grows with the ratio of mean and deviation, because x is not centered; `lowering="exact"` centers it."""
     model = network(mean=mean)
     arrays = {t.name: torch.tensor(numpy_helper.to_array(t), dtype=torch.float64) for t in model.graph.initializer}
     operands = {name: a.requires_grad_(name not in "mv") for name, a in arrays.items()}

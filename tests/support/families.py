@@ -72,8 +72,8 @@ def _randomize(module: nn.Module, example: Tensor) -> None:
     with torch.no_grad():
         for parameter in module.parameters():
             if parameter.numel() == max(parameter.shape, default=1):
-                centre = 1.0 if bool((parameter == 1).all()) else 0.0
-                parameter.copy_(centre + torch.empty_like(parameter).uniform_(-0.4, 0.4))
+                center = 1.0 if bool((parameter == 1).all()) else 0.0
+                parameter.copy_(center + torch.empty_like(parameter).uniform_(-0.4, 0.4))
             elif bool((parameter == parameter.flatten()[0]).all()):
                 parameter.normal_(0.0, 0.4)
         for norm in norms:

@@ -122,9 +122,9 @@ def _rewrite(e: Emitter, node: ir.Node, conv: ir.Node) -> None:
     rank = e.rank(u)
     features, channels = (size or 1 for size in (static_dims(w) or ())[:2])  # both are known
     mean = e.reduce("ReduceMean", u, [0, *range(2, rank)])
-    centred = e.sub(u, mean)
+    centered = e.sub(u, mean)
     matrix = e.reshape(w, [features, channels])
-    covariance = _covariance(e, centred, channels)
+    covariance = _covariance(e, centered, channels)
     product = e.mul(e.matmul(matrix, covariance), matrix)
     variance = e.op("Relu", e.reduce_sum(product, [1], keepdims=False))
     deviation = e.op("Sqrt", e.add(variance, n.float("epsilon", 1e-5)))
@@ -134,16 +134,16 @@ def _rewrite(e: Emitter, node: ir.Node, conv: ir.Node) -> None:
         for statistic, value in zip(node.outputs[1:], (means, variance), strict=True):
             statistic.replace_all_uses_with(value)
     copies = [ir.Attr(a.name, a.type, a.value) for a in conv.attributes.values()]
-    become(node, "Conv", [centred, scaled, bias], copies)
+    become(node, "Conv", [centered, scaled, bias], copies)
 
 
-def _covariance(e: Emitter, centred: ir.Value, channels: int) -> ir.Value:
+def _covariance(e: Emitter, centered: ir.Value, channels: int) -> ir.Value:
     """z z' / M: the weight gradient of a pointwise convolution with itself."""
-    rank = e.rank(centred) - 2
-    like = e.const(np.zeros((channels, channels, *[1] * rank)), centred.dtype)
+    rank = e.rank(centered) - 2
+    like = e.const(np.zeros((channels, channels, *[1] * rank)), centered.dtype)
     window = {"strides": (1,) * rank, "dilations": (1,) * rank, "pads": (0,) * (2 * rank), "group": 1}
-    total = e.op("ConvWeightGrad", centred, centred, like, domain=DOMAIN, **window)
-    sizes: list[Dim] = [e.dim(centred, axis) for axis in (0, *range(2, rank + 2))]
+    total = e.op("ConvWeightGrad", centered, centered, like, domain=DOMAIN, **window)
+    sizes: list[Dim] = [e.dim(centered, axis) for axis in (0, *range(2, rank + 2))]
     count = e.size_mul(*sizes)
     flat = e.reshape(total, [channels, channels])
     return e.mul(flat, 1 / max(count, 1)) if isinstance(count, int) else e.div(flat, e.size_as(count, flat))

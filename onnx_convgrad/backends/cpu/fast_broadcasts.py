@@ -64,7 +64,7 @@ _NUMBERS = 256
 def _full_rank(e: Emitter, node: ir.Node) -> ir.Value | None:
     """Give operands of one element as many axes as the result.
 
-    The runtime merges neighbouring axes into one stretch, but not across an axis of 1 if an operand has fewer axes: a scalar
+    The runtime merges neighboring axes into one stretch, but not across an axis of 1 if an operand has fewer axes: a scalar
     with [N, C, 1, 1] (gates, statistics, weights of 1x1 convolutions) makes a call per element and takes 40 times as long.
     """
     sizes = static_dims(node.outputs[0])

@@ -1,6 +1,6 @@
 """Transpose, DepthToSpace and SpaceToDepth that would move single elements, written so that rows are moved.
 
-ONNX Runtime's CPU provider moves elements one at a time, at 3 ns, unless the last axis stays in place or two neighbouring
+ONNX Runtime's CPU provider moves elements one at a time, at 3 ns, unless the last axis stays in place or two neighboring
 groups of axes are exchanged. If a short axis leaves or takes the last place, as between depth and space, a Split and a
 Concat can move it, and the remaining Transpose moves rows: 4 to 10 times faster.
 """

@@ -65,18 +65,18 @@ _TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 def _statistics(e: Emitter, x: ir.Value, epsilon: float) -> tuple[ir.Value, ir.Value]:
     """z and r, over the axes from the third on."""
     normalized = Normalized.of(e, x, axes_from(e, x, 2), epsilon)
-    return normalized.centred, normalized.inverse
+    return normalized.centered, normalized.inverse
 
 
 def _normalize_channels(e: Emitter, node: ir.Node) -> None:
     x, scale, bias = (Call(node)[name] for name in ("input", "scale", "B"))
-    centred, inverse = _statistics(e, x, Call(node).float("epsilon", 1e-5))
+    centered, inverse = _statistics(e, x, Call(node).float("epsilon", 1e-5))
     if _is(scale, 1) and _is(bias, 0):
-        become(node, "Mul", [centred, inverse])
+        become(node, "Mul", [centered, inverse])
         return
     inner = range(1, e.rank(x) - 1)
     slope = e.mul(inverse, e.unsqueeze(scale, inner))
-    become(node, "Add", [e.mul(centred, slope), e.unsqueeze(bias, inner)])
+    become(node, "Add", [e.mul(centered, slope), e.unsqueeze(bias, inner)])
 
 
 def _normalize_groups(e: Emitter, node: ir.Node) -> None:
@@ -84,8 +84,8 @@ def _normalize_groups(e: Emitter, node: ir.Node) -> None:
     x, scale, bias = (n[name] for name in ("X", "scale", "bias"))
     dims, groups = e.dims(x), n.int("num_groups", 1)
     within = e.size_div(e.size_mul(*dims[1:]), groups)
-    centred, inverse = _statistics(e, e.reshape(x, [dims[0], groups, within]), n.float("epsilon", 1e-5))
-    scaled = e.mul(e.reshape(centred, dims), _slope(e, inverse, scale, len(dims)))
+    centered, inverse = _statistics(e, e.reshape(x, [dims[0], groups, within]), n.float("epsilon", 1e-5))
+    scaled = e.mul(e.reshape(centered, dims), _slope(e, inverse, scale, len(dims)))
     become(node, "Add", [scaled, e.unsqueeze(bias, range(1, len(dims) - 1))])
 
 
@@ -139,8 +139,8 @@ def _only_reader(value: ir.Value, keep: Collection[ir.Value], op_type: str) -> i
 
 def _scale(e: Emitter, node: ir.Node, found: _Scaled) -> None:
     """Pass z instead of z r to the Reshape, and multiply r into the factor."""
-    centred, inverse = _statistics(e, Call(node)["input"], Call(node).float("epsilon", 1e-5))
-    found.shaped.replace_input_with(0, centred)
+    centered, inverse = _statistics(e, Call(node)["input"], Call(node).float("epsilon", 1e-5))
+    found.shaped.replace_input_with(0, centered)
     e.anchor, whole = found.scaling, found.shaped.outputs[0]
     slope = _slope(e, inverse, e.reshape(found.factor, [-1]), e.rank(whole))
     become(found.scaling, "Mul", [whole, slope])

@@ -44,7 +44,7 @@ def _taps(axes: Sequence[Axis]) -> list[tuple[int, ...]]:
 
 
 def _pitches(sizes: Sequence[int]) -> list[int]:
-    """Distances in memory of neighbours along each axis of a grid."""
+    """Distances in memory of neighbors along each axis of a grid."""
     return [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
 
 

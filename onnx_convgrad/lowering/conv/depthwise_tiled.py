@@ -214,7 +214,7 @@ def _tiled(e: Emitter, v: ir.Value, spec: ConvSpec, images: Images, size: list[D
     planes = e.size_mul(*size[:2])
     count = rows_of([t.count for t in axes], inside)
     others = copies // tile[0]
-    if others > 1:  # phases of the other axes: neighbours in a row come from different channels
+    if others > 1:  # phases of the other axes: neighbors in a row come from different channels
         flat = e.reshape(result, [e.size_mul(planes, tile[0]), others, e.size_mul(*count)])
         parts = list(e.ops("Split", flat, outputs=others, axis=1, num_outputs=others))
         result = interleave(e, parts, e.size_mul(planes, tile[0]), count, [1, *tile[1:]])

@@ -2,7 +2,7 @@
 
 A runtime gathers patches by short copies, one per row of the result. Where rows of the result are short, they become longer
 if every point of an image holds `m` numbers: the last axis [.., size] becomes [.., size m], dilation, padding and stride
-along it are `m` times as large, and one copy takes all `m` of a point, or of neighbouring ones::
+along it are `m` times as large, and one copy takes all `m` of a point, or of neighboring ones::
 
     weight gradient    dw[o, t, c] = sum over p of dy[o, p] x[s p + d t - b, c]     m channels of a group
     Conv and dX        y[o, p, n]  = sum over c, t of w[o, c, t] x[c, p + d t - b, n]   m samples

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import count, islice
@@ -12,7 +14,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from onnx_convgrad.base.boundary import CallersCode, TypedArguments
+from onnx_convgrad.base.boundary import CallersCode, TypedArguments, typed_errors
 from onnx_convgrad.base.numbers import flag, whole
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.training.data.checks import check_batch, check_labels
@@ -25,6 +27,9 @@ from onnx_convgrad.training.program.manifest import Manifest
 
 _END: Any = object()
 
+_PROBED = 8
+"""Samples that `Loader.probe` looks at."""
+
 BATCH_SIZE = 32
 """Default number of samples in a batch."""
 
@@ -34,7 +39,12 @@ class Batches(Protocol):
     """The data of a training run. May have a length: the number of batches of an epoch."""
 
     def epoch_iterator(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch, from number `start` on; the same for the same arguments."""
+        """The batches of an epoch, from number `start` on; the same for the same arguments.
+
+        Args:
+            epoch: Number of the epoch, counted from 0, which decides the order.
+            start: Number of the first batch that is wanted.
+        """
 
     def describe(self) -> dict[str, Any]:
         """A description that distinguishes these data from others, as JSON values; checkpoints contain it."""
@@ -50,6 +60,13 @@ DataLike: TypeAlias = (
     | Callable[[int], Iterable[BatchLike]]
 )
 """Anything that `as_batches` takes."""
+
+
+def shard_of(count: int, rank: int, size: int) -> slice:
+    """The samples of one of `size` ranks, out of `count`: as even as possible, the first ranks have more."""
+    each, more = divmod(count, size)
+    start = rank * each + min(rank, more)
+    return slice(start, start + each + (rank < more))
 
 
 class Loader(metaclass=TypedArguments):
@@ -105,6 +122,7 @@ class Loader(metaclass=TypedArguments):
         self.prefetch = (2 if self.dataset.slow else 0) if prefetch is None else whole(prefetch, "prefetch", 0)
         if self.augment:
             self.dataset.mixing.check(manifest)
+        self.own: Callable[[int], slice] | None = None
         first = slice(0, min(self.batch_size, len(self.dataset)))
         self._batch(first, self.dataset)  # reports arrays that do not fit at once
 
@@ -113,7 +131,12 @@ class Loader(metaclass=TypedArguments):
         return full + (rest > 0 and not self.drop_last)
 
     def epoch_iterator(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch, from number `start` on; earlier ones are not read."""
+        """The batches of an epoch, from number `start` on; earlier ones are not read.
+
+        Args:
+            epoch: Number of the epoch, counted from 0, which decides the order.
+            start: Number of the first batch that is wanted.
+        """
         return prefetched(self._batches(epoch, start), self.prefetch)
 
     def describe(self) -> dict[str, Any]:
@@ -122,8 +145,39 @@ class Loader(metaclass=TypedArguments):
         return {**self.dataset.describe(), **{name: getattr(self, name) for name in options}}
 
     def rows(self, epoch: int, number: int) -> Rows:
-        """The numbers of the samples in one batch of an epoch, in the set that a part was split from."""
+        """The numbers of the samples in one batch of an epoch, in the set that a part was split from.
+
+        Args:
+            epoch: Number of the epoch, counted from 0.
+            number: Number of the batch.
+        """
         return self._numbers(next(self._rows(epoch, number)))
+
+    def shard(self, rank: int, size: int) -> Loader:
+        """The loader of one of several ranks: its shard of every batch, or an empty mapping where it has none.
+
+        Raises:
+            ArgumentError: The program takes batches of a fixed size.
+        """
+        fixed = self.inputs.batch_size()
+        if fixed is not None:
+            raise ArgumentError(
+                f"The program takes batches of {fixed}, which {size} ranks cannot divide among themselves.",
+                hint="Build it with a symbolic batch size: input_shapes, or"
+                f" --input-shape {self.manifest.data[0].name}:N,... .",
+            )
+        loader = copy.copy(self)
+        loader.own = partial(shard_of, rank=rank, size=size)
+        return loader
+
+    def probe(self) -> int:
+        """A checksum of the first samples, which differs between data of the same kind and size."""
+        with CallersCode(self.dataset):
+            arrays = self.dataset.take(slice(0, min(_PROBED, len(self.dataset))))
+        total = 0
+        for name in sorted(arrays):
+            total = zlib.crc32(np.ascontiguousarray(arrays[name]).tobytes(), total)
+        return total
 
     def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
         dataset = self.dataset.augmented(self.seed, epoch) if self.augment else self.dataset
@@ -134,9 +188,14 @@ class Loader(metaclass=TypedArguments):
         order = permutation(samples, self.seed, epoch) if self.shuffle else None
         for first in range(start * size, len(self) * size, size):
             rows = slice(first, min(first + size, samples))
+            if self.own is not None:
+                own = self.own(rows.stop - rows.start)
+                rows = slice(first + own.start, first + own.stop)
             yield rows if order is None else order[rows]
 
     def _batch(self, rows: Rows, dataset: Dataset) -> Batch:
+        if not (rows.stop - rows.start if isinstance(rows, slice) else len(rows)):
+            return {}
         with CallersCode(dataset):
             arrays = dataset.take(rows)
         batch = check_batch(self.inputs(arrays), self.manifest, lambda i: _number(self._numbers(rows), i))
@@ -198,7 +257,12 @@ class Stream(metaclass=TypedArguments):
         return len(source)
 
     def epoch_iterator(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch; those before `start` are read from the source and skipped."""
+        """The batches of an epoch; those before `start` are read from the source and skipped.
+
+        Args:
+            epoch: Number of the epoch, counted from 0, which decides the order.
+            start: Number of the first batch that is wanted.
+        """
         return prefetched(self._batches(epoch, start), self.prefetch)
 
     def describe(self) -> dict[str, Any]:
@@ -227,10 +291,7 @@ class Stream(metaclass=TypedArguments):
     def _opened(self, epoch: int) -> Iterator[BatchLike]:
         source = self.source
         if not isinstance(source, Iterable):
-            opened = source(epoch)
-            if not isinstance(opened, Iterable):
-                raise ArgumentError(f"The function for the data returned {opened!r}, not batches.")
-            return iter(opened)
+            return called(source, epoch)
         if isinstance(source, Iterator):
             if self._spent:
                 raise ArgumentError(
@@ -252,7 +313,11 @@ def _of_stream(batch: int, i: int) -> str:
 
 
 def as_dataset(source: DataLike) -> Dataset | None:
-    """Convert a data set, arrays by name, or a path to a data set; `None` for anything else."""
+    """Convert a data set, arrays by name, or a path to a data set; `None` for anything else.
+
+    Args:
+        source: A data set, arrays by name, or a path.
+    """
     if isinstance(source, Dataset):
         return source
     if isinstance(source, Mapping):
@@ -265,6 +330,15 @@ def as_dataset(source: DataLike) -> Dataset | None:
     return None
 
 
+def called(source: Callable[[int], Any], epoch: int) -> Iterator[BatchLike]:
+    """The batches that a function returns for an epoch."""
+    opened = source(epoch)
+    if not isinstance(opened, Iterable):
+        raise ArgumentError(f"The function for the data returned {opened!r}, not batches.")
+    return iter(opened)
+
+
+@typed_errors
 def as_batches(
     source: DataLike,
     manifest: Manifest,
@@ -282,6 +356,17 @@ def as_batches(
     `source` is a `Dataset`, arrays by name, or the path of an `.npz` or `.npy` file or of a folder with images per class,
     read by a `Loader`; an iterable of batches, such as a PyTorch `DataLoader`, or a function from the epoch to one, read by
     a `Stream`; or `Batches`, which are returned unchanged. The other arguments are those of `Loader` and `Stream`.
+
+    Args:
+        source: The data, as above.
+        manifest: The description of the program.
+        batch_size: Samples per batch; the program's, or 32.
+        shuffle: Whether each epoch has a new order.
+        seed: Seed of the order.
+        drop_last: Whether to leave out a last batch that is smaller.
+        prefetch: Batches that are read ahead in a thread.
+        names: Input or target of the program -> name of its array.
+        augment: Whether to change samples at random, as `Dataset.augmented` does.
 
     Raises:
         ArgumentError: The data cannot be read, or do not fit the program.

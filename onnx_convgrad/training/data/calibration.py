@@ -125,7 +125,7 @@ def channel_moments(
     """
     m = canonicalize(bind_inputs(copied(model), input_values), input_shapes)
     set_inference(m.graph)
-    batches = _inputs_of(m.graph, data, batch_size, names)
+    batches = inputs_of(m.graph, data, batch_size, names)
     results = _with_moments(m.graph, values)
     live = session(m)
     total: dict[str, Moments] = {}
@@ -168,7 +168,7 @@ def _with_moments(graph: ir.Graph, names: Sequence[str]) -> list[str]:
     return list(names)
 
 
-def _inputs_of(
+def inputs_of(
     graph: ir.Graph, data: DataLike, batch_size: int | None, names: Mapping[str, str] | None
 ) -> Iterator[Batch]:
     """The batches of data for the inputs of a graph, in a random order that is always the same; targets are dropped."""

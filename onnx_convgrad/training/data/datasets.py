@@ -48,14 +48,22 @@ class Dataset(metaclass=TypedArguments):
 
     @abstractmethod
     def take(self, rows: Rows) -> dict[str, np.ndarray]:
-        """Read samples: name -> array."""
+        """Read samples: name -> array.
+
+        Args:
+            rows: A range of samples, or their numbers.
+        """
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
         """Describe kind and sizes as JSON values."""
 
     def bound(self, manifest: Manifest) -> Dataset:  # noqa: ARG002 - most sets do not depend on the program
-        """The set for a program, whose inputs decide, for example, the size of images."""
+        """The set for a program, whose inputs decide, for example, the size of images.
+
+        Args:
+            manifest: The description of the program.
+        """
         return self
 
     @property
@@ -69,7 +77,12 @@ class Dataset(metaclass=TypedArguments):
         return {}
 
     def augmented(self, seed: int, epoch: int) -> Dataset:
-        """The set to train on in an epoch, with random changes that depend on the arguments and the samples alone."""
+        """The set to train on in an epoch, with random changes that depend on the arguments and the samples alone.
+
+        Args:
+            seed: The seed of the run.
+            epoch: Number of the epoch, counted from 0.
+        """
         if not self.mixing:
             return self
         changed = copy(self)
@@ -78,6 +91,10 @@ class Dataset(metaclass=TypedArguments):
 
     def split(self, share: float, seed: int = 0) -> tuple[Dataset, Dataset]:
         """Split into two random disjoint parts, the second one with `share` of the samples.
+
+        Args:
+            share: Share of the samples in the second part, above 0 and below 1.
+            seed: Seed of the random order.
 
         Raises:
             ArgumentError: A part would be empty.
@@ -144,7 +161,12 @@ class Arrays(Dataset):
 
 
 class Part(Dataset):
-    """A subset of a set: the samples with the numbers `rows`."""
+    """A subset of a set: the samples with the numbers `rows`.
+
+    Args:
+        dataset: The set.
+        rows: Numbers of the samples.
+    """
 
     def __init__(self, dataset: Dataset, rows: np.ndarray) -> None:
         self.dataset, self.rows = dataset, rows
@@ -183,6 +205,9 @@ def read_arrays(path: str | os.PathLike[str]) -> Arrays:
     """Open the arrays of an `.npz` file, of a `.npy` file, or of the `.npy` files in a folder, named like the files.
 
     `.npy` files and the members of an uncompressed `.npz` are memory-mapped; compressed members are read into memory.
+
+    Args:
+        path: The file or folder.
 
     Raises:
         ArgumentError: A file is missing or does not hold plain arrays.

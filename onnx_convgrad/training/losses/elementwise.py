@@ -56,15 +56,27 @@ class Loss(metaclass=TypedArguments):
         return ""
 
     def axis_of(self, y: ir.Value) -> int:
-        """The axis of the classes, for a loss that takes logits or log-probabilities of classes."""
+        """The axis of the classes, for a loss that takes logits or log-probabilities of classes.
+
+        Args:
+            y: The output.
+        """
         return len(shape_of(y, "the class axis")) - 1
 
     def target(self, y: ir.Value) -> Spec:
-        """Dtype and shape of the target for the output `y`; those of `y` by default."""
+        """Dtype and shape of the target for the output `y`; those of `y` by default.
+
+        Args:
+            y: The output.
+        """
         return y.dtype or ir.DataType.FLOAT, y.shape
 
     def more_targets(self, y: ir.Value) -> dict[str, Spec]:  # noqa: ARG002 - most losses have one target
-        """Further targets: the input `<target>_<key>` for each key; the loss is called with them behind the target."""
+        """Further targets: the input `<target>_<key>` for each key; the loss is called with them behind the target.
+
+        Args:
+            y: The output.
+        """
         return {}
 
     @abstractmethod
@@ -135,7 +147,11 @@ class L1(Loss):
 
 @dataclass(frozen=True, eq=False)
 class Huber(Loss):
-    """d^2 / 2 where |d| <= delta, else delta (|d| - delta / 2), with d = y - target."""
+    """d^2 / 2 where |d| <= delta, else delta (|d| - delta / 2), with d = y - target.
+
+    Args:
+        delta: Where the square turns into a line; above 0.
+    """
 
     delta: float = 1.0
 

@@ -16,6 +16,10 @@ class LAMB(Adam):
     You et al., "Large Batch Optimization for Deep Learning" (2020), algorithm 2, with phi the identity. Where |p| or |u| is
     0, the ratio is 1, as in timm and NVIDIA's Apex. These clip all gradients to a joint norm of 1 by default; here that is
     `clip_norm=1`.
+
+    Args:
+        eps: Added to the denominator.
+        weight_decay: Factor of the parameter that is added to the step, before it is rescaled.
     """
 
     eps: float = 1e-6

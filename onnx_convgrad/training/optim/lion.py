@@ -14,6 +14,11 @@ class Lion(Optimizer):
 
     Chen et al., "Symbolic Discovery of Optimization Algorithms" (2023), algorithm 2; equal to the package lion-pytorch. The
     paper recommends a learning rate of a third to a tenth of AdamW's, and a weight decay as many times larger.
+
+    Args:
+        lr: Learning rate, or a `Schedule`.
+        betas: beta1, of the step, and beta2, of the stored average.
+        weight_decay: Share of the parameter that each step takes away, times the learning rate.
     """
 
     lr: float | Schedule = 1e-4

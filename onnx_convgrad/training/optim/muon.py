@@ -31,6 +31,15 @@ class Muon(Optimizer):
     Args:
         orthogonal: Whether to use Muon, for groups.
         adamw_lr: Learning rate of AdamW; `lr` by default. It keeps its ratio to `lr` under a schedule.
+        weight_decay: Share of the parameter that each step takes away, times the learning rate.
+        momentum: Share of the buffer b that is kept in each step.
+        nesterov: Whether to take Nesterov's step.
+        ns_coefficients: Coefficients a, b and c of the iteration.
+        eps: Least norm that a matrix is divided by.
+        ns_steps: Number of iterations, below 100.
+        adjust_lr_fn: `"original"` (also `None`) or `"match_rms_adamw"`: the factor r.
+        adamw_betas: `betas` of AdamW.
+        adamw_eps: `eps` of AdamW.
     """
 
     weight_decay: float = 0.1

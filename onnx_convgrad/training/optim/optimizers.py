@@ -91,6 +91,7 @@ class Optimizer(metaclass=TypedArguments):
         clip_value: Clamp every entry of every gradient to [-clip_value, clip_value].
         clip_norm: Scale all gradients together so that their joint L2 norm is at most this; after `clip_value`.
         maximize: Move along the gradient instead of against it.
+        lr: Learning rate, or a `Schedule`.
     """
 
     lr: float | Schedule = field(default=1e-3)
@@ -149,7 +150,11 @@ class Optimizer(metaclass=TypedArguments):
         return {"name": type(self).__name__, **rate, **plain}
 
     def of(self, parameter: str) -> tuple[Optimizer, float]:
-        """The optimizer of one parameter, and its factor of the learning rate."""
+        """The optimizer of one parameter, and its factor of the learning rate.
+
+        Args:
+            parameter: Its name.
+        """
         options = self._options_of(parameter)
         scale = float(options.get("lr_scale", self.lr_scale))
         if "lr" in options:
@@ -171,7 +176,11 @@ class Optimizer(metaclass=TypedArguments):
         return options
 
     def fitted(self, layers: Sequence[Mapping[str, Sequence[int]]]) -> Self:
-        """The optimizer of the parameters of one model; their shapes by name, by layer, from the input to the output."""
+        """The optimizer of the parameters of one model; their shapes by name, by layer, from the input to the output.
+
+        Args:
+            layers: Name of a parameter -> its shape, for each layer.
+        """
         if self.layer_decay is None:
             return self
         return self.regrouped({
@@ -181,7 +190,11 @@ class Optimizer(metaclass=TypedArguments):
         })  # fmt: skip
 
     def regrouped(self, options: Mapping[str, Mapping[str, Any]]) -> Self:
-        """Change the options of some parameters, whatever the groups say."""
+        """Change the options of some parameters, whatever the groups say.
+
+        Args:
+            options: Name of a parameter -> the options that change.
+        """
         last = {literal(name): {**self._options_of(name), **changes} for name, changes in options.items()}
         return replace(self, groups={**{k: v for k, v in self.groups.items() if k not in last}, **last})
 
@@ -195,7 +208,11 @@ class Optimizer(metaclass=TypedArguments):
 
     @abstractmethod
     def step(self, p: Operands) -> Step:
-        """Emit the update of one parameter."""
+        """Emit the update of one parameter.
+
+        Args:
+            p: Parameter, gradient, state and learning rate, as values of the graph.
+        """
 
 
 def _base_rate(schedule: Schedule) -> float:
@@ -232,6 +249,13 @@ class SGD(Optimizer):
     """d = g + weight_decay p;  b <- momentum b + (1 - dampening) d;  p <- p - eta b.
 
     In the first step b is d. With `nesterov`, p <- p - eta (d + momentum b).
+
+    Args:
+        lr: Learning rate, or a `Schedule`.
+        momentum: Share of the buffer b that is kept in each step; 0 for none.
+        nesterov: Whether to take Nesterov's step.
+        weight_decay: Factor of the parameter that is added to its gradient.
+        dampening: Share of the gradient that does not enter the buffer.
     """
 
     momentum: float = 0.0
@@ -281,6 +305,13 @@ class Adam(Optimizer):
 
     mhat = m / (1 - beta1^t), vhat = v / (1 - beta2^t); with `amsgrad`, v in vhat is the largest so far. Weight decay is
     added to the gradient. Kingma and Ba (2015); Reddi et al. (2018).
+
+    Args:
+        lr: Learning rate, or a `Schedule`.
+        betas: beta1 and beta2, the shares of both averages that are kept in each step.
+        eps: Added to the denominator.
+        weight_decay: Factor of the parameter that is added to its gradient.
+        amsgrad: Whether to divide by the largest vhat so far.
     """
 
     betas: tuple[float, float] = (0.9, 0.999)
@@ -300,7 +331,13 @@ class Adam(Optimizer):
         return self.adam(p, decayed(p, self.weight_decay), p.parameter)
 
     def adam(self, p: Operands, g: ir.Value, parameter: ir.Value) -> Step:
-        """p - eta mhat / (sqrt(vhat) + eps)."""
+        """p - eta mhat / (sqrt(vhat) + eps).
+
+        Args:
+            p: The operands of the update.
+            g: The gradient.
+            parameter: The parameter, after decoupled weight decay if there is one.
+        """
         ratio, factor, state = self.moments(p, g)
         return descend(p, parameter, p.e.mul(ratio, p.cast(p.e.mul(p.eta, factor)))), state
 
@@ -308,6 +345,10 @@ class Adam(Optimizer):
         """mhat / (sqrt(vhat) + eps) as a value and a float64 factor of it, and the next state.
 
         With c1 and c2 the corrections, these are m / (sqrt(v) + eps sqrt(c2)) and sqrt(c2) / c1.
+
+        Args:
+            p: The operands of the update.
+            g: The gradient.
         """
         e, (beta1, beta2) = p.e, self.betas
         state = {
@@ -324,7 +365,11 @@ class Adam(Optimizer):
 
 @dataclass(frozen=True)
 class AdamW(Adam):
-    """Adam with decoupled weight decay: first p <- (1 - eta weight_decay) p. Loshchilov and Hutter (2019)."""
+    """Adam with decoupled weight decay: first p <- (1 - eta weight_decay) p. Loshchilov and Hutter (2019).
+
+    Args:
+        weight_decay: Share of the parameter that each step takes away, times the learning rate.
+    """
 
     weight_decay: float = 1e-2
 
@@ -339,6 +384,14 @@ class RMSprop(Optimizer):
 
     With `centered`, the square of the averaged gradient is subtracted from v; with `momentum`, b <- momentum b + the
     quotient, and p <- p - eta b. Weight decay is added to the gradient.
+
+    Args:
+        lr: Learning rate, or a `Schedule`.
+        alpha: Share of the average v that is kept in each step.
+        eps: Added to the denominator.
+        weight_decay: Factor of the parameter that is added to its gradient.
+        momentum: Share of the buffer b that is kept in each step; 0 for none.
+        centered: Whether to divide by the standard deviation of the gradient.
     """
 
     lr: float | Schedule = 1e-2
@@ -372,7 +425,15 @@ class RMSprop(Optimizer):
 
 @dataclass(frozen=True)
 class Adagrad(Optimizer):
-    """s <- s + g^2;  p <- p - eta / (1 + (t - 1) lr_decay) g / (sqrt(s) + eps). Weight decay is added to the gradient."""
+    """s <- s + g^2;  p <- p - eta / (1 + (t - 1) lr_decay) g / (sqrt(s) + eps). Weight decay is added to the gradient.
+
+    Args:
+        lr: Learning rate, or a `Schedule`.
+        lr_decay: Decay of the learning rate with the number of steps.
+        weight_decay: Factor of the parameter that is added to its gradient.
+        initial_accumulator_value: First value of s.
+        eps: Added to the denominator.
+    """
 
     lr: float | Schedule = 1e-2
     lr_decay: float = 0.0

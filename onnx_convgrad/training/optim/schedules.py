@@ -23,7 +23,11 @@ class Schedule(metaclass=TypedArguments):
 
     @abstractmethod
     def __call__(self, step: int) -> float:
-        """The learning rate after `step` finished steps."""
+        """The learning rate after `step` finished steps.
+
+        Args:
+            step: Number of finished steps.
+        """
 
     def options(self) -> dict[str, Any]:
         """Name and options as JSON values, from which `schedule_from` recreates the schedule."""
@@ -36,7 +40,11 @@ class Schedule(metaclass=TypedArguments):
 
 @dataclass(frozen=True, slots=True)
 class Constant(Schedule):
-    """A constant learning rate."""
+    """A constant learning rate.
+
+    Args:
+        lr: The learning rate.
+    """
 
     lr: float
 
@@ -49,7 +57,14 @@ class Constant(Schedule):
 
 @dataclass(frozen=True, slots=True)
 class Step(Schedule):
-    """`lr gamma^floor(step / step_size)`; with `milestones`, `gamma` to the number of milestones reached."""
+    """`lr gamma^floor(step / step_size)`; with `milestones`, `gamma` to the number of milestones reached.
+
+    Args:
+        lr: The first learning rate.
+        step_size: Steps between two drops; 0 if `milestones` are given.
+        gamma: Factor of each drop.
+        milestones: Steps of the drops.
+    """
 
     lr: float
     step_size: int = 0
@@ -72,7 +87,13 @@ class Step(Schedule):
 
 @dataclass(frozen=True, slots=True)
 class Cosine(Schedule):
-    """Half a cosine from `lr` down to `minimum` in `steps` steps, then `minimum`."""
+    """Half a cosine from `lr` down to `minimum` in `steps` steps, then `minimum`.
+
+    Args:
+        lr: The first learning rate.
+        steps: Length of the descent.
+        minimum: The last learning rate.
+    """
 
     lr: float
     steps: int
@@ -93,6 +114,11 @@ class Warmup(Schedule):
     """Linear warm-up from `start` times the first rate of `schedule` to all of it in `steps` steps, then the schedule.
 
     The schedule begins after the warm-up, so a `Cosine` of n steps takes n steps more.
+
+    Args:
+        schedule: What follows the warm-up: a schedule or a constant rate.
+        steps: Length of the warm-up.
+        start: First rate, as a share of the rate that the schedule starts with.
     """
 
     schedule: Schedule | float
@@ -116,6 +142,14 @@ class OneCycle(Schedule):
     """From `lr / div` up to `lr` during the share `rise` of all steps, then down to `lr / (div * final_div)`.
 
     Smith and Topin, "Super-convergence" (2019), in PyTorch's two-phase form; momentum is not cycled.
+
+    Args:
+        lr: The highest learning rate.
+        steps: Length of the whole cycle.
+        rise: Share of the steps until the highest rate.
+        div: The highest rate divided by the first one.
+        final_div: The first rate divided by the last one.
+        anneal: `"cos"` or `"linear"`: the form of both parts.
     """
 
     lr: float

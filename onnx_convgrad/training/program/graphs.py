@@ -13,6 +13,7 @@ from onnx_convgrad.autodiff.reverse import backward
 from onnx_convgrad.base.limits import limits_of
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError, first_few
+from onnx_convgrad.frontend.quantized import mark_quantized
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.notes import MANIFEST
@@ -143,6 +144,10 @@ class Builder:
         draft = Draft(self.plan.base, self.plan.target)
         forward = self._forward(draft, training=True)
         sources = {name: draft.values[name] for name in self.plan.parameters}
+        marks = mark_quantized(draft.graph, sources.values(), even_steps=self.plan.quantization == "lsq")
+        if marks:
+            draft.restart()
+            forward = replace(forward, loss=marks.get(forward.loss, forward.loss))
         e, scale = draft.e, None
         with draft.named("seed"):
             seed = e.full_like(forward.loss, 1)

@@ -20,7 +20,7 @@ import onnx_ir as ir
 from onnx_convgrad.ir.emit import Dim, Emitter
 
 _STRIDE = 0x9E3779B1
-"""2^32 divided by the golden ratio, odd, so that neighbours start far apart."""
+"""2^32 divided by the golden ratio, odd, so that neighbors start far apart."""
 
 _HALF = 1 << 16
 _ROUNDS = 3
@@ -28,7 +28,7 @@ _INT = ir.DataType.INT32
 
 
 def initial_state(seed: int | Sequence[int]) -> int:
-    """The initial state of a seed or several; neighbouring seeds give distant states, since each step adds one."""
+    """The initial state of a seed or several; neighboring seeds give distant states, since each step adds one."""
     return int(np.random.SeedSequence(seed).generate_state(1)[0]) >> 1
 
 

@@ -43,6 +43,7 @@ class Plan:
         precision: `"float32"`, or a key of `precision.NARROW`.
         scale: The loss scale; `None` if the precision needs none.
         masters: Whether float16 and bfloat16 parameters have float32 masters.
+        quantization: A member of `surgery.quantization.MODES`; `None` without quantization-aware training.
     """
 
     source: ir.Model
@@ -59,6 +60,7 @@ class Plan:
     precision: str
     scale: LossScale | None
     masters: bool
+    quantization: str | None = None
 
     def statistics(self) -> tuple[str, ...]:
         """Names of the running statistics that are updated."""

@@ -116,7 +116,11 @@ class Term(metaclass=TypedArguments):
         return self.loss is not None and getattr(self.loss, "has_target", True)
 
     def targets(self, y: ir.Value) -> dict[str, Spec]:
-        """The targets of the loss of a value, by name; none without a loss."""
+        """The targets of the loss of a value, by name; none without a loss.
+
+        Args:
+            y: The value that the loss reads.
+        """
         if self.loss is None or not self.has_target:
             return {}
         name = self.target or "target"

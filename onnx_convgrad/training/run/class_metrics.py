@@ -22,6 +22,12 @@ class OfClasses(Metric):
 
     Args:
         output: The output to compare, if the program has several losses.
+        target: Name of the target. This and the following arguments follow from the program; `of` fills them in.
+        binary: Whether the output has labels instead of classes.
+        ignored: The target that does not count.
+        axis: Axis of the classes; the loss's by default.
+        logits: Whether the output has logits, not probabilities.
+        label: What is appended to the name.
     """
 
     output: str | None = None
@@ -203,7 +209,11 @@ class AUROC(OfClasses, Total):
         return scores.mean_area(self.areas(parts))
 
     def areas(self, parts: Sequence[np.ndarray]) -> np.ndarray:
-        """The area of each class or label."""
+        """The area of each class or label.
+
+        Args:
+            parts: Results of `collect`, one for each batch.
+        """
         table = np.concatenate(parts)
         count = table.shape[1] // 2 if self.binary else table.shape[1] - 1
         target = table[:, count:] if self.binary else table[:, count]

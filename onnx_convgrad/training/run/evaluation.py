@@ -25,7 +25,6 @@ from onnx_convgrad.training.program.manifest import Port
 from onnx_convgrad.training.run import scores
 from onnx_convgrad.training.run.batch_weights import loss_terms, samples
 from onnx_convgrad.training.run.class_metrics import AUROC, Accuracy, ConfusionMatrix
-from onnx_convgrad.training.run.fit import measure, measured
 from onnx_convgrad.training.run.metric import Metric
 from onnx_convgrad.training.run.prediction import batch_results
 from onnx_convgrad.training.run.predictions import (
@@ -50,6 +49,7 @@ from onnx_convgrad.training.run.predictor import (
     task_of,
 )
 from onnx_convgrad.training.run.progress import Progress
+from onnx_convgrad.training.run.tally import measure, measured
 from onnx_convgrad.training.run.texts import TextCounts, codes_of, decoded
 
 _OUTPUT, _TARGET = "output", "target"

@@ -27,7 +27,11 @@ class Metric(metaclass=TypedArguments):
     outputs: tuple[str, ...] | None = None
 
     def of(self, manifest: Manifest) -> Metric:  # noqa: ARG002 - most metrics do not depend on the program
-        """The metric for a program; raises `ArgumentError` if it does not apply to it."""
+        """The metric for a program; raises `ArgumentError` if it does not apply to it.
+
+        Args:
+            manifest: The description of the program.
+        """
         return self
 
     @abstractmethod
@@ -51,11 +55,20 @@ class Total(Metric):
 
     @abstractmethod
     def collect(self, results: Arrays, batch: Arrays) -> np.ndarray:
-        """What the result needs of a batch; arguments as for `Metric`."""
+        """What the result needs of a batch; arguments as for `Metric`.
+
+        Args:
+            results: `"loss"`, and outputs of the model by name.
+            batch: Data and targets by name.
+        """
 
     @abstractmethod
     def result(self, parts: Sequence[np.ndarray]) -> Any:
-        """The quantity, a number or nested lists of numbers, from one array (the sum) or from those of all batches."""
+        """The quantity, a number or nested lists of numbers, from one array (the sum) or from those of all batches.
+
+        Args:
+            parts: Results of `collect`: their sum alone, or one for each batch.
+        """
 
     def __call__(self, results: Arrays, batch: Arrays) -> tuple[float, float]:
         """The value of one batch."""

@@ -57,7 +57,7 @@ def stored(value: ir.Value | None, through: Sequence[str] = ()) -> ir.TensorProt
     return ir.convenience.get_const_tensor(value) if is_op(node, "Constant") else None
 
 
-def labelled(node: ir.Node) -> str:
+def labeled(node: ir.Node) -> str:
     """A node for messages: by its name, or by that of its first result."""
     name = node.name or node.outputs[0].name
     return f"{name!r} ({node.op_type})"
@@ -130,7 +130,7 @@ class Follower:
     def _refuse(self, node: ir.Node, reason: str) -> int:
         raise ModelError(
             f"The head {self.label} cannot be given another number of classes: behind it is node "
-            f"{labelled(node)}, and {reason}.",
+            f"{labeled(node)}, and {reason}.",
             hint="Export the model without what follows its last layer, or name another layer with head= (or --head).",
         )
 

@@ -24,7 +24,7 @@ from onnx_convgrad.frontend.metadata import LABELS, describe
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.nodes import is_op
-from onnx_convgrad.training.surgery.class_axis import PASSING, Follower, added, labelled, operands_of, stored
+from onnx_convgrad.training.surgery.class_axis import PASSING, Follower, added, labeled, operands_of, stored
 
 _PRODUCTS = ("Gemm", "MatMul", "Conv")
 _QUANTIZED = frozenset(
@@ -119,11 +119,11 @@ def find_head(model: ir.Model, name: str | None = None) -> Head:
         )
     if any(node.op_type in _QUANTIZED for node in last):
         node = next(node for node in last if node.op_type in _QUANTIZED)
-        raise ModelError(f"The last layer, node {labelled(node)}, is quantized.", hint=_FLOAT_HINT)
+        raise ModelError(f"The last layer, node {labeled(node)}, is quantized.", hint=_FLOAT_HINT)
     for node in last:
         if is_op(node, *_PRODUCTS):
             _head_of(node)  # says why not
-    found = ", ".join(map(labelled, last))
+    found = ", ".join(map(labeled, last))
     raise ModelError(
         "The last layer cannot be found: "
         + (
@@ -182,12 +182,12 @@ def _head_of(node: ir.Node) -> Head:
         quantized = any(n is not None and n.op_type in _QUANTIZED for n in weights)
         reason = "its weight is quantized" if quantized else "it is no layer with stored weights"
         raise ModelError(
-            f"The head of node {labelled(node)} cannot be replaced: {reason}.",
+            f"The head of node {labeled(node)} cannot be replaced: {reason}.",
             hint=_FLOAT_HINT if quantized else "Name another layer with head= (or --head).",
         )
     if node.op_type == "Conv" and Call(node).int("group", 1) != 1:
         raise ModelError(
-            f"The head of node {labelled(node)} cannot be replaced: it is a Conv in groups.",
+            f"The head of node {labeled(node)} cannot be replaced: it is a Conv in groups.",
             hint="Name another layer with head= (or --head).",
         )
     weight, axis = found
@@ -204,7 +204,7 @@ def _refuse_shared(head: Head) -> None:
         path.append(value)
         value = value.producer().inputs[0]  # type: ignore[union-attr]
     own = {head.node, *(v.producer() for v in path)}
-    others = [labelled(node) for v in (*path, head.weight) for node, _ in v.uses() if node not in own]
+    others = [labeled(node) for v in (*path, head.weight) for node, _ in v.uses() if node not in own]
     others += ["an output of the model" for v in (*path, head.weight) if v.is_graph_output()]
     if others:
         raise ModelError(

@@ -85,7 +85,7 @@ def test_equals_autograd(rank: int, batch: str, offset: float) -> None:
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_a_large_mean_costs_less_than_without(rank: int) -> None:
-    """The input is centred first, so a mean of a thousand deviations costs fewer digits than in the convolution."""
+    """The input is centered first, so a mean of a thousand deviations costs fewer digits than in the convolution."""
     n, channels, features, *sizes = SIZES[rank]
     stored, generator = _stored(channels, features, rank), np.random.default_rng(1)
     model = _model((n, channels, *sizes), stored)

@@ -126,7 +126,7 @@ def _perms(model: onnx.ModelProto, folder: Path) -> list[list[int]]:
 
 
 def _exchanges(perm: list[int]) -> bool:
-    """Whether a permutation exchanges two neighbouring groups of axes and nothing else."""
+    """Whether a permutation exchanges two neighboring groups of axes and nothing else."""
     lead = next(i for i, axis in enumerate(perm) if i != axis)
     rest = perm[lead:]
     return sum(b != a + 1 for a, b in itertools.pairwise(rest)) == 1

@@ -15,7 +15,7 @@ from onnx_convgrad.frontend.opset.upgrade import CANONICAL_OPSET, NEWEST_OPSET, 
 _INSTALLED = onnx.defs.onnx_opset_version()
 
 EXPLAINED = {
-    "new attribute whose default is the old behaviour": """
+    "new attribute whose default is the old behavior": """
         ArgMax-12 ArgMin-12 AveragePool-10 AveragePool-19 Cast-19 CastLike-19 Constant-12 DepthToSpace-11
         DequantizeLinear-21 GRU-14 GatherND-12 LSTM-14 LpPool-18 MaxPool-10 QuantizeLinear-19 QuantizeLinear-21 RNN-14
         Reshape-14 Resize-18 ScatterElements-16 ScatterND-16 Shape-15 TopK-11""",
@@ -31,8 +31,11 @@ EXPLAINED = {
     "replaced by its function body, which is taken from the version that the model imports": "Attention-24 Attention-25",
 }
 UNCHANGED = {(op, int(since)) for names in EXPLAINED.values() for op, since in (n.split("-") for n in names.split())}
-_REPLACED = set("Attention CausalConvWithState LinearAttention RMSNormalization RotaryEmbedding SwiGLU Swish".split())
-_REFUSED = {"BitCast", "CumProd", "TensorScatter"}
+_REPLACED = set(
+    "Attention CausalConvWithState CumProd LinearAttention RMSNormalization RotaryEmbedding SwiGLU Swish"
+    " TensorScatter".split()
+)
+_REFUSED = {"BitCast"}
 
 
 def _interface(schema: onnx.defs.OpSchema) -> tuple[Any, ...]:

@@ -18,7 +18,7 @@ def mlp(*widths: int) -> list[nn.Module]:
 
 
 def small_cnn(size: int, width: int = 16, hidden: int | None = None, classes: int = 10) -> nn.Module:
-    """Two convolutions, each pooled by two, and one or two linear layers, for grey images."""
+    """Two convolutions, each pooled by two, and one or two linear layers, for gray images."""
     layers: list[nn.Module] = []
     for cin, cout in pairwise((1, width, 2 * width)):
         layers += [nn.Conv2d(cin, cout, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]

@@ -331,8 +331,8 @@ def test_images_are_cropped_normalized_and_numbered_by_class(photos: Path) -> No
     assert folder.classes == ("cat", "dog") and batch["target"].tolist() == [0, 0, 0, 1, 1]
     assert batch["input"].shape == (5, 3, 10, 10) and loader.describe()["classes"] == ["cat", "dog"]
     for picture, i in zip(batch["input"], (0, 1, 2, 0, 1), strict=True):
-        colour = (np.array([255, 51 * i, 0]) / 255 - 0.5) / 0.5
-        np.testing.assert_allclose(picture[:, 2:-2, 2:-2], np.broadcast_to(colour[:, None, None], (3, 6, 6)), atol=1e-6)
+        color = (np.array([255, 51 * i, 0]) / 255 - 0.5) / 0.5
+        np.testing.assert_allclose(picture[:, 2:-2, 2:-2], np.broadcast_to(color[:, None, None], (3, 6, 6)), atol=1e-6)
 
 
 def test_16_bit_and_hidden_images(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_masks_do_not_depend_on_known_sizes(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 def test_masks_look_random(share: float) -> None:
-    """Deviations of shares, neighbours, blocks and pairs of masks are within five sigma."""
+    """Deviations of shares, neighbors, blocks and pairs of masks are within five sigma."""
     n = 1 << 18
     masks = [
         drawn((64, n // 64), initial_state(0) + step, node, share).reshape(-1) for step in range(6) for node in range(2)

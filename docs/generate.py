@@ -1,0 +1,78 @@
+"""Write the generated pages of the documentation: the API, commands, operators, the gallery, and the repository's files.
+
+python docs/generate.py && zensical build --strict
+
+The pages go into `docs/reference/`, `docs/project/` and `docs/gallery/`, which git ignores. The examples of the gallery are
+run, which takes some minutes; their results are kept in `.cache/` until an example or the package changes.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from generator import api, commands, gallery, operators
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+GENERATED = ("reference", "project", "gallery")
+"""Folders below `docs/` that hold nothing but generated pages."""
+
+PROJECT = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md",
+           "CODE_OF_CONDUCT.md": "code_of_conduct.md"}  # fmt: skip
+"""Files of the repository that are pages of the site, too."""
+
+_LINK = re.compile(r"(?<=\]\()([^)#\s]+)")
+
+
+def reference() -> dict[str, str]:
+    """Generated page, relative to `docs/` -> its Markdown, without the gallery."""
+    pages = {f"reference/{path}": text for part in (api, commands, operators) for path, text in part.pages().items()}
+    for source, page in PROJECT.items():
+        text = (ROOT / source).read_text(encoding="utf-8")
+        pages[f"project/{page}"] = _LINK.sub(lambda link: _moved(link[1]), text)
+    pages["reference/glossary.md"] = _glossary((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    pages["reference/index.md"] = _index(pages)
+    return pages
+
+
+def _moved(link: str) -> str:
+    """A link of a file at the top of the repository, as seen from `docs/project/`."""
+    if "://" in link:
+        return link
+    if link in PROJECT:
+        return PROJECT[link]
+    return link.replace("docs/", "../", 1) if link.startswith("docs/") else f"../../{link}"
+
+
+def _glossary(guide: str) -> str:
+    """The glossary of the contributors' guide as a page of its own."""
+    section = guide.split("\n## Glossary\n")[1].split("\n## ", maxsplit=1)[0]
+    return f"# Glossary\n\nTerms of the documentation, the messages and the code.\n{section}"
+
+
+def _index(pages: dict[str, str]) -> str:
+    """The list of all pages of the reference."""
+    lines = ["# Reference", "", "Generated from the docstrings, the help texts and the table of rules.", ""]
+    for path, text in pages.items():
+        if path.startswith("reference/"):
+            title = text.partition("\n")[0].removeprefix("# ")
+            lines.append(f"- [{title}]({path.removeprefix('reference/')})")
+    return "\n".join([*lines, ""])
+
+
+def write(pages: dict[str, str], docs: Path = DOCS) -> None:
+    """Replace the generated folders by these pages."""
+    for folder in {path.partition("/")[0] for path in pages}:
+        shutil.rmtree(docs / folder, ignore_errors=True)
+    for path, text in pages.items():
+        (docs / path).parent.mkdir(parents=True, exist_ok=True)
+        (docs / path).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write(reference())
+    gallery.write(DOCS / "gallery", ROOT / ".cache" / "gallery")

@@ -1,0 +1,156 @@
+"""The gallery: every example with its program, its output and its picture, made by running it."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+GROUPS = {
+    "Understand a network": (
+        "explain_pictures", "feature_visualization", "find_wrong_labels", "loss_landscape", "gradient_penalty",
+    ),
+    "Train": (
+        "train_digits", "fine_tune_last_block", "low_rank_adapter", "distill_network", "segment_unet", "denoise_digits",
+        "forecast_with_lstm", "find_learning_rate", "optimizers_compared",
+    ),
+    "Train in other ways": ("dp_sgd", "federated", "test_time_adaptation", "fine_tune_by_hand"),
+    "Optimize pictures": ("deblur_photograph", "align_images", "neural_field"),
+    "Science": ("physics_informed", "particle_forces", "aim_a_throw", "gauss_newton"),
+    "Extend": ("custom_operator", "own_pipeline"),
+}  # fmt: skip
+"""Heading -> names of examples; all others are under "More"."""
+
+LEFT_OUT = {"make_digits_cnn", "networks"}
+"""A program that writes a committed file, and a module that other examples import."""
+
+_LIMIT = 1200
+"""Most seconds of one example."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A program, and what it printed and drew.
+
+    Attributes:
+        path: The program.
+        printed: Its output; `None` if a package that it needs is not installed.
+        pictures: The pictures that it wrote.
+    """
+
+    path: Path
+    printed: str | None
+    pictures: tuple[Path, ...]
+
+    @property
+    def title(self) -> str:
+        return self.path.stem.replace("_", " ").capitalize()
+
+    @property
+    def about(self) -> str:
+        """The docstring, without the lines that say how to run the program."""
+        text = ast.get_docstring(ast.parse(self.path.read_text(encoding="utf-8"))) or ""
+        kept = [paragraph for paragraph in text.split("\n\n") if not paragraph.startswith("python examples/")]
+        return "\n\n".join(kept)
+
+
+def names() -> list[str]:
+    """The examples of the gallery, in its order."""
+    there = {path.stem for path in EXAMPLES.glob("*.py")} - LEFT_OUT
+    listed = [name for group in GROUPS.values() for name in group]
+    return [*listed, *sorted(there - {*listed})]
+
+
+def write(folder: Path, cache: Path) -> None:
+    """Run the examples and write their pages.
+
+    Args:
+        folder: The folder of the pages; replaced.
+        cache: Results of earlier runs, which serve as long as neither the program nor the package has changed.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    state = _state()
+    found = {}
+    for name in names():
+        found[name] = example = _run(EXAMPLES / f"{name}.py", cache / f"{name}-{state}")
+        for picture in example.pictures:
+            shutil.copy(picture, folder)
+        (folder / f"{name}.md").write_text(_page(example), encoding="utf-8")
+    (folder / "index.md").write_text(_index(found), encoding="utf-8")
+
+
+def _state() -> str:
+    """A hash of the package and the examples."""
+    digest = hashlib.sha256()
+    for path in sorted(
+        [*(ROOT / "onnx_convgrad").rglob("*.py"), *(ROOT / "rules").glob("*.py"), *EXAMPLES.glob("*.py")]
+    ):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _run(path: Path, folder: Path) -> Example:
+    """Run an example, or take the result of an earlier run from `folder`.
+
+    Raises:
+        SystemExit: The example fails.
+    """
+    printed = folder / "printed.txt"
+    if not printed.exists():
+        print(f"running {path.name}", flush=True)
+        with tempfile.TemporaryDirectory() as place:
+            paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "MPLBACKEND": "agg"}
+            done = subprocess.run(
+                [sys.executable, str(path)], capture_output=True, text=True, check=False, cwd=place, env=environment,
+                timeout=_LIMIT,
+            )  # fmt: skip
+            if "ModuleNotFoundError" in done.stderr:
+                print(f"{path.name} is shown without a result: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)
+                return Example(path, None, ())
+            if done.returncode:
+                raise SystemExit(f"{path.name} failed:\n{done.stderr}")
+            folder.mkdir(parents=True, exist_ok=True)
+            for picture in Path(place).glob("*.png"):
+                shutil.copy(picture, folder)
+        printed.write_text(done.stdout, encoding="utf-8")
+    return Example(path, printed.read_text(encoding="utf-8"), tuple(sorted(folder.glob("*.png"))))
+
+
+def _page(example: Example) -> str:
+    lines = [f"# {example.title}", "", example.about, ""]
+    lines += [f"![What {example.path.name} draws]({picture.name})\n" for picture in example.pictures]
+    if example.printed:
+        lines += ["It prints:", "", "```text", example.printed.rstrip(), "```", ""]
+    program = example.path.read_text(encoding="utf-8").rstrip()
+    lines += [f"The program, `examples/{example.path.name}`:", "", "```python", program, "```", ""]
+    return "\n".join(lines)
+
+
+def _index(found: dict[str, Example]) -> str:
+    """The first page: a card for each example, by group."""
+    listed = {name for group in GROUPS.values() for name in group}
+    groups = {**GROUPS, "More": tuple(name for name in found if name not in listed)}
+    lines = ["# Gallery", "", f"{len(found)} programs of less than 60 lines, each with what it prints and draws.", ""]
+    for heading, members in groups.items():
+        if members:
+            lines += [f"## {heading}", "", '<div class="grid cards" markdown>', ""]
+            for name in members:
+                lines += _card(found[name])
+            lines += ["</div>", ""]
+    return "\n".join(lines)
+
+
+def _card(example: Example) -> list[str]:
+    page, first = f"{example.path.stem}.md", example.about.partition("\n\n")[0].replace("\n", " ")
+    picture = [f"    [![]({example.pictures[0].name})]({page})", ""] if example.pictures else []
+    return [f"-   **[{example.title}]({page})**", "", *picture, f"    {first}", ""]

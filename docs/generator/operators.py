@@ -1,0 +1,58 @@
+"""The table of operators: how each of ai.onnx is differentiated, from the table of rules."""
+
+from __future__ import annotations
+
+import io
+import json
+from contextlib import redirect_stdout
+
+from onnx_convgrad.cli.app import app
+
+_KINDS = {
+    "zero": "The derivative is zero everywhere, such as that of rounding and comparisons.",
+    "linear": "The result depends linearly on the operand.",
+    "elementwise": "Each element of the result depends on one element of each operand.",
+    "multilinear": "Linear in each of several operands: products and convolutions.",
+    "vjp": "A general rule.",
+    "expansion": "Rewritten with other operators first.",
+    "not_differentiable": "Refused, with the reason.",
+}
+
+
+def pages() -> dict[str, str]:
+    """Page -> Markdown."""
+    table = _table()
+    lines = [
+        "# Operators",
+        "",
+        (
+            f"{table['covered']} of the {table['total']} operators of ai.onnx {table['opset']} have a rule, and "
+            f"{len(table['through_function_body'])} more are differentiated through their function bodies: "
+            f"{', '.join(f'`{op}`' for op in table['through_function_body'])}. "
+            f"Not differentiated: {', '.join(f'`{op}`' for op in table['missing'])}."
+        ),
+        "",
+        (
+            "`onnx-convgrad rules` prints the same table, and `onnx-convgrad rules Conv` one operator with its lowerings. "
+            "[Models](../models.md#operators) says which conditions apply."
+        ),
+        "",
+        "| kind | meaning |",
+        "|---|---|",
+        *(f"| {kind} | {meaning} |" for kind, meaning in _KINDS.items()),
+        "",
+        "| operator | kind | differentiated operands | operands that hold parameters | remark |",
+        "|---|---|---|---|---|",
+    ]
+    for rule in table["rules"]:
+        operands, parameters = (", ".join(rule[key]) for key in ("differentiated", "parameters"))
+        remark = (rule["reason"] or rule["note"] or "").replace("|", "\\|")
+        lines.append(f"| `{rule['operator']}` | {rule['kind']} | {operands} | {parameters} | {remark} |")
+    return {"operators.md": "\n".join([*lines, ""])}
+
+
+def _table() -> dict:
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        app(["rules", "--json"], standalone_mode=False)
+    return json.loads(printed.getvalue())

@@ -1,0 +1,79 @@
+"""The command `view`: write a page that shows a model beside its gradient graph."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from onnx_convgrad.cli.command import Model, command
+from onnx_convgrad.cli.tables import Output, bytes_text
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.pipeline.options import Options
+
+if TYPE_CHECKING:
+    from onnx_convgrad.pipeline.stages import Built, Progress
+
+
+@command()
+def view(
+    model: Model,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="File to write. [default: <stem>.view.html beside the model]")
+    ] = None,
+    *,
+    options: Options,
+    out: Output,
+) -> None:
+    """Draw a model beside its gradient graph, as one HTML file.
+
+    The page needs no network. It shows which gradient nodes belong to a node, why each lowering was chosen, and memory.
+
+    \b
+    Example:
+      onnx-convgrad view model.onnx
+      onnx-convgrad view model.onnx --wrt inputs --input-shape image:8,3,224,224
+    """
+    from onnx_convgrad.pipeline.stages import build
+
+    path = page_path(model, output)
+    with out.stages() as stage:
+        built = build(model, options, compare=True, progress=stage)
+        write_page(model, options, built, path, stage)
+    nodes = {"forward": len(built.primal.graph), "with_gradients": len(built.model.graph)}
+    if out.json:
+        out.print_json({"output": str(path), **nodes})
+    else:
+        size = bytes_text(path.stat().st_size)
+        out.line(f"{path}: {nodes['forward']} nodes, {nodes['with_gradients']} with gradients; {size}")
+
+
+def page_path(model: Path, output: Path | None = None) -> Path:
+    """The file to write, by default `<stem>.view.html` beside the model.
+
+    Raises:
+        ArgumentError: The file cannot be written there, or is the model itself.
+    """
+    from onnx_convgrad.frontend.files import check_folder
+
+    path = output or model.with_name(f"{model.stem}.view.html")
+    check_folder(path, "Choose another place with -o.")
+    if path.exists() and model.exists() and path.samefile(model):
+        raise ArgumentError(f"The output {str(path)!r} is the model itself.", hint="Choose another name with -o.")
+    return path
+
+
+def write_page(model: Path, options: Options, built: Built, path: Path, progress: Progress) -> None:
+    """Write the page of a transformed model.
+
+    Args:
+        model: The model that was transformed.
+        options: The arguments of the transformation.
+        built: Its result, with all lowerings priced.
+        path: The file to write; one that exists is replaced.
+        progress: Called with the name of each stage.
+    """
+    from onnx_convgrad.cli.view_data import page, view_data
+
+    path.write_text(page(view_data(model, options, built, progress)), encoding="utf-8")

@@ -1,0 +1,122 @@
+"""The site: every parameter of the API is described, every page is in the navigation, generated pages are complete."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+import onnx_convgrad as og
+from onnx_convgrad.autodiff.registry import rules
+from onnx_convgrad.cli.app import app
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+
+
+@pytest.fixture(scope="module")
+def generate() -> Iterator[ModuleType]:
+    """`docs/generate.py` as a module."""
+    sys.path.insert(0, str(DOCS))
+    yield import_module("generate")
+    sys.path.remove(str(DOCS))
+
+
+@pytest.fixture(scope="module")
+def pages(generate: ModuleType) -> dict[str, str]:
+    return generate.reference()  # type: ignore[no-any-return]
+
+
+def _listed(entries: list[Any]) -> list[str]:
+    """The pages of a navigation, in order."""
+    found = []
+    for entry in entries:
+        values = entry.values() if isinstance(entry, dict) else [entry]
+        for value in values:
+            found += [value] if isinstance(value, str) else _listed(value)
+    return found
+
+
+def test_every_parameter_of_the_api_is_described(generate: ModuleType) -> None:
+    missing = generate.api.undocumented()
+    assert not missing, f"Describe them in the docstring, under Args: {', '.join(missing)}"
+
+
+def test_the_navigation_has_every_page_once(generate: ModuleType, pages: dict[str, str]) -> None:
+    listed = _listed(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])
+    written = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+    written = {path for path in written if path.partition("/")[0] not in generate.GENERATED}
+    assert sorted(listed) == sorted(written | pages.keys() | {"gallery/index.md"}), "mkdocs.yml, nav"
+
+
+def test_the_reference_has_every_public_name(pages: dict[str, str]) -> None:
+    text = "\n".join(pages.values())
+    functions = [name for name in og.__all__ if callable(getattr(og, name))]
+    assert [name for name in functions if f"\n## {name}\n" not in text] == []
+
+
+def test_the_reference_has_the_help_of_every_command(pages: dict[str, str]) -> None:
+    text = pages["reference/commands.md"]
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        assert f"## {name}\n" in text
+        for option in (option for parameter in command.params for option in parameter.opts):
+            assert option in text, f"{name} {option}"
+
+
+def test_the_table_of_operators_has_every_rule(pages: dict[str, str]) -> None:
+    text = pages["reference/operators.md"]
+    names = [rule.name for rule in rules() if rule.domain != "convgrad"]
+    assert [name for name in names if f"| `{name}` |" not in text] == []
+
+
+def test_the_gallery_has_every_example(generate: ModuleType) -> None:
+    gallery = generate.gallery
+    there = {path.stem for path in (ROOT / "examples").glob("*.py")}
+    listed = gallery.names()
+    assert len(listed) == len(set(listed)) >= 25
+    assert {*listed, *gallery.LEFT_OUT} == there
+
+
+def test_a_page_of_the_gallery(generate: ModuleType, tmp_path: Path) -> None:
+    program = tmp_path / "draw_a_line.py"
+    program.write_text(
+        '"""Draw a line.\n\npython examples/draw_a_line.py\n"""\nprint(1 + 1)\nopen("a.png", "w").close()\n'
+    )
+    for _ in range(2):  # the second time from the results of the first
+        example = generate.gallery._run(program, tmp_path / "kept")
+        assert example.printed == "2\n"
+        assert [picture.name for picture in example.pictures] == ["a.png"]
+        assert example.about == "Draw a line."
+    page = generate.gallery._page(example)
+    assert page.startswith("# Draw a line\n\nDraw a line.\n\n![")
+    assert "```text\n2\n```" in page
+    program.write_text("import no_such_module\n")
+    assert generate.gallery._run(program, tmp_path / "other").printed is None
+    program.write_text("1 / 0\n")
+    with pytest.raises(SystemExit, match="ZeroDivisionError"):
+        generate.gallery._run(program, tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("text", "parameters", "prose"),
+    [
+        ("Add.\n\nArgs:\n    x: First\n        part.\n    *more: More.\n", {"x": "First\npart.", "more": "More."}, "Add."),
+        ("Tree.\n\n::\n\n    a\n    b\n\nEnd.", {}, "Tree.\n\n\n```text\na\nb\n```\n\nEnd."),
+        ("Sum.\n\n>>> 1 + 1\n2\n", {}, "Sum.\n\n```pycon\n>>> 1 + 1\n2\n```"),
+        ("List:\n- a\n- b", {}, "List:\n\n- a\n- b"),
+        (None, {}, ""),
+    ],
+)  # fmt: skip
+def test_docstrings_become_markdown(
+    generate: ModuleType, text: str | None, parameters: dict[str, str], prose: str
+) -> None:
+    parsed = import_module("generator.docstrings").parse(text)
+    assert parsed.parameters == parameters
+    assert parsed.prose == prose
