@@ -81,7 +81,10 @@ def _model(config: Config, model: ir.Model, data: Dataset) -> ir.Model:
         inputs = {value.name for value in model.graph.inputs}
         names = {port: array for port, array in _names(config).items() if port in inputs}
         values = text.input_values(config.input_value)
-        return unfold_batchnorm(model, data, batch_size=config.batch_size, names=names, input_values=values)
+        shapes = text.input_shapes(config.input_shape)
+        return unfold_batchnorm(
+            model, data, batch_size=config.batch_size, names=names, input_values=values, input_shapes=shapes
+        )
     alpha = 16.0 if config.lora_alpha is None else config.lora_alpha
     targets = text.names(config.lora_targets) or "*"
     return add_adapters(model, rank=config.lora, alpha=alpha, targets=targets, seed=config.seed)
