@@ -25,6 +25,7 @@ from onnx_convgrad.cli.explain import explain
 from onnx_convgrad.cli.inspect import inspect
 from onnx_convgrad.cli.lower import lower
 from onnx_convgrad.cli.predict import predict
+from onnx_convgrad.cli.quantize import quantize
 from onnx_convgrad.cli.rules import rules
 from onnx_convgrad.cli.train import train
 
@@ -37,7 +38,7 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (inspect, augment, explain, lower, check, bench, train, predict, evaluate, rules):
+for _command in (inspect, augment, explain, lower, check, bench, train, predict, evaluate, quantize, rules):
     app.command(cls=Panels)(_command)
 
 
