@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from tests.support import families
-from tests.support.zoo import branches, images, residual, separable, signals, stacks, tokens
+from tests.support.zoo import branches, images, recurrent, residual, separable, signals, stacks, tokens
 
 
 @dataclass(frozen=True)
 class Network:
     """A network and the size of the batch to measure.
 
-    `per_pixel`: the output has a class for every pixel of the image, `enlarged` times.
+    `per_pixel`: the output has a class for every pixel of the image, `enlarged` times; `steps`: for so many steps.
     """
 
     title: str
@@ -28,6 +28,7 @@ class Network:
     classes: int = 1000
     per_pixel: bool = False
     enlarged: int = 1
+    steps: int = 0
 
     def module(self) -> nn.Module:
         """The network in training mode, with the same weights each time."""
@@ -40,6 +41,7 @@ class Network:
         generator = torch.Generator().manual_seed(1)
         x = torch.randn((batch or self.batch, *sample), generator=generator)
         shape = (len(x), *(self.enlarged * size for size in sample[1:] if self.per_pixel))
+        shape = (len(x), self.steps) if self.steps else shape
         return x, torch.randint(self.classes, shape, generator=generator)
 
 
@@ -91,6 +93,7 @@ OTHERS = {
     "wavenet": Network("WaveNet", signals.wavenet, 4, (1, 4096), 64, per_pixel=True),
     "tasnet": Network("Conv-TasNet", signals.tasnet, 2, (1, 16000), 64, per_pixel=True),
     "pointnet": Network("PointNet", signals.pointnet, 16, (3, 1024), 40),
+    "crnn": Network("CRNN (text lines)", recurrent.Crnn, 16, (1, 32, 256), 37, steps=65),
     "lenet": Network("LeNet-5", stacks.lenet, 64, (1, 28, 28), 10),
 }
 """The networks on which the lowerings were not tuned."""

@@ -11,11 +11,24 @@ from typing import TYPE_CHECKING, Any
 from onnx_convgrad.base.version import __version__
 
 if TYPE_CHECKING:
-    from onnx_convgrad import callbacks, data, functional, losses, metrics, optim
+    from onnx_convgrad import callbacks, data, explainers, functional, losses, metrics, optim
     from onnx_convgrad.adapters.add import add_adapters
     from onnx_convgrad.adapters.files import load_adapters
     from onnx_convgrad.adapters.merge import merge_adapters
-    from onnx_convgrad.api import augment, explain, grad, hvp, jvp, lower_gradient_ops, replace_head, save, session, vjp
+    from onnx_convgrad.api import (
+        augment,
+        explain,
+        grad,
+        hessian,
+        hvp,
+        jacobian,
+        jvp,
+        lower_gradient_ops,
+        replace_head,
+        save,
+        session,
+        vjp,
+    )
     from onnx_convgrad.base.limits import Limits
     from onnx_convgrad.errors import (
         ArgumentError,
@@ -31,9 +44,12 @@ if TYPE_CHECKING:
         RuleContractError,
     )
     from onnx_convgrad.pipeline.report import Report
+    from onnx_convgrad.quantization.insert import insert_quantizers
+    from onnx_convgrad.quantization.quantize import quantize
     from onnx_convgrad.training.data.calibration import unfold_batchnorm
     from onnx_convgrad.training.program.build import TrainingProgram, build_training
     from onnx_convgrad.training.run.evaluation import evaluate
+    from onnx_convgrad.training.run.mapper import Mapper
     from onnx_convgrad.training.run.predictions import predict
     from onnx_convgrad.training.run.trainer import Trainer
 
@@ -41,19 +57,22 @@ _NAMES = {
     "adapters.add": "add_adapters",
     "adapters.files": "load_adapters",
     "adapters.merge": "merge_adapters",
-    "api": "augment explain grad hvp jvp lower_gradient_ops replace_head save session vjp",
+    "api": "augment explain grad hessian hvp jacobian jvp lower_gradient_ops replace_head save session vjp",
     "base.limits": "Limits",
     "errors": "ArgumentError CheckpointError ConvGradError DifferentiationError DivergenceError ExecutionError "
     "InternalError LimitError LoweringError ModelError RuleContractError",
     "pipeline.report": "Report",
+    "quantization.insert": "insert_quantizers",
+    "quantization.quantize": "quantize",
     "training.data.calibration": "unfold_batchnorm",
     "training.program.build": "TrainingProgram build_training",
     "training.run.evaluation": "evaluate",
+    "training.run.mapper": "Mapper",
     "training.run.predictions": "predict",
     "training.run.trainer": "Trainer",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
-_MODULES = ("callbacks", "data", "functional", "losses", "metrics", "optim")
+_MODULES = ("callbacks", "data", "explainers", "functional", "losses", "metrics", "optim")
 
 __all__ = [
     "ArgumentError",
@@ -66,6 +85,7 @@ __all__ = [
     "LimitError",
     "Limits",
     "LoweringError",
+    "Mapper",
     "ModelError",
     "Report",
     "RuleContractError",
@@ -79,9 +99,13 @@ __all__ = [
     "data",
     "evaluate",
     "explain",
+    "explainers",
     "functional",
     "grad",
+    "hessian",
     "hvp",
+    "insert_quantizers",
+    "jacobian",
     "jvp",
     "load_adapters",
     "losses",
@@ -90,6 +114,7 @@ __all__ = [
     "metrics",
     "optim",
     "predict",
+    "quantize",
     "replace_head",
     "save",
     "session",

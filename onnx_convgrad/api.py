@@ -5,19 +5,22 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import fields
-from typing import Any, ParamSpec, TypeVar, Unpack
+from collections.abc import Sequence
+from typing import Any, Unpack
 
 import onnx_ir as ir
 
 from onnx_convgrad.base.boundary import typed_errors
+from onnx_convgrad.base.names import check_names
+from onnx_convgrad.base.numbers import flag
 from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.frontend.files import AnyModel, check_destination, load, model_file, write
 from onnx_convgrad.frontend.kinds import Transformation, transformation
 from onnx_convgrad.gradient_ops.lower import Lowered, lower_training_operators
+from onnx_convgrad.pipeline.composed import compose
+from onnx_convgrad.pipeline.dense import MODES, write_hessian, write_jacobian
+from onnx_convgrad.pipeline.keywords import keywords
 from onnx_convgrad.pipeline.options import COMPOSITIONS, LoweringSettings, Names, Options, Settings
 from onnx_convgrad.pipeline.report import Report
 from onnx_convgrad.pipeline.stages import Built, build
@@ -31,7 +34,9 @@ __all__ = [
     "augment",
     "explain",
     "grad",
+    "hessian",
     "hvp",
+    "jacobian",
     "jvp",
     "lower_gradient_ops",
     "replace_head",
@@ -40,30 +45,9 @@ __all__ = [
     "vjp",
 ]
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def _keywords(settings: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Let `inspect.signature` show the keywords of a TypedDict, with the defaults of `Options`, instead of `**settings`."""
-
-    def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        signature, default = inspect.signature(function), {field.name: field.default for field in fields(Options)}
-        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        shared = [
-            inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=default[name], annotation=kind.__forward_arg__
-            )
-            for name, kind in settings.__annotations__.items()
-        ]
-        function.__signature__ = signature.replace(parameters=[*own, *shared])  # type: ignore[attr-defined]
-        return function
-
-    return decorate
-
 
 @transformation
-@_keywords(Settings)
+@keywords(Settings)
 def augment(
     model: AnyModel,
     *,
@@ -98,6 +82,10 @@ def augment(
             lowering.
         max_workspace: Most bytes that the lowering of one gradient may use besides its operands and result. Larger
             batches are cut into chunks; lowerings that still exceed the limit are not used.
+        straight_through: Derivatives pass quantizers (QuantizeLinear, DynamicQuantizeLinear, QLinearConv,
+            QLinearMatMul) as if they did not round: one inside their range, zero outside. Scales have the gradients of
+            Learned Step Size Quantization; those of DynamicQuantizeLinear count as constants. `False`: quantizers are
+            step functions, with derivative zero.
         recompute: Forward values to compute again for the gradients instead of keeping them: names and globs, or
             `"auto"`, which frees the most memory for at most 15 % more predicted time. Random values (Dropout) are
             always kept. Results are bit-equal, unless the runtime fuses the nodes of a copied value differently.
@@ -123,7 +111,7 @@ def augment(
 
 
 @transformation
-@_keywords(Settings)
+@keywords(Settings)
 def vjp(
     model: AnyModel,
     *,
@@ -141,7 +129,7 @@ def vjp(
 
 
 @transformation
-@_keywords(Settings)
+@keywords(Settings)
 def grad(model: AnyModel, *, wrt: Names, of: str, **settings: Unpack[Settings]) -> Built:
     """Return the gradient of one scalar value, without a seed input.
 
@@ -151,7 +139,7 @@ def grad(model: AnyModel, *, wrt: Names, of: str, **settings: Unpack[Settings]) 
 
 
 @transformation
-@_keywords(Settings)
+@keywords(Settings)
 def jvp(model: AnyModel, *, wrt: Names, of: Names | None = None, **settings: Unpack[Settings]) -> Built:
     """Add the derivative of each member of `of` along a direction of `wrt`, by forward mode.
 
@@ -162,7 +150,7 @@ def jvp(model: AnyModel, *, wrt: Names, of: Names | None = None, **settings: Unp
 
 
 @transformation
-@_keywords(Settings)
+@keywords(Settings)
 def hvp(
     model: AnyModel, *, wrt: Names, of: str, composition: str = COMPOSITIONS[0], **settings: Unpack[Settings]
 ) -> Built:
@@ -183,8 +171,91 @@ def hvp(
     return build(model, Options(wrt=wrt, of=of, composition=composition, **settings), mode="hvp")
 
 
+@transformation
+@keywords(LoweringSettings)
+def jacobian(
+    model: AnyModel,
+    *,
+    of: Names | None = None,
+    wrt: Names,
+    mode: str = "auto",
+    per_sample: bool = False,
+    **settings: Unpack[LoweringSettings],
+) -> Built:
+    """Return the Jacobians: all derivatives of each number of `of` with respect to each number of `wrt`.
+
+    A loop in the file computes one row after another by reverse mode, or one column after another by forward mode. The
+    forward pass, and the slopes that all directions share, are computed once.
+
+    Args:
+        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        of: Names of the values to differentiate; by default every floating output.
+        wrt: The values to differentiate with respect to, as for `augment`.
+        mode: `"reverse"`, `"forward"`, or `"auto"`: forward if `of` has more numbers than `wrt`, as far as sizes are known.
+        per_sample: The Jacobian of each sample, without the zeros between different samples. The first axis of the data
+            inputs and of the targets is the batch; operators that mix samples are refused. Parameters need reverse mode.
+        settings: `target`, `deterministic`, `lowering`, `max_workspace`, `input_shapes`, `input_values`, `limits` and
+            `base_dir`, as for `augment`.
+
+    Returns:
+        The model (a `ModelProto` for a path) with one output `<y>_<x>_jacobian` for each `y` of `of` and each `x` of `wrt`,
+        in this order, of shape `[*y, *x]` and the dtype of x (of y in forward mode). Per sample it is `[N, *y, *x]`, where y
+        and x are the shapes without the batch.
+
+    Raises:
+        ArgumentError: An unknown name or option, or a value without samples.
+        ModelError: The model cannot be read or brought to opset 21.
+        DifferentiationError: Some nodes cannot be differentiated or mix samples; all are listed.
+        LoweringError: No lowering applies to a convolution or pool, or the forced one does not.
+    """
+    check_names([mode], MODES, "mode")
+    per_sample = flag(per_sample, "per_sample")
+    return compose(
+        model,
+        Options(wrt=wrt, of=of, **settings),
+        lambda e: write_jacobian(e, of, wrt, mode, per_sample=per_sample),
+        keep_outputs=False,
+    )
+
+
+@transformation
+@keywords(LoweringSettings)
+def hessian(
+    model: AnyModel, *, of: str, wrt: Names, per_sample: bool = False, **settings: Unpack[LoweringSettings]
+) -> Built:
+    """Return the Hessians: all second derivatives of a scalar value by each pair of members of `wrt`.
+
+    A loop in the file pushes one direction after another through the gradient, which is computed once.
+
+    Args:
+        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        of: Name of the value: one number or, with `per_sample`, one number per sample.
+        wrt: The values to differentiate with respect to, as for `augment`.
+        per_sample: The Hessian of each sample. The first axis of the data inputs and of `of` is the batch, and `wrt` names
+            data inputs; operators that mix samples are refused.
+        settings: As for `jacobian`.
+
+    Returns:
+        The model (a `ModelProto` for a path) with one output `<a>_<b>_hessian` for each `a` and `b` of `wrt`, in this order,
+        of shape `[*a, *b]`; per sample `[N, *a, *b]`, where a and b are the shapes without the batch.
+
+    Raises:
+        ArgumentError: An unknown name or option, a target with more numbers, or a value without samples.
+        ModelError: The model cannot be read or brought to opset 21.
+        DifferentiationError: Some nodes cannot be differentiated or mix samples; all are listed.
+        LoweringError: No lowering applies to a convolution or pool, or the forced one does not.
+    """
+    per_sample = flag(per_sample, "per_sample")
+    return compose(
+        model,
+        Options(wrt=wrt, of=of, **settings),
+        lambda e: write_hessian(e, of, wrt, per_sample=per_sample),
+        keep_outputs=False,
+    )
+
+
 @typed_errors
-@_keywords(Settings)
+@keywords(Settings)
 def explain(
     model: AnyModel,
     *,
@@ -205,7 +276,7 @@ def explain(
 
 
 @transformation
-@_keywords(LoweringSettings)
+@keywords(LoweringSettings)
 def lower_gradient_ops(model: AnyModel, **settings: Unpack[LoweringSettings]) -> Lowered:
     """Replace the operators Gradient, Adam, Adagrad and Momentum (`ai.onnx.preview.training`) by plain ones.
 

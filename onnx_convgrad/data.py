@@ -10,6 +10,7 @@ from onnx_convgrad.training.data.batches import Batches, Loader, Stream, as_batc
 from onnx_convgrad.training.data.datasets import Arrays, Dataset, Part, read_arrays
 from onnx_convgrad.training.data.images import ImageFolder
 from onnx_convgrad.training.data.teacher import with_teacher
+from onnx_convgrad.training.data.texts import TextImages
 
 __all__ = [
     "Arrays",
@@ -20,6 +21,7 @@ __all__ = [
     "Part",
     "Preprocessing",
     "Stream",
+    "TextImages",
     "as_batches",
     "as_dataset",
     "read_arrays",

@@ -28,7 +28,7 @@ from onnx_convgrad.checking.case import (
     result_names,
     to_float,
 )
-from onnx_convgrad.errors import ExecutionError
+from onnx_convgrad.errors import ArgumentError, ExecutionError
 from onnx_convgrad.ir.notes import GRADIENTS
 from onnx_convgrad.runtime import run
 
@@ -41,6 +41,8 @@ def check(case: Case) -> None:
     Args:
         case: The operator, its operands and attributes.
     """
+    if not isinstance(case, Case):
+        raise ArgumentError(f"case must be an onnx_convgrad.testing.Case, not {case!r:.60}.")
     arrays = case.arrays
     wrt = [i for i, a in enumerate(arrays) if is_float(a)] if case.wrt is None else list(case.wrt)
     model = make_model(case, arrays)

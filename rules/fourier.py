@@ -7,7 +7,7 @@ As in the operators, the last axis holds the real and the imaginary part; for a 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -30,28 +30,39 @@ def dft_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
     def cotangent() -> ir.Value:
         x, gy, axis = n["input"], g["output"], _axis(e, n)
-        size, length = e.dim(x, axis), n.get("dft_length")
+        size, length = _size_along(e, x, axis), n.get("dft_length")
         if n.int("inverse", 0) and n.int("onesided", 0):
             gx = _half_inverse_adjoint(e, gy, axis, size)
         elif n.int("inverse", 0):
-            count = e.dim(gy, axis)
+            count = _size_along(e, gy, axis)
             gx = e.div(_transform(e, gy, axis), e.size_as(count, gy))
             gx = _fitted(e, gx, axis, count, size, length=length)
         else:
             count = size
             if length is not None:
-                count = _read(e, length) if n.int("onesided", 0) else e.dim(gy, axis)
+                count = _read(e, length) if n.int("onesided", 0) else _size_along(e, gy, axis)
             gx = _fitted(e, _forward_adjoint(e, gy, axis, count), axis, count, size, length=length)
         return e.typed(e.slice(gx, [0], [e.dim(x, -1)], [-1]), x)
 
     return {"input": cotangent}
 
 
-def _axis(e: Emitter, n: Call) -> int:
+Axis: TypeAlias = int | ir.Value
+"""An axis, as a number or, where only the run knows it, as an int64 vector of one element, counted from the first."""
+
+
+def _axis(e: Emitter, n: Call) -> Axis:
     axis = n.get("axis")
     number = -2 if axis is None else e.number_of(axis)
-    require(number is not None, "its axis is not known while building.")
-    return int(number)
+    if axis is None or number is not None:
+        return int(number or 0)
+    place = e.op("Reshape", e.cast(axis, ir.DataType.INT64), e.ints([1]))
+    rank = e.op("Shape", e.shape(n["input"]))
+    return e.where(e.compare("Less", place, 0), e.op("Add", place, rank), place)
+
+
+def _size_along(e: Emitter, x: ir.Value, axis: Axis) -> Dim:
+    return e.dim(x, axis) if isinstance(axis, int) else e.op("Gather", e.shape(x), axis, axis=0)
 
 
 def _read(e: Emitter, number: ir.Value) -> Dim:
@@ -63,18 +74,19 @@ def _read(e: Emitter, number: ir.Value) -> Dim:
 
 
 def _transform(
-    e: Emitter, x: ir.Value, axis: int, count: Dim | None = None, *, inverse: int = 0, onesided: int = 0
+    e: Emitter, x: ir.Value, axis: Axis, count: Dim | None = None, *, inverse: int = 0, onesided: int = 0
 ) -> ir.Value:
     """A DFT of `count` points, by default the size of the axis."""
     points = None
     if count is not None:
         points = e.const(np.int64(count)) if isinstance(count, int) else e.op("Squeeze", count, e.ints([0]))
-    return e.op("DFT", x, points, e.const(np.int64(axis)), inverse=inverse, onesided=onesided)
+    place = e.const(np.int64(axis)) if isinstance(axis, int) else e.op("Squeeze", axis, e.ints([0]))
+    return e.op("DFT", x, points, place, inverse=inverse, onesided=onesided)
 
 
-def _forward_adjoint(e: Emitter, gy: ir.Value, axis: int, count: Dim) -> ir.Value:
+def _forward_adjoint(e: Emitter, gy: ir.Value, axis: Axis, count: Dim) -> ir.Value:
     """N times the inverse transform of `count` points; frequencies that a one-sided transform leaves out count as zero."""
-    have = None if gy.shape is None else known(gy.shape[axis])
+    have = None if gy.shape is None or not isinstance(axis, int) else known(gy.shape[axis])
     points = None if have is not None and have == count else count
     return e.mul(_transform(e, gy, axis, points, inverse=1), e.size_as(count, gy))
 
@@ -83,12 +95,12 @@ _LISTED = 2**20
 """Frequencies up to which their weights are a constant."""
 
 
-def _half_inverse_adjoint(e: Emitter, gy: ir.Value, axis: int, size: Dim) -> ir.Value:
+def _half_inverse_adjoint(e: Emitter, gy: ir.Value, axis: Axis, size: Dim) -> ir.Value:
     """y[n] = sum over k of c[k] Re(w^(-k n) x[k]) / N: dx[k] = c[k] / N (transform of g)[k].
 
     A frequency k also stands for N - k, so c = 2; for k = 0 and k = N/2 these are equal, and c = 1.
     """
-    count = e.dim(gy, axis)
+    count = _size_along(e, gy, axis)
     bins = e.size_add(e.size_div(count, 2), 1)
     if isinstance(size, int) and isinstance(bins, int):
         require(size == bins, f"it reads {size} frequencies where {count} real points have {bins}.")
@@ -100,13 +112,22 @@ def _half_inverse_adjoint(e: Emitter, gy: ir.Value, axis: int, size: Dim) -> ir.
         pairs = e.where(alone, e.scalar(1, gy), e.scalar(2, gy))
         weights = e.div(pairs, e.size_as(count, gy))
     half = _transform(e, gy, axis, onesided=1)
+    if not isinstance(axis, int):
+        shape = e.op("Shape", half)
+        is_axis = e.compare("Equal", arange(e, e.op("Shape", shape)), axis)
+        return e.mul(half, e.op("Reshape", weights, e.where(is_axis, shape, 1)))
     after = -axis - 1 if axis < 0 else e.rank(gy) - axis - 1
     return e.mul(half, e.unsqueeze(weights, range(1, 1 + after)))
 
 
-def _fitted(e: Emitter, gx: ir.Value, axis: int, count: Dim, size: Dim, *, length: ir.Value | None) -> ir.Value:
+def _fitted(e: Emitter, gx: ir.Value, axis: Axis, count: Dim, size: Dim, *, length: ir.Value | None) -> ir.Value:
     """Padded with zeros or cut from `count` points to the `size` of the signal, if the node has the operand `length`."""
-    return gx if length is None else e.pad(gx, [0], [e.size_sub(size, count)], [axis])
+    if length is None:
+        return gx
+    missing = e.size_sub(size, count)
+    if isinstance(axis, int):
+        return e.pad(gx, [0], [missing], [axis])
+    return e.typed(e.op("Pad", gx, e.all_pads(gx, e.vector([0, missing]), axis)), gx)
 
 
 @multilinear("STFT", wrt=("signal", "window"))

@@ -18,6 +18,7 @@ from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter, known, static_dims
 from onnx_convgrad.ir.indices import has_few_rows, sliding_windows, takes_one_of_few
+from onnx_convgrad.ir.namespace import second_output
 from onnx_convgrad.ir.scatter import add_windows, adds_windows, scatter, scatter_add
 from onnx_convgrad.rules.movement import adjoint_by_positions, extent, flatten, positions
 
@@ -186,6 +187,37 @@ def one_hot_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
         return e.concat([sum_over(1, 0), sum_over(0, 1)], 0)
 
     return {"values": cotangent}
+
+
+@vjp("Unique", wrt=("X",))
+def unique_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """Y[j] = x[i[j]] with the indices i of the first occurrences, the node's second result: dx[i[j]] = g[j].
+
+    Of equal elements (with an axis: slices) the first gets g. Where values become equal, Y jumps.
+    """
+
+    def cotangent() -> ir.Value:
+        x = n["X"]
+        first = second_output(n.node, e.graph, "indices", ir.DataType.INT64, None)
+        first.shape = ir.Shape([None])
+        if "axis" in n.attributes():
+            return ungather(e, x, first, g["Y"], n.int("axis", 0), unique=True)
+        return e.reshape_like(ungather(e, flatten(e, x), first, g["Y"], 0, unique=True), x)
+
+    return {"X": cotangent}
+
+
+@linear("ai.onnx.ml::ArrayFeatureExtractor", wrt=("X",))
+def array_feature_extractor_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y[a, j] = x[a, i[j]], and y[0, j] of a vector x: dx[a, k] = sum over j with i[j] = k of g[a, j]."""
+
+    def cotangent() -> ir.Value:
+        x, indices = n["X"], flatten(e, n["Y"])
+        rows = e.op("Concat", e.op("Shape", x, end=-1), e.vector([e.dim(indices, 0)]), axis=0)
+        gy = e.op("Reshape", g["Z"], rows, allowzero=1)
+        return e.typed(ungather(e, x, indices, gy, -1), x)
+
+    return {"X": cotangent}
 
 
 # -- Scatter -----------------------------------------------------------------------------------------------------------

@@ -1,9 +1,8 @@
-"""Matrix products, determinants, and the scale of a quantized tensor.
+"""Matrix products and determinants.
 
     MatMul            y[.., m, n] = sum over k of a[.., m, k] b[.., k, n]
     Gemm              y = alpha A' B' + beta C
     Det               y = det x
-    DequantizeLinear  y = (x - zero_point) scale
 
 If one operand is a matrix and the other has a batch, the cotangent of the matrix is one product over all leading axes, which
 needs no sum over the batch. If ranks are unknown, the graph reshapes the operands to at least two axes and multiplies them
@@ -20,7 +19,7 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.registry import Cotangents, multilinear, vjp
 from onnx_convgrad.ir.broadcasting import unbroadcast
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.emit import Dim, Emitter, known
+from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.rules.movement import arange
 
 # -- MatMul ------------------------------------------------------------------------------------------------------------
@@ -175,51 +174,3 @@ def _minors(e: Emitter, size: Dim, like: ir.Value) -> tuple[ir.Value, ir.Value]:
     odd = e.op("Mod", e.op("Add", whole, column), e.ints([2]))
     sign = e.op("Sub", e.ints([1]), e.op("Mul", odd, e.ints([2])))
     return e.op("Add", part, skipped), e.cast(sign, like.dtype or ir.DataType.FLOAT)
-
-
-# -- DequantizeLinear --------------------------------------------------------------------------------------------------
-
-
-@multilinear("DequantizeLinear", wrt=("x_scale",))
-def dequantize_linear_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-    """y[p] = (x[p] - z[c(p)]) s[c(p)]: ds[c] = sum over p with c(p) = c of g[p] (x[p] - z[c])."""
-    x, scale, gy = n["x"], n["x_scale"], g["y"]
-    axis, block = n.int("axis", 1), n.int("block_size", 0)
-
-    def cotangent() -> ir.Value:
-        unit = e.op(
-            "DequantizeLinear", x, e.full_like(scale, 1), n.get("x_zero_point"), axis=axis, block_size=block or None
-        )
-        local = e.mul(gy, e.typed(unit, gy))
-        if block:
-            return _sum_blocks(e, local, scale if scale.shape is not None else x, scale, axis, block)
-        if scale.shape is not None and all(known(d) == 1 for d in scale.shape):
-            return e.reshape_like(e.op("ReduceSum", local, keepdims=0), scale)
-        if _rank(x) == 0:
-            return local
-        return e.op("ReduceSum", local, other_axes(e, x, axis), keepdims=0, noop_with_empty_axes=1)
-
-    return {"x_scale": cotangent}
-
-
-def other_axes(e: Emitter, value: ir.Value, axis: int) -> ir.Value:
-    """Every axis of `value` but one, as a vector; the graph computes it if the rank is unknown."""
-    rank = _rank(value)
-    if rank is not None:
-        return e.ints(i for i in range(rank) if i != axis % rank)
-    rank_ = e.op("Shape", e.op("Shape", value))
-    every = arange(e, rank_)
-    here = e.ints([axis]) if axis >= 0 else e.op("Add", rank_, e.ints([axis]))
-    return e.op("Compress", every, e.op("Not", e.compare("Equal", every, here)), axis=0)
-
-
-def _sum_blocks(e: Emitter, local: ir.Value, ranked: ir.Value, scale: ir.Value, axis: int, block: int) -> ir.Value:
-    """Sums over blocks of `block` entries along `axis`; the last one may be shorter."""
-    rank = e.rank(ranked, "the gradient of its scale per block")
-    here = axis % rank
-    count = e.dim(scale, here)
-    lacking = e.size_sub(e.size_mul(count, block), e.dim(local, here))
-    whole = e.pad(local, [0], [lacking], [here])
-    dims = [e.dim(scale if i == here else local, i) for i in range(rank)]
-    split = e.reshape(whole, [*dims[: here + 1], block, *dims[here + 1 :]])
-    return e.reduce_sum(split, [here + 1], keepdims=False)

@@ -60,3 +60,14 @@ def adjoint_by_positions(
         flat.dtype = g.dtype
     result = scatter(e, flat, flatten(e, where), flatten(e, g), 0, "none" if unique else "add")
     return e.reshape_like(result, x)
+
+
+def other_axes(e: Emitter, value: ir.Value, axis: int) -> ir.Value:
+    """Every axis of `value` but one, as a vector; the graph computes it if the rank is unknown."""
+    if value.shape is not None:
+        rank = len(value.shape)
+        return e.ints(i for i in range(rank) if i != axis % rank)
+    rank_ = e.op("Shape", e.op("Shape", value))
+    every = arange(e, rank_)
+    here = e.ints([axis]) if axis >= 0 else e.op("Add", rank_, e.ints([axis]))
+    return e.op("Compress", every, e.op("Not", e.compare("Equal", every, here)), axis=0)

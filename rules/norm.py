@@ -24,7 +24,7 @@ from onnx_convgrad.autodiff.registry import Cotangents, vjp
 from onnx_convgrad.ir.broadcasting import unbroadcast
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter
-from onnx_convgrad.rules.linalg import other_axes
+from onnx_convgrad.rules.movement import other_axes
 
 _LISTED = 2**20
 """Channels up to which the mean 0 and the variance 1 are constants."""

@@ -181,11 +181,6 @@ class _Direction:
 
 def _expanded(e: Emitter, n: Call, gates: int, default: Sequence[str], cell: Cell) -> list[ir.Value | None]:
     """Emit all directions; returns the operator's outputs Y, Y_h and Y_c."""
-    require(
-        n.int("layout", 0) == 0,
-        "its layout is 1, which ONNX Runtime does not run.",
-        hint="Export the model with layout 0.",
-    )
     steps = e.dim(n["X"], 0)
     require(steps != 0, "its sequence is empty.")
     way = n.string("direction", "forward")

@@ -58,8 +58,9 @@ def _inverse_count(e: Emitter, n: Call) -> Operand:
     size, count = _size(n["data"]), _size(n.y)
     if size is not None and count is not None:
         return count / max(size, 1)
-    sizes = (e.cast(e.op("Size", v), ir.DataType.FLOAT) for v in (n.y, n["data"]))
-    return e.cast(e.div(*sizes), n["data"].dtype or ir.DataType.FLOAT)
+    wide = ir.DataType.DOUBLE if n["data"].dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
+    sizes = (e.cast(e.op("Size", v), wide) for v in (n.y, n["data"]))
+    return e.cast(e.div(*sizes), n["data"].dtype or wide)
 
 
 def _size(value: ir.Value) -> int | None:

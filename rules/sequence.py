@@ -1,9 +1,9 @@
-"""SequenceAt of a sequence that SplitToSequence makes; other sequences are refused.
+"""SequenceAt of a sequence that SplitToSequence makes; other sequences are refused. Optional and OptionalGetElement.
 
     part[i] = x[b_i : b_i + n_i]        dx[b_i : b_i + n_i] = g_i
 
 The cotangent of the sequence is represented by a tensor of the shape of x, so that the walk adds up the cotangents of its
-parts as those of any other value.
+parts as those of any other value. The cotangent of an optional value is that of its element.
 """
 
 from __future__ import annotations
@@ -46,6 +46,12 @@ def sequence_at_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
         return e.typed(e.pad(gy, [begin], [end], [axis]), x)
 
     return {"input_sequence": cotangent}
+
+
+@linear("Optional", "OptionalGetElement", wrt=("input",))
+def optional_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """y = x, which is there: dx = g."""
+    return {"input": lambda: g["output"]}
 
 
 def _begin(e: Emitter, split: Call, position: ir.Value, size: Dim) -> Dim:

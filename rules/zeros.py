@@ -1,4 +1,4 @@
-"""Operators with derivative zero, and operators without a derivative.
+"""Operators with derivative zero.
 
 The results of a `zero` operator are integers, booleans, strings, shapes or random, or are piecewise constant: the derivative
 of a step is zero almost everywhere.
@@ -6,7 +6,7 @@ of a step is zero almost everywhere.
 
 from __future__ import annotations
 
-from onnx_convgrad.autodiff.registry import not_differentiable, zero
+from onnx_convgrad.autodiff.registry import zero
 
 # Piecewise constant.
 zero("Ceil", "Floor", "Round", "Sign")
@@ -19,7 +19,8 @@ zero("OptionalHasElement", "RegexFullMatch")
 zero("ArgMax", "ArgMin", "NonMaxSuppression", "NonZero", "SequenceLength", "Shape", "Size")
 zero("BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor")
 
-# Quantized results: QuantizeLinear rounds the quotient by its scale to an integer.
+# Quantized results: QuantizeLinear rounds the quotient by its scale to an integer. Derivatives that do not stop there pass
+# through the operator StraightThrough of `rules.quantize`.
 zero("ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul", "QuantizeLinear")
 
 # Constants, and functions of the shape alone.
@@ -31,4 +32,6 @@ zero("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUnif
 # Strings and bytes.
 zero("ImageDecoder", "StringConcat", "StringNormalizer", "StringSplit", "TfIdfVectorizer")
 
-not_differentiable("Unique", reason="the number of its results depends on which values are equal.")
+# Labels, categories and decision trees of ai.onnx.ml: piecewise constant.
+zero(*(f"ai.onnx.ml::{op}" for op in ("Binarizer", "CategoryMapper", "LabelEncoder", "OneHotEncoder")))
+zero(*(f"ai.onnx.ml::{op}" for op in ("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor")))

@@ -31,7 +31,9 @@ PAGES = [*NAMING, ROOT / "CHANGELOG.md"]
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FILE = re.compile(r"`((?:onnx_convgrad|rules|tests|examples|benchmarks|docs)/[\w./]*)`")
-ROOMS = sorted(path.stem for path in (ROOT / "onnx_convgrad").iterdir() if not path.name.startswith("_"))
+LIBRARIES = {"jax", "torch"}
+"""Modules of the package with the name of a library, which most mentions mean."""
+ROOMS = sorted({path.stem for path in (ROOT / "onnx_convgrad").iterdir() if path.name[0] != "_"} - LIBRARIES)
 DOTTED = re.compile(rf"`(?:onnx_convgrad\.)?((?:{'|'.join(ROOMS)})(?:\.\w+)*)`")
 RUNNABLE = re.compile(r"^(import|from) ")
 """A Python block that starts with an import is a whole program, and runs; other blocks are fragments."""

@@ -82,7 +82,8 @@ def test_contents_of_the_wheel(wheel: zipfile.ZipFile, root: Path) -> None:
     names = wheel.namelist()
     assert len(names) == len(set(names))
     shipped = {n for n in names if ".dist-info/" not in n}
-    assert shipped == _modules(root) | {"onnx_convgrad/py.typed", "onnx_convgrad/cli/view.html"}
+    site = {p.relative_to(root).as_posix() for p in (root / "onnx_convgrad" / "cli" / "site").iterdir()}
+    assert shipped == _modules(root) | {"onnx_convgrad/py.typed", "onnx_convgrad/cli/view.html"} | site
     assert wheel.read(f"{INFO}/licenses/LICENSE") == (root / "LICENSE").read_bytes()
     entry_points = wheel.read(f"{INFO}/entry_points.txt").decode()
     assert "[console_scripts]\nonnx-convgrad = onnx_convgrad.cli.app:main\n" in entry_points
@@ -131,7 +132,7 @@ def test_metadata(metadata: Message) -> None:
     assert metadata["Description-Content-Type"] == "text/markdown"
     extras = set(metadata.get_all("Provides-Extra", []))
     loggers = {"mlflow", "tensorboard", "wandb"}
-    assert extras == {"cpu", "cuda", "examples", "onnxscript", "plot", "test", "train", *loggers}
+    assert extras == {"cpu", "cuda", "examples", "mpi", "onnxscript", "plot", "test", "train", *loggers}
 
 
 def test_the_runtime_is_an_extra(metadata: Message) -> None:

@@ -67,6 +67,14 @@ EXPAND_TO_NOTHING = Quirk(
     "An Expand of sizes 1 to sizes 0 is removed as if it changed nothing.",
     "onnx_convgrad.backends.runtime_faults",
 )
+INT8_LEVELS = Quirk(
+    "INT8_LEVELS",
+    "onnxruntime",
+    "",
+    "On x86 without VNNI, a DequantizeLinear of int8 before a Reshape, Transpose or the like is refused from opset 21 on: "
+    "the quantizer that is inserted behind it keeps the type int8 when the zero point becomes uint8.",
+    "onnx_convgrad.backends.runtime_faults",
+)
 NEGATIVE_STEP_TO_MAX = Quirk(
     "NEGATIVE_STEP_TO_MAX",
     "onnxruntime",

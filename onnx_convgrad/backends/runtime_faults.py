@@ -17,20 +17,19 @@ from onnx_convgrad.ir.passes import NodePass
 
 
 class AvoidRuntimeFaults(NodePass):
-    """Rewrite Expand to no elements, Pad of a convolution's weight, and Resize by scales that round two ways.
+    """Rewrite Expand to no elements, Pad of a convolution's weight, Resize by scales that round two ways, and int8 levels.
 
-    It rests on quirks.EXPAND_TO_NOTHING, quirks.PAD_OF_WEIGHT and quirks.RESIZE_ROUNDING. Nodes of unknown shape are left
-    alone.
+    It rests on quirks.EXPAND_TO_NOTHING, quirks.PAD_OF_WEIGHT, quirks.RESIZE_ROUNDING and quirks.INT8_LEVELS. Nodes of
+    unknown shape are left alone.
     """
 
-    operators = ("Expand", "Pad", "Resize")
+    operators = ("Expand", "Pad", "QuantizeLinear", "Resize")
     label = "runtime"
     bodies = True
 
     def rewrite_node(self, e: Emitter, node: ir.Node) -> ir.Value | bool | None:
         """Rewrite one node."""
-        rewrite = {"Expand": _expand_to_nothing, "Pad": _pad_of_weight, "Resize": _resize_by_sizes}[node.op_type]
-        return rewrite(e, node)
+        return _REWRITES[node.op_type](e, node)
 
 
 def _expand_to_nothing(e: Emitter, node: ir.Node) -> ir.Value | None:
@@ -96,6 +95,37 @@ def _resize_by_sizes(e: Emitter, node: ir.Node) -> bool:
     node.replace_input_with(3, e.ints(new for *_, new in moved if new is not None))
     node.attributes["axes"] = ir.AttrInt64s("axes", [a for a, *_ in moved])
     return True
+
+
+_PROPAGATED = frozenset(("MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"))
+"""Operators behind which ONNX Runtime moves a DequantizeLinear."""
+
+
+def _unsigned_levels(e: Emitter, node: ir.Node) -> bool:
+    """Quantize to uint8 instead of int8, with the zero point raised by 128: the same numbers; see quirks.INT8_LEVELS."""
+    q = node.outputs[0]
+    zero = e.constant_of(node.inputs[2]) if len(node.inputs) > 2 else None
+    readers = [use.node for use in q.uses()]
+    if zero is None or zero.dtype != np.int8 or zero.size != 1 or q.is_graph_output():
+        return False
+    if not all(is_op(n, "DequantizeLinear") and len(n.inputs) > 2 and n.inputs[2] is node.inputs[2] for n in readers):
+        return False
+    if not any(use.node.op_type in _PROPAGATED for n in readers for use in n.outputs[0].uses()):
+        return False
+    raised = e.const((zero.astype(np.int16) + 128).astype(np.uint8))
+    for n in (node, *readers):
+        n.replace_input_with(2, raised)
+    node.attributes.pop("output_dtype", None)
+    q.type = ir.TensorType(ir.DataType.UINT8)
+    return True
+
+
+_REWRITES: Mapping[str, Callable[[Emitter, ir.Node], ir.Value | bool | None]] = {
+    "Expand": _expand_to_nothing,
+    "Pad": _pad_of_weight,
+    "QuantizeLinear": _unsigned_levels,
+    "Resize": _resize_by_sizes,
+}
 
 
 class SeparateTransposes(NodePass):

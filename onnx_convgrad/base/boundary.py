@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
+from onnx_convgrad.base.annotations import wrong_argument
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.errors import ArgumentError, ConvGradError, InternalError, LimitError, ModelError, RuleContractError
 
@@ -19,8 +20,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 def typed_errors(function: F) -> F:
     """Turn every other exception of a public `function` into an error of this package.
 
+    Warnings that a filter turns into exceptions pass as they are.
+
     Raises:
-        ArgumentError: The arguments do not fit the signature.
+        ArgumentError: The arguments do not fit the signature; or the call failed in a way that was not foreseen, and one of
+            them is not of the kind that the function is annotated with.
         LimitError: There is not enough memory.
         ModelError: Something is nested too deeply for Python's stack.
         InternalError: Any exception that was not foreseen, which becomes its cause.
@@ -31,9 +35,12 @@ def typed_errors(function: F) -> F:
         try:
             return function(*args, **kwargs)
         except Exception as problem:
-            error = unforeseen(problem)
-            if getattr(problem, _MARK, False):
+            warning = as_warning(problem)
+            if warning is problem or getattr(problem, _MARK, False):
                 raise
+            if warning is not None:
+                raise warning from None
+            error = unforeseen(problem)
             if isinstance(problem, TypeError) or isinstance(problem.__cause__, TypeError):
                 try:
                     inspect.signature(function).bind(*args, **kwargs)
@@ -41,11 +48,22 @@ def typed_errors(function: F) -> F:
                     name = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
                     check_keywords(name, inspect.signature(function), kwargs)
                     raise ArgumentError(f"{name}: {misfit}.") from None
+            if isinstance(error, InternalError):
+                with contextlib.suppress(TypeError):
+                    wrong = wrong_argument(function, inspect.signature(function).bind(*args, **kwargs).arguments)
+                    error = ArgumentError(f"{function.__name__}: {wrong}.") if wrong else error
             if error is problem:
                 raise
             raise error from problem
 
     return cast(F, call)
+
+
+def as_warning(problem: BaseException | None) -> Warning | None:
+    """The warning, turned into an exception by a filter, that is the cause of a failure."""
+    while problem is not None and not isinstance(problem, Warning):
+        problem = problem.__cause__
+    return problem
 
 
 def check_keywords(name: str, signature: inspect.Signature, given: Iterable[str]) -> None:
@@ -84,11 +102,15 @@ class TypedArguments(ABCMeta):
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         try:
             return super().__call__(*args, **kwargs)
-        except (TypeError, ValueError, OverflowError) as problem:
+        except (TypeError, ValueError, OverflowError, AttributeError, LookupError) as problem:
             if isinstance(problem, ConvGradError) or cls.__module__.partition(".")[0] != "onnx_convgrad":
                 raise
             if isinstance(problem, TypeError):
                 check_keywords(cls.__name__, inspect.signature(cls.__init__), kwargs)  # type: ignore[misc]
+            with contextlib.suppress(TypeError):
+                wrong = wrong_argument(cls.__init__, inspect.signature(cls).bind(*args, **kwargs).arguments)  # type: ignore[misc]
+                if wrong:
+                    raise ArgumentError(f"{cls.__name__}: {wrong}.") from problem
             text = f"{problem}".replace(f"{cls.__name__}.__init__()", cls.__name__)
             raise ArgumentError(f"{text.rstrip('.')}.") from problem
 

@@ -13,6 +13,8 @@ import onnx
 import onnx_ir as ir
 from onnx import helper, inliner, numpy_helper
 
+from onnx_convgrad.base.boundary import TypedArguments, typed_errors
+from onnx_convgrad.base.numbers import factors, whole
 from onnx_convgrad.checking.float64_model import convert_floats
 from onnx_convgrad.checking.float64_session import Float64Session
 from onnx_convgrad.errors import ExecutionError
@@ -23,7 +25,7 @@ FLOATS = (np.float16, np.float32, np.float64)
 
 
 @dataclass(frozen=True)
-class Random:
+class Random(metaclass=TypedArguments):
     """A floating operand with uniform random values in [low, high], which depend on the case only.
 
     Args:
@@ -35,6 +37,11 @@ class Random:
     shape: tuple[int, ...]
     low: float = -2.0
     high: float = 2.0
+
+    def __post_init__(self) -> None:
+        for size in self.shape:
+            whole(size, "A size of a random operand", 0)
+        factors((self.low, self.high), "low and high")
 
 
 def rand(*shape: int, low: float = -2.0, high: float = 2.0) -> Random:
@@ -49,7 +56,7 @@ def rand(*shape: int, low: float = -2.0, high: float = 2.0) -> Random:
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(metaclass=TypedArguments):
     """One use of an operator.
 
     Args:
@@ -122,6 +129,7 @@ def result_names(case: Case) -> list[str]:
     return list(case.outputs)
 
 
+@typed_errors
 def make_model(case: Case, arrays: Sequence[np.ndarray | None], *, shapes: str = "static") -> onnx.ModelProto:
     """Build the model of one node. `shapes` is `"static"`, `"symbolic"` or `"absent"`.
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Unpack
+from dataclasses import replace
+from typing import Any, Unpack
 
 import numpy as np
 import onnx_ir as ir
@@ -69,7 +70,8 @@ def check(
         ModelError: The model runs on no random input that was tried, or it holds more than 2 GB.
         ConvGradError: As `augment` raises.
     """
-    options = Options(wrt=wrt, of=of, **settings)
+    # the numeric derivative of a quantizer is that of a step function
+    options = replace(Options(wrt=wrt, of=of, **settings), straight_through=False)
     built = build(model, options, mode="vjp", progress=progress)  # other outputs may need inputs of other shapes
     return verify_numerically(built, of=of, seed=seed, samples=samples, progress=progress)
 
@@ -78,6 +80,24 @@ def verify_numerically(
     built: Built, *, of: Names | None = None, seed: int = 0, samples: int = 1, progress: Progress = lambda _: None
 ) -> CheckReport:
     """Check a model that was built with the targets `of`."""
+    feed, inputs, seeds, generator = draw_inputs(built, of, seed, progress)
+    progress("running the gradients")
+    gradients = run_gradients(built, session(built.model), inputs)
+    comparison = _Comparison(built, feed, inputs, seeds, gradients, generator, samples, progress)
+    return comparison.run(seed)
+
+
+def draw_inputs(
+    built: Built, of: Names | None, seed: int, progress: Progress
+) -> tuple[Arrays, Arrays, Arrays, np.random.Generator]:
+    """Draw inputs that the model accepts, and cotangents of its targets.
+
+    Returns:
+        The inputs of the model, those of the gradients, the cotangent of each target, and the generator that drew these.
+
+    Raises:
+        ModelError: The model draws random numbers, holds more than 2 GB, or runs on no input that was tried.
+    """
     primal = built.primal
     size = sum(v.const_value.nbytes for v in built.model.graph.initializers.values() if v.const_value is not None)
     if size >= _LIMIT_OF_PROTO:
@@ -92,10 +112,8 @@ def verify_numerically(
         t: generator.standard_normal(y.shape).astype(y.dtype) if t in seed_names else np.ones_like(y)
         for t, y in outputs.items()
     }
-    progress("running the gradients")
     inputs = {**feed, **{seed_names[t]: s for t, s in seeds.items() if t in seed_names}}
-    comparison = _Comparison(built, feed, inputs, seeds, _run(built, inputs), generator, samples, progress)
-    return comparison.run(seed)
+    return feed, inputs, seeds, generator
 
 
 def _refuse_random(primal: ir.Model) -> None:
@@ -109,8 +127,12 @@ def _refuse_random(primal: ir.Model) -> None:
             )
 
 
-def _run(built: Built, feed: Arrays) -> dict[str, np.ndarray]:
-    opened = session(built.model)
+def run_gradients(built: Built, opened: Any, feed: Arrays) -> dict[str, np.ndarray]:
+    """Run a session of the gradients; value -> gradient.
+
+    Raises:
+        ExecutionError: The runtime fails.
+    """
     names = list(built.gradients.values())
     wanted = {i.name for i in opened.get_inputs()}
     try:
@@ -118,6 +140,11 @@ def _run(built: Built, feed: Arrays) -> dict[str, np.ndarray]:
     except Exception as problem:
         raise ExecutionError(f"ONNX Runtime failed to run the gradients: {problem}") from problem
     return dict(zip(built.gradients, results, strict=True))
+
+
+def limit_of(dtype: ir.DataType | None) -> float:
+    """The largest relative error of a gradient of this type."""
+    return _LIMITS.get(dtype or ir.DataType.FLOAT, _LIMIT)
 
 
 class _Comparison:
@@ -140,7 +167,7 @@ class _Comparison:
         self.norms = {k: float(np.linalg.norm(wide(g))) for k, g in gradients.items()}
         self.floor = max([1e-12, *(_FLOOR * norm for norm in self.norms.values() if math.isfinite(norm))])
         values = named_values(built.primal.graph)
-        self.limits = {k: _LIMITS.get(values[k].dtype or ir.DataType.FLOAT, _LIMIT) for k in gradients}
+        self.limits = {k: limit_of(values[k].dtype) for k in gradients}
         self.function = self._function()
         self.derivative = Derivative(self.function, feed, self.points, seeds)
         self._double: tuple[Float64Gradients | None] | None = None

@@ -15,11 +15,13 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from onnx_convgrad.backends.cpu.widen_bfloat16 import WidenBfloat16
 from onnx_convgrad.checking.float64_kernels import KERNELS
 from onnx_convgrad.checking.float64_session import Float64Session
 from onnx_convgrad.errors import ConvGradError
 from onnx_convgrad.ir.emit import DOMAIN
 from onnx_convgrad.ir.namespace import named_values
+from onnx_convgrad.ir.passes import run_passes
 from onnx_convgrad.ir.serialize import whole_proto
 from onnx_convgrad.ir.targets import target_named
 from onnx_convgrad.lowering.lower import lower
@@ -84,6 +86,7 @@ def prepared(
         convert_floats(graph, ir.DataType.DOUBLE)
     lower(graph, replace(target_named("cpu"), loops=False))  # nodes with a body cannot be run one by one
     m.opset_imports.pop(DOMAIN, None)
+    run_passes(m, [WidenBfloat16()])
     change(graph)
     for node in graph.all_nodes():  # declared shapes may be those of other inputs
         for value in node.outputs:
@@ -141,9 +144,16 @@ def convert_floats(graph: ir.Graph, dtype: ir.DataType) -> None:
 
 def _convert(value: ir.Value, dtype: ir.DataType) -> None:
     if value.dtype in _FLOATS and value.dtype != dtype:
-        value.type = ir.TensorType(dtype)  # a clone shares its type object with the original
+        value.type = _typed(value.type, dtype)
         if value.const_value is not None:
             value.const_value = ir.Tensor(value.const_value.numpy().astype(dtype.numpy()), name=value.name)
+
+
+def _typed(kind: Any, dtype: ir.DataType) -> Any:
+    """The type of a tensor, a sequence or an optional value with other elements; a clone shares that of the original."""
+    if isinstance(kind, (ir.SequenceType, ir.OptionalType)):
+        return type(kind)(_typed(kind.elem_type, dtype))
+    return ir.TensorType(dtype)
 
 
 def _keep_float32(node: ir.Node, index: int) -> None:

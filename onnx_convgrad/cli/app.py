@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from onnx_convgrad.base.version import __version__
+from onnx_convgrad.cli.attribute import attribute
 from onnx_convgrad.cli.augment import augment
 from onnx_convgrad.cli.bench import bench
 from onnx_convgrad.cli.check import check
@@ -24,10 +25,12 @@ from onnx_convgrad.cli.evaluate import evaluate
 from onnx_convgrad.cli.explain import explain
 from onnx_convgrad.cli.inspect import inspect
 from onnx_convgrad.cli.lower import lower
+from onnx_convgrad.cli.map import map_gradients
 from onnx_convgrad.cli.predict import predict
 from onnx_convgrad.cli.rules import rules
 from onnx_convgrad.cli.train import train
 from onnx_convgrad.cli.view import view
+from onnx_convgrad.cli.web import web
 
 app = typer.Typer(
     name="onnx-convgrad",
@@ -38,8 +41,9 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (inspect, augment, explain, view, lower, check, bench, train, predict, evaluate, rules):
+for _command in (inspect, augment, explain, view, lower, check, bench, train, predict, evaluate, attribute, web, rules):
     app.command(cls=Panels)(_command)
+app.command("map", cls=Panels)(map_gradients)
 
 
 def _version(wanted: bool) -> None:

@@ -40,6 +40,7 @@ def augment(
     from onnx_convgrad.cli.check import show as show_check
     from onnx_convgrad.cli.rewrite import rewrite
     from onnx_convgrad.frontend.parameters import parameters
+    from onnx_convgrad.frontend.quantized import is_quantizer
     from onnx_convgrad.ir.notes import SEEDS
     from onnx_convgrad.pipeline.stages import build
 
@@ -55,7 +56,14 @@ def augment(
     report = None
     if check:
         with out.stages() as stage:
-            report = verify_numerically(built, of=options.of, progress=stage)
+            if any(map(is_quantizer, built.primal.graph)):  # their numeric derivative is that of a step function
+                report = verify_numerically(
+                    build(model, replace(options, straight_through=False), progress=stage),
+                    of=options.of,
+                    progress=stage,
+                )
+            else:
+                report = verify_numerically(built, of=options.of, progress=stage)
     gradients = _gradient_rows(built)
     if out.json:
         checked = report.to_dict() if report else None

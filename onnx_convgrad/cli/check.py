@@ -1,10 +1,12 @@
-"""The command `check`: compare gradients with numeric ones and PyTorch's, and print the report."""
+"""The command `check`: compare gradients with numeric ones and PyTorch's, or those of a provider with the CPU's."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,6 +18,9 @@ from onnx_convgrad.pipeline.options import Options
 
 if TYPE_CHECKING:
     from onnx_convgrad.checking.report import CheckReport, Row
+
+_TARGETS = {"CUDAExecutionProvider": "cuda", "WebGpuExecutionProvider": "web"}
+"""Provider -> the target whose graphs it runs; others take portable ones."""
 
 _FOLD = 20
 """Most rows that are shown without `--verbose`."""
@@ -30,7 +35,7 @@ _VERDICTS = {
 }
 
 
-@command(leave=("seed", "per_sample"), verbose="List all values.", wrt="all")
+@command(leave=("seed", "per_sample", "straight_through"), verbose="List all values.", wrt="all")
 def check(
     model: Model,
     *,
@@ -39,6 +44,15 @@ def check(
         int, typer.Option("--seed-value", metavar="INT", min=0, help="Seed of the random inputs and directions.")
     ] = 0,
     samples: Annotated[int, typer.Option("--samples", metavar="INT", min=1, help="Random directions per value.")] = 1,
+    provider: Annotated[
+        str | None,
+        typer.Option(
+            "--provider",
+            metavar="NAME",
+            help="Compare the gradients that this execution provider computes with those of the CPU instead, and fail if"
+            " a node falls back to the CPU: cuda, webgpu, coreml ... Without --target, the graph is built for it.",
+        ),
+    ] = None,
     out: Output,
 ) -> int:
     """Compare gradients with numeric ones and PyTorch's.
@@ -46,11 +60,15 @@ def check(
     \b
     Example:
       onnx-convgrad check model.onnx --input-shape image:2,3,64,64
+      onnx-convgrad check model.onnx --provider cuda
     """
+    if provider is not None:
+        return _check_provider(model, options, provider, seed_value, out)
     from onnx_convgrad.checking.check import verify_numerically
     from onnx_convgrad.pipeline.stages import build
 
     with out.stages() as stage:
+        options = replace(options, straight_through=False)  # the model itself is a step function
         built = build(model, options, mode="vjp", progress=stage)  # other outputs may need inputs of other shapes
         report = verify_numerically(built, of=options.of, seed=seed_value, samples=samples, progress=stage)
     if out.json:
@@ -58,6 +76,46 @@ def check(
     else:
         show(report, out)
     return 0 if report.passed else 1
+
+
+def _check_provider(model: Path, options: Options, provider: str, seed: int, out: Output) -> int:
+    """Compare the gradients on a provider with those on the CPU; 1 if they differ or a node falls back."""
+    from onnx_convgrad.checking.provider import compare_with_cpu
+    from onnx_convgrad.cli.placement import placement
+    from onnx_convgrad.ir.serialize import whole_proto
+    from onnx_convgrad.pipeline.stages import build
+    from onnx_convgrad.runtime import import_runtime
+    from onnx_convgrad.runtime.providers import CPU, provider_named
+
+    name = provider_named(provider, import_runtime().get_available_providers())
+    if options.target == "cpu" and name != CPU:
+        options = replace(options, target=_TARGETS.get(name, "portable"))
+    with out.stages() as stage:
+        built = build(model, options, mode="vjp", progress=stage)
+        stage("placing")
+        placed = placement(whole_proto(built.model), providers=[name])
+        report = compare_with_cpu(built, name, of=options.of, seed=seed, progress=stage)
+    passed = report.passed and not placed.fallen
+    if out.json:
+        placing = {"target": options.target, "placement": placed.to_dict()}
+        out.print_json({"model": str(model), **report.to_dict(), "passed": passed, **placing})
+        return 0 if passed else 1
+    shapes = ", ".join(f"{key} {shape_text(shape)}" for key, shape in report.inputs.items())
+    out.line(f"Random inputs: {shapes or 'none'} (seed {seed}); target {options.target}")
+    rows = [
+        [r.value, shape_text(r.shape), f"{r.norm:.3g}", _error(r.error), _error(r.limit), r.verdict]
+        for r in report.rows
+    ]
+    out.table(Table(["value", "shape", "|grad|", "error", "limit", ""], rows, frozenset({2, 3, 4})), fold=_FOLD)
+    out.line()
+    for table in placed.tables:
+        out.table(table, fold=_FOLD)
+    if report.failure:
+        out.line(f"FAIL: {report.failure}")
+    agree = sum(row.verdict == "ok" for row in report.rows)
+    fell = f"; {len(placed.fallen)} nodes fell back to the CPU" if placed.fallen else ""
+    out.line(f"{agree} of {len(rows)} gradients on {name} agree with the CPU{fell}.")
+    return 0 if passed else 1
 
 
 def show(report: CheckReport, out: Output) -> None:

@@ -36,7 +36,9 @@ def evaluate(
     data: Annotated[
         list[str],
         typer.Argument(
-            metavar="DATA...", help="A folder with one folder of images per class, .npz, or [NAME=]FILE.npy."
+            metavar="DATA...",
+            help="A folder with one folder of images per class, a .csv or .tsv of images and texts, .npz, or "
+            "[NAME=]FILE.npy.",
         ),
     ],
     *,
@@ -93,7 +95,9 @@ def evaluate(
             batch_size=options.batch_size,
         )
     if plot is not None and found.confusion is None:
-        raise ArgumentError("There is no confusion matrix to draw: the outputs are numbers.", hint="Leave --plot out.")
+        raise ArgumentError(
+            f"There is no confusion matrix to draw: the outputs are {found.task}.", hint="Leave --plot out."
+        )
     text = json.dumps(as_json(found), indent=2)
     if output_file is not None:
         write_text(output_file, f"{text}\n" if output_file.suffix.lower() == ".json" else _as_csv(found))

@@ -45,11 +45,19 @@ def explain(
 ) -> None:
     """Show how each convolution gradient would be computed.
 
+    If MODEL is the folder of a training program, show memory, operations and files of a step, and what each layer takes.
+
     \b
     Example:
       onnx-convgrad explain model.onnx --target cuda --input-shape image:8,3,224,224
       onnx-convgrad explain model.onnx --target cuda --placement
+      onnx-convgrad explain --training program --input-shape image:8,3,224,224
     """
+    if model.is_dir():
+        from onnx_convgrad.cli.program_report import show_program
+
+        show_program(model, options.input_shapes, out)
+        return
     from onnx_convgrad.pipeline.report import Report
     from onnx_convgrad.pipeline.stages import build
 

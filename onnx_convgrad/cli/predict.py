@@ -33,7 +33,7 @@ def predict(
     model: Annotated[str, typer.Argument(metavar="MODEL|RUN", help="An ONNX file, or a folder that `train` made.")],
     data: Annotated[
         list[str],
-        typer.Argument(metavar="DATA...", help="Images, a folder of images, .npz files, or [NAME=]FILE.npy."),
+        typer.Argument(metavar="DATA...", help="Images, a folder of images, .csv, .npz, or [NAME=]FILE.npy."),
     ],
     *,
     output_file: Annotated[
@@ -81,6 +81,9 @@ def predict(
 
 
 def _table(found: Predictions, top: int) -> Table:
+    if found.task == "text":
+        pairs = [(name, best[0]) for name, best in zip(found.names, found.top(), strict=True)]
+        return Table(["sample", "text", "confidence"], [[n, t, f"{c:.4f}"] for n, (t, c) in pairs], frozenset({2}))
     if not found.labels:
         rows = [[name, _numbers(values)] for name, values in zip(found.names, found.values, strict=True)]
         return Table(["sample", "values"], rows)
@@ -100,6 +103,9 @@ def _numbers(values: Any) -> str:
 
 
 def _as_json(found: Predictions, top: int) -> dict[str, Any]:
+    if found.task == "text":
+        texts = zip(found.names, found.texts, found.values.tolist(), strict=True)
+        return {"task": "text", "predictions": [{"sample": n, "text": t, "confidence": c} for n, t, c in texts]}
     if not found.labels:
         rows = [{"sample": n, "values": v.tolist()} for n, v in zip(found.names, found.values, strict=True)]
         return {"task": found.task, "predictions": rows}
@@ -128,7 +134,10 @@ def _write(found: Predictions, path: Path, top: int) -> None:
 def _as_csv(found: Predictions, top: int) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    if found.labels:
+    if found.task == "text":
+        writer.writerow(["sample", "text", "confidence"])
+        writer.writerows(zip(found.names, found.texts, found.values.tolist(), strict=True))
+    elif found.labels:
         count = min(top, len(found.labels))
         named = [f"{column}{i or ''}" for i in (0, *range(2, count + 1)) for column in ("label", "probability")]
         writer.writerow(["sample", *named])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -15,17 +16,19 @@ from onnx_convgrad.cli.command import parsed
 from onnx_convgrad.cli.train_config import Config, share_of, spelled
 from onnx_convgrad.errors import ArgumentError, ConvGradError
 from onnx_convgrad.frontend.canonicalize import canonicalize
-from onnx_convgrad.frontend.files import copied
+from onnx_convgrad.frontend.files import copied, load
 from onnx_convgrad.pipeline import option_text as text
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.training.data.batches import BATCH_SIZE, Loader
 from onnx_convgrad.training.data.calibration import unfold_batchnorm
 from onnx_convgrad.training.data.datasets import Arrays, Dataset, named_arrays
 from onnx_convgrad.training.data.images import ImageFolder, given_preprocessing, is_image_folder, overridden
+from onnx_convgrad.training.data.mixing import MIXINGS
 from onnx_convgrad.training.data.pictures import layout_of
 from onnx_convgrad.training.data.teacher import Teacher
+from onnx_convgrad.training.data.texts import TextImages, holds_images, is_table
 from onnx_convgrad.training.losses.elementwise import Loss
-from onnx_convgrad.training.optim.named import optimizer_named
+from onnx_convgrad.training.optim.named import OPTIMIZERS, optimizer_named
 from onnx_convgrad.training.optim.optimizers import Optimizer
 from onnx_convgrad.training.optim.schedules import Constant, Cosine, OneCycle, Schedule, Step, Warmup
 from onnx_convgrad.training.program.build import TrainingProgram, build_training
@@ -37,6 +40,8 @@ from onnx_convgrad.training.run.callbacks import ReduceOnPlateau
 from onnx_convgrad.training.run.class_metrics import Accuracy
 from onnx_convgrad.training.run.metric import Metric
 from onnx_convgrad.training.run.metrics import metric_named
+from onnx_convgrad.training.run.run_folder import read_labels
+from onnx_convgrad.training.run.texts import CharacterErrorRate, ExactMatch
 
 
 def program(config: Config, rate: Schedule, model: ir.Model, data: Dataset, updates: int) -> TrainingProgram:
@@ -56,6 +61,7 @@ def program(config: Config, rate: Schedule, model: ir.Model, data: Dataset, upda
         seed=config.seed,
         ema=config.ema,
         precision=config.precision,
+        master_weights=config.master_weights,
         **_settings(config),
     )
 
@@ -74,7 +80,8 @@ def _model(config: Config, model: ir.Model, data: Dataset) -> ir.Model:
     if config.lora is None:
         inputs = {value.name for value in model.graph.inputs}
         names = {port: array for port, array in _names(config).items() if port in inputs}
-        return unfold_batchnorm(model, data, batch_size=config.batch_size, names=names)
+        values = text.input_values(config.input_value)
+        return unfold_batchnorm(model, data, batch_size=config.batch_size, names=names, input_values=values)
     alpha = 16.0 if config.lora_alpha is None else config.lora_alpha
     targets = text.names(config.lora_targets) or "*"
     return add_adapters(model, rank=config.lora, alpha=alpha, targets=targets, seed=config.seed)
@@ -105,8 +112,11 @@ def _loss(config: Config) -> LossLike:
     """Parse `NAME`, or `OUTPUT=NAME` and `OUTPUT=WEIGHT*NAME` for several."""
     if not config.loss:
         raise ArgumentError("There is no loss.", hint=f"Give --loss: {', '.join(LOSSES)}, or a scalar of the model.")
+    options = dict(config.loss_options)
+    if set(config.augment) & set(MIXINGS) and config.loss == ("cross_entropy",):
+        options["probabilities"] = True
     if len(config.loss) == 1 and "=" not in config.loss[0]:
-        return _one_loss(config.loss[0], config.loss_options)
+        return _one_loss(config.loss[0], options)
     several: dict[str, Any] = {}
     for entry in config.loss:
         output, equals, name = entry.partition("=")
@@ -145,7 +155,10 @@ def _optimizer(config: Config, rate: Schedule, updates: int) -> Optimizer:
     chosen = {name: value for name, value in chosen.items() if value is not None}
     for name in chosen:
         if name not in {f.name for f in fields(kind)}:
-            raise ArgumentError(f"{spelled(name)} is not an option of {config.optimizer}.")
+            others = [other for other, own in OPTIMIZERS.items() if name in {f.name for f in fields(own)}]
+            raise ArgumentError(
+                f"{spelled(name)} is not an option of {config.optimizer}.", hint=f"It is one of {', '.join(others)}."
+            )
     settings = {**chosen, **config.optimizer_options}
     if config.unfreeze:
         settings["groups"] = _unfrozen(config.unfreeze, settings.get("groups", {}), updates)
@@ -234,17 +247,32 @@ def taught(config: Config, train: Dataset, held: Dataset | None) -> tuple[Datase
         return train, held
     settings: dict[str, Any] = {"providers": list(config.providers) or None, "names": _names(config)}
     settings["options"] = {"threads": config.threads} if config.threads else None
+    if config.input_value:
+        inputs = {value.name for value in load(config.teacher).graph.inputs}
+        values = text.input_values(config.input_value)
+        settings["input_values"] = {name: value for name, value in values.items() if name in inputs}
     teacher = Teacher(config.teacher, **settings)
     return teacher.teaching(train), None if held is None else teacher.teaching(held)
 
 
 def _dataset(config: Config, entries: tuple[str, ...], classes: tuple[str, ...] | None = None) -> Dataset:
     """Read a folder of images, or the arrays of all files; `NAME=PATH` names the array of an `.npy` file."""
-    if len(entries) == 1 and is_image_folder(Path(entries[0])):
-        return _images(config, Path(entries[0]), classes)
-    if config.augment:
-        raise ArgumentError("--augment changes images in folders, and the data are arrays.", hint="Leave it out.")
-    return Arrays(named_arrays(entries))
+    labels = classes or (read_labels(Path(config.labels)) if config.labels else None)
+    only = Path(entries[0]) if len(entries) == 1 else None
+    if only is not None and (is_table(only) or ("ctc" in config.loss and only.is_dir() and holds_images(only))):
+        if config.augment:
+            raise ArgumentError("--augment is for images of classes, not of texts.", hint="Leave it out.")
+        size, mean, std = _image_size(config), config.mean or None, config.std or None
+        return TextImages(only, labels=classes, size=size, mean=mean, std=std)
+    if only is not None and is_image_folder(only):
+        return _images(config, only, labels)
+    other = [name for name in config.augment if name not in MIXINGS]
+    if other:
+        raise ArgumentError(
+            f"--augment {other[0]} changes images in folders, and the data are arrays.",
+            hint=f"Use {' or '.join(MIXINGS)}, or leave it out.",
+        )
+    return Arrays(named_arrays(entries), augment=config.augment)
 
 
 def sized(config: Config, model: ir.Model) -> Config:
@@ -334,7 +362,7 @@ def loaders(config: Config, manifest: Manifest, train: Dataset, held: Dataset | 
     Raises:
         ArgumentError: The data does not fit the program.
     """
-    if not isinstance(train, ImageFolder):  # of arrays of pixels
+    if not isinstance(train.source, (ImageFolder, TextImages)):  # of arrays of pixels
         given = {"size": None, "resize": None, "mean": config.mean or None, "std": config.std or None, "scale": None}
         options = given_preprocessing(**given)
         if options:
@@ -381,8 +409,8 @@ def metrics(config: Config, manifest: Manifest) -> list[Metric]:
     if wanted == ["none"]:
         return []
     if not wanted:
-        try:
-            return [Accuracy().of(manifest)]
-        except ArgumentError:
-            return []
+        for usual in ([Accuracy()], [ExactMatch(), CharacterErrorRate()]):
+            with contextlib.suppress(ArgumentError):
+                return [metric.of(manifest) for metric in usual]
+        return []
     return [metric_named(name) for name in wanted]

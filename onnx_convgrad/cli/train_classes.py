@@ -4,23 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.cli.train_config import Config
 from onnx_convgrad.errors import ArgumentError, ConvGradError
+from onnx_convgrad.frontend.metadata import labels_of
+from onnx_convgrad.training.data.alphabet import Alphabet
 from onnx_convgrad.training.data.datasets import Arrays, Dataset
 from onnx_convgrad.training.data.inputs import USUAL_TARGETS
+from onnx_convgrad.training.data.texts import TextImages
 from onnx_convgrad.training.losses.cross_entropy import ClassLoss
+from onnx_convgrad.training.program.manifest import Port
 from onnx_convgrad.training.program.terms import LOSSES
-from onnx_convgrad.training.surgery.head import find_head, with_new_head
+from onnx_convgrad.training.run.run_folder import read_labels
+from onnx_convgrad.training.run.texts import frames_first
+from onnx_convgrad.training.surgery.head import Head, find_head, with_new_head
 
 Tell = Callable[[str], object]
 
 
 def with_default_loss(config: Config, data: Dataset, tell: Tell) -> Config:
     """The options with the loss for a folder of classes, if none was given."""
+    if not config.loss and isinstance(data.source, TextImages):
+        tell("The loss is ctc, as no --loss was given and the data are images with texts.")
+        return replace(config, loss=("ctc",))
     if config.loss or not data.classes:
         return config
     tell("The loss is cross_entropy, as no --loss was given and the data is a folder of classes.")
@@ -34,6 +44,9 @@ def fitted_model(config: Config, model: ir.Model, data: Sequence[Dataset], tell:
         ArgumentError: There are fewer `--classes` than the data have, or the layer is ambiguous.
         ModelError: Its last layer cannot be replaced.
     """
+    texts = [d.source for d in data if isinstance(d.source, TextImages)]
+    if texts:
+        return _fitted_to_texts(config, model, texts, tell)
     counted = count_classes(config, data, [v.name or "" for v in model.graph.inputs])
     if config.classes is not None and counted is not None and config.classes < counted:
         raise ArgumentError(
@@ -43,13 +56,8 @@ def fitted_model(config: Config, model: ir.Model, data: Sequence[Dataset], tell:
     wanted = config.classes or counted
     if wanted is None:
         return config
-    try:
-        head = find_head(model, config.head)
-    except ConvGradError:
-        if config.classes is None and config.head is None:
-            return config  # a number that does not fit is refused with the remedy later
-        raise
-    if head.classes == wanted:
+    head = _head(config, model)
+    if head is None or head.classes == wanted:
         return config
     names = data[0].classes if len(data[0].classes) == wanted else None
     with_new_head(model, wanted, head=config.head, seed=config.seed, labels=names)
@@ -61,6 +69,60 @@ def fitted_model(config: Config, model: ir.Model, data: Sequence[Dataset], tell:
         )
     tell(text)
     return replace(config, classes=wanted)
+
+
+def _fitted_to_texts(config: Config, model: ir.Model, data: Sequence[TextImages], tell: Tell) -> Config:
+    """Settle the alphabet, and replace the last layer if it has another number of classes."""
+    if config.loss != ("ctc",):
+        raise ArgumentError("Images with texts are for the loss ctc.", hint="Leave --loss out, or give --loss ctc.")
+    blank = config.loss_options.get("blank", 0)
+    head = _head(config, model)
+    count = None if head is None else head.classes
+    given = read_labels(Path(config.labels)) if config.labels else None
+    own = labels_of(model)
+    if given is not None:
+        fits = count in (len(given), len(given) + 1)
+        alphabet = Alphabet.of_labels(given, count if fits else len(given) + 1, blank)
+    elif own is not None:
+        alphabet = Alphabet.of_labels(own, count, blank)
+    else:
+        alphabet = Alphabet.of_texts((text for d in data for text in d.texts), blank)
+        tell(
+            f"The model's file has no labels, and no --labels were given: the alphabet is that of the data, "
+            f"{len(alphabet.labels) - 1} characters and the blank, which is class {blank}."
+        )
+    wanted = len(alphabet.labels)
+    if config.classes not in (None, wanted):
+        raise ArgumentError(
+            f"--classes {config.classes} does not fit an alphabet of {wanted - 1} characters and a blank.",
+            hint="Leave it out; --labels gives the alphabet.",
+        )
+    if head is not None and head.classes != wanted:
+        with_new_head(model, wanted, head=config.head, seed=config.seed, labels=alphabet.labels)
+        tell(
+            f"The last layer, {head.label}, had {head.classes} classes: it was replaced by one with {wanted} and fresh "
+            "weights."
+        )
+    for d in data:
+        d.labels = alphabet.labels
+    options = dict(config.loss_options)
+    if "time_first" not in options and "time-first" not in options:
+        ports = [Port.from_value(v) for v in model.graph.inputs if not v.is_initializer()]
+        outputs = [Port.from_value(v).shape for v in model.graph.outputs]
+        batch = ports[0].shape[0] if ports and ports[0].shape else None
+        if len(outputs) == 1 and frames_first(outputs[0], batch):
+            options["time_first"] = True
+    return replace(config, loss_options=options)
+
+
+def _head(config: Config, model: ir.Model) -> Head | None:
+    """The last layer; `None` if it is not found and nothing says that it must be."""
+    try:
+        return find_head(model, config.head)
+    except ConvGradError:
+        if config.classes is None and config.head is None:
+            return None  # a number that does not fit is refused with the remedy later
+        raise
 
 
 def count_classes(config: Config, data: Sequence[Dataset], inputs: Sequence[str]) -> int | None:
@@ -76,6 +138,8 @@ def count_classes(config: Config, data: Sequence[Dataset], inputs: Sequence[str]
         if targets is None:
             return None
         counted = targets[targets != ignored] if (targets == ignored).any() else targets
+        if counted.min(initial=0) < 0:
+            return None  # refused with the sample later
         counts.append(int(counted.max(initial=-1)) + 1)
     return max(counts) or None
 

@@ -30,7 +30,7 @@ Table = Mapping[str, Any]
 _CHANGEABLE = frozenset(
     (
         "data map lr schedule schedule_options warmup epochs metric patience "
-        "checkpoint_every keep plot log tensorboard mlflow wandb providers threads"
+        "checkpoint_every keep plot log tensorboard mlflow wandb providers threads rank_timeout shard_optimizer"
     ).split()
 )
 """Options that may change when a run is resumed."""
@@ -62,34 +62,44 @@ def _table(name: str, described: str) -> Any:
     return field(default_factory=dict, metadata=written.metadata)
 
 
-_DATA = ".npz or .npy files (one option for each), or a folder with one folder of images per class."
+_DATA = (
+    ".npz or .npy files (one option for each), a folder with one folder of images per class, or a .csv or .tsv with the "
+    "columns image and text."
+)
 _VALIDATION = "The same, to evaluate on; or a share of the data to hold out, such as 0.1."
 _MAP = "Which array an input takes, if names and order do not settle it."
 _LOSS = (
     "mse, l1, huber, cross_entropy, nll, bce_with_logits, focal, sigmoid_focal, dice, binary_dice, ctc, kl_div, triplet, "
     "contrastive, or a scalar of the model; OUTPUT=0.5*NAME for each of several. [default: cross_entropy for a folder of "
-    "classes]"
+    "classes, ctc for texts]"
 )
 _CLASSES = "Replace the last layer by one with this many classes. [default: as many as the data have]"
+_LABELS = (
+    "Names of classes, or characters, by number: one on each line, or a JSON list. [default: the model's or the data's]"
+)
 _HEAD = "The last layer, by its node or weight, if several could be meant."
-_AUGMENT = "Change training images at random: flip, crop, color, rotate."
+_AUGMENT = "Change training images at random: flip, crop, color, rotate; mixup, cutmix (of arrays, too)."
 _UNFOLD = "Put BatchNormalization back behind convolutions, with statistics of the data."
 _TEACHER = "Also learn the predictions of this ONNX file (distillation)."
 _OPTIMIZER = "sgd, adam, adamw, rmsprop, adagrad, lion, lamb, muon."
 _LAYER_DECAY = "Factor of the learning rate for every layer further from the output, such as 0.8."
 _UNFREEZE = "Train these parameters from this epoch on, the first is 1; later options win. Repeatable."
 _EMA = "Also average the weights, such as 0.999; validation and exported models use the average."
+_MASTERS = "Update float16 and bfloat16 parameters of the model in float32. [default: master-weights]"
+_SHARD = "Divide the optimizer's state among the processes of mpiexec or torchrun."
+_RANK_TIMEOUT = "How long to wait for other processes of mpiexec or torchrun. [default: 1800]"
 _RESIZE = "Resize the shorter side of images to this, then crop the middle."
 
 
 PANELS = {
-    "Data": "data validation map image_size resize mean std batch_size shuffle",
+    "Data": "data validation map labels image_size resize mean std batch_size shuffle",
     "Loss and metrics": "loss loss_options classes head metric teacher distill_weight temperature",
     "Optimizer": "optimizer optimizer_options lr momentum weight_decay clip_norm layer_decay accumulate ema",
     "Schedule": "epochs schedule schedule_options warmup unfreeze patience",
-    "What is trained": "wrt freeze freeze_statistics precision seed",
+    "What is trained": "wrt freeze freeze_statistics precision master_weights seed",
     "Files and logs": "out checkpoint_every keep plot log tensorboard mlflow wandb",
     "Graphs": "providers threads target deterministic lowering max_workspace recompute input_shape limit",
+    "Several processes": "rank_timeout shard_optimizer",
 }
 """Heading in the help -> fields below it."""
 
@@ -108,6 +118,7 @@ class Config:
     loss: Names = option("--loss [OUTPUT=]NAME...", _LOSS, default=())
     loss_options: Table = _table("--loss-option", "An option of the loss, such as axis=-1. Repeatable.")
     classes: int | None = option("--classes INT", _CLASSES)
+    labels: str | None = option("--labels FILE", _LABELS)
     head: str | None = option("--head NAME", _HEAD)
     teacher: str | None = option("--teacher FILE", _TEACHER)
     distill_weight: float = option("--distill-weight NUMBER", "Share of the teacher in the loss.", default=0.5)
@@ -136,10 +147,12 @@ class Config:
     lora_alpha: float | None = option("--lora-alpha NUMBER", "Scales adapters by alpha / rank. [default: 16]")
     lora_targets: Names = option("--lora-targets NAMES...", "Weights and nodes to adapt. [default: *]", default=())
     precision: str = option("--precision NAME", "float32; or float16, bfloat16 (mixed).", default="float32")
+    master_weights: bool = option("--master-weights/--no-master-weights", _MASTERS, default=True)
     seed: int = option("--seed INT", "Seed of order, split and Dropout.", default=0)
     metric: Names = option(
         "--metric NAME...",
-        "accuracy, topK, precision, recall, f1, auroc, confusion, none. [default: accuracy of classes]",
+        "accuracy, topK, precision, recall, f1, auroc, confusion, none; exact, cer (errors per character) of texts. "
+        "[default: accuracy of classes; exact, cer]",
         default=(),
     )
     patience: int | None = option("--patience INT", "Stop if the loss has not fallen for this many epochs.")
@@ -153,6 +166,8 @@ class Config:
     wandb: str | None = option("--wandb PROJECT", "Also write to Weights & Biases, to this project.")
     providers: Names = option("--providers NAMES...", "cpu, cuda, cuda:1, ...", parse=text.names, default=())
     threads: int | None = option("--threads INT", "CPU threads. [default: the cores]")
+    rank_timeout: float | None = option("--rank-timeout SECONDS", _RANK_TIMEOUT)
+    shard_optimizer: bool = option("--shard-optimizer", _SHARD, default=False)
     target: str | None = option("--target NAME", "cpu, cuda, web, portable. [default: that of the first provider]")
     deterministic: bool = _shared("deterministic", default=False)
     lowering: Names = _shared("lowering", ())
@@ -243,7 +258,7 @@ _KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
     "Table": ("a table", (dict,)),
 }
 
-_PATHS = ("model", "teacher", "out", "plot", "log", "tensorboard")
+_PATHS = ("model", "teacher", "labels", "out", "plot", "log", "tensorboard")
 
 
 def spelled(name: str) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -24,14 +24,24 @@ from onnx_convgrad.cli.train_config import (
     Config,
     absolute,
     check_links,
-    draft_name,
     read_config,
-    spelled,
     written_config,
 )
+from onnx_convgrad.cli.train_folder import (
+    checkpoints_in,
+    folder_of,
+    here,
+    new_folder,
+    resume_command,
+    stored_options,
+)
 from onnx_convgrad.cli.train_plot import plot, plot_rates
+from onnx_convgrad.cli.train_ranks import about_ranks, merged, output_of, signal_of_all, together
 from onnx_convgrad.cli.train_summary import print_summary
-from onnx_convgrad.errors import ArgumentError, DivergenceError
+from onnx_convgrad.distributed import Communicator, launched_by
+from onnx_convgrad.distributed.launchers import restarts
+from onnx_convgrad.distributed.ranks import Ranks
+from onnx_convgrad.errors import ArgumentError, ConvGradError, DivergenceError
 from onnx_convgrad.frontend.files import load
 from onnx_convgrad.runtime import import_runtime
 from onnx_convgrad.runtime.providers import check_available, resolve_providers
@@ -44,7 +54,7 @@ from onnx_convgrad.training.run.display import measures, number
 from onnx_convgrad.training.run.interruption import Interruption
 from onnx_convgrad.training.run.loggers import Log, MLflow, TensorBoard, WandB
 from onnx_convgrad.training.run.metrics import resolve_metrics
-from onnx_convgrad.training.run.run_folder import BEST, CHECKPOINTS, CLASSES, CONFIG, HISTORY, PROGRAM, TRAINED
+from onnx_convgrad.training.run.run_folder import BEST, CLASSES, CONFIG, HISTORY, PROGRAM, TRAINED
 from onnx_convgrad.training.run.summary import Summary
 from onnx_convgrad.training.run.trainer import Trainer
 
@@ -60,20 +70,28 @@ _WIDE, _WIDTH = 4, 80
 
 def train(given: Mapping[str, Any], config_file: Path | None, resume: Path | None, out: Output) -> int:
     """Train and print; return the exit status. `given` are fields of `Config`, which override those of `config_file`."""
-    config, folder = _configure(absolute(given, Path.cwd()), config_file, resume)
-    if config.plot:
+    with together(_rank_timeout(given, config_file, resume)) as ranks:
+        return _train(absolute(given, Path.cwd()), config_file, resume, ranks, output_of(ranks, out))
+
+
+def _train(given: Mapping[str, Any], config_file: Path | None, resume: Path | None, ranks: Ranks, out: Output) -> int:
+    config, folder, resumed = _configure(given, config_file, resume)
+    if config.plot and ranks.leader:
         check_plot(Path(config.plot))
+    ranks.meet()  # no rank writes before all have looked at the folder
     with out.stages() as stage:
         tell = (lambda _: None) if out.silent else partial(print, file=sys.stderr)
-        config, trainer, callbacks, fit = _start(config, folder, stage, tell, resumed=resume is not None)
-        if resume is not None and checkpoint.numbered(_checkpoints(folder)):
-            trainer.restore(_checkpoints(folder))
-            if {"lr", "schedule"} & given.keys():
+        config, trainer, callbacks, fit = _start(config, folder, stage, tell, ranks, resumed=resumed)
+        if ranks.of_leader(resumed and bool(checkpoint.numbered(checkpoints_in(folder)))):
+            trainer.restore(checkpoints_in(folder))
+            if resume is not None and {"lr", "schedule"} & given.keys():
                 trainer.learning_rate = None  # which `--schedule plateau` may have set
     summary = trainer.summary(
         fit.keywords["data"], epochs=config.epochs, validation=fit.keywords["validation"], accumulate=config.accumulate
     )
     print_summary(summary, out)
+    if ranks.several:
+        out.line(about_ranks(ranks, batch_normalization=any(s.kind == "statistic" for s in trainer.manifest.state)))
     diverged = None
     with Interruption() as interruption:
         progress = "none" if out.silent else "auto"
@@ -82,47 +100,67 @@ def train(given: Mapping[str, Any], config_file: Path | None, resume: Path | Non
         except DivergenceError as problem:
             diverged = DivergenceError(
                 f"{problem.message} No model was exported.",
-                hint=f"{problem.hint} Then continue with:\n  {_resume(config, folder)}",
+                hint=f"{problem.hint} Then continue with:\n  {resume_command(config, folder)}",
             )
-    _list_broken([fit.keywords["data"], fit.keywords["validation"]], folder)
+    if diverged is None:
+        interruption.signal = signal_of_all(ranks, interruption.signal)
+    _list_broken([fit.keywords["data"], fit.keywords["validation"]], folder, ranks)
     return _finish(config, trainer, folder, interruption, diverged, out, summary)
 
 
-def _configure(given: Mapping[str, Any], config_file: Path | None, resume: Path | None) -> tuple[Config, Path]:
-    """Return the options and the folder of the run."""
+def _rank_timeout(given: Mapping[str, Any], config_file: Path | None, resume: Path | None) -> float | None:
+    """The option, before all others are read: their errors are then those of connected ranks."""
+    if given.get("rank_timeout") is None and (config_file is not None or resume is not None):
+        with contextlib.suppress(ConvGradError, OSError):
+            file = config_file if config_file is not None else (resume or Path()) / CONFIG
+            return Config.of(read_config(file), file.name).rank_timeout
+    return given.get("rank_timeout")
+
+
+def _configure(given: Mapping[str, Any], config_file: Path | None, resume: Path | None) -> tuple[Config, Path, bool]:
+    """Return the options and the folder of the run, and whether the run in it goes on.
+
+    It does after `--resume`, and if torchrun repeats the command of a run that it has restarted.
+    """
     if resume is None:
-        config = Config.of({**(read_config(config_file) if config_file else {}), **given}, "the command line")
-        return config, _new_folder(config)
-    if config_file is not None:
+        given = {**(read_config(config_file) if config_file else {}), **given}
+        config = Config.of(given, "the command line")
+        if not restarts() or config.model is None or not (folder_of(config) / CONFIG).exists():
+            return config, new_folder(config), False
+        resume = folder_of(config)
+    elif config_file is not None:
         raise ArgumentError("--resume takes its options from the folder of the run, not from --config.")
     check_links(resume)
-    return _stored(resume).continued(given, resume), resume
+    return stored_options(resume).continued(given, resume), resume, True
 
 
 def _start(
-    config: Config, folder: Path, stage: Callable[[str], None], tell: Callable[[str], object], *, resumed: bool
+    config: Config,
+    folder: Path,
+    stage: Callable[[str], None],
+    tell: Callable[[str], object],
+    ranks: Ranks,
+    *,
+    resumed: bool,
 ) -> tuple[Config, Trainer, list[Callback], partial[list[dict[str, Any]]]]:
     """Read the data, build or load the program, write the folder of the run, and open the trainer.
 
     Nothing is written before all options are checked. The options get their final name last, so that a folder with them is
-    a whole run, and one with their draft is the start of one.
+    a whole run, and one with their draft is the start of one. Of several ranks, the first builds and writes, and the others
+    read what it has written.
     """
+    if not ranks.leader:
+        ranks.meet()
+        config, resumed = stored_options(folder), True
     stored = folder / PROGRAM if resumed and (folder / PROGRAM).exists() else None
     config, program, loaders, rate = _assembled(config, stage, tell, stored)
     metrics = resolve_metrics(assembly.metrics(config, program.manifest), program.manifest)
     callbacks = _callbacks(config, folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    with written_config(config, folder / CONFIG):
-        remove_leftovers(folder)
-        _checkpoints(folder).mkdir(exist_ok=True)
-        classes = loaders[0].dataset.classes
-        if classes:
-            write_text(folder / CLASSES, dumps(classes))
-        if stored is None:  # with labels and preprocessing, which `predict` needs
-            m = program.manifest
-            program.manifest = m.described(classes or m.labels, loaders[0].inputs.preprocessing)
-            program.save(folder / PROGRAM, shared_weights=True)
-    trainer = _trainer(config, TrainingProgram.load(folder / PROGRAM), rate, stage)  # loaded in a resumed run too
+    if ranks.leader:
+        _write_folder(folder, config, loaders[0], program if stored is None else None)
+        ranks.meet()
+    loaded = TrainingProgram.load(folder / PROGRAM)  # as in a resumed run
+    trainer = _trainer(config, loaded, rate, stage, ranks.communicator)
     fit = partial(
         trainer.fit,
         data=loaders[0],
@@ -134,10 +172,26 @@ def _start(
     return config, trainer, callbacks, fit
 
 
-def _list_broken(loaders: Sequence[Loader | None], folder: Path) -> None:
+def _write_folder(folder: Path, config: Config, loader: Loader, program: TrainingProgram | None) -> None:
+    """Write the folder of a run; with a new program, if there is one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with written_config(config, folder / CONFIG):
+        remove_leftovers(folder)
+        checkpoints_in(folder).mkdir(exist_ok=True)
+        classes = loader.dataset.classes
+        if classes:
+            write_text(folder / CLASSES, dumps(classes))
+        if program is not None:  # with labels and preprocessing, which `predict` needs
+            m = program.manifest
+            program.manifest = m.described(classes or m.labels, loader.inputs.preprocessing)
+            program.save(folder / PROGRAM, shared_weights=True)
+
+
+def _list_broken(loaders: Sequence[Loader | None], folder: Path, ranks: Ranks) -> None:
     """List the images that could not be read in a file of the run."""
-    broken = {file: reason for loader in loaders if loader for file, reason in loader.dataset.broken.items()}
-    if broken:
+    own = {file: reason for loader in loaders if loader for file, reason in loader.dataset.broken.items()}
+    broken = merged(ranks, own)
+    if broken and ranks.leader:
         write_text(folder / _BROKEN, "".join(f"{file}: {reason}\n" for file, reason in broken.items()))
 
 
@@ -166,16 +220,33 @@ def _assembled(
     return config, program, loaders, rate
 
 
-def _trainer(config: Config, program: TrainingProgram, rate: Schedule, stage: Callable[[str], None]) -> Trainer:
+def _trainer(
+    config: Config,
+    program: TrainingProgram,
+    rate: Schedule,
+    stage: Callable[[str], None],
+    communicator: Communicator | None = None,
+) -> Trainer:
     stage("starting ONNX Runtime")
     options = {"deterministic": config.deterministic} | ({"threads": config.threads} if config.threads else {})
-    return Trainer(program, list(config.providers) or None, config.seed, schedule=rate, options=options)
+    providers = list(config.providers) or None
+    return Trainer(
+        program,
+        providers,
+        config.seed,
+        schedule=rate,
+        options=options,
+        distributed=communicator,
+        shard_optimizer=config.shard_optimizer,
+    )
 
 
 def find_rate(given: Mapping[str, Any], config_file: Path | None, resume: Path | None, out: Output) -> int:
     """Search for a learning rate and print it; nothing is trained or written but the plot. Arguments as for `train`."""
     if resume is not None:
         raise ArgumentError("--find-lr is for a new run, not for one to --resume.")
+    if launched_by() is not None:
+        raise ArgumentError("--find-lr is for one process.", hint="Start it without mpiexec or torchrun.")
     given = absolute(given, Path.cwd())
     config = Config.of({**(read_config(config_file) if config_file else {}), **given}, "the command line")
     if config.model is None:
@@ -198,66 +269,10 @@ def find_rate(given: Mapping[str, Any], config_file: Path | None, resume: Path |
     else:
         out.line(f"Suggested learning rate: {found.suggestion:.2g}. Train with --lr {found.suggestion:.2g}.")
     if config.plot:
-        out.line(f"The plot is in {_here(config.plot)}.")
+        out.line(f"The plot is in {here(config.plot)}.")
     if out.json:
         out.print_json({"model": config.model, "plot": config.plot, **asdict(found)})
     return 0
-
-
-# -- the folder --------------------------------------------------------------------------------------------------------
-
-
-def _new_folder(config: Config) -> Path:
-    if config.model is None:
-        raise ArgumentError("There is no model to train.", hint="Name an ONNX file, or --resume the folder of a run.")
-    model = Path(config.model)
-    folder = Path(config.out) if config.out else model.with_name(f"{model.stem}.train")
-    if (folder / CONFIG).exists():
-        raise ArgumentError(
-            f"{_here(folder)!r} already holds a run.",
-            hint=f"Continue it with `{_resume(config, folder)}`, or give another --out.",
-        )
-    if folder.exists() and not _started(folder) and (not folder.is_dir() or any(folder.iterdir())):
-        raise ArgumentError(f"{_here(folder)!r} already exists and is not a run.", hint="Give another --out.")
-    return folder
-
-
-def _started(folder: Path) -> bool:
-    """Whether a folder holds nothing but the start of a run that was killed before its first step."""
-    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    known = {draft_name(CONFIG), CHECKPOINTS, PROGRAM, CLASSES}
-    return draft_name(CONFIG) in names and all(
-        n in known or n.startswith((f".{PROGRAM}.", f".{CLASSES}.")) for n in names
-    )
-
-
-def _stored(folder: Path) -> Config:
-    if _started(folder):
-        raise ArgumentError(
-            f"The run in {str(folder)!r} was killed before its first step.",
-            hint="Start it again, with the same command as before.",
-        )
-    if not (folder / CONFIG).is_file():
-        raise ArgumentError(f"{str(folder)!r} is not the folder of a run: there is no {CONFIG}.")
-    return Config.of(read_config(folder / CONFIG), CONFIG)
-
-
-def _checkpoints(folder: Path) -> Path:
-    return folder / CHECKPOINTS
-
-
-def _resume(config: Config, folder: Path) -> str:
-    """The command that continues a run; it repeats the outputs outside of the folder, which `--resume` does not trust."""
-    words = ["--resume", _here(folder)]
-    for name, path in config.outside(folder).items():
-        words += [spelled(name), _here(path)]
-    return f"python -m onnx_convgrad train {shlex.join(words)}"
-
-
-def _here(path: Path | str) -> str:
-    """Return a path relative to the current folder if it is inside."""
-    path = Path(path)
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 # -- the run -----------------------------------------------------------------------------------------------------------
@@ -267,7 +282,7 @@ def _callbacks(config: Config, folder: Path) -> list[Callback]:
     best = "val_loss" if config.validation else None
     callbacks: list[Callback] = [
         Log(config.log or folder / HISTORY),
-        Checkpoints(_checkpoints(folder), every_steps=config.checkpoint_every, keep=config.keep, best=best),
+        Checkpoints(checkpoints_in(folder), every_steps=config.checkpoint_every, keep=config.keep, best=best),
     ]
     if config.tensorboard:
         callbacks.append(TensorBoard(config.tensorboard))
@@ -297,7 +312,7 @@ def _finish(
     rows = trainer.progress.history
     stopped = interruption.signal is not None and trainer.progress.epoch < config.epochs
     interrupted = stopped and diverged is None
-    saved = trainer.save(_checkpoints(folder)) if interrupted else None
+    saved = trainer.save(checkpoints_in(folder)) if interrupted else None
     result = {
         "model": config.model,
         "folder": str(folder),
@@ -316,24 +331,24 @@ def _finish(
         for table in _confusions(rows[-1], trainer.labels):
             out.line()
             out.table(table)
-    if saved is not None:
+    if saved is not None and trainer.ranks.leader:
         progress = trainer.progress
         print(
             f"{result['interrupted']} after step {progress.steps}, in epoch {progress.epoch + 1} of {config.epochs}. "
-            f"Everything is saved. Continue with:\n  {_resume(config, folder)}",
+            f"Everything is saved. Continue with:\n  {resume_command(config, folder)}",
             file=sys.stderr,
         )
-    elif diverged is None:
+    elif saved is None and diverged is None:
         result |= _exported(config, trainer, folder)
-        out.line(f"\n{_here(config.model or '')} -> {_here(folder / TRAINED)}")
+        out.line(f"\n{here(config.model or '')} -> {here(folder / TRAINED)}")
         if config.lora is not None:
             out.line(f"The adapters alone are in {' and '.join(_ADAPTERS)} beside it.")
         if result["best"]:
-            out.line(f"{_here(folder / BEST)} has the parameters of the epoch with the lowest validation loss.")
-        out.line(f"Checkpoints, history and program are in {_here(folder)}.")
-    if config.plot and rows:
+            out.line(f"{here(folder / BEST)} has the parameters of the epoch with the lowest validation loss.")
+        out.line(f"Checkpoints, history and program are in {here(folder)}.")
+    if config.plot and rows and trainer.ranks.leader:
         plot(rows, Path(config.plot), Path(config.model or "").name, f"{', '.join(config.loss)}, {config.optimizer}")
-        out.line(f"The plot is in {_here(config.plot)}.")
+        out.line(f"The plot is in {here(config.plot)}.")
     if out.json:
         out.print_json(result)
     if diverged is not None:
@@ -348,8 +363,8 @@ def _exported(config: Config, trainer: Trainer, folder: Path) -> dict[str, str]:
     if config.lora is not None:
         for name in _ADAPTERS:
             trainer.export_adapter(folder / name)
-    best = _checkpoints(folder) / "best.safetensors"
-    if config.validation and best.exists():
+    best = checkpoints_in(folder) / "best.safetensors"
+    if config.validation and trainer.ranks.of_leader(best.exists()):
         trainer.restore(best)
         files["best"] = folder / BEST
         trainer.export(files["best"])

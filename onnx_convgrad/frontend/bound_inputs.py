@@ -31,13 +31,22 @@ def bind_inputs(model: ir.Model, values: InputValues | None) -> ir.Model:
     check_names(list(values), list(inputs), "input in input_values:", INSPECT)
     for name, given in values.items():
         value = inputs[name]
-        array = _shaped(value, _converted(value, given))
+        array = bound_array(value, given)
         graph.inputs.remove(value)
         value.shape, value.const_value = ir.Shape(array.shape), ir.Tensor(array, dtype=value.dtype, name=name)
         mark_bound(value)
         if not value.is_initializer():
             graph.register_initializer(value)
     return model
+
+
+def bound_array(value: ir.Value, given: Any) -> np.ndarray:
+    """The array that a given value is for an input, in its dtype and, where it is fixed, its shape.
+
+    Raises:
+        ArgumentError: The value does not fit the dtype or the shape of the input.
+    """
+    return _shaped(value, _converted(value, given))
 
 
 def _converted(value: ir.Value, given: Any) -> np.ndarray:

@@ -34,6 +34,8 @@ class Preprocessing(metaclass=TypedArguments):
         std: One number per channel, or one for all, above 0.
         scale: Factor of the pixels; 1/255 gives numbers in [0, 1].
         resize: Length of the shorter side before the crop; `None`: just enough for the crop.
+        fit: `"crop"`: as above. `"pad"`: resized to the height, at most to the width, and padded on the right with the last
+            column, for images of texts.
     """
 
     size: tuple[int, int] | None = None
@@ -42,6 +44,7 @@ class Preprocessing(metaclass=TypedArguments):
     std: tuple[float, ...] = (1.0,)
     scale: float = 1 / 255
     resize: int | None = None
+    fit: Literal["crop", "pad"] = "crop"
 
     def __post_init__(self) -> None:
         try:
@@ -83,6 +86,7 @@ _FORM = {
     "std": [_POSITIVE, ...],
     "scale": _POSITIVE,
     "resize": (None, _PIXELS),
+    "fit": Is("'crop' or 'pad'", lambda value: value in ("crop", "pad")),
     str: object,
 }
 

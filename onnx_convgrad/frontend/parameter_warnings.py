@@ -19,9 +19,8 @@ _SHOWN = 4
 
 
 def warn_of_derivatives(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:
-    """Warn if derivatives by `wrt` are incomplete or useless."""
+    """Warn if derivatives by `wrt` are incomplete."""
     _warn_of_lost_ties(graph, wrt)
-    _warn_of_quantized(graph)
 
 
 def warn_of_choice(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:
@@ -43,15 +42,14 @@ def _warn_of_lost_ties(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:
             )
 
 
-def _warn_of_quantized(graph: ir.Graph) -> None:
+def warn_of_quantized(graph: ir.Graph) -> None:
     """Warn if the model quantizes at run time: its derivatives are not zero then, but of no use."""
     active = ancestors(graph.outputs, frozenset(graph))
     steps = [n for n in graph if is_op(n, "DynamicQuantizeLinear") and n in active and n.outputs[0].uses()]
     if steps:
         warn(
             f"The model is quantized as it runs: {first_few([repr(n.name or n.outputs[0].name) for n in steps])}."
-            " Derivatives pass only through the scales of such values, and weights stored as integers have none;"
-            " differentiate the model from before its quantization."
+            " Without straight_through, derivatives pass only through the scales of such values."
         )
 
 

@@ -160,7 +160,7 @@ def _sources(value: ir.Value, passed: Passed) -> list[ir.Value]:
             sources.append(value)
         elif value in passed:
             todo.append(passed[value])
-        elif node is None or node.op_type not in LAYOUT_CHANGES:
+        elif node is None or not (node.op_type in LAYOUT_CHANGES or is_op(node, "DequantizeLinear", "QuantizeLinear")):
             return []
         else:
             operands = node.inputs[: None if node.op_type == "Concat" else 1]
@@ -189,9 +189,15 @@ def resolve_wrt(graph: ir.Graph, wrt: str | Sequence[str], *, stored: bool = Fal
     inputs = [v for v in graph.inputs if floating_tensor(v)]
     if wrt == "parameters":
         values, message = parameters(graph), "The model has no trainable parameters."
-        hint = "Use wrt='inputs' or name a value; nothing is there to train."
+        hint = "Use wrt='inputs' (--wrt inputs) or name a value; nothing is there to train."
+        foreign = sorted({f"{node.domain}.{node.op_type}" for node in graph if node.domain and rule_of(node) is None})
+        if foreign:
+            hint += f" Operators that are not known may have weights: {', '.join(foreign[:5])}."
         if any(node.op_type in INTEGER_WEIGHTS for node in graph):
-            hint = "Its weights are stored as integers; differentiate the model from before its quantization."
+            hint = (
+                "Its weights are stored as integers: train them with quantization='qat' (build_training, train --qat),"
+                " or differentiate the model from before its quantization."
+            )
     elif wrt == "inputs":
         values, message, hint = inputs, "The model has no floating input.", "Name a value in wrt."
     elif wrt == "all":

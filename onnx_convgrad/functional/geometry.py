@@ -69,9 +69,15 @@ class Geometry(Window):
         points = self.input if self.transposed else self.output
         return math.prod(self.weight[1:]) * math.prod(points)
 
+    @property
+    def index_range(self) -> int:
+        """The most elements that the input, with its padding, or the output has."""
+        whole = self.input if self.transposed else (*self.input[:2], *self.padded_size)
+        return max(math.prod(whole), math.prod(self.output))
+
     def shape(self, name: str) -> Sizes:
-        """The shape of `input`, `weight`, `bias` or `output`."""
-        return (self.features,) if name == "bias" else getattr(self, name)
+        """The shape of `input`, `weight`, `bias`, `output` or what is added to it, `z`."""
+        return (self.features,) if name == "bias" else getattr(self, "output" if name == "z" else name)
 
     def per_sample(self) -> Geometry:
         """The convolution of one sample in which every sample is a group, so that each has its own weight."""
@@ -111,6 +117,11 @@ def settle(
     groups = _integer(groups, "groups")
     _check_signs(strides, dilations, extra, groups)
     if len(data) not in (axes + 1, axes + 2):
+        if rank is not None:
+            raise ArgumentError(
+                f"Expected {axes + 1}D (unbatched) or {axes + 2}D (batched) input to {name}{axes}d, but got input of size:"
+                f" {list(data)}."
+            )
         raise ArgumentError(
             f"Expected {axes + 2}-dimensional input for {axes + 2}-dimensional weight {list(weight)},"
             f" but got {len(data)}-dimensional input of size {list(data)} instead.",
@@ -200,7 +211,7 @@ def _padding(
 def _check_signs(strides: Sizes, dilations: Sizes, extra: Sizes, groups: int) -> None:
     for values, least, message in (
         (strides, 1, "non-positive stride is not supported, but got stride="),
-        (dilations, 1, "dilation should be greater than zero, but got dilation="),
+        (dilations, 1, "dilation should be greater than zero, but got "),
         (extra, 0, "negative output_padding is not supported, but got output_padding="),
     ):
         if min(values) < least:
@@ -219,13 +230,13 @@ def _check_channels(g: Geometry) -> None:
     if first % g.group:
         raise ArgumentError(
             f"Given groups={g.group}, expected weight to be divisible by {g.group} at dimension 0, but got weight of"
-            f" size {sizes} instead."
+            f" size [{sizes}] instead."
         )
     wanted = first if g.transposed else g.weight[1] * g.group
     if channels != wanted:
         kind = "transposed=1" if g.transposed else f"groups={g.group}"
         raise ArgumentError(
-            f"Given {kind}, weight of size {sizes}, expected input {list(g.input)} to have {wanted} channels, but got"
+            f"Given {kind}, weight of size {sizes}, expected input{list(g.input)} to have {wanted} channels, but got"
             f" {channels} channels instead."
         )
 
@@ -253,14 +264,21 @@ def _check_sizes(g: Geometry) -> None:
                 " transposed=False; only 0 fits."
             )
         return
-    for extra, s, d in zip(g.output_padding, g.strides, g.dilations, strict=True):
-        if extra >= max(s, d):
-            raise ArgumentError(
-                f"output padding must be smaller than either stride or dilation, but got output_padding={extra} with"
-                f" stride={s} and dilation={d}."
-            )
-    if min(g.output[2:]) < 1:
+    if any(extra >= max(s, d) for extra, s, d in zip(g.output_padding, g.strides, g.dilations, strict=True)):
+        named = (("output_padding", g.output_padding, 0), ("stride", g.strides, 1), ("dilation", g.dilations, 1))
+        steps = [f"{name}_{axis}: {size}" for name, own, fill in named for axis, size in _planar(own, fill)]
         raise ArgumentError(
-            f"Given input size per channel: {sizes(g.input[2:])}. Calculated output size per channel:"
-            f" {sizes(g.output[2:])}. Output size is too small."
+            f"output padding must be smaller than either stride or dilation, but got {' '.join(steps)}."
         )
+    if min(g.output[2:]) < 1:
+        before, after = ([size for _, size in _planar(shape[2:], 1)] for shape in (g.input, g.output))
+        raise ArgumentError(
+            f"Given input size per channel: {sizes(before)}. Calculated output size per channel: {sizes(after)}. Output"
+            " size is too small."
+        )
+
+
+def _planar(values: Sequence[int], fill: int) -> list[tuple[str, int]]:
+    """The values by the names of their axes; PyTorch computes one axis as a plane, whose height has the value `fill`."""
+    whole = (fill, *values) if len(values) == 1 else tuple(values)
+    return list(zip(("depth", "height", "width")[-len(whole) :], whole, strict=True))

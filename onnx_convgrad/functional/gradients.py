@@ -1,22 +1,20 @@
 """Single gradients by rank: the functions of `torch.nn.grad`, also for transposed convolutions and for each sample.
 
-Arrays, paddings and errors are as in `onnx_convgrad.functional.convolution`. Each function is written once for all ranks,
-plain and transposed.
+Arrays, paddings, `lowering` and errors are as in `onnx_convgrad.functional.aten`. Each function is written once for
+all ranks, plain and transposed.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
-from typing import Concatenate, ParamSpec, TypeVar
+from collections.abc import Sequence
 
 from numpy.typing import ArrayLike
 
-from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.numbers import flag
-from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.functional.by_rank import RANKS, Numbers, Padding, by_rank
 from onnx_convgrad.functional.calls import Function
 from onnx_convgrad.functional.sessions import Array
+from onnx_convgrad.lowering.candidates import Choosing
 from onnx_convgrad.runtime.providers import Providers
 from onnx_convgrad.runtime.session_options import Options
 
@@ -41,45 +39,14 @@ __all__ = [
     "conv_transpose3d_weight",
 ]
 
-Numbers = int | Sequence[int]
-Padding = int | Sequence[int] | str
-P = ParamSpec("P")
-R = TypeVar("R")
-Made = tuple[Callable[P, R], Callable[P, R], Callable[P, R]]
-
-_RANKS = (1, 2, 3)
 _BY_INPUT = {"weight": "weight", "grad_output": "output"}
 _BY_WEIGHT = {"input": "input", "grad_output": "output"}
-_INPUT = {rank: Function("convolution_backward", _BY_INPUT, ("input",), rank=rank) for rank in _RANKS}
-_WEIGHT = {rank: Function("convolution_backward", _BY_WEIGHT, ("weight",), rank=rank) for rank in _RANKS}
+_INPUT = {rank: Function("convolution_backward", _BY_INPUT, ("input",), rank=rank) for rank in RANKS}
+_WEIGHT = {rank: Function("convolution_backward", _BY_WEIGHT, ("weight",), rank=rank) for rank in RANKS}
 _BY_BOTH = {"input": "input", **_BY_INPUT}
 _PER_SAMPLE = {
-    rank: Function("convolution_backward", _BY_BOTH, ("weight", "bias"), per_sample=True, rank=rank) for rank in _RANKS
+    rank: Function("convolution_backward", _BY_BOTH, ("weight", "bias"), per_sample=True, rank=rank) for rank in RANKS
 }
-
-
-def _by_rank(function: Callable[Concatenate[int, bool, P], R], name: str, *, transposed: bool = False) -> Made[P, R]:
-    """Make the functions for one, two and three spatial axes; `{}` in the name is the rank.
-
-    In the docstring `{}` stands for the operator. Only transposed ones have the last parameter, `output_padding`.
-    """
-
-    def bound(rank: int) -> Callable[P, R]:
-        def gradient(*args: P.args, **kwargs: P.kwargs) -> R:
-            if not transposed and "output_padding" in kwargs:
-                raise ArgumentError(f"{gradient.__name__}() got an unexpected keyword argument 'output_padding'.")
-            return function(rank, transposed, *args, **kwargs)
-
-        own = list(inspect.signature(function).parameters.values())[2:]
-        own = [p for p in own if transposed or p.name != "output_padding"]
-        gradient.__signature__ = inspect.signature(function).replace(parameters=own)  # type: ignore[attr-defined]
-        gradient.__name__ = gradient.__qualname__ = name.format(rank)
-        gradient.__doc__ = (function.__doc__ or "").format(f"conv{'_transpose' * transposed}{rank}d")
-        kept = {*(p.name for p in own), "return"}
-        gradient.__annotations__ = {k: v for k, v in function.__annotations__.items() if k in kept}
-        return typed_errors(gradient)
-
-    return bound(1), bound(2), bound(3)
 
 
 def _input_gradient(  # noqa: D417 - the functions made of it have neither rank nor transposed
@@ -94,6 +61,7 @@ def _input_gradient(  # noqa: D417 - the functions made of it have neither rank 
     groups: int = 1,
     output_padding: Numbers = 0,
     *,
+    lowering: Choosing = "auto",
     providers: Providers | None = None,
     options: Options | None = None,
 ) -> Array:
@@ -111,10 +79,14 @@ def _input_gradient(  # noqa: D417 - the functions made of it have neither rank 
         output_padding: Rows added at the end of the output of a transposed convolution: a number, or one per axis.
         providers: `"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default.
         options: Options of the session, for example `{{"tf32": False}}`.
+        lowering: How the gradient is computed: `"auto"`, `"exact"`, a lowering, or a mapping from operators to
+            lowerings.
     """
     window = (stride, padding, dilation, transposed, output_padding, groups)
     sizes = (input_size, None, None)
-    (gradient,) = _INPUT[rank]((weight, grad_output), window, sizes=sizes, providers=providers, options=options)
+    (gradient,) = _INPUT[rank](
+        (weight, grad_output), window, sizes=sizes, lowering=lowering, providers=providers, options=options
+    )
     return gradient  # type: ignore[no-any-return]
 
 
@@ -130,6 +102,7 @@ def _weight_gradient(  # noqa: D417 - the functions made of it have neither rank
     groups: int = 1,
     output_padding: Numbers = 0,
     *,
+    lowering: Choosing = "auto",
     providers: Providers | None = None,
     options: Options | None = None,
 ) -> Array:
@@ -147,10 +120,14 @@ def _weight_gradient(  # noqa: D417 - the functions made of it have neither rank
         output_padding: Rows added at the end of the output of a transposed convolution: a number, or one per axis.
         providers: `"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default.
         options: Options of the session, for example `{{"tf32": False}}`.
+        lowering: How the gradient is computed: `"auto"`, `"exact"`, a lowering, or a mapping from operators to
+            lowerings.
     """
     window = (stride, padding, dilation, transposed, output_padding, groups)
     sizes = (None, weight_size, None)
-    (gradient,) = _WEIGHT[rank]((input, grad_output), window, sizes=sizes, providers=providers, options=options)
+    (gradient,) = _WEIGHT[rank](
+        (input, grad_output), window, sizes=sizes, lowering=lowering, providers=providers, options=options
+    )
     return gradient  # type: ignore[no-any-return]
 
 
@@ -167,6 +144,7 @@ def _per_sample_gradient(  # noqa: D417 - the functions made of it have neither 
     bias: bool = True,  # noqa: FBT002
     output_padding: Numbers = 0,
     *,
+    lowering: Choosing = "auto",
     providers: Providers | None = None,
     options: Options | None = None,
 ) -> tuple[Array, Array | None]:
@@ -188,24 +166,27 @@ def _per_sample_gradient(  # noqa: D417 - the functions made of it have neither 
         output_padding: Rows added at the end of the output of a transposed convolution: a number, or one per axis.
         providers: `"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default.
         options: Options of the session, for example `{{"tf32": False}}`.
+        lowering: How the gradient is computed: `"auto"`, `"exact"`, a lowering, or a mapping from operators to
+            lowerings.
     """
     window = (stride, padding, dilation, transposed, output_padding, groups)
+    mask = (True, flag(bias, "bias"))
     return _PER_SAMPLE[rank](
-        (input, weight, grad_output), window, mask=(True, flag(bias, "bias")), providers=providers, options=options
+        (input, weight, grad_output), window, mask=mask, lowering=lowering, providers=providers, options=options
     )
 
 
-conv1d_input, conv2d_input, conv3d_input = _by_rank(_input_gradient, "conv{}d_input")
-conv1d_weight, conv2d_weight, conv3d_weight = _by_rank(_weight_gradient, "conv{}d_weight")
-conv1d_per_sample_grad, conv2d_per_sample_grad, conv3d_per_sample_grad = _by_rank(
+conv1d_input, conv2d_input, conv3d_input = by_rank(_input_gradient, "conv{}d_input")
+conv1d_weight, conv2d_weight, conv3d_weight = by_rank(_weight_gradient, "conv{}d_weight")
+conv1d_per_sample_grad, conv2d_per_sample_grad, conv3d_per_sample_grad = by_rank(
     _per_sample_gradient, "conv{}d_per_sample_grad"
 )
-conv_transpose1d_input, conv_transpose2d_input, conv_transpose3d_input = _by_rank(
+conv_transpose1d_input, conv_transpose2d_input, conv_transpose3d_input = by_rank(
     _input_gradient, "conv_transpose{}d_input", transposed=True
 )
-conv_transpose1d_weight, conv_transpose2d_weight, conv_transpose3d_weight = _by_rank(
+conv_transpose1d_weight, conv_transpose2d_weight, conv_transpose3d_weight = by_rank(
     _weight_gradient, "conv_transpose{}d_weight", transposed=True
 )
-conv_transpose1d_per_sample_grad, conv_transpose2d_per_sample_grad, conv_transpose3d_per_sample_grad = _by_rank(
+conv_transpose1d_per_sample_grad, conv_transpose2d_per_sample_grad, conv_transpose3d_per_sample_grad = by_rank(
     _per_sample_gradient, "conv_transpose{}d_per_sample_grad", transposed=True
 )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -21,16 +21,31 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.forward import forward
 from onnx_convgrad.autodiff.reverse import backward
 from onnx_convgrad.functional.geometry import Geometry
+from onnx_convgrad.functional.keys import thawed
+from onnx_convgrad.functional.layouts import axis_to_end, inverse
 from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter
 from onnx_convgrad.ir.targets import target_named
+from onnx_convgrad.lowering.lower import Choice
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import complete
 
-Kind = Literal["convolution", "convolution_backward", "convolution_double_backward", "convolution_jvp"]
+Kind = Literal[
+    "convolution",
+    "convolution_backward",
+    "convolution_double_backward",
+    "convolution_jvp",
+    "convolution_relu",
+    "convolution_relu_backward",
+    "convolution_add_relu",
+    "convolution_add_relu_backward",
+]
 Parts = tuple[ir.Value, ...]
 """A value, or the real and the imaginary part of a complex value."""
 
 _PARTS: dict[str, np.dtype] = {"complex64": np.dtype(np.float32), "complex128": np.dtype(np.float64)}
+
+COMPUTED_AS: dict[str, np.dtype] = {"bfloat16": np.dtype(np.float32)}
+"""Dtypes that arrays are converted to outside the model: ONNX Runtime takes no NumPy arrays of bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -41,22 +56,38 @@ class Task:
         kind: The function.
         optional: The optional operands that are present: `bias`; or `input`, `weight`, `bias` for a cotangent of that
             gradient or a tangent of that operand.
-        wanted: The results: `output`, `input`, `weight` or `bias`.
+        wanted: The results: `output`, `input`, `weight`, `z` or `bias`.
+        per_sample: Whether every sample has gradients of its own.
+        alpha: The factor of `z`.
+        lowering: How gradients are computed, as `keys.frozen` has converted it.
+        channels_last: The inputs and outputs of the model whose channels are the last axis.
     """
 
     kind: Kind
     optional: tuple[str, ...]
     wanted: tuple[str, ...]
+    per_sample: bool = False
+    alpha: float = 1.0
+    lowering: Any = "auto"
+    channels_last: tuple[str, ...] = ()
 
 
-def build(g: Geometry, dtype: np.dtype, task: Task, target: str) -> onnx.ModelProto | None:
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The model of one call, and how its operators are computed."""
+
+    proto: onnx.ModelProto
+    choices: tuple[Choice, ...]
+
+
+def build(g: Geometry, dtype: np.dtype, task: Task, target: str, *, compare: bool = False) -> Model | None:
     """Build the model, or return `None` if every result is zero.
 
     The inputs are those of `input`, `weight`, `bias`, `grad_output` and `<x>_direction` (`x` in `task.optional`) on which
     the results depend. The outputs are `result_<x>` for each of `task.wanted` that is not always zero. A complex array
-    is a real one with a last axis of two.
+    is a real one with a last axis of two. `compare` prices every lowering, even where one is forced.
     """
-    draft = _Draft(g, dtype, target)
+    draft = _Draft(g, dtype, task, target)
     results = _DERIVATIVES[task.kind](draft, task)
     for name in task.wanted:
         if any(part is not None for part in results.get(name, ())):
@@ -64,11 +95,12 @@ def build(g: Geometry, dtype: np.dtype, task: Task, target: str) -> onnx.ModelPr
     graph = draft.model.graph
     if not graph.outputs:
         return None
-    complete(draft.model, _model(), Options(target=target), draft.e.target)
+    options = Options(target=target, lowering=thawed(task.lowering))
+    completion = complete(draft.model, _model(), options, draft.e.target, compare=compare)
     used = [v for v in graph.inputs if v.uses() or v.is_graph_output()]
     graph.inputs.clear()
     graph.inputs.extend(used)
-    return ir.to_proto(draft.model)
+    return Model(ir.to_proto(draft.model), completion.choices)
 
 
 def _model() -> ir.Model:
@@ -79,15 +111,15 @@ def _model() -> ir.Model:
 class _Draft:
     """A graph under construction: makes operands in parts on demand, the convolution, and outputs from parts."""
 
-    def __init__(self, g: Geometry, dtype: np.dtype, target: str) -> None:
+    def __init__(self, g: Geometry, dtype: np.dtype, task: Task, target: str) -> None:
         self.model = _model()
-        self.g = g
+        self.g, self.task = g, task
         self.complex = dtype.name in _PARTS
         self.outer = ir.DataType.from_numpy(_PARTS.get(dtype.name, dtype))
         # The CPU has no float16 arithmetic; casts at the inputs and outputs also round only once.
         half_by_casts = self.outer == ir.DataType.FLOAT16 and target != "cuda"
         self.inner = ir.DataType.FLOAT if half_by_casts else self.outer
-        self.e = Emitter(self.model.graph, target=target_named(target))
+        self.e = Emitter(self.model.graph, target=target_named(target), joint=task.lowering != "exact")
         self.operands: dict[str, Parts] = {}
 
     def operand(self, of: str, name: str = "") -> Parts:
@@ -95,10 +127,12 @@ class _Draft:
         name, e = name or of, self.e
         if name in self.operands:
             return self.operands[name]
-        shape = self.g.shape(of)
+        axes = self._axes(of, name)
+        shape = tuple(self.g.shape(of)[axis] for axis in axes)
         whole = (*shape, 2) if self.complex else shape
         value = ir.Value(name=name, shape=ir.Shape(whole), type=ir.TensorType(self.outer))
         e.graph.inputs.append(value)
+        value = self._permuted(value, inverse(axes))
         if self.complex:
             first = e.transpose(value, [len(shape), *range(len(shape))])
             parts = tuple(e.squeeze(e.slice(first, [i], [i + 1], [0]), [0]) for i in range(2))
@@ -109,9 +143,20 @@ class _Draft:
         self.operands[name] = parts
         return parts
 
+    def _axes(self, of: str, name: str) -> tuple[int, ...]:
+        """The order in memory of the axes of the input or output `name`, which has the shape of `of`."""
+        axes = range(len(self.g.shape(of)))
+        return axis_to_end(len(axes), 1) if name in self.task.channels_last else tuple(axes)
+
+    def _permuted(self, value: ir.Value, axes: Sequence[int]) -> ir.Value:
+        """Permute the axes of a whole operand or result, in which a complex number takes a last axis of two."""
+        permutation = (*axes, *[len(axes)] * self.complex)
+        return value if sorted(permutation) == list(permutation) else self.e.transpose(value, permutation)
+
     def output(self, name: str, parts: Sequence[ir.Value | None]) -> None:
         """Join the parts of a result into the graph output `result_<name>`."""
-        e, shape = self.e, ir.Shape(self.g.shape(name))
+        e, axes = self.e, self._axes(name, f"result_{name}")
+        shape = tuple(self.g.shape(name)[axis] for axis in axes)
         present = [part for part in parts if part is not None]
         values = [part if part is not None else e.zeros_like(present[0]) for part in parts]
         if self.complex:
@@ -119,10 +164,11 @@ class _Draft:
             value = e.transpose(pair, [*range(1, len(shape) + 1), 0])
         else:
             value = e.cast(values[0], self.outer)
+        value = self._permuted(value, axes)
         if value.producer() is None or value.is_graph_output():
             value = e.op("Identity", value)
         value.name = f"result_{name}"
-        value.dtype, value.shape = self.outer, ir.Shape([*shape, 2]) if self.complex else shape
+        value.dtype, value.shape = self.outer, ir.Shape([*shape, 2] if self.complex else shape)
         e.graph.outputs.append(value)
 
     def convolution(self, *, bias: bool) -> Parts:
@@ -184,10 +230,27 @@ def _by_source(draft: _Draft, seeds: Mapping[ir.Value, ir.Value], sources: Mappi
     return {name: [gradients.get(part) for part in parts] for name, parts in sources.items()}
 
 
-def _gradients(draft: _Draft, names: Sequence[str]) -> Gradients:
-    """Differentiate the convolution: the gradients for `names`, as functions of `grad_output`."""
+def _rectified(draft: _Draft, task: Task) -> Results:
+    """The largest of 0 and the convolution, with `z` times `alpha` added: nodes that ONNX Runtime fuses into one."""
+    e, (y,) = draft.e, draft.convolution(bias="bias" in task.optional)
+    if task.kind == "convolution_add_relu":
+        (z,) = draft.operand("output", "z")
+        y = e.add(y, z if task.alpha == 1 else e.mul(z, task.alpha))
+    return {"output": [e.typed(e.op("Relu", y), y)]}
+
+
+def _gradients_of_rectified(draft: _Draft, task: Task) -> Results:
+    """Differentiate it: the cotangent passes where the result is positive, and where it is not a number, as in PyTorch."""
+    e, (output,), (cotangent,) = draft.e, draft.operand("output", "output"), draft.operand("output", "grad_output")
+    passed = e.where(e.compare("LessOrEqual", output, 0), 0, cotangent)
+    results = _gradients(draft, [name for name in task.wanted if name != "z"], (passed,))
+    return {**results, "z": [passed if task.alpha == 1 else e.mul(passed, task.alpha)]}
+
+
+def _gradients(draft: _Draft, names: Sequence[str], cotangent: Parts = ()) -> Gradients:
+    """Differentiate the convolution: the gradients for `names`, as functions of the cotangent of the output."""
     y = draft.convolution(bias="bias" in names)
-    seeds = dict(zip(y, draft.operand("output", "grad_output"), strict=True))
+    seeds = dict(zip(y, cotangent or draft.operand("output", "grad_output"), strict=True))
     sources = {name: draft.operand(name) for name in names}
     return _by_source(draft, seeds, sources)
 
@@ -221,4 +284,8 @@ _DERIVATIVES = {
     "convolution_backward": lambda draft, task: _gradients(draft, task.wanted),
     "convolution_double_backward": _double,
     "convolution_jvp": _tangent,
+    "convolution_relu": _rectified,
+    "convolution_relu_backward": _gradients_of_rectified,
+    "convolution_add_relu": _rectified,
+    "convolution_add_relu_backward": _gradients_of_rectified,
 }

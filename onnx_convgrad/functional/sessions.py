@@ -16,13 +16,12 @@ import numpy as np
 import onnx
 
 from onnx_convgrad.base.version import __version__
-from onnx_convgrad.errors import ConvGradError, ExecutionError
-from onnx_convgrad.functional.geometry import Geometry
-from onnx_convgrad.functional.graph import Task, build
-from onnx_convgrad.functional.keys import Resolved
+from onnx_convgrad.errors import ConvGradError, ExecutionError, LoweringError
+from onnx_convgrad.functional.graph import Model, build
+from onnx_convgrad.functional.requests import Request
+from onnx_convgrad.pipeline.report import Report
 from onnx_convgrad.runtime import session
 from onnx_convgrad.runtime.providers import CUDA
-from onnx_convgrad.runtime.session_options import SessionOptions
 
 Array = np.ndarray[Any, Any]
 
@@ -56,37 +55,61 @@ class Compiled:
             raise _failure(self.title, problem, self.model, self.inputs, self.session.get_providers()) from problem
 
 
-def compiled(g: Geometry, dtype: np.dtype, task: Task, providers: Resolved, options: SessionOptions) -> Compiled | None:
-    """Return the session for a task, or `None` if all its results are zero. Concurrent threads build it once.
+def compiled(asked: Request) -> Compiled | None:
+    """Return the session for a call, or `None` if all its results are zero. Concurrent threads build it once.
 
     Raises:
+        LoweringError: The lowering that the caller chose does not apply.
         ExecutionError: The provider is missing; or the model cannot be built; or the runtime refuses it, with a program
             that reproduces the failure in `snippet`.
     """
-    key = (g, dtype, task, providers, options)
+    key = (asked.model_geometry, asked.computed, asked.task, asked.providers, asked.options)
     with _building:
-        found = _open.get(key) or _compiled(*key)
+        found = _open.get(key) or _compiled(asked)
         if found is not None:
             _open[key] = found
         return found
 
 
-def _compiled(
-    g: Geometry, dtype: np.dtype, task: Task, providers: Resolved, options: SessionOptions
-) -> Compiled | None:
-    title = f"{task.kind} giving {', '.join(task.wanted)} for {dtype.name}, {g}"
-    wanted = [(name, dict(settings)) for name, settings in providers]
+def explained(asked: Request) -> Report:
+    """Report how the operators of a call are computed, with the prices of all lowerings."""
+    model = None if asked.hollow else _built(asked, compare=True)
+    choices = () if model is None else model.choices
+    return Report(choices, {name: f"result_{name}" for name in asked.task.wanted}, _target(asked))
+
+
+def _target(asked: Request) -> str:
+    return "cuda" if asked.providers[0][0] == CUDA else "cpu"
+
+
+def _title(asked: Request) -> str:
+    task = asked.task
+    return f"{task.kind} giving {', '.join(task.wanted)} for {asked.computed.name}, {asked.model_geometry}"
+
+
+def _built(asked: Request, *, compare: bool = False) -> Model | None:
+    g, task = asked.model_geometry, asked.task
     try:
-        model = build(g, dtype, task, "cuda" if providers[0][0] == CUDA else "cpu")
+        return build(g, asked.computed, task, _target(asked), compare=compare)
     except ConvGradError as problem:
+        if isinstance(problem, LoweringError) and task.lowering != "auto":
+            raise
+        title = _title(asked)
         raise ExecutionError(f"No model could be built for {title}: {problem}", hint="Please report it.") from problem
+
+
+def _compiled(asked: Request) -> Compiled | None:
+    title, options = _title(asked), asked.options
+    wanted = [(name, dict(settings)) for name, settings in asked.providers]
+    model = _built(asked)
     if model is None:
         return None
     if options.threads is None:
-        options = replace(options, threads=min(1 + g.multiplications // _SMALL, os.cpu_count() or 1))
-    inputs = {value.name: _kind(value.type.tensor_type) for value in model.graph.input}
-    outputs = tuple(value.name for value in model.graph.output)
-    raw = model.SerializeToString()
+        multiplications = asked.model_geometry.multiplications
+        options = replace(options, threads=min(1 + multiplications // _SMALL, os.cpu_count() or 1))
+    inputs = {value.name: _kind(value.type.tensor_type) for value in model.proto.graph.input}
+    outputs = tuple(value.name for value in model.proto.graph.output)
+    raw = model.proto.SerializeToString()
     try:
         opened = session(raw, providers=wanted, options=options)
     except ExecutionError as problem:

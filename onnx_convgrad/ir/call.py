@@ -22,6 +22,7 @@ SIGNATURES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     f"{DOMAIN}::ConvPerSampleGrad": (("X", "dY", "W_like"), ("dW",)),
     f"{DOMAIN}::ConvGradSquaredNorm": (("X", "dY", "W_like"), ("norm",)),
     f"{DOMAIN}::MaxPoolGrad": (("dY", "X"), ("dX",)),
+    f"{DOMAIN}::StraightThrough": (("X", "scale", "zero_point", "Y"), ("Z",)),
     f"{DOMAIN}::ProductSquaredNorm": (("A", "B"), ("norm",)),
 }
 """Operand and result names of operators that have no ONNX schema."""

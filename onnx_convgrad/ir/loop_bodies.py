@@ -63,7 +63,13 @@ def emit_once(
         require(constant.const_value is not None, "its body has an initializer without a value.")
         assert constant.const_value is not None
         values[constant] = e.const(constant.const_value.numpy(), constant.dtype)
-    for node in body:
+    emit_nodes(e, body, values)
+    return [values.get(v, v) for v in body.outputs]
+
+
+def emit_nodes(e: Emitter, nodes: Iterable[ir.Node], values: dict[ir.Value, ir.Value]) -> None:
+    """Emit nodes again, in order, on `values` in place of their operands; add what became of their results to `values`."""
+    for node in nodes:
         inputs = [None if v is None else values.get(v, v) for v in node.inputs]
         if any(subgraphs(node)):
             results: Sequence[ir.Value] = _copy(e, node, inputs, values).outputs
@@ -71,7 +77,6 @@ def emit_once(
             attributes = Call(node).attributes()
             results = e.ops(node.op_type, *inputs, outputs=len(node.outputs), domain=node.domain, **attributes)
         values.update(zip(node.outputs, results, strict=True))
-    return [values.get(v, v) for v in body.outputs]
 
 
 def _copy(e: Emitter, node: ir.Node, inputs: Sequence[ir.Value | None], values: Mapping[ir.Value, ir.Value]) -> ir.Node:

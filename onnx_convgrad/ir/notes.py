@@ -25,6 +25,10 @@ UPDATES = "onnx_convgrad.updates"
 MANIFEST = "onnx_convgrad.training"
 """JSON: the manifest of a training program. Written by `training.program`, read by `training.run`."""
 
+QUANTIZATION = "onnx_convgrad.quantization"
+"""`"qat"` or `"lsq"`: a model with float master weights behind quantizers. Written and read by `training`, which removes it
+from exported models."""
+
 ADAPTERS = "onnx_convgrad.adapters"
 """JSON: rank, alpha and the names of the adapters of a model. Written and read by `adapters`, verified in the graph."""
 

@@ -59,6 +59,7 @@ class Target:
             (ScatterElements and ScatterND with `reduction="add"`) add in any order.
         loops: Whether loops over parts of a batch can pay.
         fast_means: Whether means over windows at every row are computed faster than the same by a convolution.
+        pool_indices: Whether MaxPool returns the indices of its maxima, which ONNX Runtime's WebGPU kernel does not.
         channel_block: Channels that convolutions and pools over two axes process together, after moving images into blocks.
         lays_out_constants: Whether convolutions with constant kernels are faster, since loading a model packs them.
         narrow_products: Whether products of float32 have the precision of float16 by default (TensorFloat-32).
@@ -76,6 +77,7 @@ class Target:
     lays_out_constants: bool = False
     fast_means: bool = False
     channel_block: int = 1
+    pool_indices: bool = True
 
 
 _CUDA_MISSING = frozenset({"Col2Im", "MaxUnpool", "Mean", "Celu", "Mish"})
@@ -92,8 +94,8 @@ _PLAIN = (False, False)
 TARGETS = {
     "cpu": Target("cpu", _NO_DOUBLE, loops=True, lays_out_constants=True, fast_means=True, channel_block=16),
     "cuda": Target("cuda", _ALL, *_PLAIN, _CUDA_MISSING, _GPU, narrow_products=True, fast_means=True),
-    "web": Target("web", _NO_DOUBLE, *_PLAIN, _WEB_MISSING, Rates(gemm=5e10, node=2e-5)),
-    "portable": Target("portable", _NO_DOUBLE, *_PLAIN, _CUDA_MISSING | _WEB_MISSING),
+    "web": Target("web", _NO_DOUBLE, *_PLAIN, _WEB_MISSING, Rates(gemm=5e10, node=2e-5), pool_indices=False),
+    "portable": Target("portable", _NO_DOUBLE, *_PLAIN, _CUDA_MISSING | _WEB_MISSING, pool_indices=False),
 }
 
 

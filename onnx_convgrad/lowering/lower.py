@@ -56,6 +56,8 @@ def check_choice(choosing: Choosing) -> None:
             f"lowering must be 'auto', 'exact' or a mapping from operators or nodes to lowerings, not {choosing!r}."
         )
     for key, name in choosing.items():
+        if not isinstance(key, str):
+            raise ArgumentError(f"The keys of lowering must be operators or nodes, not {key!r}.")
         if not isinstance(name, str):
             raise ArgumentError(f"The lowering for {key} must be a name, not {name!r}.")
         operator = key.partition(":")[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from onnx_convgrad.base.limits import Limits
@@ -46,6 +46,7 @@ class Settings(LoweringSettings, total=False):
 
     training: bool
     trainable_inputs: bool
+    straight_through: bool
     recompute: Names | None
 
 
@@ -130,6 +131,11 @@ class Options:
     trainable_inputs: bool = option(
         "--trainable-inputs", "Make the differentiated weights graph inputs too.", default=False
     )
+    straight_through: bool = option(
+        "--straight-through/--no-straight-through",
+        "Derivatives pass quantizers as if they did not round; without it they are zero.",
+        default=True,
+    )
     target: str = option("--target NAME", "cpu, cuda, web or portable.", default="cpu")
     deterministic: bool = option("--deterministic", _ORDERED, default=False)
     lowering: Choosing = option("--lowering OP=NAME...", _LOWERING, parse=text.lowering, default="auto")
@@ -154,10 +160,12 @@ class Options:
         target_named(self.target)
         check_choice(self.lowering)
         check_workspace(self.max_workspace)
-        if not isinstance(self.input_values or {}, Mapping):
-            raise ArgumentError(
-                f"input_values must map names of inputs to their values, not {self.input_values!r:.60}."
-            )
+        for name, what, mapping in (
+            ("input_shapes", "sizes", self.input_shapes),
+            ("input_values", "values", self.input_values),
+        ):
+            if mapping is not None and not isinstance(mapping, Mapping):
+                raise ArgumentError(f"{name} must map names of inputs to their {what}, not {mapping!r:.60}.")
         if self.input_values and isinstance(self.input_shapes, Mapping):
             for name in filter(self.input_values.__contains__, self.input_shapes):
                 raise ArgumentError(
@@ -165,3 +173,9 @@ class Options:
                 )
         if self.limits is not None and not isinstance(self.limits, Limits):
             raise ArgumentError(f"limits must be an onnx_convgrad.Limits, not {self.limits!r}.")
+
+
+def shared(name: str, *, default: Any = None) -> Any:
+    """A dataclass field with the command-line options of a field of `Options`."""
+    (own,) = (f for f in fields(Options) if f.name == name)
+    return field(default=default, metadata=own.metadata)

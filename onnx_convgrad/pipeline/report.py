@@ -13,6 +13,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnx_convgrad.base.boundary import TypedArguments
 from onnx_convgrad.errors import ConvGradError
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.ir.emit import known
@@ -54,7 +55,7 @@ class Gain:
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(metaclass=TypedArguments):
     """The lowering decisions for one model and target; `rows` and `to_json()` for programs, `str()` for people.
 
     Args:
@@ -117,7 +118,8 @@ class Report:
         return json.dumps(content, indent=2)
 
     def __str__(self) -> str:
-        lines = [f"{len(self.choices)} operators of convolutions and pools for target {self.target}"]
+        count = len(self.choices)
+        lines = [f"{count} operator{'s' * (count != 1)} of convolutions and pools for target {self.target}"]
         if self.recomputation is not None:
             lines.append(str(self.recomputation))
         if self.gain is not None:

@@ -13,6 +13,7 @@ from onnx_ir.passes import common
 from onnx_convgrad.backends.cpu.batch_statistics import ShareBatchStatistics
 from onnx_convgrad.backends.cpu.fast_forms import UseFastForms
 from onnx_convgrad.backends.cpu.pooled_slopes import MoveSlopesBehindPools
+from onnx_convgrad.backends.cpu.widen_bfloat16 import WidenBfloat16
 from onnx_convgrad.backends.runtime_faults import AvoidRuntimeFaults, SeparateTransposes
 from onnx_convgrad.backends.unsupported_forms import ReplaceUnsupportedForms
 from onnx_convgrad.base.names import as_names
@@ -24,7 +25,9 @@ from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.diagnose import judged
 from onnx_convgrad.frontend.exporters.separate_merged import restore, separate_members
 from onnx_convgrad.frontend.files import AnyModel, cloned, load
+from onnx_convgrad.frontend.parameter_warnings import warn_of_quantized
 from onnx_convgrad.frontend.parameters import resolve_of, resolve_wrt
+from onnx_convgrad.frontend.quantized import mark_quantized, unmark_quantized
 from onnx_convgrad.frontend.verify import verify, verify_shapes
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import mark_varying
@@ -129,7 +132,7 @@ def build(
     progress("reading")
     m = bind_inputs(load(model, options.base_dir), options.input_values)
     progress("canonicalizing")
-    m = _canonicalize(m, options, lambda: bind_inputs(load(model, options.base_dir), options.input_values))
+    m = canonical(m, options, lambda: bind_inputs(load(model, options.base_dir), options.input_values))
     progress("differentiating")
     derived = derive(m, options, target, mode)
     if not lower:
@@ -140,7 +143,7 @@ def build(
     return Built(m, derived.primal, derived.note_gradients(m), completion)
 
 
-def _canonicalize(m: ir.Model, options: Options, original: Callable[[], ir.Model]) -> ir.Model:
+def canonical(m: ir.Model, options: Options, original: Callable[[], ir.Model]) -> ir.Model:
     """Bring a loaded model to canonical form, with an initializer of its own for each parameter that may be in `wrt`."""
     if set(as_names(options.wrt, "wrt")) - {"inputs", *(value.name for value in m.graph.inputs)}:
         restore(m.graph)
@@ -158,6 +161,11 @@ def derive(m: ir.Model, options: Options, target: Target, mode: Mode) -> Derived
     sources, targets = resolve_wrt(graph, options.wrt), resolve_of(graph, options.of)
     check_targets(targets, mode)
     primal, statistics = _prepare(m, options, target, sources, targets)
+    if options.straight_through:
+        marks = mark_quantized(graph, sources)
+        sources, targets = ([marks.get(v, v) for v in values] for values in (sources, targets))
+    else:
+        warn_of_quantized(graph)
     forward = list(graph)
     e = Emitter(graph, opsets=graph.opset_imports, target=target, joint=options.lowering != "exact")
     derivatives = Derivatives(e, sources, targets)
@@ -206,10 +214,11 @@ def complete(
     nothing is recomputed. `compare` prices every lowering, even where one is forced.
     """
     graph = m.graph
+    unmark_quantized(graph)
     run_passes(m, [MoveSlopesBehindPools(target), common.RemoveUnusedNodesPass()])
     progress("lowering")
     names = None if forward is None else options.recompute
-    mark = None if names is None else mark_boundary(graph, forward or ())
+    mark = None if names is None else mark_boundary(graph, [n for n in forward or () if n.graph is graph])
     choices = lower_operators(graph, target, Policy(options.lowering, options.max_workspace, options.training, compare))
     recomputation = None
     if mark is not None and names is not None:
@@ -217,7 +226,7 @@ def complete(
         recomputing = RecomputeValues(target, mark, names)
         run_passes(m, [recomputing])
         recomputation = recomputing.report
-    fast = [UseFastForms(target, training=options.training)] if target.name == "cpu" else []
+    fast = [WidenBfloat16(target), UseFastForms(target, training=options.training)] if target.name == "cpu" else []
     run_passes(m, [AvoidRuntimeFaults(target), ReplaceUnsupportedForms(target), *fast, SeparateTransposes(target)])
     progress("verifying")
     _clean_up(m)

@@ -38,9 +38,11 @@ class Derivatives:
     def __init__(self, e: Emitter, sources: list[ir.Value], targets: list[ir.Value]) -> None:
         self.e, self.sources, self.targets = e, sources, targets
         self.seeds: dict[str, str] = {}
+        self.straight_through = True
 
     def emit(self, mode: Mode, options: Options) -> dict[ir.Value, ir.Value]:
         """Return the graph output with the derivative of each value: of each source, in forward mode of each target."""
+        self.straight_through = options.straight_through
         if mode == "jvp":
             return self._outputs(self.targets, forward(self.e, self._tangents(), self.targets), "tangent")
         if mode == "hvp":
@@ -130,7 +132,8 @@ class Derivatives:
         if noted:
             return f" but through nodes without a derivative here: {first_few(noted)}"
         quantized = any(n.op_type.startswith(("Quantize", "DynamicQuantize")) for n in steps)
-        remedy = "; differentiate the model from before its quantization" if quantized else ""
+        passing = "differentiate the model from before its quantization"
+        remedy = f"; {passing if self.straight_through else 'use straight_through=True'}" if quantized else ""
         return f" but through steps, which are flat almost everywhere: {first_few(list(rules))}{remedy}"
 
     def _identity(self, value: ir.Value, like: ir.Value) -> ir.Value:

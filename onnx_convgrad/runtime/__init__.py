@@ -40,6 +40,12 @@ def import_runtime() -> Any:
     return onnxruntime
 
 
+_REGISTER = (
+    "Operators of other libraries run in Python only: register_custom_ops_library of an onnxruntime.SessionOptions, which "
+    "is passed as options=, loads them."
+)
+
+
 def session(
     model: onnx.ModelProto | ir.Model | bytes | str | os.PathLike[str],
     *,
@@ -82,7 +88,9 @@ def session(
     except ConvGradError:
         raise
     except Exception as problem:
-        raise ExecutionError(f"ONNX Runtime refused the model: {problem}") from problem
+        unknown = "is not a registered function" in f"{problem}"
+        hint = _REGISTER if unknown else ""
+        raise ExecutionError(f"ONNX Runtime refused the model: {f'{problem}'.rstrip('.')}.", hint=hint) from problem
     lost = [name for name in names if name not in live.get_providers()]
     if lost:
         raise ExecutionError(

@@ -18,10 +18,10 @@ from onnx_convgrad.runtime.session_options import SessionOptions, cuda_options
 
 Provider = str | tuple[str, Mapping[str, Any]]
 Providers = Provider | Sequence[Provider]
-"""`"cpu"`, `"cuda"`, `"cuda:1"`, ONNX Runtime's own names, pairs `(name, options)`, or a sequence of these."""
+"""`"cpu"`, `"cuda"`, `"cuda:1"`, `"webgpu"`, ONNX Runtime's own names, pairs `(name, options)`, or a sequence of these."""
 
-CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
-PROVIDERS = {"cpu": CPU, "cuda": CUDA}
+CPU, CUDA, WEBGPU = "CPUExecutionProvider", "CUDAExecutionProvider", "WebGpuExecutionProvider"
+PROVIDERS = {"cpu": CPU, "cuda": CUDA, "webgpu": WEBGPU}
 
 _EXTRA = "`pip install onnx-convgrad[cuda]`"
 _PACKAGES = {
@@ -151,3 +151,18 @@ def _devices() -> int | None:
     if driver.cuInit(0) != 0:
         return 0
     return count.value if driver.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
+
+
+def provider_named(name: str, available: Sequence[str]) -> str:
+    """ONNX Runtime's name of one of its available providers, from that or from the part before ExecutionProvider.
+
+    Raises:
+        ArgumentError: The installed runtime has no such provider.
+    """
+    short = {full.removesuffix("ExecutionProvider").lower(): full for full in available}
+    full = short.get(name.removesuffix("ExecutionProvider").lower())
+    if full is None:
+        raise ArgumentError(
+            f"The installed ONNX Runtime has no provider {name!r}.", hint=f"It has {', '.join(sorted(short))}."
+        )
+    return full

@@ -154,6 +154,13 @@ def test_a_function_body_that_onnx_does_not_give() -> None:
         og.augment(model, wrt="x")
 
 
+def test_operators_without_a_derivative_are_refused_with_their_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(registry._RULES, ("", "Abs"))
+    registry.not_differentiable("Abs", reason="its sign is random.")
+    with pytest.raises(og.DifferentiationError, match=r"Abs.*its sign is random\. Path: y <- x\. Take `of` before it"):
+        og.augment(text_model("(float[3] x) => (float[3] y) { y = Abs (x) }"), wrt="x")
+
+
 def test_missing_thunks_and_second_rules_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     rule = Rule("Abs", "", "vjp", lambda _e, _n, _g: {}, ("X",), module="here")
     monkeypatch.setitem(registry._RULES, ("", "Abs"), rule)

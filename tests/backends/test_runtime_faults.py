@@ -13,6 +13,9 @@ from onnx_convgrad.ir.passes import NodePass, run_passes
 from onnx_convgrad.ir.targets import TARGETS
 from onnx_convgrad.runtime import run
 
+_LEVELS = """(float[4,2] x) => (float[2,4] y) <float s = {0.1}, int8 z = {3}>
+{ q = QuantizeLinear (x, s, z) d = DequantizeLinear (q, s, z) y = Transpose (d) }"""
+
 CASES = {
     "expand to nothing": (
         AvoidRuntimeFaults,
@@ -23,6 +26,11 @@ CASES = {
         AvoidRuntimeFaults,
         "(float[1,1,5,5] d, float[1,1,2,2] x) => (float[1,1,3,3] y) <int64[8] p={0,0,0,0,0,0,1,1}> {w=Pad(x,p) y=Conv(d,w)}",
         "Pad",
+    ),
+    "int8 levels": (
+        AvoidRuntimeFaults,
+        _LEVELS,
+        "QuantizeLinear",
     ),
     "float64 product of a transpose": (
         SeparateTransposes,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 
 import onnx_convgrad as og
+from onnx_convgrad import testing
 from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.limits import check_limit, limits, limits_of
+from onnx_convgrad.base.warn import warn
 from tests.support.one_input import of_rows
 
 
@@ -46,6 +50,56 @@ def test_arguments_that_no_parameter_takes() -> None:
         og.explain()
 
 
+@pytest.mark.parametrize(
+    ("keyword", "words"),
+    [
+        ("seed", "seed must be text or None, not an array of float64 of shape"),
+        ("target", "target must be text, not an array"),
+        ("deterministic", "deterministic must be True or False, not an array"),
+        ("training", "training must be True or False, not an array"),
+        ("recompute", "recompute must be text or a sequence of text or None, not an array"),
+        ("max_workspace", "max_workspace must be"),
+        ("input_shapes", "input_shapes must map"),
+        ("input_values", "input_values must map"),
+        ("lowering", "lowering must be"),
+    ],
+)
+def test_an_array_in_place_of_another_argument(keyword: str, words: str) -> None:
+    with pytest.raises(og.ArgumentError, match=words):
+        og.augment(of_rows("{ y = Tanh (x) }"), wrt="inputs", **{keyword: np.ones((2, 2))})
+
+
+def test_constructors() -> None:
+    for kind in (og.Report, og.TrainingProgram, testing.Case, testing.Random):
+        with pytest.raises(og.ArgumentError, match="missing"):
+            kind()
+    with pytest.raises(og.ArgumentError, match=r"case must be an onnx_convgrad\.testing\.Case"):
+        testing.check(None)
+    with pytest.raises(og.ArgumentError, match="missing a required argument: 'manifest'"):
+        og.data.as_batches({})
+
+
+def test_a_warning_that_a_filter_raises_is_itself() -> None:
+    """Also where an error of the package was raised from it."""
+
+    @typed_errors
+    def warns(chained: bool) -> None:
+        try:
+            warn("careful")
+        except UserWarning as problem:
+            if chained:
+                raise og.ModelError("failed") from problem
+            raise
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for chained in (False, True):
+            with pytest.raises(UserWarning, match="careful"):
+                warns(chained)
+        with pytest.raises(UserWarning, match="no member of `of` depends"):
+            og.vjp(of_rows("<float[2] w = {1, 2}> { y = Tanh (x) }"), wrt="w")
+
+
 def test_limits() -> None:
     assert limits() == og.Limits()
     with limits_of(og.Limits(nodes=3)):
@@ -58,3 +112,8 @@ def test_limits() -> None:
             og.Limits(nodes=wrong)
     with pytest.raises(og.ArgumentError, match=r"limits must be an onnx_convgrad.Limits"):
         og.augment(of_rows("{ y = Tanh (x) }"), limits=np.int64(3))
+
+
+def test_a_function_of_the_caller_that_gives_no_batches() -> None:
+    with pytest.raises(og.ArgumentError, match="The function for the data returned None, not batches"):
+        og.predict(of_rows("{ y = Tanh (x) }"), lambda _: None)

@@ -79,6 +79,74 @@ def test_an_exported_model_keeps_the_inputs_that_were_bound(tmp_path: Path) -> N
     assert not np.allclose(fast, slow)
 
 
+def test_predict_and_evaluate_bind_inputs(tmp_path: Path) -> None:
+    onnx.save(speech(), tmp_path / "speech.onnx")
+    np.savez(tmp_path / "data.npz", x=X, target=np.ones((5, 2), np.float32))
+    want = run(speech(), x=X, sr=np.array(16000))[0]
+    got = og.predict(tmp_path / "speech.onnx", {"x": X}, input_values={"sr": 16000}, task="numbers")
+    np.testing.assert_allclose(got.values, want, rtol=1e-6)
+    options = ["--input-value", "sr=16000", "--task", "numbers", "--json"]
+    shown = json.loads(invoke("predict", tmp_path / "speech.onnx", tmp_path / "data.npz", *options).stdout)
+    np.testing.assert_allclose([row["values"] for row in shown["predictions"]], want, rtol=1e-6)
+    mse = float(((want - 1) ** 2).mean())
+    assert og.evaluate(tmp_path / "speech.onnx", tmp_path / "data.npz", input_values={"sr": 16000}).metrics[
+        "mse"
+    ] == pytest.approx(mse)
+    shown = json.loads(invoke("evaluate", tmp_path / "speech.onnx", tmp_path / "data.npz", *options).stdout)
+    assert shown["metrics"]["mse"] == pytest.approx(mse)
+    with pytest.raises(og.ArgumentError, match="Unknown input in input_values: 'rate'"):
+        og.predict(tmp_path / "speech.onnx", {"x": X}, input_values={"rate": 1})
+    with pytest.raises(og.ArgumentError, match="it takes int64 numbers, not 1"):
+        og.predict(tmp_path / "speech.onnx", {"x": X}, input_values={"sr": 1.5})
+    with pytest.raises(og.ArgumentError, match="input_values must map"):
+        og.evaluate(tmp_path / "speech.onnx", {"x": X}, input_values=[1])  # type: ignore[arg-type]
+
+
+def test_a_run_keeps_the_values_of_its_training(tmp_path: Path) -> None:
+    onnx.save(speech(), tmp_path / "speech.onnx")
+    data = {"x": X, "target": np.ones((5, 2), np.float32)}
+    np.savez(tmp_path / "data.npz", **data)
+    options = ["--loss", "mse", "--epochs", 1, "--input-value", "sr=16000", "-q"]
+    invoke("train", tmp_path / "speech.onnx", "--data", tmp_path / "data.npz", *options)
+    folder = tmp_path / "speech.train"
+    fast, slow = (run(folder / "trained.onnx", x=X, sr=np.array(rate))[0] for rate in (16000, 8000))
+    for model in (folder, folder / "trained.onnx"):
+        np.testing.assert_allclose(og.predict(model, data).values, fast, rtol=1e-5)
+        np.testing.assert_allclose(og.predict(model, data, input_values={"sr": 8000}).values, slow, rtol=1e-5)
+    for values, y in ((None, fast), ({"sr": 8000}, slow)):
+        found = og.evaluate(folder, data, input_values=values)
+        assert found.metrics["mse"] == pytest.approx(float(((y - 1) ** 2).mean()), rel=1e-5)
+        assert ("loss" in found.metrics) == (values is None)
+    for file in ("trained.onnx", "best.onnx"):
+        (folder / file).unlink(missing_ok=True)
+    with pytest.raises(og.ArgumentError, match="holds only checkpoints"):
+        og.predict(folder, data, input_values={"sr": 8000})
+
+
+def test_a_teacher_and_measured_statistics_take_bound_inputs(tmp_path: Path) -> None:
+    text = """(float[N,3,4,4] x, float gain) => (float[N,2] y) { g = Mul (x, gain) h = Conv (g, w)
+        p = GlobalAveragePool (h) y = Flatten (p) }"""
+    model = graph_of(text, w=RNG.standard_normal((2, 3, 1, 1)).astype(np.float32))
+    onnx.save(model, tmp_path / "model.onnx")
+    x = RNG.standard_normal((6, 3, 4, 4)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", x=x, target=np.array([0, 1] * 3))
+    back = og.unfold_batchnorm(model, {"x": x}, input_values={"gain": 2.0})
+    assert [i.name for i in back.graph.input] == ["x", "gain"]
+    np.testing.assert_allclose(
+        run(back, x=x, gain=np.array(2, np.float32))[0],
+        run(model, x=x, gain=np.array(2, np.float32))[0],
+        rtol=1e-4,
+        atol=1e-5,
+    )
+    options = ["--loss", "cross_entropy", "--epochs", 1, "--input-value", "gain=2", "-q"]
+    files = [tmp_path / "model.onnx", "--data", tmp_path / "data.npz"]
+    invoke("train", *files, *options, "--teacher", tmp_path / "model.onnx", "--out", tmp_path / "taught")
+    invoke("train", *files, *options, "--unfold-batchnorm", "--out", tmp_path / "unfolded")
+    assert (tmp_path / "taught" / "trained.onnx").exists() and (tmp_path / "unfolded" / "trained.onnx").exists()
+    with pytest.raises(og.ArgumentError, match="Unknown input in input_values: 'volume'"):
+        og.data.with_teacher({"x": x}, model, input_values={"volume": 1})
+
+
 def test_weights_of_one_name_in_both_branches(tmp_path: Path) -> None:
     program = og.build_training(
         speech(names=("same", "same")), loss="mse", optimizer=og.optim.SGD(0.1), input_values={"sr": 8000}

@@ -16,7 +16,7 @@ import pytest
 
 import onnx_convgrad.functional as F
 from onnx_convgrad import ArgumentError, ConvGradError, ExecutionError
-from onnx_convgrad.functional import calls, sessions
+from onnx_convgrad.functional import plans, sessions
 
 X = np.random.default_rng(0).standard_normal((2, 3, 8)).astype(np.float32)
 W = np.random.default_rng(1).standard_normal((4, 3, 3)).astype(np.float32)
@@ -31,10 +31,10 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
     monkeypatch.setattr(
         sessions, "session", lambda model, **options: models.append(model) or original(model, **options)
     )
-    calls._plan.cache_clear()
+    plans.plan.cache_clear()
     sessions._open.clear()
     yield models
-    calls._plan.cache_clear()
+    plans.plan.cache_clear()
     sessions._open.clear()
 
 
@@ -82,7 +82,7 @@ def test_threads_that_miss_together_compile_once(made: list[bytes]) -> None:
 
 
 def test_the_caches_are_bounded() -> None:
-    assert calls._plan.cache_info().maxsize == calls.PLANS == sessions.SESSIONS
+    assert plans.plan.cache_info().maxsize == plans.PLANS == sessions.SESSIONS
 
 
 def test_refused_arguments_are_not_cached(made: list[bytes]) -> None:
@@ -90,7 +90,7 @@ def test_refused_arguments_are_not_cached(made: list[bytes]) -> None:
         with pytest.raises(ArgumentError, match="negative padding"):
             F.conv1d_weight(X, W.shape, G, padding=-1)
     assert made == []
-    assert calls._plan.cache_info().currsize == 0
+    assert plans.plan.cache_info().currsize == 0
 
 
 def test_a_cached_call_does_not_admit_a_fraction(made: list[bytes]) -> None:
@@ -163,7 +163,7 @@ def test_a_refused_model_has_a_program_that_reproduces_it(
 ) -> None:
     """A model for CUDA contains a float64 convolution, for which the CPU provider has no kernel."""
     original = sessions.build
-    monkeypatch.setattr(sessions, "build", lambda g, dtype, task, _: original(g, dtype, task, "cuda"))
+    monkeypatch.setattr(sessions, "build", lambda g, dtype, task, _, **kw: original(g, dtype, task, "cuda", **kw))
     with pytest.raises(ExecutionError, match="NOT_IMPLEMENTED") as caught:
         F.convolution(X.astype(float), W.astype(float))
     done = _repeated(caught.value.snippet, tmp_path)
@@ -193,7 +193,7 @@ def test_no_session_outlives_its_plan(made: list[bytes], monkeypatch: pytest.Mon
     for size in range(8, 8 + sessions.SESSIONS + 20):
         F.conv1d_weight(np.ones((1, 1, size), np.float32), (1, 1, 3), np.ones((1, 1, size - 2), np.float32))
     assert len(made) == sessions.SESSIONS + 20
-    assert len(sessions._open) == calls._plan.cache_info().currsize == sessions.SESSIONS
+    assert len(sessions._open) == plans.plan.cache_info().currsize == sessions.SESSIONS
 
 
 def test_small_calls_take_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:

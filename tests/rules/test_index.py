@@ -57,6 +57,21 @@ CHOICES = [
     *both("OneHot", [indices([0, 2]), indices(3), rand(2)], {"axis": 0}),
 ]
 
+FIRST_OF_EQUALS = [
+    *(Case("Unique", [rand(7)], {"sorted": by}, order=2, name="all") for by in (0, 1)),
+    Case("Unique", [rand(2, 3)], outputs=["y0", "", "y2", ""], of=[0]),
+    Case("Unique", [rand(3, 2, 2)], {"axis": 1}, outputs=4, of=[0]),
+    Case("Unique", [rand(3, 2)], {"axis": -1, "sorted": 0}),
+    Case("Unique", [rand(4)], dtype=np.float64),
+]
+
+FEATURES = [
+    *both("ai.onnx.ml::ArrayFeatureExtractor", [rand(3, 4), indices([1, 3, 1])]),
+    *both("ai.onnx.ml::ArrayFeatureExtractor", [rand(2, 3, 4), indices([[0, 2]])]),
+    *both("ai.onnx.ml::ArrayFeatureExtractor", [rand(5), indices([4, 0])]),
+    Case("ai.onnx.ml::ArrayFeatureExtractor", [rand(2, 3), indices([2])], dtype=np.float64),
+]
+
 UNIQUE = indices([[0, 2, 1, 3], [2, 0, 3, 1]])
 REPEATED = indices([[0, 2, -1, 1], [2, 2, 2, 1]])
 
@@ -79,7 +94,7 @@ SCATTERS = [
     *both("ScatterND", [X, indices([3, 0, 1]), rand()], name="one element"),
 ]
 
-test_rule = rule_test(GATHERS + CHOICES + SCATTERS)
+test_rule = rule_test(GATHERS + CHOICES + FIRST_OF_EQUALS + FEATURES + SCATTERS)
 
 
 def gradients(op: str, operands: list[np.ndarray], reduction: str, seed: np.ndarray) -> list[np.ndarray]:
@@ -142,3 +157,13 @@ def test_the_gradient_of_a_short_table_is_a_product(rows: int, width: int, scatt
     np.add.at(want, index, seed)
     got = run(made, dict(zip((i.name for i in made.graph.input), (x, index, seed), strict=True)))
     np.testing.assert_allclose(got[made.graph.output[-1].name], want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("axis", [None, 0])
+def test_the_first_of_equal_elements_gets_the_gradient(axis: int | None) -> None:
+    x = np.array([[2, 1], [3, 1], [2, 1]], np.float32)
+    case = Case("Unique", [x], {} if axis is None else {"axis": axis})
+    seed = np.array([10, 20, 30] if axis is None else [[10, 20], [30, 40]], np.float32)
+    got = run(og.augment(make_model(case, [x]), wrt=["x0"], of=["y0"]), {"x0": x, "y0_grad": seed})["x0_grad"]
+    want = [[20, 10], [30, 0], [0, 0]] if axis is None else [[10, 20], [30, 40], [0, 0]]
+    np.testing.assert_array_equal(got, np.array(want, np.float32))

@@ -1,21 +1,16 @@
-"""MatMul, Gemm, Det and the scale of DequantizeLinear."""
+"""MatMul, Gemm and Det."""
 
 from __future__ import annotations
 
 import numpy as np
-import onnx
 import pytest
 import torch
 from onnx import helper
 
 import onnx_convgrad as og
-from onnx_convgrad.errors import DifferentiationError
 from onnx_convgrad.runtime import run
 from onnx_convgrad.testing import Case, rand
 from tests.support.operators import autograd, one_node, rule_test, text_model
-
-_INT8 = np.array([[3, -7, 100, 5, 0], [-128, 127, 1, -2, 9]], np.int8)
-
 
 MATMUL = [
     *(Case("MatMul", [rand(3, 4), rand(4, 5)], dtype=dtype) for dtype in (np.float32, np.float16, np.float64)),
@@ -61,15 +56,6 @@ OTHERS = [
     *(Case("Det", [rand(*shape)]) for shape in [(1, 1), (2, 2), (3, 3), (2, 4, 4), (2, 1, 3, 3), (3, 1, 1)]),
     Case("Det", [np.array([[1, 2, 3], [2, 4, 6], [1, 0, 1]], np.float32)], name="singular"),
     Case("Det", [np.zeros((3, 3), np.float32)], name="zero"),
-    Case("DequantizeLinear", [_INT8, rand(low=0.1)]),
-    Case("DequantizeLinear", [_INT8, rand(1, low=0.1)]),
-    Case("DequantizeLinear", [_INT8, rand(low=0.1), np.int8(3)]),
-    Case("DequantizeLinear", [_INT8, rand(5, low=0.1), np.arange(5).astype(np.int8)]),
-    Case("DequantizeLinear", [_INT8, rand(2, low=0.1)], {"axis": 0}),
-    Case("DequantizeLinear", [_INT8, rand(5, low=0.1)], {"axis": -1}),
-    Case("DequantizeLinear", [_INT8, rand(2, 2, low=0.1)], {"axis": 1, "block_size": 3}),
-    Case("DequantizeLinear", [_INT8, rand(1, 5, low=0.1)], {"axis": 0, "block_size": 2}),
-    Case("DequantizeLinear", [_INT8.view(np.uint8), rand(5, low=0.1)], dtype=np.float16),
 ]
 
 test_rule = rule_test([*MATMUL, *GEMM, *OTHERS])
@@ -99,29 +85,6 @@ def test_dense_layer_is_two_products() -> None:
     operators = [n.op_type for n in og.vjp(model, wrt="inputs").graph.node]
     assert operators.count("ReduceSum") == 0
     assert sorted(set(operators)) == ["Gemm", "MatMul", "Reshape", "Transpose"]
-
-
-def _dequantized(**attributes: int) -> onnx.ModelProto:
-    model = one_node(helper.make_node("DequantizeLinear", ["x", "s"], ["y"], **attributes), {"x": None, "s": None})
-    model.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.INT8
-    return model
-
-
-def test_scale_per_block_needs_a_rank() -> None:
-    with pytest.raises(
-        DifferentiationError, match="the rank of 'x' is unknown and the gradient of its scale per block"
-    ):
-        og.vjp(_dequantized(block_size=2), wrt="inputs")
-
-
-@pytest.mark.parametrize("axis", [0, 1, -1])
-def test_scale_per_axis_of_unknown_rank(axis: int) -> None:
-    model = _dequantized(axis=axis)
-    g = np.random.default_rng(0).normal(size=_INT8.shape).astype(np.float32)
-    scale = np.ones(_INT8.shape[axis], np.float32)
-    got = run(og.vjp(model, wrt="inputs"), {"x": _INT8, "s": scale, "y_grad": g})["s_grad"]
-    unit = run(og.augment(model, wrt="inputs"), {"x": _INT8, "s": scale, "y_grad": g})["y"]
-    np.testing.assert_allclose(got, (unit * g).sum(axis=(1 - axis) % 2 if axis >= 0 else 0), rtol=1e-5)
 
 
 @pytest.mark.parametrize("nodes", ["t = Transpose (w) y = MatMul (v, t)", "y = MatMul (w, v)"])

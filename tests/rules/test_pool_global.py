@@ -1,4 +1,4 @@
-"""The Global pools, RoiAlign and MaxRoiPool."""
+"""The Global pools."""
 
 from __future__ import annotations
 
@@ -6,14 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from onnx_convgrad import api
-from onnx_convgrad.errors import DifferentiationError
-from onnx_convgrad.testing import Case, make_model, rand
+from onnx_convgrad.testing import Case, rand
 from tests.support.operators import autograd, gradient, rule_test
-
-ROIS = np.array([[0.3, 0.5, 4.2, 3.1], [1, 1, 5.5, 6.2], [-2, -1, 3, 9], [2, 2, 1, 1]], np.float32)
-IMAGES = np.array([0, 1, 1, 0])
-GRID = {"output_height": 2, "output_width": 3, "spatial_scale": 0.9}
 
 CASES = [
     *(Case("GlobalAveragePool", [rand(*x)]) for x in ((2, 3, 6, 5), (2, 3, 6), (2, 3, 2, 3, 4), (0, 3, 6, 5))),
@@ -23,19 +17,6 @@ CASES = [
     Case("GlobalLpPool", [rand(2, 3, 6)], step=3e-3),
     Case("GlobalMaxPool", [rand(2, 3, 6, 5)]),
     Case("GlobalMaxPool", [rand(0, 3, 6, 5)]),
-    *(
-        Case(
-            "RoiAlign",
-            [rand(2, 3, 6, 7), ROIS, IMAGES],
-            {**GRID, "sampling_ratio": s, "coordinate_transformation_mode": c},
-            wrt=[0],
-            constants=k,
-        )
-        for s in (0, 2)
-        for c in ("half_pixel", "output_half_pixel")
-        for k in ([1], [])
-    ),
-    Case("RoiAlign", [rand(2, 3, 6, 7), ROIS[:0], IMAGES[:0]], {"output_height": 2}, wrt=[0], name="no regions"),
 ]
 
 test_rule = rule_test(CASES)
@@ -59,21 +40,3 @@ def test_global_lp_pool_against_pytorch(shape: tuple[int, ...], p: int) -> None:
     axes = tuple(range(2, len(shape)))
     (want,) = autograd(lambda t: torch.linalg.vector_norm(t, p, dim=axes, keepdim=True), x, seed=seed)
     np.testing.assert_allclose(gradient(Case("GlobalLpPool", [x], {"p": p}), seed), want, rtol=1e-4, atol=1e-6)
-
-
-REFUSED = [
-    (
-        Case("RoiAlign", [rand(1, 1, 4, 4), ROIS, IMAGES * 0], {"mode": "max"}, wrt=[0]),
-        "implemented for mode='avg' only",
-    ),
-    (
-        Case("MaxRoiPool", [rand(1, 1, 4, 4), rand(1, 5)], {"pooled_shape": [2, 2]}, wrt=[0]),
-        "does not return the indices of its maxima",
-    ),
-]
-
-
-@pytest.mark.parametrize(("case", "message"), REFUSED, ids=lambda v: v if isinstance(v, str) else str(v))
-def test_refused(case: Case, message: str) -> None:
-    with pytest.raises(DifferentiationError, match=message):
-        api.augment(make_model(case, case.arrays), wrt=["x0"], of=["y0"])

@@ -197,7 +197,6 @@ def _model(turns: int | str, **attributes: Any) -> onnx.ModelProto:
     ("turns", "attributes", "reason"),
     [
         (0, {}, "its sequence is empty"),
-        (4, {"layout": 1}, "its layout is 1"),
         (4, {"activations": ["Sigmoid", "Tanh"]}, "it has 2 activations, but needs 3"),
         (4, {"activations": ["Sigmoid", "Swish", "Tanh"]}, "its activation 'Swish' is not defined by ONNX"),
     ],

@@ -88,6 +88,12 @@ def test_mean_over_more_elements_than_float16_can_count() -> None:
     np.testing.assert_allclose(got, np.full_like(got, 1024 / 70_000), rtol=1e-2)
 
 
+def test_mean_over_an_unknown_number_is_as_exact_as_its_type() -> None:
+    model = text_model("(double[N] x) => (double y) { y = ReduceMean <keepdims = 0> (x) }")
+    got = run(api.augment(model, wrt=["x"]), {"x": np.ones(6)})["x_grad"]
+    np.testing.assert_array_equal(got, np.full(6, 1 / 6))
+
+
 @pytest.mark.parametrize("shape", [(0, 3, 1), (2, 0, 1), (0, 1, 1)], ids=str)
 def test_gradients_without_elements_have_their_shape(shape: tuple[int, ...]) -> None:
     """ONNX Runtime removes an Expand to a size of 0 as if it changed nothing."""

@@ -57,7 +57,11 @@ def _parts(split: object, axis: int, *positions: int) -> Case:
     return Case("local::Parts", operands, outputs=len(positions), body=body, name=f"{split} of {axis} at {positions}")
 
 
-CHECKED = [_parts(3, 1, 0, -1), _parts([1, 4, 2], 1, 1, 1), _parts(None, 0, 2)]
+CHECKED = [
+    Case("OptionalGetElement", [rand(2, 3)]),
+    Case("local::Given", [rand(2, 3)], body="o = Optional(x0) e = OptionalGetElement(o) y0 = Mul(e, e)"),
+    *[_parts(3, 1, 0, -1), _parts([1, 4, 2], 1, 1, 1), _parts(None, 0, 2)],
+]
 """Checked in both modes and to second order."""
 
 test_rule = rule_test(CHECKED)
@@ -100,3 +104,11 @@ def test_another_sequence_is_refused() -> None:
         parts = SequenceConstruct (x, x) y = SequenceAt (parts, p) }""")
     with pytest.raises(og.DifferentiationError, match="not made by a SplitToSequence"):
         og.augment(primal, wrt=["x"], of=["y"])
+
+
+def test_element_of_an_optional_value() -> None:
+    text = "o = Optional(x) e = OptionalGetElement(o) h = OptionalHasElement(o) c = Cast<to = 1>(h)"
+    text += " z = Mul(e, x) y = Mul(z, c)"
+    x, seed = np.random.default_rng(8).standard_normal((2, 2, 3)).astype(np.float32)
+    augmented = og.augment(text_model(f"(float[2,3] x) => (float[2,3] y) {{ {text} }}"), wrt=["x"])
+    np.testing.assert_allclose(run(augmented, {"x": x, "y_grad": seed})["x_grad"], 2 * x * seed, rtol=1e-6)

@@ -7,7 +7,6 @@ import onnx
 import pytest
 
 from onnx_convgrad import api
-from onnx_convgrad.errors import DifferentiationError
 from onnx_convgrad.runtime import run
 from onnx_convgrad.testing import Case, rand
 from tests.support.operators import rule_test, text_model
@@ -60,7 +59,7 @@ test_rule = rule_test(CASES)
 def test_operators_of_derivative_zero_contribute_nothing(name: str) -> None:
     model = beside(BESIDE[name])
     x = np.asarray([0.25, 1.5, 2.75], np.float32)
-    got = run(api.augment(model, wrt=["x"], of=["y"], seed="ones"), {"x": x})["x_grad"]
+    got = run(api.augment(model, wrt=["x"], of=["y"], seed="ones", straight_through=False), {"x": x})["x_grad"]
     np.testing.assert_allclose(got, 2 * x, rtol=1e-6)
 
 
@@ -71,10 +70,37 @@ def test_a_zero_gradient_has_a_warning() -> None:
     np.testing.assert_array_equal(run(augmented, {"x": np.ones(3, np.float32)})["x_grad"], 0)
 
 
-def test_unique_is_refused_with_the_reason() -> None:
-    model = text_model("(float[3] x) => (float[N] y) { y = Unique (x) }")
-    with pytest.raises(DifferentiationError, match="number of its results depends on which values are equal"):
-        api.augment(model, wrt=["x"], seed="ones")
+TREE = onnx.helper.make_node(
+    "TreeEnsembleRegressor",
+    ["x"],
+    ["t"],
+    domain="ai.onnx.ml",
+    n_targets=1,
+    nodes_treeids=[0, 0, 0],
+    nodes_nodeids=[0, 1, 2],
+    nodes_featureids=[1, 0, 0],
+    nodes_modes=["BRANCH_LEQ", "LEAF", "LEAF"],
+    nodes_values=[0.5, 0.0, 0.0],
+    nodes_truenodeids=[1, 0, 0],
+    nodes_falsenodeids=[2, 0, 0],
+    target_treeids=[0, 0],
+    target_nodeids=[1, 2],
+    target_ids=[0, 0],
+    target_weights=[3.0, 5.0],
+)
+BINARIZER = onnx.helper.make_node("Binarizer", ["x"], ["t"], domain="ai.onnx.ml", threshold=0.25)
+
+
+@pytest.mark.parametrize("node", [TREE, BINARIZER], ids=lambda node: node.op_type)
+def test_trees_and_thresholds_contribute_nothing(node: onnx.NodeProto) -> None:
+    model = text_model("(float[2,3] x) => (float[2,3] y) { z = Mul(x, x) y = Mul(z, t) }")
+    model.graph.node.insert(0, node)
+    model.opset_import.add(domain="ai.onnx.ml", version=3)
+    x = np.random.default_rng(5).standard_normal((2, 3)).astype(np.float32)
+    t = np.where(x[:, 1:2] <= 0.5, 3, 5) if node is TREE else x > 0.25
+    seed = np.random.default_rng(6).standard_normal((2, 3)).astype(np.float32)
+    got = run(api.augment(model, wrt=["x"]), {"x": x, "y_grad": seed})
+    np.testing.assert_allclose(got["x_grad"], 2 * x * t * seed, rtol=1e-6)
 
 
 def test_dynamic_quantization_is_differentiated_by_its_function_body() -> None:

@@ -6,49 +6,24 @@ The packages are taken from `NODE_PATH`, or from a cache that npm fills.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 import onnx
-import platformdirs
 import pytest
 from safetensors.numpy import save_file
 from sklearn.datasets import load_digits
 
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
+from tests.support.node import packages
 from tests.support.training_nets import ProgramRun, same, untrained
 
 pytestmark = pytest.mark.slow
 
-VERSION = "1.30.0"
 STEPS, BATCH = 12, 32
-
-
-@cache
-def packages(name: str) -> Path:
-    """A `node_modules` folder with the package; skips the test if it cannot be installed."""
-    if shutil.which("node") is None:
-        pytest.skip("Node.js is not installed.")
-    for folder in map(Path, filter(None, os.environ.get("NODE_PATH", "").split(os.pathsep))):
-        if (folder / name / "package.json").exists():
-            return folder
-    cached = Path(platformdirs.user_cache_dir("onnx_convgrad")) / f"{name}-{VERSION}"
-    if not (cached / "complete").exists():
-        cached.mkdir(parents=True, exist_ok=True)
-        options = ["--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(cached), f"{name}@{VERSION}"]
-        try:
-            subprocess.run(
-                [shutil.which("npm") or "npm", "install", *options], capture_output=True, check=True, timeout=100
-            )
-        except (subprocess.SubprocessError, OSError) as problem:
-            pytest.skip(f"npm could not install {name}: {problem}")
-        (cached / "complete").touch()
-    return cached / "node_modules"
 
 
 def digits() -> dict[str, np.ndarray]:

@@ -84,6 +84,16 @@ def batched(t: Tracker, n: Call, labels: Labels) -> Label:
     return first
 
 
+@handler("QuantizeLinear", "DequantizeLinear", "StraightThrough")
+def quantizer(t: Tracker, n: Call, labels: Labels) -> Label:
+    """The axis of the samples stays; scales per entry may not be along it."""
+    label = shared(labels)
+    scale = n.node.inputs[1]
+    if scale is not None and scale.shape is not None and list(scale.shape) not in ([], [1]):
+        other_axis(label, n.int("axis", 1), t.rank(n.y), "has a scale per entry of")
+    return label
+
+
 @handler("BatchNormalization")
 def batch_normalization(t: Tracker, n: Call, labels: Labels) -> Label:
     """With labels statistics, a function of each sample."""

@@ -19,7 +19,7 @@ from onnx_convgrad.autodiff.per_sample.shape_vectors import complete, sizes
 from onnx_convgrad.autodiff.registry import Decorator, F, Rule
 from onnx_convgrad.errors import Problem, UnsupportedCase
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.emit import Dim, Emitter, known
+from onnx_convgrad.ir.emit import DOMAIN, Dim, Emitter, known
 from onnx_convgrad.ir.nodes import captured_values, is_op
 from onnx_convgrad.ir.shape_hints import input_shape_option
 
@@ -106,7 +106,7 @@ class Tracker:
         rule, call = rule_of(node), Call(node)
         if State.TOTAL in labels:
             return _of_total(call, rule, labels)
-        if not node.domain and node.op_type in _HANDLERS:
+        if node.domain in ("", DOMAIN) and node.op_type in _HANDLERS:
             return _HANDLERS[node.op_type](self, call, labels)
         if rule is not None and rule.kind == "elementwise":
             return self.aligned(call, labels)

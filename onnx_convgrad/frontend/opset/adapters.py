@@ -15,7 +15,10 @@ import onnx_ir as ir
 from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.frontend.gradient_edges import TRAINING_DOMAIN
 from onnx_convgrad.frontend.opset import adapters_above_21 as above
+from onnx_convgrad.frontend.opset import adapters_attention as attention
 from onnx_convgrad.frontend.opset import adapters_fused as fused
+from onnx_convgrad.frontend.opset import adapters_recurrent as recurrent
+from onnx_convgrad.frontend.opset import adapters_scan as scan
 from onnx_convgrad.frontend.opset import adapters_training as training
 from onnx_convgrad.frontend.opset.rewriter import Rewriter
 from onnx_convgrad.ir.notes import mark_lifted
@@ -257,8 +260,23 @@ def _image_scaler(h: Rewriter) -> None:
     h.become("Add", h.e.op("Mul", x, h.scalar(h.float("scale", 1.0), x, h.y)), bias)
 
 
-def _scan_8(h: Rewriter) -> None:
-    raise UnsupportedCase("it is a Scan of opset 8, which runs over a batch and takes sequence lengths")
+_EXPONENTS = frozenset(
+    (
+        ir.DataType.INT32,
+        ir.DataType.INT64,
+        ir.DataType.FLOAT,
+        ir.DataType.DOUBLE,
+        ir.DataType.FLOAT16,
+        ir.DataType.BFLOAT16,
+    )
+)
+
+
+def _exponent(h: Rewriter) -> None:
+    """Cast an exponent of another integer type."""
+    y = h.required(1)
+    if y.dtype is not None and y.dtype not in _EXPONENTS:
+        h.set_inputs(h.required(0), h.e.op("Cast", y, to=ir.DataType.INT64))
 
 
 _ATTRIBUTE_AXES = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")
@@ -282,7 +300,7 @@ ADAPTERS: dict[str, tuple[Step, ...]] = {
     "Hardmax": (Step(13, _softmax),),
     "BatchNormalization": (Step(9, _batchnorm_spatial), Step(14, _batchnorm_mode)),
     "Scatter": (Step(11, _scatter),),
-    "Scan": (Step(9, _scan_8),),
+    "Scan": (Step(9, scan.batched),),
     "RoiAlign": (Step(16, _roi_align),),
     "GridSample": (Step(20, _grid_sample),),
     "DFT": (Step(20, _dft),),
@@ -294,15 +312,20 @@ ADAPTERS: dict[str, tuple[Step, ...]] = {
     "Cast": (Step(23, above.cast),),
     "CastLike": (Step(24, above.cast),),
     "Celu": (Step(28, above.celu),),
+    "CumProd": (Step(26, above.cum_prod),),
     "DequantizeLinear": (Step(23, above.dequantize),),
     "QuantizeLinear": (Step(23, above.quantize),),
     "RMSNormalization": (Step(23, above.rms_norm),),
     "Swish": (Step(24, above.swish),),
+    "TensorScatter": (Step(24, above.tensor_scatter),),
     "Range": (Step(27, above.range_),),
     "Mod": (Step(28, above.mod),),
     "SpaceToDepth": (Step(28, above.space_to_depth),),
 }
 """Operator -> its changes, oldest first."""
+
+PLAIN: dict[str, Adapter] = {**dict.fromkeys(("GRU", "LSTM", "RNN"), recurrent.batch_first), "Pow": _exponent}
+"""Operator -> an adapter for its forms that ONNX Runtime does not run, at any opset."""
 
 FUSED: dict[tuple[str, str], Adapter] = {
     ("com.microsoft", "FusedConv"): fused.activated_conv,
@@ -316,8 +339,9 @@ FUSED: dict[tuple[str, str], Adapter] = {
     ("com.microsoft", "FastGelu"): fused.bias_gelu,
     ("com.microsoft", "QuickGelu"): above.swish,
     ("com.microsoft", "SkipLayerNormalization"): fused.skip_layer_norm,
+    (attention.PREVIEW_DOMAIN, "FlexAttention"): attention.flex_attention,
     (TRAINING_DOMAIN, "Adagrad"): training.adagrad,
     (TRAINING_DOMAIN, "Adam"): training.adam,
     (TRAINING_DOMAIN, "Momentum"): training.momentum,
 }
-"""(Domain, operator) -> its adapter: operators that ONNX Runtime fuses, and optimizers."""
+"""(Domain, operator) -> its adapter: operators that ONNX Runtime fuses, FlexAttention, and optimizers."""

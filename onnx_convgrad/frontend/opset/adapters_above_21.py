@@ -1,7 +1,8 @@
-"""Adapters for the features that opsets 22 to 28 added to operators of 21, and for two new operators.
+"""Adapters for the features that opsets 22 to 28 added to operators of 21, and for some new operators.
 
-The other new operators are replaced by the function body that the standard gives them. RMSNormalization and Swish are
-written here because their bodies compute the reduced axes and the type of a constant at run time.
+The other new operators are replaced by the function body that the standard gives them. CumProd and TensorScatter have
+none; RMSNormalization and Swish are written here because their bodies compute the reduced axes and the type of a constant
+at run time.
 """
 
 from __future__ import annotations
@@ -12,10 +13,27 @@ import onnx_ir as ir
 from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.frontend.opset.rewriter import Rewriter
 from onnx_convgrad.frontend.plain_windows import pad_pool
+from onnx_convgrad.ir.loop_bodies import Layout, Slices, State, emit_loop, placeholder
 
 _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _NEWEST_TYPE = ir.DataType.INT4
 """The last element type that opset 21 knows."""
+
+
+def widened(h: Rewriter) -> None:
+    """Compute in float32 and round to bfloat16, which the operator does not take at opset 21."""
+    for index, value in enumerate(h.node.inputs):
+        if value is not None and value.dtype == ir.DataType.BFLOAT16:
+            h.node.replace_input_with(index, h.e.op("Cast", value, to=ir.DataType.FLOAT))
+    for result in h.node.outputs:
+        if result.dtype == ir.DataType.BFLOAT16:
+            cast = ir.node(
+                "Cast", [None], {"to": int(ir.DataType.BFLOAT16)}, name=h.e.names.claim(f"{result.name}_Cast")
+            )
+            h.redirect(result, cast.outputs[0])
+            cast.replace_input_with(0, result)
+            result.type = ir.TensorType(ir.DataType.FLOAT)
+            h.e.graph.insert_after(h.node, cast)
 
 
 def pool(h: Rewriter) -> None:
@@ -144,3 +162,59 @@ def space_to_depth(h: Rewriter) -> None:
     split = h.e.op("Concat", h.e.ints([0, size * size, -1]), image, axis=0)
     blocks = h.e.op("Reshape", deep, split)
     h.become("Reshape", h.e.op("Transpose", blocks, perm=[0, 2, 1, 3, 4]), shape)
+
+
+def cum_prod(h: Rewriter) -> None:
+    """y[j] = product of x[i] over i <= j: the products of 1, 2, 4, ... neighbors, each from two of the row before.
+
+    Where the size or the axis is unknown, a Scan multiplies row by row.
+    """
+    x, place, e = h.required(0), h.required(1), h.e
+    exclusive, reverse = bool(h.int("exclusive", 0)), bool(h.int("reverse", 0))
+    at = h.array(place)
+    axis = None if at is None or x.shape is None else int(at.item()) % x.shape.rank()
+    size = None if axis is None or x.shape is None else x.shape[axis]
+    if isinstance(size, int) and axis is not None:
+        y = x
+        for step in (*([1] if exclusive else []), *(2**k for k in range(max(size - 1, 0).bit_length()))):
+            low, high = (-step, step) if reverse else (step, -step)
+            moved = e.pad(y, [low], [high], [axis], 1)
+            y = moved if exclusive and y is x else e.mul(y, moved)
+        h.become("Identity", y)
+        return
+    shape = e.op("Shape", x)
+    where = e.op("Reshape", e.cast(place, ir.DataType.INT64), e.ints([1]))
+    where = e.op("Where", e.op("Less", where, e.ints([0])), e.op("Add", where, e.op("Shape", shape)), where)
+    following = e.op("Add", where, e.ints([1]))
+    ends = e.ints([np.iinfo(np.int64).max])
+    before = e.op("ReduceProd", e.op("Slice", shape, e.ints([0]), where), keepdims=1)
+    after = e.op("ReduceProd", e.op("Slice", shape, following, ends), keepdims=1)
+    rows = e.op("Reshape", x, e.op("Concat", before, e.op("Gather", shape, where), after, axis=0), allowzero=1)
+    rows.dtype, rows.shape = x.dtype or h.dtype(h.y) or ir.DataType.FLOAT, ir.Shape([None, None, None])
+    first = e.op("Expand", e.scalar(1, rows), e.op("Concat", before, after, axis=0))
+    layout, start = Layout(1, backwards=reverse), len(e.emitted)
+    product, row = (placeholder(e, rows, ir.Shape([None, None])) for _ in range(2))
+    following = e.typed(e.mul(product, row), row)
+    state = State(e.typed(first, row), product, following)
+    _, (made,) = emit_loop(
+        e, start, [state], {row: Slices(rows, layout)}, [(product if exclusive else following, layout)]
+    )
+    h.become("Reshape", made, shape, allowzero=1)
+
+
+def tensor_scatter(h: Rewriter) -> None:
+    """Write `update` into `past_cache` along an axis, behind the place that `write_indices` gives for each sample."""
+    cache, update, first, axis = h.required(0), h.required(1), h.operand(2), h.int("axis", -2)
+    circular = h.string("mode", "linear") == "circular"
+    rank = next((v.shape.rank() for v in (cache, update) if v.shape is not None), None)
+    if rank is None:
+        raise UnsupportedCase("its replacement by ScatterElements needs a rank that is unknown")
+    axis, e = axis % rank, h.e
+    count = e.op("Squeeze", e.op("Shape", update, start=axis, end=axis + 1), e.ints([0]))
+    places = e.op("Range", e.const(np.int64(0)), count, e.const(np.int64(1)))
+    places = e.op("Reshape", places, e.ints([-1, *[1] * (rank - 1 - axis)]))
+    if first is not None:
+        places = e.op("Add", e.op("Reshape", first, e.ints([-1, *[1] * (rank - 1)])), places)
+    if circular:
+        places = e.op("Mod", places, e.op("Shape", cache, start=axis, end=axis + 1))
+    h.become("ScatterElements", cache, e.op("Expand", places, e.op("Shape", update)), update, axis=axis)

@@ -137,6 +137,6 @@ class Rewriter(Call):
         for node in nodes:
             node.name = self.e.names.claim(f"{stem}_{node.op_type}")
             node.metadata_props.update(self.node.metadata_props)
-            for value in node.outputs:
+            for index, value in enumerate(node.outputs):
                 if value not in self.renamed:
-                    value.name = node.name
+                    value.name = self.e.names.claim(f"{node.name}_{index}") if index else node.name

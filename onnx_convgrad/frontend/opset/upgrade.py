@@ -15,7 +15,8 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from onnx_convgrad.errors import ConvGradError, ModelError, UnsupportedCase
-from onnx_convgrad.frontend.opset.adapters import ADAPTERS, FUSED, Adapter, Step
+from onnx_convgrad.frontend.opset.adapters import ADAPTERS, FUSED, PLAIN, Adapter, Step
+from onnx_convgrad.frontend.opset.adapters_above_21 import widened
 from onnx_convgrad.frontend.opset.functions import standard_body
 from onnx_convgrad.frontend.opset.rewriter import Rewriter
 from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter
@@ -113,6 +114,8 @@ class _Walk:
 
     def _rewrite(self, node: ir.Node, version: int) -> None:
         op_type = node.op_type
+        if op_type in PLAIN:
+            self._adapt(node, PLAIN[op_type])
         if version > CANONICAL_OPSET:
             for step in reversed(ADAPTERS.get(node.op_type, ())):
                 if CANONICAL_OPSET < step.since <= version:
@@ -126,6 +129,8 @@ class _Walk:
         if _is_canonical(node.op_type):
             node.version = None
             if version > CANONICAL_OPSET and node.op_type == op_type:
+                if _unknown_types(node) == {ir.DataType.BFLOAT16}:
+                    self._adapt(node, widened)
                 _check_types(node)
         else:
             self.bodies.append(standard_body(node, version, overload=str(len(self.bodies))))
@@ -158,12 +163,19 @@ def _is_canonical(op_type: str) -> bool:
 
 def _check_types(node: ir.Node) -> None:
     """Refuse operand types that the operator takes in a newer opset only."""
-    allowed = _operand_types(node.op_type)
+    for dtype in _unknown_types(node):
+        raise UnsupportedCase(f"at opset {CANONICAL_OPSET} it does not take {dtype.name}")
+
+
+def _unknown_types(node: ir.Node) -> set[ir.DataType]:
+    """The types of operands that the operator takes in a newer opset only."""
+    allowed, found = _operand_types(node.op_type), set()
     for position, value in enumerate(node.inputs):
         types = allowed[min(position, len(allowed) - 1)] if allowed else frozenset()
         dtype = value.dtype if value is not None and isinstance(value.type, ir.TensorType) else None
         if types and dtype is not None and f"tensor({dtype.name.lower()})" not in types:
-            raise UnsupportedCase(f"at opset {CANONICAL_OPSET} it does not take {dtype.name}")
+            found.add(dtype)
+    return found
 
 
 @functools.cache

@@ -22,6 +22,7 @@ from onnx_convgrad.base.run_once import once
 from onnx_convgrad.frontend.gradient_edges import GRADIENT, TRAINING_DOMAIN
 from onnx_convgrad.frontend.shapes import shape_rules_broadcast, shape_rules_layout
 from onnx_convgrad.frontend.shapes.shape_rules_layout import Infer
+from onnx_convgrad.frontend.shapes.shape_rules_memo import REMEMBERED, conv, remembered
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import DOMAIN, known
@@ -40,6 +41,10 @@ def install() -> None:
         original = registry.get("", op_type, version=since)
         assert original is not None, op_type
         registry.register("", op_type, since_version=since)(_in_turn(original, correct))
+    for op_type, since, faster in (*((name, since, remembered) for name, since in REMEMBERED), ("Conv", 1, conv)):
+        slow = registry.get("", op_type, version=since)
+        assert slow is not None, op_type
+        registry.register("", op_type, since_version=since)(faster(slow))
     concat = registry.get("", "Concat", version=4)
     assert concat is not None, "the library has a rule for Concat"
     registry.register("", "Concat", since_version=4)(_of_short_vectors(concat))
@@ -47,6 +52,9 @@ def install() -> None:
         arithmetic = registry.get("", op_type, version=7)
         assert arithmetic is not None, "the library has rules for arithmetic"
         registry.register("", op_type, since_version=7)(_of_64_bits(arithmetic))
+    registry.register("ai.onnx.ml", "ArrayFeatureExtractor", since_version=1)(
+        shape_rules_layout.array_feature_extractor
+    )
     registry.register(DOMAIN, GRADIENT, since_version=1)(_gradient)
     for op_type in ("Adagrad", "Adam", "Momentum"):
         registry.register(TRAINING_DOMAIN, op_type, since_version=1)(_optimizer)

@@ -3,11 +3,12 @@
 Squeeze without axes removes every axis of size one, also those of unknown size. Split with computed sizes need not be even.
 The rank of the result of Expand, and of Compress with an axis, is unknown if that of the data is. Slice with bounds
 beyond the end takes fewer rows than their distance, and backwards it may take the first element. Where chooses among sizes
-by comparisons that can be evaluated.
+by comparisons that can be evaluated. Unique with an axis keeps the rank.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -57,6 +58,28 @@ def _needs_rank(_: ShapeInferenceContext, node: ir.Node) -> None:
     x = node.inputs[0]
     if x is not None and x.shape is None and (node.op_type != "Compress" or "axis" in node.attributes):
         node.outputs[0].shape = None
+
+
+def _unique(context: ShapeInferenceContext, node: ir.Node) -> None:
+    x, y = node.inputs[0], node.outputs[0]
+    if x is None or "axis" not in node.attributes:
+        return
+    dims = None if x.shape is None else list(x.shape)
+    if dims is not None:
+        dims[node.attributes["axis"].as_int()] = context.new_symbolic_dim()
+    y.shape = None if dims is None else ir.Shape(dims)
+
+
+def array_feature_extractor(context: ShapeInferenceContext, node: ir.Node) -> None:
+    """The rule of ai.onnx.ml's ArrayFeatureExtractor, which makes a row of a vector."""
+    x, indices = node.inputs
+    if x is None or x.shape is None:
+        return
+    sizes = [] if indices is None or indices.shape is None else list(indices.shape)
+    static = [d for d in sizes if isinstance(d, int)]
+    known = indices is not None and indices.shape is not None and len(static) == len(sizes)
+    count = math.prod(static) if known else context.new_symbolic_dim()
+    context.set_shape_and_dtype(node.outputs[0], ir.Shape([*(list(x.shape)[:-1] or [1]), count]), x.dtype)
 
 
 def _slice(context: ShapeInferenceContext, node: ir.Node) -> None:
@@ -127,5 +150,6 @@ CORRECTIONS: tuple[tuple[str, int, Infer], ...] = (
     ("Compress", 9, _needs_rank),
     ("Slice", 10, _slice),
     ("Where", 9, _where),
+    ("Unique", 11, _unique),
 )
 """(operator, opset, rule that runs after that of the library)"""

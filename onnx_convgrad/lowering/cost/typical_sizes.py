@@ -18,15 +18,23 @@ _BY_RANK: Mapping[int, int] = {3: 1024, 4: 224, 5: 64}
 
 
 class TypicalSizes:
-    """Typical values of the symbols in the shapes of a graph's inputs, and of expressions of them."""
+    """Typical values of the symbols in the shapes of a graph's inputs, and of expressions of them.
 
-    def __init__(self, graph: ir.Graph) -> None:
-        self._symbols: dict[str, int] = {}
+    Args:
+        graph: The graph.
+        given: Symbols whose values are known.
+
+    Attributes:
+        symbols: The value of each symbol.
+    """
+
+    def __init__(self, graph: ir.Graph, given: Mapping[str, int] | None = None) -> None:
+        self.symbols = dict(given or {})
         for value in graph.inputs:
             for axis, dim in enumerate(value.shape or ()):
                 if isinstance(dim, ir.SymbolicDim) and dim.value is not None:
                     size = HINT_BATCH if axis == 0 else _BY_RANK.get(len(value.shape or ()), HINT_SIZE)
-                    self._symbols.setdefault(dim.value, size)
+                    self.symbols.setdefault(dim.value, size)
         self._sizes: dict[str, int | None] = {}
 
     def size(self, dim: int | ir.SymbolicDim) -> int | None:
@@ -35,21 +43,22 @@ class TypicalSizes:
             return known(dim)
         if dim.value not in self._sizes:
             try:
-                self._sizes[dim.value] = known(dim.evaluate(self._symbols))
+                self._sizes[dim.value] = known(dim.evaluate(self.symbols))
             except ValueError:  # the name is not an expression
                 self._sizes[dim.value] = None
         return self._sizes[dim.value]
 
     def node(self, node: ir.Node) -> ir.Node:
         """A copy of a node, in no graph, with operands and results of typical sizes."""
-        operands = [None if v is None else self._value(v) for v in node.inputs]
+        operands = [None if v is None else self.value(v) for v in node.inputs]
         attributes = list(node.attributes.values())
         copy = ir.Node(node.domain, node.op_type, operands, attributes, num_outputs=len(node.outputs))
         for new, old in zip(copy.outputs, node.outputs, strict=True):
             new.shape = self._shape(old)
         return copy
 
-    def _value(self, value: ir.Value) -> ir.Value:
+    def value(self, value: ir.Value) -> ir.Value:
+        """A copy of a value, in no graph, of typical sizes."""
         kind = None if value.dtype is None else ir.TensorType(value.dtype)
         return ir.Value(name=value.name, shape=self._shape(value), type=kind, const_value=value.const_value)
 

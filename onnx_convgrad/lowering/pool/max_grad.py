@@ -65,7 +65,13 @@ def pool_spec(n: Call) -> PoolSpec:
 # -- by indices --------------------------------------------------------------------------------------------------------
 
 
-@lowering("MaxPoolGrad", "indices")
+def returned(q: Query) -> str | None:
+    if q.target.pool_indices or any(requirement(q) for requirement in _BY_AXES):  # no other lowering applies
+        return None
+    return f"target {q.target.name} has no MaxPool that returns indices"
+
+
+@lowering("MaxPoolGrad", "indices", requires=[returned])
 def by_indices(e: Emitter, n: Call, spec: PoolSpec) -> ir.Value:
     """The pool's own indices of the maxima, and a scatter."""
     return scatter_to_maxima(e, spec.pool, n["dY"], winners_of(e, n), n["X"])
@@ -160,7 +166,7 @@ rows_inside = needs(
 
 def compared(q: Query) -> str | None:
     kinds = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
-    return None if q.dtype in kinds else f"{q.dtype.name} is compared an element at a time"
+    return None if q.dtype in kinds or not q.target.pool_indices else f"{q.dtype.name} is compared an element at a time"
 
 
 def _axis(pool: Pool, axis: int) -> Axis:
@@ -177,7 +183,10 @@ def _taps(axis: Axis) -> list[int]:
     return [t for t in range(axis.kernel) if axis.shift(t) + reach >= 0 and axis.shift(t) < axis.x]
 
 
-@lowering("MaxPoolGrad", "axes", requires=[known_sizes, some_elements, few_phases, few_taps, rows_inside, compared])
+_BY_AXES = (known_sizes, some_elements, few_phases, few_taps, rows_inside, compared)
+
+
+@lowering("MaxPoolGrad", "axes", requires=_BY_AXES)
 def by_axes(e: Emitter, n: Call, spec: PoolSpec) -> ir.Value:
     """Comparisons with the maxima over one axis after the other."""
     x, pool = n["X"], spec.pool

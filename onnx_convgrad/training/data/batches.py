@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import count, islice
@@ -12,7 +14,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from onnx_convgrad.base.boundary import CallersCode, TypedArguments
+from onnx_convgrad.base.boundary import CallersCode, TypedArguments, typed_errors
 from onnx_convgrad.base.numbers import flag, whole
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.training.data.checks import check_batch, check_labels
@@ -20,9 +22,13 @@ from onnx_convgrad.training.data.datasets import Arrays, Dataset, Part, Rows, pe
 from onnx_convgrad.training.data.images import ImageFolder, is_image_folder
 from onnx_convgrad.training.data.inputs import Batch, BatchLike, ProgramInputs
 from onnx_convgrad.training.data.prefetch import prefetched
+from onnx_convgrad.training.data.texts import TextImages, is_table
 from onnx_convgrad.training.program.manifest import Manifest
 
 _END: Any = object()
+
+_PROBED = 8
+"""Samples that `Loader.probe` looks at."""
 
 BATCH_SIZE = 32
 """Default number of samples in a batch."""
@@ -56,6 +62,13 @@ DataLike: TypeAlias = (
 """Anything that `as_batches` takes."""
 
 
+def shard_of(count: int, rank: int, size: int) -> slice:
+    """The samples of one of `size` ranks, out of `count`: as even as possible, the first ranks have more."""
+    each, more = divmod(count, size)
+    start = rank * each + min(rank, more)
+    return slice(start, start + each + (rank < more))
+
+
 class Loader(metaclass=TypedArguments):
     """Batches of a data set.
 
@@ -68,7 +81,7 @@ class Loader(metaclass=TypedArguments):
         drop_last: Leave out a smaller last batch; by default only if the program has a fixed batch size.
         prefetch: Number of batches to make ahead in a thread; by default 2 if the data come from files, else 0.
         names: Input of the program -> name of its array, for inputs that cannot be matched automatically.
-        augment: Whether images are changed at random, as their set says; `Trainer.fit` does so with the data to train on.
+        augment: Whether samples are changed at random, as their set says; `Trainer.fit` does so with the data to train on.
 
     Raises:
         ArgumentError: An input has no array, or the arrays do not fit the inputs.
@@ -107,6 +120,9 @@ class Loader(metaclass=TypedArguments):
                 f"{len(self.dataset)} samples make no batch of {self.batch_size}, and smaller ones are left out."
             )
         self.prefetch = (2 if self.dataset.slow else 0) if prefetch is None else whole(prefetch, "prefetch", 0)
+        if self.augment:
+            self.dataset.mixing.check(manifest)
+        self.own: Callable[[int], slice] | None = None
         first = slice(0, min(self.batch_size, len(self.dataset)))
         self._batch(first, self.dataset)  # reports arrays that do not fit at once
 
@@ -137,6 +153,36 @@ class Loader(metaclass=TypedArguments):
         """
         return self._numbers(next(self._rows(epoch, number)))
 
+    def shard(self, rank: int, size: int) -> Loader:
+        """The loader of one of several ranks: its shard of every batch, or an empty mapping where it has none.
+
+        Args:
+            rank: Number of the rank, from 0.
+            size: Number of ranks.
+
+        Raises:
+            ArgumentError: The program takes batches of a fixed size.
+        """
+        fixed = self.inputs.batch_size()
+        if fixed is not None:
+            raise ArgumentError(
+                f"The program takes batches of {fixed}, which {size} ranks cannot divide among themselves.",
+                hint="Build it with a symbolic batch size: input_shapes, or"
+                f" --input-shape {self.manifest.data[0].name}:N,... .",
+            )
+        loader = copy.copy(self)
+        loader.own = partial(shard_of, rank=rank, size=size)
+        return loader
+
+    def probe(self) -> int:
+        """A checksum of the first samples, which differs between data of the same kind and size."""
+        with CallersCode(self.dataset):
+            arrays = self.dataset.take(slice(0, min(_PROBED, len(self.dataset))))
+        total = 0
+        for name in sorted(arrays):
+            total = zlib.crc32(np.ascontiguousarray(arrays[name]).tobytes(), total)
+        return total
+
     def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
         dataset = self.dataset.augmented(self.seed, epoch) if self.augment else self.dataset
         return (self._batch(rows, dataset) for rows in self._rows(epoch, start))
@@ -146,12 +192,20 @@ class Loader(metaclass=TypedArguments):
         order = permutation(samples, self.seed, epoch) if self.shuffle else None
         for first in range(start * size, len(self) * size, size):
             rows = slice(first, min(first + size, samples))
+            if self.own is not None:
+                own = self.own(rows.stop - rows.start)
+                rows = slice(first + own.start, first + own.stop)
             yield rows if order is None else order[rows]
 
     def _batch(self, rows: Rows, dataset: Dataset) -> Batch:
+        if not (rows.stop - rows.start if isinstance(rows, slice) else len(rows)):
+            return {}
         with CallersCode(dataset):
             arrays = dataset.take(rows)
-        return check_batch(self.inputs(arrays), self.manifest, lambda i: _number(self._numbers(rows), i))
+        batch = check_batch(self.inputs(arrays), self.manifest, lambda i: _number(self._numbers(rows), i))
+        if not dataset.mixing.drawn:
+            return batch
+        return dataset.mixing(batch, self.manifest, first_of(rows))
 
     def _numbers(self, rows: Rows) -> Rows:
         """The numbers of samples in the set that a part was split from."""
@@ -164,6 +218,11 @@ class Loader(metaclass=TypedArguments):
             for port, name in self.inputs.match(list(whole.arrays)).items():
                 if port in self.manifest.classes and whole.arrays[name].dtype.kind in "iu":
                     check_labels(name, whole.arrays[name], *self.manifest.classes[port], lambda i: _number(slice(0), i))
+
+
+def first_of(rows: Rows) -> int:
+    """The number of the first sample."""
+    return int((rows.start or 0) if isinstance(rows, slice) else rows[0])
 
 
 def _number(rows: Rows, i: int) -> str:
@@ -236,10 +295,7 @@ class Stream(metaclass=TypedArguments):
     def _opened(self, epoch: int) -> Iterator[BatchLike]:
         source = self.source
         if not isinstance(source, Iterable):
-            opened = source(epoch)
-            if not isinstance(opened, Iterable):
-                raise ArgumentError(f"The function for the data returned {opened!r}, not batches.")
-            return iter(opened)
+            return called(source, epoch)
         if isinstance(source, Iterator):
             if self._spent:
                 raise ArgumentError(
@@ -272,10 +328,21 @@ def as_dataset(source: DataLike) -> Dataset | None:
         return Arrays(source)
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
+        if is_table(path):
+            return TextImages(path)
         return ImageFolder(path) if is_image_folder(path) else read_arrays(path)
     return None
 
 
+def called(source: Callable[[int], Any], epoch: int) -> Iterator[BatchLike]:
+    """The batches that a function returns for an epoch."""
+    opened = source(epoch)
+    if not isinstance(opened, Iterable):
+        raise ArgumentError(f"The function for the data returned {opened!r}, not batches.")
+    return iter(opened)
+
+
+@typed_errors
 def as_batches(
     source: DataLike,
     manifest: Manifest,

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnx_convgrad.base.boundary import CallersCode
 from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.errors import ArgumentError, ModelError
+from onnx_convgrad.frontend.bound_inputs import InputValues, bind_inputs
 from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.files import AnyModel, copied, load
 from onnx_convgrad.frontend.kinds import transformation
@@ -39,6 +40,7 @@ def unfold_batchnorm(
     samples: int = 1024,
     batch_size: int | None = None,
     names: Mapping[str, str] | None = None,
+    input_values: InputValues | None = None,
     base_dir: str | os.PathLike[str] | None = None,
 ) -> ir.Model:
     """Put BatchNormalization back behind the convolutions (Conv, ConvTranspose) that it was folded into.
@@ -56,6 +58,7 @@ def unfold_batchnorm(
         samples: Most samples to measure. They are taken in random order, always the same.
         batch_size: Samples that are run at a time.
         names: Input -> name of its array, for inputs that cannot be matched automatically.
+        input_values: Values of inputs that take constants while the model is run; the result has these inputs, too.
         base_dir: The folder of external weights, for a model that is not given by its path.
 
     Returns:
@@ -75,7 +78,7 @@ def unfold_batchnorm(
         )
     nodes = convolutions(loaded.graph, layers)
     values = [node.outputs[0].name or "" for node in nodes]
-    measured = channel_moments(loaded, values, data, whole(samples, "samples"), batch_size, names)
+    measured = channel_moments(loaded, values, data, whole(samples, "samples"), batch_size, names, input_values)
     for node in nodes:
         moments = measured[node.outputs[0].name or ""]
         insert(loaded, node, moments.mean, moments.variance)
@@ -108,14 +111,15 @@ def channel_moments(
     samples: int,
     batch_size: int | None = None,
     names: Mapping[str, str] | None = None,
+    input_values: InputValues | None = None,
 ) -> dict[str, Moments]:
     """Measure values of a model in inference mode on data; the channels are along axis 1.
 
     ONNX Runtime computes the moments of each batch in float32, centered, so that whole activations never leave it.
     """
-    m = canonicalize(copied(model))
+    m = canonicalize(bind_inputs(copied(model), input_values))
     set_inference(m.graph)
-    batches = _inputs_of(m.graph, data, batch_size, names)
+    batches = inputs_of(m.graph, data, batch_size, names)
     results = _with_moments(m.graph, values)
     live = session(m)
     total: dict[str, Moments] = {}
@@ -158,7 +162,7 @@ def _with_moments(graph: ir.Graph, names: Sequence[str]) -> list[str]:
     return list(names)
 
 
-def _inputs_of(
+def inputs_of(
     graph: ir.Graph, data: DataLike, batch_size: int | None, names: Mapping[str, str] | None
 ) -> Iterator[Batch]:
     """The batches of data for the inputs of a graph, in a random order that is always the same; targets are dropped."""

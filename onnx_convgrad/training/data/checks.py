@@ -33,6 +33,8 @@ def check_batch(batch: Mapping[str, np.ndarray], manifest: Manifest, place: Plac
                 _check_numbers(name, array, place)
             elif name in classes:
                 check_labels(name, array, *classes[name], place)
+            elif name in manifest.characters and f"{name}_lengths" in batch:
+                check_texts(name, array, batch[f"{name}_lengths"], *manifest.characters[name], place)
     checked = Checked(batch)
     checked.classes = classes
     return checked
@@ -46,8 +48,11 @@ def check_labels(name: str, labels: np.ndarray, count: int, ignored: int | None,
     if not wrong.any():
         return
     known = labels[labels != ignored]
+    if known.min() < 0:
+        remedy = f"use {ignored} for what the loss shall ignore" if ignored is not None else "leave these samples out"
+    else:
+        remedy = f"give the model a head for {int(known.max()) + 1} classes (onnx_convgrad.replace_head, --classes)"
     from_one = known.min() == 1 and known.max() == count
-    remedy = f"give the model a head for {max(int(known.max()) + 1, 1)} classes (onnx_convgrad.replace_head, --classes)"
     raise ArgumentError(
         f"The label {labels[wrong].flat[0]} in {name!r} ({place(_first(wrong))}) is out of range: the model has {count} "
         f"classes, which are numbered 0 to {count - 1}.",
@@ -55,6 +60,34 @@ def check_labels(name: str, labels: np.ndarray, count: int, ignored: int | None,
         if from_one
         else f"Correct the labels, or {remedy}.",
     )
+
+
+def check_texts(
+    name: str, texts: np.ndarray, lengths: np.ndarray, count: int, frames: int | None, place: Place = _in_batch
+) -> None:
+    """Raise `ArgumentError` for a text `[S]` with a label that is no class, or of a length that does not fit."""
+    for i, (row, length) in enumerate(zip(texts, lengths.reshape(-1), strict=True)):
+        own = row[: max(int(length), 0)]
+        if not 0 <= length <= len(row):
+            raise ArgumentError(
+                f"The length {length} in '{name}_lengths' ({place(i)}) does not fit {name!r}, whose texts have {len(row)} "
+                "labels.",
+                hint="A length is the number of labels before the padding.",
+            )
+        wrong = own[(own < 0) | (own >= count)]
+        if wrong.size:
+            raise ArgumentError(
+                f"The label {wrong[0]} in {name!r} ({place(i)}) is out of range: the model has {count} classes, which are "
+                f"numbered 0 to {count - 1}.",
+                hint="Correct the labels, or give the model a larger last layer (onnx_convgrad.replace_head, --labels).",
+            )
+        needed = len(own) + int((own[1:] == own[:-1]).sum())
+        if frames is not None and needed > frames:
+            raise ArgumentError(
+                f"The text of {len(own)} labels in {name!r} ({place(i)}) takes {needed} frames, and the model has {frames}: "
+                "its loss would be infinite.",
+                hint="Leave it out, use wider images (--image-size), or the loss option zero_infinity=true.",
+            )
 
 
 def _check_numbers(name: str, array: np.ndarray, place: Place) -> None:

@@ -7,7 +7,8 @@ import math
 import os
 import zipfile
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from onnx_convgrad.base.paths import as_path, check_regular
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.training.data.inputs import as_array
+from onnx_convgrad.training.data.mixing import Mixing
 from onnx_convgrad.training.program.manifest import Manifest
 
 Rows = slice | np.ndarray
@@ -33,11 +35,13 @@ class Dataset(metaclass=TypedArguments):
         slow: Whether samples should be read ahead in a thread.
         classes: Names of the classes by label, if known.
         preprocessing: How its images became numbers, if it knows.
+        mixing: How the samples of a batch to train on are mixed.
     """
 
     slow = False
     classes: tuple[str, ...] = ()
     preprocessing: Preprocessing | None = None
+    mixing: Mixing = Mixing()
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -72,14 +76,18 @@ class Dataset(metaclass=TypedArguments):
         """File -> what is wrong with it, for those that were left out or replaced so far."""
         return {}
 
-    def augmented(self, seed: int, epoch: int) -> Dataset:  # noqa: ARG002 - most sets are the same in all epochs
-        """The set to train on in an epoch, with random changes that depend on the arguments and the sample alone.
+    def augmented(self, seed: int, epoch: int) -> Dataset:
+        """The set to train on in an epoch, with random changes that depend on the arguments and the samples alone.
 
         Args:
             seed: The seed of the run.
             epoch: Number of the epoch, counted from 0.
         """
-        return self
+        if not self.mixing:
+            return self
+        changed = copy(self)
+        changed.mixing = self.mixing.drawing(seed, epoch)
+        return changed
 
     def split(self, share: float, seed: int = 0) -> tuple[Dataset, Dataset]:
         """Split into two random disjoint parts, the second one with `share` of the samples.
@@ -114,9 +122,13 @@ class Arrays(Dataset):
 
     Args:
         arrays: Name -> array, tensor, or the path of a `.npy` file, which is memory-mapped.
+        augment: Mix the samples of every batch to train on: `"mixup"`, `"cutmix"`, or both.
     """
 
-    def __init__(self, arrays: Mapping[str, ArrayLike | os.PathLike[str]]) -> None:
+    def __init__(
+        self, arrays: Mapping[str, ArrayLike | os.PathLike[str]], *, augment: Sequence[str] | str = ()
+    ) -> None:
+        self.mixing = Mixing.named(augment)
         if not isinstance(arrays, Mapping):
             raise ArgumentError(f"Arrays takes a mapping from names to arrays, not {type(arrays).__name__}.")
         self.arrays = {str(name): _opened(value) for name, value in arrays.items()}
@@ -144,7 +156,8 @@ class Arrays(Dataset):
 
     def describe(self) -> dict[str, Any]:
         listed = {name: [str(array.dtype), list(array.shape[1:])] for name, array in self.arrays.items()}
-        return {"kind": "arrays", "samples": len(self), "arrays": listed}
+        mixed = {"augment": list(self.mixing.names)} if self.mixing else {}
+        return {"kind": "arrays", "samples": len(self), "arrays": listed, **mixed}
 
 
 class Part(Dataset):
@@ -158,6 +171,7 @@ class Part(Dataset):
     def __init__(self, dataset: Dataset, rows: np.ndarray) -> None:
         self.dataset, self.rows = dataset, rows
         self.slow, self.classes, self.preprocessing = dataset.slow, dataset.classes, dataset.preprocessing
+        self.mixing = dataset.mixing
 
     def __len__(self) -> int:
         return len(self.rows)

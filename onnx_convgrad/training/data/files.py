@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from onnx_convgrad.base.paths import as_path
+from onnx_convgrad.base.paths import as_path, check_regular
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.lowering.cost.calibration import cores
 from onnx_convgrad.training.data.batches import DataLike
 from onnx_convgrad.training.data.datasets import Arrays, Dataset, Rows, named_arrays
 from onnx_convgrad.training.data.images import IMAGE, SUFFIXES, ImageFolder, check_size, images_in, is_image_folder
 from onnx_convgrad.training.data.pictures import ImageReader, check_pillow, image_port
+from onnx_convgrad.training.data.texts import TextImages, is_table
 from onnx_convgrad.training.program.manifest import Manifest
 
 
@@ -34,6 +35,8 @@ class ImageFiles(Dataset):
         self.files = [as_path(file, "The path of an image") for file in files]
         if not self.files:
             raise ArgumentError("There are no images.")
+        for file in self.files:
+            check_regular(file)
         self.reader: ImageReader | None = None
 
     def __len__(self) -> int:
@@ -60,8 +63,8 @@ class ImageFiles(Dataset):
 def read_data(data: DataLike | Sequence[str | os.PathLike[str]]) -> Any:
     """Open what `predict` and `evaluate` take: paths become a data set, everything else stays as it is.
 
-    Paths are image files, a folder of images (with one folder per class, or without), or files of arrays, of which several
-    may be given, also as `NAME=PATH`.
+    Paths are image files, a folder of images (with one folder per class, or without), a table of images and texts (`.csv`,
+    `.tsv`, `.txt`), or files of arrays, of which several may be given, also as `NAME=PATH`.
 
     Raises:
         ArgumentError: A path is missing or of no known kind.
@@ -75,6 +78,8 @@ def read_data(data: DataLike | Sequence[str | os.PathLike[str]]) -> Any:
 
 
 def _of_paths(entries: list[str]) -> Dataset:
+    if len(entries) == 1 and is_table(Path(entries[0])):
+        return TextImages(entries[0])
     if len(entries) == 1 and is_image_folder(Path(entries[0])) and not _direct(Path(entries[0])):
         return ImageFolder(entries[0])
     files: list[Path] = []
@@ -107,5 +112,5 @@ def sample_names(dataset: object, count: int) -> tuple[str, ...]:
 
 def needs_preprocessing(dataset: object, manifest: Manifest) -> bool:
     """Whether images are read for an input of floats of which nothing says how pixels become numbers."""
-    images = isinstance(dataset, (ImageFiles, ImageFolder))
+    images = isinstance(dataset, (ImageFiles, ImageFolder, TextImages))
     return images and manifest.preprocessing is None and np.dtype(image_port(manifest.data).dtype).kind not in "iu"

@@ -13,15 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from onnx_convgrad.base.names import check_names
+from onnx_convgrad.base.names import as_names, check_names
 from onnx_convgrad.base.numbers import factors, positive, whole
 from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError, first_few
 from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.lowering.cost.calibration import cores
-from onnx_convgrad.training.data.augmentation import Augmentation, Transform
+from onnx_convgrad.training.data.augmentation import AUGMENTATIONS, Augmentation, Transform
 from onnx_convgrad.training.data.datasets import Dataset, Rows, seed_sequence
+from onnx_convgrad.training.data.mixing import MIXINGS, Mixing
 from onnx_convgrad.training.data.pictures import ImageReader, check_pillow, image_port, unreadable
 from onnx_convgrad.training.program.manifest import Manifest, Port
 
@@ -48,7 +49,8 @@ class ImageFolder(Dataset):
         preprocessing: All of these in one value, instead of what the model's file says; the arguments above win.
         classes: Names of the classes by number, to use the numbering of another folder.
         workers: Number of threads that read images; by default the number of cores.
-        augment: Random changes of the images to train on: `"flip"`, `"crop"`, `"color"`, `"rotate"`, or several of them.
+        augment: Random changes of the images to train on: `"flip"`, `"crop"`, `"color"`, `"rotate"`, or several of them;
+            `"mixup"` and `"cutmix"` mix the images of a batch, for targets that are probabilities.
         transform: A further change: a function of a `PIL.Image.Image`, and of the keyword `rng` (a NumPy generator) if it
             has one, that returns an image or its pixels. All numbers drawn depend on seed, epoch and sample alone.
         on_broken: `"skip"`: files that are no images are left out, with a warning, and in place of one that turns out to be
@@ -79,7 +81,10 @@ class ImageFolder(Dataset):
         on_broken: str = "skip",
     ) -> None:
         check_pillow()
-        self.augmentation = Augmentation(augment, transform)
+        names = as_names(augment, "augment")
+        check_names(names, [*AUGMENTATIONS, *MIXINGS], "augmentation")
+        self.augmentation = Augmentation([name for name in names if name not in MIXINGS], transform)
+        self.mixing = Mixing.named([name for name in names if name in MIXINGS])
         check_names([on_broken], ["skip", "error"], "value of on_broken:")
         self.workers = cores() if workers is None else whole(workers, "workers")
         self._broken: dict[str, str] = {}
@@ -143,13 +148,20 @@ class ImageFolder(Dataset):
     def describe(self) -> dict[str, Any]:
         p = self.preprocessing or overridden(self._wanted, self._given)
         options = {"size": p.size and list(p.size), "resize": p.resize, "mean": list(p.mean), "std": list(p.std)}
-        return {"kind": "images", "samples": len(self), "classes": list(self.classes), **options, "scale": p.scale} | (
-            self.augmentation.describe()
-        )
+        changes = self.augmentation.describe()
+        if self.mixing:
+            changes["augment"] = [*changes.get("augment", ()), *self.mixing.names]
+        return {
+            "kind": "images",
+            "samples": len(self),
+            "classes": list(self.classes),
+            **options,
+            "scale": p.scale,
+        } | changes
 
     def augmented(self, seed: int, epoch: int) -> ImageFolder:
         changed = copy(self)
-        changed.drawn = seed, epoch
+        changed.drawn, changed.mixing = (seed, epoch), self.mixing.drawing(seed, epoch)
         return changed
 
     def _read(self, number: int) -> np.ndarray:

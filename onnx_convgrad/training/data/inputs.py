@@ -58,6 +58,7 @@ class ProgramInputs:
         self.preprocessing = manifest.preprocessing
         self.ports = {port.name: port for port in (*self.data, *self.targets)}
         self._axis_hints = dict(_axis_hints(manifest))
+        self._class_axes = dict(_class_axes(manifest))
         if names is not None and not isinstance(names, Mapping):
             raise ArgumentError(f"names takes a mapping from inputs to names of arrays, not {names!r}.")
         self.names = dict(names or {})
@@ -127,7 +128,7 @@ class ProgramInputs:
             chosen = {port: (f"array number {i}", value) for i, (port, value) in numbered}
         arrays = {
             port: cast(
-                self._numbers(as_array(value), self.ports[port], label),
+                self._probabilities(self._numbers(as_array(value), self.ports[port], label), port, label),
                 self.ports[port],
                 label,
                 self._axis_hints.get(port, ""),
@@ -158,6 +159,20 @@ class ProgramInputs:
             )
             self.preprocessing = Preprocessing()
         return scaled(array, replace(self.preprocessing, layout=layout), port.dtype)
+
+    def _probabilities(self, array: np.ndarray, port: str, label: str) -> np.ndarray:
+        """Convert numbers of classes to probabilities of 0 and 1, for a loss of those; return any other array as it is."""
+        shape = self.ports[port].shape or ()
+        if port not in self._class_axes or array.dtype.kind not in "iu" or array.ndim != len(shape) - 1:
+            return array
+        axis, count = self._class_axes[port]
+        wrong = array[(array < 0) | (array >= count)]
+        if wrong.size:
+            raise ArgumentError(
+                f"The {label} holds the class {wrong.flat[0]}, and the model has {count}, numbered 0 to {count - 1}.",
+                hint="Correct the labels, or give the model a new last layer (onnx_convgrad.replace_head, --classes).",
+            )
+        return np.moveaxis(np.eye(count, dtype=self.ports[port].dtype)[array], -1, axis)
 
     def _check_sizes(self, batch: Batch) -> None:
         """Refuse inputs with different numbers of samples, and targets whose sizes contradict those of the data."""
@@ -238,6 +253,19 @@ def _axis_hints(manifest: Manifest) -> Iterator[tuple[str, str]]:
                 f"The loss has its classes along axis {axis} of the output; if they are elsewhere, give axis=, as in "
             )
             yield port.name, f"{text}{options}."
+
+
+def _class_axes(manifest: Manifest) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Target of probabilities -> its axis and number of classes, where it is known."""
+    ports = {port.name: port for port in manifest.targets}
+    for loss in manifest.losses:
+        port, axis = ports.get(loss["target"] or ""), loss["options"].get("axis", 1)
+        shape = () if port is None else port.shape or ()
+        if port is None or not loss["options"].get("probabilities") or not -len(shape) <= axis < len(shape):
+            continue
+        count = shape[axis]
+        if isinstance(count, int) and len(shape) > 1:
+            yield port.name, (axis % len(shape), count)
 
 
 def cast(array: np.ndarray, port: Port, label: str, hint: str = "") -> np.ndarray:

@@ -90,8 +90,10 @@ class ImageReader:
             raise ArgumentError(f"The image {str(path)!r} could not be read: {reason}.") from problem
 
     def cropped(self, image: Any) -> Any:
-        """Resize an image and crop its center."""
+        """Resize an image and crop its center, or pad it on the right."""
         size = self.preprocessing.size
+        if size is not None and self.preprocessing.fit == "pad":
+            return padded(image, size)
         return image if size is None else cropped(image, size, self.preprocessing.resize)
 
     def numbers(self, image: Any) -> np.ndarray:
@@ -167,6 +169,21 @@ def _in_bytes(image: Any) -> Any:
     if image.mode in ("I", "F"):
         raise ValueError(f"its pixels have the mode {image.mode!r}, whose largest value is not known")
     return image
+
+
+def padded(image: Any, size: tuple[int, int]) -> Any:
+    """Resize an image to a height, keeping its proportions if it is not too wide then, and repeat its last column."""
+    from PIL import Image
+
+    height, width = size
+    wide = max(1, min(width, round(image.width * height / image.height)))
+    image = image.resize((wide, height), Image.Resampling.BILINEAR)
+    if wide == width:
+        return image
+    result = Image.new(image.mode, (width, height))
+    result.paste(image)
+    result.paste(image.crop((wide - 1, 0, wide, height)).resize((width - wide, height)), (wide, 0))
+    return result
 
 
 def cropped(image: Any, size: tuple[int, int], resize: int | None) -> Any:

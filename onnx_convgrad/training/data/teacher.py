@@ -14,11 +14,12 @@ from onnx_convgrad.autodiff.activity import floating
 from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.errors import ArgumentError, ExecutionError
+from onnx_convgrad.frontend.bound_inputs import InputValues, bind_inputs
 from onnx_convgrad.frontend.files import AnyModel, copied, load
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.pipeline.modes import set_inference
 from onnx_convgrad.runtime import Options, Providers, session
-from onnx_convgrad.training.data.batches import DataLike, as_dataset
+from onnx_convgrad.training.data.batches import DataLike, as_dataset, first_of
 from onnx_convgrad.training.data.datasets import Dataset, Part, Rows
 from onnx_convgrad.training.data.inputs import Batch, ProgramInputs, cast
 from onnx_convgrad.training.program.manifest import Manifest, Port
@@ -38,12 +39,13 @@ class Teacher:
         output: str | None = None,
         name: str = "teacher",
         names: Mapping[str, str] | None = None,
+        input_values: InputValues | None = None,
         providers: Providers | None = None,
         options: Options | None = None,
     ) -> None:
         self.file = Path(model).name if isinstance(model, (str, os.PathLike)) else "model"
         self.name, self.names = name, names
-        m = copied(load(model))
+        m = bind_inputs(copied(load(model)), input_values)
         for graph in m.graphs():
             set_inference(graph)
         known = [v.name or "" for v in m.graph.outputs if floating(v)]
@@ -102,8 +104,14 @@ class Taught(Dataset):
 
     slow = True
 
-    def __init__(self, dataset: Dataset, teacher: Teacher, inputs: ProgramInputs | None = None) -> None:
-        self.dataset, self.teacher, self.inputs = dataset, teacher, inputs
+    def __init__(
+        self,
+        dataset: Dataset,
+        teacher: Teacher,
+        inputs: ProgramInputs | None = None,
+        program: Manifest | None = None,
+    ) -> None:
+        self.dataset, self.teacher, self.inputs, self.program = dataset, teacher, inputs, program
         self.classes, self.preprocessing = dataset.classes, dataset.preprocessing
 
     def __len__(self) -> int:
@@ -117,21 +125,24 @@ class Taught(Dataset):
                 f"The program has no target {name!r} for the predictions of the teacher.",
                 hint="Build it with loss=onnx_convgrad.losses.distillation(...), or give the name of the target as name=.",
             )
-        inputs = ProgramInputs(replace(manifest, targets=targets), self.teacher.names)
-        return Taught(self.dataset.bound(manifest), self.teacher, inputs)
+        own = replace(manifest, targets=targets)
+        self.dataset.mixing.check(own)
+        return Taught(self.dataset.bound(manifest), self.teacher, ProgramInputs(own, self.teacher.names), own)
 
     @property
     def broken(self) -> Mapping[str, str]:
         return self.dataset.broken
 
     def augmented(self, seed: int, epoch: int) -> Dataset:
-        return Taught(self.dataset.augmented(seed, epoch), self.teacher, self.inputs)
+        return Taught(self.dataset.augmented(seed, epoch), self.teacher, self.inputs, self.program)
 
     def take(self, rows: Rows) -> Batch:
         """Samples as the inputs of the program."""
         if self.inputs is None:
             raise ArgumentError("Data with a teacher are read by a program: pass them to a Trainer or a Loader.")
         batch = self.inputs(self.dataset.take(rows))
+        if self.dataset.mixing.drawn and self.program is not None:  # the teacher sees the mixed samples
+            batch = self.dataset.mixing(batch, self.program, first_of(rows))
         data = {port.name: batch[port.name] for port in self.inputs.data}
         return {**batch, self.teacher.name: self.teacher(data)}
 
@@ -147,6 +158,7 @@ def with_teacher(
     output: str | None = None,
     name: str = "teacher",
     names: Mapping[str, str] | None = None,
+    input_values: InputValues | None = None,
     providers: Providers | None = None,
     options: Options | None = None,
 ) -> Dataset:
@@ -161,6 +173,7 @@ def with_teacher(
         output: The teacher's output with the logits, if it has several.
         name: The target of the program that takes them.
         names: Input of the program -> name of its array, for inputs that cannot be matched automatically.
+        input_values: Inputs of the teacher that are bound to constants.
         providers: Of the teacher, as in `onnxruntime.InferenceSession`.
         options: Session options of the teacher.
 
@@ -174,5 +187,13 @@ def with_teacher(
             f"A teacher needs arrays, a file or a folder of images, not {type(data).__name__}.",
             hint="Add its logits to batches of your own, as an array of the name of the target.",
         )
-    made = Teacher(teacher, output=output, name=name, names=names, providers=providers, options=options)
+    made = Teacher(
+        teacher,
+        output=output,
+        name=name,
+        names=names,
+        input_values=input_values,
+        providers=providers,
+        options=options,
+    )
     return made.teaching(dataset)

@@ -19,10 +19,10 @@ import onnx
 import onnx_ir as ir
 
 from onnx_convgrad.adapters.notes import adapter_names
-from onnx_convgrad.base.boundary import typed_errors
+from onnx_convgrad.base.boundary import TypedArguments, typed_errors
 from onnx_convgrad.base.limits import Limits
 from onnx_convgrad.base.names import check_names
-from onnx_convgrad.base.numbers import share, whole
+from onnx_convgrad.base.numbers import flag, share, whole
 from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.frontend.bound_inputs import InputValues, bind_inputs
@@ -31,6 +31,7 @@ from onnx_convgrad.frontend.diagnose import judged
 from onnx_convgrad.frontend.exporters.separate_merged import restore, untie
 from onnx_convgrad.frontend.files import AnyModel, copied, load
 from onnx_convgrad.frontend.metadata import labels_of, preprocessing_of
+from onnx_convgrad.frontend.parameters import resolve_wrt
 from onnx_convgrad.frontend.shapes.declared import InputShapes
 from onnx_convgrad.frontend.verify import verify_shapes
 from onnx_convgrad.ir.serialize import whole_proto
@@ -47,9 +48,10 @@ from onnx_convgrad.training.program.precision import NARROW
 from onnx_convgrad.training.program.storage import read_manifest, read_part, write_program
 from onnx_convgrad.training.program.terms import LossLike, resolve
 from onnx_convgrad.training.program.update import LossScale
+from onnx_convgrad.training.surgery.quantization import prepare
 
 
-class TrainingProgram:
+class TrainingProgram(metaclass=TypedArguments):
     """The graphs of a training program, and the manifest with the roles of their inputs and outputs.
 
     Parameters, state and learning rate have the stored values as defaults, so that `step` runs with data and target alone.
@@ -176,7 +178,9 @@ def build_training(
     seed: int = 0,
     ema: float | None = None,
     precision: str = "float32",
+    master_weights: bool = True,
     loss_scale: LossScale | None = None,
+    quantization: str | None = None,
     target: str = "cpu",
     deterministic: bool = False,
     lowering: Choosing = "auto",
@@ -213,7 +217,14 @@ def build_training(
             float32 parameters and dynamic loss scaling. `"bfloat16"` (CUDA): matrix products and operators that move
             their operands in bfloat16, with float32 parameters; convolutions stay in float32, because CUDA has no
             bfloat16 convolution up to opset 21.
+        master_weights: Update float16 and bfloat16 parameters of the model in float32, with the optimizer's state in
+            float32; the parameters are these numbers, rounded. `False`: update them as they are, which loses small updates.
         loss_scale: Options of the loss scale of float16, an `onnx_convgrad.optim.LossScale`.
+        quantization: Quantization-aware training of a model with quantizers (QuantizeLinear, QLinearConv, QLinearMatMul):
+            integer weights become float32 master weights behind their quantizers, and gradients pass quantizers straight
+            through. `"qat"` keeps all scales (Jacob et al. 2018); `"lsq"` trains them too, with their gradients divided by
+            the root of the number of values times the greatest level (Esser et al. 2020). The exported file, at opset 21,
+            stores integers again. `None` trains the float parameters alone.
         target: `"cpu"`, `"cuda"`, `"web"` or `"portable"`.
         deterministic: Build no sum whose order differs from run to run on a GPU; see `augment`.
         lowering: `"auto"`, `"exact"`, or a mapping from gradient operator (or node name) to the name of a lowering.
@@ -255,11 +266,18 @@ def build_training(
     source = load(model, base_dir)
     adapters = adapter_names(source) if wrt == "parameters" else []
     restore(source.graph)
+    scales: list[str] = []
+    if quantization is not None:
+        source = canonicalize(source)
+        scales = prepare(source, quantization)
     base = canonicalize(bind_inputs(copied(source), input_values), input_shapes)
     if input_shapes:
         verify_shapes(base, lambda: canonicalize(bind_inputs(copied(source), input_values)))
     untie(base.graph)
-    parameters = parameter_names(base.graph, adapters or wrt, freeze)
+    wanted = adapters or wrt
+    if scales:
+        wanted = [*(v.name or "" for v in resolve_wrt(base.graph, wanted, stored=True)), *scales]
+    parameters = parameter_names(base.graph, wanted, freeze)
     optimizer = grouped(optimizer, base.graph, parameters).fitted(layers_of(base.graph, parameters))
     chosen = output_names(base.graph, outputs)
     plan = Plan(
@@ -276,6 +294,8 @@ def build_training(
         seed=whole(seed, "seed", 0),
         precision=precision,
         scale=_scale(precision, loss_scale, target),
+        masters=flag(master_weights, "master_weights"),
+        quantization=quantization,
     )
     options: dict[str, Any] = {
         "target": target,
@@ -285,6 +305,8 @@ def build_training(
     }
     if input_values:
         options["input_values"] = {name: np.asarray(value).tolist() for name, value in input_values.items()}
+    if quantization is not None:
+        options["quantization"] = quantization
     if ema is not None:
         share(ema, "ema", one=False)
         options["ema"] = float(ema)

@@ -13,6 +13,7 @@ from onnx_convgrad.autodiff.reverse import backward
 from onnx_convgrad.base.limits import limits_of
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError, first_few
+from onnx_convgrad.frontend.quantized import mark_quantized
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.notes import MANIFEST
@@ -23,6 +24,7 @@ from onnx_convgrad.training.program.draft import Draft, empty_model
 from onnx_convgrad.training.program.inference import inference_model
 from onnx_convgrad.training.program.manifest import Port, State
 from onnx_convgrad.training.program.masks import initial_state
+from onnx_convgrad.training.program.masters import AVERAGE, AVERAGE_MASTER, MASTER
 from onnx_convgrad.training.program.plan import Plan, create_manifest
 from onnx_convgrad.training.program.precision import NARROW, to_narrow
 from onnx_convgrad.training.program.reading import read
@@ -142,6 +144,10 @@ class Builder:
         draft = Draft(self.plan.base, self.plan.target)
         forward = self._forward(draft, training=True)
         sources = {name: draft.values[name] for name in self.plan.parameters}
+        marks = mark_quantized(draft.graph, sources.values(), even_steps=self.plan.quantization == "lsq")
+        if marks:
+            draft.restart()
+            forward = replace(forward, loss=marks.get(forward.loss, forward.loss))
         e, scale = draft.e, None
         with draft.named("seed"):
             seed = e.full_like(forward.loss, 1)
@@ -253,8 +259,9 @@ class Builder:
             start: Any = 0.0
             if s.slot == "loss_scale" and self.plan.scale is not None:
                 start = self.plan.scale.initial
-            elif s.slot == "ema":
-                start = self.plan.base.graph.initializers[s.of or ""].const_value
+            elif s.slot in (AVERAGE, MASTER, AVERAGE_MASTER):
+                tensor = self.plan.base.graph.initializers[s.of or ""].const_value
+                start = tensor if tensor is None or s.slot == AVERAGE else tensor.numpy().astype(s.dtype)
             elif s.of is not None:
                 start = self.plan.optimizer.of(s.of)[0].state()[s.slot or ""]
             self._tensors[s.name] = ir.Tensor(np.full(s.static_shape(), start, s.dtype), name=s.name)

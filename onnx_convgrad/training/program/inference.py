@@ -22,6 +22,7 @@ from onnx_convgrad.frontend.exporters.separate_merged import untie
 from onnx_convgrad.frontend.files import check_destination, copied, write
 from onnx_convgrad.frontend.metadata import Preprocessing, describe
 from onnx_convgrad.pipeline.modes import set_inference
+from onnx_convgrad.training.surgery.quantization import store_integers
 
 _OLDEST = 7
 """Before opset 7 an attribute of BatchNormalization and Dropout chose their mode."""
@@ -150,6 +151,8 @@ def export(
 ) -> None:
     """Write an inference model with new values in its initializers; more than `limit` bytes go to `<path>.data`.
 
+    Float weights of quantization-aware training are stored as the integers of their quantizers.
+
     `labels` and `preprocessing` go into the metadata; `None` leaves what is there.
 
     Raises:
@@ -162,4 +165,5 @@ def export(
     describe(m, labels, preprocessing)
     for name, array in values.items():
         m.graph.initializers[name].const_value = ir.Tensor(np.asarray(array, order="C"), name=name)
+    store_integers(m)
     write(m, output, limit, alone=True)  # it must not refer to the program's files

@@ -17,6 +17,7 @@ import onnx_ir as ir
 from onnx_convgrad.base.forms import NAME, NATURAL, NUMBER, Is, check_form, parse_json
 from onnx_convgrad.errors import ModelError
 from onnx_convgrad.frontend.metadata import Preprocessing
+from onnx_convgrad.training.program.order import order_json
 
 FORMAT = "onnx_convgrad.training_program"
 
@@ -36,8 +37,10 @@ class Port:
     def from_value(cls, value: ir.Value, name: str | None = None) -> Port:
         """The port of a value, perhaps under another name."""
         dtype = (value.dtype or ir.DataType.FLOAT).numpy().name
-        dims = None if value.shape is None else tuple(d if isinstance(d, int) else d.value for d in value.shape)
-        return cls(name or value.name or "", dtype, dims)
+        shape = () if value.shape is None else value.shape
+        sizes = (d if isinstance(d, int) else d.value for d in shape)
+        dims = tuple(None if isinstance(d, int) and d < 0 else d for d in sizes)  # some exporters write -1
+        return cls(name or value.name or "", dtype, None if value.shape is None else dims)
 
     def static_shape(self) -> tuple[int, ...]:
         """The sizes of a value that is stored in the model, which are all numbers."""
@@ -62,7 +65,7 @@ class State(Port):
             `"random"` (state of the random numbers); the latter two are changed by the forward pass.
         of: The parameter that it belongs to, if any.
         slot: Its name in the optimizer, for example `exp_avg`; the names are PyTorch's. `ema` is the average of the
-            parameter.
+            parameter, `master` and `ema_master` are float32 copies of narrow ones.
     """
 
     next: str
@@ -124,6 +127,11 @@ class Manifest:
         """Target of labels -> number of classes, and the label that the loss ignores, where they are known."""
         return {name: (count, ignored) for name, (count, ignored) in self.options.get("classes", {}).items()}
 
+    @property
+    def characters(self) -> dict[str, tuple[int, int | None]]:
+        """Target of texts -> number of classes, and number of frames, where they are known."""
+        return {name: (count, frames) for name, (count, frames) in self.options.get("characters", {}).items()}
+
     def described(self, labels: Sequence[str] | None, preprocessing: Preprocessing | None) -> Manifest:
         """The manifest with other labels and another preprocessing; `None` if they are not known."""
         known: dict[str, Any] = {} if labels is None else {"labels": list(labels)}
@@ -144,7 +152,7 @@ class Manifest:
 
     def to_json(self) -> str:
         """Convert to JSON text; options may be numpy arrays or PyTorch tensors."""
-        plain = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        plain = {"format": FORMAT, "version": VERSION, **asdict(self), "order": order_json(self)}
         return json.dumps(plain, indent=1, default=lambda option: option.tolist())
 
     @classmethod
@@ -162,13 +170,16 @@ class Manifest:
             raise ModelError("The manifest is not of a training program.")
         if values["version"] != VERSION:
             raise ModelError(f"The manifest has version {values['version']}; this release reads version {VERSION}.")
+        order = values.pop("order", None)
         try:
             check_form(values, _FORM)
             check_form(values["options"].get("labels"), (None, [str]))
             check_form(values["options"].get("classes", {}), {str: [(NATURAL, int, None)]})
+            check_form(values["options"].get("characters", {}), {str: [(NATURAL, int, None)]})
             _check_names(values)
             manifest = cls(**{f.name: _field(f.name, values[f.name]) for f in fields(cls)})
-            _ = manifest.preprocessing, manifest.classes
+            _ = manifest.preprocessing, manifest.classes, manifest.characters
+            _check_order(manifest, order)
         except ValueError as problem:
             raise ModelError(f"The manifest is incomplete or damaged: {problem}.") from problem
         return manifest
@@ -224,6 +235,12 @@ def _check_names(values: Mapping[str, Any]) -> None:
             raise ValueError(f"a loss has the target {str(loss['target'])[:80]!r}, which is no input")
     if len(values["terms"]) != (len(losses) if len(losses) > 1 else 0):
         raise ValueError(f"'terms' has {len(values['terms'])} members for {len(losses)} losses")
+
+
+def _check_order(manifest: Manifest, order: Any) -> None:
+    """Raise ValueError if a file states another order of inputs and outputs than that of this version."""
+    if order not in (None, json.loads(json.dumps(order_json(manifest)))):
+        raise ValueError("'order' is not that of this version")
 
 
 _CLASSIFIES = frozenset(("CrossEntropy", "NLL", "BCEWithLogits"))

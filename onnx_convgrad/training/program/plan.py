@@ -17,8 +17,10 @@ from onnx_convgrad.ir.namespace import Namespace, named_values
 from onnx_convgrad.ir.targets import Target
 from onnx_convgrad.pipeline.modes import batch_normalizations
 from onnx_convgrad.pipeline.options import Names, Options
+from onnx_convgrad.training.losses.ctc import CTC
 from onnx_convgrad.training.optim.optimizers import Optimizer
 from onnx_convgrad.training.program.manifest import Manifest, Parameter, Port, State
+from onnx_convgrad.training.program.masters import slots
 from onnx_convgrad.training.program.terms import Term
 from onnx_convgrad.training.program.training_mode import dropouts
 from onnx_convgrad.training.program.update import LossScale
@@ -40,6 +42,8 @@ class Plan:
         seed: Seed of the Dropout masks.
         precision: `"float32"`, or a key of `precision.NARROW`.
         scale: The loss scale; `None` if the precision needs none.
+        masters: Whether float16 and bfloat16 parameters have float32 masters.
+        quantization: A member of `surgery.quantization.MODES`; `None` without quantization-aware training.
     """
 
     source: ir.Model
@@ -55,6 +59,8 @@ class Plan:
     seed: int
     precision: str
     scale: LossScale | None
+    masters: bool
+    quantization: str | None = None
 
     def statistics(self) -> tuple[str, ...]:
         """Names of the running statistics that are updated."""
@@ -158,6 +164,19 @@ def _classes(
     return known
 
 
+def _characters(
+    plan: Plan, values: Mapping[str, ir.Value], targets: Mapping[str, Port]
+) -> dict[str, tuple[int, int | None]]:
+    """Target of texts (CTC) -> number of classes of its output, and frames if there are always as many."""
+    found: dict[str, tuple[int, int | None]] = {}
+    for term in plan.terms:
+        shape, port = values[term.output or ""].shape, targets.get(term.target or "")
+        if isinstance(term.loss, CTC) and shape is not None and port is not None and isinstance(shape[2], int):
+            frames = shape[0 if term.loss.time_first else 1]
+            found[port.name] = shape[2], frames if isinstance(frames, int) else None
+    return found
+
+
 def create_manifest(plan: Plan, options: dict[str, Any]) -> Manifest:
     """Name all inputs and outputs; the names are the same in every graph of the program."""
     graph, names = plan.base.graph, Namespace.of_values(plan.base.graph)
@@ -170,6 +189,9 @@ def create_manifest(plan: Plan, options: dict[str, Any]) -> Manifest:
                 value = ir.Value(shape=shape, type=ir.TensorType(dtype))
                 targets[name] = Port.from_value(value, names.claim(name))
     options = options | {"classes": _classes(plan, values, targets)}
+    characters = _characters(plan, values, targets)
+    if characters:
+        options["characters"] = characters
     several, first = len(plan.terms) > 1, plan.terms[0]
     in_model = not several and first.loss is None and first.weight == 1  # a value of the model is the whole loss
     loss = first.output if in_model and first.output else names.claim("loss")
@@ -181,9 +203,10 @@ def create_manifest(plan: Plan, options: dict[str, Any]) -> Manifest:
     state = [State(names.claim("step"), "int64", (), names.claim("step_next"), "optimizer", slot="step")]
     for name in plan.parameters:
         port = Port.from_value(values[name])
-        for slot in (*plan.optimizer.of(name)[0].state(), *(["ema"] if "ema" in options else [])):
+        own = plan.optimizer.of(name)[0].state()
+        for slot, kind in slots(port, own, average="ema" in options, masters=plan.masters):
             key = names.claim(f"{name}_{slot}")
-            state.append(State(key, port.dtype, port.shape, names.claim(f"{key}_next"), "optimizer", name, slot))
+            state.append(State(key, kind, port.shape, names.claim(f"{key}_next"), "optimizer", name, slot))
     if plan.scale is not None:
         for slot, kind in (("loss_scale", "float32"), ("good_steps", "int32")):
             key = names.claim(slot)

@@ -22,6 +22,7 @@ from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.frontend.files import load
 from onnx_convgrad.ir.serialize import check_present, fits, held
 from onnx_convgrad.training.program.manifest import Manifest, Port
+from onnx_convgrad.training.program.order import input_names, output_names
 
 if TYPE_CHECKING:
     from onnx_convgrad.training.program.graphs import Part
@@ -161,25 +162,23 @@ def _check_part(path: Path, model: ir.Model, part: Part, manifest: Manifest) -> 
     ports = {p.name: p for p in (*m.data, *m.targets, m.learning_rate, *m.moving())}
     ports |= {p.gradient: Port(p.gradient, p.dtype, p.shape) for p in m.parameters}
     found = {v.name or "": v for v in (*graph.inputs, *graph.initializers.values())}
-    updated = [s for s in m.state if s.kind == "optimizer"]
-    gradients, results = [p.gradient for p in m.parameters], [m.loss, *m.terms, *m.outputs]
-    wanted: dict[Part, tuple[list[str], list[str]]] = {
-        "step": ([e.name for e in m.moving()], [*results, *(e.next for e in m.moving())]),
-        "gradients": ([], [*results, *gradients, *(s.next for s in m.state if s not in updated)]),
-        "update": (gradients, [*(p.next for p in m.parameters), *(s.next for s in updated)]),
-        "evaluate": ([], results),
-        "inference": ([e.name for e in m.stored()], []),
-    }
-    needed, made = wanted[part]
-    missing = [n for n in needed if n not in found] + sorted({*made} - {v.name for v in graph.outputs})
+    names, made = [v.name or "" for v in graph.inputs], [v.name or "" for v in graph.outputs]
+    if part == "inference":
+        needed, results = [e.name for e in m.stored()], made
+    else:
+        needed, results = input_names(m, part), output_names(m, part)
+    missing = [n for n in needed if n not in found] + [n for n in results if n not in made]
     results_of = {e.next: Port(e.next, e.dtype, e.shape) for e in m.moving()}
     for value in (*found.values(), *graph.outputs):
         port = ports.get(value.name or "") or results_of.get(value.name or "")
         if port is not None and not _agree(port, value):
             missing.append(value.name or "")
     unknown = [v.name for v in graph.inputs if v.name not in ports] if part != "inference" else []
-    if missing or unknown:
-        what = f"has no {missing[0]!r} of that type and shape" if missing else f"has the input {unknown[0]!r}"
+    ordered = part == "inference" or (names, made) == (needed, results)
+    if missing or unknown or not ordered:
+        what = "has its inputs or outputs in another order"
+        if missing or unknown:
+            what = f"has no {missing[0]!r} of that type and shape" if missing else f"has the input {unknown[0]!r}"
         raise ModelError(
             f"{str(path)!r} does not belong to the manifest beside it: it {what}.",
             hint="Save the program again with TrainingProgram.save.",

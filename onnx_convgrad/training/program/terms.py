@@ -209,7 +209,7 @@ def _placed(graph: ir.Graph, term: Term, outputs: Sequence[str] | None) -> Term:
         if len(chosen) != 1:
             raise ArgumentError(
                 f"The model has {len(chosen)} floating outputs ({', '.join(chosen)}); the loss does not name one.",
-                hint="Give loss={output: loss}, with one or several entries.",
+                hint="Give loss={output: loss}, with one or several entries; on the command line --loss OUTPUT=NAME.",
             )
         term = replace(term, output=chosen[0])
     assert term.output is not None

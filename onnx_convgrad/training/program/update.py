@@ -19,6 +19,7 @@ from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.training.optim.optimizers import Operands, Optimizer, joint_square, prepared
 from onnx_convgrad.training.program.draft import Draft
 from onnx_convgrad.training.program.manifest import Manifest
+from onnx_convgrad.training.program.masters import AVERAGE, AVERAGE_MASTER, MASTER
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,24 +72,30 @@ def update(
             (shared if s.of is None else slots.setdefault(s.of, {}))[s.slot] = s.name
     done = state[shared["step"]]
     with draft.named("step"):
-        ready = prepared(e, gradients, optimizer, done)
+        wide = {k: e.cast(g, ir.DataType.FLOAT) if MASTER in slots.get(k, {}) else g for k, g in gradients.items()}
+        ready = prepared(e, wide, optimizer, done)
         following = {shared["step"]: e.add(done, 1)}
         ema = manifest.options.get("ema")
         kept = None if ema is None else e.where(e.compare("Equal", done, 0), 0.0, e.scalar(ema, rate))
     for name, parameter in parameters.items():
         rule, factor = optimizer.of(name)
         values = {slot: state[key] for slot, key in slots.get(name, {}).items()}
+        weight = values.pop(MASTER, parameter)
         with draft.named(f"{name}/{type(rule).__name__}"):
             own = e.op("Max", e.sub(done, rule.start), e.scalar(0, done)) if rule.start else done
-            following[name], updates = rule.step(
-                Operands(e, parameter, ready[name], values, own, rate, factor, premultiplied)
-            )
+            changed, updates = rule.step(Operands(e, weight, ready[name], values, own, rate, factor, premultiplied))
             if rule.start:
                 begun = e.compare("GreaterOrEqual", done, rule.start)
-                following[name] = e.typed(e.where(begun, following[name], parameter), parameter)
+                changed = e.typed(e.where(begun, changed, weight), weight)
                 updates = {slot: e.typed(e.where(begun, v, values[slot]), values[slot]) for slot, v in updates.items()}
+            following[name] = changed
+            if weight is not parameter:
+                following[name], updates[MASTER] = _rounded(e, changed, parameter), changed
         if kept is not None:
-            updates["ema"] = _averaged(e, values["ema"], following[name], kept)
+            slot = AVERAGE if weight is parameter else AVERAGE_MASTER
+            updates[slot] = _averaged(e, values[slot], changed, kept)
+            if slot != AVERAGE:
+                updates[AVERAGE] = _rounded(e, updates[slot], parameter)
         following.update({slots[name][slot]: value for slot, value in updates.items()})
     if scale is not None:
         with draft.named("loss_scale"):
@@ -99,6 +106,11 @@ def update(
             scale_name, good = shared["loss_scale"], shared["good_steps"]
             following[scale_name], following[good] = _rescale(e, scale, state[scale_name], state[good], ok)
     return following
+
+
+def _rounded(e: Emitter, master: ir.Value, parameter: ir.Value) -> ir.Value:
+    """A master in the dtype of its parameter."""
+    return e.typed(e.cast(master, parameter.dtype or ir.DataType.FLOAT), parameter)
 
 
 def _averaged(e: Emitter, average: ir.Value, parameter: ir.Value, kept: ir.Value) -> ir.Value:

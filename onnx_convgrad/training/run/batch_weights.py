@@ -6,7 +6,7 @@ mean: the samples, the entries, or the class weights of the targets that are not
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,29 +34,44 @@ def samples(manifest: Manifest, batch: Arrays) -> int:
     return len(first) if first.ndim else 1
 
 
-def loss_terms(manifest: Manifest, results: Arrays, *batches: Arrays) -> Iterator[tuple[str, float, float]]:
-    """Yield name, value and weight of each term of a loss over `batches`; a sum has weight 1."""
+def loss_terms(
+    manifest: Manifest, results: Arrays, *batches: Arrays, ranks: int = 1, whole: bool = True
+) -> Iterator[tuple[str, float, float]]:
+    """Yield name, value and weight of each term of a loss over `batches`; a sum has weight 1.
+
+    Of several `ranks`, each has its own part of the batches, or none. Their averages together are those of one process.
+    With `whole`, the results are those of all ranks, else of these batches alone.
+    """
     several = len(manifest.losses) > 1
     for term, name in zip(manifest.losses, manifest.terms if several else ("loss",), strict=True):
-        value = float(np.sum(results[name])) * (term["weight"] if several else 1)
-        counts = [_count(manifest, term, batch) for batch in batches]
-        weight = sum(1 / len(counts) if c is None else c for c in counts)
+        value = float(np.sum(results[name])) * (term["weight"] if several else 1) if name in results else 0.0
+        if _is_mean(term):
+            weight = sum(_count(manifest, term, batch) for batch in batches)
+        else:
+            value, weight = value if whole else value * ranks, 1 / ranks
         yield f"loss{PART}{name}" if several else "loss", value, weight
 
 
-def batch_weights(manifest: Manifest, batches: Sequence[Arrays]) -> list[float]:
+def batch_weights(
+    manifest: Manifest, batches: Sequence[Arrays], total: Callable[[Sequence[float]], list[float]] = list
+) -> list[float]:
     """The factor of each batch's loss and gradients with which they add up to those of the union.
+
+    `total` adds up numbers over all ranks, each of which has its own batches.
 
     Raises:
         ArgumentError: The terms of the loss need different factors.
     """
+    counts = {
+        i: np.array([_count(manifest, term, batch) for batch in batches], np.float64)
+        for i, term in enumerate(manifest.losses)
+        if _is_mean(term)
+    }
+    totals = dict(zip(counts, total([float(c.sum()) for c in counts.values()]), strict=True))
     factors: dict[str, np.ndarray] = {}
-    for term in manifest.losses:
-        counts = [_count(manifest, term, batch) for batch in batches]
-        known = np.array([np.nan if c is None else c for c in counts])
-        total = known.sum()
+    for i, term in enumerate(manifest.losses):
         name = f"{term['loss'] or 'loss'} of {term['output']}"
-        factors[name] = np.ones(len(batches)) if np.isnan(total) else known / total if total else known * 0 + 1
+        factors[name] = counts[i] / totals[i] if totals.get(i) else np.ones(len(batches))
     (first, reference), *others = factors.items()
     for name, own in others:
         if not np.allclose(own, reference, rtol=1e-6, atol=0):
@@ -82,13 +97,15 @@ def concatenate(name: str, arrays: Sequence[ArrayLike]) -> np.ndarray:
     return np.concatenate(rows)
 
 
-def _count(manifest: Manifest, term: Mapping[str, Any], batch: Arrays) -> float | None:
-    """The denominator of a term's mean over a batch, up to a common factor; `None` if the term is not a mean."""
+def _is_mean(term: Mapping[str, Any]) -> bool:
+    return term["options"].get("reduction", "mean") in ("mean", "batchmean")
+
+
+def _count(manifest: Manifest, term: Mapping[str, Any], batch: Arrays) -> float:
+    """The denominator of a term's mean over a batch, up to a common factor."""
     options = term["options"]
     if options.get("reduction", "mean") == "batchmean":
         return float(samples(manifest, batch))
-    if options.get("reduction", "mean") != "mean":
-        return None
     target = batch.get(term["target"] or "")
     if target is None or term["loss"] == "Dice" or term["loss"] not in (*CLASS_LOSSES, *_ENTRY_LOSSES):
         return float(samples(manifest, batch))

@@ -42,6 +42,17 @@ class Buffers:
                 buffers[name] = empty(array, self.device)
         self.write(start)
 
+    def add_made(self, sets: tuple[Mapping[str, Any], Mapping[str, Any]], group: str) -> None:
+        """Add values whose two OrtValues each exist already."""
+        self._turn.setdefault(group, 0)
+        for buffers, made in zip(self._sets, sets, strict=True):
+            buffers.update(made)
+        self.groups.update(dict.fromkeys(sets[0], group))
+
+    def turn(self, group: str) -> int:
+        """Which of the two OrtValues of a group's values is the current one: 0 or 1."""
+        return self._turn[group]
+
     def __contains__(self, name: str) -> bool:
         return name in self.groups
 

@@ -23,7 +23,16 @@ Mode = Literal["auto", "min", "max"]
 
 
 class Callback(metaclass=TypedArguments):
-    """Base class: a run calls these methods. `run` has the trainer, the number of epochs and `stop()`."""
+    """Base class: a run calls these methods. `run` has the trainer, the number of epochs and `stop()`.
+
+    Of several ranks (`Trainer(..., distributed=...)`), every one calls its own callbacks. `trainer.save` writes on rank 0
+    alone, but all ranks must call it.
+
+    Attributes:
+        leader_only: Whether only rank 0 calls the callback, as it should if it writes or prints.
+    """
+
+    leader_only = False
 
     def on_begin(self, run: Run) -> None:
         """Called before the first step; also when a run is resumed.
@@ -143,13 +152,15 @@ class Checkpoints(Callback):
     def on_begin(self, run: Run) -> None:
         """Raise `ArgumentError` if the folder holds checkpoints of later steps than this run has reached."""
         checkpoint.library()  # a missing package is reported before any training
+        steps = run.trainer.progress.steps
+        if self.best is not None and not steps:  # a new run, not a resumed one
+            self.best.value = None
+        if not run.trainer.ranks.leader:
+            return
         if self.folder.exists() and not self.folder.is_dir():
             raise ArgumentError(f"{str(self.folder)!r} is a file; checkpoints need a folder.")
         self.folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.folder, "*.safetensors")
-        steps = run.trainer.progress.steps
-        if self.best is not None and not steps:  # a new run, not a resumed one
-            self.best.value = None
         for ahead, path in reversed(checkpoint.numbered(self.folder)):
             if ahead > steps and _readable(path):
                 raise ArgumentError(
@@ -174,7 +185,8 @@ class Checkpoints(Callback):
             run: The run: `run.trainer`, `run.epochs` and `run.stop()`.
         """
         run.trainer.save(self.folder)
-        checkpoint.prune(self.folder, self.keep, run.trainer.progress.steps)
+        if run.trainer.ranks.leader:
+            checkpoint.prune(self.folder, self.keep, run.trainer.progress.steps)
 
     def state(self) -> dict[str, Any]:
         return {} if self.best is None else self.best.state()

@@ -168,22 +168,38 @@ def save(trainer: TrainerLike, path: Path) -> Path:
     """Write a checkpoint; see `Trainer.save`."""
     if path.is_dir():
         path /= f"step-{trainer.progress.steps:08d}.safetensors"
-    if trainer.on_save is not None:
-        trainer.on_save()
+    progress = trainer.progress if trainer.on_save is None else trainer.on_save()
     info = {
-        "progress": trainer.progress.to_json(),
+        "progress": progress.to_json(),
         "optimizer": trainer.manifest.optimizer["name"],
         "schedule": describe_schedule(trainer.schedule),
         "seed": trainer.seed,
     }
-    tensors = trainer.engine.read(entry.name for entry in trainer.manifest.moving())
+    tensors = trainer.engine.to_save()
     check_values(tensors, trainer.engine, trainer.progress.steps)
-    write(path, Checkpoint(tensors, info))
+    if trainer.ranks.leader:
+        write(path, Checkpoint(tensors, info))
     return path
 
 
 def restore(trainer: TrainerLike, path: Path) -> Path:
-    """Continue from a checkpoint; see `Trainer.restore`."""
+    """Continue from a checkpoint; see `Trainer.restore`. Of several ranks, only the first reads it."""
+    ranks = trainer.ranks
+    path, state = _found(trainer, path) if ranks.leader else (path, Checkpoint({}, {}))
+    name, info = ranks.of_leader([str(path), dict(state.info)])
+    schedule = describe_schedule(trainer.schedule)
+    if ranks.leader and info["schedule"] != schedule:
+        warn(f"The learning rate now follows {schedule}; the checkpoint was made with {info['schedule']}.")
+    trainer.engine.restore(state.tensors, info["seed"])
+    trainer.progress = Progress.from_json(info["progress"])
+    if not ranks.leader:
+        trainer.progress.collected = {}  # rank 0 has those of all
+    trainer.seed, trainer.restored = info["seed"], True
+    return Path(name)
+
+
+def _found(trainer: TrainerLike, path: Path) -> tuple[Path, Checkpoint]:
+    """Read a checkpoint, or the newest usable one of a folder."""
     if path.is_dir():
         path, state, problems = newest(path, lambda p, c: _check(c, trainer, p))
         for problem in problems:
@@ -191,13 +207,7 @@ def restore(trainer: TrainerLike, path: Path) -> Path:
     else:
         state = read(path)
         _check(state, trainer, path)
-    schedule = describe_schedule(trainer.schedule)
-    if state.info["schedule"] != schedule:
-        warn(f"The learning rate now follows {schedule}; the checkpoint was made with {state.info['schedule']}.")
-    trainer.engine.write(state.tensors)
-    trainer.progress = Progress.from_json(state.info["progress"])
-    trainer.seed, trainer.restored = state.info["seed"], True
-    return path
+    return path, state
 
 
 def _check(state: Checkpoint, trainer: TrainerLike, path: Path) -> None:

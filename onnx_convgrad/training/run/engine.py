@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
+import onnx_ir as ir
 
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.bound_inputs import bind_inputs
@@ -17,6 +18,7 @@ from onnx_convgrad.training.data.inputs import as_array
 from onnx_convgrad.training.program.build import TrainingProgram
 from onnx_convgrad.training.program.manifest import Port
 from onnx_convgrad.training.program.masks import initial_state
+from onnx_convgrad.training.program.masters import masters_of
 from onnx_convgrad.training.run.batch_weights import batch_weights, concatenate
 from onnx_convgrad.training.run.buffers import BoundGraph, Buffers, Device
 from onnx_convgrad.training.run.sessions import Accumulation, defaults, fed_session
@@ -55,15 +57,23 @@ class Engine:
 
     def step_over(self, batches: Sequence[Arrays], rate: float, outputs: Sequence[str]) -> Results:
         """Update from several batches; a batch of weight 0 has no effect but that of its forward pass."""
-        graph, sums = self._graph("accumulate"), self._accumulation
-        factors, parts, first = batch_weights(self.manifest, batches), [], True
-        for batch, factor in zip(batches, factors, strict=True):
-            weight = _values({sums.weight: np.float32(factor), sums.first: np.bool_(first)})
-            parts.append(graph({**_values(batch), **weight}, outputs, keep=() if factor else ("gradient",)))
-            first = first and not factor
+        factors = batch_weights(self.manifest, batches)
+        parts = self._accumulated(batches, factors, outputs)
         results = {name: self._combined(name, [r[name] for r in parts], factors) for name in outputs}
         self._graph("update")(self._rate(rate), ())  # last: parameters stay as they are if the above raises
         return results
+
+    def _accumulated(
+        self, batches: Sequence[Arrays], factors: Sequence[float], outputs: Sequence[str]
+    ) -> list[Results]:
+        """Add up the gradients of several batches, each times its factor; return the named outputs of each."""
+        graph, sums = self._graph("accumulate"), self._accumulation
+        parts, first = [], True
+        for batch, factor in zip(batches, factors, strict=True):
+            weight = _values({sums.weight: np.float64(factor), sums.first: np.bool_(first)})
+            parts.append(graph({**_values(batch), **weight}, outputs, keep=() if factor else ("gradient",)))
+            first = first and not factor
+        return parts
 
     def prepare(self, *runs: Run) -> None:
         """Create some sessions now instead of in their first run."""
@@ -78,7 +88,7 @@ class Engine:
         """Run the model alone; return the named outputs."""
         return self._graph("inference")(_values(batch), outputs)
 
-    def _combined(self, name: str, results: list[Any], factors: list[float]) -> Any:
+    def _combined(self, name: str, results: Sequence[Any], factors: Sequence[float]) -> Any:
         """The weighted sum of a loss, the concatenation of any other output."""
         if name in self.losses and not np.ndim(results[0]):
             return type(results[0])(sum(f * float(r) for f, r in zip(factors, results, strict=True) if f))
@@ -90,13 +100,29 @@ class Engine:
         """Copy values from the device."""
         return self._buffers.read(names)
 
+    def held(self) -> list[str]:
+        """The names of the values that this engine holds: all that a step changes."""
+        return [entry.name for entry in self.manifest.moving()]
+
+    def to_save(self) -> dict[str, np.ndarray]:
+        """The values of a checkpoint."""
+        return self.read(entry.name for entry in self.manifest.moving())
+
     def initial(self, name: str) -> np.ndarray:
         """The value with which the program starts."""
         return defaults(self.program.model("step"), [name])[name]
 
     def write(self, values: Arrays) -> None:
-        """Replace values by others of the same shape and dtype."""
-        self._buffers.write(values)
+        """Replace values by others of the same shape and dtype; masters that are not given follow their parameters."""
+        self._buffers.write({**masters_of(self.manifest, values), **values})
+
+    def restore(self, values: Arrays, seed: int) -> None:
+        """Continue with the values and the seed of a checkpoint."""
+        self.seed = seed
+        self.write(values)
+
+    def check_ranks(self) -> None:
+        """Raise an error if other ranks have other parameters; there are none."""
 
     def read_flat(self, entries: Sequence[Port]) -> np.ndarray:
         """Concatenate values to a vector, in the widest of their dtypes."""
@@ -131,15 +157,19 @@ class Engine:
             self._graphs[run] = self._bound(run)
         return self._graphs[run]
 
+    def _model(self, run: Run) -> ir.Model:
+        return self._accumulation.model if run == "accumulate" else self.program.model(run)
+
     def _bound(self, run: Run) -> BoundGraph:
-        model = self._accumulation.model if run == "accumulate" else self.program.model(run)
+        model = self._model(run)
         reads, writes = {name: name for name in self._fed if name in self._buffers}, dict(self._next)
         if run not in ("step", "accumulate", "update"):  # inference
             reads |= self.manifest.averages()
         if run in ("accumulate", "update"):
-            zeros = {p.gradient: np.zeros(p.static_shape(), p.dtype) for p in self.manifest.parameters}
-            self._buffers.add({k: v for k, v in zeros.items() if k not in self._buffers}, "gradient")
-            reads |= {name: name for name in zeros} | self._accumulation.reads
+            gradients = [p.gradient for p in self.manifest.parameters]
+            if gradients[0] not in self._buffers:
+                self._add_gradients(self._buffers)
+            reads |= {name: name for name in gradients} | self._accumulation.reads
             writes |= self._accumulation.writes
         if run == "inference":
             inputs = {value.name for value in model.graph.inputs}
@@ -150,18 +180,39 @@ class Engine:
         session = fed_session(model, self._fed, providers=self.providers, options=self.options)
         return BoundGraph(session, self._buffers, reads, writes)
 
+    def _add_gradients(self, buffers: Buffers) -> None:
+        """Add buffers for the gradients."""
+        zeros = {p.gradient: np.zeros(p.static_shape(), p.dtype) for p in self.manifest.parameters}
+        buffers.add(zeros, "gradient")
+
+    def _random_seeds(self) -> tuple[int, ...]:
+        """What the random state depends on, besides the program; nothing if it is that of the program."""
+        return (self.seed,) if self.seed else ()
+
+    def _first_random(self, stored: np.ndarray, seeds: tuple[int, ...]) -> np.ndarray:
+        """The first random state: the `stored` one, unless it depends on seeds."""
+        return np.asarray(initial_state((self.manifest.options["seed"], *seeds)), stored.dtype) if seeds else stored
+
     @cached_property
     def _buffers(self) -> Buffers:
         """The initial values, in two groups: those that `update` changes and those that the forward pass changes."""
         start = defaults(self.program.model("step"), self._next.values())
         kinds = {s.name: s.kind for s in self.manifest.state}
         for name in start:
-            if kinds.get(name) == "random" and self.seed:
-                start[name] = np.asarray(initial_state((self.manifest.options["seed"], self.seed)), start[name].dtype)
+            if kinds.get(name) == "random":
+                start[name] = self._first_random(start[name], self._random_seeds())
         buffers = Buffers(self._device)
-        buffers.add({k: v for k, v in start.items() if kinds.get(k, "optimizer") == "optimizer"}, "update")
-        buffers.add({k: v for k, v in start.items() if kinds.get(k) in ("statistic", "random")}, "forward")
+        self._add_values(
+            buffers, {k: v for k, v in start.items() if kinds.get(k, "optimizer") == "optimizer"}, "update"
+        )
+        self._add_values(
+            buffers, {k: v for k, v in start.items() if kinds.get(k) in ("statistic", "random")}, "forward"
+        )
         return buffers
+
+    def _add_values(self, buffers: Buffers, start: Arrays, group: str) -> None:
+        """Add buffers for values that the program updates, with their first values."""
+        buffers.add(start, group)
 
 
 def _device(providers: Providers | None) -> Device:

@@ -11,6 +11,7 @@ import numpy as np
 from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.frontend.bound_inputs import InputValues
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.runtime import Options, Providers
@@ -18,12 +19,12 @@ from onnx_convgrad.training.data.datasets import Arrays as ArraySet
 from onnx_convgrad.training.data.datasets import Dataset
 from onnx_convgrad.training.data.files import ImageFiles, read_data
 from onnx_convgrad.training.data.images import ImageFolder
-from onnx_convgrad.training.data.inputs import ProgramInputs, as_array
+from onnx_convgrad.training.data.inputs import Batch, ProgramInputs, as_array
+from onnx_convgrad.training.data.texts import TextImages
 from onnx_convgrad.training.program.manifest import Port
 from onnx_convgrad.training.run import scores
 from onnx_convgrad.training.run.batch_weights import loss_terms, samples
 from onnx_convgrad.training.run.class_metrics import AUROC, Accuracy, ConfusionMatrix
-from onnx_convgrad.training.run.fit import measure, measured
 from onnx_convgrad.training.run.metric import Metric
 from onnx_convgrad.training.run.prediction import batch_results
 from onnx_convgrad.training.run.predictions import (
@@ -33,10 +34,23 @@ from onnx_convgrad.training.run.predictions import (
     described,
     label_names,
     probabilities,
+    reading_of,
     squeezed,
 )
-from onnx_convgrad.training.run.predictor import CLASSES, LABELS, NUMBERS, Output, Predictor, open_model, task_of
+from onnx_convgrad.training.run.predictor import (
+    CLASSES,
+    LABELS,
+    NUMBERS,
+    TEXT,
+    Output,
+    Predictor,
+    open_model,
+    reads_text,
+    task_of,
+)
 from onnx_convgrad.training.run.progress import Progress
+from onnx_convgrad.training.run.tally import measure, measured
+from onnx_convgrad.training.run.texts import TextCounts, codes_of, decoded
 
 _OUTPUT, _TARGET = "output", "target"
 
@@ -59,9 +73,9 @@ class Evaluation:
 
     Attributes:
         samples: Number of samples.
-        task: `"classes"`, `"labels"` or `"numbers"`.
+        task: `"classes"`, `"labels"`, `"numbers"` or `"text"`.
         metrics: Name -> number: `loss` of a run; `accuracy`, `top5`, and the means over classes of `precision`, `recall`,
-            `f1` and `auroc`; of numbers `mse`, `mae` and `r2`.
+            `f1` and `auroc`; of numbers `mse`, `mae` and `r2`; of texts `exact` and `cer`.
         classes: The scores of every class or label.
         confusion: Counts `[C, C]` by true class (rows) and predicted class, or `[L, 2, 2]` of labels; `None` for numbers.
         labels: Names of the classes by number.
@@ -87,6 +101,7 @@ def evaluate(
     labels: Sequence[str] | None = None,
     preprocessing: Preprocessing | None = None,
     batch_size: int | None = None,
+    input_values: InputValues | None = None,
     providers: Providers | None = None,
     options: Options | None = None,
 ) -> Evaluation:
@@ -96,12 +111,13 @@ def evaluate(
         model: As for `predict`. The folder of a run also gives the loss.
         data: A folder with one folder of images per class, `.npz` and `.npy` files, or arrays by name.
         output: The output to compare; by default that of the loss, or the only one.
-        task: `"classes"`, `"labels"` or `"numbers"`, if model and targets do not settle it.
+        task: `"classes"`, `"labels"`, `"numbers"` or `"text"`, if model and targets do not settle it.
         target: The array with the targets, if its name and the order of the arrays do not settle it.
         top: Also the share of targets among so many predicted classes, if there are more.
         labels: As for `predict`, like the arguments that follow.
         preprocessing: How images become inputs.
         batch_size: Samples at a time.
+        input_values: Inputs that are bound to constants; other values than those of the training leave out the loss.
         providers: As for `Trainer`.
         options: As for `Trainer`.
 
@@ -110,7 +126,8 @@ def evaluate(
         ExecutionError: ONNX Runtime or a provider is missing, or cannot run the model.
         ModelError: The file is not a usable ONNX model.
     """
-    opened = described(open_model(model, loss=True, providers=providers, options=options), labels, preprocessing)
+    found = open_model(model, loss=True, input_values=input_values, providers=providers, options=options)
+    opened = described(found, labels, preprocessing)
     return evaluation(opened, read_data(data), output=output, task=task, target=target, top=top, batch_size=batch_size)
 
 
@@ -130,6 +147,13 @@ def evaluation(
     check_task(task)
     dataset = _with_targets(data)
     chosen = predictor.output(output)
+    if reads_text(predictor, chosen, task):
+        return evaluated_texts(predictor, dataset, chosen, target, batch_size)
+    if isinstance(dataset, TextImages):
+        raise ArgumentError(
+            f"The data are images with texts, and the output {chosen.name!r} was not trained to read texts.",
+            hint="If it does, say so with --task text, in Python task=.",
+        )
     predictor, port, names = _target(predictor, dataset, chosen, target)
     dataset = dataset.bound(predictor.manifest)
     reading = _Reading(predictor, chosen, port, task, top, _classes_of(predictor, dataset))
@@ -144,6 +168,49 @@ def evaluation(
                 progress.count(*term)
         count += samples(predictor.manifest, batch)
     return reading.result(progress, count)
+
+
+def evaluated_texts(
+    predictor: Predictor, dataset: Dataset, output: Output, target: str | None, batch_size: int | None
+) -> Evaluation:
+    """Compare decoded texts with those of the data: strings, or arrays of classes and lengths."""
+    reading, progress, counted = reading_of(predictor, output), Progress(), TextCounts()
+    m = predictor.manifest
+    strings = dataset.texts if isinstance(dataset, TextImages) else None
+    term = predictor.loss_of(output.name)
+    name = (term or {}).get("target") or _TARGET
+    names, source = None, dataset if strings is None else None
+    if not predictor.has_loss:
+        codes = [Port(name, "int64", None), Port(f"{name}_lengths", "int64", None)] if strings is None else []
+        m = replace(m, targets=tuple(codes), losses=m.losses if strings is None else ())
+    if source is not None and (target is not None or m.targets):
+        given = {} if target is None else {name: target}
+        names = ProgramInputs(m, given).match(list(source.bound(m).take(slice(0, 1))))
+    axis = 1 if reading.time_first else 0
+
+    def run(batch: Batch) -> Mapping[str, Any]:
+        results = predictor.run(batch, [output.name])
+        return {**results, output.name: np.moveaxis(np.asarray(results[output.name]), axis, 0)}
+
+    for batch, results, full in batch_results(m, dataset, run, batch_size, names=names):
+        frames = np.asarray(results[output.name])
+        if frames.ndim != 3:
+            reading.frames(frames)  # says what is wrong
+        probable, alphabet = reading.of(frames)
+        texts = [text.text for text in decoded(probable, alphabet)]
+        start = counted.samples
+        if strings is None:
+            wanted = [alphabet.decode(codes) for codes in codes_of(batch[name], batch[f"{name}_lengths"])]
+        else:
+            wanted = strings[start : start + len(texts)]
+        for text, own in zip(texts, wanted, strict=True):
+            counted.add(text, own)
+        if predictor.has_loss and full:
+            for entry in loss_terms(m, {"loss": results[m.loss], **results}, batch):
+                progress.count(*entry)
+    if not counted.samples:
+        raise ArgumentError("The data to evaluate on give no batches.")
+    return Evaluation(counted.samples, TEXT, {**measured(progress, []), **counted.result()})
 
 
 class _Reading:
@@ -254,8 +321,14 @@ def _target(
     names = ProgramInputs(replace(m, targets=ports), given).match(list(arrays))
     if not predictor.has_loss:  # any numbers will do: they are not fed
         ports = tuple(replace(p, dtype=str(as_array(arrays[names[p.name]]).dtype), shape=None) for p in ports)
-    opened = Predictor(replace(m, targets=ports), predictor.outputs, predictor.run, predictor.has_loss)
-    return opened, port, names
+    for p in ports:
+        kind = as_array(arrays[names[p.name]]).dtype
+        if kind.kind not in "biuf":
+            raise ArgumentError(
+                f"The array {names[p.name]!r} with the targets holds {kind}, not numbers.",
+                hint="Number the classes from 0; --labels names them.",
+            )
+    return replace(predictor, manifest=replace(m, targets=ports)), port, names
 
 
 def _classes_of(predictor: Predictor, dataset: Dataset) -> tuple[str, ...]:

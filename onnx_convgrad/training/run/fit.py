@@ -6,25 +6,25 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import islice
 from operator import length_hint
 from typing import Any, Self, TypeVar
 
-import numpy as np
-
 from onnx_convgrad.base.boundary import CallersCode
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError, DivergenceError
-from onnx_convgrad.training.data.batches import Batches
+from onnx_convgrad.training.data.batches import Batches, Loader
 from onnx_convgrad.training.data.inputs import Batch
-from onnx_convgrad.training.run.batch_weights import concatenate, loss_terms, samples
+from onnx_convgrad.training.data.shards import shards_of
 from onnx_convgrad.training.run.callbacks import Callback, Checkpoints
 from onnx_convgrad.training.run.checkpoint import numbered
 from onnx_convgrad.training.run.divergence import check_values, diverged, finite
 from onnx_convgrad.training.run.engine import Results
-from onnx_convgrad.training.run.metric import Metric, Total
+from onnx_convgrad.training.run.metric import Metric
 from onnx_convgrad.training.run.progress import Progress
 from onnx_convgrad.training.run.protocols import TrainerLike
+from onnx_convgrad.training.run.tally import Tally, needed
 
 T = TypeVar("T")
 
@@ -41,12 +41,14 @@ class TrainingRun:
         metrics: Sequence[Metric],
         display: Callback,
     ) -> None:
-        self.trainer, self.epochs, self.source = trainer, epochs, source
+        ranks = trainer.ranks
+        self.trainer, self.epochs, self.source = trainer, epochs, shards_of(source, ranks.rank, ranks.size)
         self.batches = length_hint(source) or None
         self.reason = ""
         self._rate: float | None = None
-        self.callbacks, self.metrics = (*callbacks, display), metrics
-        self._named = dict(_names(callbacks))
+        self.metrics, self._tally = metrics, Tally(trainer.manifest, metrics, ranks, whole=True)
+        self._named = {name: c for name, c in _names(callbacks) if ranks.leader or not getattr(c, "leader_only", False)}
+        self.callbacks = (*self._named.values(), display)
 
     @property
     def rate(self) -> float:
@@ -64,21 +66,43 @@ class TrainingRun:
     def train(self, accumulate: int, validation: Batches | None) -> None:
         """Run the remaining epochs, each followed by a validation."""
         trainer = self.trainer
+        self._agree(accumulate)
         with self:
             try:
-                while trainer.progress.epoch < self.epochs and not trainer.stopped:
+                while trainer.progress.epoch < self.epochs and not self._stopped():
                     if not self._finish_epoch(accumulate):
                         return
-                    values = trainer.engine.read(entry.name for entry in trainer.manifest.moving())
+                    values = trainer.engine.read(trainer.engine.held())
                     check_values(values, trainer.engine, trainer.progress.steps)
+                    trainer.engine.check_ranks()
                     means = None if validation is None else validate(trainer, validation, self.metrics, self._stopped)
-                    if not trainer.stopped:  # else the validation is repeated when the run goes on
+                    if not self._stopped():  # else the validation is repeated when the run goes on
                         self._close_epoch(means or {})
             except DivergenceError as problem:
                 raise DivergenceError(f"{problem.message}{self._last_good()}", hint=problem.hint) from None
 
     def _stopped(self) -> bool:
-        return self.trainer.stopped
+        """Whether the run was stopped, on any rank: all decide alike."""
+        trainer = self.trainer
+        if not trainer.ranks.any(trainer.stopped):
+            return False  # a signal that has arrived since counts at the next decision
+        trainer.stopped = True
+        return True
+
+    def _agree(self, accumulate: int) -> None:
+        """Make sure that all ranks run the same training."""
+        progress = self.trainer.progress
+        facts = {
+            "description of the data": self.source.describe(),
+            "content of the first samples": self.source.probe() if isinstance(self.source, Loader) else None,
+            "number of epochs": self.epochs,
+            "number of batches per update": accumulate,
+            "list of metrics": [metric.name for metric in self.metrics],
+            "number of finished steps": [progress.steps, progress.epoch, progress.position],
+        }
+        self.trainer.ranks.agree(
+            facts, "Give every rank the same data and options: it takes its own shard of each batch by itself."
+        )
 
     def _last_good(self) -> str:
         """A sentence that names the newest checkpoint; those of a run that diverged are never saved."""
@@ -98,7 +122,7 @@ class TrainingRun:
                     callback.restore(trainer.progress.callbacks[name])
         trainer.restored = trainer.stopped = False
         self._call("on_begin")
-        trainer.on_save = self._store_callbacks
+        trainer.on_save = self._to_save
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -120,26 +144,28 @@ class TrainingRun:
             with CallersCode(callback):
                 self.trainer.progress.callbacks[name] = callback.state()
 
+    def _to_save(self) -> Progress:
+        """The progress of all ranks, with the state of the callbacks."""
+        self._store_callbacks()
+        progress = self.trainer.progress
+        return replace(progress, collected=self._tally.collected(progress))
+
     def _finish_epoch(self, accumulate: int) -> bool:
         """Train on the remaining batches of the epoch; return False if the run was stopped before the end."""
         trainer, progress, m = self.trainer, self.trainer.progress, self.trainer.manifest
-        outputs = _needed(self.metrics, m.outputs)
-        batches = map(trainer.inputs, self.source.epoch_iterator(progress.epoch, progress.position))
+        outputs = needed(self.metrics, m.outputs)
+        found = self.source.epoch_iterator(progress.epoch, progress.position)
+        batches = (trainer.inputs(batch) if batch else {} for batch in found)
         start, before = time.perf_counter(), progress.seconds
         while group := self._next(batches, accumulate):
             self._rate = trainer.learning_rate
             results = trainer.step(*group, outputs=outputs)
             self._check_loss(results, group)
             progress.position += len(group)
-            progress.samples += sum(samples(m, batch) for batch in group)
-            for term in loss_terms(m, results, *group):
-                progress.count(*term)
-            if self.metrics:
-                union = group[0] if len(group) == 1 else {k: concatenate(k, [b[k] for b in group]) for k in group[0]}
-                measure(progress, self.metrics, results, union)
+            self._tally.add(progress, results, [batch for batch in group if batch])
             progress.seconds = before + time.perf_counter() - start
             self._call("on_step", results)
-            if trainer.stopped:
+            if self._stopped():
                 return False
         if progress.position == 0:
             raise ArgumentError(f"The data give no batches in epoch {progress.epoch + 1}.")
@@ -161,7 +187,7 @@ class TrainingRun:
     def _close_epoch(self, validation: Mapping[str, float]) -> None:
         """Add a row to the history and call the callbacks, `Checkpoints` last: they save the state of the others."""
         progress = self.trainer.progress
-        row = {"epoch": progress.epoch + 1, "step": progress.steps, **measured(progress, self.metrics)}
+        row = {"epoch": progress.epoch + 1, "step": progress.steps, **self._tally.values(progress)}
         row |= {f"val_{name}": value for name, value in validation.items()}
         row |= {"learning_rate": self.rate, "seconds": progress.seconds}
         row["samples_per_second"] = progress.samples / max(progress.seconds, 1e-9)
@@ -174,64 +200,32 @@ def validate(
 ) -> dict[str, Any]:
     """Average loss and metrics over all batches in inference mode, or over those until it is `stopped`.
 
+    Of several ranks, each takes its shard of every batch.
+
     Raises:
         ArgumentError: There are no batches.
     """
-    sums, m = Progress(), trainer.manifest
-    outputs = _needed(metrics, m.outputs)
-    batches = source.epoch_iterator(0, 0)
+    sums, m, ranks = Progress(), trainer.manifest, trainer.ranks
+    outputs, tally = needed(metrics, m.outputs), Tally(m, metrics, ranks, whole=False)
+    batches = shards_of(source, ranks.rank, ranks.size).epoch_iterator(0, 0)
     while True:
         with CallersCode(source):
             found = next(batches, None)
         if found is None:
             break
-        batch = trainer.inputs(found)
-        results = trainer.evaluate(batch, outputs=outputs)
-        for term in loss_terms(m, results, batch):
-            sums.count(*term)
-        measure(sums, metrics, results, batch)
+        batch = trainer.inputs(found) if found else {}
+        tally.add(sums, trainer.evaluate(batch, outputs=outputs) if batch else {}, [batch] if batch else [])
         if stopped():
             break
     if not sums.sums:
         raise ArgumentError("The data to evaluate on give no batches.")
-    return measured(sums, metrics)
-
-
-def measured(progress: Progress, metrics: Sequence[Metric]) -> dict[str, Any]:
-    """Losses and metrics over all batches so far; the metrics in their order."""
-    values: dict[str, Any] = progress.averages()
-    for metric in metrics:
-        if isinstance(metric, Total):
-            parts = progress.collected.get(metric.name)
-            with CallersCode(metric):
-                values[metric.name] = metric.result(parts) if parts else float("nan")
-        else:
-            values[metric.name] = values.pop(metric.name, float("nan"))
-    return values
+    return tally.values(sums)
 
 
 def check_callbacks(callbacks: object) -> None:
     """Raise `ArgumentError` unless `callbacks` is a list of callbacks."""
     if not isinstance(callbacks, Iterable) or any(isinstance(c, type) or not hasattr(c, "on_epoch") for c in callbacks):
         raise ArgumentError(f"callbacks takes a list of members of onnx_convgrad.callbacks, not {callbacks!r}.")
-
-
-def measure(
-    progress: Progress, metrics: Sequence[Metric], results: Mapping[str, Any], batch: Mapping[str, np.ndarray]
-) -> None:
-    """Add the metrics of a batch."""
-    for metric in metrics:
-        with CallersCode(metric):
-            if isinstance(metric, Total):
-                progress.collect(metric.name, metric.collect(results, batch), summed=metric.summed)
-            else:
-                progress.count(metric.name, *metric(results, batch))
-
-
-def _needed(metrics: Sequence[Metric], outputs: Sequence[str]) -> list[str]:
-    """The outputs that the metrics read."""
-    wanted = {name for metric in metrics for name in (outputs if metric.outputs is None else metric.outputs)}
-    return [name for name in outputs if name in wanted]
 
 
 def _names(callbacks: Sequence[Callback]) -> Iterator[tuple[str, Callback]]:

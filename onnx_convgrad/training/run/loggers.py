@@ -29,6 +29,8 @@ class Log(Callback):
         path: `.csv`, with a column for each value, or `.jsonl`, with an object on each line.
     """
 
+    leader_only = True
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = as_path(path, "The path of a log")
         check_names([self.path.suffix], [".csv", ".jsonl"], "kind of log")
@@ -64,6 +66,8 @@ class TensorBoard(Callback):
         ArgumentError: Neither writer is installed.
     """
 
+    leader_only = True
+
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.writer_class, self.folder = _summary_writer(), as_path(folder, "The folder for TensorBoard")
         self.writer: Any = None
@@ -97,6 +101,8 @@ class MLflow(Callback):
     Raises:
         ArgumentError: mlflow is not installed.
     """
+
+    leader_only = True
 
     def __init__(
         self, experiment: str | None = None, *, run_name: str | None = None, tracking_uri: str | None = None
@@ -146,6 +152,8 @@ class WandB(Callback):
     Raises:
         ArgumentError: wandb is not installed.
     """
+
+    leader_only = True
 
     def __init__(self, project: str | None = None, **options: Any) -> None:
         self.library = _installed("wandb", "init")

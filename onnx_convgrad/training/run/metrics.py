@@ -12,12 +12,14 @@ from onnx_convgrad.training.program.manifest import Manifest
 from onnx_convgrad.training.run.batch_weights import samples
 from onnx_convgrad.training.run.class_metrics import AUROC, F1, Accuracy, ConfusionMatrix, Precision, Recall
 from onnx_convgrad.training.run.metric import Arrays, Metric
+from onnx_convgrad.training.run.texts import CharacterErrorRate, ExactMatch
 
 MetricLike: TypeAlias = str | Metric | Callable[[Arrays, Arrays], SupportsFloat]
 """A name, a metric, or a function `(results, batch) -> number`, which is averaged over samples."""
 
 METRICS: dict[str, type[Metric]] = {
-    "accuracy": Accuracy, "precision": Precision, "recall": Recall, "f1": F1, "auroc": AUROC, "confusion": ConfusionMatrix
+    "accuracy": Accuracy, "precision": Precision, "recall": Recall, "f1": F1, "auroc": AUROC, "confusion": ConfusionMatrix,
+    "exact": ExactMatch, "cer": CharacterErrorRate
 }  # fmt: skip
 """Metrics by name; further ones are `top2`, `top5` and so on."""
 
@@ -75,7 +77,7 @@ def _resolved(metric: MetricLike, manifest: Manifest) -> Metric:
 
 
 def metric_named(name: str) -> Metric:
-    """Create a metric by name: `"accuracy"`, `"top5"`, `"precision"`, `"recall"`, `"f1"`, `"auroc"`, `"confusion"`.
+    """Create a metric by name: a key of `METRICS`, or `"top5"` and the like.
 
     Raises:
         ArgumentError: The name is unknown.

@@ -11,7 +11,7 @@ import numpy as np
 from onnx_convgrad.base.boundary import CallersCode
 from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.training.data.batches import BATCH_SIZE, Batches, DataLike, Loader, as_batches, as_dataset
+from onnx_convgrad.training.data.batches import BATCH_SIZE, Batches, DataLike, Loader, as_batches, as_dataset, called
 from onnx_convgrad.training.data.datasets import Dataset
 from onnx_convgrad.training.data.inputs import Batch, BatchLike, ProgramInputs
 from onnx_convgrad.training.program.manifest import Manifest, Port
@@ -92,7 +92,7 @@ def _data_only(source: Any, manifest: Manifest) -> Iterator[BatchLike]:
     """The batches of an iterable, or of a function from the epoch, without the targets in those that are sequences."""
     count, several = len(manifest.data), len(manifest.data) + len(manifest.targets)
     with CallersCode(source):
-        batches = iter(source if hasattr(source, "__iter__") else source(0))
+        batches = iter(source) if hasattr(source, "__iter__") else called(source, 0)
     while True:
         with CallersCode(source):
             batch = next(batches, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,12 +12,15 @@ import numpy as np
 from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.names import as_names, check_names
 from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.frontend.bound_inputs import InputValues
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.runtime import Options, Providers
+from onnx_convgrad.training.data.alphabet import Alphabet
 from onnx_convgrad.training.data.batches import DataLike
 from onnx_convgrad.training.data.files import needs_preprocessing, read_data, sample_names
 from onnx_convgrad.training.data.images import checked_preprocessing
+from onnx_convgrad.training.data.inputs import Batch
 from onnx_convgrad.training.run import scores
 from onnx_convgrad.training.run.prediction import predict as outputs_over
 from onnx_convgrad.training.run.predictor import (
@@ -25,11 +28,14 @@ from onnx_convgrad.training.run.predictor import (
     LABELS,
     NUMBERS,
     TASKS,
+    TEXT,
     Output,
     Predictor,
     open_model,
+    reads_text,
     task_of,
 )
+from onnx_convgrad.training.run.texts import decoded, frames_first, samples_first
 
 Data = DataLike | Sequence[str | os.PathLike[str]]
 """What `read_data` takes."""
@@ -41,10 +47,12 @@ class Predictions:
 
     Attributes:
         names: The file of each sample, or its number.
-        task: `"classes"` (one of several), `"labels"` (each present or not) or `"numbers"`.
+        task: `"classes"` (one of several), `"labels"` (each present or not), `"numbers"` or `"text"`.
         outputs: All floating outputs by name, with the samples along axis 0.
         values: Probabilities `[N, C]` of classes or labels, or the numbers `[N, ...]`.
-        labels: Names of the classes or labels by number; empty for numbers.
+        labels: Names of the classes or labels by number, or characters; empty for numbers.
+        texts: The decoded text of each sample; `values` are their confidences `[N]` then: the mean probability of the
+            characters.
     """
 
     names: tuple[str, ...]
@@ -52,12 +60,15 @@ class Predictions:
     outputs: Mapping[str, np.ndarray]
     values: np.ndarray
     labels: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.values)
 
     def top(self, count: int = 1) -> list[list[tuple[str, float]]]:
-        """For each sample the labels with the largest probabilities, and these, in order."""
+        """For each sample the labels with the largest probabilities, and these, in order; of texts the only one."""
+        if self.task == TEXT:
+            return [[(text, float(p))] for text, p in zip(self.texts, self.values, strict=True)]
         places = np.argsort(-self.values, axis=1, kind="stable")[:, :count]
         rows = np.take_along_axis(self.values, places, 1)
         return [
@@ -75,6 +86,7 @@ def predict(
     labels: Sequence[str] | None = None,
     preprocessing: Preprocessing | None = None,
     batch_size: int | None = None,
+    input_values: InputValues | None = None,
     providers: Providers | None = None,
     options: Options | None = None,
 ) -> Predictions:
@@ -89,10 +101,11 @@ def predict(
         data: Image files, a folder of images, `.npz` and `.npy` files, arrays by name, one array, or batches. Targets are
             ignored.
         output: The output to read; by default that of the loss, or the only one.
-        task: `"classes"`, `"labels"` or `"numbers"`, if the model does not settle it.
-        labels: Names of the classes; by default those in the metadata of the file.
+        task: `"classes"`, `"labels"`, `"numbers"` or `"text"` (greedy CTC decoding), if the model does not settle it.
+        labels: Names of the classes, or the characters; by default those in the metadata of the file.
         preprocessing: How images become inputs; by default what the metadata of the file say.
         batch_size: Samples at a time; by default those that the model takes, or 32.
+        input_values: Inputs that are bound to constants, as for `augment`; by default those of the training.
         providers: As for `Trainer`.
         options: Session options, as for `Trainer`.
 
@@ -101,7 +114,8 @@ def predict(
         ExecutionError: ONNX Runtime or a provider is missing, or cannot run the model.
         ModelError: The file is not a usable ONNX model.
     """
-    opened = described(open_model(model, providers=providers, options=options), labels, preprocessing)
+    found = open_model(model, input_values=input_values, providers=providers, options=options)
+    opened = described(found, labels, preprocessing)
     return predictions(opened, read_data(data), output=output, task=task, batch_size=batch_size)
 
 
@@ -110,7 +124,7 @@ def described(predictor: Predictor, labels: Sequence[str] | None, preprocessing:
     m = predictor.manifest
     how = m.preprocessing if preprocessing is None else checked_preprocessing(preprocessing)
     names = m.labels if labels is None else as_names(labels, "labels")
-    return Predictor(m.described(names, how), predictor.outputs, predictor.run, predictor.has_loss)
+    return replace(predictor, manifest=m.described(names, how), labeled=labels is not None)
 
 
 def predictions(
@@ -125,6 +139,8 @@ def predictions(
     check_images(predictor, data)
     chosen = predictor.output(output)
     names = [o.name for o in predictor.outputs]
+    if reads_text(predictor, chosen, check_task(task)):
+        return _texts(predictor, data, chosen, batch_size)
     outputs = outputs_over(predictor.manifest, data, lambda batch: predictor.run(batch, names), batch_size)
     y = squeezed(outputs[chosen.name])
     task = check_task(task) or task_of(predictor, chosen, y.ndim, y.shape[1] if y.ndim > 1 else 1)
@@ -135,6 +151,57 @@ def predictions(
     if values.shape[1] == 1:  # one probability: that of the second of two classes
         values, task = np.column_stack([1 - values, values]), CLASSES
     return Predictions(samples, task, outputs, values, label_names(predictor, values.shape[1]))
+
+
+def _texts(predictor: Predictor, data: Any, output: Output, batch_size: int | None) -> Predictions:
+    """Predict texts; the outputs are those of the frames, `[N, T, classes]`."""
+    reading = reading_of(predictor, output)
+
+    def run(batch: Batch) -> Mapping[str, Any]:
+        return {output.name: reading.frames(np.asarray(predictor.run(batch, [output.name])[output.name]))}
+
+    found = outputs_over(predictor.manifest, data, run, batch_size)
+    texts = decoded(*reading.of(found[output.name]))
+    confidences = np.array([text.confidence for text in texts])
+    labels = reading.alphabet(found[output.name].shape[2]).labels
+    names = sample_names(data, len(texts))
+    return Predictions(names, TEXT, found, confidences, labels, tuple(text.text for text in texts))
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How the texts of an output are read."""
+
+    predictor: Predictor
+    output: Output
+    blank: int
+    time_first: bool
+
+    def frames(self, y: np.ndarray) -> np.ndarray:
+        """A batch of the output as `[N, T, classes]`."""
+        return samples_first(y, self.output.name, time_first=self.time_first)
+
+    def alphabet(self, classes: int) -> Alphabet:
+        """The characters; raises `ArgumentError` if they are not known, or not as many as there are classes."""
+        labels = self.predictor.manifest.labels
+        if labels is None:
+            raise ArgumentError(
+                "The model's file does not say which characters its classes are: it has no metadata 'onnx_convgrad.labels'.",
+                hint="Give them with --labels FILE (one on each line, by class), in Python labels=.",
+            )
+        return Alphabet.of_labels(labels, classes, self.blank)
+
+    def of(self, frames: np.ndarray) -> tuple[np.ndarray, Alphabet]:
+        """Probabilities and alphabet of a batch of frames."""
+        return probabilities(frames, self.output, CLASSES, 2), self.alphabet(frames.shape[2])
+
+
+def reading_of(predictor: Predictor, output: Output) -> Reading:
+    """How the texts of an output are read: as its loss says, else with blank 0 and the axes that its shape tells."""
+    options = (predictor.loss_of(output.name) or {"options": {}})["options"]
+    data = next((p.shape[0] for p in predictor.manifest.data if p.shape), None)
+    first = options["time_first"] if "time_first" in options else frames_first(output.shape, data)
+    return Reading(predictor, output, options.get("blank", 0), first)
 
 
 def squeezed(y: np.ndarray) -> np.ndarray:

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.base.names import check_names
+from onnx_convgrad.base.names import INSPECT, check_names
 from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.errors import ArgumentError, ExecutionError, ModelError
+from onnx_convgrad.frontend.bound_inputs import InputValues, bound_array
 from onnx_convgrad.frontend.files import AnyModel, load
 from onnx_convgrad.frontend.metadata import labels_of, preprocessing_of
 from onnx_convgrad.ir.notes import MANIFEST
@@ -55,12 +56,14 @@ class Predictor:
         outputs: The floating outputs.
         run: Runs it.
         has_loss: Whether `run` takes targets, and computes the losses of the manifest.
+        labeled: Whether the caller gave the labels.
     """
 
     manifest: Manifest
     outputs: tuple[Output, ...]
     run: Run
     has_loss: bool = False
+    labeled: bool = False
 
     def output(self, name: str | None = None) -> Output:
         """The output to read: by name, that of the loss, or the only one.
@@ -87,34 +90,48 @@ class Predictor:
 
 
 def open_model(
-    model: AnyModel, *, loss: bool = False, providers: Providers | None = None, options: Options | None = None
+    model: AnyModel,
+    *,
+    loss: bool = False,
+    input_values: InputValues | None = None,
+    providers: Providers | None = None,
+    options: Options | None = None,
 ) -> Predictor:
     """Open a model, or the folder of a training run: its best model, else the trained one, else the newest checkpoint.
 
-    With `loss`, the model of a run also computes its loss.
+    With `loss`, the model of a run also computes its loss. Inputs that were bound to constants when the model was trained
+    keep these values; `input_values` binds others, or gives other values.
 
     Raises:
-        ArgumentError: The folder is not that of a run.
+        ArgumentError: The folder is not that of a run, or a member of `input_values` is unknown or does not fit.
         ModelError: The file is not a usable ONNX model, or an input is not a tensor of numbers.
     """
     if not isinstance(model, (str, os.PathLike)) or not as_path(model, "The model").is_dir():
-        return _of_file(model, providers, options)
+        return _of_file(model, input_values, providers, options)
     folder = Path(model)
     file, names = trained_file(folder), class_names(folder)
-    if (file is None or loss) and (folder / PROGRAM).is_dir():
+    if file is None and input_values:
+        raise ArgumentError(
+            f"{str(folder)!r} holds only checkpoints, which keep the values of inputs that they were trained with.",
+            hint="Leave --input-value out, in Python input_values=.",
+        )
+    if (file is None or (loss and not input_values)) and (folder / PROGRAM).is_dir():
         opened = _of_run(folder, file, loss=loss, providers=providers, options=options)
     else:
-        opened = _of_file(file or folder, providers, options)
+        opened = _of_file(file or folder, input_values, providers, options)
     m = opened.manifest
     return Predictor(m.described(m.labels or names, m.preprocessing), opened.outputs, opened.run, opened.has_loss)
 
 
-def _of_file(model: AnyModel, providers: Providers | None, options: Options | None) -> Predictor:
+def _of_file(
+    model: AnyModel, values: InputValues | None, providers: Providers | None, options: Options | None
+) -> Predictor:
     loaded = load(model)
     stored = set(loaded.graph.initializers)
-    ports = tuple(_port(value) for value in loaded.graph.inputs if value.name not in stored)
+    bound = _bound(loaded, values or {})
+    ports = tuple(_port(v) for v in loaded.graph.inputs if v.name not in stored and v.name not in bound)
     if not ports:
-        raise ModelError("The model has no inputs.")
+        raise ModelError("The model has no inputs to feed data to.")
     if isinstance(model, (str, os.PathLike)):
         live = session(str(model), providers=providers, options=options)
     else:
@@ -122,11 +139,25 @@ def _of_file(model: AnyModel, providers: Providers | None, options: Options | No
 
     def run(batch: Batch, names: Sequence[str]) -> Mapping[str, Any]:
         try:
-            return dict(zip(names, live.run(list(names), {p.name: batch[p.name] for p in ports}), strict=True))
+            return dict(
+                zip(names, live.run(list(names), {**bound, **{p.name: batch[p.name] for p in ports}}), strict=True)
+            )
         except Exception as problem:
             raise ExecutionError(f"ONNX Runtime could not run the model: {problem}") from problem
 
     return Predictor(_manifest(loaded, ports), _outputs(loaded.graph), run)
+
+
+def _bound(model: ir.Model, values: InputValues) -> dict[str, np.ndarray]:
+    """Input -> the constant that it is fed: a given one, or that of the training."""
+    inputs = {v.name or "": v for v in model.graph.inputs}
+    if not isinstance(values, Mapping):
+        raise ArgumentError(f"input_values must map names of inputs to their values, not {values!r:.60}.")
+    check_names(list(values), list(inputs), "input in input_values:", INSPECT)
+    text = model.metadata_props.get(MANIFEST)
+    known = {} if text is None else Manifest.from_json(text).options.get("input_values") or {}
+    before = {name: value for name, value in known.items() if name in inputs}
+    return {name: bound_array(inputs[name], value) for name, value in {**before, **values}.items()}
 
 
 def _of_run(folder: Path, file: Path | None, *, loss: bool, providers: Any, options: Any) -> Predictor:
@@ -180,9 +211,15 @@ def _outputs(graph: ir.Graph) -> tuple[Output, ...]:
 
 # -- what an output means ----------------------------------------------------------------------------------------------
 
-CLASSES, LABELS, NUMBERS = "classes", "labels", "numbers"
-TASKS = (CLASSES, LABELS, NUMBERS)
-"""Exclusive classes; labels that are 0 or 1 by themselves; numbers as they are."""
+CLASSES, LABELS, NUMBERS, TEXT = "classes", "labels", "numbers", "text"
+TASKS = (CLASSES, LABELS, NUMBERS, TEXT)
+"""Exclusive classes; labels that are 0 or 1 by themselves; numbers as they are; texts, decoded from characters by frame."""
+
+
+def reads_text(predictor: Predictor, output: Output, task: str | None = None) -> bool:
+    """Whether an output is to be decoded as texts: as asked, or since it was trained with CTC."""
+    term = predictor.loss_of(output.name)
+    return task == TEXT or (task is None and term is not None and term["loss"] == "CTC")
 
 
 def task_of(predictor: Predictor, output: Output, rank: int, width: int, target: np.ndarray | None = None) -> str:
@@ -212,6 +249,7 @@ def task_of(predictor: Predictor, output: Output, rank: int, width: int, target:
         return LABELS if whole and bool(np.isin(target, (0, 1)).all()) else NUMBERS
     return (
         CLASSES
-        if width > 1 and (predictor.manifest.labels is None or len(predictor.manifest.labels) == width)
+        if width > 1
+        and (predictor.labeled or predictor.manifest.labels is None or len(predictor.manifest.labels) == width)
         else NUMBERS
     )

@@ -61,10 +61,13 @@ class Progress:
 
     def count(self, name: str, value: float, weight: float) -> None:
         """Add a weighted value to an average over the epoch."""
+        self.add(name, value * weight if weight else 0.0, weight)  # the mean over no targets is NaN
+
+    def add(self, name: str, total: float, weight: float) -> None:
+        """Add a weighted sum of values, and the sum of their weights, to an average over the epoch."""
         entry = self.sums.setdefault(name, [0.0, 0.0])
-        if weight:  # the mean over no targets is NaN
-            entry[0] += value * weight
-            entry[1] += weight
+        entry[0] += total
+        entry[1] += weight
 
     def collect(self, name: str, array: np.ndarray, *, summed: bool) -> None:
         """Add an array of a batch: to the sum, or to the list of all."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from onnx_convgrad.distributed.ranks import Ranks
 from onnx_convgrad.training.data.inputs import BatchLike, ProgramInputs
 from onnx_convgrad.training.program.manifest import Manifest
 from onnx_convgrad.training.run.engine import Engine, Results
@@ -23,7 +24,8 @@ class TrainerLike(Protocol):
         stopped: Whether `fit` ends after the current step.
         restored: Whether a checkpoint was restored and no run has continued from it yet.
         learning_rate: The learning rate of the next step; may be set, see `Trainer`.
-        on_save: Called before a checkpoint is written, so that a run can add the state of its callbacks to `progress`.
+        on_save: Called before a checkpoint is written: gives the progress of all ranks, with the state of callbacks.
+        ranks: The ranks of the run, which all call `step`, `save` and `restore` at the same time.
     """
 
     manifest: Manifest
@@ -34,7 +36,8 @@ class TrainerLike(Protocol):
     seed: int
     stopped: bool
     restored: bool
-    on_save: Callable[[], None] | None
+    on_save: Callable[[], Progress] | None
+    ranks: Ranks
     learning_rate: Any
 
     def step(self, batch: BatchLike, *more: BatchLike, outputs: Sequence[str] | None = None) -> Results: ...

@@ -44,7 +44,9 @@ def read_labels(path: Path) -> tuple[str, ...]:
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
-        names = parse_json(text, [str]) if text.lstrip().startswith("[") else [n.strip() for n in text.splitlines()]
+        names = (
+            parse_json(text, [str]) if text.lstrip().startswith("[") else [n.strip() or n for n in text.splitlines()]
+        )
     except (OSError, ValueError) as problem:
         reason = problem.strerror if isinstance(problem, OSError) and problem.strerror else f"{problem}"
         raise ArgumentError(

@@ -38,7 +38,7 @@ class Accumulation:
 
     Attributes:
         model: The graph.
-        weight: Input, a float32 scalar.
+        weight: Input, a float64 scalar.
         first: Input, a bool scalar: whether this is the first run.
         reads: Input with a sum -> name of the gradient.
         writes: Output with the next sum -> name of the gradient.
@@ -50,7 +50,7 @@ class Accumulation:
         e = Emitter(graph, opsets=graph.opset_imports)
         names = e.names
         self.weight, self.first = names.claim("weight"), names.claim("first")
-        weight = _input(graph, self.weight, ir.DataType.FLOAT, ())
+        weight = _input(graph, self.weight, ir.DataType.DOUBLE, ())
         first = _input(graph, self.first, ir.DataType.BOOL, ())
         outputs = {v.name: i for i, v in enumerate(graph.outputs)}
         self.reads, self.writes = {}, {}

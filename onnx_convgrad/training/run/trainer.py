@@ -17,6 +17,8 @@ from onnx_convgrad.base.names import as_names, check_names
 from onnx_convgrad.base.numbers import flag, positive, whole
 from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.base.warn import warn
+from onnx_convgrad.distributed.connect import Distributed, connect
+from onnx_convgrad.distributed.ranks import Ranks
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.ir.notes import ADAPTERS
@@ -24,6 +26,7 @@ from onnx_convgrad.runtime import Options, Providers
 from onnx_convgrad.training.data.batches import DataLike, Loader, as_batches
 from onnx_convgrad.training.data.checks import check_batch
 from onnx_convgrad.training.data.inputs import Batch, BatchLike, ProgramInputs, as_array
+from onnx_convgrad.training.data.shards import is_empty
 from onnx_convgrad.training.optim.schedules import Schedule, as_schedule
 from onnx_convgrad.training.program.build import TrainingProgram
 from onnx_convgrad.training.program.inference import export
@@ -36,9 +39,12 @@ from onnx_convgrad.training.run.engine import Engine, Results
 from onnx_convgrad.training.run.export_check import check_export, few_samples
 from onnx_convgrad.training.run.fit import TrainingRun, check_callbacks, validate
 from onnx_convgrad.training.run.metrics import MetricLike, resolve_metrics
+from onnx_convgrad.training.run.parallel import ParallelEngine
 from onnx_convgrad.training.run.prediction import predict
+from onnx_convgrad.training.run.program_facts import SAME_PROGRAM, facts_of
 from onnx_convgrad.training.run.progress import Progress
 from onnx_convgrad.training.run.rate_finder import LearningRates, find_learning_rate
+from onnx_convgrad.training.run.sharded import ShardedEngine
 from onnx_convgrad.training.run.summary import Summary, summarize
 
 
@@ -52,6 +58,12 @@ class Trainer:
             program's own seed.
         schedule: Learning rate, or number of finished updates -> learning rate; by default that of the optimizer.
         options: Session options: `SessionOptions`, or a mapping with some of its attributes, such as `{"threads": 2}`.
+        distributed: Train on several processes: `"mpi"` for those that mpiexec has started, `"torch"` for those of torchrun,
+            `"auto"` for either, or a communicator (`onnx_convgrad.distributed.Communicator`). Every process makes the same
+            calls. `fit` and `validate` take the same data on all, and each computes its shard of every batch; `step` takes
+            each one's own samples. Rank 0 writes files.
+        shard_optimizer: Divide the optimizer's state among the processes (ZeRO, stage 1): each holds and updates a part, and
+            `state` and `save` collect it. The results are the same.
 
     Attributes:
         engine: Sessions and values.
@@ -60,10 +72,12 @@ class Trainer:
         sample: A few samples of the first batch, to check exported files with.
         labels: Names of the classes by number: those of the model's file, or of the folder of images that `fit` was given.
         preprocessing: How images become inputs, likewise. `export` writes both into the metadata.
+        ranks: The processes of `distributed`: `rank`, `size`, and `leader`, which is true on rank 0.
 
     Raises:
-        ArgumentError: A loaded program has a schedule of a custom class: pass `schedule`.
-        ExecutionError: The runtime or a provider is missing.
+        ArgumentError: A loaded program has a schedule of a custom class: pass `schedule`. Or the ranks have different
+            programs, seeds or versions.
+        ExecutionError: The runtime, a provider or the engine of `distributed` is missing.
         ModelError: The folder holds no program.
     """
 
@@ -76,6 +90,8 @@ class Trainer:
         *,
         schedule: Schedule | Callable[[int], float] | float | None = None,
         options: Options | None = None,
+        distributed: Distributed = None,
+        shard_optimizer: bool = False,
     ) -> None:
         if not isinstance(program, (TrainingProgram, str, os.PathLike)):
             raise ArgumentError(
@@ -87,13 +103,21 @@ class Trainer:
         self.schedule = _schedule(self.program, schedule)
         self.seed = whole(seed, "seed", 0)
         self.progress = Progress()
-        self.engine = Engine(self.program, self.seed, providers, options)
+        self.ranks = Ranks(connect(distributed))
+        if self.ranks.several:
+            self.ranks.agree(
+                {**facts_of(self.program, self.schedule, self.seed), "shard_optimizer": shard_optimizer}, SAME_PROGRAM
+            )
+            kind = ShardedEngine if flag(shard_optimizer, "shard_optimizer") else ParallelEngine
+            self.engine: Engine = kind(self.program, self.seed, providers, options, self.ranks)
+        else:
+            self.engine = Engine(self.program, self.seed, providers, options)
         self.inputs = ProgramInputs(self.manifest)
         self.labels = self.manifest.labels
         self.skipped = SkippedSteps(self.engine)
         self.sample: Batch | None = None
         self.stopped = self.restored = False
-        self.on_save: Callable[[], None] | None = None
+        self.on_save: Callable[[], Progress] | None = None
 
     @property
     def preprocessing(self) -> Preprocessing | None:
@@ -111,7 +135,8 @@ class Trainer:
         """Update once, from one batch or from the union of several.
 
         The gradients of several batches are computed one batch at a time and averaged, each weighted by its share in the
-        loss of the union; running statistics and random state are updated by each batch.
+        loss of the union; running statistics and random state are updated by each batch. Of several ranks, each gives its
+        own batches, the same number of them; one without samples is `{}`. Running statistics are averaged over the ranks.
 
         Args:
             batch: Mapping from input to array, or a sequence: the data, then the targets. Arrays are cast to the types of
@@ -120,7 +145,8 @@ class Trainer:
             outputs: Outputs of the model to return; by default all outputs of the program.
 
         Returns:
-            `"loss"`, the terms of a loss that has several, and the outputs, concatenated over the batches.
+            `"loss"`, the terms of a loss that has several, and the outputs, concatenated over the batches. Of several ranks:
+            the losses of all, and the outputs of this one's samples.
 
         Raises:
             ArgumentError: Arrays are missing or do not fit, or the losses of several batches cannot be averaged.
@@ -128,7 +154,7 @@ class Trainer:
         """
         names, rate = self._result_names(outputs), self.learning_rate
         first = self._checked(batch)
-        if self.sample is None:
+        if self.sample is None and first:
             self.sample = few_samples(self.inputs, first)
         if more:
             results = self.engine.step_over([first, *map(self._checked, more)], rate, names)
@@ -148,6 +174,8 @@ class Trainer:
 
     def _checked(self, batch: BatchLike) -> Batch:
         """The inputs of a batch; labels out of range and numbers that are not finite are refused."""
+        if self.ranks.several and is_empty(batch):
+            return {}
         return check_batch(self.inputs(batch), self.manifest)
 
     @typed_errors
@@ -251,8 +279,10 @@ class Trainer:
                 f"Nothing is trained: {self.progress.epoch} epochs are finished already, and fit was called with epochs="
                 f"{epochs}, which counts all epochs of this trainer. Give epochs={self.progress.epoch + epochs} to go on."
             )
-        self.engine.prepare(*(("step",) if accumulate == 1 else ("accumulate", "update")))
-        TrainingRun(self, epochs, source, callbacks, resolved, display_named(progress)).train(accumulate, held_out)
+        alone = accumulate == 1 and not self.ranks.several
+        self.engine.prepare(*(("step",) if alone else ("accumulate", "update")))
+        display = display_named(progress if self.ranks.leader else "none")
+        TrainingRun(self, epochs, source, callbacks, resolved, display).train(accumulate, held_out)
         return self.progress.history
 
     @typed_errors
@@ -350,6 +380,10 @@ class Trainer:
         Raises:
             ArgumentError: An argument does not fit, or the first loss is not finite.
         """
+        if self.ranks.several:
+            raise ArgumentError(
+                "Several ranks cannot search for a learning rate.", hint="Search in one process: without distributed=."
+            )
         source = as_batches(data, self.manifest, batch_size=batch_size, seed=self.seed)
         return find_learning_rate(self, source, lowest, highest, steps, whole(accumulate, "accumulate"))
 
@@ -424,7 +458,8 @@ class Trainer:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write a checkpoint to a file of this name or, in an existing folder, to one named after the number of steps.
 
-        It is a safetensors file with all values, and with the progress as JSON in its header, written atomically.
+        It is a safetensors file with all values, and with the progress as JSON in its header, written atomically. Of several
+        ranks, all call this, and rank 0 writes.
 
         Args:
             path: The file, or an existing folder.
@@ -441,6 +476,8 @@ class Trainer:
     @typed_errors
     def restore(self, path: str | os.PathLike[str]) -> Path:
         """Continue from a checkpoint: a file, or the newest usable one of a folder. Newer unusable ones give warnings.
+
+        Of several ranks, all call this, rank 0 reads the file, and their number may differ from that of the run before.
 
         Args:
             path: The file, or the folder.
@@ -459,7 +496,7 @@ class Trainer:
         """Write the trained model in its original form: same inputs, outputs and opset, in inference mode.
 
         Inputs declare the sizes that they were trained at, if `input_shapes` changed them. Weights of more than 2 GB go to
-        `<path>.data`.
+        `<path>.data`. Of several ranks, only rank 0 writes.
 
         Args:
             path: The file.
@@ -486,6 +523,8 @@ class Trainer:
                 for name, (_, array) in zip(averages, self.engine.read(averages.values()).items(), strict=True)
             }
         check_values(values, self.engine, self.progress.steps)
+        if not self.ranks.leader:
+            return
         model = self.program.model("inference")
         export(model, values, path, labels=self.labels, preprocessing=self.preprocessing)
         if flag(check, "check") and not (averages and average is False):  # the trainer predicts with the averages
@@ -516,7 +555,8 @@ class Trainer:
         check_values(values, self.engine, self.progress.steps)
         stored = {name: model.graph.initializers[name].const_value for name in names if name not in trained}
         frozen = {name: tensor.numpy() for name, tensor in stored.items() if tensor is not None}
-        write_adapters(path, {**values, **frozen}, model.metadata_props[ADAPTERS])
+        if self.ranks.leader:
+            write_adapters(path, {**values, **frozen}, model.metadata_props[ADAPTERS])
 
     def __repr__(self) -> str:
         p = self.progress

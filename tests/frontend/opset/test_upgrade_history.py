@@ -31,8 +31,11 @@ EXPLAINED = {
     "replaced by its function body, which is taken from the version that the model imports": "Attention-24 Attention-25",
 }
 UNCHANGED = {(op, int(since)) for names in EXPLAINED.values() for op, since in (n.split("-") for n in names.split())}
-_REPLACED = set("Attention CausalConvWithState LinearAttention RMSNormalization RotaryEmbedding SwiGLU Swish".split())
-_REFUSED = {"BitCast", "CumProd", "TensorScatter"}
+_REPLACED = set(
+    "Attention CausalConvWithState CumProd LinearAttention RMSNormalization RotaryEmbedding SwiGLU Swish"
+    " TensorScatter".split()
+)
+_REFUSED = {"BitCast"}
 
 
 def _interface(schema: onnx.defs.OpSchema) -> tuple[Any, ...]:

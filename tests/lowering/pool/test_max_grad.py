@@ -233,3 +233,15 @@ def test_second_order_of_a_pool_with_a_storage_order(order: int, name: str) -> N
     (want,) = torch.autograd.grad(first, x, tangent)
     (got,) = run(built, feeds).values()
     assert np.linalg.norm(got - want.numpy()) < 1e-5 * np.linalg.norm(want.numpy())
+
+
+@pytest.mark.parametrize("target", ["web", "portable"])
+@pytest.mark.parametrize("kind", ["float", "float16"])
+def test_no_indices_where_the_target_has_none(target: str, kind: str) -> None:
+    window: Window = {"kernel_shape": [3, 3], "strides": [2, 2]}
+    augmented = og.augment(model((2, 3, 9, 9), window, kind), wrt=["x"], target=target)
+    assert all(len(node.output) == 1 for node in augmented.graph.node if node.op_type == "MaxPool")
+    with pytest.raises(og.LoweringError, match=f"target {target} has no MaxPool that returns indices"):
+        og.augment(model((2, 3, 9, 9), window, kind), wrt=["x"], target=target, lowering={"MaxPoolGrad": "indices"})
+    unknown = og.augment(model((2, 3, "h", "w"), window, kind), wrt=["x"], target=target)  # the only lowering
+    assert any(len(node.output) == 2 for node in unknown.graph.node if node.op_type == "MaxPool")

@@ -171,6 +171,6 @@ def test_exceptions_of_the_callers_code_pass_unchanged(options: dict[str, Any], 
 
 
 def test_an_error_of_this_package_is_an_internal_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onnx_convgrad.training.run.fit.samples", fail)
+    monkeypatch.setattr("onnx_convgrad.training.run.tally.samples", fail)
     with pytest.raises(og.InternalError, match="CallersError: here"):
         og.Trainer(linear()).fit(data_of(8), progress="none")

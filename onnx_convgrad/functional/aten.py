@@ -2,12 +2,18 @@
 
 Conventions of all functions:
 
-- Arrays are numpy arrays of one dtype: float16, float32, float64, complex64 or complex128. Results have the same.
+- Arrays are numpy arrays of one dtype: float16, bfloat16 (of the package ml_dtypes), float32, float64, complex64 or
+  complex128. Results have the same. Halves are computed in float32 and rounded once, except float16 on CUDA.
 - `input` is `[N, C, *]` or, for one sample, `[C, *]`, with one to three spatial axes; `weight` is `[O, C / groups, *]`, or
   `[C, O / groups, *]` if `transposed`; the output, and `grad_output`, is `[N, O, *]` or `[O, *]`.
 - `stride`, `padding`, `dilation`, `output_padding`: a number, or one per axis. `padding` may be `"valid"`, or `"same"`
   for an untransposed convolution without a stride.
+- Results are in the memory format of the operands: if the channels of the input or the weight (without an input, of
+  `grad_output` or the weight) are innermost in memory, those of all results are. The shapes stay as they are.
 - Gradients of complex arrays are PyTorch's: dL/d(re) + i dL/d(im).
+- `lowering`: how gradients are computed, as in `onnx_convgrad.augment`: `"auto"`, `"exact"`, or a mapping from operators
+  to lowerings; also the name of one lowering, for the operators that have it. `explain` lists them.
+- A convolution with 2^31 or more elements in an operand is computed in parts of the batch.
 - `providers`: `"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default. `options`: options of the
   session, for example `{"tf32": False}`.
 - `ArgumentError` is raised where PyTorch refuses the arguments, `ExecutionError` where ONNX Runtime or a provider is missing
@@ -21,15 +27,15 @@ from collections.abc import Sequence
 from numpy.typing import ArrayLike
 
 from onnx_convgrad.base.boundary import typed_errors
+from onnx_convgrad.functional.by_rank import Numbers, Padding
 from onnx_convgrad.functional.calls import Function
 from onnx_convgrad.functional.sessions import Array
+from onnx_convgrad.lowering.candidates import Choosing
 from onnx_convgrad.runtime.providers import Providers
 from onnx_convgrad.runtime.session_options import Options
 
 __all__ = ["convolution", "convolution_backward", "convolution_double_backward", "convolution_jvp"]
 
-Numbers = int | Sequence[int]
-Padding = int | Sequence[int] | str
 Mask = Sequence[bool]
 
 _CONVOLUTION = Function("convolution", {"input": "input", "weight": "weight", "bias": "bias"}, ("output",))
@@ -95,6 +101,7 @@ def convolution_backward(
     groups: int = 1,
     output_mask: Mask = (True, True, True),
     *,
+    lowering: Choosing = "auto",
     providers: Providers | None = None,
     options: Options | None = None,
 ) -> tuple[Array | None, Array | None, Array | None]:
@@ -124,11 +131,13 @@ def convolution_backward(
         output_mask: Which results to compute; the others are `None`.
         providers: `"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default.
         options: Options of the session, for example `{"tf32": False}`.
+        lowering: How the gradients are computed: `"auto"`, `"exact"`, a lowering, or a mapping from operators to
+            lowerings.
     """
     window = (stride, padding, dilation, transposed, output_padding, groups)
-    sizes = (None, None, bias_sizes)
+    arrays, sizes = (input, weight, grad_output), (None, None, bias_sizes)
     return _BACKWARD(
-        (input, weight, grad_output), window, sizes=sizes, mask=output_mask, providers=providers, options=options
+        arrays, window, sizes=sizes, mask=output_mask, lowering=lowering, providers=providers, options=options
     )
 
 
@@ -148,6 +157,7 @@ def convolution_double_backward(
     groups: int = 1,
     output_mask: Mask = (True, True, True),
     *,
+    lowering: Choosing = "auto",
     providers: Providers | None = None,
     options: Options | None = None,
 ) -> tuple[Array | None, Array | None, Array | None]:
@@ -174,10 +184,12 @@ def convolution_double_backward(
         output_mask: Which results to compute; the others are `None`.
         providers: `"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default.
         options: Options of the session, for example `{"tf32": False}`.
+        lowering: How the gradients are computed: `"auto"`, `"exact"`, a lowering, or a mapping from operators to
+            lowerings.
     """
     window = (stride, padding, dilation, transposed, output_padding, groups)
     arrays = (input, weight, gO, ggI, ggW, ggb)
-    return _DOUBLE(arrays, window, mask=output_mask, providers=providers, options=options)
+    return _DOUBLE(arrays, window, mask=output_mask, lowering=lowering, providers=providers, options=options)
 
 
 @typed_errors
@@ -194,6 +206,7 @@ def convolution_jvp(
     output_padding: Numbers = 0,
     groups: int = 1,
     *,
+    lowering: Choosing = "auto",
     providers: Providers | None = None,
     options: Options | None = None,
 ) -> Array:
@@ -219,8 +232,10 @@ def convolution_jvp(
         groups: Number of groups that the channels are divided into.
         providers: `"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default.
         options: Options of the session, for example `{"tf32": False}`.
+        lowering: How the gradients are computed: `"auto"`, `"exact"`, a lowering, or a mapping from operators to
+            lowerings.
     """
     window = (stride, padding, dilation, transposed, output_padding, groups)
     arrays = (input, weight, input_tangent, weight_tangent, bias_tangent)
-    (output,) = _JVP(arrays, window, providers=providers, options=options)
+    (output,) = _JVP(arrays, window, lowering=lowering, providers=providers, options=options)
     return output  # type: ignore[no-any-return]

@@ -1,0 +1,270 @@
+"""The command `attribute`: explain predictions for images by pictures, arrays, or a model that computes them."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from onnx_convgrad.cli.command import command
+from onnx_convgrad.cli.data_options import DataOptions
+from onnx_convgrad.cli.tables import Output, Table
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.pipeline.options import option
+
+if TYPE_CHECKING:
+    import numpy as np
+    import onnx_ir as ir
+
+    from onnx_convgrad.training.data.files import ImageFiles
+
+METHODS = {
+    "grad_cam": "Grad-CAM",
+    "grad_cam_plus_plus": "Grad-CAM++",
+    "saliency": "Saliency",
+    "smooth_grad": "SmoothGrad",
+    "integrated_gradients": "Integrated gradients",
+    "input_x_gradient": "Input x gradient",
+    "guided_backprop": "Guided backpropagation",
+    "lrp": "Layer-wise relevance",
+    "occlusion": "Occlusion",
+}
+"""Name of a method -> its title."""
+
+_SUFFIXES = (".png", ".svg", ".pdf", ".npz")
+
+_MOST = 24
+"""Most images in one picture."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttributeOptions(DataOptions):
+    """Options of `attribute`: how images become inputs, and those of single methods."""
+
+    layer: str | None = option("--layer NAME", "Layer of Grad-CAM. [default: the last convolution]")
+    samples: int | None = option("--samples INT", "Noisy inputs of SmoothGrad. [default: 25]")
+    noise: float | None = option("--noise NUMBER", "Their noise, relative to the range of the input. [default: 0.15]")
+    steps: int | None = option("--steps INT", "Points of integrated gradients. [default: 50]")
+    window: int | None = option("--window INT", "Side of the window of occlusion. [default: 8]")
+    stride: int | None = option("--stride INT", "Distance of its positions. [default: half the window]")
+    epsilon: float | None = option("--epsilon NUMBER", "Stabilizer of lrp. [default: 1e-6]")
+    gamma: float | None = option("--gamma NUMBER", "Share by which lrp favors positive weights. [default: 0]")
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """The explanation of the prediction for one image.
+
+    Attributes:
+        name: The image.
+        picture: Its pixels, uint8 `[H, W]` or `[H, W, 3]`.
+        label: The explained class: its name, or its number.
+        number: The same as a number.
+        probability: Its probability; `None` if the outputs are no probabilities.
+        values: The attribution, of the shape of the input, or `[H, W]`.
+        channels: The axis of channels in `values`; `None` without one.
+    """
+
+    name: str
+    picture: np.ndarray
+    label: str
+    number: int
+    probability: float | None
+    values: np.ndarray
+    channels: int | None
+
+    def by_place(self) -> np.ndarray:
+        """The attribution `[H, W]`, summed over the channels."""
+        result: np.ndarray = self.values if self.channels is None else self.values.sum(self.channels)
+        return result
+
+
+@command(source=AttributeOptions, leave=("task", "batch_size"))
+def attribute(
+    images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="Images, or a folder of images.")],
+    *,
+    model: Annotated[str, typer.Option("--model", metavar="MODEL", help="An ONNX file that classifies images.")],
+    method: Annotated[str, typer.Option("--method", metavar="NAME", help=", ".join(METHODS) + ".")] = "grad_cam",
+    label: Annotated[
+        str | None,
+        typer.Option("--label", metavar="CLASS", help="Class to explain, by name or number. [default: the top]"),
+    ] = None,
+    output_file: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", metavar="FILE", help="A picture (.png, .svg, .pdf), or the arrays (.npz)."),
+    ] = None,
+    export: Annotated[
+        Path | None, typer.Option("--export", metavar="FILE", help="Write the model that computes the explanation.")
+    ] = None,
+    given: dict[str, Any],
+    out: Output,
+) -> None:
+    """Explain what a classifier sees in images.
+
+    \b
+    Example:
+      onnx-convgrad attribute cat.jpg --model model.onnx -o map.png
+      onnx-convgrad attribute cat.jpg --model model.onnx --method integrated_gradients --label tabby
+    """
+    from onnx_convgrad.cli.data_options import opened
+    from onnx_convgrad.frontend.files import check_destination, write
+    from onnx_convgrad.training.data.files import ImageFiles, read_data
+
+    name = _method(method)
+    options, own = AttributeOptions(**given), _own(name, given)
+    path = output_file or Path(f"{Path(images[0]).stem}.{name}.png")
+    _check_file(path)
+    if export is not None:
+        check_destination(export, Path(model))
+    with out.stages() as stage:
+        stage("reading the images")
+        source = read_data(images)
+        if not isinstance(source, ImageFiles):
+            raise ArgumentError("The data are no images.", hint="Name image files, or a folder of them.")
+        if len(source) > _MOST and path.suffix.lower() != ".npz":
+            raise ArgumentError(
+                f"{len(source)} images do not fit into one picture.", hint=f"Give {_MOST}, or -o FILE.npz."
+            )
+        stage("opening the model")
+        predictor = opened(model, options)
+        stage("building the explanation")
+        explained = _explained(name, model, _number(label, predictor.manifest.labels), options.output, own)
+        if export is not None:
+            write(explained, export, alone=True)
+        stage("explaining")
+        found = _attributions(explained, predictor, source, options)
+    _write(found, path, f"{METHODS[name]} of {Path(model).name}")
+    if out.json:
+        rows = [{"image": a.name, "label": a.label, "class": a.number, "probability": a.probability} for a in found]
+        out.print_json({"method": name, "file": str(path), "images": rows})
+    rows_of_text = [[a.name, a.label, "" if a.probability is None else f"{a.probability:.4f}"] for a in found]
+    out.table(Table(["image", "explained class", "probability"], rows_of_text, frozenset({2})))
+    out.line(f"\nThe explanation by {name} is in {path}.")
+    if export is not None:
+        out.line(f"The model that computes it is {export}.")
+
+
+def _method(name: str) -> str:
+    """The method of this name; underscores may be missing or dashes."""
+    from onnx_convgrad.base.names import check_names
+
+    plain = {re.sub("[-_]", "", m): m for m in METHODS}
+    found = plain.get(re.sub("[-_]", "", name.lower().replace("++", "plusplus")), name)
+    check_names([found], list(METHODS), "method")
+    return found
+
+
+def _own(method: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The options of the method among those given; raises `ArgumentError` for one of another method."""
+    from onnx_convgrad import explainers
+
+    taken = inspect.signature(getattr(explainers, method)).parameters
+    own = {name: value for name, value in given.items() if name in AttributeOptions.__annotations__}
+    for name in own:
+        if name not in taken:
+            fitting = [m for m in METHODS if name in inspect.signature(getattr(explainers, m)).parameters]
+            raise ArgumentError(f"--{name} is for the method {' or '.join(fitting)}, not for {method}.")
+    return own
+
+
+def _check_file(path: Path) -> None:
+    """Refuse, before any work, a file that cannot be written."""
+    from onnx_convgrad.cli.figures import check_plot
+    from onnx_convgrad.frontend.files import check_folder
+
+    if path.suffix.lower() not in _SUFFIXES:
+        raise ArgumentError(f"An explanation cannot be written as {path.name!r}.", hint=f"Use {', '.join(_SUFFIXES)}.")
+    if path.suffix.lower() == ".npz":
+        check_folder(path)
+    else:
+        check_plot(path)
+
+
+def _number(label: str | None, labels: tuple[str, ...] | None) -> int | None:
+    """The number of a class that is given by its name or number."""
+    from onnx_convgrad.base.names import check_names
+
+    if label is None:
+        return None
+    if labels and label in labels:
+        return labels.index(label)
+    if label.isdecimal():
+        return int(label)
+    if not labels:
+        raise ArgumentError(f"The model does not name its classes, so {label!r} is not known.", hint="Give a number.")
+    check_names([label], labels, "class")
+    return None
+
+
+def _explained(method: str, model: str, label: int | None, of: str | None, own: dict[str, Any]) -> ir.Model:
+    """The model with the outputs of the explanation."""
+    from onnx_convgrad import explainers
+    from onnx_convgrad.frontend.files import load
+    from onnx_convgrad.training.run.run_folder import trained_file
+
+    path = Path(model)
+    file = trained_file(path) if path.is_dir() else path
+    if file is None:
+        raise ArgumentError(f"The run {model!r} has only checkpoints.", hint="Name an ONNX file.")
+    result: ir.Model = getattr(explainers, method)(load(file), label=label, of=of, **own)
+    return result
+
+
+def _attributions(
+    explained: ir.Model, predictor: Any, source: ImageFiles, options: AttributeOptions
+) -> list[Attribution]:
+    """Run the explanation, image by image."""
+    import numpy as np
+
+    from onnx_convgrad.runtime import session
+    from onnx_convgrad.training.data.pictures import image_port
+    from onnx_convgrad.training.run.predictions import predictions
+
+    data = source.bound(predictor.manifest)
+    reader, port = data.reader, image_port(predictor.manifest.data)
+    assert reader is not None
+    found = predictions(predictor, source, output=options.output)
+    live = session(explained, providers=list(options.providers or ()) or None)
+    batch = port.shape[0] if port.shape and isinstance(port.shape[0], int) else 1
+    layout, results = reader.preprocessing.layout, []
+    for i, file in enumerate(source.files):
+        image = reader.cropped(reader.opened(file))
+        feed = np.repeat(reader.numbers(image)[None], batch, axis=0)
+        values, number = live.run(["attribution", "explained_label"], {port.name: feed})
+        chosen = int(number[0])
+        certain = found.task != "numbers" and chosen < found.values.shape[1]
+        name = found.labels[chosen] if chosen < len(found.labels) else str(chosen)
+        axis = None if values.ndim == 3 else (0 if layout == "NCHW" else 2)
+        results.append(
+            Attribution(
+                str(file),
+                np.asarray(image),
+                name,
+                chosen,
+                float(found.values[i, chosen]) if certain else None,
+                values[0],
+                axis,
+            )
+        )
+    return results
+
+
+def _write(found: list[Attribution], path: Path, title: str) -> None:
+    import numpy as np
+
+    from onnx_convgrad.base.drafts import draft_of
+    from onnx_convgrad.cli.attribution_plot import plot
+
+    if path.suffix.lower() != ".npz":
+        plot(found, path, title)
+        return
+    arrays = {f"attribution_{i}": a.values for i, a in enumerate(found)}
+    if len({a.values.shape for a in found}) == 1:
+        arrays = {"attribution": np.stack([a.values for a in found])}
+    with draft_of(path) as draft, draft.open("wb") as file:
+        names = {"label": np.array([a.number for a in found]), "image": np.array([a.name for a in found])}
+        np.savez(file, allow_pickle=False, **arrays, **names)

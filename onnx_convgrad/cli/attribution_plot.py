@@ -1,0 +1,91 @@
+"""Plot explanations of images: each image beside its map."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onnx_convgrad.base.drafts import draft_of
+from onnx_convgrad.cli.figures import FAINT, INK, headline
+from onnx_convgrad.cli.tables import shortened
+
+if TYPE_CHECKING:
+    from onnx_convgrad.cli.attribute import Attribution
+
+_SIDE, _GAP, _TOP, _TEXT = 2.6, 0.18, 0.75, 0.34
+"""Inches: the width of a panel, between panels, above the first row, and of the text above each row."""
+
+_ACROSS = 2
+"""Images in a row, each with its map."""
+
+_TAIL = 99.5
+"""Percentile of the absolute values that gets the strongest color: single large numbers would hide all others."""
+
+_UPRIGHT = 1.5
+"""The most height of a panel, relative to its width."""
+
+_LETTERS = 44
+
+
+def plot(found: list[Attribution], path: Path, title: str) -> None:
+    """Draw images and maps; the suffix of the path chooses the format.
+
+    A map of places, which has no channels, is laid over the gray image. Signed maps are red where they speak for the class
+    and blue where they speak against it.
+    """
+    from matplotlib.figure import Figure
+
+    across = min(len(found), _ACROSS)
+    rows = -(-len(found) // across)
+    width = across * 2 * (_SIDE + _GAP) + 0.4
+    high = _SIDE * min(max(one.picture.shape[0] / one.picture.shape[1] for one in found), _UPRIGHT)
+    height = _TOP + rows * (high + _TEXT + _GAP)
+    figure = Figure(figsize=(width, height), dpi=130, facecolor="white")
+    for i, one in enumerate(found):
+        left = 0.2 + i % across * 2 * (_SIDE + _GAP)
+        bottom = height - _TOP - (i // across) * (high + _TEXT + _GAP) - _TEXT - high
+        panels = [
+            figure.add_axes(((left + k * (_SIDE + _GAP)) / width, bottom / height, _SIDE / width, high / height))
+            for k in range(2)
+        ]
+        _draw(panels, one)
+        chance = "" if one.probability is None else f", {one.probability:.1%}"
+        line, at = (bottom + high + 0.08) / height, left / width
+        figure.text(at, line, shortened(Path(one.name).name, _LETTERS), size=8, color=FAINT)
+        label = shortened(one.label, _LETTERS) + chance
+        figure.text((left + _SIDE + _GAP) / width, line, label, size=8, color=INK, weight="bold")
+    signed = any(_signed(one) for one in found)
+    meaning = "red speaks for the class, blue against it" if signed else "bright places speak for the class"
+    headline(figure, title, meaning, "")
+    with draft_of(path) as draft:
+        figure.savefig(draft)
+
+
+def _signed(one: Attribution) -> bool:
+    return bool((one.by_place() < 0).any())
+
+
+def _draw(panels: list[Any], one: Attribution) -> None:
+    """Draw an image and its map."""
+    values, picture = one.by_place(), one.picture
+    gray = {"cmap": "gray", "vmin": 0, "vmax": 255}
+    panels[0].imshow(picture, interpolation="nearest", **(gray if picture.ndim == 2 else {}))
+    top = float(np.percentile(np.abs(values), _TAIL)) or float(np.abs(values).max()) or 1.0
+    if one.channels is None:
+        panels[1].imshow(picture if picture.ndim == 2 else picture.mean(-1), interpolation="nearest", **gray)
+    signed = _signed(one)
+    panels[1].imshow(
+        values,
+        cmap="RdBu_r" if signed else "inferno",
+        vmin=-top if signed else 0,
+        vmax=top,
+        alpha=0.6 if one.channels is None else 1.0,
+        interpolation="bilinear" if one.channels is None else "nearest",
+        extent=(-0.5, picture.shape[1] - 0.5, picture.shape[0] - 0.5, -0.5),
+    )
+    for panel in panels:
+        panel.set(xticks=[], yticks=[])
+        for edge in panel.spines.values():
+            edge.set_color("#c9d1d9")

@@ -1,0 +1,94 @@
+"""The command `map`: gradients of each sample of a large data set, in files."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from onnx_convgrad.cli.command import Model, command
+from onnx_convgrad.cli.data_options import DataOptions
+from onnx_convgrad.cli.tables import Output
+from onnx_convgrad.pipeline import option_text as text
+
+_LARGEST = "Differentiate the largest entry along axis 1, such as the score of the predicted class."
+
+
+@command(source=DataOptions, leave=("labels", "output", "task"))
+def map_gradients(
+    model: Model,
+    *,
+    data: Annotated[
+        list[str],
+        typer.Option("--data", metavar="PATH...", help="Images, a folder of images, .npz files, or [NAME=]FILE.npy."),
+    ],
+    output_folder: Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="Folder of the files.")],
+    wrt: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--wrt", metavar="NAMES...", help="inputs, parameters, or names. [default: inputs]", show_default=False
+        ),
+    ] = None,
+    of: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--of", metavar="NAMES...", help="Values to differentiate. [default: all outputs]", show_default=False
+        ),
+    ] = None,
+    largest: Annotated[bool, typer.Option("--largest", help=_LARGEST)] = False,
+    norms: Annotated[bool, typer.Option("--norms", help="Write norms of gradients, not gradients.")] = False,
+    outputs: Annotated[bool, typer.Option("--outputs", help="Write the model's outputs, too.")] = False,
+    samples: Annotated[int, typer.Option("--samples", metavar="INT", help="Samples in a file.")] = 1024,
+    workers: Annotated[int, typer.Option("--workers", metavar="INT", help="Processes.")] = 1,
+    given: dict[str, Any],
+    out: Output,
+) -> None:
+    """Write gradients of each sample of a large data set.
+
+    Each file is written once and whole: the same command goes on after an interruption.
+
+    \b
+    Example:
+      onnx-convgrad map model.onnx --data images --output saliency --largest
+      onnx-convgrad map model.onnx --data train.npz --wrt parameters --norms -o norms --workers 4
+    """
+    from onnx_convgrad.cli.data_options import preprocessing_of
+    from onnx_convgrad.training.run.map_folder import map_folder
+    from onnx_convgrad.training.run.predictor import open_model
+
+    options = DataOptions(**given)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+    def show(done: int, count: int) -> None:
+        if out.progress_on and not out.silent:
+            sys.stderr.write(f"\r{done} of {count} files")
+            sys.stderr.write("\n" if done == count else "")
+            sys.stderr.flush()
+
+    mapped = map_folder(
+        model,
+        data,
+        output_folder,
+        wrt=text.wrt(wrt) if wrt else "inputs",
+        of=text.names(of) if of else None,
+        largest=largest,
+        samples=samples,
+        workers=workers,
+        progress=show,
+        norms=norms,
+        outputs=outputs,
+        preprocessing=preprocessing_of(open_model(model), options),
+        batch_size=options.batch_size,
+        providers=list(options.providers or ()) or None,
+        options={"threads": options.threads or max(cores // max(workers, 1), 1)},
+    )
+    kept = len(mapped.files) - mapped.written
+    if out.json:
+        content = {"samples": mapped.samples, "files": [str(f) for f in mapped.files], "written": mapped.written}
+        out.print_json(content)
+    out.line(
+        f"{mapped.samples:,} samples in {len(mapped.files)} files{f', {kept} of them kept' if kept else ''}: {output_folder}"
+    )

@@ -1,0 +1,111 @@
+"""Explanations by one gradient: saliency, input x gradient, guided backpropagation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Unpack
+
+import onnx_ir as ir
+
+from onnx_convgrad.base.warn import warn
+from onnx_convgrad.explainers.explanation import Explanation, explanation
+from onnx_convgrad.explainers.scores import Label
+from onnx_convgrad.explainers.walks import GuidedWalk, rectifies
+from onnx_convgrad.frontend.files import AnyModel
+from onnx_convgrad.frontend.kinds import transformation
+from onnx_convgrad.pipeline.keywords import keywords
+from onnx_convgrad.pipeline.options import LoweringSettings
+from onnx_convgrad.pipeline.stages import Built
+
+
+@transformation
+@keywords(LoweringSettings)
+def saliency(
+    model: AnyModel,
+    *,
+    label: Label = None,
+    of: str | None = None,
+    input: str | None = None,  # noqa: A002 - the term of ONNX
+    absolute: bool = True,
+    **settings: Unpack[LoweringSettings],
+) -> Built:
+    """Explain a prediction by the gradient of its score with respect to the input.
+
+    Args:
+        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        label: The class to explain: its number, `"input"` for a graph input `label` (int64 `[N]`), or `None` for the class
+            with the highest score, sample by sample.
+        of: The value with the scores `[N, C]`; further axes are summed. By default the only floating output, or the logits
+            before its Softmax or Sigmoid.
+        input: The input that is explained; by default the only floating one.
+        absolute: Give the absolute value of the gradient, as the paper does.
+        settings: `target`, `deterministic`, `lowering`, `max_workspace`, `input_shapes`, `input_values`, `limits` and
+            `base_dir`, as for `onnx_convgrad.augment`.
+
+    Returns:
+        The model with two more outputs: `attribution`, of the input's shape and dtype, and `explained_label`, int64 `[N]`.
+
+    Raises:
+        ArgumentError: An unknown name or option, or an ambiguous input or output.
+        ModelError: The model cannot be read or brought to opset 21.
+        DifferentiationError: Some nodes cannot be differentiated; all are listed.
+
+    Simonyan, Vedaldi, Zisserman: Deep Inside Convolutional Networks (2014), section 3.
+    """
+
+    def write(x: Explanation) -> Mapping[str, ir.Value]:
+        gradient = x.gradient()
+        return {"attribution": x.e.op("Abs", gradient) if absolute else gradient}
+
+    return explanation(model, write, label=label, of=of, input=input, settings=settings)
+
+
+@transformation
+@keywords(LoweringSettings)
+def input_x_gradient(
+    model: AnyModel,
+    *,
+    label: Label = None,
+    of: str | None = None,
+    input: str | None = None,  # noqa: A002 - the term of ONNX
+    **settings: Unpack[LoweringSettings],
+) -> Built:
+    """Explain a prediction by the product of input and gradient, a first-order estimate of each number's contribution.
+
+    Arguments, result and errors as for `saliency`.
+
+    Shrikumar et al.: Not Just a Black Box (2016), arXiv:1605.01713.
+    """
+
+    def write(x: Explanation) -> Mapping[str, ir.Value]:
+        return {"attribution": x.e.mul(x.input, x.gradient())}
+
+    return explanation(model, write, label=label, of=of, input=input, settings=settings)
+
+
+@transformation
+@keywords(LoweringSettings)
+def guided_backprop(
+    model: AnyModel,
+    *,
+    label: Label = None,
+    of: str | None = None,
+    input: str | None = None,  # noqa: A002 - the term of ONNX
+    **settings: Unpack[LoweringSettings],
+) -> Built:
+    """Explain a prediction by a gradient that only positive signals reach.
+
+    At every Relu (or Clip from 0), negative cotangents become zero before they pass. It shows which edges excite the
+    score; see "Sanity Checks for Saliency Maps" (arXiv:1810.03292) for why the result depends little on the class.
+
+    Arguments, result and errors as for `saliency`; a model without a Relu gives the plain gradient and a warning.
+
+    Springenberg et al.: Striving for Simplicity (2015), arXiv:1412.6806, section 3.4.
+    """
+
+    def write(x: Explanation) -> Mapping[str, ir.Value]:
+        if not any(map(rectifies, x.e.graph)):
+            warn("The model has no Relu: guided backpropagation is its plain gradient.")
+        return {"attribution": x.walked(GuidedWalk)}
+
+    return explanation(model, write, label=label, of=of, input=input, settings=settings)

@@ -1,0 +1,295 @@
+"""Explanations by gradients at many points, in a loop inside the file: SmoothGrad, integrated gradients, occlusion."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from typing import Any, Unpack
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_convgrad.base.numbers import factors, positive, whole
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.explainers.explanation import Explanation, explanation
+from onnx_convgrad.explainers.layers import spatial_axes
+from onnx_convgrad.explainers.scores import Label
+from onnx_convgrad.frontend.files import AnyModel
+from onnx_convgrad.frontend.kinds import transformation
+from onnx_convgrad.ir.emit import Dim, Emitter, known
+from onnx_convgrad.ir.loop_bodies import Slices, State, emit_loop, placeholder
+from onnx_convgrad.pipeline.composed import new_input
+from onnx_convgrad.pipeline.keywords import keywords
+from onnx_convgrad.pipeline.options import LoweringSettings
+from onnx_convgrad.pipeline.stages import Built
+
+
+@transformation
+@keywords(LoweringSettings)
+def smooth_grad(
+    model: AnyModel,
+    *,
+    label: Label = None,
+    of: str | None = None,
+    input: str | None = None,  # noqa: A002 - the term of ONNX
+    samples: int = 25,
+    noise: float | str = 0.15,
+    seed: int = 0,
+    **settings: Unpack[LoweringSettings],
+) -> Built:
+    """Explain a prediction by the mean of gradients at inputs with noise, which is less ragged than one gradient.
+
+    Args:
+        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        label: The class to explain, as for `saliency`.
+        of: The value with the scores, as for `saliency`.
+        input: The input that is explained; by default the only floating one.
+        samples: Number of gradients.
+        noise: Standard deviation of the normal noise, relative to the range (largest minus smallest number) of each
+            sample; or `"input"` for a graph input `noise` of shape `[samples, *input]`, which is added as it is.
+        seed: Seed of the noise. Runs after the first of a session draw different noise.
+        settings: As for `saliency`.
+
+    Returns:
+        The model with two more outputs: `attribution`, of the input's shape and dtype, and `explained_label`, int64 `[N]`.
+
+    Raises:
+        ArgumentError: An unknown name or option, or an ambiguous input or output.
+        ModelError: The model cannot be read or brought to opset 21.
+        DifferentiationError: Some nodes cannot be differentiated; all are listed.
+
+    Smilkov et al.: SmoothGrad (2017), arXiv:1706.03825.
+    """
+    samples, seed = whole(samples, "samples"), whole(seed, "seed", 0)
+    if noise != "input":
+        positive(noise, "noise")
+
+    def write(x: Explanation) -> Mapping[str, ir.Value]:
+        e, image = x.e, x.input
+        axes = list(range(1, e.rank(image)))
+        fed, scale = None, None
+        if noise == "input":
+            assert image.shape is not None
+            fed = new_input(e, "noise", image.dtype or ir.DataType.FLOAT, ir.Shape([samples, *image.shape]))
+        else:
+            spread = e.sub(e.reduce("ReduceMax", image, axes), e.reduce("ReduceMin", image, axes))
+            scale = e.mul(spread, float(noise))
+        zeros, start = e.zeros_like(image), len(e.emitted)
+        turn = placeholder(e, image, image.shape if fed is not None else ir.Shape([]))
+        if scale is None:
+            added = turn
+        else:
+            drawn = e.typed(e.op("RandomNormalLike", image, seed=float(seed)), image)
+            added = e.mul(drawn, scale)
+        point = e.typed(e.add(image, added), image)
+        whole_of = fed if fed is not None else e.const(np.zeros(samples), image.dtype)
+        total = _sum(e, start, {turn: Slices(whole_of)}, {zeros: x.gradient_at(point)})[0]
+        return {"attribution": e.div(total, samples)}
+
+    return explanation(model, write, label=label, of=of, input=input, settings=settings)
+
+
+@transformation
+@keywords(LoweringSettings)
+def integrated_gradients(
+    model: AnyModel,
+    *,
+    label: Label = None,
+    of: str | None = None,
+    input: str | None = None,  # noqa: A002 - the term of ONNX
+    baseline: Any = 0.0,
+    steps: int = 50,
+    **settings: Unpack[LoweringSettings],
+) -> Built:
+    """Explain a prediction by the gradient, integrated along the straight line from a baseline to the input.
+
+    The attributions of a sample add up to the difference of its score from that of the baseline, but for the error of the
+    quadrature (Gauss and Legendre's), which is an output.
+
+    Args:
+        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        label: The class to explain, as for `saliency`.
+        of: The value with the scores, as for `saliency`.
+        input: The input that is explained; by default the only floating one.
+        baseline: An input without information: a number, an array that broadcasts to the input, or `"input"` for a graph
+            input `baseline` of the input's shape.
+        steps: Number of gradients.
+        settings: As for `saliency`.
+
+    Returns:
+        The model with three more outputs: `attribution`, of the input's shape and dtype, `convergence_delta` (`[N]`, the sum
+        of a sample's attributions minus the difference of the scores) and `explained_label`, int64 `[N]`.
+
+    Raises:
+        ArgumentError: An unknown name or option, or an ambiguous input or output.
+        ModelError: The model cannot be read or brought to opset 21.
+        DifferentiationError: Some nodes cannot be differentiated; all are listed.
+
+    Sundararajan, Taly, Yan: Axiomatic Attribution for Deep Networks (2017), arXiv:1703.01365.
+    """
+    steps = whole(steps, "steps")
+    if not _is_input(baseline):
+        baseline = factors(baseline, "baseline")
+
+    def write(x: Explanation) -> Mapping[str, ir.Value]:
+        e, image = x.e, x.input
+        base = _baseline(e, image, baseline)
+        way = e.sub(image, base)
+        nodes, weights = np.polynomial.legendre.leggauss(steps)
+        zeros, start = e.zeros_like(image), len(e.emitted)
+        share, weight = (placeholder(e, image, ir.Shape([])) for _ in range(2))
+        point = e.typed(e.add(base, e.mul(share, way)), image)
+        scanned = {
+            share: Slices(e.const((nodes + 1) / 2, image.dtype)),
+            weight: Slices(e.const(weights / 2, image.dtype)),
+        }
+        mean = _sum(e, start, scanned, {zeros: e.mul(x.gradient_at(point), weight)})[0]
+        attribution = e.mul(way, mean)
+        axes = list(range(1, e.rank(image)))
+        rise = e.sub(x.scores.selected(e), x.score_at(base))
+        delta = e.sub(e.reduce_sum(attribution, axes, keepdims=False), rise)
+        return {"attribution": attribution, "convergence_delta": delta}
+
+    return explanation(model, write, label=label, of=of, input=input, settings=settings)
+
+
+@transformation
+@keywords(LoweringSettings)
+def occlusion(
+    model: AnyModel,
+    *,
+    label: Label = None,
+    of: str | None = None,
+    input: str | None = None,  # noqa: A002 - the term of ONNX
+    window: int | Sequence[int] = 8,
+    stride: int | Sequence[int] | None = None,
+    baseline: Any = 0.0,
+    **settings: Unpack[LoweringSettings],
+) -> Built:
+    """Explain a prediction by what its score loses where a window of the input is covered.
+
+    It needs no gradient, and one forward pass for each position of the window.
+
+    Args:
+        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        label: The class to explain, as for `saliency`.
+        of: The value with the scores, as for `saliency`.
+        input: The input that is explained; by default the only floating one.
+        window: Size of the window along the spatial axes of the input: one number for all, or one for each. An input
+            `[N, F]` has the axis F. Channels are covered together.
+        stride: Distance of two positions, at most the window; by default half the window.
+        baseline: What covers the input: a number, an array that broadcasts to the input, or `"input"` for a graph input
+            `baseline` of the input's shape.
+        settings: As for `saliency`.
+
+    Returns:
+        The model with two more outputs: `attribution`, of the input's shape and dtype: the mean loss of the windows over
+        each number; and `explained_label`, int64 `[N]`.
+
+    Raises:
+        ArgumentError: An unknown name or option, or an ambiguous input or output.
+        ModelError: The model cannot be read or brought to opset 21.
+
+    Zeiler, Fergus: Visualizing and Understanding Convolutional Networks (2013), arXiv:1311.2901, section 4.2.
+    """
+    windows = [whole(n, "window") for n in ([window] if np.isscalar(window) else list(window))]  # type: ignore[arg-type]
+    default = [(n + 1) // 2 for n in windows]
+    strides = default if stride is None else [whole(n, "stride") for n in ([stride] if np.isscalar(stride) else stride)]  # type: ignore[union-attr]
+    if not _is_input(baseline):
+        baseline = factors(baseline, "baseline")
+
+    def write(x: Explanation) -> Mapping[str, ir.Value]:
+        axes = spatial_axes(x.e, x.input)
+        for name, numbers in (("window", windows), ("stride", strides)):
+            if len(numbers) not in (1, len(axes)):
+                raise ArgumentError(f"{name} has {len(numbers)} numbers for {len(axes)} spatial axes.")
+        sizes, steps = ((numbers * len(axes))[: len(axes)] for numbers in (windows, strides))
+        for size, step in zip(sizes, steps, strict=True):
+            if step > size:
+                raise ArgumentError(
+                    f"A stride of {step} leaves gaps between windows of {size}.", hint="Make it smaller."
+                )
+        return {"attribution": _occluded(x, axes, sizes, steps, baseline)}
+
+    return explanation(model, write, label=label, of=of, input=input, settings=settings)
+
+
+def _occluded(x: Explanation, axes: list[int], sizes: list[int], steps: list[int], baseline: Any) -> ir.Value:
+    """The mean loss of score of the windows over each number."""
+    e, image = x.e, x.input
+    base, before = _baseline(e, image, baseline), x.scores.selected(e)
+    counts = [
+        _positions(e, e.dim(image, axis), size, step) for axis, size, step in zip(axes, sizes, steps, strict=True)
+    ]
+    counted = _range(e, e.size_mul(*counts))
+    uncovered = e.op(
+        "Expand", e.scalar(0, image), e.vector([e.dim(image, a) if a in axes else 1 for a in range(e.rank(image))])
+    )
+    zeros, start = e.zeros_like(image), len(e.emitted)
+    number = placeholder(e, counted, ir.Shape([]))
+    rest, masks = number, []
+    for axis, size, step, count in reversed(list(zip(axes, sizes, steps, counts, strict=True))):
+        length = _scalar(e, count)
+        first = e.op("Mul", e.op("Mod", rest, length), e.const(np.int64(step)))
+        rest = e.op("Div", rest, length)
+        places = e.unsqueeze(_range(e, e.dim(image, axis)), list(range(1, e.rank(image) - axis)))
+        behind = e.op("Add", first, e.const(np.int64(size)))
+        masks.append(e.op("And", e.op("GreaterOrEqual", places, first), e.op("Less", places, behind)))
+    covered = reduce(lambda a, b: e.op("And", a, b), masks)
+    loss = e.sub(before, x.score_at(e.typed(e.where(covered, base, image), image)))
+    own = e.unsqueeze(e.cast(loss, image.dtype or ir.DataType.FLOAT), list(range(1, e.rank(image))))
+    cover = e.mask(covered, image)
+    spread = e.typed(e.expand(e.mul(own, cover), image), image)
+    total, count_of = _sum(e, start, {number: Slices(counted)}, {zeros: spread, uncovered: cover})
+    return e.div(total, count_of)
+
+
+def _positions(e: Emitter, length: Dim, window: int, stride: int) -> Dim:
+    """Number of positions of a window that together cover an axis."""
+    left = e.size_max(e.size_sub(length, window), 0)
+    return e.size_add(e.size_div(e.size_add(left, stride - 1), stride), 1)
+
+
+def _scalar(e: Emitter, size: Dim) -> ir.Value:
+    return e.const(np.int64(size)) if isinstance(size, int) else e.squeeze(size, [0])
+
+
+def _range(e: Emitter, size: Dim) -> ir.Value:
+    if isinstance(size, int):
+        return e.const(np.arange(size, dtype=np.int64))
+    return e.op("Range", e.const(np.int64(0)), _scalar(e, size), e.const(np.int64(1)))
+
+
+def _is_input(baseline: Any) -> bool:
+    return isinstance(baseline, str) and baseline == "input"
+
+
+def _baseline(e: Emitter, image: ir.Value, baseline: Any) -> ir.Value:
+    """The baseline, of the shape of the input."""
+    if _is_input(baseline):
+        return new_input(e, "baseline", image.dtype or ir.DataType.FLOAT, image.shape)
+    sizes = [] if image.shape is None else [known(d) for d in image.shape]
+    own = baseline.shape
+    if image.shape is not None and (
+        len(own) > len(sizes) or any(d not in (1, size or d) for d, size in zip(own[::-1], sizes[::-1], strict=False))
+    ):
+        raise ArgumentError(f"A baseline of shape {own} does not broadcast to {image.name!r}, which is {image.shape}.")
+    return e.expand(e.const(baseline, image.dtype), image)
+
+
+def _sum(
+    e: Emitter, start: int, scanned: Mapping[ir.Value, Slices], terms: Mapping[ir.Value, ir.Value]
+) -> list[ir.Value]:
+    """Emit a loop that adds up values of its body.
+
+    Args:
+        e: The emitter.
+        start: Number of nodes emitted before those of the body.
+        scanned: Inputs of the body -> what they are slices of.
+        terms: Zeros of the shape of a term, made outside of the body -> the term, a value of the body.
+    """
+    states = []
+    for zeros, term in terms.items():
+        inner = placeholder(e, term, zeros.shape)
+        states.append(State(zeros, inner, e.typed(e.add(inner, term), zeros)))
+    return emit_loop(e, start, states, scanned, [])[0]

@@ -1,0 +1,121 @@
+"""The scores of a classifier, one per sample and class, and the class that is explained or attacked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_convgrad.autodiff.activity import floating
+from onnx_convgrad.base.names import INSPECT, check_names
+from onnx_convgrad.base.numbers import whole
+from onnx_convgrad.errors import ArgumentError, ModelError
+from onnx_convgrad.ir.emit import Emitter, known
+from onnx_convgrad.ir.namespace import named_values
+from onnx_convgrad.pipeline.composed import new_input
+from onnx_convgrad.training.program.reading import Ending
+
+Label = int | str | None
+"""A class by its number, `"input"` for a graph input `label`, or `None` for the class with the highest score."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """The scores `[N, C]` of a classifier, and a class for each sample.
+
+    Attributes:
+        values: One score per sample and class.
+        mask: 1 at the class of each sample, else 0; `[N, C]`, of the dtype of the scores.
+        label: The class of each sample, int64 `[N]`.
+    """
+
+    values: ir.Value
+    mask: ir.Value
+    label: ir.Value
+
+    def selected(self, e: Emitter, values: ir.Value | None = None) -> ir.Value:
+        """The score of the class of each sample, `[N]`; of other scores `values` if given."""
+        return e.reduce_sum(e.mul(self.values if values is None else values, self.mask), [1], keepdims=False)
+
+
+def scores_of(e: Emitter, of: str | None, label: Label) -> Scores:
+    """Emit the scores of a classifier, and the class of each sample.
+
+    Args:
+        e: Emitter of the model's graph.
+        of: The value with the scores: any value of the graph, whose axis 1 holds the classes. By default the only floating
+            output; if that ends in Softmax, LogSoftmax or Sigmoid, the logits before.
+        label: The class.
+
+    Raises:
+        ArgumentError: The output is ambiguous, or there is no such value or class.
+        ModelError: The scores have no axes.
+    """
+    values = _matrix(e, *_source(e.graph, of))
+    classes = None if values.shape is None else known(values.shape[1])
+    if label is None:
+        chosen = e.op("ArgMax", values, axis=1, keepdims=0)
+    elif label == "input":
+        chosen = new_input(e, "label", ir.DataType.INT64, ir.Shape([values.shape[0] if values.shape else None]))
+    else:
+        number = whole(label, "label", 0)
+        if classes is not None and number >= classes:
+            raise ArgumentError(f"There is no class {number}: the model has {classes}, numbered from 0.")
+        chosen = e.op("Expand", e.const(np.int64(number)), e.vector([e.dim(values, 0)]))
+    return Scores(values, one_hot(e, chosen, values), chosen)
+
+
+def one_hot(e: Emitter, label: ir.Value, like: ir.Value) -> ir.Value:
+    """1 at the class of each sample, else 0.
+
+    Args:
+        e: The emitter.
+        label: Int64 `[N]`.
+        like: Floating `[N, C]`, which gives number of classes and dtype.
+    """
+    count = e.dim(like, 1)
+    if isinstance(count, int):
+        numbers = e.const(np.arange(count, dtype=np.int64))
+    else:
+        numbers = e.op("Range", e.const(np.int64(0)), e.squeeze(count, [0]), e.const(np.int64(1)))
+    return e.typed(e.mask(e.compare("Equal", e.unsqueeze(label, [1]), numbers), like), like)
+
+
+def _source(graph: ir.Graph, of: str | None) -> tuple[ir.Value, int | None]:
+    """The value with the scores, and the axis of its classes if that is certain."""
+    if of is not None:
+        values = {name: v for name, v in named_values(graph).items() if floating(v)}
+        check_names([of], list(values), "value in of:", INSPECT)
+        return values[of], None
+    outputs = [v for v in graph.outputs if floating(v)]
+    endings = {v: Ending.of(v) for v in outputs}
+    certain = [v for v in outputs if endings[v].activation] or outputs
+    if len(certain) != 1:
+        listed = ", ".join(v.name or "" for v in certain) or "none"
+        raise ArgumentError(
+            f"The model has {len(certain)} floating outputs ({listed}), not one.", hint="Name the scores with of=."
+        )
+    ending = endings[certain[0]]
+    if not ending.activation or ending.last is None or ending.last.inputs[0] is None:
+        return certain[0], None
+    logits = ending.last.inputs[0]
+    if ending.activation == "Sigmoid" or logits.shape is None:
+        return logits, None
+    return logits, _attribute_axis(ending.last) % len(logits.shape)
+
+
+def _attribute_axis(node: ir.Node) -> int:
+    attribute = node.attributes.get("axis")
+    return -1 if attribute is None else attribute.as_int()
+
+
+def _matrix(e: Emitter, values: ir.Value, axis: int | None) -> ir.Value:
+    """Scores `[N, C]` from values with an axis of classes, summed over all others but the first."""
+    rank = e.rank(values, "the choice of a class")
+    if rank == 0:
+        raise ModelError(f"{values.name!r} is one number, not a score per sample.", hint="Name the scores with of=.")
+    if rank == 1:  # one score per sample
+        return e.unsqueeze(values, [1])
+    axis = 1 if axis in (None, 0) else axis
+    return e.reduce_sum(values, [i for i in range(1, rank) if i != axis], keepdims=False)

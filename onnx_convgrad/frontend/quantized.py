@@ -1,0 +1,405 @@
+"""Make the values of a quantized graph differentiable by the straight-through estimator.
+
+Between QuantizeLinear and DequantizeLinear values are integers, which carry no derivative. `mark_quantized` gives each value
+that returns to floating numbers the abstract operator StraightThrough, whose first operand is the number before rounding and
+whose last is the value itself. Integer operators between them are computed once more on real numbers, for the derivative
+alone: QLinearConv, QLinearMatMul, ConvInteger and MatMulInteger by their dequantized meaning, and operators that move or
+compare elements. The forward nodes stay as they are, so results keep their bits. `unmark_quantized` removes the operators
+after differentiation.
+
+Values in the bodies of other nodes are not marked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_convgrad.autodiff.activity import carriers, floating, rule_of
+from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.constants import constant_of
+from onnx_convgrad.ir.emit import DOMAIN, Emitter, known
+from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
+
+STRAIGHT_THROUGH = "StraightThrough"
+
+_FLOAT8 = {
+    ir.DataType.FLOAT8E4M3FN: 448.0,
+    ir.DataType.FLOAT8E4M3FNUZ: 240.0,
+    ir.DataType.FLOAT8E5M2: 57344.0,
+    ir.DataType.FLOAT8E5M2FNUZ: 57344.0,
+}
+
+_BITS = {
+    ir.DataType.INT4: 4,
+    ir.DataType.INT8: 8,
+    ir.DataType.INT16: 16,
+    ir.DataType.UINT4: 4,
+    ir.DataType.UINT8: 8,
+    ir.DataType.UINT16: 16,
+}
+
+_DATA: dict[str, tuple[int, ...] | None] = {
+    **dict.fromkeys("DepthToSpace Expand Flatten Gather GatherElements GatherND GlobalMaxPool Identity".split(), (0,)),
+    **dict.fromkeys("MaxPool ReduceMax ReduceMin Reshape Resize Slice SpaceToDepth Split Squeeze".split(), (0,)),
+    **dict.fromkeys("Tile Transpose Trilu Unsqueeze".split(), (0,)),
+    **dict.fromkeys(("Concat", "Max", "Min"), None),
+    "Clip": (0, 1, 2),
+    "Pad": (0, 2),
+    "Where": (1, 2),
+}
+"""Operators that move or compare integers -> the positions of these operands; `None`: all."""
+
+
+def level_range(dtype: ir.DataType) -> tuple[float, float] | None:
+    """The least and the greatest level of a quantized type; `None` for other types."""
+    if dtype in _FLOAT8:
+        return -_FLOAT8[dtype], _FLOAT8[dtype]
+    bits = _BITS.get(dtype)
+    if bits is None:
+        return None
+    return (0.0, 2.0**bits - 1) if dtype.name.startswith("U") else (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1) - 1)
+
+
+def mark_quantized(
+    graph: ir.Graph, sources: Collection[ir.Value], *, even_steps: bool = False
+) -> dict[ir.Value, ir.Value]:
+    """Insert StraightThrough after the values that depend on `sources` through quantizers, in place.
+
+    Args:
+        graph: A canonical graph.
+        sources: The values to differentiate with respect to.
+        even_steps: Divide the gradient of a scale by the root of the number of values that share it times the greatest
+            level (Esser et al. 2020, section 2.2), so that scales and weights make steps of like size. Of an activation the
+            values of one sample count.
+
+    Returns:
+        Value -> the result of StraightThrough that took its name, its readers and its place among the outputs.
+    """
+    if not any(is_quantizer(node) for node in graph):
+        return {}
+    return _Marking(graph, sources, even_steps).run()
+
+
+def unmark_quantized(graph: ir.Graph) -> None:
+    """Replace the results of StraightThrough by the values that they stand for, in place."""
+    marks = [node for node in graph if node.domain == DOMAIN and node.op_type == STRAIGHT_THROUGH]
+    if not marks:
+        return
+    e, outputs = Emitter(graph), OutputPlaces(graph)
+    for node in marks:
+        result, value = node.outputs[0], node.inputs[-1]
+        assert value is not None, "the value is always given"
+        e.anchor = node
+        put_in_place(e, outputs, result, value, new=value.name is None)
+    graph.remove(marks, safe=True)
+
+
+@dataclass(slots=True)
+class _Twin:
+    """An integer value whose real numbers (levels - zero) scale depend on the sources.
+
+    `real` emits a value with these numbers and the derivative. `source` is the number before a quantizer rounded it.
+    """
+
+    real: Callable[[], ir.Value]
+    scale: ir.Value
+    zero: ir.Value | None = None
+    axis: int = 1
+    block: int = 0
+    source: ir.Value | None = None
+    bounds: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def whole(self) -> bool:
+        """Whether one scale holds for the whole tensor."""
+        return _is_single(self.scale)
+
+
+def _is_single(value: ir.Value) -> bool:
+    return value.shape is not None and all(known(d) == 1 for d in value.shape)
+
+
+def _sharing(source: ir.Value, twin: _Twin) -> float:
+    """How many values of a weight, or of one sample of an activation, share an entry of the scale; unknown sizes are 1."""
+    sizes = [known(d) or 1 for d in source.shape or ()]
+    scales = [known(d) or 1 for d in twin.scale.shape or ()]
+    return math.prod(sizes if source.is_initializer() else sizes[1:]) / math.prod(scales)
+
+
+def _same(a: ir.Value | None, b: ir.Value | None) -> bool:
+    """Whether two scales or zero points are known to be equal; an absent zero point is zero."""
+    if a is b:
+        return True
+    left, right = (np.zeros(()) if v is None else constant_of(v) for v in (a, b))
+    if left is None or right is None:
+        return False
+    left, right = left.astype(np.float64), right.astype(np.float64)
+    if left.size == 1 or right.size == 1:
+        return bool((left == right).all())
+    return left.shape == right.shape and bool((left == right).all())
+
+
+class _Marking:
+    """One walk over the graph in its order, with the twins of the integer values so far."""
+
+    def __init__(self, graph: ir.Graph, sources: Collection[ir.Value], even_steps: bool) -> None:
+        self.graph, self.varied, self.even_steps = graph, set(sources), even_steps
+        self.e, self.outputs = Emitter(graph, opsets=graph.opset_imports), OutputPlaces(graph)
+        self.twins: dict[ir.Value, _Twin] = {}
+        self.moved: dict[ir.Value, ir.Value] = {}
+
+    def run(self) -> dict[ir.Value, ir.Value]:
+        nodes = list(self.graph)
+        for node, following in zip(nodes, [*nodes[1:], None], strict=True):
+            self.e.anchor, start = following, len(self.e.emitted)
+            handler = None if node.domain else _HANDLERS.get(node.op_type)
+            if handler is not None:
+                handler(self, Call(node))
+            if any(operand in self.varied for _, operand in carriers(node, rule_of(node))):
+                self.varied.update(v for v in node.outputs if floating(v))
+            for count, added in enumerate(self.e.emitted[start:], 1):
+                added.name = f"{node.name}/real_{count}"
+        return self.moved
+
+    # -- marks ---------------------------------------------------------------------------------------------------------
+
+    def mark(self, value: ir.Value, source: ir.Value | None, twin: _Twin | None = None) -> ir.Value:
+        """StraightThrough: the numbers of `value`, with the derivative of `source`, clipped to the range of `twin`."""
+        if twin is None:
+            return self.e.op(STRAIGHT_THROUGH, source, None, None, value, domain=DOMAIN)
+        low, high = twin.bounds
+        zero = None if twin.zero is None or twin.zero.dtype in _FLOAT8 else twin.zero
+        operands = source, twin.scale, zero, value
+        options: dict[str, float] = {"axis": twin.axis, "block_size": twin.block, "low": low, "high": high}
+        if self.even_steps and source is not None:
+            options["step_factor"] = 1 / math.sqrt(max(_sharing(source, twin), 1) * high)
+        return self.e.op(STRAIGHT_THROUGH, *operands, domain=DOMAIN, **options)
+
+    def put(self, value: ir.Value, mark: ir.Value) -> None:
+        """Let `mark` take the name, the readers and the place of `value`."""
+        node = mark.producer()
+        assert node is not None, "it was just emitted"
+        self.outputs.replace(value, mark)
+        node.replace_input_with(len(node.inputs) - 1, value)
+        mark.name, value.name = value.name, None
+        self.moved[value] = mark
+        self.varied.add(mark)
+
+    # -- operands ------------------------------------------------------------------------------------------------------
+
+    def quantized(
+        self, q: ir.Value, source: ir.Value, scale: ir.Value, zero: ir.Value | None, axis: int = 1, block: int = 0
+    ) -> None:
+        """Note that `q` is `source` after quantization."""
+        dtype = q.dtype or (ir.DataType.UINT8 if zero is None else zero.dtype)
+        bounds = None if dtype is None else level_range(dtype)
+        if bounds is None:
+            return
+
+        def value() -> ir.Value:
+            return self.mark(self.dequantized(q, scale, zero, axis, block), source, twin)
+
+        self.twins[q] = twin = _Twin(value, scale, zero, axis, block, source, bounds)
+
+    def dequantized(
+        self, q: ir.Value, scale: ir.Value, zero: ir.Value | None = None, axis: int = 1, block: int = 0
+    ) -> ir.Value:
+        """The real numbers of an integer value, without a derivative."""
+        if _is_single(scale):
+            return self.e.op("DequantizeLinear", q, scale, zero)
+        return self.e.op("DequantizeLinear", q, scale, zero, axis=axis, block_size=block or None)
+
+    def real(self, q: ir.Value, scale: ir.Value, zero: ir.Value | None, axis: int = 1) -> ir.Value:
+        """The real numbers of an integer value by a scale and a zero point of its reader."""
+        twin = self.twins.get(q)
+        if twin is None:
+            return self.dequantized(q, scale, zero, axis)
+        if _same(twin.scale, scale) and _same(twin.zero, zero):
+            return twin.real()
+        return self.e.mul(self.e.sub(self.levels(twin), self._zero(zero, scale)), scale)
+
+    def levels(self, twin: _Twin) -> ir.Value:
+        """The levels of a twin with one scale, as floating numbers."""
+        return self.e.add(self.e.div(twin.real(), twin.scale), self._zero(twin.zero, twin.scale))
+
+    def _zero(self, zero: ir.Value | None, like: ir.Value) -> ir.Value | float:
+        return 0 if zero is None else self.e.cast(zero, like.dtype or ir.DataType.FLOAT)
+
+    def convertible(self, q: ir.Value, scale: ir.Value, zero: ir.Value | None) -> bool:
+        """Whether the numbers of a twin can be expressed by another scale: the same, or one for the whole tensor."""
+        twin = self.twins[q]
+        return (_same(twin.scale, scale) and _same(twin.zero, zero)) or (twin.whole and _is_single(scale))
+
+    # -- operators -----------------------------------------------------------------------------------------------------
+
+    def quantize(self, n: Call) -> None:
+        x, scale = n["x"], n["y_scale"]
+        if x in self.varied or scale in self.varied:
+            self.quantized(n.y, x, scale, n.get("y_zero_point"), n.int("axis", 1), n.int("block_size", 0))
+
+    def quantize_by_range(self, n: Call) -> None:
+        """DynamicQuantizeLinear: scale and zero point, functions of the extremes of x, count as constants.
+
+        The range holds all of x up to half a level, by which the rounded zero point moves it: nothing counts as outside.
+        """
+        x, (q, scale, zero) = n["x"], n.node.outputs
+        if x not in self.varied or not q.uses():
+            return
+        fixed = self.mark(scale, None)
+        for use in list(scale.uses()):
+            if use.node is not fixed.producer():
+                use.node.replace_input_with(use.idx, fixed)
+        self.twins[q] = _Twin(lambda: self.mark(self.dequantized(q, fixed, zero), x), fixed, zero)
+
+    def dequantize(self, n: Call) -> None:
+        q, scale, zero = n["x"], n["x_scale"], n.get("x_zero_point")
+        twin = self.twins.get(q)
+        if twin is None or not self.convertible(q, scale, zero):
+            return
+        same = _same(twin.scale, scale) and _same(twin.zero, zero)
+        if same and twin.source is not None:
+            self.put(n.y, self.mark(n.y, twin.source, twin))
+        else:
+            self.put(n.y, self.mark(n.y, self.real(q, scale, zero)))
+
+    def move(self, n: Call) -> None:
+        """Operators that move or compare levels do the same to the real numbers, if all have one scale."""
+        positions = _DATA[n.node.op_type]
+        operands = list(n.node.inputs)
+        places = range(len(operands)) if positions is None else [i for i in positions if i < len(operands)]
+        data = [(i, v) for i, v in enumerate(operands) if i in places and v is not None]
+        twin = next((self.twins[v] for _, v in data if v in self.twins), None)
+        if twin is None or not twin.whole:
+            return
+        if any(v in self.twins and not self.convertible(v, twin.scale, twin.zero) for _, v in data):
+            return
+        for i, v in data:
+            operands[i] = self.real(v, twin.scale, twin.zero)
+        if n.node.op_type == "Pad" and operands[2:3] in ([], [None]) and n.string("mode", "constant") == "constant":
+            operands[2:3] = [self.e.reshape(self._level_zero(twin), [])]
+        outputs = len(n.node.outputs) if n.node.op_type == "Split" else 1
+        made = self.e.ops(n.node.op_type, *operands, outputs=outputs, **n.attributes())
+        for y, real in zip(n.node.outputs, made, strict=False):
+            if y.shape is not None:
+                real.shape = y.shape
+            self._note(y, real, twin.scale, twin.zero)
+
+    def _note(self, y: ir.Value, real: ir.Value, scale: ir.Value, zero: ir.Value | None = None) -> None:
+        self.twins[y] = _Twin(lambda: real, scale, zero)
+
+    def rectify(self, n: Call) -> None:
+        """Relu of levels: the maximum with level 0, whose real number is -zero scale."""
+        twin = self.twins.get(n["X"])
+        if twin is None or not twin.whole:
+            return
+        self._note(n.y, self.e.op("Max", twin.real(), self._level_zero(twin)), twin.scale, twin.zero)
+
+    def _level_zero(self, twin: _Twin) -> ir.Value:
+        """The real number of level 0."""
+        if twin.zero is None:
+            return self.e.zeros_like(twin.scale)
+        return self.e.neg(self.e.mul(self.e.cast(twin.zero, twin.scale.dtype or ir.DataType.FLOAT), twin.scale))
+
+    def linear_conv(self, n: Call) -> None:
+        """QLinearConv: the convolution of real numbers, quantized."""
+        operands = [(n["x"], n["x_scale"], n["x_zero_point"]), (n["w"], n["w_scale"], n["w_zero_point"])]
+        if not self._real_operands(operands):
+            return
+        x, w = (self.real(*operand, axis=0) for operand in operands)
+        bias = n.get("B")
+        if bias is not None:
+            bias = self.dequantized(bias, self.e.mul(n["x_scale"], n["w_scale"]), axis=0)
+        y = self.e.op("Conv", x, w, bias, **n.attributes())
+        self.quantized(n.y, self._like(y, n.y), n["y_scale"], n["y_zero_point"])
+
+    def linear_matmul(self, n: Call) -> None:
+        """QLinearMatMul: the product of real numbers, quantized. Scales may be per row of a and per column of b."""
+        operands = [(n["a"], n["a_scale"], n["a_zero_point"]), (n["b"], n["b_scale"], n["b_zero_point"])]
+        if not self._real_operands(operands):
+            return
+        a, b = (self.real(*operand, axis=axis) for operand, axis in zip(operands, (-2, -1), strict=True))
+        self.quantized(n.y, self._like(self.e.op("MatMul", a, b), n.y), n["y_scale"], n["y_zero_point"])
+
+    def _real_operands(self, operands: Sequence[tuple[ir.Value, ir.Value, ir.Value | None]]) -> bool:
+        """Whether an operand depends on the sources, and all those that do can be expressed by the given scales."""
+        mine = [operand for operand in operands if operand[0] in self.twins]
+        return bool(mine) and all(self.convertible(*operand) for operand in mine)
+
+    @staticmethod
+    def _like(real: ir.Value, q: ir.Value) -> ir.Value:
+        if q.shape is not None:
+            real.shape = q.shape
+        return real
+
+    def integer_product(self, n: Call) -> None:
+        """ConvInteger, MatMulInteger: the product of levels minus zero points, in units of the scales."""
+        conv = n.node.op_type == "ConvInteger"
+        names = (
+            [("x", "x_zero_point"), ("w", "w_zero_point")] if conv else [("A", "a_zero_point"), ("B", "b_zero_point")]
+        )
+        pairs = [(n[name], n.get(zero)) for name, zero in names]
+        mine = [self.twins[v] for v, _ in pairs if v in self.twins]
+        if not mine or not all(twin.whole for twin in mine):
+            return
+        factors, scale = [], None
+        for position, (q, zero) in enumerate(pairs):
+            twin = self.twins.get(q)
+            if twin is None:
+                factors.append(self._integers(q, zero, conv=conv, position=position, like=mine[0].scale))
+                continue
+            same, factor = _same(twin.zero, zero), twin.real()
+            if not same:
+                factor = self.e.sub(
+                    factor, self.e.add(self._level_zero(twin), self.e.mul(twin.scale, self._zero(zero, twin.scale)))
+                )
+            factors.append(factor)
+            scale = twin.scale if scale is None else self.e.mul(scale, twin.scale)
+        assert scale is not None, "one operand has a twin"
+        y = self.e.op("Conv", *factors, **n.attributes()) if conv else self.e.op("MatMul", *factors)
+        self._note(n.y, self._like(y, n.y), scale)
+
+    def _integers(self, q: ir.Value, zero: ir.Value | None, *, conv: bool, position: int, like: ir.Value) -> ir.Value:
+        """An integer operand that depends on no source, minus its zero point, as floating numbers."""
+        number = self.e.cast(q, like.dtype or ir.DataType.FLOAT)
+        if zero is None:
+            return number
+        offset = self.e.cast(zero, like.dtype or ir.DataType.FLOAT)
+        if not _is_single(zero) and zero.shape is not None and len(zero.shape) == 1:
+            after = self.e.rank(q) - 1 if conv else 1 - position
+            offset = self.e.unsqueeze(offset, list(range(1, 1 + after)))
+        elif _is_single(zero):
+            offset = self.e.reshape(offset, [])
+        return self.e.sub(number, offset)
+
+    def cast(self, n: Call) -> None:
+        """Levels as floating numbers."""
+        twin = self.twins.get(n["input"])
+        if twin is not None and twin.whole and floating(n.y):
+            self.put(n.y, self.mark(n.y, self.e.cast(self.levels(twin), n.y.dtype or ir.DataType.FLOAT)))
+
+
+_HANDLERS: dict[str, Callable[[_Marking, Call], None]] = {
+    **dict.fromkeys(_DATA, _Marking.move),
+    "Cast": _Marking.cast,
+    "ConvInteger": _Marking.integer_product,
+    "DequantizeLinear": _Marking.dequantize,
+    "DynamicQuantizeLinear": _Marking.quantize_by_range,
+    "MatMulInteger": _Marking.integer_product,
+    "QLinearConv": _Marking.linear_conv,
+    "QLinearMatMul": _Marking.linear_matmul,
+    "QuantizeLinear": _Marking.quantize,
+    "Relu": _Marking.rectify,
+}
+
+_QUANTIZERS = ("DynamicQuantizeLinear", "QuantizeLinear", "QLinearConv", "QLinearMatMul")
+
+
+def is_quantizer(node: ir.Node | None) -> bool:
+    """Whether a node rounds floating numbers, or sums of products, to levels."""
+    return is_op(node, *_QUANTIZERS)

@@ -1,0 +1,140 @@
+"""Run the stages around nodes of one's own: read and canonicalize a model, let a function write into it, finish.
+
+Explanations, for example, are such functions. They call the walks of `autodiff` as often, and at as many points, as they
+need.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+
+import onnx_ir as ir
+
+from onnx_convgrad.autodiff.activity import floating
+from onnx_convgrad.base.names import check_names
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.frontend.bound_inputs import bind_inputs
+from onnx_convgrad.frontend.diagnose import judged
+from onnx_convgrad.frontend.files import AnyModel, cloned, load
+from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.ir.loop_bodies import depending, emit_nodes
+from onnx_convgrad.ir.nodes import ancestors
+from onnx_convgrad.ir.notes import GRADIENTS, SEEDS
+from onnx_convgrad.pipeline.options import Options
+from onnx_convgrad.pipeline.stages import Built, canonical, complete, target_of
+
+Writer = Callable[[Emitter], Mapping[str, ir.Value]]
+"""Adds nodes, and inputs if need be, to the emitter's graph; returns the new outputs by name, in order."""
+
+
+@judged
+def compose(
+    model: AnyModel,
+    options: Options,
+    write: Writer,
+    *,
+    keep_outputs: bool = True,
+    gradients: Sequence[str] | None = None,
+) -> Built:
+    """Run all stages around `write`.
+
+    Args:
+        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        options: `wrt` says whether parameters are differentiated; merged ones are then separated.
+        write: Writes the computation.
+        keep_outputs: Whether the original outputs come before the new ones.
+        gradients: The differentiated values, if each of them has one of the new outputs, in this order.
+
+    Raises:
+        ModelError: The model cannot be read or brought to opset 21.
+        DifferentiationError: Some nodes cannot be differentiated; all are listed.
+        LoweringError: No lowering applies to a convolution or pool, or the forced one does not.
+    """
+    target = target_of(options)
+
+    def read() -> ir.Model:
+        return bind_inputs(load(model, options.base_dir), options.input_values)
+
+    m = canonical(read(), options, read)
+    primal = cloned(m)
+    graph = m.graph
+    e = Emitter(graph, opsets=graph.opset_imports, target=target, joint=options.lowering != "exact")
+    first = len(graph)
+    results = write(e)
+    outputs = named(e, results, first)
+    if not keep_outputs:
+        graph.outputs.clear()
+    graph.outputs.extend(outputs)
+    for note in (GRADIENTS, SEEDS):
+        m.metadata_props.pop(note, None)
+    names = dict(zip(gradients or (), (v.name or "" for v in outputs), strict=False))
+    if names:
+        m.metadata_props[GRADIENTS] = json.dumps(names)
+    return Built(m, primal, names, complete(m, primal, options, target))
+
+
+def named(e: Emitter, results: Mapping[str, ir.Value], first: int = 0) -> list[ir.Value]:
+    """Give graph outputs their names; `_1` is added to one that is taken.
+
+    A value of the original graph, of its first `first` nodes, or one that is an output already, goes through an Identity.
+    """
+    own = set(list(e.graph)[first:])
+    taken = set(e.graph.outputs)
+    outputs = []
+    for name, value in results.items():
+        result = value
+        if value.producer() not in own or value in taken:
+            node = ir.Node("", "Identity", [value], num_outputs=1)
+            e.place(node)
+            result = e.typed(node.outputs[0], value)
+        taken.add(result)
+        result.name = e.names.claim(name)
+        outputs.append(result)
+    return outputs
+
+
+def new_input(e: Emitter, name: str, dtype: ir.DataType, shape: ir.Shape | None) -> ir.Value:
+    """Add an input to the graph; `_1` is added to a name that is taken."""
+    value = ir.Value(name=e.names.claim(name), shape=shape, type=ir.TensorType(dtype))
+    e.graph.inputs.append(value)
+    return value
+
+
+def at_point(e: Emitter, point: Mapping[ir.Value, ir.Value], targets: Sequence[ir.Value]) -> list[ir.Value]:
+    """Compute values of the graph once more, at another point.
+
+    Args:
+        e: Emitter positioned after every node that computes the targets.
+        point: Value of the graph -> the value, of its dtype and shape, that takes its place.
+        targets: Values of the graph.
+
+    Returns:
+        The targets at the point, in order; a target that does not depend on it as it is.
+    """
+    above = {node for value in targets for node in ancestors(value)}
+    nodes = [node for node in depending(e.graph, [*point]) if node in above]
+    values = dict(point)
+    emit_nodes(e, nodes, values)
+    for node in nodes:
+        for original in node.outputs:
+            e.typed(values[original], original)
+    return [values.get(v, v) for v in targets]
+
+
+def one_floating_input(graph: ir.Graph, name: str | None) -> ir.Value:
+    """The input of this name, or the only floating input.
+
+    Raises:
+        ArgumentError: There is none of this name, or, without a name, none or several.
+    """
+    inputs = {v.name or "": v for v in graph.inputs if floating(v) and not v.is_initializer()}
+    if name is not None:
+        check_names([name], list(inputs), "input")
+        return inputs[name]
+    if len(inputs) != 1:
+        listed = ", ".join(inputs) or "none"
+        raise ArgumentError(
+            f"The model has {len(inputs)} floating inputs ({listed}), not one.", hint="Name one of them with input=."
+        )
+    return next(iter(inputs.values()))

@@ -1,0 +1,160 @@
+"""Whole Jacobians and Hessians: a loop inside the file over the directions of a basis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_convgrad.autodiff.activity import Activity
+from onnx_convgrad.autodiff.forward import forward
+from onnx_convgrad.autodiff.per_sample.sample_axis import Samples
+from onnx_convgrad.autodiff.per_sample.tracker import Tracker
+from onnx_convgrad.autodiff.per_sample.walk import backward_per_sample, data_inputs
+from onnx_convgrad.autodiff.reverse import backward
+from onnx_convgrad.base.warn import warn
+from onnx_convgrad.errors import ArgumentError, DifferentiationError, first_few
+from onnx_convgrad.frontend.parameters import resolve_of, resolve_wrt
+from onnx_convgrad.ir.constants import mark_varying
+from onnx_convgrad.ir.emit import Dim, Emitter, known
+from onnx_convgrad.ir.loop_bodies import Layout, Slices, emit_loop, placeholder
+from onnx_convgrad.pipeline.options import Names
+
+MODES = ("auto", "reverse", "forward")
+
+Pairs = dict[tuple[ir.Value, ir.Value], ir.Value]
+"""Target and source -> derivative."""
+
+
+def write_jacobian(e: Emitter, of: Names | None, wrt: Names, mode: str, *, per_sample: bool) -> Mapping[str, ir.Value]:
+    """Emit the Jacobian of each target with respect to each source; see `onnx_convgrad.jacobian`."""
+    sources, targets = resolve_wrt(e.graph, wrt), resolve_of(e.graph, of)
+    mark_varying(e.graph, sources)
+    basis = Basis(e, per_sample=per_sample)
+    data = data_inputs(e.graph, sources) if per_sample else []
+    if mode == "auto":
+        mode = "forward" if basis.total(targets) > basis.total(sources) else "reverse"
+    if mode == "forward" and per_sample:
+        _check_samples(e, data, sources, targets)
+    found: Pairs = {}
+    if mode == "forward":
+        for x in sources:
+            found |= {(y, x): d for y, d in basis.pushed(x, targets).items()}
+    else:
+        for y in targets:
+            found |= {(y, x): d for x, d in basis.pulled(y, sources, data).items()}
+    pairs = [(y, x) for y in targets for x in sources]
+    return _results(basis, pairs, found, "jacobian")
+
+
+def write_hessian(e: Emitter, of: str, wrt: Names, *, per_sample: bool) -> Mapping[str, ir.Value]:
+    """Emit the second derivatives of a scalar target by each pair of sources; see `onnx_convgrad.hessian`."""
+    sources, targets = resolve_wrt(e.graph, wrt), resolve_of(e.graph, of)
+    for y in targets:
+        sizes = list(y.shape or ())[1 if per_sample else 0 :]
+        if len(targets) > 1 or any(known(d) not in (1, None) for d in sizes):
+            one = "one number per sample" if per_sample else "one number"
+            raise ArgumentError(
+                f"hessian needs {one}, but `of` is {first_few([repr(v.name) for v in targets])} of shape {y.shape}.",
+                hint="Name a scalar, or use jacobian.",
+            )
+    mark_varying(e.graph, sources)
+    if per_sample:
+        _check_samples(e, data_inputs(e.graph, sources), sources, targets)
+    gradients = backward(e, {y: e.full_like(y, 1) for y in targets}, dict.fromkeys(sources))
+    basis, found = Basis(e, per_sample=per_sample), dict[tuple[ir.Value, ir.Value], ir.Value]()
+    for x in sources:
+        pushed = basis.pushed(x, list(dict.fromkeys(gradients.values())))
+        found |= {(a, x): pushed[g] for a, g in gradients.items() if g in pushed}
+    return _results(basis, [(a, x) for a in sources for x in sources], found, "hessian")
+
+
+def _check_samples(
+    e: Emitter, data: Sequence[ir.Value], sources: Sequence[ir.Value], targets: Sequence[ir.Value]
+) -> None:
+    """Refuse nodes that mix samples, and sources without samples."""
+    tracker = Tracker(e, list(data), Activity.between(sources, targets, e.order).varied)
+    tracker.follow(dict.fromkeys(targets))
+    if tracker.problems:
+        raise DifferentiationError(tracker.problems)
+    for x in sources:
+        if not isinstance(tracker[x], Samples):
+            raise ArgumentError(
+                f"{x.name!r} has no axis of samples.", hint="Use per_sample=True for inputs alone, or leave it out."
+            )
+
+
+def _results(basis: Basis, pairs: Sequence[tuple[ir.Value, ir.Value]], found: Pairs, kind: str) -> dict[str, ir.Value]:
+    """The derivatives of all pairs by name; zeros, and a warning, for those without."""
+    missing = [f"{y.name!r} by {x.name!r}" for y, x in pairs if (y, x) not in found]
+    if missing:
+        warn(f"The {kind} is zero: {first_few(missing)}.")
+    return {f"{y.name}_{x.name}_{kind}": found[y, x] if (y, x) in found else basis.zeros(y, x) for y, x in pairs}
+
+
+class Basis:
+    """Loops over the unit vectors of a value; with `per_sample`, over those of one sample, at once for all samples."""
+
+    def __init__(self, e: Emitter, *, per_sample: bool) -> None:
+        self.e, self.skipped = e, int(per_sample)
+
+    def total(self, values: Sequence[ir.Value]) -> int:
+        """The number of unit vectors of several values, as far as it is known."""
+        return sum(math.prod(known(d) or 1 for d in list(v.shape or ())[self.skipped :]) for v in values)
+
+    def own(self, value: ir.Value) -> list[Dim]:
+        """The sizes of a value, without that of the samples."""
+        return self.e.dims(value)[self.skipped :]
+
+    def batch(self, value: ir.Value) -> list[Dim]:
+        """The number of samples, if there are any."""
+        return self.e.dims(value)[: self.skipped]
+
+    def pulled(self, y: ir.Value, sources: Sequence[ir.Value], data: Sequence[ir.Value]) -> dict[ir.Value, ir.Value]:
+        """The rows of a Jacobian by reverse mode: source -> `[*y.shape, *x.shape]`, or `[N, ...]`."""
+        e, wanted = self.e, dict.fromkeys(sources)
+        numbers, start, turn = self._begin(y)
+        seeds = {y: self._unit(y, turn)}
+        pulled = backward_per_sample(e, seeds, wanted, data).gradients if self.skipped else backward(e, seeds, wanted)
+        rows = list(pulled.items())
+        _, joined = emit_loop(e, start, [], {turn: Slices(numbers)}, [(g, Layout(self.skipped)) for _, g in rows])
+        own = {x: self.own(x) if e.rank(g) == e.rank(x) else e.dims(x) for x, g in rows}  # parameters have no samples
+        return {
+            x: e.reshape(whole, [*self.batch(y), *self.own(y), *own[x]])
+            for (x, _), whole in zip(rows, joined, strict=True)
+        }
+
+    def pushed(self, x: ir.Value, targets: Sequence[ir.Value]) -> dict[ir.Value, ir.Value]:
+        """The columns of a Jacobian by forward mode: target -> `[*y.shape, *x.shape]`, or `[N, ...]`."""
+        e = self.e
+        numbers, start, turn = self._begin(x)
+        columns = list(forward(e, {x: self._unit(x, turn)}, targets).items())
+        last = [(t, Layout(e.rank(y))) for y, t in columns]
+        _, joined = emit_loop(e, start, [], {turn: Slices(numbers)}, last) if columns else ([], [])
+        return {y: e.reshape(whole, [*e.dims(y), *self.own(x)]) for (y, _), whole in zip(columns, joined, strict=True)}
+
+    def zeros(self, y: ir.Value, x: ir.Value) -> ir.Value:
+        e = self.e
+        own = self.own(x) if x.is_graph_input() else e.dims(x)
+        return e.op("Expand", e.scalar(0, y), e.vector([*e.dims(y), *own]))
+
+    def _begin(self, value: ir.Value) -> tuple[ir.Value, int, ir.Value]:
+        """The numbers of the unit vectors, where the body begins, and the body's own number."""
+        numbers = _range(self.e, self.e.size_mul(1, *self.own(value)))
+        return numbers, len(self.e.emitted), placeholder(self.e, numbers, ir.Shape([]))
+
+    def _unit(self, value: ir.Value, number: ir.Value) -> ir.Value:
+        """The unit vector of this number, of the shape of `value`."""
+        e, own = self.e, self.own(value)
+        places = e.reshape(_range(e, e.size_mul(1, *own)), [*([1] * self.skipped), *own])
+        unit = e.mask(e.compare("Equal", places, number), value)
+        return e.typed(e.expand(unit, value), value)
+
+
+def _range(e: Emitter, size: Dim) -> ir.Value:
+    """The numbers below a size, int64."""
+    if isinstance(size, int):
+        return e.const(np.arange(size, dtype=np.int64))
+    return e.op("Range", e.const(np.int64(0)), e.squeeze(size, [0]), e.const(np.int64(1)))

@@ -1,0 +1,202 @@
+"""A model as a function of tensors whose derivatives, of any order, are models too: what frameworks call as a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from onnx_convgrad.autodiff.activity import floating
+from onnx_convgrad.autodiff.reverse import backward
+from onnx_convgrad.frontend.files import AnyModel, cloned
+from onnx_convgrad.frontend.parameters import resolve_wrt
+from onnx_convgrad.ir.constants import mark_varying
+from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.ir.loop_bodies import depending
+from onnx_convgrad.ir.namespace import named_values
+from onnx_convgrad.ir.nodes import ancestors, captured_values
+from onnx_convgrad.pipeline.composed import compose, new_input
+from onnx_convgrad.pipeline.options import LoweringSettings, Names, Options
+from onnx_convgrad.runtime import session
+
+
+@dataclass(slots=True)
+class Layer:
+    """A function of tensors.
+
+    Attributes:
+        model: Its graph, without default values of inputs.
+        inputs: Names of its operands.
+        outputs: Names of its results.
+        differentiable: Whether each operand is floating.
+        floating: Whether each result is floating.
+        settings: `target`, `lowering` and the like, for its derivatives.
+        providers: Execution providers of its sessions.
+        options: Options of its sessions.
+    """
+
+    model: ir.Model
+    settings: LoweringSettings
+    providers: Any = None
+    options: Any = None
+    inputs: list[str] = field(init=False)
+    outputs: list[str] = field(init=False)
+    differentiable: list[bool] = field(init=False)
+    floating: list[bool] = field(init=False)
+    _session: Any = field(default=None, init=False)
+    _derivatives: dict[tuple[int, ...], Layer] = field(default_factory=dict, init=False)
+    _halves: dict[tuple[int, ...], Halves] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        graph = self.model.graph
+        self.inputs, self.outputs = ([v.name or "" for v in values] for values in (graph.inputs, graph.outputs))
+        self.differentiable = [floating(v) for v in graph.inputs]
+        self.floating = [floating(v) for v in graph.outputs]
+
+    def __deepcopy__(self, _: dict[int, Any]) -> Layer:
+        """Return the layer itself: it holds no values of parameters, and sessions cannot be copied."""
+        return self
+
+    @property
+    def session(self) -> Any:
+        """Its `onnxruntime.InferenceSession`, opened on first use."""
+        if self._session is None:
+            self._session = session(self.model, providers=self.providers, options=self.options)
+        return self._session
+
+    def vjp(self, wanted: tuple[int, ...]) -> Layer:
+        """The function from operands and cotangents of the floating results to the cotangents of `wanted` operands."""
+        if wanted not in self._derivatives:
+            built = compose(self.model, Options(wrt="inputs", **self.settings), self._pull(wanted), keep_outputs=False)
+            self._derivatives[wanted] = self._alike(built.model)
+        return self._derivatives[wanted]
+
+    def halves(self, wanted: tuple[int, ...]) -> Halves:
+        """The forward pass, which also gives out what the backward pass needs, and the backward pass."""
+        if wanted not in self._halves:
+            built = compose(self.model, Options(wrt="inputs", **self.settings), self._pull(wanted))
+            self._halves[wanted] = self._split(built.model)
+        return self._halves[wanted]
+
+    def _alike(self, model: ir.Model) -> Layer:
+        return Layer(model, self.settings, self.providers, self.options)
+
+    def _pull(self, wanted: tuple[int, ...]) -> Any:
+        def write(e: Emitter) -> Mapping[str, ir.Value]:
+            graph = e.graph
+            sources = [graph.inputs[i] for i in wanted]
+            seeds: dict[ir.Value, ir.Value] = {}
+            for y in (v for v in graph.outputs if floating(v)):
+                seed = new_input(e, f"{y.name}_grad", y.dtype or ir.DataType.FLOAT, y.shape)
+                seeds[y] = e.add(seeds[y], seed) if y in seeds else seed
+            found = backward(e, seeds, dict.fromkeys(sources))
+            return {f"{x.name}_grad": found[x] if x in found else e.zeros_like(x) for x in sources}
+
+        return write
+
+    def _split(self, model: ir.Model) -> Halves:
+        """Cut a model of results and gradients where the cotangents come in."""
+        graph, count = model.graph, len(self.outputs)
+        seeds = list(graph.inputs)[len(self.inputs) :]
+        later = depending(graph, seeds)
+        behind, own = set(later), set(graph.inputs)
+        read = [v for node in later for v in (*node.inputs, *captured_values(node)) if v is not None]
+        gradients = list(graph.outputs)[count:]
+        read += [v for v in gradients if v.producer() not in behind]
+        kept = [v for v in dict.fromkeys(read) if v.producer() is not None and v.producer() not in behind]
+        # a value that constants alone determine is computed again
+        varying = set(depending(graph, [v for v in graph.inputs if v not in seeds]))
+        kept = [v for v in kept if v.producer() in varying]
+        above = {node for v in gradients for node in ancestors(v)}
+        fed = [
+            v for v in graph.inputs if v in own and v not in seeds and any(u.node in above & behind for u in v.uses())
+        ]
+        fed += [v for v in gradients if v.is_graph_input() and v not in fed]
+        names = [v.name or "" for v in kept]
+        forward = _part(model, [], self.outputs + [n for n in names if n not in self.outputs], drop=len(seeds))
+        operands = [v.name or "" for v in fed]
+        back = _part(model, names, [v.name or "" for v in gradients])
+        graph_inputs = {v.name: v for v in back.graph.inputs}
+        order = [*operands, *names, *(v.name or "" for v in seeds)]
+        back.graph.inputs.clear()
+        back.graph.inputs.extend(graph_inputs[name] for name in order)
+        places = [self.inputs.index(name) for name in operands]
+        return Halves(self._alike(forward), self._alike(back), places, names)
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """A forward and a backward pass.
+
+    Attributes:
+        forward: Operands -> results, and values that the backward pass needs.
+        backward: Operands at `operands`, values named `kept`, cotangents of the floating results -> gradients.
+        operands: Positions of the operands that the backward pass takes.
+        kept: Results of `forward` that the backward pass takes.
+    """
+
+    forward: Layer
+    backward: Layer
+    operands: list[int]
+    kept: list[str]
+
+
+def _part(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str], *, drop: int = 0) -> ir.Model:
+    """A copy of the nodes between values that become inputs, without the last `drop` inputs, and some outputs."""
+    part = cloned(model)
+    graph, values = part.graph, named_values(part.graph)
+    results = [values[name] for name in outputs]
+    graph.outputs.clear()
+    for name in inputs:
+        old = values[name]
+        new = ir.Value(name=name, shape=old.shape, type=old.type)
+        old.name = f"{name}_computed"
+        old.replace_all_uses_with(new)
+        graph.inputs.append(new)
+        results = [new if v is old else v for v in results]
+    for i, value in enumerate(results):
+        if value.producer() is None or value in results[:i]:  # an input or a constant is no output by itself
+            copy = ir.node("Identity", [value], outputs=[ir.Value(shape=value.shape, type=value.type)])
+            copy.outputs[0].name, results[i] = f"{value.name}_again_{i}", copy.outputs[0]
+            graph.append(copy)
+    graph.outputs.extend(results)
+    if drop:
+        kept = list(graph.inputs)[:-drop]
+        graph.outputs[:] = results
+        common.RemoveUnusedNodesPass()(part)
+        graph.inputs.clear()
+        graph.inputs.extend(kept)
+    common.RemoveUnusedNodesPass()(part)
+    return part
+
+
+def layer_of(
+    model: AnyModel, wrt: Names | None, settings: LoweringSettings, *, providers: Any = None, options: Any = None
+) -> tuple[Layer, dict[str, np.ndarray]]:
+    """A model as a layer, whose stored values `wrt` are operands behind the inputs; also these values by name.
+
+    `wrt=None` leaves all stored values in the graph.
+    """
+    stored: dict[str, np.ndarray] = {}
+
+    def write(e: Emitter) -> Mapping[str, ir.Value]:
+        graph = e.graph
+        fixed = [v for v in graph.inputs if v.is_initializer()]
+        for value in fixed:
+            graph.inputs.remove(value)
+        chosen = [] if wrt is None else [v for v in resolve_wrt(graph, wrt) if v.is_initializer()]
+        mark_varying(graph, chosen)
+        for value in chosen:
+            assert value.const_value is not None
+            stored[value.name or ""] = value.const_value.numpy()
+            del graph.initializers[value.name or ""]
+            value.const_value = None
+            graph.inputs.append(value)
+        return {}
+
+    built = compose(model, Options(wrt="inputs" if wrt is None else wrt, **settings), write)
+    return Layer(built.model, settings, providers, options), stored

@@ -1,0 +1,156 @@
+"""Find the layers and blocks of a quantized model that are reconstructed one after another.
+
+A layer is a product with one quantized weight, with the activation behind it. A block begins and ends where a single value
+connects the parts of the graph, such as a residual block with all its paths (Li et al. 2021, section 3.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnx_convgrad.ir.namespace import named_values
+from onnx_convgrad.ir.nodes import ancestors, is_op
+
+_LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+
+_ACTIVATIONS = frozenset(
+    "Celu Clip Elu Gelu HardSigmoid HardSwish LeakyRelu Mish PRelu Relu Selu Sigmoid Softplus Tanh ThresholdedRelu".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A product with a quantized weight.
+
+    Attributes:
+        node: The product.
+        weight: The float weight, the operand of `quantizer`.
+        quantizer: The QuantizeLinear of the weight.
+        real: The result of the DequantizeLinear behind it.
+        source: The value before the quantizer of the data operand.
+    """
+
+    node: ir.Node
+    weight: ir.Value
+    quantizer: ir.Node
+    real: ir.Value
+    source: ir.Value
+
+    @property
+    def name(self) -> str:
+        return self.weight.name or ""
+
+    @property
+    def channel_axis(self) -> int:
+        """The axis of the output channels in the result."""
+        return 1 if self.node.op_type in ("Conv", "ConvTranspose", "Gemm") else -1
+
+    @property
+    def result(self) -> ir.Value:
+        """The result, after the activation if it alone reads the product."""
+        y = self.node.outputs[0]
+        uses = list(y.uses())
+        if len(uses) == 1 and not uses[0].node.domain and uses[0].node.op_type in _ACTIVATIONS:
+            return uses[0].node.outputs[0]
+        return y
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Layers that are reconstructed together: the part of the graph between `sources` and `result`."""
+
+    sources: tuple[ir.Value, ...]
+    result: ir.Value
+    layers: tuple[Layer, ...]
+
+
+def layers_of(graph: ir.Graph) -> list[Layer]:
+    """The layers of a graph with float weights behind quantizers, in order."""
+    return [layer for node in graph if is_op(node, *_LAYERS) and (layer := _layer(node)) is not None]
+
+
+def _layer(node: ir.Node) -> Layer | None:
+    x, real = node.inputs[:2]
+    back = None if real is None else real.producer()
+    quantizer = back.inputs[0].producer() if is_op(back, "DequantizeLinear") and back.inputs[0] is not None else None
+    weight = quantizer.inputs[0] if is_op(quantizer, "QuantizeLinear") else None
+    if weight is None or weight.const_value is None or quantizer is None or real is None or x is None:
+        return None
+    return Layer(node, weight, quantizer, real, before_quantizer(x))
+
+
+def before_quantizer(value: ir.Value) -> ir.Value:
+    """The value that a DequantizeLinear of a QuantizeLinear rounds; another value itself."""
+    back = value.producer()
+    inner = back.inputs[0].producer() if is_op(back, "DequantizeLinear") and back.inputs[0] is not None else None
+    if is_op(inner, "QuantizeLinear") and inner.inputs[0] is not None:
+        return inner.inputs[0]
+    return value
+
+
+def single_layers(graph: ir.Graph) -> list[Block]:
+    """Each layer as a block of its own."""
+    return [Block((layer.source,), layer.result, (layer,)) for layer in layers_of(graph)]
+
+
+def blocks_of(graph: ir.Graph) -> list[Block]:
+    """The blocks between values through which every path from the inputs to the outputs passes.
+
+    The first block begins at the inputs of the graph. Nodes without weights belong to the block before them.
+    """
+    layers = layers_of(graph)
+    cuts = list(_cuts(graph))
+    blocks: list[Block] = []
+    start: tuple[ir.Value, ...] = tuple(v for v in graph.inputs if not v.is_initializer())
+    pending: list[Layer] = []
+    taken: set[ir.Node] = set()
+    for i, cut in enumerate(cuts):
+        inside = ancestors(cut)
+        pending += [layer for layer in layers if layer.node in inside and layer.node not in taken]
+        taken.update(layer.node for layer in pending)
+        following = ancestors(cuts[i + 1]) if i + 1 < len(cuts) else set()
+        ahead = any(layer.node in following and layer.node not in taken for layer in layers)
+        if pending and (ahead or i + 1 == len(cuts)):
+            blocks.append(Block(start, cut, tuple(pending)))
+            start, pending = (cut,), []
+    left = tuple(layer for layer in layers if layer.node not in taken)
+    return [*blocks, *(Block((layer.source,), layer.result, (layer,)) for layer in left)]
+
+
+def _cuts(graph: ir.Graph) -> Iterator[ir.Value]:
+    """The values, before quantizers, after which nothing but them is read, in order."""
+    position = {node: i for i, node in enumerate(graph)}
+    data = _data_values(graph)
+    end = len(position)
+    last = {v: max([position[use.node] for use in v.uses() if use.node in position] or [-1]) for v in data}
+    last |= {v: end for v in graph.outputs if v in data}
+    alive: set[ir.Value] = {v for v in graph.inputs if v in data}
+    for node, i in position.items():
+        alive.update(v for v in node.outputs if v in data)
+        alive = {v for v in alive if last[v] > i}
+        if len(alive) == 1 and not is_op(node, "QuantizeLinear", "DequantizeLinear"):
+            (value,) = alive
+            if value in node.outputs:
+                yield value
+
+
+def _data_values(graph: ir.Graph) -> set[ir.Value]:
+    """The values that depend on the inputs of the graph."""
+    data = {v for v in graph.inputs if not v.is_initializer()}
+    for node in graph:
+        if any(v in data for v in node.inputs):
+            data.update(node.outputs)
+    return data
+
+
+def float_name(value: ir.Value, real: ir.Graph) -> str | None:
+    """The name in the float model of a value of the quantized one; `None` if the float model has no such value."""
+    names = named_values(real)
+    name = value.name or ""
+    for candidate in (name, name.removesuffix("_QuantizeLinear_Input")):
+        if candidate in names:
+            return candidate
+    return None

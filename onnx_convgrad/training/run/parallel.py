@@ -1,0 +1,194 @@
+"""Run a training program on several ranks: each computes the gradients of its samples, and all add them up."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from onnx_convgrad.distributed.launchers import local_rank, local_size
+from onnx_convgrad.distributed.ranks import Ranks
+from onnx_convgrad.errors import ArgumentError, ExecutionError
+from onnx_convgrad.runtime import Options, Providers
+from onnx_convgrad.training.program.build import TrainingProgram
+from onnx_convgrad.training.program.manifest import State
+from onnx_convgrad.training.run.batch_weights import batch_weights
+from onnx_convgrad.training.run.buffers import Buffers
+from onnx_convgrad.training.run.engine import Arrays, Engine, Results
+from onnx_convgrad.training.run.flat_buffers import FlatBuffers, shapes_of
+
+
+class ParallelEngine(Engine):
+    """An engine of one rank. Every rank calls `step`, `step_over`, `restore` at the same time.
+
+    Parameters and optimizer state are the same on all ranks. Gradients and losses are those of the union of all batches.
+    Running statistics are averaged over the ranks that have samples. Random states differ between ranks, by amounts that
+    stay the same.
+
+    Arguments are those of `Engine`, and the ranks. Unless `options` say otherwise, the ranks of a machine share its cores.
+
+    Raises:
+        ArgumentError: The loss is not one number.
+    """
+
+    def __init__(
+        self, program: TrainingProgram, seed: int, providers: Providers | None, options: Options | None, ranks: Ranks
+    ) -> None:
+        self.ranks = ranks
+        super().__init__(program, seed, _own_device(providers, ranks), _share_cores(options, ranks))
+        self._flats: tuple[FlatBuffers, FlatBuffers] | None = None
+        if any(term["options"].get("reduction") == "none" for term in self.manifest.losses):
+            raise ArgumentError(
+                "Several ranks cannot train with a loss of the reduction 'none', which is not one number.",
+                hint="Use the reduction 'mean' or 'sum'.",
+            )
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def step(self, batch: Arrays, rate: float, outputs: Sequence[str]) -> Results:
+        """Update from the batches of all ranks, each of which gives its own; an empty one has no samples.
+
+        Returns the loss of all, and the other named outputs of this rank's own samples, if it has any.
+        """
+        return self.step_over([batch], rate, outputs)
+
+    def step_over(self, batches: Sequence[Arrays], rate: float, outputs: Sequence[str]) -> Results:
+        """Update from several batches of every rank; some may be empty."""
+        present = [batch for batch in batches if batch]
+        factors = batch_weights(self.manifest, present, self.ranks.sums)
+        parts = self._accumulated(present, factors, outputs)
+        results = {name: self._combined(name, [r[name] for r in parts], factors) for name in outputs if parts}
+        results |= self._losses_of_all([name for name in outputs if name in self.losses], results)
+        self._sum_gradients(empty=not any(factors))
+        self._average_statistics(len(present))
+        self._skip_masks(len(batches) - len(present))
+        self._graph("update")(self._rate(rate), ())
+        return results
+
+    def _losses_of_all(self, names: Sequence[str], results: Mapping[str, Any]) -> Results:
+        outputs = self._graph("accumulate").session.get_outputs()
+        kinds = {v.name: np.dtype(_DTYPES[v.type]) for v in outputs if v.name in names}
+        sums = self.ranks.sums([float(results.get(name, 0.0)) for name in names])
+        return {name: kinds[name].type(value) for name, value in zip(names, sums, strict=True)}
+
+    def _sum_gradients(self, *, empty: bool) -> None:
+        """Add up the gradients of all ranks where ONNX Runtime has written them; those of an `empty` rank are 0."""
+        buffers = self._buffers
+        if self._flats is not None:
+            flat = self._flats[buffers.turn("gradient")]
+            if empty:
+                flat.clear()
+            for array in flat.arrays:
+                self.ranks.all_reduce(array)
+            return
+        host = FlatBuffers(shapes_of(self.manifest.parameters))  # the gradients are on another device
+        if not empty:
+            for name, value in host.values.items():
+                value.numpy()[...] = buffers.current(name).numpy()
+        for array in host.arrays:
+            self.ranks.all_reduce(array)
+        buffers.write({name: value.numpy() for name, value in host.values.items()})
+
+    def _average_statistics(self, batches: int) -> None:
+        """Average the running statistics over the ranks that have had samples."""
+        names = [s.name for s in self._states("statistic")]
+        if not names:
+            return
+        values = self.read(names)
+        flat = np.concatenate([*(values[name].reshape(-1).astype(np.float64) for name in names), [1.0]])
+        if not batches:
+            flat[:] = 0
+        self.ranks.all_reduce(flat)
+        pieces = np.split(flat[:-1] / flat[-1], np.cumsum([values[name].size for name in names])[:-1])
+        self.write({
+            name: piece.reshape(values[name].shape).astype(values[name].dtype)
+            for name, piece in zip(names, pieces, strict=True)
+        })  # fmt: skip
+
+    def _skip_masks(self, batches: int) -> None:
+        """Count batches without samples as if their masks had been drawn."""
+        if batches:
+            random = self.read(s.name for s in self._states("random"))
+            self.write({name: _shifted(state, batches) for name, state in random.items()})
+
+    # -- values --------------------------------------------------------------------------------------------------------
+
+    def restore(self, values: Arrays, seed: int) -> None:
+        """Continue with the values of rank 0, which has a checkpoint; random states keep their distances from its own."""
+        self.seed = seed
+        ahead = self._ahead()
+        for entry in self.manifest.moving():
+            taken = np.zeros(entry.static_shape(), entry.dtype)
+            taken[...] = values.get(entry.name, taken)
+            self.ranks.broadcast(taken)
+            self.write({entry.name: _shifted(taken, ahead.get(entry.name, 0))})
+
+    def check_ranks(self) -> None:
+        """Raise `ExecutionError` if the parameters or the step of a rank have other bits than those of rank 0."""
+        parts = {s.name for s in self.manifest.state if s.kind != "optimizer" or s.of is not None}
+        names, total = [name for name in self.held() if name not in parts], 0
+        for array in self.read(names).values():
+            total = zlib.crc32(array.tobytes(), total)
+        sums = [int(content) for content in self.ranks.gather(str(total).encode())]
+        for rank, own in enumerate(sums):
+            if own != sums[0]:
+                raise ExecutionError(
+                    f"Rank {rank} of {len(sums)} has other parameters than rank 0: its updates had other bits.",
+                    hint="Use machines and versions of one kind, and go on from the last checkpoint.",
+                )
+
+    def _ahead(self) -> dict[str, int]:
+        """How far each random state of this rank is ahead of that of rank 0."""
+        stored = {s.name: self.initial(s.name) for s in self._states("random")}
+        seeds = self._random_seeds(), super()._random_seeds()
+        return {
+            name: int(self._first_random(state, seeds[0])) - int(self._first_random(state, seeds[1]))
+            for name, state in stored.items()
+        }
+
+    def _states(self, kind: str) -> list[State]:
+        return [s for s in self.manifest.state if s.kind == kind]
+
+    def _random_seeds(self) -> tuple[int, ...]:
+        return (self.seed, self.ranks.rank) if self.ranks.rank else super()._random_seeds()
+
+    def _add_gradients(self, buffers: Buffers) -> None:
+        if self._device[0] != "cpu":
+            super()._add_gradients(buffers)
+            return
+        shapes = shapes_of(self.manifest.parameters)
+        self._flats = FlatBuffers(shapes), FlatBuffers(shapes)
+        buffers.add_made((self._flats[0].values, self._flats[1].values), "gradient")
+
+
+_DTYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
+
+
+def _shifted(state: np.ndarray, by: int) -> np.ndarray:
+    """A random state some steps later, modulo 2^32 as in the graph."""
+    if not by:
+        return state
+    return np.asarray((state.astype(np.int64) + by).astype(np.uint32).astype(state.dtype))
+
+
+def _share_cores(options: Options | None, ranks: Ranks) -> Options:
+    """Session options with this rank's share of the cores, unless they are given as a whole."""
+    if options is not None and not isinstance(options, Mapping):
+        return options
+    given = dict(options or {})
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    shared = {"threads": max(cores // local_size(ranks.size), 1), "spinning": False}
+    return {**shared, **{key: value for key, value in given.items() if value is not None}}
+
+
+def _own_device(providers: Providers | None, ranks: Ranks) -> Providers | None:
+    """Each rank of a machine takes the GPU of its number, if only `"cuda"` is said."""
+    own = f"cuda:{local_rank(ranks.rank)}"
+    if isinstance(providers, str):
+        return own if providers == "cuda" else providers
+    if isinstance(providers, Sequence) and not isinstance(providers, tuple):
+        return [own if provider == "cuda" else provider for provider in providers]
+    return providers

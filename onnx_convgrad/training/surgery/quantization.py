@@ -1,0 +1,265 @@
+"""Prepare a quantized model for training, and store the trained weights as integers again.
+
+Quantization-aware training (Jacob et al. 2018, arXiv:1712.05877) updates float weights behind a quantizer. In the file that
+is trained each stored integer weight becomes such a float master weight, and each int32 bias a float one; QLinearConv and
+QLinearMatMul become Conv and MatMul between DequantizeLinear and QuantizeLinear. `store_integers` gives the trained
+file the form that ONNX Runtime fuses into integer kernels: integer weights, int32 biases with the product of both scales.
+
+With learned scales, the quantizers read `max(|scale|, least)`, so that a step never makes one negative or zero.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from onnx_convgrad.base.names import check_names
+from onnx_convgrad.errors import ModelError
+from onnx_convgrad.frontend.quantized import level_range
+from onnx_convgrad.frontend.tidy import store
+from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.ir.namespace import Namespace
+from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.notes import QUANTIZATION
+from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
+
+MODES = ("qat", "lsq")
+"""Quantization-aware training with fixed scales, and with learned ones."""
+
+LEAST_SCALE = 1e-8
+"""The least scale that a quantizer uses while scales are learned."""
+
+_SUFFIX = "_quantized"
+"""ONNX Runtime's quantizer appends this to the name of a weight."""
+
+
+def prepare(model: ir.Model, mode: str) -> list[str]:
+    """Give a canonical model float master weights, in place; return the names of the scales to learn.
+
+    Raises:
+        ArgumentError: The mode is unknown.
+        ModelError: The model has no QuantizeLinear and DequantizeLinear that training could pass.
+    """
+    check_names([mode], MODES, "quantization")
+    graph = model.graph
+    _separate_products(graph)
+    _add_masters(graph)
+    if not any(is_op(node, "QuantizeLinear") for node in graph):
+        raise ModelError(
+            "The model has no quantizers (QuantizeLinear, QLinearConv, QLinearMatMul) to train with.",
+            hint="Insert them with onnx_convgrad.insert_quantizers, which calibrates them on data.",
+        )
+    model.metadata_props[QUANTIZATION] = mode
+    return _learn_scales(graph) if mode == "lsq" else []
+
+
+def _separate_products(graph: ir.Graph) -> None:
+    """Write QLinearConv and QLinearMatMul as float operators between DequantizeLinear and QuantizeLinear."""
+    e, outputs = Emitter(graph), OutputPlaces(graph)
+    for node in [node for node in graph if is_op(node, "QLinearConv", "QLinearMatMul")]:
+        n = Call(node)
+        e.anchor, start = node, len(e.emitted)
+        x, xs, xz, w, ws, wz, ys, yz, *bias = node.inputs
+        conv = node.op_type == "QLinearConv"
+        a = e.op("DequantizeLinear", x, xs, xz, axis=None if conv else -2)
+        b = e.op("DequantizeLinear", w, ws, wz, axis=0 if conv else -1)
+        added = []
+        if bias and bias[0] is not None and xs is not None and ws is not None:
+            scale = _stored_product(graph, e, xs, ws)
+            added = [e.op("DequantizeLinear", bias[0], scale, axis=0)]
+        y = e.op("Conv" if conv else "MatMul", a, b, *added, **n.attributes())
+        if n.y.shape is not None:
+            y.shape = n.y.shape
+        q = e.op("QuantizeLinear", y, ys, yz)
+        for count, made in enumerate(e.emitted[start:], 1):
+            made.name = f"{node.name}/{made.op_type}_{count}"
+        put_in_place(e, outputs, node.outputs[0], q, new=True)
+        graph.remove(node, safe=True)
+
+
+def _stored_product(graph: ir.Graph, e: Emitter, a: ir.Value, b: ir.Value) -> ir.Value:
+    """The product of two scales, stored if both are."""
+    if a.const_value is None or b.const_value is None:
+        return e.mul(a, b)
+    name = e.names.claim(f"{b.name}_bias")
+    return store(graph, name, np.asarray(a.const_value.numpy() * b.const_value.numpy()))
+
+
+def _add_masters(graph: ir.Graph) -> None:
+    """Replace stored integers behind DequantizeLinear by float weights with a quantizer, and int32 by floats alone."""
+    names, node_names = Namespace.of_values(graph), Namespace.of_nodes(graph)
+    levels: dict[ir.Value, ir.Value] = {}
+    for node in [node for node in graph if is_op(node, "DequantizeLinear")]:
+        x, scale = node.inputs[:2]
+        if x is None or scale is None or x.const_value is None or scale.const_value is None or x.is_graph_input():
+            continue
+        if x.dtype == ir.DataType.INT32:
+            result = node.outputs[0]
+            free = (x.name or "").removesuffix(_SUFFIX)
+            name = names.claim(free) if free not in names.used else result.name or ""
+            result.name = None
+            result.replace_all_uses_with(store(graph, name, dequantized(node)), replace_graph_outputs=True)
+            graph.remove(node, safe=True)
+            continue
+        if x not in levels:
+            free = (x.name or "").removesuffix(_SUFFIX)
+            master = store(graph, names.claim(free if free != x.name else f"{free}_float"), dequantized(node))
+            quantizer = _quantizer_of(node, master, x)
+            quantizer.name = node_names.claim(f"{master.name}/QuantizeLinear")
+            quantizer.outputs[0].name = names.claim(f"{master.name}_levels")
+            graph.insert_before(node, quantizer)
+            levels[x] = quantizer.outputs[0]
+        node.replace_input_with(0, levels[x])
+    for value in [v for v in graph.initializers.values() if not v.uses() and not v.is_graph_output()]:
+        if not value.is_graph_input():
+            del graph.initializers[value.name or ""]
+
+
+def _quantizer_of(node: ir.Node, master: ir.Value, levels: ir.Value) -> ir.Node:
+    """The QuantizeLinear of which a DequantizeLinear is the reverse."""
+    attributes = [node.attributes[name] for name in ("axis", "block_size") if name in node.attributes]
+    if len(node.inputs) < 3 or node.inputs[2] is None:
+        attributes.append(ir.AttrInt64("output_dtype", int(levels.dtype or ir.DataType.UINT8)))
+    quantizer = ir.Node("", "QuantizeLinear", [master, *node.inputs[1:]], attributes, num_outputs=1)
+    quantizer.outputs[0].shape, quantizer.outputs[0].type = levels.shape, levels.type
+    return quantizer
+
+
+def dequantized(node: ir.Node) -> np.ndarray:
+    """What a DequantizeLinear of stored operands computes, in the type of its scale."""
+    x, scale = _array(node.inputs[0]), _array(node.inputs[1])
+    zero = _array(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else np.zeros((), np.float32)
+    axis, block = _axis(node), _block(node)
+    levels = x.astype(np.float64) - _spread(zero, x.shape, axis, block).astype(np.float64)
+    return (levels * _spread(scale, x.shape, axis, block).astype(np.float64)).astype(scale.dtype)
+
+
+def quantized(node: ir.Node, numbers: np.ndarray) -> np.ndarray:
+    """What a QuantizeLinear computes of numbers: `clip(round(x / scale) + zero_point)`, half to even."""
+    scale, dtype = _array(node.inputs[1]), node.outputs[0].dtype or ir.DataType.UINT8
+    zero = _array(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else np.zeros((), np.float32)
+    low, high = level_range(dtype) or (0.0, 255.0)
+    axis, block = _axis(node), _block(node)
+    ratio = numbers / _spread(scale, numbers.shape, axis, block)
+    if dtype.is_integer():
+        ratio = np.rint(ratio) + _spread(zero, numbers.shape, axis, block).astype(np.float32)
+    levels: np.ndarray = np.clip(ratio, low, high).astype(dtype.numpy())
+    return levels
+
+
+def spread_over(node: ir.Node, operand: int) -> np.ndarray:
+    """Scale (operand 1) or zero point (2) of a quantizer of a stored tensor, broadcast against that tensor; floating."""
+    x = node.inputs[0]
+    assert x is not None, "the operand is given"
+    assert x.const_value is not None, "the operand is stored"
+    present = len(node.inputs) > operand and node.inputs[operand] is not None
+    entries = _array(node.inputs[operand]).astype(np.float32) if present else np.zeros((), np.float32)
+    return _spread(entries, tuple(x.const_value.shape.numpy()), _axis(node), _block(node))
+
+
+def _axis(node: ir.Node) -> int:
+    return Call(node).int("axis", 1)
+
+
+def _block(node: ir.Node) -> int:
+    return Call(node).int("block_size", 0)
+
+
+def _array(value: ir.Value | None) -> np.ndarray:
+    assert value is not None, "the operand is given"
+    assert value.const_value is not None, "the operand is stored"
+    return value.const_value.numpy()
+
+
+def _spread(entries: np.ndarray, shape: tuple[int, ...], axis: int, block: int) -> np.ndarray:
+    """Entries per tensor, axis or block, broadcast against an array of `shape`."""
+    if block and entries.ndim:
+        whole = np.repeat(entries, block, axis=axis)
+        return whole[tuple(slice(size) for size in shape)]
+    if entries.size == 1:
+        return entries.reshape(())
+    return entries.reshape([-1 if i == axis % len(shape) else 1 for i in range(len(shape))])
+
+
+def _learn_scales(graph: ir.Graph) -> list[str]:
+    """Let quantizers read the magnitude of their scales; return the names of the scales."""
+    quantizers = [node for node in graph if is_op(node, "QuantizeLinear")]
+    scales = [node.inputs[1] for node in quantizers]
+    learned = [v for v in dict.fromkeys(scales) if v is not None and v.const_value is not None]
+    first = next(iter(graph))
+    e = Emitter(graph)
+    e.anchor = first
+    for scale in learned:
+        uses = list(scale.uses())
+        least = e.op("Max", e.op("Abs", scale), LEAST_SCALE)
+        for use in uses:
+            use.node.replace_input_with(use.idx, least)
+        for node in e.emitted[-2:]:
+            node.name = f"{scale.name}/{node.op_type}"
+    return [scale.name or "" for scale in learned]
+
+
+# -- export ------------------------------------------------------------------------------------------------------------
+
+
+def store_integers(model: ir.Model) -> None:
+    """Fold the quantizers of a trained model, in place, if `prepare` made it."""
+    if model.metadata_props.pop(QUANTIZATION, None) is None:
+        return
+    graph = model.graph
+    fold_scales(graph)
+    names = Namespace.of_values(graph)
+    for node in [node for node in graph if is_op(node, "QuantizeLinear")]:
+        x = node.inputs[0]
+        if x is None or x.const_value is None or x.is_graph_input():
+            continue
+        old = node.outputs[0]
+        levels = quantized(node, _array(x))
+        new = store(graph, names.claim(f"{x.name}{_SUFFIX}"), levels, old.dtype)
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
+        graph.remove(node, safe=True)
+    for node in [node for node in graph if is_op(node, "Conv", "Gemm") and len(node.inputs) > 2]:
+        _store_bias(graph, node, names)
+    common.RemoveUnusedNodesPass()(model)
+
+
+def fold_scales(graph: ir.Graph) -> None:
+    """Replace the magnitude of a learned scale by a stored number."""
+    for node in [node for node in graph if is_op(node, "Max")]:
+        inner = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
+        scale = inner.inputs[0] if is_op(inner, "Abs") else None
+        if inner is None or scale is None or scale.const_value is None or inner.name != f"{scale.name}/Abs":
+            continue
+        numbers = np.maximum(np.abs(_array(scale)), np.asarray(LEAST_SCALE, _array(scale).dtype))
+        scale.const_value = ir.Tensor(numbers, name=scale.name)
+        node.outputs[0].replace_all_uses_with(scale)
+        graph.remove([node, inner], safe=True)
+
+
+def _store_bias(graph: ir.Graph, node: ir.Node, names: Namespace) -> None:
+    """Store the float bias of a product of dequantized operands as int32, in units of the product of their scales."""
+    x, w, bias = node.inputs[:3]
+    operands = [None if v is None else v.producer() for v in (x, w)]
+    if bias is None or bias.const_value is None or not all(is_op(op, "DequantizeLinear") for op in operands):
+        return
+    scales = [op.inputs[1] for op in operands if op is not None]
+    if any(s is None or s.const_value is None for s in scales) or any(_block(op) for op in operands if op is not None):
+        return
+    scale = np.asarray(_array(scales[0]).reshape(()) * _array(scales[1]).reshape(-1), np.float32)
+    if _array(scales[1]).size == 1:
+        scale = scale.reshape(())
+    elif scale.shape != tuple(bias.const_value.shape):
+        return
+    reach = np.iinfo(np.int32)
+    levels = np.clip(np.rint(_array(bias).astype(np.float64) / scale), reach.min, reach.max).astype(np.int32)
+    stored = store(graph, names.claim(f"{bias.name}{_SUFFIX}"), levels)
+    step = store(graph, names.claim(f"{bias.name}_scale"), scale)
+    zero = store(graph, names.claim(f"{bias.name}_zero_point"), np.zeros(scale.shape, np.int32))
+    back = ir.Node("", "DequantizeLinear", [stored, step, zero], [ir.AttrInt64("axis", 0)], num_outputs=1,
+                   name=f"{node.name}/bias")  # fmt: skip
+    back.outputs[0].name, back.outputs[0].shape = names.claim(f"{bias.name}_real"), bias.shape
+    back.outputs[0].type = bias.type
+    graph.insert_before(node, back)
+    node.replace_input_with(2, back.outputs[0])

@@ -1,0 +1,155 @@
+// Drive a page in a headless Chromium: node drive.mjs URL SCENARIO [JSON options]; prints the result as JSON.
+import { chromium } from "playwright-core";
+
+const [url, scenario, json = "{}"] = process.argv.slice(2);
+const options = JSON.parse(json);
+const executablePath = options.browser || (await (await import("@sparticuz/chromium")).default.executablePath());
+const gpu = options.gpu ? ["--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--enable-features=Vulkan"] : [];
+const browser = await chromium.launch({ executablePath, args: ["--no-sandbox", "--disable-dev-shm-usage", ...gpu] });
+
+async function ready(page) {
+  await page.goto(url);
+  await page.waitForFunction(() => document.body.dataset.ready || document.querySelector("#status.error"), null, { timeout: 60000 });
+}
+
+const said = (page) => page.locator("#status").textContent();
+
+async function exported(page, path) {
+  const [file] = await Promise.all([page.waitForEvent("download"), page.click("#export")]);
+  await file.saveAs(path);
+}
+
+const scenarios = {
+  /** Steps on given batches, in the Worker, without the page's own controls. */
+  async steps(page) {
+    await ready(page);
+    return page.evaluate(async ({ provider, batch, steps }) => {
+      const { RemoteTrainer } = await import("./client.js");
+      const { PROGRAM, RUNTIME } = await import("./config.js");
+      const address = (path) => new URL(path, location.href).href;
+      const trainer = new RemoteTrainer();
+      const start = performance.now();
+      await trainer.call("load", address(PROGRAM), address(RUNTIME), { provider });
+      const read = async (name) => (await fetch(name)).arrayBuffer();
+      const image = new Float32Array(await read("image.f32"));
+      const target = new BigInt64Array(await read("target.i64"));
+      const losses = [];
+      let first = 0;
+      for (let i = 0; i < steps; i++) {
+        losses.push(await trainer.call("step", {
+          image: { data: image.slice(64 * i * batch, 64 * (i + 1) * batch), shape: [batch, 1, 8, 8] },
+          target: { data: target.slice(i * batch, (i + 1) * batch), shape: [batch] },
+        }));
+        first ||= performance.now() - start;
+      }
+      trainer.close();
+      return { losses, first };
+    }, options);
+  },
+
+  /** The page's own controls: data from files, training, undo, storage, export. */
+  async train(page) {
+    await ready(page);
+    await page.setInputFiles("#file-image", options.image);
+    await page.setInputFiles("#file-target", options.target);
+    await page.fill("#epochs", String(options.epochs));
+    if (options.provider) await page.selectOption("#provider", options.provider);
+    await exported(page, options.before);
+    await page.click("#train");
+    await page.waitForFunction(() => !document.querySelector("#undo").disabled, null, { timeout: 120000 });
+    const trained = await said(page);
+    await page.screenshot({ path: options.shot, fullPage: true });
+    await exported(page, options.after);
+    await page.click("#save");
+    await page.waitForFunction(() => document.querySelector("#status").textContent.startsWith("Saved"));
+    await page.click("#undo");
+    await page.waitForFunction(() => document.querySelector("#undo").disabled);
+    await exported(page, options.undone);
+    await ready(page); // a reload starts from the beginning
+    await page.click("#load");
+    await page.waitForFunction(() => document.querySelector("#status").textContent.startsWith("Loaded"));
+    await exported(page, options.loaded);
+    return { trained, loaded: await said(page) };
+  },
+
+  /** Teach three symbols by drawing them with the mouse, test on more drawings, undo, save and load. */
+  async draw(page) {
+    await ready(page);
+    const box = await page.locator("#pad").boundingBox();
+    let seed = 7;
+    const random = () => (seed = (seed * 1664525 + 1013904223) % 4294967296) / 4294967296 - 0.5;
+    const stroke = async ([first, ...rest]) => {
+      const at = ([x, y]) => [box.x + box.width / 2 + x, box.y + box.height / 2 + y];
+      await page.mouse.move(...at(first));
+      await page.mouse.down();
+      for (const point of rest) await page.mouse.move(...at(point), { steps: 3 });
+      await page.mouse.up();
+    };
+    const symbol = async (kind) => {
+      const [cx, cy, r] = [random() * 24, random() * 24, 60 + random() * 24];
+      const point = (angle) => [cx + r * Math.cos(angle) + random() * 10, cy + r * Math.sin(angle) + random() * 10];
+      const turn = Math.PI / 4;
+      if (kind === 0) await stroke(Array.from({ length: 17 }, (_, i) => point((i * Math.PI) / 8)));
+      if (kind === 1) await stroke([point(turn), point(5 * turn)]), await stroke([point(3 * turn), point(7 * turn)]);
+      if (kind === 2) await stroke([0, 1, 2, 3].map((i) => point(-Math.PI / 2 + (i * 2 * Math.PI) / 3)));
+    };
+    const drawings = (count) => page.waitForFunction((n) => document.querySelectorAll("#examples canvas").length === n, count);
+    for (let i = 0; i < 12; i++) {
+      await symbol(i % 3);
+      await page.locator("#teach button").nth(i % 3).click();
+      await drawings(i + 1);
+    }
+    const best = () => page.evaluate(() => {
+      const shares = [...document.querySelectorAll("#guess tr")].map((row) => parseInt(row.cells[2].textContent));
+      return shares.indexOf(Math.max(...shares));
+    });
+    let right = 0;
+    for (let i = 0; i < 24; i++) {
+      await page.click("#clear");
+      await page.evaluate(() => document.querySelector("#guess").replaceChildren());
+      await symbol(i % 3);
+      await page.waitForSelector("#guess tr");
+      await page.waitForTimeout(100); // after the last of two strokes
+      right += (await best()) === i % 3;
+    }
+    await page.screenshot({ path: options.shot, fullPage: true });
+    const taught = await said(page);
+    await page.click("#save");
+    await page.waitForFunction(() => document.querySelector("#status").textContent.startsWith("Saved"));
+    await exported(page, options.after);
+    await page.click("#undo");
+    await drawings(11);
+    const undone = await said(page);
+    await ready(page);
+    await page.click("#load");
+    await drawings(12);
+    await exported(page, options.loaded);
+    return { right, taught, undone };
+  },
+
+  /** What the page says without WebGPU, and without data. */
+  async errors(page) {
+    await ready(page);
+    await page.click("#train");
+    await page.waitForSelector("#status.error");
+    const nothing = await said(page);
+    await page.selectOption("#provider", "webgpu");
+    await page.waitForFunction(() => /WebGPU/.test(document.querySelector("#status").textContent), null, { timeout: 60000 });
+    const result = { nothing, gpu: await said(page), provider: await page.inputValue("#provider") };
+    await page.click("#random");
+    await page.fill("#epochs", "1");
+    await page.click("#train");
+    await page.waitForFunction(() => !document.querySelector("#undo").disabled, null, { timeout: 60000 });
+    return { ...result, random: await said(page) };
+  },
+};
+
+try {
+  const page = await browser.newPage({ viewport: { width: 900, height: 900 }, acceptDownloads: true });
+  const problems = [];
+  page.on("pageerror", (problem) => problems.push(problem.message));
+  const result = await scenarios[scenario](page);
+  console.log(JSON.stringify({ ...result, problems, version: browser.version() }));
+} finally {
+  await browser.close();
+}

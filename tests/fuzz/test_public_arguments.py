@@ -1,0 +1,64 @@
+"""Arguments of a wrong kind of every public function and class: an ArgumentError, or a result."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import onnx_convgrad as og
+from onnx_convgrad import callbacks, data, losses, metrics, optim, testing
+from tests.support.one_input import graph_of
+
+pytestmark = pytest.mark.slow
+
+WRONG = [None, "x", b"x", 3, np.ones((2, 3)), [None], {1: 2}, object(), set(), lambda *_: None, np.nan, 10**30]
+MODULES = (og, callbacks, data, losses, metrics, optim, testing)
+
+
+def _public() -> Iterator[Any]:
+    for module in MODULES:
+        for name in module.__all__:
+            value = getattr(module, name)
+            abstract = getattr(value, "_is_protocol", False)
+            if callable(value) and not abstract and not (inspect.isclass(value) and issubclass(value, Exception)):
+                yield pytest.param(value, id=f"{module.__name__.rpartition('.')[2]}.{name}")
+
+
+def _needed(function: Callable[..., Any]) -> dict[str, Any]:
+    """Valid values of the arguments that a function requires."""
+    model = graph_of("(float[N,4] x) => (float[N,3] y) { y = MatMul (x, w) }", w=np.ones((4, 3), np.float32))
+    every = {
+        "model": model,
+        "wrt": "inputs",
+        "of": "y",
+        "loss": "mse",
+        "optimizer": optim.SGD(0.1),
+        "classes": 4,
+        "path": "out.onnx",
+    }
+    required = [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty]
+    return {name: every[name] for name in required if name in every}
+
+
+@pytest.mark.parametrize("function", list(_public()))
+@pytest.mark.filterwarnings("ignore")
+def test_wrong_kinds(function: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused = 0
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            continue
+        name = "unknown" if parameter.kind is parameter.VAR_KEYWORD else parameter.name
+        for wrong in WRONG:
+            try:
+                function(**{**_needed(function), name: wrong})
+            except og.InternalError as problem:
+                pytest.fail(f"{name}={wrong!r}: {problem}")
+            except og.ConvGradError:
+                refused += 1
+    assert refused or not inspect.signature(function).parameters

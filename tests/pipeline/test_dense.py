@@ -1,0 +1,211 @@
+"""Jacobians and Hessians equal those of torch.func, in float64, in both modes, for fixed and unknown sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from numpy.testing import assert_allclose
+from torch import nn
+from torch.func import functional_call, jacrev, vmap
+
+import onnx_convgrad as og
+from onnx_convgrad.errors import ArgumentError, DifferentiationError
+from onnx_convgrad.runtime import run
+from tests.support.classifiers import Classifier
+from tests.support.one_input import graph_of
+
+RNG = np.random.default_rng(0)
+W, B, V = RNG.standard_normal((4, 6)), RNG.standard_normal(6), RNG.standard_normal((6, 3))
+X = RNG.standard_normal((2, 4))
+TOL = {"rtol": 1e-9, "atol": 1e-12}
+
+
+def mlp(batch: str = "2") -> onnx.ModelProto:
+    text = f"""(double[{batch},4] x) => (double[{batch},3] y) {{
+        a = MatMul (x, w) b = Add (a, c) h = Tanh (b) y = MatMul (h, v)
+    }}"""
+    return graph_of(text, w=W, c=B, v=V)
+
+
+def hessian(f: Callable[..., torch.Tensor], argnums: Any = 0) -> Any:
+    return jacrev(jacrev(f, argnums), argnums)  # `torch.func.hessian` warns of TorchScript
+
+
+def function(x: torch.Tensor, w: Any = W, c: Any = B) -> torch.Tensor:
+    return torch.tanh(x @ torch.as_tensor(w) + torch.as_tensor(c)) @ torch.as_tensor(V)
+
+
+@pytest.mark.parametrize("batch", ["2", "N"])
+@pytest.mark.parametrize("mode", ["auto", "reverse", "forward"])
+def test_jacobian_of_an_input(batch: str, mode: str) -> None:
+    found = run(og.jacobian(mlp(batch), of="y", wrt="x", mode=mode), {"x": X})
+    assert list(found) == ["y_x_jacobian"]
+    assert_allclose(found["y_x_jacobian"], jacrev(function)(torch.tensor(X)), **TOL)
+
+
+@pytest.mark.parametrize("mode", ["reverse", "forward"])
+def test_jacobians_of_parameters(mode: str) -> None:
+    found = run(og.jacobian(mlp("N"), wrt=["w", "c"], mode=mode), {"x": X})
+    expected = jacrev(function, argnums=(1, 2))(torch.tensor(X), torch.tensor(W), torch.tensor(B))
+    assert list(found) == ["y_w_jacobian", "y_c_jacobian"]
+    for value, wanted in zip(found.values(), expected, strict=True):
+        assert_allclose(value, wanted, **TOL)
+
+
+@pytest.mark.parametrize("mode", ["reverse", "forward"])
+@pytest.mark.parametrize("batch", ["2", "N"])
+def test_jacobian_of_each_sample(batch: str, mode: str) -> None:
+    found = run(og.jacobian(mlp(batch), wrt="x", mode=mode, per_sample=True), {"x": X})["y_x_jacobian"]
+    assert_allclose(found, vmap(jacrev(function))(torch.tensor(X)), **TOL)
+
+
+def test_jacobian_of_the_parameters_for_each_sample() -> None:
+    found = run(og.jacobian(mlp("N"), wrt=["w", "c"], per_sample=True), {"x": X})
+    expected = vmap(jacrev(function, argnums=(1, 2)), (0, None, None))(
+        torch.tensor(X), torch.tensor(W), torch.tensor(B)
+    )
+    for value, wanted in zip(found.values(), expected, strict=True):
+        assert_allclose(value, wanted, **TOL)
+
+
+def test_several_targets_and_sources_with_a_zero() -> None:
+    model = graph_of("(double[3] a, double[2] b) => (double[3] y, double[2] z) { y = Exp (a) z = Mul (b, b) }")
+    with pytest.warns(UserWarning, match="The jacobian is zero: 'y' by 'b', 'z' by 'a'"):
+        built = og.jacobian(model, wrt="inputs")
+    a, b = np.array([0.1, 0.2, 0.3]), np.array([1.0, 2.0])
+    found = run(built, {"a": a, "b": b})
+    expected = {
+        "y_a_jacobian": np.diag(np.exp(a)),
+        "y_b_jacobian": np.zeros((3, 2)),
+        "z_a_jacobian": np.zeros((2, 3)),
+        "z_b_jacobian": np.diag(2 * b),
+    }
+    assert list(found) == list(expected)
+    for name, value in expected.items():
+        assert_allclose(found[name], value, **TOL)
+
+
+def test_mode_auto_takes_fewer_directions() -> None:
+    """Without a name of the mode, the loop has as many turns as the smaller side has numbers."""
+    wide = graph_of("(double[2] x) => (double[40] y) { t = MatMul (x, v) y = Sin (t) }", v=RNG.standard_normal((2, 40)))
+    for model, turns in ((wide, 2), (mlp("1"), 3)):
+        built = og.jacobian(model, wrt="x")
+        sizes = {tuple(i.dims) for i in built.graph.initializer if i.data_type == onnx.TensorProto.INT64}
+        assert (turns,) in sizes
+        assert [node.op_type for node in built.graph.node].count("Scan") == 1
+
+
+def test_the_file_is_about_as_long_as_one_vjp() -> None:
+    """The issue allows twice the nodes of one vector-Jacobian product."""
+    model = Classifier().file(batch="1")
+
+    def count(graph: onnx.GraphProto) -> int:
+        return sum(1 + sum(count(a.g) for a in node.attribute if a.HasField("g")) for node in graph.node)
+
+    assert count(og.jacobian(model, wrt="image").graph) < 2 * count(og.vjp(model, wrt="image").graph)
+
+
+def test_convolutions_in_the_loop() -> None:
+    net, x = Classifier(), torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    found = run(og.jacobian(net.file(), wrt="image", per_sample=True), {"image": x.numpy()})["y_image_jacobian"]
+    expected = vmap(jacrev(lambda one: net(one[None])[0]))(x)
+    assert_allclose(found, expected.detach(), rtol=1e-4, atol=1e-5)
+
+
+# -- hessians ----------------------------------------------------------------------------------------------------------
+
+LOSS = """(double[N,4] x) => (double[N] e, double s) {
+    a = MatMul (x, w) b = Add (a, c) h = Tanh (b) y = MatMul (h, v) q = Mul (y, y)
+    e = ReduceSum <keepdims = 0> (q, axis) s = ReduceSum <keepdims = 0> (e)
+}"""
+
+
+def _loss() -> onnx.ModelProto:
+    return graph_of(LOSS, w=W, c=B, v=V, axis=np.array([1]))
+
+
+def energy(x: torch.Tensor, w: Any = W, c: Any = B) -> torch.Tensor:
+    return (function(x, w, c) ** 2).sum()
+
+
+def test_hessian_of_an_input() -> None:
+    found = run(og.hessian(_loss(), of="s", wrt="x"), {"x": X})
+    assert list(found) == ["x_x_hessian"]
+    assert_allclose(found["x_x_hessian"], hessian(energy)(torch.tensor(X)), **TOL)
+
+
+def test_hessian_of_each_sample() -> None:
+    found = run(og.hessian(_loss(), of="e", wrt="x", per_sample=True), {"x": X})["x_x_hessian"]
+    assert_allclose(found, vmap(hessian(energy))(torch.tensor(X)), **TOL)
+
+
+def test_hessians_of_pairs() -> None:
+    found = run(og.hessian(_loss(), of="s", wrt=["x", "c"]), {"x": X})
+    expected = hessian(energy, argnums=(0, 2))(torch.tensor(X), torch.tensor(W), torch.tensor(B))
+    assert list(found) == ["x_x_hessian", "x_c_hessian", "c_x_hessian", "c_c_hessian"]
+    for value, wanted in zip(found.values(), (e for row in expected for e in row), strict=True):
+        assert_allclose(value, wanted, **TOL)
+
+
+def test_hessian_through_convolution_and_pool() -> None:
+    """Of a smooth network: Softplus for Relu, and a mean for the pool of maxima."""
+    torch.manual_seed(0)
+    conv = nn.Conv2d(1, 2, 3)
+    model = graph_of(
+        """(float[1,1,5,5] x) => (float s) { a = Conv (x, w, b) h = Softplus (a)
+        p = AveragePool <kernel_shape = [2, 2]> (h) q = Mul (p, p) s = ReduceSum <keepdims = 0> (q) }""",
+        w=conv.weight.detach().numpy(),
+        b=conv.bias.detach().numpy(),
+    )
+    x = torch.randn(1, 1, 5, 5)
+
+    def smooth(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        a = functional_call(conv, {"weight": w}, (x,))
+        return (nn.functional.avg_pool2d(nn.functional.softplus(a), 2, 1) ** 2).sum()
+
+    found = run(og.hessian(model, of="s", wrt=["x", "w"]), {"x": x.numpy()})
+    expected = hessian(smooth, argnums=(0, 1))(x, conv.weight)
+    for value, wanted in zip(found.values(), (e for row in expected for e in row), strict=True):
+        assert_allclose(value, wanted.detach(), rtol=1e-4, atol=1e-6)
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: og.jacobian(mlp(), wrt="x", mode="back"), ArgumentError, "Unknown mode 'back'"),
+        (lambda: og.jacobian(mlp(), wrt="z"), ArgumentError, "Unknown value in wrt: 'z'"),
+        (
+            lambda: og.hessian(mlp(), of="y", wrt="x"),
+            ArgumentError,
+            "hessian needs one number, but `of` is 'y' of shape",
+        ),
+        (
+            lambda: og.hessian(_loss(), of="e", wrt="c", per_sample=True),
+            ArgumentError,
+            "'c' has no axis of samples",
+        ),
+        (
+            lambda: og.jacobian(mlp(), wrt="c", mode="forward", per_sample=True),
+            ArgumentError,
+            "'c' has no axis of samples",
+        ),
+        (
+            lambda: og.jacobian(
+                graph_of("(double[N,4] x) => (double[N,4] y) { y = Softmax <axis = 0> (x) }"), wrt="x", per_sample=True
+            ),
+            DifferentiationError,
+            "mixes samples",
+        ),
+    ],
+)
+def test_errors(call: Callable[[], Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()

@@ -1,0 +1,149 @@
+"""Accuracy on real images: a MobileNetV2-like and a ResNet-like network, trained on scikit-learn's digits.
+
+`python -m tests.quantization.test_accuracy` prints the table of `docs/quantization.md`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+
+import onnx_convgrad as og
+from onnx_convgrad.runtime import run
+from tests.support.families import export
+from tests.support.zoo.layers import ConvNormAct
+from tests.support.zoo.residual import BasicBlock
+from tests.support.zoo.separable import InvertedResidual
+
+
+@cache
+def digits() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Images and labels for training, and for the test: the last 597 of 1797, in the order of the set."""
+    found = load_digits()
+    x, y = (found.images[:, None] / 16).astype(np.float32), found.target.astype(np.int64)
+    return x[:1200], y[:1200], x[1200:], y[1200:]
+
+
+def mobile() -> nn.Module:
+    blocks = [(16, 16, 1), (16, 24, 2), (24, 24, 1), (24, 32, 2)]
+    return nn.Sequential(
+        ConvNormAct(1, 16, 3, act=nn.ReLU6),
+        *(InvertedResidual(a, 4 * a, b, 3, stride, nn.ReLU6) for a, b, stride in blocks),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10),
+    )  # fmt: skip
+
+
+def residual() -> nn.Module:
+    return nn.Sequential(
+        ConvNormAct(1, 12, 3),
+        BasicBlock(12, 12), BasicBlock(12, 24, 2), BasicBlock(24, 32, 2),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10),
+    )  # fmt: skip
+
+
+NETWORKS = {"MobileNetV2-like": mobile, "ResNet-like": residual}
+
+
+@cache
+def trained(name: str) -> onnx.ModelProto:
+    """A network after 12 epochs of Adam, exported in inference mode."""
+    x, y, *_ = map(torch.tensor, digits())
+    torch.manual_seed(0)
+    net = NETWORKS[name]()
+    epochs, size = 12, 32
+    optimizer = torch.optim.Adam(net.parameters(), 3e-3)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 6e-3, total_steps=epochs * -(-len(x) // size))
+    for _ in range(epochs):
+        for rows in torch.randperm(len(x)).split(size):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()
+            optimizer.step()
+            schedule.step()
+    return export(net.eval(), x[:2], dynamo=False, training=False, dynamic_batch=True)
+
+
+def accuracy(model: onnx.ModelProto) -> float:
+    """Part of the test images that a model classifies correctly, without fused kernels that clip sums."""
+    *_, x, y = digits()
+    return float((run(model, {"x": x}, optimize=False)["y"].argmax(1) == y).mean())
+
+
+def quantized(name: str, **options: Any) -> onnx.ModelProto:
+    return og.quantize(trained(name), {"x": digits()[0]}, **options)
+
+
+def aware(name: str, *, epochs: int = 6, **options: Any) -> onnx.ModelProto:
+    """Quantization-aware training with labels: scales too, Adam with a learning rate that falls to zero."""
+    x, y, *_ = digits()
+    start = og.insert_quantizers(trained(name), {"x": x}, **options)
+    rate = og.optim.Cosine(1e-3, epochs * -(-len(x) // 32))
+    program = og.build_training(start, loss="cross_entropy", optimizer=og.optim.Adam(rate), quantization="lsq")
+    trainer = og.Trainer(program)
+    generator = np.random.default_rng(0)
+    for _ in range(epochs):
+        for rows in np.array_split(generator.permutation(len(x)), -(-len(x) // 32)):
+            trainer.step({"x": x[rows], "target": y[rows]})
+    return exported(trainer)
+
+
+def exported(trainer: og.Trainer) -> onnx.ModelProto:
+    with tempfile.TemporaryDirectory() as folder:
+        trainer.export(Path(folder) / "model.onnx")
+        return onnx.load(Path(folder) / "model.onnx")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETWORKS)
+def test_eight_bits_lose_at_most_one_percent(name: str) -> None:
+    assert accuracy(quantized(name, method="adaround", iterations=200)) >= accuracy(trained(name)) - 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETWORKS)
+def test_four_bits_need_training(name: str) -> None:
+    """With int4 weights, one scale each, training loses at most 2 %, and rounding to the nearest more."""
+    whole = {"weights": "int4", "per_channel": False}
+    start, nearest = accuracy(trained(name)), accuracy(quantized(name, method="nearest", **whole))
+    after = accuracy(aware(name, **whole))
+    assert after >= start - 0.02
+    assert nearest < after
+
+
+def main() -> None:
+    for name in NETWORKS:
+        _print(name, "float", accuracy(trained(name)))
+        for weights, per_channel in (("int8", True), ("int4", True), ("int4", False)):
+            chosen = {"weights": weights, "per_channel": per_channel}
+            for method, iterations in (
+                ("nearest", None),
+                ("bias", None),
+                ("adaround", 300),
+                ("brecq", 300),
+                ("qat", 500),
+            ):
+                reached = accuracy(quantized(name, method=method, iterations=iterations, **chosen))
+                _print(name, weights, "per channel" if per_channel else "per tensor", method, reached)
+            _print(
+                name,
+                weights,
+                "per channel" if per_channel else "per tensor",
+                "training",
+                accuracy(aware(name, **chosen)),
+            )
+
+
+def _print(*cells: str | float) -> None:
+    print(*(f"{cell:.1%}" if isinstance(cell, float) else cell for cell in cells), sep="  ", flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
