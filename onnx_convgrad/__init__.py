@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from onnx_convgrad.base.version import __version__
 
 if TYPE_CHECKING:
-    from onnx_convgrad import callbacks, data, explainers, functional, losses, metrics, optim
+    from onnx_convgrad import attacks, callbacks, curvature, data, explainers, functional, losses, metrics, optim
     from onnx_convgrad.adapters.add import add_adapters
     from onnx_convgrad.adapters.files import load_adapters
     from onnx_convgrad.adapters.merge import merge_adapters
@@ -72,7 +72,19 @@ _NAMES = {
     "training.run.trainer": "Trainer",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
-_MODULES = ("callbacks", "data", "explainers", "functional", "losses", "metrics", "optim")
+_MODULES = (
+    "attacks",
+    "callbacks",
+    "curvature",
+    "data",
+    "explainers",
+    "functional",
+    "jax",
+    "losses",
+    "metrics",
+    "optim",
+    "torch",
+)
 
 __all__ = [
     "ArgumentError",
@@ -93,9 +105,11 @@ __all__ = [
     "TrainingProgram",
     "__version__",
     "add_adapters",
+    "attacks",
     "augment",
     "build_training",
     "callbacks",
+    "curvature",
     "data",
     "evaluate",
     "explain",

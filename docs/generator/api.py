@@ -159,15 +159,17 @@ def _described(thing: Any, doc: Docstring, owner: type | None) -> dict[str, str]
             found |= parse(base.__doc__).parameters
         found |= parse(thing.__init__.__doc__).parameters
     for reference in re.findall(r"\b[Aa]s (?:for|of)\s+`([\w.]+)`", doc.prose + " ".join(doc.parameters.values())):
-        found |= _referred(reference.rpartition(".")[2], thing, owner)
+        found |= _referred(reference, thing, owner)
     return found | doc.parameters
 
 
-def _referred(name: str, thing: Any, owner: type | None) -> dict[str, str]:
+def _referred(reference: str, thing: Any, owner: type | None) -> dict[str, str]:
     """Parameters of the function or method that a docstring refers to: a neighbor, or one of an enclosing package."""
     path = thing.__module__.split(".")
+    home, _, name = reference.rpartition(".")
+    named = [importlib.import_module(home)] if home.startswith(PACKAGE) else []
     packages = [importlib.import_module(".".join(path[:count])) for count in range(len(path), 0, -1)]
-    for place in (owner, *packages):
+    for place in (owner, *named, *packages):
         other = getattr(place, name, None)
         if callable(other) and other is not thing and getattr(other, "__doc__", None):
             return _described(other, parse(inspect.getdoc(other)), owner if place is owner else None)

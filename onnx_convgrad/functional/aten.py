@@ -79,6 +79,7 @@ def convolution(
         transposed: Whether the convolution is a transposed one.
         output_padding: Rows added at the end of the output of a transposed convolution: a number, or one per axis.
         groups: Number of groups that the channels are divided into.
+        lowering: `"auto"` (the fastest predicted), `"exact"`, or a mapping from gradient operator to the name of a lowering.
         providers: `"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default.
         options: Options of the session, for example `{"tf32": False}`.
     """
@@ -129,6 +130,7 @@ def convolution_backward(
         output_padding: Rows added at the end of the output of a transposed convolution: a number, or one per axis.
         groups: Number of groups that the channels are divided into.
         output_mask: Which results to compute; the others are `None`.
+        lowering: `"auto"` (the fastest predicted), `"exact"`, or a mapping from gradient operator to the name of a lowering.
         providers: `"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default.
         options: Options of the session, for example `{"tf32": False}`.
         lowering: How the gradients are computed: `"auto"`, `"exact"`, a lowering, or a mapping from operators to
@@ -182,6 +184,7 @@ def convolution_double_backward(
         output_padding: Rows added at the end of the output of a transposed convolution: a number, or one per axis.
         groups: Number of groups that the channels are divided into.
         output_mask: Which results to compute; the others are `None`.
+        lowering: `"auto"` (the fastest predicted), `"exact"`, or a mapping from gradient operator to the name of a lowering.
         providers: `"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default.
         options: Options of the session, for example `{"tf32": False}`.
         lowering: How the gradients are computed: `"auto"`, `"exact"`, a lowering, or a mapping from operators to
@@ -230,6 +233,7 @@ def convolution_jvp(
         transposed: Whether the convolution is a transposed one.
         output_padding: Rows added at the end of the output of a transposed convolution: a number, or one per axis.
         groups: Number of groups that the channels are divided into.
+        lowering: `"auto"` (the fastest predicted), `"exact"`, or a mapping from gradient operator to the name of a lowering.
         providers: `"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default.
         options: Options of the session, for example `{"tf32": False}`.
         lowering: How the gradients are computed: `"auto"`, `"exact"`, a lowering, or a mapping from operators to

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
+import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.errors import require
@@ -183,15 +184,7 @@ def emit_loop(
     asked, made = made, list(dict.fromkeys(made))
     results = [*(s.next for s in states), *(v for v, _ in made)]
     body = take_body(e, start, {*inner, *also}, results)
-    produced = {v for node in body for v in node.outputs}
-    outputs: list[ir.Value] = []
-    for value in results:
-        if value not in produced or value in outputs:  # an input, a value of the outer graph, or an output already
-            name = e.names.claim("inner")
-            body.append(ir.node("Identity", [value], outputs=[ir.Value(name=name)], name=name))
-            outputs.append(e.typed(body[-1].outputs[0], value))
-        else:
-            outputs.append(value)
+    outputs = _outputs_of(e, body, results)
     for output, state in zip(outputs, states, strict=False):
         if output.shape is None:
             output.shape = state.inner.shape
@@ -216,6 +209,54 @@ def emit_loop(
     for whole, (value, layout) in zip(joined, made, strict=True):
         e.typed(whole, value).shape = joined_shape(value, layout.axis, turns)
     return finals, [joined[made.index(wanted)] for wanted in asked]
+
+
+def emit_repeat(
+    e: Emitter,
+    start: int,
+    most: int,
+    states: Sequence[State],
+    *,
+    number: ir.Value | None = None,
+    going: ir.Value | None = None,
+) -> list[ir.Value]:
+    """Emit a Loop whose body are the nodes emitted since `start` that depend on its inputs.
+
+    Args:
+        e: The emitter.
+        start: Number of nodes emitted before those of the body.
+        most: The most turns.
+        states: The carried values.
+        number: The input of the body with the number of the turn, int64 of rank 0, if it is used.
+        going: A bool of the body: whether another turn follows.
+
+    Returns:
+        The last states.
+    """
+    turn = number or ir.Value(name=e.names.claim("turn"), shape=ir.Shape([]), type=ir.TensorType(ir.DataType.INT64))
+    before = ir.Value(name=e.names.claim("turn"), shape=ir.Shape([]), type=ir.TensorType(ir.DataType.BOOL))
+    inputs, results = [turn, before, *(s.inner for s in states)], [going or before, *(s.next for s in states)]
+    body = take_body(e, start, inputs, results)
+    outputs = _outputs_of(e, body, results)
+    graph = ir.Graph(inputs, outputs, nodes=body, name="turn")
+    operands = [e.const(np.int64(most)), e.const(np.ones((), np.bool_)), *(s.first for s in states)]
+    node = ir.Node("", "Loop", operands, [ir.AttrGraph("body", graph)], num_outputs=len(states))
+    e.place(node)
+    return [e.typed(last, state.first) for last, state in zip(node.outputs, states, strict=True)]
+
+
+def _outputs_of(e: Emitter, body: list[ir.Node], results: Sequence[ir.Value]) -> list[ir.Value]:
+    """The outputs of a body: the results, through Identity nodes added to it where they are no results of its own."""
+    produced = {v for node in body for v in node.outputs}
+    outputs: list[ir.Value] = []
+    for value in results:
+        if value not in produced or value in outputs:  # an input, a value of the outer graph, or an output already
+            name = e.names.claim("inner")
+            body.append(ir.node("Identity", [value], outputs=[ir.Value(name=name)], name=name))
+            outputs.append(e.typed(body[-1].outputs[0], value))
+        else:
+            outputs.append(value)
+    return outputs
 
 
 def _attributes(kind: str, layouts: Sequence[Layout]) -> list[ir.Attr]:

@@ -51,12 +51,12 @@ def test_an_exception_on_one_rank_ends_all(engine: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("engine", ENGINES)
-def test_exceptions_at_random_moments_never_hang(engine: str, tmp_path: Path) -> None:
-    draw = random.Random(0)
-    for _ in range(10):
-        size = draw.choice([2, 3, 4])
-        failing(engine, size, draw.randrange(size), draw.choice([0, 1, 7, 50]), tmp_path)
+def test_exceptions_at_random_moments_never_hang(engine: str, seed: int, tmp_path: Path) -> None:
+    draw = random.Random(seed)
+    size = draw.choice([2, 3, 4])
+    failing(engine, size, draw.randrange(size), draw.choice([0, 1, 7, 50]), tmp_path)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -196,12 +196,13 @@ def test_a_killed_run_ends_with_the_same_bits(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seed", range(25))
 @pytest.mark.parametrize("engine", ENGINES)
 def test_kills_at_random_moments(
-    engine: str, task: Path, undisturbed: Callable[[str], dict[str, np.ndarray]], tmp_path: Path
+    engine: str, seed: int, task: Path, undisturbed: Callable[[str], dict[str, np.ndarray]], tmp_path: Path
 ) -> None:
-    draw, wanted = random.Random(1), undisturbed(engine)
-    for i in range(25):
-        disturbed(engine, 2, task, tmp_path / str(i), draw.uniform(0.5, 12.0), draw.randrange(2))
-        for name, array in wanted.items():
-            np.testing.assert_array_equal(exported(tmp_path / str(i))[name], array, err_msg=f"run {i}, {name}")
+    draw, wanted = random.Random(seed), undisturbed(engine)
+    disturbed(engine, 2, task, tmp_path / "run", draw.uniform(0.5, 12.0), draw.randrange(2))
+    found = exported(tmp_path / "run")
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)

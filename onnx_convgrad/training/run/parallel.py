@@ -149,6 +149,10 @@ class ParallelEngine(Engine):
             for name, state in stored.items()
         }
 
+    def _in_main_memory(self) -> bool:
+        """Whether communicators can work on the values where they are."""
+        return self._device[0] == "cpu"
+
     def _states(self, kind: str) -> list[State]:
         return [s for s in self.manifest.state if s.kind == kind]
 
@@ -156,7 +160,7 @@ class ParallelEngine(Engine):
         return (self.seed, self.ranks.rank) if self.ranks.rank else super()._random_seeds()
 
     def _add_gradients(self, buffers: Buffers) -> None:
-        if self._device[0] != "cpu":
+        if not self._in_main_memory():
             super()._add_gradients(buffers)
             return
         shapes = shapes_of(self.manifest.parameters)

@@ -109,7 +109,7 @@ class ShardedEngine(ParallelEngine):
     def _add_values(self, buffers: Buffers, start: Mapping[str, np.ndarray], group: str) -> None:
         start = {name: array for name, array in start.items() if name in set(self.held())}
         self._shown: dict[int, tuple[FlatBuffers, FlatBuffers]] = getattr(self, "_shown", {})
-        if group == "update" and self._device[0] == "cpu":
+        if group == "update" and self._in_main_memory():
             for owner, names in self._given.items():
                 self._shown[owner] = self._flat(names), self._flat(names)
                 buffers.add_made((self._shown[owner][0].values, self._shown[owner][1].values), group)

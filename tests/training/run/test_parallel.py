@@ -15,6 +15,7 @@ from onnx_convgrad.distributed import Communicator
 from onnx_convgrad.training.data.batches import shard_of
 from onnx_convgrad.training.program.update import LossScale
 from onnx_convgrad.training.run.flat_buffers import FlatBuffers
+from onnx_convgrad.training.run.parallel import ParallelEngine
 from tests.support.one_input import graph_of
 from tests.support.thread_ranks import ThreadRank, on_ranks
 from tests.support.training_nets import Feeds, arrays, build, exported, same
@@ -76,9 +77,15 @@ def stepped(
     return on_ranks(size, work, bucket=64)
 
 
-@pytest.mark.parametrize(
-    ("name", "size"), [*((name, 2) for name in PROGRAMS), ("adam", 4), ("ignored and weighted", 4)]
-)
+QUICK = (("adam", 4), ("clipped", 2), ("ignored and weighted", 2))
+CASES = [
+    pytest.param(name, size, marks=() if (name, size) in QUICK else pytest.mark.slow)
+    for name in PROGRAMS
+    for size in (2, 4)
+]
+
+
+@pytest.mark.parametrize(("name", "size"), CASES)
 def test_ranks_equal_one_process(name: str, size: int) -> None:
     """Batches of even and uneven size, and of fewer samples than ranks."""
     program = build(net(), **PROGRAMS[name])
@@ -170,7 +177,9 @@ def test_batch_normalization_normalizes_each_shard() -> None:
     same(results[0][1], results[1][1])
 
 
-@pytest.mark.parametrize("optimizer", [optim.Adam(lr=0.05, clip_norm=0.5), optim.SGD(lr=0.05)])
+@pytest.mark.parametrize(
+    "optimizer", [optim.Adam(lr=0.05, clip_norm=0.5), pytest.param(optim.SGD(lr=0.05), marks=pytest.mark.slow)]
+)
 def test_a_divided_optimizer_gives_the_same_bits(optimizer: Any, tmp_path: Path) -> None:
     """Every rank holds a part of the state; checkpoints have all of it, and go on undivided and with other ranks."""
     program = build(net(), optimizer=optimizer, ema=0.9)
@@ -200,6 +209,25 @@ def test_a_divided_optimizer_gives_the_same_bits(optimizer: Any, tmp_path: Path)
             for start, divided in (("whole.safetensors", False), ("parts.safetensors", True))
         ]
         same(on[1], on[0])
+
+
+@pytest.mark.parametrize("divided", [False, True])
+def test_values_on_another_device_pass_through_the_main_memory(divided: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ParallelEngine, "_in_main_memory", lambda _: False)
+    program = build(net(), optimizer=optim.Adam(lr=0.05))
+    batches = [samples(count, count) for count in (8, 1, 5)]
+    alone = og.Trainer(program)
+    for batch in batches:
+        alone.step(batch)
+
+    def work(own: ThreadRank) -> Feeds:
+        trainer = og.Trainer(program, distributed=own, shard_optimizer=divided)
+        for batch in batches:
+            trainer.step(shard(batch, own.rank, 2), outputs=[])
+        return values(trainer)
+
+    for state in on_ranks(2, work):
+        same(state, values(alone), rtol=2e-6)
 
 
 # -- fit ---------------------------------------------------------------------------------------------------------------

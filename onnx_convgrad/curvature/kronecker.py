@@ -1,0 +1,270 @@
+"""Kronecker-factored curvature of layers with weights: KFAC and EKFAC."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Unpack
+
+import onnx_ir as ir
+
+from onnx_convgrad.autodiff.reverse import backward
+from onnx_convgrad.base.names import check_names
+from onnx_convgrad.base.warn import warn
+from onnx_convgrad.curvature.loss_terms import LossTerm
+from onnx_convgrad.curvature.products import added_up, counted, sources_of
+from onnx_convgrad.errors import ModelError, first_few
+from onnx_convgrad.frontend.files import AnyModel
+from onnx_convgrad.frontend.kinds import transformation
+from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.convolution import kernel_of, resolve_padding, window
+from onnx_convgrad.ir.emit import Emitter, known
+from onnx_convgrad.ir.loop_bodies import Slices, placeholder
+from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.lowering.conv.patches import patches_by_conv
+from onnx_convgrad.pipeline.composed import compose, new_input
+from onnx_convgrad.pipeline.keywords import keywords
+from onnx_convgrad.pipeline.options import LoweringSettings, Names, Options
+from onnx_convgrad.pipeline.stages import Built
+from onnx_convgrad.training.program.terms import LossLike
+
+APPROXIMATIONS = ("expand", "reduce")
+
+
+@transformation
+@keywords(LoweringSettings)
+def kfac(
+    model: AnyModel,
+    *,
+    loss: LossLike,
+    wrt: Names = "parameters",
+    approximation: str = "expand",
+    **settings: Unpack[LoweringSettings],
+) -> Built:
+    """Return the Kronecker factors of the generalized Gauss-Newton matrix (Fisher matrix) of each layer's weight.
+
+    For a layer with inputs a and gradients g of its results, the block of the weight, `[out, in]` by rows, is approximated
+    by the Kronecker product of B (of the g, first) and A (of the a). The expectation over the outputs is exact: a loop goes
+    over the columns of the root of the loss's Hessian. The block of a bias is B.
+
+    Args:
+        model: As for `ggn_product`. The layers are Conv (without groups), Gemm and MatMul whose stored weight is in `wrt`.
+        loss: `"cross_entropy"`, `"mse"` or `"bce_with_logits"` of an output `[N, C]`, with the reduction mean or sum.
+        wrt: As for `ggn_product`.
+        approximation: How layers that apply a weight several times to a sample are treated: `"expand"` takes the places of a
+            convolution, or the tokens of a sequence, for independent samples; `"reduce"` takes the mean of their inputs and
+            the sum of their gradients.
+        settings: As for `ggn_product`.
+
+    Returns:
+        A model with the model's inputs and an input `target`; its outputs are `loss` and, for each weight w,
+        `<w>_input_covariance` (A, `[in, in]`; of a Conv in the order channel, kernel) and `<w>_gradient_covariance` (B,
+        `[out, out]`).
+
+    Raises:
+        ArgumentError: An unknown name or option, or another loss.
+        ModelError: The model cannot be read, has no such layer, or the output is not `[N, C]`.
+        DifferentiationError: Some nodes cannot be differentiated; all are listed.
+
+    Martens, Grosse (2015), arXiv:1503.05671; expand and reduce: Eschenhagen et al. (2023), arXiv:2311.00636. The factors are
+    those of `KFACLinearOperator` in curvlinops with `fisher_type="type-2"`.
+    """
+    check_names([approximation], APPROXIMATIONS, "approximation")
+    reduced = approximation == "reduce"
+
+    def write(e: Emitter) -> Mapping[str, ir.Value]:
+        layers = _layers(e, sources_of(e, wrt))
+        term = LossTerm.of(e, loss)
+        inputs = {layer: _covariance_of_inputs(layer, reduced=reduced) for layer in layers}
+        zeros = {layer: _zeros(e, layer, 0, 0) for layer in layers}
+
+        def covariance(layer: _Layer, g: ir.Value) -> ir.Value:
+            rows = layer.gradients(g)  # [N, S, out]
+            rows = e.reduce_sum(rows, [1], keepdims=False) if reduced else _flat(e, rows)
+            return e.matmul(e.swap_last(rows), rows)
+
+        totals = _over_columns(e, term, layers, zeros, covariance)
+        outputs: dict[str, ir.Value] = {"loss": term.value}
+        for layer in layers:
+            outputs[f"{layer.weight.name}_input_covariance"] = inputs[layer]
+            outputs[f"{layer.weight.name}_gradient_covariance"] = totals[layer]
+        return outputs
+
+    return compose(model, Options(wrt=wrt, **settings), write, keep_outputs=False)
+
+
+@transformation
+@keywords(LoweringSettings)
+def ekfac(model: AnyModel, *, loss: LossLike, wrt: Names = "parameters", **settings: Unpack[LoweringSettings]) -> Built:
+    """Return the eigenvalues that fit best the eigenvectors of the Kronecker factors: the second moments in that basis.
+
+    ONNX has no eigendecomposition: the caller computes the eigenvectors of the factors that `kfac` gives, as by
+    `numpy.linalg.eigh`, and feeds them.
+
+    Args:
+        model: As for `kfac`.
+        loss: As for `kfac`.
+        wrt: As for `kfac`.
+        settings: As for `ggn_product`.
+
+    Returns:
+        A model with the model's inputs, an input `target` and, for each weight w, inputs `<w>_input_basis` (`[in, in]`) and
+        `<w>_gradient_basis` (`[out, out]`) with eigenvectors as columns; its outputs are `loss` and `<w>_eigenvalues`
+        (`[out, in]`), the mean (for a loss with the reduction sum, the sum) over the samples of the squares of
+        Q_B^T G Q_A, where G is the gradient of a sample.
+
+    Raises:
+        ConvGradError: As for `kfac`.
+
+    George et al. (2018), arXiv:1806.03884. The values are those of `EKFACLinearOperator` in curvlinops with
+    `fisher_type="type-2"`.
+    """
+
+    def write(e: Emitter) -> Mapping[str, ir.Value]:
+        layers = _layers(e, sources_of(e, wrt))
+        term = LossTerm.of(e, loss)
+        rotated = {layer: e.matmul(layer.inputs(), _basis(e, layer, "input", 1)) for layer in layers}
+        bases = {layer: _basis(e, layer, "gradient", 0) for layer in layers}
+        zeros = {layer: _zeros(e, layer, 0, 1) for layer in layers}
+
+        def moments(layer: _Layer, g: ir.Value) -> ir.Value:
+            own = e.matmul(layer.gradients(g), bases[layer])  # [N, S, out]
+            gradients = e.matmul(e.swap_last(own), rotated[layer])  # [N, out, in]
+            return e.reduce_sum(e.square(gradients), [0], keepdims=False)
+
+        totals = _over_columns(e, term, layers, zeros, moments)
+        return {"loss": term.value} | {f"{layer.weight.name}_eigenvalues": totals[layer] for layer in layers}
+
+    return compose(model, Options(wrt=wrt, **settings), write, keep_outputs=False)
+
+
+@dataclass(frozen=True, eq=False)
+class _Layer:
+    """A Conv, Gemm or MatMul with a stored weight.
+
+    Attributes:
+        e: The emitter.
+        node: The node.
+        weight: The weight.
+        sizes: Numbers of one result and of one input: `(out, in)`.
+    """
+
+    e: Emitter
+    node: ir.Node
+    weight: ir.Value
+    sizes: tuple[int, int]
+
+    @property
+    def is_conv(self) -> bool:
+        return self.node.op_type == "Conv"
+
+    def inputs(self) -> ir.Value:
+        """The inputs of each place of each sample: `[N, S, in]`."""
+        e, x = self.e, self.node.inputs[0]
+        assert x is not None
+        if not self.is_conv:
+            if is_op(self.node, "Gemm") and Call(self.node).int("transA", 0):
+                x = e.swap_last(x)
+            return self._places(x)
+        call, w = Call(self.node), self.weight
+        rank = e.rank(w) - 2
+        kernel = kernel_of(call, w, rank)
+        win = resolve_padding(call, window(call, rank), x, kernel)
+        channels = known(w.shape[1]) if w.shape is not None else None
+        if win is None or channels is None:
+            raise ModelError(
+                f"The patches of node {self.node.name!r} need the sizes of its input.", hint="Give input_shapes."
+            )
+        patches = patches_by_conv(e, x, kernel, win, channels)  # [N, in, *y]
+        return e.transpose(self._flat_places(patches), [0, 2, 1])
+
+    def gradients(self, g: ir.Value) -> ir.Value:
+        """The gradients of each place of each sample: `[N, S, out]`."""
+        return self.e.transpose(self._flat_places(g), [0, 2, 1]) if self.is_conv else self._places(g)
+
+    def _flat_places(self, value: ir.Value) -> ir.Value:
+        """`[N, C, S]` from `[N, C, ...]`."""
+        e = self.e
+        return e.reshape(value, [e.dim(value, 0), e.dim(value, 1), e.size_mul(1, *e.dims(value)[2:])])
+
+    def _places(self, value: ir.Value) -> ir.Value:
+        """`[N, S, C]` from `[N, ..., C]`."""
+        e, last = self.e, self.e.rank(value) - 1
+        return e.reshape(value, [e.dim(value, 0), e.size_mul(1, *e.dims(value)[1:last]), e.dim(value, last)])
+
+
+def _layers(e: Emitter, weights: list[ir.Value]) -> list[_Layer]:
+    """The layers whose weight is among some stored values; a warning names weights of other operators."""
+    found: dict[ir.Value, _Layer] = {}
+    for node in e.graph:
+        weight = node.inputs[1] if is_op(node, "Conv", "Gemm", "MatMul") else None
+        if weight is None or weight not in weights:
+            continue
+        if weight in found:
+            raise ModelError(
+                f"The weight {weight.name!r} is used by several nodes, and Kronecker factors belong to one.",
+                hint="Leave it out of wrt.",
+            )
+        sizes = [known(d) for d in weight.shape or ()]
+        grouped = is_op(node, "Conv") and Call(node).int("group", 1) != 1
+        if None in sizes or grouped or (is_op(node, "MatMul") and len(sizes) != 2):
+            continue
+        a, *rest = (d for d in sizes if d is not None)
+        others = math.prod(rest)
+        first_is_out = is_op(node, "Conv") or (is_op(node, "Gemm") and bool(Call(node).int("transB", 0)))
+        found[weight] = _Layer(e, node, weight, (a, others) if first_is_out else (others, a))
+    left = [v.name or "" for v in weights if v not in found and len(v.shape or ()) > 1]
+    if not found:
+        raise ModelError("No Conv without groups, Gemm or MatMul has a stored weight in wrt.", hint="Name its weight.")
+    if left:
+        warn(f"These values have no Kronecker factors: {first_few(left)}.")
+    return list(found.values())
+
+
+def _covariance_of_inputs(layer: _Layer, *, reduced: bool) -> ir.Value:
+    """A: the mean over samples (and places) of a a^T."""
+    e = layer.e
+    rows = layer.inputs()
+    rows = e.reduce("ReduceMean", rows, [1], keepdims=False) if reduced else _flat(e, rows)
+    return e.div(e.matmul(e.swap_last(rows), rows), e.size_as(e.dim(rows, 0), rows))
+
+
+def _flat(e: Emitter, rows: ir.Value) -> ir.Value:
+    """`[N * S, C]` from `[N, S, C]`."""
+    batch, places, width = e.dims(rows)
+    return e.reshape(rows, [e.size_mul(batch, places), width])
+
+
+def _zeros(e: Emitter, layer: _Layer, row: int, column: int) -> ir.Value:
+    """Zeros of these two of the layer's sizes."""
+    sizes = [layer.sizes[row], layer.sizes[column]]
+    zeros = e.op("Expand", e.scalar(0, layer.weight), e.ints(sizes))
+    zeros.shape = ir.Shape(sizes)
+    return zeros
+
+
+def _basis(e: Emitter, layer: _Layer, kind: str, place: int) -> ir.Value:
+    """A new input with the eigenvectors of a factor."""
+    size = layer.sizes[place]
+    dtype = layer.weight.dtype or ir.DataType.FLOAT
+    return new_input(e, f"{layer.weight.name}_{kind}_basis", dtype, ir.Shape([size, size]))
+
+
+def _over_columns(
+    e: Emitter,
+    term: LossTerm,
+    layers: list[_Layer],
+    zeros: Mapping[_Layer, ir.Value],
+    summed: Callable[[_Layer, ir.Value], ir.Value],
+) -> dict[_Layer, ir.Value]:
+    """The sum over the columns of the root of the loss's Hessian of something of each layer's gradients."""
+    term.convex()
+    results = {layer: layer.node.outputs[0] for layer in layers}
+    numbers = counted(e, e.dim(term.outputs, 1))
+    start, number = len(e.emitted), placeholder(e, numbers, ir.Shape([]))
+    found = backward(e, {term.outputs: term.column(number)}, dict.fromkeys(results.values()))
+    terms = [(zeros[layer], summed(layer, found[y])) for layer, y in results.items() if y in found]
+    sums = added_up(e, start, {number: Slices(numbers)}, terms)
+    totals = dict(zip((layer for layer, y in results.items() if y in found), sums, strict=True))
+    return {layer: term.averaged(totals[layer]) if layer in totals else zeros[layer] for layer in layers}

@@ -1,0 +1,1 @@
+"""Federated learning: clients train on data that stay with them, and a server averages their parameters."""
