@@ -17,6 +17,7 @@ from onnx_convgrad.frontend.bound_inputs import InputValues, bind_inputs
 from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.files import AnyModel, copied, load
 from onnx_convgrad.frontend.kinds import transformation
+from onnx_convgrad.frontend.shapes.declared import InputShapes
 from onnx_convgrad.ir.dims import static_dims
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import named_values
@@ -41,6 +42,7 @@ def unfold_batchnorm(
     batch_size: int | None = None,
     names: Mapping[str, str] | None = None,
     input_values: InputValues | None = None,
+    input_shapes: InputShapes | None = None,
     base_dir: str | os.PathLike[str] | None = None,
 ) -> ir.Model:
     """Put BatchNormalization back behind the convolutions (Conv, ConvTranspose) that it was folded into.
@@ -59,6 +61,7 @@ def unfold_batchnorm(
         batch_size: Samples that are run at a time.
         names: Input -> name of its array, for inputs that cannot be matched automatically.
         input_values: Values of inputs that take constants while the model is run; the result has these inputs, too.
+        input_shapes: Shapes that replace those of the inputs while the model is run, for data of another size.
         base_dir: The folder of external weights, for a model that is not given by its path.
 
     Returns:
@@ -78,7 +81,9 @@ def unfold_batchnorm(
         )
     nodes = convolutions(loaded.graph, layers)
     values = [node.outputs[0].name or "" for node in nodes]
-    measured = channel_moments(loaded, values, data, whole(samples, "samples"), batch_size, names, input_values)
+    measured = channel_moments(
+        loaded, values, data, whole(samples, "samples"), batch_size, names, input_values, input_shapes
+    )
     for node in nodes:
         moments = measured[node.outputs[0].name or ""]
         insert(loaded, node, moments.mean, moments.variance)
@@ -112,12 +117,13 @@ def channel_moments(
     batch_size: int | None = None,
     names: Mapping[str, str] | None = None,
     input_values: InputValues | None = None,
+    input_shapes: InputShapes | None = None,
 ) -> dict[str, Moments]:
     """Measure values of a model in inference mode on data; the channels are along axis 1.
 
     ONNX Runtime computes the moments of each batch in float32, centered, so that whole activations never leave it.
     """
-    m = canonicalize(bind_inputs(copied(model), input_values))
+    m = canonicalize(bind_inputs(copied(model), input_values), input_shapes)
     set_inference(m.graph)
     batches = inputs_of(m.graph, data, batch_size, names)
     results = _with_moments(m.graph, values)
